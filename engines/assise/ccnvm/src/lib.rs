@@ -1,0 +1,3 @@
+//! Decides grants, revocations and cuts; no IO.
+
+#![forbid(unsafe_code)]

@@ -1,0 +1,1 @@
+//! libhearth.so: routes a process's file calls to a mount.

@@ -1,0 +1,3 @@
+//! Runs the real parts under one seed, crashes them, judges; never shipped.
+
+#![forbid(unsafe_code)]

@@ -1,0 +1,147 @@
+//! Identifiers, positions and versions. Each is a type of its own, because mixing them is where off-by-one lives;
+//! each is eight or four little-endian bytes, so that it can stand in a structure as it is.
+
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Declares one identifier: a macro, because a function cannot declare a type, and nine copies would drift.
+macro_rules! id {
+    ($(#[$doc:meta])* $name:ident, $raw:ident, $native:ty) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
+        #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+        #[repr(transparent)]
+        pub struct $name($raw);
+
+        impl $name {
+            /// Wraps a number.
+            pub const fn new(value: $native) -> Self {
+                Self($raw::new(value))
+            }
+
+            /// The number.
+            pub const fn get(self) -> $native {
+                self.0.get()
+            }
+
+            /// The one after this; a counter that runs out is a broken invariant.
+            #[must_use]
+            pub const fn next(self) -> Self {
+                Self::new(self.0.get().checked_add(1).expect("an identifier counter never runs out"))
+            }
+        }
+
+        impl Ord for $name {
+            fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+                self.get().cmp(&other.get())
+            }
+        }
+
+        impl PartialOrd for $name {
+            fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+                Some(self.cmp(other))
+            }
+        }
+
+        impl std::fmt::Debug for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                write!(f, concat!(stringify!($name), "({})"), self.get())
+            }
+        }
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                write!(f, "{}", self.get())
+            }
+        }
+    };
+}
+
+id!(
+    /// An inode. The upper 16 bits are the epoch in which its node joined, so that a pool which lost its counter
+    /// never hands out a number twice; 0 is no inode, 1 is the root of the tree.
+    InodeNumber, U64, u64
+);
+id!(
+    /// An update log or a ledger. Never reused.
+    LogUid, U64, u64
+);
+id!(
+    /// Counts how often a log was cut and continued: a part of the salt of its checksums, so that a frame from
+    /// beyond a cut can never be taken for a new one.
+    Incarnation, U32, u32
+);
+id!(
+    /// Position of a frame in the order of its log. The first frame has 1; 0 stands before it.
+    Sequence, U64, u64
+);
+id!(
+    /// Version of a lease, from one counter a lease manager; the upper 16 bits are the epoch.
+    LeaseVersion, U64, u64
+);
+id!(
+    /// Epoch of the cluster: it grows by one at each change of its members.
+    Epoch, U32, u32
+);
+id!(
+    /// A root flip of the shared area. The first has 1.
+    FlipNumber, U64, u64
+);
+id!(
+    /// A data segment, by the number in its file's name.
+    SegmentId, U32, u32
+);
+id!(
+    /// A block of [`crate::BLOCK_BYTES`] bytes within one pool file.
+    Block, U32, u32
+);
+id!(
+    /// A pool: all its files carry it, so that files of two pools are never mixed.
+    PoolUid, U64, u64
+);
+
+impl InodeNumber {
+    /// No inode.
+    pub const NONE: Self = Self::new(0);
+    /// The root of the tree.
+    pub const ROOT: Self = Self::new(1);
+}
+
+/// What an inode has seen: the lease under which it was last changed, and the record that did it (CC-NVM's order
+/// between logs). Compared by (version, sequence); a record is applied iff its stamp is newer.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
+pub struct Stamp {
+    /// Version of the write lease.
+    pub version: LeaseVersion,
+    /// The log that holds the record.
+    pub log: LogUid,
+    /// The record.
+    pub sequence: Sequence,
+}
+
+impl Stamp {
+    /// True if a change with this stamp comes after everything `other` has seen.
+    pub fn is_newer_than(&self, other: &Self) -> bool {
+        (self.version, self.sequence) > (other.version, other.sequence)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stamps_order_by_version_before_sequence() {
+        let stamp = |version, sequence| Stamp {
+            version: LeaseVersion::new(version),
+            log: LogUid::new(7),
+            sequence: Sequence::new(sequence),
+        };
+        assert!(stamp(2, 1).is_newer_than(&stamp(1, 900)));
+        assert!(stamp(2, 2).is_newer_than(&stamp(2, 1)));
+        assert!(!stamp(2, 2).is_newer_than(&stamp(2, 2)));
+    }
+}

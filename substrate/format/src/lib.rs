@@ -1,0 +1,56 @@
+//! Names things and fixes their bytes: every structure that lies on a medium or crosses from one process to
+//! another is defined here, once, and nowhere else.
+//!
+//! All integers are little-endian; no structure has implicit padding; decoding is total (any input gives a value
+//! or an error). `docs/media-format.md` shows the same layouts and is compared with these structs by a test.
+
+#![forbid(unsafe_code)]
+
+pub mod checksum;
+pub mod envelope;
+pub mod ids;
+pub mod ledger;
+pub mod name;
+pub mod node;
+pub mod record;
+pub mod root;
+pub mod superblock;
+
+pub use envelope::{Envelope, FRAME_ALIGN, HEADER_BYTES};
+pub use ids::{
+    Block, Epoch, FlipNumber, Incarnation, InodeNumber, LeaseVersion, LogUid, PoolUid, SegmentId, Sequence,
+    Stamp,
+};
+pub use name::{Cookie, Name, NameError};
+
+/// Bytes of a block: the unit of data segments and of area nodes.
+pub const BLOCK_BYTES: usize = 4096;
+
+/// Why bytes were not accepted as the structure they were taken for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DecodeError {
+    /// Fewer bytes than the structure, or than a length inside it says.
+    Truncated,
+    /// The magic number or the kind is none of ours.
+    Kind,
+    /// A version this program does not know; the version found.
+    Version(u16),
+    /// The checksum does not fit the bytes.
+    Checksum,
+    /// A field holds a value that no writer produces; the field's name.
+    Field(&'static str),
+}
+
+impl std::fmt::Display for DecodeError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Truncated => write!(f, "truncated"),
+            Self::Kind => write!(f, "wrong magic or kind"),
+            Self::Version(found) => write!(f, "unknown version {found}"),
+            Self::Checksum => write!(f, "checksum mismatch"),
+            Self::Field(name) => write!(f, "impossible value in field {name}"),
+        }
+    }
+}
+
+impl std::error::Error for DecodeError {}

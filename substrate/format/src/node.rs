@@ -1,0 +1,360 @@
+//! Nodes of the shared area's tree: keys, values, and the page that holds them.
+//!
+//! One tree holds everything: inodes, directory entries, extents, the table of logs. A key is (object, kind, sub),
+//! so that all that belongs to one inode lies together.
+
+use crate::ids::{Block, Epoch, Incarnation, InodeNumber, LogUid, SegmentId, Sequence, Stamp};
+use crate::root::NodePointer;
+use crate::{BLOCK_BYTES, DecodeError};
+use zerocopy::little_endian::{I64, U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// `HN`, read as a little-endian number.
+pub const NODE_MAGIC: u16 = 0x4e48;
+
+/// Bytes of the largest value: four fit a node.
+pub const VALUE_BYTES_MAX: usize = 960;
+
+/// Blocks in one written extent; it bounds the value, which holds a checksum for each.
+pub const EXTENT_BLOCKS_MAX: u32 = 128;
+
+/// What a key's value is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum ItemKind {
+    /// object: inode; sub: 0. Value: [`InodeItem`].
+    Inode = 1,
+    /// object: inode; sub: number of the piece. Value: up to [`VALUE_BYTES_MAX`] bytes of a link's target.
+    Symlink = 2,
+    /// object: inode; sub: hash of the name, then slot and piece. Value: [`XattrItem`] and bytes.
+    Xattr = 3,
+    /// object: directory; sub: cookie. Value: [`EntryItem`], name.
+    Entry = 4,
+    /// object: inode; sub: first block of the file that it covers. Value: [`ExtentItem`], checksums.
+    Extent = 5,
+    /// object: 0; sub: inode that has no name but was open. No value.
+    Orphan = 6,
+    /// object: 0; sub: log uid. Value: [`LogItem`], groups.
+    Log = 7,
+    /// object: log uid; sub: inode. Value: [`GrantItem`]: a grant that lives.
+    Grant = 8,
+    /// object: 0; sub: segment id. Value: [`SegmentItem`].
+    Segment = 9,
+}
+
+impl ItemKind {
+    /// The kind with this number.
+    ///
+    /// # Errors
+    /// `Kind`.
+    pub fn from_raw(raw: u8) -> Result<Self, DecodeError> {
+        Ok(match raw {
+            1 => Self::Inode,
+            2 => Self::Symlink,
+            3 => Self::Xattr,
+            4 => Self::Entry,
+            5 => Self::Extent,
+            6 => Self::Orphan,
+            7 => Self::Log,
+            8 => Self::Grant,
+            9 => Self::Segment,
+            _ => return Err(DecodeError::Kind),
+        })
+    }
+}
+
+/// A key. Ordered by object, then kind, then sub.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
+pub struct Key {
+    object: U64,
+    sub: U64,
+    kind: u8,
+    reserved: [u8; 3],
+}
+
+const _: () = assert!(size_of::<Key>() == 20);
+
+impl Key {
+    /// Makes a key.
+    pub const fn new(object: u64, kind: ItemKind, sub: u64) -> Self {
+        Self { object: U64::new(object), sub: U64::new(sub), kind: kind as u8, reserved: [0; 3] }
+    }
+
+    /// First part: an inode number, a log uid or 0.
+    pub const fn object(&self) -> u64 {
+        self.object.get()
+    }
+
+    /// Last part.
+    pub const fn sub(&self) -> u64 {
+        self.sub.get()
+    }
+
+    /// What the value is.
+    ///
+    /// # Errors
+    /// `Kind`, for a key that was read from a medium.
+    pub fn kind(&self) -> Result<ItemKind, DecodeError> {
+        ItemKind::from_raw(self.kind)
+    }
+}
+
+impl Ord for Key {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        let parts = |key: &Self| (key.object.get(), key.kind, key.sub.get());
+        parts(self).cmp(&parts(other))
+    }
+}
+
+impl PartialOrd for Key {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+/// First bytes of a node. After it stand `count` [`Slot`]s in the order of their keys; the values stand at the end
+/// of the node. The node is checked by the checksum in the pointer to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct NodeHeader {
+    /// [`NODE_MAGIC`].
+    pub magic: U16,
+    /// 0 for a leaf; a child stands one level lower.
+    pub level: u8,
+    /// Zero.
+    pub reserved: u8,
+    /// Number of slots.
+    pub count: U16,
+    /// Bytes of all values.
+    pub value_bytes: U16,
+    /// The block in which the node lies: a node that was written elsewhere is not it.
+    pub block: Block,
+    /// Epoch in which it was written.
+    pub epoch: Epoch,
+}
+
+const _: () = assert!(size_of::<NodeHeader>() == 16);
+
+/// One key with the place of its value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Slot {
+    /// In an inner node: the smallest key that may stand in the child.
+    pub key: Key,
+    /// Where in the node the value begins.
+    pub offset: U16,
+    /// Its length. In an inner node it is a [`NodePointer`].
+    pub bytes: U16,
+}
+
+const _: () = assert!(size_of::<Slot>() == 24);
+
+/// An inode in the area.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
+pub struct InodeItem {
+    /// Type and permissions, as in `st_mode`.
+    pub mode: U32,
+    /// Owner.
+    pub uid: U32,
+    /// Group.
+    pub gid: U32,
+    /// Names; for a directory 2 and one for each directory in it; 0 for an orphan.
+    pub links: U32,
+    /// Bytes of a file or of a link's target; for a directory the number of its entries.
+    pub size: U64,
+    /// Blocks of data segments that it uses.
+    pub blocks: U64,
+    /// Last access, nanoseconds since 1970.
+    pub atime_ns: I64,
+    /// Last change of the contents.
+    pub mtime_ns: I64,
+    /// Last change of anything.
+    pub ctime_ns: I64,
+    /// Creation.
+    pub btime_ns: I64,
+    /// Device number of a device.
+    pub rdev: U64,
+    /// What it has seen.
+    pub stamp: Stamp,
+    /// For a directory: the directory that holds it.
+    pub parent: InodeNumber,
+}
+
+const _: () = assert!(size_of::<InodeItem>() == 104);
+
+/// A directory entry; the name follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct EntryItem {
+    /// What the name stands for.
+    pub inode: InodeNumber,
+    /// Its type: a `FileType`.
+    pub file_type: u8,
+    /// Bytes of the name that follows.
+    pub name_bytes: u8,
+    /// Zero.
+    pub reserved: [u8; 6],
+}
+
+const _: () = assert!(size_of::<EntryItem>() == 16);
+
+/// The extent was allocated but never written: it reads as zeros, and no checksums follow.
+pub const EXTENT_UNWRITTEN: u32 = 1;
+
+/// Blocks of a file that lie together in a segment. A CRC-32C (four bytes) for each block follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct ExtentItem {
+    /// The segment.
+    pub segment: SegmentId,
+    /// First block in it.
+    pub block: Block,
+    /// Number of blocks.
+    pub blocks: U32,
+    /// `EXTENT_*`.
+    pub flags: U32,
+}
+
+const _: () = assert!(size_of::<ExtentItem>() == 16);
+const _: () = assert!(size_of::<ExtentItem>() + 4 * EXTENT_BLOCKS_MAX as usize <= VALUE_BYTES_MAX);
+
+/// A piece of an extended attribute; in the first piece the name follows, then bytes of the value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct XattrItem {
+    /// Bytes of the whole value.
+    pub value_bytes: U32,
+    /// Bytes of the name in this piece; 0 in later pieces.
+    pub name_bytes: U16,
+    /// Bytes of the value in this piece.
+    pub piece_bytes: U16,
+}
+
+const _: () = assert!(size_of::<XattrItem>() == 8);
+
+/// A log that lives, and how far it is contained in the tree; its supplementary groups follow in further items.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct LogItem {
+    /// Last record contained.
+    pub digested: Sequence,
+    /// Where in the ring the record after it begins.
+    pub position: U64,
+    /// The log's incarnation.
+    pub incarnation: Incarnation,
+    /// User of its process.
+    pub uid: U32,
+    /// Its group.
+    pub gid: U32,
+    /// Supplementary groups.
+    pub groups: U32,
+    /// First inode number of its own range.
+    pub first_inode: InodeNumber,
+    /// Numbers in the range.
+    pub inodes: U64,
+}
+
+const _: () = assert!(size_of::<LogItem>() == 48);
+
+/// A grant that lives: the ledger before the flip's position is not needed any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct GrantItem {
+    /// Its version.
+    pub version: U64,
+    /// Records after this one may use it.
+    pub from: Sequence,
+    /// What they must follow.
+    pub follow: Stamp,
+    /// Rights, as in the ledger.
+    pub rights: U32,
+    /// Zero.
+    pub reserved: U32,
+}
+
+const _: () = assert!(size_of::<GrantItem>() == 48);
+
+/// A data segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct SegmentItem {
+    /// Whose files lie in it, or nobody's but the daemon's.
+    pub owner: U32,
+    /// Blocks in use.
+    pub used: U32,
+    /// Blocks it has.
+    pub blocks: U32,
+    /// Zero.
+    pub reserved: U32,
+}
+
+const _: () = assert!(size_of::<SegmentItem>() == 16);
+
+/// A node that was found sound: magic, bounds, order of the keys.
+#[derive(Clone, Copy)]
+pub struct NodeView<'a> {
+    header: &'a NodeHeader,
+    slots: &'a [Slot],
+    bytes: &'a [u8; BLOCK_BYTES],
+}
+
+impl<'a> NodeView<'a> {
+    /// Checks a node that should lie in `block`. Its checksum was checked by whoever held the pointer.
+    ///
+    /// # Errors
+    /// `Kind`, `Field`.
+    pub fn decode(bytes: &'a [u8; BLOCK_BYTES], block: Block) -> Result<Self, DecodeError> {
+        let (header, rest) = NodeHeader::ref_from_prefix(&bytes[..]).map_err(|_| DecodeError::Truncated)?;
+        if header.magic.get() != NODE_MAGIC {
+            return Err(DecodeError::Kind);
+        }
+        if header.block != block {
+            return Err(DecodeError::Field("block"));
+        }
+        let count = usize::from(header.count.get());
+        let (slots, _) =
+            <[Slot]>::ref_from_prefix_with_elems(rest, count).map_err(|_| DecodeError::Field("count"))?;
+        let values_from = size_of::<NodeHeader>() + count * size_of::<Slot>();
+        for (index, slot) in slots.iter().enumerate() {
+            slot.key.kind()?;
+            let (start, length) = (usize::from(slot.offset.get()), usize::from(slot.bytes.get()));
+            if start < values_from || start + length > BLOCK_BYTES || length > VALUE_BYTES_MAX {
+                return Err(DecodeError::Field("offset"));
+            }
+            if header.level > 0 && length != size_of::<NodePointer>() {
+                return Err(DecodeError::Field("bytes"));
+            }
+            if index > 0 && slots[index - 1].key >= slot.key {
+                return Err(DecodeError::Field("key"));
+            }
+        }
+        Ok(Self { header, slots, bytes })
+    }
+
+    /// The header.
+    pub fn header(&self) -> &'a NodeHeader {
+        self.header
+    }
+
+    /// The keys with the places of their values.
+    pub fn slots(&self) -> &'a [Slot] {
+        self.slots
+    }
+
+    /// The value of a slot.
+    pub fn value(&self, slot: &Slot) -> &'a [u8] {
+        let start = usize::from(slot.offset.get());
+        &self.bytes[start..start + usize::from(slot.bytes.get())]
+    }
+}
+
+/// The log uid of a key of kind [`ItemKind::Log`].
+pub fn log_of(key: &Key) -> LogUid {
+    LogUid::new(key.sub())
+}

@@ -1,0 +1,403 @@
+//! Records of the update log: one per operation that changes something (Assise §3.2.1), header of 64 bytes and
+//! payload as given.
+//!
+//! Every record says all that a replica needs to apply it: numbers the log's owner drew (inode, cookie), the time,
+//! and the names. What it does not say is who may do it and in which order against other logs: that is decided
+//! from the ledger, since the log is written by an untrusted process.
+
+use crate::DecodeError;
+use crate::envelope::{Envelope, HEADER_BYTES};
+use crate::ids::{InodeNumber, Sequence};
+use crate::name::{Cookie, Name};
+use zerocopy::little_endian::{I64, U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Longest target of a symbolic link, in bytes.
+pub const SYMLINK_BYTES_MAX: usize = 4095;
+
+/// Longest value of an extended attribute, in bytes.
+pub const XATTR_BYTES_MAX: usize = 65_536;
+
+/// What a record does. The comment names the header fields that the kind uses beyond `inode` and `time_ns`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Kind {
+    /// Fills the ring up to its end; no operation.
+    Pad = 1,
+    /// Payload: the bytes; `offset`: where they go.
+    Write = 2,
+    /// `offset`: the new size.
+    Truncate = 3,
+    /// `offset`, `extra`: start and length of the range; flags: `ALLOCATE_*`.
+    Allocate = 4,
+    /// Payload: [`CreateBody`], name, target of a symbolic link; `parent`, `extra`: directory and cookie.
+    Create = 5,
+    /// Payload: name; `parent`, `extra`: directory and cookie.
+    Link = 6,
+    /// Payload: name; `parent`, `extra`: directory and cookie; flags: [`UNLINK_DIRECTORY`].
+    Unlink = 7,
+    /// Payload: [`RenameBody`], old name, new name; `inode`: what moves; flags: [`RENAME_EXCHANGE`].
+    Rename = 8,
+    /// Payload: [`SetAttrBody`].
+    SetAttr = 9,
+    /// Payload: name, then value; `offset`: bytes of the name.
+    SetXattr = 10,
+    /// Payload: name.
+    RemoveXattr = 11,
+}
+
+impl Kind {
+    /// The kind with this number.
+    ///
+    /// # Errors
+    /// `Kind`.
+    pub fn from_raw(raw: u8) -> Result<Self, DecodeError> {
+        Ok(match raw {
+            1 => Self::Pad,
+            2 => Self::Write,
+            3 => Self::Truncate,
+            4 => Self::Allocate,
+            5 => Self::Create,
+            6 => Self::Link,
+            7 => Self::Unlink,
+            8 => Self::Rename,
+            9 => Self::SetAttr,
+            10 => Self::SetXattr,
+            11 => Self::RemoveXattr,
+            _ => return Err(DecodeError::Kind),
+        })
+    }
+}
+
+/// Allocate: the size of the file stays.
+pub const ALLOCATE_KEEP_SIZE: u8 = 1;
+/// Allocate: the range becomes a hole instead.
+pub const ALLOCATE_PUNCH_HOLE: u8 = 2;
+/// Unlink: the entry is a directory (rmdir).
+pub const UNLINK_DIRECTORY: u8 = 1;
+/// Rename: both names exist and change places.
+pub const RENAME_EXCHANGE: u8 = 1;
+
+/// First 64 bytes of a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct RecordHeader {
+    /// Kind, length, order, checksum.
+    pub envelope: Envelope,
+    /// What is changed, created or moved.
+    pub inode: InodeNumber,
+    /// The directory whose entry is changed.
+    pub parent: InodeNumber,
+    /// See [`Kind`].
+    pub offset: U64,
+    /// See [`Kind`].
+    pub extra: U64,
+    /// When: nanoseconds since 1970, by the clock of the node.
+    pub time_ns: I64,
+}
+
+const _: () = assert!(size_of::<RecordHeader>() == HEADER_BYTES);
+
+/// Fixed part of a create.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct CreateBody {
+    /// File type and permissions as in `st_mode`.
+    pub mode: U32,
+    /// Owner.
+    pub uid: U32,
+    /// Group.
+    pub gid: U32,
+    /// Bytes of the name that follows.
+    pub name_bytes: U16,
+    /// Bytes of the link's target that follows the name; 0 for other types.
+    pub target_bytes: U16,
+    /// Device number of a character or block device.
+    pub rdev: U64,
+}
+
+const _: () = assert!(size_of::<CreateBody>() == 24);
+
+/// Fixed part of a rename.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct RenameBody {
+    /// Directory of the old name.
+    pub old_parent: InodeNumber,
+    /// Directory of the new name.
+    pub new_parent: InodeNumber,
+    /// Cookie of the old name.
+    pub old_cookie: U64,
+    /// Cookie of the new name.
+    pub new_cookie: U64,
+    /// What the new name stood for before: removed, or (exchange) moved to the old name; 0 if nothing.
+    pub replaced: InodeNumber,
+    /// Bytes of the old name that follows.
+    pub old_name_bytes: U16,
+    /// Bytes of the new name that follows it.
+    pub new_name_bytes: U16,
+    /// Zero.
+    pub reserved: U32,
+}
+
+const _: () = assert!(size_of::<RenameBody>() == 48);
+
+/// Sets mode: permission bits only, the type stays.
+pub const SET_MODE: u32 = 1;
+/// Sets the owner.
+pub const SET_UID: u32 = 2;
+/// Sets the group.
+pub const SET_GID: u32 = 4;
+/// Sets the time of last access.
+pub const SET_ATIME: u32 = 8;
+/// Sets the time of last change of the contents.
+pub const SET_MTIME: u32 = 16;
+/// All of them.
+pub const SET_ALL: u32 = 31;
+
+/// Payload of a change of attributes. The time of the change of status is the record's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct SetAttrBody {
+    /// Which of the following are set: `SET_*`.
+    pub mask: U32,
+    /// Permission bits.
+    pub mode: U32,
+    /// Owner.
+    pub uid: U32,
+    /// Group.
+    pub gid: U32,
+    /// Nanoseconds since 1970.
+    pub atime_ns: I64,
+    /// Nanoseconds since 1970.
+    pub mtime_ns: I64,
+}
+
+const _: () = assert!(size_of::<SetAttrBody>() == 32);
+
+/// A record whose checksum was found right, taken apart and checked: lengths, names, flags.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Record<'a> {
+    /// Place in the order.
+    pub sequence: Sequence,
+    /// What is changed, created or moved; no inode for a pad.
+    pub inode: InodeNumber,
+    /// Nanoseconds since 1970.
+    pub time_ns: i64,
+    /// The operation with its operands.
+    pub operation: Operation<'a>,
+}
+
+/// The operations, as a digest sees them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are those of the record header and bodies above")]
+pub enum Operation<'a> {
+    Pad,
+    Write { offset: u64, bytes: &'a [u8] },
+    Truncate { size: u64 },
+    Allocate { offset: u64, bytes: u64, keep_size: bool, punch_hole: bool },
+    Create { parent: InodeNumber, cookie: Cookie, name: Name<'a>, body: CreateBody, target: &'a [u8] },
+    Link { parent: InodeNumber, cookie: Cookie, name: Name<'a> },
+    Unlink { parent: InodeNumber, cookie: Cookie, name: Name<'a>, directory: bool },
+    Rename { body: RenameBody, old_name: Name<'a>, new_name: Name<'a>, exchange: bool },
+    SetAttr { body: SetAttrBody },
+    SetXattr { name: &'a [u8], value: &'a [u8] },
+    RemoveXattr { name: &'a [u8] },
+}
+
+/// Largest file: offsets fit a signed 64-bit number, as `off_t` wants.
+pub const FILE_BYTES_MAX: u64 = i64::MAX as u64;
+
+impl<'a> Record<'a> {
+    /// Takes a frame apart. The caller has checked its checksum ([`crate::envelope::check_frame`]) and gives
+    /// exactly header and payload; everything else is checked here, because its writer is not trusted.
+    ///
+    /// # Errors
+    /// `Truncated`, `Kind`, `Version`, `Field`.
+    pub fn decode(frame: &'a [u8]) -> Result<Self, DecodeError> {
+        let (header, payload) = RecordHeader::read_from_prefix(frame).map_err(|_| DecodeError::Truncated)?;
+        let envelope = Envelope::decode(frame)?;
+        if payload.len() as u64 != u64::from(envelope.payload_bytes.get()) {
+            return Err(DecodeError::Truncated);
+        }
+        let kind = Kind::from_raw(envelope.kind)?;
+        if kind != Kind::Pad && header.inode == InodeNumber::NONE {
+            return Err(DecodeError::Field("inode"));
+        }
+        Ok(Self {
+            sequence: envelope.sequence,
+            inode: header.inode,
+            time_ns: header.time_ns.get(),
+            operation: Operation::decode(kind, &header, payload)?,
+        })
+    }
+}
+
+impl<'a> Operation<'a> {
+    fn decode(kind: Kind, header: &RecordHeader, payload: &'a [u8]) -> Result<Self, DecodeError> {
+        let flags = header.envelope.flags;
+        let flags_allowed = match kind {
+            Kind::Allocate => ALLOCATE_KEEP_SIZE | ALLOCATE_PUNCH_HOLE,
+            Kind::Unlink => UNLINK_DIRECTORY,
+            Kind::Rename => RENAME_EXCHANGE,
+            _ => 0,
+        };
+        if flags & !flags_allowed != 0 {
+            return Err(DecodeError::Field("flags"));
+        }
+        let parent = header.parent;
+        let cookie = Cookie::from_raw(header.extra.get());
+        match kind {
+            Kind::Pad => Ok(Self::Pad),
+            Kind::Write => {
+                let offset = header.offset.get();
+                check_range(offset, payload.len() as u64)?;
+                Ok(Self::Write { offset, bytes: payload })
+            }
+            Kind::Truncate => {
+                check_range(header.offset.get(), 0)?;
+                no_payload(payload)?;
+                Ok(Self::Truncate { size: header.offset.get() })
+            }
+            Kind::Allocate => {
+                let (offset, bytes) = (header.offset.get(), header.extra.get());
+                check_range(offset, bytes)?;
+                no_payload(payload)?;
+                let (keep_size, punch_hole) =
+                    (flags & ALLOCATE_KEEP_SIZE != 0, flags & ALLOCATE_PUNCH_HOLE != 0);
+                if bytes == 0 || (punch_hole && !keep_size) {
+                    return Err(DecodeError::Field("extra"));
+                }
+                Ok(Self::Allocate { offset, bytes, keep_size, punch_hole })
+            }
+            Kind::Create => Self::decode_create(parent, cookie, payload),
+            Kind::Link => Ok(Self::Link { parent: directory(parent)?, cookie, name: name(payload)? }),
+            Kind::Unlink => Ok(Self::Unlink {
+                parent: directory(parent)?,
+                cookie,
+                name: name(payload)?,
+                directory: flags & UNLINK_DIRECTORY != 0,
+            }),
+            Kind::Rename => Self::decode_rename(payload, flags & RENAME_EXCHANGE != 0),
+            Kind::SetAttr => {
+                let body = SetAttrBody::read_from_bytes(payload).map_err(|_| DecodeError::Truncated)?;
+                if body.mask.get() & !SET_ALL != 0 || body.mode.get() & !0o7777 != 0 {
+                    return Err(DecodeError::Field("mask"));
+                }
+                Ok(Self::SetAttr { body })
+            }
+            Kind::SetXattr => {
+                let name_bytes = usize::try_from(header.offset.get()).map_err(|_| DecodeError::Truncated)?;
+                let (name, value) = payload.split_at_checked(name_bytes).ok_or(DecodeError::Truncated)?;
+                if value.len() > XATTR_BYTES_MAX {
+                    return Err(DecodeError::Field("payload_bytes"));
+                }
+                Ok(Self::SetXattr { name: xattr_name(name)?, value })
+            }
+            Kind::RemoveXattr => Ok(Self::RemoveXattr { name: xattr_name(payload)? }),
+        }
+    }
+
+    fn decode_create(parent: InodeNumber, cookie: Cookie, payload: &'a [u8]) -> Result<Self, DecodeError> {
+        let (body, rest) = CreateBody::read_from_prefix(payload).map_err(|_| DecodeError::Truncated)?;
+        let (name_part, target) =
+            rest.split_at_checked(usize::from(body.name_bytes.get())).ok_or(DecodeError::Truncated)?;
+        if target.len() != usize::from(body.target_bytes.get()) {
+            return Err(DecodeError::Truncated);
+        }
+        let file_type = FileType::of_mode(body.mode.get()).ok_or(DecodeError::Field("mode"))?;
+        let target_fits = match file_type {
+            FileType::Symlink => (1..=SYMLINK_BYTES_MAX).contains(&target.len()) && !target.contains(&0),
+            _ => target.is_empty(),
+        };
+        if !target_fits {
+            return Err(DecodeError::Field("target_bytes"));
+        }
+        Ok(Self::Create { parent: directory(parent)?, cookie, name: name(name_part)?, body, target })
+    }
+
+    fn decode_rename(payload: &'a [u8], exchange: bool) -> Result<Self, DecodeError> {
+        let (body, rest) = RenameBody::read_from_prefix(payload).map_err(|_| DecodeError::Truncated)?;
+        let (old_name, new_name) =
+            rest.split_at_checked(usize::from(body.old_name_bytes.get())).ok_or(DecodeError::Truncated)?;
+        if new_name.len() != usize::from(body.new_name_bytes.get()) {
+            return Err(DecodeError::Truncated);
+        }
+        directory(body.old_parent)?;
+        directory(body.new_parent)?;
+        if exchange && body.replaced == InodeNumber::NONE {
+            return Err(DecodeError::Field("replaced"));
+        }
+        Ok(Self::Rename { body, old_name: name(old_name)?, new_name: name(new_name)?, exchange })
+    }
+}
+
+fn check_range(offset: u64, bytes: u64) -> Result<(), DecodeError> {
+    match offset.checked_add(bytes) {
+        Some(end) if end <= FILE_BYTES_MAX => Ok(()),
+        _ => Err(DecodeError::Field("offset")),
+    }
+}
+
+fn no_payload(payload: &[u8]) -> Result<(), DecodeError> {
+    if payload.is_empty() { Ok(()) } else { Err(DecodeError::Field("payload_bytes")) }
+}
+
+fn directory(inode: InodeNumber) -> Result<InodeNumber, DecodeError> {
+    if inode == InodeNumber::NONE { Err(DecodeError::Field("parent")) } else { Ok(inode) }
+}
+
+fn name(bytes: &[u8]) -> Result<Name<'_>, DecodeError> {
+    Name::new(bytes).map_err(|_| DecodeError::Field("name"))
+}
+
+fn xattr_name(bytes: &[u8]) -> Result<&[u8], DecodeError> {
+    let fits = (1..=crate::name::NAME_BYTES_MAX).contains(&bytes.len()) && !bytes.contains(&0);
+    if fits { Ok(bytes) } else { Err(DecodeError::Field("name")) }
+}
+
+/// Type of a file, as the upper bits of `st_mode` say it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum FileType {
+    /// `S_IFIFO`
+    Fifo = 1,
+    /// `S_IFCHR`
+    CharacterDevice = 2,
+    /// `S_IFDIR`
+    Directory = 4,
+    /// `S_IFBLK`
+    BlockDevice = 6,
+    /// `S_IFREG`
+    Regular = 8,
+    /// `S_IFLNK`
+    Symlink = 10,
+    /// `S_IFSOCK`
+    Socket = 12,
+}
+
+impl FileType {
+    /// The type in a mode; `None` if there is none, or if the mode has bits that no mode has.
+    pub const fn of_mode(mode: u32) -> Option<Self> {
+        if mode > 0o177_777 { None } else { Self::from_raw((mode >> 12) as u8) }
+    }
+
+    /// The type with this number: `st_mode >> 12`, which is also `d_type`.
+    pub const fn from_raw(raw: u8) -> Option<Self> {
+        Some(match raw {
+            1 => Self::Fifo,
+            2 => Self::CharacterDevice,
+            4 => Self::Directory,
+            6 => Self::BlockDevice,
+            8 => Self::Regular,
+            10 => Self::Symlink,
+            12 => Self::Socket,
+            _ => return None,
+        })
+    }
+
+    /// The bits of `st_mode`.
+    pub const fn mode_bits(self) -> u32 {
+        (self as u32) << 12
+    }
+}

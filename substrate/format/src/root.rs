@@ -1,0 +1,106 @@
+//! The root record of the shared area: one atomic write of it makes a batch of a digest real.
+//!
+//! Two slots stand in blocks 1 and 2 of the tree file; flip N writes slot N mod 2, so that the other slot always
+//! holds a whole root. The valid slot with the larger flip number counts.
+
+use crate::DecodeError;
+use crate::checksum::{self, Salt};
+use crate::ids::{Block, Epoch, FlipNumber, InodeNumber, LeaseVersion, LogUid, PoolUid, Sequence};
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// `HROOT`, read as bytes.
+pub const ROOT_MAGIC: [u8; 8] = *b"HROOT\0\0\0";
+
+/// Where a node lies, what it must contain, and in which epoch it or anything below it last changed (which is the
+/// paper's per-epoch bitmap of changed inodes, §3.4, without the bitmap).
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
+pub struct NodePointer {
+    /// Block of the tree file; 0 is no node (block 0 is the superblock).
+    pub block: Block,
+    /// CRC-32C of the whole node.
+    pub checksum: U32,
+    /// Epoch of the last change at or below the node.
+    pub epoch: Epoch,
+    /// Zero.
+    pub reserved: U32,
+}
+
+const _: () = assert!(size_of::<NodePointer>() == 16);
+
+/// The root record.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
+pub struct Root {
+    /// [`ROOT_MAGIC`].
+    pub magic: [u8; 8],
+    /// The pool.
+    pub pool: PoolUid,
+    /// CRC-32C of this structure with this field zero.
+    pub checksum: U32,
+    /// Levels of the tree: 1 if the root node is a leaf.
+    pub height: U32,
+    /// Number of this flip.
+    pub flip: FlipNumber,
+    /// The root node.
+    pub node: NodePointer,
+    /// Last entry of the ledger that is contained in the tree, by sequence.
+    pub ledger_sequence: Sequence,
+    /// Where in the ledger's ring the entry after it begins.
+    pub ledger_position: U64,
+    /// Next number that is given to a log as the start of its range.
+    pub next_inode: InodeNumber,
+    /// Next version of a lease.
+    pub next_lease_version: LeaseVersion,
+    /// Next log.
+    pub next_log: LogUid,
+    /// Inodes in the tree, orphans included.
+    pub inodes: U64,
+    /// Blocks of data segments that are in use.
+    pub data_blocks: U64,
+    /// Nodes of the tree.
+    pub nodes: U64,
+    /// Incarnation of the ledger.
+    pub ledger_incarnation: U32,
+    /// Epoch in which the flip was made.
+    pub epoch: Epoch,
+    /// Zero.
+    pub reserved: U64,
+}
+
+const _: () = assert!(size_of::<Root>() == 128);
+
+impl Root {
+    /// The bytes with magic and checksum, ready to be written into a slot.
+    pub fn encode(mut self) -> [u8; size_of::<Root>()] {
+        self.magic = ROOT_MAGIC;
+        self.checksum = U32::new(0);
+        self.checksum = U32::new(checksum::of(Salt::NONE, self.as_bytes()));
+        zerocopy::transmute!(self)
+    }
+
+    /// Reads and checks a slot.
+    ///
+    /// # Errors
+    /// `Truncated`, `Kind` (an empty slot), `Checksum`, `Field("pool")` (a root of another pool).
+    pub fn decode(bytes: &[u8], pool: PoolUid) -> Result<Self, DecodeError> {
+        let (found, _) = Self::read_from_prefix(bytes).map_err(|_| DecodeError::Truncated)?;
+        if found.magic != ROOT_MAGIC {
+            return Err(DecodeError::Kind);
+        }
+        let mut unsummed = found;
+        unsummed.checksum = U32::new(0);
+        if checksum::of(Salt::NONE, unsummed.as_bytes()) != found.checksum.get() {
+            return Err(DecodeError::Checksum);
+        }
+        if found.pool != pool {
+            return Err(DecodeError::Field("pool"));
+        }
+        Ok(found)
+    }
+}

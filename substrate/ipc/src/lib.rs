@@ -1,0 +1,1 @@
+//! Between LibFS and SharedFS: handshake, descriptors, rings, shared words; all waiting.

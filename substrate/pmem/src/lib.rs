@@ -1,0 +1,1 @@
+//! Regions on a medium; makes stores durable; block allocator and append ring.

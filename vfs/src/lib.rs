@@ -1,0 +1,3 @@
+//! POSIX semantics over an engine; access and errno; the in-memory model engine.
+
+#![forbid(unsafe_code)]
