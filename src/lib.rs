@@ -1,0 +1,3 @@
+//! The commands of the program `hearth`.
+
+#![forbid(unsafe_code)]
