@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod call;
 pub mod checksum;
 pub mod envelope;
 pub mod ids;
