@@ -1,3 +1,14 @@
-//! Decides grants, revocations and cuts; no IO.
+//! CC-NVM's decisions: who may hold which lease, who must give one up, in which order (Assise §3.3).
+//!
+//! Pure: `step(now, event) -> effects`; no IO, no clock, no randomness. Whoever runs it (`sharedfs`, the
+//! simulator) carries the effects out and reports back with further events.
+//!
+//! Guarantees, whatever the events: a unit has one writer or any number of readers; a request is granted whole or
+//! not at all; requests for a unit are granted in the order in which they came; a version is never given twice and
+//! a later grant has a later version; a lease just granted is not asked back before its minimum hold.
 
 #![forbid(unsafe_code)]
+
+mod leases;
+
+pub use leases::{Effect, Event, Leases, Limits, Mode, Nanoseconds, SessionId, Ticket, Want};

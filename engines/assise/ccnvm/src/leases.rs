@@ -1,0 +1,555 @@
+//! The table of leases of one lease manager.
+
+use format::{InodeNumber, LeaseVersion};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+/// A point on the caller's clock, or a length of time.
+pub type Nanoseconds = u64;
+
+/// One LibFS, for as long as its log is not sealed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SessionId(pub u64);
+
+/// One request that waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ticket(pub u64);
+
+/// Right that a lease gives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Mode {
+    /// Nobody changes the unit.
+    Read,
+    /// Nobody else reads or changes it.
+    Write,
+}
+
+impl Mode {
+    fn excludes(self, other: Self) -> bool {
+        self == Self::Write || other == Self::Write
+    }
+}
+
+/// One unit of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Want {
+    /// The unit: an inode.
+    pub unit: InodeNumber,
+    /// The right.
+    pub mode: Mode,
+}
+
+/// Bounds and times.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// A lease is not asked back earlier than this after it was granted: time for one operation.
+    pub hold_min_ns: Nanoseconds,
+    /// Units in one request.
+    pub units_max: usize,
+    /// Leases that one session may hold.
+    pub leases_max: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { hold_min_ns: 200_000, units_max: format::call::LEASE_UNITS_MAX, leases_max: 1 << 16 }
+    }
+}
+
+/// What happened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "a session, a unit, a ticket, a version: the types say it")]
+pub enum Event {
+    /// A session wants leases, all at once. The ticket is new.
+    Request { ticket: Ticket, session: SessionId, wants: Vec<Want> },
+    /// A session drew this inode from its own range: it has held it for writing from the start, under the version
+    /// that its log was opened with. Said when somebody asks for the unit, before that request.
+    Created { session: SessionId, unit: InodeNumber, version: LeaseVersion },
+    /// What an [`Effect::Revoke`] asked for is done: the holder is out, its records are digested.
+    Revoked { session: SessionId, unit: InodeNumber },
+    /// A session gives a lease back by itself; its records are digested.
+    Released { session: SessionId, unit: InodeNumber },
+    /// Nobody waits for the request any more.
+    Cancelled { ticket: Ticket },
+    /// The session is gone: its log is sealed and digested.
+    Ended { session: SessionId },
+    /// A time asked for by [`Effect::WakeAt`] has come.
+    Tick,
+}
+
+/// What is to be done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "a session, a unit, a ticket, a version: the types say it")]
+pub enum Effect {
+    /// The request is granted; one version for each unit, in the order of the inode numbers.
+    Grant { ticket: Ticket, session: SessionId, grants: Vec<(Want, LeaseVersion)> },
+    /// Get the holder out of this lease, digest what it wrote under it, then report `Revoked`.
+    Revoke { session: SessionId, unit: InodeNumber, version: LeaseVersion },
+    /// The lease is over.
+    End { session: SessionId, unit: InodeNumber, version: LeaseVersion },
+    /// The request asks for more than the limits allow.
+    Refuse { ticket: Ticket },
+    /// Send `Tick` at this time.
+    WakeAt(Nanoseconds),
+}
+
+#[derive(Clone, Debug)]
+struct Holder {
+    session: SessionId,
+    mode: Mode,
+    version: LeaseVersion,
+    granted_at: Nanoseconds,
+    revoking: bool,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Unit {
+    holders: Vec<Holder>,
+    waiting: VecDeque<Ticket>,
+}
+
+#[derive(Clone, Debug)]
+struct Request {
+    session: SessionId,
+    wants: Vec<Want>,
+}
+
+/// The table.
+#[derive(Clone, Debug)]
+pub struct Leases {
+    limits: Limits,
+    next_version: LeaseVersion,
+    units: BTreeMap<InodeNumber, Unit>,
+    requests: BTreeMap<Ticket, Request>,
+    held: BTreeMap<SessionId, BTreeSet<InodeNumber>>,
+}
+
+impl Leases {
+    /// Nothing held; versions are given from `next_version` on.
+    pub fn new(limits: Limits, next_version: LeaseVersion) -> Self {
+        Self {
+            limits,
+            next_version,
+            units: BTreeMap::new(),
+            requests: BTreeMap::new(),
+            held: BTreeMap::new(),
+        }
+    }
+
+    /// The version that the next grant gets; kept in the area's root so that it never goes back.
+    pub fn next_version(&self) -> LeaseVersion {
+        self.next_version
+    }
+
+    /// The lease that a session holds on a unit, if it is not being revoked.
+    pub fn held(&self, session: SessionId, unit: InodeNumber) -> Option<(Mode, LeaseVersion)> {
+        let holder = self.units.get(&unit)?.holders.iter().find(|holder| holder.session == session)?;
+        (!holder.revoking).then_some((holder.mode, holder.version))
+    }
+
+    /// Number of leases that a session holds.
+    pub fn count(&self, session: SessionId) -> usize {
+        self.held.get(&session).map_or(0, BTreeSet::len)
+    }
+
+    /// Takes one event and says what follows from it.
+    pub fn step(&mut self, now: Nanoseconds, event: Event) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        match event {
+            Event::Request { ticket, session, wants } => {
+                self.request(ticket, session, wants, now, &mut effects)
+            }
+            Event::Created { session, unit, version } => self.created(session, unit, version),
+            Event::Revoked { session, unit } | Event::Released { session, unit } => {
+                self.end_holder(session, unit, &mut effects);
+                self.settle_units([unit], now, &mut effects);
+            }
+            Event::Cancelled { ticket } => {
+                let touched = self.forget_request(ticket);
+                self.settle_units(touched, now, &mut effects);
+            }
+            Event::Ended { session } => self.end_session(session, now, &mut effects),
+            Event::Tick => {
+                let waiting: Vec<_> = self
+                    .units
+                    .iter()
+                    .filter(|(_, unit)| !unit.waiting.is_empty())
+                    .map(|(key, _)| *key)
+                    .collect();
+                self.settle_units(waiting, now, &mut effects);
+            }
+        }
+        effects
+    }
+
+    fn request(
+        &mut self,
+        ticket: Ticket,
+        session: SessionId,
+        mut wants: Vec<Want>,
+        now: Nanoseconds,
+        effects: &mut Vec<Effect>,
+    ) {
+        // One want a unit, the stronger one, in inode order: requests that overlap queue in the same order at
+        // each unit they share, so none waits in a circle.
+        wants.sort_by_key(|want| (want.unit, std::cmp::Reverse(want.mode)));
+        wants.dedup_by_key(|want| want.unit);
+        let too_many =
+            wants.len() > self.limits.units_max || self.count(session) + wants.len() > self.limits.leases_max;
+        if wants.is_empty() || too_many {
+            effects.push(Effect::Refuse { ticket });
+            return;
+        }
+        for want in &wants {
+            self.units.entry(want.unit).or_default().waiting.push_back(ticket);
+        }
+        let units: Vec<_> = wants.iter().map(|want| want.unit).collect();
+        let previous = self.requests.insert(ticket, Request { session, wants });
+        assert!(previous.is_none(), "a ticket is used once");
+        self.settle_units(units, now, effects);
+    }
+
+    fn created(&mut self, session: SessionId, unit: InodeNumber, version: LeaseVersion) {
+        let holders = &mut self.units.entry(unit).or_default().holders;
+        assert!(holders.is_empty(), "a unit that anybody holds was made known before");
+        assert!(version < self.next_version, "a log is opened with a version that was given");
+        holders.push(Holder { session, mode: Mode::Write, version, granted_at: 0, revoking: false });
+        self.held.entry(session).or_default().insert(unit);
+    }
+
+    /// A version for something that is no lease of one unit: the opening of a log.
+    pub fn take_version(&mut self) -> LeaseVersion {
+        let version = self.next_version;
+        self.next_version = version.next();
+        version
+    }
+
+    fn end_holder(&mut self, session: SessionId, key: InodeNumber, effects: &mut Vec<Effect>) {
+        let Some(unit) = self.units.get_mut(&key) else { return };
+        let Some(index) = unit.holders.iter().position(|holder| holder.session == session) else { return };
+        let holder = unit.holders.remove(index);
+        if let Some(held) = self.held.get_mut(&session) {
+            held.remove(&key);
+        }
+        effects.push(Effect::End { session, unit: key, version: holder.version });
+    }
+
+    fn end_session(&mut self, session: SessionId, now: Nanoseconds, effects: &mut Vec<Effect>) {
+        let mut touched: BTreeSet<InodeNumber> = self.held.remove(&session).unwrap_or_default();
+        for unit in touched.clone() {
+            self.end_holder(session, unit, effects);
+        }
+        let tickets: Vec<_> = self
+            .requests
+            .iter()
+            .filter(|(_, request)| request.session == session)
+            .map(|(key, _)| *key)
+            .collect();
+        for ticket in tickets {
+            touched.extend(self.forget_request(ticket));
+        }
+        self.settle_units(touched, now, effects);
+    }
+
+    fn forget_request(&mut self, ticket: Ticket) -> Vec<InodeNumber> {
+        let Some(request) = self.requests.remove(&ticket) else { return Vec::new() };
+        let units: Vec<_> = request.wants.iter().map(|want| want.unit).collect();
+        for key in &units {
+            if let Some(unit) = self.units.get_mut(key) {
+                unit.waiting.retain(|other| *other != ticket);
+            }
+        }
+        units
+    }
+
+    /// Moves on whatever waits at these units: grants what is first everywhere and excluded by nobody, asks back
+    /// what stands in the way of those who are first.
+    fn settle_units(
+        &mut self,
+        units: impl IntoIterator<Item = InodeNumber>,
+        now: Nanoseconds,
+        effects: &mut Vec<Effect>,
+    ) {
+        let mut agenda: VecDeque<InodeNumber> = units.into_iter().collect();
+        while let Some(key) = agenda.pop_front() {
+            while let Some(ticket) = self.units.get(&key).and_then(|unit| unit.waiting.front().copied()) {
+                if !self.try_grant(ticket, now, effects) {
+                    self.ask_back(ticket, now, effects);
+                    break;
+                }
+                agenda.extend(self.forget_request(ticket));
+            }
+            if self.units.get(&key).is_some_and(|unit| unit.holders.is_empty() && unit.waiting.is_empty()) {
+                self.units.remove(&key);
+            }
+        }
+    }
+
+    fn try_grant(&mut self, ticket: Ticket, now: Nanoseconds, effects: &mut Vec<Effect>) -> bool {
+        let Some(request) = self.requests.get(&ticket).cloned() else { return false };
+        let first_everywhere =
+            request.wants.iter().all(|want| self.units[&want.unit].waiting.front() == Some(&ticket));
+        let excluded = request.wants.iter().any(|want| {
+            self.units[&want.unit]
+                .holders
+                .iter()
+                .any(|holder| self.stands_in_the_way(holder, request.session, want.mode))
+        });
+        if !first_everywhere || excluded {
+            return false;
+        }
+        let grants =
+            request.wants.iter().map(|want| (*want, self.grant_one(request.session, *want, now))).collect();
+        effects.push(Effect::Grant { ticket, session: request.session, grants });
+        true
+    }
+
+    /// The session's own lease never stands in its way, unless it is on its way out: then the request waits, so
+    /// that a new lease never overtakes the end of the old one.
+    fn stands_in_the_way(&self, holder: &Holder, session: SessionId, mode: Mode) -> bool {
+        if holder.session == session { holder.revoking } else { holder.mode.excludes(mode) }
+    }
+
+    fn grant_one(&mut self, session: SessionId, want: Want, now: Nanoseconds) -> LeaseVersion {
+        let holders = &self.units[&want.unit].holders;
+        let own = holders.iter().position(|holder| holder.session == session);
+        if let Some(held) = own.map(|index| &holders[index]).filter(|held| held.mode >= want.mode) {
+            return held.version;
+        }
+        let version = self.take_version();
+        let granted = Holder { session, mode: want.mode, version, granted_at: now, revoking: false };
+        let holders = &mut self.units.entry(want.unit).or_default().holders;
+        match own {
+            Some(index) => holders[index] = granted,
+            None => holders.push(granted),
+        }
+        self.held.entry(session).or_default().insert(want.unit);
+        version
+    }
+
+    /// Asks back, for the request that is first at some unit, every lease in its way at units where it is first.
+    fn ask_back(&mut self, ticket: Ticket, now: Nanoseconds, effects: &mut Vec<Effect>) {
+        let Some(request) = self.requests.get(&ticket).cloned() else { return };
+        let mut wake_at: Option<Nanoseconds> = None;
+        for want in &request.wants {
+            let Some(unit) = self.units.get_mut(&want.unit) else { continue };
+            if unit.waiting.front() != Some(&ticket) {
+                continue;
+            }
+            for holder in &mut unit.holders {
+                if holder.session == request.session || holder.revoking || !holder.mode.excludes(want.mode) {
+                    continue;
+                }
+                let due = holder.granted_at.saturating_add(self.limits.hold_min_ns);
+                if now < due {
+                    wake_at = Some(wake_at.map_or(due, |other| other.min(due)));
+                    continue;
+                }
+                holder.revoking = true;
+                effects.push(Effect::Revoke {
+                    session: holder.session,
+                    unit: want.unit,
+                    version: holder.version,
+                });
+            }
+        }
+        if let Some(at) = wake_at {
+            effects.push(Effect::WakeAt(at));
+        }
+    }
+
+    /// What must hold after every step; the simulator and the tests call it.
+    ///
+    /// # Panics
+    /// When an invariant is broken.
+    pub fn assert_invariants(&self) {
+        for (key, unit) in &self.units {
+            let writers = unit.holders.iter().filter(|holder| holder.mode == Mode::Write).count();
+            assert!(writers == 0 || unit.holders.len() == 1, "{key:?} has a writer and another holder");
+            for holder in &unit.holders {
+                assert!(holder.version < self.next_version, "{key:?}: a version from the future");
+                assert!(self.held[&holder.session].contains(key), "{key:?} is not in its holder's list");
+            }
+            assert!(!unit.holders.is_empty() || !unit.waiting.is_empty(), "{key:?} is kept for nobody");
+            for ticket in &unit.waiting {
+                assert!(self.requests.contains_key(ticket), "{key:?} is waited for by no request");
+            }
+        }
+        for (session, units) in &self.held {
+            for key in units {
+                let holders = &self.units[key].holders;
+                assert!(
+                    holders.iter().any(|holder| holder.session == *session),
+                    "{key:?} has no such holder"
+                );
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FIRST: LeaseVersion = LeaseVersion::new(1);
+
+    fn table() -> Leases {
+        Leases::new(Limits { hold_min_ns: 10, ..Limits::default() }, FIRST)
+    }
+
+    fn want(unit: u64, mode: Mode) -> Want {
+        Want { unit: InodeNumber::new(unit), mode }
+    }
+
+    fn ask(leases: &mut Leases, now: u64, ticket: u64, session: u64, wants: &[Want]) -> Vec<Effect> {
+        let event =
+            Event::Request { ticket: Ticket(ticket), session: SessionId(session), wants: wants.to_vec() };
+        let effects = leases.step(now, event);
+        leases.assert_invariants();
+        effects
+    }
+
+    fn revoked(leases: &mut Leases, now: u64, session: u64, unit: u64) -> Vec<Effect> {
+        let event = Event::Revoked { session: SessionId(session), unit: InodeNumber::new(unit) };
+        let effects = leases.step(now, event);
+        leases.assert_invariants();
+        effects
+    }
+
+    fn granted(effects: &[Effect]) -> Vec<u64> {
+        effects
+            .iter()
+            .filter_map(|effect| match effect {
+                Effect::Grant { ticket, .. } => Some(ticket.0),
+                _ => None,
+            })
+            .collect()
+    }
+
+    #[test]
+    fn readers_share_and_a_writer_waits_for_them() {
+        let mut leases = table();
+        assert_eq!(granted(&ask(&mut leases, 0, 1, 1, &[want(5, Mode::Read)])), [1]);
+        assert_eq!(granted(&ask(&mut leases, 0, 2, 2, &[want(5, Mode::Read)])), [2]);
+        let effects = ask(&mut leases, 100, 3, 3, &[want(5, Mode::Write)]);
+        let revokes = effects.iter().filter(|effect| matches!(effect, Effect::Revoke { .. })).count();
+        assert_eq!((granted(&effects).len(), revokes), (0, 2));
+        assert!(granted(&revoked(&mut leases, 101, 1, 5)).is_empty());
+        assert_eq!(granted(&revoked(&mut leases, 102, 2, 5)), [3]);
+    }
+
+    #[test]
+    fn a_reader_behind_a_waiting_writer_does_not_overtake_it() {
+        let mut leases = table();
+        ask(&mut leases, 0, 1, 1, &[want(5, Mode::Read)]);
+        ask(&mut leases, 100, 2, 2, &[want(5, Mode::Write)]);
+        assert!(granted(&ask(&mut leases, 101, 3, 3, &[want(5, Mode::Read)])).is_empty());
+        assert_eq!(granted(&revoked(&mut leases, 102, 1, 5)), [2]);
+    }
+
+    #[test]
+    fn a_lease_is_held_for_a_while_before_it_is_asked_back() {
+        let mut leases = table();
+        ask(&mut leases, 0, 1, 1, &[want(5, Mode::Write)]);
+        assert_eq!(ask(&mut leases, 3, 2, 2, &[want(5, Mode::Write)]), [Effect::WakeAt(10)]);
+        assert!(matches!(leases.step(10, Event::Tick)[..], [Effect::Revoke { session: SessionId(1), .. }]));
+    }
+
+    #[test]
+    fn an_own_lease_is_raised_in_place_with_a_new_version() {
+        let mut leases = table();
+        ask(&mut leases, 0, 1, 1, &[want(5, Mode::Read)]);
+        assert_eq!(granted(&ask(&mut leases, 0, 2, 1, &[want(5, Mode::Write)])), [2]);
+        assert_eq!(leases.held(SessionId(1), InodeNumber::new(5)), Some((Mode::Write, LeaseVersion::new(2))));
+        assert_eq!(granted(&ask(&mut leases, 0, 3, 1, &[want(5, Mode::Read)])), [3]);
+        assert_eq!(leases.held(SessionId(1), InodeNumber::new(5)).map(|held| held.0), Some(Mode::Write));
+    }
+
+    #[test]
+    fn two_readers_that_both_want_to_write_do_not_block_each_other() {
+        let mut leases = table();
+        ask(&mut leases, 0, 1, 1, &[want(5, Mode::Read)]);
+        ask(&mut leases, 0, 2, 2, &[want(5, Mode::Read)]);
+        let effects = ask(&mut leases, 100, 3, 1, &[want(5, Mode::Write)]);
+        assert!(matches!(effects[..], [Effect::Revoke { session: SessionId(2), .. }]));
+        assert!(ask(&mut leases, 100, 4, 2, &[want(5, Mode::Write)]).is_empty());
+        assert_eq!(granted(&revoked(&mut leases, 101, 2, 5)), [3]);
+        let later = leases.step(200, Event::Tick);
+        assert!(matches!(later[..], [Effect::Revoke { session: SessionId(1), .. }]), "{later:?}");
+        assert_eq!(granted(&revoked(&mut leases, 201, 1, 5)), [4]);
+    }
+
+    #[test]
+    fn a_dead_session_blocks_nobody() {
+        let mut leases = table();
+        ask(&mut leases, 0, 1, 1, &[want(5, Mode::Write), want(6, Mode::Write)]);
+        ask(&mut leases, 0, 2, 1, &[want(7, Mode::Write)]);
+        ask(&mut leases, 100, 3, 2, &[want(5, Mode::Write), want(6, Mode::Read), want(7, Mode::Read)]);
+        assert_eq!(granted(&leases.step(101, Event::Ended { session: SessionId(1) })), [3]);
+        leases.assert_invariants();
+    }
+
+    #[test]
+    fn an_inode_of_an_own_range_is_asked_back_like_any_other() {
+        let mut leases = table();
+        let version = leases.take_version();
+        let unit = InodeNumber::new(9);
+        leases.step(0, Event::Created { session: SessionId(1), unit, version });
+        let effects = ask(&mut leases, 50, 1, 2, &[want(9, Mode::Read)]);
+        assert!(matches!(effects[..], [Effect::Revoke { session: SessionId(1), .. }]));
+        assert_eq!(granted(&revoked(&mut leases, 51, 1, 9)), [1]);
+    }
+
+    proptest::proptest! {
+        /// Any requests by any sessions, revocations carried out in any order, sessions that die: every request
+        /// of a living session is granted in the end, and never two that exclude each other at once.
+        #[test]
+        fn everything_is_granted_in_the_end(
+            steps in proptest::collection::vec((0u64..5, 0u64..6, 1usize..4, 0u64..64, 0u8..12), 1..120)
+        ) {
+            let mut leases = table();
+            let mut now = 0;
+            let mut to_revoke: Vec<(SessionId, InodeNumber)> = Vec::new();
+            let mut open: BTreeMap<Ticket, SessionId> = BTreeMap::new();
+            let absorb = |effects: Vec<Effect>, to_revoke: &mut Vec<_>, open: &mut BTreeMap<_, _>| {
+                for effect in effects {
+                    match effect {
+                        Effect::Revoke { session, unit, .. } => to_revoke.push((session, unit)),
+                        Effect::Grant { ticket, .. } | Effect::Refuse { ticket } => { open.remove(&ticket); }
+                        Effect::End { .. } | Effect::WakeAt(_) => {}
+                    }
+                }
+            };
+            for (number, (session, unit, units, bits, action)) in steps.into_iter().enumerate() {
+                now += bits;
+                let event = match action {
+                    0 => Event::Ended { session: SessionId(session) },
+                    1..=4 if !to_revoke.is_empty() => {
+                        let (session, unit) = to_revoke.remove(bits as usize % to_revoke.len());
+                        Event::Revoked { session, unit }
+                    }
+                    _ => {
+                        let ticket = Ticket(number as u64);
+                        open.insert(ticket, SessionId(session));
+                        let mode = |bit: u64| if bits >> bit & 1 == 0 { Mode::Read } else { Mode::Write };
+                        let wants = (0..units as u64).map(|i| want((unit + i * 2) % 6, mode(i))).collect();
+                        Event::Request { ticket, session: SessionId(session), wants }
+                    }
+                };
+                if let Event::Ended { session } = event {
+                    open.retain(|_, owner| *owner != session);
+                    to_revoke.retain(|(owner, _)| *owner != session);
+                }
+                absorb(leases.step(now, event), &mut to_revoke, &mut open);
+                leases.assert_invariants();
+            }
+            for _ in 0..10_000 {
+                now += 100;
+                absorb(leases.step(now, Event::Tick), &mut to_revoke, &mut open);
+                let Some((session, unit)) = to_revoke.pop() else { break };
+                absorb(leases.step(now, Event::Revoked { session, unit }), &mut to_revoke, &mut open);
+                leases.assert_invariants();
+            }
+            proptest::prop_assert!(open.is_empty(), "left waiting: {:?}", open);
+        }
+    }
+}
