@@ -1,1 +1,15 @@
 //! Between LibFS and SharedFS: handshake, descriptors, rings, shared words; all waiting.
+//!
+//! Everything here also runs inside programs that are not ours. So the parts that LibFS uses make their own system
+//! calls (`errno` stays as the program left it, and no interposed symbol is called by mistake), start no thread
+//! and print nothing.
+
+pub mod error;
+pub mod host;
+pub mod sync;
+pub mod sys;
+
+pub use error::Error;
+pub use host::{Host, Join, Spin, SystemHost, Time, Waited, wait_until};
+pub use sync::{LongWord, Word};
+pub use sys::{Descriptor, pin_to_one_core};

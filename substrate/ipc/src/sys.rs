@@ -1,0 +1,135 @@
+//! System calls made directly, and the descriptor type that closes itself through them.
+//!
+//! Guarantees: `errno` of the calling thread is not touched, nothing is allocated, and no symbol of libc is called
+//! that a preloaded library (ours) may have replaced.
+
+use crate::error::Error;
+
+/// Makes system call `number` with up to six arguments; the result is what the kernel returned, `-errno` on failure.
+///
+/// # Safety
+/// The call must be sound with these arguments: every pointer among them valid for what the kernel does with it.
+#[cfg(target_arch = "x86_64")]
+pub(crate) unsafe fn syscall(number: libc::c_long, arguments: [usize; 6]) -> isize {
+    let result: isize;
+    let [a, b, c, d, e, f] = arguments;
+    // SAFETY: the kernel's calling convention: these registers in, rax out, rcx and r11 lost; what the call does
+    // with memory is the caller's promise.
+    unsafe {
+        std::arch::asm!(
+            "syscall",
+            inlateout("rax") number as isize => result,
+            in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d, in("r8") e, in("r9") f,
+            lateout("rcx") _, lateout("r11") _,
+            options(nostack),
+        );
+    }
+    result
+}
+
+/// Makes system call `number` with up to six arguments; the result is what the kernel returned, `-errno` on failure.
+///
+/// # Safety
+/// The call must be sound with these arguments: every pointer among them valid for what the kernel does with it.
+#[cfg(target_arch = "aarch64")]
+pub(crate) unsafe fn syscall(number: libc::c_long, arguments: [usize; 6]) -> isize {
+    let result: isize;
+    let [a, b, c, d, e, f] = arguments;
+    // SAFETY: the kernel's calling convention: x8 and x0 to x5 in, x0 out; what the call does with memory is the
+    // caller's promise.
+    unsafe {
+        std::arch::asm!(
+            "svc 0",
+            in("x8") number,
+            inlateout("x0") a => result,
+            in("x1") b, in("x2") c, in("x3") d, in("x4") e, in("x5") f,
+            options(nostack),
+        );
+    }
+    result
+}
+
+/// Turns the kernel's answer into a value or an error that names the call.
+pub(crate) fn check(call: &'static str, result: isize) -> Result<usize, Error> {
+    usize::try_from(result)
+        .map_err(|_| Error::System { call, errno: i32::try_from(-result).unwrap_or(libc::EINVAL) })
+}
+
+/// A descriptor that is ours, closed on drop.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Descriptor(i32);
+
+impl Descriptor {
+    /// Takes ownership of a descriptor number.
+    ///
+    /// # Safety
+    /// `raw` is open and nothing else closes it.
+    pub unsafe fn from_raw(raw: i32) -> Self {
+        Self(raw)
+    }
+
+    /// Wraps what a call that makes a descriptor returned.
+    pub(crate) fn from_call(call: &'static str, result: isize) -> Result<Self, Error> {
+        let raw = check(call, result)?;
+        Ok(Self(i32::try_from(raw).expect("the kernel's descriptors are ints")))
+    }
+
+    /// The number.
+    pub fn raw(&self) -> i32 {
+        self.0
+    }
+
+    /// The number as an argument of a call.
+    pub(crate) fn argument(&self) -> usize {
+        argument(self.0)
+    }
+
+    /// A second descriptor of the same open file, close-on-exec, numbered `least` or above.
+    ///
+    /// # Errors
+    /// `System`: no number free.
+    pub fn duplicate(&self, least: i32) -> Result<Self, Error> {
+        // SAFETY: fcntl(F_DUPFD_CLOEXEC) uses no memory.
+        let result = unsafe {
+            syscall(
+                libc::SYS_fcntl,
+                [self.argument(), libc::F_DUPFD_CLOEXEC as usize, argument(least), 0, 0, 0],
+            )
+        };
+        Self::from_call("fcntl", result)
+    }
+}
+
+impl Drop for Descriptor {
+    fn drop(&mut self) {
+        // SAFETY: the descriptor is ours by `from_raw`'s contract. A failed close frees the number all the same.
+        let _ = unsafe { syscall(libc::SYS_close, [self.argument(), 0, 0, 0, 0, 0]) };
+    }
+}
+
+/// An int as an argument of a call: sign-extended, as the kernel reads it.
+pub(crate) fn argument(value: i32) -> usize {
+    value as isize as usize
+}
+
+/// Binds the calling thread, and threads it starts later, to the first processor it may run on: the simulator runs
+/// one thread at a time, and a hand-over on one core costs a fraction of one between two.
+///
+/// # Errors
+/// `System`.
+pub fn pin_to_one_core() -> Result<(), Error> {
+    let mut mask = [0u8; 128];
+    // SAFETY: the kernel writes at most `mask.len()` bytes there.
+    let result =
+        unsafe { syscall(libc::SYS_sched_getaffinity, [0, mask.len(), mask.as_mut_ptr() as usize, 0, 0, 0]) };
+    let filled = check("sched_getaffinity", result)?;
+    let first =
+        mask[..filled].iter().position(|byte| *byte != 0).expect("a running thread may run somewhere");
+    let bit = mask[first] & mask[first].wrapping_neg();
+    mask = [0u8; 128];
+    mask[first] = bit;
+    // SAFETY: the kernel reads `mask.len()` bytes there.
+    let result =
+        unsafe { syscall(libc::SYS_sched_setaffinity, [0, mask.len(), mask.as_ptr() as usize, 0, 0, 0]) };
+    check("sched_setaffinity", result).map(|_| ())
+}
