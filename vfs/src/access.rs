@@ -1,0 +1,353 @@
+//! Who may do what: pure functions from a caller and attributes to yes or no.
+//!
+//! They decide for everybody: an engine asks them inside each operation, so that check and act are one instant, and
+//! the daemon asks them again when it takes an operation out of a log that it does not trust. The rules and the
+//! order of the errors are those of Linux for a process whose capabilities are all (uid 0) or none.
+
+use crate::engine::{Access, Attributes, Changes, NewType, Removal, RenameMode, Result, SetTime};
+use crate::error::Error;
+use format::record::FileType;
+
+/// Set-user-id bit.
+pub const SET_UID: u32 = 0o4000;
+/// Set-group-id bit.
+pub const SET_GID: u32 = 0o2000;
+/// Sticky bit.
+pub const STICKY: u32 = 0o1000;
+/// May be executed by the group.
+const GROUP_EXECUTE: u32 = 0o010;
+
+/// Wants to read; the numbers of the three are those of `access(2)`.
+pub const READ: u32 = 4;
+/// Wants to write.
+pub const WRITE: u32 = 2;
+/// Wants to execute, or to search a directory.
+pub const EXECUTE: u32 = 1;
+
+/// Who asks: the ids that count for files, and the supplementary groups.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
+pub struct Caller {
+    /// User; 0 is root.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Other groups.
+    pub groups: Vec<u32>,
+}
+
+impl Caller {
+    /// Root.
+    pub const ROOT: Self = Self { uid: 0, gid: 0, groups: Vec::new() };
+
+    /// Whether nothing is forbidden to it.
+    pub fn is_root(&self) -> bool {
+        self.uid == 0
+    }
+
+    /// Whether it belongs to the group.
+    pub fn in_group(&self, gid: u32) -> bool {
+        self.gid == gid || self.groups.contains(&gid)
+    }
+
+    /// Whether it counts as the owner.
+    pub fn owns(&self, attributes: &Attributes) -> bool {
+        self.is_root() || self.uid == attributes.uid
+    }
+}
+
+/// Whether the permission bits allow all that is wanted (a sum of [`READ`], [`WRITE`], [`EXECUTE`]). Root may
+/// everything but execute a file that nobody may execute.
+pub fn permits(caller: &Caller, attributes: &Attributes, wanted: u32) -> bool {
+    if caller.is_root() {
+        let executable = attributes.file_type == FileType::Directory || attributes.mode & 0o111 != 0;
+        return wanted & EXECUTE == 0 || executable;
+    }
+    let shift = if caller.uid == attributes.uid {
+        6
+    } else if caller.in_group(attributes.gid) {
+        3
+    } else {
+        0
+    };
+    wanted & !(attributes.mode >> shift) & 7 == 0
+}
+
+/// The same as a result.
+///
+/// # Errors
+/// `Denied`.
+pub fn check(caller: &Caller, attributes: &Attributes, wanted: u32) -> Result<()> {
+    if permits(caller, attributes, wanted) { Ok(()) } else { Err(Error::Denied) }
+}
+
+/// Looking up a name in this.
+///
+/// # Errors
+/// `NotDirectory`, `Denied`.
+pub fn search(caller: &Caller, directory: &Attributes) -> Result<()> {
+    if directory.file_type != FileType::Directory {
+        return Err(Error::NotDirectory);
+    }
+    check(caller, directory, EXECUTE)
+}
+
+/// Opening.
+///
+/// # Errors
+/// `Loop`, `IsDirectory`, `NoDevice`, `Denied`.
+pub fn open(caller: &Caller, attributes: &Attributes, access: Access, truncate: bool) -> Result<()> {
+    let writes = access.write || truncate;
+    match attributes.file_type {
+        FileType::Regular => {}
+        FileType::Directory if writes => return Err(Error::IsDirectory),
+        FileType::Directory => {}
+        FileType::Symlink => return Err(Error::Loop),
+        _ => {
+            check(caller, attributes, wanted(access.read, writes))?;
+            return Err(Error::NoDevice);
+        }
+    }
+    check(caller, attributes, wanted(access.read, writes))
+}
+
+fn wanted(read: bool, write: bool) -> u32 {
+    u32::from(read) * READ + u32::from(write) * WRITE
+}
+
+/// Adding a name to a directory. The name is known not to exist.
+///
+/// # Errors
+/// `NotFound` if the directory was removed, `Denied`.
+pub fn add_entry(caller: &Caller, directory: &Attributes) -> Result<()> {
+    if directory.links == 0 {
+        return Err(Error::NotFound);
+    }
+    check(caller, directory, WRITE | EXECUTE)
+}
+
+/// Creating what needs more rights than an entry.
+///
+/// # Errors
+/// `NotPermitted` for a device, unless root.
+pub fn make(caller: &Caller, kind: &NewType<'_>) -> Result<()> {
+    let device = matches!(kind, NewType::CharacterDevice(_) | NewType::BlockDevice(_));
+    if device && !caller.is_root() { Err(Error::NotPermitted) } else { Ok(()) }
+}
+
+/// Group and permission bits of a new inode, whose mode is asked for: in a set-group-id directory the group is the
+/// directory's, directories pass the bit on, and a file loses it if it would give the caller a foreign group.
+pub fn inherit(caller: &Caller, directory: &Attributes, file_type: FileType, mode: u32) -> (u32, u32) {
+    let mode = mode & 0o7777;
+    if directory.mode & SET_GID == 0 {
+        return (caller.gid, mode);
+    }
+    if file_type == FileType::Directory {
+        return (directory.gid, mode | SET_GID);
+    }
+    let gives_group = mode & (SET_GID | GROUP_EXECUTE) == SET_GID | GROUP_EXECUTE;
+    let foreign = !caller.in_group(directory.gid) && !caller.is_root();
+    (directory.gid, if gives_group && foreign { mode & !SET_GID } else { mode })
+}
+
+/// Removing an entry of `directory` that stands for `victim`: write permission, then the sticky bit, then types.
+///
+/// # Errors
+/// `Denied`, `NotPermitted`, `NotDirectory`, `IsDirectory`.
+pub fn remove_entry(
+    caller: &Caller,
+    directory: &Attributes,
+    victim: &Attributes,
+    removal: Removal,
+) -> Result<()> {
+    check(caller, directory, WRITE | EXECUTE)?;
+    if directory.mode & STICKY != 0 && !caller.owns(victim) && !caller.owns(directory) {
+        return Err(Error::NotPermitted);
+    }
+    match (removal, victim.file_type == FileType::Directory) {
+        (Removal::Directory, false) => Err(Error::NotDirectory),
+        (Removal::File, true) => Err(Error::IsDirectory),
+        _ => Ok(()),
+    }
+}
+
+/// Giving an inode a name in `directory`, where the name does not exist.
+///
+/// # Errors
+/// `NotFound`, `Denied`, `NotPermitted` for a directory.
+pub fn link(caller: &Caller, directory: &Attributes, inode: &Attributes) -> Result<()> {
+    add_entry(caller, directory)?;
+    if inode.file_type == FileType::Directory {
+        return Err(Error::NotPermitted);
+    }
+    if inode.links == 0 { Err(Error::NotFound) } else { Ok(()) }
+}
+
+/// Renaming `source` from a directory to another; `target` is what the new name stands for. That source and
+/// target are not the same inode, and that neither holds the other, has been seen to before.
+///
+/// # Errors
+/// `Denied`, `NotPermitted`, `NotDirectory`, `IsDirectory`, `NotFound`.
+pub fn rename(
+    caller: &Caller,
+    from: &Attributes,
+    source: &Attributes,
+    to: &Attributes,
+    target: Option<&Attributes>,
+    mode: RenameMode,
+) -> Result<()> {
+    remove_entry(caller, from, source, removal_of(source))?;
+    match target {
+        None => add_entry(caller, to)?,
+        Some(target) if mode == RenameMode::Exchange => {
+            remove_entry(caller, to, target, removal_of(target))?;
+        }
+        Some(target) => remove_entry(caller, to, target, removal_of(source))?,
+    }
+    if from.inode == to.inode {
+        return Ok(());
+    }
+    // A directory that gets another parent has its `..` changed.
+    if source.file_type == FileType::Directory {
+        check(caller, source, WRITE)?;
+    }
+    match target {
+        Some(target) if mode == RenameMode::Exchange && target.file_type == FileType::Directory => {
+            check(caller, target, WRITE)
+        }
+        _ => Ok(()),
+    }
+}
+
+fn removal_of(attributes: &Attributes) -> Removal {
+    if attributes.file_type == FileType::Directory { Removal::Directory } else { Removal::File }
+}
+
+/// Permission bits after a write or a change of size: set-user-id goes, and set-group-id where it gives a group.
+/// Root's writes leave them.
+pub fn after_write(caller: &Caller, attributes: &Attributes) -> u32 {
+    if caller.is_root() || attributes.file_type != FileType::Regular {
+        return attributes.mode;
+    }
+    without_set_ids(caller, attributes)
+}
+
+/// Without set-user-id, and without set-group-id if the group may execute or the caller is not of the group.
+fn without_set_ids(caller: &Caller, attributes: &Attributes) -> u32 {
+    let foreign = !caller.in_group(attributes.gid) && !caller.is_root();
+    let drops_group = attributes.mode & GROUP_EXECUTE != 0 || foreign;
+    attributes.mode & !SET_UID & if drops_group { !SET_GID } else { !0 }
+}
+
+/// Decides changes of attributes, and says which permission bits result from them. `may_write`: the right to change
+/// the size was fixed when the file was opened.
+///
+/// # Errors
+/// For the size: `IsDirectory`, `Invalid` for what is no file, `Denied`. `NotPermitted` if only the owner may.
+/// `Denied` for times set to now by somebody who neither owns nor may write it.
+pub fn change(caller: &Caller, attributes: &Attributes, changes: &Changes, may_write: bool) -> Result<u32> {
+    let owns = caller.owns(attributes);
+    let mut mode = attributes.mode;
+    if changes.size.is_some() {
+        match attributes.file_type {
+            FileType::Regular => {}
+            FileType::Directory => return Err(Error::IsDirectory),
+            _ => return Err(Error::Invalid),
+        }
+        if !may_write {
+            check(caller, attributes, WRITE)?;
+        }
+        mode = after_write(caller, attributes);
+    }
+    if changes.uid.is_some_and(|uid| !(caller.is_root() || owns && uid == attributes.uid)) {
+        return Err(Error::NotPermitted);
+    }
+    let group_allowed = |gid| caller.is_root() || (owns && (gid == attributes.gid || caller.in_group(gid)));
+    if changes.gid.is_some_and(|gid| !group_allowed(gid)) {
+        return Err(Error::NotPermitted);
+    }
+    if changes.chown && attributes.file_type != FileType::Directory {
+        mode = without_set_ids(caller, attributes);
+        if mode != attributes.mode && !owns {
+            return Err(Error::NotPermitted);
+        }
+    }
+    if let Some(asked) = changes.mode {
+        if !owns {
+            return Err(Error::NotPermitted);
+        }
+        let gid = changes.gid.unwrap_or(attributes.gid);
+        let foreign = !caller.in_group(gid) && !caller.is_root();
+        mode = asked & 0o7777 & if foreign { !SET_GID } else { !0 };
+    }
+    change_times(caller, attributes, changes)?;
+    Ok(mode)
+}
+
+fn change_times(caller: &Caller, attributes: &Attributes, changes: &Changes) -> Result<()> {
+    match (changes.atime, changes.mtime) {
+        (None, None) => Ok(()),
+        _ if caller.owns(attributes) => Ok(()),
+        (Some(SetTime::Now), Some(SetTime::Now)) => check(caller, attributes, WRITE),
+        _ => Err(Error::NotPermitted),
+    }
+}
+
+/// Name spaces of extended attributes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum XattrSpace {
+    User,
+    Trusted,
+    Security,
+}
+
+fn xattr_space(name: &[u8]) -> Result<XattrSpace> {
+    let spaces: [(&[u8], _); 3] = [
+        (b"user.", XattrSpace::User),
+        (b"trusted.", XattrSpace::Trusted),
+        (b"security.", XattrSpace::Security),
+    ];
+    let found = spaces.iter().find(|(prefix, _)| name.starts_with(prefix)).ok_or(Error::NotSupported)?;
+    if name.len() == found.0.len() { Err(Error::Invalid) } else { Ok(found.1) }
+}
+
+/// Whether an inode can have attributes of users: files and directories can.
+fn has_user_xattrs(attributes: &Attributes) -> bool {
+    matches!(attributes.file_type, FileType::Regular | FileType::Directory)
+}
+
+/// Reading an extended attribute.
+///
+/// # Errors
+/// `NotSupported` for a name space that is none, `Invalid`, `NoData` for what the caller may not know of, `Denied`.
+pub fn read_xattr(caller: &Caller, attributes: &Attributes, name: &[u8]) -> Result<()> {
+    match xattr_space(name)? {
+        XattrSpace::Security => Ok(()),
+        XattrSpace::Trusted if caller.is_root() => Ok(()),
+        XattrSpace::Trusted => Err(Error::NoData),
+        XattrSpace::User if has_user_xattrs(attributes) => check(caller, attributes, READ),
+        XattrSpace::User => Err(Error::NoData),
+    }
+}
+
+/// Setting or removing an extended attribute.
+///
+/// # Errors
+/// `NotSupported` for a name space that is none, `Invalid`, `NotPermitted`, `Denied`.
+pub fn write_xattr(caller: &Caller, attributes: &Attributes, name: &[u8]) -> Result<()> {
+    match xattr_space(name)? {
+        XattrSpace::Trusted | XattrSpace::Security if caller.is_root() => Ok(()),
+        XattrSpace::Trusted | XattrSpace::Security => Err(Error::NotPermitted),
+        XattrSpace::User => {
+            let sticky = attributes.file_type == FileType::Directory && attributes.mode & STICKY != 0;
+            if !has_user_xattrs(attributes) || (sticky && !caller.owns(attributes)) {
+                return Err(Error::NotPermitted);
+            }
+            check(caller, attributes, WRITE)
+        }
+    }
+}
+
+/// Whether a listing shows the caller this attribute.
+pub fn lists_xattr(caller: &Caller, name: &[u8]) -> bool {
+    caller.is_root() || !name.starts_with(b"trusted.")
+}
