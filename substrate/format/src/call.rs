@@ -107,6 +107,8 @@ pub struct WalkRequest {
     pub reserved: U32,
 }
 
+const _: () = assert!(size_of::<WalkRequest>() == 16);
+
 /// How a walk ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
@@ -118,6 +120,8 @@ pub struct WalkResponse {
     /// Zero.
     pub reserved: U32,
 }
+
+const _: () = assert!(size_of::<WalkResponse>() == 8);
 
 /// A lease with the state of its unit in the area: what a LibFS caches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -145,6 +149,8 @@ pub struct NodeReply {
     pub item: InodeItem,
 }
 
+const _: () = assert!(size_of::<NodeReply>() == 152);
+
 /// One unit of a [`LeaseRequest`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
@@ -157,6 +163,8 @@ pub struct LeaseUnit {
     pub reserved: [u8; 7],
 }
 
+const _: () = assert!(size_of::<LeaseUnit>() == 16);
+
 /// Leases that are granted together or not at all: `count` units follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
@@ -166,6 +174,8 @@ pub struct LeaseRequest {
     /// Zero.
     pub reserved: U32,
 }
+
+const _: () = assert!(size_of::<LeaseRequest>() == 8);
 
 /// Open: the right is checked now and kept until the close.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -181,6 +191,8 @@ pub struct OpenRequest {
     pub reserved: [u8; 6],
 }
 
+const _: () = assert!(size_of::<OpenRequest>() == 16);
+
 /// A request about one inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
@@ -191,6 +203,8 @@ pub struct InodeRequest {
     pub flags: U64,
 }
 
+const _: () = assert!(size_of::<InodeRequest>() == 16);
+
 /// Entries of a directory after a cookie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
@@ -200,6 +214,8 @@ pub struct EntriesRequest {
     /// First cookie wanted.
     pub from: U64,
 }
+
+const _: () = assert!(size_of::<EntriesRequest>() == 16);
 
 /// Head of a batch of entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -212,6 +228,8 @@ pub struct EntriesResponse {
     /// 1 if the directory ends with this batch.
     pub end: U32,
 }
+
+const _: () = assert!(size_of::<EntriesResponse>() == 16);
 
 /// An entry; its name follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -229,6 +247,8 @@ pub struct EntryReply {
     pub reserved: [u8; 6],
 }
 
+const _: () = assert!(size_of::<EntryReply>() == 24);
+
 /// A part of a file, in blocks or in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
@@ -240,6 +260,8 @@ pub struct RangeRequest {
     /// How long it is.
     pub length: U64,
 }
+
+const _: () = assert!(size_of::<RangeRequest>() == 24);
 
 /// Head of a batch of extents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -254,6 +276,8 @@ pub struct ExtentsResponse {
     /// The batch says all about blocks before this one.
     pub covered_to: U64,
 }
+
+const _: () = assert!(size_of::<ExtentsResponse>() == 24);
 
 /// An extent, without checksums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -271,6 +295,8 @@ pub struct ExtentReply {
     pub flags: U32,
 }
 
+const _: () = assert!(size_of::<ExtentReply>() == 24);
+
 /// The session may not map the extent's segment: it reads by call.
 pub const EXTENT_BY_CALL: u32 = 0x8000_0000;
 
@@ -286,6 +312,8 @@ pub struct DigestRequest {
     pub reserved: U32,
 }
 
+const _: () = assert!(size_of::<DigestRequest>() == 16);
+
 /// How far a log is digested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
@@ -296,6 +324,8 @@ pub struct DigestResponse {
     pub position: U64,
 }
 
+const _: () = assert!(size_of::<DigestResponse>() == 16);
+
 /// More inode numbers and room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
@@ -305,6 +335,8 @@ pub struct RefillRequest {
     /// Blocks of room wanted; 0 for none.
     pub room_blocks: U64,
 }
+
+const _: () = assert!(size_of::<RefillRequest>() == 16);
 
 /// What was granted; less room than wanted means that the pool is nearly full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -318,6 +350,8 @@ pub struct RefillResponse {
     pub room_blocks: U64,
 }
 
+const _: () = assert!(size_of::<RefillResponse>() == 24);
+
 /// A larger log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
@@ -325,6 +359,8 @@ pub struct GrowRequest {
     /// Bytes of the whole log file.
     pub file_bytes: U64,
 }
+
+const _: () = assert!(size_of::<GrowRequest>() == 8);
 
 /// The log begins anew, empty, with more room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -340,6 +376,8 @@ pub struct GrowResponse {
     pub reserved: U32,
 }
 
+const _: () = assert!(size_of::<GrowResponse>() == 24);
+
 /// Sizes of the file system, in blocks of 4096 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
@@ -353,6 +391,8 @@ pub struct StatfsResponse {
     /// Inodes that may still be made.
     pub inodes_free: U64,
 }
+
+const _: () = assert!(size_of::<StatfsResponse>() == 32);
 
 /// How a call ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
