@@ -1,0 +1,269 @@
+//! Copies from and to memory that is not ours: another thread may change it meanwhile, and it may not be mapped.
+//!
+//! The copy is one machine-code loop that the compiler cannot look into, so that no byte is fetched a second time
+//! behind our back (a plain copy may be optimised into two loads of the source). A fault inside the loop can be
+//! turned into an error value: a SIGSEGV or SIGBUS handler asks [`landing_of`] with the instruction's address and
+//! continues where it says; the copy then returns [`Fault`]. Without such a handler a fault kills the process, as
+//! it does everywhere else.
+
+use std::marker::PhantomData;
+
+/// The memory given by a caller is not mapped, or not with this right (EFAULT).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fault;
+
+/// Bytes to be copied from, which may change or be unmapped at any time.
+#[derive(Clone, Copy, Debug)]
+pub struct Source<'a> {
+    start: *const u8,
+    bytes: usize,
+    lifetime: PhantomData<&'a [u8]>,
+}
+
+// SAFETY: a source is only an address and a length; every access goes through the copy loop, which tolerates
+// concurrent change.
+unsafe impl Send for Source<'_> {}
+
+impl<'a> From<&'a [u8]> for Source<'a> {
+    fn from(slice: &'a [u8]) -> Self {
+        Self { start: slice.as_ptr(), bytes: slice.len(), lifetime: PhantomData }
+    }
+}
+
+impl<'a, const N: usize> From<&'a [u8; N]> for Source<'a> {
+    fn from(array: &'a [u8; N]) -> Self {
+        Self::from(array.as_slice())
+    }
+}
+
+impl Source<'_> {
+    /// Memory at an address that a program gave.
+    ///
+    /// # Safety
+    /// Either the range is readable while the source is used, or a fault handler that asks [`landing_of`] is
+    /// installed.
+    pub const unsafe fn from_raw(start: *const u8, bytes: usize) -> Self {
+        Self { start, bytes, lifetime: PhantomData }
+    }
+
+    /// Number of bytes.
+    pub const fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Copies the first bytes of the source into all of `target`, and moves the source's start behind them.
+    ///
+    /// # Errors
+    /// `Fault`: an unknown part of `target` was overwritten.
+    ///
+    /// # Panics
+    /// If the source is shorter than `target`.
+    #[inline]
+    pub fn take(&mut self, target: &mut [u8]) -> Result<(), Fault> {
+        let bytes = target.len();
+        // SAFETY: the target is ours and initialised.
+        unsafe { self.take_raw(target.as_mut_ptr(), bytes) }
+    }
+
+    /// [`Source::take`] into memory that need not be initialised.
+    ///
+    /// # Safety
+    /// `bytes` bytes at `target` are writable by us alone.
+    #[inline]
+    pub(crate) unsafe fn take_raw(&mut self, target: *mut u8, bytes: usize) -> Result<(), Fault> {
+        assert!(bytes <= self.bytes, "a copy stays within its source");
+        // SAFETY: `from_raw` promised that the source is readable or its faults are caught; the caller vouches for
+        // the target.
+        unsafe { copy(target, self.start, bytes)? };
+        self.start = self.start.wrapping_add(bytes);
+        self.bytes -= bytes;
+        Ok(())
+    }
+}
+
+/// Memory to be copied to, which may be read, changed or unmapped by others at any time.
+#[derive(Debug)]
+pub struct Sink<'a> {
+    start: *mut u8,
+    bytes: usize,
+    lifetime: PhantomData<&'a mut [u8]>,
+}
+
+// SAFETY: as for `Source`.
+unsafe impl Send for Sink<'_> {}
+
+impl<'a> From<&'a mut [u8]> for Sink<'a> {
+    fn from(slice: &'a mut [u8]) -> Self {
+        Self { start: slice.as_mut_ptr(), bytes: slice.len(), lifetime: PhantomData }
+    }
+}
+
+impl Sink<'_> {
+    /// Memory at an address that a program gave.
+    ///
+    /// # Safety
+    /// No Rust reference to the range lives while the sink is used, and either it is writable or a fault handler
+    /// that asks [`landing_of`] is installed.
+    pub const unsafe fn from_raw(start: *mut u8, bytes: usize) -> Self {
+        Self { start, bytes, lifetime: PhantomData }
+    }
+
+    /// Number of bytes left.
+    pub const fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Copies all of `source` to the start of the sink, and moves the sink's start behind it.
+    ///
+    /// # Errors
+    /// `Fault`: an unknown part was overwritten.
+    ///
+    /// # Panics
+    /// If the sink is shorter than `source`.
+    pub fn put(&mut self, source: &[u8]) -> Result<(), Fault> {
+        // SAFETY: a slice is readable.
+        unsafe { self.put_raw(source.as_ptr(), source.len()) }
+    }
+
+    /// [`Sink::put`] from memory that others may change.
+    ///
+    /// # Safety
+    /// `bytes` bytes at `source` are readable.
+    pub(crate) unsafe fn put_raw(&mut self, source: *const u8, bytes: usize) -> Result<(), Fault> {
+        assert!(bytes <= self.bytes, "a copy stays within its sink");
+        // SAFETY: `from_raw` promised that the sink is writable or its faults are caught; the caller vouches for
+        // the source.
+        unsafe { copy(self.start, source, bytes)? };
+        self.start = self.start.wrapping_add(bytes);
+        self.bytes -= bytes;
+        Ok(())
+    }
+}
+
+/// Copies memory, of which either side may be changed by others meanwhile.
+///
+/// # Safety
+/// `source` is readable and `target` writable for `bytes` bytes, or faults there are caught by a handler that asks
+/// [`landing_of`]; the two do not overlap; no Rust reference is confused by the change.
+#[inline]
+pub(crate) unsafe fn copy(target: *mut u8, source: *const u8, bytes: usize) -> Result<(), Fault> {
+    // SAFETY: as the caller promised.
+    if unsafe { machine::copy_loop(target, source, bytes) } == 0 { Ok(()) } else { Err(Fault) }
+}
+
+/// Where a fault handler continues if `instruction` lies in the copy loop; `None` if the fault is none of ours. To
+/// be called from a signal handler: it only compares numbers.
+pub fn landing_of(instruction: usize) -> Option<usize> {
+    machine::landing_of(instruction)
+}
+
+#[cfg(target_arch = "x86_64")]
+mod machine {
+    // Whole lines by 16-byte moves, the rest by two overlapping moves. It keeps nothing on the stack, so the landing
+    // is a plain return; result 0 is done, 1 a fault.
+    std::arch::global_asm!(
+        ".pushsection .text.hearth_copy,\"ax\",@progbits",
+        ".p2align 6",
+        ".hidden hearth_copy_start",
+        ".globl hearth_copy_start",
+        ".hidden hearth_copy_end",
+        ".globl hearth_copy_end",
+        ".hidden hearth_copy_landing",
+        ".globl hearth_copy_landing",
+        ".type hearth_copy_start,@function",
+        "hearth_copy_start:",
+        "cmp rdx, 64",
+        "jb 3f",
+        "2:",
+        "movups xmm0, [rsi]",
+        "movups xmm1, [rsi + 16]",
+        "movups xmm2, [rsi + 32]",
+        "movups xmm3, [rsi + 48]",
+        "movups [rdi], xmm0",
+        "movups [rdi + 16], xmm1",
+        "movups [rdi + 32], xmm2",
+        "movups [rdi + 48], xmm3",
+        "add rsi, 64",
+        "add rdi, 64",
+        "sub rdx, 64",
+        "cmp rdx, 64",
+        "jae 2b",
+        "3:",
+        "cmp rdx, 32",
+        "jb 4f",
+        "movups xmm0, [rsi]",
+        "movups xmm1, [rsi + 16]",
+        "movups xmm2, [rsi + rdx - 32]",
+        "movups xmm3, [rsi + rdx - 16]",
+        "movups [rdi], xmm0",
+        "movups [rdi + 16], xmm1",
+        "movups [rdi + rdx - 32], xmm2",
+        "movups [rdi + rdx - 16], xmm3",
+        "xor eax, eax",
+        "ret",
+        "4:",
+        "cmp rdx, 16",
+        "jb 5f",
+        "movups xmm0, [rsi]",
+        "movups xmm1, [rsi + rdx - 16]",
+        "movups [rdi], xmm0",
+        "movups [rdi + rdx - 16], xmm1",
+        "xor eax, eax",
+        "ret",
+        "5:",
+        "cmp rdx, 8",
+        "jb 6f",
+        "mov rax, [rsi]",
+        "mov rcx, [rsi + rdx - 8]",
+        "mov [rdi], rax",
+        "mov [rdi + rdx - 8], rcx",
+        "xor eax, eax",
+        "ret",
+        "6:",
+        "test rdx, rdx",
+        "jz 8f",
+        "7:",
+        "mov al, [rsi + rdx - 1]",
+        "mov [rdi + rdx - 1], al",
+        "dec rdx",
+        "jnz 7b",
+        "8:",
+        "xor eax, eax",
+        "ret",
+        "hearth_copy_end:",
+        "hearth_copy_landing:",
+        "mov eax, 1",
+        "ret",
+        ".size hearth_copy_start, . - hearth_copy_start",
+        ".popsection",
+    );
+
+    unsafe extern "C" {
+        #[link_name = "hearth_copy_start"]
+        pub fn copy_loop(target: *mut u8, source: *const u8, bytes: usize) -> usize;
+        fn hearth_copy_end();
+        fn hearth_copy_landing();
+    }
+
+    pub fn landing_of(instruction: usize) -> Option<usize> {
+        let start = copy_loop as *const () as usize;
+        let end = hearth_copy_end as *const () as usize;
+        (start..end).contains(&instruction).then_some(hearth_copy_landing as *const () as usize)
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+mod machine {
+    /// One volatile byte at a time; faults are not caught here.
+    pub unsafe fn copy_loop(target: *mut u8, source: *const u8, bytes: usize) -> usize {
+        for index in 0..bytes {
+            // SAFETY: as the caller promised for the whole range.
+            unsafe { target.add(index).write_volatile(source.add(index).read_volatile()) };
+        }
+        0
+    }
+
+    pub fn landing_of(_instruction: usize) -> Option<usize> {
+        None
+    }
+}

@@ -1,0 +1,356 @@
+//! A pool's folder: named files of fixed length, made whole or not at all.
+//!
+//! A file appears under its name only when all its space is allocated, it reads as zeros, and both file and folder
+//! entry are durable. So a later store never finds the medium full (that would be a SIGBUS, not an error value), and
+//! a crash in the middle leaves the name free.
+
+use crate::MediaError;
+use crate::recorded::{RecordedLock, Recorder};
+use crate::region::Region;
+use std::ffi::{CStr, CString};
+use std::io::Write;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Longest name of a pool file, in bytes.
+pub const NAME_BYTES_MAX: usize = 200;
+
+/// The file that a lock of the pool is taken on.
+const LOCK_NAME: &str = "lock";
+
+/// A file under construction has this before its name; no pool file begins with a dot.
+const UNFINISHED_PREFIX: &str = ".new-";
+
+/// What a medium survives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// A mapped file in memory (tmpfs).
+    Memory,
+    /// A mapped file of any file system; settled by the operating system.
+    File,
+    /// The test medium.
+    Recorded,
+}
+
+impl Class {
+    /// One word for status.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Memory => "memory",
+            Self::File => "file",
+            Self::Recorded => "recorded",
+        }
+    }
+
+    /// What was written survives the end of the process.
+    pub const fn survives_process(self) -> bool {
+        match self {
+            Self::Memory | Self::File => true,
+            Self::Recorded => false,
+        }
+    }
+
+    /// What was settled survives a crash of the operating system.
+    pub const fn survives_os(self) -> bool {
+        match self {
+            Self::File => true,
+            Self::Memory | Self::Recorded => false,
+        }
+    }
+
+    /// What was settled survives a loss of power.
+    pub const fn survives_power(self) -> bool {
+        self.survives_os()
+    }
+}
+
+/// A pool's folder on some medium. Clones are the same folder.
+#[derive(Clone, Debug)]
+pub struct Medium(Kind);
+
+#[derive(Clone, Debug)]
+enum Kind {
+    Folder(Arc<Folder>),
+    Recorded(Recorder),
+}
+
+#[derive(Debug)]
+struct Folder {
+    class: Class,
+    path: PathBuf,
+    descriptor: OwnedFd,
+}
+
+impl Medium {
+    /// A folder on tmpfs, which must exist.
+    ///
+    /// # Errors
+    /// `NotFound`, `Os`.
+    pub fn memory(folder: &Path) -> Result<Self, MediaError> {
+        Self::folder(Class::Memory, folder)
+    }
+
+    /// A folder on any file system, which must exist.
+    ///
+    /// # Errors
+    /// `NotFound`, `Os`.
+    pub fn file(folder: &Path) -> Result<Self, MediaError> {
+        Self::folder(Class::File, folder)
+    }
+
+    /// The test medium of a recorder.
+    pub fn recorded(recorder: &Recorder) -> Self {
+        Self(Kind::Recorded(recorder.clone()))
+    }
+
+    fn folder(class: Class, path: &Path) -> Result<Self, MediaError> {
+        let descriptor: OwnedFd = std::fs::OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_DIRECTORY)
+            .open(path)
+            .map_err(|error| MediaError::of_io(&error))?
+            .into();
+        Ok(Self(Kind::Folder(Arc::new(Folder { class, path: path.to_owned(), descriptor }))))
+    }
+
+    /// What the medium survives.
+    pub fn class(&self) -> Class {
+        match &self.0 {
+            Kind::Folder(folder) => folder.class,
+            Kind::Recorded(_) => Class::Recorded,
+        }
+    }
+
+    /// Makes a file of zeros, mode 0600, with all its space; it is durable when this returns.
+    ///
+    /// # Errors
+    /// `Exists`, `NoSpace`, `Name`, `Length` (zero, or more than an address space), `Os`.
+    pub fn create(&self, name: &str, bytes: u64) -> Result<Region, MediaError> {
+        check_name(name)?;
+        if bytes == 0 || i64::try_from(bytes).is_err() {
+            return Err(MediaError::Length);
+        }
+        match &self.0 {
+            Kind::Folder(folder) => folder.create(name, bytes),
+            Kind::Recorded(recorder) => recorder.create(name, bytes),
+        }
+    }
+
+    /// Maps a file for reading and writing.
+    ///
+    /// # Errors
+    /// `NotFound`, `Name`, `Length` (an empty file), `Os`.
+    pub fn open(&self, name: &str) -> Result<Region, MediaError> {
+        check_name(name)?;
+        match &self.0 {
+            Kind::Folder(folder) => folder.open(name, true),
+            Kind::Recorded(recorder) => recorder.open(name, true),
+        }
+    }
+
+    /// Maps a file for reading; its descriptor grants no more than that.
+    ///
+    /// # Errors
+    /// As [`Medium::open`].
+    pub fn open_read_only(&self, name: &str) -> Result<Region, MediaError> {
+        check_name(name)?;
+        match &self.0 {
+            Kind::Folder(folder) => folder.open(name, false),
+            Kind::Recorded(recorder) => recorder.open(name, false),
+        }
+    }
+
+    /// Names of the files, sorted.
+    ///
+    /// # Errors
+    /// `Os`.
+    pub fn list(&self) -> Result<Vec<String>, MediaError> {
+        match &self.0 {
+            Kind::Folder(folder) => folder.list(|name| check_name(name).is_ok()),
+            Kind::Recorded(recorder) => Ok(recorder.list()),
+        }
+    }
+
+    /// Removes a file; it stays away when this returns. Regions that map it stay usable.
+    ///
+    /// # Errors
+    /// `NotFound`, `Name`, `Os`.
+    pub fn remove(&self, name: &str) -> Result<(), MediaError> {
+        check_name(name)?;
+        match &self.0 {
+            Kind::Folder(folder) => folder.remove(name),
+            Kind::Recorded(recorder) => recorder.remove(name),
+        }
+    }
+
+    /// Takes the pool for this process until the guard goes (the kernel lets go of it when the process ends), and
+    /// removes what crashed creations left.
+    ///
+    /// # Errors
+    /// `Locked`, `Os`.
+    pub fn lock(&self) -> Result<PoolLock, MediaError> {
+        match &self.0 {
+            Kind::Folder(folder) => Ok(PoolLock { _held: Held::Folder { _file: folder.lock()? } }),
+            Kind::Recorded(recorder) => Ok(PoolLock { _held: Held::Recorded { _lock: recorder.lock()? } }),
+        }
+    }
+}
+
+/// The pool is this process's while this lives.
+#[derive(Debug)]
+pub struct PoolLock {
+    _held: Held,
+}
+
+#[derive(Debug)]
+enum Held {
+    Folder { _file: OwnedFd },
+    Recorded { _lock: RecordedLock },
+}
+
+impl Folder {
+    fn create(&self, name: &str, bytes: u64) -> Result<Region, MediaError> {
+        let unfinished = c_string(&format!("{UNFINISHED_PREFIX}{name}"))?;
+        let finished = c_string(name)?;
+        self.unlink(&unfinished)
+            .or_else(|error| if error == MediaError::NotFound { Ok(()) } else { Err(error) })?;
+        let flags = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL;
+        let file = self.open_at(&unfinished, flags)?;
+        let made = self.fill_and_name(&file, bytes, &unfinished, &finished);
+        if made.is_err() {
+            // The error that matters is the first; a leftover goes with the next lock.
+            let _ = self.unlink(&unfinished);
+        }
+        made?;
+        Region::mapped(name.to_owned(), file, self.class, true)
+    }
+
+    fn fill_and_name(
+        &self,
+        file: &OwnedFd,
+        bytes: u64,
+        unfinished: &CStr,
+        finished: &CStr,
+    ) -> Result<(), MediaError> {
+        allocate(file, bytes)?;
+        sync(file)?;
+        let folder = self.descriptor.as_raw_fd();
+        // SAFETY: the folder is open and both names end with zero.
+        let named = unsafe {
+            libc::renameat2(folder, unfinished.as_ptr(), folder, finished.as_ptr(), libc::RENAME_NOREPLACE)
+        };
+        if named != 0 {
+            return Err(MediaError::last_os());
+        }
+        sync(&self.descriptor)
+    }
+
+    fn open(&self, name: &str, writable: bool) -> Result<Region, MediaError> {
+        let flags = if writable { libc::O_RDWR } else { libc::O_RDONLY };
+        let file = self.open_at(&c_string(name)?, flags)?;
+        Region::mapped(name.to_owned(), file, self.class, writable)
+    }
+
+    fn open_at(&self, name: &CStr, flags: libc::c_int) -> Result<OwnedFd, MediaError> {
+        let flags = flags | libc::O_CLOEXEC | libc::O_NOFOLLOW;
+        // SAFETY: the folder is open and the name ends with zero.
+        let file = unsafe { libc::openat(self.descriptor.as_raw_fd(), name.as_ptr(), flags, 0o600) };
+        if file < 0 {
+            return Err(MediaError::last_os());
+        }
+        // SAFETY: the kernel just gave this descriptor to us alone.
+        Ok(unsafe { OwnedFd::from_raw_fd(file) })
+    }
+
+    fn unlink(&self, name: &CStr) -> Result<(), MediaError> {
+        // SAFETY: the folder is open and the name ends with zero.
+        match unsafe { libc::unlinkat(self.descriptor.as_raw_fd(), name.as_ptr(), 0) } {
+            0 => Ok(()),
+            _ => Err(MediaError::last_os()),
+        }
+    }
+
+    fn remove(&self, name: &str) -> Result<(), MediaError> {
+        self.unlink(&c_string(name)?)?;
+        sync(&self.descriptor)
+    }
+
+    fn list(&self, wanted: impl Fn(&str) -> bool) -> Result<Vec<String>, MediaError> {
+        let of_io = |error: std::io::Error| MediaError::of_io(&error);
+        let mut names = Vec::new();
+        for entry in std::fs::read_dir(&self.path).map_err(of_io)? {
+            if let Ok(name) = entry.map_err(of_io)?.file_name().into_string()
+                && wanted(&name)
+            {
+                names.push(name);
+            }
+        }
+        names.sort_unstable();
+        Ok(names)
+    }
+
+    fn lock(&self) -> Result<OwnedFd, MediaError> {
+        let file = self.open_at(&c_string(LOCK_NAME)?, libc::O_RDWR | libc::O_CREAT)?;
+        // SAFETY: the descriptor is open.
+        if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
+            return Err(match MediaError::last_os() {
+                MediaError::Os(libc::EWOULDBLOCK) => MediaError::Locked,
+                error => error,
+            });
+        }
+        for leftover in self.list(|name| name.starts_with(UNFINISHED_PREFIX))? {
+            self.unlink(&c_string(&leftover)?)?;
+        }
+        Ok(file)
+    }
+}
+
+/// Gives a new file its length and space.
+fn allocate(file: &OwnedFd, bytes: u64) -> Result<(), MediaError> {
+    let length = libc::off_t::try_from(bytes).map_err(|_| MediaError::Length)?;
+    // SAFETY: the descriptor is open.
+    if unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, length) } == 0 {
+        return Ok(());
+    }
+    match MediaError::last_os() {
+        MediaError::Os(libc::EOPNOTSUPP | libc::ENOSYS) => write_zeros(file, bytes),
+        error => Err(error),
+    }
+}
+
+/// For file systems that cannot allocate without writing.
+fn write_zeros(file: &OwnedFd, bytes: u64) -> Result<(), MediaError> {
+    const CHUNK: usize = 1 << 16;
+    let of_io = |error: std::io::Error| MediaError::of_io(&error);
+    let mut file = std::fs::File::from(file.as_fd().try_clone_to_owned().map_err(of_io)?);
+    let mut left = bytes;
+    while left > 0 {
+        let part = left.min(CHUNK as u64);
+        let zeros = &[0; CHUNK][..usize::try_from(part).expect("a chunk fits an address")];
+        file.write_all(zeros).map_err(of_io)?;
+        left -= part;
+    }
+    Ok(())
+}
+
+fn sync(file: &OwnedFd) -> Result<(), MediaError> {
+    // SAFETY: the descriptor is open.
+    match unsafe { libc::fsync(file.as_raw_fd()) } {
+        0 => Ok(()),
+        _ => Err(MediaError::last_os()),
+    }
+}
+
+fn check_name(name: &str) -> Result<(), MediaError> {
+    let fits = (1..=NAME_BYTES_MAX).contains(&name.len())
+        && name != LOCK_NAME
+        && !name.starts_with('.')
+        && !name.bytes().any(|byte| byte == b'/' || byte == 0);
+    if fits { Ok(()) } else { Err(MediaError::Name) }
+}
+
+fn c_string(name: &str) -> Result<CString, MediaError> {
+    CString::new(name).map_err(|_| MediaError::Name)
+}

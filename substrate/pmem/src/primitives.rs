@@ -1,0 +1,168 @@
+//! Stores that reach the medium: non-temporal copies, write-back of cache lines, the store fence; chosen once by
+//! what the processor has.
+//!
+//! Non-temporal stores win at every size on what we measured, so whole lines go that way; the edges of a range are
+//! stored as usual and written back.
+
+use crate::LINE_BYTES;
+
+/// Stores all of `source` at `target` and moves it towards the medium; durable after the next [`fence`].
+///
+/// # Safety
+/// `target` is writable for the length of the source, and no Rust reference to it lives.
+pub(crate) unsafe fn write(target: *mut u8, source: &[u8]) {
+    let to_line = target.align_offset(LINE_BYTES).min(source.len());
+    let (edge, rest) = source.split_at(to_line);
+    let (lines, tail) = rest.split_at(rest.len() / LINE_BYTES * LINE_BYTES);
+    // SAFETY: the three parts lie one after the other within the target's range; `lines` starts on a line, since
+    // either `edge` led up to one or there are no lines.
+    unsafe {
+        if !edge.is_empty() {
+            store(target, edge);
+            write_back(target, edge.len());
+        }
+        if !lines.is_empty() {
+            machine::stream(target.add(edge.len()), lines);
+        }
+        if !tail.is_empty() {
+            let target = target.add(edge.len() + lines.len());
+            store(target, tail);
+            write_back(target, tail.len());
+        }
+    }
+}
+
+/// Stores all of `source` at `target`; nothing moves it on.
+///
+/// # Safety
+/// `target` is writable for the length of the source, and no Rust reference to it lives.
+pub(crate) unsafe fn store(target: *mut u8, source: &[u8]) {
+    // SAFETY: as the caller promised; a slice is readable and cannot overlap memory that nobody has a reference to.
+    unsafe { crate::copy::copy(target, source.as_ptr(), source.len()) }
+        .expect("neither side of a store within a region can fault and be caught");
+}
+
+/// Moves the lines of a range towards the medium; durable after the next [`fence`].
+///
+/// # Safety
+/// The range is mapped.
+pub(crate) unsafe fn write_back(start: *const u8, bytes: usize) {
+    let mut line = start as usize & !(LINE_BYTES - 1);
+    let end = start as usize + bytes;
+    while line < end {
+        // SAFETY: the line holds at least one byte of the range, so it is mapped.
+        unsafe { machine::write_back_line(line as *const u8) };
+        line += LINE_BYTES;
+    }
+}
+
+/// What this thread stored or wrote back before is on the medium before what it stores later. It pairs with nothing
+/// but the medium: other threads are ordered by the words that they share.
+#[inline]
+pub(crate) fn fence() {
+    machine::fence();
+}
+
+#[cfg(target_arch = "x86_64")]
+mod machine {
+    use crate::LINE_BYTES;
+    use std::arch::asm;
+    use std::arch::x86_64::{
+        __cpuid_count, __m128i, __m256i, _mm_clflush, _mm_loadu_si128, _mm_sfence, _mm_stream_si128,
+        _mm256_loadu_si256, _mm256_stream_si256,
+    };
+    use std::sync::atomic::{AtomicU8, Ordering};
+
+    const UNKNOWN: u8 = 0;
+    const CLWB: u8 = 1;
+    const CLFLUSHOPT: u8 = 2;
+    const CLFLUSH: u8 = 3;
+
+    /// How lines are written back. Relaxed: every thread that finds it unknown computes the same value.
+    static WRITE_BACK: AtomicU8 = AtomicU8::new(UNKNOWN);
+
+    #[cold]
+    fn choose_write_back() -> u8 {
+        let found = if __cpuid_count(0, 0).eax < 7 { 0 } else { __cpuid_count(7, 0).ebx };
+        let choice = match (found & (1 << 24) != 0, found & (1 << 23) != 0) {
+            (true, _) => CLWB,
+            (false, true) => CLFLUSHOPT,
+            (false, false) => CLFLUSH,
+        };
+        WRITE_BACK.store(choice, Ordering::Relaxed);
+        choice
+    }
+
+    #[inline]
+    pub unsafe fn write_back_line(line: *const u8) {
+        let mut choice = WRITE_BACK.load(Ordering::Relaxed);
+        if choice == UNKNOWN {
+            choice = choose_write_back();
+        }
+        // SAFETY: the line is mapped, and the processor said that it has the instruction.
+        unsafe {
+            match choice {
+                CLWB => asm!("clwb [{}]", in(reg) line, options(nostack, preserves_flags)),
+                CLFLUSHOPT => asm!("clflushopt [{}]", in(reg) line, options(nostack, preserves_flags)),
+                _ => _mm_clflush(line),
+            }
+        }
+    }
+
+    /// `target` is aligned to a line and `lines` is a multiple of lines.
+    #[inline]
+    pub unsafe fn stream(target: *mut u8, lines: &[u8]) {
+        // SAFETY: as the caller promised; AVX2 was seen.
+        unsafe {
+            if std::arch::is_x86_feature_detected!("avx2") {
+                stream_avx2(target, lines);
+            } else {
+                stream_sse2(target, lines);
+            }
+        }
+    }
+
+    #[target_feature(enable = "avx2")]
+    unsafe fn stream_avx2(target: *mut u8, lines: &[u8]) {
+        for (index, line) in lines.chunks_exact(LINE_BYTES).enumerate() {
+            // SAFETY: the target has room for all lines and is aligned to a line, so to 32 bytes.
+            unsafe {
+                let source = line.as_ptr().cast::<__m256i>();
+                let target = target.add(index * LINE_BYTES).cast::<__m256i>();
+                _mm256_stream_si256(target, _mm256_loadu_si256(source));
+                _mm256_stream_si256(target.add(1), _mm256_loadu_si256(source.add(1)));
+            }
+        }
+    }
+
+    unsafe fn stream_sse2(target: *mut u8, lines: &[u8]) {
+        for (index, part) in lines.chunks_exact(16).enumerate() {
+            // SAFETY: the target has room for all lines and is aligned to a line, so to 16 bytes.
+            unsafe {
+                let target = target.add(index * 16).cast::<__m128i>();
+                _mm_stream_si128(target, _mm_loadu_si128(part.as_ptr().cast::<__m128i>()));
+            }
+        }
+    }
+
+    #[inline]
+    pub fn fence() {
+        // SAFETY: every x86-64 processor has SSE.
+        unsafe { _mm_sfence() };
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+mod machine {
+    /// Plain stores: such a machine has only media that settle by system call.
+    pub unsafe fn stream(target: *mut u8, lines: &[u8]) {
+        // SAFETY: as the caller promised.
+        unsafe { super::store(target, lines) };
+    }
+
+    pub unsafe fn write_back_line(_line: *const u8) {}
+
+    pub fn fence() {
+        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+    }
+}

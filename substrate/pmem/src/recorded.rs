@@ -1,0 +1,322 @@
+//! The medium of the tests: files in memory, and a log of everything that was done to them. From the log, [`crate::crash`]
+//! makes every image that a crash may leave.
+//!
+//! It keeps the rules of the worst real medium: a fence covers only what the same thread wrote or persisted in the
+//! same file. It can be told to lie: to leave out the n-th persist, fence or settle, to fail a settle, to fail reads
+//! of a range. So a test proves that it would notice.
+//!
+//! Locks: one, of the recorder; nothing else is taken under it.
+
+use crate::MediaError;
+use crate::image::Image;
+use crate::medium::Medium;
+use crate::region::Region;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread::ThreadId;
+
+/// A file, by the order of creation, so that a later file of the same name is another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct FileId(pub u32);
+
+/// Something that was done.
+#[derive(Clone, Debug)]
+pub(crate) enum Event {
+    /// A file became durable.
+    Create { file: FileId, name: Arc<str>, bytes: u64 },
+    /// A file went.
+    Remove { file: FileId },
+    /// Bytes were stored.
+    Store { file: FileId, offset: u64, bytes: Box<[u8]> },
+    /// A range was moved towards the medium.
+    Persist { file: FileId, range: Range<u64>, thread: ThreadId },
+    /// What the thread persisted in the file is on the medium.
+    Fence { file: FileId, thread: ThreadId },
+    /// The file was settled.
+    Settle { file: FileId, thread: ThreadId },
+    /// A call returned to the user of the structure under test.
+    Returned { operation: u64 },
+}
+
+/// A verb that can be left out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verb {
+    /// The moving of one write or persist towards the medium.
+    Persist,
+    /// A fence.
+    Fence,
+    /// A settle.
+    Settle,
+}
+
+/// All files of a recorded pool and the log of what was done to them. Clones are the same recorder.
+#[derive(Clone)]
+pub struct Recorder(Arc<Mutex<State>>);
+
+#[derive(Default)]
+struct State {
+    initial: Image,
+    live: Image,
+    ids: BTreeMap<Arc<str>, FileId>,
+    next_file: u32,
+    log: Vec<Event>,
+    locked: bool,
+    faults: Faults,
+}
+
+#[derive(Default)]
+struct Faults {
+    persists: Countdown,
+    fences: Countdown,
+    settles: Countdown,
+    settle_errors: Countdown,
+    unreadable: Vec<(String, Range<u64>)>,
+}
+
+/// Counts calls up to the one that is meant.
+#[derive(Default)]
+struct Countdown {
+    calls: u64,
+    meant: Option<u64>,
+}
+
+impl Countdown {
+    /// Counts a call; true if it is the one.
+    fn strikes(&mut self) -> bool {
+        let call = self.calls;
+        self.calls += 1;
+        self.meant == Some(call)
+    }
+}
+
+impl Default for Recorder {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Recorder {
+    /// An empty pool.
+    pub fn new() -> Self {
+        Self::of_image(Image::default())
+    }
+
+    /// A pool with what a crash left; its log is empty.
+    pub fn of_image(image: Image) -> Self {
+        let mut state = State::default();
+        for name in image.names() {
+            state.ids.insert(name.clone(), FileId(state.next_file));
+            state.next_file += 1;
+        }
+        state.live = image.clone();
+        state.initial = image;
+        Self(Arc::new(Mutex::new(state)))
+    }
+
+    /// The pool's folder.
+    pub fn medium(&self) -> Medium {
+        Medium::recorded(self)
+    }
+
+    /// Notes that an operation of the structure under test returned: a crash from here on must not lose what it
+    /// promised. The number's meaning is the test's.
+    pub fn returned(&self, operation: u64) {
+        self.state().log.push(Event::Returned { operation });
+    }
+
+    /// Leaves out the call of `verb` with this number (from 0, over all files); it pretends to succeed.
+    pub fn leave_out(&self, verb: Verb, call: u64) {
+        let mut state = self.state();
+        let faults = &mut state.faults;
+        let countdown = match verb {
+            Verb::Persist => &mut faults.persists,
+            Verb::Fence => &mut faults.fences,
+            Verb::Settle => &mut faults.settles,
+        };
+        countdown.meant = Some(call);
+    }
+
+    /// How often a verb was called.
+    pub fn calls(&self, verb: Verb) -> u64 {
+        let state = self.state();
+        match verb {
+            Verb::Persist => state.faults.persists.calls,
+            Verb::Fence => state.faults.fences.calls,
+            Verb::Settle => state.faults.settles.calls,
+        }
+    }
+
+    /// Fails the settle with this number (from 0, over all files): it reports EIO and settles nothing.
+    pub fn fail_settle(&self, call: u64) {
+        self.state().faults.settle_errors.meant = Some(call);
+    }
+
+    /// Fails every read that touches a range of a file from now on.
+    pub fn fail_reads(&self, name: &str, range: Range<u64>) {
+        self.state().faults.unreadable.push((name.to_owned(), range));
+    }
+
+    /// What the files hold now, as a program sees it.
+    pub fn image(&self) -> Image {
+        self.state().live.clone()
+    }
+
+    /// What the files held at first, and everything done since.
+    pub(crate) fn history(&self) -> (Image, BTreeMap<FileId, Arc<str>>, Vec<Event>) {
+        let state = self.state();
+        let names = state.initial.names().enumerate();
+        let first_ids = names.map(|(index, name)| (FileId(index as u32), name.clone())).collect();
+        (state.initial.clone(), first_ids, state.log.clone())
+    }
+
+    pub(crate) fn create(&self, name: &str, bytes: u64) -> Result<Region, MediaError> {
+        let mut state = self.state();
+        if state.ids.contains_key(name) {
+            return Err(MediaError::Exists);
+        }
+        let (file, shared) = (FileId(state.next_file), Arc::<str>::from(name));
+        state.next_file += 1;
+        state.ids.insert(shared.clone(), file);
+        state.live.create(shared.clone(), bytes);
+        state.log.push(Event::Create { file, name: shared.clone(), bytes });
+        drop(state);
+        Ok(self.region(shared, file, bytes, true))
+    }
+
+    pub(crate) fn open(&self, name: &str, writable: bool) -> Result<Region, MediaError> {
+        let state = self.state();
+        let (shared, file) = state.ids.get_key_value(name).ok_or(MediaError::NotFound)?;
+        let (shared, file) = (shared.clone(), *file);
+        let bytes = state.live.bytes(name).expect("a file with an id is in the image");
+        drop(state);
+        Ok(self.region(shared, file, bytes, writable))
+    }
+
+    fn region(&self, name: Arc<str>, file: FileId, bytes: u64, writable: bool) -> Region {
+        let recorded = RecordedFile { recorder: self.clone(), file, name: name.clone(), bytes, writable };
+        Region::recorded(name.to_string(), bytes, recorded)
+    }
+
+    pub(crate) fn list(&self) -> Vec<String> {
+        self.state().ids.keys().map(ToString::to_string).collect()
+    }
+
+    pub(crate) fn remove(&self, name: &str) -> Result<(), MediaError> {
+        let mut state = self.state();
+        let file = state.ids.remove(name).ok_or(MediaError::NotFound)?;
+        state.live.remove(name);
+        state.log.push(Event::Remove { file });
+        Ok(())
+    }
+
+    pub(crate) fn lock(&self) -> Result<RecordedLock, MediaError> {
+        let mut state = self.state();
+        if state.locked {
+            return Err(MediaError::Locked);
+        }
+        state.locked = true;
+        Ok(RecordedLock(self.clone()))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+impl std::fmt::Debug for Recorder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let state = self.state();
+        write!(f, "Recorder({} files, {} events)", state.ids.len(), state.log.len())
+    }
+}
+
+/// A recorded pool's lock.
+#[derive(Debug)]
+pub(crate) struct RecordedLock(Recorder);
+
+impl Drop for RecordedLock {
+    fn drop(&mut self) {
+        self.0.state().locked = false;
+    }
+}
+
+/// A file of a recorded pool, behind a region. After its removal it still reads and writes, as a mapped file does,
+/// but nothing of it is kept.
+pub(crate) struct RecordedFile {
+    recorder: Recorder,
+    file: FileId,
+    name: Arc<str>,
+    bytes: u64,
+    writable: bool,
+}
+
+impl RecordedFile {
+    pub fn read(&self, offset: u64, target: &mut [u8]) -> Result<(), MediaError> {
+        let range = self.range(offset, target.len());
+        let state = self.recorder.state();
+        let touches = |(name, bad): &(String, Range<u64>)| {
+            **name == *self.name && bad.start < range.end && range.start < bad.end
+        };
+        if state.faults.unreadable.iter().any(touches) {
+            return Err(MediaError::Unreadable);
+        }
+        if state.ids.get(&self.name) == Some(&self.file) {
+            state.live.read(&self.name, offset, target);
+        } else {
+            target.fill(0);
+        }
+        Ok(())
+    }
+
+    pub fn write(&self, offset: u64, source: &[u8]) {
+        self.store(offset, source);
+        self.persist(self.range(offset, source.len()));
+    }
+
+    pub fn store(&self, offset: u64, source: &[u8]) {
+        assert!(self.writable, "a store into a region that was opened for reading");
+        self.range(offset, source.len());
+        let mut state = self.recorder.state();
+        if state.ids.get(&self.name) == Some(&self.file) {
+            state.live.write(&self.name, offset, source);
+            state.log.push(Event::Store { file: self.file, offset, bytes: source.into() });
+        }
+    }
+
+    pub fn persist(&self, range: Range<u64>) {
+        assert!(range.end <= self.bytes, "a persist beyond the region");
+        let mut state = self.recorder.state();
+        if !state.faults.persists.strikes() {
+            let thread = std::thread::current().id();
+            state.log.push(Event::Persist { file: self.file, range, thread });
+        }
+    }
+
+    pub fn fence(&self) {
+        let mut state = self.recorder.state();
+        if !state.faults.fences.strikes() {
+            let thread = std::thread::current().id();
+            state.log.push(Event::Fence { file: self.file, thread });
+        }
+    }
+
+    pub fn settle(&self) -> Result<(), MediaError> {
+        let mut state = self.recorder.state();
+        if state.faults.settle_errors.strikes() {
+            return Err(MediaError::Os(libc::EIO));
+        }
+        if !state.faults.settles.strikes() {
+            let thread = std::thread::current().id();
+            state.log.push(Event::Settle { file: self.file, thread });
+        }
+        Ok(())
+    }
+
+    fn range(&self, offset: u64, bytes: usize) -> Range<u64> {
+        let end = offset.checked_add(bytes as u64).filter(|end| *end <= self.bytes);
+        let end =
+            end.unwrap_or_else(|| panic!("access of {bytes} bytes at {offset} in {} bytes", self.bytes));
+        offset..end
+    }
+}
