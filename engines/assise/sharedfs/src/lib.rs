@@ -1,0 +1,3 @@
+//! The daemon half of Assise: ledger, leases, digest, recovery.
+
+#![forbid(unsafe_code)]
