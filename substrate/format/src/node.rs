@@ -3,6 +3,7 @@
 //! One tree holds everything: inodes, directory entries, extents, the table of logs. A key is (object, kind, sub),
 //! so that all that belongs to one inode lies together.
 
+use crate::checksum::{self, Salt};
 use crate::ids::{Block, Epoch, Incarnation, InodeNumber, LogUid, SegmentId, Sequence, Stamp};
 use crate::root::NodePointer;
 use crate::{BLOCK_BYTES, DecodeError};
@@ -18,6 +19,9 @@ pub const VALUE_BYTES_MAX: usize = 960;
 /// Blocks in one written extent; it bounds the value, which holds a checksum for each.
 pub const EXTENT_BLOCKS_MAX: u32 = 128;
 
+/// Supplementary groups of a log's process in one item.
+pub const LOG_GROUPS_PIECE: usize = VALUE_BYTES_MAX / 4;
+
 /// What a key's value is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
@@ -26,7 +30,7 @@ pub enum ItemKind {
     Inode = 1,
     /// object: inode; sub: number of the piece. Value: up to [`VALUE_BYTES_MAX`] bytes of a link's target.
     Symlink = 2,
-    /// object: inode; sub: hash of the name, then slot and piece. Value: [`XattrItem`] and bytes.
+    /// object: inode; sub: [`xattr_sub`]. Value: [`XattrItem`] and bytes.
     Xattr = 3,
     /// object: directory; sub: cookie. Value: [`EntryItem`], name.
     Entry = 4,
@@ -34,7 +38,8 @@ pub enum ItemKind {
     Extent = 5,
     /// object: 0; sub: inode that has no name but was open. No value.
     Orphan = 6,
-    /// object: 0; sub: log uid. Value: [`LogItem`], groups.
+    /// object: 0; sub: log uid. Value: [`LogItem`]. And object: log uid; sub: number of the piece. Value: up to
+    /// [`LOG_GROUPS_PIECE`] supplementary groups, four bytes each.
     Log = 7,
     /// object: log uid; sub: inode. Value: [`GrantItem`]: a grant that lives.
     Grant = 8,
@@ -223,6 +228,13 @@ pub struct ExtentItem {
 
 const _: () = assert!(size_of::<ExtentItem>() == 16);
 const _: () = assert!(size_of::<ExtentItem>() + 4 * EXTENT_BLOCKS_MAX as usize <= VALUE_BYTES_MAX);
+
+/// The last part of the key of an attribute's piece: 32 bits of a hash of its name, a slot that tells names with
+/// equal hashes apart, the number of the piece.
+pub fn xattr_sub(name: &[u8], slot: u8, piece: u16) -> u64 {
+    let hash = u64::from(checksum::of(Salt::NONE, name));
+    (hash << 32) | (u64::from(slot) << 16) | u64::from(piece)
+}
 
 /// A piece of an extended attribute; in the first piece the name follows, then bytes of the value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
