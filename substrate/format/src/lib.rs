@@ -11,6 +11,7 @@ pub mod checksum;
 pub mod envelope;
 pub mod ids;
 pub mod ledger;
+pub mod map;
 pub mod name;
 pub mod node;
 pub mod record;

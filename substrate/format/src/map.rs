@@ -1,0 +1,111 @@
+//! Allocation maps: which blocks of a pool file are in use, one bit a block, in pages of their own.
+//!
+//! A map stands twice in its file. Flip N writes the pages of slot N mod 2, so that the map of the last settled root
+//! stays whole until the next one is settled. A page that neither of the last two flips changed is not written again:
+//! a slot's pages may be of different flips, all of its parity.
+
+use crate::checksum::{self, Salt};
+use crate::ids::FlipNumber;
+use crate::{BLOCK_BYTES, DecodeError};
+use zerocopy::little_endian::{U16, U32};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// `HMAP`, read as bytes.
+pub const MAP_MAGIC: [u8; 8] = *b"HMAP\0\0\0\0";
+
+/// Version of the map pages.
+pub const MAP_VERSION: u16 = 1;
+
+/// Bytes of bits in a page.
+pub const MAP_BITS_BYTES: usize = BLOCK_BYTES - 32;
+
+/// Blocks that a page speaks of.
+pub const MAP_PAGE_BLOCKS: u32 = MAP_BITS_BYTES as u32 * 8;
+
+/// A page of an allocation map.
+#[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct MapPage {
+    /// [`MAP_MAGIC`].
+    pub magic: [u8; 8],
+    /// CRC-32C of this page with this field zero.
+    pub checksum: U32,
+    /// [`MAP_VERSION`].
+    pub version: U16,
+    /// Zero.
+    pub reserved: U16,
+    /// The flip that wrote the page.
+    pub flip: FlipNumber,
+    /// Which page of the map.
+    pub page: U32,
+    /// Blocks that the whole map speaks of.
+    pub blocks: U32,
+    /// Bit `b % 8` of byte `b / 8` is set if the page's block `b` is in use; bits beyond the last block are zero.
+    pub bits: [u8; MAP_BITS_BYTES],
+}
+
+const _: () = assert!(size_of::<MapPage>() == BLOCK_BYTES);
+
+impl MapPage {
+    /// A page with no block in use, unsummed.
+    pub fn new(page: u32, blocks: u32) -> Self {
+        let mut empty = Self::new_zeroed();
+        empty.magic = MAP_MAGIC;
+        empty.version = U16::new(MAP_VERSION);
+        empty.page = U32::new(page);
+        empty.blocks = U32::new(blocks);
+        empty
+    }
+
+    /// Makes the page one of `flip`, with its checksum.
+    pub fn seal(&mut self, flip: FlipNumber) {
+        self.flip = flip;
+        self.checksum = U32::new(0);
+        self.checksum = U32::new(checksum::of(Salt::NONE, self.as_bytes()));
+    }
+
+    /// Reads and checks a page.
+    ///
+    /// # Errors
+    /// `Truncated`, `Kind`, `Version`, `Checksum`, `Field("page")`, `Field("blocks")` (not the page or map expected).
+    pub fn decode(bytes: &[u8], page: u32, blocks: u32) -> Result<Self, DecodeError> {
+        let (mut found, _) = Self::read_from_prefix(bytes).map_err(|_| DecodeError::Truncated)?;
+        if found.magic != MAP_MAGIC {
+            return Err(DecodeError::Kind);
+        }
+        if found.version.get() != MAP_VERSION {
+            return Err(DecodeError::Version(found.version.get()));
+        }
+        let stated = std::mem::replace(&mut found.checksum, U32::new(0));
+        if checksum::of(Salt::NONE, found.as_bytes()) != stated.get() {
+            return Err(DecodeError::Checksum);
+        }
+        found.checksum = stated;
+        if found.page.get() != page {
+            return Err(DecodeError::Field("page"));
+        }
+        if found.blocks.get() != blocks {
+            return Err(DecodeError::Field("blocks"));
+        }
+        Ok(found)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_comes_back_and_a_changed_one_does_not() {
+        let mut page = MapPage::new(3, 100_000);
+        page.bits[17] = 0xa5;
+        page.seal(FlipNumber::new(9));
+        assert_eq!(MapPage::decode(page.as_bytes(), 3, 100_000), Ok(page.clone()));
+        assert_eq!(MapPage::decode(page.as_bytes(), 2, 100_000), Err(DecodeError::Field("page")));
+        assert_eq!(MapPage::decode(page.as_bytes(), 3, 99_999), Err(DecodeError::Field("blocks")));
+        page.bits[4000] ^= 1;
+        assert_eq!(MapPage::decode(page.as_bytes(), 3, 100_000), Err(DecodeError::Checksum));
+        assert_eq!(MapPage::decode(&[0; BLOCK_BYTES], 0, 1), Err(DecodeError::Kind));
+        assert_eq!(MapPage::decode(&[], 0, 1), Err(DecodeError::Truncated));
+    }
+}
