@@ -8,12 +8,14 @@
 //!
 //! Memory that another process can write is never lent out as a slice: it is copied once, then judged.
 
+pub mod alloc;
 pub mod copy;
 pub mod medium;
 pub mod primitives;
 pub mod read_mapping;
 pub mod recorded;
 pub mod region;
+pub mod ring;
 
 pub mod image;
 mod mapping;
@@ -45,6 +47,8 @@ pub enum MediaError {
     Locked,
     /// The medium could not give back what was written there.
     Unreadable,
+    /// What lies there is not what was written.
+    Damaged(format::DecodeError),
     /// An earlier settle of this region failed; what it holds on the medium is unknown.
     Poisoned,
     /// The operating system's word for anything else.
@@ -78,6 +82,7 @@ impl std::fmt::Display for MediaError {
             Self::Length => write!(f, "impossible length of a pool file"),
             Self::Locked => write!(f, "the pool is open in another process"),
             Self::Unreadable => write!(f, "the medium cannot be read here"),
+            Self::Damaged(error) => write!(f, "damaged: {error}"),
             Self::Poisoned => write!(f, "an earlier settle failed"),
             Self::Os(code) => write!(f, "{}", std::io::Error::from_raw_os_error(*code)),
         }

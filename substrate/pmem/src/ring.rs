@@ -1,0 +1,411 @@
+//! A log: frames appended to a ring, one after the other, each certifying itself (Assise §3.2.1).
+//!
+//! A frame is a 64-byte header with an [`Envelope`] and a payload; it begins and ends on a cache line and never wraps:
+//! where one does not fit before the ring's end, a pad frame (kind 1, no payload) says that the next stands at the
+//! start. Pads have a place in the order of their own. There is no tail on the medium: a frame is the next one if its
+//! sequence, checksum (salted with the log's life) and lengths are right, so that one fence makes an append durable,
+//! and a torn or old frame ends the log.
+//!
+//! The owner moves the start of the live frames ([`AppendRing::release_to`]); they are never overwritten. What follows
+//! them may be anything: after a crash the log goes on under a salt of a new incarnation, or a whole frame from behind
+//! a torn one could come to life.
+//!
+//! An append makes no system call and allocates nothing. The bytes stored are those that were summed: sources are
+//! fetched once, piece by piece, through a buffer that stays in the first-level cache. Cost: header and payload
+//! rounded up to lines, one fence, one write a piece of 4 KB and one for the header if there are several pieces.
+
+use crate::copy::{Fault, Source};
+use crate::region::Region;
+use crate::{LINE_BYTES, MediaError};
+use format::checksum::Salt;
+use format::envelope::{FRAME_ALIGN, FRAME_VERSION, checksum_header, frame_bytes};
+use format::{Envelope, HEADER_BYTES, Sequence};
+use std::mem::MaybeUninit;
+use zerocopy::{FromBytes, IntoBytes};
+
+/// Kind of a pad frame, the same for records and ledger entries.
+pub const PAD_KIND: u8 = 1;
+
+const _: () = assert!(format::record::Kind::Pad as u8 == PAD_KIND);
+const _: () = assert!(format::ledger::Kind::Pad as u8 == PAD_KIND);
+const _: () = assert!(FRAME_ALIGN == LINE_BYTES && HEADER_BYTES == LINE_BYTES);
+
+/// Bytes that are copied, summed and stored at a time.
+const PIECE_BYTES: usize = 4096;
+
+/// A place between two frames: where in the region the next one begins, and its sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Offset in the region.
+    pub position: u64,
+    /// Sequence of the frame that stands, or will stand, there.
+    pub sequence: Sequence,
+}
+
+/// A frame that was appended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Appended {
+    /// Where it stands: offset in the region.
+    pub position: u64,
+    /// Its sequence; a pad before it has the one before.
+    pub sequence: Sequence,
+}
+
+/// Why nothing was appended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AppendError {
+    /// The ring has no room for the frame now.
+    Full,
+    /// A source could not be read.
+    Fault,
+}
+
+impl From<Fault> for AppendError {
+    fn from(_: Fault) -> Self {
+        Self::Fault
+    }
+}
+
+/// The appending side of a log.
+pub struct AppendRing {
+    region: Region,
+    /// First byte of the ring in its region.
+    start: u64,
+    /// Byte after the ring.
+    end: u64,
+    salt: Salt,
+    head: Place,
+    tail: Place,
+    /// Bytes from head to tail.
+    live: u64,
+}
+
+impl AppendRing {
+    /// A ring from `start` to the end of the region, with live frames from `head` to `tail`: for a new one both are
+    /// `start` and sequence 1.
+    ///
+    /// # Panics
+    /// If `start` is not on a line, no frame fits, or the places are not two of the ring, in order.
+    pub fn new(region: Region, start: u64, salt: Salt, head: Place, tail: Place) -> Self {
+        let end = ring_end(&region, start);
+        let live = live_between(start, end, head, tail);
+        Self { region, start, end, salt, head, tail, live }
+    }
+
+    /// An empty ring whose next frame stands at its start.
+    ///
+    /// # Panics
+    /// If `start` is not on a line, or no frame fits.
+    pub fn empty(region: Region, start: u64, salt: Salt, next: Sequence) -> Self {
+        let place = Place { position: start, sequence: next };
+        Self::new(region, start, salt, place, place)
+    }
+
+    /// Appends a frame. Of the header, sequence and checksum are filled in; its envelope says how long the payload
+    /// is. When it returns, the frame is behind a fence.
+    ///
+    /// # Errors
+    /// `Full`, `Fault`; nothing was appended then.
+    ///
+    /// # Panics
+    /// If the envelope's length is not that of the payload.
+    #[inline]
+    pub fn append(
+        &mut self,
+        mut header: [u8; HEADER_BYTES],
+        payload: &[Source<'_>],
+    ) -> Result<Appended, AppendError> {
+        let payload_bytes: u64 = payload.iter().map(|source| source.bytes() as u64).sum();
+        let place = self.place_for(frame_bytes(payload_bytes)).ok_or(AppendError::Full)?;
+        set_envelope(&mut header, place.sequence, payload_bytes);
+        write_frame(&self.region, self.salt, place.position, &mut header, payload)?;
+        if place.position != self.tail.position {
+            self.pad();
+        }
+        // Orders the frame, and the pad before it, before the commit word that makes it real and before any later
+        // frame; recovery's scan reads what lies behind it.
+        self.region.fence();
+        let bytes = frame_bytes(payload_bytes);
+        self.live += bytes;
+        self.tail = Place { position: self.wrapped(place.position + bytes), sequence: place.sequence.next() };
+        Ok(Appended { position: place.position, sequence: place.sequence })
+    }
+
+    /// Where a frame of so many bytes would stand, behind a pad if need be; `None` if it has no room.
+    fn place_for(&self, bytes: u64) -> Option<Place> {
+        let before_end = self.end - self.tail.position;
+        if bytes <= before_end {
+            return (bytes <= self.free_bytes()).then_some(self.tail);
+        }
+        let with_pad = bytes.checked_add(before_end)?;
+        let behind_pad = Place { position: self.start, sequence: self.tail.sequence.next() };
+        (with_pad <= self.free_bytes()).then_some(behind_pad)
+    }
+
+    /// Fills the ring up to its end; the frame behind it is stored already, and one fence covers both.
+    fn pad(&mut self) {
+        let mut header = [0; HEADER_BYTES];
+        let envelope = Envelope::new(PAD_KIND, 0, 0);
+        header[..size_of::<Envelope>()].copy_from_slice(envelope.as_bytes());
+        set_envelope(&mut header, self.tail.sequence, 0);
+        seal(&mut header, self.salt, |_| {});
+        self.region.write(self.tail.position, &header);
+        self.live += self.end - self.tail.position;
+        self.tail = Place { position: self.start, sequence: self.tail.sequence.next() };
+    }
+
+    fn wrapped(&self, position: u64) -> u64 {
+        if position == self.end { self.start } else { position }
+    }
+
+    /// Frames before `place` are no longer live: their bytes can be overwritten.
+    ///
+    /// # Panics
+    /// If the place is not one between live frames, as far as that can be told from its numbers.
+    pub fn release_to(&mut self, place: Place) {
+        assert!(self.head.sequence <= place.sequence, "a release to {place:?} from {:?}", self.head);
+        let live = live_between(self.start, self.end, place, self.tail);
+        assert!(live <= self.live, "a release to {place:?} brings frames back, live are {:?}", self.head);
+        self.head = place;
+        self.live = live;
+    }
+
+    /// Where the live frames begin.
+    pub fn head(&self) -> Place {
+        self.head
+    }
+
+    /// Where the next frame will stand, if no pad is needed.
+    pub fn tail(&self) -> Place {
+        self.tail
+    }
+
+    /// Bytes of the ring.
+    pub fn bytes(&self) -> u64 {
+        self.end - self.start
+    }
+
+    /// Bytes from head to tail.
+    pub fn live_bytes(&self) -> u64 {
+        self.live
+    }
+
+    /// Bytes not live. A frame that must stand at the start needs room for the pad as well.
+    pub fn free_bytes(&self) -> u64 {
+        self.bytes() - self.live
+    }
+
+    /// The region it lies in.
+    pub fn region(&self) -> &Region {
+        &self.region
+    }
+}
+
+fn ring_end(region: &Region, start: u64) -> u64 {
+    let end = region.bytes() / FRAME_ALIGN as u64 * FRAME_ALIGN as u64;
+    assert!(start.is_multiple_of(FRAME_ALIGN as u64) && start < end, "a ring from {start} to {end}");
+    end
+}
+
+fn check_place(start: u64, end: u64, place: Place) {
+    let on_line = place.position.is_multiple_of(FRAME_ALIGN as u64);
+    assert!(on_line && (start..end).contains(&place.position), "{place:?} is not in the ring {start}..{end}");
+}
+
+/// Bytes of the live frames.
+fn live_between(start: u64, end: u64, head: Place, tail: Place) -> u64 {
+    check_place(start, end, head);
+    check_place(start, end, tail);
+    assert!(head.sequence <= tail.sequence, "live frames from {head:?} to {tail:?}");
+    if head.sequence == tail.sequence {
+        assert!(head == tail, "no live frames, yet from {head:?} to {tail:?}");
+        return 0;
+    }
+    match tail.position.checked_sub(head.position) {
+        Some(0) => end - start,
+        Some(between) => between,
+        None => end - start - (head.position - tail.position),
+    }
+}
+
+fn set_envelope(header: &mut [u8; HEADER_BYTES], sequence: Sequence, payload_bytes: u64) {
+    let (envelope, _) =
+        Envelope::mut_from_prefix(header.as_mut_slice()).expect("a header begins with an envelope");
+    assert!(u64::from(envelope.payload_bytes.get()) == payload_bytes, "a header that fits its payload");
+    envelope.version = FRAME_VERSION;
+    envelope.sequence = sequence;
+}
+
+/// Puts the checksum over header and payload into the header.
+fn seal(header: &mut [u8; HEADER_BYTES], salt: Salt, payload: impl FnOnce(&mut format::checksum::Running)) {
+    let mut running = checksum_header(salt, header);
+    payload(&mut running);
+    header[..size_of::<u32>()].copy_from_slice(&running.finish().to_le_bytes());
+}
+
+/// A piece of a frame on the stack: not cleared first, since that would cost as much as a small append.
+#[repr(align(64))]
+struct Piece([MaybeUninit<u8>; PIECE_BYTES]);
+
+/// Copies, sums and stores a frame; it is durable after the next fence.
+fn write_frame(
+    region: &Region,
+    salt: Salt,
+    position: u64,
+    header: &mut [u8; HEADER_BYTES],
+    payload: &[Source<'_>],
+) -> Result<(), Fault> {
+    let mut piece = Piece([MaybeUninit::uninit(); PIECE_BYTES]);
+    let mut running = checksum_header(salt, header);
+    let mut gather = Gather { sources: payload, current: Source::from(&[]) };
+    // The first piece leaves room for the header, so that a small frame is one store.
+    let first = gather.fill(&mut piece.0[HEADER_BYTES..])?;
+    running.update(first);
+    let mut stored = HEADER_BYTES + first.len();
+    if gather.is_empty() {
+        header[..size_of::<u32>()].copy_from_slice(&running.finish().to_le_bytes());
+        piece.0[..HEADER_BYTES].write_copy_of_slice(header);
+        region.write(position, fill_line(&mut piece, stored));
+        return Ok(());
+    }
+    region.write(position + HEADER_BYTES as u64, first);
+    while !gather.is_empty() {
+        let filled = gather.fill(&mut piece.0)?;
+        running.update(filled);
+        let bytes = filled.len();
+        region.write(position + stored as u64, fill_line(&mut piece, bytes));
+        stored += bytes;
+    }
+    header[..size_of::<u32>()].copy_from_slice(&running.finish().to_le_bytes());
+    region.write(position, header);
+    Ok(())
+}
+
+/// The first `bytes` bytes of a piece, which were filled, and zeros up to the end of their last line.
+fn fill_line(piece: &mut Piece, bytes: usize) -> &[u8] {
+    let lines = bytes.next_multiple_of(LINE_BYTES);
+    piece.0[bytes..lines].fill(MaybeUninit::new(0));
+    // SAFETY: all bytes up to `bytes` were filled by the caller, and the rest just now.
+    unsafe { piece.0[..lines].assume_init_ref() }
+}
+
+/// Sources as one row of bytes.
+struct Gather<'a, 'b> {
+    sources: &'b [Source<'a>],
+    current: Source<'a>,
+}
+
+impl Gather<'_, '_> {
+    fn is_empty(&self) -> bool {
+        self.current.bytes() == 0 && self.sources.iter().all(|source| source.bytes() == 0)
+    }
+
+    /// Fills as much of `target` as there are bytes, and gives that part.
+    fn fill<'t>(&mut self, target: &'t mut [MaybeUninit<u8>]) -> Result<&'t [u8], Fault> {
+        let mut filled = 0;
+        while filled < target.len() {
+            if self.current.bytes() == 0 {
+                let Some((next, rest)) = self.sources.split_first() else { break };
+                (self.current, self.sources) = (*next, rest);
+                continue;
+            }
+            let bytes = self.current.bytes().min(target.len() - filled);
+            let part = &mut target[filled..filled + bytes];
+            // SAFETY: the part is ours alone and as long as is said.
+            unsafe { self.current.take_raw(part.as_mut_ptr().cast(), bytes)? };
+            filled += bytes;
+        }
+        // SAFETY: the copies above filled this part.
+        Ok(unsafe { target[..filled].assume_init_ref() })
+    }
+}
+
+/// A frame as it was found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Frame {
+    /// Where it stands: offset in the region.
+    pub position: u64,
+    /// Header and payload, without the filling: what `Record::decode` takes.
+    pub bytes: Vec<u8>,
+    /// Its envelope, checked.
+    pub envelope: Envelope,
+}
+
+/// Reads frames from a ring, in order, up to the first that is not valid. Nothing that lies there can make it panic,
+/// read a byte twice, or allocate more than the largest frame allowed.
+pub struct Scan {
+    region: Region,
+    start: u64,
+    end: u64,
+    salt: Salt,
+    next: Place,
+    frame_bytes_max: u64,
+    /// Bytes of the ring not yet scanned: a scan goes round once.
+    left: u64,
+}
+
+/// Scans the ring that begins at `start` of the region, from a place on. Frames of more than `frame_bytes_max` bytes
+/// are taken as invalid. Pads are yielded as well: they have sequences.
+///
+/// # Panics
+/// If the place is not within the ring.
+pub fn scan(region: &Region, start: u64, salt: Salt, from: Place, frame_bytes_max: u64) -> Scan {
+    let end = ring_end(region, start);
+    check_place(start, end, from);
+    Scan { region: region.clone(), start, end, salt, next: from, frame_bytes_max, left: end - start }
+}
+
+impl Scan {
+    /// The place after the last frame that was yielded.
+    pub fn place(&self) -> Place {
+        self.next
+    }
+
+    fn read_next(&mut self) -> Result<Option<Frame>, MediaError> {
+        let room = self.left.min(self.end - self.next.position);
+        if room < HEADER_BYTES as u64 {
+            return Ok(None);
+        }
+        let mut header = [0; HEADER_BYTES];
+        self.region.read(self.next.position, &mut header)?;
+        let Ok(envelope) = Envelope::decode(&header) else { return Ok(None) };
+        let bytes = envelope.frame_bytes();
+        let is_pad = envelope.kind == PAD_KIND;
+        let expected = envelope.sequence == self.next.sequence
+            && bytes <= room
+            && bytes <= self.frame_bytes_max
+            && !(is_pad && envelope.payload_bytes.get() != 0);
+        if !expected {
+            return Ok(None);
+        }
+        // A frame that is longer than an address is not within the room.
+        let payload_bytes = envelope.payload_bytes.get() as usize;
+        let mut frame = vec![0; HEADER_BYTES + payload_bytes];
+        let (frame_header, payload) = frame.split_at_mut(HEADER_BYTES);
+        frame_header.copy_from_slice(&header);
+        self.region.read(self.next.position + HEADER_BYTES as u64, payload)?;
+        if format::envelope::check_frame(self.salt, &frame).is_err() {
+            return Ok(None);
+        }
+        let position = self.next.position;
+        let taken = if is_pad { self.end - position } else { bytes };
+        let after = position + taken;
+        self.left -= taken.min(self.left);
+        self.next.position = if after == self.end { self.start } else { after };
+        self.next.sequence = self.next.sequence.next();
+        Ok(Some(Frame { position, bytes: frame, envelope }))
+    }
+}
+
+impl Iterator for Scan {
+    type Item = Result<Frame, MediaError>;
+
+    /// The next frame; `Unreadable` ends the log like an invalid frame does, if the caller goes by that.
+    fn next(&mut self) -> Option<Self::Item> {
+        let read = self.read_next();
+        if !matches!(read, Ok(Some(_))) {
+            self.left = 0;
+        }
+        read.transpose()
+    }
+}
