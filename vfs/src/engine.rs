@@ -231,10 +231,6 @@ pub enum Allocate {
     KeepSize,
     /// Makes it a hole that reads as zeros; the size stays.
     PunchHole,
-    /// Makes it read as zeros, and extends the file to the range's end.
-    ZeroRange,
-    /// The same; the size stays.
-    ZeroRangeKeepSize,
 }
 
 /// What [`Engine::extents`] looks for.

@@ -8,7 +8,10 @@ pub mod access;
 pub mod engine;
 pub mod errno;
 pub mod error;
+pub mod locks;
+pub mod model;
 
 pub use access::Caller;
 pub use engine::Engine;
 pub use error::Error;
+pub use model::Model;

@@ -1,0 +1,248 @@
+//! The table of locks on files: a pure state machine that any engine may keep where its locks are decided.
+//!
+//! Ranges are those of `fcntl`: a new lock of an owner replaces what it held there, neighbours of one kind become
+//! one. Whole locks are those of `flock`: changing the kind gives the old lock up first, as Linux does. Requests
+//! that wait are granted in the order of their coming, as far as the locks held allow.
+
+use crate::engine::{Lock, LockFamily, LockKind, LockOwner, Locked, Result, Ticket};
+use crate::error::Error;
+use format::InodeNumber;
+use std::collections::{BTreeMap, BTreeSet};
+use std::task::Waker;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Held {
+    lock: Lock,
+    owner: LockOwner,
+}
+
+#[derive(Clone, Debug)]
+struct Waiting {
+    ticket: Ticket,
+    inode: InodeNumber,
+    wish: Held,
+    waker: Waker,
+}
+
+/// All locks of a tree.
+#[derive(Clone, Debug, Default)]
+pub struct LockTable {
+    held: BTreeMap<InodeNumber, Vec<Held>>,
+    queue: Vec<Waiting>,
+    granted: BTreeSet<Ticket>,
+    tickets_given: u64,
+    count_max: usize,
+}
+
+fn excludes(held: &Held, wish: &Held) -> bool {
+    held.owner != wish.owner
+        && held.lock.family == wish.lock.family
+        && (held.lock.kind == LockKind::Exclusive || wish.lock.kind == LockKind::Exclusive)
+        && held.lock.first <= wish.lock.last
+        && wish.lock.first <= held.lock.last
+}
+
+impl LockTable {
+    /// A table for at most so many locks and requests, each.
+    pub fn new(count_max: usize) -> Self {
+        Self { count_max, ..Self::default() }
+    }
+
+    /// Locks; see [`crate::Engine::lock`].
+    ///
+    /// # Errors
+    /// `WouldBlock`, `Deadlock`, `NoLocks`.
+    pub fn lock(
+        &mut self,
+        inode: InodeNumber,
+        owner: LockOwner,
+        lock: Lock,
+        waker: Option<&Waker>,
+    ) -> Result<Locked> {
+        let wish = Held { lock, owner };
+        if lock.family == LockFamily::Whole {
+            let holds_it = |held: &Held| held.owner == owner && held.lock == lock;
+            if self.on(inode).iter().any(holds_it) {
+                return Ok(Locked::Granted);
+            }
+            self.unlock(inode, owner, lock.family, lock.first, lock.last)?;
+        }
+        if !self.on(inode).iter().any(|held| excludes(held, &wish)) {
+            self.take(inode, wish)?;
+            self.grant_waiting();
+            return Ok(Locked::Granted);
+        }
+        let waker = waker.ok_or(Error::WouldBlock)?;
+        if lock.family == LockFamily::Ranges && self.would_deadlock(inode, &wish) {
+            return Err(Error::Deadlock);
+        }
+        if self.queue.len() >= self.count_max {
+            return Err(Error::NoLocks);
+        }
+        self.tickets_given += 1;
+        let ticket = Ticket::new(self.tickets_given);
+        self.queue.push(Waiting { ticket, inode, wish, waker: waker.clone() });
+        Ok(Locked::Queued(ticket))
+    }
+
+    /// See [`crate::Engine::redeem`].
+    ///
+    /// # Errors
+    /// `Stale`.
+    pub fn redeem(&mut self, ticket: Ticket) -> Result<Locked> {
+        if self.granted.remove(&ticket) {
+            return Ok(Locked::Granted);
+        }
+        let waits = self.queue.iter().any(|waiting| waiting.ticket == ticket);
+        if waits { Ok(Locked::Queued(ticket)) } else { Err(Error::Stale) }
+    }
+
+    /// See [`crate::Engine::cancel`].
+    pub fn cancel(&mut self, ticket: Ticket) -> bool {
+        if self.granted.remove(&ticket) {
+            return false;
+        }
+        self.queue.retain(|waiting| waiting.ticket != ticket);
+        true
+    }
+
+    /// Unlocks a range.
+    ///
+    /// # Errors
+    /// `NoLocks`: cutting a lock in two would make one too many.
+    pub fn unlock(
+        &mut self,
+        inode: InodeNumber,
+        owner: LockOwner,
+        family: LockFamily,
+        first: u64,
+        last: u64,
+    ) -> Result<()> {
+        let splits = self.on(inode).iter().any(|held| {
+            held.owner == owner
+                && held.lock.family == family
+                && held.lock.first < first
+                && last < held.lock.last
+        });
+        if splits && self.on(inode).len() >= self.count_max {
+            return Err(Error::NoLocks);
+        }
+        self.cut(inode, owner, family, first, last);
+        self.grant_waiting();
+        Ok(())
+    }
+
+    /// The first lock of somebody else that is in the way.
+    pub fn conflict(&self, inode: InodeNumber, owner: LockOwner, lock: Lock) -> Option<(Lock, LockOwner)> {
+        let wish = Held { lock, owner };
+        let in_the_way = self.on(inode).iter().filter(|held| excludes(held, &wish));
+        in_the_way.min_by_key(|held| held.lock.first).map(|held| (held.lock, held.owner))
+    }
+
+    /// Ends all that an owner holds or waits for, on one inode or on all.
+    pub fn release(&mut self, owner: LockOwner, node: Option<InodeNumber>) {
+        let concerned = |inode: InodeNumber| node.is_none_or(|node| node == inode);
+        for (_, locks) in self.held.iter_mut().filter(|(inode, _)| concerned(**inode)) {
+            locks.retain(|held| held.owner != owner);
+        }
+        self.held.retain(|_, locks| !locks.is_empty());
+        self.queue.retain(|waiting| waiting.wish.owner != owner || !concerned(waiting.inode));
+        self.grant_waiting();
+    }
+
+    fn on(&self, inode: InodeNumber) -> &[Held] {
+        self.held.get(&inode).map_or(&[], Vec::as_slice)
+    }
+
+    /// Puts a lock in, which is known to be allowed.
+    fn take(&mut self, inode: InodeNumber, wish: Held) -> Result<()> {
+        // A lock inside another of the owner's cuts that in two.
+        if self.on(inode).len() + 2 > self.count_max {
+            return Err(Error::NoLocks);
+        }
+        let Lock { family, kind, mut first, mut last } = wish.lock;
+        self.cut(inode, wish.owner, family, first, last);
+        let locks = self.held.entry(inode).or_default();
+        locks.retain(|held| {
+            let same = held.owner == wish.owner && held.lock.family == family && held.lock.kind == kind;
+            let touches_before = held.lock.last.checked_add(1) == Some(first);
+            let touches_after = last.checked_add(1) == Some(held.lock.first);
+            if same && touches_before {
+                first = held.lock.first;
+            }
+            if same && touches_after {
+                last = held.lock.last;
+            }
+            !(same && (touches_before || touches_after))
+        });
+        locks.push(Held { lock: Lock { family, kind, first, last }, owner: wish.owner });
+        Ok(())
+    }
+
+    /// Takes a range out of an owner's locks.
+    fn cut(&mut self, inode: InodeNumber, owner: LockOwner, family: LockFamily, first: u64, last: u64) {
+        let Some(locks) = self.held.get_mut(&inode) else { return };
+        let mut left = Vec::with_capacity(locks.len() + 1);
+        for held in locks.drain(..) {
+            let Lock { first: held_first, last: held_last, .. } = held.lock;
+            let apart = held_last < first || last < held_first;
+            if held.owner != owner || held.lock.family != family || apart {
+                left.push(held);
+                continue;
+            }
+            if held_first < first {
+                left.push(Held { lock: Lock { last: first - 1, ..held.lock }, owner });
+            }
+            if held_last > last {
+                left.push(Held { lock: Lock { first: last + 1, ..held.lock }, owner });
+            }
+        }
+        *locks = left;
+        if locks.is_empty() {
+            self.held.remove(&inode);
+        }
+    }
+
+    /// Grants what can be granted, oldest first.
+    fn grant_waiting(&mut self) {
+        let mut index = 0;
+        while index < self.queue.len() {
+            let Waiting { inode, wish, .. } = self.queue[index];
+            let free = !self.on(inode).iter().any(|held| excludes(held, &wish));
+            if free && self.take(inode, wish).is_ok() {
+                let waiting = self.queue.remove(index);
+                self.granted.insert(waiting.ticket);
+                waiting.waker.wake();
+                // The new lock may replace a stronger one of the same owner.
+                index = 0;
+            } else {
+                index += 1;
+            }
+        }
+    }
+
+    /// Whether somebody whom this wish would wait for waits, directly or through others, for its owner. Only
+    /// processes are asked: an open file can be shared, so that who holds it need not be who waits.
+    fn would_deadlock(&self, inode: InodeNumber, wish: &Held) -> bool {
+        if !matches!(wish.owner, LockOwner::Process { .. }) {
+            return false;
+        }
+        let blockers = |inode, wish: Held| {
+            self.on(inode).iter().filter(move |held| excludes(held, &wish)).map(|held| held.owner)
+        };
+        let mut seen: BTreeSet<LockOwner> = BTreeSet::new();
+        let mut next: Vec<LockOwner> = blockers(inode, *wish).collect();
+        while let Some(owner) = next.pop() {
+            if owner == wish.owner {
+                return true;
+            }
+            if !matches!(owner, LockOwner::Process { .. }) || !seen.insert(owner) {
+                continue;
+            }
+            for waiting in self.queue.iter().filter(|waiting| waiting.wish.owner == owner) {
+                next.extend(blockers(waiting.inode, waiting.wish));
+            }
+        }
+        false
+    }
+}

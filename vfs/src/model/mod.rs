@@ -1,0 +1,616 @@
+//! The model engine: a tree in memory under one lock. It is the oracle of the tests: simple enough to be seen
+//! to be right, held against the kernel's own tmpfs call by call, and then compared with every other engine.
+//!
+//! Lock order: there is one lock, held for the whole of each operation; nothing waits under it. The clock is
+//! asked under it, so times never go back if the clock does not.
+
+mod contents;
+mod names;
+
+use crate::access::{self, Caller};
+use crate::engine::{
+    Access, Allocate, At, Attributes, Changes, Created, Engine, Entry, Extent, Handle, Lock, LockFamily,
+    LockOwner, Locked, New, Removal, RenameMode, Result, SetTime, SetXattr, Space, Step, Sync, Target,
+    Ticket, Written,
+};
+use crate::error::Error;
+use crate::locks::LockTable;
+use contents::Contents;
+use format::record::{FILE_BYTES_MAX, FileType};
+use format::{BLOCK_BYTES, Cookie, InodeNumber, Name};
+use names::Entries;
+use std::collections::BTreeMap;
+use std::io::{IoSlice, IoSliceMut};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
+
+/// A clock: nanoseconds since 1970.
+pub type Clock = Arc<dyn Fn() -> i64 + Send + std::marker::Sync>;
+
+/// How much the model holds; a test makes it tiny to see `NoSpace`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Blocks of all files together.
+    pub blocks: u64,
+    /// Inodes.
+    pub inodes: u64,
+    /// Open files.
+    pub handles: usize,
+    /// Locks and requests, each.
+    pub locks: usize,
+    /// Names of one inode.
+    pub links: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { blocks: 1 << 20, inodes: 1 << 20, handles: 1 << 16, locks: 1 << 16, links: 65_000 }
+    }
+}
+
+/// What an inode holds, by type.
+#[derive(Clone, Debug)]
+enum Body {
+    File(Contents),
+    Directory(Entries),
+    Symlink(Vec<u8>),
+    Special,
+}
+
+#[derive(Clone, Debug)]
+struct Inode {
+    attributes: Attributes,
+    body: Body,
+    xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
+    pins: u64,
+    opens: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Open {
+    inode: InodeNumber,
+    access: Access,
+}
+
+/// The whole state. A clone is independent of what it was cloned from.
+#[derive(Clone, Debug)]
+struct State {
+    limits: Limits,
+    inodes: BTreeMap<InodeNumber, Inode>,
+    inode_last: InodeNumber,
+    handles: BTreeMap<Handle, Open>,
+    handle_last: u64,
+    blocks_used: u64,
+    locks: LockTable,
+}
+
+/// The engine.
+pub struct Model {
+    clock: Clock,
+    state: Mutex<State>,
+}
+
+impl Clone for Model {
+    fn clone(&self) -> Self {
+        Self { clock: self.clock.clone(), state: Mutex::new(self.state().clone()) }
+    }
+}
+
+impl Model {
+    /// An empty tree whose root belongs to root, with mode 755.
+    pub fn new(clock: Clock, limits: Limits) -> Self {
+        let attributes = Attributes {
+            inode: InodeNumber::ROOT,
+            file_type: FileType::Directory,
+            mode: 0o755,
+            uid: 0,
+            gid: 0,
+            links: 2,
+            size: 0,
+            blocks: 0,
+            rdev: 0,
+            atime_ns: clock(),
+            mtime_ns: clock(),
+            ctime_ns: clock(),
+            btime_ns: clock(),
+            parent: InodeNumber::ROOT,
+        };
+        let root = Inode {
+            attributes,
+            body: Body::Directory(Entries::default()),
+            xattrs: BTreeMap::new(),
+            pins: 0,
+            opens: 0,
+        };
+        let state = State {
+            limits,
+            inodes: BTreeMap::from([(InodeNumber::ROOT, root)]),
+            inode_last: InodeNumber::ROOT,
+            handles: BTreeMap::new(),
+            handle_last: 0,
+            blocks_used: 0,
+            locks: LockTable::new(limits.locks),
+        };
+        Self { clock, state: Mutex::new(state) }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // A panic in a test's own thread leaves a state that is as good as the operation that panicked.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now(&self) -> i64 {
+        (self.clock)()
+    }
+}
+
+impl State {
+    /// An inode that the caller has walked to.
+    fn pinned(&mut self, number: InodeNumber) -> Result<&mut Inode> {
+        match self.inodes.get_mut(&number) {
+            Some(inode) if inode.pins > 0 => Ok(inode),
+            _ => Err(Error::Stale),
+        }
+    }
+
+    /// An inode that something in the tree refers to.
+    fn inode(&mut self, number: InodeNumber) -> &mut Inode {
+        self.inodes.get_mut(&number).expect("an inode lives as long as a name, a pin or an open file")
+    }
+
+    fn attributes(&self, number: InodeNumber) -> Attributes {
+        self.inodes.get(&number).expect("an inode lives as long as a name, a pin or an open file").attributes
+    }
+
+    fn pin(&mut self, number: InodeNumber) -> Attributes {
+        let inode = self.inode(number);
+        inode.pins += 1;
+        inode.attributes
+    }
+
+    fn opened(&self, handle: Handle) -> Result<Open> {
+        self.handles.get(&handle).copied().ok_or(Error::BadDescriptor)
+    }
+
+    fn open(&mut self, inode: InodeNumber, access: Access) -> Result<Handle> {
+        if self.handles.len() >= self.limits.handles {
+            return Err(Error::TooManyFiles);
+        }
+        self.handle_last += 1;
+        let handle = Handle::new(self.handle_last);
+        self.inode(inode).opens += 1;
+        self.handles.insert(handle, Open { inode, access });
+        Ok(handle)
+    }
+
+    /// Frees an inode that nothing refers to any more.
+    fn drop_if_unused(&mut self, number: InodeNumber) {
+        let Some(inode) = self.inodes.get(&number) else { return };
+        if inode.attributes.links == 0 && inode.pins == 0 && inode.opens == 0 {
+            if let Body::File(contents) = &inode.body {
+                self.blocks_used -= contents.block_count();
+            }
+            self.inodes.remove(&number);
+        }
+    }
+
+    /// The contents of an open file, for a change.
+    fn writable(&mut self, handle: Handle) -> Result<InodeNumber> {
+        let open = self.opened(handle)?;
+        if open.access.write { Ok(open.inode) } else { Err(Error::BadDescriptor) }
+    }
+
+    /// Changes the contents of a file and keeps the count of blocks.
+    fn change_contents<T>(
+        &mut self,
+        number: InodeNumber,
+        change: impl FnOnce(&mut Contents, &mut u64) -> T,
+    ) -> T {
+        let inode = self.inode(number);
+        let Body::File(contents) = &mut inode.body else { unreachable!("only files are opened for writing") };
+        let before = contents.block_count();
+        let result = change(contents, &mut inode.attributes.size);
+        let after = contents.block_count();
+        inode.attributes.blocks = after * (BLOCK_BYTES as u64 / 512);
+        self.blocks_used = self.blocks_used - before + after;
+        result
+    }
+
+    fn set_size(&mut self, number: InodeNumber, new_size: u64) {
+        self.change_contents(number, |contents, size| {
+            if new_size < *size {
+                contents.truncate(new_size);
+            }
+            *size = new_size;
+        });
+    }
+
+    /// How many of these bytes there is room for: whole, or up to the border of a block.
+    fn room(&self, number: InodeNumber, offset: u64, bytes: u64) -> u64 {
+        let Some(Inode { body: Body::File(contents), .. }) = self.inodes.get(&number) else { return 0 };
+        let free = self.limits.blocks - self.blocks_used;
+        if contents.blocks_missing(offset, bytes) <= free {
+            return bytes;
+        }
+        let block = BLOCK_BYTES as u64;
+        let (mut fits, mut step) = (0, block - offset % block);
+        while fits + step <= bytes && contents.blocks_missing(offset, fits + step) <= free {
+            fits += step;
+            step = block;
+        }
+        fits
+    }
+
+    fn after_write(&mut self, caller: &Caller, number: InodeNumber, now: i64) {
+        let attributes = &mut self.inode(number).attributes;
+        attributes.mode = access::after_write(caller, attributes);
+        attributes.mtime_ns = now;
+        attributes.ctime_ns = now;
+    }
+
+    fn setattr(
+        &mut self,
+        caller: &Caller,
+        target: Target,
+        changes: &Changes,
+        now: i64,
+    ) -> Result<Attributes> {
+        let (number, may_write) = match target {
+            Target::Node(number) => (self.pinned(number)?.attributes.inode, false),
+            Target::Open(handle) => {
+                let open = self.opened(handle)?;
+                if changes.size.is_some() && !open.access.write {
+                    return Err(Error::BadDescriptor);
+                }
+                (open.inode, true)
+            }
+        };
+        let old = self.attributes(number);
+        let mode = access::change(caller, &old, changes, may_write)?;
+        if let Some(size) = changes.size {
+            if size > FILE_BYTES_MAX {
+                return Err(Error::FileTooBig);
+            }
+            self.set_size(number, size);
+        }
+        let resized = changes.size.is_some_and(|size| size != old.size || may_write);
+        let at = |time| match time {
+            SetTime::Now => now,
+            SetTime::To(time) => time,
+        };
+        let new = &mut self.inode(number).attributes;
+        new.mode = mode;
+        new.uid = changes.uid.unwrap_or(old.uid);
+        new.gid = changes.gid.unwrap_or(old.gid);
+        new.atime_ns = changes.atime.map_or(old.atime_ns, at);
+        new.mtime_ns = match changes.mtime {
+            Some(time) => at(time),
+            None if resized => now,
+            None => old.mtime_ns,
+        };
+        new.ctime_ns = now;
+        Ok(*new)
+    }
+
+    fn write(
+        &mut self,
+        caller: &Caller,
+        handle: Handle,
+        at: At,
+        from: &[IoSlice<'_>],
+        now: i64,
+    ) -> Result<Written> {
+        let number = self.writable(handle)?;
+        let start = match at {
+            At::Offset(offset) => offset,
+            At::End => self.attributes(number).size,
+        };
+        let asked: u64 = from.iter().map(|slice| slice.len() as u64).sum();
+        if asked == 0 {
+            return Ok(Written { bytes: 0, end: start });
+        }
+        if start >= FILE_BYTES_MAX {
+            return Err(Error::FileTooBig);
+        }
+        let bytes = self.room(number, start, asked.min(FILE_BYTES_MAX - start));
+        if bytes == 0 {
+            return Err(Error::NoSpace);
+        }
+        let end = start + bytes;
+        self.change_contents(number, |contents, size| {
+            let mut offset = start;
+            for slice in from {
+                let count = (slice.len() as u64).min(end - offset) as usize;
+                contents.write(offset, &slice[..count]);
+                offset += count as u64;
+            }
+            *size = end.max(*size);
+        });
+        self.after_write(caller, number, now);
+        Ok(Written { bytes: bytes as usize, end })
+    }
+
+    fn allocate(&mut self, handle: Handle, what: Allocate, offset: u64, bytes: u64) -> Result<InodeNumber> {
+        let number = self.writable(handle)?;
+        let reserves = what != Allocate::PunchHole;
+        if reserves {
+            let Body::File(contents) = &self.inode(number).body else { return Err(Error::NoDevice) };
+            if contents.blocks_missing(offset, bytes) > self.limits.blocks - self.blocks_used {
+                return Err(Error::NoSpace);
+            }
+        }
+        self.change_contents(number, |contents, size| {
+            match what {
+                Allocate::PunchHole => contents.punch(offset, bytes),
+                Allocate::KeepSize | Allocate::Extend => contents.reserve(offset, bytes),
+            }
+            if what == Allocate::Extend {
+                *size = (offset + bytes).max(*size);
+            }
+        });
+        Ok(number)
+    }
+
+    fn read(&self, handle: Handle, offset: u64, into: &mut [IoSliceMut<'_>]) -> Result<usize> {
+        let open = self.opened(handle)?;
+        if !open.access.read {
+            return Err(Error::BadDescriptor);
+        }
+        let inode = &self.inodes[&open.inode];
+        let Body::File(contents) = &inode.body else { return Err(Error::IsDirectory) };
+        let mut at = offset;
+        for slice in into {
+            let left = inode.attributes.size.saturating_sub(at);
+            let count = (slice.len() as u64).min(left) as usize;
+            contents.read(at, &mut slice[..count]);
+            at += count as u64;
+        }
+        Ok((at - offset) as usize)
+    }
+}
+
+impl Engine for Model {
+    fn root(&self) -> Result<Attributes> {
+        Ok(self.state().pin(InodeNumber::ROOT))
+    }
+
+    fn walk(
+        &self,
+        caller: &Caller,
+        start: InodeNumber,
+        steps: &[Step<'_>],
+        found: &mut Vec<Attributes>,
+    ) -> Result<()> {
+        self.state().walk(caller, start, steps, found)
+    }
+
+    fn forget(&self, nodes: &[InodeNumber]) {
+        let mut state = self.state();
+        for number in nodes {
+            let inode = state.pinned(*number).expect("only what is pinned is forgotten");
+            inode.pins -= 1;
+            state.drop_if_unused(*number);
+        }
+    }
+
+    fn open(
+        &self,
+        caller: &Caller,
+        node: InodeNumber,
+        access: Access,
+        truncate: bool,
+    ) -> Result<(Handle, Attributes)> {
+        let mut state = self.state();
+        let attributes = state.pinned(node)?.attributes;
+        access::open(caller, &attributes, access, truncate)?;
+        let handle = state.open(node, access)?;
+        if truncate {
+            state.set_size(node, 0);
+            state.after_write(caller, node, self.now());
+        }
+        Ok((handle, state.attributes(node)))
+    }
+
+    fn close(&self, handle: Handle) {
+        let mut state = self.state();
+        let open = state.handles.remove(&handle).expect("only what is open is closed");
+        state.inode(open.inode).opens -= 1;
+        state.drop_if_unused(open.inode);
+    }
+
+    fn getattr(&self, target: Target) -> Result<Attributes> {
+        let mut state = self.state();
+        match target {
+            Target::Node(number) => Ok(state.pinned(number)?.attributes),
+            Target::Open(handle) => {
+                let open = state.opened(handle)?;
+                Ok(state.attributes(open.inode))
+            }
+        }
+    }
+
+    fn setattr(&self, caller: &Caller, target: Target, changes: &Changes) -> Result<Attributes> {
+        let mut state = self.state();
+        state.setattr(caller, target, changes, self.now())
+    }
+
+    fn create(&self, caller: &Caller, parent: InodeNumber, name: Name<'_>, new: &New<'_>) -> Result<Created> {
+        let mut state = self.state();
+        state.create(caller, parent, name, new, self.now())
+    }
+
+    fn link(
+        &self,
+        caller: &Caller,
+        node: InodeNumber,
+        parent: InodeNumber,
+        name: Name<'_>,
+    ) -> Result<Attributes> {
+        let mut state = self.state();
+        state.link(caller, node, parent, name, self.now())
+    }
+
+    fn unlink(&self, caller: &Caller, parent: InodeNumber, name: Name<'_>, removal: Removal) -> Result<()> {
+        let mut state = self.state();
+        state.unlink(caller, parent, name, removal, self.now())
+    }
+
+    fn rename(
+        &self,
+        caller: &Caller,
+        from: (InodeNumber, Name<'_>),
+        to: (InodeNumber, Name<'_>),
+        mode: RenameMode,
+    ) -> Result<()> {
+        let mut state = self.state();
+        state.rename(caller, from, to, mode, self.now())
+    }
+
+    fn readlink(&self, node: InodeNumber) -> Result<Vec<u8>> {
+        match &self.state().pinned(node)?.body {
+            Body::Symlink(target) => Ok(target.clone()),
+            _ => Err(Error::Invalid),
+        }
+    }
+
+    fn read(&self, handle: Handle, offset: u64, into: &mut [IoSliceMut<'_>]) -> Result<usize> {
+        self.state().read(handle, offset, into)
+    }
+
+    fn write(&self, caller: &Caller, handle: Handle, at: At, from: &[IoSlice<'_>]) -> Result<Written> {
+        let mut state = self.state();
+        state.write(caller, handle, at, from, self.now())
+    }
+
+    fn allocate(
+        &self,
+        caller: &Caller,
+        handle: Handle,
+        what: Allocate,
+        offset: u64,
+        bytes: u64,
+    ) -> Result<()> {
+        let mut state = self.state();
+        let number = state.allocate(handle, what, offset, bytes)?;
+        state.after_write(caller, number, self.now());
+        Ok(())
+    }
+
+    fn extents(&self, handle: Handle, offset: u64, what: Extent) -> Result<u64> {
+        let mut state = self.state();
+        let open = state.opened(handle)?;
+        let inode = state.inode(open.inode);
+        let Body::File(contents) = &inode.body else { return Err(Error::NoDevice) };
+        contents.extent(offset, inode.attributes.size, what).ok_or(Error::NoDevice)
+    }
+
+    fn readdir(
+        &self,
+        handle: Handle,
+        after: Option<Cookie>,
+        sink: &mut dyn FnMut(Entry<'_>) -> bool,
+    ) -> Result<()> {
+        self.state().readdir(handle, after, sink)
+    }
+
+    fn statfs(&self) -> Result<Space> {
+        let state = self.state();
+        let blocks_free = state.limits.blocks - state.blocks_used;
+        Ok(Space {
+            block_bytes: BLOCK_BYTES as u64,
+            blocks: state.limits.blocks,
+            blocks_free,
+            blocks_available: blocks_free,
+            inodes: state.limits.inodes,
+            inodes_free: state.limits.inodes - state.inodes.len() as u64,
+            id: 0,
+        })
+    }
+
+    fn sync(&self, what: Sync) -> Result<()> {
+        match what {
+            Sync::Data(node) | Sync::File(node) => self.state().pinned(node).map(|_| ()),
+            Sync::Everything => Ok(()),
+        }
+    }
+
+    fn get_xattr(&self, caller: &Caller, node: InodeNumber, name: &[u8]) -> Result<Vec<u8>> {
+        let mut state = self.state();
+        let inode = state.pinned(node)?;
+        access::read_xattr(caller, &inode.attributes, name)?;
+        inode.xattrs.get(name).cloned().ok_or(Error::NoData)
+    }
+
+    fn set_xattr(
+        &self,
+        caller: &Caller,
+        node: InodeNumber,
+        name: &[u8],
+        value: &[u8],
+        how: SetXattr,
+    ) -> Result<()> {
+        let mut state = self.state();
+        let inode = state.pinned(node)?;
+        access::write_xattr(caller, &inode.attributes, name)?;
+        match (how, inode.xattrs.contains_key(name)) {
+            (SetXattr::Create, true) => return Err(Error::Exists),
+            (SetXattr::Replace, false) => return Err(Error::NoData),
+            _ => {}
+        }
+        inode.xattrs.insert(name.to_vec(), value.to_vec());
+        inode.attributes.ctime_ns = self.now();
+        Ok(())
+    }
+
+    fn list_xattrs(&self, caller: &Caller, node: InodeNumber) -> Result<Vec<u8>> {
+        let mut state = self.state();
+        let names = state.pinned(node)?.xattrs.keys().filter(|name| access::lists_xattr(caller, name));
+        Ok(names.flat_map(|name| name.iter().chain(&[0])).copied().collect())
+    }
+
+    fn remove_xattr(&self, caller: &Caller, node: InodeNumber, name: &[u8]) -> Result<()> {
+        let mut state = self.state();
+        let inode = state.pinned(node)?;
+        access::write_xattr(caller, &inode.attributes, name)?;
+        inode.xattrs.remove(name).ok_or(Error::NoData)?;
+        inode.attributes.ctime_ns = self.now();
+        Ok(())
+    }
+
+    fn lock(&self, handle: Handle, owner: LockOwner, lock: Lock, waker: Option<&Waker>) -> Result<Locked> {
+        let mut state = self.state();
+        let inode = state.opened(handle)?.inode;
+        state.locks.lock(inode, owner, lock, waker)
+    }
+
+    fn redeem(&self, ticket: Ticket) -> Result<Locked> {
+        self.state().locks.redeem(ticket)
+    }
+
+    fn cancel(&self, ticket: Ticket) -> bool {
+        self.state().locks.cancel(ticket)
+    }
+
+    fn unlock(
+        &self,
+        handle: Handle,
+        owner: LockOwner,
+        family: LockFamily,
+        first: u64,
+        last: u64,
+    ) -> Result<()> {
+        let mut state = self.state();
+        let inode = state.opened(handle)?.inode;
+        state.locks.unlock(inode, owner, family, first, last)
+    }
+
+    fn conflict(&self, handle: Handle, owner: LockOwner, lock: Lock) -> Result<Option<(Lock, LockOwner)>> {
+        let state = self.state();
+        let inode = state.opened(handle)?.inode;
+        Ok(state.locks.conflict(inode, owner, lock))
+    }
+
+    fn release(&self, owner: LockOwner, node: Option<InodeNumber>) {
+        self.state().locks.release(owner, node);
+    }
+}
