@@ -4,12 +4,17 @@
 //! calls (`errno` stays as the program left it, and no interposed symbol is called by mistake), start no thread
 //! and print nothing.
 
+pub mod claims;
 pub mod error;
 pub mod host;
+pub mod shared;
 pub mod sync;
 pub mod sys;
+pub mod words;
 
+pub use claims::Claims;
 pub use error::Error;
 pub use host::{Host, Join, Spin, SystemHost, Time, Waited, wait_until};
+pub use shared::{Access, Mapping, Reads, Words};
 pub use sync::{LongWord, Word};
 pub use sys::{Descriptor, pin_to_one_core};

@@ -176,6 +176,13 @@ impl LongWord {
         step();
         self.0.fetch_or(bits, order)
     }
+
+    /// Keeps only the bits that are set in `bits`, and gives what was there.
+    #[inline]
+    pub fn fetch_and(&self, bits: u64, order: Ordering) -> u64 {
+        step();
+        self.0.fetch_and(bits, order)
+    }
 }
 
 /// On x86-64 a locked instruction is a full fence by itself, and only the compiler has to be held back; elsewhere

@@ -1,0 +1,190 @@
+//! Every interleaving, and every reordering that the memory model allows, of small cases of the protocol in
+//! `words.rs`: the same source, compiled over loom's atomics. Planted bugs show that these tests can fail; stepping
+//! under the simulator cannot show them, because it runs one thread at a time.
+
+#[path = "loom/sync.rs"]
+mod sync;
+#[allow(dead_code, reason = "the whole file is compiled, the cases use a part")]
+#[path = "../src/words.rs"]
+mod words;
+
+use format::Sequence;
+use loom::cell::UnsafeCell;
+use loom::sync::Arc;
+use loom::sync::atomic::AtomicU64;
+use loom::thread;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use sync::{Bug, Ordering, plant};
+use words::{CommitWord, Generation, Inside, Lease, LeaseState, LeaseWord, NotCommitted, Overflow, Slot};
+
+/// One session, and the record that its log would hold.
+struct Session {
+    slots: Vec<Slot>,
+    overflow: Overflow,
+    lease: LeaseWord,
+    commit: CommitWord,
+    /// Loom fails the model if this is read while it may be written.
+    record: UnsafeCell<u64>,
+}
+
+impl Session {
+    fn new(slots: usize) -> (Arc<Self>, Lease) {
+        let session = Self {
+            slots: (0..slots).map(|_| Slot::new()).collect(),
+            overflow: Overflow::new(),
+            lease: LeaseWord::new(),
+            commit: CommitWord::new(Sequence::new(0)),
+            record: UnsafeCell::new(0),
+        };
+        let granted = session.lease.grant(LeaseState::Write);
+        (Arc::new(session), granted)
+    }
+
+    fn inside(&self) -> Inside<'_> {
+        Inside { slots: &self.slots, overflow: &self.overflow }
+    }
+
+    /// A write under the lease: true if it committed.
+    fn write(&self, slot: Option<usize>, granted: Lease) -> bool {
+        let inside = self.inside();
+        let entered = inside.enter(slot);
+        let mut done = false;
+        if self.lease.load() == granted && self.commit.load() == Sequence::new(0) {
+            self.record.with_mut(|record| {
+                // SAFETY: loom checks that nobody else reads or writes meanwhile.
+                unsafe { *record = 7 };
+            });
+            match self.commit.commit(Sequence::new(1)) {
+                Ok(()) => done = true,
+                Err(NotCommitted::Sealed) => {}
+                Err(NotCommitted::Elsewhere(found)) => panic!("nobody else writes, yet found {found}"),
+            }
+        }
+        inside.leave(entered);
+        done
+    }
+
+    /// Takes the lease away; gives the cut. With `force`, seals when the first look finds somebody inside.
+    fn revoke(&self, force: bool) -> u64 {
+        self.lease.revoke();
+        let inside = self.inside();
+        let mut scan = inside.scan();
+        while !scan.done(&inside) {
+            if force {
+                return self.commit.seal().get();
+            }
+            thread::yield_now();
+        }
+        self.commit.load().get()
+    }
+}
+
+fn writer_against_revoker(slot: Option<usize>, force: bool) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(4);
+    builder.check(move || {
+        let (session, granted) = Session::new(1);
+        let theirs = session.clone();
+        let writer = thread::spawn(move || theirs.write(slot, granted));
+        let cut = session.revoke(force);
+        if cut == 1 {
+            // SAFETY: loom checks that nobody writes meanwhile.
+            session.record.with(|record| assert_eq!(unsafe { *record }, 7, "a committed record is whole"));
+        }
+        let wrote = writer.join().expect("the writer does not panic");
+        assert_eq!(wrote, cut == 1, "a write counts if and only if it lies before the cut");
+        assert_eq!(session.commit.load().get(), cut, "nothing commits after the cut was read");
+    });
+}
+
+fn found(case: impl FnOnce()) -> bool {
+    catch_unwind(AssertUnwindSafe(case)).is_err()
+}
+
+#[test]
+fn no_write_is_lost_or_late() {
+    writer_against_revoker(Some(0), false);
+}
+
+#[test]
+fn no_write_is_lost_or_late_when_the_log_is_sealed() {
+    writer_against_revoker(Some(0), true);
+}
+
+#[test]
+fn no_write_is_lost_or_late_without_a_slot() {
+    writer_against_revoker(None, false);
+    writer_against_revoker(None, true);
+}
+
+#[test]
+fn a_plain_entry_is_found() {
+    plant(Bug::PlainEntry);
+    assert!(found(|| writer_against_revoker(Some(0), false)));
+    assert!(found(|| writer_against_revoker(None, false)));
+}
+
+#[test]
+fn a_scan_without_fence_is_found() {
+    plant(Bug::NoFence);
+    assert!(found(|| writer_against_revoker(Some(0), false)));
+}
+
+#[test]
+fn two_readers_on_either_side_of_the_overflow_are_waited_for() {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(2);
+    builder.check(|| {
+        let (session, granted) = Session::new(0);
+        let busy = Arc::new(AtomicU64::new(0));
+        let threads: Vec<_> = (0..2)
+            .map(|_| {
+                let (session, busy) = (session.clone(), busy.clone());
+                thread::spawn(move || {
+                    let entered = session.inside().enter(None);
+                    if session.lease.load() == granted {
+                        busy.fetch_add(1, Ordering::Relaxed);
+                        busy.fetch_sub(1, Ordering::Relaxed);
+                    }
+                    session.inside().leave(entered);
+                })
+            })
+            .collect();
+        session.revoke(false);
+        assert_eq!(busy.load(Ordering::Relaxed), 0, "nobody works under the lease after the scan");
+        for thread in threads {
+            thread.join().expect("a reader does not panic");
+        }
+        assert_eq!(busy.load(Ordering::Relaxed), 0);
+    });
+}
+
+fn copy_against_reuse() {
+    loom::model(|| {
+        let shared = Arc::new((Generation::new(), [AtomicU64::new(0), AtomicU64::new(0)]));
+        let theirs = shared.clone();
+        let daemon = thread::spawn(move || {
+            theirs.0.raise();
+            for block in &theirs.1 {
+                block.store(9, Ordering::Relaxed);
+            }
+        });
+        let before = shared.0.before_copy();
+        let copy = [shared.1[0].load(Ordering::Relaxed), shared.1[1].load(Ordering::Relaxed)];
+        if before == 0 && shared.0.still(before) {
+            assert_eq!(copy, [0, 0], "a copy that was confirmed is of the old contents");
+        }
+        daemon.join().expect("the daemon does not panic");
+    });
+}
+
+#[test]
+fn a_confirmed_copy_is_never_of_blocks_used_again() {
+    copy_against_reuse();
+}
+
+#[test]
+fn a_confirmation_without_fence_is_found() {
+    plant(Bug::NoFence);
+    assert!(found(copy_against_reuse));
+}

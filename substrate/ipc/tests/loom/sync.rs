@@ -1,0 +1,80 @@
+//! The words of `ipc::sync` over loom's atomics, and the bugs that the tests plant in them.
+
+use loom::sync::atomic::AtomicU64;
+use std::cell::Cell;
+
+pub use loom::sync::atomic::{Ordering, fence as real_fence};
+
+/// What is broken on purpose.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Bug {
+    None,
+    /// Threads go inside by a plain store.
+    PlainEntry,
+    /// SharedFS scans without a fence after its store; readers check without one after their copy.
+    NoFence,
+}
+
+thread_local! {
+    // Loom runs all threads of a model on the thread that asked for it.
+    static BUG: Cell<Bug> = const { Cell::new(Bug::None) };
+}
+
+/// Breaks everything that runs on this thread from now on.
+pub fn plant(bug: Bug) {
+    BUG.set(bug);
+}
+
+pub fn fence(order: Ordering) {
+    if BUG.get() != Bug::NoFence {
+        real_fence(order);
+    }
+}
+
+#[derive(Debug, Default)]
+pub struct LongWord(AtomicU64);
+
+impl LongWord {
+    pub fn new(value: u64) -> Self {
+        Self(AtomicU64::new(value))
+    }
+
+    pub fn load(&self, order: Ordering) -> u64 {
+        self.0.load(order)
+    }
+
+    pub fn store(&self, value: u64, order: Ordering) {
+        self.0.store(value, order);
+    }
+
+    pub fn exchange_full(&self, value: u64) -> u64 {
+        if BUG.get() == Bug::PlainEntry {
+            let before = self.0.load(Ordering::Relaxed);
+            self.0.store(value, Ordering::Release);
+            return before;
+        }
+        let before = self.0.swap(value, Ordering::AcqRel);
+        real_fence(Ordering::SeqCst);
+        before
+    }
+
+    pub fn fetch_add_full(&self, value: u64) -> u64 {
+        let before = self.0.fetch_add(value, Ordering::AcqRel);
+        if BUG.get() != Bug::PlainEntry {
+            real_fence(Ordering::SeqCst);
+        }
+        before
+    }
+
+    pub fn compare_exchange(&self, now: u64, new: u64, yes: Ordering, no: Ordering) -> Result<u64, u64> {
+        self.0.compare_exchange(now, new, yes, no)
+    }
+
+    pub fn fetch_add(&self, value: u64, order: Ordering) -> u64 {
+        self.0.fetch_add(value, order)
+    }
+
+    pub fn fetch_or(&self, bits: u64, order: Ordering) -> u64 {
+        self.0.fetch_or(bits, order)
+    }
+}
