@@ -55,6 +55,18 @@ pub enum CallKind {
     Statfs = 16,
     /// [`DigestRequest`] with a ledger sequence: settled up to it before the response. No response body.
     SettleLedger = 17,
+    /// [`LockRequest`]. Response: [`LockResponse`].
+    Lock = 18,
+    /// [`LockRequest`], its `kind` and `wait` meaningless. No response body.
+    Unlock = 19,
+    /// [`LockRequest`]. Response: the [`LockRequest`] by which a lock in the way was taken; nothing if none is.
+    TestLock = 20,
+    /// [`LockRequest`], of which the owner counts: all its locks and requests on the inode (0: on all) end.
+    ReleaseLocks = 21,
+    /// [`TicketRequest`]: whether it was granted, after at most the time given. Response: [`LockResponse`].
+    RedeemLock = 22,
+    /// [`TicketRequest`]: takes it back. Response: [`LockResponse`], its ticket 0 if it was granted before.
+    CancelLock = 23,
 }
 
 impl CallKind {
@@ -63,7 +75,7 @@ impl CallKind {
     /// # Errors
     /// `Kind`.
     pub fn from_raw(raw: u16) -> Result<Self, DecodeError> {
-        const ALL: [CallKind; 17] = [
+        const ALL: [CallKind; 23] = [
             CallKind::Walk,
             CallKind::Lease,
             CallKind::Open,
@@ -81,6 +93,12 @@ impl CallKind {
             CallKind::SyncAll,
             CallKind::Statfs,
             CallKind::SettleLedger,
+            CallKind::Lock,
+            CallKind::Unlock,
+            CallKind::TestLock,
+            CallKind::ReleaseLocks,
+            CallKind::RedeemLock,
+            CallKind::CancelLock,
         ];
         usize::from(raw).checked_sub(1).and_then(|index| ALL.get(index)).copied().ok_or(DecodeError::Kind)
     }
@@ -117,8 +135,9 @@ pub struct WalkResponse {
     pub nodes: U16,
     /// Why it stopped: 0 at the end, else an [`crate::call::Status`].
     pub stopped: U16,
-    /// Zero.
-    pub reserved: U32,
+    /// If it stopped with `NotFound`: entries of the directory whose cookies have the hash of the name. With none,
+    /// whoever creates the name knows its cookie; else it reads those entries first.
+    pub same_hash: U32,
 }
 
 const _: () = assert!(size_of::<WalkResponse>() == 8);
@@ -137,7 +156,7 @@ pub struct NodeReply {
     pub digested: Sequence,
     /// Index of its lease word.
     pub word: U32,
-    /// What the word holds as long as the lease lasts.
+    /// The word's generation as long as the lease lasts, its lower half.
     pub expected: U32,
     /// `LEASE_READ` or `LEASE_WRITE`.
     pub mode: u8,
@@ -394,6 +413,69 @@ pub struct StatfsResponse {
 
 const _: () = assert!(size_of::<StatfsResponse>() == 32);
 
+/// [`LockRequest::owner_kind`]: a process (`fcntl` locks of the old kind).
+pub const OWNER_PROCESS: u8 = 1;
+/// [`LockRequest::owner_kind`]: an open file description.
+pub const OWNER_DESCRIPTION: u8 = 2;
+/// [`LockRequest::family`]: ranges (`fcntl`).
+pub const FAMILY_RANGES: u8 = 1;
+/// [`LockRequest::family`]: the whole file (`flock`).
+pub const FAMILY_WHOLE: u8 = 2;
+/// [`LockRequest::kind`]: many may hold it.
+pub const LOCK_SHARED: u8 = 1;
+/// [`LockRequest::kind`]: one may.
+pub const LOCK_EXCLUSIVE: u8 = 2;
+
+/// A lock on a range of a file. Owners are told apart on the whole node by kind and number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct LockRequest {
+    /// The file.
+    pub inode: InodeNumber,
+    /// Number of the owner.
+    pub owner: U64,
+    /// Process id, for people to read.
+    pub pid: U32,
+    /// `OWNER_*`.
+    pub owner_kind: u8,
+    /// `FAMILY_*`.
+    pub family: u8,
+    /// `LOCK_*`.
+    pub kind: u8,
+    /// 1 to be queued if another's lock is in the way.
+    pub wait: u8,
+    /// First byte.
+    pub first: U64,
+    /// Last byte; all ones is the end of the file, wherever it comes to be.
+    pub last: U64,
+}
+
+const _: () = assert!(size_of::<LockRequest>() == 40);
+
+/// What became of a lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct LockResponse {
+    /// 0 if it was granted, else the ticket of the request that waits.
+    pub ticket: U64,
+}
+
+const _: () = assert!(size_of::<LockResponse>() == 8);
+
+/// A request for a lock that waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct TicketRequest {
+    /// Its ticket.
+    pub ticket: U64,
+    /// How long the answer may take.
+    pub wait_ms: U32,
+    /// Zero.
+    pub reserved: U32,
+}
+
+const _: () = assert!(size_of::<TicketRequest>() == 16);
+
 /// How a call ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u16)]
@@ -422,6 +504,10 @@ pub enum Status {
     NoAttribute = 10,
     /// The operation needs a regular file.
     NotRegular = 11,
+    /// Another's lock is in the way.
+    WouldBlock = 12,
+    /// Waiting for this lock would never end.
+    Deadlock = 13,
 }
 
 impl Status {
@@ -439,6 +525,8 @@ impl Status {
             9 => Self::Sealed,
             10 => Self::NoAttribute,
             11 => Self::NotRegular,
+            12 => Self::WouldBlock,
+            13 => Self::Deadlock,
             _ => Self::Invalid,
         }
     }

@@ -16,6 +16,7 @@ pub mod name;
 pub mod node;
 pub mod record;
 pub mod root;
+pub mod session;
 pub mod superblock;
 
 pub use envelope::{Envelope, FRAME_ALIGN, HEADER_BYTES};

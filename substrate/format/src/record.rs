@@ -5,10 +5,10 @@
 //! and the names. What it does not say is who may do it and in which order against other logs: that is decided
 //! from the ledger, since the log is written by an untrusted process.
 
-use crate::DecodeError;
 use crate::envelope::{Envelope, HEADER_BYTES};
 use crate::ids::{InodeNumber, Sequence};
 use crate::name::{Cookie, Name};
+use crate::{BLOCK_BYTES, DecodeError};
 use zerocopy::little_endian::{I64, U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -34,9 +34,10 @@ pub enum Kind {
     Create = 5,
     /// Payload: name; `parent`, `extra`: directory and cookie.
     Link = 6,
-    /// Payload: name; `parent`, `extra`: directory and cookie; flags: [`UNLINK_DIRECTORY`].
+    /// Payload: name; `parent`, `extra`: directory and cookie; flags: [`UNLINK_DIRECTORY`], [`UNLINK_OPEN`].
     Unlink = 7,
-    /// Payload: [`RenameBody`], old name, new name; `inode`: what moves; flags: [`RENAME_EXCHANGE`].
+    /// Payload: [`RenameBody`], old name, new name; `inode`: what moves; flags: [`RENAME_EXCHANGE`],
+    /// [`RENAME_REPLACED_OPEN`].
     Rename = 8,
     /// Payload: [`SetAttrBody`].
     SetAttr = 9,
@@ -75,8 +76,12 @@ pub const ALLOCATE_KEEP_SIZE: u8 = 1;
 pub const ALLOCATE_PUNCH_HOLE: u8 = 2;
 /// Unlink: the entry is a directory (rmdir).
 pub const UNLINK_DIRECTORY: u8 = 1;
+/// Unlink: the log's owner has the inode open, and keeps a reference if this was its last name.
+pub const UNLINK_OPEN: u8 = 2;
 /// Rename: both names exist and change places.
 pub const RENAME_EXCHANGE: u8 = 1;
+/// Rename: same as [`UNLINK_OPEN`] for what is replaced.
+pub const RENAME_REPLACED_OPEN: u8 = 2;
 
 /// First 64 bytes of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -238,8 +243,8 @@ impl<'a> Operation<'a> {
         let flags = header.envelope.flags;
         let flags_allowed = match kind {
             Kind::Allocate => ALLOCATE_KEEP_SIZE | ALLOCATE_PUNCH_HOLE,
-            Kind::Unlink => UNLINK_DIRECTORY,
-            Kind::Rename => RENAME_EXCHANGE,
+            Kind::Unlink => UNLINK_DIRECTORY | UNLINK_OPEN,
+            Kind::Rename => RENAME_EXCHANGE | RENAME_REPLACED_OPEN,
             _ => 0,
         };
         if flags & !flags_allowed != 0 {
@@ -329,6 +334,39 @@ impl<'a> Operation<'a> {
             return Err(DecodeError::Field("replaced"));
         }
         Ok(Self::Rename { body, old_name: name(old_name)?, new_name: name(new_name)?, exchange })
+    }
+}
+
+/// Whether a frame that was decoded keeps what it removes the last name of open ([`UNLINK_OPEN`],
+/// [`RENAME_REPLACED_OPEN`]).
+pub fn keeps_open(frame: &[u8]) -> bool {
+    let Ok(envelope) = Envelope::decode(frame) else { return false };
+    match Kind::from_raw(envelope.kind) {
+        Ok(Kind::Unlink) => envelope.flags & UNLINK_OPEN != 0,
+        Ok(Kind::Rename) => envelope.flags & RENAME_REPLACED_OPEN != 0,
+        _ => false,
+    }
+}
+
+/// Blocks of the pool that a record may cost when it is digested, at worst: data blocks that it touches, each
+/// written anew, and a share of the tree. Both sides of a session subtract this from the room promised. What only
+/// removes costs nothing: it works on the reserve.
+pub fn room_blocks(operation: &Operation<'_>) -> u64 {
+    const TREE: u64 = 1;
+    let touched =
+        |offset: u64, bytes: u64| (offset + bytes).div_ceil(BLOCK_BYTES as u64) - offset / BLOCK_BYTES as u64;
+    match operation {
+        Operation::Pad | Operation::Unlink { .. } | Operation::RemoveXattr { .. } => 0,
+        Operation::Write { offset, bytes } => touched(*offset, bytes.len() as u64) + TREE,
+        // A cut block is written anew.
+        Operation::Truncate { .. } => 1 + TREE,
+        Operation::Allocate { punch_hole: true, .. } => 2 + TREE,
+        Operation::Allocate { offset, bytes, .. } => touched(*offset, *bytes) + TREE,
+        Operation::SetXattr { value, .. } => value.len().div_ceil(BLOCK_BYTES) as u64 + TREE,
+        Operation::Create { .. }
+        | Operation::Link { .. }
+        | Operation::Rename { .. }
+        | Operation::SetAttr { .. } => TREE,
     }
 }
 

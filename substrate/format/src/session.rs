@@ -1,0 +1,94 @@
+//! What a LibFS and its SharedFS share beyond the request ring: what the Welcome says, and where the words stand in
+//! the two pieces of shared memory of a session. The protocol over the words is `ipc::words`.
+//!
+//! Session words (the LibFS writes; SharedFS seals the commit word): commit word, places to be inside at, table of
+//! open inodes. Lease words (SharedFS writes, the LibFS only reads): how far the log is digested, how far the ledger
+//! is settled, the lease of the log's own range with the inodes taken from it, then one word a lease.
+
+use crate::ids::{Incarnation, InodeNumber, LeaseVersion, LogUid, PoolUid};
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Session words: the commit word.
+pub const COMMIT_OFFSET: usize = 0;
+/// Session words: where threads without a place of their own are inside; three lines.
+pub const OVERFLOW_OFFSET: usize = 64;
+/// Session words: places to be inside at, a line each.
+pub const SLOTS_OFFSET: usize = 256;
+/// Number of these places.
+pub const SLOTS: usize = 64;
+/// Session words: inodes that are open here, eight bytes each, in any order; 0 is a free place. SharedFS reads it
+/// when a name is removed. What finds no place is opened by a call.
+pub const OPEN_TABLE_OFFSET: usize = SLOTS_OFFSET + SLOTS * 64;
+/// Number of places for open inodes.
+pub const OPEN_TABLE: usize = 4096;
+/// Bytes of the session words.
+pub const SESSION_BYTES: usize = OPEN_TABLE_OFFSET + OPEN_TABLE * size_of::<u64>();
+
+/// Lease words: odd while the next two words are changed, and another number afterwards.
+pub const DIGEST_TURN_OFFSET: usize = 0;
+/// Lease words: last record of the log that is digested.
+pub const DIGESTED_OFFSET: usize = 8;
+/// Lease words: where in the log file the record after it begins.
+pub const DIGEST_POSITION_OFFSET: usize = 16;
+/// Lease words: last entry of the ledger that is settled.
+pub const LEDGER_SETTLED_OFFSET: usize = 24;
+/// Lease words: the lease of all inodes of the own range, but those that were ended.
+pub const OWN_RANGE_OFFSET: usize = 32;
+/// Lease words: how many were ended, ever. The own-range word changes after each was listed.
+pub const ENDED_COUNT_OFFSET: usize = 40;
+/// Lease words: the first [`ENDED_MAX`] of them. When there are more, the whole range has ended.
+pub const ENDED_OFFSET: usize = 64;
+/// Inodes of the own range that can be ended one by one.
+pub const ENDED_MAX: usize = 4096;
+/// Lease words: the words that [`crate::call::NodeReply::word`] counts from.
+pub const LEASE_WORDS_OFFSET: usize = ENDED_OFFSET + ENDED_MAX * size_of::<u64>();
+
+/// [`crate::call::NodeReply::word`] of an inode of the own range that was not ended.
+pub const WORD_OWN_RANGE: u32 = u32::MAX;
+
+/// Bytes of lease words for so many leases.
+pub const fn lease_bytes(words: usize) -> usize {
+    LEASE_WORDS_OFFSET + words * size_of::<u64>()
+}
+
+/// What SharedFS tells a LibFS that it lets in. The descriptors come in this order: log file, session words, lease
+/// words, request ring, generations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Welcome {
+    /// Number of the session, for people to read.
+    pub session: U64,
+    /// The pool.
+    pub pool: PoolUid,
+    /// The session's log; its ring begins behind the superblock, its first record has sequence 1.
+    pub log: LogUid,
+    /// Bytes of the log file.
+    pub log_bytes: U64,
+    /// The largest that it may grow to.
+    pub log_bytes_max: U64,
+    /// Under which version the inodes of the own range are held.
+    pub version: LeaseVersion,
+    /// Sequence of the log's opening in the ledger.
+    pub ledger: U64,
+    /// First inode number of the own range.
+    pub first_inode: InodeNumber,
+    /// Numbers in it.
+    pub inodes: U64,
+    /// Blocks of room.
+    pub room_blocks: U64,
+    /// The log's incarnation.
+    pub incarnation: Incarnation,
+    /// Number of lease words.
+    pub lease_words: U32,
+    /// 1 if the log needs fdatasync to survive all that its medium survives; 0 if a fence is enough.
+    pub settles_file: U32,
+    /// User that the session's records are judged by, as the kernel vouched for it.
+    pub uid: U32,
+    /// Its group.
+    pub gid: U32,
+    /// Zero.
+    pub reserved: U32,
+}
+
+const _: () = assert!(size_of::<Welcome>() == 104);
