@@ -7,6 +7,7 @@
 pub mod claims;
 pub mod error;
 pub mod host;
+pub mod pages;
 pub mod shared;
 pub mod sync;
 pub mod sys;
@@ -15,6 +16,7 @@ pub mod words;
 pub use claims::Claims;
 pub use error::Error;
 pub use host::{Host, Join, Spin, SystemHost, Time, Waited, wait_until};
+pub use pages::{ClientPages, DaemonPages, DaemonView, Digested, PageLimits};
 pub use shared::{Access, Mapping, Reads, Words};
 pub use sync::{LongWord, Word};
 pub use sys::{Descriptor, pin_to_one_core};
