@@ -16,7 +16,7 @@ pub mod words;
 pub use claims::Claims;
 pub use error::Error;
 pub use host::{Host, Join, Spin, SystemHost, Time, Waited, wait_until};
-pub use pages::{ClientPages, DaemonPages, DaemonView, Digested, PageLimits};
+pub use pages::{ClientPages, DaemonPages, DaemonView, Digested};
 pub use shared::{Access, Mapping, Reads, Words};
 pub use sync::{LongWord, Word};
 pub use sys::{Descriptor, pin_to_one_core};

@@ -1,82 +1,26 @@
-//! What lies where in the pages that one LibFS and its SharedFS share: one memory that the LibFS writes
-//! ([`ClientPages`]), one that it only reads ([`DaemonPages`], seen by the LibFS as [`DaemonView`]).
+//! Typed views of the two pieces of memory that one LibFS and its SharedFS share, at the places that
+//! [`format::session`] names: one that the LibFS writes ([`ClientPages`]), one that it only reads ([`DaemonPages`],
+//! seen by the LibFS as [`DaemonView`]).
 //!
-//! Guarantees: both sides compute the same places from the same [`PageLimits`], which SharedFS says at the
-//! handshake. Of what the LibFS writes SharedFS believes nothing: the commit word is an upper bound, slots only
-//! delay, and the open table only keeps files of the LibFS's own.
+//! Of what the LibFS writes SharedFS believes nothing: the commit word is an upper bound, slots only delay, and the
+//! table of open inodes only keeps files that the session was allowed to see.
 
 use crate::error::Error;
 use crate::shared::{Mapping, Reads, Words};
 use crate::sync::{LongWord, Ordering, fence, relax};
 use crate::words::{CommitWord, Inside, Lease, LeaseState, LeaseWord, Overflow, Slot};
+use format::session::{
+    COMMIT_OFFSET, DIGEST_POSITION_OFFSET, DIGEST_TURN_OFFSET, DIGESTED_OFFSET, ENDED_COUNT_OFFSET,
+    ENDED_MAX, ENDED_OFFSET, LEASE_WORDS_OFFSET, LEDGER_SETTLED_OFFSET, OPEN_TABLE, OPEN_TABLE_OFFSET,
+    OVERFLOW_OFFSET, OWN_RANGE_OFFSET, SLOTS, SLOTS_OFFSET,
+};
 use format::{InodeNumber, Sequence};
 use std::sync::Arc;
 
-/// How many of each there are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PageLimits {
-    /// Threads with a slot of their own to be inside at.
-    pub slots: u32,
-    /// Entries of the open table.
-    pub open_entries: u32,
-    /// Leases that the session can hold beside its own range.
-    pub lease_words: u32,
-    /// Inodes of the own range that can be taken away one by one; after that the whole range is over.
-    pub ended_entries: u32,
-}
+const _: () = assert!(OVERFLOW_OFFSET + size_of::<Overflow>() <= SLOTS_OFFSET);
+const _: () = assert!(SLOTS_OFFSET + SLOTS * size_of::<Slot>() <= OPEN_TABLE_OFFSET);
 
-/// Largest number of any of them: bounds what a handshake can make either side map.
-pub const PAGE_LIMIT_MAX: u32 = 1 << 20;
-
-const LINE: usize = 64;
-const WORD: usize = size_of::<LongWord>();
-
-impl PageLimits {
-    fn check(&self) -> Result<(), Error> {
-        let all = [self.slots, self.open_entries, self.lease_words, self.ended_entries];
-        if all.iter().all(|count| (1..=PAGE_LIMIT_MAX).contains(count)) {
-            Ok(())
-        } else {
-            Err(Error::Limits("entries of the session's pages"))
-        }
-    }
-
-    fn slots_at() -> usize {
-        LINE + size_of::<Overflow>()
-    }
-
-    fn open_at(&self) -> usize {
-        Self::slots_at() + self.slots as usize * size_of::<Slot>()
-    }
-
-    /// Bytes of the memory that the LibFS writes.
-    ///
-    /// # Errors
-    /// `Limits`.
-    pub fn client_bytes(&self) -> Result<usize, Error> {
-        self.check()?;
-        Ok(self.open_at() + self.open_entries as usize * WORD)
-    }
-
-    fn ended_at() -> usize {
-        2 * LINE
-    }
-
-    fn leases_at(&self) -> usize {
-        (Self::ended_at() + self.ended_entries as usize * WORD).next_multiple_of(LINE)
-    }
-
-    /// Bytes of the memory that SharedFS writes.
-    ///
-    /// # Errors
-    /// `Limits`.
-    pub fn daemon_bytes(&self) -> Result<usize, Error> {
-        self.check()?;
-        Ok(self.leases_at() + self.lease_words as usize * WORD)
-    }
-}
-
-/// The memory that the LibFS writes, mapped for writing: commit word, places to be inside at, open table.
+/// The memory that the LibFS writes: commit word, places to be inside at, table of open inodes.
 #[derive(Debug)]
 pub struct ClientPages {
     commit: Words<CommitWord>,
@@ -89,14 +33,13 @@ impl ClientPages {
     /// The views.
     ///
     /// # Errors
-    /// `Limits`; `Memory` if the mapping is too small or for reading only.
-    pub fn new(mapping: &Arc<Mapping>, limits: &PageLimits) -> Result<Self, Error> {
-        limits.check()?;
+    /// `Memory` if the mapping is too small or for reading only.
+    pub fn new(mapping: &Arc<Mapping>) -> Result<Self, Error> {
         Ok(Self {
-            commit: mapping.words(0, 1)?,
-            overflow: mapping.words(LINE, 1)?,
-            slots: mapping.words(PageLimits::slots_at(), limits.slots as usize)?,
-            open: mapping.words(limits.open_at(), limits.open_entries as usize)?,
+            commit: mapping.words(COMMIT_OFFSET, 1)?,
+            overflow: mapping.words(OVERFLOW_OFFSET, 1)?,
+            slots: mapping.words(SLOTS_OFFSET, SLOTS)?,
+            open: mapping.words(OPEN_TABLE_OFFSET, OPEN_TABLE)?,
         })
     }
 
@@ -112,26 +55,15 @@ impl ClientPages {
         Inside { slots: &self.slots, overflow: &self.overflow[0] }
     }
 
-    /// Notes that a file of the own range is open, while inside: if the file is taken away, SharedFS makes a
-    /// reference of it. False if the table is full: open it by call. One thread at a time changes the table.
-    pub fn note_open(&self, inode: InodeNumber) -> bool {
-        let free = |word: &&LongWord| word.load(Ordering::Relaxed) == 0;
-        let Some(word) = self.open.iter().find(free) else { return false };
-        // Release: pairs with the Acquire in `is_open`; leaving orders it as well.
-        word.store(inode.get(), Ordering::Release);
-        true
+    /// The table of open inodes: 0 is a free place. The LibFS changes it while inside, under a lease on the inode.
+    pub fn open(&self) -> &[LongWord] {
+        &self.open
     }
 
-    /// Takes the note back.
-    pub fn note_closed(&self, inode: InodeNumber) {
-        if let Some(word) = self.open.iter().find(|word| word.load(Ordering::Relaxed) == inode.get()) {
-            word.store(0, Ordering::Release);
-        }
-    }
-
-    /// Whether the LibFS noted this file as open. For SharedFS, after a scan.
+    /// Whether the LibFS says that it has this inode open. For SharedFS, which took every lease on the inode away
+    /// before: who opened it under one is seen.
     pub fn is_open(&self, inode: InodeNumber) -> bool {
-        // Acquire: pairs with the Release in `note_open`.
+        // Acquire: pairs with the Release by which the LibFS stored it or left.
         self.open.iter().any(|word| word.load(Ordering::Acquire) == inode.get())
     }
 }
@@ -145,13 +77,13 @@ pub struct Digested {
     pub position: u64,
 }
 
-/// Indices of the words on the first line of the daemon's memory.
-const VERSION: usize = 0;
-const DIGESTED: usize = 1;
-const POSITION: usize = 2;
-const SETTLED: usize = 3;
-const ENDED: usize = 4;
-const HEAD_WORDS: usize = 5;
+/// Places among the head's words.
+const VERSION: usize = DIGEST_TURN_OFFSET / size_of::<LongWord>();
+const DIGESTED: usize = DIGESTED_OFFSET / size_of::<LongWord>();
+const POSITION: usize = DIGEST_POSITION_OFFSET / size_of::<LongWord>();
+const SETTLED: usize = LEDGER_SETTLED_OFFSET / size_of::<LongWord>();
+const ENDED: usize = ENDED_COUNT_OFFSET / size_of::<LongWord>();
+const HEAD_WORDS: usize = ENDED_OFFSET / size_of::<LongWord>();
 
 /// The memory that SharedFS writes, as SharedFS sees it. Whoever calls holds SharedFS's lock: one writer at a time.
 #[derive(Debug)]
@@ -166,14 +98,13 @@ impl DaemonPages {
     /// The views.
     ///
     /// # Errors
-    /// `Limits`; `Memory` if the mapping is too small or for reading only.
-    pub fn new(mapping: &Arc<Mapping>, limits: &PageLimits) -> Result<Self, Error> {
-        limits.check()?;
+    /// `Memory` if the mapping is too small or for reading only.
+    pub fn new(mapping: &Arc<Mapping>, lease_words: usize) -> Result<Self, Error> {
         Ok(Self {
             head: mapping.words(0, HEAD_WORDS)?,
-            own_range: mapping.words(LINE, 1)?,
-            ended: mapping.words(PageLimits::ended_at(), limits.ended_entries as usize)?,
-            leases: mapping.words(limits.leases_at(), limits.lease_words as usize)?,
+            own_range: mapping.words(OWN_RANGE_OFFSET, 1)?,
+            ended: mapping.words(ENDED_OFFSET, ENDED_MAX)?,
+            leases: mapping.words(LEASE_WORDS_OFFSET, lease_words)?,
         })
     }
 
@@ -235,14 +166,13 @@ impl DaemonView {
     /// The views.
     ///
     /// # Errors
-    /// `Limits`; `Memory` if the mapping is too small.
-    pub fn new(mapping: &Arc<Mapping>, limits: &PageLimits) -> Result<Self, Error> {
-        limits.check()?;
+    /// `Memory` if the mapping is too small.
+    pub fn new(mapping: &Arc<Mapping>, lease_words: usize) -> Result<Self, Error> {
         Ok(Self {
             head: mapping.reads(0, HEAD_WORDS)?,
-            own_range: mapping.reads(LINE, 1)?,
-            ended: mapping.reads(PageLimits::ended_at(), limits.ended_entries as usize)?,
-            leases: mapping.reads(limits.leases_at(), limits.lease_words as usize)?,
+            own_range: mapping.reads(OWN_RANGE_OFFSET, 1)?,
+            ended: mapping.reads(ENDED_OFFSET, ENDED_MAX)?,
+            leases: mapping.reads(LEASE_WORDS_OFFSET, lease_words)?,
         })
     }
 
@@ -298,8 +228,6 @@ mod tests {
     use super::*;
     use crate::shared::{self, Access};
 
-    const LIMITS: PageLimits = PageLimits { slots: 3, open_entries: 2, lease_words: 5, ended_entries: 2 };
-
     fn map(bytes: usize) -> Arc<Mapping> {
         let memory = shared::create(c"pages", bytes).unwrap();
         Mapping::new(&memory, bytes, Access::Write).unwrap()
@@ -307,47 +235,33 @@ mod tests {
 
     #[test]
     fn both_sides_see_the_same() {
-        let mapping = map(LIMITS.daemon_bytes().unwrap());
-        let (daemon, view) =
-            (DaemonPages::new(&mapping, &LIMITS).unwrap(), DaemonView::new(&mapping, &LIMITS).unwrap());
+        let mapping = map(format::session::lease_bytes(5));
+        let (daemon, view) = (DaemonPages::new(&mapping, 5).unwrap(), DaemonView::new(&mapping, 5).unwrap());
         let digested = Digested { sequence: Sequence::new(7), position: 8192 };
         daemon.publish_digested(digested);
         daemon.publish_settled(Sequence::new(9));
         let granted = daemon.leases()[4].grant(LeaseState::Read);
         let own = daemon.own_range().grant(LeaseState::Write);
-        for inode in 11..14 {
-            daemon.push_ended(InodeNumber::new(inode));
+        let count = ENDED_MAX as u64 + 1;
+        for inode in 0..count {
+            daemon.push_ended(InodeNumber::new(11 + inode));
         }
         assert_eq!((view.digested(), view.settled()), (digested, Sequence::new(9)));
         assert_eq!((view.lease(4), view.own_range()), (granted, own));
         assert_eq!(view.lease(5).state, LeaseState::None);
-        assert_eq!(view.ended_count(), 3);
-        let list = [view.ended(0), view.ended(1), view.ended(2)];
-        assert_eq!(list, [Some(InodeNumber::new(11)), Some(InodeNumber::new(12)), None]);
+        assert_eq!((view.ended_count(), daemon.ended_count()), (count, count));
+        let list = [view.ended(0), view.ended(count - 2), view.ended(count - 1)];
+        assert_eq!(list, [Some(InodeNumber::new(11)), Some(InodeNumber::new(9 + count)), None]);
+        assert!(DaemonView::new(&map(4096), 5).is_err());
     }
 
     #[test]
-    fn what_is_open_is_noted_until_the_table_is_full() {
-        let client = ClientPages::new(&map(LIMITS.client_bytes().unwrap()), &LIMITS).unwrap();
-        let inode = InodeNumber::new;
-        assert!(client.note_open(inode(5)) && client.note_open(inode(6)) && !client.note_open(inode(7)));
-        assert!(client.is_open(inode(6)) && !client.is_open(inode(7)));
-        client.note_closed(inode(5));
-        assert!(!client.is_open(inode(5)) && client.note_open(inode(7)));
+    fn what_the_client_wrote_is_found() {
+        let client = ClientPages::new(&map(format::session::SESSION_BYTES)).unwrap();
+        client.open()[17].store(5, Ordering::Release);
+        assert!(client.is_open(InodeNumber::new(5)) && !client.is_open(InodeNumber::new(6)));
         client.commit().begin(Sequence::new(3));
         assert_eq!(client.commit().load(), Sequence::new(3));
-        assert_eq!(client.inside().slots.len(), 3);
-    }
-
-    #[test]
-    fn impossible_limits_are_refused() {
-        let zero = PageLimits { slots: 0, ..LIMITS };
-        let huge = PageLimits { lease_words: PAGE_LIMIT_MAX + 1, ..LIMITS };
-        for limits in [zero, huge] {
-            assert!(limits.client_bytes().is_err() && limits.daemon_bytes().is_err());
-        }
-        let small = map(64);
-        let many = PageLimits { lease_words: 5000, ..LIMITS };
-        assert!(DaemonView::new(&small, &many).is_err());
+        assert_eq!(client.inside().slots.len(), SLOTS);
     }
 }
