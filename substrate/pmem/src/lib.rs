@@ -10,6 +10,7 @@
 
 pub mod alloc;
 pub mod copy;
+pub mod crash;
 pub mod medium;
 pub mod primitives;
 pub mod read_mapping;
@@ -19,6 +20,7 @@ pub mod ring;
 
 pub mod image;
 mod mapping;
+mod replay;
 
 pub use copy::{Fault, Sink, Source};
 pub use image::Image;

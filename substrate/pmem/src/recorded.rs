@@ -162,6 +162,29 @@ impl Recorder {
         self.state().live.clone()
     }
 
+    /// A recorder with the same past, that goes its own way from here.
+    pub(crate) fn snapshot(&self) -> Self {
+        let state = self.state();
+        let copy = State {
+            initial: state.initial.clone(),
+            live: state.live.clone(),
+            ids: state.ids.clone(),
+            next_file: state.next_file,
+            log: state.log.clone(),
+            locked: false,
+            faults: Faults::default(),
+        };
+        Self(Arc::new(Mutex::new(copy)))
+    }
+
+    /// True if something was stored, made or removed.
+    pub(crate) fn has_changes(&self) -> bool {
+        let changes = |event: &Event| {
+            matches!(event, Event::Store { .. } | Event::Create { .. } | Event::Remove { .. })
+        };
+        self.state().log.iter().any(changes)
+    }
+
     /// What the files held at first, and everything done since.
     pub(crate) fn history(&self) -> (Image, BTreeMap<FileId, Arc<str>>, Vec<Event>) {
         let state = self.state();
