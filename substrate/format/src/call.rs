@@ -162,8 +162,10 @@ pub struct NodeReply {
     pub mode: u8,
     /// 1 if the session holds the right to write the file's contents from an open.
     pub writable: u8,
+    /// Of a walk's node that a name led to: the slot in the cookie of its entry (see [`crate::Cookie`]).
+    pub slot: U16,
     /// Zero.
-    pub reserved: [u8; 6],
+    pub reserved: [u8; 4],
     /// The inode in the area.
     pub item: InodeItem,
 }
