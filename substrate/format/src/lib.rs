@@ -12,6 +12,7 @@ pub mod envelope;
 pub mod ids;
 pub mod ledger;
 pub mod map;
+pub mod message;
 pub mod name;
 pub mod node;
 pub mod record;

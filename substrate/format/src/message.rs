@@ -1,0 +1,261 @@
+//! Messages between a LibFS and its SharedFS: the head of everything on their socket, the first words each way, and
+//! the heads of requests and responses in the ring (their bodies are in [`crate::call`]).
+//!
+//! Both come from the same machine and, by the handshake, from the same version of the program; all the same every
+//! byte from the other side is checked.
+
+use crate::DecodeError;
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// First bytes of every message on the socket.
+pub const MESSAGE_MAGIC: [u8; 4] = *b"HRTH";
+
+/// Version of everything that LibFS and SharedFS share. One that differs is refused.
+pub const PROTOCOL_VERSION: u16 = 1;
+
+/// Bytes of body in one message on the socket.
+pub const MESSAGE_BODY_MAX: usize = 4096;
+
+/// Descriptors in one message on the socket.
+pub const MESSAGE_DESCRIPTORS_MAX: usize = 16;
+
+/// What a message on the socket is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u16)]
+pub enum MessageKind {
+    /// LibFS, first. [`Hello`].
+    Hello = 1,
+    /// SharedFS lets it in. [`RingShape`], then what the session layer says; descriptors.
+    Welcome = 2,
+    /// SharedFS does not. [`Refusal`], then a text for the user.
+    Refusal = 3,
+    /// Descriptors that a request asked for. A [`Parcel`].
+    Parcel = 4,
+}
+
+/// Head of a message on the socket. A message is one packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct MessageHeader {
+    /// [`MESSAGE_MAGIC`].
+    pub magic: [u8; 4],
+    /// [`PROTOCOL_VERSION`].
+    pub protocol: U16,
+    /// A [`MessageKind`].
+    pub kind: U16,
+    /// Bytes after this header, to the packet's end.
+    pub body_bytes: U32,
+    /// Descriptors that come with the packet.
+    pub descriptors: U32,
+}
+
+const _: () = assert!(size_of::<MessageHeader>() == 16);
+
+impl MessageHeader {
+    /// A header.
+    pub fn new(kind: MessageKind, body_bytes: u32, descriptors: u32) -> Self {
+        Self {
+            magic: MESSAGE_MAGIC,
+            protocol: U16::new(PROTOCOL_VERSION),
+            kind: U16::new(kind as u16),
+            body_bytes: U32::new(body_bytes),
+            descriptors: U32::new(descriptors),
+        }
+    }
+
+    /// Splits a packet into kind, number of descriptors announced, and body.
+    ///
+    /// # Errors
+    /// `Truncated`, `Kind`, `Version`, `Field`.
+    pub fn decode(packet: &[u8]) -> Result<(MessageKind, usize, &[u8]), DecodeError> {
+        let (header, body) = Self::read_from_prefix(packet).map_err(|_| DecodeError::Truncated)?;
+        if header.magic != MESSAGE_MAGIC {
+            return Err(DecodeError::Kind);
+        }
+        if header.protocol.get() != PROTOCOL_VERSION {
+            return Err(DecodeError::Version(header.protocol.get()));
+        }
+        if usize::try_from(header.body_bytes.get()) != Ok(body.len()) || body.len() > MESSAGE_BODY_MAX {
+            return Err(DecodeError::Field("body_bytes"));
+        }
+        let descriptors = usize::try_from(header.descriptors.get()).unwrap_or(usize::MAX);
+        if descriptors > MESSAGE_DESCRIPTORS_MAX {
+            return Err(DecodeError::Field("descriptors"));
+        }
+        let kind = match header.kind.get() {
+            1 => MessageKind::Hello,
+            2 => MessageKind::Welcome,
+            3 => MessageKind::Refusal,
+            4 => MessageKind::Parcel,
+            _ => return Err(DecodeError::Kind),
+        };
+        Ok((kind, descriptors, body))
+    }
+}
+
+/// What a LibFS says first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Hello {
+    /// Version of the library, as text, filled with zeros: another than the daemon's is refused.
+    pub library: [u8; 32],
+    /// Session that this one continues after a restart of the daemon or a seal; 0 for none.
+    pub session: U64,
+    /// What it is: 0 a program, 1 the gateway.
+    pub role: U32,
+    /// Zero.
+    pub reserved: U32,
+}
+
+const _: () = assert!(size_of::<Hello>() == 48);
+
+/// Sizes of a request ring, said by SharedFS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct RingShape {
+    /// Requests at once.
+    pub slots: U32,
+    /// Bytes of a request, and of a response, that lie in the slot itself.
+    pub inline_bytes: U32,
+    /// Buffers for larger ones.
+    pub bulk_buffers: U32,
+    /// Bytes of such a buffer.
+    pub bulk_bytes: U32,
+}
+
+const _: () = assert!(size_of::<RingShape>() == 16);
+
+/// Why a LibFS is not let in; a text for the user follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Refusal {
+    /// A `REFUSED_*`.
+    pub reason: U32,
+    /// Zero.
+    pub reserved: U32,
+}
+
+const _: () = assert!(size_of::<Refusal>() == 8);
+
+/// Another version of the program.
+pub const REFUSED_VERSION: u32 = 1;
+/// No room for another session.
+pub const REFUSED_FULL: u32 = 2;
+/// The credentials may not use this node.
+pub const REFUSED_CREDENTIALS: u32 = 3;
+/// The message was none.
+pub const REFUSED_MALFORMED: u32 = 4;
+
+/// Descriptors that a request asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Parcel {
+    /// The request, by its id.
+    pub request: U64,
+    /// What the descriptor is, in the words of the request.
+    pub what: U64,
+    /// Bytes that it maps.
+    pub bytes: U64,
+}
+
+const _: () = assert!(size_of::<Parcel>() == 24);
+
+/// Head of a request in the ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct RequestHeader {
+    /// Given once in the life of a LibFS: a request that is sent again after a new attachment has the same.
+    pub id: U64,
+    /// A [`crate::call::CallKind`].
+    pub kind: U16,
+    /// Zero.
+    pub reserved: U16,
+    /// Bytes of the body that follows.
+    pub body_bytes: U32,
+}
+
+const _: () = assert!(size_of::<RequestHeader>() == 16);
+
+/// Head of a response in the ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct ResponseHeader {
+    /// That of the request.
+    pub id: U64,
+    /// A [`crate::call::Status`], or [`STATUS_NO_ROOM`].
+    pub status: U16,
+    /// Zero.
+    pub reserved: U16,
+    /// Bytes of the body that follows.
+    pub body_bytes: U32,
+}
+
+const _: () = assert!(size_of::<ResponseHeader>() == 16);
+
+/// The response is longer than the room that the request left for it.
+pub const STATUS_NO_ROOM: u16 = u16::MAX;
+
+impl RequestHeader {
+    /// Splits a message copied out of the ring into head and body.
+    ///
+    /// # Errors
+    /// `Truncated`, `Field`.
+    pub fn decode(message: &[u8]) -> Result<(Self, &[u8]), DecodeError> {
+        let (head, body) = Self::read_from_prefix(message).map_err(|_| DecodeError::Truncated)?;
+        check_body(head.body_bytes, body)?;
+        Ok((head, body))
+    }
+}
+
+impl ResponseHeader {
+    /// Splits a message copied out of the ring into head and body.
+    ///
+    /// # Errors
+    /// `Truncated`, `Field`.
+    pub fn decode(message: &[u8]) -> Result<(Self, &[u8]), DecodeError> {
+        let (head, body) = Self::read_from_prefix(message).map_err(|_| DecodeError::Truncated)?;
+        check_body(head.body_bytes, body)?;
+        Ok((head, body))
+    }
+}
+
+fn check_body(announced: U32, body: &[u8]) -> Result<(), DecodeError> {
+    if usize::try_from(announced.get()) != Ok(body.len()) {
+        return Err(DecodeError::Field("body_bytes"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn what_was_encoded_is_decoded() {
+        let mut packet = MessageHeader::new(MessageKind::Parcel, 3, 2).as_bytes().to_vec();
+        packet.extend_from_slice(b"abc");
+        assert_eq!(MessageHeader::decode(&packet), Ok((MessageKind::Parcel, 2, &b"abc"[..])));
+        packet.push(0);
+        assert_eq!(MessageHeader::decode(&packet), Err(DecodeError::Field("body_bytes")));
+    }
+
+    #[test]
+    fn another_version_is_named() {
+        let mut header = MessageHeader::new(MessageKind::Hello, 0, 0);
+        header.protocol = U16::new(77);
+        assert_eq!(MessageHeader::decode(header.as_bytes()), Err(DecodeError::Version(77)));
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_decode_to_a_value_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
+            let _ = MessageHeader::decode(&bytes);
+            if let Ok((head, body)) = RequestHeader::decode(&bytes) {
+                prop_assert_eq!(head.body_bytes.get() as usize, body.len());
+            }
+            let _ = ResponseHeader::decode(&bytes);
+        }
+    }
+}
