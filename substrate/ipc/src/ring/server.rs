@@ -1,0 +1,236 @@
+//! The server's side of a request ring. One thread usually takes; any thread answers.
+
+use super::{
+    ANSWERED, BULK, MESSAGE_HEAD_BYTES, PHASE, REQUEST_BYTES, RESPONSE_BYTES, Ring, RingLimits, STATE,
+    SUBMITTED, TAKEN, WAITING,
+};
+use crate::error::Error;
+use crate::host::{Host, Spin, Time, WAKE_ALL};
+use crate::shared::Mapping;
+use crate::sync::{Ordering, Word, fence};
+use format::DecodeError;
+use format::message::{RequestHeader, ResponseHeader, STATUS_NO_ROOM};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::time::Duration;
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::{U16, U32, U64};
+
+/// A sleeping server looks at the ring this often without being woken: a hostile client can spoil its own doorbell.
+const RING_LOOK: Duration = Duration::from_millis(500);
+
+/// A request, copied out and checked for length; its body is still to be decoded, as hostile.
+#[derive(Debug)]
+pub struct Taken {
+    slot: usize,
+    buffer: Option<usize>,
+    /// The client's number of it.
+    pub id: u64,
+    /// What is asked for; unchecked.
+    pub kind: u16,
+    /// The operands; unchecked.
+    pub body: Vec<u8>,
+}
+
+/// The server's side of a ring.
+pub struct RingServer {
+    host: Arc<dyn Host>,
+    ring: Ring,
+    /// Which slots are being served. The shared state says the same, but the client can change that.
+    serving: Vec<AtomicBool>,
+    /// Where the next look begins, so that no slot is always last.
+    cursor: AtomicUsize,
+    /// 1 after [`Self::close`].
+    closed: Word,
+    spin: Spin,
+}
+
+impl RingServer {
+    /// A server over memory that its own process made. Polls for `spin_ns` at most before it sleeps.
+    ///
+    /// # Errors
+    /// `Limits`, `Memory`.
+    pub fn new(
+        host: Arc<dyn Host>,
+        memory: Arc<Mapping>,
+        limits: RingLimits,
+        spin_ns: u32,
+    ) -> Result<Self, Error> {
+        Ok(Self {
+            host,
+            ring: Ring::new(memory, limits)?,
+            serving: (0..limits.slots).map(|_| AtomicBool::new(false)).collect(),
+            cursor: AtomicUsize::new(0),
+            closed: Word::new(0),
+            spin: Spin::new(spin_ns),
+        })
+    }
+
+    /// The next request. Waits for one until `until`.
+    ///
+    /// # Errors
+    /// `TimedOut`, `Interrupted`. `Disconnected` after [`Self::close`]. `Message`: the client wrote what no client
+    /// writes; its session is to be ended.
+    pub fn next(&self, until: Option<Time>) -> Result<Taken, Error> {
+        loop {
+            let mut found = None;
+            self.spin.poll(self.host.as_ref(), || {
+                found = self.look();
+                found.is_some() || self.is_closed()
+            });
+            if self.is_closed() {
+                return Err(Error::Disconnected);
+            }
+            match found {
+                Some(found) => return found,
+                None => {
+                    if let Some(found) = self.sleep(until)? {
+                        return found;
+                    }
+                }
+            }
+        }
+    }
+
+    fn is_closed(&self) -> bool {
+        // Acquire: pairs with the Release in `close`.
+        self.closed.load(Ordering::Acquire) != 0
+    }
+
+    /// Looks through all slots once.
+    fn look(&self) -> Option<Result<Taken, Error>> {
+        let count = self.serving.len();
+        // Relaxed: a hint for fairness.
+        let first = self.cursor.load(std::sync::atomic::Ordering::Relaxed);
+        for slot in (first..first + count).map(|slot| slot % count) {
+            let state = &self.ring.slots[slot][STATE];
+            // Acquire: pairs with the Release of the client's submission.
+            let seen = state.load(Ordering::Acquire);
+            if seen & PHASE != SUBMITTED || self.serving[slot].swap(true, Ordering::Acquire) {
+                continue;
+            }
+            // Another thread may have served it in between. Keeps the client's flag.
+            if self.mark_taken(state, seen) {
+                self.cursor.store((slot + 1) % count, std::sync::atomic::Ordering::Relaxed);
+                return Some(self.copy_out(slot));
+            }
+            self.serving[slot].store(false, Ordering::Release);
+        }
+        None
+    }
+
+    /// Submitted -> taken. A client that changes the word all the time gets three tries, then its next turn.
+    fn mark_taken(&self, state: &Word, mut seen: u32) -> bool {
+        for _ in 0..3 {
+            if seen & PHASE != SUBMITTED {
+                return false;
+            }
+            let taken = TAKEN | seen & WAITING;
+            // Acquire: pairs with the Release of the client's submission.
+            match state.compare_exchange(seen, taken, Ordering::Acquire, Ordering::Acquire) {
+                // The client may sleep on the old value.
+                Ok(_) if seen & WAITING != 0 => {
+                    self.host.wake(state, WAKE_ALL);
+                    return true;
+                }
+                Ok(_) => return true,
+                Err(now) => seen = now,
+            }
+        }
+        false
+    }
+
+    fn copy_out(&self, slot: usize) -> Result<Taken, Error> {
+        let ring = &self.ring;
+        let words = &ring.slots[slot];
+        let bytes = words[REQUEST_BYTES].load(Ordering::Relaxed) as usize;
+        let buffer = match words[BULK].load(Ordering::Relaxed) {
+            0 => None,
+            number if number <= ring.limits.bulk_buffers => Some(number as usize - 1),
+            _ => return Err(Error::Message(DecodeError::Field("bulk"))),
+        };
+        let place = ring
+            .place(ring.limits.request_offset(slot), buffer, bytes)
+            .ok_or(Error::Message(DecodeError::Field("request_bytes")))?;
+        let mut message = vec![0; bytes];
+        ring.mapping.copy_out(place, &mut message)?;
+        let (header, _) = RequestHeader::decode(&message)?;
+        message.drain(..MESSAGE_HEAD_BYTES);
+        Ok(Taken { slot, buffer, id: header.id.get(), kind: header.kind.get(), body: message })
+    }
+
+    /// Sleeps until the doorbell rings, a bounded time; gives what a last look found.
+    #[allow(clippy::type_complexity, reason = "found, and well formed or not")]
+    fn sleep(&self, until: Option<Time>) -> Result<Option<Result<Taken, Error>>, Error> {
+        let now = self.host.now();
+        if until.is_some_and(|until| now >= until) {
+            return Err(Error::TimedOut);
+        }
+        let sleeping = &self.ring.sleeping[0];
+        let doorbell = &self.ring.doorbell[0];
+        sleeping.store(1, Ordering::SeqCst);
+        // Full fence: say that we sleep, then look. Pairs with the fence in the client's `submit`, which rings, then
+        // looks whether anybody sleeps.
+        fence(Ordering::SeqCst);
+        let rung = doorbell.load(Ordering::SeqCst);
+        let found = self.look();
+        if found.is_none() && !self.is_closed() {
+            let look = now.after(RING_LOOK);
+            self.host.wait(doorbell, rung, Some(until.map_or(look, |until| until.min(look))));
+        }
+        sleeping.store(0, Ordering::Relaxed);
+        Ok(found)
+    }
+
+    /// Answers. The slot is the client's again, whether it still wants it or not.
+    ///
+    /// # Errors
+    /// `TooLarge`: the client left no room for such a body, and is told so instead.
+    pub fn respond(&self, taken: Taken, status: u16, body: &[u8]) -> Result<(), Error> {
+        let ring = &self.ring;
+        let Taken { slot, buffer, id, .. } = taken;
+        let inline = ring.limits.response_offset(slot);
+        let bytes = MESSAGE_HEAD_BYTES.saturating_add(body.len());
+        let (place, status, body, outcome) = match ring.place(inline, buffer, bytes) {
+            Some(place) => (place, status, body, Ok(())),
+            None => {
+                let limit = if buffer.is_some() { ring.limits.bulk_bytes } else { ring.limits.inline_bytes };
+                let limit = limit as usize - MESSAGE_HEAD_BYTES;
+                (inline, STATUS_NO_ROOM, &[][..], Err(Error::TooLarge { bytes: body.len(), limit }))
+            }
+        };
+        let header = ResponseHeader {
+            id: U64::new(id),
+            status: U16::new(status),
+            reserved: U16::new(0),
+            body_bytes: U32::new(u32::try_from(body.len()).expect("the place bounded the length")),
+        };
+        ring.mapping.copy_in(place, header.as_bytes())?;
+        ring.mapping.copy_in(place + MESSAGE_HEAD_BYTES, body)?;
+        let words = &ring.slots[slot];
+        words[RESPONSE_BYTES].store((MESSAGE_HEAD_BYTES + body.len()) as u32, Ordering::Relaxed);
+        // Before the answer: the client may use the slot again at once, and the shared state is still `TAKEN`, so
+        // no other thread takes it now. Release: pairs with the Acquire in `look`.
+        self.serving[slot].store(false, Ordering::Release);
+        // AcqRel: Release pairs with the Acquire of the client's look; the client's flag is seen, or it sees this.
+        let before = words[STATE].swap(ANSWERED, Ordering::AcqRel);
+        if before & WAITING != 0 {
+            self.host.wake(&words[STATE], WAKE_ALL);
+        }
+        outcome
+    }
+
+    /// Ends the ring: threads in [`Self::next`] and callers on the other side are told `Disconnected`.
+    pub fn close(&self) {
+        // Release: pairs with the Acquire in `is_closed` and in the client's `pause`.
+        self.closed.store(1, Ordering::Release);
+        self.ring.closed[0].store(1, Ordering::Release);
+        let doorbell = &self.ring.doorbell[0];
+        doorbell.fetch_add(1, Ordering::SeqCst);
+        self.host.wake(doorbell, WAKE_ALL);
+        for words in &self.ring.slots {
+            words[STATE].fetch_or(WAITING, Ordering::AcqRel);
+            self.host.wake(&words[STATE], WAKE_ALL);
+        }
+    }
+}

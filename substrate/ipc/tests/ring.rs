@@ -1,0 +1,196 @@
+//! The request ring over the real machine: many threads, large and small messages, hostile words, a server that goes
+//! away. Its schedules are explored under the simulator; other processes are in `tests/processes.rs`.
+
+#![allow(clippy::unwrap_used, reason = "clippy knows tests by their attribute, and helpers have none")]
+
+use ipc::shared::create;
+use ipc::{Access, Call, Error, Host, Link, Mapping, RingClient, RingLimits, RingServer, SystemHost, Word};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+const TINY: RingLimits = RingLimits { slots: 2, inline_bytes: 64, bulk_buffers: 1, bulk_bytes: 4096 };
+
+struct Up(Arc<AtomicBool>);
+
+impl Link for Up {
+    fn is_up(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+struct Pair {
+    client: Arc<RingClient>,
+    server: Arc<RingServer>,
+    up: Arc<AtomicBool>,
+    memory: Arc<Mapping>,
+}
+
+fn pair(limits: RingLimits, spin_ns: u32) -> Pair {
+    let bytes = limits.bytes().unwrap();
+    let descriptor = create(c"ring", bytes).unwrap();
+    let map = || Mapping::new(&descriptor, bytes, Access::Write).unwrap();
+    let host = Arc::new(SystemHost);
+    let up = Arc::new(AtomicBool::new(true));
+    let memory = map();
+    Pair {
+        client: Arc::new(
+            RingClient::new(host.clone(), Box::new(Up(up.clone())), map(), limits, spin_ns).unwrap(),
+        ),
+        server: Arc::new(RingServer::new(host, memory.clone(), limits, spin_ns).unwrap()),
+        up,
+        memory,
+    }
+}
+
+fn call(id: u64, body: &[u8]) -> Call<'_> {
+    Call { id, kind: 3, body, response_bytes_max: body.len(), interruptible: false }
+}
+
+/// A thread that sends every body back, reversed, until the ring is closed.
+fn echo(server: &Arc<RingServer>) -> Box<dyn ipc::Join> {
+    let server = server.clone();
+    let body = move || {
+        loop {
+            match server.next(None) {
+                Ok(taken) => {
+                    let body: Vec<u8> = taken.body.iter().rev().copied().collect();
+                    let status = taken.kind;
+                    server.respond(taken, status, &body).unwrap();
+                }
+                Err(Error::Disconnected) => return,
+                Err(error) => panic!("{error}"),
+            }
+        }
+    };
+    SystemHost.spawn("server", Box::new(body)).unwrap()
+}
+
+#[test]
+fn every_call_gets_its_own_answer() {
+    for spin_ns in [0, 20_000] {
+        let pair = pair(TINY, spin_ns);
+        let servers = [echo(&pair.server), echo(&pair.server)];
+        let threads: Vec<_> = (0..4u64)
+            .map(|thread| {
+                let client = pair.client.clone();
+                let body = move || {
+                    for turn in 0..500u64 {
+                        let length = (turn * 37 % 4080) as usize * usize::from(turn % 5 == 0) + 16;
+                        let mut body = vec![turn as u8; length.min(4080)];
+                        body[..8].copy_from_slice(&(thread << 32 | turn).to_le_bytes());
+                        let response = client.call(&call(thread << 32 | turn, &body), None).unwrap();
+                        body.reverse();
+                        assert_eq!(response.status, 3);
+                        assert!(response.body == body, "thread {thread}, turn {turn}");
+                    }
+                };
+                SystemHost.spawn("client", Box::new(body)).unwrap()
+            })
+            .collect();
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        pair.server.close();
+        for server in servers {
+            server.join().unwrap();
+        }
+        assert_eq!(pair.client.call(&call(1, b"late"), None), Err(Error::Disconnected));
+    }
+}
+
+#[test]
+fn an_abandoned_call_gives_its_slot_back_when_it_is_answered() {
+    let pair = pair(TINY, 0);
+    let soon = || Some(SystemHost.now().after(Duration::from_millis(1)));
+    for id in 0..2 {
+        assert_eq!(pair.client.call(&call(id, b"nobody there"), soon()), Err(Error::TimedOut));
+    }
+    assert_eq!(pair.client.call(&call(2, b"no slot"), soon()), Err(Error::TimedOut));
+    for _ in 0..2 {
+        let taken = pair.server.next(soon()).unwrap();
+        assert_eq!(taken.body, b"nobody there");
+        pair.server.respond(taken, 0, b"late").unwrap();
+    }
+    let server = echo(&pair.server);
+    assert_eq!(pair.client.call(&call(3, b"ab"), None).unwrap().body, b"ba");
+    pair.server.close();
+    server.join().unwrap();
+}
+
+#[test]
+fn a_server_that_has_gone_is_told_and_a_slow_one_is_waited_for() {
+    let pair = pair(TINY, 0);
+    let client = pair.client.clone();
+    let caller = SystemHost
+        .spawn(
+            "caller",
+            Box::new(move || assert_eq!(client.call(&call(1, b"x"), None), Err(Error::Disconnected))),
+        )
+        .unwrap();
+    let taken = pair.server.next(None).unwrap();
+    pair.up.store(false, Ordering::Relaxed);
+    caller.join().unwrap();
+    drop(taken);
+}
+
+#[test]
+fn what_does_not_fit_is_refused_on_both_sides() {
+    let pair = pair(TINY, 0);
+    let limit = 4096 - 16;
+    let body = vec![0; limit + 1];
+    let error = pair.client.call(&call(1, &body), None).unwrap_err();
+    assert_eq!(error, Error::TooLarge { bytes: limit + 1, limit });
+    let server = pair.server.clone();
+    let thread = SystemHost.spawn(
+        "server",
+        Box::new(move || {
+            let taken = server.next(None).unwrap();
+            let error = server.respond(taken, 0, &[0; 100]).unwrap_err();
+            assert_eq!(error, Error::TooLarge { bytes: 100, limit: 48 });
+        }),
+    );
+    assert!(matches!(pair.client.call(&call(2, b"small"), None), Err(Error::TooLarge { .. })));
+    thread.unwrap().join().unwrap();
+}
+
+#[test]
+fn hostile_words_never_panic_the_server() {
+    let limits = TINY;
+    let until = || Some(SystemHost.now());
+    // Words of slot 0: state, request bytes, response bytes, buffer.
+    for (bytes, bulk, head) in [
+        (u32::MAX, 0, 0u8),
+        (65, 0, 0),
+        (4097, 1, 0),
+        (16, 2, 0),
+        (16, u32::MAX, 0),
+        (0, 0, 0),
+        (15, 0, 0),
+        (64, 1, 0xff),
+        (4096, 1, 0xff),
+    ] {
+        let pair = pair(limits, 0);
+        let words = pair.memory.words::<Word>(256, 4).unwrap();
+        pair.memory.copy_in(256 + 64, &[head; 64]).unwrap();
+        words[1].store(bytes, Ordering::Relaxed);
+        words[3].store(bulk, Ordering::Relaxed);
+        words[0].store(1, Ordering::Release);
+        assert!(matches!(pair.server.next(until()), Err(Error::Message(_))), "{bytes} {bulk}");
+        // Submitted again while it is being served: taken once.
+        words[0].store(1, Ordering::Release);
+        assert_eq!(pair.server.next(until()).unwrap_err(), Error::TimedOut);
+    }
+}
+
+#[test]
+fn impossible_limits_are_refused() {
+    let refused = |limits: RingLimits| assert!(matches!(limits.bytes(), Err(Error::Limits(_))), "{limits:?}");
+    refused(RingLimits { slots: 0, ..TINY });
+    refused(RingLimits { slots: u32::MAX, ..TINY });
+    refused(RingLimits { inline_bytes: 65, ..TINY });
+    refused(RingLimits { inline_bytes: 1 << 31, ..TINY });
+    refused(RingLimits { bulk_bytes: 4095, ..TINY });
+    refused(RingLimits { bulk_bytes: 0, ..TINY });
+    refused(RingLimits { bulk_buffers: 5000, ..TINY });
+}
