@@ -378,7 +378,7 @@ pub trait Engine: Send + std::marker::Sync {
     /// pinned: also those before an error. Before each step it checks that it stands in a directory
     /// (`NotDirectory`) which the caller may search (`Denied`). It takes fewer steps than asked, without an error,
     /// in two cases: it came to a symbolic link (the last in `found`), or the next step leads from the root to its
-    /// parent. In a directory that was removed it finds nothing.
+    /// parent. In a directory that was removed it finds nothing. Without steps it appends `start`.
     ///
     /// # Errors
     /// `NotFound`, `NotDirectory`, `Denied`, `Stale`.

@@ -8,10 +8,17 @@ pub mod access;
 pub mod engine;
 pub mod errno;
 pub mod error;
+pub mod file;
 pub mod locks;
 pub mod model;
+pub mod path;
+pub mod table;
+pub mod vfs;
 
 pub use access::Caller;
 pub use engine::Engine;
 pub use error::Error;
+pub use file::File;
 pub use model::Model;
+pub use path::{Base, Leaves, Outcome, Place, Stop};
+pub use vfs::{Subject, Vfs};

@@ -49,6 +49,9 @@ impl State {
         found: &mut Vec<Attributes>,
     ) -> Result<()> {
         let mut here = self.pinned(start)?.attributes;
+        if steps.is_empty() {
+            found.push(self.pin(start));
+        }
         for step in steps {
             access::search(caller, &here)?;
             let next = match step {

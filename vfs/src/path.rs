@@ -1,0 +1,334 @@
+//! From paths to inodes: `.`, `..`, slashes at the end, symbolic links, and paths that leave the tree.
+//!
+//! Components go to the engine in batches ([`Engine::walk`]); the links it stops at are followed here, at most 40.
+//! A path that leaves the tree, by an absolute link or by `..` above the root, is not an error: what is left of it
+//! is given back, for the front end to go on with. The order of errors is that of Linux.
+
+use crate::access::{self, Caller};
+use crate::engine::{Attributes, Engine, Step, Target};
+use crate::error::Error;
+use crate::file::File;
+use format::name::NAME_BYTES_MAX;
+use format::record::FileType;
+use format::{InodeNumber, Name, NameError};
+
+/// Longest path, in bytes, without a zero at its end.
+pub const PATH_BYTES_MAX: usize = 4095;
+
+/// Symbolic links followed in one resolution.
+pub const LINKS_MAX: u32 = 40;
+
+/// Steps given to the engine at a time.
+const BATCH_STEPS: usize = 64;
+
+/// Where a relative path begins. One that begins with `/` begins at the root of the tree.
+#[derive(Clone, Copy)]
+pub enum Base<'a> {
+    /// At the working directory.
+    Cwd,
+    /// At the root of the tree.
+    Root,
+    /// At an open file, which should be a directory.
+    At(&'a File),
+    /// At an inode that the caller has pinned.
+    Node(InodeNumber),
+}
+
+/// A path as a system call names it.
+#[derive(Clone, Copy)]
+pub struct Place<'a> {
+    /// Where it begins.
+    pub base: Base<'a>,
+    /// The bytes, without a zero.
+    pub path: &'a [u8],
+}
+
+impl<'a> Place<'a> {
+    /// A path from the working directory.
+    pub fn cwd(path: &'a [u8]) -> Self {
+        Self { base: Base::Cwd, path }
+    }
+
+    /// A path from an open directory.
+    pub fn at(file: &'a File, path: &'a [u8]) -> Self {
+        Self { base: Base::At(file), path }
+    }
+}
+
+/// Why a call on a path was not carried out here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// It failed.
+    Failed(Error),
+    /// The path leaves the tree: the call is to be made again with what is left.
+    Leaves(Leaves),
+    /// It opens a pipe, a socket or a device, which this tree only names: the kernel opens it, through the mount.
+    Special(FileType),
+}
+
+/// A path that leaves the tree.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Leaves {
+    /// Which of the call's paths: 0 or 1.
+    pub argument: usize,
+    /// What is left: absolute if it begins with `/`, else seen from the root of the tree, and beginning with `..`.
+    pub rest: Vec<u8>,
+}
+
+impl From<Error> for Stop {
+    fn from(error: Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl Stop {
+    /// The same, about the call's second path.
+    pub(crate) fn second(self) -> Self {
+        match self {
+            Self::Leaves(leaves) => Self::Leaves(Leaves { argument: 1, ..leaves }),
+            other => other,
+        }
+    }
+}
+
+/// What a call on a path answers.
+pub type Outcome<T> = Result<T, Stop>;
+
+/// The last component of a path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Last {
+    /// There is none: the path is of slashes only.
+    Root,
+    /// `.`
+    Dot,
+    /// `..`
+    DotDot,
+    /// A name, and whether slashes follow it.
+    Name(Vec<u8>, bool),
+}
+
+/// One resolution: where it stands, what is left, and what was pinned on the way. Whoever makes one forgets the
+/// pins.
+pub(crate) struct Walker<'e, E: Engine> {
+    engine: &'e E,
+    caller: &'e Caller,
+    here: InodeNumber,
+    /// Attributes of `here`, when they are known.
+    known: Option<Attributes>,
+    links: u32,
+    /// Everything that the engine pinned.
+    pub(crate) pins: Vec<InodeNumber>,
+}
+
+impl<'e, E: Engine> Walker<'e, E> {
+    pub(crate) fn new(engine: &'e E, caller: &'e Caller, start: InodeNumber) -> Self {
+        Self { engine, caller, here: start, known: None, links: 0, pins: Vec::new() }
+    }
+
+    /// Stands elsewhere.
+    fn restart(&mut self, start: InodeNumber) {
+        self.here = start;
+        self.known = None;
+    }
+
+    /// Attributes of where it stands.
+    pub(crate) fn here(&mut self) -> Outcome<Attributes> {
+        match self.known {
+            Some(known) => Ok(known),
+            None => {
+                let attributes = self.engine.getattr(Target::Node(self.here))?;
+                self.known = Some(attributes);
+                Ok(attributes)
+            }
+        }
+    }
+
+    /// Goes along the whole path; a symbolic link at its end is followed if asked or if slashes follow it.
+    pub(crate) fn walk_to_end(&mut self, path: &[u8], follow: bool) -> Outcome<Attributes> {
+        self.go(path, false, follow)?;
+        self.here()
+    }
+
+    /// The same, without asking the engine for attributes that the walk did not bring.
+    pub(crate) fn walk_lazily(&mut self, path: &[u8], follow: bool) -> Outcome<()> {
+        self.go(path, false, follow).map(|_| ())
+    }
+
+    /// Where it stands.
+    pub(crate) fn at(&self) -> InodeNumber {
+        self.here
+    }
+
+    /// Attributes of that, if the walk brought them.
+    pub(crate) fn known(&self) -> Option<Attributes> {
+        self.known
+    }
+
+    /// Goes along all but the last component.
+    pub(crate) fn walk_to_parent(&mut self, path: &[u8]) -> Outcome<Last> {
+        let last = self.go(path, true, false)?;
+        let too_long = matches!(&last, Last::Name(name, _) if name.len() > NAME_BYTES_MAX);
+        if too_long || !matches!(last, Last::Name(..)) {
+            let here = self.here()?;
+            access::search(self.caller, &here)?;
+        }
+        if too_long { Err(Error::NameTooLong.into()) } else { Ok(last) }
+    }
+
+    /// Goes on along the target of a symbolic link that stands where the walker stands.
+    pub(crate) fn follow_to_parent(&mut self, link: InodeNumber) -> Outcome<Last> {
+        let path = self.link_target(link, b"")?;
+        self.walk_to_parent(&path)
+    }
+
+    /// What is left of the path after the link's target is put in front.
+    fn link_target(&mut self, link: InodeNumber, rest: &[u8]) -> Outcome<Vec<u8>> {
+        self.links += 1;
+        if self.links > LINKS_MAX {
+            return Err(Error::Loop.into());
+        }
+        let mut path = self.engine.readlink(link)?;
+        if !rest.is_empty() {
+            path.push(b'/');
+            path.extend_from_slice(rest);
+        }
+        if path.first() == Some(&b'/') {
+            return Err(Stop::Leaves(Leaves { argument: 0, rest: path }));
+        }
+        Ok(path)
+    }
+
+    fn go(&mut self, path: &[u8], stop_before_last: bool, follow: bool) -> Outcome<Last> {
+        let mut path = path.to_vec();
+        loop {
+            let (components, slash) = split(&path);
+            let (middle, last) = match components.split_last() {
+                Some((last, middle)) if stop_before_last => (middle, last_of(last, slash)),
+                _ => (&components[..], Last::Root),
+            };
+            let follow_last = stop_before_last || follow || slash;
+            match self.components(middle, follow_last)? {
+                None => {
+                    let must_be_directory = slash && !stop_before_last;
+                    if must_be_directory && self.here()?.file_type != FileType::Directory {
+                        return Err(Error::NotDirectory.into());
+                    }
+                    return Ok(last);
+                }
+                Some(Halt::AtLink(link, taken)) => {
+                    path = self.link_target(link, skip(&path, taken))?;
+                }
+                Some(Halt::AboveRoot(taken)) => {
+                    let rest = skip(&path, taken).to_vec();
+                    return Err(Stop::Leaves(Leaves { argument: 0, rest }));
+                }
+            }
+        }
+    }
+
+    /// Takes these components, as far as they can be taken at a stretch.
+    fn components(&mut self, components: &[&[u8]], follow_last: bool) -> Outcome<Option<Halt>> {
+        let mut taken = 0;
+        while taken < components.len() {
+            let batch = components[taken..].iter().take(BATCH_STEPS);
+            let steps: Vec<_> = batch.map_while(|component| step_of(component).ok()).collect();
+            let end = self.steps(&steps)?;
+            match end {
+                None => taken += steps.len(),
+                Some(Halt::AboveRoot(count)) => return Ok(Some(Halt::AboveRoot(taken + count))),
+                Some(Halt::AtLink(link, count)) => {
+                    taken += count;
+                    if taken < components.len() || follow_last {
+                        return Ok(Some(Halt::AtLink(link, taken)));
+                    }
+                    self.restart(link);
+                    return Ok(None);
+                }
+            }
+            if let Some(Err(refused)) = components.get(taken).map(|component| step_of(component)) {
+                access::search(self.caller, &self.here()?)?;
+                match refused {
+                    Refused::Dot => taken += 1,
+                    Refused::Error(error) => return Err(error.into()),
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// Takes one batch. If it comes to a link, it stands in the directory that holds it.
+    fn steps(&mut self, steps: &[Step<'_>]) -> Outcome<Option<Halt>> {
+        if steps.is_empty() {
+            return Ok(None);
+        }
+        let mut found = Vec::with_capacity(steps.len());
+        let result = self.engine.walk(self.caller, self.here, steps, &mut found);
+        self.pins.extend(found.iter().map(|attributes| attributes.inode));
+        result?;
+        let count = found.len();
+        let link = found.pop_if(|end| end.file_type == FileType::Symlink);
+        if let Some(end) = found.last() {
+            self.here = end.inode;
+            self.known = Some(*end);
+        }
+        Ok(match link {
+            Some(link) => Some(Halt::AtLink(link.inode, count)),
+            None if count < steps.len() => Some(Halt::AboveRoot(count)),
+            None => None,
+        })
+    }
+}
+
+/// Why components were not taken to their end, after how many of them.
+enum Halt {
+    /// The last one taken is a symbolic link, which has to be followed.
+    AtLink(InodeNumber, usize),
+    /// The next one leads above the root.
+    AboveRoot(usize),
+}
+
+/// Why a component is no step for the engine.
+enum Refused {
+    Dot,
+    Error(Error),
+}
+
+fn step_of(component: &[u8]) -> Result<Step<'_>, Refused> {
+    match component {
+        b"." => Err(Refused::Dot),
+        b".." => Ok(Step::Parent),
+        _ => match Name::new(component) {
+            Ok(name) => Ok(Step::Child(name)),
+            Err(NameError::TooLong) => Err(Refused::Error(Error::NameTooLong)),
+            Err(NameError::Invalid) => Err(Refused::Error(Error::Invalid)),
+        },
+    }
+}
+
+/// Components, and whether slashes follow the last.
+fn split(path: &[u8]) -> (Vec<&[u8]>, bool) {
+    let components: Vec<_> = path.split(|byte| *byte == b'/').filter(|part| !part.is_empty()).collect();
+    (components, path.last() == Some(&b'/'))
+}
+
+fn last_of(component: &[u8], slash: bool) -> Last {
+    match component {
+        b"." => Last::Dot,
+        b".." => Last::DotDot,
+        name => Last::Name(name.to_vec(), slash),
+    }
+}
+
+/// The path behind so many components, with the slashes at its end; a single `/` if only slashes follow.
+fn skip(path: &[u8], count: usize) -> &[u8] {
+    let mut rest = path;
+    for _ in 0..count {
+        let start = rest.iter().position(|byte| *byte != b'/').unwrap_or(rest.len());
+        let after = rest[start..].iter().position(|byte| *byte == b'/').map_or(rest.len(), |at| start + at);
+        rest = &rest[after..];
+    }
+    match rest.iter().position(|byte| *byte != b'/') {
+        Some(start) => &rest[start..],
+        None => &rest[..rest.len().min(1)],
+    }
+}

@@ -1,0 +1,324 @@
+//! Contents of files: reading, writing, offsets, sizes, durability.
+
+use super::{Vfs, failed};
+use crate::engine::{Allocate, At, Changes, Engine, Extent, Handle, Sync, Target};
+use crate::error::Error;
+use crate::file::File;
+use crate::path::Outcome;
+use crate::vfs::Subject;
+use format::record::{FILE_BYTES_MAX, FileType};
+use libc::c_int;
+use std::io::{IoSlice, IoSliceMut};
+
+/// Most bytes that one call reads or writes, as in Linux: what a page less than 2 GiB holds.
+pub const IO_BYTES_MAX: usize = 0x7fff_f000;
+
+/// Flags of `preadv2` and `pwritev2` that are known: the last three ask for what holds anyway, or for speed.
+const IO_FLAGS: c_int =
+    libc::RWF_APPEND | libc::RWF_DSYNC | libc::RWF_SYNC | libc::RWF_NOWAIT | libc::RWF_HIPRI;
+
+/// Bytes that are copied at a time from file to file.
+const COPY_BYTES: usize = 256 * 1024;
+
+impl<E: Engine> Vfs<E> {
+    /// `read`, `readv`: at the offset, which moves.
+    ///
+    /// # Errors
+    /// `BadDescriptor`, `IsDirectory`; those of [`Engine::read`].
+    pub fn read(&self, file: &File, into: &mut [IoSliceMut<'_>]) -> Result<usize, Error> {
+        let handle = readable(file)?;
+        file.with_offset(|offset| {
+            let bytes = self.read_at(handle, *offset, into)?;
+            *offset += bytes as u64;
+            Ok(bytes)
+        })
+    }
+
+    /// `pread`, `preadv`, `preadv2`. (With the offset -1 the latter is [`Vfs::read`].)
+    ///
+    /// # Errors
+    /// `Invalid` for a negative offset, `NotSupported` for flags; as [`Vfs::read`].
+    pub fn pread(
+        &self,
+        file: &File,
+        offset: i64,
+        into: &mut [IoSliceMut<'_>],
+        flags: c_int,
+    ) -> Result<usize, Error> {
+        let handle = readable(file)?;
+        if flags & !IO_FLAGS != 0 || flags & libc::RWF_APPEND != 0 {
+            return Err(Error::NotSupported);
+        }
+        self.read_at(handle, offset_of(offset)?, into)
+    }
+
+    /// `write`, `writev`: at the offset, or with `O_APPEND` at the end; the offset moves behind what was written.
+    ///
+    /// # Errors
+    /// `BadDescriptor`; those of [`Engine::write`].
+    pub fn write(&self, file: &File, from: &[IoSlice<'_>]) -> Result<usize, Error> {
+        let handle = file.writable()?;
+        file.with_offset(|offset| {
+            let append = file.flags() & libc::O_APPEND != 0;
+            let at = if append { At::End } else { At::Offset(*offset) };
+            let (bytes, end) = self.write_at(file, handle, at, from, 0)?;
+            if bytes > 0 {
+                *offset = end;
+            }
+            Ok(bytes)
+        })
+    }
+
+    /// `pwrite`, `pwritev`, `pwritev2`. With `O_APPEND` it writes at the end all the same, as Linux does.
+    ///
+    /// # Errors
+    /// `Invalid` for a negative offset, `NotSupported` for flags; as [`Vfs::write`].
+    pub fn pwrite(
+        &self,
+        file: &File,
+        offset: i64,
+        from: &[IoSlice<'_>],
+        flags: c_int,
+    ) -> Result<usize, Error> {
+        let handle = file.writable()?;
+        let offset = offset_of(offset)?;
+        if flags & !IO_FLAGS != 0 {
+            return Err(Error::NotSupported);
+        }
+        let append = file.flags() & libc::O_APPEND != 0 || flags & libc::RWF_APPEND != 0;
+        let at = if append { At::End } else { At::Offset(offset) };
+        self.write_at(file, handle, at, from, flags).map(|(bytes, _)| bytes)
+    }
+
+    /// `lseek`
+    ///
+    /// # Errors
+    /// `Invalid`; `NoDevice` if there is no data or hole.
+    pub fn lseek(&self, file: &File, by: i64, whence: c_int) -> Result<u64, Error> {
+        let handle = file.handle()?;
+        let directory = file.file_type == FileType::Directory;
+        file.with_offset(|offset| {
+            let new = match whence {
+                libc::SEEK_SET => Some(by),
+                libc::SEEK_CUR => by.checked_add(*offset as i64),
+                _ if directory => return Err(Error::Invalid),
+                libc::SEEK_END => by.checked_add(self.engine.getattr(Target::Open(handle))?.size as i64),
+                libc::SEEK_DATA | libc::SEEK_HOLE => {
+                    let start = u64::try_from(by).map_err(|_| Error::NoDevice)?;
+                    let what = if whence == libc::SEEK_DATA { Extent::Data } else { Extent::Hole };
+                    Some(self.engine.extents(handle, start, what)? as i64)
+                }
+                _ => return Err(Error::Invalid),
+            };
+            *offset = new.and_then(|new| u64::try_from(new).ok()).ok_or(Error::Invalid)?;
+            Ok(*offset)
+        })
+    }
+
+    /// `truncate`
+    ///
+    /// # Errors
+    /// `Invalid` for a negative length; those of paths and of [`Engine::setattr`].
+    pub fn truncate(&self, subject: Subject<'_>, size: i64) -> Outcome<()> {
+        let Ok(size) = u64::try_from(size) else { return failed(Error::Invalid) };
+        self.subject(subject, |caller, node| {
+            let changes = Changes { size: Some(size), ..Changes::default() };
+            self.engine.setattr(caller, Target::Node(node), &changes)?;
+            Ok(())
+        })
+    }
+
+    /// `ftruncate`
+    ///
+    /// # Errors
+    /// `BadDescriptor`; `Invalid` for a negative length, or a file that is not open for writing.
+    pub fn ftruncate(&self, file: &File, size: i64) -> Result<(), Error> {
+        let size = u64::try_from(size).map_err(|_| Error::Invalid)?;
+        let handle = file.handle()?;
+        if file.file_type != FileType::Regular || !file.access.write {
+            return Err(Error::Invalid);
+        }
+        let changes = Changes { size: Some(size), ..Changes::default() };
+        self.engine.setattr(&self.caller(), Target::Open(handle), &changes)?;
+        Ok(())
+    }
+
+    /// `fallocate`: no flags, `FALLOC_FL_KEEP_SIZE`, and with it `FALLOC_FL_PUNCH_HOLE`.
+    ///
+    /// # Errors
+    /// `Invalid`, `NotSupported`, `BadDescriptor`, `FileTooBig`; those of [`Engine::allocate`].
+    pub fn fallocate(&self, file: &File, mode: c_int, offset: i64, bytes: i64) -> Result<(), Error> {
+        const PUNCH: c_int = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        file.handle()?;
+        let (Ok(offset), Ok(bytes @ 1..)) = (u64::try_from(offset), u64::try_from(bytes)) else {
+            return Err(Error::Invalid);
+        };
+        let what = match mode {
+            0 => Allocate::Extend,
+            libc::FALLOC_FL_KEEP_SIZE => Allocate::KeepSize,
+            PUNCH => Allocate::PunchHole,
+            _ => return Err(Error::NotSupported),
+        };
+        let handle = file.writable()?;
+        if offset + bytes > FILE_BYTES_MAX {
+            return Err(Error::FileTooBig);
+        }
+        self.engine.allocate(&self.caller(), handle, what, offset, bytes)
+    }
+
+    /// `fsync`, of a file or a directory.
+    ///
+    /// # Errors
+    /// Those of [`Engine::sync`].
+    pub fn fsync(&self, file: &File) -> Result<(), Error> {
+        file.handle()?;
+        self.engine.sync(Sync::File(file.inode))
+    }
+
+    /// `fdatasync`
+    ///
+    /// # Errors
+    /// Those of [`Engine::sync`].
+    pub fn fdatasync(&self, file: &File) -> Result<(), Error> {
+        file.handle()?;
+        self.engine.sync(Sync::Data(file.inode))
+    }
+
+    /// `sync_file_range`: whatever part is asked for, it does what `fdatasync` does, which is more.
+    ///
+    /// # Errors
+    /// `Invalid` for flags or a range that is none; those of [`Engine::sync`].
+    pub fn sync_file_range(&self, file: &File, offset: i64, bytes: i64, flags: u32) -> Result<(), Error> {
+        const KNOWN: u32 = libc::SYNC_FILE_RANGE_WAIT_BEFORE
+            | libc::SYNC_FILE_RANGE_WRITE
+            | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+        file.handle()?;
+        if flags & !KNOWN != 0 || offset < 0 || bytes < 0 || offset.checked_add(bytes).is_none() {
+            return Err(Error::Invalid);
+        }
+        if flags == 0 { Ok(()) } else { self.fdatasync(file) }
+    }
+
+    /// `copy_file_range` and `sendfile`: copies up to `bytes`, from and to the offsets given or, for those not
+    /// given, the files' own, which then move.
+    ///
+    /// # Errors
+    /// `BadDescriptor` (also for a target with `O_APPEND`), `IsDirectory`, `Invalid` for what is no file or for
+    /// ranges of one file that overlap; those of reading and writing, if nothing was copied.
+    pub fn copy(
+        &self,
+        (from, from_offset): (&File, Option<u64>),
+        (to, to_offset): (&File, Option<u64>),
+        bytes: usize,
+    ) -> Result<usize, Error> {
+        let bytes = bytes.min(IO_BYTES_MAX);
+        if [from, to].iter().any(|file| file.file_type == FileType::Directory) {
+            return Err(Error::IsDirectory);
+        }
+        let (source, target) = (from.readable()?, to.writable()?);
+        if to.flags() & libc::O_APPEND != 0 {
+            return Err(Error::BadDescriptor);
+        }
+        let start = from_offset.unwrap_or_else(|| from.with_offset(|offset| *offset));
+        let end = to_offset.unwrap_or_else(|| to.with_offset(|offset| *offset));
+        if from.inode == to.inode && start.abs_diff(end) < bytes as u64 {
+            return Err(Error::Invalid);
+        }
+        let copied = self.copy_bytes((source, start), (to, target, end), bytes)?;
+        if from_offset.is_none() {
+            from.with_offset(|offset| *offset = start + copied as u64);
+        }
+        if to_offset.is_none() {
+            to.with_offset(|offset| *offset = end + copied as u64);
+        }
+        Ok(copied)
+    }
+
+    fn copy_bytes(
+        &self,
+        (source, start): (Handle, u64),
+        (to, target, end): (&File, Handle, u64),
+        bytes: usize,
+    ) -> Result<usize, Error> {
+        let mut buffer = vec![0; bytes.min(COPY_BYTES)];
+        let mut copied = 0;
+        while copied < bytes {
+            let piece = buffer.len().min(bytes - copied);
+            let at = copied as u64;
+            let result = (|| {
+                let read =
+                    self.engine.read(source, start + at, &mut [IoSliceMut::new(&mut buffer[..piece])])?;
+                let slices = [IoSlice::new(&buffer[..read])];
+                let (written, _) = self.write_at(to, target, At::Offset(end + at), &slices, 0)?;
+                Ok((read, written))
+            })();
+            match result {
+                Ok((read, written)) => {
+                    copied += written;
+                    if read < piece || written < read {
+                        break;
+                    }
+                }
+                Err(error) if copied == 0 => return Err(error),
+                Err(_) => break,
+            }
+        }
+        Ok(copied)
+    }
+
+    fn read_at(&self, handle: Handle, offset: u64, into: &mut [IoSliceMut<'_>]) -> Result<usize, Error> {
+        let asked: usize = into.iter().map(|slice| slice.len()).sum();
+        if asked <= IO_BYTES_MAX {
+            return self.engine.read(handle, offset, into);
+        }
+        let mut left = IO_BYTES_MAX;
+        let mut cut = Vec::with_capacity(into.len());
+        for slice in into {
+            let count = slice.len().min(left);
+            left -= count;
+            cut.push(IoSliceMut::new(&mut slice[..count]));
+        }
+        self.engine.read(handle, offset, &mut cut)
+    }
+
+    fn write_at(
+        &self,
+        file: &File,
+        handle: Handle,
+        at: At,
+        from: &[IoSlice<'_>],
+        flags: c_int,
+    ) -> Result<(usize, u64), Error> {
+        let caller = self.caller();
+        let asked: usize = from.iter().map(|slice| slice.len()).sum();
+        let written = if asked <= IO_BYTES_MAX {
+            self.engine.write(&caller, handle, at, from)?
+        } else {
+            let mut left = IO_BYTES_MAX;
+            let cut: Vec<_> = from
+                .iter()
+                .map(|slice| {
+                    let count = slice.len().min(left);
+                    left -= count;
+                    IoSlice::new(&slice[..count])
+                })
+                .collect();
+            self.engine.write(&caller, handle, at, &cut)?
+        };
+        let all = file.flags() & libc::O_SYNC == libc::O_SYNC || flags & libc::RWF_SYNC != 0;
+        let data = file.flags() & libc::O_DSYNC != 0 || flags & libc::RWF_DSYNC != 0;
+        if written.bytes > 0 && (all || data) {
+            self.engine.sync(if all { Sync::File(file.inode) } else { Sync::Data(file.inode) })?;
+        }
+        Ok((written.bytes, written.end))
+    }
+}
+
+fn readable(file: &File) -> Result<Handle, Error> {
+    let handle = file.readable()?;
+    if file.file_type == FileType::Directory { Err(Error::IsDirectory) } else { Ok(handle) }
+}
+
+fn offset_of(offset: i64) -> Result<u64, Error> {
+    u64::try_from(offset).map_err(|_| Error::Invalid)
+}

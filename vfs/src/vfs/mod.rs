@@ -1,0 +1,231 @@
+//! What one process does with a tree: the system calls, in plain types, one method a family.
+//!
+//! Everything that is the same for each engine is here: paths, flags, modes and the umask, offsets, and the order
+//! in which errors are found. Calls on descriptors answer `Result`, calls on paths [`Outcome`], since a path can
+//! leave the tree.
+//!
+//! Lock order: the process's state is locked only to copy it or to change it, never across a call of the engine.
+
+mod attributes;
+mod directory;
+mod io;
+mod locks;
+mod names;
+mod open;
+
+pub use attributes::{AccessIds, Owner, Subject, TimeToSet};
+pub use locks::{LockRequest, Patience, Pause, RangeAnswer, RangeKind};
+
+use crate::access::Caller;
+use crate::engine::{Attributes, Engine, LockOwner, Space, Sync as SyncWhat};
+use crate::error::Error;
+use crate::file::File;
+use crate::path::{Base, Last, Outcome, PATH_BYTES_MAX, Place, Stop, Walker};
+use format::{InodeNumber, Name};
+use std::sync::{Arc, PoisonError, RwLock};
+
+/// State of a process that its calls depend on.
+struct Process {
+    /// The ids that count for files.
+    caller: Arc<Caller>,
+    /// The real ids, for `access`.
+    real: Arc<Caller>,
+    umask: u32,
+    /// Working directory; pinned.
+    cwd: InodeNumber,
+}
+
+/// A process's view of a tree.
+pub struct Vfs<E: Engine> {
+    engine: Arc<E>,
+    root: InodeNumber,
+    owner: LockOwner,
+    process: RwLock<Process>,
+}
+
+impl<E: Engine> Vfs<E> {
+    /// The view of a process that stands at the root, with umask 022. `owner` is whose its locks are.
+    ///
+    /// # Errors
+    /// Those of [`Engine::root`].
+    pub fn new(engine: Arc<E>, caller: Caller, owner: LockOwner) -> Result<Self, Error> {
+        // Two pins: one for the root, one for the working directory.
+        let root = engine.root()?.inode;
+        let cwd = engine.root()?.inode;
+        let caller = Arc::new(caller);
+        let process = Process { caller: caller.clone(), real: caller, umask: 0o022, cwd };
+        Ok(Self { engine, root, owner, process: RwLock::new(process) })
+    }
+
+    /// Ends it: locks and pins go. Files are to be closed before.
+    pub fn end(self) {
+        let cwd = self.process(|process| process.cwd);
+        self.engine.release(self.owner, None);
+        self.engine.forget(&[self.root, cwd]);
+    }
+
+    /// The engine.
+    pub fn engine(&self) -> &Arc<E> {
+        &self.engine
+    }
+
+    /// Sets who the process is: the ids that count for files, and the real ones.
+    pub fn set_caller(&self, caller: Caller, real: Caller) {
+        self.process_mut(|process| {
+            process.caller = Arc::new(caller);
+            process.real = Arc::new(real);
+        });
+    }
+
+    /// Who it is.
+    pub fn caller(&self) -> Arc<Caller> {
+        self.process(|process| process.caller.clone())
+    }
+
+    /// Sets the umask; answers the one before.
+    pub fn umask(&self, mask: u32) -> u32 {
+        self.process_mut(|process| std::mem::replace(&mut process.umask, mask & 0o777))
+    }
+
+    /// Changes the working directory.
+    ///
+    /// # Errors
+    /// `NotDirectory`, `Denied`; those of paths.
+    pub fn chdir(&self, place: Place<'_>) -> Outcome<()> {
+        let caller = self.caller();
+        let node = self.walking(&caller, place, |walker| {
+            let attributes = walker.walk_to_end(place.path, true)?;
+            crate::access::search(&caller, &attributes)?;
+            Ok(self.keep(walker, attributes.inode)?)
+        })?;
+        self.replace_cwd(node);
+        Ok(())
+    }
+
+    /// Changes the working directory to an open one.
+    ///
+    /// # Errors
+    /// `NotDirectory`, `Denied`.
+    pub fn fchdir(&self, file: &File) -> Result<(), Error> {
+        let caller = self.caller();
+        let mut found = Vec::with_capacity(1);
+        self.engine.walk(&caller, file.inode, &[], &mut found)?;
+        let node = found.first().expect("a walk without steps answers its start");
+        if let Err(error) = crate::access::search(&caller, node) {
+            self.engine.forget(&[node.inode]);
+            return Err(error);
+        }
+        self.replace_cwd(node.inode);
+        Ok(())
+    }
+
+    /// Room in the tree.
+    ///
+    /// # Errors
+    /// Those of paths.
+    pub fn statfs(&self, subject: Subject<'_>) -> Outcome<Space> {
+        self.subject(subject, |_, _| Ok(self.engine.statfs()?))
+    }
+
+    /// Makes everything durable (`sync`, `syncfs`).
+    ///
+    /// # Errors
+    /// Those of [`Engine::sync`].
+    pub fn sync(&self) -> Result<(), Error> {
+        self.engine.sync(SyncWhat::Everything)
+    }
+
+    fn replace_cwd(&self, node: InodeNumber) {
+        let old = self.process_mut(|process| std::mem::replace(&mut process.cwd, node));
+        self.engine.forget(&[old]);
+    }
+
+    fn process<T>(&self, read: impl FnOnce(&Process) -> T) -> T {
+        read(&self.process.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn process_mut<T>(&self, change: impl FnOnce(&mut Process) -> T) -> T {
+        change(&mut self.process.write().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Resolves with a walker, and forgets afterwards what it pinned.
+    fn walking<T>(
+        &self,
+        caller: &Caller,
+        place: Place<'_>,
+        resolve: impl FnOnce(&mut Walker<'_, E>) -> Outcome<T>,
+    ) -> Outcome<T> {
+        if place.path.is_empty() {
+            return Err(Error::NotFound.into());
+        }
+        if place.path.len() > PATH_BYTES_MAX {
+            return Err(Error::NameTooLong.into());
+        }
+        let start = match place.base {
+            _ if place.path.starts_with(b"/") => self.root,
+            Base::Root => self.root,
+            Base::Cwd => self.process(|process| process.cwd),
+            Base::At(file) => file.inode,
+            Base::Node(node) => node,
+        };
+        let mut walker = Walker::new(&*self.engine, caller, start);
+        let result = resolve(&mut walker);
+        if !walker.pins.is_empty() {
+            self.engine.forget(&walker.pins);
+        }
+        result
+    }
+
+    /// Takes a pin out of what the walker will forget.
+    fn keep(&self, walker: &mut Walker<'_, E>, node: InodeNumber) -> Result<InodeNumber, Error> {
+        match walker.pins.iter().position(|pin| *pin == node) {
+            Some(index) => {
+                walker.pins.swap_remove(index);
+            }
+            // It is where the walk began: pin it once more.
+            None => self.engine.walk(&Caller::ROOT, node, &[], &mut Vec::with_capacity(1))?,
+        }
+        Ok(node)
+    }
+
+    /// Runs a call on a directory and a name in it; `last` decides about paths that end in no name.
+    fn on_entry<T>(
+        &self,
+        place: Place<'_>,
+        no_name: impl FnOnce(&Last) -> Error,
+        act: impl FnOnce(&Caller, Entry<'_>) -> Outcome<T>,
+    ) -> Outcome<T> {
+        let caller = self.caller();
+        self.walking(&caller, place, |walker| match walker.walk_to_parent(place.path)? {
+            Last::Name(bytes, slash) => {
+                let name = Name::new(&bytes).map_err(|_| Error::Invalid)?;
+                act(&caller, Entry { parent: walker.at(), name, slash })
+            }
+            last => Err(no_name(&last).into()),
+        })
+    }
+
+    /// Type of what an entry stands for.
+    fn look(&self, caller: &Caller, entry: &Entry<'_>) -> Outcome<Attributes> {
+        let mut found = Vec::with_capacity(1);
+        let steps = [crate::engine::Step::Child(entry.name)];
+        self.engine.walk(caller, entry.parent, &steps, &mut found)?;
+        let attributes = found.pop().expect("a walk of one step answers one");
+        self.engine.forget(&[attributes.inode]);
+        Ok(attributes)
+    }
+}
+
+/// An entry that a call is about.
+#[derive(Clone, Copy)]
+struct Entry<'a> {
+    parent: InodeNumber,
+    name: Name<'a>,
+    /// Slashes follow the name.
+    slash: bool,
+}
+
+/// A failure without a path.
+fn failed<T>(error: Error) -> Outcome<T> {
+    Err(Stop::Failed(error))
+}

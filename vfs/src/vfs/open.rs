@@ -1,0 +1,165 @@
+//! Opening and closing.
+
+use super::Vfs;
+use crate::access::{self, Caller};
+use crate::engine::{Access, Attributes, Created, Engine, Handle, New, NewType};
+use crate::error::Error;
+use crate::file::File;
+use crate::path::{Last, Outcome, Place, Stop, Walker};
+use format::Name;
+use format::record::FileType;
+use libc::c_int;
+
+/// Flags that only the opening knows.
+const NOT_KEPT: c_int = libc::O_CREAT | libc::O_EXCL | libc::O_NOCTTY | libc::O_TRUNC | libc::O_CLOEXEC;
+
+/// Flags that count beside `O_PATH`.
+const WITH_PATH: c_int = libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW;
+
+/// What says `O_TMPFILE` apart from `O_DIRECTORY`.
+const TMPFILE: c_int = libc::O_TMPFILE & !libc::O_DIRECTORY;
+
+/// Flags of `open`, taken apart.
+struct How {
+    flags: c_int,
+    access: Access,
+    truncate: bool,
+}
+
+impl How {
+    fn has(&self, flag: c_int) -> bool {
+        self.flags & flag != 0
+    }
+}
+
+impl<E: Engine> Vfs<E> {
+    /// `openat`. Flags are Linux's; `O_DIRECT` is a hint that changes nothing.
+    ///
+    /// # Errors
+    /// Those of paths, and of [`Engine::open`] and [`Engine::create`]; `NotSupported` for `O_TMPFILE`;
+    /// [`Stop::Special`] for what the kernel has to open.
+    pub fn open(&self, place: Place<'_>, flags: c_int, mode: u32) -> Outcome<File> {
+        let how = take_apart(flags)?;
+        let caller = self.caller();
+        self.walking(&caller, place, |walker| {
+            if how.has(libc::O_CREAT) {
+                let mode = mode & 0o7777 & !self.process(|process| process.umask);
+                return self.open_or_create(walker, &caller, place.path, &how, mode);
+            }
+            let attributes = walker.walk_to_end(place.path, !how.has(libc::O_NOFOLLOW))?;
+            self.open_node(walker, &caller, &attributes, &how)
+        })
+    }
+
+    /// Closes one descriptor of a file: the process's own locks on it end. With the last descriptor of the
+    /// description, in all processes, the description ends too.
+    pub fn close(&self, file: &File, last: bool) {
+        let Some(handle) = file.handle else {
+            if last {
+                self.engine.forget(&[file.inode]);
+            }
+            return;
+        };
+        self.engine.release(self.owner, Some(file.inode));
+        if last {
+            self.engine.release(file.owner, Some(file.inode));
+            self.engine.close(handle);
+            self.engine.forget(&[file.inode]);
+        }
+    }
+
+    fn open_or_create(
+        &self,
+        walker: &mut Walker<'_, E>,
+        caller: &Caller,
+        path: &[u8],
+        how: &How,
+        mode: u32,
+    ) -> Outcome<File> {
+        let mut last = walker.walk_to_parent(path)?;
+        let exclusive = how.has(libc::O_EXCL);
+        // Each round follows one link, and the walker counts those.
+        loop {
+            let Last::Name(bytes, slash) = &last else {
+                return Err(if exclusive { Error::Exists } else { Error::IsDirectory }.into());
+            };
+            if *slash {
+                return Err(Error::IsDirectory.into());
+            }
+            let name = Name::new(bytes).map_err(|_| Error::Invalid)?;
+            let new = New { kind: NewType::Regular(Some(how.access)), mode, exclusive };
+            let existing = match self.engine.create(caller, walker.at(), name, &new)? {
+                Created::New(attributes, handle) => return Ok(file(&attributes, handle, how)),
+                Created::Existing(attributes) => attributes,
+            };
+            walker.pins.push(existing.inode);
+            match existing.file_type {
+                FileType::Symlink if !how.has(libc::O_NOFOLLOW) => {
+                    last = walker.follow_to_parent(existing.inode)?
+                }
+                FileType::Directory => return Err(Error::IsDirectory.into()),
+                _ => return self.open_node(walker, caller, &existing, how),
+            }
+        }
+    }
+
+    fn open_node(
+        &self,
+        walker: &mut Walker<'_, E>,
+        caller: &Caller,
+        attributes: &Attributes,
+        how: &How,
+    ) -> Outcome<File> {
+        if how.has(libc::O_DIRECTORY) && attributes.file_type != FileType::Directory {
+            return Err(Error::NotDirectory.into());
+        }
+        if how.has(TMPFILE) {
+            return Err(Error::NotSupported.into());
+        }
+        if how.has(libc::O_PATH) {
+            self.keep(walker, attributes.inode)?;
+            return Ok(file(attributes, None, how));
+        }
+        if how.has(libc::O_NOATIME) {
+            access::open(caller, attributes, how.access, how.truncate)?;
+            if !caller.owns(attributes) {
+                return Err(Error::NotPermitted.into());
+            }
+        }
+        let opened = self.engine.open(caller, attributes.inode, how.access, how.truncate);
+        let (handle, attributes) = match opened {
+            Err(Error::NoDevice) if attributes.file_type != FileType::Socket => {
+                return Err(Stop::Special(attributes.file_type));
+            }
+            other => other?,
+        };
+        self.keep(walker, attributes.inode)?;
+        Ok(file(&attributes, Some(handle), how))
+    }
+}
+
+fn take_apart(flags: c_int) -> Result<How, Error> {
+    let mut flags = flags;
+    if flags & libc::O_PATH != 0 {
+        flags &= WITH_PATH;
+    }
+    let read = matches!(flags & libc::O_ACCMODE, libc::O_RDONLY | libc::O_RDWR | libc::O_ACCMODE);
+    let write = flags & libc::O_ACCMODE != libc::O_RDONLY;
+    if flags & TMPFILE != 0 && (flags & libc::O_DIRECTORY == 0 || !write || flags & libc::O_CREAT != 0) {
+        return Err(Error::Invalid);
+    }
+    if flags & (libc::O_CREAT | libc::O_DIRECTORY) == libc::O_CREAT | libc::O_DIRECTORY {
+        return Err(Error::Invalid);
+    }
+    Ok(How { flags, access: Access { read, write }, truncate: flags & libc::O_TRUNC != 0 })
+}
+
+fn file(attributes: &Attributes, handle: Option<Handle>, how: &How) -> File {
+    // The fourth access mode asks for both rights and gives neither.
+    let access = match how.flags & libc::O_ACCMODE {
+        libc::O_ACCMODE => Access::default(),
+        _ if handle.is_none() => Access::default(),
+        _ => how.access,
+    };
+    File::new(attributes.inode, attributes.file_type, handle, access, how.flags & !NOT_KEPT)
+}
