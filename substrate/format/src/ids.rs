@@ -122,6 +122,8 @@ pub struct Stamp {
     pub sequence: Sequence,
 }
 
+const _: () = assert!(size_of::<Stamp>() == 24);
+
 impl Stamp {
     /// True if a change with this stamp comes after everything `other` has seen.
     pub fn is_newer_than(&self, other: &Self) -> bool {
