@@ -1,0 +1,56 @@
+//! The smallest owner of a ring or a map: a pair of root slots, each a line, of which the valid one with the larger
+//! flip counts.
+
+use format::checksum::{self, Salt};
+use pmem::Region;
+
+pub const WORDS: usize = 6;
+
+/// What a root slot holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Root {
+    pub flip: u64,
+    pub words: [u64; WORDS],
+}
+
+pub struct RootPair {
+    region: Region,
+    /// Distance of the slots: a line, or a page where pages are the unit.
+    slot_bytes: u64,
+    /// A planted bug: a torn slot is taken for whole.
+    ignores_checksum: bool,
+}
+
+impl RootPair {
+    pub fn new(region: Region, slot_bytes: u64, ignores_checksum: bool) -> Self {
+        Self { region, slot_bytes, ignores_checksum }
+    }
+
+    /// Stores a root; the caller settles.
+    pub fn write(&self, root: &Root) {
+        let mut bytes = [0; 64];
+        bytes[8..16].copy_from_slice(&root.flip.to_le_bytes());
+        for (index, word) in root.words.iter().enumerate() {
+            bytes[16 + 8 * index..24 + 8 * index].copy_from_slice(&word.to_le_bytes());
+        }
+        let sum = u64::from(checksum::of(Salt::NONE, &bytes[8..]));
+        bytes[..8].copy_from_slice(&sum.to_le_bytes());
+        self.region.write(root.flip % 2 * self.slot_bytes, &bytes);
+    }
+
+    /// The root that counts.
+    pub fn read(&self) -> Result<Option<Root>, String> {
+        let mut newest: Option<Root> = None;
+        for slot in 0..2 {
+            let mut bytes = [0; 64];
+            self.region.read(slot * self.slot_bytes, &mut bytes).map_err(|error| error.to_string())?;
+            let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
+            let valid = word(0) == u64::from(checksum::of(Salt::NONE, &bytes[8..])) || self.ignores_checksum;
+            let root = Root { flip: word(8), words: std::array::from_fn(|index| word(16 + 8 * index)) };
+            if valid && root.flip > newest.map_or(0, |newest| newest.flip) {
+                newest = Some(root);
+            }
+        }
+        Ok(newest)
+    }
+}
