@@ -287,14 +287,18 @@ proptest! {
                 page[..2].copy_from_slice(&NODE_MAGIC.to_le_bytes());
                 page[4..6].copy_from_slice(&[kind % 8, 0]);
                 let block = Block::read_from_bytes(&page[8..12]).unwrap();
-                let _ = NodeView::decode(&page, block).map(|view| view.slots().iter().map(|s| view.value(s)).count());
+                let view = NodeView::decode(&page, block);
+                let _ = view.map(|view| view.slots().iter().map(|s| view.value(s).len()).sum::<usize>());
             }
         }
     }
 }
 
+/// A key by its parts (object, kind, sub), and its value.
+type Item = ((u64, u8, u64), Vec<u8>);
+
 /// A node at block 12 with these items, and where its slots lie.
-fn node(items: &[((u64, u8, u64), Vec<u8>)]) -> ([u8; BLOCK_BYTES], usize) {
+fn node(items: &[Item]) -> ([u8; BLOCK_BYTES], usize) {
     let mut page = [0; BLOCK_BYTES];
     let mut end = BLOCK_BYTES;
     let header_bytes = size_of::<NodeHeader>();
@@ -302,7 +306,7 @@ fn node(items: &[((u64, u8, u64), Vec<u8>)]) -> ([u8; BLOCK_BYTES], usize) {
         end -= value.len();
         page[end..end + value.len()].copy_from_slice(value);
         let slot = Slot {
-            key: Key::new(*object, ItemKind::from_raw(*kind).unwrap(), *sub),
+            key: Key::new(*object, ItemKind::from_raw(*kind).expect("a kind"), *sub),
             offset: (end as u16).into(),
             bytes: (value.len() as u16).into(),
         };

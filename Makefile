@@ -1,0 +1,26 @@
+# What one does with the tree. `make test` is what CI runs; `make prove` takes as long as it takes.
+
+# Minutes for each fuzz target.
+FUZZ_MINUTES ?= 10
+
+.PHONY: build test prove prove-crash prove-fuzz
+
+build:
+	cargo build --release --workspace --locked
+
+test:
+	@( scripts/check format cargo fmt --all --check; \
+	   scripts/check clippy cargo clippy --workspace --all-targets --locked -- -D warnings; \
+	   scripts/check tests cargo test --workspace --no-fail-fast --locked \
+	 ) 2>&1 | scripts/sum-tests
+
+prove: prove-crash prove-fuzz
+
+# Every crash state of every structure, with the full counts.
+prove-crash:
+	@HEARTH_PROVE=1 scripts/check tests cargo test --release -p pmem -p area --no-fail-fast --locked -- --nocapture \
+	 2>&1 | scripts/sum-tests
+
+# Every decoder against inputs that a fuzzer makes up; a run that was stopped goes on where it was.
+prove-fuzz:
+	@scripts/fuzz $(FUZZ_MINUTES)

@@ -1,0 +1,242 @@
+//! What each fuzz target does with its input; one function a decoder of `format`. The same functions run in
+//! `make test` over the committed seeds and fixed random changes of them (`tests/fuzz.rs`).
+//!
+//! A decoder must give a value or an error for any input. What it accepts must be within its own bounds, and a
+//! frame or block with one changed bit must be refused. Where a checksum or a magic number would keep a fuzzer out,
+//! the body also makes the input right and goes on.
+
+#![forbid(unsafe_code)]
+
+use format::call::{self, CallKind, Status};
+use format::checksum::Salt;
+use format::envelope::{self, Envelope, FRAME_VERSION, HEADER_BYTES};
+use format::ledger::{Entry, Event, GROUPS_MAX};
+use format::map::MapPage;
+use format::message::{
+    MESSAGE_BODY_MAX, MESSAGE_DESCRIPTORS_MAX, MessageHeader, RequestHeader, ResponseHeader,
+};
+use format::node::{self, NodeView};
+use format::record::{self, FILE_BYTES_MAX, Operation, Record, SYMLINK_BYTES_MAX, XATTR_BYTES_MAX};
+use format::root::{ROOT_MAGIC, Root};
+use format::superblock::{FileKind, MAGIC, POOL_VERSION, Superblock};
+use format::{BLOCK_BYTES, Block, FlipNumber, Incarnation, LogUid, Name, PoolUid};
+use zerocopy::little_endian::U32;
+use zerocopy::{FromBytes, IntoBytes};
+
+/// A body of a fuzz target.
+pub type Body = fn(&[u8]);
+
+/// All targets, by name.
+pub const TARGETS: [(&str, Body); 9] = [
+    ("call", call),
+    ("envelope", envelope),
+    ("ledger", ledger),
+    ("map", map),
+    ("message", message),
+    ("node", node),
+    ("record", record),
+    ("root", root),
+    ("superblock", superblock),
+];
+
+/// A frame with envelope and checksum made right, whatever stood there; `None` if it is no frame at all.
+pub fn sealed(salt: Salt, frame: &[u8]) -> Option<Vec<u8>> {
+    let mut frame = frame.to_vec();
+    let payload_bytes = u32::try_from(frame.len().checked_sub(HEADER_BYTES)?).ok()?;
+    let (mut envelope, _) = Envelope::read_from_prefix(&frame).ok()?;
+    envelope.version = FRAME_VERSION;
+    envelope.payload_bytes = payload_bytes.into();
+    frame[..size_of::<Envelope>()].copy_from_slice(envelope.as_bytes());
+    let (header, payload) = frame.split_first_chunk::<HEADER_BYTES>()?;
+    let mut running = envelope::checksum_header(salt, header);
+    running.update(payload);
+    envelope.checksum = running.finish().into();
+    frame[..size_of::<Envelope>()].copy_from_slice(envelope.as_bytes());
+    Some(frame)
+}
+
+/// Changes one bit, chosen by the bytes themselves.
+fn flip_one_bit(bytes: &mut [u8]) {
+    let choice = bytes.iter().fold(0usize, |sum, b| sum.wrapping_mul(31).wrapping_add(usize::from(*b)));
+    let bit = choice % (bytes.len() * 8);
+    bytes[bit / 8] ^= 1 << (bit % 8);
+}
+
+/// Input: log uid, incarnation, frame.
+pub fn envelope(bytes: &[u8]) {
+    let Ok((uid, rest)) = LogUid::read_from_prefix(bytes) else { return };
+    let Ok((incarnation, frame)) = Incarnation::read_from_prefix(rest) else { return };
+    let salt = Salt::of_log(uid, incarnation);
+    if let Ok(envelope) = envelope::check_frame(salt, frame) {
+        assert!(HEADER_BYTES as u64 + u64::from(envelope.payload_bytes.get()) <= frame.len() as u64);
+        assert!(envelope.frame_bytes().is_multiple_of(envelope::FRAME_ALIGN as u64));
+    }
+    let Some(mut frame) = sealed(salt, frame) else { return };
+    envelope::check_frame(salt, &frame).expect("a frame made right is right");
+    let other_life = Salt::of_log(uid, Incarnation::new(incarnation.get() ^ 1));
+    assert!(envelope::check_frame(other_life, &frame).is_err(), "a frame of another life was accepted");
+    flip_one_bit(&mut frame);
+    assert!(envelope::check_frame(salt, &frame).is_err(), "a changed frame was accepted");
+}
+
+/// Input: a frame, its checksum not looked at.
+pub fn record(bytes: &[u8]) {
+    let right = sealed(Salt::NONE, bytes);
+    for frame in [Some(bytes), right.as_deref()].into_iter().flatten() {
+        let Ok(record) = Record::decode(frame) else { continue };
+        let name_fits = |name: &Name<'_>| Name::new(name.bytes()).is_ok();
+        let fits =
+            |offset: u64, bytes: u64| offset.checked_add(bytes).is_some_and(|end| end <= FILE_BYTES_MAX);
+        let right = match &record.operation {
+            Operation::Pad | Operation::SetAttr { .. } => true,
+            Operation::Write { offset, bytes } => fits(*offset, bytes.len() as u64),
+            Operation::Truncate { size } => fits(*size, 0),
+            Operation::Allocate { offset, bytes, .. } => *bytes > 0 && fits(*offset, *bytes),
+            Operation::Create { name, target, .. } => name_fits(name) && target.len() <= SYMLINK_BYTES_MAX,
+            Operation::Link { name, .. } | Operation::Unlink { name, .. } => name_fits(name),
+            Operation::Rename { old_name, new_name, .. } => name_fits(old_name) && name_fits(new_name),
+            Operation::SetXattr { name, value } => !name.is_empty() && value.len() <= XATTR_BYTES_MAX,
+            Operation::RemoveXattr { name } => !name.is_empty(),
+        };
+        assert!(right, "accepted beyond its bounds: {record:?}");
+        assert!(record::room_blocks(&record.operation) <= FILE_BYTES_MAX / BLOCK_BYTES as u64 + 3);
+        let removes = matches!(record.operation, Operation::Unlink { .. } | Operation::Rename { .. });
+        assert!(removes || !record::keeps_open(frame));
+    }
+}
+
+/// Input: a frame, its checksum not looked at.
+pub fn ledger(bytes: &[u8]) {
+    let right = sealed(Salt::NONE, bytes);
+    for frame in [Some(bytes), right.as_deref()].into_iter().flatten() {
+        let Ok(entry) = Entry::decode(frame) else { continue };
+        if let Event::OpenLog { body, groups } = &entry.event {
+            assert!(groups.len() <= GROUPS_MAX && body.groups.get() as usize == groups.len());
+        }
+    }
+}
+
+/// Input: first bytes of a pool file.
+pub fn superblock(bytes: &[u8]) {
+    const KINDS: [FileKind; 4] = [FileKind::Tree, FileKind::Segment, FileKind::Log, FileKind::Ledger];
+    let accepted = KINDS.iter().filter(|k| Superblock::decode(bytes, **k).is_ok()).count();
+    assert!(accepted <= 1, "one file is of two kinds");
+    let Ok((mut found, _)) = Superblock::read_from_prefix(bytes) else { return };
+    let kind = KINDS[usize::from(found.kind.get()) % KINDS.len()];
+    found.magic = MAGIC;
+    found.version = POOL_VERSION.into();
+    found.kind = (kind as u16).into();
+    let mut block = found.encode();
+    let decoded = Superblock::decode(&block, kind).expect("a superblock made right is right");
+    assert_eq!(decoded.encode(), block);
+    flip_one_bit(&mut block[..size_of::<Superblock>()]);
+    assert!(Superblock::decode(&block, kind).is_err(), "a changed superblock was accepted");
+}
+
+/// Input: pool uid, slot.
+pub fn root(bytes: &[u8]) {
+    let Ok((pool, slot)) = PoolUid::read_from_prefix(bytes) else { return };
+    if let Ok(root) = Root::decode(slot, pool) {
+        assert_eq!((root.magic, root.pool), (ROOT_MAGIC, pool));
+    }
+    let Ok((mut found, _)) = Root::read_from_prefix(slot) else { return };
+    found.pool = pool;
+    let mut slot = found.encode();
+    assert_eq!(Root::decode(&slot, pool).map(Root::encode), Ok(slot));
+    assert!(
+        Root::decode(&slot, PoolUid::new(pool.get() ^ 1)).is_err(),
+        "a root of another pool was accepted"
+    );
+    flip_one_bit(&mut slot);
+    assert!(Root::decode(&slot, pool).is_err(), "a changed root was accepted");
+}
+
+/// Input: number of the page, blocks of the map, page; what is missing of the page is zero.
+pub fn map(bytes: &[u8]) {
+    let Ok((page, rest)) = U32::read_from_prefix(bytes) else { return };
+    let Ok((blocks, rest)) = U32::read_from_prefix(rest) else { return };
+    let (page, blocks) = (page.get(), blocks.get());
+    if let Ok(found) = MapPage::decode(rest, page, blocks) {
+        assert_eq!((found.page.get(), found.blocks.get()), (page, blocks));
+    }
+    let mut own = MapPage::new(page, blocks);
+    let taken = rest.len().min(own.bits.len());
+    own.bits[..taken].copy_from_slice(&rest[..taken]);
+    own.seal(FlipNumber::new(u64::from(page) + 1));
+    assert_eq!(MapPage::decode(own.as_bytes(), page, blocks).as_ref(), Ok(&own));
+    assert!(MapPage::decode(own.as_bytes(), page ^ 1, blocks).is_err(), "another page was accepted");
+    flip_one_bit(own.as_mut_bytes());
+    assert!(MapPage::decode(own.as_bytes(), page, blocks).is_err(), "a changed page was accepted");
+}
+
+/// Input: a packet of the socket, or a message of the ring.
+pub fn message(bytes: &[u8]) {
+    if let Ok((_, descriptors, body)) = MessageHeader::decode(bytes) {
+        assert!(descriptors <= MESSAGE_DESCRIPTORS_MAX && body.len() <= MESSAGE_BODY_MAX);
+        assert_eq!(body.len() + size_of::<MessageHeader>(), bytes.len());
+    }
+    if let Ok((head, body)) = RequestHeader::decode(bytes) {
+        assert_eq!(u64::from(head.body_bytes.get()), body.len() as u64);
+    }
+    if let Ok((head, body)) = ResponseHeader::decode(bytes) {
+        assert_eq!(u64::from(head.body_bytes.get()), body.len() as u64);
+    }
+}
+
+/// Input: block number, node; what is missing of the node is zero.
+pub fn node(bytes: &[u8]) {
+    let Ok((block, rest)) = Block::read_from_prefix(bytes) else { return };
+    let mut page = [0; BLOCK_BYTES];
+    let taken = rest.len().min(BLOCK_BYTES);
+    page[..taken].copy_from_slice(&rest[..taken]);
+    check_node(&page, block);
+    let (header, _) = node::NodeHeader::mut_from_prefix(&mut page).expect("a page is larger than a header");
+    header.magic = node::NODE_MAGIC.into();
+    header.block = block;
+    check_node(&page, block);
+    assert!(
+        NodeView::decode(&page, Block::new(block.get() ^ 1)).is_err(),
+        "a node of another block was accepted"
+    );
+}
+
+fn check_node(page: &[u8; BLOCK_BYTES], block: Block) {
+    let Ok(view) = NodeView::decode(page, block) else { return };
+    assert!(view.slots().windows(2).all(|pair| pair[0].key < pair[1].key), "keys out of order");
+    for slot in view.slots() {
+        slot.key.kind().expect("a node with an unknown kind is refused");
+        assert!(view.value(slot).len() <= node::VALUE_BYTES_MAX);
+    }
+}
+
+/// Input: kind of the call, body.
+pub fn call(bytes: &[u8]) {
+    let Some((raw, body)) = bytes.split_first_chunk::<2>() else { return };
+    let raw = u16::from_le_bytes(*raw);
+    assert!(Status::from_raw(raw) as u16 == raw || Status::from_raw(raw) == Status::Invalid);
+    let Ok(kind) = CallKind::from_raw(raw) else { return };
+    assert_eq!(kind as u16, raw);
+    let rest_bytes = match kind {
+        CallKind::Walk => call::split::<call::WalkRequest>(body).map(|(_, rest)| rest.len()),
+        CallKind::Lease => call::split::<call::LeaseRequest>(body).map(|(_, rest)| rest.len()),
+        CallKind::Open => call::split::<call::OpenRequest>(body).map(|(_, rest)| rest.len()),
+        CallKind::Entries => call::split::<call::EntriesRequest>(body).map(|(_, rest)| rest.len()),
+        CallKind::Extents | CallKind::Read => {
+            call::split::<call::RangeRequest>(body).map(|(_, rest)| rest.len())
+        }
+        CallKind::Digest | CallKind::SettleLedger => {
+            call::split::<call::DigestRequest>(body).map(|(_, rest)| rest.len())
+        }
+        CallKind::Refill => call::split::<call::RefillRequest>(body).map(|(_, rest)| rest.len()),
+        CallKind::GrowLog => call::split::<call::GrowRequest>(body).map(|(_, rest)| rest.len()),
+        CallKind::Lock | CallKind::Unlock | CallKind::TestLock | CallKind::ReleaseLocks => {
+            call::split::<call::LockRequest>(body).map(|(_, rest)| rest.len())
+        }
+        CallKind::RedeemLock | CallKind::CancelLock => {
+            call::split::<call::TicketRequest>(body).map(|(_, rest)| rest.len())
+        }
+        CallKind::SyncAll | CallKind::Statfs => Ok(body.len()),
+        _ => call::split::<call::InodeRequest>(body).map(|(_, rest)| rest.len()),
+    };
+    assert!(rest_bytes.is_ok_and(|rest| rest <= body.len()) || rest_bytes.is_err());
+}
