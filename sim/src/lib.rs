@@ -1,3 +1,18 @@
 //! Runs the real parts under one seed, crashes them, judges; never shipped.
+//!
+//! [`Simulation`] is the machine: simulated processes whose threads are real threads of which exactly one runs.
+//! They switch where the code under test reaches a seam or touches a shared word, and nowhere else; who goes on, what
+//! the clock says and what `random` gives comes from the seed, so a seed is a schedule that can be run again. Idea:
+//! neon's `desim`.
+//!
+//! What it cannot show: reorderings of memory accesses within one processor. Those are `ipc`'s loom tests' matter.
 
 #![forbid(unsafe_code)]
+
+pub mod host;
+pub mod place;
+pub mod random;
+pub mod step;
+
+pub use host::{SimHost, Simulation};
+pub use step::{Ended, Limits, Stuck, ThreadReport};

@@ -7,6 +7,7 @@
 pub mod claims;
 pub mod error;
 pub mod host;
+pub mod lock;
 pub mod pages;
 pub mod ring;
 pub mod shared;
@@ -16,7 +17,8 @@ pub mod words;
 
 pub use claims::Claims;
 pub use error::Error;
-pub use host::{Host, Join, Spin, SystemHost, Time, Waited, wait_until};
+pub use host::{Host, Join, Spin, SystemHost, Time, WAKE_ALL, Waited, wait_until};
+pub use lock::{Guard, Lock};
 pub use pages::{ClientPages, DaemonPages, DaemonView, Digested};
 pub use ring::{Call, Link, Response, RingClient, RingLimits, RingServer, Taken};
 pub use shared::{Access, Mapping, Reads, Words};

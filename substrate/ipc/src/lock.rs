@@ -1,0 +1,139 @@
+//! A mutex that waits through [`Host`], for everything that runs under the simulator: a thread that blocks in the
+//! standard library's mutex while another one has the turn would never give the turn back.
+//!
+//! Not fair. A guard that is dropped by a panic unlocks; what the holder left half made is its caller's matter (the
+//! daemon aborts, a mount is poisoned). No lock is held across a wait for anything else.
+
+use crate::host::{Host, Waited};
+use crate::sync::{Ordering, Word};
+use std::cell::UnsafeCell;
+use std::sync::Arc;
+
+const FREE: u32 = 0;
+const HELD: u32 = 1;
+/// Held, and somebody may sleep.
+const WANTED: u32 = 2;
+
+/// Tries before a thread sleeps; short, since nobody waits while holding a lock.
+const TRIES: u32 = 64;
+
+/// A value that one thread at a time has.
+pub struct Lock<T> {
+    host: Arc<dyn Host>,
+    state: Word,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: the value is only reached by the one thread that has moved `state` away from `FREE`.
+unsafe impl<T: Send> Send for Lock<T> {}
+// SAFETY: as above; threads hand the value on, so it must be `Send`.
+unsafe impl<T: Send> Sync for Lock<T> {}
+
+impl<T> Lock<T> {
+    /// A free lock.
+    pub fn new(host: Arc<dyn Host>, value: T) -> Self {
+        Self { host, state: Word::new(FREE), value: UnsafeCell::new(value) }
+    }
+
+    /// The value, waited for as long as it takes.
+    pub fn lock(&self) -> Guard<'_, T> {
+        for _ in 0..TRIES {
+            if let Some(guard) = self.try_lock() {
+                return guard;
+            }
+            crate::sync::relax();
+        }
+        // Acquire: pairs with the Release of the holder before.
+        while self.state.swap(WANTED, Ordering::Acquire) != FREE {
+            // However the wait ends, the swap above looks again.
+            let (Waited::Woken | Waited::TimedOut | Waited::Interrupted) =
+                self.host.wait(&self.state, WANTED, None);
+        }
+        Guard { lock: self, unshared: std::marker::PhantomData }
+    }
+
+    /// The value, if nobody has it.
+    pub fn try_lock(&self) -> Option<Guard<'_, T>> {
+        // Acquire: pairs with the Release of the holder before.
+        self.state.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).ok()?;
+        Some(Guard { lock: self, unshared: std::marker::PhantomData })
+    }
+
+    /// The value of a lock that nobody else has.
+    pub fn into_inner(self) -> T {
+        self.value.into_inner()
+    }
+}
+
+impl<T> std::fmt::Debug for Lock<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Lock").field("state", &self.state).finish_non_exhaustive()
+    }
+}
+
+/// Possession of a lock's value, until it is dropped.
+#[derive(Debug)]
+#[must_use = "the lock is free again when this is dropped"]
+pub struct Guard<'a, T> {
+    lock: &'a Lock<T>,
+    /// A guard is shared like the value it leads to.
+    unshared: std::marker::PhantomData<&'a mut T>,
+}
+
+impl<T> std::ops::Deref for Guard<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        // SAFETY: this guard is the only one.
+        unsafe { &*self.lock.value.get() }
+    }
+}
+
+impl<T> std::ops::DerefMut for Guard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: this guard is the only one, and borrowed for writing.
+        unsafe { &mut *self.lock.value.get() }
+    }
+}
+
+impl<T> Drop for Guard<'_, T> {
+    fn drop(&mut self) {
+        // Release: pairs with the Acquire of the next holder.
+        if self.lock.state.swap(FREE, Ordering::Release) == WANTED {
+            self.lock.host.wake(&self.lock.state, 1);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::SystemHost;
+
+    #[test]
+    fn one_thread_at_a_time_has_the_value() {
+        let lock = Arc::new(Lock::new(Arc::new(SystemHost), (0u64, 0u64)));
+        let threads: Vec<_> = (0..4)
+            .map(|_| {
+                let lock = lock.clone();
+                let body = move || {
+                    for _ in 0..2000 {
+                        let mut value = lock.lock();
+                        value.0 += 1;
+                        value.1 += 1;
+                        assert_eq!(value.0, value.1);
+                    }
+                };
+                SystemHost.spawn("adder", Box::new(body)).unwrap()
+            })
+            .collect();
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        assert_eq!(*lock.lock(), (8000, 8000));
+        let held = lock.lock();
+        assert!(lock.try_lock().is_none());
+        drop(held);
+        assert!(lock.try_lock().is_some());
+    }
+}
