@@ -12,7 +12,9 @@ use format::Sequence;
 use ipc::shared::create;
 use ipc::sync::Ordering;
 use ipc::words::{CommitWord, Inside, Lease, LeaseState, LeaseWord, NotCommitted, Overflow, Slot};
-use ipc::{Access, Call, Error, Host, Join, LongWord, Mapping, RingClient, RingLimits, RingServer, Words};
+use ipc::{
+    Access, Call, Error, Host, Join, LongWord, Mapping, RingClient, RingLimits, RingServer, Time, Words,
+};
 use sim::{Ended, Limits, SimHost, Simulation};
 use std::sync::Arc;
 use std::time::Duration;
