@@ -159,8 +159,8 @@ pub fn landing_of(instruction: usize) -> Option<usize> {
 
 #[cfg(target_arch = "x86_64")]
 mod machine {
-    // Whole lines by 16-byte moves, the rest by two overlapping moves. It keeps nothing on the stack, so the landing
-    // is a plain return; result 0 is done, 1 a fault.
+    // Whole lines by 16-byte moves (by 32-byte moves where the processor has them), the rest by overlapping moves. It
+    // keeps nothing on the stack, so the landing is a plain return; result 0 is done, 1 a fault.
     std::arch::global_asm!(
         ".pushsection .text.hearth_copy,\"ax\",@progbits",
         ".p2align 6",
@@ -170,8 +170,32 @@ mod machine {
         ".globl hearth_copy_end",
         ".hidden hearth_copy_landing",
         ".globl hearth_copy_landing",
-        ".type hearth_copy_start,@function",
+        ".hidden hearth_copy_avx",
+        ".globl hearth_copy_avx",
+        ".hidden hearth_copy_sse",
+        ".globl hearth_copy_sse",
+        "hearth_copy_avx:",
         "hearth_copy_start:",
+        "cmp rdx, 128",
+        "jb 9f",
+        "1:",
+        "vmovups ymm0, [rsi]",
+        "vmovups ymm1, [rsi + 32]",
+        "vmovups ymm2, [rsi + 64]",
+        "vmovups ymm3, [rsi + 96]",
+        "vmovups [rdi], ymm0",
+        "vmovups [rdi + 32], ymm1",
+        "vmovups [rdi + 64], ymm2",
+        "vmovups [rdi + 96], ymm3",
+        "add rsi, 128",
+        "add rdi, 128",
+        "sub rdx, 128",
+        "cmp rdx, 128",
+        "jae 1b",
+        "vzeroupper",
+        ".p2align 4",
+        "hearth_copy_sse:",
+        "9:",
         "cmp rdx, 64",
         "jb 3f",
         "2:",
@@ -234,19 +258,31 @@ mod machine {
         "hearth_copy_landing:",
         "mov eax, 1",
         "ret",
-        ".size hearth_copy_start, . - hearth_copy_start",
         ".popsection",
     );
 
     unsafe extern "C" {
-        #[link_name = "hearth_copy_start"]
-        pub fn copy_loop(target: *mut u8, source: *const u8, bytes: usize) -> usize;
+        fn hearth_copy_avx(target: *mut u8, source: *const u8, bytes: usize) -> usize;
+        fn hearth_copy_sse(target: *mut u8, source: *const u8, bytes: usize) -> usize;
+        fn hearth_copy_start();
         fn hearth_copy_end();
         fn hearth_copy_landing();
     }
 
+    #[inline]
+    pub unsafe fn copy_loop(target: *mut u8, source: *const u8, bytes: usize) -> usize {
+        // SAFETY: as the caller promised; the wide loop runs only where the processor has it.
+        unsafe {
+            if std::arch::is_x86_feature_detected!("avx") {
+                hearth_copy_avx(target, source, bytes)
+            } else {
+                hearth_copy_sse(target, source, bytes)
+            }
+        }
+    }
+
     pub fn landing_of(instruction: usize) -> Option<usize> {
-        let start = copy_loop as *const () as usize;
+        let start = hearth_copy_start as *const () as usize;
         let end = hearth_copy_end as *const () as usize;
         (start..end).contains(&instruction).then_some(hearth_copy_landing as *const () as usize)
     }

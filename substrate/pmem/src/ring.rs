@@ -17,7 +17,7 @@
 use crate::copy::{Fault, Source};
 use crate::region::Region;
 use crate::{LINE_BYTES, MediaError};
-use format::checksum::Salt;
+use format::checksum::{Running, Salt};
 use format::envelope::{FRAME_ALIGN, FRAME_VERSION, checksum_header, frame_bytes};
 use format::{Envelope, HEADER_BYTES, Sequence};
 use std::mem::MaybeUninit;
@@ -31,7 +31,7 @@ const _: () = assert!(format::ledger::Kind::Pad as u8 == PAD_KIND);
 const _: () = assert!(FRAME_ALIGN == LINE_BYTES && HEADER_BYTES == LINE_BYTES);
 
 /// Bytes that are copied, summed and stored at a time.
-const PIECE_BYTES: usize = 4096;
+const PIECE_BYTES: usize = 4096 + HEADER_BYTES;
 
 /// A place between two frames: where in the region the next one begins, and its sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -148,7 +148,8 @@ impl AppendRing {
         let envelope = Envelope::new(PAD_KIND, 0, 0);
         header[..size_of::<Envelope>()].copy_from_slice(envelope.as_bytes());
         set_envelope(&mut header, self.tail.sequence, 0);
-        seal(&mut header, self.salt, |_| {});
+        let sum = checksum_header(self.salt, &header).finish();
+        header[..CHECKSUM_BYTES].copy_from_slice(&sum.to_le_bytes());
         self.region.write(self.tail.position, &header);
         self.live += self.end - self.tail.position;
         self.tail = Place { position: self.start, sequence: self.tail.sequence.next() };
@@ -236,12 +237,8 @@ fn set_envelope(header: &mut [u8; HEADER_BYTES], sequence: Sequence, payload_byt
     envelope.sequence = sequence;
 }
 
-/// Puts the checksum over header and payload into the header.
-fn seal(header: &mut [u8; HEADER_BYTES], salt: Salt, payload: impl FnOnce(&mut format::checksum::Running)) {
-    let mut running = checksum_header(salt, header);
-    payload(&mut running);
-    header[..size_of::<u32>()].copy_from_slice(&running.finish().to_le_bytes());
-}
+/// Bytes of the checksum, which is the first field of the envelope and covers all that follows it.
+const CHECKSUM_BYTES: usize = size_of::<u32>();
 
 /// A piece of a frame on the stack: not cleared first, since that would cost as much as a small append.
 #[repr(align(64))]
@@ -256,27 +253,24 @@ fn write_frame(
     payload: &[Source<'_>],
 ) -> Result<(), Fault> {
     let mut piece = Piece([MaybeUninit::uninit(); PIECE_BYTES]);
-    let mut running = checksum_header(salt, header);
     let mut gather = Gather { sources: payload, current: Source::from(&[]) };
-    // The first piece leaves room for the header, so that a small frame is one store.
-    let first = gather.fill(&mut piece.0[HEADER_BYTES..])?;
-    running.update(first);
-    let mut stored = HEADER_BYTES + first.len();
-    if gather.is_empty() {
-        header[..size_of::<u32>()].copy_from_slice(&running.finish().to_le_bytes());
-        piece.0[..HEADER_BYTES].write_copy_of_slice(header);
-        region.write(position, fill_line(&mut piece, stored));
-        return Ok(());
+    let mut running = Running::new(salt);
+    // Each piece is stored before it is summed: the sum is made while the stores are on their way.
+    piece.0[..HEADER_BYTES].write_copy_of_slice(header);
+    let mut stored = HEADER_BYTES + gather.fill(&mut piece.0[HEADER_BYTES..])?.len();
+    let first = fill_line(&mut piece, stored);
+    if stored > HEADER_BYTES {
+        region.write(position + HEADER_BYTES as u64, &first[HEADER_BYTES..]);
     }
-    region.write(position + HEADER_BYTES as u64, first);
+    running.update(&first[CHECKSUM_BYTES..stored]);
     while !gather.is_empty() {
-        let filled = gather.fill(&mut piece.0)?;
-        running.update(filled);
-        let bytes = filled.len();
-        region.write(position + stored as u64, fill_line(&mut piece, bytes));
+        let bytes = gather.fill(&mut piece.0)?.len();
+        let lines = fill_line(&mut piece, bytes);
+        region.write(position + stored as u64, lines);
+        running.update(&lines[..bytes]);
         stored += bytes;
     }
-    header[..size_of::<u32>()].copy_from_slice(&running.finish().to_le_bytes());
+    header[..CHECKSUM_BYTES].copy_from_slice(&running.finish().to_le_bytes());
     region.write(position, header);
     Ok(())
 }

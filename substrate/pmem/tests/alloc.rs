@@ -1,0 +1,160 @@
+//! The block allocator against a naive model.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use format::map::MAP_PAGE_BLOCKS;
+use format::{Block, FlipNumber};
+use pmem::alloc::{self, BlockAllocator};
+use pmem::{MediaError, Recorder};
+use proptest::prelude::*;
+use std::collections::BTreeSet;
+
+#[derive(Clone, Debug)]
+enum Step {
+    Allocate(u32, Option<u32>),
+    /// Frees the n-th block in use and up to so many after it.
+    Free(usize, u32),
+    Flip,
+    /// Goes back to the last flip, as a crash does.
+    Crash,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        5 => (1u32..9, prop::option::of(0u32..100)).prop_map(|(count, hint)| Step::Allocate(count, hint)),
+        3 => (0usize..100, 1u32..5).prop_map(|(nth, count)| Step::Free(nth, count)),
+        3 => Just(Step::Flip),
+        1 => Just(Step::Crash),
+    ];
+    prop::collection::vec(step, 1..120)
+}
+
+#[derive(Clone, Default)]
+struct Model {
+    used: BTreeSet<u32>,
+    /// Freed, and not to be allocated yet.
+    waiting: BTreeSet<u32>,
+}
+
+impl Model {
+    fn is_free(&self, block: u32) -> bool {
+        !self.used.contains(&block) && !self.waiting.contains(&block)
+    }
+
+    /// The longest run of free blocks.
+    fn longest(&self, blocks: u32) -> u32 {
+        let step = |(longest, run): (u32, u32), block| {
+            let run = if self.is_free(block) { run + 1 } else { 0 };
+            (longest.max(run), run)
+        };
+        (0..blocks).fold((0, 0), step).0
+    }
+}
+
+fn used(map: &BlockAllocator) -> BTreeSet<u32> {
+    map.used_runs().flat_map(|(block, count)| block.get()..block.get() + count).collect()
+}
+
+proptest! {
+    #[test]
+    fn the_map_holds_what_the_model_holds(blocks in 1u32..90, steps in steps()) {
+        let region = Recorder::new().medium().create("file", 4096 + alloc::bytes_needed(blocks)).unwrap();
+        let mut map = BlockAllocator::format(region.clone(), 4096, blocks);
+        let mut flip = FlipNumber::new(1);
+        map.write(flip);
+        let mut model = Model::default();
+        let mut settled = model.clone();
+        for step in steps {
+            match step {
+                Step::Allocate(count_max, hint) => {
+                    let longest = model.longest(blocks);
+                    match map.allocate(count_max, hint.map(Block::new)) {
+                        None => prop_assert_eq!(longest, 0),
+                        Some((block, count)) => {
+                            let at_hint = hint == Some(block.get());
+                            prop_assert!(count == count_max.min(longest) || (at_hint && count <= count_max));
+                            prop_assert!(hint.is_none_or(|hint| hint >= blocks || at_hint || !model.is_free(hint)));
+                            for block in block.get()..block.get() + count {
+                                prop_assert!(model.is_free(block), "block {} is given twice", block);
+                                model.used.insert(block);
+                            }
+                        }
+                    }
+                }
+                Step::Free(nth, count) => {
+                    let first = model.used.iter().nth(nth % model.used.len().max(1)).copied();
+                    let run = first.map_or(0, |first| (first..first + count).take_while(|block| model.used.contains(block)).count() as u32);
+                    if let Some(first) = first {
+                        map.free(Block::new(first), run);
+                        for block in first..first + run {
+                            model.used.remove(&block);
+                            model.waiting.insert(block);
+                        }
+                    }
+                }
+                Step::Flip => {
+                    flip = flip.next();
+                    map.write(flip);
+                    map.release(flip);
+                    model.waiting.clear();
+                    settled = model.clone();
+                }
+                Step::Crash => {
+                    map.write(flip.next());
+                    map = BlockAllocator::open(region.clone(), 4096, blocks, flip).unwrap();
+                    model = settled.clone();
+                }
+            }
+            prop_assert_eq!(used(&map), model.used.clone());
+            prop_assert_eq!(map.used(), model.used.len() as u32);
+            prop_assert_eq!(map.allocatable(), blocks - (model.used.len() + model.waiting.len()) as u32);
+        }
+    }
+}
+
+fn formatted(blocks: u32) -> BlockAllocator {
+    let region = Recorder::new().medium().create("file", alloc::bytes_needed(blocks)).unwrap();
+    BlockAllocator::format(region, 0, blocks)
+}
+
+#[test]
+#[should_panic(expected = "block 4 is freed or allocated twice")]
+fn a_double_free_is_a_broken_invariant() {
+    let mut map = formatted(10);
+    map.allocate_at(Block::new(3), 2);
+    map.free(Block::new(3), 2);
+    map.free(Block::new(4), 1);
+}
+
+#[test]
+fn a_flip_writes_only_the_pages_of_the_last_two() {
+    let blocks = 3 * MAP_PAGE_BLOCKS;
+    let region = Recorder::new().medium().create("file", alloc::bytes_needed(blocks)).unwrap();
+    let mut map = BlockAllocator::format(region.clone(), 0, blocks);
+    let pages_of_flip = |map: &mut BlockAllocator, flip| {
+        let before = region.counters();
+        map.write(FlipNumber::new(flip));
+        let cost = region.counters().since(&before);
+        assert_eq!(cost.bytes, cost.writes * 4096);
+        cost.writes
+    };
+    assert_eq!(pages_of_flip(&mut map, 1), 3);
+    map.allocate_at(Block::new(MAP_PAGE_BLOCKS + 1), 1);
+    assert_eq!(pages_of_flip(&mut map, 2), 3, "the other slot was never written");
+    map.allocate_at(Block::new(2 * MAP_PAGE_BLOCKS), 1);
+    assert_eq!(pages_of_flip(&mut map, 3), 2);
+    assert_eq!(pages_of_flip(&mut map, 4), 1);
+    assert_eq!(pages_of_flip(&mut map, 5), 0);
+}
+
+#[test]
+fn a_damaged_page_is_an_error() {
+    let region = Recorder::new().medium().create("file", alloc::bytes_needed(100)).unwrap();
+    let mut map = BlockAllocator::format(region.clone(), 0, 100);
+    map.write(FlipNumber::new(1));
+    let open = |flip| BlockAllocator::open(region.clone(), 0, 100, FlipNumber::new(flip)).map(|_| ());
+    assert_eq!(open(1), Ok(()));
+    assert_eq!(open(2), Err(MediaError::Damaged(format::DecodeError::Kind)));
+    region.write(4096 + 1000, &[1]);
+    assert_eq!(open(1), Err(MediaError::Damaged(format::DecodeError::Checksum)));
+}

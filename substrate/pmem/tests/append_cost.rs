@@ -1,0 +1,84 @@
+//! What an append costs, counted: bytes, stores, fences, no allocation, no system call.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use format::checksum::Salt;
+use format::{Envelope, HEADER_BYTES, Sequence};
+use pmem::ring::AppendRing;
+use pmem::{Medium, Region, Source};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicU64, Ordering};
+use zerocopy::IntoBytes;
+
+struct Counting;
+
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: it does what the system's allocator does, and counts.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: as the caller promised.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        // SAFETY: as the caller promised.
+        unsafe { System.dealloc(memory, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn append(ring: &mut AppendRing, payload: &[u8]) -> bool {
+    let mut header = [0; HEADER_BYTES];
+    let envelope = Envelope::new(2, 0, payload.len() as u32);
+    header[..size_of::<Envelope>()].copy_from_slice(envelope.as_bytes());
+    ring.append(header, &[Source::from(payload)]).is_ok()
+}
+
+fn ring(region: &Region) -> AppendRing {
+    AppendRing::empty(region.clone(), 0, Salt::NONE, Sequence::new(1))
+}
+
+// One test, because the allocations of another would be counted too.
+#[test]
+fn an_append_costs_its_bytes_and_one_fence() {
+    let folder = tempfile::tempdir().unwrap();
+    let region = Medium::memory(folder.path()).unwrap().create("log", 1 << 20).unwrap();
+    let mut ring = ring(&region);
+    let payload = vec![7; 100_000];
+    // What is chosen once at first use is chosen now.
+    assert!(append(&mut ring, &payload[..10_000]));
+    let allocations = ALLOCATIONS.load(Ordering::Relaxed);
+    for (payload_bytes, bytes, writes) in
+        [(128, 192, 2), (0, 64, 1), (1, 128, 2), (4096, 4160, 2), (10_000, 10_112, 4), (100_000, 100_096, 26)]
+    {
+        let before = region.counters();
+        assert!(append(&mut ring, &payload[..payload_bytes]));
+        let cost = region.counters().since(&before);
+        assert_eq!((cost.bytes, cost.writes), (bytes, writes), "{payload_bytes} bytes");
+        assert_eq!((cost.fences, cost.persists, cost.settles), (1, 0, 0));
+    }
+    assert_eq!(ALLOCATIONS.load(Ordering::Relaxed), allocations, "an append allocates");
+    makes_no_system_call(&mut ring, &payload[..5_000]);
+}
+
+/// Appends in a child process that the kernel kills at its first system call but `exit`.
+fn makes_no_system_call(ring: &mut AppendRing, payload: &[u8]) {
+    // SAFETY: the child calls only what needs no lock and no allocator, and ends without running destructors.
+    let status = unsafe {
+        let child = libc::fork();
+        assert!(child >= 0, "fork works");
+        if child == 0 {
+            libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_STRICT);
+            let done = append(ring, payload) && append(ring, &payload[..128]);
+            libc::syscall(libc::SYS_exit, if done { 0 } else { 1 });
+        }
+        let mut status = 0;
+        libc::waitpid(child, &raw mut status, 0);
+        status
+    };
+    assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "the child ended with {status:#x}");
+}

@@ -1,0 +1,189 @@
+//! Files of a pool on every medium: made whole, found again, locked, and failing as values.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use pmem::{Class, Counters, MediaError, Medium, ReadMapping, Recorder, Region};
+use std::os::unix::fs::PermissionsExt;
+
+/// Runs a test on each medium.
+fn on_each(test: impl Fn(&Medium)) {
+    let folder = tempfile::tempdir().unwrap();
+    test(&Medium::file(folder.path()).unwrap());
+    let folder = tempfile::tempdir().unwrap();
+    test(&Medium::memory(folder.path()).unwrap());
+    test(&Recorder::new().medium());
+}
+
+#[test]
+fn files_come_and_go() {
+    on_each(|medium| {
+        assert_eq!(medium.list().unwrap(), Vec::<String>::new());
+        let region = medium.create("tree", 10_000).unwrap();
+        assert_eq!((region.bytes(), region.name()), (10_000, "tree"));
+        let mut bytes = [1; 100];
+        region.read(9_900, &mut bytes).unwrap();
+        assert_eq!(bytes, [0; 100]);
+        region.write(37, b"hello");
+        region.fence();
+        region.settle().unwrap();
+        medium.create("log-1", 4096).unwrap();
+        assert_eq!(medium.create("tree", 5).unwrap_err(), MediaError::Exists);
+        assert_eq!(medium.list().unwrap(), ["log-1", "tree"]);
+        let again = medium.open("tree").unwrap();
+        let mut bytes = [0; 7];
+        again.read(36, &mut bytes).unwrap();
+        assert_eq!(&bytes, b"\0hello\0");
+        medium.remove("tree").unwrap();
+        assert_eq!(medium.remove("tree").unwrap_err(), MediaError::NotFound);
+        assert_eq!(medium.open("tree").unwrap_err(), MediaError::NotFound);
+        assert_eq!(medium.list().unwrap(), ["log-1"]);
+    });
+}
+
+#[test]
+fn names_and_lengths_that_cannot_be_are_refused() {
+    on_each(|medium| {
+        for name in ["", ".", "..", ".hidden", "a/b", "lock", "a\0b", &"x".repeat(201)] {
+            assert_eq!(medium.create(name, 1).unwrap_err(), MediaError::Name, "{name:?}");
+            assert_eq!(medium.open(name).unwrap_err(), MediaError::Name, "{name:?}");
+        }
+        assert_eq!(medium.create("empty", 0).unwrap_err(), MediaError::Length);
+        assert_eq!(medium.create("huge", u64::MAX).unwrap_err(), MediaError::Length);
+    });
+}
+
+#[test]
+fn one_process_holds_the_pool() {
+    on_each(|medium| {
+        let lock = medium.lock().unwrap();
+        assert_eq!(medium.lock().unwrap_err(), MediaError::Locked);
+        drop(lock);
+        medium.lock().unwrap();
+    });
+}
+
+#[test]
+fn every_length_and_place_is_stored_exactly() {
+    on_each(|medium| {
+        let region = medium.create("file", 1024).unwrap();
+        let mut expected = vec![0; 1024];
+        for (number, (offset, bytes)) in [
+            (0, 1),
+            (1, 63),
+            (63, 2),
+            (64, 64),
+            (60, 200),
+            (128, 512),
+            (1000, 24),
+            (3, 9),
+            (511, 130),
+            (7, 0),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let source: Vec<u8> = (0..bytes).map(|index| (index + number * 50 + 1) as u8).collect();
+            region.write(offset as u64, &source);
+            expected[offset..offset + bytes].copy_from_slice(&source);
+            let mut found = vec![0; 1024];
+            region.read(0, &mut found).unwrap();
+            assert_eq!(found, expected, "{bytes} bytes at {offset}");
+        }
+        region.store(100, &[7; 50]);
+        region.persist(100..150);
+        let expected = Counters {
+            writes: 11,
+            bytes: 1 + 63 + 2 + 64 + 200 + 512 + 24 + 9 + 130 + 50,
+            persists: 1,
+            ..region.counters()
+        };
+        assert_eq!(region.counters(), expected);
+    });
+}
+
+#[test]
+fn a_read_only_region_is_that() {
+    on_each(|medium| {
+        medium.create("file", 4096).unwrap().write(0, b"read me");
+        let region = medium.open_read_only("file").unwrap();
+        let stored = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| region.write(0, b"x")));
+        assert!(stored.is_err());
+        let mapping = match region.descriptor() {
+            Some(file) => {
+                let file = file.try_clone_to_owned().unwrap();
+                assert!(
+                    Region::from_fd(file.try_clone().unwrap(), Class::File).is_err(),
+                    "mapped for writing"
+                );
+                ReadMapping::from_fd(file).unwrap()
+            }
+            None => ReadMapping::from_region(region),
+        };
+        let mut bytes = [0; 7];
+        mapping.copy_out(0, &mut bytes).unwrap();
+        assert_eq!((&bytes, mapping.bytes()), (b"read me", 4096));
+    });
+}
+
+#[test]
+fn a_log_comes_as_a_descriptor() {
+    let folder = tempfile::tempdir().unwrap();
+    let medium = Medium::file(folder.path()).unwrap();
+    let region = medium.create("log", 4096).unwrap();
+    let file = region.descriptor().unwrap().try_clone_to_owned().unwrap();
+    let other = Region::from_fd(file, Class::File).unwrap();
+    other.write(64, b"from the other side");
+    let mut bytes = [0; 19];
+    region.read(64, &mut bytes).unwrap();
+    assert_eq!(&bytes, b"from the other side");
+    other.settle().unwrap();
+}
+
+#[test]
+fn a_file_takes_its_space_at_once_or_not_at_all() {
+    let folder = tempfile::tempdir().unwrap();
+    let medium = Medium::file(folder.path()).unwrap();
+    assert_eq!(medium.create("file", 1 << 60).unwrap_err(), MediaError::NoSpace);
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing stays behind");
+    medium.create("file", 1 << 20).unwrap();
+    let found = std::fs::metadata(folder.path().join("file")).unwrap();
+    assert_eq!((found.permissions().mode() & 0o7777, found.len()), (0o600, 1 << 20));
+    assert!(std::os::unix::fs::MetadataExt::blocks(&found) * 512 >= 1 << 20);
+}
+
+#[test]
+fn what_a_crashed_creation_left_goes_with_the_next_lock() {
+    let folder = tempfile::tempdir().unwrap();
+    let medium = Medium::file(folder.path()).unwrap();
+    std::fs::write(folder.path().join(".new-tree"), b"half").unwrap();
+    assert_eq!(medium.list().unwrap(), Vec::<String>::new());
+    medium.create("tree", 4096).unwrap();
+    std::fs::write(folder.path().join(".new-log"), b"half").unwrap();
+    let _lock = medium.lock().unwrap();
+    assert!(!folder.path().join(".new-log").exists());
+    assert_eq!(medium.list().unwrap(), ["tree"]);
+}
+
+#[test]
+fn a_failed_settle_poisons_the_region() {
+    let recorder = Recorder::new();
+    let medium = recorder.medium();
+    let region = medium.create("file", 4096).unwrap();
+    region.settle().unwrap();
+    recorder.fail_settle(1);
+    assert_eq!(region.settle(), Err(MediaError::Os(libc::EIO)));
+    assert_eq!(region.settle(), Err(MediaError::Poisoned));
+    assert_eq!(region.clone().settle(), Err(MediaError::Poisoned));
+}
+
+#[test]
+fn reads_of_a_bad_range_fail() {
+    let recorder = Recorder::new();
+    let region = recorder.medium().create("file", 4096).unwrap();
+    recorder.fail_reads("file", 100..101);
+    let mut bytes = [0; 50];
+    assert_eq!(region.read(60, &mut bytes), Err(MediaError::Unreadable));
+    assert_eq!(region.read(100, &mut bytes), Err(MediaError::Unreadable));
+    assert_eq!(region.read(50, &mut bytes), Ok(()));
+    assert_eq!(region.read(101, &mut bytes), Ok(()));
+}
