@@ -1,3 +1,41 @@
-//! The shared area: a copy-on-write tree in persistent memory, its allocator and extents.
+//! The shared area of one node: a copy-on-write tree in persistent memory, its allocator and extents (Assise §3.1,
+//! §3.2; the epoch in each pointer stands for the bitmaps of §3.4).
+//!
+//! One B+tree of 4 KB nodes holds everything: inodes, names, extents, the tables of logs, grants and segments. It
+//! lies in the pool's file `tree`; data lies in `segment-N` files, kept by owner. A batch of changes becomes real by
+//! one atomic root flip, at which every change of the batch is there or none.
+//!
+//! Guarantees: after a crash at any point the area is at its last settled flip. What a flip freed is not written
+//! again before [`Area::release`]. Every node and every data block is checked against the checksum in the pointer to
+//! it; what does not fit is an error value that says where. A record that contradicts the tree is refused with a
+//! value and changes nothing: its writer is not trusted. Who may write a record, and in which order the records of
+//! several logs count, is not decided here.
+//!
+//! There are no locks but the node cache's. Readers share an [`Area`]; a [`Batch`] has it for itself.
 
 #![forbid(unsafe_code)]
+
+mod area;
+mod attributes;
+mod batch;
+pub mod check;
+mod contents;
+mod error;
+mod extents;
+mod facts;
+pub mod inspect;
+mod layout;
+mod names;
+mod node;
+mod runs;
+mod space;
+mod store;
+mod tree;
+mod view;
+
+pub use area::{Area, Counters, Limits, NewPool, Usage};
+pub use batch::{Applied, Applying, Batch, Committed};
+pub use error::{AreaError, Refused};
+pub use layout::TREE_FILE;
+pub use space::segment_file;
+pub use view::{Entry, Extent, Item};

@@ -1,0 +1,517 @@
+//! A pool's shared area: made, opened, read, released.
+
+use crate::AreaError;
+use crate::layout::{self, Layout};
+use crate::node::{HEIGHT_MAX, KEY_MIN};
+use crate::space::Space;
+use crate::store::NodeStore;
+use crate::tree::Tree;
+use crate::view::{Entry, Extent, Item, View};
+use format::checksum::{self, Salt};
+use format::node::{GrantItem, InodeItem, ItemKind, Key, LogItem, SegmentItem};
+use format::record::FileType;
+use format::root::Root;
+use format::superblock::{FileKind, MAGIC, POOL_VERSION, Superblock};
+use format::{
+    BLOCK_BYTES, Block, Cookie, Epoch, FlipNumber, InodeNumber, LeaseVersion, LogUid, Name, PoolUid,
+    SegmentId, Sequence,
+};
+use pmem::alloc::BlockAllocator;
+use pmem::{MediaError, Medium, Region};
+use std::ops::{ControlFlow, Range};
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::{I64, U16, U32, U64};
+
+/// What an area may use, of the medium and of memory. Nothing of it lies in the pool: another start may bring other
+/// limits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Data blocks of all segments together.
+    pub capacity_blocks: u64,
+    /// Data blocks of a segment that is made.
+    pub segment_blocks: u32,
+    /// Data blocks that only what was promised room may take.
+    pub reserve_blocks: u64,
+    /// Nodes that only what was promised room, or what gives room back, may take.
+    pub reserve_nodes: u32,
+    /// Nodes kept in memory.
+    pub cached_nodes: usize,
+    /// Nodes under change in one batch; about 4 KB of memory each.
+    pub batch_nodes_max: u32,
+    /// Partly written blocks that a batch keeps in memory before it writes them out.
+    pub batch_blocks_max: usize,
+    /// Items of an inode without a name that are removed at once; what has more is left for `reap`.
+    pub reap_items_max: usize,
+}
+
+impl Default for Limits {
+    /// 64 GB of data in segments of 1 GB, and about 64 MB of memory.
+    fn default() -> Self {
+        Self {
+            capacity_blocks: 16 << 20,
+            segment_blocks: 256 << 10,
+            reserve_blocks: 8 << 10,
+            reserve_nodes: 1 << 10,
+            cached_nodes: 8 << 10,
+            batch_nodes_max: 4 << 10,
+            batch_blocks_max: 4 << 10,
+            reap_items_max: 1 << 10,
+        }
+    }
+}
+
+/// The numbers that a flip carries beside the tree, for their owner: the area only keeps them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Next number that is given to a log as the start of its range.
+    pub next_inode: InodeNumber,
+    /// Next version of a lease.
+    pub next_lease_version: LeaseVersion,
+    /// Next log.
+    pub next_log: LogUid,
+    /// Last entry of the ledger that is contained in the tree.
+    pub ledger_sequence: Sequence,
+    /// Where in the ledger's ring the entry after it begins.
+    pub ledger_position: u64,
+    /// Incarnation of the ledger.
+    pub ledger_incarnation: u32,
+}
+
+/// What a new pool is made with.
+#[derive(Clone, Copy, Debug)]
+pub struct NewPool {
+    /// The pool.
+    pub pool: PoolUid,
+    /// The largest number of nodes that the tree may ever have, those of the running batch included.
+    pub tree_nodes_max: u32,
+    /// Permission bits of the root directory.
+    pub root_mode: u32,
+    /// Owner of the root directory.
+    pub root_uid: u32,
+    /// Group of the root directory.
+    pub root_gid: u32,
+    /// Nanoseconds since 1970.
+    pub time_ns: i64,
+    /// Epoch of the cluster.
+    pub epoch: Epoch,
+    /// First values.
+    pub counters: Counters,
+}
+
+/// How full an area is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Usage {
+    /// Data blocks that the medium may hold.
+    pub blocks: u64,
+    /// Data blocks that can still be taken, the reserve included.
+    pub blocks_free: u64,
+    /// Nodes that the tree file holds.
+    pub nodes: u32,
+    /// Nodes that can be taken now.
+    pub nodes_free: u32,
+    /// Inodes, those without a name included.
+    pub inodes: u64,
+}
+
+/// The shared area of one node.
+///
+/// Readers take a shared reference and see the last flip. A batch takes an exclusive one.
+pub struct Area {
+    pub(crate) store: NodeStore,
+    pub(crate) tree: Tree,
+    pub(crate) root: Root,
+    pub(crate) node_map: BlockAllocator,
+    pub(crate) layout: Layout,
+    pub(crate) space: Space,
+    pub(crate) limits: Limits,
+    /// A commit failed half way.
+    pub(crate) poisoned: bool,
+}
+
+impl Area {
+    /// Makes the tree of a new pool: a root directory and nothing else. The superblock's magic number is written last,
+    /// when all that it promises is settled: a crash before leaves a folder that holds no pool and can be formatted
+    /// again.
+    ///
+    /// # Errors
+    /// `AlreadyFormatted`, `Geometry`, `Medium`.
+    pub fn format(medium: &Medium, new: &NewPool) -> Result<(), AreaError> {
+        match Self::read_superblock(medium) {
+            Ok(_) => return Err(AreaError::AlreadyFormatted),
+            Err(AreaError::Missing) => {}
+            Err(error) => return Err(error),
+        }
+        let layout = Layout::of_nodes(new.tree_nodes_max).ok_or(AreaError::Geometry("tree_nodes_max"))?;
+        match medium.remove(layout::TREE_FILE) {
+            Ok(()) | Err(MediaError::NotFound) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let region = medium.create(layout::TREE_FILE, layout.file_bytes())?;
+        Self::write_first_root(&region, &layout, new)?;
+        region.settle()?;
+        let superblock = Superblock {
+            magic: MAGIC,
+            version: U16::new(POOL_VERSION),
+            kind: U16::new(FileKind::Tree as u16),
+            checksum: U32::new(0),
+            pool: new.pool,
+            id: U64::new(0),
+            file_bytes: U64::new(layout.file_bytes()),
+            owner: U32::new(format::superblock::OWNER_DAEMON),
+            reserved: U32::new(0),
+            created_ns: U64::new(u64::try_from(new.time_ns).unwrap_or(0)),
+            geometry: U64::new(u64::from(new.tree_nodes_max)),
+        };
+        let block = superblock.encode();
+        let (magic, rest) = block.split_at(MAGIC.len());
+        region.write(MAGIC.len() as u64, rest);
+        region.settle()?;
+        // One word, which never tears: with it the file is a pool.
+        region.write(0, magic);
+        region.settle()?;
+        Ok(())
+    }
+
+    fn write_first_root(region: &Region, layout: &Layout, new: &NewPool) -> Result<(), AreaError> {
+        let mut map = BlockAllocator::format(region.clone(), layout.map_at(), layout.blocks);
+        map.allocate_at(Block::new(0), layout.first_node);
+        let store = NodeStore::new(region.clone(), layout.nodes(), 1);
+        let mut tree = Tree::empty();
+        let inode = InodeItem {
+            mode: U32::new(FileType::Directory.mode_bits() | (new.root_mode & 0o7777)),
+            uid: U32::new(new.root_uid),
+            gid: U32::new(new.root_gid),
+            links: U32::new(2),
+            atime_ns: I64::new(new.time_ns),
+            mtime_ns: I64::new(new.time_ns),
+            ctime_ns: I64::new(new.time_ns),
+            btime_ns: I64::new(new.time_ns),
+            parent: InodeNumber::ROOT,
+            ..InodeItem::default()
+        };
+        let key = Key::new(InodeNumber::ROOT.get(), ItemKind::Inode, 0);
+        tree.put(&store, key, inode.as_bytes())?;
+        let written = tree.write(&store, new.epoch, &mut || {
+            map.allocate(1, None).map(|(block, _)| block).ok_or(AreaError::NoSpace)
+        })?;
+        let flip = FlipNumber::new(1);
+        map.write(flip);
+        let root = Root {
+            pool: new.pool,
+            height: U32::new(written.height),
+            flip,
+            node: written.root,
+            inodes: U64::new(1),
+            nodes: U64::new(1),
+            epoch: new.epoch,
+            ..Root::default()
+        };
+        region.write(layout::root_at(flip), &with_counters(root, &new.counters).encode());
+        Ok(())
+    }
+
+    /// Opens a pool at its last flip. Writes nothing: an open that is interrupted leaves what it found.
+    ///
+    /// # Errors
+    /// `Missing`, `Superblock`, `Roots`, `Map`, `Node`, `Item`, `Geometry`, `Medium`.
+    pub fn open(medium: &Medium, limits: Limits) -> Result<Self, AreaError> {
+        let (region, superblock) = Self::read_superblock(medium)?;
+        let layout = layout::of_superblock(&superblock, region.bytes())?;
+        let root = layout::read_root(&region, superblock.pool)?;
+        if limits.segment_blocks == 0 {
+            return Err(AreaError::Geometry("segment_blocks"));
+        }
+        let node_map = BlockAllocator::open(region.clone(), layout.map_at(), layout.blocks, root.flip);
+        let node_map = node_map.map_err(|error| match error {
+            MediaError::Damaged(_) => AreaError::Map(layout::TREE_FILE.to_owned()),
+            error => AreaError::Medium(error),
+        })?;
+        let store = NodeStore::new(region, layout.nodes(), limits.cached_nodes);
+        let tree = Tree::committed(root.node, root.height.get());
+        let mut space =
+            Space::new(medium.clone(), superblock.pool, limits.capacity_blocks, limits.segment_blocks);
+        for (id, item) in (View { store: &store, tree: &tree }).segments()? {
+            space.open(id, &item, root.flip)?;
+        }
+        Ok(Self { store, tree, root, node_map, layout, space, limits, poisoned: false })
+    }
+
+    /// The tree file with its superblock; `Missing` also if the file was never finished.
+    pub(crate) fn read_superblock(medium: &Medium) -> Result<(Region, Superblock), AreaError> {
+        let region = match medium.open(layout::TREE_FILE) {
+            Ok(region) => region,
+            Err(MediaError::NotFound) => return Err(AreaError::Missing),
+            Err(error) => return Err(error.into()),
+        };
+        let wrong = |error| AreaError::Superblock(layout::TREE_FILE.to_owned(), error);
+        if region.bytes() < BLOCK_BYTES as u64 {
+            return Err(wrong(format::DecodeError::Truncated));
+        }
+        let mut bytes = [0; BLOCK_BYTES];
+        region.read(0, &mut bytes)?;
+        if layout::is_unfinished(&bytes) {
+            return Err(AreaError::Missing);
+        }
+        let superblock = Superblock::decode(&bytes, FileKind::Tree).map_err(wrong)?;
+        Ok((region, superblock))
+    }
+
+    pub(crate) fn view(&self) -> View<'_> {
+        View { store: &self.store, tree: &self.tree }
+    }
+
+    /// The pool.
+    pub fn pool(&self) -> PoolUid {
+        self.root.pool
+    }
+
+    /// The last flip.
+    pub fn flip(&self) -> FlipNumber {
+        self.root.flip
+    }
+
+    /// Epoch in which the last flip was made.
+    pub fn epoch(&self) -> Epoch {
+        self.root.epoch
+    }
+
+    /// The numbers that the last flip carried.
+    pub fn counters(&self) -> Counters {
+        counters_of(&self.root)
+    }
+
+    /// How full it is.
+    pub fn usage(&self) -> Usage {
+        let (blocks_free, blocks) = self.space.totals();
+        Usage {
+            blocks,
+            blocks_free,
+            nodes: self.layout.blocks - self.layout.first_node,
+            nodes_free: self.node_map.allocatable(),
+            inodes: self.root.inodes.get(),
+        }
+    }
+
+    /// Lets the blocks that flips up to `flip` freed be allocated again. The caller has raised the generations of
+    /// the files they belonged to, so that no reader takes new bytes for old ones.
+    ///
+    /// # Errors
+    /// `Flip`, if no such flip was made.
+    pub fn release(&mut self, flip: FlipNumber) -> Result<(), AreaError> {
+        if flip > self.root.flip {
+            return Err(AreaError::Flip(flip));
+        }
+        self.node_map.release(flip);
+        self.space.release(flip);
+        Ok(())
+    }
+
+    /// The attributes of an inode.
+    ///
+    /// # Errors
+    /// `Node`, `Item`, `Medium`, as every reader.
+    pub fn inode(&self, inode: InodeNumber) -> Result<Option<InodeItem>, AreaError> {
+        self.view().inode(inode)
+    }
+
+    /// The entry with this name.
+    ///
+    /// # Errors
+    /// As [`Area::inode`].
+    pub fn lookup(&self, directory: InodeNumber, name: Name<'_>) -> Result<Option<Entry>, AreaError> {
+        self.view().lookup(directory, name)
+    }
+
+    /// Up to `entries_max` entries from a cookie on, in the order of their cookies.
+    ///
+    /// # Errors
+    /// As [`Area::inode`].
+    pub fn entries(
+        &self,
+        directory: InodeNumber,
+        from: Cookie,
+        entries_max: usize,
+    ) -> Result<Vec<Entry>, AreaError> {
+        self.view().entries(directory, from, entries_max)
+    }
+
+    /// Up to `extents_max` extents that cover any of these blocks of a file, in order. What lies between them
+    /// is a hole.
+    ///
+    /// # Errors
+    /// As [`Area::inode`].
+    pub fn extents(
+        &self,
+        inode: InodeNumber,
+        blocks: Range<u64>,
+        extents_max: usize,
+    ) -> Result<Vec<Extent>, AreaError> {
+        self.view().extents(inode, blocks, extents_max)
+    }
+
+    /// The target of a symbolic link.
+    ///
+    /// # Errors
+    /// As [`Area::inode`].
+    pub fn symlink(&self, inode: InodeNumber) -> Result<Vec<u8>, AreaError> {
+        self.view().symlink(inode)
+    }
+
+    /// The value of an extended attribute.
+    ///
+    /// # Errors
+    /// As [`Area::inode`].
+    pub fn xattr(&self, inode: InodeNumber, name: &[u8]) -> Result<Option<Vec<u8>>, AreaError> {
+        Ok(self.view().xattr(inode, name)?.map(|(_, value)| value))
+    }
+
+    /// The names of all extended attributes.
+    ///
+    /// # Errors
+    /// As [`Area::inode`].
+    pub fn xattr_names(&self, inode: InodeNumber) -> Result<Vec<Box<[u8]>>, AreaError> {
+        self.view().xattr_names(inode)
+    }
+
+    /// Up to `inodes_max` inodes that have no name but were open, after `after`.
+    ///
+    /// # Errors
+    /// As [`Area::inode`].
+    pub fn orphans(&self, after: InodeNumber, inodes_max: usize) -> Result<Vec<InodeNumber>, AreaError> {
+        self.view().orphans(after, inodes_max)
+    }
+
+    /// The logs that live.
+    ///
+    /// # Errors
+    /// As [`Area::inode`].
+    pub fn logs(&self) -> Result<Vec<(LogUid, LogItem)>, AreaError> {
+        self.view().logs()
+    }
+
+    /// Supplementary groups of a log's process.
+    ///
+    /// # Errors
+    /// As [`Area::inode`].
+    pub fn groups(&self, log: LogUid) -> Result<Vec<u32>, AreaError> {
+        self.view().groups(log)
+    }
+
+    /// The grants of a log that live.
+    ///
+    /// # Errors
+    /// As [`Area::inode`].
+    pub fn grants(&self, log: LogUid) -> Result<Vec<(InodeNumber, GrantItem)>, AreaError> {
+        self.view().grants(log)
+    }
+
+    /// The data segments.
+    ///
+    /// # Errors
+    /// As [`Area::inode`].
+    pub fn segments(&self) -> Result<Vec<(SegmentId, SegmentItem)>, AreaError> {
+        self.view().segments()
+    }
+
+    /// The value of a key, whatever it is.
+    ///
+    /// # Errors
+    /// As [`Area::inode`].
+    pub fn get(&self, key: &Key) -> Result<Option<Box<[u8]>>, AreaError> {
+        self.view().get(key)
+    }
+
+    /// Up to `items_max` items from a key on, whatever they are.
+    ///
+    /// # Errors
+    /// As [`Area::inode`].
+    pub fn range(&self, from: Option<&Key>, items_max: usize) -> Result<Vec<Item>, AreaError> {
+        let mut found = Vec::new();
+        self.view().scan(from.unwrap_or(&KEY_MIN), &KEY_MAX, &mut |key, value| {
+            if found.len() == items_max {
+                return Ok(ControlFlow::Break(()));
+            }
+            found.push((*key, Box::from(value)));
+            Ok(ControlFlow::Continue(()))
+        })?;
+        Ok(found)
+    }
+
+    /// Reads bytes of a file, each block compared with its checksum; holes are zeros. Gives how many there were
+    /// before the end of the file.
+    ///
+    /// # Errors
+    /// `Data`, and as [`Area::inode`].
+    pub fn read(&self, inode: InodeNumber, offset: u64, target: &mut [u8]) -> Result<usize, AreaError> {
+        let Some(item) = self.inode(inode)? else { return Ok(0) };
+        let bytes = item.size.get().saturating_sub(offset).min(target.len() as u64);
+        let target = &mut target[..usize::try_from(bytes).expect("at most the length of a slice")];
+        target.fill(0);
+        if target.is_empty() {
+            return Ok(0);
+        }
+        let end = offset + bytes;
+        let blocks = offset / BLOCK_BYTES as u64..end.div_ceil(BLOCK_BYTES as u64);
+        for extent in self.extents(inode, blocks.clone(), usize::MAX)? {
+            if extent.checksums.is_none() {
+                continue;
+            }
+            for block in extent.first.max(blocks.start)..extent.end().min(blocks.end) {
+                let found = read_block(&self.space, inode, &extent, block)?;
+                let block_at = block * BLOCK_BYTES as u64;
+                let (from, to) = (offset.max(block_at), end.min(block_at + BLOCK_BYTES as u64));
+                let within = (from - block_at) as usize..(to - block_at) as usize;
+                target[(from - offset) as usize..(to - offset) as usize].copy_from_slice(&found[within]);
+            }
+        }
+        Ok(target.len())
+    }
+}
+
+/// The largest key.
+const KEY_MAX: Key = Key::new(u64::MAX, ItemKind::Segment, u64::MAX);
+
+/// Reads one block of a written extent and compares it with its checksum.
+pub(crate) fn read_block(
+    space: &Space,
+    inode: InodeNumber,
+    extent: &Extent,
+    file_block: u64,
+) -> Result<Box<[u8; BLOCK_BYTES]>, AreaError> {
+    let checksums = extent.checksums.as_ref().expect("only written blocks are read");
+    let expected = checksums[extent.index_of(file_block) as usize];
+    let (segment, block) = (extent.segment, extent.block_of(file_block));
+    let mut bytes = Box::new([0; BLOCK_BYTES]);
+    let there = space.read(segment, block, &mut bytes[..])?;
+    if there && checksum::of(Salt::NONE, &bytes[..]) == expected {
+        return Ok(bytes);
+    }
+    Err(AreaError::Data { inode, offset: file_block * BLOCK_BYTES as u64, segment, block })
+}
+
+/// The counters in a root.
+pub(crate) fn counters_of(root: &Root) -> Counters {
+    Counters {
+        next_inode: root.next_inode,
+        next_lease_version: root.next_lease_version,
+        next_log: root.next_log,
+        ledger_sequence: root.ledger_sequence,
+        ledger_position: root.ledger_position.get(),
+        ledger_incarnation: root.ledger_incarnation.get(),
+    }
+}
+
+/// A root with these counters.
+pub(crate) fn with_counters(root: Root, counters: &Counters) -> Root {
+    Root {
+        next_inode: counters.next_inode,
+        next_lease_version: counters.next_lease_version,
+        next_log: counters.next_log,
+        ledger_sequence: counters.ledger_sequence,
+        ledger_position: U64::new(counters.ledger_position),
+        ledger_incarnation: U32::new(counters.ledger_incarnation),
+        ..root
+    }
+}
+
+const _: () = assert!(HEIGHT_MAX <= u8::MAX as u32);

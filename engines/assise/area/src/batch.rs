@@ -1,0 +1,449 @@
+//! A batch: changes in memory, made real together by one root flip (Assise §3.2.1, digest).
+//!
+//! Records are applied one after the other. Each is checked against the tree as the batch has changed it so far;
+//! what contradicts it is refused and changes nothing. Data goes to blocks that no committed tree names, whole
+//! blocks at once, parts of blocks by way of memory, so that small writes to one block cost one block. Dropping a
+//! batch leaves the area as it was.
+//!
+//! A commit writes data, nodes and allocation maps to places that the last flip does not name, settles them, writes
+//! the root into the slot of the flip before the last, and settles that. What the flip freed is not allocated again
+//! before [`Area::release`].
+
+use crate::AreaError;
+use crate::area::{Area, Counters, counters_of, with_counters};
+use crate::layout;
+use crate::runs::RunSet;
+use crate::space::{Made, Run};
+use crate::tree::Tree;
+use crate::view::View;
+use format::node::{GrantItem, InodeItem, ItemKind, Key, LOG_GROUPS_PIECE, LogItem};
+use format::record::Operation;
+use format::root::Root;
+use format::{
+    BLOCK_BYTES, Block, Epoch, FlipNumber, InodeNumber, LeaseVersion, LogUid, SegmentId, Sequence, Stamp,
+};
+use std::collections::{BTreeMap, BTreeSet};
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::{U32, U64};
+
+/// What a record brings beside its operation: all that its replicas agree on without the log's own word.
+#[derive(Clone, Copy)]
+pub struct Applying<'a> {
+    /// The log.
+    pub log: LogUid,
+    /// The record.
+    pub sequence: Sequence,
+    /// When: nanoseconds since 1970. An inode's time of change never goes back, whatever is said here.
+    pub time_ns: i64,
+    /// The version of the lease under which the log changes an inode. A record that touches several inodes is
+    /// judged for each of them.
+    pub version_of: &'a dyn Fn(InodeNumber) -> LeaseVersion,
+    /// Owner key of the segment that new blocks go to.
+    pub owner: u32,
+    /// If the record takes the last name of an inode: someone has it open, so that it stays without a name.
+    pub keep_open: bool,
+    /// Room was promised for it: it may take from the reserves.
+    pub promised: bool,
+}
+
+impl Applying<'_> {
+    /// The stamp that it leaves in an inode.
+    pub(crate) fn stamp(&self, inode: InodeNumber) -> Stamp {
+        Stamp { version: (self.version_of)(inode), log: self.log, sequence: self.sequence }
+    }
+
+    /// True if an inode has not seen it.
+    pub(crate) fn is_new_to(&self, inode: InodeNumber, item: &InodeItem) -> bool {
+        self.stamp(inode).is_newer_than(&item.stamp)
+    }
+
+    /// The time it leaves in an inode.
+    pub(crate) fn time_after(&self, item: &InodeItem) -> i64 {
+        self.time_ns.max(item.ctime_ns.get())
+    }
+}
+
+/// What a record did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Applied {
+    /// It is in the tree.
+    Done,
+    /// Every inode that it names had seen it, or something later.
+    Stale,
+    /// It took the last name of this inode, which waits to be reaped.
+    Orphaned(InodeNumber),
+}
+
+/// What a commit did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Committed {
+    /// The flip: what it freed is allocated again after [`Area::release`] of it.
+    pub flip: FlipNumber,
+    /// Inodes of which blocks were freed: their generations are raised before the release.
+    pub freed_of: Vec<InodeNumber>,
+    /// Nodes written.
+    pub nodes: u32,
+    /// Data blocks written, those included that the records brought whole.
+    pub data_blocks: u64,
+}
+
+/// A partly written block, in memory until the commit or until there are too many.
+pub(crate) struct Pending {
+    pub segment: SegmentId,
+    pub block: Block,
+    pub bytes: Box<[u8; BLOCK_BYTES]>,
+}
+
+/// Where a batch stands.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// Between two records.
+    Whole,
+    /// A change was begun; if it fails, the batch is broken.
+    Changing,
+    /// A change failed half way. Nothing more is accepted.
+    Broken,
+    /// The commit came to its end.
+    Committed,
+}
+
+/// Changes on their way into the area.
+pub struct Batch<'a> {
+    pub(crate) area: &'a mut Area,
+    pub(crate) tree: Tree,
+    /// The root as the commit will write it, except for node, map and flip.
+    pub(crate) root: Root,
+    pub(crate) pending: BTreeMap<(InodeNumber, u64), Pending>,
+    /// Allocated by this batch, and part of its tree.
+    pub(crate) allocated: RunSet,
+    /// Unwritten in the committed tree, and written by this batch where they lie.
+    pub(crate) filled: RunSet,
+    /// Freed by this batch, but part of the committed tree.
+    pub(crate) freed: Vec<Run>,
+    pub(crate) freed_of: BTreeSet<InodeNumber>,
+    pub(crate) data_blocks: u64,
+    pub(crate) made: Made,
+    state: State,
+}
+
+impl Area {
+    /// Begins a batch in an epoch.
+    ///
+    /// # Errors
+    /// `Epoch` (before that of the last flip), `Poisoned`.
+    pub fn begin(&mut self, epoch: Epoch) -> Result<Batch<'_>, AreaError> {
+        if self.poisoned {
+            return Err(AreaError::Poisoned);
+        }
+        if epoch < self.root.epoch {
+            return Err(AreaError::Epoch);
+        }
+        let root = Root { epoch, ..self.root };
+        let tree = Tree::committed(root.node, root.height.get());
+        let made = Made { flip: root.flip.next(), time_ns: 0 };
+        Ok(Batch {
+            area: self,
+            tree,
+            root,
+            pending: BTreeMap::new(),
+            allocated: RunSet::default(),
+            filled: RunSet::default(),
+            freed: Vec::new(),
+            freed_of: BTreeSet::new(),
+            data_blocks: 0,
+            made,
+            state: State::Whole,
+        })
+    }
+}
+
+impl Batch<'_> {
+    pub(crate) fn view(&self) -> View<'_> {
+        View { store: &self.area.store, tree: &self.tree }
+    }
+
+    /// True if the batch should be committed before more is applied.
+    pub fn is_full(&self) -> bool {
+        self.tree.changed() >= self.area.limits.batch_nodes_max
+    }
+
+    /// The attributes of an inode, as the batch has changed them so far.
+    ///
+    /// # Errors
+    /// `Node`, `Item`, `Medium`.
+    pub fn inode(&self, inode: InodeNumber) -> Result<Option<InodeItem>, AreaError> {
+        self.view().inode(inode)
+    }
+
+    /// Applies one record. An error other than those of a failed medium or a damaged tree changes nothing.
+    ///
+    /// # Errors
+    /// `Refused`, `NoSpace`, `BatchFull` (commit, release, and apply it again), `Data` (a block that must be kept in
+    /// part is damaged); `Poisoned` after an earlier record broke the batch; `Node`, `Item`, `Medium`.
+    pub fn apply(
+        &mut self,
+        inode: InodeNumber,
+        operation: &Operation<'_>,
+        applying: &Applying<'_>,
+    ) -> Result<Applied, AreaError> {
+        self.made.time_ns = u64::try_from(applying.time_ns).unwrap_or(0);
+        self.guarded(|batch| match *operation {
+            Operation::Pad => Ok(Applied::Stale),
+            Operation::Write { offset, bytes } => batch.write(inode, offset, bytes, applying),
+            Operation::Truncate { size } => batch.truncate(inode, size, applying),
+            Operation::Allocate { offset, bytes, keep_size: _, punch_hole: true } => {
+                batch.punch(inode, offset, bytes, applying)
+            }
+            Operation::Allocate { offset, bytes, keep_size, punch_hole: false } => {
+                batch.allocate(inode, offset, bytes, keep_size, applying)
+            }
+            Operation::Create { parent, cookie, name, body, target } => {
+                batch.create(inode, parent, (cookie, name), &body, target, applying)
+            }
+            Operation::Link { parent, cookie, name } => batch.link(inode, parent, (cookie, name), applying),
+            Operation::Unlink { parent, cookie, name, directory } => {
+                batch.unlink(inode, parent, (cookie, name), directory, applying)
+            }
+            Operation::Rename { body, old_name, new_name, exchange } => {
+                batch.rename(inode, &body, old_name, new_name, exchange, applying)
+            }
+            Operation::SetAttr { body } => batch.set_attr(inode, &body, applying),
+            Operation::SetXattr { name, value } => batch.set_xattr(inode, name, value, applying),
+            Operation::RemoveXattr { name } => batch.remove_xattr(inode, name, applying),
+        })
+    }
+
+    /// Runs a change; remembers if it failed half way.
+    pub(crate) fn guarded<T>(
+        &mut self,
+        change: impl FnOnce(&mut Self) -> Result<T, AreaError>,
+    ) -> Result<T, AreaError> {
+        if self.state != State::Whole {
+            return Err(AreaError::Poisoned);
+        }
+        if self.is_full() {
+            return Err(AreaError::BatchFull);
+        }
+        let result = change(self);
+        self.state = match (&result, self.state) {
+            (Err(_), State::Changing) => State::Broken,
+            _ => State::Whole,
+        };
+        result
+    }
+
+    /// From here on the running change modifies the tree: checks that nodes for it are there. `paths` is the
+    /// number of places in the tree that it touches, `items` the number of leaves' worth that it may add.
+    pub(crate) fn begin_change(&mut self, paths: u32, items: u32, grows: bool) -> Result<(), AreaError> {
+        let path = self.tree.height() + 2;
+        let segments = u32::try_from(self.area.space.items().count()).unwrap_or(u32::MAX) / 16;
+        // A commit also writes the items of the segments, of which all may have changed.
+        let wanted = (paths + 2) * path + items + segments;
+        let reserve = if grows { self.area.limits.reserve_nodes } else { 0 };
+        let room = u64::from(self.area.node_map.allocatable());
+        if u64::from(self.tree.changed()) + u64::from(wanted) + u64::from(reserve) > room {
+            let nothing_changed = self.tree.changed() == 0;
+            return Err(if nothing_changed { AreaError::NoSpace } else { AreaError::BatchFull });
+        }
+        self.state = State::Changing;
+        Ok(())
+    }
+
+    pub(crate) fn put(&mut self, key: Key, value: &[u8]) -> Result<(), AreaError> {
+        self.tree.put(&self.area.store, key, value)
+    }
+
+    pub(crate) fn remove(&mut self, key: &Key) -> Result<bool, AreaError> {
+        self.tree.remove(&self.area.store, key)
+    }
+
+    pub(crate) fn put_inode(&mut self, inode: InodeNumber, item: &InodeItem) -> Result<(), AreaError> {
+        self.put(Key::new(inode.get(), ItemKind::Inode, 0), item.as_bytes())
+    }
+
+    /// The numbers that the commit will carry.
+    pub fn counters(&self) -> Counters {
+        counters_of(&self.root)
+    }
+
+    /// Sets the numbers that the commit will carry.
+    pub fn set_counters(&mut self, counters: &Counters) {
+        self.root = with_counters(self.root, counters);
+    }
+
+    /// Notes how far a log is contained in the tree. Its groups stay what they are.
+    ///
+    /// # Errors
+    /// `BatchFull`, `NoSpace`, `Poisoned`, `Node`, `Medium`, as all table changes.
+    pub fn put_log(&mut self, log: LogUid, item: &LogItem) -> Result<(), AreaError> {
+        self.guarded(|batch| {
+            batch.begin_change(1, 1, false)?;
+            batch.put(Key::new(0, ItemKind::Log, log.get()), item.as_bytes())
+        })
+    }
+
+    /// Sets the supplementary groups of a log's process.
+    ///
+    /// # Errors
+    /// As [`Batch::put_log`].
+    pub fn put_groups(&mut self, log: LogUid, groups: &[u32]) -> Result<(), AreaError> {
+        self.guarded(|batch| {
+            let pieces = u32::try_from(groups.len().div_ceil(LOG_GROUPS_PIECE)).unwrap_or(u32::MAX);
+            batch.begin_change(2, pieces, true)?;
+            batch.remove_kind(log.get(), ItemKind::Log)?;
+            for (piece, groups) in groups.chunks(LOG_GROUPS_PIECE).enumerate() {
+                let bytes: Vec<u8> = groups.iter().flat_map(|group| group.to_le_bytes()).collect();
+                batch.put(Key::new(log.get(), ItemKind::Log, piece as u64), &bytes)?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Takes a log with its groups and grants out of the table.
+    ///
+    /// # Errors
+    /// As [`Batch::put_log`].
+    pub fn remove_log(&mut self, log: LogUid) -> Result<(), AreaError> {
+        self.guarded(|batch| {
+            batch.begin_change(3, 0, false)?;
+            batch.remove(&Key::new(0, ItemKind::Log, log.get()))?;
+            batch.remove_kind(log.get(), ItemKind::Log)?;
+            batch.remove_kind(log.get(), ItemKind::Grant)
+        })
+    }
+
+    /// Notes a grant that lives.
+    ///
+    /// # Errors
+    /// As [`Batch::put_log`].
+    pub fn put_grant(&mut self, log: LogUid, inode: InodeNumber, item: &GrantItem) -> Result<(), AreaError> {
+        self.guarded(|batch| {
+            batch.begin_change(1, 1, false)?;
+            batch.put(Key::new(log.get(), ItemKind::Grant, inode.get()), item.as_bytes())
+        })
+    }
+
+    /// Takes a grant out of the table.
+    ///
+    /// # Errors
+    /// As [`Batch::put_log`].
+    pub fn remove_grant(&mut self, log: LogUid, inode: InodeNumber) -> Result<(), AreaError> {
+        self.guarded(|batch| {
+            batch.begin_change(1, 0, false)?;
+            batch.remove(&Key::new(log.get(), ItemKind::Grant, inode.get()))?;
+            Ok(())
+        })
+    }
+
+    /// Takes out all items of one object and kind.
+    fn remove_kind(&mut self, object: u64, kind: ItemKind) -> Result<(), AreaError> {
+        for key in self.keys(object, kind, 0, usize::MAX)? {
+            self.remove(&key)?;
+        }
+        Ok(())
+    }
+
+    /// Up to `keys_max` keys of one object and kind from `sub` on.
+    pub(crate) fn keys(
+        &self,
+        object: u64,
+        kind: ItemKind,
+        sub: u64,
+        keys_max: usize,
+    ) -> Result<Vec<Key>, AreaError> {
+        use std::ops::ControlFlow;
+        let mut keys = Vec::new();
+        self.view().scan_kind(object, kind, sub, &mut |key, _| {
+            if keys.len() == keys_max {
+                return Ok(ControlFlow::Break(()));
+            }
+            keys.push(*key);
+            Ok(ControlFlow::Continue(()))
+        })?;
+        Ok(keys)
+    }
+
+    /// Makes the batch real. If it fails half way, the area is poisoned: only another [`Area::open`] tells whether
+    /// the flip came about.
+    ///
+    /// # Errors
+    /// `Poisoned`, `Medium`, `Node`.
+    pub fn commit(mut self) -> Result<Committed, AreaError> {
+        if self.state != State::Whole {
+            return Err(AreaError::Poisoned);
+        }
+        let (before, nothing) = (Root { epoch: self.root.epoch, ..self.area.root }, self.tree.changed() == 0);
+        if nothing && self.root == before {
+            self.state = State::Committed;
+            return Ok(Committed { flip: before.flip, freed_of: Vec::new(), nodes: 0, data_blocks: 0 });
+        }
+        self.area.poisoned = true;
+        self.flush()?;
+        for run in std::mem::take(&mut self.freed) {
+            self.area.space.free(run);
+        }
+        self.area.space.free_recycled();
+        self.put_segments()?;
+        let flip = self.made.flip;
+        let nodes = self.write_nodes()?;
+        self.area.node_map.write(flip);
+        // Everything that the root will name is settled before the root is written.
+        self.area.space.settle(flip)?;
+        let region = self.area.store.region();
+        region.settle()?;
+        region.write(layout::root_at(flip), &self.root.encode());
+        region.settle()?;
+        self.area.root = self.root;
+        self.area.tree = Tree::committed(self.root.node, self.root.height.get());
+        self.area.poisoned = false;
+        self.state = State::Committed;
+        let freed_of = std::mem::take(&mut self.freed_of).into_iter().collect();
+        Ok(Committed { flip, freed_of, nodes, data_blocks: self.data_blocks })
+    }
+
+    /// Brings the items of the segments up to date.
+    fn put_segments(&mut self) -> Result<(), AreaError> {
+        let items: Vec<_> = self.area.space.items().collect();
+        for (id, item) in items {
+            let key = Key::new(0, ItemKind::Segment, u64::from(id.get()));
+            if self.view().get(&key)?.as_deref() != Some(item.as_bytes()) {
+                self.put(key, item.as_bytes())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the changed nodes and frees those they replace.
+    fn write_nodes(&mut self) -> Result<u32, AreaError> {
+        let area = &mut *self.area;
+        let tree = std::mem::replace(&mut self.tree, Tree::empty());
+        let (store, map) = (&area.store, &mut area.node_map);
+        let mut hint = None;
+        let written = tree.write(store, self.root.epoch, &mut || {
+            let (block, _) = map.allocate(1, hint).ok_or(AreaError::NoSpace)?;
+            hint = block.get().checked_add(1).map(Block::new);
+            Ok(block)
+        })?;
+        for block in &written.freed {
+            map.free(*block, 1);
+        }
+        self.root.node = written.root;
+        self.root.height = U32::new(written.height);
+        self.root.flip = self.made.flip;
+        self.root.nodes = U64::new(u64::from(map.used() - area.layout.first_node));
+        Ok(written.nodes)
+    }
+}
+
+impl Drop for Batch<'_> {
+    /// Gives back in memory what the batch had taken. After a failed commit nothing is touched: the area is poisoned.
+    fn drop(&mut self) {
+        if self.state == State::Committed || self.area.poisoned {
+            return;
+        }
+        for run in self.allocated.take() {
+            self.area.space.free(run);
+        }
+        self.area.space.free_recycled();
+    }
+}

@@ -1,0 +1,319 @@
+//! Offline verification of a pool's shared area: reads everything, trusts nothing, changes nothing.
+//!
+//! It does not use the reading code of the area for the tree: it walks the nodes by itself, so that an error there
+//! does not hide itself here.
+
+use crate::AreaError;
+use crate::area::Area;
+use crate::facts::Facts;
+use crate::layout::{self, Layout};
+use crate::node::{KEY_MIN, Page};
+use crate::space;
+use crate::store::byte_of;
+use crate::tree::keys_within;
+use format::checksum::{self, Salt};
+use format::node::{ItemKind, Key, SegmentItem};
+use format::root::{NodePointer, Root};
+use format::{BLOCK_BYTES, Block, DecodeError, FlipNumber, SegmentId};
+use pmem::alloc::BlockAllocator;
+use pmem::{Medium, Region};
+use zerocopy::FromBytes;
+
+/// Findings that are kept as sentences; more are only counted.
+const FINDINGS_MAX: usize = 1000;
+
+/// What a check found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// What is wrong, a sentence each; at most 1,000.
+    pub findings: Vec<String>,
+    /// Findings beyond those.
+    pub findings_more: u64,
+    /// What is worth knowing and not wrong: the traces of a crash.
+    pub notes: Vec<String>,
+    /// The flip that was checked.
+    pub flip: FlipNumber,
+    /// Nodes of the tree.
+    pub nodes: u64,
+    /// Items of the tree.
+    pub items: u64,
+    /// Inodes, those without a name included.
+    pub inodes: u64,
+    /// Directory entries.
+    pub entries: u64,
+    /// Inodes without a name.
+    pub orphans: u64,
+    /// Data blocks in use.
+    pub data_blocks: u64,
+    /// Data blocks whose contents were compared with their checksums.
+    pub blocks_verified: u64,
+    /// Data segments.
+    pub segments: u64,
+}
+
+impl Report {
+    /// True if nothing is wrong.
+    pub fn is_clean(&self) -> bool {
+        self.findings.is_empty() && self.findings_more == 0
+    }
+
+    pub(crate) fn find(&mut self, finding: String) {
+        if self.findings.len() < FINDINGS_MAX {
+            self.findings.push(finding);
+        } else {
+            self.findings_more += 1;
+        }
+    }
+}
+
+/// Verifies a pool. A pool that cannot even be begun with (no tree file, no superblock, no root) gives a report with
+/// that finding.
+///
+/// # Errors
+/// `Missing` (nothing to check), `Medium`.
+pub fn check(medium: &Medium) -> Result<Report, AreaError> {
+    let mut report = Report::default();
+    match begin(medium, &mut report) {
+        Ok((region, layout, root)) => Checker::new(region, layout, root, &mut report).run(medium)?,
+        Err(error @ (AreaError::Missing | AreaError::Medium(_))) => return Err(error),
+        Err(error) => report.find(error.to_string()),
+    }
+    Ok(report)
+}
+
+fn begin(medium: &Medium, report: &mut Report) -> Result<(Region, Layout, Root), AreaError> {
+    let (region, superblock) = Area::read_superblock(medium)?;
+    let layout = layout::of_superblock(&superblock, region.bytes())?;
+    for (slot, found) in layout::read_roots(&region, superblock.pool)?.iter().enumerate() {
+        match found {
+            // A slot that was never written, before the second flip.
+            Ok(_) | Err(DecodeError::Kind) => {}
+            Err(error) => report.notes.push(format!("root slot {slot}: {error}: a flip was cut off")),
+        }
+    }
+    let root = layout::read_root(&region, superblock.pool)?;
+    Ok((region, layout, root))
+}
+
+struct Checker<'a> {
+    region: Region,
+    layout: Layout,
+    root: Root,
+    report: &'a mut Report,
+    /// Which blocks of the tree file the walk has reached.
+    reached: Vec<bool>,
+    facts: Facts,
+}
+
+/// The bounds of the keys in a node.
+struct Bounds {
+    first: Key,
+    end: Option<Key>,
+}
+
+impl<'a> Checker<'a> {
+    fn new(region: Region, layout: Layout, root: Root, report: &'a mut Report) -> Self {
+        let reached = vec![false; layout.blocks as usize];
+        Self { region, layout, root, report, reached, facts: Facts::default() }
+    }
+
+    fn run(mut self, medium: &Medium) -> Result<(), AreaError> {
+        let root = self.root;
+        self.report.flip = root.flip;
+        let level = (root.height.get() - 1) as u8;
+        self.node(&root.node, level, &Bounds { first: KEY_MIN, end: None })?;
+        self.node_map()?;
+        self.segments(medium)?;
+        self.facts.judge(self.report);
+        self.totals();
+        Ok(())
+    }
+
+    /// Checks one node and all below it. Nodes are visited in the order of their keys.
+    fn node(&mut self, pointer: &NodePointer, level: u8, bounds: &Bounds) -> Result<(), AreaError> {
+        let block = pointer.block;
+        let page = match self.read_node(pointer, level) {
+            Ok(page) => page,
+            Err(AreaError::Medium(error)) => return Err(AreaError::Medium(error)),
+            Err(error) => {
+                self.report.find(error.to_string());
+                return Ok(());
+            }
+        };
+        self.report.nodes += 1;
+        if !keys_within(&page, &bounds.first, bounds.end.as_ref()) {
+            self.report.find(format!("node in block {block}: keys that belong elsewhere"));
+        }
+        for (index, slot) in page.slots().iter().enumerate() {
+            if level == 0 {
+                self.report.items += 1;
+                self.facts.add(&slot.key, page.value(index), self.report);
+                continue;
+            }
+            let child = page.child(index);
+            if child.epoch > pointer.epoch {
+                self.report.find(format!("node in block {block}: a child of a later epoch"));
+            }
+            let end = page.slots().get(index + 1).map(|next| next.key).or(bounds.end);
+            self.node(&child, level - 1, &Bounds { first: slot.key, end })?;
+        }
+        Ok(())
+    }
+
+    fn read_node(&mut self, pointer: &NodePointer, level: u8) -> Result<Page, AreaError> {
+        let block = pointer.block;
+        let wrong = |field| AreaError::Node(block, DecodeError::Field(field));
+        if !self.layout.nodes().contains(&block.get()) {
+            return Err(wrong("block"));
+        }
+        if std::mem::replace(&mut self.reached[block.get() as usize], true) {
+            return Err(wrong("reached twice"));
+        }
+        let mut bytes = Box::new([0; BLOCK_BYTES]);
+        self.region.read(byte_of(block), &mut bytes[..])?;
+        if checksum::of(Salt::NONE, &bytes[..]) != pointer.checksum.get() {
+            return Err(AreaError::Node(block, DecodeError::Checksum));
+        }
+        Page::decode(bytes, block, level).map_err(|error| AreaError::Node(block, error))
+    }
+
+    fn node_map(&mut self) -> Result<(), AreaError> {
+        let (map_at, blocks) = (self.layout.map_at(), self.layout.blocks);
+        let map = match BlockAllocator::open(self.region.clone(), map_at, blocks, self.root.flip) {
+            Ok(map) => map,
+            Err(error) => {
+                self.report.find(format!("allocation map of the tree: {error}"));
+                return Ok(());
+            }
+        };
+        self.reached[..self.layout.first_node as usize].fill(true);
+        compare_map(&map, &self.reached, "tree", self.report);
+        Ok(())
+    }
+
+    fn segments(&mut self, medium: &Medium) -> Result<(), AreaError> {
+        let items = std::mem::take(&mut self.facts.segments);
+        for (id, item) in &items {
+            self.report.segments += 1;
+            self.segment(medium, *id, item)?;
+        }
+        for (id, _) in self.facts.extents.keys() {
+            if !items.contains_key(id) {
+                self.report.find(format!("data in segment {id}, which the tree does not have"));
+            }
+        }
+        for name in medium.list()? {
+            let id = name.strip_prefix("segment-").and_then(|id| id.parse().ok());
+            if id.is_some_and(|id| !items.contains_key(&SegmentId::new(id))) {
+                self.report.notes.push(format!("file {name} is of no use: its making was cut off"));
+            }
+        }
+        Ok(())
+    }
+
+    fn segment(&mut self, medium: &Medium, id: SegmentId, item: &SegmentItem) -> Result<(), AreaError> {
+        let (region, superblock) = match space::open_file(medium, id, self.root.pool, item) {
+            Ok(found) => found,
+            Err(AreaError::Medium(error)) => return Err(AreaError::Medium(error)),
+            Err(error) => {
+                self.report.find(error.to_string());
+                return Ok(());
+            }
+        };
+        let blocks = (region.bytes() / BLOCK_BYTES as u64) as u32;
+        let first = blocks - item.blocks.get();
+        let mut reached = vec![false; blocks as usize];
+        reached[..first as usize].fill(true);
+        let extents = self.facts.extents.range((id, Block::new(0))..=(id, Block::new(u32::MAX)));
+        for ((_, block), extent) in extents {
+            let inode = extent.inode;
+            let end = block.get().checked_add(extent.blocks).filter(|end| *end <= blocks);
+            let Some(end) = end.filter(|_| block.get() >= first) else {
+                self.report.find(format!("inode {inode}: blocks at {block} beyond segment {id}"));
+                continue;
+            };
+            for number in block.get()..end {
+                self.report.data_blocks += 1;
+                if std::mem::replace(&mut reached[number as usize], true) {
+                    self.report.find(format!("inode {inode}: block {number} of segment {id} is used twice"));
+                }
+            }
+            for (index, expected) in extent.checksums.iter().enumerate() {
+                let at = Block::new(block.get() + index as u32);
+                let mut bytes = [0; BLOCK_BYTES];
+                self.report.blocks_verified += 1;
+                let read = region.read(byte_of(at), &mut bytes);
+                if read.is_err() || checksum::of(Salt::NONE, &bytes) != *expected {
+                    let offset = (extent.first + index as u64) * BLOCK_BYTES as u64;
+                    self.report.find(format!(
+                        "inode {inode}, offset {offset}: block {at} of segment {id}: checksum mismatch"
+                    ));
+                }
+            }
+        }
+        let flip = space::map_flip(superblock.geometry.get(), self.root.flip);
+        let map = flip.map(|flip| BlockAllocator::open(region, BLOCK_BYTES as u64, blocks, flip));
+        match map {
+            Some(Ok(map)) => {
+                compare_map(&map, &reached, &format!("segment {id}"), self.report);
+                if map.used() - first != item.used.get() {
+                    self.report.find(format!("segment {id}: the tree says {} blocks in use", item.used));
+                }
+            }
+            Some(Err(error)) => self.report.find(format!("allocation map of segment {id}: {error}")),
+            None => self.report.find(format!("segment {id} is younger than the tree")),
+        }
+        Ok(())
+    }
+
+    fn totals(&mut self) {
+        let report = &mut *self.report;
+        report.inodes = self.facts.inodes.len() as u64;
+        report.orphans = self.facts.orphans.len() as u64;
+        let totals = [
+            ("inodes", self.root.inodes.get(), report.inodes),
+            ("data blocks", self.root.data_blocks.get(), report.data_blocks),
+            ("nodes", self.root.nodes.get(), report.nodes),
+        ];
+        for (what, stated, found) in totals {
+            if stated != found {
+                report.find(format!("the root says {stated} {what}, there are {found}"));
+            }
+        }
+    }
+}
+
+/// Compares a map with what was reached, block by block.
+fn compare_map(map: &BlockAllocator, reached: &[bool], what: &str, report: &mut Report) {
+    for (number, reached) in (0..).zip(reached) {
+        match (map.is_used(Block::new(number)), *reached) {
+            (true, false) => report.find(format!("{what}: block {number} is taken and nobody's")),
+            (false, true) => report.find(format!("{what}: block {number} is in use and free in the map")),
+            _ => {}
+        }
+    }
+}
+
+impl Facts {
+    /// Takes an item in. Keys arrive in order.
+    pub(crate) fn add(&mut self, key: &Key, value: &[u8], report: &mut Report) {
+        if let Err(error) = self.take_in(key, value, report) {
+            report.find(error.to_string());
+        }
+    }
+
+    fn take_in(&mut self, key: &Key, value: &[u8], report: &mut Report) -> Result<(), AreaError> {
+        let wrong = |what| AreaError::Item(*key, what);
+        match key.kind().map_err(|_| wrong("kind"))? {
+            ItemKind::Entry => report.entries += 1,
+            ItemKind::Segment => {
+                let item = SegmentItem::read_from_bytes(value).map_err(|_| wrong("length"))?;
+                let id = u32::try_from(key.sub()).map_err(|_| wrong("segment"))?;
+                self.segments.insert(SegmentId::new(id), item);
+                return Ok(());
+            }
+            _ => {}
+        }
+        self.take_in_inode(key, value)
+    }
+}

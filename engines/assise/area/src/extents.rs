@@ -1,0 +1,404 @@
+//! The extents of a file under change: where new blocks lie, what old ones give way, partly written blocks.
+
+use crate::AreaError;
+use crate::area::read_block;
+use crate::batch::{Applying, Batch, Pending};
+use crate::space::Run;
+use crate::view::Extent;
+use format::checksum::{self, Salt};
+use format::node::{EXTENT_BLOCKS_MAX, EXTENT_UNWRITTEN, ExtentItem, ItemKind, Key};
+use format::{BLOCK_BYTES, Block, InodeNumber};
+use std::ops::Range;
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::U32;
+
+/// Blocks of a file with the place where their new contents go.
+pub(crate) struct Place {
+    /// First block of the file.
+    pub first: u64,
+    /// Where they go.
+    pub run: Run,
+    pub how: How,
+}
+
+/// What stood there before.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum How {
+    /// The blocks were just allocated.
+    New,
+    /// The file's own blocks, allocated and never written.
+    Unwritten,
+    /// The file's own blocks, written by this batch.
+    Again,
+}
+
+impl Place {
+    /// The blocks of the file.
+    pub fn range(&self) -> Range<u64> {
+        self.first..self.first + u64::from(self.run.blocks)
+    }
+}
+
+/// Extents that a change may find in the range that it touches before it is taken in several leaves.
+const EXTENTS_A_LEAF: u64 = 6;
+
+/// Extents of a large file that are held in memory at once.
+const EXTENTS_AT_ONCE: usize = 64;
+
+impl Batch<'_> {
+    /// Finds places for new contents of a range of a file: blocks of its own that no committed tree names as
+    /// written, else new ones. If there is no room nothing is taken.
+    pub(crate) fn place(
+        &mut self,
+        inode: InodeNumber,
+        range: Range<u64>,
+        applying: &Applying<'_>,
+    ) -> Result<Vec<Place>, AreaError> {
+        let mut places = Vec::new();
+        let mut missing: Vec<Range<u64>> = Vec::new();
+        let mut at = range.start;
+        for extent in self.view().extents(inode, range.clone(), usize::MAX)? {
+            let part = extent.part(extent.first.max(range.start)..extent.end().min(range.end));
+            note_missing(&mut missing, at..part.first);
+            at = part.end();
+            self.split_part(&part, applying.owner, &mut places, &mut missing);
+        }
+        note_missing(&mut missing, at..range.end);
+        let wanted: u64 = missing.iter().map(|range| range.end - range.start).sum();
+        self.check_room(wanted, applying)?;
+        for range in missing {
+            if let Err(error) = self.place_new(range, applying, &mut places) {
+                self.give_back(&places);
+                return Err(error);
+            }
+        }
+        places.sort_by_key(|place| place.first);
+        Ok(places)
+    }
+
+    /// Sorts the blocks of an extent by whether they can be written where they lie.
+    fn split_part(&self, part: &Extent, owner: u32, places: &mut Vec<Place>, missing: &mut Vec<Range<u64>>) {
+        let whole = Run { segment: part.segment, block: part.block, blocks: part.blocks };
+        let same_key = self.area.space.owner(part.segment) == Some(owner);
+        let parts = match &part.checksums {
+            None => vec![(whole, true)],
+            Some(_) => self.written_here(whole),
+        };
+        let how = if part.checksums.is_none() { How::Unwritten } else { How::Again };
+        for (run, may) in parts {
+            let first = part.first + u64::from(run.block.get() - part.block.get());
+            if may && same_key {
+                places.push(Place { first, run, how });
+            } else {
+                note_missing(missing, first..first + u64::from(run.blocks));
+            }
+        }
+    }
+
+    /// Which blocks of a run this batch may write where they lie, because no committed tree reads them.
+    fn written_here(&self, run: Run) -> Vec<(Run, bool)> {
+        let mut parts = Vec::new();
+        for (part, allocated) in self.allocated.split(run) {
+            if allocated {
+                parts.push((part, true));
+            } else {
+                parts.extend(self.filled.split(part));
+            }
+        }
+        parts
+    }
+
+    /// Refuses what would eat into the reserve of data blocks.
+    pub(crate) fn check_room(&self, wanted: u64, applying: &Applying<'_>) -> Result<(), AreaError> {
+        let reserve = if applying.promised { 0 } else { self.area.limits.reserve_blocks };
+        let enough = wanted == 0
+            || wanted.checked_add(reserve).is_some_and(|sum| sum <= self.area.space.room(applying.owner));
+        if enough { Ok(()) } else { Err(AreaError::NoSpace) }
+    }
+
+    /// Allocates blocks for a range of a file.
+    pub(crate) fn place_new(
+        &mut self,
+        range: Range<u64>,
+        applying: &Applying<'_>,
+        places: &mut Vec<Place>,
+    ) -> Result<(), AreaError> {
+        let mut first = range.start;
+        while first < range.end {
+            let blocks_max = u32::try_from(range.end - first).unwrap_or(u32::MAX);
+            let run = self.area.space.allocate(applying.owner, blocks_max, self.made)?;
+            self.allocated.add(run);
+            places.push(Place { first, run, how: How::New });
+            first += u64::from(run.blocks);
+        }
+        Ok(())
+    }
+
+    /// Gives back what was allocated for a change that does not happen.
+    pub(crate) fn give_back(&mut self, places: &[Place]) {
+        for place in places.iter().filter(|place| place.how == How::New) {
+            self.allocated.remove(place.run);
+            self.area.space.recycle(place.run);
+        }
+    }
+
+    /// Checks that there are nodes for a change of the extents in a range; on an error what was placed is given
+    /// back.
+    pub(crate) fn begin_extents(&mut self, places: &[Place], grows: bool) -> Result<(), AreaError> {
+        let blocks: u64 = places.iter().map(|place| u64::from(place.run.blocks)).sum();
+        let extents = blocks.div_ceil(u64::from(EXTENT_BLOCKS_MAX)) + 2 * places.len() as u64;
+        let leaves = u32::try_from(extents.div_ceil(EXTENTS_A_LEAF)).unwrap_or(u32::MAX / 2);
+        let begun = self.begin_change(3, 2 * leaves, grows);
+        if begun.is_err() {
+            self.give_back(places);
+        }
+        begun
+    }
+
+    /// Makes a place part of the file with the given checksums, which are those of its blocks in order. Gives by
+    /// how much the file's blocks grew.
+    pub(crate) fn install(
+        &mut self,
+        inode: InodeNumber,
+        place: &Place,
+        checksums: &[u32],
+    ) -> Result<i64, AreaError> {
+        let grown = match place.how {
+            How::Again => {
+                self.set_checksums(inode, place.first, checksums)?;
+                return Ok(0);
+            }
+            How::Unwritten => {
+                self.cut(inode, place.range(), false)?;
+                for (run, allocated) in self.allocated.split(place.run) {
+                    if !allocated {
+                        self.filled.add(run);
+                    }
+                }
+                0
+            }
+            How::New => i64::from(place.run.blocks) - self.cut(inode, place.range(), true)?,
+        };
+        self.add_extent(inode, place, Some(checksums))?;
+        Ok(grown)
+    }
+
+    /// Makes blocks that were allocated, and are not written, part of a file where it has a hole.
+    pub(crate) fn install_unwritten(&mut self, inode: InodeNumber, place: &Place) -> Result<(), AreaError> {
+        self.add_extent(inode, place, None)
+    }
+
+    /// Adds an extent where there is none, and joins it to the one before if they are one.
+    fn add_extent(
+        &mut self,
+        inode: InodeNumber,
+        place: &Place,
+        checksums: Option<&[u32]>,
+    ) -> Result<(), AreaError> {
+        let run = place.run;
+        let mut extent = Extent {
+            first: place.first,
+            blocks: run.blocks,
+            segment: run.segment,
+            block: run.block,
+            checksums: checksums.map(<[u32]>::to_vec),
+        };
+        let before = match place.first.checked_sub(1) {
+            None => Vec::new(),
+            Some(last) => self.view().extents(inode, last..place.first, 1)?,
+        };
+        if let Some(before) = before.first()
+            && let Some(joined) = join(before, &extent)
+        {
+            extent = joined;
+        }
+        let mut first = extent.first;
+        while first < extent.end() {
+            let blocks_max = if extent.checksums.is_some() { EXTENT_BLOCKS_MAX } else { u32::MAX };
+            let end = extent.end().min(first + u64::from(blocks_max));
+            self.put_extent(inode, &extent.part(first..end))?;
+            first = end;
+        }
+        Ok(())
+    }
+
+    fn put_extent(&mut self, inode: InodeNumber, extent: &Extent) -> Result<(), AreaError> {
+        let item = ExtentItem {
+            segment: extent.segment,
+            block: extent.block,
+            blocks: U32::new(extent.blocks),
+            flags: U32::new(if extent.checksums.is_some() { 0 } else { EXTENT_UNWRITTEN }),
+        };
+        let mut value = item.as_bytes().to_vec();
+        for checksum in extent.checksums.iter().flatten() {
+            value.extend_from_slice(&checksum.to_le_bytes());
+        }
+        self.put(Key::new(inode.get(), ItemKind::Extent, extent.first), &value)
+    }
+
+    /// Sets checksums of blocks that are part of the file and written.
+    fn set_checksums(&mut self, inode: InodeNumber, first: u64, checksums: &[u32]) -> Result<(), AreaError> {
+        let end = first + checksums.len() as u64;
+        for mut extent in self.view().extents(inode, first..end, usize::MAX)? {
+            let (from, to) = (extent.first.max(first), extent.end().min(end));
+            let (extent_first, blocks) = (extent.first, (to - from) as usize);
+            let sums = extent.checksums.as_mut().expect("the blocks are written");
+            let at = (from - extent_first) as usize;
+            sums[at..at + blocks].copy_from_slice(&checksums[(from - first) as usize..][..blocks]);
+            self.put_extent(inode, &extent)?;
+        }
+        Ok(())
+    }
+
+    /// Makes a range of a file a hole; its blocks are freed if `free` says so, else they are the caller's. Gives how
+    /// many there were.
+    pub(crate) fn cut(
+        &mut self,
+        inode: InodeNumber,
+        range: Range<u64>,
+        free: bool,
+    ) -> Result<i64, AreaError> {
+        let mut blocks = 0;
+        if free {
+            let pending: Vec<_> = self.pending.range((inode, range.start)..(inode, range.end)).collect();
+            let keys: Vec<_> = pending.into_iter().map(|(key, _)| *key).collect();
+            for key in keys {
+                self.pending.remove(&key);
+            }
+        }
+        loop {
+            let extents = self.view().extents(inode, range.clone(), EXTENTS_AT_ONCE)?;
+            if extents.is_empty() {
+                return Ok(blocks);
+            }
+            for extent in extents {
+                let part = extent.part(extent.first.max(range.start)..extent.end().min(range.end));
+                self.cut_part(inode, &extent, &part)?;
+                if free {
+                    self.free_part(inode, &part);
+                }
+                blocks += i64::from(part.blocks);
+            }
+        }
+    }
+
+    /// Leaves of an extent what lies before and behind a part.
+    fn cut_part(&mut self, inode: InodeNumber, extent: &Extent, part: &Extent) -> Result<(), AreaError> {
+        if extent.first < part.first {
+            self.put_extent(inode, &extent.part(extent.first..part.first))?;
+        } else {
+            self.remove(&Key::new(inode.get(), ItemKind::Extent, extent.first))?;
+        }
+        if part.end() < extent.end() {
+            self.put_extent(inode, &extent.part(part.end()..extent.end()))?;
+        }
+        Ok(())
+    }
+
+    /// The holes of a file in a range.
+    pub(crate) fn holes(&self, inode: InodeNumber, range: Range<u64>) -> Result<Vec<Range<u64>>, AreaError> {
+        let mut holes = Vec::new();
+        let mut at = range.start;
+        while at < range.end {
+            let extents = self.view().extents(inode, at..range.end, EXTENTS_AT_ONCE)?;
+            if extents.is_empty() {
+                break;
+            }
+            for extent in extents {
+                note_missing(&mut holes, at..extent.first.max(at));
+                at = extent.end();
+            }
+        }
+        note_missing(&mut holes, at..range.end.max(at));
+        Ok(holes)
+    }
+
+    /// Frees the blocks of a part of an extent: those that this batch allocated can be taken again by it.
+    fn free_part(&mut self, inode: InodeNumber, part: &Extent) {
+        let whole = Run { segment: part.segment, block: part.block, blocks: part.blocks };
+        for (run, allocated) in self.allocated.remove(whole) {
+            if allocated {
+                self.area.space.recycle(run);
+                continue;
+            }
+            self.filled.remove(run);
+            self.freed.push(run);
+            self.freed_of.insert(inode);
+        }
+    }
+
+    /// The contents of a block of a file as the batch has left it; `None` if it reads as zeros.
+    pub(crate) fn load_block(
+        &self,
+        inode: InodeNumber,
+        block: u64,
+    ) -> Result<Option<Box<[u8; BLOCK_BYTES]>>, AreaError> {
+        if let Some(pending) = self.pending.get(&(inode, block)) {
+            return Ok(Some(pending.bytes.clone()));
+        }
+        let extents = self.view().extents(inode, block..block + 1, 1)?;
+        match extents.first() {
+            Some(extent) if extent.checksums.is_some() => {
+                read_block(&self.area.space, inode, extent, block).map(Some)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Writes whole blocks where they belong; gives their checksums.
+    pub(crate) fn write_whole(&mut self, inode: InodeNumber, first: u64, run: Run, bytes: &[u8]) -> Vec<u32> {
+        self.area.space.write(run.segment, run.block, bytes);
+        self.data_blocks += u64::from(run.blocks);
+        let blocks = bytes.chunks_exact(BLOCK_BYTES).zip(first..);
+        let sums = blocks.map(|(block, number)| {
+            self.pending.remove(&(inode, number));
+            checksum::of(Salt::NONE, block)
+        });
+        sums.collect()
+    }
+
+    /// Keeps a partly written block in memory; its checksum follows when it is written out.
+    pub(crate) fn keep(&mut self, inode: InodeNumber, block: u64, at: Run, bytes: Box<[u8; BLOCK_BYTES]>) {
+        self.pending.insert((inode, block), Pending { segment: at.segment, block: at.block, bytes });
+    }
+
+    /// Writes out all partly written blocks.
+    pub(crate) fn flush(&mut self) -> Result<(), AreaError> {
+        for ((inode, number), pending) in std::mem::take(&mut self.pending) {
+            self.area.space.write(pending.segment, pending.block, &pending.bytes[..]);
+            self.data_blocks += 1;
+            let checksum = checksum::of(Salt::NONE, &pending.bytes[..]);
+            self.set_checksums(inode, number, &[checksum])?;
+        }
+        Ok(())
+    }
+}
+
+/// Two extents as one, if the second goes on where the first ends, in the file and in the segment.
+fn join(before: &Extent, after: &Extent) -> Option<Extent> {
+    let follows = before.end() == after.first
+        && before.segment == after.segment
+        && before.block.get() + before.blocks == after.block.get();
+    let blocks = before.blocks.checked_add(after.blocks)?;
+    let checksums = match (&before.checksums, &after.checksums) {
+        (None, None) => None,
+        (Some(before), Some(after)) => Some([&before[..], &after[..]].concat()),
+        _ => return None,
+    };
+    follows.then(|| Extent { blocks, checksums, ..before.clone() })
+}
+
+/// Adds a range to a list of ranges in order, joined to the last one where they touch.
+fn note_missing(missing: &mut Vec<Range<u64>>, range: Range<u64>) {
+    match missing.last_mut() {
+        _ if range.is_empty() => {}
+        Some(last) if last.end == range.start => last.end = range.end,
+        _ => missing.push(range),
+    }
+}
+
+/// A block of the segment within a run.
+pub(crate) fn at_index(run: Run, index: u64) -> Run {
+    let index = u32::try_from(index).expect("a run has at most 2^32 blocks");
+    Run { block: Block::new(run.block.get() + index), blocks: 1, ..run }
+}

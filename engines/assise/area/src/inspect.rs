@@ -1,0 +1,108 @@
+//! One line for each item of the tree, for people.
+
+use crate::AreaError;
+use crate::area::Area;
+use crate::view::{Extent, decode_entry, split_xattr};
+use format::node::{GrantItem, InodeItem, ItemKind, Key, LogItem, SegmentItem};
+use format::superblock::OWNER_DAEMON;
+use zerocopy::FromBytes;
+
+/// Items that are read at once.
+const ITEMS_AT_ONCE: usize = 256;
+
+/// What the pool is and how far it is, in one line.
+pub fn headline(area: &Area) -> String {
+    let (root, usage) = (&area.root, area.usage());
+    format!(
+        "pool {} flip {} epoch {} height {} nodes {} inodes {} data blocks {} of {}",
+        root.pool,
+        root.flip,
+        root.epoch,
+        root.height,
+        root.nodes,
+        root.inodes,
+        root.data_blocks,
+        usage.blocks
+    )
+}
+
+/// Shows every item of the tree in the order of its keys, one line each.
+///
+/// # Errors
+/// `Node`, `Medium`. A value that cannot be read is shown as such.
+pub fn items(area: &Area, show: &mut dyn FnMut(String)) -> Result<(), AreaError> {
+    let mut last: Option<Key> = None;
+    loop {
+        // The first item of a later step is the last one of the step before.
+        let skipped = usize::from(last.is_some());
+        let found = area.range(last.as_ref(), ITEMS_AT_ONCE + skipped)?;
+        for (key, value) in found.iter().skip(skipped) {
+            show(line(key, value));
+        }
+        if found.len() < ITEMS_AT_ONCE + skipped {
+            return Ok(());
+        }
+        last = found.last().map(|(key, _)| *key);
+    }
+}
+
+/// One item as a line.
+pub fn line(key: &Key, value: &[u8]) -> String {
+    let (object, sub) = (key.object(), key.sub());
+    let Ok(kind) = key.kind() else { return format!("{object} unknown kind, {sub}") };
+    let text = match kind {
+        ItemKind::Inode => InodeItem::read_from_bytes(value).ok().map(|item| inode_line(object, &item)),
+        ItemKind::Symlink => Some(format!("inode {object} target {}", String::from_utf8_lossy(value))),
+        ItemKind::Xattr => split_xattr(key, value).ok().map(|(item, name, piece)| {
+            let name = String::from_utf8_lossy(name);
+            format!("inode {object} xattr {sub:016x} {name:?} {} of {} bytes", piece.len(), item.value_bytes)
+        }),
+        ItemKind::Entry => decode_entry(key, value).ok().map(|entry| {
+            let name = String::from_utf8_lossy(&entry.name);
+            format!("directory {object} entry {sub:016x} {name:?} -> {} ({:?})", entry.inode, entry.file_type)
+        }),
+        ItemKind::Extent => Extent::decode(key, value).ok().map(|extent| {
+            let written = if extent.checksums.is_some() { "" } else { " unwritten" };
+            let (segment, block) = (extent.segment, extent.block);
+            format!("inode {object} block {sub}: {} in segment {segment} at {block}{written}", extent.blocks)
+        }),
+        ItemKind::Orphan => Some(format!("inode {sub} has no name")),
+        ItemKind::Log if object == 0 => LogItem::read_from_bytes(value).ok().map(|item| {
+            let (digested, position, incarnation) = (item.digested, item.position, item.incarnation);
+            format!("log {sub} user {} digested {digested} next at {position} life {incarnation}", item.uid)
+        }),
+        ItemKind::Log => Some(format!("log {object} {} groups from {sub}", value.len() / 4)),
+        ItemKind::Grant => GrantItem::read_from_bytes(value).ok().map(|item| {
+            format!(
+                "log {object} inode {sub} version {} from {} rights {:x}",
+                item.version, item.from, item.rights
+            )
+        }),
+        ItemKind::Segment => SegmentItem::read_from_bytes(value).ok().map(|item| {
+            let owner = match item.owner.get() {
+                OWNER_DAEMON => "the daemon".to_owned(),
+                uid => format!("user {uid}"),
+            };
+            format!("segment {sub} of {owner}: {} of {} blocks", item.used, item.blocks)
+        }),
+    };
+    text.unwrap_or_else(|| format!("{object} {kind:?} {sub}: unreadable, {} bytes", value.len()))
+}
+
+fn inode_line(inode: u64, item: &InodeItem) -> String {
+    let stamp = item.stamp;
+    format!(
+        "inode {inode} mode {:o} user {} group {} links {} size {} blocks {} changed {} stamp {}.{}.{} parent {}",
+        item.mode.get(),
+        item.uid,
+        item.gid,
+        item.links,
+        item.size,
+        item.blocks,
+        item.ctime_ns,
+        stamp.version,
+        stamp.log,
+        stamp.sequence,
+        item.parent
+    )
+}

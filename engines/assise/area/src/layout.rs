@@ -1,0 +1,112 @@
+//! Where things stand in the tree file: superblock, two root slots, allocation map, nodes.
+
+use crate::AreaError;
+use crate::node::HEIGHT_MAX;
+use format::root::Root;
+use format::superblock::{MAGIC, Superblock};
+use format::{BLOCK_BYTES, DecodeError, FlipNumber, PoolUid};
+use pmem::{Region, alloc};
+use std::ops::Range;
+
+/// Name of the tree's file.
+pub const TREE_FILE: &str = "tree";
+
+/// Superblock and root slots.
+const BLOCKS_BEFORE_MAP: u32 = 3;
+
+/// The smallest tree that can work: room for a path and its copy.
+const NODES_MIN: u32 = 8;
+
+/// Sizes of a tree file, in blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Layout {
+    /// Of the whole file.
+    pub blocks: u32,
+    /// The first block of nodes.
+    pub first_node: u32,
+}
+
+impl Layout {
+    /// The layout of a file for so many nodes.
+    pub fn of_nodes(nodes: u32) -> Option<Self> {
+        if nodes < NODES_MIN {
+            return None;
+        }
+        // The map speaks of itself too: two rounds are enough, a page speaks of 32,512 blocks.
+        let mut before = BLOCKS_BEFORE_MAP;
+        for _ in 0..3 {
+            let map = alloc::bytes_needed(nodes.checked_add(before)?) / BLOCK_BYTES as u64;
+            before = BLOCKS_BEFORE_MAP + u32::try_from(map).ok()?;
+        }
+        Some(Self { blocks: nodes.checked_add(before)?, first_node: before })
+    }
+
+    /// Bytes of the file.
+    pub fn file_bytes(&self) -> u64 {
+        u64::from(self.blocks) * BLOCK_BYTES as u64
+    }
+
+    /// Where the map begins, in bytes.
+    pub fn map_at(&self) -> u64 {
+        u64::from(BLOCKS_BEFORE_MAP) * BLOCK_BYTES as u64
+    }
+
+    /// The blocks of nodes.
+    pub fn nodes(&self) -> Range<u32> {
+        self.first_node..self.blocks
+    }
+}
+
+/// Where the root of a flip stands, in bytes.
+pub(crate) fn root_at(flip: FlipNumber) -> u64 {
+    (1 + flip.get() % 2) * BLOCK_BYTES as u64
+}
+
+/// True if the file has no magic number yet, which is the last thing written when it is made.
+pub(crate) fn is_unfinished(block: &[u8; BLOCK_BYTES]) -> bool {
+    block[..MAGIC.len()].iter().all(|byte| *byte == 0)
+}
+
+/// The layout that a superblock states, compared with the file.
+pub(crate) fn of_superblock(superblock: &Superblock, file_bytes: u64) -> Result<Layout, AreaError> {
+    let wrong = |field| AreaError::Superblock(TREE_FILE.to_owned(), DecodeError::Field(field));
+    let nodes = u32::try_from(superblock.geometry.get()).map_err(|_| wrong("geometry"))?;
+    let layout = Layout::of_nodes(nodes).ok_or(wrong("geometry"))?;
+    if layout.file_bytes() != file_bytes || superblock.file_bytes.get() != file_bytes {
+        return Err(wrong("file_bytes"));
+    }
+    Ok(layout)
+}
+
+/// What the two root slots hold.
+pub(crate) fn read_roots(
+    region: &Region,
+    pool: PoolUid,
+) -> Result<[Result<Root, DecodeError>; 2], AreaError> {
+    let mut roots = [Err(DecodeError::Kind); 2];
+    for (slot, root) in roots.iter_mut().enumerate() {
+        let mut bytes = [0; size_of::<Root>()];
+        region.read((1 + slot as u64) * BLOCK_BYTES as u64, &mut bytes)?;
+        *root = Root::decode(&bytes, pool).and_then(|root| check_root(root, slot as u64));
+    }
+    Ok(roots)
+}
+
+fn check_root(root: Root, slot: u64) -> Result<Root, DecodeError> {
+    if root.flip.get() % 2 != slot || root.flip.get() == 0 {
+        return Err(DecodeError::Field("flip"));
+    }
+    if !(1..=HEIGHT_MAX).contains(&root.height.get()) {
+        return Err(DecodeError::Field("height"));
+    }
+    Ok(root)
+}
+
+/// The root that counts: the valid one with the larger flip.
+pub(crate) fn read_root(region: &Region, pool: PoolUid) -> Result<Root, AreaError> {
+    match read_roots(region, pool)? {
+        [Ok(first), Ok(second)] if first.flip > second.flip => Ok(first),
+        [Ok(_), Ok(root)] | [Ok(root), Err(_)] | [Err(_), Ok(root)] => Ok(root),
+        [Err(first), Err(second)] => Err(AreaError::Roots(first, second)),
+    }
+}

@@ -1,0 +1,276 @@
+//! One node of the tree in memory, in its two shapes: a page as it lies on the medium, checked once and then only
+//! read, and a node under change, which becomes a page when its batch commits.
+
+use format::node::{Key, NODE_MAGIC, NodeHeader, NodeView, Slot};
+use format::root::NodePointer;
+use format::{BLOCK_BYTES, Block, DecodeError, Epoch};
+use zerocopy::little_endian::U16;
+use zerocopy::{FromBytes, IntoBytes};
+
+/// Bytes of a node for slots and values.
+pub(crate) const NODE_ROOM: usize = BLOCK_BYTES - size_of::<NodeHeader>();
+
+/// Children of the fullest inner node.
+pub(crate) const CHILDREN_MAX: usize = NODE_ROOM / (size_of::<Slot>() + size_of::<NodePointer>());
+
+/// Levels of the highest tree: with half-filled nodes it is far beyond what a file of 2^32 blocks can hold.
+pub(crate) const HEIGHT_MAX: u32 = 12;
+
+/// Below this many bytes a node looks for a sibling to join.
+const SPARSE_BYTES: usize = NODE_ROOM / 3;
+
+/// Two siblings become one only up to this, so that the next insert does not split them again.
+const JOINED_BYTES: usize = NODE_ROOM * 3 / 4;
+
+/// The smallest key: where the leftmost path begins.
+pub(crate) const KEY_MIN: Key = Key::new(0, format::node::ItemKind::Inode, 0);
+
+/// A node that was read from the medium and found sound.
+pub(crate) struct Page {
+    bytes: Box<[u8; BLOCK_BYTES]>,
+    slots: Vec<Slot>,
+    level: u8,
+}
+
+impl Page {
+    /// Checks the bytes of the node that should lie in `block` at `level`.
+    pub fn decode(bytes: Box<[u8; BLOCK_BYTES]>, block: Block, level: u8) -> Result<Self, DecodeError> {
+        let view = NodeView::decode(&bytes, block)?;
+        if view.header().level != level {
+            return Err(DecodeError::Field("level"));
+        }
+        if level > 0 && view.slots().is_empty() {
+            return Err(DecodeError::Field("count"));
+        }
+        let slots = view.slots().to_vec();
+        Ok(Self { bytes, slots, level })
+    }
+
+    /// 0 for a leaf.
+    pub fn level(&self) -> u8 {
+        self.level
+    }
+
+    /// Keys with the places of their values, in order.
+    pub fn slots(&self) -> &[Slot] {
+        &self.slots
+    }
+
+    /// The value of the slot with this index.
+    pub fn value(&self, index: usize) -> &[u8] {
+        let slot = &self.slots[index];
+        let start = usize::from(slot.offset.get());
+        &self.bytes[start..start + usize::from(slot.bytes.get())]
+    }
+
+    /// In an inner node: the pointer of the child with this index.
+    pub fn child(&self, index: usize) -> NodePointer {
+        NodePointer::read_from_bytes(self.value(index)).expect("a checked inner node holds pointers")
+    }
+
+    /// In an inner node: which child holds `key`.
+    pub fn child_of(&self, key: &Key) -> usize {
+        self.slots.partition_point(|slot| slot.key <= *key).saturating_sub(1)
+    }
+
+    /// Bytes of slots and values.
+    pub fn filled(&self) -> usize {
+        self.slots.iter().map(|slot| size_of::<Slot>() + usize::from(slot.bytes.get())).sum()
+    }
+}
+
+/// An item of a leaf under change.
+pub(crate) type Item = (Key, Box<[u8]>);
+
+/// Where a child is: as it lies on the medium, or changed by the batch and in memory only.
+#[derive(Debug)]
+pub(crate) enum Child {
+    /// On the medium.
+    Clean(NodePointer),
+    /// Changed: a leaf.
+    Leaf(Leaf),
+    /// Changed: an inner node.
+    Inner(Inner),
+}
+
+/// A leaf under change.
+#[derive(Debug, Default)]
+pub(crate) struct Leaf {
+    items: Vec<Item>,
+    filled: usize,
+}
+
+/// An inner node under change.
+#[derive(Debug)]
+pub(crate) struct Inner {
+    /// Levels below it.
+    pub level: u8,
+    /// Smallest keys and children, in order; never empty.
+    pub children: Vec<(Key, Child)>,
+}
+
+fn item_bytes(value: &[u8]) -> usize {
+    size_of::<Slot>() + value.len()
+}
+
+impl Leaf {
+    /// A leaf of a page, to be changed.
+    pub fn of_page(page: &Page) -> Self {
+        let items = page.slots().iter().enumerate();
+        let items = items.map(|(index, slot)| (slot.key, Box::from(page.value(index)))).collect();
+        Self { items, filled: page.filled() }
+    }
+
+    /// The items in order.
+    pub fn items(&self) -> &[Item] {
+        &self.items
+    }
+
+    /// The value of a key.
+    pub fn get(&self, key: &Key) -> Option<&[u8]> {
+        let index = self.items.binary_search_by(|(found, _)| found.cmp(key)).ok()?;
+        Some(&self.items[index].1)
+    }
+
+    /// Sets a key's value. The leaf may be too full afterwards: then [`Leaf::split`] it.
+    pub fn put(&mut self, key: Key, value: &[u8]) {
+        self.filled += item_bytes(value);
+        match self.items.binary_search_by(|(found, _)| found.cmp(&key)) {
+            Ok(index) => {
+                self.filled -= item_bytes(&self.items[index].1);
+                self.items[index].1 = Box::from(value);
+            }
+            Err(index) => self.items.insert(index, (key, Box::from(value))),
+        }
+    }
+
+    /// Takes a key out; false if it is not there.
+    pub fn remove(&mut self, key: &Key) -> bool {
+        let Ok(index) = self.items.binary_search_by(|(found, _)| found.cmp(key)) else {
+            return false;
+        };
+        let (_, value) = self.items.remove(index);
+        self.filled -= item_bytes(&value);
+        true
+    }
+
+    /// True if it does not fit a node.
+    pub fn is_over(&self) -> bool {
+        self.filled > NODE_ROOM
+    }
+
+    /// Moves the upper part into a leaf of its own. After an insert at the end only the last item moves, so that
+    /// items that arrive in order leave full nodes behind.
+    pub fn split(&mut self, inserted: &Key) -> Self {
+        let at_end = self.items.last().is_some_and(|(key, _)| key == inserted);
+        let last = self.items.len() - 1;
+        let mut cut = last;
+        if !at_end {
+            let mut below = 0;
+            let reaches_half = |(_, value): &Item| {
+                below += item_bytes(value);
+                below >= self.filled / 2
+            };
+            cut = self.items.iter().position(reaches_half).map_or(last, |index| last.min(index + 1));
+        }
+        let items = self.items.split_off(cut);
+        let filled = items.iter().map(|(_, value)| item_bytes(value)).sum();
+        self.filled -= filled;
+        Self { items, filled }
+    }
+}
+
+impl Inner {
+    /// An inner node of a page, to be changed.
+    pub fn of_page(page: &Page) -> Self {
+        let slots = page.slots().iter().enumerate();
+        let children = slots.map(|(index, slot)| (slot.key, Child::Clean(page.child(index)))).collect();
+        Self { level: page.level(), children }
+    }
+
+    /// Which child holds `key`.
+    pub fn child_of(&self, key: &Key) -> usize {
+        self.children.partition_point(|(first, _)| first <= key).saturating_sub(1)
+    }
+
+    /// Moves the upper half into a node of its own; after an insert at the end only the last child.
+    pub fn split(&mut self, inserted: usize) -> Self {
+        let last = self.children.len() - 1;
+        let cut = if inserted == last { last } else { self.children.len() / 2 };
+        Self { level: self.level, children: self.children.split_off(cut) }
+    }
+}
+
+impl Child {
+    /// Bytes of slots and values of a node that is under change.
+    pub fn filled(&self) -> usize {
+        match self {
+            Self::Clean(_) => NODE_ROOM,
+            Self::Leaf(leaf) => leaf.filled,
+            Self::Inner(inner) => inner.children.len() * (size_of::<Slot>() + size_of::<NodePointer>()),
+        }
+    }
+
+    /// True if it should join a sibling.
+    pub fn is_sparse(&self) -> bool {
+        self.filled() < SPARSE_BYTES
+    }
+
+    /// True if nothing is left in it.
+    pub fn is_empty(&self) -> bool {
+        self.filled() == 0
+    }
+
+    /// True if two nodes with so many bytes may become one.
+    pub fn may_join(left: usize, right: usize) -> bool {
+        left + right <= JOINED_BYTES
+    }
+
+    /// Takes in everything of its right sibling. Both are under change and of one level.
+    pub fn join(&mut self, right: Self) {
+        match (self, right) {
+            (Self::Leaf(left), Self::Leaf(mut right)) => {
+                left.items.append(&mut right.items);
+                left.filled += right.filled;
+            }
+            (Self::Inner(left), Self::Inner(mut right)) => left.children.append(&mut right.children),
+            _ => unreachable!("siblings are of one level and both under change"),
+        }
+    }
+}
+
+/// Writes a node as the page that will lie in `block`.
+pub(crate) fn encode<'a>(
+    level: u8,
+    items: impl ExactSizeIterator<Item = (Key, &'a [u8])>,
+    block: Block,
+    epoch: Epoch,
+) -> Box<[u8; BLOCK_BYTES]> {
+    let mut bytes = Box::new([0; BLOCK_BYTES]);
+    let count = items.len();
+    let mut slot_at = size_of::<NodeHeader>();
+    let mut value_at = BLOCK_BYTES;
+    for (key, value) in items {
+        value_at -= value.len();
+        bytes[value_at..value_at + value.len()].copy_from_slice(value);
+        let slot = Slot { key, offset: u16_of(value_at), bytes: u16_of(value.len()) };
+        bytes[slot_at..slot_at + size_of::<Slot>()].copy_from_slice(slot.as_bytes());
+        slot_at += size_of::<Slot>();
+    }
+    assert!(slot_at <= value_at, "a node is written only when its items fit");
+    let header = NodeHeader {
+        magic: U16::new(NODE_MAGIC),
+        level,
+        reserved: 0,
+        count: u16_of(count),
+        value_bytes: u16_of(BLOCK_BYTES - value_at),
+        block,
+        epoch,
+    };
+    bytes[..size_of::<NodeHeader>()].copy_from_slice(header.as_bytes());
+    bytes
+}
+
+fn u16_of(number: usize) -> U16 {
+    U16::new(u16::try_from(number).expect("offsets in a node fit 16 bits"))
+}

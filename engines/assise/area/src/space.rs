@@ -1,0 +1,343 @@
+//! The data segments of a pool and the blocks in them.
+//!
+//! A block is kept by an owner key: a segment holds blocks of files of one owner only, so that it can be mapped by
+//! that user and nobody else, and a block is reused only within its key. The key [`OWNER_DAEMON`] is nobody's: its
+//! segments are never mapped, so they also take what finds no room elsewhere.
+//!
+//! A segment comes to be in two steps: its file is made, then a flip names it in the tree, and settles it before. A crash between leaves a file that no tree names; it is removed when its number is needed. Its map is
+//! counted from the flip before the first that names it, which its superblock says.
+
+use crate::AreaError;
+use crate::store::byte_of;
+use format::node::SegmentItem;
+use format::superblock::{FileKind, MAGIC, OWNER_DAEMON, POOL_VERSION, Superblock};
+use format::{BLOCK_BYTES, Block, FlipNumber, PoolUid, SegmentId};
+use pmem::alloc::{self, BlockAllocator};
+use pmem::{MediaError, Medium, Region};
+use std::collections::BTreeMap;
+use zerocopy::little_endian::{U16, U32, U64};
+
+/// Blocks that lie together in a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Run {
+    pub segment: SegmentId,
+    pub block: Block,
+    pub blocks: u32,
+}
+
+/// When something is made: the flip that will name it, and the time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Made {
+    pub flip: FlipNumber,
+    pub time_ns: u64,
+}
+
+/// One data segment.
+pub(crate) struct Segment {
+    pub region: Region,
+    pub owner: u32,
+    /// Blocks that can hold data.
+    pub blocks: u32,
+    allocator: BlockAllocator,
+    /// The map's flips are counted from here.
+    base: u64,
+    /// Allocated and given up by one batch: no tree ever named them, so the batch may take them again.
+    recycled: Vec<Run>,
+    /// Behind the last allocation, where the next one should go on.
+    cursor: Option<Block>,
+    /// Writes to the file that are known to be settled.
+    settled_writes: u64,
+}
+
+/// All segments.
+pub(crate) struct Space {
+    medium: Medium,
+    pool: PoolUid,
+    segments: BTreeMap<SegmentId, Segment>,
+    /// Data blocks of all segments together, at most.
+    capacity_blocks: u64,
+    /// Data blocks of a new segment.
+    segment_blocks: u32,
+}
+
+/// Name of a segment's file.
+pub fn segment_file(segment: SegmentId) -> String {
+    format!("segment-{segment}")
+}
+
+/// Blocks of superblock and map before the data of a segment with so many blocks in all.
+pub(crate) fn blocks_before_data(file_blocks: u32) -> u32 {
+    let map = alloc::bytes_needed(file_blocks) / BLOCK_BYTES as u64;
+    1 + u32::try_from(map).expect("a map is smaller than its file")
+}
+
+/// Blocks of the whole file of a segment with so many data blocks.
+pub(crate) fn file_blocks(data_blocks: u32) -> Option<u32> {
+    // The map grows with the file that it stands in: a page for each 32,512 blocks, so two rounds are enough.
+    let first = data_blocks.checked_add(blocks_before_data(data_blocks))?;
+    let second = data_blocks.checked_add(blocks_before_data(first))?;
+    data_blocks.checked_add(blocks_before_data(second))
+}
+
+/// The flip of a segment's map that belongs to a flip of the tree; `None` if the segment is younger.
+pub(crate) fn map_flip(base: u64, flip: FlipNumber) -> Option<FlipNumber> {
+    flip.get().checked_sub(base).filter(|flip| *flip > 0).map(FlipNumber::new)
+}
+
+impl Space {
+    /// No segments yet.
+    pub fn new(medium: Medium, pool: PoolUid, capacity_blocks: u64, segment_blocks: u32) -> Self {
+        Self { medium, pool, segments: BTreeMap::new(), capacity_blocks, segment_blocks }
+    }
+
+    /// Opens a segment that the tree of `flip` names.
+    pub fn open(&mut self, id: SegmentId, item: &SegmentItem, flip: FlipNumber) -> Result<(), AreaError> {
+        let (region, superblock) = open_file(&self.medium, id, self.pool, item)?;
+        let name = segment_file(id);
+        let base = superblock.geometry.get();
+        let blocks = region.bytes() / BLOCK_BYTES as u64;
+        let blocks = u32::try_from(blocks).map_err(|_| AreaError::Map(name.clone()))?;
+        let flip = map_flip(base, flip).ok_or_else(|| AreaError::Map(name.clone()))?;
+        let allocator = BlockAllocator::open(region.clone(), BLOCK_BYTES as u64, blocks, flip);
+        let allocator = allocator.map_err(|error| match error {
+            MediaError::Damaged(_) => AreaError::Map(name),
+            error => AreaError::Medium(error),
+        })?;
+        let (owner, blocks) = (item.owner.get(), item.blocks.get());
+        self.segments.insert(id, Segment::new(region, owner, blocks, allocator, base));
+        Ok(())
+    }
+
+    /// Reads a data block.
+    pub fn read(&self, segment: SegmentId, block: Block, bytes: &mut [u8]) -> Result<bool, AreaError> {
+        let Some(found) = self.segments.get(&segment) else { return Ok(false) };
+        if byte_of(block) + bytes.len() as u64 > found.region.bytes() {
+            return Ok(false);
+        }
+        found.region.read(byte_of(block), bytes)?;
+        Ok(true)
+    }
+
+    /// Writes data into blocks that no committed tree names as written. Durable once the segment is settled.
+    pub fn write(&self, segment: SegmentId, block: Block, bytes: &[u8]) {
+        let found = self.segments.get(&segment).expect("data is written to blocks that were allocated");
+        found.region.write(byte_of(block), bytes);
+    }
+
+    /// Owner key of a segment.
+    pub fn owner(&self, segment: SegmentId) -> Option<u32> {
+        self.segments.get(&segment).map(|segment| segment.owner)
+    }
+
+    fn usable(&self, owner: u32) -> impl Iterator<Item = (&SegmentId, &Segment)> {
+        self.segments.iter().filter(move |(_, found)| found.owner == owner)
+    }
+
+    fn uncreated(&self) -> u64 {
+        let created: u64 = self.segments.values().map(|segment| u64::from(segment.blocks)).sum();
+        self.capacity_blocks.saturating_sub(created)
+    }
+
+    /// Blocks that files with this key can still take.
+    pub fn room(&self, owner: u32) -> u64 {
+        let free = |key| self.usable(key).map(|(_, segment)| u64::from(segment.allocatable())).sum::<u64>();
+        let daemon = if owner == OWNER_DAEMON { 0 } else { free(OWNER_DAEMON) };
+        free(owner) + daemon + self.uncreated()
+    }
+
+    /// Blocks that could be taken by anybody, and blocks of the whole capacity.
+    pub fn totals(&self) -> (u64, u64) {
+        let free: u64 = self.segments.values().map(|segment| u64::from(segment.allocatable())).sum();
+        (free + self.uncreated(), self.capacity_blocks)
+    }
+
+    /// Takes a run of at most `blocks_max` blocks for a file with this key.
+    pub fn allocate(&mut self, owner: u32, blocks_max: u32, made: Made) -> Result<Run, AreaError> {
+        if let Some(run) = self.allocate_within(owner, blocks_max) {
+            return Ok(run);
+        }
+        if self.uncreated() > 0 {
+            match self.create(owner, made) {
+                Ok(()) => return self.allocate_within(owner, blocks_max).ok_or(AreaError::NoSpace),
+                Err(AreaError::Medium(MediaError::NoSpace)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        self.allocate_within(OWNER_DAEMON, blocks_max).ok_or(AreaError::NoSpace)
+    }
+
+    fn allocate_within(&mut self, owner: u32, blocks_max: u32) -> Option<Run> {
+        // The youngest segment is the emptiest, as a rule.
+        let segments = self.segments.iter_mut().rev().filter(|(_, segment)| segment.owner == owner);
+        for (id, segment) in segments {
+            if let Some((block, blocks)) = segment.allocate(blocks_max) {
+                return Some(Run { segment: *id, block, blocks });
+            }
+        }
+        None
+    }
+
+    /// Takes back blocks that the running batch allocated: it may use them again at once.
+    pub fn recycle(&mut self, run: Run) {
+        self.get_mut(run.segment).recycled.push(run);
+    }
+
+    /// Frees blocks that the committed tree names, or that an abandoned batch took. They can be allocated again
+    /// after the release of the next flip.
+    pub fn free(&mut self, run: Run) {
+        self.get_mut(run.segment).allocator.free(run.block, run.blocks);
+    }
+
+    /// Ends a batch: what it recycled and did not take again is freed.
+    pub fn free_recycled(&mut self) {
+        for segment in self.segments.values_mut() {
+            for run in std::mem::take(&mut segment.recycled) {
+                segment.allocator.free(run.block, run.blocks);
+            }
+        }
+    }
+
+    fn get_mut(&mut self, segment: SegmentId) -> &mut Segment {
+        self.segments.get_mut(&segment).expect("blocks are freed in the segment they were allocated in")
+    }
+
+    /// Makes a segment for files with this key. It is part of the pool once a flip names it.
+    fn create(&mut self, owner: u32, made: Made) -> Result<(), AreaError> {
+        let blocks = u32::try_from(self.uncreated()).unwrap_or(u32::MAX).min(self.segment_blocks);
+        let last = self.segments.last_key_value().map_or(0, |(id, _)| id.get());
+        let id = SegmentId::new(last.checked_add(1).ok_or(AreaError::NoSpace)?);
+        let name = segment_file(id);
+        let in_file = file_blocks(blocks).ok_or(AreaError::Geometry("segment_blocks"))?;
+        let file_bytes = u64::from(in_file) * BLOCK_BYTES as u64;
+        match self.medium.remove(&name) {
+            Ok(()) | Err(MediaError::NotFound) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let region = self.medium.create(&name, file_bytes)?;
+        let base = made.flip.get().checked_sub(1).expect("flips are counted from 1");
+        let superblock = Superblock {
+            magic: MAGIC,
+            version: U16::new(POOL_VERSION),
+            kind: U16::new(FileKind::Segment as u16),
+            checksum: U32::new(0),
+            pool: self.pool,
+            id: U64::new(id.get().into()),
+            file_bytes: U64::new(file_bytes),
+            owner: U32::new(owner),
+            reserved: U32::new(0),
+            created_ns: U64::new(made.time_ns),
+            geometry: U64::new(base),
+        };
+        // Settled with the map, before the root that names the segment.
+        region.write(0, &superblock.encode());
+        let mut allocator = BlockAllocator::format(region.clone(), BLOCK_BYTES as u64, in_file);
+        allocator.allocate_at(Block::new(0), in_file - blocks);
+        self.segments.insert(id, Segment::new(region, owner, blocks, allocator, base));
+        Ok(())
+    }
+
+    /// The items of all segments as the next flip should name them.
+    pub fn items(&self) -> impl Iterator<Item = (SegmentId, SegmentItem)> + '_ {
+        self.segments.iter().map(|(id, segment)| {
+            let item = SegmentItem {
+                owner: U32::new(segment.owner),
+                used: U32::new(segment.used()),
+                blocks: U32::new(segment.blocks),
+                reserved: U32::new(0),
+            };
+            (*id, item)
+        })
+    }
+
+    /// Writes the maps of a flip and settles what was written to the segments.
+    pub fn settle(&mut self, flip: FlipNumber) -> Result<(), AreaError> {
+        for segment in self.segments.values_mut() {
+            let flip = map_flip(segment.base, flip).expect("a segment is not younger than the flip");
+            segment.allocator.write(flip);
+            let writes = segment.region.counters().writes;
+            if writes != segment.settled_writes {
+                segment.region.settle()?;
+                segment.settled_writes = writes;
+            }
+        }
+        Ok(())
+    }
+
+    /// What the flips up to this one freed can be allocated again.
+    pub fn release(&mut self, flip: FlipNumber) {
+        for segment in self.segments.values_mut() {
+            if let Some(flip) = map_flip(segment.base, flip) {
+                segment.allocator.release(flip);
+            }
+        }
+    }
+}
+
+impl Segment {
+    fn new(region: Region, owner: u32, blocks: u32, allocator: BlockAllocator, base: u64) -> Self {
+        Self { region, owner, blocks, allocator, base, recycled: Vec::new(), cursor: None, settled_writes: 0 }
+    }
+
+    fn allocate(&mut self, blocks_max: u32) -> Option<(Block, u32)> {
+        if let Some(run) = self.recycled.pop() {
+            let blocks = run.blocks.min(blocks_max);
+            if blocks < run.blocks {
+                let block = Block::new(run.block.get() + blocks);
+                self.recycled.push(Run { block, blocks: run.blocks - blocks, ..run });
+            }
+            return Some((run.block, blocks));
+        }
+        let (block, blocks) = self.allocator.allocate(blocks_max, self.cursor)?;
+        self.cursor = block.get().checked_add(blocks).map(Block::new);
+        Some((block, blocks))
+    }
+
+    fn allocatable(&self) -> u32 {
+        let recycled: u32 = self.recycled.iter().map(|run| run.blocks).sum();
+        self.allocator.allocatable() + recycled
+    }
+
+    /// Data blocks in use.
+    fn used(&self) -> u32 {
+        let recycled: u32 = self.recycled.iter().map(|run| run.blocks).sum();
+        let before_data = self.allocator.blocks() - self.blocks;
+        self.allocator.used() - before_data - recycled
+    }
+}
+
+/// Opens the file of a segment and compares it with what the tree says of it.
+pub(crate) fn open_file(
+    medium: &Medium,
+    id: SegmentId,
+    pool: PoolUid,
+    item: &SegmentItem,
+) -> Result<(Region, Superblock), AreaError> {
+    let name = segment_file(id);
+    let wrong = |field| AreaError::Superblock(name.clone(), format::DecodeError::Field(field));
+    let region = match medium.open(&name) {
+        Ok(region) => region,
+        Err(MediaError::NotFound) => return Err(wrong("file")),
+        Err(error) => return Err(error.into()),
+    };
+    if region.bytes() < BLOCK_BYTES as u64 {
+        return Err(AreaError::Superblock(name, format::DecodeError::Truncated));
+    }
+    let mut bytes = [0; BLOCK_BYTES];
+    region.read(0, &mut bytes)?;
+    let superblock = Superblock::decode(&bytes, FileKind::Segment)
+        .map_err(|error| AreaError::Superblock(name.clone(), error))?;
+    if superblock.pool != pool {
+        return Err(wrong("pool"));
+    }
+    if superblock.id.get() != u64::from(id.get()) {
+        return Err(wrong("id"));
+    }
+    if superblock.owner != item.owner {
+        return Err(wrong("owner"));
+    }
+    let blocks = file_blocks(item.blocks.get()).map_or(0, u64::from);
+    if superblock.file_bytes.get() != region.bytes() || region.bytes() != blocks * BLOCK_BYTES as u64 {
+        return Err(wrong("file_bytes"));
+    }
+    Ok((region, superblock))
+}

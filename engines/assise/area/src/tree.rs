@@ -1,0 +1,418 @@
+//! The copy-on-write B+tree: reading it, and changing it in memory until a commit writes the changed nodes to
+//! fresh blocks.
+//!
+//! A path is read and copied once for all the changes that a batch makes below it, so that n items in order cost as
+//! many node reads and writes as they touch nodes. Nothing on the medium is ever changed in place.
+//!
+//! The separator of an inner node's child is the smallest key that may stand in it; the leftmost path begins with
+//! [`KEY_MIN`]. Levels fall by one at each step, whatever a page says, so that no damage can make a walk endless.
+
+use crate::AreaError;
+use crate::node::{CHILDREN_MAX, Child, HEIGHT_MAX, Inner, KEY_MIN, Leaf, NODE_ROOM, Page, encode};
+use crate::store::NodeStore;
+use format::node::Key;
+use format::root::NodePointer;
+use format::{Block, Epoch};
+use std::ops::ControlFlow;
+use zerocopy::IntoBytes;
+
+/// A tree: committed if its root is clean, else under change.
+#[derive(Debug)]
+pub(crate) struct Tree {
+    root: Child,
+    height: u32,
+    /// Blocks of nodes that are not part of the tree any more.
+    freed: Vec<Block>,
+    /// Nodes under change: the blocks that a commit will take.
+    changed: u32,
+}
+
+/// What a commit made of a tree.
+pub(crate) struct Written {
+    /// The root node.
+    pub root: NodePointer,
+    /// Levels.
+    pub height: u32,
+    /// Blocks written.
+    pub nodes: u32,
+    /// Blocks of nodes that the new tree does not hold.
+    pub freed: Vec<Block>,
+}
+
+impl Tree {
+    /// The tree that was committed with this root.
+    pub fn committed(root: NodePointer, height: u32) -> Self {
+        assert!((1..=HEIGHT_MAX).contains(&height), "the height was checked when the root was read");
+        Self { root: Child::Clean(root), height, freed: Vec::new(), changed: 0 }
+    }
+
+    /// A tree without items, for a pool that is being made.
+    pub fn empty() -> Self {
+        Self { root: Child::Leaf(Leaf::default()), height: 1, freed: Vec::new(), changed: 1 }
+    }
+
+    /// Nodes that a commit would write.
+    pub fn changed(&self) -> u32 {
+        self.changed
+    }
+
+    /// Levels.
+    pub fn height(&self) -> u32 {
+        self.height
+    }
+
+    fn root_level(&self) -> u8 {
+        u8::try_from(self.height - 1).expect("a tree is at most HEIGHT_MAX high")
+    }
+
+    /// Gives the value of `key` to `take`.
+    pub fn get<T>(
+        &self,
+        store: &NodeStore,
+        key: &Key,
+        take: impl FnOnce(&[u8]) -> T,
+    ) -> Result<Option<T>, AreaError> {
+        let mut child = &self.root;
+        let mut level = self.root_level();
+        loop {
+            match child {
+                Child::Clean(pointer) => return get_clean(store, *pointer, level, key, take),
+                Child::Leaf(leaf) => return Ok(leaf.get(key).map(take)),
+                Child::Inner(inner) => child = &inner.children[inner.child_of(key)].1,
+            }
+            level -= 1;
+        }
+    }
+
+    /// Shows the items from `from` to `to`, both included, in order, until `visit` breaks.
+    pub fn scan(
+        &self,
+        store: &NodeStore,
+        from: &Key,
+        to: &Key,
+        visit: &mut dyn FnMut(&Key, &[u8]) -> ControlFlow<()>,
+    ) -> Result<(), AreaError> {
+        let _done = scan_child(store, &self.root, self.root_level(), (from, to), visit)?;
+        Ok(())
+    }
+
+    /// The largest key that is not larger than `key` and not smaller than `lowest`.
+    pub fn floor(&self, store: &NodeStore, lowest: &Key, key: &Key) -> Result<Option<Key>, AreaError> {
+        let found = floor_child(store, &self.root, self.root_level(), key)?;
+        Ok(found.filter(|found| found >= lowest))
+    }
+
+    /// Sets a key's value.
+    pub fn put(&mut self, store: &NodeStore, key: Key, value: &[u8]) -> Result<(), AreaError> {
+        assert!(value.len() <= format::node::VALUE_BYTES_MAX, "a value fits a node four times");
+        let level = self.root_level();
+        let mut edit = Edit { store, freed: &mut self.freed, changed: &mut self.changed };
+        let Some((first, sibling)) = edit.put(&mut self.root, level, key, value)? else { return Ok(()) };
+        let old = std::mem::replace(&mut self.root, Child::Leaf(Leaf::default()));
+        let children = vec![(KEY_MIN, old), (first, sibling)];
+        self.root = Child::Inner(Inner { level: level + 1, children });
+        self.height += 1;
+        self.changed += 1;
+        assert!(self.height <= HEIGHT_MAX, "no file has blocks enough for so high a tree");
+        Ok(())
+    }
+
+    /// Takes a key out; false if it is not there.
+    pub fn remove(&mut self, store: &NodeStore, key: &Key) -> Result<bool, AreaError> {
+        if self.get(store, key, |_| ())?.is_none() {
+            return Ok(false);
+        }
+        let level = self.root_level();
+        let mut edit = Edit { store, freed: &mut self.freed, changed: &mut self.changed };
+        edit.remove(&mut self.root, level, key)?;
+        while let Child::Inner(inner) = &mut self.root {
+            match inner.children.len() {
+                0 => {
+                    self.root = Child::Leaf(Leaf::default());
+                    self.height = 1;
+                }
+                1 => {
+                    let (_, only) = inner.children.pop().expect("it has one child");
+                    self.root = only;
+                    self.height -= 1;
+                    self.changed -= 1;
+                }
+                _ => break,
+            }
+        }
+        Ok(true)
+    }
+
+    /// Writes every changed node to a block of its own that `allocate` gives, lower nodes first. Nothing is
+    /// settled here.
+    pub fn write(
+        self,
+        store: &NodeStore,
+        epoch: Epoch,
+        allocate: &mut dyn FnMut() -> Result<Block, AreaError>,
+    ) -> Result<Written, AreaError> {
+        let height = self.height;
+        let mut nodes = 0;
+        let root = write_child(store, self.root, epoch, allocate, &mut nodes)?;
+        assert_eq!(nodes, self.changed, "each changed node was counted once");
+        Ok(Written { root, height, nodes, freed: self.freed })
+    }
+}
+
+fn get_clean<T>(
+    store: &NodeStore,
+    mut pointer: NodePointer,
+    mut level: u8,
+    key: &Key,
+    take: impl FnOnce(&[u8]) -> T,
+) -> Result<Option<T>, AreaError> {
+    loop {
+        let page = store.load(&pointer, level)?;
+        if level == 0 {
+            let found = page.slots().binary_search_by(|slot| slot.key.cmp(key));
+            return Ok(found.ok().map(|index| take(page.value(index))));
+        }
+        pointer = page.child(page.child_of(key));
+        level -= 1;
+    }
+}
+
+type Bounds<'a> = (&'a Key, &'a Key);
+type Visit<'a> = dyn FnMut(&Key, &[u8]) -> ControlFlow<()> + 'a;
+
+fn scan_child(
+    store: &NodeStore,
+    child: &Child,
+    level: u8,
+    bounds: Bounds<'_>,
+    visit: &mut Visit<'_>,
+) -> Result<ControlFlow<()>, AreaError> {
+    let (from, to) = bounds;
+    match child {
+        Child::Clean(pointer) => return scan_clean(store, pointer, level, bounds, visit),
+        Child::Leaf(leaf) => {
+            let start = leaf.items().partition_point(|(key, _)| key < from);
+            for (key, value) in &leaf.items()[start..] {
+                if key > to || visit(key, value).is_break() {
+                    return Ok(ControlFlow::Break(()));
+                }
+            }
+        }
+        Child::Inner(inner) => {
+            for (first, child) in &inner.children[inner.child_of(from)..] {
+                if first > to || scan_child(store, child, level - 1, bounds, visit)?.is_break() {
+                    return Ok(ControlFlow::Break(()));
+                }
+            }
+        }
+    }
+    Ok(ControlFlow::Continue(()))
+}
+
+fn scan_clean(
+    store: &NodeStore,
+    pointer: &NodePointer,
+    level: u8,
+    bounds: Bounds<'_>,
+    visit: &mut Visit<'_>,
+) -> Result<ControlFlow<()>, AreaError> {
+    let (from, to) = bounds;
+    let page = store.load(pointer, level)?;
+    let start = match level {
+        0 => page.slots().partition_point(|slot| slot.key < *from),
+        _ => page.child_of(from),
+    };
+    for (index, slot) in page.slots().iter().enumerate().skip(start) {
+        let done = match level {
+            _ if slot.key > *to => ControlFlow::Break(()),
+            0 => visit(&slot.key, page.value(index)),
+            _ => scan_clean(store, &page.child(index), level - 1, bounds, visit)?,
+        };
+        if done.is_break() {
+            return Ok(done);
+        }
+    }
+    Ok(ControlFlow::Continue(()))
+}
+
+/// The largest key of a subtree that is not larger than `key`. Only on the path to `key` can a child fail to have
+/// one, so that at most two children of a node are looked into, of which the second is not empty.
+fn floor_child(store: &NodeStore, child: &Child, level: u8, key: &Key) -> Result<Option<Key>, AreaError> {
+    match child {
+        Child::Clean(pointer) => {
+            let page = store.load(pointer, level)?;
+            if level == 0 {
+                let above = page.slots().partition_point(|slot| slot.key <= *key);
+                return Ok(above.checked_sub(1).map(|index| page.slots()[index].key));
+            }
+            for index in (0..=page.child_of(key)).rev() {
+                let child = Child::Clean(page.child(index));
+                if let Some(found) = floor_child(store, &child, level - 1, key)? {
+                    return Ok(Some(found));
+                }
+            }
+        }
+        Child::Leaf(leaf) => {
+            let above = leaf.items().partition_point(|(found, _)| found <= key);
+            return Ok(above.checked_sub(1).map(|index| leaf.items()[index].0));
+        }
+        Child::Inner(inner) => {
+            for (_, child) in inner.children[..=inner.child_of(key)].iter().rev() {
+                if let Some(found) = floor_child(store, child, level - 1, key)? {
+                    return Ok(Some(found));
+                }
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// A change on its way down the tree.
+struct Edit<'a> {
+    store: &'a NodeStore,
+    freed: &'a mut Vec<Block>,
+    changed: &'a mut u32,
+}
+
+impl Edit<'_> {
+    /// Brings a node into memory to be changed.
+    fn open(&mut self, child: &mut Child, level: u8) -> Result<(), AreaError> {
+        let Child::Clean(pointer) = child else { return Ok(()) };
+        let page = self.store.load(pointer, level)?;
+        self.freed.push(pointer.block);
+        *self.changed += 1;
+        *child = match level {
+            0 => Child::Leaf(Leaf::of_page(&page)),
+            _ => Child::Inner(Inner::of_page(&page)),
+        };
+        Ok(())
+    }
+
+    /// Puts an item below `child`; gives what was split off, with its smallest key.
+    fn put(
+        &mut self,
+        child: &mut Child,
+        level: u8,
+        key: Key,
+        value: &[u8],
+    ) -> Result<Option<(Key, Child)>, AreaError> {
+        self.open(child, level)?;
+        match child {
+            Child::Clean(_) => unreachable!("it was opened"),
+            Child::Leaf(leaf) => {
+                leaf.put(key, value);
+                if !leaf.is_over() {
+                    return Ok(None);
+                }
+                *self.changed += 1;
+                let right = leaf.split(&key);
+                Ok(Some((right.items()[0].0, Child::Leaf(right))))
+            }
+            Child::Inner(inner) => {
+                let index = inner.child_of(&key);
+                let Some(split) = self.put(&mut inner.children[index].1, level - 1, key, value)? else {
+                    return Ok(None);
+                };
+                inner.children.insert(index + 1, split);
+                if inner.children.len() <= CHILDREN_MAX {
+                    return Ok(None);
+                }
+                *self.changed += 1;
+                let right = inner.split(index + 1);
+                Ok(Some((right.children[0].0, Child::Inner(right))))
+            }
+        }
+    }
+
+    /// Takes an item that is there out from below `child`.
+    fn remove(&mut self, child: &mut Child, level: u8, key: &Key) -> Result<(), AreaError> {
+        self.open(child, level)?;
+        match child {
+            Child::Clean(_) => unreachable!("it was opened"),
+            Child::Leaf(leaf) => {
+                let removed = leaf.remove(key);
+                assert!(removed, "the item was looked up before");
+            }
+            Child::Inner(inner) => {
+                let index = inner.child_of(key);
+                self.remove(&mut inner.children[index].1, level - 1, key)?;
+                self.tidy(inner, index)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// After a removal below the child with this index: drops it if it is empty, joins it to a sibling if both
+    /// have little in them.
+    fn tidy(&mut self, inner: &mut Inner, index: usize) -> Result<(), AreaError> {
+        let child = &inner.children[index].1;
+        if child.is_empty() {
+            let (first, _) = inner.children.remove(index);
+            if let (0, Some(next)) = (index, inner.children.first_mut()) {
+                next.0 = first;
+            }
+            *self.changed -= 1;
+            return Ok(());
+        }
+        if !child.is_sparse() || inner.children.len() == 1 {
+            return Ok(());
+        }
+        let left = if index + 1 < inner.children.len() { index } else { index - 1 };
+        let sibling = if left == index { index + 1 } else { left };
+        let sibling_filled = match &inner.children[sibling].1 {
+            Child::Clean(pointer) => self.store.load(pointer, inner.level - 1)?.filled(),
+            changed => changed.filled(),
+        };
+        if !Child::may_join(child.filled(), sibling_filled) {
+            return Ok(());
+        }
+        self.open(&mut inner.children[sibling].1, inner.level - 1)?;
+        let (_, right) = inner.children.remove(left + 1);
+        inner.children[left].1.join(right);
+        *self.changed -= 1;
+        Ok(())
+    }
+}
+
+fn write_child(
+    store: &NodeStore,
+    child: Child,
+    epoch: Epoch,
+    allocate: &mut dyn FnMut() -> Result<Block, AreaError>,
+    nodes: &mut u32,
+) -> Result<NodePointer, AreaError> {
+    let (level, items) = match child {
+        Child::Clean(pointer) => return Ok(pointer),
+        Child::Leaf(leaf) => {
+            assert!(leaf.items().is_empty() || !leaf.is_over(), "a leaf that is too full was split");
+            let block = allocate()?;
+            let items = leaf.items().iter().map(|(key, value)| (*key, &value[..]));
+            *nodes += 1;
+            return store.write(encode(0, items, block, epoch), block, 0, epoch);
+        }
+        Child::Inner(inner) => {
+            let mut pointers = Vec::with_capacity(inner.children.len());
+            for (first, child) in inner.children {
+                pointers.push((first, write_child(store, child, epoch, allocate, nodes)?));
+            }
+            (inner.level, pointers)
+        }
+    };
+    debug_assert!(items.len() * 40 <= NODE_ROOM);
+    let block = allocate()?;
+    let items = items.iter().map(|(first, pointer)| (*first, pointer.as_bytes()));
+    *nodes += 1;
+    store.write(encode(level, items, block, epoch), block, level, epoch)
+}
+
+/// Checks a page against the keys that its parent says may stand in it.
+pub(crate) fn keys_within(page: &Page, first: &Key, end: Option<&Key>) -> bool {
+    let slots = page.slots();
+    let low = match (page.level(), slots.first()) {
+        (_, None) => true,
+        (0, Some(slot)) => slot.key >= *first,
+        (_, Some(slot)) => slot.key == *first,
+    };
+    let high = slots.last().zip(end).is_none_or(|(slot, end)| slot.key < *end);
+    low && high
+}
