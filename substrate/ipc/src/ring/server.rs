@@ -182,6 +182,13 @@ impl RingServer {
         Ok(found)
     }
 
+    /// Bytes of the largest body that the client left room for.
+    pub fn body_room(&self, taken: &Taken) -> usize {
+        let limits = &self.ring.limits;
+        let bytes = if taken.buffer.is_some() { limits.bulk_bytes } else { limits.inline_bytes };
+        bytes as usize - MESSAGE_HEAD_BYTES
+    }
+
     /// Answers. The slot is the client's again, whether it still wants it or not.
     ///
     /// # Errors
