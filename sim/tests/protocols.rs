@@ -65,7 +65,7 @@ fn ring(seed: u64, to_client: Fault, to_server: Fault) -> (Ended, usize) {
         (simulation.process("client"), simulation.process("server"), simulation.process("outside"));
     let memory = create(c"ring", RING.bytes().unwrap()).unwrap();
     let map = || Mapping::new(&memory, RING.bytes().unwrap(), Access::Write).unwrap();
-    let spin_ns = if seed % 2 == 0 { 0 } else { 2000 };
+    let spin_ns = if seed.is_multiple_of(2) { 0 } else { 2000 };
     let server = Arc::new(RingServer::new(servers.clone(), map(), RING, spin_ns).unwrap());
     let client = Arc::new(RingClient::new(clients.clone(), servers.link(), map(), RING, spin_ns).unwrap());
     let answered = Arc::new(std::sync::atomic::AtomicUsize::new(0));

@@ -194,3 +194,37 @@ fn impossible_limits_are_refused() {
     refused(RingLimits { bulk_bytes: 0, ..TINY });
     refused(RingLimits { bulk_buffers: 5000, ..TINY });
 }
+
+proptest::proptest! {
+    /// A client may write anything anywhere in the ring, also between two looks of the server.
+    #[test]
+    fn whatever_lies_in_the_ring_the_server_gives_a_request_or_an_error(
+        garbage in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..600),
+        small in proptest::collection::vec(0u32..70, 8),
+        headed in proptest::prelude::any::<bool>(),
+    ) {
+        let pair = pair(TINY, 0);
+        let slot_bytes = 64 + 2 * 64;
+        pair.memory.copy_in(256, &garbage).unwrap();
+        for (slot, words) in small.chunks_exact(4).enumerate() {
+            let view = pair.memory.words::<Word>(256 + slot * slot_bytes, 4).unwrap();
+            view[0].store(1, Ordering::Relaxed);
+            view[1].store(words[1], Ordering::Relaxed);
+            view[3].store(words[3] % 3, Ordering::Relaxed);
+            if headed {
+                let bytes = words[1].saturating_sub(16).to_le_bytes();
+                pair.memory.copy_in(256 + slot * slot_bytes + 64 + 12, &bytes).unwrap();
+            }
+        }
+        for _ in 0..3 {
+            match pair.server.next(Some(SystemHost.now())) {
+                Ok(taken) => {
+                    proptest::prop_assert!(taken.body.len() <= 4096);
+                    let _ = pair.server.respond(taken, 0, &[7; 60]);
+                }
+                Err(Error::TimedOut | Error::Message(_)) => {}
+                Err(error) => return Err(proptest::test_runner::TestCaseError::fail(error.to_string())),
+            }
+        }
+    }
+}

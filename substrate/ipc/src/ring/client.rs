@@ -22,6 +22,12 @@ pub trait Link: Send + Sync {
     fn is_up(&self) -> bool;
 }
 
+impl<L: Link + ?Sized> Link for Arc<L> {
+    fn is_up(&self) -> bool {
+        (**self).is_up()
+    }
+}
+
 /// A waiting client looks this often whether its server still lives.
 const LINK_LOOK: Duration = Duration::from_millis(50);
 

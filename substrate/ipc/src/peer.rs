@@ -1,0 +1,133 @@
+//! Who is at the other end of a connection, as the kernel vouches for it, and whether it still lives.
+//!
+//! A process's death is seen twice: the socket hangs up, and its pidfd becomes readable. Either ends its session
+//! (schedule 1.28): a child that inherited the socket keeps that open, and a process can close its socket and live.
+
+use crate::error::Error;
+use crate::ring::Link;
+use crate::socket::{Connection, poll};
+use crate::sys::{Descriptor, check, syscall};
+use std::time::Duration;
+
+/// Most supplementary groups that a process can have on Linux.
+const GROUPS_MAX: usize = 65_536;
+
+/// Who a process was when it connected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Credentials {
+    /// Effective user.
+    pub uid: u32,
+    /// Effective group.
+    pub gid: u32,
+    /// Supplementary groups.
+    pub groups: Vec<u32>,
+    /// Process number in the daemon's namespace; 0 if it is not seen from there. For people to read: numbers are used
+    /// again.
+    pub pid: i32,
+}
+
+/// A connected process.
+#[derive(Debug)]
+pub struct Peer {
+    connection: Connection,
+    credentials: Credentials,
+    process: Descriptor,
+}
+
+impl Peer {
+    /// Asks the kernel who is there.
+    ///
+    /// # Errors
+    /// `Disconnected` if the process has ended; `System`.
+    pub fn new(connection: Connection) -> Result<Self, Error> {
+        let mut cred = [0u32; 3];
+        option(&connection, libc::SO_PEERCRED, as_bytes_mut(&mut cred))?;
+        let [pid, uid, gid] = cred;
+        let pid = pid.cast_signed();
+        let groups = groups(&connection)?;
+        let process = process(&connection, pid)?;
+        Ok(Self { connection, credentials: Credentials { uid, gid, groups, pid }, process })
+    }
+
+    /// Who it is.
+    pub fn credentials(&self) -> &Credentials {
+        &self.credentials
+    }
+
+    /// The connection; its descriptor is readable when a message has come or the other end is closed.
+    pub fn connection(&self) -> &Connection {
+        &self.connection
+    }
+
+    /// The pidfd: readable when the process has ended.
+    pub fn process(&self) -> &Descriptor {
+        &self.process
+    }
+}
+
+impl Link for Peer {
+    /// True while the process lives and its end of the connection is open.
+    fn is_up(&self) -> bool {
+        let mut asked = [libc::pollfd { fd: self.process.raw(), events: libc::POLLIN, revents: 0 }];
+        let ended = poll(&mut asked, Some(Duration::ZERO)).is_ok() && asked[0].revents != 0;
+        !ended && self.connection.is_up()
+    }
+}
+
+/// Reads a socket option; gives its length.
+fn option(connection: &Connection, name: i32, value: &mut [u8]) -> Result<usize, Error> {
+    let mut bytes = u32::try_from(value.len()).expect("options are short");
+    let arguments = [
+        connection.descriptor().argument(),
+        libc::SOL_SOCKET as usize,
+        name as usize,
+        value.as_mut_ptr() as usize,
+        &raw mut bytes as usize,
+        0,
+    ];
+    // SAFETY: the kernel writes at most `bytes` bytes to `value`, and the length to `bytes`.
+    check("getsockopt", unsafe { syscall(libc::SYS_getsockopt, arguments) })?;
+    Ok(bytes as usize)
+}
+
+fn as_bytes_mut(numbers: &mut [u32]) -> &mut [u8] {
+    zerocopy::IntoBytes::as_mut_bytes(numbers)
+}
+
+fn groups(connection: &Connection) -> Result<Vec<u32>, Error> {
+    let mut groups = vec![0u32; 32];
+    loop {
+        match option(connection, libc::SO_PEERGROUPS, as_bytes_mut(&mut groups)) {
+            Ok(bytes) => {
+                groups.truncate(bytes / size_of::<u32>());
+                return Ok(groups);
+            }
+            Err(Error::System { errno: libc::ERANGE, .. }) if groups.len() < GROUPS_MAX => {
+                groups.resize(groups.len() * 8, 0);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// The process as a descriptor. Kernels before 6.5 cannot say which process a socket is of: there the number is
+/// looked up, which is another process if ours has ended and its number was used again meanwhile. Then the socket
+/// has hung up, or a child holds it, whose session ends with that other process: late, but it ends.
+fn process(connection: &Connection, pid: i32) -> Result<Descriptor, Error> {
+    let mut raw = [0u32; 1];
+    match option(connection, libc::SO_PEERPIDFD, as_bytes_mut(&mut raw)) {
+        // SAFETY: the kernel has just made this descriptor for us.
+        Ok(_) => return Ok(unsafe { Descriptor::from_raw(raw[0].cast_signed()) }),
+        Err(Error::System { errno: libc::ENOPROTOOPT, .. }) => {}
+        Err(Error::System { errno: libc::ESRCH | libc::EINVAL | libc::ENODATA, .. }) => {
+            return Err(Error::Disconnected);
+        }
+        Err(error) => return Err(error),
+    }
+    // SAFETY: pidfd_open uses no memory.
+    let result = unsafe { syscall(libc::SYS_pidfd_open, [pid.cast_unsigned() as usize, 0, 0, 0, 0, 0]) };
+    match Descriptor::from_call("pidfd_open", result) {
+        Err(Error::System { errno: libc::ESRCH | libc::EINVAL, .. }) => Err(Error::Disconnected),
+        other => other,
+    }
+}
