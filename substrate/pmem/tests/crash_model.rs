@@ -1,0 +1,168 @@
+//! The crash models themselves: small histories whose images can be counted by hand.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use pmem::crash::{self, Counts, Failure, Limits, Model};
+use pmem::{Image, Recorder};
+use std::collections::BTreeSet;
+
+/// What a crash at the end of a history may leave in the first bytes of the file; `None`: there is no file.
+fn at_the_end(
+    recorder: &Recorder,
+    model: Model,
+    read: impl Fn(&Image) -> Option<Vec<u8>>,
+) -> BTreeSet<Option<Vec<u8>>> {
+    let mut last = (0, BTreeSet::new());
+    crash::each_image(recorder, model, &Limits::default(), |point, image| {
+        if point.event != last.0 {
+            last = (point.event, BTreeSet::new());
+        }
+        last.1.insert(read(&image));
+        Ok(())
+    })
+    .unwrap();
+    last.1
+}
+
+fn bytes<const N: usize>(at: [u64; N]) -> impl Fn(&Image) -> Option<Vec<u8>> {
+    move |image| {
+        image.bytes("file")?;
+        let mut found = vec![0; N];
+        for (found, at) in found.iter_mut().zip(at) {
+            image.read("file", at, std::slice::from_mut(found));
+        }
+        Some(found)
+    }
+}
+
+fn set<const N: usize, const M: usize>(images: [[u8; M]; N]) -> BTreeSet<Option<Vec<u8>>> {
+    images.into_iter().map(|image| Some(image.to_vec())).collect()
+}
+
+#[test]
+fn stores_to_one_line_arrive_in_order_and_to_two_in_any() {
+    let recorder = Recorder::new();
+    let file = recorder.medium().create("file", 256).unwrap();
+    file.store(0, &[1]);
+    file.store(8, &[2]);
+    file.store(64, &[3]);
+    let expected = set([[0, 0, 0], [1, 0, 0], [1, 2, 0], [0, 0, 3], [1, 0, 3], [1, 2, 3]]);
+    assert_eq!(at_the_end(&recorder, Model::Lines, bytes([0, 8, 64])), expected);
+    // One page has all three in order.
+    let expected = set([[0, 0, 0], [1, 0, 0], [1, 2, 0], [1, 2, 3]]);
+    assert_eq!(at_the_end(&recorder, Model::Pages, bytes([0, 8, 64])), expected);
+}
+
+#[test]
+fn a_store_of_several_words_can_be_torn_between_them() {
+    let recorder = Recorder::new();
+    let file = recorder.medium().create("file", 256).unwrap();
+    file.store(4, &[9; 12]);
+    assert_eq!(
+        at_the_end(&recorder, Model::Lines, bytes([4, 7, 8, 15])),
+        set([[0; 4], [9, 9, 0, 0], [9; 4]])
+    );
+    assert_eq!(at_the_end(&recorder, Model::Pages, bytes([4, 7, 8, 15])), set([[0; 4], [9; 4]]));
+}
+
+#[test]
+fn only_what_was_persisted_before_the_fence_is_certain() {
+    let recorder = Recorder::new();
+    let file = recorder.medium().create("file", 256).unwrap();
+    file.write(0, &[1]);
+    file.store(64, &[2]);
+    file.persist(64..65);
+    file.store(64, &[3]);
+    file.store(128, &[4]);
+    file.fence();
+    assert_eq!(
+        at_the_end(&recorder, Model::Lines, bytes([0, 64, 128])),
+        set([[1, 2, 0], [1, 3, 0], [1, 2, 4], [1, 3, 4]])
+    );
+    assert_eq!(at_the_end(&recorder, Model::Pages, bytes([0])), set([[0], [1]]), "a fence settles nothing");
+    file.settle().unwrap();
+    assert_eq!(
+        at_the_end(&recorder, Model::Pages, bytes([0, 64, 128])),
+        set([[1, 2, 0], [1, 3, 0], [1, 3, 4]])
+    );
+}
+
+#[test]
+fn a_fence_of_another_thread_or_file_makes_nothing_certain() {
+    let recorder = Recorder::new();
+    let file = recorder.medium().create("file", 256).unwrap();
+    let other = recorder.medium().create("other", 256).unwrap();
+    file.write(0, &[1]);
+    other.fence();
+    std::thread::scope(|scope| scope.spawn(|| file.fence()).join().unwrap());
+    assert_eq!(at_the_end(&recorder, Model::Lines, bytes([0])), set([[0], [1]]));
+    file.fence();
+    assert_eq!(at_the_end(&recorder, Model::Lines, bytes([0])), set([[1]]));
+}
+
+#[test]
+fn a_file_is_made_and_removed_as_a_whole() {
+    for model in [Model::Lines, Model::Pages] {
+        let recorder = Recorder::new();
+        let medium = recorder.medium();
+        let mut seen = Vec::new();
+        medium.create("file", 100).unwrap().write(5, &[1]);
+        medium.remove("file").unwrap();
+        recorder.returned(7);
+        crash::each_image(&recorder, model, &Limits::default(), |point, image| {
+            seen.push((point.returned.clone(), bytes([5])(&image)));
+            Ok(())
+        })
+        .unwrap();
+        // Made: not yet, or with zeros. Removed: not yet, with the store or without; or gone.
+        assert_eq!(seen[..2], [(vec![], None), (vec![], Some(vec![0]))]);
+        let removing: BTreeSet<_> = seen[2..6].iter().map(|(_, found)| found.clone()).collect();
+        assert_eq!(removing, BTreeSet::from([None, Some(vec![0]), Some(vec![1])]));
+        assert!(seen[6..].iter().all(|found| *found == (vec![7], None)) && seen.len() > 6);
+    }
+}
+
+#[test]
+fn a_moment_with_too_many_images_is_capped() {
+    let recorder = Recorder::new();
+    let file = recorder.medium().create("file", 4096).unwrap();
+    (0..20).for_each(|line| file.store(line * 64, &[1]));
+    let mut images = BTreeSet::new();
+    let counted = |limits: &Limits, images: &mut BTreeSet<Vec<u8>>| {
+        crash::each_image(&recorder, Model::Lines, limits, |_, image| {
+            let mut all = vec![0; 20 * 64];
+            if image.bytes("file").is_some() {
+                image.read("file", 0, &mut all);
+            }
+            images.insert(all.into_iter().step_by(64).collect());
+            Ok(())
+        })
+        .unwrap()
+    };
+    let limits = Limits { sampled: 0, ..Limits::default() };
+    let counts = counted(&limits, &mut images);
+    // The creation is complete with two images; none and all, and from each 20 lines and 190 pairs of them.
+    assert_eq!(counts, Counts { complete: 1, capped: 1, images: 2 + 2 * (1 + 20 + 190), recovery_images: 0 });
+    assert_eq!(images.len(), 2 * (1 + 20 + 190));
+    assert!(images.iter().all(|image| !(3..=17).contains(&image.iter().filter(|line| **line == 1).count())));
+    let sampled = counted(&Limits { near_max: 50, sampled: 500, ..Limits::default() }, &mut images);
+    assert!((500..=560).contains(&sampled.images), "{sampled}");
+    assert!(images.len() > 850, "samples are their own: {}", images.len());
+}
+
+#[test]
+fn a_refused_image_is_described() {
+    let recorder = Recorder::new();
+    let file = recorder.medium().create("file", 4096).unwrap();
+    file.store(64, &[1]);
+    recorder.returned(3);
+    let refused = crash::each_image(&recorder, Model::Lines, &Limits::default(), |_, image| {
+        match bytes([64])(&image) {
+            Some(found) if found == [1] => Err(Failure::from("seen".to_owned())),
+            _ => Ok(()),
+        }
+    });
+    let violation = refused.unwrap_err();
+    assert_eq!(violation.point.returned, [3]);
+    assert_eq!(violation.image, "1 units pending: file+64:1/1");
+}
