@@ -22,6 +22,7 @@ impl Source {
     /// Takes a file apart.
     pub fn new(text: &str) -> Self {
         let chars: Vec<char> = text.chars().collect();
+        let chars = chars.strip_suffix(&['\n']).unwrap_or(&chars);
         let mut source = Self { code: vec![String::new()], comments: vec![String::new()] };
         let mut state = State::Code;
         let mut at = 0;
@@ -35,7 +36,7 @@ impl Source {
                 at += 1;
                 continue;
             }
-            let (next, taken) = step(state, &chars, at);
+            let (next, taken) = step(state, chars, at);
             let comment = |s| matches!(s, State::LineComment | State::BlockComment(_));
             let line = if comment(state) || comment(next) { &mut source.comments } else { &mut source.code };
             let line = line.last_mut().expect("a file has a first line");
