@@ -220,17 +220,36 @@ impl BlockAllocator {
     }
 
     fn bit(&self, block: u32) -> bool {
-        let bit = block % MAP_PAGE_BLOCKS;
+        self.byte(block) & 1 << (block % 8) != 0
+    }
+
+    /// The byte with the bit of a block; pages hold a whole number of bytes.
+    fn byte(&self, block: u32) -> u8 {
         let page = &self.pages[(block / MAP_PAGE_BLOCKS) as usize].page;
-        page.bits[(bit / 8) as usize] & 1 << (bit % 8) != 0
+        page.bits[(block % MAP_PAGE_BLOCKS / 8) as usize]
+    }
+
+    /// The first block from `next` on that is in use, or that is not; eight at a time where they are alike.
+    fn find(&self, mut next: u32, in_use: bool) -> Option<u32> {
+        let none = if in_use { 0 } else { u8::MAX };
+        while next < self.blocks {
+            if next.is_multiple_of(8) && self.byte(next) == none {
+                next += 8;
+            } else if self.bit(next) == in_use {
+                return Some(next);
+            } else {
+                next += 1;
+            }
+        }
+        None
     }
 
     /// Runs of blocks in use, in order.
     pub fn used_runs(&self) -> impl Iterator<Item = (Block, u32)> + '_ {
         let mut next = 0;
         std::iter::from_fn(move || {
-            let start = (next..self.blocks).find(|block| self.bit(*block))?;
-            let end = (start..self.blocks).find(|block| !self.bit(*block)).unwrap_or(self.blocks);
+            let start = self.find(next, true)?;
+            let end = self.find(start, false).unwrap_or(self.blocks);
             next = end;
             Some((Block::new(start), end - start))
         })
