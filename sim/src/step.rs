@@ -17,6 +17,8 @@ pub struct Limits {
     pub step_ns_max: u64,
     /// One wait in so many ends for no reason; 0 for none.
     pub spurious_one_in: u64,
+    /// One wait in so many ends as if a signal handler had run; 0 for none.
+    pub interrupted_one_in: u64,
     /// Real time in which the running thread must reach a seam.
     pub silence_max: Duration,
 }
@@ -27,6 +29,7 @@ impl Default for Limits {
             steps_max: 1_000_000,
             step_ns_max: 400,
             spurious_one_in: 50,
+            interrupted_one_in: 0,
             silence_max: Duration::from_secs(60),
         }
     }
@@ -209,9 +212,12 @@ impl Core {
         if until.is_some_and(|until| until.as_ns() <= inner.now) {
             return Waited::TimedOut;
         }
-        let odds = inner.limits.spurious_one_in;
-        if odds > 0 && inner.random.below(odds) == 0 {
+        let Limits { spurious_one_in, interrupted_one_in, .. } = inner.limits;
+        if inner.one_in(spurious_one_in) {
             return Waited::Woken;
+        }
+        if inner.one_in(interrupted_one_in) {
+            return Waited::Interrupted;
         }
         inner.threads[me].state = State::Word(address, until);
         self.hand_over(inner, me)
@@ -350,6 +356,11 @@ impl Inner {
         if self.steps > self.limits.steps_max {
             self.give_up(Stuck::Endless(Vec::new()));
         }
+    }
+
+    /// True once in so many times; never for 0.
+    fn one_in(&mut self, odds: u64) -> bool {
+        odds > 0 && self.random.below(odds) == 0
     }
 
     fn ready(&mut self, thread: usize, waited: Waited) {

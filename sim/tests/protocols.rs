@@ -60,7 +60,7 @@ const RING: RingLimits = RingLimits { slots: 2, inline_bytes: 64, bulk_buffers: 
 
 /// Three client threads on two slots, one server thread, faults; gives how many calls were answered.
 fn ring(seed: u64, to_client: Fault, to_server: Fault) -> (Ended, usize) {
-    let simulation = Simulation::new(seed, Limits::default());
+    let simulation = Simulation::new(seed, Limits { interrupted_one_in: 20, ..Limits::default() });
     let (clients, servers, outside) =
         (simulation.process("client"), simulation.process("server"), simulation.process("outside"));
     let memory = create(c"ring", RING.bytes().unwrap()).unwrap();
@@ -94,9 +94,15 @@ fn ring(seed: u64, to_client: Fault, to_server: Fault) -> (Ended, usize) {
         .collect();
     let theirs = server.clone();
     drop(start(&servers, "server", move || {
-        while let Ok(taken) = theirs.next(None) {
-            let body: Vec<u8> = taken.body.iter().rev().copied().collect();
-            theirs.respond(taken, 0, &body).unwrap();
+        loop {
+            match theirs.next(None) {
+                Ok(taken) => {
+                    let body: Vec<u8> = taken.body.iter().rev().copied().collect();
+                    theirs.respond(taken, 0, &body).unwrap();
+                }
+                Err(Error::Disconnected) => return,
+                Err(error) => panic!("{error}"),
+            }
         }
     }));
     drop(mischief(&outside, &clients, to_client, 150));

@@ -106,6 +106,17 @@ fn a_thread_that_never_ends_and_one_that_panics_are_told() {
 }
 
 #[test]
+fn a_thread_that_blocks_outside_of_the_seams_is_told() {
+    let limits = Limits { silence_max: Duration::from_millis(20), ..Limits::default() };
+    let simulation = Simulation::new(3, limits);
+    let host = simulation.process("blocks");
+    let (end, blocked) = std::sync::mpsc::channel::<()>();
+    start(&host, "blocks", move || assert!(blocked.recv().is_err()));
+    assert_eq!(simulation.run(), Err(Stuck::Silent("blocks/blocks".to_owned())));
+    drop(end);
+}
+
+#[test]
 fn a_wake_that_nobody_sends_is_missed_and_one_that_is_sent_is_not() {
     let run = |seed, wakes: bool| {
         let simulation = Simulation::new(seed, Limits { spurious_one_in: 0, ..Limits::default() });

@@ -6,6 +6,7 @@
 //! A forked child does not have the mappings (schedule 1.28).
 
 use crate::error::Error;
+use crate::host::{Host, Time, Waited};
 use crate::sync::{LongWord, Word, step};
 use crate::sys::{Descriptor, argument, check, syscall};
 use crate::words::{CommitWord, Generation, LeaseWord, Overflow, Slot, ValidUntil};
@@ -395,6 +396,15 @@ impl<T: Shared> Reads<T> {
     }
 }
 
+impl Reads<Word> {
+    /// [`Host::wait`] for the word at `index`.
+    pub fn wait(&self, host: &dyn Host, index: usize, expected: u32, until: Option<Time>) -> Waited {
+        assert!(index < self.count, "an index that the caller checked");
+        // SAFETY: as in `read`; a wait only loads.
+        host.wait(unsafe { self.first.add(index).as_ref() }, expected, until)
+    }
+}
+
 impl Reads<Generation> {
     /// [`Generation::still`] of the word at `index`.
     #[inline]
@@ -408,6 +418,7 @@ impl Reads<Generation> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::SystemHost;
     use crate::sync::Ordering;
     use crate::words::LeaseState;
 
@@ -467,6 +478,28 @@ mod tests {
         assert_eq!(raw(libc::SYS_ftruncate, [unsealed.argument(), 4096, 0, 0, 0, 0]), 0);
         let error = Mapping::new(&unsealed, 4096, Access::Read).unwrap_err();
         assert_eq!(error, Error::Memory("size not sealed"));
+    }
+
+    #[test]
+    fn a_word_mapped_for_reading_can_be_waited_for() {
+        let memory = create(c"test", 4096).unwrap();
+        let ours = Mapping::new(&memory, 4096, Access::Write).unwrap().words::<Word>(0, 1).unwrap();
+        let theirs = Mapping::new(&read_only(&memory).unwrap(), 4096, Access::Read).unwrap();
+        let theirs = theirs.reads::<Word>(0, 1).unwrap();
+        let waiter = SystemHost.spawn(
+            "waiter",
+            Box::new(move || {
+                while theirs.read(0) == 0 {
+                    assert_eq!(theirs.wait(&SystemHost, 0, 0, None), Waited::Woken);
+                }
+            }),
+        );
+        ours[0].store(1, Ordering::Release);
+        SystemHost.wake(&ours[0], 1);
+        waiter.unwrap().join().unwrap();
+        let late = Some(SystemHost.now());
+        let theirs = Mapping::new(&read_only(&memory).unwrap(), 4096, Access::Read).unwrap();
+        assert_eq!(theirs.reads::<Word>(0, 1).unwrap().wait(&SystemHost, 0, 1, late), Waited::TimedOut);
     }
 
     #[test]

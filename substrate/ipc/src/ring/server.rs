@@ -69,7 +69,7 @@ impl RingServer {
     /// The next request. Waits for one until `until`.
     ///
     /// # Errors
-    /// `TimedOut`, `Interrupted`. `Disconnected` after [`Self::close`]. `Message`: the client wrote what no client
+    /// `TimedOut`. `Disconnected` after [`Self::close`]. `Message`: the client wrote what no client
     /// writes; its session is to be ended.
     pub fn next(&self, until: Option<Time>) -> Result<Taken, Error> {
         loop {
