@@ -1,4 +1,6 @@
-//! What an append costs beside its floor: non-temporal copy, checksum and fence of the same bytes.
+//! What an append costs beside its floor: non-temporal copy, checksum and fence of the same bytes; and beside the same
+//! with the checksum stored in a line of its own before the fence, which is the least that a frame needs (where nobody
+//! waits for the checksum, it is made while the fence before it still waits).
 //!
 //! `cargo run --release -p pmem --example floors [FOLDER]`; the folder should be on tmpfs (default /dev/shm). Prints
 //! the lowest and the median time of each, taken in turns in one run, and the ratio of the medians.
@@ -19,24 +21,25 @@ fn main() {
     std::fs::create_dir(&folder).expect("the folder can be made");
     let medium = Medium::memory(&folder).expect("the folder opens");
     let region = |name| medium.create(name, REGION_BYTES).expect("the medium has room");
-    let (bare, summed, log) = (region("bare"), region("summed"), region("log"));
+    let (bare, summed, framed, log) = (region("bare"), region("summed"), region("framed"), region("log"));
     // Touched before, so that nobody pays for the first page faults.
-    for region in [&bare, &summed, &log] {
+    for region in [&bare, &summed, &framed, &log] {
         (0..REGION_BYTES / 4096).for_each(|page| region.write(page * 4096, &[0; 64]));
     }
-    println!("bytes      copy+fence   copy+crc+fence   append  (ns: median, lowest)  append/floor");
+    println!("nanoseconds, median (lowest); the append as a ratio of each");
+    println!("   bytes      copy+fence  copy+crc+fence     with its sum         append  to crc  to sum");
     for bytes in [128, 1024, 4096, 65_536, 1 << 20] {
-        measure(bytes, &bare, &summed, &log);
+        measure(bytes, [&bare, &summed, &framed, &log]);
     }
     std::fs::remove_dir_all(&folder).expect("the folder can be removed");
 }
 
-fn measure(bytes: usize, bare: &Region, summed: &Region, log: &Region) {
+fn measure(bytes: usize, [bare, summed, framed, log]: [&Region; 4]) {
     let source: Vec<u8> = (0..bytes).map(|index| index as u8).collect();
     let calls = (1 << 20) / bytes.max(1024);
     let mut ring = AppendRing::empty(log.clone(), 0, Salt::NONE, Sequence::new(1));
-    let mut times: [Vec<f64>; 3] = Default::default();
-    let (mut bare_at, mut summed_at) = (0, 0);
+    let mut times: [Vec<f64>; 4] = Default::default();
+    let (mut bare_at, mut summed_at, mut framed_at) = (0, 0, 0);
     let mut kept = 0;
     for _ in 0..ROUNDS {
         times[0].push(timed(calls, || {
@@ -50,23 +53,24 @@ fn measure(bytes: usize, bare: &Region, summed: &Region, log: &Region) {
             summed.write(summed_at, &source);
             summed.fence();
         }));
-        times[2].push(timed(calls, || append(&mut ring, &source)));
+        times[2].push(timed(calls, || {
+            framed_at = next(framed_at, bytes);
+            framed.write(framed_at + HEADER_BYTES as u64, &source);
+            let mut line = [0; HEADER_BYTES];
+            line[..4].copy_from_slice(&checksum::of(Salt::NONE, &source).to_le_bytes());
+            framed.write(framed_at, &line);
+            framed.fence();
+        }));
+        times[3].push(timed(calls, || append(&mut ring, &source)));
     }
     std::hint::black_box(kept);
-    let [bare, floor, append] = times.map(|mut times| {
+    let times = times.map(|mut times| {
         times.sort_by(f64::total_cmp);
         (times[ROUNDS / 2], times[0])
     });
-    println!(
-        "{bytes:>8} {:>7.0} {:>6.0} {:>7.0} {:>7.0} {:>7.0} {:>7.0}      {:.2}",
-        bare.0,
-        bare.1,
-        floor.0,
-        floor.1,
-        append.0,
-        append.1,
-        append.0 / floor.0
-    );
+    print!("{bytes:>8}");
+    times.iter().for_each(|(median, lowest)| print!(" {median:>7.0} {:>7}", format!("({lowest:.0})")));
+    println!("    {:.2}    {:.2}", times[3].0 / times[1].0, times[3].0 / times[2].0);
 }
 
 fn append(ring: &mut AppendRing, source: &[u8]) {
@@ -82,7 +86,7 @@ fn append(ring: &mut AppendRing, source: &[u8]) {
 /// Where the next bytes go, so that all three walk through their region alike.
 fn next(at: u64, bytes: usize) -> u64 {
     let next = at + (bytes + HEADER_BYTES).next_multiple_of(64) as u64;
-    if next + bytes as u64 > REGION_BYTES { 0 } else { next }
+    if next + (bytes + HEADER_BYTES) as u64 > REGION_BYTES { 0 } else { next }
 }
 
 /// Nanoseconds a call.

@@ -12,7 +12,8 @@
 //!
 //! An append makes no system call and allocates nothing. The bytes stored are those that were summed: sources are
 //! fetched once, piece by piece, through a buffer that stays in the first-level cache. Cost: header and payload
-//! rounded up to lines, one fence, one write a piece of 4 KB and one for the header if there are several pieces.
+//! rounded up to lines, one write for each piece of about 4 KB and one for the header, one fence. What that
+//! is beside its floor: `cargo run --release -p pmem --example floors`.
 
 use crate::copy::{Fault, Source};
 use crate::region::Region;
