@@ -140,7 +140,8 @@ unsafe impl Shared for Overflow {
     fn read(&self) {}
 }
 
-/// Shared memory, mapped; unmapped with the last view of it.
+/// Shared memory, mapped; unmapped with the last view of it. A forked child, which does not have it, must forget what
+/// it copied of this instead of dropping it: something else may lie there by then.
 #[derive(Debug)]
 pub struct Mapping {
     address: NonNull<u8>,

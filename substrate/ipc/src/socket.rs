@@ -45,6 +45,11 @@ impl Listener {
             // SAFETY: `address` is a socket address of `bytes` bytes.
             check("bind", unsafe { syscall(libc::SYS_bind, [socket.argument(), address, bytes, 0, 0, 0]) })
         })?;
+        // Whatever the umask: who may be let in is decided by what the kernel says of who knocks.
+        let name = std::ffi::CString::new(path.as_os_str().as_bytes()).expect("bind refused zeros");
+        let arguments = [argument(libc::AT_FDCWD), name.as_ptr() as usize, 0o666, 0, 0, 0];
+        // SAFETY: `name` is a string that ends with a zero byte.
+        check("fchmodat", unsafe { syscall(libc::SYS_fchmodat, arguments) })?;
         // SAFETY: listen uses no memory.
         check("listen", unsafe { syscall(libc::SYS_listen, [socket.argument(), BACKLOG, 0, 0, 0, 0]) })?;
         Ok(Self(socket))

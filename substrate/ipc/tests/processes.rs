@@ -446,6 +446,8 @@ fn a_long_path_is_reached() {
     std::fs::create_dir_all(&deep).unwrap();
     let path = deep.join("socket");
     let listener = Listener::bind(&path).unwrap();
+    let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&path).unwrap().permissions());
+    assert_eq!(mode & 0o777, 0o666, "every user may knock");
     let client = Connection::connect(&path).unwrap();
     let peer = accepted(&listener);
     client.send(MessageKind::Parcel, &[b"a", b"bc"], &[]).unwrap();
