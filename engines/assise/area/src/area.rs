@@ -413,6 +413,11 @@ impl Area {
         self.view().segments()
     }
 
+    /// Whose files a data segment holds, or nobody's but the daemon's; `None` if there is no such segment.
+    pub fn segment_owner(&self, segment: SegmentId) -> Option<u32> {
+        self.space.owner(segment)
+    }
+
     /// The value of a key, whatever it is.
     ///
     /// # Errors

@@ -2,7 +2,7 @@
 
 use crate::AreaError;
 use crate::Refused;
-use crate::batch::{Applied, Applying, Batch};
+use crate::batch::{Applied, Applying, Batch, Need};
 use crate::contents::grow;
 use crate::view::{FILE_BLOCKS_MAX, XATTR_SLOT_MAX, xattr_room};
 use format::InodeNumber;
@@ -44,7 +44,7 @@ impl Batch<'_> {
         if mask & SET_MTIME != 0 {
             item.mtime_ns = body.mtime_ns;
         }
-        self.begin_change(1, 0, false)?;
+        self.begin_change(1, 0, Need::Shrinking)?;
         item.ctime_ns = time;
         item.stamp = applying.stamp(inode);
         self.put_inode(inode, &item)?;
@@ -60,7 +60,7 @@ impl Batch<'_> {
         self.guarded(|batch| {
             let mut item = batch.view().inode(inode)?.ok_or(Refused::NoInode(inode))?;
             item.mode = U32::new((item.mode.get() & TYPE_BITS) | (mode & 0o7777));
-            batch.begin_change(1, 0, false)?;
+            batch.begin_change(1, 0, Need::Shrinking)?;
             batch.put_inode(inode, &item)
         })
     }
@@ -82,7 +82,7 @@ impl Batch<'_> {
             None => self.free_slot(inode, name)?,
         };
         let pieces = value.len() / xattr_room(0) + 2;
-        self.begin_change(3, pieces as u32 / 2 + 2, !applying.promised)?;
+        self.begin_change(3, pieces as u32 / 2 + 2, applying.need())?;
         self.remove_pieces(inode, name, slot)?;
         let (first, rest) = value.split_at(value.len().min(xattr_room(name.len())));
         self.put_piece(inode, (name, slot), 0, value.len(), first)?;
@@ -139,7 +139,7 @@ impl Batch<'_> {
     ) -> Result<Applied, AreaError> {
         let Some(item) = self.inode_for(inode, applying)? else { return Ok(Applied::Stale) };
         let Some((slot, _)) = self.view().xattr(inode, name)? else { return Err(Refused::NoXattr.into()) };
-        self.begin_change(3, 0, false)?;
+        self.begin_change(3, 0, Need::Shrinking)?;
         self.remove_pieces(inode, name, slot)?;
         self.touch(inode, item, applying)
     }
@@ -183,7 +183,7 @@ impl Batch<'_> {
             if !batch.view().is_orphan(inode)? {
                 return Err(Refused::NoInode(inode).into());
             }
-            batch.begin_change(6, 0, false)?;
+            batch.begin_change(6, 0, Need::Shrinking)?;
             batch.reap_step(inode, items_max)
         })
     }

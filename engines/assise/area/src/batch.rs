@@ -57,11 +57,29 @@ impl Applying<'_> {
         self.stamp(inode).is_newer_than(&item.stamp)
     }
 
+    pub(crate) fn need(&self) -> Need {
+        if self.promised { Need::Promised } else { Need::Growing }
+    }
+
     /// The time it leaves in an inode.
     pub(crate) fn time_after(&self, item: &InodeItem) -> i64 {
         self.time_ns.max(item.ctime_ns.get())
     }
 }
+
+/// How far into the reserves a change may reach.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Need {
+    /// Not at all.
+    Growing,
+    /// Room was promised for it: up to what giving back needs.
+    Promised,
+    /// It gives room back, or keeps what there is: all of it.
+    Shrinking,
+}
+
+/// Paths of the tree whose copies are kept for changes that give room back.
+const SHRINKING_PATHS: u32 = 16;
 
 /// What a record did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -234,12 +252,17 @@ impl Batch<'_> {
 
     /// From here on the running change modifies the tree: checks that nodes for it are there. `paths` is the
     /// number of places in the tree that it touches, `items` the number of leaves' worth that it may add.
-    pub(crate) fn begin_change(&mut self, paths: u32, items: u32, grows: bool) -> Result<(), AreaError> {
+    pub(crate) fn begin_change(&mut self, paths: u32, items: u32, need: Need) -> Result<(), AreaError> {
         let path = self.tree.height() + 2;
         let segments = u32::try_from(self.area.space.items().count()).unwrap_or(u32::MAX) / 16;
         // A commit also writes the items of the segments, of which all may have changed.
-        let wanted = (paths + 2) * path + items + segments;
-        let reserve = if grows { self.area.limits.reserve_nodes } else { 0 };
+        let wanted = (paths + 2).saturating_mul(path).saturating_add(items).saturating_add(segments);
+        let shrinking = SHRINKING_PATHS * path;
+        let reserve = match need {
+            Need::Growing => shrinking + self.area.limits.reserve_nodes,
+            Need::Promised => shrinking,
+            Need::Shrinking => 0,
+        };
         let room = u64::from(self.area.node_map.allocatable());
         if u64::from(self.tree.changed()) + u64::from(wanted) + u64::from(reserve) > room {
             let nothing_changed = self.tree.changed() == 0;
@@ -277,7 +300,7 @@ impl Batch<'_> {
     /// `BatchFull`, `NoSpace`, `Poisoned`, `Node`, `Medium`, as all table changes.
     pub fn put_log(&mut self, log: LogUid, item: &LogItem) -> Result<(), AreaError> {
         self.guarded(|batch| {
-            batch.begin_change(1, 1, false)?;
+            batch.begin_change(1, 1, Need::Promised)?;
             batch.put(Key::new(0, ItemKind::Log, log.get()), item.as_bytes())
         })
     }
@@ -289,7 +312,7 @@ impl Batch<'_> {
     pub fn put_groups(&mut self, log: LogUid, groups: &[u32]) -> Result<(), AreaError> {
         self.guarded(|batch| {
             let pieces = u32::try_from(groups.len().div_ceil(LOG_GROUPS_PIECE)).unwrap_or(u32::MAX);
-            batch.begin_change(2, pieces, true)?;
+            batch.begin_change(2, pieces, Need::Growing)?;
             batch.remove_kind(log.get(), ItemKind::Log)?;
             for (piece, groups) in groups.chunks(LOG_GROUPS_PIECE).enumerate() {
                 let bytes: Vec<u8> = groups.iter().flat_map(|group| group.to_le_bytes()).collect();
@@ -305,7 +328,7 @@ impl Batch<'_> {
     /// As [`Batch::put_log`].
     pub fn remove_log(&mut self, log: LogUid) -> Result<(), AreaError> {
         self.guarded(|batch| {
-            batch.begin_change(3, 0, false)?;
+            batch.begin_change(3, 0, Need::Shrinking)?;
             batch.remove(&Key::new(0, ItemKind::Log, log.get()))?;
             batch.remove_kind(log.get(), ItemKind::Log)?;
             batch.remove_kind(log.get(), ItemKind::Grant)
@@ -318,7 +341,7 @@ impl Batch<'_> {
     /// As [`Batch::put_log`].
     pub fn put_grant(&mut self, log: LogUid, inode: InodeNumber, item: &GrantItem) -> Result<(), AreaError> {
         self.guarded(|batch| {
-            batch.begin_change(1, 1, false)?;
+            batch.begin_change(1, 1, Need::Promised)?;
             batch.put(Key::new(log.get(), ItemKind::Grant, inode.get()), item.as_bytes())
         })
     }
@@ -329,7 +352,7 @@ impl Batch<'_> {
     /// As [`Batch::put_log`].
     pub fn remove_grant(&mut self, log: LogUid, inode: InodeNumber) -> Result<(), AreaError> {
         self.guarded(|batch| {
-            batch.begin_change(1, 0, false)?;
+            batch.begin_change(1, 0, Need::Shrinking)?;
             batch.remove(&Key::new(log.get(), ItemKind::Grant, inode.get()))?;
             Ok(())
         })

@@ -5,7 +5,7 @@
 
 use crate::AreaError;
 use crate::Refused;
-use crate::batch::{Applied, Applying, Batch};
+use crate::batch::{Applied, Applying, Batch, Need};
 use crate::extents::{How, Place, at_index};
 use crate::view::FILE_BLOCKS_MAX;
 use format::node::InodeItem;
@@ -67,11 +67,11 @@ impl Batch<'_> {
         let Some(mut item) = self.file_for(inode, applying)? else { return Ok(Applied::Stale) };
         let mut grown = 0;
         if bytes.is_empty() {
-            self.begin_change(1, 0, false)?;
+            self.begin_change(1, 0, Need::Shrinking)?;
         } else {
             let edges = self.load_edges(inode, offset..end)?;
-            let places = self.place(inode, blocks_touched(offset..end), applying)?;
-            self.begin_extents(&places, !applying.promised)?;
+            let places = self.place(inode, blocks_touched(offset..end), applying.owner, applying.need())?;
+            self.begin_extents(&places, applying.need())?;
             grown = self.write_places(inode, offset, bytes, &places, edges)?;
             item.size = U64::new(item.size.get().max(end));
         }
@@ -162,7 +162,7 @@ impl Batch<'_> {
             grown += self.zero(inode, zeroings)?;
             grown -= self.cut(inode, block_end..FILE_BLOCKS_MAX, true)?;
         } else {
-            self.begin_change(1, 0, false)?;
+            self.begin_change(1, 0, Need::Shrinking)?;
         }
         item.size = U64::new(size);
         self.put_changed(inode, item, grown, applying)
@@ -176,17 +176,16 @@ impl Batch<'_> {
         ranges: &[Range<u64>],
         applying: &Applying<'_>,
     ) -> Result<Vec<Zeroing>, AreaError> {
-        let promised = Applying { promised: true, ..*applying };
         let mut zeroings: Vec<Zeroing> = Vec::new();
         let mut prepare = || {
             for range in ranges.iter().filter(|range| !range.is_empty()) {
                 let block = range.start / BLOCK;
                 if let Some(old) = self.load_block(inode, block)? {
-                    let places = self.place(inode, block..block + 1, &promised)?;
+                    let places = self.place(inode, block..block + 1, applying.owner, Need::Shrinking)?;
                     zeroings.push(Zeroing { range: range.clone(), places, old });
                 }
             }
-            self.begin_change(6, 6, false)
+            self.begin_change(6, 6, Need::Shrinking)
         };
         if let Err(error) = prepare() {
             for zeroing in zeroings {
@@ -241,16 +240,17 @@ impl Batch<'_> {
         let Some(mut item) = self.file_for(inode, applying)? else { return Ok(Applied::Stale) };
         let blocks = blocks_touched(offset..end);
         let holes = self.holes(inode, blocks)?;
-        self.check_room(holes.iter().map(|hole| hole.end - hole.start).sum(), applying)?;
+        let wanted = holes.iter().map(|hole| hole.end - hole.start).sum();
+        self.check_room(wanted, applying.owner, applying.need())?;
         let mut places = Vec::new();
         for hole in holes {
-            if let Err(error) = self.place_new(hole, applying, &mut places) {
+            if let Err(error) = self.place_new(hole, applying.owner, &mut places) {
                 self.give_back(&places);
                 return Err(error);
             }
         }
         let leaves = u32::try_from(places.len() / 32).unwrap_or(u32::MAX / 4);
-        if let Err(error) = self.begin_change(3, 2 * leaves + 2, !applying.promised) {
+        if let Err(error) = self.begin_change(3, 2 * leaves + 2, applying.need()) {
             self.give_back(&places);
             return Err(error);
         }

@@ -2,7 +2,7 @@
 
 use crate::AreaError;
 use crate::area::read_block;
-use crate::batch::{Applying, Batch, Pending};
+use crate::batch::{Batch, Need, Pending};
 use crate::space::Run;
 use crate::view::Extent;
 use format::checksum::{self, Salt};
@@ -42,6 +42,9 @@ impl Place {
 /// Extents that a change may find in the range that it touches before it is taken in several leaves.
 const EXTENTS_A_LEAF: u64 = 6;
 
+/// Data blocks that only a change which gives room back may take, for the copies of blocks that it cuts.
+const SHRINKING_BLOCKS: u64 = 2;
+
 /// Extents of a large file that are held in memory at once.
 const EXTENTS_AT_ONCE: usize = 64;
 
@@ -52,7 +55,8 @@ impl Batch<'_> {
         &mut self,
         inode: InodeNumber,
         range: Range<u64>,
-        applying: &Applying<'_>,
+        owner: u32,
+        need: Need,
     ) -> Result<Vec<Place>, AreaError> {
         let mut places = Vec::new();
         let mut missing: Vec<Range<u64>> = Vec::new();
@@ -61,13 +65,13 @@ impl Batch<'_> {
             let part = extent.part(extent.first.max(range.start)..extent.end().min(range.end));
             note_missing(&mut missing, at..part.first);
             at = part.end();
-            self.split_part(&part, applying.owner, &mut places, &mut missing);
+            self.split_part(&part, owner, &mut places, &mut missing);
         }
         note_missing(&mut missing, at..range.end);
         let wanted: u64 = missing.iter().map(|range| range.end - range.start).sum();
-        self.check_room(wanted, applying)?;
+        self.check_room(wanted, owner, need)?;
         for range in missing {
-            if let Err(error) = self.place_new(range, applying, &mut places) {
+            if let Err(error) = self.place_new(range, owner, &mut places) {
                 self.give_back(&places);
                 return Err(error);
             }
@@ -108,25 +112,34 @@ impl Batch<'_> {
         parts
     }
 
-    /// Refuses what would eat into the reserve of data blocks.
-    pub(crate) fn check_room(&self, wanted: u64, applying: &Applying<'_>) -> Result<(), AreaError> {
-        let reserve = if applying.promised { 0 } else { self.area.limits.reserve_blocks };
-        let enough = wanted == 0
-            || wanted.checked_add(reserve).is_some_and(|sum| sum <= self.area.space.room(applying.owner));
-        if enough { Ok(()) } else { Err(AreaError::NoSpace) }
+    /// Refuses what would eat into the reserve of data blocks. What the batch itself has freed can be taken after
+    /// its release.
+    pub(crate) fn check_room(&self, wanted: u64, owner: u32, need: Need) -> Result<(), AreaError> {
+        let reserve = match need {
+            Need::Growing => self.area.limits.reserve_blocks.max(SHRINKING_BLOCKS),
+            Need::Promised => SHRINKING_BLOCKS,
+            Need::Shrinking => 0,
+        };
+        let room = self.area.space.room(owner);
+        match wanted.checked_add(reserve) {
+            _ if wanted == 0 => Ok(()),
+            Some(sum) if sum <= room => Ok(()),
+            _ if self.freed.is_empty() => Err(AreaError::NoSpace),
+            _ => Err(AreaError::BatchFull),
+        }
     }
 
     /// Allocates blocks for a range of a file.
     pub(crate) fn place_new(
         &mut self,
         range: Range<u64>,
-        applying: &Applying<'_>,
+        owner: u32,
         places: &mut Vec<Place>,
     ) -> Result<(), AreaError> {
         let mut first = range.start;
         while first < range.end {
             let blocks_max = u32::try_from(range.end - first).unwrap_or(u32::MAX);
-            let run = self.area.space.allocate(applying.owner, blocks_max, self.made)?;
+            let run = self.area.space.allocate(owner, blocks_max, self.made)?;
             self.allocated.add(run);
             places.push(Place { first, run, how: How::New });
             first += u64::from(run.blocks);
@@ -144,11 +157,11 @@ impl Batch<'_> {
 
     /// Checks that there are nodes for a change of the extents in a range; on an error what was placed is given
     /// back.
-    pub(crate) fn begin_extents(&mut self, places: &[Place], grows: bool) -> Result<(), AreaError> {
+    pub(crate) fn begin_extents(&mut self, places: &[Place], need: Need) -> Result<(), AreaError> {
         let blocks: u64 = places.iter().map(|place| u64::from(place.run.blocks)).sum();
         let extents = blocks.div_ceil(u64::from(EXTENT_BLOCKS_MAX)) + 2 * places.len() as u64;
         let leaves = u32::try_from(extents.div_ceil(EXTENTS_A_LEAF)).unwrap_or(u32::MAX / 2);
-        let begun = self.begin_change(3, 2 * leaves, grows);
+        let begun = self.begin_change(3, 2 * leaves, need);
         if begun.is_err() {
             self.give_back(places);
         }

@@ -14,8 +14,8 @@ pub const TREE_FILE: &str = "tree";
 /// Superblock and root slots.
 const BLOCKS_BEFORE_MAP: u32 = 3;
 
-/// The smallest tree that can work: room for a path and its copy.
-const NODES_MIN: u32 = 8;
+/// The smallest tree that can work: room for what is kept for giving back, and some.
+const NODES_MIN: u32 = 128;
 
 /// Sizes of a tree file, in blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

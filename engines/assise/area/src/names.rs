@@ -6,7 +6,7 @@
 
 use crate::AreaError;
 use crate::Refused;
-use crate::batch::{Applied, Applying, Batch};
+use crate::batch::{Applied, Applying, Batch, Need};
 use crate::view::Entry;
 use format::node::{EntryItem, InodeItem, ItemKind, Key, VALUE_BYTES_MAX};
 use format::record::{CreateBody, FileType, RenameBody, SYMLINK_BYTES_MAX};
@@ -156,7 +156,7 @@ impl Batch<'_> {
             self.check_free(parent, &parent_item, named)?;
             relink(&mut parent_item, i32::from(file_type == FileType::Directory))?;
         }
-        self.begin_change(3, 3, !applying.promised)?;
+        self.begin_change(3, 3, applying.need())?;
         if parent_new {
             parent_item.size = add(parent_item.size, 1);
             self.put_directory(parent, parent_item, applying)?;
@@ -225,7 +225,7 @@ impl Batch<'_> {
             return Err(Refused::NoEntry.into());
         }
         relink(&mut item, 1)?;
-        self.begin_change(4, 1, !applying.promised)?;
+        self.begin_change(4, 1, applying.need())?;
         if parent_new {
             parent_item.size = add(parent_item.size, 1);
             self.put_directory(parent, parent_item, applying)?;
@@ -287,7 +287,7 @@ impl Batch<'_> {
         if inode_new {
             Self::check_removable(inode, &item, directory)?;
         }
-        self.begin_change(6, 1, false)?;
+        self.begin_change(6, 1, Need::Shrinking)?;
         if parent_new {
             parent_item.size = add(parent_item.size, -1);
             self.put_directory(parent, parent_item, applying)?;
@@ -407,7 +407,7 @@ impl Batch<'_> {
         relink(target, directory - replaced_directory)?;
         target.size = add(target.size, grown);
         // A move may not need more room than there is in the reserve: it frees a name.
-        self.begin_change(9, 3, false)?;
+        self.begin_change(9, 3, Need::Promised)?;
         if old.is_new {
             self.remove_entry(old.parent, old.named.0)?;
             self.put_directory(old.parent, old.item, applying)?;
@@ -439,7 +439,7 @@ impl Batch<'_> {
             relink(&mut old.item, difference)?;
             relink(&mut new.item, -difference)?;
         }
-        self.begin_change(9, 3, false)?;
+        self.begin_change(9, 3, Need::Promised)?;
         if old.is_new {
             self.put_entry(old.parent, old.named, replaced.inode, type_of(&replaced.item))?;
             self.put_directory(old.parent, old.item, applying)?;

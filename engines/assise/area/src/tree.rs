@@ -92,8 +92,19 @@ impl Tree {
         to: &Key,
         visit: &mut dyn FnMut(&Key, &[u8]) -> ControlFlow<()>,
     ) -> Result<(), AreaError> {
-        let _done = scan_child(store, &self.root, self.root_level(), (from, to), visit)?;
-        Ok(())
+        let mut last: Option<Key> = None;
+        let mut disordered = None;
+        let mut ordered = |key: &Key, value: &[u8]| {
+            // Nodes are sound one by one; that they also follow each other is only seen here.
+            if key < from || last.is_some_and(|last| last >= *key) {
+                disordered = Some(*key);
+                return ControlFlow::Break(());
+            }
+            last = Some(*key);
+            visit(key, value)
+        };
+        let _done = scan_child(store, &self.root, self.root_level(), (from, to), &mut ordered)?;
+        disordered.map_or(Ok(()), |key| Err(AreaError::Item(key, "order")))
     }
 
     /// The largest key that is not larger than `key` and not smaller than `lowest`.

@@ -1,0 +1,548 @@
+//! The rules of the area, one test each: what things cost, when blocks are used again, what a stamp decides, what
+//! happens without room, what an open says of what is no pool.
+
+#![allow(clippy::unwrap_used, reason = "in a test a panic is the report")]
+
+mod support;
+
+use area::{Applied, Applying, Area, AreaError, Batch, Limits, Refused};
+use format::node::{ItemKind, Key, LogItem, NodeView};
+use format::record::FileType;
+use format::root::{NodePointer, Root};
+use format::superblock::OWNER_DAEMON;
+use format::{BLOCK_BYTES, Block, DecodeError, Epoch, InodeNumber, LeaseVersion, LogUid, PoolUid, Sequence};
+use pmem::Medium;
+use pmem::recorded::{Recorder, Verb};
+use std::collections::BTreeSet;
+use support::{
+    ALICE, COLLIDING, Op, Step, at, cases, commit, create, directory, file, findings, new_pool, pool, rename,
+    rmdir, state_of, step, tiny, truncate, unlink, write,
+};
+use zerocopy::FromBytes;
+
+fn roomy() -> Limits {
+    Limits { capacity_blocks: 20_000, segment_blocks: 5000, ..Limits::default() }
+}
+
+fn begin(area: &mut Area) -> Batch<'_> {
+    area.begin(Epoch::new(1)).unwrap()
+}
+
+/// What one batch costs: nodes and data blocks, then writes and settles as the medium counted them.
+fn cost(recorder: &Recorder, area: &mut Area, steps: &[Step]) -> (u32, u64, u64, u64) {
+    let before = (recorder.calls(Verb::Persist), recorder.calls(Verb::Settle));
+    let area_flip = area.flip().get();
+    let mut batch = begin(area);
+    for (step, sequence) in steps.iter().zip(1_000_000 * area_flip..) {
+        step.apply(&mut batch, sequence).unwrap();
+    }
+    let committed = batch.commit().unwrap();
+    area.release(committed.flip).unwrap();
+    let (writes, settles) =
+        (recorder.calls(Verb::Persist) - before.0, recorder.calls(Verb::Settle) - before.1);
+    (committed.nodes, committed.data_blocks, writes, settles)
+}
+
+#[test]
+fn a_batch_costs_what_it_touches() {
+    let recorder = Recorder::new();
+    let mut area = pool(&recorder.medium(), 4000, roomy());
+    commit(&mut area, &[file(2, 1, "first"), write(2, 0, 1, 4096)], 1).unwrap();
+    let small = [file(3, 1, "a.tmp"), write(3, 0, 1, 4096), rename(3, at(1, "a.tmp"), at(1, "a"), 0)];
+    // The only node, the block, a page of the map of each file, the root; settled: segment, tree, root.
+    assert_eq!(cost(&recorder, &mut area, &small), (1, 1, 5, 3));
+    let steps: Vec<Step> = (10..5010).map(|inode| file(inode, 1, format!("file-{inode}"))).collect();
+    for (steps, number) in steps.chunks(500).zip(1..) {
+        commit(&mut area, steps, 3_000_000 + number * 1000).unwrap();
+    }
+    // Three levels: root node, inner nodes and leaves of object 0 and the root directory, of the entry, of the inode.
+    let again = [file(6000, 1, "b"), write(6000, 0, 1, 4096)];
+    assert_eq!(cost(&recorder, &mut area, &again), (6, 1, 10, 3));
+    // Small writes to one block are one block.
+    let appends: Vec<Step> = (0..32).map(|index| write(6000, 4096 + index * 128, 1, 128)).collect();
+    assert_eq!(cost(&recorder, &mut area, &appends).1, 1);
+    // Nothing changed, nothing written.
+    assert_eq!(cost(&recorder, &mut area, &[]), (0, 0, 0, 0));
+    findings(&recorder.medium()).unwrap();
+}
+
+#[test]
+fn items_in_order_cost_the_nodes_that_they_fill() {
+    let recorder = Recorder::new();
+    let mut area = pool(&recorder.medium(), 4000, roomy());
+    let steps: Vec<Step> = (10..2010).map(|inode| file(inode, 1, format!("file-{inode}"))).collect();
+    let (nodes, _, writes, _) = cost(&recorder, &mut area, &steps);
+    let used = area.usage().nodes - area.usage().nodes_free;
+    assert_eq!((nodes, writes), (used, u64::from(nodes) + 2), "each node of the tree is written once");
+    assert!(nodes < 2000 * 200 / 4096 * 2, "{nodes} nodes for 2,000 files");
+}
+
+#[test]
+fn what_a_flip_freed_is_not_used_before_its_release() {
+    let recorder = Recorder::new();
+    let mut area = pool(&recorder.medium(), 256, tiny());
+    commit(&mut area, &[file(2, 1, "f"), write(2, 0, 1, 10 * 4096)], 1).unwrap();
+    let places = |area: &Area| -> BTreeSet<(u32, u32)> {
+        let extents = area.extents(InodeNumber::new(2), 0..100, 100).unwrap();
+        let blocks = extents.iter().flat_map(|extent| {
+            (extent.block.get()..extent.block.get() + extent.blocks)
+                .map(|block| (extent.segment.get(), block))
+        });
+        blocks.collect()
+    };
+    let mut seen = places(&area);
+    let mut flips = Vec::new();
+    for round in 0..3 {
+        let mut batch = begin(&mut area);
+        write(2, 0, round, 10 * 4096).apply(&mut batch, 10 + u64::from(round)).unwrap();
+        let committed = batch.commit().unwrap();
+        assert_eq!(committed.freed_of, [InodeNumber::new(2)]);
+        flips.push(committed.flip);
+        let now = places(&area);
+        assert!(seen.is_disjoint(&now), "a block was used again before its flip was released");
+        seen.extend(now);
+    }
+    assert!(area.release(flips[2].next()).is_err(), "a flip that was not made");
+    area.release(flips[2]).unwrap();
+    commit(&mut area, &[write(2, 0, 9, 10 * 4096)], 20).unwrap();
+    assert!(!seen.is_disjoint(&places(&area)), "released blocks are used again");
+    findings(&recorder.medium()).unwrap();
+}
+
+#[test]
+fn a_dropped_batch_changes_nothing_and_takes_nothing() {
+    let recorder = Recorder::new();
+    let mut area = pool(&recorder.medium(), 256, tiny());
+    commit(&mut area, &cases::base(), 1).unwrap();
+    let (before, usage, writes) = (state_of(&area).unwrap(), area.usage(), area.flip());
+    let mut batch = begin(&mut area);
+    write(10, 0, 7, 9000).apply(&mut batch, 100).unwrap();
+    unlink(22, 20, "g").apply(&mut batch, 101).unwrap();
+    drop(batch);
+    assert_eq!((state_of(&area).unwrap(), area.flip()), (before.clone(), writes));
+    // What it had taken is there again after the next flip.
+    commit(&mut area, &[support::set_attr(10, 1)], 102).unwrap();
+    assert_eq!(area.usage(), usage);
+    findings(&recorder.medium()).unwrap();
+}
+
+/// Applies with chosen versions of the leases.
+fn apply_at(
+    batch: &mut Batch<'_>,
+    step: &Step,
+    sequence: u64,
+    version_of: &dyn Fn(InodeNumber) -> LeaseVersion,
+) -> Result<Applied, AreaError> {
+    let applying = Applying {
+        log: LogUid::new(7),
+        sequence: Sequence::new(sequence),
+        time_ns: support::time_of(sequence),
+        version_of,
+        owner: ALICE,
+        keep_open: false,
+        promised: false,
+    };
+    step.with_operation(|operation| batch.apply(InodeNumber::new(step.inode), operation, &applying))
+}
+
+#[test]
+fn a_record_counts_for_an_inode_that_has_not_seen_it() {
+    let recorder = Recorder::new();
+    let mut area = pool(&recorder.medium(), 256, tiny());
+    commit(&mut area, &cases::base(), 1).unwrap();
+    let before = state_of(&area).unwrap();
+    let mut batch = begin(&mut area);
+    for (step, sequence) in cases::base().iter().zip(1..) {
+        assert_eq!(step.apply(&mut batch, sequence).unwrap(), Applied::Stale, "{step:?}");
+    }
+    let older = |_| LeaseVersion::new(0);
+    assert_eq!(apply_at(&mut batch, &write(10, 0, 1, 10), 999, &older).unwrap(), Applied::Stale);
+    batch.commit().unwrap();
+    assert_eq!(state_of(&area).unwrap(), before);
+    let newer = |_| LeaseVersion::new(2);
+    let mut batch = begin(&mut area);
+    assert_eq!(apply_at(&mut batch, &write(10, 0, 1, 10), 1, &newer).unwrap(), Applied::Done);
+}
+
+#[test]
+fn a_directory_copied_later_than_its_files_is_left_alone() {
+    let recorder = Recorder::new();
+    let mut area = pool(&recorder.medium(), 256, tiny());
+    commit(&mut area, &[directory(2, 1, "d")], 50).unwrap();
+    // The directory is as it was after record 50; the records 10 and 11 of its files come now.
+    let mut batch = begin(&mut area);
+    assert_eq!(file(3, 2, "gone").apply(&mut batch, 10).unwrap(), Applied::Done);
+    assert_eq!(unlink(3, 2, "gone").apply(&mut batch, 11).unwrap(), Applied::Done);
+    batch.commit().unwrap();
+    assert_eq!(state_of(&area).unwrap()[&2].entries.len(), 0);
+    assert!(area.inode(InodeNumber::new(3)).unwrap().is_none());
+    findings(&recorder.medium()).unwrap();
+}
+
+#[test]
+fn what_contradicts_the_tree_is_refused_with_a_reason() {
+    let recorder = Recorder::new();
+    let mut area = pool(&recorder.medium(), 256, tiny());
+    commit(&mut area, &cases::base(), 1).unwrap();
+    commit(&mut area, &[create(40, at(1, COLLIDING[0]), FileType::Regular)], 50).unwrap();
+    let before = state_of(&area).unwrap();
+    let wrong_hash = {
+        let mut place = at(1, "x");
+        place.slot = 1 << 15;
+        place
+    };
+    let far = 1 << 62;
+    let table: Vec<(Step, Refused)> = vec![
+        (write(99, 0, 1, 1), Refused::NoInode(InodeNumber::new(99))),
+        (write(20, 0, 1, 1), Refused::IsDirectory),
+        (write(12, 0, 1, 1), Refused::WrongType),
+        (step(10, Op::Truncate { size: u64::MAX }), Refused::TooLarge),
+        (
+            step(10, Op::Allocate { offset: far, bytes: far + far / 2, keep_size: true, punch_hole: true }),
+            Refused::TooLarge,
+        ),
+        (file(10, 1, "new"), Refused::InodeInUse),
+        (file(41, 10, "new"), Refused::NotDirectory),
+        (file(41, 99, "new"), Refused::NoInode(InodeNumber::new(99))),
+        (file(41, 1, "f"), Refused::NameExists),
+        (create(41, wrong_hash, FileType::Regular), Refused::CookieHash),
+        (create(41, at(1, COLLIDING[1]), FileType::Regular), Refused::CookieTaken),
+        (file(0, 1, "zero"), Refused::Field("inode")),
+        (support::link(20, 1, "new"), Refused::IsDirectory),
+        (unlink(10, 1, "nothing"), Refused::NoEntry),
+        (unlink(11, 1, "f"), Refused::EntryNamesOther),
+        (unlink(20, 1, "d"), Refused::IsDirectory),
+        (rmdir(10, 1, "f"), Refused::NotDirectory),
+        (rmdir(20, 1, "d"), Refused::NotEmpty),
+        (rename(20, at(1, "d"), at(21, "in"), 0), Refused::Cycle),
+        (rename(20, at(1, "d"), at(20, "in"), 0), Refused::Cycle),
+        (support::exchange(20, at(1, "d"), at(20, "e"), 21), Refused::Cycle),
+        (rename(10, at(1, "f"), at(1, "empty"), 30), Refused::IsDirectory),
+        (rename(30, at(1, "empty"), at(1, "f"), 10), Refused::NotDirectory),
+        (rename(30, at(1, "empty"), at(1, "d"), 20), Refused::NotEmpty),
+        (rename(10, at(1, "f"), at(1, "h"), 0), Refused::NameExists),
+        (rename(10, at(1, "f"), at(1, "h"), 22), Refused::EntryNamesOther),
+        (step(10, Op::RemoveXattr { name: b"user.none".to_vec() }), Refused::NoXattr),
+    ];
+    let mut batch = begin(&mut area);
+    for (step, expected) in &table {
+        match step.apply(&mut batch, 100) {
+            Err(AreaError::Refused(refused)) => assert_eq!(refused, *expected, "{step:?}"),
+            other => panic!("{step:?}: {other:?}"),
+        }
+    }
+    batch.commit().unwrap();
+    assert_eq!(state_of(&area).unwrap(), before);
+    findings(&recorder.medium()).unwrap();
+}
+
+#[test]
+fn without_room_files_can_be_cut_and_removed() {
+    let recorder = Recorder::new();
+    let mut area = pool(&recorder.medium(), 256, tiny());
+    commit(&mut area, &[file(2, 1, "big")], 1).unwrap();
+    let mut sequence = 10;
+    let mut blocks = 0;
+    // Fill all data blocks.
+    loop {
+        sequence += 1;
+        match commit(&mut area, &[write(2, blocks * 4096, 1, 4096)], sequence) {
+            Ok(()) => blocks += 1,
+            Err(AreaError::NoSpace) => break,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    assert_eq!(blocks, tiny().capacity_blocks - tiny().reserve_blocks);
+    // What was promised room goes on into the reserve.
+    let mut batch = begin(&mut area);
+    let applying = Applying {
+        log: LogUid::new(7),
+        sequence: Sequence::new(sequence + 1),
+        time_ns: 1,
+        version_of: &|_| LeaseVersion::new(1),
+        owner: ALICE,
+        keep_open: false,
+        promised: true,
+    };
+    let promised = write(2, blocks * 4096, 1, 4096);
+    promised.with_operation(|operation| batch.apply(InodeNumber::new(2), operation, &applying)).unwrap();
+    let flip = batch.commit().unwrap().flip;
+    area.release(flip).unwrap();
+    // Then all nodes.
+    let mut names = 0;
+    loop {
+        sequence += 2;
+        match commit(&mut area, &[file(100 + names, 1, format!("{names:0>200}"))], sequence) {
+            Ok(()) => names += 1,
+            Err(AreaError::NoSpace) => break,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    assert!(names > 500, "{names}");
+    findings(&recorder.medium()).unwrap();
+    // A copy of one block, and everything after it, must still go.
+    commit(&mut area, &[truncate(2, 5000)], sequence + 1).unwrap();
+    for name in 0..names {
+        commit(&mut area, &[unlink(100 + name, 1, format!("{name:0>200}"))], sequence + 2 + name).unwrap();
+    }
+    let last = sequence + 2 + names;
+    commit(&mut area, &[unlink(2, 1, "big")], last).unwrap();
+    assert_eq!(area.usage().inodes, 1);
+    commit(&mut area, &[file(3, 1, "again"), write(3, 0, 1, 4096)], last + 1).unwrap();
+    findings(&recorder.medium()).unwrap();
+}
+
+#[test]
+fn a_full_batch_says_so_and_changes_nothing() {
+    let recorder = Recorder::new();
+    let limits = Limits { batch_nodes_max: 6, ..tiny() };
+    let mut area = pool(&recorder.medium(), 512, limits);
+    let mut batch = begin(&mut area);
+    let mut made = 0;
+    while !batch.is_full() {
+        file(10 + made, 1, format!("{made:0>100}")).apply(&mut batch, 1 + made).unwrap();
+        made += 1;
+        assert!(made < 1000);
+    }
+    let more = file(9, 1, "more").apply(&mut batch, 5000);
+    assert!(matches!(more, Err(AreaError::BatchFull)), "{more:?}");
+    batch.commit().unwrap();
+    assert_eq!(state_of(&area).unwrap()[&1].entries.len() as u64, made);
+}
+
+#[test]
+fn blocks_are_kept_by_owner() {
+    let recorder = Recorder::new();
+    let mut area = pool(&recorder.medium(), 256, tiny());
+    let mut sequence = 0;
+    let mut apply = |area: &mut Area, step: Step, owner| {
+        sequence += 1;
+        let mut batch = begin(area);
+        let applying = Applying {
+            log: LogUid::new(7),
+            sequence: Sequence::new(sequence),
+            time_ns: 1,
+            version_of: &|_| LeaseVersion::new(1),
+            owner,
+            keep_open: false,
+            promised: false,
+        };
+        step.with_operation(|operation| batch.apply(InodeNumber::new(step.inode), operation, &applying))?;
+        let flip = batch.commit()?.flip;
+        area.release(flip)
+    };
+    let owners = [ALICE, 2000, OWNER_DAEMON];
+    for (inode, owner) in (2..).zip(owners) {
+        apply(&mut area, file(inode, 1, inode.to_string()), owner).unwrap();
+        apply(&mut area, write(inode, 0, 1, 3 * 4096), owner).unwrap();
+        // Written again they move within the key.
+        apply(&mut area, write(inode, 5, 1, 4096), owner).unwrap();
+    }
+    let owner_of = |area: &Area, inode: u64, block| {
+        let extents = area.extents(InodeNumber::new(inode), block..block + 1, 1).unwrap();
+        let segments = area.segments().unwrap();
+        let found = segments.iter().find(|(id, _)| *id == extents[0].segment).unwrap();
+        found.1.owner.get()
+    };
+    for (inode, owner) in (2..).zip(owners) {
+        assert_eq!(owner_of(&area, inode, 0), owner);
+    }
+    assert_eq!(area.segments().unwrap().len(), 3);
+    // With no room for another segment, a user's blocks go to the daemon's, never to another user's.
+    apply(&mut area, file(9, 1, "9"), 3000).unwrap();
+    apply(&mut area, write(9, 0, 1, 20 * 4096), 3000).unwrap();
+    apply(&mut area, file(8, 1, "8"), 4000).unwrap();
+    apply(&mut area, write(8, 0, 1, 4096), 4000).unwrap();
+    assert_eq!((owner_of(&area, 9, 0), owner_of(&area, 8, 0)), (3000, OWNER_DAEMON));
+    findings(&recorder.medium()).unwrap();
+}
+
+#[test]
+fn tables_and_counters_travel_with_the_flip() {
+    let recorder = Recorder::new();
+    let medium = recorder.medium();
+    let mut area = pool(&medium, 256, tiny());
+    let item = LogItem { digested: Sequence::new(9), ..LogItem::read_from_bytes(&[0; 48]).unwrap() };
+    let groups: Vec<u32> = (0..1000).collect();
+    let mut batch = begin(&mut area);
+    let mut counters = batch.counters();
+    counters.next_log = LogUid::new(78);
+    counters.ledger_position = 4711;
+    batch.set_counters(&counters);
+    for log in [LogUid::new(5), LogUid::new(6)] {
+        batch.put_log(log, &item).unwrap();
+        batch.put_groups(log, &groups).unwrap();
+        let grant = format::node::GrantItem::read_from_bytes(&[1; 48]).unwrap();
+        batch.put_grant(log, InodeNumber::new(1), &grant).unwrap();
+        batch.put_grant(log, InodeNumber::new(2), &grant).unwrap();
+    }
+    batch.commit().unwrap();
+    let mut area = Area::open(&medium, tiny()).unwrap();
+    assert_eq!(area.counters(), counters);
+    assert_eq!(area.logs().unwrap().len(), 2);
+    assert_eq!(area.groups(LogUid::new(6)).unwrap(), groups);
+    assert_eq!(area.grants(LogUid::new(6)).unwrap().len(), 2);
+    let mut batch = begin(&mut area);
+    batch.remove_log(LogUid::new(5)).unwrap();
+    batch.remove_grant(LogUid::new(6), InodeNumber::new(2)).unwrap();
+    batch.commit().unwrap();
+    assert_eq!(area.logs().unwrap().len(), 1);
+    assert!(
+        area.groups(LogUid::new(5)).unwrap().is_empty() && area.grants(LogUid::new(5)).unwrap().is_empty()
+    );
+    assert_eq!(area.grants(LogUid::new(6)).unwrap().len(), 1);
+    findings(&medium).unwrap();
+}
+
+/// Overwrites bytes of a file of the pool.
+fn spoil(medium: &Medium, name: &str, offset: u64, bytes: &[u8]) {
+    medium.open(name).unwrap().write(offset, bytes);
+}
+
+#[test]
+fn an_open_says_what_is_wrong() {
+    let open = |medium: &Medium| Area::open(medium, tiny()).map(|_| ());
+    let fresh = || {
+        let recorder = Recorder::new();
+        let medium = recorder.medium();
+        let mut area = pool(&medium, 256, tiny());
+        commit(&mut area, &cases::base(), 1).unwrap();
+        medium
+    };
+    let empty = Recorder::new().medium();
+    assert!(matches!(open(&empty), Err(AreaError::Missing)));
+    assert!(matches!(area::check::check(&empty), Err(AreaError::Missing)));
+    assert!(matches!(Area::format(&fresh(), &new_pool(256)), Err(AreaError::AlreadyFormatted)));
+    assert!(matches!(Area::format(&empty, &new_pool(10)), Err(AreaError::Geometry(_))));
+    let medium = fresh();
+    spoil(&medium, "tree", 8, &[9]);
+    assert!(matches!(open(&medium), Err(AreaError::Superblock(_, DecodeError::Version(9)))));
+    let medium = fresh();
+    spoil(&medium, "tree", 20, &[9]);
+    assert!(matches!(open(&medium), Err(AreaError::Superblock(_, DecodeError::Checksum))));
+    let medium = fresh();
+    spoil(&medium, "tree", 4096 + 40, &[9]);
+    spoil(&medium, "tree", 8192 + 40, &[9]);
+    assert!(matches!(open(&medium), Err(AreaError::Roots(DecodeError::Checksum, DecodeError::Checksum))));
+    assert!(!area::check::check(&medium).unwrap().is_clean());
+    let medium = fresh();
+    medium.remove("segment-1").unwrap();
+    assert!(matches!(open(&medium), Err(AreaError::Superblock(_, DecodeError::Field("file")))));
+    let medium = fresh();
+    spoil(&medium, "segment-1", 4096 + 100, &[9]);
+    spoil(&medium, "segment-1", 8192 + 100, &[9]);
+    assert!(matches!(open(&medium), Err(AreaError::Map(_))));
+    assert!(!area::check::check(&medium).unwrap().is_clean());
+}
+
+#[test]
+fn damaged_data_is_named_and_never_returned() {
+    let recorder = Recorder::new();
+    let medium = recorder.medium();
+    let mut area = pool(&medium, 256, tiny());
+    commit(&mut area, &cases::base(), 1).unwrap();
+    let extent = &area.extents(InodeNumber::new(10), 1..2, 1).unwrap()[0];
+    let block = extent.block_of(1);
+    spoil(&medium, "segment-1", u64::from(block.get()) * 4096 + 17, &[0xff]);
+    let mut bytes = [0; 8192];
+    match area.read(InodeNumber::new(10), 0, &mut bytes) {
+        Err(AreaError::Data { inode, offset, segment, block: found }) => {
+            assert_eq!((inode.get(), offset, segment, found), (10, 4096, extent.segment, block));
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(area.read(InodeNumber::new(10), 0, &mut bytes[..4096]).unwrap(), 4096);
+    // A write that would keep a part of it is an error and changes nothing; one that replaces it heals.
+    let before = area.flip();
+    let mut batch = begin(&mut area);
+    assert!(matches!(write(10, 5000, 1, 10).apply(&mut batch, 100), Err(AreaError::Data { .. })));
+    write(10, 4096, 1, 4096).apply(&mut batch, 101).unwrap();
+    assert!(batch.commit().unwrap().flip > before);
+    assert_eq!(area.read(InodeNumber::new(10), 0, &mut bytes).unwrap(), 8192);
+    findings(&medium).unwrap();
+}
+
+/// Pointers of the root node with the epochs they carry.
+fn epochs(medium: &Medium) -> (Epoch, Vec<Epoch>) {
+    let region = medium.open("tree").unwrap();
+    let mut roots = Vec::new();
+    for slot in [1, 2] {
+        let mut bytes = [0; 128];
+        region.read(slot * 4096, &mut bytes).unwrap();
+        roots.extend(Root::decode(&bytes, PoolUid::new(0x1234)));
+    }
+    let root = roots.into_iter().max_by_key(|root| root.flip).unwrap();
+    let mut bytes = [0; BLOCK_BYTES];
+    region.read(u64::from(root.node.block.get()) * 4096, &mut bytes).unwrap();
+    let view = NodeView::decode(&bytes, Block::new(root.node.block.get())).unwrap();
+    let pointers =
+        view.slots().iter().map(|slot| NodePointer::read_from_bytes(view.value(slot)).unwrap().epoch);
+    (root.node.epoch, pointers.collect())
+}
+
+#[test]
+fn pointers_say_in_which_epoch_something_below_changed() {
+    let recorder = Recorder::new();
+    let medium = recorder.medium();
+    let mut area = pool(&medium, 512, tiny());
+    let steps: Vec<Step> = (10..150).map(|inode| file(inode, 1, format!("file-{inode}"))).collect();
+    commit(&mut area, &steps, 1).unwrap();
+    let mut batch = area.begin(Epoch::new(3)).unwrap();
+    support::set_attr(149, 1).apply(&mut batch, 1000).unwrap();
+    batch.commit().unwrap();
+    let (root, below) = epochs(&medium);
+    let changed = below.iter().filter(|epoch| **epoch == Epoch::new(3)).count();
+    assert_eq!((root, changed), (Epoch::new(3), 1), "{below:?}");
+    assert!(
+        below.len() > 3 && below.iter().filter(|epoch| **epoch == Epoch::new(1)).count() == below.len() - 1
+    );
+    assert!(matches!(area.begin(Epoch::new(2)), Err(AreaError::Epoch)));
+    assert_eq!(area.get(&Key::new(149, ItemKind::Inode, 0)).unwrap().map(|value| value.len()), Some(104));
+}
+
+#[test]
+fn a_failed_settle_poisons_until_the_pool_is_opened_again() {
+    for call in 0..3 {
+        let recorder = Recorder::new();
+        let medium = recorder.medium();
+        let mut area = pool(&medium, 256, tiny());
+        commit(&mut area, &cases::base(), 1).unwrap();
+        recorder.fail_settle(recorder.calls(Verb::Settle) + call);
+        let failed = commit(&mut area, &[write(10, 0, 7, 100)], 100);
+        assert!(matches!(failed, Err(AreaError::Medium(_))), "{failed:?}");
+        assert!(matches!(area.begin(Epoch::new(1)), Err(AreaError::Poisoned)));
+        let mut area = Area::open(&medium, tiny()).unwrap();
+        commit(&mut area, &[write(10, 0, 7, 100)], 101).unwrap();
+        findings(&medium).unwrap();
+    }
+}
+
+#[test]
+fn large_files_without_a_name_are_reaped_in_steps() {
+    let recorder = Recorder::new();
+    let medium = recorder.medium();
+    let mut area = pool(&medium, 512, Limits { reap_items_max: 4, ..tiny() });
+    let mut steps = vec![file(2, 1, "holes")];
+    steps.extend((0..30).map(|index| write(2, index * 8192, 1, 4096)));
+    commit(&mut area, &steps, 1).unwrap();
+    let mut batch = begin(&mut area);
+    let unlinked = unlink(2, 1, "holes").apply(&mut batch, 100).unwrap();
+    assert_eq!(unlinked, Applied::Orphaned(InodeNumber::new(2)));
+    batch.commit().unwrap();
+    let mut area = Area::open(&medium, tiny()).unwrap();
+    assert_eq!(area.orphans(InodeNumber::NONE, 10).unwrap(), [InodeNumber::new(2)]);
+    let mut steps = 0;
+    loop {
+        findings(&medium).unwrap();
+        let mut batch = begin(&mut area);
+        let gone = batch.reap(InodeNumber::new(2), 4).unwrap();
+        batch.commit().unwrap();
+        steps += 1;
+        if gone {
+            break;
+        }
+    }
+    assert!((7..10).contains(&steps), "{steps} steps for 26 extents");
+    assert_eq!(area.usage().inodes, 1);
+    findings(&medium).unwrap();
+}
