@@ -33,6 +33,8 @@ fn all_binaries_and_checks_are_summed() {
         "test result: ok. 5 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.0s\n";
     let all = format!("{FORMAT}{TWO_BINARIES}{good}check tests: ok\n");
     assert_eq!(sum(&all), ("8 passed, 0 failed".to_string(), true));
+    let own_main = format!("{TWO_BINARIES}9 passed, 0 failed\ncheck tests: ok\n");
+    assert_eq!(sum(&own_main), ("11 passed, 0 failed".to_string(), true));
 }
 
 #[test]
