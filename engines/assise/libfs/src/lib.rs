@@ -1,3 +1,35 @@
-//! The client half of Assise: update log, log index, caches, leases held.
+//! The client half of Assise, inside the program that uses the file system: its update log, the index of what is not
+//! digested yet, caches, and the leases under which they are good (Assise §3.2, §3.3).
+//!
+//! It guarantees to the program what `vfs::Engine` promises: every operation takes effect at one instant, whole or
+//! not at all, and what has returned survives the program. It starts no thread, prints nothing, and in steady state a
+//! write allocates nothing and calls nobody.
 
 #![forbid(unsafe_code)]
+
+pub mod engine;
+pub mod error;
+pub mod session;
+
+mod apply;
+mod attributes;
+mod calls;
+mod directory;
+mod extents;
+mod facade;
+mod locks;
+mod lookup;
+mod names;
+mod need;
+mod nodes;
+mod overlay;
+mod read;
+mod records;
+mod room;
+mod state;
+mod words;
+mod write;
+
+pub use engine::{LibFs, Limits};
+pub use error::Error;
+pub use session::{Attachment, Connector, Link};

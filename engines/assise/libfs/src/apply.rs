@@ -1,0 +1,172 @@
+//! What each record does to the attributes of the inodes it names: the same rules by which the shared area takes the
+//! record in at digest, so that what is cached before and what is read after are the same.
+
+use format::InodeNumber;
+use format::node::InodeItem;
+use format::record::{CreateBody, FileType, SET_ATIME, SET_GID, SET_MODE, SET_MTIME, SET_UID, SetAttrBody};
+use vfs::Caller;
+use vfs::access;
+use vfs::engine::Attributes;
+use zerocopy::little_endian::{I64, U32, U64};
+
+/// Permission bits of a mode.
+const BITS: u32 = 0o7777;
+
+/// Type of an inode that was accepted from SharedFS, or made here.
+pub(crate) fn file_type(item: &InodeItem) -> FileType {
+    FileType::of_mode(item.mode.get()).unwrap_or(FileType::Regular)
+}
+
+pub(crate) fn is_directory(item: &InodeItem) -> bool {
+    file_type(item) == FileType::Directory
+}
+
+/// As the front ends see it.
+pub(crate) fn attributes(inode: InodeNumber, item: &InodeItem) -> Attributes {
+    Attributes {
+        inode,
+        file_type: file_type(item),
+        mode: item.mode.get() & BITS,
+        uid: item.uid.get(),
+        gid: item.gid.get(),
+        links: item.links.get(),
+        size: item.size.get(),
+        blocks: item.blocks.get() * (format::BLOCK_BYTES as u64 / 512),
+        rdev: item.rdev.get(),
+        atime_ns: item.atime_ns.get(),
+        mtime_ns: item.mtime_ns.get(),
+        ctime_ns: item.ctime_ns.get(),
+        btime_ns: item.btime_ns.get(),
+        parent: if is_directory(item) { item.parent } else { InodeNumber::NONE },
+    }
+}
+
+fn changed(item: &mut InodeItem, time_ns: i64) {
+    item.ctime_ns = I64::new(time_ns);
+}
+
+fn contents_changed(item: &mut InodeItem, time_ns: i64) {
+    item.mtime_ns = I64::new(time_ns);
+    changed(item, time_ns);
+}
+
+/// Permission bits after a change of the contents by this caller.
+pub(crate) fn mode_after_write(caller: &Caller, item: &InodeItem) -> u32 {
+    access::after_write(caller, &attributes(InodeNumber::NONE, item))
+}
+
+fn set_bits(item: &mut InodeItem, bits: u32) {
+    item.mode = U32::new(item.mode.get() & !BITS | bits);
+}
+
+/// A write that ends at `end`. `credential` is the log's.
+pub(crate) fn write(item: &mut InodeItem, credential: &Caller, end: u64, time_ns: i64) {
+    set_bits(item, mode_after_write(credential, item));
+    item.size = U64::new(item.size.get().max(end));
+    contents_changed(item, time_ns);
+}
+
+/// A new size.
+pub(crate) fn truncate(item: &mut InodeItem, credential: &Caller, size: u64, time_ns: i64) {
+    set_bits(item, mode_after_write(credential, item));
+    item.size = U64::new(size);
+    contents_changed(item, time_ns);
+}
+
+/// A range reserved or made a hole; `end` if the size grows to it.
+pub(crate) fn allocate(item: &mut InodeItem, credential: &Caller, end: Option<u64>, time_ns: i64) {
+    write(item, credential, end.unwrap_or(0), time_ns);
+}
+
+/// A change of attributes.
+pub(crate) fn set_attr(item: &mut InodeItem, body: &SetAttrBody, time_ns: i64) {
+    let mask = body.mask.get();
+    if mask & SET_MODE != 0 {
+        set_bits(item, body.mode.get());
+    }
+    if mask & SET_UID != 0 {
+        item.uid = body.uid;
+    }
+    if mask & SET_GID != 0 {
+        item.gid = body.gid;
+    }
+    if mask & SET_ATIME != 0 {
+        item.atime_ns = body.atime_ns;
+    }
+    if mask & SET_MTIME != 0 {
+        item.mtime_ns = body.mtime_ns;
+    }
+    changed(item, time_ns);
+}
+
+/// An extended attribute was set or removed.
+pub(crate) fn xattr(item: &mut InodeItem, time_ns: i64) {
+    changed(item, time_ns);
+}
+
+/// A new inode.
+pub(crate) fn created(
+    body: &CreateBody,
+    parent: InodeNumber,
+    target_bytes: usize,
+    time_ns: i64,
+) -> InodeItem {
+    let directory = FileType::of_mode(body.mode.get()) == Some(FileType::Directory);
+    let time = I64::new(time_ns);
+    InodeItem {
+        mode: body.mode,
+        uid: body.uid,
+        gid: body.gid,
+        links: U32::new(if directory { 2 } else { 1 }),
+        size: U64::new(target_bytes as u64),
+        atime_ns: time,
+        mtime_ns: time,
+        ctime_ns: time,
+        btime_ns: time,
+        rdev: body.rdev,
+        parent: if directory { parent } else { InodeNumber::NONE },
+        ..InodeItem::default()
+    }
+}
+
+/// A directory got an entry.
+pub(crate) fn entry_added(directory: &mut InodeItem, adds_directory: bool, time_ns: i64) {
+    directory.size = U64::new(directory.size.get() + 1);
+    directory.links = U32::new(directory.links.get() + u32::from(adds_directory));
+    contents_changed(directory, time_ns);
+}
+
+/// A directory lost an entry.
+pub(crate) fn entry_removed(directory: &mut InodeItem, was_directory: bool, time_ns: i64) {
+    directory.size = U64::new(directory.size.get().saturating_sub(1));
+    directory.links = U32::new(directory.links.get().saturating_sub(u32::from(was_directory)));
+    contents_changed(directory, time_ns);
+}
+
+/// What an entry of a directory stands for is another type of thing now.
+pub(crate) fn entry_exchanged(directory: &mut InodeItem, was: bool, is: bool, time_ns: i64) {
+    let links = directory.links.get() + u32::from(is);
+    directory.links = U32::new(links.saturating_sub(u32::from(was)));
+    contents_changed(directory, time_ns);
+}
+
+/// An inode got another name.
+pub(crate) fn linked(item: &mut InodeItem, time_ns: i64) {
+    item.links = U32::new(item.links.get() + 1);
+    changed(item, time_ns);
+}
+
+/// An inode lost a name; a directory has only one.
+pub(crate) fn lost_name(item: &mut InodeItem, time_ns: i64) {
+    let links = if is_directory(item) { 0 } else { item.links.get().saturating_sub(1) };
+    item.links = U32::new(links);
+    changed(item, time_ns);
+}
+
+/// An inode's name moved to this directory.
+pub(crate) fn moved(item: &mut InodeItem, to: InodeNumber, time_ns: i64) {
+    if is_directory(item) {
+        item.parent = to;
+    }
+    changed(item, time_ns);
+}

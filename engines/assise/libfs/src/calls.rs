@@ -1,0 +1,460 @@
+//! Calls to SharedFS and what is learned from their answers. No lock is held while a call is under way; what comes
+//! back counts only if session and lease are still those under which it was asked for.
+
+use crate::directory::Target;
+use crate::engine::LibFs;
+use crate::error::Error;
+use crate::need::Need;
+use crate::nodes::{Body, NodeIndex};
+use crate::session::Link;
+use crate::state::State;
+use crate::words::Held;
+use format::call::{
+    CallKind, DigestRequest, EntriesRequest, EntriesResponse, EntryReply, ExtentReply, ExtentsResponse,
+    InodeRequest, LEASE_READ, LEASE_WRITE, LeaseRequest, LeaseUnit, NodeReply, OpenRequest, RangeRequest,
+    Status, WALK_NAMES_MAX, WalkRequest, WalkResponse,
+};
+use format::record::FileType;
+use format::session::WORD_OWN_RANGE;
+use format::{Cookie, InodeNumber, Name, SegmentId, Sequence};
+use std::sync::Arc;
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// Blocks of a file that are described at once, at least.
+const EXTENT_BLOCKS: u64 = 4096;
+
+/// The unit of renames that give a directory another parent.
+pub(crate) const RENAME_UNIT: InodeNumber = InodeNumber::new(u64::MAX);
+
+/// The way to SharedFS in one session.
+pub(crate) struct Line {
+    pub link: Arc<dyn Link>,
+    pub era: u64,
+}
+
+/// What a program sees of a call that was refused.
+pub(crate) fn error_of(status: Status) -> vfs::Error {
+    match status {
+        Status::NotFound => vfs::Error::NotFound,
+        Status::NotDirectory => vfs::Error::NotDirectory,
+        Status::Symlink => vfs::Error::Loop,
+        Status::Access => vfs::Error::Denied,
+        Status::NoSpace => vfs::Error::NoSpace,
+        Status::Limit => vfs::Error::TooManyFiles,
+        Status::NoAttribute => vfs::Error::NoData,
+        Status::NotRegular => vfs::Error::Invalid,
+        Status::WouldBlock => vfs::Error::WouldBlock,
+        Status::Deadlock => vfs::Error::Deadlock,
+        Status::Invalid => vfs::Error::Stale,
+        Status::Ok | Status::Media | Status::Sealed => vfs::Error::Io,
+    }
+}
+
+/// Values that stand one after the other at the start of bytes; takes one.
+fn take<T: FromBytes + KnownLayout + Immutable>(bytes: &mut &[u8]) -> Result<T, Error> {
+    let (value, rest) = format::call::split(bytes).map_err(|_| Error::Response)?;
+    *bytes = rest;
+    Ok(value)
+}
+
+impl LibFs {
+    /// The way to SharedFS; attaches if there is no session.
+    pub(crate) fn line(&self) -> vfs::engine::Result<Line> {
+        for _ in 0..2 {
+            let state = self.state();
+            if let Some(session) = state.session.as_ref() {
+                return Ok(Line { link: session.link.clone(), era: state.era });
+            }
+            drop(state);
+            self.attach()?;
+        }
+        Err(vfs::Error::Io)
+    }
+
+    /// Calls. A session that is over is ended here, too: then the answer is `Sealed`.
+    pub(crate) fn call(
+        &self,
+        line: &Line,
+        kind: CallKind,
+        request: &[&[u8]],
+        response: &mut Vec<u8>,
+    ) -> vfs::engine::Result<Status> {
+        let called = line.link.call(kind, request, response);
+        let over = matches!(called, Ok(Status::Sealed) | Err(Error::Disconnected));
+        if over {
+            let mut state = self.state();
+            if state.era == line.era && state.session.is_some() {
+                state.end_session();
+            }
+            return Ok(Status::Sealed);
+        }
+        called.map_err(vfs::Error::from)
+    }
+
+    /// Takes in an answer, if the session is still the one that asked.
+    fn learn<T>(
+        &self,
+        line: &Line,
+        learn: impl FnOnce(&mut State) -> Result<T, Error>,
+    ) -> vfs::engine::Result<()> {
+        let mut state = self.state();
+        if state.era == line.era && state.session.is_some() {
+            learn(&mut state)?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn get_leases(&self, units: &[(InodeNumber, u8)]) -> vfs::engine::Result<()> {
+        let line = self.line()?;
+        let request = LeaseRequest { count: U32::new(units.len() as u32), reserved: U32::new(0) };
+        let wanted: Vec<LeaseUnit> = units
+            .iter()
+            .map(|(inode, mode)| LeaseUnit { inode: *inode, mode: *mode, reserved: [0; 7] })
+            .collect();
+        let mut response = Vec::new();
+        match self.call(&line, CallKind::Lease, &[request.as_bytes(), wanted.as_bytes()], &mut response)? {
+            Status::Ok => self.learn(&line, |state| {
+                let mut rest = response.as_slice();
+                for _ in units {
+                    state.learn_node(&take(&mut rest)?)?;
+                }
+                Ok(())
+            }),
+            Status::Sealed => Ok(()),
+            Status::NotFound => Err(vfs::Error::Stale),
+            refused => Err(error_of(refused)),
+        }
+    }
+
+    pub(crate) fn walk_call(
+        &self,
+        start: InodeNumber,
+        names: &[Vec<u8>],
+        parent_mode: u8,
+    ) -> vfs::engine::Result<()> {
+        let names = &names[..names.len().min(WALK_NAMES_MAX)];
+        let line = self.line()?;
+        let request = WalkRequest {
+            start,
+            names: U16::new(names.len() as u16),
+            last_mode: LEASE_READ,
+            parent_mode,
+            reserved: U32::new(0),
+        };
+        let mut encoded = Vec::new();
+        for name in names {
+            encoded.push(name.len() as u8);
+            encoded.extend_from_slice(name);
+        }
+        let mut response = Vec::new();
+        match self.call(&line, CallKind::Walk, &[request.as_bytes(), &encoded], &mut response)? {
+            Status::Ok => {}
+            Status::Sealed => return Ok(()),
+            refused => return Err(error_of(refused)),
+        }
+        let mut rest = response.as_slice();
+        let head: WalkResponse = take(&mut rest)?;
+        self.learn(&line, |state| {
+            let mut nodes: Vec<NodeReply> = Vec::new();
+            for _ in 0..head.nodes.get() {
+                nodes.push(take(&mut rest)?);
+            }
+            state.learn_walk(&nodes, names, &head)
+        })?;
+        match Status::from_raw(head.stopped.get()) {
+            Status::Ok | Status::NotFound | Status::Symlink => Ok(()),
+            refused => Err(error_of(refused)),
+        }
+    }
+
+    pub(crate) fn open_call(&self, inode: InodeNumber, access: u8) -> vfs::engine::Result<()> {
+        let line = self.line()?;
+        let request = OpenRequest { inode, access, mode: LEASE_READ, reserved: [0; 6] };
+        let mut response = Vec::new();
+        match self.call(&line, CallKind::Open, &[request.as_bytes()], &mut response)? {
+            Status::Ok => self.learn(&line, |state| {
+                let index = state.learn_node(&take(&mut response.as_slice())?)?;
+                state.nodes.get_mut(index).referenced = true;
+                Ok(())
+            }),
+            Status::Sealed => Ok(()),
+            refused => Err(error_of(refused)),
+        }
+    }
+
+    /// Gives references back.
+    pub(crate) fn close_calls(&self, inodes: &[InodeNumber]) {
+        for inode in inodes {
+            let Ok(line) = self.line() else { return };
+            let request = InodeRequest { inode: *inode, flags: U64::new(0) };
+            // A session that is over has given everything back; another failure shows at the next operation.
+            let _ = self.call(&line, CallKind::Close, &[request.as_bytes()], &mut Vec::new());
+        }
+    }
+
+    /// The lease of a node as it is now, to be compared when an answer comes.
+    fn lease_of(&self, inode: InodeNumber) -> Option<Held> {
+        let state = self.state();
+        state.nodes.find(inode).and_then(|index| state.nodes.get(index).lease)
+    }
+
+    pub(crate) fn entries_call(&self, inode: InodeNumber, from: Cookie) -> vfs::engine::Result<()> {
+        let line = self.line()?;
+        let asked_under = self.lease_of(inode);
+        let request = EntriesRequest { inode, from: U64::new(from.get()) };
+        let mut response = Vec::new();
+        match self.call(&line, CallKind::Entries, &[request.as_bytes()], &mut response)? {
+            Status::Ok => {}
+            // The lease went meanwhile: the next attempt takes it again.
+            Status::Sealed | Status::Invalid => return Ok(()),
+            refused => return Err(error_of(refused)),
+        }
+        self.learn(&line, |state| state.learn_entries(inode, from, asked_under, &response))
+    }
+
+    pub(crate) fn extents_call(
+        &self,
+        inode: InodeNumber,
+        block: u64,
+        blocks: u64,
+    ) -> vfs::engine::Result<()> {
+        let line = self.line()?;
+        let asked_under = self.lease_of(inode);
+        let length = U64::new(blocks.max(EXTENT_BLOCKS));
+        let request = RangeRequest { inode, offset: U64::new(block), length };
+        let mut response = Vec::new();
+        match self.call(&line, CallKind::Extents, &[request.as_bytes()], &mut response)? {
+            Status::Ok => {}
+            Status::Sealed | Status::Invalid => return Ok(()),
+            refused => return Err(error_of(refused)),
+        }
+        self.learn(&line, |state| state.learn_extents(inode, block, asked_under, &response))
+    }
+
+    pub(crate) fn segment_call(&self, segment: SegmentId) -> vfs::engine::Result<()> {
+        let line = self.line()?;
+        let inode = InodeNumber::new(u64::from(segment.get()));
+        let request = InodeRequest { inode, flags: U64::new(0) };
+        let status = self.call(&line, CallKind::MapSegment, &[request.as_bytes()], &mut Vec::new())?;
+        let mapping = match status {
+            Status::Ok => Some(Arc::new(line.link.segment(segment)?)),
+            Status::Sealed => return Ok(()),
+            Status::Access => None,
+            refused => return Err(error_of(refused)),
+        };
+        self.learn(&line, |state| {
+            if let Some(session) = state.session.as_mut() {
+                session.segments.insert(segment, mapping);
+            }
+            Ok(())
+        })
+    }
+
+    pub(crate) fn readlink_call(&self, inode: InodeNumber) -> vfs::engine::Result<()> {
+        let line = self.line()?;
+        let request = InodeRequest { inode, flags: U64::new(0) };
+        let mut response = Vec::new();
+        match self.call(&line, CallKind::Readlink, &[request.as_bytes()], &mut response)? {
+            // A target never changes: it needs no lease to be kept.
+            Status::Ok => self.learn(&line, |state| {
+                if let Some(index) = state.nodes.find(inode)
+                    && let Body::Symlink(target) = &mut state.nodes.get_mut(index).body
+                {
+                    *target = Some(response.into_boxed_slice());
+                }
+                Ok(())
+            }),
+            Status::Sealed | Status::Invalid => Ok(()),
+            refused => Err(error_of(refused)),
+        }
+    }
+
+    /// Has the own log digested; gives how far it is.
+    pub(crate) fn digest_call(&self, line: &Line, up_to: Sequence, wait: bool) -> vfs::engine::Result<()> {
+        let request = DigestRequest { up_to, wait: U32::new(wait.into()), reserved: U32::new(0) };
+        match self.call(line, CallKind::Digest, &[request.as_bytes()], &mut Vec::new())? {
+            Status::Ok | Status::Sealed => Ok(()),
+            refused => Err(error_of(refused)),
+        }
+    }
+}
+
+impl State {
+    /// Takes in what SharedFS says of an inode and the lease on it.
+    pub(crate) fn learn_node(&mut self, reply: &NodeReply) -> Result<NodeIndex, Error> {
+        let file_type = FileType::of_mode(reply.item.mode.get());
+        let is_unit = reply.inode == RENAME_UNIT;
+        if (file_type.is_none() && !is_unit) || reply.inode == InodeNumber::NONE {
+            return Err(Error::Response);
+        }
+        let Some(session) = self.session.as_mut() else { return Err(Error::Response) };
+        session.ledger_newest = session.ledger_newest.max(reply.ledger);
+        let older_than_caches = reply.digested < session.purged;
+        let own = reply.word.get() == WORD_OWN_RANGE;
+        let generation = if own { 0 } else { reply.expected.get() };
+        let lease = Held { word: reply.word.get(), generation, write: reply.mode == LEASE_WRITE };
+        let index = self.nodes.enter(reply.inode);
+        let node = self.nodes.get_mut(index);
+        if let Body::Unknown = node.body {
+            match file_type {
+                Some(file_type) => node.set_body(file_type, false),
+                None => node.body = Body::Special,
+            }
+        }
+        if reply.digested < node.changed || older_than_caches {
+            // Own records that the answer does not contain changed it since: what is cached is newer. An attempt
+            // that lacks something still asks again.
+            return Ok(index);
+        }
+        // Raising a lease gives it another generation; nobody changed the inode in between if it has seen the same.
+        let same = node.lease == Some(lease)
+            || (node.lease.is_some()
+                && node.item.stamp == reply.item.stamp
+                && node.changed == Sequence::new(0));
+        if !same {
+            node.lose(&mut self.pool);
+        }
+        node.lease = Some(lease);
+        node.item = reply.item;
+        Ok(index)
+    }
+
+    fn learn_walk(
+        &mut self,
+        nodes: &[NodeReply],
+        names: &[Vec<u8>],
+        head: &WalkResponse,
+    ) -> Result<(), Error> {
+        let mut indices = Vec::with_capacity(nodes.len());
+        for reply in nodes {
+            indices.push(self.learn_node(reply)?);
+        }
+        let purged = self.session.as_ref().map_or(Sequence::new(0), |session| session.purged);
+        for (step, name) in names.iter().enumerate() {
+            let Some(parent) = nodes.get(step) else { break };
+            let Ok(name) = Name::new(name) else { continue };
+            if parent.digested < purged || !self.is_current(indices[step], parent) {
+                continue;
+            }
+            let Body::Directory(directory) = &mut self.nodes.get_mut(indices[step]).body else { continue };
+            match nodes.get(step + 1) {
+                Some(child) => {
+                    let cookie = Cookie::of_name(name).get() + u64::from(child.slot.get());
+                    let file_type = FileType::of_mode(child.item.mode.get()).ok_or(Error::Response)?;
+                    let target = Target { inode: child.inode, file_type };
+                    directory.learn(Cookie::from_raw(cookie), name, target, parent.digested);
+                }
+                None if Status::from_raw(head.stopped.get()) == Status::NotFound => {
+                    directory.learn_absent(name, head.same_hash.get());
+                }
+                None => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a node's lease is the one of this answer.
+    fn is_current(&self, index: NodeIndex, reply: &NodeReply) -> bool {
+        let own = reply.word.get() == WORD_OWN_RANGE;
+        self.nodes.get(index).lease.is_some_and(|held| {
+            held.word == reply.word.get() && (own || held.generation == reply.expected.get())
+        })
+    }
+
+    /// The node of which something was asked under a lease, if that is held still and the answer contains what was
+    /// dropped from the caches.
+    fn still(
+        &mut self,
+        inode: InodeNumber,
+        asked_under: Option<Held>,
+        digested: Sequence,
+    ) -> Option<NodeIndex> {
+        let index = self.nodes.find(inode)?;
+        let session = self.session.as_ref()?;
+        let held = self.nodes.get(index).lease?;
+        let still = Some(held) == asked_under && session.holds(&held) && digested >= session.purged;
+        still.then_some(index)
+    }
+
+    fn learn_entries(
+        &mut self,
+        inode: InodeNumber,
+        from: Cookie,
+        asked_under: Option<Held>,
+        response: &[u8],
+    ) -> Result<(), Error> {
+        let mut rest = response;
+        let head: EntriesResponse = take(&mut rest)?;
+        let Some(index) = self.still(inode, asked_under, head.digested) else { return Ok(()) };
+        let Body::Directory(directory) = &mut self.nodes.get_mut(index).body else {
+            return Err(Error::Response);
+        };
+        let mut to = from.get();
+        for _ in 0..head.count.get() {
+            let entry: EntryReply = take(&mut rest)?;
+            let (name, after) = rest.split_at_checked(entry.name_bytes.into()).ok_or(Error::Response)?;
+            rest = after;
+            let name = Name::new(name).map_err(|_| Error::Response)?;
+            let file_type = FileType::from_raw(entry.file_type).ok_or(Error::Response)?;
+            let cookie = entry.cookie.get();
+            if cookie < to {
+                return Err(Error::Response);
+            }
+            to = cookie + 1;
+            let target = Target { inode: entry.inode, file_type };
+            directory.learn(Cookie::from_raw(cookie), name, target, head.digested);
+        }
+        let to = if head.end.get() == 1 { None } else { Some(Cookie::from_raw(to)) };
+        if to == Some(from) {
+            return Err(Error::Response);
+        }
+        directory.learn_range(from, to);
+        Ok(())
+    }
+
+    fn learn_extents(
+        &mut self,
+        inode: InodeNumber,
+        block: u64,
+        asked_under: Option<Held>,
+        response: &[u8],
+    ) -> Result<(), Error> {
+        let mut rest = response;
+        let head: ExtentsResponse = take(&mut rest)?;
+        let mut extents = Vec::new();
+        for _ in 0..head.count.get() {
+            extents.push(take::<ExtentReply>(&mut rest)?);
+        }
+        let Some(index) = self.still(inode, asked_under, head.digested) else { return Ok(()) };
+        if head.covered_to.get() <= block {
+            return Err(Error::Response);
+        }
+        if let Body::File { extents: window, .. } = &mut self.nodes.get_mut(index).body {
+            window.learn(block, head.covered_to.get(), head.generation.get(), extents.into_iter());
+        }
+        Ok(())
+    }
+}
+
+impl LibFs {
+    /// Gets what an attempt lacked.
+    pub(crate) fn get(&self, need: Need) -> vfs::engine::Result<()> {
+        match need {
+            Need::Again => Ok(()),
+            Need::Attach => self.attach(),
+            Need::LogReplaced => self.wait_for_log(),
+            Need::Leases(units) => self.get_leases(&units),
+            Need::Walk { start, names, parent_mode } => self.walk_call(start, &names, parent_mode),
+            Need::Open(inode, access) => self.open_call(inode, access),
+            Need::Entries(inode, from) => self.entries_call(inode, from),
+            Need::Extents(inode, block, blocks) => self.extents_call(inode, block, blocks),
+            Need::Segment(segment) => self.segment_call(segment),
+            Need::Readlink(inode) => self.readlink_call(inode),
+            Need::Room(blocks) => self.get_room(blocks),
+            Need::Inodes => self.get_inodes(),
+            Need::LogSpace(bytes) => self.get_log_space(bytes),
+            Need::Digested(sequence) => self.get_digested(sequence),
+        }
+    }
+}

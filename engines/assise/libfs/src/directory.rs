@@ -1,0 +1,347 @@
+//! What is known of one directory: entries and absent names by cookie, the session's own changes among them.
+//!
+//! Knowledge comes from the area (walks, batches of entries) and from the session's own records. A place that an own
+//! record changed keeps that record's sequence; what the area says of it counts only when it contains the record.
+//! Below `complete_to` everything is known, so that a name that is not there does not exist; a directory that the
+//! session created itself is known completely from the start.
+
+use format::record::FileType;
+use format::{Cookie, InodeNumber, Name, Sequence};
+use std::collections::BTreeMap;
+
+/// Absent names that are remembered, at most, beside those that own records removed.
+const ABSENT_MAX: usize = 4096;
+
+/// An entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Target {
+    pub inode: InodeNumber,
+    pub file_type: FileType,
+}
+
+#[derive(Clone, Debug)]
+struct Place {
+    name: Box<[u8]>,
+    /// None: no entry stands here.
+    target: Option<Target>,
+    /// Own record that made it so; 0 if the area said it.
+    sequence: Sequence,
+}
+
+/// What is known of a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Found {
+    /// It exists.
+    Entry(Cookie, Target),
+    /// It does not exist.
+    Absent,
+    /// Ask.
+    Unknown,
+}
+
+/// One directory's entries.
+#[derive(Clone, Debug)]
+pub(crate) struct Directory {
+    places: BTreeMap<Cookie, Place>,
+    /// Everything is known of cookies below this.
+    complete_to: u64,
+    /// Names known to be absent, with the hash of their cookies, and whether all entries of that hash are known.
+    absent: BTreeMap<Cookie, (Box<[u8]>, bool)>,
+}
+
+/// Beyond every cookie.
+const END: u64 = u64::MAX;
+
+impl Directory {
+    /// Nothing known.
+    pub fn unknown() -> Self {
+        Self { places: BTreeMap::new(), complete_to: Cookie::START.get(), absent: BTreeMap::new() }
+    }
+
+    /// Known to be empty.
+    pub fn empty() -> Self {
+        Self { complete_to: END, ..Self::unknown() }
+    }
+
+    /// Below which cookie everything is known.
+    pub fn complete_to(&self) -> Cookie {
+        Cookie::from_raw(self.complete_to)
+    }
+
+    /// Whether everything is known.
+    pub fn is_complete(&self) -> bool {
+        self.complete_to == END
+    }
+
+    /// Looks a name up.
+    pub fn find(&self, name: Name<'_>) -> Found {
+        let first = Cookie::of_name(name);
+        let alike = self.places.range(first..).take_while(|(cookie, _)| cookie.same_hash(first));
+        for (cookie, place) in alike.filter(|(_, place)| *place.name == *name.bytes()) {
+            if let Some(target) = place.target {
+                return Found::Entry(*cookie, target);
+            }
+        }
+        let removed = self
+            .places
+            .range(first..)
+            .take_while(|(cookie, _)| cookie.same_hash(first))
+            .any(|(_, place)| place.target.is_none() && *place.name == *name.bytes());
+        let denied = self.absent.get(&first).is_some_and(|(absent, _)| **absent == *name.bytes());
+        if removed || denied || self.knows_hash(first) { Found::Absent } else { Found::Unknown }
+    }
+
+    /// Whether all entries whose cookies have this hash are known.
+    fn knows_hash(&self, first: Cookie) -> bool {
+        self.complete_to > first.get() + (format::name::COOKIE_SLOTS - 1)
+    }
+
+    /// A cookie for a name that does not exist; none if it is not known which are free.
+    pub fn free_cookie(&self, name: Name<'_>) -> Option<Result<Cookie, Full>> {
+        let first = Cookie::of_name(name);
+        let bucket_known = self.absent.get(&first).is_some_and(|(_, known)| *known);
+        if !bucket_known && !self.knows_hash(first) {
+            return None;
+        }
+        let mut cookie = first;
+        while self.places.get(&cookie).is_some_and(|place| place.target.is_some()) {
+            match cookie.next_slot() {
+                Some(next) => cookie = next,
+                None => return Some(Err(Full)),
+            }
+        }
+        Some(Ok(cookie))
+    }
+
+    /// An own record put an entry here, or changed what it stands for.
+    pub fn put(&mut self, cookie: Cookie, name: Name<'_>, target: Target, sequence: Sequence) {
+        self.places.insert(cookie, Place { name: name.bytes().into(), target: Some(target), sequence });
+    }
+
+    /// An own record removed the entry here.
+    pub fn remove(&mut self, cookie: Cookie, name: Name<'_>, sequence: Sequence) {
+        self.places.insert(cookie, Place { name: name.bytes().into(), target: None, sequence });
+    }
+
+    /// The area, which contains own records up to `digested`, says that an entry stands here.
+    pub fn learn(&mut self, cookie: Cookie, name: Name<'_>, target: Target, digested: Sequence) {
+        let newer = self.places.get(&cookie).is_some_and(|place| place.sequence > digested);
+        if !newer {
+            let place = Place { name: name.bytes().into(), target: Some(target), sequence: Sequence::new(0) };
+            self.places.insert(cookie, place);
+        }
+    }
+
+    /// The area says that a name is absent, and how many entries have its hash.
+    pub fn learn_absent(&mut self, name: Name<'_>, same_hash: u32) {
+        if self.absent.len() >= ABSENT_MAX {
+            self.absent.clear();
+        }
+        self.absent.insert(Cookie::of_name(name), (name.bytes().into(), same_hash == 0));
+    }
+
+    /// All entries of the area from `from` to before `to` were learned from a batch (`to` none: to the end).
+    pub fn learn_range(&mut self, from: Cookie, to: Option<Cookie>) {
+        let to = to.map_or(END, Cookie::get);
+        if from.get() <= self.complete_to {
+            self.complete_to = self.complete_to.max(to);
+        }
+        let bucket_end = |first: Cookie| first.get() + (format::name::COOKIE_SLOTS - 1);
+        for (first, (_, known)) in self.absent.range_mut(from..) {
+            if bucket_end(*first) >= to {
+                break;
+            }
+            *known = true;
+        }
+    }
+
+    /// Own records up to `digested` are in the area: what they changed is knowledge like any other.
+    pub fn purge(&mut self, digested: Sequence) {
+        self.places.retain(|_, place| {
+            let gone = place.target.is_none() && place.sequence <= digested;
+            if place.sequence <= digested {
+                place.sequence = Sequence::new(0);
+            }
+            !gone
+        });
+    }
+
+    /// Entries from a cookie on, as far as everything is known: cookie, name, target.
+    pub fn entries(&self, from: Cookie) -> impl Iterator<Item = (Cookie, &[u8], Target)> {
+        let known = self.places.range(from..).take_while(|(cookie, _)| cookie.get() < self.complete_to);
+        known.filter_map(|(cookie, place)| place.target.map(|target| (*cookie, &*place.name, target)))
+    }
+}
+
+/// All slots of a hash are taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Full;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    fn name(number: u8) -> Vec<u8> {
+        format!("n{number}").into_bytes()
+    }
+
+    fn target(inode: u64) -> Target {
+        Target { inode: InodeNumber::new(inode), file_type: FileType::Regular }
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        /// An own record creates or removes the name.
+        Toggle(u8),
+        /// The area takes in all own records but the last so many.
+        Digest(u64),
+        Walk(u8),
+        Batch {
+            from: u8,
+            count: usize,
+        },
+        Forget,
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let step = prop_oneof![
+            6 => (0..24u8).prop_map(Step::Toggle),
+            2 => (0..8u64).prop_map(Step::Digest),
+            4 => (0..24u8).prop_map(Step::Walk),
+            2 => (0..24u8, 1..6usize).prop_map(|(from, count)| Step::Batch { from, count }),
+            1 => Just(Step::Forget),
+        ];
+        prop::collection::vec(step, 1..200)
+    }
+
+    type Tree = BTreeMap<Cookie, (Vec<u8>, u64)>;
+
+    fn lookup(tree: &Tree, name: Name<'_>) -> Option<(Cookie, u64)> {
+        let mut named = tree.iter().filter(|(_, (bytes, _))| bytes == name.bytes());
+        named.next().map(|(cookie, (_, inode))| (*cookie, *inode))
+    }
+
+    fn apply(tree: &mut Tree, record: &(u8, Option<u64>, Cookie)) {
+        match record.1 {
+            Some(inode) => tree.insert(record.2, (name(record.0), inode)),
+            None => tree.remove(&record.2),
+        };
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(256) })]
+
+        #[test]
+        fn what_is_known_is_true(steps in steps()) {
+            let (mut area, mut truth) = (Tree::new(), Tree::new());
+            let mut records: Vec<(u8, Option<u64>, Cookie)> = Vec::new();
+            let mut digested = 0usize;
+            let mut cache = Directory::unknown();
+            for step in steps {
+                match step {
+                    Step::Toggle(number) => {
+                        let bytes = name(number);
+                        let name = Name::new(&bytes).unwrap();
+                        let sequence = Sequence::new(records.len() as u64 + 1);
+                        match cache.find(name) {
+                            Found::Entry(cookie, _) => {
+                                records.push((number, None, cookie));
+                                cache.remove(cookie, name, sequence);
+                            }
+                            Found::Absent => {
+                                let Some(cookie) = cache.free_cookie(name) else { continue };
+                                let inode = 100 + sequence.get();
+                                records.push((number, Some(inode), cookie.unwrap()));
+                                cache.put(cookie.unwrap(), name, target(inode), sequence);
+                            }
+                            Found::Unknown => continue,
+                        }
+                        apply(&mut truth, records.last().unwrap());
+                    }
+                    Step::Digest(behind) => {
+                        let to = records.len().saturating_sub(behind as usize).max(digested);
+                        records[digested..to].iter().for_each(|record| apply(&mut area, record));
+                        digested = to;
+                        cache.purge(Sequence::new(digested as u64));
+                    }
+                    Step::Walk(number) => {
+                        let bytes = name(number);
+                        let name = Name::new(&bytes).unwrap();
+                        // Asked only when nothing is known, as the engine does.
+                        if cache.find(name) != Found::Unknown {
+                            continue;
+                        }
+                        let digested = Sequence::new(digested as u64);
+                        match lookup(&area, name) {
+                            Some((cookie, inode)) => cache.learn(cookie, name, target(inode), digested),
+                            None => cache.learn_absent(name, 0),
+                        }
+                    }
+                    Step::Batch { from, count } => {
+                        let bytes = name(from);
+                        let from = if from < 8 { cache.complete_to() } else {
+                            Cookie::of_name(Name::new(&bytes).unwrap())
+                        };
+                        let batch: Vec<_> = area.range(from..).take(count).collect();
+                        let end = area.range(from..).count() <= count;
+                        for (cookie, (bytes, inode)) in &batch {
+                            let name = Name::new(bytes).unwrap();
+                            cache.learn(**cookie, name, target(*inode), Sequence::new(digested as u64));
+                        }
+                        let to = batch.last().map_or(from, |(cookie, _)| Cookie::from_raw(cookie.get() + 1));
+                        cache.learn_range(from, (!end).then_some(to));
+                    }
+                    Step::Forget => {
+                        records[digested..].iter().for_each(|record| apply(&mut area, record));
+                        digested = records.len();
+                        cache = Directory::unknown();
+                    }
+                }
+                for number in 0..24u8 {
+                    let bytes = name(number);
+                    let name = Name::new(&bytes).unwrap();
+                    match (cache.find(name), lookup(&truth, name)) {
+                        (Found::Unknown, _) | (Found::Absent, None) => {}
+                        (Found::Entry(cookie, found), Some(expected)) => {
+                            prop_assert_eq!((cookie, found.inode.get()), expected);
+                        }
+                        (found, expected) => prop_assert!(false, "{found:?} where {expected:?} is"),
+                    }
+                }
+                let known = cache.complete_to();
+                let listed: Vec<_> = cache.entries(Cookie::START).map(|(cookie, _, _)| cookie).collect();
+                let expected: Vec<_> = truth.range(Cookie::START..known.max(Cookie::START)).map(|e| *e.0).collect();
+                prop_assert_eq!(listed, expected);
+            }
+        }
+    }
+
+    #[test]
+    fn names_with_one_hash_are_told_apart() {
+        let mut cache = Directory::empty();
+        let wanted = Name::new(b"wanted").unwrap();
+        let first = Cookie::of_name(wanted);
+        // As if these two had the hash of the name.
+        for (slot, other) in [&b"other"[..], b"third"].into_iter().enumerate() {
+            let cookie = Cookie::from_raw(first.get() + slot as u64);
+            cache.put(cookie, Name::new(other).unwrap(), target(slot as u64 + 2), Sequence::new(1));
+        }
+        assert_eq!(cache.find(wanted), Found::Absent);
+        assert_eq!(cache.free_cookie(wanted), Some(Ok(Cookie::from_raw(first.get() + 2))));
+        cache.remove(first, Name::new(b"other").unwrap(), Sequence::new(2));
+        assert_eq!(cache.free_cookie(wanted), Some(Ok(first)), "a slot given up is used again");
+    }
+
+    #[test]
+    fn entries_with_the_hash_of_an_absent_name_are_read_first() {
+        let mut cache = Directory::unknown();
+        let wanted = Name::new(b"wanted").unwrap();
+        cache.learn_absent(wanted, 1);
+        assert_eq!(cache.find(wanted), Found::Absent);
+        assert_eq!(cache.free_cookie(wanted), None);
+        cache.learn_range(Cookie::of_name(wanted), None);
+        assert_eq!(cache.free_cookie(wanted), Some(Ok(Cookie::of_name(wanted))));
+    }
+}

@@ -1,0 +1,149 @@
+//! The engine: attempts under the lock, what they lack got without it.
+//!
+//! Lock order: the state's lock is held for an attempt, never across a call or a wait, and no other is taken under it.
+//! The lock of attachments is held across one, by threads that could do nothing else than wait for it.
+
+use crate::error::Error;
+use crate::need::{Need, Step, Stop};
+use crate::session::Connector;
+use crate::state::{Session, State};
+use format::Sequence;
+use ipc::{Guard, Host, Lock, Word};
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::Duration;
+use vfs::engine::Locked;
+
+/// Bounds; a test makes them tiny.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Files open at once.
+    pub files: usize,
+    /// How often an operation is tried before it is given up with an error; each time it lost a race, or learned
+    /// something.
+    pub attempts: usize,
+    /// Blocks of room asked for at once.
+    pub refill_blocks: u64,
+    /// Inode numbers asked for at once.
+    pub refill_inodes: u64,
+    /// The log does not grow beyond this, whatever SharedFS would allow.
+    pub log_bytes_max: u64,
+    /// How long a writer waits for the log to be replaced by a larger one.
+    pub log_wait: Duration,
+    /// Nodes that are kept in the cache when nobody uses them.
+    pub nodes: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            files: 1 << 16,
+            attempts: 4096,
+            refill_blocks: 4096,
+            refill_inodes: 4096,
+            log_bytes_max: 64 << 20,
+            log_wait: Duration::from_secs(30),
+            nodes: 1 << 15,
+        }
+    }
+}
+
+/// The client half of Assise, for one process and one credential. An engine of `vfs`.
+pub struct LibFs {
+    pub(crate) host: Arc<dyn Host>,
+    connector: Arc<dyn Connector>,
+    pub(crate) limits: Limits,
+    state: Lock<State>,
+    /// Changes when the log has been replaced.
+    pub(crate) log_turn: Word,
+    /// One thread at a time attaches.
+    attaching: Lock<()>,
+    /// Who is woken to ask after a lock again.
+    wakers: Lock<LockWakers>,
+}
+
+/// Requests for locks that wait, and their wakers.
+type LockWakers = Vec<(Locked, Waker)>;
+
+impl LibFs {
+    /// Attaches.
+    ///
+    /// # Errors
+    /// As the connector's.
+    pub fn new(host: Arc<dyn Host>, connector: Arc<dyn Connector>, limits: Limits) -> Result<Self, Error> {
+        let session = Session::new(connector.attach()?)?;
+        let mut state = State::new(host.clone(), limits.files);
+        state.begin_session(session);
+        Ok(Self {
+            state: Lock::new(host.clone(), state),
+            attaching: Lock::new(host.clone(), ()),
+            wakers: Lock::new(host.clone(), Vec::new()),
+            log_turn: Word::new(0),
+            host,
+            connector,
+            limits,
+        })
+    }
+
+    /// Held for a look only.
+    pub(crate) fn lock_wakers(&self) -> Guard<'_, LockWakers> {
+        self.wakers.lock()
+    }
+
+    pub(crate) fn state(&self) -> Guard<'_, State> {
+        self.state.lock()
+    }
+
+    /// The last record of the session's log that counts, and of its log's order the last that is digested; none
+    /// without a session.
+    pub fn progress(&self) -> Option<(Sequence, Sequence)> {
+        let state = self.state();
+        state.session.as_ref().map(|session| (session.words.committed(), session.words.digested().0))
+    }
+
+    /// Begins a new session if there is none.
+    pub(crate) fn attach(&self) -> vfs::engine::Result<()> {
+        let attaching = self.attaching.lock();
+        if self.state().session.is_some() {
+            return Ok(());
+        }
+        let session = Session::new(self.connector.attach()?)?;
+        self.state().begin_session(session);
+        drop(attaching);
+        Ok(())
+    }
+
+    /// Attempts an operation until it is done. What an attempt lacks is got in between.
+    #[inline]
+    pub(crate) fn run<T>(&self, mut attempt: impl FnMut(&mut State) -> Step<T>) -> vfs::engine::Result<T> {
+        for _ in 0..self.limits.attempts {
+            let mut state = self.state();
+            state.begin();
+            match attempt(&mut state) {
+                Ok(done) => {
+                    let half_full = state.half_full;
+                    drop(state);
+                    if half_full {
+                        self.relieve();
+                    }
+                    return Ok(done);
+                }
+                Err(Stop::Failed(error)) => match state.validate() {
+                    Ok(()) => return Err(error),
+                    // What led to the error may not have been true at one instant.
+                    Err(_) => continue,
+                },
+                Err(Stop::Need(need)) => {
+                    drop(state);
+                    self.get_for(need)?;
+                }
+            }
+        }
+        Err(vfs::Error::Io)
+    }
+
+    #[cold]
+    fn get_for(&self, need: Need) -> vfs::engine::Result<()> {
+        self.get(need)
+    }
+}

@@ -1,0 +1,64 @@
+//! Why a session cannot be used. What a program sees is `vfs::Error`; these become that in one place.
+
+use pmem::MediaError;
+
+/// Why a call or an attachment failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Error {
+    /// SharedFS is gone.
+    Disconnected,
+    /// SharedFS did not let the session in, or not give what was asked for.
+    Refused,
+    /// No answer within the bound.
+    TimedOut,
+    /// A signal arrived while waiting; nothing happened.
+    Interrupted,
+    /// A file of the pool cannot be mapped.
+    Media(MediaError),
+    /// What came from SharedFS is no response.
+    Response,
+    /// Shared memory or a ring is not what it has to be.
+    Ipc(ipc::Error),
+}
+
+impl std::fmt::Display for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Disconnected => write!(f, "the daemon is gone"),
+            Self::Refused => write!(f, "the daemon refused"),
+            Self::TimedOut => write!(f, "the daemon does not answer"),
+            Self::Interrupted => write!(f, "interrupted by a signal"),
+            Self::Media(error) => write!(f, "a pool file cannot be used: {error}"),
+            Self::Response => write!(f, "an impossible answer of the daemon"),
+            Self::Ipc(error) => write!(f, "{error}"),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+impl From<MediaError> for Error {
+    fn from(error: MediaError) -> Self {
+        Self::Media(error)
+    }
+}
+
+impl From<ipc::Error> for Error {
+    fn from(error: ipc::Error) -> Self {
+        match error {
+            ipc::Error::Disconnected => Self::Disconnected,
+            ipc::Error::TimedOut => Self::TimedOut,
+            ipc::Error::Interrupted => Self::Interrupted,
+            other => Self::Ipc(other),
+        }
+    }
+}
+
+impl From<Error> for vfs::Error {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Interrupted => Self::Interrupted,
+            _ => Self::Io,
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! What is known of where a file's blocks lie in the shared area: one window of the file, as SharedFS described it.
+//! It stays good while the lease is held, the file's generation stands, and no record that the window does not
+//! contain was dropped from the log index.
+
+use format::call::{EXTENT_BY_CALL, ExtentReply};
+use format::node::EXTENT_UNWRITTEN;
+use format::{BLOCK_BYTES, Block, SegmentId};
+
+const BLOCK: u64 = BLOCK_BYTES as u64;
+
+/// Extents kept of one file.
+const EXTENTS_MAX: usize = 4096;
+
+/// Where a run of a file's bytes is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Area {
+    /// In a segment, from this byte on.
+    Segment(SegmentId, u64),
+    /// It may not be mapped: asked for by call.
+    ByCall,
+    /// Never written.
+    Zero,
+    /// Not known.
+    Unknown,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Extent {
+    file_block: u64,
+    blocks: u64,
+    segment: SegmentId,
+    block: Block,
+    by_call: bool,
+}
+
+/// The window.
+#[derive(Debug, Default)]
+pub(crate) struct Extents {
+    /// Known from this block to before that one.
+    from: u64,
+    to: u64,
+    extents: Vec<Extent>,
+    /// Lower half of the generation when it was described; none while nothing lies in the area.
+    pub generation: Option<u32>,
+}
+
+impl Extents {
+    /// Of a file that the area knows nothing of.
+    pub fn nothing() -> Self {
+        Self { to: u64::MAX, ..Self::default() }
+    }
+
+    /// Forgets.
+    pub fn clear(&mut self) {
+        (self.from, self.to, self.generation) = (0, 0, None);
+        self.extents.clear();
+    }
+
+    /// Takes a description of the blocks from `from` on.
+    pub fn learn(
+        &mut self,
+        from: u64,
+        covered_to: u64,
+        generation: u32,
+        replies: impl Iterator<Item = ExtentReply>,
+    ) {
+        let joins =
+            self.generation == Some(generation) && from == self.to && self.extents.len() < EXTENTS_MAX;
+        if !joins {
+            self.clear();
+            self.from = from;
+        }
+        self.generation = Some(generation);
+        self.to = covered_to.max(from);
+        for reply in replies {
+            if reply.flags.get() & EXTENT_UNWRITTEN == 0 {
+                self.extents.push(Extent {
+                    file_block: reply.file_block.get(),
+                    blocks: u64::from(reply.blocks.get()),
+                    segment: reply.segment,
+                    block: reply.block,
+                    by_call: reply.flags.get() & EXTENT_BY_CALL != 0,
+                });
+            }
+        }
+    }
+
+    /// Where the byte at `offset` is, and how many bytes from it on are together.
+    pub fn find(&self, offset: u64) -> (Area, u64) {
+        let block = offset / BLOCK;
+        if block < self.from || block >= self.to {
+            return (Area::Unknown, 0);
+        }
+        let bytes_to = |block: u64| block.saturating_mul(BLOCK) - offset;
+        let index = self.extents.partition_point(|extent| extent.file_block + extent.blocks <= block);
+        match self.extents.get(index) {
+            Some(extent) if extent.file_block <= block => {
+                let bytes = bytes_to(extent.file_block + extent.blocks);
+                let within = offset - extent.file_block * BLOCK;
+                let area = if extent.by_call {
+                    Area::ByCall
+                } else {
+                    Area::Segment(extent.segment, u64::from(extent.block.get()) * BLOCK + within)
+                };
+                (area, bytes)
+            }
+            Some(extent) => (Area::Zero, bytes_to(extent.file_block.min(self.to))),
+            None => (Area::Zero, bytes_to(self.to)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zerocopy::little_endian::{U32, U64};
+
+    fn reply(file_block: u64, block: u32, blocks: u32, flags: u32) -> ExtentReply {
+        ExtentReply {
+            file_block: U64::new(file_block),
+            segment: SegmentId::new(3),
+            block: Block::new(block),
+            blocks: U32::new(blocks),
+            flags: U32::new(flags),
+        }
+    }
+
+    #[test]
+    fn a_window_says_where_bytes_are() {
+        let mut extents = Extents::default();
+        assert_eq!(extents.find(0), (Area::Unknown, 0));
+        let replies =
+            [reply(2, 10, 2, 0), reply(5, 20, 1, EXTENT_UNWRITTEN), reply(6, 30, 1, EXTENT_BY_CALL)];
+        extents.learn(1, 8, 7, replies.into_iter());
+        assert_eq!(extents.find(0), (Area::Unknown, 0));
+        assert_eq!(extents.find(BLOCK + 1), (Area::Zero, BLOCK - 1));
+        assert_eq!(
+            extents.find(3 * BLOCK + 5),
+            (Area::Segment(SegmentId::new(3), 11 * BLOCK + 5), BLOCK - 5)
+        );
+        assert_eq!(extents.find(4 * BLOCK), (Area::Zero, 2 * BLOCK));
+        assert_eq!(extents.find(6 * BLOCK), (Area::ByCall, BLOCK));
+        assert_eq!(extents.find(7 * BLOCK), (Area::Zero, BLOCK));
+        assert_eq!(extents.find(8 * BLOCK), (Area::Unknown, 0));
+        extents.learn(8, u64::MAX, 7, [reply(9, 1, 1, 0)].into_iter());
+        assert_eq!(extents.find(3 * BLOCK).0, Area::Segment(SegmentId::new(3), 11 * BLOCK), "it was joined");
+        assert_eq!(extents.find(8 * BLOCK), (Area::Zero, BLOCK));
+        extents.learn(0, 2, 8, [].into_iter());
+        assert_eq!(extents.find(3 * BLOCK).0, Area::Unknown, "another generation begins anew");
+    }
+}

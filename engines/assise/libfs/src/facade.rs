@@ -1,0 +1,358 @@
+//! `vfs::Engine` for [`LibFs`]: each operation is an attempt (see `engine`), or a call.
+
+use crate::calls::error_of;
+use crate::directory::Target as EntryTarget;
+use crate::engine::LibFs;
+use crate::need::{Need, Step};
+use crate::nodes::Body;
+use crate::state::State;
+use format::call::{CallKind, DigestRequest, LEASE_READ, LEASE_WRITE, StatfsResponse, Status};
+use format::{BLOCK_BYTES, Cookie, InodeNumber, Name};
+use std::io::{IoSlice, IoSliceMut};
+use std::task::Waker;
+use vfs::access;
+use vfs::engine::{
+    Access, Allocate, At, Attributes, Changes, Created, Engine, Entry, Extent, Handle, Lock, LockFamily,
+    LockOwner, Locked, New, Removal, RenameMode, SetXattr, Space, Step as WalkStep, Sync, Target, Ticket,
+    Written,
+};
+use vfs::{Caller, Error, engine::Result};
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::U32;
+
+/// Entries that are shown after one look.
+const LIST_BATCH: usize = 128;
+
+impl State {
+    fn open(
+        &mut self,
+        caller: &Caller,
+        node: InodeNumber,
+        access: Access,
+        truncate: bool,
+    ) -> Step<(Handle, Attributes)> {
+        let index = self.pinned(node)?;
+        self.hold(index, LEASE_READ)?;
+        access::open(caller, &self.attributes(index), access, truncate)?;
+        self.check_files()?;
+        if self.needs_reference(index, access.write || truncate)? {
+            let bits = u8::from(access.read) | u8::from(access.write || truncate) << 1;
+            return Err(Need::Open(node, bits).into());
+        }
+        if truncate {
+            self.hold(index, LEASE_WRITE)?;
+            access::open(caller, &self.attributes(index), access, truncate)?;
+            self.truncate(caller, index, 0)?;
+        }
+        let handle = self.add_file(index, access);
+        if !truncate && self.validate().is_err() {
+            // The lease went before the open table said that the file is open: its last name may be gone.
+            self.remove_file(handle);
+            return Err(Need::Again.into());
+        }
+        Ok((handle, self.attributes(index)))
+    }
+}
+
+impl Engine for LibFs {
+    fn root(&self) -> Result<Attributes> {
+        self.run(|state| {
+            let index = state.nodes.enter(InodeNumber::ROOT);
+            state.hold(index, LEASE_READ)?;
+            Ok(state.pin(index))
+        })
+    }
+
+    fn walk(
+        &self,
+        caller: &Caller,
+        start: InodeNumber,
+        steps: &[WalkStep<'_>],
+        found: &mut Vec<Attributes>,
+    ) -> Result<()> {
+        let ended = self.run(|state| {
+            let (met, ended) = state.walk(caller, start, steps)?;
+            for index in met {
+                let attributes = state.pin(index);
+                found.push(attributes);
+            }
+            Ok(ended)
+        })?;
+        ended.map_or(Ok(()), Err)
+    }
+
+    fn forget(&self, nodes: &[InodeNumber]) {
+        let give_back = {
+            let mut state = self.state();
+            for inode in nodes {
+                let Some(index) = state.nodes.find(*inode) else { continue };
+                let node = state.nodes.get_mut(index);
+                node.pins = node.pins.saturating_sub(1);
+                state.drop_if_unused(index);
+            }
+            if state.give_back.is_empty() { Vec::new() } else { state.take_give_back() }
+        };
+        self.close_calls(&give_back);
+    }
+
+    fn open(
+        &self,
+        caller: &Caller,
+        node: InodeNumber,
+        access: Access,
+        truncate: bool,
+    ) -> Result<(Handle, Attributes)> {
+        self.run(|state| state.open(caller, node, access, truncate))
+    }
+
+    fn close(&self, handle: Handle) {
+        let give_back = {
+            let mut state = self.state();
+            let Some(index) = state.remove_file(handle) else { return };
+            state.drop_if_unused(index);
+            if state.give_back.is_empty() { Vec::new() } else { state.take_give_back() }
+        };
+        self.close_calls(&give_back);
+    }
+
+    fn getattr(&self, target: Target) -> Result<Attributes> {
+        self.run(|state| state.getattr(target))
+    }
+
+    fn setattr(&self, caller: &Caller, target: Target, changes: &Changes) -> Result<Attributes> {
+        self.run(|state| state.setattr(caller, target, changes))
+    }
+
+    fn create(&self, caller: &Caller, parent: InodeNumber, name: Name<'_>, new: &New<'_>) -> Result<Created> {
+        self.run(|state| state.create(caller, parent, name, new))
+    }
+
+    fn link(
+        &self,
+        caller: &Caller,
+        node: InodeNumber,
+        parent: InodeNumber,
+        name: Name<'_>,
+    ) -> Result<Attributes> {
+        self.run(|state| state.link(caller, node, parent, name))
+    }
+
+    fn unlink(&self, caller: &Caller, parent: InodeNumber, name: Name<'_>, removal: Removal) -> Result<()> {
+        self.run(|state| state.unlink(caller, parent, name, removal))
+    }
+
+    fn rename(
+        &self,
+        caller: &Caller,
+        from: (InodeNumber, Name<'_>),
+        to: (InodeNumber, Name<'_>),
+        mode: RenameMode,
+    ) -> Result<()> {
+        self.run(|state| state.rename(caller, from, to, mode))
+    }
+
+    fn readlink(&self, node: InodeNumber) -> Result<Vec<u8>> {
+        self.run(|state| {
+            let index = state.pinned(node)?;
+            if !matches!(state.nodes.get(index).body, Body::Symlink(Some(_))) {
+                state.hold(index, LEASE_READ)?;
+            }
+            match &state.nodes.get(index).body {
+                Body::Symlink(Some(target)) => Ok(target.to_vec()),
+                Body::Symlink(None) => Err(Need::Readlink(node).into()),
+                _ => Err(Error::Invalid.into()),
+            }
+        })
+    }
+
+    fn read(&self, handle: Handle, offset: u64, into: &mut [IoSliceMut<'_>]) -> Result<usize> {
+        self.read_file(handle, offset, into)
+    }
+
+    fn write(&self, caller: &Caller, handle: Handle, at: At, from: &[IoSlice<'_>]) -> Result<Written> {
+        let all: usize = from.iter().map(|slice| slice.len()).sum();
+        let mut written = self.run(|state| state.write(caller, handle, at, from, 0))?;
+        // What is longer than a record can be goes on as a row of writes, each whole.
+        while written.bytes < all {
+            let at = At::Offset(written.end);
+            match self.run(|state| state.write(caller, handle, at, from, written.bytes)) {
+                Ok(more) if more.bytes > 0 => {
+                    written = Written { bytes: written.bytes + more.bytes, end: more.end };
+                }
+                _ => break,
+            }
+        }
+        Ok(written)
+    }
+
+    fn allocate(
+        &self,
+        caller: &Caller,
+        handle: Handle,
+        what: Allocate,
+        offset: u64,
+        bytes: u64,
+    ) -> Result<()> {
+        self.run(|state| state.allocate(caller, handle, what, (offset, bytes)))
+    }
+
+    fn extents(&self, handle: Handle, offset: u64, what: Extent) -> Result<u64> {
+        self.run(|state| state.seek(handle, offset, what))
+    }
+
+    fn readdir(
+        &self,
+        handle: Handle,
+        after: Option<Cookie>,
+        sink: &mut dyn FnMut(Entry<'_>) -> bool,
+    ) -> Result<()> {
+        let mut from = after.map_or(Cookie::START, |cookie| Cookie::from_raw(cookie.get() + 1));
+        let mut batch: Vec<(Cookie, Box<[u8]>, EntryTarget)> = Vec::new();
+        loop {
+            batch.clear();
+            let end = self.run(|state| {
+                let file = state.file(handle)?;
+                if !file.access.read {
+                    return Err(Error::BadDescriptor.into());
+                }
+                if !matches!(state.nodes.get(file.node).body, Body::Directory(_)) {
+                    return Err(Error::NotDirectory.into());
+                }
+                batch.clear();
+                state.list(file.node, from, LIST_BATCH, &mut batch)
+            })?;
+            for (cookie, name, target) in &batch {
+                let name = Name::new(name).map_err(|_| Error::Io)?;
+                let EntryTarget { inode, file_type } = *target;
+                if !sink(Entry { name, inode, file_type, cookie: *cookie }) {
+                    return Ok(());
+                }
+                from = Cookie::from_raw(cookie.get() + 1);
+            }
+            if end {
+                return Ok(());
+            }
+        }
+    }
+
+    fn statfs(&self) -> Result<Space> {
+        for _ in 0..self.limits.attempts {
+            let line = self.line()?;
+            let mut response = Vec::new();
+            match self.call(&line, CallKind::Statfs, &[], &mut response)? {
+                Status::Ok => {}
+                Status::Sealed => continue,
+                refused => return Err(error_of(refused)),
+            }
+            let (found, _) = format::call::split::<StatfsResponse>(&response).map_err(|_| Error::Io)?;
+            let id = self.state().session.as_ref().map_or(0, |session| session.welcome.pool.get());
+            return Ok(Space {
+                block_bytes: BLOCK_BYTES as u64,
+                blocks: found.blocks.get(),
+                blocks_free: found.blocks_free.get(),
+                blocks_available: found.blocks_free.get(),
+                inodes: found.inodes.get(),
+                inodes_free: found.inodes_free.get(),
+                id,
+            });
+        }
+        Err(Error::Io)
+    }
+
+    fn sync(&self, what: Sync) -> Result<()> {
+        match what {
+            Sync::Data(node) | Sync::File(node) => self.sync_node(node),
+            Sync::Everything => self.sync_everything(),
+        }
+    }
+
+    fn get_xattr(&self, caller: &Caller, node: InodeNumber, name: &[u8]) -> Result<Vec<u8>> {
+        self.get_xattr_value(caller, node, name)
+    }
+
+    fn set_xattr(
+        &self,
+        caller: &Caller,
+        node: InodeNumber,
+        name: &[u8],
+        value: &[u8],
+        how: SetXattr,
+    ) -> Result<()> {
+        self.set_xattr_value(caller, node, name, value, how)
+    }
+
+    fn list_xattrs(&self, caller: &Caller, node: InodeNumber) -> Result<Vec<u8>> {
+        self.list_xattr_names(caller, node)
+    }
+
+    fn remove_xattr(&self, caller: &Caller, node: InodeNumber, name: &[u8]) -> Result<()> {
+        self.remove_xattr_value(caller, node, name)
+    }
+
+    fn lock(&self, handle: Handle, owner: LockOwner, lock: Lock, waker: Option<&Waker>) -> Result<Locked> {
+        self.take_lock(handle, owner, lock, waker)
+    }
+
+    fn redeem(&self, ticket: Ticket) -> Result<Locked> {
+        self.redeem_lock(ticket)
+    }
+
+    fn cancel(&self, ticket: Ticket) -> bool {
+        self.cancel_lock(ticket)
+    }
+
+    fn unlock(
+        &self,
+        handle: Handle,
+        owner: LockOwner,
+        family: LockFamily,
+        first: u64,
+        last: u64,
+    ) -> Result<()> {
+        self.drop_lock(handle, owner, family, (first, last))
+    }
+
+    fn conflict(&self, handle: Handle, owner: LockOwner, lock: Lock) -> Result<Option<(Lock, LockOwner)>> {
+        self.test_lock(handle, owner, lock)
+    }
+
+    fn release(&self, owner: LockOwner, node: Option<InodeNumber>) {
+        self.release_locks(owner, node);
+    }
+}
+
+impl LibFs {
+    /// The own log on the medium, the ledger up to what its leases rest on, and a lease on the inode: whoever
+    /// changed it before had it digested, and digests are settled.
+    fn sync_node(&self, node: InodeNumber) -> Result<()> {
+        let (log, era, ledger, settled) = self.run(|state| {
+            let index = state.pinned(node)?;
+            state.hold(index, LEASE_READ)?;
+            let era = state.era;
+            let session = state.session()?;
+            let settled = session.words.ledger_settled();
+            Ok((session.ring.region().clone(), era, session.ledger_newest, settled))
+        })?;
+        log.settle().map_err(|_| Error::Io)?;
+        if ledger > settled {
+            let line = self.line()?;
+            if line.era == era {
+                let request = DigestRequest { up_to: ledger, wait: U32::new(1), reserved: U32::new(0) };
+                match self.call(&line, CallKind::SettleLedger, &[request.as_bytes()], &mut Vec::new())? {
+                    // A session that is over was digested and settled to its cut.
+                    Status::Ok | Status::Sealed => {}
+                    refused => return Err(error_of(refused)),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn sync_everything(&self) -> Result<()> {
+        let line = self.line()?;
+        match self.call(&line, CallKind::SyncAll, &[], &mut Vec::new())? {
+            Status::Ok | Status::Sealed => Ok(()),
+            refused => Err(error_of(refused)),
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! Looking names up in what is cached, and walking.
+
+use crate::apply;
+use crate::directory::{Found, Target};
+use crate::need::{Need, Step};
+use crate::nodes::NodeIndex;
+use crate::state::State;
+use format::call::LEASE_READ;
+use format::record::FileType;
+use format::{Cookie, InodeNumber, Name};
+use vfs::access;
+use vfs::engine::Step as WalkStep;
+use vfs::{Caller, Error};
+
+impl State {
+    /// An entry of a directory on which a lease is held in `mode`.
+    pub(crate) fn lookup(
+        &mut self,
+        directory: NodeIndex,
+        name: Name<'_>,
+        mode: u8,
+    ) -> Step<Option<(Cookie, Target)>> {
+        match self.nodes.get_mut(directory).directory().find(name) {
+            Found::Entry(cookie, target) => Ok(Some((cookie, target))),
+            Found::Absent => Ok(None),
+            Found::Unknown => {
+                let start = self.nodes.get(directory).inode;
+                Err(Need::Walk { start, names: vec![name.bytes().to_vec()], parent_mode: mode }.into())
+            }
+        }
+    }
+
+    /// The node that an entry stands for, with a lease for reading at least.
+    pub(crate) fn entry_node(&mut self, inode: InodeNumber) -> Step<NodeIndex> {
+        let index = self.nodes.enter(inode);
+        self.hold(index, LEASE_READ)?;
+        Ok(index)
+    }
+
+    /// A directory that the caller may search, by a pinned number, with a lease for reading at least.
+    pub(crate) fn searched(&mut self, caller: &Caller, inode: InodeNumber) -> Step<NodeIndex> {
+        let index = self.pinned(inode)?;
+        self.hold(index, LEASE_READ)?;
+        access::search(caller, &self.attributes(index))?;
+        Ok(index)
+    }
+
+    /// Takes steps; pins nothing yet. Gives what was met, and the error that ended the walk before its end.
+    pub(crate) fn walk(
+        &mut self,
+        caller: &Caller,
+        start: InodeNumber,
+        steps: &[WalkStep<'_>],
+    ) -> Step<(Vec<NodeIndex>, Option<Error>)> {
+        let mut here = self.pinned(start)?;
+        self.hold(here, LEASE_READ)?;
+        let mut met = Vec::with_capacity(steps.len());
+        let mut ended = None;
+        for (taken, step) in steps.iter().enumerate() {
+            if let Err(error) = access::search(caller, &self.attributes(here)) {
+                ended = Some(error);
+                break;
+            }
+            let next = match step {
+                WalkStep::Parent if self.nodes.get(here).inode == InodeNumber::ROOT => break,
+                // The directory above a removed one may be gone as well.
+                WalkStep::Parent if self.nodes.get(here).item.links.get() == 0 => {
+                    ended = Some(Error::NotFound);
+                    break;
+                }
+                WalkStep::Parent => Some(self.nodes.get(here).item.parent),
+                WalkStep::Child(name) => match self.nodes.get_mut(here).directory().find(*name) {
+                    Found::Entry(_, target) => Some(target.inode),
+                    Found::Absent => None,
+                    Found::Unknown => return Err(self.walk_need(here, &steps[taken..])),
+                },
+            };
+            let Some(next) = next else {
+                ended = Some(Error::NotFound);
+                break;
+            };
+            let next = self.nodes.enter(next);
+            if !self.holds(next, LEASE_READ)? {
+                return Err(self.walk_need(here, &steps[taken..]));
+            }
+            self.hold(next, LEASE_READ)?;
+            met.push(next);
+            here = next;
+            if apply::file_type(&self.nodes.get(here).item) == FileType::Symlink {
+                break;
+            }
+        }
+        self.validate()?;
+        Ok((met, ended))
+    }
+
+    fn walk_need(&self, here: NodeIndex, steps: &[WalkStep<'_>]) -> crate::need::Stop {
+        let names = steps.iter().map(|step| match step {
+            WalkStep::Child(name) => name.bytes().to_vec(),
+            WalkStep::Parent => Vec::new(),
+        });
+        let start = self.nodes.get(here).inode;
+        Need::Walk { start, names: names.collect(), parent_mode: LEASE_READ }.into()
+    }
+
+    /// Whether a directory is another, or lies below it. While the rename unit is held, or for as long as the
+    /// leases taken here are, this does not change.
+    pub(crate) fn is_within(&mut self, directory: NodeIndex, above: NodeIndex) -> Step<bool> {
+        let mut here = directory;
+        // A path is not longer than the tree has directories; what is deeper than this is broken.
+        for _ in 0..DEPTH_MAX {
+            if here == above {
+                return Ok(true);
+            }
+            let inode = self.nodes.get(here).inode;
+            if inode == InodeNumber::ROOT {
+                return Ok(false);
+            }
+            self.hold(here, LEASE_READ)?;
+            if self.nodes.get(here).item.links.get() == 0 {
+                return Ok(false);
+            }
+            let parent = self.nodes.enter(self.nodes.get(here).item.parent);
+            if !self.holds(parent, LEASE_READ)? {
+                let names = vec![Vec::new()];
+                return Err(Need::Walk { start: inode, names, parent_mode: LEASE_READ }.into());
+            }
+            here = parent;
+        }
+        Err(Error::Loop.into())
+    }
+
+    /// A cookie for a new name in a directory.
+    pub(crate) fn free_cookie(&mut self, directory: NodeIndex, name: Name<'_>) -> Step<Cookie> {
+        match self.nodes.get_mut(directory).directory().free_cookie(name) {
+            Some(Ok(cookie)) => Ok(cookie),
+            Some(Err(_)) => Err(Error::NoSpace.into()),
+            None => {
+                let inode = self.nodes.get(directory).inode;
+                Err(Need::Entries(inode, Cookie::of_name(name)).into())
+            }
+        }
+    }
+}
+
+/// Directories above one another.
+const DEPTH_MAX: usize = 1 << 16;

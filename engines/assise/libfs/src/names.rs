@@ -1,0 +1,404 @@
+//! The name space: creating, linking, removing, renaming. Each is one record (Assise §3.2.1), made under write leases
+//! on every inode that it changes.
+
+use crate::apply;
+use crate::calls::RENAME_UNIT;
+use crate::directory::Target;
+use crate::need::{Need, Step};
+use crate::nodes::{Body, NodeIndex};
+use crate::records;
+use crate::state::State;
+use format::call::{LEASE_READ, LEASE_WRITE};
+use format::record::{CreateBody, FileType, RenameBody};
+use format::{Cookie, InodeNumber, Name, Sequence};
+use pmem::Source;
+use vfs::access;
+use vfs::engine::{Attributes, Created, New, NewType, Removal, RenameMode};
+use vfs::{Caller, Error};
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::{U16, U32, U64};
+
+/// Names of one inode; directories in one directory.
+const LINKS_MAX: u32 = 65_000;
+
+/// A share of the tree: see `format::record::room_blocks`.
+const TREE_ROOM: u64 = 1;
+
+impl State {
+    pub(crate) fn create(
+        &mut self,
+        caller: &Caller,
+        parent: InodeNumber,
+        name: Name<'_>,
+        new: &New<'_>,
+    ) -> Step<Created> {
+        let directory = self.searched(caller, parent)?;
+        if let Some((_, target)) = self.lookup(directory, name, LEASE_WRITE)? {
+            if new.exclusive {
+                return Err(Error::Exists.into());
+            }
+            let existing = self.entry_node(target.inode)?;
+            self.validate()?;
+            return Ok(Created::Existing(self.pin(existing)));
+        }
+        let above = self.attributes(directory);
+        access::add_entry(caller, &above)?;
+        access::make(caller, &new.kind)?;
+        self.hold(directory, LEASE_WRITE)?;
+        let is_directory = matches!(new.kind, NewType::Directory);
+        if is_directory && above.links >= LINKS_MAX {
+            return Err(Error::TooManyLinks.into());
+        }
+        if let NewType::Regular(Some(_)) = new.kind {
+            self.check_files()?;
+        }
+        let cookie = self.free_cookie(directory, name)?;
+        let (inode, lease) = self.draw_inode()?;
+        let target: &[u8] = if let NewType::Symlink(target) = new.kind { target } else { &[] };
+        let body = create_body(caller, &above, name, new, target);
+        let time_ns = self.time(&[directory]);
+        let header = records::create(inode, (parent, cookie), &body, time_ns);
+        let payload = [Source::from(body.as_bytes()), Source::from(name.bytes()), Source::from(target)];
+        let sequence = self.append(header, &payload, TREE_ROOM)?.sequence;
+        self.use_inode();
+
+        let index = self.nodes.enter(inode);
+        let node = self.nodes.get_mut(index);
+        node.item = apply::created(&body, parent, target.len(), time_ns);
+        node.lease = Some(lease);
+        node.created = sequence;
+        node.set_body(new.kind.file_type(), true);
+        if let Body::Symlink(known) = &mut node.body {
+            *known = Some(target.into());
+        }
+        self.mark(index, sequence);
+        self.entry_added(directory, (cookie, name), index, sequence, time_ns);
+        let handle = match new.kind {
+            NewType::Regular(Some(access)) => Some(self.add_file(index, access)),
+            _ => None,
+        };
+        Ok(Created::New(self.pin(index), handle))
+    }
+
+    pub(crate) fn link(
+        &mut self,
+        caller: &Caller,
+        inode: InodeNumber,
+        parent: InodeNumber,
+        name: Name<'_>,
+    ) -> Step<Attributes> {
+        let index = self.pinned(inode)?;
+        self.hold(index, LEASE_READ)?;
+        let directory = self.searched(caller, parent)?;
+        if self.lookup(directory, name, LEASE_WRITE)?.is_some() {
+            return Err(Error::Exists.into());
+        }
+        let linked = self.attributes(index);
+        access::link(caller, &self.attributes(directory), &linked)?;
+        if linked.links >= LINKS_MAX {
+            return Err(Error::TooManyLinks.into());
+        }
+        self.hold_all(&[(directory, LEASE_WRITE), (index, LEASE_WRITE)])?;
+        let cookie = self.free_cookie(directory, name)?;
+        let time_ns = self.time(&[directory, index]);
+        let header = records::link(inode, (parent, cookie), name.bytes().len(), time_ns);
+        let sequence = self.append(header, &[Source::from(name.bytes())], TREE_ROOM)?.sequence;
+        apply::linked(&mut self.nodes.get_mut(index).item, time_ns);
+        self.mark(index, sequence);
+        self.entry_added(directory, (cookie, name), index, sequence, time_ns);
+        Ok(self.pin(index))
+    }
+
+    pub(crate) fn unlink(
+        &mut self,
+        caller: &Caller,
+        parent: InodeNumber,
+        name: Name<'_>,
+        removal: Removal,
+    ) -> Step<()> {
+        let directory = self.searched(caller, parent)?;
+        let Some((cookie, target)) = self.lookup(directory, name, LEASE_WRITE)? else {
+            return Err(Error::NotFound.into());
+        };
+        let index = self.entry_node(target.inode)?;
+        let victim = self.attributes(index);
+        access::remove_entry(caller, &self.attributes(directory), &victim, removal)?;
+        if self.holds_entries(index) {
+            return Err(Error::NotEmpty.into());
+        }
+        self.hold_all(&[(directory, LEASE_WRITE), (index, LEASE_WRITE)])?;
+        let is_directory = victim.file_type == FileType::Directory;
+        let in_use = self.nodes.get(index).in_use();
+        let time_ns = self.time(&[directory, index]);
+        let header = records::unlink(
+            victim.inode,
+            (parent, cookie),
+            name.bytes().len(),
+            (is_directory, in_use),
+            time_ns,
+        );
+        let sequence = self.append(header, &[Source::from(name.bytes())], 0)?.sequence;
+        self.entry_removed(directory, (cookie, name), is_directory, sequence, time_ns);
+        self.lost_name(index, sequence, time_ns);
+        Ok(())
+    }
+
+    pub(crate) fn rename(
+        &mut self,
+        caller: &Caller,
+        (from, from_name): (InodeNumber, Name<'_>),
+        (to, to_name): (InodeNumber, Name<'_>),
+        mode: RenameMode,
+    ) -> Step<()> {
+        let from_directory = self.searched(caller, from)?;
+        let to_directory = self.searched(caller, to)?;
+        let source = self.lookup(from_directory, from_name, LEASE_WRITE)?;
+        let Some((old_cookie, source)) = source else {
+            return Err(Error::NotFound.into());
+        };
+        let target = self.lookup(to_directory, to_name, LEASE_WRITE)?;
+        match (mode, target.is_some()) {
+            (RenameMode::NoReplace, true) => return Err(Error::Exists.into()),
+            (RenameMode::Exchange, false) => return Err(Error::NotFound.into()),
+            _ => {}
+        }
+        let moved = self.entry_node(source.inode)?;
+        let replaced = match target {
+            Some((_, target)) => Some(self.entry_node(target.inode)?),
+            None => None,
+        };
+        let exchange = mode == RenameMode::Exchange;
+        let apart = from != to;
+        let changes_parent = apart
+            && (self.is_directory(moved)
+                || (exchange && replaced.is_some_and(|index| self.is_directory(index))));
+        if changes_parent {
+            // Nobody else moves directories until this is done.
+            let unit = self.nodes.enter(RENAME_UNIT);
+            self.hold(unit, LEASE_WRITE)?;
+        }
+        if apart && self.is_directory(moved) && self.is_within(to_directory, moved)? {
+            return Err(Error::Invalid.into());
+        }
+        if let Some(replaced) = replaced {
+            if apart && self.is_directory(replaced) && self.is_within(from_directory, replaced)? {
+                return Err(if exchange { Error::Invalid } else { Error::NotEmpty }.into());
+            }
+            if replaced == moved {
+                self.validate()?;
+                return Ok(());
+            }
+        }
+        self.check_rename(caller, (from_directory, moved), (to_directory, replaced), mode)?;
+        let mut wanted =
+            vec![(from_directory, LEASE_WRITE), (to_directory, LEASE_WRITE), (moved, LEASE_WRITE)];
+        wanted.extend(replaced.map(|index| (index, LEASE_WRITE)));
+        wanted.sort_unstable();
+        wanted.dedup();
+        self.hold_all(&wanted)?;
+        let new_cookie = match target {
+            Some((cookie, _)) => cookie,
+            None => self.free_cookie(to_directory, to_name)?,
+        };
+        let old = (from_directory, (old_cookie, from_name));
+        let new = (to_directory, (new_cookie, to_name));
+        self.rename_record(old, new, moved, replaced, exchange)
+    }
+
+    fn check_rename(
+        &mut self,
+        caller: &Caller,
+        (from, moved): (NodeIndex, NodeIndex),
+        (to, replaced): (NodeIndex, Option<NodeIndex>),
+        mode: RenameMode,
+    ) -> Step<()> {
+        let target = replaced.map(|index| self.attributes(index));
+        let (from_attributes, to_attributes) = (self.attributes(from), self.attributes(to));
+        let source = self.attributes(moved);
+        access::rename(caller, &from_attributes, &source, &to_attributes, target.as_ref(), mode)?;
+        if mode == RenameMode::Exchange {
+            return Ok(());
+        }
+        match replaced {
+            Some(index) if self.holds_entries(index) => Err(Error::NotEmpty.into()),
+            Some(_) => Ok(()),
+            None => {
+                let adds_directory = source.file_type == FileType::Directory && from != to;
+                let full = to_attributes.links >= LINKS_MAX;
+                if adds_directory && full { Err(Error::TooManyLinks.into()) } else { Ok(()) }
+            }
+        }
+    }
+
+    fn rename_record(
+        &mut self,
+        (from, old): (NodeIndex, (Cookie, Name<'_>)),
+        (to, new): (NodeIndex, (Cookie, Name<'_>)),
+        moved: NodeIndex,
+        replaced: Option<NodeIndex>,
+        exchange: bool,
+    ) -> Step<()> {
+        let mut touched = vec![from, to, moved];
+        touched.extend(replaced);
+        let time_ns = self.time(&touched);
+        let body = RenameBody {
+            old_parent: self.nodes.get(from).inode,
+            new_parent: self.nodes.get(to).inode,
+            old_cookie: U64::new(old.0.get()),
+            new_cookie: U64::new(new.0.get()),
+            replaced: replaced.map_or(InodeNumber::NONE, |index| self.nodes.get(index).inode),
+            old_name_bytes: U16::new(old.1.bytes().len() as u16),
+            new_name_bytes: U16::new(new.1.bytes().len() as u16),
+            reserved: U32::new(0),
+        };
+        let keeps_open = !exchange && replaced.is_some_and(|index| self.nodes.get(index).in_use());
+        let header = records::rename(self.nodes.get(moved).inode, &body, (exchange, keeps_open), time_ns);
+        let payload = [body.as_bytes(), old.1.bytes(), new.1.bytes()].map(Source::from);
+        let sequence = self.append(header, &payload, TREE_ROOM)?.sequence;
+
+        let moves_directory = self.is_directory(moved);
+        match replaced {
+            Some(replaced) if exchange => {
+                let other_directory = self.is_directory(replaced);
+                self.set_entry(from, old, replaced, sequence);
+                self.set_entry(to, new, moved, sequence);
+                let item = &mut self.nodes.get_mut(from).item;
+                apply::entry_exchanged(item, moves_directory, other_directory, time_ns);
+                let item = &mut self.nodes.get_mut(to).item;
+                apply::entry_exchanged(item, other_directory, moves_directory, time_ns);
+                apply::moved(&mut self.nodes.get_mut(replaced).item, body.old_parent, time_ns);
+                self.mark(replaced, sequence);
+                self.mark(from, sequence);
+                self.mark(to, sequence);
+            }
+            _ => {
+                if let Some(replaced) = replaced {
+                    let was_directory = self.is_directory(replaced);
+                    self.entry_removed(to, new, was_directory, sequence, time_ns);
+                    self.lost_name(replaced, sequence, time_ns);
+                }
+                self.entry_removed(from, old, moves_directory, sequence, time_ns);
+                self.entry_added(to, new, moved, sequence, time_ns);
+            }
+        }
+        apply::moved(&mut self.nodes.get_mut(moved).item, body.new_parent, time_ns);
+        self.mark(moved, sequence);
+        Ok(())
+    }
+
+    fn is_directory(&self, index: NodeIndex) -> bool {
+        apply::is_directory(&self.nodes.get(index).item)
+    }
+
+    /// For a directory the size is the number of its entries.
+    fn holds_entries(&self, index: NodeIndex) -> bool {
+        self.is_directory(index) && self.nodes.get(index).item.size.get() > 0
+    }
+
+    fn set_entry(
+        &mut self,
+        directory: NodeIndex,
+        (cookie, name): (Cookie, Name<'_>),
+        index: NodeIndex,
+        sequence: Sequence,
+    ) {
+        let node = self.nodes.get(index);
+        let target = Target { inode: node.inode, file_type: apply::file_type(&node.item) };
+        self.nodes.get_mut(directory).directory().put(cookie, name, target, sequence);
+    }
+
+    fn entry_added(
+        &mut self,
+        directory: NodeIndex,
+        entry: (Cookie, Name<'_>),
+        index: NodeIndex,
+        sequence: Sequence,
+        time_ns: i64,
+    ) {
+        self.set_entry(directory, entry, index, sequence);
+        let adds_directory = self.is_directory(index);
+        apply::entry_added(&mut self.nodes.get_mut(directory).item, adds_directory, time_ns);
+        self.mark(directory, sequence);
+    }
+
+    fn entry_removed(
+        &mut self,
+        directory: NodeIndex,
+        (cookie, name): (Cookie, Name<'_>),
+        was_directory: bool,
+        sequence: Sequence,
+        time_ns: i64,
+    ) {
+        let node = self.nodes.get_mut(directory);
+        node.directory().remove(cookie, name, sequence);
+        apply::entry_removed(&mut node.item, was_directory, time_ns);
+        self.mark(directory, sequence);
+    }
+
+    /// A record took a name of an inode.
+    fn lost_name(&mut self, index: NodeIndex, sequence: Sequence, time_ns: i64) {
+        apply::lost_name(&mut self.nodes.get_mut(index).item, time_ns);
+        self.mark(index, sequence);
+        let node = self.nodes.get_mut(index);
+        if node.item.links.get() > 0 {
+            return;
+        }
+        node.nameless = true;
+        if node.in_use() {
+            node.orphaned = Some(sequence);
+        } else {
+            // Nobody can ask for it any more; the node goes when the record is digested.
+            node.lose(&mut self.pool);
+        }
+    }
+
+    /// Shows entries from a cookie on to `show`, as many as are known, at most `count_max`; gives where to go on,
+    /// none at the end.
+    pub(crate) fn list(
+        &mut self,
+        index: NodeIndex,
+        from: Cookie,
+        count_max: usize,
+        batch: &mut Vec<(Cookie, Box<[u8]>, Target)>,
+    ) -> Step<bool> {
+        self.hold(index, LEASE_READ)?;
+        if self.nodes.get(index).item.links.get() == 0 {
+            return Err(Error::NotFound.into());
+        }
+        let directory = self.nodes.get_mut(index).directory();
+        let known = directory.entries(from).take(count_max);
+        batch.extend(known.map(|(cookie, name, target)| (cookie, name.into(), target)));
+        let complete_to = directory.complete_to();
+        let all = directory.is_complete() && batch.len() < count_max;
+        if batch.is_empty() && !all {
+            // What lies between is read in order, so that everything below is known.
+            let from = complete_to.max(Cookie::START);
+            return Err(Need::Entries(self.nodes.get(index).inode, from).into());
+        }
+        self.validate()?;
+        Ok(all)
+    }
+}
+
+fn create_body(
+    caller: &Caller,
+    directory: &Attributes,
+    name: Name<'_>,
+    new: &New<'_>,
+    target: &[u8],
+) -> CreateBody {
+    let file_type = new.kind.file_type();
+    let (gid, mode) = access::inherit(caller, directory, file_type, new.mode);
+    let rdev = match new.kind {
+        NewType::CharacterDevice(device) | NewType::BlockDevice(device) => device,
+        _ => 0,
+    };
+    CreateBody {
+        mode: U32::new(file_type.mode_bits() | mode),
+        uid: U32::new(caller.uid),
+        gid: U32::new(gid),
+        name_bytes: U16::new(name.bytes().len() as u16),
+        target_bytes: U16::new(target.len() as u16),
+        rdev: U64::new(rdev),
+    }
+}

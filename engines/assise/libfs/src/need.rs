@@ -1,0 +1,62 @@
+//! Why an attempt at an operation stopped: it failed, or it lacks something that only SharedFS can give. An attempt
+//! runs under the state's lock and waits for nothing; what it needs is got without the lock, and then it is made
+//! again, from its beginning. It leaves nothing behind that anybody could see.
+
+use format::{Cookie, InodeNumber, SegmentId, Sequence};
+
+/// Why an attempt stopped.
+#[derive(Debug)]
+pub(crate) enum Stop {
+    /// This is its result.
+    Failed(vfs::Error),
+    /// Get this and try again.
+    Need(Need),
+}
+
+/// What an attempt gives.
+pub(crate) type Step<T> = Result<T, Stop>;
+
+/// What an attempt lacks.
+#[derive(Debug)]
+pub(crate) enum Need {
+    /// A lease was lost meanwhile: only a new look.
+    Again,
+    /// A session.
+    Attach,
+    /// The log is being replaced by a larger one.
+    LogReplaced,
+    /// These leases, together: inode and `LEASE_READ` or `LEASE_WRITE`.
+    Leases(Vec<(InodeNumber, u8)>),
+    /// What these names lead to; an empty one is the parent.
+    Walk { start: InodeNumber, names: Vec<Vec<u8>>, parent_mode: u8 },
+    /// A reference: access bits 1 read, 2 write.
+    Open(InodeNumber, u8),
+    /// Entries of a directory from a cookie on.
+    Entries(InodeNumber, Cookie),
+    /// Where a file's blocks lie, from one on.
+    Extents(InodeNumber, u64, u64),
+    /// A segment's mapping.
+    Segment(SegmentId),
+    /// Target of a symbolic link.
+    Readlink(InodeNumber),
+    /// So many blocks of room.
+    Room(u64),
+    /// Inode numbers.
+    Inodes,
+    /// So many bytes of log for one record.
+    LogSpace(u64),
+    /// The own records up to this one in the area.
+    Digested(Sequence),
+}
+
+impl From<vfs::Error> for Stop {
+    fn from(error: vfs::Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl From<Need> for Stop {
+    fn from(need: Need) -> Self {
+        Self::Need(need)
+    }
+}

@@ -1,0 +1,240 @@
+//! What a LibFS keeps of each inode: its lease, its attributes with the session's own changes, its log index or its
+//! entries, and who in this process refers to it.
+
+use crate::directory::Directory;
+use crate::extents::Extents;
+use crate::overlay::{Overlay, Pool};
+use crate::words::Held;
+use format::node::InodeItem;
+use format::record::FileType;
+use format::{InodeNumber, Sequence};
+use std::collections::{BTreeMap, HashMap};
+use std::hash::{BuildHasherDefault, Hasher};
+
+/// Place of a node in its table, for as long as the node stays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct NodeIndex(u32);
+
+/// By type of inode.
+#[derive(Debug)]
+pub(crate) enum Body {
+    /// Nothing known yet.
+    Unknown,
+    /// Contents.
+    File { overlay: Overlay, extents: Extents },
+    /// Entries.
+    Directory(Directory),
+    /// Target.
+    Symlink(Option<Box<[u8]>>),
+    /// Device, pipe or socket.
+    Special,
+}
+
+/// Value of an extended attribute that an own record set (none: removed), and the record.
+pub(crate) type OwnXattr = (Option<Box<[u8]>>, Sequence);
+
+/// An inode.
+#[derive(Debug)]
+pub(crate) struct Node {
+    pub inode: InodeNumber,
+    /// With own changes; good while the lease is held.
+    pub item: InodeItem,
+    pub lease: Option<Held>,
+    pub body: Body,
+    /// Last own record that changed the item under the present lease.
+    pub changed: Sequence,
+    /// Own record that created it, until it is digested; else 0.
+    pub created: Sequence,
+    /// Own changes of extended attributes that are not digested.
+    pub xattrs: BTreeMap<Box<[u8]>, OwnXattr>,
+    /// How often a walk led here that was not forgotten.
+    pub pins: u64,
+    /// Open files.
+    pub opens: u32,
+    /// Where the open table says so.
+    pub open_place: Option<u16>,
+    /// SharedFS keeps a reference of the session, by an `Open` call.
+    pub referenced: bool,
+    /// Own record that removed its last name while it was in use: SharedFS keeps it for the session.
+    pub orphaned: Option<Sequence>,
+    /// An own record removed its last name.
+    pub nameless: bool,
+    /// It stands in the list of those with records that are not digested.
+    pub dirty: bool,
+    /// Grows when its contents are changed.
+    pub contents_version: u64,
+}
+
+impl Node {
+    fn new(inode: InodeNumber) -> Self {
+        Self {
+            inode,
+            item: InodeItem::default(),
+            lease: None,
+            body: Body::Unknown,
+            changed: Sequence::new(0),
+            created: Sequence::new(0),
+            xattrs: BTreeMap::new(),
+            pins: 0,
+            opens: 0,
+            open_place: None,
+            referenced: false,
+            orphaned: None,
+            nameless: false,
+            dirty: false,
+            contents_version: 0,
+        }
+    }
+
+    /// Whether this process refers to it by an open file or a pin.
+    pub fn in_use(&self) -> bool {
+        self.pins > 0 || self.opens > 0
+    }
+
+    /// Its entries.
+    ///
+    /// # Panics
+    /// If it is no directory, which the caller has seen.
+    pub fn directory(&mut self) -> &mut Directory {
+        match &mut self.body {
+            Body::Directory(directory) => directory,
+            _ => unreachable!("a node's body is that of its type"),
+        }
+    }
+
+    /// Its log index and its window into the area.
+    ///
+    /// # Panics
+    /// If it is no file, which the caller has seen.
+    pub fn file(&mut self) -> (&mut Overlay, &mut Extents) {
+        match &mut self.body {
+            Body::File { overlay, extents } => (overlay, extents),
+            _ => unreachable!("a node's body is that of its type"),
+        }
+    }
+
+    /// Makes a body for a type, of an inode of which nothing (`new`: that it holds nothing) is known.
+    pub fn set_body(&mut self, file_type: FileType, new: bool) {
+        self.body = match file_type {
+            FileType::Regular => {
+                let extents = if new { Extents::nothing() } else { Extents::default() };
+                Body::File { overlay: Overlay::default(), extents }
+            }
+            FileType::Directory => {
+                Body::Directory(if new { Directory::empty() } else { Directory::unknown() })
+            }
+            FileType::Symlink => Body::Symlink(None),
+            _ => Body::Special,
+        };
+    }
+
+    /// Drops everything that was known under the lease. The target of a link stays: it never changes.
+    pub fn lose(&mut self, pool: &mut Pool) {
+        self.lease = None;
+        self.changed = Sequence::new(0);
+        self.created = Sequence::new(0);
+        self.xattrs.clear();
+        self.contents_version += 1;
+        match &mut self.body {
+            Body::File { overlay, extents } => {
+                overlay.clear(pool);
+                extents.clear();
+            }
+            Body::Directory(directory) => *directory = Directory::unknown(),
+            Body::Unknown | Body::Symlink(_) | Body::Special => {}
+        }
+    }
+
+    /// Drops what records up to `digested` left in the caches; true if some of its records remain.
+    pub fn purge(&mut self, pool: &mut Pool, digested: Sequence) -> bool {
+        match &mut self.body {
+            Body::File { overlay, extents } => {
+                if overlay.purge(pool, digested)
+                    || (self.created > Sequence::new(0) && self.created <= digested)
+                {
+                    extents.clear();
+                }
+            }
+            Body::Directory(directory) => directory.purge(digested),
+            Body::Unknown | Body::Symlink(_) | Body::Special => {}
+        }
+        if self.created <= digested {
+            self.created = Sequence::new(0);
+        }
+        self.xattrs.retain(|_, (_, sequence)| *sequence > digested);
+        self.changed > digested
+    }
+}
+
+/// Inode numbers come from counters: one multiplication spreads them.
+#[derive(Default)]
+pub(crate) struct Mix(u64);
+
+impl Hasher for Mix {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(u64::from(*byte));
+        }
+    }
+
+    fn write_u64(&mut self, value: u64) {
+        let mixed = (self.0 ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.0 = mixed ^ (mixed >> 32);
+    }
+}
+
+/// All nodes.
+#[derive(Default)]
+pub(crate) struct Nodes {
+    nodes: Vec<Option<Node>>,
+    free: Vec<u32>,
+    by_inode: HashMap<u64, u32, BuildHasherDefault<Mix>>,
+}
+
+impl Nodes {
+    pub fn find(&self, inode: InodeNumber) -> Option<NodeIndex> {
+        self.by_inode.get(&inode.get()).copied().map(NodeIndex)
+    }
+
+    /// The node of an inode, made if there is none.
+    pub fn enter(&mut self, inode: InodeNumber) -> NodeIndex {
+        if let Some(found) = self.find(inode) {
+            return found;
+        }
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.nodes.push(None);
+            u32::try_from(self.nodes.len() - 1).expect("fewer nodes than a number has values")
+        });
+        self.nodes[index as usize] = Some(Node::new(inode));
+        self.by_inode.insert(inode.get(), index);
+        NodeIndex(index)
+    }
+
+    #[inline]
+    pub fn get(&self, index: NodeIndex) -> &Node {
+        self.nodes[index.0 as usize].as_ref().expect("an index is used while its node stays")
+    }
+
+    #[inline]
+    pub fn get_mut(&mut self, index: NodeIndex) -> &mut Node {
+        self.nodes[index.0 as usize].as_mut().expect("an index is used while its node stays")
+    }
+
+    pub fn remove(&mut self, index: NodeIndex, pool: &mut Pool) {
+        if let Some(mut node) = self.nodes[index.0 as usize].take() {
+            node.lose(pool);
+            self.by_inode.remove(&node.inode.get());
+            self.free.push(index.0);
+        }
+    }
+
+    /// The indices of all nodes.
+    pub fn indices(&self) -> impl Iterator<Item = NodeIndex> + use<> {
+        let indices: Vec<u32> = self.by_inode.values().copied().collect();
+        indices.into_iter().map(NodeIndex)
+    }
+}

@@ -1,0 +1,367 @@
+//! The log index of one file: which of its bytes are newer than the shared area, and where in the log they stand
+//! (Assise §3.2, "LibFS caches ... in process-local memory").
+//!
+//! A map from ranges of bytes to pieces that never overlap. A piece stands for bytes of a record, or for zeros that
+//! a truncation or a hole made; each remembers the record's sequence, so that what was digested can be dropped.
+//!
+//! Pieces stand in chunks of a fixed size that come from a [`Pool`], shared by all files of a session: in steady
+//! state, when as much is purged as is added, nothing is allocated.
+
+use format::Sequence;
+
+/// Where the bytes of a piece are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// In the log file, from this offset on.
+    Log(u64),
+    /// They are zeros.
+    Zero,
+}
+
+/// Bytes from `start` to before `end`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Piece {
+    pub start: u64,
+    pub end: u64,
+    pub origin: Origin,
+    /// The record that made it.
+    pub sequence: Sequence,
+}
+
+impl Piece {
+    /// The part from `from` on.
+    fn from(mut self, from: u64) -> Self {
+        if let Origin::Log(position) = &mut self.origin {
+            *position += from - self.start;
+        }
+        self.start = from;
+        self
+    }
+
+    /// The part before `to`.
+    fn to(mut self, to: u64) -> Self {
+        self.end = to;
+        self
+    }
+}
+
+/// Pieces of a chunk.
+const CHUNK: usize = 32;
+
+#[derive(Debug)]
+struct Chunk {
+    count: usize,
+    pieces: [Piece; CHUNK],
+}
+
+const EMPTY: Piece = Piece { start: 0, end: 0, origin: Origin::Zero, sequence: Sequence::new(0) };
+
+/// Chunks of all files of a session.
+#[derive(Debug, Default)]
+pub(crate) struct Pool {
+    chunks: Vec<Chunk>,
+    free: Vec<u32>,
+}
+
+impl Pool {
+    fn take(&mut self) -> u32 {
+        if let Some(index) = self.free.pop() {
+            self.chunks[index as usize].count = 0;
+            return index;
+        }
+        let index =
+            u32::try_from(self.chunks.len()).expect("a log has fewer records than a number has values");
+        self.chunks.push(Chunk { count: 0, pieces: [EMPTY; CHUNK] });
+        // So that giving chunks back never allocates.
+        self.free.reserve(self.chunks.len());
+        index
+    }
+
+    fn give_back(&mut self, index: u32) {
+        self.free.push(index);
+    }
+
+    fn pieces(&self, index: u32) -> &[Piece] {
+        let chunk = &self.chunks[index as usize];
+        &chunk.pieces[..chunk.count]
+    }
+}
+
+/// The pieces of one file, in order. Every chunk named here holds at least one.
+#[derive(Debug, Default)]
+pub(crate) struct Overlay {
+    /// Start of the first piece of each chunk, and the chunk.
+    chunks: Vec<(u64, u32)>,
+}
+
+/// A place in an overlay: which chunk, which piece of it.
+#[derive(Clone, Copy)]
+struct At {
+    chunk: usize,
+    piece: usize,
+}
+
+impl Overlay {
+    pub fn is_empty(&self) -> bool {
+        self.chunks.is_empty()
+    }
+
+    /// The first piece that ends after `offset`.
+    pub fn first_after(&self, pool: &Pool, offset: u64) -> Option<Piece> {
+        let at = self.seek(pool, offset);
+        self.get(pool, at)
+    }
+
+    /// Replaces what stands at `start..end`.
+    pub fn insert(&mut self, pool: &mut Pool, piece: Piece) {
+        if piece.start >= piece.end {
+            return;
+        }
+        let mut at = self.seek(pool, piece.start);
+        if let Some(found) = self.get(pool, at).filter(|found| found.start < piece.start) {
+            // Its front part stays, and what reaches beyond the new piece as well.
+            self.set(pool, at, found.to(piece.start));
+            if found.end > piece.end {
+                self.put(pool, At { piece: at.piece + 1, ..at }, found.from(piece.end));
+            }
+            at = self.seek(pool, piece.start);
+        }
+        loop {
+            at = self.normal(pool, at);
+            match self.get(pool, at) {
+                Some(found) if found.end <= piece.end => self.remove(pool, at),
+                Some(found) if found.start < piece.end => {
+                    self.set(pool, at, found.from(piece.end));
+                    break;
+                }
+                _ => break,
+            }
+        }
+        self.put(pool, at, piece);
+    }
+
+    /// Drops what records up to `digested` made; true if something was dropped.
+    pub fn purge(&mut self, pool: &mut Pool, digested: Sequence) -> bool {
+        let mut dropped = false;
+        self.chunks.retain_mut(|(first, index)| {
+            let chunk = &mut pool.chunks[*index as usize];
+            let mut kept = 0;
+            for piece in 0..chunk.count {
+                if chunk.pieces[piece].sequence > digested {
+                    chunk.pieces[kept] = chunk.pieces[piece];
+                    kept += 1;
+                }
+            }
+            dropped |= kept < chunk.count;
+            chunk.count = kept;
+            if kept == 0 {
+                pool.free.push(*index);
+                return false;
+            }
+            *first = chunk.pieces[0].start;
+            true
+        });
+        dropped
+    }
+
+    /// Drops everything.
+    pub fn clear(&mut self, pool: &mut Pool) {
+        for (_, index) in self.chunks.drain(..) {
+            pool.give_back(index);
+        }
+    }
+
+    /// Where the first piece stands that ends after `offset`.
+    fn seek(&self, pool: &Pool, offset: u64) -> At {
+        let after = self.chunks.partition_point(|(start, _)| *start <= offset);
+        let Some(chunk) = after.checked_sub(1) else { return At { chunk: 0, piece: 0 } };
+        let pieces = pool.pieces(self.chunks[chunk].1);
+        self.normal(pool, At { chunk, piece: pieces.partition_point(|piece| piece.end <= offset) })
+    }
+
+    /// The same place, if it is behind the last piece of a chunk, at the start of the next.
+    fn normal(&self, pool: &Pool, at: At) -> At {
+        match self.chunks.get(at.chunk) {
+            Some((_, index)) if at.piece >= pool.chunks[*index as usize].count => {
+                At { chunk: at.chunk + 1, piece: 0 }
+            }
+            _ => at,
+        }
+    }
+
+    fn get(&self, pool: &Pool, at: At) -> Option<Piece> {
+        let (_, index) = self.chunks.get(at.chunk)?;
+        pool.pieces(*index).get(at.piece).copied()
+    }
+
+    fn set(&mut self, pool: &mut Pool, at: At, piece: Piece) {
+        let (first, index) = &mut self.chunks[at.chunk];
+        pool.chunks[*index as usize].pieces[at.piece] = piece;
+        if at.piece == 0 {
+            *first = piece.start;
+        }
+    }
+
+    fn remove(&mut self, pool: &mut Pool, at: At) {
+        let (first, index) = &mut self.chunks[at.chunk];
+        let chunk = &mut pool.chunks[*index as usize];
+        chunk.pieces.copy_within(at.piece + 1..chunk.count, at.piece);
+        chunk.count -= 1;
+        if chunk.count == 0 {
+            let index = *index;
+            self.chunks.remove(at.chunk);
+            pool.give_back(index);
+        } else if at.piece == 0 {
+            *first = chunk.pieces[0].start;
+        }
+    }
+
+    /// Puts a piece before what stands at a place.
+    fn put(&mut self, pool: &mut Pool, at: At, piece: Piece) {
+        // Behind the last piece of the chunk before is the same place, and mostly where there is room.
+        let at = match at {
+            At { piece: 0, chunk } if chunk > 0 => {
+                At { chunk: chunk - 1, piece: pool.chunks[self.chunks[chunk - 1].1 as usize].count }
+            }
+            at => at,
+        };
+        if self.chunks.is_empty() {
+            let index = pool.take();
+            self.chunks.push((piece.start, index));
+        }
+        let at = self.make_room(pool, at);
+        let (first, index) = &mut self.chunks[at.chunk];
+        let chunk = &mut pool.chunks[*index as usize];
+        chunk.pieces.copy_within(at.piece..chunk.count, at.piece + 1);
+        chunk.pieces[at.piece] = piece;
+        chunk.count += 1;
+        if at.piece == 0 {
+            *first = piece.start;
+        }
+    }
+
+    /// Splits the chunk of a place if it is full; the place may move.
+    fn make_room(&mut self, pool: &mut Pool, at: At) -> At {
+        let index = self.chunks[at.chunk].1 as usize;
+        if pool.chunks[index].count < CHUNK {
+            return at;
+        }
+        let new = pool.take();
+        // At the end of a chunk a file probably grows: leave the old one full.
+        let kept = if at.piece == CHUNK { CHUNK } else { CHUNK / 2 };
+        let moved = CHUNK - kept;
+        for piece in 0..moved {
+            pool.chunks[new as usize].pieces[piece] = pool.chunks[index].pieces[kept + piece];
+        }
+        pool.chunks[new as usize].count = moved;
+        pool.chunks[index].count = kept;
+        self.chunks.insert(at.chunk + 1, (pool.chunks[new as usize].pieces[0].start, new));
+        if at.piece < kept || (at.piece == kept && moved > 0) {
+            at
+        } else {
+            At { chunk: at.chunk + 1, piece: at.piece - kept }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// What a byte array says of each byte: position and sequence, or zero and sequence.
+    type Naive = Vec<Option<(Origin, u64)>>;
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Insert { start: u64, bytes: u64, zero: bool },
+        Purge { behind: u64 },
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let insert = (0..900u64, 1..60u64, any::<bool>()).prop_map(|(start, bytes, zero)| Step::Insert {
+            start,
+            bytes,
+            zero,
+        });
+        let purge = (0..300u64).prop_map(|behind| Step::Purge { behind });
+        prop::collection::vec(prop_oneof![20 => insert, 1 => purge], 1..400)
+    }
+
+    fn seen(overlay: &Overlay, pool: &Pool) -> Naive {
+        let mut seen: Naive = vec![None; 1000];
+        let (mut offset, mut last) = (0, 0);
+        while let Some(piece) = overlay.first_after(pool, offset) {
+            assert!(piece.start < piece.end && piece.start >= last, "in order and apart");
+            for at in piece.start..piece.end {
+                let origin = match piece.origin {
+                    Origin::Log(position) => Origin::Log(position + at - piece.start),
+                    Origin::Zero => Origin::Zero,
+                };
+                seen[at as usize] = Some((origin, piece.sequence.get()));
+            }
+            (offset, last) = (piece.end, piece.end);
+        }
+        seen
+    }
+
+    fn check_chunks(overlay: &Overlay, pool: &Pool) {
+        for (first, index) in &overlay.chunks {
+            let pieces = pool.pieces(*index);
+            assert_eq!(
+                pieces.first().map(|piece| piece.start),
+                Some(*first),
+                "a chunk is known by its first"
+            );
+        }
+        assert_eq!(overlay.chunks.len() + pool.free.len(), pool.chunks.len(), "no chunk is lost");
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(128) })]
+
+        #[test]
+        fn behaves_like_an_array_of_bytes(steps in steps()) {
+            let (mut pool, mut overlay) = (Pool::default(), Overlay::default());
+            let mut naive: Naive = vec![None; 1000];
+            for (number, step) in steps.into_iter().enumerate() {
+                let sequence = number as u64 + 1;
+                match step {
+                    Step::Insert { start, bytes, zero } => {
+                        let origin = if zero { Origin::Zero } else { Origin::Log(sequence * 1000) };
+                        let end = start + bytes;
+                        let piece = Piece { start, end, origin, sequence: Sequence::new(sequence) };
+                        overlay.insert(&mut pool, piece);
+                        for at in start..end {
+                            let here = match origin {
+                                Origin::Log(position) => Origin::Log(position + at - start),
+                                Origin::Zero => Origin::Zero,
+                            };
+                            naive[at as usize] = Some((here, sequence));
+                        }
+                    }
+                    Step::Purge { behind } => {
+                        let digested = sequence.saturating_sub(behind);
+                        overlay.purge(&mut pool, Sequence::new(digested));
+                        naive.iter_mut().for_each(|byte| *byte = byte.filter(|(_, made)| *made > digested));
+                    }
+                }
+                check_chunks(&overlay, &pool);
+                prop_assert_eq!(seen(&overlay, &pool), naive.clone());
+            }
+            overlay.clear(&mut pool);
+            check_chunks(&overlay, &pool);
+        }
+    }
+
+    #[test]
+    fn a_file_that_grows_fills_its_chunks() {
+        let (mut pool, mut overlay) = (Pool::default(), Overlay::default());
+        for number in 0..10 * CHUNK as u64 {
+            let (start, sequence) = (number * 128, Sequence::new(number + 1));
+            let piece = Piece { start, end: start + 128, origin: Origin::Log(number * 192), sequence };
+            overlay.insert(&mut pool, piece);
+        }
+        assert_eq!(overlay.chunks.len(), 10);
+    }
+}

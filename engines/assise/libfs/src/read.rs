@@ -1,0 +1,373 @@
+//! Reading (Assise §3.2.2): from the log index, then from the shared area through read-only mappings. Where the bytes
+//! are is found under the lock, they are copied outside of it, and then it is checked that what was copied was still
+//! what it had been: the log not reused, the file's generation not raised (schedule 1.19). What was found was true at
+//! the instant of the look, and the copy is of that instant.
+
+use crate::engine::LibFs;
+use crate::extents::Area;
+use crate::need::{Need, Step};
+use crate::nodes::{Body, NodeIndex};
+use crate::overlay::{Origin, Piece};
+use crate::state::State;
+use crate::words::SharedWords;
+use format::call::{CallKind, LEASE_READ, RangeRequest, Status};
+use format::{BLOCK_BYTES, InodeNumber, Sequence};
+use ipc::LongWord;
+use ipc::sync::{Ordering, fence};
+use pmem::read_mapping::CopyError;
+use pmem::{ReadMapping, Region, Sink};
+use std::io::IoSliceMut;
+use std::sync::Arc;
+use vfs::Error;
+use vfs::engine::{Extent, Handle};
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::U64;
+
+/// Pieces that are copied after one look.
+const PLAN_MAX: usize = 16;
+
+enum From {
+    Log(u64),
+    Segment(Arc<ReadMapping>, u64),
+    ByCall,
+    Zero,
+}
+
+struct Part {
+    from: From,
+    bytes: usize,
+}
+
+/// What to copy.
+struct Plan {
+    inode: InodeNumber,
+    parts: [Option<Part>; PLAN_MAX],
+    count: usize,
+    /// Bytes of all parts.
+    bytes: usize,
+    /// True if the plan reaches the end of what was asked for, or of the file.
+    whole: bool,
+    log: Option<Region>,
+    /// The oldest record that is copied from.
+    oldest: Sequence,
+    generation: Option<u64>,
+    words: Arc<SharedWords>,
+    released: Arc<LongWord>,
+    contents_version: u64,
+}
+
+impl Plan {
+    fn add(&mut self, from: From, bytes: usize) {
+        self.parts[self.count] = Some(Part { from, bytes });
+        self.count += 1;
+        self.bytes += bytes;
+    }
+
+    /// Whether all that was copied was what it had been.
+    fn still(&self) -> bool {
+        // Acquire: the copies come before the looks. Pairs with the fence after the store of `released`.
+        fence(Ordering::Acquire);
+        let log_stands = self.log.is_none() || self.released.load(Ordering::Relaxed) <= self.oldest.get();
+        log_stands && self.generation.is_none_or(|before| self.words.generation_still(self.inode, before))
+    }
+}
+
+impl State {
+    /// The first offset of data or of a hole. What own records made of the file is digested first: which blocks
+    /// hold data is for the area to say.
+    pub(crate) fn seek(&mut self, handle: Handle, offset: u64, what: Extent) -> Step<u64> {
+        let index = self.file(handle)?.node;
+        self.hold(index, LEASE_READ)?;
+        let size = self.nodes.get(index).item.size.get();
+        if !matches!(self.nodes.get(index).body, Body::File { .. }) || offset >= size {
+            return Err(Error::NoDevice.into());
+        }
+        let (inode, changed) = (self.nodes.get(index).inode, self.nodes.get(index).changed);
+        let session = self.session.as_ref().ok_or(Need::Attach)?;
+        if changed > session.purged {
+            return Err(Need::Digested(changed).into());
+        }
+        let generation = session.words.generation(inode) as u32;
+        let (_, extents) = self.nodes.get_mut(index).file();
+        if extents.generation.is_some_and(|known| known != generation) {
+            extents.clear();
+        }
+        let mut at = offset;
+        while at < size {
+            let (area, together) = extents.find(at);
+            match (area, what) {
+                (Area::Unknown, _) => {
+                    let block = at / BLOCK_BYTES as u64;
+                    let blocks = size.div_ceil(BLOCK_BYTES as u64) - block;
+                    return Err(Need::Extents(inode, block, blocks).into());
+                }
+                (Area::Zero, Extent::Hole) | (Area::Segment(..) | Area::ByCall, Extent::Data) => {
+                    return Ok(at);
+                }
+                _ => at = at.saturating_add(together),
+            }
+        }
+        match what {
+            Extent::Hole => Ok(size),
+            Extent::Data => Err(Error::NoDevice.into()),
+        }
+    }
+
+    /// Where the bytes from `offset` on are, at most `bytes`, of a file on which a lease is held.
+    fn plan(&mut self, index: NodeIndex, offset: u64, bytes: usize) -> Step<Plan> {
+        let size = self.nodes.get(index).item.size.get();
+        let end = offset.saturating_add(bytes as u64).min(size);
+        let session = self.session.as_ref().ok_or(Need::Attach)?;
+        let node = self.nodes.get_mut(index);
+        let mut plan = Plan {
+            inode: node.inode,
+            parts: [const { None }; PLAN_MAX],
+            count: 0,
+            bytes: 0,
+            whole: false,
+            log: None,
+            oldest: Sequence::new(u64::MAX),
+            generation: None,
+            words: session.words.clone(),
+            released: session.released.clone(),
+            contents_version: node.contents_version,
+        };
+        let inode = node.inode;
+        let (overlay, extents) = node.file();
+        let mut at = offset;
+        let mut next: Option<Piece> = overlay.first_after(&self.pool, at);
+        while at < end && plan.count < PLAN_MAX {
+            match next {
+                Some(piece) if piece.start <= at => {
+                    let bytes = piece.end.min(end) - at;
+                    match piece.origin {
+                        Origin::Log(position) => {
+                            plan.oldest = plan.oldest.min(piece.sequence);
+                            plan.log.get_or_insert_with(|| session.ring.region().clone());
+                            plan.add(From::Log(position + (at - piece.start)), bytes as usize);
+                        }
+                        Origin::Zero => plan.add(From::Zero, bytes as usize),
+                    }
+                    at += bytes;
+                    next = overlay.first_after(&self.pool, at);
+                }
+                _ => {
+                    let to = next.map_or(end, |piece| piece.start.min(end));
+                    if plan.generation.is_none()
+                        && let Some(known) = extents.generation
+                    {
+                        let now = session.words.generation(inode);
+                        if now as u32 != known {
+                            extents.clear();
+                        }
+                        plan.generation = Some(now);
+                    }
+                    let (area, together) = extents.find(at);
+                    let bytes = together.min(to - at);
+                    match area {
+                        Area::Unknown => {
+                            let block = at / BLOCK_BYTES as u64;
+                            let blocks = to.div_ceil(BLOCK_BYTES as u64) - block;
+                            return Err(Need::Extents(inode, block, blocks).into());
+                        }
+                        Area::Zero => plan.add(From::Zero, bytes as usize),
+                        Area::ByCall => plan.add(From::ByCall, bytes as usize),
+                        Area::Segment(segment, position) => {
+                            let mapping = session.segments.get(&segment).ok_or(Need::Segment(segment))?;
+                            let from = match mapping {
+                                Some(mapping) if position + bytes <= mapping.bytes() => {
+                                    From::Segment(mapping.clone(), position)
+                                }
+                                _ => From::ByCall,
+                            };
+                            plan.add(from, bytes as usize);
+                        }
+                    }
+                    at += bytes;
+                }
+            }
+        }
+        plan.whole = at >= end;
+        Ok(plan)
+    }
+}
+
+/// Memory of a program, filled from a point on.
+struct Target<'a, 'b> {
+    slices: &'a mut [IoSliceMut<'b>],
+    slice: usize,
+    within: usize,
+}
+
+impl<'a, 'b> Target<'a, 'b> {
+    /// After so many bytes.
+    fn at(slices: &'a mut [IoSliceMut<'b>], mut bytes: usize) -> Self {
+        let mut slice = 0;
+        while slice < slices.len() && bytes >= slices[slice].len() {
+            bytes -= slices[slice].len();
+            slice += 1;
+        }
+        Self { slices, slice, within: bytes }
+    }
+
+    /// Fills `bytes` bytes piece by piece: `copy` gets where in the part a piece begins, and a sink for it.
+    fn fill(
+        &mut self,
+        bytes: usize,
+        mut copy: impl FnMut(usize, &mut Sink<'_>, usize) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let mut done = 0;
+        while done < bytes {
+            let Some(slice) = self.slices.get_mut(self.slice) else { return Err(Error::Io) };
+            let room = slice.len() - self.within;
+            let count = room.min(bytes - done);
+            if count > 0 {
+                let mut sink = Sink::from(&mut slice[self.within..self.within + count]);
+                copy(done, &mut sink, count)?;
+            }
+            done += count;
+            self.within += count;
+            if self.within == slice.len() {
+                self.slice += 1;
+                self.within = 0;
+            }
+        }
+        Ok(())
+    }
+}
+
+const ZEROS: [u8; BLOCK_BYTES] = [0; BLOCK_BYTES];
+
+fn put_zeros(sink: &mut Sink<'_>, bytes: usize) -> Result<(), Error> {
+    let mut left = bytes;
+    while left > 0 {
+        let count = left.min(ZEROS.len());
+        sink.put(&ZEROS[..count]).map_err(|_| Error::BadAddress)?;
+        left -= count;
+    }
+    Ok(())
+}
+
+fn copied(result: Result<(), CopyError>) -> Result<(), Error> {
+    result.map_err(|error| match error {
+        CopyError::Media(_) => Error::Io,
+        CopyError::Fault(_) => Error::BadAddress,
+    })
+}
+
+impl LibFs {
+    /// See `vfs::Engine::read`.
+    pub(crate) fn read_file(
+        &self,
+        handle: Handle,
+        offset: u64,
+        into: &mut [IoSliceMut<'_>],
+    ) -> vfs::engine::Result<usize> {
+        let asked: usize = into.iter().map(|slice| slice.len()).sum();
+        'again: for _ in 0..self.limits.attempts {
+            let mut done = 0;
+            let mut version = None;
+            loop {
+                let plan = self.run(|state| {
+                    let file = state.file(handle)?;
+                    if !file.access.read {
+                        return Err(Error::BadDescriptor.into());
+                    }
+                    state.hold(file.node, LEASE_READ)?;
+                    if crate::apply::is_directory(&state.nodes.get(file.node).item) {
+                        return Err(Error::IsDirectory.into());
+                    }
+                    state.plan(file.node, offset + done as u64, asked - done)
+                })?;
+                // A read that takes several looks is one operation: nothing may change between them.
+                if version.is_some_and(|version| version != plan.contents_version) {
+                    continue 'again;
+                }
+                let by_call = self.copy(&plan, offset + done as u64, into, done)?;
+                if !plan.still() {
+                    continue 'again;
+                }
+                done += plan.bytes;
+                // What came by call may be younger than the look: then it must not have changed since.
+                if (by_call || !plan.whole) && version.is_none() {
+                    version = Some(plan.contents_version);
+                }
+                if plan.whole {
+                    if by_call && !self.contents_still(handle, plan.contents_version)? {
+                        continue 'again;
+                    }
+                    return Ok(done);
+                }
+            }
+        }
+        Err(Error::Io)
+    }
+
+    fn contents_still(&self, handle: Handle, version: u64) -> vfs::engine::Result<bool> {
+        self.run(|state| {
+            let file = state.file(handle)?;
+            state.hold(file.node, LEASE_READ)?;
+            Ok(state.nodes.get(file.node).contents_version == version)
+        })
+    }
+
+    /// Copies what a plan says; true if some of it came by call.
+    fn copy(
+        &self,
+        plan: &Plan,
+        offset: u64,
+        into: &mut [IoSliceMut<'_>],
+        done: usize,
+    ) -> vfs::engine::Result<bool> {
+        let mut target = Target::at(into, done);
+        let mut at = offset;
+        let mut by_call = false;
+        for part in plan.parts.iter().take(plan.count).flatten() {
+            match &part.from {
+                From::Zero => target.fill(part.bytes, |_, sink, bytes| put_zeros(sink, bytes))?,
+                From::Log(position) => {
+                    let log = plan.log.as_ref().ok_or(Error::Io)?;
+                    target.fill(part.bytes, |within, sink, bytes| {
+                        copied(log.read_to(position + within as u64, sink, bytes))
+                    })?;
+                }
+                From::Segment(mapping, position) => target.fill(part.bytes, |within, sink, bytes| {
+                    copied(mapping.copy_to(position + within as u64, sink, bytes))
+                })?,
+                From::ByCall => {
+                    by_call = true;
+                    let bytes = self.read_call(plan.inode, at, part.bytes)?;
+                    target.fill(part.bytes, |within, sink, count| {
+                        sink.put(&bytes[within..within + count]).map_err(|_| Error::BadAddress)
+                    })?;
+                }
+            }
+            at += part.bytes as u64;
+        }
+        Ok(by_call)
+    }
+
+    /// Bytes of the area by call, zeros behind its end. In pieces of what one response carries.
+    fn read_call(&self, inode: InodeNumber, offset: u64, bytes: usize) -> vfs::engine::Result<Vec<u8>> {
+        let mut read = Vec::with_capacity(bytes);
+        let mut response = Vec::new();
+        while read.len() < bytes {
+            let line = self.line()?;
+            let at = offset + read.len() as u64;
+            let length = (bytes - read.len()).min(READ_BYTES_MAX) as u64;
+            let request = RangeRequest { inode, offset: U64::new(at), length: U64::new(length) };
+            match self.call(&line, CallKind::Read, &[request.as_bytes()], &mut response)? {
+                Status::Ok if response.is_empty() => break,
+                Status::Ok => read.extend_from_slice(&response[..response.len().min(bytes - read.len())]),
+                // The lease went: what was read so far is checked, and found too old, by the caller.
+                Status::Sealed | Status::Invalid => break,
+                refused => return Err(crate::calls::error_of(refused)),
+            }
+        }
+        read.resize(bytes, 0);
+        Ok(read)
+    }
+}
+
+/// Bytes asked for by one call.
+const READ_BYTES_MAX: usize = 128 << 10;

@@ -1,0 +1,211 @@
+//! Room: inode numbers, blocks that are promised, space in the log (Assise §3.2.1, digest; schedules 2.3, 2.7). All of
+//! it is got without the state's lock; a writer waits here, never inside.
+
+use crate::calls::error_of;
+use crate::engine::LibFs;
+use crate::state::empty_ring;
+use format::call::{CallKind, GrowRequest, GrowResponse, RefillRequest, RefillResponse, Status};
+use format::{LogUid, Sequence};
+use ipc::sync::Ordering;
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::U64;
+
+impl LibFs {
+    fn refill(&self, request: RefillRequest) -> vfs::engine::Result<Option<RefillResponse>> {
+        let line = self.line()?;
+        let mut response = Vec::new();
+        let granted = match self.call(&line, CallKind::Refill, &[request.as_bytes()], &mut response)? {
+            Status::Ok => {
+                let (granted, _) =
+                    format::call::split::<RefillResponse>(&response).map_err(|_| vfs::Error::Io)?;
+                granted
+            }
+            Status::Sealed => return Ok(None),
+            Status::NoSpace => RefillResponse {
+                first_inode: format::InodeNumber::NONE,
+                inodes: U64::new(0),
+                room_blocks: U64::new(0),
+            },
+            refused => return Err(error_of(refused)),
+        };
+        let mut state = self.state();
+        if state.era != line.era {
+            return Ok(None);
+        }
+        if granted.inodes.get() > 0 {
+            state.refilled_inodes(granted.first_inode, granted.inodes.get());
+        }
+        if let Some(session) = state.session.as_mut() {
+            session.room += granted.room_blocks.get();
+        }
+        Ok(Some(granted))
+    }
+
+    /// Room for a record of so many blocks, and for some more.
+    ///
+    /// # Errors
+    /// `NoSpace`: also after everything is digested, which gives back what was promised and not used.
+    pub(crate) fn get_room(&self, blocks: u64) -> vfs::engine::Result<()> {
+        for digested in [false, true] {
+            if digested {
+                let last = self.last()?;
+                self.get_digested(last)?;
+            }
+            let asked = U64::new(blocks.max(self.limits.refill_blocks));
+            let granted = self.refill(RefillRequest { inodes: U64::new(0), room_blocks: asked })?;
+            let state = self.state();
+            match (granted, state.session.as_ref()) {
+                (Some(_), Some(session)) if session.room < blocks => {}
+                _ => return Ok(()),
+            }
+        }
+        Err(vfs::Error::NoSpace)
+    }
+
+    /// New inode numbers.
+    ///
+    /// # Errors
+    /// `NoSpace`.
+    pub(crate) fn get_inodes(&self) -> vfs::engine::Result<()> {
+        let asked = U64::new(self.limits.refill_inodes);
+        let granted = self.refill(RefillRequest { inodes: asked, room_blocks: U64::new(0) })?;
+        match granted {
+            Some(granted) if granted.inodes.get() == 0 => Err(vfs::Error::NoSpace),
+            _ => Ok(()),
+        }
+    }
+
+    fn last(&self) -> vfs::engine::Result<Sequence> {
+        let state = self.state();
+        Ok(state.session.as_ref().map_or(Sequence::new(0), |session| session.last()))
+    }
+
+    /// The own records up to this one are in the area, and in no cache any more.
+    pub(crate) fn get_digested(&self, sequence: Sequence) -> vfs::engine::Result<()> {
+        let line = self.line()?;
+        self.digest_call(&line, sequence, true)?;
+        self.state().purge();
+        Ok(())
+    }
+
+    /// Asks for a digest without waiting for it, if more than half of the log is full even without what is digested
+    /// already; gives back references whose last records are.
+    pub(crate) fn relieve(&self) {
+        let (ask, give_back) = {
+            let mut state = self.state();
+            state.half_full = false;
+            state.purge();
+            let give_back = state.take_give_back();
+            let Some(session) = state.session.as_mut() else { return };
+            let full = session.ring.live_bytes() > session.ring.bytes() / 2;
+            let ask = full && session.words.digested().0 >= session.digest_asked;
+            if ask {
+                session.digest_asked = session.last();
+            }
+            (ask.then(|| session.last()), give_back)
+        };
+        self.close_calls(&give_back);
+        if let Some(up_to) = ask
+            && let Ok(line) = self.line()
+        {
+            // If it fails, the writer that finds the log full sees it.
+            let _ = self.digest_call(&line, up_to, false);
+        }
+    }
+
+    /// Space in the log for a frame of so many bytes.
+    pub(crate) fn get_log_space(&self, bytes: u64) -> vfs::engine::Result<()> {
+        let (largest, last, log_bytes, log_bytes_max) = {
+            let mut state = self.state();
+            state.purge();
+            let Some(session) = state.session.as_ref() else { return Ok(()) };
+            if session.ring.free_bytes() >= 2 * bytes {
+                return Ok(());
+            }
+            let max = session.welcome.log_bytes_max.get().min(self.limits.log_bytes_max);
+            (session.ring.bytes(), session.last(), session.log_bytes, max)
+        };
+        // A frame is in an empty ring wherever that begins if it takes at most half of it.
+        let mut wanted = log_bytes;
+        while wanted - (log_bytes - largest) < 2 * bytes && wanted < log_bytes_max {
+            wanted = (wanted * 2).min(log_bytes_max);
+        }
+        if wanted == log_bytes {
+            self.get_digested(last)?;
+            wanted = (log_bytes * 2).min(log_bytes_max);
+        }
+        if wanted > log_bytes { self.grow_log(wanted) } else { Ok(()) }
+    }
+
+    /// Replaces the log by a larger one. Nothing is appended meanwhile.
+    fn grow_log(&self, file_bytes: u64) -> vfs::engine::Result<()> {
+        let line = self.line()?;
+        let last = {
+            let mut state = self.state();
+            if state.log_frozen || state.era != line.era {
+                return Ok(());
+            }
+            let Some(session) = state.session.as_ref() else { return Ok(()) };
+            let last = session.last();
+            state.log_frozen = true;
+            last
+        };
+        let grown = self.replace_log(&line, last, file_bytes);
+        let mut state = self.state();
+        if state.era == line.era {
+            state.log_frozen = false;
+        }
+        drop(state);
+        // Release: pairs with the Acquire of those who wait in `wait_for_log`.
+        self.log_turn.fetch_add(1, Ordering::Release);
+        self.host.wake(&self.log_turn, ipc::WAKE_ALL);
+        grown
+    }
+
+    fn replace_log(
+        &self,
+        line: &crate::calls::Line,
+        last: Sequence,
+        file_bytes: u64,
+    ) -> vfs::engine::Result<()> {
+        self.digest_call(line, last, true)?;
+        let request = GrowRequest { file_bytes: U64::new(file_bytes) };
+        let mut response = Vec::new();
+        match self.call(line, CallKind::GrowLog, &[request.as_bytes()], &mut response)? {
+            Status::Ok => {}
+            // A pool without space for a larger log goes on with this one.
+            Status::Sealed | Status::NoSpace | Status::Limit => return Ok(()),
+            refused => return Err(error_of(refused)),
+        }
+        let (grown, _) = format::call::split::<GrowResponse>(&response).map_err(|_| vfs::Error::Io)?;
+        let log = line.link.grown_log(&grown)?;
+        let mut state = self.state();
+        if state.era != line.era {
+            return Ok(());
+        }
+        state.purge();
+        let Some(session) = state.session.as_mut() else { return Ok(()) };
+        if session.purged != last || grown.log == LogUid::default() {
+            return Err(vfs::Error::Io);
+        }
+        session.welcome.log = grown.log;
+        session.log_bytes = log.bytes();
+        session.ring = empty_ring(log, &session.welcome, grown.incarnation, last.next())?;
+        Ok(())
+    }
+
+    /// Waits until the log that is being replaced is.
+    pub(crate) fn wait_for_log(&self) -> vfs::engine::Result<()> {
+        loop {
+            // Acquire: pairs with the Release in `grow_log`.
+            let turn = self.log_turn.load(Ordering::Acquire);
+            if !self.state().log_frozen {
+                return Ok(());
+            }
+            let until = self.host.now().after(self.limits.log_wait);
+            if self.host.wait(&self.log_turn, turn, Some(until)) == ipc::Waited::TimedOut {
+                return Err(vfs::Error::Io);
+            }
+        }
+    }
+}

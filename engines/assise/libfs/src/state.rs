@@ -1,0 +1,571 @@
+//! The state of a LibFS under its one lock: session, caches, open files; and the one way in which a record becomes
+//! real (Assise §3.2.1, §3.3; schedules 1.2, 1.6, 2.3).
+//!
+//! An attempt takes the leases it needs by [`State::hold`], decides on what is cached under them, and appends by
+//! [`State::append`]: inside, all words looked at, frame stored and fenced, commit word moved, outside. What it then
+//! changes in the caches cannot fail.
+
+use crate::apply;
+use crate::error::Error;
+use crate::need::{Need, Step, Stop};
+use crate::nodes::{Body, NodeIndex, Nodes};
+use crate::overlay::Pool;
+use crate::records::Header;
+use crate::session::{Attachment, Link};
+use crate::words::{Held, SharedWords, open_places};
+use format::call::LEASE_READ;
+use format::checksum::Salt;
+use format::envelope::frame_bytes;
+use format::session::{WORD_OWN_RANGE, Welcome};
+use format::{BLOCK_BYTES, Incarnation, InodeNumber, SegmentId, Sequence};
+use ipc::Host;
+use ipc::sync::{LongWord, Ordering, fence};
+use pmem::ring::{AppendError, AppendRing, Appended};
+use pmem::{ReadMapping, Region, Source};
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use vfs::Caller;
+use vfs::engine::{Access, Attributes, Handle};
+
+/// One session: what it was given, and its log.
+pub(crate) struct Session {
+    pub welcome: Welcome,
+    pub credential: Caller,
+    pub link: Arc<dyn Link>,
+    pub words: Arc<SharedWords>,
+    pub ring: AppendRing,
+    /// First record that still lies in the log: readers outside of the lock compare.
+    pub released: Arc<LongWord>,
+    /// Segments that were mapped; none for one that may not be.
+    pub segments: HashMap<SegmentId, Option<Arc<ReadMapping>>>,
+    /// Generation of the own-range word up to which the list of ended inodes was taken in.
+    own_generation: Option<u32>,
+    ended_seen: u64,
+    pub next_inode: u64,
+    pub inodes_left: u64,
+    /// Blocks promised.
+    pub room: u64,
+    /// Newest ledger entry that a lease in use depends on.
+    pub ledger_newest: Sequence,
+    /// Caches hold nothing of own records up to this.
+    pub purged: Sequence,
+    pub log_bytes: u64,
+    /// A digest was asked for at this sequence; the next only after it.
+    pub digest_asked: Sequence,
+}
+
+impl Session {
+    /// Takes what a connector gave.
+    ///
+    /// # Errors
+    /// `Ipc`: memory that is too small. `Response`: a log without room.
+    pub fn new(attachment: Attachment) -> Result<Self, Error> {
+        let Attachment { welcome, credential, log, session, leases, generations, link } = attachment;
+        let words = SharedWords::new(&session, &leases, &generations, welcome.lease_words.get())?;
+        let log_bytes = log.bytes();
+        let ring = empty_ring(log, &welcome, welcome.incarnation, Sequence::new(1))?;
+        Ok(Self {
+            own_generation: words.own_range(),
+            ended_seen: 0,
+            words: Arc::new(words),
+            credential,
+            link,
+            ring,
+            released: Arc::new(LongWord::new(1)),
+            segments: HashMap::new(),
+            next_inode: welcome.first_inode.get(),
+            inodes_left: welcome.inodes.get(),
+            room: welcome.room_blocks.get(),
+            ledger_newest: Sequence::new(welcome.ledger.get()),
+            purged: Sequence::new(0),
+            digest_asked: Sequence::new(0),
+            log_bytes,
+            welcome,
+        })
+    }
+
+    /// The last record that was appended.
+    pub fn last(&self) -> Sequence {
+        Sequence::new(self.ring.tail().sequence.get() - 1)
+    }
+
+    /// The lease on a new inode of the own range; none if the whole range was taken.
+    fn own_lease(&self) -> Option<Held> {
+        self.own_generation.map(|_| Held { word: WORD_OWN_RANGE, generation: 0, write: true })
+    }
+
+    /// Whether a lease is held now. One of the own range is as long as the list of those that were ended has not
+    /// grown; then the list is taken in.
+    #[inline]
+    pub fn holds(&self, held: &Held) -> bool {
+        if held.word == WORD_OWN_RANGE {
+            self.own_generation.is_some() && self.words.own_range() == self.own_generation
+        } else {
+            self.words.holds(held)
+        }
+    }
+}
+
+/// The ring of a log file that holds no frames.
+///
+/// # Errors
+/// `Response`: the file is too short.
+pub(crate) fn empty_ring(
+    log: Region,
+    welcome: &Welcome,
+    incarnation: Incarnation,
+    next: Sequence,
+) -> Result<AppendRing, Error> {
+    if log.bytes() < 2 * BLOCK_BYTES as u64 {
+        return Err(Error::Response);
+    }
+    let salt = Salt::of_log(welcome.log, incarnation);
+    Ok(AppendRing::empty(log, BLOCK_BYTES as u64, salt, next))
+}
+
+/// An open file.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OpenFile {
+    pub node: NodeIndex,
+    pub access: Access,
+    serial: u32,
+}
+
+/// Everything that the lock guards.
+pub(crate) struct State {
+    pub host: Arc<dyn Host>,
+    pub session: Option<Session>,
+    /// Number of the session: answers to calls of an earlier one are dropped.
+    pub era: u64,
+    pub nodes: Nodes,
+    pub pool: Pool,
+    files: Vec<Option<OpenFile>>,
+    files_free: Vec<u32>,
+    files_max: usize,
+    serial: u32,
+    open_places: Vec<u16>,
+    /// Nodes with records that are not digested.
+    dirty: VecDeque<NodeIndex>,
+    /// References to be given back: after this record is digested.
+    pub give_back: Vec<(Sequence, InodeNumber)>,
+    /// Leases that the present attempt relies on.
+    used: Vec<NodeIndex>,
+    /// The log is being replaced: nothing is appended.
+    pub log_frozen: bool,
+    /// Grows with each end of a replacement.
+    pub half_full: bool,
+    last_time_ns: i64,
+}
+
+impl State {
+    pub fn new(host: Arc<dyn Host>, files_max: usize) -> Self {
+        Self {
+            host,
+            session: None,
+            era: 0,
+            nodes: Nodes::default(),
+            pool: Pool::default(),
+            files: Vec::new(),
+            files_free: Vec::new(),
+            files_max,
+            serial: 0,
+            open_places: open_places(),
+            dirty: VecDeque::new(),
+            give_back: Vec::new(),
+            used: Vec::new(),
+            log_frozen: false,
+            half_full: false,
+            last_time_ns: 0,
+        }
+    }
+
+    /// Begins an attempt.
+    pub fn begin(&mut self) {
+        self.used.clear();
+    }
+
+    /// The session.
+    pub fn session(&mut self) -> Step<&mut Session> {
+        self.session.as_mut().ok_or(Stop::Need(Need::Attach))
+    }
+
+    /// An inode that the caller has walked to.
+    pub fn pinned(&self, inode: InodeNumber) -> Step<NodeIndex> {
+        match self.nodes.find(inode) {
+            Some(index) if self.nodes.get(index).pins > 0 => Ok(index),
+            _ => Err(vfs::Error::Stale.into()),
+        }
+    }
+
+    /// Makes sure that a lease is held, and that the attempt is only good while it is.
+    #[inline]
+    pub fn hold(&mut self, index: NodeIndex, mode: u8) -> Step<()> {
+        if self.holds(index, mode)? {
+            self.used.push(index);
+            return Ok(());
+        }
+        Err(Need::Leases(vec![(self.nodes.get(index).inode, mode)]).into())
+    }
+
+    /// Makes sure that several leases are held: they are asked for together.
+    pub fn hold_all(&mut self, wanted: &[(NodeIndex, u8)]) -> Step<()> {
+        let mut all = true;
+        for (index, mode) in wanted {
+            all &= self.holds(*index, *mode)?;
+        }
+        if all {
+            self.used.extend(wanted.iter().map(|(index, _)| *index));
+            return Ok(());
+        }
+        let units = wanted.iter().map(|(index, mode)| (self.nodes.get(*index).inode, *mode));
+        Err(Need::Leases(units.collect()).into())
+    }
+
+    /// Whether a lease is held now; what was cached under one that is not is dropped.
+    pub fn holds(&mut self, index: NodeIndex, mode: u8) -> Step<bool> {
+        let session = self.session.as_ref().ok_or(Stop::Need(Need::Attach))?;
+        let Some(held) = self.nodes.get(index).lease else { return Ok(false) };
+        if !session.holds(&held) {
+            if held.word == WORD_OWN_RANGE {
+                self.take_in_ended();
+            } else {
+                self.nodes.get_mut(index).lose(&mut self.pool);
+            }
+            let session = self.session.as_ref().ok_or(Stop::Need(Need::Attach))?;
+            return Ok(match self.nodes.get(index).lease {
+                Some(held) => session.holds(&held) && (held.write || mode == LEASE_READ),
+                None => false,
+            });
+        }
+        Ok(held.write || mode == LEASE_READ)
+    }
+
+    /// The own-range word changed: some inodes of the range were taken, or all.
+    fn take_in_ended(&mut self) {
+        let Some(session) = self.session.as_mut() else { return };
+        // The word before the list: what is listed later changes the word again.
+        let generation = session.words.own_range();
+        let count = session.words.ended_count();
+        let mut all = generation.is_none();
+        for index in session.ended_seen..count {
+            match session.words.ended(index) {
+                Some(inode) => {
+                    if let Some(index) = self.nodes.find(inode) {
+                        let node = self.nodes.get_mut(index);
+                        if node.lease.is_some_and(|held| held.word == WORD_OWN_RANGE) {
+                            node.lose(&mut self.pool);
+                        }
+                    }
+                }
+                None => all = true,
+            }
+        }
+        session.ended_seen = count;
+        session.own_generation = if all { None } else { generation };
+        if all {
+            for index in self.nodes.indices() {
+                let node = self.nodes.get_mut(index);
+                if node.lease.is_some_and(|held| held.word == WORD_OWN_RANGE) {
+                    node.lose(&mut self.pool);
+                }
+            }
+        }
+    }
+
+    /// Whether all that the attempt relied on is held still: then its answer was true at this instant.
+    pub fn validate(&self) -> Step<()> {
+        if self.used.is_empty() {
+            return Ok(());
+        }
+        let session = self.session.as_ref().ok_or(Stop::Need(Need::Attach))?;
+        let held = |index: &NodeIndex| self.nodes.get(*index).lease.is_some_and(|held| session.holds(&held));
+        if self.used.iter().all(held) { Ok(()) } else { Err(Need::Again.into()) }
+    }
+
+    /// The time of a record that touches these nodes: not before any change they have seen.
+    pub fn time(&mut self, nodes: &[NodeIndex]) -> i64 {
+        let seen = nodes.iter().map(|index| self.nodes.get(*index).item.ctime_ns.get());
+        let time = seen.fold(self.host.wall().max(self.last_time_ns), i64::max);
+        self.last_time_ns = time;
+        time
+    }
+
+    /// Appends a record and makes it real; `room` is what it may cost (see `format::record::room_blocks`). If this
+    /// is an error, nothing happened.
+    #[inline]
+    pub fn append(&mut self, header: Header, payload: &[Source<'_>], room: u64) -> Step<Appended> {
+        if self.log_frozen {
+            return Err(Need::LogReplaced.into());
+        }
+        let session = self.session.as_mut().ok_or(Stop::Need(Need::Attach))?;
+        if session.room < room {
+            return Err(Need::Room(room).into());
+        }
+        let last = session.last();
+        let entered = session.words.enter();
+        let held = |index: &NodeIndex| self.nodes.get(*index).lease.is_some_and(|held| session.holds(&held));
+        if !self.used.iter().all(held) {
+            session.words.leave(entered);
+            return Err(Need::Again.into());
+        }
+        let appended = match session.ring.append(header, payload) {
+            Ok(appended) => appended,
+            Err(error) => {
+                session.words.leave(entered);
+                return Err(match error {
+                    AppendError::Full => {
+                        let payload_bytes: u64 = payload.iter().map(|part| part.bytes() as u64).sum();
+                        Need::LogSpace(frame_bytes(payload_bytes)).into()
+                    }
+                    AppendError::Fault => vfs::Error::BadAddress.into(),
+                });
+            }
+        };
+        // A pad before the record has a place in the order, too.
+        let mut next = last;
+        let committed = loop {
+            next = next.next();
+            let committed = session.words.commit(next);
+            if committed.is_err() || next == appended.sequence {
+                break committed;
+            }
+        };
+        session.words.leave(entered);
+        if committed.is_err() {
+            // Sealed, or the memory is broken: this session is over, and the record is beyond its cut.
+            self.end_session();
+            return Err(Need::Attach.into());
+        }
+        session.room -= room;
+        if session.ring.live_bytes() > session.ring.bytes() / 2 {
+            self.half_full = true;
+        }
+        Ok(appended)
+    }
+
+    /// The session is over. What this process refers to stays, by number; what was cached is gone.
+    pub fn end_session(&mut self) {
+        self.session = None;
+        self.era += 1;
+        for index in self.nodes.indices() {
+            let node = self.nodes.get_mut(index);
+            node.lose(&mut self.pool);
+            node.dirty = false;
+            node.referenced = false;
+            node.open_place = None;
+        }
+        self.dirty.clear();
+        self.give_back.clear();
+        self.open_places = open_places();
+        self.log_frozen = false;
+        self.half_full = false;
+    }
+
+    /// Takes a new session.
+    pub fn begin_session(&mut self, session: Session) {
+        self.session = Some(session);
+        for index in self.nodes.indices() {
+            if self.nodes.get(index).opens > 0 {
+                self.enter_open_table(index);
+            }
+        }
+    }
+
+    /// An own record changed a node's item.
+    #[inline]
+    pub fn mark(&mut self, index: NodeIndex, sequence: Sequence) {
+        let node = self.nodes.get_mut(index);
+        node.changed = sequence;
+        if !node.dirty {
+            node.dirty = true;
+            self.dirty.push_back(index);
+        }
+    }
+
+    /// Drops what was digested from the caches, then gives its log space free.
+    pub fn purge(&mut self) {
+        let Some(session) = self.session.as_mut() else { return };
+        let (digested, place) = session.words.digested();
+        if digested <= session.purged || digested > session.last() {
+            return;
+        }
+        session.purged = digested;
+        for _ in 0..self.dirty.len() {
+            let Some(index) = self.dirty.pop_front() else { break };
+            let node = self.nodes.get_mut(index);
+            if node.purge(&mut self.pool, digested) {
+                self.dirty.push_back(index);
+                continue;
+            }
+            node.dirty = false;
+            if node.nameless && !node.in_use() {
+                self.nodes.remove(index, &mut self.pool);
+            }
+        }
+        // Before the space is used again: pairs with the fence of a reader outside of the lock.
+        session.released.store(place.sequence.get(), Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        session.ring.release_to(place);
+    }
+
+    /// An inode number of the own range, with the lease that it comes with.
+    pub fn draw_inode(&mut self) -> Step<(InodeNumber, Held)> {
+        // An own-range word that was changed is taken in first, so that the lease is one of now.
+        self.look_at_own_range();
+        let session = self.session()?;
+        if session.inodes_left == 0 {
+            return Err(Need::Inodes.into());
+        }
+        let Some(lease) = session.own_lease() else {
+            // The whole range was taken: a new range comes with a new hold on it.
+            session.inodes_left = 0;
+            return Err(Need::Inodes.into());
+        };
+        Ok((InodeNumber::new(session.next_inode), lease))
+    }
+
+    /// The number that [`Self::draw_inode`] showed is used.
+    pub fn use_inode(&mut self) {
+        if let Some(session) = self.session.as_mut() {
+            session.next_inode += 1;
+            session.inodes_left -= 1;
+        }
+    }
+
+    fn look_at_own_range(&mut self) {
+        let changed = self.session.as_ref().is_some_and(|session| {
+            session.own_generation.is_some() && session.words.own_range() != session.own_generation
+        });
+        if changed {
+            self.take_in_ended();
+        }
+    }
+
+    /// New numbers came.
+    pub fn refilled_inodes(&mut self, first: InodeNumber, count: u64) {
+        if let Some(session) = self.session.as_mut() {
+            (session.next_inode, session.inodes_left) = (first.get(), count);
+            if session.own_generation.is_none() {
+                session.own_generation = session.words.own_range();
+                session.ended_seen = session.words.ended_count();
+            }
+        }
+    }
+
+    /// What a node is, as the front ends see it.
+    pub fn attributes(&self, index: NodeIndex) -> Attributes {
+        let node = self.nodes.get(index);
+        let mut attributes = apply::attributes(node.inode, &node.item);
+        // Which blocks the area will use is not known before the digest: at least those of what was written.
+        if let Body::File { overlay, .. } = &node.body
+            && !overlay.is_empty()
+        {
+            attributes.blocks = attributes.blocks.max(attributes.size.div_ceil(BLOCK_BYTES as u64) * 8);
+        }
+        attributes
+    }
+
+    /// One more pin.
+    pub fn pin(&mut self, index: NodeIndex) -> Attributes {
+        self.nodes.get_mut(index).pins += 1;
+        self.attributes(index)
+    }
+
+    /// An open file.
+    #[inline]
+    pub fn file(&self, handle: Handle) -> Step<OpenFile> {
+        let (index, serial) = (handle.get() as u32 as usize, (handle.get() >> 32) as u32);
+        match self.files.get(index).copied().flatten() {
+            Some(file) if file.serial == serial => Ok(file),
+            _ => Err(vfs::Error::BadDescriptor.into()),
+        }
+    }
+
+    /// Whether one more file can be opened.
+    pub fn check_files(&self) -> Step<()> {
+        let open = self.files.len() - self.files_free.len();
+        if open < self.files_max { Ok(()) } else { Err(vfs::Error::TooManyFiles.into()) }
+    }
+
+    /// Opens; [`Self::check_files`] was asked before.
+    pub fn add_file(&mut self, node: NodeIndex, access: Access) -> Handle {
+        let index = self.files_free.pop().unwrap_or_else(|| {
+            self.files.push(None);
+            u32::try_from(self.files.len() - 1).expect("fewer open files than a number has values")
+        });
+        self.serial = self.serial.wrapping_add(1);
+        let serial = self.serial;
+        self.files[index as usize] = Some(OpenFile { node, access, serial });
+        self.nodes.get_mut(node).opens += 1;
+        if self.nodes.get(node).open_place.is_none() {
+            self.enter_open_table(node);
+        }
+        Handle::new(u64::from(serial) << 32 | u64::from(index))
+    }
+
+    fn enter_open_table(&mut self, index: NodeIndex) {
+        let Some(session) = self.session.as_ref() else { return };
+        let node = self.nodes.get_mut(index);
+        if let Some(place) = self.open_places.pop() {
+            session.words.set_open(place, node.inode);
+            node.open_place = Some(place);
+        }
+    }
+
+    /// Whether the open table has a place for one more inode.
+    pub fn open_table_full(&self) -> bool {
+        self.open_places.is_empty()
+    }
+
+    /// Closes; gives the node back for [`Self::drop_if_unused`].
+    pub fn remove_file(&mut self, handle: Handle) -> Option<NodeIndex> {
+        let file = self.file(handle).ok()?;
+        let index = handle.get() as u32;
+        self.files[index as usize] = None;
+        self.files_free.push(index);
+        let node = self.nodes.get_mut(file.node);
+        node.opens -= 1;
+        if node.opens == 0
+            && let Some(place) = node.open_place.take()
+        {
+            if let Some(session) = self.session.as_ref() {
+                session.words.set_open(place, InodeNumber::NONE);
+            }
+            self.open_places.push(place);
+        }
+        Some(file.node)
+    }
+
+    /// After a pin or an open file went: gives back what SharedFS keeps for it, and forgets an inode without a name.
+    pub fn drop_if_unused(&mut self, index: NodeIndex) {
+        let node = self.nodes.get_mut(index);
+        if node.in_use() {
+            return;
+        }
+        if node.opens == 0 && (node.referenced || node.orphaned.is_some()) {
+            let after = node.orphaned.unwrap_or(Sequence::new(0));
+            node.referenced = false;
+            self.give_back.push((after, node.inode));
+        }
+        node.orphaned = None;
+        // One with records that are not digested goes when they are.
+        if node.nameless && !node.dirty {
+            self.nodes.remove(index, &mut self.pool);
+        }
+    }
+
+    /// References that can be given back now.
+    pub fn take_give_back(&mut self) -> Vec<InodeNumber> {
+        let Some(session) = self.session.as_ref() else { return Vec::new() };
+        let (digested, _) = session.words.digested();
+        let mut ready = Vec::new();
+        self.give_back.retain(|(after, inode)| {
+            let now = *after <= digested;
+            if now {
+                ready.push(*inode);
+            }
+            !now
+        });
+        ready
+    }
+}

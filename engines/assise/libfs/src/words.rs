@@ -1,0 +1,133 @@
+//! The words shared with SharedFS, as a LibFS uses them. Where they stand is `format::session`, what they mean is
+//! `ipc::words`.
+
+use crate::error::Error;
+use format::session::OPEN_TABLE;
+use format::{InodeNumber, Sequence};
+use ipc::sync::{Ordering, fence};
+use ipc::words::{Entered, GENERATIONS, Generation, LeaseState, NotCommitted};
+use ipc::{ClientPages, DaemonView, Mapping, Reads};
+use pmem::ring::Place;
+use std::sync::Arc;
+
+/// A lease as it was granted: while its word says this, it is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Held {
+    /// Index of its word, or [`format::session::WORD_OWN_RANGE`].
+    pub word: u32,
+    /// Lower half of the word's generation; 0 for the own range.
+    pub generation: u32,
+    /// For writing, or only for reading.
+    pub write: bool,
+}
+
+/// All words of a session.
+pub(crate) struct SharedWords {
+    client: ClientPages,
+    daemon: DaemonView,
+    generations: Reads<Generation>,
+}
+
+impl SharedWords {
+    /// Views into the three mappings of a session.
+    ///
+    /// # Errors
+    /// `Ipc`: a mapping is too small.
+    pub fn new(
+        session: &Arc<Mapping>,
+        leases: &Arc<Mapping>,
+        generations: &Arc<Mapping>,
+        lease_words: u32,
+    ) -> Result<Self, Error> {
+        Ok(Self {
+            client: ClientPages::new(session)?,
+            daemon: DaemonView::new(leases, lease_words as usize)?,
+            generations: generations.reads(0, GENERATIONS)?,
+        })
+    }
+
+    /// The last record that counts.
+    pub fn committed(&self) -> Sequence {
+        self.client.commit().load()
+    }
+
+    /// Makes a record count.
+    #[inline]
+    pub fn commit(&self, next: Sequence) -> Result<(), NotCommitted> {
+        self.client.commit().commit(next)
+    }
+
+    /// Goes inside. The state's lock is held, so one place serves all threads.
+    #[inline]
+    pub fn enter(&self) -> Entered {
+        self.client.inside().enter(Some(0))
+    }
+
+    /// Goes outside.
+    #[inline]
+    pub fn leave(&self, entered: Entered) {
+        self.client.inside().leave(entered);
+    }
+
+    /// Whether a lease with a word of its own is held still.
+    #[inline]
+    pub fn holds(&self, held: &Held) -> bool {
+        let lease = self.daemon.lease(held.word);
+        let state = if held.write { LeaseState::Write } else { LeaseState::Read };
+        // The lower half tells generations apart: a word is not granted four billion times during one operation.
+        lease.state == state && lease.generation as u32 == held.generation
+    }
+
+    /// The generation of the own range, if anything of it is held.
+    pub fn own_range(&self) -> Option<u32> {
+        let lease = self.daemon.own_range();
+        (lease.state == LeaseState::Write).then_some(lease.generation as u32)
+    }
+
+    /// How many inodes of the own range were ended. To be read after [`Self::own_range`].
+    pub fn ended_count(&self) -> u64 {
+        self.daemon.ended_count()
+    }
+
+    /// One of them; none if the list was too short for it.
+    pub fn ended(&self, index: u64) -> Option<InodeNumber> {
+        self.daemon.ended(index)
+    }
+
+    /// The last record that is digested, and where the one after it stands.
+    pub fn digested(&self) -> (Sequence, Place) {
+        let digested = self.daemon.digested();
+        (digested.sequence, Place { position: digested.position, sequence: digested.sequence.next() })
+    }
+
+    /// The last entry of the ledger that is settled.
+    pub fn ledger_settled(&self) -> Sequence {
+        self.daemon.settled()
+    }
+
+    /// A file's generation, before its blocks are copied.
+    #[inline]
+    pub fn generation(&self, inode: InodeNumber) -> u64 {
+        self.generations.read(Generation::index_of(inode))
+    }
+
+    /// Whether what was copied since is still what it was.
+    #[inline]
+    pub fn generation_still(&self, inode: InodeNumber, before: u64) -> bool {
+        self.generations.still(Generation::index_of(inode), before)
+    }
+
+    /// Says at a place of the open table which inode is open; none frees it. Comes before any later look at the
+    /// lease word under which the inode is used, so that SharedFS either sees the place or has not begun to take
+    /// the lease.
+    pub fn set_open(&self, place: u16, inode: InodeNumber) {
+        self.client.open()[usize::from(place)].store(inode.get(), Ordering::Release);
+        // Pairs with the fence of a revocation.
+        fence(Ordering::SeqCst);
+    }
+}
+
+/// Places of the open table, all free.
+pub(crate) fn open_places() -> Vec<u16> {
+    (0..u16::try_from(OPEN_TABLE).expect("the table is small")).rev().collect()
+}

@@ -1,0 +1,232 @@
+//! What changes the contents of a file (Assise §3.2.1): one record for each operation, its bytes copied once, from the
+//! program's memory into the log.
+
+use crate::apply;
+use crate::need::Step;
+use crate::nodes::NodeIndex;
+use crate::overlay::{Origin, Piece};
+use crate::records;
+use crate::state::State;
+use format::call::LEASE_WRITE;
+use format::record::{FILE_BYTES_MAX, Operation, SET_MODE, SetAttrBody, room_blocks};
+use format::{HEADER_BYTES, Sequence};
+use pmem::Source;
+use std::io::IoSlice;
+use vfs::engine::{Allocate, At, Handle, Written};
+use vfs::{Caller, Error};
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::{I64, U32};
+
+/// Slices that are appended without allocating; more need a list.
+const SLICES_ON_STACK: usize = 8;
+
+/// A share of the tree, and two blocks that are written anew at the ends of a hole.
+const TREE_ROOM: u64 = 1;
+
+impl State {
+    /// An open file that may be changed, with a write lease on it.
+    fn writable(&mut self, handle: Handle) -> Step<NodeIndex> {
+        let file = self.file(handle)?;
+        if !file.access.write {
+            return Err(Error::BadDescriptor.into());
+        }
+        Ok(file.node)
+    }
+
+    /// Writes the first `bytes_max` bytes of the slices after `skip` at most, as one record.
+    pub(crate) fn write(
+        &mut self,
+        caller: &Caller,
+        handle: Handle,
+        at: At,
+        from: &[IoSlice<'_>],
+        skip: usize,
+    ) -> Step<Written> {
+        let index = self.writable(handle)?;
+        self.hold(index, LEASE_WRITE)?;
+        let start = match at {
+            At::Offset(offset) => offset,
+            At::End => self.nodes.get(index).item.size.get(),
+        };
+        let all: usize = from.iter().map(|slice| slice.len()).sum();
+        let asked = (all - skip) as u64;
+        if asked == 0 {
+            return Ok(Written { bytes: 0, end: start });
+        }
+        if start >= FILE_BYTES_MAX {
+            return Err(Error::FileTooBig.into());
+        }
+        let largest = self.record_bytes_max()?;
+        let bytes = asked.min(FILE_BYTES_MAX - start).min(largest) as usize;
+        self.clear_set_ids(caller, index)?;
+
+        let inode = self.nodes.get(index).inode;
+        let time_ns = self.time(&[index]);
+        let header = records::write(inode, start, bytes, time_ns);
+        let end = start + bytes as u64;
+        let room = end.div_ceil(format::BLOCK_BYTES as u64) - start / format::BLOCK_BYTES as u64 + TREE_ROOM;
+        let appended = if from.len() <= SLICES_ON_STACK {
+            let mut sources = [Source::from(&[]); SLICES_ON_STACK];
+            let count = gather(from, skip, bytes, &mut sources);
+            self.append(header, &sources[..count], room)?
+        } else {
+            let mut sources = vec![Source::from(&[]); from.len()];
+            let count = gather(from, skip, bytes, &mut sources);
+            self.append(header, &sources[..count], room)?
+        };
+        let sequence = appended.sequence;
+        self.change_item(index, sequence, |item, credential| apply::write(item, credential, end, time_ns));
+        let origin = Origin::Log(appended.position + HEADER_BYTES as u64);
+        self.change_contents(index, Piece { start, end, origin, sequence });
+        Ok(Written { bytes, end })
+    }
+
+    /// Bytes that one record may carry: a quarter of the largest log, so that every operation of that size is whole.
+    fn record_bytes_max(&mut self) -> Step<u64> {
+        let session = self.session()?;
+        let largest = session.welcome.log_bytes_max.get().max(session.log_bytes);
+        Ok((largest / 4).saturating_sub(HEADER_BYTES as u64).clamp(1, u64::from(u32::MAX)))
+    }
+
+    /// Digest judges set-id bits by the log's credential. If the operation's caller is another (a gateway's), the
+    /// bits that its write clears are cleared by a record of their own, before it.
+    fn clear_set_ids(&mut self, caller: &Caller, index: NodeIndex) -> Step<()> {
+        let item = &self.nodes.get(index).item;
+        let credential = &self.session.as_ref().expect("a lease is held").credential;
+        let wanted = apply::mode_after_write(caller, item);
+        if item.mode.get() & 0o6000 == 0 || wanted == apply::mode_after_write(credential, item) {
+            return Ok(());
+        }
+        let time_ns = self.time(&[index]);
+        self.append_set_attr(index, &set_mode(wanted), time_ns)
+    }
+
+    /// Appends and applies a change of attributes; leases are held.
+    pub(crate) fn append_set_attr(&mut self, index: NodeIndex, body: &SetAttrBody, time_ns: i64) -> Step<()> {
+        let header = records::set_attr(self.nodes.get(index).inode, time_ns);
+        let sequence = self.append(header, &[Source::from(body.as_bytes())], TREE_ROOM)?.sequence;
+        self.change_item(index, sequence, |item, _| apply::set_attr(item, body, time_ns));
+        Ok(())
+    }
+
+    /// Applies a record to a node's item.
+    #[inline]
+    fn change_item(
+        &mut self,
+        index: NodeIndex,
+        sequence: Sequence,
+        change: impl FnOnce(&mut format::node::InodeItem, &Caller),
+    ) {
+        let session = self.session.as_ref().expect("a record was just appended to its log");
+        change(&mut self.nodes.get_mut(index).item, &session.credential);
+        self.mark(index, sequence);
+    }
+
+    #[inline]
+    fn change_contents(&mut self, index: NodeIndex, piece: Piece) {
+        let node = self.nodes.get_mut(index);
+        node.contents_version += 1;
+        let (overlay, _) = node.file();
+        overlay.insert(&mut self.pool, piece);
+    }
+
+    /// Sets the size; the write lease is held.
+    pub(crate) fn truncate(&mut self, caller: &Caller, index: NodeIndex, size: u64) -> Step<()> {
+        if size > FILE_BYTES_MAX {
+            return Err(Error::FileTooBig.into());
+        }
+        self.clear_set_ids(caller, index)?;
+        let old_size = self.nodes.get(index).item.size.get();
+        let time_ns = self.time(&[index]);
+        let header = records::truncate(self.nodes.get(index).inode, size, time_ns);
+        let sequence = self.append(header, &[], room_blocks(&Operation::Truncate { size }))?.sequence;
+        self.change_item(index, sequence, |item, credential| {
+            apply::truncate(item, credential, size, time_ns)
+        });
+        if size < old_size {
+            let piece = Piece { start: size, end: old_size.max(size), origin: Origin::Zero, sequence };
+            self.change_contents(index, piece);
+        }
+        Ok(())
+    }
+
+    /// Reserves, or makes a hole.
+    pub(crate) fn allocate(
+        &mut self,
+        caller: &Caller,
+        handle: Handle,
+        what: Allocate,
+        (offset, bytes): (u64, u64),
+    ) -> Step<()> {
+        let index = self.writable(handle)?;
+        self.hold(index, LEASE_WRITE)?;
+        self.clear_set_ids(caller, index)?;
+        let (keep_size, punch_hole) = match what {
+            Allocate::Extend => (false, false),
+            Allocate::KeepSize => (true, false),
+            Allocate::PunchHole => (true, true),
+        };
+        let room = room_blocks(&Operation::Allocate { offset, bytes, keep_size, punch_hole });
+        let time_ns = self.time(&[index]);
+        let inode = self.nodes.get(index).inode;
+        let header = records::allocate(inode, (offset, bytes), keep_size, punch_hole, time_ns);
+        let sequence = self.append(header, &[], room)?.sequence;
+        let end = offset + bytes;
+        let grown = (!keep_size).then_some(end);
+        self.change_item(index, sequence, |item, credential| {
+            apply::allocate(item, credential, grown, time_ns);
+        });
+        if punch_hole {
+            self.change_contents(index, Piece { start: offset, end, origin: Origin::Zero, sequence });
+        }
+        Ok(())
+    }
+
+    /// Whether a file's right to be written has to be had by a reference: today's mode may change, and the inode is
+    /// neither root's business nor the session's own creation.
+    pub(crate) fn needs_reference(&mut self, index: NodeIndex, writes: bool) -> Step<bool> {
+        let full = self.open_table_full();
+        let root = self.session()?.credential.is_root();
+        let node = self.nodes.get(index);
+        let own = node.lease.is_some_and(|held| held.word == format::session::WORD_OWN_RANGE);
+        Ok(!node.referenced && ((writes && !root && !own) || (full && node.open_place.is_none())))
+    }
+}
+
+/// A change of permission bits alone.
+pub(crate) fn set_mode(mode: u32) -> SetAttrBody {
+    SetAttrBody {
+        mask: U32::new(SET_MODE),
+        mode: U32::new(mode),
+        uid: U32::new(0),
+        gid: U32::new(0),
+        atime_ns: I64::new(0),
+        mtime_ns: I64::new(0),
+    }
+}
+
+/// The bytes of the slices from `skip` on, `bytes` of them; gives the number of sources filled.
+fn gather<'a>(
+    from: &'a [IoSlice<'_>],
+    mut skip: usize,
+    mut bytes: usize,
+    sources: &mut [Source<'a>],
+) -> usize {
+    let mut count = 0;
+    for slice in from {
+        let part: &[u8] = slice;
+        if skip >= part.len() {
+            skip -= part.len();
+            continue;
+        }
+        let part = &part[skip..];
+        skip = 0;
+        let part = &part[..part.len().min(bytes)];
+        bytes -= part.len();
+        if !part.is_empty() {
+            sources[count] = Source::from(part);
+            count += 1;
+        }
+    }
+    count
+}
