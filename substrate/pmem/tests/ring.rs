@@ -249,3 +249,30 @@ fn a_source_that_changes_meanwhile_still_gives_a_whole_frame() {
         assert_eq!(torn, 0, "frames whose checksum is of other bytes than were stored");
     });
 }
+
+#[test]
+fn lengths_that_lie_end_the_scan() {
+    // A limit far above what there is: the ring's end, and a pad with a payload.
+    for (kind, payload_bytes) in
+        [(2, 65), (2, 300), (2, u32::MAX), (2, u32::MAX - 63), (PAD_KIND, 1), (PAD_KIND, 65)]
+    {
+        let region = region(4);
+        let mut ring = AppendRing::empty(region.clone(), START, Salt::NONE, Sequence::new(1));
+        append(&mut ring, &[1; 64]).unwrap();
+        let mut lie = Envelope::new(kind, 0, payload_bytes);
+        lie.sequence = Sequence::new(2);
+        let mut header = [0; HEADER_BYTES];
+        header[..size_of::<Envelope>()].copy_from_slice(lie.as_bytes());
+        // The checksum fits, as one that a hostile writer made does, if there is anything to sum.
+        let mut running = format::envelope::checksum_header(Salt::NONE, &header);
+        running.update(&vec![0; payload_bytes.min(64) as usize]);
+        header[..4].copy_from_slice(&running.finish().to_le_bytes());
+        region.write(START + 128, &header);
+        let from = Place { position: START, sequence: Sequence::new(1) };
+        assert_eq!(
+            ring::scan(&region, START, Salt::NONE, from, u64::MAX).count(),
+            1,
+            "{kind} {payload_bytes}"
+        );
+    }
+}
