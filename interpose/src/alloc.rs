@@ -1,0 +1,247 @@
+//! The library's own memory: never the program's malloc, which may be replaced, locked, or not ready.
+//!
+//! One region of address space, a pointer into it that only grows, and a free list a size class. Everything is
+//! lock-free, so a signal handler, a fork in the middle of another thread's allocation and a child between vfork
+//! and exec find it whole. Links are 32-bit indices of 16-byte units, tagged with a count against reuse between a
+//! load and its compare-and-swap. Allocations from [`LARGE_BYTES`] on are mappings of their own. What a size class
+//! gets it keeps.
+
+use crate::raw;
+use std::alloc::{GlobalAlloc, Layout};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+
+/// Address space tried for, then halved down to [`REGION_BYTES_MIN`]: a limit may stand in the way.
+const REGION_BYTES: usize = 16 << 30;
+const REGION_BYTES_MIN: usize = 4 << 20;
+/// Smallest allocation with a mapping of its own.
+const LARGE_BYTES: usize = 1 << 20;
+const UNIT: usize = 16;
+const STEPS: usize = 4;
+const CLASSES: usize = 68;
+const NO_UNIT: u64 = 0;
+
+/// The allocator of `libhearth.so`.
+pub struct Arena {
+    /// Begins with its own length, in the unit that no list names.
+    region: AtomicPtr<u8>,
+    used: AtomicU64,
+    free: [AtomicU64; CLASSES],
+}
+
+impl Arena {
+    /// An arena that maps its region at the first allocation.
+    pub const fn new() -> Self {
+        Self {
+            region: AtomicPtr::new(null_mut()),
+            // Unit 0 stays unused: it means "none" in the lists.
+            used: AtomicU64::new(UNIT as u64),
+            free: [const { AtomicU64::new(NO_UNIT) }; CLASSES],
+        }
+    }
+
+    /// The region, mapped if nobody has yet; null if there is no address space.
+    fn region(&self) -> *mut u8 {
+        let region = self.region.load(Ordering::Acquire);
+        if !region.is_null() {
+            return region;
+        }
+        let mut bytes = REGION_BYTES;
+        while bytes >= REGION_BYTES_MIN {
+            if let Some(fresh) = map_lazily(bytes) {
+                // SAFETY: fresh memory that nobody else knows yet.
+                unsafe { fresh.cast::<u64>().write(bytes as u64) };
+                return match self.region.compare_exchange(
+                    null_mut(),
+                    fresh,
+                    Ordering::AcqRel,
+                    Ordering::Acquire,
+                ) {
+                    Ok(_) => fresh,
+                    Err(other) => {
+                        unmap(fresh, bytes);
+                        other
+                    }
+                };
+            }
+            bytes /= 2;
+        }
+        null_mut()
+    }
+
+    fn pop(&self, class: usize) -> *mut u8 {
+        let region = self.region.load(Ordering::Acquire);
+        let head = &self.free[class];
+        // Acquire pairs with the Release of the push that linked the block.
+        let mut seen = head.load(Ordering::Acquire);
+        loop {
+            let unit = seen & 0xffff_ffff;
+            if unit == NO_UNIT {
+                return null_mut();
+            }
+            // SAFETY: a unit in a list lies in the region, which is never unmapped. If another thread took the
+            // block meanwhile this reads its contents as a link, and the tag makes the exchange fail.
+            let (block, next) = unsafe {
+                let block = region.add(unit as usize * UNIT);
+                (block, (*block.cast::<AtomicU64>()).load(Ordering::Relaxed) & 0xffff_ffff)
+            };
+            let tagged = (seen & !0xffff_ffff).wrapping_add(1 << 32) | next;
+            match head.compare_exchange_weak(seen, tagged, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return block,
+                Err(now) => seen = now,
+            }
+        }
+    }
+
+    fn push(&self, class: usize, block: *mut u8) {
+        let region = self.region.load(Ordering::Acquire);
+        let unit = (block as u64 - region as u64) / UNIT as u64;
+        let head = &self.free[class];
+        let mut seen = head.load(Ordering::Relaxed);
+        loop {
+            // SAFETY: the block is free and ours until the exchange publishes it.
+            unsafe { (*block.cast::<AtomicU64>()).store(seen & 0xffff_ffff, Ordering::Relaxed) };
+            let tagged = (seen & !0xffff_ffff).wrapping_add(1 << 32) | unit;
+            match head.compare_exchange_weak(seen, tagged, Ordering::Release, Ordering::Relaxed) {
+                Ok(_) => return,
+                Err(now) => seen = now,
+            }
+        }
+    }
+
+    fn bump(&self, bytes: usize, align: usize) -> *mut u8 {
+        let region = self.region();
+        if region.is_null() {
+            return null_mut();
+        }
+        // SAFETY: written before the region was published and never again.
+        let room = unsafe { region.cast::<u64>().read() };
+        let padded = (bytes + align - UNIT) as u64;
+        let start = self.used.fetch_add(padded, Ordering::Relaxed);
+        if start.checked_add(padded).is_none_or(|end| end > room) {
+            self.used.fetch_sub(padded, Ordering::Relaxed);
+            return null_mut();
+        }
+        let start = (start as usize).next_multiple_of(align);
+        // SAFETY: within the region, checked above; the region begins on a page, so offsets align as addresses do.
+        unsafe { region.add(start) }
+    }
+}
+
+impl Default for Arena {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Address space that takes memory only where it is touched, and is left out of core files.
+fn map_lazily(bytes: usize) -> Option<*mut u8> {
+    let protection = (libc::PROT_READ | libc::PROT_WRITE) as u64;
+    let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE) as u64;
+    // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+    let address =
+        unsafe { raw::try_call(libc::SYS_mmap, &[0, bytes as u64, protection, flags, u64::MAX, 0]) }.ok()?;
+    Some(address as *mut u8)
+}
+
+fn unmap(address: *mut u8, bytes: usize) {
+    // SAFETY: the mapping was made here and nobody refers to it.
+    let _ = unsafe { raw::try_call(libc::SYS_munmap, &[address as u64, bytes as u64]) };
+}
+
+/// Size class of an allocation, and the bytes it takes: four steps to each power of two from 16 on.
+fn class(bytes: usize) -> (usize, usize) {
+    let bytes = bytes.max(UNIT).next_multiple_of(UNIT);
+    if bytes <= UNIT * STEPS {
+        return (bytes / UNIT - 1, bytes);
+    }
+    let power = (bytes - 1).ilog2() as usize;
+    let step = (1usize << power) / STEPS;
+    let rounded = bytes.next_multiple_of(step);
+    let index = (rounded - (1 << power)) / step;
+    (STEPS * (power - 5) + index - 1, rounded)
+}
+
+// SAFETY: blocks come from the growing pointer or from a free list that holds each block once, never overlap, and
+// are as large and aligned as asked.
+unsafe impl GlobalAlloc for Arena {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        if layout.size() >= LARGE_BYTES || layout.align() > 4096 {
+            if layout.align() > 4096 {
+                return null_mut();
+            }
+            return raw::map_anonymous(layout.size()).unwrap_or(null_mut());
+        }
+        let align = layout.align().max(UNIT);
+        let (class, bytes) = class(layout.size().max(align));
+        let block = self.pop(class);
+        if block.is_null() {
+            return self.bump(bytes, align);
+        }
+        if !(block as usize).is_multiple_of(align) {
+            self.push(class, block);
+            return self.bump(bytes, align);
+        }
+        block
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        if layout.size() >= LARGE_BYTES {
+            return unmap(block, layout.size());
+        }
+        let (class, _) = class(layout.size().max(layout.align()));
+        self.push(class, block);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn classes_hold_what_they_say_and_waste_little() {
+        let mut last = 0;
+        for bytes in 1..LARGE_BYTES {
+            let (index, rounded) = class(bytes);
+            assert!(rounded >= bytes && rounded % UNIT == 0 && index < CLASSES, "{bytes}");
+            assert!(rounded <= bytes + bytes / 4 + 16, "{bytes} takes {rounded}");
+            assert!(index >= last, "{bytes}");
+            assert_eq!(class(rounded), (index, rounded), "{bytes}");
+            last = index;
+        }
+    }
+
+    #[test]
+    fn blocks_never_overlap_under_threads() {
+        static ARENA: Arena = Arena::new();
+        let threads: Vec<_> = (0..4u8)
+            .map(|mark| {
+                #[allow(clippy::disallowed_methods, reason = "the test is about real threads")]
+                std::thread::spawn(move || {
+                    let mut held: Vec<(*mut u8, Layout)> = Vec::new();
+                    for round in 0..20_000usize {
+                        let layout = Layout::from_size_align(1 + round * 37 % 3000, 8).unwrap();
+                        // SAFETY: a layout that is not empty; each block is written within its size only.
+                        unsafe {
+                            let block = ARENA.alloc(layout);
+                            assert!(!block.is_null());
+                            block.write_bytes(mark, layout.size());
+                            held.push((block, layout));
+                        }
+                        if held.len() > 50 {
+                            let (block, layout) = held.swap_remove(round % 50);
+                            // SAFETY: the block is held by this thread alone.
+                            unsafe {
+                                let bytes = std::slice::from_raw_parts(block, layout.size());
+                                assert!(bytes.iter().all(|byte| *byte == mark));
+                                ARENA.dealloc(block, layout);
+                            }
+                        }
+                    }
+                })
+            })
+            .collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        assert!(ARENA.used.load(Ordering::Relaxed) < 4 << 20, "freed blocks are used again");
+    }
+}

@@ -1,0 +1,272 @@
+//! Contents: reading, writing, positions, durability, entries of directories, mappings.
+
+use crate::dispatch::{Answer, Call, Refusal};
+use crate::memory::{self, Buffers, Use};
+use crate::mount::{Errno, Handle, Mount, Target};
+use crate::raw;
+use crate::start::site;
+use std::io::{IoSlice, IoSliceMut};
+
+/// Bytes of directory entries that one call gives at most.
+const LIST_BYTES_MAX: usize = 1 << 20;
+/// Bytes before the name in a `linux_dirent64`.
+const ENTRY_HEAD: usize = 19;
+const PAGE: u64 = 4096;
+
+/// The mount; there is one when a row's function runs.
+pub fn mount() -> &'static dyn Mount {
+    site().expect("calls are only served for a mount").mount
+}
+
+fn receive(file: Handle, at: Option<u64>, mut buffers: Buffers) -> Answer {
+    let mut slices: Vec<IoSliceMut<'_>> = buffers.targets().into_iter().map(IoSliceMut::new).collect();
+    Ok(mount().read(file, at, &mut slices)? as u64)
+}
+
+fn send(file: Handle, at: Option<u64>, buffers: &Buffers) -> Answer {
+    let slices: Vec<IoSlice<'_>> = buffers.sources().into_iter().map(IoSlice::new).collect();
+    Ok(mount().write(file, at, &slices)? as u64)
+}
+
+/// An offset argument.
+fn offset(call: &Call, argument: usize) -> Result<Option<u64>, Errno> {
+    let offset = call.arguments[argument];
+    if offset > i64::MAX as u64 { Err(Errno(libc::EINVAL)) } else { Ok(Some(offset)) }
+}
+
+/// `read`
+pub fn read(call: &Call) -> Answer {
+    let file = call.file(0)?;
+    receive(file.handle(), None, Buffers::one(call.arguments[1], call.arguments[2], Use::Target)?)
+}
+
+/// `write`
+pub fn write(call: &Call) -> Answer {
+    let file = call.file(0)?;
+    send(file.handle(), None, &Buffers::one(call.arguments[1], call.arguments[2], Use::Source)?)
+}
+
+/// `pread64`
+pub fn pread64(call: &Call) -> Answer {
+    let (file, at) = (call.file(0)?, offset(call, 3)?);
+    receive(file.handle(), at, Buffers::one(call.arguments[1], call.arguments[2], Use::Target)?)
+}
+
+/// `pwrite64`
+pub fn pwrite64(call: &Call) -> Answer {
+    let (file, at) = (call.file(0)?, offset(call, 3)?);
+    send(file.handle(), at, &Buffers::one(call.arguments[1], call.arguments[2], Use::Source)?)
+}
+
+/// `readv`
+pub fn readv(call: &Call) -> Answer {
+    let file = call.file(0)?;
+    receive(file.handle(), None, Buffers::vector(call.arguments[1], call.arguments[2], Use::Target)?)
+}
+
+/// `writev`
+pub fn writev(call: &Call) -> Answer {
+    let file = call.file(0)?;
+    send(file.handle(), None, &Buffers::vector(call.arguments[1], call.arguments[2], Use::Source)?)
+}
+
+/// `preadv`
+pub fn preadv(call: &Call) -> Answer {
+    let (file, at) = (call.file(0)?, offset(call, 3)?);
+    receive(file.handle(), at, Buffers::vector(call.arguments[1], call.arguments[2], Use::Target)?)
+}
+
+/// `pwritev`
+pub fn pwritev(call: &Call) -> Answer {
+    let (file, at) = (call.file(0)?, offset(call, 3)?);
+    send(file.handle(), at, &Buffers::vector(call.arguments[1], call.arguments[2], Use::Source)?)
+}
+
+/// Offset and flags of the calls that have both; all ones is the file's position.
+fn offset_and_flags(call: &Call) -> Result<(Option<u64>, i32), Errno> {
+    let flags = call.int(5);
+    if flags & !(libc::RWF_HIPRI | libc::RWF_DSYNC | libc::RWF_SYNC) != 0 {
+        return Err(Errno(libc::EOPNOTSUPP));
+    }
+    let at = if call.arguments[3] == u64::MAX { None } else { offset(call, 3)? };
+    Ok((at, flags))
+}
+
+/// `preadv2`
+pub fn preadv2(call: &Call) -> Answer {
+    let (file, (at, _)) = (call.file(0)?, offset_and_flags(call)?);
+    receive(file.handle(), at, Buffers::vector(call.arguments[1], call.arguments[2], Use::Target)?)
+}
+
+/// `pwritev2`
+pub fn pwritev2(call: &Call) -> Answer {
+    let (file, (at, flags)) = (call.file(0)?, offset_and_flags(call)?);
+    let bytes =
+        send(file.handle(), at, &Buffers::vector(call.arguments[1], call.arguments[2], Use::Source)?)?;
+    if flags & (libc::RWF_DSYNC | libc::RWF_SYNC) != 0 {
+        mount().sync(file.handle(), flags & libc::RWF_SYNC == 0)?;
+    }
+    Ok(bytes)
+}
+
+/// `lseek`
+pub fn lseek(call: &Call) -> Answer {
+    let file = call.file(0)?;
+    Ok(mount().seek(file.handle(), call.arguments[1].cast_signed(), call.int(2))?)
+}
+
+/// `fsync`
+pub fn fsync(call: &Call) -> Answer {
+    mount().sync(call.file(0)?.handle(), false)?;
+    Ok(0)
+}
+
+/// `fdatasync`
+pub fn fdatasync(call: &Call) -> Answer {
+    mount().sync(call.file(0)?.handle(), true)?;
+    Ok(0)
+}
+
+/// `sync_file_range`: all of the file's data.
+pub fn sync_file_range(call: &Call) -> Answer {
+    mount().sync(call.file(0)?.handle(), true)?;
+    Ok(0)
+}
+
+/// `sync`: ours, then the kernel's.
+pub fn sync(_call: &Call) -> Answer {
+    mount().sync_all()?;
+    Err(Refusal::Pass)
+}
+
+/// `syncfs`
+pub fn syncfs(call: &Call) -> Answer {
+    call.file(0)?;
+    mount().sync_all()?;
+    Ok(0)
+}
+
+/// `ftruncate`
+pub fn ftruncate(call: &Call) -> Answer {
+    let file = call.file(0)?;
+    let size = call.arguments[1].cast_signed();
+    if size < 0 {
+        return Err(Errno(libc::EINVAL).into());
+    }
+    mount().change(Target::Open(file.handle()), crate::mount::Change::Size(size))?;
+    Ok(0)
+}
+
+/// `readahead`: advice.
+pub fn readahead(call: &Call) -> Answer {
+    call.file(0)?;
+    Ok(0)
+}
+
+/// `fadvise64`: advice.
+pub fn fadvise64(call: &Call) -> Answer {
+    call.file(0)?;
+    if (0..=5).contains(&call.int(3)) { Ok(0) } else { Err(Errno(libc::EINVAL).into()) }
+}
+
+/// `fallocate`
+pub fn fallocate(call: &Call) -> Answer {
+    let file = call.file(0)?;
+    let (offset, bytes) = (call.arguments[2].cast_signed(), call.arguments[3].cast_signed());
+    if offset < 0 || bytes <= 0 {
+        return Err(Errno(libc::EINVAL).into());
+    }
+    mount().allocate(file.handle(), call.int(1), offset, bytes)?;
+    Ok(0)
+}
+
+/// `getdents64`
+pub fn getdents64(call: &Call) -> Answer {
+    let file = call.file(0)?;
+    let room = usize::try_from(call.arguments[2] as u32).unwrap_or(0).min(LIST_BYTES_MAX);
+    // Tried before, so that no entry is passed over when the copy fails.
+    Buffers::one(call.arguments[1], room as u64, Use::Target)
+        .and_then(|buffers| if buffers.bytes() == room { Ok(()) } else { Err(memory::FAULT) })?;
+    let mut bytes = Vec::with_capacity(room);
+    let mut refused = false;
+    mount().list(file.handle(), &mut |entry| {
+        let length = (ENTRY_HEAD + entry.name.len() + 1).next_multiple_of(8);
+        if bytes.len() + length > room {
+            refused = true;
+            return false;
+        }
+        let end = bytes.len() + length;
+        bytes.extend_from_slice(&entry.inode.to_ne_bytes());
+        bytes.extend_from_slice(&entry.next.to_ne_bytes());
+        bytes.extend_from_slice(&(length as u16).to_ne_bytes());
+        bytes.push(entry.kind);
+        bytes.extend_from_slice(entry.name);
+        bytes.resize(end, 0);
+        true
+    })?;
+    if bytes.is_empty() && refused {
+        return Err(Errno(libc::EINVAL).into());
+    }
+    memory::write_bytes(call.arguments[1], &bytes)?;
+    Ok(bytes.len() as u64)
+}
+
+/// `mmap`: a private mapping, or a shared one of a file open for reading only, is a copy of the file as it is now.
+/// What would have to be shared in both directions is refused as by a file system that cannot map.
+pub fn mmap(call: &Call) -> Answer {
+    let [address, length, protection, flags, _, offset] = call.arguments;
+    let flags = flags as u32 as i32;
+    if flags & libc::MAP_ANONYMOUS != 0 {
+        return Err(Refusal::Pass);
+    }
+    let file = call.file(4)?;
+    let access = mount().flags(file.handle());
+    if access & libc::O_PATH != 0 {
+        return Err(Errno(libc::EBADF).into());
+    }
+    if access & libc::O_ACCMODE == libc::O_WRONLY {
+        return Err(Errno(libc::EACCES).into());
+    }
+    let shared = flags & libc::MAP_TYPE != libc::MAP_PRIVATE;
+    if shared && protection as i32 & libc::PROT_WRITE != 0 && access & libc::O_ACCMODE == libc::O_RDONLY {
+        return Err(Errno(libc::EACCES).into());
+    }
+    // A mapping that could be made writable later, or whose file this descriptor can change, is not a copy.
+    if shared && access & libc::O_ACCMODE != libc::O_RDONLY {
+        return Err(Errno(libc::ENODEV).into());
+    }
+    if length == 0 || offset % PAGE != 0 || offset.checked_add(length).is_none() {
+        return Err(Errno(libc::EINVAL).into());
+    }
+    let writable = (libc::PROT_READ | libc::PROT_WRITE) as u64;
+    let kept = flags & !(libc::MAP_TYPE | libc::MAP_POPULATE | libc::MAP_SYNC);
+    let flags = (kept | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
+    // SAFETY: the program's own mapping request, for anonymous memory instead of the file.
+    let start = unsafe { raw::try_call(libc::SYS_mmap, &[address, length, writable, flags, u64::MAX, 0]) }?;
+    let filled = fill(file.handle(), start, length, offset).and_then(|()| {
+        // SAFETY: the mapping was made just now; the program asked for this protection.
+        unsafe { raw::try_call(libc::SYS_mprotect, &[start, length, protection]) }
+    });
+    if let Err(errno) = filled {
+        // SAFETY: the mapping was made just now and nobody knows of it.
+        let _ = unsafe { raw::try_call(libc::SYS_munmap, &[start, length]) };
+        return Err(errno.into());
+    }
+    Ok(start)
+}
+
+/// Reads a file into fresh memory until it ends.
+fn fill(file: Handle, start: u64, length: u64, offset: u64) -> Result<(), Errno> {
+    let length = usize::try_from(length).map_err(|_| Errno(libc::ENOMEM))?;
+    // SAFETY: mapped readable and writable just now, for at least this length, and not yet known to anybody.
+    let memory = unsafe { std::slice::from_raw_parts_mut(start as *mut u8, length) };
+    let mut done = 0;
+    while done < length {
+        let mut slices = [IoSliceMut::new(&mut memory[done..])];
+        match mount().read(file, Some(offset + done as u64), &mut slices)? {
+            0 => break,
+            bytes => done += bytes,
+        }
+    }
+    Ok(())
+}

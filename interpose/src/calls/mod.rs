@@ -1,0 +1,11 @@
+//! What each system call does when it concerns a file of ours: the functions that the table names, one file a
+//! subject. They decode the kernel's arguments, ask the mount, and encode its answer as the kernel would.
+
+pub mod data;
+pub mod names;
+pub mod numbers;
+pub mod places;
+pub mod process;
+pub mod refused;
+pub mod status;
+pub mod waits;

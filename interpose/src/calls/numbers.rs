@@ -1,0 +1,167 @@
+//! Descriptors as numbers: duplicating, closing, flags, locks.
+
+use super::data::mount;
+use crate::descriptors::{self, Held};
+use crate::dispatch::{Answer, Call, Refusal};
+use crate::memory;
+use crate::mount::{Errno, Lock};
+use crate::raw;
+
+const FIONREAD: u64 = 0x541b;
+const FIONBIO: u64 = 0x5421;
+const FIOASYNC: u64 = 0x5452;
+const FIONCLEX: u64 = 0x5450;
+const FIOCLEX: u64 = 0x5451;
+const FICLONE: u64 = 0x4004_9409;
+const FICLONERANGE: u64 = 0x4020_940d;
+const F_DUPFD_QUERY: i32 = 1027;
+const F_CREATED_QUERY: i32 = 1028;
+
+fn bad() -> Errno {
+    Errno(libc::EBADF)
+}
+
+/// `close`. The number is let go before the kernel may give it to somebody else.
+pub fn close(call: &Call) -> Answer {
+    let held = descriptors::take(call.int(0)).ok_or_else(bad)?;
+    raw::close(call.int(0));
+    drop(held);
+    Ok(0)
+}
+
+/// Lets the kernel duplicate a placeholder of ours, and makes the new number stand for the same.
+fn duplicate(call: &Call, held: Held) -> Answer {
+    // SAFETY: the program's own call, which takes no memory.
+    let fd = raw::outcome(unsafe { raw::call(call.number as u64, &call.arguments) })?;
+    if fd == descriptors::CWD as u64 {
+        raw::close(fd as i32);
+        return Err(Errno(libc::EMFILE).into());
+    }
+    descriptors::put(fd as i32, held).inspect_err(|_| raw::close(fd as i32))?;
+    Ok(fd)
+}
+
+/// `dup`
+pub fn dup(call: &Call) -> Answer {
+    duplicate(call, call.file(0)?)
+}
+
+/// `dup2` and `dup3`, of and onto ours and theirs.
+pub fn dup2(call: &Call) -> Answer {
+    let (from, to) = (call.int(0), call.int(1));
+    if from == to {
+        return Err(Refusal::Pass);
+    }
+    if let Some(internal) = descriptors::internal(to) {
+        internal.give_way()?;
+    }
+    if descriptors::is_ours(from) {
+        return duplicate(call, call.file(0)?);
+    }
+    // SAFETY: the program's own call, which takes no memory.
+    let fd = raw::outcome(unsafe { raw::call(call.number as u64, &call.arguments) })?;
+    drop(descriptors::take(to));
+    Ok(fd)
+}
+
+/// `dup3`
+pub fn dup3(call: &Call) -> Answer {
+    dup2(call)
+}
+
+/// `close_range`: all but the library's own.
+pub fn close_range(call: &Call) -> Answer {
+    let (first, last, flags) = (call.arguments[0] as u32, call.arguments[1] as u32, call.arguments[2] as u32);
+    if first > last {
+        return Err(Refusal::Pass);
+    }
+    let closes = flags & libc::CLOSE_RANGE_CLOEXEC == 0;
+    let within = |fd: i32| u32::try_from(fd).is_ok_and(|fd| (first..=last).contains(&fd));
+    let mut held = Vec::new();
+    if closes {
+        held.extend(descriptors::ours().into_iter().filter(|fd| within(*fd)).filter_map(descriptors::take));
+    }
+    let mut from = first;
+    let mut pieces = Vec::new();
+    for kept in descriptors::internal_numbers().into_iter().filter(|fd| within(*fd)) {
+        let kept = kept as u32;
+        if kept > from {
+            pieces.push((from, kept - 1));
+        }
+        from = kept + 1;
+    }
+    if from <= last {
+        pieces.push((from, last));
+    }
+    for (from, to) in pieces {
+        // SAFETY: the program's own call on a part of its range.
+        let closed = unsafe {
+            raw::try_call(libc::SYS_close_range, &[u64::from(from), u64::from(to), u64::from(flags)])
+        };
+        if let Err(errno) = closed {
+            return Err(errno.into());
+        }
+    }
+    drop(held);
+    Ok(0)
+}
+
+/// `fcntl`
+pub fn fcntl(call: &Call) -> Answer {
+    let held = call.file(0)?;
+    let file = held.handle();
+    let command = call.int(1);
+    match command {
+        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => duplicate(call, held),
+        libc::F_GETFD | libc::F_SETFD | F_DUPFD_QUERY | F_CREATED_QUERY => Err(Refusal::Pass),
+        libc::F_GETFL => Ok(u64::from(mount().flags(file) as u32)),
+        libc::F_SETFL => {
+            mount().set_flags(file, call.int(2))?;
+            Ok(0)
+        }
+        libc::F_GETLK
+        | libc::F_SETLK
+        | libc::F_SETLKW
+        | libc::F_OFD_GETLK
+        | libc::F_OFD_SETLK
+        | libc::F_OFD_SETLKW => {
+            let mut range = memory::read_value::<libc::flock>(call.arguments[2])?;
+            mount().lock(file, Lock::Range(command, &mut range))?;
+            if matches!(command, libc::F_GETLK | libc::F_OFD_GETLK) {
+                memory::write_value(call.arguments[2], &range)?;
+            }
+            Ok(0)
+        }
+        // Who is signalled about a regular file never matters.
+        libc::F_SETOWN | libc::F_GETOWN => Ok(0),
+        libc::F_GETLEASE => Ok(libc::F_UNLCK as u64),
+        libc::F_SETLEASE => Err(Errno(libc::EAGAIN).into()),
+        _ => Err(Errno(libc::EINVAL).into()),
+    }
+}
+
+/// `flock`
+pub fn flock(call: &Call) -> Answer {
+    mount().lock(call.file(0)?.handle(), Lock::Whole(call.int(1)))?;
+    Ok(0)
+}
+
+/// `ioctl`: what the kernel does itself for every file, and "not a terminal".
+pub fn ioctl(call: &Call) -> Answer {
+    let held = call.file(0)?;
+    let file = held.handle();
+    match call.arguments[1] & 0xffff_ffff {
+        FIOCLEX => Ok(raw::fcntl(call.int(0), libc::F_SETFD, libc::FD_CLOEXEC as u64)?),
+        FIONCLEX => Ok(raw::fcntl(call.int(0), libc::F_SETFD, 0)?),
+        FIONBIO | FIOASYNC => Ok(0),
+        FIONREAD => {
+            let status = mount().attributes(crate::mount::Target::Open(file))?;
+            let at = mount().seek(file, 0, libc::SEEK_CUR)?;
+            let left = i32::try_from(status.stx_size.saturating_sub(at)).unwrap_or(i32::MAX);
+            memory::write_value(call.arguments[2], &left)?;
+            Ok(0)
+        }
+        FICLONE | FICLONERANGE => Err(Errno(libc::EOPNOTSUPP).into()),
+        _ => Err(Errno(libc::ENOTTY).into()),
+    }
+}

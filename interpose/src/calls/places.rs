@@ -1,0 +1,92 @@
+//! The working directory.
+
+use super::data::mount;
+use crate::dispatch::{Answer, Call, Refusal};
+use crate::memory;
+use crate::mount::{Errno, Target};
+use crate::paths;
+use crate::raw;
+use crate::start::site;
+use crate::table::Spot;
+use crate::{descriptors, descriptors::Held};
+
+const HERE: Spot = Spot { dir: None, path: 0, follow: true, empty: false };
+
+/// `getcwd`
+pub fn getcwd(call: &Call) -> Answer {
+    let Some(mut path) = paths::cwd_path()? else { return Err(Refusal::Pass) };
+    path.push(0);
+    if path.len() as u64 > call.arguments[1] {
+        return Err(Errno(libc::ERANGE).into());
+    }
+    memory::write_bytes(call.arguments[0], &path)?;
+    Ok(path.len() as u64)
+}
+
+/// `chdir`, into the mount, within it, or out of it.
+pub fn chdir(call: &Call) -> Answer {
+    if !paths::concern(call, HERE) {
+        return chdir_in_kernel(call);
+    }
+    let entered = paths::serve(call, HERE, |target| match target {
+        Target::Open(file) => {
+            let path = mount().path(file)?;
+            stand(Target::Named(crate::mount::Place { dir: None, path: &path }, true))
+        }
+        named @ Target::Named(..) => stand(named),
+    });
+    match entered {
+        Err(Refusal::Pass) => chdir_in_kernel(call),
+        Err(Refusal::Elsewhere(redirect)) => {
+            let path = redirect.first().map_or(0, |(_, path)| path.as_ptr() as u64);
+            // SAFETY: a path of ours that lives across the call.
+            let changed = unsafe { raw::try_call(libc::SYS_chdir, &[path]) }?;
+            paths::leave();
+            Ok(changed)
+        }
+        other => other,
+    }
+}
+
+fn chdir_in_kernel(call: &Call) -> Answer {
+    // SAFETY: the program's own call.
+    match raw::outcome(unsafe { raw::call(libc::SYS_chdir as u64, &call.arguments) }) {
+        Ok(changed) => {
+            paths::leave();
+            Ok(changed)
+        }
+        Err(Errno(libc::ENOENT | libc::ENOTDIR)) => {
+            let lead = site().and_then(|site| paths::leads_in(site, call, HERE));
+            let Some(path) = lead else { return Err(Errno(libc::ENOENT).into()) };
+            let call = Call { number: call.number, arguments: [path.as_ptr() as u64, 0, 0, 0, 0, 0] };
+            paths::serve(&call, HERE, stand)
+        }
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// Makes a directory of the mount the working directory, if it may be searched.
+fn stand(target: Target<'_>) -> Result<u64, Errno> {
+    let Target::Named(place, _) = target else { return Err(Errno(libc::ENOTDIR)) };
+    let handle = mount().open(place, libc::O_PATH | libc::O_DIRECTORY | libc::O_CLOEXEC, 0)?;
+    let held = Held::new(handle).inspect_err(|_| mount().close(handle))?;
+    let path = mount().path(handle)?;
+    mount().access(crate::mount::Place { dir: None, path: &path }, libc::X_OK, libc::AT_EACCESS)?;
+    paths::enter(held).map(|()| 0)
+}
+
+/// `fchdir`
+pub fn fchdir(call: &Call) -> Answer {
+    if descriptors::is_ours(call.int(0)) {
+        let held = call.file(0)?;
+        let status = mount().attributes(Target::Open(held.handle()))?;
+        if u32::from(status.stx_mode) & libc::S_IFMT != libc::S_IFDIR {
+            return Err(Errno(libc::ENOTDIR).into());
+        }
+        return Ok(paths::enter(held).map(|()| 0)?);
+    }
+    // SAFETY: the program's own call, which takes no memory.
+    let changed = raw::outcome(unsafe { raw::call(libc::SYS_fchdir as u64, &call.arguments) })?;
+    paths::leave();
+    Ok(changed)
+}

@@ -1,0 +1,36 @@
+//! What the process itself does: exec, its umask, its signal handlers.
+
+use crate::dispatch::{Answer, Call, Refusal};
+use crate::{exec, memory, paths, signals};
+
+/// `umask`: the kernel keeps it, and we remember it.
+pub fn umask(call: &Call) -> Answer {
+    paths::set_umask(call.arguments[0] as u32);
+    Err(Refusal::Pass)
+}
+
+/// `execve`
+pub fn execve(call: &Call) -> Answer {
+    let [path, arguments, environment, ..] = call.arguments;
+    exec::exec(libc::AT_FDCWD, path, arguments, environment, 0)
+}
+
+/// `execveat`
+pub fn execveat(call: &Call) -> Answer {
+    let [_, path, arguments, environment, flags, _] = call.arguments;
+    exec::exec(call.int(0), path, arguments, environment, flags)
+}
+
+/// `rt_sigaction`
+pub fn rt_sigaction(call: &Call) -> Answer {
+    let [signal, new, old, mask_bytes, ..] = call.arguments;
+    if mask_bytes != 8 || !signals::can_be_handled(signal) {
+        return Err(Refusal::Pass);
+    }
+    let new = if new == 0 { None } else { Some(memory::read_value::<signals::Action>(new)?) };
+    let before = signals::set(signal as usize, new.as_ref())?;
+    if old != 0 {
+        memory::write_value(old, &before)?;
+    }
+    Ok(0)
+}

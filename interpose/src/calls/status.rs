@@ -1,0 +1,349 @@
+//! Attributes: `stat` and its kin, permissions, owners, times, sizes, extended attributes.
+
+use super::data::mount;
+use crate::dispatch::{Answer, Call};
+use crate::memory;
+use crate::mount::{Change, Errno, Target};
+use crate::paths;
+use crate::table::Spot;
+
+/// Linux's XATTR_SIZE_MAX and XATTR_NAME_MAX with a NUL.
+const XATTR_BYTES_MAX: u64 = 65536;
+const XATTR_NAME_BYTES_MAX: usize = 256;
+
+const fn path(path: u8) -> Spot {
+    Spot { dir: None, path, follow: true, empty: false }
+}
+
+/// A spot whose treatment of links and of an empty path stands in the flags.
+fn at(dir: u8, path: u8, flags: i32) -> Spot {
+    let follow = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
+    Spot { dir: Some(dir), path, follow, empty: flags & libc::AT_EMPTY_PATH != 0 }
+}
+
+fn only(flags: i32, known: i32) -> Result<(), Errno> {
+    if flags & !known == 0 { Ok(()) } else { Err(Errno(libc::EINVAL)) }
+}
+
+/// The same attributes as `stat` shows them.
+fn as_stat(from: &libc::statx) -> libc::stat {
+    // SAFETY: a structure of integers.
+    let mut to: libc::stat = unsafe { std::mem::zeroed() };
+    to.st_dev = libc::makedev(from.stx_dev_major, from.stx_dev_minor);
+    to.st_ino = from.stx_ino;
+    to.st_nlink = from.stx_nlink.into();
+    to.st_mode = from.stx_mode.into();
+    to.st_uid = from.stx_uid;
+    to.st_gid = from.stx_gid;
+    to.st_rdev = libc::makedev(from.stx_rdev_major, from.stx_rdev_minor);
+    to.st_size = from.stx_size.cast_signed();
+    to.st_blksize = from.stx_blksize.into();
+    to.st_blocks = from.stx_blocks.cast_signed();
+    to.st_atime = from.stx_atime.tv_sec;
+    to.st_atime_nsec = from.stx_atime.tv_nsec.into();
+    to.st_mtime = from.stx_mtime.tv_sec;
+    to.st_mtime_nsec = from.stx_mtime.tv_nsec.into();
+    to.st_ctime = from.stx_ctime.tv_sec;
+    to.st_ctime_nsec = from.stx_ctime.tv_nsec.into();
+    to
+}
+
+fn stat_spot(call: &Call, spot: Spot, buffer: u64) -> Answer {
+    paths::serve(call, spot, |target| {
+        memory::write_value(buffer, &as_stat(&mount().attributes(target)?)).map(|()| 0)
+    })
+}
+
+/// `stat`
+pub fn stat(call: &Call) -> Answer {
+    stat_spot(call, path(0), call.arguments[1])
+}
+
+/// `lstat`
+pub fn lstat(call: &Call) -> Answer {
+    stat_spot(call, path(0).itself(), call.arguments[1])
+}
+
+/// `fstat`
+pub fn fstat(call: &Call) -> Answer {
+    let status = mount().attributes(Target::Open(call.file(0)?.handle()))?;
+    memory::write_value(call.arguments[1], &as_stat(&status))?;
+    Ok(0)
+}
+
+/// `newfstatat`
+pub fn newfstatat(call: &Call) -> Answer {
+    let flags = call.int(3);
+    only(flags, libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH | libc::AT_NO_AUTOMOUNT)?;
+    stat_spot(call, at(0, 1, flags), call.arguments[2])
+}
+
+/// `statx`: always everything.
+pub fn statx(call: &Call) -> Answer {
+    paths::serve(call, at(0, 1, call.int(2)), |target| {
+        memory::write_value(call.arguments[4], &mount().attributes(target)?).map(|()| 0)
+    })
+}
+
+fn access_spot(call: &Call, spot: Spot, mode: i32, flags: i32) -> Answer {
+    only(mode, libc::R_OK | libc::W_OK | libc::X_OK)?;
+    paths::serve(call, spot, |target| match target {
+        Target::Named(place, _) => mount().access(place, mode, flags).map(|()| 0),
+        Target::Open(file) => {
+            let path = mount().path(file)?;
+            mount().access(crate::mount::Place { dir: None, path: &path }, mode, flags).map(|()| 0)
+        }
+    })
+}
+
+/// `access`
+pub fn access(call: &Call) -> Answer {
+    access_spot(call, path(0), call.int(1), 0)
+}
+
+/// `faccessat`, which has no flags in the kernel.
+pub fn faccessat(call: &Call) -> Answer {
+    access_spot(call, at(0, 1, 0), call.int(2), 0)
+}
+
+/// `faccessat2`
+pub fn faccessat2(call: &Call) -> Answer {
+    let flags = call.int(3);
+    only(flags, libc::AT_EACCESS | libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH)?;
+    access_spot(call, at(0, 1, flags), call.int(2), flags)
+}
+
+fn change_spot(call: &Call, spot: Spot, change: Change) -> Answer {
+    paths::serve(call, spot, |target| mount().change(target, change).map(|()| 0))
+}
+
+fn mode(argument: u64) -> Change {
+    Change::Mode(argument as u32 & 0o7777)
+}
+
+fn owner(uid: u64, gid: u64) -> Change {
+    Change::Owner(uid as u32, gid as u32)
+}
+
+/// `chmod`
+pub fn chmod(call: &Call) -> Answer {
+    change_spot(call, path(0), mode(call.arguments[1]))
+}
+
+/// `fchmod`
+pub fn fchmod(call: &Call) -> Answer {
+    mount().change(Target::Open(call.file(0)?.handle()), mode(call.arguments[1]))?;
+    Ok(0)
+}
+
+/// `fchmodat`, which has no flags in the kernel.
+pub fn fchmodat(call: &Call) -> Answer {
+    change_spot(call, at(0, 1, 0), mode(call.arguments[2]))
+}
+
+/// `fchmodat2`
+pub fn fchmodat2(call: &Call) -> Answer {
+    let flags = call.int(3);
+    only(flags, libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH)?;
+    change_spot(call, at(0, 1, flags), mode(call.arguments[2]))
+}
+
+/// `chown`
+pub fn chown(call: &Call) -> Answer {
+    change_spot(call, path(0), owner(call.arguments[1], call.arguments[2]))
+}
+
+/// `lchown`
+pub fn lchown(call: &Call) -> Answer {
+    change_spot(call, path(0).itself(), owner(call.arguments[1], call.arguments[2]))
+}
+
+/// `fchown`
+pub fn fchown(call: &Call) -> Answer {
+    let change = owner(call.arguments[1], call.arguments[2]);
+    mount().change(Target::Open(call.file(0)?.handle()), change)?;
+    Ok(0)
+}
+
+/// `fchownat`
+pub fn fchownat(call: &Call) -> Answer {
+    let flags = call.int(4);
+    only(flags, libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH)?;
+    change_spot(call, at(0, 1, flags), owner(call.arguments[2], call.arguments[3]))
+}
+
+const NOW: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: libc::UTIME_NOW };
+
+/// Two times at an address; none means now.
+fn times(address: u64, ns_per_unit: i64) -> Result<[libc::timespec; 2], Errno> {
+    if address == 0 {
+        return Ok([NOW; 2]);
+    }
+    let mut times = memory::read_value::<[libc::timespec; 2]>(address)?;
+    for time in &mut times {
+        let special = ns_per_unit == 1 && matches!(time.tv_nsec, libc::UTIME_NOW | libc::UTIME_OMIT);
+        if special {
+            continue;
+        }
+        if time.tv_nsec < 0 || time.tv_nsec >= 1_000_000_000 / ns_per_unit {
+            return Err(Errno(libc::EINVAL));
+        }
+        time.tv_nsec *= ns_per_unit;
+    }
+    Ok(times)
+}
+
+/// `utime`
+pub fn utime(call: &Call) -> Answer {
+    let times = if call.arguments[1] == 0 {
+        [NOW; 2]
+    } else {
+        memory::read_value::<[i64; 2]>(call.arguments[1])?
+            .map(|seconds| libc::timespec { tv_sec: seconds, tv_nsec: 0 })
+    };
+    change_spot(call, path(0), Change::Times(times))
+}
+
+/// `utimes`
+pub fn utimes(call: &Call) -> Answer {
+    change_spot(call, path(0), Change::Times(times(call.arguments[1], 1000)?))
+}
+
+/// `futimesat`
+pub fn futimesat(call: &Call) -> Answer {
+    let spot = Spot { empty: call.arguments[1] == 0, ..at(0, 1, 0) };
+    change_spot(call, spot, Change::Times(times(call.arguments[2], 1000)?))
+}
+
+/// `utimensat`; without a path it is about the descriptor.
+pub fn utimensat(call: &Call) -> Answer {
+    let flags = call.int(3);
+    only(flags, libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH)?;
+    let spot = at(0, 1, flags);
+    let spot = Spot { empty: spot.empty || call.arguments[1] == 0, ..spot };
+    change_spot(call, spot, Change::Times(times(call.arguments[2], 1)?))
+}
+
+/// `truncate`
+pub fn truncate(call: &Call) -> Answer {
+    let size = call.arguments[1].cast_signed();
+    if size < 0 {
+        return Err(Errno(libc::EINVAL).into());
+    }
+    change_spot(call, path(0), Change::Size(size))
+}
+
+/// `statfs`
+pub fn statfs(call: &Call) -> Answer {
+    paths::serve(call, path(0), |target| {
+        // The path has to exist.
+        mount().attributes(target)?;
+        memory::write_value(call.arguments[1], &mount().space()?).map(|()| 0)
+    })
+}
+
+/// `fstatfs`
+pub fn fstatfs(call: &Call) -> Answer {
+    call.file(0)?;
+    memory::write_value(call.arguments[1], &mount().space()?)?;
+    Ok(0)
+}
+
+fn xattr_name(address: u64) -> Result<Vec<u8>, Errno> {
+    let name = memory::read_string(address, XATTR_NAME_BYTES_MAX);
+    name.map_err(|errno| if errno.0 == libc::ENAMETOOLONG { Errno(libc::ERANGE) } else { errno })
+}
+
+/// Stores a value, or tells its length if there is no room asked for.
+fn give(value: &[u8], buffer: u64, room: u64) -> Result<u64, Errno> {
+    if room > 0 {
+        if value.len() as u64 > room {
+            return Err(Errno(libc::ERANGE));
+        }
+        memory::write_bytes(buffer, value)?;
+    }
+    Ok(value.len() as u64)
+}
+
+fn set_xattr_of(call: &Call, target: Target<'_>) -> Result<u64, Errno> {
+    let [_, name, value, bytes, flags, _] = call.arguments;
+    if bytes > XATTR_BYTES_MAX {
+        return Err(Errno(libc::E2BIG));
+    }
+    let mut bytes = vec![0; bytes as usize];
+    memory::read_bytes(value, &mut bytes)?;
+    mount().set_xattr(target, &xattr_name(name)?, &bytes, flags as i32).map(|()| 0)
+}
+
+fn get_xattr_of(call: &Call, target: Target<'_>) -> Result<u64, Errno> {
+    let value = mount().xattr(target, &xattr_name(call.arguments[1])?)?;
+    give(&value, call.arguments[2], call.arguments[3])
+}
+
+fn list_xattrs_of(call: &Call, target: Target<'_>) -> Result<u64, Errno> {
+    give(&mount().list_xattrs(target)?, call.arguments[1], call.arguments[2])
+}
+
+fn remove_xattr_of(call: &Call, target: Target<'_>) -> Result<u64, Errno> {
+    mount().remove_xattr(target, &xattr_name(call.arguments[1])?).map(|()| 0)
+}
+
+/// `setxattr`
+pub fn setxattr(call: &Call) -> Answer {
+    paths::serve(call, path(0), |target| set_xattr_of(call, target))
+}
+
+/// `lsetxattr`
+pub fn lsetxattr(call: &Call) -> Answer {
+    paths::serve(call, path(0).itself(), |target| set_xattr_of(call, target))
+}
+
+/// `fsetxattr`
+pub fn fsetxattr(call: &Call) -> Answer {
+    Ok(set_xattr_of(call, Target::Open(call.file(0)?.handle()))?)
+}
+
+/// `getxattr`
+pub fn getxattr(call: &Call) -> Answer {
+    paths::serve(call, path(0), |target| get_xattr_of(call, target))
+}
+
+/// `lgetxattr`
+pub fn lgetxattr(call: &Call) -> Answer {
+    paths::serve(call, path(0).itself(), |target| get_xattr_of(call, target))
+}
+
+/// `fgetxattr`
+pub fn fgetxattr(call: &Call) -> Answer {
+    Ok(get_xattr_of(call, Target::Open(call.file(0)?.handle()))?)
+}
+
+/// `listxattr`
+pub fn listxattr(call: &Call) -> Answer {
+    paths::serve(call, path(0), |target| list_xattrs_of(call, target))
+}
+
+/// `llistxattr`
+pub fn llistxattr(call: &Call) -> Answer {
+    paths::serve(call, path(0).itself(), |target| list_xattrs_of(call, target))
+}
+
+/// `flistxattr`
+pub fn flistxattr(call: &Call) -> Answer {
+    Ok(list_xattrs_of(call, Target::Open(call.file(0)?.handle()))?)
+}
+
+/// `removexattr`
+pub fn removexattr(call: &Call) -> Answer {
+    paths::serve(call, path(0), |target| remove_xattr_of(call, target))
+}
+
+/// `lremovexattr`
+pub fn lremovexattr(call: &Call) -> Answer {
+    paths::serve(call, path(0).itself(), |target| remove_xattr_of(call, target))
+}
+
+/// `fremovexattr`
+pub fn fremovexattr(call: &Call) -> Answer {
+    Ok(remove_xattr_of(call, Target::Open(call.file(0)?.handle()))?)
+}

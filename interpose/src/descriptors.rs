@@ -1,0 +1,420 @@
+//! Which of the process's descriptors are ours, and what they stand for.
+//!
+//! Each is a real kernel descriptor, a duplicate of one opened O_PATH on something harmless, so that numbers never
+//! collide, limits, CLOEXEC and `/proc/self/fd` behave, and a call that was missed gets EBADF. A bitmap says which
+//! numbers are ours (the only thing that a call pays that is not), a table which description each stands for.
+//!
+//! **Close against read.** A call takes a reference on the description and then looks again whether the number still
+//! stands for it; whoever drops the last reference closes the file. No locks: a fork, a signal handler and a child
+//! between vfork and exec find the table whole.
+//!
+//! **Between vfork and exec** the child has a kernel table of its own but shares this memory. What it changes goes
+//! into its [`Overlay`], which its parent drops when it goes on.
+
+use crate::local::local;
+use crate::mount::{Errno, Handle};
+use crate::raw;
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+
+/// Descriptors from here on are never ours.
+pub const NUMBERS: usize = 1 << 20;
+/// Entry of the table that no descriptor has: the working directory, if it is ours.
+pub const CWD: i32 = NUMBERS as i32 - 1;
+/// Most files open at once in a process.
+const DESCRIPTIONS: usize = 1 << 16;
+/// References of a description whose last one was dropped and whose file is being closed.
+const CLOSING: u32 = u32::MAX;
+
+/// One bit a number: is it ours?
+pub static BITMAP: [AtomicU64; NUMBERS / 64] = [const { AtomicU64::new(0) }; NUMBERS / 64];
+/// Description of each number, plus one; 0 for none.
+static TABLE: [AtomicU32; NUMBERS] = [const { AtomicU32::new(0) }; NUMBERS];
+static FILES: [Description; DESCRIPTIONS] = [const { Description::new() }; DESCRIPTIONS];
+/// Where to look for a free description first.
+static HINT: AtomicU32 = AtomicU32::new(0);
+/// How many numbers are ours.
+static COUNT: AtomicU32 = AtomicU32::new(0);
+/// Most descriptors of the library itself.
+const INTERNALS: usize = 4096;
+/// Numbers of the library's own descriptors, plus one; 0 for a free slot.
+static INTERNAL: [AtomicI32; INTERNALS] = [const { AtomicI32::new(0) }; INTERNALS];
+/// The O_PATH descriptor that placeholders are duplicates of: its slot, plus one; 0 before the first use.
+static BASE: AtomicU32 = AtomicU32::new(0);
+
+/// An open file description: an entry for each number and for each call under way.
+struct Description {
+    references: AtomicU32,
+    handle: AtomicU64,
+}
+
+impl Description {
+    const fn new() -> Self {
+        Self { references: AtomicU32::new(0), handle: AtomicU64::new(0) }
+    }
+}
+
+/// A descriptor of the library itself or of the mount, which the program cannot close: it lies high, out of the
+/// program's way, and moves if the program wants its very number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Internal(u32);
+
+impl Internal {
+    /// Keeps a descriptor: moves it up and closes the number it had.
+    ///
+    /// # Errors
+    /// EMFILE: no number or no slot is left; the descriptor is closed.
+    pub fn keep(fd: i32) -> Result<Self, Errno> {
+        let moved = move_up(fd, true);
+        raw::close(fd);
+        let moved = moved?;
+        let free = |slot: &AtomicI32| {
+            slot.compare_exchange(0, moved + 1, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        };
+        let Some(slot) = INTERNAL.iter().position(free) else {
+            raw::close(moved);
+            return Err(Errno(libc::EMFILE));
+        };
+        // Marked as ours without a description: whatever the program tries with the number ends in EBADF.
+        mark(moved, true);
+        Ok(Self(slot as u32))
+    }
+
+    /// A slot by its number, as [`Self::slot`] gave it.
+    pub fn from_slot(slot: u32) -> Self {
+        assert!((slot as usize) < INTERNALS, "no such slot");
+        Self(slot)
+    }
+
+    /// Its slot.
+    pub fn slot(self) -> u32 {
+        self.0
+    }
+
+    /// Its number, for a system call made at once.
+    pub fn number(self) -> i32 {
+        INTERNAL[self.0 as usize].load(Ordering::Acquire) - 1
+    }
+
+    /// Closes it.
+    pub fn close(self) {
+        let fd = INTERNAL[self.0 as usize].swap(0, Ordering::AcqRel) - 1;
+        mark(fd, false);
+        raw::close(fd);
+    }
+
+    /// Gives its number away: it goes on under another one.
+    ///
+    /// # Errors
+    /// EMFILE.
+    pub fn give_way(self) -> Result<(), Errno> {
+        let before = self.number();
+        let moved = raw::fcntl(before, libc::F_DUPFD_CLOEXEC, 3)? as i32;
+        mark(moved, true);
+        INTERNAL[self.0 as usize].store(moved + 1, Ordering::Release);
+        mark(before, false);
+        raw::close(before);
+        Ok(())
+    }
+}
+
+/// Sets or clears a number's bit.
+fn mark(fd: i32, ours: bool) {
+    let Some(word) = usize::try_from(fd).ok().and_then(|fd| BITMAP.get(fd / 64)) else { return };
+    let bit = 1 << (fd % 64);
+    if ours {
+        word.fetch_or(bit, Ordering::Relaxed);
+    } else {
+        word.fetch_and(!bit, Ordering::Relaxed);
+    }
+}
+
+/// Duplicates a descriptor to a high number.
+///
+/// # Errors
+/// EMFILE.
+pub fn move_up(fd: i32, close_on_exec: bool) -> Result<i32, Errno> {
+    let mut limit = [0u64; 2];
+    let arguments = [0, libc::RLIMIT_NOFILE as u64, 0, limit.as_mut_ptr() as u64];
+    // SAFETY: the kernel fills the two words.
+    unsafe { raw::try_call(libc::SYS_prlimit64, &arguments) }?;
+    let limit = limit[0].min(NUMBERS as u64 - 1);
+    let least = limit - (limit / 4).min(INTERNALS as u64);
+    let command = if close_on_exec { libc::F_DUPFD_CLOEXEC } else { libc::F_DUPFD };
+    Ok(raw::fcntl(fd, command, least)? as i32)
+}
+
+/// The internal descriptor with this number, if it is one.
+pub fn internal(fd: i32) -> Option<Internal> {
+    let slot = |number: i32| INTERNAL.iter().position(|slot| slot.load(Ordering::Relaxed) == number + 1);
+    let marked = usize::try_from(fd)
+        .ok()
+        .and_then(|fd| Some(BITMAP.get(fd / 64)?.load(Ordering::Relaxed) >> (fd % 64)));
+    if marked? & 1 == 0 { None } else { slot(fd).map(|slot| Internal(slot as u32)) }
+}
+
+/// Numbers of all internal descriptors, lowest first.
+pub fn internal_numbers() -> Vec<i32> {
+    let numbers = INTERNAL.iter().map(|slot| slot.load(Ordering::Relaxed) - 1);
+    let mut numbers: Vec<i32> = numbers.filter(|fd| *fd >= 0).collect();
+    numbers.sort_unstable();
+    numbers
+}
+
+/// A reference on a description, for the length of a call or of a descriptor.
+#[derive(Debug)]
+pub struct Held(u32);
+
+impl Held {
+    /// A new description; its one reference is the answer.
+    ///
+    /// # Errors
+    /// ENFILE.
+    pub fn new(handle: Handle) -> Result<Self, Errno> {
+        let start = HINT.load(Ordering::Relaxed) as usize;
+        for step in 0..DESCRIPTIONS {
+            let index = (start + step) % DESCRIPTIONS;
+            let file = &FILES[index];
+            // Acquire pairs with the Release in `drop` that freed the slot.
+            let free = file.references.load(Ordering::Relaxed) == 0;
+            if free
+                && file.references.compare_exchange(0, CLOSING, Ordering::Acquire, Ordering::Relaxed).is_ok()
+            {
+                file.handle.store(handle.0, Ordering::Relaxed);
+                // Pairs with the Acquire of `of_index`.
+                file.references.store(1, Ordering::Release);
+                HINT.store((index + 1) as u32, Ordering::Relaxed);
+                return Ok(Self(index as u32));
+            }
+        }
+        Err(Errno(libc::ENFILE))
+    }
+
+    /// Takes a reference on a description if it is alive.
+    fn of_index(index: u32) -> Option<Self> {
+        let references = &FILES[index as usize].references;
+        let mut seen = references.load(Ordering::Relaxed);
+        loop {
+            if seen == 0 || seen == CLOSING {
+                return None;
+            }
+            match references.compare_exchange_weak(seen, seen + 1, Ordering::Acquire, Ordering::Relaxed) {
+                Ok(_) => return Some(Self(index)),
+                Err(now) => seen = now,
+            }
+        }
+    }
+
+    /// The mount's handle.
+    pub fn handle(&self) -> Handle {
+        Handle(FILES[self.0 as usize].handle.load(Ordering::Relaxed))
+    }
+
+    /// True if both are the same open file description.
+    pub fn same(&self, other: &Self) -> bool {
+        self.0 == other.0
+    }
+}
+
+impl Clone for Held {
+    fn clone(&self) -> Self {
+        Self::of_index(self.0).expect("a description with a reference is alive")
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let file = &FILES[self.0 as usize];
+        let mut seen = file.references.load(Ordering::Relaxed);
+        loop {
+            let after = if seen == 1 { CLOSING } else { seen - 1 };
+            match file.references.compare_exchange_weak(seen, after, Ordering::AcqRel, Ordering::Relaxed) {
+                Ok(_) => break,
+                Err(now) => seen = now,
+            }
+        }
+        if seen == 1 {
+            if let Some(site) = crate::start::site() {
+                site.mount.close(self.handle());
+            }
+            // Pairs with the Acquire of `new`.
+            file.references.store(0, Ordering::Release);
+        }
+    }
+}
+
+/// What a child between vfork and exec has: its whole set of our descriptors, and memory of its exec.
+#[derive(Default)]
+pub struct Overlay {
+    files: Vec<(i32, Held)>,
+    /// Memory of an exec that succeeded, which nobody else frees.
+    pub exec: Option<crate::exec::Image>,
+}
+
+impl Overlay {
+    /// The process's descriptors as they are now.
+    pub fn snapshot() -> Self {
+        let files = ours().into_iter().chain([CWD]).filter_map(|fd| Some((fd, of_number(fd)?))).collect();
+        Self { files, exec: None }
+    }
+}
+
+/// The calling thread's overlay.
+fn overlay() -> Option<&'static mut Overlay> {
+    // SAFETY: set by the parent for the time it sleeps in vfork; only the child, one thread, uses it meanwhile.
+    local().borrowed().map(|overlay| unsafe { &mut *overlay })
+}
+
+/// True if the number is ours.
+pub fn is_ours(fd: i32) -> bool {
+    if let Some(overlay) = overlay() {
+        return overlay.files.iter().any(|(number, _)| *number == fd) || internal(fd).is_some();
+    }
+    let Ok(index) = usize::try_from(fd) else { return false };
+    index < NUMBERS && BITMAP[index / 64].load(Ordering::Relaxed) >> (index % 64) & 1 == 1
+}
+
+/// True if any number is ours.
+pub fn any() -> bool {
+    COUNT.load(Ordering::Relaxed) > 0 || overlay().is_some_and(|overlay| !overlay.files.is_empty())
+}
+
+fn of_number(fd: i32) -> Option<Held> {
+    let entry = TABLE.get(usize::try_from(fd).ok()?)?;
+    loop {
+        // Acquire pairs with the Release of `put`.
+        let index = entry.load(Ordering::Acquire).checked_sub(1)?;
+        let held = Held::of_index(index);
+        // Looked at again: the slot may have been closed and used for another file in between.
+        if entry.load(Ordering::Acquire) == index + 1 {
+            return held;
+        }
+    }
+}
+
+/// The description that a number stands for.
+///
+/// # Errors
+/// EBADF: none of ours (any more).
+pub fn get(fd: i32) -> Result<Held, Errno> {
+    let held = match overlay() {
+        Some(overlay) => overlay.files.iter().find(|(number, _)| *number == fd).map(|(_, held)| held.clone()),
+        None => of_number(fd),
+    };
+    held.ok_or(Errno(libc::EBADF))
+}
+
+/// Makes a number of the kernel's stand for a description; what it stood for is let go.
+///
+/// # Errors
+/// EMFILE if the number is beyond those that can be ours.
+pub fn put(fd: i32, held: Held) -> Result<(), Errno> {
+    if let Some(overlay) = overlay() {
+        overlay.files.retain(|(number, _)| *number != fd);
+        overlay.files.push((fd, held));
+        return Ok(());
+    }
+    let index = usize::try_from(fd).ok().filter(|index| *index < NUMBERS).ok_or(Errno(libc::EMFILE))?;
+    let description = held.0 + 1;
+    std::mem::forget(held);
+    // Pairs with the Acquire of `of_number`.
+    let before = TABLE[index].swap(description, Ordering::AcqRel);
+    mark(fd, true);
+    if before == 0 {
+        COUNT.fetch_add(1, Ordering::Relaxed);
+    } else {
+        drop(Held(before - 1));
+    }
+    Ok(())
+}
+
+/// Makes a number not ours; what it stood for, if it was.
+pub fn take(fd: i32) -> Option<Held> {
+    if let Some(overlay) = overlay() {
+        let at = overlay.files.iter().position(|(number, _)| *number == fd)?;
+        return Some(overlay.files.swap_remove(at).1);
+    }
+    let index = usize::try_from(fd).ok().filter(|index| *index < NUMBERS)?;
+    let before = TABLE[index].swap(0, Ordering::AcqRel);
+    if before == 0 {
+        return None;
+    }
+    mark(fd, false);
+    COUNT.fetch_sub(1, Ordering::Relaxed);
+    Some(Held(before - 1))
+}
+
+/// All descriptors that are ours, lowest first.
+pub fn ours() -> Vec<i32> {
+    if let Some(overlay) = overlay() {
+        let numbers = overlay.files.iter().map(|(number, _)| *number);
+        let mut numbers: Vec<i32> = numbers.filter(|number| *number != CWD).collect();
+        numbers.sort_unstable();
+        return numbers;
+    }
+    let mut numbers = Vec::new();
+    let mut left = COUNT.load(Ordering::Relaxed);
+    for (index, word) in BITMAP.iter().enumerate() {
+        if left == 0 {
+            break;
+        }
+        let mut bits = word.load(Ordering::Relaxed);
+        while bits != 0 {
+            let number = (index * 64 + bits.trailing_zeros() as usize) as i32;
+            bits &= bits - 1;
+            if TABLE[number as usize].load(Ordering::Relaxed) != 0 {
+                left = left.saturating_sub(1);
+                if number != CWD {
+                    numbers.push(number);
+                }
+            }
+        }
+    }
+    numbers
+}
+
+/// The descriptor that placeholders are duplicates of.
+fn base() -> Result<i32, Errno> {
+    if let Some(slot) = BASE.load(Ordering::Acquire).checked_sub(1) {
+        return Ok(Internal(slot).number());
+    }
+    let flags = libc::O_PATH | libc::O_CLOEXEC;
+    let fd = raw::open_at(libc::AT_FDCWD, c"/dev/null", flags, 0)
+        .or_else(|_| raw::open_at(libc::AT_FDCWD, c"/", flags, 0))?;
+    let kept = Internal::keep(fd)?;
+    match BASE.compare_exchange(0, kept.0 + 1, Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) => Ok(kept.number()),
+        Err(other) => {
+            kept.close();
+            Ok(Internal(other - 1).number())
+        }
+    }
+}
+
+/// Makes a number a placeholder again, after a failed exec.
+pub fn replace(fd: i32) {
+    if let Ok(base) = base() {
+        // SAFETY: takes no memory; the number is one of ours.
+        let _ = unsafe { raw::try_call(libc::SYS_dup3, &[raw::number(base), raw::number(fd), 0]) };
+    }
+}
+
+/// A new kernel descriptor that only holds a number.
+///
+/// # Errors
+/// EMFILE.
+pub fn placeholder(close_on_exec: bool) -> Result<i32, Errno> {
+    let base = base()?;
+    let command = if close_on_exec { libc::F_DUPFD_CLOEXEC } else { libc::F_DUPFD };
+    Ok(raw::fcntl(base, command, 0)? as i32)
+}
+
+/// Gives a description its first number.
+///
+/// # Errors
+/// EMFILE.
+pub fn install(held: Held, close_on_exec: bool) -> Result<i32, Errno> {
+    let fd = placeholder(close_on_exec)?;
+    let put = if fd == CWD { Err(Errno(libc::EMFILE)) } else { put(fd, held) };
+    put.inspect_err(|_| raw::close(fd))?;
+    Ok(fd)
+}

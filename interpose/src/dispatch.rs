@@ -1,0 +1,244 @@
+//! The one place where every call ends, from a symbol or from a patched instruction: `dispatch(number, arguments)`.
+//!
+//! First, outside: does the call concern us? A descriptor's bit, a path's first bytes. If not, nothing was touched.
+//! Then, inside: the row's function answers, or says that the kernel is to be asked after all, perhaps about another
+//! path. Signals that came meanwhile are delivered on the way out; a call that one of them interrupted is made
+//! again if its handler says SA_RESTART. A panic poisons the mount: one line on stderr, EIO from then on.
+//!
+//! Numbers are those of x86-64 on every architecture: they name the calls, and only `raw` speaks to the kernel.
+
+use crate::local::local;
+use crate::mount::Errno;
+use crate::raw::{self, Arguments};
+use crate::table::{ROWS, Spot, Treatment};
+use crate::{descriptors, fork, paths, signals};
+use std::ffi::CString;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Numbers that [`KINDS`] covers; above it nothing is ours.
+pub const KINDS_COUNT: usize = 512;
+
+/// For the entry code: 0 never concerns us, 1 only if the first argument is a descriptor of ours, 2 ask.
+pub static KINDS: [u8; KINDS_COUNT] = kinds();
+
+const fn kinds() -> [u8; KINDS_COUNT] {
+    let mut kinds = [0; KINDS_COUNT];
+    let mut index = 0;
+    while index < ROWS.len() {
+        let row = &ROWS[index];
+        kinds[row.number] = match row.treatment {
+            Treatment::Passes(_) => 0,
+            Treatment::File(0, _) => 1,
+            Treatment::File(..) | Treatment::Files(..) | Treatment::Paths(..) | Treatment::Always(_) => 2,
+        };
+        index += 1;
+    }
+    kinds
+}
+
+/// Row of each number, plus one.
+static INDEX: [u16; KINDS_COUNT] = index();
+
+const fn index() -> [u16; KINDS_COUNT] {
+    let mut rows = [0; KINDS_COUNT];
+    let mut index = 0;
+    while index < ROWS.len() {
+        rows[ROWS[index].number] = index as u16 + 1;
+        index += 1;
+    }
+    rows
+}
+
+/// Why a row's function gives no result of its own.
+#[derive(Debug)]
+pub enum Refusal {
+    /// It failed.
+    Errno(Errno),
+    /// It is the kernel's call, as it stands.
+    Pass,
+    /// It is the kernel's call, with other paths.
+    Elsewhere(Vec<(Spot, CString)>),
+}
+
+impl From<Errno> for Refusal {
+    fn from(errno: Errno) -> Self {
+        Self::Errno(errno)
+    }
+}
+
+/// What a row's function answers.
+pub type Answer = Result<u64, Refusal>;
+
+/// A call under way.
+#[derive(Clone, Copy, Debug)]
+pub struct Call {
+    /// Its number.
+    pub number: usize,
+    /// Its arguments.
+    pub arguments: Arguments,
+}
+
+impl Call {
+    /// An argument that the kernel takes as an int.
+    pub fn int(&self, argument: usize) -> i32 {
+        self.arguments[argument] as u32 as i32
+    }
+
+    /// The description behind a descriptor argument.
+    ///
+    /// # Errors
+    /// EBADF.
+    pub fn file(&self, argument: usize) -> Result<descriptors::Held, Errno> {
+        descriptors::get(self.int(argument))
+    }
+
+    /// The call with other paths, absolute ones.
+    fn redirected(&self, paths: &[(Spot, CString)]) -> Self {
+        let mut call = *self;
+        for (spot, path) in paths {
+            if let Some(dir) = spot.dir {
+                call.arguments[usize::from(dir)] = raw::number(libc::AT_FDCWD);
+            }
+            call.arguments[usize::from(spot.path)] = path.as_ptr() as u64;
+        }
+        call
+    }
+
+    /// Makes the call in the kernel.
+    fn raw(&self) -> i64 {
+        // SAFETY: the program's own call, or the same with a path of ours that lives across it.
+        unsafe { raw::call(self.number as u64, &self.arguments) }
+    }
+}
+
+/// Set by the first panic; nothing is served any more.
+static POISONED: AtomicBool = AtomicBool::new(false);
+
+/// Serves a call, or makes it.
+pub fn system_call(number: u64, arguments: &Arguments) -> i64 {
+    let (call, paths) = match dispatch(number, arguments) {
+        Routed::Answered(result) => return result,
+        Routed::Kernel => (Call { number: number as usize, arguments: *arguments }, Vec::new()),
+        Routed::Elsewhere(call, paths) => (call, paths),
+    };
+    let result = call.raw();
+    drop(paths);
+    if result == -i64::from(libc::ENOENT) || result == -i64::from(libc::ENOTDIR) {
+        return second_look(call.number, &call.arguments).unwrap_or(result);
+    }
+    result
+}
+
+/// What became of a call.
+pub enum Routed {
+    /// The kernel's result, or one like it.
+    Answered(i64),
+    /// Not ours.
+    Kernel,
+    /// The kernel's, with paths of ours, which have to live until it is made.
+    Elsewhere(Call, Vec<(Spot, CString)>),
+}
+
+/// Decides whether a call concerns a file of ours, and if so serves it.
+pub fn dispatch(number: u64, arguments: &Arguments) -> Routed {
+    let row = match usize::try_from(number) {
+        Ok(number) if number < KINDS_COUNT && KINDS[number] != 0 => &ROWS[usize::from(INDEX[number]) - 1],
+        _ => return Routed::Kernel,
+    };
+    let call = Call { number: row.number, arguments: *arguments };
+    let local = local();
+    if local.is_inside() || crate::start::site().is_none() {
+        return Routed::Kernel;
+    }
+    let (concerned, function) = match row.treatment {
+        Treatment::Passes(_) => return Routed::Kernel,
+        Treatment::File(argument, function) => {
+            (descriptors::is_ours(call.int(usize::from(argument))), function)
+        }
+        Treatment::Files(one, two, function) => {
+            let ours = |argument: u8| descriptors::is_ours(call.int(usize::from(argument)));
+            (ours(one) || ours(two), function)
+        }
+        Treatment::Paths(spots, function) => {
+            (spots.iter().any(|spot| paths::concern(&call, *spot)), function)
+        }
+        Treatment::Always(function) => (true, function),
+    };
+    if !concerned {
+        return Routed::Kernel;
+    }
+    serve(&call, row.name, function)
+}
+
+/// Runs a row's function inside, until it has an answer that no signal interrupted.
+fn serve(call: &Call, name: &str, function: fn(&Call) -> Answer) -> Routed {
+    let local = local();
+    loop {
+        let answer = local.inside(|| {
+            fork::notice();
+            if POISONED.load(Ordering::Relaxed) {
+                return Err(Refusal::Errno(Errno(libc::EIO)));
+            }
+            catch_unwind(AssertUnwindSafe(|| function(call))).unwrap_or_else(|_| {
+                poison(name);
+                Err(Refusal::Errno(Errno(libc::EIO)))
+            })
+        });
+        let restart = signals::deliver(local);
+        return match answer {
+            Ok(value) => Routed::Answered(value.cast_signed()),
+            Err(Refusal::Errno(Errno(libc::EINTR))) if restart => continue,
+            Err(Refusal::Errno(errno)) => Routed::Answered(-i64::from(errno.0)),
+            Err(Refusal::Pass) => Routed::Kernel,
+            Err(Refusal::Elsewhere(paths)) => Routed::Elsewhere(call.redirected(&paths), paths),
+        };
+    }
+}
+
+/// The kernel did not find a path of the program's: it may lead into the mount by a symbolic link or by `..`.
+pub fn second_look(number: usize, arguments: &Arguments) -> Option<i64> {
+    let call = &Call { number, arguments: *arguments };
+    let row = &ROWS[usize::from(*INDEX.get(call.number)?).checked_sub(1)?];
+    let Treatment::Paths(spots, function) = row.treatment else { return None };
+    if local().is_inside() {
+        return None;
+    }
+    let site = crate::start::site()?;
+    let found = local().inside(|| {
+        let lead = |spot: &Spot| paths::leads_in(site, call, *spot).map(|path| (*spot, path));
+        spots.iter().filter_map(lead).collect::<Vec<_>>()
+    });
+    signals::deliver(local());
+    if found.is_empty() {
+        return None;
+    }
+    match serve(&call.redirected(&found), row.name, function) {
+        Routed::Answered(result) => Some(result),
+        Routed::Kernel | Routed::Elsewhere(..) => None,
+    }
+}
+
+/// Where the panic was, for the line that says so.
+static REASON: std::sync::Mutex<Option<String>> = std::sync::Mutex::new(None);
+
+/// Nothing is printed by a panic itself; its reason is kept.
+pub fn quiet_panics() {
+    std::panic::set_hook(Box::new(|panic| {
+        if let Ok(mut reason) = REASON.try_lock() {
+            *reason = Some(panic.to_string().replace('\n', " "));
+        }
+    }));
+}
+
+fn poison(name: &str) {
+    if POISONED.swap(true, Ordering::Relaxed) {
+        return;
+    }
+    let reason = REASON.try_lock().ok().and_then(|mut reason| reason.take()).unwrap_or_default();
+    let line = format!(
+        "hearth: process {}: no file of the mount works any more: {name}: {reason}\n",
+        raw::process()
+    );
+    let _ = raw::write(libc::STDERR_FILENO, line.as_bytes());
+}

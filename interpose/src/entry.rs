@@ -1,0 +1,163 @@
+//! Where a patched `syscall` instruction arrives: the bitmap test in assembly, so that a call that is none of ours
+//! costs a few nanoseconds and touches no register, and the way into Rust for the rest.
+//!
+//! Like the kernel, it changes nothing but rax, rcx and r11: flags and general registers are put back, and
+//! xmm0-15, which Rust code may use. The upper halves of ymm registers need no care: the only code that comes here
+//! is libc's and ld.so's own, which is compiled without AVX, and for its callers they are dead across a call.
+//! It comes by `call`, with the red zone of the interrupted code already skipped.
+
+use crate::descriptors::{BITMAP, NUMBERS};
+use crate::dispatch::KINDS;
+use crate::local::INSIDE;
+use crate::raw::Arguments;
+
+std::arch::global_asm!(
+    ".text",
+    ".globl hearth_entry", ".hidden hearth_entry", ".type hearth_entry, @function",
+    ".p2align 5",
+    "hearth_entry:",
+    "pushfq",
+    "cmp rax, {kinds_count}",
+    "jae 9f",
+    "lea r11, [rip + {kinds}]",
+    "movzx ecx, byte ptr [r11 + rax]",
+    "test ecx, ecx",
+    "jz 9f",
+    "mov r11, qword ptr [rip + hearth_local@GOTTPOFF]",
+    "mov r11d, dword ptr fs:[r11]",
+    "test r11d, r11d",
+    "jnz 5f",
+    "cmp ecx, 1",
+    "jne 6f",
+    "cmp edi, {numbers}",
+    "jae 9f",
+    "mov ecx, edi",
+    "shr ecx, 6",
+    "lea r11, [rip + {bitmap}]",
+    "mov r11, qword ptr [r11 + rcx*8]",
+    "bt r11, rdi",
+    "jc 6f",
+    "9:",
+    "popfq",
+    "syscall",
+    "ret",
+    "5:",
+    "test r11d, {inside}",
+    "jnz 9b",
+    "6:",
+    "push rbp",
+    "mov rbp, rsp",
+    "push r9",
+    "push r8",
+    "push r10",
+    "push rdx",
+    "push rsi",
+    "push rdi",
+    "mov rdi, rax",
+    "mov rsi, rsp",
+    "sub rsp, 256",
+    "and rsp, -16",
+    "movaps [rsp], xmm0", "movaps [rsp + 16], xmm1", "movaps [rsp + 32], xmm2", "movaps [rsp + 48], xmm3",
+    "movaps [rsp + 64], xmm4", "movaps [rsp + 80], xmm5", "movaps [rsp + 96], xmm6", "movaps [rsp + 112], xmm7",
+    "movaps [rsp + 128], xmm8", "movaps [rsp + 144], xmm9", "movaps [rsp + 160], xmm10",
+    "movaps [rsp + 176], xmm11", "movaps [rsp + 192], xmm12", "movaps [rsp + 208], xmm13",
+    "movaps [rsp + 224], xmm14", "movaps [rsp + 240], xmm15",
+    "cld",
+    "call {dispatch}",
+    "movaps xmm0, [rsp]", "movaps xmm1, [rsp + 16]", "movaps xmm2, [rsp + 32]", "movaps xmm3, [rsp + 48]",
+    "movaps xmm4, [rsp + 64]", "movaps xmm5, [rsp + 80]", "movaps xmm6, [rsp + 96]", "movaps xmm7, [rsp + 112]",
+    "movaps xmm8, [rsp + 128]", "movaps xmm9, [rsp + 144]", "movaps xmm10, [rsp + 160]",
+    "movaps xmm11, [rsp + 176]", "movaps xmm12, [rsp + 192]", "movaps xmm13, [rsp + 208]",
+    "movaps xmm14, [rsp + 224]", "movaps xmm15, [rsp + 240]",
+    "lea rsp, [rbp - 48]",
+    "pop rdi",
+    "pop rsi",
+    "pop rdx",
+    "pop r10",
+    "pop r8",
+    "pop r9",
+    "pop rbp",
+    "popfq",
+    "ret",
+    // Around the `syscall` of clone, clone3 and vfork, which stays where it is: the kernel may return it on
+    // another stack. Both preserve every register.
+    ".globl hearth_before_clone", ".hidden hearth_before_clone", ".type hearth_before_clone, @function",
+    "hearth_before_clone:",
+    "lea r11, [rip + {before_clone}]",
+    "jmp 7f",
+    ".globl hearth_after_clone", ".hidden hearth_after_clone", ".type hearth_after_clone, @function",
+    "hearth_after_clone:",
+    "lea r11, [rip + {after_clone}]",
+    "7:",
+    "pushfq",
+    "push rbp",
+    "mov rbp, rsp",
+    "push rax",
+    "push rdi",
+    "push rsi",
+    "push rdx",
+    "push r10",
+    "push r8",
+    "push r9",
+    "push r9",
+    "mov rsi, rdi",
+    "mov rdi, rax",
+    "sub rsp, 256",
+    "and rsp, -16",
+    "movaps [rsp], xmm0", "movaps [rsp + 16], xmm1", "movaps [rsp + 32], xmm2", "movaps [rsp + 48], xmm3",
+    "movaps [rsp + 64], xmm4", "movaps [rsp + 80], xmm5", "movaps [rsp + 96], xmm6", "movaps [rsp + 112], xmm7",
+    "movaps [rsp + 128], xmm8", "movaps [rsp + 144], xmm9", "movaps [rsp + 160], xmm10",
+    "movaps [rsp + 176], xmm11", "movaps [rsp + 192], xmm12", "movaps [rsp + 208], xmm13",
+    "movaps [rsp + 224], xmm14", "movaps [rsp + 240], xmm15",
+    "cld",
+    "call r11",
+    "movaps xmm0, [rsp]", "movaps xmm1, [rsp + 16]", "movaps xmm2, [rsp + 32]", "movaps xmm3, [rsp + 48]",
+    "movaps xmm4, [rsp + 64]", "movaps xmm5, [rsp + 80]", "movaps xmm6, [rsp + 96]", "movaps xmm7, [rsp + 112]",
+    "movaps xmm8, [rsp + 128]", "movaps xmm9, [rsp + 144]", "movaps xmm10, [rsp + 160]",
+    "movaps xmm11, [rsp + 176]", "movaps xmm12, [rsp + 192]", "movaps xmm13, [rsp + 208]",
+    "movaps xmm14, [rsp + 224]", "movaps xmm15, [rsp + 240]",
+    "lea rsp, [rbp - 56]",
+    "pop r9",
+    "pop r8",
+    "pop r10",
+    "pop rdx",
+    "pop rsi",
+    "pop rdi",
+    "pop rax",
+    "pop rbp",
+    "popfq",
+    "ret",
+    kinds_count = const crate::dispatch::KINDS_COUNT,
+    kinds = sym KINDS,
+    numbers = const NUMBERS,
+    bitmap = sym BITMAP,
+    inside = const INSIDE,
+    dispatch = sym hearth_dispatch,
+    before_clone = sym crate::fork::hearth_before,
+    after_clone = sym crate::fork::hearth_after,
+);
+
+unsafe extern "C" {
+    fn hearth_entry();
+    fn hearth_before_clone();
+    fn hearth_after_clone();
+}
+
+/// Addresses that trampolines call: the common entry, and those before and after a clone.
+pub fn addresses() -> [u64; 3] {
+    [
+        hearth_entry as *const () as u64,
+        hearth_before_clone as *const () as u64,
+        hearth_after_clone as *const () as u64,
+    ]
+}
+
+/// Serves the call or makes it; the result is the kernel's or like it.
+///
+/// # Safety
+/// `arguments` points to six words; the caller is the entry code.
+unsafe extern "C" fn hearth_dispatch(number: u64, arguments: *const Arguments) -> i64 {
+    // SAFETY: the entry code pushed them on the stack just now.
+    let arguments = unsafe { *arguments };
+    crate::dispatch::system_call(number, &arguments)
+}

@@ -1,0 +1,533 @@
+//! exec: the next program is preloaded too and takes over the descriptors that are ours.
+//!
+//! What each placeholder stands for goes into a memfd, whose number the environment names; the library in the next
+//! program reads it and takes both away. `LD_PRELOAD` and the settings (`HEARTH_*`) that this process was started
+//! with are put back if the program took them out of the environment it passes on, `env -i` included: without them
+//! its child would find placeholders where it expects files. A setuid program ignores them, as the dynamic linker
+//! does.
+//!
+//! A program file in the mount is copied into a memfd and run from there; a script is run by its interpreter. A
+//! program that cannot be preloaded (statically linked) gets real descriptors, if the mount also is one of the
+//! kernel's; else it keeps the placeholders and gets EBADF.
+
+use crate::calls::data::mount;
+use crate::descriptors::{self, Held};
+use crate::dispatch::{Answer, Call, Refusal};
+use crate::local::local;
+use crate::memory;
+use crate::mount::{Errno, Handle, Place};
+use crate::paths::{self, Spotted};
+use crate::raw;
+use crate::signals;
+use crate::table::Spot;
+use std::ffi::{CStr, CString};
+use std::io::IoSliceMut;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+const MAGIC: &[u8; 8] = b"HEARTHFD";
+/// Longest record that is read: 65,536 descriptors with long tokens.
+const RECORD_BYTES_MAX: usize = 64 << 20;
+const STRINGS_MAX: usize = 1 << 20;
+const STRING_BYTES_MAX: usize = 128 << 10;
+const INTERPRETERS_MAX: usize = 4;
+const INHERIT: &[u8] = b"HEARTH_INHERIT=";
+const PRELOAD: &[u8] = b"LD_PRELOAD=";
+const MEMFD: &CStr = c"hearth-inherit";
+
+/// What the next program needs in its environment: `NAME=value` of the settings, and the library's path.
+struct Kept {
+    settings: Vec<CString>,
+    library: Vec<u8>,
+}
+
+static KEPT: AtomicPtr<Kept> = AtomicPtr::new(std::ptr::null_mut());
+
+/// Memory of an exec: has to live until the program is gone.
+#[derive(Default, Debug)]
+pub struct Image {
+    path: CString,
+    dir: i32,
+    flags: u64,
+    strings: Vec<CString>,
+    arguments: Vec<u64>,
+    environment: Vec<u64>,
+    record: Option<i32>,
+    program: Option<i32>,
+}
+
+/// Serves `execve` and `execveat`.
+///
+/// # Errors
+/// Those of the kernel; it does not return otherwise.
+pub fn exec(dir: i32, path: u64, arguments: u64, environment: u64, flags: u64) -> Answer {
+    let kept = kept_settings().ok_or(Refusal::Pass)?;
+    let mut image = Image { dir, flags, ..Image::default() };
+    image.arguments = pointers(arguments)?;
+    let named = Call { number: 322, arguments: [raw::number(dir), path, 0, 0, 0, 0] };
+    image.find(&named, flags)?;
+    image.environment = pointers(environment)?;
+    image.set_environment(kept)?;
+    let real = image.hand_over()?;
+    signals::before_exec();
+    let errno = image.go();
+    signals::after_failed_exec();
+    real.into_iter().for_each(descriptors::replace);
+    Err(errno.into())
+}
+
+/// Pointers of a NULL-terminated array.
+fn pointers(address: u64) -> Result<Vec<u64>, Errno> {
+    let mut pointers = Vec::new();
+    if address == 0 {
+        return Ok(pointers);
+    }
+    loop {
+        match memory::read_value::<u64>(address + 8 * pointers.len() as u64)? {
+            0 => return Ok(pointers),
+            pointer => pointers.push(pointer),
+        }
+        if pointers.len() > STRINGS_MAX {
+            return Err(Errno(libc::E2BIG));
+        }
+    }
+}
+
+fn string_at(pointer: u64) -> Result<Vec<u8>, Errno> {
+    memory::read_string(pointer, STRING_BYTES_MAX)
+        .map_err(|errno| if errno.0 == libc::ENAMETOOLONG { Errno(libc::E2BIG) } else { errno })
+}
+
+fn c_string(bytes: &[u8]) -> Result<CString, Errno> {
+    CString::new(bytes).map_err(|_| Errno(libc::EINVAL))
+}
+
+impl Image {
+    /// A string of ours that lives as long as the image; its address.
+    fn own(&mut self, bytes: &[u8]) -> Result<u64, Errno> {
+        self.strings.push(c_string(bytes)?);
+        Ok(self.strings.last().map_or(0, |string| string.as_ptr() as u64))
+    }
+
+    /// Finds the program: the kernel's as named, or one in the mount.
+    fn find(&mut self, call: &Call, flags: u64) -> Result<(), Refusal> {
+        let follow = flags & libc::AT_SYMLINK_NOFOLLOW as u64 == 0;
+        let empty = flags & libc::AT_EMPTY_PATH as u64 != 0;
+        let mut spot = Spot { dir: Some(0), path: 1, follow, empty };
+        let mut call = *call;
+        for _ in 0..INTERPRETERS_MAX {
+            let file =
+                match if paths::concern(&call, spot) { paths::spot(&call, spot)? } else { Spotted::Kernel } {
+                    Spotted::Kernel => {
+                        self.path = c_string(&string_at(call.arguments[1])?)?;
+                        return Ok(());
+                    }
+                    Spotted::Open(held) => paths::shown(&held)?,
+                    Spotted::Mount(..) => match absolute_name(&call, spot) {
+                        Err(Refusal::Elsewhere(redirected)) => {
+                            // A link in the mount leads to a program of the kernel's.
+                            self.dir = libc::AT_FDCWD;
+                            self.path =
+                                redirected.into_iter().next().map(|(_, path)| path).unwrap_or_default();
+                            return Ok(());
+                        }
+                        other => other?,
+                    },
+                };
+            let Some(interpreter) = self.load(&file)? else { return Ok(()) };
+            let path = self.own(&interpreter)?;
+            self.dir = libc::AT_FDCWD;
+            self.flags = 0;
+            spot = Spot { dir: Some(0), path: 1, follow: true, empty: false };
+            call.arguments = [raw::number(libc::AT_FDCWD), path, 0, 0, 0, 0];
+        }
+        Err(Errno(libc::ELOOP).into())
+    }
+
+    /// Makes a program of the mount's ready to run; if it is a script, its interpreter, with the arguments changed.
+    fn load(&mut self, file: &[u8]) -> Result<Option<Vec<u8>>, Errno> {
+        let site = crate::start::site().ok_or(Errno(libc::EIO))?;
+        let rest = file.strip_prefix(site.prefix.as_slice()).ok_or(Errno(libc::ENOENT))?;
+        let place = Place { dir: None, path: rest.strip_prefix(b"/").unwrap_or(rest) };
+        mount().access(place, libc::X_OK, libc::AT_EACCESS)?;
+        let held = Held::new(mount().open(place, libc::O_RDONLY | libc::O_CLOEXEC, 0)?)?;
+        let status = mount().attributes(crate::mount::Target::Open(held.handle()))?;
+        if u32::from(status.stx_mode) & libc::S_IFMT != libc::S_IFREG {
+            return Err(Errno(libc::EACCES));
+        }
+        let mut head = [0; 256];
+        let bytes = mount().read(held.handle(), Some(0), &mut [IoSliceMut::new(&mut head)])?;
+        if let Some(line) = head[..bytes].strip_prefix(b"#!") {
+            return self.script(line, file).map(Some);
+        }
+        self.program = Some(copy_to_memfd(held.handle())?);
+        self.dir = self.program.unwrap_or(-1);
+        self.path = CString::default();
+        self.flags = libc::AT_EMPTY_PATH as u64;
+        Ok(None)
+    }
+
+    /// The interpreter of a script, from its first line after `#!`.
+    fn script(&mut self, line: &[u8], file: &[u8]) -> Result<Vec<u8>, Errno> {
+        let end = line.iter().position(|byte| *byte == b'\n').ok_or(Errno(libc::ENOEXEC))?;
+        let line = line[..end].trim_ascii();
+        let cut = line.iter().position(|byte| matches!(byte, b' ' | b'\t')).unwrap_or(line.len());
+        let (interpreter, argument) = (line[..cut].to_vec(), line[cut..].trim_ascii().to_vec());
+        if interpreter.is_empty() {
+            return Err(Errno(libc::ENOEXEC));
+        }
+        let mut arguments = vec![self.own(&interpreter)?];
+        if !argument.is_empty() {
+            arguments.push(self.own(&argument)?);
+        }
+        arguments.push(self.own(file)?);
+        arguments.extend(self.arguments.iter().skip(1));
+        self.arguments = arguments;
+        Ok(interpreter)
+    }
+
+    /// The program's environment, with what the next program needs.
+    fn set_environment(&mut self, kept: &Kept) -> Result<(), Errno> {
+        let mut environment = Vec::with_capacity(self.environment.len() + kept.settings.len() + 3);
+        let mut names = Vec::new();
+        let mut preloaded = false;
+        for pointer in std::mem::take(&mut self.environment) {
+            let mut head = [0; 16];
+            let known = memory::read_bytes(pointer, &mut head).is_err()
+                || head.starts_with(b"HEARTH_")
+                || head.starts_with(PRELOAD);
+            if !known {
+                environment.push(pointer);
+                continue;
+            }
+            let text = string_at(pointer)?;
+            if text.starts_with(INHERIT) {
+                continue;
+            }
+            if let Some(list) = text.strip_prefix(PRELOAD) {
+                preloaded = true;
+                if !list.split(|byte| matches!(byte, b':' | b' ')).any(|one| one == kept.library) {
+                    environment.push(self.own(&[PRELOAD, &kept.library, b":", list].concat())?);
+                    continue;
+                }
+            }
+            environment.push(pointer);
+            names.push(text.split(|byte| *byte == b'=').next().unwrap_or_default().to_vec());
+        }
+        for setting in &kept.settings {
+            let bytes = setting.as_bytes();
+            let name = bytes.split(|byte| *byte == b'=').next().unwrap_or_default();
+            if !names.iter().any(|known| known == name) {
+                environment.push(setting.as_ptr() as u64);
+            }
+        }
+        if !preloaded && !kept.library.is_empty() {
+            environment.push(self.own(&[PRELOAD, &kept.library].concat())?);
+        }
+        self.environment = environment;
+        Ok(())
+    }
+
+    /// Writes down what the descriptors that stay open stand for; the numbers that were made real ones.
+    fn hand_over(&mut self) -> Result<Vec<i32>, Errno> {
+        let stays = |fd: &i32| {
+            raw::fcntl(*fd, libc::F_GETFD, 0).is_ok_and(|flags| flags & libc::FD_CLOEXEC as u64 == 0)
+        };
+        let numbers: Vec<i32> = descriptors::ours().into_iter().filter(stays).collect();
+        let mut inherited = Vec::new();
+        for fd in numbers {
+            inherited.push((fd, descriptors::get(fd)?));
+        }
+        if self.cannot_be_preloaded() {
+            return Ok(inherited.iter().filter_map(|(fd, held)| make_real(*fd, held)).collect());
+        }
+        if let Some(held) = paths::cwd() {
+            inherited.push((descriptors::CWD, held));
+        }
+        if inherited.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut record = MAGIC.to_vec();
+        record.extend_from_slice(&raw::process().to_le_bytes());
+        // Numbers of one description share its token.
+        let mut done: Vec<&Held> = Vec::new();
+        for (_, held) in &inherited {
+            if done.iter().any(|other| other.same(held)) {
+                continue;
+            }
+            let numbers: Vec<i32> =
+                inherited.iter().filter(|(_, other)| other.same(held)).map(|(fd, _)| *fd).collect();
+            let token = mount().export(held.handle())?;
+            record.extend_from_slice(&(numbers.len() as u32).to_le_bytes());
+            numbers.iter().for_each(|fd| record.extend_from_slice(&fd.to_le_bytes()));
+            record.extend_from_slice(&(token.len() as u32).to_le_bytes());
+            record.extend_from_slice(&token);
+            done.push(held);
+        }
+        let fd = memfd(MEMFD, 0)?;
+        let high = descriptors::move_up(fd, false);
+        raw::close(fd);
+        let fd = high?;
+        self.record = Some(fd);
+        let mut written = 0;
+        while written < record.len() {
+            written += raw::write(fd, &record[written..])?;
+        }
+        let variable = self.own(&[INHERIT, fd.to_string().as_bytes()].concat())?;
+        self.environment.push(variable);
+        Ok(Vec::new())
+    }
+
+    /// True for an ELF program without an interpreter: it would find placeholders.
+    fn cannot_be_preloaded(&self) -> bool {
+        let flags = libc::O_RDONLY | libc::O_CLOEXEC;
+        let opened = match self.program {
+            Some(program) => raw::fcntl(program, libc::F_DUPFD_CLOEXEC, 3).map(|fd| fd as i32),
+            None => raw::open_at(self.dir, &self.path, flags, 0),
+        };
+        let Ok(fd) = opened else { return false };
+        let mut bytes = [0; 4096];
+        let got = raw::read_at(fd, &mut bytes, 0).unwrap_or(0);
+        raw::close(fd);
+        is_static(&bytes[..got])
+    }
+
+    /// Runs it; comes back only with an error.
+    fn go(mut self) -> Errno {
+        self.arguments.push(0);
+        self.environment.push(0);
+        let arguments = [
+            raw::number(self.dir),
+            self.path.as_ptr() as u64,
+            self.arguments.as_ptr() as u64,
+            self.environment.as_ptr() as u64,
+            self.flags,
+        ];
+        let (record, program) = (self.record, self.program);
+        if let Some(overlay) = local().borrowed() {
+            // The memory is the parent's: it is freed when the parent goes on.
+            // SAFETY: only this child uses the overlay until then.
+            unsafe { (*overlay).exec = Some(self) };
+        }
+        // SAFETY: arrays and strings live in `self`, or in the overlay, across the call; what they point to of the
+        // program's is checked by the kernel.
+        let errno = match unsafe { raw::try_call(libc::SYS_execveat, &arguments) } {
+            Err(errno) => errno,
+            Ok(_) => Errno(libc::EIO),
+        };
+        record.into_iter().chain(program).for_each(raw::close);
+        errno
+    }
+}
+
+/// True if the bytes begin an ELF program that names no interpreter.
+fn is_static(bytes: &[u8]) -> bool {
+    const PT_INTERP: u32 = 3;
+    let half = |at: usize| bytes.get(at..at + 2).map(|b| u16::from_le_bytes([b[0], b[1]]));
+    if !bytes.starts_with(b"\x7fELF\x02\x01") {
+        return false;
+    }
+    let (Some(size), Some(count)) = (half(54), half(56)) else { return false };
+    let start = bytes.get(32..40).map_or(0, |b| u64::from_le_bytes(b.try_into().unwrap_or_default()));
+    let Ok(start) = usize::try_from(start) else { return false };
+    let kind = |index: usize| {
+        let at = start.checked_add(index * usize::from(size))?;
+        bytes.get(at..at.checked_add(4)?).map(|b| u32::from_le_bytes(b.try_into().unwrap_or_default()))
+    };
+    !(0..usize::from(count)).any(|index| kind(index) == Some(PT_INTERP))
+}
+
+/// Puts a descriptor of the kernel's in a placeholder's place; the number, if there was one.
+fn make_real(fd: i32, held: &Held) -> Option<i32> {
+    let real = mount().kernel_file(held.handle())?;
+    // SAFETY: takes no memory; the number is one of ours.
+    let done = unsafe { raw::try_call(libc::SYS_dup3, &[raw::number(real), raw::number(fd), 0]) };
+    raw::close(real);
+    done.ok().map(|_| fd)
+}
+
+fn memfd(name: &CStr, flags: u64) -> Result<i32, Errno> {
+    // SAFETY: the name lives across the call.
+    Ok(unsafe { raw::try_call(libc::SYS_memfd_create, &[name.as_ptr() as u64, flags]) }? as i32)
+}
+
+/// A program's file as a descriptor that the kernel can run.
+fn copy_to_memfd(file: Handle) -> Result<i32, Errno> {
+    let fd = memfd(c"hearth-program", libc::MFD_CLOEXEC as u64)?;
+    let mut buffer = vec![0; 256 << 10];
+    let mut offset = 0;
+    loop {
+        let bytes = mount().read(file, Some(offset), &mut [IoSliceMut::new(&mut buffer)]);
+        let bytes = bytes.inspect_err(|_| raw::close(fd))?;
+        if bytes == 0 {
+            return Ok(fd);
+        }
+        let mut written = 0;
+        while written < bytes {
+            written += raw::write(fd, &buffer[written..bytes]).inspect_err(|_| raw::close(fd))?;
+        }
+        offset += bytes as u64;
+    }
+}
+
+/// The absolute path, without links, of what a call names in the mount.
+fn absolute_name(call: &Call, spot: Spot) -> Result<Vec<u8>, Refusal> {
+    let found = std::cell::RefCell::new(Vec::new());
+    paths::serve(call, spot, |target| {
+        let crate::mount::Target::Named(place, _) = target else { return Err(Errno(libc::EACCES)) };
+        let handle = mount().open(place, libc::O_PATH | libc::O_CLOEXEC, 0)?;
+        let held = Held::new(handle).inspect_err(|_| mount().close(handle))?;
+        found.replace(paths::shown(&held)?);
+        Ok(0)
+    })?;
+    Ok(found.into_inner())
+}
+
+fn kept_settings() -> Option<&'static Kept> {
+    // SAFETY: set once, to a leaked box; Acquire pairs with the Release of `inherit`.
+    unsafe { KEPT.load(Ordering::Acquire).as_ref() }
+}
+
+unsafe extern "C" {
+    static mut environ: *mut *const libc::c_char;
+}
+
+/// In a constructor: remembers what the next program needs, and takes over what the last one handed on.
+pub fn inherit() {
+    let mut settings = Vec::new();
+    let mut handed = None;
+    let mut keep = 0;
+    // SAFETY: the process has one thread, and the array ends in NULL. An entry is taken out by moving up the rest.
+    unsafe {
+        let mut at = 0;
+        while !environ.is_null() && !(*environ.add(at)).is_null() {
+            let entry = *environ.add(at);
+            let text = CStr::from_ptr(entry);
+            at += 1;
+            if let Some(number) = text.to_bytes().strip_prefix(INHERIT) {
+                handed = std::str::from_utf8(number).ok().and_then(|number| number.parse::<i32>().ok());
+                continue;
+            }
+            if text.to_bytes().starts_with(b"HEARTH_") {
+                settings.push(text.to_owned());
+            }
+            *environ.add(keep) = entry;
+            keep += 1;
+        }
+        if !environ.is_null() {
+            *environ.add(keep) = std::ptr::null();
+        }
+    }
+    let kept = Box::into_raw(Box::new(Kept { settings, library: own_path() }));
+    KEPT.store(kept, Ordering::Release);
+    if let Some(fd) = handed {
+        take_over(fd);
+    }
+}
+
+/// Path of this library as the dynamic linker knows it.
+fn own_path() -> Vec<u8> {
+    // SAFETY: dladdr fills the structure; the name it points to lives as long as the library.
+    unsafe {
+        let mut info: libc::Dl_info = std::mem::zeroed();
+        if libc::dladdr(inherit as *const libc::c_void, &raw mut info) == 0 || info.dli_fname.is_null() {
+            return Vec::new();
+        }
+        CStr::from_ptr(info.dli_fname).to_bytes().to_vec()
+    }
+}
+
+/// Reads the record, if it really is one for this very process.
+fn take_over(fd: i32) {
+    let mut name = [0u8; 64];
+    let Ok(link) = CString::new(format!("/proc/self/fd/{fd}")) else { return };
+    let arguments =
+        [raw::number(libc::AT_FDCWD), link.as_ptr() as u64, name.as_mut_ptr() as u64, name.len() as u64];
+    // SAFETY: path and buffer are ours.
+    let bytes = unsafe { raw::try_call(libc::SYS_readlinkat, &arguments) }.unwrap_or(0) as usize;
+    if !name[..bytes].strip_prefix(b"/memfd:").is_some_and(|name| name.starts_with(MEMFD.to_bytes())) {
+        return;
+    }
+    let mut record = Vec::new();
+    loop {
+        let start = record.len();
+        record.resize(start + 4096, 0);
+        let got = raw::read_at(fd, &mut record[start..], start as u64).unwrap_or(0);
+        record.truncate(start + got);
+        if got == 0 || record.len() > RECORD_BYTES_MAX {
+            break;
+        }
+    }
+    raw::close(fd);
+    for (numbers, token) in decode(&record, raw::process()).unwrap_or_default() {
+        let Ok(held) = mount().import(&token).and_then(Held::new) else { continue };
+        for fd in numbers {
+            let _ = descriptors::put(fd, held.clone());
+        }
+    }
+}
+
+type Inherited = Vec<(Vec<i32>, Vec<u8>)>;
+
+/// The record's contents; `None` if it is not one, or another process's.
+fn decode(record: &[u8], process: i32) -> Option<Inherited> {
+    let mut rest = record.strip_prefix(MAGIC)?;
+    let mut word = || {
+        let (head, tail) = rest.split_first_chunk::<4>()?;
+        rest = tail;
+        Some(u32::from_le_bytes(*head))
+    };
+    if word()? != process.cast_unsigned() {
+        return None;
+    }
+    let mut found = Vec::new();
+    while !rest.is_empty() {
+        let (count, tail) = rest.split_first_chunk::<4>()?;
+        let count = u32::from_le_bytes(*count) as usize;
+        let numbers = tail.get(..count.checked_mul(4)?)?;
+        let numbers = numbers.chunks_exact(4).map(|b| i32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+        let (length, tail) = tail[count * 4..].split_first_chunk::<4>()?;
+        let length = u32::from_le_bytes(*length) as usize;
+        found.push((numbers, tail.get(..length)?.to_vec()));
+        rest = &tail[length..];
+    }
+    Some(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_of_others_and_garbage_are_refused() {
+        let mut record = MAGIC.to_vec();
+        record.extend_from_slice(&7i32.to_le_bytes());
+        record.extend_from_slice(&2u32.to_le_bytes());
+        record.extend_from_slice(&1i32.to_le_bytes());
+        record.extend_from_slice(&5i32.to_le_bytes());
+        record.extend_from_slice(&3u32.to_le_bytes());
+        record.extend_from_slice(b"abc");
+        assert_eq!(decode(&record, 7), Some(vec![(vec![1, 5], b"abc".to_vec())]));
+        assert_eq!(decode(&record, 8), None);
+        for cut in 13..record.len() {
+            assert_eq!(decode(&record[..cut], 7), None, "cut at {cut}");
+        }
+        record[12..16].fill(0xff);
+        assert_eq!(decode(&record, 7), None);
+    }
+
+    #[test]
+    fn static_programs_are_told_from_others() {
+        let own = std::fs::read("/proc/self/exe").unwrap();
+        assert!(!is_static(&own));
+        let mut patched = own.clone();
+        let (start, size) = (own[32] as usize, own[54] as usize);
+        for index in 0..own[56] as usize {
+            let at = start + index * size;
+            if patched[at..at + 4] == [3, 0, 0, 0] {
+                patched[at] = 6;
+            }
+        }
+        assert!(is_static(&patched));
+        assert!(!is_static(b"#!/bin/sh\n"));
+    }
+}

@@ -1,0 +1,87 @@
+//! New processes.
+//!
+//! **fork**: a page that the kernel wipes in every forked child tells the child, at its first call that concerns us,
+//! that it is one, however it was made. It is then a new client of the mount.
+//!
+//! **vfork** and `posix_spawn`: the child runs on its parent's memory, with a descriptor table of its own. The
+//! `syscall` of clone, clone3 and vfork stays in place (the kernel may return from it on another stack); around it
+//! the parent is asked what it is about to make. Until it goes on, whoever runs on its thread block is that child,
+//! and works on an overlay.
+
+use crate::descriptors::Overlay;
+use crate::local::{BORROWED, local};
+use crate::memory;
+use crate::mount::Errno;
+use crate::raw;
+use crate::start::site;
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+
+/// A word in the page that a fork wipes: 1 in the process that wrote it.
+static SEEN: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
+const PAGE: usize = 4096;
+/// [`crate::local::Local::cloning`]: a child on this thread's memory is under way.
+const VFORK: u32 = 1;
+
+/// Maps the page.
+///
+/// # Errors
+/// ENOMEM; EINVAL from kernels before 4.14.
+pub fn watch() -> Result<(), Errno> {
+    let page = raw::map_anonymous(PAGE).ok_or(Errno(libc::ENOMEM))?;
+    // SAFETY: the page was mapped just now.
+    unsafe { raw::try_call(libc::SYS_madvise, &[page as u64, PAGE as u64, libc::MADV_WIPEONFORK as u64]) }?;
+    let word = page.cast::<AtomicU32>();
+    // SAFETY: mapped, aligned, zero: a valid atomic.
+    unsafe { (*word).store(1, Ordering::Relaxed) };
+    SEEN.store(word, Ordering::Release);
+    Ok(())
+}
+
+/// Called inside, before anything else: is this a child that has not noticed yet?
+pub fn notice() {
+    // SAFETY: the page is never unmapped.
+    let Some(seen) = (unsafe { SEEN.load(Ordering::Acquire).as_ref() }) else { return };
+    if seen.load(Ordering::Relaxed) == 1 {
+        return;
+    }
+    seen.store(1, Ordering::Relaxed);
+    if let Some(site) = site() {
+        site.mount.after_fork_child();
+    }
+}
+
+/// Before a clone: `number` and its first argument, the flags or a structure that begins with them.
+pub unsafe extern "C" fn hearth_before(number: u64, first: u64) {
+    let flags = match number.cast_signed() {
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_vfork => (libc::CLONE_VM | libc::CLONE_VFORK) as u64,
+        libc::SYS_clone => first,
+        libc::SYS_clone3 => memory::read_value(first).unwrap_or(0),
+        _ => 0,
+    };
+    let shares = flags & libc::CLONE_VM as u64 != 0 && flags & libc::CLONE_THREAD as u64 == 0;
+    let local = local();
+    if !shares || local.borrowed().is_some() || site().is_none() {
+        return;
+    }
+    local.inside(|| {
+        let overlay = Box::into_raw(Box::new(Overlay::snapshot()));
+        local.overlay.store(overlay, Ordering::Relaxed);
+        local.cloning.store(VFORK, Ordering::Relaxed);
+    });
+    local.mode.fetch_or(BORROWED, Ordering::Relaxed);
+}
+
+/// After a clone, in parent and child: its result. Of a child that shares the parent's memory nothing is to be done.
+pub unsafe extern "C" fn hearth_after(result: u64, _first: u64) {
+    let local = local();
+    if result == 0 || local.cloning.swap(0, Ordering::Relaxed) != VFORK {
+        return;
+    }
+    // An exec of the child's never came back: what it left here is not the parent's.
+    local.mode.store(0, Ordering::Relaxed);
+    local.deferred.store(0, Ordering::Relaxed);
+    let overlay = local.overlay.swap(std::ptr::null_mut(), Ordering::Relaxed);
+    // SAFETY: made by `hearth_before` on this thread; the child has exec'ed or ended.
+    local.inside(|| drop(unsafe { Box::from_raw(overlay) }));
+}

@@ -1,0 +1,304 @@
+//! The program's memory: addresses that come from it may be bad, and must then give EFAULT and not a signal.
+//!
+//! Every access here is one instruction between two labels; `signals` sends a fault whose instruction lies there
+//! to the landing, which answers "fault".
+
+use crate::mount::Errno;
+
+/// EFAULT.
+pub const FAULT: Errno = Errno(libc::EFAULT);
+
+/// Most bytes one read or write moves: Linux's MAX_RW_COUNT.
+pub const TRANSFER_BYTES_MAX: usize = 0x7fff_f000;
+
+/// Most buffers of one vectored call: Linux's UIO_MAXIOV.
+pub const VECTORS_MAX: usize = 1024;
+
+const PAGE: usize = 4096;
+
+#[cfg(target_arch = "x86_64")]
+std::arch::global_asm!(
+    ".text",
+    ".globl hearth_copy",
+    ".hidden hearth_copy",
+    ".type hearth_copy, @function",
+    ".globl hearth_touch",
+    ".hidden hearth_touch",
+    ".type hearth_touch, @function",
+    ".globl hearth_peek",
+    ".hidden hearth_peek",
+    ".type hearth_peek, @function",
+    ".globl hearth_guarded_begin",
+    ".hidden hearth_guarded_begin",
+    ".globl hearth_guarded_end",
+    ".hidden hearth_guarded_end",
+    ".globl hearth_landing",
+    ".hidden hearth_landing",
+    "hearth_guarded_begin:",
+    // hearth_copy(to, from, bytes) -> bytes not copied
+    "hearth_copy:",
+    "mov rcx, rdx",
+    "rep movsb",
+    "mov rax, rcx",
+    "ret",
+    // hearth_touch(address) -> 0: a write that changes nothing, also for other threads
+    "hearth_touch:",
+    "mov ecx, 1",
+    "lock or byte ptr [rdi], 0",
+    "xor eax, eax",
+    "ret",
+    // hearth_peek(address) -> byte, or -1
+    "hearth_peek:",
+    "mov rcx, -1",
+    "movzx eax, byte ptr [rdi]",
+    "ret",
+    "hearth_guarded_end:",
+    "hearth_landing:",
+    "mov rax, rcx",
+    "ret",
+);
+
+#[cfg(target_arch = "x86_64")]
+unsafe extern "C" {
+    fn hearth_copy(to: *mut u8, from: *const u8, bytes: usize) -> usize;
+    fn hearth_touch(address: *mut u8) -> usize;
+    fn hearth_peek(address: *const u8) -> i64;
+    fn hearth_guarded_begin();
+    fn hearth_guarded_end();
+    fn hearth_landing();
+}
+
+/// Where a fault at this instruction goes on; `None` if the instruction is not one of the guarded ones.
+#[cfg(target_arch = "x86_64")]
+pub fn landing(instruction: u64) -> Option<u64> {
+    let guarded = hearth_guarded_begin as *const () as u64..hearth_guarded_end as *const () as u64;
+    guarded.contains(&instruction).then_some(hearth_landing as *const () as u64)
+}
+
+/// Copies with a landing; returns the bytes not copied.
+///
+/// # Safety
+/// One side is valid memory of ours for `bytes`; the other may be anything that the program named.
+#[cfg(target_arch = "x86_64")]
+unsafe fn copy(to: *mut u8, from: *const u8, bytes: usize) -> usize {
+    // SAFETY: the caller's promise; faults on the program's side land.
+    unsafe { hearth_copy(to, from, bytes) }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn touch(address: *mut u8) -> bool {
+    // SAFETY: the instruction changes nothing, and a fault lands.
+    unsafe { hearth_touch(address) == 0 }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn peek(address: *const u8) -> Option<u8> {
+    // SAFETY: one byte is read, and a fault lands.
+    u8::try_from(unsafe { hearth_peek(address) }).ok()
+}
+
+/// Copies by the kernel, which knows what is mapped; returns the bytes not copied.
+///
+/// # Safety
+/// One side is valid memory of ours for `bytes`; the other may be anything that the program named.
+#[cfg(not(target_arch = "x86_64"))]
+unsafe fn copy(to: *mut u8, from: *const u8, bytes: usize) -> usize {
+    let local = [to as u64, bytes as u64];
+    let remote = [from as u64, bytes as u64];
+    let process = crate::raw::number(crate::raw::process());
+    let arguments = [process, local.as_ptr() as u64, 1, remote.as_ptr() as u64, 1, 0];
+    // SAFETY: the kernel checks both sides of a copy within this process.
+    match unsafe { crate::raw::try_call(libc::SYS_process_vm_readv, &arguments) } {
+        Ok(copied) => bytes - (copied as usize).min(bytes),
+        Err(_) => bytes,
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn touch(address: *mut u8) -> bool {
+    // The byte is put back by the kernel, which refuses where the program may not write.
+    // SAFETY: a byte of ours, and the program's address checked by the kernel.
+    peek(address).is_some_and(|byte| unsafe { copy(address, &byte, 1) } == 0)
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn peek(address: *const u8) -> Option<u8> {
+    let mut byte = 0;
+    // SAFETY: a byte of ours, and the program's address checked by the kernel.
+    (unsafe { copy(&mut byte, address, 1) } == 0).then_some(byte)
+}
+
+/// A plain value at an address of the program's.
+///
+/// # Errors
+/// EFAULT.
+pub fn read_value<T: Copy>(address: u64) -> Result<T, Errno> {
+    let mut value = std::mem::MaybeUninit::<T>::uninit();
+    // SAFETY: the destination is ours; the value is only used when every byte of it was copied, and every type
+    // this is called with (integers and structs of them) is valid for any bytes.
+    unsafe {
+        let left = copy(value.as_mut_ptr().cast(), address as *const u8, size_of::<T>());
+        if left == 0 { Ok(value.assume_init()) } else { Err(FAULT) }
+    }
+}
+
+/// Stores a plain value at an address of the program's.
+///
+/// # Errors
+/// EFAULT; part of it may then be stored.
+pub fn write_value<T: Copy>(address: u64, value: &T) -> Result<(), Errno> {
+    // SAFETY: the source is ours; the program asked for the bytes at that address.
+    let left = unsafe { copy(address as *mut u8, std::ptr::from_ref(value).cast(), size_of::<T>()) };
+    if left == 0 { Ok(()) } else { Err(FAULT) }
+}
+
+/// Stores bytes at an address of the program's.
+///
+/// # Errors
+/// EFAULT; part of it may then be stored.
+pub fn write_bytes(address: u64, bytes: &[u8]) -> Result<(), Errno> {
+    // SAFETY: the source is ours; the program asked for the bytes at that address.
+    let left = unsafe { copy(address as *mut u8, bytes.as_ptr(), bytes.len()) };
+    if left == 0 { Ok(()) } else { Err(FAULT) }
+}
+
+/// Copies bytes of the program's.
+///
+/// # Errors
+/// EFAULT.
+pub fn read_bytes(address: u64, into: &mut [u8]) -> Result<(), Errno> {
+    // SAFETY: the destination is ours.
+    let left = unsafe { copy(into.as_mut_ptr(), address as *const u8, into.len()) };
+    if left == 0 { Ok(()) } else { Err(FAULT) }
+}
+
+/// Copies a string of the program's without its NUL. Never reads beyond the page that the NUL is in.
+///
+/// # Errors
+/// EFAULT, ENAMETOOLONG when there is no NUL in `limit` bytes.
+pub fn read_string(address: u64, limit: usize) -> Result<Vec<u8>, Errno> {
+    let mut text = Vec::new();
+    while text.len() < limit {
+        let at = address.wrapping_add(text.len() as u64);
+        let page_left = PAGE - (at as usize % PAGE);
+        let mut part = [0u8; 256];
+        let bytes = page_left.min(part.len()).min(limit - text.len());
+        read_bytes(at, &mut part[..bytes])?;
+        if let Some(end) = part[..bytes].iter().position(|byte| *byte == 0) {
+            text.extend_from_slice(&part[..end]);
+            return Ok(text);
+        }
+        text.extend_from_slice(&part[..bytes]);
+    }
+    Err(Errno(libc::ENAMETOOLONG))
+}
+
+/// The byte at an address, if it can be read.
+pub fn byte(address: u64) -> Option<u8> {
+    peek(address as *const u8)
+}
+
+/// How a buffer of the program's is going to be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Use {
+    /// Its bytes are written to a file.
+    Source,
+    /// It receives bytes of a file.
+    Target,
+}
+
+/// Bytes from `address` on that can be used so, at most `bytes`: each page is tried.
+///
+/// A program that unmaps its buffer while the call runs gets the signal it asked for.
+fn usable(address: u64, bytes: usize, purpose: Use) -> usize {
+    let mut good = 0;
+    while good < bytes {
+        let at = address.wrapping_add(good as u64);
+        let fine = match purpose {
+            Use::Source => peek(at as *const u8).is_some(),
+            Use::Target => touch(at as *mut u8),
+        };
+        if !fine {
+            break;
+        }
+        good += PAGE - (at as usize % PAGE);
+    }
+    good.min(bytes)
+}
+
+/// Buffers of one call, checked: what they name can be used up to where they end. They end before the first bad
+/// page, as the kernel's copies do.
+pub struct Buffers {
+    parts: Vec<(u64, usize)>,
+    bytes: usize,
+}
+
+impl Buffers {
+    /// One buffer.
+    ///
+    /// # Errors
+    /// EFAULT if nothing of it can be used.
+    pub fn one(address: u64, bytes: u64, purpose: Use) -> Result<Self, Errno> {
+        Self::checked(&[(address, bytes)], purpose)
+    }
+
+    /// The buffers of an `iovec` array.
+    ///
+    /// # Errors
+    /// EFAULT, EINVAL (too many, or a length that is not one).
+    pub fn vector(address: u64, count: u64, purpose: Use) -> Result<Self, Errno> {
+        let count = usize::try_from(count).ok().filter(|count| *count <= VECTORS_MAX);
+        let count = count.ok_or(Errno(libc::EINVAL))?;
+        let mut parts = Vec::with_capacity(count);
+        for index in 0..count {
+            let [base, bytes] = read_value::<[u64; 2]>(address + 16 * index as u64)?;
+            if bytes > i64::MAX.cast_unsigned() {
+                return Err(Errno(libc::EINVAL));
+            }
+            parts.push((base, bytes));
+        }
+        Self::checked(&parts, purpose)
+    }
+
+    fn checked(parts: &[(u64, u64)], purpose: Use) -> Result<Self, Errno> {
+        let mut buffers = Self { parts: Vec::with_capacity(parts.len()), bytes: 0 };
+        for &(address, wanted) in parts {
+            let room = TRANSFER_BYTES_MAX - buffers.bytes;
+            let wanted = usize::try_from(wanted).unwrap_or(usize::MAX).min(room);
+            let good = usable(address, wanted, purpose);
+            if good > 0 {
+                buffers.parts.push((address, good));
+                buffers.bytes += good;
+            }
+            if good < wanted {
+                return if buffers.bytes == 0 { Err(FAULT) } else { Ok(buffers) };
+            }
+        }
+        Ok(buffers)
+    }
+
+    /// Bytes in all of them.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The buffers as slices to read from.
+    pub fn sources(&self) -> Vec<&[u8]> {
+        // SAFETY: each part was found readable; the program lends it for the length of its call, and what other
+        // threads of it do to it meanwhile only changes which bytes are seen.
+        self.parts
+            .iter()
+            .map(|&(at, bytes)| unsafe { std::slice::from_raw_parts(at as *const u8, bytes) })
+            .collect()
+    }
+
+    /// The buffers as slices to write to.
+    pub fn targets(&mut self) -> Vec<&mut [u8]> {
+        // SAFETY: each part was found writable and the program lends it for the length of its call. Parts that
+        // overlap are only ever stored to, one after the other.
+        self.parts
+            .iter()
+            .map(|&(at, bytes)| unsafe { std::slice::from_raw_parts_mut(at as *mut u8, bytes) })
+            .collect()
+    }
+}

@@ -1,0 +1,153 @@
+//! What this crate needs from whatever stores the files: one method a family of calls, on places and open files.
+//!
+//! The implementation is given to [`crate::start::serve`]. It is called on the program's threads, inside (signals
+//! wait, its own system calls go straight), from several at once, and after a fork in a copy of its memory in which
+//! only the calling thread goes on: [`Mount::after_fork_child`] comes before any other call there.
+
+use std::io::{IoSlice, IoSliceMut};
+
+/// An error number of Linux.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Errno(pub i32);
+
+impl Errno {
+    /// The path leads out of the mount, by an absolute symbolic link or by `..` at the root: `paths` walks it
+    /// step by step. Not a number that the kernel uses.
+    pub const LEAVES: Self = Self(4096);
+}
+
+/// What a call of the mount answers.
+pub type Result<T> = std::result::Result<T, Errno>;
+
+/// An open file description of the mount's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Handle(pub u64);
+
+/// A name in the mount.
+#[derive(Clone, Copy, Debug)]
+pub struct Place<'a> {
+    /// Open directory that the path starts from; none is the root.
+    pub dir: Option<Handle>,
+    /// Path without a leading slash; empty is the directory itself. A slash at its end asks for a directory.
+    pub path: &'a [u8],
+}
+
+/// What a call is about.
+#[derive(Clone, Copy, Debug)]
+pub enum Target<'a> {
+    /// An open file.
+    Open(Handle),
+    /// A name, and whether a symbolic link at its end is followed.
+    Named(Place<'a>, bool),
+}
+
+/// A change of attributes.
+#[derive(Clone, Copy, Debug)]
+pub enum Change {
+    /// `chmod`: permission bits.
+    Mode(u32),
+    /// `chown`: owner and group; `u32::MAX` leaves it.
+    Owner(u32, u32),
+    /// `utimensat`: access and modification; as there, `UTIME_NOW` and `UTIME_OMIT` in the nanoseconds.
+    Times([libc::timespec; 2]),
+    /// `truncate`: size in bytes.
+    Size(i64),
+}
+
+/// What to make.
+#[derive(Clone, Copy, Debug)]
+pub enum New<'a> {
+    /// A directory with this mode.
+    Directory(u32),
+    /// What `mknod` makes: mode with type, device.
+    Node(u32, u64),
+    /// A symbolic link to this.
+    Link(&'a [u8]),
+}
+
+/// An entry of a directory.
+#[derive(Clone, Copy, Debug)]
+pub struct Entry<'a> {
+    /// Inode number.
+    pub inode: u64,
+    /// Position after it, for `lseek`.
+    pub next: u64,
+    /// `DT_*`.
+    pub kind: u8,
+    /// Name.
+    pub name: &'a [u8],
+}
+
+/// A lock asked for.
+pub enum Lock<'a> {
+    /// `flock`, with its operation.
+    Whole(i32),
+    /// `fcntl`: the command (`F_SETLK`, `F_OFD_GETLK`, ...) and its argument, which a query answers in.
+    Range(i32, &'a mut libc::flock),
+}
+
+/// What serves the files. Each method answers what the system call of its name does; `Errno::LEAVES` from those
+/// that take a place.
+pub trait Mount: Sync {
+    /// `openat`: flags as there (`O_PATH` too), mode less the umask.
+    fn open(&self, place: Place<'_>, flags: i32, mode: u32) -> Result<Handle>;
+    /// Ends an open file. Also called in a child between vfork and exec.
+    fn close(&self, file: Handle);
+    /// `readv`, `preadv` at an offset.
+    fn read(&self, file: Handle, at: Option<u64>, into: &mut [IoSliceMut<'_>]) -> Result<usize>;
+    /// `writev`, `pwritev` at an offset.
+    fn write(&self, file: Handle, at: Option<u64>, from: &[IoSlice<'_>]) -> Result<usize>;
+    /// `lseek`.
+    fn seek(&self, file: Handle, offset: i64, whence: i32) -> Result<u64>;
+    /// `getdents64`: entries from the file's position on, until `sink` answers false (that one comes again).
+    fn list(&self, file: Handle, sink: &mut dyn FnMut(&Entry<'_>) -> bool) -> Result<()>;
+    /// `fsync`; `fdatasync` if `data_only`.
+    fn sync(&self, file: Handle, data_only: bool) -> Result<()>;
+    /// `sync`, `syncfs`.
+    fn sync_all(&self) -> Result<()>;
+    /// `fallocate`.
+    fn allocate(&self, file: Handle, mode: i32, offset: i64, bytes: i64) -> Result<()>;
+    /// `flock` and `fcntl` locks; may wait.
+    fn lock(&self, file: Handle, lock: Lock<'_>) -> Result<()>;
+    /// `F_GETFL`.
+    fn flags(&self, file: Handle) -> i32;
+    /// `F_SETFL`.
+    fn set_flags(&self, file: Handle, flags: i32) -> Result<()>;
+    /// `statx` with everything.
+    fn attributes(&self, target: Target<'_>) -> Result<libc::statx>;
+    /// `chmod`, `chown`, `utimensat`, `truncate`.
+    fn change(&self, target: Target<'_>, change: Change) -> Result<()>;
+    /// `faccessat2`: `R_OK` and so on, and `AT_EACCESS`, `AT_SYMLINK_NOFOLLOW`.
+    fn access(&self, place: Place<'_>, mode: i32, flags: i32) -> Result<()>;
+    /// `mkdirat`, `mknodat`, `symlinkat`.
+    fn make(&self, place: Place<'_>, new: New<'_>) -> Result<()>;
+    /// `linkat`.
+    fn link(&self, from: Target<'_>, to: Place<'_>) -> Result<()>;
+    /// `unlinkat`; `rmdir` if `directory`.
+    fn remove(&self, place: Place<'_>, directory: bool) -> Result<()>;
+    /// `renameat2`.
+    fn rename(&self, from: Place<'_>, to: Place<'_>, flags: u32) -> Result<()>;
+    /// `readlinkat`.
+    fn readlink(&self, place: Place<'_>) -> Result<Vec<u8>>;
+    /// `statfs`.
+    fn space(&self) -> Result<libc::statfs>;
+    /// `getxattr`.
+    fn xattr(&self, target: Target<'_>, name: &[u8]) -> Result<Vec<u8>>;
+    /// `setxattr` with its flags.
+    fn set_xattr(&self, target: Target<'_>, name: &[u8], value: &[u8], flags: i32) -> Result<()>;
+    /// `listxattr`.
+    fn list_xattrs(&self, target: Target<'_>) -> Result<Vec<u8>>;
+    /// `removexattr`.
+    fn remove_xattr(&self, target: Target<'_>, name: &[u8]) -> Result<()>;
+    /// Path of an open file from the mount's root, without a leading slash; empty for the root.
+    fn path(&self, file: Handle) -> Result<Vec<u8>>;
+    /// What the next program of this process, after exec, takes an open file over by.
+    fn export(&self, file: Handle) -> Result<Vec<u8>>;
+    /// The other side of it.
+    fn import(&self, token: &[u8]) -> Result<Handle>;
+    /// A kernel descriptor that stands for the file on a mount of the kernel's, for programs that cannot be
+    /// preloaded; the caller closes it. None if there is no such mount.
+    fn kernel_file(&self, file: Handle) -> Option<i32>;
+    /// The process is a forked child: a new client that shares its parent's open files.
+    fn after_fork_child(&self);
+}

@@ -1,0 +1,70 @@
+//! The libraries to be patched, where they lie in memory.
+
+use std::ffi::{CStr, c_int, c_void};
+
+/// A loaded library.
+pub struct Library {
+    /// Where its offset 0 lies.
+    pub base: u64,
+    /// Offset of its code, and the code as it is.
+    pub text: (u64, &'static [u8]),
+    /// Name of its exact build.
+    pub build_id: Vec<u8>,
+}
+
+/// libc and ld.so of this process.
+pub fn libraries() -> Vec<Library> {
+    let mut found: Vec<Library> = Vec::new();
+    // SAFETY: the callback gets back the vector, which lives across the call.
+    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut found).cast()) };
+    found
+}
+
+unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: libc::size_t, found: *mut c_void) -> c_int {
+    // SAFETY: the dynamic linker gives a valid structure; the vector is `libraries`'s.
+    unsafe {
+        let info = &*info;
+        let name = CStr::from_ptr(info.dlpi_name).to_bytes();
+        let name = name.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+        if (name == b"libc.so.6" || name.starts_with(b"ld-linux"))
+            && let Some(library) = library(info)
+        {
+            (*found.cast::<Vec<Library>>()).push(library);
+        }
+    }
+    0
+}
+
+/// # Safety
+/// The structure describes a library that stays loaded.
+unsafe fn library(info: &libc::dl_phdr_info) -> Option<Library> {
+    // SAFETY: the dynamic linker's own table.
+    let headers = unsafe { std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)) };
+    let code =
+        headers.iter().find(|header| header.p_type == libc::PT_LOAD && header.p_flags & libc::PF_X != 0)?;
+    let at = |offset: u64, bytes: u64| {
+        // SAFETY: loaded segments are mapped readable as long as the library is.
+        unsafe { std::slice::from_raw_parts((info.dlpi_addr + offset) as *const u8, bytes as usize) }
+    };
+    let notes = headers.iter().filter(|header| header.p_type == libc::PT_NOTE);
+    let build_id = notes.filter_map(|note| build_id(at(note.p_vaddr, note.p_memsz))).next()?;
+    let text = (code.p_vaddr, at(code.p_vaddr, code.p_memsz));
+    Some(Library { base: info.dlpi_addr, text, build_id })
+}
+
+/// The build-id among a segment's notes.
+fn build_id(mut notes: &[u8]) -> Option<Vec<u8>> {
+    const NT_GNU_BUILD_ID: u32 = 3;
+    while let Some((head, rest)) = notes.split_first_chunk::<12>() {
+        let word = |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
+        let (name_bytes, bytes) = (word(0) as usize, word(4) as usize);
+        let name = rest.get(..name_bytes)?;
+        let start = name_bytes.next_multiple_of(4);
+        let contents = rest.get(start..start.checked_add(bytes)?)?;
+        if word(8) == NT_GNU_BUILD_ID && name == b"GNU\0" && !contents.is_empty() {
+            return Some(contents.to_vec());
+        }
+        notes = rest.get(start + bytes.next_multiple_of(4)..)?;
+    }
+    None
+}

@@ -1,0 +1,176 @@
+//! Puts a plan into effect: trampolines within reach of the library, then a jump over each window.
+//!
+//! Memory is never writable and executable at once. While the library's text is writable it cannot run, and our own
+//! code calls its `memcpy`; so everything is prepared before, and one block of assembly makes the text writable,
+//! stores all jumps, and makes it executable again.
+
+use super::image::Library;
+use super::plan::{JUMP_BYTES, Place, Plan, Site, WINDOW_BYTES_MAX};
+use crate::entry;
+use crate::raw;
+
+const PAGE: u64 = 4096;
+/// Distance between the addresses tried for the trampolines, and how many are tried on each side.
+const STEP: u64 = 8 << 20;
+const TRIES: u64 = 100;
+/// Bytes before the first trampoline: the entry code's addresses.
+const HEAD: usize = 64;
+const TRAP: u8 = 0xcc;
+
+/// How many `syscall` instructions were patched, and how many were not.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Outcome {
+    /// Patched.
+    pub patched: u32,
+    /// Left, although their call may concern us.
+    pub left: u32,
+}
+
+/// Bytes to be stored at an address; read by the assembly.
+#[repr(C)]
+struct Store {
+    address: u64,
+    length: u64,
+    bytes: [u8; WINDOW_BYTES_MAX],
+}
+
+const _: () = assert!(size_of::<Store>() == 56);
+
+/// Patches a library.
+pub fn apply(library: &Library, plan: &Plan) -> Outcome {
+    let all = plan.sites.len() as u32 + plan.left;
+    let (start, text) = library.text;
+    let same = |site: &&Site| {
+        let at = (site.offset - start) as usize;
+        text[at..at + site.original.len()] == site.original[..]
+    };
+    let sites: Vec<&Site> = plan.sites.iter().filter(same).collect();
+    let bytes = HEAD + sites.iter().map(|site| site.code.len().next_multiple_of(16)).sum::<usize>();
+    let bytes = (bytes as u64).next_multiple_of(PAGE);
+    let Some(block) = near(library.base + start, bytes) else { return Outcome { patched: 0, left: all } };
+    let stores = lay(library, &sites, block, bytes);
+    let executable = (libc::PROT_READ | libc::PROT_EXEC) as u64;
+    // SAFETY: the block was mapped just now, for this.
+    let ready = unsafe { raw::try_call(libc::SYS_mprotect, &[block, bytes, executable]) }.is_ok();
+    let from = (library.base + start) / PAGE * PAGE;
+    let length = (library.base + start + text.len() as u64 - from).next_multiple_of(PAGE);
+    // SAFETY: the stores lie in the library's text, each a whole window of instructions that now live in a
+    // trampoline, and no other thread exists that could run them.
+    if ready && !stores.is_empty() && unsafe { write(from, length, &stores) } {
+        return Outcome { patched: stores.len() as u32, left: all - stores.len() as u32 };
+    }
+    // SAFETY: nothing jumps there.
+    let _ = unsafe { raw::try_call(libc::SYS_munmap, &[block, bytes]) };
+    Outcome { patched: 0, left: all }
+}
+
+/// Memory that a 32-bit displacement reaches from the whole library.
+fn near(address: u64, bytes: u64) -> Option<u64> {
+    const FIXED_NOREPLACE: i32 = 0x10_0000;
+    let protection = (libc::PROT_READ | libc::PROT_WRITE) as u64;
+    let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | FIXED_NOREPLACE) as u64;
+    let address = address / PAGE * PAGE;
+    let above = (1..=TRIES).map(|step| address.checked_add(step * STEP));
+    let below = (1..=TRIES).map(|step| address.checked_sub(step * STEP));
+    for hint in above.chain(below).flatten() {
+        // SAFETY: the flag makes the kernel refuse an address that is in use.
+        match unsafe { raw::try_call(libc::SYS_mmap, &[hint, bytes, protection, flags, u64::MAX, 0]) } {
+            Ok(got) if got == hint => return Some(got),
+            // A kernel that does not know the flag took it for a hint.
+            Ok(other) => {
+                // SAFETY: mapped just now.
+                let _ = unsafe { raw::try_call(libc::SYS_munmap, &[other, bytes]) };
+            }
+            Err(_) => {}
+        }
+    }
+    None
+}
+
+/// Fills the block with trampolines; the jumps to them.
+fn lay(library: &Library, sites: &[&Site], block: u64, bytes: u64) -> Vec<Store> {
+    // SAFETY: mapped just now, writable, and known to nobody else.
+    let memory = unsafe { std::slice::from_raw_parts_mut(block as *mut u8, bytes as usize) };
+    for (index, address) in entry::addresses().into_iter().enumerate() {
+        memory[index * 8..index * 8 + 8].copy_from_slice(&address.to_le_bytes());
+    }
+    let mut at = HEAD;
+    let mut stores = Vec::with_capacity(sites.len());
+    for site in sites {
+        let code = block + at as u64;
+        let Some(filled) = fill(library, site, block, code) else { continue };
+        memory[at..at + filled.len()].copy_from_slice(&filled);
+        at += filled.len().next_multiple_of(16);
+        let address = library.base + site.offset;
+        let Some(distance) = displacement(address + JUMP_BYTES as u64, code) else { continue };
+        let mut bytes = [TRAP; WINDOW_BYTES_MAX];
+        bytes[0] = 0xe9;
+        bytes[1..JUMP_BYTES].copy_from_slice(&distance.to_le_bytes());
+        stores.push(Store { address, length: site.original.len() as u64, bytes });
+    }
+    stores
+}
+
+/// A site's trampoline for an address.
+fn fill(library: &Library, site: &Site, block: u64, address: u64) -> Option<Vec<u8>> {
+    let mut code = site.code.clone();
+    for fixup in &site.fixups {
+        let to = match fixup.to {
+            Place::Library(offset) => library.base.checked_add(offset)?,
+            Place::Entry(entry) => block + 8 * u64::from(entry),
+        };
+        let distance = displacement(address + u64::from(fixup.from), to)?;
+        let at = usize::from(fixup.at);
+        code[at..at + 4].copy_from_slice(&distance.to_le_bytes());
+    }
+    Some(code)
+}
+
+fn displacement(from: u64, to: u64) -> Option<i32> {
+    i32::try_from(to.wrapping_sub(from).cast_signed()).ok()
+}
+
+/// Makes a range writable, stores, makes it executable again. False if the range could not be made writable; then
+/// nothing was stored.
+///
+/// # Safety
+/// The stores are within the range, and no thread runs code in it.
+unsafe fn write(from: u64, length: u64, stores: &[Store]) -> bool {
+    let result: i64;
+    // SAFETY: the caller's promise; nothing between the two calls leaves this block.
+    unsafe {
+        std::arch::asm!(
+            "syscall",
+            "test rax, rax",
+            "jnz 3f",
+            "2:",
+            "mov rdi, [r8]",
+            "mov rcx, [r8 + 8]",
+            "lea rsi, [r8 + 16]",
+            "rep movsb",
+            "add r8, 56",
+            "dec r9",
+            "jnz 2b",
+            "mov rdi, r12",
+            "mov rsi, r13",
+            "mov edx, {executable}",
+            "mov eax, {mprotect}",
+            "syscall",
+            "3:",
+            executable = const libc::PROT_READ | libc::PROT_EXEC,
+            mprotect = const libc::SYS_mprotect,
+            inlateout("rax") libc::SYS_mprotect => result,
+            inout("rdi") from => _,
+            inout("rsi") length => _,
+            inout("rdx") (libc::PROT_READ | libc::PROT_WRITE) as u64 => _,
+            inout("r8") stores.as_ptr() => _,
+            inout("r9") stores.len() => _,
+            in("r12") from,
+            in("r13") length,
+            out("rcx") _,
+            out("r11") _,
+            options(nostack),
+        );
+    }
+    result == 0
+}

@@ -1,0 +1,384 @@
+//! Which instructions of a library move where: decided from its code alone, so it holds for every process that has
+//! the same build loaded, wherever it lies.
+//!
+//! A jump takes five bytes, a `syscall` two, so neighbours have to move with it. The window is the smallest run of
+//! instructions around it into which nothing jumps (direct branches and addresses taken, over the whole text) and
+//! which can run elsewhere. Instructions before the `syscall` are preferred: code reached by a jump table never
+//! begins between the number's load and the call.
+
+use super::image::Library;
+use crate::dispatch::{KINDS, KINDS_COUNT};
+use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, Register};
+
+/// Bytes of `jmp rel32`.
+pub const JUMP_BYTES: usize = 5;
+/// Longest window.
+pub const WINDOW_BYTES_MAX: usize = 40;
+/// Instructions on either side of a `syscall` that are looked at.
+const REACH: usize = 8;
+const SYS_VFORK: u64 = 58;
+const SYS_CLONE: u64 = 56;
+const SYS_CLONE3: u64 = 435;
+const SYS_RT_SIGRETURN: u64 = 15;
+
+/// What a field of a trampoline refers to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// An offset in the library.
+    Library(u64),
+    /// One of the entry code's addresses, kept beside the trampolines.
+    Entry(u8),
+}
+
+/// A 32-bit field of a trampoline, relative to a position in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fixup {
+    /// Where it stands.
+    pub at: u8,
+    /// What it is relative to: the end of its instruction.
+    pub from: u8,
+    /// What it refers to.
+    pub to: Place,
+}
+
+/// One `syscall` instruction and its window.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Site {
+    /// Offset of the window in the library.
+    pub offset: u64,
+    /// The window as it was.
+    pub original: Vec<u8>,
+    /// The trampoline.
+    pub code: Vec<u8>,
+    /// Its fields.
+    pub fixups: Vec<Fixup>,
+}
+
+/// A library's sites.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// Those that can be patched.
+    pub sites: Vec<Site>,
+    /// How many could not.
+    pub left: u32,
+}
+
+/// Places in the text that something jumps to, one bit a byte.
+struct Targets {
+    start: u64,
+    bits: Vec<u64>,
+}
+
+impl Targets {
+    fn add(&mut self, offset: u64) {
+        if let Some(word) = self.bits.get_mut((offset.wrapping_sub(self.start) / 64) as usize) {
+            *word |= 1 << (offset.wrapping_sub(self.start) % 64);
+        }
+    }
+
+    fn has(&self, offset: u64) -> bool {
+        let at = offset.wrapping_sub(self.start);
+        self.bits.get((at / 64) as usize).is_some_and(|word| word >> (at % 64) & 1 == 1)
+    }
+}
+
+impl Plan {
+    /// Decodes a library.
+    pub fn of(library: &Library) -> Self {
+        let (start, text) = library.text;
+        let mut decoder = Decoder::with_ip(64, text, start, DecoderOptions::NONE);
+        let mut targets = Targets { start, bits: vec![0; text.len().div_ceil(64)] };
+        // The last instructions seen; at each `syscall` those before it are kept with it, those after follow.
+        let mut recent: Vec<Instruction> = Vec::with_capacity(2 * REACH);
+        let mut found: Vec<(Vec<Instruction>, usize)> = Vec::new();
+        while decoder.can_decode() {
+            let instruction = decoder.decode();
+            if instruction.is_invalid() {
+                recent.clear();
+                continue;
+            }
+            note_targets(&instruction, &mut targets);
+            for (around, at) in found.iter_mut().rev().take(REACH) {
+                let follows = around.last().is_some_and(|last| last.next_ip() == instruction.ip());
+                if follows && around.len() - *at <= REACH {
+                    around.push(instruction);
+                }
+            }
+            if recent.len() == 2 * REACH {
+                recent.drain(..REACH);
+            }
+            recent.push(instruction);
+            if instruction.mnemonic() == Mnemonic::Syscall {
+                let from = recent.len().saturating_sub(REACH + 1);
+                found.push((recent[from..].to_vec(), recent.len() - 1 - from));
+            }
+        }
+        let mut plan = Self::default();
+        let mut end = 0;
+        for (around, at) in found {
+            let number = number_of(&around[..at], &targets);
+            match number {
+                Some(SYS_RT_SIGRETURN) => continue,
+                Some(SYS_CLONE | SYS_CLONE3 | SYS_VFORK) => {}
+                Some(number) if number as usize >= KINDS_COUNT || KINDS[number as usize] == 0 => continue,
+                _ => {}
+            }
+            let clone = matches!(number, Some(SYS_CLONE | SYS_CLONE3 | SYS_VFORK));
+            let site = window(&around, at, &targets, end)
+                .and_then(|(first, last)| site(library, &around[first..=last], at - first, clone));
+            match site {
+                Some(site) => {
+                    end = site.offset + site.original.len() as u64;
+                    plan.sites.push(site);
+                }
+                None => plan.left += 1,
+            }
+        }
+        plan
+    }
+}
+
+fn note_targets(instruction: &Instruction, targets: &mut Targets) {
+    if instruction.op_count() > 0 && instruction.op0_kind() == OpKind::NearBranch64 {
+        targets.add(instruction.near_branch64());
+    }
+    if instruction.is_ip_rel_memory_operand() {
+        targets.add(instruction.ip_rel_memory_address());
+    }
+}
+
+/// The number that a `syscall` is made with, if the instructions right before it say so.
+fn number_of(before: &[Instruction], targets: &Targets) -> Option<u64> {
+    for (index, instruction) in before.iter().enumerate().rev() {
+        let next = before.get(index + 1).map_or(instruction.next_ip(), Instruction::ip);
+        // Who jumps in between may have loaded another number.
+        if next != instruction.next_ip() || targets.has(instruction.next_ip()) {
+            return None;
+        }
+        if instruction.flow_control() != FlowControl::Next {
+            let passes_by = instruction.flow_control() == FlowControl::ConditionalBranch;
+            if passes_by {
+                continue;
+            }
+            return None;
+        }
+        let into_rax = instruction.op_count() > 0
+            && instruction.op0_kind() == OpKind::Register
+            && instruction.op0_register().full_register() == Register::RAX;
+        if !into_rax || matches!(instruction.mnemonic(), Mnemonic::Cmp | Mnemonic::Test) {
+            continue;
+        }
+        return match instruction.code() {
+            Code::Mov_r32_imm32 | Code::Mov_rm32_imm32 => Some(instruction.immediate32().into()),
+            Code::Mov_rm64_imm32 => u64::try_from(instruction.immediate32to64()).ok(),
+            Code::Xor_r32_rm32 | Code::Xor_rm32_r32
+                if instruction.op1_kind() == OpKind::Register
+                    && instruction.op1_register() == instruction.op0_register() =>
+            {
+                Some(0)
+            }
+            _ => None,
+        };
+    }
+    None
+}
+
+/// First and last instruction of the smallest window around the one at `at`; it begins not before `end`.
+fn window(around: &[Instruction], at: usize, targets: &Targets, end: u64) -> Option<(usize, usize)> {
+    let mut best: Option<(usize, usize, usize)> = None;
+    for last in at..around.len() {
+        if last > at && !movable_after(&around[at..=last], targets) {
+            break;
+        }
+        for first in (0..=at).rev() {
+            let whole = around[first..=last].windows(2).all(|pair| pair[0].next_ip() == pair[1].ip());
+            let inner = around[first + 1..=last].iter().any(|one| targets.has(one.ip()));
+            let moves = around[first..at].iter().all(|one| one.flow_control() == FlowControl::Next);
+            if !whole || inner || !moves || around[first].ip() < end {
+                break;
+            }
+            let bytes = (around[last].next_ip() - around[first].ip()) as usize;
+            // Those after the call count more.
+            let cost = bytes + 16 * (last - at);
+            if (JUMP_BYTES..=WINDOW_BYTES_MAX).contains(&bytes) {
+                if best.is_none_or(|(cheapest, ..)| cost < cheapest) {
+                    best = Some((cost, first, last));
+                }
+                break;
+            }
+        }
+    }
+    best.map(|(_, first, last)| (first, last))
+}
+
+/// Can the last of these move, the ones before it having been found to? After what never goes on only padding may
+/// follow.
+fn movable_after(after: &[Instruction], targets: &Targets) -> bool {
+    let (Some(last), before) = (after.last(), &after[..after.len() - 1]) else { return false };
+    let over = before
+        .iter()
+        .any(|one| matches!(one.flow_control(), FlowControl::Return | FlowControl::UnconditionalBranch));
+    if over {
+        let padding = matches!(last.mnemonic(), Mnemonic::Nop | Mnemonic::Int3);
+        return padding && !targets.has(last.ip());
+    }
+    let branches = matches!(
+        last.flow_control(),
+        FlowControl::Next
+            | FlowControl::Return
+            | FlowControl::ConditionalBranch
+            | FlowControl::UnconditionalBranch
+    );
+    branches && last.mnemonic() != Mnemonic::Syscall
+}
+
+/// A trampoline in the making.
+#[derive(Default)]
+struct Assembler {
+    code: Vec<u8>,
+    fixups: Vec<Fixup>,
+}
+
+impl Assembler {
+    fn bytes(&mut self, bytes: &[u8]) {
+        self.code.extend_from_slice(bytes);
+    }
+
+    /// A 32-bit field that ends its instruction.
+    fn field(&mut self, to: Place) {
+        let at = self.code.len() as u8;
+        self.fixups.push(Fixup { at, from: at + 4, to });
+        self.bytes(&[0; 4]);
+    }
+
+    /// A call of an entry, over the red zone.
+    fn enter(&mut self, entry: u8) {
+        self.bytes(&[0x48, 0x8d, 0x64, 0x24, 0x80]);
+        self.bytes(&[0xff, 0x15]);
+        self.field(Place::Entry(entry));
+        self.bytes(&[0x48, 0x8d, 0xa4, 0x24, 0x80, 0, 0, 0]);
+    }
+
+    fn jump(&mut self, to: u64) {
+        self.bytes(&[0xe9]);
+        self.field(Place::Library(to));
+    }
+
+    /// An instruction of the window; `None` for what cannot run elsewhere.
+    fn moved(&mut self, instruction: &Instruction, bytes: &[u8], decoder: &Decoder<'_>) -> Option<()> {
+        let branch = instruction.op_count() > 0 && instruction.op0_kind() == OpKind::NearBranch64;
+        if branch {
+            match instruction.flow_control() {
+                FlowControl::UnconditionalBranch => self.bytes(&[0xe9]),
+                FlowControl::ConditionalBranch if instruction.is_jcc_short_or_near() => {
+                    let short = bytes.iter().find(|byte| (0x70..0x80).contains(*byte));
+                    let near = bytes.iter().find(|byte| (0x80..0x90).contains(*byte));
+                    let condition = if bytes.contains(&0x0f) { near } else { short };
+                    self.bytes(&[0x0f, 0x80 | condition? & 0x0f]);
+                }
+                _ => return None,
+            }
+            self.field(Place::Library(instruction.near_branch64()));
+            return Some(());
+        }
+        let start = self.code.len() as u8;
+        if instruction.is_ip_rel_memory_operand() {
+            let constants = decoder.get_constant_offsets(instruction);
+            if constants.displacement_size() != 4 {
+                return None;
+            }
+            let at = start + constants.displacement_offset() as u8;
+            let to = Place::Library(instruction.ip_rel_memory_address());
+            self.fixups.push(Fixup { at, from: start + bytes.len() as u8, to });
+        }
+        self.bytes(bytes);
+        Some(())
+    }
+}
+
+/// The site for a window whose `syscall` is its instruction `at`.
+fn site(library: &Library, window: &[Instruction], at: usize, clone: bool) -> Option<Site> {
+    let (start, text) = library.text;
+    let offset = window.first()?.ip();
+    let end = window.last()?.next_ip();
+    let mut out = Assembler::default();
+    for (index, instruction) in window.iter().enumerate() {
+        let from = (instruction.ip() - start) as usize;
+        let bytes = &text[from..from + instruction.len()];
+        if index != at {
+            // Decoded again, because only the decoder knows where the constants stand.
+            let mut decoder = Decoder::with_ip(64, bytes, instruction.ip(), DecoderOptions::NONE);
+            let again = decoder.decode();
+            out.moved(&again, bytes, &decoder)?;
+        } else if clone {
+            out.enter(1);
+            out.bytes(bytes);
+            out.enter(2);
+        } else {
+            out.enter(0);
+        }
+    }
+    out.jump(end);
+    let original = text[(offset - start) as usize..(end - start) as usize].to_vec();
+    Some(Site { offset, original, code: out.code, fixups: out.fixups })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::patch::image;
+
+    fn plan(code: &'static [u8]) -> Plan {
+        Plan::of(&Library { base: 0, text: (0x1000, code), build_id: vec![1] })
+    }
+
+    #[test]
+    fn the_number_and_the_call_move_together() {
+        // mov eax, 1; syscall; ret
+        let plan = plan(&[0xb8, 1, 0, 0, 0, 0x0f, 0x05, 0xc3]);
+        assert_eq!((plan.sites.len(), plan.left), (1, 0));
+        assert_eq!((plan.sites[0].offset, plan.sites[0].original.len()), (0x1000, 7));
+        assert_eq!(plan.sites[0].fixups.last().unwrap().to, Place::Library(0x1007));
+    }
+
+    #[test]
+    fn calls_that_cannot_concern_us_and_sigreturn_stay() {
+        for number in [202, 39, 15, 11] {
+            let code: &'static [u8] = Vec::leak(vec![0xb8, number, 0, 0, 0, 0x0f, 0x05, 0xc3]);
+            assert_eq!(plan(code), Plan::default(), "{number}");
+        }
+    }
+
+    #[test]
+    fn nothing_jumps_into_a_window() {
+        // mov eax, 1; 1: syscall; cmp rax, -4; je 1b; ret
+        let code = [0xb8, 1, 0, 0, 0, 0x0f, 0x05, 0x48, 0x3d, 0xfc, 0xff, 0xff, 0xff, 0x74, 0xf6, 0xc3];
+        let plan = plan(Vec::leak(code.to_vec()));
+        assert_eq!(plan.sites.len(), 1);
+        assert_eq!(plan.sites[0].offset, 0x1005, "the window begins where the jump arrives");
+    }
+
+    #[test]
+    fn what_cannot_move_is_left() {
+        // 1: syscall; call 1b
+        let plan = plan(&[0x0f, 0x05, 0xe8, 0xf9, 0xff, 0xff, 0xff, 0xc3]);
+        assert_eq!((plan.sites.len(), plan.left), (0, 1));
+    }
+
+    #[test]
+    fn the_real_libraries_can_be_patched_whole() {
+        let libraries = image::libraries();
+        assert!(!libraries.is_empty());
+        for library in libraries {
+            let plan = Plan::of(&library);
+            println!("{} sites, {} left", plan.sites.len(), plan.left);
+            assert_eq!(plan.left, 0);
+            let mut end = 0;
+            for site in &plan.sites {
+                assert!(site.offset >= end, "windows do not overlap");
+                end = site.offset + site.original.len() as u64;
+                assert!(site.original.len() >= JUMP_BYTES && site.code.len() < 200);
+            }
+        }
+    }
+}

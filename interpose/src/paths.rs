@@ -1,0 +1,411 @@
+//! Which paths lead into the mount. The mount stands at a prefix that needs no mount of the kernel's; the kernel
+//! resolves what never touches it, the mount what stays within it, and this module what crosses between them.
+//!
+//! - An absolute path is compared with the prefix byte by byte, without a copy. Everything else goes straight to the
+//!   kernel. If the kernel does not find it (ENOENT, ENOTDIR), it is looked at again: `/usr/../PREFIX/x`, a symbolic
+//!   link of the kernel's into the mount, and a relative path from a folder above the prefix are found then. So the
+//!   prefix must not exist in the kernel's tree, or be a mount of the same files.
+//! - A relative path is ours if the working directory or the directory descriptor is.
+//! - The mount refuses a path that leaves it (`Errno::LEAVES`); it is then walked one component at a time from `/`,
+//!   reading links from either side, to an absolute path without links, which is served or passed.
+//! - `/proc/self/fd/N`, `/dev/fd/N` and `/dev/stdin` and its kin are the file that N stands for, if it is ours.
+//!
+//! While the working directory is ours, the kernel's is a folder of `/proc` in which nothing can be made, so that a
+//! relative path which was missed fails loudly.
+
+use crate::descriptors::{self, Held};
+use crate::dispatch::{Answer, Call, Refusal};
+use crate::memory;
+use crate::mount::{Errno, Place, Target};
+use crate::raw;
+use crate::start::{Site, site};
+use crate::table::Spot;
+use std::ffi::{CStr, CString};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Linux's PATH_MAX, with its NUL.
+pub const PATH_BYTES_MAX: usize = 4096;
+const LINKS_MAX: usize = 40;
+/// Folder that the kernel stands in while the working directory is ours.
+const NOWHERE: &CStr = c"/proc/self/fdinfo";
+
+static UMASK: AtomicU32 = AtomicU32::new(0o022);
+
+/// A path of a call, found out.
+pub enum Spotted {
+    /// From a directory of the mount (none is the root), this path.
+    Mount(Option<Held>, Vec<u8>),
+    /// The open file itself (`AT_EMPTY_PATH`, `/proc/self/fd/N`).
+    Open(Held),
+    /// The kernel's, as it stands.
+    Kernel,
+}
+
+/// An absolute path without links, `.` and `..`.
+enum Walked {
+    /// Below the prefix; the rest of it.
+    Mount(Vec<u8>),
+    /// Outside.
+    Kernel(CString),
+}
+
+/// Asks the kernel for the umask; before the program has threads.
+pub fn learn_umask() {
+    // SAFETY: takes a number, cannot fail.
+    unsafe {
+        let mask = raw::try_call(libc::SYS_umask, &[0]).unwrap_or(0o022);
+        let _ = raw::try_call(libc::SYS_umask, &[mask]);
+        UMASK.store(mask as u32, Ordering::Relaxed);
+    }
+}
+
+/// The program set it.
+pub fn set_umask(mask: u32) {
+    UMASK.store(mask & 0o777, Ordering::Relaxed);
+}
+
+/// Bits that are taken off the mode of what is made.
+pub fn umask() -> u32 {
+    UMASK.load(Ordering::Relaxed)
+}
+
+/// The path with its `.` and doubled slashes taken out, and without a slash at the end; `None` if it is not
+/// absolute or has a `..`.
+pub fn normal(path: &[u8]) -> Option<Vec<u8>> {
+    if path.first() != Some(&b'/') {
+        return None;
+    }
+    let mut normal = Vec::new();
+    for part in components(path) {
+        if part == b".." {
+            return None;
+        }
+        normal.push(b'/');
+        normal.extend_from_slice(part);
+    }
+    Some(normal)
+}
+
+fn components(path: &[u8]) -> impl DoubleEndedIterator<Item = &[u8]> {
+    path.split(|byte| *byte == b'/').filter(|part| !part.is_empty() && *part != b".")
+}
+
+/// The part of an absolute path after the prefix, without its leading slashes.
+fn below<'a>(site: &Site, path: &'a [u8]) -> Option<&'a [u8]> {
+    let rest = path.strip_prefix(site.prefix.as_slice())?;
+    match rest.first() {
+        None => Some(rest),
+        Some(b'/') => Some(&rest[rest.iter().take_while(|byte| **byte == b'/').count()..]),
+        Some(_) => None,
+    }
+}
+
+/// Does this path of the call concern us? Outside, without a copy; wrong only towards "yes".
+pub fn concern(call: &Call, spot: Spot) -> bool {
+    let address = call.arguments[usize::from(spot.path)];
+    let dir = spot.dir.map_or(libc::AT_FDCWD, |dir| call.int(usize::from(dir)));
+    let dir_ours = || if dir == libc::AT_FDCWD { cwd_ours() } else { descriptors::is_ours(dir) };
+    match memory::byte(address) {
+        None => address == 0 && dir != libc::AT_FDCWD && descriptors::is_ours(dir),
+        Some(b'/') => site().is_some_and(|site| {
+            begins(address, &site.prefix)
+                || ((begins(address, b"/proc") || begins(address, b"/dev")) && descriptors::any())
+        }),
+        Some(_) => dir_ours(),
+    }
+}
+
+/// True if the string at the address begins with these bytes and a whole component.
+fn begins(address: u64, with: &[u8]) -> bool {
+    let at = |index: usize| memory::byte(address.wrapping_add(index as u64));
+    (1..with.len()).all(|index| at(index) == Some(with[index])) && matches!(at(with.len()), Some(0 | b'/'))
+}
+
+fn cwd_ours() -> bool {
+    descriptors::is_ours(descriptors::CWD)
+}
+
+/// The working directory, if it is ours.
+pub fn cwd() -> Option<Held> {
+    if cwd_ours() { descriptors::get(descriptors::CWD).ok() } else { None }
+}
+
+/// Makes a directory of ours the working directory.
+///
+/// # Errors
+/// None that a table with room for it has.
+pub fn enter(held: Held) -> Result<(), Errno> {
+    // SAFETY: the string is static. If it fails, the kernel stays where it was.
+    let _ = unsafe { raw::try_call(libc::SYS_chdir, &[NOWHERE.as_ptr() as u64]) };
+    descriptors::put(descriptors::CWD, held)
+}
+
+/// The kernel's working directory is the process's again.
+pub fn leave() {
+    drop(descriptors::take(descriptors::CWD));
+}
+
+/// The working directory's path as the program sees it, if it is ours.
+///
+/// # Errors
+/// ENOENT: it was removed.
+pub fn cwd_path() -> Result<Option<Vec<u8>>, Errno> {
+    cwd().map(|held| shown(&held)).transpose()
+}
+
+/// Path of an open file as the program sees it.
+///
+/// # Errors
+/// ENOENT: it has no name any more.
+pub fn shown(held: &Held) -> Result<Vec<u8>, Errno> {
+    let site = site().ok_or(Errno(libc::EIO))?;
+    let rest = site.mount.path(held.handle())?;
+    let mut path = site.prefix.clone();
+    if !rest.is_empty() {
+        path.push(b'/');
+        path.extend_from_slice(&rest);
+    }
+    Ok(path)
+}
+
+/// Descriptor that a path names by `/proc/self/fd/N` or one of its other names, if it is ours, and what follows.
+fn magic(path: &[u8]) -> Option<(i32, &[u8])> {
+    let standard = [(&b"/dev/stdin"[..], 0), (b"/dev/stdout", 1), (b"/dev/stderr", 2)];
+    if let Some((_, fd)) = standard.into_iter().find(|(name, _)| *name == path) {
+        return descriptors::is_ours(fd).then_some((fd, &[]));
+    }
+    let rest = path.strip_prefix(b"/dev/fd/").or_else(|| {
+        let rest = path.strip_prefix(b"/proc/")?;
+        let end = rest.iter().position(|byte| *byte == b'/')?;
+        let (process, rest) = rest.split_at(end);
+        let ours = process == b"self" || process == b"thread-self" || number(process) == Some(raw::process());
+        ours.then_some(rest)?.strip_prefix(b"/fd/")
+    })?;
+    let end = rest.iter().position(|byte| *byte == b'/').unwrap_or(rest.len());
+    let fd = number(&rest[..end])?;
+    descriptors::is_ours(fd).then_some((fd, &rest[end..]))
+}
+
+fn number(digits: &[u8]) -> Option<i32> {
+    let plain = digits.first().is_some_and(u8::is_ascii_digit);
+    plain.then(|| std::str::from_utf8(digits).ok()?.parse().ok()).flatten()
+}
+
+/// Finds out what a path of a call names.
+///
+/// # Errors
+/// EFAULT, ENAMETOOLONG, ENOENT (empty), ENOTDIR.
+pub fn spot(call: &Call, spot: Spot) -> Result<Spotted, Errno> {
+    let site = site().ok_or(Errno(libc::EIO))?;
+    let dir = spot.dir.map_or(libc::AT_FDCWD, |dir| call.int(usize::from(dir)));
+    let address = call.arguments[usize::from(spot.path)];
+    if address == 0 && spot.empty && dir != libc::AT_FDCWD {
+        return descriptors::get(dir).map(Spotted::Open);
+    }
+    let path = memory::read_string(address, PATH_BYTES_MAX)?;
+    if path.first() == Some(&b'/') {
+        if let Some(rest) = below(site, &path) {
+            return Ok(Spotted::Mount(None, rest.to_vec()));
+        }
+        return match magic(&path) {
+            Some((fd, rest)) if rest.is_empty() && spot.follow => descriptors::get(fd).map(Spotted::Open),
+            Some((fd, rest)) if !rest.is_empty() => {
+                let rest = rest.iter().skip_while(|byte| **byte == b'/').copied().collect();
+                Ok(Spotted::Mount(Some(descriptors::get(fd)?), rest))
+            }
+            _ => Ok(Spotted::Kernel),
+        };
+    }
+    let held = if dir == libc::AT_FDCWD {
+        cwd()
+    } else if descriptors::is_ours(dir) {
+        Some(descriptors::get(dir)?)
+    } else {
+        None
+    };
+    let Some(held) = held else { return Ok(Spotted::Kernel) };
+    if path.is_empty() {
+        return if spot.empty { Ok(Spotted::Open(held)) } else { Err(Errno(libc::ENOENT)) };
+    }
+    Ok(Spotted::Mount(Some(held), path))
+}
+
+/// Serves a call about one path: `work` gets the open file, or the place and whether a link at its end is
+/// followed; it may be called a second time with another place.
+///
+/// # Errors
+/// Those of `work`; or that the kernel is to be asked.
+pub fn serve(call: &Call, at: Spot, work: impl Fn(Target<'_>) -> Result<u64, Errno>) -> Answer {
+    let (dir, path) = match spot(call, at)? {
+        Spotted::Kernel => return Err(Refusal::Pass),
+        Spotted::Open(held) => return Ok(work(Target::Open(held.handle()))?),
+        Spotted::Mount(dir, path) => (dir, path),
+    };
+    let place = Place { dir: dir.as_ref().map(Held::handle), path: &path };
+    match work(Target::Named(place, at.follow)) {
+        Err(Errno::LEAVES) => match walk(&absolute(dir.as_ref(), &path)?, at.follow)? {
+            Walked::Mount(path) => Ok(work(Target::Named(Place { dir: None, path: &path }, false))?),
+            Walked::Kernel(path) => Err(Refusal::Elsewhere(vec![(at, path)])),
+        },
+        result => Ok(result?),
+    }
+}
+
+/// Serves a call about two paths that both have to be in the mount.
+///
+/// # Errors
+/// Those of `work`; EXDEV across the border; or that the kernel is to be asked.
+pub fn serve_two(
+    call: &Call,
+    one: Spot,
+    two: Spot,
+    work: impl Fn(Target<'_>, Place<'_>) -> Result<u64, Errno>,
+) -> Answer {
+    let (from, to) = (spot(call, one)?, spot(call, two)?);
+    let border = Refusal::Errno(Errno(libc::EXDEV));
+    let (from_dir, from_path, to_dir, to_path) = match (from, to) {
+        (Spotted::Kernel, Spotted::Kernel) => return Err(Refusal::Pass),
+        (Spotted::Open(from), Spotted::Mount(dir, path)) => {
+            let place = Place { dir: dir.as_ref().map(Held::handle), path: &path };
+            return Ok(work(Target::Open(from.handle()), place)?);
+        }
+        (Spotted::Mount(from_dir, from_path), Spotted::Mount(to_dir, to_path)) => {
+            (from_dir, from_path, to_dir, to_path)
+        }
+        _ => return Err(border),
+    };
+    let from = Place { dir: from_dir.as_ref().map(Held::handle), path: &from_path };
+    let to = Place { dir: to_dir.as_ref().map(Held::handle), path: &to_path };
+    match work(Target::Named(from, one.follow), to) {
+        Err(Errno::LEAVES) => {}
+        result => return Ok(result?),
+    }
+    let from = walk(&absolute(from_dir.as_ref(), &from_path)?, one.follow)?;
+    let to = walk(&absolute(to_dir.as_ref(), &to_path)?, two.follow)?;
+    match (from, to) {
+        (Walked::Mount(from), Walked::Mount(to)) => {
+            let from = Target::Named(Place { dir: None, path: &from }, false);
+            Ok(work(from, Place { dir: None, path: &to })?)
+        }
+        (Walked::Kernel(from), Walked::Kernel(to)) => Err(Refusal::Elsewhere(vec![(one, from), (two, to)])),
+        _ => Err(border),
+    }
+}
+
+/// The path from `/`, for one that starts at a directory of ours.
+fn absolute(dir: Option<&Held>, path: &[u8]) -> Result<Vec<u8>, Errno> {
+    let mut whole = match dir {
+        Some(held) => shown(held)?,
+        None => site().ok_or(Errno(libc::EIO))?.prefix.clone(),
+    };
+    whole.push(b'/');
+    whole.extend_from_slice(path);
+    Ok(whole)
+}
+
+/// Walks an absolute path component by component, through the kernel's tree and the mount, to one without links.
+fn walk(path: &[u8], follow: bool) -> Result<Walked, Errno> {
+    let site = site().ok_or(Errno(libc::EIO))?;
+    let mut done: Vec<u8> = Vec::new();
+    let mut todo: Vec<Vec<u8>> = components(path).rev().map(<[u8]>::to_vec).collect();
+    let mut directory = path.ends_with(b"/") || path.ends_with(b"/.");
+    let mut links = 0;
+    while let Some(part) = todo.pop() {
+        if part == b".." {
+            let cut = done.iter().rposition(|byte| *byte == b'/').unwrap_or(0);
+            done.truncate(cut);
+            continue;
+        }
+        let parent = done.len();
+        done.push(b'/');
+        done.extend_from_slice(&part);
+        if done.len() >= PATH_BYTES_MAX {
+            return Err(Errno(libc::ENAMETOOLONG));
+        }
+        let last = todo.is_empty() && !directory;
+        if last && !follow {
+            break;
+        }
+        let Some(target) = link_at(site, &done)? else { continue };
+        links += 1;
+        if links > LINKS_MAX {
+            return Err(Errno(libc::ELOOP));
+        }
+        done.truncate(if target.first() == Some(&b'/') { 0 } else { parent });
+        directory |= todo.is_empty() && target.ends_with(b"/");
+        todo.extend(components(&target).rev().map(<[u8]>::to_vec));
+    }
+    if directory || done.is_empty() {
+        done.push(b'/');
+    }
+    if let Some(rest) = below(site, &done) {
+        return Ok(Walked::Mount(rest.to_vec()));
+    }
+    CString::new(done).map(Walked::Kernel).map_err(|_| Errno(libc::EINVAL))
+}
+
+/// Target of the link at an absolute path without links before its end; none if there is no link.
+fn link_at(site: &Site, path: &[u8]) -> Result<Option<Vec<u8>>, Errno> {
+    if let Some((fd, _)) = magic(path) {
+        return descriptors::get(fd).and_then(|held| shown(&held)).map(Some);
+    }
+    let target = match below(site, path) {
+        Some([]) => return Ok(None),
+        Some(rest) => site.mount.readlink(Place { dir: None, path: rest }),
+        None => kernel_link(path),
+    };
+    match target {
+        Ok(target) => Ok(Some(target)),
+        Err(Errno(libc::EACCES | libc::EIO | libc::ELOOP)) => target.map(Some),
+        Err(_) => Ok(None),
+    }
+}
+
+/// Target of a link of the kernel's.
+fn kernel_link(path: &[u8]) -> Result<Vec<u8>, Errno> {
+    let path = CString::new(path).map_err(|_| Errno(libc::EINVAL))?;
+    let mut target = vec![0u8; PATH_BYTES_MAX];
+    let dir = raw::number(libc::AT_FDCWD);
+    let arguments = [dir, path.as_ptr() as u64, target.as_mut_ptr() as u64, target.len() as u64];
+    // SAFETY: the kernel writes at most the length given.
+    let bytes = unsafe { raw::try_call(libc::SYS_readlinkat, &arguments) }?;
+    target.truncate(bytes as usize);
+    Ok(target)
+}
+
+/// After the kernel found nothing: the path that this one leads to, if that is in the mount.
+pub fn leads_in(site: &Site, call: &Call, at: Spot) -> Option<CString> {
+    let path = memory::read_string(call.arguments[usize::from(at.path)], PATH_BYTES_MAX).ok()?;
+    let dir = at.dir.map_or(libc::AT_FDCWD, |dir| call.int(usize::from(dir)));
+    let mut whole = Vec::new();
+    if path.first()? != &b'/' {
+        let link =
+            if dir == libc::AT_FDCWD { "/proc/self/cwd".into() } else { format!("/proc/self/fd/{dir}") };
+        whole = kernel_link(link.as_bytes()).ok().filter(|base| base.first() == Some(&b'/'))?;
+        whole.push(b'/');
+    }
+    whole.extend_from_slice(&path);
+    // Without `..` and without a link of the kernel's in it, a path leads in only by its own text.
+    let by_text = normal(&whole).map(|whole| below(site, &whole).is_some());
+    if by_text == Some(false) && !meets_link(dir, path) {
+        return None;
+    }
+    let Walked::Mount(rest) = walk(&whole, at.follow).ok()? else { return None };
+    CString::new([site.prefix.as_slice(), b"/", &rest].concat()).ok()
+}
+
+/// Is there a symbolic link of the kernel's on this path?
+fn meets_link(dir: i32, path: Vec<u8>) -> bool {
+    let Ok(path) = CString::new(path) else { return false };
+    let how = [(libc::O_PATH | libc::O_CLOEXEC) as u64, 0, libc::RESOLVE_NO_SYMLINKS];
+    let arguments = [raw::number(dir), path.as_ptr() as u64, how.as_ptr() as u64, size_of_val(&how) as u64];
+    // SAFETY: path and structure live across the call.
+    match unsafe { raw::try_call(libc::SYS_openat2, &arguments) } {
+        Ok(fd) => {
+            raw::close(fd as i32);
+            false
+        }
+        // A kernel without openat2 cannot tell.
+        Err(errno) => matches!(errno, Errno(libc::ELOOP | libc::ENOSYS)),
+    }
+}

@@ -1,0 +1,346 @@
+//! Signals and threads that are inside.
+//!
+//! The kernel delivers a signal to a thread in a system call when the call is over. So do we: each handler of the
+//! program's is installed behind ours, which runs it at once if the thread is outside. If it is inside, ours keeps
+//! what the kernel said about the signal, blocks every further one in the interrupted context (so one is kept,
+//! not more), and returns; on the way out the signal is queued anew for the thread and the mask put back, and the
+//! kernel delivers it with a real frame, on the right stack. Being inside costs two stores and one load.
+//!
+//! A wait that is to end at a signal goes through [`wait_until_signal`]: a signal that comes at any instant before
+//! the wait ends makes it return, without a window between the look and the sleep.
+//!
+//! A SIGSEGV or SIGBUS whose instruction is one of `memory`'s goes on at its landing; every other one is the
+//! program's. A thread that has blocked SIGSEGV and then passes a bad buffer is killed, as the kernel does to
+//! every fault of a blocked signal.
+//!
+//! Where nothing is patched (other architectures) handlers stay as they are and run inside, on top of us.
+
+use crate::local::{Local, SIGINFO_BYTES, local};
+use crate::mount::Errno;
+use crate::raw;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Highest signal number, plus one.
+const SIGNALS: usize = 65;
+const SA_RESTORER: u64 = 0x0400_0000;
+const DEFAULT: u64 = libc::SIG_DFL as u64;
+const IGNORE: u64 = libc::SIG_IGN as u64;
+
+/// The kernel's `struct sigaction` of x86-64.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub struct Action {
+    /// Function, or default or ignore.
+    pub handler: u64,
+    /// `SA_*`.
+    pub flags: u64,
+    /// Where the handler returns to.
+    pub restorer: u64,
+    /// Signals blocked while it runs.
+    pub mask: u64,
+}
+
+/// What the program set for a signal. A seqlock would be needed to read it whole; only function and flags are ever
+/// read while it may change, and each alone is one word.
+struct Wanted {
+    handler: AtomicU64,
+    flags: AtomicU64,
+    restorer: AtomicU64,
+    mask: AtomicU64,
+}
+
+static WANTED: [Wanted; SIGNALS] = [const {
+    Wanted {
+        handler: AtomicU64::new(0),
+        flags: AtomicU64::new(0),
+        restorer: AtomicU64::new(0),
+        mask: AtomicU64::new(0),
+    }
+}; SIGNALS];
+
+impl Wanted {
+    fn store(&self, action: &Action) {
+        self.flags.store(action.flags, Ordering::Relaxed);
+        self.restorer.store(action.restorer, Ordering::Relaxed);
+        self.mask.store(action.mask, Ordering::Relaxed);
+        // Pairs with the Acquire in `load`.
+        self.handler.store(action.handler, Ordering::Release);
+    }
+
+    fn load(&self) -> Action {
+        Action {
+            handler: self.handler.load(Ordering::Acquire),
+            flags: self.flags.load(Ordering::Relaxed),
+            restorer: self.restorer.load(Ordering::Relaxed),
+            mask: self.mask.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// True for the signals whose handlers are wrapped: all that can have one.
+pub fn can_be_handled(signal: u64) -> bool {
+    (1..SIGNALS as u64).contains(&signal) && signal != libc::SIGKILL as u64 && signal != libc::SIGSTOP as u64
+}
+
+fn is_fault(signal: usize) -> bool {
+    signal == libc::SIGSEGV as usize || signal == libc::SIGBUS as usize
+}
+
+/// `rt_sigaction` of the kernel.
+fn kernel_action(signal: usize, new: Option<&Action>) -> Result<Action, Errno> {
+    let mut old = Action::default();
+    let new = new.map_or(0, |new| std::ptr::from_ref(new) as u64);
+    let arguments = [signal as u64, new, (&raw mut old) as u64, 8];
+    // SAFETY: both structures are ours and live across the call.
+    unsafe { raw::try_call(libc::SYS_rt_sigaction, &arguments) }?;
+    Ok(old)
+}
+
+fn ours() -> u64 {
+    on_signal as *const () as u64
+}
+
+/// Sets or asks what the program wants for a signal; what it wanted before.
+///
+/// # Errors
+/// The kernel's.
+pub fn set(signal: usize, new: Option<&Action>) -> Result<Action, Errno> {
+    let borrowed = local().borrowed().is_some();
+    let wanted = &WANTED[signal];
+    let before = wanted.load();
+    let in_kernel = match new {
+        None => kernel_action(signal, None)?,
+        // A child between vfork and exec has handlers of its own in the kernel, but shares our table.
+        Some(new) if borrowed => kernel_action(signal, Some(new))?,
+        Some(new) => {
+            let plain = matches!(new.handler, DEFAULT | IGNORE);
+            let wrapped = if plain && !is_fault(signal) {
+                *new
+            } else {
+                let (restorer, restores) = restorer_of(new);
+                let flags = new.flags | libc::SA_SIGINFO as u64 | restores;
+                Action { handler: ours(), flags, restorer, mask: new.mask }
+            };
+            // First the table: the handler must find the program's function when it runs.
+            wanted.store(new);
+            kernel_action(signal, Some(&wrapped)).inspect_err(|_| wanted.store(&before))?
+        }
+    };
+    Ok(if in_kernel.handler == ours() { before } else { in_kernel })
+}
+
+/// Every action needs a way back; the program's, or ours where it gave none.
+fn restorer_of(action: &Action) -> (u64, u64) {
+    if action.flags & SA_RESTORER != 0 {
+        (action.restorer, 0)
+    } else {
+        (hearth_restorer as *const () as u64, SA_RESTORER)
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+std::arch::global_asm!(
+    ".text",
+    ".globl hearth_restorer",
+    ".hidden hearth_restorer",
+    ".type hearth_restorer, @function",
+    "nop",
+    "hearth_restorer:",
+    "mov eax, 15",
+    "syscall",
+    // hearth_wait(word, operation, expected, timeout, pending, number) -> the kernel's result, or -EINTR
+    ".globl hearth_wait",
+    ".hidden hearth_wait",
+    ".type hearth_wait, @function",
+    ".globl hearth_wait_begin",
+    ".hidden hearth_wait_begin",
+    ".globl hearth_wait_call",
+    ".hidden hearth_wait_call",
+    ".globl hearth_wait_end",
+    ".hidden hearth_wait_end",
+    "hearth_wait:",
+    "mov r10, rcx",
+    "mov rax, r9",
+    "hearth_wait_begin:",
+    "cmp dword ptr [r8], 0",
+    "jne hearth_wait_end",
+    "xor r8d, r8d",
+    "mov r9d, -1",
+    "hearth_wait_call:",
+    "syscall",
+    "ret",
+    "hearth_wait_end:",
+    "mov rax, -4",
+    "ret",
+);
+
+#[cfg(target_arch = "x86_64")]
+unsafe extern "C" {
+    fn hearth_restorer();
+    fn hearth_wait(word: u64, operation: u64, expected: u64, timeout: u64, pending: u64, number: u64) -> i64;
+    fn hearth_wait_begin();
+    fn hearth_wait_call();
+    fn hearth_wait_end();
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+extern "C" fn hearth_restorer() {}
+
+/// Sleeps while the word is what is expected, at most until the point in time (CLOCK_BOOTTIME does not exist for
+/// futexes: it is CLOCK_MONOTONIC, in nanoseconds), or until a signal waits for the way out.
+///
+/// # Errors
+/// EAGAIN (the word is another), ETIMEDOUT, EINTR: leave, so that the signal is delivered; a handler that says
+/// SA_RESTART brings the same call back.
+///
+/// # Safety
+/// The word stays mapped until this returns.
+#[cfg(target_arch = "x86_64")]
+pub unsafe fn wait_until_signal(word: *const u32, expected: u32, until_ns: Option<u64>) -> Result<(), Errno> {
+    let local = local();
+    let until = until_ns.map(|ns| [ns / 1_000_000_000, ns % 1_000_000_000]);
+    let timeout = until.as_ref().map_or(0, |until| until.as_ptr() as u64);
+    let operation = libc::FUTEX_WAIT_BITSET as u64;
+    let pending = (&raw const local.deferred) as u64;
+    let number = libc::SYS_futex as u64;
+    // SAFETY: the caller's word; the rest is ours and lives across the call.
+    let result = unsafe { hearth_wait(word as u64, operation, expected.into(), timeout, pending, number) };
+    if result == -i64::from(libc::EINTR) {
+        local.interrupted.store(1, Ordering::Relaxed);
+    }
+    raw::outcome(result).map(|_| ())
+}
+
+/// Installs the handler of faults, whatever the program wants for them: it has to be there before the program's
+/// memory is first touched.
+pub fn catch_faults() {
+    for signal in [libc::SIGSEGV as usize, libc::SIGBUS as usize] {
+        let Ok(before) = kernel_action(signal, None) else { continue };
+        let _ = set(signal, Some(&Action { flags: before.flags & !(libc::SA_SIGINFO as u64), ..before }));
+    }
+}
+
+/// Signals whose kernel action is ours although the program ignores them: before exec they have to be ignored in
+/// the kernel too, because that is what the next program inherits.
+pub fn before_exec() {
+    for signal in [libc::SIGSEGV as usize, libc::SIGBUS as usize] {
+        if WANTED[signal].load().handler == IGNORE && local().borrowed().is_none() {
+            let _ = kernel_action(signal, Some(&Action { handler: IGNORE, ..Action::default() }));
+        }
+    }
+}
+
+/// The other way round, after an exec that failed.
+pub fn after_failed_exec() {
+    for signal in [libc::SIGSEGV as usize, libc::SIGBUS as usize] {
+        let wanted = WANTED[signal].load();
+        if wanted.handler == IGNORE && local().borrowed().is_none() {
+            let _ = set(signal, Some(&wanted));
+        }
+    }
+}
+
+/// On the way out: delivers what waited. True if a wait was ended for it and its handler says that the call is to
+/// be made again.
+pub fn deliver(local: &Local) -> bool {
+    let signal = local.deferred.load(Ordering::Relaxed);
+    if signal == 0 {
+        return false;
+    }
+    let interrupted = local.interrupted.swap(0, Ordering::Relaxed) != 0;
+    let restart = interrupted && WANTED[signal as usize].load().flags & libc::SA_RESTART as u64 != 0;
+    let info: [u64; SIGINFO_BYTES / 8] =
+        std::array::from_fn(|index| local.info[index].load(Ordering::Relaxed));
+    let mask = local.mask.load(Ordering::Relaxed);
+    local.deferred.store(0, Ordering::Relaxed);
+    let (process, thread) = (raw::number(raw::process()), raw::number(raw::thread()));
+    // SAFETY: queues a signal for this very thread with what the kernel said about it, then puts back the mask
+    // that the thread had before; both structures are ours.
+    unsafe {
+        let arguments = [process, thread, u64::from(signal), info.as_ptr() as u64];
+        let _ = raw::try_call(libc::SYS_rt_tgsigqueueinfo, &arguments);
+        let arguments = [libc::SIG_SETMASK as u64, (&raw const mask) as u64, 0, 8];
+        let _ = raw::try_call(libc::SYS_rt_sigprocmask, &arguments);
+    }
+    restart
+}
+
+/// Registers of the interrupted context, as the C library names them.
+#[cfg(target_arch = "x86_64")]
+const RIP: usize = libc::REG_RIP as usize;
+
+/// Our handler, in front of every one of the program's.
+#[cfg(target_arch = "x86_64")]
+unsafe extern "C" fn on_signal(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::ucontext_t) {
+    // SAFETY: the kernel gave both, for the time the handler runs.
+    let (code, instruction) = unsafe { ((*info).si_code, (*context).uc_mcontext.gregs[RIP] as u64) };
+    let sync = code > 0 && is_fault(signal as usize);
+    if sync && let Some(landing) = crate::memory::landing(instruction) {
+        // SAFETY: as above; the landing is in the function that faulted.
+        unsafe { (*context).uc_mcontext.gregs[RIP] = landing.cast_signed() };
+        return;
+    }
+    let local = local();
+    if local.is_inside() && !sync {
+        // SAFETY: as above.
+        unsafe { defer(local, signal, info, context) };
+        return;
+    }
+    // SAFETY: as above; it is the program's turn.
+    unsafe { pass_on(signal, info, context, sync) };
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+unsafe extern "C" fn on_signal(_: i32, _: *mut libc::siginfo_t, _: *mut libc::ucontext_t) {}
+
+/// Keeps the signal for the way out and blocks all others until then; a wait under way ends.
+#[cfg(target_arch = "x86_64")]
+unsafe fn defer(local: &Local, signal: i32, info: *mut libc::siginfo_t, context: *mut libc::ucontext_t) {
+    const UNBLOCKABLE: u64 = 1 << (libc::SIGSEGV - 1)
+        | 1 << (libc::SIGBUS - 1)
+        | 1 << (libc::SIGFPE - 1)
+        | 1 << (libc::SIGILL - 1)
+        | 1 << (libc::SIGTRAP - 1);
+    for (index, word) in local.info.iter().enumerate() {
+        // SAFETY: the kernel's structure has this many bytes.
+        word.store(unsafe { info.cast::<u64>().add(index).read() }, Ordering::Relaxed);
+    }
+    // SAFETY: the kernel's mask is the first word of the context's.
+    unsafe {
+        let mask = (&raw mut (*context).uc_sigmask).cast::<u64>();
+        local.mask.store(*mask, Ordering::Relaxed);
+        *mask |= !UNBLOCKABLE;
+        let at = (*context).uc_mcontext.gregs[RIP] as u64;
+        let (begin, call) = (hearth_wait_begin as *const () as u64, hearth_wait_call as *const () as u64);
+        if (begin..=call).contains(&at) {
+            (*context).uc_mcontext.gregs[RIP] = (hearth_wait_end as *const () as u64).cast_signed();
+        }
+    }
+    local.deferred.store(signal as u32, Ordering::Relaxed);
+}
+
+/// Does what the program wants for a signal.
+unsafe fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::ucontext_t, sync: bool) {
+    let wanted = WANTED[signal as usize].load();
+    match wanted.handler {
+        DEFAULT | IGNORE => {
+            if wanted.handler == IGNORE && !sync {
+                return;
+            }
+            // Once more, with the default action: the instruction faults again, or the signal is sent again.
+            let _ = kernel_action(signal as usize, Some(&Action::default()));
+            if !sync {
+                let (process, thread) = (raw::number(raw::process()), raw::number(raw::thread()));
+                let arguments = [process, thread, signal as u64, info as u64];
+                // SAFETY: the kernel's own structure, for this thread.
+                let _ = unsafe { raw::try_call(libc::SYS_rt_tgsigqueueinfo, &arguments) };
+            }
+        }
+        function => {
+            type Handler = unsafe extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::ucontext_t);
+            // SAFETY: the program gave this address as its handler; one that takes only the number ignores
+            // the other two registers.
+            unsafe { std::mem::transmute::<usize, Handler>(function as usize)(signal, info, context) };
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! From an ordinary process to one whose calls are routed, once.
+
+use crate::local::local;
+use crate::mount::Mount;
+use crate::{alloc, descriptors, exec, fork, paths, signals};
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+/// The library's memory.
+#[global_allocator]
+static MEMORY: alloc::Arena = alloc::Arena::new();
+
+/// The mount that this process sees, and where.
+pub struct Site {
+    /// What serves it.
+    pub mount: &'static dyn Mount,
+    /// Absolute path of its root, without `.`, `..`, doubled slashes and a slash at the end.
+    pub prefix: Vec<u8>,
+}
+
+static SITE: AtomicPtr<Site> = AtomicPtr::new(std::ptr::null_mut());
+
+/// The mount, if this process has one.
+pub fn site() -> Option<&'static Site> {
+    // Acquire pairs with the Release of `serve`. SAFETY: set once, to a leaked box.
+    unsafe { SITE.load(Ordering::Acquire).as_ref() }
+}
+
+/// Why nothing is served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// The prefix is not an absolute path below `/`.
+    Prefix,
+    /// The process has a mount already.
+    Twice,
+    /// The kernel lacks something needed: its error number.
+    Kernel(i32),
+}
+
+impl std::fmt::Display for Refused {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Prefix => write!(f, "the mount's path is not an absolute path below /"),
+            Self::Twice => write!(f, "the process has a mount already"),
+            Self::Kernel(number) => write!(f, "the kernel refused with error {number}"),
+        }
+    }
+}
+
+impl std::error::Error for Refused {}
+
+/// Routes the process's file calls below `prefix` to `mount` from now on. For a constructor of the preloaded
+/// library, before the program has threads.
+///
+/// # Errors
+/// Why nothing is served; the process is then as it was.
+pub fn serve(mount: &'static dyn Mount, prefix: &[u8]) -> Result<(), Refused> {
+    local().inside(|| {
+        let prefix = paths::normal(prefix).filter(|prefix| prefix.len() > 1).ok_or(Refused::Prefix)?;
+        if site().is_some() {
+            return Err(Refused::Twice);
+        }
+        fork::watch().map_err(|errno| Refused::Kernel(errno.0))?;
+        crate::dispatch::quiet_panics();
+        let site = Box::into_raw(Box::new(Site { mount, prefix }));
+        // Pairs with the Acquire of `site`.
+        SITE.store(site, Ordering::Release);
+        paths::learn_umask();
+        crate::symbols::resolve();
+        #[cfg(target_arch = "x86_64")]
+        {
+            signals::catch_faults();
+            crate::patch::install();
+        }
+        exec::inherit();
+        debug_assert!(descriptors::internal_numbers().iter().all(|fd| *fd > 2));
+        Ok(())
+    })
+}

@@ -1,0 +1,261 @@
+//! The first way in: the C library's hot functions, by name.
+//!
+//! A call that is not ours goes on to the next library's function of that name, so that it stays a cancellation
+//! point and other preloaded libraries see it. Ours end in `dispatch`, and in `errno`. On x86-64 everything else that
+//! libc does arrives by the patched instructions; on other architectures these names are all there is: what libc
+//! calls inside itself is missed there, and then meets a placeholder (EBADF).
+
+use crate::descriptors;
+use crate::dispatch::{self, KINDS, Routed};
+use crate::raw::Arguments;
+use std::ffi::CStr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// A function that goes by a name of the C library's.
+struct Symbol {
+    name: &'static CStr,
+    number: usize,
+    next: AtomicUsize,
+}
+
+impl Symbol {
+    const fn new(name: &'static CStr, number: usize) -> Self {
+        Self { name, number, next: AtomicUsize::new(0) }
+    }
+
+    /// The next library's function.
+    fn next(&self) -> usize {
+        let known = self.next.load(Ordering::Relaxed);
+        if known != 0 {
+            return known;
+        }
+        // SAFETY: the name is a string; the answer is an address or null.
+        let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) } as usize;
+        self.next.store(found, Ordering::Relaxed);
+        found
+    }
+
+    /// Calls it with the arguments as they came.
+    ///
+    /// # Safety
+    /// They are the arguments of a function of this name.
+    unsafe fn call_next(&self, a: &Arguments) -> i64 {
+        let next = self.next();
+        if next == 0 {
+            return fail(libc::ENOSYS);
+        }
+        // SAFETY: every function here takes words in registers; those beyond its own are ignored.
+        unsafe {
+            let next: unsafe extern "C" fn(u64, u64, u64, u64, u64, u64) -> i64 = std::mem::transmute(next);
+            next(a[0], a[1], a[2], a[3], a[4], a[5])
+        }
+    }
+}
+
+fn fail(number: i32) -> i64 {
+    // SAFETY: the C library's own thread-local word.
+    unsafe { *libc::__errno_location() = number };
+    -1
+}
+
+fn failed_to_find() -> bool {
+    // SAFETY: the C library's own thread-local word.
+    matches!(unsafe { *libc::__errno_location() }, libc::ENOENT | libc::ENOTDIR)
+}
+
+/// Where a function's arguments stand in those of its system call: `_` of a number from 10 on is that number less 10
+/// as a constant.
+type Order = [u8; 6];
+const SAME: Order = [0, 1, 2, 3, 4, 5];
+/// The constant zero.
+const ZERO: u8 = 10;
+
+/// Answers a function of the C library's.
+///
+/// # Safety
+/// The arguments are those of a function of this name.
+unsafe fn answer(symbol: &Symbol, order: Order, given: &Arguments) -> i64 {
+    let arguments: Arguments =
+        order.map(|from| if from < ZERO { given[usize::from(from)] } else { u64::from(from - ZERO) });
+    if KINDS[symbol.number] == 1 && !descriptors::is_ours(arguments[0] as i32) {
+        // SAFETY: the caller's promise.
+        return unsafe { symbol.call_next(given) };
+    }
+    let paths;
+    let mut given = *given;
+    match dispatch::dispatch(symbol.number as u64, &arguments) {
+        Routed::Answered(result) => return returned(result),
+        Routed::Kernel => {}
+        Routed::Elsewhere(call, redirected) => {
+            for (from, argument) in order.into_iter().zip(call.arguments).filter(|(from, _)| *from < ZERO) {
+                given[usize::from(from)] = argument;
+            }
+            paths = redirected;
+            let _ = &paths;
+        }
+    }
+    // SAFETY: the caller's promise; a path that was replaced lives in `paths`.
+    let result = unsafe { symbol.call_next(&given) };
+    if result as i32 == -1 && failed_to_find() {
+        return dispatch::second_look(symbol.number, &arguments).map_or(result, returned);
+    }
+    result
+}
+
+fn returned(result: i64) -> i64 {
+    if (-4095..0).contains(&result) { fail(-result as i32) } else { result }
+}
+
+/// Finds the next functions while the process has one thread.
+pub fn resolve() {
+    for symbol in [&exported::READ, &exported::WRITE, &exported::OPEN, &exported::CLOSE] {
+        symbol.next();
+    }
+}
+
+/// The functions. A macro, because each is an item under its own name and nothing else about them differs.
+mod exported {
+    use super::{Order, SAME, Symbol, ZERO, answer};
+
+    macro_rules! functions {
+        ($($function:ident $symbol:ident $number:literal $order:expr;)*) => {
+            $(
+                pub(super) static $symbol: Symbol = Symbol::new(
+                    match std::ffi::CStr::from_bytes_with_nul(concat!(stringify!($function), "\0").as_bytes()) {
+                        Ok(name) => name,
+                        Err(_) => panic!("a name has no NUL inside"),
+                    },
+                    $number,
+                );
+                #[unsafe(no_mangle)]
+                unsafe extern "C" fn $function(a: u64, b: u64, c: u64, d: u64, e: u64, f: u64) -> i64 {
+                    const ORDER: Order = $order;
+                    // SAFETY: the program calls a function of this name.
+                    unsafe { answer(&$symbol, ORDER, &[a, b, c, d, e, f]) }
+                }
+            )*
+        };
+    }
+
+    /// The first argument is the version of a structure.
+    const AFTER_VERSION: Order = [1, 2, 3, 4, 5, ZERO];
+    /// An offset, then flags: the kernel has the offset's upper half in between.
+    const OFFSET_FLAGS: Order = [0, 1, 2, 3, ZERO, 4];
+    /// `futimens`: no path.
+    const NO_PATH: Order = [0, ZERO, 1, ZERO, ZERO, ZERO];
+
+    functions! {
+        read READ 0 SAME;
+        write WRITE 1 SAME;
+        open OPEN 2 SAME;
+        open64 OPEN64 2 SAME;
+        close CLOSE 3 SAME;
+        stat STAT 4 SAME;
+        stat64 STAT64 4 SAME;
+        fstat FSTAT 5 SAME;
+        fstat64 FSTAT64 5 SAME;
+        lstat LSTAT 6 SAME;
+        lstat64 LSTAT64 6 SAME;
+        __xstat XSTAT 4 AFTER_VERSION;
+        __xstat64 XSTAT64 4 AFTER_VERSION;
+        __fxstat FXSTAT 5 AFTER_VERSION;
+        __fxstat64 FXSTAT64 5 AFTER_VERSION;
+        __lxstat LXSTAT 6 AFTER_VERSION;
+        __lxstat64 LXSTAT64 6 AFTER_VERSION;
+        __fxstatat FXSTATAT 262 AFTER_VERSION;
+        __fxstatat64 FXSTATAT64 262 AFTER_VERSION;
+        fstatat FSTATAT 262 SAME;
+        fstatat64 FSTATAT64 262 SAME;
+        statx STATX 332 SAME;
+        lseek LSEEK 8 SAME;
+        lseek64 LSEEK64 8 SAME;
+        mmap MMAP 9 SAME;
+        mmap64 MMAP64 9 SAME;
+        ioctl IOCTL 16 SAME;
+        pread PREAD 17 SAME;
+        pread64 PREAD64 17 SAME;
+        pwrite PWRITE 18 SAME;
+        pwrite64 PWRITE64 18 SAME;
+        readv READV 19 SAME;
+        writev WRITEV 20 SAME;
+        preadv PREADV 295 SAME;
+        preadv64 PREADV64 295 SAME;
+        pwritev PWRITEV 296 SAME;
+        pwritev64 PWRITEV64 296 SAME;
+        preadv2 PREADV2 327 OFFSET_FLAGS;
+        preadv64v2 PREADV64V2 327 OFFSET_FLAGS;
+        pwritev2 PWRITEV2 328 OFFSET_FLAGS;
+        pwritev64v2 PWRITEV64V2 328 OFFSET_FLAGS;
+        access ACCESS 21 SAME;
+        faccessat FACCESSAT 439 SAME;
+        dup DUP 32 SAME;
+        dup2 DUP2 33 SAME;
+        dup3 DUP3 292 SAME;
+        sendfile SENDFILE 40 SAME;
+        sendfile64 SENDFILE64 40 SAME;
+        fcntl FCNTL 72 SAME;
+        fcntl64 FCNTL64 72 SAME;
+        flock FLOCK 73 SAME;
+        fsync FSYNC 74 SAME;
+        fdatasync FDATASYNC 75 SAME;
+        truncate TRUNCATE 76 SAME;
+        truncate64 TRUNCATE64 76 SAME;
+        ftruncate FTRUNCATE 77 SAME;
+        ftruncate64 FTRUNCATE64 77 SAME;
+        chdir CHDIR 80 SAME;
+        fchdir FCHDIR 81 SAME;
+        rename RENAME 82 SAME;
+        mkdir MKDIR 83 SAME;
+        rmdir RMDIR 84 SAME;
+        creat CREAT 85 SAME;
+        creat64 CREAT64 85 SAME;
+        link LINK 86 SAME;
+        unlink UNLINK 87 SAME;
+        symlink SYMLINK 88 SAME;
+        readlink READLINK 89 SAME;
+        chmod CHMOD 90 SAME;
+        fchmod FCHMOD 91 SAME;
+        chown CHOWN 92 SAME;
+        fchown FCHOWN 93 SAME;
+        lchown LCHOWN 94 SAME;
+        utime UTIME 132 SAME;
+        statfs STATFS 137 SAME;
+        statfs64 STATFS64 137 SAME;
+        fstatfs FSTATFS 138 SAME;
+        fstatfs64 FSTATFS64 138 SAME;
+        setxattr SETXATTR 188 SAME;
+        lsetxattr LSETXATTR 189 SAME;
+        fsetxattr FSETXATTR 190 SAME;
+        getxattr GETXATTR 191 SAME;
+        lgetxattr LGETXATTR 192 SAME;
+        fgetxattr FGETXATTR 193 SAME;
+        listxattr LISTXATTR 194 SAME;
+        llistxattr LLISTXATTR 195 SAME;
+        flistxattr FLISTXATTR 196 SAME;
+        removexattr REMOVEXATTR 197 SAME;
+        lremovexattr LREMOVEXATTR 198 SAME;
+        fremovexattr FREMOVEXATTR 199 SAME;
+        getdents64 GETDENTS64 217 SAME;
+        utimes UTIMES 235 SAME;
+        openat OPENAT 257 SAME;
+        openat64 OPENAT64 257 SAME;
+        mkdirat MKDIRAT 258 SAME;
+        mknodat MKNODAT 259 SAME;
+        fchownat FCHOWNAT 260 SAME;
+        unlinkat UNLINKAT 263 SAME;
+        renameat RENAMEAT 264 SAME;
+        linkat LINKAT 265 SAME;
+        symlinkat SYMLINKAT 266 SAME;
+        readlinkat READLINKAT 267 SAME;
+        fchmodat FCHMODAT 452 SAME;
+        utimensat UTIMENSAT 280 SAME;
+        futimens FUTIMENS 280 NO_PATH;
+        fallocate FALLOCATE 285 SAME;
+        fallocate64 FALLOCATE64 285 SAME;
+        syncfs SYNCFS 306 SAME;
+        renameat2 RENAMEAT2 316 SAME;
+        copy_file_range COPY_FILE_RANGE 326 SAME;
+        execve EXECVE 59 SAME;
+        close_range CLOSE_RANGE 436 SAME;
+    }
+}
