@@ -317,3 +317,163 @@ impl Facts {
         self.take_in_inode(key, value)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::area::{Limits, NewPool};
+    use crate::batch::Batch;
+    use format::node::{EntryItem, InodeItem};
+    use format::record::FileType;
+    use format::{Cookie, Epoch, InodeNumber, Name, PoolUid};
+    use pmem::recorded::Recorder;
+    use zerocopy::IntoBytes;
+    use zerocopy::little_endian::{U32, U64};
+
+    fn file() -> InodeItem {
+        InodeItem {
+            mode: U32::new(FileType::Regular.mode_bits() | 0o644),
+            links: U32::new(1),
+            ..InodeItem::default()
+        }
+    }
+
+    fn entry(inode: u64, name: &[u8]) -> (Key, Vec<u8>) {
+        let item = EntryItem {
+            inode: InodeNumber::new(inode),
+            file_type: FileType::Regular as u8,
+            name_bytes: name.len() as u8,
+            reserved: [0; 6],
+        };
+        let cookie = Cookie::of_name(Name::new(name).unwrap()).get();
+        (Key::new(1, ItemKind::Entry, cookie), [item.as_bytes(), name].concat())
+    }
+
+    /// A pool with the file 2 in the root, changed by `damage` as no record would; what the check says of it.
+    fn findings_after(damage: impl FnOnce(&mut Batch<'_>) -> Result<(), AreaError>) -> String {
+        let recorder = Recorder::new();
+        let medium = recorder.medium();
+        let epoch = Epoch::new(1);
+        let new = NewPool {
+            pool: PoolUid::new(1),
+            tree_nodes_max: 128,
+            root_mode: 0o755,
+            root_uid: 0,
+            root_gid: 0,
+            time_ns: 0,
+            epoch,
+            counters: crate::Counters::default(),
+        };
+        Area::format(&medium, &new).unwrap();
+        let limits = Limits { capacity_blocks: 40, segment_blocks: 20, ..Limits::default() };
+        let mut area = Area::open(&medium, limits).unwrap();
+        let mut batch = area.begin(epoch).unwrap();
+        let mut root = batch.view().inode(InodeNumber::ROOT).unwrap().unwrap();
+        root.size = U64::new(1);
+        batch.put_inode(InodeNumber::ROOT, &root).unwrap();
+        batch.put_inode(InodeNumber::new(2), &file()).unwrap();
+        let (key, value) = entry(2, b"name");
+        batch.put(key, &value).unwrap();
+        batch.root.inodes = U64::new(2);
+        batch.commit().unwrap();
+        assert_eq!(check(&medium).unwrap().findings, Vec::<String>::new());
+        let mut batch = area.begin(epoch).unwrap();
+        damage(&mut batch).unwrap();
+        batch.commit().unwrap();
+        check(&medium).unwrap().findings.join("; ")
+    }
+
+    fn put_item(
+        batch: &mut Batch<'_>,
+        inode: u64,
+        change: impl FnOnce(&mut InodeItem),
+    ) -> Result<(), AreaError> {
+        let mut item = batch.view().inode(InodeNumber::new(inode))?.unwrap_or_else(file);
+        change(&mut item);
+        batch.put_inode(InodeNumber::new(inode), &item)
+    }
+
+    type Damage = fn(&mut Batch<'_>) -> Result<(), AreaError>;
+
+    #[test]
+    fn whatever_does_not_fit_together_is_found() {
+        let table: Vec<(&str, Damage)> = vec![
+            ("2 links and 1 names", |batch| put_item(batch, 2, |item| item.links = U32::new(2))),
+            ("0 links, and not an orphan", |batch| put_item(batch, 2, |item| item.links = U32::new(0))),
+            ("1 links, and an orphan", |batch| batch.put(Key::new(0, ItemKind::Orphan, 2), &[])),
+            ("has no name and is not there", |batch| batch.put(Key::new(0, ItemKind::Orphan, 9), &[])),
+            ("is not there", |batch| batch.remove(&Key::new(2, ItemKind::Inode, 0)).map(|_| ())),
+            ("1 links and 0 names", |batch| put_item(batch, 3, |_| ())),
+            ("it says 1 entries and has 2", |batch| {
+                let (key, value) = entry(2, b"other");
+                batch.put(key, &value)
+            }),
+            ("cookie", |batch| {
+                let (_, value) = entry(2, b"other");
+                batch.put(Key::new(1, ItemKind::Entry, 1 << 20), &value)
+            }),
+            ("an entry says", |batch| {
+                put_item(batch, 2, |item| item.mode = U32::new(FileType::Fifo.mode_bits()))
+            }),
+            ("it says 5 blocks and has 0", |batch| put_item(batch, 2, |item| item.blocks = U64::new(5))),
+            ("3 links and 0 directories", |batch| put_item(batch, 1, |item| item.links = U32::new(3))),
+            ("the root is in another directory", |batch| {
+                put_item(batch, 1, |item| item.parent = InodeNumber::new(2))
+            }),
+            ("the root says 7 inodes, there are 2", |batch| {
+                batch.root.inodes = U64::new(7);
+                put_item(batch, 2, |_| ())
+            }),
+            ("which the tree does not have", |batch| {
+                let extent = format::node::ExtentItem {
+                    segment: SegmentId::new(9),
+                    block: Block::new(9),
+                    blocks: U32::new(1),
+                    flags: U32::new(1),
+                };
+                batch.put(Key::new(2, ItemKind::Extent, 0), extent.as_bytes())
+            }),
+            ("segment-9", |batch| {
+                let item = SegmentItem {
+                    owner: U32::new(0),
+                    used: U32::new(0),
+                    blocks: U32::new(9),
+                    reserved: U32::new(0),
+                };
+                batch.put(Key::new(0, ItemKind::Segment, 9), item.as_bytes())
+            }),
+            ("is taken and nobody's", |batch| {
+                let _leaked = batch.area.node_map.allocate(1, None);
+                put_item(batch, 2, |_| ())
+            }),
+        ];
+        for (expected, damage) in table {
+            let findings = findings_after(damage);
+            assert!(findings.contains(expected), "{expected:?} is not in {findings:?}");
+        }
+    }
+
+    #[test]
+    fn blocks_used_twice_and_beyond_a_segment_are_found() {
+        let extent = |block: u32, blocks: u32| format::node::ExtentItem {
+            segment: SegmentId::new(1),
+            block: Block::new(block),
+            blocks: U32::new(blocks),
+            flags: U32::new(1),
+        };
+        let findings = findings_after(|batch| {
+            let made = batch.made;
+            let run = batch.area.space.allocate(7, 4, made)?;
+            let block = run.block.get();
+            for (at, item) in
+                [(0, extent(block, 3)), (5, extent(block + 2, 2)), (9, extent(100, 2)), (20, extent(1, 1))]
+            {
+                batch.put(Key::new(2, ItemKind::Extent, at), item.as_bytes())?;
+            }
+            Ok(())
+        });
+        for expected in ["is used twice", "blocks at 100 beyond segment 1", "blocks at 1 beyond segment 1"] {
+            assert!(findings.contains(expected), "{expected:?} is not in {findings:?}");
+        }
+    }
+}
