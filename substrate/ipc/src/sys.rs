@@ -100,6 +100,13 @@ impl Descriptor {
     }
 }
 
+impl From<std::os::fd::OwnedFd> for Descriptor {
+    fn from(descriptor: std::os::fd::OwnedFd) -> Self {
+        use std::os::fd::IntoRawFd;
+        Self(descriptor.into_raw_fd())
+    }
+}
+
 impl Drop for Descriptor {
     fn drop(&mut self) {
         // SAFETY: the descriptor is ours by `from_raw`'s contract. A failed close frees the number all the same.
