@@ -298,16 +298,31 @@ enum XattrSpace {
     User,
     Trusted,
     Security,
+    /// Access control lists, which we do not have.
+    System,
+    /// None.
+    Other,
 }
 
-fn xattr_space(name: &[u8]) -> Result<XattrSpace> {
-    let spaces: [(&[u8], _); 3] = [
+/// The space of a name, and whether a name follows the space's.
+fn xattr_space(name: &[u8]) -> (XattrSpace, bool) {
+    let spaces: [(&[u8], _); 4] = [
         (b"user.", XattrSpace::User),
         (b"trusted.", XattrSpace::Trusted),
         (b"security.", XattrSpace::Security),
+        (b"system.", XattrSpace::System),
     ];
-    let found = spaces.iter().find(|(prefix, _)| name.starts_with(prefix)).ok_or(Error::NotSupported)?;
-    if name.len() == found.0.len() { Err(Error::Invalid) } else { Ok(found.1) }
+    let found = spaces.iter().find(|(prefix, _)| name.starts_with(prefix));
+    found.map_or((XattrSpace::Other, true), |(prefix, space)| (*space, name.len() > prefix.len()))
+}
+
+/// What is wrong with a name that the caller would be allowed.
+fn check_xattr_name((space, named): (XattrSpace, bool)) -> Result<()> {
+    match space {
+        XattrSpace::System | XattrSpace::Other => Err(Error::NotSupported),
+        _ if named => Ok(()),
+        _ => Err(Error::Invalid),
+    }
 }
 
 /// Whether an inode can have attributes of users: files and directories can.
@@ -318,33 +333,38 @@ fn has_user_xattrs(attributes: &Attributes) -> bool {
 /// Reading an extended attribute.
 ///
 /// # Errors
-/// `NotSupported` for a name space that is none, `Invalid`, `NoData` for what the caller may not know of, `Denied`.
+/// `NoData` for what the caller may not know of, `Denied`; then `NotSupported` for a name space that is none, and
+/// `Invalid` for a name that is none.
 pub fn read_xattr(caller: &Caller, attributes: &Attributes, name: &[u8]) -> Result<()> {
-    match xattr_space(name)? {
-        XattrSpace::Security => Ok(()),
-        XattrSpace::Trusted if caller.is_root() => Ok(()),
-        XattrSpace::Trusted => Err(Error::NoData),
-        XattrSpace::User if has_user_xattrs(attributes) => check(caller, attributes, READ),
-        XattrSpace::User => Err(Error::NoData),
+    let space = xattr_space(name);
+    match space.0 {
+        XattrSpace::Trusted if !caller.is_root() => return Err(Error::NoData),
+        XattrSpace::User if !has_user_xattrs(attributes) => return Err(Error::NoData),
+        XattrSpace::User | XattrSpace::Other => check(caller, attributes, READ)?,
+        _ => {}
     }
+    check_xattr_name(space)
 }
 
 /// Setting or removing an extended attribute.
 ///
 /// # Errors
-/// `NotSupported` for a name space that is none, `Invalid`, `NotPermitted`, `Denied`.
+/// `NotPermitted`, `Denied`; then as [`read_xattr`].
 pub fn write_xattr(caller: &Caller, attributes: &Attributes, name: &[u8]) -> Result<()> {
-    match xattr_space(name)? {
-        XattrSpace::Trusted | XattrSpace::Security if caller.is_root() => Ok(()),
-        XattrSpace::Trusted | XattrSpace::Security => Err(Error::NotPermitted),
+    let space = xattr_space(name);
+    match space.0 {
+        XattrSpace::Trusted | XattrSpace::Security if !caller.is_root() => return Err(Error::NotPermitted),
         XattrSpace::User => {
             let sticky = attributes.file_type == FileType::Directory && attributes.mode & STICKY != 0;
             if !has_user_xattrs(attributes) || (sticky && !caller.owns(attributes)) {
                 return Err(Error::NotPermitted);
             }
-            check(caller, attributes, WRITE)
+            check(caller, attributes, WRITE)?;
         }
+        XattrSpace::Other => check(caller, attributes, WRITE)?,
+        _ => {}
     }
+    check_xattr_name(space)
 }
 
 /// Whether a listing shows the caller this attribute.

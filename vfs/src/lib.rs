@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod access;
+pub mod conformance;
 pub mod engine;
 pub mod errno;
 pub mod error;

@@ -8,7 +8,6 @@ use crate::access::{self, Caller};
 use crate::engine::{Attributes, Engine, Step, Target};
 use crate::error::Error;
 use crate::file::File;
-use format::name::NAME_BYTES_MAX;
 use format::record::FileType;
 use format::{InodeNumber, Name, NameError};
 
@@ -103,8 +102,25 @@ pub enum Last {
     Dot,
     /// `..`
     DotDot,
-    /// A name, and whether slashes follow it.
+    /// A name of any length, and whether slashes follow it.
     Name(Vec<u8>, bool),
+}
+
+impl Last {
+    /// The name, and whether slashes follow it; none if the path ends in no name.
+    ///
+    /// # Errors
+    /// `NameTooLong`, `Invalid`.
+    pub(crate) fn name(&self) -> Result<Option<(Name<'_>, bool)>, Error> {
+        match self {
+            Self::Name(bytes, slash) => match Name::new(bytes) {
+                Ok(name) => Ok(Some((name, *slash))),
+                Err(NameError::TooLong) => Err(Error::NameTooLong),
+                Err(NameError::Invalid) => Err(Error::Invalid),
+            },
+            _ => Ok(None),
+        }
+    }
 }
 
 /// One resolution: where it stands, what is left, and what was pinned on the way. Whoever makes one forgets the
@@ -167,12 +183,19 @@ impl<'e, E: Engine> Walker<'e, E> {
     /// Goes along all but the last component.
     pub(crate) fn walk_to_parent(&mut self, path: &[u8]) -> Outcome<Last> {
         let last = self.go(path, true, false)?;
-        let too_long = matches!(&last, Last::Name(name, _) if name.len() > NAME_BYTES_MAX);
-        if too_long || !matches!(last, Last::Name(..)) {
-            let here = self.here()?;
+        if let Some(here) = self.known {
             access::search(self.caller, &here)?;
+        } else if !matches!(last.name(), Ok(Some(_))) {
+            // With a name the engine checks it; without one nobody else would.
+            self.search_here()?;
         }
-        if too_long { Err(Error::NameTooLong.into()) } else { Ok(last) }
+        Ok(last)
+    }
+
+    /// Checks that it stands in a directory that may be searched.
+    pub(crate) fn search_here(&mut self) -> Outcome<()> {
+        let here = self.here()?;
+        Ok(access::search(self.caller, &here)?)
     }
 
     /// Goes on along the target of a symbolic link that stands where the walker stands.

@@ -190,15 +190,15 @@ impl<E: Engine> Vfs<E> {
     /// # Errors
     /// `Invalid` for nanoseconds that are none; those of paths and of [`Engine::setattr`].
     pub fn utimens(&self, subject: Subject<'_>, times: Option<[TimeToSet; 2]>) -> Outcome<()> {
-        let (atime, mtime) = match times {
-            None => (Some(SetTime::Now), Some(SetTime::Now)),
-            Some([atime, mtime]) => (atime.meaning()?, mtime.meaning()?),
-        };
-        if atime.is_none() && mtime.is_none() {
+        if times.is_some_and(|times| times.iter().all(|time| time.nanoseconds == libc::UTIME_OMIT)) {
             // Nothing to do: not even the path is looked at.
             return Ok(());
         }
         self.subject(subject, |caller, node| {
+            let (atime, mtime) = match times {
+                None => (Some(SetTime::Now), Some(SetTime::Now)),
+                Some([atime, mtime]) => (atime.meaning()?, mtime.meaning()?),
+            };
             let changes = Changes { atime, mtime, ..Changes::default() };
             self.engine.setattr(caller, Target::Node(node), &changes)?;
             Ok(())

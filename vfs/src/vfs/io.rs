@@ -17,6 +17,14 @@ pub const IO_BYTES_MAX: usize = 0x7fff_f000;
 const IO_FLAGS: c_int =
     libc::RWF_APPEND | libc::RWF_DSYNC | libc::RWF_SYNC | libc::RWF_NOWAIT | libc::RWF_HIPRI;
 
+/// Modes of `fallocate` that Linux knows and we do not: their other errors come first.
+const LINUX_ALLOCATES: [c_int; 4] = [
+    libc::FALLOC_FL_COLLAPSE_RANGE,
+    libc::FALLOC_FL_INSERT_RANGE,
+    libc::FALLOC_FL_ZERO_RANGE,
+    libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE,
+];
+
 /// Bytes that are copied at a time from file to file.
 const COPY_BYTES: usize = 256 * 1024;
 
@@ -154,15 +162,17 @@ impl<E: Engine> Vfs<E> {
             return Err(Error::Invalid);
         };
         let what = match mode {
-            0 => Allocate::Extend,
-            libc::FALLOC_FL_KEEP_SIZE => Allocate::KeepSize,
-            PUNCH => Allocate::PunchHole,
+            0 => Some(Allocate::Extend),
+            libc::FALLOC_FL_KEEP_SIZE => Some(Allocate::KeepSize),
+            PUNCH => Some(Allocate::PunchHole),
+            mode if LINUX_ALLOCATES.contains(&mode) => None,
             _ => return Err(Error::NotSupported),
         };
         let handle = file.writable()?;
         if offset + bytes > FILE_BYTES_MAX {
             return Err(Error::FileTooBig);
         }
+        let what = what.ok_or(Error::NotSupported)?;
         self.engine.allocate(&self.caller(), handle, what, offset, bytes)
     }
 

@@ -21,6 +21,7 @@ use crate::engine::{Attributes, Engine, LockOwner, Space, Sync as SyncWhat};
 use crate::error::Error;
 use crate::file::File;
 use crate::path::{Base, Last, Outcome, PATH_BYTES_MAX, Place, Stop, Walker};
+use format::record::FileType;
 use format::{InodeNumber, Name};
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -165,6 +166,9 @@ impl<E: Engine> Vfs<E> {
             _ if place.path.starts_with(b"/") => self.root,
             Base::Root => self.root,
             Base::Cwd => self.process(|process| process.cwd),
+            Base::At(file) if file.file_type != FileType::Directory => {
+                return Err(Error::NotDirectory.into());
+            }
             Base::At(file) => file.inode,
             Base::Node(node) => node,
         };
@@ -196,12 +200,12 @@ impl<E: Engine> Vfs<E> {
         act: impl FnOnce(&Caller, Entry<'_>) -> Outcome<T>,
     ) -> Outcome<T> {
         let caller = self.caller();
-        self.walking(&caller, place, |walker| match walker.walk_to_parent(place.path)? {
-            Last::Name(bytes, slash) => {
-                let name = Name::new(&bytes).map_err(|_| Error::Invalid)?;
-                act(&caller, Entry { parent: walker.at(), name, slash })
+        self.walking(&caller, place, |walker| {
+            let last = walker.walk_to_parent(place.path)?;
+            match last.name()? {
+                Some((name, slash)) => act(&caller, Entry { parent: walker.at(), name, slash }),
+                None => Err(no_name(&last).into()),
             }
-            last => Err(no_name(&last).into()),
         })
     }
 

@@ -131,9 +131,11 @@ impl<E: Engine> Vfs<E> {
         let caller = self.caller();
         self.walking(&caller, from, |source| {
             let from_last = source.walk_to_parent(from.path)?;
+            source.search_here()?;
             let from_parent = source.at();
             let second = self.walking(&caller, to, |target| {
                 let to_last = target.walk_to_parent(to.path)?;
+                target.search_here()?;
                 Ok((to_last, self.keep(target, target.at())?))
             });
             let (to_last, to_parent) = second.map_err(Stop::second)?;
@@ -150,10 +152,18 @@ impl<E: Engine> Vfs<E> {
         (to_parent, to): (InodeNumber, &Last),
         mode: RenameMode,
     ) -> Outcome<()> {
-        let Some(from) = entry_of(from_parent, from)? else { return failed(Error::Busy) };
-        let Some(to) = entry_of(to_parent, to)? else {
+        if !matches!(from, Last::Name(..)) {
+            return failed(Error::Busy);
+        }
+        if !matches!(to, Last::Name(..)) {
             let taken = mode == RenameMode::NoReplace;
             return failed(if taken { Error::Exists } else { Error::Busy });
+        }
+        let from = entry_of(from_parent, from)?;
+        let to = match entry_of(to_parent, to) {
+            Ok(to) => to,
+            // That there is nothing to rename comes first.
+            Err(error) => return self.look(caller, &from).and(failed(error)),
         };
         if from.slash || to.slash {
             self.check_slashes(caller, &from, &to, mode)?;
@@ -215,12 +225,8 @@ fn no_new_name(_: &Last) -> Error {
     Error::Exists
 }
 
-fn entry_of(parent: InodeNumber, last: &Last) -> Result<Option<Entry<'_>>, Error> {
-    match last {
-        Last::Name(bytes, slash) => {
-            let name = format::Name::new(bytes).map_err(|_| Error::Invalid)?;
-            Ok(Some(Entry { parent, name, slash: *slash }))
-        }
-        _ => Ok(None),
-    }
+/// An entry of a path that ends in a name.
+fn entry_of(parent: InodeNumber, last: &Last) -> Result<Entry<'_>, Error> {
+    let (name, slash) = last.name()?.ok_or(Error::Busy)?;
+    Ok(Entry { parent, name, slash })
 }

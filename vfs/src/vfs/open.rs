@@ -6,7 +6,6 @@ use crate::engine::{Access, Attributes, Created, Engine, Handle, New, NewType};
 use crate::error::Error;
 use crate::file::File;
 use crate::path::{Last, Outcome, Place, Stop, Walker};
-use format::Name;
 use format::record::FileType;
 use libc::c_int;
 
@@ -80,13 +79,12 @@ impl<E: Engine> Vfs<E> {
         let exclusive = how.has(libc::O_EXCL);
         // Each round follows one link, and the walker counts those.
         loop {
-            let Last::Name(bytes, slash) = &last else {
-                return Err(if exclusive { Error::Exists } else { Error::IsDirectory }.into());
-            };
-            if *slash {
+            if matches!(last, Last::Name(_, true)) {
                 return Err(Error::IsDirectory.into());
             }
-            let name = Name::new(bytes).map_err(|_| Error::Invalid)?;
+            let Some((name, _)) = last.name()? else {
+                return Err(if exclusive { Error::Exists } else { Error::IsDirectory }.into());
+            };
             let new = New { kind: NewType::Regular(Some(how.access)), mode, exclusive };
             let existing = match self.engine.create(caller, walker.at(), name, &new)? {
                 Created::New(attributes, handle) => return Ok(file(&attributes, handle, how)),
@@ -120,11 +118,9 @@ impl<E: Engine> Vfs<E> {
             self.keep(walker, attributes.inode)?;
             return Ok(file(attributes, None, how));
         }
-        if how.has(libc::O_NOATIME) {
-            access::open(caller, attributes, how.access, how.truncate)?;
-            if !caller.owns(attributes) {
-                return Err(Error::NotPermitted.into());
-            }
+        let allowed = access::open(caller, attributes, how.access, how.truncate);
+        if how.has(libc::O_NOATIME) && allowed.is_ok() && !caller.owns(attributes) {
+            return Err(Error::NotPermitted.into());
         }
         let opened = self.engine.open(caller, attributes.inode, how.access, how.truncate);
         let (handle, attributes) = match opened {
