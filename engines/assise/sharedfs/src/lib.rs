@@ -1,3 +1,44 @@
-//! The daemon half of Assise: ledger, leases, digest, recovery.
+//! The daemon half of Assise: ledger, leases, digest, recovery (Assise §3.2 to §3.4).
+//!
+//! SharedFS owns the shared area of a node and decides who may change what: it hands out leases and takes them back,
+//! keeps the ledger that says so, and turns the update logs of processes, which it does not trust, into the area,
+//! record by record, as far as ledger and permissions allow. After a crash it does the same with the logs it finds.
+//!
+//! Guarantees: what a LibFS committed before its log was sealed is in the area as far as it was entitled and
+//! permitted, in order, up to the first record that was not; what one session changed under a lease is in the area
+//! before another gets the lease; nothing that a process writes into memory, log or ring makes the daemon panic or
+//! changes what its user may not change.
+//!
+//! Locks: one ([`state`] says more). No lock is held across a wait.
 
 #![forbid(unsafe_code)]
+
+mod accept;
+mod config;
+mod contents;
+mod daemon;
+pub mod digest;
+pub mod entitle;
+mod error;
+mod generations;
+mod leases;
+mod ledger;
+mod logs;
+mod recovery;
+mod references;
+mod room;
+mod serve;
+mod session;
+mod state;
+pub mod table;
+mod upkeep;
+mod walk;
+
+pub use accept::Door;
+pub use config::Config;
+pub use daemon::{Attached, Daemon, Format, format_pool};
+pub use error::Error;
+pub use logs::{RING_START, log_file};
+pub use recovery::Recovered;
+pub use serve::Answer;
+pub use state::Ejection;

@@ -1,0 +1,182 @@
+//! The door: processes knock at a socket, the kernel says who they are, and each gets a session with its
+//! descriptors. A process's death is seen by its socket or its pidfd, whichever tells first (schedule 1.28).
+//!
+//! One thread looks after the listener and all peers, and never waits for any of them: a greeting has a deadline,
+//! and a session that is to end is ended by the thread that serves it.
+
+use crate::daemon::Attached;
+use crate::error::Error;
+use crate::state::Core;
+use ccnvm::SessionId;
+use format::message::{MessageKind, Parcel, REFUSED_FULL, RingShape};
+use ipc::host::Time;
+use ipc::peer::Peer;
+use ipc::shared::read_only;
+use ipc::socket::{Connection, Listener, poll};
+use ipc::sync::Ordering;
+use ipc::sys::Descriptor;
+use pmem::Region;
+use std::sync::Arc;
+use std::time::Duration;
+use vfs::Caller;
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::U64;
+
+/// How long a process may take to say its first words.
+const GREETING: Duration = Duration::from_secs(5);
+/// The door looks this often whether the daemon ends.
+const LOOK: Duration = Duration::from_millis(100);
+/// Processes that knocked and have not said their first words.
+const GREETING_MAX: usize = 256;
+/// [`format::message::Hello::role`] of the gateway.
+const ROLE_GATEWAY: u32 = 1;
+
+/// What the door is told.
+pub struct Door {
+    /// Where it listens.
+    pub listener: Listener,
+    /// Version of the program; a library of another one is refused.
+    pub library: String,
+    /// The daemon's own user: the gateway, which acts for everybody, must be of it or root's.
+    pub uid: u32,
+}
+
+/// A process that knocked.
+struct Knocked {
+    connection: Connection,
+    until: Time,
+}
+
+/// A process with a session.
+struct Inside {
+    peer: Arc<Peer>,
+    session: SessionId,
+}
+
+impl Core {
+    /// The door's thread: ends when the daemon does. `serve` starts a thread for a new session.
+    pub fn keep_door(self: &Arc<Self>, door: &Door, serve: &dyn Fn(SessionId) -> Result<(), Error>) {
+        let (mut knocked, mut inside): (Vec<Knocked>, Vec<Inside>) = (Vec::new(), Vec::new());
+        // Acquire: pairs with the Release in `Daemon::stop`.
+        while self.ending.load(Ordering::Acquire) == 0 {
+            self.watch(door, &knocked, &inside);
+            while knocked.len() < GREETING_MAX {
+                // An error is no free descriptor: whoever knocks waits in the backlog.
+                let Ok(Some(connection)) = door.listener.accept() else { break };
+                knocked.push(Knocked { connection, until: self.host.now().after(GREETING) });
+            }
+            for Knocked { connection, until } in std::mem::take(&mut knocked) {
+                match connection.hello(&door.library) {
+                    Ok(None) if self.host.now() < until => knocked.push(Knocked { connection, until }),
+                    Ok(None) | Err(_) => {}
+                    Ok(Some(hello)) => {
+                        let gateway = hello.role.get() == ROLE_GATEWAY;
+                        inside.extend(self.let_in(door, connection, gateway, serve));
+                    }
+                }
+            }
+            inside.retain(|guest| self.is_there(guest));
+        }
+    }
+
+    /// Waits until something happens at the door.
+    fn watch(&self, door: &Door, knocked: &[Knocked], inside: &[Inside]) {
+        let asked = |descriptor: &Descriptor| libc::pollfd {
+            fd: descriptor.raw(),
+            events: libc::POLLIN | libc::POLLRDHUP,
+            revents: 0,
+        };
+        let mut all = vec![asked(door.listener.descriptor())];
+        all.extend(knocked.iter().map(|guest| asked(guest.connection.descriptor())));
+        for guest in inside {
+            all.push(asked(guest.peer.connection().descriptor()));
+            all.push(asked(guest.peer.process()));
+        }
+        // Whatever the wait ends with, the door looks at everything.
+        let _ = poll(&mut all, Some(LOOK));
+    }
+
+    fn let_in(
+        self: &Arc<Self>,
+        door: &Door,
+        connection: Connection,
+        gateway: bool,
+        serve: &dyn Fn(SessionId) -> Result<(), Error>,
+    ) -> Option<Inside> {
+        let peer = Arc::new(Peer::new(connection).ok()?);
+        let credentials = peer.credentials();
+        let trusted = gateway && (credentials.uid == 0 || credentials.uid == door.uid);
+        let caller = if trusted {
+            Caller::ROOT
+        } else {
+            Caller { uid: credentials.uid, gid: credentials.gid, groups: credentials.groups.clone() }
+        };
+        let attached = match self.attach(caller, credentials.pid.unsigned_abs()) {
+            Ok(attached) => attached,
+            Err(error) => {
+                peer.connection().refuse(REFUSED_FULL, &error.to_string());
+                return None;
+            }
+        };
+        let session = SessionId(attached.welcome.session.get());
+        if let Some(session) = self.state.lock().sessions.get_mut(&session) {
+            session.peer = Some(peer.clone());
+        }
+        let welcomed = self.welcome(&peer, &attached, session).and_then(|()| serve(session));
+        if welcomed.is_err() {
+            self.eject(session, crate::leases::Reason::Left);
+            return None;
+        }
+        Some(Inside { peer, session })
+    }
+
+    /// Hands a process everything that its session shares.
+    fn welcome(&self, peer: &Peer, attached: &Attached, session: SessionId) -> Result<(), Error> {
+        let shared = self.state.lock().sessions.get(&session).map(|session| session.shared.clone());
+        let shared = shared.ok_or(Error::Stopped)?;
+        let log = descriptor_of(&attached.log)?;
+        let leases = read_only(&shared.lease_words.memory)?;
+        let generations = self.generations.read_only()?;
+        let descriptors =
+            [&log, &shared.session_words.memory, &leases, &shared.ring_memory.memory, &generations];
+        let shape = RingShape::from(attached.ring_limits);
+        let parts = [shape.as_bytes(), attached.welcome.as_bytes()];
+        Ok(peer.connection().send(MessageKind::Welcome, &parts, &descriptors)?)
+    }
+
+    /// Whether a process goes on; if not, its serving thread is told.
+    fn is_there(&self, guest: &Inside) -> bool {
+        let shared = {
+            let state = self.state.lock();
+            state.sessions.get(&guest.session).map(|session| session.shared.clone())
+        };
+        let Some(shared) = shared else { return false };
+        // After its greeting a LibFS says nothing here: a message is a broken process, as much as no process.
+        let silent = matches!(guest.peer.connection().receive(), Ok(None));
+        if silent && ipc::ring::Link::is_up(&*guest.peer) {
+            return true;
+        }
+        shared.ring.close();
+        false
+    }
+
+    /// Sends a descriptor that a request asked for; in process there is nobody to send it to.
+    pub fn send_parcel(&self, id: SessionId, request: u64, what: u64, region: &Region) -> Result<(), Error> {
+        let peer = self.state.lock().sessions.get(&id).and_then(|session| session.peer.clone());
+        let Some(peer) = peer else { return Ok(()) };
+        let parcel =
+            Parcel { request: U64::new(request), what: U64::new(what), bytes: U64::new(region.bytes()) };
+        let descriptor = descriptor_of(region)?;
+        Ok(peer.connection().send(MessageKind::Parcel, &[parcel.as_bytes()], &[&descriptor])?)
+    }
+}
+
+/// A second descriptor of a pool file.
+fn descriptor_of(region: &Region) -> Result<Descriptor, Error> {
+    let descriptor =
+        region.descriptor().ok_or(Error::Settings("a medium that exists in one process only"))?;
+    let owned = descriptor.try_clone_to_owned().map_err(|error| {
+        Error::Ipc(ipc::Error::System { call: "fcntl", errno: error.raw_os_error().unwrap_or(0) })
+    })?;
+    Ok(Descriptor::from(owned))
+}

@@ -1,0 +1,102 @@
+//! Limits and times, as plain data: a test makes them tiny.
+
+use crate::error::Error;
+use area::Limits as AreaLimits;
+use ipc::ring::RingLimits;
+use std::time::Duration;
+
+/// Settings of a daemon.
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    /// How long a LibFS may stay inside an operation before a lease is taken by force: its log is sealed then.
+    pub grace: Duration,
+    /// A lease is not asked back earlier than this after it was granted.
+    pub hold_min: Duration,
+    /// Bytes of the log that a session begins with, superblock included.
+    pub log_bytes: u64,
+    /// The largest that a log grows to.
+    pub log_bytes_max: u64,
+    /// Bytes of the ledger's file.
+    pub ledger_bytes: u64,
+    /// Inode numbers that a session may give out.
+    pub own_range: u64,
+    /// Blocks of room that a session begins with.
+    pub room_blocks: u64,
+    /// Blocks never promised: for copy-on-write and what only removes.
+    pub room_reserve: u64,
+    /// Lease words of a session: leases that it may hold beside its own range.
+    pub lease_words: u32,
+    /// Inodes that are remembered as met by a session; beyond it those without a lease or reference are forgotten.
+    pub known_max: usize,
+    /// Open references of a session.
+    pub references_max: usize,
+    /// Sessions at once.
+    pub sessions_max: usize,
+    /// Records in one batch of a digest.
+    pub batch_records: usize,
+    /// Bytes of records in one batch of a digest; one larger record makes a batch of its own.
+    pub batch_bytes: usize,
+    /// Changes of the ledger's table in one flip.
+    pub batch_changes: usize,
+    /// Items of an inode without a name that are removed in one flip.
+    pub reap_items: usize,
+    /// A log with records that were not digested for so long is digested, full or not.
+    pub idle_digest: Duration,
+    /// Shape of the request rings.
+    pub ring: RingLimits,
+    /// How long a server thread polls before it sleeps.
+    pub spin_ns: u32,
+    /// Limits of the shared area.
+    pub area: AreaLimits,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            grace: Duration::from_millis(100),
+            hold_min: Duration::from_micros(200),
+            log_bytes: 1 << 20,
+            log_bytes_max: 64 << 20,
+            ledger_bytes: 4 << 20,
+            own_range: 1 << 20,
+            room_blocks: 1 << 14,
+            room_reserve: 1 << 10,
+            lease_words: 1 << 14,
+            known_max: 1 << 18,
+            references_max: 1 << 14,
+            sessions_max: 1 << 10,
+            batch_records: 4096,
+            batch_bytes: 8 << 20,
+            batch_changes: 1024,
+            reap_items: 1024,
+            idle_digest: Duration::from_secs(1),
+            ring: RingLimits::DEFAULT,
+            spin_ns: 10_000,
+            area: AreaLimits::default(),
+        }
+    }
+}
+
+/// The smallest log or ledger: a superblock and a ring of one block.
+const FILE_BYTES_MIN: u64 = 2 * format::BLOCK_BYTES as u64;
+
+impl Config {
+    /// # Errors
+    /// `Settings`.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        let fits = [
+            ("log_bytes", (FILE_BYTES_MIN..=self.log_bytes_max).contains(&self.log_bytes)),
+            ("ledger_bytes", self.ledger_bytes >= FILE_BYTES_MIN),
+            ("own_range", self.own_range > 0),
+            ("lease_words", self.lease_words > 0 && self.lease_words < u32::MAX),
+            ("known_max", self.known_max > 0),
+            ("batch_records", self.batch_records > 0),
+            ("batch_changes", self.batch_changes > 0),
+            ("reap_items", self.reap_items > 0),
+        ];
+        match fits.iter().find(|(_, fits)| !fits) {
+            Some((what, _)) => Err(Error::Settings(what)),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! What a session reads of the shared area by call: entries, extents, bytes, link targets, attributes.
+//!
+//! Every answer is given under a lease that the session holds (else `Invalid`: it lost it and takes it anew), after
+//! the permission that an opening for reading would need, and never holds more than the request left room for.
+
+use crate::entitle::attributes;
+use crate::state::{Core, State};
+use crate::walk::status_of;
+use area::AreaError;
+use ccnvm::{Mode, SessionId, Want};
+use format::call::{
+    EXTENT_BY_CALL, EntriesRequest, EntriesResponse, EntryReply, ExtentReply, ExtentsResponse, InodeRequest,
+    RangeRequest, Status, split,
+};
+use format::node::{EXTENT_UNWRITTEN, InodeItem};
+use format::record::FileType;
+use format::{Cookie, InodeNumber};
+use vfs::access;
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::{U32, U64};
+
+/// Entries and extents looked up at once.
+const BATCH: usize = 1024;
+
+/// Bytes that one Read gives at most: bounds the time under the lock.
+const READ_BYTES_MAX: usize = 1 << 20;
+
+fn of_area(error: AreaError) -> Status {
+    match error {
+        AreaError::Refused(_) => Status::Invalid,
+        _ => Status::Media,
+    }
+}
+
+impl Core {
+    /// [`format::call::CallKind::Entries`].
+    pub fn entries(&self, id: SessionId, body: &[u8], room: usize) -> Result<Vec<u8>, Status> {
+        let (request, _) = split::<EntriesRequest>(body).map_err(|_| Status::Invalid)?;
+        self.with_own_records(id, |state| state.entries(id, &request, room))
+    }
+
+    /// [`format::call::CallKind::Extents`].
+    pub fn extents(&self, id: SessionId, body: &[u8], room: usize) -> Result<Vec<u8>, Status> {
+        let (request, _) = split::<RangeRequest>(body).map_err(|_| Status::Invalid)?;
+        self.with_own_records(id, |state| state.extents(self, id, &request, room))
+    }
+
+    /// [`format::call::CallKind::Read`].
+    pub fn read(&self, id: SessionId, body: &[u8], room: usize) -> Result<Vec<u8>, Status> {
+        let (request, _) = split::<RangeRequest>(body).map_err(|_| Status::Invalid)?;
+        let length =
+            usize::try_from(request.length.get()).unwrap_or(usize::MAX).min(room).min(READ_BYTES_MAX);
+        self.with_own_records(id, |state| {
+            state.readable_file(id, request.inode)?;
+            let mut bytes = vec![0; length];
+            let found = state.area.read(request.inode, request.offset.get(), &mut bytes).map_err(of_area)?;
+            bytes.truncate(found);
+            Ok(bytes)
+        })
+    }
+
+    /// [`format::call::CallKind::Readlink`].
+    pub fn readlink(&self, id: SessionId, body: &[u8]) -> Result<Vec<u8>, Status> {
+        let (request, _) = split::<InodeRequest>(body).map_err(|_| Status::Invalid)?;
+        self.with_own_records(id, |state| {
+            let item = state.held_item(id, request.inode)?;
+            if FileType::of_mode(item.mode.get()) != Some(FileType::Symlink) {
+                return Err(Status::Invalid);
+            }
+            state.area.symlink(request.inode).map_err(of_area)
+        })
+    }
+
+    /// [`format::call::CallKind::GetXattr`].
+    pub fn get_xattr(&self, id: SessionId, body: &[u8]) -> Result<Vec<u8>, Status> {
+        let (request, name) = split::<InodeRequest>(body).map_err(|_| Status::Invalid)?;
+        self.with_own_records(id, |state| {
+            let item = state.held_item(id, request.inode)?;
+            let caller = &state.live(id)?.caller;
+            access::read_xattr(caller, &attributes(request.inode, &item), name).map_err(status_of)?;
+            state.area.xattr(request.inode, name).map_err(of_area)?.ok_or(Status::NoAttribute)
+        })
+    }
+
+    /// [`format::call::CallKind::ListXattr`].
+    pub fn list_xattr(&self, id: SessionId, body: &[u8]) -> Result<Vec<u8>, Status> {
+        let (request, _) = split::<InodeRequest>(body).map_err(|_| Status::Invalid)?;
+        self.with_own_records(id, |state| {
+            state.held_item(id, request.inode)?;
+            let names = state.area.xattr_names(request.inode).map_err(of_area)?;
+            let caller = &state.live(id)?.caller;
+            let shown = names.iter().filter(|name| access::lists_xattr(caller, name));
+            Ok(shown.flat_map(|name| name.iter().copied().chain([0])).collect())
+        })
+    }
+}
+
+impl State {
+    /// An inode on which the session holds a lease.
+    fn held_item(&mut self, id: SessionId, inode: InodeNumber) -> Result<InodeItem, Status> {
+        self.live(id)?;
+        if !self.holds(id, Want { unit: inode, mode: Mode::Read }) {
+            return Err(Status::Invalid);
+        }
+        self.item(inode)
+    }
+
+    fn readable_file(&mut self, id: SessionId, inode: InodeNumber) -> Result<InodeItem, Status> {
+        let item = self.held_item(id, inode)?;
+        if FileType::of_mode(item.mode.get()) != Some(FileType::Regular) {
+            return Err(Status::NotRegular);
+        }
+        if self.may_read(id, inode, &item) { Ok(item) } else { Err(Status::Access) }
+    }
+
+    fn entries(&mut self, id: SessionId, request: &EntriesRequest, room: usize) -> Result<Vec<u8>, Status> {
+        let item = self.held_item(id, request.inode)?;
+        if FileType::of_mode(item.mode.get()) != Some(FileType::Directory) {
+            return Err(Status::NotDirectory);
+        }
+        if !self.may_read(id, request.inode, &item) && !self.may_search(id, request.inode, &item) {
+            return Err(Status::Access);
+        }
+        let from = Cookie::from_raw(request.from.get());
+        let found = self.area.entries(request.inode, from, BATCH).map_err(of_area)?;
+        let mut bytes = vec![0; size_of::<EntriesResponse>()];
+        let mut count = 0;
+        for entry in &found {
+            let reply = EntryReply {
+                inode: entry.inode,
+                cookie: U64::new(entry.cookie.get()),
+                file_type: entry.file_type as u8,
+                name_bytes: u8::try_from(entry.name.len()).expect("the area holds names that fit"),
+                reserved: [0; 6],
+            };
+            if bytes.len() + size_of::<EntryReply>() + entry.name.len() > room {
+                break;
+            }
+            bytes.extend_from_slice(reply.as_bytes());
+            bytes.extend_from_slice(&entry.name);
+            count += 1;
+        }
+        if count == 0 && !found.is_empty() {
+            return Err(Status::Invalid);
+        }
+        let end = count == found.len() && found.len() < BATCH;
+        let head = EntriesResponse {
+            digested: self.live(id)?.digested.sequence,
+            count: U32::new(u32::try_from(count).expect("a batch is bounded")),
+            end: U32::new(end.into()),
+        };
+        bytes[..size_of::<EntriesResponse>()].copy_from_slice(head.as_bytes());
+        Ok(bytes)
+    }
+
+    /// Whoever may search a directory learns by trying which names have a hash; whoever makes a name needs to.
+    fn may_search(&self, id: SessionId, inode: InodeNumber, item: &InodeItem) -> bool {
+        let Some(session) = self.sessions.get(&id) else { return false };
+        access::permits(&session.caller, &attributes(inode, item), access::EXECUTE | access::WRITE)
+    }
+
+    fn extents(
+        &mut self,
+        core: &Core,
+        id: SessionId,
+        request: &RangeRequest,
+        room: usize,
+    ) -> Result<Vec<u8>, Status> {
+        self.readable_file(id, request.inode)?;
+        let fits = room.saturating_sub(size_of::<ExtentsResponse>()) / size_of::<ExtentReply>();
+        if fits == 0 {
+            return Err(Status::Invalid);
+        }
+        let start = request.offset.get();
+        let end = start.saturating_add(request.length.get());
+        // Before the look: whoever frees a block of it afterwards raises the generation.
+        let generation = core.generations.of(request.inode);
+        let extents_max = fits.min(BATCH);
+        let found = self.area.extents(request.inode, start..end, extents_max).map_err(of_area)?;
+        let covered_to = match found.last() {
+            Some(last) if found.len() == extents_max => last.end().max(start),
+            _ => end,
+        };
+        let uid = self.live(id)?.caller.uid;
+        let mut bytes = ExtentsResponse {
+            digested: self.live(id)?.digested.sequence,
+            generation: U32::new(generation),
+            count: U32::new(u32::try_from(found.len()).expect("a batch is bounded")),
+            covered_to: U64::new(covered_to),
+        }
+        .as_bytes()
+        .to_vec();
+        for extent in &found {
+            let mapped = self.area.segment_owner(extent.segment) == Some(uid);
+            let unwritten = if extent.checksums.is_none() { EXTENT_UNWRITTEN } else { 0 };
+            let reply = ExtentReply {
+                file_block: U64::new(extent.first),
+                segment: extent.segment,
+                block: extent.block,
+                blocks: U32::new(extent.blocks),
+                flags: U32::new(unwritten | if mapped { 0 } else { EXTENT_BY_CALL }),
+            };
+            bytes.extend_from_slice(reply.as_bytes());
+        }
+        Ok(bytes)
+    }
+}

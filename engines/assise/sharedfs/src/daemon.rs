@@ -1,0 +1,425 @@
+//! The daemon as others see it: a pool is opened, sessions attach, are served, and end.
+//!
+//! Threads: one for each session that is served through its ring, and one in the background that digests logs which
+//! asked for it or lie idle and removes inodes without a name. All are started through [`Host`] and end with
+//! [`Daemon::stop`].
+
+use crate::accept::Door;
+use crate::config::Config;
+use crate::error::Error;
+use crate::generations::Generations;
+use crate::leases::Reason;
+use crate::ledger::Ledger;
+use crate::logs::{BEGINNING, LogFile};
+use crate::recovery::{Recovered, recover};
+use crate::references::References;
+use crate::room::Room;
+use crate::serve::{Answer, Request};
+use crate::session::{Beginning, Session, Shared, session_of};
+use crate::state::{Core, Ejection, State};
+use crate::table::OpenLog;
+use area::{Area, Counters, NewPool, Usage};
+use ccnvm::{Leases, Limits, SessionId};
+use format::session::Welcome;
+use format::{Epoch, Incarnation, InodeNumber, LeaseVersion, LogUid, PoolUid, Sequence};
+use ipc::host::{Host, WAKE_ALL};
+use ipc::lock::Lock;
+use ipc::ring::RingLimits;
+use ipc::shared::Mapping;
+use ipc::sync::{Ordering, Word};
+use pmem::{Medium, PoolLock, Region};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use vfs::Caller;
+use zerocopy::little_endian::{U32, U64};
+
+/// What a new pool is made with.
+#[derive(Clone, Copy, Debug)]
+pub struct Format {
+    /// The pool.
+    pub pool: PoolUid,
+    /// The largest number of nodes that the tree may ever have.
+    pub tree_nodes_max: u32,
+    /// Permission bits of the root directory.
+    pub root_mode: u32,
+    /// Owner of the root directory.
+    pub root_uid: u32,
+    /// Group of the root directory.
+    pub root_gid: u32,
+    /// Nanoseconds since 1970.
+    pub time_ns: i64,
+    /// Bytes of the ledger's file.
+    pub ledger_bytes: u64,
+}
+
+/// Makes a pool. The tree's superblock comes last: a crash before leaves a folder that can be formatted again.
+///
+/// # Errors
+/// `Area` (`AlreadyFormatted`), `Media`.
+pub fn format_pool(medium: &Medium, new: &Format) -> Result<(), Error> {
+    match Area::open(medium, area::Limits::default()) {
+        Err(area::AreaError::Missing) => {}
+        Ok(_) => return Err(area::AreaError::AlreadyFormatted.into()),
+        Err(error) => return Err(error.into()),
+    }
+    Ledger::format(medium, new.pool, new.ledger_bytes)?;
+    let anchor = Ledger::anchor_after(Sequence::new(0), Incarnation::new(1));
+    let counters = Counters {
+        next_inode: InodeNumber::ROOT.next(),
+        next_lease_version: LeaseVersion::new(1),
+        next_log: LogUid::new(1),
+        ledger_sequence: Sequence::new(0),
+        ledger_position: anchor.next.position,
+        ledger_incarnation: anchor.incarnation.get(),
+    };
+    let new = NewPool {
+        pool: new.pool,
+        tree_nodes_max: new.tree_nodes_max,
+        root_mode: new.root_mode,
+        root_uid: new.root_uid,
+        root_gid: new.root_gid,
+        time_ns: new.time_ns,
+        epoch: Epoch::new(1),
+        counters,
+    };
+    Ok(Area::format(medium, &new)?)
+}
+
+/// What a session is given, for a LibFS in the same process; [`crate::accept`] passes the same as descriptors.
+pub struct Attached {
+    /// What SharedFS says first.
+    pub welcome: Welcome,
+    /// Whose records they are.
+    pub caller: Caller,
+    /// The log's file.
+    pub log: Region,
+    /// Session words.
+    pub session: Arc<Mapping>,
+    /// Lease words.
+    pub leases: Arc<Mapping>,
+    /// Request ring.
+    pub ring: Arc<Mapping>,
+    /// Its shape.
+    pub ring_limits: RingLimits,
+    /// Generations of the node.
+    pub generations: Arc<Mapping>,
+}
+
+/// A running SharedFS.
+pub struct Daemon {
+    core: Arc<Core>,
+    _pool: PoolLock,
+}
+
+impl Daemon {
+    /// Opens a pool and brings it up to date. Nothing runs yet in the background.
+    ///
+    /// # Errors
+    /// `Settings`; `Media` (`Locked`: another daemon has it); `Area`; `File`.
+    pub fn open(host: Arc<dyn Host>, medium: &Medium, config: Config) -> Result<(Self, Recovered), Error> {
+        config.check()?;
+        let pool_lock = medium.lock()?;
+        let ready = recover(medium, &config)?;
+        let limits = Limits {
+            hold_min_ns: u64::try_from(config.hold_min.as_nanos()).unwrap_or(u64::MAX),
+            leases_max: config.lease_words as usize,
+            ..Limits::default()
+        };
+        let (pool, epoch) = (ready.area.pool(), ready.area.epoch());
+        let state = State {
+            area: ready.area,
+            epoch,
+            ledger: ready.ledger,
+            leases: Leases::new(limits, ready.next_version),
+            sessions: BTreeMap::new(),
+            ranges: BTreeMap::new(),
+            references: References::default(),
+            room: Room::new(config.room_reserve),
+            numbers: ready.numbers,
+            revocations: VecDeque::new(),
+            outcomes: BTreeMap::new(),
+            next_ticket: 1,
+            wake_at: None,
+            reapable: VecDeque::new(),
+            ejections: VecDeque::new(),
+            stopped: false,
+        };
+        let core = Core {
+            state: Lock::new(host.clone(), state),
+            medium: medium.clone(),
+            pool,
+            config,
+            generations: Generations::new()?,
+            events: Word::new(0),
+            work: Word::new(0),
+            ending: Word::new(0),
+            threads: Word::new(0),
+            host,
+        };
+        Ok((Self { core: Arc::new(core), _pool: pool_lock }, ready.recovered))
+    }
+
+    /// Starts the background thread.
+    ///
+    /// # Errors
+    /// `Ipc`.
+    pub fn start(&self) -> Result<(), Error> {
+        let core = self.core.clone();
+        self.core.spawn("digest", move || core.background())
+    }
+
+    /// Starts the thread that lets processes in.
+    ///
+    /// # Errors
+    /// `Ipc`.
+    pub fn listen(&self, door: Door) -> Result<(), Error> {
+        let core = self.core.clone();
+        self.core.spawn("door", move || core.keep_door(&door, &|session| core.serve_apart(session)))
+    }
+
+    /// Begins a session for a user's process. Nobody serves its ring yet: see [`Self::serve`].
+    ///
+    /// # Errors
+    /// `Sessions`, `Media`, `LedgerFull`, `Stopped`.
+    pub fn attach(&self, caller: Caller, pid: u32) -> Result<Attached, Error> {
+        self.core.attach(caller, pid)
+    }
+
+    /// Starts a thread that serves the session's ring until it ends.
+    ///
+    /// # Errors
+    /// `Ipc`.
+    pub fn serve(&self, session: u64) -> Result<(), Error> {
+        self.core.serve_apart(SessionId(session))
+    }
+
+    /// One call, made directly. `room` is how long the answer's body may be.
+    pub fn call(&self, session: u64, kind: u16, body: &[u8], room: usize) -> Answer {
+        self.core.call(SessionId(session), Request { number: 0, kind, body, room })
+    }
+
+    /// The region of a segment that the session may map, for a LibFS in the same process.
+    ///
+    /// # Errors
+    /// The status that the call would give.
+    pub fn segment(&self, session: u64, body: &[u8]) -> Result<Region, format::call::Status> {
+        self.core.map_segment(SessionId(session), body)
+    }
+
+    /// The session's log file, again after it grew, for a LibFS in the same process.
+    ///
+    /// # Errors
+    /// The status that a call would give.
+    pub fn log(&self, session: u64) -> Result<Region, format::call::Status> {
+        self.core.log_region(SessionId(session))
+    }
+
+    /// Ends a session whose process is gone, and waits until all that counts of it is digested.
+    pub fn end(&self, session: u64) {
+        self.core.eject(SessionId(session), Reason::Left);
+    }
+
+    /// Digests and removes everything that waits for it, as the background thread does.
+    pub fn tidy(&self) {
+        self.core.tidy();
+    }
+
+    /// Numbers of the sessions that live.
+    pub fn sessions(&self) -> Vec<u64> {
+        self.core.state.lock().sessions.keys().map(|id| id.0).collect()
+    }
+
+    /// Sessions that were ended by force, the oldest forgotten.
+    pub fn ejections(&self) -> Vec<Ejection> {
+        self.core.state.lock().ejections.iter().cloned().collect()
+    }
+
+    /// How full the area is.
+    pub fn usage(&self) -> Usage {
+        self.core.state.lock().area.usage()
+    }
+
+    /// The host that everything runs on.
+    pub fn host(&self) -> &Arc<dyn Host> {
+        &self.core.host
+    }
+
+    /// Ends every session, digested, and all threads.
+    pub fn stop(&self) {
+        for session in self.sessions() {
+            self.core.eject(SessionId(session), Reason::Stopping);
+        }
+        // Release: pairs with the Acquire in `background` and at the door.
+        self.core.ending.store(1, Ordering::Release);
+        self.core.announce_work();
+        loop {
+            // Acquire: pairs with the Release of a thread's end.
+            let running = self.core.threads.load(Ordering::Acquire);
+            if running == 0 {
+                return;
+            }
+            self.core.host.wait(&self.core.threads, running, None);
+        }
+    }
+}
+
+/// Counts a thread for as long as it runs, however it ends.
+struct Running(Arc<Core>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Release: pairs with the Acquire in `Daemon::stop`.
+        self.0.threads.fetch_add(u32::MAX, Ordering::Release);
+        self.0.host.wake(&self.0.threads, WAKE_ALL);
+    }
+}
+
+impl Core {
+    /// Starts a thread; [`Daemon::stop`] waits for its end.
+    fn spawn(self: &Arc<Self>, name: &str, body: impl FnOnce() + Send + 'static) -> Result<(), Error> {
+        self.threads.fetch_add(1, Ordering::Relaxed);
+        let running = Running(self.clone());
+        self.host.spawn(
+            name,
+            Box::new(move || {
+                let _running = running;
+                body();
+            }),
+        )?;
+        Ok(())
+    }
+
+    fn serve_apart(self: &Arc<Self>, session: SessionId) -> Result<(), Error> {
+        let core = self.clone();
+        self.spawn("session", move || core.serve(session))
+    }
+
+    pub fn attach(&self, caller: Caller, pid: u32) -> Result<Attached, Error> {
+        let (log, version, first_inode) = self.draw_numbers()?;
+        let shared = Arc::new(Shared::new(&self.host, &self.config)?);
+        let life = (log, Incarnation::new(1));
+        let file = LogFile::create(&self.medium, self.pool, life, self.config.log_bytes, caller.uid)?;
+        let file = Arc::new(file);
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        if state.stopped {
+            return Err(Error::Stopped);
+        }
+        state.ledger_room(self)?;
+        let inodes = self.config.own_range;
+        let open = OpenLog::new(caller.clone(), version, first_inode, inodes);
+        let opened = state.ledger.open_log(log, open, pid)?;
+        let digested = BEGINNING;
+        let beginning = Beginning {
+            log,
+            caller: caller.clone(),
+            version,
+            opened,
+            first_inode,
+            inodes,
+            file: file.clone(),
+            digested,
+        };
+        let id = session_of(log);
+        let session = Session::new(beginning, shared.clone(), self.config.lease_words);
+        state.sessions.insert(id, session);
+        state.ranges.insert(first_inode, id);
+        let usage = state.area.usage();
+        let room = state.room.promise(id, self.config.room_blocks, &usage);
+        state.settle_ledger()?;
+        let settles_file = u32::from(file.region().class() == pmem::Class::File);
+        let welcome = Welcome {
+            session: U64::new(id.0),
+            pool: self.pool,
+            log,
+            log_bytes: U64::new(self.config.log_bytes),
+            log_bytes_max: U64::new(self.config.log_bytes_max),
+            version,
+            ledger: U64::new(opened.get()),
+            first_inode,
+            inodes: U64::new(inodes),
+            room_blocks: U64::new(room),
+            incarnation: life.1,
+            lease_words: U32::new(self.config.lease_words),
+            settles_file: U32::new(settles_file),
+            uid: U32::new(caller.uid),
+            gid: U32::new(caller.gid),
+            reserved: U32::new(0),
+        };
+        Ok(Attached {
+            welcome,
+            caller,
+            log: file.region().clone(),
+            session: shared.session_words.mapping.clone(),
+            leases: shared.lease_words.mapping.clone(),
+            ring: shared.ring_memory.mapping.clone(),
+            ring_limits: self.config.ring,
+            generations: self.generations.mapping().clone(),
+        })
+    }
+
+    /// Numbers for a new log: its uid, the version of its own range, the range's start.
+    fn draw_numbers(&self) -> Result<(LogUid, LeaseVersion, InodeNumber), Error> {
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        if state.stopped {
+            return Err(Error::Stopped);
+        }
+        if state.sessions.len() >= self.config.sessions_max {
+            return Err(Error::Sessions);
+        }
+        let (log, first) = (state.numbers.next_log, state.numbers.next_inode);
+        state.numbers.next_log = log.next();
+        state.numbers.next_inode = InodeNumber::new(first.get() + self.config.own_range);
+        Ok((log, state.leases.take_version(), first))
+    }
+
+    /// The background thread.
+    fn background(&self) {
+        loop {
+            // Acquire: pairs with the Release of `announce_work` and of `stop`.
+            let seen = self.work.load(Ordering::Acquire);
+            if self.ending.load(Ordering::Acquire) != 0 {
+                return;
+            }
+            self.tidy_wanted(false);
+            let until = self.host.now().after(self.config.idle_digest);
+            if self.host.wait(&self.work, seen, Some(until)) == ipc::Waited::TimedOut {
+                self.tidy_wanted(true);
+            }
+        }
+    }
+
+    fn tidy(&self) {
+        self.tidy_wanted(true);
+    }
+
+    /// Digests logs that asked for it, or all that have something; removes inodes without a name.
+    fn tidy_wanted(&self, all: bool) {
+        let wanted: Vec<(SessionId, Sequence)> = {
+            let mut state = self.state.lock();
+            let wants = state.sessions.iter_mut().filter_map(|(id, session)| {
+                let up_to = session.shared.client.commit().load();
+                let behind = up_to > session.digested.sequence;
+                let wants = std::mem::take(&mut session.wants_digest) || all;
+                (wants && behind).then_some((*id, up_to))
+            });
+            wants.collect()
+        };
+        for (id, up_to) in wanted {
+            if let Ok(crate::digest::Step::Cut(reason)) = self.digest(id, up_to) {
+                self.eject(id, Reason::Cut(reason));
+            }
+        }
+        loop {
+            let mut guard = self.state.lock();
+            if guard.stopped {
+                return;
+            }
+            let reaped = guard.reap_step(self);
+            if !matches!(guard.guard(reaped), Ok(true)) {
+                return;
+            }
+        }
+    }
+}

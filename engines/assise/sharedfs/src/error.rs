@@ -1,0 +1,61 @@
+//! The one error type of this crate.
+
+use area::AreaError;
+use format::DecodeError;
+use pmem::MediaError;
+
+/// Why SharedFS did not do something.
+#[derive(Debug)]
+pub enum Error {
+    /// The medium failed.
+    Media(MediaError),
+    /// The shared area failed, or is damaged.
+    Area(AreaError),
+    /// Shared memory, a thread or a socket could not be had.
+    Ipc(ipc::Error),
+    /// A pool file is not what it should be: which, and why.
+    File(String, DecodeError),
+    /// The settings cannot work: which.
+    Settings(&'static str),
+    /// As many sessions as there may be.
+    Sessions,
+    /// The ledger has no room although everything before was digested.
+    LedgerFull,
+    /// An earlier failure of the medium stopped this daemon: only another start tells what is in the pool.
+    Stopped,
+}
+
+impl From<MediaError> for Error {
+    fn from(error: MediaError) -> Self {
+        Self::Media(error)
+    }
+}
+
+impl From<AreaError> for Error {
+    fn from(error: AreaError) -> Self {
+        Self::Area(error)
+    }
+}
+
+impl From<ipc::Error> for Error {
+    fn from(error: ipc::Error) -> Self {
+        Self::Ipc(error)
+    }
+}
+
+impl std::fmt::Display for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Media(error) => write!(f, "medium: {error}"),
+            Self::Area(error) => write!(f, "area: {error}"),
+            Self::Ipc(error) => write!(f, "{error}"),
+            Self::File(name, error) => write!(f, "file {name}: {error}"),
+            Self::Settings(what) => write!(f, "impossible setting: {what}"),
+            Self::Sessions => write!(f, "no more sessions"),
+            Self::LedgerFull => write!(f, "the ledger is full"),
+            Self::Stopped => write!(f, "stopped by an earlier failure of the medium"),
+        }
+    }
+}
+
+impl std::error::Error for Error {}

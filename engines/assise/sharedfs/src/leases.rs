@@ -1,0 +1,369 @@
+//! Leases in action: asks `ccnvm` for decisions and carries them out (CC-NVM, Assise §3.3; schedules 1.6, 2.2 to
+//! 2.5).
+//!
+//! A revocation: mark the words; wait, without the lock and at most for the grace period, until every operation that
+//! was inside has left once; digest the holder's log; write the end into the ledger; report. A holder that does not
+//! leave in time is ejected whole: its log is sealed, which is the cut, and nothing of it has to be waited for any
+//! more. Whichever thread finds work does it: there is no thread of leases, so a request waits for nobody's turn.
+
+use crate::digest::{CutReason, Step};
+use crate::error::Error;
+use crate::session::{Phase, Shared};
+use crate::state::{Core, Revocation, State};
+use ccnvm::{Event, Mode, SessionId, Ticket, Want};
+use format::call::Status;
+use format::session::{ENDED_MAX, WORD_OWN_RANGE};
+use format::{InodeNumber, Sequence};
+use ipc::host::{Spin, Time};
+use ipc::sync::{Ordering, Word, fence};
+use ipc::words::{LeaseState, Scan};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Why a session was ended by force.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reason {
+    /// Its process is gone, or said good-bye.
+    Left,
+    /// An operation stayed inside beyond the grace period.
+    Grace,
+    /// Its log does not hold what counts.
+    Cut(CutReason),
+    /// What it wrote into the request ring is no message.
+    Malformed,
+    /// More inodes of its own range were taken away than it can be told of.
+    OwnRange,
+    /// The daemon stops.
+    Stopping,
+}
+
+/// First pause between two looks at who is inside; each is twice as long as the one before.
+const PAUSE_FIRST: Duration = Duration::from_micros(20);
+/// Longest pause.
+const PAUSE_MAX: Duration = Duration::from_millis(2);
+/// Polling before the first pause.
+const POLL_NS: u32 = 5_000;
+
+/// Leases to be taken from one session, at once.
+struct Work {
+    id: SessionId,
+    shared: Arc<Shared>,
+    revocations: Vec<Revocation>,
+    /// One of them is for writing: there may be records under it.
+    writes: bool,
+    /// More of the own range was taken than the session can be told of.
+    overflow: bool,
+}
+
+impl Core {
+    fn now_ns(&self) -> u64 {
+        self.host.now().as_ns()
+    }
+
+    /// Gets leases for a session, all of them, and waits for that.
+    ///
+    /// # Errors
+    /// `Sealed`, `Limit`, `Media`.
+    pub fn acquire(&self, id: SessionId, wants: &[Want]) -> Result<(), Status> {
+        let Some(ticket) = self.request(id, wants)? else { return Ok(()) };
+        loop {
+            self.carry_out();
+            // Acquire: pairs with the Release of `announce_events`; read before the state is looked at.
+            let seen = self.events.load(Ordering::Acquire);
+            let wake_at = {
+                let mut state = self.state.lock();
+                if let Some(outcome) = state.outcomes.remove(&ticket) {
+                    return outcome;
+                }
+                // A session that ended took its requests with it.
+                state.live(id)?;
+                self.tick(&mut state)?;
+                state.wake_at
+            };
+            if !self.has_work() {
+                self.host.wait(&self.events, seen, wake_at.map(Time::from_ns));
+            }
+        }
+    }
+
+    /// Asks for what the session does not hold yet; `None` if it holds everything.
+    fn request(&self, id: SessionId, wants: &[Want]) -> Result<Option<Ticket>, Status> {
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        state.live(id)?;
+        let wants: Vec<Want> = wants.iter().copied().filter(|want| !state.holds(id, *want)).collect();
+        if wants.is_empty() {
+            return Ok(None);
+        }
+        let now = self.now_ns();
+        for want in &wants {
+            state.introduce(now, want.unit);
+        }
+        let ticket = Ticket(state.next_ticket);
+        state.next_ticket += 1;
+        let effects = state.leases.step(now, Event::Request { ticket, session: id, wants });
+        let absorbed = state.absorb(self, effects);
+        state.guard(absorbed).map_err(|_| Status::Media)?;
+        Ok(Some(ticket))
+    }
+
+    /// Tells the table of leases that a time it asked for has come.
+    fn tick(&self, state: &mut State) -> Result<(), Status> {
+        let now = self.now_ns();
+        if state.wake_at.is_some_and(|at| at <= now) {
+            state.wake_at = None;
+            let effects = state.leases.step(now, Event::Tick);
+            let absorbed = state.absorb(self, effects);
+            state.guard(absorbed).map_err(|_| Status::Media)?;
+            self.announce_events();
+        }
+        Ok(())
+    }
+
+    fn has_work(&self) -> bool {
+        let state = self.state.lock();
+        let free = |revocation: &Revocation| {
+            state.sessions.get(&revocation.session).is_none_or(|session| !session.busy)
+        };
+        state.revocations.iter().any(free)
+    }
+
+    /// Takes away what is to be taken away, as long as there is something that nobody else is about.
+    pub fn carry_out(&self) {
+        while let Some(work) = self.take_work() {
+            self.revoke(work);
+        }
+    }
+
+    /// Picks a session, with all that is to be taken from it, and marks its words.
+    fn take_work(&self) -> Option<Work> {
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        let sessions = &state.sessions;
+        // A session that ends needs no revocation: its end is one.
+        state.revocations.retain(|revocation| {
+            sessions.get(&revocation.session).is_some_and(|session| session.phase == Phase::Live)
+        });
+        let picked = state.revocations.iter().find(|revocation| !sessions[&revocation.session].busy);
+        let id = picked?.session;
+        let session = state.sessions.get_mut(&id).expect("found above");
+        session.busy = true;
+        let mut work = Work {
+            id,
+            shared: session.shared.clone(),
+            revocations: Vec::new(),
+            writes: false,
+            overflow: false,
+        };
+        state.revocations.retain(|revocation| {
+            if revocation.session != id {
+                return true;
+            }
+            let held = session.held.get_mut(&revocation.unit);
+            let held = held.filter(|held| held.version == revocation.version && !held.leaving);
+            if let Some(held) = held {
+                held.leaving = true;
+                work.writes |= held.mode == Mode::Write;
+                mark(&session.shared, held.word, revocation.unit);
+                work.revocations.push(*revocation);
+            }
+            false
+        });
+        work.overflow = session.shared.daemon.ended_count() > ENDED_MAX as u64;
+        Some(work)
+    }
+
+    fn revoke(&self, work: Work) {
+        if work.overflow {
+            self.eject(work.id, Reason::OwnRange);
+            return;
+        }
+        if !work.revocations.is_empty() && !self.wait_until_left(&work.shared) {
+            self.eject(work.id, Reason::Grace);
+            return;
+        }
+        let up_to = if work.writes { work.shared.client.commit().load() } else { Sequence::default() };
+        match self.digest(work.id, up_to) {
+            Ok(Step::Cut(reason)) => {
+                self.eject(work.id, Reason::Cut(reason));
+                return;
+            }
+            Ok(_) => {}
+            // The daemon stopped: whoever waits is told by the state.
+            Err(_) => return self.announce_events(),
+        }
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        let Some(session) = state.sessions.get_mut(&work.id) else { return };
+        session.busy = false;
+        if session.phase == Phase::Live {
+            for revocation in &work.revocations {
+                let event = Event::Revoked { session: work.id, unit: revocation.unit };
+                let effects = state.leases.step(self.now_ns(), event);
+                let absorbed = state.absorb(self, effects);
+                if state.guard(absorbed).is_err() {
+                    break;
+                }
+            }
+        }
+        drop(guard);
+        self.announce_events();
+    }
+
+    /// Waits until every operation that is inside now has left once; false if the grace period ends before.
+    fn wait_until_left(&self, shared: &Shared) -> bool {
+        let inside = shared.client.inside();
+        let mut scan: Scan = inside.scan();
+        let end = self.host.now().after(self.config.grace);
+        if Spin::new(POLL_NS).poll(self.host.as_ref(), || scan.done(&inside)) {
+            return true;
+        }
+        let (never, mut pause) = (Word::new(0), PAUSE_FIRST);
+        loop {
+            let now = self.host.now();
+            if now >= end {
+                return scan.done(&inside);
+            }
+            self.host.wait(&never, 0, Some(now.after(pause).min(end)));
+            if scan.done(&inside) {
+                return true;
+            }
+            pause = (pause * 2).min(PAUSE_MAX);
+        }
+    }
+
+    /// Digests a session's log up to a record, batch by batch, the lock free between them.
+    ///
+    /// # Errors
+    /// Failures of medium or tree, after which the daemon has stopped.
+    pub fn digest(&self, id: SessionId, up_to: Sequence) -> Result<Step, Error> {
+        loop {
+            match self.state.lock().digest_step(self, id, up_to)? {
+                Step::More => {}
+                step => return Ok(step),
+            }
+        }
+    }
+
+    /// Gives a lease back for its holder, who asked for it. Nothing happens if it is on its way already.
+    pub fn release(&self, id: SessionId, unit: InodeNumber) -> Result<(), Status> {
+        {
+            let mut state = self.state.lock();
+            let session = state.live(id)?;
+            let Some(held) = session.held.get(&unit).copied() else { return Ok(()) };
+            if held.leaving || held.word == WORD_OWN_RANGE {
+                return Ok(());
+            }
+            let revocation = Revocation { session: id, unit, version: held.version };
+            state.revocations.push_back(revocation);
+        }
+        self.carry_out();
+        Ok(())
+    }
+
+    /// Ends a session: seals its log, digests what counts, ends everything that it held. Returns when it is gone,
+    /// whoever did it.
+    pub fn eject(&self, id: SessionId, reason: Reason) {
+        if self.begin_end(id, reason) {
+            self.finish_end(id);
+            self.carry_out();
+        } else {
+            self.wait_gone(id);
+        }
+    }
+
+    /// Seals the log and every lease. False if another thread did it before.
+    fn begin_end(&self, id: SessionId, reason: Reason) -> bool {
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        let Some(session) = state.sessions.get_mut(&id) else { return false };
+        if session.phase == Phase::Ending {
+            return false;
+        }
+        session.phase = Phase::Ending;
+        session.shared.client.commit().seal();
+        session.shared.daemon.own_range().revoke();
+        for held in session.held.values().filter(|held| held.word != WORD_OWN_RANGE) {
+            session.shared.daemon.leases()[held.word as usize].revoke();
+        }
+        let uid = session.caller.uid;
+        if !matches!(reason, Reason::Left | Reason::Stopping) {
+            state.note_ejection(id, uid, format!("{reason:?}"));
+        }
+        true
+    }
+
+    fn finish_end(&self, id: SessionId) {
+        let shared = self.state.lock().sessions.get(&id).map(|session| session.shared.clone());
+        let Some(shared) = shared else { return };
+        // What the word says is an upper bound: the log may hold less, or what does not count.
+        let cut = shared.client.commit().load();
+        let digested = self.digest(id, cut);
+        let removed = digested.and_then(|_| {
+            let mut guard = self.state.lock();
+            let result = guard.end_session(self, id, self.now_ns());
+            guard.guard(result)
+        });
+        shared.ring.close();
+        // Release: pairs with the Acquire of whoever looks whether the session is gone.
+        shared.gone.store(1, Ordering::Release);
+        self.host.wake(&shared.gone, ipc::host::WAKE_ALL);
+        if let Ok(Some(name)) = removed {
+            // A file that stays is removed by the next start.
+            let _ = self.medium.remove(&name);
+        }
+        self.announce_events();
+        self.announce_work();
+    }
+
+    fn wait_gone(&self, id: SessionId) {
+        loop {
+            // Acquire: pairs with the Release of `announce_events`.
+            let seen = self.events.load(Ordering::Acquire);
+            {
+                let state = self.state.lock();
+                if state.stopped || !state.sessions.contains_key(&id) {
+                    return;
+                }
+            }
+            self.host.wait(&self.events, seen, None);
+        }
+    }
+}
+
+/// Tells a session that a lease is over, in the words that its operations look at. A scan follows.
+fn mark(shared: &Shared, word: u32, unit: InodeNumber) {
+    if word == WORD_OWN_RANGE {
+        shared.daemon.push_ended(unit);
+        shared.daemon.own_range().grant(LeaseState::Write);
+        // Full fence: the new generation comes before the loads of the scan. Pairs with the full fence in
+        // `Inside::enter`, as the one in `LeaseWord::revoke`.
+        fence(Ordering::SeqCst);
+    } else {
+        shared.daemon.leases()[word as usize].revoke();
+    }
+}
+
+impl State {
+    /// Takes a session, digested to its end, out of everything; gives the name of its log's file.
+    fn end_session(&mut self, core: &Core, id: SessionId, now: u64) -> Result<Option<String>, Error> {
+        let Some(session) = self.sessions.get(&id) else { return Ok(None) };
+        let (log, cut, first, name) =
+            (session.log, session.digested.sequence, session.first_inode, session.file.name.clone());
+        self.ledger_room(core)?;
+        self.ledger.close_log(log, cut)?;
+        let effects = self.leases.step(now, Event::Ended { session: id });
+        self.absorb(core, effects)?;
+        self.sessions.remove(&id);
+        self.ranges.remove(&first);
+        self.room.end(id);
+        let unreferred = self.references.end(id);
+        for inode in unreferred {
+            if self.area.inode(inode)?.is_some_and(|item| item.links.get() == 0) {
+                self.reapable.push_back(inode);
+            }
+        }
+        self.contain_changes(core, 0)?;
+        Ok(Some(name))
+    }
+}

@@ -1,0 +1,340 @@
+//! Update logs as SharedFS reads them: by `pread` into memory of its own, never through a mapping, because the file
+//! belongs to a process that may change or truncate it at any time (schedule 1.21).
+//!
+//! Guarantees: whatever lies in the file, reading gives frames that are whole, in order, and were fetched once, or
+//! ends; it neither panics nor allocates more than the ring holds.
+
+use crate::error::Error;
+use format::checksum::Salt;
+use format::envelope::{FRAME_ALIGN, check_frame};
+use format::superblock::{FileKind, MAGIC, POOL_VERSION, Superblock};
+use format::{BLOCK_BYTES, DecodeError, Envelope, HEADER_BYTES, Incarnation, LogUid, PoolUid, Sequence};
+use ipc::pages::Digested;
+use pmem::ring::PAD_KIND;
+use pmem::{MediaError, Medium, Region};
+use std::fs::File;
+use std::io::ErrorKind;
+use std::os::unix::fs::FileExt;
+use zerocopy::little_endian::{U16, U32, U64};
+
+/// Where a log's ring begins.
+pub const RING_START: u64 = BLOCK_BYTES as u64;
+
+/// Bytes fetched at once when frames are small.
+const WINDOW_BYTES: u64 = 64 << 10;
+
+/// Name of a log's file.
+pub fn log_file(log: LogUid, incarnation: Incarnation) -> String {
+    format!("log-{log}-{incarnation}")
+}
+
+/// Whether a pool file is an update log's.
+pub fn is_log_file(name: &str) -> bool {
+    name.starts_with("log-")
+}
+
+/// A log's file with what makes its frames its own.
+pub(crate) struct LogFile {
+    pub name: String,
+    region: Region,
+    /// A second descriptor, read by position; none for the medium of the tests, which nobody can truncate.
+    file: Option<File>,
+    salt: Salt,
+    end: u64,
+}
+
+impl LogFile {
+    /// Makes an empty log. Durable when this returns.
+    pub fn create(
+        medium: &Medium,
+        pool: PoolUid,
+        (log, incarnation): (LogUid, Incarnation),
+        file_bytes: u64,
+        owner: u32,
+    ) -> Result<Self, Error> {
+        let name = log_file(log, incarnation);
+        let region = medium.create(&name, file_bytes)?;
+        let superblock = Superblock {
+            magic: MAGIC,
+            version: U16::new(POOL_VERSION),
+            kind: U16::new(FileKind::Log as u16),
+            checksum: U32::new(0),
+            pool,
+            id: U64::new(log.get()),
+            file_bytes: U64::new(file_bytes),
+            owner: U32::new(owner),
+            reserved: U32::new(0),
+            created_ns: U64::new(0),
+            geometry: U64::new(u64::from(incarnation.get())),
+        };
+        region.write(0, &superblock.encode());
+        region.settle()?;
+        Self::of_region(name, region, Salt::of_log(log, incarnation))
+    }
+
+    /// Opens a log that an earlier daemon made; `None` if there is none, or what is there is not it. Its size is
+    /// what the file has: its owner could change that.
+    pub fn open(medium: &Medium, (log, incarnation): (LogUid, Incarnation)) -> Result<Option<Self>, Error> {
+        let name = log_file(log, incarnation);
+        let region = match medium.open(&name) {
+            Ok(region) if region.bytes() >= RING_START + HEADER_BYTES as u64 => region,
+            Ok(_) | Err(MediaError::NotFound | MediaError::Length) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        Self::of_region(name, region, Salt::of_log(log, incarnation)).map(Some)
+    }
+
+    fn of_region(name: String, region: Region, salt: Salt) -> Result<Self, Error> {
+        let duplicate = |fd: std::os::fd::BorrowedFd<'_>| fd.try_clone_to_owned().map(File::from);
+        let file = region.descriptor().map(duplicate).transpose();
+        let file = file.map_err(|error| MediaError::Os(error.raw_os_error().unwrap_or(0)))?;
+        let end = region.bytes() / FRAME_ALIGN as u64 * FRAME_ALIGN as u64;
+        Ok(Self { name, region, file, salt, end })
+    }
+
+    /// The file as its LibFS gets it.
+    pub fn region(&self) -> &Region {
+        &self.region
+    }
+
+    /// Bytes of its ring.
+    pub fn ring_bytes(&self) -> u64 {
+        self.end - RING_START
+    }
+
+    /// Makes what was appended survive all that the medium can survive.
+    pub fn settle(&self) -> Result<(), Error> {
+        Ok(self.region.settle()?)
+    }
+
+    /// Reads; false if the file is shorter than it was made.
+    fn read(&self, offset: u64, target: &mut [u8]) -> Result<bool, MediaError> {
+        let Some(file) = &self.file else {
+            self.region.read(offset, target)?;
+            return Ok(true);
+        };
+        match file.read_exact_at(target, offset) {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == ErrorKind::UnexpectedEof => Ok(false),
+            Err(error) => Err(MediaError::Os(error.raw_os_error().unwrap_or(0))),
+        }
+    }
+
+    /// Reads frames in order, the first behind `from`.
+    pub fn frames(&self, from: Digested) -> Frames<'_> {
+        let at_frame = from.position.is_multiple_of(FRAME_ALIGN as u64);
+        let inside = at_frame && (RING_START..self.end).contains(&from.position);
+        let left = if inside { self.ring_bytes() } else { 0 };
+        Frames { log: self, at: from, left, window: Vec::new(), window_at: 0 }
+    }
+}
+
+/// A frame, whole and checked, in memory of our own.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Frame {
+    /// Header and payload: what `Record::decode` takes.
+    pub bytes: Vec<u8>,
+    /// The log up to and with this frame.
+    pub after: Digested,
+}
+
+/// Frames of a log, up to the first that is none.
+pub(crate) struct Frames<'a> {
+    log: &'a LogFile,
+    at: Digested,
+    /// Bytes of the ring not yet seen: reading goes round once.
+    left: u64,
+    window: Vec<u8>,
+    window_at: u64,
+}
+
+impl Frames<'_> {
+    /// The next frame; `None` where the log ends.
+    ///
+    /// # Errors
+    /// What the medium said.
+    pub fn next(&mut self) -> Result<Option<Frame>, MediaError> {
+        let position = self.at.position;
+        let room = self.left.min(self.log.end.saturating_sub(position));
+        if room < HEADER_BYTES as u64 || !self.fetch(position, HEADER_BYTES as u64)? {
+            return Ok(None);
+        }
+        let Some(envelope) = self.envelope(position) else { return Ok(None) };
+        let sequence = self.at.sequence.next();
+        let is_pad = envelope.kind == PAD_KIND;
+        let payload_bytes = u64::from(envelope.payload_bytes.get());
+        let well_formed = envelope.sequence == sequence && !(is_pad && payload_bytes != 0);
+        let bytes = HEADER_BYTES as u64 + payload_bytes;
+        if !well_formed || envelope.frame_bytes() > room {
+            return Ok(None);
+        }
+        // The header was fetched already: what follows must not fetch it again.
+        let mut frame = self.windowed(position, HEADER_BYTES as u64).to_vec();
+        if self.fetched(position, bytes) {
+            frame.extend_from_slice(self.windowed(position + HEADER_BYTES as u64, payload_bytes));
+        } else {
+            let payload = usize::try_from(payload_bytes).expect("a ring fits an address space");
+            frame.resize(HEADER_BYTES + payload, 0);
+            if !self.log.read(position + HEADER_BYTES as u64, &mut frame[HEADER_BYTES..])? {
+                return Ok(None);
+            }
+        }
+        if check_frame(self.log.salt, &frame).is_err() {
+            return Ok(None);
+        }
+        let taken = if is_pad { self.log.end - position } else { envelope.frame_bytes() };
+        self.left -= taken.min(self.left);
+        let next = position + taken;
+        self.at = Digested { sequence, position: if next == self.log.end { RING_START } else { next } };
+        Ok(Some(Frame { bytes: frame, after: self.at }))
+    }
+
+    fn envelope(&self, position: u64) -> Option<Envelope> {
+        Envelope::decode(self.windowed(position, HEADER_BYTES as u64)).ok()
+    }
+
+    /// True if these bytes are in the window.
+    fn fetched(&self, position: u64, bytes: u64) -> bool {
+        position >= self.window_at && position + bytes <= self.window_at + self.window.len() as u64
+    }
+
+    fn windowed(&self, position: u64, bytes: u64) -> &[u8] {
+        let start = usize::try_from(position - self.window_at).expect("a window fits an address space");
+        &self.window[start..start + usize::try_from(bytes).expect("a window fits an address space")]
+    }
+
+    /// Makes the window hold these bytes; false if the file is too short.
+    fn fetch(&mut self, position: u64, bytes: u64) -> Result<bool, MediaError> {
+        if self.fetched(position, bytes) {
+            return Ok(true);
+        }
+        let wanted = WINDOW_BYTES.min(self.log.end - position);
+        self.window.resize(usize::try_from(wanted).expect("a window fits an address space"), 0);
+        self.window_at = position;
+        if self.log.read(position, &mut self.window)? {
+            return Ok(true);
+        }
+        self.window.clear();
+        Ok(false)
+    }
+}
+
+/// The first place of a log.
+pub(crate) const BEGINNING: Digested = Digested { sequence: Sequence::new(0), position: RING_START };
+
+/// Why a log ended before its commit word said.
+pub(crate) const TORN: DecodeError = DecodeError::Truncated;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use format::record::{Kind, Record};
+    use pmem::Recorder;
+    use pmem::ring::{AppendError, AppendRing, Place};
+
+    const LOG: (LogUid, Incarnation) = (LogUid::new(7), Incarnation::new(1));
+
+    fn place(at: Digested) -> Place {
+        Place { position: at.position, sequence: at.sequence.next() }
+    }
+
+    fn header(bytes: usize) -> [u8; HEADER_BYTES] {
+        let mut header = [0; HEADER_BYTES];
+        let envelope = Envelope::new(Kind::Write as u8, 0, bytes as u32);
+        header[..24].copy_from_slice(zerocopy::IntoBytes::as_bytes(&envelope));
+        header[24] = 1;
+        header
+    }
+
+    fn log(medium: &Medium, bytes: u64) -> (LogFile, AppendRing) {
+        let log = LogFile::create(medium, PoolUid::new(1), LOG, bytes, 0).unwrap();
+        let ring = AppendRing::empty(log.region().clone(), RING_START, log.salt, Sequence::new(1));
+        (log, ring)
+    }
+
+    fn read_all(log: &LogFile, from: Digested) -> Vec<Frame> {
+        let mut frames = log.frames(from);
+        std::iter::from_fn(|| frames.next().unwrap()).collect()
+    }
+
+    /// What is appended is read, over many rounds of the ring, pads included, small and large.
+    fn rounds(medium: &Medium) {
+        let (log, mut ring) = log(medium, 5 * BLOCK_BYTES as u64 + 64);
+        let (mut at, mut expected) = (BEGINNING, Vec::new());
+        for round in 0..400usize {
+            let payload = vec![round as u8; round * 37 % 3_000];
+            match ring.append(header(payload.len()), &[payload.as_slice().into()]) {
+                Ok(_) => expected.push(payload),
+                Err(AppendError::Full) => {
+                    let frames = read_all(&log, at);
+                    let records = frames.iter().map(|frame| Record::decode(&frame.bytes).unwrap());
+                    let found: Vec<_> = records
+                        .filter_map(|record| match record.operation {
+                            format::record::Operation::Write { bytes, .. } => Some(bytes.to_vec()),
+                            _ => None,
+                        })
+                        .collect();
+                    assert_eq!(found, expected);
+                    at = frames.last().unwrap().after;
+                    ring.release_to(place(at));
+                    expected.clear();
+                }
+                Err(error) => panic!("{error:?}"),
+            }
+        }
+        assert!(at.sequence > Sequence::new(100));
+    }
+
+    #[test]
+    fn what_is_appended_is_read() {
+        rounds(&Recorder::new().medium());
+        let folder = tempfile::tempdir().unwrap();
+        rounds(&Medium::file(folder.path()).unwrap());
+    }
+
+    #[test]
+    fn a_truncated_file_ends_the_log() {
+        let folder = tempfile::tempdir().unwrap();
+        let medium = Medium::file(folder.path()).unwrap();
+        let (log, mut ring) = log(&medium, 1 << 20);
+        ring.append(header(10), &[[1; 10].as_slice().into()]).unwrap();
+        ring.append(header(200_000), &[vec![2; 200_000].as_slice().into()]).unwrap();
+        let file = File::options().write(true).open(folder.path().join(&log.name)).unwrap();
+        file.set_len(RING_START + 256).unwrap();
+        assert_eq!(read_all(&log, BEGINNING), []);
+        file.set_len(RING_START + 80_000).unwrap();
+        assert_eq!(read_all(&log, BEGINNING).len(), 1);
+        file.set_len(10).unwrap();
+        assert_eq!(read_all(&log, BEGINNING), []);
+    }
+
+    #[test]
+    fn places_that_are_none_give_nothing() {
+        let medium = Recorder::new().medium();
+        let (log, mut ring) = log(&medium, 1 << 16);
+        ring.append(header(10), &[[1; 10].as_slice().into()]).unwrap();
+        for position in [0, 1, RING_START + 1, 1 << 16, u64::MAX] {
+            assert_eq!(read_all(&log, Digested { position, ..BEGINNING }), []);
+        }
+    }
+
+    proptest::proptest! {
+        /// Any bytes anywhere in the ring: reading ends, and every frame it gives has the right checksum.
+        #[test]
+        fn any_bytes_are_survived(
+            changes in proptest::collection::vec((0u64..16_320, proptest::collection::vec(0u8.., 1..64)), 1..20)
+        ) {
+            let medium = Recorder::new().medium();
+            let (log, mut ring) = log(&medium, RING_START + 16_384);
+            for length in [0, 100, 4_000, 1, 5_000] {
+                ring.append(header(length), &[vec![3; length].as_slice().into()]).unwrap();
+            }
+            for (offset, bytes) in changes {
+                log.region().write(RING_START + offset, &bytes);
+            }
+            for frame in read_all(&log, BEGINNING) {
+                proptest::prop_assert!(check_frame(log.salt, &frame.bytes).is_ok());
+            }
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! What a daemon does before it serves: brings the pool to where its ledger and logs say it was (Assise §3.4).
+//!
+//! Every update log that lives in the table is read to its end and digested under the entitlements that the ledger
+//! gives it; then all logs are closed, the ledger begins a new life, and inodes without a name go. Entitlements that
+//! the ledger still gives at its end belong to one log an inode, and whatever ended before was digested before it
+//! ended: so the logs can be taken one after the other, in any order.
+//!
+//! Guarantees: recovery that is interrupted at any point is done again to the same end. Until the flip that moves
+//! the ledger on, a log that is done is marked by incarnation 0, so that neither a record is judged twice nor an
+//! entitlement revived.
+
+use crate::config::Config;
+use crate::digest::{CutReason, Halt, apply_record};
+use crate::error::Error;
+use crate::ledger::{Anchor, Ledger, names_version};
+use crate::logs::{BEGINNING, LogFile, is_log_file};
+use crate::state::Numbers;
+use crate::table::{OpenLog, Table};
+use area::{Area, Counters};
+use format::ledger::{Event, OpenLogBody};
+use format::record::{Operation, Record};
+use format::{Epoch, Incarnation, InodeNumber, LeaseVersion, LogUid, Sequence};
+use ipc::Digested;
+use pmem::Medium;
+use pmem::ring::Place;
+use std::collections::BTreeMap;
+
+/// A log that is digested to its end has this life until it is removed.
+const CLOSED: Incarnation = Incarnation::new(0);
+
+/// What a recovery found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Recovered {
+    /// Logs that lived, and the last record that counted of each.
+    pub logs: Vec<(LogUid, Sequence)>,
+    /// Records that were digested.
+    pub records: u64,
+    /// Logs that ended with something else than nothing, and why it did not count.
+    pub cuts: Vec<(LogUid, CutReason)>,
+    /// Inodes without a name that were removed.
+    pub orphans: u64,
+}
+
+/// A pool brought up to date, and where its counters go on.
+pub(crate) struct Ready {
+    pub area: Area,
+    pub ledger: Ledger,
+    pub numbers: Numbers,
+    pub next_version: LeaseVersion,
+    pub recovered: Recovered,
+}
+
+/// Recovery on its way.
+struct Recovery<'a> {
+    medium: &'a Medium,
+    config: &'a Config,
+    area: Area,
+    epoch: Epoch,
+    table: Table,
+    progress: BTreeMap<LogUid, Digested>,
+    numbers: Numbers,
+    next_version: LeaseVersion,
+    recovered: Recovered,
+}
+
+/// Brings a pool up to date. The caller holds its lock.
+pub(crate) fn recover(medium: &Medium, config: &Config) -> Result<Ready, Error> {
+    let area = Area::open(medium, config.area)?;
+    let (counters, epoch) = (area.counters(), area.epoch());
+    let mut recovery = Recovery {
+        medium,
+        config,
+        area,
+        epoch,
+        table: Table::default(),
+        progress: BTreeMap::new(),
+        numbers: Numbers { next_inode: counters.next_inode, next_log: counters.next_log },
+        next_version: counters.next_lease_version,
+        recovered: Recovered::default(),
+    };
+    recovery.restore_table()?;
+    let last = recovery.replay_ledger(&counters)?;
+    recovery.digest_logs()?;
+    let anchor = Ledger::anchor_after(last, Incarnation::new(counters.ledger_incarnation).next());
+    recovery.move_ledger(&anchor)?;
+    recovery.remove_logs()?;
+    recovery.reap_orphans()?;
+    let pool = recovery.area.pool();
+    let ledger = Ledger::begin(medium, pool, anchor)?;
+    let Recovery { area, numbers, next_version, recovered, .. } = recovery;
+    Ok(Ready { area, ledger, numbers, next_version, recovered })
+}
+
+impl Recovery<'_> {
+    /// Takes the logs and grants that the last flip holds.
+    fn restore_table(&mut self) -> Result<(), Error> {
+        for (uid, item) in self.area.logs()? {
+            let (groups, grants) = (self.area.groups(uid)?, self.area.grants(uid)?);
+            let digested = Digested { sequence: item.digested, position: item.position.get() };
+            self.progress.insert(uid, digested);
+            self.table.restore(uid, &item, groups, &grants);
+        }
+        Ok(())
+    }
+
+    /// Takes what the ledger said since; gives its last entry.
+    fn replay_ledger(&mut self, counters: &Counters) -> Result<Sequence, Error> {
+        let next = Place { position: counters.ledger_position, sequence: counters.ledger_sequence.next() };
+        let anchor = Anchor { next, incarnation: Incarnation::new(counters.ledger_incarnation) };
+        let pool = self.area.pool();
+        let (numbers, next_version) = (&mut self.numbers, &mut self.next_version);
+        let place = Ledger::replay(self.medium, pool, anchor, &mut self.table, |entry, version| {
+            if names_version(&entry.event) {
+                *next_version = (*next_version).max(version.next());
+            }
+            if let Event::OpenLog { body, .. } = entry.event {
+                numbers.next_log = numbers.next_log.max(entry.log.next());
+                numbers.next_inode = numbers.next_inode.max(range_end(&body));
+            }
+        })?;
+        Ok(Sequence::new(place.sequence.get() - 1))
+    }
+
+    /// The counters of a flip that leaves the ledger where it is.
+    fn counters(&self) -> Counters {
+        Counters {
+            next_inode: self.numbers.next_inode,
+            next_log: self.numbers.next_log,
+            next_lease_version: self.next_version,
+            ..self.area.counters()
+        }
+    }
+
+    fn digest_logs(&mut self) -> Result<(), Error> {
+        let logs: Vec<(LogUid, OpenLog)> = self.table.logs().map(|(uid, open)| (uid, open.clone())).collect();
+        for (uid, open) in logs {
+            if open.incarnation != CLOSED {
+                self.digest_log(uid, &open)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn digest_log(&mut self, uid: LogUid, open: &OpenLog) -> Result<(), Error> {
+        let mut at = self.progress.get(&uid).copied().unwrap_or(BEGINNING);
+        if let Some(file) = LogFile::open(self.medium, (uid, open.incarnation))? {
+            loop {
+                let (next, end) = self.digest_batch(uid, open, &file, at)?;
+                at = next;
+                match end {
+                    End::More => {}
+                    End::Log(reason) => {
+                        if let Some(reason) = reason {
+                            self.recovered.cuts.push((uid, reason));
+                        }
+                        break;
+                    }
+                }
+            }
+        }
+        self.recovered.logs.push((uid, at.sequence));
+        // Done: nothing of it is read again, whatever happens before it is removed.
+        let mut closed = open.clone();
+        closed.incarnation = CLOSED;
+        let counters = self.counters();
+        let mut batch = self.area.begin(self.epoch)?;
+        batch.put_log(uid, &closed.item(at.sequence, at.position))?;
+        batch.set_counters(&counters);
+        let committed = batch.commit()?;
+        Ok(self.area.release(committed.flip)?)
+    }
+
+    /// One flip of records of one log.
+    fn digest_batch(
+        &mut self,
+        uid: LogUid,
+        open: &OpenLog,
+        file: &LogFile,
+        from: Digested,
+    ) -> Result<(Digested, End), Error> {
+        let counters = self.counters();
+        let mut batch = self.area.begin(self.epoch)?;
+        let mut frames = file.frames(from);
+        let (mut at, mut records, mut bytes) = (from, 0, 0);
+        let end = loop {
+            if records >= self.config.batch_records || bytes >= self.config.batch_bytes {
+                break End::More;
+            }
+            let Some(frame) = frames.next()? else { break End::Log(None) };
+            let record = match Record::decode(&frame.bytes) {
+                Ok(record) => record,
+                Err(error) => break End::Log(Some(CutReason::Decode(error))),
+            };
+            if record.operation != Operation::Pad {
+                // Room was promised for what an honest process appended, and nobody has anything open any more.
+                match apply_record(&mut batch, (uid, open), &record, || false, &mut |_| true) {
+                    Ok(_) => self.recovered.records += 1,
+                    Err(Halt::Full) if records > 0 => break End::More,
+                    Err(Halt::Full) => break End::Log(Some(CutReason::NoRoom)),
+                    Err(Halt::Cut(reason)) => break End::Log(Some(reason)),
+                    Err(Halt::Failed(error)) => return Err(error.into()),
+                }
+            }
+            at = frame.after;
+            records += 1;
+            bytes += frame.bytes.len();
+        };
+        batch.put_log(uid, &open.item(at.sequence, at.position))?;
+        batch.set_counters(&counters);
+        let committed = batch.commit()?;
+        self.area.release(committed.flip)?;
+        Ok((at, end))
+    }
+
+    /// From here on the ledger says nothing of what was: all logs are done.
+    fn move_ledger(&mut self, anchor: &Anchor) -> Result<(), Error> {
+        let counters = Counters {
+            ledger_sequence: Sequence::new(anchor.next.sequence.get() - 1),
+            ledger_position: anchor.next.position,
+            ledger_incarnation: anchor.incarnation.get(),
+            ..self.counters()
+        };
+        let mut batch = self.area.begin(self.epoch)?;
+        batch.set_counters(&counters);
+        let committed = batch.commit()?;
+        Ok(self.area.release(committed.flip)?)
+    }
+
+    /// Takes all logs out of the tree, and their files, and those that nobody knows of.
+    fn remove_logs(&mut self) -> Result<(), Error> {
+        for (uid, _) in self.area.logs()? {
+            let mut batch = self.area.begin(self.epoch)?;
+            batch.remove_log(uid)?;
+            let committed = batch.commit()?;
+            self.area.release(committed.flip)?;
+        }
+        for name in self.medium.list()?.iter().filter(|name| is_log_file(name)) {
+            self.medium.remove(name)?;
+        }
+        Ok(())
+    }
+
+    fn reap_orphans(&mut self) -> Result<(), Error> {
+        while let Some(inode) = self.area.orphans(InodeNumber::NONE, 1)?.first().copied() {
+            let mut batch = self.area.begin(self.epoch)?;
+            if batch.reap(inode, self.config.reap_items)? {
+                self.recovered.orphans += 1;
+            }
+            let committed = batch.commit()?;
+            self.area.release(committed.flip)?;
+        }
+        Ok(())
+    }
+}
+
+/// How a batch ended.
+enum End {
+    More,
+    /// The log ends here, with nothing or with what does not count.
+    Log(Option<CutReason>),
+}
+
+/// The first number behind a log's own range.
+fn range_end(body: &OpenLogBody) -> InodeNumber {
+    InodeNumber::new(body.first_inode.get().saturating_add(body.inodes.get()))
+}

@@ -1,0 +1,87 @@
+//! Open references: who has which inode open, apart from leases, so that an inode whose last name goes stays until
+//! the last one closes it (schedule 1.31), and so that a right to write that an opening gave outlives a change of
+//! mode (schedule 1.13).
+//!
+//! A reference is one a session and inode, with rights united; the session counts its own descriptors.
+
+use ccnvm::SessionId;
+use format::InodeNumber;
+use std::collections::BTreeMap;
+
+/// All references of the node.
+#[derive(Debug, Default)]
+pub(crate) struct References {
+    by_inode: BTreeMap<(InodeNumber, SessionId), Rights>,
+    by_session: BTreeMap<(SessionId, InodeNumber), ()>,
+}
+
+/// What an opening allowed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Rights {
+    pub read: bool,
+    pub write: bool,
+}
+
+impl References {
+    /// Makes one, or adds rights to it.
+    pub fn open(&mut self, session: SessionId, inode: InodeNumber, rights: Rights) {
+        let held = self.by_inode.entry((inode, session)).or_default();
+        held.read |= rights.read;
+        held.write |= rights.write;
+        self.by_session.insert((session, inode), ());
+    }
+
+    /// Ends one. True if nobody refers to the inode any more.
+    pub fn close(&mut self, session: SessionId, inode: InodeNumber) -> bool {
+        self.by_inode.remove(&(inode, session));
+        self.by_session.remove(&(session, inode));
+        !self.any(inode)
+    }
+
+    /// What a session may do by its reference.
+    pub fn rights(&self, session: SessionId, inode: InodeNumber) -> Option<Rights> {
+        self.by_inode.get(&(inode, session)).copied()
+    }
+
+    /// Whether anybody has it open.
+    pub fn any(&self, inode: InodeNumber) -> bool {
+        let (first, last) = ((inode, SessionId(0)), (inode, SessionId(u64::MAX)));
+        self.by_inode.range(first..=last).next().is_some()
+    }
+
+    /// Number of references of a session.
+    pub fn count(&self, session: SessionId) -> usize {
+        self.of_session(session).count()
+    }
+
+    fn of_session(&self, session: SessionId) -> impl Iterator<Item = InodeNumber> + '_ {
+        let (first, last) = ((session, InodeNumber::new(0)), (session, InodeNumber::new(u64::MAX)));
+        self.by_session.range(first..=last).map(|((_, inode), ())| *inode)
+    }
+
+    /// Ends all of a session; gives the inodes that nobody refers to any more.
+    pub fn end(&mut self, session: SessionId) -> Vec<InodeNumber> {
+        let inodes: Vec<_> = self.of_session(session).collect();
+        inodes.into_iter().filter(|inode| self.close(session, *inode)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_close_is_told() {
+        let (mut references, inode) = (References::default(), InodeNumber::new(5));
+        let (one, two) = (SessionId(1), SessionId(2));
+        references.open(one, inode, Rights { read: true, write: false });
+        references.open(one, inode, Rights { read: false, write: true });
+        references.open(two, inode, Rights::default());
+        references.open(two, InodeNumber::new(6), Rights::default());
+        assert_eq!(references.rights(one, inode), Some(Rights { read: true, write: true }));
+        assert!(!references.close(one, inode) && references.any(inode));
+        assert_eq!(references.count(two), 2);
+        assert_eq!(references.end(two), [inode, InodeNumber::new(6)]);
+        assert!(!references.any(inode));
+    }
+}

@@ -1,0 +1,71 @@
+//! Room promised before it is used, so that what a LibFS was allowed to append can always be digested (schedule
+//! 2.7).
+//!
+//! A session has a number of blocks promised; a record that is digested takes
+//! [`format::record::room_blocks`] of them, whatever it really used. The sum of all promises never exceeds what is
+//! free beyond a reserve for copy-on-write.
+
+use area::Usage;
+use ccnvm::SessionId;
+use std::collections::BTreeMap;
+
+/// Promises of all sessions.
+#[derive(Debug)]
+pub(crate) struct Room {
+    promised: BTreeMap<SessionId, u64>,
+    total: u64,
+    /// Blocks never promised to anybody.
+    reserve: u64,
+}
+
+impl Room {
+    pub fn new(reserve: u64) -> Self {
+        Self { promised: BTreeMap::new(), total: 0, reserve }
+    }
+
+    /// Blocks that can still be promised. A block of room also stands for a share of the tree's nodes.
+    pub fn free(&self, usage: &Usage) -> u64 {
+        usage.blocks_free.min(u64::from(usage.nodes_free)).saturating_sub(self.total + self.reserve)
+    }
+
+    /// Promises up to `blocks` more; gives how many.
+    pub fn promise(&mut self, session: SessionId, blocks: u64, usage: &Usage) -> u64 {
+        let given = blocks.min(self.free(usage));
+        *self.promised.entry(session).or_default() += given;
+        self.total += given;
+        given
+    }
+
+    /// Takes a record's cost from a session's promise. False if it has not so much left: it is used up then.
+    pub fn take(&mut self, session: SessionId, blocks: u64) -> bool {
+        let Some(left) = self.promised.get_mut(&session) else { return blocks == 0 };
+        let taken = blocks.min(*left);
+        *left -= taken;
+        self.total -= taken;
+        taken == blocks
+    }
+
+    /// The session is gone.
+    pub fn end(&mut self, session: SessionId) {
+        self.total -= self.promised.remove(&session).unwrap_or(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_more_is_promised_than_there_is() {
+        let usage = Usage { blocks: 100, blocks_free: 50, nodes: 90, nodes_free: 80, inodes: 1 };
+        let mut room = Room::new(10);
+        let (one, two) = (SessionId(1), SessionId(2));
+        assert_eq!(room.promise(one, 30, &usage), 30);
+        assert_eq!(room.promise(two, 30, &usage), 10);
+        assert_eq!(room.free(&usage), 0);
+        assert!(room.take(one, 25) && !room.take(one, 6));
+        assert_eq!(room.free(&usage), 30);
+        room.end(two);
+        assert_eq!(room.free(&usage), 40);
+    }
+}

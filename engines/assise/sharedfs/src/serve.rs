@@ -1,0 +1,86 @@
+//! Serving a session: one thread takes requests from its ring, answers each, and ends the session when its process
+//! writes what is no message. Every request is hostile: decoded by `format`, checked against what the session
+//! holds, bounded in what it makes us do.
+
+use crate::leases::Reason;
+use crate::state::Core;
+use ccnvm::SessionId;
+use format::call::{CallKind, Status};
+use ipc::Error as IpcError;
+use std::sync::Arc;
+
+/// What a call gives: a status, and the body of the response.
+pub type Answer = (Status, Vec<u8>);
+
+/// One call as it came.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Request<'a> {
+    /// The client's number of it.
+    pub number: u64,
+    /// A [`CallKind`], if it is one.
+    pub kind: u16,
+    pub body: &'a [u8],
+    /// How long the answer's body may be.
+    pub room: usize,
+}
+
+impl Core {
+    /// One call.
+    pub fn call(&self, id: SessionId, request: Request<'_>) -> Answer {
+        let result = match CallKind::from_raw(request.kind) {
+            Ok(kind) => self.dispatch(id, kind, request),
+            Err(_) => Err(Status::Invalid),
+        };
+        match result {
+            Ok(body) if body.len() <= request.room => (Status::Ok, body),
+            Ok(_) => (Status::Invalid, Vec::new()),
+            Err(status) => (status, Vec::new()),
+        }
+    }
+
+    fn dispatch(&self, id: SessionId, kind: CallKind, request: Request<'_>) -> Result<Vec<u8>, Status> {
+        let Request { number, body, room, .. } = request;
+        match kind {
+            CallKind::Walk => self.walk(id, body),
+            CallKind::Lease => self.lease(id, body),
+            CallKind::Open => self.open(id, body),
+            CallKind::Close => self.close(id, body),
+            CallKind::Entries => self.entries(id, body, room),
+            CallKind::Extents => self.extents(id, body, room),
+            CallKind::Read => self.read(id, body, room),
+            CallKind::Readlink => self.readlink(id, body),
+            CallKind::GetXattr => self.get_xattr(id, body),
+            CallKind::ListXattr => self.list_xattr(id, body),
+            CallKind::Digest => self.digest_call(id, body),
+            CallKind::Refill => self.refill(id, body),
+            CallKind::GrowLog => self.grow_log(id, number, body),
+            CallKind::MapSegment => self.send_segment(id, number, body),
+            CallKind::SyncAll => self.sync_all(id),
+            CallKind::Statfs => self.statfs(id),
+            CallKind::SettleLedger => self.settle_ledger(id, body),
+            _ => Err(Status::Invalid),
+        }
+    }
+
+    /// For a session that is served through its ring: answers until it ends.
+    pub fn serve(self: &Arc<Self>, id: SessionId) {
+        let Some(shared) = self.state.lock().sessions.get(&id).map(|session| session.shared.clone()) else {
+            return;
+        };
+        loop {
+            match shared.ring.next(None) {
+                Ok(taken) => {
+                    let room = shared.ring.body_room(&taken);
+                    let request = Request { number: taken.id, kind: taken.kind, body: &taken.body, room };
+                    let (status, body) = self.call(id, request);
+                    // Too large cannot be: the room was kept. A client that took its slot back gets nothing.
+                    let _ = shared.ring.respond(taken, status as u16, &body);
+                }
+                Err(IpcError::Interrupted | IpcError::TimedOut) => {}
+                // The door closed the ring because the process is gone, or the session has ended already.
+                Err(IpcError::Disconnected) => return self.eject(id, Reason::Left),
+                Err(_) => return self.eject(id, Reason::Malformed),
+            }
+        }
+    }
+}

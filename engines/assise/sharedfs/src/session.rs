@@ -1,0 +1,207 @@
+//! One LibFS, as SharedFS knows it: its log, what it holds, what it met. What is shared with it is in [`Shared`];
+//! everything that decides anything is in memory of our own.
+
+use crate::config::Config;
+use crate::error::Error;
+use crate::logs::LogFile;
+use ccnvm::{Mode, SessionId};
+use format::session::{SESSION_BYTES, WORD_OWN_RANGE, lease_bytes};
+use format::{InodeNumber, LeaseVersion, LogUid, Sequence};
+use ipc::host::Host;
+use ipc::peer::Peer;
+use ipc::ring::RingServer;
+use ipc::shared::{self, Access, Mapping};
+use ipc::sync::Word;
+use ipc::sys::Descriptor;
+use ipc::words::LeaseState;
+use ipc::{ClientPages, DaemonPages, Digested};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use vfs::Caller;
+
+/// One piece of memory that is shared with a LibFS.
+pub(crate) struct Piece {
+    pub memory: Descriptor,
+    pub mapping: Arc<Mapping>,
+}
+
+impl Piece {
+    fn new(name: &std::ffi::CStr, bytes: usize) -> Result<Self, Error> {
+        let memory = shared::create(name, bytes)?;
+        let mapping = Mapping::new(&memory, bytes, Access::Write)?;
+        Ok(Self { memory, mapping })
+    }
+}
+
+/// What is shared with one LibFS.
+pub(crate) struct Shared {
+    pub session_words: Piece,
+    pub lease_words: Piece,
+    pub ring_memory: Piece,
+    pub client: ClientPages,
+    pub daemon: DaemonPages,
+    pub ring: RingServer,
+    /// 1 once the session is gone: nobody serves it any more.
+    pub gone: Word,
+}
+
+impl Shared {
+    pub fn new(host: &Arc<dyn Host>, config: &Config) -> Result<Self, Error> {
+        let words = config.lease_words as usize;
+        let session_words = Piece::new(c"hearth-session", SESSION_BYTES)?;
+        let lease_words = Piece::new(c"hearth-leases", lease_bytes(words))?;
+        let ring_memory = Piece::new(c"hearth-ring", config.ring.bytes()?)?;
+        let client = ClientPages::new(&session_words.mapping)?;
+        let daemon = DaemonPages::new(&lease_words.mapping, words)?;
+        let ring = RingServer::new(host.clone(), ring_memory.mapping.clone(), config.ring, config.spin_ns)?;
+        Ok(Self { session_words, lease_words, ring_memory, client, daemon, ring, gone: Word::new(0) })
+    }
+}
+
+/// A lease that a session holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Held {
+    pub mode: Mode,
+    pub version: LeaseVersion,
+    /// Its word, or [`WORD_OWN_RANGE`].
+    pub word: u32,
+    /// Lower half of the word's generation.
+    pub expected: u32,
+    /// The grant in the ledger; 0 for none.
+    pub ledger: Sequence,
+    /// It is being taken away.
+    pub leaving: bool,
+}
+
+/// What is remembered of an inode that a session met.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Known {
+    /// It could have been opened for reading when a lease on it was granted.
+    pub readable: bool,
+}
+
+/// Whether a session goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    Live,
+    /// Its log is sealed; what counts of it is being digested.
+    Ending,
+}
+
+/// One LibFS.
+pub(crate) struct Session {
+    pub log: LogUid,
+    pub caller: Caller,
+    pub version: LeaseVersion,
+    /// Entry of the ledger that opened the log.
+    pub opened: Sequence,
+    pub first_inode: InodeNumber,
+    pub inodes: u64,
+    pub shared: Arc<Shared>,
+    pub file: Arc<LogFile>,
+    pub digested: Digested,
+    pub held: BTreeMap<InodeNumber, Held>,
+    pub known: BTreeMap<InodeNumber, Known>,
+    free_words: Vec<u32>,
+    /// Somebody takes leases from it right now.
+    pub busy: bool,
+    pub phase: Phase,
+    /// It asked for a digest that it does not wait for.
+    pub wants_digest: bool,
+    /// Its process, if it is another one.
+    pub peer: Option<Arc<Peer>>,
+}
+
+/// A session is known by the number of its log, which is never used again.
+pub(crate) fn session_of(log: LogUid) -> SessionId {
+    SessionId(log.get())
+}
+
+/// What a session begins with.
+pub(crate) struct Beginning {
+    pub log: LogUid,
+    pub caller: Caller,
+    pub version: LeaseVersion,
+    pub opened: Sequence,
+    pub first_inode: InodeNumber,
+    pub inodes: u64,
+    pub file: Arc<LogFile>,
+    pub digested: Digested,
+}
+
+impl Session {
+    pub fn new(beginning: Beginning, shared: Arc<Shared>, lease_words: u32) -> Self {
+        let Beginning { log, caller, version, opened, first_inode, inodes, file, digested } = beginning;
+        shared.client.commit().begin(digested.sequence);
+        shared.daemon.publish_digested(digested);
+        shared.daemon.own_range().grant(LeaseState::Write);
+        Self {
+            log,
+            caller,
+            version,
+            opened,
+            first_inode,
+            inodes,
+            shared,
+            file,
+            digested,
+            held: BTreeMap::new(),
+            known: BTreeMap::new(),
+            free_words: (0..lease_words).rev().collect(),
+            busy: false,
+            phase: Phase::Live,
+            wants_digest: false,
+            peer: None,
+        }
+    }
+
+    /// Whether the number belongs to its own range, taken away or not.
+    pub fn in_range(&self, inode: InodeNumber) -> bool {
+        inode.get().checked_sub(self.first_inode.get()).is_some_and(|index| index < self.inodes)
+    }
+
+    /// Whether it met the inode on a walk, or may have made it.
+    pub fn knows(&self, inode: InodeNumber) -> bool {
+        inode == InodeNumber::ROOT || self.in_range(inode) || self.known.contains_key(&inode)
+    }
+
+    /// Lower half of the own-range word's generation.
+    pub fn own_expected(&self) -> u32 {
+        low_half(self.shared.daemon.own_range().load().generation)
+    }
+
+    /// Gives a lease its word, or raises it in place; the caller notes what is held.
+    pub fn grant_word(&mut self, inode: InodeNumber, mode: Mode) -> (u32, u32) {
+        let word = match self.held.get(&inode).filter(|held| held.word != WORD_OWN_RANGE) {
+            Some(held) => held.word,
+            None => self.free_words.pop().expect("the table of leases grants no more than there are words"),
+        };
+        let state = match mode {
+            Mode::Read => LeaseState::Read,
+            Mode::Write => LeaseState::Write,
+        };
+        let lease = self.shared.daemon.leases()[word as usize].grant(state);
+        (word, low_half(lease.generation))
+    }
+
+    /// The lease is over: its word is free for another.
+    pub fn end_word(&mut self, word: u32) {
+        if word != WORD_OWN_RANGE {
+            self.shared.daemon.leases()[word as usize].end();
+            self.free_words.push(word);
+        }
+    }
+
+    /// Forgets inodes that it neither holds nor refers to, when too many are known.
+    pub fn trim_known(&mut self, known_max: usize, referred: impl Fn(InodeNumber) -> bool) {
+        if self.known.len() > known_max {
+            let held = &self.held;
+            self.known.retain(|inode, _| held.contains_key(inode) || referred(*inode));
+        }
+    }
+}
+
+/// Lower half of a generation.
+fn low_half(generation: u64) -> u32 {
+    (generation & u64::from(u32::MAX)) as u32
+}

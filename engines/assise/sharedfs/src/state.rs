@@ -1,0 +1,384 @@
+//! Everything that the daemon's one lock protects, and what is done under it in one go: table changes, flips,
+//! grants and their ends.
+//!
+//! Lock order: the daemon has one lock ([`crate::lock`]); under it the medium's own (of the test medium) are taken,
+//! nothing else. No lock is held across a wait; a flip under it is bounded by the limits of a batch.
+
+use crate::config::Config;
+use crate::error::Error;
+use crate::generations::Generations;
+use crate::ledger::Ledger;
+use crate::references::References;
+use crate::room::Room;
+use crate::session::{Held, Phase, Session, session_of};
+use crate::table::{Change, Grant, OWN_RANGE_KEY, RENAME_UNIT, RIGHT_CONTENTS, RIGHT_NONE, RIGHT_WRITE};
+use area::{Area, AreaError, Batch, Committed, Counters};
+use ccnvm::{Effect, Event, Leases, Mode, Nanoseconds, SessionId, Ticket, Want};
+use format::call::Status;
+use format::session::WORD_OWN_RANGE;
+use format::{Epoch, InodeNumber, LeaseVersion, LogUid, PoolUid, Stamp};
+use ipc::Digested;
+use ipc::host::{Host, WAKE_ALL};
+use ipc::lock::Lock;
+use ipc::sync::{Ordering, Word};
+use pmem::Medium;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use vfs::Caller;
+
+/// Numbers that are given out once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Numbers {
+    pub next_inode: InodeNumber,
+    pub next_log: LogUid,
+}
+
+/// A lease to be taken away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Revocation {
+    pub session: SessionId,
+    pub unit: InodeNumber,
+    pub version: LeaseVersion,
+}
+
+/// A session that was ended by force, and why: for status and tests.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ejection {
+    /// The session.
+    pub session: u64,
+    /// Its user.
+    pub uid: u32,
+    /// What happened, for people to read.
+    pub reason: String,
+}
+
+/// Ejections that are remembered.
+const EJECTIONS_MAX: usize = 64;
+
+/// What the lock protects.
+pub(crate) struct State {
+    pub area: Area,
+    pub epoch: Epoch,
+    pub ledger: Ledger,
+    pub leases: Leases,
+    pub sessions: BTreeMap<SessionId, Session>,
+    /// Sessions by the first inode of their range.
+    pub ranges: BTreeMap<InodeNumber, SessionId>,
+    pub references: References,
+    pub room: Room,
+    pub numbers: Numbers,
+    pub revocations: VecDeque<Revocation>,
+    /// Requests for leases that were answered and not yet fetched.
+    pub outcomes: BTreeMap<Ticket, Result<(), Status>>,
+    pub next_ticket: u64,
+    /// When the table of leases wants to be asked again.
+    pub wake_at: Option<Nanoseconds>,
+    /// Inodes without a name that nobody refers to.
+    pub reapable: VecDeque<InodeNumber>,
+    pub ejections: VecDeque<Ejection>,
+    /// The medium failed: nothing is done any more.
+    pub stopped: bool,
+}
+
+/// The daemon: what needs no lock, and the lock.
+pub(crate) struct Core {
+    pub host: Arc<dyn Host>,
+    pub medium: Medium,
+    pub pool: PoolUid,
+    pub config: Config,
+    pub generations: Generations,
+    pub state: Lock<State>,
+    /// Grows whenever a request for leases may have been answered or a session ended.
+    pub events: Word,
+    /// Grows when there is work for the background thread; [`crate::daemon`] says how it ends.
+    pub work: Word,
+    /// 1 when the daemon is to end.
+    pub ending: Word,
+    /// Threads that run.
+    pub threads: Word,
+}
+
+impl Core {
+    /// Tells every waiter to look again.
+    pub fn announce_events(&self) {
+        // Release: pairs with the Acquire of the waiters, who then take the lock anyway.
+        self.events.fetch_add(1, Ordering::Release);
+        self.host.wake(&self.events, WAKE_ALL);
+    }
+
+    /// Tells the background thread that there is work.
+    pub fn announce_work(&self) {
+        // Release: as above.
+        self.work.fetch_add(1, Ordering::Release);
+        self.host.wake(&self.work, WAKE_ALL);
+    }
+}
+
+impl State {
+    /// A session that goes on.
+    ///
+    /// # Errors
+    /// `Sealed`; `Media` if the daemon stopped.
+    pub fn live(&mut self, id: SessionId) -> Result<&mut Session, Status> {
+        if self.stopped {
+            return Err(Status::Media);
+        }
+        self.sessions.get_mut(&id).filter(|session| session.phase == Phase::Live).ok_or(Status::Sealed)
+    }
+
+    /// Passes a result on; a failure of medium or tree stops the daemon.
+    pub fn guard<T>(&mut self, result: Result<T, Error>) -> Result<T, Error> {
+        if result.is_err() {
+            self.stopped = true;
+        }
+        result
+    }
+
+    pub fn note_ejection(&mut self, session: SessionId, uid: u32, reason: String) {
+        if self.ejections.len() == EJECTIONS_MAX {
+            self.ejections.pop_front();
+        }
+        self.ejections.push_back(Ejection { session: session.0, uid, reason });
+    }
+
+    /// Puts what the ledger said since the last flip into a batch, as far as fits; gives how many changes.
+    pub fn put_changes(
+        batch: &mut Batch<'_>,
+        ledger: &Ledger,
+        sessions: &BTreeMap<SessionId, Session>,
+        changes_max: usize,
+    ) -> Result<usize, AreaError> {
+        for (index, pending) in ledger.pending().take(changes_max).enumerate() {
+            match put_change(batch, ledger, sessions, &pending.change) {
+                Ok(()) => {}
+                Err(AreaError::BatchFull) if index > 0 => return Ok(index),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(ledger.pending().count().min(changes_max))
+    }
+
+    /// The numbers that a flip carries which contains the first `changes` pending ones of the ledger.
+    pub fn counters(numbers: &Numbers, leases: &Leases, ledger: &Ledger, changes: usize) -> Counters {
+        let place = ledger.place_after(changes);
+        Counters {
+            next_inode: numbers.next_inode,
+            next_lease_version: leases.next_version(),
+            next_log: numbers.next_log,
+            ledger_sequence: format::Sequence::new(place.sequence.get() - 1),
+            ledger_position: place.position,
+            ledger_incarnation: ledger.incarnation().get(),
+        }
+    }
+
+    /// What follows a flip: readers of what it freed are told, then it may be used again.
+    pub fn after_flip(&mut self, core: &Core, committed: &Committed, changes: usize) -> Result<(), Error> {
+        core.generations.raise(&committed.freed_of);
+        self.area.release(committed.flip)?;
+        self.ledger.contained(changes);
+        Ok(())
+    }
+
+    /// Flips until at most `left` changes of the ledger are not contained in the tree.
+    pub fn contain_changes(&mut self, core: &Core, left: usize) -> Result<(), Error> {
+        while self.ledger.pending().count() > left {
+            let mut batch = self.area.begin(self.epoch)?;
+            let changes =
+                Self::put_changes(&mut batch, &self.ledger, &self.sessions, core.config.batch_changes)?;
+            batch.set_counters(&Self::counters(&self.numbers, &self.leases, &self.ledger, changes));
+            let committed = batch.commit()?;
+            self.after_flip(core, &committed, changes)?;
+        }
+        Ok(())
+    }
+
+    /// Makes room for a few entries in the ledger.
+    pub fn ledger_room(&mut self, core: &Core) -> Result<(), Error> {
+        if self.ledger.wants_flip(core.config.batch_changes) { self.contain_changes(core, 0) } else { Ok(()) }
+    }
+
+    /// Flips that remove inodes without a name that nobody refers to; one step. True if there is more.
+    pub fn reap_step(&mut self, core: &Core) -> Result<bool, Error> {
+        let Some(inode) = self.reapable.pop_front() else { return Ok(false) };
+        if self.references.any(inode) {
+            return Ok(!self.reapable.is_empty());
+        }
+        let mut batch = self.area.begin(self.epoch)?;
+        let gone = match batch.reap(inode, core.config.reap_items) {
+            Ok(gone) => gone,
+            // It was reaped before: nothing is left to do.
+            Err(AreaError::Refused(_)) => true,
+            Err(error) => return Err(error.into()),
+        };
+        let changes = Self::put_changes(&mut batch, &self.ledger, &self.sessions, core.config.batch_changes)?;
+        batch.set_counters(&Self::counters(&self.numbers, &self.leases, &self.ledger, changes));
+        let committed = batch.commit()?;
+        self.after_flip(core, &committed, changes)?;
+        if !gone {
+            self.reapable.push_front(inode);
+        }
+        Ok(!self.reapable.is_empty())
+    }
+
+    /// The session whose own range holds the inode.
+    pub fn owner_of(&self, inode: InodeNumber) -> Option<SessionId> {
+        let (_, id) = self.ranges.range(..=inode).next_back()?;
+        self.sessions.get(id).is_some_and(|session| session.in_range(inode)).then_some(*id)
+    }
+
+    /// Whether the session holds the inode because it made it.
+    pub fn is_own(&self, id: SessionId, inode: InodeNumber) -> bool {
+        let log = LogUid::new(id.0);
+        self.ledger.table().log(log).is_some_and(|log| log.is_own(inode))
+    }
+
+    /// Whether a session holds a lease that is at least as strong, and keeps it for now.
+    pub fn holds(&self, id: SessionId, want: Want) -> bool {
+        let Some(session) = self.sessions.get(&id) else { return false };
+        match session.held.get(&want.unit) {
+            Some(held) => held.mode >= want.mode && !held.leaving,
+            None => self.is_own(id, want.unit),
+        }
+    }
+
+    /// Makes known to the table of leases that an inode is held by the session that made it.
+    pub fn introduce(&mut self, now: Nanoseconds, unit: InodeNumber) {
+        let Some(owner) = self.owner_of(unit).filter(|owner| self.is_own(*owner, unit)) else { return };
+        let session = self.sessions.get_mut(&owner).expect("the owner of a range lives");
+        if session.held.contains_key(&unit) || session.phase != Phase::Live {
+            return;
+        }
+        let version = session.version;
+        let held = Held {
+            mode: Mode::Write,
+            version,
+            word: WORD_OWN_RANGE,
+            expected: session.own_expected(),
+            ledger: session.opened,
+            leaving: false,
+        };
+        session.held.insert(unit, held);
+        let effects = self.leases.step(now, Event::Created { session: owner, unit, version });
+        assert!(effects.is_empty(), "what nobody knew of nobody waits for");
+    }
+
+    /// Carries out what the table of leases decided, except for revocations, which are queued.
+    pub fn absorb(&mut self, core: &Core, effects: Vec<Effect>) -> Result<(), Error> {
+        for effect in effects {
+            match effect {
+                Effect::Grant { ticket, session, grants } => {
+                    for (want, version) in grants {
+                        self.grant(core, session, want, version)?;
+                    }
+                    self.outcomes.insert(ticket, Ok(()));
+                }
+                Effect::Refuse { ticket } => {
+                    self.outcomes.insert(ticket, Err(Status::Limit));
+                }
+                Effect::Revoke { session, unit, version } => {
+                    self.revocations.push_back(Revocation { session, unit, version });
+                }
+                Effect::End { session, unit, version } => self.end_lease(core, session, unit, version)?,
+                Effect::WakeAt(at) => {
+                    self.wake_at = Some(self.wake_at.map_or(at, |other| other.min(at)));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn grant(&mut self, core: &Core, id: SessionId, want: Want, version: LeaseVersion) -> Result<(), Error> {
+        let unit = want.unit;
+        let Some(session) = self.sessions.get(&id) else { return Ok(()) };
+        if session.held.get(&unit).is_some_and(|held| held.version == version) {
+            return Ok(());
+        }
+        // What the session says of its log is believed only to its own disadvantage.
+        let from = session.shared.client.commit().load().max(session.digested.sequence);
+        let log = session.log;
+        let mut ledger = format::Sequence::default();
+        if want.mode == Mode::Write {
+            self.ledger_room(core)?;
+            let follow = match unit {
+                RENAME_UNIT => Stamp::default(),
+                unit => self.area.inode(unit)?.map_or(Stamp::default(), |item| item.stamp),
+            };
+            let writes = self.references.rights(id, unit).is_some_and(|rights| rights.write);
+            let rights = RIGHT_WRITE | if writes { RIGHT_CONTENTS } else { RIGHT_NONE };
+            ledger = self.ledger.grant(log, unit, Grant { version, from, follow, rights })?;
+        }
+        let session = self.sessions.get_mut(&id).expect("looked up above");
+        let (word, expected) = session.grant_word(unit, want.mode);
+        let held = Held { mode: want.mode, version, word, expected, ledger, leaving: false };
+        session.held.insert(unit, held);
+        Ok(())
+    }
+
+    fn end_lease(
+        &mut self,
+        core: &Core,
+        id: SessionId,
+        unit: InodeNumber,
+        version: LeaseVersion,
+    ) -> Result<(), Error> {
+        let Some(session) = self.sessions.get_mut(&id) else { return Ok(()) };
+        let Some(held) = session.held.remove(&unit) else { return Ok(()) };
+        session.end_word(held.word);
+        let (log, cut, live) = (session.log, session.digested.sequence, session.phase == Phase::Live);
+        // The end of the log says it for all that a dying session held.
+        if held.mode == Mode::Write && live {
+            self.ledger_room(core)?;
+            self.ledger.end(log, unit, version, cut)?;
+        }
+        Ok(())
+    }
+
+    /// Whether the caller may read the contents of an inode of the area.
+    pub fn may_read(&self, id: SessionId, inode: InodeNumber, item: &format::node::InodeItem) -> bool {
+        let Some(session) = self.sessions.get(&id) else { return false };
+        let found = crate::entitle::attributes(inode, item);
+        session.caller.owns(&found)
+            || vfs::access::permits(&session.caller, &found, vfs::access::READ)
+            || session.known.get(&inode).is_some_and(|known| known.readable)
+            || self.references.rights(id, inode).is_some_and(|rights| rights.read)
+    }
+}
+
+fn put_change(
+    batch: &mut Batch<'_>,
+    ledger: &Ledger,
+    sessions: &BTreeMap<SessionId, Session>,
+    change: &Change,
+) -> Result<(), AreaError> {
+    // What is said of a log that ended meanwhile goes with it: only its end matters.
+    let living = |uid: &LogUid| ledger.table().log(*uid);
+    match change {
+        Change::Nothing => Ok(()),
+        Change::Close(uid) => batch.remove_log(*uid),
+        Change::Open(uid) => {
+            let Some(log) = living(uid) else { return Ok(()) };
+            let session = sessions.get(&session_of(*uid));
+            let digested = session.map_or(Digested::default(), |session| session.digested);
+            put_log(batch, *uid, &log.caller, log.version, log.item(digested.sequence, digested.position))
+        }
+        Change::Grant(uid, inode, grant) if living(uid).is_some() => {
+            batch.put_grant(*uid, *inode, &grant.to_item())
+        }
+        Change::End(uid, inode) if living(uid).is_some() => batch.remove_grant(*uid, *inode),
+        Change::Grant(..) | Change::End(..) => Ok(()),
+    }
+}
+
+fn put_log(
+    batch: &mut Batch<'_>,
+    uid: LogUid,
+    caller: &Caller,
+    version: LeaseVersion,
+    item: format::node::LogItem,
+) -> Result<(), AreaError> {
+    batch.put_log(uid, &item)?;
+    batch.put_groups(uid, &caller.groups)?;
+    let own =
+        Grant { version, from: format::Sequence::default(), follow: Stamp::default(), rights: RIGHT_NONE };
+    batch.put_grant(uid, OWN_RANGE_KEY, &own.to_item())
+}

@@ -1,0 +1,212 @@
+//! Calls about the session itself: digest, room, a larger log, segments to map, what is settled.
+
+use crate::error::Error;
+use crate::logs::{BEGINNING, LogFile};
+use crate::state::{Core, State};
+use ccnvm::SessionId;
+use format::call::{
+    DigestRequest, DigestResponse, GrowRequest, GrowResponse, InodeRequest, RefillRequest, RefillResponse,
+    StatfsResponse, Status, split,
+};
+use format::{BLOCK_BYTES, Incarnation, InodeNumber, SegmentId, Sequence};
+use ipc::Digested;
+use pmem::Region;
+use std::sync::Arc;
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::{U32, U64};
+
+impl Core {
+    /// [`format::call::CallKind::Digest`].
+    pub fn digest_call(&self, id: SessionId, body: &[u8]) -> Result<Vec<u8>, Status> {
+        let (request, _) = split::<DigestRequest>(body).map_err(|_| Status::Invalid)?;
+        let up_to = {
+            let mut state = self.state.lock();
+            let session = state.live(id)?;
+            // Only what was committed counts, whatever is asked for.
+            let up_to = request.up_to.min(session.shared.client.commit().load());
+            session.wants_digest |= request.wait.get() == 0 && up_to > session.digested.sequence;
+            up_to
+        };
+        if request.wait.get() == 0 {
+            self.announce_work();
+        } else {
+            self.digest_own(id, up_to)?;
+        }
+        let digested = self.state.lock().live(id)?.digested;
+        let response = DigestResponse { digested: digested.sequence, position: U64::new(digested.position) };
+        Ok(response.as_bytes().to_vec())
+    }
+
+    /// [`format::call::CallKind::Refill`]. Inode numbers are not refilled: a session that has used up its range
+    /// attaches anew.
+    pub fn refill(&self, id: SessionId, body: &[u8]) -> Result<Vec<u8>, Status> {
+        let (request, _) = split::<RefillRequest>(body).map_err(|_| Status::Invalid)?;
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        state.live(id)?;
+        let usage = state.area.usage();
+        let given = state.room.promise(id, request.room_blocks.get(), &usage);
+        if given == 0 && request.room_blocks.get() > 0 {
+            return Err(Status::NoSpace);
+        }
+        let response = RefillResponse {
+            first_inode: InodeNumber::NONE,
+            inodes: U64::new(0),
+            room_blocks: U64::new(given),
+        };
+        Ok(response.as_bytes().to_vec())
+    }
+
+    /// [`format::call::CallKind::GrowLog`]. All records are digested, a new file takes the log's place in one flip,
+    /// then the old one goes.
+    pub fn grow_log(&self, id: SessionId, number: u64, body: &[u8]) -> Result<Vec<u8>, Status> {
+        let (request, _) = split::<GrowRequest>(body).map_err(|_| Status::Invalid)?;
+        let file_bytes = request.file_bytes.get().next_multiple_of(BLOCK_BYTES as u64);
+        if !(self.config.log_bytes..=self.config.log_bytes_max).contains(&file_bytes) {
+            return Err(Status::Invalid);
+        }
+        let (log, uid, incarnation, up_to) = {
+            let mut state = self.state.lock();
+            let session = state.live(id)?;
+            let (log, uid, up_to) = (session.log, session.caller.uid, session.shared.client.commit().load());
+            let open = state.ledger.table().log(log).expect("a live session's log is open");
+            (log, uid, open.incarnation.next(), up_to)
+        };
+        self.digest_own(id, up_to)?;
+        // A file of this name can only be left from an attempt that did not come to its flip.
+        let _ = self.medium.remove(&crate::logs::log_file(log, incarnation));
+        let made = LogFile::create(&self.medium, self.pool, (log, incarnation), file_bytes, uid);
+        let file = Arc::new(made.map_err(|_| Status::NoSpace)?);
+        let old = {
+            let mut guard = self.state.lock();
+            let state = &mut *guard;
+            let session = state.live(id)?;
+            if session.digested.sequence != up_to {
+                return Err(Status::Invalid);
+            }
+            let replaced = state.replace_log(self, id, file.clone(), incarnation, up_to);
+            state.guard(replaced).map_err(|_| Status::Media)?
+        };
+        // A file that stays is removed by the next start.
+        let _ = self.medium.remove(&old);
+        let region = self.log_region(id)?;
+        self.send_parcel(id, number, log.get(), &region).map_err(|_| Status::Media)?;
+        let response =
+            GrowResponse { log, file_bytes: U64::new(file_bytes), incarnation, reserved: U32::new(0) };
+        Ok(response.as_bytes().to_vec())
+    }
+
+    /// The log's file, to be handed to its LibFS after it grew.
+    pub fn log_region(&self, id: SessionId) -> Result<Region, Status> {
+        Ok(self.state.lock().live(id)?.file.region().clone())
+    }
+
+    /// What [`format::call::CallKind::MapSegment`] asks for: a region of the segment that can only be read, if the session's user
+    /// may map it.
+    pub fn map_segment(&self, id: SessionId, body: &[u8]) -> Result<Region, Status> {
+        let (request, _) = split::<InodeRequest>(body).map_err(|_| Status::Invalid)?;
+        let segment = u32::try_from(request.inode.get()).map(SegmentId::new).map_err(|_| Status::Invalid)?;
+        {
+            let mut state = self.state.lock();
+            let uid = state.live(id)?.caller.uid;
+            if state.area.segment_owner(segment) != Some(uid) {
+                return Err(Status::Access);
+            }
+        }
+        self.medium.open_read_only(&area::segment_file(segment)).map_err(|_| Status::Media)
+    }
+
+    /// [`format::call::CallKind::MapSegment`] of a LibFS in another process.
+    pub fn send_segment(&self, id: SessionId, number: u64, body: &[u8]) -> Result<Vec<u8>, Status> {
+        let region = self.map_segment(id, body)?;
+        let (request, _) = split::<InodeRequest>(body).map_err(|_| Status::Invalid)?;
+        self.send_parcel(id, number, request.inode.get(), &region).map_err(|_| Status::Media)?;
+        Ok(Vec::new())
+    }
+
+    /// [`format::call::CallKind::SettleLedger`].
+    pub fn settle_ledger(&self, id: SessionId, body: &[u8]) -> Result<Vec<u8>, Status> {
+        let (request, _) = split::<DigestRequest>(body).map_err(|_| Status::Invalid)?;
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        state.live(id)?;
+        if request.up_to > state.ledger.last() {
+            return Err(Status::Invalid);
+        }
+        state.settle_ledger().map_err(|_| Status::Media)?;
+        Ok(Vec::new())
+    }
+
+    /// [`format::call::CallKind::SyncAll`].
+    pub fn sync_all(&self, id: SessionId) -> Result<Vec<u8>, Status> {
+        let files: Vec<_> = {
+            let mut state = self.state.lock();
+            state.live(id)?;
+            state.settle_ledger().map_err(|_| Status::Media)?;
+            state.sessions.values().map(|session| session.file.clone()).collect()
+        };
+        for file in files {
+            file.settle().map_err(|_| Status::Media)?;
+        }
+        Ok(Vec::new())
+    }
+
+    /// [`format::call::CallKind::Statfs`].
+    pub fn statfs(&self, id: SessionId) -> Result<Vec<u8>, Status> {
+        let mut state = self.state.lock();
+        state.live(id)?;
+        let usage = state.area.usage();
+        let free = state.room.free(&usage);
+        let inodes_free = u64::from(usage.nodes_free) * INODES_A_NODE;
+        let response = StatfsResponse {
+            blocks: U64::new(usage.blocks),
+            blocks_free: U64::new(free),
+            inodes: U64::new(usage.inodes.saturating_add(inodes_free)),
+            inodes_free: U64::new(inodes_free),
+        };
+        Ok(response.as_bytes().to_vec())
+    }
+}
+
+/// Inodes with their entries that a node holds, about.
+const INODES_A_NODE: u64 = 8;
+
+impl State {
+    /// Settles the ledger and tells every session.
+    pub fn settle_ledger(&mut self) -> Result<(), Error> {
+        let settled = self.ledger.settle();
+        self.guard(settled)?;
+        let up_to = self.ledger.settled();
+        for session in self.sessions.values() {
+            session.shared.daemon.publish_settled(up_to);
+        }
+        Ok(())
+    }
+
+    /// Puts a new, empty file in the place of a log that is digested to its end; gives the old one's name.
+    fn replace_log(
+        &mut self,
+        core: &Core,
+        id: SessionId,
+        file: Arc<LogFile>,
+        incarnation: Incarnation,
+        last: Sequence,
+    ) -> Result<String, Error> {
+        self.contain_changes(core, 0)?;
+        let session = self.sessions.get_mut(&id).expect("looked up by the caller");
+        let log = session.log;
+        self.ledger.table_mut().renew(log, incarnation);
+        let open = self.ledger.table().log(log).expect("a live session's log is open");
+        let begin = Digested { sequence: last, ..BEGINNING };
+        let mut batch = self.area.begin(self.epoch)?;
+        batch.put_log(log, &open.item(begin.sequence, begin.position))?;
+        batch.set_counters(&Self::counters(&self.numbers, &self.leases, &self.ledger, 0));
+        let committed = batch.commit()?;
+        let old = session.file.name.clone();
+        session.file = file;
+        session.digested = begin;
+        session.shared.daemon.publish_digested(begin);
+        self.after_flip(core, &committed, 0)?;
+        Ok(old)
+    }
+}

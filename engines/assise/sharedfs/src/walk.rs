@@ -1,0 +1,408 @@
+//! Walks, leases, openings: the calls by which a session comes to hold inodes (schedule 1.18: a grant is given only
+//! after a walk that SharedFS made).
+//!
+//! Every check is made on the area's attributes under a lease that the session holds at that moment, so what other
+//! sessions did before is in them; what the session did itself is digested when it could matter.
+
+use crate::entitle::attributes;
+use crate::references::Rights;
+use crate::session::Known;
+use crate::state::{Core, State};
+use crate::table::{RENAME_UNIT, RIGHT_CONTENTS, RIGHT_WRITE};
+use ccnvm::{Mode, SessionId, Want};
+use format::call::{
+    InodeRequest, LEASE_READ, LEASE_UNITS_MAX, LEASE_WRITE, LeaseRequest, LeaseUnit, NodeReply, OpenRequest,
+    Status, WALK_NAMES_MAX, WalkRequest, WalkResponse, split,
+};
+use format::name::COOKIE_SLOTS;
+use format::node::InodeItem;
+use format::record::FileType;
+use format::session::WORD_OWN_RANGE;
+use format::{Cookie, InodeNumber, LogUid, Name, Sequence};
+use vfs::access;
+use zerocopy::little_endian::{U16, U32};
+use zerocopy::{FromZeros, IntoBytes};
+
+/// How often a step is taken again because others changed the tree meanwhile. Each lease is held for a while before
+/// it is asked back, so that this is rarely more than once.
+const TRIES_MAX: usize = 16;
+
+/// One step of a walk.
+#[derive(Clone, Copy)]
+enum StepTo<'a> {
+    Parent,
+    Child(Name<'a>),
+}
+
+/// What a step led to.
+enum Stepped {
+    To(InodeNumber, FileType, u16),
+    /// Nothing; and how many entries have the hash of the name.
+    Absent(u32),
+}
+
+/// A mode as a request says it: 0 for whatever is enough.
+fn mode_of(raw: u8) -> Result<Mode, Status> {
+    match raw {
+        0 | LEASE_READ => Ok(Mode::Read),
+        LEASE_WRITE => Ok(Mode::Write),
+        _ => Err(Status::Invalid),
+    }
+}
+
+impl Core {
+    /// Does something that the session's own records may be needed for: if it comes out as if something were not
+    /// there or not allowed, digests them and does it again.
+    pub fn with_own_records<T>(
+        &self,
+        id: SessionId,
+        mut act: impl FnMut(&mut State) -> Result<T, Status>,
+    ) -> Result<T, Status> {
+        let (first, up_to) = {
+            let mut state = self.state.lock();
+            let session = state.live(id)?;
+            let up_to = session.shared.client.commit().load();
+            let behind = up_to > session.digested.sequence;
+            (act(&mut state), behind.then_some(up_to))
+        };
+        match (first, up_to) {
+            (Err(Status::Access | Status::NotFound | Status::NotDirectory), Some(up_to)) => {
+                self.digest_own(id, up_to)?;
+                act(&mut self.state.lock())
+            }
+            (result, _) => result,
+        }
+    }
+
+    /// Digests for the session itself; a log that does not hold what counts ends it.
+    pub fn digest_own(&self, id: SessionId, up_to: Sequence) -> Result<(), Status> {
+        match self.digest(id, up_to) {
+            Ok(crate::digest::Step::Cut(reason)) => {
+                self.eject(id, crate::leases::Reason::Cut(reason));
+                Err(Status::Sealed)
+            }
+            Ok(_) => Ok(()),
+            Err(_) => Err(Status::Media),
+        }
+    }
+
+    /// Gets a lease and says what is held with it.
+    fn hold(&self, id: SessionId, want: Want, slot: u16) -> Result<NodeReply, Status> {
+        for _ in 0..TRIES_MAX {
+            self.acquire(id, &[want])?;
+            match self.with_own_records(id, |state| state.reply(id, want.unit, slot)) {
+                // It was taken away again before it could be told.
+                Err(Status::WouldBlock) => {}
+                reply => return reply,
+            }
+        }
+        Err(Status::Limit)
+    }
+
+    /// [`format::call::CallKind::Walk`].
+    pub fn walk(&self, id: SessionId, body: &[u8]) -> Result<Vec<u8>, Status> {
+        let (request, rest) = split::<WalkRequest>(body).map_err(|_| Status::Invalid)?;
+        let steps = steps(rest, request.names.get().into())?;
+        let (last, parent) = (mode_of(request.last_mode)?, mode_of(request.parent_mode)?);
+        let mode = |index: usize| match steps.len() - index {
+            0 => last,
+            1 => parent,
+            _ => Mode::Read,
+        };
+        if !self.state.lock().live(id)?.knows(request.start) {
+            return Err(Status::Invalid);
+        }
+        let mut replies = vec![self.hold(id, Want { unit: request.start, mode: mode(0) }, 0)?];
+        let (mut stopped, mut same_hash) = (Status::Ok, 0);
+        for (index, step) in steps.iter().enumerate() {
+            let at = replies.last().expect("the start is there").inode;
+            match self.step(id, Want { unit: at, mode: mode(index) }, *step, mode(index + 1)) {
+                Ok(Ok((reply, file_type))) => {
+                    replies.push(reply);
+                    if file_type == FileType::Symlink && index + 1 < steps.len() {
+                        stopped = Status::Symlink;
+                        break;
+                    }
+                }
+                Ok(Err(absent)) => {
+                    (stopped, same_hash) = (Status::NotFound, absent);
+                    break;
+                }
+                Err(status @ (Status::Access | Status::NotDirectory | Status::NotFound)) => {
+                    stopped = status;
+                    break;
+                }
+                Err(status) => return Err(status),
+            }
+        }
+        self.state.lock().trim_known(id, self.config.known_max);
+        let head = WalkResponse {
+            nodes: U16::new(u16::try_from(replies.len()).expect("names are bounded")),
+            stopped: U16::new(stopped as u16),
+            same_hash: U32::new(same_hash),
+        };
+        Ok([head.as_bytes(), replies.as_bytes()].concat())
+    }
+
+    /// One step of a walk: from a directory to what stands there, with a lease. `Ok(Err)`: nothing stands there.
+    fn step(
+        &self,
+        id: SessionId,
+        from: Want,
+        to: StepTo<'_>,
+        mode: Mode,
+    ) -> Result<Result<(NodeReply, FileType), u32>, Status> {
+        for _ in 0..TRIES_MAX {
+            self.acquire(id, &[from])?;
+            let found = self.with_own_records(id, |state| state.look(id, from.unit, to))?;
+            let (child, file_type, slot) = match found {
+                Stepped::To(child, file_type, slot) => (child, file_type, slot),
+                Stepped::Absent(same_hash) => return Ok(Err(same_hash)),
+            };
+            match self.hold(id, Want { unit: child, mode }, slot) {
+                Ok(reply) => return Ok(Ok((reply, file_type))),
+                // Another name may stand for something else by now: the name itself is looked up again.
+                Err(Status::NotFound) => {}
+                Err(status) => return Err(status),
+            }
+        }
+        Err(Status::Limit)
+    }
+
+    /// [`format::call::CallKind::Lease`].
+    pub fn lease(&self, id: SessionId, body: &[u8]) -> Result<Vec<u8>, Status> {
+        let (request, rest) = split::<LeaseRequest>(body).map_err(|_| Status::Invalid)?;
+        let count = usize::try_from(request.count.get()).map_err(|_| Status::Invalid)?;
+        if count == 0 || count > LEASE_UNITS_MAX || rest.len() != count * size_of::<LeaseUnit>() {
+            return Err(Status::Invalid);
+        }
+        let mut wants = Vec::with_capacity(count);
+        for chunk in rest.chunks_exact(size_of::<LeaseUnit>()) {
+            let (unit, _) = split::<LeaseUnit>(chunk).map_err(|_| Status::Invalid)?;
+            wants.push(Want { unit: unit.inode, mode: mode_of(unit.mode)? });
+        }
+        {
+            let mut state = self.state.lock();
+            let session = state.live(id)?;
+            let knows = |want: &Want| want.unit == RENAME_UNIT || session.knows(want.unit);
+            if !wants.iter().all(knows) {
+                return Err(Status::Invalid);
+            }
+        }
+        for _ in 0..TRIES_MAX {
+            self.acquire(id, &wants)?;
+            let replies = self.with_own_records(id, |state| {
+                wants.iter().map(|want| state.reply(id, want.unit, 0)).collect::<Result<Vec<_>, _>>()
+            });
+            match replies {
+                Err(Status::WouldBlock) => {}
+                Err(status) => return Err(status),
+                Ok(replies) => return Ok(replies.as_bytes().to_vec()),
+            }
+        }
+        Err(Status::Limit)
+    }
+
+    /// [`format::call::CallKind::Open`].
+    pub fn open(&self, id: SessionId, body: &[u8]) -> Result<Vec<u8>, Status> {
+        let (request, _) = split::<OpenRequest>(body).map_err(|_| Status::Invalid)?;
+        let inode = request.inode;
+        let mode = mode_of(request.mode)?;
+        if request.access > 7 || !self.state.lock().live(id)?.knows(inode) {
+            return Err(Status::Invalid);
+        }
+        for _ in 0..TRIES_MAX {
+            self.acquire(id, &[Want { unit: inode, mode }])?;
+            let replied = self.with_own_records(id, |state| {
+                state.check_open(id, inode, request.access)?;
+                state.refer(self, id, inode, request.access)?;
+                state.reply(id, inode, 0)
+            });
+            match replied {
+                Err(Status::WouldBlock) => {}
+                Err(status) => return Err(status),
+                Ok(reply) => return Ok(reply.as_bytes().to_vec()),
+            }
+        }
+        Err(Status::Limit)
+    }
+
+    /// [`format::call::CallKind::Close`].
+    pub fn close(&self, id: SessionId, body: &[u8]) -> Result<Vec<u8>, Status> {
+        let (request, _) = split::<InodeRequest>(body).map_err(|_| Status::Invalid)?;
+        let inode = request.inode;
+        let reap = {
+            let mut state = self.state.lock();
+            state.live(id)?;
+            let referred = state.references.rights(id, inode).is_some();
+            let last = referred && state.references.close(id, inode);
+            let unnamed = |item: &InodeItem| item.links.get() == 0;
+            let orphan =
+                last && state.area.inode(inode).map_err(|_| Status::Media)?.as_ref().is_some_and(unnamed);
+            if orphan {
+                state.reapable.push_back(inode);
+            }
+            orphan
+        };
+        if request.flags.get() == 1 {
+            self.release(id, inode)?;
+        }
+        if reap {
+            self.announce_work();
+        }
+        Ok(Vec::new())
+    }
+}
+
+/// Takes the names of a walk apart.
+fn steps(mut rest: &[u8], count: usize) -> Result<Vec<StepTo<'_>>, Status> {
+    if count > WALK_NAMES_MAX {
+        return Err(Status::Invalid);
+    }
+    let mut steps = Vec::with_capacity(count);
+    for _ in 0..count {
+        let (length, after) = rest.split_first().ok_or(Status::Invalid)?;
+        let (name, after) = after.split_at_checked(usize::from(*length)).ok_or(Status::Invalid)?;
+        rest = after;
+        steps.push(match name {
+            [] => StepTo::Parent,
+            name => StepTo::Child(Name::new(name).map_err(|_| Status::Invalid)?),
+        });
+    }
+    Ok(steps)
+}
+
+impl State {
+    /// Bounds what is remembered of a session's walks.
+    fn trim_known(&mut self, id: SessionId, known_max: usize) {
+        let references = &self.references;
+        if let Some(session) = self.sessions.get_mut(&id) {
+            session.trim_known(known_max, |inode| references.rights(id, inode).is_some());
+        }
+    }
+
+    /// Whether a session may write contents whatever the mode says.
+    fn may_write(&self, id: SessionId, inode: InodeNumber) -> bool {
+        let open = self.ledger.table().log(LogUid::new(id.0));
+        open.is_some_and(|open| open.may_write_contents(inode))
+            || self.references.rights(id, inode).is_some_and(|rights| rights.write)
+    }
+
+    /// An inode of the area.
+    pub fn item(&self, inode: InodeNumber) -> Result<InodeItem, Status> {
+        self.area.inode(inode).map_err(|_| Status::Media)?.ok_or(Status::NotFound)
+    }
+
+    /// What a session holds of an inode, as a reply; the inode counts as met from now on. `WouldBlock`: it is
+    /// not held any more.
+    fn reply(&mut self, id: SessionId, inode: InodeNumber, slot: u16) -> Result<NodeReply, Status> {
+        let is_own = self.is_own(id, inode);
+        let item = if inode == RENAME_UNIT { InodeItem::new_zeroed() } else { self.item(inode)? };
+        let readable = inode != RENAME_UNIT && self.may_read(id, inode, &item);
+        let writable = self.may_write(id, inode);
+        let session = self.live(id)?;
+        let mut reply = NodeReply::new_zeroed();
+        match session.held.get(&inode) {
+            Some(held) if held.leaving => return Err(Status::WouldBlock),
+            Some(held) => {
+                reply.version = held.version;
+                reply.ledger = held.ledger;
+                reply.word = U32::new(held.word);
+                reply.expected = U32::new(held.expected);
+                reply.mode = if held.mode == Mode::Write { LEASE_WRITE } else { LEASE_READ };
+                if held.word == WORD_OWN_RANGE {
+                    reply.expected = U32::new(session.own_expected());
+                }
+            }
+            None if is_own => {
+                reply.version = session.version;
+                reply.ledger = session.opened;
+                reply.word = U32::new(WORD_OWN_RANGE);
+                reply.expected = U32::new(session.own_expected());
+                reply.mode = LEASE_WRITE;
+            }
+            None => return Err(Status::WouldBlock),
+        }
+        reply.inode = inode;
+        reply.digested = session.digested.sequence;
+        reply.slot = U16::new(slot);
+        reply.writable = u8::from(writable);
+        reply.item = item;
+        if inode != RENAME_UNIT {
+            let known: &mut Known = session.known.entry(inode).or_default();
+            known.readable |= readable;
+        }
+        Ok(reply)
+    }
+
+    /// One name in one directory, which the session holds.
+    fn look(&mut self, id: SessionId, directory: InodeNumber, to: StepTo<'_>) -> Result<Stepped, Status> {
+        let item = self.item(directory)?;
+        let caller = &self.live(id)?.caller;
+        access::search(caller, &attributes(directory, &item)).map_err(status_of)?;
+        let name = match to {
+            StepTo::Parent => {
+                return Ok(Stepped::To(item.parent, FileType::Directory, 0));
+            }
+            StepTo::Child(name) => name,
+        };
+        let found = self.area.lookup(directory, name).map_err(|_| Status::Media)?;
+        if let Some(entry) = found {
+            let slot = u16::try_from(entry.cookie.get() % COOKIE_SLOTS).expect("slots are 15 bits");
+            return Ok(Stepped::To(entry.inode, entry.file_type, slot));
+        }
+        let first = Cookie::of_name(name);
+        let near = self.area.entries(directory, first, SAME_HASH_MAX).map_err(|_| Status::Media)?;
+        let same = near.iter().take_while(|entry| entry.cookie.same_hash(first)).count();
+        Ok(Stepped::Absent(u32::try_from(same).expect("bounded above")))
+    }
+
+    fn check_open(&mut self, id: SessionId, inode: InodeNumber, wanted: u8) -> Result<(), Status> {
+        let item = self.item(inode)?;
+        // Who made it may use it as it was made; later openings LibFS checks by the mode it gave.
+        if self.is_own(id, inode) {
+            return Ok(());
+        }
+        let rights = [(1, access::READ), (2, access::WRITE), (4, access::EXECUTE)];
+        let asked = rights.iter().filter(|(bit, _)| wanted & bit != 0).map(|(_, right)| right).sum();
+        access::check(&self.live(id)?.caller, &attributes(inode, &item), asked).map_err(status_of)
+    }
+
+    /// Makes a reference, and if it is one for writing under a lease that is held, says so in the ledger.
+    fn refer(&mut self, core: &Core, id: SessionId, inode: InodeNumber, wanted: u8) -> Result<(), Status> {
+        let rights = Rights { read: wanted & 1 != 0, write: wanted & 2 != 0 };
+        let new = self.references.rights(id, inode).is_none();
+        if new && self.references.count(id) >= core.config.references_max {
+            return Err(Status::Limit);
+        }
+        self.references.open(id, inode, rights);
+        let session = self.live(id)?;
+        let log = session.log;
+        let held = session.held.get(&inode).filter(|held| held.word != WORD_OWN_RANGE).copied();
+        let Some(held) = held.filter(|held| rights.write && held.mode == Mode::Write) else { return Ok(()) };
+        let open = self.ledger.table().log(log).expect("a live session's log is open");
+        let Some(grant) = open.grant(inode).copied().filter(|grant| grant.rights & RIGHT_CONTENTS == 0)
+        else {
+            return Ok(());
+        };
+        let grant = crate::table::Grant { rights: RIGHT_WRITE | RIGHT_CONTENTS, ..grant };
+        let appended = self.ledger_room(core).and_then(|()| self.ledger.grant(log, inode, grant));
+        let ledger = self.guard(appended).map_err(|_| Status::Media)?;
+        let session = self.live(id)?;
+        session.held.insert(inode, crate::session::Held { ledger, ..held });
+        Ok(())
+    }
+}
+
+/// Entries looked at to count those with one hash.
+const SAME_HASH_MAX: usize = 64;
+
+/// What a call answers when permission is refused.
+pub(crate) fn status_of(error: vfs::Error) -> Status {
+    match error {
+        vfs::Error::NotDirectory => Status::NotDirectory,
+        vfs::Error::NotFound => Status::NotFound,
+        vfs::Error::NoData => Status::NoAttribute,
+        _ => Status::Access,
+    }
+}

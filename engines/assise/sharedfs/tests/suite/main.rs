@@ -1,0 +1,8 @@
+//! SharedFS against little LibFSes that append records by hand: honest, hostile, several at once, and crashed at
+//! every fence.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod client;
+mod hand_over;
+mod one_session;

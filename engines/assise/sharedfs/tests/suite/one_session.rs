@@ -1,0 +1,103 @@
+//! One session end to end: attach, walk, leases, records, digest, reads by call, end, recovery.
+
+use crate::client::{Client, DIRECTORY, FILE, ROOT, fresh, open, user};
+use format::call::{LEASE_READ, LEASE_WRITE, Status};
+use format::record::UNLINK_DIRECTORY;
+
+#[test]
+fn what_is_written_is_read_after_digest_and_after_restart() {
+    let (recorder, daemon) = fresh();
+    let mut one = Client::attach(&daemon, user(0));
+    let root = one.write_lease(ROOT);
+    let (folder, made) = one.create(ROOT, b"folder", DIRECTORY | 0o755);
+    assert!(made && one.still_holds(&root));
+    let (file, made) = one.create(folder, b"file", FILE | 0o644);
+    let text = vec![7u8; 10_000];
+    assert!(made && one.write(file, 100, &text));
+    // What it made itself and was not digested, a session knows from its own log; SharedFS answers from the area.
+    assert_eq!(one.walk("folder").unwrap_err(), Status::NotFound);
+    // But what it made itself it can ask for.
+    assert_eq!(one.read_lease(file).item.size.get(), 10_100);
+    assert_eq!(one.walk("folder/file").unwrap().item.size.get(), 10_100);
+    assert_eq!(one.read(file, 90, 20).unwrap(), [vec![0; 10], vec![7; 10]].concat());
+    assert_eq!(one.entries(ROOT).unwrap(), [(b"folder".to_vec(), folder)]);
+    assert_eq!(one.walk("folder/none").unwrap_err(), Status::NotFound);
+    assert_eq!(one.walk("folder/file/x").unwrap_err(), Status::NotDirectory);
+    assert!(one.write(file, 0, b"later"));
+    daemon.end(one.session);
+    assert!(!one.write(file, 0, b"too late"), "the log is sealed");
+    assert_eq!(one.digest(true), Err(Status::Sealed));
+    drop((one, daemon));
+    let (daemon, recovered) = open(&recorder.medium());
+    assert_eq!(recovered.logs, []);
+    let two = Client::attach(&daemon, user(0));
+    let found = two.walk("folder/file").unwrap();
+    assert_eq!((found.inode, found.item.size.get()), (file, 10_100));
+    assert_eq!(two.read(file, 0, 6).unwrap(), b"later\0");
+}
+
+#[test]
+fn a_killed_daemon_finds_every_committed_record() {
+    let (recorder, daemon) = fresh();
+    let mut one = Client::attach(&daemon, user(0));
+    one.write_lease(ROOT);
+    for index in 0..40u32 {
+        let name = index.to_string();
+        let (file, made) = one.create(ROOT, name.as_bytes(), FILE | 0o644);
+        assert!(made && one.write(file, 0, name.as_bytes()));
+    }
+    let last = one.pages.commit().load();
+    let image = recorder.image();
+    let restarted = pmem::Recorder::of_image(image);
+    let (daemon, recovered) = open(&restarted.medium());
+    assert_eq!(recovered.logs, [(one.attached.welcome.log, last)]);
+    assert_eq!(recovered.cuts, []);
+    let two = Client::attach(&daemon, user(0));
+    assert_eq!(two.walk("39").unwrap().item.size.get(), 2);
+    two.read_lease(ROOT);
+    assert_eq!(two.entries(ROOT).unwrap().len(), 40);
+    let logs: Vec<_> = restarted.medium().list().unwrap();
+    assert_eq!(logs.iter().filter(|name| name.starts_with("log-")).count(), 1, "{logs:?}");
+}
+
+#[test]
+fn a_log_is_used_round_after_round_and_grows() {
+    let (_recorder, daemon) = fresh();
+    let mut one = Client::attach(&daemon, user(0));
+    one.write_lease(ROOT);
+    let (file, made) = one.create(ROOT, b"file", FILE | 0o644);
+    assert!(made);
+    for round in 0..60u64 {
+        assert!(one.write(file, round * 5_000, &[round as u8; 5_000]), "round {round}");
+    }
+    one.digest(true).unwrap();
+    assert_eq!(one.walk("file").unwrap().item.size.get(), 300_000);
+    for round in 0..60u64 {
+        assert_eq!(one.read(file, round * 5_000, 5_000).unwrap(), [round as u8; 5_000]);
+    }
+}
+
+#[test]
+fn removed_means_gone_and_open_means_kept() {
+    let (_recorder, daemon) = fresh();
+    let mut one = Client::attach(&daemon, user(0));
+    one.write_lease(ROOT);
+    let (folder, _) = one.create(ROOT, b"folder", DIRECTORY | 0o755);
+    let (kept, _) = one.create(folder, b"kept", FILE | 0o644);
+    let (gone, _) = one.create(folder, b"gone", FILE | 0o644);
+    assert!(one.write(kept, 0, b"still here"));
+    one.open(kept, 1, LEASE_WRITE).unwrap();
+    assert!(one.unlink(folder, b"kept", kept, 0) && one.unlink(folder, b"gone", gone, 0));
+    assert!(one.unlink(ROOT, b"folder", folder, UNLINK_DIRECTORY));
+    one.digest(true).unwrap();
+    assert_eq!(one.walk("folder").unwrap_err(), Status::NotFound);
+    assert_eq!(one.read(kept, 0, 100).unwrap(), b"still here");
+    assert_eq!(one.read(gone, 0, 100), Err(Status::NotFound));
+    let inodes = daemon.usage().inodes;
+    one.close(kept, 0);
+    daemon.tidy();
+    assert_eq!(daemon.usage().inodes, inodes - 1);
+    assert_eq!(one.read(kept, 0, 100), Err(Status::NotFound));
+    assert_eq!(one.lease(&[(kept, LEASE_READ)]).map(|_| ()), Err(Status::NotFound));
+    assert!(daemon.ejections().is_empty());
+}
