@@ -148,7 +148,6 @@ impl Area {
         }
         let region = medium.create(layout::TREE_FILE, layout.file_bytes())?;
         Self::write_first_root(&region, &layout, new)?;
-        region.settle()?;
         let superblock = Superblock {
             magic: MAGIC,
             version: U16::new(POOL_VERSION),
@@ -166,7 +165,7 @@ impl Area {
         let (magic, rest) = block.split_at(MAGIC.len());
         region.write(MAGIC.len() as u64, rest);
         region.settle()?;
-        // One word, which never tears: with it the file is a pool.
+        // One word, which never tears: with it the file is a pool. All that it promises was settled just now.
         region.write(0, magic);
         region.settle()?;
         Ok(())

@@ -21,7 +21,7 @@ fn limits() -> Limits {
     if proving() {
         return Limits::default();
     }
-    Limits { complete_max: 64, near_max: 24, sampled: 12, recovery_images: 0, seed: 3 }
+    Limits { complete_max: 256, near_max: 96, sampled: 32, recovery_images: 0, seed: 3 }
 }
 
 /// Images of what is done again after a crash: a sample of each, for a sample of them.

@@ -44,6 +44,12 @@ fn cost(recorder: &Recorder, area: &mut Area, steps: &[Step]) -> (u32, u64, u64,
 }
 
 #[test]
+fn an_area_can_be_shared_by_threads() {
+    fn shared<T: Send + Sync>() {}
+    shared::<Area>();
+}
+
+#[test]
 fn a_batch_costs_what_it_touches() {
     let recorder = Recorder::new();
     let mut area = pool(&recorder.medium(), 4000, roomy());

@@ -247,12 +247,18 @@ fn shapes() -> Vec<Case> {
     vec![
         case("tree: one level more", many(100, 40, 20)),
         after("tree: a node splits in the middle", many(100, 60, 20), many(200, 20, 20)),
+        case("tree: names given and taken in one batch", {
+            many(100, 40, 20).into_iter().chain(many_gone(100, 20, 20)).collect()
+        }),
         after("tree: nodes join, one level less", many(100, 60, 20), many_gone(100, 60, 20)),
         after(
             "segment: one more",
             vec![write(11, 0, 7, 15 * 4096)],
             vec![write(11, 15 * 4096, 8, 10 * 4096)],
         ),
+        case("segment: blocks given back and wanted in one batch", {
+            vec![truncate(10, 0), write(11, 0, 7, 8192), unlink(22, 20, "g"), write(11, 8192, 8, 8192)]
+        }),
         after("segment: all of it given back", vec![write(11, 0, 7, 18 * 4096)], vec![truncate(11, 0)]),
         Case {
             name: "segment: holes left by others are filled",
