@@ -427,3 +427,98 @@ pub(crate) fn keys_within(page: &Page, first: &Key, end: Option<&Key>) -> bool {
     let high = slots.last().zip(end).is_none_or(|(slot, end)| slot.key < *end);
     low && high
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use format::node::ItemKind;
+    use pmem::recorded::Recorder;
+    use std::collections::{BTreeMap, BTreeSet};
+
+    const NODES: u32 = 4000;
+
+    fn key(number: u64) -> Key {
+        Key::new(number / 100, ItemKind::Entry, number % 100)
+    }
+
+    /// Checks the shape of a committed tree; gives its blocks.
+    fn walk(store: &NodeStore, pointer: &NodePointer, level: u8, first: Key, end: Option<Key>) -> Vec<Block> {
+        let page = store.load(pointer, level).unwrap();
+        assert!(keys_within(&page, &first, end.as_ref()), "keys of block {} out of bounds", pointer.block);
+        let mut blocks = vec![pointer.block];
+        for (index, slot) in page.slots().iter().enumerate().filter(|_| level > 0) {
+            let next = page.slots().get(index + 1).map(|next| next.key).or(end);
+            blocks.extend(walk(store, &page.child(index), level - 1, slot.key, next));
+        }
+        blocks
+    }
+
+    /// Random changes of `keys` keys with values of up to `value_bytes`, half of the time growing, else shrinking.
+    fn compare(seed: u64, keys: u64, value_bytes: u64) -> u32 {
+        let region = Recorder::new().medium().create("tree", u64::from(NODES) * 4096).unwrap();
+        let store = NodeStore::new(region, 0..NODES, 7);
+        let mut random = seed;
+        let mut draw = |end: u64| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (random >> 33) % end
+        };
+        let (mut tree, mut model) = (Tree::empty(), BTreeMap::new());
+        let mut free: BTreeSet<u32> = (0..NODES).collect();
+        let mut height_max = 0;
+        for round in 0..60 {
+            for _ in 0..keys / 4 {
+                let number = draw(keys);
+                if draw(10) < if round / 10 % 2 == 0 { 8 } else { 1 } {
+                    let value = vec![number as u8; draw(value_bytes + 1) as usize];
+                    tree.put(&store, key(number), &value).unwrap();
+                    model.insert(number, value);
+                } else {
+                    let removed = tree.remove(&store, &key(number)).unwrap();
+                    assert_eq!(removed, model.remove(&number).is_some());
+                }
+                let asked = draw(keys);
+                let floor = model.range(..=asked).next_back().map(|(number, _)| key(*number));
+                assert_eq!(tree.floor(&store, &KEY_MIN, &key(asked)).unwrap(), floor);
+                let value = tree.get(&store, &key(asked), <[u8]>::to_vec).unwrap();
+                assert_eq!(value.as_ref(), model.get(&asked));
+            }
+            height_max = height_max.max(tree.height());
+            if draw(3) == 0 {
+                let old = std::mem::replace(&mut tree, Tree::empty());
+                let written = old
+                    .write(&store, Epoch::new(1), &mut || {
+                        Ok(Block::new(free.pop_first().expect("enough nodes")))
+                    })
+                    .unwrap();
+                free.extend(written.freed.iter().map(|block| block.get()));
+                let level = (written.height - 1) as u8;
+                let blocks = walk(&store, &written.root, level, KEY_MIN, None);
+                assert_eq!(blocks.len() + free.len(), NODES as usize, "a node leaked or is used twice");
+                tree = Tree::committed(written.root, written.height);
+            }
+            let (from, to) = (draw(keys), draw(keys));
+            let mut found = Vec::new();
+            let mut visit = |key: &Key, value: &[u8]| {
+                found.push((*key, value.to_vec()));
+                ControlFlow::Continue(())
+            };
+            tree.scan(&store, &key(from), &key(to), &mut visit).unwrap();
+            let range = if from <= to { model.range(from..=to).collect() } else { Vec::new() };
+            let expected: Vec<_> =
+                range.into_iter().map(|(number, value)| (key(*number), value.clone())).collect();
+            assert!(found == expected, "seed {seed}, round {round}: {} of {}", found.len(), expected.len());
+        }
+        height_max
+    }
+
+    #[test]
+    fn agrees_with_a_sorted_map() {
+        let (mut high, seeds) = (0, 8);
+        for seed in 0..seeds {
+            compare(seed, 300, 960);
+            compare(seed, 40, 960);
+            high = high.max(compare(seed, 3000, 100)).max(compare(seed, 1500, 960));
+        }
+        assert!(high >= 3, "height {high}");
+    }
+}
