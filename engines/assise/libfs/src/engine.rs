@@ -4,15 +4,14 @@
 //! The lock of attachments is held across one, by threads that could do nothing else than wait for it.
 
 use crate::error::Error;
+use crate::locks::Asked;
 use crate::need::{Need, Step, Stop};
 use crate::session::Connector;
 use crate::state::{Session, State};
 use format::Sequence;
 use ipc::{Guard, Host, Lock, Word};
 use std::sync::Arc;
-use std::task::Waker;
 use std::time::Duration;
-use vfs::engine::Locked;
 
 /// Bounds; a test makes them tiny.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,12 +57,9 @@ pub struct LibFs {
     pub(crate) log_turn: Word,
     /// One thread at a time attaches.
     attaching: Lock<()>,
-    /// Who is woken to ask after a lock again.
-    wakers: Lock<LockWakers>,
+    /// What is known here of locks.
+    pub(crate) asked: Lock<Asked>,
 }
-
-/// Requests for locks that wait, and their wakers.
-type LockWakers = Vec<(Locked, Waker)>;
 
 impl LibFs {
     /// Attaches.
@@ -77,17 +73,12 @@ impl LibFs {
         Ok(Self {
             state: Lock::new(host.clone(), state),
             attaching: Lock::new(host.clone(), ()),
-            wakers: Lock::new(host.clone(), Vec::new()),
+            asked: Lock::new(host.clone(), Asked::default()),
             log_turn: Word::new(0),
             host,
             connector,
             limits,
         })
-    }
-
-    /// Held for a look only.
-    pub(crate) fn lock_wakers(&self) -> Guard<'_, LockWakers> {
-        self.wakers.lock()
     }
 
     pub(crate) fn state(&self) -> Guard<'_, State> {

@@ -9,6 +9,8 @@ use format::call::{
     CallKind, FAMILY_RANGES, FAMILY_WHOLE, LOCK_EXCLUSIVE, LOCK_SHARED, LockRequest, LockResponse,
     OWNER_DESCRIPTION, OWNER_PROCESS, Status, TicketRequest,
 };
+use std::collections::BTreeSet;
+use std::task::Waker;
 use vfs::Error;
 use vfs::engine::{Handle, Lock, LockFamily, LockKind, LockOwner, Locked, Ticket};
 use zerocopy::IntoBytes;
@@ -16,6 +18,15 @@ use zerocopy::little_endian::{U32, U64};
 
 /// How long SharedFS may keep the answer to a question after a lock.
 const REDEEM_MS: u32 = 100;
+
+/// What this process asked of the table of locks.
+#[derive(Default)]
+pub(crate) struct Asked {
+    /// Requests that wait, and who is woken to ask after them again.
+    waiting: Vec<(Ticket, Waker)>,
+    /// Who may hold a lock on what: an owner that is not here is released without a call.
+    owners: BTreeSet<(LockOwner, InodeNumber)>,
+}
 
 fn request(inode: InodeNumber, owner: LockOwner, lock: Lock, wait: bool) -> LockRequest {
     let (owner_kind, owner, pid) = match owner {
@@ -88,16 +99,17 @@ impl LibFs {
         handle: Handle,
         owner: LockOwner,
         lock: Lock,
-        waker: Option<&std::task::Waker>,
+        waker: Option<&Waker>,
     ) -> vfs::engine::Result<Locked> {
         let inode = self.file_of(handle)?;
+        self.asked.lock().owners.insert((owner, inode));
         let body = request(inode, owner, lock, waker.is_some());
         match self.lock_call(CallKind::Lock, body.as_bytes())? {
             (Status::Ok, response) => {
                 let locked = locked(&response)?;
-                if let (Locked::Queued(_), Some(waker)) = (locked, waker) {
+                if let (Locked::Queued(ticket), Some(waker)) = (locked, waker) {
                     waker.wake_by_ref();
-                    self.lock_wakers().push((locked, waker.clone()));
+                    self.asked.lock().waiting.push((ticket, waker.clone()));
                 }
                 Ok(locked)
             }
@@ -119,20 +131,17 @@ impl LibFs {
             (Status::NotFound, _) => Err(Error::Stale),
             (refused, _) => Err(error_of(refused)),
         };
-        let queued = Locked::Queued(ticket);
-        if result == Ok(queued) {
-            self.lock_wakers()
-                .iter()
-                .filter(|(of, _)| *of == queued)
-                .for_each(|(_, waker)| waker.wake_by_ref());
+        let mut asked = self.asked.lock();
+        if matches!(result, Ok(Locked::Queued(_))) {
+            asked.waiting.iter().filter(|(of, _)| *of == ticket).for_each(|(_, waker)| waker.wake_by_ref());
         } else {
-            self.lock_wakers().retain(|(of, _)| *of != queued);
+            asked.waiting.retain(|(of, _)| *of != ticket);
         }
         result
     }
 
     pub(crate) fn cancel_lock(&self, ticket: Ticket) -> bool {
-        self.lock_wakers().retain(|(of, _)| *of != Locked::Queued(ticket));
+        self.asked.lock().waiting.retain(|(of, _)| *of != ticket);
         let body =
             TicketRequest { ticket: U64::new(ticket.get()), wait_ms: U32::new(0), reserved: U32::new(0) };
         match self.lock_call(CallKind::CancelLock, body.as_bytes()) {
@@ -177,6 +186,14 @@ impl LibFs {
     }
 
     pub(crate) fn release_locks(&self, owner: LockOwner, node: Option<InodeNumber>) {
+        let mut asked = self.asked.lock();
+        let concerned =
+            |held: &(LockOwner, InodeNumber)| held.0 == owner && node.is_none_or(|node| node == held.1);
+        if !asked.owners.iter().any(concerned) {
+            return;
+        }
+        asked.owners.retain(|held| !concerned(held));
+        drop(asked);
         let all = Lock { family: LockFamily::Ranges, kind: LockKind::Shared, first: 0, last: u64::MAX };
         let body = request(node.unwrap_or(InodeNumber::NONE), owner, all, false);
         // If the daemon is gone, so are its locks.

@@ -56,6 +56,9 @@ impl State {
         self.hold(here, LEASE_READ)?;
         let mut met = Vec::with_capacity(steps.len());
         let mut ended = None;
+        if steps.is_empty() {
+            met.push(here);
+        }
         for (taken, step) in steps.iter().enumerate() {
             if let Err(error) = access::search(caller, &self.attributes(here)) {
                 ended = Some(error);
