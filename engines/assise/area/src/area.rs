@@ -232,6 +232,7 @@ impl Area {
         for (id, item) in (View { store: &store, tree: &tree }).segments()? {
             space.open(id, &item, root.flip)?;
         }
+        space.note_leftover()?;
         Ok(Self { store, tree, root, node_map, layout, space, limits, poisoned: false })
     }
 
@@ -295,14 +296,13 @@ impl Area {
     /// the files they belonged to, so that no reader takes new bytes for old ones.
     ///
     /// # Errors
-    /// `Flip`, if no such flip was made.
+    /// `Flip`, if no such flip was made; `Medium`, if the file of a segment that is not needed cannot be removed.
     pub fn release(&mut self, flip: FlipNumber) -> Result<(), AreaError> {
         if flip > self.root.flip {
             return Err(AreaError::Flip(flip));
         }
         self.node_map.release(flip);
-        self.space.release(flip);
-        Ok(())
+        self.space.release(flip)
     }
 
     /// The attributes of an inode.

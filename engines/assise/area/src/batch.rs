@@ -416,6 +416,7 @@ impl Batch<'_> {
         region.settle()?;
         region.write(layout::root_at(flip), &self.root.encode());
         region.settle()?;
+        self.area.space.finish_retiring(flip);
         self.area.root = self.root;
         self.area.tree = Tree::committed(self.root.node, self.root.height.get());
         self.area.poisoned = false;
@@ -426,6 +427,10 @@ impl Batch<'_> {
 
     /// Brings the items of the segments up to date.
     fn put_segments(&mut self) -> Result<(), AreaError> {
+        let retiring: Vec<_> = self.area.space.retiring().collect();
+        for id in retiring {
+            self.remove(&Key::new(0, ItemKind::Segment, u64::from(id.get())))?;
+        }
         let items: Vec<_> = self.area.space.items().collect();
         for (id, item) in items {
             let key = Key::new(0, ItemKind::Segment, u64::from(id.get()));
@@ -468,5 +473,6 @@ impl Drop for Batch<'_> {
             self.area.space.free(run);
         }
         self.area.space.free_recycled();
+        self.area.space.keep_retiring();
     }
 }

@@ -203,9 +203,10 @@ impl<'a> Checker<'a> {
             }
         }
         for name in medium.list()? {
-            let id = name.strip_prefix("segment-").and_then(|id| id.parse().ok());
-            if id.is_some_and(|id| !items.contains_key(&SegmentId::new(id))) {
-                self.report.notes.push(format!("file {name} is of no use: its making was cut off"));
+            if space::segment_of_file(&name).is_some_and(|id| !items.contains_key(&id)) {
+                self.report
+                    .notes
+                    .push(format!("file {name} is of no use: its making or removal was cut off"));
             }
         }
         Ok(())

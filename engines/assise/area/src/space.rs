@@ -4,7 +4,9 @@
 //! that user and nobody else, and a block is reused only within its key. The key [`OWNER_DAEMON`] is nobody's: its
 //! segments are never mapped, so they also take what finds no room elsewhere.
 //!
-//! A segment comes to be in two steps: its file is made, then a flip names it in the tree, and settles it before. A crash between leaves a file that no tree names; it is removed when its number is needed. Its map is
+//! A segment comes to be in two steps: its file is made, then a flip names it in the tree, and settles it before.
+//! When all capacity is given to segments and one of another key is empty, it goes the other way: a flip names it
+//! no more, and after that flip's release its file is removed. A crash between leaves a file that no tree names; it is removed when its number is needed. Its map is
 //! counted from the flip before the first that names it, which its superblock says.
 
 use crate::AreaError;
@@ -58,11 +60,23 @@ pub(crate) struct Space {
     capacity_blocks: u64,
     /// Data blocks of a new segment.
     segment_blocks: u32,
+    /// Empty segments that the running batch takes out of the pool.
+    retiring: BTreeMap<SegmentId, Segment>,
+    /// Segments that are out of the pool since a flip which was not released.
+    retired: Vec<(FlipNumber, SegmentId)>,
+    /// Files of segments that no tree names: a crash cut off their making or their removal.
+    leftover: Vec<SegmentId>,
 }
 
 /// Name of a segment's file.
 pub fn segment_file(segment: SegmentId) -> String {
     format!("segment-{segment}")
+}
+
+/// The segment whose file has this name.
+pub(crate) fn segment_of_file(name: &str) -> Option<SegmentId> {
+    let id = name.strip_prefix("segment-")?.parse().ok()?;
+    (segment_file(SegmentId::new(id)) == name).then_some(SegmentId::new(id))
 }
 
 /// Blocks of superblock and map before the data of a segment with so many blocks in all.
@@ -87,7 +101,23 @@ pub(crate) fn map_flip(base: u64, flip: FlipNumber) -> Option<FlipNumber> {
 impl Space {
     /// No segments yet.
     pub fn new(medium: Medium, pool: PoolUid, capacity_blocks: u64, segment_blocks: u32) -> Self {
-        Self { medium, pool, segments: BTreeMap::new(), capacity_blocks, segment_blocks }
+        Self {
+            medium,
+            pool,
+            segments: BTreeMap::new(),
+            capacity_blocks,
+            segment_blocks,
+            retiring: BTreeMap::new(),
+            retired: Vec::new(),
+            leftover: Vec::new(),
+        }
+    }
+
+    /// Notes the files of segments that the tree does not name, when all it names are open.
+    pub fn note_leftover(&mut self) -> Result<(), AreaError> {
+        let named = self.medium.list()?.into_iter().filter_map(|name| segment_of_file(&name));
+        self.leftover = named.filter(|id| !self.segments.contains_key(id)).collect();
+        Ok(())
     }
 
     /// Opens a segment that the tree of `flip` names.
@@ -138,11 +168,45 @@ impl Space {
         self.capacity_blocks.saturating_sub(created)
     }
 
+    /// Empty segments of other keys.
+    fn retirable(&self, owner: u32) -> impl Iterator<Item = (&SegmentId, &Segment)> {
+        let empty =
+            |segment: &Segment| segment.recycled.is_empty() && segment.allocatable() == segment.blocks;
+        self.segments.iter().filter(move |(_, found)| found.owner != owner && empty(found))
+    }
+
+    /// Takes an empty segment of another key out of the pool.
+    fn retire(&mut self, owner: u32) {
+        let found = self.retirable(owner).map(|(id, _)| *id).next();
+        if let Some((id, segment)) = found.and_then(|id| self.segments.remove_entry(&id)) {
+            self.retiring.insert(id, segment);
+        }
+    }
+
+    /// Segments that the next flip must not name.
+    pub fn retiring(&self) -> impl Iterator<Item = SegmentId> + '_ {
+        self.retiring.keys().copied()
+    }
+
+    /// The running batch is given up: what it took out of the pool is in it again.
+    pub fn keep_retiring(&mut self) {
+        self.segments.append(&mut self.retiring);
+    }
+
+    /// The flip that takes segments out of the pool is settled.
+    pub fn finish_retiring(&mut self, flip: FlipNumber) {
+        let retiring = std::mem::take(&mut self.retiring);
+        self.retired.extend(retiring.into_keys().map(|id| (flip, id)));
+    }
+
     /// Blocks that files with this key can still take.
     pub fn room(&self, owner: u32) -> u64 {
         let free = |key| self.usable(key).map(|(_, segment)| u64::from(segment.allocatable())).sum::<u64>();
+        let daemon_keeps = |segment: &Segment| owner != OWNER_DAEMON && segment.owner == OWNER_DAEMON;
+        let retirable = self.retirable(owner).filter(|(_, segment)| !daemon_keeps(segment));
+        let retirable: u64 = retirable.map(|(_, segment)| u64::from(segment.blocks)).sum();
         let daemon = if owner == OWNER_DAEMON { 0 } else { free(OWNER_DAEMON) };
-        free(owner) + daemon + self.uncreated()
+        free(owner) + daemon + retirable + self.uncreated()
     }
 
     /// Blocks that could be taken by anybody, and blocks of the whole capacity.
@@ -155,6 +219,9 @@ impl Space {
     pub fn allocate(&mut self, owner: u32, blocks_max: u32, made: Made) -> Result<Run, AreaError> {
         if let Some(run) = self.allocate_within(owner, blocks_max) {
             return Ok(run);
+        }
+        if self.uncreated() == 0 {
+            self.retire(owner);
         }
         if self.uncreated() > 0 {
             match self.create(owner, made) {
@@ -204,15 +271,17 @@ impl Space {
     /// Makes a segment for files with this key. It is part of the pool once a flip names it.
     fn create(&mut self, owner: u32, made: Made) -> Result<(), AreaError> {
         let blocks = u32::try_from(self.uncreated()).unwrap_or(u32::MAX).min(self.segment_blocks);
-        let last = self.segments.last_key_value().map_or(0, |(id, _)| id.get());
+        for id in std::mem::take(&mut self.leftover) {
+            self.remove_file(id)?;
+        }
+        let last =
+            |segments: &BTreeMap<SegmentId, Segment>| segments.last_key_value().map_or(0, |(id, _)| id.get());
+        let retired = self.retired.iter().map(|(_, id)| id.get()).max().unwrap_or(0);
+        let last = last(&self.segments).max(last(&self.retiring)).max(retired);
         let id = SegmentId::new(last.checked_add(1).ok_or(AreaError::NoSpace)?);
         let name = segment_file(id);
         let in_file = file_blocks(blocks).ok_or(AreaError::Geometry("segment_blocks"))?;
         let file_bytes = u64::from(in_file) * BLOCK_BYTES as u64;
-        match self.medium.remove(&name) {
-            Ok(()) | Err(MediaError::NotFound) => {}
-            Err(error) => return Err(error.into()),
-        }
         let region = self.medium.create(&name, file_bytes)?;
         let base = made.flip.get().checked_sub(1).expect("flips are counted from 1");
         let superblock = Superblock {
@@ -263,13 +332,28 @@ impl Space {
         Ok(())
     }
 
-    /// What the flips up to this one freed can be allocated again.
-    pub fn release(&mut self, flip: FlipNumber) {
+    fn remove_file(&self, id: SegmentId) -> Result<(), AreaError> {
+        match self.medium.remove(&segment_file(id)) {
+            Ok(()) | Err(MediaError::NotFound) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// What the flips up to this one freed can be allocated again; the files of segments that they took out of the
+    /// pool go.
+    pub fn release(&mut self, flip: FlipNumber) -> Result<(), AreaError> {
         for segment in self.segments.values_mut() {
             if let Some(flip) = map_flip(segment.base, flip) {
                 segment.allocator.release(flip);
             }
         }
+        let (gone, kept) = self.retired.drain(..).partition(|(retired_in, _)| *retired_in <= flip);
+        self.retired = kept;
+        let gone: Vec<(FlipNumber, SegmentId)> = gone;
+        for (_, id) in gone {
+            self.remove_file(id)?;
+        }
+        Ok(())
     }
 }
 

@@ -261,6 +261,11 @@ fn shapes() -> Vec<Case> {
         }),
         after("segment: all of it given back", vec![write(11, 0, 7, 18 * 4096)], vec![truncate(11, 0)]),
         Case {
+            name: "segment: emptied by one user, wanted by another",
+            before: vec![vec![write(11, 0, 7, 80 * 4096), file(9000, 1, "his")], vec![truncate(11, 4096)]],
+            batch: vec![write(9000, 0, 8, 30 * 4096)],
+        },
+        Case {
             name: "segment: holes left by others are filled",
             before: vec![
                 (0..8).map(|index| write(11, index * 2 * 4096, 7, 4096)).collect(),
