@@ -68,6 +68,9 @@ pub enum Event {
     Revoked { session: SessionId, unit: InodeNumber },
     /// A session gives a lease back by itself; its records are digested.
     Released { session: SessionId, unit: InodeNumber },
+    /// A session begins to give a lease back by itself: it holds it no more, and gets it anew only after the
+    /// `Released` that follows.
+    Leaving { session: SessionId, unit: InodeNumber },
     /// Nobody waits for the request any more.
     Cancelled { ticket: Ticket },
     /// The session is gone: its log is sealed and digested.
@@ -163,6 +166,7 @@ impl Leases {
                 self.end_holder(session, unit, &mut effects);
                 self.settle_units([unit], now, &mut effects);
             }
+            Event::Leaving { session, unit } => self.mark_leaving(session, unit),
             Event::Cancelled { ticket } => {
                 let touched = self.forget_request(ticket);
                 self.settle_units(touched, now, &mut effects);
@@ -221,6 +225,13 @@ impl Leases {
         let version = self.next_version;
         self.next_version = version.next();
         version
+    }
+
+    fn mark_leaving(&mut self, session: SessionId, key: InodeNumber) {
+        let Some(unit) = self.units.get_mut(&key) else { return };
+        if let Some(holder) = unit.holders.iter_mut().find(|holder| holder.session == session) {
+            holder.revoking = true;
+        }
     }
 
     fn end_holder(&mut self, session: SessionId, key: InodeNumber, effects: &mut Vec<Effect>) {
@@ -486,6 +497,17 @@ mod tests {
         ask(&mut leases, 100, 3, 2, &[want(5, Mode::Write), want(6, Mode::Read), want(7, Mode::Read)]);
         assert_eq!(granted(&leases.step(101, Event::Ended { session: SessionId(1) })), [3]);
         leases.assert_invariants();
+    }
+
+    #[test]
+    fn a_lease_on_its_way_out_is_not_given_again_before_it_is_out() {
+        let mut leases = table();
+        ask(&mut leases, 0, 1, 1, &[want(5, Mode::Write)]);
+        let (session, unit) = (SessionId(1), InodeNumber::new(5));
+        assert!(leases.step(100, Event::Leaving { session, unit }).is_empty());
+        assert_eq!(leases.held(session, unit), None);
+        assert!(ask(&mut leases, 100, 2, 1, &[want(5, Mode::Read)]).is_empty());
+        assert_eq!(granted(&leases.step(101, Event::Released { session, unit })), [2]);
     }
 
     #[test]
