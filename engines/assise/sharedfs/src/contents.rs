@@ -118,11 +118,15 @@ impl State {
         if FileType::of_mode(item.mode.get()) != Some(FileType::Directory) {
             return Err(Status::NotDirectory);
         }
-        if !self.may_read(id, request.inode, &item) && !self.may_search(id, request.inode, &item) {
-            return Err(Status::Access);
-        }
         let from = Cookie::from_raw(request.from.get());
-        let found = self.area.entries(request.inode, from, BATCH).map_err(of_area)?;
+        let mut found = self.area.entries(request.inode, from, BATCH).map_err(of_area)?;
+        if !self.may_read(id, request.inode, &item) {
+            if !self.may_add(id, request.inode, &item) {
+                return Err(Status::Access);
+            }
+            // Who may add names but not list them is shown only where a name of this hash would stand.
+            found.retain(|entry| entry.cookie.same_hash(from));
+        }
         let mut bytes = vec![0; size_of::<EntriesResponse>()];
         let mut count = 0;
         for entry in &found {
@@ -153,8 +157,7 @@ impl State {
         Ok(bytes)
     }
 
-    /// Whoever may search a directory learns by trying which names have a hash; whoever makes a name needs to.
-    fn may_search(&self, id: SessionId, inode: InodeNumber, item: &InodeItem) -> bool {
+    fn may_add(&self, id: SessionId, inode: InodeNumber, item: &InodeItem) -> bool {
         let Some(session) = self.sessions.get(&id) else { return false };
         access::permits(&session.caller, &attributes(inode, item), access::EXECUTE | access::WRITE)
     }

@@ -239,6 +239,10 @@ impl Daemon {
         self.core.state.lock().area.usage()
     }
 
+    pub(crate) fn core(&self) -> &Core {
+        &self.core
+    }
+
     /// The host that everything runs on.
     pub fn host(&self) -> &Arc<dyn Host> {
         &self.core.host
@@ -294,40 +298,68 @@ impl Core {
         self.spawn("session", move || core.serve(session))
     }
 
+    /// Begins a session.
     pub fn attach(&self, caller: Caller, pid: u32) -> Result<Attached, Error> {
         let (log, version, first_inode) = self.draw_numbers()?;
         let shared = Arc::new(Shared::new(&self.host, &self.config)?);
         let life = (log, Incarnation::new(1));
         let file = LogFile::create(&self.medium, self.pool, life, self.config.log_bytes, caller.uid)?;
         let file = Arc::new(file);
+        let beginning = Beginning {
+            log,
+            caller,
+            version,
+            opened: Sequence::default(),
+            first_inode,
+            inodes: self.config.own_range,
+            file: file.clone(),
+            digested: BEGINNING,
+        };
+        let registered = self.register(beginning, &shared, pid);
+        if registered.is_err() {
+            // The first error is the one that matters; a file that stays is removed by the next start.
+            let _ = self.medium.remove(&file.name);
+        }
+        let (welcome, caller) = registered?;
+        Ok(Attached {
+            welcome,
+            caller,
+            log: file.region().clone(),
+            session: shared.session_words.mapping.clone(),
+            leases: shared.lease_words.mapping.clone(),
+            ring: shared.ring_memory.mapping.clone(),
+            ring_limits: self.config.ring,
+            generations: self.generations.mapping().clone(),
+        })
+    }
+
+    /// Writes a new log into the ledger and the session into the table; nothing is left of it if that fails.
+    fn register(
+        &self,
+        mut beginning: Beginning,
+        shared: &Arc<Shared>,
+        pid: u32,
+    ) -> Result<(Welcome, Caller), Error> {
         let mut guard = self.state.lock();
         let state = &mut *guard;
         if state.stopped {
             return Err(Error::Stopped);
         }
-        state.ledger_room(self)?;
-        let inodes = self.config.own_range;
+        let Beginning { log, version, first_inode, inodes, .. } = beginning;
+        let caller = beginning.caller.clone();
+        let prepared = state.ledger_room(self);
+        state.guard(prepared)?;
         let open = OpenLog::new(caller.clone(), version, first_inode, inodes);
-        let opened = state.ledger.open_log(log, open, pid)?;
-        let digested = BEGINNING;
-        let beginning = Beginning {
-            log,
-            caller: caller.clone(),
-            version,
-            opened,
-            first_inode,
-            inodes,
-            file: file.clone(),
-            digested,
-        };
-        let id = session_of(log);
+        beginning.opened = state.ledger.open_log(log, open, pid)?;
+        state.settle_ledger()?;
+        let (id, opened) = (session_of(log), beginning.opened);
+        let settles_file = u32::from(beginning.file.region().class() == pmem::Class::File);
         let session = Session::new(beginning, shared.clone(), self.config.lease_words);
+        shared.daemon.publish_settled(state.ledger.settled());
         state.sessions.insert(id, session);
         state.ranges.insert(first_inode, id);
         let usage = state.area.usage();
         let room = state.room.promise(id, self.config.room_blocks, &usage);
-        state.settle_ledger()?;
-        let settles_file = u32::from(file.region().class() == pmem::Class::File);
         let welcome = Welcome {
             session: U64::new(id.0),
             pool: self.pool,
@@ -339,23 +371,14 @@ impl Core {
             first_inode,
             inodes: U64::new(inodes),
             room_blocks: U64::new(room),
-            incarnation: life.1,
+            incarnation: Incarnation::new(1),
             lease_words: U32::new(self.config.lease_words),
             settles_file: U32::new(settles_file),
             uid: U32::new(caller.uid),
             gid: U32::new(caller.gid),
             reserved: U32::new(0),
         };
-        Ok(Attached {
-            welcome,
-            caller,
-            log: file.region().clone(),
-            session: shared.session_words.mapping.clone(),
-            leases: shared.lease_words.mapping.clone(),
-            ring: shared.ring_memory.mapping.clone(),
-            ring_limits: self.config.ring,
-            generations: self.generations.mapping().clone(),
-        })
+        Ok((welcome, caller))
     }
 
     /// Numbers for a new log: its uid, the version of its own range, the range's start.

@@ -16,6 +16,7 @@ use area::{Applied, Applying, AreaError, Batch, Refused};
 use ccnvm::SessionId;
 use format::node::InodeItem;
 use format::record::{self, Operation, Record};
+use format::session::OPEN_TABLE;
 use format::superblock::OWNER_DAEMON;
 use format::{DecodeError, InodeNumber, LogUid, Sequence};
 use ipc::Digested;
@@ -74,10 +75,9 @@ impl State {
         let references = &self.references;
         let is_open = |inode: InodeNumber| {
             references.any(inode)
-                || sessions.values().any(|session| {
-                    (session.known.contains_key(&inode) || session.in_range(inode))
-                        && session.shared.client.is_open(inode)
-                })
+                || sessions
+                    .values()
+                    .any(|session| session.knows(inode) && session.shared.client.is_open(inode))
         };
         let room = &mut self.room;
         let step = loop {
@@ -107,27 +107,35 @@ impl State {
         batch.set_counters(&Self::counters(&self.numbers, &self.leases, &self.ledger, changes));
         let committed = batch.commit()?;
         self.after_flip(core, &committed, changes)?;
-        self.note_orphans(id, &orphans);
+        self.note_orphans(core, id, &orphans)?;
         let session = self.sessions.get_mut(&id).expect("looked up above");
         session.digested = at;
         session.shared.daemon.publish_digested(at);
         Ok(step)
     }
 
-    /// Inodes that lost their last name: whoever has one open refers to it from now on; what nobody has open goes.
-    fn note_orphans(&mut self, id: SessionId, orphans: &[(InodeNumber, bool)]) {
+    /// Inodes that lost their last name: whoever has one open refers to it from now on, with the rights that its
+    /// user has; what nobody has open goes.
+    fn note_orphans(
+        &mut self,
+        core: &Core,
+        id: SessionId,
+        orphans: &[(InodeNumber, bool)],
+    ) -> Result<(), Error> {
         for (inode, kept) in orphans {
-            let rights = Rights { read: true, write: true };
-            let by_table = self.sessions.iter().filter(|(_, session)| {
-                (session.known.contains_key(inode) || session.in_range(*inode))
-                    && session.shared.client.is_open(*inode)
+            let Some(item) = self.area.inode(*inode)? else { continue };
+            let by_table = self.sessions.iter().filter(|(holder, session)| {
+                (*kept && **holder == id) || (session.knows(*inode) && session.shared.client.is_open(*inode))
             });
-            let mut holders: Vec<SessionId> = by_table.map(|(holder, _)| *holder).collect();
-            if *kept {
-                holders.push(id);
-            }
+            let holders: Vec<SessionId> = by_table.map(|(holder, _)| *holder).collect();
             for holder in holders {
-                if self.references.rights(holder, *inode).is_none() {
+                // More than a session may refer to are not kept for it.
+                let bounded = self.references.count(holder) < core.config.references_max.max(OPEN_TABLE);
+                if bounded && self.references.rights(holder, *inode).is_none() {
+                    let rights = Rights {
+                        read: self.may_read(holder, *inode, &item),
+                        write: self.may_write(holder, *inode) || self.permits_write(holder, *inode, &item),
+                    };
                     self.references.open(holder, *inode, rights);
                 }
             }
@@ -135,6 +143,14 @@ impl State {
                 self.reapable.push_back(*inode);
             }
         }
+        Ok(())
+    }
+
+    fn permits_write(&self, id: SessionId, inode: InodeNumber, item: &InodeItem) -> bool {
+        let found = entitle::attributes(inode, item);
+        self.sessions
+            .get(&id)
+            .is_some_and(|session| vfs::access::permits(&session.caller, &found, vfs::access::WRITE))
     }
 }
 

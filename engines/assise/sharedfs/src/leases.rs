@@ -41,6 +41,8 @@ pub(crate) enum Reason {
 const PAUSE_FIRST: Duration = Duration::from_micros(20);
 /// Longest pause.
 const PAUSE_MAX: Duration = Duration::from_millis(2);
+/// A waiter looks again this often without being told: the daemon may have stopped.
+const LOOK: Duration = Duration::from_millis(200);
 /// Polling before the first pause.
 const POLL_NS: u32 = 5_000;
 
@@ -75,15 +77,32 @@ impl Core {
                 if let Some(outcome) = state.outcomes.remove(&ticket) {
                     return outcome;
                 }
-                // A session that ended took its requests with it.
-                state.live(id)?;
+                if let Err(status) = state.live(id) {
+                    self.withdraw(&mut state, ticket);
+                    return Err(status);
+                }
                 self.tick(&mut state)?;
                 state.wake_at
             };
             if !self.has_work() {
-                self.host.wait(&self.events, seen, wake_at.map(Time::from_ns));
+                let look = self.host.now().after(LOOK);
+                self.host.wait(
+                    &self.events,
+                    seen,
+                    Some(wake_at.map_or(look, |at| look.min(Time::from_ns(at)))),
+                );
             }
         }
+    }
+
+    /// Nobody waits for a request any more.
+    fn withdraw(&self, state: &mut State, ticket: Ticket) {
+        let effects = state.leases.step(self.now_ns(), Event::Cancelled { ticket });
+        let absorbed = state.absorb(self, effects);
+        // A failure stops the daemon, which whoever comes next is told.
+        let _ = state.guard(absorbed);
+        state.outcomes.remove(&ticket);
+        self.announce_events();
     }
 
     /// Asks for what the session does not hold yet; `None` if it holds everything.
@@ -175,17 +194,17 @@ impl Core {
 
     fn revoke(&self, work: Work) {
         if work.overflow {
-            self.eject(work.id, Reason::OwnRange);
+            self.end(work.id, Reason::OwnRange);
             return;
         }
         if !work.revocations.is_empty() && !self.wait_until_left(&work.shared) {
-            self.eject(work.id, Reason::Grace);
+            self.end(work.id, Reason::Grace);
             return;
         }
         let up_to = if work.writes { work.shared.client.commit().load() } else { Sequence::default() };
         match self.digest(work.id, up_to) {
             Ok(Step::Cut(reason)) => {
-                self.eject(work.id, Reason::Cut(reason));
+                self.end(work.id, Reason::Cut(reason));
                 return;
             }
             Ok(_) => {}
@@ -254,6 +273,9 @@ impl Core {
             if held.leaving || held.word == WORD_OWN_RANGE {
                 return Ok(());
             }
+            // Whoever asks for it from here on, this session too, waits until it is out.
+            let effects = state.leases.step(self.now_ns(), Event::Leaving { session: id, unit });
+            assert!(effects.is_empty(), "a lease that leaves gives nothing to anybody yet");
             let revocation = Revocation { session: id, unit, version: held.version };
             state.revocations.push_back(revocation);
         }
@@ -264,9 +286,13 @@ impl Core {
     /// Ends a session: seals its log, digests what counts, ends everything that it held. Returns when it is gone,
     /// whoever did it.
     pub fn eject(&self, id: SessionId, reason: Reason) {
+        self.end(id, reason);
+        self.carry_out();
+    }
+
+    fn end(&self, id: SessionId, reason: Reason) {
         if self.begin_end(id, reason) {
             self.finish_end(id);
-            self.carry_out();
         } else {
             self.wait_gone(id);
         }
@@ -326,7 +352,7 @@ impl Core {
                     return;
                 }
             }
-            self.host.wait(&self.events, seen, None);
+            self.host.wait(&self.events, seen, Some(self.host.now().after(LOOK)));
         }
     }
 }

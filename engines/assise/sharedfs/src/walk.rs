@@ -282,7 +282,7 @@ impl State {
     }
 
     /// Whether a session may write contents whatever the mode says.
-    fn may_write(&self, id: SessionId, inode: InodeNumber) -> bool {
+    pub fn may_write(&self, id: SessionId, inode: InodeNumber) -> bool {
         let open = self.ledger.table().log(LogUid::new(id.0));
         open.is_some_and(|open| open.may_write_contents(inode))
             || self.references.rights(id, inode).is_some_and(|rights| rights.write)

@@ -265,6 +265,17 @@ impl Client {
         self.ring.release_to(Place { position: digested.position, sequence: digested.sequence.next() });
     }
 
+    /// Goes on in the file that a GrowLog brought.
+    pub fn renew_ring(&mut self) {
+        let log = self.daemon.log(self.session).unwrap();
+        let incarnation = self.attached.welcome.incarnation.next();
+        self.attached.welcome.incarnation = incarnation;
+        let salt = Salt::of_log(self.attached.welcome.log, incarnation);
+        let next = self.view.digested().sequence.next();
+        self.ring = AppendRing::empty(log.clone(), RING_START, salt, next);
+        self.attached.log = log;
+    }
+
     /// An operation under leases: false if one of them is not held any more, or the log is sealed.
     pub fn under(&mut self, held: &[NodeReply], act: impl FnOnce(&mut Self) -> bool) -> bool {
         let entered: Entered = self.pages.inside().enter(Some(0));

@@ -4,5 +4,6 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod client;
+mod crash;
 mod hand_over;
 mod one_session;

@@ -1,0 +1,39 @@
+//! What a daemon says about those who are attached, for people to look at.
+
+use crate::daemon::Daemon;
+use format::{FlipNumber, LogUid};
+
+/// A session as a person sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Program {
+    /// Its process; 0 for one in the daemon's own process.
+    pub pid: u32,
+    /// Its user.
+    pub uid: u32,
+    /// Its update log.
+    pub log: LogUid,
+    /// Bytes of its log file.
+    pub log_bytes: u64,
+    /// Leases that it holds, beside its own range.
+    pub leases: usize,
+}
+
+impl Daemon {
+    /// Who is attached.
+    pub fn programs(&self) -> Vec<Program> {
+        let state = self.core().state.lock();
+        let program = |session: &crate::session::Session| Program {
+            pid: session.peer.as_ref().map_or(0, |peer| peer.credentials().pid.unsigned_abs()),
+            uid: session.caller.uid,
+            log: session.log,
+            log_bytes: session.file.region().bytes(),
+            leases: session.held.len(),
+        };
+        state.sessions.values().map(program).collect()
+    }
+
+    /// The last root flip.
+    pub fn flip(&self) -> FlipNumber {
+        self.core().state.lock().area.flip()
+    }
+}

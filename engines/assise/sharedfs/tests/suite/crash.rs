@@ -1,0 +1,250 @@
+//! Crashes at every fence, settle, creation and removal of: the making of a pool, attaching, grants, digests,
+//! hand-overs, a log that grows, the end of a session, and recovery itself.
+//!
+//! The oracle: all operations are in one folder that is handed from session to session, so what is recovered must be
+//! a prefix of their order, whichever log they stand in; on persistent memory (lines) it holds everything that
+//! returned, on a mapped file (pages) everything that was synced before. A slice of the images is made unless
+//! HEARTH_PROVE=1 asks for all within the driver's limits.
+
+use crate::client::{Client, DIRECTORY, FILE, ROOT, new_pool, open, tiny, user};
+use format::InodeNumber;
+use format::call::{CallKind, DigestRequest, GrowRequest};
+use format::record::UNLINK_DIRECTORY;
+use ipc::SystemHost;
+use pmem::crash::{Counts, Limits, Model, Point, enumerate};
+use pmem::recorded::Verb;
+use pmem::{Medium, Recorder};
+use sharedfs::{Daemon, Error, Recovered};
+use std::sync::Arc;
+use zerocopy::IntoBytes;
+
+/// Marks of the recorder from here on say that operations up to the number less this were synced.
+const SYNCED: u64 = 1_000;
+
+fn limits() -> Limits {
+    if std::env::var_os("HEARTH_PROVE").is_some_and(|value| value == "1") {
+        return Limits { complete_max: 1024, near_max: 256, sampled: 100, recovery_images: 4, seed: 11 };
+    }
+    Limits { complete_max: 8, near_max: 4, sampled: 3, recovery_images: 0, seed: 11 }
+}
+
+/// Fewer images, each with its recovery crashed too.
+fn limits_of_recovery() -> Limits {
+    if std::env::var_os("HEARTH_PROVE").is_some_and(|value| value == "1") {
+        return Limits { complete_max: 64, near_max: 16, sampled: 16, recovery_images: 8, seed: 12 };
+    }
+    Limits { complete_max: 2, near_max: 0, sampled: 1, recovery_images: 2, seed: 12 }
+}
+
+/// Operations of one run: each makes a name in the folder and writes its number into it and into a file that all
+/// share.
+struct Run<'a> {
+    recorder: &'a Recorder,
+    folder: InodeNumber,
+    shared: InodeNumber,
+    done: u64,
+}
+
+impl Run<'_> {
+    fn operate(&mut self, client: &mut Client) {
+        let number = self.done + 1;
+        let both = [(self.folder, 2), (self.shared, 2)];
+        let held = client.lease(&both).unwrap();
+        let inode = client.new_inode();
+        let done = client.under(&held, |client| {
+            client.write(self.shared, 0, &number.to_le_bytes())
+                && client.create_as(inode, self.folder, format!("{number:03}").as_bytes(), FILE | 0o644, 0)
+                && client.write(inode, 0, &vec![number as u8; 700])
+        });
+        assert!(done);
+        self.done = number;
+        self.recorder.returned(number);
+    }
+
+    /// What fsync does: the log's file, then the ledger up to the newest grant.
+    fn sync(&self, client: &Client) {
+        client.attached.log.settle().unwrap();
+        let newest = client.lease(&[(self.folder, 1), (self.shared, 1)]).unwrap();
+        let up_to = newest.iter().map(|reply| reply.ledger).max().unwrap();
+        let request = DigestRequest { up_to, wait: 0.into(), reserved: 0.into() };
+        client.call(CallKind::SettleLedger, &[request.as_bytes()]).unwrap();
+        self.recorder.returned(SYNCED + self.done);
+    }
+}
+
+/// Two sessions, a folder that goes to and fro, a session that ends, one that grows its log.
+fn workload(recorder: &Recorder) {
+    let medium = recorder.medium();
+    new_pool(&medium);
+    let daemon = open(&medium).0;
+    let mut one = Client::attach(&daemon, user(0));
+    one.write_lease(ROOT);
+    let (folder, _) = one.create(ROOT, b"folder", DIRECTORY | 0o755);
+    let (shared, _) = one.create(folder, b"shared", FILE | 0o644);
+    let mut run = Run { recorder, folder, shared, done: 0 };
+    run.operate(&mut one);
+    run.sync(&one);
+    run.operate(&mut one);
+    let mut two = Client::attach(&daemon, user(0));
+    two.walk("folder/shared").unwrap();
+    run.operate(&mut two);
+    run.operate(&mut two);
+    run.sync(&two);
+    run.operate(&mut one);
+    one.digest(true).unwrap();
+    run.operate(&mut one);
+    grow(&mut one);
+    run.operate(&mut one);
+    run.sync(&one);
+    run.operate(&mut two);
+    daemon.end(one.session);
+    run.operate(&mut two);
+}
+
+fn grow(client: &mut Client) {
+    let request = GrowRequest { file_bytes: (128u64 << 10).into() };
+    client.call(CallKind::GrowLog, &[request.as_bytes()]).unwrap();
+    client.renew_ring();
+}
+
+/// What the folder holds: the numbers of the operations whose names are there.
+fn numbers(client: &Client) -> Result<Vec<u64>, String> {
+    let Ok(folder) = client.walk("folder") else { return Ok(Vec::new()) };
+    let mut names: Vec<_> = client.entries(folder.inode).map_err(|status| format!("{status:?}"))?;
+    names.retain(|(name, _)| name != b"shared");
+    names.sort();
+    let mut numbers = Vec::new();
+    for (name, inode) in names {
+        let number: u64 = String::from_utf8_lossy(&name).parse().map_err(|_| "a foreign name")?;
+        client.walk(&format!("folder/{number:03}")).map_err(|status| format!("{status:?}"))?;
+        let contents = client.read(inode, 0, 1000).map_err(|status| format!("{status:?}"))?;
+        // The write is the record behind the name: only the last may lack it.
+        if contents == vec![number as u8; 700] {
+            numbers.push(number);
+        } else if !contents.is_empty() {
+            return Err(format!("{number} holds {} other bytes", contents.len()));
+        }
+    }
+    Ok(numbers)
+}
+
+type Opened = Option<(Arc<Daemon>, Recovered)>;
+
+fn recover(medium: &Medium) -> Result<Opened, String> {
+    match Daemon::open(Arc::new(SystemHost), medium, tiny()) {
+        Ok((daemon, recovered)) => Ok(Some((Arc::new(daemon), recovered))),
+        Err(Error::Area(area::AreaError::Missing)) => Ok(None),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+fn check(opened: Opened, medium: &Medium, point: &Point) -> Result<(), String> {
+    let promised = match point.model {
+        Model::Lines => point.returned.iter().map(|mark| mark % SYNCED).max().unwrap_or(0),
+        Model::Pages => point.returned.iter().filter_map(|mark| mark.checked_sub(SYNCED)).max().unwrap_or(0),
+    };
+    let begun = point.returned.iter().map(|mark| mark % SYNCED).max().unwrap_or(0) + 1;
+    let Some((daemon, _)) = opened else {
+        return if point.returned.is_empty() { Ok(()) } else { Err("the pool is lost".to_owned()) };
+    };
+    let mut client = Client::attach(&daemon, user(0));
+    let found = numbers(&client)?;
+    let prefix: Vec<u64> = (1..=found.len() as u64).collect();
+    if found != prefix {
+        return Err(format!("no prefix: {found:?}"));
+    }
+    if (found.len() as u64) < promised || found.len() as u64 > begun {
+        return Err(format!("{} of {promised} to {begun}", found.len()));
+    }
+    if let Ok(shared) = client.walk("folder/shared") {
+        let last = client.read(shared.inode, 0, 8).map_err(|status| format!("{status:?}"))?;
+        let last = u64::from_le_bytes(last.try_into().unwrap_or([0; 8]));
+        // Its write stands before the name's.
+        if last < found.len() as u64 || last > begun {
+            return Err(format!("the shared file says {last} beside {}", found.len()));
+        }
+    }
+    client.write_lease(ROOT);
+    let (after, made) = client.create(ROOT, b"after", FILE | 0o600);
+    if !made || !client.write(after, 0, b"goes on") || client.digest(true).is_err() {
+        return Err("what was recovered cannot be used".to_owned());
+    }
+    if !daemon.ejections().is_empty() {
+        return Err(format!("{:?}", daemon.ejections()));
+    }
+    let report = area::check::check(medium).map_err(|error| error.to_string())?;
+    if report.is_clean() { Ok(()) } else { Err(format!("{:?}", report.findings)) }
+}
+
+fn prove(limits: &Limits) -> Counts {
+    let mut total = Counts::default();
+    for model in [Model::Lines, Model::Pages] {
+        match enumerate(model, limits, workload, recover, check) {
+            Ok(counts) => total += counts,
+            Err(violation) => panic!("{violation}"),
+        }
+    }
+    println!(
+        "crash: {} moments complete, {} capped, {} images, {} of recovery: passed",
+        total.complete, total.capped, total.images, total.recovery_images
+    );
+    total
+}
+
+#[test]
+fn every_crash_leaves_a_prefix_with_all_that_was_promised() {
+    assert!(prove(&limits()).images > 500);
+}
+
+#[test]
+fn a_crash_of_recovery_is_recovered() {
+    assert!(prove(&limits_of_recovery()).recovery_images > 500);
+}
+
+/// A settle or fence that is left out where it matters is found by the same oracle: the proof can fail.
+#[test]
+fn a_left_out_settle_is_noticed() {
+    let mut noticed = 0;
+    let settles = {
+        let recorder = Recorder::new();
+        workload(&recorder);
+        recorder.calls(Verb::Settle)
+    };
+    for call in (0..settles).step_by(3) {
+        let lying = |recorder: &Recorder| {
+            recorder.leave_out(Verb::Settle, call);
+            workload(recorder);
+        };
+        let few = Limits { complete_max: 4, near_max: 2, sampled: 2, recovery_images: 0, seed: 13 };
+        noticed += u64::from(enumerate(Model::Pages, &few, lying, recover, check).is_err());
+    }
+    assert!(noticed > 0, "none of {settles} settles matters");
+}
+
+#[test]
+fn a_folder_that_was_emptied_and_removed_stays_removed() {
+    let removal = |recorder: &Recorder| {
+        let medium = recorder.medium();
+        new_pool(&medium);
+        let daemon = open(&medium).0;
+        let mut one = Client::attach(&daemon, user(0));
+        one.write_lease(ROOT);
+        let (folder, _) = one.create(ROOT, b"gone", DIRECTORY | 0o755);
+        let (file, _) = one.create(folder, b"file", FILE | 0o644);
+        assert!(one.write(file, 0, &[1; 9_000]));
+        one.digest(true).unwrap();
+        assert!(one.unlink(folder, b"file", file, 0) && one.unlink(ROOT, b"gone", folder, UNLINK_DIRECTORY));
+        recorder.returned(1);
+    };
+    let judge = |opened: Opened, medium: &Medium, point: &Point| {
+        let Some((daemon, _)) = opened else { return Ok(()) };
+        let inodes = daemon.usage().inodes;
+        if !point.returned.is_empty() && inodes != 1 {
+            return Err(format!("{inodes} inodes"));
+        }
+        let report = area::check::check(medium).map_err(|error| error.to_string())?;
+        if report.is_clean() && report.orphans == 0 { Ok(()) } else { Err(format!("{report:?}")) }
+    };
+    let result = enumerate(Model::Lines, &limits(), removal, recover, judge);
+    result.unwrap_or_else(|violation| panic!("{violation}"));
+}
