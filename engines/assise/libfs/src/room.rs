@@ -1,17 +1,20 @@
 //! Room: inode numbers, blocks that are promised, space in the log (Assise §3.2.1, digest; schedules 2.3, 2.7). All of
 //! it is got without the state's lock; a writer waits here, never inside.
 
-use crate::calls::error_of;
+use crate::calls::{Line, error_of};
 use crate::engine::LibFs;
-use crate::state::empty_ring;
+use crate::error::Error;
+use crate::state::{State, empty_ring};
+use format::Sequence;
 use format::call::{CallKind, GrowRequest, GrowResponse, RefillRequest, RefillResponse, Status};
-use format::{LogUid, Sequence};
 use ipc::sync::Ordering;
+use pmem::Region;
+use vfs::engine::Result;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U64;
 
 impl LibFs {
-    fn refill(&self, request: RefillRequest) -> vfs::engine::Result<Option<RefillResponse>> {
+    fn refill(&self, request: RefillRequest) -> Result<Option<RefillResponse>> {
         let line = self.line()?;
         let mut response = Vec::new();
         let granted = match self.call(&line, CallKind::Refill, &[request.as_bytes()], &mut response)? {
@@ -45,7 +48,7 @@ impl LibFs {
     ///
     /// # Errors
     /// `NoSpace`: also after everything is digested, which gives back what was promised and not used.
-    pub(crate) fn get_room(&self, blocks: u64) -> vfs::engine::Result<()> {
+    pub(crate) fn get_room(&self, blocks: u64) -> Result<()> {
         for digested in [false, true] {
             if digested {
                 let last = self.last()?;
@@ -66,7 +69,7 @@ impl LibFs {
     ///
     /// # Errors
     /// `NoSpace`.
-    pub(crate) fn get_inodes(&self) -> vfs::engine::Result<()> {
+    pub(crate) fn get_inodes(&self) -> Result<()> {
         let asked = U64::new(self.limits.refill_inodes);
         let granted = self.refill(RefillRequest { inodes: asked, room_blocks: U64::new(0) })?;
         match granted {
@@ -75,13 +78,13 @@ impl LibFs {
         }
     }
 
-    fn last(&self) -> vfs::engine::Result<Sequence> {
+    fn last(&self) -> Result<Sequence> {
         let state = self.state();
         Ok(state.session.as_ref().map_or(Sequence::new(0), |session| session.last()))
     }
 
     /// The own records up to this one are in the area, and in no cache any more.
-    pub(crate) fn get_digested(&self, sequence: Sequence) -> vfs::engine::Result<()> {
+    pub(crate) fn get_digested(&self, sequence: Sequence) -> Result<()> {
         let line = self.line()?;
         self.digest_call(&line, sequence, true)?;
         self.state().purge();
@@ -114,7 +117,7 @@ impl LibFs {
     }
 
     /// Space in the log for a frame of so many bytes.
-    pub(crate) fn get_log_space(&self, bytes: u64) -> vfs::engine::Result<()> {
+    pub(crate) fn get_log_space(&self, bytes: u64) -> Result<()> {
         let (largest, last, log_bytes, log_bytes_max) = {
             let mut state = self.state();
             state.purge();
@@ -138,7 +141,7 @@ impl LibFs {
     }
 
     /// Replaces the log by a larger one. Nothing is appended meanwhile.
-    fn grow_log(&self, file_bytes: u64) -> vfs::engine::Result<()> {
+    fn grow_log(&self, file_bytes: u64) -> Result<()> {
         let line = self.line()?;
         let last = {
             let mut state = self.state();
@@ -162,12 +165,7 @@ impl LibFs {
         grown
     }
 
-    fn replace_log(
-        &self,
-        line: &crate::calls::Line,
-        last: Sequence,
-        file_bytes: u64,
-    ) -> vfs::engine::Result<()> {
+    fn replace_log(&self, line: &Line, last: Sequence, file_bytes: u64) -> Result<()> {
         self.digest_call(line, last, true)?;
         let request = GrowRequest { file_bytes: U64::new(file_bytes) };
         let mut response = Vec::new();
@@ -177,25 +175,23 @@ impl LibFs {
             Status::Sealed | Status::NoSpace | Status::Limit => return Ok(()),
             refused => return Err(error_of(refused)),
         }
-        let (grown, _) = format::call::split::<GrowResponse>(&response).map_err(|_| vfs::Error::Io)?;
-        let log = line.link.grown_log(&grown)?;
+        let grown = format::call::split::<GrowResponse>(&response).map_err(|_| Error::Response);
+        let taken = grown.and_then(|(grown, _)| Ok((grown, line.link.grown_log(&grown)?)));
         let mut state = self.state();
         if state.era != line.era {
             return Ok(());
         }
         state.purge();
-        let Some(session) = state.session.as_mut() else { return Ok(()) };
-        if session.purged != last || grown.log == LogUid::default() {
-            return Err(vfs::Error::Io);
+        let replaced = taken.and_then(|(grown, log)| state.take_log(&grown, log, last));
+        if replaced.is_err() {
+            // SharedFS reads a log that is not here: only a new session helps.
+            state.end_session();
         }
-        session.welcome.log = grown.log;
-        session.log_bytes = log.bytes();
-        session.ring = empty_ring(log, &session.welcome, grown.incarnation, last.next())?;
-        Ok(())
+        Ok(replaced?)
     }
 
     /// Waits until the log that is being replaced is.
-    pub(crate) fn wait_for_log(&self) -> vfs::engine::Result<()> {
+    pub(crate) fn wait_for_log(&self) -> Result<()> {
         loop {
             // Acquire: pairs with the Release in `grow_log`.
             let turn = self.log_turn.load(Ordering::Acquire);
@@ -207,5 +203,26 @@ impl LibFs {
                 return Err(vfs::Error::Io);
             }
         }
+    }
+}
+
+impl State {
+    /// Goes on in a larger log; everything up to `last` is digested.
+    fn take_log(
+        &mut self,
+        grown: &GrowResponse,
+        log: Region,
+        last: Sequence,
+    ) -> std::result::Result<(), Error> {
+        let Some(session) = self.session.as_mut() else { return Ok(()) };
+        if session.purged != last {
+            return Err(Error::Response);
+        }
+        session.welcome.log = grown.log;
+        session.log_bytes = log.bytes();
+        session.ring = empty_ring(log, &session.welcome, grown.incarnation, last.next())?;
+        // Who copies from the old one outside of the lock finds out.
+        session.released.store(last.next().get(), Ordering::SeqCst);
+        Ok(())
     }
 }

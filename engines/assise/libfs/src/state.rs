@@ -152,7 +152,7 @@ pub(crate) struct State {
     used: Vec<NodeIndex>,
     /// The log is being replaced: nothing is appended.
     pub log_frozen: bool,
-    /// Grows with each end of a replacement.
+    /// More than half of the log is in use.
     pub half_full: bool,
     last_time_ns: i64,
 }
@@ -382,14 +382,28 @@ impl State {
         }
     }
 
-    /// Drops what was digested from the caches, then gives its log space free.
+    /// Drops what was digested from the caches, then gives its log space free; that not while the log is being
+    /// replaced, when places are those of the new one.
     pub fn purge(&mut self) {
         let Some(session) = self.session.as_mut() else { return };
         let (digested, place) = session.words.digested();
-        if digested <= session.purged || digested > session.last() {
+        if digested > session.last() {
             return;
         }
-        session.purged = digested;
+        if digested > session.purged {
+            session.purged = digested;
+            self.purge_caches(digested);
+        }
+        let Some(session) = self.session.as_mut() else { return };
+        if !self.log_frozen && session.ring.head().sequence < place.sequence {
+            // Before the space is used again: pairs with the fence of a reader outside of the lock.
+            session.released.store(place.sequence.get(), Ordering::SeqCst);
+            fence(Ordering::SeqCst);
+            session.ring.release_to(place);
+        }
+    }
+
+    fn purge_caches(&mut self, digested: Sequence) {
         for _ in 0..self.dirty.len() {
             let Some(index) = self.dirty.pop_front() else { break };
             let node = self.nodes.get_mut(index);
@@ -402,10 +416,6 @@ impl State {
                 self.nodes.remove(index, &mut self.pool);
             }
         }
-        // Before the space is used again: pairs with the fence of a reader outside of the lock.
-        session.released.store(place.sequence.get(), Ordering::SeqCst);
-        fence(Ordering::SeqCst);
-        session.ring.release_to(place);
     }
 
     /// An inode number of the own range, with the lease that it comes with.
