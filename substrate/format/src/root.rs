@@ -5,7 +5,7 @@
 
 use crate::DecodeError;
 use crate::checksum::{self, Salt};
-use crate::ids::{Block, Epoch, FlipNumber, InodeNumber, LeaseVersion, LogUid, PoolUid, Sequence};
+use crate::ids::{Block, Epoch, FlipNumber, InodeNumber, LeaseVersion, LogUid, PoolUid, SegmentId, Sequence};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -69,8 +69,10 @@ pub struct Root {
     pub ledger_incarnation: U32,
     /// Epoch in which the flip was made.
     pub epoch: Epoch,
+    /// Next data segment. Never reused: whoever has a segment mapped knows it by its number.
+    pub next_segment: SegmentId,
     /// Zero.
-    pub reserved: U64,
+    pub reserved: U32,
 }
 
 const _: () = assert!(size_of::<Root>() == 128);

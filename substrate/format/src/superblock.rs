@@ -51,7 +51,8 @@ pub struct Superblock {
     pub reserved: U32,
     /// When the file was made: nanoseconds since 1970.
     pub created_ns: U64,
-    /// Kind's own: for the tree the largest number of nodes it may ever have.
+    /// Kind's own: for the tree the largest number of nodes it may ever have; for a segment the flip before the
+    /// first that could name it, from which the flips of its map are counted.
     pub geometry: U64,
 }
 

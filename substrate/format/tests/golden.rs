@@ -123,11 +123,12 @@ fn root_structures() {
             nodes: U64::new(0xe7e6_e5e4_e3e2_e1e0),
             ledger_incarnation: U32::new(0xf3f2_f1f0),
             epoch: Epoch::new(0x0302_0100),
-            reserved: U64::new(0x1716_1514_1312_1110),
+            next_segment: SegmentId::new(0x1312_1110),
+            reserved: U32::new(0x1716_1514),
         },
         "1011121314151617 2021222324252627 30313233 40414243 5051525354555657 10111213 20212223 30313233 \
          40414243 7071727374757677 8081828384858687 9091929394959697 a0a1a2a3a4a5a6a7 b0b1b2b3b4b5b6b7 \
-         c0c1c2c3c4c5c6c7 d0d1d2d3d4d5d6d7 e0e1e2e3e4e5e6e7 f0f1f2f3 00010203 1011121314151617",
+         c0c1c2c3c4c5c6c7 d0d1d2d3d4d5d6d7 e0e1e2e3e4e5e6e7 f0f1f2f3 00010203 10111213 14151617",
     );
 }
 
