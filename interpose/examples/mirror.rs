@@ -123,6 +123,8 @@ fn nothing() -> u64 {
 
 impl Mount for Mirror {
     fn open(&self, place: Place<'_>, flags: i32, mode: u32) -> Result<Handle> {
+        // Where no number is left for the mirror's own descriptor, nothing is created.
+        raw::close(hearth::descriptors::move_up(self.root.number(), true)?);
         Self::keep(self.open_beneath(self.dir(&place), place.path, flags, mode)?)
     }
 

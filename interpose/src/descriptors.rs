@@ -233,7 +233,7 @@ impl Drop for Held {
             }
         }
         if seen == 1 {
-            if let Some(site) = crate::start::site() {
+            if let Some(site) = crate::start::site().filter(|_| !crate::dispatch::poisoned()) {
                 site.mount.close(self.handle());
             }
             // Pairs with the Acquire of `new`.

@@ -4,7 +4,7 @@
 //! - An absolute path is compared with the prefix byte by byte, without a copy. Everything else goes straight to the
 //!   kernel. If the kernel does not find it (ENOENT, ENOTDIR), it is looked at again: `/usr/../PREFIX/x`, a symbolic
 //!   link of the kernel's into the mount, and a relative path from a folder above the prefix are found then. So the
-//!   prefix must not exist in the kernel's tree, or be a mount of the same files.
+//!   prefix must not exist in the kernel's tree, or be a mount of the same files; the folder above it must exist.
 //! - A relative path is ours if the working directory or the directory descriptor is.
 //! - The mount refuses a path that leaves it (`Errno::LEAVES`); it is then walked one component at a time from `/`,
 //!   reading links from either side, to an absolute path without links, which is served or passed.

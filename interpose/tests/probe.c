@@ -1,0 +1,674 @@
+/* What ordinary C programs do to files, one case a function: `probe CASE DIR`. DIR is an empty directory on the file
+ * system under test; unless a case says otherwise it ends with 0 on every correct one, the kernel's included. */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/select.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define CHECK(what) \
+    do { \
+        if (!(what)) { \
+            fprintf(stderr, "%s:%d: %s (errno %d)\n", __func__, __LINE__, #what, errno); \
+            _exit(1); \
+        } \
+    } while (0)
+
+extern char **environ;
+static const char *self;
+
+static int make(const char *name, const char *text) {
+    int fd = open(name, O_RDWR | O_CREAT | O_TRUNC, 0644);
+    CHECK(fd >= 0);
+    CHECK(write(fd, text, strlen(text)) == (ssize_t)strlen(text));
+    return fd;
+}
+
+static void holds(const char *name, const char *text) {
+    char got[4096];
+    int fd = open(name, O_RDONLY);
+    CHECK(fd >= 0);
+    ssize_t bytes = read(fd, got, sizeof got);
+    CHECK(bytes == (ssize_t)strlen(text) && memcmp(got, text, bytes) == 0);
+    CHECK(close(fd) == 0);
+}
+
+static void wait_for(pid_t child) {
+    int status;
+    CHECK(waitpid(child, &status, 0) == child);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+static void descriptors(void) {
+    int fd = make("a", "0123456789");
+    int two = dup(fd), three = fcntl(fd, F_DUPFD, 100), four = fcntl(fd, F_DUPFD_CLOEXEC, 100);
+    CHECK(two >= 0 && three >= 100 && four > three);
+    CHECK(lseek(fd, 3, SEEK_SET) == 3 && lseek(two, 0, SEEK_CUR) == 3 && lseek(four, 0, SEEK_CUR) == 3);
+    CHECK((fcntl(fd, F_GETFD) & FD_CLOEXEC) == 0 && (fcntl(four, F_GETFD) & FD_CLOEXEC) != 0);
+    char byte;
+    CHECK(read(three, &byte, 1) == 1 && byte == '3' && lseek(fd, 0, SEEK_CUR) == 4);
+    int pipes[2];
+    CHECK(pipe(pipes) == 0);
+    CHECK(dup2(fd, pipes[0]) == pipes[0] && lseek(pipes[0], 0, SEEK_CUR) == 4); /* ours over theirs */
+    CHECK(dup2(pipes[1], two) == two && lseek(two, 0, SEEK_CUR) == -1 && errno == ESPIPE); /* theirs over ours */
+    CHECK(dup2(fd, fd) == fd && dup3(fd, fd, 0) == -1 && errno == EINVAL);
+    CHECK(dup2(999, fd) == -1 && errno == EBADF && lseek(fd, 0, SEEK_CUR) == 4);
+    CHECK(close(fd) == 0 && close(fd) == -1 && errno == EBADF);
+    CHECK(read(three, &byte, 1) == 1 && byte == '4');
+    CHECK(fcntl(three, F_GETFL) != -1 && (fcntl(three, F_GETFL) & O_ACCMODE) == O_RDWR);
+    CHECK(fcntl(three, F_SETFL, O_APPEND) == 0 && (fcntl(four, F_GETFL) & O_APPEND));
+    CHECK(isatty(three) == 0 && errno == ENOTTY);
+}
+
+static void close_ranges(void) {
+    int low = make("a", "a"), high = fcntl(low, F_DUPFD, 50);
+    int pipes[2];
+    CHECK(pipe(pipes) == 0);
+    CHECK(syscall(SYS_close_range, 3u, 40u, 0) == 0);
+    CHECK(fcntl(low, F_GETFD) == -1 && fcntl(pipes[0], F_GETFD) == -1 && lseek(high, 0, SEEK_CUR) == 1);
+    CHECK(syscall(SYS_close_range, 3u, ~0u, 4 /* CLOEXEC */) == 0 && (fcntl(high, F_GETFD) & FD_CLOEXEC));
+    CHECK(syscall(SYS_close_range, 3u, ~0u, 0) == 0);
+    CHECK(fcntl(high, F_GETFD) == -1);
+    holds("a", "a"); /* and it still works */
+    closefrom(3);
+    for (int fd = 3; fd < 70000; fd++) close(fd);
+    holds("a", "a");
+    CHECK(open("a", O_RDONLY) == 3);
+    for (int fd = 3; fd < 20000; fd++) dup2(1, fd); /* also over whatever a library keeps for itself */
+    closefrom(3);
+    holds("a", "a");
+}
+
+static void numbers_run_out(void) {
+    struct rlimit limit = {64, 64};
+    CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+    int fd, count = 0;
+    while ((fd = open("a", O_RDWR | O_CREAT, 0644)) >= 0) count++;
+    CHECK(errno == EMFILE && count > 10 && count <= 61);
+    CHECK(open("new", O_RDWR | O_CREAT, 0644) == -1 && errno == EMFILE);
+    closefrom(3);
+    CHECK(access("new", F_OK) == -1 && errno == ENOENT);
+    CHECK((fd = open("a", O_RDONLY)) == 3);
+}
+
+static void fork_shares_offset(void) {
+    int fd = make("a", "");
+    for (int i = 0; i < 4; i++) {
+        pid_t child = fork();
+        CHECK(child >= 0);
+        if (child == 0) {
+            for (int n = 0; n < 100; n++) CHECK(write(fd, "0123456789", 10) == 10);
+            _exit(0);
+        }
+    }
+    for (int i = 0; i < 4; i++) {
+        int status;
+        CHECK(wait(&status) > 0 && status == 0);
+    }
+    struct stat st;
+    CHECK(fstat(fd, &st) == 0 && st.st_size == 4000 && lseek(fd, 0, SEEK_CUR) == 4000);
+    pid_t child = fork();
+    if (child == 0) { /* a daemon: forks again, the parent gone */
+        if (fork() > 0) _exit(0);
+        setsid();
+        int mine = make("daemon", "x");
+        CHECK(fsync(mine) == 0);
+        _exit(0);
+    }
+    wait_for(child);
+}
+
+static void inherits(void) { /* run by others: descriptor 7 is open on a file, 8 is not */
+    CHECK(write(7, "child ", 6) == 6);
+    CHECK(fcntl(8, F_GETFD) == -1);
+}
+
+static void fork_exec(void) {
+    int fd = make("a", "parent "), secret = open("a", O_RDONLY | O_CLOEXEC);
+    CHECK(dup2(fd, 7) == 7 && dup3(secret, 8, O_CLOEXEC) == 8);
+    pid_t child = fork();
+    if (child == 0) {
+        execl(self, self, "inherits", ".", (char *)0);
+        _exit(9);
+    }
+    wait_for(child);
+    CHECK(write(fd, "again", 5) == 5);
+    holds("a", "parent child again");
+    child = fork();
+    if (child == 0) {
+        char *none[] = {0}, *arguments[] = {(char *)self, "inherits", ".", 0};
+        execve(self, arguments, none); /* an environment that was thrown away */
+        _exit(9);
+    }
+    wait_for(child);
+    holds("a", "parent child againchild ");
+    CHECK(execl("./nothing", "x", (char *)0) == -1 && errno == ENOENT);
+    CHECK(lseek(fd, 0, SEEK_CUR) == 24);
+}
+
+static void vfork_exec(void) {
+    int fd = make("a", "");
+    for (int round = 0; round < 20; round++) {
+        pid_t child = vfork();
+        if (child == 0) {
+            dup2(fd, 7);
+            dup2(fd, 8);
+            close(8);
+            close(fd);
+            execl(self, self, "inherits", ".", (char *)0);
+            _exit(9);
+        }
+        wait_for(child);
+        CHECK(fcntl(7, F_GETFD) == -1); /* the child's, not ours */
+        CHECK(lseek(fd, 0, SEEK_CUR) == 6 * (round + 1));
+    }
+    pid_t child = vfork();
+    if (child == 0) _exit(0);
+    wait_for(child);
+    CHECK(write(fd, "x", 1) == 1);
+}
+
+static void spawns(void) {
+    close(make("a", ""));
+    posix_spawn_file_actions_t actions;
+    CHECK(posix_spawn_file_actions_init(&actions) == 0);
+    CHECK(posix_spawn_file_actions_addopen(&actions, 7, "a", O_WRONLY | O_APPEND, 0) == 0);
+    CHECK(posix_spawn_file_actions_addopen(&actions, 1, "out", O_WRONLY | O_CREAT, 0644) == 0);
+    char *arguments[] = {(char *)self, "inherits", ".", 0};
+    for (int round = 0; round < 3; round++) {
+        pid_t child;
+        CHECK(posix_spawn(&child, self, &actions, 0, arguments, environ) == 0);
+        wait_for(child);
+    }
+    holds("a", "child child child ");
+    CHECK(fcntl(7, F_GETFD) == -1);
+    CHECK(system("echo shell > b; echo more >> b") == 0);
+    holds("b", "shell\nmore\n");
+    FILE *from = popen("cat a", "r");
+    char got[64] = "";
+    CHECK(from && fread(got, 1, 63, from) == 18 && pclose(from) == 0);
+}
+
+static void *thread_main(void *argument) {
+    long me = (long)argument;
+    char name[32], text[64];
+    for (int round = 0; round < 50; round++) {
+        snprintf(name, sizeof name, "t%ld-%d", me, round);
+        FILE *file = fopen(name, "w+");
+        CHECK(file && fprintf(file, "thread %ld round %d\n", me, round) > 0 && fflush(file) == 0);
+        rewind(file);
+        CHECK(fgets(text, sizeof text, file) && atoi(text + 7) == me);
+        CHECK(fclose(file) == 0 && (round % 2 || unlink(name) == 0));
+    }
+    return 0;
+}
+
+static int shared;
+static void *appender(void *argument) {
+    for (int round = 0; round < 500; round++) CHECK(write(shared, "12345678", 8) == 8);
+    return argument;
+}
+
+static void *closer(void *argument) {
+    char byte;
+    for (int round = 0; round < 2000; round++) {
+        int fd = open("race", O_RDONLY);
+        CHECK(fd >= 0 && pread(fd, &byte, 1, 0) == 1 && byte == 'r');
+        CHECK(close(fd) == 0);
+        (void)!pread(5 + round % 20, &byte, 1, 0); /* somebody's, or nobody's */
+    }
+    return argument;
+}
+
+static void threads(void) {
+    pthread_t ids[4];
+    for (long i = 0; i < 4; i++) CHECK(pthread_create(&ids[i], 0, thread_main, (void *)i) == 0);
+    for (int i = 0; i < 4; i++) CHECK(pthread_join(ids[i], 0) == 0);
+    shared = make("shared", "");
+    for (int i = 0; i < 4; i++) CHECK(pthread_create(&ids[i], 0, appender, 0) == 0);
+    for (int i = 0; i < 4; i++) CHECK(pthread_join(ids[i], 0) == 0);
+    CHECK(lseek(shared, 0, SEEK_END) == 4 * 500 * 8);
+    close(make("race", "r"));
+    for (int i = 0; i < 4; i++) CHECK(pthread_create(&ids[i], 0, closer, 0) == 0);
+    for (int i = 0; i < 4; i++) CHECK(pthread_join(ids[i], 0) == 0);
+}
+
+static void stdio(void) {
+    FILE *file = fopen("a", "w");
+    CHECK(file && fputs("one\n", file) >= 0 && fclose(file) == 0);
+    file = fopen("a", "a+");
+    CHECK(file && fputs("two\n", file) >= 0 && fseek(file, 0, SEEK_SET) == 0);
+    CHECK(fgetc(file) == 'o' && ungetc('X', file) == 'X' && fgetc(file) == 'X' && fclose(file) == 0);
+    holds("a", "one\ntwo\n");
+    char name[] = "tmpXXXXXX";
+    int fd = mkstemp(name);
+    CHECK(fd >= 0 && unlink(name) == 0);
+    file = fdopen(fd, "w+");
+    CHECK(file && fputs("gone", file) >= 0 && fflush(file) == 0);
+    struct stat st;
+    CHECK(fstat(fd, &st) == 0 && st.st_size == 4 && st.st_nlink == 0);
+    pid_t child = fork();
+    if (child == 0) {
+        file = fopen("late", "w"); /* flushed by exit, after every destructor */
+        CHECK(file && fputs("at exit", file) >= 0);
+        exit(0);
+    }
+    wait_for(child);
+    holds("late", "at exit");
+}
+
+static void bad_buffers(void) {
+    char *volatile nowhere = (char *)8, *wild = nowhere, *volatile text = (char *)"constant";
+    int fd = make("a", "0123456789");
+    long page = sysconf(_SC_PAGESIZE);
+    char *memory = mmap(0, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(memory != MAP_FAILED && munmap(memory + page, page) == 0);
+    CHECK(write(fd, memory + page, 10) == -1 && errno == EFAULT);
+    CHECK(pread(fd, memory + page, 10, 0) == -1 && errno == EFAULT);
+    CHECK(pread(fd, wild, 10, 0) == -1 && errno == EFAULT);
+    CHECK(pread(fd, text, 4, 0) == -1 && errno == EFAULT);
+    struct iovec bad = {memory + page, 5};
+    CHECK(preadv(fd, &bad, 1, 0) == -1 && errno == EFAULT);
+    CHECK(writev(fd, (struct iovec *)8, 1) == -1 && errno == EFAULT);
+    CHECK(writev(fd, &bad, -1) == -1 && errno == EINVAL && writev(fd, &bad, 1025) == -1 && errno == EINVAL);
+    CHECK(open((char *)8, O_RDONLY) == -1 && errno == EFAULT);
+    CHECK(syscall(SYS_newfstatat, AT_FDCWD, "a", (void *)8, 0) == -1 && errno == EFAULT);
+    CHECK(stat((char *)(memory + page), (struct stat *)memory) == -1 && errno == EFAULT);
+    CHECK(rename("a", (char *)8) == -1 && errno == EFAULT);
+    CHECK(syscall(SYS_getdents64, open(".", O_RDONLY), (void *)8, 1000) == -1 && errno == EFAULT);
+    strcpy(memory + page - 2, "a"); /* a string that ends with its page */
+    CHECK(access(memory + page - 2, F_OK) == 0);
+    memory[page - 1] = 'a';
+    CHECK(access(memory + page - 1, F_OK) == -1 && errno == EFAULT);
+    char path[PATH_MAX + 10];
+    memset(path, 'x', sizeof path - 1);
+    path[sizeof path - 1] = 0;
+    CHECK(open(path, O_RDONLY) == -1 && errno == ENAMETOOLONG);
+    CHECK(open("", O_RDONLY) == -1 && errno == ENOENT);
+    CHECK(pread(fd, memory, 10, -1) == -1 && errno == EINVAL && lseek(fd, -1, SEEK_SET) == -1 && errno == EINVAL);
+    CHECK(ftruncate(fd, -1) == -1 && errno == EINVAL && read(fd, memory, 0) == 0);
+}
+
+static int handler_fd;
+static volatile int hits;
+static void handler(int number) {
+    int before = errno;
+    hits++;
+    CHECK(write(handler_fd, "s", 1) == 1);
+    struct stat st;
+    CHECK(stat("a", &st) == 0);
+    (void)number;
+    errno = before;
+}
+
+static void signals(void) {
+    int fd = make("a", "");
+    handler_fd = make("b", "");
+    struct sigaction action = {.sa_handler = handler, .sa_flags = SA_RESTART}, old;
+    CHECK(sigaction(SIGALRM, &action, 0) == 0 && sigaction(SIGALRM, 0, &old) == 0);
+    CHECK(old.sa_handler == handler && (old.sa_flags & SA_RESTART) && !(old.sa_flags & SA_SIGINFO));
+    struct itimerval timer = {{0, 300}, {0, 300}};
+    CHECK(setitimer(ITIMER_REAL, &timer, 0) == 0);
+    char block[4096];
+    memset(block, 'x', sizeof block);
+    for (int round = 0; hits < 200 && round < 2000000; round++) {
+        CHECK(pwrite(fd, block, sizeof block, 0) == (ssize_t)sizeof block);
+        CHECK(open("none", O_RDONLY) == -1 && errno == ENOENT);
+    }
+    struct itimerval off = {{0, 0}, {0, 0}};
+    CHECK(setitimer(ITIMER_REAL, &off, 0) == 0 && hits >= 200);
+    struct stat st;
+    CHECK(fstat(handler_fd, &st) == 0 && st.st_size == hits);
+    sigset_t mask;
+    CHECK(sigprocmask(SIG_SETMASK, 0, &mask) == 0);
+    for (int number = 1; number < 32; number++) CHECK(sigismember(&mask, number) == 0);
+    /* A wait of the kernel's is still interrupted, and the rest of it as it was. */
+    action.sa_flags = 0;
+    CHECK(sigaction(SIGALRM, &action, 0) == 0);
+    timer.it_interval.tv_usec = 0;
+    timer.it_value.tv_usec = 20000;
+    int pipes[2];
+    CHECK(pipe(pipes) == 0 && setitimer(ITIMER_REAL, &timer, 0) == 0);
+    CHECK(read(pipes[0], block, 1) == -1 && errno == EINTR);
+    action.sa_handler = SIG_IGN;
+    CHECK(sigaction(SIGALRM, &action, &old) == 0 && old.sa_handler == handler);
+    CHECK(raise(SIGALRM) == 0);
+}
+
+/* A thread waits for a lock that its parent holds; a signal ends the wait, or not, as its handler says. */
+static void lock_waits(void) {
+    int fd = make("a", ""), status;
+    handler_fd = make("b", "");
+    CHECK(flock(fd, LOCK_EX) == 0);
+    for (int restart = 0; restart < 2; restart++) {
+        pid_t child = fork();
+        if (child == 0) {
+            struct sigaction action = {.sa_handler = handler, .sa_flags = restart ? SA_RESTART : 0};
+            CHECK(sigaction(SIGUSR1, &action, 0) == 0);
+            int mine = open("a", O_RDWR);
+            int locked = flock(mine, LOCK_EX);
+            _exit(restart ? !(locked == 0 && hits == 1) : !(locked == -1 && errno == EINTR && hits == 1));
+        }
+        usleep(100000);
+        CHECK(kill(child, SIGUSR1) == 0);
+        usleep(100000);
+        CHECK(waitpid(child, &status, WNOHANG) == (restart ? 0 : child));
+        if (restart) {
+            CHECK(flock(fd, LOCK_UN) == 0 && waitpid(child, &status, 0) == child);
+        }
+        CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    }
+}
+
+static volatile int info_ok;
+static void info_handler(int number, siginfo_t *info, void *context) {
+    info_ok += number == SIGUSR1 && info->si_code == SI_QUEUE && info->si_value.sival_int == 77 && context != 0;
+}
+static void fault_handler(int number, siginfo_t *info, void *context) {
+    (void)number;
+    (void)context;
+    _exit(info->si_addr == (void *)16 ? 0 : 1);
+}
+
+static void program_faults(void) {
+    close(make("a", "x"));
+    struct rlimit no_core = {0, 0};
+    CHECK(setrlimit(RLIMIT_CORE, &no_core) == 0);
+    struct sigaction action = {.sa_sigaction = info_handler, .sa_flags = SA_SIGINFO};
+    CHECK(sigaction(SIGUSR1, &action, 0) == 0);
+    union sigval value = {.sival_int = 77};
+    CHECK(sigqueue(getpid(), SIGUSR1, value) == 0 && info_ok == 1);
+    int status;
+    pid_t child = fork();
+    if (child == 0) *(volatile int *)16 = 1; /* default action: the signal itself */
+    CHECK(waitpid(child, &status, 0) == child && WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
+    child = fork();
+    if (child == 0) {
+        kill(getpid(), SIGSEGV);
+        _exit(0);
+    }
+    CHECK(waitpid(child, &status, 0) == child && WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
+    struct sigaction old;
+    CHECK(sigaction(SIGSEGV, 0, &old) == 0 && old.sa_handler == SIG_DFL);
+    action.sa_sigaction = fault_handler;
+    child = fork();
+    if (child == 0) {
+        CHECK(sigaction(SIGSEGV, &action, 0) == 0);
+        CHECK(open((char *)16, O_RDONLY) == -1 && errno == EFAULT); /* not the program's fault */
+        *(volatile int *)16 = 1;
+    }
+    wait_for(child);
+    child = fork();
+    if (child == 0) abort();
+    CHECK(waitpid(child, &status, 0) == child && WTERMSIG(status) == SIGABRT);
+}
+
+static void *blocked_reader(void *argument) {
+    char byte;
+    (void)!read(*(int *)argument, &byte, 1);
+    return 0;
+}
+
+static void cancels(void) {
+    int pipes[2];
+    void *result;
+    pthread_t thread;
+    CHECK(pipe(pipes) == 0 && pthread_create(&thread, 0, blocked_reader, &pipes[0]) == 0);
+    usleep(50000);
+    CHECK(pthread_cancel(thread) == 0 && pthread_join(thread, &result) == 0 && result == PTHREAD_CANCELED);
+    close(make("a", "x"));
+    holds("a", "x");
+}
+
+static void directories(void) {
+    char here[PATH_MAX], name[PATH_MAX];
+    CHECK(getcwd(here, sizeof here) && mkdir("d", 0755) == 0 && mkdir("d/e", 0755) == 0);
+    CHECK(chdir("d") == 0 && getcwd(name, sizeof name) && strncmp(name, here, strlen(here)) == 0);
+    CHECK(strcmp(name + strlen(here), "/d") == 0);
+    close(make("f", "in d"));
+    CHECK(chdir("..") == 0);
+    holds("d/f", "in d");
+    int dir = open("d", O_RDONLY | O_DIRECTORY), path = open("d", O_PATH | O_DIRECTORY);
+    CHECK(dir >= 0 && path >= 0);
+    int fd = openat(path, "g", O_CREAT | O_RDWR, 0600);
+    CHECK(fd >= 0 && faccessat(dir, "g", R_OK, 0) == 0 && openat(fd, "x", O_RDONLY) == -1 && errno == ENOTDIR);
+    CHECK(openat(path, "../d/e/../f", O_RDONLY) >= 0);
+    CHECK(read(path, name, 1) == -1 && errno == EBADF);
+    CHECK(fchdir(path) == 0 && access("g", F_OK) == 0 && chdir("/") == 0 && access("etc", F_OK) == 0);
+    CHECK(openat(path, "f", O_RDONLY) >= 0 && openat(path, "/etc/passwd", O_RDONLY) >= 0);
+    CHECK(chdir(here) == 0 && getcwd(name, sizeof name) && strcmp(name, here) == 0);
+    for (int i = 0; i < 300; i++) {
+        snprintf(name, sizeof name, "d/e/a-file-with-a-name-of-some-length-%d", i);
+        close(make(name, ""));
+    }
+    DIR *list = opendir("d/e");
+    CHECK(list);
+    int count = 0;
+    long middle = 0;
+    char there[256] = "";
+    struct dirent *entry;
+    while ((entry = readdir(list))) {
+        if (count == 150) {
+            middle = telldir(list);
+            entry = readdir(list);
+            strcpy(there, entry->d_name);
+            count++;
+        }
+        count++;
+    }
+    CHECK(count == 302);
+    seekdir(list, middle);
+    CHECK((entry = readdir(list)) && strcmp(entry->d_name, there) == 0);
+    rewinddir(list);
+    for (count = 0; readdir(list); count++) {}
+    CHECK(count == 302 && closedir(list) == 0);
+    CHECK(rmdir("d/e") == -1 && errno == ENOTEMPTY && rmdir("d/f") == -1 && errno == ENOTDIR);
+    CHECK(unlink("d") == -1 && (errno == EISDIR || errno == EPERM));
+}
+
+static void links(void) {
+    char here[PATH_MAX], path[2 * PATH_MAX], outside[] = "/tmp/probe-XXXXXX";
+    CHECK(getcwd(here, sizeof here) && mkdtemp(outside));
+    close(make("a", "here"));
+    CHECK(symlink("a", "relative") == 0 && symlink("/etc/passwd", "away") == 0);
+    snprintf(path, sizeof path, "%s/a", here);
+    CHECK(symlink(path, "absolute") == 0);
+    holds("relative", "here");
+    holds("absolute", "here"); /* through / and back in */
+    int fd = open("away", O_RDONLY);
+    char got[PATH_MAX];
+    CHECK(fd >= 0 && read(fd, got, 4) == 4 && memcmp(got, "root", 4) == 0);
+    CHECK(open("away", O_RDONLY | O_NOFOLLOW) == -1 && errno == ELOOP);
+    struct stat st;
+    CHECK(lstat("away", &st) == 0 && S_ISLNK(st.st_mode) && stat("away", &st) == 0 && S_ISREG(st.st_mode));
+    CHECK(readlink("away", got, sizeof got) == 11 && memcmp(got, "/etc/passwd", 11) == 0);
+    CHECK(realpath("absolute", got) && strcmp(got, path) == 0);
+    CHECK(realpath("away", got) && strcmp(got, "/etc/passwd") == 0);
+    char in[PATH_MAX];
+    snprintf(in, sizeof in, "%s/in", outside);
+    CHECK(symlink(here, in) == 0);
+    snprintf(path, sizeof path, "%s/in/a", outside);
+    holds(path, "here"); /* from outside, through a link */
+    snprintf(path, sizeof path, "%s/../..%s/a", outside, here);
+    holds(path, "here"); /* by .. */
+    snprintf(path, sizeof path, "%s/in/new", outside);
+    fd = open(path, O_CREAT | O_EXCL | O_WRONLY, 0644);
+    CHECK(fd >= 0 && access("new", F_OK) == 0);
+    CHECK(chdir(in) == 0 && access("a", F_OK) == 0 && chdir(here) == 0);
+    CHECK(symlink("loop", "loop") == 0 && open("loop", O_RDONLY) == -1 && errno == ELOOP);
+    CHECK(rename("a", "b/c") == -1 && errno == ENOENT && link("a", "hard") == 0);
+    CHECK(stat("hard", &st) == 0 && st.st_nlink == 2);
+    fd = open("a", O_RDONLY);
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    ssize_t bytes = readlink(path, got, sizeof got - 1);
+    CHECK(bytes > 0 && (got[bytes] = 0, strcmp(strrchr(got, '/'), "/a") == 0));
+    holds(path, "here");
+    snprintf(path, sizeof path, "/dev/fd/%d", fd);
+    CHECK(stat(path, &st) == 0 && st.st_size == 4);
+    CHECK(unlink(in) == 0 && rmdir(outside) == 0);
+}
+
+static void across(void) { /* only where DIR is another file system than /tmp's */
+    char outside[] = "/tmp/probe-XXXXXX";
+    int fd = mkstemp(outside);
+    close(make("a", "x"));
+    CHECK(fd >= 0 && rename("a", outside) == -1 && errno == EXDEV && rename(outside, "b") == -1 && errno == EXDEV);
+    CHECK(link("a", outside) == -1 && (errno == EXDEV || errno == EEXIST) && link(outside, "c") == -1 && errno == EXDEV);
+    int ours = open("a", O_RDWR);
+    CHECK(copy_file_range(fd, 0, ours, 0, 10, 0) == -1 && errno == EXDEV);
+    CHECK(unlink(outside) == 0);
+}
+
+static void attributes(void) {
+    int fd = make("a", "12345");
+    struct stat one, two;
+    struct statx three;
+    CHECK(stat("a", &one) == 0 && fstat(fd, &two) == 0 && statx(fd, "", AT_EMPTY_PATH, STATX_ALL, &three) == 0);
+    CHECK(one.st_size == 5 && one.st_ino == two.st_ino && three.stx_ino == one.st_ino && three.stx_size == 5);
+    CHECK(one.st_mtime == three.stx_mtime.tv_sec && S_ISREG(one.st_mode) && one.st_dev == two.st_dev);
+    CHECK(chmod("a", 0640) == 0 && stat("a", &one) == 0 && (one.st_mode & 07777) == 0640);
+    CHECK(fchmod(fd, 0600) == 0 && fstat(fd, &one) == 0 && (one.st_mode & 07777) == 0600);
+    struct timespec times[2] = {{1000, 5}, {2000, 7}};
+    CHECK(utimensat(AT_FDCWD, "a", times, 0) == 0 && stat("a", &one) == 0);
+    CHECK(one.st_mtim.tv_sec == 2000 && one.st_mtim.tv_nsec == 7 && one.st_atim.tv_sec == 1000);
+    times[0].tv_nsec = UTIME_OMIT;
+    times[1].tv_nsec = UTIME_NOW;
+    CHECK(futimens(fd, times) == 0 && stat("a", &one) == 0 && one.st_atim.tv_sec == 1000 && one.st_mtime > 3000);
+    CHECK(truncate("a", 2) == 0 && fstat(fd, &one) == 0 && one.st_size == 2 && ftruncate(fd, 9) == 0);
+    CHECK(fallocate(fd, 0, 0, 100) == 0 || errno == EOPNOTSUPP);
+    umask(027);
+    CHECK(mkdir("d", 0777) == 0 && stat("d", &one) == 0 && (one.st_mode & 0777) == 0750);
+    CHECK(close(open("e", O_CREAT | O_WRONLY, 0666)) == 0 && stat("e", &one) == 0 && (one.st_mode & 0777) == 0640);
+    CHECK(access("a", R_OK) == 0 && access("none", F_OK) == -1 && errno == ENOENT);
+    CHECK(fsync(fd) == 0 && fdatasync(fd) == 0 && flock(fd, LOCK_EX) == 0 && flock(fd, LOCK_UN) == 0);
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    CHECK(fcntl(fd, F_SETLK, &lock) == 0 && (lock.l_type = F_UNLCK, fcntl(fd, F_SETLK, &lock) == 0));
+}
+
+static void maps(void) {
+    long page = sysconf(_SC_PAGESIZE);
+    int fd = make("a", "mapped");
+    char *map = mmap(0, page, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, 0);
+    CHECK(map != MAP_FAILED && memcmp(map, "mapped", 6) == 0 && map[6] == 0);
+    map[0] = 'X';
+    holds("a", "mapped");
+    CHECK(close(fd) == 0 && map[1] == 'a' && munmap(map, page) == 0);
+    fd = open("a", O_RDONLY);
+    map = mmap(0, page, PROT_READ, MAP_SHARED, fd, 0);
+    CHECK(map != MAP_FAILED && memcmp(map, "mapped", 6) == 0 && munmap(map, page) == 0);
+    CHECK(mmap(0, page, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) == MAP_FAILED && errno == EACCES);
+    CHECK(mmap(0, page, PROT_READ, MAP_PRIVATE, fd, 1) == MAP_FAILED && errno == EINVAL);
+    fd = open("a", O_WRONLY);
+    CHECK(mmap(0, page, PROT_READ, MAP_PRIVATE, fd, 0) == MAP_FAILED && errno == EACCES);
+}
+
+static void refused(void) { /* not on the kernel's own: what only a preloaded file system refuses */
+    int fd = make("a", "x"), other = open("/dev/null", O_RDWR);
+    CHECK(mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) == MAP_FAILED && errno == ENODEV);
+    char params[256] = {0};
+    CHECK(syscall(SYS_io_uring_setup, 1, params) == -1 && errno == ENOSYS);
+    CHECK(syscall(SYS_sendfile, other, fd, 0, 10) == -1 && errno == EINVAL);
+    CHECK(shutdown(fd, 0) == -1 && errno == ENOTSOCK);
+    CHECK(getdents64(fd, params, 200) == -1 && errno == ENOTDIR);
+    holds("a", "x");
+}
+
+static void waits(void) {
+    int fd = make("a", "x"), pipes[2];
+    CHECK(pipe(pipes) == 0);
+    struct pollfd polled[2] = {{.fd = fd, .events = POLLIN | POLLOUT}, {.fd = pipes[0], .events = POLLIN}};
+    CHECK(poll(polled, 2, 10000) == 1 && polled[0].revents == (POLLIN | POLLOUT) && polled[1].revents == 0);
+    CHECK(write(pipes[1], "x", 1) == 1 && poll(polled, 2, -1) == 2 && polled[1].revents == POLLIN);
+    fd_set set, out;
+    FD_ZERO(&set);
+    FD_ZERO(&out);
+    FD_SET(fd, &set);
+    FD_SET(pipes[0], &set);
+    FD_SET(fd, &out);
+    int most = (fd > pipes[0] ? fd : pipes[0]) + 1;
+    CHECK(select(most, &set, &out, 0, 0) == 3 && FD_ISSET(fd, &set) && FD_ISSET(pipes[0], &set) && FD_ISSET(fd, &out));
+    int epoll = epoll_create1(0);
+    struct epoll_event event = {.events = EPOLLIN};
+    CHECK(epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) == -1 && errno == EPERM);
+}
+
+static void programs(void) { /* a program file and a script in DIR */
+    int in = open(self, O_RDONLY), out = open("copy", O_CREAT | O_WRONLY, 0755);
+    char block[65536];
+    ssize_t bytes;
+    while ((bytes = read(in, block, sizeof block)) > 0) CHECK(write(out, block, bytes) == bytes);
+    close(out);
+    int fd = make("a", "");
+    CHECK(dup2(fd, 7) == 7);
+    pid_t child = fork();
+    if (child == 0) {
+        execl("./copy", "copy", "inherits", ".", (char *)0);
+        _exit(9);
+    }
+    wait_for(child);
+    holds("a", "child ");
+    close(make("script", "#!/bin/sh\necho \"$0 $1\" >&7\n"));
+    CHECK(access("script", X_OK) == -1 && errno == EACCES);
+    CHECK(execl("./script", "x", (char *)0) == -1 && errno == EACCES);
+    CHECK(chmod("script", 0755) == 0 && system("./script argument") == 0);
+    CHECK(lseek(fd, 0, SEEK_CUR) > 20);
+}
+
+static void statically(void) { /* descriptor 7 handed to a statically linked program named by PROBE_STATIC */
+    int fd = make("a", "");
+    CHECK(dup2(fd, 7) == 7);
+    pid_t child = fork();
+    if (child == 0) {
+        execl(getenv("PROBE_STATIC"), "static", "inherits", "/", (char *)0);
+        _exit(9);
+    }
+    wait_for(child);
+    CHECK(write(fd, "after", 5) == 5);
+    holds("a", "child after");
+    CHECK(execl("/nothing/static", "x", (char *)0) == -1 && write(fd, "!", 1) == 1);
+}
+
+static const struct {
+    const char *name;
+    void (*run)(void);
+} cases[] = {
+    {"descriptors", descriptors}, {"close_ranges", close_ranges}, {"numbers_run_out", numbers_run_out},
+    {"fork_shares_offset", fork_shares_offset}, {"fork_exec", fork_exec}, {"inherits", inherits},
+    {"vfork_exec", vfork_exec}, {"spawns", spawns}, {"threads", threads}, {"stdio", stdio},
+    {"bad_buffers", bad_buffers}, {"signals", signals}, {"lock_waits", lock_waits},
+    {"program_faults", program_faults}, {"cancels", cancels}, {"directories", directories}, {"links", links},
+    {"across", across}, {"attributes", attributes}, {"maps", maps}, {"refused", refused}, {"waits", waits},
+    {"programs", programs}, {"statically", statically},
+};
+
+int main(int count, char **arguments) {
+    self = realpath(arguments[0], 0);
+    if (!self) self = "/proc/self/exe";
+    CHECK(count == 3 && chdir(arguments[2]) == 0);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        if (strcmp(arguments[1], cases[i].name) == 0) {
+            cases[i].run();
+            return 0;
+        }
+    return 2;
+}
