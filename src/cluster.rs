@@ -1,0 +1,195 @@
+//! A cluster on this machine, as it lies in a folder:
+//!
+//! ```text
+//! DIR/hearth.toml       what was chosen when it was made
+//! DIR/n1                where the tree of node 1 is seen (`hearth run`, `hearth mount`)
+//! DIR/node-1/pool       its pool, unless the medium is memory and DIR is not
+//! DIR/node-1/socket     where programs attach
+//! DIR/node-1/control    where `hearth status` asks
+//! DIR/node-1/serve.pid  its daemon
+//! DIR/node-1/serve.log  what the daemon says
+//! ```
+
+use crate::error::{Error, Result};
+use rustix::fs::{FsWord, statfs};
+use serde::{Deserialize, Serialize};
+use std::fs;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+/// `f_type` of a tmpfs.
+const TMPFS: FsWord = 0x0102_1994;
+
+/// Longest path that a Unix socket's address holds, less one for the closing zero byte.
+const SOCKET_PATH_BYTES_MAX: usize = 107;
+
+/// Where a pool's bytes lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum MediumKind {
+    /// Files on any file system: survives a power cut, with what was synced.
+    File,
+    /// Files in memory: survives programs and daemons, ends with the machine.
+    Memory,
+}
+
+/// One node.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Node {
+    /// Its number, from 1.
+    pub number: u32,
+    /// Folder of its pool.
+    pub pool: PathBuf,
+    /// Where programs attach.
+    pub socket: PathBuf,
+}
+
+/// The content of `hearth.toml`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Settings {
+    /// Medium of all pools.
+    pub medium: MediumKind,
+    /// Data that a pool may hold, in bytes.
+    pub capacity_bytes: u64,
+    /// The nodes.
+    pub nodes: Vec<Node>,
+}
+
+/// A cluster's folder with its settings.
+#[derive(Clone, Debug)]
+pub struct Cluster {
+    /// The folder, absolute and without symbolic links.
+    pub dir: PathBuf,
+    /// What was chosen.
+    pub settings: Settings,
+}
+
+impl Cluster {
+    /// The folder that is meant when none is named: `$HEARTH_DIR`, else `~/.hearth`.
+    ///
+    /// # Errors
+    /// There is no home folder.
+    pub fn default_dir() -> Result<PathBuf> {
+        if let Some(dir) = std::env::var_os("HEARTH_DIR") {
+            return Ok(dir.into());
+        }
+        let home =
+            std::env::home_dir().ok_or_else(|| Error::new("no home folder is known: say --dir DIR"))?;
+        Ok(home.join(".hearth"))
+    }
+
+    /// Reads the cluster in a folder.
+    ///
+    /// # Errors
+    /// There is none, or its settings cannot be read.
+    pub fn open(dir: &Path) -> Result<Self> {
+        let file = dir.join("hearth.toml");
+        let text = fs::read_to_string(&file).map_err(|why| match why.kind() {
+            std::io::ErrorKind::NotFound => {
+                Error::new(format!("there is no cluster in {} (hearth up makes one)", dir.display()))
+            }
+            _ => Error::at("read", &file)(why),
+        })?;
+        let settings = toml::from_str(&text).map_err(Error::at("understand", &file))?;
+        let dir = dir.canonicalize().map_err(Error::at("find", dir))?;
+        Ok(Self { dir, settings })
+    }
+
+    /// Makes the folder of a new cluster of one node; the pool itself is made by the daemon's first start.
+    ///
+    /// # Errors
+    /// A folder or the settings cannot be written.
+    pub fn create(dir: &Path, medium: MediumKind, capacity_bytes: u64) -> Result<Self> {
+        fs::create_dir_all(dir).map_err(Error::at("make", dir))?;
+        let dir = dir.canonicalize().map_err(Error::at("find", dir))?;
+        let mut nodes = Vec::new();
+        for number in 1..=1 {
+            let folder = dir.join(format!("node-{number}"));
+            let tree = dir.join(format!("n{number}"));
+            for path in [&folder, &tree] {
+                fs::create_dir_all(path).map_err(Error::at("make", path))?;
+            }
+            fs::set_permissions(&folder, fs::Permissions::from_mode(0o711))
+                .map_err(Error::at("set mode of", &folder))?;
+            let pool = pool_folder(&folder, medium)?;
+            fs::DirBuilder::new()
+                .mode(0o700)
+                .recursive(true)
+                .create(&pool)
+                .map_err(Error::at("make", &pool))?;
+            nodes.push(Node { number, pool, socket: socket_path(&folder)? });
+        }
+        let settings = Settings { medium, capacity_bytes, nodes };
+        let text =
+            toml::to_string(&settings).map_err(|why| Error::new(format!("cannot write settings: {why}")))?;
+        // Written last and in one step: a folder without it is no cluster yet, and `up` begins again.
+        let (file, unfinished) = (dir.join("hearth.toml"), dir.join("hearth.toml.new"));
+        fs::write(&unfinished, text).map_err(Error::at("write", &unfinished))?;
+        fs::rename(&unfinished, &file).map_err(Error::at("write", &file))?;
+        Ok(Self { dir, settings })
+    }
+
+    /// The node with this number.
+    ///
+    /// # Errors
+    /// The cluster has none.
+    pub fn node(&self, number: u32) -> Result<&Node> {
+        self.settings.nodes.iter().find(|node| node.number == number).ok_or_else(|| {
+            Error::new(format!("node {number} does not exist: there are {}", self.settings.nodes.len()))
+        })
+    }
+
+    /// The node's own folder.
+    pub fn folder(&self, node: &Node) -> PathBuf {
+        self.dir.join(format!("node-{}", node.number))
+    }
+
+    /// Where the node's tree is seen.
+    pub fn tree(&self, node: &Node) -> PathBuf {
+        self.dir.join(format!("n{}", node.number))
+    }
+
+    /// Where `hearth status` asks the daemon.
+    pub fn control(&self, node: &Node) -> PathBuf {
+        node.socket.with_extension("control")
+    }
+}
+
+/// A pool in memory needs a tmpfs: the node's folder if it lies on one, else a folder below /dev/shm.
+fn pool_folder(folder: &Path, medium: MediumKind) -> Result<PathBuf> {
+    let here = folder.join("pool");
+    if medium == MediumKind::File {
+        return Ok(here);
+    }
+    let kind = statfs(folder).map_err(Error::at("look at", folder))?.f_type;
+    if kind == TMPFS {
+        return Ok(here);
+    }
+    let name = format!("hearth-{}-{:016x}", rustix::process::getuid().as_raw(), fingerprint(folder));
+    Ok(Path::new("/dev/shm").join(name))
+}
+
+/// In the node's folder, or, if that path is too long for an address, in the user's runtime folder.
+fn socket_path(folder: &Path) -> Result<PathBuf> {
+    let here = folder.join("socket");
+    if here.with_extension("control").as_os_str().len() <= SOCKET_PATH_BYTES_MAX {
+        return Ok(here);
+    }
+    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map_or_else(|| PathBuf::from("/tmp"), PathBuf::from);
+    let private =
+        runtime.join(format!("hearth-{}-{:016x}", rustix::process::getuid().as_raw(), fingerprint(folder)));
+    fs::DirBuilder::new()
+        .mode(0o711)
+        .recursive(true)
+        .create(&private)
+        .map_err(Error::at("make", &private))?;
+    Ok(private.join("socket"))
+}
+
+/// Tells folders apart in names.
+fn fingerprint(folder: &Path) -> u64 {
+    use std::hash::{DefaultHasher, Hash, Hasher};
+    let mut hasher = DefaultHasher::new();
+    folder.hash(&mut hasher);
+    hasher.finish()
+}

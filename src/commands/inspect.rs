@@ -1,0 +1,26 @@
+//! `hearth inspect`: what a pool's tree holds, an item a line.
+
+use super::{PoolFolder, check};
+use crate::error::{Error, Result};
+use area::{Area, Limits};
+use std::io::Write;
+use std::process::ExitCode;
+
+pub(super) fn run(arguments: &PoolFolder) -> Result<ExitCode> {
+    let medium = check::open(arguments)?;
+    let _lock = medium.lock().map_err(Error::at("lock", &arguments.pool))?;
+    let area = Area::open(&medium, Limits::default()).map_err(Error::at("open", &arguments.pool))?;
+    // A reader that has seen enough (head, less) closes the pipe: that ends the command, and is no error.
+    let mut out = std::io::BufWriter::new(std::io::stdout().lock());
+    let mut open = writeln!(out, "{}", line(arguments, &area::inspect::headline(&area))).is_ok();
+    area::inspect::items(&area, &mut |item| {
+        open = open && writeln!(out, "{}", line(arguments, &item)).is_ok();
+    })
+    .map_err(Error::at("read", &arguments.pool))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// For machines: one JSON string a line.
+fn line(arguments: &PoolFolder, text: &str) -> String {
+    if arguments.json { serde_json::Value::from(text).to_string() } else { text.to_owned() }
+}

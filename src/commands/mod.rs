@@ -1,0 +1,184 @@
+//! One file a command; here their arguments and what is common to all: how an error is told, how a command ends.
+
+mod bench;
+mod check;
+mod down;
+mod inspect;
+mod run;
+mod serve;
+mod status;
+mod up;
+
+use crate::cluster::{Cluster, MediumKind};
+use crate::error::Result;
+use clap::{Args, Parser, Subcommand};
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Keeps a program's files in durable memory on the machine where it runs.
+#[derive(Debug, Parser)]
+#[command(name = "hearth", version, propagate_version = true)]
+pub struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Bring a cluster on this machine up; an existing one is restarted
+    Up(Up),
+    /// Stop the cluster, or one node of it
+    Down(Down),
+    /// Bring a stopped node back
+    Start(OneNode),
+    /// Run a program that sees the tree
+    Run(Run),
+    /// Measure, each figure beside its floor
+    #[command(subcommand)]
+    Bench(Benches),
+    /// One half of a measurement, inside a program that sees the tree
+    #[command(hide = true)]
+    Measure(Measure),
+    /// Say how the cluster is: exit code 0 well, 1 degraded, 2 down
+    Status(Status),
+    /// Verify a pool that no daemon uses
+    Check(PoolFolder),
+    /// Print what a pool holds, in words
+    Inspect(PoolFolder),
+    /// Run one daemon in the foreground (`up` does this for you)
+    Serve(OneNode),
+}
+
+#[derive(Debug, Args)]
+struct Where {
+    /// The cluster's folder [default: $HEARTH_DIR, else ~/.hearth]
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+}
+
+impl Where {
+    fn dir(&self) -> Result<PathBuf> {
+        self.dir.clone().map_or_else(Cluster::default_dir, Ok)
+    }
+
+    fn cluster(&self) -> Result<Cluster> {
+        Cluster::open(&self.dir()?)
+    }
+}
+
+#[derive(Debug, Args)]
+struct Up {
+    #[command(flatten)]
+    place: Where,
+    /// Where the pools lie; only for a new cluster [default: file]
+    #[arg(long, value_enum, value_name = "MEDIUM")]
+    medium: Option<MediumKind>,
+    /// Data that a pool may hold, in MiB; only for a new cluster [default: 4096]
+    #[arg(long, value_name = "MIB")]
+    capacity: Option<u64>,
+}
+
+#[derive(Debug, Args)]
+struct Down {
+    #[command(flatten)]
+    place: Where,
+    /// Only this node
+    #[arg(long, value_name = "K")]
+    node: Option<u32>,
+    /// Kill the daemon and every attached program at once, as a power cut does
+    #[arg(long)]
+    hard: bool,
+}
+
+#[derive(Debug, Args)]
+struct OneNode {
+    #[command(flatten)]
+    place: Where,
+    /// The node
+    #[arg(long, value_name = "K", default_value_t = 1)]
+    node: u32,
+}
+
+#[derive(Debug, Args)]
+struct Run {
+    #[command(flatten)]
+    place: Where,
+    /// The node on which it runs
+    #[arg(long, value_name = "K", default_value_t = 1)]
+    node: u32,
+    /// Where the program sees the tree; needs no mount [default: DIR/nK]
+    #[arg(long, value_name = "PATH")]
+    at: Option<PathBuf>,
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+#[derive(Debug, Args)]
+struct Status {
+    #[command(flatten)]
+    place: Where,
+    /// For machines
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+struct PoolFolder {
+    /// Folder of the pool: DIR/node-K/pool, or what `hearth status` calls pool
+    #[arg(value_name = "POOL")]
+    pool: PathBuf,
+    /// For machines
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum Benches {
+    /// Write, write+fsync, read hit and first read, at five sizes, beside floor and tmpfs
+    Latency(Bench),
+}
+
+#[derive(Debug, Args)]
+struct Bench {
+    /// Where the measurement's own pool lies
+    #[arg(long, value_enum, value_name = "MEDIUM", default_value = "memory")]
+    medium: MediumKind,
+    /// For machines
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+struct Measure {
+    /// `writes` or `reads`
+    half: String,
+    /// Folder in the tree
+    tree: PathBuf,
+    /// Folder on a tmpfs
+    scratch: PathBuf,
+}
+
+/// Does what was asked, and says on standard error why it could not.
+pub fn run(arguments: Arguments) -> ExitCode {
+    let done = match arguments.command {
+        Command::Up(up) => up::run(&up),
+        Command::Down(down) => down::run(&down),
+        Command::Start(node) => up::start(&node),
+        Command::Run(run) => run::run(&run),
+        Command::Bench(Benches::Latency(bench)) => bench::latency(&bench),
+        Command::Measure(measure) => bench::measure(&measure),
+        Command::Status(status) => status::run(&status),
+        Command::Check(pool) => check::run(&pool),
+        Command::Inspect(pool) => inspect::run(&pool),
+        Command::Serve(node) => serve::run(&node),
+    };
+    done.unwrap_or_else(|why| {
+        eprintln!("hearth: {why}");
+        ExitCode::from(FAILED)
+    })
+}
+
+/// Exit code of a command that could not do what it was asked. For `status` it means down.
+const FAILED: u8 = 2;

@@ -1,0 +1,62 @@
+//! `hearth run`: the command itself, in this process, with the library loaded before its own.
+
+use super::Run;
+use super::down::ENVIRONMENT_SOCKET;
+use crate::cluster::Node;
+use crate::error::{Error, Result};
+use std::env;
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+/// The variable that says where the program sees the tree.
+const ENVIRONMENT_AT: &str = "HEARTH_AT";
+
+pub(super) fn run(arguments: &Run) -> Result<ExitCode> {
+    let cluster = arguments.place.cluster()?;
+    let node = cluster.node(arguments.node)?;
+    let at = match &arguments.at {
+        Some(path) if path.is_absolute() => path.clone(),
+        Some(path) => {
+            return Err(Error::new(format!("--at {} must be an absolute path", path.display())));
+        }
+        None => cluster.tree(node),
+    };
+    let [program, rest @ ..] = &arguments.command[..] else {
+        return Err(Error::new("no command was given"));
+    };
+    let why = preloaded(Path::new(program), node, &at)?.args(rest).exec();
+    // As shells answer: 127 if there is no such program, 126 if it cannot be run.
+    eprintln!("hearth: cannot run {}: {why}", program.display());
+    Ok(ExitCode::from(if why.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 }))
+}
+
+/// A command that sees the node's tree at a path.
+pub(super) fn preloaded(program: &Path, node: &Node, at: &Path) -> Result<Command> {
+    let mut preload = library()?.into_os_string();
+    if let Some(others) = env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+        preload.push(":");
+        preload.push(others);
+    }
+    let mut command = Command::new(program);
+    command.env("LD_PRELOAD", preload).env(ENVIRONMENT_SOCKET, &node.socket).env(ENVIRONMENT_AT, at);
+    Ok(command)
+}
+
+/// `libhearth.so`, which stands beside this program.
+fn library() -> Result<PathBuf> {
+    let program = env::current_exe().map_err(|why| Error::new(format!("cannot find this program: {why}")))?;
+    let library = program.with_file_name("libhearth.so");
+    if !library.exists() {
+        return Err(Error::new(format!("{} is missing: build it with make build", library.display())));
+    }
+    let spaced = |path: &OsString| path.as_encoded_bytes().iter().any(|byte| matches!(byte, b' ' | b':'));
+    if spaced(&library.clone().into_os_string()) {
+        return Err(Error::new(format!(
+            "{} has a space or a colon in its path, which the loader takes for the end of the path",
+            library.display()
+        )));
+    }
+    Ok(library)
+}

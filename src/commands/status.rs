@@ -1,0 +1,78 @@
+//! `hearth status`: what each daemon says of itself, for people or machines.
+
+use super::Status;
+use crate::error::{Error, Result};
+use crate::status::{NodeStatus, ask};
+use serde::Serialize;
+use std::process::ExitCode;
+
+/// A node that answers, or why it does not.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Answer {
+    Up(NodeStatus),
+    Down { node: u32, down: String },
+}
+
+pub(super) fn run(arguments: &Status) -> Result<ExitCode> {
+    let cluster = arguments.place.cluster()?;
+    let answers: Vec<Answer> = cluster
+        .settings
+        .nodes
+        .iter()
+        .map(|node| match ask(&cluster.control(node)) {
+            Ok(status) => Answer::Up(status),
+            Err(why) => Answer::Down { node: node.number, down: why.to_string() },
+        })
+        .collect();
+    if arguments.json {
+        let text = serde_json::to_string_pretty(&answers)
+            .map_err(|why| Error::new(format!("cannot write the status: {why}")))?;
+        println!("{text}");
+    } else {
+        answers.iter().for_each(print);
+    }
+    let up = answers.iter().filter(|answer| matches!(answer, Answer::Up(_))).count();
+    Ok(ExitCode::from(match up {
+        0 => 2,
+        up if up < answers.len() => 1,
+        _ => 0,
+    }))
+}
+
+fn print(answer: &Answer) {
+    let status = match answer {
+        Answer::Down { node, down } => return println!("node {node}: down ({down})"),
+        Answer::Up(status) => status,
+    };
+    println!("node {}: up, process {}, tree at {}", status.node, status.pid, status.tree);
+    println!("  an fsync survives: {}", survives(&status.survives));
+    println!("  copies {}, medium {}, pool {}", status.copies, status.medium, status.pool);
+    let used = status.blocks - status.blocks_free.min(status.blocks);
+    println!(
+        "  {} of {} MiB used, {} inodes, {} flips",
+        used >> 8,
+        status.blocks >> 8,
+        status.inodes,
+        status.flips
+    );
+    for program in &status.programs {
+        println!(
+            "  process {} of user {}: log {} of {} KiB, {} leases",
+            program.pid,
+            program.uid,
+            program.log,
+            program.log_bytes >> 10,
+            program.leases
+        );
+    }
+}
+
+fn survives(class: &str) -> &str {
+    match class {
+        "process" => "the end of the program and of the daemon, not of the machine",
+        "os" => "a crash of the operating system",
+        "power" => "a power cut",
+        other => other,
+    }
+}

@@ -1,0 +1,99 @@
+//! `hearth up` and `hearth start`: start daemons and wait until they serve.
+
+use super::{OneNode, Up};
+use crate::cluster::{Cluster, MediumKind, Node};
+use crate::error::{Error, Result};
+use crate::process::Process;
+use std::fs::{self, OpenOptions};
+use std::io::Read;
+use std::path::Path;
+use std::process::{Command, ExitCode, Stdio};
+
+/// Data that a new pool may hold.
+const CAPACITY_MIB_DEFAULT: u64 = 4096;
+
+/// What the daemon prints when programs may attach.
+pub(super) const READY: &str = "ready";
+
+pub(super) fn run(arguments: &Up) -> Result<ExitCode> {
+    let dir = arguments.place.dir()?;
+    let cluster = if dir.join("hearth.toml").exists() {
+        let cluster = Cluster::open(&dir)?;
+        agree(&cluster, arguments)?;
+        cluster
+    } else {
+        let medium = arguments.medium.unwrap_or(MediumKind::File);
+        let mib = arguments.capacity.unwrap_or(CAPACITY_MIB_DEFAULT);
+        let bytes = mib.checked_mul(1 << 20).ok_or_else(|| Error::new("the capacity is out of range"))?;
+        Cluster::create(&dir, medium, bytes)?
+    };
+    for node in &cluster.settings.nodes {
+        start_node(&cluster, node)?;
+    }
+    let node = cluster.node(1)?;
+    println!("node 1 is up. Run programs with: hearth run --dir {} -- COMMAND", cluster.dir.display());
+    println!("They see the tree at {}", cluster.tree(node).display());
+    Ok(ExitCode::SUCCESS)
+}
+
+pub(super) fn start(arguments: &OneNode) -> Result<ExitCode> {
+    let cluster = arguments.place.cluster()?;
+    start_node(&cluster, cluster.node(arguments.node)?)?;
+    println!("node {} is up", arguments.node);
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What was chosen for an existing cluster stays: another choice now would be silently ignored.
+fn agree(cluster: &Cluster, arguments: &Up) -> Result<()> {
+    let settings = &cluster.settings;
+    let other_medium = arguments.medium.is_some_and(|medium| medium != settings.medium);
+    let other_capacity =
+        arguments.capacity.is_some_and(|mib| mib.saturating_mul(1 << 20) != settings.capacity_bytes);
+    if other_medium || other_capacity {
+        return Err(Error::new(format!(
+            "the cluster in {} exists with medium {:?} and capacity {} MiB; these cannot be changed",
+            cluster.dir.display(),
+            settings.medium,
+            settings.capacity_bytes >> 20
+        )));
+    }
+    Ok(())
+}
+
+/// Starts a daemon and waits until programs may attach.
+pub(super) fn start_node(cluster: &Cluster, node: &Node) -> Result<()> {
+    let folder = cluster.folder(node);
+    if let Some(process) = Process::load(&folder.join("serve.pid")) {
+        return Err(Error::new(format!("node {} is up already (process {})", node.number, process.pid())));
+    }
+    let program =
+        std::env::current_exe().map_err(|why| Error::new(format!("cannot find this program: {why}")))?;
+    let log = folder.join("serve.log");
+    let stderr = OpenOptions::new().create(true).append(true).open(&log).map_err(Error::at("open", &log))?;
+    let mut child = Command::new(&program)
+        .arg("serve")
+        .args([Path::new("--dir"), &cluster.dir])
+        .args(["--node", &node.number.to_string()])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(stderr)
+        .spawn()
+        .map_err(Error::at("run", &program))?;
+    // The daemon closes its end when it serves, or when it dies: no time limit is needed, and a long recovery is
+    // waited for.
+    let mut said = String::new();
+    let mut stdout = child.stdout.take().expect("the child was started with a pipe");
+    stdout.read_to_string(&mut said).map_err(Error::at("hear", &program))?;
+    if said.trim() == READY {
+        return Ok(());
+    }
+    let text = fs::read_to_string(&log).unwrap_or_default();
+    let last: Vec<_> = text.lines().rev().take(3).collect();
+    let why: Vec<_> = last.into_iter().rev().collect();
+    Err(Error::new(format!(
+        "node {} did not start: {} (all of it: {})",
+        node.number,
+        why.join(" | "),
+        log.display()
+    )))
+}

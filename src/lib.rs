@@ -1,3 +1,0 @@
-//! The commands of the program `hearth`.
-
-#![forbid(unsafe_code)]

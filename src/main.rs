@@ -1,0 +1,17 @@
+//! The program `hearth`: bring a cluster on this machine up and down, run programs on it, look at it, verify it.
+
+#![forbid(unsafe_code)]
+
+mod cluster;
+mod commands;
+mod error;
+mod measure;
+mod process;
+mod status;
+
+use clap::Parser;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    commands::run(commands::Arguments::parse())
+}

@@ -1,0 +1,136 @@
+//! The daemon's process as others see it: its pid file, and waiting for its end.
+
+use crate::error::{Error, Result};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// A process that cannot be mistaken for a later one with the same number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Process {
+    pid: Pid,
+    /// When it started, in clock ticks since boot: field 22 of its `stat`.
+    started: u64,
+}
+
+impl Process {
+    /// This process.
+    ///
+    /// # Errors
+    /// /proc cannot be read.
+    pub fn this() -> Result<Self> {
+        let pid = rustix::process::getpid();
+        let started = started(pid).ok_or_else(|| Error::new("cannot read /proc/self/stat"))?;
+        Ok(Self { pid, started })
+    }
+
+    /// Its number.
+    pub fn pid(&self) -> i32 {
+        self.pid.as_raw_nonzero().get()
+    }
+
+    /// Writes the pid file, in one step.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn save(&self, file: &Path) -> Result<()> {
+        let unfinished = PathBuf::from(format!("{}.new", file.display()));
+        fs::write(&unfinished, format!("{} {}\n", self.pid(), self.started))
+            .map_err(Error::at("write", &unfinished))?;
+        fs::rename(&unfinished, file).map_err(Error::at("write", file))
+    }
+
+    /// The process of a pid file, if it is alive.
+    pub fn load(file: &Path) -> Option<Self> {
+        let text = fs::read_to_string(file).ok()?;
+        let (pid, since) = text.trim().split_once(' ')?;
+        let saved = Self { pid: Pid::from_raw(pid.parse().ok()?)?, started: since.parse().ok()? };
+        (started(saved.pid)? == saved.started).then_some(saved)
+    }
+
+    /// Sends a signal and waits for the process to end.
+    ///
+    /// # Errors
+    /// It may not be signalled, or lives on after `limit`.
+    pub fn end(&self, signal: Signal, limit: Duration) -> Result<()> {
+        let pid = self.pid();
+        let gone = |why: rustix::io::Errno| match why {
+            rustix::io::Errno::SRCH => Ok(()),
+            why => Err(Error::new(format!("cannot end process {pid}: {why}"))),
+        };
+        // Held before the check of its start: from here on the number stands for this process only.
+        let pidfd = match pidfd_open(self.pid, PidfdFlags::empty()) {
+            Ok(pidfd) => pidfd,
+            Err(why) => return gone(why),
+        };
+        if started(self.pid) != Some(self.started) {
+            return Ok(());
+        }
+        if let Err(why) = kill_process(self.pid, signal) {
+            return gone(why);
+        }
+        let timeout = limit.try_into().map_err(|_| Error::new("the time limit is out of range"))?;
+        match poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&timeout)) {
+            Ok(0) => Err(Error::new(format!("process {pid} did not end within {} s", limit.as_secs()))),
+            Ok(_) => Ok(()),
+            Err(why) => Err(Error::new(format!("cannot wait for process {pid}: {why}"))),
+        }
+    }
+}
+
+/// Every process of which this user may know that it has `variable=value` in its environment.
+pub fn with_environment(variable: &str, value: &Path) -> Vec<Process> {
+    let wanted = format!("{variable}={}", value.display()).into_bytes();
+    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+    entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok().and_then(Pid::from_raw))
+        .filter(|pid| {
+            fs::read(format!("/proc/{}/environ", pid.as_raw_nonzero()))
+                .is_ok_and(|environment| environment.split(|byte| *byte == 0).any(|part| part == wanted))
+        })
+        .filter_map(|pid| Some(Process { pid, started: started(pid)? }))
+        .collect()
+}
+
+/// Start of a process; none if it is gone or only waits to be reaped.
+fn started(pid: Pid) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
+    // The name in parentheses may hold anything, also spaces and parentheses.
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+    let state = fields.next()?;
+    if matches!(state, "Z" | "X") {
+        return None;
+    }
+    fields.nth(18)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pid_file_names_one_process_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("pid");
+        let this = Process::this().unwrap();
+        this.save(&file).unwrap();
+        assert_eq!(Process::load(&file), Some(this));
+        fs::write(&file, format!("{} {}\n", this.pid(), this.started + 1)).unwrap();
+        assert_eq!(Process::load(&file), None);
+    }
+
+    #[test]
+    fn a_process_that_is_ended_is_gone_and_ending_it_again_is_no_error() {
+        let mut child =
+            std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
+        let pid = Pid::from_raw(child.id() as i32).unwrap();
+        let process = Process { pid, started: started(pid).unwrap() };
+        process.end(Signal::KILL, Duration::from_secs(10)).unwrap();
+        assert!(started(pid).is_none());
+        child.wait().unwrap();
+        process.end(Signal::KILL, Duration::from_secs(10)).unwrap();
+    }
+}

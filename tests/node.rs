@@ -1,0 +1,181 @@
+//! End to end on one node: the real program, the real daemon, real programs under the library, real `kill -9`.
+//!
+//! Every cluster stands in a folder of its own on a tmpfs and is gone at the end of its test; every program that is
+//! started has a time limit.
+
+#![allow(clippy::unwrap_used, reason = "a test ends where something unexpected is")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+/// Seconds that any program of these tests may take.
+const LIMIT_S: &str = "120";
+
+/// A cluster of one node, taken down hard at the end.
+struct Node {
+    dir: tempfile::TempDir,
+}
+
+impl Node {
+    fn up() -> Self {
+        let library = Path::new(env!("CARGO_BIN_EXE_hearth")).with_file_name("libhearth.so");
+        assert!(library.exists(), "{} is missing: cargo build -p interpose", library.display());
+        let dir = tempfile::Builder::new().prefix("hearth-test-").tempdir_in("/dev/shm").unwrap();
+        let node = Self { dir };
+        node.hearth(&["up", "--medium", "memory", "--capacity", "256"]).expect_success();
+        node
+    }
+
+    fn dir(&self) -> &str {
+        self.dir.path().to_str().unwrap()
+    }
+
+    /// A path in the tree.
+    fn path(&self, name: &str) -> String {
+        format!("{}/n1/{name}", self.dir())
+    }
+
+    /// `hearth COMMAND --dir DIR REST`.
+    fn hearth(&self, arguments: &[&str]) -> Output {
+        let (command, rest) = arguments.split_first().unwrap();
+        limited(&[env!("CARGO_BIN_EXE_hearth"), command, "--dir", self.dir()], rest)
+    }
+
+    /// A shell script under `hearth run`; `$T` is the tree.
+    fn sh(&self, script: &str) -> Output {
+        let script = format!("T={}\n{script}", self.path(""));
+        self.hearth(&["run", "--", "sh", "-ec", &script])
+    }
+
+    fn daemon(&self) -> i32 {
+        let status = self.hearth(&["status", "--json"]);
+        let answers: serde_json::Value = serde_json::from_slice(&status.stdout).unwrap();
+        i32::try_from(answers[0]["pid"].as_i64().unwrap()).unwrap()
+    }
+
+    fn check(&self) {
+        let pool = format!("{}/node-1/pool", self.dir());
+        limited(&[env!("CARGO_BIN_EXE_hearth"), "check"], &[&pool]).expect_success();
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.hearth(&["down", "--hard"]);
+    }
+}
+
+fn limited(program: &[&str], rest: &[&str]) -> Output {
+    let mut command = Command::new("timeout");
+    command.args(["--kill-after=5", LIMIT_S]).args(program).args(rest).stdin(Stdio::null());
+    command.output().expect("timeout is part of coreutils")
+}
+
+trait Expect {
+    fn expect_success(&self) -> String;
+    fn expect_failure(&self, sentence: &str);
+}
+
+impl Expect for Output {
+    fn expect_success(&self) -> String {
+        let (out, err) = (String::from_utf8_lossy(&self.stdout), String::from_utf8_lossy(&self.stderr));
+        assert!(self.status.success(), "{}\nstdout: {out}\nstderr: {err}", self.status);
+        out.into_owned()
+    }
+
+    fn expect_failure(&self, sentence: &str) {
+        let err = String::from_utf8_lossy(&self.stderr);
+        assert!(!self.status.success(), "it should have failed");
+        assert!(err.contains(sentence), "expected '{sentence}' in: {err}");
+    }
+}
+
+#[test]
+fn what_one_program_writes_the_next_one_reads() {
+    let node = Node::up();
+    node.sh("echo hello > $T/greeting; mkdir $T/folder; echo there > $T/folder/file").expect_success();
+    assert_eq!(node.sh("cat $T/greeting $T/folder/file").expect_success(), "hello\nthere\n");
+    node.hearth(&["down"]).expect_success();
+    node.check();
+    node.hearth(&["up"]).expect_success();
+    assert_eq!(node.sh("cat $T/greeting $T/folder/file").expect_success(), "hello\nthere\n");
+}
+
+#[test]
+fn a_daemon_that_is_killed_between_programs_loses_nothing() {
+    let node = Node::up();
+    for round in 0..5 {
+        node.sh(&format!("echo {round} >> $T/rounds; mkdir $T/d{round}; mv $T/d{round} $T/moved{round}"))
+            .expect_success();
+        rustix::process::kill_process(
+            rustix::process::Pid::from_raw(node.daemon()).unwrap(),
+            rustix::process::Signal::KILL,
+        )
+        .unwrap();
+        node.hearth(&["start"]).expect_success();
+    }
+    assert_eq!(node.sh("cat $T/rounds; ls $T").expect_success().lines().count(), 5 + 6);
+    node.hearth(&["down"]).expect_success();
+    node.check();
+}
+
+#[test]
+fn sqlite_commits_survive_the_kill_of_the_program() {
+    let node = Node::up();
+    let database = node.path("rows.db");
+    node.hearth(&["run", "--", "sqlite3", &database, "create table t(id integer primary key, text);"])
+        .expect_success();
+    let mut writer = Command::new(env!("CARGO_BIN_EXE_hearth"))
+        .args(["run", "--dir", node.dir(), "--", "sqlite3", &database])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut input = writer.stdin.take().unwrap();
+    let output = writer.stdout.take().unwrap();
+    let feeder = std::thread::Builder::new().spawn(move || {
+        use std::io::Write;
+        for row in 1..=1_000_000 {
+            let line = format!("insert into t values({row}, 'row {row}'); select {row};\n");
+            if input.write_all(line.as_bytes()).is_err() {
+                break;
+            }
+        }
+    });
+    // Killed in the middle of its work, when two hundred commits are acknowledged.
+    use std::io::BufRead;
+    let mut lines = std::io::BufReader::new(output).lines();
+    let mut acknowledged = 0;
+    while acknowledged < 200 {
+        acknowledged = lines.next().expect("the writer goes on").unwrap().parse().unwrap();
+    }
+    writer.kill().unwrap();
+    for line in lines.map_while(Result::ok) {
+        acknowledged = line.parse().unwrap_or(acknowledged);
+    }
+    writer.wait().unwrap();
+    feeder.unwrap().join().unwrap();
+    let answer = node
+        .hearth(&["run", "--", "sqlite3", &database, "select count(*) from t; pragma integrity_check;"])
+        .expect_success();
+    let (count, integrity) = answer.trim().split_once('\n').unwrap();
+    assert!(
+        count.parse::<u64>().unwrap() >= acknowledged,
+        "{acknowledged} were acknowledged, {count} are there"
+    );
+    assert_eq!(integrity, "ok");
+}
+
+#[test]
+fn mistakes_are_told_in_a_sentence() {
+    let node = Node::up();
+    node.hearth(&["up"]).expect_failure("is up already");
+    node.hearth(&["down"]).expect_success();
+    assert_eq!(node.hearth(&["status"]).status.code(), Some(2));
+    node.hearth(&["up", "--medium", "file"]).expect_failure("cannot be changed");
+    let nowhere: PathBuf = node.dir.path().join("nowhere");
+    let nowhere = nowhere.to_str().unwrap();
+    limited(&[env!("CARGO_BIN_EXE_hearth"), "run", "--dir", nowhere, "--"], &["true"])
+        .expect_failure("there is no cluster");
+    limited(&[env!("CARGO_BIN_EXE_hearth"), "check"], &[nowhere]).expect_failure("nowhere");
+}
