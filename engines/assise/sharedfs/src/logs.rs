@@ -107,17 +107,22 @@ impl LogFile {
         Ok(self.region.settle()?)
     }
 
-    /// Reads; false if the file is shorter than it was made.
-    fn read(&self, offset: u64, target: &mut [u8]) -> Result<bool, MediaError> {
+    /// Reads as much as is there: less than asked if the file is shorter than it was made.
+    fn read(&self, offset: u64, target: &mut [u8]) -> Result<usize, MediaError> {
         let Some(file) = &self.file else {
             self.region.read(offset, target)?;
-            return Ok(true);
+            return Ok(target.len());
         };
-        match file.read_exact_at(target, offset) {
-            Ok(()) => Ok(true),
-            Err(error) if error.kind() == ErrorKind::UnexpectedEof => Ok(false),
-            Err(error) => Err(MediaError::Os(error.raw_os_error().unwrap_or(0))),
+        let mut done = 0;
+        while done < target.len() {
+            match file.read_at(&mut target[done..], offset + done as u64) {
+                Ok(0) => break,
+                Ok(bytes) => done += bytes,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(MediaError::Os(error.raw_os_error().unwrap_or(0))),
+            }
         }
+        Ok(done)
     }
 
     /// Reads frames in order, the first behind `from`.
@@ -175,7 +180,7 @@ impl Frames<'_> {
         } else {
             let payload = usize::try_from(payload_bytes).expect("a ring fits an address space");
             frame.resize(HEADER_BYTES + payload, 0);
-            if !self.log.read(position + HEADER_BYTES as u64, &mut frame[HEADER_BYTES..])? {
+            if self.log.read(position + HEADER_BYTES as u64, &mut frame[HEADER_BYTES..])? < payload {
                 return Ok(None);
             }
         }
@@ -211,11 +216,9 @@ impl Frames<'_> {
         let wanted = WINDOW_BYTES.min(self.log.end - position);
         self.window.resize(usize::try_from(wanted).expect("a window fits an address space"), 0);
         self.window_at = position;
-        if self.log.read(position, &mut self.window)? {
-            return Ok(true);
-        }
-        self.window.clear();
-        Ok(false)
+        let there = self.log.read(position, &mut self.window)?;
+        self.window.truncate(there);
+        Ok(self.fetched(position, bytes))
     }
 }
 
@@ -301,7 +304,7 @@ mod tests {
         ring.append(header(200_000), &[vec![2; 200_000].as_slice().into()]).unwrap();
         let file = File::options().write(true).open(folder.path().join(&log.name)).unwrap();
         file.set_len(RING_START + 256).unwrap();
-        assert_eq!(read_all(&log, BEGINNING), []);
+        assert_eq!(read_all(&log, BEGINNING).len(), 1);
         file.set_len(RING_START + 80_000).unwrap();
         assert_eq!(read_all(&log, BEGINNING).len(), 1);
         file.set_len(10).unwrap();

@@ -6,4 +6,5 @@
 mod client;
 mod crash;
 mod hand_over;
+mod hostile;
 mod one_session;
