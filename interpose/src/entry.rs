@@ -161,3 +161,110 @@ unsafe extern "C" fn hearth_dispatch(number: u64, arguments: *const Arguments) -
     let arguments = unsafe { *arguments };
     crate::dispatch::system_call(number, &arguments)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Everything that the kernel would preserve, seen before and after one call of the entry.
+    #[repr(C, align(16))]
+    #[derive(Clone, PartialEq, Debug)]
+    struct Machine {
+        /// rbx, rdx, rsi, rdi, r8, r9, r10, r12, r13, r14, r15, flags.
+        words: [u64; 12],
+        vectors: [[u8; 16]; 16],
+    }
+
+    std::arch::global_asm!(
+        ".text",
+        ".globl hearth_test_entry",
+        ".hidden hearth_test_entry",
+        // hearth_test_entry(machine, number, entry) -> rax; the machine is loaded, called and stored.
+        "hearth_test_entry:",
+        "push rbx",
+        "push rbp",
+        "push r12",
+        "push r13",
+        "push r14",
+        "push r15",
+        "push rdi",
+        "mov rax, rsi",
+        "mov rbp, rdx",
+        "mov r11, rdi",
+        ".irp n,0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15",
+        "movaps xmm\\n, [r11 + 96 + 16 * \\n]",
+        ".endr",
+        "mov rbx, [r11]",
+        "mov rdx, [r11 + 8]",
+        "mov rsi, [r11 + 16]",
+        "mov rdi, [r11 + 24]",
+        "mov r8, [r11 + 32]",
+        "mov r9, [r11 + 40]",
+        "mov r10, [r11 + 48]",
+        "mov r12, [r11 + 56]",
+        "mov r13, [r11 + 64]",
+        "mov r14, [r11 + 72]",
+        "mov r15, [r11 + 80]",
+        "push qword ptr [r11 + 88]",
+        "popfq",
+        "call rbp",
+        "mov r11, [rsp]",
+        "mov rcx, [rsp]",
+        "pushfq",
+        "pop qword ptr [r11 + 88]",
+        "mov [r11], rbx",
+        "mov [r11 + 8], rdx",
+        "mov [r11 + 16], rsi",
+        "mov [r11 + 24], rdi",
+        "mov [r11 + 32], r8",
+        "mov [r11 + 40], r9",
+        "mov [r11 + 48], r10",
+        "mov [r11 + 56], r12",
+        "mov [r11 + 64], r13",
+        "mov [r11 + 72], r14",
+        "mov [r11 + 80], r15",
+        ".irp n,0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15",
+        "movaps [r11 + 96 + 16 * \\n], xmm\\n",
+        ".endr",
+        "pop rdi",
+        "pop r15",
+        "pop r14",
+        "pop r13",
+        "pop r12",
+        "pop rbp",
+        "pop rbx",
+        "ret",
+    );
+
+    unsafe extern "C" {
+        fn hearth_test_entry(machine: *mut Machine, number: u64, entry: u64) -> i64;
+    }
+
+    /// Carry and zero set, and what is always set.
+    const FLAGS: u64 = 0x247;
+
+    #[test]
+    fn registers_flags_and_vectors_come_back() {
+        let vectors = std::array::from_fn(|index| [index as u8 + 0xa0; 16]);
+        // getpid never concerns us; close(-1) is the bitmap's; poll of nothing goes through Rust.
+        for (number, first, expected) in
+            [(39, 0, i64::from(std::process::id())), (3, u64::MAX, -9), (7, 0, 0)]
+        {
+            // rbx, then the arguments in their registers (rdi is the fourth word), then the rest.
+            let words = [1, 0, 0, first, 5, 6, 7, 8, 9, 10, 11, FLAGS];
+            let before = Machine { words, vectors };
+            let mut after = before.clone();
+            // SAFETY: the calls take no memory.
+            let result = unsafe { hearth_test_entry(&raw mut after, number, addresses()[0]) };
+            assert_eq!(result, expected, "{number}");
+            assert_eq!(after, before, "{number}");
+        }
+        for entry in &addresses()[1..] {
+            let before = Machine { words: [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, FLAGS], vectors };
+            let mut after = before.clone();
+            // SAFETY: before and after a clone that makes a thread nothing happens.
+            let result = unsafe { hearth_test_entry(&raw mut after, 999, *entry) };
+            assert_eq!((result, after), (999, before));
+        }
+    }
+}

@@ -17,6 +17,11 @@
     reason = "system calls are words that each call reads in its own way"
 )]
 
+// The unwinder from the archive: every program that is preloaded with us would else load libgcc_s.
+#[cfg(target_arch = "x86_64")]
+#[link(name = "gcc_eh", kind = "static", modifiers = "-bundle")]
+unsafe extern "C" {}
+
 mod alloc;
 mod calls;
 pub mod descriptors;

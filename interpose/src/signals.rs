@@ -344,3 +344,68 @@ unsafe fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::u
         }
     }
 }
+
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicU32;
+
+    static HITS: AtomicU32 = AtomicU32::new(0);
+
+    extern "C" fn count(_: i32) {
+        HITS.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn send(signal: i32, thread: i32) {
+        let arguments = [raw::number(raw::process()), raw::number(thread), signal as u64];
+        // SAFETY: takes numbers only.
+        unsafe { raw::try_call(libc::SYS_tgkill, &arguments) }.unwrap();
+    }
+
+    /// Waits for a word that never changes, with a signal before the wait, and with one in the middle of it.
+    #[test]
+    fn a_signal_ends_a_wait_and_is_delivered_on_the_way_out() {
+        let signal = libc::SIGUSR2;
+        let handler = count as *const () as u64;
+        for (flags, restart) in [(0, false), (libc::SA_RESTART as u64, true)] {
+            set(signal as usize, Some(&Action { handler, flags, ..Action::default() })).unwrap();
+            for early in [true, false] {
+                let before = HITS.load(Ordering::SeqCst);
+                let (local, thread, word) = (local(), raw::thread(), AtomicU32::new(7));
+                #[allow(clippy::disallowed_methods, reason = "a signal from a real thread")]
+                let sender = (!early).then(|| {
+                    std::thread::spawn(move || {
+                        std::thread::sleep(std::time::Duration::from_millis(50));
+                        send(signal, thread);
+                    })
+                });
+                local.inside(|| {
+                    if early {
+                        send(signal, thread);
+                    }
+                    // SAFETY: the word outlives the wait.
+                    let waited = unsafe { wait_until_signal(word.as_ptr(), 7, None) };
+                    assert_eq!(waited, Err(Errno(libc::EINTR)));
+                    assert_eq!(HITS.load(Ordering::SeqCst), before, "not inside");
+                });
+                assert_eq!(deliver(local), restart);
+                assert_eq!(HITS.load(Ordering::SeqCst), before + 1);
+                assert!(!deliver(local), "once");
+                if let Some(sender) = sender {
+                    sender.join().unwrap();
+                }
+            }
+        }
+        assert_eq!(set(signal as usize, None).unwrap().handler, handler);
+    }
+
+    #[test]
+    fn a_wait_ends_by_its_word_and_by_its_time() {
+        let word = AtomicU32::new(7);
+        // SAFETY: the word outlives the waits.
+        unsafe {
+            assert_eq!(wait_until_signal(word.as_ptr(), 8, None), Err(Errno(libc::EAGAIN)));
+            assert_eq!(wait_until_signal(word.as_ptr(), 7, Some(1)), Err(Errno(libc::ETIMEDOUT)));
+        }
+    }
+}

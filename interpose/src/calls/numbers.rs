@@ -29,10 +29,8 @@ pub fn close(call: &Call) -> Answer {
     Ok(0)
 }
 
-/// Lets the kernel duplicate a placeholder of ours, and makes the new number stand for the same.
-fn duplicate(call: &Call, held: Held) -> Answer {
-    // SAFETY: the program's own call, which takes no memory.
-    let fd = raw::outcome(unsafe { raw::call(call.number as u64, &call.arguments) })?;
+/// Makes the number that the kernel gave a duplicate of a placeholder stand for the same file.
+fn duplicated(fd: u64, held: Held) -> Answer {
     if fd == descriptors::CWD as u64 {
         raw::close(fd as i32);
         return Err(Errno(libc::EMFILE).into());
@@ -43,30 +41,37 @@ fn duplicate(call: &Call, held: Held) -> Answer {
 
 /// `dup`
 pub fn dup(call: &Call) -> Answer {
-    duplicate(call, call.file(0)?)
+    let held = call.file(0)?;
+    // SAFETY: takes no memory.
+    duplicated(unsafe { raw::try_call(libc::SYS_dup, &[raw::number(call.int(0))]) }?, held)
 }
 
-/// `dup2` and `dup3`, of and onto ours and theirs.
+/// `dup2`, of and onto ours and theirs.
 pub fn dup2(call: &Call) -> Answer {
-    let (from, to) = (call.int(0), call.int(1));
-    if from == to {
-        return Err(Refusal::Pass);
-    }
-    if let Some(internal) = descriptors::internal(to) {
-        internal.give_way()?;
-    }
-    if descriptors::is_ours(from) {
-        return duplicate(call, call.file(0)?);
-    }
-    // SAFETY: the program's own call, which takes no memory.
-    let fd = raw::outcome(unsafe { raw::call(call.number as u64, &call.arguments) })?;
-    drop(descriptors::take(to));
-    Ok(fd)
+    // With equal numbers it only asks whether there is such a descriptor.
+    if call.int(0) == call.int(1) { Err(Refusal::Pass) } else { duplicate_onto(call, 0) }
 }
 
 /// `dup3`
 pub fn dup3(call: &Call) -> Answer {
-    dup2(call)
+    if call.int(0) == call.int(1) { Err(Refusal::Pass) } else { duplicate_onto(call, call.arguments[2]) }
+}
+
+fn duplicate_onto(call: &Call, flags: u64) -> Answer {
+    let (from, to) = (call.int(0), call.int(1));
+    if let Some(internal) = descriptors::internal(to) {
+        internal.give_way()?;
+    }
+    let held = if descriptors::is_ours(from) { Some(call.file(0)?) } else { None };
+    // SAFETY: takes no memory.
+    let fd = unsafe { raw::try_call(libc::SYS_dup3, &[raw::number(from), raw::number(to), flags]) }?;
+    match held {
+        Some(held) => duplicated(fd, held),
+        None => {
+            drop(descriptors::take(to));
+            Ok(fd)
+        }
+    }
 }
 
 /// `close_range`: all but the library's own.
@@ -112,7 +117,9 @@ pub fn fcntl(call: &Call) -> Answer {
     let file = held.handle();
     let command = call.int(1);
     match command {
-        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => duplicate(call, held),
+        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => {
+            duplicated(raw::fcntl(call.int(0), command, call.arguments[2])?, held)
+        }
         libc::F_GETFD | libc::F_SETFD | F_DUPFD_QUERY | F_CREATED_QUERY => Err(Refusal::Pass),
         libc::F_GETFL => Ok(u64::from(mount().flags(file) as u32)),
         libc::F_SETFL => {
