@@ -203,6 +203,7 @@ impl Area {
             inodes: U64::new(1),
             nodes: U64::new(1),
             epoch: new.epoch,
+            next_segment: SegmentId::new(1),
             ..Root::default()
         };
         region.write(layout::root_at(flip), &with_counters(root, &new.counters).encode());
@@ -227,8 +228,7 @@ impl Area {
         })?;
         let store = NodeStore::new(region, layout.nodes(), limits.cached_nodes);
         let tree = Tree::committed(root.node, root.height.get());
-        let mut space =
-            Space::new(medium.clone(), superblock.pool, limits.capacity_blocks, limits.segment_blocks);
+        let mut space = Space::new(medium.clone(), superblock.pool, &limits, root.next_segment);
         for (id, item) in (View { store: &store, tree: &tree }).segments()? {
             space.open(id, &item, root.flip)?;
         }

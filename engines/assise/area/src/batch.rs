@@ -458,6 +458,7 @@ impl Batch<'_> {
         self.root.node = written.root;
         self.root.height = U32::new(written.height);
         self.root.flip = self.made.flip;
+        self.root.next_segment = area.space.next();
         self.root.nodes = U64::new(u64::from(map.used() - area.layout.first_node));
         Ok(written.nodes)
     }
@@ -469,10 +470,6 @@ impl Drop for Batch<'_> {
         if self.state == State::Committed || self.area.poisoned {
             return;
         }
-        for run in self.allocated.take() {
-            self.area.space.free(run);
-        }
-        self.area.space.free_recycled();
-        self.area.space.keep_retiring();
+        self.area.space.abandon(self.made.flip, self.allocated.take());
     }
 }

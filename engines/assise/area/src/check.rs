@@ -195,6 +195,12 @@ impl<'a> Checker<'a> {
         let items = std::mem::take(&mut self.facts.segments);
         for (id, item) in &items {
             self.report.segments += 1;
+            if *id >= self.root.next_segment {
+                self.report.find(format!(
+                    "segment {id} is not made yet: the next one is {}",
+                    self.root.next_segment
+                ));
+            }
             self.segment(medium, *id, item)?;
         }
         for (id, _) in self.facts.extents.keys() {

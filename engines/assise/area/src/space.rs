@@ -10,6 +10,7 @@
 //! counted from the flip before the first that names it, which its superblock says.
 
 use crate::AreaError;
+use crate::area::Limits;
 use crate::store::byte_of;
 use format::node::SegmentItem;
 use format::superblock::{FileKind, MAGIC, OWNER_DAEMON, POOL_VERSION, Superblock};
@@ -60,6 +61,8 @@ pub(crate) struct Space {
     capacity_blocks: u64,
     /// Data blocks of a new segment.
     segment_blocks: u32,
+    /// The next one: a number is never used again, because whoever has mapped a segment knows it by its number.
+    next: SegmentId,
     /// Empty segments that the running batch takes out of the pool.
     retiring: BTreeMap<SegmentId, Segment>,
     /// Segments that are out of the pool since a flip which was not released.
@@ -99,14 +102,16 @@ pub(crate) fn map_flip(base: u64, flip: FlipNumber) -> Option<FlipNumber> {
 }
 
 impl Space {
-    /// No segments yet.
-    pub fn new(medium: Medium, pool: PoolUid, capacity_blocks: u64, segment_blocks: u32) -> Self {
+    /// No segments yet, of a pool whose next one is `next`.
+    pub fn new(medium: Medium, pool: PoolUid, limits: &Limits, next: SegmentId) -> Self {
+        let Limits { capacity_blocks, segment_blocks, .. } = *limits;
         Self {
             medium,
             pool,
             segments: BTreeMap::new(),
             capacity_blocks,
             segment_blocks,
+            next,
             retiring: BTreeMap::new(),
             retired: Vec::new(),
             leftover: Vec::new(),
@@ -183,14 +188,28 @@ impl Space {
         }
     }
 
+    /// The number of the next segment, for the root.
+    pub fn next(&self) -> SegmentId {
+        self.next
+    }
+
     /// Segments that the next flip must not name.
     pub fn retiring(&self) -> impl Iterator<Item = SegmentId> + '_ {
         self.retiring.keys().copied()
     }
 
-    /// The running batch is given up: what it took out of the pool is in it again.
-    pub fn keep_retiring(&mut self) {
+    /// The running batch, which would have made `flip`, is given up with all that it allocated: the segments it made
+    /// go, those it took out of the pool are in it again.
+    pub fn abandon(&mut self, flip: FlipNumber, allocated: impl Iterator<Item = Run>) {
+        let made = |segment: &Segment| segment.base + 1 == flip.get();
+        let ids = self.segments.iter().filter(|(_, segment)| made(segment)).map(|(id, _)| *id);
+        self.leftover.extend(ids);
+        self.segments.retain(|_, segment| !made(segment));
         self.segments.append(&mut self.retiring);
+        for run in allocated.filter(|run| !self.leftover.contains(&run.segment)).collect::<Vec<_>>() {
+            self.free(run);
+        }
+        self.free_recycled();
     }
 
     /// The flip that takes segments out of the pool is settled.
@@ -274,11 +293,8 @@ impl Space {
         for id in std::mem::take(&mut self.leftover) {
             self.remove_file(id)?;
         }
-        let last =
-            |segments: &BTreeMap<SegmentId, Segment>| segments.last_key_value().map_or(0, |(id, _)| id.get());
-        let retired = self.retired.iter().map(|(_, id)| id.get()).max().unwrap_or(0);
-        let last = last(&self.segments).max(last(&self.retiring)).max(retired);
-        let id = SegmentId::new(last.checked_add(1).ok_or(AreaError::NoSpace)?);
+        let id = self.next;
+        self.next = SegmentId::new(id.get().checked_add(1).ok_or(AreaError::NoSpace)?);
         let name = segment_file(id);
         let in_file = file_blocks(blocks).ok_or(AreaError::Geometry("segment_blocks"))?;
         let file_bytes = u64::from(in_file) * BLOCK_BYTES as u64;

@@ -364,6 +364,46 @@ fn blocks_are_kept_by_owner() {
 }
 
 #[test]
+fn an_emptied_pool_serves_another_user() {
+    let recorder = Recorder::new();
+    let medium = recorder.medium();
+    let mut area = pool(&medium, 256, tiny());
+    let segments = |medium: &Medium| -> Vec<String> {
+        medium.list().unwrap().into_iter().filter(|name| name.starts_with("segment-")).collect()
+    };
+    commit(&mut area, &[file(2, 1, "hers"), write(2, 0, 1, 90 * 4096), file(9000, 1, "his")], 1).unwrap();
+    let his = write(9000, 0, 1, 60 * 4096);
+    assert!(matches!(commit(&mut area, std::slice::from_ref(&his), 10), Err(AreaError::NoSpace)));
+    assert_eq!(segments(&medium), ["segment-1", "segment-2", "segment-3", "segment-4"]);
+    commit(&mut area, &[truncate(2, 4096)], 20).unwrap();
+    // Given up, the batch leaves the segments where they were.
+    let mut batch = begin(&mut area);
+    his.apply(&mut batch, 30).unwrap();
+    drop(batch);
+    commit(&mut area, &[support::set_attr(2, 1)], 25).unwrap();
+    assert_eq!(area.segments().unwrap().len(), 4);
+    findings(&medium).unwrap();
+    let mut batch = begin(&mut area);
+    his.apply(&mut batch, 30).unwrap();
+    let flip = batch.commit().unwrap().flip;
+    let before = segments(&medium).len();
+    findings(&medium).unwrap();
+    area.release(flip).unwrap();
+    assert!(segments(&medium).len() < before, "files go with the release");
+    let ids: Vec<u32> = area.segments().unwrap().iter().map(|(id, _)| id.get()).collect();
+    assert_eq!(segments(&medium).len(), ids.len());
+    // The emptied ones had the numbers 2 to 4; none of them comes again, whichever flips follow.
+    assert!(ids.iter().filter(|id| **id > 4).count() >= 3, "{ids:?}");
+    let mut area = Area::open(&medium, tiny()).unwrap();
+    commit(&mut area, &[truncate(9000, 0)], 40).unwrap();
+    commit(&mut area, &[write(2, 0, 1, 80 * 4096)], 50).unwrap();
+    let again: Vec<u32> = area.segments().unwrap().iter().map(|(id, _)| id.get()).collect();
+    let new: Vec<&u32> = again.iter().filter(|id| !ids.contains(id)).collect();
+    assert!(!new.is_empty() && new.iter().all(|id| **id > *ids.last().unwrap()), "{ids:?}, then {again:?}");
+    findings(&medium).unwrap();
+}
+
+#[test]
 fn tables_and_counters_travel_with_the_flip() {
     let recorder = Recorder::new();
     let medium = recorder.medium();
