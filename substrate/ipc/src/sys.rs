@@ -107,6 +107,15 @@ impl From<std::os::fd::OwnedFd> for Descriptor {
     }
 }
 
+impl From<Descriptor> for std::os::fd::OwnedFd {
+    fn from(descriptor: Descriptor) -> Self {
+        use std::os::fd::FromRawFd;
+        let raw = std::mem::ManuallyDrop::new(descriptor).raw();
+        // SAFETY: the descriptor was ours alone, and is not closed by the one that was taken apart.
+        unsafe { Self::from_raw_fd(raw) }
+    }
+}
+
 impl Drop for Descriptor {
     fn drop(&mut self) {
         // SAFETY: the descriptor is ours by `from_raw`'s contract. A failed close frees the number all the same.
