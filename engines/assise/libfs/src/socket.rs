@@ -1,0 +1,219 @@
+//! The way of a program to its SharedFS: the socket for the greeting and for descriptors, the ring for calls.
+//!
+//! Of what comes with the Welcome only two descriptors stay open, that of the socket and that of the log (which a
+//! file medium needs for fdatasync); everything else is mapped and closed. Where they are kept from the program's
+//! own `close` and `dup2` is the front end's affair: it is told their numbers ([`SocketConnector::new`]).
+
+use crate::error::Error;
+use crate::session::{Attachment, Connector, Link};
+use format::call::{CallKind, GrowResponse, Status};
+use format::message::{MessageKind, Parcel, RingShape};
+use format::session::{SESSION_BYTES, Welcome, lease_bytes};
+use format::{DecodeError, SegmentId};
+use ipc::ring::{Call, RingClient, RingLimits};
+use ipc::shared::{Access, Mapping};
+use ipc::socket::{Connection, Message, hello};
+use ipc::words::{GENERATIONS, Generation};
+use ipc::{Descriptor, Host, Lock, Time};
+use pmem::medium::Class;
+use pmem::{ReadMapping, Region};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use vfs::Caller;
+use zerocopy::FromBytes;
+
+/// How long a daemon may take to let a process in, recovery of its pool included.
+const GREETING: Duration = Duration::from_secs(10);
+/// How long a call may take: a daemon that does not answer for so long is taken for dead.
+const CALL: Duration = Duration::from_secs(60);
+/// A client polls its ring for so long before it sleeps.
+const SPIN_NS: u32 = 20_000;
+/// Bytes of a response's body, at most: extents, entries, a piece of a file, an attribute's value.
+const LONG_RESPONSE_BYTES: usize = 128 << 10;
+/// The same for calls that answer with a few structures.
+const SHORT_RESPONSE_BYTES: usize = 1536;
+/// Descriptors of a Welcome.
+const DESCRIPTORS: usize = 5;
+
+/// What a descriptor that stays open is told to, by its number.
+pub type Keep = fn(i32);
+
+/// Attaches by a Unix socket.
+pub struct SocketConnector {
+    host: Arc<dyn Host>,
+    path: PathBuf,
+    library: String,
+    role: u32,
+    keep: Keep,
+    /// Counts requests over the whole life of the LibFS.
+    requests: Arc<AtomicU64>,
+}
+
+impl SocketConnector {
+    /// Attaches at this path, as a library of this version; `role` is that of [`format::message::Hello`]. `keep` is
+    /// called with the number of each descriptor that stays open.
+    pub fn new(host: Arc<dyn Host>, path: PathBuf, library: &str, role: u32, keep: Keep) -> Self {
+        let requests = Arc::new(AtomicU64::new(1));
+        Self { host, path, library: library.to_owned(), role, keep, requests }
+    }
+}
+
+impl Connector for SocketConnector {
+    fn attach(&self) -> Result<Attachment, Error> {
+        let until = Some(self.host.now().after(GREETING));
+        let connection = Connection::connect(&self.path)?;
+        let message = connection.greet(&*self.host, &hello(&self.library, 0, self.role), until)?;
+        let (shape, rest) = split::<RingShape>(&message.body)?;
+        let (welcome, _) = split::<Welcome>(rest)?;
+        let descriptors: [Descriptor; DESCRIPTORS] =
+            message.descriptors.try_into().map_err(|_| Error::Response)?;
+        let [log, session, leases, ring, generations] = descriptors;
+
+        let limits = ring_limits(&shape);
+        let words = usize::try_from(welcome.lease_words.get()).map_err(|_| Error::Response)?;
+        let class = if welcome.settles_file.get() == 1 { Class::File } else { Class::Memory };
+        let log = Region::from_fd(OwnedFd::from(log), class)?;
+        (self.keep)(connection.descriptor().raw());
+        if let Some(descriptor) = log.descriptor() {
+            (self.keep)(descriptor.as_raw_fd());
+        }
+        let connection = Arc::new(connection);
+        let ring = Mapping::new(&ring, limits.bytes()?, Access::Write)?;
+        let ring = RingClient::new(self.host.clone(), Box::new(connection.clone()), ring, limits, SPIN_NS)?;
+        Ok(Attachment {
+            welcome,
+            credential: credential(&welcome),
+            log,
+            session: Mapping::new(&session, SESSION_BYTES, Access::Write)?,
+            leases: Mapping::new(&leases, lease_bytes(words), Access::Read)?,
+            generations: Mapping::new(&generations, GENERATIONS * size_of::<Generation>(), Access::Read)?,
+            link: Arc::new(SocketLink {
+                host: self.host.clone(),
+                connection,
+                ring,
+                class,
+                keep: self.keep,
+                requests: self.requests.clone(),
+                parcels: Lock::new(self.host.clone(), Vec::new()),
+            }),
+        })
+    }
+}
+
+/// The user of this process; his supplementary groups as they are now, which is what the daemon was told.
+fn credential(welcome: &Welcome) -> Caller {
+    let groups = rustix::process::getgroups().unwrap_or_default();
+    Caller {
+        uid: welcome.uid.get(),
+        gid: welcome.gid.get(),
+        groups: groups.into_iter().map(|group| group.as_raw()).collect(),
+    }
+}
+
+fn ring_limits(shape: &RingShape) -> RingLimits {
+    RingLimits {
+        slots: shape.slots.get(),
+        inline_bytes: shape.inline_bytes.get(),
+        bulk_buffers: shape.bulk_buffers.get(),
+        bulk_bytes: shape.bulk_bytes.get(),
+    }
+}
+
+fn split<T: FromBytes + zerocopy::KnownLayout + zerocopy::Immutable>(
+    bytes: &[u8],
+) -> Result<(T, &[u8]), Error> {
+    format::call::split(bytes).map_err(|_: DecodeError| Error::Response)
+}
+
+/// One session's socket and ring.
+struct SocketLink {
+    host: Arc<dyn Host>,
+    connection: Arc<Connection>,
+    ring: RingClient,
+    class: Class,
+    keep: Keep,
+    requests: Arc<AtomicU64>,
+    /// Descriptors that came and were not asked for yet by the thread whose request brought them.
+    parcels: Lock<Vec<(u64, Descriptor)>>,
+}
+
+/// Parcels that wait for their threads, at most: more never come, each needs a request under way.
+const PARCELS_MAX: usize = 64;
+
+impl SocketLink {
+    fn until(&self) -> Option<Time> {
+        Some(self.host.now().after(CALL))
+    }
+
+    /// The descriptor that SharedFS sent for `what`. It was sent before the response, so it is here already.
+    fn parcel(&self, what: u64) -> Result<Descriptor, Error> {
+        let mut parcels = self.parcels.lock();
+        loop {
+            if let Some(index) = parcels.iter().position(|(other, _)| *other == what) {
+                return Ok(parcels.swap_remove(index).1);
+            }
+            let Some(message) = self.connection.receive()? else { return Err(Error::Refused) };
+            let (parcel, descriptor) = open_parcel(message)?;
+            if parcels.len() == PARCELS_MAX {
+                parcels.remove(0);
+            }
+            parcels.push((parcel.what.get(), descriptor));
+        }
+    }
+}
+
+/// What a response may need: a long one takes one of the ring's few buffers.
+fn response_bytes_max(kind: CallKind) -> usize {
+    match kind {
+        CallKind::Walk
+        | CallKind::Entries
+        | CallKind::Extents
+        | CallKind::Read
+        | CallKind::Readlink
+        | CallKind::GetXattr
+        | CallKind::ListXattr => LONG_RESPONSE_BYTES,
+        _ => SHORT_RESPONSE_BYTES,
+    }
+}
+
+fn open_parcel(message: Message) -> Result<(Parcel, Descriptor), Error> {
+    if message.kind != MessageKind::Parcel {
+        return Err(Error::Response);
+    }
+    let (parcel, _) = split::<Parcel>(&message.body)?;
+    let [descriptor]: [Descriptor; 1] = message.descriptors.try_into().map_err(|_| Error::Response)?;
+    Ok((parcel, descriptor))
+}
+
+impl Link for SocketLink {
+    fn call(&self, kind: CallKind, request: &[&[u8]], response: &mut Vec<u8>) -> Result<Status, Error> {
+        let body = request.concat();
+        let call = Call {
+            id: self.requests.fetch_add(1, Ordering::Relaxed),
+            kind: kind as u16,
+            body: &body,
+            response_bytes_max: response_bytes_max(kind),
+            interruptible: false,
+        };
+        let answer = self.ring.call(&call, self.until())?;
+        *response = answer.body;
+        Ok(Status::from_raw(answer.status))
+    }
+
+    fn segment(&self, segment: SegmentId) -> Result<ReadMapping, Error> {
+        let descriptor = self.parcel(segment.get().into())?;
+        Ok(ReadMapping::from_fd(OwnedFd::from(descriptor))?)
+    }
+
+    fn grown_log(&self, grown: &GrowResponse) -> Result<Region, Error> {
+        let descriptor = self.parcel(grown.log.get())?;
+        let log = Region::from_fd(OwnedFd::from(descriptor), self.class)?;
+        if let Some(descriptor) = log.descriptor() {
+            (self.keep)(descriptor.as_raw_fd());
+        }
+        Ok(log)
+    }
+}
