@@ -30,6 +30,8 @@ pub struct Config {
     pub known_max: usize,
     /// Open references of a session.
     pub references_max: usize,
+    /// Locks on one file, requests that wait for locks, and owners of locks, at once.
+    pub locks_max: usize,
     /// Sessions at once.
     pub sessions_max: usize,
     /// Records in one batch of a digest.
@@ -64,6 +66,7 @@ impl Default for Config {
             lease_words: 1 << 14,
             known_max: 1 << 18,
             references_max: 1 << 14,
+            locks_max: 1 << 14,
             sessions_max: 1 << 10,
             batch_records: 4096,
             batch_bytes: 8 << 20,

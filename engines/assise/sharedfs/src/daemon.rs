@@ -8,8 +8,10 @@ use crate::accept::Door;
 use crate::config::Config;
 use crate::error::Error;
 use crate::generations::Generations;
+use crate::heirs::Heirs;
 use crate::leases::Reason;
 use crate::ledger::Ledger;
+use crate::locks::{Bell, Locks};
 use crate::logs::{BEGINNING, LogFile};
 use crate::recovery::{Recovered, recover};
 use crate::references::References;
@@ -125,6 +127,7 @@ impl Daemon {
             leases_max: config.lease_words as usize,
             ..Limits::default()
         };
+        let bell = Bell::new(host.clone());
         let (pool, epoch) = (ready.area.pool(), ready.area.epoch());
         let state = State {
             area: ready.area,
@@ -141,10 +144,13 @@ impl Daemon {
             next_ticket: 1,
             wake_at: None,
             reapable: VecDeque::new(),
+            heirs: Heirs::default(),
+            locks: Locks::new(bell.clone(), config.locks_max),
             ejections: VecDeque::new(),
             stopped: false,
         };
         let core = Core {
+            bell,
             state: Lock::new(host.clone(), state),
             medium: medium.clone(),
             pool,
@@ -314,8 +320,9 @@ impl Core {
             inodes: self.config.own_range,
             file: file.clone(),
             digested: BEGINNING,
+            pid,
         };
-        let registered = self.register(beginning, &shared, pid);
+        let registered = self.register(beginning, &shared);
         if registered.is_err() {
             // The first error is the one that matters; a file that stays is removed by the next start.
             let _ = self.medium.remove(&file.name);
@@ -334,18 +341,13 @@ impl Core {
     }
 
     /// Writes a new log into the ledger and the session into the table; nothing is left of it if that fails.
-    fn register(
-        &self,
-        mut beginning: Beginning,
-        shared: &Arc<Shared>,
-        pid: u32,
-    ) -> Result<(Welcome, Caller), Error> {
+    fn register(&self, mut beginning: Beginning, shared: &Arc<Shared>) -> Result<(Welcome, Caller), Error> {
         let mut guard = self.state.lock();
         let state = &mut *guard;
         if state.stopped {
             return Err(Error::Stopped);
         }
-        let Beginning { log, version, first_inode, inodes, .. } = beginning;
+        let Beginning { log, version, first_inode, inodes, pid, .. } = beginning;
         let caller = beginning.caller.clone();
         let prepared = state.ledger_room(self);
         state.guard(prepared)?;
@@ -358,6 +360,7 @@ impl Core {
         shared.daemon.publish_settled(state.ledger.settled());
         state.sessions.insert(id, session);
         state.ranges.insert(first_inode, id);
+        state.inherit(id);
         let usage = state.area.usage();
         let room = state.room.promise(id, self.config.room_blocks, &usage);
         let welcome = Welcome {
@@ -421,6 +424,7 @@ impl Core {
     fn tidy_wanted(&self, all: bool) {
         let wanted: Vec<(SessionId, Sequence)> = {
             let mut state = self.state.lock();
+            state.expire_estates(self.host.now());
             let wants = state.sessions.iter_mut().filter_map(|(id, session)| {
                 let up_to = session.shared.client.commit().load();
                 let behind = up_to > session.digested.sequence;

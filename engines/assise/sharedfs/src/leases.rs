@@ -313,7 +313,8 @@ impl Core {
             session.shared.daemon.leases()[held.word as usize].revoke();
         }
         let uid = session.caller.uid;
-        if !matches!(reason, Reason::Left | Reason::Stopping) {
+        session.returns = !matches!(reason, Reason::Left | Reason::Stopping);
+        if session.returns {
             state.note_ejection(id, uid, format!("{reason:?}"));
         }
         true
@@ -380,10 +381,15 @@ impl State {
         self.ledger.close_log(log, cut)?;
         let effects = self.leases.step(now, Event::Ended { session: id });
         self.absorb(core, effects)?;
-        self.sessions.remove(&id);
+        let mut session = self.sessions.remove(&id).expect("looked up above");
         self.ranges.remove(&first);
         self.room.end(id);
-        let unreferred = self.references.end(id);
+        self.locks.end(id);
+        // A process that was only shut out may come back for what it had.
+        if session.returns {
+            self.leave_estate(id, &mut session, core.host.now());
+        }
+        let unreferred = if session.returns { Vec::new() } else { self.references.end(id) };
         for inode in unreferred {
             if self.area.inode(inode)?.is_some_and(|item| item.links.get() == 0) {
                 self.reapable.push_back(inode);

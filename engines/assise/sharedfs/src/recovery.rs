@@ -192,8 +192,9 @@ impl Recovery<'_> {
                 Err(error) => break End::Log(Some(CutReason::Decode(error))),
             };
             if record.operation != Operation::Pad {
-                // Room was promised for what an honest process appended, and nobody has anything open any more.
-                match apply_record(&mut batch, (uid, open), &record, || false, &mut |_| true) {
+                // Room was promised for what an honest process appended. What lost its last name may still be written
+                // to by later records of a process that had it open: it goes when all logs are done.
+                match apply_record(&mut batch, (uid, open), &record, || true, &mut |_| true) {
                     Ok(_) => self.recovered.records += 1,
                     Err(Halt::Full) if records > 0 => break End::More,
                     Err(Halt::Full) => break End::Log(Some(CutReason::NoRoom)),

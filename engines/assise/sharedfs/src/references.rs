@@ -59,6 +59,16 @@ impl References {
         self.by_session.range(first..=last).map(|((_, inode), ())| *inode)
     }
 
+    /// Makes all of one session those of another.
+    pub fn hand_over(&mut self, from: SessionId, to: SessionId) {
+        let inodes: Vec<_> = self.of_session(from).collect();
+        for inode in inodes {
+            let rights = self.rights(from, inode).unwrap_or_default();
+            self.open(to, inode, rights);
+            self.close(from, inode);
+        }
+    }
+
     /// Ends all of a session; gives the inodes that nobody refers to any more.
     pub fn end(&mut self, session: SessionId) -> Vec<InodeNumber> {
         let inodes: Vec<_> = self.of_session(session).collect();

@@ -7,7 +7,10 @@ use crate::state::Core;
 use ccnvm::SessionId;
 use format::call::{CallKind, Status};
 use ipc::Error as IpcError;
+use ipc::host::Time;
+use ipc::ring::Taken;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What a call gives: a status, and the body of the response.
 pub type Answer = (Status, Vec<u8>);
@@ -58,7 +61,12 @@ impl Core {
             CallKind::SyncAll => self.sync_all(id),
             CallKind::Statfs => self.statfs(id),
             CallKind::SettleLedger => self.settle_ledger(id, body),
-            _ => Err(Status::Invalid),
+            CallKind::RedeemLock => self.redeem_lock(id, body),
+            CallKind::Lock
+            | CallKind::Unlock
+            | CallKind::TestLock
+            | CallKind::ReleaseLocks
+            | CallKind::CancelLock => self.lock_call(id, kind, body),
         }
     }
 
@@ -67,8 +75,14 @@ impl Core {
         let Some(shared) = self.state.lock().sessions.get(&id).map(|session| session.shared.clone()) else {
             return;
         };
+        let mut parked: Vec<Parked> = Vec::new();
         loop {
-            match shared.ring.next(None) {
+            let until = (!parked.is_empty()).then(|| self.host.now().after(PARKED_LOOK));
+            match shared.ring.next(until) {
+                Ok(taken) if taken.kind == CallKind::RedeemLock as u16 => {
+                    let until = self.host.now().after(self.lock_patience(&taken.body));
+                    parked.push(Parked { taken, until });
+                }
                 Ok(taken) => {
                     let room = shared.ring.body_room(&taken);
                     let request = Request { number: taken.id, kind: taken.kind, body: &taken.body, room };
@@ -81,6 +95,31 @@ impl Core {
                 Err(IpcError::Disconnected) => return self.eject(id, Reason::Left),
                 Err(_) => return self.eject(id, Reason::Malformed),
             }
+            // A ring has no more requests than slots, so there are no more of these.
+            for Parked { taken, until } in std::mem::take(&mut parked) {
+                let answer = match self.look_at_lock(id, &taken.body) {
+                    None if self.host.now() < until => {
+                        parked.push(Parked { taken, until });
+                        continue;
+                    }
+                    None => Self::still_waiting(&taken.body),
+                    Some(answer) => answer,
+                };
+                let (status, body) = match answer {
+                    Ok(body) => (Status::Ok, body),
+                    Err(status) => (status, Vec::new()),
+                };
+                let _ = shared.ring.respond(taken, status as u16, &body);
+            }
         }
     }
 }
+
+/// A question after a lock whose answer is kept back, so that the calls of other threads are not.
+struct Parked {
+    taken: Taken,
+    until: Time,
+}
+
+/// Kept-back questions are looked at this often.
+const PARKED_LOOK: Duration = Duration::from_millis(2);

@@ -106,6 +106,12 @@ pub(crate) struct Session {
     /// Somebody takes leases from it right now.
     pub busy: bool,
     pub phase: Phase,
+    /// Its process, as the kernel numbers it.
+    pub pid: u32,
+    /// It is ended by force, and its process may come back.
+    pub returns: bool,
+    /// Own ranges of sessions that it goes on from.
+    pub former_ranges: Vec<(InodeNumber, u64)>,
     /// It asked for a digest that it does not wait for.
     pub wants_digest: bool,
     /// Its process, if it is another one.
@@ -127,11 +133,12 @@ pub(crate) struct Beginning {
     pub inodes: u64,
     pub file: Arc<LogFile>,
     pub digested: Digested,
+    pub pid: u32,
 }
 
 impl Session {
     pub fn new(beginning: Beginning, shared: Arc<Shared>, lease_words: u32) -> Self {
-        let Beginning { log, caller, version, opened, first_inode, inodes, file, digested } = beginning;
+        let Beginning { log, caller, version, opened, first_inode, inodes, file, digested, pid } = beginning;
         shared.client.commit().begin(digested.sequence);
         shared.daemon.publish_digested(digested);
         shared.daemon.own_range().grant(LeaseState::Write);
@@ -150,6 +157,9 @@ impl Session {
             free_words: (0..lease_words).rev().collect(),
             busy: false,
             phase: Phase::Live,
+            pid,
+            returns: false,
+            former_ranges: Vec::new(),
             wants_digest: false,
             peer: None,
         }
@@ -157,12 +167,15 @@ impl Session {
 
     /// Whether the number belongs to its own range, taken away or not.
     pub fn in_range(&self, inode: InodeNumber) -> bool {
-        inode.get().checked_sub(self.first_inode.get()).is_some_and(|index| index < self.inodes)
+        in_range(inode, (self.first_inode, self.inodes))
     }
 
     /// Whether it met the inode on a walk, or may have made it.
     pub fn knows(&self, inode: InodeNumber) -> bool {
-        inode == InodeNumber::ROOT || self.in_range(inode) || self.known.contains_key(&inode)
+        inode == InodeNumber::ROOT
+            || self.in_range(inode)
+            || self.known.contains_key(&inode)
+            || self.former_ranges.iter().any(|range| in_range(inode, *range))
     }
 
     /// Lower half of the own-range word's generation.
@@ -199,6 +212,10 @@ impl Session {
             self.known.retain(|inode, _| held.contains_key(inode) || referred(*inode));
         }
     }
+}
+
+fn in_range(inode: InodeNumber, (first, count): (InodeNumber, u64)) -> bool {
+    inode.get().checked_sub(first.get()).is_some_and(|index| index < count)
 }
 
 /// Lower half of a generation.

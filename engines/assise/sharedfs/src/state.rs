@@ -7,7 +7,9 @@
 use crate::config::Config;
 use crate::error::Error;
 use crate::generations::Generations;
+use crate::heirs::Heirs;
 use crate::ledger::Ledger;
+use crate::locks::{Bell, Locks};
 use crate::references::References;
 use crate::room::Room;
 use crate::session::{Held, Phase, Session, session_of};
@@ -76,6 +78,9 @@ pub(crate) struct State {
     /// Inodes without a name that nobody refers to.
     pub reapable: VecDeque<InodeNumber>,
     pub ejections: VecDeque<Ejection>,
+    /// What sealed sessions left for their processes.
+    pub heirs: Heirs,
+    pub locks: Locks,
     /// The medium failed: nothing is done any more.
     pub stopped: bool,
 }
@@ -88,6 +93,8 @@ pub(crate) struct Core {
     pub config: Config,
     pub generations: Generations,
     pub state: Lock<State>,
+    /// Rings when a lock was granted.
+    pub bell: Arc<Bell>,
     /// Grows whenever a request for leases may have been answered or a session ended.
     pub events: Word,
     /// Grows when there is work for the background thread; [`crate::daemon`] says how it ends.

@@ -38,6 +38,7 @@ pub fn tiny() -> Config {
         lease_words: 64,
         known_max: 64,
         references_max: 16,
+        locks_max: 16,
         sessions_max: 8,
         batch_records: 16,
         batch_bytes: 32 << 10,
@@ -102,7 +103,11 @@ pub struct Client {
 
 impl Client {
     pub fn attach(daemon: &Arc<Daemon>, caller: Caller) -> Self {
-        let attached = daemon.attach(caller, 1).unwrap();
+        Self::attach_as(daemon, caller, 1)
+    }
+
+    pub fn attach_as(daemon: &Arc<Daemon>, caller: Caller, pid: u32) -> Self {
+        let attached = daemon.attach(caller, pid).unwrap();
         let welcome = &attached.welcome;
         let pages = ClientPages::new(&attached.session).unwrap();
         let view = DaemonView::new(&attached.leases, welcome.lease_words.get() as usize).unwrap();

@@ -7,4 +7,5 @@ mod client;
 mod crash;
 mod hand_over;
 mod hostile;
+mod locks;
 mod one_session;

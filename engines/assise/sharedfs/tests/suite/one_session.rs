@@ -2,7 +2,7 @@
 
 use crate::client::{Client, DIRECTORY, FILE, ROOT, fresh, open, user};
 use format::call::{LEASE_READ, LEASE_WRITE, Status};
-use format::record::UNLINK_DIRECTORY;
+use format::record::{UNLINK_DIRECTORY, UNLINK_OPEN};
 
 #[test]
 fn what_is_written_is_read_after_digest_and_after_restart() {
@@ -100,4 +100,23 @@ fn removed_means_gone_and_open_means_kept() {
     assert_eq!(one.read(kept, 0, 100), Err(Status::NotFound));
     assert_eq!(one.lease(&[(kept, LEASE_READ)]).map(|_| ()), Err(Status::NotFound));
     assert!(daemon.ejections().is_empty());
+}
+
+/// A process removes the name of a file that it has open and goes on writing to it; the daemon dies before any of
+/// that is digested. Every later record counts, and the file is gone.
+#[test]
+fn records_after_one_to_a_file_without_a_name_are_not_lost() {
+    let (recorder, daemon) = fresh();
+    let mut one = Client::attach(&daemon, user(0));
+    one.write_lease(ROOT);
+    let (file, _) = one.create(ROOT, b"file", FILE | 0o644);
+    assert!(one.unlink(ROOT, b"file", file, UNLINK_OPEN) && one.write(file, 0, &[1; 5_000]));
+    let (_, made) = one.create(ROOT, b"later", FILE | 0o644);
+    assert!(made);
+    let restarted = pmem::Recorder::of_image(recorder.image());
+    let (daemon, recovered) = open(&restarted.medium());
+    assert_eq!((recovered.cuts, recovered.orphans), (vec![], 1));
+    let two = Client::attach(&daemon, user(0));
+    assert!(two.walk("later").is_ok());
+    assert_eq!(daemon.usage().inodes, 2);
 }

@@ -1,0 +1,308 @@
+//! Locks on files: one table for the node, so that processes see each other's (`vfs::LockTable` decides). Owners are
+//! numbers that processes choose; here each is bound to the user whose session named it first, so that nobody gives
+//! up or takes over a lock of another user, and ends with the last session that named it.
+
+use crate::state::{Core, State};
+use ccnvm::SessionId;
+use format::InodeNumber;
+use format::call::{
+    CallKind, FAMILY_RANGES, FAMILY_WHOLE, LOCK_EXCLUSIVE, LOCK_SHARED, LockRequest, LockResponse,
+    OWNER_DESCRIPTION, OWNER_PROCESS, Status, TicketRequest, split,
+};
+use ipc::host::{Host, WAKE_ALL};
+use ipc::sync::{Ordering, Word};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::task::{Wake, Waker};
+use std::time::Duration;
+use vfs::engine::{Lock, LockFamily, LockKind, LockOwner, Locked, Ticket};
+use vfs::locks::LockTable;
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::{U32, U64};
+
+/// Longest time that the answer to a question after a lock is kept back.
+const WAIT_MAX: Duration = Duration::from_secs(1);
+
+/// Rings when a lock was granted to somebody who waits.
+pub(crate) struct Bell {
+    host: Arc<dyn Host>,
+    word: Word,
+}
+
+impl Bell {
+    pub fn new(host: Arc<dyn Host>) -> Arc<Self> {
+        Arc::new(Self { host, word: Word::new(0) })
+    }
+}
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        // Release: pairs with the Acquire of who waits, and looks into the table then.
+        self.word.fetch_add(1, Ordering::Release);
+        self.host.wake(&self.word, WAKE_ALL);
+    }
+}
+
+/// Who may speak for an owner of locks.
+struct Speaker {
+    uid: u32,
+    sessions: BTreeSet<SessionId>,
+}
+
+/// All locks of the node.
+pub(crate) struct Locks {
+    table: LockTable,
+    speakers: BTreeMap<(u8, u64), Speaker>,
+    /// Owners that a session named.
+    named: BTreeMap<SessionId, BTreeSet<LockOwner>>,
+    tickets: BTreeMap<u64, SessionId>,
+    bell: Arc<Bell>,
+    owners_max: usize,
+}
+
+impl Locks {
+    pub fn new(bell: Arc<Bell>, locks_max: usize) -> Self {
+        Self {
+            table: LockTable::new(locks_max),
+            speakers: BTreeMap::new(),
+            named: BTreeMap::new(),
+            tickets: BTreeMap::new(),
+            bell,
+            owners_max: locks_max,
+        }
+    }
+
+    /// Whether a session of this user may speak for the owner; if nobody does, it does from now on.
+    fn claim(&mut self, id: SessionId, uid: u32, owner: LockOwner) -> Result<(), Status> {
+        let key = key_of(owner);
+        if !self.speakers.contains_key(&key) && self.speakers.len() >= self.owners_max {
+            return Err(Status::Limit);
+        }
+        let speaker = self.speakers.entry(key).or_insert_with(|| Speaker { uid, sessions: BTreeSet::new() });
+        if speaker.uid != uid {
+            return Err(Status::Invalid);
+        }
+        speaker.sessions.insert(id);
+        self.named.entry(id).or_default().insert(owner);
+        Ok(())
+    }
+
+    /// Whether the user speaks for the owner, without claiming it.
+    fn speaks(&self, uid: u32, owner: LockOwner) -> bool {
+        self.speakers.get(&key_of(owner)).is_some_and(|speaker| speaker.uid == uid)
+    }
+
+    /// The session is gone: what nobody else speaks for ends.
+    pub fn end(&mut self, id: SessionId) {
+        let tickets: Vec<u64> =
+            self.tickets.iter().filter(|(_, session)| **session == id).map(|(ticket, _)| *ticket).collect();
+        for ticket in tickets {
+            self.table.cancel(Ticket::new(ticket));
+            self.tickets.remove(&ticket);
+        }
+        for owner in self.named.remove(&id).unwrap_or_default() {
+            let key = key_of(owner);
+            let Some(speaker) = self.speakers.get_mut(&key) else { continue };
+            speaker.sessions.remove(&id);
+            if speaker.sessions.is_empty() {
+                self.speakers.remove(&key);
+                self.table.release(owner, None);
+            }
+        }
+    }
+}
+
+fn key_of(owner: LockOwner) -> (u8, u64) {
+    match owner {
+        LockOwner::Process { id, .. } => (OWNER_PROCESS, id),
+        LockOwner::Description(id) => (OWNER_DESCRIPTION, id),
+    }
+}
+
+fn owner_of(request: &LockRequest) -> Result<LockOwner, Status> {
+    match request.owner_kind {
+        OWNER_PROCESS => Ok(LockOwner::Process { id: request.owner.get(), pid: request.pid.get() }),
+        OWNER_DESCRIPTION => Ok(LockOwner::Description(request.owner.get())),
+        _ => Err(Status::Invalid),
+    }
+}
+
+fn family_of(request: &LockRequest) -> Result<LockFamily, Status> {
+    match request.family {
+        FAMILY_RANGES => Ok(LockFamily::Ranges),
+        FAMILY_WHOLE => Ok(LockFamily::Whole),
+        _ => Err(Status::Invalid),
+    }
+}
+
+fn lock_of(request: &LockRequest) -> Result<Lock, Status> {
+    let kind = match request.kind {
+        LOCK_SHARED => LockKind::Shared,
+        LOCK_EXCLUSIVE => LockKind::Exclusive,
+        _ => return Err(Status::Invalid),
+    };
+    let (first, last) = range_of(request)?;
+    Ok(Lock { family: family_of(request)?, kind, first, last })
+}
+
+fn range_of(request: &LockRequest) -> Result<(u64, u64), Status> {
+    let (first, last) = (request.first.get(), request.last.get());
+    if first <= last { Ok((first, last)) } else { Err(Status::Invalid) }
+}
+
+fn status_of(error: vfs::Error) -> Status {
+    match error {
+        vfs::Error::WouldBlock => Status::WouldBlock,
+        vfs::Error::Deadlock => Status::Deadlock,
+        vfs::Error::NoLocks => Status::Limit,
+        _ => Status::Invalid,
+    }
+}
+
+fn response(ticket: u64) -> Vec<u8> {
+    LockResponse { ticket: U64::new(ticket) }.as_bytes().to_vec()
+}
+
+impl Core {
+    /// Calls about locks that are answered at once.
+    pub fn lock_call(&self, id: SessionId, kind: CallKind, body: &[u8]) -> Result<Vec<u8>, Status> {
+        if kind == CallKind::CancelLock {
+            let (request, _) = split::<TicketRequest>(body).map_err(|_| Status::Invalid)?;
+            return self.state.lock().cancel_lock(id, request.ticket.get());
+        }
+        let (request, _) = split::<LockRequest>(body).map_err(|_| Status::Invalid)?;
+        let mut state = self.state.lock();
+        match kind {
+            CallKind::Lock => state.take_lock(id, &request),
+            CallKind::Unlock => state.unlock(id, &request),
+            CallKind::TestLock => state.test_lock(id, &request),
+            CallKind::ReleaseLocks => state.release_locks(id, &request),
+            _ => Err(Status::Invalid),
+        }
+    }
+
+    /// Whether a request for a lock was granted; `None` if it still waits.
+    pub fn look_at_lock(&self, id: SessionId, body: &[u8]) -> Option<Result<Vec<u8>, Status>> {
+        let Ok((request, _)) = split::<TicketRequest>(body) else { return Some(Err(Status::Invalid)) };
+        self.state.lock().redeem_lock(id, request.ticket.get()).transpose()
+    }
+
+    /// How long the answer to such a question may be kept back.
+    pub fn lock_patience(&self, body: &[u8]) -> Duration {
+        let asked = split::<TicketRequest>(body).map_or(0, |(request, _)| request.wait_ms.get());
+        Duration::from_millis(asked.into()).min(WAIT_MAX)
+    }
+
+    /// The answer when the time is over: it still waits.
+    pub fn still_waiting(body: &[u8]) -> Result<Vec<u8>, Status> {
+        let (request, _) = split::<TicketRequest>(body).map_err(|_| Status::Invalid)?;
+        Ok(response(request.ticket.get()))
+    }
+
+    /// [`CallKind::RedeemLock`], waited for.
+    pub fn redeem_lock(&self, id: SessionId, body: &[u8]) -> Result<Vec<u8>, Status> {
+        let until = self.host.now().after(self.lock_patience(body));
+        loop {
+            // Acquire: pairs with the Release of the bell; read before the table is looked at.
+            let seen = self.bell.word.load(Ordering::Acquire);
+            if let Some(answer) = self.look_at_lock(id, body) {
+                return answer;
+            }
+            if self.host.now() >= until {
+                return Self::still_waiting(body);
+            }
+            self.host.wait(&self.bell.word, seen, Some(until));
+        }
+    }
+}
+
+impl State {
+    /// The user of a session that goes on and met the inode.
+    fn locker(&mut self, id: SessionId, inode: InodeNumber) -> Result<u32, Status> {
+        let session = self.live(id)?;
+        if session.knows(inode) { Ok(session.caller.uid) } else { Err(Status::Invalid) }
+    }
+
+    fn take_lock(&mut self, id: SessionId, request: &LockRequest) -> Result<Vec<u8>, Status> {
+        let uid = self.locker(id, request.inode)?;
+        let (owner, lock) = (owner_of(request)?, lock_of(request)?);
+        self.locks.claim(id, uid, owner)?;
+        let waker = Waker::from(self.locks.bell.clone());
+        let waker = (request.wait == 1).then_some(&waker);
+        match self.locks.table.lock(request.inode, owner, lock, waker).map_err(status_of)? {
+            Locked::Granted => Ok(response(0)),
+            Locked::Queued(ticket) => {
+                self.locks.tickets.insert(ticket.get(), id);
+                Ok(response(ticket.get()))
+            }
+        }
+    }
+
+    fn unlock(&mut self, id: SessionId, request: &LockRequest) -> Result<Vec<u8>, Status> {
+        let uid = self.locker(id, request.inode)?;
+        let (owner, family, (first, last)) = (owner_of(request)?, family_of(request)?, range_of(request)?);
+        // Who never locked anything has nothing to unlock.
+        if self.locks.speaks(uid, owner) {
+            self.locks.table.unlock(request.inode, owner, family, first, last).map_err(status_of)?;
+        }
+        Ok(Vec::new())
+    }
+
+    fn test_lock(&mut self, id: SessionId, request: &LockRequest) -> Result<Vec<u8>, Status> {
+        self.locker(id, request.inode)?;
+        let conflict = self.locks.table.conflict(request.inode, owner_of(request)?, lock_of(request)?);
+        let Some((lock, owner)) = conflict else { return Ok(Vec::new()) };
+        let (owner_kind, number) = key_of(owner);
+        let pid = if let LockOwner::Process { pid, .. } = owner { pid } else { 0 };
+        let found = LockRequest {
+            inode: request.inode,
+            owner: U64::new(number),
+            pid: U32::new(pid),
+            owner_kind,
+            family: request.family,
+            kind: if lock.kind == LockKind::Shared { LOCK_SHARED } else { LOCK_EXCLUSIVE },
+            wait: 0,
+            first: U64::new(lock.first),
+            last: U64::new(lock.last),
+        };
+        Ok(found.as_bytes().to_vec())
+    }
+
+    fn release_locks(&mut self, id: SessionId, request: &LockRequest) -> Result<Vec<u8>, Status> {
+        let uid = self.live(id)?.caller.uid;
+        let owner = owner_of(request)?;
+        let node = (request.inode != InodeNumber::NONE).then_some(request.inode);
+        if self.locks.speaks(uid, owner) {
+            self.locks.table.release(owner, node);
+        }
+        Ok(Vec::new())
+    }
+
+    fn redeem_lock(&mut self, id: SessionId, ticket: u64) -> Result<Option<Vec<u8>>, Status> {
+        self.live(id)?;
+        if self.locks.tickets.get(&ticket) != Some(&id) {
+            return Err(Status::Invalid);
+        }
+        match self.locks.table.redeem(Ticket::new(ticket)) {
+            Ok(Locked::Queued(_)) => Ok(None),
+            Ok(Locked::Granted) => {
+                self.locks.tickets.remove(&ticket);
+                Ok(Some(response(0)))
+            }
+            Err(error) => {
+                self.locks.tickets.remove(&ticket);
+                Err(status_of(error))
+            }
+        }
+    }
+
+    fn cancel_lock(&mut self, id: SessionId, ticket: u64) -> Result<Vec<u8>, Status> {
+        self.live(id)?;
+        if self.locks.tickets.get(&ticket) != Some(&id) {
+            return Err(Status::Invalid);
+        }
+        self.locks.tickets.remove(&ticket);
+        let cancelled = self.locks.table.cancel(Ticket::new(ticket));
+        Ok(response(if cancelled { ticket } else { 0 }))
+    }
+}
