@@ -51,8 +51,7 @@ impl LibFs {
     pub(crate) fn get_room(&self, blocks: u64) -> Result<()> {
         for digested in [false, true] {
             if digested {
-                let last = self.last()?;
-                self.get_digested(last)?;
+                self.get_digested(self.last())?;
             }
             let asked = U64::new(blocks.max(self.limits.refill_blocks));
             let granted = self.refill(RefillRequest { inodes: U64::new(0), room_blocks: asked })?;
@@ -65,22 +64,20 @@ impl LibFs {
         Err(vfs::Error::NoSpace)
     }
 
-    /// New inode numbers.
-    ///
-    /// # Errors
-    /// `NoSpace`.
+    /// New inode numbers. A range that cannot be made longer is left: a new session begins with a new one.
     pub(crate) fn get_inodes(&self) -> Result<()> {
         let asked = U64::new(self.limits.refill_inodes);
         let granted = self.refill(RefillRequest { inodes: asked, room_blocks: U64::new(0) })?;
-        match granted {
-            Some(granted) if granted.inodes.get() == 0 => Err(vfs::Error::NoSpace),
-            _ => Ok(()),
+        if granted.is_some_and(|granted| granted.inodes.get() == 0) {
+            self.get_digested(self.last())?;
+            self.state().end_session();
         }
+        Ok(())
     }
 
-    fn last(&self) -> Result<Sequence> {
-        let state = self.state();
-        Ok(state.session.as_ref().map_or(Sequence::new(0), |session| session.last()))
+    /// The last record of the log.
+    fn last(&self) -> Sequence {
+        self.state().session.as_ref().map_or(Sequence::new(0), |session| session.last())
     }
 
     /// The own records up to this one are in the area, and in no cache any more.

@@ -1,0 +1,172 @@
+//! Random calls, made by two processes at LibFS over SharedFS and at `vfs`'s model: every answer is the same, and so
+//! are the trees at the end, also after the daemon was killed and recovered from its pool. Logs are tiny, so that
+//! they wrap, are digested and grow all the time.
+//!
+//! `ASSISE_CASES` sets the number of histories.
+
+mod assise_local;
+
+use assise_local::trees::{process, whole_tree};
+use assise_local::{Node, tiny};
+use libfs::{LibFs, Limits};
+use proptest::prelude::*;
+use proptest::test_runner::{Config as ProptestConfig, TestRunner};
+use std::sync::Arc;
+use vfs::conformance::{Actor, Call, Path};
+use vfs::{Caller, Model};
+
+/// One step of a history.
+#[derive(Clone, Debug)]
+enum Step {
+    /// A call of one of the two processes.
+    Call(usize, Call),
+    /// The daemon digests everything and removes what has no name.
+    Tidy,
+}
+
+const NAMES: [&str; 4] = ["a", "b", "c", "dd"];
+
+fn path() -> impl Strategy<Value = Path> {
+    let name = prop::sample::select(&NAMES[..]);
+    let parts = prop::collection::vec(name, 1..4).prop_map(|parts| parts.join("/"));
+    let odd = prop::sample::select(&["a/..", "a/.", "/", "b/../a", "c/"][..]).prop_map(str::to_owned);
+    let base = prop_oneof![9 => Just(None), 1 => (0..3usize).prop_map(Some)];
+    (base, prop_oneof![12 => parts, 1 => odd]).prop_map(|(base, path)| Path { base, path })
+}
+
+fn data() -> impl Strategy<Value = Vec<u8>> {
+    let bytes = prop_oneof![4 => 1..200usize, 3 => 3000..9000usize, 1 => 15_000..40_000usize];
+    (bytes, any::<u8>())
+        .prop_map(|(bytes, seed)| (0..bytes).map(|at| (at as u8).wrapping_mul(7) ^ seed).collect())
+}
+
+fn offset() -> impl Strategy<Value = u64> {
+    prop_oneof![3 => 0..300u64, 3 => 0..20_000u64, 1 => 60_000..70_000u64]
+}
+
+fn flags() -> impl Strategy<Value = i32> {
+    // O_RDONLY, O_WRONLY, O_RDWR with O_CREAT 0o100, O_EXCL 0o200, O_TRUNC 0o1000, O_APPEND 0o2000.
+    let access = prop::sample::select(&[0, 1, 2, 2, 2][..]);
+    let create = prop::sample::select(&[0, 0o100, 0o100, 0o300][..]);
+    let more = prop::sample::select(&[0, 0, 0o1000, 0o2000][..]);
+    (access, create, more).prop_map(|(access, create, more)| access | create | more)
+}
+
+fn on_files() -> impl Strategy<Value = Call> {
+    let slot = 0..3usize;
+    prop_oneof![
+        4 => (slot.clone(), path(), flags()).prop_map(|(slot, path, flags)| Call::Open { slot, path, flags, mode: 0o666 }),
+        1 => slot.clone().prop_map(Call::Close),
+        3 => (slot.clone(), data()).prop_map(|(slot, data)| Call::Write { slot, pieces: vec![data.clone(), data] }),
+        5 => (slot.clone(), offset(), data()).prop_map(|(slot, offset, data)| Call::Pwrite { slot, offset, data }),
+        5 => (slot.clone(), offset(), 1..30_000usize).prop_map(|(slot, offset, bytes)| Call::Pread { slot, offset, bytes }),
+        2 => (slot.clone(), -10..30_000i64).prop_map(|(slot, size)| Call::Ftruncate { slot, size }),
+        1 => (path(), 0..30_000i64).prop_map(|(path, size)| Call::Truncate { path, size }),
+        1 => (slot.clone(), prop::sample::select(&[0, 1, 3][..]), offset(), 1..20_000u64)
+            .prop_map(|(slot, mode, offset, bytes)| Call::Fallocate { slot, mode, offset, bytes }),
+        1 => slot.clone().prop_map(Call::Fsync),
+        2 => slot.clone().prop_map(Call::Fstat),
+        1 => (slot, -100..100i64, 0..3).prop_map(|(slot, by, whence)| Call::Lseek { slot, by, whence }),
+    ]
+}
+
+fn on_names() -> impl Strategy<Value = Call> {
+    let rename_flags = prop::sample::select(&[0, 0, 0, 1, 2][..]);
+    prop_oneof![
+        4 => (path(), prop::sample::select(&[0o755, 0o777, 0o1777, 0o2775][..])).prop_map(|(path, mode)| Call::Mkdir { path, mode }),
+        1 => path().prop_map(Call::Rmdir),
+        3 => path().prop_map(Call::Unlink),
+        5 => (path(), path(), rename_flags).prop_map(|(from, to, flags)| Call::Rename { from, to, flags }),
+        2 => (path(), path()).prop_map(|(from, to)| Call::Link { from, to, follow: false }),
+        1 => (path(), path()).prop_map(|(target, path)| Call::Symlink { target: target.path, path }),
+        1 => path().prop_map(Call::Readlink),
+        4 => (path(), any::<bool>()).prop_map(|(path, follow)| Call::Stat { path, follow }),
+        2 => path().prop_map(Call::List),
+    ]
+}
+
+fn on_attributes() -> impl Strategy<Value = Call> {
+    let id = prop::option::of(prop::sample::select(&[0u32, 101, 102][..]));
+    let name = prop::sample::select(&["user.a", "user.b", "trusted.c"][..]).prop_map(str::to_owned);
+    let user = prop::sample::select(&[0u32, 0, 101, 102][..]);
+    prop_oneof![
+        3 => (path(), prop::sample::select(&[0o600, 0o644, 0o4755, 0o2771, 0o777, 0][..]))
+            .prop_map(|(path, mode)| Call::Chmod { path, mode }),
+        1 => (path(), id.clone(), id).prop_map(|(path, uid, gid)| Call::Chown { path, uid, gid, follow: false }),
+        2 => (path(), name.clone(), prop::collection::vec(any::<u8>(), 0..3000), 0..3)
+            .prop_map(|(path, name, value, flags)| Call::SetXattr { path, name, value, flags }),
+        2 => (path(), name.clone()).prop_map(|(path, name)| Call::GetXattr { path, name }),
+        1 => (path(), name).prop_map(|(path, name)| Call::RemoveXattr { path, name }),
+        1 => path().prop_map(Call::ListXattrs),
+        2 => user.prop_map(|uid| Call::User { uid, gid: uid, groups: vec![500] }),
+    ]
+}
+
+fn steps(length: usize) -> impl Strategy<Value = Vec<Step>> {
+    let call = prop_oneof![6 => on_files(), 5 => on_names(), 2 => on_attributes()];
+    let step = prop_oneof![
+        30 => (0..2usize, call).prop_map(|(who, call)| Step::Call(who, call)),
+        1 => Just(Step::Tidy),
+    ];
+    prop::collection::vec(step, 1..length)
+}
+
+fn limits() -> Limits {
+    Limits { refill_blocks: 256, refill_inodes: 64, ..Limits::default() }
+}
+
+/// Plays a history with so many sessions (1 or 2) for its two processes.
+fn play(history: &[Step], sessions: usize) -> Result<(), TestCaseError> {
+    let node = Node::new(tiny());
+    let clock = node.host.clone();
+    let model = Arc::new(Model::new(Arc::new(move || clock.wall()), vfs::model::Limits::default()));
+    let engines: Vec<Arc<LibFs>> =
+        (0..sessions).map(|_| Arc::new(node.attach(Caller::ROOT, limits()).0)).collect();
+    let mut expected = [process(model.clone(), 1), process(model.clone(), 2)];
+    let mut real = [process(engines[0].clone(), 1), process(engines[sessions - 1].clone(), 2)];
+    for (number, step) in history.iter().enumerate() {
+        match step {
+            Step::Call(who, call) => {
+                let (wanted, found) = (expected[*who].call(call), real[*who].call(call));
+                let told = format!("step {number}, process {who}: {call:?}");
+                prop_assert_eq!(&found, &wanted, "{}", told);
+            }
+            Step::Tidy => node.tidy(),
+        }
+    }
+    node.tidy();
+    let wanted = whole_tree(&mut expected[0]);
+    prop_assert_eq!(&whole_tree(&mut real[0]), &wanted);
+    prop_assert_eq!(&whole_tree(&mut real[1]), &wanted);
+    // Whatever was done is there after a crash of the daemon and all its processes.
+    drop(real);
+    node.kill();
+    drop(engines);
+    node.start();
+    let (libfs, _) = node.attach(Caller::ROOT, limits());
+    let recovered = whole_tree(&mut process(Arc::new(libfs), 3));
+    prop_assert_eq!(&recovered, &wanted, "after recovery");
+    Ok(())
+}
+
+fn cases(standard: u32) -> u32 {
+    std::env::var("ASSISE_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(standard)
+}
+
+fn compare(sessions: usize) {
+    let config = ProptestConfig { cases: cases(60), failure_persistence: None, ..ProptestConfig::default() };
+    let result = TestRunner::new(config).run(&steps(120), |history| play(&history, sessions));
+    if let Err(failure) = result {
+        panic!("{failure}");
+    }
+}
+
+#[test]
+fn one_session_is_like_the_model() {
+    compare(1);
+}
+
+#[test]
+fn two_sessions_are_like_the_model() {
+    compare(2);
+}

@@ -1,0 +1,235 @@
+//! A SharedFS and its LibFSes in one process: the real parts over memory that is shared with nobody, calls made
+//! directly. What a program does by socket and ring is the same from there on.
+
+#![allow(dead_code, reason = "each test takes what it needs")]
+
+pub mod trees;
+
+use format::call::{CallKind, GrowResponse, InodeRequest, Status};
+use format::{PoolUid, SegmentId};
+use ipc::{Host, SystemHost};
+use libfs::{Attachment, Connector, Error, LibFs, Limits, Link};
+use pmem::{Medium, ReadMapping, Region};
+use sharedfs::{Config, Daemon, Format, Recovered, format_pool};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use vfs::Caller;
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::U64;
+
+/// Calls of each kind, by number.
+pub const KINDS: usize = 32;
+
+/// How often each call was made.
+#[derive(Default)]
+pub struct Counts([AtomicU64; KINDS]);
+
+impl Counts {
+    pub fn of(&self, kind: CallKind) -> u64 {
+        self.0[kind as usize].load(Ordering::SeqCst)
+    }
+
+    pub fn all(&self) -> u64 {
+        self.0.iter().map(|count| count.load(Ordering::SeqCst)).sum()
+    }
+}
+
+/// A pool and the daemon that has it open, if one runs.
+pub struct Node {
+    pub host: Arc<dyn Host>,
+    pub medium: Medium,
+    pub config: Config,
+    daemon: Mutex<Option<Arc<Daemon>>>,
+    folder: Option<tempfile::TempDir>,
+}
+
+/// Nodes of a pool's tree: its file is allocated whole.
+const TREE_NODES: u32 = 4096;
+
+/// Small enough that digest, wrap and growth happen all the time.
+pub fn tiny() -> Config {
+    Config {
+        log_bytes: 16 << 10,
+        log_bytes_max: 64 << 10,
+        ledger_bytes: 64 << 10,
+        own_range: 1 << 12,
+        room_blocks: 64,
+        room_reserve: 64,
+        lease_words: 512,
+        hold_min: std::time::Duration::ZERO,
+        spin_ns: 0,
+        area: sharedfs_area(1 << 13),
+        ..Config::default()
+    }
+}
+
+/// An area of so many data blocks in segments of a quarter of that.
+pub fn sharedfs_area(blocks: u32) -> area::Limits {
+    area::Limits {
+        capacity_blocks: blocks.into(),
+        segment_blocks: blocks / 4,
+        reserve_blocks: 64,
+        reserve_nodes: 64,
+        cached_nodes: 512,
+        ..area::Limits::default()
+    }
+}
+
+/// A folder in memory.
+pub fn folder() -> tempfile::TempDir {
+    let shm = std::path::Path::new("/dev/shm");
+    let folder = if shm.is_dir() { tempfile::tempdir_in(shm) } else { tempfile::tempdir() };
+    folder.expect("a folder for a pool")
+}
+
+impl Node {
+    /// A new pool in memory.
+    pub fn new(config: Config) -> Arc<Self> {
+        let folder = folder();
+        let medium = Medium::memory(folder.path()).expect("the folder is there");
+        let host: Arc<dyn Host> = Arc::new(SystemHost);
+        Self::on(host, medium, config, Some(folder))
+    }
+
+    /// A new pool on a medium.
+    pub fn on(
+        host: Arc<dyn Host>,
+        medium: Medium,
+        config: Config,
+        folder: Option<tempfile::TempDir>,
+    ) -> Arc<Self> {
+        let format = Format {
+            pool: PoolUid::new(77),
+            tree_nodes_max: TREE_NODES,
+            root_mode: 0o755,
+            root_uid: 0,
+            root_gid: 0,
+            time_ns: host.wall(),
+            ledger_bytes: config.ledger_bytes,
+        };
+        format_pool(&medium, &format).expect("an empty medium takes a pool");
+        let node = Arc::new(Self { host, medium, config, daemon: Mutex::new(None), folder });
+        node.start();
+        node
+    }
+
+    /// Starts the daemon, which recovers what it finds.
+    pub fn start(&self) -> Recovered {
+        let opened = Daemon::open(self.host.clone(), &self.medium, self.config);
+        let (daemon, recovered) = opened.expect("a pool that was formatted opens");
+        *self.slot() = Some(Arc::new(daemon));
+        recovered
+    }
+
+    /// The daemon dies: nothing is ended, nothing digested.
+    pub fn kill(&self) {
+        *self.slot() = None;
+    }
+
+    fn slot(&self) -> std::sync::MutexGuard<'_, Option<Arc<Daemon>>> {
+        self.daemon.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The daemon.
+    pub fn daemon(&self) -> Option<Arc<Daemon>> {
+        self.slot().clone()
+    }
+
+    /// A process of this user attaches.
+    pub fn attach(self: &Arc<Self>, caller: Caller, limits: Limits) -> (LibFs, Arc<Local>) {
+        let local = Arc::new(Local::new(self.clone(), caller));
+        let libfs = LibFs::new(self.host.clone(), local.clone(), limits).expect("the daemon runs");
+        (libfs, local)
+    }
+}
+
+/// Attaches within the process.
+pub struct Local {
+    node: Arc<Node>,
+    caller: Caller,
+    pub counts: Arc<Counts>,
+    pid: u32,
+    session: AtomicU64,
+    log: Mutex<Option<Region>>,
+}
+
+/// Processes of this run, so that each has a number of its own.
+static PIDS: AtomicU32 = AtomicU32::new(1);
+
+impl Local {
+    pub fn new(node: Arc<Node>, caller: Caller) -> Self {
+        let counts = Arc::new(Counts::default());
+        let pid = PIDS.fetch_add(1, Ordering::SeqCst);
+        Self { node, caller, counts, pid, session: AtomicU64::new(0), log: Mutex::new(None) }
+    }
+
+    /// Number of the present session.
+    pub fn session(&self) -> u64 {
+        self.session.load(Ordering::SeqCst)
+    }
+
+    /// The log of the present session, as it was at its beginning.
+    pub fn log(&self) -> Region {
+        self.log.lock().unwrap_or_else(PoisonError::into_inner).clone().expect("it attached")
+    }
+}
+
+impl Connector for Local {
+    fn attach(&self) -> Result<Attachment, Error> {
+        let daemon = self.node.daemon().ok_or(Error::Disconnected)?;
+        let attached = daemon.attach(self.caller.clone(), self.pid).map_err(|_| Error::Refused)?;
+        let session = attached.welcome.session.get();
+        self.session.store(session, Ordering::SeqCst);
+        *self.log.lock().unwrap_or_else(PoisonError::into_inner) = Some(attached.log.clone());
+        let link = LocalLink { node: self.node.clone(), daemon, session, counts: self.counts.clone() };
+        Ok(Attachment {
+            welcome: attached.welcome,
+            credential: attached.caller,
+            log: attached.log,
+            session: attached.session,
+            leases: attached.leases,
+            generations: attached.generations,
+            link: Arc::new(link),
+        })
+    }
+}
+
+struct LocalLink {
+    node: Arc<Node>,
+    daemon: Arc<Daemon>,
+    session: u64,
+    counts: Arc<Counts>,
+}
+
+impl LocalLink {
+    /// The daemon, unless it died.
+    fn daemon(&self) -> Result<&Daemon, Error> {
+        match self.node.daemon() {
+            Some(daemon) if Arc::ptr_eq(&daemon, &self.daemon) => Ok(&self.daemon),
+            _ => Err(Error::Disconnected),
+        }
+    }
+}
+
+/// Bytes of an answer, as a ring's large buffers would take them.
+const ROOM: usize = 256 << 10;
+
+impl Link for LocalLink {
+    fn call(&self, kind: CallKind, request: &[&[u8]], response: &mut Vec<u8>) -> Result<Status, Error> {
+        self.counts.0[kind as usize].fetch_add(1, Ordering::SeqCst);
+        let (status, body) = self.daemon()?.call(self.session, kind as u16, &request.concat(), ROOM);
+        *response = body;
+        Ok(status)
+    }
+
+    fn segment(&self, segment: SegmentId) -> Result<ReadMapping, Error> {
+        let inode = format::InodeNumber::new(u64::from(segment.get()));
+        let request = InodeRequest { inode, flags: U64::new(0) };
+        let region = self.daemon()?.segment(self.session, request.as_bytes()).map_err(|_| Error::Refused)?;
+        Ok(ReadMapping::from_region(region))
+    }
+
+    fn grown_log(&self, _grown: &GrowResponse) -> Result<Region, Error> {
+        self.daemon()?.log(self.session).map_err(|_| Error::Refused)
+    }
+}
