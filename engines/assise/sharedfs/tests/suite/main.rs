@@ -5,6 +5,7 @@
 
 mod client;
 mod crash;
+mod door;
 mod hand_over;
 mod hostile;
 mod locks;
