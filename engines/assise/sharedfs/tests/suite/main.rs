@@ -10,3 +10,4 @@ mod hand_over;
 mod hostile;
 mod locks;
 mod one_session;
+mod rules;

@@ -1,0 +1,237 @@
+//! Single promises of SharedFS, one test each.
+
+use crate::client::{Client, DIRECTORY, FILE, ROOT, fresh, open, user};
+use format::call::{
+    CallKind, EXTENT_BY_CALL, ExtentReply, ExtentsResponse, InodeRequest, LEASE_READ, LEASE_WRITE,
+    RangeRequest, RefillRequest, RefillResponse, StatfsResponse, Status, split,
+};
+use format::session::ENDED_MAX;
+use format::{InodeNumber, SegmentId};
+use ipc::sync::Ordering;
+use pmem::Recorder;
+use sharedfs::digest::CutReason;
+use sharedfs::entitle::Refusal;
+use zerocopy::IntoBytes;
+
+fn extents(client: &Client, inode: InodeNumber) -> Result<(ExtentsResponse, Vec<ExtentReply>), Status> {
+    let request = RangeRequest { inode, offset: 0.into(), length: 100.into() };
+    let body = client.call(CallKind::Extents, &[request.as_bytes()])?;
+    let (head, rest) = split::<ExtentsResponse>(&body).unwrap();
+    Ok((head, rest.chunks_exact(size_of::<ExtentReply>()).map(|chunk| split(chunk).unwrap().0).collect()))
+}
+
+/// Schedule 1.1: a log whose lease is over writes on. Nobody counts it, neither the daemon that took the lease nor
+/// the one that finds the log after a crash.
+#[test]
+fn a_record_after_the_end_of_its_lease_does_not_count_even_after_a_crash() {
+    let (recorder, daemon) = fresh();
+    let mut one = Client::attach_as(&daemon, user(0), 1);
+    one.write_lease(ROOT);
+    let (file, _) = one.create(ROOT, b"file", FILE | 0o644);
+    let (other, _) = one.create(ROOT, b"other", FILE | 0o644);
+    assert!(one.write(file, 0, b"one"));
+    let mut two = Client::attach_as(&daemon, user(0), 2);
+    two.walk("file").unwrap();
+    let held = two.write_lease(file);
+    assert!(two.under(&[held], |two| two.write(file, 0, b"two")));
+    // Without a look at its lease, as no LibFS does.
+    assert!(
+        one.write(other, 0, b"counts") && one.write(file, 0, b"too late") && one.write(other, 0, b"behind")
+    );
+    let restarted = Recorder::of_image(recorder.image());
+    let (daemon, recovered) = open(&restarted.medium());
+    let refused = CutReason::Refused(Refusal::NotHeld(file));
+    assert_eq!(recovered.cuts, [(one.attached.welcome.log, refused)]);
+    let three = Client::attach(&daemon, user(0));
+    three.walk("file").unwrap();
+    three.walk("other").unwrap();
+    assert_eq!(three.read(file, 0, 9).unwrap(), b"two");
+    assert_eq!(three.read(other, 0, 9).unwrap(), b"counts");
+}
+
+#[test]
+fn a_grant_that_lives_is_known_after_a_crash() {
+    let (recorder, daemon) = fresh();
+    let mut one = Client::attach(&daemon, user(0));
+    one.write_lease(ROOT);
+    let (folder, _) = one.create(ROOT, b"folder", DIRECTORY | 0o755);
+    // Many grants and ends, over many flips, some of them in the tree and some only in the ledger.
+    let mut two = Client::attach(&daemon, user(0));
+    for round in 0..30u32 {
+        let client = if round % 2 == 0 { &mut two } else { &mut one };
+        client.walk("folder").unwrap();
+        client.write_lease(folder);
+        let (_, made) = client.create(folder, format!("{round}").as_bytes(), FILE | 0o644);
+        assert!(made);
+    }
+    let restarted = Recorder::of_image(recorder.image());
+    let (daemon, recovered) = open(&restarted.medium());
+    assert_eq!(recovered.cuts, []);
+    assert_eq!(Client::attach(&daemon, user(0)).walk("folder").unwrap().item.size.get(), 30);
+}
+
+#[test]
+fn who_opened_for_writing_goes_on_after_a_chmod_and_over_a_crash() {
+    let (recorder, daemon) = fresh();
+    let mut root = Client::attach_as(&daemon, user(0), 1);
+    root.write_lease(ROOT);
+    let (file, _) = root.create(ROOT, b"file", FILE | 0o666);
+    let mut bob = Client::attach_as(&daemon, user(5), 2);
+    bob.walk("file").unwrap();
+    let opened = bob.open(file, 2, LEASE_WRITE).unwrap();
+    assert_eq!((opened.writable, opened.mode), (1, LEASE_WRITE));
+    assert!(bob.write(file, 0, b"before"));
+    root.write_lease(file);
+    assert!(root.set_mode(file, 0o600));
+    let again = bob.write_lease(file);
+    assert_eq!((again.writable, again.item.mode.get()), (1, FILE | 0o600));
+    assert!(bob.write(file, 6, b" after"));
+    let restarted = Recorder::of_image(recorder.image());
+    let (daemon, recovered) = open(&restarted.medium());
+    assert_eq!(recovered.cuts, []);
+    let root = Client::attach(&daemon, user(0));
+    root.walk("file").unwrap();
+    assert_eq!(root.read(file, 0, 99).unwrap(), b"before after");
+    assert_eq!(Client::attach(&daemon, user(5)).walk("file").map(|_| ()), Ok(()));
+}
+
+#[test]
+fn who_could_read_when_it_took_a_lease_reads_on_after_a_chmod() {
+    let (_recorder, daemon) = fresh();
+    let mut root = Client::attach(&daemon, user(0));
+    root.write_lease(ROOT);
+    let (file, _) = root.create(ROOT, b"file", FILE | 0o644);
+    assert!(root.write(file, 0, b"open"));
+    let (bob, carol) = (Client::attach(&daemon, user(5)), Client::attach(&daemon, user(6)));
+    bob.walk("file").unwrap();
+    root.write_lease(file);
+    assert!(root.set_mode(file, 0o600));
+    carol.walk("file").unwrap();
+    assert_eq!(carol.read(file, 0, 9), Err(Status::Access));
+    bob.read_lease(file);
+    assert_eq!(bob.read(file, 0, 9).unwrap(), b"open");
+}
+
+/// Schedules 1.17 and 1.19.
+#[test]
+fn blocks_are_mapped_by_their_owner_only_and_told_before_they_are_reused() {
+    let (_recorder, daemon) = fresh();
+    let mut root = Client::attach(&daemon, user(0));
+    root.write_lease(ROOT);
+    let folder = root.new_inode();
+    assert!(root.create_as(folder, ROOT, b"folder", DIRECTORY | 0o777, 0));
+    let mut bob = Client::attach(&daemon, user(5));
+    bob.walk("folder").unwrap();
+    bob.write_lease(folder);
+    let (file, _) = bob.create(folder, b"file", FILE | 0o644);
+    assert!(bob.write(file, 0, &[1; 9_000]));
+    bob.digest(true).unwrap();
+    let (before, mapped) = extents(&bob, file).unwrap();
+    assert!(!mapped.is_empty() && mapped.iter().all(|extent| extent.flags.get() & EXTENT_BY_CALL == 0));
+    let segment = |id: SegmentId| {
+        let request = InodeRequest { inode: InodeNumber::new(id.get().into()), flags: 0.into() };
+        request.as_bytes().to_vec()
+    };
+    let id = mapped[0].segment;
+    let region = daemon.segment(bob.session, &segment(id)).unwrap();
+    let mut block = [0; 4096];
+    region.read(u64::from(mapped[0].block.get()) * 4096, &mut block).unwrap();
+    assert_eq!(block, [1; 4096]);
+    let carol = Client::attach(&daemon, user(6));
+    carol.walk("folder/file").unwrap();
+    let (_, by_call) = extents(&carol, file).unwrap();
+    assert!(by_call.iter().all(|extent| extent.flags.get() & EXTENT_BY_CALL != 0));
+    assert_eq!(daemon.segment(carol.session, &segment(id)).map(|_| ()), Err(Status::Access));
+    assert_eq!(carol.read(file, 8_990, 99).unwrap(), [1; 10]);
+    // Overwritten: the old blocks are free from here on.
+    bob.write_lease(file);
+    assert!(bob.write(file, 0, &[2; 9_000]));
+    bob.digest(true).unwrap();
+    let (after, _) = extents(&bob, file).unwrap();
+    assert_ne!(before.generation, after.generation);
+    assert!(before.digested < after.digested);
+}
+
+#[test]
+fn more_own_inodes_than_can_be_told_of_end_the_session_and_lose_nothing() {
+    let (_recorder, daemon) = fresh();
+    let mut one = Client::attach_as(&daemon, user(0), 1);
+    let two = Client::attach_as(&daemon, user(0), 2);
+    one.write_lease(ROOT);
+    let (folder, _) = one.create(ROOT, b"folder", DIRECTORY | 0o755);
+    let (file, _) = one.create(folder, b"file", FILE | 0o644);
+    two.walk("folder/file").unwrap();
+    // As if so many had been taken before.
+    let count = ipc::DaemonPages::new(&one.attached.leases, 1).unwrap();
+    for _ in 0..ENDED_MAX {
+        count.push_ended(file);
+    }
+    one.write_lease(folder);
+    let (last, made) = one.create(folder, b"last", FILE | 0o644);
+    assert!(made && one.write(last, 0, b"there"));
+    two.walk("folder/last").unwrap();
+    assert_eq!(two.read(last, 0, 9).unwrap(), b"there");
+    assert_eq!(daemon.ejections().len(), 1);
+}
+
+#[test]
+fn room_is_promised_until_there_is_none() {
+    let (_recorder, daemon) = fresh();
+    let one = Client::attach(&daemon, user(0));
+    let statfs = |client: &Client| {
+        split::<StatfsResponse>(&client.call(CallKind::Statfs, &[]).unwrap()).unwrap().0.blocks_free.get()
+    };
+    let before = statfs(&one);
+    let refill = |blocks: u64| {
+        let request = RefillRequest { inodes: 0.into(), room_blocks: blocks.into() };
+        let body = one.call(CallKind::Refill, &[request.as_bytes()])?;
+        Ok(split::<RefillResponse>(&body).unwrap().0.room_blocks.get())
+    };
+    assert_eq!(refill(100), Ok(100));
+    assert_eq!(statfs(&one), before - 100);
+    assert_eq!(refill(u64::MAX), Ok(before - 100));
+    assert_eq!(refill(1), Err(Status::NoSpace));
+    daemon.end(one.session);
+    let two = Client::attach(&daemon, user(0));
+    assert_eq!(statfs(&two), before);
+}
+
+#[test]
+fn a_digest_that_is_not_waited_for_is_done_in_the_background() {
+    let (_recorder, daemon) = fresh();
+    daemon.start().unwrap();
+    let mut one = Client::attach(&daemon, user(0));
+    one.write_lease(ROOT);
+    let (_, made) = one.create(ROOT, b"file", FILE | 0o644);
+    assert!(made);
+    one.digest(false).unwrap();
+    let last = one.pages.commit().load();
+    let never = ipc::Word::new(0);
+    let host = daemon.host().clone();
+    for _ in 0..2_000 {
+        if one.view.digested().sequence == last {
+            break;
+        }
+        host.wait(&never, 0, Some(host.now().after(std::time::Duration::from_millis(2))));
+    }
+    assert_eq!(one.view.digested().sequence, last);
+    daemon.stop();
+    assert!(one.pages.commit().is_sealed());
+}
+
+#[test]
+fn a_session_remembers_a_bounded_number_of_inodes() {
+    let (_recorder, daemon) = fresh();
+    let mut one = Client::attach(&daemon, user(0));
+    one.write_lease(ROOT);
+    let names: Vec<String> = (0..150).map(|index| format!("{index}")).collect();
+    let inodes: Vec<_> = names.iter().map(|name| one.create(ROOT, name.as_bytes(), FILE | 0o644).0).collect();
+    let two = Client::attach(&daemon, user(0));
+    for (name, inode) in names.iter().zip(&inodes) {
+        two.walk(name).unwrap();
+        two.close(*inode, 1);
+    }
+    assert_eq!(two.lease(&[(inodes[0], LEASE_READ)]).map(|_| ()), Err(Status::Invalid));
+    assert!(two.walk("0").is_ok() && two.lease(&[(inodes[0], LEASE_READ)]).is_ok());
+    assert_eq!(two.pages.open()[0].load(Ordering::Relaxed), 0);
+}
