@@ -359,7 +359,17 @@ mod tests {
     fn send(signal: i32, thread: i32) {
         let arguments = [raw::number(raw::process()), raw::number(thread), signal as u64];
         // SAFETY: takes numbers only.
-        unsafe { raw::try_call(libc::SYS_tgkill, &arguments) }.unwrap();
+        let sent = unsafe { raw::try_call(libc::SYS_tgkill, &arguments) };
+        assert_eq!(sent, Ok(0));
+    }
+
+    /// Ten seconds from now, so that a signal that is missed fails the test instead of stopping it.
+    fn soon() -> u64 {
+        let mut now = [0u64; 2];
+        let arguments = [libc::CLOCK_MONOTONIC as u64, now.as_mut_ptr() as u64];
+        // SAFETY: the kernel fills the two words.
+        assert_eq!(unsafe { raw::try_call(libc::SYS_clock_gettime, &arguments) }, Ok(0));
+        (now[0] + 10) * 1_000_000_000
     }
 
     /// Waits for a word that never changes, with a signal before the wait, and with one in the middle of it.
@@ -384,7 +394,7 @@ mod tests {
                         send(signal, thread);
                     }
                     // SAFETY: the word outlives the wait.
-                    let waited = unsafe { wait_until_signal(word.as_ptr(), 7, None) };
+                    let waited = unsafe { wait_until_signal(word.as_ptr(), 7, Some(soon())) };
                     assert_eq!(waited, Err(Errno(libc::EINTR)));
                     assert_eq!(HITS.load(Ordering::SeqCst), before, "not inside");
                 });

@@ -15,8 +15,25 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// Longest that a program may take.
 const LIMIT_SECONDS: &str = "60";
 
-/// The tests' library, built with them.
+/// The tests' library, built with them by `cargo test` (but not by `cargo test --test programs`).
 fn library() -> PathBuf {
+    static FOUND: OnceLock<PathBuf> = OnceLock::new();
+    let path = FOUND.get_or_init(|| {
+        let path = find_library();
+        let built = path.metadata().and_then(|status| status.modified()).unwrap();
+        for folder in ["src", "src/calls", "src/patch", "examples"] {
+            for entry in std::fs::read_dir(PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(folder)).unwrap() {
+                let changed =
+                    entry.and_then(|entry| entry.metadata()).and_then(|status| status.modified()).unwrap();
+                assert!(changed <= built, "{} is older than its source: build the examples", path.display());
+            }
+        }
+        path
+    });
+    path.clone()
+}
+
+fn find_library() -> PathBuf {
     let me = std::env::current_exe().unwrap();
     let folder = me.parent().and_then(|deps| deps.parent()).unwrap().join("examples");
     let plain = folder.join("libmirror.so");
