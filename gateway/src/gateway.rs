@@ -1,0 +1,168 @@
+//! One message in, one answer out: what is the same for every kind of message. What the kinds do stands in
+//! `operations`.
+
+use crate::abi::{self, AttrOut, Body, EntryOut, InHeader, Reply, opcode};
+use crate::files::Files;
+use crate::nodes::Nodes;
+use crate::operations::attr;
+use crate::waits::Waits;
+use format::{InodeNumber, Name, name::NameError};
+use ipc::Host;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use vfs::engine::Attributes;
+use vfs::{Engine, Error};
+
+/// What became of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// The reply is to be sent.
+    Ready,
+    /// Somebody else will send one.
+    Later,
+    /// The kernel wants none.
+    None,
+    /// Not served: the kernel does without.
+    Unknown,
+}
+
+/// Sends an answer that comes later.
+pub(crate) type Send = Box<dyn Fn(&[u8]) + std::marker::Send + Sync>;
+
+/// All that a mount remembers. Lock order: the tables' locks are leaves, held for no call of the engine.
+pub(crate) struct Gateway {
+    pub(crate) engine: Arc<dyn Engine>,
+    pub(crate) host: Arc<dyn Host>,
+    pub(crate) nodes: Nodes,
+    pub(crate) files: Files,
+    pub(crate) waits: Waits,
+    pub(crate) send: Send,
+}
+
+impl Gateway {
+    pub(crate) fn new(engine: Arc<dyn Engine>, host: Arc<dyn Host>, waits_max: usize, send: Send) -> Self {
+        Self {
+            nodes: Nodes::new(host.clone()),
+            files: Files::new(host.clone()),
+            waits: Waits::new(host.clone(), waits_max),
+            engine,
+            host,
+            send,
+        }
+    }
+
+    /// Answers a message: gives the bytes to be sent, if any. A panic below is an `EIO` above: one request that
+    /// meets a broken invariant does not take the mount away from everybody.
+    pub(crate) fn answer<'a>(self: &Arc<Self>, message: &[u8], reply: &'a mut Reply) -> Option<&'a [u8]> {
+        reply.clear();
+        let (header, body) = abi::split(message).ok()?;
+        let served = catch_unwind(AssertUnwindSafe(|| self.serve(&header, body, reply)));
+        let silent = matches!(header.opcode, opcode::FORGET | opcode::BATCH_FORGET | opcode::INTERRUPT);
+        let result = match served {
+            Ok(Ok(Answer::Later | Answer::None)) => return None,
+            _ if silent => return None,
+            Ok(Ok(Answer::Ready)) => Ok(()),
+            Ok(Ok(Answer::Unknown)) => Err(libc::ENOSYS),
+            Ok(Err(error)) => Err(vfs::errno::number(error)),
+            Err(_) => Err(vfs::errno::number(Error::Io)),
+        };
+        Some(reply.finish(header.unique, result))
+    }
+
+    fn serve(
+        self: &Arc<Self>,
+        header: &InHeader,
+        mut body: Body<'_>,
+        reply: &mut Reply,
+    ) -> Result<Answer, Error> {
+        let body = &mut body;
+        match header.opcode {
+            opcode::LOOKUP => self.lookup(header, body, reply),
+            opcode::FORGET => self.forget(header, body),
+            opcode::BATCH_FORGET => self.batch_forget(body),
+            opcode::GETATTR => self.getattr(header, reply),
+            opcode::STATX => self.statx(header, reply),
+            opcode::SETATTR => self.setattr(header, body, reply),
+            opcode::ACCESS => self.access(header, body),
+            opcode::READLINK => self.readlink(header, reply),
+            opcode::SYMLINK => self.symlink(header, body, reply),
+            opcode::MKNOD => self.mknod(header, body, reply),
+            opcode::MKDIR => self.mkdir(header, body, reply),
+            opcode::UNLINK => self.unlink(header, body, vfs::engine::Removal::File),
+            opcode::RMDIR => self.unlink(header, body, vfs::engine::Removal::Directory),
+            opcode::RENAME => self.rename(header, body, false),
+            opcode::RENAME2 => self.rename(header, body, true),
+            opcode::LINK => self.link(header, body, reply),
+            opcode::OPEN | opcode::OPENDIR => self.open(header, body, reply),
+            opcode::CREATE => self.create(header, body, reply),
+            opcode::READ => self.read(body, reply),
+            opcode::WRITE => self.write(header, body, reply),
+            opcode::FALLOCATE => self.fallocate(header, body),
+            opcode::LSEEK => self.lseek(body, reply),
+            opcode::FSYNC | opcode::FSYNCDIR => self.fsync(header, body),
+            opcode::FLUSH => self.flush(body),
+            opcode::RELEASE | opcode::RELEASEDIR => self.release(body),
+            opcode::READDIR => self.readdir(body, reply),
+            opcode::STATFS => self.statfs(reply),
+            opcode::GETXATTR => self.get_xattr(header, body, reply),
+            opcode::LISTXATTR => self.list_xattrs(header, body, reply),
+            opcode::SETXATTR => self.set_xattr(header, body),
+            opcode::REMOVEXATTR => self.remove_xattr(header, body),
+            opcode::GETLK => self.get_lock(body, reply),
+            opcode::SETLK => self.set_lock(header, body, false),
+            opcode::SETLKW => self.set_lock(header, body, true),
+            opcode::INTERRUPT => self.interrupt(body),
+            opcode::DESTROY => Ok(Answer::Ready),
+            _ => Ok(Answer::Unknown),
+        }
+    }
+
+    /// Gives the engine back all that the kernel had: it has gone.
+    pub(crate) fn end(&self) {
+        self.waits.end();
+        for number in self.files.numbers() {
+            self.close(number);
+        }
+        self.nodes.forget_all(&*self.engine);
+    }
+
+    /// Closes an open file, if it is one, and ends the locks that end with it.
+    pub(crate) fn close(&self, number: u64) {
+        if let Ok((file, owners)) = self.files.remove(number) {
+            for owner in owners {
+                self.engine.release(owner, Some(file.inode));
+            }
+            self.engine.close(file.handle);
+        }
+    }
+
+    /// Tells the kernel of an inode that was just pinned.
+    pub(crate) fn tell(&self, attributes: &Attributes, reply: &mut Reply) {
+        self.nodes.tell(&*self.engine, attributes.inode);
+        let node = attributes.inode.get();
+        reply.put(&EntryOut { node, attr: attr(attributes), ..EntryOut::default() });
+    }
+
+    pub(crate) fn tell_attributes(attributes: &Attributes, reply: &mut Reply) -> Answer {
+        reply.put(&AttrOut { attr: attr(attributes), ..AttrOut::default() });
+        Answer::Ready
+    }
+
+    fn interrupt(&self, body: &mut Body<'_>) -> Result<Answer, Error> {
+        self.waits.interrupt(body.take::<u64>()?);
+        Ok(Answer::None)
+    }
+}
+
+/// The node that a message is about.
+pub(crate) fn node(header: &InHeader) -> InodeNumber {
+    InodeNumber::new(header.node)
+}
+
+/// A name, as paths have them.
+pub(crate) fn name(bytes: &[u8]) -> Result<Name<'_>, Error> {
+    Name::new(bytes).map_err(|error| match error {
+        NameError::TooLong => Error::NameTooLong,
+        NameError::Invalid => Error::Invalid,
+    })
+}

@@ -1,0 +1,241 @@
+//! A mount and the threads that serve it: each takes a message from the kernel, has it answered, and sends the
+//! answer. They end when the mount does; the last one gives back what the kernel had of the engine.
+
+use crate::abi::{self, InitIn, InitOut, MAJOR, MINOR, MINOR_MIN, Reply, init, opcode};
+use crate::device::Device;
+use crate::error::Error;
+use crate::gateway::Gateway;
+use crate::options::Options;
+use format::InodeNumber;
+use format::record::XATTR_BYTES_MAX;
+use ipc::sync::Ordering;
+use ipc::{Host, Lock, Waited, Word};
+use std::fs::File;
+use std::io::{Read, Write};
+use std::path::Path;
+use std::sync::Arc;
+use vfs::Engine;
+
+/// Header and fixed fields of the longest message, with room to spare.
+const HEADER_BYTES_MAX: usize = 4096;
+/// Of what the kernel offers.
+const WANTED: u64 = init::ASYNC_READ
+    | init::POSIX_LOCKS
+    | init::ATOMIC_TRUNCATE
+    | init::EXPORT
+    | init::BIG_WRITES
+    | init::FLOCK_LOCKS
+    | init::INVALIDATE_DATA
+    | init::PARALLEL_LOOKUPS
+    | init::HANDLE_KILLPRIV
+    | init::MAX_PAGES
+    | init::EXTENDED
+    | init::DIRECT_IO_MMAP;
+/// Requests of the kernel's own that may wait for us (writing mapped pages back, reading ahead).
+const BACKGROUND_MAX: u16 = 64;
+
+/// A mount that is being served. It goes on when this is dropped, until it is unmounted or the process ends.
+pub struct Mounted {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    gateway: Arc<Gateway>,
+    device: Arc<Device>,
+    host: Arc<dyn Host>,
+    message_bytes_max: u32,
+    /// Threads that serve, and one more while they are started.
+    threads: Word,
+    /// Not zero when all is over.
+    over: Word,
+    failure: Lock<Option<Error>>,
+    maps_shared: bool,
+}
+
+/// Mounts the engine's tree at a folder and serves it in threads of its own.
+///
+/// The engine is one for all users and decides each request for the [`vfs::Caller`] that the request names, so it has
+/// to be one that may act for them (`docs/decisions/0005-one-engine-for-a-mount.md`).
+///
+/// # Errors
+/// All of [`Error`].
+pub fn serve(
+    engine: Arc<dyn Engine>,
+    host: Arc<dyn Host>,
+    mountpoint: &Path,
+    options: &Options,
+) -> Result<Mounted, Error> {
+    let root = engine.root().map_err(|error| Error::Root(Some(error)))?;
+    let give_back = || engine.forget(&[root.inode]);
+    if root.inode != InodeNumber::ROOT {
+        give_back();
+        return Err(Error::Root(None));
+    }
+    let root_mode = root.file_type.mode_bits() | root.mode;
+    let device = Device::mount(mountpoint, root_mode, options).inspect_err(|_| give_back())?;
+    let maps_shared = shake_hands(&device.file, options.message_bytes_max).inspect_err(|_| {
+        // The first error is the one to tell.
+        let _ = device.unmount();
+        give_back();
+    })?;
+    let device = Arc::new(device);
+    let later = device.clone();
+    let send = Box::new(move |answer: &[u8]| send(&later.file, answer));
+    let gateway = Arc::new(Gateway::new(engine, host.clone(), options.waits_max, send));
+    gateway.nodes.tell(&*gateway.engine, root.inode);
+    let shared = Arc::new(Shared {
+        gateway,
+        device,
+        message_bytes_max: options.message_bytes_max,
+        threads: Word::new(1),
+        over: Word::new(0),
+        failure: Lock::new(host.clone(), None),
+        host,
+        maps_shared,
+    });
+    let started = (0..options.threads.max(1)).try_for_each(|index| start(&shared, index));
+    if started.is_err() {
+        // The first error is the one to tell; threads that did start end with the mount.
+        let _ = shared.device.unmount();
+    }
+    shared.leave();
+    started.map(|()| Mounted { shared })
+}
+
+fn start(shared: &Arc<Shared>, index: usize) -> Result<(), Error> {
+    // Relaxed: the thread that starts this one holds a share of its own, so it is not the last.
+    shared.threads.fetch_add(1, Ordering::Relaxed);
+    let theirs = shared.clone();
+    let body = Box::new(move || {
+        if let Err(error) = theirs.work() {
+            theirs.failure.lock().get_or_insert(error);
+        }
+        theirs.leave();
+    });
+    let spawned = shared.host.spawn(&format!("gateway-{index}"), body);
+    spawned.map(|_| ()).map_err(|error| {
+        shared.leave();
+        Error::Host(error)
+    })
+}
+
+/// Takes a message; none if the mount has ended.
+fn receive(mut device: &File, message: &mut [u8]) -> Result<Option<usize>, Error> {
+    loop {
+        match device.read(message) {
+            Ok(bytes) => return Ok(Some(bytes)),
+            Err(error) => match error.raw_os_error() {
+                // ENOENT: who asked has gone before we took the message.
+                Some(libc::EINTR | libc::EAGAIN | libc::ENOENT) => {}
+                Some(libc::ENODEV) => return Ok(None),
+                errno => return Err(device_error("read", errno)),
+            },
+        }
+    }
+}
+
+/// Sends an answer. ENOENT and ENODEV say that nobody waits for it any more. EINVAL says that the kernel does not
+/// take it as an answer to what it asked: then who asked gets an error rather than nothing.
+fn send(mut device: &File, answer: &[u8]) {
+    let refused = |error: std::io::Error| error.raw_os_error() == Some(libc::EINVAL);
+    if device.write(answer).is_err_and(refused) {
+        let unique = answer[8..16].try_into().map(u64::from_ne_bytes).expect("eight bytes are eight bytes");
+        let error = Err(vfs::errno::number(vfs::Error::Io));
+        // There is nothing left to try.
+        let _ = device.write(Reply::new(0).finish(unique, error));
+    }
+}
+
+fn device_error(call: &'static str, errno: Option<i32>) -> Error {
+    Error::System { call, path: "/dev/fuse".into(), errno: errno.unwrap_or(libc::EIO) }
+}
+
+/// Agrees with the kernel on what is used; says whether files can be mapped shared.
+fn shake_hands(device: &File, message_bytes_max: u32) -> Result<bool, Error> {
+    let mut message = vec![0; message_bytes_max as usize + HEADER_BYTES_MAX];
+    let Some(bytes) = receive(device, &mut message)? else {
+        return Err(device_error("read", Some(libc::ENODEV)));
+    };
+    let garbled = |_| device_error("read", Some(libc::EPROTO));
+    let (header, mut body) = abi::split(&message[..bytes]).map_err(garbled)?;
+    let offer: InitIn = body.take().map_err(garbled)?;
+    let mut reply = Reply::new(size_of::<InitOut>());
+    let fits = header.opcode == opcode::INIT && offer.major == MAJOR && offer.minor >= MINOR_MIN;
+    if !fits {
+        send(device, reply.finish(header.unique, Err(libc::EPROTO)));
+        return Err(Error::Protocol { major: offer.major, minor: offer.minor });
+    }
+    let mut offered = u64::from(offer.flags);
+    if offered & init::EXTENDED != 0 {
+        offered |= u64::from(body.take::<u32>().map_err(garbled)?) << 32;
+    }
+    let flags = offered & WANTED;
+    reply.put(&InitOut {
+        major: MAJOR,
+        minor: MINOR.min(offer.minor),
+        readahead_bytes_max: offer.readahead_bytes_max,
+        flags: flags as u32,
+        background_max: BACKGROUND_MAX,
+        congestion_threshold: BACKGROUND_MAX / 4 * 3,
+        write_bytes_max: message_bytes_max,
+        time_granularity_ns: 1,
+        pages_max: (message_bytes_max as usize / rustix::param::page_size()) as u16,
+        flags_high: (flags >> 32) as u32,
+        ..InitOut::default()
+    });
+    send(device, reply.finish(header.unique, Ok(())));
+    Ok(flags & init::DIRECT_IO_MMAP != 0)
+}
+
+impl Shared {
+    fn work(&self) -> Result<(), Error> {
+        let mut message = vec![0; self.message_bytes_max as usize + HEADER_BYTES_MAX];
+        let mut reply = Reply::new((self.message_bytes_max as usize).max(XATTR_BYTES_MAX) + HEADER_BYTES_MAX);
+        while let Some(bytes) = receive(&self.device.file, &mut message)? {
+            if let Some(answer) = self.gateway.answer(&message[..bytes], &mut reply) {
+                send(&self.device.file, answer);
+            }
+        }
+        Ok(())
+    }
+
+    /// A thread ends.
+    fn leave(&self) {
+        // AcqRel: the last one sees what the others did.
+        if self.threads.fetch_add(u32::MAX, Ordering::AcqRel) == 1 {
+            self.gateway.end();
+            // Release: pairs with the load in `wait`.
+            self.over.store(1, Ordering::Release);
+            self.host.wake(&self.over, ipc::WAKE_ALL);
+        }
+    }
+}
+
+impl Mounted {
+    /// Whether a file can be mapped shared for writing (kernel 6.6).
+    pub fn maps_shared(&self) -> bool {
+        self.shared.maps_shared
+    }
+
+    /// Unmounts. If programs use the mount, what they mapped is written back and then the mount is taken away from
+    /// them. Twice is once; not being mounted any more is no error. [`Self::wait`] says when it is over.
+    ///
+    /// # Errors
+    /// `System`, `Helper`.
+    pub fn unmount(&self) -> Result<(), Error> {
+        self.shared.device.unmount()
+    }
+
+    /// Waits until the mount has ended, whoever unmounted it, and the engine has back all that the kernel had.
+    ///
+    /// # Errors
+    /// What ended it otherwise.
+    pub fn wait(&self) -> Result<(), Error> {
+        // Acquire: pairs with the store in `leave`.
+        while self.shared.over.load(Ordering::Acquire) == 0 {
+            let (Waited::Woken | Waited::TimedOut | Waited::Interrupted) =
+                self.shared.host.wait(&self.shared.over, 0, None);
+        }
+        self.shared.failure.lock().clone().map_or(Ok(()), Err)
+    }
+}

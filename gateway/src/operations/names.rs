@@ -1,0 +1,162 @@
+//! Names: looking up, making, removing, moving. The kernel has taken the umask off already.
+
+use crate::abi::{BatchForgetIn, Body, ForgetOne, InHeader, MkdirIn, MknodIn, Rename2In, Reply};
+use crate::callers::caller;
+use crate::gateway::{Answer, Gateway, name, node};
+use format::InodeNumber;
+use format::record::{FileType, SYMLINK_BYTES_MAX};
+use vfs::Error;
+use vfs::engine::{Attributes, Created, New, NewType, Removal, RenameMode, Step};
+
+impl Gateway {
+    /// One step of a path. `.` and `..` come from programs that open files by handle.
+    pub(crate) fn lookup(
+        &self,
+        header: &InHeader,
+        body: &mut Body<'_>,
+        reply: &mut Reply,
+    ) -> Result<Answer, Error> {
+        let attributes = match body.string()? {
+            b"." => self.step(header, &[])?,
+            b".." => self.step(header, &[Step::Parent])?,
+            child => self.step(header, &[Step::Child(name(child)?)])?,
+        };
+        // What is above the root is the root.
+        let attributes = attributes.map_or_else(|| self.engine.root(), Ok)?;
+        self.tell(&attributes, reply);
+        Ok(Answer::Ready)
+    }
+
+    fn step(&self, header: &InHeader, steps: &[Step<'_>]) -> Result<Option<Attributes>, Error> {
+        let mut found = Vec::with_capacity(1);
+        self.engine.walk(&caller(header), node(header), steps, &mut found)?;
+        Ok(found.pop())
+    }
+
+    pub(crate) fn forget(&self, header: &InHeader, body: &mut Body<'_>) -> Result<Answer, Error> {
+        self.nodes.forget(&*self.engine, node(header), body.take::<u64>()?);
+        Ok(Answer::None)
+    }
+
+    pub(crate) fn batch_forget(&self, body: &mut Body<'_>) -> Result<Answer, Error> {
+        let batch: BatchForgetIn = body.take()?;
+        for _ in 0..batch.count {
+            let one: ForgetOne = body.take()?;
+            self.nodes.forget(&*self.engine, InodeNumber::new(one.node), one.lookups);
+        }
+        Ok(Answer::None)
+    }
+
+    pub(crate) fn symlink(
+        &self,
+        header: &InHeader,
+        body: &mut Body<'_>,
+        reply: &mut Reply,
+    ) -> Result<Answer, Error> {
+        let (name, target) = (body.string()?, body.string()?);
+        match target.len() {
+            0 => Err(Error::NotFound),
+            1..=SYMLINK_BYTES_MAX => self.make(header, name, NewType::Symlink(target), 0o777, reply),
+            _ => Err(Error::NameTooLong),
+        }
+    }
+
+    pub(crate) fn mknod(
+        &self,
+        header: &InHeader,
+        body: &mut Body<'_>,
+        reply: &mut Reply,
+    ) -> Result<Answer, Error> {
+        let fields: MknodIn = body.take()?;
+        // The kernel's 32 bits of a device number are the low half of `dev_t`.
+        let device = u64::from(fields.rdev);
+        let kind = match FileType::of_mode(fields.mode) {
+            Some(FileType::Regular) => NewType::Regular(None),
+            Some(FileType::Fifo) => NewType::Fifo,
+            Some(FileType::Socket) => NewType::Socket,
+            Some(FileType::CharacterDevice) => NewType::CharacterDevice(device),
+            Some(FileType::BlockDevice) => NewType::BlockDevice(device),
+            Some(FileType::Directory | FileType::Symlink) | None => return Err(Error::Invalid),
+        };
+        self.make(header, body.string()?, kind, fields.mode, reply)
+    }
+
+    pub(crate) fn mkdir(
+        &self,
+        header: &InHeader,
+        body: &mut Body<'_>,
+        reply: &mut Reply,
+    ) -> Result<Answer, Error> {
+        let fields: MkdirIn = body.take()?;
+        self.make(header, body.string()?, NewType::Directory, fields.mode, reply)
+    }
+
+    fn make(
+        &self,
+        header: &InHeader,
+        bytes: &[u8],
+        kind: NewType<'_>,
+        mode: u32,
+        reply: &mut Reply,
+    ) -> Result<Answer, Error> {
+        let new = New { kind, mode: mode & 0o7777, exclusive: true };
+        match self.engine.create(&caller(header), node(header), name(bytes)?, &new)? {
+            Created::New(attributes, _) => {
+                self.tell(&attributes, reply);
+                Ok(Answer::Ready)
+            }
+            Created::Existing(_) => unreachable!("it was to be new: an engine answers `Exists`"),
+        }
+    }
+
+    pub(crate) fn link(
+        &self,
+        header: &InHeader,
+        body: &mut Body<'_>,
+        reply: &mut Reply,
+    ) -> Result<Answer, Error> {
+        let inode = InodeNumber::new(body.take::<u64>()?);
+        let name = name(body.string()?)?;
+        let attributes = self.engine.link(&caller(header), inode, node(header), name)?;
+        self.tell(&attributes, reply);
+        Ok(Answer::Ready)
+    }
+
+    pub(crate) fn unlink(
+        &self,
+        header: &InHeader,
+        body: &mut Body<'_>,
+        removal: Removal,
+    ) -> Result<Answer, Error> {
+        self.engine.unlink(&caller(header), node(header), name(body.string()?)?, removal)?;
+        Ok(Answer::Ready)
+    }
+
+    pub(crate) fn rename(
+        &self,
+        header: &InHeader,
+        body: &mut Body<'_>,
+        has_flags: bool,
+    ) -> Result<Answer, Error> {
+        let (to, flags) = if has_flags {
+            let fields: Rename2In = body.take()?;
+            (fields.to, fields.flags)
+        } else {
+            (body.take::<u64>()?, 0)
+        };
+        let mode = match flags {
+            0 => RenameMode::Replace,
+            libc::RENAME_NOREPLACE => RenameMode::NoReplace,
+            libc::RENAME_EXCHANGE => RenameMode::Exchange,
+            _ => return Err(Error::Invalid),
+        };
+        let (old, new) = (name(body.string()?)?, name(body.string()?)?);
+        self.engine.rename(&caller(header), (node(header), old), (InodeNumber::new(to), new), mode)?;
+        Ok(Answer::Ready)
+    }
+
+    pub(crate) fn readlink(&self, header: &InHeader, reply: &mut Reply) -> Result<Answer, Error> {
+        reply.put_bytes(&self.engine.readlink(node(header))?);
+        Ok(Answer::Ready)
+    }
+}

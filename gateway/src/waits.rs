@@ -1,0 +1,185 @@
+//! Requests that wait for a lock, each in a thread of its own, so that those that serve are never used up; and the
+//! kernel's word that a signal is to end one.
+//!
+//! The word may come before the request is known here, since threads take messages side by side: it is kept for a
+//! while. Requests that never wait are answered anyway, and their word is lost among the newer ones.
+
+use ipc::sync::Ordering;
+use ipc::{Host, Lock, Waited, Word};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::task::Wake;
+
+/// It is worth asking the engine.
+const WOKEN: u32 = 1;
+/// A signal came.
+const INTERRUPTED: u32 = 2;
+/// Words kept that came early.
+const EARLY_MAX: usize = 256;
+
+/// What one waiting request sleeps on.
+pub(crate) struct Waiter {
+    host: Arc<dyn Host>,
+    word: Word,
+}
+
+/// Why a sleep ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reason {
+    Woken,
+    Interrupted,
+}
+
+impl Waiter {
+    fn set(&self, bit: u32) {
+        // Release: pairs with the swap in `sleep`.
+        self.word.fetch_or(bit, Ordering::Release);
+        self.host.wake(&self.word, 1);
+    }
+
+    /// Sleeps until there is a reason not to.
+    pub(crate) fn sleep(&self) -> Reason {
+        loop {
+            // Acquire: pairs with the fetch_or in `set`.
+            let bits = self.word.swap(0, Ordering::Acquire);
+            if bits & INTERRUPTED != 0 {
+                return Reason::Interrupted;
+            }
+            if bits & WOKEN != 0 {
+                return Reason::Woken;
+            }
+            // However the wait ends, the swap above looks again.
+            let (Waited::Woken | Waited::TimedOut | Waited::Interrupted) =
+                self.host.wait(&self.word, 0, None);
+        }
+    }
+}
+
+impl Wake for Waiter {
+    fn wake(self: Arc<Self>) {
+        self.set(WOKEN);
+    }
+}
+
+#[derive(Default)]
+struct State {
+    waiting: BTreeMap<u64, Arc<Waiter>>,
+    early: VecDeque<u64>,
+    over: bool,
+}
+
+/// All waiting requests of a mount.
+pub(crate) struct Waits {
+    host: Arc<dyn Host>,
+    state: Lock<State>,
+    count: Word,
+    count_max: usize,
+}
+
+impl Waits {
+    pub(crate) fn new(host: Arc<dyn Host>, count_max: usize) -> Self {
+        let state = Lock::new(host.clone(), State::default());
+        Self { host, state, count: Word::new(0), count_max }
+    }
+
+    /// A request may come to wait; none if too many do.
+    pub(crate) fn enter(&self, unique: u64) -> Option<Arc<Waiter>> {
+        let mut state = self.state.lock();
+        if state.over || state.waiting.len() >= self.count_max {
+            return None;
+        }
+        let early = state.early.iter().any(|early| *early == unique);
+        let word = Word::new(if early { INTERRUPTED } else { 0 });
+        let waiter = Arc::new(Waiter { host: self.host.clone(), word });
+        state.waiting.insert(unique, waiter.clone());
+        // Relaxed: under the lock, and only `end` reads it.
+        self.count.fetch_add(1, Ordering::Relaxed);
+        Some(waiter)
+    }
+
+    /// A request that entered is answered.
+    pub(crate) fn leave(&self, unique: u64) {
+        if self.state.lock().waiting.remove(&unique).is_some() {
+            // Release: pairs with the load in `end`.
+            self.count.fetch_add(u32::MAX, Ordering::Release);
+            self.host.wake(&self.count, ipc::WAKE_ALL);
+        }
+    }
+
+    /// A signal is to end a request.
+    pub(crate) fn interrupt(&self, unique: u64) {
+        let mut state = self.state.lock();
+        if let Some(waiter) = state.waiting.get(&unique) {
+            waiter.set(INTERRUPTED);
+            return;
+        }
+        if state.early.len() >= EARLY_MAX {
+            state.early.pop_front();
+        }
+        state.early.push_back(unique);
+    }
+
+    /// Ends all that wait, and waits for their threads.
+    pub(crate) fn end(&self) {
+        {
+            let mut state = self.state.lock();
+            state.over = true;
+            state.waiting.values().for_each(|waiter| waiter.set(INTERRUPTED));
+        }
+        loop {
+            // Acquire: pairs with the fetch_add in `leave`.
+            match self.count.load(Ordering::Acquire) {
+                0 => return,
+                count => {
+                    let (Waited::Woken | Waited::TimedOut | Waited::Interrupted) =
+                        self.host.wait(&self.count, count, None);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ipc::SystemHost;
+
+    fn waits(count_max: usize) -> Waits {
+        Waits::new(Arc::new(SystemHost), count_max)
+    }
+
+    #[test]
+    fn a_signal_counts_more_than_a_wake_and_may_come_early() {
+        let waits = waits(2);
+        let waiter = waits.enter(4).unwrap();
+        waiter.clone().wake();
+        assert_eq!(waiter.sleep(), Reason::Woken);
+        waiter.clone().wake();
+        waits.interrupt(4);
+        assert_eq!(waiter.sleep(), Reason::Interrupted);
+        waits.interrupt(6);
+        assert_eq!(waits.enter(6).unwrap().sleep(), Reason::Interrupted);
+        assert!(waits.enter(8).is_none(), "there is a bound");
+        waits.leave(4);
+        assert!(waits.enter(8).is_some());
+    }
+
+    #[test]
+    fn the_end_waits_for_everybody() {
+        let waits = Arc::new(waits(4));
+        let waiter = waits.enter(2).unwrap();
+        let theirs = waits.clone();
+        let thread = SystemHost
+            .spawn(
+                "waits",
+                Box::new(move || {
+                    assert_eq!(waiter.sleep(), Reason::Interrupted);
+                    theirs.leave(2);
+                }),
+            )
+            .unwrap();
+        waits.end();
+        assert!(waits.enter(4).is_none());
+        thread.join().unwrap();
+    }
+}
