@@ -5,11 +5,12 @@
 //! Below `complete_to` everything is known, so that a name that is not there does not exist; a directory that the
 //! session created itself is known completely from the start.
 
+use format::name::COOKIE_SLOTS;
 use format::record::FileType;
 use format::{Cookie, InodeNumber, Name, Sequence};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-/// Absent names that are remembered, at most, beside those that own records removed.
+/// Absent names that are remembered, at most, beside those that own records removed; and known hashes.
 const ABSENT_MAX: usize = 4096;
 
 /// An entry.
@@ -45,8 +46,10 @@ pub(crate) struct Directory {
     places: BTreeMap<Cookie, Place>,
     /// Everything is known of cookies below this.
     complete_to: u64,
-    /// Names known to be absent, with the hash of their cookies, and whether all entries of that hash are known.
-    absent: BTreeMap<Cookie, (Box<[u8]>, bool)>,
+    /// Names known to be absent, one a hash, by the first cookie of that.
+    absent: BTreeMap<Cookie, Box<[u8]>>,
+    /// Hashes, by their first cookies, of which all entries are known.
+    hashes: BTreeSet<Cookie>,
 }
 
 /// Beyond every cookie.
@@ -55,7 +58,12 @@ const END: u64 = u64::MAX;
 impl Directory {
     /// Nothing known.
     pub fn unknown() -> Self {
-        Self { places: BTreeMap::new(), complete_to: Cookie::START.get(), absent: BTreeMap::new() }
+        Self {
+            places: BTreeMap::new(),
+            complete_to: Cookie::START.get(),
+            absent: BTreeMap::new(),
+            hashes: BTreeSet::new(),
+        }
     }
 
     /// Known to be empty.
@@ -87,20 +95,19 @@ impl Directory {
             .range(first..)
             .take_while(|(cookie, _)| cookie.same_hash(first))
             .any(|(_, place)| place.target.is_none() && *place.name == *name.bytes());
-        let denied = self.absent.get(&first).is_some_and(|(absent, _)| **absent == *name.bytes());
+        let denied = self.absent.get(&first).is_some_and(|absent| **absent == *name.bytes());
         if removed || denied || self.knows_hash(first) { Found::Absent } else { Found::Unknown }
     }
 
     /// Whether all entries whose cookies have this hash are known.
     fn knows_hash(&self, first: Cookie) -> bool {
-        self.complete_to > first.get() + (format::name::COOKIE_SLOTS - 1)
+        self.complete_to > last_of_hash(first) || self.hashes.contains(&first)
     }
 
     /// A cookie for a name that does not exist; none if it is not known which are free.
     pub fn free_cookie(&self, name: Name<'_>) -> Option<Result<Cookie, Full>> {
         let first = Cookie::of_name(name);
-        let bucket_known = self.absent.get(&first).is_some_and(|(_, known)| *known);
-        if !bucket_known && !self.knows_hash(first) {
+        if !self.knows_hash(first) {
             return None;
         }
         let mut cookie = first;
@@ -137,7 +144,11 @@ impl Directory {
         if self.absent.len() >= ABSENT_MAX {
             self.absent.clear();
         }
-        self.absent.insert(Cookie::of_name(name), (name.bytes().into(), same_hash == 0));
+        let first = Cookie::of_name(name);
+        self.absent.insert(first, name.bytes().into());
+        if same_hash == 0 {
+            self.learn_hash(first);
+        }
     }
 
     /// All entries of the area from `from` to before `to` were learned from a batch (`to` none: to the end).
@@ -146,13 +157,16 @@ impl Directory {
         if from.get() <= self.complete_to {
             self.complete_to = self.complete_to.max(to);
         }
-        let bucket_end = |first: Cookie| first.get() + (format::name::COOKIE_SLOTS - 1);
-        for (first, (_, known)) in self.absent.range_mut(from..) {
-            if bucket_end(*first) >= to {
-                break;
-            }
-            *known = true;
+        if from.get().is_multiple_of(COOKIE_SLOTS) && to > last_of_hash(from) {
+            self.learn_hash(from);
         }
+    }
+
+    fn learn_hash(&mut self, first: Cookie) {
+        if self.hashes.len() >= ABSENT_MAX {
+            self.hashes.clear();
+        }
+        self.hashes.insert(first);
     }
 
     /// Own records up to `digested` are in the area: what they changed is knowledge like any other.
@@ -171,6 +185,11 @@ impl Directory {
         let known = self.places.range(from..).take_while(|(cookie, _)| cookie.get() < self.complete_to);
         known.filter_map(|(cookie, place)| place.target.map(|target| (*cookie, &*place.name, target)))
     }
+}
+
+/// The last cookie with the hash of which this is the first.
+fn last_of_hash(first: Cookie) -> u64 {
+    first.get() + (COOKIE_SLOTS - 1)
 }
 
 /// All slots of a hash are taken.
@@ -332,6 +351,20 @@ mod tests {
         assert_eq!(cache.free_cookie(wanted), Some(Ok(Cookie::from_raw(first.get() + 2))));
         cache.remove(first, Name::new(b"other").unwrap(), Sequence::new(2));
         assert_eq!(cache.free_cookie(wanted), Some(Ok(first)), "a slot given up is used again");
+    }
+
+    #[test]
+    fn a_name_that_was_removed_can_come_back() {
+        let mut cache = Directory::unknown();
+        let wanted = Name::new(b"wanted").unwrap();
+        let cookie = Cookie::of_name(wanted);
+        cache.learn(cookie, wanted, target(5), Sequence::new(0));
+        cache.remove(cookie, wanted, Sequence::new(1));
+        assert_eq!((cache.find(wanted), cache.free_cookie(wanted)), (Found::Absent, None));
+        // The area still has the entry; what else has its hash is known from now on.
+        cache.learn(cookie, wanted, target(5), Sequence::new(0));
+        cache.learn_range(cookie, None);
+        assert_eq!((cache.find(wanted), cache.free_cookie(wanted)), (Found::Absent, Some(Ok(cookie))));
     }
 
     #[test]
