@@ -53,11 +53,23 @@ impl State {
         if self.stopped {
             return Err(Error::Stopped);
         }
-        let result = self.digest_batch(core, id, up_to);
-        self.guard(result)
+        let mut records_max = core.config.batch_records;
+        loop {
+            match self.digest_batch(core, id, up_to, records_max) {
+                // The batch had no place left for the note of how far it came: half of it has.
+                Err(Error::Area(AreaError::BatchFull)) if records_max > 1 => records_max /= 2,
+                result => return self.guard(result),
+            }
+        }
     }
 
-    fn digest_batch(&mut self, core: &Core, id: SessionId, up_to: Sequence) -> Result<Step, Error> {
+    fn digest_batch(
+        &mut self,
+        core: &Core,
+        id: SessionId,
+        up_to: Sequence,
+        records_max: usize,
+    ) -> Result<Step, Error> {
         let Some(session) = self.sessions.get(&id).filter(|session| session.digested.sequence < up_to) else {
             return Ok(Step::Done);
         };
@@ -79,19 +91,20 @@ impl State {
                     .values()
                     .any(|session| session.knows(inode) && session.shared.client.is_open(inode))
         };
+        let promised = self.room.left(id);
         let room = &mut self.room;
         let step = loop {
             if work.at.sequence >= up_to {
                 break Step::Done;
             }
-            if records >= core.config.batch_records || bytes >= core.config.batch_bytes {
+            if records >= records_max || bytes >= core.config.batch_bytes {
                 break Step::More;
             }
             // An unreadable record ends the log like one that is none.
             let Ok(Some(frame)) = frames.next() else { break Step::Cut(CutReason::Decode(TORN)) };
             match work.apply(&mut batch, &frame.bytes, &is_open, &mut |blocks| room.take(id, blocks)) {
                 Ok(()) => {}
-                Err(Halt::Full) if records > 0 => break Step::More,
+                Err(Halt::Full) if records > 0 || changes > 0 => break Step::More,
                 Err(Halt::Full) => break Step::Cut(CutReason::NoRoom),
                 Err(Halt::Cut(reason)) => break Step::Cut(reason),
                 Err(Halt::Failed(error)) => return Err(error.into()),
@@ -101,8 +114,12 @@ impl State {
             bytes += frame.bytes.len();
         };
         let Work { orphans, at, .. } = work;
-        if at != before {
-            batch.put_log(log, &open.item(at.sequence, at.position))?;
+        if at != before
+            && let Err(error) = batch.put_log(log, &open.item(at.sequence, at.position))
+        {
+            drop(batch);
+            self.room.restore(id, promised);
+            return Err(error.into());
         }
         batch.set_counters(&Self::counters(&self.numbers, &self.leases, &self.ledger, changes));
         let committed = batch.commit()?;

@@ -16,7 +16,7 @@ use crate::ledger::{Anchor, Ledger, names_version};
 use crate::logs::{BEGINNING, LogFile, is_log_file};
 use crate::state::Numbers;
 use crate::table::{OpenLog, Table};
-use area::{Area, Counters};
+use area::{Area, AreaError, Counters};
 use format::ledger::{Event, OpenLogBody};
 use format::record::{Operation, Record};
 use format::{Epoch, Incarnation, InodeNumber, LeaseVersion, LogUid, Sequence};
@@ -33,7 +33,7 @@ const CLOSED: Incarnation = Incarnation::new(0);
 pub struct Recovered {
     /// Logs that lived, and the last record that counted of each.
     pub logs: Vec<(LogUid, Sequence)>,
-    /// Records that were digested.
+    /// Records that were digested, pads included.
     pub records: u64,
     /// Logs that ended with something else than nothing, and why it did not count.
     pub cuts: Vec<(LogUid, CutReason)>,
@@ -144,17 +144,18 @@ impl Recovery<'_> {
     fn digest_log(&mut self, uid: LogUid, open: &OpenLog) -> Result<(), Error> {
         let mut at = self.progress.get(&uid).copied().unwrap_or(BEGINNING);
         if let Some(file) = LogFile::open(self.medium, (uid, open.incarnation))? {
+            let mut records_max = self.config.batch_records;
             loop {
-                let (next, end) = self.digest_batch(uid, open, &file, at)?;
-                at = next;
-                match end {
-                    End::More => {}
-                    End::Log(reason) => {
-                        if let Some(reason) = reason {
-                            self.recovered.cuts.push((uid, reason));
-                        }
+                match self.digest_batch(uid, open, &file, at, records_max) {
+                    Ok((next, End::More)) => at = next,
+                    Ok((next, End::Log(reason))) => {
+                        at = next;
+                        self.recovered.cuts.extend(reason.map(|reason| (uid, reason)));
                         break;
                     }
+                    // The batch had no place left for the note of how far it came: half of it has.
+                    Err(Error::Area(AreaError::BatchFull)) if records_max > 1 => records_max /= 2,
+                    Err(error) => return Err(error),
                 }
             }
         }
@@ -177,13 +178,14 @@ impl Recovery<'_> {
         open: &OpenLog,
         file: &LogFile,
         from: Digested,
+        records_max: usize,
     ) -> Result<(Digested, End), Error> {
         let counters = self.counters();
         let mut batch = self.area.begin(self.epoch)?;
         let mut frames = file.frames(from);
         let (mut at, mut records, mut bytes) = (from, 0, 0);
         let end = loop {
-            if records >= self.config.batch_records || bytes >= self.config.batch_bytes {
+            if records >= records_max || bytes >= self.config.batch_bytes {
                 break End::More;
             }
             let Some(frame) = frames.next()? else { break End::Log(None) };
@@ -195,7 +197,7 @@ impl Recovery<'_> {
                 // Room was promised for what an honest process appended. What lost its last name may still be written
                 // to by later records of a process that had it open: it goes when all logs are done.
                 match apply_record(&mut batch, (uid, open), &record, || true, &mut |_| true) {
-                    Ok(_) => self.recovered.records += 1,
+                    Ok(_) => {}
                     Err(Halt::Full) if records > 0 => break End::More,
                     Err(Halt::Full) => break End::Log(Some(CutReason::NoRoom)),
                     Err(Halt::Cut(reason)) => break End::Log(Some(reason)),
@@ -210,6 +212,7 @@ impl Recovery<'_> {
         batch.set_counters(&counters);
         let committed = batch.commit()?;
         self.area.release(committed.flip)?;
+        self.recovered.records += records as u64;
         Ok((at, end))
     }
 

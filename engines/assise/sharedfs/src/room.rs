@@ -45,6 +45,20 @@ impl Room {
         taken == blocks
     }
 
+    /// What a session has left of its promise.
+    pub fn left(&self, session: SessionId) -> u64 {
+        self.promised.get(&session).copied().unwrap_or(0)
+    }
+
+    /// Gives back what was taken since [`Self::left`] said so: the records come again.
+    pub fn restore(&mut self, session: SessionId, left: u64) {
+        if let Some(now) = self.promised.get_mut(&session) {
+            assert!(*now <= left, "what was taken is given back");
+            self.total += left - *now;
+            *now = left;
+        }
+    }
+
     /// The session is gone.
     pub fn end(&mut self, session: SessionId) {
         self.total -= self.promised.remove(&session).unwrap_or(0);
@@ -63,8 +77,12 @@ mod tests {
         assert_eq!(room.promise(one, 30, &usage), 30);
         assert_eq!(room.promise(two, 30, &usage), 10);
         assert_eq!(room.free(&usage), 0);
+        let left = room.left(one);
         assert!(room.take(one, 25) && !room.take(one, 6));
         assert_eq!(room.free(&usage), 30);
+        room.restore(one, left);
+        assert_eq!(room.free(&usage), 0);
+        assert!(room.take(one, 30));
         room.end(two);
         assert_eq!(room.free(&usage), 40);
     }

@@ -148,7 +148,8 @@ impl State {
         self.ejections.push_back(Ejection { session: session.0, uid, reason });
     }
 
-    /// Puts what the ledger said since the last flip into a batch, as far as fits; gives how many changes.
+    /// Puts what the ledger said since the last flip into a batch, as far as fits, which may be nothing; gives how
+    /// many changes.
     pub fn put_changes(
         batch: &mut Batch<'_>,
         ledger: &Ledger,
@@ -158,7 +159,7 @@ impl State {
         for (index, pending) in ledger.pending().take(changes_max).enumerate() {
             match put_change(batch, ledger, sessions, &pending.change) {
                 Ok(()) => {}
-                Err(AreaError::BatchFull) if index > 0 => return Ok(index),
+                Err(AreaError::BatchFull) => return Ok(index),
                 Err(error) => return Err(error),
             }
         }
@@ -195,6 +196,9 @@ impl State {
             batch.set_counters(&Self::counters(&self.numbers, &self.leases, &self.ledger, changes));
             let committed = batch.commit()?;
             self.after_flip(core, &committed, changes)?;
+            if changes == 0 {
+                return Err(Error::LedgerFull);
+            }
         }
         Ok(())
     }

@@ -1,16 +1,19 @@
 //! Single promises of SharedFS, one test each.
 
-use crate::client::{Client, DIRECTORY, FILE, ROOT, fresh, open, user};
+use crate::client::{Client, DIRECTORY, FILE, ROOT, fresh, new_pool, open, tiny, user};
 use format::call::{
     CallKind, EXTENT_BY_CALL, ExtentReply, ExtentsResponse, InodeRequest, LEASE_READ, LEASE_WRITE,
     RangeRequest, RefillRequest, RefillResponse, StatfsResponse, Status, split,
 };
 use format::session::ENDED_MAX;
 use format::{InodeNumber, SegmentId};
+use ipc::SystemHost;
 use ipc::sync::Ordering;
 use pmem::Recorder;
+use sharedfs::Daemon;
 use sharedfs::digest::CutReason;
 use sharedfs::entitle::Refusal;
+use std::sync::Arc;
 use zerocopy::IntoBytes;
 
 fn extents(client: &Client, inode: InodeNumber) -> Result<(ExtentsResponse, Vec<ExtentReply>), Status> {
@@ -234,4 +237,35 @@ fn a_session_remembers_a_bounded_number_of_inodes() {
     assert_eq!(two.lease(&[(inodes[0], LEASE_READ)]).map(|_| ()), Err(Status::Invalid));
     assert!(two.walk("0").is_ok() && two.lease(&[(inodes[0], LEASE_READ)]).is_ok());
     assert_eq!(two.pages.open()[0].load(Ordering::Relaxed), 0);
+}
+
+/// A batch that has room for a few nodes only: many records, of which each touches its own leaves, and the notes of
+/// the digest itself must find their way.
+#[test]
+fn batches_of_any_size_get_on() {
+    for batch_nodes_max in [8, 12, 20, 40] {
+        let recorder = Recorder::new();
+        new_pool(&recorder.medium());
+        let mut config = tiny();
+        config.area.batch_nodes_max = batch_nodes_max;
+        let (daemon, _) = Daemon::open(Arc::new(SystemHost), &recorder.medium(), config).unwrap();
+        let daemon = Arc::new(daemon);
+        let mut one = Client::attach(&daemon, user(0));
+        one.write_lease(ROOT);
+        for index in 0..150u32 {
+            let (file, made) = one.create(ROOT, format!("{index}").as_bytes(), FILE | 0o644);
+            assert!(made && one.write(file, 0, &[1; 100]), "{batch_nodes_max}");
+        }
+        assert!(one.digest(true).is_ok(), "{batch_nodes_max}: {:?}", daemon.ejections());
+        one.release();
+        for index in 150..200u32 {
+            let (file, made) = one.create(ROOT, format!("{index}").as_bytes(), FILE | 0o644);
+            assert!(made && one.write(file, 0, &[1; 100]), "{batch_nodes_max}");
+        }
+        let restarted = Recorder::of_image(recorder.image());
+        let (daemon, recovered) = Daemon::open(Arc::new(SystemHost), &restarted.medium(), config).unwrap();
+        assert_eq!(recovered.cuts, []);
+        let two = Client::attach(&Arc::new(daemon), user(0));
+        assert_eq!(two.walk("").unwrap().item.size.get(), 200);
+    }
 }
