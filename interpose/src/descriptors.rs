@@ -38,6 +38,8 @@ static COUNT: AtomicU32 = AtomicU32::new(0);
 const INTERNALS: usize = 4096;
 /// Numbers of the library's own descriptors, plus one; 0 for a free slot.
 static INTERNAL: [AtomicI32; INTERNALS] = [const { AtomicI32::new(0) }; INTERNALS];
+/// Numbers of descriptors that the mount's client keeps open, plus one; 0 for a free entry.
+static GUARDED: [AtomicI32; 64] = [const { AtomicI32::new(0) }; 64];
 /// The O_PATH descriptor that placeholders are duplicates of: its slot, plus one; 0 before the first use.
 static BASE: AtomicU32 = AtomicU32::new(0);
 
@@ -125,6 +127,28 @@ fn mark(fd: i32, ours: bool) {
         word.fetch_or(bit, Ordering::Relaxed);
     } else {
         word.fetch_and(!bit, Ordering::Relaxed);
+    }
+}
+
+/// Keeps the program from closing or replacing a descriptor whose owner, the mount's client, knows it by its number.
+/// When its owner closes it, the number is the next one that an owner is given: it stays guarded.
+pub fn guard(fd: i32) {
+    let known = GUARDED.iter().any(|entry| entry.load(Ordering::Relaxed) == fd + 1);
+    let free =
+        |entry: &AtomicI32| entry.compare_exchange(0, fd + 1, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+    if known || GUARDED.iter().any(free) {
+        mark(fd, true);
+    }
+}
+
+/// In a forked child: closes what its parent's client kept open.
+pub fn close_guarded() {
+    for entry in &GUARDED {
+        let fd = entry.swap(0, Ordering::Relaxed) - 1;
+        if fd >= 0 {
+            mark(fd, false);
+            raw::close(fd);
+        }
     }
 }
 

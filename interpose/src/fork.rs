@@ -60,6 +60,9 @@ pub unsafe extern "C" fn hearth_before(number: u64, first: u64) {
         _ => 0,
     };
     let shares = flags & libc::CLONE_VM as u64 != 0 && flags & libc::CLONE_THREAD as u64 == 0;
+    if flags & libc::CLONE_VM as u64 == 0 {
+        crate::openings::note_fork();
+    }
     let local = local();
     if !shares || local.borrowed().is_some() || site().is_none() {
         return;

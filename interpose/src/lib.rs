@@ -33,14 +33,17 @@ mod fork;
 mod local;
 mod memory;
 pub mod mount;
+mod openings;
 #[cfg(target_arch = "x86_64")]
 mod patch;
 mod paths;
+mod preload;
 pub mod raw;
 mod signals;
 pub mod start;
 mod symbols;
 mod table;
+pub mod tree;
 
 #[cfg(target_arch = "x86_64")]
 pub use signals::wait_until_signal;

@@ -194,7 +194,10 @@ fn table() -> Option<&'static [Opening]> {
     if start.is_null() {
         // SAFETY: a name, and no memory of ours is written.
         let memfd = unsafe {
-            raw::try_call(libc::SYS_memfd_create, &[c"hearth-openings".as_ptr() as u64, libc::MFD_CLOEXEC as u64])
+            raw::try_call(
+                libc::SYS_memfd_create,
+                &[c"hearth-openings".as_ptr() as u64, libc::MFD_CLOEXEC as u64],
+            )
         };
         install(memfd.ok()? as i32)?;
         start = TABLE.load(Ordering::Acquire);
@@ -210,7 +213,11 @@ fn install(memfd: i32) -> Option<()> {
     let mapped = unsafe {
         raw::try_call(libc::SYS_ftruncate, &[raw::number(memfd), bytes as u64]).ok()?;
         let rights = (libc::PROT_READ | libc::PROT_WRITE) as u64;
-        raw::try_call(libc::SYS_mmap, &[0, bytes as u64, rights, libc::MAP_SHARED as u64, raw::number(memfd), 0]).ok()?
+        raw::try_call(
+            libc::SYS_mmap,
+            &[0, bytes as u64, rights, libc::MAP_SHARED as u64, raw::number(memfd), 0],
+        )
+        .ok()?
     };
     let start = mapped as *mut Opening;
     if TABLE.compare_exchange(std::ptr::null_mut(), start, Ordering::AcqRel, Ordering::Acquire).is_err() {

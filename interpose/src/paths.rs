@@ -5,7 +5,8 @@
 //!   kernel. If the kernel does not find it (ENOENT, ENOTDIR), it is looked at again: `/usr/../PREFIX/x`, a symbolic
 //!   link of the kernel's into the mount, and a relative path from a folder above the prefix are found then. So the
 //!   prefix must not exist in the kernel's tree, or be a mount of the same files; the folder above it must exist.
-//! - A relative path is ours if the working directory or the directory descriptor is.
+//! - A relative path is ours if the working directory or the directory descriptor is; also from a working directory
+//!   above the prefix (`mkdir -p` goes down step by step), if it goes down into it.
 //! - The mount refuses a path that leaves it (`Errno::LEAVES`); it is then walked one component at a time from `/`,
 //!   reading links from either side, to an absolute path without links, which is served or passed.
 //! - `/proc/self/fd/N`, `/dev/fd/N` and `/dev/stdin` and its kin are the file that N stands for, if it is ours.
@@ -21,7 +22,7 @@ use crate::raw;
 use crate::start::{Site, site};
 use crate::table::Spot;
 use std::ffi::{CStr, CString};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// Linux's PATH_MAX, with its NUL.
 pub const PATH_BYTES_MAX: usize = 4096;
@@ -29,6 +30,8 @@ const LINKS_MAX: usize = 40;
 /// Folder that the kernel stands in while the working directory is ours.
 const NOWHERE: &CStr = c"/proc/self/fdinfo";
 
+/// The kernel's working directory is one of those that the prefix lies in.
+static ABOVE: AtomicBool = AtomicBool::new(false);
 static UMASK: AtomicU32 = AtomicU32::new(0o022);
 
 /// A path of a call, found out.
@@ -104,7 +107,10 @@ fn below<'a>(site: &Site, path: &'a [u8]) -> Option<&'a [u8]> {
 pub fn concern(call: &Call, spot: Spot) -> bool {
     let address = call.arguments[usize::from(spot.path)];
     let dir = spot.dir.map_or(libc::AT_FDCWD, |dir| call.int(usize::from(dir)));
-    let dir_ours = || if dir == libc::AT_FDCWD { cwd_ours() } else { descriptors::is_ours(dir) };
+    let dir_ours = || match dir {
+        libc::AT_FDCWD => cwd_ours() || may_go_down(),
+        dir => descriptors::is_ours(dir),
+    };
     match memory::byte(address) {
         None => address == 0 && dir != libc::AT_FDCWD && descriptors::is_ours(dir),
         Some(b'/') => site().is_some_and(|site| {
@@ -140,9 +146,33 @@ pub fn enter(held: Held) -> Result<(), Errno> {
     descriptors::put(descriptors::CWD, held)
 }
 
-/// The kernel's working directory is the process's again.
+/// The kernel's working directory is the process's again, and is another one.
 pub fn leave() {
     drop(descriptors::take(descriptors::CWD));
+    if crate::local::local().borrowed().is_none() {
+        ABOVE.store(stands_above(), Ordering::Relaxed);
+    }
+}
+
+/// Does the prefix lie in the kernel's working directory?
+fn stands_above() -> bool {
+    let Ok(here) = kernel_link(b"/proc/self/cwd") else { return false };
+    let here = here.strip_suffix(b"/").unwrap_or(&here);
+    site().and_then(|site| site.prefix.strip_prefix(here)).is_some_and(|rest| rest.first() == Some(&b'/'))
+}
+
+/// A relative path may go down into the mount from where the kernel stands. A child between vfork and exec has a
+/// working directory of its own, of which nothing is kept.
+fn may_go_down() -> bool {
+    ABOVE.load(Ordering::Relaxed) || crate::local::local().borrowed().is_some()
+}
+
+/// The part after the prefix of a relative path that goes down into the mount from the kernel's working directory.
+fn goes_down(site: &Site, path: &[u8]) -> Option<Vec<u8>> {
+    let here = kernel_link(b"/proc/self/cwd").ok()?;
+    let whole = [here.as_slice(), b"/", path].concat();
+    let directory: &[u8] = if path.ends_with(b"/") { b"/" } else { b"" };
+    Some([below(site, &normal(&whole)?)?, directory].concat())
 }
 
 /// The working directory's path as the program sees it, if it is ours.
@@ -223,7 +253,10 @@ pub fn spot(call: &Call, spot: Spot) -> Result<Spotted, Errno> {
     } else {
         None
     };
-    let Some(held) = held else { return Ok(Spotted::Kernel) };
+    let Some(held) = held else {
+        let rest = if dir == libc::AT_FDCWD && may_go_down() { goes_down(site, &path) } else { None };
+        return Ok(rest.map_or(Spotted::Kernel, |rest| Spotted::Mount(None, rest)));
+    };
     if path.is_empty() {
         return if spot.empty { Ok(Spotted::Open(held)) } else { Err(Errno(libc::ENOENT)) };
     }

@@ -275,7 +275,8 @@ unsafe extern "C" fn on_signal(signal: i32, info: *mut libc::siginfo_t, context:
     // SAFETY: the kernel gave both, for the time the handler runs.
     let (code, instruction) = unsafe { ((*info).si_code, (*context).uc_mcontext.gregs[RIP] as u64) };
     let sync = code > 0 && is_fault(signal as usize);
-    if sync && let Some(landing) = crate::memory::landing(instruction) {
+    let of_copy = || pmem::copy::landing_of(instruction as usize).map(|landing| landing as u64);
+    if sync && let Some(landing) = crate::memory::landing(instruction).or_else(of_copy) {
         // SAFETY: as above; the landing is in the function that faulted.
         unsafe { (*context).uc_mcontext.gregs[RIP] = landing.cast_signed() };
         return;

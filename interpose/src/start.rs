@@ -65,6 +65,7 @@ pub fn serve(mount: &'static dyn Mount, prefix: &[u8]) -> Result<(), Refused> {
         // Pairs with the Acquire of `site`.
         SITE.store(site, Ordering::Release);
         paths::learn_umask();
+        paths::leave();
         crate::symbols::resolve();
         #[cfg(target_arch = "x86_64")]
         {

@@ -90,12 +90,14 @@ impl Tree {
         let vfs = Vfs::new(Arc::new(libfs), credential(), owner).map_err(errno_of)?;
         vfs.umask(0);
         let client = Box::into_raw(Box::new(Client { vfs }));
-        match self.client.compare_exchange(std::ptr::null_mut(), client, Ordering::AcqRel, Ordering::Acquire) {
+        match self.client.compare_exchange(std::ptr::null_mut(), client, Ordering::AcqRel, Ordering::Acquire)
+        {
             // SAFETY: published just now, never freed.
             Ok(_) => Ok(unsafe { &(*client).vfs }),
             Err(other) => {
                 // SAFETY: made here, known to nobody; the other one is never freed.
                 drop(unsafe { Box::from_raw(client) });
+                // SAFETY: published by another thread, never freed.
                 Ok(unsafe { &(*other).vfs })
             }
         }
@@ -108,25 +110,22 @@ impl Tree {
     /// The file behind a handle, in this process.
     fn file<'a>(&self, handle: &'a Handle) -> Result<&'a File> {
         let open = open_of(handle);
-        // Acquire pairs with the Release of whoever set it. SAFETY: freed only at the close, which comes last.
+        // Acquire pairs with the Release of `open_anew`. SAFETY: freed only at the close, which comes last.
         match unsafe { open.current.load(Ordering::Acquire).as_ref() } {
             Some(current) if current.era == self.era() => Ok(&current.file),
-            inherited => self.open_anew(open, std::ptr::from_ref(inherited.map_or(&NOTHING, |_| &NOTHING))),
+            _ => self.open_anew(open),
         }
     }
 
-    /// Opens what the process inherited.
-    fn open_anew<'a>(&self, open: &'a Open, _: *const ()) -> Result<&'a File> {
+    /// Opens what the process inherited. Of several threads that try, the first one's counts.
+    fn open_anew<'a>(&self, open: &'a Open) -> Result<&'a File> {
         let vfs = self.client()?;
         let place = vfs::Place { base: Base::Root, path: &open.path };
         let file = vfs.open(place, open.flags & !ONLY_ONCE, 0).map_err(|_| Errno(libc::ESTALE))?;
-        let file = match open.place {
-            Some(place) => adopt(file, place),
-            None => file,
-        };
+        let file = shared(file, open.place, false);
         let fresh = Box::into_raw(Box::new(Current { era: self.era(), file }));
         let before = open.current.load(Ordering::Acquire);
-        // SAFETY: what is there belongs to this era or to a parent; neither is freed before the close.
+        // SAFETY: what is there belongs to this era or to a parent's; neither is freed before the close.
         let stale = unsafe { before.as_ref() }.is_none_or(|current| current.era != self.era());
         let replaced = stale
             && open.current.compare_exchange(before, fresh, Ordering::AcqRel, Ordering::Acquire).is_ok();
@@ -135,7 +134,7 @@ impl Tree {
             let mine = unsafe { Box::from_raw(fresh) };
             vfs.close(&mine.file, true);
         }
-        // SAFETY: set, and freed only at the close.
+        // SAFETY: set by now, and freed only at the close.
         Ok(unsafe { &(*open.current.load(Ordering::Acquire)).file })
     }
 
@@ -149,7 +148,11 @@ impl Tree {
     }
 
     /// Runs a call on what it is about.
-    fn on<T>(&self, target: Target<'_>, act: impl FnOnce(&Vfs<LibFs>, Subject<'_>) -> vfs::Outcome<T>) -> Result<T> {
+    fn on<T>(
+        &self,
+        target: Target<'_>,
+        act: impl FnOnce(&Vfs<LibFs>, Subject<'_>) -> vfs::Outcome<T>,
+    ) -> Result<T> {
         let vfs = self.client()?;
         let subject = match &target {
             Target::Open(handle) => Subject::Node(self.file(handle)?.inode()),
@@ -157,5 +160,439 @@ impl Tree {
             Target::Named(place, false) => Subject::Link(self.place(place)?),
         };
         act(vfs, subject).map_err(stop_of)
+    }
+}
+
+/// What stands behind a handle.
+fn open_of(handle: &Handle) -> &Open {
+    // SAFETY: a handle is the address of an `Open` from `handle_of`; it is used only until its close.
+    unsafe { &*(handle.0 as *const Open) }
+}
+
+fn handle_of(open: Open) -> Handle {
+    Handle(Box::into_raw(Box::new(open)) as u64)
+}
+
+/// The file with its state where other processes see it. A place that was just taken gets the flags.
+fn shared(file: File, place: Option<openings::Place>, new: bool) -> File {
+    let Some(place) = place else { return file };
+    let (flags, mut offset) = (place.flags(), 0);
+    place.with_offset(&mut |known| offset = *known);
+    let file = file.shared(Box::new(place), place.owner());
+    if !new {
+        // The description is older than this file: what it says counts.
+        place.set_flags(flags);
+        place.with_offset(&mut |known| *known = offset);
+    }
+    file
+}
+
+/// The user that this process acts as on files.
+fn credential() -> Caller {
+    let id = |number: i64| {
+        // SAFETY: calls without pointers.
+        unsafe { crate::raw::try_call(number, &[]) }.unwrap_or(u64::from(u32::MAX)) as u32
+    };
+    let mut groups = [0u32; 1024];
+    // SAFETY: the kernel writes at most so many numbers.
+    let count = unsafe { crate::raw::try_call(libc::SYS_getgroups, &[1024, groups.as_mut_ptr() as u64]) };
+    let groups = groups[..count.unwrap_or(0) as usize].to_vec();
+    Caller { uid: id(libc::SYS_geteuid), gid: id(libc::SYS_getegid), groups }
+}
+
+fn errno_of(error: vfs::Error) -> Errno {
+    Errno(errno::number(error))
+}
+
+fn stop_of(stop: Stop) -> Errno {
+    match stop {
+        Stop::Failed(error) => errno_of(error),
+        Stop::Leaves(_) => Errno::LEAVES,
+        // A pipe, socket or device is opened by the kernel, for which it has to be on a mount of the kernel's.
+        Stop::Special(_) => Errno(libc::EOPNOTSUPP),
+    }
+}
+
+/// A path without empty components and `.`; `..` stays, since only a walk knows where it leads.
+fn joined(base: &[u8], path: &[u8]) -> Vec<u8> {
+    let parts = base.split(|byte| *byte == b'/').chain(path.split(|byte| *byte == b'/'));
+    let parts: Vec<&[u8]> = parts.filter(|part| !part.is_empty() && *part != b".").collect();
+    parts.join(&b'/')
+}
+
+fn status_of(attributes: &Attributes) -> libc::statx {
+    // SAFETY: a structure of integers.
+    let mut status: libc::statx = unsafe { std::mem::zeroed() };
+    let time = |ns: i64| {
+        // SAFETY: a structure of integers.
+        let mut time: libc::statx_timestamp = unsafe { std::mem::zeroed() };
+        time.tv_sec = ns.div_euclid(1_000_000_000);
+        time.tv_nsec = ns.rem_euclid(1_000_000_000) as u32;
+        time
+    };
+    status.stx_mask = libc::STATX_BASIC_STATS | libc::STATX_BTIME;
+    status.stx_blksize = BLOCK_BYTES;
+    status.stx_nlink = attributes.links;
+    status.stx_uid = attributes.uid;
+    status.stx_gid = attributes.gid;
+    status.stx_mode = (attributes.file_type.mode_bits() | attributes.mode) as u16;
+    status.stx_ino = attributes.inode.get();
+    status.stx_size = attributes.size;
+    status.stx_blocks = attributes.blocks;
+    status.stx_atime = time(attributes.atime_ns);
+    status.stx_mtime = time(attributes.mtime_ns);
+    status.stx_ctime = time(attributes.ctime_ns);
+    status.stx_btime = time(attributes.btime_ns);
+    status.stx_rdev_major = libc::major(attributes.rdev);
+    status.stx_rdev_minor = libc::minor(attributes.rdev);
+    status.stx_dev_minor = DEVICE_MINOR;
+    status
+}
+
+fn space_of(space: &Space) -> libc::statfs {
+    // SAFETY: a structure of integers.
+    let mut found: libc::statfs = unsafe { std::mem::zeroed() };
+    found.f_type = FILE_SYSTEM_TYPE;
+    found.f_bsize = space.block_bytes as i64;
+    found.f_frsize = space.block_bytes as i64;
+    found.f_blocks = space.blocks;
+    found.f_bfree = space.blocks_free;
+    found.f_bavail = space.blocks_available;
+    found.f_files = space.inodes;
+    found.f_ffree = space.inodes_free;
+    found.f_namelen = format::name::NAME_BYTES_MAX as i64;
+    found
+}
+
+fn lock_kind(kind: i32) -> Result<Option<LockKind>> {
+    match kind {
+        libc::F_RDLCK => Ok(Some(LockKind::Shared)),
+        libc::F_WRLCK => Ok(Some(LockKind::Exclusive)),
+        libc::F_UNLCK => Ok(None),
+        _ => Err(Errno(libc::EINVAL)),
+    }
+}
+
+/// One look at a lock that is waited for took its time already: between two looks only a signal is asked for.
+fn pause() -> Pause {
+    let local = local();
+    if local.deferred.load(Ordering::Relaxed) == 0 {
+        return Pause::Over;
+    }
+    local.interrupted.store(1, Ordering::Relaxed);
+    Pause::Interrupted
+}
+
+fn range_lock(vfs: &Vfs<LibFs>, file: &File, command: i32, range: &mut libc::flock) -> Result<()> {
+    let whose = match command {
+        libc::F_OFD_GETLK | libc::F_OFD_SETLK | libc::F_OFD_SETLKW => {
+            if range.l_pid != 0 {
+                return Err(Errno(libc::EINVAL));
+            }
+            RangeKind::Description
+        }
+        _ => RangeKind::Process,
+    };
+    let kind = lock_kind(range.l_type.into())?;
+    let request =
+        LockRequest { kind, whence: range.l_whence.into(), start: range.l_start, bytes: range.l_len };
+    if !matches!(command, libc::F_GETLK | libc::F_OFD_GETLK) {
+        let waits = matches!(command, libc::F_SETLKW | libc::F_OFD_SETLKW);
+        let mut pause = pause;
+        let patience = waits.then_some(Patience { waker: Waker::noop(), pause: &mut pause });
+        return vfs.set_range(file, whose, &request, patience).map_err(errno_of);
+    }
+    match vfs.get_range(file, whose, &request).map_err(errno_of)? {
+        None => range.l_type = libc::F_UNLCK as i16,
+        Some(found) => {
+            range.l_type = match found.kind {
+                LockKind::Shared => libc::F_RDLCK as i16,
+                LockKind::Exclusive => libc::F_WRLCK as i16,
+            };
+            range.l_whence = libc::SEEK_SET as i16;
+            range.l_start = found.start;
+            range.l_len = found.bytes;
+            range.l_pid = found.pid;
+        }
+    }
+    Ok(())
+}
+
+/// Path of a directory, from its parents' entries.
+fn path_of_directory(vfs: &Vfs<LibFs>, directory: InodeNumber) -> Result<Vec<u8>> {
+    let engine = vfs.engine();
+    let root = engine.root().map_err(errno_of)?.inode;
+    let mut pins = vec![root];
+    let found = climb(vfs, root, directory, &mut pins);
+    engine.forget(&pins);
+    found
+}
+
+fn climb(
+    vfs: &Vfs<LibFs>,
+    root: InodeNumber,
+    from: InodeNumber,
+    pins: &mut Vec<InodeNumber>,
+) -> Result<Vec<u8>> {
+    let (engine, caller) = (vfs.engine(), vfs.caller());
+    let mut names: Vec<Vec<u8>> = Vec::new();
+    let mut here = from;
+    while here != root {
+        let mut found = Vec::new();
+        engine.walk(&caller, here, &[Step::Parent], &mut found).map_err(errno_of)?;
+        let above = found.first().ok_or(Errno(libc::ENOENT))?.inode;
+        pins.push(above);
+        let access = vfs::engine::Access { read: true, write: false };
+        // The names of a directory that may be searched but not read are found all the same by the kernel.
+        let (handle, _) = engine.open(&Caller::ROOT, above, access, false).map_err(errno_of)?;
+        let mut name = None;
+        let read = engine.readdir(handle, None, &mut |entry| {
+            if entry.inode == here {
+                name = Some(entry.name.bytes().to_vec());
+            }
+            name.is_none()
+        });
+        engine.close(handle);
+        read.map_err(errno_of)?;
+        names.push(name.ok_or(Errno(libc::ENOENT))?);
+        here = above;
+    }
+    names.reverse();
+    Ok(names.join(&b'/'))
+}
+
+impl Mount for Tree {
+    fn open(&self, place: Place<'_>, flags: i32, mode: u32) -> Result<Handle> {
+        let base = place.dir.as_ref().map_or(&b""[..], |dir| &open_of(dir).path);
+        let path = joined(base, place.path);
+        let file = self.client()?.open(self.place(&place)?, flags, mode).map_err(stop_of)?;
+        let shared_place = openings::Place::take();
+        let file = shared(file, shared_place, true);
+        let current = Box::into_raw(Box::new(Current { era: self.era(), file }));
+        let current = AtomicPtr::new(current);
+        Ok(handle_of(Open { current, path, flags, place: shared_place }))
+    }
+
+    fn close(&self, file: Handle) {
+        // SAFETY: the last use of the handle; it came from `handle_of`.
+        let open = unsafe { Box::from_raw(file.0 as *mut Open) };
+        let current = open.current.load(Ordering::Acquire);
+        // SAFETY: as above. One of another era is a parent's: its memory is left alone.
+        if let Some(current) = unsafe { current.as_ref() }
+            && current.era == self.era()
+        {
+            if let Ok(vfs) = self.client() {
+                vfs.close(&current.file, true);
+            }
+            // SAFETY: nobody else knows it any more.
+            drop(unsafe { Box::from_raw(open.current.load(Ordering::Acquire)) });
+        }
+        if let Some(place) = open.place {
+            place.give_back();
+        }
+    }
+
+    fn read(&self, file: Handle, at: Option<u64>, into: &mut [IoSliceMut<'_>]) -> Result<usize> {
+        let (vfs, file) = (self.client()?, self.file(&file)?);
+        match at {
+            None => vfs.read(file, into),
+            Some(offset) => vfs.pread(file, offset as i64, into, 0),
+        }
+        .map_err(errno_of)
+    }
+
+    fn write(&self, file: Handle, at: Option<u64>, from: &[IoSlice<'_>]) -> Result<usize> {
+        let (vfs, file) = (self.client()?, self.file(&file)?);
+        match at {
+            None => vfs.write(file, from),
+            Some(offset) => vfs.pwrite(file, offset as i64, from, 0),
+        }
+        .map_err(errno_of)
+    }
+
+    fn seek(&self, file: Handle, offset: i64, whence: i32) -> Result<u64> {
+        self.client()?.lseek(self.file(&file)?, offset, whence).map_err(errno_of)
+    }
+
+    fn list(&self, file: Handle, sink: &mut dyn FnMut(&Entry<'_>) -> bool) -> Result<()> {
+        let (vfs, file) = (self.client()?, self.file(&file)?);
+        let mut buffer = vec![0u8; RECORDS_BYTES];
+        loop {
+            let mut position = vfs.lseek(file, 0, libc::SEEK_CUR).map_err(errno_of)?;
+            let bytes = vfs.getdents(file, &mut buffer).map_err(errno_of)?;
+            if bytes == 0 {
+                return Ok(());
+            }
+            let mut rest = &buffer[..bytes];
+            while !rest.is_empty() {
+                let word = |at: usize| u64::from_ne_bytes(rest[at..at + 8].try_into().expect("eight bytes"));
+                let length = usize::from(u16::from_ne_bytes([rest[16], rest[17]]));
+                let name = rest[19..length].split(|byte| *byte == 0).next().unwrap_or_default();
+                if !sink(&Entry { inode: word(0), next: word(8), kind: rest[18], name }) {
+                    return vfs.lseek(file, position as i64, libc::SEEK_SET).map(|_| ()).map_err(errno_of);
+                }
+                position = word(8);
+                rest = &rest[length..];
+            }
+        }
+    }
+
+    fn sync(&self, file: Handle, data_only: bool) -> Result<()> {
+        let (vfs, file) = (self.client()?, self.file(&file)?);
+        if data_only { vfs.fdatasync(file) } else { vfs.fsync(file) }.map_err(errno_of)
+    }
+
+    fn sync_all(&self) -> Result<()> {
+        self.client()?.sync().map_err(errno_of)
+    }
+
+    fn allocate(&self, file: Handle, mode: i32, offset: i64, bytes: i64) -> Result<()> {
+        self.client()?.fallocate(self.file(&file)?, mode, offset, bytes).map_err(errno_of)
+    }
+
+    fn lock(&self, file: Handle, lock: Lock<'_>) -> Result<()> {
+        let (vfs, file) = (self.client()?, self.file(&file)?);
+        let operation = match lock {
+            Lock::Range(command, range) => return range_lock(vfs, file, command, range),
+            Lock::Whole(operation) => operation,
+        };
+        let kind = match operation & !libc::LOCK_NB {
+            libc::LOCK_SH => Some(LockKind::Shared),
+            libc::LOCK_EX => Some(LockKind::Exclusive),
+            libc::LOCK_UN => None,
+            _ => return Err(Errno(libc::EINVAL)),
+        };
+        let mut pause = pause;
+        let waits = operation & libc::LOCK_NB == 0;
+        let patience = waits.then_some(Patience { waker: Waker::noop(), pause: &mut pause });
+        vfs.flock(file, kind, patience).map_err(errno_of)
+    }
+
+    fn flags(&self, file: Handle) -> i32 {
+        self.file(&file).map_or(0, File::flags)
+    }
+
+    fn set_flags(&self, file: Handle, flags: i32) -> Result<()> {
+        self.client()?.set_flags(self.file(&file)?, flags).map_err(errno_of)
+    }
+
+    fn attributes(&self, target: Target<'_>) -> Result<libc::statx> {
+        self.on(target, |vfs, subject| vfs.stat(subject)).map(|attributes| status_of(&attributes))
+    }
+
+    fn change(&self, target: Target<'_>, change: Change) -> Result<()> {
+        if let (Target::Open(file), Change::Size(size)) = (target, change) {
+            return self.client()?.ftruncate(self.file(&file)?, size).map_err(errno_of);
+        }
+        let given = |id: u32| (id != u32::MAX).then_some(id);
+        self.on(target, |vfs, subject| match change {
+            Change::Mode(mode) => vfs.chmod(subject, mode),
+            Change::Owner(uid, gid) => vfs.chown(subject, Owner { uid: given(uid), gid: given(gid) }),
+            Change::Times(times) => {
+                let times = times.map(|time| TimeToSet { seconds: time.tv_sec, nanoseconds: time.tv_nsec });
+                vfs.utimens(subject, Some(times))
+            }
+            Change::Size(size) => vfs.truncate(subject, size),
+        })
+    }
+
+    fn access(&self, place: Place<'_>, mode: i32, flags: i32) -> Result<()> {
+        let ids = if flags & libc::AT_EACCESS != 0 { AccessIds::Effective } else { AccessIds::Real };
+        let follow = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
+        self.on(Target::Named(place, follow), |vfs, subject| vfs.access(subject, mode, ids))
+    }
+
+    fn make(&self, place: Place<'_>, new: New<'_>) -> Result<()> {
+        let (vfs, place) = (self.client()?, self.place(&place)?);
+        match new {
+            New::Directory(mode) => vfs.mkdir(place, mode),
+            New::Node(mode, device) => vfs.mknod(place, mode, device),
+            New::Link(target) => vfs.symlink(target, place),
+        }
+        .map_err(stop_of)
+    }
+
+    fn link(&self, from: Target<'_>, to: Place<'_>) -> Result<()> {
+        let to = self.place(&to)?;
+        self.on(from, |vfs, subject| vfs.link(subject, to))
+    }
+
+    fn remove(&self, place: Place<'_>, directory: bool) -> Result<()> {
+        let (vfs, place) = (self.client()?, self.place(&place)?);
+        if directory { vfs.rmdir(place) } else { vfs.unlink(place) }.map_err(stop_of)
+    }
+
+    fn rename(&self, from: Place<'_>, to: Place<'_>, flags: u32) -> Result<()> {
+        let (from, to) = (self.place(&from)?, self.place(&to)?);
+        self.client()?.rename(from, to, flags).map_err(stop_of)
+    }
+
+    fn readlink(&self, place: Place<'_>) -> Result<Vec<u8>> {
+        let place = self.place(&place)?;
+        self.client()?.readlink(place).map_err(stop_of)
+    }
+
+    fn space(&self) -> Result<libc::statfs> {
+        let space = self.client()?.engine().statfs().map_err(errno_of)?;
+        Ok(space_of(&space))
+    }
+
+    fn xattr(&self, target: Target<'_>, name: &[u8]) -> Result<Vec<u8>> {
+        self.on(target, |vfs, subject| vfs.get_xattr(subject, name))
+    }
+
+    fn set_xattr(&self, target: Target<'_>, name: &[u8], value: &[u8], flags: i32) -> Result<()> {
+        self.on(target, |vfs, subject| vfs.set_xattr(subject, name, value, flags))
+    }
+
+    fn list_xattrs(&self, target: Target<'_>) -> Result<Vec<u8>> {
+        self.on(target, |vfs, subject| vfs.list_xattrs(subject))
+    }
+
+    fn remove_xattr(&self, target: Target<'_>, name: &[u8]) -> Result<()> {
+        self.on(target, |vfs, subject| vfs.remove_xattr(subject, name))
+    }
+
+    fn path(&self, file: Handle) -> Result<Vec<u8>> {
+        let (vfs, found) = (self.client()?, self.file(&file)?);
+        if found.file_type() == FileType::Directory {
+            return path_of_directory(vfs, found.inode());
+        }
+        if vfs.engine().getattr(NodeTarget::Node(found.inode())).map_err(errno_of)?.links == 0 {
+            return Err(Errno(libc::ENOENT));
+        }
+        Ok(open_of(&file).path.clone())
+    }
+
+    fn export(&self, file: Handle) -> Result<Vec<u8>> {
+        let open = open_of(&file);
+        let place = open.place.ok_or(Errno(libc::EMFILE))?;
+        let (number, memfd) = place.pass_on()?;
+        let mut token = Vec::with_capacity(12 + open.path.len());
+        token.extend_from_slice(&number.to_le_bytes());
+        token.extend_from_slice(&memfd.to_le_bytes());
+        token.extend_from_slice(&open.flags.to_le_bytes());
+        token.extend_from_slice(&open.path);
+        Ok(token)
+    }
+
+    fn import(&self, token: &[u8]) -> Result<Handle> {
+        let (numbers, path) = token.split_at_checked(12).ok_or(Errno(libc::EINVAL))?;
+        let word = |at: usize| i32::from_le_bytes(numbers[at..at + 4].try_into().expect("four bytes"));
+        let place = openings::Place::adopt(word(0) as u32, word(4)).ok_or(Errno(libc::EINVAL))?;
+        let current = AtomicPtr::default();
+        Ok(handle_of(Open { current, path: path.to_vec(), flags: word(8), place: Some(place) }))
+    }
+
+    fn kernel_file(&self, _file: Handle) -> Option<i32> {
+        None
+    }
+
+    fn after_fork_child(&self) {
+        openings::note_child();
+        // The parent's client, its locks and mappings are the parent's: they are forgotten, not ended.
+        self.client.store(std::ptr::null_mut(), Ordering::Release);
+        self.era.fetch_add(1, Ordering::Relaxed);
+        descriptors::close_guarded();
     }
 }

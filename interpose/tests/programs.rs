@@ -241,6 +241,21 @@ fn a_shell_and_its_friends() {
     world.holds("h", "one\ntwo\nthree\n");
 }
 
+/// `mkdir -p` makes each step relative to the one above: the last ones have to arrive in the mount.
+#[test]
+fn paths_that_go_down_into_the_mount() {
+    let world = World::new();
+    world.good(&["mkdir", "-p", &format!("{}/a/b", world.at)]);
+    let (above, name) = world.at.rsplit_once('/').unwrap();
+    let script =
+        format!("cd {above}; echo x >{name}/f; cat ./{name}/f; cd {name}/a/b; pwd; cat ../../f; ls ..");
+    assert_eq!(world.good(&["sh", "-ec", &script]), format!("x\n{}/a/b\nx\nb\n", world.at));
+    world.holds("f", "x\n");
+    if world.behind.is_some() {
+        assert!(!std::path::Path::new(&world.at).exists(), "nothing was made in the kernel's tree");
+    }
+}
+
 #[test]
 fn bash_redirections() {
     let world = World::new();
