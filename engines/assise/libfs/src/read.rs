@@ -7,11 +7,11 @@ use crate::engine::LibFs;
 use crate::extents::Area;
 use crate::need::{Need, Step};
 use crate::nodes::{Body, NodeIndex};
-use crate::overlay::{Origin, Piece};
+use crate::overlay::Origin;
 use crate::state::State;
 use crate::words::SharedWords;
 use format::call::{CallKind, LEASE_READ, RangeRequest, Status};
-use format::{BLOCK_BYTES, InodeNumber, Sequence};
+use format::{BLOCK_BYTES, InodeNumber, SegmentId, Sequence};
 use ipc::LongWord;
 use ipc::sync::{Ordering, fence};
 use pmem::read_mapping::CopyError;
@@ -22,6 +22,17 @@ use vfs::Error;
 use vfs::engine::{Extent, Handle};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U64;
+
+/// Reads up to this length are copied under the lock.
+const SMALL_BYTES: usize = 8 << 10;
+
+/// Where a run of bytes was found.
+enum Where {
+    Log(u64, Sequence),
+    Segment(SegmentId, u64),
+    ByCall,
+    Zero,
+}
 
 /// Pieces that are copied after one look.
 const PLAN_MAX: usize = 16;
@@ -113,12 +124,66 @@ impl State {
         }
     }
 
-    /// Where the bytes from `offset` on are, at most `bytes`, of a file on which a lease is held.
-    fn plan(&mut self, index: NodeIndex, offset: u64, bytes: usize) -> Step<Plan> {
-        let size = self.nodes.get(index).item.size.get();
-        let end = offset.saturating_add(bytes as u64).min(size);
+    /// A file that is open for reading, with a lease on it.
+    #[inline]
+    fn readable(&mut self, handle: Handle) -> Step<NodeIndex> {
+        let file = self.file(handle)?;
+        if !file.access.read {
+            return Err(Error::BadDescriptor.into());
+        }
+        self.hold(file.node, LEASE_READ)?;
+        match self.nodes.get(file.node).body {
+            Body::File { .. } => Ok(file.node),
+            _ => Err(Error::IsDirectory.into()),
+        }
+    }
+
+    /// Where the byte at `at` of a file is on which a lease is held, and how many, not beyond `end`, are together.
+    #[inline]
+    fn locate(&mut self, index: NodeIndex, at: u64, end: u64) -> Step<(Where, u64)> {
         let session = self.session.as_ref().ok_or(Need::Attach)?;
         let node = self.nodes.get_mut(index);
+        let inode = node.inode;
+        let (overlay, extents) = node.file();
+        let newer = overlay.first_after(&self.pool, at);
+        if let Some(piece) = newer.filter(|piece| piece.start <= at) {
+            let found = match piece.origin {
+                Origin::Log(position) => Where::Log(position + (at - piece.start), piece.sequence),
+                Origin::Zero => Where::Zero,
+            };
+            return Ok((found, piece.end.min(end) - at));
+        }
+        let to = newer.map_or(end, |piece| piece.start.min(end));
+        if extents.generation.is_some_and(|known| known != session.words.generation(inode) as u32) {
+            extents.clear();
+        }
+        let (area, together) = extents.find(at);
+        let bytes = together.min(to - at);
+        let found = match area {
+            Area::Unknown => {
+                let block = at / BLOCK_BYTES as u64;
+                let blocks = to.div_ceil(BLOCK_BYTES as u64) - block;
+                return Err(Need::Extents(inode, block, blocks).into());
+            }
+            Area::Zero => Where::Zero,
+            Area::ByCall => Where::ByCall,
+            Area::Segment(segment, position) => {
+                let mapping = session.segments.get(&segment).ok_or(Need::Segment(segment))?;
+                match mapping {
+                    Some(mapping) if position + bytes <= mapping.bytes() => Where::Segment(segment, position),
+                    _ => Where::ByCall,
+                }
+            }
+        };
+        Ok((found, bytes))
+    }
+
+    /// Where the bytes from `offset` on are, at most `bytes`, of a file on which a lease is held.
+    fn plan(&mut self, index: NodeIndex, offset: u64, bytes: usize) -> Step<Plan> {
+        let node = self.nodes.get(index);
+        let end = offset.saturating_add(bytes as u64).min(node.item.size.get());
+        let session = self.session.as_ref().ok_or(Need::Attach)?;
+        let generation = session.words.generation(node.inode);
         let mut plan = Plan {
             inode: node.inode,
             parts: [const { None }; PLAN_MAX],
@@ -132,63 +197,69 @@ impl State {
             released: session.released.clone(),
             contents_version: node.contents_version,
         };
-        let inode = node.inode;
-        let (overlay, extents) = node.file();
         let mut at = offset;
-        let mut next: Option<Piece> = overlay.first_after(&self.pool, at);
         while at < end && plan.count < PLAN_MAX {
-            match next {
-                Some(piece) if piece.start <= at => {
-                    let bytes = piece.end.min(end) - at;
-                    match piece.origin {
-                        Origin::Log(position) => {
-                            plan.oldest = plan.oldest.min(piece.sequence);
-                            plan.log.get_or_insert_with(|| session.ring.region().clone());
-                            plan.add(From::Log(position + (at - piece.start)), bytes as usize);
-                        }
-                        Origin::Zero => plan.add(From::Zero, bytes as usize),
-                    }
-                    at += bytes;
-                    next = overlay.first_after(&self.pool, at);
+            let (found, bytes) = self.locate(index, at, end)?;
+            let session = self.session.as_ref().ok_or(Need::Attach)?;
+            let from = match found {
+                Where::Log(position, sequence) => {
+                    plan.oldest = plan.oldest.min(sequence);
+                    plan.log.get_or_insert_with(|| session.ring.region().clone());
+                    From::Log(position)
                 }
-                _ => {
-                    let to = next.map_or(end, |piece| piece.start.min(end));
-                    if plan.generation.is_none()
-                        && let Some(known) = extents.generation
-                    {
-                        let now = session.words.generation(inode);
-                        if now as u32 != known {
-                            extents.clear();
-                        }
-                        plan.generation = Some(now);
-                    }
-                    let (area, together) = extents.find(at);
-                    let bytes = together.min(to - at);
-                    match area {
-                        Area::Unknown => {
-                            let block = at / BLOCK_BYTES as u64;
-                            let blocks = to.div_ceil(BLOCK_BYTES as u64) - block;
-                            return Err(Need::Extents(inode, block, blocks).into());
-                        }
-                        Area::Zero => plan.add(From::Zero, bytes as usize),
-                        Area::ByCall => plan.add(From::ByCall, bytes as usize),
-                        Area::Segment(segment, position) => {
-                            let mapping = session.segments.get(&segment).ok_or(Need::Segment(segment))?;
-                            let from = match mapping {
-                                Some(mapping) if position + bytes <= mapping.bytes() => {
-                                    From::Segment(mapping.clone(), position)
-                                }
-                                _ => From::ByCall,
-                            };
-                            plan.add(from, bytes as usize);
-                        }
-                    }
-                    at += bytes;
+                Where::Zero => From::Zero,
+                Where::ByCall => From::ByCall,
+                Where::Segment(segment, position) => {
+                    plan.generation = Some(generation);
+                    let mapping = session.segments.get(&segment).cloned().flatten();
+                    From::Segment(mapping.ok_or(Need::Segment(segment))?, position)
                 }
-            }
+            };
+            plan.add(from, bytes as usize);
+            at += bytes;
         }
         plan.whole = at >= end;
         Ok(plan)
+    }
+
+    /// A small read, copied under the lock, which costs less than a plan; none if some of it has to come by call.
+    fn read_small(
+        &mut self,
+        index: NodeIndex,
+        offset: u64,
+        into: &mut [IoSliceMut<'_>],
+        bytes: usize,
+    ) -> Step<Option<usize>> {
+        let node = self.nodes.get(index);
+        let (inode, end) = (node.inode, offset.saturating_add(bytes as u64).min(node.item.size.get()));
+        let generation = self.session()?.words.generation(inode);
+        let mut target = Target::at(into, 0);
+        let (mut at, mut from_area) = (offset, false);
+        while at < end {
+            let (found, bytes) = self.locate(index, at, end)?;
+            let session = self.session.as_ref().ok_or(Need::Attach)?;
+            match found {
+                Where::ByCall => return Ok(None),
+                Where::Zero => target.fill(bytes as usize, |_, sink, bytes| put_zeros(sink, bytes))?,
+                // The log's space is given free under the lock only: nothing to be checked afterwards.
+                Where::Log(position, _) => target.fill(bytes as usize, |within, sink, bytes| {
+                    copied(session.ring.region().read_to(position + within as u64, sink, bytes))
+                })?,
+                Where::Segment(segment, position) => {
+                    from_area = true;
+                    let Some(Some(mapping)) = session.segments.get(&segment) else { return Ok(None) };
+                    target.fill(bytes as usize, |within, sink, bytes| {
+                        copied(mapping.copy_to(position + within as u64, sink, bytes))
+                    })?;
+                }
+            }
+            at += bytes;
+        }
+        let session = self.session.as_ref().ok_or(Need::Attach)?;
+        if from_area && !session.words.generation_still(inode, generation) {
+            return Err(Need::Again.into());
+        }
+        Ok(Some(end.saturating_sub(offset) as usize))
     }
 }
 
@@ -264,20 +335,22 @@ impl LibFs {
         into: &mut [IoSliceMut<'_>],
     ) -> vfs::engine::Result<usize> {
         let asked: usize = into.iter().map(|slice| slice.len()).sum();
+        if asked <= SMALL_BYTES {
+            let read = self.run(|state| {
+                let index = state.readable(handle)?;
+                state.read_small(index, offset, into, asked)
+            })?;
+            if let Some(read) = read {
+                return Ok(read);
+            }
+        }
         'again: for _ in 0..self.limits.attempts {
             let mut done = 0;
             let mut version = None;
             loop {
                 let plan = self.run(|state| {
-                    let file = state.file(handle)?;
-                    if !file.access.read {
-                        return Err(Error::BadDescriptor.into());
-                    }
-                    state.hold(file.node, LEASE_READ)?;
-                    if crate::apply::is_directory(&state.nodes.get(file.node).item) {
-                        return Err(Error::IsDirectory.into());
-                    }
-                    state.plan(file.node, offset + done as u64, asked - done)
+                    let index = state.readable(handle)?;
+                    state.plan(index, offset + done as u64, asked - done)
                 })?;
                 // A read that takes several looks is one operation: nothing may change between them.
                 if version.is_some_and(|version| version != plan.contents_version) {

@@ -94,8 +94,12 @@ impl LibFs {
         let (ask, give_back) = {
             let mut state = self.state();
             state.half_full = false;
-            state.purge();
             let give_back = state.take_give_back();
+            let Some(session) = state.session.as_ref() else { return };
+            // Dropping what was digested looks at every node with records that are not: once for each digest.
+            if session.words.digested().0 >= session.digest_asked {
+                state.purge();
+            }
             let Some(session) = state.session.as_mut() else { return };
             let full = session.ring.live_bytes() > session.ring.bytes() / 2;
             let ask = full && session.words.digested().0 >= session.digest_asked;

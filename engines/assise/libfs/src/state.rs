@@ -8,7 +8,7 @@
 use crate::apply;
 use crate::error::Error;
 use crate::need::{Need, Step, Stop};
-use crate::nodes::{Body, NodeIndex, Nodes};
+use crate::nodes::{Body, Mix, NodeIndex, Nodes};
 use crate::overlay::Pool;
 use crate::records::Header;
 use crate::session::{Attachment, Link};
@@ -23,6 +23,7 @@ use ipc::sync::{LongWord, Ordering, fence};
 use pmem::ring::{AppendError, AppendRing, Appended};
 use pmem::{ReadMapping, Region, Source};
 use std::collections::{HashMap, VecDeque};
+use std::hash::BuildHasherDefault;
 use std::sync::Arc;
 use vfs::Caller;
 use vfs::engine::{Access, Attributes, Handle};
@@ -37,7 +38,7 @@ pub(crate) struct Session {
     /// First record that still lies in the log: readers outside of the lock compare.
     pub released: Arc<LongWord>,
     /// Segments that were mapped; none for one that may not be.
-    pub segments: HashMap<SegmentId, Option<Arc<ReadMapping>>>,
+    pub segments: HashMap<SegmentId, Option<Arc<ReadMapping>>, BuildHasherDefault<Mix>>,
     /// Generation of the own-range word up to which the list of ended inodes was taken in.
     own_generation: Option<u32>,
     ended_seen: u64,
@@ -72,7 +73,7 @@ impl Session {
             link,
             ring,
             released: Arc::new(LongWord::new(1)),
-            segments: HashMap::new(),
+            segments: HashMap::default(),
             next_inode: welcome.first_inode.get(),
             inodes_left: welcome.inodes.get(),
             room: welcome.room_blocks.get(),
