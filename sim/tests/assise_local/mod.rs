@@ -151,6 +151,7 @@ pub struct Local {
     pid: u32,
     session: AtomicU64,
     log: Mutex<Option<Region>>,
+    words: Mutex<Option<Arc<ipc::Mapping>>>,
 }
 
 /// Processes of this run, so that each has a number of its own.
@@ -160,12 +161,27 @@ impl Local {
     pub fn new(node: Arc<Node>, caller: Caller) -> Self {
         let counts = Arc::new(Counts::default());
         let pid = PIDS.fetch_add(1, Ordering::SeqCst);
-        Self { node, caller, counts, pid, session: AtomicU64::new(0), log: Mutex::new(None) }
+        Self {
+            node,
+            caller,
+            counts,
+            pid,
+            session: AtomicU64::new(0),
+            log: Mutex::new(None),
+            words: Mutex::new(None),
+        }
     }
 
     /// Number of the present session.
     pub fn session(&self) -> u64 {
         self.session.load(Ordering::SeqCst)
+    }
+
+    /// A thread of the process goes inside and is stopped there.
+    pub fn stop_inside(&self) {
+        let words = self.words.lock().unwrap_or_else(PoisonError::into_inner).clone().expect("it attached");
+        let pages = ipc::ClientPages::new(&words).expect("they are large enough");
+        let _ = pages.inside().enter(Some(format::session::SLOTS - 1));
     }
 
     /// The log of the present session, as it was at its beginning.
@@ -181,6 +197,7 @@ impl Connector for Local {
         let session = attached.welcome.session.get();
         self.session.store(session, Ordering::SeqCst);
         *self.log.lock().unwrap_or_else(PoisonError::into_inner) = Some(attached.log.clone());
+        *self.words.lock().unwrap_or_else(PoisonError::into_inner) = Some(attached.session.clone());
         let link = LocalLink { node: self.node.clone(), daemon, session, counts: self.counts.clone() };
         Ok(Attachment {
             welcome: attached.welcome,
