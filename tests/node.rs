@@ -102,6 +102,15 @@ fn what_one_program_writes_the_next_one_reads() {
 }
 
 #[test]
+fn what_a_program_knows_from_a_listing_only_it_can_open_and_remove() {
+    let node = Node::up();
+    node.sh("mkdir $T/d; for i in 1 2 3 4; do echo $i > $T/d/$i; done").expect_success();
+    node.sh("for f in $T/d/*; do echo more >> $f; done").expect_success();
+    assert_eq!(node.sh("cat $T/d/*").expect_success(), "1\nmore\n2\nmore\n3\nmore\n4\nmore\n");
+    node.sh("rm -r $T/d; ! ls $T/d").expect_success();
+}
+
+#[test]
 fn a_daemon_that_is_killed_between_programs_loses_nothing() {
     let node = Node::up();
     for round in 0..5 {

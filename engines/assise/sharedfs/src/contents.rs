@@ -36,7 +36,9 @@ impl Core {
     /// [`format::call::CallKind::Entries`].
     pub fn entries(&self, id: SessionId, body: &[u8], room: usize) -> Result<Vec<u8>, Status> {
         let (request, _) = split::<EntriesRequest>(body).map_err(|_| Status::Invalid)?;
-        self.with_own_records(id, |state| state.entries(id, &request, room))
+        let entries = self.with_own_records(id, |state| state.entries(id, &request, room));
+        self.state.lock().trim_known(id, self.config.known_max);
+        entries
     }
 
     /// [`format::call::CallKind::Extents`].
@@ -148,6 +150,13 @@ impl State {
             return Err(Status::Invalid);
         }
         let end = count == found.len() && found.len() < BATCH;
+        // Who may list and search has met what he was shown, as if he had walked to each.
+        let session = self.live(id)?;
+        if access::search(&session.caller, &attributes(request.inode, &item)).is_ok() {
+            for entry in &found[..count] {
+                session.known.entry(entry.inode).or_default();
+            }
+        }
         let head = EntriesResponse {
             digested: self.live(id)?.digested.sequence,
             count: U32::new(u32::try_from(count).expect("a batch is bounded")),

@@ -8,7 +8,7 @@ use crate::entitle::attributes;
 use crate::references::Rights;
 use crate::session::Known;
 use crate::state::{Core, State};
-use crate::table::{RENAME_UNIT, RIGHT_CONTENTS, RIGHT_WRITE};
+use crate::table::RENAME_UNIT;
 use ccnvm::{Mode, SessionId, Want};
 use format::call::{
     InodeRequest, LEASE_READ, LEASE_UNITS_MAX, LEASE_WRITE, LeaseRequest, LeaseUnit, NodeReply, OpenRequest,
@@ -274,7 +274,7 @@ fn steps(mut rest: &[u8], count: usize) -> Result<Vec<StepTo<'_>>, Status> {
 
 impl State {
     /// Bounds what is remembered of a session's walks.
-    fn trim_known(&mut self, id: SessionId, known_max: usize) {
+    pub fn trim_known(&mut self, id: SessionId, known_max: usize) {
         let references = &self.references;
         if let Some(session) = self.sessions.get_mut(&id) {
             session.trim_known(known_max, |inode| references.rights(id, inode).is_some());
@@ -368,7 +368,8 @@ impl State {
         access::check(&self.live(id)?.caller, &attributes(inode, &item), asked).map_err(status_of)
     }
 
-    /// Makes a reference, and if it is one for writing under a lease that is held, says so in the ledger.
+    /// Makes a reference. That it is one for writing is said in the ledger with the next grant: under the present one
+    /// the mode cannot change.
     fn refer(&mut self, core: &Core, id: SessionId, inode: InodeNumber, wanted: u8) -> Result<(), Status> {
         let rights = Rights { read: wanted & 1 != 0, write: wanted & 2 != 0 };
         let new = self.references.rights(id, inode).is_none();
@@ -376,20 +377,6 @@ impl State {
             return Err(Status::Limit);
         }
         self.references.open(id, inode, rights);
-        let session = self.live(id)?;
-        let log = session.log;
-        let held = session.held.get(&inode).filter(|held| held.word != WORD_OWN_RANGE).copied();
-        let Some(held) = held.filter(|held| rights.write && held.mode == Mode::Write) else { return Ok(()) };
-        let open = self.ledger.table().log(log).expect("a live session's log is open");
-        let Some(grant) = open.grant(inode).copied().filter(|grant| grant.rights & RIGHT_CONTENTS == 0)
-        else {
-            return Ok(());
-        };
-        let grant = crate::table::Grant { rights: RIGHT_WRITE | RIGHT_CONTENTS, ..grant };
-        let appended = self.ledger_room(core).and_then(|()| self.ledger.grant(log, inode, grant));
-        let ledger = self.guard(appended).map_err(|_| Status::Media)?;
-        let session = self.live(id)?;
-        session.held.insert(inode, crate::session::Held { ledger, ..held });
         Ok(())
     }
 }
