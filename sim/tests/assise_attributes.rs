@@ -1,0 +1,97 @@
+//! What a LibFS shows of its own records before they are digested is what the area says afterwards: every attribute,
+//! times too, for every kind of record.
+
+mod assise_local;
+
+use assise_local::trees::{at, process};
+use assise_local::{Node, tiny};
+use format::Name;
+use libfs::{LibFs, Limits};
+use std::sync::Arc;
+use vfs::conformance::{Actor, Answer, Call};
+use vfs::engine::{Attributes, Step};
+use vfs::{Caller, Engine, Error};
+
+const PATHS: [&str; 7] = ["", "d", "e", "d/a", "d/b", "b", "e/d"];
+
+/// All attributes at a path, but the blocks: which the area will use is known only to it.
+fn look(libfs: &LibFs, path: &str) -> Result<Attributes, Error> {
+    let root = libfs.root()?;
+    let steps: Vec<Step<'_>> = path
+        .split('/')
+        .filter(|part| !part.is_empty())
+        .map(|part| Step::Child(Name::new(part.as_bytes()).expect("a good name")))
+        .collect();
+    let mut found = Vec::new();
+    let walked = libfs.walk(&Caller::ROOT, root.inode, &steps, &mut found);
+    let nodes: Vec<_> = found.iter().map(|attributes| attributes.inode).chain([root.inode]).collect();
+    libfs.forget(&nodes);
+    walked?;
+    let last = found.last().copied().unwrap_or(root);
+    Ok(Attributes { blocks: 0, ..last })
+}
+
+/// One of every kind of record, with users and bits that the rules are about.
+fn calls() -> Vec<Call> {
+    let rename = |from: &str, to: &str, flags| Call::Rename { from: at(from), to: at(to), flags };
+    let open = |slot, path: &str| Call::Open { slot, path: at(path), flags: 0o102, mode: 0o644 };
+    let user = |uid| Call::User { uid, gid: uid, groups: vec![500] };
+    let chmod = |path: &str, mode| Call::Chmod { path: at(path), mode };
+    vec![
+        Call::Mkdir { path: at("d"), mode: 0o777 },
+        chmod("d", 0o2777),
+        open(0, "d/a"),
+        Call::Pwrite { slot: 0, offset: 100, data: vec![1; 5000] },
+        Call::Ftruncate { slot: 0, size: 300 },
+        Call::Ftruncate { slot: 0, size: 300 },
+        Call::Truncate { path: at("d/a"), size: 300 },
+        Call::Fallocate { slot: 0, mode: 0, offset: 0, bytes: 9000 },
+        Call::Fallocate { slot: 0, mode: 3, offset: 10, bytes: 5000 },
+        chmod("d/a", 0o6777),
+        user(101),
+        open(1, "d/a"),
+        // Clears the set-id bits, and by another than the log's user.
+        Call::Pwrite { slot: 1, offset: 0, data: vec![2; 10] },
+        user(0),
+        chmod("d/a", 0o6777),
+        user(101),
+        Call::Ftruncate { slot: 1, size: 5 },
+        user(0),
+        chmod("d/a", 0o6777),
+        Call::Chown { path: at("d/a"), uid: Some(101), gid: Some(500), follow: true },
+        Call::Utimens { path: at("d/a"), atime: (5, 6), mtime: (7, 8), follow: true },
+        Call::SetXattr { path: at("d/a"), name: "user.x".to_owned(), value: vec![3; 10], flags: 0 },
+        Call::RemoveXattr { path: at("d/a"), name: "user.x".to_owned() },
+        Call::Link { from: at("d/a"), to: at("d/b"), follow: false },
+        Call::Unlink(at("d/a")),
+        Call::Symlink { target: "target".to_owned(), path: at("b") },
+        rename("b", "d/b", 2),
+        Call::Mkdir { path: at("e"), mode: 0o700 },
+        rename("d", "e/d", 0),
+        rename("b", "e/d/b", 0),
+        Call::Mkdir { path: at("d"), mode: 0o700 },
+        rename("d", "e", 2),
+        Call::Mknod { path: at("b"), mode: 0o020_600, device: 259 },
+        Call::Unlink(at("b")),
+        Call::Rmdir(at("e")),
+    ]
+}
+
+#[test]
+fn before_and_after_the_digest_all_attributes_are_the_same() {
+    let node = Node::new(tiny());
+    let own = Arc::new(node.attach(Caller::ROOT, Limits::default()).0);
+    let other = node.attach(Caller::ROOT, Limits::default()).0;
+    let mut player = process(own.clone(), 1);
+    for call in calls() {
+        let answer = player.call(&call);
+        assert!(!matches!(answer, Answer::Failed(_)), "{call:?} answered {answer}");
+        let cached: Vec<_> = PATHS.iter().map(|path| look(&own, path)).collect();
+        // The other's leases make SharedFS digest what this one did.
+        let digested: Vec<_> = PATHS.iter().map(|path| look(&other, path)).collect();
+        for ((path, cached), digested) in PATHS.iter().zip(cached).zip(digested) {
+            assert_eq!(cached, digested, "{path:?} after {call:?}");
+        }
+    }
+    node.tidy();
+}
