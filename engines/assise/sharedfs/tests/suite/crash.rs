@@ -248,3 +248,46 @@ fn a_folder_that_was_emptied_and_removed_stays_removed() {
     let result = enumerate(Model::Lines, &limits(), removal, recover, judge);
     result.unwrap_or_else(|violation| panic!("{violation}"));
 }
+
+/// A log whose lease ended writes on, and then everything dies: no recovery, crashed or not, counts that record, also
+/// not one that finds the grant in the tree and its end nowhere any more.
+#[test]
+fn a_late_record_is_refused_by_every_recovery() {
+    let late = |recorder: &Recorder| {
+        let medium = recorder.medium();
+        new_pool(&medium);
+        let daemon = open(&medium).0;
+        let mut one = Client::attach_as(&daemon, user(0), 1);
+        let mut two = Client::attach_as(&daemon, user(0), 2);
+        two.write_lease(ROOT);
+        let (file, _) = two.create(ROOT, b"file", FILE | 0o644);
+        one.walk("file").unwrap();
+        one.write_lease(file);
+        assert!(one.write(file, 0, b"one"));
+        // So that a flip contains the grant.
+        one.digest(true).unwrap();
+        one.write_lease(ROOT);
+        one.digest(true).unwrap();
+        // It sees what the first one wrote; its stamps do not lie over it.
+        two.write_lease(file);
+        assert_eq!(two.read(file, 0, 9).unwrap(), b"one");
+        recorder.returned(1);
+        assert!(one.write(file, 0, b"late"));
+    };
+    let judge = |opened: Opened, medium: &Medium, point: &Point| {
+        let Some((daemon, _)) = opened else { return Ok(()) };
+        let client = Client::attach_as(&daemon, user(0), 3);
+        let found = client.walk("file").ok().map(|file| client.read(file.inode, 0, 9).unwrap());
+        let found = found.unwrap_or_default();
+        let right = if point.returned.is_empty() { &[&b""[..], b"one"][..] } else { &[&b"one"[..]] };
+        if !right.contains(&found.as_slice()) {
+            return Err(format!("the file holds {found:?}"));
+        }
+        let report = area::check::check(medium).map_err(|error| error.to_string())?;
+        if report.is_clean() { Ok(()) } else { Err(format!("{report:?}")) }
+    };
+    let few = Limits { complete_max: 2, near_max: 0, sampled: 0, recovery_images: 4, seed: 14 };
+    let result = enumerate(Model::Lines, &few, late, recover, judge);
+    let counts = result.unwrap_or_else(|violation| panic!("{violation}"));
+    assert!(counts.recovery_images > 100);
+}

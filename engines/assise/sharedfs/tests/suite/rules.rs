@@ -269,3 +269,22 @@ fn batches_of_any_size_get_on() {
         assert_eq!(two.walk("").unwrap().item.size.get(), 200);
     }
 }
+
+#[test]
+fn a_write_by_another_clears_set_id_bits() {
+    let (_recorder, daemon) = fresh();
+    let mut root = Client::attach(&daemon, user(0));
+    root.write_lease(ROOT);
+    let (file, _) = root.create(ROOT, b"file", FILE | 0o4777);
+    let mut bob = Client::attach(&daemon, user(5));
+    bob.walk("file").unwrap();
+    bob.write_lease(file);
+    assert!(bob.write(file, 0, b"x"));
+    bob.digest(true).unwrap();
+    assert_eq!(bob.walk("file").unwrap().item.mode.get(), FILE | 0o777);
+    root.walk("file").unwrap();
+    root.write_lease(file);
+    assert!(root.set_mode(file, 0o4755) && root.write(file, 0, b"y"));
+    root.digest(true).unwrap();
+    assert_eq!(root.walk("file").unwrap().item.mode.get(), FILE | 0o4755, "root may");
+}
