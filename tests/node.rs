@@ -53,6 +53,16 @@ impl Node {
         i32::try_from(answers[0]["pid"].as_i64().unwrap()).unwrap()
     }
 
+    /// `kill -9`, and until it is gone.
+    fn kill_daemon(&self) {
+        use rustix::event::{PollFd, PollFlags, poll};
+        use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+        let pidfd = pidfd_open(Pid::from_raw(self.daemon()).unwrap(), PidfdFlags::empty()).unwrap();
+        pidfd_send_signal(&pidfd, Signal::KILL).unwrap();
+        let limit = rustix::event::Timespec { tv_sec: 60, tv_nsec: 0 };
+        assert_eq!(poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&limit)), Ok(1), "it does not die");
+    }
+
     fn check(&self) {
         let pool = format!("{}/node-1/pool", self.dir());
         limited(&[env!("CARGO_BIN_EXE_hearth"), "check"], &[&pool]).expect_success();
@@ -116,11 +126,7 @@ fn a_daemon_that_is_killed_between_programs_loses_nothing() {
     for round in 0..5 {
         node.sh(&format!("echo {round} >> $T/rounds; mkdir $T/d{round}; mv $T/d{round} $T/moved{round}"))
             .expect_success();
-        rustix::process::kill_process(
-            rustix::process::Pid::from_raw(node.daemon()).unwrap(),
-            rustix::process::Signal::KILL,
-        )
-        .unwrap();
+        node.kill_daemon();
         node.hearth(&["start"]).expect_success();
     }
     assert_eq!(node.sh("cat $T/rounds; ls $T").expect_success().lines().count(), 5 + 6);
