@@ -112,7 +112,7 @@ fn steps(length: usize) -> impl Strategy<Value = Vec<Step>> {
 }
 
 fn limits() -> Limits {
-    Limits { refill_blocks: 256, refill_inodes: 64, ..Limits::default() }
+    Limits { refill_blocks: 256, refill_inodes: 64, nodes: 4, ..Limits::default() }
 }
 
 /// Plays a history with so many sessions (1 or 2) for its two processes.
@@ -169,4 +169,24 @@ fn one_session_is_like_the_model() {
 #[test]
 fn two_sessions_are_like_the_model() {
     compare(2);
+}
+
+/// A listing tells numbers of inodes that the process has no lease on; the next call takes one by the name.
+#[test]
+fn what_was_only_listed_is_removed_and_renamed() {
+    let path = |path: &str| Path { base: None, path: path.to_owned() };
+    let mut history = vec![Call::Mkdir { path: path("a"), mode: 0o777 }];
+    for name in ["a/a", "a/b", "a/c", "a/dd"] {
+        history.push(Call::Mkdir { path: path(name), mode: 0o777 });
+    }
+    let mut history: Vec<_> = history.into_iter().map(|call| Step::Call(0, call)).collect();
+    let listed = [
+        Call::List(path("a")),
+        Call::Rmdir(path("a/a")),
+        Call::Rename { from: path("a/b"), to: path("a/c"), flags: 0 },
+        Call::Open { slot: 0, path: path("a/dd"), flags: 0o100, mode: 0o666 },
+        Call::List(path("a")),
+    ];
+    history.extend(listed.map(|call| Step::Call(1, call)));
+    play(&history, 2).unwrap();
 }

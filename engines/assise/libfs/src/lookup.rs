@@ -5,7 +5,7 @@ use crate::directory::{Found, Target};
 use crate::need::{Need, Step};
 use crate::nodes::NodeIndex;
 use crate::state::State;
-use format::call::LEASE_READ;
+use format::call::{LEASE_READ, LEASE_WRITE};
 use format::record::FileType;
 use format::{Cookie, InodeNumber, Name};
 use vfs::access;
@@ -30,9 +30,20 @@ impl State {
         }
     }
 
-    /// The node that an entry stands for, with a lease for reading at least.
-    pub(crate) fn entry_node(&mut self, inode: InodeNumber) -> Step<NodeIndex> {
+    /// The node that an entry stands for, with a lease for reading at least. A listing tells numbers, and a number
+    /// alone gives no right to a lease: the way to it leads by its name.
+    pub(crate) fn entry_node(
+        &mut self,
+        directory: NodeIndex,
+        name: Name<'_>,
+        inode: InodeNumber,
+    ) -> Step<NodeIndex> {
         let index = self.nodes.enter(inode);
+        if !self.holds(index, LEASE_READ)? {
+            let start = self.nodes.get(directory).inode;
+            let names = vec![name.bytes().to_vec()];
+            return Err(Need::Walk { start, names, parent_mode: LEASE_WRITE }.into());
+        }
         self.hold(index, LEASE_READ)?;
         Ok(index)
     }

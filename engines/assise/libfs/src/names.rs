@@ -37,7 +37,7 @@ impl State {
             if new.exclusive {
                 return Err(Error::Exists.into());
             }
-            let existing = self.entry_node(target.inode)?;
+            let existing = self.entry_node(directory, name, target.inode)?;
             self.validate()?;
             return Ok(Created::Existing(self.pin(existing)));
         }
@@ -120,7 +120,7 @@ impl State {
         let Some((cookie, target)) = self.lookup(directory, name, LEASE_WRITE)? else {
             return Err(Error::NotFound.into());
         };
-        let index = self.entry_node(target.inode)?;
+        let index = self.entry_node(directory, name, target.inode)?;
         let victim = self.attributes(index);
         access::remove_entry(caller, &self.attributes(directory), &victim, removal)?;
         if self.holds_entries(index) {
@@ -162,9 +162,9 @@ impl State {
             (RenameMode::Exchange, false) => return Err(Error::NotFound.into()),
             _ => {}
         }
-        let moved = self.entry_node(source.inode)?;
+        let moved = self.entry_node(from_directory, from_name, source.inode)?;
         let replaced = match target {
-            Some((_, target)) => Some(self.entry_node(target.inode)?),
+            Some((_, target)) => Some(self.entry_node(to_directory, to_name, target.inode)?),
             None => None,
         };
         let exchange = mode == RenameMode::Exchange;
