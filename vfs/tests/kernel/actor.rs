@@ -40,7 +40,12 @@ pub struct Times {
 impl Kernel {
     /// An empty directory on tmpfs, with mode 755.
     pub fn new() -> Self {
-        let folder = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
+        Self::at("/dev/shm")
+    }
+
+    /// The same in a folder of some file system.
+    pub fn at(place: &str) -> Self {
+        let folder = tempfile::tempdir_in(place).expect("a file system that root may write to");
         let root_path = folder.path().to_str().expect("our own name").to_string();
         let root = rustix::fs::open(&*root_path, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty()).unwrap();
         rustix::fs::fchmod(&root, Mode::from_raw_mode(0o755)).unwrap();
