@@ -47,7 +47,7 @@ impl Device {
         let path =
             std::fs::canonicalize(mountpoint).map_err(|error| io_failed("realpath", mountpoint, &error))?;
         let file = match Self::mount_as_root(&path, root_mode, options) {
-            Err(Error::System { call: "mount", errno: libc::EPERM, .. }) => mount_by_helper(&path, options)?,
+            Err(Error::System { errno: libc::EPERM | libc::EACCES, .. }) => mount_by_helper(&path, options)?,
             result => result?,
         };
         let number = number_at(&path);

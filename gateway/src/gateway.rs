@@ -2,6 +2,7 @@
 //! `operations`.
 
 use crate::abi::{self, AttrOut, Body, EntryOut, InHeader, Reply, opcode};
+use crate::arrivals::Arrivals;
 use crate::files::Files;
 use crate::nodes::Nodes;
 use crate::operations::attr;
@@ -36,6 +37,7 @@ pub(crate) struct Gateway {
     pub(crate) nodes: Nodes,
     pub(crate) files: Files,
     pub(crate) waits: Waits,
+    pub(crate) arrivals: Arrivals,
     pub(crate) send: Send,
 }
 
@@ -45,6 +47,7 @@ impl Gateway {
             nodes: Nodes::new(host.clone()),
             files: Files::new(host.clone()),
             waits: Waits::new(host.clone(), waits_max),
+            arrivals: Arrivals::new(host.clone()),
             engine,
             host,
             send,

@@ -16,6 +16,7 @@
 #![forbid(unsafe_code)]
 
 mod abi;
+mod arrivals;
 mod callers;
 mod device;
 mod error;

@@ -191,7 +191,8 @@ impl Shared {
     fn work(&self) -> Result<(), Error> {
         let mut message = vec![0; self.message_bytes_max as usize + HEADER_BYTES_MAX];
         let mut reply = Reply::new((self.message_bytes_max as usize).max(XATTR_BYTES_MAX) + HEADER_BYTES_MAX);
-        while let Some(bytes) = receive(&self.device.file, &mut message)? {
+        let take = |message: &mut [u8]| receive(&self.device.file, message);
+        while let Some((bytes, _closing)) = self.gateway.arrivals.next(&mut message, take)? {
             if let Some(answer) = self.gateway.answer(&message[..bytes], &mut reply) {
                 send(&self.device.file, answer);
             }

@@ -56,7 +56,11 @@ impl Gateway {
         let file = self.files.get(fields.handle)?;
         let Wanted { handle, owner, family, kind, first, last } = self.wanted(&fields, &file, true)?;
         let lock = Lock { family, kind: kind.ok_or(Error::Invalid)?, first, last };
-        reply.put(&match self.engine.conflict(handle, owner, lock)? {
+        let mut conflict = self.engine.conflict(handle, owner, lock)?;
+        if conflict.is_some() && self.arrivals.settle() {
+            conflict = self.engine.conflict(handle, owner, lock)?;
+        }
+        reply.put(&match conflict {
             None => FileLock { kind: libc::F_UNLCK, ..fields.lock },
             Some((held, whose)) => FileLock {
                 first: held.first,
@@ -87,7 +91,12 @@ impl Gateway {
         };
         let lock = Lock { family, kind, first, last };
         if !waits {
-            self.engine.lock(handle, owner, lock, None)?;
+            let locked = self.engine.lock(handle, owner, lock, None);
+            if locked == Err(Error::WouldBlock) && self.arrivals.settle() {
+                self.engine.lock(handle, owner, lock, None)?;
+            } else {
+                locked?;
+            }
             return Ok(Answer::Ready);
         }
         let waiter = self.waits.enter(header.unique).ok_or(Error::NoLocks)?;

@@ -1,0 +1,143 @@
+//! Other processes: this program starts itself again with a task in its environment.
+
+use crate::{SOON, eventually};
+use nix::fcntl::{FcntlArg, fcntl};
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+const TASK: &str = "GATEWAY_TEST_TASK";
+
+/// Another process with a task. It ends when this is dropped.
+pub struct Process {
+    child: Child,
+}
+
+impl Process {
+    /// Starts it for root: `task` is a word, then what it needs.
+    pub fn start(task: &str, path: &Path) -> Self {
+        Self::start_as(0, task, path)
+    }
+
+    /// The same for somebody.
+    pub fn start_as(uid: u32, task: &str, path: &Path) -> Self {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "child::this_is_a_child_if_it_has_a_task", "--nocapture"]);
+        command.env(TASK, format!("{task} {}", path.display())).uid(uid).gid(uid);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        Self { child: command.spawn().unwrap() }
+    }
+
+    /// Waits until it has said this.
+    pub fn said(&mut self, what: &str) {
+        let output = self.child.stdout.take().unwrap();
+        let mut lines = BufReader::new(output);
+        let mut line = String::new();
+        // The first word may stand behind what the test harness prints.
+        while !line.trim_end().ends_with(what) {
+            line.clear();
+            assert_ne!(lines.read_line(&mut line).unwrap(), 0, "it ended without saying {what}");
+        }
+        self.child.stdout = Some(lines.into_inner());
+    }
+
+    /// Sends a signal, and waits for its end.
+    pub fn killed_by(mut self, signal: rustix::process::Signal) {
+        let id = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(id, signal).unwrap();
+        self.ends();
+    }
+
+    /// Lets it go on, which ends it.
+    pub fn finish(mut self) {
+        self.let_go();
+        assert!(self.ends(), "it failed");
+    }
+
+    /// Lets it go on as soon as it has what it waits for.
+    pub fn let_go(&mut self) {
+        drop(self.child.stdin.take());
+    }
+
+    /// Waits for its end; whether it was a good one.
+    pub fn ends(&mut self) -> bool {
+        let mut status = None;
+        let child = std::cell::RefCell::new((&mut self.child, &mut status));
+        eventually(&format!("a process ends within {SOON:?}"), || {
+            let (child, status) = &mut *child.borrow_mut();
+            **status = child.try_wait().unwrap();
+            status.is_some()
+        });
+        status.is_some_and(|status| status.success())
+    }
+
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// An exclusive `fcntl` lock on the whole of a file.
+pub fn whole_file() -> libc::flock {
+    let kind = libc::F_WRLCK as i16;
+    libc::flock { l_type: kind, l_whence: libc::SEEK_SET as i16, l_start: 0, l_len: 0, l_pid: 0 }
+}
+
+fn say(what: &str) {
+    println!("\n{what}");
+    std::io::stdout().flush().unwrap();
+}
+
+fn wait_for_the_end() {
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).unwrap();
+}
+
+fn open(path: &str) -> File {
+    File::options().read(true).write(true).open(path).unwrap()
+}
+
+#[test]
+fn this_is_a_child_if_it_has_a_task() {
+    let Ok(task) = std::env::var(TASK) else { return };
+    let (what, path) = task.split_once(' ').unwrap();
+    match what {
+        "append" => {
+            let mut file = File::options().append(true).open(path).unwrap();
+            say("ready");
+            for number in 0..500 {
+                file.write_all(format!("{} {number:06}\n", std::process::id()).as_bytes()).unwrap();
+            }
+        }
+        "range-lock" => {
+            let file = open(path);
+            say("asks");
+            fcntl(&file, FcntlArg::F_SETLKW(&whole_file())).unwrap();
+            say("has it");
+            wait_for_the_end();
+        }
+        "flock" => {
+            let file = open(path);
+            say("asks");
+            rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive).unwrap();
+            say("has it");
+            wait_for_the_end();
+        }
+        "serve" => {
+            crate::failing::serve_until_the_end(Path::new(path), || {
+                say("serves");
+                wait_for_the_end();
+            });
+        }
+        other => panic!("no such task: {other}"),
+    }
+}
