@@ -7,7 +7,7 @@ use crate::error::Error;
 use crate::need::Need;
 use crate::nodes::{Body, NodeIndex};
 use crate::session::Link;
-use crate::state::State;
+use crate::state::{GivenBack, State};
 use crate::words::Held;
 use format::call::{
     CallKind, DigestRequest, EntriesRequest, EntriesResponse, EntryReply, ExtentReply, ExtentsResponse,
@@ -183,14 +183,20 @@ impl LibFs {
         }
     }
 
-    /// Gives references back.
-    pub(crate) fn close_calls(&self, inodes: &[InodeNumber]) {
-        for inode in inodes {
-            let Ok(line) = self.line() else { return };
-            let request = InodeRequest { inode: *inode, flags: U64::new(0) };
+    /// Gives back what SharedFS keeps for inodes that this process does not use any more: references, and leases
+    /// if that is said.
+    pub(crate) fn close_calls(&self, given_back: &[GivenBack]) {
+        if given_back.is_empty() {
+            return;
+        }
+        for GivenBack { inode, lease } in given_back {
+            let Ok(line) = self.line() else { break };
+            let request = InodeRequest { inode: *inode, flags: U64::new(u64::from(*lease)) };
             // A session that is over has given everything back; another failure shows at the next operation.
             let _ = self.call(&line, CallKind::Close, &[request.as_bytes()], &mut Vec::new());
         }
+        self.state().end_give_back(given_back);
+        self.turn();
     }
 
     /// The lease of a node as it is now, to be compared when an answer comes.
@@ -443,7 +449,8 @@ impl LibFs {
         match need {
             Need::Again => Ok(()),
             Need::Attach => self.attach(),
-            Need::LogReplaced => self.wait_for_log(),
+            Need::LogReplaced => self.wait_while(|state| state.log_frozen),
+            Need::GivenBack(inode) => self.wait_while(|state| state.is_given_back(inode)),
             Need::Leases(units) => self.get_leases(&units),
             Need::Walk { start, names, parent_mode } => self.walk_call(start, &names, parent_mode),
             Need::Open(inode, access) => self.open_call(inode, access),

@@ -27,8 +27,8 @@ pub struct Limits {
     pub refill_inodes: u64,
     /// The log does not grow beyond this, whatever SharedFS would allow.
     pub log_bytes_max: u64,
-    /// How long a writer waits for the log to be replaced by a larger one.
-    pub log_wait: Duration,
+    /// How long a thread waits for another that is about something with SharedFS.
+    pub wait: Duration,
     /// Nodes that are kept in the cache when nobody uses them.
     pub nodes: usize,
 }
@@ -41,7 +41,7 @@ impl Default for Limits {
             refill_blocks: 4096,
             refill_inodes: 4096,
             log_bytes_max: 64 << 20,
-            log_wait: Duration::from_secs(30),
+            wait: Duration::from_secs(90),
             nodes: 1 << 15,
         }
     }
@@ -53,8 +53,8 @@ pub struct LibFs {
     connector: Arc<dyn Connector>,
     pub(crate) limits: Limits,
     state: Lock<State>,
-    /// Changes when the log has been replaced.
-    pub(crate) log_turn: Word,
+    /// Changes when a thread has ended what others wait for.
+    pub(crate) turn: Word,
     /// One thread at a time attaches.
     attaching: Lock<()>,
     /// What is known here of locks.
@@ -74,7 +74,7 @@ impl LibFs {
             state: Lock::new(host.clone(), state),
             attaching: Lock::new(host.clone(), ()),
             asked: Lock::new(host.clone(), Asked::default()),
-            log_turn: Word::new(0),
+            turn: Word::new(0),
             host,
             connector,
             limits,
@@ -112,10 +112,13 @@ impl LibFs {
             state.begin();
             match attempt(&mut state) {
                 Ok(done) => {
-                    let half_full = state.half_full;
+                    let (half_full, many) = (state.half_full, state.nodes.count() > self.limits.nodes);
                     drop(state);
                     if half_full {
                         self.relieve();
+                    }
+                    if many {
+                        self.trim();
                     }
                     return Ok(done);
                 }
@@ -136,5 +139,12 @@ impl LibFs {
     #[cold]
     fn get_for(&self, need: Need) -> vfs::engine::Result<()> {
         self.get(need)
+    }
+
+    /// Forgets inodes that nobody uses. Only between operations: an attempt would learn them again and again.
+    #[cold]
+    fn trim(&self) {
+        let given_back = self.state().trim(self.limits.nodes);
+        self.close_calls(&given_back);
     }
 }

@@ -35,6 +35,9 @@ impl State {
         self.hold(index, LEASE_READ)?;
         access::open(caller, &self.attributes(index), access, truncate)?;
         self.check_files()?;
+        if self.is_given_back(node) {
+            return Err(Need::GivenBack(node).into());
+        }
         if self.needs_reference(index, access.write || truncate)? {
             let bits = u8::from(access.read) | u8::from(access.write || truncate) << 1;
             return Err(Need::Open(node, bits).into());

@@ -25,6 +25,8 @@ pub(crate) enum Need {
     Attach,
     /// The log is being replaced by a larger one.
     LogReplaced,
+    /// What was kept for this inode is being given back: nobody opens it meanwhile.
+    GivenBack(InodeNumber),
     /// These leases, together: inode and `LEASE_READ` or `LEASE_WRITE`.
     Leases(Vec<(InodeNumber, u8)>),
     /// What these names lead to; an empty one is the parent.

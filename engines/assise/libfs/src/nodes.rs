@@ -232,6 +232,19 @@ impl Nodes {
         }
     }
 
+    /// Number of nodes.
+    pub fn count(&self) -> usize {
+        self.by_inode.len()
+    }
+
+    /// The nodes of so many places from one on, going round, and the place after them.
+    pub fn round(&self, from: usize, places: usize) -> (Vec<NodeIndex>, usize) {
+        let all = self.nodes.len().max(1);
+        let indices = (from..from + places.min(all)).map(|place| place % all);
+        let used = indices.filter(|place| self.nodes.get(*place).is_some_and(Option::is_some));
+        (used.map(|place| NodeIndex(place as u32)).collect(), (from + places) % all)
+    }
+
     /// The indices of all nodes.
     pub fn indices(&self) -> impl Iterator<Item = NodeIndex> + use<> {
         let indices: Vec<u32> = self.by_inode.values().copied().collect();

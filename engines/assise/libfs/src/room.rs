@@ -160,9 +160,7 @@ impl LibFs {
             state.log_frozen = false;
         }
         drop(state);
-        // Release: pairs with the Acquire of those who wait in `wait_for_log`.
-        self.log_turn.fetch_add(1, Ordering::Release);
-        self.host.wake(&self.log_turn, ipc::WAKE_ALL);
+        self.turn();
         grown
     }
 
@@ -191,16 +189,26 @@ impl LibFs {
         Ok(replaced?)
     }
 
-    /// Waits until the log that is being replaced is.
-    pub(crate) fn wait_for_log(&self) -> Result<()> {
+    /// Says to those who wait in [`Self::wait_while`] that something has ended.
+    pub(crate) fn turn(&self) {
+        // Release: pairs with the Acquire of those who wait.
+        self.turn.fetch_add(1, Ordering::Release);
+        self.host.wake(&self.turn, ipc::WAKE_ALL);
+    }
+
+    /// Waits for another thread of this process that is about something with SharedFS.
+    ///
+    /// # Errors
+    /// `Io`: it takes too long.
+    pub(crate) fn wait_while(&self, busy: impl Fn(&State) -> bool) -> Result<()> {
         loop {
-            // Acquire: pairs with the Release in `grow_log`.
-            let turn = self.log_turn.load(Ordering::Acquire);
-            if !self.state().log_frozen {
+            // Acquire: pairs with the Release in `turn`.
+            let turn = self.turn.load(Ordering::Acquire);
+            if !busy(&self.state()) {
                 return Ok(());
             }
-            let until = self.host.now().after(self.limits.log_wait);
-            if self.host.wait(&self.log_turn, turn, Some(until)) == ipc::Waited::TimedOut {
+            let until = self.host.now().after(self.limits.wait);
+            if self.host.wait(&self.turn, turn, Some(until)) == ipc::Waited::TimedOut {
                 return Err(vfs::Error::Io);
             }
         }

@@ -124,6 +124,16 @@ pub(crate) fn empty_ring(
     Ok(AppendRing::empty(log, BLOCK_BYTES as u64, salt, next))
 }
 
+/// Nodes looked at in one search for those that nobody uses.
+const TRIM_PLACES: usize = 256;
+
+/// What goes back to SharedFS: the reference to an inode, and the lease on it if that is said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct GivenBack {
+    pub inode: InodeNumber,
+    pub lease: bool,
+}
+
 /// An open file.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OpenFile {
@@ -149,6 +159,10 @@ pub(crate) struct State {
     dirty: VecDeque<NodeIndex>,
     /// References to be given back: after this record is digested.
     pub give_back: Vec<(Sequence, InodeNumber)>,
+    /// What is being given back right now.
+    giving_back: Vec<InodeNumber>,
+    /// Where the next search for nodes that nobody uses begins.
+    hand: usize,
     /// Leases that the present attempt relies on.
     used: Vec<NodeIndex>,
     /// The log is being replaced: nothing is appended.
@@ -173,6 +187,8 @@ impl State {
             open_places: open_places(),
             dirty: VecDeque::new(),
             give_back: Vec::new(),
+            giving_back: Vec::new(),
+            hand: 0,
             used: Vec::new(),
             log_frozen: false,
             half_full: false,
@@ -566,17 +582,56 @@ impl State {
     }
 
     /// References that can be given back now.
-    pub fn take_give_back(&mut self) -> Vec<InodeNumber> {
+    pub fn take_give_back(&mut self) -> Vec<GivenBack> {
         let Some(session) = self.session.as_ref() else { return Vec::new() };
         let (digested, _) = session.words.digested();
         let mut ready = Vec::new();
         self.give_back.retain(|(after, inode)| {
             let now = *after <= digested;
             if now {
-                ready.push(*inode);
+                ready.push(GivenBack { inode: *inode, lease: false });
             }
             !now
         });
+        // Opened again meanwhile: it is still wanted.
+        ready.retain(|given| {
+            self.nodes.find(given.inode).is_none_or(|index| !self.nodes.get(index).referenced)
+        });
+        self.giving_back.extend(ready.iter().map(|given| given.inode));
         ready
+    }
+
+    /// Whether what SharedFS keeps for an inode is on its way back.
+    pub fn is_given_back(&self, inode: InodeNumber) -> bool {
+        self.giving_back.contains(&inode)
+    }
+
+    /// It was given back.
+    pub fn end_give_back(&mut self, given_back: &[GivenBack]) {
+        self.giving_back.retain(|inode| !given_back.iter().any(|given| given.inode == *inode));
+    }
+
+    /// Forgets some nodes that nobody uses and whose records are all digested, down to `count_max` if it finds as
+    /// many; gives what SharedFS keeps for them.
+    pub fn trim(&mut self, count_max: usize) -> Vec<GivenBack> {
+        let (looked_at, next) = self.nodes.round(self.hand, TRIM_PLACES);
+        self.hand = next;
+        let mut given_back = Vec::new();
+        for index in looked_at {
+            if self.nodes.count() <= count_max {
+                break;
+            }
+            let node = self.nodes.get(index);
+            let kept = node.in_use() || node.dirty || node.referenced || node.inode == InodeNumber::ROOT;
+            if kept || self.give_back.iter().any(|(_, inode)| *inode == node.inode) {
+                continue;
+            }
+            if node.lease.is_some_and(|held| held.word != WORD_OWN_RANGE) {
+                given_back.push(GivenBack { inode: node.inode, lease: true });
+            }
+            self.nodes.remove(index, &mut self.pool);
+        }
+        self.giving_back.extend(given_back.iter().map(|given| given.inode));
+        given_back
     }
 }
