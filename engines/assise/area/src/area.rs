@@ -126,6 +126,8 @@ pub struct Area {
     pub(crate) limits: Limits,
     /// A commit failed half way.
     pub(crate) poisoned: bool,
+    /// The slot of the next flip holds a part of a root that was cut off by a crash.
+    pub(crate) torn_slot: bool,
 }
 
 impl Area {
@@ -221,6 +223,7 @@ impl Area {
         if limits.segment_blocks == 0 {
             return Err(AreaError::Geometry("segment_blocks"));
         }
+        let torn_slot = layout::slot_is_torn(&region, superblock.pool, root.flip.next())?;
         let node_map = BlockAllocator::open(region.clone(), layout.map_at(), layout.blocks, root.flip);
         let node_map = node_map.map_err(|error| match error {
             MediaError::Damaged(_) => AreaError::Map(layout::TREE_FILE.to_owned()),
@@ -233,7 +236,7 @@ impl Area {
             space.open(id, &item, root.flip)?;
         }
         space.note_leftover()?;
-        Ok(Self { store, tree, root, node_map, layout, space, limits, poisoned: false })
+        Ok(Self { store, tree, root, node_map, layout, space, limits, poisoned: false, torn_slot })
     }
 
     /// The tree file with its superblock; `Missing` also if the file was never finished.
@@ -254,6 +257,18 @@ impl Area {
         }
         let superblock = Superblock::decode(&bytes, FileKind::Tree).map_err(wrong)?;
         Ok((region, superblock))
+    }
+
+    /// Clears what a cut-off flip left in the slot of the next one, before anything is written to the blocks that it
+    /// names: a part of that root, completed by a part of the next, could be whole again when its nodes are not.
+    pub(crate) fn clear_torn_slot(&mut self) -> Result<(), AreaError> {
+        if self.torn_slot {
+            let region = self.store.region();
+            region.write(layout::root_at(self.root.flip.next()), &[0; size_of::<Root>()]);
+            region.settle()?;
+            self.torn_slot = false;
+        }
+        Ok(())
     }
 
     pub(crate) fn view(&self) -> View<'_> {

@@ -148,7 +148,7 @@ impl Area {
     /// Begins a batch in an epoch.
     ///
     /// # Errors
-    /// `Epoch` (before that of the last flip), `Poisoned`.
+    /// `Epoch` (before that of the last flip), `Poisoned`, `Medium`.
     pub fn begin(&mut self, epoch: Epoch) -> Result<Batch<'_>, AreaError> {
         if self.poisoned {
             return Err(AreaError::Poisoned);
@@ -156,6 +156,7 @@ impl Area {
         if epoch < self.root.epoch {
             return Err(AreaError::Epoch);
         }
+        self.clear_torn_slot()?;
         let root = Root { epoch, ..self.root };
         let tree = Tree::committed(root.node, root.height.get());
         let made = Made { flip: root.flip.next(), time_ns: 0 };

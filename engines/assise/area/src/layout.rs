@@ -92,6 +92,14 @@ pub(crate) fn read_roots(
     Ok(roots)
 }
 
+/// True if the slot of this flip holds neither a root nor nothing: the traces of a flip that was cut off.
+pub(crate) fn slot_is_torn(region: &Region, pool: PoolUid, flip: FlipNumber) -> Result<bool, AreaError> {
+    let mut bytes = [0; size_of::<Root>()];
+    region.read(root_at(flip), &mut bytes)?;
+    let root = Root::decode(&bytes, pool).and_then(|root| check_root(root, flip.get() % 2));
+    Ok(root.is_err() && bytes.iter().any(|byte| *byte != 0))
+}
+
 fn check_root(root: Root, slot: u64) -> Result<Root, DecodeError> {
     if root.flip.get() % 2 != slot || root.flip.get() == 0 {
         return Err(DecodeError::Field("flip"));
