@@ -3,15 +3,25 @@
 # Minutes for each fuzz target.
 FUZZ_MINUTES ?= 10
 
-.PHONY: build test prove prove-crash prove-fuzz
+.PHONY: build demo test prove prove-crash prove-fuzz
 
 build:
-	cargo build --release --workspace --locked
+	cargo build --release --locked -p hearth -p interpose
+
+# The main job, shown: sqlite3 and RocksDB killed in the middle, and nothing acknowledged lost; then latencies.
+demo:
+	@scripts/setup sqlite3 db_bench pkill
+	@$(MAKE) --no-print-directory build
+	@scripts/demo
 
 test:
+	@scripts/setup sqlite3 db_bench pkill
 	@( scripts/check format cargo fmt --all --check; \
 	   scripts/check clippy cargo clippy --workspace --all-targets --locked -- -D warnings; \
-	   scripts/check tests cargo test --workspace --no-fail-fast --locked \
+	   scripts/check library cargo build --locked -p interpose; \
+	   scripts/check tests cargo test --workspace --no-fail-fast --locked; \
+	   scripts/check build cargo build --release --locked -p hearth -p interpose; \
+	   scripts/check demo scripts/demo small \
 	 ) 2>&1 | scripts/sum-tests
 
 prove: prove-crash prove-fuzz
