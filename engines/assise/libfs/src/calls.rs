@@ -4,10 +4,11 @@
 use crate::directory::Target;
 use crate::engine::LibFs;
 use crate::error::Error;
+use crate::files::GivenBack;
 use crate::need::Need;
 use crate::nodes::{Body, NodeIndex};
 use crate::session::Link;
-use crate::state::{GivenBack, State};
+use crate::state::State;
 use crate::words::Held;
 use format::call::{
     CallKind, DigestRequest, EntriesRequest, EntriesResponse, EntryReply, ExtentReply, ExtentsResponse,

@@ -18,6 +18,7 @@ mod calls;
 mod directory;
 mod extents;
 mod facade;
+mod files;
 mod locks;
 mod lookup;
 mod names;

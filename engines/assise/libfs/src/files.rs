@@ -1,0 +1,168 @@
+//! What this process refers to: open files and pins, and what SharedFS keeps because of them. A file that is open
+//! here stands in the open table that SharedFS reads when a last name goes; what it keeps otherwise is given back by a
+//! call.
+
+use crate::need::Step;
+use crate::nodes::NodeIndex;
+use crate::state::State;
+use format::session::WORD_OWN_RANGE;
+use format::{InodeNumber, Sequence};
+use vfs::engine::{Access, Handle};
+
+/// Nodes looked at in one search for those that nobody uses.
+const TRIM_PLACES: usize = 256;
+
+/// What goes back to SharedFS: the reference to an inode, and the lease on it if that is said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct GivenBack {
+    pub inode: InodeNumber,
+    pub lease: bool,
+}
+
+/// An open file.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OpenFile {
+    pub node: NodeIndex,
+    pub access: Access,
+    serial: u32,
+}
+
+impl State {
+    /// An open file.
+    #[inline]
+    pub fn file(&self, handle: Handle) -> Step<OpenFile> {
+        let (index, serial) = (handle.get() as u32 as usize, (handle.get() >> 32) as u32);
+        match self.files.get(index).copied().flatten() {
+            Some(file) if file.serial == serial => Ok(file),
+            _ => Err(vfs::Error::BadDescriptor.into()),
+        }
+    }
+
+    /// Whether one more file can be opened.
+    pub fn check_files(&self) -> Step<()> {
+        let open = self.files.len() - self.files_free.len();
+        if open < self.files_max { Ok(()) } else { Err(vfs::Error::TooManyFiles.into()) }
+    }
+
+    /// Opens; [`Self::check_files`] was asked before.
+    pub fn add_file(&mut self, node: NodeIndex, access: Access) -> Handle {
+        let index = self.files_free.pop().unwrap_or_else(|| {
+            self.files.push(None);
+            u32::try_from(self.files.len() - 1).expect("fewer open files than a number has values")
+        });
+        self.serial = self.serial.wrapping_add(1);
+        let serial = self.serial;
+        self.files[index as usize] = Some(OpenFile { node, access, serial });
+        self.nodes.get_mut(node).opens += 1;
+        if self.nodes.get(node).open_place.is_none() {
+            self.enter_open_table(node);
+        }
+        Handle::new(u64::from(serial) << 32 | u64::from(index))
+    }
+
+    /// Says in the open table that a node is open, if there is a place.
+    pub fn enter_open_table(&mut self, index: NodeIndex) {
+        let Some(session) = self.session.as_ref() else { return };
+        let node = self.nodes.get_mut(index);
+        if let Some(place) = self.open_places.pop() {
+            session.words.set_open(place, node.inode);
+            node.open_place = Some(place);
+        }
+    }
+
+    /// Whether the open table has a place for one more inode.
+    pub fn open_table_full(&self) -> bool {
+        self.open_places.is_empty()
+    }
+
+    /// Closes; gives the node back for [`Self::drop_if_unused`].
+    pub fn remove_file(&mut self, handle: Handle) -> Option<NodeIndex> {
+        let file = self.file(handle).ok()?;
+        let index = handle.get() as u32;
+        self.files[index as usize] = None;
+        self.files_free.push(index);
+        let node = self.nodes.get_mut(file.node);
+        node.opens -= 1;
+        if node.opens == 0
+            && let Some(place) = node.open_place.take()
+        {
+            if let Some(session) = self.session.as_ref() {
+                session.words.set_open(place, InodeNumber::NONE);
+            }
+            self.open_places.push(place);
+        }
+        Some(file.node)
+    }
+
+    /// After a pin or an open file went: gives back what SharedFS keeps for it, and forgets an inode without a name.
+    pub fn drop_if_unused(&mut self, index: NodeIndex) {
+        let node = self.nodes.get_mut(index);
+        if node.in_use() {
+            return;
+        }
+        if node.opens == 0 && (node.referenced || node.orphaned.is_some()) {
+            let after = node.orphaned.unwrap_or(Sequence::new(0));
+            node.referenced = false;
+            self.give_back.push((after, node.inode));
+        }
+        node.orphaned = None;
+        // One with records that are not digested goes when they are.
+        if node.nameless && !node.dirty {
+            self.nodes.remove(index, &mut self.pool);
+        }
+    }
+
+    /// References that can be given back now.
+    pub fn take_give_back(&mut self) -> Vec<GivenBack> {
+        let Some(session) = self.session.as_ref() else { return Vec::new() };
+        let (digested, _) = session.words.digested();
+        let mut ready = Vec::new();
+        self.give_back.retain(|(after, inode)| {
+            let now = *after <= digested;
+            if now {
+                ready.push(GivenBack { inode: *inode, lease: false });
+            }
+            !now
+        });
+        // Opened again meanwhile: it is still wanted.
+        ready.retain(|given| {
+            self.nodes.find(given.inode).is_none_or(|index| !self.nodes.get(index).referenced)
+        });
+        self.giving_back.extend(ready.iter().map(|given| given.inode));
+        ready
+    }
+
+    /// Whether what SharedFS keeps for an inode is on its way back.
+    pub fn is_given_back(&self, inode: InodeNumber) -> bool {
+        self.giving_back.contains(&inode)
+    }
+
+    /// It was given back.
+    pub fn end_give_back(&mut self, given_back: &[GivenBack]) {
+        self.giving_back.retain(|inode| !given_back.iter().any(|given| given.inode == *inode));
+    }
+
+    /// Forgets some nodes that nobody uses and whose records are all digested, down to `count_max` if it finds as
+    /// many; gives what SharedFS keeps for them.
+    pub fn trim(&mut self, count_max: usize) -> Vec<GivenBack> {
+        let (looked_at, next) = self.nodes.round(self.hand, TRIM_PLACES);
+        self.hand = next;
+        let mut given_back = Vec::new();
+        for index in looked_at {
+            if self.nodes.count() <= count_max {
+                break;
+            }
+            let node = self.nodes.get(index);
+            let kept = node.in_use() || node.dirty || node.referenced || node.inode == InodeNumber::ROOT;
+            if kept || self.give_back.iter().any(|(_, inode)| *inode == node.inode) {
+                continue;
+            }
+            if node.lease.is_some_and(|held| held.word != WORD_OWN_RANGE) {
+                given_back.push(GivenBack { inode: node.inode, lease: true });
+            }
+            self.nodes.remove(index, &mut self.pool);
+        }
+        self.giving_back.extend(given_back.iter().map(|given| given.inode));
+        given_back
+    }
+}
