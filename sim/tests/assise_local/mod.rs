@@ -137,8 +137,18 @@ impl Node {
 
     /// A process of this user attaches.
     pub fn attach(self: &Arc<Self>, caller: Caller, limits: Limits) -> (LibFs, Arc<Local>) {
+        self.attach_on(self.host.clone(), caller, limits)
+    }
+
+    /// The same, for a process with a host of its own.
+    pub fn attach_on(
+        self: &Arc<Self>,
+        host: Arc<dyn Host>,
+        caller: Caller,
+        limits: Limits,
+    ) -> (LibFs, Arc<Local>) {
         let local = Arc::new(Local::new(self.clone(), caller));
-        let libfs = LibFs::new(self.host.clone(), local.clone(), limits).expect("the daemon runs");
+        let libfs = LibFs::new(host, local.clone(), limits).expect("the daemon runs");
         (libfs, local)
     }
 }
