@@ -18,6 +18,7 @@ use format::record::FileType;
 use gateway::{Mounted, Options, serve};
 use ipc::SystemHost;
 use ipc::{Host, Time};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -168,6 +169,20 @@ fn both_doors_see_each_other_at_once() {
         assert_eq!(std::fs::metadata(mount.path("file")).unwrap().len(), text.len() as u64 + 10);
         assert_eq!(std::fs::read_to_string(mount.path("file")).unwrap(), text + ", and more");
     }
+    let mut ours = std::fs::File::options().append(true).open(mount.path("file")).unwrap();
+    let theirs = library.open(vfs::Place::cwd(b"file"), libc::O_RDWR | libc::O_APPEND, 0).unwrap();
+    let mut expected = std::fs::read_to_string(mount.path("file")).unwrap();
+    for _ in 0..10 {
+        ours.write_all(b" ours").unwrap();
+        library.write(&theirs, &[std::io::IoSlice::new(b" theirs")]).unwrap();
+        expected += " ours theirs";
+    }
+    library.close(&theirs, true);
+    assert_eq!(
+        std::fs::read_to_string(mount.path("file")).unwrap(),
+        expected,
+        "the end is where the engine says"
+    );
     library.mkdir(vfs::Place::cwd(b"made"), 0o755).unwrap();
     assert!(mount.path("made").is_dir());
     std::fs::remove_dir(mount.path("made")).unwrap();
