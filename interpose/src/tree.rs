@@ -120,7 +120,9 @@ impl Tree {
     /// Opens what the process inherited. Of several threads that try, the first one's counts.
     fn open_anew<'a>(&self, open: &'a Open) -> Result<&'a File> {
         let vfs = self.client()?;
-        let place = vfs::Place { base: Base::Root, path: &open.path };
+        // The root's own path has no name in it.
+        let path = if open.path.is_empty() { b"." } else { open.path.as_slice() };
+        let place = vfs::Place { base: Base::Root, path };
         let file = vfs.open(place, open.flags & !ONLY_ONCE, 0).map_err(|_| Errno(libc::ESTALE))?;
         let file = shared(file, open.place, false);
         let fresh = Box::into_raw(Box::new(Current { era: self.era(), file }));
