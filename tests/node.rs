@@ -71,6 +71,7 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
+        self.hearth(&["umount"]);
         self.hearth(&["down", "--hard"]);
     }
 }
@@ -118,6 +119,27 @@ fn what_a_program_knows_from_a_listing_only_it_can_open_and_remove() {
     node.sh("for f in $T/d/*; do echo more >> $f; done").expect_success();
     assert_eq!(node.sh("cat $T/d/*").expect_success(), "1\nmore\n2\nmore\n3\nmore\n4\nmore\n");
     node.sh("rm -r $T/d; ! ls $T/d").expect_success();
+}
+
+#[test]
+fn library_and_mount_see_each_others_writes_at_once() {
+    if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
+        println!("skipped: needs root and /dev/fuse");
+        return;
+    }
+    let node = Node::up();
+    node.hearth(&["mount"]).expect_success();
+    let file = node.path("file");
+    std::fs::write(&file, "through the mount\n").unwrap();
+    assert_eq!(
+        node.sh("cat $T/file; echo through the library >> $T/file").expect_success(),
+        "through the mount\n"
+    );
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "through the mount\nthrough the library\n");
+    node.hearth(&["mount"]).expect_failure("is mounted already");
+    node.hearth(&["umount"]).expect_success();
+    assert!(!Path::new(&file).exists(), "without the mount the folder is empty for others");
+    node.hearth(&["umount"]).expect_failure("is not mounted");
 }
 
 #[test]

@@ -12,6 +12,7 @@ use crate::local::local;
 use crate::mount::{Change, Entry, Errno, Handle, Lock, Mount, New, Place, Result, Target};
 use crate::openings;
 use format::InodeNumber;
+use format::message::ROLE_PROGRAM;
 use format::record::FileType;
 use ipc::{Host, SystemHost};
 use libfs::socket::SocketConnector;
@@ -84,7 +85,8 @@ impl Tree {
         }
         let host: Arc<dyn Host> = Arc::new(SystemHost);
         let version = env!("CARGO_PKG_VERSION");
-        let connector = Arc::new(SocketConnector::new(host.clone(), self.socket.clone(), version, 0, keep));
+        let connector =
+            Arc::new(SocketConnector::new(host.clone(), self.socket.clone(), version, ROLE_PROGRAM, keep));
         let libfs = LibFs::new(host, connector, Limits::default()).map_err(|_| Errno(libc::EIO))?;
         let owner = LockOwner::Process { id: SystemHost.random(), pid: crate::raw::process().unsigned_abs() };
         let vfs = Vfs::new(Arc::new(libfs), credential(), owner).map_err(errno_of)?;

@@ -4,6 +4,7 @@ mod bench;
 mod check;
 mod down;
 mod inspect;
+mod mount;
 mod run;
 mod serve;
 mod status;
@@ -34,6 +35,10 @@ enum Command {
     Start(OneNode),
     /// Run a program that sees the tree
     Run(Run),
+    /// Show the tree at DIR/nK to every program, by FUSE
+    Mount(Mount),
+    /// Take the mount away
+    Umount(OneNode),
     /// Measure, each figure beside its floor
     #[command(subcommand)]
     Bench(Benches),
@@ -98,6 +103,15 @@ struct OneNode {
     /// The node
     #[arg(long, value_name = "K", default_value_t = 1)]
     node: u32,
+}
+
+#[derive(Debug, Args)]
+struct Mount {
+    #[command(flatten)]
+    node: OneNode,
+    /// Serve the mount in this process, until SIGTERM
+    #[arg(long)]
+    foreground: bool,
 }
 
 #[derive(Debug, Args)]
@@ -167,6 +181,8 @@ pub fn run(arguments: Arguments) -> ExitCode {
         Command::Down(down) => down::run(&down),
         Command::Start(node) => up::start(&node),
         Command::Run(run) => run::run(&run),
+        Command::Mount(arguments) => mount::mount(&arguments),
+        Command::Umount(node) => mount::umount(&node),
         Command::Bench(Benches::Latency(bench)) => bench::latency(&bench),
         Command::Measure(measure) => bench::measure(&measure),
         Command::Status(status) => status::run(&status),

@@ -2,7 +2,7 @@
 //! everything digested.
 
 use super::OneNode;
-use super::up::READY;
+use super::up::say_ready;
 use crate::cluster::{Cluster, MediumKind, Node};
 use crate::error::{Error, Result};
 use crate::process::Process;
@@ -29,13 +29,7 @@ const DATA_BYTES_PER_NODE: u64 = 16 << 10;
 const NODES_MIN: u64 = 4096;
 
 pub(super) fn run(arguments: &OneNode) -> Result<ExitCode> {
-    tracing_subscriber::fmt()
-        .with_writer(std::io::stderr)
-        .with_ansi(false)
-        .with_env_filter(
-            tracing_subscriber::EnvFilter::try_from_env("HEARTH_LOG").unwrap_or_else(|_| "info".into()),
-        )
-        .init();
+    speak();
     let cluster = arguments.place.cluster()?;
     let node = cluster.node(arguments.node)?;
     // A session of its own: a terminal that closes ends the programs in it, not the daemon.
@@ -64,6 +58,17 @@ pub(super) fn run(arguments: &OneNode) -> Result<ExitCode> {
         let _ = fs::remove_file(path);
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// From here on what happens is told on standard error, which is a log file; `HEARTH_LOG` says how much.
+pub(super) fn speak() {
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .with_env_filter(
+            tracing_subscriber::EnvFilter::try_from_env("HEARTH_LOG").unwrap_or_else(|_| "info".into()),
+        )
+        .init();
 }
 
 fn of_daemon(what: &'static str) -> impl FnOnce(sharedfs::Error) -> Error {
@@ -187,14 +192,4 @@ fn status(cluster: &Cluster, node: &Node, daemon: &Daemon) -> NodeStatus {
         flips: daemon.flip().get(),
         programs,
     }
-}
-
-/// Tells who started the daemon that it serves, and lets go of the pipe.
-fn say_ready() -> Result<()> {
-    let why =
-        |why: &dyn std::fmt::Display| Error::new(format!("cannot tell that the daemon is ready: {why}"));
-    println!("{READY}");
-    std::io::stdout().flush().map_err(|error| why(&error))?;
-    let nothing = fs::OpenOptions::new().write(true).open("/dev/null").map_err(|error| why(&error))?;
-    rustix::stdio::dup2_stdout(nothing).map_err(|error| why(&error))
 }

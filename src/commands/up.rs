@@ -5,15 +5,15 @@ use crate::cluster::{Cluster, MediumKind, Node};
 use crate::error::{Error, Result};
 use crate::process::Process;
 use std::fs::{self, OpenOptions};
-use std::io::Read;
+use std::io::{Read, Write};
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 
 /// Data that a new pool may hold.
 const CAPACITY_MIB_DEFAULT: u64 = 4096;
 
-/// What the daemon prints when programs may attach.
-pub(super) const READY: &str = "ready";
+/// What a process in the background prints when it is ready.
+const READY: &str = "ready";
 
 pub(super) fn run(arguments: &Up) -> Result<ExitCode> {
     let dir = arguments.place.dir()?;
@@ -62,16 +62,20 @@ fn agree(cluster: &Cluster, arguments: &Up) -> Result<()> {
 
 /// Starts a daemon and waits until programs may attach.
 pub(super) fn start_node(cluster: &Cluster, node: &Node) -> Result<()> {
-    let folder = cluster.folder(node);
-    if let Some(process) = Process::load(&folder.join("serve.pid")) {
+    if let Some(process) = Process::load(&cluster.folder(node).join("serve.pid")) {
         return Err(Error::new(format!("node {} is up already (process {})", node.number, process.pid())));
     }
+    wait_until_ready(cluster, node, &["serve"], "serve.log")
+}
+
+/// Starts this program anew in the background, for a node, and waits until it says that it is ready.
+pub(super) fn wait_until_ready(cluster: &Cluster, node: &Node, command: &[&str], log: &str) -> Result<()> {
     let program =
         std::env::current_exe().map_err(|why| Error::new(format!("cannot find this program: {why}")))?;
-    let log = folder.join("serve.log");
+    let log = cluster.folder(node).join(log);
     let stderr = OpenOptions::new().create(true).append(true).open(&log).map_err(Error::at("open", &log))?;
     let mut child = Command::new(&program)
-        .arg("serve")
+        .args(command)
         .args([Path::new("--dir"), &cluster.dir])
         .args(["--node", &node.number.to_string()])
         .stdin(Stdio::null())
@@ -79,8 +83,8 @@ pub(super) fn start_node(cluster: &Cluster, node: &Node) -> Result<()> {
         .stderr(stderr)
         .spawn()
         .map_err(Error::at("run", &program))?;
-    // The daemon closes its end when it serves, or when it dies: no time limit is needed, and a long recovery is
-    // waited for.
+    // It closes its end when it is ready, or when it dies: no time limit is needed, and a long recovery is waited
+    // for.
     let mut said = String::new();
     let mut stdout = child.stdout.take().expect("the child was started with a pipe");
     stdout.read_to_string(&mut said).map_err(Error::at("hear", &program))?;
@@ -91,9 +95,19 @@ pub(super) fn start_node(cluster: &Cluster, node: &Node) -> Result<()> {
     let last: Vec<_> = text.lines().rev().take(3).collect();
     let why: Vec<_> = last.into_iter().rev().collect();
     Err(Error::new(format!(
-        "node {} did not start: {} (all of it: {})",
+        "node {} did not {}: {} (all of it: {})",
         node.number,
+        if command == ["serve"] { "start" } else { "mount" },
         why.join(" | "),
         log.display()
     )))
+}
+
+/// Tells who started this process that it is ready, and lets go of the pipe.
+pub(super) fn say_ready() -> Result<()> {
+    let why = |why: &dyn std::fmt::Display| Error::new(format!("cannot tell that it is ready: {why}"));
+    println!("{READY}");
+    std::io::stdout().flush().map_err(|error| why(&error))?;
+    let nothing = OpenOptions::new().write(true).open("/dev/null").map_err(|error| why(&error))?;
+    rustix::stdio::dup2_stdout(nothing).map_err(|error| why(&error))
 }

@@ -94,6 +94,11 @@ impl MessageHeader {
     }
 }
 
+/// [`Hello::role`] of a program: it acts as its own user.
+pub const ROLE_PROGRAM: u32 = 0;
+/// [`Hello::role`] of the gateway: it acts for everybody, and has to be the daemon's user or root.
+pub const ROLE_GATEWAY: u32 = 1;
+
 /// What a LibFS says first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
@@ -102,7 +107,7 @@ pub struct Hello {
     pub library: [u8; 32],
     /// Session that this one continues after a restart of the daemon or a seal; 0 for none.
     pub session: U64,
-    /// What it is: 0 a program, 1 the gateway.
+    /// What it is: [`ROLE_PROGRAM`] or [`ROLE_GATEWAY`].
     pub role: U32,
     /// Zero.
     pub reserved: U32,

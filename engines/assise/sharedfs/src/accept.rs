@@ -8,7 +8,7 @@ use crate::daemon::Attached;
 use crate::error::Error;
 use crate::state::Core;
 use ccnvm::SessionId;
-use format::message::{MessageKind, Parcel, REFUSED_FULL, RingShape};
+use format::message::{MessageKind, Parcel, REFUSED_FULL, ROLE_GATEWAY, RingShape};
 use ipc::host::Time;
 use ipc::peer::Peer;
 use ipc::shared::read_only;
@@ -28,8 +28,6 @@ const GREETING: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_millis(100);
 /// Processes that knocked and have not said their first words.
 const GREETING_MAX: usize = 256;
-/// [`format::message::Hello::role`] of the gateway.
-const ROLE_GATEWAY: u32 = 1;
 
 /// What the door is told.
 pub struct Door {
