@@ -7,33 +7,29 @@
 //!
 //! **Locks.** None here: what a fork may find half done is either swapped in whole or left behind.
 
+mod answers;
+mod locks;
+mod paths;
+
 use crate::descriptors;
-use crate::local::local;
 use crate::mount::{Change, Entry, Errno, Handle, Lock, Mount, New, Place, Result, Target};
 use crate::openings;
-use format::InodeNumber;
+use answers::{errno_of, space_of, status_of, stop_of};
 use format::message::ROLE_PROGRAM;
 use format::record::FileType;
 use ipc::{Host, SystemHost};
 use libfs::socket::SocketConnector;
 use libfs::{LibFs, Limits};
+use paths::{joined, path_of_directory};
 use std::io::{IoSlice, IoSliceMut};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
-use std::task::Waker;
-use vfs::engine::{Attributes, Engine, LockKind, LockOwner, Space, Step, Target as NodeTarget};
-use vfs::errno;
+use vfs::engine::{Engine, LockOwner, Target as NodeTarget};
 use vfs::file::OpenState;
-use vfs::vfs::{AccessIds, LockRequest, Owner, Patience, Pause, RangeKind, TimeToSet};
-use vfs::{Base, Caller, File, Stop, Subject, Vfs};
+use vfs::vfs::{AccessIds, Owner, TimeToSet};
+use vfs::{Base, Caller, File, Subject, Vfs};
 
-/// What `f_type` of `statfs` says: `HRTH`.
-const FILE_SYSTEM_TYPE: i64 = 0x4854_5248;
-/// Minor number of the device that the tree's files seem to lie on; the major number is 0, that of no device.
-const DEVICE_MINOR: u32 = 0x4854;
-/// Bytes of a block, for `st_blksize`.
-const BLOCK_BYTES: u32 = 4096;
 /// Bytes of directory records read at once.
 const RECORDS_BYTES: usize = 16 << 10;
 /// Flags that an opening anew leaves out: they were for the first time.
@@ -204,167 +200,6 @@ fn credential() -> Caller {
     Caller { uid: id(libc::SYS_geteuid), gid: id(libc::SYS_getegid), groups }
 }
 
-fn errno_of(error: vfs::Error) -> Errno {
-    Errno(errno::number(error))
-}
-
-fn stop_of(stop: Stop) -> Errno {
-    match stop {
-        Stop::Failed(error) => errno_of(error),
-        Stop::Leaves(_) => Errno::LEAVES,
-        // A pipe, socket or device is opened by the kernel, for which it has to be on a mount of the kernel's.
-        Stop::Special(_) => Errno(libc::EOPNOTSUPP),
-    }
-}
-
-/// A path without empty components and `.`; `..` stays, since only a walk knows where it leads.
-fn joined(base: &[u8], path: &[u8]) -> Vec<u8> {
-    let parts = base.split(|byte| *byte == b'/').chain(path.split(|byte| *byte == b'/'));
-    let parts: Vec<&[u8]> = parts.filter(|part| !part.is_empty() && *part != b".").collect();
-    parts.join(&b'/')
-}
-
-fn status_of(attributes: &Attributes) -> libc::statx {
-    // SAFETY: a structure of integers.
-    let mut status: libc::statx = unsafe { std::mem::zeroed() };
-    let time = |ns: i64| {
-        // SAFETY: a structure of integers.
-        let mut time: libc::statx_timestamp = unsafe { std::mem::zeroed() };
-        time.tv_sec = ns.div_euclid(1_000_000_000);
-        time.tv_nsec = ns.rem_euclid(1_000_000_000) as u32;
-        time
-    };
-    status.stx_mask = libc::STATX_BASIC_STATS | libc::STATX_BTIME;
-    status.stx_blksize = BLOCK_BYTES;
-    status.stx_nlink = attributes.links;
-    status.stx_uid = attributes.uid;
-    status.stx_gid = attributes.gid;
-    status.stx_mode = (attributes.file_type.mode_bits() | attributes.mode) as u16;
-    status.stx_ino = attributes.inode.get();
-    status.stx_size = attributes.size;
-    status.stx_blocks = attributes.blocks;
-    status.stx_atime = time(attributes.atime_ns);
-    status.stx_mtime = time(attributes.mtime_ns);
-    status.stx_ctime = time(attributes.ctime_ns);
-    status.stx_btime = time(attributes.btime_ns);
-    status.stx_rdev_major = libc::major(attributes.rdev);
-    status.stx_rdev_minor = libc::minor(attributes.rdev);
-    status.stx_dev_minor = DEVICE_MINOR;
-    status
-}
-
-fn space_of(space: &Space) -> libc::statfs {
-    // SAFETY: a structure of integers.
-    let mut found: libc::statfs = unsafe { std::mem::zeroed() };
-    found.f_type = FILE_SYSTEM_TYPE;
-    found.f_bsize = space.block_bytes as i64;
-    found.f_frsize = space.block_bytes as i64;
-    found.f_blocks = space.blocks;
-    found.f_bfree = space.blocks_free;
-    found.f_bavail = space.blocks_available;
-    found.f_files = space.inodes;
-    found.f_ffree = space.inodes_free;
-    found.f_namelen = format::name::NAME_BYTES_MAX as i64;
-    found
-}
-
-fn lock_kind(kind: i32) -> Result<Option<LockKind>> {
-    match kind {
-        libc::F_RDLCK => Ok(Some(LockKind::Shared)),
-        libc::F_WRLCK => Ok(Some(LockKind::Exclusive)),
-        libc::F_UNLCK => Ok(None),
-        _ => Err(Errno(libc::EINVAL)),
-    }
-}
-
-/// One look at a lock that is waited for took its time already: between two looks only a signal is asked for.
-fn pause() -> Pause {
-    let local = local();
-    if local.deferred.load(Ordering::Relaxed) == 0 {
-        return Pause::Over;
-    }
-    local.interrupted.store(1, Ordering::Relaxed);
-    Pause::Interrupted
-}
-
-fn range_lock(vfs: &Vfs<LibFs>, file: &File, command: i32, range: &mut libc::flock) -> Result<()> {
-    let whose = match command {
-        libc::F_OFD_GETLK | libc::F_OFD_SETLK | libc::F_OFD_SETLKW => {
-            if range.l_pid != 0 {
-                return Err(Errno(libc::EINVAL));
-            }
-            RangeKind::Description
-        }
-        _ => RangeKind::Process,
-    };
-    let kind = lock_kind(range.l_type.into())?;
-    let request =
-        LockRequest { kind, whence: range.l_whence.into(), start: range.l_start, bytes: range.l_len };
-    if !matches!(command, libc::F_GETLK | libc::F_OFD_GETLK) {
-        let waits = matches!(command, libc::F_SETLKW | libc::F_OFD_SETLKW);
-        let mut pause = pause;
-        let patience = waits.then_some(Patience { waker: Waker::noop(), pause: &mut pause });
-        return vfs.set_range(file, whose, &request, patience).map_err(errno_of);
-    }
-    match vfs.get_range(file, whose, &request).map_err(errno_of)? {
-        None => range.l_type = libc::F_UNLCK as i16,
-        Some(found) => {
-            range.l_type = match found.kind {
-                LockKind::Shared => libc::F_RDLCK as i16,
-                LockKind::Exclusive => libc::F_WRLCK as i16,
-            };
-            range.l_whence = libc::SEEK_SET as i16;
-            range.l_start = found.start;
-            range.l_len = found.bytes;
-            range.l_pid = found.pid;
-        }
-    }
-    Ok(())
-}
-
-/// Path of a directory, from its parents' entries.
-fn path_of_directory(vfs: &Vfs<LibFs>, directory: InodeNumber) -> Result<Vec<u8>> {
-    let engine = vfs.engine();
-    let root = engine.root().map_err(errno_of)?.inode;
-    let mut pins = vec![root];
-    let found = climb(vfs, root, directory, &mut pins);
-    engine.forget(&pins);
-    found
-}
-
-fn climb(
-    vfs: &Vfs<LibFs>,
-    root: InodeNumber,
-    from: InodeNumber,
-    pins: &mut Vec<InodeNumber>,
-) -> Result<Vec<u8>> {
-    let (engine, caller) = (vfs.engine(), vfs.caller());
-    let mut names: Vec<Vec<u8>> = Vec::new();
-    let mut here = from;
-    while here != root {
-        let mut found = Vec::new();
-        engine.walk(&caller, here, &[Step::Parent], &mut found).map_err(errno_of)?;
-        let above = found.first().ok_or(Errno(libc::ENOENT))?.inode;
-        pins.push(above);
-        let access = vfs::engine::Access { read: true, write: false };
-        // The names of a directory that may be searched but not read are found all the same by the kernel.
-        let (handle, _) = engine.open(&Caller::ROOT, above, access, false).map_err(errno_of)?;
-        let mut name = None;
-        let read = engine.readdir(handle, None, &mut |entry| {
-            if entry.inode == here {
-                name = Some(entry.name.bytes().to_vec());
-            }
-            name.is_none()
-        });
-        engine.close(handle);
-        read.map_err(errno_of)?;
-        names.push(name.ok_or(Errno(libc::ENOENT))?);
-        here = above;
-    }
-    names.reverse();
-    Ok(names.join(&b'/'))
-}
-
 impl Mount for Tree {
     fn open(&self, place: Place<'_>, flags: i32, mode: u32) -> Result<Handle> {
         let base = place.dir.as_ref().map_or(&b""[..], |dir| &open_of(dir).path);
@@ -457,19 +292,10 @@ impl Mount for Tree {
     fn lock(&self, file: Handle, lock: Lock<'_>) -> Result<()> {
         let (vfs, file) = (self.client()?, self.file(&file)?);
         let operation = match lock {
-            Lock::Range(command, range) => return range_lock(vfs, file, command, range),
+            Lock::Range(command, range) => return locks::range_lock(vfs, file, command, range),
             Lock::Whole(operation) => operation,
         };
-        let kind = match operation & !libc::LOCK_NB {
-            libc::LOCK_SH => Some(LockKind::Shared),
-            libc::LOCK_EX => Some(LockKind::Exclusive),
-            libc::LOCK_UN => None,
-            _ => return Err(Errno(libc::EINVAL)),
-        };
-        let mut pause = pause;
-        let waits = operation & libc::LOCK_NB == 0;
-        let patience = waits.then_some(Patience { waker: Waker::noop(), pause: &mut pause });
-        vfs.flock(file, kind, patience).map_err(errno_of)
+        locks::whole_lock(vfs, file, operation)
     }
 
     fn flags(&self, file: Handle) -> i32 {
