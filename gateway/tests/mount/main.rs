@@ -183,6 +183,16 @@ fn both_doors_see_each_other_at_once() {
         expected,
         "the end is where the engine says"
     );
+    for number in 1..20 {
+        // Looked at once more before each change: what the kernel kept of that would be old.
+        let before = std::fs::metadata(mount.path("file")).unwrap().len();
+        let file = library.open(vfs::Place::cwd(b"file"), libc::O_WRONLY | libc::O_APPEND, 0).unwrap();
+        library.write(&file, &[std::io::IoSlice::new(b"!")]).unwrap();
+        library.close(&file, true);
+        assert_eq!(std::fs::metadata(mount.path("file")).unwrap().len(), before + 1, "{number}");
+    }
+    library.unlink(vfs::Place::cwd(b"file")).unwrap();
+    assert_eq!(errno(std::fs::metadata(mount.path("file"))), libc::ENOENT);
     library.mkdir(vfs::Place::cwd(b"made"), 0o755).unwrap();
     assert!(mount.path("made").is_dir());
     std::fs::remove_dir(mount.path("made")).unwrap();
