@@ -28,7 +28,7 @@ prove: prove-crash prove-fuzz
 
 # Every crash state of every structure, with the full counts.
 prove-crash:
-	@HEARTH_PROVE=1 scripts/check tests cargo test --release -p pmem -p area --no-fail-fast --locked -- --nocapture \
+	@HEARTH_PROVE=1 scripts/check tests cargo test --release -p pmem -p area -p sharedfs --no-fail-fast --locked -- --nocapture \
 	 2>&1 | scripts/sum-tests
 
 # Every decoder against inputs that a fuzzer makes up; a run that was stopped goes on where it was.
