@@ -130,3 +130,34 @@ fn a_session_that_was_shut_out_goes_on_in_a_new_one() {
         assert_eq!(whole_tree(&mut other), wanted, "cut before {cut}");
     }
 }
+
+#[test]
+fn a_file_without_a_name_stays_until_what_was_written_to_it_is_digested() {
+    let node = Node::new(Config { idle_digest: Duration::from_millis(100), ..tiny() });
+    let daemon = node.daemon().expect("it runs");
+    let (libfs, _) = node.attach(Caller::ROOT, Limits::default());
+    let libfs = Arc::new(libfs);
+    let mut player = process(libfs.clone(), 1);
+    let mut done = |call: Call| {
+        let answer = player.call(&call);
+        assert!(!matches!(answer, Answer::Failed(_)), "{call:?} answered {answer}");
+    };
+    done(Call::Open { slot: 0, path: at("f"), flags: 0o102, mode: 0o644 });
+    done(Call::Unlink(at("f")));
+    node.tidy();
+    daemon.start().expect("a thread can be had");
+    // Its last record is behind the one that took its name; the closing ends the last reference.
+    done(Call::Pwrite { slot: 0, offset: 0, data: vec![1; 100] });
+    done(Call::Close(0));
+    done(Call::Mkdir { path: at("after"), mode: 0o755 });
+    let begin = node.host.now();
+    let all_digested = || libfs.progress().is_some_and(|(last, digested)| last == digested);
+    let never = ipc::Word::new(0);
+    while daemon.ejections().is_empty() && !all_digested() {
+        assert!(node.host.now().since(begin) < Duration::from_secs(30), "it is digested when it lies idle");
+        node.host.wait(&never, 0, Some(node.host.now().after(Duration::from_millis(1))));
+    }
+    assert_eq!(daemon.ejections(), [], "the log was not cut");
+    assert_eq!(whole_tree(&mut player).len(), 2, "the root, and what came after it");
+    daemon.stop();
+}

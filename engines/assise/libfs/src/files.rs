@@ -6,7 +6,7 @@ use crate::need::Step;
 use crate::nodes::NodeIndex;
 use crate::state::State;
 use format::session::WORD_OWN_RANGE;
-use format::{InodeNumber, Sequence};
+use format::InodeNumber;
 use vfs::engine::{Access, Handle};
 
 /// Nodes looked at in one search for those that nobody uses.
@@ -100,12 +100,11 @@ impl State {
         if node.in_use() {
             return;
         }
-        if node.opens == 0 && (node.referenced || node.orphaned.is_some()) {
-            let after = node.orphaned.unwrap_or(Sequence::new(0));
+        if node.opens == 0 && (node.referenced || node.orphaned) {
             node.referenced = false;
-            self.give_back.push((after, node.inode));
+            self.give_back.push((node.last, node.inode));
         }
-        node.orphaned = None;
+        node.orphaned = false;
         // One with records that are not digested goes when they are.
         if node.nameless && !node.dirty {
             self.nodes.remove(index, &mut self.pool);

@@ -345,7 +345,7 @@ impl State {
         }
         node.nameless = true;
         if node.in_use() {
-            node.orphaned = Some(sequence);
+            node.orphaned = true;
         } else {
             // Nobody can ask for it any more; the node goes when the record is digested.
             node.lose(&mut self.pool);

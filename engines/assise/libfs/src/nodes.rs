@@ -55,8 +55,10 @@ pub(crate) struct Node {
     pub open_place: Option<u16>,
     /// SharedFS keeps a reference of the session, by an `Open` call.
     pub referenced: bool,
-    /// Own record that removed its last name while it was in use: SharedFS keeps it for the session.
-    pub orphaned: Option<Sequence>,
+    /// Last record of the session that changed it, under whatever lease.
+    pub last: Sequence,
+    /// An own record removed its last name while it was in use: SharedFS keeps it for the session.
+    pub orphaned: bool,
     /// An own record removed its last name.
     pub nameless: bool,
     /// It stands in the list of those with records that are not digested.
@@ -79,7 +81,8 @@ impl Node {
             opens: 0,
             open_place: None,
             referenced: false,
-            orphaned: None,
+            last: Sequence::new(0),
+            orphaned: false,
             nameless: false,
             dirty: false,
             contents_version: 0,

@@ -140,7 +140,8 @@ pub(crate) struct State {
     pub open_places: Vec<u16>,
     /// Nodes with records that are not digested.
     dirty: VecDeque<NodeIndex>,
-    /// References to be given back: after this record is digested.
+    /// References to be given back: after this record, the last one of the inode, is digested. An inode without a name
+    /// goes with its last reference, and a record that comes after it would cut the log.
     pub give_back: Vec<(Sequence, InodeNumber)>,
     /// What is being given back right now.
     pub giving_back: Vec<InodeNumber>,
@@ -351,6 +352,7 @@ impl State {
             let node = self.nodes.get_mut(index);
             node.lose(&mut self.pool);
             node.dirty = false;
+            node.last = Sequence::new(0);
             node.referenced = false;
             node.open_place = None;
         }
@@ -375,7 +377,7 @@ impl State {
     #[inline]
     pub fn mark(&mut self, index: NodeIndex, sequence: Sequence) {
         let node = self.nodes.get_mut(index);
-        node.changed = sequence;
+        (node.changed, node.last) = (sequence, sequence);
         if !node.dirty {
             node.dirty = true;
             self.dirty.push_back(index);
