@@ -61,7 +61,8 @@ impl Default for Config {
             log_bytes_max: 64 << 20,
             ledger_bytes: 4 << 20,
             own_range: 1 << 20,
-            room_blocks: 1 << 14,
+            // Most programs write little, or nothing, and many run at once.
+            room_blocks: 1 << 8,
             room_reserve: 1 << 10,
             lease_words: 1 << 14,
             known_max: 1 << 18,

@@ -9,6 +9,12 @@ use area::Usage;
 use ccnvm::SessionId;
 use std::collections::BTreeMap;
 
+/// One part of so many of what is free is promised at once, so that a session that asks for a lot, and may never use
+/// it, leaves some to the others. Who needs more asks again.
+const SHARE: u64 = 8;
+/// Where little is free, this much is promised all the same.
+const SHARE_MIN: u64 = 64;
+
 /// Promises of all sessions.
 #[derive(Debug)]
 pub(crate) struct Room {
@@ -34,6 +40,12 @@ impl Room {
         *self.promised.entry(session).or_default() += given;
         self.total += given;
         given
+    }
+
+    /// Promises up to `blocks` more, and no more than a share of what is free; gives how many.
+    pub fn promise_share(&mut self, session: SessionId, blocks: u64, usage: &Usage) -> u64 {
+        let share = (self.free(usage) / SHARE).max(SHARE_MIN);
+        self.promise(session, blocks.min(share), usage)
     }
 
     /// Takes a record's cost from a session's promise. False if it has not so much left: it is used up then.
@@ -68,6 +80,20 @@ impl Room {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_asks_for_everything_leaves_something() {
+        let usage = Usage { blocks: 9000, blocks_free: 8000, nodes: 9000, nodes_free: 9000, inodes: 1 };
+        let mut room = Room::new(0);
+        for session in 1..=24 {
+            assert!(
+                room.promise_share(SessionId(session), u64::MAX, &usage) >= SHARE_MIN,
+                "session {session}"
+            );
+        }
+        while room.promise_share(SessionId(25), u64::MAX, &usage) > 0 {}
+        assert_eq!(room.free(&usage), 0);
+    }
 
     #[test]
     fn no_more_is_promised_than_there_is() {

@@ -45,7 +45,7 @@ impl Core {
         let state = &mut *guard;
         state.live(id)?;
         let usage = state.area.usage();
-        let given = state.room.promise(id, request.room_blocks.get(), &usage);
+        let given = state.room.promise_share(id, request.room_blocks.get(), &usage);
         if given == 0 && request.room_blocks.get() > 0 {
             return Err(Status::NoSpace);
         }
