@@ -3,7 +3,7 @@
 # Minutes for each fuzz target.
 FUZZ_MINUTES ?= 10
 
-.PHONY: build demo test prove prove-crash prove-fuzz
+.PHONY: build demo test prove prove-crash prove-fuzz prove-kill
 
 build:
 	cargo build --release --locked -p hearth -p interpose
@@ -24,11 +24,18 @@ test:
 	   scripts/check demo scripts/demo small \
 	 ) 2>&1 | scripts/sum-tests
 
-prove: prove-crash prove-fuzz
+prove: prove-crash prove-kill prove-fuzz
 
 # Every crash state of every structure, with the full counts.
 prove-crash:
 	@HEARTH_PROVE=1 scripts/check tests cargo test --release -p pmem -p area -p sharedfs --no-fail-fast --locked -- --nocapture \
+	 2>&1 | scripts/sum-tests
+
+# 300 kills of programs, 100 of daemons, 100 of both; processes at the same files at once.
+prove-kill: build
+	@scripts/setup sqlite3
+	@HEARTH_KILLS=300 HEARTH_TOGETHER=10 scripts/check tests \
+	 cargo test --release --locked -p hearth --test kill --test together --no-fail-fast -- --nocapture --test-threads=2 \
 	 2>&1 | scripts/sum-tests
 
 # Every decoder against inputs that a fuzzer makes up; a run that was stopped goes on where it was.

@@ -1,0 +1,259 @@
+//! A node, and programs on it that a test talks to: the test's own binary again, under `hearth run`, doing a job.
+//!
+//! A job says lines on its standard output and is told lines on its standard input. Nothing waits without a limit,
+//! and what is left at the end of a test is killed. A test binary that uses this has one test that does the jobs
+//! ([`job`]) and is named by [`Node::begin`].
+
+#![allow(dead_code, reason = "each test binary uses a part of it")]
+
+use ipc::{Host, SystemHost};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, kill_process, waitpid};
+use rustix::process::{pidfd_open, pidfd_send_signal};
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
+
+/// Seconds that any program may take, and that a line of a job may be waited for.
+const LIMIT_S: i64 = 120;
+
+/// Lines of the daemon's log that a test shows when it fails.
+const LOG_LINES: usize = 20;
+
+/// What a job has to do: words, one a line.
+const JOB: &str = "HEARTH_TEST_JOB";
+
+/// A cluster of one node, taken down hard at the end.
+pub struct Node {
+    dir: tempfile::TempDir,
+}
+
+/// The process of a daemon, which cannot be mistaken for a later one.
+pub struct Daemon(OwnedFd);
+
+impl Node {
+    /// A new one, its pool in memory.
+    pub fn up() -> Self {
+        let library = Path::new(env!("CARGO_BIN_EXE_hearth")).with_file_name("libhearth.so");
+        assert!(library.exists(), "{} is missing: cargo build -p interpose", library.display());
+        let dir = tempfile::Builder::new().prefix("hearth-test-").tempdir_in("/dev/shm").unwrap();
+        let node = Self { dir };
+        node.hearth(&["up", "--medium", "memory", "--capacity", "256"]);
+        node
+    }
+
+    fn dir(&self) -> &str {
+        self.dir.path().to_str().unwrap()
+    }
+
+    /// A path in the tree.
+    pub fn path(&self, name: &str) -> String {
+        format!("{}/n1/{name}", self.dir())
+    }
+
+    /// `hearth COMMAND --dir DIR REST`, which has to succeed; what it printed.
+    pub fn hearth(&self, arguments: &[&str]) -> String {
+        let (command, rest) = arguments.split_first().unwrap();
+        succeed(&limited(&[env!("CARGO_BIN_EXE_hearth"), command, "--dir", self.dir()], rest))
+    }
+
+    /// A program on the tree, which has to succeed.
+    pub fn run(&self, program: &[&str]) -> String {
+        self.hearth(&[&["run", "--"], program].concat())
+    }
+
+    /// What `hearth status` says of the node.
+    pub fn status(&self) -> serde_json::Value {
+        let answers: serde_json::Value = serde_json::from_str(&self.hearth(&["status", "--json"])).unwrap();
+        answers[0].clone()
+    }
+
+    /// Its daemon.
+    pub fn daemon(&self) -> Daemon {
+        let pid = i32::try_from(self.status()["pid"].as_i64().unwrap()).unwrap();
+        Daemon(pidfd_open(Pid::from_raw(pid).unwrap(), PidfdFlags::empty()).unwrap())
+    }
+
+    /// Down, verified, and up again.
+    pub fn check(&self) {
+        self.hearth(&["down"]);
+        let pool = format!("{}/node-1/pool", self.dir());
+        succeed(&limited(&[env!("CARGO_BIN_EXE_hearth"), "check"], &[&pool]));
+        self.hearth(&["up"]);
+    }
+
+    /// Starts a job on the tree; `test` is the test of this binary that does jobs.
+    pub fn begin(&self, test: &str, words: &[&str]) -> Job {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_hearth"));
+        command.args(["run", "--dir", self.dir(), "--"]).arg(std::env::current_exe().unwrap());
+        Job::spawn(command, test, words)
+    }
+
+    /// Starts a program on the tree.
+    pub fn begin_program(&self, program: &[&str]) -> Job {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_hearth"));
+        command.args(["run", "--dir", self.dir(), "--"]).args(program);
+        Job::of(command)
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let log = std::fs::read_to_string(self.dir.path().join("node-1/serve.log")).unwrap_or_default();
+            let last: Vec<&str> = log.lines().rev().take(LOG_LINES).collect();
+            eprintln!("the daemon's last words, the last first:\n{}", last.join("\n"));
+        }
+        let _ = limited(&[env!("CARGO_BIN_EXE_hearth"), "down", "--dir", self.dir()], &["--hard"]);
+    }
+}
+
+impl Daemon {
+    /// `kill -9`.
+    pub fn kill(&self) {
+        let _ = pidfd_send_signal(&self.0, Signal::KILL);
+    }
+
+    /// Waits until it is gone.
+    pub fn wait(&self) {
+        let limit = Timespec { tv_sec: LIMIT_S, tv_nsec: 0 };
+        assert_eq!(poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(&limit)), Ok(1), "it does not die");
+    }
+}
+
+fn limited(program: &[&str], rest: &[&str]) -> Output {
+    let mut command = Command::new("timeout");
+    command.args(["--kill-after=5", &LIMIT_S.to_string()]).args(program).args(rest).stdin(Stdio::null());
+    command.output().expect("timeout is part of coreutils")
+}
+
+fn succeed(output: &Output) -> String {
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{}\nstdout: {out}\nstderr: {err}", output.status);
+    out.into_owned()
+}
+
+/// A job that runs. Killed when it is dropped.
+pub struct Job {
+    child: Child,
+    input: ChildStdin,
+    output: ChildStdout,
+    heard: Vec<u8>,
+}
+
+impl Job {
+    /// Starts a job without a node.
+    pub fn plain(test: &str, words: &[&str]) -> Self {
+        Self::spawn(Command::new(std::env::current_exe().unwrap()), test, words)
+    }
+
+    fn spawn(mut command: Command, test: &str, words: &[&str]) -> Self {
+        command.args([test, "--exact", "--nocapture", "--test-threads=1"]).env(JOB, words.join("\n"));
+        let mut job = Self::of(command);
+        while job.line().expect("a job that begins says so") != BEGUN {}
+        job
+    }
+
+    fn of(mut command: Command) -> Self {
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let (input, output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+        Self { child, input, output, heard: Vec::new() }
+    }
+
+    /// The next line that the job says, none when it has ended.
+    pub fn line(&mut self) -> Option<String> {
+        loop {
+            if let Some(end) = self.heard.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.heard.drain(..=end).collect();
+                return Some(String::from_utf8_lossy(&line[..end]).into_owned());
+            }
+            let limit = Timespec { tv_sec: LIMIT_S, tv_nsec: 0 };
+            let ready = poll(&mut [PollFd::new(&self.output, PollFlags::IN)], Some(&limit));
+            assert_eq!(ready, Ok(1), "nothing from a job for {LIMIT_S} s");
+            let mut bytes = [0; 4096];
+            match self.output.read(&mut bytes).unwrap() {
+                0 => return None,
+                count => self.heard.extend_from_slice(&bytes[..count]),
+            }
+        }
+    }
+
+    /// The lines that are still to come, until it ends.
+    pub fn rest(&mut self) -> Vec<String> {
+        std::iter::from_fn(|| self.line()).collect()
+    }
+
+    /// Waits for a line.
+    pub fn expect(&mut self, wanted: &str) {
+        assert_eq!(self.line().as_deref(), Some(wanted));
+    }
+
+    /// Says a line to the job.
+    pub fn tell(&mut self, line: &str) {
+        self.input.write_all(format!("{line}\n").as_bytes()).unwrap();
+    }
+
+    /// `kill -9`. What it had said is still to be heard.
+    pub fn kill(&mut self) {
+        self.child.kill().unwrap();
+    }
+
+    /// Whether it has not ended.
+    pub fn is_running(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
+    }
+
+    /// Number of its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// SIGSTOP, and until it stands.
+    pub fn stop(&self) {
+        kill_process(Pid::from_child(&self.child), Signal::STOP).unwrap();
+        waitpid(Some(Pid::from_child(&self.child)), WaitOptions::UNTRACED).unwrap();
+    }
+
+    /// SIGCONT.
+    pub fn go_on(&self) {
+        kill_process(Pid::from_child(&self.child), Signal::CONT).unwrap();
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The first line of a job. Before it the test's runner speaks.
+const BEGUN: &str = "begun";
+
+/// In a process that was started for a job: its words.
+pub fn job() -> Option<Vec<String>> {
+    let words = std::env::var(JOB).ok()?;
+    say(&format!("\n{BEGUN}"));
+    Some(words.lines().map(str::to_owned).collect())
+}
+
+/// Says a line to the test. One that is gone is none to go on for.
+pub fn say(line: &str) {
+    if std::io::stdout().write_all(format!("{line}\n").as_bytes()).is_err() {
+        std::process::exit(1);
+    }
+}
+
+/// Spins: an instant that is not the one after a line.
+pub fn spin(ns: u64) {
+    let begin = SystemHost.now();
+    while (SystemHost.now().since(begin).as_nanos() as u64) < ns {
+        std::hint::spin_loop();
+    }
+}
+
+/// How often something is done: a slice, or what the variable says.
+pub fn count(variable: &str, slice: u64) -> u64 {
+    std::env::var(variable).map_or(slice, |text| text.parse().expect("a number"))
+}

@@ -1,0 +1,360 @@
+//! Processes at the same files at once: creating in one folder, appending to one file, committing to one database,
+//! stopped while another wants what they hold, and locks of one that is killed.
+//!
+//! `HEARTH_TOGETHER` says how many times the slice is done that stands here.
+
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "a test ends where something unexpected is")]
+
+mod processes;
+
+use processes::{Job, Node, count, job, say, spin};
+use std::collections::BTreeSet;
+use std::fs::{self, File, OpenOptions};
+use std::io::{BufRead, Write};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+/// The test that does the jobs.
+const JOBS: &str = "appended_lines_are_whole_on_any_file_system";
+/// Processes that append at once.
+const APPENDERS: u64 = 8;
+/// Processes that commit at once.
+const WRITERS: u64 = 4;
+/// Bytes of the file that a looping job overwrites at once.
+const BIG_BYTES: usize = 1 << 20;
+
+fn times() -> u64 {
+    count("HEARTH_TOGETHER", 1)
+}
+
+fn work(words: &[&str]) {
+    match *words {
+        ["create", dir, prefix, files] => create(Path::new(dir), prefix, files.parse().unwrap()),
+        ["append", file, id, lines] => {
+            let mut file = OpenOptions::new().append(true).create(true).open(file).unwrap();
+            for number in 0..lines.parse().unwrap() {
+                let line = line_of(id.parse().unwrap(), number);
+                assert_eq!(file.write(line.as_bytes()).unwrap(), line.len());
+            }
+        }
+        ["lock", file] => {
+            let file = OpenOptions::new().write(true).create(true).truncate(false).open(file).unwrap();
+            say(if file.try_lock().is_ok() { "free" } else { "busy" });
+            file.lock().unwrap();
+            say("locked");
+            std::io::stdin().lines().next();
+        }
+        ["loop", dir, id] => Loop::new(Path::new(dir), id).run(),
+        _ => panic!("no such job: {words:?}"),
+    }
+    say("done");
+}
+
+fn create(dir: &Path, prefix: &str, files: u64) {
+    for number in 0..files {
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .open(dir.join(format!("{prefix}-{number}")))
+            .unwrap();
+        file.write_all(format!("{prefix} wrote {number}").as_bytes()).unwrap();
+    }
+}
+
+/// A line whose length says whether it is whole.
+fn line_of(id: u64, number: u64) -> String {
+    let padding = "=".repeat((number * 37 + id * 11) as usize % 300);
+    format!("{id} {number} {padding}{}\n", padding.len())
+}
+
+/// Two files that others change too: lines are appended to one, the other is overwritten whole.
+struct Loop {
+    lines: File,
+    big: File,
+    id: String,
+    number: u64,
+}
+
+impl Loop {
+    fn new(dir: &Path, id: &str) -> Self {
+        let open = |name: &str| OpenOptions::new().read(true).write(true).open(dir.join(name)).unwrap();
+        let lines = OpenOptions::new().read(true).append(true).open(dir.join("lines")).unwrap();
+        Self { lines, big: open("big"), id: id.to_owned(), number: 0 }
+    }
+
+    /// Does what it is told, line by line.
+    fn run(&mut self) {
+        say("ready");
+        for told in std::io::stdin().lock().lines() {
+            let told = told.unwrap();
+            match told.split_once(' ') {
+                Some(("go", rounds)) => (0..rounds.parse().unwrap()).for_each(|_| self.step()),
+                _ => {
+                    let bytes = self.lines.metadata().unwrap().len();
+                    say(&format!("sees {bytes} {}", self.look()));
+                }
+            }
+            say("over");
+        }
+    }
+
+    fn step(&mut self) {
+        self.number += 1;
+        let line = format!("{} {}\n", self.id, self.number);
+        assert_eq!(self.lines.write(line.as_bytes()).unwrap(), line.len());
+        say(&format!("did {}", self.number));
+        let byte = self.number as u8;
+        assert_eq!(self.big.write_at(&vec![byte; BIG_BYTES], 0).unwrap(), BIG_BYTES);
+        self.look();
+    }
+
+    /// The byte of which the overwritten file consists.
+    fn look(&self) -> u8 {
+        let mut contents = vec![0; BIG_BYTES];
+        self.big.read_exact_at(&mut contents, 0).unwrap();
+        let byte = contents[0];
+        let torn = contents.iter().position(|other| *other != byte);
+        assert_eq!(torn, None, "a write is there whole or not at all");
+        byte
+    }
+}
+
+/// Where jobs work.
+enum World {
+    Node(Node),
+    /// The kernel's own: what is asked here has to hold there.
+    Plain(tempfile::TempDir),
+}
+
+impl World {
+    fn path(&self, name: &str) -> String {
+        match self {
+            Self::Node(node) => node.path(name),
+            Self::Plain(dir) => dir.path().join(name).to_str().unwrap().to_owned(),
+        }
+    }
+
+    fn begin(&self, words: &[&str]) -> Job {
+        match self {
+            Self::Node(node) => node.begin(JOBS, words),
+            Self::Plain(_) => Job::plain(JOBS, words),
+        }
+    }
+
+    fn read(&self, path: &str) -> String {
+        match self {
+            Self::Node(node) => node.run(&["cat", path]),
+            Self::Plain(_) => fs::read_to_string(path).unwrap(),
+        }
+    }
+}
+
+fn finish(jobs: impl IntoIterator<Item = Job>) {
+    for mut job in jobs {
+        let said = job.rest();
+        assert_eq!(said.last().map(String::as_str), Some("done"), "{said:?}");
+    }
+}
+
+fn appenders(world: &World, lines: u64) {
+    let file = world.path("lines");
+    let begin = |id: u64| world.begin(&["append", &file, &id.to_string(), &lines.to_string()]);
+    finish((0..APPENDERS).map(begin).collect::<Vec<_>>());
+    let text = world.read(&file);
+    let mut next = [0; APPENDERS as usize];
+    for line in text.lines() {
+        let id: usize = line.split(' ').next().unwrap().parse().unwrap();
+        assert_eq!(format!("{line}\n"), line_of(id as u64, next[id]), "in order, and none is torn");
+        next[id] += 1;
+    }
+    assert_eq!(next, [lines; APPENDERS as usize], "none is missing");
+}
+
+#[test]
+fn appended_lines_are_whole_on_any_file_system() {
+    if let Some(words) = job() {
+        work(&words.iter().map(String::as_str).collect::<Vec<_>>());
+        std::process::exit(0);
+    }
+    appenders(&World::Plain(tempfile::tempdir_in("/dev/shm").unwrap()), 20);
+}
+
+#[test]
+fn eight_processes_append_to_one_file() {
+    let world = World::Node(Node::up());
+    appenders(&world, 100 * times());
+    let World::Node(node) = world else { unreachable!("made above") };
+    node.check();
+}
+
+#[test]
+fn two_processes_create_in_one_folder() {
+    let node = Node::up();
+    let files = 500 * times();
+    let dir = node.path("folder");
+    node.run(&["mkdir", &dir]);
+    let begin = |prefix: &str| node.begin(JOBS, &["create", &dir, prefix, &files.to_string()]);
+    finish([begin("a"), begin("b")]);
+    let listed = node.run(&["ls", "-U", &dir]);
+    let wanted: BTreeSet<String> = ["a", "b"]
+        .iter()
+        .flat_map(|prefix| (0..files).map(move |number| format!("{prefix}-{number}")))
+        .collect();
+    assert_eq!(listed.lines().count(), wanted.len(), "each once");
+    assert_eq!(listed.lines().map(str::to_owned).collect::<BTreeSet<_>>(), wanted);
+    // All contents, in the order of a sorted listing.
+    let script = format!("cd {dir} && for f in *; do cat $f; echo; done");
+    let contents = node.run(&["sh", "-ec", &script]);
+    let told = |name: &str| name.replacen('-', " wrote ", 1);
+    let expected: BTreeSet<String> = wanted.iter().map(|name| told(name)).collect();
+    assert_eq!(contents.lines().map(str::to_owned).collect::<BTreeSet<_>>(), expected);
+    node.check();
+}
+
+#[test]
+fn four_sqlite_processes_commit_to_one_database() {
+    let node = Node::up();
+    let commits = 50 * times();
+    let database = node.path("rows.db");
+    node.run(&["sqlite3", &database, "create table t(writer, number, primary key(writer, number))"]);
+    std::thread::scope(|scope| {
+        for writer in 0..WRITERS {
+            let (node, database) = (&node, &database);
+            scope.spawn(move || {
+                let insert = |number| format!("insert into t values({writer}, {number});\n");
+                let script: String = (0..commits).map(insert).collect();
+                node.run(&["sqlite3", "-bail", "-cmd", ".timeout 100000", database, &script]);
+            });
+        }
+    });
+    let answer = node.run(&["sqlite3", &database, "pragma integrity_check; select count(*) from t"]);
+    assert_eq!(answer, format!("ok\n{}\n", WRITERS * commits));
+    node.check();
+}
+
+/// Number of the log of a process, which changes when it is shut out and comes back.
+fn log_of(node: &Node, job: &Job) -> Option<u64> {
+    let status = node.status();
+    let programs = status["programs"].as_array().unwrap();
+    let own = programs.iter().find(|program| program["pid"].as_u64() == Some(u64::from(job.pid())));
+    own.map(|program| program["log"].as_u64().unwrap())
+}
+
+/// What a job said until it was done with what it was told.
+fn until_over(job: &mut Job) -> Vec<String> {
+    let lines = std::iter::from_fn(|| job.line()).take_while(|line| line != "over").collect();
+    assert!(job.is_running(), "it goes on: {lines:?}");
+    lines
+}
+
+#[test]
+fn a_stopped_process_holds_nobody_up_and_wakes_to_what_is() {
+    let node = Node::up();
+    node.run(&[
+        "sh",
+        "-ec",
+        &format!("cd {} && : > lines && head -c {BIG_BYTES} /dev/zero > big", node.path("")),
+    ]);
+    let root = node.path("");
+    let [mut one, mut two] = ["one", "two"].map(|id| node.begin(JOBS, &["loop", &root, id]));
+    one.expect("ready");
+    two.expect("ready");
+    let (mut inside, mut outside, mut done) = (0, 0, [0, 0]);
+    for round in 0..20 * times() {
+        let steps = 8;
+        let asleep = round % 4 == 3;
+        let log = log_of(&node, &one);
+        if asleep {
+            one.tell("look");
+            until_over(&mut one);
+            one.stop();
+        } else {
+            one.tell(&format!("go {steps}"));
+            for _ in 0..=round % 3 {
+                one.line().unwrap();
+            }
+            spin(round * 104_729 % 3_000_000);
+            one.stop();
+        }
+        // The other works on; it is told by its own checks that what it wrote stays.
+        two.tell("go 3");
+        until_over(&mut two);
+        two.tell("look");
+        let seen = until_over(&mut two);
+        let last = done[1] + 3;
+        assert!(seen[0].ends_with(&format!(" {}", last as u8)), "{seen:?} after {last}");
+        done[1] = last;
+        one.go_on();
+        if asleep {
+            one.tell("look");
+            assert_eq!(until_over(&mut one), seen, "nothing stale, and nothing came back");
+        } else {
+            until_over(&mut one);
+            done[0] += steps;
+        }
+        if log.is_some() && log_of(&node, &one) == log {
+            outside += 1
+        } else {
+            inside += 1
+        }
+        check_lines(&node, done);
+    }
+    println!("{inside} rounds in which it was shut out, {outside} in which it was not");
+    drop((one, two));
+    node.check();
+}
+
+/// Every line of both is there once and in order; those of the second, three at a time, stand together, since the
+/// first was stopped meanwhile.
+fn check_lines(node: &Node, done: [u64; 2]) {
+    let text = node.run(&["cat", &node.path("lines")]);
+    let lines: Vec<(&str, u64)> = text
+        .lines()
+        .map(|line| line.split_once(' ').unwrap())
+        .map(|(id, number)| (id, number.parse().unwrap()))
+        .collect();
+    for (id, count) in ["one", "two"].iter().zip(done) {
+        let numbers: Vec<u64> =
+            lines.iter().filter(|(other, _)| other == id).map(|(_, number)| *number).collect();
+        assert_eq!(numbers, (1..=count).collect::<Vec<_>>(), "lines of {id}");
+    }
+    for (at, (id, number)) in lines.iter().enumerate() {
+        if *id == "two" && number % 3 == 1 {
+            let group: Vec<_> = lines[at..].iter().take(3).map(|(id, _)| *id).collect();
+            assert_eq!(group, ["two"; 3], "nothing of a stopped process lies between");
+        }
+    }
+}
+
+#[test]
+fn a_lock_goes_with_its_owner_who_is_killed() {
+    let node = Node::up();
+    let file = node.path("lock");
+    let mut owner = node.begin(JOBS, &["lock", &file]);
+    owner.expect("free");
+    owner.expect("locked");
+    let mut next = node.begin(JOBS, &["lock", &file]);
+    next.expect("busy");
+    owner.kill();
+    next.expect("locked");
+    next.tell("that is all");
+    next.expect("done");
+
+    // Ranges, as sqlite3 locks its database.
+    let database = node.path("rows.db");
+    node.run(&["sqlite3", &database, "create table t(number)"]);
+    let mut owner = node.begin_program(&["sqlite3", &database]);
+    owner.tell("begin exclusive; insert into t values(1); select 'locked';");
+    owner.expect("locked");
+    let insert = "insert into t values(2); select 'in';";
+    let mut next = node.begin_program(&["sqlite3", &database]);
+    next.tell(&format!(".timeout 0\n{insert}\nselect 'refused';"));
+    next.expect("refused");
+    next.tell(&format!(".timeout 100000\n{insert}"));
+    owner.kill();
+    next.expect("in");
+    drop(next);
+    assert_eq!(node.run(&["sqlite3", &database, "select number from t"]), "2\n");
+    node.check();
+}
