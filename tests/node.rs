@@ -1,105 +1,12 @@
 //! End to end on one node: the real program, the real daemon, real programs under the library, real `kill -9`.
-//!
-//! Every cluster stands in a folder of its own on a tmpfs and is gone at the end of its test; every program that is
-//! started has a time limit.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something unexpected is")]
 
+mod harness;
+
+use harness::{Expect, Node, limited};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
-
-/// Seconds that any program of these tests may take.
-const LIMIT_S: &str = "120";
-
-/// A cluster of one node, taken down hard at the end.
-struct Node {
-    dir: tempfile::TempDir,
-}
-
-impl Node {
-    fn up() -> Self {
-        let library = Path::new(env!("CARGO_BIN_EXE_hearth")).with_file_name("libhearth.so");
-        assert!(library.exists(), "{} is missing: cargo build -p interpose", library.display());
-        let dir = tempfile::Builder::new().prefix("hearth-test-").tempdir_in("/dev/shm").unwrap();
-        let node = Self { dir };
-        node.hearth(&["up", "--medium", "memory", "--capacity", "256"]).expect_success();
-        node
-    }
-
-    fn dir(&self) -> &str {
-        self.dir.path().to_str().unwrap()
-    }
-
-    /// A path in the tree.
-    fn path(&self, name: &str) -> String {
-        format!("{}/n1/{name}", self.dir())
-    }
-
-    /// `hearth COMMAND --dir DIR REST`.
-    fn hearth(&self, arguments: &[&str]) -> Output {
-        let (command, rest) = arguments.split_first().unwrap();
-        limited(&[env!("CARGO_BIN_EXE_hearth"), command, "--dir", self.dir()], rest)
-    }
-
-    /// A shell script under `hearth run`; `$T` is the tree.
-    fn sh(&self, script: &str) -> Output {
-        let script = format!("T={}\n{script}", self.path(""));
-        self.hearth(&["run", "--", "sh", "-ec", &script])
-    }
-
-    fn daemon(&self) -> i32 {
-        let status = self.hearth(&["status", "--json"]);
-        let answers: serde_json::Value = serde_json::from_slice(&status.stdout).unwrap();
-        i32::try_from(answers[0]["pid"].as_i64().unwrap()).unwrap()
-    }
-
-    /// `kill -9`, and until it is gone.
-    fn kill_daemon(&self) {
-        use rustix::event::{PollFd, PollFlags, poll};
-        use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
-        let pidfd = pidfd_open(Pid::from_raw(self.daemon()).unwrap(), PidfdFlags::empty()).unwrap();
-        pidfd_send_signal(&pidfd, Signal::KILL).unwrap();
-        let limit = rustix::event::Timespec { tv_sec: 60, tv_nsec: 0 };
-        assert_eq!(poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&limit)), Ok(1), "it does not die");
-    }
-
-    fn check(&self) {
-        let pool = format!("{}/node-1/pool", self.dir());
-        limited(&[env!("CARGO_BIN_EXE_hearth"), "check"], &[&pool]).expect_success();
-    }
-}
-
-impl Drop for Node {
-    fn drop(&mut self) {
-        self.hearth(&["umount"]);
-        self.hearth(&["down", "--hard"]);
-    }
-}
-
-fn limited(program: &[&str], rest: &[&str]) -> Output {
-    let mut command = Command::new("timeout");
-    command.args(["--kill-after=5", LIMIT_S]).args(program).args(rest).stdin(Stdio::null());
-    command.output().expect("timeout is part of coreutils")
-}
-
-trait Expect {
-    fn expect_success(&self) -> String;
-    fn expect_failure(&self, sentence: &str);
-}
-
-impl Expect for Output {
-    fn expect_success(&self) -> String {
-        let (out, err) = (String::from_utf8_lossy(&self.stdout), String::from_utf8_lossy(&self.stderr));
-        assert!(self.status.success(), "{}\nstdout: {out}\nstderr: {err}", self.status);
-        out.into_owned()
-    }
-
-    fn expect_failure(&self, sentence: &str) {
-        let err = String::from_utf8_lossy(&self.stderr);
-        assert!(!self.status.success(), "it should have failed");
-        assert!(err.contains(sentence), "expected '{sentence}' in: {err}");
-    }
-}
+use std::process::{Command, Stdio};
 
 #[test]
 fn what_one_program_writes_the_next_one_reads() {
