@@ -3,7 +3,7 @@
 # Minutes for each fuzz target.
 FUZZ_MINUTES ?= 10
 
-.PHONY: build demo test prove prove-crash prove-fuzz prove-kill
+.PHONY: build demo test prove prove-crash prove-fuzz prove-kill prove-suites
 
 build:
 	cargo build --release --locked -p hearth -p interpose
@@ -41,3 +41,8 @@ prove-kill: build
 # Every decoder against inputs that a fuzzer makes up; a run that was stopped goes on where it was.
 prove-fuzz:
 	@scripts/fuzz $(FUZZ_MINUTES)
+
+# Suites that others wrote, of the folder SUITES; see docs/compatibility.md.
+prove-suites:
+	@test -n "$(SUITES)" || { echo "usage: make prove-suites SUITES=DIR" >&2; exit 2; }
+	@scripts/suites "$(SUITES)"
