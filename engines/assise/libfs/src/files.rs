@@ -5,8 +5,8 @@
 use crate::need::Step;
 use crate::nodes::NodeIndex;
 use crate::state::State;
-use format::session::WORD_OWN_RANGE;
 use format::InodeNumber;
+use format::session::WORD_OWN_RANGE;
 use vfs::engine::{Access, Handle};
 
 /// Nodes looked at in one search for those that nobody uses.

@@ -44,21 +44,24 @@ impl LibFs {
         Ok(Some(granted))
     }
 
-    /// Room for a record of so many blocks, and for some more.
+    /// Room for a record of so many blocks, and for some more. It is promised in parts.
     ///
     /// # Errors
     /// `NoSpace`: also after everything is digested, which gives back what was promised and not used.
     pub(crate) fn get_room(&self, blocks: u64) -> Result<()> {
-        for digested in [false, true] {
-            if digested {
-                self.get_digested(self.last())?;
-            }
+        let mut digested = false;
+        for _ in 0..self.limits.attempts {
             let asked = U64::new(blocks.max(self.limits.refill_blocks));
             let granted = self.refill(RefillRequest { inodes: U64::new(0), room_blocks: asked })?;
-            let state = self.state();
-            match (granted, state.session.as_ref()) {
-                (Some(_), Some(session)) if session.room < blocks => {}
+            let nothing = match (granted, self.state().session.as_ref()) {
+                (Some(granted), Some(session)) if session.room < blocks => granted.room_blocks.get() == 0,
                 _ => return Ok(()),
+            };
+            if nothing && std::mem::replace(&mut digested, true) {
+                break;
+            }
+            if nothing {
+                self.get_digested(self.last())?;
             }
         }
         Err(vfs::Error::NoSpace)
