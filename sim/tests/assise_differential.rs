@@ -11,6 +11,7 @@ use assise_local::{Node, tiny};
 use libfs::{LibFs, Limits};
 use proptest::prelude::*;
 use proptest::test_runner::{Config as ProptestConfig, TestRunner};
+use sharedfs::Config;
 use std::sync::Arc;
 use vfs::conformance::{Actor, Call, Path};
 use vfs::{Caller, Model};
@@ -117,7 +118,10 @@ fn limits() -> Limits {
 
 /// Plays a history with so many sessions (1 or 2) for its two processes.
 fn play(history: &[Step], sessions: usize) -> Result<(), TestCaseError> {
-    let node = Node::new(tiny());
+    play_on(&Node::new(tiny()), history, sessions)
+}
+
+fn play_on(node: &Arc<Node>, history: &[Step], sessions: usize) -> Result<(), TestCaseError> {
     let clock = node.host.clone();
     let model = Arc::new(Model::new(Arc::new(move || clock.wall()), vfs::model::Limits::default()));
     let engines: Vec<Arc<LibFs>> =
@@ -194,5 +198,7 @@ fn what_was_only_listed_is_removed_and_renamed() {
         Call::List(path("a")),
     ];
     history.extend(listed.map(|call| Step::Call(1, call)));
-    play(&history, 2).unwrap();
+    // What was met by the listing is forgotten at once.
+    let node = Node::new(Config { known_max: 1, ..tiny() });
+    play_on(&node, &history, 2).unwrap();
 }
