@@ -15,7 +15,7 @@ demo:
 	@scripts/demo
 
 test:
-	@scripts/setup sqlite3 db_bench pkill
+	@scripts/setup sqlite3 db_bench pkill cc make git rsync cpio patch python3 setfattr
 	@( scripts/check format cargo fmt --all --check; \
 	   scripts/check clippy cargo clippy --workspace --all-targets --locked -- -D warnings; \
 	   scripts/check library cargo build --locked -p interpose; \

@@ -1,5 +1,5 @@
-//! Programs as they are, under `hearth run`: working directory in the tree, paths relative and absolute. Each test is
-//! one subject; it ends at the first step that does not do what it does on a file system of the kernel's.
+//! Programs as they are, under `hearth run`: working directory in the tree, paths relative and absolute. Each test
+//! is one subject; it ends at the first step that does not do what it does on a file system of the kernel's.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something unexpected is")]
 
@@ -33,7 +33,8 @@ fn shells_redirect_append_and_share_offsets() {
         (read first; read second; echo $first$second; cat) < shared > rest
         exec 3<>both; echo hello >&3; exec 3>&-; read word < both; exec 5>>both; sh -c 'echo more >&5'
         seq 20000 | tee up | sort -rn > down; sort -n down | cmp - up
-        tr -d '\\n' < shared; tr -d '\\n' < nested; tr -d '\\n' < appended; tr -d '\\n' < rest; wc -l < both; wc -l < here",
+        tr -d '\\n' < shared; tr -d '\\n' < nested
+        tr -d '\\n' < appended; tr -d '\\n' < rest; wc -l < both; wc -l < here",
     );
     assert_eq!(printed, "abc123123abc2\n2\n");
 }
@@ -52,15 +53,19 @@ fn the_root_and_other_directories_are_inherited_as_working_directory() {
 fn trees_are_copied_compared_archived_and_removed() {
     let printed = in_tree(
         "mkdir -p tree/deep/er; seq 3000 > tree/numbers; echo hi > tree/deep/er/f; ln tree/numbers tree/hard
-        ln -s ../numbers tree/deep/soft; ln -s /nowhere tree/dangling; : > 'tree/sp ace'; chmod 4711 tree/deep/er/f
+        ln -s ../numbers tree/deep/soft
+        ln -s /nowhere tree/dangling; : > 'tree/sp ace'; chmod 4711 tree/deep/er/f
         touch -d '2001-02-03 04:05:06.123456789' tree/numbers
         cp -a tree one; tar czf t.tgz tree; mkdir two; tar xzpf t.tgz -C two; rsync -aH tree/ three/
         (cd tree; find . -depth -print0 | cpio -0pdm --quiet $T/four)
         for copy in one two/tree three four; do
-            diff -r --no-dereference tree $copy; [ \"$(stat -c '%h %Y' $copy/hard)\" = \"$(stat -c '%h %Y' tree/hard)\" ]
+            diff -r --no-dereference tree $copy
+            [ \"$(stat -c '%h %Y' $copy/hard)\" = \"$(stat -c '%h %Y' tree/hard)\" ]
             [ $(stat -c %a $copy/deep/er/f) = 4711 ]; [ $(readlink $copy/dangling) = /nowhere ]
         done
-        [ -z \"$(rsync -aHi tree/ three/)\" ]; [ \"$(stat -c %y one/hard)\" = \"$(stat -c %y tree/hard)\" ]; mv one two/moved; diff -r --no-dereference tree two/moved
+        [ -z \"$(rsync -aHi tree/ three/)\" ]
+        [ \"$(stat -c %y one/hard)\" = \"$(stat -c %y tree/hard)\" ]
+        mv one two/moved; diff -r --no-dereference tree two/moved
         grep -r hi $T/tree; find . -name f -print0 | xargs -0 cat | wc -l
         rm -r tree two three four t.tgz; ls -A",
     );
@@ -85,8 +90,10 @@ fn c_programs_are_made_and_run_from_the_tree() {
     let printed = in_tree(
         r#"mkdir p; cd p; printf '#include <stdio.h>\nint f(void); int main() { printf("%%d\\n", f()); }\n' > m.c
         echo 'int f(void) { return 42; }' > f.c
-        printf 'prog: m.o lib.a\n\tcc -o $@ m.o lib.a\nlib.a: f.o\n\tar rcs $@ f.o\n%%.o: %%.c\n\tcc -g -c -o $@ $<\n' > Makefile
-        make -s -j2; make -q; ./prog; ${T}p/prog; printf '#!/bin/sh\necho script $1\n' > s; chmod +x s; ./s a"#,
+        printf 'prog: m.o lib.a\n\tcc -o $@ m.o lib.a\n' > Makefile
+        printf 'lib.a: f.o\n\tar rcs $@ f.o\n%%.o: %%.c\n\tcc -g -c -o $@ $<\n' >> Makefile
+        make -s -j2; make -q; ./prog; ${T}p/prog
+        printf '#!/bin/sh\necho script $1\n' > s; chmod +x s; ./s a"#,
     );
     assert_eq!(printed, "42\n42\nscript a\n");
 }
@@ -101,7 +108,8 @@ base.executemany("insert into t values(?, ?)", [(i, "x" * 100) for i in range(20
 base.commit(); base.execute("vacuum"); print(base.execute("pragma integrity_check").fetchone()[0])
 tempfile.tempdir = os.environ["T"]
 with tempfile.TemporaryFile() as file: file.write(b"abc"); file.seek(0); assert file.read() == b"abc"
-with tempfile.TemporaryDirectory() as d: os.makedirs(d + "/a/b"); shutil.copy2("rows.db", d + "/a/b"); shutil.copytree(d, "copy")
+with tempfile.TemporaryDirectory() as d:
+    os.makedirs(d + "/a/b"); shutil.copy2("rows.db", d + "/a/b"); shutil.copytree(d, "copy")
 assert not os.path.exists(d); assert os.listdir("copy/a/b") == ["rows.db"]; shutil.rmtree("copy")
 with open("lines", "w", buffering=1) as lines:
     work = lambda: [lines.write(f"{{os.getpid()}} {{i}}\n") for i in range(50)]
@@ -109,7 +117,8 @@ with open("lines", "w", buffering=1) as lines:
     [w.start() for w in workers]; [w.join() for w in workers]
 print(len(open("lines").readlines()))
 with open("out", "w") as out:
-    subprocess.check_call(["echo", "a"], stdout=out); subprocess.check_call(["sh", "-c", "echo b"], stdout=out); out.write("c")
+    subprocess.check_call(["echo", "a"], stdout=out)
+    subprocess.check_call(["sh", "-c", "echo b"], stdout=out); out.write("c")
 print(open("out").read())
 X
 "#
