@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where something unexpected is")]
 
+mod harness;
 mod prefix;
 mod processes;
 

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where something unexpected is")]
 
+mod harness;
 mod processes;
 
 use processes::{Job, Node, count, job, say, spin};
@@ -23,6 +24,8 @@ const APPENDERS: u64 = 8;
 const WRITERS: u64 = 4;
 /// Bytes of the file that a looping job overwrites at once.
 const BIG_BYTES: usize = 1 << 20;
+/// Rounds of stopping a process before it is given up that one was inside an operation.
+const ROUNDS_MAX: u64 = 400;
 
 fn times() -> u64 {
     count("HEARTH_TOGETHER", 1)
@@ -74,13 +77,14 @@ struct Loop {
     big: File,
     id: String,
     number: u64,
+    buffer: Vec<u8>,
 }
 
 impl Loop {
     fn new(dir: &Path, id: &str) -> Self {
         let open = |name: &str| OpenOptions::new().read(true).write(true).open(dir.join(name)).unwrap();
         let lines = OpenOptions::new().read(true).append(true).open(dir.join("lines")).unwrap();
-        Self { lines, big: open("big"), id: id.to_owned(), number: 0 }
+        Self { lines, big: open("big"), id: id.to_owned(), number: 0, buffer: vec![0; BIG_BYTES] }
     }
 
     /// Does what it is told, line by line.
@@ -104,19 +108,16 @@ impl Loop {
         let line = format!("{} {}\n", self.id, self.number);
         assert_eq!(self.lines.write(line.as_bytes()).unwrap(), line.len());
         say(&format!("did {}", self.number));
-        let byte = self.number as u8;
-        assert_eq!(self.big.write_at(&vec![byte; BIG_BYTES], 0).unwrap(), BIG_BYTES);
+        self.buffer.fill(self.number as u8);
+        assert_eq!(self.big.write_at(&self.buffer, 0).unwrap(), BIG_BYTES);
         self.look();
     }
 
     /// The byte of which the overwritten file consists.
-    fn look(&self) -> u8 {
-        let mut contents = vec![0; BIG_BYTES];
-        self.big.read_exact_at(&mut contents, 0).unwrap();
-        let byte = contents[0];
-        let torn = contents.iter().position(|other| *other != byte);
-        assert_eq!(torn, None, "a write is there whole or not at all");
-        byte
+    fn look(&mut self) -> u8 {
+        self.big.read_exact_at(&mut self.buffer, 0).unwrap();
+        assert!(self.buffer[1..] == self.buffer[..BIG_BYTES - 1], "a write is there whole or not at all");
+        self.buffer[0]
     }
 }
 
@@ -261,7 +262,8 @@ fn a_stopped_process_holds_nobody_up_and_wakes_to_what_is() {
     one.expect("ready");
     two.expect("ready");
     let (mut inside, mut outside, mut done) = (0, 0, [0, 0]);
-    for round in 0..20 * times() {
+    let mut round = 0;
+    while round < 20 * times() || (inside == 0 && round < ROUNDS_MAX) {
         let steps = 8;
         let asleep = round % 4 == 3;
         let log = log_of(&node, &one);
@@ -299,8 +301,10 @@ fn a_stopped_process_holds_nobody_up_and_wakes_to_what_is() {
             inside += 1
         }
         check_lines(&node, done);
+        round += 1;
     }
     println!("{inside} rounds in which it was shut out, {outside} in which it was not");
+    assert!(inside > 0 && outside > 0, "stopped inside of an operation, and outside");
     drop((one, two));
     node.check();
 }

@@ -6,16 +6,16 @@
 
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
+use crate::harness::{self, Expect};
 use ipc::{Host, SystemHost};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, kill_process, waitpid};
 use rustix::process::{pidfd_open, pidfd_send_signal};
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
-use std::path::Path;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-/// Seconds that any program may take, and that a line of a job may be waited for.
+/// Seconds that a line of a job may be waited for.
 const LIMIT_S: i64 = 120;
 
 /// Lines of the daemon's log that a test shows when it fails.
@@ -24,10 +24,8 @@ const LOG_LINES: usize = 20;
 /// What a job has to do: words, one a line.
 const JOB: &str = "HEARTH_TEST_JOB";
 
-/// A cluster of one node, taken down hard at the end.
-pub struct Node {
-    dir: tempfile::TempDir,
-}
+/// A cluster of one node that shows what its daemon said if a test fails.
+pub struct Node(harness::Node);
 
 /// The process of a daemon, which cannot be mistaken for a later one.
 pub struct Daemon(OwnedFd);
@@ -35,27 +33,17 @@ pub struct Daemon(OwnedFd);
 impl Node {
     /// A new one, its pool in memory.
     pub fn up() -> Self {
-        let library = Path::new(env!("CARGO_BIN_EXE_hearth")).with_file_name("libhearth.so");
-        assert!(library.exists(), "{} is missing: cargo build -p interpose", library.display());
-        let dir = tempfile::Builder::new().prefix("hearth-test-").tempdir_in("/dev/shm").unwrap();
-        let node = Self { dir };
-        node.hearth(&["up", "--medium", "memory", "--capacity", "256"]);
-        node
-    }
-
-    fn dir(&self) -> &str {
-        self.dir.path().to_str().unwrap()
+        Self(harness::Node::up())
     }
 
     /// A path in the tree.
     pub fn path(&self, name: &str) -> String {
-        format!("{}/n1/{name}", self.dir())
+        self.0.path(name)
     }
 
     /// `hearth COMMAND --dir DIR REST`, which has to succeed; what it printed.
     pub fn hearth(&self, arguments: &[&str]) -> String {
-        let (command, rest) = arguments.split_first().unwrap();
-        succeed(&limited(&[env!("CARGO_BIN_EXE_hearth"), command, "--dir", self.dir()], rest))
+        self.0.hearth(arguments).expect_success()
     }
 
     /// A program on the tree, which has to succeed.
@@ -78,22 +66,21 @@ impl Node {
     /// Down, verified, and up again.
     pub fn check(&self) {
         self.hearth(&["down"]);
-        let pool = format!("{}/node-1/pool", self.dir());
-        succeed(&limited(&[env!("CARGO_BIN_EXE_hearth"), "check"], &[&pool]));
+        self.0.check();
         self.hearth(&["up"]);
     }
 
     /// Starts a job on the tree; `test` is the test of this binary that does jobs.
     pub fn begin(&self, test: &str, words: &[&str]) -> Job {
         let mut command = Command::new(env!("CARGO_BIN_EXE_hearth"));
-        command.args(["run", "--dir", self.dir(), "--"]).arg(std::env::current_exe().unwrap());
+        command.args(["run", "--dir", self.0.dir(), "--"]).arg(std::env::current_exe().unwrap());
         Job::spawn(command, test, words)
     }
 
     /// Starts a program on the tree.
     pub fn begin_program(&self, program: &[&str]) -> Job {
         let mut command = Command::new(env!("CARGO_BIN_EXE_hearth"));
-        command.args(["run", "--dir", self.dir(), "--"]).args(program);
+        command.args(["run", "--dir", self.0.dir(), "--"]).args(program);
         Job::of(command)
     }
 }
@@ -101,11 +88,10 @@ impl Node {
 impl Drop for Node {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let log = std::fs::read_to_string(self.dir.path().join("node-1/serve.log")).unwrap_or_default();
+            let log = std::fs::read_to_string(self.0.dir.path().join("node-1/serve.log")).unwrap_or_default();
             let last: Vec<&str> = log.lines().rev().take(LOG_LINES).collect();
             eprintln!("the daemon's last words, the last first:\n{}", last.join("\n"));
         }
-        let _ = limited(&[env!("CARGO_BIN_EXE_hearth"), "down", "--dir", self.dir()], &["--hard"]);
     }
 }
 
@@ -120,18 +106,6 @@ impl Daemon {
         let limit = Timespec { tv_sec: LIMIT_S, tv_nsec: 0 };
         assert_eq!(poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(&limit)), Ok(1), "it does not die");
     }
-}
-
-fn limited(program: &[&str], rest: &[&str]) -> Output {
-    let mut command = Command::new("timeout");
-    command.args(["--kill-after=5", &LIMIT_S.to_string()]).args(program).args(rest).stdin(Stdio::null());
-    command.output().expect("timeout is part of coreutils")
-}
-
-fn succeed(output: &Output) -> String {
-    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{}\nstdout: {out}\nstderr: {err}", output.status);
-    out.into_owned()
 }
 
 /// A job that runs. Killed when it is dropped.
