@@ -1,0 +1,1 @@
+//! Who is alive, in which epoch, who replicates which subtree.

@@ -1,0 +1,1 @@
+//! Between nodes: messages and one-sided operations, over libfabric or in process.
