@@ -19,6 +19,10 @@ use format::node::{self, NodeView};
 use format::record::{self, FILE_BYTES_MAX, Operation, Record, SYMLINK_BYTES_MAX, XATTR_BYTES_MAX};
 use format::root::{ROOT_MAGIC, Root};
 use format::superblock::{FileKind, MAGIC, POOL_VERSION, Superblock};
+use format::wire::{
+    FrameHead, FrameKind, Knock, RemoteHead, WIRE_VERSION, WIRE_VERSION_MIN, WireChallenge, WireHello, WireProof,
+    WireRefusal, check_body, common_version,
+};
 use format::{BLOCK_BYTES, Block, FlipNumber, Incarnation, LogUid, Name, PoolUid};
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, IntoBytes};
@@ -27,7 +31,7 @@ use zerocopy::{FromBytes, IntoBytes};
 pub type Body = fn(&[u8]);
 
 /// All targets, by name.
-pub const TARGETS: [(&str, Body); 9] = [
+pub const TARGETS: [(&str, Body); 10] = [
     ("call", call),
     ("envelope", envelope),
     ("ledger", ledger),
@@ -37,6 +41,7 @@ pub const TARGETS: [(&str, Body); 9] = [
     ("record", record),
     ("root", root),
     ("superblock", superblock),
+    ("wire", wire),
 ];
 
 /// A frame with envelope and checksum made right, whatever stood there; `None` if it is no frame at all.
@@ -239,4 +244,29 @@ pub fn call(bytes: &[u8]) {
         _ => call::split::<call::InodeRequest>(body).map(|(_, rest)| rest.len()),
     };
     assert!(rest_bytes.is_ok_and(|rest| rest <= body.len()) || rest_bytes.is_err());
+}
+
+/// Input: what comes with a connection, or a frame between nodes.
+pub fn wire(bytes: &[u8]) {
+    if let Ok(knock) = Knock::decode(bytes) {
+        assert_eq!(knock.as_bytes(), &bytes[..size_of::<Knock>()]);
+        let common = common_version(knock.version_min, knock.version_max);
+        assert!(common.is_none_or(|version| (WIRE_VERSION_MIN..=WIRE_VERSION).contains(&version)));
+    }
+    if let Ok((refusal, reason)) = WireRefusal::decode(bytes) {
+        assert_eq!(refusal.reason.get(), reason as u16);
+    }
+    if let Ok((_, _, body)) = RemoteHead::decode(bytes) {
+        assert_eq!(body.len() + size_of::<RemoteHead>(), bytes.len());
+    }
+    let Ok((kind, _, body)) = FrameHead::decode(bytes) else { return };
+    assert_eq!(body.len() + size_of::<FrameHead>(), bytes.len());
+    let fits = match kind {
+        FrameKind::Hello => check_body::<WireHello>(body).map(|b| size_of_val(&b)),
+        FrameKind::Challenge => check_body::<WireChallenge>(body).map(|b| size_of_val(&b)),
+        FrameKind::Proof => check_body::<WireProof>(body).map(|b| size_of_val(&b)),
+        FrameKind::Refusal => WireRefusal::decode(body).map(|_| body.len()),
+        _ => Ok(body.len()),
+    };
+    assert!(fits.is_err() || fits == Ok(body.len()), "a body of another length was accepted");
 }

@@ -19,11 +19,12 @@ pub mod record;
 pub mod root;
 pub mod session;
 pub mod superblock;
+pub mod wire;
 
 pub use envelope::{Envelope, FRAME_ALIGN, HEADER_BYTES};
 pub use ids::{
-    Block, Epoch, FlipNumber, Incarnation, InodeNumber, LeaseVersion, LogUid, PoolUid, SegmentId, Sequence,
-    Stamp,
+    BeatVersion, Block, ChangeNumber, Epoch, FlipNumber, Incarnation, InodeNumber, LeaseVersion, LogUid,
+    NodeId, PoolUid, SegmentId, Sequence, Stamp,
 };
 pub use name::{Cookie, Name, NameError};
 
