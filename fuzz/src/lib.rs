@@ -9,6 +9,7 @@
 
 use format::call::{self, CallKind, Status};
 use format::checksum::Salt;
+use format::cluster::{CLUSTER_BODY_MAX, ClusterFrameHead, ClusterHead, ClusterKind};
 use format::envelope::{self, Envelope, FRAME_VERSION, HEADER_BYTES};
 use format::ledger::{Entry, Event, GROUPS_MAX};
 use format::map::MapPage;
@@ -20,8 +21,8 @@ use format::record::{self, FILE_BYTES_MAX, Operation, Record, SYMLINK_BYTES_MAX,
 use format::root::{ROOT_MAGIC, Root};
 use format::superblock::{FileKind, MAGIC, POOL_VERSION, Superblock};
 use format::wire::{
-    FrameHead, FrameKind, Knock, RemoteHead, WIRE_VERSION, WIRE_VERSION_MIN, WireChallenge, WireHello, WireProof,
-    WireRefusal, check_body, common_version,
+    FrameHead, FrameKind, Knock, RemoteHead, WIRE_VERSION, WIRE_VERSION_MIN, WireChallenge, WireHello,
+    WireProof, WireRefusal, check_body, common_version,
 };
 use format::{BLOCK_BYTES, Block, FlipNumber, Incarnation, LogUid, Name, PoolUid};
 use zerocopy::little_endian::U32;
@@ -31,8 +32,9 @@ use zerocopy::{FromBytes, IntoBytes};
 pub type Body = fn(&[u8]);
 
 /// All targets, by name.
-pub const TARGETS: [(&str, Body); 10] = [
+pub const TARGETS: [(&str, Body); 11] = [
     ("call", call),
+    ("cluster", cluster),
     ("envelope", envelope),
     ("ledger", ledger),
     ("map", map),
@@ -269,4 +271,25 @@ pub fn wire(bytes: &[u8]) {
         _ => Ok(body.len()),
     };
     assert!(fits.is_err() || fits == Ok(body.len()), "a body of another length was accepted");
+}
+
+/// Input: a message to or from the cluster manager, or a frame of its log.
+pub fn cluster(bytes: &[u8]) {
+    if let Ok(head) = ClusterHead::decode(bytes) {
+        assert!(head.body_bytes.get() as usize <= CLUSTER_BODY_MAX);
+        let body = &bytes[size_of::<ClusterHead>()..];
+        assert!(head.check_body(body).is_err() || body.len() == head.body_bytes.get() as usize);
+    }
+    if let Ok((_, head, payload)) = ClusterFrameHead::split(bytes) {
+        assert_eq!(u64::from(head.envelope.payload_bytes.get()), payload.len() as u64);
+    }
+    let Some((raw, body)) = bytes.split_first_chunk::<2>() else { return };
+    let Ok(kind) = ClusterKind::from_raw(u16::from_le_bytes(*raw)) else { return };
+    let mut message = ClusterHead::encode(kind, 7, 9, body);
+    let right = |message: &[u8]| {
+        ClusterHead::decode(message).and_then(|head| head.check_body(&message[size_of::<ClusterHead>()..]))
+    };
+    assert_eq!(right(&message), Ok(()), "a message made right is right");
+    flip_one_bit(&mut message);
+    assert!(right(&message).is_err(), "a changed message was accepted");
 }

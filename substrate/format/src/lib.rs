@@ -8,6 +8,7 @@
 
 pub mod call;
 pub mod checksum;
+pub mod cluster;
 pub mod envelope;
 pub mod ids;
 pub mod ledger;
