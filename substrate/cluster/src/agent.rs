@@ -28,6 +28,9 @@ struct Life {
     since: ChangeNumber,
     valid_until: Option<Time>,
     sent: BTreeMap<Ticket, Time>,
+    last_sent: Option<Time>,
+    /// The first heartbeat since the manager was last heard.
+    unheard_since: Option<Time>,
     /// Subtrees given away at these versions.
     given: BTreeMap<Path, ChangeNumber>,
 }
@@ -60,7 +63,9 @@ impl Agent {
         self.newest = done.epoch;
         let party = Party { node: self.node, life: done.epoch };
         let (sent, given) = (BTreeMap::new(), BTreeMap::new());
-        self.life = Some(Life { party, since: done.number, valid_until: None, sent, given });
+        let (valid_until, last_sent, unheard_since) = (None, None, None);
+        self.life =
+            Some(Life { party, since: done.number, valid_until, sent, last_sent, unheard_since, given });
         true
     }
 
@@ -79,6 +84,26 @@ impl Agent {
         self.view.as_ref()
     }
 
+    /// True if a heartbeat is of use now. Where requests arrive and answers do not, a member would be kept for ever by
+    /// heartbeats that never let it serve: after a lease without an answer it is silent for long enough to be expelled,
+    /// if anybody can take over, and then tries again.
+    pub fn wants_beat(&self, now: Time) -> bool {
+        let Some(life) = &self.life else { return false };
+        match (life.unheard_since, life.last_sent) {
+            (Some(since), Some(last)) if now >= since.after(self.rules.lease()) => {
+                now >= last.after(self.rules.expel_after()).after(self.rules.lease())
+            }
+            _ => true,
+        }
+    }
+
+    /// Something came from the manager: answers reach this node.
+    pub fn heard(&mut self) {
+        if let Some(life) = &mut self.life {
+            life.unheard_since = None;
+        }
+    }
+
     /// A heartbeat goes out after this, and `now` was read before: gives what names it.
     ///
     /// # Panics
@@ -88,6 +113,8 @@ impl Agent {
         let ticket = Ticket(self.next_ticket);
         self.next_ticket += 1;
         life.sent.insert(ticket, now);
+        life.last_sent = Some(now);
+        life.unheard_since.get_or_insert(now);
         if life.sent.len() > SENT_MAX {
             life.sent.pop_first();
         }
@@ -96,6 +123,7 @@ impl Agent {
 
     /// The heartbeat was written. An answer that comes twice, or to an earlier life, changes nothing.
     pub fn beaten(&mut self, ticket: Ticket) {
+        self.heard();
         let Some(life) = &mut self.life else { return };
         let Some(sent) = life.sent.remove(&ticket) else { return };
         let until = sent.after(self.rules.valid_for());
@@ -186,6 +214,21 @@ mod tests {
         agent.beaten(first);
         agent.beaten(second);
         assert_eq!(agent.valid_until(), Some(Time::from_ns(1_000_000_009)));
+    }
+
+    #[test]
+    fn who_hears_nothing_falls_silent() {
+        let mut agent = agent();
+        let at = |ms: u64| Time::from_ns(ms * 1_000_000);
+        for ms in [0, 300, 600, 900] {
+            assert!(agent.wants_beat(at(ms)));
+            agent.send_beat(at(ms));
+        }
+        assert!(!agent.wants_beat(at(1000)));
+        assert!(!agent.wants_beat(at(1000 + 1000)), "it would be kept by what arrives");
+        assert!(agent.wants_beat(at(900 + 2000)));
+        agent.heard();
+        assert!(agent.wants_beat(at(1000)));
     }
 
     #[test]

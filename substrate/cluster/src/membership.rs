@@ -20,6 +20,9 @@ use std::time::Duration;
 /// Pause between two attempts that failed.
 const PAUSE: Duration = Duration::from_millis(20);
 
+/// Longest wait for a view at a time: so long may the end of the threads take.
+const WATCH: Duration = Duration::from_millis(500);
+
 /// What a node says when it joins.
 #[derive(Clone, Debug)]
 pub struct Joining {
@@ -176,7 +179,7 @@ impl Membership {
     }
 
     /// Ends the threads without telling anybody, as a process that ends does: the others see it by its silence. Takes
-    /// as long as a call that is on its way, at most a lease.
+    /// as long as the calls that are on their way.
     pub fn stop(&self) {
         self.end();
         // Release: pairs with the Acquire of the threads.
@@ -220,12 +223,16 @@ impl Membership {
         while !self.is_stopping() {
             // Read before anything is sent: the heartbeat counts from here.
             let now = self.host.now();
-            let (ticket, party) = {
+            let sent = {
                 let mut agent = self.agent.lock();
                 if agent.party().is_none() {
                     return;
                 }
-                agent.send_beat(now)
+                agent.wants_beat(now).then(|| agent.send_beat(now))
+            };
+            let Some((ticket, party)) = sent else {
+                self.pause_until(now.after(self.rules.beat_every()));
+                continue;
             };
             // One that takes longer than its lease is worth nothing.
             let result = self.manager.beat(party, now.after(self.rules.lease()));
@@ -235,7 +242,8 @@ impl Membership {
                 Err(Error::Refused(Refusal::NotMember)) => {
                     agent.not_member(party);
                 }
-                // It is not heard, for whatever reason: what it has goes on until its time ends.
+                Err(Error::Refused(_)) => agent.heard(),
+                // What it has goes on until its time ends.
                 Err(_) => {}
             }
             self.show(&agent);
@@ -254,9 +262,10 @@ impl Membership {
                 agent.view().map_or(ChangeNumber::new(0), |view| view.number)
             };
             let now = self.host.now();
-            match self.manager.watch(after, now.after(self.rules.lease())) {
+            match self.manager.watch(after, now.after(self.rules.lease().min(WATCH))) {
                 Ok(view) => {
                     let mut agent = self.agent.lock();
+                    agent.heard();
                     if agent.see(view) {
                         self.show(&agent);
                     }

@@ -345,6 +345,7 @@ impl World {
     fn receive(&mut self, who: usize, message: Message) {
         let node = &mut self.nodes[who - 1];
         let now = node.clock.at(self.now);
+        node.agent.heard();
         match message {
             Message::Beaten(ticket) if self.plant == Plant::BeatFromReply => {
                 node.agent.beaten(ticket);
@@ -398,9 +399,10 @@ impl World {
             };
             return self.propose(who, change);
         };
-        let (ticket, party_sent) = self.nodes[who - 1].agent.send_beat(now);
-        assert_eq!(party, party_sent);
-        self.send(who, 0, Message::Request(Request::Beat(ticket, party)));
+        if self.nodes[who - 1].agent.wants_beat(now) {
+            let (ticket, _) = self.nodes[who - 1].agent.send_beat(now);
+            self.send(who, 0, Message::Request(Request::Beat(ticket, party)));
+        }
         for (path, version) in self.nodes[who - 1].agent.unsettled() {
             self.propose(who, Change::SetManager { path, version, by: party, to: me });
         }
