@@ -3,7 +3,7 @@
 # Minutes for each fuzz target.
 FUZZ_MINUTES ?= 10
 
-.PHONY: build test prove prove-crash prove-fuzz
+.PHONY: build test prove prove-crash prove-fuzz prove-cluster
 
 build:
 	cargo build --release --workspace --locked
@@ -14,7 +14,7 @@ test:
 	   scripts/check tests cargo test --workspace --no-fail-fast --locked \
 	 ) 2>&1 | scripts/sum-tests
 
-prove: prove-crash prove-fuzz
+prove: prove-crash prove-fuzz prove-cluster
 
 # Every crash state of every structure, with the full counts.
 prove-crash:
@@ -24,3 +24,8 @@ prove-crash:
 # Every decoder against inputs that a fuzzer makes up; a run that was stopped goes on where it was.
 prove-fuzz:
 	@scripts/fuzz $(FUZZ_MINUTES)
+
+# The cluster manager: 10,000 seeds of the fence, every crash state of its log, 500 kills, 200 expulsions.
+prove-cluster:
+	@HEARTH_PROVE=1 scripts/check tests cargo test --release -p cluster --no-fail-fast --locked -- --nocapture \
+	 2>&1 | scripts/sum-tests
