@@ -400,9 +400,13 @@ impl Core {
             let Some(peer) = state.peer else {
                 return Some(Err(Error::Unavailable("the handshake is not done")));
             };
-            let under_way = state.issued - state.done;
-            let window_full = counted && state.sent.wrapping_sub(state.taken_there) >= peer.window.window;
-            if under_way >= u64::from(core.settings.depth) || window_full {
+            if counted && state.sent.wrapping_sub(state.taken_there) >= peer.window.window {
+                // The peer may be waiting for the same: each tells what it has taken, and one of the two goes on.
+                state.owes.taken = state.taken != state.told;
+                core.pay(&mut state);
+                return None;
+            }
+            if state.issued - state.done >= u64::from(core.settings.depth) {
                 return None;
             }
             match begin(core, &mut state) {
@@ -504,6 +508,17 @@ impl Connection {
     /// Bytes of the longest message that the peer takes.
     pub fn message_bytes_max(&self) -> usize {
         self.agreed().window.message_bytes as usize
+    }
+
+    /// Messages and immediates that may be under way in either direction: the smaller of the two windows, so both
+    /// sides say the same.
+    pub fn window(&self) -> u32 {
+        self.agreed().window.window.min(self.0.settings.window)
+    }
+
+    /// Ends it with a reason of one's own.
+    pub(crate) fn end(&self, why: Ended) {
+        self.0.end(why);
     }
 
     fn agreed(&self) -> Agreed {

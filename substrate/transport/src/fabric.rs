@@ -110,15 +110,6 @@ pub(crate) struct Running {
     thread_id: Arc<LongWord>,
 }
 
-/// How a queue is put into the set.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Watch {
-    /// It is new there.
-    Add,
-    /// For its next event.
-    Once,
-}
-
 impl Running {
     fn start(host: Arc<dyn Host>, fabric: &Fabric, settings: &Settings) -> Result<Arc<Self>, Error> {
         let shape = settings.shape();
@@ -181,12 +172,11 @@ impl Running {
         self.inner.ids.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Puts a link's queue into the set. Its half for completions is open, and locked or not yet shared.
-    fn watch(&self, how: Watch, id: u64, raw: &RawEndpoint) {
+    /// Has the progress thread see a link's next event. Its half for completions is open and locked.
+    fn watch(&self, id: u64, raw: &RawEndpoint) {
         // SAFETY: by the contract above.
         let queue = unsafe { raw.descriptor() };
-        let operation = if how == Watch::Add { libc::EPOLL_CTL_ADD } else { libc::EPOLL_CTL_MOD };
-        self.inner.control(operation, queue, libc::EPOLLIN | libc::EPOLLONESHOT, id);
+        self.inner.control(libc::EPOLL_CTL_MOD, queue, libc::EPOLLIN | libc::EPOLLONESHOT, id);
     }
 
     /// Makes a link known, armed.
@@ -254,7 +244,7 @@ impl Inner {
 
     /// The progress thread.
     fn progress(&self) {
-        let mut watched: Vec<(u64, u32)> = Vec::new();
+        let mut watched: Vec<u64> = Vec::new();
         let mut next_tick = self.host.now();
         // SeqCst: pairs with the store before the wake.
         while self.stop.load(Ordering::SeqCst) == 0 {
@@ -272,11 +262,15 @@ impl Inner {
             let left = self.tick.map(|_| next_tick.since(now));
             let left = if watched.is_empty() { left } else { Some(WATCH) };
             let (count, events) = self.sleep(left);
-            watched.retain_mut(|(id, seen)| self.still_polled(*id, seen));
+            watched.retain(|id| self.is_still_polled(*id));
             for event in &events[..count] {
                 match event.u64 {
                     WAKE | CONNECTIONS => {}
-                    id => watched.extend(self.serve(id).map(|seen| (id, seen))),
+                    id => {
+                        if self.link(id).is_some_and(|link| self.serve(&link)) && !watched.contains(&id) {
+                            watched.push(id);
+                        }
+                    }
                 }
             }
         }
@@ -291,44 +285,37 @@ impl Inner {
         (usize::try_from(count).unwrap_or(0), events)
     }
 
-    /// Drives a link whose queue has something. If its user polls it too, gives what to compare later.
-    fn serve(&self, id: u64) -> Option<u32> {
-        let link = self.link(id)?;
-        let driver = link.driver()?;
-        let before = link.driven.load(Ordering::Relaxed);
-        let mut own = 0u32;
+    /// Drives a link whose queue has something. True if its user was seen to poll it since the last look: then it is
+    /// left to the user for a while.
+    fn serve(&self, link: &FabricLink) -> bool {
+        let Some(driver) = link.driver() else { return false };
+        // Relaxed, here and below: hints; only this thread writes `seen`.
+        let mut expected = link.seen.load(Ordering::Relaxed);
         loop {
-            own += 1;
-            if driver.drive() {
-                continue;
+            while driver.drive() {
+                expected = expected.wrapping_add(1);
             }
-            let now = link.driven.load(Ordering::Relaxed);
-            if now != before.wrapping_add(own) {
-                return Some(now);
+            expected = expected.wrapping_add(1);
+            let driven = link.driven.load(Ordering::Relaxed);
+            link.seen.store(driven, Ordering::Relaxed);
+            if driven != expected {
+                return true;
             }
             if link.arm() {
-                return None;
+                return false;
             }
         }
     }
 
     /// Looks at a link that was left to its user. If it was not polled since, the thread has it back.
-    fn still_polled(&self, id: u64, seen: &mut u32) -> bool {
+    fn is_still_polled(&self, id: u64) -> bool {
         let Some(link) = self.link(id) else { return false };
-        let now = link.driven.load(Ordering::Relaxed);
-        if now != std::mem::replace(seen, now) {
+        let driven = link.driven.load(Ordering::Relaxed);
+        if driven != link.seen.load(Ordering::Relaxed) {
+            link.seen.store(driven, Ordering::Relaxed);
             return true;
         }
-        if link.arm() {
-            return false;
-        }
-        match self.serve(id) {
-            Some(now) => {
-                *seen = now;
-                true
-            }
-            None => false,
-        }
+        !link.arm() && self.serve(&link)
     }
 
     fn tick(&self, now: Time) {

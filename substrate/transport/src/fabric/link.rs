@@ -8,8 +8,8 @@
 //! Who waits polls its own completions; while nobody does, the descriptor of the queue is armed in the progress
 //! thread's set, for one event. Locks: `completions`, then `posting`, then `pending`.
 
+use super::Running;
 use super::sys::{Completion, DONE, Domain, FRAME, IMMEDIATE, Piece, RawEndpoint, Registered, View};
-use super::{Running, Watch};
 use crate::error::{Ended, Error};
 use crate::link::{Arrival, Driver, Link, Shape, Work};
 use crate::memory::{Bytes, INLINE_BYTES_MAX, Local, Rights};
@@ -61,6 +61,8 @@ pub(crate) struct FabricLink {
     up: Word,
     /// How often somebody drove it.
     pub(super) driven: Word,
+    /// What that was when the progress thread last looked.
+    pub(super) seen: Word,
 }
 
 struct Half {
@@ -114,6 +116,7 @@ impl FabricLink {
             driver: Lock::new(host, None),
             up: Word::new(0),
             driven: Word::new(0),
+            seen: Word::new(0),
         });
         for buffer in 0..receives {
             link.repost(buffer as u64)?;
@@ -366,7 +369,7 @@ impl Link for FabricLink {
         if !unsafe { self.raw.may_sleep(self.running.domain()) } {
             return false;
         }
-        self.running.watch(Watch::Once, self.id, &self.raw);
+        self.running.watch(self.id, &self.raw);
         true
     }
 
