@@ -25,7 +25,8 @@ prove-crash:
 prove-fuzz:
 	@scripts/fuzz $(FUZZ_MINUTES)
 
-# The cluster manager: 10,000 seeds of the fence, every crash state of its log, 500 kills, 200 expulsions.
+# The cluster manager: 10,000 seeds of the fence, every crash state of its log, 500 kills, 200 expulsions, ten minutes
+# under load; on ZooKeeper too, if Debian's libzookeeper-java and a Java are there.
 prove-cluster:
-	@HEARTH_PROVE=1 scripts/check tests cargo test --release -p cluster --no-fail-fast --locked -- --nocapture \
+	@HEARTH_PROVE=1 scripts/check tests cargo test --release -p cluster --features zookeeper --no-fail-fast --locked -- --nocapture \
 	 2>&1 | scripts/sum-tests

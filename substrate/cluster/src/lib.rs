@@ -24,6 +24,8 @@ pub mod service;
 pub mod store;
 pub mod view;
 pub mod wire;
+#[cfg(feature = "zookeeper")]
+pub mod zookeeper;
 
 pub use agent::{Agent, Ticket};
 pub use change::{Change, Done, Party, Record, Refusal};

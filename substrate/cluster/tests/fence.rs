@@ -24,8 +24,6 @@ use relay::{Direction, Relay};
 use std::sync::Arc;
 use std::time::Duration;
 
-const LEASE: Duration = Duration::from_millis(300);
-
 #[derive(Clone, Copy, Debug)]
 enum Fault {
     Kill,
@@ -116,15 +114,14 @@ fn round(manager: &ManagerProcess, number: u32, fault: Fault) -> (Duration, Dura
     (granted.since(valid_until), out.since(at))
 }
 
-#[test]
-fn a_fenced_member_has_stopped_before_it_is_expelled() {
-    let rounds = if std::env::var_os("HEARTH_PROVE").is_some() { 200 } else { 5 };
-    let mut manager = ManagerProcess::new(Rules::new(LEASE, 1000).unwrap());
+/// Rounds on one cluster with this lease, each with the next of the faults.
+fn rounds(lease: Duration, count: u32, faults: &[Fault]) {
+    let mut manager = ManagerProcess::new(Rules::new(lease, 1000).unwrap());
     let judge = Remote::new(Arc::new(SystemHost), &manager.socket());
     while judge.watch(ChangeNumber::new(0), SystemHost.now()).is_err() {}
     let (mut least, mut times) = (Duration::MAX, Vec::new());
-    for number in 0..rounds {
-        let fault = FAULTS[number as usize % FAULTS.len()];
+    for number in 0..count {
+        let fault = faults[number as usize % faults.len()];
         let (margin, out) = round(&manager, number, fault);
         least = least.min(margin);
         if matches!(fault, Fault::Kill) {
@@ -133,9 +130,27 @@ fn a_fenced_member_has_stopped_before_it_is_expelled() {
     }
     times.sort();
     let p99 = times[(times.len() * 99).div_ceil(100) - 1];
-    println!("{rounds} rounds: stopped at least {least:?} before the grant; lease {LEASE:?}");
-    println!("after SIGKILL out of the view: median {:?}, p99 {p99:?}", times[times.len() / 2]);
+    println!("lease {lease:?}, {count} rounds: stopped at least {least:?} before the grant");
+    let (median, worst) = (times[times.len() / 2], times[times.len() - 1]);
+    println!(
+        "lease {lease:?}, {} kills: out of the view after median {median:?}, p99 {p99:?}, worst {worst:?}",
+        times.len()
+    );
     manager.kill();
+}
+
+fn proving() -> bool {
+    std::env::var_os("HEARTH_PROVE").is_some()
+}
+
+#[test]
+fn a_fenced_member_has_stopped_before_it_is_expelled() {
+    rounds(Duration::from_millis(300), if proving() { 200 } else { 5 }, &FAULTS);
+}
+
+#[test]
+fn a_dead_member_is_out_after_its_lease() {
+    rounds(Duration::from_secs(1), if proving() { 30 } else { 1 }, &[Fault::Kill]);
 }
 
 /// The manager's process: this test binary again, told by its environment that it is one.
