@@ -3,7 +3,7 @@
 # Minutes for each fuzz target.
 FUZZ_MINUTES ?= 10
 
-.PHONY: build test prove prove-crash prove-fuzz prove-cluster
+.PHONY: build test prove prove-crash prove-fuzz prove-transport prove-cluster
 
 build:
 	cargo build --release --workspace --locked
@@ -14,7 +14,7 @@ test:
 	   scripts/check tests cargo test --workspace --no-fail-fast --locked \
 	 ) 2>&1 | scripts/sum-tests
 
-prove: prove-crash prove-fuzz prove-cluster
+prove: prove-crash prove-fuzz prove-transport prove-cluster
 
 # Every crash state of every structure, with the full counts.
 prove-crash:
@@ -30,3 +30,9 @@ prove-fuzz:
 prove-cluster:
 	@HEARTH_PROVE=1 scripts/check tests cargo test --release -p cluster --features zookeeper --no-fail-fast --locked -- --nocapture \
 	 2>&1 | scripts/sum-tests
+
+# Connections on every bed, a thousand fences, strangers at the door, planted bugs.
+prove-transport:
+	@( HEARTH_PROVE=1 scripts/check tests cargo test --release -p transport --no-fail-fast --locked -- --nocapture; \
+	   scripts/check planted scripts/planted-transport \
+	 ) 2>&1 | scripts/sum-tests
