@@ -25,6 +25,9 @@ const PAUSE_MAX: Duration = Duration::from_millis(50);
 /// Longest wait that one message of a watcher asks for.
 const WATCH_SLICE_MS: u32 = 5000;
 
+/// What an answer may take to come, even to somebody who does not want to wait.
+const ANSWER: Duration = Duration::from_secs(1);
+
 /// The manager behind a socket.
 pub struct Remote {
     host: Arc<dyn Host>,
@@ -128,8 +131,7 @@ impl Manager for Remote {
         loop {
             let left = until.since(self.host.now()).as_millis();
             let wait_ms = u32::try_from(left).unwrap_or(u32::MAX).min(WATCH_SLICE_MS);
-            // The answer may take its time to come.
-            let answered = until.after(Duration::from_secs(1));
+            let answered = until.after(ANSWER);
             match self.call(&Request::Watch { after, wait_ms }, answered)? {
                 Reply::View(view) => {
                     if view.number.get() < before {
@@ -171,7 +173,7 @@ impl Manager for Remote {
 
     fn history(&self, from: ChangeNumber, count: u32, until: Time) -> Result<Vec<Record>, Error> {
         let count = count.min(HISTORY_COUNT_MAX);
-        match self.call(&Request::History { from, count }, until)? {
+        match self.call(&Request::History { from, count }, until.max(self.host.now().after(ANSWER)))? {
             Reply::Records(records) => Ok(records),
             _ => Err(OTHER),
         }

@@ -7,7 +7,8 @@ use format::{BeatVersion, ChangeNumber};
 use ipc::Time;
 use std::sync::Arc;
 
-/// A cluster manager. Every call ends at `until`, on the clock of the caller's host.
+/// A cluster manager. Every call ends at `until`, on the clock of the caller's host; `watch` and `history`, whose answer
+/// has to come even to somebody who does not want to wait, may take two seconds more.
 ///
 /// Whoever has seen a view, or the answer to a change, sees nothing older from the same manager afterwards, and a
 /// change that was answered is never lost. It is not on the path of any IO.

@@ -63,8 +63,7 @@ impl Membership {
         joining: &Joining,
         until: Time,
     ) -> Result<Arc<Self>, Error> {
-        let view = manager.watch(ChangeNumber::new(0), host.now())?;
-        let rules = view.rules;
+        let rules = Self::ask_for_rules(&*host, &*manager, until)?;
         let mut agent = Agent::new(joining.node, rules);
         let done = Self::ask_to_join(&*host, &*manager, joining, until)?;
         assert!(agent.joined(done), "a new agent had no life before");
@@ -81,6 +80,20 @@ impl Membership {
         membership.spawn("cluster-beats", Self::run_beats)?;
         membership.spawn("cluster-watch", Self::run_watch)?;
         Ok(membership)
+    }
+
+    /// The first question: the manager may just be starting.
+    fn ask_for_rules(host: &dyn Host, manager: &dyn Manager, until: Time) -> Result<Rules, Error> {
+        let never = Word::new(0);
+        loop {
+            match manager.watch(ChangeNumber::new(0), host.now()) {
+                Ok(view) => return Ok(view.rules),
+                Err(Error::Unreachable) if host.now() < until => {
+                    let _ = host.wait(&never, 0, Some(host.now().after(PAUSE)));
+                }
+                Err(error) => return Err(error),
+            }
+        }
     }
 
     fn ask_to_join(
