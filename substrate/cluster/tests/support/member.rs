@@ -38,14 +38,14 @@ impl MemberProcess {
         Self { child, output, last_valid_until: 0 }
     }
 
-    /// Reads what it says until it says this.
-    pub fn wait_for(&mut self, word: &str) {
-        loop {
-            let line = self.next_line().unwrap_or_else(|| panic!("the member ended before it said {word}"));
-            if line == word {
-                return;
+    /// Reads what it says until it says this; false if it ended first.
+    pub fn wait_for(&mut self, word: &str) -> bool {
+        while let Some(line) = self.next_line() {
+            if line == word || line == "ended" {
+                return line == word;
             }
         }
+        false
     }
 
     fn next_line(&mut self) -> Option<String> {
