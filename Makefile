@@ -3,7 +3,7 @@
 # Minutes for each fuzz target.
 FUZZ_MINUTES ?= 10
 
-.PHONY: build demo test prove prove-crash prove-fuzz prove-kill prove-suites
+.PHONY: build demo test prove prove-cluster prove-crash prove-fuzz prove-kill prove-suites prove-transport
 
 build:
 	cargo build --release --locked -p hearth -p interpose
@@ -15,7 +15,7 @@ demo:
 	@scripts/demo
 
 test:
-	@scripts/setup sqlite3 db_bench pkill cc make git rsync cpio patch python3 setfattr
+	@scripts/setup libfabric-dev sqlite3 db_bench pkill cc make git rsync cpio patch python3 setfattr
 	@( scripts/check format cargo fmt --all --check; \
 	   scripts/check clippy cargo clippy --workspace --all-targets --locked -- -D warnings; \
 	   scripts/check library cargo build --locked -p interpose; \
@@ -24,7 +24,7 @@ test:
 	   scripts/check demo scripts/demo small \
 	 ) 2>&1 | scripts/sum-tests
 
-prove: prove-crash prove-kill prove-fuzz
+prove: prove-crash prove-kill prove-fuzz prove-transport prove-cluster
 
 # Every crash state of every structure, with the full counts.
 prove-crash:
@@ -46,3 +46,15 @@ prove-fuzz:
 prove-suites:
 	@test -n "$(SUITES)" || { echo "usage: make prove-suites SUITES=DIR" >&2; exit 2; }
 	@scripts/suites "$(SUITES)"
+
+# The cluster manager: 10,000 seeds of the fence, every crash state of its log, 500 kills, 200 expulsions, ten minutes
+# under load; on ZooKeeper too, if Debian's libzookeeper-java and a Java are there.
+prove-cluster:
+	@HEARTH_PROVE=1 scripts/check tests cargo test --release -p cluster --features zookeeper --no-fail-fast --locked -- --nocapture \
+	 2>&1 | scripts/sum-tests
+
+# Connections on every bed, a thousand fences, strangers at the door, planted bugs.
+prove-transport:
+	@( HEARTH_PROVE=1 scripts/check tests cargo test --release -p transport --no-fail-fast --locked -- --nocapture; \
+	   scripts/check planted scripts/planted-transport \
+	 ) 2>&1 | scripts/sum-tests

@@ -9,6 +9,7 @@
 
 use format::call::{self, CallKind, Status};
 use format::checksum::Salt;
+use format::cluster::{CLUSTER_BODY_MAX, ClusterFrameHead, ClusterHead, ClusterKind};
 use format::envelope::{self, Envelope, FRAME_VERSION, HEADER_BYTES};
 use format::ledger::{Entry, Event, GROUPS_MAX};
 use format::map::MapPage;
@@ -19,6 +20,10 @@ use format::node::{self, NodeView};
 use format::record::{self, FILE_BYTES_MAX, Operation, Record, SYMLINK_BYTES_MAX, XATTR_BYTES_MAX};
 use format::root::{ROOT_MAGIC, Root};
 use format::superblock::{FileKind, MAGIC, POOL_VERSION, Superblock};
+use format::wire::{
+    FrameHead, FrameKind, Knock, RemoteHead, WIRE_VERSION, WIRE_VERSION_MIN, WireChallenge, WireHello,
+    WireProof, WireRefusal, check_body, common_version,
+};
 use format::{BLOCK_BYTES, Block, FlipNumber, Incarnation, LogUid, Name, PoolUid};
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, IntoBytes};
@@ -27,8 +32,9 @@ use zerocopy::{FromBytes, IntoBytes};
 pub type Body = fn(&[u8]);
 
 /// All targets, by name.
-pub const TARGETS: [(&str, Body); 9] = [
+pub const TARGETS: [(&str, Body); 11] = [
     ("call", call),
+    ("cluster", cluster),
     ("envelope", envelope),
     ("ledger", ledger),
     ("map", map),
@@ -37,6 +43,7 @@ pub const TARGETS: [(&str, Body); 9] = [
     ("record", record),
     ("root", root),
     ("superblock", superblock),
+    ("wire", wire),
 ];
 
 /// A frame with envelope and checksum made right, whatever stood there; `None` if it is no frame at all.
@@ -239,4 +246,50 @@ pub fn call(bytes: &[u8]) {
         _ => call::split::<call::InodeRequest>(body).map(|(_, rest)| rest.len()),
     };
     assert!(rest_bytes.is_ok_and(|rest| rest <= body.len()) || rest_bytes.is_err());
+}
+
+/// Input: what comes with a connection, or a frame between nodes.
+pub fn wire(bytes: &[u8]) {
+    if let Ok(knock) = Knock::decode(bytes) {
+        assert_eq!(knock.as_bytes(), &bytes[..size_of::<Knock>()]);
+        let common = common_version(knock.version_min, knock.version_max);
+        assert!(common.is_none_or(|version| (WIRE_VERSION_MIN..=WIRE_VERSION).contains(&version)));
+    }
+    if let Ok((refusal, reason)) = WireRefusal::decode(bytes) {
+        assert_eq!(refusal.reason.get(), reason as u16);
+    }
+    if let Ok((_, _, body)) = RemoteHead::decode(bytes) {
+        assert_eq!(body.len() + size_of::<RemoteHead>(), bytes.len());
+    }
+    let Ok((kind, _, body)) = FrameHead::decode(bytes) else { return };
+    assert_eq!(body.len() + size_of::<FrameHead>(), bytes.len());
+    let fits = match kind {
+        FrameKind::Hello => check_body::<WireHello>(body).map(|b| size_of_val(&b)),
+        FrameKind::Challenge => check_body::<WireChallenge>(body).map(|b| size_of_val(&b)),
+        FrameKind::Proof => check_body::<WireProof>(body).map(|b| size_of_val(&b)),
+        FrameKind::Refusal => WireRefusal::decode(body).map(|_| body.len()),
+        _ => Ok(body.len()),
+    };
+    assert!(fits.is_err() || fits == Ok(body.len()), "a body of another length was accepted");
+}
+
+/// Input: a message to or from the cluster manager, or a frame of its log.
+pub fn cluster(bytes: &[u8]) {
+    if let Ok(head) = ClusterHead::decode(bytes) {
+        assert!(head.body_bytes.get() as usize <= CLUSTER_BODY_MAX);
+        let body = &bytes[size_of::<ClusterHead>()..];
+        assert!(head.check_body(body).is_err() || body.len() == head.body_bytes.get() as usize);
+    }
+    if let Ok((_, head, payload)) = ClusterFrameHead::split(bytes) {
+        assert_eq!(u64::from(head.envelope.payload_bytes.get()), payload.len() as u64);
+    }
+    let Some((raw, body)) = bytes.split_first_chunk::<2>() else { return };
+    let Ok(kind) = ClusterKind::from_raw(u16::from_le_bytes(*raw)) else { return };
+    let mut message = ClusterHead::encode(kind, 7, 9, body);
+    let right = |message: &[u8]| {
+        ClusterHead::decode(message).and_then(|head| head.check_body(&message[size_of::<ClusterHead>()..]))
+    };
+    assert_eq!(right(&message), Ok(()), "a message made right is right");
+    flip_one_bit(&mut message);
+    assert!(right(&message).is_err(), "a changed message was accepted");
 }

@@ -4,7 +4,7 @@
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Declares one identifier: a macro, because a function cannot declare a type, and nine copies would drift.
+/// Declares one identifier: a macro, because a function cannot declare a type, and many copies would drift.
 macro_rules! id {
     ($(#[$doc:meta])* $name:ident, $raw:ident, $native:ty) => {
         $(#[$doc])*
@@ -84,6 +84,18 @@ id!(
     Epoch, U32, u32
 );
 id!(
+    /// A node of the cluster, by the number its operator gave it; 0 is no node.
+    NodeId, U32, u32
+);
+id!(
+    /// Place of a change in the order of all changes of the cluster; the first has 1.
+    ChangeNumber, U64, u64
+);
+id!(
+    /// A heartbeat of a member: grows with each, and is never the same twice in one life of the member.
+    BeatVersion, U64, u64
+);
+id!(
     /// A root flip of the shared area. The first has 1.
     FlipNumber, U64, u64
 );
@@ -99,6 +111,11 @@ id!(
     /// A pool: all its files carry it, so that files of two pools are never mixed.
     PoolUid, U64, u64
 );
+
+impl NodeId {
+    /// No node.
+    pub const NONE: Self = Self::new(0);
+}
 
 impl InodeNumber {
     /// No inode.

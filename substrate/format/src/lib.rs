@@ -8,6 +8,7 @@
 
 pub mod call;
 pub mod checksum;
+pub mod cluster;
 pub mod envelope;
 pub mod ids;
 pub mod ledger;
@@ -19,11 +20,12 @@ pub mod record;
 pub mod root;
 pub mod session;
 pub mod superblock;
+pub mod wire;
 
 pub use envelope::{Envelope, FRAME_ALIGN, HEADER_BYTES};
 pub use ids::{
-    Block, Epoch, FlipNumber, Incarnation, InodeNumber, LeaseVersion, LogUid, PoolUid, SegmentId, Sequence,
-    Stamp,
+    BeatVersion, Block, ChangeNumber, Epoch, FlipNumber, Incarnation, InodeNumber, LeaseVersion, LogUid,
+    NodeId, PoolUid, SegmentId, Sequence, Stamp,
 };
 pub use name::{Cookie, Name, NameError};
 

@@ -9,6 +9,7 @@ use format::node::*;
 use format::record::{CreateBody, RecordHeader, RenameBody, SetAttrBody};
 use format::root::{NodePointer, Root};
 use format::superblock::Superblock;
+use format::wire::*;
 use format::*;
 use zerocopy::little_endian::{I64, U16, U32, U64};
 use zerocopy::{FromZeros, IntoBytes};
@@ -376,6 +377,84 @@ fn checksums_of_whole_structures() {
     let root = Root { pool: PoolUid::new(7), flip: FlipNumber::new(3), ..Root::default() }.encode();
     golden(<[u8; 4]>::try_from(&superblock[12..16]).expect("four bytes"), "d7b74bcd");
     golden(<[u8; 4]>::try_from(&root[16..20]).expect("four bytes"), "93d57499");
+}
+
+fn counting<const N: usize>(first: u8) -> [u8; N] {
+    std::array::from_fn(|index| first.wrapping_add(index as u8))
+}
+
+/// The bytes of a counting field.
+fn counted(first: u8, bytes: u8) -> String {
+    (0..bytes).map(|index| format!("{:02x}", first.wrapping_add(index))).collect()
+}
+
+#[test]
+fn wire_structures() {
+    let knock = Knock {
+        magic: counting(0x10),
+        version_min: 0x20,
+        version_max: 0x30,
+        cluster: counting(0x40),
+        nonce: counting(0x50),
+        proof: counting(0x60),
+    };
+    let fields = [counted(0x40, 16), counted(0x50, 16), counted(0x60, 16)];
+    golden(knock, &format!("10111213 20 30 {}", fields.concat()));
+    let refusal = WireRefusal {
+        magic: counting(0x10),
+        version_min: 0x20,
+        version_max: 0x30,
+        reason: U16::new(0x4140),
+        epoch: Epoch::new(0x5352_5150),
+    };
+    golden(refusal, "10111213 20 30 4041 50515253");
+    golden(
+        FrameHead { kind: U16::new(0x1110), reserved: U16::new(0x2120), taken: U32::new(0x3332_3130) },
+        "1011 2021 30313233",
+    );
+    let hello = WireHello {
+        version_min: 0x10,
+        version_max: 0x20,
+        reserved: U16::new(0x3130),
+        epoch: Epoch::new(0x4342_4140),
+        from: NodeId::new(0x5352_5150),
+        to: NodeId::new(0x6362_6160),
+        cluster: counting(0x70),
+        nonce: counting(0x80),
+        message_bytes: U32::new(0xa3a2_a1a0),
+        window: U32::new(0xb3b2_b1b0),
+    };
+    let fields = [counted(0x70, 16), counted(0x80, 32)].concat();
+    golden(hello, &format!("10 20 3031 40414243 50515253 60616263 {fields} a0a1a2a3 b0b1b2b3"));
+    let challenge = WireChallenge {
+        version: 0x10,
+        reserved: 0x20,
+        reserved2: U16::new(0x3130),
+        epoch: Epoch::new(0x4342_4140),
+        from: NodeId::new(0x5352_5150),
+        message_bytes: U32::new(0x6362_6160),
+        window: U32::new(0x7372_7170),
+        nonce: counting(0x80),
+        proof: counting(0xa0),
+    };
+    let fields = [counted(0x80, 32), counted(0xa0, 32)].concat();
+    golden(challenge, &format!("10 20 3031 40414243 50515253 60616263 70717273 {fields}"));
+    let region = WireRegion {
+        key: U64::new(0x1716_1514_1312_1110),
+        base: U64::new(0x2726_2524_2322_2120),
+        bytes: U64::new(0x3736_3534_3332_3130),
+    };
+    golden(region, "1011121314151617 2021222324252627 3031323334353637");
+    golden(WireProof { proof: counting(0x10) }, &counted(0x10, 32));
+    golden(
+        RemoteHead {
+            id: U64::new(0x1716_1514_1312_1110),
+            kind: U16::new(0x2120),
+            code: U16::new(0x3130),
+            within_ms: U32::new(0x4342_4140),
+        },
+        "1011121314151617 2021 3031 40414243",
+    );
 }
 
 /// Every structure of the sources stands in this file. Messages do not: they pass between processes of one build.

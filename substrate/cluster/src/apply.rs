@@ -1,0 +1,320 @@
+//! What a change does to the view, and when it is refused: pure, the same for every backend (Assise §3.1, §3.4).
+//!
+//! A change either fits what it is conditional on and is made whole, or nothing is changed. Heartbeats and time are
+//! judged in [`crate::core`]; here an expulsion only has to fit member and epoch. After every change
+//! [`View::fault`] finds nothing, which is asserted.
+//!
+//! Who may serve a subtree is its lease manager, so what this module guarantees is: the role leaves a member only by
+//! that member's own change, or together with its membership.
+
+use crate::change::{Change, Done, Party, Refusal};
+use crate::view::{Member, Path, Placement, Replica, Subtree, View};
+use format::cluster::{CHAIN_MAX, MEMBERS_MAX, SUBTREES_MAX};
+use format::{ChangeNumber, Epoch, NodeId};
+
+impl View {
+    /// Makes a change. A join that was made before by the same process is answered again and changes nothing: then
+    /// the view's number stays.
+    ///
+    /// # Errors
+    /// Why it does not fit; nothing was changed.
+    pub fn apply(&mut self, change: &Change) -> Result<Done, Refusal> {
+        if let Some(done) = self.joined_before(change) {
+            return Ok(done);
+        }
+        let number = self.number.next();
+        match change {
+            Change::Start => {}
+            Change::Join { .. } => self.join(change, number)?,
+            Change::Leave { party } => {
+                self.check_member(*party)?;
+                self.remove(party.node, number);
+            }
+            Change::Expel { party, epoch, .. } => {
+                self.check_epoch(*epoch)?;
+                self.check_member(*party)?;
+                self.remove(party.node, number);
+            }
+            Change::Complain { by, about, path, epoch } => {
+                let refused = self.judge(*by, *about, path, *epoch)?;
+                self.members.get_mut(&refused).expect("who is judged is a member").refused = true;
+            }
+            Change::SetSubtree { path, version, chain, copies_min } => {
+                self.set_subtree(path, *version, chain, *copies_min, number)?;
+            }
+            Change::RemoveSubtree { path, version, by } => self.remove_subtree(path, *version, *by)?,
+            Change::SetSync { path, version, by, node, in_sync } => {
+                self.set_sync(path, *version, *by, (*node, *in_sync), number)?;
+            }
+            Change::SetManager { path, version, by, to } => {
+                self.set_manager(path, *version, *by, *to, number)?;
+            }
+        }
+        self.number = number;
+        if change.begins_epoch() {
+            self.epoch = self.epoch.next();
+        }
+        assert_eq!(self.fault(), None, "after {change:?}");
+        Ok(Done { number, epoch: self.epoch })
+    }
+
+    /// The answer to a join that was made already.
+    fn joined_before(&self, change: &Change) -> Option<Done> {
+        let Change::Join { node, instance, .. } = change else { return None };
+        let member = self.members.get(node).filter(|member| member.instance == *instance)?;
+        Some(Done { number: self.number, epoch: member.life })
+    }
+
+    fn join(&mut self, change: &Change, number: ChangeNumber) -> Result<(), Refusal> {
+        let Change::Join { node, instance, replaces, medium, address } = change else {
+            unreachable!("only a join joins")
+        };
+        if *node == NodeId::NONE {
+            return Err(Refusal::Field("node"));
+        }
+        match self.members.get(node) {
+            Some(member) if Some(member.life) != *replaces => {
+                return Err(Refusal::AlreadyMember(member.life));
+            }
+            Some(_) => {}
+            None if self.members.len() == MEMBERS_MAX => return Err(Refusal::Full),
+            None => {}
+        }
+        let life = self.epoch.next();
+        let (instance, medium, address) = (*instance, *medium, address.clone());
+        self.members.insert(*node, Member { life, instance, medium, refused: false, address });
+        let members = &self.members;
+        for subtree in self.subtrees.values_mut().filter(|subtree| subtree.replica(*node).is_some()) {
+            // Nothing that the life before sent, conditional on the version, counts any more.
+            subtree.version = number;
+            appoint(members, subtree);
+        }
+        Ok(())
+    }
+
+    /// Takes a member out, with its roles. If it holds what nobody alive holds, it stays the subtree's copy.
+    fn remove(&mut self, node: NodeId, number: ChangeNumber) {
+        self.members.remove(&node).expect("who is removed was found to be a member");
+        let members = &self.members;
+        for subtree in self.subtrees.values_mut() {
+            let Some(index) = subtree.index_of(node) else { continue };
+            let others = subtree.in_sync().any(|other| members.contains_key(&other));
+            if subtree.chain[index].in_sync && others {
+                subtree.chain[index].in_sync = false;
+                subtree.version = number;
+            }
+            if subtree.manager == Some(node) {
+                subtree.manager = None;
+                subtree.version = number;
+                appoint(members, subtree);
+            }
+        }
+        self.spare_last_copies();
+    }
+
+    /// Lets members be heard again whose heartbeats were refused, if now nobody else has a copy.
+    fn spare_last_copies(&mut self) {
+        for subtree in self.subtrees.values() {
+            let living: Vec<NodeId> =
+                subtree.in_sync().filter(|node| self.members.contains_key(node)).collect();
+            if living.iter().all(|node| self.members[node].refused)
+                && let Some(member) = living.first().and_then(|node| self.members.get_mut(node))
+            {
+                member.refused = false;
+            }
+        }
+    }
+
+    /// Which of two members is refused from now on.
+    fn judge(&self, by: Party, about: NodeId, path: &Path, epoch: Epoch) -> Result<NodeId, Refusal> {
+        self.check_epoch(epoch)?;
+        self.check_member(by)?;
+        let subtree = self.subtrees.get(path).ok_or(Refusal::StaleVersion(ChangeNumber::new(0)))?;
+        let other = self.members.get(&about).ok_or(Refusal::NotMember)?;
+        if other.refused || self.members[&by.node].refused {
+            return Err(Refusal::HeartbeatRefused);
+        }
+        let place = |node| subtree.index_of(node).ok_or(Refusal::NotReplica(node));
+        let (own, others) = (place(by.node)?, place(about)?);
+        if own == others {
+            return Err(Refusal::Field("about"));
+        }
+        let order = if own > others { [by.node, about] } else { [about, by.node] };
+        order.into_iter().find(|node| self.can_spare(*node)).ok_or(Refusal::LastCopy)
+    }
+
+    /// True if every subtree that this member has a copy of has another living one.
+    fn can_spare(&self, node: NodeId) -> bool {
+        let concerned = |subtree: &&Subtree| subtree.replica(node).is_some_and(|replica| replica.in_sync);
+        self.subtrees.values().filter(concerned).all(|subtree| self.has_copy_without(&subtree.chain, node))
+    }
+
+    /// True if a member other than `without`, whose heartbeats are heard, is in sync.
+    fn has_copy_without(&self, chain: &[Replica], without: NodeId) -> bool {
+        chain.iter().any(|replica| replica.in_sync && replica.node != without && self.is_heard(replica.node))
+    }
+
+    /// True if the node is a member whose heartbeats are not refused.
+    fn is_heard(&self, node: NodeId) -> bool {
+        self.members.get(&node).is_some_and(|member| !member.refused)
+    }
+
+    fn set_subtree(
+        &mut self,
+        path: &Path,
+        version: ChangeNumber,
+        chain: &[Placement],
+        copies_min: u8,
+        number: ChangeNumber,
+    ) -> Result<(), Refusal> {
+        let before = self.check_version(path, version)?;
+        check_chain(chain)?;
+        if copies_min == 0 || usize::from(copies_min) > chain.len() {
+            return Err(Refusal::Field("copies_min"));
+        }
+        if before.is_none() && self.subtrees.len() == SUBTREES_MAX {
+            return Err(Refusal::Full);
+        }
+        // A subtree that is new holds nothing, so every member holds all of it.
+        let in_sync = |node| match before {
+            Some(subtree) => subtree.replica(node).is_some_and(|replica| replica.in_sync),
+            None => self.members.contains_key(&node),
+        };
+        let replica =
+            |place: &Placement| Replica { node: place.node, hot: place.hot, in_sync: in_sync(place.node) };
+        let chain: Vec<Replica> = chain.iter().map(replica).collect();
+        let manager = before.and_then(|subtree| subtree.manager);
+        if let Some(node) = manager.filter(|node| !chain.iter().any(|replica| replica.node == *node)) {
+            return Err(Refusal::StillManager(node));
+        }
+        let keeps = match before {
+            // Nobody alive has it: whoever has it must stay.
+            Some(subtree) if manager.is_none() => {
+                subtree.in_sync().all(|node| chain.iter().any(|replica| replica.node == node))
+            }
+            _ => self.has_copy_without(&chain, NodeId::NONE),
+        };
+        if !keeps {
+            return Err(Refusal::LastCopy);
+        }
+        let mut subtree = Subtree { version: number, chain, copies_min, manager };
+        appoint(&self.members, &mut subtree);
+        self.subtrees.insert(path.clone(), subtree);
+        Ok(())
+    }
+
+    fn remove_subtree(
+        &mut self,
+        path: &Path,
+        version: ChangeNumber,
+        by: Option<Party>,
+    ) -> Result<(), Refusal> {
+        let subtree =
+            self.check_version(path, version)?.ok_or(Refusal::StaleVersion(ChangeNumber::new(0)))?;
+        match (subtree.manager, by) {
+            (Some(_), Some(party)) => self.check_manager(subtree, party)?,
+            (Some(node), None) => return Err(Refusal::StillManager(node)),
+            // Its copy is with a node that is gone: nobody can say that it is not needed.
+            (None, _) => return Err(Refusal::LastCopy),
+        }
+        self.subtrees.remove(path);
+        Ok(())
+    }
+
+    fn set_sync(
+        &mut self,
+        path: &Path,
+        version: ChangeNumber,
+        by: Party,
+        (node, in_sync): (NodeId, bool),
+        number: ChangeNumber,
+    ) -> Result<(), Refusal> {
+        let subtree =
+            self.check_version(path, version)?.ok_or(Refusal::StaleVersion(ChangeNumber::new(0)))?;
+        if in_sync || by.node != node {
+            self.check_manager(subtree, by)?;
+        } else {
+            self.check_member(by)?;
+        }
+        let index = subtree.index_of(node).ok_or(Refusal::NotReplica(node))?;
+        if subtree.chain[index].in_sync == in_sync || (in_sync && !self.is_heard(node)) {
+            return Err(Refusal::NotReplica(node));
+        }
+        if !in_sync && !self.has_copy_without(&subtree.chain, node) {
+            return Err(Refusal::LastCopy);
+        }
+        let members = &self.members;
+        let subtree = self.subtrees.get_mut(path).expect("its version was just checked");
+        subtree.version = number;
+        subtree.chain[index].in_sync = in_sync;
+        if !in_sync && subtree.manager == Some(node) {
+            subtree.manager = None;
+            appoint(members, subtree);
+        }
+        Ok(())
+    }
+
+    fn set_manager(
+        &mut self,
+        path: &Path,
+        version: ChangeNumber,
+        by: Party,
+        to: NodeId,
+        number: ChangeNumber,
+    ) -> Result<(), Refusal> {
+        let subtree =
+            self.check_version(path, version)?.ok_or(Refusal::StaleVersion(ChangeNumber::new(0)))?;
+        self.check_manager(subtree, by)?;
+        let fits = subtree.replica(to).is_some_and(|replica| replica.in_sync);
+        if to != by.node && !(fits && self.is_heard(to)) {
+            return Err(Refusal::NotReplica(to));
+        }
+        let subtree = self.subtrees.get_mut(path).expect("its version was just checked");
+        subtree.version = number;
+        subtree.manager = Some(to);
+        Ok(())
+    }
+
+    fn check_epoch(&self, epoch: Epoch) -> Result<(), Refusal> {
+        if epoch == self.epoch { Ok(()) } else { Err(Refusal::StaleEpoch(self.epoch)) }
+    }
+
+    fn check_member(&self, party: Party) -> Result<(), Refusal> {
+        if self.is_member(party) { Ok(()) } else { Err(Refusal::NotMember) }
+    }
+
+    fn check_manager(&self, subtree: &Subtree, by: Party) -> Result<(), Refusal> {
+        self.check_member(by)?;
+        if subtree.manager == Some(by.node) { Ok(()) } else { Err(Refusal::NotManager) }
+    }
+
+    fn check_version(&self, path: &Path, version: ChangeNumber) -> Result<Option<&Subtree>, Refusal> {
+        let found = self.subtrees.get(path);
+        let present = found.map_or(ChangeNumber::new(0), |subtree| subtree.version);
+        if present == version { Ok(found) } else { Err(Refusal::StaleVersion(present)) }
+    }
+}
+
+fn check_chain(chain: &[Placement]) -> Result<(), Refusal> {
+    let twice =
+        |(index, place): (usize, &Placement)| chain[..index].iter().any(|earlier| earlier.node == place.node);
+    let wrong = chain.is_empty()
+        || chain.len() > CHAIN_MAX
+        || chain.iter().any(|place| place.node == NodeId::NONE)
+        || chain.iter().enumerate().any(twice);
+    if wrong { Err(Refusal::Field("chain")) } else { Ok(()) }
+}
+
+/// Gives a subtree without a lease manager its head: the first living replica in sync, one that is heard before one
+/// that is refused, a hot one before a warm one. A warm one becomes hot.
+fn appoint(members: &std::collections::BTreeMap<NodeId, Member>, subtree: &mut Subtree) {
+    if subtree.manager.is_some() {
+        return;
+    }
+    let living =
+        subtree.chain.iter_mut().filter(|replica| replica.in_sync && members.contains_key(&replica.node));
+    if let Some(head) = living.min_by_key(|replica| (members[&replica.node].refused, !replica.hot)) {
+        head.hot = true;
+        subtree.manager = Some(head.node);
+    }
+}

@@ -1,0 +1,181 @@
+//! A client of the embedded manager: connects when it has to, again when it must, and says plainly when nobody knows
+//! whether a change was made.
+
+use crate::change::{Change, Done, Party, Record};
+use crate::error::Error;
+use crate::line::Line;
+use crate::manager::Manager;
+use crate::view::View;
+use crate::wire::{Reply, Request};
+use format::cluster::{ClusterHead, HISTORY_COUNT_MAX};
+use format::{BeatVersion, ChangeNumber};
+use ipc::sync::Ordering;
+use ipc::{Host, Lock, LongWord, Time, Word};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Connections kept for the next call.
+const IDLE_MAX: usize = 4;
+
+/// Pause before the first new attempt to connect; it doubles up to [`PAUSE_MAX`].
+const PAUSE_MIN: Duration = Duration::from_millis(2);
+const PAUSE_MAX: Duration = Duration::from_millis(50);
+
+/// Longest wait that one message of a watcher asks for.
+const WATCH_SLICE_MS: u32 = 5000;
+
+/// What an answer may take to come, even to somebody who does not want to wait.
+const ANSWER: Duration = Duration::from_secs(1);
+
+/// The manager behind a socket.
+pub struct Remote {
+    host: Arc<dyn Host>,
+    socket: PathBuf,
+    idle: Lock<Vec<Line>>,
+    next_id: LongWord,
+    /// The cluster that answered first; 0 before that.
+    cluster: LongWord,
+    /// The newest view that was seen.
+    newest: LongWord,
+    /// Never woken: pauses wait for it.
+    never: Word,
+}
+
+impl Remote {
+    /// A client of the manager that listens, or will listen, at this path.
+    pub fn new(host: Arc<dyn Host>, socket: &Path) -> Self {
+        Self {
+            idle: Lock::new(host.clone(), Vec::new()),
+            host,
+            socket: socket.to_owned(),
+            next_id: LongWord::new(1),
+            cluster: LongWord::new(0),
+            newest: LongWord::new(0),
+            never: Word::new(0),
+        }
+    }
+
+    /// One request and its answer. One that can do no harm twice is sent again until it is answered; another is sent
+    /// again only if it did not go out whole.
+    fn call(&self, request: &Request, until: Time) -> Result<Reply, Error> {
+        let repeats = !matches!(request, Request::Propose(_));
+        let mut pause = PAUSE_MIN;
+        loop {
+            match self.attempt(request, until) {
+                Ok(Reply::Failed) => return Err(Error::Failed),
+                Ok(Reply::Refused(refusal)) => return Err(refusal.into()),
+                Ok(reply) => return Ok(reply),
+                Err(Error::Unknown) if !repeats => return Err(Error::Unknown),
+                Err(Error::Unknown | Error::Unreachable) => {}
+                Err(error) => return Err(error),
+            }
+            let now = self.host.now();
+            if now.after(pause) >= until {
+                return Err(Error::Unreachable);
+            }
+            let _ = self.host.wait(&self.never, 0, Some(now.after(pause)));
+            pause = (pause * 2).min(PAUSE_MAX);
+        }
+    }
+
+    fn attempt(&self, request: &Request, until: Time) -> Result<Reply, Error> {
+        let idle = self.idle.lock().pop();
+        let mut line = match idle {
+            Some(line) => line,
+            None => Line::connect(self.host.clone(), &self.socket).map_err(|_| Error::Unreachable)?,
+        };
+        // Relaxed: only has to be another one each time.
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        // Relaxed, as its store below: the number says nothing about other memory.
+        let known = self.cluster.load(Ordering::Relaxed);
+        let (kind, body) = request.encode();
+        line.send(&ClusterHead::encode(kind, id, known, &body), until).map_err(|_| Error::Unreachable)?;
+        let first = line.first_byte(until).ok().flatten().ok_or(Error::Unknown)?;
+        let (head, kind, body) = line.receive(first, until).map_err(|_| Error::Unknown)?;
+        let cluster = head.cluster.get();
+        if known != 0 && known != cluster {
+            return Err(Error::OtherCluster(cluster));
+        }
+        if head.id.get() != id {
+            return Err(Error::Unknown);
+        }
+        let reply = Reply::decode(kind, &body).map_err(Error::Message)?;
+        self.cluster.store(cluster, Ordering::Relaxed);
+        let mut idle = self.idle.lock();
+        if idle.len() < IDLE_MAX {
+            idle.push(line);
+        }
+        Ok(reply)
+    }
+
+    /// Remembers what was seen: nothing older is believed by a call that begins after this.
+    fn saw(&self, number: ChangeNumber) {
+        // Relaxed: the number says nothing about other memory.
+        let mut newest = self.newest.load(Ordering::Relaxed);
+        while newest < number.get() {
+            match self.newest.compare_exchange(newest, number.get(), Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return,
+                Err(present) => newest = present,
+            }
+        }
+    }
+}
+
+/// An answer to another question.
+const OTHER: Error = Error::Message(format::DecodeError::Kind);
+
+impl Manager for Remote {
+    fn watch(&self, after: ChangeNumber, until: Time) -> Result<Arc<View>, Error> {
+        let before = self.newest.load(Ordering::Relaxed);
+        loop {
+            let left = until.since(self.host.now()).as_millis();
+            let wait_ms = u32::try_from(left).unwrap_or(u32::MAX).min(WATCH_SLICE_MS);
+            let answered = until.after(ANSWER);
+            match self.call(&Request::Watch { after, wait_ms }, answered)? {
+                Reply::View(view) => {
+                    if view.number.get() < before {
+                        return Err(Error::Damaged("the manager has lost changes"));
+                    }
+                    self.saw(view.number);
+                    if view.number > after || self.host.now() >= until {
+                        return Ok(Arc::new(view));
+                    }
+                }
+                _ => return Err(OTHER),
+            }
+        }
+    }
+
+    fn propose(&self, change: &Change, until: Time) -> Result<Done, Error> {
+        match self.call(&Request::Propose(change.clone()), until)? {
+            Reply::Done(done) => {
+                self.saw(done.number);
+                Ok(done)
+            }
+            _ => Err(OTHER),
+        }
+    }
+
+    fn beat(&self, party: Party, until: Time) -> Result<BeatVersion, Error> {
+        match self.call(&Request::Beat(party), until)? {
+            Reply::Beaten(beat) => Ok(beat),
+            _ => Err(OTHER),
+        }
+    }
+
+    fn beat_of(&self, party: Party, until: Time) -> Result<BeatVersion, Error> {
+        match self.call(&Request::BeatOf(party), until)? {
+            Reply::Beaten(beat) => Ok(beat),
+            _ => Err(OTHER),
+        }
+    }
+
+    fn history(&self, from: ChangeNumber, count: u32, until: Time) -> Result<Vec<Record>, Error> {
+        let count = count.min(HISTORY_COUNT_MAX);
+        match self.call(&Request::History { from, count }, until.max(self.host.now().after(ANSWER)))? {
+            Reply::Records(records) => Ok(records),
+            _ => Err(OTHER),
+        }
+    }
+}

@@ -1,0 +1,290 @@
+//! A node's membership, kept alive: an [`Agent`] with two threads, one that writes heartbeats and one that watches the
+//! view. The same over every backend.
+//!
+//! Whoever serves asks [`Membership::may_serve`] before and after its work, or compares its clock with
+//! [`Membership::valid_until`]; what ends later than that is an error, never a success. A membership that ended stays so:
+//! to come back is a decision of its owner, who has to deal with what happened meanwhile first.
+
+use crate::agent::Agent;
+use crate::change::{Change, Done, Party, Refusal};
+use crate::error::Error;
+use crate::manager::Manager;
+use crate::rules::Rules;
+use crate::view::{Address, Path, View};
+use format::{ChangeNumber, Epoch, NodeId};
+use ipc::sync::Ordering;
+use ipc::{Host, Join, Lock, LongWord, Time, WAKE_ALL, Word};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Pause between two attempts that failed.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Longest wait for a view at a time: so long may the end of the threads take.
+const WATCH: Duration = Duration::from_millis(500);
+
+/// What a node says when it joins.
+#[derive(Clone, Debug)]
+pub struct Joining {
+    /// Who.
+    pub node: NodeId,
+    /// Its last life, as its pool has it: only who holds the pool's lock knows that this one has ended.
+    pub replaces: Option<Epoch>,
+    /// What its pool lies on.
+    pub medium: u8,
+    /// Where it listens.
+    pub address: Address,
+}
+
+/// A membership that is kept alive until it ends.
+pub struct Membership {
+    host: Arc<dyn Host>,
+    manager: Arc<dyn Manager>,
+    rules: Rules,
+    agent: Lock<Agent>,
+    /// Until when it holds, in nanoseconds of the host's clock; 0 when it does not.
+    valid_until: LongWord,
+    /// Changes, and wakes, with every view, every heartbeat that was written, and the end.
+    news: Word,
+    /// 1 when the threads are to end.
+    stopping: Word,
+    threads: Lock<Vec<Box<dyn Join>>>,
+}
+
+impl Membership {
+    /// Joins, trying until `until`, and keeps the membership alive from then on. A former life that nobody can say has
+    /// ended is waited for.
+    ///
+    /// # Errors
+    /// `Refused`, `Unreachable`, `Failed`, `OtherCluster`, `System`.
+    pub fn join(
+        host: Arc<dyn Host>,
+        manager: Arc<dyn Manager>,
+        joining: &Joining,
+        until: Time,
+    ) -> Result<Arc<Self>, Error> {
+        let rules = Self::ask_for_rules(&*host, &*manager, until)?;
+        let mut agent = Agent::new(joining.node, rules);
+        let done = Self::ask_to_join(&*host, &*manager, joining, until)?;
+        assert!(agent.joined(done), "a new agent had no life before");
+        let membership = Arc::new(Self {
+            agent: Lock::new(host.clone(), agent),
+            threads: Lock::new(host.clone(), Vec::new()),
+            host,
+            manager,
+            rules,
+            valid_until: LongWord::new(0),
+            news: Word::new(0),
+            stopping: Word::new(0),
+        });
+        membership.spawn("cluster-beats", Self::run_beats)?;
+        membership.spawn("cluster-watch", Self::run_watch)?;
+        Ok(membership)
+    }
+
+    /// The first question: the manager may just be starting.
+    fn ask_for_rules(host: &dyn Host, manager: &dyn Manager, until: Time) -> Result<Rules, Error> {
+        let never = Word::new(0);
+        loop {
+            match manager.watch(ChangeNumber::new(0), host.now()) {
+                Ok(view) => return Ok(view.rules),
+                Err(Error::Unreachable) if host.now() < until => {
+                    let _ = host.wait(&never, 0, Some(host.now().after(PAUSE)));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn ask_to_join(
+        host: &dyn Host,
+        manager: &dyn Manager,
+        joining: &Joining,
+        until: Time,
+    ) -> Result<Done, Error> {
+        let never = Word::new(0);
+        let change = Change::Join {
+            node: joining.node,
+            instance: host.random(),
+            replaces: joining.replaces,
+            medium: joining.medium,
+            address: joining.address.clone(),
+        };
+        loop {
+            match manager.propose(&change, until) {
+                // Asked again with the same instance, it is answered with the same life.
+                Err(Error::Unknown | Error::Refused(Refusal::AlreadyMember(_))) if host.now() < until => {
+                    let _ = host.wait(&never, 0, Some(host.now().after(PAUSE)));
+                }
+                result => return result,
+            }
+        }
+    }
+
+    fn spawn(self: &Arc<Self>, name: &str, body: fn(&Self)) -> Result<(), Error> {
+        let theirs = self.clone();
+        let thread = self.host.spawn(name, Box::new(move || body(&theirs)));
+        let thread = thread.map_err(|_| Error::System { call: "spawn", errno: 0 })?;
+        self.threads.lock().push(thread);
+        Ok(())
+    }
+
+    /// Its life, while it lasts.
+    pub fn party(&self) -> Option<Party> {
+        self.agent.lock().party()
+    }
+
+    /// The newest view.
+    pub fn view(&self) -> Option<Arc<View>> {
+        self.agent.lock().view().cloned()
+    }
+
+    /// Lease and drift bound.
+    pub fn rules(&self) -> Rules {
+        self.rules
+    }
+
+    /// Until when it holds: the sending of the last heartbeat that was written, and L less drift. One load.
+    pub fn valid_until(&self) -> Option<Time> {
+        // Acquire: pairs with the Release of whoever moves it; work done after the load belongs to a time it holds for.
+        let until = self.valid_until.load(Ordering::Acquire);
+        (until != 0).then(|| Time::from_ns(until))
+    }
+
+    /// True if this node is the subtree's lease manager, and nobody else can be now.
+    pub fn may_serve(&self, path: &Path) -> bool {
+        let agent = self.agent.lock();
+        agent.may_serve(self.host.now(), path)
+    }
+
+    /// A word that changes, and wakes, whenever something here changes.
+    pub fn news(&self) -> &Word {
+        &self.news
+    }
+
+    /// Asks for a change by which this member gives away the management of a subtree. It stops serving it before it
+    /// asks, and serves it again only if a view shows that it came back to it.
+    ///
+    /// # Errors
+    /// Those of [`Manager::propose`].
+    pub fn give(
+        &self,
+        path: &Path,
+        version: ChangeNumber,
+        change: &Change,
+        until: Time,
+    ) -> Result<Done, Error> {
+        self.agent.lock().give(path, version);
+        self.manager.propose(change, until)
+    }
+
+    /// Stops serving, says so to the manager, and ends the threads.
+    ///
+    /// # Errors
+    /// Those of [`Manager::propose`]; the membership has ended here all the same.
+    pub fn leave(&self, until: Time) -> Result<(), Error> {
+        let said = match self.end() {
+            Some(party) => self.manager.propose(&Change::Leave { party }, until).map(|_| ()),
+            None => Ok(()),
+        };
+        self.stop();
+        said
+    }
+
+    /// Ends the threads without telling anybody, as a process that ends does: the others see it by its silence. Takes
+    /// as long as the calls that are on their way.
+    pub fn stop(&self) {
+        self.end();
+        // Release: pairs with the Acquire of the threads.
+        self.stopping.store(1, Ordering::Release);
+        self.host.wake(&self.stopping, WAKE_ALL);
+        let threads = std::mem::take(&mut *self.threads.lock());
+        for thread in threads {
+            // One that panicked has ended as well.
+            let _ = thread.join();
+        }
+    }
+
+    /// No more belief from here on.
+    fn end(&self) -> Option<Party> {
+        let mut agent = self.agent.lock();
+        let party = agent.party();
+        agent.leave();
+        self.show(&agent);
+        party
+    }
+
+    /// Shows what the agent believes; under its lock, so that an older belief never follows a newer one.
+    fn show(&self, agent: &Agent) {
+        let until = agent.valid_until().map_or(0, Time::as_ns);
+        // Release: pairs with the Acquire of `valid_until`.
+        self.valid_until.store(until, Ordering::Release);
+        self.news.fetch_add(1, Ordering::Release);
+        self.host.wake(&self.news, WAKE_ALL);
+    }
+
+    fn is_stopping(&self) -> bool {
+        // Acquire: pairs with the Release of `stop`.
+        self.stopping.load(Ordering::Acquire) != 0
+    }
+
+    fn pause_until(&self, until: Time) {
+        let _ = self.host.wait(&self.stopping, 0, Some(until));
+    }
+
+    fn run_beats(&self) {
+        while !self.is_stopping() {
+            // Read before anything is sent: the heartbeat counts from here.
+            let now = self.host.now();
+            let sent = {
+                let mut agent = self.agent.lock();
+                if agent.party().is_none() {
+                    return;
+                }
+                agent.wants_beat(now).then(|| agent.send_beat(now))
+            };
+            let Some((ticket, party)) = sent else {
+                self.pause_until(now.after(self.rules.beat_every()));
+                continue;
+            };
+            // One that takes longer than its lease is worth nothing.
+            let result = self.manager.beat(party, now.after(self.rules.lease()));
+            let mut agent = self.agent.lock();
+            match result {
+                Ok(_) => agent.beaten(ticket),
+                Err(Error::Refused(Refusal::NotMember)) => {
+                    agent.not_member(party);
+                }
+                Err(Error::Refused(_)) => agent.heard(),
+                // What it has goes on until its time ends.
+                Err(_) => {}
+            }
+            self.show(&agent);
+            drop(agent);
+            self.pause_until(now.after(self.rules.beat_every()));
+        }
+    }
+
+    fn run_watch(&self) {
+        while !self.is_stopping() {
+            let after = {
+                let agent = self.agent.lock();
+                if agent.party().is_none() {
+                    return;
+                }
+                agent.view().map_or(ChangeNumber::new(0), |view| view.number)
+            };
+            let now = self.host.now();
+            match self.manager.watch(after, now.after(self.rules.lease().min(WATCH))) {
+                Ok(view) => {
+                    let mut agent = self.agent.lock();
+                    agent.heard();
+                    if agent.see(view) {
+                        self.show(&agent);
+                    }
+                }
+                Err(_) => self.pause_until(now.after(PAUSE)),
+            }
+        }
+    }
+}

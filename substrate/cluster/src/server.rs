@@ -1,0 +1,226 @@
+//! The embedded manager: a [`Service`] behind a socket in its folder, one thread a connection.
+//!
+//! Whatever comes in is checked before anything is done: a message that is none ends its connection, one that does not
+//! come whole in time too, and so does one connection more than there may be. Nothing outlives [`Embedded::stop`].
+
+use crate::core::Expeller;
+use crate::error::Error;
+use crate::line::{Line, LineError};
+use crate::manager::Manager;
+use crate::rules::Rules;
+use crate::service::Service;
+use crate::store::Store;
+use crate::wire::{Reply, Request};
+use format::cluster::ClusterHead;
+use ipc::sync::Ordering;
+use ipc::{Host, Join, Time, WAKE_ALL, Word};
+use pmem::Medium;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Name of the socket in the manager's folder.
+pub const SOCKET_NAME: &str = "socket";
+
+/// Bounds of a server.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Connections at once: one a thread.
+    pub connections_max: u32,
+    /// Time in which a message that has begun must be there, and an answer taken.
+    pub message: Duration,
+    /// Longest wait of a watcher; then it is answered with what there is.
+    pub watch_max: Duration,
+    /// How often an idle connection looks whether it is the end.
+    pub idle_slice: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connections_max: 512,
+            message: Duration::from_secs(5),
+            watch_max: Duration::from_secs(10),
+            idle_slice: Duration::from_millis(500),
+        }
+    }
+}
+
+/// The embedded manager, running.
+pub struct Embedded {
+    shared: Arc<Shared>,
+    socket: PathBuf,
+    threads: Vec<Box<dyn Join>>,
+}
+
+struct Shared {
+    host: Arc<dyn Host>,
+    service: Arc<Service>,
+    limits: Limits,
+    /// Connections that are served.
+    live: Word,
+    /// 1 when it stops.
+    stopping: Word,
+}
+
+impl Embedded {
+    /// Starts the manager of a folder, which is made if it is missing. A new folder becomes that of a new cluster with
+    /// these rules; an old one keeps its own.
+    ///
+    /// # Errors
+    /// `Media` (`Locked`: it runs already), `Damaged`, `System`.
+    pub fn start(host: Arc<dyn Host>, folder: &Path, rules: Rules, limits: Limits) -> Result<Self, Error> {
+        let make = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);
+        make.map_err(|error| Error::of_io("mkdir", &error))?;
+        let medium = Medium::file(folder)?;
+        let cluster = host.random() | 1;
+        let (store, kept) = Store::open(medium, cluster, rules)?;
+        let service = Service::new(host.clone(), store, kept, Expeller::Core)?;
+        let socket = folder.join(SOCKET_NAME);
+        // The lock on the folder is ours, so nobody listens there any more.
+        let _ = std::fs::remove_file(&socket);
+        let listener = UnixListener::bind(&socket).map_err(|error| Error::of_io("bind", &error))?;
+        let only_owner = std::fs::Permissions::from_mode(0o600);
+        std::fs::set_permissions(&socket, only_owner).map_err(|error| Error::of_io("chmod", &error))?;
+        let (live, stopping) = (Word::new(0), Word::new(0));
+        let shared = Arc::new(Shared { host, service, limits, live, stopping });
+        let clock = shared.service.start_clock()?;
+        let theirs = shared.clone();
+        let accept = spawn(&shared.host, "cluster-accept", move || accept(&theirs, &listener))?;
+        Ok(Self { shared, socket, threads: vec![clock, accept] })
+    }
+
+    /// Where clients connect.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// The manager inside.
+    pub fn service(&self) -> &Arc<Service> {
+        &self.shared.service
+    }
+
+    /// Ends it: nothing is answered any more, and every thread has gone when this returns.
+    pub fn stop(self) {
+        let Shared { host, service, live, stopping, .. } = &*self.shared;
+        // Release: pairs with the Acquire of those who look whether it is the end.
+        stopping.store(1, Ordering::Release);
+        service.stop();
+        // Who accepts sits in the kernel: a connection wakes it.
+        let _ = UnixStream::connect(&self.socket);
+        for thread in self.threads {
+            // One that panicked has ended as well.
+            let _ = thread.join();
+        }
+        loop {
+            // Acquire: pairs with the Release of the connection that ends.
+            let count = live.load(Ordering::Acquire);
+            if count == 0 {
+                return;
+            }
+            let _ = host.wait(live, count, None);
+        }
+    }
+}
+
+fn spawn(
+    host: &Arc<dyn Host>,
+    name: &str,
+    body: impl FnOnce() + Send + 'static,
+) -> Result<Box<dyn Join>, Error> {
+    host.spawn(name, Box::new(body)).map_err(|_| Error::System { call: "spawn", errno: 0 })
+}
+
+impl Shared {
+    fn is_stopping(&self) -> bool {
+        // Acquire: pairs with the Release of `stop`.
+        self.stopping.load(Ordering::Acquire) != 0
+    }
+
+    fn left(&self) {
+        // Release: pairs with the Acquire of `stop`.
+        self.live.fetch_add(u32::MAX, Ordering::Release);
+        self.host.wake(&self.live, WAKE_ALL);
+    }
+}
+
+/// Takes connections until the end.
+fn accept(shared: &Arc<Shared>, listener: &UnixListener) {
+    loop {
+        let accepted = listener.accept();
+        if shared.is_stopping() {
+            return;
+        }
+        let Ok((stream, _)) = accepted else {
+            // No descriptors left, most likely: those that end make room.
+            let until = shared.host.now().after(shared.limits.idle_slice);
+            let _ = shared.host.wait(&shared.stopping, 0, Some(until));
+            continue;
+        };
+        // Relaxed: only this thread adds.
+        if shared.live.load(Ordering::Relaxed) >= shared.limits.connections_max {
+            continue;
+        }
+        shared.live.fetch_add(1, Ordering::Relaxed);
+        let theirs = shared.clone();
+        let line = Line::accepted(shared.host.clone(), stream);
+        let started = spawn(&shared.host, "cluster-line", move || {
+            serve(&theirs, line);
+            theirs.left();
+        });
+        if started.is_err() {
+            shared.left();
+        }
+    }
+}
+
+/// Answers one connection until it ends.
+fn serve(shared: &Shared, mut line: Line) {
+    while !shared.is_stopping() {
+        let slice = shared.host.now().after(shared.limits.idle_slice);
+        let first = match line.first_byte(slice) {
+            Ok(Some(first)) => first,
+            Ok(None) => continue,
+            Err(_) => return,
+        };
+        let deadline = || shared.host.now().after(shared.limits.message);
+        if answer(shared, &mut line, first, deadline).is_err() {
+            return;
+        }
+    }
+}
+
+fn answer(shared: &Shared, line: &mut Line, first: u8, deadline: impl Fn() -> Time) -> Result<(), LineError> {
+    let (head, kind, body) = line.receive(first, deadline())?;
+    let cluster = shared.service.cluster();
+    let reply = match Request::decode(kind, &body) {
+        // Somebody of another cluster reads ours in the answer.
+        Ok(_) if ![0, cluster].contains(&head.cluster.get()) => Reply::Failed,
+        Ok(request) => perform(shared, request),
+        Err(_) => return Err(LineError::Broken),
+    };
+    let (kind, body) = reply.encode();
+    line.send(&ClusterHead::encode(kind, head.id.get(), cluster, &body), deadline())
+}
+
+fn perform(shared: &Shared, request: Request) -> Reply {
+    let service = &*shared.service;
+    let now = shared.host.now();
+    let result = match request {
+        Request::Watch { after, wait_ms } => {
+            let wait = Duration::from_millis(wait_ms.into()).min(shared.limits.watch_max);
+            service.watch(after, now.after(wait)).map(|view| Reply::View((*view).clone()))
+        }
+        Request::Propose(change) => service.propose(&change, now).map(Reply::Done),
+        Request::Beat(party) => service.beat(party, now).map(Reply::Beaten),
+        Request::BeatOf(party) => service.beat_of(party, now).map(Reply::Beaten),
+        Request::History { from, count } => service.history(from, count, now).map(Reply::Records),
+    };
+    match result {
+        Ok(reply) => reply,
+        Err(Error::Refused(refusal)) => Reply::Refused(refusal),
+        Err(_) => Reply::Failed,
+    }
+}

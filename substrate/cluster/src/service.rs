@@ -1,0 +1,224 @@
+//! A manager as a part of this process: a [`Core`], its [`Store`], and threads that call. The embedded manager is this
+//! behind a socket; the simulated one is this on a recorded medium and a simulated host.
+//!
+//! A change is decided under the lock `state`, made durable under the lock `store`, and only then shown: views, answers
+//! and history are those of the last settle. Whoever waits for `store` while another one settles finds its own records
+//! written with those of others. Heartbeats take `state` only, so that a slow medium expels nobody.
+//!
+//! Lock order: `store` before `state`. A settle is not a wait: it ends by itself, or fails.
+
+use crate::change::{Change, Done, Party, Record, Refusal};
+use crate::core::{Answer, Core, Event, Expeller};
+use crate::error::Error;
+use crate::manager::Manager;
+use crate::store::{Kept, Store};
+use crate::view::View;
+use format::cluster::HISTORY_COUNT_MAX;
+use format::{BeatVersion, ChangeNumber};
+use ipc::sync::Ordering;
+use ipc::{Host, Join, Lock, Time, WAKE_ALL, Word};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+struct State {
+    core: Core,
+    /// Decided, and not yet durable.
+    pending: Vec<Record>,
+    /// The last view that is durable.
+    shown: Arc<View>,
+    /// Why nothing is answered any more.
+    failed: Option<Error>,
+}
+
+/// A manager in this process.
+pub struct Service {
+    host: Arc<dyn Host>,
+    store: Lock<Store>,
+    state: Lock<State>,
+    /// Changes, and wakes, with every view that is shown, and at the end.
+    news: Word,
+    /// 1 when it stops.
+    stopping: Word,
+}
+
+impl Service {
+    /// Starts a manager on an opened store. It expels nobody until [`Self::start_clock`].
+    ///
+    /// # Errors
+    /// `Media`: the start could not be made durable.
+    pub fn new(
+        host: Arc<dyn Host>,
+        mut store: Store,
+        kept: Kept,
+        expeller: Expeller,
+    ) -> Result<Arc<Self>, Error> {
+        let (core, record) = Core::start(kept.view, kept.history, expeller, host.now(), host.wall());
+        store.append(&[record], core.view(), core.history())?;
+        let shown = Arc::new(core.view().clone());
+        let state = State { core, pending: Vec::new(), shown, failed: None };
+        Ok(Arc::new(Self {
+            store: Lock::new(host.clone(), store),
+            state: Lock::new(host.clone(), state),
+            host,
+            news: Word::new(0),
+            stopping: Word::new(0),
+        }))
+    }
+
+    /// Starts the thread that expels who is silent.
+    ///
+    /// # Errors
+    /// `System`.
+    pub fn start_clock(self: &Arc<Self>) -> Result<Box<dyn Join>, Error> {
+        let service = self.clone();
+        let body = Box::new(move || service.run_clock());
+        self.host.spawn("cluster-clock", body).map_err(|error| match error {
+            ipc::Error::System { call, errno } => Error::System { call, errno },
+            _ => Error::System { call: "spawn", errno: 0 },
+        })
+    }
+
+    /// Ends the clock and every wait; calls fail from now on.
+    pub fn stop(&self) {
+        self.fail(Error::Failed);
+        // Release: pairs with the Acquire of the clock.
+        self.stopping.store(1, Ordering::Release);
+        self.host.wake(&self.stopping, WAKE_ALL);
+    }
+
+    /// True after [`Self::stop`], and after the medium failed.
+    pub fn has_failed(&self) -> bool {
+        self.state.lock().failed.is_some()
+    }
+
+    /// The number of the cluster.
+    pub fn cluster(&self) -> u64 {
+        self.state.lock().shown.cluster
+    }
+
+    fn run_clock(&self) {
+        // Acquire: pairs with the Release of `stop`.
+        while self.stopping.load(Ordering::Acquire) == 0 {
+            let now = self.host.now();
+            let wall_ns = self.host.wall();
+            let (due, rules) = {
+                let mut state = self.state.lock();
+                if state.failed.is_some() {
+                    return;
+                }
+                let effects = state.core.step(now, Event::Tick { wall_ns });
+                state.pending.extend(effects.records);
+                (!state.pending.is_empty(), state.shown.rules)
+            };
+            if due && self.commit().is_err() {
+                return;
+            }
+            let next = self.state.lock().core.next_tick();
+            // Whoever joins meanwhile has all this time.
+            let latest = now.after(rules.expel_after());
+            let next = next.map_or(latest, |next| next.min(latest));
+            let _ = self.host.wait(&self.stopping, 0, Some(next));
+        }
+    }
+
+    /// Makes everything that was decided durable, and shows it.
+    fn commit(&self) -> Result<(), Error> {
+        let mut store = self.store.lock();
+        let (records, view, history) = {
+            let mut state = self.state.lock();
+            if let Some(error) = &state.failed {
+                return Err(error.clone());
+            }
+            let records = std::mem::take(&mut state.pending);
+            if records.is_empty() {
+                return Ok(());
+            }
+            (records, Arc::new(state.core.view().clone()), state.core.history().clone())
+        };
+        if let Err(error) = store.append(&records, &view, &history) {
+            self.fail(error.clone());
+            return Err(error);
+        }
+        let mut state = self.state.lock();
+        assert!(state.shown.epoch <= view.epoch && state.shown.number < view.number, "a view went back");
+        state.shown = view;
+        drop(state);
+        self.tell();
+        Ok(())
+    }
+
+    fn fail(&self, error: Error) {
+        self.state.lock().failed.get_or_insert(error);
+        self.tell();
+    }
+
+    fn tell(&self) {
+        // Release: pairs with the Acquire of those who watch; what they look for is under the lock.
+        self.news.fetch_add(1, Ordering::Release);
+        self.host.wake(&self.news, WAKE_ALL);
+    }
+
+    fn checked(&self) -> Result<ipc::Guard<'_, State>, Error> {
+        let state = self.state.lock();
+        match &state.failed {
+            None => Ok(state),
+            Some(_) => Err(Error::Failed),
+        }
+    }
+}
+
+impl Manager for Service {
+    fn watch(&self, after: ChangeNumber, until: Time) -> Result<Arc<View>, Error> {
+        loop {
+            // Acquire: pairs with the Release of `tell`: a view shown later changes the word again.
+            let news = self.news.load(Ordering::Acquire);
+            let shown = self.checked()?.shown.clone();
+            if shown.number > after || self.host.now() >= until {
+                return Ok(shown);
+            }
+            let _ = self.host.wait(&self.news, news, Some(until));
+        }
+    }
+
+    fn propose(&self, change: &Change, _until: Time) -> Result<Done, Error> {
+        let (now, wall_ns) = (self.host.now(), self.host.wall());
+        let effects = {
+            let mut state = self.checked()?;
+            let effects = state.core.step(now, Event::Propose { change: change.clone(), wall_ns });
+            state.pending.extend(effects.records.iter().cloned());
+            effects
+        };
+        match effects.answer {
+            Answer::Done(done) => {
+                // Also when there is nothing of its own to write: what it was answered by may not be durable yet.
+                self.commit().map_err(|_| Error::Failed)?;
+                Ok(done)
+            }
+            Answer::Refused(refusal) => Err(refusal.into()),
+            Answer::Nothing | Answer::Beaten(_) => unreachable!("a change is made or refused"),
+        }
+    }
+
+    fn beat(&self, party: Party, _until: Time) -> Result<BeatVersion, Error> {
+        let now = self.host.now();
+        match self.checked()?.core.step(now, Event::Beat(party)).answer {
+            Answer::Beaten(beat) => Ok(beat),
+            Answer::Refused(refusal) => Err(refusal.into()),
+            Answer::Nothing | Answer::Done(_) => unreachable!("a heartbeat is written or refused"),
+        }
+    }
+
+    fn beat_of(&self, party: Party, _until: Time) -> Result<BeatVersion, Error> {
+        let state = self.checked()?;
+        let known = state.core.beats().get(&party.node).filter(|_| state.core.view().is_member(party));
+        known.copied().ok_or(Error::Refused(Refusal::NotMember))
+    }
+
+    fn history(&self, from: ChangeNumber, count: u32, _until: Time) -> Result<Vec<Record>, Error> {
+        let state = self.checked()?;
+        let wanted = |record: &&Record| record.number >= from && record.number <= state.shown.number;
+        let history: &VecDeque<Record> = state.core.history();
+        let count = count.min(HISTORY_COUNT_MAX) as usize;
+        Ok(history.iter().filter(wanted).take(count).cloned().collect())
+    }
+}

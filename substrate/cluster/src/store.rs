@@ -1,0 +1,237 @@
+//! The manager's log in its folder: a snapshot, then a record for every change, each durable before anybody sees it.
+//!
+//! A log is one file, `manager-N`, an append ring that is filled once and never wraps. Every start, and every log that
+//! is full, begins the next one with a snapshot; when that is settled the older ones are removed. So nothing is ever
+//! appended behind a torn frame, and a crash leaves the older log, or a whole newer one, or both. The names
+//! of finished logs are not used again, and a file's frames are salted with its number.
+//!
+//! A settle that failed ends it: what the medium holds then is unknown, and nothing is answered any more.
+
+use crate::change::Record;
+use crate::codec::{decode_view, encode_record, encode_view, take_record};
+use crate::core::HISTORY_MAX;
+use crate::error::Error;
+use crate::rules::Rules;
+use crate::view::View;
+use format::checksum::Salt;
+use format::cluster::{ClusterFrame, ClusterFrameHead};
+use format::{Incarnation, LogUid, Sequence};
+use pmem::copy::Source;
+use pmem::ring::{AppendError, AppendRing, Place, scan};
+use pmem::{MediaError, Medium, PoolLock};
+use std::collections::VecDeque;
+use zerocopy::IntoBytes;
+
+/// Bytes of a log: room for the largest snapshot, and for thousands of records.
+pub const LOG_BYTES: u64 = 4 << 20;
+
+/// Bytes of the records in a snapshot; older ones are left out.
+const HISTORY_BYTES_MAX: usize = 1 << 20;
+
+const FIRST: Place = Place { position: 0, sequence: Sequence::new(1) };
+
+/// The open log of a manager.
+pub struct Store {
+    medium: Medium,
+    number: u64,
+    ring: AppendRing,
+    cluster: u64,
+    failed: bool,
+    _lock: PoolLock,
+}
+
+/// What a store had when it was opened.
+#[derive(Clone, Debug)]
+pub struct Kept {
+    /// The view with all changes that are durable.
+    pub view: View,
+    /// The last of them.
+    pub history: VecDeque<Record>,
+}
+
+impl Store {
+    /// Opens the manager's folder; a folder without logs becomes that of a new cluster, with the number and the rules
+    /// given.
+    ///
+    /// # Errors
+    /// `Media` (`Locked`: another manager runs on it), `Damaged`.
+    pub fn open(medium: Medium, cluster: u64, rules: Rules) -> Result<(Self, Kept), Error> {
+        let lock = medium.lock()?;
+        let mut logs = logs(&medium)?;
+        let kept = match newest(&medium, &logs)? {
+            Some(kept) => kept,
+            // A first log without a snapshot was never finished, and nobody has seen anything of it. Its successor is
+            // a first log again, so that a crash now is no other case.
+            None if logs.iter().all(|number| *number == 1) => {
+                logs.drain(..).try_for_each(|number| medium.remove(&name(number)))?;
+                Kept { view: View::new(cluster, rules), history: VecDeque::new() }
+            }
+            None => return Err(Error::Damaged("no log begins with a whole snapshot")),
+        };
+        let number = logs.last().map_or(1, |last| last + 1);
+        let ring = begin(&medium, number, &kept.view, &kept.history)?;
+        let cluster = kept.view.cluster;
+        let store = Self { medium, number, ring, cluster, failed: false, _lock: lock };
+        store.remove_older()?;
+        Ok((store, kept))
+    }
+
+    /// Makes records durable. `view` and `history` are those after them: what a new log would begin with.
+    ///
+    /// # Errors
+    /// `Media`; then nothing is ever durable here again.
+    pub fn append(
+        &mut self,
+        records: &[Record],
+        view: &View,
+        history: &VecDeque<Record>,
+    ) -> Result<(), Error> {
+        if self.failed {
+            return Err(Error::Media(MediaError::Poisoned));
+        }
+        self.failed = true;
+        for record in records {
+            let bytes = encode_record(record);
+            match self
+                .ring
+                .append(head(ClusterFrame::Record, self.cluster, bytes.len(), 0), &[Source::from(&bytes[..])])
+            {
+                Ok(_) => {}
+                Err(AppendError::Full) => {
+                    // The snapshot holds all of the records, those before this one too.
+                    self.rotate(view, history)?;
+                    self.failed = false;
+                    return Ok(());
+                }
+                Err(AppendError::Fault) => unreachable!("our own memory can be read"),
+            }
+        }
+        self.ring.region().settle()?;
+        self.failed = false;
+        Ok(())
+    }
+
+    fn rotate(&mut self, view: &View, history: &VecDeque<Record>) -> Result<(), Error> {
+        let number = self.number + 1;
+        self.ring = begin(&self.medium, number, view, history)?;
+        self.number = number;
+        self.remove_older()
+    }
+
+    fn remove_older(&self) -> Result<(), Error> {
+        for number in logs(&self.medium)? {
+            if number < self.number {
+                self.medium.remove(&name(number))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn name(number: u64) -> String {
+    format!("manager-{number}")
+}
+
+/// Numbers of the logs in the folder, in order.
+fn logs(medium: &Medium) -> Result<Vec<u64>, Error> {
+    let names = medium.list()?;
+    let number = |name: &String| name.strip_prefix("manager-").and_then(|number| number.parse().ok());
+    let mut numbers: Vec<u64> = names.iter().filter_map(number).collect();
+    numbers.sort_unstable();
+    Ok(numbers)
+}
+
+fn salt(number: u64) -> Salt {
+    Salt::of_log(LogUid::new(number), Incarnation::new(0))
+}
+
+fn head(kind: ClusterFrame, cluster: u64, payload: usize, records: usize) -> [u8; format::HEADER_BYTES] {
+    let bytes = |count| u32::try_from(count).expect("views, changes and histories have bounds");
+    let head = ClusterFrameHead::new(kind, cluster, bytes(payload), bytes(records));
+    head.as_bytes().try_into().expect("the head of a frame is that long")
+}
+
+/// Makes a log whose snapshot is durable when this returns.
+fn begin(medium: &Medium, number: u64, view: &View, history: &VecDeque<Record>) -> Result<AppendRing, Error> {
+    let region = medium.create(&name(number), LOG_BYTES)?;
+    let mut ring = AppendRing::new(region, 0, salt(number), FIRST, FIRST);
+    let view_bytes = encode_view(view);
+    let mut records: Vec<Vec<u8>> = Vec::new();
+    let mut total = 0;
+    for record in history.iter().rev().take(HISTORY_MAX) {
+        let bytes = encode_record(record);
+        total += bytes.len();
+        if total > HISTORY_BYTES_MAX {
+            break;
+        }
+        records.push(bytes);
+    }
+    records.reverse();
+    let records = records.concat();
+    let payload = view_bytes.len() + records.len();
+    let head = head(ClusterFrame::Snapshot, view.cluster, payload, records.len());
+    ring.append(head, &[Source::from(&view_bytes[..]), Source::from(&records[..])])
+        .expect("a new log has room for the largest snapshot");
+    ring.region().settle()?;
+    Ok(ring)
+}
+
+/// What the newest log that begins with a whole snapshot says.
+fn newest(medium: &Medium, logs: &[u64]) -> Result<Option<Kept>, Error> {
+    for number in logs.iter().rev() {
+        if let Some(kept) = read(medium, *number)? {
+            return Ok(Some(kept));
+        }
+    }
+    Ok(None)
+}
+
+/// What a log says; nothing if its snapshot is not whole.
+fn read(medium: &Medium, number: u64) -> Result<Option<Kept>, Error> {
+    let region = match medium.open_read_only(&name(number)) {
+        Ok(region) => region,
+        Err(MediaError::Length) => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
+    if region.bytes() != LOG_BYTES {
+        return Ok(None);
+    }
+    let mut frames = scan(&region, 0, salt(number), FIRST, LOG_BYTES);
+    let Some(first) = frames.next().transpose()? else { return Ok(None) };
+    let mut kept = read_snapshot(&first.bytes)?;
+    for frame in frames {
+        let frame = frame?;
+        let (kind, _, payload) = ClusterFrameHead::split(&frame.bytes).map_err(Error::Message)?;
+        match kind {
+            ClusterFrame::Pad => continue,
+            ClusterFrame::Snapshot => return Err(Error::Damaged("a second snapshot in one log")),
+            ClusterFrame::Record => {}
+        }
+        let record = take_record(&mut &payload[..]).map_err(Error::Message)?;
+        let done =
+            kept.view.apply(&record.change).map_err(|_| Error::Damaged("a change that does not fit"))?;
+        if (done.number, kept.view.epoch) != (record.number, record.epoch) {
+            return Err(Error::Damaged("a change out of order"));
+        }
+        kept.history.push_back(record);
+        if kept.history.len() > HISTORY_MAX {
+            kept.history.pop_front();
+        }
+    }
+    Ok(Some(kept))
+}
+
+fn read_snapshot(frame: &[u8]) -> Result<Kept, Error> {
+    let (kind, head, payload) = ClusterFrameHead::split(frame).map_err(Error::Message)?;
+    if kind != ClusterFrame::Snapshot {
+        return Err(Error::Damaged("a log that does not begin with a snapshot"));
+    }
+    let view_bytes = payload.len().checked_sub(head.records.get() as usize);
+    let (view, mut records) = payload.split_at(view_bytes.ok_or(Error::Damaged("a snapshot of no view"))?);
+    let view = decode_view(view).map_err(Error::Message)?;
+    let mut history = VecDeque::new();
+    while !records.is_empty() {
+        history.push_back(take_record(&mut records).map_err(Error::Message)?);
+    }
+    Ok(Kept { view, history })
+}

@@ -1,0 +1,240 @@
+//! The view: everything that is agreed about the cluster, except heartbeats. What may be changed in it, and when, is
+//! in [`crate::apply`]; this module is how it looks and what always holds in it.
+
+use crate::change::Party;
+use crate::rules::Rules;
+use format::cluster::{ADDRESS_BYTES, CHAIN_MAX, MEMBERS_MAX, SUBTREE_PATH_MAX, SUBTREES_MAX};
+use format::{ChangeNumber, Epoch, NodeId};
+use std::collections::BTreeMap;
+
+/// Where a member listens, as text: what the transport takes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Address(String);
+
+impl Address {
+    /// An address of at most [`ADDRESS_BYTES`] visible ASCII characters; it may be empty.
+    pub fn new(text: &str) -> Option<Self> {
+        let right = text.len() <= ADDRESS_BYTES && text.bytes().all(|byte| byte.is_ascii_graphic());
+        right.then(|| Self(text.to_owned()))
+    }
+
+    /// The text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// The path of a subtree from the root of the tree: `/` or `/a/b`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Path(Vec<u8>);
+
+impl Path {
+    /// A path of at most [`SUBTREE_PATH_MAX`] bytes that begins with a slash, and has no empty, `.` or `..` component
+    /// and no zero byte.
+    pub fn new(bytes: &[u8]) -> Option<Self> {
+        let plain = |part: &[u8]| !part.is_empty() && part != b"." && part != b".." && !part.contains(&0);
+        let rest = bytes.strip_prefix(b"/")?;
+        let right = bytes.len() <= SUBTREE_PATH_MAX
+            && (rest.is_empty() || rest.split(|byte| *byte == b'/').all(plain));
+        right.then(|| Self(bytes.to_owned()))
+    }
+
+    /// The whole tree.
+    pub fn root() -> Self {
+        Self(b"/".to_vec())
+    }
+
+    /// The bytes.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl std::fmt::Display for Path {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.0.escape_ascii())
+    }
+}
+
+/// A member.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// The epoch in which it joined.
+    pub life: Epoch,
+    /// What its process said when it joined.
+    pub instance: u64,
+    /// What its pool lies on.
+    pub medium: u8,
+    /// Its heartbeats are refused: it will be expelled.
+    pub refused: bool,
+    /// Where it listens.
+    pub address: Address,
+}
+
+/// A replica as an operator places it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Placement {
+    /// Where.
+    pub node: NodeId,
+    /// Hot or warm.
+    pub hot: bool,
+}
+
+/// A replica.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Replica {
+    /// Where.
+    pub node: NodeId,
+    /// Hot or warm.
+    pub hot: bool,
+    /// It holds everything that was acknowledged. A replica that is alive and not in sync is *joining*.
+    pub in_sync: bool,
+}
+
+/// A subtree with a chain of its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Subtree {
+    /// The last change that touched it.
+    pub version: ChangeNumber,
+    /// The replicas, in order.
+    pub chain: Vec<Replica>,
+    /// Below so many copies an fsync waits.
+    pub copies_min: u8,
+    /// Its lease manager: a member that is in sync; none if no replica in sync is alive.
+    pub manager: Option<NodeId>,
+}
+
+impl Subtree {
+    /// The replica on this node.
+    pub fn replica(&self, node: NodeId) -> Option<&Replica> {
+        self.chain.iter().find(|replica| replica.node == node)
+    }
+
+    /// Place of a node in the chain's order.
+    pub fn index_of(&self, node: NodeId) -> Option<usize> {
+        self.chain.iter().position(|replica| replica.node == node)
+    }
+
+    /// The nodes that hold everything, in the chain's order.
+    pub fn in_sync(&self) -> impl Iterator<Item = NodeId> {
+        self.chain.iter().filter(|replica| replica.in_sync).map(|replica| replica.node)
+    }
+}
+
+/// What is agreed. Equal sequences of changes give equal views.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct View {
+    /// The cluster: a random number that its creation gave it.
+    pub cluster: u64,
+    /// Lease and drift bound.
+    pub rules: Rules,
+    /// The last change.
+    pub number: ChangeNumber,
+    /// Grows with every change of the members.
+    pub epoch: Epoch,
+    /// Who is a member.
+    pub members: BTreeMap<NodeId, Member>,
+    /// Which subtrees have a chain.
+    pub subtrees: BTreeMap<Path, Subtree>,
+}
+
+impl View {
+    /// A cluster without members and subtrees.
+    pub fn new(cluster: u64, rules: Rules) -> Self {
+        Self {
+            cluster,
+            rules,
+            number: ChangeNumber::new(0),
+            epoch: Epoch::new(0),
+            members: BTreeMap::new(),
+            subtrees: BTreeMap::new(),
+        }
+    }
+
+    /// True if the party is a member, in this life.
+    pub fn is_member(&self, party: Party) -> bool {
+        self.members.get(&party.node).is_some_and(|member| member.life == party.life)
+    }
+
+    /// Living replicas of a subtree that hold everything.
+    pub fn copies(&self, subtree: &Subtree) -> usize {
+        subtree.in_sync().filter(|node| self.members.contains_key(node)).count()
+    }
+
+    /// What is wrong with it; nothing in any view that the rules made.
+    pub fn fault(&self) -> Option<&'static str> {
+        let newest = self.members.values().map(|member| member.life).max();
+        if newest > Some(self.epoch) {
+            return Some("a member has joined in an epoch to come");
+        }
+        if self.members.len() > MEMBERS_MAX || self.subtrees.len() > SUBTREES_MAX {
+            return Some("too many members or subtrees");
+        }
+        if self.members.contains_key(&NodeId::NONE) {
+            return Some("no node is a member");
+        }
+        self.subtrees.values().find_map(|subtree| self.subtree_fault(subtree))
+    }
+
+    fn subtree_fault(&self, subtree: &Subtree) -> Option<&'static str> {
+        let chain = &subtree.chain;
+        let twice = |(index, replica): (usize, &Replica)| {
+            chain[..index].iter().any(|earlier| earlier.node == replica.node)
+        };
+        if chain.is_empty() || chain.len() > CHAIN_MAX || chain.iter().enumerate().any(twice) {
+            return Some("a chain is empty, too long, or has a node twice");
+        }
+        if chain.iter().any(|replica| replica.node == NodeId::NONE) {
+            return Some("no node is a replica");
+        }
+        if subtree.version > self.number || subtree.version == ChangeNumber::new(0) {
+            return Some("a subtree was changed by no change");
+        }
+        if subtree.copies_min == 0 || usize::from(subtree.copies_min) > chain.len() {
+            return Some("a minimum of copies that no chain has");
+        }
+        let (copies, in_sync) = (self.copies(subtree), subtree.in_sync().count());
+        if in_sync == 0 {
+            return Some("a subtree without a copy");
+        }
+        // Who was the last copy stays it until it comes back: nobody else holds what it acknowledged.
+        if copies == 0 && in_sync > 1 {
+            return Some("several last copies");
+        }
+        if copies > 0 && copies < in_sync {
+            return Some("a node that is no member is in sync beside others");
+        }
+        match subtree.manager {
+            None if copies > 0 => Some("a living copy and no lease manager"),
+            Some(node) if !self.members.contains_key(&node) => Some("a lease manager that is no member"),
+            Some(node) if !subtree.in_sync().any(|other| other == node) => {
+                Some("a lease manager that is not in sync")
+            }
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_plain() {
+        for right in [&b"/"[..], b"/a", b"/a/b c", b"/..."] {
+            assert!(Path::new(right).is_some(), "{}", right.escape_ascii());
+        }
+        for wrong in [&b""[..], b"a", b"//", b"/a/", b"/a//b", b"/.", b"/a/..", b"/a\0"] {
+            assert!(Path::new(wrong).is_none(), "{}", wrong.escape_ascii());
+        }
+        assert!(Path::new(&[b'/'; 1]).is_some());
+        assert!(Path::new(&[&b"/"[..], &[b'a'; SUBTREE_PATH_MAX]].concat()).is_none());
+    }
+
+    #[test]
+    fn addresses_are_visible() {
+        assert!(Address::new("10.0.0.1:7000").is_some());
+        assert!(Address::new("a b").is_none());
+        assert!(Address::new(&"a".repeat(ADDRESS_BYTES + 1)).is_none());
+    }
+}

@@ -1,0 +1,316 @@
+//! What every `Manager` does, whatever stands behind it. Each case takes a fresh cluster.
+
+use cluster::{
+    Address, Change, Error, Joining, Manager, Membership, Party, Path, Placement, Refusal, Rules, View,
+};
+use format::{ChangeNumber, Epoch, NodeId};
+use ipc::{Host, SystemHost, Time};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A backend under test, with one cluster.
+pub trait Backend {
+    /// A client of the manager, independent of those before.
+    fn client(&self) -> Arc<dyn Manager>;
+
+    /// Ends the manager as hard as the backend can and starts it again on what is durable.
+    fn restart(&mut self);
+}
+
+/// Rules with this lease.
+pub fn rules(lease_ms: u64) -> Rules {
+    Rules::new(Duration::from_millis(lease_ms), 1000).unwrap()
+}
+
+/// Lease where nobody is to be expelled, however slow the machine is.
+const LONG_MS: u64 = 60_000;
+
+/// Lease where somebody is waited for to be expelled.
+const SHORT_MS: u64 = 600;
+
+/// A case: its name, the lease of its cluster, and what it does with it.
+pub type Case = (&'static str, u64, fn(&mut dyn Backend));
+
+pub const CASES: [Case; 12] = [
+    ("a_new_cluster_is_empty", LONG_MS, a_new_cluster_is_empty),
+    ("members_come_and_go", LONG_MS, members_come_and_go),
+    ("a_join_asked_again_gives_the_same_life", LONG_MS, a_join_asked_again_gives_the_same_life),
+    ("a_successor_ends_the_life_before", LONG_MS, a_successor_ends_the_life_before),
+    ("changes_are_conditional", LONG_MS, changes_are_conditional),
+    ("a_watcher_is_woken", LONG_MS, a_watcher_is_woken),
+    ("heartbeats_keep_a_member", SHORT_MS, heartbeats_keep_a_member),
+    ("a_silent_member_is_expelled_after_its_time", SHORT_MS, a_silent_member_is_expelled_after_its_time),
+    ("who_is_later_in_the_chain_is_refused", SHORT_MS, who_is_later_in_the_chain_is_refused),
+    ("the_history_tells_everything", LONG_MS, the_history_tells_everything),
+    ("nothing_is_lost_by_a_restart", LONG_MS, nothing_is_lost_by_a_restart),
+    ("many_at_once_lose_no_change", LONG_MS, many_at_once_lose_no_change),
+];
+
+fn now() -> Time {
+    SystemHost.now()
+}
+
+fn soon() -> Time {
+    now().after(Duration::from_secs(20))
+}
+
+fn node(number: u32) -> NodeId {
+    NodeId::new(number)
+}
+
+fn view(manager: &dyn Manager) -> Arc<View> {
+    let until = soon();
+    loop {
+        match manager.watch(ChangeNumber::new(0), now()) {
+            // It has only just been started.
+            Err(Error::Unreachable) if now() < until => {}
+            view => return view.unwrap(),
+        }
+    }
+}
+
+fn join(manager: &dyn Manager, number: u32) -> Party {
+    let address = Address::new(&format!("127.0.0.1:{}", 7000 + number)).unwrap();
+    let instance = SystemHost.random();
+    let change = Change::Join { node: node(number), instance, replaces: None, medium: 2, address };
+    Party { node: node(number), life: manager.propose(&change, soon()).unwrap().epoch }
+}
+
+fn place(manager: &dyn Manager, path: &Path, nodes: &[u32]) -> Result<ChangeNumber, Error> {
+    let version = view(manager).subtrees.get(path).map_or(ChangeNumber::new(0), |subtree| subtree.version);
+    let chain = nodes.iter().map(|number| Placement { node: node(*number), hot: true }).collect();
+    let change = Change::SetSubtree { path: path.clone(), version, chain, copies_min: 1 };
+    manager.propose(&change, soon()).map(|done| done.number)
+}
+
+/// Waits until a view fits.
+fn wait_for(manager: &dyn Manager, fits: impl Fn(&View) -> bool) -> Arc<View> {
+    let (until, mut after) = (soon(), ChangeNumber::new(0));
+    loop {
+        let view = manager.watch(after, until).unwrap();
+        if fits(&view) {
+            return view;
+        }
+        assert!(now() < until, "the view that was waited for never came: {view:?}");
+        after = view.number;
+    }
+}
+
+fn a_new_cluster_is_empty(backend: &mut dyn Backend) {
+    let view = view(&*backend.client());
+    assert!(view.members.is_empty() && view.subtrees.is_empty() && view.cluster != 0);
+    assert_eq!((view.epoch, view.rules), (Epoch::new(0), rules(LONG_MS)));
+}
+
+fn members_come_and_go(backend: &mut dyn Backend) {
+    let manager = backend.client();
+    let (one, two) = (join(&*manager, 1), join(&*manager, 2));
+    assert!(one.life < two.life);
+    let seen = view(&*backend.client());
+    assert_eq!(seen.members[&node(2)].address.as_str(), "127.0.0.1:7002");
+    assert_eq!((seen.epoch, seen.members.len()), (two.life, 2));
+    let done = manager.propose(&Change::Leave { party: one }, soon()).unwrap();
+    assert_eq!(done.epoch, two.life.next());
+    assert_eq!(manager.propose(&Change::Leave { party: one }, soon()), Err(Refusal::NotMember.into()));
+    assert_eq!(manager.beat(one, soon()), Err(Refusal::NotMember.into()));
+    assert_eq!(manager.beat_of(one, soon()), Err(Refusal::NotMember.into()));
+    assert!(!view(&*manager).members.contains_key(&node(1)));
+}
+
+fn a_join_asked_again_gives_the_same_life(backend: &mut dyn Backend) {
+    let manager = backend.client();
+    let (instance, address) = (99, Address::default());
+    let change = Change::Join { node: node(1), instance, replaces: None, medium: 1, address };
+    let first = manager.propose(&change, soon()).unwrap();
+    let again = manager.propose(&change, soon()).unwrap();
+    assert_eq!(first.epoch, again.epoch);
+    assert_eq!(view(&*manager).epoch, first.epoch, "asked twice, made once");
+}
+
+fn a_successor_ends_the_life_before(backend: &mut dyn Backend) {
+    let manager = backend.client();
+    let party = join(&*manager, 1);
+    let change = |instance, replaces| {
+        let address = Address::default();
+        Change::Join { node: node(1), instance, replaces, medium: 1, address }
+    };
+    let stranger = manager.propose(&change(5, None), soon());
+    assert_eq!(stranger, Err(Refusal::AlreadyMember(party.life).into()));
+    let next = manager.propose(&change(6, Some(party.life)), soon()).unwrap();
+    assert!(next.epoch > party.life);
+    assert_eq!(manager.beat(party, soon()), Err(Refusal::NotMember.into()));
+    manager.beat(Party { life: next.epoch, ..party }, soon()).unwrap();
+}
+
+fn changes_are_conditional(backend: &mut dyn Backend) {
+    let (manager, other) = (backend.client(), backend.client());
+    let (one, path) = (join(&*manager, 1), Path::new(b"/mail").unwrap());
+    join(&*manager, 2);
+    let version = place(&*manager, &path, &[1, 2]).unwrap();
+    assert_eq!(view(&*other).subtrees[&path].manager, Some(node(1)));
+    let give = |by| Change::SetManager { path: path.clone(), version, by, to: node(2) };
+    let wrong = Party { life: one.life.next(), ..one };
+    assert_eq!(other.propose(&give(wrong), soon()), Err(Refusal::NotMember.into()));
+    let done = manager.propose(&give(one), soon()).unwrap();
+    assert_eq!(other.propose(&give(one), soon()), Err(Refusal::StaleVersion(done.number).into()));
+    let seen = view(&*other);
+    assert_eq!((seen.subtrees[&path].manager, seen.subtrees[&path].version), (Some(node(2)), done.number));
+    assert_eq!(place(&*manager, &path, &[1]), Err(Refusal::StillManager(node(2)).into()));
+    assert_eq!(place(&*manager, &path, &[2, 2]), Err(Refusal::Field("chain").into()));
+}
+
+fn a_watcher_is_woken(backend: &mut dyn Backend) {
+    let (manager, watcher) = (backend.client(), backend.client());
+    let before = view(&*manager);
+    let until = now().after(Duration::from_millis(30));
+    assert_eq!(watcher.watch(before.number, until).unwrap().number, before.number);
+    assert!(now() >= until, "there was nothing new to tell");
+    let seen = Arc::new(ipc::LongWord::new(0));
+    let theirs = seen.clone();
+    let after = before.number;
+    let body = move || {
+        let view = watcher.watch(after, soon()).unwrap();
+        theirs.store(view.members.len() as u64, ipc::sync::Ordering::Release);
+    };
+    let thread = SystemHost.spawn("watcher", Box::new(body)).unwrap();
+    join(&*manager, 3);
+    thread.join().unwrap();
+    assert_eq!(seen.load(ipc::sync::Ordering::Acquire), 1);
+}
+
+fn member(backend: &dyn Backend, number: u32) -> Arc<Membership> {
+    let joining = Joining { node: node(number), replaces: None, medium: 2, address: Address::default() };
+    Membership::join(Arc::new(SystemHost), backend.client(), &joining, soon()).unwrap()
+}
+
+/// Waits until a membership fits.
+fn wait_until(member: &Membership, fits: impl Fn(&Membership) -> bool) {
+    let until = soon();
+    loop {
+        let seen = member.news().load(ipc::sync::Ordering::Acquire);
+        if fits(member) {
+            return;
+        }
+        assert!(now() < until, "what was waited for never came: {:?}", member.view());
+        // Time alone may change what is waited for.
+        let slice = now().after(Duration::from_millis(20));
+        let _ = SystemHost.wait(member.news(), seen, Some(slice));
+    }
+}
+
+fn heartbeats_keep_a_member(backend: &mut dyn Backend) {
+    let (one, two) = (member(backend, 1), member(backend, 2));
+    let manager = backend.client();
+    place(&*manager, &Path::root(), &[1, 2]).unwrap();
+    wait_until(&one, |one| one.may_serve(&Path::root()));
+    assert!(!two.may_serve(&Path::root()));
+    let first = one.valid_until().unwrap();
+    wait_until(&one, |one| one.valid_until().unwrap() > first.after(one.rules().lease() * 3));
+    assert_eq!(view(&*manager).members.len(), 2, "nobody was expelled who was heard");
+    // One gives the role away, and does not serve from the instant in which it asks.
+    let version = view(&*manager).subtrees[&Path::root()].version;
+    let change = Change::SetManager { path: Path::root(), version, by: one.party().unwrap(), to: node(2) };
+    one.give(&Path::root(), version, &change, soon()).unwrap();
+    assert!(!one.may_serve(&Path::root()));
+    wait_until(&two, |two| two.may_serve(&Path::root()));
+    one.leave(soon()).unwrap();
+    assert!(!view(&*manager).members.contains_key(&node(1)));
+    two.stop();
+}
+
+fn a_silent_member_is_expelled_after_its_time(backend: &mut dyn Backend) {
+    let (one, two) = (member(backend, 1), member(backend, 2));
+    let manager = backend.client();
+    place(&*manager, &Path::root(), &[1, 2]).unwrap();
+    wait_until(&one, |one| one.may_serve(&Path::root()));
+    let party = one.party().unwrap();
+    let beat = manager.beat_of(party, soon()).unwrap();
+    let early = Change::Expel { party, beat, epoch: view(&*manager).epoch };
+    let refused = manager.propose(&early, soon());
+    assert!(matches!(refused, Err(Error::Refused(Refusal::TooEarly | Refusal::StaleBeat(_)))), "{refused:?}");
+    let valid_until = one.valid_until().unwrap();
+    // As a process that dies: its last promise stands.
+    one.stop();
+    wait_until(&two, |two| two.may_serve(&Path::root()));
+    assert!(now() >= valid_until, "the other one served while the first still might have");
+    let seen = view(&*manager);
+    assert_eq!(seen.subtrees[&Path::root()].in_sync().collect::<Vec<_>>(), [node(2)]);
+    assert_eq!(manager.beat(party, soon()), Err(Refusal::NotMember.into()));
+    two.stop();
+}
+
+fn who_is_later_in_the_chain_is_refused(backend: &mut dyn Backend) {
+    let (one, two) = (member(backend, 1), member(backend, 2));
+    let manager = backend.client();
+    place(&*manager, &Path::root(), &[1, 2]).unwrap();
+    let (by, epoch) = (two.party().unwrap(), view(&*manager).epoch);
+    let complaint = Change::Complain { by, about: node(1), path: Path::root(), epoch };
+    manager.propose(&complaint, soon()).unwrap();
+    assert_eq!(manager.beat(by, soon()), Err(Refusal::HeartbeatRefused.into()));
+    wait_for(&*manager, |view| !view.members.contains_key(&node(2)));
+    wait_until(&two, |two| two.party().is_none());
+    wait_until(&one, |one| one.may_serve(&Path::root()));
+    one.stop();
+    two.stop();
+}
+
+fn the_history_tells_everything(backend: &mut dyn Backend) {
+    let manager = backend.client();
+    join(&*manager, 1);
+    place(&*manager, &Path::root(), &[1]).unwrap();
+    let records = manager.history(ChangeNumber::new(1), 100, soon()).unwrap();
+    let mut replayed = View::new(view(&*manager).cluster, rules(LONG_MS));
+    for record in &records {
+        let done = replayed.apply(&record.change).unwrap();
+        assert_eq!((done.number, replayed.epoch), (record.number, record.epoch));
+        assert!(record.wall_ns > 0);
+    }
+    assert_eq!(replayed, *view(&*manager));
+    let last = manager.history(replayed.number, 100, soon()).unwrap();
+    assert_eq!(last, records[records.len() - 1..]);
+    assert_eq!(manager.history(ChangeNumber::new(1), 1, soon()).unwrap(), records[..1]);
+}
+
+fn nothing_is_lost_by_a_restart(backend: &mut dyn Backend) {
+    let manager = backend.client();
+    let party = join(&*manager, 1);
+    place(&*manager, &Path::root(), &[1]).unwrap();
+    let beat = manager.beat(party, soon()).unwrap();
+    let before = view(&*manager);
+    backend.restart();
+    let after = view(&*backend.client());
+    assert_eq!((&after.members, &after.subtrees), (&before.members, &before.subtrees));
+    assert!(after.epoch == before.epoch && after.number >= before.number && after.cluster == before.cluster);
+    let manager = backend.client();
+    assert!(manager.beat(party, soon()).unwrap() > beat, "a heartbeat seen before is never the present one");
+    assert!(manager.history(before.number, 1, soon()).unwrap()[0].number == before.number);
+}
+
+fn many_at_once_lose_no_change(backend: &mut dyn Backend) {
+    const THREADS: u32 = 4;
+    const JOINS: u32 = 8;
+    let mut threads = Vec::new();
+    let before = view(&*backend.client()).number;
+    for thread in 0..THREADS {
+        let manager = backend.client();
+        let body = move || {
+            for turn in 0..JOINS {
+                let party = join(&*manager, 1 + thread * JOINS + turn);
+                manager.beat(party, soon()).unwrap();
+                if turn % 2 == 0 {
+                    manager.propose(&Change::Leave { party }, soon()).unwrap();
+                }
+            }
+        };
+        threads.push(SystemHost.spawn("joiner", Box::new(body)).unwrap());
+    }
+    for thread in threads {
+        thread.join().unwrap();
+    }
+    let records = backend.client().history(before.next(), 256, soon()).unwrap();
+    let count =
+        |fits: fn(&Change) -> bool| records.iter().filter(|record| fits(&record.change)).count() as u32;
+    assert_eq!(count(|change| matches!(change, Change::Join { .. })), THREADS * JOINS);
+    assert_eq!(count(|change| matches!(change, Change::Leave { .. })), THREADS * JOINS / 2);
+    assert!(records.windows(2).all(|pair| pair[1].number == pair[0].number.next()));
+}

@@ -1,0 +1,164 @@
+//! The manager's log, crashed at every fence, settle, creation and removal: no acknowledged change is lost, none that
+//! was never asked for comes to be, and the manager goes on from there.
+//!
+//! HEARTH_PROVE=1 enumerates with the full limits.
+
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "clippy knows tests by their attribute, and helpers have none")]
+
+use cluster::{Address, Change, Core, Event, Expeller, Kept, Path, Placement, Rules, Store, View};
+use format::{ChangeNumber, NodeId};
+use ipc::Time;
+use pmem::crash::{Limits, Model, Point, enumerate};
+use pmem::{Medium, Recorder};
+use std::time::Duration;
+
+const CLUSTER: u64 = 0x1122_3344;
+
+fn rules() -> Rules {
+    Rules::new(Duration::from_secs(1), 200).unwrap()
+}
+
+fn open(medium: &Medium) -> Result<(Store, Kept), String> {
+    Store::open(medium.clone(), CLUSTER, rules()).map_err(|error| error.to_string())
+}
+
+/// The changes of the workload, in order; the first is made as number 2, after the start.
+fn changes() -> Vec<Change> {
+    let join = |number, instance| Change::Join {
+        node: NodeId::new(number),
+        instance,
+        replaces: None,
+        medium: 2,
+        address: Address::new("127.0.0.1:7000").unwrap(),
+    };
+    let place = |path: &[u8], nodes: &[u32]| Change::SetSubtree {
+        path: Path::new(path).unwrap(),
+        version: ChangeNumber::new(0),
+        chain: nodes.iter().map(|node| Placement { node: NodeId::new(*node), hot: true }).collect(),
+        copies_min: 1,
+    };
+    vec![join(1, 11), join(2, 22), place(b"/", &[1, 2]), place(b"/mail", &[2, 1])]
+}
+
+/// The view after the start and so many of the changes.
+fn expected(count: usize) -> View {
+    let mut view = View::new(CLUSTER, rules());
+    view.apply(&Change::Start).unwrap();
+    for change in changes().iter().take(count) {
+        view.apply(change).unwrap();
+    }
+    view
+}
+
+/// Starts a manager and makes the changes, two of them in one settle; says after each settle which are acknowledged.
+fn workload(recorder: &Recorder) {
+    let (mut store, kept) = open(&recorder.medium()).unwrap();
+    let now = Time::from_ns(1);
+    let (mut core, start) = Core::start(kept.view, kept.history, Expeller::Core, now, 0);
+    store.append(&[start], core.view(), core.history()).unwrap();
+    recorder.returned(0);
+    let changes = changes();
+    for (acknowledged, pair) in [(2, &changes[..2]), (3, &changes[2..3]), (4, &changes[3..])] {
+        let mut records = Vec::new();
+        for change in pair {
+            records.extend(core.step(now, Event::Propose { change: change.clone(), wall_ns: 9 }).records);
+        }
+        store.append(&records, core.view(), core.history()).unwrap();
+        recorder.returned(acknowledged);
+    }
+}
+
+fn check((mut store, kept): (Store, Kept), medium: &Medium, point: &Point) -> Result<(), String> {
+    let acknowledged = point.returned.last().copied();
+    let least = acknowledged.unwrap_or(0) as usize;
+    let found = (least..=changes().len()).any(|count| kept.view == expected(count));
+    let nothing_yet = acknowledged.is_none() && kept.view == View::new(CLUSTER, rules());
+    if !(found || nothing_yet) {
+        return Err(format!("{least} changes were acknowledged, and there is {:?}", kept.view));
+    }
+    if kept.history.len() as u64 != kept.view.number.get() {
+        return Err(format!("{} changes and {} records", kept.view.number, kept.history.len()));
+    }
+    // It goes on, and what it does then is there too.
+    let (core, start) = Core::start(kept.view, kept.history, Expeller::Core, Time::from_ns(5), 0);
+    store.append(&[start], core.view(), core.history()).map_err(|error| error.to_string())?;
+    drop(store);
+    let (_, again) = open(medium)?;
+    if again.view != *core.view() {
+        return Err("what was done after the recovery is lost".to_owned());
+    }
+    Ok(())
+}
+
+fn limits() -> Limits {
+    match std::env::var_os("HEARTH_PROVE") {
+        Some(_) => Limits::default(),
+        None => Limits { complete_max: 64, near_max: 64, sampled: 16, recovery_images: 4, seed: 1 },
+    }
+}
+
+#[test]
+fn no_crash_loses_an_acknowledged_change() {
+    for model in [Model::Lines, Model::Pages] {
+        let counts =
+            enumerate(model, &limits(), workload, open, check).unwrap_or_else(|found| panic!("{found}"));
+        println!("{model:?}: {counts}");
+        assert!(counts.images > 20, "{counts}");
+    }
+}
+
+/// The planted bugs: an acknowledgement without its settle, and an older log removed before the snapshot of the newer
+/// one is settled. (The very first snapshot needs none of its own: the settle of the first change covers it.)
+#[test]
+fn a_settle_left_out_is_found() {
+    let recorder = Recorder::new();
+    workload(&recorder);
+    let settles = recorder.calls(pmem::recorded::Verb::Settle);
+    for call in 1..=settles {
+        let broken = |recorder: &Recorder| {
+            recorder.leave_out(pmem::recorded::Verb::Settle, call);
+            workload(recorder);
+            drop(open(&recorder.medium()).unwrap());
+        };
+        let found = enumerate(Model::Pages, &limits(), broken, open, check);
+        assert!(found.is_err(), "settle {call} of {settles} was left out unseen");
+    }
+}
+
+/// A log that is full is followed by another; after thousands of changes everything is still there.
+#[test]
+fn a_full_log_is_followed_by_another() {
+    let recorder = Recorder::new();
+    let medium = recorder.medium();
+    let (mut store, kept) = open(&medium).unwrap();
+    let now = Time::from_ns(1);
+    let (mut core, start) = Core::start(kept.view, kept.history, Expeller::Core, now, 0);
+    store.append(&[start], core.view(), core.history()).unwrap();
+    let first = medium.list().unwrap();
+    let long = [&b"/"[..], &[b'a'; 1000]].concat();
+    let (path, mut version) = (Path::new(&long).unwrap(), ChangeNumber::new(0));
+    let step = |core: &mut Core, change| core.step(now, Event::Propose { change, wall_ns: 0 }).records;
+    let records = step(&mut core, changes().remove(0));
+    store.append(&records, core.view(), core.history()).unwrap();
+    for _ in 0..5000 {
+        let chain = vec![Placement { node: NodeId::new(1), hot: true }];
+        let records =
+            step(&mut core, Change::SetSubtree { path: path.clone(), version, chain, copies_min: 1 });
+        version = records[0].number;
+        store.append(&records, core.view(), core.history()).unwrap();
+    }
+    let last = medium.list().unwrap();
+    assert!(last.len() == 1 && last != first, "{first:?} {last:?}");
+    drop(store);
+    let (_, kept) = open(&medium).unwrap();
+    assert_eq!(&kept.view, core.view());
+    assert_eq!(kept.history.back(), core.history().back());
+}
+
+#[test]
+fn a_second_manager_is_kept_out() {
+    let recorder = Recorder::new();
+    let _first = open(&recorder.medium()).unwrap();
+    assert!(open(&recorder.medium()).is_err());
+}

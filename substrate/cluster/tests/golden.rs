@@ -1,0 +1,53 @@
+//! The bytes of a view, of a change and of a record, in which each field says which it is. A change here is a change of
+//! the format: the version of messages and log must change with it.
+
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "clippy knows tests by their attribute, and helpers have none")]
+
+use cluster::codec::{encode_change, encode_record, encode_view};
+use cluster::{Address, Change, Member, Party, Path, Record, Replica, Rules, Subtree, View};
+use format::{BeatVersion, ChangeNumber, Epoch, NodeId};
+use std::time::Duration;
+
+fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn golden(bytes: &[u8], expected: &str) {
+    assert_eq!(hexadecimal(bytes), expected.replace([' ', '\n'], ""));
+}
+
+#[test]
+fn a_view() {
+    let rules = Rules::new(Duration::from_nanos(0x1122_3344), 0x1234).unwrap();
+    let mut view = View::new(0x1716_1514_1312_1110, rules);
+    (view.number, view.epoch) = (ChangeNumber::new(0x27), Epoch::new(0x37));
+    let address = Address::new("ab").unwrap();
+    let member = Member { life: Epoch::new(0x36), instance: 0x4746, medium: 5, refused: true, address };
+    view.members.insert(NodeId::new(0x3130), member);
+    let replica = Replica { node: NodeId::new(0x3130), hot: true, in_sync: true };
+    let other = Replica { node: NodeId::new(0x3140), hot: false, in_sync: false };
+    let (version, manager) = (ChangeNumber::new(0x26), Some(NodeId::new(0x3130)));
+    let subtree = Subtree { version, chain: vec![replica, other], copies_min: 2, manager };
+    view.subtrees.insert(Path::new(b"/m").unwrap(), subtree);
+    let head = "1011121314151617 2700000000000000 4433221100000000 34120000 37000000 01000000 01000000";
+    let member = "30310000 36000000 4647000000000000 05000000 01000000 6162".to_owned() + &"00".repeat(62);
+    let subtree = "2600000000000000 30310000 02 02 0200 30310000 01 01 0000 40310000 00 00 0000 2f6d";
+    golden(&encode_view(&view), &[head, &member, subtree].concat());
+}
+
+#[test]
+fn a_record_of_a_change() {
+    let party = Party { node: NodeId::new(0x11), life: Epoch::new(0x12) };
+    let change = Change::Expel { party, beat: BeatVersion::new(0x0102_0304), epoch: Epoch::new(0x13) };
+    let expel = "0400 0000 00 00 00 00 11000000 12000000 00000000 13000000 0000000000000000 0403020100000000 \
+                 0000000000000000"
+        .to_owned() + &"00".repeat(64);
+    golden(&encode_change(&change), &expel);
+    let (number, epoch) = (ChangeNumber::new(0x21), Epoch::new(0x22));
+    let record = Record { number, wall_ns: 0x0807_0605_0403_0201, epoch, change };
+    golden(
+        &encode_record(&record),
+        &("2100000000000000 0102030405060708 22000000 70000000".to_owned() + &expel),
+    );
+}

@@ -1,0 +1,143 @@
+//! The listener of the embedded manager, against whatever connects: garbage, truncated and oversized messages, other
+//! versions and clusters, senders that never finish, and more connections than there may be. Legitimate clients go on.
+
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "clippy knows tests by their attribute, and helpers have none")]
+
+use cluster::wire::Request;
+use cluster::{Embedded, Error, Limits, Manager, Party, Refusal, Remote, Rules};
+use format::cluster::{CLUSTER_BODY_MAX, ClusterHead, ClusterKind};
+use format::{ChangeNumber, Epoch, NodeId};
+use ipc::{Host, SystemHost, Time};
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+const CONNECTIONS_MAX: u32 = 8;
+
+fn limits() -> Limits {
+    Limits {
+        connections_max: CONNECTIONS_MAX,
+        message: Duration::from_millis(300),
+        idle_slice: Duration::from_millis(20),
+        ..Limits::default()
+    }
+}
+
+fn soon() -> Time {
+    SystemHost.now().after(Duration::from_secs(20))
+}
+
+fn beat() -> (ClusterKind, Vec<u8>) {
+    Request::Beat(Party { node: NodeId::new(1), life: Epoch::new(1) }).encode()
+}
+
+/// Sends bytes; true if the connection was ended without an answer.
+fn is_thrown_out(embedded: &Embedded, bytes: &[u8]) -> bool {
+    let mut stream = UnixStream::connect(embedded.socket()).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    // It may be thrown out while it still sends.
+    let _ = stream.write_all(bytes);
+    let mut answer = [0];
+    matches!(stream.read(&mut answer), Ok(0) | Err(_))
+}
+
+#[test]
+fn whoever_connects_the_others_go_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let host: Arc<dyn Host> = Arc::new(SystemHost);
+    let rules = Rules::new(Duration::from_secs(60), 1000).unwrap();
+    let embedded = Embedded::start(host.clone(), folder.path(), rules, limits()).unwrap();
+    let client = Remote::new(host.clone(), embedded.socket());
+    let works = || {
+        let view = client.watch(ChangeNumber::new(0), SystemHost.now()).unwrap();
+        assert_eq!(view.number, ChangeNumber::new(1));
+    };
+    works();
+    let cluster = embedded.service().cluster();
+    let (kind, body) = beat();
+    let right = ClusterHead::encode(kind, 1, cluster, &body);
+    assert!(!is_thrown_out(&embedded, &right), "a right one is answered");
+    let mut wrong: Vec<(&str, Vec<u8>)> = vec![
+        ("text", b"GET / HTTP/1.1\r\nHost: manager.example.org\r\n\r\n".to_vec()),
+        ("zeros", vec![0; 4096]),
+        ("nothing behind the head", right[..32].to_vec()),
+        ("half a head", right[..9].to_vec()),
+        ("an answer", ClusterHead::encode(ClusterKind::Failed, 1, cluster, &[])),
+        ("a body of another kind", ClusterHead::encode(ClusterKind::Propose, 1, cluster, &body)),
+        ("an empty change", ClusterHead::encode(ClusterKind::Propose, 1, cluster, &[])),
+        ("a long heartbeat", ClusterHead::encode(ClusterKind::Beat, 1, cluster, &[1; 500])),
+    ];
+    for (name, at, value) in
+        [("another version", 8, 2u8), ("a wrong sum", 4, 0x77), ("a huge body", 15, 0xff)]
+    {
+        let mut message = right.clone();
+        message[at] ^= value;
+        wrong.push((name, message));
+    }
+    let largest = ClusterHead::encode(ClusterKind::Propose, 1, cluster, &vec![7; CLUSTER_BODY_MAX]);
+    wrong.push(("the largest body, of nothing", largest));
+    for (name, message) in wrong {
+        assert!(is_thrown_out(&embedded, &message), "{name} was answered");
+        works();
+    }
+    // Random bytes, and right ones with one bit wrong.
+    for turn in 0..300usize {
+        let mut message = right.clone();
+        let bit = (SystemHost.random() as usize) % (message.len() * 8);
+        message[bit / 8] ^= 1 << (bit % 8);
+        if turn % 2 == 0 {
+            message = (0..100).map(|_| SystemHost.random() as u8).collect();
+        }
+        assert!(is_thrown_out(&embedded, &message), "turn {turn}");
+    }
+    works();
+    embedded.stop();
+}
+
+#[test]
+fn those_who_never_finish_make_room() {
+    let folder = tempfile::tempdir().unwrap();
+    let host: Arc<dyn Host> = Arc::new(SystemHost);
+    let rules = Rules::new(Duration::from_secs(60), 1000).unwrap();
+    let embedded = Embedded::start(host.clone(), folder.path(), rules, limits()).unwrap();
+    let client = Remote::new(host, embedded.socket());
+    client.watch(ChangeNumber::new(0), SystemHost.now()).unwrap();
+    // Ten times as many as there may be: each sends one byte and waits.
+    let mut slow: Vec<UnixStream> = Vec::new();
+    for _ in 0..10 * CONNECTIONS_MAX {
+        let mut stream = UnixStream::connect(embedded.socket()).unwrap();
+        // One that is not let in is closed at once.
+        let _ = stream.write_all(b"H");
+        slow.push(stream);
+    }
+    let party = Party { node: NodeId::new(1), life: Epoch::new(1) };
+    assert_eq!(client.beat(party, soon()), Err(Error::Refused(Refusal::NotMember)), "the one it has goes on");
+    let other = Remote::new(Arc::new(SystemHost), embedded.socket());
+    assert_eq!(other.beat(party, soon()), Err(Error::Refused(Refusal::NotMember)), "the slow ones made room");
+    embedded.stop();
+}
+
+#[test]
+fn a_manager_of_another_cluster_is_recognised() {
+    let host: Arc<dyn Host> = Arc::new(SystemHost);
+    let rules = Rules::new(Duration::from_secs(60), 1000).unwrap();
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let [first, second] = folders
+        .each_ref()
+        .map(|folder| Embedded::start(host.clone(), folder.path(), rules, limits()).unwrap());
+    let place = tempfile::tempdir().unwrap();
+    let link = place.path().join("socket");
+    std::os::unix::fs::symlink(first.socket(), &link).unwrap();
+    let client = Remote::new(host.clone(), &link);
+    client.watch(ChangeNumber::new(0), SystemHost.now()).unwrap();
+    std::fs::remove_file(&link).unwrap();
+    std::os::unix::fs::symlink(second.socket(), &link).unwrap();
+    let cluster = second.service().cluster();
+    first.stop();
+    assert_eq!(client.watch(ChangeNumber::new(0), soon()), Err(Error::OtherCluster(cluster)));
+    let change = cluster::Change::Leave { party: Party { node: NodeId::new(1), life: Epoch::new(1) } };
+    assert_eq!(client.propose(&change, soon()), Err(Error::OtherCluster(cluster)));
+    second.stop();
+}

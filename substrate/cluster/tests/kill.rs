@@ -1,0 +1,113 @@
+//! The embedded manager is killed, again and again, while members and operators change the cluster: what was
+//! acknowledged is there afterwards, numbers and epochs only grow, and a member stays one without anybody's help.
+//!
+//! HEARTH_PROVE=1 kills 500 times.
+
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "clippy knows tests by their attribute, and helpers have none")]
+
+#[path = "support/process.rs"]
+mod process;
+
+use cluster::{Address, Change, Done, Error, Joining, Manager, Membership, Party, Refusal, Remote, Rules};
+use format::{ChangeNumber, NodeId};
+use ipc::sync::Ordering;
+use ipc::{Host, Lock, SystemHost, Word};
+use process::ManagerProcess;
+use std::sync::Arc;
+use std::time::Duration;
+
+const WORKERS: u32 = 3;
+
+fn pause(duration: Duration) {
+    let word = Word::new(0);
+    let _ = SystemHost.wait(&word, 0, Some(SystemHost.now().after(duration)));
+}
+
+/// Joins and leaves until told to stop, and remembers everything that was acknowledged.
+fn work(manager: &Remote, node: NodeId, stop: &Word, acknowledged: &Lock<Vec<(Done, Change)>>) {
+    let mut life = None;
+    while stop.load(Ordering::Acquire) == 0 {
+        let change = match life {
+            None => {
+                let instance = SystemHost.random();
+                Change::Join { node, instance, replaces: None, medium: 2, address: Address::default() }
+            }
+            Some(life) => Change::Leave { party: Party { node, life } },
+        };
+        match manager.propose(&change, SystemHost.now().after(Duration::from_secs(20))) {
+            Ok(done) => {
+                life = if life.is_none() { Some(done.epoch) } else { None };
+                acknowledged.lock().push((done, change));
+            }
+            // Nobody knows: the next answer tells.
+            Err(Error::Unknown) => {}
+            Err(Error::Refused(Refusal::AlreadyMember(found))) => life = Some(found),
+            Err(Error::Refused(Refusal::NotMember)) => life = None,
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+#[test]
+fn a_killed_manager_has_lost_nothing() {
+    let rounds = if std::env::var_os("HEARTH_PROVE").is_some() { 500 } else { 12 };
+    let host: Arc<dyn Host> = Arc::new(SystemHost);
+    let mut manager = ManagerProcess::new(Rules::new(Duration::from_secs(6), 1000).unwrap());
+    let client = || Remote::new(host.clone(), &manager.socket());
+    let joining = Joining { node: NodeId::new(100), replaces: None, medium: 2, address: Address::default() };
+    let soon = || SystemHost.now().after(Duration::from_secs(20));
+    let judge = client();
+    // It has only just been started.
+    while judge.watch(ChangeNumber::new(0), SystemHost.now()).is_err() {}
+    let member = Membership::join(host.clone(), Arc::new(client()), &joining, soon()).unwrap();
+    let party = member.party().unwrap();
+    let stop = Arc::new(Word::new(0));
+    let acknowledged = Arc::new(Lock::new(host.clone(), Vec::new()));
+    let workers: Vec<_> = (1..=WORKERS)
+        .map(|number| {
+            let (remote, stop, acknowledged) = (client(), stop.clone(), acknowledged.clone());
+            let body = move || work(&remote, NodeId::new(number), &stop, &acknowledged);
+            SystemHost.spawn("worker", Box::new(body)).unwrap()
+        })
+        .collect();
+    let (mut checked, mut last) = (0, (ChangeNumber::new(0), format::Epoch::new(0)));
+    for _ in 0..rounds {
+        pause(Duration::from_micros(SystemHost.random() % 40_000));
+        manager.kill();
+        let before: Vec<_> = std::mem::take(&mut *acknowledged.lock());
+        manager.start();
+        let view = judge.watch(ChangeNumber::new(0), soon()).unwrap();
+        assert!((view.number, view.epoch) >= last, "{:?} after {last:?}", (view.number, view.epoch));
+        last = (view.number, view.epoch);
+        for (done, change) in &before {
+            assert!(done.number <= view.number && done.epoch <= view.epoch, "{done:?} of {change:?} is lost");
+            let records = judge.history(done.number, 1, soon()).unwrap();
+            assert_eq!(&records[0].change, change, "{done:?}");
+            assert_eq!((records[0].number, records[0].epoch), (done.number, done.epoch));
+        }
+        checked += before.len();
+    }
+    stop.store(1, Ordering::Release);
+    workers.into_iter().for_each(|worker| worker.join().unwrap());
+    let until = member.valid_until().unwrap();
+    while member.valid_until().unwrap() <= until {
+        pause(Duration::from_millis(5));
+        assert_eq!(member.party(), Some(party), "the member lost its life though the manager only restarted");
+        if SystemHost.now() > until {
+            panic!("the member does not reach the manager any more");
+        }
+    }
+    member.stop();
+    println!(
+        "{rounds} kills, {checked} acknowledged changes found again, at number {} epoch {}",
+        last.0, last.1
+    );
+    assert!(checked > rounds, "hardly anything was acknowledged between the kills");
+}
+
+/// The manager's process: this test binary again, told by its environment that it is one.
+#[test]
+fn manager_process() {
+    process::serve_if_told();
+}

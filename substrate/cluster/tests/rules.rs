@@ -1,0 +1,346 @@
+//! The rules against what must hold after any changes in any order, and the bytes of everything against what they were
+//! made from.
+
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "clippy knows tests by their attribute, and helpers have none")]
+
+use cluster::codec::{
+    decode_change, decode_refusal, decode_view, encode_change, encode_refusal, encode_view,
+};
+use cluster::{
+    Address, Answer, Change, Core, Event, Expeller, Party, Path, Placement, Refusal, Rules, Subtree, View,
+};
+use format::{BeatVersion, ChangeNumber, Epoch, NodeId};
+use ipc::Time;
+use proptest::prelude::*;
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+const NODES: u32 = 4;
+
+fn rules() -> Rules {
+    Rules::new(Duration::from_secs(1), 500).unwrap()
+}
+
+fn node(number: u32) -> NodeId {
+    NodeId::new(number)
+}
+
+fn path(index: usize) -> Path {
+    Path::new([&b"/"[..], b"/mail"][index]).unwrap()
+}
+
+/// A change that may fit: conditions are those of the view, or those of a moment before.
+#[derive(Clone, Debug)]
+struct Draft {
+    kind: u8,
+    who: u32,
+    other: u32,
+    path: usize,
+    stale: bool,
+    flag: bool,
+    chain: Vec<(u32, bool)>,
+}
+
+fn draft() -> impl Strategy<Value = Draft> {
+    let chain = proptest::collection::vec((1..=NODES, any::<bool>()), 0..5);
+    (0u8..9, 1..=NODES, 1..=NODES, 0usize..2, proptest::bool::weighted(0.1), any::<bool>(), chain).prop_map(
+        |(kind, who, other, path, stale, flag, chain)| Draft { kind, who, other, path, stale, flag, chain },
+    )
+}
+
+fn change(view: &View, beats: &BTreeMap<NodeId, BeatVersion>, draft: &Draft) -> Change {
+    let stale = u64::from(draft.stale);
+    let life_of = |number| view.members.get(&node(number)).map_or(Epoch::default(), |member| member.life);
+    let by =
+        Party { node: node(draft.who), life: Epoch::new(life_of(draft.who).get() + u32::from(draft.stale)) };
+    let epoch = Epoch::new(view.epoch.get() + u32::from(draft.stale));
+    let path = path(draft.path);
+    let version = view.subtrees.get(&path).map_or(0, |subtree| subtree.version.get());
+    let version = ChangeNumber::new(version + stale);
+    let other = node(draft.other);
+    match draft.kind {
+        0 | 1 => Change::Join {
+            node: node(draft.who),
+            instance: view.number.get(),
+            replaces: (draft.flag && by.life != Epoch::default()).then_some(by.life),
+            medium: 2,
+            address: Address::new("127.0.0.1:7").unwrap(),
+        },
+        2 => Change::Leave { party: by },
+        3 => {
+            let beat = beats.get(&by.node).map_or(0, |beat| beat.get());
+            Change::Expel { party: by, beat: BeatVersion::new(beat + stale), epoch }
+        }
+        4 => Change::Complain { by, about: other, path, epoch },
+        5 => {
+            let chain = draft
+                .chain
+                .iter()
+                .map(|(number, hot)| Placement { node: node(*number), hot: *hot })
+                .collect();
+            Change::SetSubtree { path, version, chain, copies_min: 1 + u8::from(draft.flag) }
+        }
+        6 => Change::RemoveSubtree { path, version, by: draft.flag.then_some(by) },
+        7 => Change::SetSync { path, version, by, node: other, in_sync: draft.flag },
+        _ => Change::SetManager { path, version, by, to: other },
+    }
+}
+
+/// True if the change is one by which this member itself lets go of its role.
+fn gives(change: &Change, who: NodeId) -> bool {
+    match change {
+        Change::Leave { party } | Change::Expel { party, .. } => party.node == who,
+        Change::SetManager { by, .. } | Change::SetSync { by, .. } => by.node == who,
+        Change::RemoveSubtree { by, .. } => by.is_some_and(|by| by.node == who),
+        _ => false,
+    }
+}
+
+/// What must hold between a view, a change that was made, and the view after it.
+fn check(before: &View, change: &Change, after: &View) {
+    assert_eq!(after.number, before.number.next());
+    let grown = if change.begins_epoch() { before.epoch.next() } else { before.epoch };
+    assert_eq!(after.epoch, grown);
+    let unknown = |path: &Path| -> Option<&Subtree> { after.subtrees.get(path) };
+    for (path, subtree) in &before.subtrees {
+        let now = unknown(path);
+        assert!(
+            now.is_none_or(|now| now == subtree || now.version == after.number),
+            "a change without a version"
+        );
+        if let Some(manager) = subtree.manager {
+            let kept = now.is_some_and(|now| now.manager == Some(manager));
+            assert!(kept || gives(change, manager), "{manager} lost {path} by {change:?}");
+        }
+        // Who comes into the in-sync set comes by the word of the lease manager, and is alive.
+        for replica in now.iter().flat_map(|now| &now.chain).filter(|replica| replica.in_sync) {
+            let was = subtree.replica(replica.node).is_some_and(|replica| replica.in_sync);
+            let said = matches!(change, Change::SetSync { in_sync: true, node, .. } if *node == replica.node);
+            assert!(was || said, "{} came in sync by {change:?}", replica.node);
+        }
+    }
+    for subtree in after.subtrees.values() {
+        let living: Vec<NodeId> = subtree.in_sync().filter(|node| after.members.contains_key(node)).collect();
+        let heard = living.iter().any(|node| !after.members[node].refused);
+        let expelled_all = before.subtrees.values().any(|old| {
+            let mut living = old.in_sync().filter(|node| before.members.contains_key(node));
+            living.all(|node| before.members[&node].refused)
+        });
+        assert!(living.is_empty() || heard || expelled_all, "the last copy is refused by {change:?}");
+    }
+}
+
+fn config() -> ProptestConfig {
+    let cases = if std::env::var_os("HEARTH_PROVE").is_some() { 20_000 } else { 1000 };
+    let rng_seed = proptest::test_runner::RngSeed::Fixed(20);
+    ProptestConfig { cases, failure_persistence: None, rng_seed, ..ProptestConfig::default() }
+}
+
+proptest! {
+    #![proptest_config(config())]
+
+    #[test]
+    fn any_changes_keep_the_rules(drafts in proptest::collection::vec(draft(), 1..120)) {
+        let (mut core, start) = Core::start(View::new(7, rules()), VecDeque::new(), Expeller::Member, Time::from_ns(1), 0);
+        let mut replayed = View::new(7, rules());
+        replayed.apply(&start.change).unwrap();
+        let (mut made, mut earlier) = (1, start.change);
+        for (turn, draft) in drafts.iter().enumerate() {
+            let before = core.view().clone();
+            let wanted = change(&before, core.beats(), draft);
+            prop_assert_eq!(decode_change(&encode_change(&wanted)), Ok(wanted.clone()));
+            let now = Time::from_ns(turn as u64);
+            let effects = core.step(now, Event::Propose { change: wanted.clone(), wall_ns: 5 });
+            match effects.answer {
+                Answer::Done(done) => {
+                    prop_assert_eq!(effects.records.len(), 1);
+                    prop_assert_eq!(done.number, core.view().number);
+                    check(&before, &wanted, core.view());
+                    prop_assert_eq!(replayed.apply(&effects.records[0].change), Ok(done));
+                    made += 1;
+                    earlier = wanted;
+                }
+                Answer::Refused(refusal) => {
+                    prop_assert_eq!(&before, core.view());
+                    prop_assert!(effects.records.is_empty());
+                    prop_assert_eq!(decode_refusal(&encode_refusal(refusal)), Ok(refusal));
+                }
+                other => panic!("{other:?}"),
+            }
+            prop_assert_eq!(&replayed, core.view());
+            prop_assert_eq!(decode_view(&encode_view(core.view())), Ok(core.view().clone()));
+            for (node, member) in &core.view().members.clone() {
+                let answer = core.step(now, Event::Beat(Party { node: *node, life: member.life })).answer;
+                let refused = answer == Answer::Refused(Refusal::HeartbeatRefused);
+                prop_assert_eq!(refused, member.refused);
+                prop_assert!(refused || matches!(answer, Answer::Beaten(_)));
+            }
+        }
+        prop_assert_eq!(core.history().len(), made);
+        // Asked again, nothing that was made fits any more, but for a join, which is answered by the life it gave.
+        let before = core.view().clone();
+        let again = core.step(Time::from_ns(999), Event::Propose { change: earlier.clone(), wall_ns: 5 });
+        if !matches!(earlier, Change::Start) {
+            let joined = matches!((&earlier, again.answer), (Change::Join { .. }, Answer::Done(_)));
+            prop_assert!(joined || matches!(again.answer, Answer::Refused(_)), "{:?} twice", earlier);
+            prop_assert_eq!(&before, core.view());
+        }
+    }
+
+    #[test]
+    fn any_bytes_are_a_view_a_change_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+        let _ = decode_view(&bytes);
+        if let Ok(change) = decode_change(&bytes) {
+            prop_assert_eq!(encode_change(&change), bytes);
+        }
+    }
+}
+
+struct Bench {
+    core: Core,
+    now: Time,
+}
+
+impl Bench {
+    fn new(expeller: Expeller, nodes: u32) -> Self {
+        let now = Time::from_ns(1_000_000_000);
+        let (core, _) = Core::start(View::new(7, rules()), VecDeque::new(), expeller, now, 0);
+        let mut bench = Self { core, now };
+        for number in 1..=nodes {
+            bench.join(number).unwrap();
+        }
+        bench
+    }
+
+    fn propose(&mut self, change: Change) -> Result<Epoch, Refusal> {
+        match self.core.step(self.now, Event::Propose { change, wall_ns: 0 }).answer {
+            Answer::Done(done) => Ok(done.epoch),
+            Answer::Refused(refusal) => Err(refusal),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn join(&mut self, number: u32) -> Result<Epoch, Refusal> {
+        let (instance, address) = (self.core.view().number.get() + 77, Address::default());
+        self.propose(Change::Join { node: node(number), instance, replaces: None, medium: 1, address })
+    }
+
+    fn party(&self, number: u32) -> Party {
+        Party { node: node(number), life: self.core.view().members[&node(number)].life }
+    }
+
+    fn subtree(&self) -> &Subtree {
+        &self.core.view().subtrees[&path(0)]
+    }
+
+    fn place(&mut self, chain: &[u32]) -> Result<Epoch, Refusal> {
+        let version =
+            self.core.view().subtrees.get(&path(0)).map_or(ChangeNumber::new(0), |found| found.version);
+        let chain = chain.iter().map(|number| Placement { node: node(*number), hot: true }).collect();
+        self.propose(Change::SetSubtree { path: path(0), version, chain, copies_min: 1 })
+    }
+
+    fn expel(&mut self, number: u32) -> Result<Epoch, Refusal> {
+        let (party, epoch) = (self.party(number), self.core.view().epoch);
+        let beat = self.core.beats()[&party.node];
+        self.propose(Change::Expel { party, beat, epoch })
+    }
+
+    fn complain(&mut self, by: u32, about: u32) -> Result<Epoch, Refusal> {
+        let (by, epoch) = (self.party(by), self.core.view().epoch);
+        self.propose(Change::Complain { by, about: node(about), path: path(0), epoch })
+    }
+
+    fn refused(&self) -> Vec<u32> {
+        let members = self.core.view().members.iter();
+        members.filter(|(_, member)| member.refused).map(|(node, _)| node.get()).collect()
+    }
+}
+
+/// Two nodes, the second dies, the first dies, the second comes back: it must not be taken for a copy.
+#[test]
+fn a_stale_node_never_heads_a_subtree() {
+    let mut bench = Bench::new(Expeller::Member, 2);
+    bench.place(&[1, 2]).unwrap();
+    bench.expel(2).unwrap();
+    assert_eq!(bench.subtree().in_sync().collect::<Vec<_>>(), [node(1)]);
+    bench.expel(1).unwrap();
+    assert_eq!((bench.subtree().manager, bench.subtree().in_sync().count()), (None, 1));
+    bench.join(2).unwrap();
+    assert_eq!(bench.subtree().manager, None, "node 2 lacks what node 1 acknowledged alone");
+    assert_eq!(bench.place(&[2]), Err(Refusal::LastCopy));
+    bench.join(1).unwrap();
+    assert_eq!(bench.subtree().manager, Some(node(1)));
+}
+
+#[test]
+fn of_two_the_one_later_in_the_chain_is_refused() {
+    let mut bench = Bench::new(Expeller::Member, 3);
+    bench.place(&[3, 1, 2]).unwrap();
+    bench.complain(2, 3).unwrap();
+    assert_eq!(bench.refused(), [2]);
+    assert_eq!(bench.complain(3, 2), Err(Refusal::HeartbeatRefused));
+    bench.complain(3, 1).unwrap();
+    assert_eq!(bench.refused(), [1, 2]);
+    let party = bench.party(2);
+    let answer = bench.core.step(bench.now, Event::Beat(party)).answer;
+    assert_eq!(answer, Answer::Refused(Refusal::HeartbeatRefused));
+    bench.expel(2).unwrap();
+    bench.join(2).unwrap();
+    assert_eq!(bench.refused(), [1], "a new life is heard again");
+}
+
+#[test]
+fn the_last_copy_is_never_refused() {
+    let mut bench = Bench::new(Expeller::Member, 2);
+    bench.place(&[1, 2]).unwrap();
+    let (version, by) = (bench.subtree().version, bench.party(1));
+    bench.propose(Change::SetManager { path: path(0), version, by, to: node(2) }).unwrap();
+    let (version, by) = (bench.subtree().version, bench.party(2));
+    bench.propose(Change::SetSync { path: path(0), version, by, node: node(1), in_sync: false }).unwrap();
+    bench.complain(1, 2).unwrap();
+    assert_eq!(bench.refused(), [1], "node 2 stands later, but is the only copy");
+    let mut bench = Bench::new(Expeller::Member, 2);
+    bench.place(&[1, 2]).unwrap();
+    bench.complain(1, 2).unwrap();
+    bench.expel(1).unwrap();
+    assert_eq!(bench.refused(), [0u32; 0], "the other one died: whoever was refused is needed");
+}
+
+#[test]
+fn nobody_is_expelled_before_its_time() {
+    let mut bench = Bench::new(Expeller::Core, 2);
+    let wait = rules().expel_after();
+    assert_eq!(bench.core.next_tick(), Some(bench.now.after(wait)));
+    bench.now = bench.now.after(wait - Duration::from_nanos(1));
+    assert_eq!(bench.expel(1), Err(Refusal::TooEarly));
+    assert!(bench.core.step(bench.now, Event::Tick { wall_ns: 0 }).records.is_empty());
+    let party = bench.party(1);
+    assert!(matches!(bench.core.step(bench.now, Event::Beat(party)).answer, Answer::Beaten(_)));
+    bench.now = bench.now.after(Duration::from_nanos(1));
+    let records = bench.core.step(bench.now, Event::Tick { wall_ns: 0 }).records;
+    assert_eq!(records.len(), 1, "node 1 was heard, node 2 was not");
+    assert!(matches!(records[0].change, Change::Expel { party, .. } if party.node == node(2)));
+    let answer = bench.core.step(bench.now, Event::Propose { change: Change::Start, wall_ns: 0 }).answer;
+    assert_eq!(answer, Answer::Refused(Refusal::Internal));
+}
+
+/// A heartbeat that somebody saw before the manager started anew is never the present one afterwards.
+#[test]
+fn no_heartbeat_has_the_same_version_twice() {
+    let mut bench = Bench::new(Expeller::Member, 1);
+    let mut seen = std::collections::BTreeSet::new();
+    for _ in 0..3 {
+        for _ in 0..5 {
+            let party = bench.party(1);
+            let Answer::Beaten(beat) = bench.core.step(bench.now, Event::Beat(party)).answer else {
+                panic!("refused")
+            };
+            assert!(seen.insert(beat) && seen.last() == Some(&beat));
+        }
+        let view = bench.core.view().clone();
+        let history = bench.core.history().clone();
+        (bench.core, _) = Core::start(view, history, Expeller::Member, bench.now, 0);
+    }
+}

@@ -1,0 +1,128 @@
+//! A member as a process of its own: it joins, and says on its standard output what it believes, as it changes.
+
+use cluster::{Address, Joining, Membership, Path, Remote};
+use format::NodeId;
+use ipc::sync::Ordering;
+use ipc::{Host, SystemHost, Time};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path as FilePath;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+const SOCKET: &str = "HEARTH_TEST_MEMBER_SOCKET";
+const NODE: &str = "HEARTH_TEST_MEMBER_NODE";
+const SUBTREE: &str = "HEARTH_TEST_MEMBER_SUBTREE";
+
+/// The process, seen from outside.
+pub struct MemberProcess {
+    child: Child,
+    output: BufReader<ChildStdout>,
+    last_valid_until: u64,
+}
+
+impl MemberProcess {
+    pub fn start(socket: &FilePath, node: NodeId, path: &Path) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "member_process", "--nocapture", "--test-threads=1"])
+            .env(SOCKET, socket)
+            .env(NODE, node.get().to_string())
+            .env(SUBTREE, std::ffi::OsStr::from_bytes(path.as_bytes()))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        Self { child, output, last_valid_until: 0 }
+    }
+
+    /// Reads what it says until it says this; false if it ended first.
+    pub fn wait_for(&mut self, word: &str) -> bool {
+        while let Some(line) = self.next_line() {
+            if line == word || line == "ended" {
+                return line == word;
+            }
+        }
+        false
+    }
+
+    fn next_line(&mut self) -> Option<String> {
+        let mut line = String::new();
+        if self.output.read_line(&mut line).unwrap() == 0 {
+            return None;
+        }
+        if let Some(until) = line.trim().strip_prefix("valid ") {
+            self.last_valid_until = self.last_valid_until.max(until.parse().unwrap());
+        }
+        Some(line.trim().to_owned())
+    }
+
+    /// The latest instant until which it said that it is valid. Of a killed one everything is read.
+    pub fn last_valid_until(&mut self) -> Time {
+        if self.child.try_wait().unwrap().is_some() {
+            while self.next_line().is_some() {}
+        }
+        Time::from_ns(self.last_valid_until)
+    }
+
+    pub fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    pub fn signal(&self, name: &str) {
+        let sent = Command::new("kill").args([format!("-{name}"), self.child.id().to_string()]).status();
+        assert!(sent.unwrap().success());
+    }
+}
+
+impl Drop for MemberProcess {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn say(line: &str) {
+    let mut output = std::io::stdout().lock();
+    // Whoever reads may be gone.
+    let _ = writeln!(output, "{line}");
+    let _ = output.flush();
+}
+
+/// The member, if this process was started to be one: until its life ends, or it is killed.
+pub fn serve_if_told() {
+    let Some(socket) = std::env::var_os(SOCKET) else { return };
+    let node = NodeId::new(std::env::var(NODE).unwrap().parse().unwrap());
+    let path = Path::new(std::env::var_os(SUBTREE).unwrap().as_bytes()).unwrap();
+    let host: Arc<dyn Host> = Arc::new(SystemHost);
+    let end = host.now().after(Duration::from_secs(60));
+    let manager = Arc::new(Remote::new(host.clone(), socket.as_ref()));
+    let joining = Joining { node, replaces: None, medium: 2, address: Address::default() };
+    let member = Membership::join(host.clone(), manager, &joining, end).unwrap();
+    say("\njoined");
+    let (mut valid_until, mut serves) = (None, false);
+    while host.now() < end {
+        let seen = member.news().load(Ordering::Acquire);
+        if member.valid_until() != valid_until {
+            valid_until = member.valid_until().or(valid_until);
+            valid_until.iter().for_each(|until| say(&format!("valid {}", until.as_ns())));
+        }
+        if !serves && member.may_serve(&path) {
+            serves = true;
+            say("serves");
+        }
+        // Cut off, it never hears that it is no member: its time ends all the same.
+        let over = valid_until.is_some_and(|until| until <= host.now()) && !member.may_serve(&path);
+        if member.party().is_none() || (serves && over) {
+            say("ended");
+            break;
+        }
+        let slice = host.now().after(Duration::from_millis(5));
+        let _ = host.wait(member.news(), seen, Some(slice));
+    }
+    // Until it is killed or its parent goes.
+    let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+}

@@ -1,0 +1,84 @@
+//! The embedded manager as a process of its own: the test binary starts itself, with the test that becomes the manager
+//! if the environment says so. The process ends with SIGKILL, or by itself when its parent is gone.
+
+use cluster::{Embedded, Limits, Rules};
+use ipc::{Host, SystemHost, Word};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+const FOLDER: &str = "HEARTH_TEST_MANAGER_FOLDER";
+const LEASE_MS: &str = "HEARTH_TEST_MANAGER_LEASE_MS";
+
+/// A manager's folder with its process.
+pub struct ManagerProcess {
+    folder: tempfile::TempDir,
+    rules: Rules,
+    child: Option<Child>,
+}
+
+impl ManagerProcess {
+    /// A new cluster.
+    pub fn new(rules: Rules) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let mut process = Self { folder, rules, child: None };
+        process.start();
+        process
+    }
+
+    /// Where clients connect.
+    pub fn socket(&self) -> PathBuf {
+        self.folder.path().join("manager").join(cluster::SOCKET_NAME)
+    }
+
+    /// Starts it; clients try until it listens.
+    pub fn start(&mut self) {
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "manager_process", "--nocapture", "--test-threads=1"])
+            .env(FOLDER, self.folder.path().join("manager"))
+            .env(LEASE_MS, self.rules.lease().as_millis().to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        self.child = Some(child.unwrap());
+    }
+
+    /// SIGKILL, and waits until it is gone.
+    pub fn kill(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+    }
+}
+
+impl Drop for ManagerProcess {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// The manager, if this process was started to be one: until its parent closes its standard input, or dies.
+pub fn serve_if_told() {
+    let Some(folder) = std::env::var_os(FOLDER) else { return };
+    let lease_ms = std::env::var(LEASE_MS).unwrap().parse().unwrap();
+    let rules = Rules::new(Duration::from_millis(lease_ms), 1000).unwrap();
+    let host = Arc::new(SystemHost);
+    let until = host.now().after(Duration::from_secs(10));
+    let never = Word::new(0);
+    let manager = loop {
+        match Embedded::start(host.clone(), folder.as_ref(), rules, Limits::default()) {
+            Ok(manager) => break manager,
+            // The kernel has not let go of what the killed one held.
+            Err(error) if host.now() < until => {
+                eprintln!("{error}");
+                let _ = host.wait(&never, 0, Some(host.now().after(Duration::from_millis(5))));
+            }
+            Err(error) => panic!("{error}"),
+        }
+    };
+    let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+    manager.stop();
+}

@@ -1,0 +1,516 @@
+//! What the cluster manager keeps and what is said to it: the view of the cluster, changes of it, the records of the
+//! manager's log, and the messages between a member and the manager (Assise §3.1).
+//!
+//! Here are the heads and their bounds; the lists behind them are put together and taken apart in `cluster::codec`.
+
+use crate::DecodeError;
+use crate::checksum::{Running, Salt};
+use crate::envelope::{Envelope, HEADER_BYTES};
+use crate::ids::{BeatVersion, ChangeNumber, Epoch, NodeId};
+use zerocopy::little_endian::{I64, U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// First bytes of every message to and from the manager.
+pub const CLUSTER_MAGIC: [u8; 4] = *b"HCLU";
+
+/// Version of everything in this module.
+pub const CLUSTER_VERSION: u16 = 1;
+
+/// Bytes of body of one message.
+pub const CLUSTER_BODY_MAX: usize = 1 << 20;
+
+/// Members of a cluster.
+pub const MEMBERS_MAX: usize = 128;
+
+/// Subtrees with a chain of their own.
+pub const SUBTREES_MAX: usize = 256;
+
+/// Replicas of a subtree.
+pub const CHAIN_MAX: usize = 16;
+
+/// Bytes of a subtree's path.
+pub const SUBTREE_PATH_MAX: usize = 1023;
+
+/// Records of one answer to a question for the history.
+pub const HISTORY_COUNT_MAX: u32 = 256;
+
+/// Bytes of a member's address.
+pub const ADDRESS_BYTES: usize = 64;
+
+/// What a message is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u16)]
+pub enum ClusterKind {
+    /// A [`WatchRequest`]: the view, once it is newer.
+    Watch = 1,
+    /// A [`ChangeBody`] with its lists.
+    Propose = 2,
+    /// A [`BeatRequest`].
+    Beat = 3,
+    /// A [`HistoryRequest`].
+    History = 4,
+    /// A [`BeatRequest`]: which heartbeat this member has now.
+    BeatOf = 5,
+    /// Answer to `Watch`: a [`ViewHead`] with its lists.
+    View = 129,
+    /// Answer to `Propose`: a [`DoneReply`].
+    Done = 130,
+    /// Answer to `Beat` and `BeatOf`: a [`BeatReply`].
+    Beaten = 131,
+    /// Answer to `History`: [`RecordHead`]s, each with its change.
+    Records = 132,
+    /// Answer to `Propose` and `Beat`: a [`RefusalReply`]; nothing was changed.
+    Refused = 133,
+    /// Answer to anything: the manager cannot serve; no body.
+    Failed = 134,
+}
+
+impl ClusterKind {
+    /// The kind with this number.
+    ///
+    /// # Errors
+    /// `Kind`.
+    pub fn from_raw(raw: u16) -> Result<Self, DecodeError> {
+        Ok(match raw {
+            1 => Self::Watch,
+            2 => Self::Propose,
+            3 => Self::Beat,
+            4 => Self::History,
+            5 => Self::BeatOf,
+            129 => Self::View,
+            130 => Self::Done,
+            131 => Self::Beaten,
+            132 => Self::Records,
+            133 => Self::Refused,
+            134 => Self::Failed,
+            _ => return Err(DecodeError::Kind),
+        })
+    }
+}
+
+/// Head of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct ClusterHead {
+    /// [`CLUSTER_MAGIC`].
+    pub magic: [u8; 4],
+    /// CRC-32C over the head after this field and the body.
+    pub checksum: U32,
+    /// [`CLUSTER_VERSION`].
+    pub version: U16,
+    /// A [`ClusterKind`].
+    pub kind: U16,
+    /// Bytes of the body that follows.
+    pub body_bytes: U32,
+    /// The request, for its answer.
+    pub id: U64,
+    /// The cluster that the sender belongs to; 0 if it does not know yet.
+    pub cluster: U64,
+}
+
+const _: () = assert!(size_of::<ClusterHead>() == 32);
+
+impl ClusterHead {
+    /// A message: head and body in one piece.
+    ///
+    /// # Panics
+    /// If the body is longer than [`CLUSTER_BODY_MAX`].
+    pub fn encode(kind: ClusterKind, id: u64, cluster: u64, body: &[u8]) -> Vec<u8> {
+        assert!(body.len() <= CLUSTER_BODY_MAX, "a body of {} bytes fits no message", body.len());
+        let mut head = Self {
+            magic: CLUSTER_MAGIC,
+            checksum: U32::new(0),
+            version: U16::new(CLUSTER_VERSION),
+            kind: U16::new(kind as u16),
+            body_bytes: U32::new(body.len() as u32),
+            id: U64::new(id),
+            cluster: U64::new(cluster),
+        };
+        head.checksum = U32::new(head.sum(body));
+        [head.as_bytes(), body].concat()
+    }
+
+    /// Reads the head of a message whose body is still to come.
+    ///
+    /// # Errors
+    /// `Truncated`, `Kind`, `Version`, `Field`.
+    pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let (head, _) = Self::read_from_prefix(bytes).map_err(|_| DecodeError::Truncated)?;
+        if head.magic != CLUSTER_MAGIC {
+            return Err(DecodeError::Kind);
+        }
+        if head.version.get() != CLUSTER_VERSION {
+            return Err(DecodeError::Version(head.version.get()));
+        }
+        ClusterKind::from_raw(head.kind.get())?;
+        if head.body_bytes.get() as usize > CLUSTER_BODY_MAX {
+            return Err(DecodeError::Field("body_bytes"));
+        }
+        Ok(head)
+    }
+
+    /// Checks the body that came behind this head.
+    ///
+    /// # Errors
+    /// `Truncated`, `Checksum`.
+    pub fn check_body(&self, body: &[u8]) -> Result<(), DecodeError> {
+        if body.len() != self.body_bytes.get() as usize {
+            return Err(DecodeError::Truncated);
+        }
+        if self.sum(body) != self.checksum.get() {
+            return Err(DecodeError::Checksum);
+        }
+        Ok(())
+    }
+
+    fn sum(&self, body: &[u8]) -> u32 {
+        let mut running = Running::new(Salt::NONE);
+        running.update(&self.as_bytes()[8..]);
+        running.update(body);
+        running.finish()
+    }
+}
+
+/// Asks for the view once it is newer than one that is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct WatchRequest {
+    /// The last change that the asker knows.
+    pub after: ChangeNumber,
+    /// How long the manager may wait for a newer one, in milliseconds; then it answers with what it has.
+    pub wait_ms: U32,
+    /// Zero.
+    pub reserved: U32,
+}
+
+const _: () = assert!(size_of::<WatchRequest>() == 16);
+
+/// A heartbeat.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct BeatRequest {
+    /// Who.
+    pub node: NodeId,
+    /// The epoch in which it joined.
+    pub life: Epoch,
+}
+
+const _: () = assert!(size_of::<BeatRequest>() == 8);
+
+/// A heartbeat was written, or is the present one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct BeatReply {
+    /// Its version.
+    pub version: BeatVersion,
+}
+
+const _: () = assert!(size_of::<BeatReply>() == 8);
+
+/// Asks for records of the audit trail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct HistoryRequest {
+    /// The first wanted.
+    pub from: ChangeNumber,
+    /// How many at most, up to [`HISTORY_COUNT_MAX`].
+    pub count: U32,
+    /// Zero.
+    pub reserved: U32,
+}
+
+const _: () = assert!(size_of::<HistoryRequest>() == 16);
+
+/// A change was made, and is durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct DoneReply {
+    /// Its number.
+    pub number: ChangeNumber,
+    /// The epoch after it; to a join, the life that it gave.
+    pub epoch: Epoch,
+    /// Zero.
+    pub reserved: U32,
+}
+
+const _: () = assert!(size_of::<DoneReply>() == 16);
+
+/// A change was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct RefusalReply {
+    /// Which reason, by the number that `cluster::Refusal` gives it.
+    pub reason: U32,
+    /// Zero.
+    pub reserved: U32,
+    /// What the reason adds: an epoch, a life, a version; else 0.
+    pub detail: U64,
+}
+
+const _: () = assert!(size_of::<RefusalReply>() == 16);
+
+/// The view of the cluster; [`MemberBody`]s and [`SubtreeHead`]s with their lists follow, each in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct ViewHead {
+    /// The cluster.
+    pub cluster: U64,
+    /// The last change that it has.
+    pub number: ChangeNumber,
+    /// How long a heartbeat holds, in nanoseconds of true time.
+    pub lease_ns: U64,
+    /// By how many parts in a million a clock may run too fast or too slow.
+    pub drift_ppm: U32,
+    /// Epoch.
+    pub epoch: Epoch,
+    /// Number of members.
+    pub members: U32,
+    /// Number of subtrees.
+    pub subtrees: U32,
+}
+
+const _: () = assert!(size_of::<ViewHead>() == 40);
+
+/// A member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct MemberBody {
+    /// Who.
+    pub node: NodeId,
+    /// The epoch in which it joined.
+    pub life: Epoch,
+    /// What the process said when it joined: a number that no other process says.
+    pub instance: U64,
+    /// What its pool lies on.
+    pub medium: U32,
+    /// 1 if its heartbeats are refused.
+    pub refused: U32,
+    /// Where it listens, as text, filled with zeros.
+    pub address: [u8; ADDRESS_BYTES],
+}
+
+const _: () = assert!(size_of::<MemberBody>() == 88);
+
+/// A subtree; its [`ReplicaBody`]s and its path follow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct SubtreeHead {
+    /// The last change that touched it.
+    pub version: ChangeNumber,
+    /// Its lease manager; 0 if none.
+    pub manager: NodeId,
+    /// Below so many copies an fsync waits.
+    pub copies_min: u8,
+    /// Number of replicas.
+    pub chain: u8,
+    /// Bytes of the path.
+    pub path_bytes: U16,
+}
+
+const _: () = assert!(size_of::<SubtreeHead>() == 16);
+
+/// A replica of a subtree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct ReplicaBody {
+    /// Where.
+    pub node: NodeId,
+    /// 1 hot, 0 warm.
+    pub hot: u8,
+    /// 1 if it holds everything that was acknowledged.
+    pub in_sync: u8,
+    /// Zero.
+    pub reserved: U16,
+}
+
+const _: () = assert!(size_of::<ReplicaBody>() == 8);
+
+/// A change; its [`ReplicaBody`]s and its path follow. What the kind does not use is zero.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct ChangeBody {
+    /// Which: a [`ChangeKind`].
+    pub kind: U16,
+    /// Bytes of the path.
+    pub path_bytes: U16,
+    /// Number of replicas.
+    pub chain: u8,
+    /// Minimum of copies of a subtree.
+    pub copies_min: u8,
+    /// 1 to come into the in-sync set, 0 to leave it.
+    pub in_sync: u8,
+    /// What a joining node's pool lies on.
+    pub medium: u8,
+    /// Who makes the change; 0 an operator.
+    pub by: NodeId,
+    /// Its life.
+    pub life: Epoch,
+    /// Whom it is about.
+    pub node: NodeId,
+    /// The epoch that the change is conditional on, or the life that a join replaces.
+    pub epoch: Epoch,
+    /// The version of the subtree that the change is conditional on; 0: there is no such subtree.
+    pub version: ChangeNumber,
+    /// The heartbeat that an expulsion is conditional on.
+    pub beat: BeatVersion,
+    /// The number of the process that joins.
+    pub instance: U64,
+    /// Where it listens.
+    pub address: [u8; ADDRESS_BYTES],
+}
+
+const _: () = assert!(size_of::<ChangeBody>() == 112);
+
+/// What a change does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u16)]
+pub enum ChangeKind {
+    /// The manager started again.
+    Start = 1,
+    /// A node becomes a member.
+    Join = 2,
+    /// A member goes by itself.
+    Leave = 3,
+    /// A member is expelled.
+    Expel = 4,
+    /// A member complains about another.
+    Complain = 5,
+    /// A subtree gets a chain.
+    SetSubtree = 6,
+    /// A subtree loses its own chain.
+    RemoveSubtree = 7,
+    /// A replica comes into the in-sync set or leaves it.
+    SetSync = 8,
+    /// Lease management moves.
+    SetManager = 9,
+}
+
+impl ChangeKind {
+    /// The kind with this number.
+    ///
+    /// # Errors
+    /// `Kind`.
+    pub fn from_raw(raw: u16) -> Result<Self, DecodeError> {
+        Ok(match raw {
+            1 => Self::Start,
+            2 => Self::Join,
+            3 => Self::Leave,
+            4 => Self::Expel,
+            5 => Self::Complain,
+            6 => Self::SetSubtree,
+            7 => Self::RemoveSubtree,
+            8 => Self::SetSync,
+            9 => Self::SetManager,
+            _ => return Err(DecodeError::Kind),
+        })
+    }
+}
+
+/// A change that was made; the change follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct RecordHead {
+    /// Its place in the order.
+    pub number: ChangeNumber,
+    /// When, by the manager's wall clock: nanoseconds since 1970, for people to read.
+    pub wall_ns: I64,
+    /// The epoch after it.
+    pub epoch: Epoch,
+    /// Bytes of the change.
+    pub change_bytes: U32,
+}
+
+const _: () = assert!(size_of::<RecordHead>() == 24);
+
+/// What a frame of the manager's log is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum ClusterFrame {
+    /// Fills the ring up to its end.
+    Pad = 1,
+    /// First of a log: payload a [`ViewHead`] with its lists, then the last records, of [`ClusterFrameHead::records`]
+    /// bytes.
+    Snapshot = 2,
+    /// Payload a [`RecordHead`] and its change.
+    Record = 3,
+}
+
+/// First 64 bytes of a frame of the manager's log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct ClusterFrameHead {
+    /// Kind, length, order, checksum.
+    pub envelope: Envelope,
+    /// The cluster.
+    pub cluster: U64,
+    /// Of a snapshot's payload, the bytes of records at its end.
+    pub records: U32,
+    /// Zero.
+    pub reserved: U32,
+    /// Zero.
+    pub reserved2: [u8; 24],
+}
+
+const _: () = assert!(size_of::<ClusterFrameHead>() == HEADER_BYTES);
+
+impl ClusterFrameHead {
+    /// The head of a frame with so many bytes of payload, the last `records` of them records of a snapshot.
+    pub fn new(kind: ClusterFrame, cluster: u64, payload_bytes: u32, records: u32) -> Self {
+        Self {
+            envelope: Envelope::new(kind as u8, 0, payload_bytes),
+            cluster: U64::new(cluster),
+            records: U32::new(records),
+            reserved: U32::new(0),
+            reserved2: [0; 24],
+        }
+    }
+
+    /// Takes a frame apart whose checksum was found right: its kind, its head, its payload.
+    ///
+    /// # Errors
+    /// `Truncated`, `Version`, `Kind`.
+    pub fn split(frame: &[u8]) -> Result<(ClusterFrame, Self, &[u8]), DecodeError> {
+        let (head, payload) = Self::read_from_prefix(frame).map_err(|_| DecodeError::Truncated)?;
+        let envelope = Envelope::decode(frame)?;
+        if payload.len() as u64 != u64::from(envelope.payload_bytes.get()) {
+            return Err(DecodeError::Truncated);
+        }
+        let kind = match envelope.kind {
+            1 => ClusterFrame::Pad,
+            2 => ClusterFrame::Snapshot,
+            3 => ClusterFrame::Record,
+            _ => return Err(DecodeError::Kind),
+        };
+        Ok((kind, head, payload))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_message_is_what_was_said() {
+        let message = ClusterHead::encode(ClusterKind::Beat, 7, 9, b"body");
+        let head = ClusterHead::decode(&message).unwrap();
+        assert_eq!((head.id.get(), head.cluster.get(), head.kind.get()), (7, 9, ClusterKind::Beat as u16));
+        assert_eq!(head.check_body(b"body"), Ok(()));
+        assert_eq!(head.check_body(b"bodx"), Err(DecodeError::Checksum));
+        assert_eq!(head.check_body(b"bod"), Err(DecodeError::Truncated));
+        let mut other = message.clone();
+        other[8] = 2;
+        assert_eq!(ClusterHead::decode(&other), Err(DecodeError::Version(2)));
+        let mut other = message;
+        other[16] ^= 1;
+        assert_eq!(ClusterHead::decode(&other).unwrap().check_body(b"body"), Err(DecodeError::Checksum));
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_decode_to_a_value_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..160)) {
+            let _ = ClusterHead::decode(&bytes);
+            let _ = ClusterFrameHead::split(&bytes);
+        }
+    }
+}

@@ -1,0 +1,478 @@
+/* The C side of libfabric: its calls are inline functions over tables, which only C can reach.
+ *
+ * Nothing is decided here. Each function is one step, returns 0 or a positive errno of libfabric, and leaves every
+ * rule (who may call when, what lives how long) to `src/fabric/sys.rs`. The library is opened when the first domain
+ * is: it takes 200 ms to load, and most programs that can use it never do. */
+
+#include <arpa/inet.h>
+#include <dlfcn.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <rdma/fabric.h>
+#include <rdma/fi_cm.h>
+#include <rdma/fi_domain.h>
+#include <rdma/fi_endpoint.h>
+#include <rdma/fi_eq.h>
+#include <rdma/fi_errno.h>
+#include <rdma/fi_rma.h>
+
+#define API FI_VERSION(1, 11)
+
+struct library {
+    void *handle;
+    int (*getinfo)(uint32_t, const char *, const char *, uint64_t, const struct fi_info *, struct fi_info **);
+    void (*freeinfo)(struct fi_info *);
+    struct fi_info *(*dupinfo)(const struct fi_info *);
+    int (*fabric)(struct fi_fabric_attr *, struct fid_fabric **, void *);
+};
+
+struct hf_domain {
+    struct library library;
+    struct fi_info *info;
+    struct fid_fabric *fabric;
+    struct fid_domain *domain;
+    struct fid_eq *eq;
+};
+
+struct hf_facts {
+    uint64_t immediate_bytes;
+    uint64_t inline_bytes;
+    uint64_t key_bytes;
+    uint32_t virtual_addresses;
+    uint32_t immediate_uses_receive;
+};
+
+struct hf_event {
+    uint32_t kind; /* 1 wants in, 2 connected, 3 gone, 4 failed or refused */
+    int32_t error;
+    void *endpoint;
+    struct fi_info *info;
+    uint64_t data_bytes;
+    unsigned char data[256];
+};
+
+struct hf_completion {
+    uint64_t context;
+    uint64_t bytes;
+    uint64_t immediate;
+    uint32_t kind; /* 1 done, 2 frame, 3 immediate */
+    int32_t error;
+};
+
+struct hf_endpoint {
+    struct fid_ep *ep;
+    struct fid_cq *cq;
+};
+
+static int from_library(ssize_t result)
+{
+    return result < 0 ? (int) -result : 0;
+}
+
+static int load(struct library *library)
+{
+    library->handle = dlopen("libfabric.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (!library->handle)
+        return FI_ENOSYS;
+    *(void **) &library->getinfo = dlsym(library->handle, "fi_getinfo");
+    *(void **) &library->freeinfo = dlsym(library->handle, "fi_freeinfo");
+    *(void **) &library->dupinfo = dlsym(library->handle, "fi_dupinfo");
+    *(void **) &library->fabric = dlsym(library->handle, "fi_fabric");
+    if (!library->getinfo || !library->freeinfo || !library->dupinfo || !library->fabric)
+        return FI_ENOSYS;
+    return 0;
+}
+
+void hf_domain_close(struct hf_domain *domain)
+{
+    if (domain->domain)
+        fi_close(&domain->domain->fid);
+    if (domain->eq)
+        fi_close(&domain->eq->fid);
+    if (domain->fabric)
+        fi_close(&domain->fabric->fid);
+    if (domain->info)
+        domain->library.freeinfo(domain->info);
+    free(domain);
+}
+
+static int find(struct hf_domain *domain, const char *provider, const char *ip, uint64_t sends, uint64_t receives)
+{
+    struct fi_info *hints = domain->library.dupinfo(NULL);
+    int result;
+
+    if (!hints)
+        return FI_ENOMEM;
+    hints->ep_attr->type = FI_EP_MSG;
+    hints->caps = FI_MSG | FI_RMA;
+    /* Without this, verbs offers nothing. */
+    hints->mode = FI_RX_CQ_DATA;
+    hints->addr_format = strchr(ip, ':') ? FI_SOCKADDR_IN6 : FI_SOCKADDR_IN;
+    hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
+    hints->domain_attr->threading = FI_THREAD_SAFE;
+    hints->domain_attr->resource_mgmt = FI_RM_ENABLED;
+    hints->tx_attr->size = sends;
+    hints->rx_attr->size = receives;
+    hints->fabric_attr->prov_name = strdup(provider);
+    result = domain->library.getinfo(API, ip, NULL, FI_SOURCE | FI_NUMERICHOST, hints, &domain->info);
+    domain->library.freeinfo(hints);
+    return from_library(result);
+}
+
+int hf_domain_open(const char *provider, const char *ip, uint64_t sends, uint64_t receives, struct hf_domain **out)
+{
+    struct hf_domain *domain = calloc(1, sizeof(*domain));
+    struct fi_eq_attr eq = { .size = 1024, .wait_obj = FI_WAIT_FD };
+    int result;
+
+    if (!domain)
+        return FI_ENOMEM;
+    result = load(&domain->library);
+    if (!result)
+        result = find(domain, provider, ip, sends, receives);
+    if (!result)
+        result = from_library(domain->library.fabric(domain->info->fabric_attr, &domain->fabric, NULL));
+    if (!result)
+        result = from_library(fi_eq_open(domain->fabric, &eq, &domain->eq, NULL));
+    if (!result)
+        result = from_library(fi_domain(domain->fabric, domain->info, &domain->domain, NULL));
+    if (result) {
+        hf_domain_close(domain);
+        return result;
+    }
+    *out = domain;
+    return 0;
+}
+
+void hf_facts(struct hf_domain *domain, struct hf_facts *facts)
+{
+    facts->immediate_bytes = domain->info->domain_attr->cq_data_size;
+    facts->inline_bytes = domain->info->tx_attr->inject_size;
+    facts->key_bytes = domain->info->domain_attr->mr_key_size;
+    facts->virtual_addresses = !!(domain->info->domain_attr->mr_mode & FI_MR_VIRT_ADDR);
+    facts->immediate_uses_receive = !!((domain->info->mode | domain->info->rx_attr->mode) & FI_RX_CQ_DATA);
+}
+
+int hf_eq_descriptor(struct hf_domain *domain)
+{
+    int descriptor = -1;
+
+    fi_control(&domain->eq->fid, FI_GETWAIT, &descriptor);
+    return descriptor;
+}
+
+/* 0: nothing has come, one may sleep. */
+int hf_eq_may_sleep(struct hf_domain *domain)
+{
+    struct fid *fid = &domain->eq->fid;
+
+    return fi_trywait(domain->fabric, &fid, 1) == 0;
+}
+
+static int failure(struct hf_domain *domain, struct hf_event *event)
+{
+    struct fi_eq_err_entry entry = { .err_data = event->data, .err_data_size = sizeof(event->data) };
+
+    if (fi_eq_readerr(domain->eq, &entry, 0) < 0)
+        return 0;
+    event->kind = 4;
+    event->error = entry.err;
+    event->endpoint = entry.fid;
+    event->data_bytes = entry.err_data_size < sizeof(event->data) ? entry.err_data_size : sizeof(event->data);
+    if (entry.err_data && entry.err_data != event->data)
+        memcpy(event->data, entry.err_data, event->data_bytes);
+    if (!entry.err_data)
+        event->data_bytes = 0;
+    return 1;
+}
+
+/* 1 if there was an event. */
+int hf_eq_read(struct hf_domain *domain, struct hf_event *event)
+{
+    union {
+        struct fi_eq_cm_entry entry;
+        unsigned char bytes[sizeof(struct fi_eq_cm_entry) + 256];
+    } read;
+    uint32_t kind;
+    ssize_t bytes;
+
+    memset(event, 0, sizeof(*event));
+    bytes = fi_eq_read(domain->eq, &kind, &read, sizeof(read), 0);
+    if (bytes == -FI_EAVAIL)
+        return failure(domain, event);
+    if (bytes < (ssize_t) sizeof(read.entry))
+        return 0;
+    event->endpoint = read.entry.fid;
+    event->data_bytes = (uint64_t) bytes - sizeof(read.entry);
+    memcpy(event->data, read.bytes + sizeof(read.entry), event->data_bytes);
+    switch (kind) {
+    case FI_CONNREQ:
+        event->kind = 1;
+        event->info = read.entry.info;
+        break;
+    case FI_CONNECTED:
+        event->kind = 2;
+        break;
+    case FI_SHUTDOWN:
+        event->kind = 3;
+        break;
+    default:
+        break;
+    }
+    return 1;
+}
+
+static int fill_address(const char *ip, uint16_t port, void **address, size_t *bytes)
+{
+    struct sockaddr_in four_address = { .sin_family = AF_INET, .sin_port = htons(port) };
+    struct sockaddr_in6 six_address = { .sin6_family = AF_INET6, .sin6_port = htons(port) };
+    int four = inet_pton(AF_INET, ip, &four_address.sin_addr) == 1;
+
+    if (!four && inet_pton(AF_INET6, ip, &six_address.sin6_addr) != 1)
+        return FI_EINVAL;
+    free(*address);
+    *bytes = four ? sizeof(four_address) : sizeof(six_address);
+    *address = malloc(*bytes);
+    if (!*address)
+        return FI_ENOMEM;
+    memcpy(*address, four ? (void *) &four_address : (void *) &six_address, *bytes);
+    return 0;
+}
+
+int hf_listen(struct hf_domain *domain, const char *ip, uint16_t port, struct fid_pep **out, uint16_t *bound)
+{
+    struct fi_info *info = domain->library.dupinfo(domain->info);
+    struct fid_pep *pep = NULL;
+    struct sockaddr_storage name;
+    size_t bytes = sizeof(name);
+    int result;
+
+    if (!info)
+        return FI_ENOMEM;
+    result = fill_address(ip, port, &info->src_addr, &info->src_addrlen);
+    if (!result)
+        result = from_library(fi_passive_ep(domain->fabric, info, &pep, NULL));
+    if (!result)
+        result = from_library(fi_pep_bind(pep, &domain->eq->fid, 0));
+    if (!result)
+        result = from_library(fi_listen(pep));
+    if (!result)
+        result = from_library(fi_getname(&pep->fid, &name, &bytes));
+    domain->library.freeinfo(info);
+    if (result) {
+        if (pep)
+            fi_close(&pep->fid);
+        return result;
+    }
+    *bound = ntohs(name.ss_family == AF_INET6 ? ((struct sockaddr_in6 *) &name)->sin6_port
+                          : ((struct sockaddr_in *) &name)->sin_port);
+    *out = pep;
+    return 0;
+}
+
+void hf_pep_close(struct fid_pep *pep)
+{
+    fi_close(&pep->fid);
+}
+
+void hf_reject(struct hf_domain *domain, struct fid_pep *pep, struct fi_info *info, const void *data, uint64_t bytes)
+{
+    fi_reject(pep, info->handle, data, bytes);
+    domain->library.freeinfo(info);
+}
+
+void hf_info_free(struct hf_domain *domain, struct fi_info *info)
+{
+    domain->library.freeinfo(info);
+}
+
+void hf_endpoint_close(struct hf_endpoint *endpoint)
+{
+    if (endpoint->ep)
+        fi_close(&endpoint->ep->fid);
+    endpoint->ep = NULL;
+    if (endpoint->cq)
+        fi_close(&endpoint->cq->fid);
+    endpoint->cq = NULL;
+}
+
+static int make(struct hf_domain *domain, struct fi_info *info, uint64_t completions, struct hf_endpoint *out)
+{
+    struct fi_cq_attr cq = { .size = completions, .format = FI_CQ_FORMAT_DATA, .wait_obj = FI_WAIT_FD };
+    int result = from_library(fi_cq_open(domain->domain, &cq, &out->cq, NULL));
+
+    if (!result)
+        result = from_library(fi_endpoint(domain->domain, info, &out->ep, NULL));
+    if (!result)
+        result = from_library(fi_ep_bind(out->ep, &domain->eq->fid, 0));
+    if (!result)
+        result = from_library(fi_ep_bind(out->ep, &out->cq->fid, FI_TRANSMIT | FI_RECV));
+    if (!result)
+        result = from_library(fi_enable(out->ep));
+    if (result)
+        hf_endpoint_close(out);
+    return result;
+}
+
+/* For a connection that wants in; `info` is used up. */
+int hf_endpoint_accepting(struct hf_domain *domain, struct fi_info *info, uint64_t completions, struct hf_endpoint *out)
+{
+    int result = make(domain, info, completions, out);
+
+    domain->library.freeinfo(info);
+    return result;
+}
+
+int hf_endpoint_connecting(struct hf_domain *domain, const char *ip, uint16_t port, uint64_t completions,
+               struct hf_endpoint *out)
+{
+    struct fi_info *info = domain->library.dupinfo(domain->info);
+    int result;
+
+    if (!info)
+        return FI_ENOMEM;
+    result = fill_address(ip, port, &info->dest_addr, &info->dest_addrlen);
+    if (!result)
+        result = make(domain, info, completions, out);
+    domain->library.freeinfo(info);
+    return result;
+}
+
+int hf_accept(struct hf_endpoint *endpoint)
+{
+    return from_library(fi_accept(endpoint->ep, NULL, 0));
+}
+
+int hf_connect(struct hf_endpoint *endpoint, const char *ip, uint16_t port, const void *data, uint64_t bytes)
+{
+    void *address = NULL;
+    size_t address_bytes = 0;
+    int result = fill_address(ip, port, &address, &address_bytes);
+
+    if (!result)
+        result = from_library(fi_connect(endpoint->ep, address, data, bytes));
+    free(address);
+    return result;
+}
+
+int hf_cq_descriptor(struct hf_endpoint *endpoint)
+{
+    int descriptor = -1;
+
+    fi_control(&endpoint->cq->fid, FI_GETWAIT, &descriptor);
+    return descriptor;
+}
+
+int hf_cq_may_sleep(struct hf_domain *domain, struct hf_endpoint *endpoint)
+{
+    struct fid *fid = &endpoint->cq->fid;
+
+    return fi_trywait(domain->fabric, &fid, 1) == 0;
+}
+
+static uint32_t kind_of(uint64_t flags)
+{
+    if (flags & FI_REMOTE_CQ_DATA)
+        return 3;
+    return flags & FI_RECV ? 2 : 1;
+}
+
+/* Number of completions read. */
+int hf_cq_read(struct hf_endpoint *endpoint, struct hf_completion *out, uint64_t most)
+{
+    struct fi_cq_data_entry entries[16];
+    struct fi_cq_err_entry failed = { 0 };
+    ssize_t count = fi_cq_read(endpoint->cq, entries, most < 16 ? most : 16);
+
+    if (count == -FI_EAVAIL) {
+        if (fi_cq_readerr(endpoint->cq, &failed, 0) <= 0)
+            return 0;
+        memset(out, 0, sizeof(*out));
+        out->context = (uint64_t) (uintptr_t) failed.op_context;
+        out->kind = kind_of(failed.flags);
+        out->error = failed.err ? failed.err : FI_EIO;
+        return 1;
+    }
+    for (ssize_t at = 0; at < count; at++) {
+        out[at].context = (uint64_t) (uintptr_t) entries[at].op_context;
+        out[at].bytes = entries[at].len;
+        out[at].immediate = entries[at].data;
+        out[at].kind = kind_of(entries[at].flags);
+        out[at].error = 0;
+    }
+    return count < 0 ? 0 : (int) count;
+}
+
+int hf_register(struct hf_domain *domain, void *start, uint64_t bytes, uint32_t remote_write, uint32_t remote_read,
+        uint64_t wanted_key, struct fid_mr **out, void **descriptor, uint64_t *key)
+{
+    uint64_t access = FI_SEND | FI_RECV | FI_READ | FI_WRITE;
+    int result;
+
+    if (remote_write)
+        access = FI_REMOTE_WRITE;
+    if (remote_read)
+        access = (remote_write ? access : 0) | FI_REMOTE_READ;
+    result = from_library(fi_mr_reg(domain->domain, start, bytes, access, 0, wanted_key, 0, out, NULL));
+    if (result)
+        return result;
+    *descriptor = fi_mr_desc(*out);
+    *key = fi_mr_key(*out);
+    return 0;
+}
+
+void hf_unregister(struct fid_mr *region)
+{
+    fi_close(&region->fid);
+}
+
+int hf_receive(struct hf_endpoint *endpoint, void *to, uint64_t bytes, void *descriptor, uint64_t context)
+{
+    return from_library(fi_recv(endpoint->ep, to, bytes, descriptor, 0, (void *) (uintptr_t) context));
+}
+
+int hf_send(struct hf_endpoint *endpoint, const void *from, uint64_t bytes, void *descriptor, uint64_t context,
+        uint32_t copied)
+{
+    struct iovec iov = { .iov_base = (void *) from, .iov_len = bytes };
+    struct fi_msg message = {
+        .msg_iov = &iov, .desc = &descriptor, .iov_count = 1, .context = (void *) (uintptr_t) context,
+    };
+
+    return from_library(fi_sendmsg(endpoint->ep, &message, FI_COMPLETION | (copied ? FI_INJECT : 0)));
+}
+
+static struct fi_msg_rma one_sided(struct iovec *iov, void **descriptor, struct fi_rma_iov *remote, uint64_t context)
+{
+    struct fi_msg_rma message = {
+        .msg_iov = iov, .desc = descriptor, .iov_count = 1, .rma_iov = remote, .rma_iov_count = 1,
+        .context = (void *) (uintptr_t) context,
+    };
+
+    return message;
+}
+
+int hf_write(struct hf_endpoint *endpoint, const void *from, uint64_t bytes, void *descriptor, uint64_t address,
+         uint64_t key, uint64_t context, uint32_t copied, uint32_t has_immediate, uint64_t immediate)
+{
+    struct iovec iov = { .iov_base = (void *) from, .iov_len = bytes };
+    struct fi_rma_iov remote = { .addr = address, .len = bytes, .key = key };
+    struct fi_msg_rma message = one_sided(&iov, &descriptor, &remote, context);
+    uint64_t flags = FI_COMPLETION | (copied ? FI_INJECT : 0) | (has_immediate ? FI_REMOTE_CQ_DATA : 0);
+
+    message.data = immediate;
+    return from_library(fi_writemsg(endpoint->ep, &message, flags));
+}
+
+int hf_read(struct hf_endpoint *endpoint, void *to, uint64_t bytes, void *descriptor, uint64_t address, uint64_t key,
+        uint64_t context)
+{
+    struct iovec iov = { .iov_base = to, .iov_len = bytes };
+    struct fi_rma_iov remote = { .addr = address, .len = bytes, .key = key };
+    struct fi_msg_rma message = one_sided(&iov, &descriptor, &remote, context);
+
+    return from_library(fi_readmsg(endpoint->ep, &message, FI_COMPLETION));
+}

@@ -1,0 +1,488 @@
+//! A connection to one peer, whatever provider carries it: messages, one-sided operations, their completions, what
+//! arrives, and its end.
+//!
+//! **Order.** Within a connection, what one side posts takes effect at the other in the order of posting; a message or
+//! immediate is taken after every byte written before it is in place. Between connections there is no order.
+//!
+//! **Completion.** [`Connection::wait`] says that the memory given to an operation is free again (a write) or filled
+//! (a read). It does not say that a write has arrived, that the peer has seen it, or that it survives anything: that
+//! is only known when the peer says so.
+//!
+//! **Back-pressure.** A side has at most `depth` operations under way, and at most the peer's `window` of messages and
+//! immediates not taken by the peer's user; beyond, posting waits. Nothing queues without a bound on either side.
+//!
+//! **End.** [`Connection::close`] returns after the peer's right to write has ended. When the connection ends by itself
+//! the same is done before anybody hears of it. The end is reported once by [`Connection::take`]; every other call
+//! fails with its reason from then on.
+//!
+//! Locks: the link's own for driving, then `state`, then the link's own for posting. None is held across a wait.
+
+use crate::error::{Ended, Error};
+use crate::handshake::Agreed;
+use crate::link::{Arrival, Driver, Link, Work};
+use crate::memory::{Bytes, INLINE_BYTES_MAX, Local, Rights, check_range};
+use crate::settings::Settings;
+use format::wire::{FrameHead, FrameKind, WireRegion};
+use format::{Epoch, NodeId};
+use ipc::{Guard, Host, Lock, Spin, Time, Waited};
+use pmem::Region;
+use std::any::Any;
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::U64;
+
+mod user;
+
+/// What arrived from the peer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A message.
+    Message(Vec<u8>),
+    /// The immediate of a write whose bytes are in place.
+    Immediate(u32),
+    /// The connection is over. Reported once, after everything that arrived before.
+    Ended(Ended),
+}
+
+/// An operation under way. Tickets are in the order of posting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Ticket(u64);
+
+/// A connection to one peer. Clones are the same connection; it is closed when the last one is dropped.
+#[derive(Clone)]
+pub struct Connection(Arc<Core>);
+
+/// Frames of a handshake that wait to be looked at: each side sends one, then waits.
+const HANDSHAKE_FRAMES_MAX: usize = 2;
+
+pub(crate) struct Core {
+    host: Arc<dyn Host>,
+    link: Arc<dyn Link>,
+    /// The endpoint whose registered memory may be used here.
+    endpoint: u64,
+    settings: Settings,
+    spin: Spin,
+    state: Lock<State>,
+}
+
+struct State {
+    up: bool,
+    ended: Option<Ended>,
+    end_told: bool,
+    /// What the other side said instead of connecting.
+    refusal: Option<Vec<u8>>,
+    handshake: VecDeque<(FrameKind, Vec<u8>)>,
+    /// What the initiator agreed to; counts from the Welcome on.
+    pending: Option<Agreed>,
+    peer: Option<Agreed>,
+    inbox: VecDeque<Event>,
+    /// Operations: posted, done up to, and those between.
+    issued: u64,
+    done: u64,
+    under_way: VecDeque<UnderWay>,
+    /// Messages and immediates, counted modulo 2^32: sent, taken by the peer.
+    sent: u32,
+    taken_there: u32,
+    /// The other direction: arrived, taken, taken as the peer knows.
+    arrived: u32,
+    taken: u32,
+    told: u32,
+    owes: Owes,
+    heard: Time,
+    pinged: bool,
+    grants: Vec<Box<dyn Any + Send + Sync>>,
+}
+
+struct UnderWay {
+    done: bool,
+    /// Keeps registered memory alive.
+    _held: Option<Local>,
+}
+
+/// Frames to be sent as soon as there is room.
+#[derive(Clone, Copy, Debug, Default)]
+struct Owes {
+    taken: bool,
+    ping: bool,
+    pong: bool,
+}
+
+impl Core {
+    pub fn new(host: Arc<dyn Host>, link: Arc<dyn Link>, endpoint: u64, settings: &Settings) -> Arc<Self> {
+        let state = State {
+            up: false,
+            ended: None,
+            end_told: false,
+            refusal: None,
+            handshake: VecDeque::new(),
+            pending: None,
+            peer: None,
+            inbox: VecDeque::new(),
+            issued: 0,
+            done: 0,
+            under_way: VecDeque::new(),
+            sent: 0,
+            taken_there: 0,
+            arrived: 0,
+            taken: 0,
+            told: 0,
+            owes: Owes::default(),
+            heard: host.now(),
+            pinged: false,
+            grants: Vec::new(),
+        };
+        let core = Arc::new(Self {
+            spin: Spin::new(settings.spin_ns),
+            state: Lock::new(host.clone(), state),
+            settings: settings.clone(),
+            host,
+            link,
+            endpoint,
+        });
+        let driver: Arc<dyn Driver> = core.clone();
+        core.link.attach(Arc::downgrade(&driver));
+        core
+    }
+
+    pub fn ended(&self) -> Option<Ended> {
+        self.state.lock().ended
+    }
+
+    pub fn peer(&self) -> Option<Agreed> {
+        self.state.lock().peer
+    }
+
+    pub fn is_up(&self) -> bool {
+        self.state.lock().up
+    }
+
+    pub fn refusal(&self) -> Option<Vec<u8>> {
+        self.state.lock().refusal.take()
+    }
+
+    /// The next frame of the handshake.
+    pub fn handshake_frame(&self) -> Option<(FrameKind, Vec<u8>)> {
+        self.state.lock().handshake.pop_front()
+    }
+
+    /// What the Welcome will make true.
+    pub fn expect_welcome(&self, agreed: Agreed) {
+        self.state.lock().pending = Some(agreed);
+    }
+
+    /// From here on the peer is trusted with messages.
+    pub fn establish(&self, agreed: Agreed) {
+        self.state.lock().peer = Some(agreed);
+    }
+
+    /// Posts a frame of the handshake; there is always room for it.
+    pub fn post_handshake(&self, kind: FrameKind, body: &[u8]) -> Result<Ticket, Error> {
+        let mut state = self.state.lock();
+        match self.post_frame(&mut state, kind, body)? {
+            Some(ticket) => Ok(ticket),
+            None => Err(Error::Unavailable("the handshake found no room")),
+        }
+    }
+
+    pub fn is_done(&self, ticket: Ticket) -> bool {
+        self.state.lock().done >= ticket.0
+    }
+
+    /// Waits until `ready` gives something: looks, polls for a bounded time, then sleeps.
+    pub fn wait_for<T>(
+        &self,
+        until: Option<Time>,
+        mut ready: impl FnMut(&Self) -> Option<Result<T, Error>>,
+    ) -> Result<T, Error> {
+        let news = self.link.news();
+        let mut over = false;
+        loop {
+            let seen = news.seen();
+            self.drive();
+            if let Some(result) = ready(self) {
+                return result;
+            }
+            if over {
+                return Err(Error::TimedOut);
+            }
+            let moved = || {
+                self.drive();
+                news.seen() != seen
+            };
+            if self.spin.poll(&*self.host, moved) {
+                continue;
+            }
+            let now = self.host.now();
+            self.tick(now);
+            if until.is_some_and(|until| now >= until) {
+                // The answer may have come together with the end.
+                over = true;
+                continue;
+            }
+            if !self.link.arm() {
+                continue;
+            }
+            let wake = [until, self.link.next_due(), self.next_tick(now)].into_iter().flatten().min();
+            match news.sleep(&*self.host, seen, wake) {
+                Waited::Woken | Waited::TimedOut => {}
+                Waited::Interrupted => return Err(Error::Interrupted),
+            }
+        }
+    }
+
+    /// See [`Link::arm`].
+    pub fn arm(&self) -> bool {
+        self.link.arm()
+    }
+
+    /// See [`Link::next_due`].
+    pub fn next_due(&self) -> Option<Time> {
+        self.link.next_due()
+    }
+
+    /// A deadline within which the own host's clock may be used.
+    pub fn deadline(&self, span: std::time::Duration) -> Time {
+        self.host.now().after(span)
+    }
+
+    /// Ends the connection, if it has not ended: when this returns no byte of the peer reaches memory of this side
+    /// through it any more.
+    pub fn end(&self, why: Ended) {
+        self.state.lock().ended.get_or_insert(why);
+        self.fence();
+    }
+
+    fn fence(&self) {
+        self.link.close();
+        // Only now may what the peer could reach be taken away.
+        let grants = std::mem::take(&mut self.state.lock().grants);
+        drop(grants);
+        self.link.news().tell(&*self.host);
+    }
+
+    /// Says goodbye, if there is somebody to say it to.
+    fn say_goodbye(&self) {
+        let ticket = {
+            let mut state = self.state.lock();
+            if state.ended.is_some() || state.peer.is_none() {
+                return;
+            }
+            self.post_frame(&mut state, FrameKind::Goodbye, &[])
+        };
+        if let Ok(Some(ticket)) = ticket {
+            let until = self.deadline(self.settings.goodbye);
+            // However this ends: the close follows.
+            let _ = self.wait_for(Some(until), |core| {
+                let state = core.state.lock();
+                (state.done >= ticket.0 || state.ended.is_some()).then_some(Ok(()))
+            });
+        }
+    }
+
+    /// Posts one frame if there is room. Frames of the user are counted by the caller.
+    fn post_frame(&self, state: &mut State, kind: FrameKind, body: &[u8]) -> Result<Option<Ticket>, Error> {
+        let head = FrameHead::new(kind, state.taken);
+        let ticket = self.post(state, &Work::Frame(head.as_bytes(), body), None)?;
+        if ticket.is_some() {
+            state.told = state.taken;
+            state.owes.taken = false;
+        }
+        Ok(ticket)
+    }
+
+    fn post(&self, state: &mut State, work: &Work<'_>, held: Option<Local>) -> Result<Option<Ticket>, Error> {
+        if let Some(why) = state.ended {
+            return Err(Error::Ended(why));
+        }
+        let number = state.issued + 1;
+        // Numbered before it is posted: a link may be done with it at once, but says so only when driven.
+        if !self.link.post(number, work)? {
+            return Ok(None);
+        }
+        state.issued = number;
+        state.under_way.push_back(UnderWay { done: false, _held: held });
+        Ok(Some(Ticket(number)))
+    }
+
+    /// Sends what is owed, as far as there is room.
+    fn pay(&self, state: &mut State) {
+        let owes = state.owes;
+        if owes.pong {
+            state.owes.pong = !matches!(self.post_frame(state, FrameKind::Pong, &[]), Ok(Some(_)));
+        }
+        if owes.ping {
+            state.owes.ping = !matches!(self.post_frame(state, FrameKind::Ping, &[]), Ok(Some(_)));
+        }
+        // Either of the two has told it already.
+        if state.owes.taken {
+            state.owes.taken = !matches!(self.post_frame(state, FrameKind::Taken, &[]), Ok(Some(_)));
+        }
+    }
+
+    fn arrived(&self, arrival: Arrival<'_>) {
+        let mut state = self.state.lock();
+        // That a ping left is no sign of life.
+        if matches!(arrival, Arrival::Frame(_) | Arrival::Immediate(_)) {
+            state.heard = self.host.now();
+            state.pinged = false;
+        }
+        match arrival {
+            Arrival::Up => state.up = true,
+            Arrival::Refused(said) => {
+                state.refusal = Some(said.to_vec());
+                state.ended.get_or_insert(Ended::Lost);
+            }
+            Arrival::Done(number) => state.finish(number),
+            Arrival::Immediate(value) => self.keep(&mut state, Event::Immediate(value)),
+            Arrival::Ended(why) => {
+                state.ended.get_or_insert(why);
+            }
+            Arrival::Frame(frame) => match FrameHead::decode(frame) {
+                Ok((kind, taken, body)) => self.frame(&mut state, kind, taken, body),
+                Err(_) => state.broke("a frame that is none"),
+            },
+        }
+    }
+
+    fn frame(&self, state: &mut State, kind: FrameKind, taken: u32, body: &[u8]) {
+        if state.sent.wrapping_sub(taken) > state.sent.wrapping_sub(state.taken_there) {
+            return state.broke("took more than was sent");
+        }
+        state.taken_there = taken;
+        let established = state.peer.is_some();
+        match kind {
+            FrameKind::Message if established => self.keep(state, Event::Message(body.to_vec())),
+            FrameKind::Taken if established => {}
+            FrameKind::Ping if established => state.owes.pong = true,
+            FrameKind::Pong if established => {}
+            FrameKind::Goodbye if established => {
+                state.ended.get_or_insert(Ended::ClosedThere);
+            }
+            FrameKind::Welcome if !established && state.pending.is_some() => {
+                state.peer = state.pending.take()
+            }
+            FrameKind::Hello | FrameKind::Challenge | FrameKind::Proof | FrameKind::Refusal
+                if !established && state.handshake.len() < HANDSHAKE_FRAMES_MAX =>
+            {
+                state.handshake.push_back((kind, body.to_vec()));
+            }
+            _ => state.broke("a frame out of turn"),
+        }
+    }
+
+    fn keep(&self, state: &mut State, event: Event) {
+        if state.peer.is_none() {
+            return state.broke("spoke before it was welcome");
+        }
+        state.arrived = state.arrived.wrapping_add(1);
+        if state.arrived.wrapping_sub(state.taken) > self.settings.window {
+            return state.broke("more than its window");
+        }
+        state.inbox.push_back(event);
+    }
+
+    fn next_tick(&self, now: Time) -> Option<Time> {
+        Some(now.after(self.settings.silence? / 2))
+    }
+
+    /// Waits for room and posts. `counted`: it takes a place in the peer's window.
+    fn submit(
+        &self,
+        until: Option<Time>,
+        counted: bool,
+        mut begin: impl FnMut(&Self, &mut State) -> Result<Option<Ticket>, Error>,
+    ) -> Result<Ticket, Error> {
+        self.wait_for(until, |core| {
+            let mut state = core.state.lock();
+            if let Some(why) = state.ended {
+                return Some(Err(Error::Ended(why)));
+            }
+            let Some(peer) = state.peer else {
+                return Some(Err(Error::Unavailable("the handshake is not done")));
+            };
+            if counted && state.sent.wrapping_sub(state.taken_there) >= peer.window.window {
+                // The peer may be waiting for the same: each tells what it has taken, and one of the two goes on.
+                state.owes.taken = state.taken != state.told;
+                core.pay(&mut state);
+                return None;
+            }
+            if state.issued - state.done >= u64::from(core.settings.depth) {
+                return None;
+            }
+            match begin(core, &mut state) {
+                Ok(Some(ticket)) => {
+                    state.sent = state.sent.wrapping_add(u32::from(counted));
+                    Some(Ok(ticket))
+                }
+                Ok(None) => None,
+                Err(error) => Some(Err(error)),
+            }
+        })
+    }
+}
+
+impl State {
+    fn broke(&mut self, what: &'static str) {
+        self.ended.get_or_insert(Ended::Broke(what));
+    }
+
+    fn finish(&mut self, number: u64) {
+        let place = number.checked_sub(self.done + 1).and_then(|index| usize::try_from(index).ok());
+        let under_way = place.and_then(|index| self.under_way.get_mut(index));
+        under_way.expect("a link is done with what it was given, once").done = true;
+        while self.under_way.front().is_some_and(|first| first.done) {
+            self.under_way.pop_front();
+            self.done += 1;
+        }
+    }
+}
+
+impl Driver for Core {
+    fn drive(&self) -> bool {
+        let moved = self.link.drive(&mut |arrival| self.arrived(arrival));
+        if !moved {
+            return false;
+        }
+        let ended = {
+            let mut state = self.state.lock();
+            if state.ended.is_none() {
+                self.pay(&mut state);
+            }
+            state.ended.is_some()
+        };
+        if ended {
+            self.fence();
+        } else {
+            self.link.news().tell(&*self.host);
+        }
+        true
+    }
+
+    fn tick(&self, now: Time) {
+        let Some(silence) = self.settings.silence else { return };
+        let mut state = self.state.lock();
+        if state.peer.is_none() || state.ended.is_some() {
+            return;
+        }
+        let silent = now.since(state.heard);
+        if silent >= silence && state.pinged {
+            state.ended = Some(Ended::Silent);
+            drop(state);
+            return self.fence();
+        }
+        if silent >= silence / 2 && !state.pinged {
+            state.pinged = true;
+            state.owes.ping = true;
+        }
+        self.pay(&mut state);
+    }
+}
+
+impl Drop for Core {
+    /// Frees what the connection held. Nothing is said to the peer.
+    fn drop(&mut self) {
+        self.link.close();
+    }
+}

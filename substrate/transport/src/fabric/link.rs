@@ -1,0 +1,425 @@
+//! One connection over libfabric.
+//!
+//! Its two halves are used under a lock each: `completions` by whoever drives, `posting` by whoever posts. Both are
+//! held when it is closed, so that afterwards no call is made on either: with FI_EP_MSG the close of the endpoint ends
+//! what the peer can do through it (tcp: its socket is read no more; verbs: its queue pair is gone), and nothing of
+//! the provider touches the buffers any more.
+//!
+//! Who waits polls its own completions; while nobody does, the descriptor of the queue is armed in the progress
+//! thread's set, for one event. Locks: `completions`, then `posting`, then `pending`.
+
+use super::Running;
+use super::sys::{Completion, DONE, Domain, FRAME, IMMEDIATE, Piece, RawEndpoint, Registered, View};
+use crate::error::{Ended, Error};
+use crate::link::{Arrival, Driver, Link, Shape, Work};
+use crate::memory::{Bytes, INLINE_BYTES_MAX, Local, Rights};
+use crate::news::News;
+use format::wire::WireRegion;
+use ipc::sync::{Ordering, Word};
+use ipc::{Lock, Time};
+use pmem::Region;
+use std::any::Any;
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::{Arc, Weak};
+use zerocopy::little_endian::U64;
+
+/// Frames too long to be inline that may be on their way out at once.
+const SEND_BUFFERS: usize = 16;
+
+/// Completions read at once.
+const BATCH: usize = 16;
+
+/// Batches taken before other threads have a turn.
+const BATCHES_MAX: usize = 16;
+
+/// Contexts of receives: bit 63, and the number of the buffer. Others hold the number of the work, and in the low bits
+/// the send buffer that is free when it is done, from 1.
+const RECEIVE: u64 = 1 << 63;
+const BUFFER_BITS: u32 = 8;
+
+/// What happened to the connection as a whole, told by the progress thread.
+pub(super) enum Pending {
+    Up,
+    Refused(Vec<u8>),
+    Ended(Ended),
+}
+
+pub(crate) struct FabricLink {
+    running: Arc<Running>,
+    pub(super) id: u64,
+    raw: RawEndpoint,
+    shape: Shape,
+    news: Arc<News>,
+    /// Receive buffers, then send buffers.
+    buffers: Registered,
+    completions: Lock<Half>,
+    posting: Lock<Posting>,
+    pending: Lock<VecDeque<Pending>>,
+    driver: Lock<Option<Weak<dyn Driver>>>,
+    /// 1 once it is connected.
+    up: Word,
+    /// How often somebody drove it.
+    pub(super) driven: Word,
+    /// What that was when the progress thread last looked.
+    pub(super) seen: Word,
+}
+
+struct Half {
+    open: bool,
+}
+
+struct Posting {
+    open: bool,
+    /// Send buffers that are free.
+    free: Vec<usize>,
+}
+
+// SAFETY: the raw endpoint is used under its locks, and belongs to a domain that any thread may use.
+unsafe impl Send for FabricLink {}
+// SAFETY: as above.
+unsafe impl Sync for FabricLink {}
+
+impl FabricLink {
+    /// Takes over an endpoint that is neither connected nor accepted, and posts its receives.
+    pub fn new(
+        running: &Arc<Running>,
+        raw: RawEndpoint,
+        shape: Shape,
+        news: Arc<News>,
+    ) -> Result<Arc<Self>, Error> {
+        let host = running.host().clone();
+        let receives = shape.receives as usize;
+        let link = View::buffers(shape.frame_bytes * (receives + SEND_BUFFERS)).and_then(|view| {
+            let whole = 0..shape.frame_bytes * (receives + SEND_BUFFERS);
+            Registered::new(running.domain(), view, whole, None, host.random())
+        });
+        let buffers = match link {
+            Ok(buffers) => buffers,
+            Err(error) => {
+                // SAFETY: nobody else has it.
+                unsafe { raw.close() };
+                return Err(error);
+            }
+        };
+        let posting = Posting { open: true, free: (0..SEND_BUFFERS).collect() };
+        let link = Arc::new(Self {
+            id: running.next_id(),
+            running: running.clone(),
+            raw,
+            shape,
+            news,
+            buffers,
+            completions: Lock::new(host.clone(), Half { open: true }),
+            posting: Lock::new(host.clone(), posting),
+            pending: Lock::new(host.clone(), VecDeque::new()),
+            driver: Lock::new(host, None),
+            up: Word::new(0),
+            driven: Word::new(0),
+            seen: Word::new(0),
+        });
+        for buffer in 0..receives {
+            link.repost(buffer as u64)?;
+        }
+        Ok(link)
+    }
+
+    /// What names it in the provider's events.
+    pub(super) fn name(&self) -> usize {
+        self.raw.posting as usize
+    }
+
+    pub(super) fn descriptor(&self) -> i32 {
+        // SAFETY: called before the link is given to anybody, so both halves are open.
+        unsafe { self.raw.descriptor() }
+    }
+
+    pub(super) fn accept(&self) -> Result<(), Error> {
+        let posting = self.posting.lock();
+        assert!(posting.open, "a link is accepted before it is given to anybody");
+        // SAFETY: open, and locked.
+        unsafe { self.raw.accept() }
+    }
+
+    pub(super) fn connect(&self, ip: &str, port: u16, said: &[u8]) -> Result<(), Error> {
+        let posting = self.posting.lock();
+        assert!(posting.open, "a link is connected before it is given to anybody");
+        // SAFETY: open, and locked.
+        unsafe { self.raw.connect(ip, port, said) }
+    }
+
+    /// The progress thread has something for it.
+    pub(super) fn push(&self, pending: Pending) {
+        if matches!(pending, Pending::Up) {
+            // Release: pairs with the load where a completion failed.
+            self.up.store(1, Ordering::Release);
+        }
+        self.pending.lock().push_back(pending);
+    }
+
+    pub(super) fn driver(&self) -> Option<Arc<dyn Driver>> {
+        self.driver.lock().as_ref().and_then(Weak::upgrade)
+    }
+
+    /// Posts a receive; there is always room, since no more are posted than the endpoint was made for.
+    fn repost(&self, buffer: u64) -> Result<(), Error> {
+        let index = usize::try_from(buffer).expect("the number of a buffer");
+        assert!(index < self.shape.receives as usize, "a receive of ours");
+        let piece = self.buffers.piece(index * self.shape.frame_bytes, self.shape.frame_bytes);
+        let posting = self.posting.lock();
+        if !posting.open {
+            return Ok(());
+        }
+        // SAFETY: open, and locked; the buffer is read only between its completion and here.
+        if unsafe { self.raw.receive(&piece, RECEIVE | buffer) }? {
+            return Ok(());
+        }
+        Err(Error::Provider { call: "fi_recv", code: libc::EAGAIN })
+    }
+
+    fn take_completion(
+        &self,
+        completion: &Completion,
+        take: &mut dyn FnMut(Arrival<'_>),
+    ) -> Result<(), Ended> {
+        if completion.error != 0 {
+            // A connection that never was takes its receives back before it says why. Acquire: pairs with `push`.
+            if self.up.load(Ordering::Acquire) == 0 {
+                return Ok(());
+            }
+            let forbidden = [libc::EACCES, libc::EPERM, libc::EREMOTEIO].contains(&completion.error);
+            let refused = forbidden && completion.kind == DONE;
+            return Err(if refused { Ended::Forbidden } else { Ended::Lost });
+        }
+        let buffer = completion.context & !RECEIVE;
+        match completion.kind {
+            DONE => {
+                let slot = (completion.context & ((1 << BUFFER_BITS) - 1)) as usize;
+                if let Some(slot) = slot.checked_sub(1) {
+                    self.posting.lock().free.push(slot);
+                }
+                take(Arrival::Done(completion.context >> BUFFER_BITS));
+            }
+            FRAME => {
+                let bytes = usize::try_from(completion.bytes).unwrap_or(usize::MAX);
+                if bytes > self.shape.frame_bytes {
+                    return Err(Ended::Broke("a frame longer than its buffer"));
+                }
+                let index = usize::try_from(buffer).expect("the number of a buffer");
+                let piece = self.buffers.piece(index * self.shape.frame_bytes, bytes);
+                // SAFETY: the receive is used up and not posted again until this was taken: nobody writes there.
+                take(Arrival::Frame(unsafe { std::slice::from_raw_parts(piece.start, bytes) }));
+                self.repost(buffer).map_err(|_| Ended::Lost)?;
+            }
+            IMMEDIATE => {
+                take(Arrival::Immediate((completion.immediate & u64::from(u32::MAX)) as u32));
+                if self.running.facts().immediate_uses_receive != 0 {
+                    self.repost(buffer).map_err(|_| Ended::Lost)?;
+                }
+            }
+            _ => return Err(Ended::Lost),
+        }
+        Ok(())
+    }
+
+    fn take_pending(&self, take: &mut dyn FnMut(Arrival<'_>)) -> bool {
+        let Some(pending) = self.pending.lock().pop_front() else { return false };
+        match &pending {
+            Pending::Up => take(Arrival::Up),
+            Pending::Refused(said) => take(Arrival::Refused(said)),
+            Pending::Ended(why) => take(Arrival::Ended(*why)),
+        }
+        true
+    }
+
+    /// A frame: short ones are copied by the provider, longer ones go through a buffer of ours.
+    fn post_frame(&self, number: u64, head: &[u8], body: &[u8]) -> Result<bool, Error> {
+        let bytes = head.len() + body.len();
+        if bytes > self.shape.frame_bytes {
+            return Err(Error::TooLarge { bytes: bytes as u64, limit: self.shape.frame_bytes as u64 });
+        }
+        let mut posting = self.posting.lock();
+        if !posting.open {
+            return Err(Error::Ended(Ended::Lost));
+        }
+        let inline = bytes <= self.running.inline_bytes();
+        let mut short = [0u8; INLINE_BYTES_MAX];
+        let (piece, slot) = if inline {
+            short[..head.len()].copy_from_slice(head);
+            short[head.len()..bytes].copy_from_slice(body);
+            (Piece { start: short.as_mut_ptr(), bytes, descriptor: std::ptr::null_mut() }, 0)
+        } else {
+            let Some(slot) = posting.free.pop() else { return Ok(false) };
+            let start = (self.shape.receives as usize + slot) * self.shape.frame_bytes;
+            let piece = self.buffers.piece(start, bytes);
+            // SAFETY: the buffer is free, so the provider does not use it, and this is its only user while locked.
+            unsafe {
+                std::ptr::copy_nonoverlapping(head.as_ptr(), piece.start, head.len());
+                std::ptr::copy_nonoverlapping(body.as_ptr(), piece.start.add(head.len()), body.len());
+            }
+            (piece, slot + 1)
+        };
+        let context = number << BUFFER_BITS | slot as u64;
+        // SAFETY: open, and locked; what is not copied is a buffer that stays ours until its completion.
+        let posted = unsafe { self.raw.send(&piece, context, inline) };
+        if slot > 0 && !matches!(posted, Ok(true)) {
+            posting.free.push(slot - 1);
+        }
+        posted
+    }
+
+    fn post_write(
+        &self,
+        number: u64,
+        from: &Bytes<'_>,
+        to: &WireRegion,
+        immediate: Option<u32>,
+    ) -> Result<bool, Error> {
+        let posting = self.posting.lock();
+        if !posting.open {
+            return Err(Error::Ended(Ended::Lost));
+        }
+        let remote = (to.base.get(), to.key.get());
+        let context = number << BUFFER_BITS;
+        match from {
+            Bytes::Inline(bytes) => {
+                let start = bytes.as_ptr().cast_mut();
+                let piece = Piece { start, bytes: bytes.len(), descriptor: std::ptr::null_mut() };
+                // SAFETY: open, and locked; the bytes are copied before this returns.
+                unsafe { self.raw.write(&piece, remote, context, true, immediate) }
+            }
+            Bytes::Registered(local, range) => {
+                let piece = piece_of(local, range);
+                let short = piece.bytes <= self.running.inline_bytes();
+                // SAFETY: open, and locked; whoever posts holds the memory until it is done.
+                unsafe { self.raw.write(&piece, remote, context, short, immediate) }
+            }
+        }
+    }
+}
+
+fn piece_of(local: &Local, range: &Range<u64>) -> Piece {
+    let start = usize::try_from(range.start).expect("a checked range fits memory");
+    let bytes = usize::try_from(range.end - range.start).expect("a checked range fits memory");
+    local.handle::<Registered>().piece(start, bytes)
+}
+
+impl Link for FabricLink {
+    fn news(&self) -> &Arc<News> {
+        &self.news
+    }
+
+    fn attach(&self, driver: Weak<dyn Driver>) {
+        *self.driver.lock() = Some(driver);
+    }
+
+    fn post(&self, number: u64, work: &Work<'_>) -> Result<bool, Error> {
+        match work {
+            Work::Frame(head, body) => self.post_frame(number, head, body),
+            Work::Write { from, to, immediate } => self.post_write(number, from, to, *immediate),
+            Work::Read { into, range, from } => {
+                let posting = self.posting.lock();
+                if !posting.open {
+                    return Err(Error::Ended(Ended::Lost));
+                }
+                let piece = piece_of(into, range);
+                let remote = (from.base.get(), from.key.get());
+                // SAFETY: open, and locked; whoever posts holds the memory until it is done, and lends it to nobody.
+                unsafe { self.raw.read(&piece, remote, number << BUFFER_BITS) }
+            }
+        }
+    }
+
+    fn drive(&self, take: &mut dyn FnMut(Arrival<'_>)) -> bool {
+        // Relaxed: only tells that somebody drives.
+        self.driven.fetch_add(1, Ordering::Relaxed);
+        let Some(completions) = self.completions.try_lock() else { return false };
+        if !completions.open {
+            return false;
+        }
+        let mut moved = false;
+        let mut batch = [Completion::default(); BATCH];
+        for _ in 0..BATCHES_MAX {
+            // SAFETY: open, and locked.
+            let count = unsafe { self.raw.completions(&mut batch) };
+            if count == 0 {
+                // What was said of the connection as a whole comes after everything that arrived on it.
+                return self.take_pending(take) || moved;
+            }
+            moved = true;
+            for completion in &batch[..count] {
+                if let Err(why) = self.take_completion(completion, take) {
+                    take(Arrival::Ended(why));
+                    return true;
+                }
+            }
+        }
+        moved
+    }
+
+    fn arm(&self) -> bool {
+        let Some(completions) = self.completions.try_lock() else { return false };
+        if !completions.open {
+            return true;
+        }
+        if !self.pending.lock().is_empty() {
+            return false;
+        }
+        // SAFETY: open, and locked.
+        if !unsafe { self.raw.may_sleep(self.running.domain()) } {
+            return false;
+        }
+        self.running.watch(self.id, &self.raw);
+        true
+    }
+
+    fn next_due(&self) -> Option<Time> {
+        None
+    }
+
+    fn grant(
+        &self,
+        region: &Region,
+        range: Range<u64>,
+        rights: Rights,
+    ) -> Result<(WireRegion, Box<dyn Any + Send + Sync>), Error> {
+        let view = View::of(region, true)?;
+        let start = usize::try_from(range.start).map_err(|_| Error::Range)?;
+        let end = usize::try_from(range.end).map_err(|_| Error::Range)?;
+        let address = view.at(start, end - start) as u64;
+        let wanted_key = self.running.host().random();
+        let registered = Registered::new(self.running.domain(), view, start..end, Some(rights), wanted_key)?;
+        let base = if self.running.facts().virtual_addresses != 0 { address } else { 0 };
+        let granted = WireRegion {
+            key: U64::new(registered.key),
+            base: U64::new(base),
+            bytes: U64::new(range.end - range.start),
+        };
+        Ok((granted, Box::new(registered)))
+    }
+
+    fn close(&self) {
+        let mut completions = self.completions.lock();
+        let mut posting = self.posting.lock();
+        if !std::mem::replace(&mut completions.open, false) {
+            return;
+        }
+        posting.open = false;
+        self.running.forget(self.id, self.name(), &self.raw);
+        // SAFETY: both halves are locked and marked closed, so nobody uses either now or later.
+        unsafe { self.raw.close() };
+    }
+}
+
+impl Drop for FabricLink {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// What is registered at an endpoint for operations of this side.
+pub(super) fn register(domain: &Arc<Domain>, region: &Region) -> Result<Box<dyn Any + Send + Sync>, Error> {
+    let view = View::of(region, true).or_else(|_| View::of(region, false))?;
+    let bytes = usize::try_from(region.bytes()).map_err(|_| Error::Range)?;
+    Ok(Box::new(Registered::new(domain, view, 0..bytes, None, 0)?))
+}

@@ -1,0 +1,348 @@
+//! How two nodes come to trust each other: the decisions only, no sending, no waiting.
+//!
+//! Knock, Hello, Challenge, Proof, Welcome. Each side proves the cluster's key over everything that both have said,
+//! with a nonce of its own in it, so that nothing recorded proves anything a second time; the proofs of the two sides
+//! begin with different words, so that none can be sent back to its maker. The traffic afterwards is neither signed
+//! nor hidden: that is left to the network. `docs/protocol.md`.
+
+use format::wire::{
+    CLUSTER_BYTES, KNOCK_PROOF_BYTES, Knock, NONCE_BYTES, PROOF_BYTES, RefusalReason, WIRE_MAGIC,
+    WIRE_VERSION, WIRE_VERSION_MIN, WireChallenge, WireHello, WireProof, common_version,
+};
+use format::{Epoch, NodeId};
+use hmac::{Hmac, KeyInit, Mac};
+use ipc::Host;
+use sha2::Sha256;
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::{U16, U32};
+
+/// What the nodes of a cluster know and nobody else.
+#[derive(Clone)]
+pub struct ClusterKey([u8; 32]);
+
+impl ClusterKey {
+    /// A key from a file that only the daemon's user reads.
+    pub const fn new(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
+
+    fn mac(&self, role: &[u8], parts: &[&[u8]]) -> Hmac<Sha256> {
+        let mut mac = Hmac::<Sha256>::new_from_slice(&self.0).expect("HMAC takes keys of any length");
+        mac.update(role);
+        parts.iter().for_each(|part| mac.update(part));
+        mac
+    }
+
+    fn sign(&self, role: &[u8], parts: &[&[u8]]) -> [u8; PROOF_BYTES] {
+        self.mac(role, parts).finalize().into_bytes().into()
+    }
+}
+
+impl std::fmt::Debug for ClusterKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "ClusterKey")
+    }
+}
+
+const KNOCKS: &[u8] = b"hearth 1 knock\0";
+const ACCEPTS: &[u8] = b"hearth 1 acceptor\0";
+const INITIATES: &[u8] = b"hearth 1 initiator\0";
+
+/// A node, as it stands towards others.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    /// The cluster.
+    pub cluster: [u8; CLUSTER_BYTES],
+    /// Its key.
+    pub key: ClusterKey,
+    /// The node.
+    pub node: NodeId,
+}
+
+/// What one side lets the other do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Window {
+    pub message_bytes: u32,
+    pub window: u32,
+}
+
+/// What a handshake came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Agreed {
+    pub node: NodeId,
+    pub epoch: Epoch,
+    pub version: u8,
+    /// What the peer takes.
+    pub window: Window,
+}
+
+fn nonce<const N: usize>(host: &dyn Host) -> [u8; N] {
+    let mut bytes = [0; N];
+    for part in bytes.chunks_mut(8) {
+        part.copy_from_slice(&host.random().to_le_bytes()[..part.len()]);
+    }
+    bytes
+}
+
+/// The knock of a node.
+pub(crate) fn knock(identity: &Identity, host: &dyn Host) -> Knock {
+    let mut knock = Knock {
+        magic: WIRE_MAGIC,
+        version_min: WIRE_VERSION_MIN,
+        version_max: WIRE_VERSION,
+        cluster: identity.cluster,
+        nonce: nonce(host),
+        proof: [0; KNOCK_PROOF_BYTES],
+    };
+    let proof = identity.key.sign(KNOCKS, &[knock.claim()]);
+    knock.proof.copy_from_slice(&proof[..KNOCK_PROOF_BYTES]);
+    knock
+}
+
+/// Judges a knock.
+pub(crate) fn judge_knock(identity: &Identity, bytes: &[u8]) -> Result<(), RefusalReason> {
+    let knock = Knock::decode(bytes).map_err(|_| RefusalReason::Malformed)?;
+    common_version(knock.version_min, knock.version_max).ok_or(RefusalReason::Version)?;
+    if knock.cluster != identity.cluster {
+        return Err(RefusalReason::Cluster);
+    }
+    let mac = identity.key.mac(KNOCKS, &[knock.claim()]);
+    mac.verify_truncated_left(&knock.proof).map_err(|_| RefusalReason::Key)
+}
+
+/// The side that connects.
+pub(crate) struct Initiator {
+    hello: WireHello,
+}
+
+impl Initiator {
+    pub fn new(identity: &Identity, epoch: Epoch, to: NodeId, window: Window, host: &dyn Host) -> Self {
+        let hello = WireHello {
+            version_min: WIRE_VERSION_MIN,
+            version_max: WIRE_VERSION,
+            reserved: U16::new(0),
+            epoch,
+            from: identity.node,
+            to,
+            cluster: identity.cluster,
+            nonce: nonce::<NONCE_BYTES>(host),
+            message_bytes: U32::new(window.message_bytes),
+            window: U32::new(window.window),
+        };
+        Self { hello }
+    }
+
+    pub fn hello(&self) -> &WireHello {
+        &self.hello
+    }
+
+    /// Judges what the acceptor said, and answers it.
+    pub fn answer(
+        &self,
+        identity: &Identity,
+        challenge: &WireChallenge,
+    ) -> Result<(WireProof, Agreed), RefusalReason> {
+        let said = [self.hello.as_bytes(), challenge.claim()];
+        identity.key.mac(ACCEPTS, &said).verify_slice(&challenge.proof).map_err(|_| RefusalReason::Key)?;
+        if !(WIRE_VERSION_MIN..=WIRE_VERSION).contains(&challenge.version) {
+            return Err(RefusalReason::Version);
+        }
+        if challenge.from != self.hello.to {
+            return Err(RefusalReason::Node);
+        }
+        check_epoch(challenge.epoch, self.hello.epoch)?;
+        let agreed = Agreed {
+            node: challenge.from,
+            epoch: challenge.epoch,
+            version: challenge.version,
+            window: window(challenge.message_bytes, challenge.window)?,
+        };
+        let said = [self.hello.as_bytes(), challenge.as_bytes()];
+        Ok((WireProof { proof: identity.key.sign(INITIATES, &said) }, agreed))
+    }
+}
+
+/// The side that was connected to, once it has heard the Hello.
+pub(crate) struct Acceptor {
+    hello: WireHello,
+    challenge: WireChallenge,
+    window: Window,
+}
+
+impl Acceptor {
+    /// Judges a Hello, and answers it. What only members may know (epoch, who is one) is judged with the proof.
+    pub fn new(
+        identity: &Identity,
+        epoch: Epoch,
+        hello: &WireHello,
+        own: Window,
+        host: &dyn Host,
+    ) -> Result<Self, RefusalReason> {
+        let version = common_version(hello.version_min, hello.version_max).ok_or(RefusalReason::Version)?;
+        if hello.cluster != identity.cluster {
+            return Err(RefusalReason::Cluster);
+        }
+        if hello.to != identity.node || hello.from == identity.node {
+            return Err(RefusalReason::Node);
+        }
+        let mut challenge = WireChallenge {
+            version,
+            reserved: 0,
+            reserved2: U16::new(0),
+            epoch,
+            from: identity.node,
+            message_bytes: U32::new(own.message_bytes),
+            window: U32::new(own.window),
+            nonce: nonce::<NONCE_BYTES>(host),
+            proof: [0; PROOF_BYTES],
+        };
+        challenge.proof = identity.key.sign(ACCEPTS, &[hello.as_bytes(), challenge.claim()]);
+        let window = window(hello.message_bytes, hello.window)?;
+        Ok(Self { hello: *hello, challenge, window })
+    }
+
+    pub fn challenge(&self) -> &WireChallenge {
+        &self.challenge
+    }
+
+    /// Judges the proof.
+    pub fn judge(&self, identity: &Identity, proof: &WireProof) -> Result<Agreed, RefusalReason> {
+        let said = [self.hello.as_bytes(), self.challenge.as_bytes()];
+        identity.key.mac(INITIATES, &said).verify_slice(&proof.proof).map_err(|_| RefusalReason::Key)?;
+        check_epoch(self.hello.epoch, self.challenge.epoch)?;
+        Ok(Agreed {
+            node: self.hello.from,
+            epoch: self.hello.epoch,
+            version: self.challenge.version,
+            window: self.window,
+        })
+    }
+}
+
+/// Nobody talks across epochs: who is behind first learns what has changed.
+pub(crate) fn check_epoch(theirs: Epoch, own: Epoch) -> Result<(), RefusalReason> {
+    match theirs.cmp(&own) {
+        std::cmp::Ordering::Less => Err(RefusalReason::OldEpoch),
+        std::cmp::Ordering::Equal => Ok(()),
+        std::cmp::Ordering::Greater => Err(RefusalReason::NewEpoch),
+    }
+}
+
+fn window(message_bytes: U32, window: U32) -> Result<Window, RefusalReason> {
+    if message_bytes.get() == 0 || window.get() < 2 {
+        return Err(RefusalReason::Malformed);
+    }
+    Ok(Window { message_bytes: message_bytes.get(), window: window.get() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ipc::SystemHost;
+
+    const OWN: Window = Window { message_bytes: 100, window: 8 };
+
+    fn node(number: u32, key: u8) -> Identity {
+        Identity { cluster: [7; 16], key: ClusterKey::new([key; 32]), node: NodeId::new(number) }
+    }
+
+    fn initiator(identity: &Identity, epoch: u32) -> Initiator {
+        Initiator::new(identity, Epoch::new(epoch), NodeId::new(2), OWN, &SystemHost)
+    }
+
+    fn acceptor(hello: &WireHello, epoch: u32) -> Result<Acceptor, RefusalReason> {
+        Acceptor::new(&node(2, 1), Epoch::new(epoch), hello, OWN, &SystemHost)
+    }
+
+    #[test]
+    fn two_members_agree() {
+        let one = node(1, 1);
+        let first = initiator(&one, 5);
+        let second = acceptor(first.hello(), 5).unwrap();
+        let (proof, theirs) = first.answer(&one, second.challenge()).unwrap();
+        let ours = second.judge(&node(2, 1), &proof).unwrap();
+        assert_eq!((theirs.node, ours.node), (NodeId::new(2), NodeId::new(1)));
+        assert_eq!((theirs.epoch, ours.epoch, ours.version), (Epoch::new(5), Epoch::new(5), WIRE_VERSION));
+    }
+
+    #[test]
+    fn each_thing_that_does_not_fit_has_its_refusal() {
+        let hello = *initiator(&node(1, 1), 5).hello();
+        let refused = |hello: WireHello| acceptor(&hello, 5).map(|_| ()).unwrap_err();
+        assert_eq!(refused(WireHello { version_min: 9, version_max: 9, ..hello }), RefusalReason::Version);
+        assert_eq!(refused(WireHello { cluster: [8; 16], ..hello }), RefusalReason::Cluster);
+        assert_eq!(refused(WireHello { to: NodeId::new(3), ..hello }), RefusalReason::Node);
+        assert_eq!(refused(WireHello { from: NodeId::new(2), ..hello }), RefusalReason::Node);
+        assert_eq!(refused(WireHello { window: U32::new(0), ..hello }), RefusalReason::Malformed);
+    }
+
+    /// An acceptor that leaves the check to the initiator lets an expelled node in that leaves it out too.
+    #[test]
+    fn the_acceptor_itself_refuses_another_epoch() {
+        let one = node(1, 1);
+        for (theirs, reason) in [(4, RefusalReason::OldEpoch), (6, RefusalReason::NewEpoch)] {
+            let first = initiator(&one, theirs);
+            let second = acceptor(first.hello(), 5).unwrap();
+            let said = [first.hello().as_bytes(), second.challenge().as_bytes()];
+            let proof = WireProof { proof: one.key.sign(INITIATES, &said) };
+            assert_eq!(second.judge(&node(2, 1), &proof), Err(reason));
+        }
+    }
+
+    #[test]
+    fn the_initiator_refuses_an_acceptor_of_another_epoch() {
+        let one = node(1, 1);
+        for (theirs, reason) in [(4, RefusalReason::OldEpoch), (6, RefusalReason::NewEpoch)] {
+            let first = initiator(&one, 5);
+            let second = acceptor(first.hello(), theirs).unwrap();
+            assert_eq!(first.answer(&one, second.challenge()).unwrap_err(), reason);
+        }
+    }
+
+    #[test]
+    fn nothing_recorded_proves_anything_again() {
+        let one = node(1, 1);
+        let first = initiator(&one, 5);
+        let second = acceptor(first.hello(), 5).unwrap();
+        let (proof, _) = first.answer(&one, second.challenge()).unwrap();
+        let again = acceptor(first.hello(), 5).unwrap();
+        assert_eq!(again.judge(&node(2, 1), &proof), Err(RefusalReason::Key), "a proof was accepted twice");
+        let other = initiator(&one, 5);
+        assert_eq!(other.answer(&one, second.challenge()).unwrap_err(), RefusalReason::Key);
+    }
+
+    #[test]
+    fn a_proof_is_not_taken_back_from_its_maker() {
+        let one = node(1, 1);
+        let first = initiator(&one, 5);
+        let second = acceptor(first.hello(), 5).unwrap();
+        let reflected = WireProof { proof: second.challenge().proof };
+        assert_eq!(second.judge(&node(2, 1), &reflected), Err(RefusalReason::Key));
+    }
+
+    #[test]
+    fn another_key_is_found_by_either_side() {
+        let stranger = node(1, 9);
+        let first = initiator(&stranger, 5);
+        let second = acceptor(first.hello(), 5).unwrap();
+        assert_eq!(first.answer(&stranger, second.challenge()).unwrap_err(), RefusalReason::Key);
+        let said = [first.hello().as_bytes(), second.challenge().as_bytes()];
+        let proof = WireProof { proof: stranger.key.sign(INITIATES, &said) };
+        assert_eq!(second.judge(&node(2, 1), &proof), Err(RefusalReason::Key));
+    }
+
+    #[test]
+    fn knocks_are_judged() {
+        let right = knock(&node(1, 1), &SystemHost);
+        let judge = |knock: &Knock| judge_knock(&node(2, 1), knock.as_bytes());
+        assert_eq!(judge(&right), Ok(()));
+        assert_eq!(judge(&knock(&node(1, 9), &SystemHost)), Err(RefusalReason::Key));
+        assert_eq!(judge(&Knock { cluster: [1; 16], ..right }), Err(RefusalReason::Cluster));
+        assert_eq!(judge(&Knock { version_min: 9, version_max: 9, ..right }), Err(RefusalReason::Version));
+        assert_eq!(judge(&Knock { magic: *b"GET ", ..right }), Err(RefusalReason::Malformed));
+        let mut changed = right;
+        changed.nonce[3] ^= 1;
+        assert_eq!(judge(&changed), Err(RefusalReason::Key));
+        assert_eq!(judge_knock(&node(2, 1), &right.as_bytes()[..50]), Err(RefusalReason::Malformed));
+    }
+}

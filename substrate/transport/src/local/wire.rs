@@ -1,0 +1,371 @@
+//! What lies between the two sides of an in-process connection: what is under way, the posted receives, the granted
+//! memory. All moves happen under its lock, in the order of posting for each direction.
+
+use super::{BROKEN, Inner, LocalDoor, LocalLink};
+use crate::error::{Ended, Error};
+use crate::link::{Arrival, Shape};
+use crate::memory::Rights;
+use crate::news::News;
+use format::wire::{FrameHead, FrameKind, WireRegion};
+use ipc::{Host, Lock, Time};
+use pmem::Region;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use zerocopy::IntoBytes;
+
+/// Something under way to one side.
+pub(super) enum Flight {
+    Knock {
+        said: Vec<u8>,
+        door: Arc<LocalDoor>,
+        link: Arc<LocalLink>,
+    },
+    Up,
+    Refused(Vec<u8>),
+    /// A frame, numbered if its sender wants to know.
+    Frame {
+        number: Option<u64>,
+        frame: Vec<u8>,
+    },
+    Write {
+        number: u64,
+        data: Vec<u8>,
+        to: WireRegion,
+        immediate: Option<u32>,
+    },
+    Read {
+        number: u64,
+        into: Region,
+        at: u64,
+        from: WireRegion,
+    },
+    Answer {
+        number: u64,
+        into: Region,
+        at: u64,
+        data: Vec<u8>,
+    },
+    Ended(Ended),
+}
+
+/// Something that a side can take.
+pub(super) enum Arrived {
+    Up,
+    Refused(Vec<u8>),
+    Done(u64),
+    Frame(Vec<u8>),
+    Immediate(u32),
+    Ended(Ended),
+}
+
+impl Arrived {
+    pub fn lend(&self) -> Arrival<'_> {
+        match self {
+            Self::Up => Arrival::Up,
+            Self::Refused(said) => Arrival::Refused(said),
+            Self::Done(number) => Arrival::Done(*number),
+            Self::Frame(frame) => Arrival::Frame(frame),
+            Self::Immediate(value) => Arrival::Immediate(*value),
+            Self::Ended(why) => Arrival::Ended(*why),
+        }
+    }
+
+    /// Receives that it used up.
+    pub fn receives(&self) -> u32 {
+        u32::from(matches!(self, Self::Frame(_) | Self::Immediate(_)))
+    }
+}
+
+struct Granted {
+    remote: WireRegion,
+    region: Region,
+    at: u64,
+    rights: Rights,
+}
+
+struct Side {
+    open: bool,
+    shape: Shape,
+    /// Under way to this side, with the time of arrival.
+    flights: VecDeque<(Time, Flight)>,
+    /// Arrived, and not taken.
+    arrived: VecDeque<Arrived>,
+    /// Posted and not used up.
+    receives: u32,
+    granted: Vec<Granted>,
+    /// What the last frame of this side said it took.
+    taken: u32,
+}
+
+struct State {
+    sides: [Side; 2],
+    /// For whom something arrived that was not told.
+    news: [bool; 2],
+}
+
+pub(super) struct Wire {
+    pub host: Arc<dyn Host>,
+    network: Arc<Inner>,
+    names: [String; 2],
+    pub news: [Arc<News>; 2],
+    state: Lock<State>,
+}
+
+impl Wire {
+    pub fn new(
+        host: Arc<dyn Host>,
+        network: Arc<Inner>,
+        names: [String; 2],
+        news: [Arc<News>; 2],
+        shapes: [Shape; 2],
+    ) -> Arc<Self> {
+        let side = |shape: Shape| Side {
+            open: true,
+            shape,
+            flights: VecDeque::new(),
+            arrived: VecDeque::new(),
+            receives: shape.receives,
+            granted: Vec::new(),
+            taken: 0,
+        };
+        let state = State { sides: shapes.map(side), news: [false; 2] };
+        Arc::new(Self { state: Lock::new(host.clone(), state), host, network, names, news })
+    }
+
+    pub fn joins(&self, one: &str, other: &str) -> bool {
+        let [first, second] = &self.names;
+        (first == one && second == other) || (first == other && second == one)
+    }
+
+    /// Sends something from a side to the other.
+    pub fn send(&self, from: usize, flight: Flight) {
+        self.with(|wire, state| wire.put(state, from, flight));
+    }
+
+    /// Moves what is due.
+    pub fn advance(&self) {
+        self.with(|_, _| {});
+    }
+
+    /// Does something, moves what is due, and tells those for whom something arrived.
+    fn with<R>(&self, change: impl FnOnce(&Self, &mut State) -> R) -> R {
+        let (result, news) = {
+            let mut state = self.state.lock();
+            let result = change(self, &mut state);
+            self.deliver(&mut state);
+            (result, std::mem::take(&mut state.news))
+        };
+        for (side, told) in news.into_iter().enumerate() {
+            if told {
+                self.news[side].tell(&*self.host);
+            }
+        }
+        result
+    }
+
+    fn put(&self, state: &mut State, from: usize, flight: Flight) {
+        let to = 1 - from;
+        if let Flight::Frame { frame, .. } = &flight
+            && let Ok((_, taken, _)) = FrameHead::decode(frame)
+        {
+            state.sides[from].taken = taken;
+        }
+        let due = self.network.due(&self.names[from], &self.names[to]);
+        let flights = &mut state.sides[to].flights;
+        // Never before what was sent before.
+        let due = flights.back().map_or(due, |(before, _)| due.max(*before));
+        flights.push_back((due, flight));
+        // A waiter may have looked at the clock before.
+        state.news[to] = true;
+    }
+
+    pub fn arrivals(&self, side: usize) -> Vec<Arrived> {
+        self.state.lock().sides[side].arrived.drain(..).collect()
+    }
+
+    pub fn repost(&self, side: usize, receives: u32) {
+        if receives > 0 {
+            self.with(|_, state| state.sides[side].receives += receives);
+        }
+    }
+
+    pub fn next_due(&self) -> Option<Time> {
+        let state = self.state.lock();
+        let front = |to: usize| {
+            let (due, _) = state.sides[to].flights.front()?;
+            let way = self.network.way(&self.names[1 - to], &self.names[to]);
+            (!way.cut).then_some(*due)
+        };
+        let now = self.host.now();
+        // What is due and still there waits for a receive, not for the clock.
+        (0..2).filter_map(front).filter(|due| *due > now).min()
+    }
+
+    pub fn grant(
+        &self,
+        side: usize,
+        remote: WireRegion,
+        region: Region,
+        at: u64,
+        rights: Rights,
+    ) -> Result<(), Error> {
+        let mut state = self.state.lock();
+        if !state.sides[side].open {
+            return Err(Error::Ended(BROKEN));
+        }
+        state.sides[side].granted.push(Granted { remote, region, at, rights });
+        Ok(())
+    }
+
+    /// Closes a side: nothing reaches it from here on.
+    pub fn close(&self, side: usize) {
+        let gone = self.with(|wire, state| {
+            if !std::mem::replace(&mut state.sides[side].open, false) {
+                return None;
+            }
+            wire.put(state, side, Flight::Ended(BROKEN));
+            let own = &mut state.sides[side];
+            own.arrived.clear();
+            own.granted.clear();
+            Some(std::mem::take(&mut own.flights))
+        });
+        // Outside the lock: a knock under way holds a link of this wire.
+        drop(gone);
+    }
+
+    /// Ends both sides now.
+    pub fn break_now(&self) {
+        let gone = self.with(|_, state| {
+            let mut gone = Vec::new();
+            for side in 0..2 {
+                gone.push(std::mem::take(&mut state.sides[side].flights));
+                state.end(side, BROKEN);
+            }
+            gone
+        });
+        drop(gone);
+    }
+
+    fn deliver(&self, state: &mut State) {
+        let now = self.host.now();
+        loop {
+            let mut moved = false;
+            for to in 0..2 {
+                while state.sides[to].flights.front().is_some_and(|(due, _)| *due <= now) {
+                    if self.network.way(&self.names[1 - to], &self.names[to]).cut || !state.has_receive(to) {
+                        break;
+                    }
+                    let (_, flight) = state.sides[to].flights.pop_front().expect("looked at above");
+                    self.land(state, to, flight);
+                    moved = true;
+                }
+            }
+            if !moved {
+                return;
+            }
+        }
+    }
+
+    fn land(&self, state: &mut State, to: usize, flight: Flight) {
+        let from = 1 - to;
+        if !state.sides[to].open {
+            return;
+        }
+        match flight {
+            Flight::Knock { said, door, link } => {
+                let answer = match door.knock(&said, link) {
+                    Ok(()) => {
+                        state.give(to, Arrived::Up);
+                        Flight::Up
+                    }
+                    Err(refusal) => Flight::Refused(refusal),
+                };
+                self.put(state, to, answer);
+            }
+            Flight::Up => state.give(to, Arrived::Up),
+            Flight::Refused(said) => state.give(to, Arrived::Refused(said)),
+            Flight::Frame { number, frame } => {
+                if let Some(number) = number {
+                    state.give(from, Arrived::Done(number));
+                }
+                if frame.len() > state.sides[to].shape.frame_bytes {
+                    return state.end_both(from, Ended::Forbidden);
+                }
+                if let Ok((FrameKind::Ping, ..)) = FrameHead::decode(&frame) {
+                    // As a progress thread would, whatever the peer's other threads do.
+                    let pong = FrameHead::new(FrameKind::Pong, state.sides[to].taken);
+                    let pong = Flight::Frame { number: None, frame: pong.as_bytes().to_vec() };
+                    return self.put(state, to, pong);
+                }
+                state.sides[to].receives -= 1;
+                state.give(to, Arrived::Frame(frame));
+            }
+            Flight::Write { number, data, to: remote, immediate } => {
+                let Some((region, at)) = state.allowed(to, &remote, Rights::may_write) else {
+                    return state.end_both(from, Ended::Forbidden);
+                };
+                region.store(at, &data);
+                state.give(from, Arrived::Done(number));
+                if let Some(value) = immediate {
+                    state.sides[to].receives -= 1;
+                    state.give(to, Arrived::Immediate(value));
+                }
+            }
+            Flight::Read { number, into, at, from: remote } => {
+                let Some((region, start)) = state.allowed(to, &remote, Rights::may_read) else {
+                    return state.end_both(from, Ended::Forbidden);
+                };
+                let bytes = usize::try_from(remote.bytes.get()).expect("a granted range fits memory");
+                let mut data = vec![0; bytes];
+                if region.read(start, &mut data).is_err() {
+                    return state.end_both(from, BROKEN);
+                }
+                self.put(state, to, Flight::Answer { number, into, at, data });
+            }
+            Flight::Answer { number, into, at, data } => {
+                into.store(at, &data);
+                state.give(to, Arrived::Done(number));
+            }
+            Flight::Ended(why) => state.give(to, Arrived::Ended(why)),
+        }
+    }
+}
+
+impl State {
+    fn give(&mut self, to: usize, arrived: Arrived) {
+        if self.sides[to].open {
+            self.sides[to].arrived.push_back(arrived);
+            self.news[to] = true;
+        }
+    }
+
+    /// True if the next flight to a side needs no receive, or finds one.
+    fn has_receive(&self, to: usize) -> bool {
+        let side = &self.sides[to];
+        let needs = matches!(
+            side.flights.front(),
+            Some((_, Flight::Frame { .. } | Flight::Write { immediate: Some(_), .. }))
+        );
+        !needs || side.receives > 0 || !side.open
+    }
+
+    /// The memory that a remote range stands for, if it was granted by `side` for this.
+    fn allowed(&self, side: usize, range: &WireRegion, may: fn(Rights) -> bool) -> Option<(Region, u64)> {
+        let granted = self.sides[side].granted.iter().find(|g| g.remote.key == range.key)?;
+        let offset = range.base.get().checked_sub(granted.remote.base.get())?;
+        let end = offset.checked_add(range.bytes.get())?;
+        (may(granted.rights) && end <= granted.remote.bytes.get())
+            .then(|| (granted.region.clone(), granted.at + offset))
+    }
+
+    fn end(&mut self, side: usize, why: Ended) {
+        self.sides[side].granted.clear();
+        self.give(side, Arrived::Ended(why));
+    }
+
+    /// What one side did breaks the connection for both.
+    fn end_both(&mut self, culprit: usize, why: Ended) {
+        self.end(culprit, why);
+        self.end(1 - culprit, BROKEN);
+    }
+}

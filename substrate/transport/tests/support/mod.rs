@@ -1,0 +1,169 @@
+//! Where the cases run: the same endpoints in process, over tcp on the loopback, and over tcp between network
+//! namespaces. Every wait has a limit, every port is a free one.
+
+#![allow(dead_code, reason = "each test binary uses a part")]
+
+use format::{Epoch, NodeId};
+use ipc::{Host, SystemHost, Time};
+use std::sync::Arc;
+use std::time::Duration;
+use transport::{ClusterKey, Connection, Endpoint, Event, Fabric, Identity, Network, Settings};
+
+pub mod namespaces;
+
+/// No single wait of a test takes longer.
+pub const LIMIT: Duration = Duration::from_secs(20);
+
+pub fn host() -> Arc<dyn Host> {
+    Arc::new(SystemHost)
+}
+
+pub fn soon() -> Time {
+    SystemHost.now().after(LIMIT)
+}
+
+pub fn in_ms(ms: u64) -> Time {
+    SystemHost.now().after(Duration::from_millis(ms))
+}
+
+pub fn identity(node: u32) -> Identity {
+    Identity { cluster: [1; 16], key: ClusterKey::new([42; 32]), node: NodeId::new(node) }
+}
+
+pub fn id(node: u32) -> NodeId {
+    NodeId::new(node)
+}
+
+/// A place where nodes can reach each other.
+pub enum Bed {
+    Local(Network),
+    Tcp,
+    Namespaces(namespaces::Namespaces),
+}
+
+impl Bed {
+    pub fn local() -> Self {
+        Self::Local(Network::new(host()))
+    }
+
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Local(_) => "in-process",
+            Self::Tcp => "tcp-loopback",
+            Self::Namespaces(_) => "tcp-namespaces",
+        }
+    }
+
+    /// An endpoint of a node; nodes are counted from 1.
+    pub fn endpoint_of(&self, identity: Identity, epoch: u32, settings: Settings) -> Endpoint {
+        let epoch = Epoch::new(epoch);
+        let node = identity.node.get();
+        match self {
+            Self::Local(network) => network.endpoint(&format!("n{node}"), identity, epoch, settings).unwrap(),
+            Self::Tcp => Fabric::tcp("127.0.0.1").endpoint(host(), identity, epoch, settings).unwrap(),
+            Self::Namespaces(namespaces) => namespaces.inside(node, || {
+                Fabric::tcp(&namespaces.ip(node)).endpoint(host(), identity, epoch, settings).unwrap()
+            }),
+        }
+    }
+
+    pub fn endpoint(&self, node: u32, settings: &Settings) -> Endpoint {
+        self.endpoint_of(identity(node), 1, settings.clone())
+    }
+
+    /// Does something as a node: where sockets are made matters between namespaces.
+    pub fn inside<R: Send>(&self, node: u32, body: impl FnOnce() -> R + Send) -> R {
+        match self {
+            Self::Namespaces(namespaces) => namespaces.inside(node, body),
+            _ => body(),
+        }
+    }
+
+    /// Cuts two nodes from each other.
+    pub fn cut(&self, one: u32, other: u32) {
+        match self {
+            Self::Local(network) => {
+                network.cut(&format!("n{one}"), &format!("n{other}"));
+                network.cut(&format!("n{other}"), &format!("n{one}"));
+            }
+            Self::Tcp => panic!("the loopback cannot be cut"),
+            Self::Namespaces(namespaces) => namespaces.link(other, false),
+        }
+    }
+
+    pub fn heal(&self, one: u32, other: u32) {
+        match self {
+            Self::Local(network) => {
+                network.heal(&format!("n{one}"), &format!("n{other}"));
+                network.heal(&format!("n{other}"), &format!("n{one}"));
+            }
+            Self::Tcp => {}
+            Self::Namespaces(namespaces) => namespaces.link(other, true),
+        }
+    }
+}
+
+/// Two nodes, and a connection from the first to the second.
+pub struct Pair {
+    pub one: Endpoint,
+    pub two: Endpoint,
+    pub here: Connection,
+    pub there: Connection,
+}
+
+impl Pair {
+    pub fn new(bed: &Bed, settings: &Settings) -> Self {
+        Self::with(bed, settings, settings)
+    }
+
+    pub fn with(bed: &Bed, first: &Settings, second: &Settings) -> Self {
+        let one = bed.endpoint(1, first);
+        let two = bed.endpoint(2, second);
+        let (here, there) = join(bed, &one, &two);
+        Self { one, two, here, there }
+    }
+}
+
+/// Connects node 1 to node 2.
+pub fn join(bed: &Bed, one: &Endpoint, two: &Endpoint) -> (Connection, Connection) {
+    let listener = bed.inside(2, || two.listen("").unwrap());
+    let address = listener.address();
+    let accepting = spawn("accepts", move || listener.accept(Some(soon())).unwrap());
+    let here = bed.inside(1, || one.connect(&address, id(2), soon()).unwrap());
+    (here, accepting.join())
+}
+
+/// A thread with a result.
+pub struct Running<T> {
+    thread: Box<dyn ipc::Join>,
+    result: Arc<std::sync::Mutex<Option<T>>>,
+}
+
+pub fn spawn<T: Send + 'static>(name: &str, body: impl FnOnce() -> T + Send + 'static) -> Running<T> {
+    let result = Arc::new(std::sync::Mutex::new(None));
+    let theirs = result.clone();
+    let body = move || *theirs.lock().unwrap() = Some(body());
+    Running { thread: SystemHost.spawn(name, Box::new(body)).unwrap(), result }
+}
+
+impl<T> Running<T> {
+    pub fn join(self) -> T {
+        self.thread.join().unwrap();
+        let result = self.result.lock().unwrap().take();
+        result.expect("a thread that ended well left its result")
+    }
+}
+
+pub fn message(connection: &Connection) -> Vec<u8> {
+    match connection.take(Some(soon())).unwrap() {
+        Event::Message(message) => message,
+        other => panic!("a message was expected, not {other:?}"),
+    }
+}
+
+pub fn immediate(connection: &Connection) -> u32 {
+    match connection.take(Some(soon())).unwrap() {
+        Event::Immediate(value) => value,
+        other => panic!("an immediate was expected, not {other:?}"),
+    }
+}

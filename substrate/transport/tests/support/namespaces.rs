@@ -1,0 +1,82 @@
+//! Network namespaces on one machine, one a node, joined by a bridge in a namespace of their own. Needs root and the
+//! program `ip`. They go when this is dropped; a test that is killed leaves namespaces called `hearth-PID-N`, which
+//! `ip netns delete` removes.
+
+use std::process::Command;
+
+pub struct Namespaces {
+    prefix: String,
+    nodes: u32,
+}
+
+fn ip(arguments: &[&str]) -> bool {
+    let output = Command::new("ip").args(arguments).output();
+    output.is_ok_and(|output| output.status.success())
+}
+
+impl Namespaces {
+    /// Makes them; none where that is not allowed.
+    pub fn new(nodes: u32) -> Option<Self> {
+        // SAFETY: no arguments, cannot fail.
+        if unsafe { libc::geteuid() } != 0 {
+            return None;
+        }
+        let made = Self { prefix: format!("hearth-{}", std::process::id()), nodes };
+        let hub = made.name(0);
+        if !ip(&["netns", "add", &hub]) {
+            return None;
+        }
+        let mut right = ip(&["-n", &hub, "link", "add", "bridge", "type", "bridge"]);
+        right &= ip(&["-n", &hub, "link", "set", "bridge", "up"]);
+        for node in 1..=nodes {
+            let name = made.name(node);
+            let port = format!("to{node}");
+            right &= ip(&["netns", "add", &name]);
+            let link = ["link", "add", "net0", "netns", &name, "type", "veth", "peer", "name", &port];
+            right &= ip(&[&link[..], &["netns", &hub]].concat());
+            right &= ip(&["-n", &hub, "link", "set", &port, "master", "bridge", "up"]);
+            right &= ip(&["-n", &name, "address", "add", &format!("{}/24", made.ip(node)), "dev", "net0"]);
+            right &= ip(&["-n", &name, "link", "set", "lo", "up"]);
+            right &= ip(&["-n", &name, "link", "set", "net0", "up"]);
+        }
+        right.then_some(made)
+    }
+
+    fn name(&self, node: u32) -> String {
+        format!("{}-{node}", self.prefix)
+    }
+
+    pub fn ip(&self, node: u32) -> String {
+        format!("10.77.0.{node}")
+    }
+
+    /// Takes a node's cable out, or puts it in.
+    pub fn link(&self, node: u32, up: bool) {
+        let state = if up { "up" } else { "down" };
+        assert!(ip(&["-n", &self.name(0), "link", "set", &format!("to{node}"), state]));
+    }
+
+    /// Runs something on a thread that is inside a node's namespace, as are the sockets it makes.
+    pub fn inside<R: Send>(&self, node: u32, body: impl FnOnce() -> R + Send) -> R {
+        let path = format!("/run/netns/{}", self.name(node));
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(move || {
+                let file = std::fs::File::open(path).unwrap();
+                // SAFETY: changes this thread only.
+                let entered =
+                    unsafe { libc::setns(std::os::fd::AsRawFd::as_raw_fd(&file), libc::CLONE_NEWNET) };
+                assert_eq!(entered, 0, "root may enter a namespace");
+                body()
+            });
+            thread.join().unwrap()
+        })
+    }
+}
+
+impl Drop for Namespaces {
+    fn drop(&mut self) {
+        for node in 0..=self.nodes {
+            ip(&["netns", "delete", &self.name(node)]);
+        }
+    }
+}
