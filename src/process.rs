@@ -83,16 +83,36 @@ impl Process {
 /// Every process of which this user may know that it has `variable=value` in its environment.
 pub fn with_environment(variable: &str, value: &Path) -> Vec<Process> {
     let wanted = format!("{variable}={}", value.display()).into_bytes();
-    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
-    entries
-        .flatten()
-        .filter_map(|entry| entry.file_name().to_str()?.parse().ok().and_then(Pid::from_raw))
+    processes()
         .filter(|pid| {
             fs::read(format!("/proc/{}/environ", pid.as_raw_nonzero()))
                 .is_ok_and(|environment| environment.split(|byte| *byte == 0).any(|part| part == wanted))
         })
         .filter_map(|pid| Some(Process { pid, started: started(pid)? }))
         .collect()
+}
+
+/// Every process of which this user may know that it maps a file whose path begins so, and that is there still.
+pub fn with_mapping(path: &Path) -> Vec<Process> {
+    let path = path.display().to_string();
+    processes()
+        .filter(|pid| {
+            fs::read_to_string(format!("/proc/{}/maps", pid.as_raw_nonzero()))
+                .is_ok_and(|maps| maps.lines().any(|line| names(line, &path)))
+        })
+        .filter_map(|pid| Some(Process { pid, started: started(pid)? }))
+        .collect()
+}
+
+/// Whether a line of a `maps` file is about a file whose path begins so, and that is there still.
+fn names(line: &str, path: &str) -> bool {
+    line.find('/').is_some_and(|at| line[at..].starts_with(path)) && !line.ends_with(" (deleted)")
+}
+
+/// All processes.
+fn processes() -> impl Iterator<Item = Pid> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok().and_then(Pid::from_raw))
 }
 
 /// Start of a process; none if it is gone or only waits to be reaped.
@@ -120,6 +140,13 @@ mod tests {
         assert_eq!(Process::load(&file), Some(this));
         fs::write(&file, format!("{} {}\n", this.pid(), this.started + 1)).unwrap();
         assert_eq!(Process::load(&file), None);
+    }
+
+    #[test]
+    fn a_mapped_file_is_found_with_its_process() {
+        let this = std::env::current_exe().unwrap();
+        assert!(with_mapping(&this).contains(&Process::this().unwrap()));
+        assert!(with_mapping(Path::new("/no/such/folder")).is_empty());
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use super::Down;
 use crate::cluster::{Cluster, Node};
 use crate::error::{Error, Result};
-use crate::process::{Process, with_environment};
+use crate::process::{Process, with_environment, with_mapping};
 use rustix::process::Signal;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -44,7 +44,8 @@ fn stop(cluster: &Cluster, node: &Node, hard: bool) -> Result<bool> {
         };
     }
     // The daemon first: what a program does after that has not been done, as after a power cut.
-    let programs = with_environment(ENVIRONMENT_SOCKET, &node.socket);
+    let mut programs = with_environment(ENVIRONMENT_SOCKET, &node.socket);
+    programs.extend(with_mapping(&node.pool.join("log-")));
     let any = daemon.is_some() || !programs.is_empty();
     for process in daemon.into_iter().chain(programs) {
         process.end(Signal::KILL, KILLED)?;

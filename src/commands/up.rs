@@ -3,7 +3,7 @@
 use super::{OneNode, Up};
 use crate::cluster::{Cluster, MediumKind, Node};
 use crate::error::{Error, Result};
-use crate::process::Process;
+use crate::process::{Process, with_mapping};
 use std::fs::{self, OpenOptions};
 use std::io::{Read, Write};
 use std::path::Path;
@@ -64,6 +64,17 @@ fn agree(cluster: &Cluster, arguments: &Up) -> Result<()> {
 pub(super) fn start_node(cluster: &Cluster, node: &Node) -> Result<()> {
     if let Some(process) = Process::load(&cluster.folder(node).join("serve.pid")) {
         return Err(Error::new(format!("node {} is up already (process {})", node.number, process.pid())));
+    }
+    // Nothing seals the log of a program that outlived its daemon: what it goes on to write there would be lost
+    // without an error.
+    let left = with_mapping(&node.pool.join("log-"));
+    if !left.is_empty() {
+        let pids: Vec<_> = left.iter().map(|process| process.pid().to_string()).collect();
+        return Err(Error::new(format!(
+            "programs of a daemon that died still run (process {}): end them first, or all at once with: hearth \
+             down --hard",
+            pids.join(", ")
+        )));
     }
     wait_until_ready(cluster, node, &["serve"], "serve.log")
 }
