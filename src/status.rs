@@ -52,6 +52,9 @@ pub struct NodeStatus {
     pub flips: u64,
     /// What is attached.
     pub programs: Vec<ProgramStatus>,
+    /// Sessions that were ended by force since the daemon started, the oldest forgotten: the user, and why.
+    #[serde(default)]
+    pub forced_ends: Vec<String>,
 }
 
 /// Asks the daemon behind a control socket.

@@ -191,5 +191,10 @@ fn status(cluster: &Cluster, node: &Node, daemon: &Daemon) -> NodeStatus {
         inodes: usage.inodes,
         flips: daemon.flip().get(),
         programs,
+        forced_ends: daemon
+            .ejections()
+            .iter()
+            .map(|end| format!("session {} of user {}: {}", end.session, end.uid, end.reason))
+            .collect(),
     }
 }

@@ -56,6 +56,9 @@ fn print(answer: &Answer) {
         status.inodes,
         status.flips
     );
+    for end in &status.forced_ends {
+        println!("  ended by force: {end}");
+    }
     for program in &status.programs {
         println!(
             "  process {} of user {}: log {} of {} KiB, {} leases",
