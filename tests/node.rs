@@ -145,3 +145,12 @@ fn a_daemon_is_not_started_while_programs_of_a_dead_one_write_on() {
     node.hearth(&["start"]).expect_success();
     assert_eq!(node.sh("cat $T/file").expect_success(), "attached\n");
 }
+
+#[test]
+fn an_inherited_file_is_never_taken_for_another_that_has_its_name_now() {
+    let node = Node::up();
+    let script = "exec 3>> $T/log; echo first >&3; mv $T/log $T/old; echo other > $T/log\n\
+                  ! sh -c 'echo astray >&3' 2> /dev/null || true";
+    node.sh(script).expect_success();
+    assert_eq!(node.sh("cat $T/log").expect_success(), "other\n");
+}

@@ -15,6 +15,7 @@ use crate::descriptors;
 use crate::mount::{Change, Entry, Errno, Handle, Lock, Mount, New, Place, Result, Target};
 use crate::openings;
 use answers::{errno_of, space_of, status_of, stop_of};
+use format::InodeNumber;
 use format::message::ROLE_PROGRAM;
 use format::record::FileType;
 use ipc::{Host, SystemHost};
@@ -35,6 +36,9 @@ const RECORDS_BYTES: usize = 16 << 10;
 /// Flags that an opening anew leaves out: they were for the first time.
 const ONLY_ONCE: i32 = libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC;
 
+/// Bytes of an exported file's token before the path: place, memfd, flags, inode.
+const TOKEN_NUMBERS: usize = 20;
+
 /// The tree of one node.
 pub struct Tree {
     socket: PathBuf,
@@ -53,6 +57,8 @@ struct Open {
     current: AtomicPtr<Current>,
     /// By which it is opened anew: from the root of the tree.
     path: Vec<u8>,
+    /// What that path led to: another file that has the name now is not it.
+    inode: InodeNumber,
     flags: i32,
     place: Option<openings::Place>,
 }
@@ -122,6 +128,10 @@ impl Tree {
         let path = if open.path.is_empty() { b"." } else { open.path.as_slice() };
         let place = vfs::Place { base: Base::Root, path };
         let file = vfs.open(place, open.flags & !ONLY_ONCE, 0).map_err(|_| Errno(libc::ESTALE))?;
+        if file.inode() != open.inode {
+            vfs.close(&file, true);
+            return Err(Errno(libc::ESTALE));
+        }
         let file = shared(file, open.place, false);
         let fresh = Box::into_raw(Box::new(Current { era: self.era(), file }));
         let before = open.current.load(Ordering::Acquire);
@@ -205,11 +215,12 @@ impl Mount for Tree {
         let base = place.dir.as_ref().map_or(&b""[..], |dir| &open_of(dir).path);
         let path = joined(base, place.path);
         let file = self.client()?.open(self.place(&place)?, flags, mode).map_err(stop_of)?;
+        let inode = file.inode();
         let shared_place = openings::Place::take();
         let file = shared(file, shared_place, true);
         let current = Box::into_raw(Box::new(Current { era: self.era(), file }));
         let current = AtomicPtr::new(current);
-        Ok(handle_of(Open { current, path, flags, place: shared_place }))
+        Ok(handle_of(Open { current, path, inode, flags, place: shared_place }))
     }
 
     fn close(&self, file: Handle) {
@@ -398,20 +409,22 @@ impl Mount for Tree {
         let open = open_of(&file);
         let place = open.place.ok_or(Errno(libc::EMFILE))?;
         let (number, memfd) = place.pass_on()?;
-        let mut token = Vec::with_capacity(12 + open.path.len());
+        let mut token = Vec::with_capacity(TOKEN_NUMBERS + open.path.len());
         token.extend_from_slice(&number.to_le_bytes());
         token.extend_from_slice(&memfd.to_le_bytes());
         token.extend_from_slice(&open.flags.to_le_bytes());
+        token.extend_from_slice(&open.inode.get().to_le_bytes());
         token.extend_from_slice(&open.path);
         Ok(token)
     }
 
     fn import(&self, token: &[u8]) -> Result<Handle> {
-        let (numbers, path) = token.split_at_checked(12).ok_or(Errno(libc::EINVAL))?;
+        let (numbers, path) = token.split_at_checked(TOKEN_NUMBERS).ok_or(Errno(libc::EINVAL))?;
         let word = |at: usize| i32::from_le_bytes(numbers[at..at + 4].try_into().expect("four bytes"));
         let place = openings::Place::adopt(word(0) as u32, word(4)).ok_or(Errno(libc::EINVAL))?;
-        let current = AtomicPtr::default();
-        Ok(handle_of(Open { current, path: path.to_vec(), flags: word(8), place: Some(place) }))
+        let inode = u64::from_le_bytes(numbers[12..].try_into().expect("eight bytes"));
+        let (current, inode) = (AtomicPtr::default(), InodeNumber::new(inode));
+        Ok(handle_of(Open { current, path: path.to_vec(), inode, flags: word(8), place: Some(place) }))
     }
 
     fn kernel_file(&self, _file: Handle) -> Option<i32> {
