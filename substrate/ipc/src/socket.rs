@@ -60,6 +60,11 @@ impl Listener {
         Self(descriptor)
     }
 
+    /// The socket, for somebody who only keeps it.
+    pub fn into_descriptor(self) -> Descriptor {
+        self.0
+    }
+
     /// The socket: readable when somebody knocks.
     pub fn descriptor(&self) -> &Descriptor {
         &self.0
