@@ -7,9 +7,10 @@ use assise_local::trees::{at, process};
 use assise_local::{Node, tiny};
 use format::Name;
 use libfs::{LibFs, Limits};
+use std::io::IoSlice;
 use std::sync::Arc;
 use vfs::conformance::{Actor, Answer, Call};
-use vfs::engine::{Attributes, Step};
+use vfs::engine::{Access, Allocate, At, Attributes, Created, Extent, New, NewType, Step, Target};
 use vfs::{Caller, Engine, Error};
 
 const PATHS: [&str; 7] = ["", "d", "e", "d/a", "d/b", "b", "e/d"];
@@ -93,5 +94,45 @@ fn before_and_after_the_digest_all_attributes_are_the_same() {
             assert_eq!(cached, digested, "{path:?} after {call:?}");
         }
     }
+    node.tidy();
+}
+
+/// A program that copies only what is not a hole (`tar -S`, `cp --sparse`) goes by the number of blocks.
+#[test]
+fn after_the_digest_the_blocks_of_a_file_are_those_that_it_has() {
+    let node = Node::new(tiny());
+    let own = node.attach(Caller::ROOT, Limits::default()).0;
+    let root = own.root().unwrap().inode;
+    let both = Access { read: true, write: true };
+    let new = New { kind: NewType::Regular(Some(both)), mode: 0o600, exclusive: true };
+    let name = Name::new(b"sparse").unwrap();
+    let Created::New(file, Some(handle)) = own.create(&Caller::ROOT, root, name, &new).unwrap() else {
+        panic!("it was to be made and opened");
+    };
+    let write = |offset, bytes| {
+        let data = vec![1; bytes];
+        own.write(&Caller::ROOT, handle, At::Offset(offset), &[IoSlice::new(&data)]).unwrap();
+    };
+    let blocks = || {
+        // Where data is only the area knows: this digests, and takes no lease away.
+        own.extents(handle, 0, Extent::Data).unwrap();
+        let known = own.getattr(Target::Node(file.inode)).unwrap().blocks;
+        let mut found = Vec::new();
+        own.walk(&Caller::ROOT, root, &[Step::Child(name)], &mut found).unwrap();
+        own.forget(&[file.inode]);
+        assert_eq!(found[0].blocks, known);
+        known
+    };
+    write(0, 10);
+    assert_eq!(blocks(), 8);
+    write(1 << 20, 5000);
+    assert_eq!(blocks(), 8 + 16);
+    write(1 << 20, 5000);
+    assert_eq!(blocks(), 8 + 16);
+    own.allocate(&Caller::ROOT, handle, Allocate::PunchHole, 0, 4096).unwrap();
+    assert_eq!(blocks(), 16);
+    own.close(handle);
+    own.forget(&[file.inode, root]);
+    drop(own);
     node.tidy();
 }

@@ -28,6 +28,7 @@ impl State {
             Target::Open(handle) => self.file(handle)?.node,
         };
         self.hold(index, LEASE_READ)?;
+        self.know_blocks(index)?;
         Ok(self.attributes(index))
     }
 

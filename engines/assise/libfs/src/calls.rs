@@ -326,6 +326,7 @@ impl State {
         }
         node.lease = Some(lease);
         node.item = reply.item;
+        node.blocks_moved = false;
         Ok(index)
     }
 

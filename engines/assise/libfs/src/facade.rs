@@ -75,6 +75,9 @@ impl Engine for LibFs {
     ) -> Result<()> {
         let ended = self.run(|state| {
             let (met, ended) = state.walk(caller, start, steps)?;
+            if let Some(last) = met.last() {
+                state.know_blocks(*last)?;
+            }
             for index in met {
                 let attributes = state.pin(index);
                 found.push(attributes);

@@ -65,6 +65,8 @@ pub(crate) struct Node {
     pub dirty: bool,
     /// Grows when its contents are changed.
     pub contents_version: u64,
+    /// Own records were digested that changed how many blocks it has: only the area knows that number now.
+    pub blocks_moved: bool,
 }
 
 impl Node {
@@ -86,6 +88,7 @@ impl Node {
             nameless: false,
             dirty: false,
             contents_version: 0,
+            blocks_moved: false,
         }
     }
 
@@ -152,10 +155,10 @@ impl Node {
     pub fn purge(&mut self, pool: &mut Pool, digested: Sequence) -> bool {
         match &mut self.body {
             Body::File { overlay, extents } => {
-                if overlay.purge(pool, digested)
-                    || (self.created > Sequence::new(0) && self.created <= digested)
-                {
+                let purged = overlay.purge(pool, digested);
+                if purged || (self.created > Sequence::new(0) && self.created <= digested) {
                     extents.clear();
+                    self.blocks_moved |= purged || self.item.size.get() > 0;
                 }
             }
             Body::Directory(directory) => directory.purge(digested),

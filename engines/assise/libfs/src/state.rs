@@ -14,7 +14,7 @@ use crate::overlay::Pool;
 use crate::records::Header;
 use crate::session::{Attachment, Link};
 use crate::words::{Held, SharedWords, open_places};
-use format::call::LEASE_READ;
+use format::call::{LEASE_READ, LEASE_WRITE};
 use format::checksum::Salt;
 use format::envelope::frame_bytes;
 use format::session::{WORD_OWN_RANGE, Welcome};
@@ -461,6 +461,22 @@ impl State {
                 session.own_generation = session.words.own_range();
                 session.ended_seen = session.words.ended_count();
             }
+        }
+    }
+
+    /// Makes sure that the attributes of a node on which a lease is held can be told to a program: how many blocks a
+    /// file has is the area's to say, as soon as what was written to it lies there.
+    pub fn know_blocks(&self, index: NodeIndex) -> Step<()> {
+        let node = self.nodes.get(index);
+        let moved =
+            node.blocks_moved && matches!(&node.body, Body::File { overlay, .. } if overlay.is_empty());
+        let digested = self.session.as_ref().is_some_and(|session| node.changed <= session.purged);
+        match node.lease {
+            Some(held) if moved && digested => {
+                let mode = if held.write { LEASE_WRITE } else { LEASE_READ };
+                Err(Need::Leases(vec![(node.inode, mode)]).into())
+            }
+            _ => Ok(()),
         }
     }
 
