@@ -7,7 +7,8 @@
 //! DIR/node-1/socket     where programs attach
 //! DIR/node-1/control    where `hearth status` asks
 //! DIR/node-1/serve.pid  its daemon
-//! DIR/node-1/serve.log  what the daemon says
+//! DIR/node-1/keeper.pid who starts the daemon again when it dies
+//! DIR/node-1/serve.log  what both say
 //! ```
 
 use crate::error::{Error, Result};
@@ -147,6 +148,16 @@ impl Cluster {
     /// Where the node's tree is seen.
     pub fn tree(&self, node: &Node) -> PathBuf {
         self.dir.join(format!("n{}", node.number))
+    }
+
+    /// Says which process the daemon is.
+    pub fn pid_file(&self, node: &Node) -> PathBuf {
+        self.folder(node).join("serve.pid")
+    }
+
+    /// Says which process the daemon's keeper is.
+    pub fn keeper_pid_file(&self, node: &Node) -> PathBuf {
+        self.folder(node).join("keeper.pid")
     }
 
     /// Where `hearth status` asks the daemon.

@@ -55,6 +55,9 @@ pub struct NodeStatus {
     /// Sessions that were ended by force since the daemon started, the oldest forgotten: the user, and why.
     #[serde(default)]
     pub forced_ends: Vec<String>,
+    /// Daemons of the node that died and were replaced by their keeper, since the keeper started.
+    #[serde(default)]
+    pub restarts: u64,
 }
 
 /// Asks the daemon behind a control socket.

@@ -20,7 +20,7 @@ pub(super) fn latency(arguments: &Bench) -> Result<ExitCode> {
     let node = cluster.node(1)?;
     up::start_node(&cluster, node)?;
     let rows = measured(&cluster, node, &folder.0);
-    if let Some(daemon) = Process::load(&cluster.folder(node).join("serve.pid")) {
+    if let Some(daemon) = Process::load(&cluster.pid_file(node)) {
         daemon.end(Signal::TERM, Duration::from_secs(60))?;
     }
     // A pool in memory does not lie in the folder that goes with the scratch space.

@@ -34,19 +34,30 @@ pub(super) fn run(arguments: &Down) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Ends one node; false if its daemon was not running and nothing was attached.
+/// Ends one node; false if neither its keeper nor its daemon was running and nothing was attached.
 fn stop(cluster: &Cluster, node: &Node, hard: bool) -> Result<bool> {
-    let daemon = Process::load(&cluster.folder(node).join("serve.pid"));
+    let keeper = Process::load(&cluster.keeper_pid_file(node));
     if !hard {
-        return match daemon {
-            Some(daemon) => daemon.end(Signal::TERM, ORDERLY).map(|()| true),
-            None => Ok(false),
-        };
+        if let Some(keeper) = &keeper {
+            // It ends its daemon in order.
+            keeper.end(Signal::TERM, ORDERLY)?;
+        }
+        // The daemon of a keeper that died.
+        let daemon = Process::load(&cluster.pid_file(node));
+        if let Some(daemon) = &daemon {
+            daemon.end(Signal::TERM, ORDERLY)?;
+        }
+        return Ok(keeper.is_some() || daemon.is_some());
     }
-    // The daemon first: what a program does after that has not been done, as after a power cut.
+    // Who would start a daemon again first, then the daemon: what a program does after that has not been done, as
+    // after a power cut.
+    if let Some(keeper) = &keeper {
+        keeper.end(Signal::KILL, KILLED)?;
+    }
+    let daemon = Process::load(&cluster.pid_file(node));
     let mut programs = with_environment(ENVIRONMENT_SOCKET, &node.socket);
     programs.extend(with_mapping(&node.pool.join("log-")));
-    let any = daemon.is_some() || !programs.is_empty();
+    let any = keeper.is_some() || daemon.is_some() || !programs.is_empty();
     for process in daemon.into_iter().chain(programs) {
         process.end(Signal::KILL, KILLED)?;
     }

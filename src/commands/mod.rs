@@ -2,6 +2,7 @@
 
 mod bench;
 mod check;
+mod daemon;
 mod down;
 mod inspect;
 mod mount;
@@ -51,8 +52,10 @@ enum Command {
     Check(PoolFolder),
     /// Print what a pool holds, in words
     Inspect(PoolFolder),
-    /// Run one daemon in the foreground (`up` does this for you)
+    /// Keep a node up in the foreground: run its daemon, and start it again when it dies (`up` does this for you)
     Serve(OneNode),
+    /// Run a node's daemon in the foreground, with no keeper; the socket may come as standard input
+    Daemon(OneNode),
 }
 
 #[derive(Debug, Args)]
@@ -189,6 +192,7 @@ pub fn run(arguments: Arguments) -> ExitCode {
         Command::Check(pool) => check::run(&pool),
         Command::Inspect(pool) => inspect::run(&pool),
         Command::Serve(node) => serve::run(&node),
+        Command::Daemon(node) => daemon::run(&node),
     };
     done.unwrap_or_else(|why| {
         eprintln!("hearth: {why}");
@@ -198,3 +202,14 @@ pub fn run(arguments: Arguments) -> ExitCode {
 
 /// Exit code of a command that could not do what it was asked. For `status` it means down.
 const FAILED: u8 = 2;
+
+/// From here on what happens is told on standard error, which is a log file; `HEARTH_LOG` says how much.
+fn speak() {
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .with_env_filter(
+            tracing_subscriber::EnvFilter::try_from_env("HEARTH_LOG").unwrap_or_else(|_| "info".into()),
+        )
+        .init();
+}

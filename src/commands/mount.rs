@@ -52,7 +52,7 @@ pub(super) fn umount(arguments: &OneNode) -> Result<ExitCode> {
 
 /// The gateway's own process: serves the mount until it is told to end, or the mount is taken away.
 fn show(cluster: &Cluster, node: &Node) -> Result<ExitCode> {
-    super::serve::speak();
+    super::speak();
     let _ = rustix::process::setsid();
     let mut signals = Signals::new([SIGTERM, SIGINT])
         .map_err(|why| Error::new(format!("cannot wait for signals: {why}")))?;

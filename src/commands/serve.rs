@@ -1,200 +1,225 @@
-//! `hearth serve`: one daemon in the foreground. It recovers its pool, lets programs in, and ends on SIGTERM with
-//! everything digested.
+//! `hearth serve`: keeps a node up. It holds the socket that programs knock at, runs the daemon (`hearth daemon`) as a
+//! child with that socket as standard input, and starts it again when it dies (ARCHITECTURE, "keeper").
+//!
+//! A daemon that dies while it serves is replaced at once; programs stall until then, and go on. One that does not get
+//! as far as serving is tried again after pauses, and given up after [`ATTEMPTS`]. SIGTERM ends the daemon in order and
+//! then the keeper. A daemon outlives its keeper's death; it is only not started again.
 
 use super::OneNode;
-use super::up::say_ready;
-use crate::cluster::{Cluster, MediumKind, Node};
+use super::daemon::listen;
+use super::up::{READY, say_ready};
+use crate::cluster::{Cluster, Node};
 use crate::error::{Error, Result};
 use crate::process::Process;
-use crate::status::{NodeStatus, ProgramStatus};
-use format::PoolUid;
-use ipc::socket::Listener;
 use ipc::{Host, SystemHost};
-use pmem::Medium;
-use sharedfs::{Config, Daemon, Door, Format, format_pool};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::fs;
-use std::io::Write;
-use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::UnixListener;
+use std::io::Read;
+use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::process::ExitCode;
-use std::sync::Arc;
-use tracing::{info, warn};
+use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::Duration;
+use tracing::{error, info, warn};
 
-/// Data bytes for each node of the tree that a pool has room for: files of one block each still fit.
-const DATA_BYTES_PER_NODE: u64 = 16 << 10;
-/// The smallest tree.
-const NODES_MIN: u64 = 4096;
+/// How often in a row a daemon may die before it serves; with the pauses, about a minute.
+const ATTEMPTS: u32 = 20;
+/// Pause before the second attempt; each further one is twice as long.
+const PAUSE_MIN: Duration = Duration::from_millis(10);
+/// The longest pause.
+const PAUSE_MAX: Duration = Duration::from_secs(5);
+
+/// What a keeper waits for.
+enum Event {
+    /// The daemon serves.
+    Ready,
+    /// The daemon is gone.
+    Ended(ExitStatus),
+    /// The keeper is to end.
+    Signal,
+}
+
+/// The daemon that runs now.
+struct Running {
+    /// Not its number: that may be another's by the time a signal is sent.
+    process: OwnedFd,
+}
+
+/// A keeper at work.
+struct Keeper<'a> {
+    cluster: &'a Cluster,
+    node: &'a Node,
+    listener: OwnedFd,
+    events: Receiver<Event>,
+    sender: Sender<Event>,
+    /// Daemons that died while they served.
+    restarts: u64,
+}
 
 pub(super) fn run(arguments: &OneNode) -> Result<ExitCode> {
-    speak();
+    super::speak();
     let cluster = arguments.place.cluster()?;
     let node = cluster.node(arguments.node)?;
-    // A session of its own: a terminal that closes ends the programs in it, not the daemon.
+    if let Some(process) = Process::load(&cluster.keeper_pid_file(node)) {
+        return Err(Error::new(format!(
+            "node {} has a keeper already (process {})",
+            node.number,
+            process.pid()
+        )));
+    }
+    // A session of its own: a terminal that closes ends the programs in it, not the node.
     let _ = rustix::process::setsid();
-    let mut signals = Signals::new([SIGTERM, SIGINT])
-        .map_err(|why| Error::new(format!("cannot wait for signals: {why}")))?;
-
-    let daemon = open(&cluster, node)?;
-    daemon.start().map_err(of_daemon("start"))?;
-    let door = Door {
-        listener: listener(&node.socket)?,
-        library: env!("CARGO_PKG_VERSION").to_owned(),
-        uid: rustix::process::geteuid().as_raw(),
-    };
-    daemon.listen(door).map_err(of_daemon("listen"))?;
-    let daemon = Arc::new(daemon);
-    answer_status(&cluster, node, &daemon)?;
-    Process::this()?.save(&cluster.folder(node).join("serve.pid"))?;
-    say_ready()?;
-    info!(node = node.number, "serving");
-
-    let signal = signals.forever().next();
-    info!(?signal, "ending: digesting what is left");
-    daemon.stop();
-    for path in [&node.socket, &cluster.control(node), &cluster.folder(node).join("serve.pid")] {
+    let (sender, events) = channel();
+    forward_signals(sender.clone())?;
+    let listener = OwnedFd::from(listen(&node.socket)?.into_descriptor());
+    Process::this()?.save(&cluster.keeper_pid_file(node))?;
+    let mut keeper = Keeper { cluster: &cluster, node, listener, events, sender, restarts: 0 };
+    let ended = keeper.keep();
+    for path in [&node.socket, &cluster.keeper_pid_file(node)] {
         let _ = fs::remove_file(path);
     }
-    Ok(ExitCode::SUCCESS)
+    ended
 }
 
-/// From here on what happens is told on standard error, which is a log file; `HEARTH_LOG` says how much.
-pub(super) fn speak() {
-    tracing_subscriber::fmt()
-        .with_writer(std::io::stderr)
-        .with_ansi(false)
-        .with_env_filter(
-            tracing_subscriber::EnvFilter::try_from_env("HEARTH_LOG").unwrap_or_else(|_| "info".into()),
-        )
-        .init();
-}
-
-fn of_daemon(what: &'static str) -> impl FnOnce(sharedfs::Error) -> Error {
-    move |why| Error::new(format!("cannot {what}: {why}"))
-}
-
-/// Opens the pool, made first if the folder is empty.
-fn open(cluster: &Cluster, node: &Node) -> Result<Daemon> {
-    let pool = &node.pool;
-    if !pool.exists() {
-        let lost = match cluster.settings.medium {
-            MediumKind::Memory => {
-                " (a pool in memory ends with the machine: remove the cluster's folder, and begin anew)"
-            }
-            MediumKind::File => "",
-        };
-        return Err(Error::new(format!("the pool {} is gone{lost}", pool.display())));
-    }
-    let medium = match cluster.settings.medium {
-        MediumKind::File => Medium::file(pool),
-        MediumKind::Memory => Medium::memory(pool),
-    }
-    .map_err(Error::at("open", pool))?;
-    let capacity_blocks = cluster.settings.capacity_bytes / format::BLOCK_BYTES as u64;
-    let mut config = Config::default();
-    config.area.capacity_blocks = capacity_blocks;
-    if medium.list().map_err(Error::at("read", pool))?.is_empty() {
-        make_pool(&medium, cluster, &config)?;
-        info!(pool = %pool.display(), "made the pool");
-    }
-    let begin = SystemHost.now();
-    let (daemon, recovered) =
-        Daemon::open(Arc::new(SystemHost), &medium, config).map_err(Error::at("open", pool))?;
-    info!(
-        logs = recovered.logs.len(),
-        records = recovered.records,
-        orphans = recovered.orphans,
-        microseconds = SystemHost.now().since(begin).as_micros() as u64,
-        "recovered"
-    );
-    for (log, reason) in &recovered.cuts {
-        warn!(%log, ?reason, "the end of a log did not count");
-    }
-    Ok(daemon)
-}
-
-fn make_pool(medium: &Medium, cluster: &Cluster, config: &Config) -> Result<()> {
-    let nodes = (cluster.settings.capacity_bytes / DATA_BYTES_PER_NODE).max(NODES_MIN);
-    let new = Format {
-        pool: PoolUid::new(SystemHost.random()),
-        tree_nodes_max: u32::try_from(nodes).map_err(|_| Error::new("the capacity is out of range"))?,
-        root_mode: 0o755,
-        root_uid: rustix::process::geteuid().as_raw(),
-        root_gid: rustix::process::getegid().as_raw(),
-        time_ns: SystemHost.wall(),
-        ledger_bytes: config.ledger_bytes,
-    };
-    format_pool(medium, &new).map_err(of_daemon("make the pool"))
-}
-
-/// The socket that programs attach to: everybody may, and is then what the kernel says he is.
-fn listener(path: &Path) -> Result<Listener> {
-    let _ = fs::remove_file(path);
-    let listener = Listener::bind(path).map_err(Error::at("listen at", path))?;
-    fs::set_permissions(path, fs::Permissions::from_mode(0o666)).map_err(Error::at("set mode of", path))?;
-    Ok(listener)
-}
-
-/// Starts the thread that tells whoever connects how the node is.
-fn answer_status(cluster: &Cluster, node: &Node, daemon: &Arc<Daemon>) -> Result<()> {
-    let control = cluster.control(node);
-    let _ = fs::remove_file(&control);
-    let listener = UnixListener::bind(&control).map_err(Error::at("listen at", &control))?;
-    let (cluster, node, daemon) = (cluster.clone(), node.clone(), daemon.clone());
+/// SIGTERM and SIGINT become events.
+fn forward_signals(sender: Sender<Event>) -> Result<()> {
+    let mut signals = Signals::new([SIGTERM, SIGINT])
+        .map_err(|why| Error::new(format!("cannot wait for signals: {why}")))?;
     let body = move || {
-        for stream in listener.incoming().flatten() {
-            let text = serde_json::to_vec(&status(&cluster, &node, &daemon)).unwrap_or_default();
-            // Whoever asked and went away is not missed.
-            let mut stream = stream;
-            let _ = stream.write_all(&text);
+        for _ in signals.forever() {
+            if sender.send(Event::Signal).is_err() {
+                return;
+            }
         }
     };
-    SystemHost
-        .spawn("control", Box::new(body))
-        .map_err(|why| Error::new(format!("cannot start a thread: {why}")))?;
-    Ok(())
+    spawn("signals", body)
 }
 
-fn status(cluster: &Cluster, node: &Node, daemon: &Daemon) -> NodeStatus {
-    let usage = daemon.usage();
-    let programs = daemon
-        .programs()
-        .into_iter()
-        .map(|program| ProgramStatus {
-            pid: program.pid,
-            uid: program.uid,
-            log: program.log.get(),
-            log_bytes: program.log_bytes,
-            leases: program.leases as u64,
-        })
-        .collect();
-    NodeStatus {
-        node: node.number,
-        pid: rustix::process::getpid().as_raw_nonzero().get(),
-        tree: cluster.tree(node).display().to_string(),
-        pool: node.pool.display().to_string(),
-        medium: match cluster.settings.medium {
-            MediumKind::File => "file",
-            MediumKind::Memory => "memory",
+fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<()> {
+    SystemHost
+        .spawn(name, Box::new(body))
+        .map_err(|why| Error::new(format!("cannot start a thread: {why}")))
+        .map(drop)
+}
+
+impl Keeper<'_> {
+    /// One daemon after the other, until it is told to end or no daemon gets as far as serving.
+    fn keep(&mut self) -> Result<ExitCode> {
+        let mut failures = 0;
+        let mut told = false;
+        loop {
+            let running = self.start()?;
+            let served = match self.next() {
+                Event::Ready => true,
+                Event::Signal => return self.end(&running),
+                Event::Ended(how) => {
+                    failures += 1;
+                    // The first one tells whether the node can be started at all; who started it hears why not.
+                    if !told || failures == ATTEMPTS {
+                        error!(%how, failures, "the daemon does not get as far as serving: given up");
+                        return Ok(ExitCode::FAILURE);
+                    }
+                    warn!(%how, failures, "the daemon died before it served");
+                    false
+                }
+            };
+            if served {
+                failures = 0;
+                if !told {
+                    say_ready()?;
+                    told = true;
+                }
+                match self.next() {
+                    Event::Ended(how) => {
+                        self.restarts += 1;
+                        warn!(%how, restarts = self.restarts, "the daemon died: starting it again");
+                    }
+                    Event::Ready | Event::Signal => return self.end(&running),
+                }
+            } else if self.told_to_end_within(pause(failures)) {
+                return Ok(ExitCode::SUCCESS);
+            }
         }
-        .to_owned(),
-        copies: 1,
-        survives: match cluster.settings.medium {
-            MediumKind::File => "power",
-            MediumKind::Memory => "process",
+    }
+
+    fn next(&self) -> Event {
+        self.events.recv().expect("the keeper holds a sender itself")
+    }
+
+    /// Starts a daemon, and the threads that tell of it.
+    fn start(&self) -> Result<Running> {
+        let program =
+            std::env::current_exe().map_err(|why| Error::new(format!("cannot find this program: {why}")))?;
+        let socket = self.listener.try_clone();
+        let socket = socket.map_err(|why| Error::new(format!("cannot pass the socket on: {why}")))?;
+        let mut child = Command::new(&program)
+            .arg("daemon")
+            .args([Path::new("--dir"), &self.cluster.dir])
+            .args(["--node", &self.node.number.to_string()])
+            .env(ENVIRONMENT_RESTARTS, self.restarts.to_string())
+            .stdin(Stdio::from(socket))
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(Error::at("run", &program))?;
+        // It is not waited for yet, so the number is its own.
+        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).expect("a child has a number");
+        let process = pidfd_open(pid, PidfdFlags::empty())
+            .map_err(|why| Error::new(format!("cannot hold the daemon: {why}")))?;
+        let sender = self.sender.clone();
+        spawn("daemon", move || watch(&mut child, &sender))?;
+        Ok(Running { process })
+    }
+
+    /// Ends the daemon in order.
+    fn end(&self, running: &Running) -> Result<ExitCode> {
+        // An error is a daemon that is gone: its end is told all the same.
+        let _ = pidfd_send_signal(&running.process, Signal::TERM);
+        loop {
+            if let Event::Ended(how) = self.next() {
+                info!(%how, "the daemon ended");
+                return Ok(if how.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+            }
         }
-        .to_owned(),
-        blocks: usage.blocks,
-        blocks_free: usage.blocks_free,
-        inodes: usage.inodes,
-        flips: daemon.flip().get(),
-        programs,
-        forced_ends: daemon
-            .ejections()
-            .iter()
-            .map(|end| format!("session {} of user {}: {}", end.session, end.uid, end.reason))
-            .collect(),
+    }
+
+    fn told_to_end_within(&self, time: Duration) -> bool {
+        !matches!(self.events.recv_timeout(time), Err(RecvTimeoutError::Timeout))
+    }
+}
+
+/// Tells when a daemon serves, and when it is gone.
+fn watch(child: &mut Child, sender: &Sender<Event>) {
+    let mut said = String::new();
+    let mut stdout = child.stdout.take().expect("the child was started with a pipe");
+    let heard = stdout.read_to_string(&mut said);
+    if heard.is_ok() && said.trim() == READY && sender.send(Event::Ready).is_err() {
+        return;
+    }
+    if let Ok(how) = child.wait() {
+        // Nobody listens when the keeper itself ends.
+        let _ = sender.send(Event::Ended(how));
+    }
+}
+
+/// The pause after so many failures.
+fn pause(failures: u32) -> Duration {
+    PAUSE_MIN.saturating_mul(1 << failures.saturating_sub(1).min(20)).min(PAUSE_MAX)
+}
+
+/// How a daemon knows how often its predecessors died.
+pub(super) const ENVIRONMENT_RESTARTS: &str = "HEARTH_RESTARTS";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_grow_to_their_bound() {
+        assert_eq!([1, 2, 3].map(pause), [10, 20, 40].map(Duration::from_millis));
+        assert_eq!([10, 40].map(pause), [PAUSE_MAX; 2]);
+        let all: Duration = (1..ATTEMPTS).map(pause).sum();
+        assert!((30..90).contains(&all.as_secs()), "{all:?}");
     }
 }

@@ -56,6 +56,9 @@ fn print(answer: &Answer) {
         status.inodes,
         status.flips
     );
+    if status.restarts > 0 {
+        println!("  the daemon died {} times and was started again: see its log", status.restarts);
+    }
     for end in &status.forced_ends {
         println!("  ended by force: {end}");
     }

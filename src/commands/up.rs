@@ -3,17 +3,23 @@
 use super::{OneNode, Up};
 use crate::cluster::{Cluster, MediumKind, Node};
 use crate::error::{Error, Result};
-use crate::process::{Process, with_mapping};
+use crate::process::Process;
+use crate::status::ask;
+use ipc::{Host, SystemHost, Word};
 use std::fs::{self, OpenOptions};
 use std::io::{Read, Write};
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
+use std::time::Duration;
+
+/// How often it is looked whether a daemon answers again.
+const LOOK: Duration = Duration::from_millis(5);
 
 /// Data that a new pool may hold.
 const CAPACITY_MIB_DEFAULT: u64 = 4096;
 
 /// What a process in the background prints when it is ready.
-const READY: &str = "ready";
+pub(super) const READY: &str = "ready";
 
 pub(super) fn run(arguments: &Up) -> Result<ExitCode> {
     let dir = arguments.place.dir()?;
@@ -60,23 +66,36 @@ fn agree(cluster: &Cluster, arguments: &Up) -> Result<()> {
     Ok(())
 }
 
-/// Starts a daemon and waits until programs may attach.
+/// Starts a node and waits until programs may attach.
 pub(super) fn start_node(cluster: &Cluster, node: &Node) -> Result<()> {
-    if let Some(process) = Process::load(&cluster.folder(node).join("serve.pid")) {
-        return Err(Error::new(format!("node {} is up already (process {})", node.number, process.pid())));
+    let (keeper, daemon) =
+        (Process::load(&cluster.keeper_pid_file(node)), Process::load(&cluster.pid_file(node)));
+    match (keeper, daemon) {
+        (None, None) => {}
+        (None, Some(daemon)) => {
+            return Err(Error::new(format!(
+                "node {} is up already (process {}), without a keeper",
+                node.number,
+                daemon.pid()
+            )));
+        }
+        // A daemon that just died is being started again.
+        (Some(_), None) => return wait_until_answered(cluster, node),
+        (Some(_), Some(daemon)) => {
+            return Err(Error::new(format!("node {} is up already (process {})", node.number, daemon.pid())));
+        }
     }
-    // Nothing seals the log of a program that outlived its daemon: what it goes on to write there would be lost
-    // without an error.
-    let left = with_mapping(&node.pool.join("log-"));
-    if !left.is_empty() {
-        let pids: Vec<_> = left.iter().map(|process| process.pid().to_string()).collect();
-        return Err(Error::new(format!(
-            "programs of a daemon that died still run (process {}): end them first, or all at once with: hearth \
-             down --hard",
-            pids.join(", ")
-        )));
+    wait_until_ready(cluster, node, &["daemon"], "serve.log")
+}
+
+/// Waits until a daemon that its keeper starts again answers.
+fn wait_until_answered(cluster: &Cluster, node: &Node) -> Result<()> {
+    let mut answer = ask(&cluster.control(node));
+    while answer.is_err() && Process::load(&cluster.keeper_pid_file(node)).is_some() {
+        SystemHost.wait(&Word::new(0), 0, Some(SystemHost.now().after(LOOK)));
+        answer = ask(&cluster.control(node));
     }
-    wait_until_ready(cluster, node, &["serve"], "serve.log")
+    answer.map(drop)
 }
 
 /// Starts this program anew in the background, for a node, and waits until it says that it is ready.
@@ -108,7 +127,7 @@ pub(super) fn wait_until_ready(cluster: &Cluster, node: &Node, command: &[&str],
     Err(Error::new(format!(
         "node {} did not {}: {} (all of it: {})",
         node.number,
-        if command == ["serve"] { "start" } else { "mount" },
+        if command == ["daemon"] { "start" } else { "mount" },
         why.join(" | "),
         log.display()
     )))

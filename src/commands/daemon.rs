@@ -1,0 +1,219 @@
+//! `hearth daemon`: one daemon in the foreground. It recovers its pool, lets programs in, and ends on SIGTERM with
+//! everything digested. Its socket is its standard input, if that is one that listens (a keeper holds it over the
+//! deaths of daemons), else its own.
+
+use super::OneNode;
+use super::serve::ENVIRONMENT_RESTARTS;
+use super::up::say_ready;
+use crate::cluster::{Cluster, MediumKind, Node};
+use crate::error::{Error, Result};
+use crate::process::{Process, with_mapping};
+use crate::status::{NodeStatus, ProgramStatus};
+use format::PoolUid;
+use ipc::socket::Listener;
+use ipc::{Descriptor, Host, SystemHost};
+use pmem::Medium;
+use sharedfs::{Config, Daemon, Door, Format, format_pool};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use std::fs;
+use std::io::Write;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+use tracing::{info, warn};
+
+/// Data bytes for each node of the tree that a pool has room for: files of one block each still fit.
+const DATA_BYTES_PER_NODE: u64 = 16 << 10;
+/// The smallest tree.
+const NODES_MIN: u64 = 4096;
+
+pub(super) fn run(arguments: &OneNode) -> Result<ExitCode> {
+    super::speak();
+    let cluster = arguments.place.cluster()?;
+    let node = cluster.node(arguments.node)?;
+    let mut signals = Signals::new([SIGTERM, SIGINT])
+        .map_err(|why| Error::new(format!("cannot wait for signals: {why}")))?;
+
+    // Nothing seals the log of a program that outlived its daemon: what it goes on to write there would be lost
+    // without an error.
+    let left = with_mapping(&node.pool.join("log-"));
+    if !left.is_empty() {
+        let pids: Vec<_> = left.iter().map(|process| process.pid().to_string()).collect();
+        return Err(Error::new(format!(
+            "programs of a daemon that died still run (process {}): end them first, or all at once with: hearth \
+             down --hard",
+            pids.join(", ")
+        )));
+    }
+    // First of all: its socket is where programs wait meanwhile.
+    let (listener, kept) = match kept_listener()? {
+        Some(listener) => (listener, true),
+        None => (listen(&node.socket)?, false),
+    };
+    let daemon = open(&cluster, node)?;
+    daemon.start().map_err(of_daemon("start"))?;
+    let door = Door {
+        listener,
+        library: env!("CARGO_PKG_VERSION").to_owned(),
+        uid: rustix::process::geteuid().as_raw(),
+    };
+    daemon.listen(door).map_err(of_daemon("listen"))?;
+    let daemon = Arc::new(daemon);
+    answer_status(&cluster, node, &daemon)?;
+    Process::this()?.save(&cluster.pid_file(node))?;
+    say_ready()?;
+    info!(node = node.number, "serving");
+
+    let signal = signals.forever().next();
+    info!(?signal, "ending: digesting what is left");
+    daemon.stop();
+    for path in [&cluster.control(node), &cluster.pid_file(node)] {
+        let _ = fs::remove_file(path);
+    }
+    if !kept {
+        let _ = fs::remove_file(&node.socket);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn of_daemon(what: &'static str) -> impl FnOnce(sharedfs::Error) -> Error {
+    move |why| Error::new(format!("cannot {what}: {why}"))
+}
+
+/// Opens the pool, made first if the folder is empty.
+fn open(cluster: &Cluster, node: &Node) -> Result<Daemon> {
+    let pool = &node.pool;
+    if !pool.exists() {
+        let lost = match cluster.settings.medium {
+            MediumKind::Memory => {
+                " (a pool in memory ends with the machine: remove the cluster's folder, and begin anew)"
+            }
+            MediumKind::File => "",
+        };
+        return Err(Error::new(format!("the pool {} is gone{lost}", pool.display())));
+    }
+    let medium = match cluster.settings.medium {
+        MediumKind::File => Medium::file(pool),
+        MediumKind::Memory => Medium::memory(pool),
+    }
+    .map_err(Error::at("open", pool))?;
+    let capacity_blocks = cluster.settings.capacity_bytes / format::BLOCK_BYTES as u64;
+    let mut config = Config::default();
+    config.area.capacity_blocks = capacity_blocks;
+    if medium.list().map_err(Error::at("read", pool))?.is_empty() {
+        make_pool(&medium, cluster, &config)?;
+        info!(pool = %pool.display(), "made the pool");
+    }
+    let begin = SystemHost.now();
+    let (daemon, recovered) =
+        Daemon::open(Arc::new(SystemHost), &medium, config).map_err(Error::at("open", pool))?;
+    info!(
+        logs = recovered.logs.len(),
+        records = recovered.records,
+        orphans = recovered.orphans,
+        microseconds = SystemHost.now().since(begin).as_micros() as u64,
+        "recovered"
+    );
+    for (log, reason) in &recovered.cuts {
+        warn!(%log, ?reason, "the end of a log did not count");
+    }
+    Ok(daemon)
+}
+
+fn make_pool(medium: &Medium, cluster: &Cluster, config: &Config) -> Result<()> {
+    let nodes = (cluster.settings.capacity_bytes / DATA_BYTES_PER_NODE).max(NODES_MIN);
+    let new = Format {
+        pool: PoolUid::new(SystemHost.random()),
+        tree_nodes_max: u32::try_from(nodes).map_err(|_| Error::new("the capacity is out of range"))?,
+        root_mode: 0o755,
+        root_uid: rustix::process::geteuid().as_raw(),
+        root_gid: rustix::process::getegid().as_raw(),
+        time_ns: SystemHost.wall(),
+        ledger_bytes: config.ledger_bytes,
+    };
+    format_pool(medium, &new).map_err(of_daemon("make the pool"))
+}
+
+/// The socket that a keeper gave as standard input, if it did.
+fn kept_listener() -> Result<Option<Listener>> {
+    let stdin = std::io::stdin();
+    if !rustix::net::sockopt::socket_acceptconn(&stdin).unwrap_or(false) {
+        return Ok(None);
+    }
+    let own = stdin.as_fd().try_clone_to_owned();
+    let own = own.map_err(|why| Error::new(format!("cannot take the keeper's socket: {why}")))?;
+    Ok(Some(Listener::from_descriptor(Descriptor::from(own))))
+}
+
+/// A socket that programs attach to, where nobody listens any more: everybody may knock, and is then what the kernel
+/// says he is.
+pub(super) fn listen(path: &Path) -> Result<Listener> {
+    let _ = fs::remove_file(path);
+    Listener::bind(path).map_err(Error::at("listen at", path))
+}
+
+/// Starts the thread that tells whoever connects how the node is.
+fn answer_status(cluster: &Cluster, node: &Node, daemon: &Arc<Daemon>) -> Result<()> {
+    let control = cluster.control(node);
+    let _ = fs::remove_file(&control);
+    let listener = UnixListener::bind(&control).map_err(Error::at("listen at", &control))?;
+    let (cluster, node, daemon) = (cluster.clone(), node.clone(), daemon.clone());
+    let body = move || {
+        for stream in listener.incoming().flatten() {
+            let text = serde_json::to_vec(&status(&cluster, &node, &daemon)).unwrap_or_default();
+            // Whoever asked and went away is not missed.
+            let mut stream = stream;
+            let _ = stream.write_all(&text);
+        }
+    };
+    SystemHost
+        .spawn("control", Box::new(body))
+        .map_err(|why| Error::new(format!("cannot start a thread: {why}")))?;
+    Ok(())
+}
+
+fn status(cluster: &Cluster, node: &Node, daemon: &Daemon) -> NodeStatus {
+    let usage = daemon.usage();
+    let programs = daemon
+        .programs()
+        .into_iter()
+        .map(|program| ProgramStatus {
+            pid: program.pid,
+            uid: program.uid,
+            log: program.log.get(),
+            log_bytes: program.log_bytes,
+            leases: program.leases as u64,
+        })
+        .collect();
+    NodeStatus {
+        node: node.number,
+        pid: rustix::process::getpid().as_raw_nonzero().get(),
+        tree: cluster.tree(node).display().to_string(),
+        pool: node.pool.display().to_string(),
+        medium: match cluster.settings.medium {
+            MediumKind::File => "file",
+            MediumKind::Memory => "memory",
+        }
+        .to_owned(),
+        copies: 1,
+        survives: match cluster.settings.medium {
+            MediumKind::File => "power",
+            MediumKind::Memory => "process",
+        }
+        .to_owned(),
+        blocks: usage.blocks,
+        blocks_free: usage.blocks_free,
+        inodes: usage.inodes,
+        flips: daemon.flip().get(),
+        programs,
+        forced_ends: daemon
+            .ejections()
+            .iter()
+            .map(|end| format!("session {} of user {}: {}", end.session, end.uid, end.reason))
+            .collect(),
+        restarts: std::env::var(ENVIRONMENT_RESTARTS).ok().and_then(|count| count.parse().ok()).unwrap_or(0),
+    }
+}
