@@ -13,6 +13,7 @@ use crate::medium::Medium;
 use crate::recorded::Recorder;
 pub use crate::replay::Model;
 use crate::replay::{Moment, Replay};
+use std::collections::BTreeSet;
 use std::panic::AssertUnwindSafe;
 
 /// How much is enumerated.
@@ -21,7 +22,7 @@ pub struct Limits {
     /// All images of a moment are made if they are no more than this.
     pub complete_max: u64,
     /// Of a capped moment, images that differ from none or all in up to two units are made if they are no more than
-    /// this; else as many of them, evenly spread.
+    /// this; else as many of them, evenly spread, those that differ in one unit before those that differ in two.
     pub near_max: u64,
     /// Images by chance at a moment where not all with torn words are made.
     pub sampled: u64,
@@ -122,13 +123,27 @@ pub fn enumerate<R>(
     model: Model,
     limits: &Limits,
     workload: impl FnOnce(&Recorder),
-    mut recover: impl FnMut(&Medium) -> Result<R, String>,
-    mut check: impl FnMut(R, &Medium, &Point) -> Result<(), String>,
+    recover: impl FnMut(&Medium) -> Result<R, String>,
+    check: impl FnMut(R, &Medium, &Point) -> Result<(), String>,
 ) -> Result<Counts, Box<Violation>> {
     let recorder = Recorder::new();
     workload(&recorder);
+    crash_recorded(&recorder, model, limits, recover, check)
+}
+
+/// As [`enumerate`], for what was recorded already: one recording serves both models.
+///
+/// # Errors
+/// The first crash that was not survived.
+pub fn crash_recorded<R>(
+    recorder: &Recorder,
+    model: Model,
+    limits: &Limits,
+    mut recover: impl FnMut(&Medium) -> Result<R, String>,
+    mut check: impl FnMut(R, &Medium, &Point) -> Result<(), String>,
+) -> Result<Counts, Box<Violation>> {
     let mut again = 0;
-    let mut counts = each_image(&recorder, model, limits, |point, image| {
+    let mut counts = each_image(recorder, model, limits, |point, image| {
         let failed = |message| Failure { message, recovery: None };
         let (recovery, judged) = recover_and_check(image, point, &mut recover, &mut check);
         judged.map_err(failed)?;
@@ -231,6 +246,85 @@ pub fn each_image(
     Ok(counts)
 }
 
+/// A few crashes of a long run.
+#[derive(Clone, Copy, Debug)]
+pub struct Sample {
+    /// Moments by chance; fewer if there are fewer.
+    pub moments: u64,
+    /// Images of each.
+    pub images: u64,
+    /// Moments of each recovery at which it is crashed, one image each.
+    pub recovery_images: u64,
+    /// Start of the chances.
+    pub seed: u64,
+}
+
+/// Crashes a run that was recorded, at a few moments by chance; else as [`enumerate`].
+///
+/// # Errors
+/// The first crash that was not survived.
+pub fn sample<R>(
+    recorder: &Recorder,
+    model: Model,
+    sample: &Sample,
+    mut recover: impl FnMut(&Medium) -> Result<R, String>,
+    mut check: impl FnMut(R, &Medium, &Point) -> Result<(), String>,
+) -> Result<Counts, Box<Violation>> {
+    let mut again = 0;
+    let mut counts = each_sampled(recorder, model, sample, |point, image| {
+        let failed = |message| Failure { message, recovery: None };
+        let (recovery, judged) = recover_and_check(image, point, &mut recover, &mut check);
+        judged.map_err(failed)?;
+        let seed = sample.seed ^ (point.event as u64) << 32;
+        let nested = Sample { moments: sample.recovery_images, images: 1, recovery_images: 0, seed };
+        let counted = each_sampled(&recovery, model, &nested, |_, image| {
+            recover_and_check(image, point, &mut recover, &mut check).1.map_err(failed)
+        });
+        let counted = counted
+            .map_err(|violation| Failure { message: violation.message, recovery: Some(violation.image) })?;
+        again += counted.images;
+        Ok(())
+    })?;
+    counts.recovery_images = again;
+    Ok(counts)
+}
+
+fn each_sampled(
+    recorder: &Recorder,
+    model: Model,
+    sample: &Sample,
+    mut judge: impl FnMut(&Point, Image) -> Result<(), Failure>,
+) -> Result<Counts, Box<Violation>> {
+    let mut counts = Counts::default();
+    if sample.moments == 0 {
+        return Ok(counts);
+    }
+    let mut replay = Replay::new(recorder, model);
+    let moments = std::iter::from_fn(|| replay.advance().then_some(())).count();
+    let mut chances = Chances(sample.seed);
+    let chosen: BTreeSet<usize> = (0..sample.moments).map(|_| chances.below(moments)).collect();
+    let mut replay = Replay::new(recorder, model);
+    for number in 0..=*chosen.last().expect("at least one moment is chosen") {
+        replay.advance();
+        if !chosen.contains(&number) {
+            continue;
+        }
+        let moment = replay.moment();
+        let point = Point { returned: moment.returned.to_vec(), event: moment.event, model };
+        let choices = Choices::of(&moment);
+        for _ in 0..sample.images {
+            let chosen = choices.by_chance(&mut chances);
+            counts.images += 1;
+            judge(&point, choices.image(&chosen)).map_err(|failure| {
+                let (image, Failure { message, recovery }) = (choices.describe(&chosen), failure);
+                Box::new(Violation { point: point.clone(), image, recovery, message })
+            })?;
+        }
+        counts.capped += 1;
+    }
+    Ok(counts)
+}
+
 /// The choices of a moment. An image is chosen by one version a unit; the last number, if a file is being made or
 /// removed, says whether that has happened.
 struct Choices<'a> {
@@ -271,6 +365,22 @@ impl<'a> Choices<'a> {
             }
         }
         image
+    }
+
+    /// Of all units none, or all, or all but one, or one alone, or of each what comes.
+    fn by_chance(&self, chances: &mut Chances) -> Vec<usize> {
+        let last = |versions: &Versions<'_>| versions.all - 1;
+        let shape = chances.below(6);
+        let mut chosen: Vec<usize> = match shape {
+            0 | 3 => vec![0; self.versions.len()],
+            1 | 2 => self.versions.iter().map(last).collect(),
+            _ => self.versions.iter().map(|versions| chances.below(versions.all)).collect(),
+        };
+        if matches!(shape, 2 | 3) && !chosen.is_empty() {
+            let odd = chances.below(chosen.len());
+            chosen[odd] = chances.below(self.versions[odd].all);
+        }
+        chosen
     }
 
     fn describe(&self, chosen: &[usize]) -> String {
@@ -350,23 +460,26 @@ impl<'a> Choices<'a> {
         let all: Vec<usize> = self.versions.iter().map(|versions| versions.all - 1).collect();
         call(&none)?;
         call(&all)?;
-        let near = self.near_count();
-        let every = near.div_ceil(near_max.max(1)).max(1);
-        let mut number = 0;
+        let (ones, twos) = self.near_counts();
+        let mut ones = Evenly::new(ones, near_max);
+        let mut twos = Evenly::new(twos, near_max.saturating_sub(ones.of));
         for base in [&none, &all] {
             let mut chosen = base.clone();
             for first in 0..self.versions.len() {
                 for &one in self.versions[first].whole.iter().filter(|one| **one != base[first]) {
                     chosen[first] = one;
-                    let mut take = |chosen: &[usize]| {
-                        number += 1;
-                        if near_max > 0 && number % every == 0 { call(chosen) } else { Ok(()) }
-                    };
-                    take(&chosen)?;
+                    if ones.takes() {
+                        call(&chosen)?;
+                    }
+                    if twos.every == 0 {
+                        continue;
+                    }
                     for second in first + 1..self.versions.len() {
                         for &two in self.versions[second].whole.iter().filter(|two| **two != base[second]) {
                             chosen[second] = two;
-                            take(&chosen)?;
+                            if twos.takes() {
+                                call(&chosen)?;
+                            }
                         }
                         chosen[second] = base[second];
                     }
@@ -377,11 +490,31 @@ impl<'a> Choices<'a> {
         Ok(())
     }
 
-    /// How many choices differ from none or all in one or two units.
-    fn near_count(&self) -> u64 {
+    /// How many choices differ from none or all in one unit, and in two.
+    fn near_counts(&self) -> (u64, u64) {
         let others = self.versions.iter().map(|versions| versions.whole.len() as u64 - 1);
         let (sum, squares) = others.fold((0, 0), |(sum, squares), n| (sum + n, squares + n * n));
-        2 * (sum + (sum * sum - squares) / 2)
+        (2 * sum, sum * sum - squares)
+    }
+}
+
+/// Takes so many of a row, evenly spread.
+struct Evenly {
+    of: u64,
+    /// One in so many is taken; 0: none.
+    every: u64,
+    seen: u64,
+}
+
+impl Evenly {
+    fn new(of: u64, taken_max: u64) -> Self {
+        let every = if taken_max == 0 { 0 } else { of.div_ceil(taken_max).max(1) };
+        Self { of, every, seen: 0 }
+    }
+
+    fn takes(&mut self) -> bool {
+        self.seen += 1;
+        self.every > 0 && self.seen.is_multiple_of(self.every)
     }
 }
 

@@ -13,6 +13,7 @@ pub mod copy;
 pub mod crash;
 pub mod medium;
 pub mod primitives;
+pub mod progress;
 pub mod read_mapping;
 pub mod recorded;
 pub mod region;

@@ -57,6 +57,8 @@ pub struct Recorder(Arc<Mutex<State>>);
 #[derive(Default)]
 struct State {
     initial: Image,
+    /// The files of `initial`.
+    first_ids: BTreeMap<FileId, Arc<str>>,
     live: Image,
     ids: BTreeMap<Arc<str>, FileId>,
     next_file: u32,
@@ -106,7 +108,9 @@ impl Recorder {
     pub fn of_image(image: Image) -> Self {
         let mut state = State::default();
         for name in image.names() {
-            state.ids.insert(name.clone(), FileId(state.next_file));
+            let file = FileId(state.next_file);
+            state.ids.insert(name.clone(), file);
+            state.first_ids.insert(file, name.clone());
             state.next_file += 1;
         }
         state.live = image.clone();
@@ -123,6 +127,15 @@ impl Recorder {
     /// promised. The number's meaning is the test's.
     pub fn returned(&self, operation: u64) {
         self.state().log.push(Event::Returned { operation });
+    }
+
+    /// Takes everything up to now for granted: it is on the medium, and the log begins anew.
+    pub fn begin_here(&self) {
+        let mut state = self.state();
+        state.initial = state.live.clone();
+        state.log.clear();
+        // Open regions know their files by number.
+        state.first_ids = state.ids.iter().map(|(name, file)| (*file, name.clone())).collect();
     }
 
     /// Leaves out the call of `verb` with this number (from 0, over all files); it pretends to succeed.
@@ -167,6 +180,7 @@ impl Recorder {
         let state = self.state();
         let copy = State {
             initial: state.initial.clone(),
+            first_ids: state.first_ids.clone(),
             live: state.live.clone(),
             ids: state.ids.clone(),
             next_file: state.next_file,
@@ -188,9 +202,7 @@ impl Recorder {
     /// What the files held at first, and everything done since.
     pub(crate) fn history(&self) -> (Image, BTreeMap<FileId, Arc<str>>, Vec<Event>) {
         let state = self.state();
-        let names = state.initial.names().enumerate();
-        let first_ids = names.map(|(index, name)| (FileId(index as u32), name.clone())).collect();
-        (state.initial.clone(), first_ids, state.log.clone())
+        (state.initial.clone(), state.first_ids.clone(), state.log.clone())
     }
 
     pub(crate) fn create(&self, name: &str, bytes: u64) -> Result<Region, MediaError> {

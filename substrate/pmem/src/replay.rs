@@ -120,15 +120,20 @@ impl Replay {
     /// Goes on to the next moment at which a crash differs from those before: just before something becomes certain,
     /// just after a call returned, and at the end.
     pub fn next_moment(&mut self) -> Option<Moment<'_>> {
+        self.advance().then(|| self.moment())
+    }
+
+    /// The same, without a look at what is there; false at the end.
+    pub fn advance(&mut self) -> bool {
         if let Some((event, name)) = self.entry.take() {
             self.change_entry(&event, name);
         }
         loop {
             let stop = match self.log.as_slice().first() {
-                None if self.ended => return None,
+                None if self.ended => return false,
                 None => {
                     self.ended = true;
-                    break;
+                    return true;
                 }
                 Some(Event::Fence { .. }) => self.model == Model::Lines,
                 Some(Event::Settle { .. }) => true,
@@ -136,27 +141,31 @@ impl Replay {
             };
             if stop && !self.stopped {
                 self.stopped = true;
-                break;
+                return true;
             }
             self.stopped = false;
             let event = self.log.next().expect("there is a first event");
             self.events += 1;
             if self.play(event) {
-                break;
+                return true;
             }
         }
+    }
+
+    /// What a crash at this moment finds.
+    pub fn moment(&mut self) -> Moment<'_> {
         self.durable.fold();
         let entry = self.entry.as_ref().map(|(event, name)| EntryChoice {
             name: name.clone(),
             made: if let Event::Create { bytes, .. } = event { Some(*bytes) } else { None },
         });
-        Some(Moment {
+        Moment {
             choices: self.choices(),
             durable: &self.durable,
             entry,
             returned: &self.returned,
             event: self.events,
-        })
+        }
     }
 
     /// Plays one event; true if the moment after it is to be looked at.

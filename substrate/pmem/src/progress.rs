@@ -1,0 +1,73 @@
+//! What a long proof has done: the counts of each case that passed, a file a case, so that a proof that was stopped
+//! goes on where it was.
+//!
+//! The folder belongs to one state of the sources (`scripts/prove-crash` names it by their hash): what was proved of
+//! other sources does not count. A file appears when its case has passed, whole or not at all.
+
+use crate::crash::Counts;
+use format::checksum::{self, Salt};
+use std::path::PathBuf;
+
+/// Names the folder; without it nothing is kept.
+pub const PROGRESS: &str = "HEARTH_PROGRESS";
+
+/// Runs a case, or gives the counts with which it passed before. Says in a line which case it was.
+///
+/// # Errors
+/// Those of the case.
+///
+/// # Panics
+/// If the folder cannot be written: a proof that seems to be kept and is not would begin anew for ever.
+pub fn case<E>(name: &str, run: impl FnOnce() -> Result<Counts, E>) -> Result<Counts, E> {
+    let Some(folder) = std::env::var_os(PROGRESS).map(PathBuf::from) else { return run() };
+    let file = folder.join(file_name(name));
+    if let Some(counts) = std::fs::read_to_string(&file).ok().as_deref().and_then(parse) {
+        return Ok(counts);
+    }
+    let counts = run()?;
+    let unfinished = file.with_extension("new");
+    let written =
+        std::fs::write(&unfinished, text(&counts)).and_then(|()| std::fs::rename(&unfinished, &file));
+    written.unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+    println!("{name}: {counts}");
+    Ok(counts)
+}
+
+/// Readable, and another for another case.
+fn file_name(case: &str) -> String {
+    let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
+    let short: String = case.chars().map(plain).take(80).collect();
+    format!("{short}-{:08x}", checksum::of(Salt::NONE, case.as_bytes()))
+}
+
+fn text(counts: &Counts) -> String {
+    format!("{} {} {} {}\n", counts.complete, counts.capped, counts.images, counts.recovery_images)
+}
+
+fn parse(text: &str) -> Option<Counts> {
+    let numbers: Vec<u64> =
+        text.strip_suffix('\n')?.split(' ').map(str::parse).collect::<Result<_, _>>().ok()?;
+    let [complete, capped, images, recovery_images] = numbers[..] else { return None };
+    Some(Counts { complete, capped, images, recovery_images })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_are_read_as_they_were_written_and_half_a_file_is_none() {
+        let counts = Counts { complete: 1, capped: 20, images: 333, recovery_images: 0 };
+        let whole = text(&counts);
+        assert_eq!(parse(&whole), Some(counts));
+        for end in 0..whole.len() {
+            assert_eq!(parse(&whole[..end]), None);
+        }
+    }
+
+    #[test]
+    fn cases_have_files_of_their_own() {
+        assert_ne!(file_name("rename: onto"), file_name("rename; onto"));
+        assert!(!file_name("a/b").contains('/'));
+    }
+}
