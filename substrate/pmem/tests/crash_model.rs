@@ -2,8 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-use pmem::crash::{self, Counts, Failure, Limits, Model};
-use pmem::{Image, Recorder};
+use pmem::crash::{self, Counts, Failure, Limits, Model, Sample};
+use pmem::recorded::Verb;
+use pmem::{Image, Medium, Recorder};
 use std::collections::BTreeSet;
 
 /// What a crash at the end of a history may leave in the first bytes of the file; `None`: there is no file.
@@ -165,4 +166,41 @@ fn a_refused_image_is_described() {
     let violation = refused.unwrap_err();
     assert_eq!(violation.point.returned, [3]);
     assert_eq!(violation.image, "1 units pending: file+64:1/1");
+}
+
+/// Ten changes, each said to have returned when its fence had been; the fence of one may be left out.
+fn sampled(left_out: Option<u64>, seed: u64) -> Result<Counts, Box<crash::Violation>> {
+    let recorder = Recorder::new();
+    let file = recorder.medium().create("file", 1024).unwrap();
+    if let Some(call) = left_out {
+        recorder.leave_out(Verb::Fence, call);
+    }
+    for number in 0..10 {
+        file.write(number * 64, &[1]);
+        file.fence();
+        recorder.returned(number);
+    }
+    let few = Sample { moments: 6, images: 4, recovery_images: 2, seed };
+    let recover = |medium: &Medium| match medium.open("file") {
+        Ok(file) => {
+            file.write(1000, &[1]);
+            Ok(Some(file))
+        }
+        Err(_) => Ok(None),
+    };
+    crash::sample(&recorder, Model::Lines, &few, recover, |file, _, point| {
+        let mut bytes = [0; 1024];
+        file.map_or(Ok(()), |file| file.read(0, &mut bytes)).unwrap();
+        let lost = point.returned.iter().find(|number| bytes[**number as usize * 64] == 0);
+        lost.map_or(Ok(()), |number| Err(format!("{number} is lost")))
+    })
+}
+
+#[test]
+fn a_sample_of_crashes_finds_what_enough_of_them_show() {
+    let counts = sampled(None, 1).unwrap();
+    assert!(counts.capped <= 6 && counts.images == counts.capped * 4 && counts.recovery_images > 0);
+    assert_eq!(sampled(None, 1).unwrap(), counts, "the same for the same seed");
+    assert!((0..40).all(|seed| sampled(None, seed).is_ok()));
+    assert!((0..40).any(|seed| sampled(Some(5), seed).is_err()));
 }
