@@ -26,10 +26,9 @@ test:
 
 prove: prove-crash prove-kill prove-fuzz prove-transport prove-cluster
 
-# Every crash state of every structure, with the full counts.
+# Every crash state of every structure, with the full counts; a run that was stopped goes on where it was.
 prove-crash:
-	@HEARTH_PROVE=1 scripts/check tests cargo test --release -p pmem -p area -p sharedfs --no-fail-fast --locked -- --nocapture \
-	 2>&1 | scripts/sum-tests
+	@scripts/prove-crash $(if $(FRESH),--fresh)
 
 # 300 kills of programs, 100 of daemons, 100 of both; processes at the same files at once.
 prove-kill: build

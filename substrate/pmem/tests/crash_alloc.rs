@@ -9,6 +9,7 @@ use format::{Block, FlipNumber};
 use owner::{Root, RootPair};
 use pmem::alloc::{self, BlockAllocator};
 use pmem::crash::{self, Counts, Limits, Model, Point, Violation};
+use pmem::progress;
 use pmem::recorded::Verb;
 use pmem::{MediaError, Medium, Recorder, Region};
 use std::cell::RefCell;
@@ -230,7 +231,8 @@ fn left_out_unnoticed(model: Model, verb: Verb) -> Vec<u64> {
 #[test]
 fn lines() {
     let plan = Plan { model: Model::Lines, bug: Bug::None };
-    let counts = enumerate(plan, &limits()).unwrap_or_else(|violation| panic!("{violation}"));
+    let counts = progress::case("allocator, lines", || enumerate(plan, &limits()));
+    let counts = counts.unwrap_or_else(|violation| panic!("{violation}"));
     println!("allocator, lines: {counts}");
     assert!(counts.images > 500 && counts.recovery_images > 2000, "{counts}");
 }
@@ -238,7 +240,8 @@ fn lines() {
 #[test]
 fn pages() {
     let plan = Plan { model: Model::Pages, bug: Bug::None };
-    let counts = enumerate(plan, &limits()).unwrap_or_else(|violation| panic!("{violation}"));
+    let counts = progress::case("allocator, pages", || enumerate(plan, &limits()));
+    let counts = counts.unwrap_or_else(|violation| panic!("{violation}"));
     println!("allocator, pages: {counts}");
     assert!(counts.images > 50 && counts.recovery_images > 50, "{counts}");
 }

@@ -8,6 +8,7 @@ use format::checksum::{self, Salt};
 use format::{Envelope, HEADER_BYTES, Incarnation, LogUid, Sequence};
 use owner::{Root, RootPair};
 use pmem::crash::{self, Counts, Limits, Model, Point, Violation};
+use pmem::progress;
 use pmem::recorded::Verb;
 use pmem::ring::{self, AppendRing, PAD_KIND, Place};
 use pmem::{Medium, Recorder, Region, Source};
@@ -345,14 +346,16 @@ fn limits() -> Limits {
 
 #[test]
 fn lines() {
-    let counts = enumerate(&Plan::lines(), &limits()).unwrap_or_else(|violation| panic!("{violation}"));
+    let counts = progress::case("ring, lines", || enumerate(&Plan::lines(), &limits()));
+    let counts = counts.unwrap_or_else(|violation| panic!("{violation}"));
     println!("ring, lines: {counts}");
     assert!(counts.images > 1000 && counts.recovery_images > 1000, "{counts}");
 }
 
 #[test]
 fn pages() {
-    let counts = enumerate(&Plan::pages(), &limits()).unwrap_or_else(|violation| panic!("{violation}"));
+    let counts = progress::case("ring, pages", || enumerate(&Plan::pages(), &limits()));
+    let counts = counts.unwrap_or_else(|violation| panic!("{violation}"));
     println!("ring, pages: {counts}");
     assert!(counts.images > 100, "{counts}");
 }

@@ -10,6 +10,7 @@ mod support;
 
 use area::Area;
 use pmem::crash::{Counts, Failure, Limits, Model, Point, Violation, each_image, enumerate};
+use pmem::progress;
 use pmem::recorded::{Recorder, Verb};
 use support::cases::{self, Case};
 use support::{State, commit, findings, model, new_pool, pool, proving, state_of, text, tiny, write};
@@ -19,7 +20,8 @@ const NODES: u32 = 256;
 
 fn limits() -> Limits {
     if proving() {
-        return Limits::default();
+        // Of the largest cases not all that differ in two units: as many as leave time for every case.
+        return Limits { near_max: 40_000, recovery_images: 0, ..Limits::default() };
     }
     Limits { complete_max: 256, near_max: 96, sampled: 32, recovery_images: 0, seed: 3 }
 }
@@ -108,55 +110,63 @@ fn crash(case: &Case, crashed: &Crashed, model: Model, again_every: u64) -> Resu
     Ok(counts)
 }
 
-#[test]
-fn every_case_survives_a_crash_at_every_moment() {
-    for model in [Model::Lines, Model::Pages] {
-        let mut total = Counts::default();
-        for case in cases::all() {
-            let crashed = record(&case, |_| {});
-            let again_every = if proving() { 16 } else { 8 };
-            match crash(&case, &crashed, model, again_every) {
-                Ok(counts) => total += counts,
-                Err(violation) => panic!("{}: {violation}", case.name),
-            }
-        }
-        println!("{model:?}: {total}");
-        assert!(total.images > 1000 && total.recovery_images > 500, "{total}");
+fn prove(model: Model) {
+    let mut total = Counts::default();
+    for case in cases::all() {
+        let again_every = if proving() { 16 } else { 8 };
+        let name = format!("area, {model:?}, {}", case.name);
+        let proved = progress::case(&name, || crash(&case, &record(&case, |_| {}), model, again_every));
+        total += proved.unwrap_or_else(|violation| panic!("{name}: {violation}"));
     }
+    println!("area, {model:?}: {total}");
+    assert!(total.images > 1000 && total.recovery_images > 500, "{total}");
+}
+
+#[test]
+fn every_case_survives_a_crash_in_persistent_memory() {
+    prove(Model::Lines);
+}
+
+#[test]
+fn every_case_survives_a_crash_in_a_file() {
+    prove(Model::Pages);
 }
 
 #[test]
 fn a_pool_is_there_or_not_and_can_be_made_again() {
     for model in [Model::Lines, Model::Pages] {
-        let limits = if proving() { Limits::default() } else { Limits::quick() };
-        let counts = enumerate(
-            model,
-            &limits,
-            |recorder| {
-                Area::format(&recorder.medium(), &new_pool(NODES)).unwrap();
-                recorder.returned(1);
-            },
-            |medium| match Area::open(medium, tiny()) {
-                Err(area::AreaError::Missing) => {
-                    Area::format(medium, &new_pool(NODES)).map_err(text)?;
-                    Ok((Area::open(medium, tiny()).map_err(text)?, true))
-                }
-                found => Ok((found.map_err(text)?, false)),
-            },
-            |(mut area, made_again), medium, point| {
-                if made_again && !point.returned.is_empty() {
-                    return Err("a pool that was made is gone".to_owned());
-                }
-                findings(medium)?;
-                if state_of(&area).map_err(text)? != model::new() {
-                    return Err("not a new pool".to_owned());
-                }
-                commit(&mut area, &cases::base(), 1).map_err(text)?;
-                findings(medium)
-            },
-        );
+        let limits = if proving() { Limits { near_max: 1024, ..Limits::default() } } else { Limits::quick() };
+        let format = || {
+            enumerate(
+                model,
+                &limits,
+                |recorder| {
+                    Area::format(&recorder.medium(), &new_pool(NODES)).unwrap();
+                    recorder.returned(1);
+                },
+                |medium| match Area::open(medium, tiny()) {
+                    Err(area::AreaError::Missing) => {
+                        Area::format(medium, &new_pool(NODES)).map_err(text)?;
+                        Ok((Area::open(medium, tiny()).map_err(text)?, true))
+                    }
+                    found => Ok((found.map_err(text)?, false)),
+                },
+                |(mut area, made_again), medium, point| {
+                    if made_again && !point.returned.is_empty() {
+                        return Err("a pool that was made is gone".to_owned());
+                    }
+                    findings(medium)?;
+                    if state_of(&area).map_err(text)? != model::new() {
+                        return Err("not a new pool".to_owned());
+                    }
+                    commit(&mut area, &cases::base(), 1).map_err(text)?;
+                    findings(medium)
+                },
+            )
+        };
+        let counts = progress::case(&format!("area, the making of a pool, {model:?}"), format);
         let counts = counts.unwrap_or_else(|violation| panic!("{violation}"));
-        println!("{model:?}: {counts}");
+        println!("area, the making of a pool, {model:?}: {counts}");
         assert!(counts.images > 10 && counts.recovery_images > 50, "{counts}");
     }
 }

@@ -5,9 +5,14 @@
 
 mod client;
 mod crash;
+mod crash_operations;
 mod door;
 mod hand_over;
 mod hostile;
 mod locks;
 mod one_session;
+mod operations;
 mod rules;
+
+#[path = "../../../area/tests/support/mod.rs"]
+mod support;

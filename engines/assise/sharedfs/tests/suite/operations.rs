@@ -1,0 +1,284 @@
+//! A session that does the operations of the area's table (`engines/assise/area/tests/support/cases.rs`) as records of
+//! its log, beside the naive model that says what the tree holds after each of them. What happens from
+//! [`World::record`] on is recorded, to be crashed.
+
+use crate::client::{Client, ROOT, cookie, tiny, user};
+use crate::support::{At, Op, State, Step, model, state_of, time_of};
+use area::Area;
+use format::call::{CallKind, DigestRequest, GrowRequest};
+use format::record::{
+    ALLOCATE_KEEP_SIZE, ALLOCATE_PUNCH_HOLE, CreateBody, Kind, RENAME_EXCHANGE, RENAME_REPLACED_OPEN,
+    RecordHeader, RenameBody, SetAttrBody, UNLINK_DIRECTORY, UNLINK_OPEN,
+};
+use format::{Envelope, InodeNumber, PoolUid};
+use ipc::SystemHost;
+use pmem::{Medium, Recorder};
+use sharedfs::{Config, Daemon, Format, format_pool};
+use std::sync::Arc;
+use zerocopy::{FromZeros, IntoBytes};
+
+/// Marks of the recorder from here on say that operations up to the number less this were synced.
+pub const SYNCED: u64 = 1_000_000;
+
+/// What who moves directories between directories needs a lease on.
+const RENAMES: InodeNumber = InodeNumber::new(u64::MAX);
+
+/// Room for everything in the table; the first session's own range has the table's numbers.
+pub fn config() -> Config {
+    let tiny = tiny();
+    Config { own_range: 10_000, log_bytes: 512 << 10, log_bytes_max: 4 << 20, room_blocks: 1_000, ..tiny }
+}
+
+/// A daemon, one session that does operations, another one that is there if it is needed.
+pub struct World {
+    pub recorder: Recorder,
+    daemon: Arc<Daemon>,
+    one: Client,
+    two: Option<Client>,
+    /// The other one has the root.
+    lent: bool,
+    now: State,
+    /// What the tree held when the recording began, and after each operation since.
+    pub states: Vec<State>,
+    done: u64,
+    /// The last of these that the first session did: what it syncs.
+    own: u64,
+}
+
+impl World {
+    /// A new pool on which these steps were done.
+    pub fn new<'a>(steps: impl IntoIterator<Item = &'a Step>) -> Self {
+        Self::with_ledger(config().ledger_bytes, steps)
+    }
+
+    /// The same, with a ledger of so many bytes.
+    pub fn with_ledger<'a>(ledger_bytes: u64, steps: impl IntoIterator<Item = &'a Step>) -> Self {
+        let recorder = Recorder::new();
+        let new = Format {
+            pool: PoolUid::new(77),
+            tree_nodes_max: 2048,
+            root_mode: 0o755,
+            root_uid: 0,
+            root_gid: 0,
+            time_ns: 5,
+            ledger_bytes,
+        };
+        format_pool(&recorder.medium(), &new).unwrap();
+        let config = Config { ledger_bytes, ..config() };
+        let daemon = Daemon::open(Arc::new(SystemHost), &recorder.medium(), config).unwrap().0;
+        let daemon = Arc::new(daemon);
+        let one = Client::attach_as(&daemon, user(0), 1);
+        one.write_lease(ROOT);
+        one.write_lease(RENAMES);
+        let (now, states) = (model::new(), Vec::new());
+        let mut world = Self { recorder, daemon, one, two: None, lent: false, now, states, done: 0, own: 0 };
+        for step in steps {
+            world.step(step);
+        }
+        world.digest();
+        world
+    }
+
+    /// Everything up to now is on the medium; from here on it is recorded.
+    pub fn record(&mut self) {
+        self.daemon.tidy();
+        self.recorder.begin_here();
+        self.states = vec![self.now.clone()];
+        (self.done, self.own) = (0, 0);
+    }
+
+    /// Whether the step contradicts nothing that is there.
+    pub fn fits(&self, step: &Step) -> bool {
+        model::apply(&mut self.now.clone(), step, 0).is_ok()
+    }
+
+    /// An operation of the first session.
+    pub fn step(&mut self, step: &Step) {
+        if self.lent {
+            self.one.write_lease(ROOT);
+            self.lent = false;
+        }
+        let number = self.number();
+        assert!(
+            append(&mut self.one, step, time_of(number)),
+            "the log is sealed: {:?}",
+            self.daemon.ejections()
+        );
+        self.was_done(step, number);
+        self.own = self.done;
+    }
+
+    fn number(&self) -> u64 {
+        // Times of what was done before the recording and of what came after are not to be the same.
+        self.done + 1 + if self.states.is_empty() { 0 } else { 1 << 20 }
+    }
+
+    fn was_done(&mut self, step: &Step, number: u64) {
+        model::apply(&mut self.now, step, number)
+            .unwrap_or_else(|_| panic!("{step:?} contradicts the model"));
+        self.done += 1;
+        if !self.states.is_empty() {
+            self.states.push(self.now.clone());
+        }
+        self.recorder.returned(self.done);
+    }
+
+    /// What fsync does: the log's file, then the ledger up to the newest grant.
+    pub fn sync(&mut self) {
+        self.one.attached.log.settle().unwrap();
+        let up_to = self.one.lease(&[(InodeNumber::ROOT, format::call::LEASE_READ)]).unwrap()[0].ledger;
+        let request = DigestRequest { up_to, wait: 0.into(), reserved: 0.into() };
+        self.one.call(CallKind::SettleLedger, &[request.as_bytes()]).unwrap();
+        self.recorder.returned(SYNCED + self.own);
+    }
+
+    /// Everything is digested.
+    pub fn digest(&mut self) {
+        self.one.digest(true).unwrap_or_else(|status| panic!("{status:?}: {:?}", self.daemon.ejections()));
+        self.one.release();
+        self.recorder.returned(SYNCED + self.own);
+    }
+
+    /// The log goes on in a file twice as large.
+    pub fn grow(&mut self) {
+        let file_bytes = (2 * self.one.attached.log.bytes()).into();
+        self.one.call(CallKind::GrowLog, &[GrowRequest { file_bytes }.as_bytes()]).unwrap();
+        self.one.renew_ring();
+        self.recorder.returned(SYNCED + self.own);
+    }
+
+    /// Another session attaches, if there is none.
+    fn other(&mut self) -> &mut Client {
+        let daemon = &self.daemon;
+        self.two.get_or_insert_with(|| Client::attach_as(daemon, user(0), 2))
+    }
+
+    /// The other session takes the root and makes a name there.
+    pub fn hand_over(&mut self) {
+        let number = self.number();
+        let two = self.other();
+        two.write_lease(ROOT);
+        let inode = two.new_inode().get();
+        let step = crate::support::file(inode, 1, format!("theirs-{inode}"));
+        assert!(append(two, &step, time_of(number)));
+        self.lent = true;
+        self.was_done(&step, number);
+    }
+
+    /// The other session makes a name and ends: its log is digested and removed.
+    pub fn end_other(&mut self) {
+        self.hand_over();
+        let two = self.two.take().expect("it took the root just now");
+        self.daemon.end(two.session);
+        self.recorder.returned(SYNCED + self.done);
+    }
+
+    /// What a daemon does when it has time.
+    pub fn finish(&mut self) {
+        self.daemon.tidy();
+        self.recorder.returned(SYNCED + self.done);
+        assert_eq!(self.daemon.ejections(), [], "an honest session was put out");
+    }
+
+    /// What the tree holds now is what the model says.
+    pub fn agrees(&self) {
+        let (found, expected) = (tree(&self.recorder.medium()).unwrap(), named(&self.now));
+        assert!(found == expected, "digested: {found:#?}\nmodel: {expected:#?}");
+    }
+}
+
+/// What a tree holds, inodes without a name apart: these are removed when somebody has time.
+pub fn tree(medium: &Medium) -> Result<State, String> {
+    let area = Area::open(medium, config().area).map_err(|error| error.to_string())?;
+    Ok(named(&state_of(&area).map_err(|error| error.to_string())?))
+}
+
+/// A state without the inodes that have no name.
+pub fn named(state: &State) -> State {
+    state.iter().filter(|(_, inode)| !inode.orphan).map(|(number, inode)| (*number, inode.clone())).collect()
+}
+
+/// A step as the record that a LibFS would append.
+pub fn append(client: &mut Client, step: &Step, time_ns: i64) -> bool {
+    let (kind, flags, parts) = encoded(step);
+    let mut header = RecordHeader {
+        envelope: Envelope::new(kind as u8, flags, 0),
+        inode: InodeNumber::new(step.inode),
+        time_ns: time_ns.into(),
+        ..RecordHeader::new_zeroed()
+    };
+    let mut place = |at: &At| {
+        header.parent = InodeNumber::new(at.parent);
+        header.extra.set(at.cookie().get());
+    };
+    match &step.op {
+        Op::Create { at, .. } | Op::Link { at } | Op::Unlink { at, .. } => place(at),
+        Op::Write { offset, .. } => header.offset.set(*offset),
+        Op::Truncate { size } => header.offset.set(*size),
+        Op::Allocate { offset, bytes, .. } => {
+            header.offset.set(*offset);
+            header.extra.set(*bytes);
+        }
+        Op::SetXattr { name, .. } => header.offset.set(name.len() as u64),
+        Op::Rename { .. } | Op::SetAttr { .. } | Op::RemoveXattr { .. } => {}
+        Op::Reap { .. } => unreachable!("not a record"),
+    }
+    let parts: Vec<&[u8]> = parts.iter().map(Vec::as_slice).collect();
+    client.append(header, &parts)
+}
+
+/// Kind, flags and payload.
+fn encoded(step: &Step) -> (Kind, u8, Vec<Vec<u8>>) {
+    let flag = |set: bool, flag: u8| if set { flag } else { 0 };
+    let keeps = |open: bool, flag_of_kind: u8| flag(open, flag_of_kind);
+    match &step.op {
+        Op::Write { bytes, .. } => (Kind::Write, 0, vec![bytes.clone()]),
+        Op::Truncate { .. } => (Kind::Truncate, 0, vec![]),
+        Op::Allocate { keep_size, punch_hole, .. } => {
+            let flags = flag(*keep_size, ALLOCATE_KEEP_SIZE) | flag(*punch_hole, ALLOCATE_PUNCH_HOLE);
+            (Kind::Allocate, flags, vec![])
+        }
+        Op::Create { at, target, .. } => {
+            let made = step.with_operation(|operation| match operation {
+                format::record::Operation::Create { body, .. } => *body,
+                _ => unreachable!("a create"),
+            });
+            let name_bytes = (at.name.len() as u16).into();
+            let body = CreateBody { name_bytes, target_bytes: (target.len() as u16).into(), ..made };
+            (Kind::Create, 0, vec![body.as_bytes().to_vec(), at.name.clone(), target.clone()])
+        }
+        Op::Link { at } => (Kind::Link, 0, vec![at.name.clone()]),
+        Op::Unlink { at, directory, keep_open } => {
+            let flags = flag(*directory, UNLINK_DIRECTORY) | keeps(*keep_open, UNLINK_OPEN);
+            (Kind::Unlink, flags, vec![at.name.clone()])
+        }
+        Op::Rename { old, new, replaced, exchange, keep_open } => {
+            let body = RenameBody {
+                old_parent: InodeNumber::new(old.parent),
+                new_parent: InodeNumber::new(new.parent),
+                old_cookie: (cookie(&old.name) + old.slot).into(),
+                new_cookie: (cookie(&new.name) + new.slot).into(),
+                replaced: InodeNumber::new(*replaced),
+                old_name_bytes: (old.name.len() as u16).into(),
+                new_name_bytes: (new.name.len() as u16).into(),
+                reserved: 0.into(),
+            };
+            let flags = flag(*exchange, RENAME_EXCHANGE) | keeps(*keep_open, RENAME_REPLACED_OPEN);
+            (Kind::Rename, flags, vec![body.as_bytes().to_vec(), old.name.clone(), new.name.clone()])
+        }
+        Op::SetAttr { mask, mode, uid, gid, atime_ns, mtime_ns } => {
+            let body = SetAttrBody {
+                mask: (*mask).into(),
+                mode: (*mode).into(),
+                uid: (*uid).into(),
+                gid: (*gid).into(),
+                atime_ns: (*atime_ns).into(),
+                mtime_ns: (*mtime_ns).into(),
+            };
+            (Kind::SetAttr, 0, vec![body.as_bytes().to_vec()])
+        }
+        Op::SetXattr { name, value } => (Kind::SetXattr, 0, vec![name.to_vec(), value.clone()]),
+        Op::RemoveXattr { name } => (Kind::RemoveXattr, 0, vec![name.to_vec()]),
+        Op::Reap { .. } => unreachable!("not a record"),
+    }
+}
