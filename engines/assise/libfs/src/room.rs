@@ -189,7 +189,11 @@ impl LibFs {
             // SharedFS reads a log that is not here: only a new session helps.
             state.end_session();
         }
-        Ok(replaced?)
+        match replaced {
+            // The session ended after its log had grown: the operation goes on in the next one.
+            Err(Error::Refused | Error::Disconnected) => Ok(()),
+            replaced => Ok(replaced?),
+        }
     }
 
     /// Says to those who wait in [`Self::wait_while`] that something has ended.
