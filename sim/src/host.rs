@@ -30,6 +30,16 @@ fn step() {
     }
 }
 
+/// Does what is another process's work, though a thread of this one does it here: [`SimHost::pause_at`] counts none of
+/// its seams.
+pub fn elsewhere<T>(work: impl FnOnce() -> T) -> T {
+    let Some(Current { core, thread }) = current() else { return work() };
+    core.set_elsewhere(thread, true);
+    let done = work();
+    core.set_elsewhere(thread, false);
+    done
+}
+
 /// One machine with its processes, run by one seed.
 pub struct Simulation {
     core: Arc<Core>,
@@ -86,6 +96,16 @@ impl SimHost {
         step();
         self.core.set_paused(self.process, true);
         step();
+    }
+
+    /// The same when the threads of the process have passed so many seams from here, unless it was resumed before.
+    pub fn pause_at(&self, seams: u64) {
+        self.core.pause_at(self.process, seams);
+    }
+
+    /// True from [`Self::pause`] to [`Self::resume`].
+    pub fn is_paused(&self) -> bool {
+        self.core.is_paused(self.process)
     }
 
     /// Like SIGCONT.

@@ -14,5 +14,5 @@ pub mod place;
 pub mod random;
 pub mod step;
 
-pub use host::{SimHost, Simulation};
+pub use host::{SimHost, Simulation, elsewhere};
 pub use step::{Ended, Limits, Stuck, ThreadReport};

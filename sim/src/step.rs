@@ -112,6 +112,8 @@ struct Thread {
     /// How its last wait ended.
     waited: Waited,
     killed: bool,
+    /// It does another process's work: its seams are not counted.
+    elsewhere: bool,
     turn: Arc<Condvar>,
     calls: Vec<String>,
 }
@@ -121,6 +123,8 @@ struct Process {
     name: String,
     alive: bool,
     paused: bool,
+    /// Seams that its threads pass until it is paused.
+    paused_in: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -172,7 +176,7 @@ impl Core {
 
     pub fn add_process(&self, name: &str) -> usize {
         let mut inner = self.lock();
-        inner.processes.push(Process { name: name.to_owned(), alive: true, paused: false });
+        inner.processes.push(Process { name: name.to_owned(), alive: true, paused: false, paused_in: None });
         inner.processes.len() - 1
     }
 
@@ -186,6 +190,7 @@ impl Core {
             state: State::Ready,
             waited: Waited::Woken,
             killed,
+            elsewhere: false,
             turn: Arc::new(Condvar::new()),
             calls: Vec::new(),
         });
@@ -202,6 +207,7 @@ impl Core {
     pub fn step(&self, me: usize) {
         let mut inner = self.lock();
         inner.tick();
+        inner.count_down(me);
         self.hand_over(inner, me);
     }
 
@@ -268,6 +274,19 @@ impl Core {
     pub fn set_paused(&self, process: usize, paused: bool) {
         let mut inner = self.lock();
         inner.processes[process].paused = paused && inner.processes[process].alive;
+        inner.processes[process].paused_in = None;
+    }
+
+    pub fn pause_at(&self, process: usize, seams: u64) {
+        self.lock().processes[process].paused_in = Some(seams);
+    }
+
+    pub fn set_elsewhere(&self, me: usize, elsewhere: bool) {
+        self.lock().threads[me].elsewhere = elsewhere;
+    }
+
+    pub fn is_paused(&self, process: usize) -> bool {
+        self.lock().processes[process].paused
     }
 
     pub fn now(&self) -> Time {
@@ -355,6 +374,20 @@ impl Inner {
         self.now += 1 + self.random.below(self.limits.step_ns_max.max(1));
         if self.steps > self.limits.steps_max {
             self.give_up(Stuck::Endless(Vec::new()));
+        }
+    }
+
+    /// A thread passes a seam, at which its process may have to be paused.
+    fn count_down(&mut self, thread: usize) {
+        let Thread { process, elsewhere, .. } = self.threads[thread];
+        let process = &mut self.processes[process];
+        match process.paused_in.filter(|_| !elsewhere) {
+            Some(0) => {
+                process.paused_in = None;
+                process.paused = process.alive;
+            }
+            Some(seams) => process.paused_in = Some(seams - 1),
+            None => {}
         }
     }
 

@@ -174,3 +174,29 @@ fn a_killed_process_does_nothing_more_and_a_paused_one_nothing_until_it_is_resum
         assert!(ended.is_ok(), "seed {seed}: {ended:?}");
     }
 }
+
+#[test]
+fn a_process_is_paused_at_the_seam_that_was_named() {
+    for seams in 0..12 {
+        let simulation = Simulation::new(seams, Limits::default());
+        let (host, other) = (simulation.process("victim"), simulation.process("other"));
+        let (count, theirs, victim) = (Arc::new(Word::new(0)), Arc::new(Word::new(0)), host.clone());
+        let counted = count.clone();
+        start(&host, "counts", move || {
+            victim.pause_at(seams);
+            sim::elsewhere(|| (0..5).for_each(|_| drop(theirs.load(Ordering::Relaxed))));
+            (0..10).for_each(|_| drop(counted.fetch_add(1, Ordering::Relaxed)));
+            victim.resume();
+        });
+        let watcher = other.clone();
+        start(&other, "looks", move || {
+            while !host.is_paused() && count.load(Ordering::Relaxed) < 10 {
+                watcher.step();
+            }
+            (0..30).for_each(|_| watcher.step());
+            assert_eq!(u64::from(count.load(Ordering::Relaxed)), seams.min(10));
+            host.resume();
+        });
+        simulation.run().unwrap();
+    }
+}

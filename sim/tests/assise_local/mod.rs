@@ -3,6 +3,7 @@
 
 #![allow(dead_code, reason = "each test takes what it needs")]
 
+pub mod histories;
 pub mod trees;
 
 use format::call::{CallKind, GrowResponse, InodeRequest, Status};
@@ -108,17 +109,34 @@ impl Node {
             ledger_bytes: config.ledger_bytes,
         };
         format_pool(&medium, &format).expect("an empty medium takes a pool");
-        let node = Arc::new(Self { host, medium, config, daemon: Mutex::new(None), folder });
+        let node = Self::of_pool(host, medium, config, folder);
         node.start();
         node
     }
 
+    /// A pool that is there, not yet opened.
+    pub fn of_pool(
+        host: Arc<dyn Host>,
+        medium: Medium,
+        config: Config,
+        folder: Option<tempfile::TempDir>,
+    ) -> Arc<Self> {
+        Arc::new(Self { host, medium, config, daemon: Mutex::new(None), folder })
+    }
+
+    /// Starts the daemon if the pool can be recovered.
+    ///
+    /// # Errors
+    /// What recovery says.
+    pub fn try_start(&self) -> Result<Recovered, sharedfs::Error> {
+        let (daemon, recovered) = Daemon::open(self.host.clone(), &self.medium, self.config)?;
+        *self.slot() = Some(Arc::new(daemon));
+        Ok(recovered)
+    }
+
     /// Starts the daemon, which recovers what it finds.
     pub fn start(&self) -> Recovered {
-        let opened = Daemon::open(self.host.clone(), &self.medium, self.config);
-        let (daemon, recovered) = opened.expect("a pool that was formatted opens");
-        *self.slot() = Some(Arc::new(daemon));
-        recovered
+        self.try_start().expect("a pool that was formatted opens")
     }
 
     /// The daemon dies: nothing is ended, nothing digested.
@@ -244,7 +262,9 @@ const ROOM: usize = 256 << 10;
 impl Link for LocalLink {
     fn call(&self, kind: CallKind, request: &[&[u8]], response: &mut Vec<u8>) -> Result<Status, Error> {
         self.counts.0[kind as usize].fetch_add(1, Ordering::SeqCst);
-        let (status, body) = self.daemon()?.call(self.session, kind as u16, &request.concat(), ROOM);
+        let daemon = self.daemon()?;
+        let called = || daemon.call(self.session, kind as u16, &request.concat(), ROOM);
+        let (status, body) = sim::elsewhere(called);
         *response = body;
         Ok(status)
     }
