@@ -18,13 +18,14 @@ use format::message::{
 };
 use format::node::{self, NodeView};
 use format::record::{self, FILE_BYTES_MAX, Operation, Record, SYMLINK_BYTES_MAX, XATTR_BYTES_MAX};
+use format::register::{REGISTER_ENTRY_BYTES, REGISTER_KNOWN_MAX, RegisterEntry};
 use format::root::{ROOT_MAGIC, Root};
 use format::superblock::{FileKind, MAGIC, POOL_VERSION, Superblock};
 use format::wire::{
     FrameHead, FrameKind, Knock, RemoteHead, WIRE_VERSION, WIRE_VERSION_MIN, WireChallenge, WireHello,
     WireProof, WireRefusal, check_body, common_version,
 };
-use format::{BLOCK_BYTES, Block, FlipNumber, Incarnation, LogUid, Name, PoolUid};
+use format::{BLOCK_BYTES, Block, FlipNumber, Incarnation, LogUid, Name, PoolUid, Sequence};
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -32,7 +33,7 @@ use zerocopy::{FromBytes, IntoBytes};
 pub type Body = fn(&[u8]);
 
 /// All targets, by name.
-pub const TARGETS: [(&str, Body); 11] = [
+pub const TARGETS: [(&str, Body); 12] = [
     ("call", call),
     ("cluster", cluster),
     ("envelope", envelope),
@@ -41,6 +42,7 @@ pub const TARGETS: [(&str, Body); 11] = [
     ("message", message),
     ("node", node),
     ("record", record),
+    ("register", register),
     ("root", root),
     ("superblock", superblock),
     ("wire", wire),
@@ -112,6 +114,24 @@ pub fn record(bytes: &[u8]) {
     }
 }
 
+/// Input: number of the register, place, entry.
+pub fn register(bytes: &[u8]) {
+    let Ok((number, rest)) = Sequence::read_from_prefix(bytes) else { return };
+    let Ok((place, entry)) = Sequence::read_from_prefix(rest) else { return };
+    let _ = RegisterEntry::decode(entry, number.get(), place);
+    let Ok((entry, _)) = RegisterEntry::read_from_prefix(entry) else { return };
+    let entry = entry.seal(number.get(), place);
+    assert!(entry.known().count() <= REGISTER_KNOWN_MAX);
+    let mut right = entry.as_bytes().to_vec();
+    assert_eq!(right.len(), REGISTER_ENTRY_BYTES);
+    if let Ok((_, found)) = RegisterEntry::decode(&right, number.get(), place) {
+        assert_eq!(found, entry);
+    }
+    assert!(RegisterEntry::decode(&right, number.get() ^ 1, place).is_err(), "of another register");
+    flip_one_bit(&mut right);
+    assert!(RegisterEntry::decode(&right, number.get(), place).is_err(), "a changed entry was accepted");
+}
+
 /// Input: a frame, its checksum not looked at.
 pub fn ledger(bytes: &[u8]) {
     let right = sealed(Salt::NONE, bytes);
@@ -125,7 +145,8 @@ pub fn ledger(bytes: &[u8]) {
 
 /// Input: first bytes of a pool file.
 pub fn superblock(bytes: &[u8]) {
-    const KINDS: [FileKind; 4] = [FileKind::Tree, FileKind::Segment, FileKind::Log, FileKind::Ledger];
+    const KINDS: [FileKind; 5] =
+        [FileKind::Tree, FileKind::Segment, FileKind::Log, FileKind::Ledger, FileKind::Register];
     let accepted = KINDS.iter().filter(|k| Superblock::decode(bytes, **k).is_ok()).count();
     assert!(accepted <= 1, "one file is of two kinds");
     let Ok((mut found, _)) = Superblock::read_from_prefix(bytes) else { return };

@@ -7,7 +7,7 @@ use super::serve::ENVIRONMENT_RESTARTS;
 use super::up::say_ready;
 use crate::cluster::{Cluster, MediumKind, Node};
 use crate::error::{Error, Result};
-use crate::process::{Process, with_mapping};
+use crate::process::Process;
 use crate::status::{NodeStatus, ProgramStatus};
 use format::PoolUid;
 use ipc::socket::Listener;
@@ -37,17 +37,6 @@ pub(super) fn run(arguments: &OneNode) -> Result<ExitCode> {
     let mut signals = Signals::new([SIGTERM, SIGINT])
         .map_err(|why| Error::new(format!("cannot wait for signals: {why}")))?;
 
-    // Nothing seals the log of a program that outlived its daemon: what it goes on to write there would be lost
-    // without an error.
-    let left = with_mapping(&node.pool.join("log-"));
-    if !left.is_empty() {
-        let pids: Vec<_> = left.iter().map(|process| process.pid().to_string()).collect();
-        return Err(Error::new(format!(
-            "programs of a daemon that died still run (process {}): end them first, or all at once with: hearth \
-             down --hard",
-            pids.join(", ")
-        )));
-    }
     // First of all: its socket is where programs wait meanwhile.
     let (listener, kept) = match kept_listener()? {
         Some(listener) => (listener, true),

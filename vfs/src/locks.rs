@@ -150,6 +150,15 @@ impl LockTable {
         self.grant_waiting();
     }
 
+    /// All locks that are held.
+    pub fn all(&self) -> impl Iterator<Item = (InodeNumber, Lock, LockOwner)> {
+        let each = |(inode, locks): (&InodeNumber, &Vec<Held>)| {
+            let inode = *inode;
+            locks.clone().into_iter().map(move |held| (inode, held.lock, held.owner))
+        };
+        self.held.iter().flat_map(each)
+    }
+
     fn on(&self, inode: InodeNumber) -> &[Held] {
         self.held.get(&inode).map_or(&[], Vec::as_slice)
     }

@@ -7,13 +7,15 @@ pub mod histories;
 pub mod trees;
 
 use format::call::{CallKind, GrowResponse, InodeRequest, Status};
+use format::session::ALIVE_OFFSET;
 use format::{PoolUid, SegmentId};
-use ipc::{Host, SystemHost};
+use ipc::{AliveWord, Host, Join, SystemHost, Time, Waited, Word};
 use libfs::{Attachment, Connector, Error, LibFs, Limits, Link};
 use pmem::{Medium, ReadMapping, Region};
 use sharedfs::{Config, Daemon, Format, Recovered, format_pool};
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use vfs::Caller;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U64;
@@ -41,6 +43,8 @@ pub struct Node {
     pub medium: Medium,
     pub config: Config,
     daemon: Mutex<Option<Arc<Daemon>>>,
+    /// Generations of the daemon that runs, once somebody attached.
+    generations: Mutex<Option<Arc<ipc::Mapping>>>,
     folder: Option<tempfile::TempDir>,
 }
 
@@ -83,13 +87,56 @@ pub fn folder() -> tempfile::TempDir {
     folder.expect("a folder for a pool")
 }
 
+/// This machine, with processes that are only numbers: those live that were not said to be dead.
+#[derive(Default)]
+pub struct Machine {
+    dead: Mutex<BTreeSet<u32>>,
+}
+
+impl Machine {
+    /// A process is gone.
+    pub fn bury(&self, pid: u32) {
+        self.dead.lock().unwrap_or_else(PoisonError::into_inner).insert(pid);
+    }
+}
+
+impl Host for Machine {
+    fn now(&self) -> Time {
+        SystemHost.now()
+    }
+
+    fn wall(&self) -> i64 {
+        SystemHost.wall()
+    }
+
+    fn random(&self) -> u64 {
+        SystemHost.random()
+    }
+
+    fn spawn(&self, name: &str, body: Box<dyn FnOnce() + Send>) -> Result<Box<dyn Join>, ipc::Error> {
+        SystemHost.spawn(name, body)
+    }
+
+    fn wait(&self, word: &Word, expected: u32, until: Option<Time>) -> Waited {
+        SystemHost.wait(word, expected, until)
+    }
+
+    fn wake(&self, word: &Word, count: u32) {
+        SystemHost.wake(word, count);
+    }
+
+    fn started(&self, process: u32) -> Option<u64> {
+        let dead = self.dead.lock().unwrap_or_else(PoisonError::into_inner);
+        (!dead.contains(&process)).then_some(0)
+    }
+}
+
 impl Node {
     /// A new pool in memory.
     pub fn new(config: Config) -> Arc<Self> {
         let folder = folder();
         let medium = Medium::memory(folder.path()).expect("the folder is there");
-        let host: Arc<dyn Host> = Arc::new(SystemHost);
-        Self::on(host, medium, config, Some(folder))
+        Self::on(Arc::new(Machine::default()), medium, config, Some(folder))
     }
 
     /// A new pool on a medium.
@@ -121,7 +168,8 @@ impl Node {
         config: Config,
         folder: Option<tempfile::TempDir>,
     ) -> Arc<Self> {
-        Arc::new(Self { host, medium, config, daemon: Mutex::new(None), folder })
+        let (daemon, generations) = (Mutex::new(None), Mutex::new(None));
+        Arc::new(Self { host, medium, config, daemon, generations, folder })
     }
 
     /// Starts the daemon if the pool can be recovered.
@@ -141,6 +189,11 @@ impl Node {
 
     /// The daemon dies: nothing is ended, nothing digested.
     pub fn kill(&self) {
+        if let Some(generations) = self.generations.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            // What the kernel does, before it gives the pool free.
+            let word = generations.words::<AliveWord>(ALIVE_OFFSET, 1).expect("it stands there");
+            word[0].set_died();
+        }
         *self.slot() = None;
     }
 
@@ -219,13 +272,17 @@ impl Local {
 }
 
 impl Connector for Local {
-    fn attach(&self) -> Result<Attachment, Error> {
+    fn attach(&self, former: u64) -> Result<Attachment, Error> {
         let daemon = self.node.daemon().ok_or(Error::Disconnected)?;
-        let attached = daemon.attach(self.caller.clone(), self.pid).map_err(|_| Error::Refused)?;
+        let attached = daemon.attach_again(self.caller.clone(), self.pid, former);
+        let attached = attached.map_err(|_| Error::Refused)?;
         let session = attached.welcome.session.get();
         self.session.store(session, Ordering::SeqCst);
         *self.log.lock().unwrap_or_else(PoisonError::into_inner) = Some(attached.log.clone());
         *self.words.lock().unwrap_or_else(PoisonError::into_inner) = Some(attached.session.clone());
+        *self.node.generations.lock().unwrap_or_else(PoisonError::into_inner) =
+            Some(attached.generations.clone());
+        let daemon = Arc::downgrade(&daemon);
         let link = LocalLink { node: self.node.clone(), daemon, session, counts: self.counts.clone() };
         Ok(Attachment {
             welcome: attached.welcome,
@@ -241,18 +298,17 @@ impl Connector for Local {
 
 struct LocalLink {
     node: Arc<Node>,
-    daemon: Arc<Daemon>,
+    /// A process has no hold on its daemon.
+    daemon: Weak<Daemon>,
     session: u64,
     counts: Arc<Counts>,
 }
 
 impl LocalLink {
     /// The daemon, unless it died.
-    fn daemon(&self) -> Result<&Daemon, Error> {
-        match self.node.daemon() {
-            Some(daemon) if Arc::ptr_eq(&daemon, &self.daemon) => Ok(&self.daemon),
-            _ => Err(Error::Disconnected),
-        }
+    fn daemon(&self) -> Result<Arc<Daemon>, Error> {
+        let daemon = self.node.daemon().filter(|daemon| Weak::ptr_eq(&Arc::downgrade(daemon), &self.daemon));
+        daemon.ok_or(Error::Disconnected)
     }
 }
 

@@ -17,6 +17,7 @@ pub mod message;
 pub mod name;
 pub mod node;
 pub mod record;
+pub mod register;
 pub mod root;
 pub mod session;
 pub mod superblock;

@@ -5,7 +5,7 @@
 //! open inodes. Lease words (SharedFS writes, the LibFS only reads): how far the log is digested, how far the ledger
 //! is settled, the lease of the log's own range with the inodes taken from it, then one word a lease.
 
-use crate::ids::{Incarnation, InodeNumber, LeaseVersion, LogUid, PoolUid};
+use crate::ids::{Incarnation, InodeNumber, LeaseVersion, LogUid, PoolUid, Sequence};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -52,6 +52,11 @@ pub const fn lease_bytes(words: usize) -> usize {
     LEASE_WORDS_OFFSET + words * size_of::<u64>()
 }
 
+/// Generations: where, behind them, the word stands that says whether the daemon lives (`ipc::alive`).
+pub const ALIVE_OFFSET: usize = 4096 * size_of::<u64>();
+/// Bytes of the generations with that word.
+pub const GENERATIONS_BYTES: usize = ALIVE_OFFSET + 64;
+
 /// What SharedFS tells a LibFS that it lets in. The descriptors come in this order: log file, session words, lease
 /// words, request ring, generations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -87,8 +92,10 @@ pub struct Welcome {
     pub uid: U32,
     /// Its group.
     pub gid: U32,
-    /// Zero.
-    pub reserved: U32,
+    /// 1 if the session goes on from the one that the Hello named; else nothing is known of that.
+    pub goes_on: U32,
+    /// The last record that counts of the log of that session; none after it ever will.
+    pub recovered: Sequence,
 }
 
-const _: () = assert!(size_of::<Welcome>() == 104);
+const _: () = assert!(size_of::<Welcome>() == 112);

@@ -24,6 +24,8 @@ pub enum FileKind {
     Log = 3,
     /// The ledger.
     Ledger = 4,
+    /// What a daemon remembers of its programs.
+    Register = 5,
 }
 
 /// The superblock: it fills the first block of its file together with zeros.
@@ -52,7 +54,7 @@ pub struct Superblock {
     /// When the file was made: nanoseconds since 1970.
     pub created_ns: U64,
     /// Kind's own: for the tree the largest number of nodes it may ever have; for a segment the flip before the
-    /// first that could name it, from which the flips of its map are counted.
+    /// first that could name it, from which the flips of its map are counted; for a register the run of the machine.
     pub geometry: U64,
 }
 

@@ -4,7 +4,9 @@
 //! the word may lie in memory of several processes), in the simulator a thread that is not chosen until somebody
 //! wakes the word. Idea of stepping real threads: neon's `desim`.
 
+use crate::alive::AliveWord;
 use crate::error::Error;
+use crate::shared::Words;
 use crate::sync::{Ordering, Word, relax};
 use crate::sys::{argument, check, syscall};
 use std::sync::atomic::AtomicU32;
@@ -84,6 +86,28 @@ pub trait Host: Send + Sync {
 
     /// Wakes at most `count` threads of any process that wait for `word`.
     fn wake(&self, word: &Word, count: u32);
+
+    /// Ties a word to the life of this process, until what is given back goes: see [`crate::alive`]. A machine whose
+    /// processes are simulated says itself when one dies.
+    ///
+    /// # Errors
+    /// `System`.
+    fn tie(&self, word: Words<AliveWord>) -> Result<Box<dyn Send + Sync>, Error> {
+        word[0].set_alive();
+        Ok(Box::new(()))
+    }
+
+    /// When a process of this machine started: with its number and [`Self::boot`] what no other process ever is.
+    /// None if it is gone. Without processes to tell apart, all live.
+    fn started(&self, process: u32) -> Option<u64> {
+        let _ = process;
+        Some(0)
+    }
+
+    /// A number that the machine has only until it is started anew.
+    fn boot(&self) -> u64 {
+        0
+    }
 }
 
 /// The machine this process runs on.
@@ -160,6 +184,18 @@ impl Host for SystemHost {
         let result =
             unsafe { syscall(libc::SYS_futex, [word.address(), libc::FUTEX_WAKE as usize, count, 0, 0, 0]) };
         check("futex", result).expect("waking a mapped, aligned word cannot fail");
+    }
+
+    fn tie(&self, word: Words<AliveWord>) -> Result<Box<dyn Send + Sync>, Error> {
+        crate::alive::tie_to_process(word)
+    }
+
+    fn started(&self, process: u32) -> Option<u64> {
+        crate::alive::started(process)
+    }
+
+    fn boot(&self) -> u64 {
+        crate::alive::boot()
     }
 }
 

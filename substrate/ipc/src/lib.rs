@@ -4,6 +4,7 @@
 //! calls (`errno` stays as the program left it, and no interposed symbol is called by mistake), start no thread
 //! and print nothing.
 
+pub mod alive;
 pub mod claims;
 pub mod error;
 pub mod host;
@@ -17,6 +18,7 @@ pub mod sync;
 pub mod sys;
 pub mod words;
 
+pub use alive::{Alive, AliveView, AliveWord, Life};
 pub use claims::Claims;
 pub use error::Error;
 pub use host::{Host, Join, Spin, SystemHost, Time, WAKE_ALL, Waited, wait_until};

@@ -5,6 +5,7 @@
 //! another process may write is never a `&[u8]` or `&T`: it is seen as words (atomics), or copied out once.
 //! A forked child does not have the mappings (schedule 1.28).
 
+use crate::alive::AliveWord;
 use crate::error::Error;
 use crate::host::{Host, Time, Waited};
 use crate::sync::{LongWord, Word, step};
@@ -125,6 +126,15 @@ unsafe impl Shared for Generation {
     type Value = u64;
     fn read(&self) -> u64 {
         self.before_copy()
+    }
+}
+
+// SAFETY: a transparent Word.
+unsafe impl Shared for AliveWord {
+    type Value = crate::alive::Life;
+    #[inline]
+    fn read(&self) -> crate::alive::Life {
+        self.load()
     }
 }
 

@@ -63,9 +63,9 @@ impl CommitWord {
     /// See [`NotCommitted`].
     pub fn commit(&self, next: Sequence) -> Result<(), NotCommitted> {
         let last = next.get().checked_sub(1).expect("the first record is number 1");
-        // Release: pairs with the Acquire in `load` and `seal`. Acquire on failure: what comes after a seal must not
-        // be done before it was seen.
-        match self.0.compare_exchange(last, next.get(), Ordering::AcqRel, Ordering::Acquire) {
+        // Release: pairs with the Acquire in `load` and `seal`. SeqCst: comes before the look whether the daemon is
+        // alive, see `alive`. Acquire on failure: what comes after a seal must not be done before it was seen.
+        match self.0.compare_exchange(last, next.get(), Ordering::SeqCst, Ordering::Acquire) {
             Ok(_) => Ok(()),
             Err(found) if found & SEALED != 0 => Err(NotCommitted::Sealed),
             Err(found) => Err(NotCommitted::Elsewhere(Sequence::new(found))),

@@ -62,7 +62,7 @@ fn take<T: FromBytes + KnownLayout + Immutable>(bytes: &mut &[u8]) -> Result<T, 
 impl LibFs {
     /// The way to SharedFS; attaches if there is no session.
     pub(crate) fn line(&self) -> vfs::engine::Result<Line> {
-        for _ in 0..2 {
+        for _ in 0..self.limits.attempts {
             let state = self.state();
             if let Some(session) = state.session.as_ref() {
                 return Ok(Line { link: session.link.clone(), era: state.era });

@@ -7,7 +7,7 @@ use crate::error::Error;
 use crate::locks::Asked;
 use crate::need::{Need, Step, Stop};
 use crate::session::Connector;
-use crate::state::{Session, State};
+use crate::state::{Doubt, Session, State};
 use format::Sequence;
 use ipc::{Guard, Host, Lock, Word};
 use std::sync::Arc;
@@ -47,6 +47,11 @@ impl Default for Limits {
     }
 }
 
+/// First pause before a daemon that died is looked for again; each is twice as long as the one before.
+const ATTACH_PAUSE: Duration = Duration::from_millis(1);
+/// Longest such pause.
+const ATTACH_PAUSE_MAX: Duration = Duration::from_millis(50);
+
 /// The client half of Assise, for one process and one credential. An engine of `vfs`.
 pub struct LibFs {
     pub(crate) host: Arc<dyn Host>,
@@ -67,7 +72,7 @@ impl LibFs {
     /// # Errors
     /// As the connector's.
     pub fn new(host: Arc<dyn Host>, connector: Arc<dyn Connector>, limits: Limits) -> Result<Self, Error> {
-        let session = Session::new(connector.attach()?)?;
+        let session = Session::new(connector.attach(0)?)?;
         let mut state = State::new(host.clone(), limits.files);
         state.begin_session(session);
         Ok(Self {
@@ -92,16 +97,52 @@ impl LibFs {
         state.session.as_ref().map(|session| (session.words.committed(), session.words.digested().0))
     }
 
-    /// Begins a new session if there is none.
+    /// Begins a new session if there is none. A daemon that died is waited for until it was started again.
     pub(crate) fn attach(&self) -> vfs::engine::Result<()> {
         let attaching = self.attaching.lock();
-        if self.state().session.is_some() {
-            return Ok(());
-        }
-        let session = Session::new(self.connector.attach()?)?;
+        let former = {
+            let state = self.state();
+            if state.session.is_some() {
+                return Ok(());
+            }
+            state.former
+        };
+        let until = self.host.now().after(self.limits.wait);
+        let mut pause = ATTACH_PAUSE;
+        let attachment = loop {
+            match self.connector.attach(former) {
+                Err(Error::Disconnected | Error::TimedOut)
+                    if self.expects_daemon() && self.host.now() < until =>
+                {
+                    self.host.wait(&Word::new(0), 0, Some(self.host.now().after(pause)));
+                    pause = (pause * 2).min(ATTACH_PAUSE_MAX);
+                }
+                attached => break attached?,
+            }
+        };
+        let session = Session::new(attachment)?;
         self.state().begin_session(session);
         drop(attaching);
         Ok(())
+    }
+
+    fn expects_daemon(&self) -> bool {
+        self.state().expects_daemon()
+    }
+
+    /// Whether a record counts that is in doubt because the daemon died: the one after it knows.
+    #[cold]
+    fn resolve(&self, doubt: &Doubt) -> vfs::engine::Result<bool> {
+        loop {
+            if let Some(counted) = self.state().counted(doubt) {
+                return Ok(counted);
+            }
+            if self.state().session.is_some() {
+                // A session that goes on from nothing: nobody knows any more.
+                return Err(vfs::Error::Io);
+            }
+            self.attach()?;
+        }
     }
 
     /// Attempts an operation until it is done. What an attempt lacks is got in between.
@@ -110,7 +151,16 @@ impl LibFs {
         for _ in 0..self.limits.attempts {
             let mut state = self.state();
             state.begin();
-            match attempt(&mut state) {
+            let attempted = attempt(&mut state);
+            if let Some(doubt) = state.doubt() {
+                drop(state);
+                match (self.resolve(&doubt)?, attempted) {
+                    (true, Ok(done)) => return Ok(done),
+                    _ => self.state().undo(),
+                }
+                continue;
+            }
+            match attempted {
                 Ok(done) => {
                     let (half_full, many) = (state.half_full, state.nodes.count() > self.limits.nodes);
                     drop(state);

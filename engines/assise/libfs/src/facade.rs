@@ -331,6 +331,16 @@ impl LibFs {
     /// The own log on the medium, the ledger up to what its leases rest on, and a lease on the inode: whoever
     /// changed it before had it digested, and digests are settled.
     fn sync_node(&self, node: InodeNumber) -> Result<()> {
+        for _ in 0..self.limits.attempts {
+            if self.sync_in_session(node)? {
+                return Ok(());
+            }
+        }
+        Err(Error::Io)
+    }
+
+    /// False if the session ended meanwhile: of a daemon that died, that only says nothing yet.
+    fn sync_in_session(&self, node: InodeNumber) -> Result<bool> {
         let (log, era, ledger, settled) = self.run(|state| {
             let index = state.pinned(node)?;
             state.hold(index, LEASE_READ)?;
@@ -345,20 +355,24 @@ impl LibFs {
             if line.era == era {
                 let request = DigestRequest { up_to: ledger, wait: U32::new(1), reserved: U32::new(0) };
                 match self.call(&line, CallKind::SettleLedger, &[request.as_bytes()], &mut Vec::new())? {
-                    // A session that is over was digested and settled to its cut.
-                    Status::Ok | Status::Sealed => {}
+                    Status::Ok => {}
+                    Status::Sealed => return Ok(false),
                     refused => return Err(error_of(refused)),
                 }
             }
         }
-        Ok(())
+        Ok(true)
     }
 
     fn sync_everything(&self) -> Result<()> {
-        let line = self.line()?;
-        match self.call(&line, CallKind::SyncAll, &[], &mut Vec::new())? {
-            Status::Ok | Status::Sealed => Ok(()),
-            refused => Err(error_of(refused)),
+        for _ in 0..self.limits.attempts {
+            let line = self.line()?;
+            match self.call(&line, CallKind::SyncAll, &[], &mut Vec::new())? {
+                Status::Ok => return Ok(()),
+                Status::Sealed => {}
+                refused => return Err(error_of(refused)),
+            }
         }
+        Err(Error::Io)
     }
 }

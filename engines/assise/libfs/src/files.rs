@@ -57,7 +57,9 @@ impl State {
         if self.nodes.get(node).open_place.is_none() {
             self.enter_open_table(node);
         }
-        Handle::new(u64::from(serial) << 32 | u64::from(index))
+        let handle = Handle::new(u64::from(serial) << 32 | u64::from(index));
+        self.taken.0 = Some(handle);
+        handle
     }
 
     /// Says in the open table that a node is open, if there is a place.

@@ -79,7 +79,9 @@ impl Plan {
         // Acquire: the copies come before the looks. Pairs with the fence after the store of `released`.
         fence(Ordering::Acquire);
         let log_stands = self.log.is_none() || self.released.load(Ordering::Relaxed) <= self.oldest.get();
-        log_stands && self.generation.is_none_or(|before| self.words.generation_still(self.inode, before))
+        log_stands
+            && self.words.is_alive()
+            && self.generation.is_none_or(|before| self.words.generation_still(self.inode, before))
     }
 }
 
@@ -256,7 +258,8 @@ impl State {
             at += bytes;
         }
         let session = self.session.as_ref().ok_or(Need::Attach)?;
-        if from_area && !session.words.generation_still(inode, generation) {
+        // A daemon that is gone raises no generation before another one uses the blocks again.
+        if from_area && !(session.words.generation_still(inode, generation) && session.words.is_alive()) {
             return Err(Need::Again.into());
         }
         Ok(Some(end.saturating_sub(offset) as usize))

@@ -2,8 +2,7 @@
 //!
 //! A [`Connector`] attaches; by socket in a program, within the process in the simulator and in tests. Both give the
 //! same: the pages described by [`format::session`], the log, and a [`Link`]. After a session has ended (its log was
-//! sealed), the LibFS attaches anew through the same connector. Re-attachment to a daemon that was restarted comes
-//! the same way.
+//! sealed, or the daemon died and was started again), the LibFS attaches anew through the same connector.
 
 use crate::error::Error;
 use format::SegmentId;
@@ -16,11 +15,11 @@ use vfs::Caller;
 
 /// Attaches to the SharedFS of this node.
 pub trait Connector: Send + Sync {
-    /// Begins a session, with a new log.
+    /// Begins a session, with a new log; it goes on from session `former` if that is not 0.
     ///
     /// # Errors
-    /// `Disconnected`, `Refused`.
-    fn attach(&self) -> Result<Attachment, Error>;
+    /// `Disconnected`: nobody is there, now. `Refused`.
+    fn attach(&self, former: u64) -> Result<Attachment, Error>;
 }
 
 /// What a session shares.

@@ -8,12 +8,11 @@ use crate::error::Error;
 use crate::session::{Attachment, Connector, Link};
 use format::call::{CallKind, GrowResponse, Status};
 use format::message::{MessageKind, Parcel, RingShape};
-use format::session::{SESSION_BYTES, Welcome, lease_bytes};
+use format::session::{GENERATIONS_BYTES, SESSION_BYTES, Welcome, lease_bytes};
 use format::{DecodeError, SegmentId};
 use ipc::ring::{Call, RingClient, RingLimits};
 use ipc::shared::{Access, Mapping};
 use ipc::socket::{Connection, Message, hello};
-use ipc::words::{GENERATIONS, Generation};
 use ipc::{Descriptor, Host, Lock, Time};
 use pmem::medium::Class;
 use pmem::{ReadMapping, Region};
@@ -62,10 +61,10 @@ impl SocketConnector {
 }
 
 impl Connector for SocketConnector {
-    fn attach(&self) -> Result<Attachment, Error> {
+    fn attach(&self, former: u64) -> Result<Attachment, Error> {
         let until = Some(self.host.now().after(GREETING));
         let connection = Connection::connect(&self.path)?;
-        let message = connection.greet(&*self.host, &hello(&self.library, 0, self.role), until)?;
+        let message = connection.greet(&*self.host, &hello(&self.library, former, self.role), until)?;
         let (shape, rest) = split::<RingShape>(&message.body)?;
         let (welcome, _) = split::<Welcome>(rest)?;
         let descriptors: [Descriptor; DESCRIPTORS] =
@@ -89,7 +88,7 @@ impl Connector for SocketConnector {
             log,
             session: Mapping::new(&session, SESSION_BYTES, Access::Write)?,
             leases: Mapping::new(&leases, lease_bytes(words), Access::Read)?,
-            generations: Mapping::new(&generations, GENERATIONS * size_of::<Generation>(), Access::Read)?,
+            generations: Mapping::new(&generations, GENERATIONS_BYTES, Access::Read)?,
             link: Arc::new(SocketLink {
                 host: self.host.clone(),
                 connection,

@@ -19,15 +19,15 @@ use format::checksum::Salt;
 use format::envelope::frame_bytes;
 use format::session::{WORD_OWN_RANGE, Welcome};
 use format::{BLOCK_BYTES, Incarnation, InodeNumber, SegmentId, Sequence};
-use ipc::Host;
 use ipc::sync::{LongWord, Ordering, fence};
+use ipc::{Host, Life};
 use pmem::ring::{AppendError, AppendRing, Appended};
 use pmem::{ReadMapping, Region, Source};
 use std::collections::{HashMap, VecDeque};
 use std::hash::BuildHasherDefault;
 use std::sync::Arc;
 use vfs::Caller;
-use vfs::engine::Attributes;
+use vfs::engine::{Attributes, Handle};
 
 /// One session: what it was given, and its log.
 pub(crate) struct Session {
@@ -125,10 +125,32 @@ pub(crate) fn empty_ring(
     Ok(AppendRing::empty(log, BLOCK_BYTES as u64, salt, next))
 }
 
+/// Logs of dead daemons of which it is remembered how far they were recovered: a thread asks after one right after its
+/// daemon's death.
+const RECOVERED_MAX: usize = 64;
+
+/// A record of which it is not known whether it counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Doubt {
+    session: u64,
+    last: Sequence,
+}
+
 /// Everything that the lock guards.
 pub(crate) struct State {
     pub host: Arc<dyn Host>,
     pub session: Option<Session>,
+    /// The session before it, or the last one if there is none now: what a new one goes on from; 0 for none.
+    pub former: u64,
+    /// How far the logs of daemons that died were recovered: what is not in it did not count.
+    recovered: VecDeque<(u64, Sequence)>,
+    /// That session: its words say whether its daemon will be started again, and its connection stays, so that it is
+    /// not over before another goes on from it.
+    last: Option<(Arc<SharedWords>, Arc<dyn Link>)>,
+    /// Last record of the present attempt; 0 for none.
+    appended: Sequence,
+    /// The file and the pin that the present attempt took after that record.
+    pub taken: (Option<Handle>, Option<NodeIndex>),
     /// Number of the session: answers to calls of an earlier one are dropped.
     pub era: u64,
     pub nodes: Nodes,
@@ -161,6 +183,11 @@ impl State {
         Self {
             host,
             session: None,
+            former: 0,
+            recovered: VecDeque::new(),
+            last: None,
+            taken: (None, None),
+            appended: Sequence::new(0),
             era: 0,
             nodes: Nodes::default(),
             pool: Pool::default(),
@@ -180,9 +207,63 @@ impl State {
         }
     }
 
-    /// Begins an attempt.
+    /// Begins an attempt. With a daemon that lives now, what is cached under leases that are held is true now, and
+    /// an attempt that appends nothing may give it for its answer. A session whose daemon is gone is over.
+    #[inline]
     pub fn begin(&mut self) {
         self.used.clear();
+        self.appended = Sequence::new(0);
+        if self.session.as_ref().is_some_and(|session| !session.words.is_alive()) {
+            self.end_session();
+        }
+    }
+
+    /// What is in doubt after an attempt: its last record, if the daemon died before it was seen alive. Whoever
+    /// recovers the log may have read it before the record was there.
+    #[inline]
+    pub fn doubt(&mut self) -> Option<Doubt> {
+        if self.appended == Sequence::new(0) {
+            return None;
+        }
+        let session = self.session.as_ref()?;
+        if session.words.is_alive() {
+            return None;
+        }
+        self.doubted()
+    }
+
+    #[cold]
+    fn doubted(&mut self) -> Option<Doubt> {
+        let session = self.session.as_ref()?;
+        let doubt = Doubt { session: session.welcome.session.get(), last: self.appended };
+        let died = session.words.life() == Life::Died;
+        self.end_session();
+        // One that ended in order has digested all that counts.
+        died.then_some(doubt)
+    }
+
+    /// An attempt that is not to be believed is made again: gives back what it took.
+    pub fn undo(&mut self) {
+        let (file, pin) = std::mem::take(&mut self.taken);
+        let opened = file.and_then(|handle| self.remove_file(handle));
+        if let Some(index) = pin {
+            let node = self.nodes.get_mut(index);
+            node.pins = node.pins.saturating_sub(1);
+        }
+        if let Some(index) = pin.or(opened) {
+            self.drop_if_unused(index);
+        }
+    }
+
+    /// Whether a daemon that cannot be reached will be there again: unless it ended in order.
+    pub fn expects_daemon(&self) -> bool {
+        self.last.as_ref().is_some_and(|(words, _)| words.life() != Life::Ended)
+    }
+
+    /// Whether what was in doubt counts; none if that is not known.
+    pub fn counted(&self, doubt: &Doubt) -> Option<bool> {
+        let of_session = self.recovered.iter().find(|(session, _)| *session == doubt.session);
+        of_session.map(|(_, last)| *last >= doubt.last)
     }
 
     /// The session.
@@ -295,6 +376,19 @@ impl State {
     /// is an error, nothing happened.
     #[inline]
     pub fn append(&mut self, header: Header, payload: &[Source<'_>], room: u64) -> Step<Appended> {
+        self.append_and(header, payload, room, |_, _| ())
+    }
+
+    /// [`Self::append`], and changes the caches while the record is on its way to the medium: the commit word's
+    /// exchange has to wait for that. If it fails, the session is over, and with it goes all that was cached.
+    #[inline]
+    pub fn append_and(
+        &mut self,
+        header: Header,
+        payload: &[Source<'_>],
+        room: u64,
+        apply: impl FnOnce(&mut Self, &Appended),
+    ) -> Step<Appended> {
         if self.log_frozen {
             return Err(Need::LogReplaced.into());
         }
@@ -322,6 +416,8 @@ impl State {
                 });
             }
         };
+        apply(self, &appended);
+        let session = self.session.as_mut().expect("what is applied to the caches ends no session");
         // A pad before the record has a place in the order, too.
         let mut next = last;
         let committed = loop {
@@ -332,13 +428,18 @@ impl State {
             }
         };
         session.words.leave(entered);
+        (self.appended, self.taken) = (appended.sequence, (None, None));
         if committed.is_err() {
+            self.appended = Sequence::new(0);
             // Sealed, or the memory is broken: this session is over, and the record is beyond its cut.
             self.end_session();
             return Err(Need::Attach.into());
         }
         session.room -= room;
-        if session.ring.live_bytes() > session.ring.bytes() / 2 {
+        // Once a digest was asked for, there is nothing more to be done until it has come.
+        if session.ring.live_bytes() > session.ring.bytes() / 2
+            && session.words.digested().0 >= session.digest_asked
+        {
             self.half_full = true;
         }
         Ok(appended)
@@ -346,30 +447,52 @@ impl State {
 
     /// The session is over. What this process refers to stays, by number; what was cached is gone.
     pub fn end_session(&mut self) {
-        self.session = None;
+        if let Some(session) = self.session.take() {
+            self.former = session.welcome.session.get();
+            self.last = Some((session.words, session.link));
+        }
         self.era += 1;
         for index in self.nodes.indices() {
             let node = self.nodes.get_mut(index);
             node.lose(&mut self.pool);
             node.dirty = false;
             node.last = Sequence::new(0);
-            node.referenced = false;
             node.open_place = None;
         }
         self.dirty.clear();
-        self.give_back.clear();
+        // Whatever is waited for is digested when the next session begins.
+        self.give_back.iter_mut().for_each(|(after, _)| *after = Sequence::new(0));
         self.open_places = open_places();
         self.log_frozen = false;
         self.half_full = false;
     }
 
-    /// Takes a new session.
+    /// Takes a new session. What it has open stands in its open table before its first call, which tells SharedFS
+    /// that this is all: first what no reference tells of.
     pub fn begin_session(&mut self, session: Session) {
+        let goes_on = session.welcome.goes_on.get() == 1;
+        if goes_on {
+            if self.recovered.len() == RECOVERED_MAX {
+                self.recovered.pop_front();
+            }
+            self.recovered.push_back((self.former, session.welcome.recovered));
+        } else {
+            self.give_back.clear();
+        }
+        self.last = None;
         self.session = Some(session);
+        let mut referenced = Vec::new();
         for index in self.nodes.indices() {
-            if self.nodes.get(index).opens > 0 {
+            let node = self.nodes.get_mut(index);
+            node.referenced &= goes_on;
+            if node.opens > 0 && node.referenced {
+                referenced.push(index);
+            } else if node.opens > 0 {
                 self.enter_open_table(index);
             }
+        }
+        for index in referenced {
+            self.enter_open_table(index);
         }
     }
 
@@ -496,6 +619,7 @@ impl State {
     /// One more pin.
     pub fn pin(&mut self, index: NodeIndex) -> Attributes {
         self.nodes.get_mut(index).pins += 1;
+        self.taken.1 = Some(index);
         self.attributes(index)
     }
 }

@@ -2,11 +2,11 @@
 //! `ipc::words`.
 
 use crate::error::Error;
-use format::session::OPEN_TABLE;
+use format::session::{ALIVE_OFFSET, OPEN_TABLE};
 use format::{InodeNumber, Sequence};
 use ipc::sync::{Ordering, fence};
 use ipc::words::{Entered, GENERATIONS, Generation, LeaseState, NotCommitted};
-use ipc::{ClientPages, DaemonView, Mapping, Reads};
+use ipc::{AliveView, ClientPages, DaemonView, Life, Mapping, Reads};
 use pmem::ring::Place;
 use std::sync::Arc;
 
@@ -26,6 +26,7 @@ pub(crate) struct SharedWords {
     client: ClientPages,
     daemon: DaemonView,
     generations: Reads<Generation>,
+    alive: AliveView,
 }
 
 impl SharedWords {
@@ -43,7 +44,19 @@ impl SharedWords {
             client: ClientPages::new(session)?,
             daemon: DaemonView::new(leases, lease_words as usize)?,
             generations: generations.reads(0, GENERATIONS)?,
+            alive: AliveView::new(generations, ALIVE_OFFSET)?,
         })
+    }
+
+    /// Whether the daemon lives that the session is of. What this thread did before was done in its life.
+    #[inline]
+    pub fn is_alive(&self) -> bool {
+        self.alive.is_alive()
+    }
+
+    /// What became of that daemon.
+    pub fn life(&self) -> Life {
+        self.alive.life()
     }
 
     /// The last record that counts.

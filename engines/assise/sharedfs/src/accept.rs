@@ -8,7 +8,7 @@ use crate::daemon::Attached;
 use crate::error::Error;
 use crate::state::Core;
 use ccnvm::SessionId;
-use format::message::{MessageKind, Parcel, REFUSED_FULL, ROLE_GATEWAY, RingShape};
+use format::message::{Hello, MessageKind, Parcel, REFUSED_FULL, ROLE_GATEWAY, RingShape};
 use ipc::host::Time;
 use ipc::peer::Peer;
 use ipc::shared::read_only;
@@ -68,12 +68,12 @@ impl Core {
                     Ok(None) if self.host.now() < until => knocked.push(Knocked { connection, until }),
                     Ok(None) | Err(_) => {}
                     Ok(Some(hello)) => {
-                        let gateway = hello.role.get() == ROLE_GATEWAY;
-                        inside.extend(self.let_in(door, connection, gateway, serve));
+                        inside.extend(self.let_in(door, connection, &hello, serve));
                     }
                 }
             }
             inside.retain(|guest| self.is_there(guest));
+            self.state.lock().drop_estates_of_dead(self);
         }
     }
 
@@ -98,18 +98,19 @@ impl Core {
         self: &Arc<Self>,
         door: &Door,
         connection: Connection,
-        gateway: bool,
+        hello: &Hello,
         serve: &dyn Fn(SessionId) -> Result<(), Error>,
     ) -> Option<Inside> {
         let peer = Arc::new(Peer::new(connection).ok()?);
         let credentials = peer.credentials();
+        let gateway = hello.role.get() == ROLE_GATEWAY;
         let trusted = gateway && (credentials.uid == 0 || credentials.uid == door.uid);
         let caller = if trusted {
             Caller::ROOT
         } else {
             Caller { uid: credentials.uid, gid: credentials.gid, groups: credentials.groups.clone() }
         };
-        let attached = match self.attach(caller, credentials.pid.unsigned_abs()) {
+        let attached = match self.attach(caller, credentials.pid.unsigned_abs(), hello.session.get()) {
             Ok(attached) => attached,
             Err(error) => {
                 peer.connection().refuse(REFUSED_FULL, &error.to_string());

@@ -48,6 +48,8 @@ pub struct Config {
     pub ring: RingLimits,
     /// How long a server thread polls before it sleeps.
     pub spin_ns: u32,
+    /// How long a daemon that starts waits for the pool, which one that dies holds until the kernel is done with it.
+    pub lock_patience: Duration,
     /// Limits of the shared area.
     pub area: AreaLimits,
 }
@@ -76,6 +78,7 @@ impl Default for Config {
             idle_digest: Duration::from_secs(1),
             ring: RingLimits::DEFAULT,
             spin_ns: 10_000,
+            lock_patience: Duration::from_secs(10),
             area: AreaLimits::default(),
         }
     }

@@ -25,6 +25,9 @@ const BATCH: usize = 1024;
 /// Bytes that one Read gives at most: bounds the time under the lock.
 const READ_BYTES_MAX: usize = 1 << 20;
 
+/// Blocks that one Extents compares with their checksums at most, for the same reason.
+const VERIFIED_BLOCKS_MAX: u32 = 1 << 10;
+
 fn of_area(error: AreaError) -> Status {
     match error {
         AreaError::Refused(_) => Status::Invalid,
@@ -189,31 +192,48 @@ impl State {
         let generation = core.generations.of(request.inode);
         let extents_max = fits.min(BATCH);
         let found = self.area.extents(request.inode, start..end, extents_max).map_err(of_area)?;
-        let covered_to = match found.last() {
+        let mut covered_to = match found.last() {
             Some(last) if found.len() == extents_max => last.end().max(start),
             _ => end,
         };
-        let uid = self.live(id)?.caller.uid;
-        let mut bytes = ExtentsResponse {
-            digested: self.live(id)?.digested.sequence,
-            generation: U32::new(generation),
-            count: U32::new(u32::try_from(found.len()).expect("a batch is bounded")),
-            covered_to: U64::new(covered_to),
-        }
-        .as_bytes()
-        .to_vec();
+        let session = self.live(id)?;
+        let (uid, digested) = (session.caller.uid, session.digested.sequence);
+        let mut replies = Vec::with_capacity(found.len());
+        let mut verified_max = VERIFIED_BLOCKS_MAX;
         for extent in &found {
             let mapped = self.area.segment_owner(extent.segment) == Some(uid);
             let unwritten = if extent.checksums.is_none() { EXTENT_UNWRITTEN } else { 0 };
-            let reply = ExtentReply {
-                file_block: U64::new(extent.first),
-                segment: extent.segment,
-                block: extent.block,
-                blocks: U32::new(extent.blocks),
-                flags: U32::new(unwritten | if mapped { 0 } else { EXTENT_BY_CALL }),
-            };
-            bytes.extend_from_slice(reply.as_bytes());
+            let first = extent.first.max(start);
+            // What is read through a mapping nobody compares with its checksum later.
+            let whole_to =
+                match mapped.then(|| self.area.verify(request.inode, extent, first, &mut verified_max)) {
+                    None => extent.end(),
+                    Some(Ok(whole_to)) => whole_to,
+                    Some(Err(AreaError::Data { .. })) if first > start => first,
+                    Some(Err(error)) => return Err(of_area(error)),
+                };
+            if whole_to > first {
+                replies.push(ExtentReply {
+                    file_block: U64::new(first),
+                    segment: extent.segment,
+                    block: extent.block_of(first),
+                    blocks: U32::new(
+                        u32::try_from(whole_to - first).expect("an extent has 2^32 blocks at most"),
+                    ),
+                    flags: U32::new(unwritten | if mapped { 0 } else { EXTENT_BY_CALL }),
+                });
+            }
+            if whole_to < extent.end() {
+                covered_to = covered_to.min(whole_to);
+                break;
+            }
         }
-        Ok(bytes)
+        let head = ExtentsResponse {
+            digested,
+            generation: U32::new(generation),
+            count: U32::new(u32::try_from(replies.len()).expect("a batch is bounded")),
+            covered_to: U64::new(covered_to),
+        };
+        Ok([head.as_bytes(), replies.as_bytes()].concat())
     }
 }

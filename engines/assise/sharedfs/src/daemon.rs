@@ -8,13 +8,12 @@ use crate::accept::Door;
 use crate::config::Config;
 use crate::error::Error;
 use crate::generations::Generations;
-use crate::heirs::Heirs;
 use crate::leases::Reason;
 use crate::ledger::Ledger;
 use crate::locks::{Bell, Locks};
 use crate::logs::{BEGINNING, LogFile};
-use crate::recovery::{Recovered, recover};
-use crate::references::References;
+use crate::recovery::{Left, Recovered, recover};
+use crate::register::{Register, attach_entry};
 use crate::room::Room;
 use crate::serve::{Answer, Request};
 use crate::session::{Beginning, Session, Shared, session_of};
@@ -32,6 +31,7 @@ use ipc::sync::{Ordering, Word};
 use pmem::{Medium, PoolLock, Region};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 use vfs::Caller;
 use zerocopy::little_endian::{U32, U64};
 
@@ -107,6 +107,22 @@ pub struct Attached {
     pub generations: Arc<Mapping>,
 }
 
+/// Takes the pool, which a daemon that is dying may hold for a moment yet.
+fn lock_pool(host: &dyn Host, medium: &Medium, config: &Config) -> Result<PoolLock, Error> {
+    let until = host.now().after(config.lock_patience);
+    loop {
+        match medium.lock() {
+            Err(pmem::MediaError::Locked) if host.now() < until => {
+                host.wait(&Word::new(0), 0, Some(host.now().after(LOCK_LOOK)));
+            }
+            locked => return Ok(locked?),
+        }
+    }
+}
+
+/// Who waits for the pool looks again after so long.
+const LOCK_LOOK: Duration = Duration::from_millis(2);
+
 /// A running SharedFS.
 pub struct Daemon {
     core: Arc<Core>,
@@ -120,14 +136,19 @@ impl Daemon {
     /// `Settings`; `Media` (`Locked`: another daemon has it); `Area`; `File`.
     pub fn open(host: Arc<dyn Host>, medium: &Medium, config: Config) -> Result<(Self, Recovered), Error> {
         config.check()?;
-        let pool_lock = medium.lock()?;
-        let ready = recover(medium, &config)?;
+        let pool_lock = lock_pool(&*host, medium, &config)?;
+        let bell = Bell::new(host.clone());
+        let mut locks = Locks::new(bell.clone(), config.locks_max);
+        let area = Area::open(medium, config.area)?;
+        let (mut register, mut remembered) = Register::load(&*host, medium, area.pool(), &mut locks)?;
+        let mut left = Left { register: &mut register, remembered: &mut remembered, locks: &locks };
+        let ready = recover(area, medium, &config, &mut left)?;
+        let (heirs, references) = remembered.into_heirs();
         let limits = Limits {
             hold_min_ns: u64::try_from(config.hold_min.as_nanos()).unwrap_or(u64::MAX),
             leases_max: config.lease_words as usize,
             ..Limits::default()
         };
-        let bell = Bell::new(host.clone());
         let (pool, epoch) = (ready.area.pool(), ready.area.epoch());
         let state = State {
             area: ready.area,
@@ -136,7 +157,7 @@ impl Daemon {
             leases: Leases::new(limits, ready.next_version),
             sessions: BTreeMap::new(),
             ranges: BTreeMap::new(),
-            references: References::default(),
+            references,
             room: Room::new(config.room_reserve),
             numbers: ready.numbers,
             revocations: VecDeque::new(),
@@ -144,8 +165,10 @@ impl Daemon {
             next_ticket: 1,
             wake_at: None,
             reapable: VecDeque::new(),
-            heirs: Heirs::default(),
-            locks: Locks::new(bell.clone(), config.locks_max),
+            heirs,
+            locks,
+            register,
+            kept: ready.kept,
             ejections: VecDeque::new(),
             stopped: false,
         };
@@ -155,7 +178,7 @@ impl Daemon {
             medium: medium.clone(),
             pool,
             config,
-            generations: Generations::new()?,
+            generations: Generations::new(&*host)?,
             events: Word::new(0),
             work: Word::new(0),
             ending: Word::new(0),
@@ -188,7 +211,15 @@ impl Daemon {
     /// # Errors
     /// `Sessions`, `Media`, `LedgerFull`, `Stopped`.
     pub fn attach(&self, caller: Caller, pid: u32) -> Result<Attached, Error> {
-        self.core.attach(caller, pid)
+        self.core.attach(caller, pid, 0)
+    }
+
+    /// The same, for a process that had session `former`: the new one goes on with what that had.
+    ///
+    /// # Errors
+    /// As [`Self::attach`].
+    pub fn attach_again(&self, caller: Caller, pid: u32, former: u64) -> Result<Attached, Error> {
+        self.core.attach(caller, pid, former)
     }
 
     /// Starts a thread that serves the session's ring until it ends.
@@ -259,6 +290,7 @@ impl Daemon {
         for session in self.sessions() {
             self.core.eject(SessionId(session), Reason::Stopping);
         }
+        self.core.generations.end();
         // Release: pairs with the Acquire in `background` and at the door.
         self.core.ending.store(1, Ordering::Release);
         self.core.announce_work();
@@ -305,7 +337,7 @@ impl Core {
     }
 
     /// Begins a session.
-    pub fn attach(&self, caller: Caller, pid: u32) -> Result<Attached, Error> {
+    pub fn attach(&self, caller: Caller, pid: u32, former: u64) -> Result<Attached, Error> {
         let (log, version, first_inode) = self.draw_numbers()?;
         let shared = Arc::new(Shared::new(&self.host, &self.config)?);
         let life = (log, Incarnation::new(1));
@@ -321,8 +353,9 @@ impl Core {
             file: file.clone(),
             digested: BEGINNING,
             pid,
+            started: self.host.started(pid),
         };
-        let registered = self.register(beginning, &shared);
+        let registered = self.register(beginning, &shared, former);
         if registered.is_err() {
             // The first error is the one that matters; a file that stays is removed by the next start.
             let _ = self.medium.remove(&file.name);
@@ -341,7 +374,12 @@ impl Core {
     }
 
     /// Writes a new log into the ledger and the session into the table; nothing is left of it if that fails.
-    fn register(&self, mut beginning: Beginning, shared: &Arc<Shared>) -> Result<(Welcome, Caller), Error> {
+    fn register(
+        &self,
+        mut beginning: Beginning,
+        shared: &Arc<Shared>,
+        former: u64,
+    ) -> Result<(Welcome, Caller), Error> {
         let mut guard = self.state.lock();
         let state = &mut *guard;
         if state.stopped {
@@ -358,9 +396,12 @@ impl Core {
         let settles_file = u32::from(beginning.file.region().class() == pmem::Class::File);
         let session = Session::new(beginning, shared.clone(), self.config.lease_words);
         shared.daemon.publish_settled(state.ledger.settled());
+        if let Some(who) = session.identity() {
+            state.register.note(attach_entry(id, &who, (first_inode, inodes)));
+        }
         state.sessions.insert(id, session);
         state.ranges.insert(first_inode, id);
-        state.inherit(id);
+        let recovered = state.inherit(id, former);
         let usage = state.area.usage();
         let room = state.room.promise(id, self.config.room_blocks, &usage);
         let welcome = Welcome {
@@ -379,7 +420,8 @@ impl Core {
             settles_file: U32::new(settles_file),
             uid: U32::new(caller.uid),
             gid: U32::new(caller.gid),
-            reserved: U32::new(0),
+            goes_on: U32::new(recovered.is_some().into()),
+            recovered: recovered.unwrap_or_default(),
         };
         Ok((welcome, caller))
     }
@@ -424,7 +466,11 @@ impl Core {
     fn tidy_wanted(&self, all: bool) {
         let wanted: Vec<(SessionId, Sequence)> = {
             let mut state = self.state.lock();
-            state.expire_estates(self.host.now());
+            state.drop_estates_of_dead(self);
+            let tended = state.tend_register();
+            if state.guard(tended).is_err() {
+                return;
+            }
             let wants = state.sessions.iter_mut().filter_map(|(id, session)| {
                 let up_to = session.shared.client.commit().load();
                 let behind = up_to > session.digested.sequence;

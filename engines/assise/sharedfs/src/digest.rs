@@ -84,12 +84,13 @@ impl State {
         let mut frames = file.frames(before);
         let (mut records, mut bytes) = (0, 0);
         let sessions = &self.sessions;
-        let references = &self.references;
+        let (references, heirs) = (&self.references, &self.heirs);
         let is_open = |inode: InodeNumber| {
             references.any(inode)
-                || sessions
-                    .values()
-                    .any(|session| session.knows(inode) && session.shared.client.is_open(inode))
+                || sessions.values().any(|session| {
+                    session.knows(inode) && (session.unsettled || session.shared.client.is_open(inode))
+                })
+                || heirs.may_have_open(inode)
         };
         let promised = self.room.left(id);
         let room = &mut self.room;
@@ -149,11 +150,8 @@ impl State {
                 // More than a session may refer to are not kept for it.
                 let bounded = self.references.count(holder) < core.config.references_max.max(OPEN_TABLE);
                 if bounded && self.references.rights(holder, *inode).is_none() {
-                    let rights = Rights {
-                        read: self.may_read(holder, *inode, &item),
-                        write: self.may_write(holder, *inode) || self.permits_write(holder, *inode, &item),
-                    };
-                    self.references.open(holder, *inode, rights);
+                    let rights = self.rights_of_user(holder, *inode, &item);
+                    self.refer_to(holder, *inode, rights);
                 }
             }
             if !self.references.any(*inode) {
@@ -161,6 +159,14 @@ impl State {
             }
         }
         Ok(())
+    }
+
+    /// What a session's user may do with an inode that it has open.
+    pub fn rights_of_user(&self, id: SessionId, inode: InodeNumber, item: &InodeItem) -> Rights {
+        Rights {
+            read: self.may_read(id, inode, item),
+            write: self.may_write(id, inode) || self.permits_write(id, inode, item),
+        }
     }
 
     fn permits_write(&self, id: SessionId, inode: InodeNumber, item: &InodeItem) -> bool {

@@ -1,27 +1,39 @@
 //! The page of generations: one for the node, written here, mapped read-only by every LibFS, so that blocks can be
-//! used again without waiting for readers (schedule 1.19).
+//! used again without waiting for readers (schedule 1.19); behind them the word that says whether the daemon lives.
 
 use crate::error::Error;
 use format::InodeNumber;
+use format::session::{ALIVE_OFFSET, GENERATIONS_BYTES};
+use ipc::Alive;
+use ipc::host::Host;
 use ipc::shared::{self, Access, Mapping, Words};
 use ipc::sys::Descriptor;
 use ipc::words::{GENERATIONS, Generation};
 use std::sync::Arc;
+
+const _: () = assert!(GENERATIONS * size_of::<Generation>() == ALIVE_OFFSET);
 
 /// The page.
 pub(crate) struct Generations {
     memory: Descriptor,
     mapping: Arc<Mapping>,
     words: Words<Generation>,
+    alive: Alive,
 }
 
 impl Generations {
-    pub fn new() -> Result<Self, Error> {
-        let bytes = GENERATIONS * size_of::<Generation>();
-        let memory = shared::create(c"hearth-generations", bytes)?;
-        let mapping = Mapping::new(&memory, bytes, Access::Write)?;
+    /// New ones, and the word that says that this daemon lives.
+    pub fn new(host: &dyn Host) -> Result<Self, Error> {
+        let memory = shared::create(c"hearth-generations", GENERATIONS_BYTES)?;
+        let mapping = Mapping::new(&memory, GENERATIONS_BYTES, Access::Write)?;
         let words = mapping.words(0, GENERATIONS)?;
-        Ok(Self { memory, mapping, words })
+        let alive = Alive::claim(host, &mapping, ALIVE_OFFSET)?;
+        Ok(Self { memory, mapping, words, alive })
+    }
+
+    /// Says that the daemon ends in order.
+    pub fn end(&self) {
+        self.alive.end();
     }
 
     /// The memory, to be handed to a LibFS of this process.

@@ -8,10 +8,12 @@
 
 use crate::digest::{CutReason, Step};
 use crate::error::Error;
+use crate::register::{note_recovered, recovered_entry};
 use crate::session::{Phase, Shared};
 use crate::state::{Core, Revocation, State};
 use ccnvm::{Event, Mode, SessionId, Ticket, Want};
 use format::call::Status;
+use format::register::{RegisterEntry, RegisterKind};
 use format::session::{ENDED_MAX, WORD_OWN_RANGE};
 use format::{InodeNumber, Sequence};
 use ipc::host::{Spin, Time};
@@ -378,18 +380,29 @@ impl State {
         let (log, cut, first, name) =
             (session.log, session.digested.sequence, session.first_inode, session.file.name.clone());
         self.ledger_room(core)?;
+        // Before the log is gone, which else would tell its process what counted.
+        let session = self.sessions.get_mut(&id).expect("looked up above");
+        note_recovered(&mut session.recovered, id.0, cut);
+        self.register.note(recovered_entry(id, id.0, cut));
         self.ledger.close_log(log, cut)?;
         let effects = self.leases.step(now, Event::Ended { session: id });
         self.absorb(core, effects)?;
         let mut session = self.sessions.remove(&id).expect("looked up above");
         self.ranges.remove(&first);
         self.room.end(id);
-        self.locks.end(id);
         // A process that was only shut out may come back for what it had.
-        if session.returns {
-            self.leave_estate(id, &mut session, core.host.now());
+        let unreferred = if session.returns && session.started.is_some() {
+            self.locks.leave(id);
+            self.leave_estate(core, id, &mut session);
+            Vec::new()
+        } else {
+            self.locks.end(id);
+            self.register.note(RegisterEntry::new(RegisterKind::End, id.0));
+            self.references.end(id)
+        };
+        if session.unsettled {
+            self.reapable.extend(std::mem::take(&mut self.kept));
         }
-        let unreferred = if session.returns { Vec::new() } else { self.references.end(id) };
         for inode in unreferred {
             if self.area.inode(inode)?.is_some_and(|item| item.links.get() == 0) {
                 self.reapable.push_back(inode);

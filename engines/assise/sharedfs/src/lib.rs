@@ -29,6 +29,7 @@ mod logs;
 mod programs;
 mod recovery;
 mod references;
+mod register;
 mod room;
 mod serve;
 mod session;

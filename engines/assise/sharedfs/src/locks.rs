@@ -9,6 +9,7 @@ use format::call::{
     CallKind, FAMILY_RANGES, FAMILY_WHOLE, LOCK_EXCLUSIVE, LOCK_SHARED, LockRequest, LockResponse,
     OWNER_DESCRIPTION, OWNER_PROCESS, Status, TicketRequest, split,
 };
+use format::register::{RegisterEntry, RegisterKind};
 use ipc::host::{Host, WAKE_ALL};
 use ipc::sync::{Ordering, Word};
 use std::collections::{BTreeMap, BTreeSet};
@@ -55,7 +56,8 @@ pub(crate) struct Locks {
     speakers: BTreeMap<(u8, u64), Speaker>,
     /// Owners that a session named.
     named: BTreeMap<SessionId, BTreeSet<LockOwner>>,
-    tickets: BTreeMap<u64, SessionId>,
+    /// Requests that wait, and whose.
+    tickets: BTreeMap<u64, (SessionId, LockRequest)>,
     bell: Arc<Bell>,
     owners_max: usize,
 }
@@ -92,14 +94,65 @@ impl Locks {
         self.speakers.get(&key_of(owner)).is_some_and(|speaker| speaker.uid == uid)
     }
 
+    /// Nobody asks after what the session waits for any more. A lock that it was not told of it does not have.
+    pub fn leave(&mut self, id: SessionId) {
+        let of_session = self.tickets.iter().filter(|(_, (session, _))| *session == id);
+        let tickets: Vec<(u64, LockRequest)> =
+            of_session.map(|(ticket, (_, request))| (*ticket, *request)).collect();
+        for (ticket, request) in tickets {
+            self.tickets.remove(&ticket);
+            let granted = !self.table.cancel(Ticket::new(ticket));
+            if granted && let (Ok(owner), Ok(lock)) = (owner_of(&request), lock_of(&request)) {
+                // Giving back what is one whole or part of one makes none too many.
+                let _ = self.table.unlock(request.inode, owner, lock.family, lock.first, lock.last);
+            }
+        }
+    }
+
+    /// All of one session is another's.
+    pub fn hand_over(&mut self, from: SessionId, to: SessionId) {
+        self.leave(from);
+        for owner in self.named.remove(&from).unwrap_or_default() {
+            if let Some(speaker) = self.speakers.get_mut(&key_of(owner)) {
+                speaker.sessions.remove(&from);
+                speaker.sessions.insert(to);
+                self.named.entry(to).or_default().insert(owner);
+            }
+        }
+    }
+
+    /// What the register says that a session did. What cannot be is left out: then it is of a damaged register.
+    pub fn replay(&mut self, id: SessionId, uid: u32, kind: RegisterKind, entry: &RegisterEntry) {
+        let request = request_of(entry);
+        let Ok(owner) = owner_of(&request) else { return };
+        match (kind, lock_of(&request)) {
+            (RegisterKind::Lock, Ok(lock)) if self.claim(id, uid, owner).is_ok() => {
+                let _ = self.table.lock(request.inode, owner, lock, None);
+            }
+            (RegisterKind::Unlock, Ok(lock)) => {
+                let _ = self.table.unlock(request.inode, owner, lock.family, lock.first, lock.last);
+            }
+            (RegisterKind::Release, _) => {
+                let node = (request.inode != InodeNumber::NONE).then_some(request.inode);
+                self.table.release(owner, node);
+            }
+            _ => {}
+        }
+    }
+
+    /// All locks that are held, for the register.
+    pub fn put_entries(&self, entries: &mut Vec<RegisterEntry>) {
+        for (inode, lock, owner) in self.table.all() {
+            let Some(speaker) = self.speakers.get(&key_of(owner)) else { continue };
+            let request = request(inode, lock, owner);
+            let sessions = speaker.sessions.iter();
+            entries.extend(sessions.map(|id| entry_of(RegisterKind::Lock, *id, &request)));
+        }
+    }
+
     /// The session is gone: what nobody else speaks for ends.
     pub fn end(&mut self, id: SessionId) {
-        let tickets: Vec<u64> =
-            self.tickets.iter().filter(|(_, session)| **session == id).map(|(ticket, _)| *ticket).collect();
-        for ticket in tickets {
-            self.table.cancel(Ticket::new(ticket));
-            self.tickets.remove(&ticket);
-        }
+        self.leave(id);
         for owner in self.named.remove(&id).unwrap_or_default() {
             let key = key_of(owner);
             let Some(speaker) = self.speakers.get_mut(&key) else { continue };
@@ -116,6 +169,51 @@ fn key_of(owner: LockOwner) -> (u8, u64) {
     match owner {
         LockOwner::Process { id, .. } => (OWNER_PROCESS, id),
         LockOwner::Description(id) => (OWNER_DESCRIPTION, id),
+    }
+}
+
+/// A lock as a request says it.
+fn request(inode: InodeNumber, lock: Lock, owner: LockOwner) -> LockRequest {
+    let (owner_kind, number) = key_of(owner);
+    LockRequest {
+        inode,
+        owner: U64::new(number),
+        pid: U32::new(if let LockOwner::Process { pid, .. } = owner { pid } else { 0 }),
+        owner_kind,
+        family: if lock.family == LockFamily::Ranges { FAMILY_RANGES } else { FAMILY_WHOLE },
+        kind: if lock.kind == LockKind::Shared { LOCK_SHARED } else { LOCK_EXCLUSIVE },
+        wait: 0,
+        first: U64::new(lock.first),
+        last: U64::new(lock.last),
+    }
+}
+
+/// A request as the register has it.
+fn entry_of(kind: RegisterKind, id: SessionId, request: &LockRequest) -> RegisterEntry {
+    RegisterEntry {
+        detail: request.owner_kind,
+        family: request.family,
+        lock: request.kind,
+        inode: request.inode,
+        first: request.first,
+        last: request.last,
+        owner: request.owner,
+        pid: request.pid,
+        ..RegisterEntry::new(kind, id.0)
+    }
+}
+
+fn request_of(entry: &RegisterEntry) -> LockRequest {
+    LockRequest {
+        inode: entry.inode,
+        owner: entry.owner,
+        pid: entry.pid,
+        owner_kind: entry.detail,
+        family: entry.family,
+        kind: entry.lock,
+        wait: 0,
+        first: entry.first,
+        last: entry.last,
     }
 }
 
@@ -229,10 +327,17 @@ impl State {
         self.locks.claim(id, uid, owner)?;
         let waker = Waker::from(self.locks.bell.clone());
         let waker = (request.wait == 1).then_some(&waker);
-        match self.locks.table.lock(request.inode, owner, lock, waker).map_err(status_of)? {
+        let locked = self.locks.table.lock(request.inode, owner, lock, waker);
+        if locked == Ok(Locked::Granted) {
+            self.register.note(entry_of(RegisterKind::Lock, id, request));
+        } else if lock.family == LockFamily::Whole {
+            // To change its kind the lock that was held was given up, whatever came of it.
+            self.register.note(entry_of(RegisterKind::Unlock, id, request));
+        }
+        match locked.map_err(status_of)? {
             Locked::Granted => Ok(response(0)),
             Locked::Queued(ticket) => {
-                self.locks.tickets.insert(ticket.get(), id);
+                self.locks.tickets.insert(ticket.get(), (id, *request));
                 Ok(response(ticket.get()))
             }
         }
@@ -244,6 +349,8 @@ impl State {
         // Who never locked anything has nothing to unlock.
         if self.locks.speaks(uid, owner) {
             self.locks.table.unlock(request.inode, owner, family, first, last).map_err(status_of)?;
+            let request = LockRequest { kind: LOCK_SHARED, ..*request };
+            self.register.note(entry_of(RegisterKind::Unlock, id, &request));
         }
         Ok(Vec::new())
     }
@@ -252,20 +359,7 @@ impl State {
         self.locker(id, request.inode)?;
         let conflict = self.locks.table.conflict(request.inode, owner_of(request)?, lock_of(request)?);
         let Some((lock, owner)) = conflict else { return Ok(Vec::new()) };
-        let (owner_kind, number) = key_of(owner);
-        let pid = if let LockOwner::Process { pid, .. } = owner { pid } else { 0 };
-        let found = LockRequest {
-            inode: request.inode,
-            owner: U64::new(number),
-            pid: U32::new(pid),
-            owner_kind,
-            family: request.family,
-            kind: if lock.kind == LockKind::Shared { LOCK_SHARED } else { LOCK_EXCLUSIVE },
-            wait: 0,
-            first: U64::new(lock.first),
-            last: U64::new(lock.last),
-        };
-        Ok(found.as_bytes().to_vec())
+        Ok(self::request(request.inode, lock, owner).as_bytes().to_vec())
     }
 
     fn release_locks(&mut self, id: SessionId, request: &LockRequest) -> Result<Vec<u8>, Status> {
@@ -274,19 +368,21 @@ impl State {
         let node = (request.inode != InodeNumber::NONE).then_some(request.inode);
         if self.locks.speaks(uid, owner) {
             self.locks.table.release(owner, node);
+            self.register.note(entry_of(RegisterKind::Release, id, request));
         }
         Ok(Vec::new())
     }
 
     fn redeem_lock(&mut self, id: SessionId, ticket: u64) -> Result<Option<Vec<u8>>, Status> {
         self.live(id)?;
-        if self.locks.tickets.get(&ticket) != Some(&id) {
-            return Err(Status::Invalid);
-        }
+        let request = self.locks.tickets.get(&ticket).filter(|(session, _)| *session == id);
+        let request = request.ok_or(Status::Invalid)?.1;
         match self.locks.table.redeem(Ticket::new(ticket)) {
             Ok(Locked::Queued(_)) => Ok(None),
             Ok(Locked::Granted) => {
                 self.locks.tickets.remove(&ticket);
+                // Who was not told of it does not have it, so this is soon enough.
+                self.register.note(entry_of(RegisterKind::Lock, id, &request));
                 Ok(Some(response(0)))
             }
             Err(error) => {
@@ -298,11 +394,13 @@ impl State {
 
     fn cancel_lock(&mut self, id: SessionId, ticket: u64) -> Result<Vec<u8>, Status> {
         self.live(id)?;
-        if self.locks.tickets.get(&ticket) != Some(&id) {
-            return Err(Status::Invalid);
-        }
+        let request = self.locks.tickets.get(&ticket).filter(|(session, _)| *session == id);
+        let request = request.ok_or(Status::Invalid)?.1;
         self.locks.tickets.remove(&ticket);
         let cancelled = self.locks.table.cancel(Ticket::new(ticket));
+        if !cancelled {
+            self.register.note(entry_of(RegisterKind::Lock, id, &request));
+        }
         Ok(response(if cancelled { ticket } else { 0 }))
     }
 }

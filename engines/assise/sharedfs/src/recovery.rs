@@ -13,7 +13,9 @@ use crate::config::Config;
 use crate::digest::{CutReason, Halt, apply_record};
 use crate::error::Error;
 use crate::ledger::{Anchor, Ledger, names_version};
+use crate::locks::Locks;
 use crate::logs::{BEGINNING, LogFile, is_log_file};
+use crate::register::{Register, Remembered};
 use crate::state::Numbers;
 use crate::table::{OpenLog, Table};
 use area::{Area, AreaError, Counters};
@@ -48,6 +50,8 @@ pub(crate) struct Ready {
     pub numbers: Numbers,
     pub next_version: LeaseVersion,
     pub recovered: Recovered,
+    /// Inodes without a name that are kept for programs that live.
+    pub kept: Vec<InodeNumber>,
 }
 
 /// Recovery on its way.
@@ -63,9 +67,20 @@ struct Recovery<'a> {
     recovered: Recovered,
 }
 
+/// What the daemon before left behind beside the pool's contents.
+pub(crate) struct Left<'a> {
+    pub register: &'a mut Register,
+    pub remembered: &'a mut Remembered,
+    pub locks: &'a Locks,
+}
+
 /// Brings a pool up to date. The caller holds its lock.
-pub(crate) fn recover(medium: &Medium, config: &Config) -> Result<Ready, Error> {
-    let area = Area::open(medium, config.area)?;
+pub(crate) fn recover(
+    area: Area,
+    medium: &Medium,
+    config: &Config,
+    left: &mut Left<'_>,
+) -> Result<Ready, Error> {
     let (counters, epoch) = (area.counters(), area.epoch());
     let mut recovery = Recovery {
         medium,
@@ -83,12 +98,13 @@ pub(crate) fn recover(medium: &Medium, config: &Config) -> Result<Ready, Error> 
     recovery.digest_logs()?;
     let anchor = Ledger::anchor_after(last, Incarnation::new(counters.ledger_incarnation).next());
     recovery.move_ledger(&anchor)?;
+    recovery.tell_programs(left)?;
     recovery.remove_logs()?;
-    recovery.reap_orphans()?;
+    let kept = recovery.reap_orphans(left.remembered)?;
     let pool = recovery.area.pool();
     let ledger = Ledger::begin(medium, pool, anchor)?;
     let Recovery { area, numbers, next_version, recovered, .. } = recovery;
-    Ok(Ready { area, ledger, numbers, next_version, recovered })
+    Ok(Ready { area, ledger, numbers, next_version, recovered, kept })
 }
 
 impl Recovery<'_> {
@@ -230,6 +246,18 @@ impl Recovery<'_> {
         Ok(self.area.release(committed.flip)?)
     }
 
+    /// Says for programs that live how far their logs counted, before the logs are gone that say it, and begins this
+    /// daemon's register.
+    fn tell_programs(&self, left: &mut Left<'_>) -> Result<(), Error> {
+        for (uid, _) in self.table.logs() {
+            // Of one that an interrupted recovery was done with the tree says it.
+            let in_tree = self.progress.get(&uid).map_or(Sequence::default(), |digested| digested.sequence);
+            let found = self.recovered.logs.iter().find(|(log, _)| *log == uid);
+            left.remembered.note_recovered(uid.get(), found.map_or(in_tree, |(_, last)| *last));
+        }
+        left.register.rewrite(&left.remembered.entries(left.locks))
+    }
+
     /// Takes all logs out of the tree, and their files, and those that nobody knows of.
     fn remove_logs(&mut self) -> Result<(), Error> {
         for (uid, _) in self.area.logs()? {
@@ -244,8 +272,15 @@ impl Recovery<'_> {
         Ok(())
     }
 
-    fn reap_orphans(&mut self) -> Result<(), Error> {
-        while let Some(inode) = self.area.orphans(InodeNumber::NONE, 1)?.first().copied() {
+    /// Removes inodes without a name, but those that a program which lives may have open.
+    fn reap_orphans(&mut self, remembered: &Remembered) -> Result<Vec<InodeNumber>, Error> {
+        let (mut kept, mut after) = (Vec::new(), InodeNumber::NONE);
+        while let Some(inode) = self.area.orphans(after, 1)?.first().copied() {
+            if remembered.may_be_open(inode) {
+                kept.push(inode);
+                after = inode;
+                continue;
+            }
             let mut batch = self.area.begin(self.epoch)?;
             if batch.reap(inode, self.config.reap_items)? {
                 self.recovered.orphans += 1;
@@ -253,7 +288,7 @@ impl Recovery<'_> {
             let committed = batch.commit()?;
             self.area.release(committed.flip)?;
         }
-        Ok(())
+        Ok(kept)
     }
 }
 

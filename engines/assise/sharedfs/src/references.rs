@@ -4,8 +4,10 @@
 //!
 //! A reference is one a session and inode, with rights united; the session counts its own descriptors.
 
+use crate::register::open_entry;
 use ccnvm::SessionId;
 use format::InodeNumber;
+use format::register::RegisterEntry;
 use std::collections::BTreeMap;
 
 /// All references of the node.
@@ -20,6 +22,18 @@ pub(crate) struct References {
 pub(crate) struct Rights {
     pub read: bool,
     pub write: bool,
+}
+
+impl Rights {
+    /// As the register has them.
+    pub fn bits(self) -> u8 {
+        u8::from(self.read) | u8::from(self.write) << 1
+    }
+
+    /// From the register.
+    pub fn of_bits(bits: u8) -> Self {
+        Self { read: bits & 1 != 0, write: bits & 2 != 0 }
+    }
 }
 
 impl References {
@@ -67,6 +81,12 @@ impl References {
             self.open(to, inode, rights);
             self.close(from, inode);
         }
+    }
+
+    /// All of them, for the register.
+    pub fn put_entries(&self, entries: &mut Vec<RegisterEntry>) {
+        let all = self.by_inode.iter();
+        entries.extend(all.map(|((inode, session), rights)| open_entry(*session, *inode, *rights)));
     }
 
     /// Ends all of a session; gives the inodes that nobody refers to any more.

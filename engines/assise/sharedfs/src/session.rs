@@ -4,6 +4,7 @@
 use crate::config::Config;
 use crate::error::Error;
 use crate::logs::LogFile;
+use crate::register::Identity;
 use ccnvm::{Mode, SessionId};
 use format::session::{SESSION_BYTES, WORD_OWN_RANGE, lease_bytes};
 use format::{InodeNumber, LeaseVersion, LogUid, Sequence};
@@ -108,8 +109,14 @@ pub(crate) struct Session {
     pub phase: Phase,
     /// Its process, as the kernel numbers it.
     pub pid: u32,
+    /// When its process started, if that can be told.
+    pub started: Option<u64>,
     /// It is ended by force, and its process may come back.
     pub returns: bool,
+    /// It goes on from a session of a dead daemon, and has not said yet what it has open.
+    pub unsettled: bool,
+    /// How far the logs of the sessions were recovered that it goes on from.
+    pub recovered: Vec<(u64, Sequence)>,
     /// Own ranges of sessions that it goes on from.
     pub former_ranges: Vec<(InodeNumber, u64)>,
     /// It asked for a digest that it does not wait for.
@@ -134,11 +141,13 @@ pub(crate) struct Beginning {
     pub file: Arc<LogFile>,
     pub digested: Digested,
     pub pid: u32,
+    pub started: Option<u64>,
 }
 
 impl Session {
     pub fn new(beginning: Beginning, shared: Arc<Shared>, lease_words: u32) -> Self {
-        let Beginning { log, caller, version, opened, first_inode, inodes, file, digested, pid } = beginning;
+        let Beginning { log, caller, version, opened, first_inode, inodes, file, digested, .. } = beginning;
+        let (pid, started) = (beginning.pid, beginning.started);
         shared.client.commit().begin(digested.sequence);
         shared.daemon.publish_digested(digested);
         shared.daemon.own_range().grant(LeaseState::Write);
@@ -158,7 +167,10 @@ impl Session {
             busy: false,
             phase: Phase::Live,
             pid,
+            started,
             returns: false,
+            unsettled: false,
+            recovered: Vec::new(),
             former_ranges: Vec::new(),
             wants_digest: false,
             peer: None,
@@ -176,6 +188,12 @@ impl Session {
             || self.in_range(inode)
             || self.known.contains_key(&inode)
             || self.former_ranges.iter().any(|range| in_range(inode, *range))
+    }
+
+    /// Who it is of; none if its process cannot be told from a later one.
+    pub fn identity(&self) -> Option<Identity> {
+        let (uid, gid) = (self.caller.uid, self.caller.gid);
+        Some(Identity { pid: self.pid, started: self.started?, uid, gid })
     }
 
     /// Lower half of the own-range word's generation.
@@ -214,7 +232,8 @@ impl Session {
     }
 }
 
-fn in_range(inode: InodeNumber, (first, count): (InodeNumber, u64)) -> bool {
+/// Whether a range of inode numbers has this one.
+pub(crate) fn in_range(inode: InodeNumber, (first, count): (InodeNumber, u64)) -> bool {
     inode.get().checked_sub(first.get()).is_some_and(|index| index < count)
 }
 

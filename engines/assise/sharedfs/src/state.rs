@@ -11,6 +11,7 @@ use crate::heirs::Heirs;
 use crate::ledger::Ledger;
 use crate::locks::{Bell, Locks};
 use crate::references::References;
+use crate::register::Register;
 use crate::room::Room;
 use crate::session::{Held, Phase, Session, session_of};
 use crate::table::{Change, Grant, OWN_RANGE_KEY, RENAME_UNIT, RIGHT_CONTENTS, RIGHT_NONE, RIGHT_WRITE};
@@ -81,6 +82,10 @@ pub(crate) struct State {
     /// What sealed sessions left for their processes.
     pub heirs: Heirs,
     pub locks: Locks,
+    /// What the daemon after this one is told.
+    pub register: Register,
+    /// Inodes without a name that somebody may have open who has not said so yet.
+    pub kept: Vec<InodeNumber>,
     /// The medium failed: nothing is done any more.
     pub stopped: bool,
 }
@@ -129,6 +134,9 @@ impl State {
     pub fn live(&mut self, id: SessionId) -> Result<&mut Session, Status> {
         if self.stopped {
             return Err(Status::Media);
+        }
+        if self.sessions.get(&id).is_some_and(|session| session.unsettled) {
+            self.settle_heir(id);
         }
         self.sessions.get_mut(&id).filter(|session| session.phase == Phase::Live).ok_or(Status::Sealed)
     }
@@ -212,6 +220,10 @@ impl State {
     pub fn reap_step(&mut self, core: &Core) -> Result<bool, Error> {
         let Some(inode) = self.reapable.pop_front() else { return Ok(false) };
         if self.references.any(inode) {
+            return Ok(!self.reapable.is_empty());
+        }
+        if self.may_be_open(inode) {
+            self.kept.push(inode);
             return Ok(!self.reapable.is_empty());
         }
         let mut batch = self.area.begin(self.epoch)?;

@@ -17,6 +17,7 @@ use format::call::{
 use format::name::COOKIE_SLOTS;
 use format::node::InodeItem;
 use format::record::FileType;
+use format::register::RegisterEntry;
 use format::session::WORD_OWN_RANGE;
 use format::{Cookie, InodeNumber, LogUid, Name, Sequence};
 use vfs::access;
@@ -235,7 +236,7 @@ impl Core {
             let mut state = self.state.lock();
             state.live(id)?;
             let referred = state.references.rights(id, inode).is_some();
-            let last = referred && state.references.close(id, inode);
+            let last = referred && state.refer_no_more(id, inode);
             let unnamed = |item: &InodeItem| item.links.get() == 0;
             let orphan =
                 last && state.area.inode(inode).map_err(|_| Status::Media)?.as_ref().is_some_and(unnamed);
@@ -329,8 +330,12 @@ impl State {
         reply.writable = u8::from(writable);
         reply.item = item;
         if inode != RENAME_UNIT {
+            let new = !session.known.contains_key(&inode);
             let known: &mut Known = session.known.entry(inode).or_default();
-            known.readable |= readable;
+            if new || (readable && !known.readable) {
+                known.readable |= readable;
+                self.register.note(RegisterEntry::of_known(id.0, &[(inode, readable)]));
+            }
         }
         Ok(reply)
     }
@@ -376,7 +381,7 @@ impl State {
         if new && self.references.count(id) >= core.config.references_max {
             return Err(Status::Limit);
         }
-        self.references.open(id, inode, rights);
+        self.refer_to(id, inode, rights);
         Ok(())
     }
 }

@@ -1,0 +1,394 @@
+//! What this daemon remembers of its programs for the daemon after it: a journal in a file of the pool, written by
+//! plain stores, so that it outlives the daemon and not the machine. Formats: [`format::register`].
+//!
+//! Guarantees: what was noted before a call was answered is found by the next daemon, in order; a death at any point
+//! leaves one register that is whole, the old or the new one; without a register, or with one that is damaged,
+//! programs lose what they had open, and nothing else.
+
+use crate::error::Error;
+use crate::heirs::{Estate, Heirs};
+use crate::locks::Locks;
+use crate::references::{References, Rights};
+use crate::session::{Known, Session};
+use crate::state::State;
+use ccnvm::SessionId;
+use format::register::{REGISTER_ENTRY_BYTES, REGISTER_KNOWN_MAX, RegisterEntry, RegisterKind};
+use format::superblock::{FileKind, MAGIC, OWNER_DAEMON, POOL_VERSION, Superblock};
+use format::{BLOCK_BYTES, InodeNumber, PoolUid, Sequence};
+use ipc::host::Host;
+use pmem::{Medium, Region};
+use std::collections::BTreeMap;
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::{U16, U32, U64};
+
+/// Where entries begin.
+const START: u64 = BLOCK_BYTES as u64;
+/// Entries of the smallest register.
+const ENTRIES_MIN: u64 = 16 << 10;
+/// A register is written anew when it has so many times more entries than it needs.
+const SPARSE: u64 = 4;
+/// Logs of which a session remembers how far they were recovered: those that it goes on from, the oldest forgotten.
+const RECOVERED_MAX: usize = 64;
+
+const FILE_PREFIX: &str = "register-";
+
+fn file_name(number: u64) -> String {
+    format!("{FILE_PREFIX}{number}")
+}
+
+fn number_of(name: &str) -> Option<u64> {
+    name.strip_prefix(FILE_PREFIX)?.parse().ok()
+}
+
+/// The journal.
+pub(crate) struct Register {
+    medium: Medium,
+    pool: PoolUid,
+    boot: u64,
+    number: u64,
+    /// None once no file could be had: then nothing is remembered any more.
+    region: Option<Region>,
+    entries: u64,
+    entries_max: u64,
+}
+
+/// What the daemon before remembered.
+#[derive(Default)]
+pub(crate) struct Remembered {
+    pub estates: BTreeMap<SessionId, Estate>,
+    pub references: References,
+}
+
+impl Register {
+    /// Reads the register of the daemon before; locks go into `locks`. Nothing is written yet.
+    ///
+    /// # Errors
+    /// `Media`: the folder cannot be read.
+    pub fn load(
+        host: &dyn Host,
+        medium: &Medium,
+        pool: PoolUid,
+        locks: &mut Locks,
+    ) -> Result<(Self, Remembered), Error> {
+        let mut numbers: Vec<u64> = medium.list()?.iter().filter_map(|name| number_of(name)).collect();
+        numbers.sort_unstable();
+        let register = Self {
+            medium: medium.clone(),
+            pool,
+            boot: host.boot(),
+            number: numbers.last().copied().unwrap_or(0),
+            region: None,
+            entries: 0,
+            entries_max: 0,
+        };
+        let mut remembered = Remembered::default();
+        // The newest that is whole: one that was being written when its daemon died has no superblock.
+        for number in numbers.into_iter().rev() {
+            if let Some(region) = register.open(number) {
+                remembered.replay(&region, number, locks)?;
+                break;
+            }
+        }
+        remembered.drop_dead(host, locks);
+        Ok((register, remembered))
+    }
+
+    /// A register of this pool and this run of the machine.
+    fn open(&self, number: u64) -> Option<Region> {
+        let region = self.medium.open(&file_name(number)).ok()?;
+        let mut block = [0; BLOCK_BYTES];
+        region.read(0, &mut block).ok()?;
+        let superblock = Superblock::decode(&block, FileKind::Register).ok()?;
+        let ours = superblock.pool == self.pool
+            && superblock.id.get() == number
+            && superblock.geometry.get() == self.boot
+            && region.bytes() >= START;
+        ours.then_some(region)
+    }
+
+    /// Begins a new register with these entries, and removes those before.
+    ///
+    /// # Errors
+    /// `Media`: an old one cannot be removed.
+    pub fn rewrite(&mut self, entries: &[RegisterEntry]) -> Result<(), Error> {
+        // A medium that ends with the process has nobody to be remembered by.
+        if !self.medium.class().survives_process() {
+            return Ok(());
+        }
+        let needed = entries.len() as u64;
+        let entries_max = (2 * needed).max(ENTRIES_MIN);
+        let number = self.number + 1;
+        let bytes = START + entries_max * REGISTER_ENTRY_BYTES as u64;
+        // Without space for it programs are told nothing false: the old one goes, too.
+        self.region = self.medium.create(&file_name(number), bytes).ok();
+        (self.number, self.entries, self.entries_max) = (number, 0, entries_max);
+        if let Some(region) = self.region.clone() {
+            for entry in entries {
+                self.put(&region, *entry);
+            }
+            let superblock = Superblock {
+                magic: MAGIC,
+                version: U16::new(POOL_VERSION),
+                kind: U16::new(FileKind::Register as u16),
+                checksum: U32::new(0),
+                pool: self.pool,
+                id: U64::new(number),
+                file_bytes: U64::new(bytes),
+                owner: U32::new(OWNER_DAEMON),
+                reserved: U32::new(0),
+                created_ns: U64::new(0),
+                geometry: U64::new(self.boot),
+            };
+            region.store(0, &superblock.encode());
+        }
+        let old = |name: &String| number_of(name).is_some_and(|other| other != number);
+        for name in self.medium.list()?.iter().filter(|name| old(name)) {
+            self.medium.remove(name)?;
+        }
+        Ok(())
+    }
+
+    fn put(&mut self, region: &Region, entry: RegisterEntry) {
+        let at = START + self.entries * REGISTER_ENTRY_BYTES as u64;
+        self.entries += 1;
+        let entry = entry.seal(self.number, Sequence::new(self.entries));
+        region.store(at, entry.as_bytes());
+    }
+
+    /// Adds an entry.
+    pub fn note(&mut self, entry: RegisterEntry) {
+        if self.entries == self.entries_max {
+            self.grow();
+        }
+        if let Some(region) = self.region.clone() {
+            self.put(&region, entry);
+        }
+    }
+
+    /// The same entries in a larger file.
+    fn grow(&mut self) {
+        let Some(region) = self.region.take() else { return };
+        let mut entries = Vec::new();
+        for place in 0..self.entries {
+            match read_entry(&region, self.number, place) {
+                Some((_, entry)) => entries.push(entry),
+                None => break,
+            }
+        }
+        // A folder that cannot be read or written: from here on nothing is remembered.
+        if entries.len() as u64 != self.entries || self.rewrite(&entries).is_err() {
+            self.region = None;
+        }
+    }
+
+    /// Whether it has many more entries than `needed`.
+    pub fn is_sparse(&self, needed: u64) -> bool {
+        self.region.is_some() && self.entries > SPARSE * needed.max(ENTRIES_MIN / SPARSE)
+    }
+}
+
+fn read_entry(region: &Region, register: u64, place: u64) -> Option<(RegisterKind, RegisterEntry)> {
+    let at = START + place * REGISTER_ENTRY_BYTES as u64;
+    let mut bytes = [0; REGISTER_ENTRY_BYTES];
+    if at + REGISTER_ENTRY_BYTES as u64 > region.bytes() {
+        return None;
+    }
+    region.read(at, &mut bytes).ok()?;
+    RegisterEntry::decode(&bytes, register, Sequence::new(place + 1)).ok()
+}
+
+impl Remembered {
+    /// Takes entry after entry, to the first that is none.
+    fn replay(&mut self, region: &Region, register: u64, locks: &mut Locks) -> Result<(), Error> {
+        let mut place = 0;
+        while let Some((kind, entry)) = read_entry(region, register, place) {
+            self.take(kind, &entry, locks);
+            place += 1;
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, kind: RegisterKind, entry: &RegisterEntry, locks: &mut Locks) {
+        let id = SessionId(entry.session.get());
+        if kind == RegisterKind::Attach {
+            self.estates.entry(id).or_insert_with(|| Estate::of_entry(id, entry));
+            return;
+        }
+        let Some(estate) = self.estates.get_mut(&id) else { return };
+        match kind {
+            RegisterKind::Attach => {}
+            RegisterKind::Range => estate.ranges.push((entry.inode, entry.first.get())),
+            RegisterKind::Recovered => {
+                note_recovered(&mut estate.recovered, entry.last.get(), Sequence::new(entry.first.get()));
+            }
+            RegisterKind::Known => {
+                for (inode, readable) in entry.known() {
+                    estate.known.entry(inode).or_default().readable |= readable;
+                }
+            }
+            RegisterKind::Open => self.references.open(id, entry.inode, Rights::of_bits(entry.detail)),
+            RegisterKind::Close => drop(self.references.close(id, entry.inode)),
+            RegisterKind::Lock | RegisterKind::Unlock | RegisterKind::Release => {
+                locks.replay(id, estate.uid, kind, entry);
+            }
+            RegisterKind::Inherit => {
+                let from = SessionId(entry.first.get());
+                let Some(left) = self.estates.remove(&from) else { return };
+                if let Some(estate) = self.estates.get_mut(&id) {
+                    estate.take_over(left);
+                }
+                self.references.hand_over(from, id);
+                locks.hand_over(from, id);
+            }
+            RegisterKind::End => self.end(id, locks),
+        }
+    }
+
+    fn end(&mut self, id: SessionId, locks: &mut Locks) {
+        self.estates.remove(&id);
+        // Inodes without a name are looked for in the area.
+        self.references.end(id);
+        locks.end(id);
+    }
+
+    /// Forgets sessions whose processes are gone.
+    fn drop_dead(&mut self, host: &dyn Host, locks: &mut Locks) {
+        let dead: Vec<SessionId> =
+            self.estates.values().filter(|estate| !estate.lives(host)).map(|estate| estate.session).collect();
+        for id in dead {
+            self.end(id, locks);
+        }
+    }
+
+    /// A log was digested to its end.
+    pub fn note_recovered(&mut self, log: u64, last: Sequence) {
+        if let Some(estate) = self.estates.get_mut(&SessionId(log)) {
+            note_recovered(&mut estate.recovered, log, last);
+        }
+    }
+
+    /// Whether a process that may come back can have the inode open.
+    pub fn may_be_open(&self, inode: InodeNumber) -> bool {
+        self.references.any(inode) || self.estates.values().any(|estate| estate.knows(inode))
+    }
+
+    /// All of it as entries.
+    pub fn entries(&self, locks: &Locks) -> Vec<RegisterEntry> {
+        let mut entries = Vec::new();
+        for estate in self.estates.values() {
+            estate.put_entries(&mut entries);
+        }
+        self.references.put_entries(&mut entries);
+        locks.put_entries(&mut entries);
+        entries
+    }
+
+    /// What stays when the daemon serves.
+    pub fn into_heirs(self) -> (Heirs, References) {
+        (Heirs::of(self.estates.into_values()), self.references)
+    }
+}
+
+/// Notes how far a log was recovered; what was said first counts.
+pub(crate) fn note_recovered(recovered: &mut Vec<(u64, Sequence)>, log: u64, last: Sequence) {
+    if recovered.iter().all(|(other, _)| *other != log) {
+        if recovered.len() == RECOVERED_MAX {
+            recovered.remove(0);
+        }
+        recovered.push((log, last));
+    }
+}
+
+/// Who a session is of.
+pub(crate) struct Identity {
+    pub pid: u32,
+    pub started: u64,
+    pub uid: u32,
+    pub gid: u32,
+}
+
+/// The entry of a session that begins.
+pub(crate) fn attach_entry(id: SessionId, who: &Identity, range: (InodeNumber, u64)) -> RegisterEntry {
+    RegisterEntry {
+        inode: range.0,
+        first: U64::new(range.1),
+        last: U64::new(who.started),
+        owner: U64::new(u64::from(who.gid) << 32 | u64::from(who.uid)),
+        pid: U32::new(who.pid),
+        ..RegisterEntry::new(RegisterKind::Attach, id.0)
+    }
+}
+
+/// A reference that was made, or has other rights now.
+pub(crate) fn open_entry(id: SessionId, inode: InodeNumber, rights: Rights) -> RegisterEntry {
+    RegisterEntry { inode, detail: rights.bits(), ..RegisterEntry::new(RegisterKind::Open, id.0) }
+}
+
+/// What a session has beside its beginning.
+pub(crate) fn put_possessions(
+    id: SessionId,
+    ranges: &[(InodeNumber, u64)],
+    recovered: &[(u64, Sequence)],
+    known: &BTreeMap<InodeNumber, Known>,
+    entries: &mut Vec<RegisterEntry>,
+) {
+    for (inode, count) in ranges {
+        let first = U64::new(*count);
+        entries.push(RegisterEntry { inode: *inode, first, ..RegisterEntry::new(RegisterKind::Range, id.0) });
+    }
+    for (log, last) in recovered {
+        entries.push(recovered_entry(id, *log, *last));
+    }
+    let known: Vec<(InodeNumber, bool)> =
+        known.iter().map(|(inode, known)| (*inode, known.readable)).collect();
+    entries.extend(known.chunks(REGISTER_KNOWN_MAX).map(|some| RegisterEntry::of_known(id.0, some)));
+}
+
+/// How far a log was recovered.
+pub(crate) fn recovered_entry(id: SessionId, log: u64, last: Sequence) -> RegisterEntry {
+    let (first, last) = (U64::new(last.get()), U64::new(log));
+    RegisterEntry { first, last, ..RegisterEntry::new(RegisterKind::Recovered, id.0) }
+}
+
+impl State {
+    /// Writes the register anew if most of it is history.
+    pub fn tend_register(&mut self) -> Result<(), Error> {
+        let known: usize = self.sessions.values().map(|session| session.known.len()).sum();
+        if !self.register.is_sparse(known as u64) {
+            return Ok(());
+        }
+        let mut entries = Vec::new();
+        for (id, session) in &self.sessions {
+            put_session(*id, session, &mut entries);
+        }
+        for estate in self.heirs.all() {
+            estate.put_entries(&mut entries);
+        }
+        self.references.put_entries(&mut entries);
+        self.locks.put_entries(&mut entries);
+        self.register.rewrite(&entries)
+    }
+
+    /// A session refers to an inode, or with more rights than before.
+    pub fn refer_to(&mut self, id: SessionId, inode: InodeNumber, rights: Rights) {
+        let before = self.references.rights(id, inode);
+        self.references.open(id, inode, rights);
+        let now = self.references.rights(id, inode);
+        if before != now {
+            self.register.note(open_entry(id, inode, now.unwrap_or_default()));
+        }
+    }
+
+    /// It does not any more. True if nobody does.
+    pub fn refer_no_more(&mut self, id: SessionId, inode: InodeNumber) -> bool {
+        self.register.note(RegisterEntry { inode, ..RegisterEntry::new(RegisterKind::Close, id.0) });
+        self.references.close(id, inode)
+    }
+}
+
+fn put_session(id: SessionId, session: &Session, entries: &mut Vec<RegisterEntry>) {
+    // A process that could not be told from another one does not come back.
+    let Some(who) = session.identity() else { return };
+    entries.push(attach_entry(id, &who, (session.first_inode, session.inodes)));
+    put_possessions(id, &session.former_ranges, &session.recovered, &session.known, entries);
+}
