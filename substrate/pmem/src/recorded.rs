@@ -74,6 +74,8 @@ struct Faults {
     settles: Countdown,
     settle_errors: Countdown,
     unreadable: Vec<(String, Range<u64>)>,
+    /// Files that change behind a reader, and what was read of them.
+    restless: Vec<(String, Vec<Range<u64>>)>,
 }
 
 /// Counts calls up to the one that is meant.
@@ -168,6 +170,12 @@ impl Recorder {
     /// Fails every read that touches a range of a file from now on.
     pub fn fail_reads(&self, name: &str, range: Range<u64>) {
         self.state().faults.unreadable.push((name.to_owned(), range));
+    }
+
+    /// Changes every byte of a file from now on as soon as it was read once, as a hostile process may that has it
+    /// mapped.
+    pub fn change_after_reads(&self, name: &str) {
+        self.state().faults.restless.push((name.to_owned(), Vec::new()));
     }
 
     /// What the files hold now, as a program sees it.
@@ -289,7 +297,7 @@ pub(crate) struct RecordedFile {
 impl RecordedFile {
     pub fn read(&self, offset: u64, target: &mut [u8]) -> Result<(), MediaError> {
         let range = self.range(offset, target.len());
-        let state = self.recorder.state();
+        let mut state = self.recorder.state();
         let touches = |(name, bad): &(String, Range<u64>)| {
             **name == *self.name && bad.start < range.end && range.start < bad.end
         };
@@ -300,6 +308,18 @@ impl RecordedFile {
             state.live.read(&self.name, offset, target);
         } else {
             target.fill(0);
+        }
+        for (_, read) in state.faults.restless.iter_mut().filter(|(name, _)| **name == *self.name) {
+            for before in read.iter() {
+                let (from, to) = (before.start.max(range.start), before.end.min(range.end));
+                let again = from.saturating_sub(range.start)..to.saturating_sub(range.start);
+                if from < to {
+                    target[again.start as usize..again.end as usize]
+                        .iter_mut()
+                        .for_each(|byte| *byte = !*byte);
+                }
+            }
+            read.push(range.clone());
         }
         Ok(())
     }
