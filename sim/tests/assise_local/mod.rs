@@ -253,6 +253,11 @@ impl Local {
         }
     }
 
+    /// Number of its process.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
     /// Number of the present session.
     pub fn session(&self) -> u64 {
         self.session.load(Ordering::SeqCst)

@@ -84,13 +84,19 @@ impl LibFs {
         let called = line.link.call(kind, request, response);
         let over = matches!(called, Ok(Status::Sealed) | Err(Error::Disconnected));
         if over {
-            let mut state = self.state();
-            if state.era == line.era && state.session.is_some() {
-                state.end_session();
-            }
+            self.end_of(line)?;
             return Ok(Status::Sealed);
         }
         called.map_err(vfs::Error::from)
+    }
+
+    /// The session of this line is over.
+    fn end_of(&self, line: &Line) -> vfs::engine::Result<()> {
+        let mut state = self.state();
+        if state.era == line.era && state.session.is_some() {
+            state.end_session();
+        }
+        Ok(())
     }
 
     /// Takes in an answer, if the session is still the one that asked.
@@ -247,7 +253,10 @@ impl LibFs {
         let request = InodeRequest { inode, flags: U64::new(0) };
         let status = self.call(&line, CallKind::MapSegment, &[request.as_bytes()], &mut Vec::new())?;
         let mapping = match status {
-            Status::Ok => Some(Arc::new(line.link.segment(segment)?)),
+            Status::Ok => match line.link.segment(segment) {
+                Err(Error::Disconnected) => return self.end_of(&line),
+                mapping => Some(Arc::new(mapping?)),
+            },
             Status::Sealed => return Ok(()),
             Status::Access => None,
             refused => return Err(error_of(refused)),

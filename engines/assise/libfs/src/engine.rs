@@ -3,11 +3,12 @@
 //! Lock order: the state's lock is held for an attempt, never across a call or a wait, and no other is taken under it.
 //! The lock of attachments is held across one, by threads that could do nothing else than wait for it.
 
+use crate::doubt::Doubt;
 use crate::error::Error;
 use crate::locks::Asked;
 use crate::need::{Need, Step, Stop};
 use crate::session::Connector;
-use crate::state::{Doubt, Session, State};
+use crate::state::{Session, State};
 use format::Sequence;
 use ipc::{Guard, Host, Lock, Word};
 use std::sync::Arc;

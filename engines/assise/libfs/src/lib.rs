@@ -16,6 +16,7 @@ mod apply;
 mod attributes;
 mod calls;
 mod directory;
+mod doubt;
 mod extents;
 mod facade;
 mod files;

@@ -6,6 +6,7 @@
 //! changes in the caches cannot fail.
 
 use crate::apply;
+use crate::doubt::Taken;
 use crate::error::Error;
 use crate::files::OpenFile;
 use crate::need::{Need, Step, Stop};
@@ -19,15 +20,15 @@ use format::checksum::Salt;
 use format::envelope::frame_bytes;
 use format::session::{WORD_OWN_RANGE, Welcome};
 use format::{BLOCK_BYTES, Incarnation, InodeNumber, SegmentId, Sequence};
+use ipc::Host;
 use ipc::sync::{LongWord, Ordering, fence};
-use ipc::{Host, Life};
 use pmem::ring::{AppendError, AppendRing, Appended};
 use pmem::{ReadMapping, Region, Source};
 use std::collections::{HashMap, VecDeque};
 use std::hash::BuildHasherDefault;
 use std::sync::Arc;
 use vfs::Caller;
-use vfs::engine::{Attributes, Handle};
+use vfs::engine::Attributes;
 
 /// One session: what it was given, and its log.
 pub(crate) struct Session {
@@ -125,17 +126,6 @@ pub(crate) fn empty_ring(
     Ok(AppendRing::empty(log, BLOCK_BYTES as u64, salt, next))
 }
 
-/// Logs of dead daemons of which it is remembered how far they were recovered: a thread asks after one right after its
-/// daemon's death.
-const RECOVERED_MAX: usize = 64;
-
-/// A record of which it is not known whether it counts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Doubt {
-    session: u64,
-    last: Sequence,
-}
-
 /// Everything that the lock guards.
 pub(crate) struct State {
     pub host: Arc<dyn Host>,
@@ -143,14 +133,14 @@ pub(crate) struct State {
     /// The session before it, or the last one if there is none now: what a new one goes on from; 0 for none.
     pub former: u64,
     /// How far the logs of daemons that died were recovered: what is not in it did not count.
-    recovered: VecDeque<(u64, Sequence)>,
+    pub recovered: VecDeque<(u64, Sequence)>,
     /// That session: its words say whether its daemon will be started again, and its connection stays, so that it is
     /// not over before another goes on from it.
-    last: Option<(Arc<SharedWords>, Arc<dyn Link>)>,
+    pub last: Option<(Arc<SharedWords>, Arc<dyn Link>)>,
     /// Last record of the present attempt; 0 for none.
-    appended: Sequence,
+    pub appended: Sequence,
     /// The file and the pin that the present attempt took after that record.
-    pub taken: (Option<Handle>, Option<NodeIndex>),
+    pub taken: Taken,
     /// Number of the session: answers to calls of an earlier one are dropped.
     pub era: u64,
     pub nodes: Nodes,
@@ -216,54 +206,6 @@ impl State {
         if self.session.as_ref().is_some_and(|session| !session.words.is_alive()) {
             self.end_session();
         }
-    }
-
-    /// What is in doubt after an attempt: its last record, if the daemon died before it was seen alive. Whoever
-    /// recovers the log may have read it before the record was there.
-    #[inline]
-    pub fn doubt(&mut self) -> Option<Doubt> {
-        if self.appended == Sequence::new(0) {
-            return None;
-        }
-        let session = self.session.as_ref()?;
-        if session.words.is_alive() {
-            return None;
-        }
-        self.doubted()
-    }
-
-    #[cold]
-    fn doubted(&mut self) -> Option<Doubt> {
-        let session = self.session.as_ref()?;
-        let doubt = Doubt { session: session.welcome.session.get(), last: self.appended };
-        let died = session.words.life() == Life::Died;
-        self.end_session();
-        // One that ended in order has digested all that counts.
-        died.then_some(doubt)
-    }
-
-    /// An attempt that is not to be believed is made again: gives back what it took.
-    pub fn undo(&mut self) {
-        let (file, pin) = std::mem::take(&mut self.taken);
-        let opened = file.and_then(|handle| self.remove_file(handle));
-        if let Some(index) = pin {
-            let node = self.nodes.get_mut(index);
-            node.pins = node.pins.saturating_sub(1);
-        }
-        if let Some(index) = pin.or(opened) {
-            self.drop_if_unused(index);
-        }
-    }
-
-    /// Whether a daemon that cannot be reached will be there again: unless it ended in order.
-    pub fn expects_daemon(&self) -> bool {
-        self.last.as_ref().is_some_and(|(words, _)| words.life() != Life::Ended)
-    }
-
-    /// Whether what was in doubt counts; none if that is not known.
-    pub fn counted(&self, doubt: &Doubt) -> Option<bool> {
-        let of_session = self.recovered.iter().find(|(session, _)| *session == doubt.session);
-        of_session.map(|(_, last)| *last >= doubt.last)
     }
 
     /// The session.
@@ -472,10 +414,7 @@ impl State {
     pub fn begin_session(&mut self, session: Session) {
         let goes_on = session.welcome.goes_on.get() == 1;
         if goes_on {
-            if self.recovered.len() == RECOVERED_MAX {
-                self.recovered.pop_front();
-            }
-            self.recovered.push_back((self.former, session.welcome.recovered));
+            self.note_recovered(session.welcome.recovered);
         } else {
             self.give_back.clear();
         }

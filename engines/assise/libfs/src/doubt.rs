@@ -1,0 +1,85 @@
+//! What an attempt's answer is worth when the daemon died: nothing, unless its last record counts, which the next
+//! daemon says (see `ipc::alive`; Assise §3.4).
+//!
+//! An attempt begins with a daemon that lives, so what is cached is true then. If it appended a record, and the
+//! daemon is alive still afterwards, the record was there before anybody could recover the log. If not, it is in
+//! doubt: the log may have been read before. The session that goes on from this one is told how far; then the
+//! answer stands, or the attempt is made again.
+
+use crate::nodes::NodeIndex;
+use crate::state::State;
+use format::Sequence;
+use ipc::Life;
+use vfs::engine::Handle;
+
+/// Logs of dead daemons of which it is remembered how far they were recovered: a thread asks after one right after its
+/// daemon's death.
+const RECOVERED_MAX: usize = 64;
+
+/// A record of which it is not known whether it counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Doubt {
+    session: u64,
+    last: Sequence,
+}
+
+/// The file and the pin that an attempt took after its record.
+pub(crate) type Taken = (Option<Handle>, Option<NodeIndex>);
+
+impl State {
+    /// What is in doubt after an attempt: its last record, if the daemon died before it was seen alive. Whoever
+    /// recovers the log may have read it before the record was there.
+    #[inline]
+    pub fn doubt(&mut self) -> Option<Doubt> {
+        if self.appended == Sequence::new(0) {
+            return None;
+        }
+        let session = self.session.as_ref()?;
+        if session.words.is_alive() {
+            return None;
+        }
+        self.doubted()
+    }
+
+    #[cold]
+    fn doubted(&mut self) -> Option<Doubt> {
+        let session = self.session.as_ref()?;
+        let doubt = Doubt { session: session.welcome.session.get(), last: self.appended };
+        let died = session.words.life() == Life::Died;
+        self.end_session();
+        // One that ended in order has digested all that counts.
+        died.then_some(doubt)
+    }
+
+    /// An attempt that is not to be believed is made again: gives back what it took.
+    pub fn undo(&mut self) {
+        let (file, pin) = std::mem::take(&mut self.taken);
+        let opened = file.and_then(|handle| self.remove_file(handle));
+        if let Some(index) = pin {
+            let node = self.nodes.get_mut(index);
+            node.pins = node.pins.saturating_sub(1);
+        }
+        if let Some(index) = pin.or(opened) {
+            self.drop_if_unused(index);
+        }
+    }
+
+    /// Whether a daemon that cannot be reached will be there again: unless it ended in order.
+    pub fn expects_daemon(&self) -> bool {
+        self.last.as_ref().is_some_and(|(words, _)| words.life() != Life::Ended)
+    }
+
+    /// Whether what was in doubt counts; none if that is not known.
+    pub fn counted(&self, doubt: &Doubt) -> Option<bool> {
+        let of_session = self.recovered.iter().find(|(session, _)| *session == doubt.session);
+        of_session.map(|(_, last)| *last >= doubt.last)
+    }
+
+    /// The session that begins goes on from the former one: of the log of that so much counts.
+    pub fn note_recovered(&mut self, last: Sequence) {
+        if self.recovered.len() == RECOVERED_MAX {
+            self.recovered.pop_front();
+        }
+        self.recovered.push_back((self.former, last));
+    }
+}

@@ -1,0 +1,443 @@
+//! The daemon dies at every step of an operation, in the program or in the daemon itself, and is started again: the
+//! operation is done exactly once, its answer is that of a daemon that never died, and what the program had open and
+//! locked it still has. The same with a second death in the recovery; and with a program that stood still meanwhile,
+//! while another one went on with the new daemon.
+//!
+//! A step is an access to a shared word: this test counts them with a hook of its own, on the one thread that runs
+//! everything. `HEARTH_PROVE` takes every step, otherwise some.
+
+mod assise_local;
+
+use assise_local::trees::{at, process};
+use assise_local::{Local, Machine, Node, tiny};
+use format::SegmentId;
+use format::call::{CallKind, GrowResponse, Status};
+use libfs::{Attachment, Connector, Error, LibFs, Limits, Link};
+use pmem::{Medium, ReadMapping, Region};
+use std::cell::{Cell, RefCell};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use vfs::conformance::{Actor, Answer, Call, Player};
+use vfs::{Caller, Model};
+
+thread_local! {
+    /// Steps until the daemon dies; 0 for never.
+    static LEFT: Cell<u64> = const { Cell::new(0) };
+    /// How often it died.
+    static DEATHS: Cell<u64> = const { Cell::new(0) };
+    /// How deep this thread is in the daemon's code.
+    static INSIDE: Cell<u32> = const { Cell::new(0) };
+    /// Whose daemon dies.
+    static NODE: RefCell<Option<Arc<Node>>> = const { RefCell::new(None) };
+    /// Steps from the first death to a second one; 0 for none.
+    static AGAIN: Cell<u64> = const { Cell::new(0) };
+    /// What another program does while the one stands still whose step it was.
+    static MEANWHILE: RefCell<Option<Box<dyn FnOnce()>>> = const { RefCell::new(None) };
+}
+
+/// What a thread of the daemon unwinds with.
+struct Died;
+
+fn step() {
+    let left = LEFT.get();
+    if left == 0 || std::thread::panicking() {
+        return;
+    }
+    LEFT.set(left - 1);
+    if left > 1 {
+        return;
+    }
+    DEATHS.set(DEATHS.get() + 1);
+    let node = NODE.with_borrow(Clone::clone).expect("it is set when steps are counted");
+    node.kill();
+    drop(node);
+    if INSIDE.get() > 0 {
+        LEFT.set(AGAIN.take());
+        resume_unwind(Box::new(Died));
+    }
+    run_meanwhile();
+    LEFT.set(AGAIN.take());
+}
+
+fn run_meanwhile() {
+    if let Some(meanwhile) = MEANWHILE.take() {
+        meanwhile();
+    }
+}
+
+/// Code of the daemon; it may die there.
+fn inside<T>(work: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+    INSIDE.set(INSIDE.get() + 1);
+    let done = catch_unwind(AssertUnwindSafe(work));
+    INSIDE.set(INSIDE.get() - 1);
+    match done {
+        Ok(done) => done,
+        Err(payload) if payload.is::<Died>() => Err(Error::Disconnected),
+        Err(payload) => resume_unwind(payload),
+    }
+}
+
+/// A program whose daemon is mortal, and is started again when somebody knocks.
+struct Mortal {
+    local: Arc<Local>,
+    node: Arc<Node>,
+    /// It lives by what it attached to, and does not start another daemon.
+    ready: AtomicBool,
+}
+
+impl Connector for Mortal {
+    fn attach(&self, former: u64) -> Result<Attachment, Error> {
+        let attachment = inside(|| {
+            if self.node.daemon().is_none() {
+                self.node.start();
+            }
+            self.local.attach(former)
+        })?;
+        if INSIDE.get() == 0 && self.ready.swap(true, Ordering::SeqCst) {
+            run_meanwhile();
+        }
+        Ok(Attachment { link: Arc::new(MortalLink(attachment.link)), ..attachment })
+    }
+}
+
+struct MortalLink(Arc<dyn Link>);
+
+impl Link for MortalLink {
+    fn call(&self, kind: CallKind, request: &[&[u8]], response: &mut Vec<u8>) -> Result<Status, Error> {
+        inside(|| self.0.call(kind, request, response))
+    }
+
+    fn segment(&self, segment: SegmentId) -> Result<ReadMapping, Error> {
+        inside(|| self.0.segment(segment))
+    }
+
+    fn grown_log(&self, grown: &GrowResponse) -> Result<Region, Error> {
+        inside(|| self.0.grown_log(grown))
+    }
+}
+
+fn program(node: &Arc<Node>, id: u64) -> (Player<LibFs>, u32) {
+    let local = Arc::new(Local::new(node.clone(), Caller::ROOT));
+    let pid = local.pid();
+    let mortal = Mortal { local, node: node.clone(), ready: AtomicBool::new(false) };
+    let libfs = LibFs::new(node.host.clone(), Arc::new(mortal), Limits::default()).expect("the daemon runs");
+    (process(Arc::new(libfs), id), pid)
+}
+
+/// One operation of one program, and what surrounds it. `D` stands for a folder.
+struct Case {
+    name: &'static str,
+    setup: Vec<Call>,
+    operation: Call,
+    /// What the program looks at afterwards.
+    look: Vec<Call>,
+    /// What the other one does meanwhile, where that is told.
+    meanwhile: Call,
+}
+
+const CREATE: i32 = 0o102;
+const EXCLUSIVE: i32 = 0o302;
+const APPEND: i32 = 0o2002;
+
+fn open(slot: usize, path: &str, flags: i32) -> Call {
+    Call::Open { slot, path: at(path), flags, mode: 0o644 }
+}
+
+fn write(slot: usize, byte: u8, bytes: usize) -> Call {
+    Call::Write { slot, pieces: vec![vec![byte; bytes]] }
+}
+
+fn read(slot: usize) -> Call {
+    Call::Pread { slot, offset: 0, bytes: 1 << 16 }
+}
+
+fn stat(path: &str) -> Call {
+    Call::Stat { path: at(path), follow: false }
+}
+
+fn rename(from: &str, to: &str, flags: u32) -> Call {
+    Call::Rename { from: at(from), to: at(to), flags }
+}
+
+/// Operations of each kind.
+fn cases() -> Vec<Case> {
+    let file = || vec![open(0, "d/f", CREATE), write(0, 1, 5000)];
+    let with = |more: Vec<Call>| file().into_iter().chain(more).collect::<Vec<_>>();
+    let case = |name, setup, operation, look, meanwhile| Case { name, setup, operation, look, meanwhile };
+    let list = || Call::List(at("d"));
+    let other = || Call::Mkdir { path: at("d/other"), mode: 0o755 };
+    vec![
+        case(
+            "create",
+            vec![],
+            open(1, "d/n", EXCLUSIVE),
+            vec![list(), Call::Fstat(1), write(1, 3, 9)],
+            other(),
+        ),
+        case(
+            "mkdir",
+            vec![],
+            Call::Mkdir { path: at("d/n"), mode: 0o700 },
+            vec![list(), stat("d/n")],
+            other(),
+        ),
+        case(
+            "symlink",
+            vec![],
+            Call::Symlink { target: "f".to_owned(), path: at("d/n") },
+            vec![list(), Call::Readlink(at("d/n"))],
+            other(),
+        ),
+        case(
+            "append",
+            with(vec![open(1, "d/f", APPEND)]),
+            write(1, 2, 700),
+            vec![read(0), stat("d/f")],
+            Call::Truncate { path: at("d/f"), size: 100 },
+        ),
+        case(
+            "write",
+            file(),
+            Call::Pwrite { slot: 0, offset: 3000, data: vec![2; 3000] },
+            vec![read(0), stat("d/f")],
+            Call::Truncate { path: at("d/f"), size: 3500 },
+        ),
+        case(
+            "a write longer than a record",
+            file(),
+            Call::Pwrite { slot: 0, offset: 100, data: vec![2; 60_000] },
+            vec![read(0)],
+            other(),
+        ),
+        case("truncate", file(), Call::Ftruncate { slot: 0, size: 10 }, vec![read(0)], other()),
+        case(
+            "open and truncate",
+            file(),
+            open(1, "d/f", CREATE | 0o1000),
+            vec![read(1), Call::Close(1), read(0)],
+            other(),
+        ),
+        case(
+            "rename",
+            with(vec![open(1, "d/g", CREATE)]),
+            rename("d/f", "d/g", 0),
+            vec![list(), read(0)],
+            other(),
+        ),
+        case(
+            "exchange",
+            with(vec![open(1, "d/g", CREATE)]),
+            rename("d/f", "d/g", 2),
+            vec![list(), stat("d/f")],
+            other(),
+        ),
+        case(
+            "link",
+            file(),
+            Call::Link { from: at("d/f"), to: at("d/l"), follow: false },
+            vec![list(), stat("d/f")],
+            other(),
+        ),
+        case("unlink", file(), Call::Unlink(at("d/f")), vec![list(), read(0), Call::Fstat(0)], other()),
+        case(
+            "rmdir",
+            vec![Call::Mkdir { path: at("d/n"), mode: 0o755 }],
+            Call::Rmdir(at("d/n")),
+            vec![list()],
+            other(),
+        ),
+        case("chmod", file(), Call::Chmod { path: at("d/f"), mode: 0o600 }, vec![stat("d/f")], other()),
+        case(
+            "an attribute",
+            file(),
+            Call::SetXattr { path: at("d/f"), name: "user.x".to_owned(), value: vec![4; 300], flags: 1 },
+            vec![Call::GetXattr { path: at("d/f"), name: "user.x".to_owned() }],
+            other(),
+        ),
+        case("fsync", file(), Call::Fsync(0), vec![read(0)], other()),
+        case("read", file(), read(0), vec![stat("d/f")], Call::Truncate { path: at("d/f"), size: 100 }),
+        case("stat", file(), stat("d/f"), vec![read(0)], Call::Truncate { path: at("d/f"), size: 100 }),
+        case("list", file(), list(), vec![read(0)], other()),
+        case(
+            "a file without a name",
+            with(vec![Call::Unlink(at("d/f"))]),
+            write(0, 2, 100),
+            vec![read(0), Call::Fstat(0), list()],
+            other(),
+        ),
+        case(
+            "a lock",
+            file(),
+            Call::Flock { slot: 0, kind: 2 },
+            vec![open(2, "d/f", CREATE), Call::Flock { slot: 2, kind: 1 }],
+            other(),
+        ),
+        case(
+            "an unlock",
+            with(vec![Call::Flock { slot: 0, kind: 2 }]),
+            Call::Flock { slot: 0, kind: 0 },
+            vec![open(2, "d/f", CREATE), Call::Flock { slot: 2, kind: 1 }],
+            other(),
+        ),
+    ]
+}
+
+/// Answers of the operation, of the other program, of the looks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Told {
+    operation: Answer,
+    meanwhile: Option<Answer>,
+    own: Vec<Answer>,
+    others: Vec<Answer>,
+}
+
+/// What the second program looks at.
+fn others_look() -> Vec<Call> {
+    vec![
+        Call::List(at("d")),
+        stat("d/f"),
+        open(5, "d/f", 0),
+        read(5),
+        Call::Flock { slot: 5, kind: 1 },
+        Call::Close(5),
+    ]
+}
+
+/// Removes everything, so that the next round begins with nothing.
+fn clear(player: &mut dyn Actor) {
+    (0..6).for_each(|slot| drop(player.call(&Call::Close(slot))));
+    for name in ["f", "g", "l", "n"] {
+        player.call(&Call::Unlink(at(&format!("d/{name}"))));
+    }
+    for name in ["d/n", "d/other", "d"] {
+        player.call(&Call::Rmdir(at(name)));
+    }
+}
+
+fn set_up(player: &mut dyn Actor, case: &Case) {
+    assert_eq!(player.call(&Call::Mkdir { path: at("d"), mode: 0o755 }), Answer::Done, "{}", case.name);
+    for call in &case.setup {
+        let answer = player.call(call);
+        assert!(!matches!(answer, Answer::Failed(_)), "{}: {answer}, asked for {call:.100?}", case.name);
+    }
+}
+
+/// What the model says; `first`: the other program's operation comes before.
+fn expected(case: &Case, meanwhile: Option<bool>) -> Told {
+    let model = Arc::new(Model::new(Arc::new(|| 0), vfs::model::Limits::default()));
+    let (mut one, mut two) = (process(model.clone(), 1), process(model, 2));
+    set_up(&mut one, case);
+    let before = (meanwhile == Some(true)).then(|| two.call(&case.meanwhile));
+    let operation = one.call(&case.operation);
+    let after = (meanwhile == Some(false)).then(|| two.call(&case.meanwhile));
+    let own = case.look.iter().map(|call| one.call(call)).collect();
+    let others = others_look().iter().map(|call| two.call(call)).collect();
+    Told { operation, meanwhile: before.or(after), own, others }
+}
+
+/// How a round goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Round {
+    /// One program alone, one death.
+    Alone,
+    /// Another program has leases on the same things.
+    Shared,
+    /// A second death so many steps after the first.
+    Twice(u64),
+    /// The program stands still at its step, while another one goes on with a new daemon.
+    Stopped,
+}
+
+/// One death at a step. How many there were, none if the operation has no such step; and whether another program did something meanwhile.
+fn death((machine, node): (&Machine, &Arc<Node>), case: &Case, round: Round, at_step: u64) -> (u64, bool) {
+    let ((mut one, first_pid), (mut two, second_pid)) = (program(node, 1), program(node, 2));
+    set_up(&mut one, case);
+    if round != Round::Alone {
+        two.call(&Call::List(at("d")));
+        two.call(&stat("d/f"));
+    }
+    let answer = std::rc::Rc::new(RefCell::new(None));
+    let told = answer.clone();
+    let second = std::rc::Rc::new(RefCell::new(two));
+    if round == Round::Stopped {
+        let (second, call) = (second.clone(), case.meanwhile.clone());
+        MEANWHILE.set(Some(Box::new(move || {
+            *told.borrow_mut() = Some(second.borrow_mut().call(&call));
+        })));
+    }
+    AGAIN.set(if let Round::Twice(steps) = round { steps } else { 0 });
+    NODE.set(Some(node.clone()));
+    LEFT.set(at_step);
+    let operation = one.call(&case.operation);
+    let deaths = DEATHS.take();
+    LEFT.set(0);
+    AGAIN.set(0);
+    drop(MEANWHILE.take());
+    let own = case.look.iter().map(|call| one.call(call)).collect();
+    let others = others_look().iter().map(|call| second.borrow_mut().call(call)).collect();
+    let found = Told { operation, meanwhile: answer.take(), own, others };
+    let wanted: Vec<Told> = match found.meanwhile {
+        None => vec![expected(case, None)],
+        Some(_) => [true, false].map(|first| expected(case, Some(first))).to_vec(),
+    };
+    assert!(
+        wanted.contains(&found),
+        "{}, {round:?}, a death at step {at_step}:\n  found  {found:.300?}\n  wanted {wanted:.300?}",
+        case.name
+    );
+    clear(&mut one);
+    machine.bury(first_pid);
+    machine.bury(second_pid);
+    (deaths, found.meanwhile.is_some())
+}
+
+/// Steps between two deaths that are tried, without `HEARTH_PROVE`.
+const STRIDE: u64 = 7;
+/// No operation has more steps than this.
+const STEPS_MAX: u64 = 100_000;
+
+fn deaths(stride: u64, round: impl Fn(u64) -> Round) -> u32 {
+    ipc::sync::install_step(step);
+    let stride = if std::env::var_os("HEARTH_PROVE").is_some() { 1 } else { stride };
+    let (mut all, mut meanwhile) = (0, 0);
+    for (number, case) in cases().iter().enumerate() {
+        let (machine, folder) = (Arc::new(Machine::default()), assise_local::folder());
+        let medium = Medium::memory(folder.path()).expect("the folder is there");
+        let node = Node::on(machine.clone(), medium, tiny(), Some(folder));
+        let mut at_step = 1 + number as u64 % stride;
+        loop {
+            let (deaths, others) = death((&machine, &node), case, round(at_step), at_step);
+            if deaths == 0 {
+                break;
+            }
+            at_step += stride;
+            all += deaths;
+            meanwhile += u32::from(others);
+            assert!(at_step < STEPS_MAX, "{} does not end", case.name);
+        }
+    }
+    println!("{all} deaths, another program went on after {meanwhile}");
+    assert!(all > 100, "the daemon dies in the middle of operations: {all}");
+    meanwhile
+}
+
+#[test]
+fn a_death_at_any_step_is_not_seen_by_a_program_alone() {
+    deaths(2, |_| Round::Alone);
+}
+
+#[test]
+fn a_death_at_any_step_is_not_seen_by_two_programs() {
+    deaths(STRIDE, |_| Round::Shared);
+}
+
+#[test]
+fn a_second_death_at_any_step_of_the_recovery_is_not_seen() {
+    deaths(STRIDE, |step| Round::Twice(1 + step * 7919 % 400));
+}
+
+#[test]
+fn what_others_did_while_a_program_stood_still_is_seen_by_it() {
+    assert!(deaths(STRIDE, |_| Round::Stopped) > 100);
+}
