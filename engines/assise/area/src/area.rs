@@ -485,6 +485,44 @@ impl Area {
         }
         Ok(target.len())
     }
+
+    /// Compares blocks of an extent, from one of the file on, with their checksums, so that others may read them where
+    /// they lie: not those that this process wrote or compared before, and of the rest at most `blocks_max`, which it
+    /// counts down. Gives the block of the file before which all are what was written.
+    ///
+    /// # Errors
+    /// `Data` if the first is not, and as [`Area::inode`].
+    ///
+    /// # Panics
+    /// If the extent does not cover the block.
+    pub fn verify(
+        &mut self,
+        inode: InodeNumber,
+        extent: &Extent,
+        from: u64,
+        blocks_max: &mut u32,
+    ) -> Result<u64, AreaError> {
+        assert!((extent.first..extent.end()).contains(&from), "the extent covers the block");
+        if extent.checksums.is_none() {
+            return Ok(extent.end());
+        }
+        for file_block in from..extent.end() {
+            let block = extent.block_of(file_block);
+            if self.space.is_verified(extent.segment, block) {
+                continue;
+            }
+            if *blocks_max == 0 {
+                return Ok(file_block);
+            }
+            *blocks_max -= 1;
+            match read_block(&self.space, inode, extent, file_block) {
+                Ok(_) => self.space.set_verified(extent.segment, block),
+                Err(AreaError::Data { .. }) if file_block > from => return Ok(file_block),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(extent.end())
+    }
 }
 
 /// The largest key.

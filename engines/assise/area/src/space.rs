@@ -50,6 +50,8 @@ pub(crate) struct Segment {
     cursor: Option<Block>,
     /// Writes to the file that are known to be settled.
     settled_writes: u64,
+    /// A bit a block: this process wrote it, or compared it with its checksum.
+    verified: Vec<u64>,
 }
 
 /// All segments.
@@ -154,9 +156,22 @@ impl Space {
     }
 
     /// Writes data into blocks that no committed tree names as written. Durable once the segment is settled.
-    pub fn write(&self, segment: SegmentId, block: Block, bytes: &[u8]) {
-        let found = self.segments.get(&segment).expect("data is written to blocks that were allocated");
+    pub fn write(&mut self, segment: SegmentId, block: Block, bytes: &[u8]) {
+        let found = self.get_mut(segment);
         found.region.write(byte_of(block), bytes);
+        for index in 0..bytes.len().div_ceil(BLOCK_BYTES) as u32 {
+            found.set_verified(Block::new(block.get() + index));
+        }
+    }
+
+    /// Whether a block holds what was written there, as far as this process knows.
+    pub fn is_verified(&self, segment: SegmentId, block: Block) -> bool {
+        self.segments.get(&segment).is_some_and(|found| found.is_verified(block))
+    }
+
+    /// A block was compared with its checksum.
+    pub fn set_verified(&mut self, segment: SegmentId, block: Block) {
+        self.get_mut(segment).set_verified(block);
     }
 
     /// Owner key of a segment.
@@ -284,7 +299,9 @@ impl Space {
     }
 
     fn get_mut(&mut self, segment: SegmentId) -> &mut Segment {
-        self.segments.get_mut(&segment).expect("blocks are freed in the segment they were allocated in")
+        self.segments
+            .get_mut(&segment)
+            .expect("blocks are written and freed in the segment they were allocated in")
     }
 
     /// Makes a segment for files with this key. It is part of the pool once a flip names it.
@@ -375,7 +392,20 @@ impl Space {
 
 impl Segment {
     fn new(region: Region, owner: u32, blocks: u32, allocator: BlockAllocator, base: u64) -> Self {
-        Self { region, owner, blocks, allocator, base, recycled: Vec::new(), cursor: None, settled_writes: 0 }
+        let verified = vec![0; (allocator.blocks() as usize).div_ceil(u64::BITS as usize)];
+        let (recycled, cursor, settled_writes) = (Vec::new(), None, 0);
+        Self { region, owner, blocks, allocator, base, recycled, cursor, settled_writes, verified }
+    }
+
+    fn is_verified(&self, block: Block) -> bool {
+        let word = self.verified.get((block.get() / u64::BITS) as usize);
+        word.is_some_and(|word| word >> (block.get() % u64::BITS) & 1 == 1)
+    }
+
+    fn set_verified(&mut self, block: Block) {
+        if let Some(word) = self.verified.get_mut((block.get() / u64::BITS) as usize) {
+            *word |= 1 << (block.get() % u64::BITS);
+        }
     }
 
     fn allocate(&mut self, blocks_max: u32) -> Option<(Block, u32)> {

@@ -498,6 +498,18 @@ fn damaged_data_is_named_and_never_returned() {
         other => panic!("{other:?}"),
     }
     assert_eq!(area.read(InodeNumber::new(10), 0, &mut bytes[..4096]).unwrap(), 4096);
+    // Who opened the pool since shows nobody a block that he has not compared; who wrote it knows what it held.
+    let extent = area.extents(InodeNumber::new(10), 0..1, 1).unwrap().remove(0);
+    let verify = |area: &mut Area, from, mut blocks_max| {
+        area.verify(InodeNumber::new(10), &extent, from, &mut blocks_max)
+    };
+    assert_eq!(verify(&mut area, 0, 0).unwrap(), extent.end());
+    drop(area);
+    let mut area = Area::open(&medium, tiny()).unwrap();
+    assert_eq!(verify(&mut area, 0, 0).unwrap(), 0, "none is compared if none may be");
+    assert_eq!(verify(&mut area, 0, 9).unwrap(), 1, "up to the damaged one");
+    assert_eq!(verify(&mut area, 0, 1).unwrap(), 1, "the first one was compared before");
+    assert!(matches!(verify(&mut area, 1, 9), Err(AreaError::Data { .. })));
     // A write that would keep a part of it is an error and changes nothing; one that replaces it heals.
     let before = area.flip();
     let mut batch = begin(&mut area);
