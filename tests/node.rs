@@ -30,8 +30,7 @@ fn what_a_program_knows_from_a_listing_only_it_can_open_and_remove() {
 
 #[test]
 fn library_and_mount_see_each_others_writes_at_once() {
-    if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
-        println!("skipped: needs root and /dev/fuse");
+    if !harness::can_mount() {
         return;
     }
     let node = Node::up();

@@ -9,9 +9,10 @@
 mod harness;
 mod processes;
 
+use harness::Expect;
 use processes::{Job, Node, count, job, say, spin};
 use std::collections::BTreeSet;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io::{BufRead, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -123,31 +124,61 @@ impl Loop {
 
 /// Where jobs work.
 enum World {
-    Node(Node),
+    /// A node: all come through the library, or every other one through the mount.
+    Node { node: Node, both_doors: bool },
     /// The kernel's own: what is asked here has to hold there.
     Plain(tempfile::TempDir),
 }
 
 impl World {
+    fn library() -> Self {
+        Self::Node { node: Node::up(), both_doors: false }
+    }
+
+    /// None where nothing can be mounted, which is said.
+    fn both_doors() -> Option<Self> {
+        if !harness::can_mount() {
+            return None;
+        }
+        let node = Node::up();
+        node.hearth(&["mount"]);
+        Some(Self::Node { node, both_doors: true })
+    }
+
     fn path(&self, name: &str) -> String {
         match self {
-            Self::Node(node) => node.path(name),
+            Self::Node { node, .. } => node.path(name),
             Self::Plain(dir) => dir.path().join(name).to_str().unwrap().to_owned(),
         }
     }
 
-    fn begin(&self, words: &[&str]) -> Job {
+    /// The node, if the process with this index comes through the library.
+    fn node_of(&self, index: u64) -> Option<&Node> {
         match self {
-            Self::Node(node) => node.begin(JOBS, words),
-            Self::Plain(_) => Job::plain(JOBS, words),
+            Self::Node { node, both_doors } => (!both_doors || index % 2 == 0).then_some(node),
+            Self::Plain(_) => None,
         }
     }
 
-    fn read(&self, path: &str) -> String {
-        match self {
-            Self::Node(node) => node.run(&["cat", path]),
-            Self::Plain(_) => fs::read_to_string(path).unwrap(),
+    fn begin(&self, index: u64, words: &[&str]) -> Job {
+        self.node_of(index).map_or_else(|| Job::plain(JOBS, words), |node| node.begin(JOBS, words))
+    }
+
+    /// What a program printed, which has to succeed.
+    fn run(&self, index: u64, program: &[&str]) -> String {
+        self.node_of(index).map_or_else(
+            || harness::limited(&program[..1], &program[1..]).expect_success(),
+            |node| node.run(program),
+        )
+    }
+
+    /// Down, and verified.
+    fn check(&self) {
+        let Self::Node { node, both_doors } = self else { return };
+        if *both_doors {
+            node.hearth(&["umount"]);
         }
+        node.check();
     }
 }
 
@@ -158,18 +189,67 @@ fn finish(jobs: impl IntoIterator<Item = Job>) {
     }
 }
 
+/// Processes that append whole lines to one file.
 fn appenders(world: &World, lines: u64) {
     let file = world.path("lines");
-    let begin = |id: u64| world.begin(&["append", &file, &id.to_string(), &lines.to_string()]);
+    let begin = |id: u64| world.begin(id, &["append", &file, &id.to_string(), &lines.to_string()]);
     finish((0..APPENDERS).map(begin).collect::<Vec<_>>());
-    let text = world.read(&file);
-    let mut next = [0; APPENDERS as usize];
-    for line in text.lines() {
-        let id: usize = line.split(' ').next().unwrap().parse().unwrap();
-        assert_eq!(format!("{line}\n"), line_of(id as u64, next[id]), "in order, and none is torn");
-        next[id] += 1;
+    for door in 0..2 {
+        let text = world.run(door, &["cat", &file]);
+        let mut next = [0; APPENDERS as usize];
+        for line in text.lines() {
+            let id: usize = line.split(' ').next().unwrap().parse().unwrap();
+            assert_eq!(format!("{line}\n"), line_of(id as u64, next[id]), "in order, and none is torn");
+            next[id] += 1;
+        }
+        assert_eq!(next, [lines; APPENDERS as usize], "none is missing");
     }
-    assert_eq!(next, [lines; APPENDERS as usize], "none is missing");
+    world.check();
+}
+
+/// Two processes that create files in one folder.
+fn creators(world: &World, files: u64) {
+    let dir = world.path("folder");
+    world.run(0, &["mkdir", &dir]);
+    let begin = |index: u64, prefix: &str| world.begin(index, &["create", &dir, prefix, &files.to_string()]);
+    finish([begin(0, "a"), begin(1, "b")]);
+    let wanted: BTreeSet<String> = ["a", "b"]
+        .iter()
+        .flat_map(|prefix| (0..files).map(move |number| format!("{prefix}-{number}")))
+        .collect();
+    let told = |name: &str| name.replacen('-', " wrote ", 1);
+    let expected: BTreeSet<String> = wanted.iter().map(|name| told(name)).collect();
+    for door in 0..2 {
+        let listed = world.run(door, &["ls", "-U", &dir]);
+        assert_eq!(listed.lines().count(), wanted.len(), "each once");
+        assert_eq!(listed.lines().map(str::to_owned).collect::<BTreeSet<_>>(), wanted);
+        // All contents, in the order of a sorted listing.
+        let script = format!("cd {dir} && for f in *; do read -r line < $f || echo $line; done");
+        let contents = world.run(door, &["bash", "-ec", &script]);
+        assert_eq!(contents.lines().map(str::to_owned).collect::<BTreeSet<_>>(), expected);
+    }
+    world.check();
+}
+
+/// Processes that commit to one database.
+fn committers(world: &World, commits: u64) {
+    let database = world.path("rows.db");
+    world.run(0, &["sqlite3", &database, "create table t(writer, number, primary key(writer, number))"]);
+    std::thread::scope(|scope| {
+        for writer in 0..WRITERS {
+            let (world, database) = (&world, &database);
+            scope.spawn(move || {
+                let insert = |number| format!("insert into t values({writer}, {number});\n");
+                let script: String = (0..commits).map(insert).collect();
+                world.run(writer, &["sqlite3", "-bail", "-cmd", ".timeout 100000", database, &script]);
+            });
+        }
+    });
+    for door in 0..2 {
+        let ask = "pragma integrity_check; select count(*) from t";
+        assert_eq!(world.run(door, &["sqlite3", &database, ask]), format!("ok\n{}\n", WRITERS * commits));
+    }
+    world.check();
 }
 
 #[test]
@@ -183,55 +263,38 @@ fn appended_lines_are_whole_on_any_file_system() {
 
 #[test]
 fn eight_processes_append_to_one_file() {
-    let world = World::Node(Node::up());
-    appenders(&world, 100 * times());
-    let World::Node(node) = world else { unreachable!("made above") };
-    node.check();
+    appenders(&World::library(), 100 * times());
 }
 
 #[test]
 fn two_processes_create_in_one_folder() {
-    let node = Node::up();
-    let files = 500 * times();
-    let dir = node.path("folder");
-    node.run(&["mkdir", &dir]);
-    let begin = |prefix: &str| node.begin(JOBS, &["create", &dir, prefix, &files.to_string()]);
-    finish([begin("a"), begin("b")]);
-    let listed = node.run(&["ls", "-U", &dir]);
-    let wanted: BTreeSet<String> = ["a", "b"]
-        .iter()
-        .flat_map(|prefix| (0..files).map(move |number| format!("{prefix}-{number}")))
-        .collect();
-    assert_eq!(listed.lines().count(), wanted.len(), "each once");
-    assert_eq!(listed.lines().map(str::to_owned).collect::<BTreeSet<_>>(), wanted);
-    // All contents, in the order of a sorted listing.
-    let script = format!("cd {dir} && for f in *; do cat $f; echo; done");
-    let contents = node.run(&["sh", "-ec", &script]);
-    let told = |name: &str| name.replacen('-', " wrote ", 1);
-    let expected: BTreeSet<String> = wanted.iter().map(|name| told(name)).collect();
-    assert_eq!(contents.lines().map(str::to_owned).collect::<BTreeSet<_>>(), expected);
-    node.check();
+    creators(&World::library(), 500 * times());
 }
 
 #[test]
 fn four_sqlite_processes_commit_to_one_database() {
-    let node = Node::up();
-    let commits = 50 * times();
-    let database = node.path("rows.db");
-    node.run(&["sqlite3", &database, "create table t(writer, number, primary key(writer, number))"]);
-    std::thread::scope(|scope| {
-        for writer in 0..WRITERS {
-            let (node, database) = (&node, &database);
-            scope.spawn(move || {
-                let insert = |number| format!("insert into t values({writer}, {number});\n");
-                let script: String = (0..commits).map(insert).collect();
-                node.run(&["sqlite3", "-bail", "-cmd", ".timeout 100000", database, &script]);
-            });
-        }
-    });
-    let answer = node.run(&["sqlite3", &database, "pragma integrity_check; select count(*) from t"]);
-    assert_eq!(answer, format!("ok\n{}\n", WRITERS * commits));
-    node.check();
+    committers(&World::library(), 50 * times());
+}
+
+#[test]
+fn processes_at_both_doors_append_to_one_file() {
+    if let Some(world) = World::both_doors() {
+        appenders(&world, 100 * times());
+    }
+}
+
+#[test]
+fn processes_at_both_doors_create_in_one_folder() {
+    if let Some(world) = World::both_doors() {
+        creators(&world, 500 * times());
+    }
+}
+
+#[test]
+fn sqlite_processes_at_both_doors_commit_to_one_database() {
+    if let Some(world) = World::both_doors() {
+        committers(&world, 50 * times());
+    }
 }
 
 /// Number of the log of a process, which changes when it is shut out and comes back.

@@ -16,11 +16,16 @@ pub struct Node {
 
 impl Node {
     pub fn up() -> Self {
+        Self::of_mib(256)
+    }
+
+    /// One whose pool may hold so many MiB.
+    pub fn of_mib(mib: u64) -> Self {
         let library = Path::new(env!("CARGO_BIN_EXE_hearth")).with_file_name("libhearth.so");
         assert!(library.exists(), "{} is missing: cargo build -p interpose", library.display());
         let dir = tempfile::Builder::new().prefix("hearth-test-").tempdir_in("/dev/shm").unwrap();
         let node = Self { dir };
-        node.hearth(&["up", "--medium", "memory", "--capacity", "256"]).expect_success();
+        node.hearth(&["up", "--medium", "memory", "--capacity", &mib.to_string()]).expect_success();
         node
     }
 
@@ -43,6 +48,12 @@ impl Node {
     pub fn sh(&self, script: &str) -> Output {
         let script = format!("T={}\n{script}", self.path(""));
         self.hearth(&["run", "--", "sh", "-ec", &script])
+    }
+
+    /// The same, through the mount.
+    pub fn sh_mounted(&self, script: &str) -> Output {
+        let script = format!("T={}\n{script}", self.path(""));
+        limited(&["sh", "-ec"], &[&script])
     }
 
     pub fn daemon(&self) -> i32 {
@@ -72,6 +83,15 @@ impl Drop for Node {
         self.hearth(&["umount"]);
         self.hearth(&["down", "--hard"]);
     }
+}
+
+/// Whether this machine lets us mount; says so if not.
+pub fn can_mount() -> bool {
+    let can = rustix::process::geteuid().is_root() && Path::new("/dev/fuse").exists();
+    if !can {
+        println!("skipped: needs root and /dev/fuse");
+    }
+    can
 }
 
 pub fn limited(program: &[&str], rest: &[&str]) -> Output {
