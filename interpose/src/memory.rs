@@ -4,6 +4,7 @@
 //! to the landing, which answers "fault".
 
 use crate::mount::Errno;
+use std::io::{IoSlice, IoSliceMut};
 
 /// EFAULT.
 pub const FAULT: Errno = Errno(libc::EFAULT);
@@ -226,20 +227,33 @@ fn usable(address: u64, bytes: usize, purpose: Use) -> usize {
     good.min(bytes)
 }
 
+/// Parts of a call that need no memory of their own; more stand in a list.
+const PARTS_ON_STACK: usize = 8;
+
 /// Buffers of one call, checked: what they name can be used up to where they end. They end before the first bad
 /// page, as the kernel's copies do.
 pub struct Buffers {
-    parts: Vec<(u64, usize)>,
+    few: [(u64, usize); PARTS_ON_STACK],
+    /// All of them, if they are more than a few.
+    many: Vec<(u64, usize)>,
+    count: usize,
     bytes: usize,
 }
 
 impl Buffers {
+    const fn none() -> Self {
+        Self { few: [(0, 0); PARTS_ON_STACK], many: Vec::new(), count: 0, bytes: 0 }
+    }
+
     /// One buffer.
     ///
     /// # Errors
     /// EFAULT if nothing of it can be used.
+    #[inline]
     pub fn one(address: u64, bytes: u64, purpose: Use) -> Result<Self, Errno> {
-        Self::checked(&[(address, bytes)], purpose)
+        let mut buffers = Self::none();
+        let good = buffers.add(address, bytes, purpose);
+        if good || buffers.bytes > 0 { Ok(buffers) } else { Err(FAULT) }
     }
 
     /// The buffers of an `iovec` array.
@@ -249,32 +263,47 @@ impl Buffers {
     pub fn vector(address: u64, count: u64, purpose: Use) -> Result<Self, Errno> {
         let count = usize::try_from(count).ok().filter(|count| *count <= VECTORS_MAX);
         let count = count.ok_or(Errno(libc::EINVAL))?;
-        let mut parts = Vec::with_capacity(count);
+        let (mut buffers, mut good) = (Self::none(), true);
         for index in 0..count {
             let [base, bytes] = read_value::<[u64; 2]>(address + 16 * index as u64)?;
             if bytes > i64::MAX.cast_unsigned() {
                 return Err(Errno(libc::EINVAL));
             }
-            parts.push((base, bytes));
+            // Behind the first bad page only lengths are looked at.
+            good = good && buffers.add(base, bytes, purpose);
         }
-        Self::checked(&parts, purpose)
+        if good || buffers.bytes > 0 { Ok(buffers) } else { Err(FAULT) }
     }
 
-    fn checked(parts: &[(u64, u64)], purpose: Use) -> Result<Self, Errno> {
-        let mut buffers = Self { parts: Vec::with_capacity(parts.len()), bytes: 0 };
-        for &(address, wanted) in parts {
-            let room = TRANSFER_BYTES_MAX - buffers.bytes;
-            let wanted = usize::try_from(wanted).unwrap_or(usize::MAX).min(room);
-            let good = usable(address, wanted, purpose);
-            if good > 0 {
-                buffers.parts.push((address, good));
-                buffers.bytes += good;
-            }
-            if good < wanted {
-                return if buffers.bytes == 0 { Err(FAULT) } else { Ok(buffers) };
-            }
+    /// Adds what can be used of a buffer; false if that is not all of it.
+    #[inline]
+    fn add(&mut self, address: u64, wanted: u64, purpose: Use) -> bool {
+        let room = TRANSFER_BYTES_MAX - self.bytes;
+        let wanted = usize::try_from(wanted).unwrap_or(usize::MAX).min(room);
+        let good = usable(address, wanted, purpose);
+        if good > 0 {
+            self.push((address, good));
+            self.bytes += good;
         }
-        Ok(buffers)
+        good == wanted
+    }
+
+    #[inline]
+    fn push(&mut self, part: (u64, usize)) {
+        if self.count < PARTS_ON_STACK {
+            self.few[self.count] = part;
+        } else {
+            if self.many.is_empty() {
+                self.many.extend_from_slice(&self.few);
+            }
+            self.many.push(part);
+        }
+        self.count += 1;
+    }
+
+    #[inline]
+    fn parts(&self) -> &[(u64, usize)] {
+        if self.count <= PARTS_ON_STACK { &self.few[..self.count] } else { &self.many }
     }
 
     /// Bytes in all of them.
@@ -282,23 +311,41 @@ impl Buffers {
         self.bytes
     }
 
-    /// The buffers as slices to read from.
-    pub fn sources(&self) -> Vec<&[u8]> {
+    /// Runs something on the buffers as slices to read from.
+    #[inline]
+    pub fn with_sources<R>(&self, run: impl FnOnce(&[IoSlice<'_>]) -> R) -> R {
         // SAFETY: each part was found readable; the program lends it for the length of its call, and what other
         // threads of it do to it meanwhile only changes which bytes are seen.
-        self.parts
-            .iter()
-            .map(|&(at, bytes)| unsafe { std::slice::from_raw_parts(at as *const u8, bytes) })
-            .collect()
+        let slice =
+            |&(at, bytes): &(u64, usize)| unsafe { std::slice::from_raw_parts(at as *const u8, bytes) };
+        let parts = self.parts();
+        if parts.len() > PARTS_ON_STACK {
+            let slices: Vec<_> = parts.iter().map(|part| IoSlice::new(slice(part))).collect();
+            return run(&slices);
+        }
+        let mut slices = [IoSlice::new(&[]); PARTS_ON_STACK];
+        for (place, part) in slices.iter_mut().zip(parts) {
+            *place = IoSlice::new(slice(part));
+        }
+        run(&slices[..parts.len()])
     }
 
-    /// The buffers as slices to write to.
-    pub fn targets(&mut self) -> Vec<&mut [u8]> {
+    /// Runs something on the buffers as slices to write to.
+    #[inline]
+    pub fn with_targets<R>(&mut self, run: impl FnOnce(&mut [IoSliceMut<'_>]) -> R) -> R {
         // SAFETY: each part was found writable and the program lends it for the length of its call. Parts that
         // overlap are only ever stored to, one after the other.
-        self.parts
-            .iter()
-            .map(|&(at, bytes)| unsafe { std::slice::from_raw_parts_mut(at as *mut u8, bytes) })
-            .collect()
+        let slice =
+            |&(at, bytes): &(u64, usize)| unsafe { std::slice::from_raw_parts_mut(at as *mut u8, bytes) };
+        let parts = self.parts();
+        if parts.len() > PARTS_ON_STACK {
+            let mut slices: Vec<_> = parts.iter().map(|part| IoSliceMut::new(slice(part))).collect();
+            return run(&mut slices);
+        }
+        let mut slices: [_; PARTS_ON_STACK] = std::array::from_fn(|_| IoSliceMut::new(&mut []));
+        for (place, part) in slices.iter_mut().zip(parts) {
+            *place = IoSliceMut::new(slice(part));
+        }
+        run(&mut slices[..parts.len()])
     }
 }

@@ -75,8 +75,7 @@ const ZERO: u8 = 10;
 /// # Safety
 /// The arguments are those of a function of this name.
 unsafe fn answer(symbol: &Symbol, order: Order, given: &Arguments) -> i64 {
-    let arguments: Arguments =
-        order.map(|from| if from < ZERO { given[usize::from(from)] } else { u64::from(from - ZERO) });
+    let arguments = if order == SAME { *given } else { ordered(order, given) };
     if KINDS[symbol.number] == 1 && !descriptors::is_ours(arguments[0] as i32) {
         // SAFETY: the caller's promise.
         return unsafe { symbol.call_next(given) };
@@ -100,6 +99,11 @@ unsafe fn answer(symbol: &Symbol, order: Order, given: &Arguments) -> i64 {
         return dispatch::second_look(symbol.number, &arguments).map_or(result, returned);
     }
     result
+}
+
+/// A function's arguments as those of its system call.
+fn ordered(order: Order, given: &Arguments) -> Arguments {
+    order.map(|from| if from < ZERO { given[usize::from(from)] } else { u64::from(from - ZERO) })
 }
 
 fn returned(result: i64) -> i64 {

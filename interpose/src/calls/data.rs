@@ -5,7 +5,7 @@ use crate::memory::{self, Buffers, Use};
 use crate::mount::{Errno, Handle, Mount, Target};
 use crate::raw;
 use crate::start::site;
-use std::io::{IoSlice, IoSliceMut};
+use std::io::IoSliceMut;
 
 /// Bytes of directory entries that one call gives at most.
 const LIST_BYTES_MAX: usize = 1 << 20;
@@ -18,14 +18,14 @@ pub fn mount() -> &'static dyn Mount {
     site().expect("calls are only served for a mount").mount
 }
 
+#[inline]
 fn receive(file: Handle, at: Option<u64>, mut buffers: Buffers) -> Answer {
-    let mut slices: Vec<IoSliceMut<'_>> = buffers.targets().into_iter().map(IoSliceMut::new).collect();
-    Ok(mount().read(file, at, &mut slices)? as u64)
+    Ok(buffers.with_targets(|slices| mount().read(file, at, slices))? as u64)
 }
 
+#[inline]
 fn send(file: Handle, at: Option<u64>, buffers: &Buffers) -> Answer {
-    let slices: Vec<IoSlice<'_>> = buffers.sources().into_iter().map(IoSlice::new).collect();
-    Ok(mount().write(file, at, &slices)? as u64)
+    Ok(buffers.with_sources(|slices| mount().write(file, at, slices))? as u64)
 }
 
 /// An offset argument.

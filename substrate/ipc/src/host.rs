@@ -68,8 +68,14 @@ pub trait Host: Send + Sync {
     /// Now, on the clock that [`Self::wait`] uses.
     fn now(&self) -> Time;
 
-    /// Nanoseconds since 1970, for the stamps of files; may jump.
+    /// Nanoseconds since 1970; may jump.
     fn wall(&self) -> i64;
+
+    /// Nanoseconds since 1970 for the times of files, as the last tick of the machine's clock had it, a few
+    /// milliseconds ago: what Linux's own file systems take, and it costs a few loads; may jump.
+    fn wall_tick(&self) -> i64 {
+        self.wall()
+    }
 
     /// 64 random bits.
     fn random(&self) -> u64;
@@ -112,7 +118,7 @@ pub trait Host: Send + Sync {
 
 /// The machine this process runs on.
 ///
-/// `now`, `wall`, `random`, `wait` and `wake` neither allocate nor touch `errno`. `spawn` is for the daemons: inside
+/// `now`, `wall`, `wall_tick`, `random`, `wait` and `wake` neither allocate nor touch `errno`. `spawn` is for the daemons: inside
 /// other people's programs nobody calls it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemHost;
@@ -129,6 +135,11 @@ impl Host for SystemHost {
 
     fn wall(&self) -> i64 {
         let time = clock(libc::CLOCK_REALTIME);
+        time.tv_sec * 1_000_000_000 + time.tv_nsec
+    }
+
+    fn wall_tick(&self) -> i64 {
+        let time = clock(libc::CLOCK_REALTIME_COARSE);
         time.tv_sec * 1_000_000_000 + time.tv_nsec
     }
 

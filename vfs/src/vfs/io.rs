@@ -299,10 +299,11 @@ impl<E: Engine> Vfs<E> {
         from: &[IoSlice<'_>],
         flags: c_int,
     ) -> Result<(usize, u64), Error> {
-        let caller = self.caller();
         let asked: usize = from.iter().map(|slice| slice.len()).sum();
+        let write =
+            |from: &[IoSlice<'_>]| self.with_caller(|caller| self.engine.write(caller, handle, at, from));
         let written = if asked <= IO_BYTES_MAX {
-            self.engine.write(&caller, handle, at, from)?
+            write(from)?
         } else {
             let mut left = IO_BYTES_MAX;
             let cut: Vec<_> = from
@@ -313,10 +314,11 @@ impl<E: Engine> Vfs<E> {
                     IoSlice::new(&slice[..count])
                 })
                 .collect();
-            self.engine.write(&caller, handle, at, &cut)?
+            write(&cut)?
         };
-        let all = file.flags() & libc::O_SYNC == libc::O_SYNC || flags & libc::RWF_SYNC != 0;
-        let data = file.flags() & libc::O_DSYNC != 0 || flags & libc::RWF_DSYNC != 0;
+        let status = file.flags();
+        let all = status & libc::O_SYNC == libc::O_SYNC || flags & libc::RWF_SYNC != 0;
+        let data = status & libc::O_DSYNC != 0 || flags & libc::RWF_DSYNC != 0;
         if written.bytes > 0 && (all || data) {
             self.engine.sync(if all { Sync::File(file.inode) } else { Sync::Data(file.inode) })?;
         }

@@ -23,6 +23,7 @@ use crate::file::File;
 use crate::path::{Base, Last, Outcome, PATH_BYTES_MAX, Place, Stop, Walker};
 use format::record::FileType;
 use format::{InodeNumber, Name};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 /// State of a process that its calls depend on.
@@ -41,6 +42,10 @@ pub struct Vfs<E: Engine> {
     engine: Arc<E>,
     root: InodeNumber,
     owner: LockOwner,
+    /// Who the process was at first, and whether it is somebody else now: mostly it never is, and a write need not
+    /// lock anything to know its caller.
+    first: Arc<Caller>,
+    changed: AtomicBool,
     process: RwLock<Process>,
 }
 
@@ -54,8 +59,9 @@ impl<E: Engine> Vfs<E> {
         let root = engine.root()?.inode;
         let cwd = engine.root()?.inode;
         let caller = Arc::new(caller);
-        let process = Process { caller: caller.clone(), real: caller, umask: 0o022, cwd };
-        Ok(Self { engine, root, owner, process: RwLock::new(process) })
+        let process = Process { caller: caller.clone(), real: caller.clone(), umask: 0o022, cwd };
+        let (changed, process) = (AtomicBool::new(false), RwLock::new(process));
+        Ok(Self { engine, root, owner, first: caller, changed, process })
     }
 
     /// Ends it: locks and pins go. Files are to be closed before.
@@ -75,7 +81,16 @@ impl<E: Engine> Vfs<E> {
         self.process_mut(|process| {
             process.caller = Arc::new(caller);
             process.real = Arc::new(real);
+            // Release: pairs with the Acquire in `with_caller`. Under the lock, which whoever sees it takes.
+            self.changed.store(true, Ordering::Release);
         });
+    }
+
+    /// Runs a call of the engine with who the process is.
+    #[inline]
+    fn with_caller<T>(&self, act: impl FnOnce(&Caller) -> T) -> T {
+        // Acquire: pairs with the Release in `set_caller`.
+        if self.changed.load(Ordering::Acquire) { act(&self.caller()) } else { act(&self.first) }
     }
 
     /// Who it is.

@@ -50,9 +50,23 @@ fn contents_changed(item: &mut InodeItem, time_ns: i64) {
     changed(item, time_ns);
 }
 
+/// Whether a change of the contents may change the permission bits.
+#[inline]
+pub(crate) fn has_set_ids(item: &InodeItem) -> bool {
+    item.mode.get() & (access::SET_UID | access::SET_GID) != 0
+}
+
 /// Permission bits after a change of the contents by this caller.
 pub(crate) fn mode_after_write(caller: &Caller, item: &InodeItem) -> u32 {
     access::after_write(caller, &attributes(InodeNumber::NONE, item))
+}
+
+/// Clears what a change of the contents by this caller clears.
+#[inline]
+fn clear_set_ids(item: &mut InodeItem, caller: &Caller) {
+    if has_set_ids(item) {
+        set_bits(item, mode_after_write(caller, item));
+    }
 }
 
 fn set_bits(item: &mut InodeItem, bits: u32) {
@@ -61,14 +75,14 @@ fn set_bits(item: &mut InodeItem, bits: u32) {
 
 /// A write that ends at `end`. `credential` is the log's.
 pub(crate) fn write(item: &mut InodeItem, credential: &Caller, end: u64, time_ns: i64) {
-    set_bits(item, mode_after_write(credential, item));
+    clear_set_ids(item, credential);
     item.size = U64::new(item.size.get().max(end));
     contents_changed(item, time_ns);
 }
 
 /// A new size.
 pub(crate) fn truncate(item: &mut InodeItem, credential: &Caller, size: u64, time_ns: i64) {
-    set_bits(item, mode_after_write(credential, item));
+    clear_set_ids(item, credential);
     item.size = U64::new(size);
     contents_changed(item, time_ns);
 }

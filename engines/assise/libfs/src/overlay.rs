@@ -117,6 +117,13 @@ impl Overlay {
         if piece.start >= piece.end {
             return;
         }
+        if let Some((end, at)) = self.end(pool)
+            && end <= piece.start
+        {
+            // Behind all others: a file that grows.
+            self.put(pool, at, piece);
+            return;
+        }
         let mut at = self.seek(pool, piece.start);
         if let Some(found) = self.get(pool, at).filter(|found| found.start < piece.start) {
             // Its front part stays, and what reaches beyond the new piece as well.
@@ -169,6 +176,15 @@ impl Overlay {
         for (_, index) in self.chunks.drain(..) {
             pool.give_back(index);
         }
+    }
+
+    /// Where the last piece ends, and the place behind it; none without pieces.
+    #[inline]
+    fn end(&self, pool: &Pool) -> Option<(u64, At)> {
+        let (_, index) = self.chunks.last()?;
+        let chunk = &pool.chunks[*index as usize];
+        let last = chunk.pieces[chunk.count.checked_sub(1)?];
+        Some((last.end, At { chunk: self.chunks.len() - 1, piece: chunk.count }))
     }
 
     /// Where the first piece stands that ends after `offset`.

@@ -309,7 +309,7 @@ impl State {
     /// The time of a record that touches these nodes: not before any change they have seen.
     pub fn time(&mut self, nodes: &[NodeIndex]) -> i64 {
         let seen = nodes.iter().map(|index| self.nodes.get(*index).item.ctime_ns.get());
-        let time = seen.fold(self.host.wall().max(self.last_time_ns), i64::max);
+        let time = seen.fold(self.host.wall_tick().max(self.last_time_ns), i64::max);
         self.last_time_ns = time;
         time
     }

@@ -11,6 +11,7 @@ use format::call::LEASE_WRITE;
 use format::record::{FILE_BYTES_MAX, Operation, SET_MODE, SetAttrBody, room_blocks};
 use format::{HEADER_BYTES, Sequence};
 use pmem::Source;
+use pmem::ring::Appended;
 use std::io::IoSlice;
 use vfs::engine::{Allocate, At, Handle, Written};
 use vfs::{Caller, Error};
@@ -65,19 +66,23 @@ impl State {
         let header = records::write(inode, start, bytes, time_ns);
         let end = start + bytes as u64;
         let room = end.div_ceil(format::BLOCK_BYTES as u64) - start / format::BLOCK_BYTES as u64 + TREE_ROOM;
-        let appended = if from.len() <= SLICES_ON_STACK {
+        let apply = |state: &mut Self, appended: &Appended| {
+            let sequence = appended.sequence;
+            state.change_item(index, sequence, |item, credential| {
+                apply::write(item, credential, end, time_ns);
+            });
+            let origin = Origin::Log(appended.position + HEADER_BYTES as u64);
+            state.change_contents(index, Piece { start, end, origin, sequence });
+        };
+        if from.len() <= SLICES_ON_STACK {
             let mut sources = [Source::from(&[]); SLICES_ON_STACK];
             let count = gather(from, skip, bytes, &mut sources);
-            self.append(header, &sources[..count], room)?
+            self.append_and(header, &sources[..count], room, apply)?;
         } else {
             let mut sources = vec![Source::from(&[]); from.len()];
             let count = gather(from, skip, bytes, &mut sources);
-            self.append(header, &sources[..count], room)?
-        };
-        let sequence = appended.sequence;
-        self.change_item(index, sequence, |item, credential| apply::write(item, credential, end, time_ns));
-        let origin = Origin::Log(appended.position + HEADER_BYTES as u64);
-        self.change_contents(index, Piece { start, end, origin, sequence });
+            self.append_and(header, &sources[..count], room, apply)?;
+        }
         Ok(Written { bytes, end })
     }
 
@@ -92,9 +97,12 @@ impl State {
     /// bits that its write clears are cleared by a record of their own, before it.
     fn clear_set_ids(&mut self, caller: &Caller, index: NodeIndex) -> Step<()> {
         let item = &self.nodes.get(index).item;
+        if !apply::has_set_ids(item) {
+            return Ok(());
+        }
         let credential = &self.session.as_ref().expect("a lease is held").credential;
         let wanted = apply::mode_after_write(caller, item);
-        if item.mode.get() & 0o6000 == 0 || wanted == apply::mode_after_write(credential, item) {
+        if wanted == apply::mode_after_write(credential, item) {
             return Ok(());
         }
         let time_ns = self.time(&[index]);
