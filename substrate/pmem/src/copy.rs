@@ -7,6 +7,7 @@
 //! it does everywhere else.
 
 use std::marker::PhantomData;
+use std::mem::MaybeUninit;
 
 /// The memory given by a caller is not mapped, or not with this right (EFAULT).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,6 +76,38 @@ impl Source<'_> {
         // SAFETY: `from_raw` promised that the source is readable or its faults are caught; the caller vouches for
         // the target.
         unsafe { copy(target, self.start, bytes)? };
+        self.start = self.start.wrapping_add(bytes);
+        self.bytes -= bytes;
+        Ok(())
+    }
+}
+
+impl Source<'_> {
+    /// Copies whole lines of the source's start to `keep` and, in the same pass and past the caches, to `target`, and
+    /// moves the source's start behind them. Each byte is fetched once: both get the same.
+    ///
+    /// # Errors
+    /// `Fault`: an unknown part of both was overwritten.
+    ///
+    /// # Safety
+    /// `target` is aligned to a line, writable for as many bytes as `keep` has, whole lines, and no Rust reference to
+    /// it lives.
+    ///
+    /// # Panics
+    /// If the source is shorter than `keep`.
+    #[inline]
+    pub(crate) unsafe fn take_lines(
+        &mut self,
+        keep: &mut [MaybeUninit<u8>],
+        target: *mut u8,
+    ) -> Result<(), Fault> {
+        let bytes = keep.len();
+        assert!(bytes <= self.bytes, "a copy stays within its source");
+        // SAFETY: `from_raw` promised that the source is readable or its faults are caught; `keep` is ours, and the
+        // caller vouches for the target.
+        if unsafe { machine::copy_lines(target, keep.as_mut_ptr().cast(), self.start, bytes) } != 0 {
+            return Err(Fault);
+        }
         self.start = self.start.wrapping_add(bytes);
         self.bytes -= bytes;
         Ok(())
@@ -172,6 +205,8 @@ mod machine {
         ".globl hearth_copy_landing",
         ".hidden hearth_copy_avx",
         ".globl hearth_copy_avx",
+        ".hidden hearth_copy_lines",
+        ".globl hearth_copy_lines",
         ".hidden hearth_copy_sse",
         ".globl hearth_copy_sse",
         "hearth_copy_avx:",
@@ -254,6 +289,26 @@ mod machine {
         "8:",
         "xor eax, eax",
         "ret",
+        // (target, keep, source, bytes): whole lines, to the target past the caches.
+        ".p2align 5",
+        "hearth_copy_lines:",
+        "test rcx, rcx",
+        "jz 8b",
+        "10:",
+        "vmovups ymm0, [rdx]",
+        "vmovups ymm1, [rdx + 32]",
+        "vmovntdq [rdi], ymm0",
+        "vmovntdq [rdi + 32], ymm1",
+        "vmovups [rsi], ymm0",
+        "vmovups [rsi + 32], ymm1",
+        "add rdx, 64",
+        "add rdi, 64",
+        "add rsi, 64",
+        "sub rcx, 64",
+        "jnz 10b",
+        "vzeroupper",
+        "xor eax, eax",
+        "ret",
         "hearth_copy_end:",
         "hearth_copy_landing:",
         "mov eax, 1",
@@ -264,6 +319,7 @@ mod machine {
     unsafe extern "C" {
         fn hearth_copy_avx(target: *mut u8, source: *const u8, bytes: usize) -> usize;
         fn hearth_copy_sse(target: *mut u8, source: *const u8, bytes: usize) -> usize;
+        fn hearth_copy_lines(target: *mut u8, keep: *mut u8, source: *const u8, bytes: usize) -> usize;
         fn hearth_copy_start();
         fn hearth_copy_end();
         fn hearth_copy_landing();
@@ -281,6 +337,21 @@ mod machine {
         }
     }
 
+    #[inline]
+    pub unsafe fn copy_lines(target: *mut u8, keep: *mut u8, source: *const u8, bytes: usize) -> usize {
+        // SAFETY: as the caller promised; the wide loop runs only where the processor has it.
+        unsafe {
+            if std::arch::is_x86_feature_detected!("avx") {
+                return hearth_copy_lines(target, keep, source, bytes);
+            }
+            let fault = copy_loop(keep, source, bytes);
+            if fault == 0 {
+                crate::primitives::write(target, std::slice::from_raw_parts(keep, bytes));
+            }
+            fault
+        }
+    }
+
     pub fn landing_of(instruction: usize) -> Option<usize> {
         let start = hearth_copy_start as *const () as usize;
         let end = hearth_copy_end as *const () as usize;
@@ -295,6 +366,15 @@ mod machine {
         for index in 0..bytes {
             // SAFETY: as the caller promised for the whole range.
             unsafe { target.add(index).write_volatile(source.add(index).read_volatile()) };
+        }
+        0
+    }
+
+    pub unsafe fn copy_lines(target: *mut u8, keep: *mut u8, source: *const u8, bytes: usize) -> usize {
+        // SAFETY: as the caller promised.
+        unsafe {
+            copy_loop(keep, source, bytes);
+            crate::primitives::write(target, std::slice::from_raw_parts(keep, bytes));
         }
         0
     }

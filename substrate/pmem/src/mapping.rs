@@ -1,14 +1,19 @@
 //! A file mapped whole, shared. It lends no references: all access is by copies, checked against its bounds.
 
-use crate::MediaError;
-use crate::copy::{self, Fault, Sink};
+use crate::copy::{self, Fault, Sink, Source};
 use crate::primitives;
+use crate::{LINE_BYTES, MediaError};
+use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::ptr::NonNull;
+use std::ptr::{NonNull, null_mut};
 
+/// Bytes of the pages that mappings consist of.
+const PAGE_BYTES: usize = 4096;
 /// From this size on huge pages are asked for.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
+/// Most bytes that are made ready at once: the largest update log, by default.
+const READY_BYTES_MAX: usize = 64 << 20;
 
 pub(crate) struct Mapping {
     start: NonNull<u8>,
@@ -27,12 +32,18 @@ impl Mapping {
     pub fn new(file: BorrowedFd<'_>, writable: bool) -> Result<Self, MediaError> {
         let bytes = file_bytes(file)?;
         let protection = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
-        // SAFETY: a new mapping at an address that the kernel chooses touches nothing that exists.
-        let start = unsafe {
-            libc::mmap(std::ptr::null_mut(), bytes, protection, libc::MAP_SHARED, file.as_raw_fd(), 0)
-        };
+        let (place, fixed) =
+            if bytes >= HUGE_PAGE_BYTES { (place_for(bytes)?, libc::MAP_FIXED) } else { (null_mut(), 0) };
+        // SAFETY: a new mapping, where the kernel chooses or where `place_for` reserved as many bytes for us alone.
+        let start =
+            unsafe { libc::mmap(place, bytes, protection, libc::MAP_SHARED | fixed, file.as_raw_fd(), 0) };
         if start == libc::MAP_FAILED {
-            return Err(MediaError::last_os());
+            let error = MediaError::last_os();
+            if !place.is_null() {
+                // SAFETY: what `place_for` reserved, and nobody has mapped anything there.
+                unsafe { libc::munmap(place, bytes) };
+            }
+            return Err(error);
         }
         if bytes >= HUGE_PAGE_BYTES {
             // SAFETY: the range is the new mapping. A hint: that a file system has no huge pages is no error.
@@ -40,6 +51,21 @@ impl Mapping {
         }
         let start = NonNull::new(start.cast()).expect("the kernel maps nothing at address zero unasked");
         Ok(Self { start, bytes, writable })
+    }
+
+    /// Makes the kernel map the pages of a file in memory now, the large ones that it can make of them first, so that
+    /// no store waits for that. Takes half a millisecond a megabyte; only so many bytes from the start.
+    pub fn make_ready(&self) {
+        let bytes = self.bytes.min(READY_BYTES_MAX);
+        let start = self.start.as_ptr().cast();
+        // SAFETY: the range is within the mapping, and its bytes stay as they are. Where the kernel cannot, the pages
+        // come as they are touched.
+        unsafe {
+            if self.bytes >= HUGE_PAGE_BYTES {
+                libc::madvise(start, bytes / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES, libc::MADV_COLLAPSE);
+            }
+            libc::madvise(start, bytes, libc::MADV_POPULATE_WRITE);
+        }
     }
 
     pub fn bytes(&self) -> u64 {
@@ -83,6 +109,24 @@ impl Mapping {
         unsafe { primitives::write(target, source) };
     }
 
+    /// Writes whole lines of a source, which `keep` gets too. The offset is on a line.
+    #[inline]
+    pub fn write_lines(
+        &self,
+        offset: u64,
+        source: &mut Source<'_>,
+        keep: &mut [MaybeUninit<u8>],
+    ) -> Result<(), Fault> {
+        assert!(
+            offset.is_multiple_of(LINE_BYTES as u64) && keep.len().is_multiple_of(LINE_BYTES),
+            "whole lines"
+        );
+        let target = self.at_writable(offset, keep.len());
+        // SAFETY: the target is within the mapping, which lends no references and begins on a page; whole lines of it
+        // were asserted.
+        unsafe { source.take_lines(keep, target) }
+    }
+
     pub fn store(&self, offset: u64, source: &[u8]) {
         let target = self.at_writable(offset, source.len());
         // SAFETY: the target is within the mapping, which lends no references.
@@ -101,6 +145,30 @@ impl Drop for Mapping {
         // SAFETY: the range is what `new` mapped, and nobody holds a reference into it. Nothing is written: it only
         // ends the view.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.bytes) };
+    }
+}
+
+/// Address space for so many bytes that begins where a huge page can.
+fn place_for(bytes: usize) -> Result<*mut libc::c_void, MediaError> {
+    let reserved = bytes.checked_add(HUGE_PAGE_BYTES).ok_or(MediaError::Length)?;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // SAFETY: a new mapping at an address that the kernel chooses touches nothing that exists.
+    let start = unsafe { libc::mmap(null_mut(), reserved, libc::PROT_NONE, flags, -1, 0) };
+    if start == libc::MAP_FAILED {
+        return Err(MediaError::last_os());
+    }
+    let before = start.align_offset(HUGE_PAGE_BYTES);
+    let end = (before + bytes).next_multiple_of(PAGE_BYTES);
+    // SAFETY: both ranges are of the mapping made just now, and what lies between them is kept.
+    unsafe {
+        let place = start.byte_add(before);
+        if before > 0 {
+            libc::munmap(start, before);
+        }
+        if end < reserved {
+            libc::munmap(start.byte_add(end), reserved - end);
+        }
+        Ok(place)
     }
 }
 

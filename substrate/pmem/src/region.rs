@@ -10,12 +10,13 @@
 //! region: what the medium holds is unknown, and every later settle fails too. Regions have no locks; concurrent
 //! writes to the same bytes leave either's.
 
-use crate::copy::Sink;
+use crate::copy::{Fault, Sink, Source};
 use crate::mapping::Mapping;
 use crate::medium::Class;
 use crate::read_mapping::CopyError;
 use crate::recorded::RecordedFile;
 use crate::{MediaError, primitives};
+use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -40,12 +41,18 @@ enum Backing {
 }
 
 impl Region {
-    /// Maps a file that came as a descriptor: a log, passed over a socket. Its name is unknown here, thus empty.
+    /// Maps a file that came as a descriptor: a log, passed over a socket. Its name is unknown here, thus empty. In
+    /// memory its pages are mapped at once, as large ones where the kernel can make such of them: a first touch would
+    /// cost a small write as much as all the rest.
     ///
     /// # Errors
     /// `Length` (an empty file), `Os`.
     pub fn from_fd(file: OwnedFd, class: Class) -> Result<Self, MediaError> {
-        Self::mapped(String::new(), file, class, true)
+        let region = Self::mapped(String::new(), file, class, true)?;
+        if let (Class::Memory, Backing::Mapped { mapping, .. }) = (class, &region.0.backing) {
+            mapping.make_ready();
+        }
+        Ok(region)
     }
 
     pub(crate) fn mapped(
@@ -137,6 +144,34 @@ impl Region {
         match &self.0.backing {
             Backing::Mapped { mapping, .. } => mapping.write(offset, source),
             Backing::Recorded(file) => file.write(offset, source),
+        }
+    }
+
+    /// [`Region::write`] of whole lines from memory that a program gave, which may change meanwhile: `keep` gets what was
+    /// stored.
+    ///
+    /// # Errors
+    /// `Fault`: an unknown part of the range was overwritten.
+    ///
+    /// # Panics
+    /// As [`Region::write`]; if offset and length are not those of whole lines, or the source is shorter.
+    #[inline]
+    pub(crate) fn write_lines(
+        &self,
+        offset: u64,
+        source: &mut Source<'_>,
+        keep: &mut [MaybeUninit<u8>],
+    ) -> Result<(), Fault> {
+        self.0.counts.wrote(keep.len());
+        match &self.0.backing {
+            Backing::Mapped { mapping, .. } => mapping.write_lines(offset, source, keep),
+            Backing::Recorded(file) => {
+                // SAFETY: `keep` is ours, and as long as is said.
+                unsafe { source.take_raw(keep.as_mut_ptr().cast(), keep.len())? };
+                // SAFETY: filled just now.
+                file.write(offset, unsafe { keep.assume_init_ref() });
+                Ok(())
+            }
         }
     }
 

@@ -11,9 +11,9 @@
 //! a torn one could come to life.
 //!
 //! An append makes no system call and allocates nothing. The bytes stored are those that were summed: sources are
-//! fetched once, piece by piece, through a buffer that stays in the first-level cache. Cost: header and payload
-//! rounded up to lines, one write for each piece of about 4 KB and one for the header, one fence. What that
-//! is beside its floor: `cargo run --release -p pmem --example floors`.
+//! fetched once, piece by piece, and kept for the sum in a buffer that stays in the first-level cache. Cost: header and
+//! payload rounded up to lines, one write for each piece of about 4 KB, for an end that fills no line, and for the
+//! header, one fence. What that is beside its floor: `cargo run --release -p pmem --example floors`.
 
 use crate::copy::{Fault, Source};
 use crate::region::Region;
@@ -75,6 +75,8 @@ pub struct AppendRing {
     /// Byte after the ring.
     end: u64,
     salt: Salt,
+    /// A checksum of nothing, from the salt: a copy of it begins each frame's.
+    empty_sum: Running,
     head: Place,
     tail: Place,
     /// Bytes from head to tail.
@@ -90,7 +92,7 @@ impl AppendRing {
     pub fn new(region: Region, start: u64, salt: Salt, head: Place, tail: Place) -> Self {
         let end = ring_end(&region, start);
         let live = live_between(start, end, head, tail);
-        Self { region, start, end, salt, head, tail, live }
+        Self { region, start, end, salt, empty_sum: Running::new(salt), head, tail, live }
     }
 
     /// An empty ring whose next frame stands at its start.
@@ -119,7 +121,7 @@ impl AppendRing {
         let payload_bytes: u64 = payload.iter().map(|source| source.bytes() as u64).sum();
         let place = self.place_for(frame_bytes(payload_bytes)).ok_or(AppendError::Full)?;
         set_envelope(&mut header, place.sequence, payload_bytes);
-        write_frame(&self.region, self.salt, place.position, &mut header, payload)?;
+        write_frame(&self.region, self.empty_sum.clone(), place.position, &mut header, payload)?;
         if place.position != self.tail.position {
             self.pad();
         }
@@ -245,43 +247,31 @@ const CHECKSUM_BYTES: usize = size_of::<u32>();
 #[repr(align(64))]
 struct Piece([MaybeUninit<u8>; PIECE_BYTES]);
 
-/// Copies, sums and stores a frame; it is durable after the next fence.
+/// Copies, sums and stores a frame; it is durable after the next fence. `sum` is what the frame's checksum begins with.
 fn write_frame(
     region: &Region,
-    salt: Salt,
+    mut sum: Running,
     position: u64,
     header: &mut [u8; HEADER_BYTES],
     payload: &[Source<'_>],
 ) -> Result<(), Fault> {
     let mut piece = Piece([MaybeUninit::uninit(); PIECE_BYTES]);
     let mut gather = Gather { sources: payload, current: Source::from(&[]) };
-    let mut running = Running::new(salt);
-    // Each piece is stored before it is summed: the sum is made while the stores are on their way.
+    // Each piece is stored before it is summed: the sum is made while the stores are on their way. The header stands
+    // at the start of the first one for its sum, and is stored last.
     piece.0[..HEADER_BYTES].write_copy_of_slice(header);
-    let mut stored = HEADER_BYTES + gather.fill(&mut piece.0[HEADER_BYTES..])?.len();
-    let first = fill_line(&mut piece, stored);
-    if stored > HEADER_BYTES {
-        region.write(position + HEADER_BYTES as u64, &first[HEADER_BYTES..]);
-    }
-    running.update(&first[CHECKSUM_BYTES..stored]);
+    let bytes = gather.store(region, position + HEADER_BYTES as u64, &mut piece.0[HEADER_BYTES..])?.len();
+    // SAFETY: the header and what was stored behind it were filled just now.
+    sum.update(unsafe { piece.0[CHECKSUM_BYTES..HEADER_BYTES + bytes].assume_init_ref() });
+    let mut stored = HEADER_BYTES + bytes;
     while !gather.is_empty() {
-        let bytes = gather.fill(&mut piece.0)?.len();
-        let lines = fill_line(&mut piece, bytes);
-        region.write(position + stored as u64, lines);
-        running.update(&lines[..bytes]);
-        stored += bytes;
+        let part = gather.store(region, position + stored as u64, &mut piece.0)?;
+        sum.update(part);
+        stored += part.len();
     }
-    header[..CHECKSUM_BYTES].copy_from_slice(&running.finish().to_le_bytes());
+    header[..CHECKSUM_BYTES].copy_from_slice(&sum.finish().to_le_bytes());
     region.write(position, header);
     Ok(())
-}
-
-/// The first `bytes` bytes of a piece, which were filled, and zeros up to the end of their last line.
-fn fill_line(piece: &mut Piece, bytes: usize) -> &[u8] {
-    let lines = bytes.next_multiple_of(LINE_BYTES);
-    piece.0[bytes..lines].fill(MaybeUninit::new(0));
-    // SAFETY: all bytes up to `bytes` were filled by the caller, and the rest just now.
-    unsafe { piece.0[..lines].assume_init_ref() }
 }
 
 /// Sources as one row of bytes.
@@ -295,9 +285,16 @@ impl Gather<'_, '_> {
         self.current.bytes() == 0 && self.sources.iter().all(|source| source.bytes() == 0)
     }
 
-    /// Fills as much of `target` as there are bytes, and gives that part.
-    fn fill<'t>(&mut self, target: &'t mut [MaybeUninit<u8>]) -> Result<&'t [u8], Fault> {
-        let mut filled = 0;
+    /// Fills as much of `target`, whole lines, as there are bytes, gives that part, and stores it with zeros up to the
+    /// end of its last line.
+    #[inline]
+    fn store<'t>(
+        &mut self,
+        region: &Region,
+        position: u64,
+        target: &'t mut [MaybeUninit<u8>],
+    ) -> Result<&'t [u8], Fault> {
+        let (mut filled, mut stored) = (0, 0);
         while filled < target.len() {
             if self.current.bytes() == 0 {
                 let Some((next, rest)) = self.sources.split_first() else { break };
@@ -305,13 +302,27 @@ impl Gather<'_, '_> {
                 continue;
             }
             let bytes = self.current.bytes().min(target.len() - filled);
+            // Whole lines go straight to the region, as long as nothing before them waits for the rest of its line.
+            let lines = if stored == filled { bytes / LINE_BYTES * LINE_BYTES } else { 0 };
+            if lines > 0 {
+                let part = &mut target[filled..filled + lines];
+                region.write_lines(position + filled as u64, &mut self.current, part)?;
+                (filled, stored) = (filled + lines, filled + lines);
+                continue;
+            }
             let part = &mut target[filled..filled + bytes];
             // SAFETY: the part is ours alone and as long as is said.
             unsafe { self.current.take_raw(part.as_mut_ptr().cast(), bytes)? };
             filled += bytes;
         }
-        // SAFETY: the copies above filled this part.
-        Ok(unsafe { target[..filled].assume_init_ref() })
+        let end = filled.next_multiple_of(LINE_BYTES);
+        target[filled..end].fill(MaybeUninit::new(0));
+        // SAFETY: the copies above filled all before `filled`, and the rest of the line was filled just now.
+        let lines = unsafe { target[..end].assume_init_ref() };
+        if stored < end {
+            region.write(position + stored as u64, &lines[stored..]);
+        }
+        Ok(&lines[..filled])
     }
 }
 
