@@ -166,6 +166,7 @@ fn class(bytes: usize) -> (usize, usize) {
 // are as large and aligned as asked.
 unsafe impl GlobalAlloc for Arena {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        crate::costs::count_allocation();
         if layout.size() >= LARGE_BYTES || layout.align() > 4096 {
             if layout.align() > 4096 {
                 return null_mut();

@@ -24,6 +24,7 @@ unsafe extern "C" {}
 
 mod alloc;
 mod calls;
+mod costs;
 pub mod descriptors;
 mod dispatch;
 #[cfg(target_arch = "x86_64")]

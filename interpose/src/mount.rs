@@ -148,6 +148,10 @@ pub trait Mount: Sync {
     /// A kernel descriptor that stands for the file on a mount of the kernel's, for programs that cannot be
     /// preloaded; the caller closes it. None if there is no such mount.
     fn kernel_file(&self, file: Handle) -> Option<i32>;
+    /// Fences of the update log and bytes written to it, as far as the mount has one.
+    fn log_costs(&self) -> (u64, u64) {
+        (0, 0)
+    }
     /// The process is a forked child: a new client that shares its parent's open files.
     fn after_fork_child(&self);
 }

@@ -431,6 +431,11 @@ impl Mount for Tree {
         None
     }
 
+    fn log_costs(&self) -> (u64, u64) {
+        let counters = self.client().ok().and_then(|vfs| vfs.engine().log_counters());
+        counters.map_or((0, 0), |counters| (counters.fences, counters.bytes))
+    }
+
     fn after_fork_child(&self) {
         openings::note_child();
         // The parent's client, its locks and mappings are the parent's: they are forgotten, not ended.

@@ -8,6 +8,7 @@ use crate::nodes::Body;
 use crate::state::State;
 use format::call::{CallKind, DigestRequest, LEASE_READ, LEASE_WRITE, StatfsResponse, Status};
 use format::{BLOCK_BYTES, Cookie, InodeNumber, Name};
+use pmem::Counters;
 use std::io::{IoSlice, IoSliceMut};
 use std::task::Waker;
 use vfs::access;
@@ -328,6 +329,11 @@ impl Engine for LibFs {
 }
 
 impl LibFs {
+    /// What was done to the log of the session since that has it; none without a session.
+    pub fn log_counters(&self) -> Option<Counters> {
+        self.state().session.as_ref().map(|session| session.ring.region().counters())
+    }
+
     /// The own log on the medium, the ledger up to what its leases rest on, and a lease on the inode: whoever
     /// changed it before had it digested, and digests are settled.
     fn sync_node(&self, node: InodeNumber) -> Result<()> {

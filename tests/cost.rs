@@ -1,0 +1,89 @@
+//! What a write costs a program, through the C library and all that lies below: no system call, no allocation, one
+//! fence, and of the update log its bytes with a header, rounded up to lines. Never time.
+
+#![allow(clippy::unwrap_used, reason = "a test ends where something unexpected is")]
+
+mod harness;
+
+use harness::{Expect, Node, limited};
+use std::process::Output;
+
+/// After the first writes the kernel kills it at any system call but read, write and exit (seccomp's strict mode); those
+/// two fail for a file of the tree, which stands for no file of the kernel's. It prints allocations of the library,
+/// fences and bytes of the log.
+const PROGRAM: &str = r#"
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <linux/seccomp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+static char bytes[1 << 16];
+
+static void end(int code) { syscall(SYS_exit, code); }
+
+int main(int argc, char **argv) {
+    int size = atoi(argv[2]), warm = atoi(argv[3]), rounds = atoi(argv[4]);
+    int fd = open(argv[1], O_RDWR | O_CREAT, 0644);
+    void (*costs)(unsigned long *) = (void (*)(unsigned long *))dlsym(RTLD_DEFAULT, "hearth_costs");
+    if (fd < 0 || !costs) return 10;
+    memset(bytes, 'x', sizeof bytes);
+    unsigned long before[3], after[3];
+    for (int round = -warm; round < rounds; round++) {
+        if (round == 0) {
+            costs(before);
+            if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_STRICT)) return 11;
+            if (argc > 5) open(argv[5], O_RDWR | O_CREAT, 0644);
+        }
+        off_t at = (round & 15) * size;
+        if (round & 1) {
+            if (pwrite(fd, bytes, size, at) != size) end(12);
+        } else if (lseek(fd, at, SEEK_SET) != at || write(fd, bytes, size) != size) {
+            end(13);
+        }
+        if (pread(fd, bytes, size, at) != size) end(14);
+    }
+    costs(after);
+    char line[100];
+    int length = snprintf(line, sizeof line, "%lu %lu %lu\n", after[0] - before[0], after[1] - before[1], after[2] - before[2]);
+    end(write(1, line, length) != length);
+}
+"#;
+
+/// The program, made in the node's folder and run on its tree.
+fn run(node: &Node, arguments: &[&str]) -> Output {
+    let (source, program) = (format!("{}/steady.c", node.dir()), format!("{}/steady", node.dir()));
+    std::fs::write(&source, PROGRAM).unwrap();
+    limited(&["cc"], &["-O1", "-o", &program, &source, "-ldl"]).expect_success();
+    let file = node.path("file");
+    node.hearth(&[&["run", "--", &program, &file][..], arguments].concat())
+}
+
+#[test]
+fn a_write_in_steady_state_is_one_fence_and_neither_call_nor_allocation() {
+    let node = Node::up();
+    // The first writes use up the room that a new session has, and ask for more; all together fill less than half of
+    // its log.
+    for (bytes, warm, rounds, line) in [
+        ("1", "800", "400", "0 400 51200\n"),
+        ("128", "800", "400", "0 400 76800\n"),
+        ("129", "800", "400", "0 400 102400\n"),
+        ("4096", "32", "80", "0 80 332800\n"),
+    ] {
+        let told = run(&node, &[bytes, warm, rounds]).expect_success();
+        assert_eq!(told, line, "{rounds} writes of {bytes} bytes");
+    }
+    assert_eq!(node.sh("wc -c < $T/file").expect_success(), "65536\n");
+}
+
+#[test]
+fn a_call_that_the_kernel_sees_would_be_noticed() {
+    let node = Node::up();
+    let killed = run(&node, &["128", "32", "10", &node.path("other")]);
+    assert!(!killed.status.success() && killed.stdout.is_empty(), "{killed:?}");
+}
