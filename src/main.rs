@@ -6,6 +6,7 @@ mod cluster;
 mod commands;
 mod error;
 mod measure;
+mod operations;
 mod process;
 mod status;
 

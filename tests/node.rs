@@ -153,3 +153,25 @@ fn an_inherited_file_is_never_taken_for_another_that_has_its_name_now() {
     node.sh(script).expect_success();
     assert_eq!(node.sh("cat $T/log").expect_success(), "other\n");
 }
+
+#[test]
+fn every_operation_is_measured_in_the_tree_and_beside_it() {
+    let beside = tempfile::tempdir().unwrap();
+    let folder = beside.path().to_str().unwrap();
+    let told = limited(
+        &[env!("CARGO_BIN_EXE_hearth")],
+        &["bench", "ops", "--json", "--count", "20", "--beside", folder],
+    );
+    let places: serde_json::Value = serde_json::from_str(&told.expect_success()).unwrap();
+    let places = places.as_array().unwrap();
+    let names: Vec<_> = places.iter().map(|place| place["place"].as_str().unwrap()).collect();
+    assert_eq!(names, ["hearth", "tmpfs", "beside"]);
+    let operations = |place: &serde_json::Value| {
+        let figures = place["operations"].as_array().unwrap().clone();
+        assert!(figures.iter().all(|figure| figure["median_ns"].as_u64() > Some(0)), "{place}");
+        figures.iter().map(|figure| figure["operation"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(operations(&places[0]).len(), 12);
+    assert!(places.iter().all(|place| operations(place) == operations(&places[0])));
+    assert_eq!(std::fs::read_dir(folder).unwrap().count(), 0, "nothing is left behind");
+}

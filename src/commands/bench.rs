@@ -1,11 +1,15 @@
-//! `hearth bench latency`: a cluster of its own for as long as it measures, and a table at the end.
+//! `hearth bench`: a cluster of its own for as long as it measures, and a table at the end.
 
-use super::{Bench, Measure, run, up};
+use super::{Bench, Measure, Ops, run, up};
 use crate::cluster::{Cluster, MediumKind, Node};
 use crate::error::{Error, Result};
 use crate::measure::{self, Row};
+use crate::operations::{self, Figure};
 use crate::process::Process;
 use rustix::process::Signal;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{ExitCode, Stdio};
@@ -15,70 +19,163 @@ use std::time::Duration;
 const CAPACITY_MIB: u64 = 1024;
 
 pub(super) fn latency(arguments: &Bench) -> Result<ExitCode> {
-    let folder = Scratch::new()?;
-    let cluster = Cluster::create(&folder.0.join("cluster"), arguments.medium, CAPACITY_MIB << 20)?;
-    let node = cluster.node(1)?;
-    up::start_node(&cluster, node)?;
-    let rows = measured(&cluster, node, &folder.0);
-    if let Some(daemon) = Process::load(&cluster.pid_file(node)) {
-        daemon.end(Signal::TERM, Duration::from_secs(60))?;
-    }
-    // A pool in memory does not lie in the folder that goes with the scratch space.
-    let _ = fs::remove_dir_all(&node.pool);
-    let rows = rows?;
+    let rows = with_cluster(arguments.medium, |measuring| {
+        let mut rows: Vec<Row> = measuring.part("writes", &[])?;
+        let file = measuring.scratch.join("rows");
+        let text = serde_json::to_vec(&rows).map_err(|why| Error::new(why.to_string()))?;
+        fs::write(&file, text).map_err(Error::at("write", &file))?;
+        rows = measuring.part("reads", &[])?;
+        Ok(rows)
+    })?;
     if arguments.json {
-        let text = serde_json::to_string_pretty(&rows).map_err(|why| Error::new(why.to_string()))?;
-        println!("{text}");
+        print_json(&rows)?;
     } else {
         print(arguments.medium, &rows);
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Runs both halves, each in a program of its own that sees the tree.
-fn measured(cluster: &Cluster, node: &Node, folder: &Path) -> Result<Vec<Row>> {
-    let program =
-        std::env::current_exe().map_err(|why| Error::new(format!("cannot find this program: {why}")))?;
-    let (tree, scratch) = (cluster.tree(node), folder.join("scratch"));
-    fs::create_dir_all(&scratch).map_err(Error::at("make", &scratch))?;
-    let mut rows = Vec::new();
-    for half in ["writes", "reads"] {
-        eprintln!("measuring {half} ...");
-        let mut command = run::preloaded(&program, node, &tree)?;
-        command.args(["measure", half]).arg(&tree).arg(&scratch);
-        let answer = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output();
-        let answer = answer.map_err(Error::at("run", &program))?;
-        if !answer.status.success() {
-            return Err(Error::new(format!("measuring {half} failed: {}", answer.status)));
-        }
-        rows = serde_json::from_slice(&answer.stdout).map_err(Error::at("understand", &program))?;
-        let file = scratch.join("rows");
-        fs::write(&file, &answer.stdout).map_err(Error::at("write", &file))?;
+pub(super) fn ops(arguments: &Ops) -> Result<ExitCode> {
+    let beside = match &arguments.beside {
+        Some(folder) => folder.clone(),
+        None => std::env::current_dir().map_err(|why| Error::new(format!("where is this: {why}")))?,
+    };
+    let beside = beside.canonicalize().map_err(Error::at("find", &beside))?;
+    let count = arguments.count.to_string();
+    let rest = [OsStr::new("--beside"), beside.as_os_str(), OsStr::new("--count"), OsStr::new(&count)];
+    let places: Vec<Place> =
+        with_cluster(arguments.bench.medium, |measuring| measuring.part("operations", &rest))?;
+    if arguments.bench.json {
+        print_json(&places)?;
+    } else {
+        print_operations(arguments.bench.medium, &beside, &places);
     }
-    Ok(rows)
+    Ok(ExitCode::SUCCESS)
 }
 
-/// `hearth measure`: one half, inside.
+/// Operations in one folder.
+#[derive(Debug, Serialize, Deserialize)]
+struct Place {
+    /// `hearth`, `tmpfs` or `beside`.
+    place: String,
+    /// What they took.
+    operations: Vec<Figure>,
+}
+
+/// A cluster that is there to be measured.
+struct Measuring<'a> {
+    cluster: &'a Cluster,
+    node: &'a Node,
+    /// Folder on a tmpfs.
+    scratch: PathBuf,
+}
+
+/// Runs measurements on a cluster of its own, which goes with them.
+fn with_cluster<T>(medium: MediumKind, measure: impl FnOnce(&Measuring<'_>) -> Result<T>) -> Result<T> {
+    let folder = Scratch::new()?;
+    let cluster = Cluster::create(&folder.0.join("cluster"), medium, CAPACITY_MIB << 20)?;
+    let node = cluster.node(1)?;
+    let scratch = folder.0.join("scratch");
+    fs::create_dir_all(&scratch).map_err(Error::at("make", &scratch))?;
+    up::start_node(&cluster, node)?;
+    let measured = measure(&Measuring { cluster: &cluster, node, scratch });
+    if let Some(daemon) = Process::load(&cluster.pid_file(node)) {
+        daemon.end(Signal::TERM, Duration::from_secs(60))?;
+    }
+    // A pool in memory does not lie in the folder that goes with the scratch space.
+    let _ = fs::remove_dir_all(&node.pool);
+    measured
+}
+
+impl Measuring<'_> {
+    /// Runs a part of a measurement in a program of its own that sees the tree.
+    fn part<T: DeserializeOwned>(&self, what: &str, rest: &[&OsStr]) -> Result<T> {
+        eprintln!("measuring {what} ...");
+        let program =
+            std::env::current_exe().map_err(|why| Error::new(format!("cannot find this program: {why}")))?;
+        let tree = self.cluster.tree(self.node);
+        let mut command = run::preloaded(&program, self.node, &tree)?;
+        command.args(["measure", what]).arg(&tree).arg(&self.scratch).arg(self.cluster.control(self.node));
+        let answer = command.args(rest).stdin(Stdio::null()).stderr(Stdio::inherit()).output();
+        let answer = answer.map_err(Error::at("run", &program))?;
+        if !answer.status.success() {
+            return Err(Error::new(format!("measuring {what} failed: {}", answer.status)));
+        }
+        serde_json::from_slice(&answer.stdout).map_err(Error::at("understand", &program))
+    }
+}
+
+/// `hearth measure`: one part, inside.
 pub(super) fn measure(arguments: &Measure) -> Result<ExitCode> {
-    let rows = match arguments.half.as_str() {
-        "writes" => measure::writes(&arguments.tree, &arguments.scratch)?,
-        _ => {
-            let file = arguments.scratch.join("rows");
+    let (tree, scratch) = (&arguments.tree, &arguments.scratch);
+    let text = match arguments.what.as_str() {
+        "writes" => serde_json::to_string(&measure::writes(tree, scratch, &arguments.control)?),
+        "reads" => {
+            let file = scratch.join("rows");
             let text = fs::read(&file).map_err(Error::at("read", &file))?;
             let mut rows: Vec<Row> = serde_json::from_slice(&text).map_err(Error::at("understand", &file))?;
-            measure::reads(&arguments.tree, &arguments.scratch, &mut rows)?;
-            rows
+            measure::reads(tree, scratch, &mut rows)?;
+            serde_json::to_string(&rows)
+        }
+        _ => {
+            let folders =
+                [("hearth", Some(tree)), ("tmpfs", Some(scratch)), ("beside", arguments.beside.as_ref())];
+            let mut places = Vec::new();
+            for (place, folder) in folders {
+                let Some(folder) = folder else { continue };
+                let operations = operations::measure(folder, arguments.count as usize)?;
+                places.push(Place { place: place.to_owned(), operations });
+            }
+            serde_json::to_string(&places)
         }
     };
-    println!("{}", serde_json::to_string(&rows).map_err(|why| Error::new(why.to_string()))?);
+    println!("{}", text.map_err(|why| Error::new(why.to_string()))?);
     Ok(ExitCode::SUCCESS)
+}
+
+fn print_json(figures: &impl Serialize) -> Result<()> {
+    println!("{}", serde_json::to_string_pretty(figures).map_err(|why| Error::new(why.to_string()))?);
+    Ok(())
+}
+
+fn print_operations(medium: MediumKind, beside: &Path, places: &[Place]) {
+    println!(
+        "Medium {medium:?}; operations a second, and median microseconds of one, one after the other in a folder"
+    );
+    println!("that nobody else uses: in the tree, on a tmpfs, and beside them in {}.", beside.display());
+    println!("readdir is one listing of all files there; ratio: the tree's rate, of that of the tmpfs.");
+    println!();
+    let row = |operation: &str, cells: &[String]| {
+        let cells: Vec<_> = cells.iter().map(|cell| format!("{cell:>10}")).collect();
+        println!("{operation:>27} {}", cells.join(" "));
+    };
+    row("", &["tree/s", "us", "tmpfs/s", "us", "ratio", "beside/s", "us"].map(String::from));
+    let Some((tree, others)) = places.split_first() else { return };
+    for (index, own) in tree.operations.iter().enumerate() {
+        let mut cells = vec![own.per_second.to_string(), us(own.median_ns)];
+        for (place, other) in others.iter().enumerate() {
+            let other = &other.operations[index];
+            cells.extend([other.per_second.to_string(), us(other.median_ns)]);
+            if place == 0 {
+                cells.push(ratio(own.per_second, other.per_second));
+            }
+        }
+        row(&own.operation, &cells);
+    }
 }
 
 fn print(medium: MediumKind, rows: &[Row]) {
     println!(
         "Medium {medium:?}; median microseconds a call. The floor of a write is a non-temporal copy with checksum"
     );
-    println!("and fence of the same bytes, that of a read a memcpy, both measured in this run.");
+    println!(
+        "and fence of the same bytes, that of a read a memcpy, both measured in this run. Writes come in bursts"
+    );
+    let log_bytes = rows.iter().map(|row| row.log_bytes).min().unwrap_or(0);
+    println!(
+        "of at most half of the update log, {} MiB; sustained is what a writer gets that never pauses.",
+        log_bytes >> 20
+    );
     println!();
     let head = ["bytes", "bare copy", "floor", "write", "ratio", "tmpfs", "sustained"];
     line(&head.map(String::from));

@@ -43,7 +43,7 @@ enum Command {
     /// Measure, each figure beside its floor
     #[command(subcommand)]
     Bench(Benches),
-    /// One half of a measurement, inside a program that sees the tree
+    /// One part of a measurement, inside a program that sees the tree
     #[command(hide = true)]
     Measure(Measure),
     /// Say how the cluster is: exit code 0 well, 1 degraded, 2 down
@@ -155,6 +155,8 @@ struct PoolFolder {
 enum Benches {
     /// Write, write+fsync, read hit and first read, at five sizes, beside floor and tmpfs
     Latency(Bench),
+    /// Create, stat, rename and so on, each a second and its middle time, beside tmpfs and a file system of a disk
+    Ops(Ops),
 }
 
 #[derive(Debug, Args)]
@@ -168,13 +170,33 @@ struct Bench {
 }
 
 #[derive(Debug, Args)]
+struct Ops {
+    #[command(flatten)]
+    bench: Bench,
+    /// A folder of the file system that is measured beside [default: the present folder]
+    #[arg(long, value_name = "DIR")]
+    beside: Option<PathBuf>,
+    /// How many of each operation
+    #[arg(long, value_name = "N", default_value_t = 2000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    count: u32,
+}
+
+#[derive(Debug, Args)]
 struct Measure {
-    /// `writes` or `reads`
-    half: String,
+    /// `writes`, `reads` or `operations`
+    what: String,
     /// Folder in the tree
     tree: PathBuf,
     /// Folder on a tmpfs
     scratch: PathBuf,
+    /// Where the daemon answers
+    control: PathBuf,
+    /// A folder of a third file system
+    #[arg(long)]
+    beside: Option<PathBuf>,
+    /// How many of each operation
+    #[arg(long, default_value_t = 1)]
+    count: u32,
 }
 
 /// Does what was asked, and says on standard error why it could not.
@@ -187,6 +209,7 @@ pub fn run(arguments: Arguments) -> ExitCode {
         Command::Mount(arguments) => mount::mount(&arguments),
         Command::Umount(node) => mount::umount(&node),
         Command::Bench(Benches::Latency(bench)) => bench::latency(&bench),
+        Command::Bench(Benches::Ops(ops)) => bench::ops(&ops),
         Command::Measure(measure) => bench::measure(&measure),
         Command::Status(status) => status::run(&status),
         Command::Check(pool) => check::run(&pool),
