@@ -11,10 +11,11 @@ use ipc::shared::{create, read_only};
 use ipc::socket::{accept_peer, hello, poll};
 use ipc::words::{CommitWord, Inside, LeaseState, LeaseWord, NotCommitted, Overflow, Slot};
 use ipc::{
-    Access, Call, Connection, Descriptor, Error, Host, Link, Listener, Mapping, Peer, RingClient, RingLimits,
-    RingServer, SystemHost, Time,
+    Access, Alive, AliveView, Call, Connection, Descriptor, Error, Host, Life, Link, Listener, Mapping, Peer,
+    RingClient, RingLimits, RingServer, SystemHost, Time,
 };
 use std::io::{BufRead, BufReader, Write};
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio};
 use std::sync::Arc;
@@ -189,6 +190,7 @@ fn call(id: u64, body: &[u8]) -> Call<'_> {
 
 fn other(role: &str, path: &Path) {
     match role {
+        "owner" => owner(path),
         "calls" => {
             let attached = attach(path);
             for id in 0..200u64 {
@@ -457,7 +459,54 @@ fn a_long_path_is_reached() {
 
 type Test = (&'static str, fn());
 
-const TESTS: [Test; 9] = [
+/// Rounds of the test below.
+const DEATHS: usize = 100;
+
+/// The other process: a daemon with the word of a folder's memory and a lock on its file, until it is killed.
+fn owner(path: &Path) {
+    let file = lock_file(path);
+    assert!(flock(&file), "nobody else has it");
+    let listener = Listener::bind(&path.join("socket")).unwrap();
+    let memory = create(c"alive", 4096).unwrap();
+    let mapping = Mapping::new(&memory, 4096, Access::Write).unwrap();
+    let alive = Alive::claim(&SystemHost, &mapping, 64).unwrap();
+    say("owned");
+    let peer = accepted(&listener);
+    peer.connection().send(MessageKind::Welcome, &[], &[&read_only(&memory).unwrap()]).unwrap();
+    let (_kept, never) = (alive, ipc::Word::new(0));
+    SystemHost.wait(&never, 0, soon());
+}
+
+fn lock_file(path: &Path) -> std::fs::File {
+    std::fs::OpenOptions::new().create(true).truncate(false).write(true).open(path.join("lock")).unwrap()
+}
+
+fn flock(file: &std::fs::File) -> bool {
+    // SAFETY: the descriptor is open.
+    unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) == 0 }
+}
+
+/// From the instant on at which the lock of a killed process can be taken, its word says that it died.
+fn a_lock_is_free_only_when_the_word_says_died() {
+    for round in 0..DEATHS {
+        let folder = tempfile::tempdir().unwrap();
+        let mut owner = Other::start("owner", folder.path());
+        assert_eq!(owner.line(), "owned");
+        let connection = Connection::connect(&folder.path().join("socket")).unwrap();
+        let message = connection.receive_until(&SystemHost, soon()).unwrap();
+        let mapping = Mapping::new(&message.descriptors[0], 4096, Access::Read).unwrap();
+        let view = AliveView::new(&mapping, 64).unwrap();
+        let file = lock_file(folder.path());
+        assert!(view.is_alive() && !flock(&file), "round {round}: it lives");
+        owner.child.kill().unwrap();
+        // No pause: the first instant at which the lock is free is the one that counts.
+        while !flock(&file) {}
+        assert_eq!(view.life(), Life::Died, "round {round}");
+        owner.child.wait().unwrap();
+    }
+}
+
+const TESTS: [Test; 10] = [
     ("two_processes_greet_and_call", two_processes_greet_and_call),
     ("a_client_killed_in_a_request_harms_nobody", a_client_killed_in_a_request_harms_nobody),
     ("a_server_killed_in_a_request_is_told", a_server_killed_in_a_request_is_told),
@@ -476,6 +525,7 @@ const TESTS: [Test; 9] = [
         hostile_messages_are_errors_and_leave_no_descriptor,
     ),
     ("a_long_path_is_reached", a_long_path_is_reached),
+    ("a_lock_is_free_only_when_the_word_says_died", a_lock_is_free_only_when_the_word_says_died),
 ];
 
 /// One after the other: some count the descriptors of this process.
