@@ -1,0 +1,35 @@
+//! The bytes of an entry of the register, as `golden.rs` has those of everything else.
+
+use format::register::RegisterEntry;
+use format::{InodeNumber, Sequence};
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::{U32, U64};
+
+/// Compares a structure with its bytes, written in hexadecimal with blanks between fields.
+fn golden(value: impl IntoBytes + zerocopy::Immutable, expected: &str) {
+    let found: String = value.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+    assert_eq!(found, expected.replace([' ', '\n'], ""));
+}
+
+#[test]
+fn register_structures() {
+    golden(
+        RegisterEntry {
+            checksum: U32::new(0x1312_1110),
+            kind: 0x20,
+            detail: 0x30,
+            family: 0x40,
+            lock: 0x50,
+            session: U64::new(0x6766_6564_6362_6160),
+            inode: InodeNumber::new(0x7776_7574_7372_7170),
+            first: U64::new(0x8786_8584_8382_8180),
+            last: U64::new(0x9796_9594_9392_9190),
+            owner: U64::new(0xa7a6_a5a4_a3a2_a1a0),
+            pid: U32::new(0xb3b2_b1b0),
+            reserved: U32::new(0xc3c2_c1c0),
+            sequence: Sequence::new(0xd7d6_d5d4_d3d2_d1d0),
+        },
+        "10111213 20 30 40 50 6061626364656667 7071727374757677 8081828384858687 9091929394959697 \
+         a0a1a2a3a4a5a6a7 b0b1b2b3 c0c1c2c3 d0d1d2d3d4d5d6d7",
+    );
+}
