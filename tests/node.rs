@@ -124,28 +124,6 @@ fn mistakes_are_told_in_a_sentence() {
 }
 
 #[test]
-fn a_daemon_is_not_started_while_programs_of_a_dead_one_write_on() {
-    let node = Node::up();
-    let script = format!("exec 3> {}; echo attached >&3; echo ready; read line", node.path("file"));
-    let mut program = Command::new(env!("CARGO_BIN_EXE_hearth"))
-        .args(["run", "--dir", node.dir(), "--", "sh", "-ec", &script])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut said = String::new();
-    std::io::BufRead::read_line(&mut std::io::BufReader::new(program.stdout.take().unwrap()), &mut said)
-        .unwrap();
-    assert_eq!(said, "ready\n");
-    node.kill_daemon();
-    node.hearth(&["start"]).expect_failure("still run");
-    program.kill().unwrap();
-    program.wait().unwrap();
-    node.hearth(&["start"]).expect_success();
-    assert_eq!(node.sh("cat $T/file").expect_success(), "attached\n");
-}
-
-#[test]
 fn an_inherited_file_is_never_taken_for_another_that_has_its_name_now() {
     let node = Node::up();
     let script = "exec 3>> $T/log; echo first >&3; mv $T/log $T/old; echo other > $T/log\n\

@@ -34,7 +34,9 @@ pub(super) fn run(arguments: &Up) -> Result<ExitCode> {
         Cluster::create(&dir, medium, bytes)?
     };
     for node in &cluster.settings.nodes {
-        start_node(&cluster, node)?;
+        if let Start::Already(pid) = start_node(&cluster, node)? {
+            return Err(Error::new(format!("node {} is up already (process {pid})", node.number)));
+        }
     }
     let node = cluster.node(1)?;
     println!("node 1 is up. Run programs with: hearth run --dir {} -- COMMAND", cluster.dir.display());
@@ -44,8 +46,10 @@ pub(super) fn run(arguments: &Up) -> Result<ExitCode> {
 
 pub(super) fn start(arguments: &OneNode) -> Result<ExitCode> {
     let cluster = arguments.place.cluster()?;
-    start_node(&cluster, cluster.node(arguments.node)?)?;
-    println!("node {} is up", arguments.node);
+    match start_node(&cluster, cluster.node(arguments.node)?)? {
+        Start::Done => println!("node {} is up", arguments.node),
+        Start::Already(pid) => println!("node {} is up already (process {pid})", arguments.node),
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -66,26 +70,32 @@ fn agree(cluster: &Cluster, arguments: &Up) -> Result<()> {
     Ok(())
 }
 
+/// What starting a node came to.
+pub(super) enum Start {
+    /// It is up now, or again.
+    Done,
+    /// It was up; its daemon.
+    Already(i32),
+}
+
 /// Starts a node and waits until programs may attach.
-pub(super) fn start_node(cluster: &Cluster, node: &Node) -> Result<()> {
+pub(super) fn start_node(cluster: &Cluster, node: &Node) -> Result<Start> {
     let (keeper, daemon) =
         (Process::load(&cluster.keeper_pid_file(node)), Process::load(&cluster.pid_file(node)));
     match (keeper, daemon) {
-        (None, None) => {}
+        (None, None) => wait_until_ready(cluster, node, &["serve"], "serve.log")?,
         (None, Some(daemon)) => {
             return Err(Error::new(format!(
-                "node {} is up already (process {}), without a keeper",
+                "node {} is up (process {}), but its keeper is dead: hearth down, then hearth start; programs go on",
                 node.number,
                 daemon.pid()
             )));
         }
         // A daemon that just died is being started again.
-        (Some(_), None) => return wait_until_answered(cluster, node),
-        (Some(_), Some(daemon)) => {
-            return Err(Error::new(format!("node {} is up already (process {})", node.number, daemon.pid())));
-        }
+        (Some(_), None) => wait_until_answered(cluster, node)?,
+        (Some(_), Some(daemon)) => return Ok(Start::Already(daemon.pid())),
     }
-    wait_until_ready(cluster, node, &["daemon"], "serve.log")
+    Ok(Start::Done)
 }
 
 /// Waits until a daemon that its keeper starts again answers.
@@ -104,6 +114,7 @@ pub(super) fn wait_until_ready(cluster: &Cluster, node: &Node, command: &[&str],
         std::env::current_exe().map_err(|why| Error::new(format!("cannot find this program: {why}")))?;
     let log = cluster.folder(node).join(log);
     let stderr = OpenOptions::new().create(true).append(true).open(&log).map_err(Error::at("open", &log))?;
+    let before = stderr.metadata().map_or(0, |log| log.len() as usize);
     let mut child = Command::new(&program)
         .args(command)
         .args([Path::new("--dir"), &cluster.dir])
@@ -121,15 +132,18 @@ pub(super) fn wait_until_ready(cluster: &Cluster, node: &Node, command: &[&str],
     if said.trim() == READY {
         return Ok(());
     }
-    let text = fs::read_to_string(&log).unwrap_or_default();
+    // What earlier starts said is not the reason.
+    let text = fs::read(&log).unwrap_or_default();
+    let text = String::from_utf8_lossy(text.get(before..).unwrap_or_default());
     let last: Vec<_> = text.lines().rev().take(3).collect();
     let why: Vec<_> = last.into_iter().rev().collect();
     Err(Error::new(format!(
-        "node {} did not {}: {} (all of it: {})",
+        "node {} did not {}: {} (all of it: {}; hearth check {} says what the pool holds)",
         node.number,
-        if command == ["daemon"] { "start" } else { "mount" },
+        if command == ["serve"] { "start" } else { "mount" },
         why.join(" | "),
-        log.display()
+        log.display(),
+        node.pool.display()
     )))
 }
 

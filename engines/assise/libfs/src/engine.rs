@@ -48,6 +48,8 @@ impl Default for Limits {
     }
 }
 
+/// How long a process that comes to a dying daemon waits for the next one.
+const FIRST_WAIT: Duration = Duration::from_secs(2);
 /// First pause before a daemon that died is looked for again; each is twice as long as the one before.
 const ATTACH_PAUSE: Duration = Duration::from_millis(1);
 /// Longest such pause.
@@ -68,12 +70,21 @@ pub struct LibFs {
 }
 
 impl LibFs {
-    /// Attaches.
+    /// Attaches. A daemon that dies over the greeting is waited for, a moment: its keeper starts another.
     ///
     /// # Errors
     /// As the connector's.
     pub fn new(host: Arc<dyn Host>, connector: Arc<dyn Connector>, limits: Limits) -> Result<Self, Error> {
-        let session = Session::new(connector.attach(0)?)?;
+        let until = host.now().after(FIRST_WAIT);
+        let attachment = loop {
+            match connector.attach(0) {
+                Err(Error::Disconnected) if host.now() < until => {
+                    host.wait(&Word::new(0), 0, Some(host.now().after(ATTACH_PAUSE)));
+                }
+                attached => break attached?,
+            }
+        };
+        let session = Session::new(attachment)?;
         let mut state = State::new(host.clone(), limits.files);
         state.begin_session(session);
         Ok(Self {
