@@ -185,7 +185,6 @@ impl Connection {
             syscall(libc::SYS_recvmsg, [self.0.argument(), &raw mut head as usize, flags, 0, 0, 0])
         };
         let bytes = match check("recvmsg", result) {
-            Ok(0) => return Err(Error::Disconnected),
             Ok(bytes) => bytes,
             Err(Error::System { errno: libc::EAGAIN | libc::EINTR, .. }) => return Ok(None),
             Err(Error::System { errno: libc::ECONNRESET, .. }) => return Err(Error::Disconnected),
@@ -193,6 +192,10 @@ impl Connection {
         };
         // Taken first: whatever is wrong with the message, its descriptors are closed with this.
         let descriptors = control.take(head.msg_controllen);
+        if bytes == 0 {
+            // The other side has gone, or has sent a packet of no bytes, which may bring descriptors all the same.
+            return Err(Error::Disconnected);
+        }
         if head.msg_flags & (libc::MSG_CTRUNC | libc::MSG_TRUNC) != 0 {
             return Err(Error::Message(DecodeError::Field("packet")));
         }
