@@ -463,7 +463,7 @@ impl Core {
     }
 
     /// Digests logs that asked for it, or all that have something; removes inodes without a name.
-    fn tidy_wanted(&self, all: bool) {
+    pub fn tidy_wanted(&self, all: bool) {
         let wanted: Vec<(SessionId, Sequence)> = {
             let mut state = self.state.lock();
             state.drop_estates_of_dead(self);
