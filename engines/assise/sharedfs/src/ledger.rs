@@ -90,6 +90,9 @@ impl Ledger {
         if superblock.pool != pool {
             return Err(wrong(format::DecodeError::Field("pool")));
         }
+        if superblock.file_bytes.get() != region.bytes() {
+            return Err(wrong(format::DecodeError::Field("file_bytes")));
+        }
         Ok(region)
     }
 

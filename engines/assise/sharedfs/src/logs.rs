@@ -125,6 +125,29 @@ impl LogFile {
         Ok(done)
     }
 
+    /// Whether a whole frame stands somewhere that was appended after the one that should follow `end`. Frames are made
+    /// durable one after the other: then the log did not end there, the medium lost what stood there.
+    ///
+    /// # Errors
+    /// What the medium said.
+    pub fn goes_on_behind(&self, end: Digested) -> Result<bool, MediaError> {
+        let mut window = Vec::new();
+        for window_at in (RING_START..self.end).step_by(WINDOW_BYTES as usize) {
+            window.resize(WINDOW_BYTES.min(self.end - window_at) as usize, 0);
+            let there = self.read(window_at, &mut window)?;
+            for (header, index) in window[..there].chunks_exact(FRAME_ALIGN).zip(0..) {
+                let found = Envelope::decode(header).ok().map(|envelope| envelope.sequence);
+                let Some(later) = found.filter(|sequence| *sequence > end.sequence.next()) else { continue };
+                let before = Sequence::new(later.get() - 1);
+                let position = window_at + index * FRAME_ALIGN as u64;
+                if self.frames(Digested { sequence: before, position }).next()?.is_some() {
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(false)
+    }
+
     /// Reads frames in order, the first behind `from`.
     pub fn frames(&self, from: Digested) -> Frames<'_> {
         let at_frame = from.position.is_multiple_of(FRAME_ALIGN as u64);

@@ -39,6 +39,8 @@ pub struct Recovered {
     pub records: u64,
     /// Logs that ended with something else than nothing, and why it did not count.
     pub cuts: Vec<(LogUid, CutReason)>,
+    /// Logs that did not end where reading them did: the record after this one is damaged, and those behind it are lost.
+    pub damaged: Vec<(LogUid, Sequence)>,
     /// Inodes without a name that were removed.
     pub orphans: u64,
 }
@@ -166,6 +168,9 @@ impl Recovery<'_> {
                     Ok((next, End::More)) => at = next,
                     Ok((next, End::Log(reason))) => {
                         at = next;
+                        if reason.is_none() && file.goes_on_behind(at)? {
+                            self.recovered.damaged.push((uid, at.sequence));
+                        }
                         self.recovered.cuts.extend(reason.map(|reason| (uid, reason)));
                         break;
                     }

@@ -9,11 +9,17 @@ use format::call::{
     StatfsResponse, Status, split,
 };
 use format::{BLOCK_BYTES, Incarnation, InodeNumber, SegmentId, Sequence};
-use ipc::Digested;
+use ipc::{Digested, Word};
 use pmem::Region;
 use std::sync::Arc;
+use std::time::Duration;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
+
+/// How often room is looked for before there is none.
+const MAKE_ROOM_TRIES: u32 = 3;
+/// Pause between two looks.
+const MAKE_ROOM_PAUSE: Duration = Duration::from_millis(10);
 
 impl Core {
     /// [`format::call::CallKind::Digest`].
@@ -41,11 +47,19 @@ impl Core {
     /// attaches anew.
     pub fn refill(&self, id: SessionId, body: &[u8]) -> Result<Vec<u8>, Status> {
         let (request, _) = split::<RefillRequest>(body).map_err(|_| Status::Invalid)?;
-        let mut guard = self.state.lock();
-        let state = &mut *guard;
-        state.live(id)?;
-        let usage = state.area.usage();
-        let given = state.room.promise_share(id, request.room_blocks.get(), &usage);
+        let mut given = self.promise_room(id, request.room_blocks.get())?;
+        for _ in 0..MAKE_ROOM_TRIES {
+            if given > 0 || request.room_blocks.get() == 0 {
+                break;
+            }
+            // What others removed gives room when it is digested, and nobody refers to it any more: who ended just
+            // now is waited for.
+            self.tidy_wanted(true);
+            given = self.promise_room(id, request.room_blocks.get())?;
+            if given == 0 {
+                self.host.wait(&Word::new(0), 0, Some(self.host.now().after(MAKE_ROOM_PAUSE)));
+            }
+        }
         if given == 0 && request.room_blocks.get() > 0 {
             return Err(Status::NoSpace);
         }
@@ -55,6 +69,14 @@ impl Core {
             room_blocks: U64::new(given),
         };
         Ok(response.as_bytes().to_vec())
+    }
+
+    fn promise_room(&self, id: SessionId, blocks: u64) -> Result<u64, Status> {
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        state.live(id)?;
+        let usage = state.area.usage();
+        Ok(state.room.promise_share(id, blocks, &usage))
     }
 
     /// [`format::call::CallKind::GrowLog`]. All records are digested, a new file takes the log's place in one flip,
