@@ -2,6 +2,7 @@
 
 use crate::copy::{self, Fault, Sink, Source};
 use crate::primitives;
+use crate::read_mapping::CopyError;
 use crate::{LINE_BYTES, MediaError};
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -96,10 +97,25 @@ impl Mapping {
             .expect("a fault handler catches only faults of a caller's memory");
     }
 
-    pub fn read_to(&self, offset: u64, sink: &mut Sink<'_>, bytes: usize) -> Result<(), Fault> {
+    pub fn read_to(&self, offset: u64, sink: &mut Sink<'_>, bytes: usize) -> Result<(), CopyError> {
         let source = self.at(offset, bytes);
         // SAFETY: the source is within the mapping.
-        unsafe { sink.put_raw(source, bytes) }
+        let copied = unsafe { sink.put_raw(source, bytes) };
+        copied.map_err(|fault| {
+            let there = self.is_there(offset, bytes);
+            if there { CopyError::Fault(fault) } else { CopyError::Media(MediaError::Unreadable) }
+        })
+    }
+
+    /// Whether a range can be read: its pages are gone if the file was cut, or the medium failed there.
+    fn is_there(&self, offset: u64, bytes: usize) -> bool {
+        let last = bytes.saturating_sub(1);
+        let mut offsets = (0..bytes).step_by(PAGE_BYTES).chain([last]);
+        offsets.all(|within| {
+            let mut byte = 0;
+            // SAFETY: the source is within the mapping, the target is ours.
+            unsafe { copy::copy(&raw mut byte, self.at(offset + within as u64, 1), 1) }.is_ok()
+        })
     }
 
     #[inline]

@@ -65,7 +65,7 @@ impl ReadMapping {
     /// If the range is not within the file, or the sink is shorter.
     pub fn copy_to(&self, offset: u64, sink: &mut Sink<'_>, bytes: usize) -> Result<(), CopyError> {
         match &self.0 {
-            Backing::Mapped(mapping) => mapping.read_to(offset, sink, bytes).map_err(CopyError::from),
+            Backing::Mapped(mapping) => mapping.read_to(offset, sink, bytes),
             Backing::Region(region) => region.read_to(offset, sink, bytes),
         }
     }

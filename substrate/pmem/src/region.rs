@@ -125,7 +125,7 @@ impl Region {
     /// If the range is not within the region, or the sink is shorter.
     pub fn read_to(&self, offset: u64, sink: &mut Sink<'_>, bytes: usize) -> Result<(), CopyError> {
         match &self.0.backing {
-            Backing::Mapped { mapping, .. } => mapping.read_to(offset, sink, bytes).map_err(CopyError::from),
+            Backing::Mapped { mapping, .. } => mapping.read_to(offset, sink, bytes),
             Backing::Recorded(file) => {
                 let mut copied = vec![0; bytes];
                 file.read(offset, &mut copied)?;
