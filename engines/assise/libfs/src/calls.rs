@@ -255,7 +255,8 @@ impl LibFs {
         let mapping = match status {
             Status::Ok => match line.link.segment(segment) {
                 Err(Error::Disconnected) => return self.end_of(&line),
-                mapping => Some(Arc::new(mapping?)),
+                // A program that may open nothing more goes on reading: by call.
+                mapping => mapping.ok().map(Arc::new),
             },
             Status::Sealed => return Ok(()),
             Status::Access => None,
