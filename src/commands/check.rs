@@ -3,19 +3,46 @@
 use super::PoolFolder;
 use crate::error::{Error, Result};
 use area::check::{Report, check};
-use pmem::Medium;
+use format::superblock::{FileKind, Superblock};
+use format::{BLOCK_BYTES, DecodeError};
+use pmem::{MediaError, Medium};
 use std::process::ExitCode;
+
+/// Names of pool files.
+const LEDGER: &str = "ledger";
+const TREE: &str = "tree";
 
 pub(super) fn run(arguments: &PoolFolder) -> Result<ExitCode> {
     let medium = open(arguments)?;
     let _lock = medium.lock().map_err(Error::at("lock", &arguments.pool))?;
-    let report = check(&medium).map_err(Error::at("check", &arguments.pool))?;
+    let mut report = check(&medium).map_err(Error::at("check", &arguments.pool))?;
+    if let Err(why) = ledger(&medium) {
+        report.findings.push(format!("file {LEDGER}: {why}"));
+    }
     if arguments.json {
         println!("{}", json(&report));
     } else {
         print(&report);
     }
     Ok(ExitCode::from(if report.is_clean() { 0 } else { 1 }))
+}
+
+/// The ledger's file, without which no daemon starts. What its entries say is judged by the daemon that reads them.
+fn ledger(medium: &Medium) -> std::result::Result<(), MediaError> {
+    let superblock = |name, kind| {
+        let region = medium.open_read_only(name)?;
+        let mut bytes = vec![0; (BLOCK_BYTES as u64).min(region.bytes()) as usize];
+        region.read(0, &mut bytes)?;
+        let found = Superblock::decode(&bytes, kind).map_err(MediaError::Damaged)?;
+        let whole = found.file_bytes.get() == region.bytes();
+        if whole { Ok(found) } else { Err(MediaError::Damaged(DecodeError::Field("file_bytes"))) }
+    };
+    let ledger = superblock(LEDGER, FileKind::Ledger)?;
+    // What is wrong with the tree's file was found before.
+    match superblock(TREE, FileKind::Tree) {
+        Ok(tree) if tree.pool != ledger.pool => Err(MediaError::Damaged(DecodeError::Field("pool"))),
+        _ => Ok(()),
+    }
 }
 
 /// The pool's folder. Which medium it was on does not matter for reading.

@@ -9,7 +9,7 @@ use crate::cluster::{Cluster, MediumKind, Node};
 use crate::error::{Error, Result};
 use crate::process::Process;
 use crate::status::{NodeStatus, ProgramStatus};
-use format::PoolUid;
+use format::{LogUid, PoolUid, Sequence};
 use ipc::socket::Listener;
 use ipc::{Descriptor, Host, SystemHost};
 use pmem::Medium;
@@ -23,7 +23,7 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 /// Data bytes for each node of the tree that a pool has room for: files of one block each still fit.
 const DATA_BYTES_PER_NODE: u64 = 16 << 10;
@@ -42,7 +42,7 @@ pub(super) fn run(arguments: &OneNode) -> Result<ExitCode> {
         Some(listener) => (listener, true),
         None => (listen(&node.socket)?, false),
     };
-    let daemon = open(&cluster, node)?;
+    let (daemon, losses) = open(&cluster, node)?;
     daemon.start().map_err(of_daemon("start"))?;
     let door = Door {
         listener,
@@ -51,7 +51,7 @@ pub(super) fn run(arguments: &OneNode) -> Result<ExitCode> {
     };
     daemon.listen(door).map_err(of_daemon("listen"))?;
     let daemon = Arc::new(daemon);
-    answer_status(&cluster, node, &daemon)?;
+    answer_status(&cluster, node, &daemon, losses)?;
     Process::this()?.save(&cluster.pid_file(node))?;
     say_ready()?;
     info!(node = node.number, "serving");
@@ -72,8 +72,8 @@ fn of_daemon(what: &'static str) -> impl FnOnce(sharedfs::Error) -> Error {
     move |why| Error::new(format!("cannot {what}: {why}"))
 }
 
-/// Opens the pool, made first if the folder is empty.
-fn open(cluster: &Cluster, node: &Node) -> Result<Daemon> {
+/// Opens the pool, made first if the folder is empty; with what was lost of it.
+fn open(cluster: &Cluster, node: &Node) -> Result<(Daemon, Vec<String>)> {
     let pool = &node.pool;
     if !pool.exists() {
         let lost = match cluster.settings.medium {
@@ -109,7 +109,12 @@ fn open(cluster: &Cluster, node: &Node) -> Result<Daemon> {
     for (log, reason) in &recovered.cuts {
         warn!(%log, ?reason, "the end of a log did not count");
     }
-    Ok(daemon)
+    let lost = |(log, last): &(LogUid, Sequence)| {
+        format!("log {log}: the record after {last} is damaged; it and those behind it did not count")
+    };
+    let losses: Vec<String> = recovered.damaged.iter().map(lost).collect();
+    losses.iter().for_each(|loss| error!(loss));
+    Ok((daemon, losses))
 }
 
 fn make_pool(medium: &Medium, cluster: &Cluster, config: &Config) -> Result<()> {
@@ -145,14 +150,18 @@ pub(super) fn listen(path: &Path) -> Result<Listener> {
 }
 
 /// Starts the thread that tells whoever connects how the node is.
-fn answer_status(cluster: &Cluster, node: &Node, daemon: &Arc<Daemon>) -> Result<()> {
+fn answer_status(cluster: &Cluster, node: &Node, daemon: &Arc<Daemon>, losses: Vec<String>) -> Result<()> {
     let control = cluster.control(node);
     let _ = fs::remove_file(&control);
     let listener = UnixListener::bind(&control).map_err(Error::at("listen at", &control))?;
     let (cluster, node, daemon) = (cluster.clone(), node.clone(), daemon.clone());
     let body = move || {
         for stream in listener.incoming().flatten() {
-            let text = serde_json::to_vec(&status(&cluster, &node, &daemon)).unwrap_or_default();
+            let text = serde_json::to_vec(&NodeStatus {
+                losses: losses.clone(),
+                ..status(&cluster, &node, &daemon)
+            })
+            .unwrap_or_default();
             // Whoever asked and went away is not missed.
             let mut stream = stream;
             let _ = stream.write_all(&text);
@@ -198,6 +207,9 @@ fn status(cluster: &Cluster, node: &Node, daemon: &Daemon) -> NodeStatus {
         inodes: usage.inodes,
         flips: daemon.flip().get(),
         programs,
+        estates: daemon.estates() as u64,
+        references: daemon.references() as u64,
+        losses: Vec::new(),
         forced_ends: daemon
             .ejections()
             .iter()

@@ -59,6 +59,9 @@ fn print(answer: &Answer) {
     if status.restarts > 0 {
         println!("  the daemon died {} times and was started again: see its log", status.restarts);
     }
+    for loss in &status.losses {
+        println!("  LOST: {loss}");
+    }
     for end in &status.forced_ends {
         println!("  ended by force: {end}");
     }
