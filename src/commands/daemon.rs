@@ -207,8 +207,6 @@ fn status(cluster: &Cluster, node: &Node, daemon: &Daemon) -> NodeStatus {
         inodes: usage.inodes,
         flips: daemon.flip().get(),
         programs,
-        estates: daemon.estates() as u64,
-        references: daemon.references() as u64,
         losses: Vec::new(),
         forced_ends: daemon
             .ejections()
