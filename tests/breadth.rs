@@ -1,0 +1,46 @@
+//! Calls that few programs make, through both doors: what each does, and what is refused how, is the same as on a file
+//! system of the kernel's, but for what docs/compatibility.md names.
+
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "a test ends where something unexpected is")]
+
+mod harness;
+
+use harness::{Expect, Node};
+
+/// In a folder of its own, which is removed afterwards.
+fn script(folder: &str) -> String {
+    let calls = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/breadth/calls.py");
+    format!("mkdir $T/{folder}; cd $T/{folder}; /usr/bin/python3 {calls}; cd $T; rm -r $T/{folder}; ls -A $T")
+}
+
+#[test]
+fn through_the_library() {
+    let node = Node::up();
+    let printed = node.sh(&script("library")).expect_success();
+    assert_eq!(
+        printed,
+        "copy_file_range EOPNOTSUPP\nsendfile-out EINVAL\nsendfile-in EINVAL\nsplice EINVAL\nO_TMPFILE EOPNOTSUPP\n\
+         deep-path ENAMETOOLONG\n"
+    );
+    node.hearth(&["down"]).expect_success();
+    node.check();
+}
+
+#[test]
+fn through_the_mount() {
+    if !harness::can_mount() {
+        return;
+    }
+    let node = Node::up();
+    node.hearth(&["mount"]).expect_success();
+    let printed = node.sh_mounted(&script("mount")).expect_success();
+    assert_eq!(
+        printed,
+        "copy_file_range works\nsendfile-out works\nsendfile-in works\nsplice works\nO_TMPFILE EOPNOTSUPP\n\
+         deep-path works\n"
+    );
+    node.hearth(&["umount"]).expect_success();
+    node.hearth(&["down"]).expect_success();
+    node.check();
+}

@@ -1,0 +1,295 @@
+//! Faults end to end: a pool that is full, away, read-only, damaged or of another version, and too few descriptors. Each
+//! is told by an errno or a sentence with an exit code, or is repaired; what was acknowledged stays. Nothing hangs:
+//! every program has a time limit.
+
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "a test ends where something unexpected is")]
+
+mod harness;
+
+use format::superblock::Superblock;
+use harness::{Expect, Node, limited};
+use rustix::process::{Pid, WaitOptions, waitpid};
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+use zerocopy::FromBytes;
+
+/// Exit code of a command that could not do what it was asked, or of a node that is down.
+const FAILED: Option<i32> = Some(2);
+
+fn pool(node: &Node) -> PathBuf {
+    node.dir.path().join("node-1/pool")
+}
+
+fn check(node: &Node) -> Output {
+    limited(&[env!("CARGO_BIN_EXE_hearth"), "check"], &[pool(node).to_str().unwrap()])
+}
+
+fn errors(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// A node that was taken down in order, with `kept` in its tree.
+fn down_with_a_file() -> Node {
+    let node = Node::of_mib(64);
+    node.sh("echo kept > $T/kept; seq 3000 > $T/numbers").expect_success();
+    node.hearth(&["down"]).expect_success();
+    node
+}
+
+fn kept_is_there(node: &Node) {
+    assert_eq!(node.sh("cat $T/kept").expect_success(), "kept\n");
+}
+
+/// Does something to a file of the pool, which is told by name at the start and by `check`; afterwards it is as before.
+fn spoiled_is_told(node: &Node, name: &str, sentence: &str, spoil: impl FnOnce(&mut Vec<u8>)) {
+    let path = pool(node).join(name);
+    let whole = fs::read(&path).unwrap();
+    let mut bytes = whole.clone();
+    spoil(&mut bytes);
+    fs::write(&path, &bytes).unwrap();
+    let started = node.hearth(&["start"]);
+    started.expect_failure(sentence);
+    started.expect_failure(name);
+    assert_eq!(started.status.code(), FAILED);
+    let checked = check(node);
+    assert!(!checked.status.success(), "{name}: check finds it too");
+    let found = format!("{}{}", String::from_utf8_lossy(&checked.stdout), errors(&checked));
+    assert!(found.contains(name), "{name} in: {found}");
+    fs::write(&path, &whole).unwrap();
+}
+
+#[test]
+fn a_full_pool_says_so_and_removing_makes_room() {
+    let node = Node::of_mib(64);
+    let script = "echo kept > $T/kept; ! head -c 100M /dev/zero > $T/big; cat $T/kept; rm $T/big
+        head -c 32M /dev/zero > $T/again; stat -c %s $T/again; rm $T/again";
+    let both = |output: Output| {
+        assert!(errors(&output).contains("No space left on device"), "{}", errors(&output));
+        assert_eq!(output.expect_success(), "kept\n33554432\n");
+    };
+    both(node.sh(script));
+    both(node.sh(script));
+    node.hearth(&["down"]).expect_success();
+    node.check();
+    node.hearth(&["up"]).expect_success();
+    kept_is_there(&node);
+}
+
+/// Targets of links stand in the tree: a node of it each.
+#[test]
+fn a_full_tree_says_so_and_removing_makes_room() {
+    let node = Node::of_mib(16);
+    let script = r#"cd $T; echo kept > kept; /usr/bin/python3 - <<'X'
+import errno, os
+made = 0
+try:
+    while made < 100000: os.symlink("x" * 4000, f"link{made}"); made += 1
+except OSError as why: assert why.errno == errno.ENOSPC, why
+assert 1000 < made < 100000, made
+assert len(os.listdir(".")) == made + 1
+for n in range(made): assert len(os.readlink(f"link{n}")) == 4000
+for n in range(200): os.unlink(f"link{n}")
+for n in range(50): os.symlink("y" * 4000, f"again{n}")
+open("file", "w").write("there is room")
+X
+cat file; echo"#;
+    assert_eq!(node.sh(script).expect_success(), "there is room\n");
+    node.hearth(&["down"]).expect_success();
+    node.check();
+    node.hearth(&["up"]).expect_success();
+    kept_is_there(&node);
+}
+
+#[test]
+fn a_program_without_descriptors_is_told() {
+    let node = Node::of_mib(64);
+    let script = r#"cd $T; echo kept > kept; /usr/bin/python3 - <<'X'
+import errno, resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
+for round in range(3):
+    held = []
+    try:
+        while len(held) < 100: held.append(open("kept"))
+    except OSError as why: assert why.errno == errno.EMFILE, why
+    assert 0 < len(held) < 40, len(held)
+    assert held[-1].read() == "kept\n"
+    [file.close() for file in held]
+X
+# Too few to attach at all: an error, and the next one is served.
+for n in 3 4 5 6 7 8 9; do ! (ulimit -n $n; exec cat kept) || echo $n; done"#;
+    assert_eq!(node.sh(script).expect_success(), "");
+    kept_is_there(&node);
+}
+
+#[test]
+fn a_daemon_without_descriptors_serves_those_that_it_has() {
+    let node = down_with_a_file();
+    let limit = format!("ulimit -n 48; exec {} start --dir {}", env!("CARGO_BIN_EXE_hearth"), node.dir());
+    limited(&["bash", "-c"], &[&limit]).expect_success();
+    let hold = format!("exec 3>> {}; echo held >&3 && echo in; read line", node.path("held"));
+    let begin = || {
+        Command::new("timeout")
+            .args(["60", env!("CARGO_BIN_EXE_hearth"), "run", "--dir", node.dir(), "--", "bash", "-c", &hold])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap()
+    };
+    let programs: Vec<_> = (0..24).map(|_| begin()).collect();
+    std::thread::scope(|scope| {
+        let ended: Vec<_> = programs
+            .into_iter()
+            .map(|program| scope.spawn(move || program.wait_with_output().unwrap()))
+            .collect();
+        let served = ended.into_iter().map(|thread| thread.join().unwrap());
+        let served = served.filter(|output| output.stdout == b"in\n").count();
+        assert!(served > 0, "some are served");
+        let lines = node.sh("wc -l < $T/held").expect_success();
+        assert_eq!(lines.trim(), served.to_string(), "who was told that it wrote did, and nobody else");
+    });
+    kept_is_there(&node);
+}
+
+#[test]
+fn a_read_only_pool_is_told() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: needs root");
+        return;
+    }
+    let node = down_with_a_file();
+    let pool = pool(&node);
+    let pool = pool.to_str().unwrap();
+    limited(&["mount"], &["--bind", pool, pool]).expect_success();
+    limited(&["mount"], &["-o", "remount,ro,bind", pool]).expect_success();
+    let started = node.hearth(&["start"]);
+    limited(&["umount"], &[pool]).expect_success();
+    started.expect_failure("Read-only file system");
+    assert_eq!(started.status.code(), FAILED);
+    node.hearth(&["start"]).expect_success();
+    kept_is_there(&node);
+}
+
+#[test]
+fn a_pool_that_is_away_is_told() {
+    let node = down_with_a_file();
+    let (pool, aside) = (pool(&node), node.dir.path().join("aside"));
+    fs::rename(&pool, &aside).unwrap();
+    let started = node.hearth(&["start"]);
+    started.expect_failure("is gone");
+    started.expect_failure("begin anew");
+    assert_eq!(started.status.code(), FAILED);
+    assert_eq!(check(&node).status.code(), FAILED);
+    fs::rename(&aside, &pool).unwrap();
+    node.hearth(&["start"]).expect_success();
+    kept_is_there(&node);
+}
+
+#[test]
+fn damaged_pool_files_are_told_by_name() {
+    let node = down_with_a_file();
+    for name in ["tree", "ledger", "segment-1"] {
+        spoiled_is_told(&node, name, "kind", |bytes| bytes[..8].fill(b'X'));
+        spoiled_is_told(&node, name, "checksum", |bytes| bytes[40] ^= 1);
+        // What a later version made.
+        spoiled_is_told(&node, name, "version", |bytes| {
+            let (mut superblock, _) = Superblock::read_from_prefix(bytes).unwrap();
+            superblock.version.set(999);
+            let block = superblock.encode();
+            bytes[..block.len()].copy_from_slice(&block);
+        });
+        spoiled_is_told(&node, name, "file_bytes", |bytes| bytes.truncate(8192));
+        let (path, aside) = (pool(&node).join(name), node.dir.path().join("aside"));
+        fs::rename(&path, &aside).unwrap();
+        assert_eq!(node.hearth(&["start"]).status.code(), FAILED, "{name} is missing");
+        assert!(!check(&node).status.success(), "{name} is missing");
+        fs::rename(&aside, &path).unwrap();
+    }
+    node.check();
+    node.hearth(&["start"]).expect_success();
+    kept_is_there(&node);
+}
+
+/// A bit in a block that was digested: who reads it gets an error, never other data; what is written anew is whole.
+#[test]
+fn a_flipped_bit_in_a_block_is_an_error_and_heals_when_it_is_written() {
+    let node = down_with_a_file();
+    let path = pool(&node).join("segment-1");
+    let mut bytes = fs::read(&path).unwrap();
+    let at = bytes.windows(6).position(|window| window == b"\n2000\n").unwrap();
+    bytes[at + 1] ^= 1;
+    fs::write(&path, &bytes).unwrap();
+    let checked = check(&node);
+    assert_eq!(checked.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&checked.stdout).contains("checksum mismatch"));
+    node.hearth(&["start"]).expect_success();
+    let read = node.sh("head -n 100 $T/numbers; ! tail -n 2000 $T/numbers; ! cat $T/numbers");
+    assert!(errors(&read).contains("Input/output error"), "{}", errors(&read));
+    assert!(!read.expect_success().contains("\n3000\n2001"), "other data");
+    kept_is_there(&node);
+    node.sh("seq 3000 > $T/numbers").expect_success();
+    assert_eq!(node.sh("tail -n 1 $T/numbers").expect_success(), "3000\n");
+    node.hearth(&["down"]).expect_success();
+    node.check();
+}
+
+/// A bit in a record that was not digested when everything died: what came before it is there, whole and in order.
+#[test]
+fn a_flipped_bit_in_a_log_leaves_a_prefix() {
+    let node = Node::of_mib(64);
+    let script = "for i in $(seq 100 199); do echo \"line $i\" >> $T/lines; done; kill -STOP $$";
+    let mut program = Command::new(env!("CARGO_BIN_EXE_hearth"))
+        .args(["run", "--dir", node.dir(), "--", "bash", "-ec"])
+        .arg(format!("T={}\n{script}", node.path("")))
+        .spawn()
+        .unwrap();
+    waitpid(Some(Pid::from_child(&program)), WaitOptions::UNTRACED).unwrap();
+    node.hearth(&["down", "--hard"]).expect_success();
+    program.wait().unwrap();
+    let mut flipped = false;
+    for entry in fs::read_dir(pool(&node)).unwrap() {
+        let path = entry.unwrap().path();
+        let mut bytes = fs::read(&path).unwrap();
+        let is_log = path.file_name().unwrap().to_str().unwrap().starts_with("log-");
+        let found = bytes.windows(8).position(|window| window == b"line 150");
+        if let (true, Some(at)) = (is_log, found) {
+            bytes[at] ^= 1;
+            fs::write(&path, &bytes).unwrap();
+            flipped = true;
+        }
+    }
+    node.hearth(&["start"]).expect_success();
+    // All of it, if the log was digested before.
+    let wanted: String = (100..if flipped { 150 } else { 200 }).map(|i| format!("line {i}\n")).collect();
+    assert_eq!(node.sh("cat $T/lines").expect_success(), wanted);
+    node.hearth(&["down"]).expect_success();
+    node.check();
+}
+
+/// A file of the pool that is cut off under all who have mapped it: no program is killed by it, and all end.
+#[test]
+fn a_medium_that_goes_away_under_programs_is_an_error() {
+    let node = Node::of_mib(64);
+    node.sh("seq 300000 > $T/numbers").expect_success();
+    node.hearth(&["down"]).expect_success();
+    node.hearth(&["start"]).expect_success();
+    let cut = pool(&node).join("segment-1");
+    let script = r#"cd $T; /usr/bin/python3 - <<'X'
+import errno, os
+file = open("numbers", "rb", 0)
+assert len(os.pread(file.fileno(), 1 << 20, 0)) == 1 << 20
+os.truncate(os.environ["CUT"], 8192)
+for offset in range(0, 1 << 20, 1 << 16):
+    try: os.pread(file.fileno(), 4096, offset); print("read")
+    except OSError as why: print(errno.errorcode[why.errno])
+X"#;
+    let said = node.sh(&format!("export CUT={}\n{script}", cut.display())).expect_success();
+    assert!(said.lines().all(|line| line == "EIO"), "{said}");
+    node.hearth(&["down", "--hard"]).expect_success();
+    let started = node.hearth(&["start"]);
+    started.expect_failure("segment-1");
+    assert_eq!(started.status.code(), FAILED);
+    assert_eq!(check(&node).status.code(), Some(1));
+}
