@@ -62,6 +62,9 @@ impl LibFs {
             }
             if nothing {
                 self.get_digested(self.last())?;
+                // Files that this process removed give their room when it does not refer to them any more.
+                let give_back = self.state().take_give_back();
+                self.close_calls(&give_back);
             }
         }
         Err(vfs::Error::NoSpace)
