@@ -70,6 +70,12 @@ fn a_full_pool_says_so_and_removing_makes_room() {
         assert_eq!(output.expect_success(), "kept\n33554432\n");
     };
     both(node.sh(script));
+    if harness::can_mount() {
+        node.hearth(&["mount"]).expect_success();
+        both(node.sh_mounted(script));
+        both(node.sh_mounted(script));
+        node.hearth(&["umount"]).expect_success();
+    }
     both(node.sh(script));
     node.hearth(&["down"]).expect_success();
     node.check();
