@@ -76,7 +76,7 @@ pub(crate) struct Agreed {
     pub window: Window,
 }
 
-fn nonce<const N: usize>(host: &dyn Host) -> [u8; N] {
+pub(crate) fn nonce<const N: usize>(host: &dyn Host) -> [u8; N] {
     let mut bytes = [0; N];
     for part in bytes.chunks_mut(8) {
         part.copy_from_slice(&host.random().to_le_bytes()[..part.len()]);

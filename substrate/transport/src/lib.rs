@@ -18,6 +18,7 @@ pub mod local;
 mod memory;
 mod news;
 pub mod rpc;
+mod secret;
 mod settings;
 
 pub use connection::{Connection, Event, Ticket};
@@ -28,4 +29,5 @@ pub use handshake::{ClusterKey, Identity};
 pub use local::Network;
 pub use memory::{Bytes, INLINE_BYTES_MAX, Local, Rights, dram};
 pub use rpc::Rpc;
+pub use secret::Secret;
 pub use settings::Settings;
