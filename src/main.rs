@@ -5,6 +5,7 @@
 mod cluster;
 mod commands;
 mod error;
+mod key;
 mod measure;
 mod operations;
 mod process;

@@ -2,9 +2,11 @@
 
 mod bench;
 mod check;
+mod cluster;
 mod daemon;
 mod down;
 mod inspect;
+mod manager;
 mod mount;
 mod run;
 mod serve;
@@ -52,6 +54,11 @@ enum Command {
     Check(PoolFolder),
     /// Print what a pool holds, in words
     Inspect(PoolFolder),
+    /// Run the embedded cluster manager in the foreground: for clusters of several nodes
+    Manager(manager::Arguments),
+    /// What the cluster manager knows, and who is out
+    #[command(subcommand)]
+    Cluster(cluster::Command),
     /// Keep a node up in the foreground: run its daemon, and start it again when it dies (`up` does this for you)
     Serve(OneNode),
     /// Run a node's daemon in the foreground, with no keeper; the socket may come as standard input
@@ -214,6 +221,8 @@ pub fn run(arguments: Arguments) -> ExitCode {
         Command::Status(status) => status::run(&status),
         Command::Check(pool) => check::run(&pool),
         Command::Inspect(pool) => inspect::run(&pool),
+        Command::Manager(manager) => manager::run(&manager),
+        Command::Cluster(command) => cluster::run(&command),
         Command::Serve(node) => serve::run(&node),
         Command::Daemon(node) => daemon::run(&node),
     };

@@ -3,7 +3,7 @@
 
 use crate::change::{Change, Done, Party, Record};
 use crate::error::Error;
-use crate::line::Line;
+use crate::line::{Line, Place};
 use crate::manager::Manager;
 use crate::view::View;
 use crate::wire::{Reply, Request};
@@ -11,7 +11,7 @@ use format::cluster::{ClusterHead, HISTORY_COUNT_MAX};
 use format::{BeatVersion, ChangeNumber};
 use ipc::sync::Ordering;
 use ipc::{Host, Lock, LongWord, Time, Word};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,12 +26,12 @@ const PAUSE_MAX: Duration = Duration::from_millis(50);
 const WATCH_SLICE_MS: u32 = 5000;
 
 /// What an answer may take to come, even to somebody who does not want to wait.
-const ANSWER: Duration = Duration::from_secs(1);
+const ANSWER: Duration = Duration::from_secs(2);
 
-/// The manager behind a socket.
+/// The manager at a place.
 pub struct Remote {
     host: Arc<dyn Host>,
-    socket: PathBuf,
+    place: Place,
     idle: Lock<Vec<Line>>,
     next_id: LongWord,
     /// The cluster that answered first; 0 before that.
@@ -43,12 +43,17 @@ pub struct Remote {
 }
 
 impl Remote {
-    /// A client of the manager that listens, or will listen, at this path.
+    /// A client of the manager that listens, or will listen, behind the socket at this path.
     pub fn new(host: Arc<dyn Host>, socket: &Path) -> Self {
+        Self::at(host, Place::Socket(socket.to_owned()))
+    }
+
+    /// A client of the manager at this place.
+    pub fn at(host: Arc<dyn Host>, place: Place) -> Self {
         Self {
             idle: Lock::new(host.clone(), Vec::new()),
             host,
-            socket: socket.to_owned(),
+            place,
             next_id: LongWord::new(1),
             cluster: LongWord::new(0),
             newest: LongWord::new(0),
@@ -81,9 +86,9 @@ impl Remote {
 
     fn attempt(&self, request: &Request, until: Time) -> Result<Reply, Error> {
         let idle = self.idle.lock().pop();
-        let mut line = match idle {
+        let mut line = match idle.filter(|line| !line.is_over()) {
             Some(line) => line,
-            None => Line::connect(self.host.clone(), &self.socket).map_err(|_| Error::Unreachable)?,
+            None => Line::connect(self.host.clone(), &self.place, until)?,
         };
         // Relaxed: only has to be another one each time.
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);

@@ -13,6 +13,8 @@ pub enum Error {
     Unreachable,
     /// The request went out and no answer came: it was done, or is done later, or never.
     Unknown,
+    /// The manager does not speak with this node, and why: it has another key, or is of another cluster.
+    NotLetIn(transport::Error),
     /// The manager answers, and cannot serve: its medium failed, or it stops.
     Failed,
     /// The manager is one of another cluster; its number.
@@ -45,6 +47,7 @@ impl std::fmt::Display for Error {
             Self::Refused(refusal) => write!(f, "refused: {refusal}"),
             Self::Unreachable => write!(f, "the cluster manager cannot be reached"),
             Self::Unknown => write!(f, "the cluster manager did not answer: the change may have been made"),
+            Self::NotLetIn(why) => write!(f, "the cluster manager does not let this node in: {why}"),
             Self::Failed => write!(f, "the cluster manager cannot serve"),
             Self::OtherCluster(cluster) => write!(f, "the manager of another cluster: {cluster:016x}"),
             Self::Message(error) => write!(f, "no message of a cluster manager: {error}"),

@@ -33,6 +33,7 @@ pub use client::Remote;
 pub use core::{Answer, Core, Effects, Event, Expeller};
 pub use detector::Detector;
 pub use error::Error;
+pub use line::Place;
 pub use manager::Manager;
 pub use membership::{Joining, Membership};
 pub use rules::Rules;

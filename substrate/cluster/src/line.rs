@@ -1,21 +1,68 @@
-//! Messages over a Unix socket, each with a deadline. Who may open the socket is decided by its folder's permissions:
-//! it is for one machine, as the embedded manager is.
+//! Messages to and from a manager, each with a deadline, in one of two ways: over a Unix socket, where the permissions
+//! of its folder say who may open it; or over [`transport`], where both sides have proved the cluster's key. There a
+//! message of the manager travels in as many messages of the connection as it takes: its head says how long it is.
 
 use crate::error::Error;
 use format::cluster::{ClusterHead, ClusterKind};
+use format::wire::RefusalReason;
+use format::{Epoch, NodeId};
 use ipc::{Host, Time};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
+use transport::{Connection, Endpoint, Event, Settings};
 
 /// Bytes of a head.
 const HEAD_BYTES: usize = size_of::<ClusterHead>();
 
+/// The node as which the manager is reached.
+pub const MANAGER: NodeId = NodeId::new(u32::MAX);
+
+/// The node as which people ask the manager.
+pub const OPERATOR: NodeId = NodeId::new(u32::MAX - 1);
+
+/// The epoch of all connections to a manager: who wants to join is in none yet.
+pub const EPOCH: Epoch = Epoch::new(0);
+
+/// Limits of an endpoint on either side of a connection to a manager, which is [`EPOCH`]'s: little memory, no polling.
+pub fn settings() -> Settings {
+    let silence = Some(Duration::from_secs(5));
+    Settings { message_bytes: 4096, window: 8, depth: 8, spin_ns: 0, silence, ..Settings::default() }
+}
+
+/// Where a manager is.
+#[derive(Clone, Debug)]
+pub enum Place {
+    /// Behind the socket at this path, on this machine.
+    Socket(PathBuf),
+    /// Where the manager listens for nodes, by an endpoint with [`settings`], in [`EPOCH`].
+    Node {
+        /// The own end.
+        endpoint: Endpoint,
+        /// Address of the manager.
+        address: String,
+    },
+}
+
 /// One connection.
 pub struct Line {
     host: Arc<dyn Host>,
-    stream: UnixStream,
+    way: Way,
+}
+
+enum Way {
+    Socket(UnixStream),
+    Node(Node),
+}
+
+/// A connection of [`transport`] as a stream of bytes.
+struct Node {
+    connection: Connection,
+    arrived: Vec<u8>,
+    /// How much of it was read.
+    read: usize,
 }
 
 /// Why nothing was read or written.
@@ -28,18 +75,33 @@ pub enum LineError {
 }
 
 impl Line {
-    /// Connects to the manager at this path.
+    /// Connects to the manager at this place.
     ///
     /// # Errors
-    /// `System`.
-    pub fn connect(host: Arc<dyn Host>, path: &Path) -> Result<Self, Error> {
-        let stream = UnixStream::connect(path).map_err(|error| Error::of_io("connect", &error))?;
-        Ok(Self { host, stream })
+    /// `Unreachable`; `NotLetIn`.
+    pub fn connect(host: Arc<dyn Host>, place: &Place, until: Time) -> Result<Self, Error> {
+        let way = match place {
+            Place::Socket(path) => Way::Socket(UnixStream::connect(path).map_err(|_| Error::Unreachable)?),
+            Place::Node { endpoint, address } => {
+                Way::of(endpoint.connect(address, MANAGER, until).map_err(of_handshake)?)
+            }
+        };
+        Ok(Self { host, way })
     }
 
-    /// A connection that was accepted.
+    /// A connection that was accepted on the socket.
     pub fn accepted(host: Arc<dyn Host>, stream: UnixStream) -> Self {
-        Self { host, stream }
+        Self { host, way: Way::Socket(stream) }
+    }
+
+    /// A connection of a node that has proved the key.
+    pub fn of_node(host: Arc<dyn Host>, connection: Connection) -> Self {
+        Self { host, way: Way::of(connection) }
+    }
+
+    /// True if it is known to be of no more use.
+    pub fn is_over(&self) -> bool {
+        matches!(&self.way, Way::Node(node) if node.connection.ended().is_some())
     }
 
     /// Sends a message. One that failed was not sent whole, so the other side does not take it for one.
@@ -49,12 +111,12 @@ impl Line {
     pub fn send(&mut self, message: &[u8], until: Time) -> Result<(), LineError> {
         let mut rest = message;
         while !rest.is_empty() {
-            self.stream.set_write_timeout(Some(self.left(until)?)).map_err(|_| LineError::Broken)?;
-            match self.stream.write(rest) {
-                Ok(0) => return Err(LineError::Broken),
-                Ok(count) => rest = &rest[count..],
-                Err(error) => may_go_on(&error)?,
-            }
+            let left = self.left(until)?;
+            let count = match &mut self.way {
+                Way::Socket(stream) => write_some(stream, rest, left)?,
+                Way::Node(node) => node.send_some(rest, until)?,
+            };
+            rest = &rest[count..];
         }
         Ok(())
     }
@@ -96,19 +158,83 @@ impl Line {
     fn fill(&mut self, target: &mut [u8], until: Time) -> Result<(), LineError> {
         let mut filled = 0;
         while filled < target.len() {
-            self.stream.set_read_timeout(Some(self.left(until)?)).map_err(|_| LineError::Broken)?;
-            match self.stream.read(&mut target[filled..]) {
-                Ok(0) => return Err(LineError::Broken),
-                Ok(count) => filled += count,
-                Err(error) => may_go_on(&error)?,
-            }
+            let left = self.left(until)?;
+            filled += match &mut self.way {
+                Way::Socket(stream) => read_some(stream, &mut target[filled..], left)?,
+                Way::Node(node) => node.read_some(&mut target[filled..], until)?,
+            };
         }
         Ok(())
     }
 
-    fn left(&self, until: Time) -> Result<std::time::Duration, LineError> {
+    fn left(&self, until: Time) -> Result<Duration, LineError> {
         let left = until.since(self.host.now());
         if left.is_zero() { Err(LineError::TimedOut) } else { Ok(left) }
+    }
+}
+
+impl Way {
+    fn of(connection: Connection) -> Self {
+        Self::Node(Node { connection, arrived: Vec::new(), read: 0 })
+    }
+}
+
+impl Node {
+    /// Sends the beginning of some bytes; gives how many.
+    fn send_some(&self, bytes: &[u8], until: Time) -> Result<usize, LineError> {
+        let count = bytes.len().min(self.connection.message_bytes_max());
+        match self.connection.send(&bytes[..count], Some(until)) {
+            Ok(_) => Ok(count),
+            Err(transport::Error::Interrupted) => Ok(0),
+            Err(transport::Error::TimedOut) => Err(LineError::TimedOut),
+            Err(_) => Err(LineError::Broken),
+        }
+    }
+
+    fn read_some(&mut self, target: &mut [u8], until: Time) -> Result<usize, LineError> {
+        if self.read == self.arrived.len() {
+            self.arrived = match self.connection.take(Some(until)) {
+                Ok(Event::Message(bytes)) if !bytes.is_empty() => bytes,
+                Err(transport::Error::Interrupted) => return Ok(0),
+                Err(transport::Error::TimedOut) => return Err(LineError::TimedOut),
+                Ok(_) | Err(_) => return Err(LineError::Broken),
+            };
+            self.read = 0;
+        }
+        let rest = &self.arrived[self.read..];
+        let count = rest.len().min(target.len());
+        target[..count].copy_from_slice(&rest[..count]);
+        self.read += count;
+        Ok(count)
+    }
+}
+
+/// Writes the beginning of some bytes; gives how many, none if the time was up.
+fn write_some(stream: &mut UnixStream, bytes: &[u8], left: Duration) -> Result<usize, LineError> {
+    stream.set_write_timeout(Some(left)).map_err(|_| LineError::Broken)?;
+    match stream.write(bytes) {
+        Ok(0) => Err(LineError::Broken),
+        Ok(count) => Ok(count),
+        Err(error) => may_go_on(&error).map(|()| 0),
+    }
+}
+
+fn read_some(stream: &mut UnixStream, target: &mut [u8], left: Duration) -> Result<usize, LineError> {
+    stream.set_read_timeout(Some(left)).map_err(|_| LineError::Broken)?;
+    match stream.read(target) {
+        Ok(0) => Err(LineError::Broken),
+        Ok(count) => Ok(count),
+        Err(error) => may_go_on(&error).map(|()| 0),
+    }
+}
+
+/// What a handshake that failed means: a refusal for good, or a manager that is not there now.
+fn of_handshake(error: transport::Error) -> Error {
+    let passes = [RefusalReason::Full, RefusalReason::Late];
+    match error {
+        transport::Error::Refused { reason, .. } if !passes.contains(&reason) => Error::NotLetIn(error),
+        transport::Error::Address(_) => Error::NotLetIn(error),
+        _ => Error::Unreachable,
     }
 }
 

@@ -1,4 +1,5 @@
-//! The embedded manager: a [`Service`] behind a socket in its folder, one thread a connection.
+//! The embedded manager: a [`Service`] behind a socket in its folder, and for nodes of other machines behind a listener
+//! of [`transport`]; one thread a connection.
 //!
 //! Whatever comes in is checked before anything is done: a message that is none ends its connection, one that does not
 //! come whole in time too, and so does one connection more than there may be. Nothing outlives [`Embedded::stop`].
@@ -20,6 +21,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+use transport::Endpoint;
 
 /// Name of the socket in the manager's folder.
 pub const SOCKET_NAME: &str = "socket";
@@ -92,7 +94,20 @@ impl Embedded {
         Ok(Self { shared, socket, threads: vec![clock, accept] })
     }
 
-    /// Where clients connect.
+    /// Listens for nodes too, at an address of the endpoint's provider: one of [`crate::line::MANAGER`], in
+    /// [`crate::line::EPOCH`]. Gives where.
+    ///
+    /// # Errors
+    /// `NotLetIn`: the address is none, or taken; `System`.
+    pub fn listen(&mut self, endpoint: &Endpoint, at: &str) -> Result<String, Error> {
+        let listener = endpoint.listen(at).map_err(Error::NotLetIn)?;
+        let (address, theirs) = (listener.address(), self.shared.clone());
+        self.threads
+            .push(spawn(&self.shared.host, "cluster-nodes", move || accept_nodes(&theirs, &listener))?);
+        Ok(address)
+    }
+
+    /// Where clients of this machine connect.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
@@ -159,20 +174,39 @@ fn accept(shared: &Arc<Shared>, listener: &UnixListener) {
             let _ = shared.host.wait(&shared.stopping, 0, Some(until));
             continue;
         };
-        // Relaxed: only this thread adds.
-        if shared.live.load(Ordering::Relaxed) >= shared.limits.connections_max {
-            continue;
+        let_in(shared, Line::accepted(shared.host.clone(), stream));
+    }
+}
+
+/// Takes nodes that have proved the key, until the end.
+fn accept_nodes(shared: &Arc<Shared>, listener: &transport::Listener) {
+    while !shared.is_stopping() {
+        let slice = shared.host.now().after(shared.limits.idle_slice);
+        match listener.accept(Some(slice)) {
+            Ok(connection) => let_in(shared, Line::of_node(shared.host.clone(), connection)),
+            Err(transport::Error::TimedOut | transport::Error::Interrupted) => {}
+            // As above.
+            Err(_) => {
+                let _ = shared.host.wait(&shared.stopping, 0, Some(slice));
+            }
         }
-        shared.live.fetch_add(1, Ordering::Relaxed);
-        let theirs = shared.clone();
-        let line = Line::accepted(shared.host.clone(), stream);
-        let started = spawn(&shared.host, "cluster-line", move || {
-            serve(&theirs, line);
-            theirs.left();
-        });
-        if started.is_err() {
-            shared.left();
-        }
+    }
+}
+
+/// Has a connection served, if there is room for one more.
+fn let_in(shared: &Arc<Shared>, line: Line) {
+    // Relaxed: two that add at once may let in one more than there may be.
+    if shared.live.load(Ordering::Relaxed) >= shared.limits.connections_max {
+        return;
+    }
+    shared.live.fetch_add(1, Ordering::Relaxed);
+    let theirs = shared.clone();
+    let started = spawn(&shared.host, "cluster-line", move || {
+        serve(&theirs, line);
+        theirs.left();
+    });
+    if started.is_err() {
+        shared.left();
     }
 }
 

@@ -87,6 +87,35 @@ impl ZooKeeper {
         rules: Rules,
         until: Time,
     ) -> Result<Arc<Self>, Error> {
+        let zoo = Self::start(host, ensemble, root)?;
+        zoo.or_stop(zoo.make(rules, until))
+    }
+
+    /// A client of an ensemble for the cluster that is under `root` already; nothing is made.
+    ///
+    /// # Errors
+    /// `Unreachable`, also if there is none; `Failed`, `System`, `Message`.
+    pub fn open(host: Arc<dyn Host>, ensemble: &str, root: &str, until: Time) -> Result<Arc<Self>, Error> {
+        let zoo = Self::start(host, ensemble, root)?;
+        let seen = zoo.repeat(until, true, |client| {
+            let zoo = zoo.clone();
+            async move { zoo.read(&client).await.map(|_| ()) }
+        });
+        zoo.or_stop(seen)
+    }
+
+    /// Itself, or its threads ended and the error.
+    fn or_stop(self: &Arc<Self>, result: Result<(), Error>) -> Result<Arc<Self>, Error> {
+        match result {
+            Ok(()) => Ok(self.clone()),
+            Err(error) => {
+                self.stop();
+                Err(error)
+            }
+        }
+    }
+
+    fn start(host: Arc<dyn Host>, ensemble: &str, root: &str) -> Result<Arc<Self>, Error> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|error| Error::of_io("epoll_create", &error))?;
         let zoo = Arc::new(Self {
@@ -103,9 +132,14 @@ impl ZooKeeper {
         });
         // Sessions are kept alive while nobody calls.
         zoo.spawn("zookeeper", |zoo| zoo.runtime.block_on(zoo.stop_driver.notified()))?;
-        let view = View::new(zoo.host.random() | 1, rules);
-        let made = zoo.repeat(until, true, |client| {
-            let (zoo, bytes) = (zoo.clone(), codec::encode_view(&view));
+        Ok(zoo)
+    }
+
+    /// Makes the cluster if it is not there.
+    fn make(self: &Arc<Self>, rules: Rules, until: Time) -> Result<(), Error> {
+        let view = View::new(self.host.random() | 1, rules);
+        self.repeat(until, true, |client| {
+            let (zoo, bytes) = (self.clone(), codec::encode_view(&view));
             async move {
                 for path in [zoo.root.clone(), zoo.path("beats"), zoo.path("history")] {
                     client.mkdir(&path, &PERSISTENT).await?;
@@ -115,14 +149,7 @@ impl ZooKeeper {
                     Err(error) => Err(error.into()),
                 }
             }
-        });
-        match made {
-            Ok(()) => Ok(zoo),
-            Err(error) => {
-                zoo.stop();
-                Err(error)
-            }
-        }
+        })
     }
 
     /// Starts the thread that looks at everybody's heartbeat and expels who is silent.
@@ -392,12 +419,25 @@ impl Manager for ZooKeeper {
         self.repeat(self.patient(until), true, |client| async move {
             let (view, _) = self.read(&client).await?;
             let mut records = Vec::new();
-            let first = from.get().max(1);
-            for number in first..=view.number.get().min(first.saturating_add(count).saturating_sub(1)) {
+            let last = view.number.get();
+            let mut number = from.get().max(1);
+            let mut looked = false;
+            while number <= last && (records.len() as u64) < count {
                 let path = format!("{}/history/{number:010}", self.root);
-                let (bytes, _) = client.get_data(&path).await.map_err(|_| Attempt::Again)?;
-                let record = codec::take_record(&mut &bytes[..]);
-                records.push(record.map_err(|error| Attempt::Final(Error::Message(error)))?);
+                match client.get_data(&path).await {
+                    Ok((bytes, _)) => {
+                        let record = codec::take_record(&mut &bytes[..]);
+                        records.push(record.map_err(|error| Attempt::Final(Error::Message(error)))?);
+                        number += 1;
+                    }
+                    // An operator may have removed the oldest.
+                    Err(ZooError::NoNode) if !std::mem::replace(&mut looked, true) => {
+                        let kept = client.list_children(&self.path("history")).await?;
+                        let oldest = kept.iter().filter_map(|name| name.parse().ok()).min();
+                        number = number.max(oldest.unwrap_or(u64::MAX));
+                    }
+                    Err(_) => return Err(Attempt::Again),
+                }
             }
             Ok(records)
         })

@@ -1,0 +1,265 @@
+//! `hearth cluster`: what the cluster manager knows, of the embedded one (by its socket, or over the network with the
+//! cluster's key) or of one on ZooKeeper; and the one thing that an operator does there, to expel a member.
+
+use super::Where;
+use super::manager::{folder, key_file};
+use crate::error::{Error, Result};
+use crate::key;
+use ::cluster::line::{EPOCH, OPERATOR, settings};
+use ::cluster::{Change, Manager, Party, Place, Record, Refusal, Remote, SOCKET_NAME, View};
+use clap::{Args, Subcommand};
+use format::{ChangeNumber, NodeId};
+use ipc::{Host, SystemHost, Time, Word};
+use serde::Serialize;
+use std::net::{SocketAddr, UdpSocket};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+use transport::Fabric;
+
+mod told;
+
+use told::{ChangeTold, MemberTold, StatusTold};
+
+/// How long a manager may take to answer.
+const ANSWER: Duration = Duration::from_secs(5);
+
+/// Records asked for at once.
+const PAGE: u32 = format::cluster::HISTORY_COUNT_MAX;
+
+#[derive(Debug, Subcommand)]
+pub(super) enum Command {
+    /// Epoch, members, subtrees with their chains: exit code 0 well, 1 degraded, 2 no manager
+    Status(Asked),
+    /// Who is a member
+    Members(Asked),
+    /// Remove a member that is silent; the manager refuses while its last heartbeat may still count
+    Expel(Expel),
+    /// Every change that was made, oldest first
+    History(History),
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Asked {
+    #[command(flatten)]
+    place: Where,
+    /// Which manager: IP:PORT, a socket's path, or zookeeper://HOST:PORT,HOST:PORT/ROOT [default: the one in DIR/manager]
+    #[arg(long, value_name = "ADDRESS")]
+    manager: Option<String>,
+    /// The cluster's key, for IP:PORT [default: DIR/key]
+    #[arg(long, value_name = "FILE")]
+    key: Option<PathBuf>,
+    /// For machines
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Expel {
+    #[command(flatten)]
+    asked: Asked,
+    /// The member
+    #[arg(value_name = "NODE")]
+    node: u32,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct History {
+    #[command(flatten)]
+    asked: Asked,
+    /// Only this many of the newest
+    #[arg(long, value_name = "COUNT")]
+    last: Option<u64>,
+}
+
+pub(super) fn run(command: &Command) -> Result<ExitCode> {
+    match command {
+        Command::Status(asked) => status(asked),
+        Command::Members(asked) => members(asked),
+        Command::Expel(expel) => self::expel(&expel.asked, NodeId::new(expel.node)),
+        Command::History(history) => self::history(&history.asked, history.last),
+    }
+}
+
+fn soon() -> Time {
+    SystemHost.now().after(ANSWER)
+}
+
+fn of_manager(why: ::cluster::Error) -> Error {
+    Error::new(why.to_string())
+}
+
+impl Asked {
+    /// The manager that is meant.
+    fn connect(&self) -> Result<Arc<dyn Manager>> {
+        let dir = self.place.dir()?;
+        let named = self.manager.as_deref();
+        if let Some(rest) = named.and_then(|name| name.strip_prefix("zookeeper://")) {
+            return zookeeper(rest);
+        }
+        let place = match named {
+            None => Place::Socket(socket(&folder(&dir).join(SOCKET_NAME), &dir)?),
+            Some(path) if path.starts_with('/') => Place::Socket(socket(Path::new(path), &dir)?),
+            Some(address) => self.node(address, &dir)?,
+        };
+        Ok(Arc::new(Remote::at(Arc::new(SystemHost), place)))
+    }
+
+    fn node(&self, address: &str, dir: &Path) -> Result<Place> {
+        let to: SocketAddr = address.parse().map_err(|_| {
+            Error::new(format!(
+                "{address} is no manager: IP:PORT, a socket's path, or zookeeper://HOST:PORT/ROOT"
+            ))
+        })?;
+        let secret = key::read(&self.key.clone().unwrap_or_else(|| key_file(dir)))?;
+        let why = |why: &dyn std::fmt::Display| Error::new(format!("cannot reach {address}: {why}"));
+        // Nothing is sent: the kernel says which of our addresses it would send from.
+        let any: SocketAddr = if to.is_ipv4() { ([0; 4], 0).into() } else { ([0; 16], 0).into() };
+        let own = UdpSocket::bind(any).and_then(|socket| {
+            socket.connect(to)?;
+            socket.local_addr()
+        });
+        let own = own.map_err(|error| why(&error))?.ip().to_string();
+        let endpoint = Fabric::tcp(&own)
+            .endpoint(Arc::new(SystemHost), secret.identity(OPERATOR), EPOCH, settings())
+            .map_err(|error| why(&error))?;
+        Ok(Place::Node { endpoint, address: address.to_owned() })
+    }
+
+    fn view(&self, manager: &dyn Manager) -> Result<Arc<View>> {
+        let limit = soon();
+        loop {
+            // The present one, with no wait for a newer.
+            match manager.watch(ChangeNumber::new(0), SystemHost.now()) {
+                Err(::cluster::Error::Unreachable) if SystemHost.now() < limit => {}
+                seen => return seen.map_err(of_manager),
+            }
+        }
+    }
+
+    /// Prints for machines or for people.
+    fn tell<T: Serialize>(&self, told: &T, print: impl FnOnce(&T)) -> Result<()> {
+        if !self.json {
+            print(told);
+            return Ok(());
+        }
+        let text = serde_json::to_string_pretty(told)
+            .map_err(|why| Error::new(format!("cannot write the answer: {why}")))?;
+        println!("{text}");
+        Ok(())
+    }
+}
+
+/// The socket of a manager on this machine.
+fn socket(path: &Path, dir: &Path) -> Result<PathBuf> {
+    if path.exists() {
+        return Ok(path.to_owned());
+    }
+    Err(Error::new(format!(
+        "there is no cluster manager in {}: hearth manager runs one, --manager names another",
+        dir.display()
+    )))
+}
+
+#[cfg(feature = "zookeeper")]
+fn zookeeper(rest: &str) -> Result<Arc<dyn Manager>> {
+    let (ensemble, root) = rest
+        .split_once('/')
+        .filter(|(ensemble, root)| !ensemble.is_empty() && !root.is_empty())
+        .ok_or_else(|| Error::new("an ensemble is named zookeeper://HOST:PORT,HOST:PORT/ROOT"))?;
+    let zoo =
+        ::cluster::zookeeper::ZooKeeper::open(Arc::new(SystemHost), ensemble, &format!("/{root}"), soon())
+            .map_err(|why| Error::new(format!("no cluster at zookeeper://{rest}: {why}")))?;
+    // Its detector says when a heartbeat was seen for long enough.
+    zoo.start_expeller().map_err(of_manager)?;
+    Ok(zoo)
+}
+
+#[cfg(not(feature = "zookeeper"))]
+fn zookeeper(_rest: &str) -> Result<Arc<dyn Manager>> {
+    Err(Error::new(
+        "this program was built without ZooKeeper: cargo build --release -p hearth --features zookeeper",
+    ))
+}
+
+fn status(asked: &Asked) -> Result<ExitCode> {
+    let manager = asked.connect()?;
+    let told = StatusTold::of(&*asked.view(&*manager)?);
+    asked.tell(&told, StatusTold::print)?;
+    Ok(ExitCode::from(u8::from(told.degraded)))
+}
+
+fn members(asked: &Asked) -> Result<ExitCode> {
+    let manager = asked.connect()?;
+    let view = asked.view(&*manager)?;
+    let told: Vec<MemberTold> =
+        view.members.iter().map(|(node, member)| MemberTold::of(*node, member, &view)).collect();
+    asked.tell(&told, |told| told.iter().for_each(MemberTold::print))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn history(asked: &Asked, last: Option<u64>) -> Result<ExitCode> {
+    let manager = asked.connect()?;
+    let newest = asked.view(&*manager)?.number.get();
+    let mut from = last.map_or(1, |last| newest.saturating_sub(last) + 1);
+    let mut records: Vec<Record> = Vec::new();
+    while from <= newest {
+        let page = manager.history(ChangeNumber::new(from), PAGE, soon()).map_err(of_manager)?;
+        // The oldest may be gone: then the page begins later.
+        let Some(end) = page.last().map(|record| record.number.get()) else { break };
+        records.extend(page);
+        from = end + 1;
+    }
+    let told: Vec<ChangeTold> = records.iter().map(ChangeTold::of).collect();
+    asked.tell(&told, |told| told.iter().for_each(ChangeTold::print))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+#[derive(Serialize)]
+struct Expelled {
+    node: u32,
+    life: u32,
+}
+
+/// Expels a member as soon as its heartbeat has been seen for as long as the rules ask.
+fn expel(asked: &Asked, node: NodeId) -> Result<ExitCode> {
+    let manager = asked.connect()?;
+    let view = asked.view(&*manager)?;
+    let member = view.members.get(&node).ok_or_else(|| Error::new(format!("node {node} is no member")))?;
+    let party = Party { node, life: member.life };
+    let gone = || {
+        asked.tell(&Expelled { node: node.get(), life: party.life.get() }, |_| {
+            println!("node {node} is expelled");
+        })
+    };
+    let end = SystemHost.now().after(view.rules.expel_after() * 2 + ANSWER);
+    let never = Word::new(0);
+    let (mut epoch, mut first) = (view.epoch, None);
+    while SystemHost.now() < end {
+        let beat = match manager.beat_of(party, soon()) {
+            Err(::cluster::Error::Refused(Refusal::NotMember)) => return gone().map(|()| ExitCode::SUCCESS),
+            beat => beat.map_err(of_manager)?,
+        };
+        let alive = *first.get_or_insert(beat) != beat;
+        match manager.propose(&Change::Expel { party, beat, epoch }, soon()) {
+            Ok(_) | Err(::cluster::Error::Refused(Refusal::NotMember)) => {
+                return gone().map(|()| ExitCode::SUCCESS);
+            }
+            Err(::cluster::Error::Refused(Refusal::StaleEpoch(present))) => epoch = present,
+            Err(::cluster::Error::Refused(Refusal::TooEarly | Refusal::StaleBeat(_))) if !alive => {
+                let pause = SystemHost.now().after(view.rules.lease() / 20);
+                let _ = SystemHost.wait(&never, 0, Some(pause));
+            }
+            Err(::cluster::Error::Refused(Refusal::TooEarly | Refusal::StaleBeat(_))) => {
+                return Err(Error::new(format!(
+                    "node {node} is alive: it wrote a heartbeat just now; stop its daemon first"
+                )));
+            }
+            // Asked again: it may have been done.
+            Err(::cluster::Error::Unknown) => {}
+            Err(why) => return Err(of_manager(why)),
+        }
+    }
+    Err(Error::new(format!("node {node} could not be expelled in time: is the manager well?")))
+}

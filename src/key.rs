@@ -1,0 +1,61 @@
+//! The file with the cluster's key: `DIR/key`, readable by its owner only. Who has it is a node of the cluster.
+
+use crate::error::{Error, Result};
+use ipc::SystemHost;
+use std::fs::{self, OpenOptions};
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+use transport::Secret;
+
+/// More than any key file has.
+const BYTES_MAX: u64 = 4096;
+
+/// Reads the cluster's key.
+///
+/// # Errors
+/// It is missing, readable by others, or no key.
+pub fn read(file: &Path) -> Result<Secret> {
+    let opened = fs::File::open(file).map_err(|why| match why.kind() {
+        ErrorKind::NotFound => Error::new(format!(
+            "there is no cluster key at {} (hearth manager --listen makes one: copy it from there, mode 600)",
+            file.display()
+        )),
+        _ => Error::at("read", file)(why),
+    })?;
+    let mode = opened.metadata().map_err(Error::at("read", file))?.mode();
+    if mode & 0o077 != 0 {
+        let file = file.display();
+        return Err(Error::new(format!("others can use the cluster key {file}: chmod 600 {file}")));
+    }
+    let mut text = String::new();
+    opened.take(BYTES_MAX).read_to_string(&mut text).map_err(Error::at("read", file))?;
+    Secret::parse(&text).ok_or_else(|| Error::new(format!("{} is no cluster key", file.display())))
+}
+
+/// Reads the cluster's key; a new one is made if there is none.
+///
+/// # Errors
+/// As [`read`]; it cannot be written.
+pub fn read_or_make(file: &Path) -> Result<Secret> {
+    if !file.exists() {
+        let unfinished = file.with_extension("new");
+        let _ = fs::remove_file(&unfinished);
+        let mut made = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&unfinished)
+            .map_err(Error::at("write", &unfinished))?;
+        let text = Secret::generate(&SystemHost).text();
+        let written = made.write_all(text.as_bytes()).and_then(|()| made.sync_all());
+        written.map_err(Error::at("write", &unfinished))?;
+        // Whoever was faster has made the cluster's key: this one is not used then.
+        match fs::hard_link(&unfinished, file) {
+            Err(why) if why.kind() != ErrorKind::AlreadyExists => return Err(Error::at("write", file)(why)),
+            Ok(()) | Err(_) => {}
+        }
+        fs::remove_file(&unfinished).map_err(Error::at("remove", &unfinished))?;
+    }
+    read(file)
+}

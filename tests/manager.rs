@@ -1,0 +1,245 @@
+//! End to end: `hearth manager` as a process of its own, members that reach it over the network with the cluster's key,
+//! `hearth cluster` beside them, and `kill -9` of the manager.
+
+#![allow(clippy::unwrap_used, reason = "a test ends where something unexpected is")]
+
+mod harness;
+
+use cluster::line::{EPOCH, settings};
+use cluster::{Address, Change, Joining, Manager, Membership, Path, Place, Placement, Remote};
+use format::{ChangeNumber, NodeId};
+use harness::{Expect, limited};
+use ipc::{Host, SystemHost, Time, Word};
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+use transport::{Fabric, Secret};
+
+const HEARTH: &str = env!("CARGO_BIN_EXE_hearth");
+
+/// A folder with a manager that is started and killed.
+struct ManagerProcess {
+    dir: tempfile::TempDir,
+    child: Child,
+    address: String,
+}
+
+impl ManagerProcess {
+    /// A new cluster with this lease.
+    fn new(lease_ms: &str) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let (child, address) = start(dir.path(), &["--listen", "127.0.0.1", "--lease", lease_ms]);
+        Self { dir, child, address }
+    }
+
+    fn dir(&self) -> &str {
+        self.dir.path().to_str().unwrap()
+    }
+
+    fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Starts it again, where it was.
+    fn restart(&mut self) {
+        let (child, address) = start(self.dir.path(), &["--listen", &self.address]);
+        assert_eq!(address, self.address);
+        self.child = child;
+    }
+
+    /// `hearth cluster COMMAND` over the network.
+    fn ask(&self, arguments: &[&str]) -> Output {
+        let (command, rest) = arguments.split_first().unwrap();
+        limited(&[HEARTH, "cluster", command, "--dir", self.dir(), "--manager", &self.address], rest)
+    }
+
+    fn json(&self, arguments: &[&str]) -> serde_json::Value {
+        let output = self.ask(&[arguments, &["--json"]].concat());
+        assert!(output.status.code() < Some(2), "{output:?}");
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    /// A node's own client.
+    fn client(&self, node: u32) -> Arc<Remote> {
+        let text = std::fs::read_to_string(self.dir.path().join("key")).unwrap();
+        let identity = Secret::parse(&text).unwrap().identity(NodeId::new(node));
+        let host: Arc<dyn Host> = Arc::new(SystemHost);
+        let endpoint = Fabric::tcp("127.0.0.1").endpoint(host.clone(), identity, EPOCH, settings()).unwrap();
+        Arc::new(Remote::at(host, Place::Node { endpoint, address: self.address.clone() }))
+    }
+
+    fn join(&self, node: u32) -> Arc<Membership> {
+        let address = Address::new(&format!("10.0.0.{node}:7")).unwrap();
+        let joining = Joining { node: NodeId::new(node), replaces: None, medium: 0, address };
+        Membership::join(Arc::new(SystemHost), self.client(node), &joining, soon()).unwrap()
+    }
+}
+
+impl Drop for ManagerProcess {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Starts a manager, and waits until it says where it serves.
+fn start(dir: &std::path::Path, arguments: &[&str]) -> (Child, String) {
+    let mut child = Command::new(HEARTH)
+        .args(["manager", "--dir"])
+        .arg(dir)
+        .args(arguments)
+        .env("HEARTH_LOG", "warn")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut said).unwrap();
+    let address = said.trim().strip_prefix("serving at ").unwrap_or_else(|| panic!("it said {said:?}"));
+    (child, address.to_owned())
+}
+
+fn soon() -> Time {
+    SystemHost.now().after(Duration::from_secs(30))
+}
+
+fn pause(span: Duration) {
+    let _ = SystemHost.wait(&Word::new(0), 0, Some(SystemHost.now().after(span)));
+}
+
+fn kinds(history: &serde_json::Value) -> Vec<&str> {
+    history.as_array().unwrap().iter().map(|change| change["kind"].as_str().unwrap()).collect()
+}
+
+#[test]
+fn members_come_and_go_under_the_eyes_of_an_operator() {
+    let manager = ManagerProcess::new("6000");
+    let status = manager.json(&["status"]);
+    assert_eq!((status["members"].as_u64(), status["lease_ms"].as_u64()), (Some(0), Some(6000)));
+    let (one, two) = (manager.join(1), manager.join(2));
+    let path = Path::new(b"/mail").unwrap();
+    let chain = [1, 2].map(|node| Placement { node: NodeId::new(node), hot: true }).to_vec();
+    let version = ChangeNumber::new(0);
+    let place = Change::SetSubtree { path, version, chain, copies_min: 1 };
+    manager.client(9).propose(&place, soon()).unwrap();
+
+    let members = manager.json(&["members"]);
+    assert_eq!(members[0]["node"].as_u64(), Some(1));
+    assert_eq!(members[1]["address"].as_str(), Some("10.0.0.2:7"));
+    assert_eq!(members[0]["manages"][0].as_str(), Some("/mail"));
+    let status = manager.ask(&["status"]).expect_success();
+    assert!(
+        status.contains("well") && status.contains("chain 1 (hot, in sync), 2 (hot, in sync)"),
+        "{status}"
+    );
+
+    // Who is alive cannot be expelled; who is silent is, at the latest when its lease is over.
+    manager.ask(&["expel", "1"]).expect_failure("node 1 is alive");
+    manager.ask(&["expel", "7"]).expect_failure("node 7 is no member");
+    two.stop();
+    let expelled = manager.ask(&["expel", "2"]);
+    // On a machine that is busy the manager may have been faster.
+    if !String::from_utf8_lossy(&expelled.stderr).contains("node 2 is no member") {
+        assert_eq!(expelled.expect_success(), "node 2 is expelled\n");
+    }
+    assert_eq!(manager.json(&["members"]).as_array().unwrap().len(), 1);
+    let status = manager.ask(&["status"]);
+    assert_eq!(status.status.code(), Some(1), "{status:?}");
+    let said = String::from_utf8(status.stdout).unwrap();
+    assert!(said.contains("degraded") && said.contains("chain 1 (hot, in sync), 2 (hot, gone)"), "{said}");
+    one.leave(soon()).unwrap();
+
+    let history = manager.json(&["history"]);
+    let expected = ["start", "join", "join", "set_subtree", "expel", "leave"];
+    assert_eq!(kinds(&history), expected, "{history}");
+    assert_eq!(history[4]["node"].as_u64(), Some(2));
+    assert_eq!(kinds(&manager.json(&["history", "--last", "2"])), ["expel", "leave"]);
+    // By the socket of this machine it is the same manager.
+    let local = limited(&[HEARTH, "cluster", "members", "--dir", manager.dir()], &[]);
+    assert_eq!(local.expect_success(), "");
+}
+
+#[test]
+fn a_manager_that_is_killed_has_lost_nothing_and_members_stay() {
+    let rounds = if std::env::var_os("HEARTH_PROVE").is_some() { 50 } else { 4 };
+    let mut manager = ManagerProcess::new("10000");
+    let member = manager.join(1);
+    let party = member.party();
+    let operator = manager.client(9);
+    let mut acknowledged = Vec::new();
+    for round in 0..rounds {
+        for number in 0..3 {
+            let path = Path::new(format!("/r{round}-{number}").as_bytes()).unwrap();
+            let chain = vec![Placement { node: NodeId::new(1), hot: true }];
+            let change = Change::SetSubtree { path, version: ChangeNumber::new(0), chain, copies_min: 1 };
+            acknowledged.push(operator.propose(&change, soon()).unwrap().number);
+        }
+        manager.kill();
+        if round == 0 {
+            manager.ask(&["status"]).expect_failure("cannot be reached");
+        }
+        manager.restart();
+        let history = manager.json(&["history"]);
+        let numbers: Vec<u64> =
+            history.as_array().unwrap().iter().map(|change| change["number"].as_u64().unwrap()).collect();
+        assert_eq!(numbers, (1..=numbers.len() as u64).collect::<Vec<_>>());
+        assert!(
+            acknowledged.iter().all(|number| numbers.contains(&number.get())),
+            "{acknowledged:?}: {history}"
+        );
+    }
+    let until = member.valid_until().unwrap();
+    let limit = soon();
+    while member.valid_until().unwrap() <= until {
+        pause(Duration::from_millis(20));
+        assert!(SystemHost.now() < limit, "the member does not reach the manager any more");
+    }
+    assert_eq!(member.party(), party, "the manager only restarted");
+    member.leave(soon()).unwrap();
+    println!("{rounds} kills, {} acknowledged changes found again", acknowledged.len());
+}
+
+#[test]
+fn who_has_not_the_key_is_told_so() {
+    let manager = ManagerProcess::new("5000");
+    let other = tempfile::tempdir().unwrap();
+    let ask = |key: &std::path::Path| {
+        let key = key.to_str().unwrap();
+        limited(&[HEARTH, "cluster", "status", "--manager", &manager.address, "--key", key], &[])
+    };
+    ask(&other.path().join("key")).expect_failure("there is no cluster key");
+    // One of another cluster, and one of this cluster with another key.
+    let own = std::fs::read_to_string(manager.dir.path().join("key")).unwrap();
+    let stranger = Secret::generate(&SystemHost).text();
+    let mixed = format!("{}\n{}\n", own.lines().next().unwrap(), stranger.lines().nth(1).unwrap());
+    for (text, why) in
+        [(stranger.as_str(), "another cluster"), (&mixed, "another key"), ("key", "is no cluster key")]
+    {
+        let file = other.path().join("key");
+        std::fs::write(&file, text).unwrap();
+        ask(&file).expect_failure("others can use the cluster key");
+        use std::os::unix::fs::PermissionsExt;
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).unwrap();
+        ask(&file).expect_failure(why);
+        std::fs::remove_file(&file).unwrap();
+    }
+}
+
+#[test]
+fn a_manager_says_why_it_does_not_start() {
+    let manager = ManagerProcess::new("5000");
+    let start = |dir: &str, rest: &[&str]| limited(&[HEARTH, "manager", "--dir", dir], rest);
+    start(manager.dir(), &[]).expect_failure("another cluster manager runs");
+    let other = tempfile::tempdir().unwrap();
+    let other = other.path().to_str().unwrap();
+    start(other, &["--lease", "1"]).expect_failure("impossible rules");
+    start(other, &["--listen", "somewhere"]).expect_failure("somewhere is no address");
+    start(other, &["--listen", &manager.address]).expect_failure("the address is taken");
+    start(other, &["--lease", "70"]).expect_failure("was made with a lease of 1000 ms");
+    let ask = limited(&[HEARTH, "cluster", "status", "--dir", "/nonexistent"], &[]);
+    ask.expect_failure("there is no cluster manager in /nonexistent");
+    let ask = limited(&[HEARTH, "cluster", "status", "--manager", "nonsense"], &[]);
+    ask.expect_failure("nonsense is no manager");
+}
