@@ -50,7 +50,8 @@ prove-planted:
 	@scripts/setup git
 	@scripts/planted
 
-# Every decoder against inputs that a fuzzer makes up; a run that was stopped goes on where it was.
+# Every decoder against inputs that a fuzzer makes up, a daemon against hostile logs, memory, greetings and cut files;
+# a run that was stopped goes on where it was.
 prove-fuzz:
 	@scripts/fuzz $(FUZZ_MINUTES)
 

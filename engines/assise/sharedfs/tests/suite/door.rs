@@ -17,14 +17,14 @@ use std::sync::Arc;
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
-const LIBRARY: &str = "1.2.3";
+pub const LIBRARY: &str = "1.2.3";
 
 fn host() -> Arc<dyn Host> {
     Arc::new(SystemHost)
 }
 
 /// Waits until something holds, ten seconds at most.
-fn eventually(what: &str, holds: impl Fn() -> bool) {
+pub fn eventually(what: &str, holds: impl Fn() -> bool) {
     let (never, end) = (Word::new(0), SystemHost.now().after(Duration::from_secs(10)));
     while !holds() {
         assert!(SystemHost.now() < end, "{what}");
@@ -32,7 +32,7 @@ fn eventually(what: &str, holds: impl Fn() -> bool) {
     }
 }
 
-fn daemon(folder: &Path, config: Config) -> Daemon {
+pub fn daemon_of(folder: &Path, config: Config) -> Daemon {
     let medium = Medium::file(folder).unwrap();
     new_pool(&medium);
     let daemon = Daemon::open(host(), &medium, config).unwrap().0;
@@ -42,7 +42,7 @@ fn daemon(folder: &Path, config: Config) -> Daemon {
     daemon
 }
 
-struct Guest {
+pub struct Guest {
     connection: Arc<Connection>,
     welcome: Welcome,
     ring: RingClient,
@@ -50,7 +50,7 @@ struct Guest {
     view: DaemonView,
 }
 
-fn knock(folder: &Path) -> Guest {
+pub fn knock(folder: &Path) -> Guest {
     let connection = Connection::connect(&folder.join("socket")).unwrap();
     let until = SystemHost.now().after(Duration::from_secs(10));
     let message = connection.greet(&SystemHost, &hello(LIBRARY, 0, 0), Some(until)).unwrap();
@@ -81,7 +81,7 @@ impl Guest {
         (Status::from_raw(response.status), response.body)
     }
 
-    fn root(&self) -> NodeReply {
+    pub fn root(&self) -> NodeReply {
         let request = WalkRequest {
             start: ROOT,
             names: 0.into(),
@@ -99,7 +99,7 @@ impl Guest {
 #[test]
 fn who_knocks_is_served_until_it_goes() {
     let folder = tempfile::tempdir().unwrap();
-    let daemon = daemon(folder.path(), tiny());
+    let daemon = daemon_of(folder.path(), tiny());
     let (one, two) = (knock(folder.path()), knock(folder.path()));
     assert_eq!(daemon.sessions().len(), 2);
     let reply = one.root();
@@ -121,7 +121,7 @@ fn who_knocks_is_served_until_it_goes() {
 #[test]
 fn a_library_of_another_version_and_one_session_too_many_are_refused() {
     let folder = tempfile::tempdir().unwrap();
-    let daemon = daemon(folder.path(), Config { sessions_max: 1, ..tiny() });
+    let daemon = daemon_of(folder.path(), Config { sessions_max: 1, ..tiny() });
     let until = Some(SystemHost.now().after(Duration::from_secs(10)));
     let refused = |hello| {
         let connection = Connection::connect(&folder.path().join("socket")).unwrap();

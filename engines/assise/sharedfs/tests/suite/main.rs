@@ -9,9 +9,14 @@ mod crash_operations;
 mod door;
 mod hand_over;
 mod hostile;
+mod hostile_door;
+mod hostile_files;
+mod hostile_logs;
+mod hostile_memory;
 mod locks;
 mod one_session;
 mod operations;
+mod rounds;
 mod rules;
 
 #[path = "../../../area/tests/support/mod.rs"]

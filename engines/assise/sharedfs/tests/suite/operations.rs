@@ -189,7 +189,12 @@ impl World {
 
 /// What a tree holds, inodes without a name apart: these are removed when somebody has time.
 pub fn tree(medium: &Medium) -> Result<State, String> {
-    let area = Area::open(medium, config().area).map_err(|error| error.to_string())?;
+    tree_of(medium, config().area)
+}
+
+/// The same, of a daemon with other limits.
+pub fn tree_of(medium: &Medium, limits: area::Limits) -> Result<State, String> {
+    let area = Area::open(medium, limits).map_err(|error| error.to_string())?;
     Ok(named(&state_of(&area).map_err(|error| error.to_string())?))
 }
 
@@ -201,6 +206,12 @@ pub fn named(state: &State) -> State {
 /// A step as the record that a LibFS would append.
 pub fn append(client: &mut Client, step: &Step, time_ns: i64) -> bool {
     let (kind, flags, parts) = encoded(step);
+    let parts: Vec<&[u8]> = parts.iter().map(Vec::as_slice).collect();
+    client.append(header_of(step, kind, flags, time_ns), &parts)
+}
+
+/// The header of its record.
+pub fn header_of(step: &Step, kind: Kind, flags: u8, time_ns: i64) -> RecordHeader {
     let mut header = RecordHeader {
         envelope: Envelope::new(kind as u8, flags, 0),
         inode: InodeNumber::new(step.inode),
@@ -223,12 +234,11 @@ pub fn append(client: &mut Client, step: &Step, time_ns: i64) -> bool {
         Op::Rename { .. } | Op::SetAttr { .. } | Op::RemoveXattr { .. } => {}
         Op::Reap { .. } => unreachable!("not a record"),
     }
-    let parts: Vec<&[u8]> = parts.iter().map(Vec::as_slice).collect();
-    client.append(header, &parts)
+    header
 }
 
 /// Kind, flags and payload.
-fn encoded(step: &Step) -> (Kind, u8, Vec<Vec<u8>>) {
+pub fn encoded(step: &Step) -> (Kind, u8, Vec<Vec<u8>>) {
     let flag = |set: bool, flag: u8| if set { flag } else { 0 };
     let keeps = |open: bool, flag_of_kind: u8| flag(open, flag_of_kind);
     match &step.op {

@@ -1,0 +1,130 @@
+//! Pool files that are cut under the daemon: a log by the process that it belongs to, at any time and to any length;
+//! a segment, the ledger or the tree by somebody who may, between two daemons. The daemon goes on or says why not.
+
+use crate::client::{Client, DIRECTORY, FILE, ROOT, new_pool, tiny, user};
+use crate::rounds::rounds;
+use crate::support::Draws;
+use ipc::SystemHost;
+use pmem::Medium;
+use sharedfs::{Daemon, log_file};
+use std::fs::File;
+use std::path::Path;
+use std::sync::Arc;
+
+const ALICE: u32 = 1000;
+const BOB: u32 = 1001;
+
+fn open(folder: &Path) -> Result<Arc<Daemon>, String> {
+    let medium = Medium::file(folder).map_err(|error| error.to_string())?;
+    let opened = Daemon::open(Arc::new(SystemHost), &medium, tiny()).map_err(|error| error.to_string())?;
+    Ok(Arc::new(opened.0))
+}
+
+fn cut(path: &Path, bytes: u64) {
+    File::options().write(true).open(path).unwrap().set_len(bytes).unwrap();
+}
+
+/// A length that leaves something out, or adds.
+fn length(draws: &mut Draws, bytes: u64) -> u64 {
+    match draws.below(6) {
+        0 => 0,
+        1 => 1 + draws.below(4096),
+        2 => bytes / 2 / 4096 * 4096,
+        3 => bytes + draws.below(100_000),
+        _ => draws.below(bytes + 1),
+    }
+}
+
+/// A pool with a file of Alice's, and a session of Bob's that has written something.
+fn scene(folder: &Path, draws: &mut Draws) -> (Arc<Daemon>, Client) {
+    new_pool(&Medium::file(folder).unwrap());
+    let daemon = open(folder).unwrap();
+    let mut root = Client::attach(&daemon, user(0));
+    root.write_lease(ROOT);
+    let (common, file) = (root.new_inode(), root.new_inode());
+    assert!(root.create_as(common, ROOT, b"common", DIRECTORY | 0o777, 0));
+    assert!(root.create_as(file, ROOT, b"hers", FILE | 0o600, ALICE) && root.write(file, 0, &[7; 9000]));
+    daemon.end(root.session);
+    let mut bob = Client::attach_as(&daemon, user(BOB), 2);
+    bob.walk("common").unwrap();
+    bob.write_lease(common);
+    for number in 0..draws.below(8) as u8 {
+        let (file, made) = bob.create(common, &[b'b', b'a' + number], FILE | 0o644);
+        assert!(made && bob.write(file, 0, &vec![number; draws.below(3000) as usize]));
+        if draws.chance(20) {
+            bob.digest(true).unwrap();
+        }
+    }
+    (daemon, bob)
+}
+
+fn alice_is_as_before(daemon: &Arc<Daemon>) {
+    let alice = Client::attach_as(daemon, user(ALICE), 1);
+    let file = alice.walk("hers").unwrap().inode;
+    assert_eq!(alice.read(file, 0, 10_000).unwrap(), [7; 9000]);
+    daemon.end(alice.session);
+}
+
+fn log_round(draws: &mut Draws) {
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+    let (daemon, bob) = scene(folder.path(), draws);
+    let welcome = &bob.attached.welcome;
+    let path = folder.path().join(log_file(welcome.log, welcome.incarnation));
+    for _ in 0..1 + draws.below(3) {
+        if !path.exists() {
+            // Its session was ended, and the log with it.
+            break;
+        }
+        cut(&path, length(draws, bob.attached.log.bytes()));
+        match draws.below(4) {
+            0 => drop(bob.digest(true)),
+            // Its lease is taken away.
+            1 => drop(Client::attach_as(&daemon, user(ALICE), 1).walk("common/ba")),
+            2 => alice_is_as_before(&daemon),
+            _ => {}
+        }
+    }
+    if draws.chance(50) {
+        daemon.end(bob.session);
+        alice_is_as_before(&daemon);
+    }
+    // A client keeps the daemon: both go, in whatever state the log is.
+    drop((bob, daemon));
+    let daemon = open(folder.path()).unwrap();
+    alice_is_as_before(&daemon);
+    drop(daemon);
+    crate::support::findings(&Medium::file(folder.path()).unwrap()).unwrap();
+}
+
+#[test]
+fn a_log_may_be_cut_at_any_time() {
+    rounds("cut logs", 12, log_round);
+}
+
+fn pool_round(draws: &mut Draws) {
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+    let (daemon, bob) = scene(folder.path(), draws);
+    drop((bob, daemon));
+    let mut files: Vec<_> =
+        std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    let path = draws.of(&files);
+    let bytes = path.metadata().unwrap().len();
+    let left = length(draws, bytes);
+    cut(path, left);
+    // An error that says what is wrong, or everything as it was.
+    match open(folder.path()) {
+        Err(error) => assert!(!error.is_empty(), "{path:?} cut to {left}"),
+        Ok(daemon) => {
+            let alice = Client::attach_as(&daemon, user(ALICE), 1);
+            let read = alice.walk("hers").and_then(|file| alice.read(file.inode, 0, 10_000));
+            assert!(read.is_err() || read.unwrap() == [7; 9000], "{path:?} cut to {left}: other bytes");
+        }
+    }
+    let _ = area::check::check(&Medium::file(folder.path()).unwrap());
+}
+
+#[test]
+fn a_daemon_says_what_was_cut_of_its_pool() {
+    rounds("cut pools", 30, pool_round);
+}
