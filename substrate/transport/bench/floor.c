@@ -4,8 +4,10 @@
  * prints the median of a round in nanoseconds. floor stream BYTES COUNT: that many writes to a TCP socket; prints bytes
  * per second. Two processes on the loopback. */
 
+#define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <netinet/tcp.h>
+#include <sched.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -50,6 +52,16 @@ static uint64_t now_ns(void)
 
     clock_gettime(CLOCK_MONOTONIC, &time);
     return (uint64_t) time.tv_sec * 1000000000 + (uint64_t) time.tv_nsec;
+}
+
+/* Two that poll on one processor wait for its scheduler, not for each other. */
+static void pin(unsigned processor)
+{
+    cpu_set_t set;
+
+    CPU_ZERO(&set);
+    CPU_SET(processor, &set);
+    CHECK(sched_setaffinity(0, sizeof(set), &set));
 }
 
 static struct fi_info *find(const char *port, uint64_t flags)
@@ -158,6 +170,7 @@ static void answer(size_t bytes, size_t count, int out, int in)
     CHECK(fi_accept(ep, NULL, 0));
     await_event(FI_CONNECTED, &entry);
     swap_keys(out, in, info);
+    pin(1);
     for (size_t round = 0; round < count; round++) {
         take();
         put(8);
@@ -182,6 +195,7 @@ static void ask(size_t bytes, size_t count, int out, int in)
     CHECK(fi_connect(ep, info->dest_addr, NULL, 0));
     await_event(FI_CONNECTED, &entry);
     swap_keys(out, in, info);
+    pin(0);
     for (size_t round = 0; round < count; round++) {
         uint64_t start = now_ns();
 

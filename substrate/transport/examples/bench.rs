@@ -41,6 +41,17 @@ fn endpoint(node: u32, spin_ns: u64) -> Endpoint {
     Fabric::tcp("127.0.0.1").endpoint(Arc::new(SystemHost), identity, Epoch::new(1), settings).unwrap()
 }
 
+/// Two that poll on one processor wait for its scheduler, not for each other. Only this thread: that of the endpoint
+/// runs where there is room.
+fn pin(processor: usize) {
+    // SAFETY: a set of bits; all of them zero is a value.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    // SAFETY: the set is ours, and longer than any number of a processor here.
+    unsafe { libc::CPU_SET(processor, &mut set) };
+    // SAFETY: the set is read only. Where there is no such processor nothing is changed.
+    unsafe { libc::sched_setaffinity(0, size_of_val(&set), &raw const set) };
+}
+
 /// The other process, and the connection to it.
 fn other(words: &[&str], spin_ns: u64) -> (Endpoint, Connection, std::process::Child, WireRegion) {
     let mut child = Command::new(std::env::current_exe().unwrap())
@@ -76,12 +87,14 @@ fn rounds(bytes: u64, count: u64, spin_ns: u64) {
         other(&["rounds", &count.to_string(), &spin_ns.to_string()], spin_ns);
     let _region = offer(&connection);
     let local = one.register(&dram(REGION_BYTES).unwrap()).unwrap();
+    let until = Some(soon());
+    pin(0);
     let mut times: Vec<u64> = (0..count)
         .map(|_| {
             let start = SystemHost.now();
             let from = Bytes::Registered(&local, 0..bytes);
-            connection.write(from, &to, 0, Some(7), Some(soon())).unwrap();
-            assert!(matches!(connection.take(Some(soon())).unwrap(), Event::Immediate(_)));
+            connection.write(from, &to, 0, Some(7), until).unwrap();
+            assert!(matches!(connection.take(until).unwrap(), Event::Immediate(_)));
             u64::try_from(SystemHost.now().since(start).as_nanos()).unwrap()
         })
         .collect();
@@ -120,9 +133,11 @@ fn answer(words: &[String]) {
     let _region = offer(&connection);
     if words[1] == "rounds" {
         let to = remote(&connection);
+        let until = Some(soon());
+        pin(1);
         for _ in 0..count {
-            assert!(matches!(connection.take(Some(soon())).unwrap(), Event::Immediate(_)));
-            connection.write(Bytes::Inline(&[0; 8]), &to, 0, Some(1), Some(soon())).unwrap();
+            assert!(matches!(connection.take(until).unwrap(), Event::Immediate(_)));
+            connection.write(Bytes::Inline(&[0; 8]), &to, 0, Some(1), until).unwrap();
         }
     } else {
         for _ in 0..count.div_ceil(16) {

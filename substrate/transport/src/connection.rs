@@ -190,7 +190,8 @@ impl Core {
         self.state.lock().done >= ticket.0
     }
 
-    /// Waits until `ready` gives something: looks, polls for a bounded time, then sleeps.
+    /// Waits until `ready` gives something: looks, polls for a bounded time, then sleeps. Who finds it at once makes no
+    /// call of the provider.
     pub fn wait_for<T>(
         &self,
         until: Option<Time>,
@@ -200,17 +201,14 @@ impl Core {
         let mut over = false;
         loop {
             let seen = news.seen();
-            self.drive();
             if let Some(result) = ready(self) {
                 return result;
             }
             if over {
                 return Err(Error::TimedOut);
             }
-            let moved = || {
-                self.drive();
-                news.seen() != seen
-            };
+            // What another thread drove is told.
+            let moved = || self.drive() || news.seen() != seen;
             if self.spin.poll(&*self.host, moved) {
                 continue;
             }

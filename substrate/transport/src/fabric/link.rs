@@ -353,6 +353,10 @@ impl Link for FabricLink {
                     return true;
                 }
             }
+            // To look again costs system calls, and whoever drives has something to do first.
+            if count < BATCH {
+                return true;
+            }
         }
         moved
     }
