@@ -9,7 +9,7 @@ mod process;
 #[path = "conformance/suite.rs"]
 mod suite;
 
-use cluster::{Expeller, Manager, Remote, Rules, Service, Store};
+use cluster::{Expeller, Manager, Rules, Service, Store};
 use ipc::{Host, SystemHost};
 use pmem::Recorder;
 use process::ManagerProcess;
@@ -71,7 +71,7 @@ struct Embedded(ManagerProcess);
 
 impl Backend for Embedded {
     fn client(&self) -> Arc<dyn Manager> {
-        Arc::new(Remote::new(Arc::new(SystemHost), &self.0.socket()))
+        Arc::new(self.0.client())
     }
 
     fn restart(&mut self) {
@@ -97,6 +97,11 @@ fn simulated() {
 #[test]
 fn embedded() {
     run("embedded", |rules| Box::new(Embedded(ManagerProcess::new(rules))));
+}
+
+#[test]
+fn embedded_over_transport() {
+    run("embedded over transport", |rules| Box::new(Embedded(ManagerProcess::listening(rules))));
 }
 
 /// The manager's process: this test binary again, told by its environment that it is one.

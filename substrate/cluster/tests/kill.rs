@@ -1,7 +1,7 @@
 //! The embedded manager is killed, again and again, while members and operators change the cluster: what was
 //! acknowledged is there afterwards, numbers and epochs only grow, and a member stays one without anybody's help.
 //!
-//! HEARTH_PROVE=1 kills 500 times.
+//! HEARTH_PROVE=1 kills 500 times by the socket, and 100 times by `transport`.
 
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "clippy knows tests by their attribute, and helpers have none")]
@@ -49,12 +49,28 @@ fn work(manager: &Remote, node: NodeId, stop: &Word, acknowledged: &Lock<Vec<(Do
     }
 }
 
+fn proving() -> bool {
+    std::env::var_os("HEARTH_PROVE").is_some()
+}
+
 #[test]
 fn a_killed_manager_has_lost_nothing() {
-    let rounds = if std::env::var_os("HEARTH_PROVE").is_some() { 500 } else { 12 };
+    kill(ManagerProcess::new(rules()), if proving() { 500 } else { 12 });
+}
+
+/// The same over the network, where a start takes longer: libfabric is loaded.
+#[test]
+fn a_killed_manager_has_lost_nothing_over_transport() {
+    kill(ManagerProcess::listening(rules()), if proving() { 100 } else { 3 });
+}
+
+fn rules() -> Rules {
+    Rules::new(Duration::from_secs(10), 1000).unwrap()
+}
+
+fn kill(mut manager: ManagerProcess, rounds: usize) {
     let host: Arc<dyn Host> = Arc::new(SystemHost);
-    let mut manager = ManagerProcess::new(Rules::new(Duration::from_secs(6), 1000).unwrap());
-    let client = || Remote::new(host.clone(), &manager.socket());
+    let client = || manager.client();
     let joining = Joining { node: NodeId::new(100), replaces: None, medium: 2, address: Address::default() };
     let soon = || SystemHost.now().after(Duration::from_secs(20));
     let judge = client();

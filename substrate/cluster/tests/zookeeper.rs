@@ -1,96 +1,26 @@
 //! The suite of `Manager` on ZooKeeper: ensembles of one and three, ended by SIGKILL where a case asks for a restart. It
 //! needs Java and Debian's `libzookeeper-java`, and the feature `zookeeper`; without the packages it says that it was skipped.
+//! Servers that are cut from each other stand in network namespaces, which need root.
 
 #![cfg(feature = "zookeeper")]
-#![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "clippy knows tests by their attribute, and helpers have none")]
 
+#[path = "support/ensemble.rs"]
+mod ensemble;
+#[path = "../../transport/tests/support/namespaces.rs"]
+mod namespaces;
 #[path = "conformance/suite.rs"]
 mod suite;
 
 use cluster::zookeeper::ZooKeeper;
-use cluster::{Address, Change, Error, Joining, Manager, Membership, Party, Refusal, Rules};
+use cluster::{Address, Change, Error, Joining, Manager, Membership, Party, Path, Placement, Refusal, Rules};
+use ensemble::{Ensemble, is_there};
 use format::{ChangeNumber, NodeId};
-use ipc::{Host, SystemHost};
-use std::net::TcpListener;
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use ipc::{Host, SystemHost, Time};
+use namespaces::Namespaces;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use suite::{Backend, CASES, rules};
-
-const JAR: &str = "/usr/share/java/zookeeper.jar";
-
-/// An ensemble of servers, each with a folder and a process of its own.
-struct Ensemble {
-    folder: tempfile::TempDir,
-    /// Of each server: for clients, for its followers, for elections.
-    ports: Vec<[u16; 3]>,
-    children: Vec<Option<Child>>,
-}
-
-impl Ensemble {
-    fn new(servers: usize) -> Self {
-        // Ports that are free now, all held until each is known.
-        let held: Vec<[TcpListener; 3]> = (0..servers)
-            .map(|_| std::array::from_fn(|_| TcpListener::bind("127.0.0.1:0").unwrap()))
-            .collect();
-        let port = |listener: &TcpListener| listener.local_addr().unwrap().port();
-        let ports = held.iter().map(|three| three.each_ref().map(port)).collect();
-        drop(held);
-        let children = (0..servers).map(|_| None).collect();
-        let mut ensemble = Self { folder: tempfile::tempdir().unwrap(), ports, children };
-        (0..servers).for_each(|server| ensemble.start(server));
-        ensemble
-    }
-
-    fn addresses(&self) -> String {
-        let addresses: Vec<String> =
-            self.ports.iter().map(|ports| format!("127.0.0.1:{}", ports[0])).collect();
-        addresses.join(",")
-    }
-
-    fn start(&mut self, server: usize) {
-        let folder = self.folder.path().join(server.to_string());
-        std::fs::create_dir_all(folder.join("data")).unwrap();
-        std::fs::write(folder.join("data/myid"), (server + 1).to_string()).unwrap();
-        let mut settings = format!(
-            "tickTime=100\ninitLimit=50\nsyncLimit=20\ndataDir={}\nclientPort={}\nclientPortAddress=127.0.0.1\n\
-             admin.enableServer=false\nmaxClientCnxns=0\n",
-            folder.join("data").display(),
-            self.ports[server][0]
-        );
-        if self.ports.len() > 1 {
-            for (index, ports) in self.ports.iter().enumerate() {
-                settings += &format!("server.{}=127.0.0.1:{}:{}\n", index + 1, ports[1], ports[2]);
-            }
-        }
-        std::fs::write(folder.join("zoo.cfg"), settings).unwrap();
-        let log = std::fs::File::create(folder.join("log")).unwrap();
-        let child = Command::new("java")
-            .args(["-Xmx96m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", JAR])
-            .arg("org.apache.zookeeper.server.quorum.QuorumPeerMain")
-            .arg(folder.join("zoo.cfg"))
-            .stdin(Stdio::null())
-            .stdout(log.try_clone().unwrap())
-            .stderr(log)
-            .spawn();
-        self.children[server] = Some(child.unwrap());
-    }
-
-    fn kill(&mut self, server: usize) {
-        if let Some(mut child) = self.children[server].take() {
-            child.kill().unwrap();
-            child.wait().unwrap();
-        }
-    }
-}
-
-impl Drop for Ensemble {
-    fn drop(&mut self) {
-        (0..self.children.len()).for_each(|server| self.kill(server));
-    }
-}
 
 /// One cluster on the ensemble, under a root of its own.
 struct Zoo<'a> {
@@ -129,14 +59,6 @@ impl Drop for Zoo<'_> {
     fn drop(&mut self) {
         self.clients.lock().unwrap().drain(..).for_each(|client| client.stop());
     }
-}
-
-fn is_there() -> bool {
-    let there = Path::new(JAR).exists() && Command::new("java").arg("-version").output().is_ok();
-    if !there {
-        println!("zookeeper: skipped: needs zookeeper");
-    }
-    there
 }
 
 fn run(servers: usize) {
@@ -219,4 +141,92 @@ fn zookeeper_loses_its_servers_one_by_one() {
     }
     member.stop();
     println!("zookeeper x3: {rounds} servers killed in turn, at number {} epoch {}", last.number, last.epoch);
+}
+
+/// A member that reaches one server only, which stands in the same namespace.
+struct Cut {
+    zoo: Arc<ZooKeeper>,
+    member: Arc<Membership>,
+}
+
+fn join_at(
+    namespaces: &Namespaces,
+    address: &str,
+    node: u32,
+    server: usize,
+    root: &str,
+    rules: Rules,
+) -> Cut {
+    let soon = SystemHost.now().after(Duration::from_secs(60));
+    // Threads and sockets that are made in here are in the namespace.
+    namespaces.inside(server as u32 + 1, || {
+        let zoo = ZooKeeper::connect(Arc::new(SystemHost), address, root, rules, soon).unwrap();
+        zoo.start_expeller().unwrap();
+        let joining =
+            Joining { node: NodeId::new(node), replaces: None, medium: 2, address: Address::default() };
+        let member = Membership::join(Arc::new(SystemHost), zoo.clone(), &joining, soon).unwrap();
+        Cut { zoo, member }
+    })
+}
+
+fn wait_for(what: &str, mut there: impl FnMut() -> bool) -> Time {
+    let limit = SystemHost.now().after(Duration::from_secs(90));
+    while !there() {
+        assert!(SystemHost.now() < limit, "{what} never came");
+        let pause = SystemHost.now().after(Duration::from_millis(2));
+        let _ = SystemHost.wait(&ipc::Word::new(0), 0, Some(pause));
+    }
+    SystemHost.now()
+}
+
+/// A server is cut off together with a member beside it: a follower from its leader, and a leader from its followers.
+/// The member has stopped before the other one serves.
+#[test]
+fn zookeeper_cut_in_two_fences_the_member_on_the_smaller_side() {
+    let Some(namespaces) = Some(3).filter(|_| is_there()).and_then(Namespaces::new) else {
+        return println!("zookeeper: skipped: needs zookeeper, root, ip");
+    };
+    let rounds = if std::env::var_os("HEARTH_PROVE").is_some() { 10 } else { 2 };
+    let rules = rules(5000);
+    let ensemble = Ensemble::between(&namespaces, 3);
+    let leads = |server: usize| namespaces.inside(server as u32 + 1, || ensemble.leads(server));
+    for round in 0..rounds {
+        let mut leader = 0;
+        wait_for("a leader", || (0..3).find(|server| leads(*server)).map(|server| leader = server).is_some());
+        let (cut, other) =
+            if round % 2 == 0 { ((leader + 1) % 3, leader) } else { (leader, (leader + 1) % 3) };
+        let root = format!("/cut{round}");
+        let first = join_at(&namespaces, &ensemble.address(cut), 1, cut, &root, rules);
+        let second = join_at(&namespaces, &ensemble.address(other), 2, other, &root, rules);
+        let path = Path::root();
+        let chain = [1, 2].map(|node| Placement { node: NodeId::new(node), hot: true }).to_vec();
+        let place =
+            Change::SetSubtree { path: path.clone(), version: ChangeNumber::new(0), chain, copies_min: 1 };
+        let soon = || SystemHost.now().after(Duration::from_secs(60));
+        namespaces.inside(other as u32 + 1, || second.zoo.propose(&place, soon()).unwrap());
+        wait_for("the first lease manager", || first.member.may_serve(&path));
+        namespaces.link(cut as u32 + 1, false);
+        let at = SystemHost.now();
+        let mut valid_until = at;
+        let out = wait_for("the next lease manager", || {
+            valid_until = first.member.valid_until().map_or(valid_until, |until| until.max(valid_until));
+            assert!(!(first.member.may_serve(&path) && second.member.may_serve(&path)), "two serve");
+            second.member.may_serve(&path)
+        });
+        println!(
+            "zookeeper, round {round}, {} cut off: valid until {} us, the other serves {} us, {} ms after the cut",
+            if cut == leader { "the leader" } else { "a follower" },
+            valid_until.as_ns() / 1000,
+            out.as_ns() / 1000,
+            out.since(at).as_millis()
+        );
+        assert!(valid_until < out, "the member could still have served");
+        namespaces.link(cut as u32 + 1, true);
+        wait_for("the end of the membership", || first.member.party().is_none());
+        for side in [first, second] {
+            side.member.stop();
+            side.zoo.stop();
+        }
+    }
+    println!("zookeeper x3: {rounds} cuts, the member on the smaller side had stopped every time");
 }

@@ -1,30 +1,67 @@
 //! The embedded manager as a process of its own: the test binary starts itself, with the test that becomes the manager
 //! if the environment says so. The process ends with SIGKILL, or by itself when its parent is gone.
 
-use cluster::{Embedded, Limits, Rules};
+use cluster::line::{EPOCH, MANAGER, settings};
+use cluster::{Embedded, Limits, Place, Remote, Rules};
+use format::NodeId;
 use ipc::{Host, SystemHost, Word};
+use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
+use transport::{ClusterKey, Endpoint, Fabric, Identity};
 
 const FOLDER: &str = "HEARTH_TEST_MANAGER_FOLDER";
 const LEASE_MS: &str = "HEARTH_TEST_MANAGER_LEASE_MS";
+const PORT: &str = "HEARTH_TEST_MANAGER_PORT";
+
+/// An endpoint for connections between a manager and others.
+fn endpoint(node: NodeId) -> Endpoint {
+    let identity = Identity { cluster: [7; 16], key: ClusterKey::new([5; 32]), node };
+    Fabric::tcp("127.0.0.1").endpoint(Arc::new(SystemHost), identity, EPOCH, settings()).unwrap()
+}
 
 /// A manager's folder with its process.
 pub struct ManagerProcess {
     folder: tempfile::TempDir,
     rules: Rules,
+    /// Where it listens for nodes too.
+    port: Option<u16>,
     child: Option<Child>,
 }
 
 impl ManagerProcess {
     /// A new cluster.
     pub fn new(rules: Rules) -> Self {
+        Self::with(rules, None)
+    }
+
+    /// A new cluster whose manager listens for nodes too.
+    #[allow(dead_code, reason = "not every test asks over the network")]
+    pub fn listening(rules: Rules) -> Self {
+        let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        Self::with(rules, Some(free))
+    }
+
+    fn with(rules: Rules, port: Option<u16>) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let mut process = Self { folder, rules, child: None };
+        let mut process = Self { folder, rules, port, child: None };
         process.start();
         process
+    }
+
+    /// A client, by the way in which the manager is to be reached.
+    #[allow(dead_code, reason = "not every test asks over the network")]
+    pub fn client(&self) -> Remote {
+        let host = Arc::new(SystemHost);
+        match self.port {
+            None => Remote::new(host, &self.socket()),
+            Some(port) => {
+                let address = format!("127.0.0.1:{port}");
+                Remote::at(host, Place::Node { endpoint: endpoint(NodeId::new(99)), address })
+            }
+        }
     }
 
     /// Where clients connect.
@@ -38,6 +75,7 @@ impl ManagerProcess {
             .args(["--exact", "manager_process", "--nocapture", "--test-threads=1"])
             .env(FOLDER, self.folder.path().join("manager"))
             .env(LEASE_MS, self.rules.lease().as_millis().to_string())
+            .envs(self.port.map(|port| (PORT, port.to_string())))
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -68,7 +106,7 @@ pub fn serve_if_told() {
     let host = Arc::new(SystemHost);
     let until = host.now().after(Duration::from_secs(10));
     let never = Word::new(0);
-    let manager = loop {
+    let mut manager = loop {
         match Embedded::start(host.clone(), folder.as_ref(), rules, Limits::default()) {
             Ok(manager) => break manager,
             // The kernel has not let go of what the killed one held.
@@ -79,6 +117,13 @@ pub fn serve_if_told() {
             Err(error) => panic!("{error}"),
         }
     };
+    // Held as long as the manager: its thread drives the connections.
+    let endpoint = std::env::var(PORT).ok().map(|port| {
+        let endpoint = endpoint(MANAGER);
+        manager.listen(&endpoint, &port).unwrap();
+        endpoint
+    });
     let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
     manager.stop();
+    drop(endpoint);
 }
