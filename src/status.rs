@@ -52,6 +52,16 @@ pub struct NodeStatus {
     pub flips: u64,
     /// What is attached.
     pub programs: Vec<ProgramStatus>,
+    /// What is kept for processes that may come for it: open files that were given to a child or over an exec, or that
+    /// a session left which ended by force.
+    #[serde(default)]
+    pub estates: u64,
+    /// Open files that are referred to by call.
+    #[serde(default)]
+    pub references: u64,
+    /// Sessions that were ended by force since the daemon started, the oldest forgotten: the user, and why.
+    #[serde(default)]
+    pub forced_ends: Vec<String>,
     /// What the recovery at the daemon's start found damaged in logs: acknowledged, and lost.
     #[serde(default)]
     pub losses: Vec<String>,

@@ -20,6 +20,7 @@ use format::node::{self, NodeView};
 use format::record::{self, FILE_BYTES_MAX, Operation, Record, SYMLINK_BYTES_MAX, XATTR_BYTES_MAX};
 use format::register::{REGISTER_ENTRY_BYTES, REGISTER_KNOWN_MAX, RegisterEntry};
 use format::root::{ROOT_MAGIC, Root};
+use format::share::{LifelineNote, NOTE_FILES_MAX, SHARE_FILES_MAX, ShareRequest};
 use format::superblock::{FileKind, MAGIC, POOL_VERSION, Superblock};
 use format::wire::{
     FrameHead, FrameKind, Knock, RemoteHead, WIRE_VERSION, WIRE_VERSION_MIN, WireChallenge, WireHello,
@@ -33,7 +34,7 @@ use zerocopy::{FromBytes, IntoBytes};
 pub type Body = fn(&[u8]);
 
 /// All targets, by name.
-pub const TARGETS: [(&str, Body); 12] = [
+pub const TARGETS: [(&str, Body); 13] = [
     ("call", call),
     ("cluster", cluster),
     ("envelope", envelope),
@@ -44,6 +45,7 @@ pub const TARGETS: [(&str, Body); 12] = [
     ("record", record),
     ("register", register),
     ("root", root),
+    ("share", share),
     ("superblock", superblock),
     ("wire", wire),
 ];
@@ -130,6 +132,18 @@ pub fn register(bytes: &[u8]) {
     assert!(RegisterEntry::decode(&right, number.get() ^ 1, place).is_err(), "of another register");
     flip_one_bit(&mut right);
     assert!(RegisterEntry::decode(&right, number.get(), place).is_err(), "a changed entry was accepted");
+}
+
+/// Input: a request to give open files away, or a note about them.
+pub fn share(bytes: &[u8]) {
+    if let Ok((request, files)) = ShareRequest::decode(bytes) {
+        assert!(files.len() <= SHARE_FILES_MAX);
+        assert_eq!([request.as_bytes(), files.as_bytes()].concat(), bytes);
+    }
+    if let Ok((note, files)) = LifelineNote::decode(bytes) {
+        assert!(files.len() <= NOTE_FILES_MAX && files.len() == note.count.get() as usize);
+        assert_eq!([note.as_bytes(), files.as_bytes()].concat(), bytes);
+    }
 }
 
 /// Input: a frame, its checksum not looked at.
@@ -264,6 +278,7 @@ pub fn call(bytes: &[u8]) {
             call::split::<call::TicketRequest>(body).map(|(_, rest)| rest.len())
         }
         CallKind::SyncAll | CallKind::Statfs => Ok(body.len()),
+        CallKind::Share => ShareRequest::decode(body).map(|_| 0),
         _ => call::split::<call::InodeRequest>(body).map(|(_, rest)| rest.len()),
     };
     assert!(rest_bytes.is_ok_and(|rest| rest <= body.len()) || rest_bytes.is_err());

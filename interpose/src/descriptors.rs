@@ -270,6 +270,8 @@ impl Drop for Held {
 #[derive(Default)]
 pub struct Overlay {
     files: Vec<(i32, Held)>,
+    /// What they were at first.
+    pub given: Vec<Held>,
     /// Memory of an exec that succeeded, which nobody else frees.
     pub exec: Option<crate::exec::Image>,
 }
@@ -277,8 +279,10 @@ pub struct Overlay {
 impl Overlay {
     /// The process's descriptors as they are now.
     pub fn snapshot() -> Self {
-        let files = ours().into_iter().chain([CWD]).filter_map(|fd| Some((fd, of_number(fd)?))).collect();
-        Self { files, exec: None }
+        let found = ours().into_iter().chain([CWD]).filter_map(|fd| Some((fd, of_number(fd)?)));
+        let files: Vec<(i32, Held)> = found.collect();
+        let given = files.iter().map(|(_, held)| held.clone()).collect();
+        Self { files, given, exec: None }
     }
 }
 

@@ -53,6 +53,8 @@ pub struct Image {
     environment: Vec<u64>,
     record: Option<i32>,
     program: Option<i32>,
+    /// What the mount passes on.
+    passage: Option<i32>,
 }
 
 /// Serves `execve` and `execveat`.
@@ -67,7 +69,13 @@ pub fn exec(dir: i32, path: u64, arguments: u64, environment: u64, flags: u64) -
     image.find(&named, flags)?;
     image.environment = pointers(environment)?;
     image.set_environment(kept)?;
-    let real = image.hand_over()?;
+    let real = match image.hand_over() {
+        Ok(real) => real,
+        Err(errno) => {
+            image.left_over().for_each(raw::close);
+            return Err(errno.into());
+        }
+    };
     signals::before_exec();
     let errno = image.go();
     signals::after_failed_exec();
@@ -237,17 +245,22 @@ impl Image {
         for fd in numbers {
             inherited.push((fd, descriptors::get(fd)?));
         }
-        if self.cannot_be_preloaded() {
-            return Ok(inherited.iter().filter_map(|(fd, held)| make_real(*fd, held)).collect());
-        }
+        let preloaded = !self.cannot_be_preloaded();
+        let numbers = inherited.len();
         if let Some(held) = paths::cwd() {
             inherited.push((descriptors::CWD, held));
         }
         if inherited.is_empty() {
             return Ok(Vec::new());
         }
+        let passage = self.pass_on(&inherited)?;
+        if !preloaded {
+            return Ok(inherited[..numbers].iter().filter_map(|(fd, held)| make_real(*fd, held)).collect());
+        }
         let mut record = MAGIC.to_vec();
         record.extend_from_slice(&raw::process().to_le_bytes());
+        record.extend_from_slice(&(passage.len() as u32).to_le_bytes());
+        record.extend_from_slice(&passage);
         // Numbers of one description share its token.
         let mut done: Vec<&Held> = Vec::new();
         for (_, held) in &inherited {
@@ -277,6 +290,33 @@ impl Image {
         Ok(Vec::new())
     }
 
+    /// What the mount tells the next program. An exec that cannot succeed gives nothing away.
+    fn pass_on(&mut self, inherited: &[(i32, Held)]) -> Result<Vec<u8>, Errno> {
+        if self.program.is_none() {
+            const AT_EACCESS: u64 = libc::AT_EACCESS as u64;
+            let follow = self.flags & libc::AT_SYMLINK_NOFOLLOW as u64;
+            let empty = self.flags & libc::AT_EMPTY_PATH as u64;
+            let arguments = [
+                raw::number(self.dir),
+                self.path.as_ptr() as u64,
+                libc::X_OK as u64,
+                AT_EACCESS | follow | empty,
+            ];
+            // SAFETY: the path lives across the call.
+            let may = unsafe { raw::try_call(libc::SYS_faccessat2, &arguments) };
+            // Kernels before 5.8 and some sandboxes do not know the call: then the exec itself tells.
+            if let Err(Errno(errno @ (libc::ENOENT | libc::ENOTDIR | libc::EACCES | libc::ELOOP))) = may {
+                return Err(Errno(errno));
+            }
+        }
+        let mut staying: Vec<Handle> = inherited.iter().map(|(_, held)| held.handle()).collect();
+        staying.sort_unstable_by_key(|handle| handle.0);
+        staying.dedup();
+        let passage = mount().before_exec(&staying);
+        self.passage = passage.descriptor;
+        Ok(passage.token)
+    }
+
     /// True for an ELF program without an interpreter: it would find placeholders.
     fn cannot_be_preloaded(&self) -> bool {
         let flags = libc::O_RDONLY | libc::O_CLOEXEC;
@@ -291,6 +331,11 @@ impl Image {
         is_static(&bytes[..got])
     }
 
+    /// Descriptors to be closed if it does not succeed.
+    fn left_over(&self) -> impl Iterator<Item = i32> + use<> {
+        [self.record, self.program, self.passage].into_iter().flatten()
+    }
+
     /// Runs it; comes back only with an error.
     fn go(mut self) -> Errno {
         self.arguments.push(0);
@@ -302,7 +347,7 @@ impl Image {
             self.environment.as_ptr() as u64,
             self.flags,
         ];
-        let (record, program) = (self.record, self.program);
+        let left_over = self.left_over();
         if let Some(overlay) = local().borrowed() {
             // The memory is the parent's: it is freed when the parent goes on.
             // SAFETY: only this child uses the overlay until then.
@@ -314,7 +359,7 @@ impl Image {
             Err(errno) => errno,
             Ok(_) => Errno(libc::EIO),
         };
-        record.into_iter().chain(program).for_each(raw::close);
+        left_over.for_each(raw::close);
         errno
     }
 }
@@ -458,7 +503,9 @@ fn take_over(fd: i32) {
         }
     }
     raw::close(fd);
-    for (numbers, token) in decode(&record, raw::process()).unwrap_or_default() {
+    let Some((passage, inherited)) = decode(&record, raw::process()) else { return };
+    mount().after_exec(&passage);
+    for (numbers, token) in inherited {
         let Ok(held) = mount().import(&token).and_then(Held::new) else { continue };
         for fd in numbers {
             let _ = descriptors::put(fd, held.clone());
@@ -466,7 +513,8 @@ fn take_over(fd: i32) {
     }
 }
 
-type Inherited = Vec<(Vec<i32>, Vec<u8>)>;
+/// What the mount passed on; then numbers of descriptors, and what they stand for.
+type Inherited = (Vec<u8>, Vec<(Vec<i32>, Vec<u8>)>);
 
 /// The record's contents; `None` if it is not one, or another process's.
 fn decode(record: &[u8], process: i32) -> Option<Inherited> {
@@ -479,6 +527,9 @@ fn decode(record: &[u8], process: i32) -> Option<Inherited> {
     if word()? != process.cast_unsigned() {
         return None;
     }
+    let passage_bytes = word()? as usize;
+    let (passage, tail) = rest.split_at_checked(passage_bytes)?;
+    rest = tail;
     let mut found = Vec::new();
     while !rest.is_empty() {
         let (count, tail) = rest.split_first_chunk::<4>()?;
@@ -490,7 +541,7 @@ fn decode(record: &[u8], process: i32) -> Option<Inherited> {
         found.push((numbers, tail.get(..length)?.to_vec()));
         rest = &tail[length..];
     }
-    Some(found)
+    Some((passage.to_vec(), found))
 }
 
 #[cfg(test)]
@@ -502,16 +553,18 @@ mod tests {
         let mut record = MAGIC.to_vec();
         record.extend_from_slice(&7i32.to_le_bytes());
         record.extend_from_slice(&2u32.to_le_bytes());
+        record.extend_from_slice(b"pq");
+        record.extend_from_slice(&2u32.to_le_bytes());
         record.extend_from_slice(&1i32.to_le_bytes());
         record.extend_from_slice(&5i32.to_le_bytes());
         record.extend_from_slice(&3u32.to_le_bytes());
         record.extend_from_slice(b"abc");
-        assert_eq!(decode(&record, 7), Some(vec![(vec![1, 5], b"abc".to_vec())]));
+        assert_eq!(decode(&record, 7), Some((b"pq".to_vec(), vec![(vec![1, 5], b"abc".to_vec())])));
         assert_eq!(decode(&record, 8), None);
-        for cut in 13..record.len() {
+        for cut in 19..record.len() {
             assert_eq!(decode(&record[..cut], 7), None, "cut at {cut}");
         }
-        record[12..16].fill(0xff);
+        record[18..22].fill(0xff);
         assert_eq!(decode(&record, 7), None);
     }
 

@@ -1,19 +1,23 @@
 //! New processes.
 //!
 //! **fork**: a page that the kernel wipes in every forked child tells the child, at its first call that concerns us,
-//! that it is one, however it was made. It is then a new client of the mount.
+//! that it is one, however it was made. It is then a new client of the mount. Before a fork that the patched code makes
+//! the mount gives the open files to the child; one made in another way opens them anew.
 //!
 //! **vfork** and `posix_spawn`: the child runs on its parent's memory, with a descriptor table of its own. The
 //! `syscall` of clone, clone3 and vfork stays in place (the kernel may return from it on another stack); around it
 //! the parent is asked what it is about to make. Until it goes on, whoever runs on its thread block is that child,
 //! and works on an overlay.
 
-use crate::descriptors::Overlay;
-use crate::local::{BORROWED, local};
+use crate::descriptors::{self, Overlay};
+use crate::dispatch;
+use crate::local::{BORROWED, Local, local};
 use crate::memory;
 use crate::mount::Errno;
 use crate::raw;
+use crate::signals;
 use crate::start::site;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 /// A word in the page that a fork wipes: 1 in the process that wrote it.
@@ -21,6 +25,8 @@ static SEEN: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
 const PAGE: usize = 4096;
 /// [`crate::local::Local::cloning`]: a child on this thread's memory is under way.
 const VFORK: u32 = 1;
+/// The same: one with memory of its own that was given files.
+const FORK: u32 = 2;
 
 /// Maps the page.
 ///
@@ -59,12 +65,23 @@ pub unsafe extern "C" fn hearth_before(number: u64, first: u64) {
         libc::SYS_clone3 => memory::read_value(first).unwrap_or(0),
         _ => 0,
     };
-    let shares = flags & libc::CLONE_VM as u64 != 0 && flags & libc::CLONE_THREAD as u64 == 0;
-    if flags & libc::CLONE_VM as u64 == 0 {
+    let shares = flags & libc::CLONE_VM as u64 != 0;
+    if !shares {
         crate::openings::note_fork();
     }
     let local = local();
-    if !shares || local.borrowed().is_some() || site().is_none() {
+    let thread = flags & libc::CLONE_THREAD as u64 != 0;
+    if thread || local.is_inside() || local.borrowed().is_some() || site().is_none() {
+        return;
+    }
+    if descriptors::any() {
+        local.inside(give);
+        // Before the child is made: it would have the signal, too.
+        signals::deliver(local);
+    }
+    if !shares {
+        let given = local.given.load(Ordering::Relaxed) != 0;
+        local.cloning.store(if given { FORK } else { 0 }, Ordering::Relaxed);
         return;
     }
     local.inside(|| {
@@ -75,12 +92,50 @@ pub unsafe extern "C" fn hearth_before(number: u64, first: u64) {
     local.mode.fetch_or(BORROWED, Ordering::Relaxed);
 }
 
+/// Gives the child that is about to be made the open files. A failure is the mount's affair: the call goes on.
+fn give() {
+    notice();
+    if let Some(site) = site().filter(|_| !dispatch::poisoned()) {
+        let _ = catch_unwind(AssertUnwindSafe(|| site.mount.before_fork()));
+    }
+}
+
 /// After a clone, in parent and child: its result. Of a child that shares the parent's memory nothing is to be done.
 pub unsafe extern "C" fn hearth_after(result: u64, _first: u64) {
     let local = local();
-    if result == 0 || local.cloning.swap(0, Ordering::Relaxed) != VFORK {
+    match local.cloning.load(Ordering::Relaxed) {
+        FORK => {
+            local.cloning.store(0, Ordering::Relaxed);
+            if result == 0 {
+                local.inside(notice);
+            } else {
+                let_go(local, result);
+            }
+        }
+        VFORK if result != 0 => {
+            local.cloning.store(0, Ordering::Relaxed);
+            end_overlay(local);
+            let_go(local, result);
+        }
+        _ => {}
+    }
+}
+
+/// In the parent: what the child was given is its own now.
+fn let_go(local: &Local, result: u64) {
+    if local.given.load(Ordering::Relaxed) == 0 {
         return;
     }
+    local.inside(|| {
+        if let Some(site) = site() {
+            site.mount.after_fork(u32::try_from(result.cast_signed()).ok());
+        }
+    });
+    signals::deliver(local);
+}
+
+/// The child on this thread's memory is gone from it.
+fn end_overlay(local: &Local) {
     // An exec of the child's never came back: what it left here is not the parent's.
     local.mode.store(0, Ordering::Relaxed);
     local.deferred.store(0, Ordering::Relaxed);

@@ -31,6 +31,10 @@ pub struct Local {
     pub overlay: AtomicPtr<crate::descriptors::Overlay>,
     /// What the kernel said about the deferred signal.
     pub info: [AtomicU64; SIGINFO_BYTES / 8],
+    /// What a child that is being made is given (see `tree`): its number, and the slot of its lifeline plus one.
+    pub given: AtomicU64,
+    /// See [`Self::given`].
+    pub lifeline: AtomicU32,
 }
 
 /// Bytes kept for [`Local`] in the TLS block.
@@ -91,6 +95,8 @@ impl Local {
             mask: AtomicU64::new(0),
             overlay: AtomicPtr::new(std::ptr::null_mut()),
             info: [const { AtomicU64::new(0) }; SIGINFO_BYTES / 8],
+            given: AtomicU64::new(0),
+            lifeline: AtomicU32::new(0),
         }
     }
 

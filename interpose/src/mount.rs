@@ -86,6 +86,15 @@ pub enum Lock<'a> {
     Range(i32, &'a mut libc::flock),
 }
 
+/// What the next program is told, beside its files.
+#[derive(Debug, Default)]
+pub struct Passage {
+    /// For [`Mount::after_exec`].
+    pub token: Vec<u8>,
+    /// A descriptor that it inherits; closed if there is no next program.
+    pub descriptor: Option<i32>,
+}
+
 /// What serves the files. Each method answers what the system call of its name does; `Errno::LEAVES` from those
 /// that take a place.
 pub trait Mount: Sync {
@@ -151,6 +160,21 @@ pub trait Mount: Sync {
     /// Fences of the update log and bytes written to it, as far as the mount has one.
     fn log_costs(&self) -> (u64, u64) {
         (0, 0)
+    }
+    /// Before an exec over which these files stay open; all of them are also exported.
+    fn before_exec(&self, staying: &[Handle]) -> Passage {
+        let _ = staying;
+        Passage::default()
+    }
+    /// The other side of it, before the files are imported.
+    fn after_exec(&self, token: &[u8]) {
+        let _ = token;
+    }
+    /// A child is about to be made, while files are open.
+    fn before_fork(&self) {}
+    /// It was made, or was not; in the parent.
+    fn after_fork(&self, child: Option<u32>) {
+        let _ = child;
     }
     /// The process is a forked child: a new client that shares its parent's open files.
     fn after_fork_child(&self);

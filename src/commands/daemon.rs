@@ -207,6 +207,8 @@ fn status(cluster: &Cluster, node: &Node, daemon: &Daemon) -> NodeStatus {
         inodes: usage.inodes,
         flips: daemon.flip().get(),
         programs,
+        estates: daemon.estates() as u64,
+        references: daemon.references() as u64,
         losses: Vec::new(),
         forced_ends: daemon
             .ejections()

@@ -1,31 +1,36 @@
 //! The node's tree as the mount of this crate: [`Vfs`] over a [`LibFs`] that attaches at the first call that
 //! concerns it.
 //!
-//! A forked child is a new client: it attaches by itself and opens anew, by the path it was opened by, what its
-//! parent had open; so does the next program after exec. What they share is the offset, the flags and the number of
-//! the description's locks ([`crate::openings`]). A file that lost that name since cannot be opened anew: ESTALE.
+//! A forked child is a new client: it attaches by itself and comes for what its parent had open; so does the next
+//! program after exec ([`given`]). What they share is the offset, the flags and the number of the description's locks
+//! ([`crate::openings`]). A child that was made so that nobody saw it coming opens anew, by the path it was opened by,
+//! what its parent had open: what lost that name since is ESTALE.
 //!
-//! **Locks.** None here: what a fork may find half done is either swapped in whole or left behind.
+//! **Locks.** One, held by the thread that attaches; a forked child has it free. What else a fork may find half done is
+//! either swapped in whole or left behind.
 
 mod answers;
+mod given;
 mod locks;
 mod paths;
 
 use crate::descriptors;
-use crate::mount::{Change, Entry, Errno, Handle, Lock, Mount, New, Place, Result, Target};
+use crate::mount::{Change, Entry, Errno, Handle, Lock, Mount, New, Passage, Place, Result, Target};
 use crate::openings;
 use answers::{errno_of, space_of, status_of, stop_of};
 use format::InodeNumber;
 use format::message::ROLE_PROGRAM;
 use format::record::FileType;
-use ipc::{Host, SystemHost};
+use given::Gift;
+use ipc::{Host, SystemHost, WAKE_ALL, Word};
+use libfs::share::Given;
 use libfs::socket::SocketConnector;
-use libfs::{LibFs, Limits};
+use libfs::{Attachment, Connector, LibFs, Limits};
 use paths::{joined, path_of_directory};
 use std::io::{IoSlice, IoSliceMut};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use vfs::engine::{Engine, LockOwner, Target as NodeTarget};
 use vfs::file::OpenState;
 use vfs::vfs::{AccessIds, Owner, TimeToSet};
@@ -45,11 +50,54 @@ pub struct Tree {
     client: AtomicPtr<Client>,
     /// Counts the forks between the first program and this process: a [`Current`] of another era is a parent's.
     era: AtomicU32,
+    /// What this process was given.
+    gift: Gift,
+    /// Number of the owner of the process's own locks, which stay over an exec; 0 before the first attachment.
+    owner: AtomicU64,
+    /// 1 while a thread attaches: who was given something comes for it once.
+    attaching: Word,
 }
 
 /// What the process is to its node, once attached. Never freed: a fork may leave it to a child.
 struct Client {
     vfs: Vfs<LibFs>,
+    /// The owner of the process's own locks, if it may have some from before an exec.
+    owner: Option<LockOwner>,
+}
+
+/// Attaches the first time as the one who comes for what the process was given.
+struct Heir {
+    inner: SocketConnector,
+    number: AtomicU64,
+}
+
+impl Connector for Heir {
+    fn attach(&self, former: u64) -> std::result::Result<Attachment, libfs::Error> {
+        let number = self.number.load(Ordering::Relaxed);
+        let attached = self.inner.attach(if former == 0 { number } else { former })?;
+        self.number.store(0, Ordering::Relaxed);
+        Ok(attached)
+    }
+}
+
+/// The right to attach, one thread's at a time.
+struct Turn<'a>(&'a Word);
+
+impl<'a> Turn<'a> {
+    fn take(word: &'a Word) -> Self {
+        // Acquire pairs with the Release below.
+        while word.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            SystemHost.wait(word, 1, None);
+        }
+        Self(word)
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.0.store(0, Ordering::Release);
+        SystemHost.wake(self.0, WAKE_ALL);
+    }
 }
 
 /// An open file description, behind a [`Handle`].
@@ -77,7 +125,14 @@ fn keep(fd: i32) {
 impl Tree {
     /// The tree behind a socket. Nothing is attached yet.
     pub fn new(socket: PathBuf) -> Self {
-        Self { socket, client: AtomicPtr::default(), era: AtomicU32::new(0) }
+        Self {
+            socket,
+            client: AtomicPtr::default(),
+            era: AtomicU32::new(0),
+            gift: Gift::default(),
+            owner: AtomicU64::new(0),
+            attaching: Word::new(0),
+        }
     }
 
     fn client(&self) -> Result<&Vfs<LibFs>> {
@@ -85,26 +140,39 @@ impl Tree {
         if let Some(client) = unsafe { self.client.load(Ordering::Acquire).as_ref() } {
             return Ok(&client.vfs);
         }
+        self.attach()
+    }
+
+    /// Attaches, and opens all that the process was given; one thread does.
+    #[cold]
+    fn attach(&self) -> Result<&Vfs<LibFs>> {
+        let turn = Turn::take(&self.attaching);
+        // SAFETY: as in `client`.
+        if let Some(client) = unsafe { self.client.load(Ordering::Acquire).as_ref() } {
+            return Ok(&client.vfs);
+        }
         let host: Arc<dyn Host> = Arc::new(SystemHost);
         let version = env!("CARGO_PKG_VERSION");
-        let connector =
-            Arc::new(SocketConnector::new(host.clone(), self.socket.clone(), version, ROLE_PROGRAM, keep));
+        let inner = SocketConnector::new(host.clone(), self.socket.clone(), version, ROLE_PROGRAM, keep);
+        let connector = Arc::new(Heir { inner, number: AtomicU64::new(self.gift.number()) });
         let libfs = LibFs::new(host, connector, Limits::default()).map_err(|_| Errno(libc::EIO))?;
-        let owner = LockOwner::Process { id: SystemHost.random(), pid: crate::raw::process().unsigned_abs() };
+        let inherited = self.owner.load(Ordering::Relaxed);
+        let id = if inherited == 0 { SystemHost.random() } else { inherited };
+        self.owner.store(id, Ordering::Relaxed);
+        let owner = LockOwner::Process { id, pid: crate::raw::process().unsigned_abs() };
         let vfs = Vfs::new(Arc::new(libfs), credential(), owner).map_err(errno_of)?;
         vfs.umask(0);
-        let client = Box::into_raw(Box::new(Client { vfs }));
-        match self.client.compare_exchange(std::ptr::null_mut(), client, Ordering::AcqRel, Ordering::Acquire)
-        {
-            // SAFETY: published just now, never freed.
-            Ok(_) => Ok(unsafe { &(*client).vfs }),
-            Err(other) => {
-                // SAFETY: made here, known to nobody; the other one is never freed.
-                drop(unsafe { Box::from_raw(client) });
-                // SAFETY: published by another thread, never freed.
-                Ok(unsafe { &(*other).vfs })
-            }
+        let client = Box::into_raw(Box::new(Client { vfs, owner: (inherited != 0).then_some(owner) }));
+        // Pairs with the Acquire of `client`.
+        self.client.store(client, Ordering::Release);
+        self.gift.end();
+        drop(turn);
+        for held in given::open_files() {
+            // What cannot be opened now says so when it is used.
+            let _ = self.file(&held.handle());
         }
+        // SAFETY: published above, never freed.
+        Ok(unsafe { &(*client).vfs })
     }
 
     fn era(&self) -> u32 {
@@ -124,14 +192,10 @@ impl Tree {
     /// Opens what the process inherited. Of several threads that try, the first one's counts.
     fn open_anew<'a>(&self, open: &'a Open) -> Result<&'a File> {
         let vfs = self.client()?;
-        // The root's own path has no name in it.
-        let path = if open.path.is_empty() { b"." } else { open.path.as_slice() };
-        let place = vfs::Place { base: Base::Root, path };
-        let file = vfs.open(place, open.flags & !ONLY_ONCE, 0).map_err(|_| Errno(libc::ESTALE))?;
-        if file.inode() != open.inode {
-            vfs.close(&file, true);
-            return Err(Errno(libc::ESTALE));
-        }
+        let file = match self.adopt(vfs, open) {
+            Ok(file) => file,
+            Err(_) => open_by_path(vfs, open)?,
+        };
         let file = shared(file, open.place, false);
         let fresh = Box::into_raw(Box::new(Current { era: self.era(), file }));
         let before = open.current.load(Ordering::Acquire);
@@ -146,6 +210,19 @@ impl Tree {
         }
         // SAFETY: set by now, and freed only at the close.
         Ok(unsafe { &(*open.current.load(Ordering::Acquire)).file })
+    }
+
+    /// Opens what the process was given, by its number.
+    fn adopt(&self, vfs: &Vfs<LibFs>, open: &Open) -> std::result::Result<File, vfs::Error> {
+        let (handle, attributes) = vfs.engine().adopt(open.inode, given::access_of(open.flags))?;
+        let given = given::given(open);
+        vfs.engine().speaks_for(&given);
+        // SAFETY: a client is never freed, and this one is there.
+        let client = unsafe { self.client.load(Ordering::Acquire).as_ref() };
+        if let Some(owner) = client.and_then(|client| client.owner) {
+            vfs.engine().speaks_for(&Given { owner: Some(owner), ..given });
+        }
+        vfs.adopt(&attributes, handle, open.flags & !ONLY_ONCE)
     }
 
     /// The place of a call, for the tree.
@@ -171,6 +248,19 @@ impl Tree {
         };
         act(vfs, subject).map_err(stop_of)
     }
+}
+
+/// Opens what the process has from another by the path that it was opened by, if that still leads there.
+fn open_by_path(vfs: &Vfs<LibFs>, open: &Open) -> Result<File> {
+    // The root's own path has no name in it.
+    let path = if open.path.is_empty() { b"." } else { open.path.as_slice() };
+    let place = vfs::Place { base: Base::Root, path };
+    let file = vfs.open(place, open.flags & !ONLY_ONCE, 0).map_err(|_| Errno(libc::ESTALE))?;
+    if file.inode() != open.inode {
+        vfs.close(&file, true);
+        return Err(Errno(libc::ESTALE));
+    }
+    Ok(file)
 }
 
 /// What stands behind a handle.
@@ -236,6 +326,8 @@ impl Mount for Tree {
             }
             // SAFETY: nobody else knows it any more.
             drop(unsafe { Box::from_raw(open.current.load(Ordering::Acquire)) });
+        } else if self.client.load(Ordering::Acquire).is_null() {
+            self.say_closed(&open);
         }
         if let Some(place) = open.place {
             place.give_back();
@@ -436,8 +528,26 @@ impl Mount for Tree {
         counters.map_or((0, 0), |counters| (counters.fences, counters.bytes))
     }
 
+    fn before_exec(&self, staying: &[Handle]) -> Passage {
+        self.pass_on(staying)
+    }
+
+    fn after_exec(&self, token: &[u8]) {
+        self.come_after(token);
+    }
+
+    fn before_fork(&self) {
+        self.give_to_child();
+    }
+
+    fn after_fork(&self, child: Option<u32>) {
+        Self::let_child_go(child);
+    }
+
     fn after_fork_child(&self) {
         openings::note_child();
+        self.attaching.store(0, Ordering::Relaxed);
+        self.take_as_child();
         // The parent's client, its locks and mappings are the parent's: they are forgotten, not ended.
         self.client.store(std::ptr::null_mut(), Ordering::Release);
         self.era.fetch_add(1, Ordering::Relaxed);

@@ -67,6 +67,8 @@ pub enum CallKind {
     RedeemLock = 22,
     /// [`TicketRequest`]: takes it back. Response: [`LockResponse`], its ticket 0 if it was granted before.
     CancelLock = 23,
+    /// [`crate::share::ShareRequest`]. Response: [`crate::share::ShareResponse`]; the lifeline follows on the socket.
+    Share = 24,
 }
 
 impl CallKind {
@@ -75,7 +77,7 @@ impl CallKind {
     /// # Errors
     /// `Kind`.
     pub fn from_raw(raw: u16) -> Result<Self, DecodeError> {
-        const ALL: [CallKind; 23] = [
+        const ALL: [CallKind; 24] = [
             CallKind::Walk,
             CallKind::Lease,
             CallKind::Open,
@@ -99,6 +101,7 @@ impl CallKind {
             CallKind::ReleaseLocks,
             CallKind::RedeemLock,
             CallKind::CancelLock,
+            CallKind::Share,
         ];
         usize::from(raw).checked_sub(1).and_then(|index| ALL.get(index)).copied().ok_or(DecodeError::Kind)
     }

@@ -20,6 +20,7 @@ pub mod record;
 pub mod register;
 pub mod root;
 pub mod session;
+pub mod share;
 pub mod superblock;
 pub mod wire;
 

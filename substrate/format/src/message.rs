@@ -32,6 +32,8 @@ pub enum MessageKind {
     Refusal = 3,
     /// Descriptors that a request asked for. A [`Parcel`].
     Parcel = 4,
+    /// Over a lifeline. A [`crate::share::LifelineNote`].
+    Note = 5,
 }
 
 /// Head of a message on the socket. A message is one packet.
@@ -88,6 +90,7 @@ impl MessageHeader {
             2 => MessageKind::Welcome,
             3 => MessageKind::Refusal,
             4 => MessageKind::Parcel,
+            5 => MessageKind::Note,
             _ => return Err(DecodeError::Kind),
         };
         Ok((kind, descriptors, body))

@@ -39,6 +39,10 @@ pub enum RegisterKind {
     End = 10,
     /// `first` inodes from `inode` on were the own range of a session that it goes on from.
     Range = 11,
+    /// It speaks for `owner` of locks, a `detail`, together with others.
+    Speak = 12,
+    /// It does not any more; if nobody does, the owner's locks end.
+    Silent = 13,
 }
 
 impl RegisterKind {
@@ -59,6 +63,8 @@ impl RegisterKind {
             9 => Self::Inherit,
             10 => Self::End,
             11 => Self::Range,
+            12 => Self::Speak,
+            13 => Self::Silent,
             _ => return Err(DecodeError::Kind),
         })
     }

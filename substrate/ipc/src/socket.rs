@@ -124,6 +124,31 @@ impl Connection {
         }
     }
 
+    /// Two ends of a new connection.
+    ///
+    /// # Errors
+    /// `System`: no descriptor free.
+    pub fn pair() -> Result<(Self, Self), Error> {
+        let kind = (libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK) as usize;
+        let mut ends = [0i32; 2];
+        let arguments = [argument(libc::AF_UNIX), kind, 0, ends.as_mut_ptr() as usize, 0, 0];
+        // SAFETY: the kernel writes two descriptors there.
+        check("socketpair", unsafe { syscall(libc::SYS_socketpair, arguments) })?;
+        // SAFETY: the kernel has just made both for us.
+        let [one, other] = ends.map(|raw| Self(unsafe { Descriptor::from_raw(raw) }));
+        Ok((one, other))
+    }
+
+    /// Goes on with an end that came as a descriptor.
+    pub fn from_descriptor(descriptor: Descriptor) -> Self {
+        Self(descriptor)
+    }
+
+    /// Its descriptor.
+    pub fn into_descriptor(self) -> Descriptor {
+        self.0
+    }
+
     /// The socket: readable when a message has come or the other side has gone.
     pub fn descriptor(&self) -> &Descriptor {
         &self.0

@@ -50,6 +50,20 @@ impl<E: Engine> Vfs<E> {
         })
     }
 
+    /// What another process opened with these flags, and gave to this one: the engine has it open anew, and pins
+    /// its inode for it.
+    ///
+    /// # Errors
+    /// `Invalid` for flags that nothing is opened with.
+    pub fn adopt(&self, attributes: &Attributes, handle: Handle, flags: c_int) -> Result<File, Error> {
+        let how = take_apart(flags)?;
+        if how.has(libc::O_PATH) {
+            self.engine.close(handle);
+            return Ok(file(attributes, None, &how));
+        }
+        Ok(file(attributes, Some(handle), &how))
+    }
+
     /// Closes one descriptor of a file: the process's own locks on it end. With the last descriptor of the
     /// description, in all processes, the description ends too.
     pub fn close(&self, file: &File, last: bool) {

@@ -10,6 +10,7 @@
 pub mod engine;
 pub mod error;
 pub mod session;
+pub mod share;
 pub mod socket;
 
 mod apply;

@@ -34,6 +34,13 @@ pub(crate) struct Asked {
     owners: BTreeSet<(LockOwner, InodeNumber)>,
 }
 
+impl Asked {
+    /// An owner may hold a lock there.
+    pub fn note(&mut self, owner: LockOwner, inode: InodeNumber) {
+        self.owners.insert((owner, inode));
+    }
+}
+
 /// A request that waits.
 struct Waiting {
     /// As it is called here.

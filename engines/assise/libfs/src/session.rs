@@ -8,7 +8,7 @@ use crate::error::Error;
 use format::SegmentId;
 use format::call::{CallKind, GrowResponse, Status};
 use format::session::Welcome;
-use ipc::Mapping;
+use ipc::{Descriptor, Mapping};
 use pmem::{ReadMapping, Region};
 use std::sync::Arc;
 use vfs::Caller;
@@ -59,4 +59,13 @@ pub trait Link: Send + Sync {
     /// # Errors
     /// `Disconnected`, `Media`.
     fn grown_log(&self, grown: &GrowResponse) -> Result<Region, Error>;
+
+    /// The lifeline that a `Share` call made.
+    ///
+    /// # Errors
+    /// `Disconnected`; `Refused` where there are no processes that something could be given to.
+    fn lifeline(&self, number: u64) -> Result<Descriptor, Error> {
+        let _ = number;
+        Err(Error::Refused)
+    }
 }

@@ -207,6 +207,10 @@ impl Link for SocketLink {
         Ok(ReadMapping::from_fd(OwnedFd::from(descriptor))?)
     }
 
+    fn lifeline(&self, number: u64) -> Result<Descriptor, Error> {
+        self.parcel(number)
+    }
+
     fn grown_log(&self, grown: &GrowResponse) -> Result<Region, Error> {
         let descriptor = self.parcel(grown.log.get())?;
         let log = Region::from_fd(OwnedFd::from(descriptor), self.class)?;

@@ -90,6 +90,8 @@ impl Core {
             all.push(asked(guest.peer.connection().descriptor()));
             all.push(asked(guest.peer.process()));
         }
+        let lifelines = self.state.lock().heirs.lifelines();
+        all.extend(lifelines.iter().map(|(_, lifeline)| asked(lifeline.descriptor())));
         // Whatever the wait ends with, the door looks at everything.
         let _ = poll(&mut all, Some(LOOK));
     }

@@ -401,7 +401,7 @@ impl Core {
         }
         state.sessions.insert(id, session);
         state.ranges.insert(first_inode, id);
-        let recovered = state.inherit(id, former);
+        let recovered = state.inherit(self, id, former);
         let usage = state.area.usage();
         let room = state.room.promise(id, self.config.room_blocks, &usage);
         let welcome = Welcome {

@@ -12,8 +12,10 @@ use ccnvm::SessionId;
 use format::register::{RegisterEntry, RegisterKind};
 use format::{InodeNumber, Sequence};
 use ipc::host::Host;
+use ipc::socket::Connection;
 use ipc::sync::Ordering;
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 use zerocopy::little_endian::U64;
 
 /// What a session left.
@@ -30,7 +32,12 @@ pub(crate) struct Estate {
     /// Everything that it had open is among the references. What a dead daemon's program had open is only known when
     /// the program says so.
     pub settled: bool,
+    /// Of what was given away: ends when nobody is left who could come for it.
+    lifeline: Option<Arc<Connection>>,
 }
+
+/// Process of an estate whose heir nobody has named.
+const NOBODY: u32 = u32::MAX;
 
 impl Estate {
     /// The session of an `Attach` entry.
@@ -46,7 +53,39 @@ impl Estate {
             ranges: vec![(entry.inode, entry.first.get())],
             recovered: Vec::new(),
             settled: false,
+            lifeline: None,
         }
+    }
+
+    /// What a session of this user and group gives away.
+    pub fn given(
+        session: SessionId,
+        (uid, gid): (u32, u32),
+        known: BTreeMap<InodeNumber, Known>,
+        lifeline: Arc<Connection>,
+    ) -> Self {
+        Self {
+            pid: NOBODY,
+            started: 0,
+            uid,
+            gid,
+            session,
+            known,
+            ranges: vec![(InodeNumber::NONE, 0)],
+            recovered: Vec::new(),
+            settled: true,
+            lifeline: Some(lifeline),
+        }
+    }
+
+    /// Whether it is known whose it is.
+    pub fn is_named(&self) -> bool {
+        self.pid != NOBODY
+    }
+
+    /// Says whose it is.
+    pub fn name(&mut self, pid: u32, started: u64) {
+        (self.pid, self.started) = (pid, started);
     }
 
     /// Takes what another estate of the same process had.
@@ -59,9 +98,9 @@ impl Estate {
         self.settled &= left.settled;
     }
 
-    /// Whether its process lives.
+    /// Whether its process lives; who may come for what was given is told by the lifeline.
     pub fn lives(&self, host: &dyn Host) -> bool {
-        host.started(self.pid) == Some(self.started)
+        self.lifeline.is_some() || host.started(self.pid) == Some(self.started)
     }
 
     pub fn knows(&self, inode: InodeNumber) -> bool {
@@ -71,16 +110,23 @@ impl Estate {
     /// As entries of the register, references and locks not included.
     pub fn put_entries(&self, entries: &mut Vec<RegisterEntry>) {
         let Self { pid, started, uid, gid, session, .. } = *self;
+        if !self.is_named() {
+            return;
+        }
         let who = Identity { pid, started, uid, gid };
         let (first, former) = self.ranges.split_first().expect("an estate begins with a session's own range");
         entries.push(register::attach_entry(session, &who, *first));
         register::put_possessions(session, former, &self.recovered, &self.known, entries);
     }
 
-    fn is_of(&self, session: &Session) -> bool {
-        self.pid == session.pid
-            && Some(self.started) == session.started
-            && (self.uid, self.gid) == (session.caller.uid, session.caller.gid)
+    /// Whether a session that goes on from session `former` inherits it.
+    fn is_for(&self, session: &Session, former: u64) -> bool {
+        // The number of what was given is known to nobody else.
+        let comes_for_it = self.lifeline.is_some() && self.session.0 == former;
+        comes_for_it
+            || self.pid == session.pid
+                && Some(self.started) == session.started
+                && (self.uid, self.gid) == (session.caller.uid, session.caller.gid)
     }
 }
 
@@ -95,6 +141,22 @@ impl Heirs {
 
     pub fn all(&self) -> impl Iterator<Item = &Estate> {
         self.0.iter()
+    }
+
+    /// One more.
+    pub fn add(&mut self, estate: Estate) {
+        self.0.push_back(estate);
+    }
+
+    /// The one under this number.
+    pub fn find(&mut self, session: SessionId) -> Option<&mut Estate> {
+        self.0.iter_mut().find(|estate| estate.session == session)
+    }
+
+    /// The lifelines of what was given away.
+    pub fn lifelines(&self) -> Vec<(SessionId, Arc<Connection>)> {
+        let given = self.0.iter().filter_map(|estate| Some((estate.session, estate.lifeline.clone()?)));
+        given.collect()
     }
 
     /// Whether a process that did not come back yet may have the inode open without a reference.
@@ -126,6 +188,7 @@ impl State {
             ranges,
             recovered: std::mem::take(&mut session.recovered),
             settled: !session.unsettled,
+            lifeline: None,
         };
         self.heirs.0.push_back(estate);
         while self.heirs.0.len() > core.config.sessions_max {
@@ -135,12 +198,21 @@ impl State {
 
     /// Gives a new session what earlier ones of the same process left. Says how far `former`'s log was recovered, if
     /// the session goes on from that.
-    pub fn inherit(&mut self, id: SessionId, former: u64) -> Option<Sequence> {
+    pub fn inherit(&mut self, core: &Core, id: SessionId, former: u64) -> Option<Sequence> {
+        // What its process closed before it came, it does not get.
+        self.hear_lifelines(core);
         loop {
             let session = self.sessions.get_mut(&id)?;
-            let Some(index) = self.heirs.0.iter().position(|estate| estate.is_of(session)) else { break };
+            let found = self.heirs.0.iter().find(|estate| estate.is_for(session, former));
+            let Some(number) = found.map(|estate| estate.session) else { break };
+            self.name_heir_of(number, id);
+            let session = self.sessions.get_mut(&id)?;
+            let index = self.heirs.0.iter().position(|estate| estate.session == number);
+            let Some(index) = index else { break };
             let estate = self.heirs.0.remove(index).expect("found above");
-            session.known.extend(estate.known);
+            for (inode, Known { readable }) in estate.known {
+                session.known.entry(inode).or_default().readable |= readable;
+            }
             session.former_ranges.extend(estate.ranges);
             session.unsettled |= !estate.settled;
             for (log, last) in estate.recovered {
@@ -183,7 +255,15 @@ impl State {
 
     /// Drops what processes left that are gone.
     pub fn drop_estates_of_dead(&mut self, core: &Core) {
+        self.hear_lifelines(core);
         while let Some(index) = self.heirs.0.iter().position(|estate| !estate.lives(&*core.host)) {
+            self.drop_estate(index);
+        }
+    }
+
+    /// Drops the one under this number.
+    pub fn drop_estate_of(&mut self, session: SessionId) {
+        if let Some(index) = self.heirs.0.iter().position(|estate| estate.session == session) {
             self.drop_estate(index);
         }
     }

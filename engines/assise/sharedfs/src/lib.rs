@@ -33,6 +33,7 @@ mod register;
 mod room;
 mod serve;
 mod session;
+mod share;
 mod state;
 pub mod table;
 mod upkeep;

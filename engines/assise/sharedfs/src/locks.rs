@@ -2,6 +2,7 @@
 //! numbers that processes choose; here each is bound to the user whose session named it first, so that nobody gives
 //! up or takes over a lock of another user, and ends with the last session that named it.
 
+use crate::register::speak_entry;
 use crate::state::{Core, State};
 use ccnvm::SessionId;
 use format::InodeNumber;
@@ -10,7 +11,9 @@ use format::call::{
     OWNER_DESCRIPTION, OWNER_PROCESS, Status, TicketRequest, split,
 };
 use format::register::{RegisterEntry, RegisterKind};
+use format::share::SharedFile;
 use ipc::host::{Host, WAKE_ALL};
+use ipc::ring::Link;
 use ipc::sync::{Ordering, Word};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -75,13 +78,14 @@ impl Locks {
     }
 
     /// Whether a session of this user may speak for the owner; if nobody does, it does from now on.
-    fn claim(&mut self, id: SessionId, uid: u32, owner: LockOwner) -> Result<(), Status> {
+    pub fn claim(&mut self, id: SessionId, uid: u32, owner: LockOwner) -> Result<(), Status> {
         let key = key_of(owner);
         if !self.speakers.contains_key(&key) && self.speakers.len() >= self.owners_max {
             return Err(Status::Limit);
         }
         let speaker = self.speakers.entry(key).or_insert_with(|| Speaker { uid, sessions: BTreeSet::new() });
-        if speaker.uid != uid {
+        // Who was given it may be another user by now.
+        if speaker.uid != uid && !speaker.sessions.contains(&id) {
             return Err(Status::Invalid);
         }
         speaker.sessions.insert(id);
@@ -89,9 +93,48 @@ impl Locks {
         Ok(())
     }
 
-    /// Whether the user speaks for the owner, without claiming it.
-    fn speaks(&self, uid: u32, owner: LockOwner) -> bool {
-        self.speakers.get(&key_of(owner)).is_some_and(|speaker| speaker.uid == uid)
+    /// Whether a session of this user may speak for the owner, without claiming it.
+    fn speaks(&self, id: SessionId, uid: u32, owner: LockOwner) -> bool {
+        let speaker = self.speakers.get(&key_of(owner));
+        speaker.is_some_and(|speaker| speaker.uid == uid || speaker.sessions.contains(&id))
+    }
+
+    /// The session does not speak for the owner any more; what nobody else speaks for ends. False if it never did.
+    pub fn fall_silent(&mut self, id: SessionId, owner: LockOwner) -> bool {
+        let Some(named) = self.named.get_mut(&id) else { return false };
+        let spoke = named.iter().find(|other| key_of(**other) == key_of(owner)).copied();
+        let Some(spoke) = spoke else { return false };
+        named.remove(&spoke);
+        if named.is_empty() {
+            self.named.remove(&id);
+        }
+        self.remove_speaker(id, spoke);
+        true
+    }
+
+    fn remove_speaker(&mut self, id: SessionId, owner: LockOwner) {
+        let Some(speaker) = self.speakers.get_mut(&key_of(owner)) else { return };
+        speaker.sessions.remove(&id);
+        if speaker.sessions.is_empty() {
+            self.speakers.remove(&key_of(owner));
+            self.table.release(owner, None);
+        }
+    }
+
+    /// Who speaks for an owner.
+    fn speakers_of(&self, owner: LockOwner) -> Vec<SessionId> {
+        let speaker = self.speakers.get(&key_of(owner));
+        speaker.map_or(Vec::new(), |speaker| speaker.sessions.iter().copied().collect())
+    }
+
+    /// What a session speaks for, and the locks of that, for the register.
+    pub fn put_entries_of(&self, id: SessionId, entries: &mut Vec<RegisterEntry>) {
+        let owners: Vec<LockOwner> = self.named.get(&id).into_iter().flatten().copied().collect();
+        entries.extend(owners.iter().map(|owner| speak_entry(id, *owner)));
+        let locks = self.table.all().filter(|(_, _, owner)| owners.contains(owner));
+        entries.extend(
+            locks.map(|(inode, lock, owner)| entry_of(RegisterKind::Lock, id, &request(inode, lock, owner))),
+        );
     }
 
     /// Nobody asks after what the session waits for any more. A lock that it was not told of it does not have.
@@ -129,6 +172,8 @@ impl Locks {
             (RegisterKind::Lock, Ok(lock)) if self.claim(id, uid, owner).is_ok() => {
                 let _ = self.table.lock(request.inode, owner, lock, None);
             }
+            (RegisterKind::Speak, _) => drop(self.claim(id, uid, owner)),
+            (RegisterKind::Silent, _) => drop(self.fall_silent(id, owner)),
             (RegisterKind::Unlock, Ok(lock)) => {
                 let _ = self.table.unlock(request.inode, owner, lock.family, lock.first, lock.last);
             }
@@ -142,6 +187,9 @@ impl Locks {
 
     /// All locks that are held, for the register.
     pub fn put_entries(&self, entries: &mut Vec<RegisterEntry>) {
+        for (id, owners) in &self.named {
+            entries.extend(owners.iter().map(|owner| speak_entry(*id, *owner)));
+        }
         for (inode, lock, owner) in self.table.all() {
             let Some(speaker) = self.speakers.get(&key_of(owner)) else { continue };
             let request = request(inode, lock, owner);
@@ -154,14 +202,18 @@ impl Locks {
     pub fn end(&mut self, id: SessionId) {
         self.leave(id);
         for owner in self.named.remove(&id).unwrap_or_default() {
-            let key = key_of(owner);
-            let Some(speaker) = self.speakers.get_mut(&key) else { continue };
-            speaker.sessions.remove(&id);
-            if speaker.sessions.is_empty() {
-                self.speakers.remove(&key);
-                self.table.release(owner, None);
-            }
+            self.remove_speaker(id, owner);
         }
+    }
+}
+
+/// The owner of the locks of an open file that is given away, if it has one.
+pub(crate) fn owner_of_file(file: &SharedFile) -> Result<Option<LockOwner>, Status> {
+    match file.owner_kind {
+        0 => Ok(None),
+        OWNER_PROCESS => Ok(Some(LockOwner::Process { id: file.owner.get(), pid: file.pid.get() })),
+        OWNER_DESCRIPTION => Ok(Some(LockOwner::Description(file.owner.get()))),
+        _ => Err(Status::Invalid),
     }
 }
 
@@ -271,7 +323,13 @@ impl Core {
         let (request, _) = split::<LockRequest>(body).map_err(|_| Status::Invalid)?;
         let mut state = self.state.lock();
         match kind {
-            CallKind::Lock => state.take_lock(id, &request),
+            CallKind::Lock => match state.take_lock(id, &request) {
+                Err(Status::WouldBlock) => {
+                    state.end_locks_of_dead(self, &request);
+                    state.take_lock(id, &request)
+                }
+                answer => answer,
+            },
             CallKind::Unlock => state.unlock(id, &request),
             CallKind::TestLock => state.test_lock(id, &request),
             CallKind::ReleaseLocks => state.release_locks(id, &request),
@@ -343,11 +401,29 @@ impl State {
         }
     }
 
+    /// Ends what is in the way and held by nobody who lives: a program's end is seen by others in the order in which
+    /// it is seen by who waited for it.
+    fn end_locks_of_dead(&mut self, core: &Core, request: &LockRequest) {
+        self.drop_estates_of_dead(core);
+        let (Ok(owner), Ok(lock)) = (owner_of(request), lock_of(request)) else { return };
+        while let Some((_, other)) = self.locks.table.conflict(request.inode, owner, lock) {
+            let dead = self.locks.speakers_of(other).into_iter().filter(|id| {
+                let peer = self.sessions.get(id).and_then(|session| session.peer.as_ref());
+                peer.is_some_and(|peer| !peer.is_up())
+            });
+            let dead: Vec<SessionId> = dead.collect();
+            dead.iter().for_each(|id| self.fall_silent(*id, other));
+            if dead.is_empty() || !self.locks.speakers_of(other).is_empty() {
+                return;
+            }
+        }
+    }
+
     fn unlock(&mut self, id: SessionId, request: &LockRequest) -> Result<Vec<u8>, Status> {
         let uid = self.locker(id, request.inode)?;
         let (owner, family, (first, last)) = (owner_of(request)?, family_of(request)?, range_of(request)?);
         // Who never locked anything has nothing to unlock.
-        if self.locks.speaks(uid, owner) {
+        if self.locks.speaks(id, uid, owner) {
             self.locks.table.unlock(request.inode, owner, family, first, last).map_err(status_of)?;
             let request = LockRequest { kind: LOCK_SHARED, ..*request };
             self.register.note(entry_of(RegisterKind::Unlock, id, &request));
@@ -365,8 +441,13 @@ impl State {
     fn release_locks(&mut self, id: SessionId, request: &LockRequest) -> Result<Vec<u8>, Status> {
         let uid = self.live(id)?.caller.uid;
         let owner = owner_of(request)?;
+        if request.owner_kind == OWNER_DESCRIPTION {
+            // Other processes may have the description open.
+            self.fall_silent(id, owner);
+            return Ok(Vec::new());
+        }
         let node = (request.inode != InodeNumber::NONE).then_some(request.inode);
-        if self.locks.speaks(uid, owner) {
+        if self.locks.speaks(id, uid, owner) {
             self.locks.table.release(owner, node);
             self.register.note(entry_of(RegisterKind::Release, id, request));
         }

@@ -32,6 +32,17 @@ impl Daemon {
         state.sessions.values().map(program).collect()
     }
 
+    /// What is kept for processes that may come for it: left by sessions that ended by force or with another daemon,
+    /// or given away by programs.
+    pub fn estates(&self) -> usize {
+        self.core().state.lock().heirs.all().count()
+    }
+
+    /// Open files that are referred to by call, by sessions and estates.
+    pub fn references(&self) -> usize {
+        self.core().state.lock().references.total()
+    }
+
     /// The last root flip.
     pub fn flip(&self) -> FlipNumber {
         self.core().state.lock().area.flip()

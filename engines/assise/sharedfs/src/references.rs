@@ -63,12 +63,18 @@ impl References {
         self.by_inode.range(first..=last).next().is_some()
     }
 
+    /// Number of all references.
+    pub fn total(&self) -> usize {
+        self.by_inode.len()
+    }
+
     /// Number of references of a session.
     pub fn count(&self, session: SessionId) -> usize {
         self.of_session(session).count()
     }
 
-    fn of_session(&self, session: SessionId) -> impl Iterator<Item = InodeNumber> + '_ {
+    /// What a session refers to.
+    pub fn of_session(&self, session: SessionId) -> impl Iterator<Item = InodeNumber> + '_ {
         let (first, last) = ((session, InodeNumber::new(0)), (session, InodeNumber::new(u64::MAX)));
         self.by_session.range(first..=last).map(|((_, inode), ())| *inode)
     }

@@ -12,12 +12,14 @@ use crate::references::{References, Rights};
 use crate::session::{Known, Session};
 use crate::state::State;
 use ccnvm::SessionId;
+use format::call::{OWNER_DESCRIPTION, OWNER_PROCESS};
 use format::register::{REGISTER_ENTRY_BYTES, REGISTER_KNOWN_MAX, RegisterEntry, RegisterKind};
 use format::superblock::{FileKind, MAGIC, OWNER_DAEMON, POOL_VERSION, Superblock};
 use format::{BLOCK_BYTES, InodeNumber, PoolUid, Sequence};
 use ipc::host::Host;
 use pmem::{Medium, Region};
 use std::collections::BTreeMap;
+use vfs::engine::LockOwner;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
 
@@ -95,14 +97,13 @@ impl Register {
 
     /// A register of this pool and this run of the machine.
     fn open(&self, number: u64) -> Option<Region> {
-        let region = self.medium.open(&file_name(number)).ok()?;
+        let region = self.medium.open(&file_name(number)).ok().filter(|region| region.bytes() >= START)?;
         let mut block = [0; BLOCK_BYTES];
         region.read(0, &mut block).ok()?;
         let superblock = Superblock::decode(&block, FileKind::Register).ok()?;
         let ours = superblock.pool == self.pool
             && superblock.id.get() == number
-            && superblock.geometry.get() == self.boot
-            && region.bytes() >= START;
+            && superblock.geometry.get() == self.boot;
         ours.then_some(region)
     }
 
@@ -228,7 +229,11 @@ impl Remembered {
             }
             RegisterKind::Open => self.references.open(id, entry.inode, Rights::of_bits(entry.detail)),
             RegisterKind::Close => drop(self.references.close(id, entry.inode)),
-            RegisterKind::Lock | RegisterKind::Unlock | RegisterKind::Release => {
+            RegisterKind::Lock
+            | RegisterKind::Unlock
+            | RegisterKind::Release
+            | RegisterKind::Speak
+            | RegisterKind::Silent => {
                 locks.replay(id, estate.uid, kind, entry);
             }
             RegisterKind::Inherit => {
@@ -322,6 +327,17 @@ pub(crate) fn attach_entry(id: SessionId, who: &Identity, range: (InodeNumber, u
 /// A reference that was made, or has other rights now.
 pub(crate) fn open_entry(id: SessionId, inode: InodeNumber, rights: Rights) -> RegisterEntry {
     RegisterEntry { inode, detail: rights.bits(), ..RegisterEntry::new(RegisterKind::Open, id.0) }
+}
+
+/// A session speaks for an owner of locks, maybe with others.
+pub(crate) fn speak_entry(id: SessionId, owner: LockOwner) -> RegisterEntry {
+    let (detail, pid) = match owner {
+        LockOwner::Process { pid, .. } => (OWNER_PROCESS, pid),
+        LockOwner::Description(_) => (OWNER_DESCRIPTION, 0),
+    };
+    let (LockOwner::Process { id: number, .. } | LockOwner::Description(number)) = owner;
+    let (owner, pid) = (U64::new(number), U32::new(pid));
+    RegisterEntry { detail, owner, pid, ..RegisterEntry::new(RegisterKind::Speak, id.0) }
 }
 
 /// What a session has beside its beginning.

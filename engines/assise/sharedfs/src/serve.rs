@@ -61,6 +61,7 @@ impl Core {
             CallKind::SyncAll => self.sync_all(id),
             CallKind::Statfs => self.statfs(id),
             CallKind::SettleLedger => self.settle_ledger(id, body),
+            CallKind::Share => self.share(id, number, body),
             CallKind::RedeemLock => self.redeem_lock(id, body),
             CallKind::Lock
             | CallKind::Unlock

@@ -1,0 +1,159 @@
+//! Open files that this process gives to a child or to its next program, and those that it was given: by number, with
+//! the rights that the giver had, whatever became of names and modes since (`format::share`).
+
+use crate::calls::error_of;
+use crate::engine::LibFs;
+use crate::error::Error;
+use crate::need::Need;
+use format::InodeNumber;
+use format::call::{CallKind, LEASE_READ, OWNER_DESCRIPTION, OWNER_PROCESS, Status};
+use format::message::MessageKind;
+use format::share::{
+    LifelineNote, NOTE_CLOSED, NOTE_FILES_MAX, NOTE_PROCESS, SHARE_FILES_MAX, ShareRequest, ShareResponse,
+    SharedFile,
+};
+use ipc::Descriptor;
+use ipc::socket::Connection;
+use vfs::engine::{Access, Attributes, Handle, LockOwner};
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::{U32, U64};
+
+/// An open file description that is given away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Given {
+    /// What is open; none for an owner of locks alone.
+    pub inode: InodeNumber,
+    /// What it may be used for.
+    pub access: Access,
+    /// Whose its locks are.
+    pub owner: Option<LockOwner>,
+}
+
+impl Given {
+    fn encoded(&self) -> SharedFile {
+        let (owner_kind, owner, pid) = match self.owner {
+            None => (0, 0, 0),
+            Some(LockOwner::Process { id, pid }) => (OWNER_PROCESS, id, pid),
+            Some(LockOwner::Description(id)) => (OWNER_DESCRIPTION, id, 0),
+        };
+        SharedFile {
+            inode: self.inode,
+            owner: U64::new(owner),
+            pid: U32::new(pid),
+            owner_kind,
+            access: u8::from(self.access.read) | u8::from(self.access.write) << 1,
+            reserved: [0; 2],
+        }
+    }
+}
+
+/// What holds files that were given away, until somebody comes for them.
+#[derive(Debug)]
+pub struct Lifeline {
+    /// Who says it when he attaches gets them: as the session that his goes on from.
+    pub number: u64,
+    connection: Connection,
+}
+
+impl Lifeline {
+    /// Goes on with one that came as a descriptor.
+    pub fn from_descriptor(number: u64, descriptor: Descriptor) -> Self {
+        Self { number, connection: Connection::from_descriptor(descriptor) }
+    }
+
+    /// Its descriptor.
+    pub fn into_descriptor(self) -> Descriptor {
+        self.connection.into_descriptor()
+    }
+
+    /// Says which process was made. That the daemon is gone is no error: with it went what was given.
+    pub fn name(&self, process: u32) {
+        self.note(NOTE_PROCESS, process, &[]);
+    }
+
+    /// Says that files were closed where they were given. An inode of which another file is open there still is left
+    /// out: [`InodeNumber::NONE`].
+    pub fn closed(&self, files: &[Given]) {
+        let files: Vec<SharedFile> = files.iter().map(Given::encoded).collect();
+        files.chunks(NOTE_FILES_MAX).for_each(|some| self.note(NOTE_CLOSED, 0, some));
+    }
+
+    fn note(&self, kind: u32, process: u32, files: &[SharedFile]) {
+        let note = LifelineNote {
+            kind: U32::new(kind),
+            process: U32::new(process),
+            count: U32::new(files.len() as u32),
+            reserved: U32::new(0),
+        };
+        let _ = self.connection.send(MessageKind::Note, &[note.as_bytes(), files.as_bytes()], &[]);
+    }
+}
+
+impl LibFs {
+    /// Gives open files away, to the process's next program if `own`. More than a request takes are left out.
+    ///
+    /// # Errors
+    /// `TooManyFiles`; `Io`.
+    pub fn share(&self, files: &[Given], own: bool) -> vfs::engine::Result<Lifeline> {
+        let files = &files[..files.len().min(SHARE_FILES_MAX)];
+        let head = ShareRequest { count: U32::new(files.len() as u32), own: U32::new(own.into()) };
+        let encoded: Vec<SharedFile> = files.iter().map(Given::encoded).collect();
+        let described = |file: &&Given| matches!(file.owner, Some(LockOwner::Description(_)));
+        files.iter().filter(described).for_each(|file| self.speaks_for(file));
+        for _ in 0..self.limits.attempts {
+            let line = self.line()?;
+            let mut response = Vec::new();
+            match self.call(&line, CallKind::Share, &[head.as_bytes(), encoded.as_bytes()], &mut response)? {
+                Status::Ok => {}
+                Status::Sealed => continue,
+                refused => return Err(error_of(refused)),
+            }
+            let (given, _) = format::call::split::<ShareResponse>(&response).map_err(|_| vfs::Error::Io)?;
+            match line.link.lifeline(given.number.get()) {
+                Ok(descriptor) => return Ok(Lifeline::from_descriptor(given.number.get(), descriptor)),
+                Err(Error::Disconnected) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(vfs::Error::Io)
+    }
+
+    /// Others have the description open, too, or the owner is older than this program: its end here is told to
+    /// SharedFS, whether or not it locked anything.
+    pub fn speaks_for(&self, file: &Given) {
+        if let Some(owner) = file.owner {
+            self.asked.lock().note(owner, file.inode);
+        }
+    }
+
+    /// Opens what this process was given. The inode is pinned, as by a walk.
+    ///
+    /// # Errors
+    /// `Denied`, `Stale`: it was not given, or not for this; `TooManyFiles`.
+    pub fn adopt(&self, inode: InodeNumber, access: Access) -> vfs::engine::Result<(Handle, Attributes)> {
+        let bits = u8::from(access.read) | u8::from(access.write) << 1;
+        let mut asked = false;
+        self.run(|state| {
+            state.check_files()?;
+            if state.is_given_back(inode) {
+                return Err(Need::GivenBack(inode).into());
+            }
+            let index = state.nodes.find(inode).filter(|index| state.nodes.get(*index).referenced);
+            let Some(index) = index.filter(|_| asked) else {
+                asked = true;
+                return Err(Need::Open(inode, bits).into());
+            };
+            if !state.holds(index, LEASE_READ)? {
+                return Err(Need::Open(inode, bits).into());
+            }
+            state.hold(index, LEASE_READ)?;
+            let attributes = state.pin(index);
+            let handle = state.add_file(index, access);
+            if let Err(stop) = state.validate() {
+                state.undo();
+                return Err(stop);
+            }
+            Ok((handle, attributes))
+        })
+    }
+}

@@ -1,0 +1,176 @@
+//! Open files that a process gives to a child, or to its own next program: until somebody comes for them they are an
+//! estate with a *lifeline*, a socket whose other end the child has, and whoever it passes that on to. Files and the
+//! owners of their locks stay in force meanwhile; with the last holder's death, or its last close, they end.
+//!
+//! Who comes says the number, which is random and known to nobody else. A process that the giver named is remembered
+//! in the register, so that it finds what it was given after a restart of the daemon, when no lifeline is left.
+
+use crate::error::Error;
+use crate::heirs::Estate;
+use crate::locks::owner_of_file;
+use crate::references::Rights;
+use crate::register::{open_entry, speak_entry};
+use crate::session::Known;
+use crate::state::{Core, State};
+use ccnvm::SessionId;
+use format::InodeNumber;
+use format::call::Status;
+use format::message::{MessageKind, Parcel};
+use format::register::RegisterKind;
+use format::share::{LifelineNote, NOTE_PROCESS, SHARE_BIT, ShareRequest, ShareResponse, SharedFile};
+use ipc::socket::Connection;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::U64;
+
+/// Notes that are taken from one lifeline at once.
+const NOTES_AT_ONCE: usize = 64;
+
+impl Core {
+    /// [`format::call::CallKind::Share`].
+    pub fn share(&self, id: SessionId, request: u64, body: &[u8]) -> Result<Vec<u8>, Status> {
+        let (head, files) = ShareRequest::decode(body).map_err(|_| Status::Invalid)?;
+        // A LibFS in the same process has no children.
+        let peer = self.state.lock().live(id)?.peer.clone().ok_or(Status::Invalid)?;
+        let (ours, theirs) = Connection::pair().map_err(|_| Status::Limit)?;
+        let number = self.state.lock().give(self, id, &files, head.own.get() == 1, ours)?;
+        let parcel = Parcel { request: U64::new(request), what: U64::new(number.0), bytes: U64::new(0) };
+        let descriptors = [theirs.descriptor()];
+        // If it does not arrive, the lifeline ends with our copy of its end, and with it what was given.
+        let sent = peer.connection().send(MessageKind::Parcel, &[parcel.as_bytes()], &descriptors);
+        sent.map_err(|_| Status::Limit)?;
+        Ok(ShareResponse { number: U64::new(number.0) }.as_bytes().to_vec())
+    }
+}
+
+impl State {
+    /// Gives files of a session away; the number by which they are come for.
+    fn give(
+        &mut self,
+        core: &Core,
+        id: SessionId,
+        files: &[SharedFile],
+        own: bool,
+        lifeline: Connection,
+    ) -> Result<SessionId, Status> {
+        let session = self.live(id)?;
+        let uid = session.caller.uid;
+        let who = if own { session.identity() } else { None };
+        let strange = |file: &SharedFile| file.inode != InodeNumber::NONE && !session.knows(file.inode);
+        if files.iter().any(strange) {
+            return Err(Status::Invalid);
+        }
+        let gid = session.caller.gid;
+        if self.heirs.all().count() >= core.config.sessions_max {
+            return Err(Status::Limit);
+        }
+        let number = SessionId(core.host.random() | SHARE_BIT);
+        let mut known = BTreeMap::new();
+        for file in files {
+            let Some(owner) = owner_of_file(file)? else { continue };
+            self.locks.claim(id, uid, owner)?;
+            self.register.note(speak_entry(id, owner));
+            // Whoever cannot speak for it for want of room is no reason to keep back the others.
+            let _ = self.locks.claim(number, uid, owner);
+        }
+        for file in files.iter().filter(|file| file.inode != InodeNumber::NONE) {
+            let rights = self.rights_to_give(id, file.inode, Rights::of_bits(file.access))?;
+            self.references.open(number, file.inode, rights);
+            known.insert(file.inode, Known::default());
+        }
+        self.heirs.add(Estate::given(number, (uid, gid), known, Arc::new(lifeline)));
+        if let Some(who) = who {
+            self.name_heir(number, who.pid, Some(who.started));
+        }
+        Ok(number)
+    }
+
+    /// What a session may do with an inode, of what it asks for.
+    fn rights_to_give(&self, id: SessionId, inode: InodeNumber, asked: Rights) -> Result<Rights, Status> {
+        let held = if self.is_own(id, inode) {
+            // Who made it may use it as it was made.
+            Rights { read: true, write: true }
+        } else {
+            match self.area.inode(inode).map_err(|_| Status::Media)? {
+                Some(item) => self.rights_of_user(id, inode, &item),
+                None => self.references.rights(id, inode).unwrap_or_default(),
+            }
+        };
+        Ok(Rights { read: asked.read && held.read, write: asked.write && held.write })
+    }
+
+    /// Says which process will come for what was given: from now on the register has it.
+    fn name_heir(&mut self, number: SessionId, pid: u32, started: Option<u64>) {
+        let Some(started) = started else { return };
+        let Some(estate) = self.heirs.find(number).filter(|estate| !estate.is_named()) else { return };
+        estate.name(pid, started);
+        let mut entries = Vec::new();
+        estate.put_entries(&mut entries);
+        for inode in self.references.of_session(number) {
+            entries.push(open_entry(
+                number,
+                inode,
+                self.references.rights(number, inode).unwrap_or_default(),
+            ));
+        }
+        self.locks.put_entries_of(number, &mut entries);
+        entries.into_iter().for_each(|entry| self.register.note(entry));
+    }
+
+    /// Somebody comes for it: nameless until now, it is in the register before it is taken over.
+    pub fn name_heir_of(&mut self, number: SessionId, heir: SessionId) {
+        let who = self.sessions.get(&heir).and_then(crate::session::Session::identity);
+        if let Some(who) = who {
+            self.name_heir(number, who.pid, Some(who.started));
+        }
+    }
+
+    /// Takes in what was said over lifelines. One that has ended, or says what is no note, ends what was given.
+    pub fn hear_lifelines(&mut self, core: &Core) {
+        for (number, lifeline) in self.heirs.lifelines() {
+            for _ in 0..NOTES_AT_ONCE {
+                let heard = match lifeline.receive() {
+                    Ok(None) => break,
+                    Ok(Some(message)) if message.kind == MessageKind::Note => {
+                        self.heed(core, number, &message.body)
+                    }
+                    Ok(Some(_)) => Err(Error::Settings("a note is expected on a lifeline")),
+                    Err(error) => Err(error.into()),
+                };
+                if heard.is_err() {
+                    self.drop_estate_of(number);
+                    break;
+                }
+            }
+        }
+    }
+
+    fn heed(&mut self, core: &Core, number: SessionId, body: &[u8]) -> Result<(), Error> {
+        let (note, files) = LifelineNote::decode(body).map_err(ipc::Error::Message)?;
+        if note.kind.get() == NOTE_PROCESS {
+            self.name_heir(number, note.process.get(), core.host.started(note.process.get()));
+            return Ok(());
+        }
+        for file in files {
+            if let Ok(Some(owner)) = owner_of_file(&file) {
+                self.fall_silent(number, owner);
+            }
+            // Others of the same file may be open there still.
+            if file.inode != InodeNumber::NONE && self.refer_no_more(number, file.inode) {
+                self.reapable.push_back(file.inode);
+                core.announce_work();
+            }
+        }
+        Ok(())
+    }
+
+    /// A session does not speak for an owner of locks any more. If nobody does, the owner's locks end.
+    pub fn fall_silent(&mut self, id: SessionId, owner: vfs::engine::LockOwner) {
+        if self.locks.fall_silent(id, owner) {
+            let mut entry = speak_entry(id, owner);
+            entry.kind = RegisterKind::Silent as u8;
+            self.register.note(entry);
+        }
+    }
+}

@@ -1,0 +1,5 @@
+//! Fuzzes the decoders of `format::share`.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| hearth_fuzz::share(bytes));
