@@ -35,7 +35,7 @@ prove-crash:
 prove-kill: build
 	@scripts/setup sqlite3
 	@HEARTH_KILLS=300 HEARTH_TOGETHER=10 scripts/check tests \
-	 cargo test --release --locked -p hearth --test kill --test together --no-fail-fast -- --nocapture --test-threads=2 \
+	 cargo test --release --locked -p hearth --test kill --test inherited --test together --no-fail-fast -- --nocapture --test-threads=2 \
 	 2>&1 | scripts/sum-tests
 
 # The real LibFS and SharedFS under the stepped host: a thousand histories that end with the machine, every instant of

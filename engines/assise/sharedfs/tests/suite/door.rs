@@ -43,7 +43,7 @@ pub fn daemon_of(folder: &Path, config: Config) -> Daemon {
 }
 
 pub struct Guest {
-    connection: Arc<Connection>,
+    pub connection: Arc<Connection>,
     welcome: Welcome,
     ring: RingClient,
     pages: ClientPages,
@@ -51,9 +51,14 @@ pub struct Guest {
 }
 
 pub fn knock(folder: &Path) -> Guest {
+    knock_for(folder, 0)
+}
+
+/// As one who goes on from session `former`.
+pub fn knock_for(folder: &Path, former: u64) -> Guest {
     let connection = Connection::connect(&folder.join("socket")).unwrap();
     let until = SystemHost.now().after(Duration::from_secs(10));
-    let message = connection.greet(&SystemHost, &hello(LIBRARY, 0, 0), Some(until)).unwrap();
+    let message = connection.greet(&SystemHost, &hello(LIBRARY, former, 0), Some(until)).unwrap();
     let (shape, rest) = split::<RingShape>(&message.body).unwrap();
     let (welcome, rest) = split::<Welcome>(rest).unwrap();
     assert!(rest.is_empty());
@@ -74,7 +79,7 @@ pub fn knock(folder: &Path) -> Guest {
 }
 
 impl Guest {
-    fn call(&self, kind: CallKind, body: &[u8]) -> (Status, Vec<u8>) {
+    pub fn call(&self, kind: CallKind, body: &[u8]) -> (Status, Vec<u8>) {
         let call = Call { id: 1, kind: kind as u16, body, response_bytes_max: 8_000, interruptible: false };
         let until = SystemHost.now().after(Duration::from_secs(10));
         let response = self.ring.call(&call, Some(until)).unwrap();

@@ -18,6 +18,7 @@ mod one_session;
 mod operations;
 mod rounds;
 mod rules;
+mod share;
 
 #[path = "../../../area/tests/support/mod.rs"]
 mod support;

@@ -1,0 +1,156 @@
+//! Open files that are given away: kept until somebody comes for them, or until nobody is left who could.
+
+use crate::client::{ROOT, tiny};
+use crate::door::{Guest, daemon_of, eventually, knock, knock_for};
+use format::InodeNumber;
+use format::call::{
+    CallKind, FAMILY_WHOLE, InodeRequest, LOCK_EXCLUSIVE, LockRequest, OWNER_DESCRIPTION, Status, split,
+};
+use format::message::MessageKind;
+use format::share::{
+    LifelineNote, NOTE_CLOSED, NOTE_PROCESS, SHARE_BIT, ShareRequest, ShareResponse, SharedFile,
+};
+use ipc::socket::Connection;
+use ipc::{Host, SystemHost};
+use std::time::Duration;
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::{U32, U64};
+
+const MINE: u64 = 7;
+const OTHER: u64 = 8;
+
+fn lock(guest: &Guest, kind: CallKind, owner: u64) -> Status {
+    let request = LockRequest {
+        inode: ROOT,
+        owner: U64::new(owner),
+        pid: U32::new(0),
+        owner_kind: OWNER_DESCRIPTION,
+        family: FAMILY_WHOLE,
+        kind: LOCK_EXCLUSIVE,
+        wait: 0,
+        first: U64::new(0),
+        last: U64::new(u64::MAX),
+    };
+    guest.call(kind, request.as_bytes()).0
+}
+
+fn file(inode: InodeNumber) -> SharedFile {
+    SharedFile {
+        inode,
+        owner: U64::new(MINE),
+        pid: U32::new(0),
+        owner_kind: OWNER_DESCRIPTION,
+        access: 1,
+        reserved: [0; 2],
+    }
+}
+
+/// Gives the root away; the number, and the lifeline.
+fn give(guest: &Guest) -> (u64, Connection) {
+    let head = ShareRequest { count: U32::new(1), own: U32::new(0) };
+    let (status, body) = guest.call(CallKind::Share, &[head.as_bytes(), file(ROOT).as_bytes()].concat());
+    assert_eq!(status, Status::Ok);
+    let (response, _) = split::<ShareResponse>(&body).unwrap();
+    let until = SystemHost.now().after(Duration::from_secs(10));
+    let parcel = guest.connection.receive_until(&SystemHost, Some(until)).unwrap();
+    assert_eq!(parcel.kind, MessageKind::Parcel);
+    let [descriptor]: [ipc::Descriptor; 1] = parcel.descriptors.try_into().unwrap();
+    (response.number.get(), Connection::from_descriptor(descriptor))
+}
+
+fn say(lifeline: &Connection, kind: u32, files: &[SharedFile]) {
+    let note = LifelineNote {
+        kind: U32::new(kind),
+        process: U32::new(std::process::id()),
+        count: U32::new(files.len() as u32),
+        reserved: U32::new(0),
+    };
+    lifeline.send(MessageKind::Note, &[note.as_bytes(), files.as_bytes()], &[]).unwrap();
+}
+
+#[test]
+fn who_comes_for_it_has_the_files_and_speaks_for_their_locks() {
+    let folder = tempfile::tempdir().unwrap();
+    let daemon = daemon_of(folder.path(), tiny());
+    let (giver, stranger) = (knock(folder.path()), knock(folder.path()));
+    stranger.root();
+    assert_eq!(lock(&giver, CallKind::Lock, MINE), Status::Ok);
+    let (number, lifeline) = give(&giver);
+    assert!(number & SHARE_BIT != 0);
+    say(&lifeline, NOTE_PROCESS, &[]);
+    // The giver ends: what it gave away stays, for him alone who has the number.
+    drop(giver);
+    eventually("the giver's session ends", || daemon.sessions().len() == 1);
+    assert_eq!((daemon.estates(), daemon.references()), (1, 1));
+    assert_eq!(lock(&stranger, CallKind::Lock, OTHER), Status::WouldBlock);
+    let guesser = knock_for(folder.path(), number ^ 1);
+    assert_eq!(daemon.estates(), 0, "the note named this very process: it inherits by what it is");
+    drop(guesser);
+    eventually("with its last holder the lock ends", || lock(&stranger, CallKind::Lock, OTHER) == Status::Ok);
+    assert_eq!(lock(&stranger, CallKind::ReleaseLocks, OTHER), Status::Ok);
+    drop(lifeline);
+
+    let giver = knock(folder.path());
+    let (number, lifeline) = give(&giver);
+    drop(knock_for(folder.path(), number ^ 1));
+    drop(knock_for(folder.path(), number & !SHARE_BIT));
+    assert_eq!(daemon.estates(), 1, "others do not get it");
+    let heir = knock_for(folder.path(), number);
+    assert_eq!((daemon.estates(), daemon.references()), (0, 1));
+    drop(lifeline);
+    // The heir locks, and ends: the giver has the description open still.
+    assert_eq!(lock(&heir, CallKind::Lock, MINE), Status::Ok);
+    drop(heir);
+    eventually("the heir's session ends", || daemon.references() == 0);
+    assert_eq!(lock(&stranger, CallKind::Lock, OTHER), Status::WouldBlock);
+    assert_eq!(lock(&giver, CallKind::ReleaseLocks, MINE), Status::Ok);
+    assert_eq!(lock(&stranger, CallKind::Lock, OTHER), Status::Ok);
+    daemon.stop();
+}
+
+#[test]
+fn it_ends_with_its_lifeline_and_by_what_is_said_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let daemon = daemon_of(folder.path(), tiny());
+    let (giver, stranger) = (knock(folder.path()), knock(folder.path()));
+    stranger.root();
+    let (_, lifeline) = give(&giver);
+    assert_eq!(lock(&giver, CallKind::Lock, MINE), Status::Ok);
+    assert_eq!(lock(&giver, CallKind::ReleaseLocks, MINE), Status::Ok);
+    assert_eq!(lock(&stranger, CallKind::Lock, OTHER), Status::WouldBlock, "it is open there still");
+    // The last holder closes it: heard when somebody asks.
+    say(&lifeline, NOTE_CLOSED, &[file(ROOT)]);
+    assert_eq!(lock(&stranger, CallKind::Lock, OTHER), Status::Ok);
+    assert_eq!((daemon.estates(), daemon.references()), (1, 0));
+    drop(lifeline);
+    eventually("nobody is left", || daemon.estates() == 0);
+    // What is no note ends it too.
+    let (_, lifeline) = give(&giver);
+    lifeline.send(MessageKind::Note, &[&[7; 40]], &[]).unwrap();
+    eventually("it says what cannot be", || daemon.estates() == 0 && daemon.references() == 0);
+    daemon.stop();
+}
+
+#[test]
+fn nobody_gives_what_he_never_met_or_more_than_there_may_be() {
+    let folder = tempfile::tempdir().unwrap();
+    let daemon = daemon_of(folder.path(), tiny());
+    let giver = knock(folder.path());
+    let head = ShareRequest { count: U32::new(1), own: U32::new(0) };
+    let strange = file(InodeNumber::new(1 << 40));
+    let (status, _) = giver.call(CallKind::Share, &[head.as_bytes(), strange.as_bytes()].concat());
+    assert_eq!(status, Status::Invalid);
+    assert_eq!(giver.call(CallKind::Share, head.as_bytes()).0, Status::Invalid);
+    let request = InodeRequest { inode: ROOT, flags: U64::new(0) };
+    assert_eq!(giver.call(CallKind::Share, request.as_bytes()).0, Status::Invalid);
+    let mut lifelines = Vec::new();
+    let none = ShareRequest { count: U32::new(0), own: U32::new(0) };
+    while giver.call(CallKind::Share, none.as_bytes()).0 == Status::Ok {
+        let until = SystemHost.now().after(Duration::from_secs(10));
+        lifelines.push(giver.connection.receive_until(&SystemHost, Some(until)).unwrap());
+    }
+    assert_eq!(lifelines.len(), tiny().sessions_max);
+    drop(lifelines);
+    eventually("they end", || daemon.estates() == 0);
+    daemon.stop();
+}
