@@ -237,6 +237,12 @@ fn a_child_that_does_not_use_the_tree_does_not_attach() {
     assert_eq!(left(&node).0, 2, "each was given the file");
     drop(shell.stdin.take());
     shell.wait().unwrap();
+    // Who has no file of the tree open asks nobody, whatever it starts.
+    let script = format!("cd /; (true); sh -c true; {} status --json", env!("CARGO_BIN_EXE_hearth"));
+    let script = format!("{script} --dir {}", node.dir());
+    let said = node.hearth(&["run", "--", "bash", "-ec", &script]).expect_success();
+    let answers: serde_json::Value = serde_json::from_str(&said).unwrap();
+    assert_eq!(answers[0]["programs"].as_array().map(Vec::len), Some(0), "{said}");
     nothing_is_left(&node);
 }
 
