@@ -8,6 +8,7 @@ mod crash;
 mod crash_operations;
 mod door;
 mod hand_over;
+mod hole;
 mod hostile;
 mod hostile_door;
 mod hostile_files;
