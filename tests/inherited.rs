@@ -2,11 +2,13 @@
 //! what it does on a file system of the kernel's, whatever became of names, modes and of the process that opened them.
 
 #![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "a test ends where something unexpected is")]
 
 #[path = "harness/mod.rs"]
 mod harness;
 
 use harness::{Expect, Node};
+use ipc::{Host, SystemHost, Word};
 use std::io::{BufRead, BufReader};
 
 /// A script of bash in the tree; its lines.
@@ -30,7 +32,8 @@ fn nothing_is_left(node: &Node) {
         if left(node) == (0, 0) {
             return;
         }
-        std::thread::sleep(std::time::Duration::from_millis(10));
+        let until = SystemHost.now().after(std::time::Duration::from_millis(10));
+        SystemHost.wait(&Word::new(0), 0, Some(until));
     }
     panic!("estates and references are left: {:?}", left(node));
 }

@@ -38,7 +38,13 @@ fn a_worker_does_what_the_oracle_says() {
         match words[..] {
             ["work", root, seed, who, pair, operations] => {
                 let operations = operations.parse().unwrap();
-                work(Path::new(root), seed.parse().unwrap(), who.parse().unwrap(), pair == "true", operations);
+                work(
+                    Path::new(root),
+                    seed.parse().unwrap(),
+                    who.parse().unwrap(),
+                    pair == "true",
+                    operations,
+                );
             }
             ["list", root] => tell_listing(Path::new(root)),
             ["turn", old, new] => turn(Path::new(old), Path::new(new)),
@@ -243,7 +249,10 @@ fn rounds(victim: Victim, rounds: u64) {
         old.clone_from(&root);
         let daemon = node.daemon();
         let begin = |who: usize| {
-            node.begin(JOBS, &["work", &root, &seed.to_string(), &who.to_string(), &pair.to_string(), &limit.to_string()])
+            node.begin(
+                JOBS,
+                &["work", &root, &seed.to_string(), &who.to_string(), &pair.to_string(), &limit.to_string()],
+            )
         };
         let workers: Vec<Job> = (0..1 + usize::from(pair)).map(begin).collect();
         let randoms: Vec<Random> = workers.iter().map(|_| Random(random.next())).collect();
@@ -282,9 +291,7 @@ fn rounds(victim: Victim, rounds: u64) {
             );
         }
     }
-    println!(
-        "{victim:?}: {rounds} kills, {operations} operations there, {further} that had not returned"
-    );
+    println!("{victim:?}: {rounds} kills, {operations} operations there, {further} that had not returned");
 }
 
 #[test]

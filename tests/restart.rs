@@ -58,7 +58,13 @@ struct Obedient {
 impl Obedient {
     fn new(dir: &Path) -> Self {
         let open = |name: &str| {
-            OpenOptions::new().read(true).write(true).create(true).truncate(false).open(dir.join(name)).unwrap()
+            OpenOptions::new()
+                .read(true)
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .open(dir.join(name))
+                .unwrap()
         };
         let mut nameless = open("nameless");
         fs::remove_file(dir.join("nameless")).unwrap();

@@ -184,8 +184,8 @@ fn a_process_is_paused_at_the_seam_that_was_named() {
         let counted = count.clone();
         start(&host, "counts", move || {
             victim.pause_at(seams);
-            sim::elsewhere(|| (0..5).for_each(|_| drop(theirs.load(Ordering::Relaxed))));
-            (0..10).for_each(|_| drop(counted.fetch_add(1, Ordering::Relaxed)));
+            sim::elsewhere(|| (0..5).for_each(|_| _ = theirs.load(Ordering::Relaxed)));
+            (0..10).for_each(|_| _ = counted.fetch_add(1, Ordering::Relaxed));
             victim.resume();
         });
         let watcher = other.clone();

@@ -10,7 +10,7 @@ use std::process::ExitCode;
 #[derive(Serialize)]
 #[serde(untagged)]
 enum Answer {
-    Up(NodeStatus),
+    Up(Box<NodeStatus>),
     Down { node: u32, down: String },
 }
 
@@ -21,7 +21,7 @@ pub(super) fn run(arguments: &Status) -> Result<ExitCode> {
         .nodes
         .iter()
         .map(|node| match ask(&cluster.control(node)) {
-            Ok(status) => Answer::Up(status),
+            Ok(status) => Answer::Up(Box::new(status)),
             Err(why) => Answer::Down { node: node.number, down: why.to_string() },
         })
         .collect();
