@@ -155,7 +155,7 @@ impl World {
     /// The node, if the process with this index comes through the library.
     fn node_of(&self, index: u64) -> Option<&Node> {
         match self {
-            Self::Node { node, both_doors } => (!both_doors || index % 2 == 0).then_some(node),
+            Self::Node { node, both_doors } => (!both_doors || index.is_multiple_of(2)).then_some(node),
             Self::Plain(_) => None,
         }
     }
