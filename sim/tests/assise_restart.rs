@@ -476,3 +476,120 @@ fn a_second_death_at_any_step_of_the_recovery_is_not_seen() {
 fn what_others_did_while_a_program_stood_still_is_seen_by_it() {
     assert!(deaths(STRIDE, |_| Round::Stopped) > 100);
 }
+
+/// A program that does not hear the answers to its first greetings of another daemon.
+struct Deaf {
+    local: Arc<Local>,
+    node: Arc<Node>,
+    left: std::sync::atomic::AtomicU32,
+}
+
+impl Connector for Deaf {
+    fn attach(&self, former: u64) -> Result<Attachment, Error> {
+        if self.node.daemon().is_none() {
+            self.node.start();
+        }
+        let attachment = self.local.attach(former)?;
+        let left = self.left.load(Ordering::SeqCst);
+        if former == 0 || left == 0 {
+            return Ok(attachment);
+        }
+        self.left.store(left - 1, Ordering::SeqCst);
+        if left % 2 == 0 {
+            // The door has seen already that nobody is there; or it has not, yet.
+            self.node.daemon().expect("it was just started").end(self.local.session());
+        }
+        Err(Error::TimedOut)
+    }
+}
+
+#[test]
+fn a_greeting_that_nobody_heard_takes_nothing_from_the_program() {
+    for deaf in 0..5 {
+        let node = Node::new(tiny());
+        let local = Arc::new(Local::new(node.clone(), Caller::ROOT));
+        let connector = Arc::new(Deaf { local, node: node.clone(), left: deaf.into() });
+        let libfs = LibFs::new(node.host.clone(), connector, Limits::default()).expect("the daemon runs");
+        let mut one = process(Arc::new(libfs), 1);
+        assert!(!matches!(one.call(&open(0, "f", CREATE)), Answer::Failed(_)));
+        one.call(&write(0, 1, 5000));
+        one.call(&Call::Flock { slot: 0, kind: 2 });
+        one.call(&Call::Unlink(at("f")));
+        node.kill();
+        let answer = one.call(&write(0, 2, 100));
+        assert!(!matches!(answer, Answer::Failed(_)), "{deaf} greetings not heard: {answer}");
+        let contents = one.call(&read(0));
+        assert!(
+            matches!(&contents, Answer::Bytes(bytes) if bytes.len() == 5100),
+            "{deaf} greetings not heard"
+        );
+    }
+}
+
+#[test]
+fn a_session_that_used_up_its_numbers_hands_over_files_and_locks() {
+    let node = Node::new(sharedfs::Config { own_range: 16, ..tiny() });
+    let ((mut one, _), (mut two, _)) = (program(&node, 1), program(&node, 2));
+    assert!(!matches!(one.call(&open(0, "f", CREATE)), Answer::Failed(_)));
+    one.call(&write(0, 1, 5000));
+    assert!(!matches!(one.call(&open(1, "lock", CREATE)), Answer::Failed(_)));
+    assert_eq!(one.call(&Call::Flock { slot: 1, kind: 2 }), Answer::Done);
+    assert_eq!(one.call(&Call::Unlink(at("f"))), Answer::Done);
+    let before = one.call(&read(0));
+    two.call(&open(0, "lock", CREATE));
+    for number in 0..100 {
+        let path = at(&format!("n{number}"));
+        assert_eq!(one.call(&Call::Mkdir { path, mode: 0o755 }), Answer::Done, "{number}");
+        if number % 10 == 0 {
+            let busy = two.call(&Call::Flock { slot: 0, kind: 2 });
+            assert!(matches!(busy, Answer::Failed(_)), "the lock is held: {busy}, {number}");
+            assert_eq!(one.call(&read(0)), before, "{number}");
+        }
+    }
+    assert_eq!(one.call(&Call::Flock { slot: 1, kind: 0 }), Answer::Done);
+    assert_eq!(two.call(&Call::Flock { slot: 0, kind: 2 }), Answer::Done);
+}
+
+/// Bytes that are read without the lock of the state.
+const LONG: usize = 15_000;
+
+#[test]
+fn blocks_that_were_used_again_while_a_reader_stood_still_are_not_what_it_gives() {
+    ipc::sync::install_step(step);
+    let mut again = 0;
+    for at_step in 1..200 {
+        let config =
+            sharedfs::Config { area: assise_local::sharedfs_area(1 << 9), room_reserve: 16, ..tiny() };
+        let node = Node::new(config);
+        let ((mut one, _), (mut two, _)) = (program(&node, 1), program(&node, 2));
+        one.call(&open(0, "f", CREATE));
+        one.call(&write(0, 1, LONG));
+        node.kill();
+        let before = one.call(&read(0));
+        assert_eq!(one.call(&read(0)), before);
+        let other = node.clone();
+        MEANWHILE.set(Some(Box::new(move || {
+            two.call(&Call::Truncate { path: at("f"), size: 0 });
+            two.call(&open(4, "g", CREATE));
+            // Every block that is free has other contents then, a few that nobody is promised excepted.
+            for _ in 0..200 {
+                two.call(&write(4, 9, LONG));
+                let daemon = other.daemon().expect("it was started for the first write");
+                daemon.tidy();
+            }
+        })));
+        NODE.set(Some(node.clone()));
+        LEFT.set(at_step);
+        let found = one.call(&read(0));
+        LEFT.set(0);
+        let over = DEATHS.take() == 0;
+        drop(MEANWHILE.take());
+        let nines = format!("{found:?}").contains("9, 9, 9");
+        assert!(!nines, "death at step {at_step}: the reader is given what another wrote");
+        if over {
+            break;
+        }
+        again += u32::from(found != before);
+    }
+    assert!(again > 2, "the reader stood still in the middle of what it read: {again}");
+}

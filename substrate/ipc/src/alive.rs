@@ -211,14 +211,21 @@ pub(crate) fn started(process: u32) -> Option<u64> {
     if process == 0 {
         return None;
     }
-    let stat = std::fs::read(format!("/proc/{process}/stat")).ok()?;
+    started_of(&std::fs::read(format!("/proc/{process}/stat")).ok()?)
+}
+
+/// When a process started, as its line of `/proc` says; none if it has ended.
+fn started_of(stat: &[u8]) -> Option<u64> {
     // The name in parentheses may hold anything, also spaces and parentheses.
     let after = stat.iter().rposition(|byte| *byte == b')')?;
     let mut fields = std::str::from_utf8(stat.get(after + 1..)?).ok()?.split_whitespace();
-    if matches!(fields.next()?, "Z" | "X") {
+    let state = fields.next()?;
+    let threads = fields.nth(16)?;
+    // A main thread that has ended stays until the last one has, and the process lives so long.
+    if state == "X" || (state == "Z" && matches!(threads, "0" | "1")) {
         return None;
     }
-    fields.nth(18)?.parse().ok()
+    fields.nth(1)?.parse().ok()
 }
 
 /// The first half of the kernel's number for this run of the machine.
@@ -261,5 +268,18 @@ mod tests {
         assert_eq!(started(this), SystemHost.started(this));
         assert_eq!((started(0), started(u32::MAX)), (None, None));
         assert_ne!(SystemHost.boot(), 0);
+    }
+
+    #[test]
+    fn a_process_lives_as_long_as_one_of_its_threads() {
+        let line = |state: &str, threads: u32| {
+            let before = "1 1 1 0 -1 4 9 0 0 0 1 2 3 4 20 0";
+            started_of(format!("77 (a ) b) {state} {before} {threads} 0 5001 8192 3").as_bytes())
+        };
+        assert_eq!(line("S", 1), Some(5001));
+        assert_eq!(line("Z", 3), Some(5001), "only its main thread has ended");
+        assert_eq!(line("Z", 1), None);
+        assert_eq!(line("X", 1), None);
+        assert!(started(std::process::id()).is_some());
     }
 }

@@ -265,7 +265,14 @@ impl Connection {
     /// `Refused` with the reason for the user; as [`Self::receive_until`].
     pub fn greet(&self, host: &dyn Host, hello: &Hello, until: Option<Time>) -> Result<Message, Error> {
         self.send(MessageKind::Hello, &[hello.as_bytes()], &[])?;
-        let message = match self.receive_until(host, until) {
+        let received = loop {
+            match self.receive_until(host, until) {
+                // A signal is no reason to leave a session that is on its way.
+                Err(Error::Interrupted) => {}
+                received => break received,
+            }
+        };
+        let message = match received {
             Err(Error::Message(DecodeError::Version(found))) => {
                 return Err(Error::Refused(format!("the daemon speaks protocol {found}")));
             }

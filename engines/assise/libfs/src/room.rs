@@ -49,7 +49,7 @@ impl LibFs {
     /// # Errors
     /// `NoSpace`: also after everything is digested, which gives back what was promised and not used.
     pub(crate) fn get_room(&self, blocks: u64) -> Result<()> {
-        let mut digested = false;
+        let mut digested = None;
         for _ in 0..self.limits.attempts {
             let asked = U64::new(blocks.max(self.limits.refill_blocks));
             let granted = self.refill(RefillRequest { inodes: U64::new(0), room_blocks: asked })?;
@@ -57,11 +57,14 @@ impl LibFs {
                 (Some(granted), Some(session)) if session.room < blocks => granted.room_blocks.get() == 0,
                 _ => return Ok(()),
             };
-            if nothing && std::mem::replace(&mut digested, true) {
-                break;
-            }
             if nothing {
-                self.get_digested(self.last())?;
+                let last = self.last();
+                // Other threads may have used what a digest gave back; then theirs gives something back in turn.
+                if digested == Some(last) {
+                    break;
+                }
+                self.get_digested(last)?;
+                digested = Some(last);
                 // Files that this process removed give their room when it does not refer to them any more.
                 let give_back = self.state().take_give_back();
                 self.close_calls(&give_back);

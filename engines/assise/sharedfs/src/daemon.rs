@@ -338,6 +338,7 @@ impl Core {
 
     /// Begins a session.
     pub fn attach(&self, caller: Caller, pid: u32, former: u64) -> Result<Attached, Error> {
+        self.end_former(&caller, pid, former);
         let (log, version, first_inode) = self.draw_numbers()?;
         let shared = Arc::new(Shared::new(&self.host, &self.config)?);
         let life = (log, Incarnation::new(1));
@@ -371,6 +372,21 @@ impl Core {
             ring_limits: self.config.ring,
             generations: self.generations.mapping().clone(),
         })
+    }
+
+    /// Ends the session of a process that goes on in another one, and those of it that it never heard of, so that
+    /// what they have is inherited.
+    fn end_former(&self, caller: &Caller, pid: u32, former: u64) {
+        let started = self.host.started(pid);
+        let over = |(id, session): (&SessionId, &Session)| {
+            let same = session.pid == pid && session.started == started && started.is_some();
+            let user = (session.caller.uid, session.caller.gid) == (caller.uid, caller.gid);
+            (same && user && (id.0 == former || session.unheard)).then_some(*id)
+        };
+        let over: Vec<SessionId> = self.state.lock().sessions.iter().filter_map(over).collect();
+        for id in over {
+            self.eject(id, Reason::HandedOver);
+        }
     }
 
     /// Writes a new log into the ledger and the session into the table; nothing is left of it if that fails.

@@ -214,6 +214,7 @@ impl State {
                 session.known.entry(inode).or_default().readable |= readable;
             }
             session.former_ranges.extend(estate.ranges);
+            session.unheard = true;
             session.unsettled |= !estate.settled;
             for (log, last) in estate.recovered {
                 register::note_recovered(&mut session.recovered, log, last);

@@ -35,6 +35,8 @@ pub(crate) enum Reason {
     Malformed,
     /// More inodes of its own range were taken away than it can be told of.
     OwnRange,
+    /// Its process goes on in another one.
+    HandedOver,
     /// The daemon stops.
     Stopping,
 }
@@ -315,8 +317,13 @@ impl Core {
             session.shared.daemon.leases()[held.word as usize].revoke();
         }
         let uid = session.caller.uid;
-        session.returns = !matches!(reason, Reason::Left | Reason::Stopping);
-        if session.returns {
+        session.returns = match reason {
+            Reason::Stopping => false,
+            // Its process may have given up the greeting, and will come again for what it had.
+            Reason::Left => session.unheard,
+            _ => true,
+        };
+        if !matches!(reason, Reason::Left | Reason::HandedOver | Reason::Stopping) {
             state.note_ejection(id, uid, format!("{reason:?}"));
         }
         true

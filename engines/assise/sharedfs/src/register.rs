@@ -52,6 +52,8 @@ pub(crate) struct Register {
     region: Option<Region>,
     entries: u64,
     entries_max: u64,
+    /// Entries that it began with: so many were needed then.
+    needed: u64,
 }
 
 /// What the daemon before remembered.
@@ -82,6 +84,7 @@ impl Register {
             region: None,
             entries: 0,
             entries_max: 0,
+            needed: 0,
         };
         let mut remembered = Remembered::default();
         // The newest that is whole: one that was being written when its daemon died has no superblock.
@@ -122,7 +125,7 @@ impl Register {
         let bytes = START + entries_max * REGISTER_ENTRY_BYTES as u64;
         // Without space for it programs are told nothing false: the old one goes, too.
         self.region = self.medium.create(&file_name(number), bytes).ok();
-        (self.number, self.entries, self.entries_max) = (number, 0, entries_max);
+        (self.number, self.entries, self.entries_max, self.needed) = (number, 0, entries_max, needed);
         if let Some(region) = self.region.clone() {
             for entry in entries {
                 self.put(&region, *entry);
@@ -177,14 +180,17 @@ impl Register {
             }
         }
         // A folder that cannot be read or written: from here on nothing is remembered.
+        let needed = self.needed;
         if entries.len() as u64 != self.entries || self.rewrite(&entries).is_err() {
             self.region = None;
         }
+        // History is copied, too.
+        self.needed = needed;
     }
 
-    /// Whether it has many more entries than `needed`.
+    /// Whether it has many more entries than `needed`, and than it had when it was written.
     pub fn is_sparse(&self, needed: u64) -> bool {
-        self.region.is_some() && self.entries > SPARSE * needed.max(ENTRIES_MIN / SPARSE)
+        self.region.is_some() && self.entries > SPARSE * needed.max(self.needed).max(ENTRIES_MIN / SPARSE)
     }
 }
 
@@ -407,4 +413,115 @@ fn put_session(id: SessionId, session: &Session, entries: &mut Vec<RegisterEntry
     let Some(who) = session.identity() else { return };
     entries.push(attach_entry(id, &who, (session.first_inode, session.inodes)));
     put_possessions(id, &session.former_ranges, &session.recovered, &session.known, entries);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ipc::SystemHost;
+    use std::os::unix::fs::FileExt;
+
+    const POOL: PoolUid = PoolUid::new(7);
+    const ENTRIES: u64 = 12;
+
+    fn empty(medium: &Medium) -> Register {
+        Register::load(&SystemHost, medium, POOL, &mut no_locks()).unwrap().0
+    }
+
+    fn no_locks() -> Locks {
+        Locks::new(crate::locks::Bell::new(std::sync::Arc::new(SystemHost)), 8)
+    }
+
+    fn attach(number: u64) -> RegisterEntry {
+        let process = std::process::id();
+        let who = Identity { pid: process, started: SystemHost.started(process).unwrap(), uid: 1, gid: 2 };
+        attach_entry(SessionId(number), &who, (InodeNumber::new(number << 8), 16))
+    }
+
+    /// The sessions that a daemon finds.
+    fn found(medium: &Medium) -> Vec<u64> {
+        let (_, remembered) = Register::load(&SystemHost, medium, POOL, &mut no_locks()).unwrap();
+        remembered.estates.keys().map(|id| id.0).collect()
+    }
+
+    fn first(count: u64) -> Vec<u64> {
+        (1..=count).collect()
+    }
+
+    #[test]
+    fn a_death_between_two_stores_of_an_entry_leaves_the_entries_before_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let medium = Medium::memory(folder.path()).unwrap();
+        let mut register = empty(&medium);
+        register.rewrite(&[]).unwrap();
+        for number in 1..=ENTRIES {
+            register.note(attach(number));
+        }
+        assert_eq!(found(&medium), first(ENTRIES));
+        let path = folder.path().join(file_name(register.number));
+        let whole = std::fs::read(&path).unwrap();
+        let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+        for number in (1..=ENTRIES).rev() {
+            let at = (START as usize) + (number as usize - 1) * REGISTER_ENTRY_BYTES;
+            // Whichever of its words were stored: the first ones, or all but one.
+            for word in 0..REGISTER_ENTRY_BYTES / 8 {
+                let mut some = [0; REGISTER_ENTRY_BYTES];
+                some[..8 * word].copy_from_slice(&whole[at..at + 8 * word]);
+                file.write_all_at(&some, at as u64).unwrap();
+                assert_eq!(found(&medium), first(number - 1), "{word} words of entry {number}");
+                let mut most = whole[at..at + REGISTER_ENTRY_BYTES].to_vec();
+                most[8 * word..8 * word + 8].fill(0);
+                if most != whole[at..at + REGISTER_ENTRY_BYTES] {
+                    file.write_all_at(&most, at as u64).unwrap();
+                    assert_eq!(found(&medium), first(number - 1), "all but word {word} of entry {number}");
+                }
+            }
+            file.write_all_at(&[0; REGISTER_ENTRY_BYTES], at as u64).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_death_while_it_is_written_anew_leaves_the_old_one_or_the_new_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let medium = Medium::memory(folder.path()).unwrap();
+        let mut register = empty(&medium);
+        register.rewrite(&[attach(1), attach(2)]).unwrap();
+        let old = folder.path().join(file_name(register.number));
+        let old_bytes = std::fs::read(&old).unwrap();
+        register.rewrite(&[attach(3), attach(4), attach(5)]).unwrap();
+        let new = folder.path().join(file_name(register.number));
+        let new_bytes = std::fs::read(&new).unwrap();
+        assert_eq!(found(&medium), [3, 4, 5]);
+        std::fs::write(&old, old_bytes).unwrap();
+        // Its superblock comes last.
+        for words in 0..BLOCK_BYTES / 8 {
+            let mut cut = new_bytes.clone();
+            cut[8 * words..BLOCK_BYTES].fill(0);
+            let whole = cut == new_bytes;
+            std::fs::write(&new, cut).unwrap();
+            let wanted: &[u64] = if whole { &[3, 4, 5] } else { &[1, 2] };
+            assert_eq!(found(&medium), wanted, "{words} words of the superblock");
+        }
+        // Of the entries, some: without a superblock they are nobody's.
+        std::fs::write(&new, &new_bytes[..START as usize / 2]).unwrap();
+        assert_eq!(found(&medium), [1, 2]);
+        std::fs::write(&new, &new_bytes).unwrap();
+        assert_eq!(found(&medium), [3, 4, 5], "the old one was not removed yet");
+        std::fs::remove_file(&old).unwrap();
+        assert_eq!(found(&medium), [3, 4, 5]);
+    }
+
+    #[test]
+    fn one_that_is_full_of_what_counts_is_not_written_anew_again_and_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let medium = Medium::memory(folder.path()).unwrap();
+        let mut register = empty(&medium);
+        let entries: Vec<_> = (1..=2 * ENTRIES_MIN).map(attach).collect();
+        register.rewrite(&entries).unwrap();
+        assert!(!register.is_sparse(1), "nothing of it is history");
+        for _ in 0..SPARSE * entries.len() as u64 {
+            register.note(attach(1));
+        }
+        assert!(register.is_sparse(1));
+    }
 }

@@ -113,6 +113,8 @@ pub(crate) struct Session {
     pub started: Option<u64>,
     /// It is ended by force, and its process may come back.
     pub returns: bool,
+    /// It goes on from another session, and its process has made no call in it: maybe it never heard of it.
+    pub unheard: bool,
     /// It goes on from a session of a dead daemon, and has not said yet what it has open.
     pub unsettled: bool,
     /// How far the logs of the sessions were recovered that it goes on from.
@@ -169,6 +171,7 @@ impl Session {
             pid,
             started,
             returns: false,
+            unheard: false,
             unsettled: false,
             recovered: Vec::new(),
             former_ranges: Vec::new(),

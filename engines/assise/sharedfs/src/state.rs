@@ -138,7 +138,10 @@ impl State {
         if self.sessions.get(&id).is_some_and(|session| session.unsettled) {
             self.settle_heir(id);
         }
-        self.sessions.get_mut(&id).filter(|session| session.phase == Phase::Live).ok_or(Status::Sealed)
+        let session = self.sessions.get_mut(&id).filter(|session| session.phase == Phase::Live);
+        let session = session.ok_or(Status::Sealed)?;
+        session.unheard = false;
+        Ok(session)
     }
 
     /// Passes a result on; a failure of medium or tree stops the daemon.

@@ -26,7 +26,7 @@ use zerocopy::{FromZeros, IntoBytes};
 
 /// How often a step is taken again because others changed the tree meanwhile. Each lease is held for a while before
 /// it is asked back, so that this is rarely more than once.
-const TRIES_MAX: usize = 16;
+const TRIES_MAX: usize = 256;
 
 /// One step of a walk.
 #[derive(Clone, Copy)]
