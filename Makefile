@@ -31,11 +31,13 @@ prove: prove-crash prove-kill prove-sim prove-fuzz prove-transport prove-cluster
 prove-crash:
 	@scripts/prove-crash $(if $(FRESH),--fresh)
 
-# 300 kills of programs, 100 of daemons, 100 of both; processes at the same files at once.
+# 300 kills of programs, 300 of daemons under programs that go on, 100 of both; 100 more of daemons under each of what has
+# things open and locked; processes at the same files at once.
 prove-kill: build
 	@scripts/setup sqlite3
-	@HEARTH_KILLS=300 HEARTH_TOGETHER=10 scripts/check tests \
-	 cargo test --release --locked -p hearth --test kill --test inherited --test together --no-fail-fast -- --nocapture --test-threads=2 \
+	@HEARTH_KILLS=300 HEARTH_RESTARTS_EACH=100 HEARTH_TOGETHER=10 scripts/check tests \
+	 cargo test --release --locked -p hearth --test kill --test restart --test inherited --test together --no-fail-fast \
+	 -- --nocapture --test-threads=2 \
 	 2>&1 | scripts/sum-tests
 
 # The real LibFS and SharedFS under the stepped host: a thousand histories that end with the machine, every instant of

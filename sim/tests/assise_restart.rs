@@ -495,7 +495,7 @@ impl Connector for Deaf {
             return Ok(attachment);
         }
         self.left.store(left - 1, Ordering::SeqCst);
-        if left % 2 == 0 {
+        if left.is_multiple_of(2) {
             // The door has seen already that nobody is there; or it has not, yet.
             self.node.daemon().expect("it was just started").end(self.local.session());
         }
