@@ -1,5 +1,5 @@
 //! Damaged pools: whatever the bytes are, every read gives a value or an error, and the check says that something
-//! is wrong when something is.
+//! is wrong when something is; what an open says of what is no pool; a medium that fails.
 
 #![allow(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
@@ -9,10 +9,10 @@ use area::{Area, AreaError, Limits};
 use format::checksum::{self, Salt};
 use format::node::{ItemKind, NodeView};
 use format::root::{NodePointer, Root};
-use format::{BLOCK_BYTES, Block, Cookie, InodeNumber, LogUid, Name, PoolUid};
+use format::{BLOCK_BYTES, Block, Cookie, DecodeError, Epoch, InodeNumber, LogUid, Name, PoolUid};
 use pmem::Medium;
-use pmem::recorded::Recorder;
-use support::{Draws, Step, cases, commit, file, pool, proving, tiny};
+use pmem::recorded::{Recorder, Verb};
+use support::{Draws, Step, cases, commit, file, findings, new_pool, pool, proving, tiny, write};
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -194,4 +194,101 @@ fn a_dump_shows_every_item_of_every_kind() {
     assert!(lines.iter().any(|line| line.contains("entry") && line.contains("\"many-300\"")));
     assert!(!lines.iter().any(|line| line.contains("unreadable")));
     assert!(area::inspect::headline(&area).starts_with("pool 4660 flip "));
+}
+
+/// Overwrites bytes of a file of the pool.
+fn spoil(medium: &Medium, name: &str, offset: u64, bytes: &[u8]) {
+    medium.open(name).unwrap().write(offset, bytes);
+}
+
+#[test]
+fn an_open_says_what_is_wrong() {
+    let open = |medium: &Medium| Area::open(medium, tiny()).map(|_| ());
+    let fresh = || {
+        let recorder = Recorder::new();
+        let medium = recorder.medium();
+        let mut area = pool(&medium, 256, tiny());
+        commit(&mut area, &cases::base(), 1).unwrap();
+        medium
+    };
+    let empty = Recorder::new().medium();
+    assert!(matches!(open(&empty), Err(AreaError::Missing)));
+    assert!(matches!(area::check::check(&empty), Err(AreaError::Missing)));
+    assert!(matches!(Area::format(&fresh(), &new_pool(256)), Err(AreaError::AlreadyFormatted)));
+    assert!(matches!(Area::format(&empty, &new_pool(10)), Err(AreaError::Geometry(_))));
+    let medium = fresh();
+    spoil(&medium, "tree", 8, &[9]);
+    assert!(matches!(open(&medium), Err(AreaError::Superblock(_, DecodeError::Version(9)))));
+    let medium = fresh();
+    spoil(&medium, "tree", 20, &[9]);
+    assert!(matches!(open(&medium), Err(AreaError::Superblock(_, DecodeError::Checksum))));
+    let medium = fresh();
+    spoil(&medium, "tree", 4096 + 40, &[9]);
+    spoil(&medium, "tree", 8192 + 40, &[9]);
+    assert!(matches!(open(&medium), Err(AreaError::Roots(DecodeError::Checksum, DecodeError::Checksum))));
+    assert!(!area::check::check(&medium).unwrap().is_clean());
+    let medium = fresh();
+    medium.remove("segment-1").unwrap();
+    assert!(matches!(open(&medium), Err(AreaError::Superblock(_, DecodeError::Field("file")))));
+    let medium = fresh();
+    spoil(&medium, "segment-1", 4096 + 100, &[9]);
+    spoil(&medium, "segment-1", 8192 + 100, &[9]);
+    assert!(matches!(open(&medium), Err(AreaError::Map(_))));
+    assert!(!area::check::check(&medium).unwrap().is_clean());
+}
+
+#[test]
+fn damaged_data_is_named_and_never_returned() {
+    let recorder = Recorder::new();
+    let medium = recorder.medium();
+    let mut area = pool(&medium, 256, tiny());
+    commit(&mut area, &cases::base(), 1).unwrap();
+    let extent = &area.extents(InodeNumber::new(10), 1..2, 1).unwrap()[0];
+    let block = extent.block_of(1);
+    spoil(&medium, "segment-1", u64::from(block.get()) * 4096 + 17, &[0xff]);
+    let mut bytes = [0; 8192];
+    match area.read(InodeNumber::new(10), 0, &mut bytes) {
+        Err(AreaError::Data { inode, offset, segment, block: found }) => {
+            assert_eq!((inode.get(), offset, segment, found), (10, 4096, extent.segment, block));
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(area.read(InodeNumber::new(10), 0, &mut bytes[..4096]).unwrap(), 4096);
+    // Who opened the pool since shows nobody a block that he has not compared; who wrote it knows what it held.
+    let extent = area.extents(InodeNumber::new(10), 0..1, 1).unwrap().remove(0);
+    let verify = |area: &mut Area, from, mut blocks_max| {
+        area.verify(InodeNumber::new(10), &extent, from, &mut blocks_max)
+    };
+    assert_eq!(verify(&mut area, 0, 0).unwrap(), extent.end());
+    drop(area);
+    let mut area = Area::open(&medium, tiny()).unwrap();
+    assert_eq!(verify(&mut area, 0, 0).unwrap(), 0, "none is compared if none may be");
+    assert_eq!(verify(&mut area, 0, 9).unwrap(), 1, "up to the damaged one");
+    assert_eq!(verify(&mut area, 0, 1).unwrap(), 1, "the first one was compared before");
+    assert!(matches!(verify(&mut area, 1, 9), Err(AreaError::Data { .. })));
+    // A write that would keep a part of it is an error and changes nothing; one that replaces it heals.
+    let before = area.flip();
+    let mut batch = area.begin(Epoch::new(1)).unwrap();
+    assert!(matches!(write(10, 5000, 1, 10).apply(&mut batch, 100), Err(AreaError::Data { .. })));
+    write(10, 4096, 1, 4096).apply(&mut batch, 101).unwrap();
+    assert!(batch.commit().unwrap().flip > before);
+    assert_eq!(area.read(InodeNumber::new(10), 0, &mut bytes).unwrap(), 8192);
+    findings(&medium).unwrap();
+}
+
+#[test]
+fn a_failed_settle_poisons_until_the_pool_is_opened_again() {
+    for call in 0..3 {
+        let recorder = Recorder::new();
+        let medium = recorder.medium();
+        let mut area = pool(&medium, 256, tiny());
+        commit(&mut area, &cases::base(), 1).unwrap();
+        recorder.fail_settle(recorder.calls(Verb::Settle) + call);
+        let failed = commit(&mut area, &[write(10, 0, 7, 100)], 100);
+        assert!(matches!(failed, Err(AreaError::Medium(_))), "{failed:?}");
+        assert!(matches!(area.begin(Epoch::new(1)), Err(AreaError::Poisoned)));
+        let mut area = Area::open(&medium, tiny()).unwrap();
+        commit(&mut area, &[write(10, 0, 7, 100)], 101).unwrap();
+        findings(&medium).unwrap();
+    }
 }

@@ -1,5 +1,5 @@
 //! The rules of the area, one test each: what things cost, when blocks are used again, what a stamp decides, what
-//! happens without room, what an open says of what is no pool.
+//! happens without room.
 
 #![allow(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
@@ -10,13 +10,13 @@ use format::node::{ItemKind, Key, LogItem, NodeView};
 use format::record::FileType;
 use format::root::{NodePointer, Root};
 use format::superblock::OWNER_DAEMON;
-use format::{BLOCK_BYTES, Block, DecodeError, Epoch, InodeNumber, LeaseVersion, LogUid, PoolUid, Sequence};
+use format::{BLOCK_BYTES, Block, Epoch, InodeNumber, LeaseVersion, LogUid, PoolUid, Sequence};
 use pmem::Medium;
 use pmem::recorded::{Recorder, Verb};
 use std::collections::BTreeSet;
 use support::{
-    ALICE, COLLIDING, Op, Step, at, cases, commit, create, directory, file, findings, new_pool, pool, rename,
-    rmdir, state_of, step, tiny, truncate, unlink, write,
+    ALICE, COLLIDING, Op, Step, at, cases, commit, create, directory, file, findings, pool, rename, rmdir,
+    state_of, step, tiny, truncate, unlink, write,
 };
 use zerocopy::FromBytes;
 
@@ -440,86 +440,6 @@ fn tables_and_counters_travel_with_the_flip() {
     findings(&medium).unwrap();
 }
 
-/// Overwrites bytes of a file of the pool.
-fn spoil(medium: &Medium, name: &str, offset: u64, bytes: &[u8]) {
-    medium.open(name).unwrap().write(offset, bytes);
-}
-
-#[test]
-fn an_open_says_what_is_wrong() {
-    let open = |medium: &Medium| Area::open(medium, tiny()).map(|_| ());
-    let fresh = || {
-        let recorder = Recorder::new();
-        let medium = recorder.medium();
-        let mut area = pool(&medium, 256, tiny());
-        commit(&mut area, &cases::base(), 1).unwrap();
-        medium
-    };
-    let empty = Recorder::new().medium();
-    assert!(matches!(open(&empty), Err(AreaError::Missing)));
-    assert!(matches!(area::check::check(&empty), Err(AreaError::Missing)));
-    assert!(matches!(Area::format(&fresh(), &new_pool(256)), Err(AreaError::AlreadyFormatted)));
-    assert!(matches!(Area::format(&empty, &new_pool(10)), Err(AreaError::Geometry(_))));
-    let medium = fresh();
-    spoil(&medium, "tree", 8, &[9]);
-    assert!(matches!(open(&medium), Err(AreaError::Superblock(_, DecodeError::Version(9)))));
-    let medium = fresh();
-    spoil(&medium, "tree", 20, &[9]);
-    assert!(matches!(open(&medium), Err(AreaError::Superblock(_, DecodeError::Checksum))));
-    let medium = fresh();
-    spoil(&medium, "tree", 4096 + 40, &[9]);
-    spoil(&medium, "tree", 8192 + 40, &[9]);
-    assert!(matches!(open(&medium), Err(AreaError::Roots(DecodeError::Checksum, DecodeError::Checksum))));
-    assert!(!area::check::check(&medium).unwrap().is_clean());
-    let medium = fresh();
-    medium.remove("segment-1").unwrap();
-    assert!(matches!(open(&medium), Err(AreaError::Superblock(_, DecodeError::Field("file")))));
-    let medium = fresh();
-    spoil(&medium, "segment-1", 4096 + 100, &[9]);
-    spoil(&medium, "segment-1", 8192 + 100, &[9]);
-    assert!(matches!(open(&medium), Err(AreaError::Map(_))));
-    assert!(!area::check::check(&medium).unwrap().is_clean());
-}
-
-#[test]
-fn damaged_data_is_named_and_never_returned() {
-    let recorder = Recorder::new();
-    let medium = recorder.medium();
-    let mut area = pool(&medium, 256, tiny());
-    commit(&mut area, &cases::base(), 1).unwrap();
-    let extent = &area.extents(InodeNumber::new(10), 1..2, 1).unwrap()[0];
-    let block = extent.block_of(1);
-    spoil(&medium, "segment-1", u64::from(block.get()) * 4096 + 17, &[0xff]);
-    let mut bytes = [0; 8192];
-    match area.read(InodeNumber::new(10), 0, &mut bytes) {
-        Err(AreaError::Data { inode, offset, segment, block: found }) => {
-            assert_eq!((inode.get(), offset, segment, found), (10, 4096, extent.segment, block));
-        }
-        other => panic!("{other:?}"),
-    }
-    assert_eq!(area.read(InodeNumber::new(10), 0, &mut bytes[..4096]).unwrap(), 4096);
-    // Who opened the pool since shows nobody a block that he has not compared; who wrote it knows what it held.
-    let extent = area.extents(InodeNumber::new(10), 0..1, 1).unwrap().remove(0);
-    let verify = |area: &mut Area, from, mut blocks_max| {
-        area.verify(InodeNumber::new(10), &extent, from, &mut blocks_max)
-    };
-    assert_eq!(verify(&mut area, 0, 0).unwrap(), extent.end());
-    drop(area);
-    let mut area = Area::open(&medium, tiny()).unwrap();
-    assert_eq!(verify(&mut area, 0, 0).unwrap(), 0, "none is compared if none may be");
-    assert_eq!(verify(&mut area, 0, 9).unwrap(), 1, "up to the damaged one");
-    assert_eq!(verify(&mut area, 0, 1).unwrap(), 1, "the first one was compared before");
-    assert!(matches!(verify(&mut area, 1, 9), Err(AreaError::Data { .. })));
-    // A write that would keep a part of it is an error and changes nothing; one that replaces it heals.
-    let before = area.flip();
-    let mut batch = begin(&mut area);
-    assert!(matches!(write(10, 5000, 1, 10).apply(&mut batch, 100), Err(AreaError::Data { .. })));
-    write(10, 4096, 1, 4096).apply(&mut batch, 101).unwrap();
-    assert!(batch.commit().unwrap().flip > before);
-    assert_eq!(area.read(InodeNumber::new(10), 0, &mut bytes).unwrap(), 8192);
-    findings(&medium).unwrap();
-}
-
 /// Pointers of the root node with the epochs they carry.
 fn epochs(medium: &Medium) -> (Epoch, Vec<Epoch>) {
     let region = medium.open("tree").unwrap();
@@ -556,23 +476,6 @@ fn pointers_say_in_which_epoch_something_below_changed() {
     );
     assert!(matches!(area.begin(Epoch::new(2)), Err(AreaError::Epoch)));
     assert_eq!(area.get(&Key::new(149, ItemKind::Inode, 0)).unwrap().map(|value| value.len()), Some(104));
-}
-
-#[test]
-fn a_failed_settle_poisons_until_the_pool_is_opened_again() {
-    for call in 0..3 {
-        let recorder = Recorder::new();
-        let medium = recorder.medium();
-        let mut area = pool(&medium, 256, tiny());
-        commit(&mut area, &cases::base(), 1).unwrap();
-        recorder.fail_settle(recorder.calls(Verb::Settle) + call);
-        let failed = commit(&mut area, &[write(10, 0, 7, 100)], 100);
-        assert!(matches!(failed, Err(AreaError::Medium(_))), "{failed:?}");
-        assert!(matches!(area.begin(Epoch::new(1)), Err(AreaError::Poisoned)));
-        let mut area = Area::open(&medium, tiny()).unwrap();
-        commit(&mut area, &[write(10, 0, 7, 100)], 101).unwrap();
-        findings(&medium).unwrap();
-    }
 }
 
 #[test]
