@@ -156,6 +156,10 @@ fn stat(path: &str) -> Call {
     Call::Stat { path: at(path), follow: false }
 }
 
+fn mkdir(path: &str, mode: u32) -> Call {
+    Call::Mkdir { path: at(path), mode }
+}
+
 fn rename(from: &str, to: &str, flags: u32) -> Call {
     Call::Rename { from: at(from), to: at(to), flags }
 }
@@ -166,7 +170,7 @@ fn cases() -> Vec<Case> {
     let with = |more: Vec<Call>| file().into_iter().chain(more).collect::<Vec<_>>();
     let case = |name, setup, operation, look, meanwhile| Case { name, setup, operation, look, meanwhile };
     let list = || Call::List(at("d"));
-    let other = || vec![Call::Mkdir { path: at("d/other"), mode: 0o755 }];
+    let other = || vec![mkdir("d/other", 0o755)];
     let cut = |size| vec![Call::Truncate { path: at("d/f"), size }];
     vec![
         case(
@@ -176,13 +180,7 @@ fn cases() -> Vec<Case> {
             vec![list(), Call::Fstat(1), write(1, 3, 9)],
             other(),
         ),
-        case(
-            "mkdir",
-            vec![],
-            Call::Mkdir { path: at("d/n"), mode: 0o700 },
-            vec![list(), stat("d/n")],
-            other(),
-        ),
+        case("mkdir", vec![], mkdir("d/n", 0o700), vec![list(), stat("d/n")], other()),
         case(
             "symlink",
             vec![],
@@ -241,13 +239,7 @@ fn cases() -> Vec<Case> {
             other(),
         ),
         case("unlink", file(), Call::Unlink(at("d/f")), vec![list(), read(0), Call::Fstat(0)], other()),
-        case(
-            "rmdir",
-            vec![Call::Mkdir { path: at("d/n"), mode: 0o755 }],
-            Call::Rmdir(at("d/n")),
-            vec![list()],
-            other(),
-        ),
+        case("rmdir", vec![mkdir("d/n", 0o755)], Call::Rmdir(at("d/n")), vec![list()], other()),
         case("chmod", file(), Call::Chmod { path: at("d/f"), mode: 0o600 }, vec![stat("d/f")], other()),
         case(
             "an attribute",

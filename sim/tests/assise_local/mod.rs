@@ -32,6 +32,12 @@ impl Counts {
         self.0[kind as usize].load(Ordering::SeqCst)
     }
 
+    /// Those that were made, of each kind.
+    pub fn kinds(&self) -> Vec<(CallKind, u64)> {
+        let kinds = (1..KINDS as u16).filter_map(|raw| CallKind::from_raw(raw).ok());
+        kinds.map(|kind| (kind, self.of(kind))).filter(|(_, count)| *count > 0).collect()
+    }
+
     pub fn all(&self) -> u64 {
         self.0.iter().map(|count| count.load(Ordering::SeqCst)).sum()
     }
@@ -139,6 +145,13 @@ impl Node {
         Self::on(Arc::new(Machine::default()), medium, config, Some(folder))
     }
 
+    /// A new pool in memory whose tree has room for more nodes.
+    pub fn with_nodes(config: Config, nodes: u32) -> Arc<Self> {
+        let folder = folder();
+        let medium = Medium::memory(folder.path()).expect("the folder is there");
+        Self::made(Arc::new(Machine::default()), medium, config, (Some(folder), nodes))
+    }
+
     /// A new pool on a medium.
     pub fn on(
         host: Arc<dyn Host>,
@@ -146,9 +159,18 @@ impl Node {
         config: Config,
         folder: Option<tempfile::TempDir>,
     ) -> Arc<Self> {
+        Self::made(host, medium, config, (folder, TREE_NODES))
+    }
+
+    fn made(
+        host: Arc<dyn Host>,
+        medium: Medium,
+        config: Config,
+        (folder, tree_nodes_max): (Option<tempfile::TempDir>, u32),
+    ) -> Arc<Self> {
         let format = Format {
             pool: PoolUid::new(77),
-            tree_nodes_max: TREE_NODES,
+            tree_nodes_max,
             root_mode: 0o755,
             root_uid: 0,
             root_gid: 0,
