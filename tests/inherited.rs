@@ -230,7 +230,7 @@ fn a_child_that_does_not_use_the_tree_does_not_attach() {
     // Both are what they will be.
     let is_sleep = |pid: &u64| std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap() == "sleep\n";
     while !children.iter().all(is_sleep) {
-        std::thread::yield_now();
+        SystemHost.wait(&Word::new(0), 0, Some(SystemHost.now().after(std::time::Duration::from_millis(1))));
     }
     let status = node.hearth(&["status", "--json"]);
     let answers: serde_json::Value = serde_json::from_slice(&status.stdout).unwrap();
