@@ -9,10 +9,12 @@ mod harness;
 
 use format::superblock::Superblock;
 use harness::{Expect, Node, limited};
+use ipc::{Host, SystemHost, Word};
 use rustix::process::{Pid, WaitOptions, waitpid};
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 use zerocopy::FromBytes;
 
 /// Exit code of a command that could not do what it was asked, or of a node that is down.
@@ -298,4 +300,39 @@ X"#;
     started.expect_failure("segment-1");
     assert_eq!(started.status.code(), FAILED);
     assert_eq!(check(&node).status.code(), Some(1));
+}
+
+/// A file of the pool that is cut under the daemon: the kernel kills it where it needs what is gone. Its keeper says why,
+/// the next one says of which file, and what was acknowledged is there once the file is whole.
+#[test]
+fn a_pool_file_cut_under_the_daemon_is_told_by_its_keeper() {
+    let node = down_with_a_file();
+    node.hearth(&["start"]).expect_success();
+    let tree = pool(&node).join("tree");
+    let whole = fs::read(&tree).unwrap();
+    fs::OpenOptions::new().write(true).open(&tree).unwrap().set_len(8192).unwrap();
+    // The program is killed when it has waited for long enough; it is the daemon that matters.
+    let script = format!("echo more > {}; sync", node.path("more"));
+    let program = Command::new(env!("CARGO_BIN_EXE_hearth"))
+        .args(["run", "--dir", node.dir(), "--", "sh", "-c", &script])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn();
+    let mut program = program.unwrap();
+    let log = node.dir.path().join("node-1/serve.log");
+    let said = |sentence: &str| fs::read_to_string(&log).unwrap().contains(sentence);
+    for _ in 0..600 {
+        if said("died before it served") {
+            break;
+        }
+        SystemHost.wait(&Word::new(0), 0, Some(SystemHost.now().after(Duration::from_millis(100))));
+    }
+    program.kill().unwrap();
+    program.wait().unwrap();
+    assert!(said("a file of its pool was cut") && said("tree") && said("file_bytes"));
+    node.hearth(&["down", "--hard"]).expect_success();
+    node.hearth(&["start"]).expect_failure("tree");
+    fs::write(&tree, whole).unwrap();
+    node.hearth(&["start"]).expect_success();
+    kept_is_there(&node);
 }

@@ -2,8 +2,9 @@
 //! child with that socket as standard input, and starts it again when it dies (ARCHITECTURE, "keeper").
 //!
 //! A daemon that dies while it serves is replaced at once; programs stall until then, and go on. One that does not get
-//! as far as serving is tried again after pauses, and given up after [`ATTEMPTS`]. SIGTERM ends the daemon in order and
-//! then the keeper. A daemon outlives its keeper's death; it is only not started again.
+//! as far as serving, or dies of itself soon after, is tried again after pauses, and given up after [`ATTEMPTS`] in a
+//! row. SIGTERM ends the daemon in order and then the keeper. A daemon outlives its keeper's death; it is only not
+//! started again.
 
 use super::OneNode;
 use super::daemon::listen;
@@ -18,14 +19,17 @@ use signal_hook::iterator::Signals;
 use std::fs;
 use std::io::Read;
 use std::os::fd::OwnedFd;
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 use tracing::{error, info, warn};
 
-/// How often in a row a daemon may die before it serves; with the pauses, about a minute.
+/// How often in a row a daemon may die before it serves, or soon after; with the pauses, about a minute.
 const ATTEMPTS: u32 = 20;
+/// A daemon that dies of itself sooner after it began to serve would do so for ever.
+const SOON: Duration = Duration::from_secs(10);
 /// Pause before the second attempt; each further one is twice as long.
 const PAUSE_MIN: Duration = Duration::from_millis(10);
 /// The longest pause.
@@ -111,34 +115,31 @@ impl Keeper<'_> {
         let mut told = false;
         loop {
             let running = self.start()?;
-            let served = match self.next() {
-                Event::Ready => true,
+            match self.next() {
+                Event::Ready => {
+                    if !told {
+                        say_ready()?;
+                        told = true;
+                    }
+                    let since = SystemHost.now();
+                    let Event::Ended(how) = self.next() else { return self.end(&running) };
+                    self.restarts += 1;
+                    warn!(%how, restarts = self.restarts, "the daemon died{}: starting it again", reason(how));
+                    let soon = SystemHost.now().since(since) < SOON;
+                    failures = if soon && of_itself(how) { failures + 1 } else { 0 };
+                }
                 Event::Signal => return self.end(&running),
                 Event::Ended(how) => {
                     failures += 1;
-                    // The first one tells whether the node can be started at all; who started it hears why not.
-                    if !told || failures == ATTEMPTS {
-                        error!(%how, failures, "the daemon does not get as far as serving: given up");
-                        return Ok(ExitCode::FAILURE);
-                    }
-                    warn!(%how, failures, "the daemon died before it served");
-                    false
+                    warn!(%how, failures, "the daemon died before it served{}", reason(how));
                 }
-            };
-            if served {
-                failures = 0;
-                if !told {
-                    say_ready()?;
-                    told = true;
-                }
-                match self.next() {
-                    Event::Ended(how) => {
-                        self.restarts += 1;
-                        warn!(%how, restarts = self.restarts, "the daemon died: starting it again");
-                    }
-                    Event::Ready | Event::Signal => return self.end(&running),
-                }
-            } else if self.told_to_end_within(pause(failures)) {
+            }
+            // The first one tells whether the node can be started at all; who started it hears why not.
+            if !told || failures == ATTEMPTS {
+                error!(failures, "the daemon does not get as far as serving, or not for long: given up");
+                return Ok(ExitCode::FAILURE);
+            }
+            if failures > 0 && self.told_to_end_within(pause(failures)) {
                 return Ok(ExitCode::SUCCESS);
             }
         }
@@ -200,6 +201,20 @@ fn watch(child: &mut Child, sender: &Sender<Event>) {
     if let Ok(how) = child.wait() {
         // Nobody listens when the keeper itself ends.
         let _ = sender.send(Event::Ended(how));
+    }
+}
+
+/// Whether a daemon's end was its own doing; SIGKILL is somebody's will, and says nothing of the next one.
+fn of_itself(how: ExitStatus) -> bool {
+    how.signal() != Some(Signal::KILL.as_raw())
+}
+
+/// What is known of a daemon's end beside the number of a signal.
+fn reason(how: ExitStatus) -> &'static str {
+    if how.signal() == Some(Signal::BUS.as_raw()) {
+        " because a file of its pool was cut, or the medium is gone, where it read or wrote (hearth check says where)"
+    } else {
+        ""
     }
 }
 

@@ -8,6 +8,7 @@ use crate::status::ask;
 use ipc::{Host, SystemHost, Word};
 use std::fs::{self, OpenOptions};
 use std::io::{Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
@@ -113,7 +114,9 @@ pub(super) fn wait_until_ready(cluster: &Cluster, node: &Node, command: &[&str],
     let program =
         std::env::current_exe().map_err(|why| Error::new(format!("cannot find this program: {why}")))?;
     let log = cluster.folder(node).join(log);
-    let stderr = OpenOptions::new().create(true).append(true).open(&log).map_err(Error::at("open", &log))?;
+    // The folder is searched by all who come to the socket; what the daemon says is for who runs it.
+    let stderr = OpenOptions::new().create(true).append(true).mode(0o600).open(&log);
+    let stderr = stderr.map_err(Error::at("open", &log))?;
     let before = stderr.metadata().map_or(0, |log| log.len() as usize);
     let mut child = Command::new(&program)
         .args(command)

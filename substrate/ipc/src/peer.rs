@@ -40,9 +40,7 @@ impl Peer {
     /// # Errors
     /// `Disconnected` if the process has ended; `System`.
     pub fn new(connection: Connection) -> Result<Self, Error> {
-        let mut cred = [0u32; 3];
-        option(&connection, libc::SO_PEERCRED, as_bytes_mut(&mut cred))?;
-        let [pid, uid, gid] = cred;
+        let [pid, uid, gid] = who(&connection)?;
         let pid = pid.cast_signed();
         let groups = groups(&connection)?;
         let process = process(&connection, pid)?;
@@ -72,6 +70,21 @@ impl Link for Peer {
         let ended = poll(&mut asked, Some(Duration::ZERO)).is_ok() && asked[0].revents != 0;
         !ended && self.connection.is_up()
     }
+}
+
+/// Which user a process was when it connected.
+///
+/// # Errors
+/// `System`.
+pub fn uid_of(connection: &Connection) -> Result<u32, Error> {
+    Ok(who(connection)?[1])
+}
+
+/// Number, user and group of a process when it connected.
+fn who(connection: &Connection) -> Result<[u32; 3], Error> {
+    let mut cred = [0; 3];
+    option(connection, libc::SO_PEERCRED, as_bytes_mut(&mut cred))?;
+    Ok(cred)
 }
 
 /// Reads a socket option; gives its length.

@@ -10,12 +10,13 @@ use crate::state::Core;
 use ccnvm::SessionId;
 use format::message::{Hello, MessageKind, Parcel, REFUSED_FULL, ROLE_GATEWAY, RingShape};
 use ipc::host::Time;
-use ipc::peer::Peer;
+use ipc::peer::{Peer, uid_of};
 use ipc::shared::read_only;
 use ipc::socket::{Connection, Listener, poll};
 use ipc::sync::Ordering;
 use ipc::sys::Descriptor;
 use pmem::Region;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 use vfs::Caller;
@@ -42,6 +43,7 @@ pub struct Door {
 /// A process that knocked.
 struct Knocked {
     connection: Connection,
+    uid: u32,
     until: Time,
 }
 
@@ -58,23 +60,41 @@ impl Core {
         // Acquire: pairs with the Release in `Daemon::stop`.
         while self.ending.load(Ordering::Acquire) == 0 {
             self.watch(door, &knocked, &inside);
-            while knocked.len() < GREETING_MAX {
+            // Those who greet leave a place, so only who says nothing is ever sent away for another.
+            for _ in 0..GREETING_MAX {
                 // An error is no free descriptor: whoever knocks waits in the backlog.
                 let Ok(Some(connection)) = door.listener.accept() else { break };
-                knocked.push(Knocked { connection, until: self.host.now().after(GREETING) });
-            }
-            for Knocked { connection, until } in std::mem::take(&mut knocked) {
-                match connection.hello(&door.library) {
-                    Ok(None) if self.host.now() < until => knocked.push(Knocked { connection, until }),
-                    Ok(None) | Err(_) => {}
-                    Ok(Some(hello)) => {
-                        inside.extend(self.let_in(door, connection, &hello, serve));
-                    }
+                let Ok(uid) = uid_of(&connection) else { continue };
+                if knocked.len() >= GREETING_MAX {
+                    inside.extend(self.hear(door, &mut knocked, serve));
                 }
+                if knocked.len() >= GREETING_MAX {
+                    knocked.remove(who_gives_way(&knocked.iter().map(|one| one.uid).collect::<Vec<_>>()));
+                }
+                knocked.push(Knocked { connection, uid, until: self.host.now().after(GREETING) });
             }
+            inside.extend(self.hear(door, &mut knocked, serve));
             inside.retain(|guest| self.is_there(guest));
             self.state.lock().drop_estates_of_dead(self);
         }
+    }
+
+    /// Lets in who has greeted; keeps those who still may.
+    fn hear(
+        self: &Arc<Self>,
+        door: &Door,
+        knocked: &mut Vec<Knocked>,
+        serve: &dyn Fn(SessionId) -> Result<(), Error>,
+    ) -> Vec<Inside> {
+        let mut come = Vec::new();
+        for guest in std::mem::take(knocked) {
+            match guest.connection.hello(&door.library) {
+                Ok(None) if self.host.now() < guest.until => knocked.push(guest),
+                Ok(None) | Err(_) => {}
+                Ok(Some(hello)) => come.extend(self.let_in(door, guest.connection, &hello, serve)),
+            }
+        }
+        come
     }
 
     /// Waits until something happens at the door.
@@ -172,6 +192,17 @@ impl Core {
     }
 }
 
+/// Who of those that say nothing, by their users, makes room for the next one: the longest there of the user who has
+/// most of them. So a user who fills the door keeps nobody out but himself.
+fn who_gives_way(uids: &[u32]) -> usize {
+    let mut of_user = HashMap::new();
+    for uid in uids {
+        *of_user.entry(uid).or_insert(0) += 1;
+    }
+    let most = of_user.values().max().copied().unwrap_or(0);
+    uids.iter().position(|uid| of_user[uid] == most).expect("somebody is at a full door")
+}
+
 /// A second descriptor of a pool file.
 fn descriptor_of(region: &Region) -> Result<Descriptor, Error> {
     let descriptor =
@@ -180,4 +211,30 @@ fn descriptor_of(region: &Region) -> Result<Descriptor, Error> {
         Error::Ipc(ipc::Error::System { call: "fcntl", errno: error.raw_os_error().unwrap_or(0) })
     })?;
     Ok(Descriptor::from(owned))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_there_of_who_has_most_gives_way() {
+        assert_eq!(who_gives_way(&[7]), 0);
+        assert_eq!(who_gives_way(&[7, 8, 8]), 1);
+        assert_eq!(who_gives_way(&[8, 7, 7, 8, 8]), 0);
+        assert_eq!(who_gives_way(&[7, 8]), 0);
+    }
+
+    #[test]
+    fn a_user_who_fills_the_door_keeps_another_in_his_place() {
+        let (crowd, one) = (1000, 1001);
+        let mut door = vec![one];
+        for _ in 0..3 * GREETING_MAX {
+            if door.len() >= GREETING_MAX {
+                door.remove(who_gives_way(&door));
+            }
+            door.push(crowd);
+        }
+        assert_eq!((door.len(), door[0]), (GREETING_MAX, one));
+    }
 }
