@@ -70,9 +70,9 @@ fn a_write_in_steady_state_is_one_fence_and_neither_call_nor_allocation() {
     // The first writes use up the room that a new session has, and ask for more; all together fill less than half of
     // its log.
     for (bytes, warm, rounds, line) in [
-        ("1", "800", "400", "0 400 51200\n"),
-        ("128", "800", "400", "0 400 76800\n"),
-        ("129", "800", "400", "0 400 102400\n"),
+        ("1", "400", "400", "0 400 51200\n"),
+        ("128", "400", "400", "0 400 76800\n"),
+        ("129", "400", "400", "0 400 102400\n"),
         ("4096", "32", "80", "0 80 332800\n"),
     ] {
         let told = run(&node, &[bytes, warm, rounds]).expect_success();
