@@ -233,6 +233,13 @@ impl Inner {
         unsafe { libc::write(self.wake.as_raw_fd(), one.as_ptr().cast(), one.len()) };
     }
 
+    /// Takes the wake back: one that stayed would be an event for ever, and the thread would never sleep again.
+    fn hear_wake(&self) {
+        let mut count = [0u8; 8];
+        // SAFETY: eight bytes of ours are written. With nothing to read the call ends at once.
+        unsafe { libc::read(self.wake.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
+    }
+
     fn link(&self, id: u64) -> Option<Arc<FabricLink>> {
         self.links.lock().by_id.get(&id).and_then(Weak::upgrade)
     }
@@ -265,7 +272,8 @@ impl Inner {
             watched.retain(|id| self.is_still_polled(*id));
             for event in &events[..count] {
                 match event.u64 {
-                    WAKE | CONNECTIONS => {}
+                    WAKE => self.hear_wake(),
+                    CONNECTIONS => {}
                     id => {
                         if self.link(id).is_some_and(|link| self.serve(&link)) && !watched.contains(&id) {
                             watched.push(id);
