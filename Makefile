@@ -7,11 +7,12 @@ FUZZ_MINUTES ?= 10
 	prove-suites prove-transport
 
 build:
+	@scripts/setup libfabric-dev
 	cargo build --release --locked -p hearth -p interpose
 
 # The main job, shown: sqlite3 and RocksDB killed in the middle, and nothing acknowledged lost; then latencies.
 demo:
-	@scripts/setup sqlite3 db_bench pkill
+	@scripts/setup libfabric-dev sqlite3 db_bench pkill
 	@$(MAKE) --no-print-directory build
 	@scripts/demo
 
