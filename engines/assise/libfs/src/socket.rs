@@ -96,7 +96,7 @@ impl Connector for SocketConnector {
                 class,
                 keep: self.keep,
                 requests: self.requests.clone(),
-                parcels: Lock::new(self.host.clone(), Vec::new()),
+                parcels: Parcels::new(&self.host),
             }),
         })
     }
@@ -135,8 +135,7 @@ struct SocketLink {
     class: Class,
     keep: Keep,
     requests: Arc<AtomicU64>,
-    /// Descriptors that came and were not asked for yet by the thread whose request brought them.
-    parcels: Lock<Vec<(u64, Descriptor)>>,
+    parcels: Parcels,
 }
 
 /// Parcels that wait for their threads, at most: more never come, each needs a request under way.
@@ -146,22 +145,43 @@ impl SocketLink {
     fn until(&self) -> Option<Time> {
         Some(self.host.now().after(CALL))
     }
+}
+
+/// Descriptors that came and were not asked for yet by the thread whose request brought them: what kind of request
+/// that was, what they are in its words, and they themselves. A log, a segment and a lifeline may have the same
+/// number, so the number alone says nothing.
+struct Parcels(Lock<Vec<(u16, u64, Descriptor)>>);
+
+impl Parcels {
+    fn new(host: &Arc<dyn Host>) -> Self {
+        Self(Lock::new(host.clone(), Vec::new()))
+    }
 
     /// The descriptor that SharedFS sent for `what`. It was sent before the response, so it is here already.
-    fn parcel(&self, what: u64) -> Result<Descriptor, Error> {
-        let mut parcels = self.parcels.lock();
+    fn take(&self, connection: &Connection, kind: CallKind, what: u64) -> Result<Descriptor, Error> {
+        let mut parcels = self.0.lock();
         loop {
-            if let Some(index) = parcels.iter().position(|(other, _)| *other == what) {
-                return Ok(parcels.swap_remove(index).1);
+            let is_it = |(of, other, _): &(u16, u64, Descriptor)| (*of, *other) == (kind as u16, what);
+            if let Some(index) = parcels.iter().position(is_it) {
+                return Ok(parcels.swap_remove(index).2);
             }
-            let Some(message) = self.connection.receive()? else { return Err(Error::Refused) };
+            let Some(message) = connection.receive()? else { return Err(Error::Refused) };
             let (parcel, descriptor) = open_parcel(message)?;
             if parcels.len() == PARCELS_MAX {
                 parcels.remove(0);
             }
-            parcels.push((parcel.what.get(), descriptor));
+            parcels.push((kind_of(parcel.request.get()), parcel.what.get(), descriptor));
         }
     }
+}
+
+/// The id of a request: how many there were before it, and its kind, which comes back with what it brings.
+fn request_id(count: u64, kind: CallKind) -> u64 {
+    count << u16::BITS | u64::from(kind as u16)
+}
+
+fn kind_of(request: u64) -> u16 {
+    (request & u64::from(u16::MAX)) as u16
 }
 
 /// What a response may need: a long one takes one of the ring's few buffers.
@@ -191,7 +211,7 @@ impl Link for SocketLink {
     fn call(&self, kind: CallKind, request: &[&[u8]], response: &mut Vec<u8>) -> Result<Status, Error> {
         let body = request.concat();
         let call = Call {
-            id: self.requests.fetch_add(1, Ordering::Relaxed),
+            id: request_id(self.requests.fetch_add(1, Ordering::Relaxed), kind),
             kind: kind as u16,
             body: &body,
             response_bytes_max: response_bytes_max(kind),
@@ -203,20 +223,54 @@ impl Link for SocketLink {
     }
 
     fn segment(&self, segment: SegmentId) -> Result<ReadMapping, Error> {
-        let descriptor = self.parcel(segment.get().into())?;
+        let descriptor = self.parcels.take(&self.connection, CallKind::MapSegment, segment.get().into())?;
         Ok(ReadMapping::from_fd(OwnedFd::from(descriptor))?)
     }
 
     fn lifeline(&self, number: u64) -> Result<Descriptor, Error> {
-        self.parcel(number)
+        self.parcels.take(&self.connection, CallKind::Share, number)
     }
 
     fn grown_log(&self, grown: &GrowResponse) -> Result<Region, Error> {
-        let descriptor = self.parcel(grown.log.get())?;
+        let descriptor = self.parcels.take(&self.connection, CallKind::GrowLog, grown.log.get())?;
         let log = Region::from_fd(OwnedFd::from(descriptor), self.class)?;
         if let Some(descriptor) = log.descriptor() {
             (self.keep)(descriptor.as_raw_fd());
         }
         Ok(log)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use format::BLOCK_BYTES;
+    use ipc::{SystemHost, shared};
+    use std::fs::File;
+    use zerocopy::IntoBytes;
+    use zerocopy::little_endian::U64;
+
+    /// Threads wait, one for its grown log, one for a segment of the same number, one for a lifeline, and any of them
+    /// looks first: each gets its own. With another's, a program read the log for its file.
+    #[test]
+    fn what_has_one_number_is_not_taken_for_each_other() {
+        let host: Arc<dyn Host> = Arc::new(SystemHost);
+        let kinds = [(CallKind::GrowLog, 1), (CallKind::MapSegment, 2), (CallKind::Share, 3)];
+        for first in 0..kinds.len() {
+            let (ours, theirs) = Connection::pair().unwrap();
+            for (count, (kind, blocks)) in (7..).zip(kinds) {
+                let request = U64::new(request_id(count, kind));
+                let parcel = Parcel { request, what: U64::new(1), bytes: U64::new(0) };
+                let descriptor = shared::create(c"parcel", blocks * BLOCK_BYTES).unwrap();
+                theirs.send(MessageKind::Parcel, &[parcel.as_bytes()], &[&descriptor]).unwrap();
+            }
+            let parcels = Parcels::new(&host);
+            for turn in 0..kinds.len() {
+                let (kind, blocks) = kinds[(first + turn) % kinds.len()];
+                let found = File::from(OwnedFd::from(parcels.take(&ours, kind, 1).unwrap()));
+                assert_eq!(found.metadata().unwrap().len(), (blocks * BLOCK_BYTES) as u64, "{kind:?}");
+            }
+            assert!(matches!(parcels.take(&ours, CallKind::MapSegment, 1), Err(Error::Refused)), "each once");
+        }
     }
 }
