@@ -85,6 +85,8 @@ fn who_comes_for_it_has_the_files_and_speaks_for_their_locks() {
     assert_eq!(lock(&stranger, CallKind::Lock, OTHER), Status::WouldBlock);
     let guesser = knock_for(folder.path(), number ^ 1);
     assert_eq!(daemon.estates(), 0, "the note named this very process: it inherits by what it is");
+    // Who was never heard of would be waited for.
+    guesser.root();
     drop(guesser);
     eventually("with its last holder the lock ends", || lock(&stranger, CallKind::Lock, OTHER) == Status::Ok);
     assert_eq!(lock(&stranger, CallKind::ReleaseLocks, OTHER), Status::Ok);
