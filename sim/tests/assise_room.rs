@@ -1,12 +1,17 @@
-//! Room that is promised in parts is enough for a write that needs several of them.
+//! Room that is promised in parts is enough for a write that needs several of them; a larger log of which the answer
+//! is lost takes nothing with it.
 
 mod assise_local;
 
 use assise_local::trees::{at, process};
-use assise_local::{Node, tiny};
-use libfs::Limits;
+use assise_local::{Local, Node, tiny};
+use format::SegmentId;
+use format::call::{CallKind, GrowResponse, Status};
+use libfs::{Attachment, Connector, Error, LibFs, Limits, Link};
+use pmem::{ReadMapping, Region};
 use sharedfs::Config;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use vfs::Caller;
 use vfs::conformance::{Actor, Answer, Call};
 
@@ -25,4 +30,80 @@ fn one_write_needs_more_than_is_promised_at_once() {
     done(Call::Open { slot: 0, path: at("f"), flags: 0o102, mode: 0o644 });
     let written = done(Call::Pwrite { slot: 0, offset: 0, data: vec![7; BYTES] });
     assert_eq!(written, Answer::Number(BYTES as u64), "whole");
+}
+
+/// A way to the daemon on which the answer to the first `GrowLog` is lost.
+struct Lossy {
+    local: Arc<Local>,
+    answer: Result<Status, ()>,
+    lost: Arc<AtomicBool>,
+}
+
+struct LossyLink {
+    link: Arc<dyn Link>,
+    answer: Result<Status, ()>,
+    lost: Arc<AtomicBool>,
+}
+
+impl Connector for Lossy {
+    fn attach(&self, former: u64) -> Result<Attachment, Error> {
+        let attachment = self.local.attach(former)?;
+        let link = LossyLink { link: attachment.link, answer: self.answer, lost: self.lost.clone() };
+        Ok(Attachment { link: Arc::new(link), ..attachment })
+    }
+}
+
+impl Link for LossyLink {
+    fn call(&self, kind: CallKind, request: &[&[u8]], response: &mut Vec<u8>) -> Result<Status, Error> {
+        let called = self.link.call(kind, request, response);
+        if kind == CallKind::GrowLog && !self.lost.swap(true, Ordering::SeqCst) {
+            return self.answer.map_err(|()| Error::TimedOut);
+        }
+        called
+    }
+
+    fn segment(&self, segment: SegmentId) -> Result<ReadMapping, Error> {
+        self.link.segment(segment)
+    }
+
+    fn grown_log(&self, grown: &GrowResponse) -> Result<Region, Error> {
+        self.link.grown_log(grown)
+    }
+}
+
+/// SharedFS reads the larger log, the program does not know of it: what it writes afterwards counts all the same.
+#[test]
+fn the_answer_to_a_larger_log_is_lost() {
+    const BLOCK: usize = 4000;
+    for answer in [Err(()), Ok(Status::Media)] {
+        let node = Node::new(tiny());
+        let local = Arc::new(Local::new(node.clone(), Caller::ROOT));
+        let lossy = Lossy { local, answer, lost: Arc::default() };
+        let lost = lossy.lost.clone();
+        let libfs =
+            LibFs::new(node.host.clone(), Arc::new(lossy), Limits::default()).expect("the daemon runs");
+        let mut player = process(Arc::new(libfs), 1);
+        player.call(&Call::Open { slot: 0, path: at("f"), flags: 0o102, mode: 0o644 });
+        let mut written = Vec::new();
+        for number in 1..40u8 {
+            let offset = u64::from(number) * BLOCK as u64;
+            let call = Call::Pwrite { slot: 0, offset, data: vec![number; BLOCK] };
+            match player.call(&call) {
+                Answer::Number(bytes) if bytes == BLOCK as u64 => written.push(number),
+                // The one that asked for the log is told that its daemon did not answer.
+                Answer::Failed(_) => assert!(lost.load(Ordering::SeqCst)),
+                answer => panic!("{answer:?}"),
+            }
+        }
+        assert!(lost.load(Ordering::SeqCst) && written.len() >= 38, "{}", written.len());
+        let (reader, _) = node.attach(Caller::ROOT, Limits::default());
+        for mut player in [player, process(Arc::new(reader), 2)] {
+            player.call(&Call::Open { slot: 1, path: at("f"), flags: 0, mode: 0 });
+            for number in &written {
+                let offset = u64::from(*number) * BLOCK as u64;
+                let read = player.call(&Call::Pread { slot: 1, offset, bytes: BLOCK });
+                assert!(read == Answer::Bytes(vec![*number; BLOCK]), "{answer:?}: write {number} is lost");
+            }
+        }
+    }
 }

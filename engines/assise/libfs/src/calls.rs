@@ -91,7 +91,7 @@ impl LibFs {
     }
 
     /// The session of this line is over.
-    fn end_of(&self, line: &Line) -> vfs::engine::Result<()> {
+    pub(crate) fn end_of(&self, line: &Line) -> vfs::engine::Result<()> {
         let mut state = self.state();
         if state.era == line.era && state.session.is_some() {
             state.end_session();

@@ -177,11 +177,15 @@ impl LibFs {
         self.digest_call(line, last, true)?;
         let request = GrowRequest { file_bytes: U64::new(file_bytes) };
         let mut response = Vec::new();
-        match self.call(line, CallKind::GrowLog, &[request.as_bytes()], &mut response)? {
-            Status::Ok => {}
+        match self.call(line, CallKind::GrowLog, &[request.as_bytes()], &mut response) {
+            Ok(Status::Ok) => {}
             // A pool without space for a larger log goes on with this one.
-            Status::Sealed | Status::NoSpace | Status::Limit => return Ok(()),
-            refused => return Err(error_of(refused)),
+            Ok(Status::Sealed | Status::NoSpace | Status::Limit) => return Ok(()),
+            failed => {
+                // SharedFS may read another log by now, and not find there what would be appended here.
+                self.end_of(line)?;
+                return Err(failed.map_or_else(|error| error, error_of));
+            }
         }
         let grown = format::call::split::<GrowResponse>(&response).map_err(|_| Error::Response);
         let taken = grown.and_then(|(grown, _)| Ok((grown, line.link.grown_log(&grown)?)));
