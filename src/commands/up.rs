@@ -87,9 +87,9 @@ pub(super) fn start_node(cluster: &Cluster, node: &Node) -> Result<Start> {
         (None, None) => wait_until_ready(cluster, node, &["serve"], "serve.log")?,
         (None, Some(daemon)) => {
             return Err(Error::new(format!(
-                "node {} is up (process {}), but its keeper is dead: hearth down, then hearth start; programs go on",
+                "node {} is up (process {pid}), but its keeper is dead: kill -9 {pid}, then hearth start: programs go on",
                 node.number,
-                daemon.pid()
+                pid = daemon.pid()
             )));
         }
         // A daemon that just died is being started again.

@@ -171,6 +171,7 @@ impl Daemon {
             kept: ready.kept,
             ejections: VecDeque::new(),
             stopped: false,
+            closing: false,
         };
         let core = Core {
             bell,
@@ -287,6 +288,8 @@ impl Daemon {
 
     /// Ends every session, digested, and all threads.
     pub fn stop(&self) {
+        // A session that began behind the list below would be believed to be digested, and is not.
+        self.core.state.lock().closing = true;
         for session in self.sessions() {
             self.core.eject(SessionId(session), Reason::Stopping);
         }
@@ -398,7 +401,7 @@ impl Core {
     ) -> Result<(Welcome, Caller), Error> {
         let mut guard = self.state.lock();
         let state = &mut *guard;
-        if state.stopped {
+        if state.stopped || state.closing {
             return Err(Error::Stopped);
         }
         let Beginning { log, version, first_inode, inodes, pid, .. } = beginning;

@@ -88,6 +88,8 @@ pub(crate) struct State {
     pub kept: Vec<InodeNumber>,
     /// The medium failed: nothing is done any more.
     pub stopped: bool,
+    /// The daemon ends: nobody is let in any more.
+    pub closing: bool,
 }
 
 /// The daemon: what needs no lock, and the lock.
