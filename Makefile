@@ -45,7 +45,8 @@ prove-kill: build
 # an operation at which another can come between, a thousand schedules.
 prove-sim:
 	@HEARTH_PROVE=1 HEARTH_SEEDS=50 scripts/check tests cargo test --release --locked -p sim --no-fail-fast \
-	 --test assise_machine_death --test assise_preempted --test assise_schedules --test assise_read_once -- --nocapture \
+	 --test assise_machine_death --test assise_preempted --test assise_schedules --test assise_read_once \
+	 --test assise_restart -- --nocapture \
 	 2>&1 | scripts/sum-tests
 
 # Each bug of tests/planted in a copy of the tree, and whether a test finds it.

@@ -24,7 +24,10 @@ use vfs::{Caller, Model};
 thread_local! {
     /// Steps until the daemon dies; 0 for never.
     static LEFT: Cell<u64> = const { Cell::new(0) };
-    /// How often it died.
+    /// At the first of these steps the daemon lives on, and only this program stands still; none that it does outside
+    /// of its words is counted.
+    static LIVES_ON: RefCell<Option<Arc<Local>>> = const { RefCell::new(None) };
+    /// How often such a step came.
     static DEATHS: Cell<u64> = const { Cell::new(0) };
     /// How deep this thread is in the daemon's code.
     static INSIDE: Cell<u32> = const { Cell::new(0) };
@@ -32,6 +35,8 @@ thread_local! {
     static NODE: RefCell<Option<Arc<Node>>> = const { RefCell::new(None) };
     /// Steps from the first death to a second one; 0 for none.
     static AGAIN: Cell<u64> = const { Cell::new(0) };
+    /// The daemon dies when somebody knocks next.
+    static DIES_AT_DOOR: Cell<bool> = const { Cell::new(false) };
     /// What another program does while the one stands still whose step it was.
     static MEANWHILE: RefCell<Option<Box<dyn FnOnce()>>> = const { RefCell::new(None) };
 }
@@ -44,11 +49,27 @@ fn step() {
     if left == 0 || std::thread::panicking() {
         return;
     }
+    let lives_on = LIVES_ON.take();
+    if let Some(local) = &lives_on {
+        LEFT.set(0);
+        let is_inside = local.is_inside();
+        LEFT.set(left);
+        if left > 1 || !is_inside {
+            LIVES_ON.set(lives_on.clone());
+        }
+        if !is_inside {
+            return;
+        }
+    }
     LEFT.set(left - 1);
     if left > 1 {
         return;
     }
     DEATHS.set(DEATHS.get() + 1);
+    if lives_on.is_some() {
+        LEFT.set(AGAIN.take());
+        return run_meanwhile();
+    }
     let node = NODE.with_borrow(Clone::clone).expect("it is set when steps are counted");
     node.kill();
     drop(node);
@@ -89,6 +110,9 @@ struct Mortal {
 impl Connector for Mortal {
     fn attach(&self, former: u64) -> Result<Attachment, Error> {
         let attachment = inside(|| {
+            if DIES_AT_DOOR.take() {
+                self.node.kill();
+            }
             if self.node.daemon().is_none() {
                 self.node.start();
             }
@@ -117,12 +141,11 @@ impl Link for MortalLink {
     }
 }
 
-fn program(node: &Arc<Node>, id: u64) -> (Player<LibFs>, u32) {
+fn program(node: &Arc<Node>, id: u64) -> (Player<LibFs>, Arc<Local>) {
     let local = Arc::new(Local::new(node.clone(), Caller::ROOT));
-    let pid = local.pid();
-    let mortal = Mortal { local, node: node.clone(), ready: AtomicBool::new(false) };
+    let mortal = Mortal { local: local.clone(), node: node.clone(), ready: AtomicBool::new(false) };
     let libfs = LibFs::new(node.host.clone(), Arc::new(mortal), Limits::default()).expect("the daemon runs");
-    (process(Arc::new(libfs), id), pid)
+    (process(Arc::new(libfs), id), local)
 }
 
 /// One operation of one program, and what surrounds it. `D` stands for a folder.
@@ -194,6 +217,13 @@ fn cases() -> Vec<Case> {
             write(1, 2, 700),
             vec![read(0), stat("d/f")],
             cut(100),
+        ),
+        case(
+            "append beside another's",
+            with(vec![open(1, "d/f", APPEND)]),
+            write(1, 2, 700),
+            vec![read(0), stat("d/f")],
+            vec![open(4, "d/f", APPEND), write(4, 7, 50), Call::Close(4)],
         ),
         case(
             "write",
@@ -365,11 +395,16 @@ enum Round {
     Twice(u64),
     /// The program stands still at its step, while another one goes on with a new daemon.
     Stopped,
+    /// It stands still inside of its words, its log is sealed, and the daemon dies before the session is over.
+    Sealed,
+    /// It stands still inside of its words, at a step of those it does there, and is shut out for what another one
+    /// wants; the daemon dies so many steps later.
+    ShutOut(u64),
 }
 
 /// One death at a step. How many there were, none if the operation has no such step; and whether another program did something meanwhile.
 fn death((machine, node): (&Machine, &Arc<Node>), case: &Case, round: Round, at_step: u64) -> (u64, bool) {
-    let ((mut one, first_pid), (mut two, second_pid)) = (program(node, 1), program(node, 2));
+    let ((mut one, first), (mut two, second_local)) = (program(node, 1), program(node, 2));
     set_up(&mut one, case);
     if round != Round::Alone {
         two.call(&Call::List(at("d")));
@@ -383,7 +418,7 @@ fn death((machine, node): (&Machine, &Arc<Node>), case: &Case, round: Round, at_
     let answer = std::rc::Rc::new(RefCell::new(Vec::new()));
     let told = answer.clone();
     let second = std::rc::Rc::new(RefCell::new(two));
-    if round == Round::Stopped {
+    if matches!(round, Round::Stopped | Round::ShutOut(_)) {
         let (second, calls, node) = (second.clone(), case.meanwhile.clone(), node.clone());
         MEANWHILE.set(Some(Box::new(move || {
             let answers = calls.iter().map(|call| second.borrow_mut().call(call));
@@ -393,13 +428,23 @@ fn death((machine, node): (&Machine, &Arc<Node>), case: &Case, round: Round, at_
             }
         })));
     }
-    AGAIN.set(if let Round::Twice(steps) = round { steps } else { 0 });
+    if round == Round::Sealed {
+        let local = first.clone();
+        MEANWHILE.set(Some(Box::new(move || {
+            local.seal();
+            DIES_AT_DOOR.set(true);
+        })));
+    }
+    AGAIN.set(if let Round::Twice(steps) | Round::ShutOut(steps) = round { steps } else { 0 });
+    LIVES_ON.set(matches!(round, Round::ShutOut(_) | Round::Sealed).then(|| first.clone()));
     NODE.set(Some(node.clone()));
     LEFT.set(at_step);
     let operation = one.call(&case.operation);
     let deaths = DEATHS.take();
     LEFT.set(0);
     AGAIN.set(0);
+    LIVES_ON.set(None);
+    DIES_AT_DOOR.set(false);
     drop(MEANWHILE.take());
     let own = case.look.iter().map(|call| one.call(call)).collect();
     let others = others_look().iter().map(|call| second.borrow_mut().call(call)).collect();
@@ -414,8 +459,10 @@ fn death((machine, node): (&Machine, &Arc<Node>), case: &Case, round: Round, at_
         case.name
     );
     clear(&mut one);
-    machine.bury(first_pid);
-    machine.bury(second_pid);
+    machine.bury(first.pid());
+    machine.bury(second_local.pid());
+    // What the processes had been promised is given back.
+    node.kill();
     (deaths, !found.meanwhile.is_empty())
 }
 
@@ -467,6 +514,48 @@ fn a_second_death_at_any_step_of_the_recovery_is_not_seen() {
 #[test]
 fn what_others_did_while_a_program_stood_still_is_seen_by_it() {
     assert!(deaths(STRIDE, |_| Round::Stopped) > 100);
+}
+
+#[test]
+fn who_was_shut_out_does_nothing_twice_whenever_the_daemon_dies_over_it() {
+    ipc::sync::install_step(step);
+    let all = std::env::var_os("HEARTH_PROVE").is_some();
+    // What matters comes soon after the log is sealed.
+    let next = |later: u64| match all {
+        true => later + 1 + later.saturating_sub(300) / 16,
+        false => later + STRIDE.max(later / 2),
+    };
+    let (mut rounds, mut shut_out) = (0, 0);
+    for case in cases() {
+        let (machine, folder) = (Arc::new(Machine::default()), assise_local::folder());
+        let medium = Medium::memory(folder.path()).expect("the folder is there");
+        let hasty = sharedfs::Config { grace: std::time::Duration::ZERO, ..tiny() };
+        let node = Node::on(machine.clone(), medium, hasty, Some(folder));
+        for at_step in (1..).step_by(if all { 1 } else { 2 }) {
+            let mut later = 1 + at_step % STRIDE;
+            // Up to a death that comes after all is over.
+            let stops = loop {
+                let (stops, others) = death((&machine, &node), &case, Round::ShutOut(later), at_step);
+                rounds += 1;
+                shut_out += u32::from(others);
+                later = next(later);
+                assert!(later < STEPS_MAX, "{} does not end", case.name);
+                if stops < 2 {
+                    break stops;
+                }
+            };
+            if stops == 0 {
+                break;
+            }
+        }
+    }
+    println!("{rounds} rounds, another program went on in {shut_out}");
+    assert!(shut_out > 100);
+}
+
+#[test]
+fn who_finds_its_log_sealed_does_nothing_twice() {
+    deaths(1, |_| Round::Sealed);
 }
 
 /// A program that does not hear the answers to its first greetings of another daemon.

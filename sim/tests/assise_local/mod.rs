@@ -292,6 +292,20 @@ impl Local {
         let _ = pages.inside().enter(Some(format::session::SLOTS - 1));
     }
 
+    /// The log of the present session is sealed, as by a daemon that begins to end it.
+    pub fn seal(&self) {
+        let words = self.words.lock().unwrap_or_else(PoisonError::into_inner).clone().expect("it attached");
+        ipc::ClientPages::new(&words).expect("they are large enough").commit().seal();
+    }
+
+    /// Whether a thread of the process is inside of its words now.
+    pub fn is_inside(&self) -> bool {
+        let words = self.words.lock().unwrap_or_else(PoisonError::into_inner).clone().expect("it attached");
+        let pages = ipc::ClientPages::new(&words).expect("they are large enough");
+        let inside = pages.inside();
+        !inside.scan().done(&inside)
+    }
+
     /// The log of the present session, as it was at its beginning.
     pub fn log(&self) -> Region {
         self.log.lock().unwrap_or_else(PoisonError::into_inner).clone().expect("it attached")
