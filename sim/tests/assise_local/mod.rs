@@ -4,6 +4,7 @@
 #![allow(dead_code, reason = "each test takes what it needs")]
 
 pub mod histories;
+pub mod operations;
 pub mod trees;
 
 use format::call::{CallKind, GrowResponse, InodeRequest, Status};

@@ -1,0 +1,87 @@
+//! A process that attaches anew goes on with what its earlier session had, whoever ended that, and whoever did not hear of
+//! the new one.
+
+mod assise_local;
+
+use assise_local::operations::{CREATE, open, read, write};
+use assise_local::trees::{at, process};
+use assise_local::{Local, Node, tiny};
+use libfs::{Attachment, Connector, Error, LibFs, Limits};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use vfs::Caller;
+use vfs::conformance::{Actor, Answer, Call};
+
+/// A program that does not hear the answers to its first greetings of another daemon.
+struct Deaf {
+    local: Arc<Local>,
+    node: Arc<Node>,
+    left: std::sync::atomic::AtomicU32,
+}
+
+impl Connector for Deaf {
+    fn attach(&self, former: u64) -> Result<Attachment, Error> {
+        if self.node.daemon().is_none() {
+            self.node.start();
+        }
+        let attachment = self.local.attach(former)?;
+        let left = self.left.load(Ordering::SeqCst);
+        if former == 0 || left == 0 {
+            return Ok(attachment);
+        }
+        self.left.store(left - 1, Ordering::SeqCst);
+        if left.is_multiple_of(2) {
+            // The door has seen already that nobody is there; or it has not, yet.
+            self.node.daemon().expect("it was just started").end(self.local.session());
+        }
+        Err(Error::TimedOut)
+    }
+}
+
+#[test]
+fn a_greeting_that_nobody_heard_takes_nothing_from_the_program() {
+    for deaf in 0..5 {
+        let node = Node::new(tiny());
+        let local = Arc::new(Local::new(node.clone(), Caller::ROOT));
+        let connector = Arc::new(Deaf { local, node: node.clone(), left: deaf.into() });
+        let libfs = LibFs::new(node.host.clone(), connector, Limits::default()).expect("the daemon runs");
+        let mut one = process(Arc::new(libfs), 1);
+        assert!(!matches!(one.call(&open(0, "f", CREATE)), Answer::Failed(_)));
+        one.call(&write(0, 1, 5000));
+        one.call(&Call::Flock { slot: 0, kind: 2 });
+        one.call(&Call::Unlink(at("f")));
+        node.kill();
+        let answer = one.call(&write(0, 2, 100));
+        assert!(!matches!(answer, Answer::Failed(_)), "{deaf} greetings not heard: {answer}");
+        let contents = one.call(&read(0));
+        assert!(
+            matches!(&contents, Answer::Bytes(bytes) if bytes.len() == 5100),
+            "{deaf} greetings not heard"
+        );
+    }
+}
+
+#[test]
+fn a_session_that_used_up_its_numbers_hands_over_files_and_locks() {
+    let node = Node::new(sharedfs::Config { own_range: 16, ..tiny() });
+    let [mut one, mut two] =
+        [1, 2].map(|id| process(Arc::new(node.attach(Caller::ROOT, Limits::default()).0), id));
+    assert!(!matches!(one.call(&open(0, "f", CREATE)), Answer::Failed(_)));
+    one.call(&write(0, 1, 5000));
+    assert!(!matches!(one.call(&open(1, "lock", CREATE)), Answer::Failed(_)));
+    assert_eq!(one.call(&Call::Flock { slot: 1, kind: 2 }), Answer::Done);
+    assert_eq!(one.call(&Call::Unlink(at("f"))), Answer::Done);
+    let before = one.call(&read(0));
+    two.call(&open(0, "lock", CREATE));
+    for number in 0..100 {
+        let path = at(&format!("n{number}"));
+        assert_eq!(one.call(&Call::Mkdir { path, mode: 0o755 }), Answer::Done, "{number}");
+        if number % 10 == 0 {
+            let busy = two.call(&Call::Flock { slot: 0, kind: 2 });
+            assert!(matches!(busy, Answer::Failed(_)), "the lock is held: {busy}, {number}");
+            assert_eq!(one.call(&read(0)), before, "{number}");
+        }
+    }
+    assert_eq!(one.call(&Call::Flock { slot: 1, kind: 0 }), Answer::Done);
+    assert_eq!(two.call(&Call::Flock { slot: 0, kind: 2 }), Answer::Done);
+}
