@@ -19,6 +19,7 @@ pub mod recorded;
 pub mod region;
 pub mod ring;
 
+mod guard;
 pub mod image;
 mod mapping;
 mod replay;
@@ -54,6 +55,8 @@ pub enum MediaError {
     Damaged(format::DecodeError),
     /// An earlier settle of this region failed; what it holds on the medium is unknown.
     Poisoned,
+    /// The file was cut under this process, or its medium failed, where it was read or written.
+    Lost,
     /// The operating system's word for anything else.
     Os(i32),
 }
@@ -87,6 +90,7 @@ impl std::fmt::Display for MediaError {
             Self::Unreadable => write!(f, "the medium cannot be read here"),
             Self::Damaged(error) => write!(f, "damaged: {error}"),
             Self::Poisoned => write!(f, "an earlier settle failed"),
+            Self::Lost => write!(f, "a file was cut, or its medium failed, where it was read or written"),
             Self::Os(code) => write!(f, "{}", std::io::Error::from_raw_os_error(*code)),
         }
     }

@@ -1,6 +1,7 @@
 //! A file mapped whole, shared. It lends no references: all access is by copies, checked against its bounds.
 
 use crate::copy::{self, Fault, Sink, Source};
+use crate::guard::{Guard, Watch};
 use crate::primitives;
 use crate::read_mapping::CopyError;
 use crate::{LINE_BYTES, MediaError};
@@ -8,6 +9,7 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::{NonNull, null_mut};
+use std::sync::Arc;
 
 /// Bytes of the pages that mappings consist of.
 const PAGE_BYTES: usize = 4096;
@@ -71,6 +73,11 @@ impl Mapping {
 
     pub fn bytes(&self) -> u64 {
         self.bytes as u64
+    }
+
+    /// Guards its pages under a name; the guard is dropped first.
+    pub fn guard(&self, watch: &Arc<Watch>, name: &str) -> Result<Guard, MediaError> {
+        Guard::new(watch, name, self.start.as_ptr() as usize, self.bytes.next_multiple_of(PAGE_BYTES))
     }
 
     /// The address of a range within the mapping.

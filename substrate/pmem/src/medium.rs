@@ -5,6 +5,7 @@
 //! a crash in the middle leaves the name free.
 
 use crate::MediaError;
+use crate::guard::{self, Watch};
 use crate::recorded::{RecordedLock, Recorder};
 use crate::region::Region;
 use std::ffi::{CStr, CString};
@@ -81,6 +82,8 @@ struct Folder {
     class: Class,
     path: PathBuf,
     descriptor: OwnedFd,
+    /// What guards the regions.
+    watch: Option<Arc<Watch>>,
 }
 
 impl Medium {
@@ -112,7 +115,32 @@ impl Medium {
             .open(path)
             .map_err(|error| MediaError::of_io(&error))?
             .into();
-        Ok(Self(Kind::Folder(Arc::new(Folder { class, path: path.to_owned(), descriptor }))))
+        let path = path.to_owned();
+        Ok(Self(Kind::Folder(Arc::new(Folder { class, path, descriptor, watch: None }))))
+    }
+
+    /// The same folder, for a process that must outlive it: a file that is cut under a mapping, or that the medium
+    /// cannot give, is an error (`Lost`) of that file's region and no SIGBUS. For regions made or opened through what
+    /// this gives. It installs a handler for SIGBUS, which passes on what is not ours; so it is for programs that are
+    /// ours, not for a library in somebody else's.
+    ///
+    /// # Errors
+    /// `Os`.
+    pub fn guarded(&self) -> Result<Self, MediaError> {
+        let Kind::Folder(folder) = &self.0 else { return Ok(self.clone()) };
+        guard::install();
+        let descriptor = folder.descriptor.try_clone().map_err(|error| MediaError::of_io(&error))?;
+        let (class, path, watch) = (folder.class, folder.path.clone(), Some(Arc::default()));
+        Ok(Self(Kind::Folder(Arc::new(Folder { class, path, descriptor, watch }))))
+    }
+
+    /// The first file that was lost under its mapping, of those that `counts` names; `None` too if the medium is not
+    /// guarded.
+    pub fn lost(&self, counts: impl Fn(&str) -> bool) -> Option<String> {
+        match &self.0 {
+            Kind::Folder(folder) => folder.watch.as_ref()?.lost(counts),
+            Kind::Recorded(_) => None,
+        }
     }
 
     /// What the medium survives.
@@ -224,7 +252,7 @@ impl Folder {
             let _ = self.unlink(&unfinished);
         }
         made?;
-        Region::mapped(name.to_owned(), file, self.class, true)
+        Region::mapped(name.to_owned(), file, self.class, true, self.watch.as_ref())
     }
 
     fn fill_and_name(
@@ -250,7 +278,7 @@ impl Folder {
     fn open(&self, name: &str, writable: bool) -> Result<Region, MediaError> {
         let flags = if writable { libc::O_RDWR } else { libc::O_RDONLY };
         let file = self.open_at(&c_string(name)?, flags)?;
-        Region::mapped(name.to_owned(), file, self.class, writable)
+        Region::mapped(name.to_owned(), file, self.class, writable, self.watch.as_ref())
     }
 
     fn open_at(&self, name: &CStr, flags: libc::c_int) -> Result<OwnedFd, MediaError> {

@@ -11,6 +11,7 @@
 //! writes to the same bytes leave either's.
 
 use crate::copy::{Fault, Sink, Source};
+use crate::guard::{Guard, Watch};
 use crate::mapping::Mapping;
 use crate::medium::Class;
 use crate::read_mapping::CopyError;
@@ -36,7 +37,12 @@ struct Inner {
 }
 
 enum Backing {
-    Mapped { mapping: Mapping, file: OwnedFd },
+    /// The guard first: fields go in this order.
+    Mapped {
+        guard: Option<Guard>,
+        mapping: Mapping,
+        file: OwnedFd,
+    },
     Recorded(RecordedFile),
 }
 
@@ -48,7 +54,7 @@ impl Region {
     /// # Errors
     /// `Length` (an empty file), `Os`.
     pub fn from_fd(file: OwnedFd, class: Class) -> Result<Self, MediaError> {
-        let region = Self::mapped(String::new(), file, class, true)?;
+        let region = Self::mapped(String::new(), file, class, true, None)?;
         if let (Class::Memory, Backing::Mapped { mapping, .. }) = (class, &region.0.backing) {
             mapping.make_ready();
         }
@@ -60,10 +66,12 @@ impl Region {
         file: OwnedFd,
         class: Class,
         writable: bool,
+        watch: Option<&Arc<Watch>>,
     ) -> Result<Self, MediaError> {
         let mapping = Mapping::new(file.as_fd(), writable)?;
+        let guard = watch.map(|watch| mapping.guard(watch, &name)).transpose()?;
         let bytes = mapping.bytes();
-        Ok(Self::new(name, bytes, class, Backing::Mapped { mapping, file }))
+        Ok(Self::new(name, bytes, class, Backing::Mapped { guard, mapping, file }))
     }
 
     pub(crate) fn recorded(name: String, bytes: u64, file: RecordedFile) -> Self {
@@ -102,15 +110,15 @@ impl Region {
     /// Copies bytes out, each fetched once.
     ///
     /// # Errors
-    /// `Unreadable`.
+    /// `Unreadable`; `Lost` of a guarded medium.
     ///
     /// # Panics
     /// If the range is not within the region.
     pub fn read(&self, offset: u64, target: &mut [u8]) -> Result<(), MediaError> {
         match &self.0.backing {
-            Backing::Mapped { mapping, .. } => {
+            Backing::Mapped { mapping, guard, .. } => {
                 mapping.read(offset, target);
-                Ok(())
+                check_guard(guard)
             }
             Backing::Recorded(file) => file.read(offset, target),
         }
@@ -119,13 +127,16 @@ impl Region {
     /// Copies `bytes` bytes to memory that a program gave.
     ///
     /// # Errors
-    /// `Media(Unreadable)`, or `Fault` if the program's memory cannot be written.
+    /// `Media(Unreadable)`, `Media(Lost)`, or `Fault` if the program's memory cannot be written.
     ///
     /// # Panics
     /// If the range is not within the region, or the sink is shorter.
     pub fn read_to(&self, offset: u64, sink: &mut Sink<'_>, bytes: usize) -> Result<(), CopyError> {
         match &self.0.backing {
-            Backing::Mapped { mapping, .. } => mapping.read_to(offset, sink, bytes),
+            Backing::Mapped { mapping, guard, .. } => {
+                mapping.read_to(offset, sink, bytes)?;
+                Ok(check_guard(guard)?)
+            }
             Backing::Recorded(file) => {
                 let mut copied = vec![0; bytes];
                 file.read(offset, &mut copied)?;
@@ -212,7 +223,7 @@ impl Region {
     /// Makes what was written or persisted survive all that this medium can survive.
     ///
     /// # Errors
-    /// What the medium said; from then on `Poisoned`.
+    /// What the medium said, or `Lost`, of a guarded medium; from then on `Poisoned`.
     pub fn settle(&self) -> Result<(), MediaError> {
         add(&self.0.counts.settles, 1);
         // Pairs with the store below; SeqCst because a settle that starts after another failed must see it.
@@ -220,13 +231,27 @@ impl Region {
             return Err(MediaError::Poisoned);
         }
         let settled = match &self.0.backing {
-            Backing::Mapped { file, .. } => settle_mapped(self.0.class, file.as_fd()),
+            Backing::Mapped { guard, file, .. } => {
+                settle_mapped(self.0.class, file.as_fd()).and_then(|()| check_guard(guard))
+            }
             Backing::Recorded(file) => file.settle(),
         };
         if settled.is_err() {
             self.0.poisoned.store(true, Ordering::SeqCst);
         }
         settled
+    }
+
+    /// Whether all that was read and written here until now was the file. To be asked before a decision that rests on
+    /// writes which were not settled; a region of a medium that is not guarded says nothing.
+    ///
+    /// # Errors
+    /// `Lost`: the file was cut, or its medium failed, where it was read or written.
+    pub fn check(&self) -> Result<(), MediaError> {
+        match &self.0.backing {
+            Backing::Mapped { guard, .. } => check_guard(guard),
+            Backing::Recorded(_) => Ok(()),
+        }
     }
 
     /// What was done since the region was opened.
@@ -239,6 +264,11 @@ impl std::fmt::Debug for Region {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Region({:?}, {} bytes, {})", self.0.name, self.0.bytes, self.0.class.name())
     }
+}
+
+#[inline]
+fn check_guard(guard: &Option<Guard>) -> Result<(), MediaError> {
+    if guard.as_ref().is_some_and(Guard::is_lost) { Err(MediaError::Lost) } else { Ok(()) }
 }
 
 fn settle_mapped(class: Class, file: BorrowedFd<'_>) -> Result<(), MediaError> {

@@ -1,0 +1,229 @@
+//! A guard against pool files that go away under their mappings: cut by somebody who may, or on a medium that fails.
+//!
+//! Such an access is a SIGBUS, which ends the process. In a process with a guarded medium ([`crate::Medium::guarded`])
+//! a handler finds the region that the address belongs to, marks it as lost, and puts zeros that belong to no file in
+//! its whole place, so that the access ends. What was read or written there since is nothing: who decides by it asks
+//! afterwards ([`crate::Region::check`]; reads and settles ask themselves). A lost region stays lost.
+//!
+//! The mark is made before the zeros are there, so whoever met zeros finds it. The handler takes no lock and no memory:
+//! it reads a fixed table of the guarded regions, each entry behind a count that is odd while the entry changes. Entries
+//! change under a lock of their own, which is held over no access to a region. Faults at other addresses, and signals
+//! that somebody sent, are passed on to the handler that was there before. Table and handler are the process's: a handler
+//! has no other way to its regions.
+
+use crate::MediaError;
+use std::mem::MaybeUninit;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
+
+/// Regions that a process may guard at once.
+const REGIONS_MAX: usize = 4096;
+
+/// What is known of the files of one medium.
+#[derive(Debug, Default)]
+pub(crate) struct Watch {
+    /// One of them was lost.
+    lost: AtomicBool,
+    /// Those that are mapped, and those that were lost.
+    files: Mutex<Vec<Arc<File>>>,
+}
+
+/// One guarded file.
+#[derive(Debug)]
+struct File {
+    name: String,
+    lost: AtomicBool,
+    watch: Arc<Watch>,
+}
+
+impl Watch {
+    /// The first file that was lost, of those that `counts` names.
+    pub fn lost(&self, counts: impl Fn(&str) -> bool) -> Option<String> {
+        if !self.lost.load(Ordering::SeqCst) {
+            return None;
+        }
+        let files = self.files();
+        let lost = files.iter().find(|file| file.lost.load(Ordering::SeqCst) && counts(&file.name));
+        lost.map(|file| file.name.clone())
+    }
+
+    fn files(&self) -> MutexGuard<'_, Vec<Arc<File>>> {
+        // The list is whole at every step.
+        self.files.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A mapping is guarded while this lives; it goes before the mapping does.
+pub(crate) struct Guard {
+    entry: &'static Entry,
+    file: Arc<File>,
+}
+
+impl Guard {
+    /// Guards the pages of a mapping.
+    ///
+    /// # Errors
+    /// `Os` (ENOMEM): more regions than there may be.
+    pub fn new(watch: &Arc<Watch>, name: &str, start: usize, bytes: usize) -> Result<Self, MediaError> {
+        let file = File { name: name.to_owned(), lost: AtomicBool::new(false), watch: watch.clone() };
+        let file = Arc::new(file);
+        let changing = change();
+        let free = TABLE.iter().find(|entry| entry.file.load(Ordering::SeqCst).is_null());
+        let entry = free.ok_or(MediaError::Os(libc::ENOMEM))?;
+        entry.set(start, start + bytes, Arc::as_ptr(&file).cast_mut());
+        drop(changing);
+        watch.files().push(file.clone());
+        Ok(Self { entry, file })
+    }
+
+    /// Whether an access met nothing.
+    #[inline]
+    pub fn is_lost(&self) -> bool {
+        // SeqCst, as all of the handler's words: on the machines we know this costs what any load does.
+        self.file.lost.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        let changing = change();
+        self.entry.set(0, 0, null_mut());
+        drop(changing);
+        self.file.watch.files().retain(|other| !Arc::ptr_eq(other, &self.file) || self.is_lost());
+    }
+}
+
+/// One guarded mapping, for the handler.
+struct Entry {
+    /// Odd while the others change.
+    version: AtomicUsize,
+    start: AtomicUsize,
+    end: AtomicUsize,
+    /// Lives as long as it stands here; null for an entry that is free.
+    file: AtomicPtr<File>,
+}
+
+static TABLE: [Entry; REGIONS_MAX] = [const {
+    Entry {
+        version: AtomicUsize::new(0),
+        start: AtomicUsize::new(0),
+        end: AtomicUsize::new(0),
+        file: AtomicPtr::new(null_mut()),
+    }
+}; REGIONS_MAX];
+
+/// Held by whoever changes the table.
+fn change() -> MutexGuard<'static, ()> {
+    static CHANGE: Mutex<()> = Mutex::new(());
+    CHANGE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Entry {
+    /// The caller holds the lock of changes.
+    fn set(&self, start: usize, end: usize, file: *mut File) {
+        self.version.fetch_add(1, Ordering::SeqCst);
+        self.start.store(start, Ordering::SeqCst);
+        self.end.store(end, Ordering::SeqCst);
+        self.file.store(file, Ordering::SeqCst);
+        self.version.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// The mapping, if the address is in it; nothing if the entry changes meanwhile. The entry of a mapping that is
+    /// being accessed does not change.
+    fn holding(&self, address: usize) -> Option<(usize, usize, *const File)> {
+        let version = self.version.load(Ordering::SeqCst);
+        let (start, end) = (self.start.load(Ordering::SeqCst), self.end.load(Ordering::SeqCst));
+        let file = self.file.load(Ordering::SeqCst).cast_const();
+        let whole = version.is_multiple_of(2) && self.version.load(Ordering::SeqCst) == version;
+        (whole && !file.is_null() && (start..end).contains(&address)).then_some((start, end, file))
+    }
+}
+
+/// What the process had for SIGBUS before: written before the handler is there.
+static BEFORE: AtomicUsize = AtomicUsize::new(libc::SIG_DFL);
+static BEFORE_FLAGS: AtomicI32 = AtomicI32::new(0);
+
+/// Installs the handler, once in a process; it stays.
+pub(crate) fn install() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let mut before = MaybeUninit::<libc::sigaction>::zeroed();
+        // SAFETY: the structure is ours, and plain old data that may be zero.
+        let before = unsafe {
+            let asked = libc::sigaction(libc::SIGBUS, std::ptr::null(), before.as_mut_ptr());
+            assert!(asked == 0, "SIGBUS is a signal that can be asked for");
+            before.assume_init()
+        };
+        BEFORE.store(before.sa_sigaction, Ordering::SeqCst);
+        BEFORE_FLAGS.store(before.sa_flags, Ordering::SeqCst);
+        // SAFETY: as above.
+        let mut ours = unsafe { MaybeUninit::<libc::sigaction>::zeroed().assume_init() };
+        ours.sa_sigaction = on_bus as *const () as usize;
+        // On the stack for signals, where a thread has one: the handler before may need it.
+        ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+        // SAFETY: the handler takes what SA_SIGINFO gives, and does only what a handler may.
+        let installed = unsafe { libc::sigaction(libc::SIGBUS, &raw const ours, null_mut()) };
+        assert!(installed == 0, "SIGBUS is a signal that can be handled");
+    });
+}
+
+unsafe extern "C" fn on_bus(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: the kernel gave the structure; the place of errno is this thread's.
+    let (code, address, errno) =
+        unsafe { ((*info).si_code, (*info).si_addr() as usize, libc::__errno_location()) };
+    let of_access = matches!(code, libc::BUS_ADRERR | libc::BUS_MCEERR_AR);
+    // SAFETY: as above.
+    let errno_before = unsafe { *errno };
+    let lost = of_access && lose(address);
+    // SAFETY: as above; the interrupted code finds what it had.
+    unsafe { *errno = errno_before };
+    if !lost {
+        // SAFETY: what the kernel gave us.
+        unsafe { pass_on(signal, info, context) };
+    }
+}
+
+/// Marks the region that holds the address, and puts zeros in its place; false if there is none, or no memory.
+fn lose(address: usize) -> bool {
+    let Some((start, end, file)) = TABLE.iter().find_map(|entry| entry.holding(address)) else {
+        return false;
+    };
+    // SAFETY: the mapping is being accessed, so its guard lives, and the file with it.
+    let file = unsafe { &*file };
+    file.lost.store(true, Ordering::SeqCst);
+    file.watch.lost.store(true, Ordering::SeqCst);
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
+    let rights = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: the pages are those of the guarded mapping, which lends no references and is unmapped as a whole.
+    let zeros = unsafe { libc::mmap(start as *mut libc::c_void, end - start, rights, flags, -1, 0) };
+    zeros != libc::MAP_FAILED
+}
+
+/// Does what the process would have done without us.
+unsafe fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    type WithInfo = unsafe extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void);
+    type Plain = unsafe extern "C" fn(i32);
+    // SAFETY: the kernel gave the structure.
+    let sent = unsafe { (*info).si_code } <= 0;
+    match BEFORE.load(Ordering::SeqCst) {
+        libc::SIG_IGN if sent => {}
+        libc::SIG_DFL | libc::SIG_IGN => {
+            // SAFETY: numbers only. The access happens again, or the signal is raised again, without a handler.
+            unsafe {
+                libc::signal(signal, libc::SIG_DFL);
+                if sent {
+                    libc::raise(signal);
+                }
+            }
+        }
+        handler if BEFORE_FLAGS.load(Ordering::SeqCst) & libc::SA_SIGINFO != 0 => {
+            // SAFETY: it was installed as a handler that takes all three.
+            unsafe { std::mem::transmute::<usize, WithInfo>(handler)(signal, info, context) };
+        }
+        handler => {
+            // SAFETY: it was installed as a handler that takes the number.
+            unsafe { std::mem::transmute::<usize, Plain>(handler)(signal) };
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! Files that are cut under their mappings, on a guarded medium and beside it: an error of that file and of no other,
+//! and every other SIGBUS as it was. What ends a process is done in one of its own: this test again, with a case named.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![cfg(target_os = "linux")]
+
+use pmem::{MediaError, Medium, Region};
+use std::fs::File;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Command, ExitStatus};
+use std::sync::atomic::{AtomicI32, Ordering};
+
+const PAGE: u64 = 4096;
+
+fn cut(folder: &Path, name: &str, bytes: u64) {
+    File::options().write(true).open(folder.join(name)).unwrap().set_len(bytes).unwrap();
+}
+
+fn on_each(test: impl Fn(&Path, &Medium)) {
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+    test(folder.path(), &Medium::memory(folder.path()).unwrap().guarded().unwrap());
+    let folder = tempfile::tempdir().unwrap();
+    test(folder.path(), &Medium::file(folder.path()).unwrap().guarded().unwrap());
+}
+
+fn read(region: &Region, offset: u64) -> Result<u8, MediaError> {
+    let mut byte = [9];
+    region.read(offset, &mut byte).map(|()| byte[0])
+}
+
+/// All ways to touch a page that is gone.
+const TOUCHES: [fn(&Region, u64); 4] = [
+    |region, at| assert_eq!(read(region, at), Err(MediaError::Lost)),
+    |region, at| region.write(at, &[1; 300]),
+    |region, at| region.store(at, &[1; 3]),
+    |region, at| region.persist(at..at + 64),
+];
+
+#[test]
+fn a_file_that_is_cut_is_lost_where_it_is_touched_and_no_other_is() {
+    for touch in TOUCHES {
+        on_each(|folder, medium| {
+            let (tree, other) =
+                (medium.create("tree", 3 * PAGE + 400).unwrap(), medium.create("other", 2 * PAGE).unwrap());
+            for region in [&tree, &other] {
+                region.write(0, &[7; 5000]);
+                region.settle().unwrap();
+            }
+            cut(folder, "tree", PAGE);
+            // Nobody has met it.
+            assert_eq!((tree.check(), read(&tree, 0)), (Ok(()), Ok(7)));
+            assert_eq!(medium.lost(|_| true), None);
+            touch(&tree, 3 * PAGE);
+            assert_eq!(tree.check(), Err(MediaError::Lost));
+            assert_eq!(medium.lost(|_| true), Some("tree".to_owned()));
+            assert_eq!(medium.lost(|name| name != "tree"), None);
+            // Also where it was not touched, and for whoever else has it.
+            assert_eq!(read(&tree.clone(), 0), Err(MediaError::Lost));
+            tree.write(PAGE, &[1; 5000]);
+            assert_eq!(tree.settle(), Err(MediaError::Lost));
+            assert_eq!(tree.settle(), Err(MediaError::Poisoned));
+            assert_eq!((other.check(), read(&other, 4999), other.settle()), (Ok(()), Ok(7), Ok(())));
+            // It is remembered when it is closed, and opening it again finds what is left.
+            drop(tree);
+            assert_eq!(medium.lost(|_| true), Some("tree".to_owned()));
+            assert_eq!(
+                (medium.open("tree").unwrap().bytes(), read(&medium.open("tree").unwrap(), 0)),
+                (PAGE, Ok(7))
+            );
+        });
+    }
+}
+
+#[test]
+fn many_touch_what_is_cut_while_others_come_and_go() {
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+    let medium = Medium::memory(folder.path()).unwrap().guarded().unwrap();
+    medium.create("other", PAGE).unwrap();
+    for round in 0..50 {
+        let name = format!("file-{round}");
+        let region = medium.create(&name, 64 * PAGE).unwrap();
+        std::thread::scope(|scope| {
+            for thread in 0..4u64 {
+                let region = &region;
+                scope.spawn(move || {
+                    let mut page = thread;
+                    while region.check().is_ok() {
+                        region.write(page % 64 * PAGE, &[1; PAGE as usize]);
+                        page += 1;
+                    }
+                    assert!(region.settle().is_err());
+                });
+            }
+            scope.spawn(|| {
+                while region.check().is_ok() {
+                    assert_eq!(read(&medium.open("other").unwrap(), 0), Ok(0));
+                }
+            });
+            cut(folder.path(), &name, round % 7 * PAGE);
+        });
+        assert_eq!(medium.lost(|other| other == name), Some(name.clone()));
+    }
+    assert_eq!(medium.lost(|name| name == "other"), None);
+}
+
+/// Runs the case in a process of its own.
+fn ends(case: &str) -> ExitStatus {
+    let program = std::env::current_exe().unwrap();
+    let mut command = Command::new(program);
+    command.args(["--exact", "a_case_of_its_own", "--nocapture"]).env("HEARTH_GUARD_CASE", case);
+    command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null()).status().unwrap()
+}
+
+static SEEN: AtomicI32 = AtomicI32::new(0);
+
+extern "C" fn with_info(signal: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    // SAFETY: the kernel's structure.
+    let code = unsafe { (*info).si_code };
+    SEEN.store(signal * 100 + i32::from(code > 0), Ordering::SeqCst);
+    if code > 0 {
+        // SAFETY: ends the process; the access would be made again for ever.
+        unsafe { libc::_exit(42) };
+    }
+}
+
+extern "C" fn plain(signal: i32) {
+    SEEN.store(signal, Ordering::SeqCst);
+}
+
+fn handle(handler: usize, flags: i32) {
+    // SAFETY: the structure is plain old data, and the handlers are those above or the kernel's own.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = handler;
+        action.sa_flags = flags;
+        assert_eq!(libc::sigaction(libc::SIGBUS, &raw const action, std::ptr::null_mut()), 0);
+    }
+}
+
+fn send() {
+    // SAFETY: a signal for this thread.
+    unsafe { libc::raise(libc::SIGBUS) };
+}
+
+/// Touches a file that is cut, on a medium that nobody guards.
+fn touch_unguarded(folder: &Path) {
+    let region = Medium::memory(folder).unwrap().create("log", 2 * PAGE).unwrap();
+    cut(folder, "log", 0);
+    let _ = read(&region, 0);
+}
+
+#[test]
+fn a_case_of_its_own() {
+    let Ok(case) = std::env::var("HEARTH_GUARD_CASE") else { return };
+    let (what, before) = case.split_once(' ').unwrap();
+    match before {
+        "default" => handle(libc::SIG_DFL, 0),
+        "ignored" => handle(libc::SIG_IGN, 0),
+        "info" => handle(with_info as *const () as usize, libc::SA_SIGINFO),
+        "plain" => handle(plain as *const () as usize, 0),
+        _ => {}
+    }
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+    let medium = Medium::memory(folder.path()).unwrap().guarded().unwrap();
+    let region = medium.create("tree", PAGE).unwrap();
+    match what {
+        "foreign" => touch_unguarded(folder.path()),
+        "sent" => send(),
+        "ours" => {
+            cut(folder.path(), "tree", 0);
+            assert_eq!(read(&region, 0), Err(MediaError::Lost));
+        }
+        _ => {}
+    }
+    // SAFETY: ends the process, with what the handler saw.
+    unsafe { libc::_exit(SEEN.load(Ordering::SeqCst) & 0xff) };
+}
+
+#[test]
+fn what_is_not_ours_goes_to_who_had_it_before() {
+    let killed = Some(libc::SIGBUS);
+    for before in ["default", "ignored", "rust"] {
+        assert_eq!(ends(&format!("foreign {before}")).signal(), killed, "{before}");
+    }
+    assert_eq!(ends("sent default").signal(), killed);
+    assert_eq!(ends("sent ignored").code(), Some(0));
+    assert_eq!(ends("foreign info").code(), Some(42));
+    assert_eq!(ends("sent info").code(), Some((libc::SIGBUS * 100) & 0xff));
+    assert_eq!(ends("sent plain").code(), Some(libc::SIGBUS));
+    for before in ["default", "ignored", "rust", "info", "plain"] {
+        assert_eq!(ends(&format!("ours {before}")).code(), Some(0), "{before}");
+    }
+}
