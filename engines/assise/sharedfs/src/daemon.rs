@@ -11,7 +11,7 @@ use crate::generations::Generations;
 use crate::leases::Reason;
 use crate::ledger::Ledger;
 use crate::locks::{Bell, Locks};
-use crate::logs::{BEGINNING, LogFile};
+use crate::logs::{BEGINNING, LogFile, is_log_file};
 use crate::recovery::{Left, Recovered, recover};
 use crate::register::{Register, attach_entry};
 use crate::room::Room;
@@ -130,11 +130,25 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Opens a pool and brings it up to date. Nothing runs yet in the background.
+    /// Opens a pool and brings it up to date. Nothing runs yet in the background. The medium is guarded from here on
+    /// ([`Medium::guarded`]): a file of the pool that is lost stops the daemon.
     ///
     /// # Errors
-    /// `Settings`; `Media` (`Locked`: another daemon has it); `Area`; `File`.
+    /// `Settings`; `Media` (`Locked`: another daemon has it); `Area`; `File`; `Lost`.
     pub fn open(host: Arc<dyn Host>, medium: &Medium, config: Config) -> Result<(Self, Recovered), Error> {
+        let medium = medium.guarded()?;
+        let opened = Self::open_guarded(host, &medium, config);
+        match medium.lost(|name| !is_log_file(name)) {
+            Some(name) => Err(Error::Lost(name)),
+            None => opened,
+        }
+    }
+
+    fn open_guarded(
+        host: Arc<dyn Host>,
+        medium: &Medium,
+        config: Config,
+    ) -> Result<(Self, Recovered), Error> {
         config.check()?;
         let pool_lock = lock_pool(&*host, medium, &config)?;
         let bell = Bell::new(host.clone());
@@ -170,7 +184,7 @@ impl Daemon {
             register,
             kept: ready.kept,
             ejections: VecDeque::new(),
-            stopped: false,
+            failure: None,
             closing: false,
         };
         let core = Core {
@@ -182,6 +196,7 @@ impl Daemon {
             generations: Generations::new(&*host)?,
             events: Word::new(0),
             work: Word::new(0),
+            failed: Word::new(0),
             ending: Word::new(0),
             threads: Word::new(0),
             host,
@@ -270,6 +285,31 @@ impl Daemon {
     /// Sessions that were ended by force, the oldest forgotten.
     pub fn ejections(&self) -> Vec<Ejection> {
         self.core.state.lock().ejections.iter().cloned().collect()
+    }
+
+    /// Why nothing is done any more; `None` while the daemon goes on.
+    pub fn failure(&self) -> Option<String> {
+        // What was found first may be a consequence that names no file.
+        let lost = self.lost().map(|name| Error::Lost(name).to_string());
+        lost.or_else(|| self.core.state.lock().failure.clone())
+    }
+
+    /// The file of the pool that was lost under the daemon, if it was that.
+    pub fn lost(&self) -> Option<String> {
+        self.core.lost()
+    }
+
+    /// Waits until nothing is done any more, which may be for ever; gives why.
+    pub fn until_failure(&self) -> String {
+        loop {
+            // Acquire: pairs with the Release of `tell_failure`.
+            if self.core.failed.load(Ordering::Acquire) != 0
+                && let Some(failure) = self.failure()
+            {
+                return failure;
+            }
+            self.core.host.wait(&self.core.failed, 0, None);
+        }
     }
 
     /// How full the area is.
@@ -365,6 +405,9 @@ impl Core {
             let _ = self.medium.remove(&file.name);
         }
         let (welcome, caller) = registered?;
+        if !self.goes_on() {
+            return Err(Error::Stopped);
+        }
         Ok(Attached {
             welcome,
             caller,
@@ -401,7 +444,7 @@ impl Core {
     ) -> Result<(Welcome, Caller), Error> {
         let mut guard = self.state.lock();
         let state = &mut *guard;
-        if state.stopped || state.closing {
+        if state.is_stopped() || state.closing {
             return Err(Error::Stopped);
         }
         let Beginning { log, version, first_inode, inodes, pid, .. } = beginning;
@@ -449,7 +492,7 @@ impl Core {
     fn draw_numbers(&self) -> Result<(LogUid, LeaseVersion, InodeNumber), Error> {
         let mut guard = self.state.lock();
         let state = &mut *guard;
-        if state.stopped {
+        if state.is_stopped() {
             return Err(Error::Stopped);
         }
         if state.sessions.len() >= self.config.sessions_max {
@@ -470,6 +513,9 @@ impl Core {
                 return;
             }
             self.tidy_wanted(false);
+            if !self.goes_on() || self.state.lock().is_stopped() {
+                self.tell_failure();
+            }
             let until = self.host.now().after(self.config.idle_digest);
             if self.host.wait(&self.work, seen, Some(until)) == ipc::Waited::TimedOut {
                 self.tidy_wanted(true);
@@ -505,7 +551,7 @@ impl Core {
         }
         loop {
             let mut guard = self.state.lock();
-            if guard.stopped {
+            if guard.is_stopped() {
                 return;
             }
             let reaped = guard.reap_step(self);

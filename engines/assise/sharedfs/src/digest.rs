@@ -50,7 +50,7 @@ pub(crate) enum Step {
 impl State {
     /// One batch: records of a session's log up to `up_to` at most, in one flip.
     pub fn digest_step(&mut self, core: &Core, id: SessionId, up_to: Sequence) -> Result<Step, Error> {
-        if self.stopped {
+        if self.is_stopped() {
             return Err(Error::Stopped);
         }
         let mut records_max = core.config.batch_records;

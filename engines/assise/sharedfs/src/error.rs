@@ -21,6 +21,8 @@ pub enum Error {
     Sessions,
     /// The ledger has no room although everything before was digested.
     LedgerFull,
+    /// A file of the pool was cut, or its medium failed, where it was read or written: which file.
+    Lost(String),
     /// An earlier failure of the medium stopped this daemon: only another start tells what is in the pool.
     Stopped,
 }
@@ -53,6 +55,12 @@ impl std::fmt::Display for Error {
             Self::Settings(what) => write!(f, "impossible setting: {what}"),
             Self::Sessions => write!(f, "no more sessions"),
             Self::LedgerFull => write!(f, "the ledger is full"),
+            Self::Lost(name) => {
+                write!(
+                    f,
+                    "file {name} of the pool was cut, or its medium failed, where it was read or written"
+                )
+            }
             Self::Stopped => write!(f, "stopped by an earlier failure of the medium"),
         }
     }

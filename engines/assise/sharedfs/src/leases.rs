@@ -358,7 +358,7 @@ impl Core {
             let seen = self.events.load(Ordering::Acquire);
             {
                 let state = self.state.lock();
-                if state.stopped || !state.sessions.contains_key(&id) {
+                if state.is_stopped() || !state.sessions.contains_key(&id) {
                     return;
                 }
             }

@@ -210,6 +210,8 @@ impl Ledger {
             AppendError::Full => Error::LedgerFull,
             AppendError::Fault => unreachable!("the payload lies in this process"),
         })?;
+        // Others rely on the entry, settled or not.
+        self.ring.region().check()?;
         self.last = appended.sequence;
         let change = change(&mut self.table);
         self.pending.push_back(Pending { change, after: self.ring.tail() });

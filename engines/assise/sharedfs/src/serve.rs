@@ -35,6 +35,7 @@ impl Core {
             Err(_) => Err(Status::Invalid),
         };
         match result {
+            _ if !self.goes_on() => (Status::Media, Vec::new()),
             Ok(body) if body.len() <= request.room => (Status::Ok, body),
             Ok(_) => (Status::Invalid, Vec::new()),
             Err(status) => (status, Vec::new()),
@@ -107,6 +108,7 @@ impl Core {
                     Some(answer) => answer,
                 };
                 let (status, body) = match answer {
+                    _ if !self.goes_on() => (Status::Media, Vec::new()),
                     Ok(body) => (Status::Ok, body),
                     Err(status) => (status, Vec::new()),
                 };

@@ -10,6 +10,7 @@ use crate::generations::Generations;
 use crate::heirs::Heirs;
 use crate::ledger::Ledger;
 use crate::locks::{Bell, Locks};
+use crate::logs::is_log_file;
 use crate::references::References;
 use crate::register::Register;
 use crate::room::Room;
@@ -86,8 +87,8 @@ pub(crate) struct State {
     pub register: Register,
     /// Inodes without a name that somebody may have open who has not said so yet.
     pub kept: Vec<InodeNumber>,
-    /// The medium failed: nothing is done any more.
-    pub stopped: bool,
+    /// Medium or tree failed, and how: nothing is done any more.
+    pub failure: Option<String>,
     /// The daemon ends: nobody is let in any more.
     pub closing: bool,
 }
@@ -106,6 +107,8 @@ pub(crate) struct Core {
     pub events: Word,
     /// Grows when there is work for the background thread; [`crate::daemon`] says how it ends.
     pub work: Word,
+    /// 1 when [`State::failure`] is to be told.
+    pub failed: Word,
     /// 1 when the daemon is to end.
     pub ending: Word,
     /// Threads that run.
@@ -126,6 +129,28 @@ impl Core {
         self.work.fetch_add(1, Ordering::Release);
         self.host.wake(&self.work, WAKE_ALL);
     }
+
+    /// The first file of the pool that was lost under the daemon. A log is its user's to cut, and ends its session only.
+    pub fn lost(&self) -> Option<String> {
+        self.medium.lost(|name| !is_log_file(name))
+    }
+
+    /// Whether the daemon goes on. If a file of the pool was lost it stops: what stands in the ledger or the register is
+    /// settled by nothing else, so this comes before every answer, which would say that it does stand there.
+    pub fn goes_on(&self) -> bool {
+        let Some(name) = self.lost() else { return true };
+        self.state.lock().stop(&Error::Lost(name));
+        self.tell_failure();
+        false
+    }
+
+    /// Tells whoever waits for it that the daemon stopped.
+    pub fn tell_failure(&self) {
+        // Release: pairs with the Acquire in `Daemon::until_failure`.
+        self.failed.store(1, Ordering::Release);
+        self.host.wake(&self.failed, WAKE_ALL);
+        self.announce_events();
+    }
 }
 
 impl State {
@@ -134,7 +159,7 @@ impl State {
     /// # Errors
     /// `Sealed`; `Media` if the daemon stopped.
     pub fn live(&mut self, id: SessionId) -> Result<&mut Session, Status> {
-        if self.stopped {
+        if self.is_stopped() {
             return Err(Status::Media);
         }
         if self.sessions.get(&id).is_some_and(|session| session.unsettled) {
@@ -148,10 +173,20 @@ impl State {
 
     /// Passes a result on; a failure of medium or tree stops the daemon.
     pub fn guard<T>(&mut self, result: Result<T, Error>) -> Result<T, Error> {
-        if result.is_err() {
-            self.stopped = true;
+        if let Err(error) = &result {
+            self.stop(error);
         }
         result
+    }
+
+    /// Stops the daemon; the first reason is kept.
+    pub fn stop(&mut self, why: &Error) {
+        self.failure.get_or_insert_with(|| why.to_string());
+    }
+
+    /// Whether nothing is done any more.
+    pub fn is_stopped(&self) -> bool {
+        self.failure.is_some()
     }
 
     pub fn note_ejection(&mut self, session: SessionId, uid: u32, reason: String) {

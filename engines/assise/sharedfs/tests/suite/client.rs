@@ -108,13 +108,17 @@ impl Client {
     }
 
     pub fn attach_as(daemon: &Arc<Daemon>, caller: Caller, pid: u32) -> Self {
-        let attached = daemon.attach(caller, pid).unwrap();
+        Self::try_attach_as(daemon, caller, pid).unwrap()
+    }
+
+    pub fn try_attach_as(daemon: &Arc<Daemon>, caller: Caller, pid: u32) -> Result<Self, sharedfs::Error> {
+        let attached = daemon.attach(caller, pid)?;
         let welcome = &attached.welcome;
         let pages = ClientPages::new(&attached.session).unwrap();
         let view = DaemonView::new(&attached.leases, welcome.lease_words.get() as usize).unwrap();
         let salt = Salt::of_log(welcome.log, welcome.incarnation);
         let ring = AppendRing::empty(attached.log.clone(), RING_START, salt, Sequence::new(1));
-        Self {
+        Ok(Self {
             daemon: daemon.clone(),
             session: welcome.session.get(),
             pages,
@@ -123,7 +127,7 @@ impl Client {
             next_inode: welcome.first_inode.get(),
             time_ns: 1_000,
             attached,
-        }
+        })
     }
 
     pub fn call(&self, kind: CallKind, parts: &[&[u8]]) -> Result<Vec<u8>, Status> {

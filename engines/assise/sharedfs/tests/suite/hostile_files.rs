@@ -1,10 +1,15 @@
 //! Pool files that are cut under the daemon: a log by the process that it belongs to, at any time and to any length;
-//! a segment, the ledger or the tree by somebody who may, between two daemons. The daemon goes on or says why not.
+//! a segment, the ledger, the register or the tree by somebody who may, between two daemons and under one that works.
+//! The daemon goes on or says why not; the process that it is in is this test's.
 
 use crate::client::{Client, DIRECTORY, FILE, ROOT, new_pool, tiny, user};
 use crate::rounds::rounds;
 use crate::support::Draws;
+use format::InodeNumber;
+use format::call::LEASE_WRITE;
 use ipc::SystemHost;
+use ipc::host::Host;
+use ipc::sync::{Ordering, Word};
 use pmem::Medium;
 use sharedfs::{Daemon, log_file};
 use std::fs::File;
@@ -13,6 +18,7 @@ use std::sync::Arc;
 
 const ALICE: u32 = 1000;
 const BOB: u32 = 1001;
+const CAROL: u32 = 1002;
 
 fn open(folder: &Path) -> Result<Arc<Daemon>, String> {
     let medium = Medium::file(folder).map_err(|error| error.to_string())?;
@@ -112,19 +118,102 @@ fn pool_round(draws: &mut Draws) {
     let bytes = path.metadata().unwrap().len();
     let left = length(draws, bytes);
     cut(path, left);
-    // An error that says what is wrong, or everything as it was.
-    match open(folder.path()) {
-        Err(error) => assert!(!error.is_empty(), "{path:?} cut to {left}"),
-        Ok(daemon) => {
-            let alice = Client::attach_as(&daemon, user(ALICE), 1);
-            let read = alice.walk("hers").and_then(|file| alice.read(file.inode, 0, 10_000));
-            assert!(read.is_err() || read.unwrap() == [7; 9000], "{path:?} cut to {left}: other bytes");
-        }
+    opens_with_an_error_or_as_it_was(folder.path(), &format!("{path:?} cut to {left}"));
+}
+
+/// An error that says what is wrong, or everything as it was.
+fn opens_with_an_error_or_as_it_was(folder: &Path, cut: &str) {
+    match open(folder) {
+        Err(error) => assert!(!error.is_empty(), "{cut}"),
+        Ok(daemon) => reads_right_or_not_at_all(&daemon, cut),
     }
-    let _ = area::check::check(&Medium::file(folder.path()).unwrap());
+    let _ = area::check::check(&Medium::file(folder).unwrap());
+}
+
+fn reads_right_or_not_at_all(daemon: &Arc<Daemon>, cut: &str) {
+    let Ok(alice) = Client::try_attach_as(daemon, user(ALICE), 1) else { return };
+    let read = alice.walk("hers").and_then(|file| alice.read(file.inode, 0, 10_000));
+    assert!(read.is_err() || read.unwrap() == [7; 9000], "{cut}: other bytes");
+    daemon.end(alice.session);
+}
+
+/// Works on in a thread of its own, as an honest LibFS, until it is refused or told to end.
+fn write_on(mut client: Client, common: InodeNumber, end: Arc<Word>) -> Box<dyn ipc::host::Join> {
+    let body = move || {
+        let mut number = 0u32;
+        // Acquire: nothing is published with it.
+        while end.load(Ordering::Acquire) == 0 {
+            let Ok(held) = client.lease(&[(common, LEASE_WRITE)]) else { return };
+            let name = format!("{}-{number}", client.session);
+            client.under(&held, |client| {
+                let (file, made) = client.create(common, name.as_bytes(), FILE | 0o600);
+                made && client.write(file, 0, &[number as u8; 3000])
+            });
+            number += 1;
+            if number.is_multiple_of(4) && client.digest(true).is_err() {
+                return;
+            }
+        }
+    };
+    SystemHost.spawn("writer", Box::new(body)).unwrap()
+}
+
+/// A file of the pool, of each kind, is cut while sessions write. The daemon goes on, if it never meets the hole, or it
+/// stops and says which file it lost; nothing that it answers is a zero page's.
+fn live_round(draws: &mut Draws) {
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+    let (daemon, bob) = scene(folder.path(), draws);
+    daemon.start().unwrap();
+    let common = bob.walk("common").unwrap().inode;
+    let carol = Client::attach_as(&daemon, user(CAROL), 4);
+    carol.walk("common").unwrap();
+    let end = Arc::new(Word::new(0));
+    let writers = [bob, carol].map(|client| write_on(client, common, end.clone()));
+    for _ in 0..draws.below(20) {
+        alice_is_as_before(&daemon);
+    }
+    let kind = *draws.of(&["tree", "ledger", "register-", "segment-", "log-"]);
+    let mut files = Medium::file(folder.path()).unwrap().list().unwrap();
+    // There is no segment before the first digest, and no log without a session.
+    let there = files.iter().any(|name| name.starts_with(kind));
+    files.retain(|name| !there || name.starts_with(kind));
+    let name = draws.of(&files);
+    let path = folder.path().join(name);
+    let left = length(draws, path.metadata().map_or(0, |found| found.len()));
+    let said = format!("{name} cut to {left}");
+    // A log may be gone with its session meanwhile.
+    if path.exists() {
+        cut(&path, left);
+    }
+    for _ in 0..1 + draws.below(10) {
+        reads_right_or_not_at_all(&daemon, &said);
+    }
+    // An entry in the ledger, and a flip.
+    if let Ok(attached) = daemon.attach(user(0), 5) {
+        daemon.end(attached.welcome.session.get());
+    }
+    end.store(1, Ordering::Release);
+    for writer in writers {
+        assert!(writer.join().is_ok(), "{said}");
+    }
+    let lost = daemon.lost();
+    if let Some(lost) = &lost {
+        assert_eq!(lost, name, "{said}");
+        assert!(daemon.failure().unwrap().contains(name.as_str()), "{said}");
+        assert!(daemon.attach(user(0), 6).is_err(), "{said}");
+    }
+    assert!(!name.starts_with("log-") || lost.is_none(), "{said}: a log is its user's to cut");
+    let surely = left == 0 && (name == "tree" || name == "ledger");
+    assert!(!surely || lost.is_some(), "{said}: a flip, and an entry, were taken for written");
+    daemon.stop();
+    drop(daemon);
+    opens_with_an_error_or_as_it_was(folder.path(), &said);
 }
 
 #[test]
 fn a_daemon_says_what_was_cut_of_its_pool() {
-    rounds("cut pools", 30, pool_round);
+    rounds("cut pools", 30, |draws| {
+        pool_round(draws);
+        live_round(draws);
+    });
 }
