@@ -2,11 +2,11 @@
 //! the places inside, the table of open inodes. Meanwhile others go on, and at the end the daemon ends in order, the
 //! tree is sound, and what is not the hostile user's is as it was.
 
-use crate::client::{Client, DIRECTORY, FILE, ROOT, fresh, user};
+use crate::client::{Client, DIRECTORY, FILE, ROOT, fresh, tiny, user};
 use crate::rounds::rounds;
 use crate::support::Draws;
 use format::InodeNumber;
-use format::call::{LEASE_WRITE, Status};
+use format::call::{LEASE_READ, LEASE_WRITE, Status};
 use format::message::RequestHeader;
 use format::session::{OPEN_TABLE, OPEN_TABLE_OFFSET, SESSION_BYTES, SLOTS, SLOTS_OFFSET};
 use ipc::SystemHost;
@@ -17,6 +17,7 @@ use ipc::sync::{LongWord, Ordering, Word};
 use pmem::Recorder;
 use sharedfs::Daemon;
 use std::sync::Arc;
+use std::time::Duration;
 use zerocopy::IntoBytes;
 
 const ALICE: u32 = 1000;
@@ -43,39 +44,116 @@ impl Scene {
         Self { recorder, daemon, common, hers }
     }
 
-    /// Alice works: in her own folder, and in the one where Bob is. Each of her calls is answered.
-    fn alice_works(&self, draws: &mut Draws) {
-        let mut alice = Client::attach_as(&self.daemon, user(ALICE), 7);
-        alice.walk("hers").unwrap();
-        alice.walk("common").unwrap();
+    /// Alice works: in her own folder, and in the one where Bob is. Each of her calls is answered. Gives how many files
+    /// she made in her folder; fewer than three only if she was inside an operation for longer than she may, because
+    /// the machine had no time for her.
+    fn alice_works(&self, draws: &mut Draws) -> usize {
+        let mut alice = Alice::attach(self);
+        let mut made = 0;
         for number in 0..3 + draws.below(6) as u8 {
-            alice.write_lease(self.hers);
-            let (file, made) = alice.create(self.hers, &[b'a' + number], FILE | 0o600);
-            assert!(made && alice.write(file, 0, &[number; 500]));
-            assert_eq!(alice.read(file, 0, 1000).unwrap(), [number; 500]);
-            alice.write_lease(self.common);
-            let (_, made) = alice.create(self.common, &[b'A', b'a' + number], FILE | 0o600);
-            assert!(made);
-            alice.digest(true).unwrap();
+            if alice.makes(number).is_none() {
+                return made;
+            }
+            made += 1;
         }
-        self.daemon.end(alice.session);
+        self.daemon.end(alice.client.session);
+        made
     }
 
-    /// What must hold after anything that Bob did.
-    fn check(&self) {
+    /// What must hold after anything that Bob did, when Alice made so many files.
+    fn check(&self, made: usize) {
         let alice = Client::attach_as(&self.daemon, user(ALICE), 8);
         alice.walk("hers").unwrap();
         let mut entries = alice.entries(self.hers).unwrap();
         entries.sort();
-        for (name, inode) in &entries {
+        for (name, inode) in &entries[..made] {
             alice.walk(&format!("hers/{}", String::from_utf8_lossy(name))).unwrap();
             assert_eq!(alice.read(*inode, 0, 1000).unwrap(), [name[0] - b'a'; 500]);
         }
-        assert!(entries.len() >= 3, "{entries:?}");
+        assert!(entries.len() <= made + 1, "{entries:?}");
         self.daemon.stop();
         crate::support::findings(&self.recorder.medium()).unwrap();
     }
 }
+
+/// Alice as an honest LibFS: what she does is done inside an operation, under leases that she still holds there.
+struct Alice<'a> {
+    scene: &'a Scene,
+    client: Client,
+    /// The longest that she was inside an operation.
+    inside: Duration,
+}
+
+impl<'a> Alice<'a> {
+    fn attach(scene: &'a Scene) -> Self {
+        let client = Client::attach_as(&scene.daemon, user(ALICE), 7);
+        client.walk("hers").unwrap();
+        client.walk("common").unwrap();
+        Self { scene, client, inside: Duration::ZERO }
+    }
+
+    /// A file in her folder, and one in the common one. `None` if she was ended for her own slowness, which is no
+    /// fault of the daemon; for anything else this panics.
+    fn makes(&mut self, number: u8) -> Option<()> {
+        let (hers, common) = (self.scene.hers, self.scene.common);
+        let mut file = InodeNumber::NONE;
+        self.under(hers, |alice| {
+            let (inode, made) = alice.create(hers, &[b'a' + number], FILE | 0o600);
+            file = inode;
+            made && alice.write(inode, 0, &[number; 500])
+        })?;
+        let read =
+            self.tries(|alice| alice.lease(&[(file, LEASE_READ)]).and_then(|_| alice.read(file, 0, 1000)))?;
+        assert_eq!(read, [number; 500]);
+        self.under(common, |alice| alice.create(common, &[b'A', b'a' + number], FILE | 0o600).1)?;
+        self.tries(|alice| alice.digest(true)).map(|_| ())
+    }
+
+    /// Acts under a lease, which is taken again whenever another took it.
+    fn under(&mut self, unit: InodeNumber, mut act: impl FnMut(&mut Client) -> bool) -> Option<()> {
+        for _ in 0..TRIES {
+            let held = self.tries(|alice| alice.lease(&[(unit, LEASE_WRITE)]))?;
+            let begun = SystemHost.now();
+            let mut acted = false;
+            let done = self.client.under(&held, |alice| {
+                acted = true;
+                act(alice)
+            });
+            self.inside = self.inside.max(SystemHost.now().since(begun));
+            match (done, acted) {
+                (true, _) => return Some(()),
+                // The lease was gone.
+                (false, false) => {}
+                (false, true) => return self.late("the log is sealed"),
+            }
+        }
+        panic!("Alice got the lease {TRIES} times, and never for long enough to enter");
+    }
+
+    /// A call; `Invalid` says that the lease which it needs was taken.
+    fn tries<T>(&mut self, mut call: impl FnMut(&mut Client) -> Result<T, Status>) -> Option<T> {
+        for _ in 0..TRIES {
+            match call(&mut self.client) {
+                Ok(answer) => return Some(answer),
+                Err(Status::Invalid) => {}
+                Err(status) => return self.late(&format!("{status:?}")),
+            }
+        }
+        panic!("Alice's call was refused {TRIES} times");
+    }
+
+    /// She is refused: only if she was ended because an operation of hers took longer than the grace period may she be.
+    fn late<T>(&self, refused: &str) -> Option<T> {
+        let ends = self.scene.daemon.ejections();
+        let end = ends.iter().find(|end| end.session == self.client.session);
+        let slow = end.is_some_and(|end| end.reason == "Grace") && self.inside >= tiny().grace;
+        assert!(slow, "{refused}: {end:?}, at most {:?} inside", self.inside);
+        None
+    }
+}
+
+/// How often a lease may be lost between its grant and its use: Bob wants it all the time.
+const TRIES: u32 = 10_000;
 
 /// Writes on in a thread of its own until it is told to end.
 struct Scribbler {
@@ -168,9 +246,9 @@ fn ring_round(draws: &mut Draws) {
             scribblers.push(Scribbler::begin(draws.below(u64::MAX), scribble));
         }
     }
-    scene.alice_works(draws);
+    let made = scene.alice_works(draws);
     drop(scribblers);
-    scene.check();
+    scene.check(made);
 }
 
 #[test]
@@ -225,9 +303,9 @@ fn words_round(draws: &mut Draws) {
         }
     };
     let worker = Scribbler::begin(draws.below(u64::MAX), work);
-    scene.alice_works(draws);
+    let made = scene.alice_works(draws);
     drop((scribbler, worker));
-    scene.check();
+    scene.check(made);
 }
 
 #[test]
