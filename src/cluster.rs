@@ -9,6 +9,7 @@
 //! DIR/node-1/serve.pid  its daemon
 //! DIR/node-1/keeper.pid who starts the daemon again when it dies
 //! DIR/node-1/serve.log  what both say
+//! DIR/node-1/failure    why the last daemon ended of itself or could not begin, since its keeper began
 //! ```
 
 use crate::error::{Error, Result};
@@ -158,6 +159,16 @@ impl Cluster {
     /// Says which process the daemon's keeper is.
     pub fn keeper_pid_file(&self, node: &Node) -> PathBuf {
         self.folder(node).join("keeper.pid")
+    }
+
+    /// Says why a daemon ended of itself, or could not begin.
+    pub fn failure_file(&self, node: &Node) -> PathBuf {
+        self.folder(node).join("failure")
+    }
+
+    /// What it says, if there is something.
+    pub fn failure(&self, node: &Node) -> Option<String> {
+        fs::read_to_string(self.failure_file(node)).ok()
     }
 
     /// Where `hearth status` asks the daemon.

@@ -65,6 +65,9 @@ pub struct NodeStatus {
     /// What the recovery at the daemon's start found damaged in logs: acknowledged, and lost.
     #[serde(default)]
     pub losses: Vec<String>,
+    /// Why nothing is done any more, or why the daemon before this one ended of itself.
+    #[serde(default)]
+    pub failure: Option<String>,
     /// Daemons of the node that died and were replaced by their keeper, since the keeper started.
     #[serde(default)]
     pub restarts: u64,

@@ -302,8 +302,8 @@ X"#;
     assert_eq!(check(&node).status.code(), Some(1));
 }
 
-/// A file of the pool that is cut under the daemon: the kernel kills it where it needs what is gone. Its keeper says why,
-/// the next one says of which file, and what was acknowledged is there once the file is whole.
+/// A file of the pool that is cut under the daemon: it says which, and ends where it needs what is gone. So do its keeper,
+/// the next one, and the status; what was acknowledged is there once the file is whole.
 #[test]
 fn a_pool_file_cut_under_the_daemon_is_told_by_its_keeper() {
     let node = down_with_a_file();
@@ -329,7 +329,10 @@ fn a_pool_file_cut_under_the_daemon_is_told_by_its_keeper() {
     }
     program.kill().unwrap();
     program.wait().unwrap();
-    assert!(said("a file of its pool was cut") && said("tree") && said("file_bytes"));
+    assert!(said("file tree of the pool was cut") && said("exit status: 1") && said("file_bytes"));
+    assert!(!said("SIGBUS"));
+    let status = String::from_utf8(node.hearth(&["status"]).stdout).unwrap();
+    assert!(status.contains("FAILED") && status.contains("tree"), "{status}");
     node.hearth(&["down", "--hard"]).expect_success();
     node.hearth(&["start"]).expect_failure("tree");
     fs::write(&tree, whole).unwrap();

@@ -45,9 +45,11 @@ fn ledger(medium: &Medium) -> std::result::Result<(), MediaError> {
     }
 }
 
-/// The pool's folder. Which medium it was on does not matter for reading.
+/// The pool's folder, of which a part may be gone by the time it is read. Which medium it was on does not matter for
+/// reading.
 pub(super) fn open(arguments: &PoolFolder) -> Result<Medium> {
-    Medium::file(&arguments.pool).map_err(Error::at("open", &arguments.pool))
+    let medium = Medium::file(&arguments.pool).and_then(|medium| medium.guarded());
+    medium.map_err(Error::at("open", &arguments.pool))
 }
 
 fn json(report: &Report) -> serde_json::Value {

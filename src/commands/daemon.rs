@@ -1,5 +1,5 @@
 //! `hearth daemon`: one daemon in the foreground. It recovers its pool, lets programs in, and ends on SIGTERM with
-//! everything digested. Its socket is its standard input, if that is one that listens (a keeper holds it over the
+//! everything digested; or, when a file of the pool is lost under it, at once, saying which. Its socket is its standard input, if that is one that listens (a keeper holds it over the
 //! deaths of daemons), else its own.
 
 use super::OneNode;
@@ -23,6 +23,7 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
 use tracing::{error, info, warn};
 
 /// Data bytes for each node of the tree that a pool has room for: files of one block each still fit.
@@ -34,15 +35,19 @@ pub(super) fn run(arguments: &OneNode) -> Result<ExitCode> {
     super::speak();
     let cluster = arguments.place.cluster()?;
     let node = cluster.node(arguments.node)?;
-    let mut signals = Signals::new([SIGTERM, SIGINT])
-        .map_err(|why| Error::new(format!("cannot wait for signals: {why}")))?;
+    let (sender, ends) = channel();
+    forward_signals(sender.clone())?;
 
     // First of all: its socket is where programs wait meanwhile.
     let (listener, kept) = match kept_listener()? {
         Some(listener) => (listener, true),
         None => (listen(&node.socket)?, false),
     };
-    let (daemon, losses) = open(&cluster, node)?;
+    let opened = open(&cluster, node);
+    if let Err(why) = &opened {
+        note_failure(&cluster, node, &why.to_string());
+    }
+    let (daemon, losses) = opened?;
     daemon.start().map_err(of_daemon("start"))?;
     let door = Door {
         listener,
@@ -52,20 +57,77 @@ pub(super) fn run(arguments: &OneNode) -> Result<ExitCode> {
     daemon.listen(door).map_err(of_daemon("listen"))?;
     let daemon = Arc::new(daemon);
     answer_status(&cluster, node, &daemon, losses)?;
+    tell_failure(&daemon, sender)?;
     Process::this()?.save(&cluster.pid_file(node))?;
     say_ready()?;
     info!(node = node.number, "serving");
 
-    let signal = signals.forever().next();
-    info!(?signal, "ending: digesting what is left");
-    daemon.stop();
+    let end = ends.recv().expect("the threads that send never end");
+    let code = match end {
+        End::Signal(signal) => {
+            info!(signal, "ending: digesting what is left");
+            daemon.stop();
+            ExitCode::SUCCESS
+        }
+        // Nothing more can be digested, and no session is ended: programs go on with the next daemon.
+        End::Lost(failure) => {
+            note_failure(&cluster, node, &failure);
+            ExitCode::FAILURE
+        }
+    };
     for path in [&cluster.control(node), &cluster.pid_file(node)] {
         let _ = fs::remove_file(path);
     }
     if !kept {
         let _ = fs::remove_file(&node.socket);
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(code)
+}
+
+/// Why a daemon ends.
+enum End {
+    Signal(i32),
+    /// A file of the pool is lost: which, in a sentence.
+    Lost(String),
+}
+
+fn forward_signals(sender: Sender<End>) -> Result<()> {
+    let mut signals = Signals::new([SIGTERM, SIGINT])
+        .map_err(|why| Error::new(format!("cannot wait for signals: {why}")))?;
+    let body = move || {
+        for signal in signals.forever() {
+            if sender.send(End::Signal(signal)).is_err() {
+                return;
+            }
+        }
+    };
+    spawn("signals", body)
+}
+
+/// Says it when the daemon stops. If a file is lost, it ends, and the next one looks what there is; after other failures
+/// of the medium nobody knows what a look would be worth, so it stays, and refuses everything.
+fn tell_failure(daemon: &Arc<Daemon>, sender: Sender<End>) -> Result<()> {
+    let daemon = daemon.clone();
+    let body = move || {
+        let failure = daemon.until_failure();
+        error!(failure, "stopped");
+        if daemon.lost().is_some() {
+            // Nobody listens any more when it ends already.
+            let _ = sender.send(End::Lost(failure));
+        }
+    };
+    spawn("failure", body)
+}
+
+fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<()> {
+    let thread = SystemHost.spawn(name, Box::new(body));
+    thread.map_err(|why| Error::new(format!("cannot start a thread: {why}"))).map(drop)
+}
+
+/// Leaves a sentence for `hearth status`.
+fn note_failure(cluster: &Cluster, node: &Node, failure: &str) {
+    // Without it the log still says it.
+    let _ = fs::write(cluster.failure_file(node), failure);
 }
 
 fn of_daemon(what: &'static str) -> impl FnOnce(sharedfs::Error) -> Error {
@@ -167,10 +229,7 @@ fn answer_status(cluster: &Cluster, node: &Node, daemon: &Arc<Daemon>, losses: V
             let _ = stream.write_all(&text);
         }
     };
-    SystemHost
-        .spawn("control", Box::new(body))
-        .map_err(|why| Error::new(format!("cannot start a thread: {why}")))?;
-    Ok(())
+    spawn("control", body)
 }
 
 fn status(cluster: &Cluster, node: &Node, daemon: &Daemon) -> NodeStatus {
@@ -210,6 +269,9 @@ fn status(cluster: &Cluster, node: &Node, daemon: &Daemon) -> NodeStatus {
         estates: daemon.estates() as u64,
         references: daemon.references() as u64,
         losses: Vec::new(),
+        failure: daemon.failure().or_else(|| {
+            cluster.failure(node).map(|failure| format!("the daemon before this one: {failure}"))
+        }),
         forced_ends: daemon
             .ejections()
             .iter()

@@ -79,6 +79,7 @@ pub(super) fn run(arguments: &OneNode) -> Result<ExitCode> {
     forward_signals(sender.clone())?;
     let listener = OwnedFd::from(listen(&node.socket)?.into_descriptor());
     Process::this()?.save(&cluster.keeper_pid_file(node))?;
+    let _ = fs::remove_file(cluster.failure_file(node));
     let mut keeper = Keeper { cluster: &cluster, node, listener, events, sender, restarts: 0 };
     let ended = keeper.keep();
     for path in [&node.socket, &cluster.keeper_pid_file(node)] {

@@ -11,7 +11,12 @@ use std::process::ExitCode;
 #[serde(untagged)]
 enum Answer {
     Up(Box<NodeStatus>),
-    Down { node: u32, down: String },
+    Down {
+        node: u32,
+        down: String,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        failure: Option<String>,
+    },
 }
 
 pub(super) fn run(arguments: &Status) -> Result<ExitCode> {
@@ -22,7 +27,9 @@ pub(super) fn run(arguments: &Status) -> Result<ExitCode> {
         .iter()
         .map(|node| match ask(&cluster.control(node)) {
             Ok(status) => Answer::Up(Box::new(status)),
-            Err(why) => Answer::Down { node: node.number, down: why.to_string() },
+            Err(why) => {
+                Answer::Down { node: node.number, down: why.to_string(), failure: cluster.failure(node) }
+            }
         })
         .collect();
     if arguments.json {
@@ -42,7 +49,10 @@ pub(super) fn run(arguments: &Status) -> Result<ExitCode> {
 
 fn print(answer: &Answer) {
     let status = match answer {
-        Answer::Down { node, down } => return println!("node {node}: down ({down})"),
+        Answer::Down { node, down, failure } => {
+            println!("node {node}: down ({down})");
+            return say_failure(failure.as_deref());
+        }
         Answer::Up(status) => status,
     };
     println!("node {}: up, process {}, tree at {}", status.node, status.pid, status.tree);
@@ -59,6 +69,7 @@ fn print(answer: &Answer) {
     if status.restarts > 0 {
         println!("  the daemon died {} times and was started again: see its log", status.restarts);
     }
+    say_failure(status.failure.as_deref());
     for loss in &status.losses {
         println!("  LOST: {loss}");
     }
@@ -74,6 +85,12 @@ fn print(answer: &Answer) {
             program.log_bytes >> 10,
             program.leases
         );
+    }
+}
+
+fn say_failure(failure: Option<&str>) {
+    if let Some(failure) = failure {
+        println!("  FAILED: {failure}");
     }
 }
 
