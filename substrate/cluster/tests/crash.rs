@@ -94,7 +94,14 @@ fn check((mut store, kept): (Store, Kept), medium: &Medium, point: &Point) -> Re
 fn limits() -> Limits {
     match std::env::var_os("HEARTH_PROVE") {
         Some(_) => Limits::default(),
-        None => Limits { complete_max: 64, near_max: 64, sampled: 16, recovery_images: 4, seed: 1 },
+        None => Limits {
+            complete_max: 64,
+            near_max: 64,
+            sampled: 16,
+            recovery_images: 4,
+            recovery_every: 1,
+            seed: 1,
+        },
     }
 }
 

@@ -7,13 +7,18 @@
 //! A moment is *complete* if all its images were made: torn words and all, or, if those are more than
 //! [`Limits::complete_max`], every combination of whole stores with a sample of torn ones. Else it is *capped*: all
 //! images that differ from none or from all of the stores in up to two units, and a sample by seed.
+//!
+//! An image of which another one had every byte that recovery, its crashes and the judge read is not judged again: it
+//! is *the same* ([`crate::seen`]), and counted.
 
+use crate::choices::{Chances, Choices};
 use crate::image::Image;
 use crate::medium::Medium;
 use crate::recorded::Recorder;
 pub use crate::replay::Model;
-use crate::replay::{Moment, Replay};
-use std::collections::BTreeSet;
+use crate::replay::Replay;
+use crate::seen::{Alike, Seen};
+use std::collections::{BTreeSet, HashMap};
 use std::panic::AssertUnwindSafe;
 
 /// How much is enumerated.
@@ -28,20 +33,42 @@ pub struct Limits {
     pub sampled: u64,
     /// Images at each moment of a recovery: none, all, and the rest by chance. 0: recovery is not crashed.
     pub recovery_images: u64,
+    /// Of a moment's images whose recoveries stored, persisted and fenced the same, recovery of the first is crashed,
+    /// and then that of one in so many. 1: each.
+    pub recovery_every: u64,
     /// Start of the chances.
     pub seed: u64,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { complete_max: 4096, near_max: u64::MAX, sampled: 500, recovery_images: 8, seed: 1 }
+        Self {
+            complete_max: 4096,
+            near_max: u64::MAX,
+            sampled: 500,
+            recovery_images: 8,
+            recovery_every: 1,
+            seed: 1,
+        }
     }
 }
 
 impl Limits {
     /// Few enough for a test of every day on a structure that pends many lines at once.
     pub fn quick() -> Self {
-        Self { complete_max: 256, near_max: 256, sampled: 64, recovery_images: 4, seed: 1 }
+        Self { complete_max: 256, near_max: 256, sampled: 64, recovery_images: 4, recovery_every: 1, seed: 1 }
+    }
+
+    /// Of each moment of a recovery none, all, and the rest by chance.
+    fn of_recovery(&self, point: &Point) -> Self {
+        Self {
+            complete_max: 0,
+            near_max: 0,
+            sampled: self.recovery_images.saturating_sub(2),
+            recovery_images: 0,
+            recovery_every: 1,
+            seed: self.seed ^ point.event as u64,
+        }
     }
 }
 
@@ -56,6 +83,8 @@ pub struct Counts {
     pub images: u64,
     /// Images of crashed recoveries, recovered again and checked.
     pub recovery_images: u64,
+    /// Of both, those of which an image before had every byte that recovery and check read of it ([`crate::seen`]).
+    pub same: u64,
 }
 
 impl std::ops::AddAssign for Counts {
@@ -64,6 +93,7 @@ impl std::ops::AddAssign for Counts {
         self.capped += more.capped;
         self.images += more.images;
         self.recovery_images += more.recovery_images;
+        self.same += more.same;
     }
 }
 
@@ -71,8 +101,8 @@ impl std::fmt::Display for Counts {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(
             f,
-            "{} points complete, {} capped, {} images, {} of crashed recoveries",
-            self.complete, self.capped, self.images, self.recovery_images
+            "{} points complete, {} capped, {} images, {} of crashed recoveries; {} the same as one before in all that is read",
+            self.complete, self.capped, self.images, self.recovery_images, self.same
         )
     }
 }
@@ -99,6 +129,13 @@ pub struct Violation {
     pub recovery: Option<String>,
     /// What recovery or judge said, or their panic.
     pub message: String,
+}
+
+impl Violation {
+    /// As a fault of the image whose recovery was crashed.
+    pub fn of_recovery(self) -> Failure {
+        Failure { message: self.message, recovery: Some(self.image) }
+    }
 }
 
 impl std::fmt::Display for Violation {
@@ -142,47 +179,42 @@ pub fn crash_recorded<R>(
     mut recover: impl FnMut(&Medium) -> Result<R, String>,
     mut check: impl FnMut(R, &Medium, &Point) -> Result<(), String>,
 ) -> Result<Counts, Box<Violation>> {
-    let mut again = 0;
-    let mut counts = each_image(recorder, model, limits, |point, image| {
-        let failed = |message| Failure { message, recovery: None };
-        let (recovery, judged) = recover_and_check(image, point, &mut recover, &mut check);
-        judged.map_err(failed)?;
+    let (mut seen, mut seen_again) = (Seen::default(), Seen::default());
+    let (mut again, mut recoveries) = (Counts::default(), HashMap::new());
+    let mut counts = each_distinct(recorder, model, limits, &mut seen, |point, crashed| {
+        let (recovery, judged) = recover_and_check(crashed, point, &mut recover, &mut check);
+        judged?;
         if limits.recovery_images == 0 || !recovery.has_changes() {
             return Ok(());
         }
-        let nested = Limits {
-            complete_max: 0,
-            near_max: 0,
-            sampled: limits.recovery_images.saturating_sub(2),
-            recovery_images: 0,
-            seed: limits.seed ^ point.event as u64,
-        };
-        let counted = each_image(&recovery, model, &nested, |_, image| {
-            recover_and_check(image, point, &mut recover, &mut check).1.map_err(failed)
-        });
-        match counted {
-            Ok(counted) => {
-                again += counted.images;
-                Ok(())
-            }
-            Err(violation) => Err(Failure { message: violation.message, recovery: Some(violation.image) }),
+        let alike = recoveries.entry((point.event, recovery.log_hash())).or_insert(0_u64);
+        *alike += 1;
+        if *alike != 1 && !alike.is_multiple_of(limits.recovery_every) {
+            return Ok(());
         }
+        let (nested, returned) = (limits.of_recovery(point), point.returned.len());
+        let counted =
+            each_distinct_of(&recovery, crashed, returned, model, &nested, &mut seen_again, |_, crashed| {
+                recover_and_check(crashed, point, &mut recover, &mut check).1.map_err(Failure::from)
+            });
+        again += counted.map_err(|violation| violation.of_recovery())?;
+        Ok(())
     })?;
-    counts.recovery_images = again;
+    counts.recovery_images = again.images;
+    counts.same += again.same;
     Ok(counts)
 }
 
 /// Recovers an image and judges it; gives the recorder with recovery's own log, without what the judge did after it.
 fn recover_and_check<R>(
-    image: Image,
+    crashed: &Recorder,
     point: &Point,
     recover: &mut impl FnMut(&Medium) -> Result<R, String>,
     check: &mut impl FnMut(R, &Medium, &Point) -> Result<(), String>,
 ) -> (Recorder, Result<(), String>) {
-    let recorder = Recorder::of_image(image);
-    let medium = recorder.medium();
+    let medium = crashed.medium();
     let recovered = caught(|| recover(&medium));
-    let recovery = recorder.snapshot();
+    let recovery = crashed.snapshot();
     let judged = recovered.and_then(|recovered| caught(|| check(recovered, &medium, point)));
     (recovery, judged)
 }
@@ -220,22 +252,99 @@ pub fn each_image(
     limits: &Limits,
     mut judge: impl FnMut(&Point, Image) -> Result<(), Failure>,
 ) -> Result<Counts, Box<Violation>> {
+    each_choice(recorder, model, limits, |point, choices, chosen, _| {
+        judge(point, choices.image(chosen)).map(|()| true)
+    })
+}
+
+/// Of those that were the same, one in so many is judged nonetheless: it shows that the judge keeps to the medium.
+const SAME_JUDGED_EVERY: u64 = 4096;
+
+/// At moments of up to so many images, each is made before it is asked whether it is new.
+const FEW_IMAGES: u64 = 64;
+
+/// Calls `judge` with a recorder of every image, as [`each_image`]; but of images that agree in all that the judge read
+/// of them through the recorder, and in how many calls had returned, with one. What the judge says must not depend
+/// on anything else. What he enumerates himself of a crash of that recorder counts as read of it.
+///
+/// # Errors
+/// The first image that the judge refused.
+pub fn each_distinct(
+    recorder: &Recorder,
+    model: Model,
+    limits: &Limits,
+    seen: &mut Seen,
+    judge: impl FnMut(&Point, &Recorder) -> Result<(), Failure>,
+) -> Result<Counts, Box<Violation>> {
+    each_distinct_of(recorder, recorder, 0, model, limits, seen, judge)
+}
+
+/// The same for what follows on `before`, in which `returned` calls had returned: what is read counts as read there.
+fn each_distinct_of(
+    recorder: &Recorder,
+    before: &Recorder,
+    returned: usize,
+    model: Model,
+    limits: &Limits,
+    seen: &mut Seen,
+    mut judge: impl FnMut(&Point, &Recorder) -> Result<(), Failure>,
+) -> Result<Counts, Box<Violation>> {
+    let many = limits.complete_max.max(limits.near_max) > FEW_IMAGES;
+    let (mut moment, mut alike, mut same) = (0, Alike::new(many), 0);
+    each_choice(recorder, model, limits, |point, choices, chosen, number| {
+        if number != moment {
+            (moment, alike) = (number, Alike::new(many));
+        }
+        let audited = |same: &mut u64| {
+            *same += 1;
+            same.is_multiple_of(SAME_JUDGED_EVERY)
+        };
+        let known = alike.knows(chosen);
+        if known && !audited(&mut same) {
+            return Ok(false);
+        }
+        let image = choices.image(chosen);
+        let returned = returned + point.returned.len();
+        if !known && let Some(parts) = seen.find(returned, &image) {
+            before.absorb(&parts, &image);
+            alike.add(choices, chosen, &image, &parts);
+            if !audited(&mut same) {
+                return Ok(false);
+            }
+        }
+        let crashed = Recorder::of_watched_image(image.clone());
+        judge(point, &crashed)?;
+        let parts = crashed.parts();
+        before.absorb(&parts, &image);
+        alike.add(choices, chosen, &image, &parts);
+        seen.add(returned, &image, &parts);
+        Ok(true)
+    })
+}
+
+/// Calls `judge` with every image of every moment; he says whether he looked at it or knew it. The last argument is the
+/// number of the moment.
+fn each_choice(
+    recorder: &Recorder,
+    model: Model,
+    limits: &Limits,
+    mut judge: impl FnMut(&Point, &Choices<'_>, &[usize], u64) -> Result<bool, Failure>,
+) -> Result<Counts, Box<Violation>> {
     let mut replay = Replay::new(recorder, model);
     let mut counts = Counts::default();
     let mut chances = Chances(limits.seed);
     while let Some(moment) = replay.next_moment() {
         let point = Point { returned: moment.returned.to_vec(), event: moment.event, model };
         let choices = Choices::of(&moment);
+        let number = counts.complete + counts.capped + 1;
         let complete = choices.each(limits, &mut chances, |chosen| {
             counts.images += 1;
-            judge(&point, choices.image(chosen)).map_err(|failure| {
-                Box::new(Violation {
-                    point: point.clone(),
-                    image: choices.describe(chosen),
-                    recovery: failure.recovery,
-                    message: failure.message,
-                })
-            })
+            let judged = judge(&point, &choices, chosen, number).map_err(|failure| {
+                let (point, image) = (point.clone(), choices.describe(chosen));
+                Box::new(Violation { point, image, recovery: failure.recovery, message: failure.message })
+            });
+            counts.same += u64::from(!judged?);
+            Ok::<_, Box<Violation>>(())
         })?;
         if complete {
             counts.complete += 1;
@@ -273,12 +382,13 @@ pub fn sample<R>(
     let mut again = 0;
     let mut counts = each_sampled(recorder, model, sample, |point, image| {
         let failed = |message| Failure { message, recovery: None };
-        let (recovery, judged) = recover_and_check(image, point, &mut recover, &mut check);
+        let (recovery, judged) =
+            recover_and_check(&Recorder::of_image(image), point, &mut recover, &mut check);
         judged.map_err(failed)?;
         let seed = sample.seed ^ (point.event as u64) << 32;
         let nested = Sample { moments: sample.recovery_images, images: 1, recovery_images: 0, seed };
         let counted = each_sampled(&recovery, model, &nested, |_, image| {
-            recover_and_check(image, point, &mut recover, &mut check).1.map_err(failed)
+            recover_and_check(&Recorder::of_image(image), point, &mut recover, &mut check).1.map_err(failed)
         });
         let counted = counted
             .map_err(|violation| Failure { message: violation.message, recovery: Some(violation.image) })?;
@@ -323,211 +433,4 @@ fn each_sampled(
         counts.capped += 1;
     }
     Ok(counts)
-}
-
-/// The choices of a moment. An image is chosen by one version a unit; the last number, if a file is being made or
-/// removed, says whether that has happened.
-struct Choices<'a> {
-    moment: &'a Moment<'a>,
-    /// Versions of each unit.
-    versions: Vec<Versions<'a>>,
-}
-
-/// What one unit may hold.
-struct Versions<'a> {
-    /// How many there are, torn ones included.
-    all: usize,
-    /// Those not torn.
-    whole: &'a [usize],
-}
-
-impl<'a> Choices<'a> {
-    fn of(moment: &'a Moment<'a>) -> Self {
-        let of_units = moment.choices.iter();
-        let of_units = of_units.map(|choice| Versions { all: choice.versions.len(), whole: &choice.whole });
-        let of_entry = moment.entry.iter().map(|_| Versions { all: 2, whole: &[0, 1] });
-        Self { moment, versions: of_units.chain(of_entry).collect() }
-    }
-
-    fn image(&self, chosen: &[usize]) -> Image {
-        let mut image = self.moment.durable.clone();
-        for (choice, version) in self.moment.choices.iter().zip(chosen) {
-            if *version > 0 {
-                image.write(&choice.name, choice.offset, &choice.versions[*version]);
-            }
-        }
-        if let Some(entry) = &self.moment.entry
-            && chosen.last() == Some(&1)
-        {
-            match entry.made {
-                Some(bytes) => image.create(entry.name.clone(), bytes),
-                None => image.remove(&entry.name),
-            }
-        }
-        image
-    }
-
-    /// Of all units none, or all, or all but one, or one alone, or of each what comes.
-    fn by_chance(&self, chances: &mut Chances) -> Vec<usize> {
-        let last = |versions: &Versions<'_>| versions.all - 1;
-        let shape = chances.below(6);
-        let mut chosen: Vec<usize> = match shape {
-            0 | 3 => vec![0; self.versions.len()],
-            1 | 2 => self.versions.iter().map(last).collect(),
-            _ => self.versions.iter().map(|versions| chances.below(versions.all)).collect(),
-        };
-        if matches!(shape, 2 | 3) && !chosen.is_empty() {
-            let odd = chances.below(chosen.len());
-            chosen[odd] = chances.below(self.versions[odd].all);
-        }
-        chosen
-    }
-
-    fn describe(&self, chosen: &[usize]) -> String {
-        let mut text = format!("{} units pending:", self.moment.choices.len());
-        for (choice, version) in self.moment.choices.iter().zip(chosen) {
-            let last = choice.versions.len() - 1;
-            text += &format!(" {}+{}:{version}/{last}", choice.name, choice.offset);
-        }
-        if let Some(entry) = &self.moment.entry {
-            let what = if entry.made.is_some() { "made" } else { "removed" };
-            let done = if chosen.last() == Some(&1) { "" } else { "not " };
-            text += &format!(" {} {done}{what}", entry.name);
-        }
-        text
-    }
-
-    /// Calls with the choices within the limits; true if they were all there are.
-    fn each<E>(
-        &self,
-        limits: &Limits,
-        chances: &mut Chances,
-        mut call: impl FnMut(&[usize]) -> Result<(), E>,
-    ) -> Result<bool, E> {
-        let product = |count: fn(&Versions<'_>) -> usize| {
-            self.versions
-                .iter()
-                .try_fold(1u64, |product, versions| product.checked_mul(count(versions) as u64))
-        };
-        let within = |count: Option<u64>| count.is_some_and(|count| count <= limits.complete_max.max(1));
-        if within(product(|versions| versions.all)) {
-            self.each_combination(|_, index| index, |v| v.all, &mut call)?;
-            return Ok(true);
-        }
-        let complete = within(product(|versions| versions.whole.len()));
-        if complete {
-            self.each_combination(|versions, index| versions.whole[index], |v| v.whole.len(), &mut call)?;
-        } else {
-            self.each_near(limits.near_max, &mut call)?;
-        }
-        let mut chosen = vec![0; self.versions.len()];
-        for _ in 0..limits.sampled {
-            for (chosen, versions) in chosen.iter_mut().zip(&self.versions) {
-                *chosen = chances.below(versions.all);
-            }
-            call(&chosen)?;
-        }
-        Ok(complete)
-    }
-
-    fn each_combination<E>(
-        &self,
-        version: impl Fn(&Versions<'_>, usize) -> usize,
-        count: impl Fn(&Versions<'_>) -> usize,
-        call: &mut impl FnMut(&[usize]) -> Result<(), E>,
-    ) -> Result<(), E> {
-        let mut indexes = vec![0; self.versions.len()];
-        let mut chosen = vec![0; self.versions.len()];
-        loop {
-            for (unit, index) in indexes.iter().enumerate() {
-                chosen[unit] = version(&self.versions[unit], *index);
-            }
-            call(&chosen)?;
-            // The next number in a system whose digits have as many values as the units have versions.
-            let Some(unit) =
-                (0..indexes.len()).find(|unit| indexes[*unit] + 1 < count(&self.versions[*unit]))
-            else {
-                return Ok(());
-            };
-            indexes[unit] += 1;
-            indexes[..unit].fill(0);
-        }
-    }
-
-    /// None and all, and what differs from them in up to two units, by whole stores.
-    fn each_near<E>(&self, near_max: u64, call: &mut impl FnMut(&[usize]) -> Result<(), E>) -> Result<(), E> {
-        let none = vec![0; self.versions.len()];
-        let all: Vec<usize> = self.versions.iter().map(|versions| versions.all - 1).collect();
-        call(&none)?;
-        call(&all)?;
-        let (ones, twos) = self.near_counts();
-        let mut ones = Evenly::new(ones, near_max);
-        let mut twos = Evenly::new(twos, near_max.saturating_sub(ones.of));
-        for base in [&none, &all] {
-            let mut chosen = base.clone();
-            for first in 0..self.versions.len() {
-                for &one in self.versions[first].whole.iter().filter(|one| **one != base[first]) {
-                    chosen[first] = one;
-                    if ones.takes() {
-                        call(&chosen)?;
-                    }
-                    if twos.every == 0 {
-                        continue;
-                    }
-                    for second in first + 1..self.versions.len() {
-                        for &two in self.versions[second].whole.iter().filter(|two| **two != base[second]) {
-                            chosen[second] = two;
-                            if twos.takes() {
-                                call(&chosen)?;
-                            }
-                        }
-                        chosen[second] = base[second];
-                    }
-                }
-                chosen[first] = base[first];
-            }
-        }
-        Ok(())
-    }
-
-    /// How many choices differ from none or all in one unit, and in two.
-    fn near_counts(&self) -> (u64, u64) {
-        let others = self.versions.iter().map(|versions| versions.whole.len() as u64 - 1);
-        let (sum, squares) = others.fold((0, 0), |(sum, squares), n| (sum + n, squares + n * n));
-        (2 * sum, sum * sum - squares)
-    }
-}
-
-/// Takes so many of a row, evenly spread.
-struct Evenly {
-    of: u64,
-    /// One in so many is taken; 0: none.
-    every: u64,
-    seen: u64,
-}
-
-impl Evenly {
-    fn new(of: u64, taken_max: u64) -> Self {
-        let every = if taken_max == 0 { 0 } else { of.div_ceil(taken_max).max(1) };
-        Self { of, every, seen: 0 }
-    }
-
-    fn takes(&mut self) -> bool {
-        self.seen += 1;
-        self.every > 0 && self.seen.is_multiple_of(self.every)
-    }
-}
-
-/// Numbers by chance that are the same for the same seed (splitmix64).
-struct Chances(u64);
-
-impl Chances {
-    fn below(&mut self, bound: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^= mixed >> 31;
-        ((u128::from(mixed) * bound as u128) >> 64) as usize
-    }
 }

@@ -2,7 +2,7 @@
 //! makes thousands.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 /// Bytes of a page: the unit in which files share contents, and in which a file system writes back.
 pub(crate) const PAGE_BYTES: usize = 4096;
@@ -17,13 +17,19 @@ pub struct Image {
 
 /// Pages that are not there are zero. `changed` covers `base`.
 #[derive(Clone)]
-struct File {
+pub(crate) struct File {
     bytes: u64,
     base: Arc<BTreeMap<u64, Arc<Page>>>,
     changed: BTreeMap<u64, Arc<Page>>,
 }
 
 impl File {
+    /// A page; one that was never written, or is beyond the end, is zeros.
+    pub fn shared_page(&self, index: u64) -> &Arc<Page> {
+        static ZEROS: LazyLock<Arc<Page>> = LazyLock::new(|| Arc::new([0; PAGE_BYTES]));
+        self.page(index).unwrap_or(&ZEROS)
+    }
+
     fn page(&self, index: u64) -> Option<&Arc<Page>> {
         self.changed.get(&index).or_else(|| self.base.get(&index))
     }
@@ -42,6 +48,11 @@ impl Image {
     /// Names of the files, sorted.
     pub(crate) fn names(&self) -> impl Iterator<Item = &Arc<str>> {
         self.files.keys()
+    }
+
+    /// The files in the order of their names.
+    pub(crate) fn files(&self) -> Vec<&File> {
+        self.files.values().collect()
     }
 
     /// Length of a file.

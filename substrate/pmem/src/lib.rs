@@ -19,10 +19,13 @@ pub mod recorded;
 pub mod region;
 pub mod ring;
 
+mod choices;
+mod footprint;
 mod guard;
 pub mod image;
 mod mapping;
 mod replay;
+pub mod seen;
 
 pub use copy::{Fault, Sink, Source};
 pub use image::Image;

@@ -6,7 +6,10 @@
 
 use crate::crash::Counts;
 use format::checksum::{self, Salt};
+use std::fmt::Display;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 /// Names the folder; without it nothing is kept.
 pub const PROGRESS: &str = "HEARTH_PROGRESS";
@@ -33,6 +36,36 @@ pub fn case<E>(name: &str, run: impl FnOnce() -> Result<Counts, E>) -> Result<Co
     Ok(counts)
 }
 
+/// Cases at once: each waits a good deal for threads of its own, so more than there are processors.
+const WORKERS: usize = 4;
+
+/// Runs independent cases, several at once; sums their counts.
+///
+/// # Errors
+/// The name of a case that failed, and its error; no case is begun after it.
+pub fn cases<T: Sync, E: Display>(
+    cases: &[T],
+    name: impl Fn(&T) -> String + Sync,
+    run: impl Fn(&T) -> Result<Counts, E> + Sync,
+) -> Result<Counts, String> {
+    let (next, result) = (AtomicUsize::new(0), Mutex::new(Ok(Counts::default())));
+    let work = || {
+        while let Some(item) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let proved = case(&name(item), || run(item));
+            let mut result = result.lock().unwrap_or_else(PoisonError::into_inner);
+            match (&mut *result, proved) {
+                (Err(_), _) => return,
+                (Ok(total), Ok(counts)) => *total += counts,
+                (Ok(_), Err(error)) => *result = Err(format!("{}: {error}", name(item))),
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        (0..WORKERS.min(cases.len())).for_each(|_| drop(scope.spawn(work)));
+    });
+    result.into_inner().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Readable, and another for another case.
 fn file_name(case: &str) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
@@ -41,14 +74,15 @@ fn file_name(case: &str) -> String {
 }
 
 fn text(counts: &Counts) -> String {
-    format!("{} {} {} {}\n", counts.complete, counts.capped, counts.images, counts.recovery_images)
+    let Counts { complete, capped, images, recovery_images, same } = counts;
+    format!("{complete} {capped} {images} {recovery_images} {same}\n")
 }
 
 fn parse(text: &str) -> Option<Counts> {
     let numbers: Vec<u64> =
         text.strip_suffix('\n')?.split(' ').map(str::parse).collect::<Result<_, _>>().ok()?;
-    let [complete, capped, images, recovery_images] = numbers[..] else { return None };
-    Some(Counts { complete, capped, images, recovery_images })
+    let [complete, capped, images, recovery_images, same] = numbers[..] else { return None };
+    Some(Counts { complete, capped, images, recovery_images, same })
 }
 
 #[cfg(test)]
@@ -57,7 +91,7 @@ mod tests {
 
     #[test]
     fn counts_are_read_as_they_were_written_and_half_a_file_is_none() {
-        let counts = Counts { complete: 1, capped: 20, images: 333, recovery_images: 0 };
+        let counts = Counts { complete: 1, capped: 20, images: 333, recovery_images: 0, same: 4 };
         let whole = text(&counts);
         assert_eq!(parse(&whole), Some(counts));
         for end in 0..whole.len() {

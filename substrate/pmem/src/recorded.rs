@@ -8,10 +8,12 @@
 //! Locks: one, of the recorder; nothing else is taken under it.
 
 use crate::MediaError;
+use crate::footprint::{Footprint, Part};
 use crate::image::Image;
 use crate::medium::Medium;
 use crate::region::Region;
 use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::ThreadId;
@@ -21,14 +23,14 @@ use std::thread::ThreadId;
 pub(crate) struct FileId(pub u32);
 
 /// Something that was done.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Hash)]
 pub(crate) enum Event {
     /// A file became durable.
     Create { file: FileId, name: Arc<str>, bytes: u64 },
     /// A file went.
     Remove { file: FileId },
     /// Bytes were stored.
-    Store { file: FileId, offset: u64, bytes: Box<[u8]> },
+    Store { file: FileId, offset: u64, bytes: Arc<[u8]> },
     /// A range was moved towards the medium.
     Persist { file: FileId, range: Range<u64>, thread: ThreadId },
     /// What the thread persisted in the file is on the medium.
@@ -65,6 +67,8 @@ struct State {
     log: Vec<Event>,
     locked: bool,
     faults: Faults,
+    /// What is read of `initial`, if somebody wants to know.
+    footprint: Option<Footprint>,
 }
 
 #[derive(Default)]
@@ -118,6 +122,29 @@ impl Recorder {
         state.live = image.clone();
         state.initial = image;
         Self(Arc::new(Mutex::new(state)))
+    }
+
+    /// The same, that notes what is read of the image.
+    pub(crate) fn of_watched_image(image: Image) -> Self {
+        let recorder = Self::of_image(image);
+        let mut state = recorder.state();
+        state.footprint = Some(Footprint::new(state.next_file));
+        drop(state);
+        recorder
+    }
+
+    /// What was read of the image.
+    pub(crate) fn parts(&self) -> Vec<Part> {
+        self.state().footprint.as_ref().map(Footprint::parts).unwrap_or_default()
+    }
+
+    /// What was read of an image that this recorder's log may leave counts as read here, if that is noted.
+    pub(crate) fn absorb(&self, parts: &[Part], later: &Image) {
+        let mut state = self.state();
+        let state = &mut *state;
+        if let Some(footprint) = &mut state.footprint {
+            footprint.absorb(parts, &state.initial, later);
+        }
     }
 
     /// The pool's folder.
@@ -195,6 +222,7 @@ impl Recorder {
             log: state.log.clone(),
             locked: false,
             faults: Faults::default(),
+            footprint: None,
         };
         Self(Arc::new(Mutex::new(copy)))
     }
@@ -205,6 +233,13 @@ impl Recorder {
             matches!(event, Event::Store { .. } | Event::Create { .. } | Event::Remove { .. })
         };
         self.state().log.iter().any(changes)
+    }
+
+    /// The same for the same things done.
+    pub(crate) fn log_hash(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        self.state().log.hash(&mut hasher);
+        hasher.finish()
     }
 
     /// What the files held at first, and everything done since.
@@ -306,6 +341,9 @@ impl RecordedFile {
         }
         if state.ids.get(&self.name) == Some(&self.file) {
             state.live.read(&self.name, offset, target);
+            if let Some(footprint) = &mut state.footprint {
+                footprint.note_read(self.file, range.clone());
+            }
         } else {
             target.fill(0);
         }
@@ -331,10 +369,13 @@ impl RecordedFile {
 
     pub fn store(&self, offset: u64, source: &[u8]) {
         assert!(self.writable, "a store into a region that was opened for reading");
-        self.range(offset, source.len());
+        let range = self.range(offset, source.len());
         let mut state = self.recorder.state();
         if state.ids.get(&self.name) == Some(&self.file) {
             state.live.write(&self.name, offset, source);
+            if let Some(footprint) = &mut state.footprint {
+                footprint.note_store(self.file, range);
+            }
             state.log.push(Event::Store { file: self.file, offset, bytes: source.into() });
         }
     }

@@ -4,6 +4,7 @@
 
 use pmem::crash::{self, Counts, Failure, Limits, Model, Sample};
 use pmem::recorded::Verb;
+use pmem::seen::Seen;
 use pmem::{Image, Medium, Recorder};
 use std::collections::BTreeSet;
 
@@ -143,7 +144,8 @@ fn a_moment_with_too_many_images_is_capped() {
     let limits = Limits { sampled: 0, ..Limits::default() };
     let counts = counted(&limits, &mut images);
     // The creation is complete with two images; none and all, and from each 20 lines and 190 pairs of them.
-    assert_eq!(counts, Counts { complete: 1, capped: 1, images: 2 + 2 * (1 + 20 + 190), recovery_images: 0 });
+    let images_made = 2 + 2 * (1 + 20 + 190);
+    assert_eq!(counts, Counts { complete: 1, capped: 1, images: images_made, ..Counts::default() });
     assert_eq!(images.len(), 2 * (1 + 20 + 190));
     assert!(images.iter().all(|image| !(3..=17).contains(&image.iter().filter(|line| **line == 1).count())));
     let sampled = counted(&Limits { near_max: 50, sampled: 500, ..Limits::default() }, &mut images);
@@ -203,4 +205,80 @@ fn a_sample_of_crashes_finds_what_enough_of_them_show() {
     assert_eq!(sampled(None, 1).unwrap(), counts, "the same for the same seed");
     assert!((0..40).all(|seed| sampled(None, seed).is_ok()));
     assert!((0..40).any(|seed| sampled(Some(5), seed).is_err()));
+}
+
+/// Eight lines, of which the first says which other is read: three pending, two of them in parts.
+fn pointed() -> Recorder {
+    let recorder = Recorder::new();
+    let file = recorder.medium().create("file", 512).unwrap();
+    recorder.begin_here();
+    file.store(0, &[1]);
+    file.store(0, &[2]);
+    for line in 1..8 {
+        file.store(line * 64 + 6, &[line as u8; 4]);
+    }
+    recorder.returned(1);
+    recorder
+}
+
+/// What a reader finds who follows the first byte.
+fn follow(file: &pmem::Region) -> (u8, [u8; 2]) {
+    let (mut at, mut found) = ([0], [0; 2]);
+    file.read(0, &mut at).unwrap();
+    file.read(u64::from(at[0]) * 64 + 7, &mut found).unwrap();
+    (at[0], found)
+}
+
+#[test]
+fn of_images_that_are_read_the_same_one_is_judged_and_none_that_is_not() {
+    let limits = Limits { complete_max: 1 << 20, ..Limits::default() };
+    let (mut every, mut judged) = (BTreeSet::new(), Vec::new());
+    let all = crash::each_image(&pointed(), Model::Lines, &limits, |point, image| {
+        let medium = Recorder::of_image(image).medium();
+        every.insert((point.returned.len(), follow(&medium.open("file").unwrap())));
+        Ok(())
+    });
+    let mut seen = Seen::default();
+    let distinct = crash::each_distinct(&pointed(), Model::Lines, &limits, &mut seen, |point, crashed| {
+        let file = crashed.medium().open("file").unwrap();
+        // What it stored itself is not of the image.
+        file.store(500, &[7]);
+        file.read(500, &mut [0]).unwrap();
+        judged.push((point.returned.len(), follow(&file)));
+        Ok(())
+    });
+    let (all, distinct) = (all.unwrap(), distinct.unwrap());
+    assert_eq!((all.images, all.same), (distinct.images, 0));
+    assert_eq!(judged.iter().copied().collect::<BTreeSet<_>>(), every);
+    assert_eq!(distinct.images - distinct.same, judged.len() as u64);
+    // Beside each of what can be found, those that are judged to see that the judge keeps to the medium.
+    assert!(judged.len() as u64 <= every.len() as u64 + distinct.images / 1000, "{} judged", judged.len());
+}
+
+#[test]
+fn what_a_crashed_recovery_reads_counts_as_read() {
+    // Recovery reads nothing of the second line, and copies it in a way that only its own crash shows.
+    let recorder = Recorder::new();
+    let file = recorder.medium().create("file", 256).unwrap();
+    recorder.begin_here();
+    file.store(64, &[1]);
+    let found = crash::crash_recorded(
+        &recorder,
+        Model::Lines,
+        &Limits::default(),
+        |medium| {
+            let (file, mut begun, mut found) = (medium.open("file").unwrap(), [0], [0]);
+            file.read(0, &mut begun).unwrap();
+            if begun[0] == 1 {
+                file.read(64, &mut found).unwrap();
+            }
+            file.write(0, &[1]);
+            file.fence();
+            file.write(0, &[2]);
+            file.fence();
+            Ok(found[0])
+        },
+        |found, _, _| if found == 0 { Ok(()) } else { Err("seen".to_owned()) },
+    );
+    assert_eq!(found.unwrap_err().message, "seen");
 }

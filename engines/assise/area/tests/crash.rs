@@ -9,9 +9,10 @@
 mod support;
 
 use area::Area;
-use pmem::crash::{Counts, Failure, Limits, Model, Point, Violation, each_image, enumerate};
+use pmem::crash::{Counts, Failure, Limits, Model, Point, Violation, each_distinct, enumerate};
 use pmem::progress;
 use pmem::recorded::{Recorder, Verb};
+use pmem::seen::Seen;
 use support::cases::{self, Case};
 use support::{State, commit, findings, model, new_pool, pool, proving, state_of, text, tiny, write};
 
@@ -20,15 +21,14 @@ const NODES: u32 = 256;
 
 fn limits() -> Limits {
     if proving() {
-        // Of the largest cases not all that differ in two units: as many as leave time for every case.
-        return Limits { near_max: 40_000, recovery_images: 0, ..Limits::default() };
+        return Limits::default();
     }
-    Limits { complete_max: 256, near_max: 96, sampled: 32, recovery_images: 0, seed: 3 }
+    Limits { complete_max: 256, near_max: 96, sampled: 32, recovery_images: 0, recovery_every: 1, seed: 3 }
 }
 
 /// Images of what is done again after a crash: a sample of each, for a sample of them.
 fn limits_again() -> Limits {
-    Limits { complete_max: 4, near_max: 2, sampled: 2, recovery_images: 0, seed: 5 }
+    Limits { complete_max: 4, near_max: 2, sampled: 2, recovery_images: 0, recovery_every: 1, seed: 5 }
 }
 
 /// A case, ready to be crashed.
@@ -75,49 +75,38 @@ fn judge(crashed: &Crashed, recorder: &Recorder, returned: bool) -> Result<bool,
 
 /// Crashes a case under one model. Every `again_every`th image is worked on, and that crashed again.
 fn crash(case: &Case, crashed: &Crashed, model: Model, again_every: u64) -> Result<Counts, Box<Violation>> {
-    let (mut number, mut again) = (0, 0);
-    let mut counts = each_image(&crashed.recorder, model, &limits(), |point: &Point, image| {
-        let recorder = Recorder::of_image(image);
-        let done = judge(crashed, &recorder, !point.returned.is_empty())?;
-        number += 1;
-        if number % again_every != 0 {
-            return Ok(());
-        }
+    let (mut seen, mut seen_again) = (Seen::default(), Seen::default());
+    let (mut number, mut again) = (0, Counts::default());
+    let recorded = &crashed.recorder;
+    let mut counts = each_distinct(recorded, model, &limits(), &mut seen, |point: &Point, recorder| {
+        let done = judge(crashed, recorder, !point.returned.is_empty())?;
         // An open writes nothing: to be interrupted in it changes nothing.
-        let writes = recorder.calls(Verb::Persist) + recorder.calls(Verb::Settle);
-        if writes > 0 {
+        if recorder.calls(Verb::Persist) + recorder.calls(Verb::Settle) > 0 {
             return Err("recovery wrote to the medium".to_owned().into());
         }
-        if done {
+        number += 1;
+        if done || number % again_every != 0 {
             return Ok(());
         }
         let mut area = Area::open(&recorder.medium(), tiny()).map_err(text)?;
         commit(&mut area, &case.batch, 10_000).map_err(text)?;
         recorder.returned(1);
-        let counted = each_image(&recorder, model, &limits_again(), |point, image| {
-            let recorder = Recorder::of_image(image);
-            judge(crashed, &recorder, !point.returned.is_empty()).map(|_| ()).map_err(Failure::from)
-        });
-        match counted {
-            Ok(counted) => again += counted.images,
-            Err(violation) => {
-                return Err(Failure { message: violation.message, recovery: Some(violation.image) });
-            }
-        }
+        let judge_again = |point: &Point, recorder: &Recorder| {
+            judge(crashed, recorder, !point.returned.is_empty()).map(|_| ()).map_err(Failure::from)
+        };
+        let counted = each_distinct(recorder, model, &limits_again(), &mut seen_again, judge_again);
+        again += counted.map_err(|violation| violation.of_recovery())?;
         Ok(())
     })?;
-    counts.recovery_images = again;
+    counts.recovery_images = again.images;
+    counts.same += again.same;
     Ok(counts)
 }
 
 fn prove(model: Model) {
-    let mut total = Counts::default();
-    for case in cases::all() {
-        let again_every = if proving() { 16 } else { 8 };
-        let name = format!("area, {model:?}, {}", case.name);
-        let proved = progress::case(&name, || crash(&case, &record(&case, |_| {}), model, again_every));
-        total += proved.unwrap_or_else(|violation| panic!("{name}: {violation}"));
-    }
+    let name = |case: &Case| format!("area, {model:?}, {}", case.name);
+    let proved = progress::cases(&cases::all(), name, |case| crash(case, &record(case, |_| {}), model, 1));
+    let total = proved.unwrap_or_else(|violation| panic!("{violation}"));
     println!("area, {model:?}: {total}");
     assert!(total.images > 1000 && total.recovery_images > 500, "{total}");
 }
@@ -135,7 +124,7 @@ fn every_case_survives_a_crash_in_a_file() {
 #[test]
 fn a_pool_is_there_or_not_and_can_be_made_again() {
     for model in [Model::Lines, Model::Pages] {
-        let limits = if proving() { Limits { near_max: 1024, ..Limits::default() } } else { Limits::quick() };
+        let limits = if proving() { Limits::default() } else { Limits::quick() };
         let format = || {
             enumerate(
                 model,

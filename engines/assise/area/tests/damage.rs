@@ -81,7 +81,7 @@ fn read_all(medium: &Medium, draws: &mut Draws) -> Result<u64, AreaError> {
 #[test]
 fn any_bytes_give_a_value_or_an_error() {
     let image = whole().image();
-    let rounds = if proving() { 4_000 } else { 150 };
+    let rounds = if proving() { 20_000 } else { 150 };
     let (mut noticed, mut unopened) = (0, 0);
     for round in 0..rounds {
         let mut draws = Draws(round);
@@ -154,7 +154,7 @@ fn damage_node(bytes: &mut Node, draws: &mut Draws) {
 #[test]
 fn damage_that_checksums_do_not_show_gives_a_value_or_an_error() {
     let image = whole().image();
-    let rounds = if proving() { 20_000 } else { 400 };
+    let rounds = if proving() { 100_000 } else { 400 };
     let (mut noticed, mut found) = (0, 0);
     for round in 0..rounds {
         let mut draws = Draws(round);

@@ -24,17 +24,24 @@ const SYNCED: u64 = 1_000;
 
 fn limits() -> Limits {
     if std::env::var_os("HEARTH_PROVE").is_some_and(|value| value == "1") {
-        return Limits { complete_max: 1024, near_max: 256, sampled: 100, recovery_images: 0, seed: 11 };
+        return Limits { recovery_every: 16, seed: 11, ..Limits::default() };
     }
-    Limits { complete_max: 8, near_max: 4, sampled: 3, recovery_images: 0, seed: 11 }
+    Limits { complete_max: 8, near_max: 4, sampled: 3, recovery_images: 0, recovery_every: 1, seed: 11 }
 }
 
 /// Fewer images, each with its recovery crashed too.
 fn limits_of_recovery() -> Limits {
     if std::env::var_os("HEARTH_PROVE").is_some_and(|value| value == "1") {
-        return Limits { complete_max: 64, near_max: 16, sampled: 16, recovery_images: 8, seed: 12 };
+        return Limits {
+            complete_max: 64,
+            near_max: 16,
+            sampled: 16,
+            recovery_images: 8,
+            recovery_every: 1,
+            seed: 12,
+        };
     }
-    Limits { complete_max: 2, near_max: 0, sampled: 1, recovery_images: 2, seed: 12 }
+    Limits { complete_max: 2, near_max: 0, sampled: 1, recovery_images: 2, recovery_every: 1, seed: 12 }
 }
 
 /// Operations of one run: each makes a name in the folder and writes its number into it and into a file that all
@@ -215,7 +222,14 @@ fn a_left_out_settle_is_noticed() {
             recorder.leave_out(Verb::Settle, call);
             workload(recorder);
         };
-        let few = Limits { complete_max: 4, near_max: 2, sampled: 2, recovery_images: 0, seed: 13 };
+        let few = Limits {
+            complete_max: 4,
+            near_max: 2,
+            sampled: 2,
+            recovery_images: 0,
+            recovery_every: 1,
+            seed: 13,
+        };
         noticed += u64::from(enumerate(Model::Pages, &few, lying, recover, check).is_err());
     }
     assert!(noticed > 0, "none of {settles} settles matters");
@@ -286,7 +300,8 @@ fn a_late_record_is_refused_by_every_recovery() {
         let report = area::check::check(medium).map_err(|error| error.to_string())?;
         if report.is_clean() { Ok(()) } else { Err(format!("{report:?}")) }
     };
-    let few = Limits { complete_max: 2, near_max: 0, sampled: 0, recovery_images: 4, seed: 14 };
+    let few =
+        Limits { complete_max: 2, near_max: 0, sampled: 0, recovery_images: 4, recovery_every: 1, seed: 14 };
     let result = enumerate(Model::Lines, &few, late, recover, judge);
     let counts = result.unwrap_or_else(|violation| panic!("{violation}"));
     assert!(counts.recovery_images > 100);

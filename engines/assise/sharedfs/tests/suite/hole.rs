@@ -74,7 +74,14 @@ fn what_stands_behind_a_hole_does_not_come_back() {
     // Its OpenLog is the first entry of the next page; the crash comes before it is settled.
     Client::attach(&daemon, user(0));
     let mut holes = 0;
-    let few = Limits { complete_max: 8, near_max: 128, sampled: 0, recovery_images: 0, seed: 15 };
+    let few = Limits {
+        complete_max: 8,
+        near_max: 128,
+        sampled: 0,
+        recovery_images: 0,
+        recovery_every: 1,
+        seed: 15,
+    };
     let judged = each_image(&recorder, Model::Pages, &few, |_, image| {
         let mut behind = [0; 8];
         image.read(LEDGER, BORDER, &mut behind);
