@@ -3,7 +3,7 @@
 # Minutes for each fuzz target.
 FUZZ_MINUTES ?= 10
 
-.PHONY: build demo test prove prove-cluster prove-crash prove-fuzz prove-kill prove-planted prove-sim \
+.PHONY: build demo test prove prove-cluster prove-crash prove-damage prove-fuzz prove-kill prove-planted prove-sim \
 	prove-suites prove-transport
 
 build:
@@ -26,11 +26,16 @@ test:
 	   scripts/check demo scripts/demo small \
 	 ) 2>&1 | scripts/sum-tests
 
-prove: prove-crash prove-kill prove-sim prove-fuzz prove-transport prove-cluster prove-planted
+prove: prove-crash prove-damage prove-kill prove-sim prove-fuzz prove-transport prove-cluster prove-planted
 
 # Every crash state of every structure, with the full counts; a run that was stopped goes on where it was.
 prove-crash:
 	@scripts/prove-crash $(if $(FRESH),--fresh)
+
+# Damaged pools and trees, random batches beside the model, hostile calls and records.
+prove-damage:
+	@HEARTH_PROVE=1 scripts/check tests cargo test --release --locked -p area -p sharedfs --no-fail-fast \
+	 --test damage --test model --test suite -- --skip crash --nocapture 2>&1 | scripts/sum-tests
 
 # 300 kills of programs, 300 of daemons under programs that go on, 100 of both; 100 more of daemons under each of what has
 # things open and locked; processes at the same files at once.
