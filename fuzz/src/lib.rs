@@ -23,8 +23,8 @@ use format::root::{ROOT_MAGIC, Root};
 use format::share::{LifelineNote, NOTE_FILES_MAX, SHARE_FILES_MAX, ShareRequest};
 use format::superblock::{FileKind, MAGIC, POOL_VERSION, Superblock};
 use format::wire::{
-    FrameHead, FrameKind, Knock, RemoteHead, WIRE_VERSION, WIRE_VERSION_MIN, WireChallenge, WireHello,
-    WireProof, WireRefusal, check_body, common_version,
+    DOOR_MESSAGE_MAX, DoorHead, DoorKind, FrameHead, Knock, RemoteHead, WIRE_VERSION, WIRE_VERSION_MIN,
+    WireChallenge, WireEntry, WireHello, WireProof, WireRefusal, WireWelcome, check_body, common_version,
 };
 use format::{BLOCK_BYTES, Block, FlipNumber, Incarnation, LogUid, Name, PoolUid, Sequence};
 use zerocopy::little_endian::U32;
@@ -34,9 +34,10 @@ use zerocopy::{FromBytes, IntoBytes};
 pub type Body = fn(&[u8]);
 
 /// All targets, by name.
-pub const TARGETS: [(&str, Body); 13] = [
+pub const TARGETS: [(&str, Body); 14] = [
     ("call", call),
     ("cluster", cluster),
+    ("door", door),
     ("envelope", envelope),
     ("ledger", ledger),
     ("map", map),
@@ -284,29 +285,51 @@ pub fn call(bytes: &[u8]) {
     assert!(rest_bytes.is_ok_and(|rest| rest <= body.len()) || rest_bytes.is_err());
 }
 
-/// Input: what comes with a connection, or a frame between nodes.
-pub fn wire(bytes: &[u8]) {
-    if let Ok(knock) = Knock::decode(bytes) {
-        assert_eq!(knock.as_bytes(), &bytes[..size_of::<Knock>()]);
-        let common = common_version(knock.version_min, knock.version_max);
-        assert!(common.is_none_or(|version| (WIRE_VERSION_MIN..=WIRE_VERSION).contains(&version)));
+/// Input: what somebody says at the door, and what comes with a connection.
+pub fn door(bytes: &[u8]) {
+    let mut stream = bytes;
+    while let Ok(Some((kind, body))) = DoorHead::decode(stream) {
+        let whole = size_of::<DoorHead>() + body.len();
+        assert!(body.len() == kind.body_bytes() && whole <= DOOR_MESSAGE_MAX);
+        assert!(
+            DoorHead::decode(&stream[..whole - 1]) == Ok(None),
+            "a message was taken before it was whole"
+        );
+        let fits = match kind {
+            DoorKind::Knock => Knock::decode(body).map(|knock| {
+                let common = common_version(knock.version_min, knock.version_max);
+                assert!(common.is_none_or(|version| (WIRE_VERSION_MIN..=WIRE_VERSION).contains(&version)));
+                knock.as_bytes() == body
+            }),
+            DoorKind::Hello => check_body::<WireHello>(body).map(|hello| hello.as_bytes() == body),
+            DoorKind::Challenge => check_body::<WireChallenge>(body).map(|said| said.as_bytes() == body),
+            DoorKind::Proof => check_body::<WireProof>(body).map(|proof| proof.as_bytes() == body),
+            DoorKind::Welcome => check_body::<WireWelcome>(body).map(|welcome| welcome.as_bytes() == body),
+            DoorKind::Refusal => {
+                WireRefusal::decode(body).map(|(said, reason)| said.reason.get() == reason as u16)
+            }
+        };
+        assert!(fits != Ok(false), "a body was read as another");
+        stream = &stream[whole..];
+    }
+    // What is neither an error nor a message is still short.
+    assert!(DoorHead::decode(stream) != Ok(None) || stream.len() < DOOR_MESSAGE_MAX);
+    if let Ok(entry) = WireEntry::decode(bytes) {
+        assert_eq!(entry.as_bytes(), &bytes[..size_of::<WireEntry>()]);
     }
     if let Ok((refusal, reason)) = WireRefusal::decode(bytes) {
         assert_eq!(refusal.reason.get(), reason as u16);
     }
+}
+
+/// Input: a frame, or a message of remote calls.
+pub fn wire(bytes: &[u8]) {
     if let Ok((_, _, body)) = RemoteHead::decode(bytes) {
         assert_eq!(body.len() + size_of::<RemoteHead>(), bytes.len());
     }
     let Ok((kind, _, body)) = FrameHead::decode(bytes) else { return };
     assert_eq!(body.len() + size_of::<FrameHead>(), bytes.len());
-    let fits = match kind {
-        FrameKind::Hello => check_body::<WireHello>(body).map(|b| size_of_val(&b)),
-        FrameKind::Challenge => check_body::<WireChallenge>(body).map(|b| size_of_val(&b)),
-        FrameKind::Proof => check_body::<WireProof>(body).map(|b| size_of_val(&b)),
-        FrameKind::Refusal => WireRefusal::decode(body).map(|_| body.len()),
-        _ => Ok(body.len()),
-    };
-    assert!(fits.is_err() || fits == Ok(body.len()), "a body of another length was accepted");
+    assert!(body.is_empty() || !kind.is_bare(), "a body where there is none");
 }
 
 /// Input: a message to or from the cluster manager, or a frame of its log.

@@ -1,4 +1,4 @@
-//! Fuzzes the decoders of `format::wire`.
+//! Fuzzes the decoders of `format::wire` between peers: frames, and messages of remote calls.
 
 #![no_main]
 

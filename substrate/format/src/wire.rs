@@ -1,5 +1,5 @@
-//! What nodes say to each other: the knock that comes with a connection, the handshake, the head of every frame, and
-//! the head of a remote call. `docs/protocol.md` says in which order they come and what they mean.
+//! What nodes say to each other: the handshake at the door, the entry that comes with a connection, the head of every
+//! frame, and the head of a remote call. `docs/protocol.md` says in which order they come and what they mean.
 //!
 //! Everything here comes from another machine: lengths and values are checked, and nothing is allocated by what it
 //! says. Each version of the protocol keeps the knock and the refusal as they are, so that neighbours of any two
@@ -10,7 +10,7 @@ use crate::ids::{Epoch, NodeId};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// First bytes of a knock and of a refusal.
+/// First bytes of every message at the door, of a knock, an entry and a refusal.
 pub const WIRE_MAGIC: [u8; 4] = *b"HRTW";
 
 /// Newest version of the protocol between nodes that this program speaks.
@@ -39,8 +39,94 @@ pub const fn common_version(theirs_min: u8, theirs_max: u8) -> Option<u8> {
     if fits { Some(newest) } else { None }
 }
 
-/// What comes with the wish for a connection, before anything is made for it: a stranger gets no further. It fits
-/// into what every fabric carries there (verbs: 55 bytes).
+/// What a message at the door is. Each has one length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u16)]
+pub enum DoorKind {
+    /// Initiator, first: [`Knock`].
+    Knock = 1,
+    /// Initiator, with it: [`WireHello`].
+    Hello = 2,
+    /// Acceptor: [`WireChallenge`].
+    Challenge = 3,
+    /// Initiator: [`WireProof`].
+    Proof = 4,
+    /// Acceptor, last: [`WireWelcome`].
+    Welcome = 5,
+    /// Either, instead of its next message: [`WireRefusal`].
+    Refusal = 6,
+}
+
+impl DoorKind {
+    fn from_raw(raw: u16) -> Result<Self, DecodeError> {
+        Ok(match raw {
+            1 => Self::Knock,
+            2 => Self::Hello,
+            3 => Self::Challenge,
+            4 => Self::Proof,
+            5 => Self::Welcome,
+            6 => Self::Refusal,
+            _ => return Err(DecodeError::Kind),
+        })
+    }
+
+    /// Bytes of its body.
+    pub const fn body_bytes(self) -> usize {
+        match self {
+            Self::Knock => size_of::<Knock>(),
+            Self::Hello => size_of::<WireHello>(),
+            Self::Challenge => size_of::<WireChallenge>(),
+            Self::Proof => size_of::<WireProof>(),
+            Self::Welcome => size_of::<WireWelcome>(),
+            Self::Refusal => size_of::<WireRefusal>(),
+        }
+    }
+}
+
+/// Bytes of the longest message at the door, with its head.
+pub const DOOR_MESSAGE_MAX: usize = size_of::<DoorHead>() + size_of::<WireChallenge>();
+
+/// Head of every message at the door, where bytes come as a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct DoorHead {
+    /// [`WIRE_MAGIC`].
+    pub magic: [u8; 4],
+    /// A [`DoorKind`].
+    pub kind: U16,
+    /// Bytes of the body: those of its kind.
+    pub bytes: U16,
+}
+
+const _: () = assert!(size_of::<DoorHead>() == 8);
+
+impl DoorHead {
+    /// The head of a message.
+    pub fn new(kind: DoorKind) -> Self {
+        let bytes = U16::new(kind.body_bytes() as u16);
+        Self { magic: WIRE_MAGIC, kind: U16::new(kind as u16), bytes }
+    }
+
+    /// The first message of a stream of which `stream` has arrived: its kind and body. None: more bytes are needed,
+    /// of [`DOOR_MESSAGE_MAX`] at most.
+    ///
+    /// # Errors
+    /// `Kind`: another magic or kind. `Field`: another length than its kind has.
+    pub fn decode(stream: &[u8]) -> Result<Option<(DoorKind, &[u8])>, DecodeError> {
+        let known = stream.len().min(WIRE_MAGIC.len());
+        if stream[..known] != WIRE_MAGIC[..known] {
+            return Err(DecodeError::Kind);
+        }
+        let Ok((head, rest)) = Self::read_from_prefix(stream) else { return Ok(None) };
+        let kind = DoorKind::from_raw(head.kind.get())?;
+        if usize::from(head.bytes.get()) != kind.body_bytes() {
+            return Err(DecodeError::Field("bytes"));
+        }
+        Ok(rest.get(..kind.body_bytes()).map(|body| (kind, body)))
+    }
+}
+
+/// What comes first at the door: who cannot make one is refused before it costs anything more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Knock {
@@ -64,10 +150,9 @@ impl Knock {
     /// Reads a knock. Versions are not judged.
     ///
     /// # Errors
-    /// `Truncated`, `Kind`.
+    /// `Truncated`, `Kind`, `Field`: bytes too many.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
-        // Some fabrics fill up what they carry.
-        let (knock, _) = Self::read_from_prefix(bytes).map_err(|_| DecodeError::Truncated)?;
+        let knock: Self = check_body(bytes)?;
         if knock.magic != WIRE_MAGIC {
             return Err(DecodeError::Kind);
         }
@@ -124,7 +209,7 @@ impl RefusalReason {
     }
 }
 
-/// Says why not, either instead of a connection or as a frame of the handshake.
+/// Says why not: at the door, or instead of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct WireRefusal {
@@ -159,6 +244,7 @@ impl WireRefusal {
     /// # Errors
     /// `Truncated`, `Kind`, `Field`.
     pub fn decode(bytes: &[u8]) -> Result<(Self, RefusalReason), DecodeError> {
+        // Some fabrics fill up what they carry.
         let (refusal, _) = Self::read_from_prefix(bytes).map_err(|_| DecodeError::Truncated)?;
         if refusal.magic != WIRE_MAGIC {
             return Err(DecodeError::Kind);
@@ -182,16 +268,6 @@ pub enum FrameKind {
     Pong = 4,
     /// The other side closes. Only the head.
     Goodbye = 5,
-    /// Initiator, first: [`WireHello`].
-    Hello = 16,
-    /// Acceptor: [`WireChallenge`].
-    Challenge = 17,
-    /// Initiator: [`WireProof`].
-    Proof = 18,
-    /// Acceptor, last. Only the head.
-    Welcome = 19,
-    /// Either, instead of its next frame: [`WireRefusal`].
-    Refusal = 20,
 }
 
 impl FrameKind {
@@ -202,18 +278,13 @@ impl FrameKind {
             3 => Self::Ping,
             4 => Self::Pong,
             5 => Self::Goodbye,
-            16 => Self::Hello,
-            17 => Self::Challenge,
-            18 => Self::Proof,
-            19 => Self::Welcome,
-            20 => Self::Refusal,
             _ => return Err(DecodeError::Kind),
         })
     }
 
     /// True for the kinds that are nothing but a head.
     pub const fn is_bare(self) -> bool {
-        matches!(self, Self::Taken | Self::Ping | Self::Pong | Self::Goodbye | Self::Welcome)
+        matches!(self, Self::Taken | Self::Ping | Self::Pong | Self::Goodbye)
     }
 }
 
@@ -313,15 +384,75 @@ impl WireChallenge {
     }
 }
 
-/// The initiator has the key too.
+/// The initiator has the key too, and says where its connection will come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct WireProof {
-    /// Over Hello and Challenge, with the cluster's key.
+    /// The port of its address from which it will connect; 0 where the fabric knows of none.
+    pub port: U16,
+    /// Zero.
+    pub reserved: U16,
+    /// Over Hello, Challenge and this up to here, with the cluster's key.
     pub proof: [u8; PROOF_BYTES],
 }
 
-const _: () = assert!(size_of::<WireProof>() == 32);
+const _: () = assert!(size_of::<WireProof>() == 36);
+
+impl WireProof {
+    /// The bytes that the proof is about, after those of Hello and Challenge.
+    pub fn claim(&self) -> &[u8] {
+        &self.as_bytes()[..size_of::<Self>() - PROOF_BYTES]
+    }
+}
+
+/// The acceptor waits for the initiator's connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct WireWelcome {
+    /// The port, at the address of the door, where it waits.
+    pub port: U16,
+    /// Zero.
+    pub reserved: U16,
+    /// Over Hello, Challenge, Proof and this up to here, with the cluster's key.
+    pub proof: [u8; PROOF_BYTES],
+}
+
+const _: () = assert!(size_of::<WireWelcome>() == 36);
+
+impl WireWelcome {
+    /// The bytes that the proof is about, after those of Hello, Challenge and Proof.
+    pub fn claim(&self) -> &[u8] {
+        &self.as_bytes()[..size_of::<Self>() - PROOF_BYTES]
+    }
+}
+
+/// What comes with the wish for a connection: that it is the one which a Welcome waits for. It fits into what every
+/// fabric carries there (verbs: 55 bytes).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct WireEntry {
+    /// [`WIRE_MAGIC`].
+    pub magic: [u8; 4],
+    /// Over Hello, Challenge, Proof and Welcome, with the cluster's key.
+    pub proof: [u8; PROOF_BYTES],
+}
+
+const _: () = assert!(size_of::<WireEntry>() == 36);
+
+impl WireEntry {
+    /// Reads an entry. Its proof is not judged.
+    ///
+    /// # Errors
+    /// `Truncated`, `Kind`.
+    pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        // Some fabrics fill up what they carry.
+        let (entry, _) = Self::read_from_prefix(bytes).map_err(|_| DecodeError::Truncated)?;
+        if entry.magic != WIRE_MAGIC {
+            return Err(DecodeError::Kind);
+        }
+        Ok(entry)
+    }
+}
 
 /// Reads a body that is one structure, no byte more or less.
 ///
@@ -430,6 +561,31 @@ mod tests {
         frame[0] = 9;
         assert_eq!(FrameHead::decode(&frame), Err(DecodeError::Kind));
         assert_eq!(FrameHead::decode(&frame[..7]), Err(DecodeError::Truncated));
+    }
+
+    #[test]
+    fn messages_of_a_stream_are_found_and_none_chooses_its_length() {
+        let kinds =
+            [DoorKind::Knock, DoorKind::Hello, DoorKind::Challenge, DoorKind::Proof, DoorKind::Welcome];
+        for kind in kinds.into_iter().chain([DoorKind::Refusal]) {
+            let mut stream = DoorHead::new(kind).as_bytes().to_vec();
+            stream.resize(stream.len() + kind.body_bytes(), 7);
+            assert!(stream.len() <= DOOR_MESSAGE_MAX);
+            for cut in 0..stream.len() {
+                assert_eq!(DoorHead::decode(&stream[..cut]), Ok(None));
+            }
+            stream.push(9);
+            assert_eq!(DoorHead::decode(&stream), Ok(Some((kind, &vec![7; kind.body_bytes()][..]))));
+            let changed = |at: usize| {
+                let mut changed = stream.clone();
+                changed[at] ^= 0x40;
+                DoorHead::decode(&changed).map(|_| ())
+            };
+            assert_eq!(changed(0), Err(DecodeError::Kind));
+            assert_eq!(changed(5), Err(DecodeError::Kind));
+            assert_eq!(changed(6), Err(DecodeError::Field("bytes")));
+            assert_eq!(DoorHead::decode(b"G"), Err(DecodeError::Kind), "the first byte tells");
+        }
     }
 
     #[test]

@@ -446,7 +446,13 @@ fn wire_structures() {
         bytes: U64::new(0x3736_3534_3332_3130),
     };
     golden(region, "1011121314151617 2021222324252627 3031323334353637");
-    golden(WireProof { proof: counting(0x10) }, &counted(0x10, 32));
+    let (port, reserved) = (U16::new(0x1110), U16::new(0x2120));
+    let fields = format!("1011 2021 {}", counted(0x30, 32));
+    golden(WireProof { port, reserved, proof: counting(0x30) }, &fields);
+    golden(WireWelcome { port, reserved, proof: counting(0x30) }, &fields);
+    let magic = counting(0x10);
+    golden(WireEntry { magic, proof: counting(0x20) }, &format!("10111213 {}", counted(0x20, 32)));
+    golden(DoorHead { magic, kind: U16::new(0x2120), bytes: U16::new(0x3130) }, "10111213 2021 3031");
     golden(
         RemoteHead {
             id: U64::new(0x1716_1514_1312_1110),

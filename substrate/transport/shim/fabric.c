@@ -242,34 +242,38 @@ static int fill_address(const char *ip, uint16_t port, void **address, size_t *b
     return 0;
 }
 
-int hf_listen(struct hf_domain *domain, const char *ip, uint16_t port, struct fid_pep **out, uint16_t *bound)
+/* A passive endpoint with an address of its own, that does not listen. */
+int hf_pep_open(struct hf_domain *domain, const char *ip, uint16_t port, struct fid_pep **out)
 {
     struct fi_info *info = domain->library.dupinfo(domain->info);
-    struct fid_pep *pep = NULL;
-    struct sockaddr_storage name;
-    size_t bytes = sizeof(name);
     int result;
 
     if (!info)
         return FI_ENOMEM;
     result = fill_address(ip, port, &info->src_addr, &info->src_addrlen);
     if (!result)
-        result = from_library(fi_passive_ep(domain->fabric, info, &pep, NULL));
-    if (!result)
-        result = from_library(fi_pep_bind(pep, &domain->eq->fid, 0));
-    if (!result)
-        result = from_library(fi_listen(pep));
-    if (!result)
-        result = from_library(fi_getname(&pep->fid, &name, &bytes));
+        result = from_library(fi_passive_ep(domain->fabric, info, out, NULL));
     domain->library.freeinfo(info);
-    if (result) {
-        if (pep)
-            fi_close(&pep->fid);
+    return result;
+}
+
+int hf_pep_listen(struct hf_domain *domain, struct fid_pep *pep)
+{
+    int result = from_library(fi_pep_bind(pep, &domain->eq->fid, 0));
+
+    return result ? result : from_library(fi_listen(pep));
+}
+
+int hf_pep_port(struct fid_pep *pep, uint16_t *port)
+{
+    struct sockaddr_storage name;
+    size_t bytes = sizeof(name);
+    int result = from_library(fi_getname(&pep->fid, &name, &bytes));
+
+    if (result)
         return result;
-    }
-    *bound = ntohs(name.ss_family == AF_INET6 ? ((struct sockaddr_in6 *) &name)->sin6_port
-                          : ((struct sockaddr_in *) &name)->sin_port);
-    *out = pep;
+    *port = ntohs(name.ss_family == AF_INET6 ? ((struct sockaddr_in6 *) &name)->sin6_port
+                         : ((struct sockaddr_in *) &name)->sin_port);
     return 0;
 }
 
@@ -326,17 +330,21 @@ int hf_endpoint_accepting(struct hf_domain *domain, struct fi_info *info, uint64
     return result;
 }
 
-int hf_endpoint_connecting(struct hf_domain *domain, const char *ip, uint16_t port, uint64_t completions,
-               struct hf_endpoint *out)
+/* With `pep` the endpoint takes over its address, and leaves it nothing but to be closed. */
+int hf_endpoint_connecting(struct hf_domain *domain, struct fid_pep *pep, const char *ip, uint16_t port,
+               uint64_t completions, struct hf_endpoint *out)
 {
     struct fi_info *info = domain->library.dupinfo(domain->info);
     int result;
 
     if (!info)
         return FI_ENOMEM;
+    if (pep)
+        info->handle = &pep->fid;
     result = fill_address(ip, port, &info->dest_addr, &info->dest_addrlen);
     if (!result)
         result = make(domain, info, completions, out);
+    info->handle = NULL;
     domain->library.freeinfo(info);
     return result;
 }

@@ -54,14 +54,13 @@ pub struct Ticket(u64);
 #[derive(Clone)]
 pub struct Connection(Arc<Core>);
 
-/// Frames of a handshake that wait to be looked at: each side sends one, then waits.
-const HANDSHAKE_FRAMES_MAX: usize = 2;
-
 pub(crate) struct Core {
     host: Arc<dyn Host>,
     link: Arc<dyn Link>,
     /// The endpoint whose registered memory may be used here.
     endpoint: u64,
+    /// What the handshake came to.
+    peer: Agreed,
     settings: Settings,
     spin: Spin,
     state: Lock<State>,
@@ -73,10 +72,6 @@ struct State {
     end_told: bool,
     /// What the other side said instead of connecting.
     refusal: Option<Vec<u8>>,
-    handshake: VecDeque<(FrameKind, Vec<u8>)>,
-    /// What the initiator agreed to; counts from the Welcome on.
-    pending: Option<Agreed>,
-    peer: Option<Agreed>,
     inbox: VecDeque<Event>,
     /// Operations: posted, done up to, and those between.
     issued: u64,
@@ -110,15 +105,19 @@ struct Owes {
 }
 
 impl Core {
-    pub fn new(host: Arc<dyn Host>, link: Arc<dyn Link>, endpoint: u64, settings: &Settings) -> Arc<Self> {
+    /// A connection to `peer` over a link that is about to come up.
+    pub fn new(
+        host: Arc<dyn Host>,
+        link: Arc<dyn Link>,
+        endpoint: u64,
+        peer: Agreed,
+        settings: &Settings,
+    ) -> Arc<Self> {
         let state = State {
             up: false,
             ended: None,
             end_told: false,
             refusal: None,
-            handshake: VecDeque::new(),
-            pending: None,
-            peer: None,
             inbox: VecDeque::new(),
             issued: 0,
             done: 0,
@@ -140,6 +139,7 @@ impl Core {
             host,
             link,
             endpoint,
+            peer,
         });
         let driver: Arc<dyn Driver> = core.clone();
         core.link.attach(Arc::downgrade(&driver));
@@ -150,8 +150,8 @@ impl Core {
         self.state.lock().ended
     }
 
-    pub fn peer(&self) -> Option<Agreed> {
-        self.state.lock().peer
+    pub fn peer(&self) -> Agreed {
+        self.peer
     }
 
     pub fn is_up(&self) -> bool {
@@ -160,34 +160,6 @@ impl Core {
 
     pub fn refusal(&self) -> Option<Vec<u8>> {
         self.state.lock().refusal.take()
-    }
-
-    /// The next frame of the handshake.
-    pub fn handshake_frame(&self) -> Option<(FrameKind, Vec<u8>)> {
-        self.state.lock().handshake.pop_front()
-    }
-
-    /// What the Welcome will make true.
-    pub fn expect_welcome(&self, agreed: Agreed) {
-        self.state.lock().pending = Some(agreed);
-    }
-
-    /// From here on the peer is trusted with messages.
-    pub fn establish(&self, agreed: Agreed) {
-        self.state.lock().peer = Some(agreed);
-    }
-
-    /// Posts a frame of the handshake; there is always room for it.
-    pub fn post_handshake(&self, kind: FrameKind, body: &[u8]) -> Result<Ticket, Error> {
-        let mut state = self.state.lock();
-        match self.post_frame(&mut state, kind, body)? {
-            Some(ticket) => Ok(ticket),
-            None => Err(Error::Unavailable("the handshake found no room")),
-        }
-    }
-
-    pub fn is_done(&self, ticket: Ticket) -> bool {
-        self.state.lock().done >= ticket.0
     }
 
     /// Waits until `ready` gives something: looks, polls for a bounded time, then sleeps. Who finds it at once makes no
@@ -264,7 +236,7 @@ impl Core {
     fn say_goodbye(&self) {
         let ticket = {
             let mut state = self.state.lock();
-            if state.ended.is_some() || state.peer.is_none() {
+            if state.ended.is_some() || !state.up {
                 return;
             }
             self.post_frame(&mut state, FrameKind::Goodbye, &[])
@@ -325,6 +297,8 @@ impl Core {
         if matches!(arrival, Arrival::Frame(_) | Arrival::Immediate(_)) {
             state.heard = self.host.now();
             state.pinged = false;
+            // It may come before it is told that the link is up.
+            state.up = true;
         }
         match arrival {
             Arrival::Up => state.up = true,
@@ -349,31 +323,17 @@ impl Core {
             return state.broke("took more than was sent");
         }
         state.taken_there = taken;
-        let established = state.peer.is_some();
         match kind {
-            FrameKind::Message if established => self.keep(state, Event::Message(body.to_vec())),
-            FrameKind::Taken if established => {}
-            FrameKind::Ping if established => state.owes.pong = true,
-            FrameKind::Pong if established => {}
-            FrameKind::Goodbye if established => {
+            FrameKind::Message => self.keep(state, Event::Message(body.to_vec())),
+            FrameKind::Taken | FrameKind::Pong => {}
+            FrameKind::Ping => state.owes.pong = true,
+            FrameKind::Goodbye => {
                 state.ended.get_or_insert(Ended::ClosedThere);
             }
-            FrameKind::Welcome if !established && state.pending.is_some() => {
-                state.peer = state.pending.take()
-            }
-            FrameKind::Hello | FrameKind::Challenge | FrameKind::Proof | FrameKind::Refusal
-                if !established && state.handshake.len() < HANDSHAKE_FRAMES_MAX =>
-            {
-                state.handshake.push_back((kind, body.to_vec()));
-            }
-            _ => state.broke("a frame out of turn"),
         }
     }
 
     fn keep(&self, state: &mut State, event: Event) {
-        if state.peer.is_none() {
-            return state.broke("spoke before it was welcome");
-        }
         state.arrived = state.arrived.wrapping_add(1);
         if state.arrived.wrapping_sub(state.taken) > self.settings.window {
             return state.broke("more than its window");
@@ -397,10 +357,7 @@ impl Core {
             if let Some(why) = state.ended {
                 return Some(Err(Error::Ended(why)));
             }
-            let Some(peer) = state.peer else {
-                return Some(Err(Error::Unavailable("the handshake is not done")));
-            };
-            if counted && state.sent.wrapping_sub(state.taken_there) >= peer.window.window {
+            if counted && state.sent.wrapping_sub(state.taken_there) >= core.peer.window.window {
                 // The peer may be waiting for the same: each tells what it has taken, and one of the two goes on.
                 state.owes.taken = state.taken != state.told;
                 core.pay(&mut state);
@@ -461,7 +418,7 @@ impl Driver for Core {
     fn tick(&self, now: Time) {
         let Some(silence) = self.settings.silence else { return };
         let mut state = self.state.lock();
-        if state.peer.is_none() || state.ended.is_some() {
+        if !state.up || state.ended.is_some() {
             return;
         }
         let silent = now.since(state.heard);

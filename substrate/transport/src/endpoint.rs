@@ -2,29 +2,30 @@
 //!
 //! Locks: `members`, then those of connections. The lock is not held across a wait.
 
-use crate::connection::{Connection, Core, Ticket};
+use crate::connection::{Connection, Core};
 use crate::error::{Ended, Error};
-use crate::handshake::{Acceptor, Agreed, Identity, Initiator, check_epoch, judge_knock, knock};
-use crate::link::{Door, Driver, Judge, Link, Provider};
+use crate::handshake::{Agreed, Identity, Initiator, check_epoch, knock};
+use crate::link::{Heard, Link, Provider, Talk};
+use crate::listener::Listener;
 use crate::memory::Local;
 use crate::news::News;
 use crate::settings::Settings;
-use format::wire::{FrameKind, RefusalReason, WireChallenge, WireHello, WireProof, WireRefusal, check_body};
-use format::{Epoch, NodeId};
+use format::wire::{DoorKind, RefusalReason, WireChallenge, WireRefusal, WireWelcome, check_body};
+use format::{DecodeError, Epoch, NodeId};
 use ipc::{Host, Lock, Time, Waited};
 use pmem::Region;
 use std::sync::{Arc, Weak};
-use zerocopy::IntoBytes;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// A node's end of its connections. Clones are the same endpoint.
 #[derive(Clone)]
 pub struct Endpoint(Arc<Shared>);
 
-struct Shared {
-    host: Arc<dyn Host>,
+pub(crate) struct Shared {
+    pub host: Arc<dyn Host>,
     provider: Arc<dyn Provider>,
-    identity: Identity,
-    settings: Settings,
+    pub identity: Identity,
+    pub settings: Settings,
     /// Tells memory of this endpoint from that of others.
     id: u64,
     members: Lock<Members>,
@@ -77,8 +78,7 @@ impl Endpoint {
         };
         let mut kept = Vec::new();
         for core in connections.iter().filter_map(Weak::upgrade) {
-            let stays = core.peer().is_some_and(|peer| self.0.check(&peer).is_ok());
-            if stays {
+            if self.0.check(&core.peer()).is_ok() {
                 kept.push(Arc::downgrade(&core));
             } else {
                 Connection::new(core).close();
@@ -101,14 +101,8 @@ impl Endpoint {
     /// `Address`, `Unavailable`, `Provider`.
     pub fn listen(&self, at: &str) -> Result<Listener, Error> {
         let news = News::heard_by(None);
-        let identity = self.0.identity.clone();
-        let judge: Judge = Arc::new(move |said| {
-            judge_knock(&identity, said)
-                .map_err(|reason| WireRefusal::new(reason, Epoch::new(0)).as_bytes().to_vec())
-        });
-        let door = self.0.provider.listen(at, judge, news.clone())?;
-        let halves = Lock::new(self.0.host.clone(), Vec::new());
-        Ok(Listener { endpoint: self.clone(), door, news, halves })
+        let door = self.0.provider.listen(at, news.clone())?;
+        Ok(Listener::new(self.0.clone(), door, news))
     }
 
     /// Connects to a node that listens there.
@@ -124,15 +118,7 @@ impl Endpoint {
             }
             members.epoch
         };
-        let knock = knock(&shared.identity, &*shared.host);
-        let link = shared.provider.connect(to, knock.as_bytes(), News::heard_by(None))?;
-        let core = shared.core(link);
-        let established = shared.initiate(&core, epoch, node, until);
-        if let Err(error) = established {
-            core.end(Ended::ClosedHere);
-            return Err(error);
-        }
-        Ok(Connection::new(core))
+        shared.initiate(to, epoch, node, until).map(Connection::new)
     }
 }
 
@@ -143,19 +129,24 @@ impl Members {
 }
 
 impl Shared {
-    fn core(&self, link: Arc<dyn Link>) -> Arc<Core> {
-        Core::new(self.host.clone(), link, self.id, &self.settings)
+    /// A connection over a link that is about to come up.
+    pub fn core(&self, link: Arc<dyn Link>, peer: Agreed) -> Arc<Core> {
+        Core::new(self.host.clone(), link, self.id, peer, &self.settings)
+    }
+
+    pub fn epoch(&self) -> Epoch {
+        self.members.lock().epoch
     }
 
     /// May there be a connection to this peer now?
-    fn check(&self, peer: &Agreed) -> Result<(), RefusalReason> {
+    pub fn check(&self, peer: &Agreed) -> Result<(), RefusalReason> {
         self.members.lock().check(peer)
     }
 
     /// Adds a connection to those that an advance closes. Judged under the same lock: none slips by an advance.
-    fn add(&self, core: &Arc<Core>, peer: Agreed) -> Result<(), RefusalReason> {
+    pub fn add(&self, core: &Arc<Core>) -> Result<(), RefusalReason> {
         let mut members = self.members.lock();
-        members.check(&peer)?;
+        members.check(&core.peer())?;
         members.connections.retain(|core| core.upgrade().is_some_and(|core| core.ended().is_none()));
         if members.connections.len() >= self.settings.connections_max {
             return Err(RefusalReason::Full);
@@ -164,28 +155,62 @@ impl Shared {
         Ok(())
     }
 
-    /// The initiator's half of the handshake.
-    fn initiate(&self, core: &Arc<Core>, epoch: Epoch, node: NodeId, until: Time) -> Result<(), Error> {
+    /// The initiator's half of the handshake, and the connection that follows.
+    fn initiate(&self, to: &str, epoch: Epoch, node: NodeId, until: Time) -> Result<Arc<Core>, Error> {
         let until = until.min(self.host.now().after(self.settings.handshake));
-        wait_up(core, until)?;
-        let first = Initiator::new(&self.identity, epoch, node, self.settings.own_window(), &*self.host);
-        core.post_handshake(FrameKind::Hello, first.hello().as_bytes())?;
-        let challenge = match next_frame(core, until)? {
-            (FrameKind::Challenge, body) => check_body::<WireChallenge>(&body)?,
-            (_, body) => return Err(refused_there(&body)),
-        };
+        let identity = &self.identity;
+        let talk = self.provider.talk(to, News::heard_by(None))?;
+        let first = Initiator::new(identity, epoch, node, self.settings.own_window(), &*self.host);
+        talk.say(DoorKind::Knock, knock(identity, &*self.host).as_bytes())?;
+        talk.say(DoorKind::Hello, first.hello().as_bytes())?;
+        let challenge: WireChallenge = self.hear(&*talk, DoorKind::Challenge, until)?;
         let own = |reason| Error::Refused { reason, there: false, epoch: challenge.epoch };
-        let (proof, agreed) = match first.answer(&self.identity, &challenge) {
-            Ok(answer) => answer,
-            Err(reason) => {
-                refuse(core, reason, Epoch::new(0), until);
-                return Err(own(reason));
-            }
+        let refuse = |reason| {
+            // That the other side does not hear it is no error.
+            let _ = talk.say(DoorKind::Refusal, WireRefusal::new(reason, Epoch::new(0)).as_bytes());
+            own(reason)
         };
-        core.expect_welcome(agreed);
-        core.post_handshake(FrameKind::Proof, proof.as_bytes())?;
-        wait_welcome(core, until)?;
-        self.add(core, agreed).map_err(own)
+        let agreed = first.judge(identity, &challenge).map_err(refuse)?;
+        // The provider hears of somebody who has proved the key only.
+        let approach = self.provider.approach(to)?;
+        let proof = first.answer(identity, &challenge, approach.port());
+        talk.say(DoorKind::Proof, proof.as_bytes())?;
+        let welcome: WireWelcome = self.hear(&*talk, DoorKind::Welcome, until)?;
+        let entry = first.enter(identity, &challenge, &proof, &welcome).map_err(refuse)?;
+        let link = approach.go(welcome.port.get(), entry.as_bytes(), News::heard_by(None))?;
+        let core = self.core(link, agreed);
+        let joined = wait_up(&core, until).and_then(|()| self.add(&core).map_err(own));
+        if let Err(error) = joined {
+            core.end(Ended::ClosedHere);
+            return Err(error);
+        }
+        Ok(core)
+    }
+
+    /// Waits for a message of one kind; a refusal is an error.
+    fn hear<T>(&self, talk: &dyn Talk, wanted: DoorKind, until: Time) -> Result<T, Error>
+    where
+        T: FromBytes + KnownLayout + Immutable,
+    {
+        let news = talk.news();
+        loop {
+            let seen = news.seen();
+            match talk.hear() {
+                Heard::Said(kind, body) if kind == wanted => return Ok(check_body(&body)?),
+                Heard::Said(DoorKind::Refusal, body) => return Err(refused_there(&body)),
+                Heard::Said(..) | Heard::Noise => return Err(Error::Message(DecodeError::Kind)),
+                Heard::Gone => return Err(Error::Ended(Ended::Lost)),
+                Heard::Nothing => {}
+            }
+            if self.host.now() >= until {
+                return Err(Error::TimedOut);
+            }
+            talk.arm();
+            let wake = talk.next_due().map_or(until, |due| due.min(until));
+            if matches!(news.sleep(&*self.host, seen, Some(wake)), Waited::Interrupted) {
+                return Err(Error::Interrupted);
+            }
+        }
     }
 }
 
@@ -211,24 +236,6 @@ fn wait_up(core: &Core, until: Time) -> Result<(), Error> {
     })
 }
 
-fn next_frame(core: &Core, until: Time) -> Result<(FrameKind, Vec<u8>), Error> {
-    core.wait_for(Some(until), |core| {
-        core.handshake_frame().map(Ok).or_else(|| core.ended().map(|why| Err(Error::Ended(why))))
-    })
-}
-
-fn wait_welcome(core: &Core, until: Time) -> Result<(), Error> {
-    core.wait_for(Some(until), |core| {
-        if core.peer().is_some() {
-            return Some(Ok(()));
-        }
-        if let Some((_, body)) = core.handshake_frame() {
-            return Some(Err(refused_there(&body)));
-        }
-        core.ended().map(|why| Err(Error::Ended(why)))
-    })
-}
-
 fn refused_there(said: &[u8]) -> Error {
     match WireRefusal::decode(said) {
         Ok((refusal, reason)) => Error::Refused { reason, there: true, epoch: refusal.epoch },
@@ -236,184 +243,8 @@ fn refused_there(said: &[u8]) -> Error {
     }
 }
 
-/// Says why not; that the other side does not hear it is no error.
-fn refuse(core: &Core, reason: RefusalReason, epoch: Epoch, until: Time) {
-    let refusal = WireRefusal::new(reason, epoch);
-    if let Ok(ticket) = core.post_handshake(FrameKind::Refusal, refusal.as_bytes()) {
-        let _ = core
-            .wait_for(Some(until), |core| (core.is_done(ticket) || core.ended().is_some()).then_some(Ok(())));
-    }
-}
-
-/// Where peers come in. Handshakes go on while somebody is in [`Listener::accept`]; one thread at a time.
-pub struct Listener {
-    endpoint: Endpoint,
-    door: Box<dyn Door>,
-    news: Arc<News>,
-    halves: Lock<Vec<Half>>,
-}
-
-/// A connection whose handshake is not done.
-struct Half {
-    core: Arc<Core>,
-    acceptor: Option<Acceptor>,
-    /// It is refused, and leaves when this was sent.
-    leaving: Option<Ticket>,
-    until: Time,
-}
-
-/// What one look at a half-open connection came to.
-enum Step {
-    Stays,
-    Gone,
-    Welcome,
-}
-
-impl Listener {
-    /// Where it listens, for others to connect to.
-    pub fn address(&self) -> String {
-        self.door.address()
-    }
-
-    /// Connections whose handshake is not done.
-    pub fn half_open(&self) -> usize {
-        self.halves.lock().len()
-    }
-
-    /// The next peer whose handshake is done, waited for.
-    ///
-    /// # Errors
-    /// `TimedOut`, `Interrupted`, `Provider`.
-    pub fn accept(&self, until: Option<Time>) -> Result<Connection, Error> {
-        let host = &*self.endpoint.0.host;
-        loop {
-            let seen = self.news.seen();
-            self.let_in()?;
-            let mut halves = std::mem::take(&mut *self.halves.lock());
-            let mut welcome = None;
-            halves.retain_mut(|half| {
-                if welcome.is_some() {
-                    return true;
-                }
-                match self.step(half) {
-                    Step::Stays => true,
-                    Step::Gone => {
-                        half.core.end(Ended::ClosedHere);
-                        false
-                    }
-                    Step::Welcome => {
-                        welcome = Some(half.core.clone());
-                        false
-                    }
-                }
-            });
-            let armed = halves.iter().all(|half| half.core.arm());
-            let due = halves.iter().map(|half| half.until).min();
-            let due = halves.iter().filter_map(|half| half.core.next_due()).chain(due).min();
-            self.halves.lock().append(&mut halves);
-            if let Some(core) = welcome {
-                return Ok(Connection::new(core));
-            }
-            let now = host.now();
-            if until.is_some_and(|until| now >= until) {
-                return Err(Error::TimedOut);
-            }
-            if !armed {
-                continue;
-            }
-            match self.news.sleep(host, seen, until.into_iter().chain(due).min()) {
-                Waited::Woken | Waited::TimedOut => {}
-                Waited::Interrupted => return Err(Error::Interrupted),
-            }
-        }
-    }
-
-    /// Takes who knocks; where there is no room, the oldest that is not done makes some.
-    fn let_in(&self) -> Result<(), Error> {
-        let shared = &self.endpoint.0;
-        while let Some(link) = self.door.next()? {
-            let until = shared.host.now().after(shared.settings.handshake);
-            let half = Half { core: shared.core(link), acceptor: None, leaving: None, until };
-            let oldest = {
-                let mut halves = self.halves.lock();
-                halves.push(half);
-                (halves.len() > shared.settings.half_open_max).then(|| halves.remove(0))
-            };
-            if let Some(oldest) = oldest {
-                oldest.core.end(Ended::ClosedHere);
-            }
-        }
-        Ok(())
-    }
-
-    fn step(&self, half: &mut Half) -> Step {
-        half.core.drive();
-        let now = self.endpoint.0.host.now();
-        let is_over = half.core.ended().is_some() || now >= half.until;
-        if let Some(ticket) = half.leaving {
-            return if is_over || half.core.is_done(ticket) { Step::Gone } else { Step::Stays };
-        }
-        if is_over {
-            return Step::Gone;
-        }
-        let Some((kind, body)) = half.core.handshake_frame() else { return Step::Stays };
-        match self.judge(half, kind, &body) {
-            Ok(true) => Step::Welcome,
-            Ok(false) => Step::Stays,
-            Err((reason, epoch)) => {
-                let refusal = WireRefusal::new(reason, epoch);
-                match half.core.post_handshake(FrameKind::Refusal, refusal.as_bytes()) {
-                    Ok(ticket) => {
-                        half.leaving = Some(ticket);
-                        Step::Stays
-                    }
-                    Err(_) => Step::Gone,
-                }
-            }
-        }
-    }
-
-    /// Answers one frame of the initiator; true if it is in. The epoch is told to who has proved the key only.
-    fn judge(&self, half: &mut Half, kind: FrameKind, body: &[u8]) -> Result<bool, (RefusalReason, Epoch)> {
-        let shared = &self.endpoint.0;
-        let malformed = (RefusalReason::Malformed, Epoch::new(0));
-        match (kind, &half.acceptor) {
-            (FrameKind::Hello, None) => {
-                let hello = check_body::<WireHello>(body).map_err(|_| malformed)?;
-                let own = shared.settings.own_window();
-                let epoch = self.endpoint.epoch();
-                let acceptor = Acceptor::new(&shared.identity, epoch, &hello, own, &*shared.host)
-                    .map_err(|reason| (reason, Epoch::new(0)))?;
-                let challenge = acceptor.challenge().as_bytes();
-                half.core.post_handshake(FrameKind::Challenge, challenge).map_err(|_| malformed)?;
-                half.acceptor = Some(acceptor);
-                Ok(false)
-            }
-            (FrameKind::Proof, Some(acceptor)) => {
-                let proof = check_body::<WireProof>(body).map_err(|_| malformed)?;
-                let told = |reason: RefusalReason| {
-                    let proved = reason != RefusalReason::Key;
-                    (reason, if proved { self.endpoint.epoch() } else { Epoch::new(0) })
-                };
-                let agreed = acceptor.judge(&shared.identity, &proof).map_err(told)?;
-                shared.add(&half.core, agreed).map_err(told)?;
-                half.core.establish(agreed);
-                half.core.post_handshake(FrameKind::Welcome, &[]).map_err(|_| malformed)?;
-                Ok(true)
-            }
-            _ => Err(malformed),
-        }
-    }
-}
-
 impl std::fmt::Debug for Endpoint {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Endpoint({:?})", self.0.identity.node)
-    }
-}
-
-impl std::fmt::Debug for Listener {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Listener({})", self.address())
     }
 }

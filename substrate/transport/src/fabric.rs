@@ -6,38 +6,39 @@
 //! for the rest there is one progress thread a domain, which sleeps until a queue has something. A queue whose user
 //! polls is left to its user: the thread looks at it again after [`WATCH`], and has it back when nobody polled since.
 //!
-//! Locks: `links` and `doors` are held for a look only; `events` while events are read or a listener is given up.
+//! The provider listens for one authenticated peer at a time only: [`door`].
+//!
+//! Locks: `events` while events are read or a listener is closed; then `invitations`, `links` and `talks`, each for a
+//! look only.
 
 use crate::Endpoint;
 use crate::error::{Ended, Error};
 use crate::handshake::Identity;
-use crate::link::{Door, Judge, Link, Provider, Shape};
+use crate::link::{Approach, Door, Link, Provider, Shape, Talk};
 use crate::news::News;
 use crate::settings::Settings;
 use format::Epoch;
-use format::wire::{RefusalReason, WireRefusal};
 use ipc::sync::{Ordering, Word};
 use ipc::{Host, Join, Lock, LongWord, Time};
 use pmem::Region;
 use std::any::Any;
-use std::collections::{HashMap, VecDeque};
-use std::net::SocketAddr;
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
-use zerocopy::IntoBytes;
 
+mod door;
 mod link;
+mod sockets;
 mod sys;
 
+use door::{Coming, Inviting, OpenDoor, TcpTalk};
 use link::{FabricLink, Pending};
-use sys::{Domain, Facts, RawEndpoint, RawInfo, RawListener};
+use sys::{Domain, Facts, RawEndpoint};
 
 /// How long a queue is left to its user after it was last seen to poll.
 const WATCH: Duration = Duration::from_millis(1);
-
-/// Peers that have knocked and wait to be let in; beyond, they are refused.
-const KNOCKING_MAX: usize = 128;
 
 /// Events taken from the progress thread's set at once.
 const EVENTS: usize = 64;
@@ -85,7 +86,9 @@ struct Inner {
     domain: Arc<Domain>,
     facts: Facts,
     shape: Shape,
-    ip: String,
+    ip: IpAddr,
+    /// Its listeners have sockets of this process, which can be guarded: not so those of verbs.
+    has_sockets: bool,
     /// The set of descriptors that the progress thread sleeps on.
     set: OwnedFd,
     wake: OwnedFd,
@@ -93,7 +96,12 @@ struct Inner {
     ids: LongWord,
     tick: Option<Duration>,
     links: Lock<Links>,
-    doors: Lock<HashMap<usize, Arc<FabricDoor>>>,
+    /// Who is told when a socket of a door has something.
+    talks: Lock<HashMap<u64, Arc<News>>>,
+    /// By the name of their listener.
+    invitations: Lock<HashMap<usize, Arc<Inviting>>>,
+    /// Invitations that are over, whose listener is not closed.
+    over: Word,
     events: Lock<()>,
 }
 
@@ -128,9 +136,12 @@ impl Running {
             ids: LongWord::new(CONNECTIONS + 1),
             tick: settings.silence.map(|silence| silence / 4),
             links: Lock::new(host.clone(), Links::default()),
-            doors: Lock::new(host.clone(), HashMap::new()),
+            talks: Lock::new(host.clone(), HashMap::new()),
+            invitations: Lock::new(host.clone(), HashMap::new()),
+            over: Word::new(0),
             events: Lock::new(host.clone(), ()),
-            ip: fabric.ip.clone(),
+            ip: fabric.ip.parse().map_err(|_| Error::Address(fabric.ip.clone()))?,
+            has_sockets: fabric.provider != "verbs",
             host,
             domain,
             facts,
@@ -170,6 +181,20 @@ impl Running {
     fn next_id(&self) -> u64 {
         // Relaxed: only different numbers are asked for.
         self.inner.ids.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Has the progress thread tell of a socket of a door.
+    fn hear(&self, socket: i32, news: &Arc<News>) -> u64 {
+        let id = self.next_id();
+        self.inner.talks.lock().insert(id, news.clone());
+        self.inner.control(libc::EPOLL_CTL_ADD, socket, libc::EPOLLONESHOT, id);
+        id
+    }
+
+    /// Ends that; the socket is about to be closed.
+    fn hear_no_more(&self, id: u64) {
+        let news = self.inner.talks.lock().remove(&id);
+        drop(news);
     }
 
     /// Has the progress thread see a link's next event. Its half for completions is open and locked.
@@ -271,16 +296,28 @@ impl Inner {
             let (count, events) = self.sleep(left);
             watched.retain(|id| self.is_still_polled(*id));
             for event in &events[..count] {
-                match event.u64 {
+                let number = event.u64;
+                match number {
                     WAKE => self.hear_wake(),
                     CONNECTIONS => {}
-                    id => {
-                        if self.link(id).is_some_and(|link| self.serve(&link)) && !watched.contains(&id) {
-                            watched.push(id);
+                    id => match self.link(id) {
+                        Some(link) => {
+                            if self.serve(&link) && !watched.contains(&id) {
+                                watched.push(id);
+                            }
                         }
-                    }
+                        None => self.tell(id),
+                    },
                 }
             }
+        }
+    }
+
+    /// Tells of a socket of a door, if it is one.
+    fn tell(&self, id: u64) {
+        let news = self.talks.lock().get(&id).cloned();
+        if let Some(news) = news {
+            news.tell(&*self.host);
         }
     }
 
@@ -336,9 +373,11 @@ impl Inner {
     fn connection_events(&self) {
         loop {
             let events = self.events.lock();
-            let Some(event) = self.domain.event() else { return };
+            let Some(event) = self.domain.event() else {
+                return self.close_invitations();
+            };
             if event.kind == sys::WANTS_IN {
-                self.knock(&event);
+                self.comes(&event);
                 continue;
             }
             drop(events);
@@ -360,109 +399,42 @@ impl Inner {
         }
     }
 
-    /// Somebody wants in. The lock of events is held.
-    fn knock(&self, event: &sys::RawEvent) {
+    /// A connection comes. The lock of events is held.
+    fn comes(&self, event: &sys::RawEvent) {
         let said = &event.data[..usize::try_from(event.data_bytes).unwrap_or(0).min(event.data.len())];
-        let doors = self.doors.lock();
-        let Some(door) = doors.get(&(event.endpoint as usize)) else {
+        let invitation = self.invitations.lock().get(&(event.endpoint as usize)).cloned();
+        match invitation {
+            Some(invitation) => invitation.comes(&self.domain, &*self.host, said, event.info),
             // SAFETY: the info came with this event.
-            return unsafe { self.domain.forget(event.info) };
-        };
-        if let Err(refusal) = door.admit(said, event.info) {
-            // SAFETY: the info came with this event for this listener, which is open while it is in the table.
-            unsafe { self.domain.reject(door.raw, event.info, &refusal) };
+            None => unsafe { self.domain.forget(event.info) },
+        }
+    }
+
+    /// Closes the listeners of invitations that are over. No event is left, and the lock of events is held.
+    fn close_invitations(&self) {
+        // Acquire: pairs with the Release where an invitation ends.
+        if self.over.load(Ordering::Acquire) == 0 {
             return;
         }
-        door.news.tell(&*self.host);
+        let over: Vec<_> = {
+            let mut invitations = self.invitations.lock();
+            invitations.extract_if(|_, invitation| invitation.may_close()).collect()
+        };
+        for (_, invitation) in &over {
+            self.over.fetch_add(u32::MAX, Ordering::AcqRel);
+            // SAFETY: it is in no table any more, no event of it is left, and nothing in the provider leads to it.
+            unsafe { self.domain.close_listener(invitation.raw) };
+        }
     }
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        let doors = std::mem::take(&mut *self.doors.lock());
-        for door in doors.values() {
-            door.shut(&self.domain);
+        let invitations = std::mem::take(&mut *self.invitations.lock());
+        for invitation in invitations.values() {
             // SAFETY: the progress thread has ended, so no event is handled any more.
-            unsafe { self.domain.close_listener(door.raw) };
+            unsafe { self.domain.close_listener(invitation.raw) };
         }
-    }
-}
-
-/// A listener. It stays open in the provider until the domain is closed, because sockets that connected and said
-/// nothing yet still lead to it there.
-struct FabricDoor {
-    raw: *mut RawListener,
-    address: String,
-    judge: Judge,
-    news: Arc<News>,
-    knocking: Lock<Knocking>,
-}
-
-struct Knocking {
-    open: bool,
-    infos: VecDeque<*mut RawInfo>,
-}
-
-// SAFETY: the pointers are handles of a domain that any thread may use; each info is taken out once, under the lock.
-unsafe impl Send for FabricDoor {}
-// SAFETY: as above.
-unsafe impl Sync for FabricDoor {}
-
-impl FabricDoor {
-    /// Judges a knock; the refusal if it is one.
-    fn admit(&self, said: &[u8], info: *mut RawInfo) -> Result<(), Vec<u8>> {
-        (self.judge)(said)?;
-        let mut knocking = self.knocking.lock();
-        if !knocking.open || knocking.infos.len() >= KNOCKING_MAX {
-            return Err(WireRefusal::new(RefusalReason::Full, Epoch::new(0)).as_bytes().to_vec());
-        }
-        knocking.infos.push_back(info);
-        Ok(())
-    }
-
-    fn shut(&self, domain: &Domain) {
-        let mut knocking = self.knocking.lock();
-        knocking.open = false;
-        let refusal = WireRefusal::new(RefusalReason::Full, Epoch::new(0));
-        for info in knocking.infos.drain(..) {
-            // SAFETY: the info came with an event for this listener, and was not used.
-            unsafe { domain.reject(self.raw, info, refusal.as_bytes()) };
-        }
-    }
-}
-
-/// A door as its user has it.
-struct OpenDoor {
-    running: Arc<Running>,
-    door: Arc<FabricDoor>,
-}
-
-impl Door for OpenDoor {
-    fn address(&self) -> String {
-        self.door.address.clone()
-    }
-
-    fn next(&self) -> Result<Option<Arc<dyn Link>>, Error> {
-        let inner = &self.running.inner;
-        loop {
-            let Some(info) = self.door.knocking.lock().infos.pop_front() else { return Ok(None) };
-            let news = News::heard_by(Some(self.door.news.clone()));
-            // SAFETY: the info came with an event, and was taken out of the queue just now.
-            let raw = unsafe { inner.domain.accepting(info, completions(&inner.shape)) };
-            let link = raw.and_then(|raw| FabricLink::new(&self.running, raw, inner.shape, news));
-            // One that has gone again meanwhile harms nobody else.
-            let Ok(link) = link else { continue };
-            self.running.know(&link);
-            if link.accept().is_ok() {
-                return Ok(Some(link));
-            }
-        }
-    }
-}
-
-impl Drop for OpenDoor {
-    fn drop(&mut self) {
-        self.door.shut(&self.running.inner.domain);
     }
 }
 
@@ -475,32 +447,23 @@ impl Provider for Node {
     }
 
     /// `at`: a port, or empty for any free one; always at this node's own address.
-    fn listen(&self, at: &str, judge: Judge, news: Arc<News>) -> Result<Box<dyn Door>, Error> {
-        let inner = &self.0.inner;
+    fn listen(&self, at: &str, news: Arc<News>) -> Result<Box<dyn Door>, Error> {
         let port = if at.is_empty() { 0 } else { at.parse().map_err(|_| Error::Address(at.to_string()))? };
-        let _events = inner.events.lock();
-        let (raw, port) = inner.domain.listen(&inner.ip, port)?;
-        let ip = inner.ip.parse().map_err(|_| Error::Address(inner.ip.clone()))?;
-        let address = SocketAddr::new(ip, port).to_string();
-        let knocking = Knocking { open: true, infos: VecDeque::new() };
-        let knocking = Lock::new(inner.host.clone(), knocking);
-        let door = Arc::new(FabricDoor { raw, address, judge, news, knocking });
-        inner.doors.lock().insert(raw as usize, door.clone());
-        inner.wake_up();
-        Ok(Box::new(OpenDoor { running: self.0.clone(), door }))
+        Ok(Box::new(OpenDoor::new(&self.0, port, news)?))
     }
 
-    fn connect(&self, to: &str, knock: &[u8], news: Arc<News>) -> Result<Arc<dyn Link>, Error> {
-        let inner = &self.0.inner;
-        let to: SocketAddr = to.parse().map_err(|_| Error::Address(to.to_string()))?;
-        let ip = to.ip().to_string();
-        let raw = inner.domain.connecting(&ip, to.port(), completions(&inner.shape))?;
-        let link = FabricLink::new(&self.0, raw, inner.shape, news)?;
-        self.0.know(&link);
-        link.connect(&ip, to.port(), knock)?;
-        inner.wake_up();
-        Ok(link)
+    fn talk(&self, to: &str, news: Arc<News>) -> Result<Arc<dyn Talk>, Error> {
+        let socket = sockets::connect(self.0.inner.ip, address(to)?)?;
+        Ok(Arc::new(TcpTalk::new(&self.0, socket, news)))
     }
+
+    fn approach(&self, to: &str) -> Result<Box<dyn Approach>, Error> {
+        Ok(Box::new(Coming::new(&self.0, address(to)?.ip())?))
+    }
+}
+
+fn address(to: &str) -> Result<SocketAddr, Error> {
+    to.parse().map_err(|_| Error::Address(to.to_string()))
 }
 
 /// Completions that can be there at once.

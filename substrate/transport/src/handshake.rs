@@ -1,18 +1,21 @@
 //! How two nodes come to trust each other: the decisions only, no sending, no waiting.
 //!
-//! Knock, Hello, Challenge, Proof, Welcome. Each side proves the cluster's key over everything that both have said,
-//! with a nonce of its own in it, so that nothing recorded proves anything a second time; the proofs of the two sides
-//! begin with different words, so that none can be sent back to its maker. The traffic afterwards is neither signed
-//! nor hidden: that is left to the network. `docs/protocol.md`.
+//! Knock, Hello, Challenge, Proof, Welcome, at the door; then the entry, with the connection itself. Each side proves
+//! the cluster's key over everything that both have said, with a nonce of its own in it, so that nothing recorded
+//! proves anything a second time; every proof begins with words of its own, so that none can be sent back to its maker
+//! or stand for another. The traffic afterwards is neither signed nor hidden: that is left to the network.
+//! `docs/protocol.md`.
 
 use format::wire::{
     CLUSTER_BYTES, KNOCK_PROOF_BYTES, Knock, NONCE_BYTES, PROOF_BYTES, RefusalReason, WIRE_MAGIC,
-    WIRE_VERSION, WIRE_VERSION_MIN, WireChallenge, WireHello, WireProof, common_version,
+    WIRE_VERSION, WIRE_VERSION_MIN, WireChallenge, WireEntry, WireHello, WireProof, WireWelcome,
+    common_version,
 };
 use format::{Epoch, NodeId};
 use hmac::{Hmac, KeyInit, Mac};
 use ipc::Host;
 use sha2::Sha256;
+use std::collections::{HashSet, VecDeque};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32};
 
@@ -47,6 +50,8 @@ impl std::fmt::Debug for ClusterKey {
 const KNOCKS: &[u8] = b"hearth 1 knock\0";
 const ACCEPTS: &[u8] = b"hearth 1 acceptor\0";
 const INITIATES: &[u8] = b"hearth 1 initiator\0";
+const WELCOMES: &[u8] = b"hearth 1 welcome\0";
+const ENTERS: &[u8] = b"hearth 1 entry\0";
 
 /// A node, as it stands towards others.
 #[derive(Clone, Debug)]
@@ -99,15 +104,42 @@ pub(crate) fn knock(identity: &Identity, host: &dyn Host) -> Knock {
     knock
 }
 
-/// Judges a knock.
-pub(crate) fn judge_knock(identity: &Identity, bytes: &[u8]) -> Result<(), RefusalReason> {
+/// Judges a knock; gives its nonce.
+pub(crate) fn judge_knock(identity: &Identity, bytes: &[u8]) -> Result<[u8; 16], RefusalReason> {
     let knock = Knock::decode(bytes).map_err(|_| RefusalReason::Malformed)?;
     common_version(knock.version_min, knock.version_max).ok_or(RefusalReason::Version)?;
     if knock.cluster != identity.cluster {
         return Err(RefusalReason::Cluster);
     }
     let mac = identity.key.mac(KNOCKS, &[knock.claim()]);
-    mac.verify_truncated_left(&knock.proof).map_err(|_| RefusalReason::Key)
+    mac.verify_truncated_left(&knock.proof).map_err(|_| RefusalReason::Key)?;
+    Ok(knock.nonce)
+}
+
+/// Knocks that were heard: one opens the handshake once, as long as it is remembered.
+#[derive(Default)]
+pub(crate) struct Knocks {
+    heard: HashSet<[u8; 16]>,
+    order: VecDeque<[u8; 16]>,
+}
+
+/// Knocks remembered.
+const KNOCKS_MAX: usize = 4096;
+
+impl Knocks {
+    /// Remembers a knock that was judged; false if it was heard before.
+    pub fn hear(&mut self, nonce: [u8; 16]) -> bool {
+        if !self.heard.insert(nonce) {
+            return false;
+        }
+        self.order.push_back(nonce);
+        if self.order.len() > KNOCKS_MAX
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.heard.remove(&oldest);
+        }
+        true
+    }
 }
 
 /// The side that connects.
@@ -136,12 +168,8 @@ impl Initiator {
         &self.hello
     }
 
-    /// Judges what the acceptor said, and answers it.
-    pub fn answer(
-        &self,
-        identity: &Identity,
-        challenge: &WireChallenge,
-    ) -> Result<(WireProof, Agreed), RefusalReason> {
+    /// Judges what the acceptor said.
+    pub fn judge(&self, identity: &Identity, challenge: &WireChallenge) -> Result<Agreed, RefusalReason> {
         let said = [self.hello.as_bytes(), challenge.claim()];
         identity.key.mac(ACCEPTS, &said).verify_slice(&challenge.proof).map_err(|_| RefusalReason::Key)?;
         if !(WIRE_VERSION_MIN..=WIRE_VERSION).contains(&challenge.version) {
@@ -151,15 +179,54 @@ impl Initiator {
             return Err(RefusalReason::Node);
         }
         check_epoch(challenge.epoch, self.hello.epoch)?;
-        let agreed = Agreed {
+        Ok(Agreed {
             node: challenge.from,
             epoch: challenge.epoch,
             version: challenge.version,
             window: window(challenge.message_bytes, challenge.window)?,
-        };
-        let said = [self.hello.as_bytes(), challenge.as_bytes()];
-        Ok((WireProof { proof: identity.key.sign(INITIATES, &said) }, agreed))
+        })
     }
+
+    /// The answer to a Challenge that was judged; the connection will come from `port`.
+    pub fn answer(&self, identity: &Identity, challenge: &WireChallenge, port: u16) -> WireProof {
+        let mut proof = WireProof { port: U16::new(port), reserved: U16::new(0), proof: [0; PROOF_BYTES] };
+        let said = [self.hello.as_bytes(), challenge.as_bytes(), proof.claim()];
+        proof.proof = identity.key.sign(INITIATES, &said);
+        proof
+    }
+
+    /// Judges the Welcome; gives what the connection has to bring along.
+    pub fn enter(
+        &self,
+        identity: &Identity,
+        challenge: &WireChallenge,
+        proof: &WireProof,
+        welcome: &WireWelcome,
+    ) -> Result<WireEntry, RefusalReason> {
+        let said = [self.hello.as_bytes(), challenge.as_bytes(), proof.as_bytes(), welcome.claim()];
+        identity.key.mac(WELCOMES, &said).verify_slice(&welcome.proof).map_err(|_| RefusalReason::Key)?;
+        Ok(entry(
+            identity,
+            [self.hello.as_bytes(), challenge.as_bytes(), proof.as_bytes(), welcome.as_bytes()],
+        ))
+    }
+}
+
+/// What the connection that a Welcome waits for brings along.
+fn entry(identity: &Identity, said: [&[u8]; 4]) -> WireEntry {
+    WireEntry { magic: WIRE_MAGIC, proof: identity.key.sign(ENTERS, &said) }
+}
+
+/// Looks whether a connection is the one that is waited for; tells nothing by its time.
+pub(crate) fn judge_entry(
+    identity: &Identity,
+    wanted: &WireEntry,
+    bytes: &[u8],
+) -> Result<(), RefusalReason> {
+    let entry = WireEntry::decode(bytes).map_err(|_| RefusalReason::Malformed)?;
+    let twice = |entry: &WireEntry| identity.key.mac(ENTERS, &[&entry.proof]);
+    let mac = twice(wanted).finalize().into_bytes();
+    twice(&entry).verify(&mac).map_err(|_| RefusalReason::Key)
 }
 
 /// The side that was connected to, once it has heard the Hello.
@@ -207,7 +274,7 @@ impl Acceptor {
 
     /// Judges the proof.
     pub fn judge(&self, identity: &Identity, proof: &WireProof) -> Result<Agreed, RefusalReason> {
-        let said = [self.hello.as_bytes(), self.challenge.as_bytes()];
+        let said = [self.hello.as_bytes(), self.challenge.as_bytes(), proof.claim()];
         identity.key.mac(INITIATES, &said).verify_slice(&proof.proof).map_err(|_| RefusalReason::Key)?;
         check_epoch(self.hello.epoch, self.challenge.epoch)?;
         Ok(Agreed {
@@ -216,6 +283,16 @@ impl Acceptor {
             version: self.challenge.version,
             window: self.window,
         })
+    }
+
+    /// The Welcome after a Proof that was judged: the initiator is waited for at `port`, with this entry.
+    pub fn welcome(&self, identity: &Identity, proof: &WireProof, port: u16) -> (WireWelcome, WireEntry) {
+        let mut welcome =
+            WireWelcome { port: U16::new(port), reserved: U16::new(0), proof: [0; PROOF_BYTES] };
+        let [hello, challenge] = [self.hello.as_bytes(), self.challenge.as_bytes()];
+        welcome.proof = identity.key.sign(WELCOMES, &[hello, challenge, proof.as_bytes(), welcome.claim()]);
+        let entry = entry(identity, [hello, challenge, proof.as_bytes(), welcome.as_bytes()]);
+        (welcome, entry)
     }
 }
 
@@ -259,8 +336,12 @@ mod tests {
         let one = node(1, 1);
         let first = initiator(&one, 5);
         let second = acceptor(first.hello(), 5).unwrap();
-        let (proof, theirs) = first.answer(&one, second.challenge()).unwrap();
+        let theirs = first.judge(&one, second.challenge()).unwrap();
+        let proof = first.answer(&one, second.challenge(), 1234);
         let ours = second.judge(&node(2, 1), &proof).unwrap();
+        let (welcome, wanted) = second.welcome(&node(2, 1), &proof, 4321);
+        let entry = first.enter(&one, second.challenge(), &proof, &welcome).unwrap();
+        assert_eq!(judge_entry(&node(2, 1), &wanted, entry.as_bytes()), Ok(()));
         assert_eq!((theirs.node, ours.node), (NodeId::new(2), NodeId::new(1)));
         assert_eq!((theirs.epoch, ours.epoch, ours.version), (Epoch::new(5), Epoch::new(5), WIRE_VERSION));
     }
@@ -283,8 +364,7 @@ mod tests {
         for (theirs, reason) in [(4, RefusalReason::OldEpoch), (6, RefusalReason::NewEpoch)] {
             let first = initiator(&one, theirs);
             let second = acceptor(first.hello(), 5).unwrap();
-            let said = [first.hello().as_bytes(), second.challenge().as_bytes()];
-            let proof = WireProof { proof: one.key.sign(INITIATES, &said) };
+            let proof = first.answer(&one, second.challenge(), 0);
             assert_eq!(second.judge(&node(2, 1), &proof), Err(reason));
         }
     }
@@ -295,7 +375,7 @@ mod tests {
         for (theirs, reason) in [(4, RefusalReason::OldEpoch), (6, RefusalReason::NewEpoch)] {
             let first = initiator(&one, 5);
             let second = acceptor(first.hello(), theirs).unwrap();
-            assert_eq!(first.answer(&one, second.challenge()).unwrap_err(), reason);
+            assert_eq!(first.judge(&one, second.challenge()).unwrap_err(), reason);
         }
     }
 
@@ -304,11 +384,16 @@ mod tests {
         let one = node(1, 1);
         let first = initiator(&one, 5);
         let second = acceptor(first.hello(), 5).unwrap();
-        let (proof, _) = first.answer(&one, second.challenge()).unwrap();
+        let proof = first.answer(&one, second.challenge(), 0);
         let again = acceptor(first.hello(), 5).unwrap();
         assert_eq!(again.judge(&node(2, 1), &proof), Err(RefusalReason::Key), "a proof was accepted twice");
         let other = initiator(&one, 5);
-        assert_eq!(other.answer(&one, second.challenge()).unwrap_err(), RefusalReason::Key);
+        assert_eq!(other.judge(&one, second.challenge()).unwrap_err(), RefusalReason::Key);
+        let (welcome, entry) = second.welcome(&node(2, 1), &proof, 7);
+        let later = other.answer(&one, again.challenge(), 0);
+        assert_eq!(other.enter(&one, again.challenge(), &later, &welcome), Err(RefusalReason::Key));
+        let (_, wanted) = again.welcome(&node(2, 1), &later, 7);
+        assert_eq!(judge_entry(&node(2, 1), &wanted, entry.as_bytes()), Err(RefusalReason::Key));
     }
 
     #[test]
@@ -316,8 +401,32 @@ mod tests {
         let one = node(1, 1);
         let first = initiator(&one, 5);
         let second = acceptor(first.hello(), 5).unwrap();
-        let reflected = WireProof { proof: second.challenge().proof };
+        let proof = first.answer(&one, second.challenge(), 0);
+        let reflected = WireProof { proof: second.challenge().proof, ..proof };
         assert_eq!(second.judge(&node(2, 1), &reflected), Err(RefusalReason::Key));
+        let (welcome, _) = second.welcome(&node(2, 1), &proof, 0);
+        for back in [second.challenge().proof, proof.proof] {
+            let reflected = WireWelcome { proof: back, ..welcome };
+            assert_eq!(first.enter(&one, second.challenge(), &proof, &reflected), Err(RefusalReason::Key));
+        }
+    }
+
+    #[test]
+    fn a_port_that_was_changed_on_its_way_is_found() {
+        let one = node(1, 1);
+        let first = initiator(&one, 5);
+        let second = acceptor(first.hello(), 5).unwrap();
+        let proof = first.answer(&one, second.challenge(), 1234);
+        let changed = WireProof { port: U16::new(1235), ..proof };
+        assert_eq!(second.judge(&node(2, 1), &changed), Err(RefusalReason::Key));
+        let (welcome, wanted) = second.welcome(&node(2, 1), &proof, 4321);
+        let changed = WireWelcome { port: U16::new(4322), ..welcome };
+        assert_eq!(first.enter(&one, second.challenge(), &proof, &changed), Err(RefusalReason::Key));
+        let mut entry = first.enter(&one, second.challenge(), &proof, &welcome).unwrap();
+        entry.proof[31] ^= 1;
+        assert_eq!(judge_entry(&node(2, 1), &wanted, entry.as_bytes()), Err(RefusalReason::Key));
+        let short = &wanted.as_bytes()[..30];
+        assert_eq!(judge_entry(&node(2, 1), &wanted, short), Err(RefusalReason::Malformed));
     }
 
     #[test]
@@ -325,9 +434,8 @@ mod tests {
         let stranger = node(1, 9);
         let first = initiator(&stranger, 5);
         let second = acceptor(first.hello(), 5).unwrap();
-        assert_eq!(first.answer(&stranger, second.challenge()).unwrap_err(), RefusalReason::Key);
-        let said = [first.hello().as_bytes(), second.challenge().as_bytes()];
-        let proof = WireProof { proof: stranger.key.sign(INITIATES, &said) };
+        assert_eq!(first.judge(&stranger, second.challenge()).unwrap_err(), RefusalReason::Key);
+        let proof = first.answer(&stranger, second.challenge(), 0);
         assert_eq!(second.judge(&node(2, 1), &proof), Err(RefusalReason::Key));
     }
 
@@ -335,7 +443,7 @@ mod tests {
     fn knocks_are_judged() {
         let right = knock(&node(1, 1), &SystemHost);
         let judge = |knock: &Knock| judge_knock(&node(2, 1), knock.as_bytes());
-        assert_eq!(judge(&right), Ok(()));
+        assert_eq!(judge(&right), Ok(right.nonce));
         assert_eq!(judge(&knock(&node(1, 9), &SystemHost)), Err(RefusalReason::Key));
         assert_eq!(judge(&Knock { cluster: [1; 16], ..right }), Err(RefusalReason::Cluster));
         assert_eq!(judge(&Knock { version_min: 9, version_max: 9, ..right }), Err(RefusalReason::Version));
@@ -344,5 +452,17 @@ mod tests {
         changed.nonce[3] ^= 1;
         assert_eq!(judge(&changed), Err(RefusalReason::Key));
         assert_eq!(judge_knock(&node(2, 1), &right.as_bytes()[..50]), Err(RefusalReason::Malformed));
+    }
+    #[test]
+    fn a_knock_is_heard_once_and_few_are_remembered() {
+        let mut knocks = Knocks::default();
+        let number = |number: usize| (number as u128).to_le_bytes();
+        for knock in 0..2 * KNOCKS_MAX {
+            assert!(knocks.hear(number(knock)));
+            assert!(!knocks.hear(number(knock)));
+        }
+        assert_eq!((knocks.heard.len(), knocks.order.len()), (KNOCKS_MAX, KNOCKS_MAX));
+        assert!(!knocks.hear(number(KNOCKS_MAX)));
+        assert!(knocks.hear(number(0)));
     }
 }

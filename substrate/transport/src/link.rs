@@ -1,5 +1,5 @@
-//! What a provider gives: the bare connection under [`crate::Connection`], the door under [`crate::Listener`], and
-//! registered memory. The rules that both providers keep are those of verbs, since code that keeps them is right
+//! What a provider gives: the talk at a door, where two nodes come to trust each other; the bare connection that
+//! follows, under [`crate::Connection`]; and registered memory. The rules that both providers keep are those of verbs, since code that keeps them is right
 //! everywhere.
 //!
 //! A link never calls upwards on its own: whoever drives it hands in what takes the arrivals. So each side of an
@@ -8,10 +8,11 @@
 use crate::error::{Ended, Error};
 use crate::memory::{Bytes, Local, Rights};
 use crate::news::News;
-use format::wire::WireRegion;
+use format::wire::{DoorKind, WireRegion};
 use ipc::Time;
 use pmem::Region;
 use std::any::Any;
+use std::net::IpAddr;
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 
@@ -94,16 +95,79 @@ pub(crate) trait Link: Send + Sync {
     fn close(&self);
 }
 
-/// Judges the knock that came with the wish for a connection; the refusal, if it is one.
+/// What came out of a talk.
+pub(crate) enum Heard {
+    /// Nothing yet.
+    Nothing,
+    /// A message, of the length that its kind has.
+    Said(DoorKind, Vec<u8>),
+    /// Bytes that are no message.
+    Noise,
+    /// The other side has gone, after all that it said.
+    Gone,
+}
+
+/// A talk at a door: a few short messages each way, with somebody who may be anybody. It ends when it is dropped; what
+/// was said before still leaves.
+pub(crate) trait Talk: Send + Sync {
+    /// Told when something may be heard.
+    fn news(&self) -> &Arc<News>;
+
+    /// Says something. There is room for all that a handshake says; what finds none on its way leaves later, while
+    /// somebody hears.
+    fn say(&self, kind: DoorKind, body: &[u8]) -> Result<(), Error>;
+
+    /// The next thing that the other side said.
+    fn hear(&self) -> Heard;
+
+    /// Nothing more will be said.
+    fn hang_up(&self);
+
+    /// Sees to it that what comes is told.
+    fn arm(&self);
+
+    /// When something is due by itself.
+    fn next_due(&self) -> Option<Time>;
+
+    /// The address of the other side, where it has one.
+    fn from(&self) -> Option<IpAddr>;
+}
+
+/// Judges what came with the wish for a connection; the refusal, if it is one.
 pub(crate) type Judge = Arc<dyn Fn(&[u8]) -> Result<(), Vec<u8>> + Send + Sync>;
 
-/// Where links come in.
+/// Where talks come in.
 pub(crate) trait Door: Send + Sync {
     /// Where it is, for others to connect to.
     fn address(&self) -> String;
 
-    /// The next link that wants in.
+    /// The next talk.
+    fn next(&self) -> Result<Option<Arc<dyn Talk>>, Error>;
+
+    /// Sees to it that the next talk is told.
+    fn arm(&self);
+
+    /// Waits for one connection: of who is talked to, from its port `port` if that is not 0, which brings along what
+    /// `judge` accepts.
+    fn invite(&self, talk: &dyn Talk, port: u16, judge: Judge) -> Result<Box<dyn Invitation>, Error>;
+}
+
+/// Waits for one connection; nobody else comes in by it. Over when it is dropped.
+pub(crate) trait Invitation: Send + Sync {
+    /// Where, at the address of the door.
+    fn port(&self) -> u16;
+
+    /// The connection, once.
     fn next(&self) -> Result<Option<Arc<dyn Link>>, Error>;
+}
+
+/// A connection that is to be made.
+pub(crate) trait Approach {
+    /// The port that it will come from; 0 where none is known.
+    fn port(&self) -> u16;
+
+    /// Begins it, towards where it is waited for, bringing something along.
+    fn go(self: Box<Self>, port: u16, said: &[u8], news: Arc<News>) -> Result<Arc<dyn Link>, Error>;
 }
 
 /// A kind of connections.
@@ -112,8 +176,11 @@ pub(crate) trait Provider: Send + Sync {
     fn register(&self, region: &Region) -> Result<Box<dyn Any + Send + Sync>, Error>;
 
     /// Opens a door.
-    fn listen(&self, at: &str, judge: Judge, news: Arc<News>) -> Result<Box<dyn Door>, Error>;
+    fn listen(&self, at: &str, news: Arc<News>) -> Result<Box<dyn Door>, Error>;
 
-    /// Begins a connection.
-    fn connect(&self, to: &str, knock: &[u8], news: Arc<News>) -> Result<Arc<dyn Link>, Error>;
+    /// Begins a talk at a door.
+    fn talk(&self, to: &str, news: Arc<News>) -> Result<Arc<dyn Talk>, Error>;
+
+    /// Prepares a connection to the node behind a door.
+    fn approach(&self, to: &str) -> Result<Box<dyn Approach>, Error>;
 }

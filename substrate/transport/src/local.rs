@@ -12,19 +12,23 @@
 use crate::Endpoint;
 use crate::error::{Ended, Error};
 use crate::handshake::Identity;
-use crate::link::{Arrival, Door, Driver, Judge, Link, Provider, Shape, Work};
+use crate::link::{
+    Approach, Arrival, Door, Driver, Heard, Invitation, Judge, Link, Provider, Shape, Talk, Work,
+};
 use crate::memory::{Bytes, Rights};
 use crate::news::News;
 use crate::settings::Settings;
 use format::Epoch;
-use format::wire::WireRegion;
+use format::wire::{DoorHead, DoorKind, RefusalReason, WireRefusal, WireRegion};
 use ipc::{Host, Lock, Time};
 use pmem::Region;
 use std::any::Any;
 use std::collections::{HashMap, VecDeque};
+use std::net::IpAddr;
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
+use zerocopy::IntoBytes;
 use zerocopy::little_endian::U64;
 
 mod wire;
@@ -48,6 +52,7 @@ struct State {
     ways: HashMap<(String, String), Way>,
     wires: Vec<Weak<Wire>>,
     next_door: u64,
+    next_invitation: u16,
 }
 
 /// What one direction between two nodes is like.
@@ -61,7 +66,13 @@ pub(crate) struct Way {
 impl Network {
     /// A network without faults.
     pub fn new(host: Arc<dyn Host>) -> Self {
-        let state = State { doors: HashMap::new(), ways: HashMap::new(), wires: Vec::new(), next_door: 1 };
+        let state = State {
+            doors: HashMap::new(),
+            ways: HashMap::new(),
+            wires: Vec::new(),
+            next_door: 1,
+            next_invitation: 0,
+        };
         let state = Lock::new(host.clone(), state);
         Self(Arc::new(Inner { host, state }))
     }
@@ -135,6 +146,7 @@ impl Inner {
 }
 
 /// A node's way into the network.
+#[derive(Clone)]
 struct Node {
     name: String,
     network: Arc<Inner>,
@@ -146,22 +158,28 @@ impl Provider for Node {
         Ok(Box::new(()))
     }
 
-    fn listen(&self, at: &str, judge: Judge, news: Arc<News>) -> Result<Box<dyn Door>, Error> {
+    fn listen(&self, at: &str, news: Arc<News>) -> Result<Box<dyn Door>, Error> {
         let mut state = self.network.state.lock();
         let address =
             if at.is_empty() { format!("{}/{}", self.name, state.next_door) } else { at.to_string() };
         state.next_door += 1;
-        if state.doors.contains_key(&address) {
-            return Err(Error::Unavailable("the address is taken"));
-        }
-        let queue = Lock::new(self.network.host.clone(), VecDeque::new());
-        let (name, shape) = (self.name.clone(), self.shape);
-        let door = Arc::new(LocalDoor { address: address.clone(), name, shape, judge, news, queue });
-        state.doors.insert(address, door.clone());
-        Ok(Box::new(OpenDoor { door, network: self.network.clone() }))
+        // Anybody may talk.
+        let door = self.network.open(&mut state, address, self, Arc::new(|_| Ok(())), news)?;
+        Ok(Box::new(OpenDoor { node: self.clone(), door }))
     }
 
-    fn connect(&self, to: &str, knock: &[u8], news: Arc<News>) -> Result<Arc<dyn Link>, Error> {
+    fn talk(&self, to: &str, news: Arc<News>) -> Result<Arc<dyn Talk>, Error> {
+        Ok(LocalTalk::new(self.reach(to, &[], news)?))
+    }
+
+    fn approach(&self, to: &str) -> Result<Box<dyn Approach>, Error> {
+        Ok(Box::new(Coming { node: self.clone(), to: to.to_string() }))
+    }
+}
+
+impl Node {
+    /// A link to a door, at which it says something.
+    fn reach(&self, to: &str, said: &[u8], news: Arc<News>) -> Result<Arc<LocalLink>, Error> {
         let door = self.network.state.lock().doors.get(to).cloned();
         let door = door.ok_or(Error::Unavailable("nobody listens there"))?;
         let theirs = News::heard_by(Some(door.news.clone()));
@@ -170,11 +188,33 @@ impl Provider for Node {
         let wire = Wire::new(self.network.host.clone(), self.network.clone(), names, [news, theirs], shapes);
         self.network.state.lock().wires.push(Arc::downgrade(&wire));
         let link = Arc::new(LocalLink::new(wire.clone(), 1));
-        wire.send(0, Flight::Knock { said: knock.to_vec(), door, link });
+        wire.send(0, Flight::Knock { said: said.to_vec(), door, link });
         Ok(Arc::new(LocalLink::new(wire, 0)))
     }
 }
 
+impl Inner {
+    /// Makes a door known.
+    fn open(
+        &self,
+        state: &mut State,
+        address: String,
+        node: &Node,
+        judge: Judge,
+        news: Arc<News>,
+    ) -> Result<Arc<LocalDoor>, Error> {
+        if state.doors.contains_key(&address) {
+            return Err(Error::Unavailable("the address is taken"));
+        }
+        let queue = Lock::new(self.host.clone(), VecDeque::new());
+        let (name, shape) = (node.name.clone(), node.shape);
+        let door = Arc::new(LocalDoor { address: address.clone(), name, shape, judge, news, queue });
+        state.doors.insert(address, door.clone());
+        Ok(door)
+    }
+}
+
+/// Where links come in: a door for talks, or an invitation for one connection.
 pub(crate) struct LocalDoor {
     address: String,
     name: String,
@@ -189,21 +229,71 @@ impl LocalDoor {
     pub fn knock(&self, said: &[u8], link: Arc<LocalLink>) -> Result<(), Vec<u8>> {
         (self.judge)(said)?;
         let mut queue = self.queue.lock();
-        if queue.len() < KNOCKING_MAX {
-            queue.push_back(link);
+        if queue.len() >= KNOCKING_MAX {
+            return Err(WireRefusal::new(RefusalReason::Full, Epoch::new(0)).as_bytes().to_vec());
         }
+        queue.push_back(link);
         Ok(())
     }
 }
 
 struct OpenDoor {
+    node: Node,
     door: Arc<LocalDoor>,
-    network: Arc<Inner>,
 }
 
 impl Door for OpenDoor {
     fn address(&self) -> String {
         self.door.address.clone()
+    }
+
+    fn next(&self) -> Result<Option<Arc<dyn Talk>>, Error> {
+        let link = self.door.queue.lock().pop_front();
+        Ok(link.map(|link| LocalTalk::new(link) as Arc<dyn Talk>))
+    }
+
+    fn arm(&self) {}
+
+    fn invite(&self, _talk: &dyn Talk, _port: u16, judge: Judge) -> Result<Box<dyn Invitation>, Error> {
+        let network = &self.node.network;
+        let mut state = network.state.lock();
+        state.next_invitation = state.next_invitation.wrapping_add(1);
+        let port = state.next_invitation;
+        let address = invitation_address(&self.door.address, port);
+        let door = network.open(&mut state, address, &self.node, judge, self.door.news.clone())?;
+        Ok(Box::new(OpenInvitation { network: network.clone(), door, port }))
+    }
+}
+
+impl Drop for OpenDoor {
+    fn drop(&mut self) {
+        self.node.network.close(&self.door);
+    }
+}
+
+/// Where one connection of somebody from a door is waited for.
+fn invitation_address(door: &str, port: u16) -> String {
+    format!("{door}:{port}")
+}
+
+impl Inner {
+    fn close(&self, door: &LocalDoor) {
+        let gone = self.state.lock().doors.remove(&door.address);
+        drop(gone);
+        let queue = std::mem::take(&mut *door.queue.lock());
+        queue.iter().for_each(|link| link.close());
+    }
+}
+
+struct OpenInvitation {
+    network: Arc<Inner>,
+    door: Arc<LocalDoor>,
+    port: u16,
+}
+
+impl Invitation for OpenInvitation {
+    fn port(&self) -> u16 {
+        self.port
     }
 
     fn next(&self) -> Result<Option<Arc<dyn Link>>, Error> {
@@ -212,10 +302,93 @@ impl Door for OpenDoor {
     }
 }
 
-impl Drop for OpenDoor {
+impl Drop for OpenInvitation {
     fn drop(&mut self) {
-        self.network.state.lock().doors.remove(&self.door.address);
-        self.door.queue.lock().clear();
+        self.network.close(&self.door);
+    }
+}
+
+/// A connection that is to be made.
+struct Coming {
+    node: Node,
+    to: String,
+}
+
+impl Approach for Coming {
+    fn port(&self) -> u16 {
+        0
+    }
+
+    fn go(self: Box<Self>, port: u16, said: &[u8], news: Arc<News>) -> Result<Arc<dyn Link>, Error> {
+        let link = self.node.reach(&invitation_address(&self.to, port), said, news)?;
+        Ok(link)
+    }
+}
+
+/// A talk: frames of a link of its own.
+struct LocalTalk {
+    link: Arc<LocalLink>,
+    came: Lock<Talked>,
+}
+
+#[derive(Default)]
+struct Talked {
+    frames: VecDeque<Vec<u8>>,
+    over: bool,
+}
+
+impl LocalTalk {
+    fn new(link: Arc<LocalLink>) -> Arc<Self> {
+        let came = Lock::new(link.wire.host.clone(), Talked::default());
+        Arc::new(Self { link, came })
+    }
+}
+
+impl Talk for LocalTalk {
+    fn news(&self) -> &Arc<News> {
+        self.link.news()
+    }
+
+    fn say(&self, kind: DoorKind, body: &[u8]) -> Result<(), Error> {
+        let frame = [DoorHead::new(kind).as_bytes(), body].concat();
+        self.link.wire.send(self.link.side, Flight::Frame { number: None, frame });
+        Ok(())
+    }
+
+    fn hear(&self) -> Heard {
+        let mut came = self.came.lock();
+        self.link.drive(&mut |arrival| match arrival {
+            Arrival::Frame(frame) => came.frames.push_back(frame.to_vec()),
+            Arrival::Ended(_) | Arrival::Refused(_) => came.over = true,
+            Arrival::Up | Arrival::Done(_) | Arrival::Immediate(_) => {}
+        });
+        match came.frames.pop_front() {
+            Some(frame) => match DoorHead::decode(&frame) {
+                Ok(Some((kind, body))) => Heard::Said(kind, body.to_vec()),
+                _ => Heard::Noise,
+            },
+            None if came.over => Heard::Gone,
+            None => Heard::Nothing,
+        }
+    }
+
+    /// Whoever is talked to hears the end when the talk is dropped.
+    fn hang_up(&self) {}
+
+    fn arm(&self) {}
+
+    fn next_due(&self) -> Option<Time> {
+        self.link.next_due()
+    }
+
+    fn from(&self) -> Option<IpAddr> {
+        None
+    }
+}
+
+impl Drop for LocalTalk {
+    fn drop(&mut self) {
+        self.link.close();
     }
 }
 

@@ -362,7 +362,11 @@ fn dropped_is_heard(bed: &Bed) {
 fn refused(bed: &Bed, one: &Endpoint, to: NodeId, two: &Endpoint) -> Error {
     let listener = bed.inside(2, || two.listen("").unwrap());
     let address = listener.address();
-    let listening = spawn("listens", move || serve_nobody(&listener));
+    let enter = bed.entering(2);
+    let listening = spawn("listens", move || {
+        enter();
+        serve_nobody(&listener)
+    });
     let error = bed.inside(1, || one.connect(&address, to, soon()).unwrap_err());
     assert_eq!(listening.join(), 0, "somebody was let in who was refused");
     assert_eq!((one.connections(), two.connections()), (0, 0));
@@ -459,7 +463,9 @@ fn many_connections(bed: &Bed) {
     let listener = bed.inside(2, || two.listen("").unwrap());
     let address = listener.address();
     let count = if std::env::var_os("HEARTH_PROVE").is_some() { 200 } else { 40 };
+    let enter = bed.entering(2);
     let accepting = spawn("accepts", move || {
+        enter();
         (0..count).map(|_| listener.accept(Some(soon())).unwrap()).collect::<Vec<_>>()
     });
     let here: Vec<_> =

@@ -39,7 +39,7 @@ impl Connection {
     }
 
     fn agreed(&self) -> Agreed {
-        self.0.peer().expect("a connection is given out after its handshake")
+        self.0.peer()
     }
 
     /// Why the connection is over, if it is.
@@ -195,9 +195,6 @@ fn part(region: &WireRegion, offset: u64, bytes: u64) -> Result<WireRegion, Erro
 
 impl std::fmt::Debug for Connection {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.0.peer() {
-            Some(peer) => write!(f, "Connection({}, {})", peer.node, peer.epoch),
-            None => write!(f, "Connection"),
-        }
+        write!(f, "Connection({}, {})", self.node(), self.epoch())
     }
 }

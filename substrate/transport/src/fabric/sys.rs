@@ -104,13 +104,14 @@ unsafe extern "C" {
     fn hf_eq_descriptor(domain: *mut RawDomain) -> c_int;
     fn hf_eq_may_sleep(domain: *mut RawDomain) -> c_int;
     fn hf_eq_read(domain: *mut RawDomain, event: *mut RawEvent) -> c_int;
-    fn hf_listen(
+    fn hf_pep_open(
         domain: *mut RawDomain,
         ip: *const libc::c_char,
         port: u16,
         out: *mut *mut RawListener,
-        bound: *mut u16,
     ) -> c_int;
+    fn hf_pep_listen(domain: *mut RawDomain, listener: *mut RawListener) -> c_int;
+    fn hf_pep_port(listener: *mut RawListener, port: *mut u16) -> c_int;
     fn hf_pep_close(listener: *mut RawListener);
     fn hf_reject(
         domain: *mut RawDomain,
@@ -129,6 +130,7 @@ unsafe extern "C" {
     ) -> c_int;
     fn hf_endpoint_connecting(
         domain: *mut RawDomain,
+        listener: *mut RawListener,
         ip: *const libc::c_char,
         port: u16,
         completions: u64,
@@ -262,18 +264,34 @@ impl Domain {
         (read != 0).then_some(event)
     }
 
-    /// Listens; gives the listener and its port.
-    pub fn listen(&self, ip: &str, port: u16) -> Result<(*mut RawListener, u16), Error> {
+    /// A passive endpoint at any free port, that does not listen yet, and its port, if the provider knows it by now.
+    pub fn passive(&self, ip: &str) -> Result<(*mut RawListener, u16), Error> {
         let source = text(ip)?;
-        let (mut listener, mut bound) = (std::ptr::null_mut(), 0);
-        // SAFETY: the domain is open, the text ends with a zero byte, the results are ours.
-        let code =
-            unsafe { hf_listen(self.0.as_ptr(), source.as_ptr(), port, &raw mut listener, &raw mut bound) };
-        if code == libc::EADDRINUSE {
-            return Err(Error::Unavailable("the address is taken"));
-        }
-        check("fi_listen", code)?;
-        Ok((listener, bound))
+        let mut listener = std::ptr::null_mut();
+        // SAFETY: the domain is open, the text ends with a zero byte, the result is ours.
+        let code = unsafe { hf_pep_open(self.0.as_ptr(), source.as_ptr(), 0, &raw mut listener) };
+        check("fi_passive_ep", code)?;
+        // SAFETY: just made.
+        let port = unsafe { Self::port(listener) };
+        Ok((listener, port.unwrap_or(0)))
+    }
+
+    /// # Safety
+    /// The listener is one of this domain, and not closed.
+    pub unsafe fn listen(&self, listener: *mut RawListener) -> Result<u16, Error> {
+        // SAFETY: by the contract above.
+        check("fi_listen", unsafe { hf_pep_listen(self.0.as_ptr(), listener) })?;
+        // SAFETY: as above.
+        unsafe { Self::port(listener) }
+    }
+
+    /// # Safety
+    /// As for [`Self::listen`].
+    unsafe fn port(listener: *mut RawListener) -> Result<u16, Error> {
+        let mut port = 0;
+        // SAFETY: by the contract above; the result is ours.
+        check("fi_getname", unsafe { hf_pep_port(listener, &raw mut port) })?;
+        Ok(port)
     }
 
     /// # Safety
@@ -307,12 +325,25 @@ impl Domain {
         Ok(out)
     }
 
-    pub fn connecting(&self, ip: &str, port: u16, completions: u64) -> Result<RawEndpoint, Error> {
+    /// An endpoint that will connect; from the address of a passive one, if there is one, which can only be closed
+    /// afterwards.
+    ///
+    /// # Safety
+    /// The passive endpoint is of this domain, does not listen, and was not used before.
+    pub unsafe fn connecting(
+        &self,
+        from: Option<*mut RawListener>,
+        ip: &str,
+        port: u16,
+        completions: u64,
+    ) -> Result<RawEndpoint, Error> {
         let to = text(ip)?;
         let mut out = RawEndpoint { posting: std::ptr::null_mut(), completions: std::ptr::null_mut() };
-        // SAFETY: the domain is open, the text ends with a zero byte, the result is ours.
-        let code =
-            unsafe { hf_endpoint_connecting(self.0.as_ptr(), to.as_ptr(), port, completions, &raw mut out) };
+        let from = from.unwrap_or(std::ptr::null_mut());
+        // SAFETY: the domain is open, the text ends with a zero byte, the result is ours; the rest by the contract.
+        let code = unsafe {
+            hf_endpoint_connecting(self.0.as_ptr(), from, to.as_ptr(), port, completions, &raw mut out)
+        };
         check("fi_endpoint", code)?;
         Ok(out)
     }

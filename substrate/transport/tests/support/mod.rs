@@ -10,6 +10,7 @@ use std::time::Duration;
 use transport::{ClusterKey, Connection, Endpoint, Event, Fabric, Identity, Network, Settings};
 
 pub mod namespaces;
+pub mod relay;
 
 /// No single wait of a test takes longer.
 pub const LIMIT: Duration = Duration::from_secs(20);
@@ -79,6 +80,15 @@ impl Bed {
         }
     }
 
+    /// What a thread of a node does first: see [`Self::inside`].
+    pub fn entering(&self, node: u32) -> impl FnOnce() + Send + 'static {
+        let entrance = match self {
+            Self::Namespaces(namespaces) => Some(namespaces.entrance(node)),
+            _ => None,
+        };
+        move || entrance.iter().for_each(|entrance| namespaces::enter(entrance))
+    }
+
     /// Cuts two nodes from each other.
     pub fn cut(&self, one: u32, other: u32) {
         match self {
@@ -128,7 +138,11 @@ impl Pair {
 pub fn join(bed: &Bed, one: &Endpoint, two: &Endpoint) -> (Connection, Connection) {
     let listener = bed.inside(2, || two.listen("").unwrap());
     let address = listener.address();
-    let accepting = spawn("accepts", move || listener.accept(Some(soon())).unwrap());
+    let enter = bed.entering(2);
+    let accepting = spawn("accepts", move || {
+        enter();
+        listener.accept(Some(soon())).unwrap()
+    });
     let here = bed.inside(1, || one.connect(&address, id(2), soon()).unwrap());
     (here, accepting.join())
 }

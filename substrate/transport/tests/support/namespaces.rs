@@ -58,19 +58,28 @@ impl Namespaces {
 
     /// Runs something on a thread that is inside a node's namespace, as are the sockets it makes.
     pub fn inside<R: Send>(&self, node: u32, body: impl FnOnce() -> R + Send) -> R {
-        let path = format!("/run/netns/{}", self.name(node));
+        let entrance = self.entrance(node);
         std::thread::scope(|scope| {
             let thread = scope.spawn(move || {
-                let file = std::fs::File::open(path).unwrap();
-                // SAFETY: changes this thread only.
-                let entered =
-                    unsafe { libc::setns(std::os::fd::AsRawFd::as_raw_fd(&file), libc::CLONE_NEWNET) };
-                assert_eq!(entered, 0, "root may enter a namespace");
+                enter(&entrance);
                 body()
             });
             thread.join().unwrap()
         })
     }
+
+    /// What [`enter`] takes.
+    pub fn entrance(&self, node: u32) -> String {
+        format!("/run/netns/{}", self.name(node))
+    }
+}
+
+/// Has the calling thread be inside a node's namespace from now on.
+pub fn enter(entrance: &str) {
+    let file = std::fs::File::open(entrance).unwrap();
+    // SAFETY: changes this thread only.
+    let entered = unsafe { libc::setns(std::os::fd::AsRawFd::as_raw_fd(&file), libc::CLONE_NEWNET) };
+    assert_eq!(entered, 0, "root may enter a namespace");
 }
 
 impl Drop for Namespaces {

@@ -1,0 +1,128 @@
+//! Programs between an initiator and a door that hear, hold back or change what either says.
+
+use super::spawn;
+use format::wire::{DoorHead, Knock, WireChallenge, WireHello, WireProof, WireWelcome};
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex, mpsc};
+
+/// A message at the door: head, then body.
+pub const HEAD: usize = size_of::<DoorHead>();
+pub const KNOCK: usize = HEAD + size_of::<Knock>();
+pub const CHALLENGE: usize = HEAD + size_of::<WireChallenge>();
+pub const WELCOME: usize = HEAD + size_of::<WireWelcome>();
+
+/// What an initiator says at the door, all of it.
+pub const SAID: usize = KNOCK + HEAD + size_of::<WireHello>() + HEAD + size_of::<WireProof>();
+
+/// Forwards one connection to the service, and keeps what the initiator said.
+pub fn record(to: &str) -> (String, super::Running<()>, Arc<Mutex<Vec<u8>>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let said = Arc::new(Mutex::new(Vec::new()));
+    let (theirs, to) = (said.clone(), to.to_string());
+    let thread = spawn("records", move || {
+        let (mut near, _) = listener.accept().unwrap();
+        let mut far = TcpStream::connect(to).unwrap();
+        let (mut back_from, mut back_to) = (far.try_clone().unwrap(), near.try_clone().unwrap());
+        let back = spawn("back", move || {
+            let _ = std::io::copy(&mut back_from, &mut back_to);
+            let _ = back_to.shutdown(Shutdown::Both);
+        });
+        let mut buffer = [0; 4096];
+        while let Ok(bytes @ 1..) = near.read(&mut buffer) {
+            theirs.lock().unwrap().extend_from_slice(&buffer[..bytes]);
+            if far.write_all(&buffer[..bytes]).is_err() {
+                break;
+            }
+        }
+        let _ = far.shutdown(Shutdown::Both);
+        back.join();
+    });
+    (address, thread, said)
+}
+
+/// What a meddler does with the bytes of one direction of a talk.
+#[derive(Clone, Copy, Debug)]
+pub enum Meddling {
+    Flips { at: usize, bit: usize },
+    Cuts { at: usize },
+}
+
+impl Meddling {
+    /// Changes what comes at an offset; false if the talk ends there.
+    fn change(self, offset: usize, bytes: &mut Vec<u8>) -> bool {
+        match self {
+            Self::Flips { at, bit } => {
+                if let Some(byte) = at.checked_sub(offset).and_then(|at| bytes.get_mut(at)) {
+                    *byte ^= 1 << bit;
+                }
+                true
+            }
+            Self::Cuts { at } => {
+                let goes_on = offset + bytes.len() < at;
+                bytes.truncate(at.saturating_sub(offset));
+                goes_on
+            }
+        }
+    }
+}
+
+/// Forwards one talk, and meddles with what the initiator says, or with what it hears.
+pub fn meddle(to: &str, forth: Option<Meddling>, back: Option<Meddling>) -> (String, super::Running<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let to = to.to_string();
+    let thread = spawn("meddles", move || {
+        let (near, _) = listener.accept().unwrap();
+        let far = TcpStream::connect(to).unwrap();
+        let (near_too, far_too) = (near.try_clone().unwrap(), far.try_clone().unwrap());
+        let other = spawn("back", move || pass(far_too, near_too, back));
+        pass(near, far, forth);
+        other.join();
+    });
+    (address, thread)
+}
+
+fn pass(mut from: TcpStream, mut to: TcpStream, meddling: Option<Meddling>) {
+    let (mut buffer, mut offset) = ([0; 4096], 0);
+    while let Ok(count @ 1..) = from.read(&mut buffer) {
+        let mut bytes = buffer[..count].to_vec();
+        let goes_on = meddling.is_none_or(|meddling| meddling.change(offset, &mut bytes));
+        offset += count;
+        if to.write_all(&bytes).is_err() || !goes_on {
+            break;
+        }
+    }
+    let _ = to.shutdown(Shutdown::Both);
+    let _ = from.shutdown(Shutdown::Both);
+}
+
+/// Forwards one talk at the door, and keeps the Welcome back until it is told to let it go. Gives the Welcome's port.
+pub fn hold(to: &str) -> (String, mpsc::Receiver<u16>, mpsc::Sender<()>, super::Running<()>) {
+    let far: SocketAddr = to.parse().unwrap();
+    let listener = TcpListener::bind(SocketAddr::new(far.ip(), 0)).unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let (tell, told) = mpsc::channel();
+    let (go, gone) = mpsc::channel();
+    let thread = spawn("holds", move || {
+        let (mut near, _) = listener.accept().unwrap();
+        let mut far = TcpStream::connect(far).unwrap();
+        let (mut from, mut to) = (near.try_clone().unwrap(), far.try_clone().unwrap());
+        let forth = spawn("forth", move || {
+            let _ = std::io::copy(&mut from, &mut to);
+            let _ = to.shutdown(Shutdown::Write);
+        });
+        let mut challenge = [0; CHALLENGE];
+        far.read_exact(&mut challenge).unwrap();
+        near.write_all(&challenge).unwrap();
+        let mut welcome = [0; WELCOME];
+        far.read_exact(&mut welcome).unwrap();
+        tell.send(u16::from_le_bytes([welcome[HEAD], welcome[HEAD + 1]])).unwrap();
+        gone.recv().unwrap();
+        // Who did not wait for it does not hear it.
+        let _ = near.write_all(&welcome);
+        forth.join();
+    });
+    (address, told, go, thread)
+}
