@@ -18,7 +18,7 @@ use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use support::relay::{CHALLENGE, HEAD, KNOCK, Meddling, SAID, WELCOME, hold, meddle, record};
+use support::relay::{CHALLENGE, HEAD, KNOCK, Meddling, SAID, WELCOME, connect_from, hold, meddle, record};
 use support::{Bed, host, id, identity, in_ms, message, soon, spawn};
 use transport::{ClusterKey, Connection, Endpoint, Error, Event, Fabric, Identity, Listener, Settings};
 use zerocopy::{FromZeros, IntoBytes};
@@ -291,8 +291,7 @@ fn nobody_else_reaches_the_listener_behind_the_door() {
             let (address, told, go, holding) = hold(&service.address);
             let connector = one.clone();
             let connecting = spawn("connects", move || connector.connect(&address, id(2), soon()).unwrap());
-            let port = told.recv().unwrap();
-            let behind = SocketAddr::new(ip.parse().unwrap(), port);
+            let behind = SocketAddr::new(ip.parse().unwrap(), told.recv().unwrap().to);
             // Nobody answers: not even that there is no listener.
             let strangers: Vec<_> = (0..4)
                 .map(|_| {
@@ -335,6 +334,51 @@ fn who_was_welcome_and_does_not_come_leaves_nothing() {
     await_descriptors(before);
     talk(&one.connect(&service.address, id(2), soon()).unwrap());
     assert_eq!(service.stop(), 2);
+}
+
+/// On one machine even the port can be had that a peer has bound: then the entry is wanting, and what came instead of
+/// the peer's connection leaves nothing behind, whatever it said.
+#[test]
+fn who_comes_in_the_place_of_a_peer_gets_no_further() {
+    let _alone = ALONE.lock().unwrap_or_else(|other| other.into_inner());
+    let bed = Bed::Tcp;
+    let short = Settings { handshake: Duration::from_secs(1), ..settings() };
+    let (one, two) = (bed.endpoint(1, &settings()), bed.endpoint(2, &short));
+    let service = Service::start(&two);
+    talk(&one.connect(&service.address, id(2), soon()).unwrap());
+    let before = descriptors();
+    let entry = [&WIRE_MAGIC[..], &[7; 32]].concat();
+    let sayings =
+        [vec![], vec![3], opening(&entry, 36)[..30].to_vec(), vec![0xff; 3000], opening(&entry, 36)];
+    let mut served = 1;
+    for said in &sayings {
+        let (address, told, go, holding) = hold(&service.address);
+        let connector = one.clone();
+        let connecting = spawn("connects", move || connector.connect(&address, id(2), soon()));
+        let agreed = told.recv().unwrap();
+        let behind = SocketAddr::from(([127, 0, 0, 1], agreed.to));
+        let mut imposter = connect_from(agreed.from, behind).unwrap();
+        imposter.write_all(said).unwrap();
+        // Long enough to be heard.
+        let _ = ipc::SystemHost.wait(&ipc::Word::new(0), 0, Some(in_ms(50)));
+        go.send(()).unwrap();
+        // Once the provider has hung up on the other, the port is the peer's again.
+        if let Ok(connection) = connecting.join() {
+            talk(&connection);
+            served += 1;
+        }
+        holding.join();
+        imposter.set_read_timeout(Some(support::LIMIT)).unwrap();
+        // The provider hangs up, at the latest when the invitation is over.
+        let ended = imposter.read_to_end(&mut Vec::new()).map_err(|error| error.kind());
+        assert_ne!(ended, Err(std::io::ErrorKind::WouldBlock), "it was kept: {said:?}");
+        drop(imposter);
+        talk(&one.connect(&service.address, id(2), soon()).unwrap());
+        served += 1;
+    }
+    println!("{} in the place of a peer, {served} connections of peers", sayings.len());
+    await_descriptors(before);
+    assert_eq!(service.stop(), served);
 }
 
 /// Numbers that look random, the same in every run.

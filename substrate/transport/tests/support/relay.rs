@@ -4,6 +4,7 @@ use super::spawn;
 use format::wire::{DoorHead, Knock, WireChallenge, WireHello, WireProof, WireWelcome};
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, mpsc};
 
 /// A message at the door: head, then body.
@@ -12,8 +13,10 @@ pub const KNOCK: usize = HEAD + size_of::<Knock>();
 pub const CHALLENGE: usize = HEAD + size_of::<WireChallenge>();
 pub const WELCOME: usize = HEAD + size_of::<WireWelcome>();
 
+pub const PROOF: usize = HEAD + size_of::<WireProof>();
+
 /// What an initiator says at the door, all of it.
-pub const SAID: usize = KNOCK + HEAD + size_of::<WireHello>() + HEAD + size_of::<WireProof>();
+pub const SAID: usize = KNOCK + HEAD + size_of::<WireHello>() + PROOF;
 
 /// Forwards one connection to the service, and keeps what the initiator said.
 pub fn record(to: &str) -> (String, super::Running<()>, Arc<Mutex<Vec<u8>>>) {
@@ -98,8 +101,15 @@ fn pass(mut from: TcpStream, mut to: TcpStream, meddling: Option<Meddling>) {
     let _ = from.shutdown(Shutdown::Both);
 }
 
-/// Forwards one talk at the door, and keeps the Welcome back until it is told to let it go. Gives the Welcome's port.
-pub fn hold(to: &str) -> (String, mpsc::Receiver<u16>, mpsc::Sender<()>, super::Running<()>) {
+/// What is agreed in a talk: the port that the connection comes from, and the port where it is waited for.
+#[derive(Clone, Copy, Debug)]
+pub struct Agreed {
+    pub from: u16,
+    pub to: u16,
+}
+
+/// Forwards one talk at the door, and keeps the Welcome back until it is told to let it go.
+pub fn hold(to: &str) -> (String, mpsc::Receiver<Agreed>, mpsc::Sender<()>, super::Running<()>) {
     let far: SocketAddr = to.parse().unwrap();
     let listener = TcpListener::bind(SocketAddr::new(far.ip(), 0)).unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -110,19 +120,59 @@ pub fn hold(to: &str) -> (String, mpsc::Receiver<u16>, mpsc::Sender<()>, super::
         let mut far = TcpStream::connect(far).unwrap();
         let (mut from, mut to) = (near.try_clone().unwrap(), far.try_clone().unwrap());
         let forth = spawn("forth", move || {
-            let _ = std::io::copy(&mut from, &mut to);
-            let _ = to.shutdown(Shutdown::Write);
+            let mut said = [0; SAID];
+            let (before, proof) = said.split_at_mut(SAID - PROOF);
+            for part in [before, proof] {
+                from.read_exact(part).unwrap();
+                to.write_all(part).unwrap();
+            }
+            let end = spawn("ends", move || {
+                let _ = std::io::copy(&mut from, &mut to);
+                let _ = to.shutdown(Shutdown::Write);
+            });
+            (port(&said[SAID - PROOF..]), end)
         });
         let mut challenge = [0; CHALLENGE];
         far.read_exact(&mut challenge).unwrap();
         near.write_all(&challenge).unwrap();
         let mut welcome = [0; WELCOME];
         far.read_exact(&mut welcome).unwrap();
-        tell.send(u16::from_le_bytes([welcome[HEAD], welcome[HEAD + 1]])).unwrap();
+        let (from, end) = forth.join();
+        tell.send(Agreed { from, to: port(&welcome) }).unwrap();
         gone.recv().unwrap();
         // Who did not wait for it does not hear it.
         let _ = near.write_all(&welcome);
-        forth.join();
+        end.join();
     });
     (address, told, go, thread)
+}
+
+/// The port that a Proof or a Welcome names.
+fn port(message: &[u8]) -> u16 {
+    u16::from_le_bytes([message[HEAD], message[HEAD + 1]])
+}
+
+/// A socket from a port of the loopback that somebody else has bound to connect from, where that one shares it.
+pub fn connect_from(from: u16, to: SocketAddr) -> std::io::Result<TcpStream> {
+    let name = libc::sockaddr_in {
+        sin_family: libc::AF_INET as libc::sa_family_t,
+        sin_port: from.to_be(),
+        sin_addr: libc::in_addr { s_addr: std::net::Ipv4Addr::LOCALHOST.to_bits().to_be() },
+        sin_zero: [0; 8],
+    };
+    let target = libc::sockaddr_in { sin_port: to.port().to_be(), ..name };
+    let bytes = size_of::<libc::sockaddr_in>() as libc::socklen_t;
+    let one: libc::c_int = 1;
+    // SAFETY: no memory is used.
+    let raw = unsafe { libc::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
+    assert!(raw >= 0, "a socket can be had");
+    // SAFETY: the kernel has just made this descriptor for us.
+    let socket = TcpStream::from(unsafe { OwnedFd::from_raw_fd(raw) });
+    // SAFETY: the values are read only.
+    let done = unsafe {
+        libc::setsockopt(raw, libc::SOL_SOCKET, libc::SO_REUSEADDR, (&raw const one).cast(), 4) == 0
+            && libc::bind(raw, (&raw const name).cast(), bytes) == 0
+            && libc::connect(raw, (&raw const target).cast(), bytes) == 0
+    };
+    if done { Ok(socket) } else { Err(std::io::Error::last_os_error()) }
 }
