@@ -154,6 +154,7 @@ fn open(cluster: &Cluster, node: &Node) -> Result<(Daemon, Vec<String>)> {
     let capacity_blocks = cluster.settings.capacity_bytes / format::BLOCK_BYTES as u64;
     let mut config = Config::default();
     config.area.capacity_blocks = capacity_blocks;
+    config.area.segment_blocks = segment_blocks(capacity_blocks);
     if medium.list().map_err(Error::at("read", pool))?.is_empty() {
         make_pool(&medium, cluster, &config)?;
         info!(pool = %pool.display(), "made the pool");
@@ -177,6 +178,13 @@ fn open(cluster: &Cluster, node: &Node) -> Result<(Daemon, Vec<String>)> {
     let losses: Vec<String> = recovered.damaged.iter().map(lost).collect();
     losses.iter().for_each(|loss| error!(loss));
     Ok((daemon, losses))
+}
+
+/// Data blocks of a segment in a pool of so many: so small that several users find segments of their own, and that an empty
+/// one is soon found; from 4 MiB to 1 GiB.
+fn segment_blocks(capacity_blocks: u64) -> u32 {
+    const SEGMENTS: u64 = 32;
+    (capacity_blocks / SEGMENTS).clamp(1 << 10, 256 << 10) as u32
 }
 
 fn make_pool(medium: &Medium, cluster: &Cluster, config: &Config) -> Result<()> {

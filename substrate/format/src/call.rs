@@ -358,9 +358,13 @@ pub struct RefillRequest {
     pub inodes: U64,
     /// Blocks of room wanted; 0 for none.
     pub room_blocks: U64,
+    /// 1: the session is about to write to files of other users.
+    pub shared: U32,
+    /// 0.
+    pub reserved: U32,
 }
 
-const _: () = assert!(size_of::<RefillRequest>() == 16);
+const _: () = assert!(size_of::<RefillRequest>() == 24);
 
 /// What was granted; less room than wanted means that the pool is nearly full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]

@@ -370,6 +370,17 @@ pub fn room_blocks(operation: &Operation<'_>) -> u64 {
     }
 }
 
+/// Whether a record takes data blocks, other than by its share of the tree.
+pub fn takes_blocks(operation: &Operation<'_>) -> bool {
+    matches!(operation, Operation::Write { .. } | Operation::Truncate { .. } | Operation::Allocate { .. })
+}
+
+/// Whether the data blocks that a user writes to a file of this owner are the user's own; others are the daemon's, and
+/// SharedFS is told before the first.
+pub fn is_own_file(user: u32, owner: u32) -> bool {
+    user == owner || user == 0
+}
+
 fn check_range(offset: u64, bytes: u64) -> Result<(), DecodeError> {
     match offset.checked_add(bytes) {
         Some(end) if end <= FILE_BYTES_MAX => Ok(()),

@@ -18,6 +18,7 @@ use format::{
 };
 use pmem::alloc::BlockAllocator;
 use pmem::{MediaError, Medium, Region};
+use std::collections::BTreeMap;
 use std::ops::{ControlFlow, Range};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{I64, U16, U32, U64};
@@ -111,6 +112,15 @@ pub struct Usage {
     pub nodes_free: u32,
     /// Inodes, those without a name included.
     pub inodes: u64,
+}
+
+/// Data blocks that can still be taken.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FreeBlocks {
+    /// By files with any owner key.
+    pub shared: u64,
+    /// By files with this key alone.
+    pub own: BTreeMap<u32, u64>,
 }
 
 /// The shared area of one node.
@@ -305,6 +315,17 @@ impl Area {
             nodes_free: self.node_map.allocatable(),
             inodes: self.root.inodes.get(),
         }
+    }
+
+    /// Data blocks by whose files can still take them.
+    pub fn free_blocks(&self) -> FreeBlocks {
+        FreeBlocks { shared: self.space.shared(), own: self.space.own() }
+    }
+
+    /// Keeps so many shared blocks from becoming a user's own: what was promised, other than to the user whose records come
+    /// next. Until then none are.
+    pub fn keep_shared(&mut self, blocks: u64) {
+        self.space.keep(blocks);
     }
 
     /// Lets the blocks that flips up to `flip` freed be allocated again. The caller has raised the generations of

@@ -116,7 +116,9 @@ impl Batch<'_> {
     /// its release.
     pub(crate) fn check_room(&self, wanted: u64, owner: u32, need: Need) -> Result<(), AreaError> {
         let reserve = match need {
-            Need::Growing => self.area.limits.reserve_blocks.max(SHRINKING_BLOCKS),
+            Need::Growing => {
+                self.area.limits.reserve_blocks.max(SHRINKING_BLOCKS).max(self.area.space.kept())
+            }
             Need::Promised => SHRINKING_BLOCKS,
             Need::Shrinking => 0,
         };

@@ -33,7 +33,7 @@ mod store;
 mod tree;
 mod view;
 
-pub use area::{Area, Counters, Limits, NewPool, Usage};
+pub use area::{Area, Counters, FreeBlocks, Limits, NewPool, Usage};
 pub use batch::{Applied, Applying, Batch, Committed};
 pub use error::{AreaError, Refused};
 pub use layout::TREE_FILE;

@@ -4,6 +4,10 @@
 //! that user and nobody else, and a block is reused only within its key. The key [`OWNER_DAEMON`] is nobody's: its
 //! segments are never mapped, so they also take what finds no room elsewhere.
 //!
+//! Blocks in segments of a user that hold something are that user's own; all others are *shared*: what lies in no segment
+//! yet, empty segments, and the daemon's. Any file can have any of those, at worst in a segment of the daemon's. A
+//! segment becomes a user's own only if the shared blocks that are kept stay shared: so many have been promised.
+//!
 //! A segment comes to be in two steps: its file is made, then a flip names it in the tree, and settles it before.
 //! When all capacity is given to segments and one of another key is empty, it goes the other way: a flip names it
 //! no more, and after that flip's release its file is removed. A crash between leaves a file that no tree names; it is removed when its number is needed. Its map is
@@ -63,6 +67,8 @@ pub(crate) struct Space {
     capacity_blocks: u64,
     /// Data blocks of a new segment.
     segment_blocks: u32,
+    /// Shared blocks that no segment of a user's own may take.
+    kept: u64,
     /// The next one: a number is never used again, because whoever has mapped a segment knows it by its number.
     next: SegmentId,
     /// Empty segments that the running batch takes out of the pool.
@@ -113,6 +119,7 @@ impl Space {
             segments: BTreeMap::new(),
             capacity_blocks,
             segment_blocks,
+            kept: 0,
             next,
             retiring: BTreeMap::new(),
             retired: Vec::new(),
@@ -179,25 +186,45 @@ impl Space {
         self.segments.get(&segment).map(|segment| segment.owner)
     }
 
-    fn usable(&self, owner: u32) -> impl Iterator<Item = (&SegmentId, &Segment)> {
-        self.segments.iter().filter(move |(_, found)| found.owner == owner)
-    }
-
     fn uncreated(&self) -> u64 {
         let created: u64 = self.segments.values().map(|segment| u64::from(segment.blocks)).sum();
         self.capacity_blocks.saturating_sub(created)
     }
 
-    /// Empty segments of other keys.
-    fn retirable(&self, owner: u32) -> impl Iterator<Item = (&SegmentId, &Segment)> {
-        let empty =
-            |segment: &Segment| segment.recycled.is_empty() && segment.allocatable() == segment.blocks;
-        self.segments.iter().filter(move |(_, found)| found.owner != owner && empty(found))
+    /// So many shared blocks are kept from becoming a user's own.
+    pub fn keep(&mut self, blocks: u64) {
+        self.kept = blocks;
     }
 
-    /// Takes an empty segment of another key out of the pool.
-    fn retire(&mut self, owner: u32) {
-        let found = self.retirable(owner).map(|(id, _)| *id).next();
+    /// See [`Self::keep`].
+    pub fn kept(&self) -> u64 {
+        self.kept
+    }
+
+    /// Blocks that files with any key can still take.
+    pub fn shared(&self) -> u64 {
+        let of = |segment: &Segment| match segment.owner {
+            OWNER_DAEMON => u64::from(segment.allocatable()),
+            _ if segment.is_empty() => u64::from(segment.blocks),
+            _ => 0,
+        };
+        self.uncreated() + self.segments.values().map(of).sum::<u64>()
+    }
+
+    /// Blocks that only files with a user's key can take, for each key that has some.
+    pub fn own(&self) -> BTreeMap<u32, u64> {
+        let mut own = BTreeMap::new();
+        let used = self.segments.values().filter(|found| found.owner != OWNER_DAEMON && !found.is_empty());
+        for segment in used {
+            *own.entry(segment.owner).or_default() += u64::from(segment.allocatable());
+        }
+        own
+    }
+
+    /// Takes an empty segment out of the pool, if there is one that may go.
+    fn retire(&mut self, may_go: impl Fn(&Segment) -> bool) {
+        let mut empty = self.segments.iter().filter(|(_, found)| found.is_empty() && may_go(found));
+        let found = empty.next().map(|(id, _)| *id);
         if let Some((id, segment)) = found.and_then(|id| self.segments.remove_entry(&id)) {
             self.retiring.insert(id, segment);
         }
@@ -235,12 +262,7 @@ impl Space {
 
     /// Blocks that files with this key can still take.
     pub fn room(&self, owner: u32) -> u64 {
-        let free = |key| self.usable(key).map(|(_, segment)| u64::from(segment.allocatable())).sum::<u64>();
-        let daemon_keeps = |segment: &Segment| owner != OWNER_DAEMON && segment.owner == OWNER_DAEMON;
-        let retirable = self.retirable(owner).filter(|(_, segment)| !daemon_keeps(segment));
-        let retirable: u64 = retirable.map(|(_, segment)| u64::from(segment.blocks)).sum();
-        let daemon = if owner == OWNER_DAEMON { 0 } else { free(OWNER_DAEMON) };
-        free(owner) + daemon + retirable + self.uncreated()
+        self.own().get(&owner).copied().unwrap_or(0) + self.shared()
     }
 
     /// Blocks that could be taken by anybody, and blocks of the whole capacity.
@@ -251,26 +273,52 @@ impl Space {
 
     /// Takes a run of at most `blocks_max` blocks for a file with this key.
     pub fn allocate(&mut self, owner: u32, blocks_max: u32, made: Made) -> Result<Run, AreaError> {
-        if let Some(run) = self.allocate_within(owner, blocks_max) {
+        if owner != OWNER_DAEMON {
+            if let Some(run) = self.allocate_within(owner, blocks_max, |segment| !segment.is_empty()) {
+                return Ok(run);
+            }
+            if let Some(run) = self.allocate_as_own(owner, blocks_max, made)? {
+                return Ok(run);
+            }
+        }
+        if let Some(run) = self.allocate_within(OWNER_DAEMON, blocks_max, |_| true) {
             return Ok(run);
         }
         if self.uncreated() == 0 {
-            self.retire(owner);
+            self.retire(|_| true);
         }
-        if self.uncreated() > 0 {
-            match self.create(owner, made) {
-                Ok(()) => return self.allocate_within(owner, blocks_max).ok_or(AreaError::NoSpace),
-                Err(AreaError::Medium(MediaError::NoSpace)) => {}
-                Err(error) => return Err(error),
-            }
+        if self.uncreated() == 0 || !self.create(OWNER_DAEMON, made)? {
+            return Err(AreaError::NoSpace);
         }
-        self.allocate_within(OWNER_DAEMON, blocks_max).ok_or(AreaError::NoSpace)
+        self.allocate_within(OWNER_DAEMON, blocks_max, |_| true).ok_or(AreaError::NoSpace)
     }
 
-    fn allocate_within(&mut self, owner: u32, blocks_max: u32) -> Option<Run> {
+    /// Takes a run of a segment that becomes a user's own; none if what is shared has to stay so.
+    fn allocate_as_own(&mut self, owner: u32, blocks_max: u32, made: Made) -> Result<Option<Run>, AreaError> {
+        let Some(spare) = self.shared().checked_sub(self.kept) else { return Ok(None) };
+        let fits = |segment: &Segment| u64::from(segment.blocks) <= spare;
+        if let Some(run) = self.allocate_within(owner, blocks_max, fits) {
+            return Ok(Some(run));
+        }
+        if self.uncreated() == 0 {
+            self.retire(|segment| segment.owner != owner && fits(segment));
+        }
+        let blocks = self.uncreated().min(u64::from(self.segment_blocks));
+        if blocks == 0 || blocks > spare || !self.create(owner, made)? {
+            return Ok(None);
+        }
+        Ok(self.allocate_within(owner, blocks_max, |_| true))
+    }
+
+    fn allocate_within(
+        &mut self,
+        owner: u32,
+        blocks_max: u32,
+        may_take: impl Fn(&Segment) -> bool,
+    ) -> Option<Run> {
         // The youngest segment is the emptiest, as a rule.
-        let segments = self.segments.iter_mut().rev().filter(|(_, segment)| segment.owner == owner);
-        for (id, segment) in segments {
+        let segments = self.segments.iter_mut().rev();
+        for (id, segment) in segments.filter(|(_, segment)| segment.owner == owner && may_take(segment)) {
             if let Some((block, blocks)) = segment.allocate(blocks_max) {
                 return Some(Run { segment: *id, block, blocks });
             }
@@ -304,8 +352,8 @@ impl Space {
             .expect("blocks are written and freed in the segment they were allocated in")
     }
 
-    /// Makes a segment for files with this key. It is part of the pool once a flip names it.
-    fn create(&mut self, owner: u32, made: Made) -> Result<(), AreaError> {
+    /// Makes a segment for files with this key. It is part of the pool once a flip names it. False if the medium is full.
+    fn create(&mut self, owner: u32, made: Made) -> Result<bool, AreaError> {
         let blocks = u32::try_from(self.uncreated()).unwrap_or(u32::MAX).min(self.segment_blocks);
         for id in std::mem::take(&mut self.leftover) {
             self.remove_file(id)?;
@@ -315,7 +363,10 @@ impl Space {
         let name = segment_file(id);
         let in_file = file_blocks(blocks).ok_or(AreaError::Geometry("segment_blocks"))?;
         let file_bytes = u64::from(in_file) * BLOCK_BYTES as u64;
-        let region = self.medium.create(&name, file_bytes)?;
+        let region = match self.medium.create(&name, file_bytes) {
+            Err(MediaError::NoSpace) => return Ok(false),
+            created => created?,
+        };
         let base = made.flip.get().checked_sub(1).expect("flips are counted from 1");
         let superblock = Superblock {
             magic: MAGIC,
@@ -335,7 +386,7 @@ impl Space {
         let mut allocator = BlockAllocator::format(region.clone(), BLOCK_BYTES as u64, in_file);
         allocator.allocate_at(Block::new(0), in_file - blocks);
         self.segments.insert(id, Segment::new(region, owner, blocks, allocator, base));
-        Ok(())
+        Ok(true)
     }
 
     /// The items of all segments as the next flip should name them.
@@ -420,6 +471,11 @@ impl Segment {
         let (block, blocks) = self.allocator.allocate(blocks_max, self.cursor)?;
         self.cursor = block.get().checked_add(blocks).map(Block::new);
         Some((block, blocks))
+    }
+
+    /// Holds nothing, and nothing that a flip to come gives up.
+    fn is_empty(&self) -> bool {
+        self.recycled.is_empty() && self.allocatable() == self.blocks
     }
 
     fn allocatable(&self) -> u32 {

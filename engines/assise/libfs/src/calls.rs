@@ -473,6 +473,7 @@ impl LibFs {
             Need::Segment(segment) => self.segment_call(segment),
             Need::Readlink(inode) => self.readlink_call(inode),
             Need::Room(blocks) => self.get_room(blocks),
+            Need::SharedRoom => self.share_room(),
             Need::Inodes => self.get_inodes(),
             Need::LogSpace(bytes) => self.get_log_space(bytes),
             Need::Digested(sequence) => self.get_digested(sequence),

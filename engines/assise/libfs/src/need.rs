@@ -43,6 +43,8 @@ pub(crate) enum Need {
     Readlink(InodeNumber),
     /// So many blocks of room.
     Room(u64),
+    /// That room is good for other users' files, too.
+    SharedRoom,
     /// Inode numbers.
     Inodes,
     /// So many bytes of log for one record.

@@ -11,7 +11,12 @@ use ipc::sync::Ordering;
 use pmem::Region;
 use vfs::engine::Result;
 use zerocopy::IntoBytes;
-use zerocopy::little_endian::U64;
+use zerocopy::little_endian::{U32, U64};
+
+fn request(inodes: u64, room_blocks: u64) -> RefillRequest {
+    let (shared, reserved) = (U32::new(0), U32::new(0));
+    RefillRequest { inodes: U64::new(inodes), room_blocks: U64::new(room_blocks), shared, reserved }
+}
 
 impl LibFs {
     fn refill(&self, request: RefillRequest) -> Result<Option<RefillResponse>> {
@@ -51,8 +56,7 @@ impl LibFs {
     pub(crate) fn get_room(&self, blocks: u64) -> Result<()> {
         let mut digested = None;
         for _ in 0..self.limits.attempts {
-            let asked = U64::new(blocks.max(self.limits.refill_blocks));
-            let granted = self.refill(RefillRequest { inodes: U64::new(0), room_blocks: asked })?;
+            let granted = self.refill(request(0, blocks.max(self.limits.refill_blocks)))?;
             let nothing = match (granted, self.state().session.as_ref()) {
                 (Some(granted), Some(session)) if session.room < blocks => granted.room_blocks.get() == 0,
                 _ => return Ok(()),
@@ -73,10 +77,35 @@ impl LibFs {
         Err(vfs::Error::NoSpace)
     }
 
+    /// Room that is good for other users' files.
+    ///
+    /// # Errors
+    /// As [`Self::get_room`].
+    pub(crate) fn share_room(&self) -> Result<()> {
+        for all_digested in [false, true] {
+            let line = self.line()?;
+            let request = RefillRequest { shared: U32::new(1), ..request(0, 0) };
+            match self.call(&line, CallKind::Refill, &[request.as_bytes()], &mut Vec::new())? {
+                Status::Ok => {
+                    let mut state = self.state();
+                    if state.era == line.era
+                        && let Some(session) = state.session.as_mut()
+                    {
+                        session.room_is_shared = true;
+                    }
+                    return Ok(());
+                }
+                Status::Sealed => return Ok(()),
+                Status::NoSpace if !all_digested => self.get_digested(self.last())?,
+                refused => return Err(error_of(refused)),
+            }
+        }
+        Err(vfs::Error::NoSpace)
+    }
+
     /// New inode numbers. A range that cannot be made longer is left: a new session begins with a new one.
     pub(crate) fn get_inodes(&self) -> Result<()> {
-        let asked = U64::new(self.limits.refill_inodes);
-        let granted = self.refill(RefillRequest { inodes: asked, room_blocks: U64::new(0) })?;
+        let granted = self.refill(request(self.limits.refill_inodes, 0))?;
         if granted.is_some_and(|granted| granted.inodes.get() == 0) {
             self.get_digested(self.last())?;
             self.state().end_session();

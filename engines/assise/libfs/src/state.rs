@@ -48,6 +48,8 @@ pub(crate) struct Session {
     pub inodes_left: u64,
     /// Blocks promised.
     pub room: u64,
+    /// They are good for other users' files, too.
+    pub room_is_shared: bool,
     /// Newest ledger entry that a lease in use depends on.
     pub ledger_newest: Sequence,
     /// Caches hold nothing of own records up to this.
@@ -79,6 +81,7 @@ impl Session {
             next_inode: welcome.first_inode.get(),
             inodes_left: welcome.inodes.get(),
             room: welcome.room_blocks.get(),
+            room_is_shared: welcome.uid.get() == 0,
             ledger_newest: Sequence::new(welcome.ledger.get()),
             purged: Sequence::new(0),
             digest_asked: Sequence::new(0),
@@ -423,6 +426,12 @@ impl State {
         self.open_places = open_places();
         self.log_frozen = false;
         self.half_full = false;
+    }
+
+    /// The session is over, and the next one goes on from what was given away under this number.
+    pub fn leave_for(&mut self, number: u64) {
+        self.end_session();
+        self.former = number;
     }
 
     /// Takes a new session. What it has open stands in its open table before its first call, which tells SharedFS

@@ -2,13 +2,13 @@
 //! program's memory into the log.
 
 use crate::apply;
-use crate::need::Step;
+use crate::need::{Need, Step};
 use crate::nodes::NodeIndex;
 use crate::overlay::{Origin, Piece};
 use crate::records;
 use crate::state::State;
 use format::call::LEASE_WRITE;
-use format::record::{FILE_BYTES_MAX, Operation, SET_MODE, SetAttrBody, room_blocks};
+use format::record::{FILE_BYTES_MAX, Operation, SET_MODE, SetAttrBody, is_own_file, room_blocks};
 use format::{HEADER_BYTES, Sequence};
 use pmem::Source;
 use pmem::ring::Appended;
@@ -60,6 +60,7 @@ impl State {
         let largest = self.record_bytes_max()?;
         let bytes = asked.min(FILE_BYTES_MAX - start).min(largest) as usize;
         self.clear_set_ids(caller, index)?;
+        self.hold_room_for(index)?;
 
         let inode = self.nodes.get(index).inode;
         let time_ns = self.time(&[index]);
@@ -91,6 +92,17 @@ impl State {
         let session = self.session()?;
         let largest = session.welcome.log_bytes_max.get().max(session.log_bytes);
         Ok((largest / 4).saturating_sub(HEADER_BYTES as u64).clamp(1, u64::from(u32::MAX)))
+    }
+
+    /// Makes sure that the room of the session is good for blocks of a file.
+    #[inline]
+    fn hold_room_for(&self, index: NodeIndex) -> Step<()> {
+        let Some(session) = self.session.as_ref() else { return Err(Need::Attach.into()) };
+        let owner = self.nodes.get(index).item.uid.get();
+        if session.room_is_shared || is_own_file(session.credential.uid, owner) {
+            return Ok(());
+        }
+        Err(Need::SharedRoom.into())
     }
 
     /// Digest judges set-id bits by the log's credential. If the operation's caller is another (a gateway's), the
@@ -144,6 +156,7 @@ impl State {
             return Err(Error::FileTooBig.into());
         }
         self.clear_set_ids(caller, index)?;
+        self.hold_room_for(index)?;
         let old_size = self.nodes.get(index).item.size.get();
         let time_ns = self.time(&[index]);
         let header = records::truncate(self.nodes.get(index).inode, size, time_ns);
@@ -169,6 +182,7 @@ impl State {
         let index = self.writable(handle)?;
         self.hold(index, LEASE_WRITE)?;
         self.clear_set_ids(caller, index)?;
+        self.hold_room_for(index)?;
         let (keep_size, punch_hole) = match what {
             Allocate::Extend => (false, false),
             Allocate::KeepSize => (true, false),

@@ -14,7 +14,7 @@ use crate::locks::{Bell, Locks};
 use crate::logs::{BEGINNING, LogFile, is_log_file};
 use crate::recovery::{Left, Recovered, recover};
 use crate::register::{Register, attach_entry};
-use crate::room::Room;
+use crate::room::{Free, Room};
 use crate::serve::{Answer, Request};
 use crate::session::{Beginning, Session, Shared, session_of};
 use crate::state::{Core, Ejection, State};
@@ -464,8 +464,8 @@ impl Core {
         state.sessions.insert(id, session);
         state.ranges.insert(first_inode, id);
         let recovered = state.inherit(self, id, former);
-        let usage = state.area.usage();
-        let room = state.room.promise(id, self.config.room_blocks, &usage);
+        state.room.begin(id, caller.uid);
+        let room = state.room.promise(id, self.config.room_blocks, &Free::of(&state.area));
         let welcome = Welcome {
             session: U64::new(id.0),
             pool: self.pool,

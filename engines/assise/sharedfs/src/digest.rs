@@ -10,6 +10,7 @@ use crate::entitle::{self, Allowed, Refusal};
 use crate::error::Error;
 use crate::logs::TORN;
 use crate::references::Rights;
+use crate::room::Free;
 use crate::state::{Core, State};
 use crate::table::OpenLog;
 use area::{Applied, Applying, AreaError, Batch, Refused};
@@ -77,6 +78,7 @@ impl State {
         let file = session.file.clone();
         // So that what is pending fits the flip beside the records.
         self.contain_changes(core, core.config.batch_changes / 2)?;
+        self.area.keep_shared(self.room.kept(&Free::of(&self.area)));
         let mut batch = self.area.begin(self.epoch)?;
         let changes = Self::put_changes(&mut batch, &self.ledger, &self.sessions, core.config.batch_changes)?;
         let open = self.ledger.table().log(log).expect("a session's log is open until the session is gone");
@@ -103,7 +105,9 @@ impl State {
             }
             // An unreadable record ends the log like one that is none.
             let Ok(Some(frame)) = frames.next() else { break Step::Cut(CutReason::Decode(TORN)) };
-            match work.apply(&mut batch, &frame.bytes, &is_open, &mut |blocks| room.take(id, blocks)) {
+            match work.apply(&mut batch, &frame.bytes, &is_open, &mut |blocks, shared| {
+                room.take(id, blocks, shared)
+            }) {
                 Ok(()) => {}
                 Err(Halt::Full) if records > 0 || changes > 0 => break Step::More,
                 Err(Halt::Full) => break Step::Cut(CutReason::NoRoom),
@@ -212,7 +216,7 @@ impl Work<'_> {
         batch: &mut Batch<'_>,
         frame: &[u8],
         is_open: &dyn Fn(InodeNumber) -> bool,
-        take_room: &mut dyn FnMut(u64) -> bool,
+        take_room: &mut dyn FnMut(u64, bool) -> bool,
     ) -> Result<(), Halt> {
         let record = Record::decode(frame).map_err(|error| Halt::Cut(CutReason::Decode(error)))?;
         if record.operation == Operation::Pad {
@@ -249,19 +253,21 @@ pub(crate) fn apply_record(
     (uid, open): (LogUid, &OpenLog),
     record: &Record<'_>,
     keep_open: impl FnOnce() -> bool,
-    take_room: &mut dyn FnMut(u64) -> bool,
+    take_room: &mut dyn FnMut(u64, bool) -> bool,
 ) -> Result<Applied, Halt> {
     let decision = entitle::decide(open, record, &mut |inode| batch.inode(inode))?;
     let allowed = decision.map_err(|refusal| Halt::Cut(CutReason::Refused(refusal)))?;
     let version = |inode: InodeNumber| entitle::version_of(open, inode, record.sequence);
+    let owner = owner_key(open, batch.inode(record.inode)?.as_ref());
+    let shared = owner == OWNER_DAEMON && record::takes_blocks(&record.operation);
     let applying = Applying {
         log: uid,
         sequence: record.sequence,
         time_ns: record.time_ns,
         version_of: &version,
-        owner: owner_key(open, batch.inode(record.inode)?.as_ref()),
+        owner,
         keep_open: keep_open(),
-        promised: take_room(record::room_blocks(&record.operation)),
+        promised: take_room(record::room_blocks(&record.operation), shared),
     };
     match (allowed, &record.operation) {
         (Allowed::WithMode(mode), Operation::SetAttr { body }) => {
@@ -282,10 +288,11 @@ pub(crate) fn apply_record(
 
 /// Whose segment new blocks of a file go to. The log's user reached the file by a permitted walk, or made it in a
 /// directory that it reached so; if the file is its own, every folder above let its owner through, and it may map
-/// the blocks. Everybody else's blocks are the daemon's, and read by call (schedule 1.17).
+/// the blocks. Root may map what it wrote to any file. Everybody else's blocks are the daemon's, and read by call
+/// (schedule 1.17).
 fn owner_key(open: &OpenLog, item: Option<&InodeItem>) -> u32 {
     match item {
-        Some(item) if item.uid.get() == open.caller.uid => open.caller.uid,
+        Some(item) if record::is_own_file(open.caller.uid, item.uid.get()) => open.caller.uid,
         _ => OWNER_DAEMON,
     }
 }

@@ -217,7 +217,7 @@ impl Recovery<'_> {
             if record.operation != Operation::Pad {
                 // Room was promised for what an honest process appended. What lost its last name may still be written
                 // to by later records of a process that had it open: it goes when all logs are done.
-                match apply_record(&mut batch, (uid, open), &record, || true, &mut |_| true) {
+                match apply_record(&mut batch, (uid, open), &record, || true, &mut |_, _| true) {
                     Ok(_) => {}
                     Err(Halt::Full) if records > 0 => break End::More,
                     Err(Halt::Full) => break End::Log(Some(CutReason::NoRoom)),

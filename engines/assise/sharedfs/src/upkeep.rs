@@ -2,6 +2,7 @@
 
 use crate::error::Error;
 use crate::logs::{BEGINNING, LogFile};
+use crate::room::Free;
 use crate::state::{Core, State};
 use ccnvm::SessionId;
 use format::call::{
@@ -47,6 +48,9 @@ impl Core {
     /// attaches anew.
     pub fn refill(&self, id: SessionId, body: &[u8]) -> Result<Vec<u8>, Status> {
         let (request, _) = split::<RefillRequest>(body).map_err(|_| Status::Invalid)?;
+        if request.shared.get() == 1 {
+            self.share_room(id)?;
+        }
         let mut given = self.promise_room(id, request.room_blocks.get())?;
         for _ in 0..MAKE_ROOM_TRIES {
             if given > 0 || request.room_blocks.get() == 0 {
@@ -75,8 +79,15 @@ impl Core {
         let mut guard = self.state.lock();
         let state = &mut *guard;
         state.live(id)?;
-        let usage = state.area.usage();
-        Ok(state.room.promise_share(id, blocks, &usage))
+        Ok(state.room.promise_share(id, blocks, &Free::of(&state.area)))
+    }
+
+    /// What a session was promised is good for other users' files, too.
+    fn share_room(&self, id: SessionId) -> Result<(), Status> {
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        state.live(id)?;
+        if state.room.share(id, &Free::of(&state.area)) { Ok(()) } else { Err(Status::NoSpace) }
     }
 
     /// [`format::call::CallKind::GrowLog`]. All records are digested, a new file takes the log's place in one flip,
@@ -178,7 +189,7 @@ impl Core {
         let mut state = self.state.lock();
         state.live(id)?;
         let usage = state.area.usage();
-        let free = state.room.free(&usage);
+        let free = state.room.free(id, &Free::of(&state.area));
         let inodes_free = u64::from(usage.nodes_free) * INODES_A_NODE;
         let response = StatfsResponse {
             blocks: U64::new(usage.blocks),

@@ -186,7 +186,12 @@ fn room_is_promised_until_there_is_none() {
     };
     let before = statfs(&one);
     let refill = |blocks: u64| {
-        let request = RefillRequest { inodes: 0.into(), room_blocks: blocks.into() };
+        let request = RefillRequest {
+            inodes: 0.into(),
+            room_blocks: blocks.into(),
+            shared: 0.into(),
+            reserved: 0.into(),
+        };
         let body = one.call(CallKind::Refill, &[request.as_bytes()])?;
         Ok(split::<RefillResponse>(&body).unwrap().0.room_blocks.get())
     };
@@ -289,4 +294,34 @@ fn a_write_by_another_clears_set_id_bits() {
     assert!(root.set_mode(file, 0o4755) && root.write(file, 0, b"y"));
     root.digest(true).unwrap();
     assert_eq!(root.walk("file").unwrap().item.mode.get(), FILE | 0o4755, "root may");
+}
+
+#[test]
+fn more_users_than_segments_lose_nothing() {
+    let (recorder, daemon) = fresh();
+    let mut root = Client::attach(&daemon, user(0));
+    root.write_lease(ROOT);
+    let (common, _) = root.create(ROOT, b"common", DIRECTORY | 0o777);
+    daemon.end(root.session);
+    // Some stay, with what they were promised.
+    let mut users = Vec::new();
+    for uid in 1000..1040 {
+        let mut one = Client::attach(&daemon, user(uid));
+        one.walk("common").unwrap();
+        one.write_lease(common);
+        let name = format!("of-{uid}");
+        let (file, made) = one.create(common, name.as_bytes(), FILE | 0o644);
+        assert!(made && one.write(file, 0, &[uid as u8; 5000]), "user {uid}");
+        one.digest(true).unwrap_or_else(|status| panic!("user {uid}: {status:?}, {:?}", daemon.ejections()));
+        users.push((uid, file, one));
+        if users.len() > 5 {
+            let (.., gone) = users.remove(0);
+            daemon.end(gone.session);
+        }
+    }
+    assert_eq!(daemon.ejections(), []);
+    for (uid, file, one) in &users {
+        assert_eq!(one.read(*file, 0, 6000).unwrap(), [*uid as u8; 5000]);
+    }
+    assert!(area::check::check(&recorder.medium()).unwrap().is_clean());
 }
