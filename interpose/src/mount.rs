@@ -176,6 +176,8 @@ pub trait Mount: Sync {
     fn after_fork(&self, child: Option<u32>) {
         let _ = child;
     }
+    /// The process may act as another user from now on.
+    fn user_changed(&self) {}
     /// The process is a forked child: a new client that shares its parent's open files.
     fn after_fork_child(&self);
 }

@@ -1,12 +1,26 @@
 //! What the process itself does: exec, its umask, its signal handlers.
 
 use crate::dispatch::{Answer, Call, Refusal};
-use crate::{exec, memory, paths, signals};
+use crate::local::local;
+use crate::{exec, memory, paths, raw, signals, start};
 
 /// `umask`: the kernel keeps it, and we remember it.
 pub fn umask(call: &Call) -> Answer {
     paths::set_umask(call.arguments[0] as u32);
     Err(Refusal::Pass)
+}
+
+/// `setuid` and its like: the kernel decides, then the mount is told. A child that has its parent's memory changes its own
+/// user alone, and what it executes comes by itself.
+pub fn set_user(call: &Call) -> Answer {
+    let Some(site) = start::site().filter(|_| local().borrowed().is_none()) else {
+        return Err(Refusal::Pass);
+    };
+    // SAFETY: the program's own call.
+    let result = unsafe { raw::call(call.number as u64, &call.arguments) };
+    let done = raw::outcome(result)?;
+    site.mount.user_changed();
+    Ok(done)
 }
 
 /// `execve`

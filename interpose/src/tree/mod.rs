@@ -13,6 +13,7 @@ mod answers;
 mod given;
 mod locks;
 mod paths;
+mod user;
 
 use crate::descriptors;
 use crate::mount::{Change, Entry, Errno, Handle, Lock, Mount, New, Passage, Place, Result, Target};
@@ -31,10 +32,11 @@ use std::io::{IoSlice, IoSliceMut};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use user::Users;
 use vfs::engine::{Engine, LockOwner, Target as NodeTarget};
 use vfs::file::OpenState;
 use vfs::vfs::{AccessIds, Owner, TimeToSet};
-use vfs::{Base, Caller, File, Subject, Vfs};
+use vfs::{Base, File, Subject, Vfs};
 
 /// Bytes of directory records read at once.
 const RECORDS_BYTES: usize = 16 << 10;
@@ -56,6 +58,7 @@ pub struct Tree {
     owner: AtomicU64,
     /// 1 while a thread attaches: who was given something comes for it once.
     attaching: Word,
+    users: Users<Client>,
 }
 
 /// What the process is to its node, once attached. Never freed: a fork may leave it to a child.
@@ -132,6 +135,7 @@ impl Tree {
             gift: Gift::default(),
             owner: AtomicU64::new(0),
             attaching: Word::new(0),
+            users: Users::default(),
         }
     }
 
@@ -143,14 +147,45 @@ impl Tree {
         self.attach()
     }
 
-    /// Attaches, and opens all that the process was given; one thread does.
+    /// Attaches, and opens all that the process was given; or goes on as another user. One thread does.
     #[cold]
     fn attach(&self) -> Result<&Vfs<LibFs>> {
         let turn = Turn::take(&self.attaching);
-        // SAFETY: as in `client`.
-        if let Some(client) = unsafe { self.client.load(Ordering::Acquire).as_ref() } {
-            return Ok(&client.vfs);
+        loop {
+            // SAFETY: as in `client`.
+            if let Some(client) = unsafe { self.client.load(Ordering::Acquire).as_ref() } {
+                return Ok(&client.vfs);
+            }
+            let changes = self.users.changes();
+            let former = self.users.take();
+            // SAFETY: a client is never freed.
+            let (client, new) = match unsafe { former.as_ref() } {
+                Some(client) => {
+                    self.become_user(client).inspect_err(|_| self.users.put_back(former))?;
+                    (former, false)
+                }
+                None => (Box::into_raw(Box::new(self.new_client()?)), true),
+            };
+            // Pairs with the Acquire of `client`.
+            self.client.store(client, Ordering::Release);
+            if self.users.changes() != changes {
+                // The user is another one again, and who changed it may not have seen this client.
+                self.users.note(&self.client);
+            }
+            if new {
+                drop(turn);
+                self.gift.end();
+                for held in given::open_files() {
+                    // What cannot be opened now says so when it is used.
+                    let _ = self.file(&held.handle());
+                }
+                // SAFETY: never freed.
+                return Ok(unsafe { &(*client).vfs });
+            }
         }
+    }
+
+    fn new_client(&self) -> Result<Client> {
         let host: Arc<dyn Host> = Arc::new(SystemHost);
         let version = env!("CARGO_PKG_VERSION");
         let inner = SocketConnector::new(host.clone(), self.socket.clone(), version, ROLE_PROGRAM, keep);
@@ -160,19 +195,11 @@ impl Tree {
         let id = if inherited == 0 { SystemHost.random() } else { inherited };
         self.owner.store(id, Ordering::Relaxed);
         let owner = LockOwner::Process { id, pid: crate::raw::process().unsigned_abs() };
-        let vfs = Vfs::new(Arc::new(libfs), credential(), owner).map_err(errno_of)?;
+        let now = user::credentials();
+        let vfs = Vfs::new(Arc::new(libfs), now.0.clone(), owner).map_err(errno_of)?;
         vfs.umask(0);
-        let client = Box::into_raw(Box::new(Client { vfs, owner: (inherited != 0).then_some(owner) }));
-        // Pairs with the Acquire of `client`.
-        self.client.store(client, Ordering::Release);
-        self.gift.end();
-        drop(turn);
-        for held in given::open_files() {
-            // What cannot be opened now says so when it is used.
-            let _ = self.file(&held.handle());
-        }
-        // SAFETY: published above, never freed.
-        Ok(unsafe { &(*client).vfs })
+        user::tell(&vfs, now);
+        Ok(Client { vfs, owner: (inherited != 0).then_some(owner) })
     }
 
     fn era(&self) -> u32 {
@@ -285,19 +312,6 @@ fn shared(file: File, place: Option<openings::Place>, new: bool) -> File {
         place.with_offset(&mut |known| *known = offset);
     }
     file
-}
-
-/// The user that this process acts as on files.
-fn credential() -> Caller {
-    let id = |number: i64| {
-        // SAFETY: calls without pointers.
-        unsafe { crate::raw::try_call(number, &[]) }.unwrap_or(u64::from(u32::MAX)) as u32
-    };
-    let mut groups = [0u32; 1024];
-    // SAFETY: the kernel writes at most so many numbers.
-    let count = unsafe { crate::raw::try_call(libc::SYS_getgroups, &[1024, groups.as_mut_ptr() as u64]) };
-    let groups = groups[..count.unwrap_or(0) as usize].to_vec();
-    Caller { uid: id(libc::SYS_geteuid), gid: id(libc::SYS_getegid), groups }
 }
 
 impl Mount for Tree {
@@ -544,12 +558,17 @@ impl Mount for Tree {
         Self::let_child_go(child);
     }
 
+    fn user_changed(&self) {
+        self.users.note(&self.client);
+    }
+
     fn after_fork_child(&self) {
         openings::note_child();
         self.attaching.store(0, Ordering::Relaxed);
         self.take_as_child();
         // The parent's client, its locks and mappings are the parent's: they are forgotten, not ended.
         self.client.store(std::ptr::null_mut(), Ordering::Release);
+        self.users.take();
         self.era.fetch_add(1, Ordering::Relaxed);
         descriptors::close_guarded();
     }

@@ -118,6 +118,16 @@ impl LibFs {
         Err(vfs::Error::Io)
     }
 
+    /// The process is another user's from now on: goes on in a session of that one, with what it gave away under this number
+    /// and nothing else.
+    ///
+    /// # Errors
+    /// `Io`: the daemon is gone, or lets nobody in.
+    pub fn begin_anew(&self, number: u64) -> vfs::engine::Result<()> {
+        self.state().leave_for(number);
+        self.attach()
+    }
+
     /// Others have the description open, too, or the owner is older than this program: its end here is told to
     /// SharedFS, whether or not it locked anything.
     pub fn speaks_for(&self, file: &Given) {

@@ -1,0 +1,131 @@
+//! A process that becomes another user goes on with what it has open and locked, and may do from then on what that user
+//! may: a mail server that drops its rights, a daemon that takes them back for a moment.
+
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "a test ends where something unexpected is")]
+
+#[path = "harness/mod.rs"]
+mod harness;
+
+use harness::{Expect, Node};
+
+/// What a script of Python in the tree prints, as words; none without the right to become another user.
+fn words(node: &Node, script: &str) -> Option<String> {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: needs root");
+        return None;
+    }
+    let script = format!("{PREAMBLE}\nT = '{}'\n{script}", node.path(""));
+    let text = node.hearth(&["run", "--", "python3", "-c", &script]).expect_success();
+    Some(text.split_whitespace().collect::<Vec<_>>().join(" "))
+}
+
+const PREAMBLE: &str = r#"
+import errno, fcntl, os, subprocess, sys, threading
+def become(user):
+    os.setgroups([])
+    os.setgid(user)
+    os.setuid(user)
+def refused(call, *arguments):
+    try:
+        call(*arguments)
+        return 'done'
+    except OSError as error:
+        return errno.errorcode[error.errno]
+def owner(path):
+    status = os.stat(path)
+    return '%d:%d' % (status.st_uid, status.st_gid)
+def put(path, text, mode=0o644):
+    with open(path, 'w') as file:
+        file.write(text)
+    os.chmod(path, mode)
+"#;
+
+#[test]
+fn what_is_open_and_locked_stays_and_what_is_allowed_changes() {
+    let node = Node::up();
+    let found = words(
+        &node,
+        r#"
+os.chmod(T, 0o777)
+put(T + '/secret', 'hers', 0o600)
+log = open(T + '/log', 'a+'); log.write('root\n'); log.flush()
+os.chmod(T + '/log', 0o600)
+gone = open(T + '/gone', 'w+'); gone.write('nameless'); gone.flush(); os.unlink(T + '/gone')
+lock = open(T + '/lock', 'w'); fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+flocked = open(T + '/flocked', 'w'); fcntl.flock(flocked, fcntl.LOCK_EX | fcntl.LOCK_NB)
+for name in ('lock', 'flocked'): os.chmod(T + '/' + name, 0o666)
+os.chdir(T)
+become(12345)
+log.write('other\n'); log.flush(); log.seek(0)
+print(*log.read().split())
+gone.seek(0); print(gone.read())
+print(refused(open, 'secret'), refused(open, T + '/log'), refused(os.chmod, 'lock', 0))
+put('mine', 'x'); print(owner('mine'), owner(T + '/secret'))
+for call, name in ((fcntl.lockf, 'lock'), (fcntl.flock, 'flocked')):
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if refused(call, open(name, 'r+'), fcntl.LOCK_EX | fcntl.LOCK_NB) == 'EAGAIN' else 1)
+    print('held' if os.waitpid(child, 0)[1] == 0 else 'free')
+os.fsync(log.fileno())
+"#,
+    );
+    let Some(found) = found else { return };
+    assert_eq!(found, "root other nameless EACCES EACCES EPERM 12345:12345 0:0 held held");
+}
+
+#[test]
+fn back_and_forth_and_over_an_exec() {
+    let node = Node::up();
+    let found = words(
+        &node,
+        r#"
+os.chmod(T, 0o777); os.chdir(T)
+for round in range(20):
+    os.setegid(1000 + round); os.seteuid(1000 + round)
+    put('f%d' % round, 'x')
+    os.seteuid(0); os.setegid(0)
+    put('r%d' % round, 'x', 0o600)
+print(*sorted({owner('r%d' % round) for round in range(20)}))
+print(all(owner('f%d' % round) == '%d:%d' % (1000 + round, 1000 + round) for round in range(20)))
+os.seteuid(1000)
+print(refused(open, 'r0'), os.access('r0', os.R_OK))
+os.seteuid(0)
+file = open('r1', 'r+')
+become(2000)
+os.dup2(file.fileno(), 0)
+sys.stdout.flush()
+os.execvp('sh', ['sh', '-c', 'cat; echo; cat r2 2>/dev/null || echo refused; >s; stat -c %u s'])
+"#,
+    );
+    let Some(found) = found else { return };
+    assert_eq!(found, "0:0 True EACCES True x refused 2000");
+}
+
+#[test]
+fn threads_write_on_while_one_changes_the_user() {
+    let node = Node::up();
+    let found = words(
+        &node,
+        r#"
+os.chmod(T, 0o777); os.chdir(T)
+stop, wrong = threading.Event(), []
+def write(number):
+    count = 0
+    with open('t%d' % number, 'wb', buffering=0) as file:
+        while not stop.is_set() or count < 100:
+            count += file.write(b'%08d' % count) // 8
+    data = open('t%d' % number, 'rb').read()
+    if data != b''.join(b'%08d' % index for index in range(count)): wrong.append(number)
+threads = [threading.Thread(target=write, args=(number,)) for number in range(3)]
+for thread in threads: thread.start()
+for round in range(30):
+    os.seteuid(1000 + round); put('by%d' % round, 'x'); os.seteuid(0)
+stop.set()
+for thread in threads: thread.join()
+print(wrong, all(owner('by%d' % round).startswith('%d:' % (1000 + round)) for round in range(30)))
+"#,
+    );
+    let Some(found) = found else { return };
+    assert_eq!(found, "[] True");
+}
