@@ -21,6 +21,20 @@ impl Salt {
     }
 }
 
+impl Salt {
+    /// The 32 bits that a sum begins with, for who sums by the processor's own instruction.
+    #[inline]
+    pub const fn register(self) -> u32 {
+        self.0
+    }
+}
+
+/// The checksum that such bits are in the end.
+#[inline]
+pub const fn of_register(register: u32) -> u32 {
+    !register
+}
+
 /// A checksum in the making. A copy goes on by itself: one that is begun is cheaper to copy than to begin again.
 #[derive(Clone)]
 pub struct Running(Digest);

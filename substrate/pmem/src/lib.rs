@@ -26,6 +26,7 @@ pub mod image;
 mod mapping;
 mod replay;
 pub mod seen;
+mod short;
 
 pub use copy::{Fault, Sink, Source};
 pub use image::Image;

@@ -132,6 +132,17 @@ impl Mapping {
         unsafe { primitives::write(target, source) };
     }
 
+    /// Writes whole lines, given as words. The offset is on a line.
+    #[inline]
+    pub fn write_words(&self, offset: u64, words: &[u64]) {
+        let bytes = size_of_val(words);
+        assert!(offset.is_multiple_of(LINE_BYTES as u64) && bytes.is_multiple_of(LINE_BYTES), "whole lines");
+        let target = self.at_writable(offset, bytes);
+        // SAFETY: the target is within the mapping, which lends no references and begins on a page; whole lines of it
+        // were asserted.
+        unsafe { primitives::write_words(target, words) };
+    }
+
     /// Writes whole lines of a source, which `keep` gets too. The offset is on a line.
     #[inline]
     pub fn write_lines(

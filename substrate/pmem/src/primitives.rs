@@ -5,6 +5,7 @@
 //! stored as usual and written back.
 
 use crate::LINE_BYTES;
+use format::checksum::{Salt, of_register};
 
 /// Stores all of `source` at `target` and moves it towards the medium; durable after the next [`fence`].
 ///
@@ -29,6 +30,40 @@ pub(crate) unsafe fn write(target: *mut u8, source: &[u8]) {
             store(target, tail);
             write_back(target, tail.len());
         }
+    }
+}
+
+/// Stores whole lines, given as words, at `target`, which is aligned to a line; as [`write`].
+///
+/// # Safety
+/// `target` is aligned to a line and writable for the length of the words, and no Rust reference to it lives.
+#[inline]
+pub(crate) unsafe fn write_words(target: *mut u8, words: &[u64]) {
+    // SAFETY: as the caller promised.
+    unsafe { machine::stream_words(target, words) };
+}
+
+/// Proof that the processor sums by an instruction.
+#[derive(Clone, Copy)]
+pub(crate) struct Summer(());
+
+impl Summer {
+    /// The proof, if it does.
+    #[inline]
+    pub fn get() -> Option<Self> {
+        machine::sums().then_some(Self(()))
+    }
+
+    /// The checksum (`format::checksum`) from a salt of these four bytes and then `bytes` bytes of the words.
+    ///
+    /// # Panics
+    /// If there are fewer words.
+    #[inline]
+    pub fn sum(self, salt: Salt, first: u32, words: &[u64], bytes: usize) -> u32 {
+        let (whole, rest) = words[..bytes.div_ceil(size_of::<u64>())].split_at(bytes / size_of::<u64>());
+        let rest = rest.first().map_or((0, 0), |word| (*word, bytes % size_of::<u64>()));
+        // SAFETY: the proof says that the processor has the instruction.
+        of_register(unsafe { machine::sum(salt.register(), first, whole, rest) })
     }
 }
 
@@ -68,8 +103,9 @@ mod machine {
     use crate::LINE_BYTES;
     use std::arch::asm;
     use std::arch::x86_64::{
-        __cpuid_count, __m128i, __m256i, _mm_clflush, _mm_loadu_si128, _mm_sfence, _mm_stream_si128,
-        _mm256_loadu_si256, _mm256_stream_si256,
+        __cpuid_count, __m128i, __m256i, _mm_clflush, _mm_crc32_u8, _mm_crc32_u32, _mm_crc32_u64,
+        _mm_loadu_si128, _mm_sfence, _mm_stream_si64, _mm_stream_si128, _mm256_loadu_si256,
+        _mm256_stream_si256,
     };
     use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -145,6 +181,38 @@ mod machine {
         }
     }
 
+    /// `target` is aligned to a line and has room for the words.
+    #[inline]
+    pub unsafe fn stream_words(target: *mut u8, words: &[u64]) {
+        for (index, line) in words.as_chunks::<{ LINE_BYTES / size_of::<u64>() }>().0.iter().enumerate() {
+            // SAFETY: as the caller promised.
+            let target = unsafe { target.add(index * LINE_BYTES).cast::<i64>() };
+            for (index, word) in line.iter().enumerate() {
+                // SAFETY: as the caller promised.
+                unsafe { _mm_stream_si64(target.add(index), word.cast_signed()) };
+            }
+        }
+    }
+
+    #[inline]
+    pub fn sums() -> bool {
+        std::arch::is_x86_feature_detected!("sse4.2")
+    }
+
+    /// Goes on from `register` with four bytes, whole words, and some bytes of another word.
+    #[target_feature(enable = "sse4.2")]
+    pub fn sum(register: u32, first: u32, words: &[u64], (last, bytes): (u64, usize)) -> u32 {
+        let mut register = u64::from(_mm_crc32_u32(register, first));
+        for word in words {
+            register = _mm_crc32_u64(register, *word);
+        }
+        let mut register = register as u32;
+        for byte in &last.to_le_bytes()[..bytes] {
+            register = _mm_crc32_u8(register, *byte);
+        }
+        register
+    }
+
     #[inline]
     pub fn fence() {
         // SAFETY: every x86-64 processor has SSE.
@@ -158,6 +226,20 @@ mod machine {
     pub unsafe fn stream(target: *mut u8, lines: &[u8]) {
         // SAFETY: as the caller promised.
         unsafe { super::store(target, lines) };
+    }
+
+    /// Plain stores.
+    pub unsafe fn stream_words(target: *mut u8, words: &[u64]) {
+        // SAFETY: as the caller promised.
+        unsafe { super::store(target, zerocopy::IntoBytes::as_bytes(words)) };
+    }
+
+    pub fn sums() -> bool {
+        false
+    }
+
+    pub unsafe fn sum(_register: u32, _first: u32, _words: &[u64], _last: (u64, usize)) -> u32 {
+        unreachable!("this processor sums by no instruction that is used here")
     }
 
     pub unsafe fn write_back_line(_line: *const u8) {}

@@ -22,6 +22,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use zerocopy::IntoBytes;
 
 /// A file of a pool. Clones are the same region.
 #[derive(Clone)]
@@ -155,6 +156,19 @@ impl Region {
         match &self.0.backing {
             Backing::Mapped { mapping, .. } => mapping.write(offset, source),
             Backing::Recorded(file) => file.write(offset, source),
+        }
+    }
+
+    /// [`Region::write`] of whole lines, given as words.
+    ///
+    /// # Panics
+    /// As [`Region::write`]; if offset and length are not those of whole lines.
+    #[inline]
+    pub(crate) fn write_words(&self, offset: u64, words: &[u64]) {
+        self.0.counts.wrote(size_of_val(words));
+        match &self.0.backing {
+            Backing::Mapped { mapping, .. } => mapping.write_words(offset, words),
+            Backing::Recorded(file) => file.write(offset, words.as_bytes()),
         }
     }
 

@@ -52,9 +52,16 @@ fn an_append_costs_its_bytes_and_one_fence() {
     // What is chosen once at first use is chosen now.
     assert!(append(&mut ring, &payload[..10_000]));
     let allocations = ALLOCATIONS.load(Ordering::Relaxed);
-    for (payload_bytes, bytes, writes) in
-        [(128, 192, 2), (0, 64, 1), (1, 128, 2), (4096, 4160, 2), (10_000, 10_112, 5), (100_000, 100_096, 27)]
-    {
+    for (payload_bytes, bytes, writes) in [
+        (128, 192, 1),
+        (0, 64, 1),
+        (1, 128, 1),
+        (256, 320, 1),
+        (257, 384, 3),
+        (4096, 4160, 2),
+        (10_000, 10_112, 5),
+        (100_000, 100_096, 27),
+    ] {
         let before = region.counters();
         assert!(append(&mut ring, &payload[..payload_bytes]));
         let cost = region.counters().since(&before);
