@@ -15,17 +15,20 @@ macro_rules! id {
 
         impl $name {
             /// Wraps a number.
+            #[inline]
             pub const fn new(value: $native) -> Self {
                 Self($raw::new(value))
             }
 
             /// The number.
+            #[inline]
             pub const fn get(self) -> $native {
                 self.0.get()
             }
 
             /// The one after this; a counter that runs out is a broken invariant.
             #[must_use]
+            #[inline]
             pub const fn next(self) -> Self {
                 Self::new(self.0.get().checked_add(1).expect("an identifier counter never runs out"))
             }

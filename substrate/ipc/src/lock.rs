@@ -36,6 +36,7 @@ impl<T> Lock<T> {
     }
 
     /// The value, waited for as long as it takes.
+    #[inline]
     pub fn lock(&self) -> Guard<'_, T> {
         for _ in 0..TRIES {
             if let Some(guard) = self.try_lock() {
@@ -53,6 +54,7 @@ impl<T> Lock<T> {
     }
 
     /// The value, if nobody has it.
+    #[inline]
     pub fn try_lock(&self) -> Option<Guard<'_, T>> {
         // Acquire: pairs with the Release of the holder before.
         self.state.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).ok()?;
@@ -83,6 +85,7 @@ pub struct Guard<'a, T> {
 impl<T> std::ops::Deref for Guard<'_, T> {
     type Target = T;
 
+    #[inline]
     fn deref(&self) -> &T {
         // SAFETY: this guard is the only one.
         unsafe { &*self.lock.value.get() }
@@ -90,6 +93,7 @@ impl<T> std::ops::Deref for Guard<'_, T> {
 }
 
 impl<T> std::ops::DerefMut for Guard<'_, T> {
+    #[inline]
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: this guard is the only one, and borrowed for writing.
         unsafe { &mut *self.lock.value.get() }
@@ -97,6 +101,7 @@ impl<T> std::ops::DerefMut for Guard<'_, T> {
 }
 
 impl<T> Drop for Guard<'_, T> {
+    #[inline]
     fn drop(&mut self) {
         // Release: pairs with the Acquire of the next holder.
         if self.lock.state.swap(FREE, Ordering::Release) == WANTED {

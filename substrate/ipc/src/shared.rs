@@ -82,6 +82,7 @@ pub unsafe trait Shared: Sized {
 // SAFETY: a transparent atomic.
 unsafe impl Shared for Word {
     type Value = u32;
+    #[inline]
     fn read(&self) -> u32 {
         // Acquire: pairs with whatever published what the word tells of.
         self.load(crate::sync::Ordering::Acquire)
@@ -91,6 +92,7 @@ unsafe impl Shared for Word {
 // SAFETY: a transparent atomic.
 unsafe impl Shared for LongWord {
     type Value = u64;
+    #[inline]
     fn read(&self) -> u64 {
         // Acquire: as for `Word`.
         self.load(crate::sync::Ordering::Acquire)
@@ -100,6 +102,7 @@ unsafe impl Shared for LongWord {
 // SAFETY: a transparent LongWord.
 unsafe impl Shared for CommitWord {
     type Value = format::Sequence;
+    #[inline]
     fn read(&self) -> format::Sequence {
         self.load()
     }
@@ -108,6 +111,7 @@ unsafe impl Shared for CommitWord {
 // SAFETY: a transparent LongWord.
 unsafe impl Shared for LeaseWord {
     type Value = crate::words::Lease;
+    #[inline]
     fn read(&self) -> crate::words::Lease {
         self.load()
     }
@@ -116,6 +120,7 @@ unsafe impl Shared for LeaseWord {
 // SAFETY: a transparent LongWord.
 unsafe impl Shared for ValidUntil {
     type Value = u64;
+    #[inline]
     fn read(&self) -> u64 {
         self.load_ns()
     }
@@ -124,6 +129,7 @@ unsafe impl Shared for ValidUntil {
 // SAFETY: a transparent LongWord.
 unsafe impl Shared for Generation {
     type Value = u64;
+    #[inline]
     fn read(&self) -> u64 {
         self.before_copy()
     }
@@ -141,12 +147,14 @@ unsafe impl Shared for AliveWord {
 // SAFETY: a LongWord on a line of its own; the rest of the line is never read.
 unsafe impl Shared for Slot {
     type Value = ();
+    #[inline]
     fn read(&self) {}
 }
 
 // SAFETY: LongWords, each on a line of its own; the rest of the lines is never read.
 unsafe impl Shared for Overflow {
     type Value = ();
+    #[inline]
     fn read(&self) {}
 }
 
@@ -368,6 +376,7 @@ impl<T> Words<T> {
 impl<T: Shared> std::ops::Deref for Words<T> {
     type Target = [T];
 
+    #[inline]
     fn deref(&self) -> &[T] {
         // SAFETY: range and alignment were checked, the mapping is held, writable, and `T` is made of atomics.
         unsafe { std::slice::from_raw_parts(self.first.as_ptr(), self.count) }
@@ -397,6 +406,7 @@ impl<T: Shared> Reads<T> {
     }
 
     /// Number of words.
+    #[inline]
     pub fn count(&self) -> usize {
         self.count
     }

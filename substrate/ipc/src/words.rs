@@ -61,6 +61,7 @@ impl CommitWord {
     ///
     /// # Errors
     /// See [`NotCommitted`].
+    #[inline]
     pub fn commit(&self, next: Sequence) -> Result<(), NotCommitted> {
         let last = next.get().checked_sub(1).expect("the first record is number 1");
         // Release: pairs with the Acquire in `load` and `seal`. SeqCst: comes before the look whether the daemon is
@@ -114,6 +115,7 @@ impl Lease {
         self.generation << 2 | state
     }
 
+    #[inline]
     fn from_raw(raw: u64) -> Self {
         let state = match raw & 3 {
             0 => LeaseState::None,
@@ -137,6 +139,7 @@ impl LeaseWord {
     }
 
     /// What the word says. An operation calls this after [`Inside::enter`].
+    #[inline]
     pub fn load(&self) -> Lease {
         // SeqCst: pairs with the store and fence of `revoke`; together with the full fence of `enter`, either this
         // load sees `Revoking` or the scan sees the operation inside.
@@ -352,6 +355,7 @@ impl Generation {
     }
 
     /// Which of the words is an inode's.
+    #[inline]
     pub fn index_of(inode: InodeNumber) -> usize {
         // Multiplication by the golden ratio spreads neighbours; the upper bits are the well mixed ones.
         const SHIFT: u32 = u64::BITS - GENERATIONS.ilog2();
@@ -359,12 +363,14 @@ impl Generation {
     }
 
     /// The generation, to be read before a copy.
+    #[inline]
     pub fn before_copy(&self) -> u64 {
         // Acquire: the copy's loads come after it.
         self.0.load(Ordering::Acquire)
     }
 
     /// True if what was copied since [`Self::before_copy`] gave `before` was not used for something else meanwhile.
+    #[inline]
     pub fn still(&self, before: u64) -> bool {
         // Acquire fence: the copy's loads come before the load below. Pairs with the fence in `raise`: who copied
         // a byte stored after it sees the raised word.
