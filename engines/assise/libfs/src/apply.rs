@@ -74,6 +74,7 @@ fn set_bits(item: &mut InodeItem, bits: u32) {
 }
 
 /// A write that ends at `end`. `credential` is the log's.
+#[inline]
 pub(crate) fn write(item: &mut InodeItem, credential: &Caller, end: u64, time_ns: i64) {
     clear_set_ids(item, credential);
     item.size = U64::new(item.size.get().max(end));

@@ -6,6 +6,7 @@ use crate::engine::LibFs;
 use crate::need::{Need, Step};
 use crate::nodes::Body;
 use crate::state::State;
+use crate::write::bytes_of;
 use format::call::{CallKind, DigestRequest, LEASE_READ, LEASE_WRITE, StatfsResponse, Status};
 use format::{BLOCK_BYTES, Cookie, InodeNumber, Name};
 use pmem::Counters;
@@ -177,7 +178,7 @@ impl Engine for LibFs {
     }
 
     fn write(&self, caller: &Caller, handle: Handle, at: At, from: &[IoSlice<'_>]) -> Result<Written> {
-        let all: usize = from.iter().map(|slice| slice.len()).sum();
+        let all = bytes_of(from);
         let mut written = self.run(|state| state.write(caller, handle, at, from, 0))?;
         // What is longer than a record can be goes on as a row of writes, each whole.
         while written.bytes < all {

@@ -113,17 +113,26 @@ impl Overlay {
     }
 
     /// Replaces what stands at `start..end`.
+    #[inline]
     pub fn insert(&mut self, pool: &mut Pool, piece: Piece) {
         if piece.start >= piece.end {
             return;
         }
-        if let Some((end, at)) = self.end(pool)
-            && end <= piece.start
-        {
-            // Behind all others: a file that grows.
+        let Some((end, at)) = self.end(pool) else { return self.put(pool, At { chunk: 0, piece: 0 }, piece) };
+        if end > piece.start {
+            self.insert_within(pool, piece);
+        } else if at.piece < CHUNK {
+            // Behind all others, where there is room: a file that grows.
+            let chunk = &mut pool.chunks[self.chunks[at.chunk].1 as usize];
+            chunk.pieces[at.piece] = piece;
+            chunk.count = at.piece + 1;
+        } else {
             self.put(pool, at, piece);
-            return;
         }
+    }
+
+    /// The same of what begins before the last piece ends.
+    fn insert_within(&mut self, pool: &mut Pool, piece: Piece) {
         let mut at = self.seek(pool, piece.start);
         if let Some(found) = self.get(pool, at).filter(|found| found.start < piece.start) {
             // Its front part stays, and what reaches beyond the new piece as well.

@@ -129,6 +129,12 @@ pub(crate) fn empty_ring(
     Ok(AppendRing::empty(log, BLOCK_BYTES as u64, salt, next))
 }
 
+/// What an attempt without a session stops for.
+#[cold]
+fn no_session() -> Stop {
+    Need::Attach.into()
+}
+
 /// Everything that the lock guards.
 pub(crate) struct State {
     pub host: Arc<dyn Host>,
@@ -212,8 +218,9 @@ impl State {
     }
 
     /// The session.
+    #[inline]
     pub fn session(&mut self) -> Step<&mut Session> {
-        self.session.as_mut().ok_or(Stop::Need(Need::Attach))
+        self.session.as_mut().ok_or_else(no_session)
     }
 
     /// An inode that the caller has walked to.
@@ -231,7 +238,12 @@ impl State {
             self.used.push(index);
             return Ok(());
         }
-        Err(Need::Leases(vec![(self.nodes.get(index).inode, mode)]).into())
+        Err(self.lacks(index, mode))
+    }
+
+    #[cold]
+    fn lacks(&self, index: NodeIndex, mode: u8) -> Stop {
+        Need::Leases(vec![(self.nodes.get(index).inode, mode)]).into()
     }
 
     /// Makes sure that several leases are held: they are asked for together.
@@ -249,22 +261,29 @@ impl State {
     }
 
     /// Whether a lease is held now; what was cached under one that is not is dropped.
+    #[inline]
     pub fn holds(&mut self, index: NodeIndex, mode: u8) -> Step<bool> {
-        let session = self.session.as_ref().ok_or(Stop::Need(Need::Attach))?;
-        let Some(held) = self.nodes.get(index).lease else { return Ok(false) };
-        if !session.holds(&held) {
-            if held.word == WORD_OWN_RANGE {
-                self.take_in_ended();
-            } else {
-                self.nodes.get_mut(index).lose(&mut self.pool);
-            }
-            let session = self.session.as_ref().ok_or(Stop::Need(Need::Attach))?;
-            return Ok(match self.nodes.get(index).lease {
-                Some(held) => session.holds(&held) && (held.write || mode == LEASE_READ),
-                None => false,
-            });
+        let session = self.session.as_ref().ok_or_else(no_session)?;
+        match self.nodes.get(index).lease {
+            Some(held) if session.holds(&held) => Ok(held.write || mode == LEASE_READ),
+            Some(held) => self.holds_still(index, &held, mode),
+            None => Ok(false),
         }
-        Ok(held.write || mode == LEASE_READ)
+    }
+
+    /// The same after what was cached under a lease that is not held was dropped.
+    #[cold]
+    fn holds_still(&mut self, index: NodeIndex, lost: &Held, mode: u8) -> Step<bool> {
+        if lost.word == WORD_OWN_RANGE {
+            self.take_in_ended();
+        } else {
+            self.nodes.get_mut(index).lose(&mut self.pool);
+        }
+        let session = self.session.as_ref().ok_or_else(no_session)?;
+        Ok(match self.nodes.get(index).lease {
+            Some(held) => session.holds(&held) && (held.write || mode == LEASE_READ),
+            None => false,
+        })
     }
 
     /// The own-range word changed: some inodes of the range were taken, or all.
@@ -310,6 +329,7 @@ impl State {
     }
 
     /// The time of a record that touches these nodes: not before any change they have seen.
+    #[inline]
     pub fn time(&mut self, nodes: &[NodeIndex]) -> i64 {
         let seen = nodes.iter().map(|index| self.nodes.get(*index).item.ctime_ns.get());
         let time = seen.fold(self.host.wall_tick().max(self.last_time_ns), i64::max);
@@ -337,7 +357,7 @@ impl State {
         if self.log_frozen {
             return Err(Need::LogReplaced.into());
         }
-        let session = self.session.as_mut().ok_or(Stop::Need(Need::Attach))?;
+        let session = self.session.as_mut().ok_or_else(no_session)?;
         if session.room < room {
             return Err(Need::Room(room).into());
         }

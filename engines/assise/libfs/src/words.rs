@@ -92,6 +92,7 @@ impl SharedWords {
     }
 
     /// The generation of the own range, if anything of it is held.
+    #[inline]
     pub fn own_range(&self) -> Option<u32> {
         let lease = self.daemon.own_range();
         (lease.state == LeaseState::Write).then_some(lease.generation as u32)

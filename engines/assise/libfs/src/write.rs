@@ -49,8 +49,7 @@ impl State {
             At::Offset(offset) => offset,
             At::End => self.nodes.get(index).item.size.get(),
         };
-        let all: usize = from.iter().map(|slice| slice.len()).sum();
-        let asked = (all - skip) as u64;
+        let asked = (bytes_of(from) - skip) as u64;
         if asked == 0 {
             return Ok(Written { bytes: 0, end: start });
         }
@@ -75,15 +74,24 @@ impl State {
             let origin = Origin::Log(appended.position + HEADER_BYTES as u64);
             state.change_contents(index, Piece { start, end, origin, sequence });
         };
-        if from.len() <= SLICES_ON_STACK {
-            let mut sources = [Source::from(&[]); SLICES_ON_STACK];
-            let count = gather(from, skip, bytes, &mut sources);
-            self.append_and(header, &sources[..count], room, apply)?;
-        } else {
-            let mut sources = vec![Source::from(&[]); from.len()];
-            let count = gather(from, skip, bytes, &mut sources);
-            self.append_and(header, &sources[..count], room, apply)?;
-        }
+        let (one, mut few, mut many);
+        let sources = match from {
+            [slice] => {
+                one = [Source::from(&slice[skip..skip + bytes])];
+                &one[..]
+            }
+            _ if from.len() <= SLICES_ON_STACK => {
+                few = [Source::from(&[]); SLICES_ON_STACK];
+                let count = gather(from, skip, bytes, &mut few);
+                &few[..count]
+            }
+            _ => {
+                many = vec![Source::from(&[]); from.len()];
+                let count = gather(from, skip, bytes, &mut many);
+                &many[..count]
+            }
+        };
+        self.append_and(header, sources, room, apply)?;
         Ok(Written { bytes, end })
     }
 
@@ -107,11 +115,18 @@ impl State {
 
     /// Digest judges set-id bits by the log's credential. If the operation's caller is another (a gateway's), the
     /// bits that its write clears are cleared by a record of their own, before it.
+    #[inline]
     fn clear_set_ids(&mut self, caller: &Caller, index: NodeIndex) -> Step<()> {
-        let item = &self.nodes.get(index).item;
-        if !apply::has_set_ids(item) {
-            return Ok(());
+        if apply::has_set_ids(&self.nodes.get(index).item) {
+            self.append_set_ids(caller, index)
+        } else {
+            Ok(())
         }
+    }
+
+    #[cold]
+    fn append_set_ids(&mut self, caller: &Caller, index: NodeIndex) -> Step<()> {
+        let item = &self.nodes.get(index).item;
         let credential = &self.session.as_ref().expect("a lease is held").credential;
         let wanted = apply::mode_after_write(caller, item);
         if wanted == apply::mode_after_write(credential, item) {
@@ -212,6 +227,15 @@ impl State {
         let node = self.nodes.get(index);
         let own = node.lease.is_some_and(|held| held.word == format::session::WORD_OWN_RANGE);
         Ok(!node.referenced && ((writes && !root && !own) || (full && node.open_place.is_none())))
+    }
+}
+
+/// Bytes of all slices.
+#[inline]
+pub(crate) fn bytes_of(slices: &[IoSlice<'_>]) -> usize {
+    match slices {
+        [slice] => slice.len(),
+        slices => slices.iter().map(|slice| slice.len()).sum(),
     }
 }
 
