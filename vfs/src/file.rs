@@ -94,6 +94,7 @@ impl File {
     }
 
     /// Access mode and status flags.
+    #[inline]
     pub fn flags(&self) -> c_int {
         self.state.flags()
     }

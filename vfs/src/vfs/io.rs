@@ -67,9 +67,9 @@ impl<E: Engine> Vfs<E> {
     pub fn write(&self, file: &File, from: &[IoSlice<'_>]) -> Result<usize, Error> {
         let handle = file.writable()?;
         file.with_offset(|offset| {
-            let append = file.flags() & libc::O_APPEND != 0;
-            let at = if append { At::End } else { At::Offset(*offset) };
-            let (bytes, end) = self.write_at(file, handle, at, from, 0)?;
+            let status = file.flags();
+            let at = if status & libc::O_APPEND != 0 { At::End } else { At::Offset(*offset) };
+            let (bytes, end) = self.write_at((file, handle), at, from, (status, 0))?;
             if bytes > 0 {
                 *offset = end;
             }
@@ -93,9 +93,10 @@ impl<E: Engine> Vfs<E> {
         if flags & !IO_FLAGS != 0 {
             return Err(Error::NotSupported);
         }
-        let append = file.flags() & libc::O_APPEND != 0 || flags & libc::RWF_APPEND != 0;
+        let status = file.flags();
+        let append = status & libc::O_APPEND != 0 || flags & libc::RWF_APPEND != 0;
         let at = if append { At::End } else { At::Offset(offset) };
-        self.write_at(file, handle, at, from, flags).map(|(bytes, _)| bytes)
+        self.write_at((file, handle), at, from, (status, flags)).map(|(bytes, _)| bytes)
     }
 
     /// `lseek`
@@ -259,7 +260,8 @@ impl<E: Engine> Vfs<E> {
                 let read =
                     self.engine.read(source, start + at, &mut [IoSliceMut::new(&mut buffer[..piece])])?;
                 let slices = [IoSlice::new(&buffer[..read])];
-                let (written, _) = self.write_at(to, target, At::Offset(end + at), &slices, 0)?;
+                let (written, _) =
+                    self.write_at((to, target), At::Offset(end + at), &slices, (to.flags(), 0))?;
                 Ok((read, written))
             })();
             match result {
@@ -291,32 +293,27 @@ impl<E: Engine> Vfs<E> {
         self.engine.read(handle, offset, &mut cut)
     }
 
+    /// Writes, and makes durable what the file's status flags or the call's own ask for.
+    #[inline]
     fn write_at(
         &self,
-        file: &File,
-        handle: Handle,
+        (file, handle): (&File, Handle),
         at: At,
         from: &[IoSlice<'_>],
-        flags: c_int,
+        (status, flags): (c_int, c_int),
     ) -> Result<(usize, u64), Error> {
-        let asked: usize = from.iter().map(|slice| slice.len()).sum();
-        let write =
-            |from: &[IoSlice<'_>]| self.with_caller(|caller| self.engine.write(caller, handle, at, from));
-        let written = if asked <= IO_BYTES_MAX {
-            write(from)?
-        } else {
-            let mut left = IO_BYTES_MAX;
-            let cut: Vec<_> = from
-                .iter()
-                .map(|slice| {
-                    let count = slice.len().min(left);
-                    left -= count;
-                    IoSlice::new(&slice[..count])
-                })
-                .collect();
-            write(&cut)?
+        let asked = match from {
+            [slice] => slice.len(),
+            slices => slices.iter().map(|slice| slice.len()).sum(),
         };
-        let status = file.flags();
+        let cut;
+        let from = if asked <= IO_BYTES_MAX {
+            from
+        } else {
+            cut = first_of(from, IO_BYTES_MAX);
+            &cut
+        };
+        let written = self.with_caller(|caller| self.engine.write(caller, handle, at, from))?;
         let all = status & libc::O_SYNC == libc::O_SYNC || flags & libc::RWF_SYNC != 0;
         let data = status & libc::O_DSYNC != 0 || flags & libc::RWF_DSYNC != 0;
         if written.bytes > 0 && (all || data) {
@@ -333,4 +330,16 @@ fn readable(file: &File) -> Result<Handle, Error> {
 
 fn offset_of(offset: i64) -> Result<u64, Error> {
     u64::try_from(offset).map_err(|_| Error::Invalid)
+}
+
+/// The first bytes of the slices, so many.
+#[cold]
+fn first_of<'a>(from: &'a [IoSlice<'_>], mut left: usize) -> Vec<IoSlice<'a>> {
+    from.iter()
+        .map(|slice| {
+            let count = slice.len().min(left);
+            left -= count;
+            IoSlice::new(&slice[..count])
+        })
+        .collect()
 }
