@@ -214,6 +214,7 @@ impl Held {
     }
 
     /// Takes a reference on a description if it is alive.
+    #[inline]
     fn of_index(index: u32) -> Option<Self> {
         let references = &FILES[index as usize].references;
         let mut seen = references.load(Ordering::Relaxed);
@@ -229,8 +230,19 @@ impl Held {
     }
 
     /// The mount's handle.
+    #[inline]
     pub fn handle(&self) -> Handle {
         Handle(FILES[self.0 as usize].handle.load(Ordering::Relaxed))
+    }
+
+    /// Closes the file: the last reference is gone.
+    #[cold]
+    fn end(&self) {
+        if let Some(site) = crate::start::site().filter(|_| !crate::dispatch::poisoned()) {
+            site.mount.close(self.handle());
+        }
+        // Pairs with the Acquire of `new`.
+        FILES[self.0 as usize].references.store(0, Ordering::Release);
     }
 
     /// True if both are the same open file description.
@@ -246,6 +258,7 @@ impl Clone for Held {
 }
 
 impl Drop for Held {
+    #[inline]
     fn drop(&mut self) {
         let file = &FILES[self.0 as usize];
         let mut seen = file.references.load(Ordering::Relaxed);
@@ -257,11 +270,7 @@ impl Drop for Held {
             }
         }
         if seen == 1 {
-            if let Some(site) = crate::start::site().filter(|_| !crate::dispatch::poisoned()) {
-                site.mount.close(self.handle());
-            }
-            // Pairs with the Acquire of `new`.
-            file.references.store(0, Ordering::Release);
+            self.end();
         }
     }
 }
@@ -287,12 +296,14 @@ impl Overlay {
 }
 
 /// The calling thread's overlay.
+#[inline]
 fn overlay() -> Option<&'static mut Overlay> {
     // SAFETY: set by the parent for the time it sleeps in vfork; only the child, one thread, uses it meanwhile.
     local().borrowed().map(|overlay| unsafe { &mut *overlay })
 }
 
 /// True if the number is ours.
+#[inline]
 pub fn is_ours(fd: i32) -> bool {
     if let Some(overlay) = overlay() {
         return overlay.files.iter().any(|(number, _)| *number == fd) || internal(fd).is_some();
@@ -306,6 +317,7 @@ pub fn any() -> bool {
     COUNT.load(Ordering::Relaxed) > 0 || overlay().is_some_and(|overlay| !overlay.files.is_empty())
 }
 
+#[inline]
 fn of_number(fd: i32) -> Option<Held> {
     let entry = TABLE.get(usize::try_from(fd).ok()?)?;
     loop {
@@ -323,6 +335,7 @@ fn of_number(fd: i32) -> Option<Held> {
 ///
 /// # Errors
 /// EBADF: none of ours (any more).
+#[inline]
 pub fn get(fd: i32) -> Result<Held, Errno> {
     let held = match overlay() {
         Some(overlay) => overlay.files.iter().find(|(number, _)| *number == fd).map(|(_, held)| held.clone()),

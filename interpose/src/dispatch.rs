@@ -81,6 +81,7 @@ pub struct Call {
 
 impl Call {
     /// An argument that the kernel takes as an int.
+    #[inline]
     pub fn int(&self, argument: usize) -> i32 {
         self.arguments[argument] as u32 as i32
     }
@@ -89,6 +90,7 @@ impl Call {
     ///
     /// # Errors
     /// EBADF.
+    #[inline]
     pub fn file(&self, argument: usize) -> Result<descriptors::Held, Errno> {
         descriptors::get(self.int(argument))
     }
@@ -117,9 +119,10 @@ static POISONED: AtomicBool = AtomicBool::new(false);
 
 /// Serves a call, or makes it.
 pub fn system_call(number: u64, arguments: &Arguments) -> i64 {
-    let (call, paths) = match dispatch(number, arguments) {
+    let call = Call { number: number as usize, arguments: *arguments };
+    let (call, paths) = match dispatch(&call) {
         Routed::Answered(result) => return result,
-        Routed::Kernel => (Call { number: number as usize, arguments: *arguments }, Vec::new()),
+        Routed::Kernel => (call, Vec::new()),
         Routed::Elsewhere(call, paths) => (call, paths),
     };
     let result = call.raw();
@@ -140,17 +143,28 @@ pub enum Routed {
     Elsewhere(Call, Vec<(Spot, CString)>),
 }
 
+/// [`dispatch`] of a call that concerns us by its first argument alone, which is ours.
+#[inline]
+pub fn dispatch_ours(call: &Call) -> Routed {
+    let row = &ROWS[usize::from(INDEX[call.number]) - 1];
+    match row.treatment {
+        Treatment::File(_, function) if serves() => serve(call, row.name, function),
+        _ => Routed::Kernel,
+    }
+}
+
+/// Whether calls are served now: there is a mount, and the thread is not inside already.
+#[inline]
+fn serves() -> bool {
+    !local().is_inside() && crate::start::site().is_some()
+}
+
 /// Decides whether a call concerns a file of ours, and if so serves it.
-pub fn dispatch(number: u64, arguments: &Arguments) -> Routed {
-    let row = match usize::try_from(number) {
-        Ok(number) if number < KINDS_COUNT && KINDS[number] != 0 => &ROWS[usize::from(INDEX[number]) - 1],
-        _ => return Routed::Kernel,
-    };
-    let call = Call { number: row.number, arguments: *arguments };
-    let local = local();
-    if local.is_inside() || crate::start::site().is_none() {
+pub fn dispatch(call: &Call) -> Routed {
+    if call.number >= KINDS_COUNT || KINDS[call.number] == 0 || !serves() {
         return Routed::Kernel;
     }
+    let row = &ROWS[usize::from(INDEX[call.number]) - 1];
     let (concerned, function) = match row.treatment {
         Treatment::Passes(_) => return Routed::Kernel,
         Treatment::File(argument, function) => {
@@ -160,15 +174,13 @@ pub fn dispatch(number: u64, arguments: &Arguments) -> Routed {
             let ours = |argument: u8| descriptors::is_ours(call.int(usize::from(argument)));
             (ours(one) || ours(two), function)
         }
-        Treatment::Paths(spots, function) => {
-            (spots.iter().any(|spot| paths::concern(&call, *spot)), function)
-        }
+        Treatment::Paths(spots, function) => (spots.iter().any(|spot| paths::concern(call, *spot)), function),
         Treatment::Always(function) => (true, function),
     };
     if !concerned {
         return Routed::Kernel;
     }
-    serve(&call, row.name, function)
+    serve(call, row.name, function)
 }
 
 /// Runs a row's function inside, until it has an answer that no signal interrupted.

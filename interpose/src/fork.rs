@@ -44,12 +44,19 @@ pub fn watch() -> Result<(), Errno> {
 }
 
 /// Called inside, before anything else: is this a child that has not noticed yet?
+#[inline]
 pub fn notice() {
     // SAFETY: the page is never unmapped.
     let Some(seen) = (unsafe { SEEN.load(Ordering::Acquire).as_ref() }) else { return };
     if seen.load(Ordering::Relaxed) == 1 {
         return;
     }
+    noticed(seen);
+}
+
+/// This process is a child that had not noticed.
+#[cold]
+fn noticed(seen: &AtomicU32) {
     seen.store(1, Ordering::Relaxed);
     if let Some(site) = site() {
         site.mount.after_fork_child();

@@ -57,6 +57,7 @@ std::arch::global_asm!(
 
 /// The calling thread's state.
 #[cfg(target_arch = "x86_64")]
+#[inline]
 pub fn local() -> &'static Local {
     let address: *const Local;
     // SAFETY: reads the thread pointer and the offset that the dynamic linker filled in.
@@ -101,11 +102,13 @@ impl Local {
     }
 
     /// True while the thread is inside.
+    #[inline]
     pub fn is_inside(&self) -> bool {
         self.mode.load(Ordering::Relaxed) & INSIDE != 0
     }
 
     /// Runs something inside. Calls nest: only the outermost one leaves.
+    #[inline]
     pub fn inside<R>(&self, work: impl FnOnce() -> R) -> R {
         let before = self.mode.load(Ordering::Relaxed);
         self.mode.store(before | INSIDE, Ordering::Relaxed);
@@ -118,6 +121,7 @@ impl Local {
     }
 
     /// The overlay, if the thread is a child between vfork and exec.
+    #[inline]
     pub fn borrowed(&self) -> Option<*mut crate::descriptors::Overlay> {
         let borrowed = self.mode.load(Ordering::Relaxed) & BORROWED != 0;
         borrowed.then(|| self.overlay.load(Ordering::Relaxed)).filter(|overlay| !overlay.is_null())

@@ -211,6 +211,7 @@ pub enum Use {
 /// Bytes from `address` on that can be used so, at most `bytes`: each page is tried.
 ///
 /// A program that unmaps its buffer while the call runs gets the signal it asked for.
+#[inline]
 fn usable(address: u64, bytes: usize, purpose: Use) -> usize {
     let mut good = 0;
     while good < bytes {
@@ -227,10 +228,58 @@ fn usable(address: u64, bytes: usize, purpose: Use) -> usize {
     good.min(bytes)
 }
 
+/// The one buffer of a call, checked: it can be used up to where it ends.
+#[derive(Clone, Copy, Debug)]
+pub struct Buffer {
+    address: u64,
+    bytes: usize,
+}
+
+impl Buffer {
+    /// What of the memory at an address can be used so.
+    ///
+    /// # Errors
+    /// EFAULT if nothing of it can.
+    #[inline]
+    pub fn new(address: u64, bytes: u64, purpose: Use) -> Result<Self, Errno> {
+        let wanted = usize::try_from(bytes).unwrap_or(usize::MAX).min(TRANSFER_BYTES_MAX);
+        let good = usable(address, wanted, purpose);
+        if good > 0 || wanted == 0 { Ok(Self { address, bytes: good }) } else { Err(FAULT) }
+    }
+
+    /// Its bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Runs something on it as a slice to read from.
+    #[inline]
+    pub fn with_source<R>(&self, run: impl FnOnce(&[IoSlice<'_>]) -> R) -> R {
+        if self.bytes == 0 {
+            return run(&[]);
+        }
+        // SAFETY: found readable; the program lends it for the length of its call, and what other threads of it do to
+        // it meanwhile only changes which bytes are seen.
+        let slice = unsafe { std::slice::from_raw_parts(self.address as *const u8, self.bytes) };
+        run(&[IoSlice::new(slice)])
+    }
+
+    /// Runs something on it as a slice to write to.
+    #[inline]
+    pub fn with_target<R>(&self, run: impl FnOnce(&mut [IoSliceMut<'_>]) -> R) -> R {
+        if self.bytes == 0 {
+            return run(&mut []);
+        }
+        // SAFETY: found writable, and the program lends it for the length of its call.
+        let slice = unsafe { std::slice::from_raw_parts_mut(self.address as *mut u8, self.bytes) };
+        run(&mut [IoSliceMut::new(slice)])
+    }
+}
+
 /// Parts of a call that need no memory of their own; more stand in a list.
 const PARTS_ON_STACK: usize = 8;
 
-/// Buffers of one call, checked: what they name can be used up to where they end. They end before the first bad
+/// Several buffers of one call, checked: what they name can be used up to where they end. They end before the first bad
 /// page, as the kernel's copies do.
 pub struct Buffers {
     few: [(u64, usize); PARTS_ON_STACK],
@@ -243,17 +292,6 @@ pub struct Buffers {
 impl Buffers {
     const fn none() -> Self {
         Self { few: [(0, 0); PARTS_ON_STACK], many: Vec::new(), count: 0, bytes: 0 }
-    }
-
-    /// One buffer.
-    ///
-    /// # Errors
-    /// EFAULT if nothing of it can be used.
-    #[inline]
-    pub fn one(address: u64, bytes: u64, purpose: Use) -> Result<Self, Errno> {
-        let mut buffers = Self::none();
-        let good = buffers.add(address, bytes, purpose);
-        if good || buffers.bytes > 0 { Ok(buffers) } else { Err(FAULT) }
     }
 
     /// The buffers of an `iovec` array.
@@ -304,11 +342,6 @@ impl Buffers {
     #[inline]
     fn parts(&self) -> &[(u64, usize)] {
         if self.count <= PARTS_ON_STACK { &self.few[..self.count] } else { &self.many }
-    }
-
-    /// Bytes in all of them.
-    pub fn bytes(&self) -> usize {
-        self.bytes
     }
 
     /// Runs something on the buffers as slices to read from.

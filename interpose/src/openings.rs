@@ -128,6 +128,7 @@ impl Place {
         (family() << 16) | u64::from(self.0)
     }
 
+    #[inline]
     fn opening(self) -> &'static Opening {
         &table().expect("a place was taken from the table")[self.0 as usize]
     }
@@ -189,21 +190,25 @@ fn family() -> u64 {
     }
 }
 
+#[inline]
 fn table() -> Option<&'static [Opening]> {
     let mut start = TABLE.load(Ordering::Acquire);
     if start.is_null() {
-        // SAFETY: a name, and no memory of ours is written.
-        let memfd = unsafe {
-            raw::try_call(
-                libc::SYS_memfd_create,
-                &[c"hearth-openings".as_ptr() as u64, libc::MFD_CLOEXEC as u64],
-            )
-        };
-        install(memfd.ok()? as i32)?;
+        make()?;
         start = TABLE.load(Ordering::Acquire);
     }
     // SAFETY: mapped for `PLACES` openings, never unmapped; made of atomics, so shared writing is defined.
     Some(unsafe { std::slice::from_raw_parts(NonNull::new(start)?.as_ptr(), PLACES) })
+}
+
+/// Makes a family's table.
+#[cold]
+fn make() -> Option<()> {
+    // SAFETY: a name, and no memory of ours is written.
+    let memfd = unsafe {
+        raw::try_call(libc::SYS_memfd_create, &[c"hearth-openings".as_ptr() as u64, libc::MFD_CLOEXEC as u64])
+    };
+    install(memfd.ok()? as i32)
 }
 
 /// Maps a memfd as this process's table and keeps it; closes it if another thread was faster.

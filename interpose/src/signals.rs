@@ -242,11 +242,14 @@ pub fn after_failed_exec() {
 
 /// On the way out: delivers what waited. True if a wait was ended for it and its handler says that the call is to
 /// be made again.
+#[inline]
 pub fn deliver(local: &Local) -> bool {
     let signal = local.deferred.load(Ordering::Relaxed);
-    if signal == 0 {
-        return false;
-    }
+    signal != 0 && deliver_signal(local, signal)
+}
+
+#[cold]
+fn deliver_signal(local: &Local, signal: u32) -> bool {
     let interrupted = local.interrupted.swap(0, Ordering::Relaxed) != 0;
     let restart = interrupted && WANTED[signal as usize].load().flags & libc::SA_RESTART as u64 != 0;
     let info: [u64; SIGINFO_BYTES / 8] =

@@ -20,6 +20,7 @@ pub struct Site {
 static SITE: AtomicPtr<Site> = AtomicPtr::new(std::ptr::null_mut());
 
 /// The mount, if this process has one.
+#[inline]
 pub fn site() -> Option<&'static Site> {
     // Acquire pairs with the Release of `serve`. SAFETY: set once, to a leaked box.
     unsafe { SITE.load(Ordering::Acquire).as_ref() }

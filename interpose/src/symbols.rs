@@ -6,7 +6,7 @@
 //! calls inside itself is missed there, and then meets a placeholder (EBADF).
 
 use crate::descriptors;
-use crate::dispatch::{self, KINDS, Routed};
+use crate::dispatch::{self, Call, KINDS, Routed};
 use crate::raw::Arguments;
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,13 +14,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// A function that goes by a name of the C library's.
 struct Symbol {
     name: &'static CStr,
-    number: usize,
     next: AtomicUsize,
 }
 
 impl Symbol {
-    const fn new(name: &'static CStr, number: usize) -> Self {
-        Self { name, number, next: AtomicUsize::new(0) }
+    const fn new(name: &'static CStr) -> Self {
+        Self { name, next: AtomicUsize::new(0) }
     }
 
     /// The next library's function.
@@ -74,17 +73,39 @@ const ZERO: u8 = 10;
 ///
 /// # Safety
 /// The arguments are those of a function of this name.
-unsafe fn answer(symbol: &Symbol, order: Order, given: &Arguments) -> i64 {
-    let arguments = if order == SAME { *given } else { ordered(order, given) };
-    if KINDS[symbol.number] == 1 && !descriptors::is_ours(arguments[0] as i32) {
+unsafe fn answer(symbol: &Symbol, order: Order, given: &Call) -> i64 {
+    let reordered;
+    let call = if order == SAME {
+        given
+    } else {
+        reordered = Call { arguments: ordered(order, &given.arguments), ..*given };
+        &reordered
+    };
+    let routed = if KINDS[call.number] != 1 {
+        dispatch::dispatch(call)
+    } else if descriptors::is_ours(call.int(0)) {
+        dispatch::dispatch_ours(call)
+    } else {
         // SAFETY: the caller's promise.
-        return unsafe { symbol.call_next(given) };
+        return unsafe { symbol.call_next(&given.arguments) };
+    };
+    match routed {
+        Routed::Answered(result) => returned(result),
+        // SAFETY: the caller's promise.
+        routed => unsafe { go_on(symbol, order, (&given.arguments, call), routed) },
     }
+}
+
+/// Goes on to the next library's function, with other paths if that is what came of the call.
+///
+/// # Safety
+/// As [`answer`].
+#[inline(never)]
+unsafe fn go_on(symbol: &Symbol, order: Order, (given, call): (&Arguments, &Call), routed: Routed) -> i64 {
     let paths;
     let mut given = *given;
-    match dispatch::dispatch(symbol.number as u64, &arguments) {
-        Routed::Answered(result) => return returned(result),
-        Routed::Kernel => {}
+    match routed {
+        Routed::Answered(_) | Routed::Kernel => {}
         Routed::Elsewhere(call, redirected) => {
             for (from, argument) in order.into_iter().zip(call.arguments).filter(|(from, _)| *from < ZERO) {
                 given[usize::from(from)] = argument;
@@ -96,7 +117,7 @@ unsafe fn answer(symbol: &Symbol, order: Order, given: &Arguments) -> i64 {
     // SAFETY: the caller's promise; a path that was replaced lives in `paths`.
     let result = unsafe { symbol.call_next(&given) };
     if result as i32 == -1 && failed_to_find() {
-        return dispatch::second_look(symbol.number, &arguments).map_or(result, returned);
+        return dispatch::second_look(call.number, &call.arguments).map_or(result, returned);
     }
     result
 }
@@ -119,7 +140,7 @@ pub fn resolve() {
 
 /// The functions. A macro, because each is an item under its own name and nothing else about them differs.
 mod exported {
-    use super::{Order, SAME, Symbol, ZERO, answer};
+    use super::{Call, Order, SAME, Symbol, ZERO, answer};
 
     macro_rules! functions {
         ($($function:ident $symbol:ident $number:literal $order:expr;)*) => {
@@ -129,13 +150,12 @@ mod exported {
                         Ok(name) => name,
                         Err(_) => panic!("a name has no NUL inside"),
                     },
-                    $number,
                 );
                 #[unsafe(no_mangle)]
                 unsafe extern "C" fn $function(a: u64, b: u64, c: u64, d: u64, e: u64, f: u64) -> i64 {
                     const ORDER: Order = $order;
                     // SAFETY: the program calls a function of this name.
-                    unsafe { answer(&$symbol, ORDER, &[a, b, c, d, e, f]) }
+                    unsafe { answer(&$symbol, ORDER, &Call { number: $number, arguments: [a, b, c, d, e, f] }) }
                 }
             )*
         };

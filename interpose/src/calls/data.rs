@@ -1,7 +1,7 @@
 //! Contents: reading, writing, positions, durability, entries of directories, mappings.
 
 use crate::dispatch::{Answer, Call, Refusal};
-use crate::memory::{self, Buffers, Use};
+use crate::memory::{self, Buffer, Buffers, Use};
 use crate::mount::{Errno, Handle, Mount, Target};
 use crate::raw;
 use crate::start::site;
@@ -28,7 +28,22 @@ fn send(file: Handle, at: Option<u64>, buffers: &Buffers) -> Answer {
     Ok(buffers.with_sources(|slices| mount().write(file, at, slices))? as u64)
 }
 
+/// What a call with one buffer receives.
+#[inline]
+fn receive_one(file: Handle, at: Option<u64>, call: &Call) -> Answer {
+    let buffer = Buffer::new(call.arguments[1], call.arguments[2], Use::Target)?;
+    Ok(buffer.with_target(|slices| mount().read(file, at, slices))? as u64)
+}
+
+/// What a call with one buffer sends.
+#[inline]
+fn send_one(file: Handle, at: Option<u64>, call: &Call) -> Answer {
+    let buffer = Buffer::new(call.arguments[1], call.arguments[2], Use::Source)?;
+    Ok(buffer.with_source(|slices| mount().write(file, at, slices))? as u64)
+}
+
 /// An offset argument.
+#[inline]
 fn offset(call: &Call, argument: usize) -> Result<Option<u64>, Errno> {
     let offset = call.arguments[argument];
     if offset > i64::MAX as u64 { Err(Errno(libc::EINVAL)) } else { Ok(Some(offset)) }
@@ -37,25 +52,25 @@ fn offset(call: &Call, argument: usize) -> Result<Option<u64>, Errno> {
 /// `read`
 pub fn read(call: &Call) -> Answer {
     let file = call.file(0)?;
-    receive(file.handle(), None, Buffers::one(call.arguments[1], call.arguments[2], Use::Target)?)
+    receive_one(file.handle(), None, call)
 }
 
 /// `write`
 pub fn write(call: &Call) -> Answer {
     let file = call.file(0)?;
-    send(file.handle(), None, &Buffers::one(call.arguments[1], call.arguments[2], Use::Source)?)
+    send_one(file.handle(), None, call)
 }
 
 /// `pread64`
 pub fn pread64(call: &Call) -> Answer {
     let (file, at) = (call.file(0)?, offset(call, 3)?);
-    receive(file.handle(), at, Buffers::one(call.arguments[1], call.arguments[2], Use::Target)?)
+    receive_one(file.handle(), at, call)
 }
 
 /// `pwrite64`
 pub fn pwrite64(call: &Call) -> Answer {
     let (file, at) = (call.file(0)?, offset(call, 3)?);
-    send(file.handle(), at, &Buffers::one(call.arguments[1], call.arguments[2], Use::Source)?)
+    send_one(file.handle(), at, call)
 }
 
 /// `readv`
@@ -185,8 +200,8 @@ pub fn getdents64(call: &Call) -> Answer {
     let file = call.file(0)?;
     let room = usize::try_from(call.arguments[2] as u32).unwrap_or(0).min(LIST_BYTES_MAX);
     // Tried before, so that no entry is passed over when the copy fails.
-    Buffers::one(call.arguments[1], room as u64, Use::Target)
-        .and_then(|buffers| if buffers.bytes() == room { Ok(()) } else { Err(memory::FAULT) })?;
+    Buffer::new(call.arguments[1], room as u64, Use::Target)
+        .and_then(|buffer| if buffer.bytes() == room { Ok(()) } else { Err(memory::FAULT) })?;
     let mut bytes = Vec::with_capacity(room);
     let mut refused = false;
     mount().list(file.handle(), &mut |entry| {
