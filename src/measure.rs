@@ -2,7 +2,12 @@
 //! a tmpfs, all in one process of one run (floors of Assise §5.2's figure 3).
 //!
 //! The process stands under `hearth run`: calls below the tree go to Hearth, all others to the kernel. Figures are
-//! nanoseconds; each is the median of its samples.
+//! nanoseconds a call; each is the median of its samples.
+//!
+//! **Samples.** A sample of small calls is a row of them, as many for the floor as for Hearth and for the tmpfs. The
+//! clock tells ten nanoseconds apart where some machines run; and the processor goes on before what it stored past its
+//! caches is there, so that a clock read after a single store sees a part of what it costs, while in a row each waits
+//! for the one before. What is compared is sampled in turns, a few samples each: who else uses the machine slows all.
 //!
 //! **Bursts.** A write is an append to the update log for as long as that has room; what a writer gets that never
 //! pauses is the daemon's rate of digest. Both are shown: writes are measured in bursts of at most half of the log as
@@ -28,10 +33,16 @@ pub const SIZES: [usize; 5] = [128, 1 << 10, 4 << 10, 64 << 10, 1 << 20];
 const SAMPLED_BYTES: usize = 24 << 20;
 /// Bytes of the write before all others. It is one record, so the log becomes large enough for it.
 const GROWING_BYTES: usize = 15 << 20;
-/// Samples of one figure, at most.
-const SAMPLES_MAX: usize = 4000;
-/// Samples of calls that wait for a medium.
-const SYNC_SAMPLES_MAX: usize = 300;
+/// Calls of one figure, at most.
+const CALLS_MAX: usize = 16_000;
+/// Bytes of the calls of one sample, at least, if they are not [`ROW_CALLS_MAX`].
+const ROW_BYTES: usize = 16 << 10;
+/// Calls of one sample, at most.
+const ROW_CALLS_MAX: usize = 16;
+/// Turns that those who are compared take, at least.
+const TURNS: usize = 24;
+/// Calls that wait for a medium, at most; each is a sample.
+const SYNC_CALLS_MAX: usize = 300;
 /// Bytes written for the sustained rate.
 const SUSTAINED_BYTES: usize = 256 << 20;
 
@@ -76,15 +87,7 @@ pub struct Row {
 /// # Errors
 /// A call failed.
 pub fn writes(tree: &Path, scratch: &Path, control: &Path) -> Result<Vec<Row>> {
-    let pool = scratch.join("pool");
-    std::fs::create_dir_all(&pool).map_err(Error::at("make", &pool))?;
-    let medium = Medium::memory(&pool).map_err(Error::at("use", &pool))?;
-    let region = medium.create("floor", (2 * SAMPLED_BYTES) as u64).map_err(Error::at("use", &pool))?;
-    // Every page is there before anything is measured: a first touch costs more than any copy.
-    let zeros = vec![0u8; 1 << 20];
-    for offset in (0..region.bytes()).step_by(zeros.len()) {
-        region.write(offset, &zeros);
-    }
+    let region = touched(scratch)?;
     let name = tree.join("growing");
     write_at(&create(&name)?, &vec![1; GROWING_BYTES], 0)?;
     std::fs::remove_file(&name).map_err(Error::at("remove", &name))?;
@@ -96,67 +99,86 @@ pub fn writes(tree: &Path, scratch: &Path, control: &Path) -> Result<Vec<Row>> {
 /// # Errors
 /// A call failed.
 pub fn reads(tree: &Path, scratch: &Path, rows: &mut [Row]) -> Result<()> {
+    let region = touched(scratch)?;
     for row in rows {
-        let count = samples(row.bytes, SAMPLES_MAX);
-        let file = open(&tree.join(row.bytes.to_string()))?;
-        row.first_ns = read_median(&file, row.bytes, count)?;
-        row.hit_ns = read_median(&file, row.bytes, count)?;
-        let other = open(&scratch.join(row.bytes.to_string()))?;
-        read_median(&other, row.bytes, count)?;
-        row.tmpfs_hit_ns = read_median(&other, row.bytes, count)?;
+        let bytes = row.bytes;
+        let shape = Shape::new(bytes, CALLS_MAX);
+        let name = bytes.to_string();
+        let (file, other) = (open(&tree.join(&name))?, open(&scratch.join(&name))?);
+        let (mut one, mut two, mut three) = (vec![0u8; bytes], vec![0u8; bytes], vec![0u8; bytes]);
+        let mut copy = |index: usize| {
+            let read = region.read(offset(index, bytes), black_box(&mut one));
+            read.map_err(|why| Error::new(why.to_string()))
+        };
+        let mut ours = |index: usize| read_at(&file, black_box(&mut two), index * bytes);
+        let mut kernels = |index: usize| read_at(&other, black_box(&mut three), index * bytes);
+        let idle = || Ok(());
+        [row.first_ns, _, _] = in_turns(&shape, idle, [&mut ours, &mut copy, &mut kernels])?;
+        [row.hit_ns, row.memcpy_ns, row.tmpfs_hit_ns] =
+            in_turns(&shape, idle, [&mut ours, &mut copy, &mut kernels])?;
     }
     Ok(())
 }
 
+/// A region in memory, each of whose pages is there: a first touch costs more than any copy.
+fn touched(scratch: &Path) -> Result<Region> {
+    let pool = scratch.join(format!("pool-{}", std::process::id()));
+    std::fs::create_dir_all(&pool).map_err(Error::at("make", &pool))?;
+    let medium = Medium::memory(&pool).map_err(Error::at("use", &pool))?;
+    let region = medium.create("floor", SAMPLED_BYTES as u64).map_err(Error::at("use", &pool))?;
+    let zeros = vec![0u8; 1 << 20];
+    for offset in (0..region.bytes()).step_by(zeros.len()) {
+        region.write(offset, &zeros);
+    }
+    Ok(region)
+}
+
+/// Where in a region of [`SAMPLED_BYTES`] a call works.
+fn offset(index: usize, bytes: usize) -> u64 {
+    ((index * bytes) % SAMPLED_BYTES) as u64
+}
+
 fn write_row(tree: &Path, scratch: &Path, (region, control): (&Region, &Path), bytes: usize) -> Result<Row> {
     let payload: Vec<u8> = (0..bytes).map(|i| (i * 31) as u8).collect();
-    let count = samples(bytes, SAMPLES_MAX);
-    let at = |index: usize| ((index * bytes) % SAMPLED_BYTES) as u64;
-    let copy_ns = median(count, |index| {
-        region.write(at(index), black_box(&payload));
-        region.fence();
-        Ok(())
-    })?;
-    let persist_ns = median(count, |index| {
-        black_box(checksum::of(Salt::NONE, black_box(&payload)));
-        region.write(at(index), &payload);
-        region.fence();
-        Ok(())
-    })?;
-    let mut target = vec![0u8; bytes];
-    let memcpy_ns = median(count, |index| {
-        region.read(at(index), black_box(&mut target)).map_err(|why| Error::new(why.to_string()))
-    })?;
-
     let name = bytes.to_string();
     let (file, other) = (create(&tree.join(&name))?, create(&scratch.join(&name))?);
     let log_bytes = own_log_bytes(control)?;
     let burst_calls = ((log_bytes / 2 / frame_bytes(bytes as u64)) as usize).max(1);
     // Before a burst there is nothing in the log: where a file's data is only the area can say.
-    let begin = |index: usize| {
-        if index.is_multiple_of(burst_calls) {
-            let found = lseek(&file, 0, Whence::SeekData);
-            found.map_err(|why| Error::new(format!("lseek: {why}")))?;
-        }
+    let begin = || {
+        let found = lseek(&file, 0, Whence::SeekData);
+        found.map(drop).map_err(|why| Error::new(format!("lseek: {why}")))
+    };
+    let mut copy = |index: usize| {
+        region.write(offset(index, bytes), black_box(&payload));
+        region.fence();
+        Ok(())
+    };
+    let mut floor = |index: usize| {
+        black_box(checksum::of(Salt::NONE, black_box(&payload)));
+        region.write(offset(index, bytes), &payload);
+        region.fence();
         Ok(())
     };
     let write = |file: &File, index: usize| write_at(file, black_box(&payload), index * bytes);
     write(&file, 0)?;
-    let write_ns = median_after(count, begin, |index| write(&file, index))?;
-    let tmpfs_write_ns = median(count, |index| write(&other, index))?;
+    let shape = Shape::new(bytes, CALLS_MAX).in_bursts(burst_calls);
+    let (mut ours, mut kernels) = (|index: usize| write(&file, index), |index: usize| write(&other, index));
+    let [write_ns, persist_ns, copy_ns, tmpfs_write_ns] =
+        in_turns(&shape, begin, [&mut ours, &mut floor, &mut copy, &mut kernels])?;
     let sync = |file: &File, index: usize| {
         write(file, index)?;
         file.sync_all().map_err(|why| Error::new(format!("fsync: {why}")))
     };
-    let syncs = samples(bytes, SYNC_SAMPLES_MAX);
-    let sync_ns = median_after(syncs, begin, |index| sync(&file, index))?;
-    let tmpfs_sync_ns = median(syncs, |index| sync(&other, index))?;
+    let shape = Shape { row: 1, ..Shape::new(bytes, SYNC_CALLS_MAX) }.in_bursts(burst_calls);
+    let (mut ours, mut kernels) = (|index: usize| sync(&file, index), |index: usize| sync(&other, index));
+    let [sync_ns, tmpfs_sync_ns] = in_turns(&shape, begin, [&mut ours, &mut kernels])?;
     let sustained_ns = sustained(&tree.join(format!("sustained-{name}")), &payload)?;
     Ok(Row {
         bytes,
         copy_ns,
         persist_ns,
-        memcpy_ns,
+        memcpy_ns: 0,
         write_ns,
         tmpfs_write_ns,
         sync_ns,
@@ -195,8 +217,8 @@ fn write_at(file: &File, bytes: &[u8], offset: usize) -> Result<()> {
     file.write_all_at(bytes, offset as u64).map_err(|why| Error::new(format!("write: {why}")))
 }
 
-fn samples(bytes: usize, max: usize) -> usize {
-    (SAMPLED_BYTES / bytes).clamp(1, max)
+fn read_at(file: &File, into: &mut [u8], offset: usize) -> Result<()> {
+    file.read_exact_at(into, offset as u64).map_err(|why| Error::new(format!("read: {why}")))
 }
 
 fn create(path: &Path) -> Result<File> {
@@ -213,40 +235,59 @@ fn open(path: &Path) -> Result<File> {
     File::open(path).map_err(Error::at("open", path))
 }
 
-fn read_median(file: &File, bytes: usize, count: usize) -> Result<u64> {
-    let mut target = vec![0u8; bytes];
-    median(count, |index| {
-        file.read_exact_at(black_box(&mut target), (index * bytes) as u64)
-            .map_err(|why| Error::new(format!("read: {why}")))
-    })
+/// How something is sampled.
+#[derive(Clone, Copy)]
+struct Shape {
+    /// Calls.
+    calls: usize,
+    /// Calls of a sample.
+    row: usize,
+    /// Calls of a turn, at most.
+    turn: usize,
 }
 
-/// Median time of one call, less the time of reading the clock.
-fn median(count: usize, call: impl FnMut(usize) -> Result<()>) -> Result<u64> {
-    median_after(count, |_| Ok(()), call)
-}
-
-/// The same of calls before each of which something else is done.
-fn median_after(
-    count: usize,
-    mut before: impl FnMut(usize) -> Result<()>,
-    mut call: impl FnMut(usize) -> Result<()>,
-) -> Result<u64> {
-    let clock = {
-        let mut times: Vec<u64> = (0..101).map(|_| timed(|| Ok(()))).collect::<Result<_>>()?;
-        times.sort_unstable();
-        times[50]
-    };
-    let mut times = Vec::with_capacity(count);
-    for index in 0..count {
-        before(index)?;
-        times.push(timed(|| call(index))?);
+impl Shape {
+    /// Of so many calls at most; fewer of long ones.
+    fn new(bytes: usize, calls_max: usize) -> Self {
+        let calls = (SAMPLED_BYTES / bytes).clamp(1, calls_max);
+        Self { calls, row: (ROW_BYTES / bytes).clamp(1, ROW_CALLS_MAX), turn: (calls / TURNS).max(1) }
     }
-    times.sort_unstable();
-    Ok(times[count / 2].saturating_sub(clock))
+
+    /// With turns of so many calls at most.
+    fn in_bursts(self, calls: usize) -> Self {
+        Self { turn: self.turn.min(calls), row: self.row.min(calls), ..self }
+    }
 }
 
-/// Nanoseconds that a call takes.
+/// Medians of the time of a call, less what reading the clock takes, of those who take turns. Before each round of
+/// turns something else is done.
+fn in_turns<const N: usize>(
+    shape: &Shape,
+    mut begin: impl FnMut() -> Result<()>,
+    mut calls: [&mut dyn FnMut(usize) -> Result<()>; N],
+) -> Result<[u64; N]> {
+    let mut clock: Vec<u64> = (0..101).map(|_| timed(|| Ok(()))).collect::<Result<_>>()?;
+    clock.sort_unstable();
+    let rows_a_turn = (shape.turn / shape.row).max(1);
+    let rows: Vec<usize> = (0..(shape.calls / shape.row).max(1)).collect();
+    let mut samples = [const { Vec::new() }; N];
+    for turn in rows.chunks(rows_a_turn) {
+        begin()?;
+        for (call, samples) in calls.iter_mut().zip(&mut samples) {
+            for row in turn {
+                let indices = row * shape.row..(row + 1) * shape.row;
+                let spent_ns = timed(|| indices.into_iter().try_for_each(&mut **call))?;
+                samples.push(spent_ns.saturating_sub(clock[50]));
+            }
+        }
+    }
+    Ok(samples.map(|mut samples| {
+        samples.sort_unstable();
+        (samples[samples.len() / 2] as f64 / shape.row as f64).round() as u64
+    }))
+}
+
+/// Nanoseconds that something takes.
 pub fn timed(call: impl FnOnce() -> Result<()>) -> Result<u64> {
     let begin = SystemHost.now();
     call()?;

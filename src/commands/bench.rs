@@ -169,8 +169,9 @@ fn print(medium: MediumKind, rows: &[Row]) {
         "Medium {medium:?}; median microseconds a call. The floor of a write is a non-temporal copy with checksum"
     );
     println!(
-        "and fence of the same bytes, that of a read a memcpy, both measured in this run. Writes come in bursts"
+        "and fence of the same bytes, that of a read a memcpy, both measured in this run, in turns with what they"
     );
+    println!("are compared with; small calls in rows, as many in each. Writes come in bursts");
     let log_bytes = rows.iter().map(|row| row.log_bytes).min().unwrap_or(0);
     println!(
         "of at most half of the update log, {} MiB; sustained is what a writer gets that never pauses.",
@@ -218,7 +219,7 @@ fn line(cells: &[String; 7]) {
 }
 
 fn us(ns: u64) -> String {
-    format!("{:.2}", ns as f64 / 1000.0)
+    format!("{:.3}", ns as f64 / 1000.0)
 }
 
 fn ratio(ns: u64, floor_ns: u64) -> String {
