@@ -6,10 +6,14 @@
 //! doubt: the log may have been read before. The session that goes on from this one is told how far; then the
 //! answer stands, or the attempt is made again.
 
+use crate::need::{Need, Step};
 use crate::nodes::NodeIndex;
 use crate::state::State;
 use format::Sequence;
+use format::envelope::HEADER_BYTES;
 use ipc::Life;
+use ipc::sync::{Ordering, fence};
+use pmem::ring::Appended;
 use vfs::engine::Handle;
 
 /// Logs of dead daemons of which it is remembered how far they were recovered: a thread asks after one right after its
@@ -49,6 +53,25 @@ impl State {
         self.end_session();
         // One that ended in order has digested all that counts.
         died.then_some(doubt)
+    }
+
+    /// A record that may not count: the log is sealed, or the memory is broken. The session is over. The frame is
+    /// made void, so that nobody who recovers the log from now on takes it for one that counts; a daemon that is dead
+    /// already may have a successor that has read it, which knows.
+    #[cold]
+    pub fn refused(&mut self, appended: Appended) -> Step<Appended> {
+        let session = self.session.as_mut().expect("it has just appended");
+        let log = session.ring.region();
+        log.write(appended.position, &[0; HEADER_BYTES]);
+        log.fence();
+        // Pairs with the locks of a daemon that begins: it sees the frame void, or its predecessor is seen dead here.
+        fence(Ordering::SeqCst);
+        if session.words.life() == Life::Died {
+            return Ok(appended);
+        }
+        self.appended = Sequence::new(0);
+        self.end_session();
+        Err(Need::Attach.into())
     }
 
     /// An attempt that is not to be believed is made again: gives back what it took.

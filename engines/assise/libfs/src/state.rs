@@ -17,11 +17,11 @@ use crate::session::{Attachment, Link};
 use crate::words::{Held, SharedWords, open_places};
 use format::call::{LEASE_READ, LEASE_WRITE};
 use format::checksum::Salt;
-use format::envelope::{HEADER_BYTES, frame_bytes};
+use format::envelope::frame_bytes;
 use format::session::{WORD_OWN_RANGE, Welcome};
 use format::{BLOCK_BYTES, Incarnation, InodeNumber, SegmentId, Sequence};
+use ipc::Host;
 use ipc::sync::{LongWord, Ordering, fence};
-use ipc::{Host, Life};
 use pmem::ring::{AppendError, AppendRing, Appended};
 use pmem::{ReadMapping, Region, Source};
 use std::collections::{HashMap, VecDeque};
@@ -405,25 +405,6 @@ impl State {
             self.half_full = true;
         }
         Ok(appended)
-    }
-
-    /// A record that may not count: the log is sealed, or the memory is broken. The session is over. The frame is
-    /// made void, so that nobody who recovers the log from now on takes it for one that counts; a daemon that is dead
-    /// already may have a successor that has read it, which knows (see `doubt`).
-    #[cold]
-    fn refused(&mut self, appended: Appended) -> Step<Appended> {
-        let session = self.session.as_mut().expect("it has just appended");
-        let log = session.ring.region();
-        log.write(appended.position, &[0; HEADER_BYTES]);
-        log.fence();
-        // Pairs with the locks of a daemon that begins: it sees the frame void, or its predecessor is seen dead here.
-        fence(Ordering::SeqCst);
-        if session.words.life() == Life::Died {
-            return Ok(appended);
-        }
-        self.appended = Sequence::new(0);
-        self.end_session();
-        Err(Need::Attach.into())
     }
 
     /// The session is over. What this process refers to stays, by number; what was cached is gone.
