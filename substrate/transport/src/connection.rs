@@ -69,6 +69,8 @@ pub(crate) struct Core {
 struct State {
     up: bool,
     ended: Option<Ended>,
+    /// The goodbye was posted: what the peer does then is an answer to it.
+    leaving: bool,
     end_told: bool,
     /// What the other side said instead of connecting.
     refusal: Option<Vec<u8>>,
@@ -116,6 +118,7 @@ impl Core {
         let state = State {
             up: false,
             ended: None,
+            leaving: false,
             end_told: false,
             refusal: None,
             inbox: VecDeque::new(),
@@ -239,6 +242,7 @@ impl Core {
             if state.ended.is_some() || !state.up {
                 return;
             }
+            state.leaving = true;
             self.post_frame(&mut state, FrameKind::Goodbye, &[])
         };
         if let Ok(Some(ticket)) = ticket {
@@ -304,13 +308,11 @@ impl Core {
             Arrival::Up => state.up = true,
             Arrival::Refused(said) => {
                 state.refusal = Some(said.to_vec());
-                state.ended.get_or_insert(Ended::Lost);
+                state.over(Ended::Lost);
             }
             Arrival::Done(number) => state.finish(number),
             Arrival::Immediate(value) => self.keep(&mut state, Event::Immediate(value)),
-            Arrival::Ended(why) => {
-                state.ended.get_or_insert(why);
-            }
+            Arrival::Ended(why) => state.over(why),
             Arrival::Frame(frame) => match FrameHead::decode(frame) {
                 Ok((kind, taken, body)) => self.frame(&mut state, kind, taken, body),
                 Err(_) => state.broke("a frame that is none"),
@@ -327,9 +329,7 @@ impl Core {
             FrameKind::Message => self.keep(state, Event::Message(body.to_vec())),
             FrameKind::Taken | FrameKind::Pong => {}
             FrameKind::Ping => state.owes.pong = true,
-            FrameKind::Goodbye => {
-                state.ended.get_or_insert(Ended::ClosedThere);
-            }
+            FrameKind::Goodbye => state.over(Ended::ClosedThere),
         }
     }
 
@@ -379,6 +379,12 @@ impl Core {
 }
 
 impl State {
+    /// The connection is over by what arrived.
+    fn over(&mut self, why: Ended) {
+        let why = if self.leaving { Ended::ClosedHere } else { why };
+        self.ended.get_or_insert(why);
+    }
+
     fn broke(&mut self, what: &'static str) {
         self.ended.get_or_insert(Ended::Broke(what));
     }
