@@ -287,8 +287,12 @@ impl Space {
         if self.uncreated() == 0 {
             self.retire(|_| true);
         }
-        if self.uncreated() == 0 || !self.create(OWNER_DAEMON, made)? {
+        if self.uncreated() == 0 {
             return Err(AreaError::NoSpace);
+        }
+        // The pool has room, what holds it has none: nobody's fault who was promised some.
+        if !self.create(OWNER_DAEMON, made)? {
+            return Err(AreaError::Medium(MediaError::NoSpace));
         }
         self.allocate_within(OWNER_DAEMON, blocks_max, |_| true).ok_or(AreaError::NoSpace)
     }

@@ -95,6 +95,8 @@ pub(crate) fn recover(
         next_version: counters.next_lease_version,
         recovered: Recovered::default(),
     };
+    // All that was promised is there as long as nothing shared becomes anybody's own.
+    recovery.area.keep_shared(u64::MAX);
     recovery.restore_table()?;
     let last = recovery.replay_ledger(&counters)?;
     recovery.digest_logs()?;
