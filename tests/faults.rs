@@ -339,3 +339,51 @@ fn a_pool_file_cut_under_the_daemon_is_told_by_its_keeper() {
     node.hearth(&["start"]).expect_success();
     kept_is_there(&node);
 }
+
+/// What holds the pool is full before the pool is: nothing that was acknowledged is given up, and with more space it is all
+/// there.
+#[test]
+fn a_full_disk_under_the_pool_costs_nothing_acknowledged() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: needs root");
+        return;
+    }
+    let folder = tempfile::Builder::new().prefix("hearth-test-").tempdir_in("/dev/shm").unwrap();
+    let script = format!(
+        r#"
+        hearth={} disk={}
+        mount -t tmpfs -o size=150m none $disk
+        trap '$hearth down --dir $disk/c --hard >/dev/null 2>&1' EXIT
+        $hearth up --dir $disk/c --medium memory --capacity 256 >/dev/null
+        $hearth run --dir $disk/c -- /usr/bin/python3 - $disk/c/n1 <<'X' || true
+import os, sys
+for number in range(400):
+    file = os.open('%s/f%d' % (sys.argv[1], number), os.O_CREAT | os.O_WRONLY)
+    assert os.write(file, bytes([number % 251]) * (1 << 20)) == 1 << 20
+    print(number, file=open('/dev/stderr', 'w'))
+X
+        $hearth status --dir $disk/c | grep -o 'no space on the medium' | head -n 1
+        mount -o remount,size=500m $disk
+        $hearth start --dir $disk/c >/dev/null
+        $hearth run --dir $disk/c -- /usr/bin/python3 - $disk/c/n1 <<'X'
+import os, sys
+for number in range(400):
+    try: data = open('%s/f%d' % (sys.argv[1], number), 'rb').read()
+    except FileNotFoundError: break
+    if data != bytes([number % 251]) * (1 << 20): break
+print(number)
+X
+        $hearth status --dir $disk/c --json | grep -c 'Cut'
+        "#,
+        env!("CARGO_BIN_EXE_hearth"),
+        folder.path().display()
+    );
+    let output = harness::limited(&["unshare", "-m", "bash", "-c", &script], &[]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    let acknowledged = said.lines().filter(|line| line.parse::<u32>().is_ok()).count();
+    let found: Vec<String> = String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect();
+    assert!((20..200).contains(&acknowledged), "{acknowledged}: {said}");
+    let [full, whole, cuts] = &found[..] else { panic!("{found:?}\n{said}") };
+    assert_eq!((full.as_str(), cuts.as_str()), ("no space on the medium", "0"));
+    assert!(whole.parse::<usize>().unwrap() >= acknowledged, "{whole} of {acknowledged}");
+}

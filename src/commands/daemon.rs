@@ -70,7 +70,7 @@ pub(super) fn run(arguments: &OneNode) -> Result<ExitCode> {
             ExitCode::SUCCESS
         }
         // Nothing more can be digested, and no session is ended: programs go on with the next daemon.
-        End::Lost(failure) => {
+        End::Failed(failure) => {
             note_failure(&cluster, node, &failure);
             ExitCode::FAILURE
         }
@@ -87,8 +87,8 @@ pub(super) fn run(arguments: &OneNode) -> Result<ExitCode> {
 /// Why a daemon ends.
 enum End {
     Signal(i32),
-    /// A file of the pool is lost: which, in a sentence.
-    Lost(String),
+    /// The pool cannot be used: why, in a sentence.
+    Failed(String),
 }
 
 fn forward_signals(sender: Sender<End>) -> Result<()> {
@@ -104,16 +104,16 @@ fn forward_signals(sender: Sender<End>) -> Result<()> {
     spawn("signals", body)
 }
 
-/// Says it when the daemon stops. If a file is lost, it ends, and the next one looks what there is; after other failures
-/// of the medium nobody knows what a look would be worth, so it stays, and refuses everything.
+/// Says it when the daemon stops. If a file is lost, or there is no space, it ends, and the next one looks what there is;
+/// after other failures of the medium nobody knows what a look would be worth, so it stays, and refuses everything.
 fn tell_failure(daemon: &Arc<Daemon>, sender: Sender<End>) -> Result<()> {
     let daemon = daemon.clone();
     let body = move || {
         let failure = daemon.until_failure();
         error!(failure, "stopped");
-        if daemon.lost().is_some() {
+        if daemon.may_be_followed() {
             // Nobody listens any more when it ends already.
-            let _ = sender.send(End::Lost(failure));
+            let _ = sender.send(End::Failed(failure));
         }
     };
     spawn("failure", body)

@@ -185,6 +185,7 @@ impl Daemon {
             kept: ready.kept,
             ejections: VecDeque::new(),
             failure: None,
+            full: false,
             closing: false,
         };
         let core = Core {
@@ -297,6 +298,12 @@ impl Daemon {
     /// The file of the pool that was lost under the daemon, if it was that.
     pub fn lost(&self) -> Option<String> {
         self.core.lost()
+    }
+
+    /// Whether the daemon after a failure finds all that there was: a file is lost, or what holds the pool has no room for a
+    /// segment. After other failures of the medium nobody knows what is there.
+    pub fn may_be_followed(&self) -> bool {
+        self.lost().is_some() || self.core.state.lock().full
     }
 
     /// Waits until nothing is done any more, which may be for ever; gives why.

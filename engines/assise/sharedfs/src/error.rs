@@ -27,6 +27,13 @@ pub enum Error {
     Stopped,
 }
 
+impl Error {
+    /// What holds the pool has no room, though the pool has some.
+    pub(crate) fn is_full(&self) -> bool {
+        matches!(self, Self::Media(MediaError::NoSpace) | Self::Area(AreaError::Medium(MediaError::NoSpace)))
+    }
+}
+
 impl From<MediaError> for Error {
     fn from(error: MediaError) -> Self {
         Self::Media(error)

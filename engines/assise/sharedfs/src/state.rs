@@ -89,6 +89,8 @@ pub(crate) struct State {
     pub kept: Vec<InodeNumber>,
     /// Medium or tree failed, and how: nothing is done any more.
     pub failure: Option<String>,
+    /// What failed was that the medium is full.
+    pub full: bool,
     /// The daemon ends: nobody is let in any more.
     pub closing: bool,
 }
@@ -181,7 +183,10 @@ impl State {
 
     /// Stops the daemon; the first reason is kept.
     pub fn stop(&mut self, why: &Error) {
-        self.failure.get_or_insert_with(|| why.to_string());
+        if self.failure.is_none() {
+            self.failure = Some(why.to_string());
+            self.full = why.is_full();
+        }
     }
 
     /// Whether nothing is done any more.
