@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicUsize, Ordering}
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 
 /// Regions that a process may guard at once.
-const REGIONS_MAX: usize = 4096;
+const REGIONS_MAX: usize = 1 << 14;
 
 /// What is known of the files of one medium.
 #[derive(Debug, Default)]
@@ -205,7 +205,9 @@ unsafe fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c
     type WithInfo = unsafe extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void);
     type Plain = unsafe extern "C" fn(i32);
     // SAFETY: the kernel gave the structure.
-    let sent = unsafe { (*info).si_code } <= 0;
+    let code = unsafe { (*info).si_code };
+    // Nothing is accessed again after either.
+    let sent = code <= 0 || code == libc::BUS_MCEERR_AO;
     match BEFORE.load(Ordering::SeqCst) {
         libc::SIG_IGN if sent => {}
         libc::SIG_DFL | libc::SIG_IGN => {
