@@ -134,6 +134,8 @@ pub struct Area {
     pub(crate) layout: Layout,
     pub(crate) space: Space,
     pub(crate) limits: Limits,
+    /// Nodes that only what was promised room may take.
+    pub(crate) kept_nodes: u32,
     /// A commit failed half way.
     pub(crate) poisoned: bool,
     /// The slot of the next flip holds a part of a root that was cut off by a crash.
@@ -246,7 +248,18 @@ impl Area {
             space.open(id, &item, root.flip)?;
         }
         space.note_leftover()?;
-        Ok(Self { store, tree, root, node_map, layout, space, limits, poisoned: false, torn_slot })
+        Ok(Self {
+            store,
+            tree,
+            root,
+            node_map,
+            layout,
+            space,
+            limits,
+            kept_nodes: 0,
+            poisoned: false,
+            torn_slot,
+        })
     }
 
     /// The tree file with its superblock; `Missing` also if the file was never finished.
@@ -322,10 +335,11 @@ impl Area {
         FreeBlocks { shared: self.space.shared(), own: self.space.own() }
     }
 
-    /// Keeps so many shared blocks from becoming a user's own: what was promised, other than to the user whose records come
-    /// next. Until then none are.
-    pub fn keep_shared(&mut self, blocks: u64) {
-        self.space.keep(blocks);
+    /// Keeps what was promised for the batch that comes next: so many shared blocks from becoming a user's own, and them and so
+    /// many nodes from what nobody promised room for. Until the first time nothing is kept.
+    pub fn keep(&mut self, shared_blocks: u64, nodes: u32) {
+        self.space.keep(shared_blocks);
+        self.kept_nodes = nodes;
     }
 
     /// Lets the blocks that flips up to `flip` freed be allocated again. The caller has raised the generations of

@@ -70,8 +70,10 @@ impl Applying<'_> {
 /// How far into the reserves a change may reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Need {
-    /// Not at all.
+    /// Not at all, nor into what is promised.
     Growing,
+    /// Not at all: what the daemon notes of its own.
+    Noting,
     /// Room was promised for it: up to what giving back needs.
     Promised,
     /// It gives room back, or keeps what there is: all of it.
@@ -260,7 +262,8 @@ impl Batch<'_> {
         let wanted = (paths + 2).saturating_mul(path).saturating_add(items).saturating_add(segments);
         let shrinking = SHRINKING_PATHS * path;
         let reserve = match need {
-            Need::Growing => shrinking + self.area.limits.reserve_nodes,
+            Need::Growing => shrinking + self.area.limits.reserve_nodes.max(self.area.kept_nodes),
+            Need::Noting => shrinking + self.area.limits.reserve_nodes,
             Need::Promised => shrinking,
             Need::Shrinking => 0,
         };
@@ -313,7 +316,7 @@ impl Batch<'_> {
     pub fn put_groups(&mut self, log: LogUid, groups: &[u32]) -> Result<(), AreaError> {
         self.guarded(|batch| {
             let pieces = u32::try_from(groups.len().div_ceil(LOG_GROUPS_PIECE)).unwrap_or(u32::MAX);
-            batch.begin_change(2, pieces, Need::Growing)?;
+            batch.begin_change(2, pieces, Need::Noting)?;
             batch.remove_kind(log.get(), ItemKind::Log)?;
             for (piece, groups) in groups.chunks(LOG_GROUPS_PIECE).enumerate() {
                 let bytes: Vec<u8> = groups.iter().flat_map(|group| group.to_le_bytes()).collect();

@@ -114,21 +114,21 @@ impl Batch<'_> {
 
     /// Refuses what would eat into the reserve of data blocks. What the batch itself has freed can be taken after
     /// its release.
-    pub(crate) fn check_room(&self, wanted: u64, owner: u32, need: Need) -> Result<(), AreaError> {
+    pub(crate) fn check_room(&mut self, wanted: u64, owner: u32, need: Need) -> Result<(), AreaError> {
+        if wanted == 0 {
+            return Ok(());
+        }
+        let space = &mut self.area.space;
         let reserve = match need {
-            Need::Growing => {
-                self.area.limits.reserve_blocks.max(SHRINKING_BLOCKS).max(self.area.space.kept())
-            }
+            Need::Growing | Need::Noting => self.area.limits.reserve_blocks.max(SHRINKING_BLOCKS),
             Need::Promised => SHRINKING_BLOCKS,
             Need::Shrinking => 0,
         };
-        let room = self.area.space.room(owner);
-        match wanted.checked_add(reserve) {
-            _ if wanted == 0 => Ok(()),
-            Some(sum) if sum <= room => Ok(()),
-            _ if self.freed.is_empty() => Err(AreaError::NoSpace),
-            _ => Err(AreaError::BatchFull),
+        let fits = |room: u64| wanted.checked_add(reserve).is_some_and(|sum| sum <= room);
+        if fits(space.room(owner)) && (need != Need::Growing || space.take_unpromised(wanted)) {
+            return Ok(());
         }
+        Err(if self.freed.is_empty() { AreaError::NoSpace } else { AreaError::BatchFull })
     }
 
     /// Allocates blocks for a range of a file.

@@ -10,8 +10,9 @@
 //!
 //! A segment comes to be in two steps: its file is made, then a flip names it in the tree, and settles it before.
 //! When all capacity is given to segments and one of another key is empty, it goes the other way: a flip names it
-//! no more, and after that flip's release its file is removed. A crash between leaves a file that no tree names; it is removed when its number is needed. Its map is
-//! counted from the flip before the first that names it, which its superblock says.
+//! no more, and after that flip's release its file is removed. A crash between leaves a file that no tree names; it is
+//! removed when the next segment is made. Its map is counted from the flip before the first that names it, which its
+//! superblock says.
 
 use crate::AreaError;
 use crate::area::Limits;
@@ -69,6 +70,8 @@ pub(crate) struct Space {
     segment_blocks: u32,
     /// Shared blocks that no segment of a user's own may take.
     kept: u64,
+    /// Blocks that were taken since without a promise.
+    unpromised: u64,
     /// The next one: a number is never used again, because whoever has mapped a segment knows it by its number.
     next: SegmentId,
     /// Empty segments that the running batch takes out of the pool.
@@ -120,6 +123,7 @@ impl Space {
             capacity_blocks,
             segment_blocks,
             kept: 0,
+            unpromised: 0,
             next,
             retiring: BTreeMap::new(),
             retired: Vec::new(),
@@ -191,14 +195,23 @@ impl Space {
         self.capacity_blocks.saturating_sub(created)
     }
 
-    /// So many shared blocks are kept from becoming a user's own.
+    /// So many shared blocks are kept from becoming a user's own, and from what comes without a promise.
     pub fn keep(&mut self, blocks: u64) {
-        self.kept = blocks;
+        (self.kept, self.unpromised) = (blocks, 0);
     }
 
-    /// See [`Self::keep`].
-    pub fn kept(&self) -> u64 {
-        self.kept
+    /// Takes blocks, of whomever, for what comes without a promise; false if those might be promised. A user's own ones, too,
+    /// may back a promise, so as many shared ones have to be there.
+    pub fn take_unpromised(&mut self, blocks: u64) -> bool {
+        if self.kept == 0 {
+            return true;
+        }
+        let taken = self.unpromised.saturating_add(blocks);
+        let fits = taken.checked_add(self.kept).is_some_and(|sum| sum <= self.shared());
+        if fits {
+            self.unpromised = taken;
+        }
+        fits
     }
 
     /// Blocks that files with any key can still take.

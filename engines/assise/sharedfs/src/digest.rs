@@ -78,7 +78,8 @@ impl State {
         let file = session.file.clone();
         // So that what is pending fits the flip beside the records.
         self.contain_changes(core, core.config.batch_changes / 2)?;
-        self.area.keep_shared(self.room.kept(&Free::of(&self.area)));
+        let free = Free::of(&self.area);
+        self.area.keep(self.room.kept(&free), self.room.kept_nodes());
         let mut batch = self.area.begin(self.epoch)?;
         let changes = Self::put_changes(&mut batch, &self.ledger, &self.sessions, core.config.batch_changes)?;
         let open = self.ledger.table().log(log).expect("a session's log is open until the session is gone");
@@ -105,11 +106,16 @@ impl State {
             }
             // An unreadable record ends the log like one that is none.
             let Ok(Some(frame)) = frames.next() else { break Step::Cut(CutReason::Decode(TORN)) };
+            let left = room.left(id);
             match work.apply(&mut batch, &frame.bytes, &is_open, &mut |blocks, shared| {
                 room.take(id, blocks, shared)
             }) {
                 Ok(()) => {}
-                Err(Halt::Full) if records > 0 || changes > 0 => break Step::More,
+                Err(Halt::Full) if records > 0 || changes > 0 => {
+                    // The record comes again, and pays then.
+                    room.restore(id, left);
+                    break Step::More;
+                }
                 Err(Halt::Full) => break Step::Cut(CutReason::NoRoom),
                 Err(Halt::Cut(reason)) => break Step::Cut(reason),
                 Err(Halt::Failed(error)) => return Err(error.into()),
@@ -119,15 +125,18 @@ impl State {
             bytes += frame.bytes.len();
         };
         let Work { orphans, at, .. } = work;
-        if at != before
-            && let Err(error) = batch.put_log(log, &open.item(at.sequence, at.position))
-        {
-            drop(batch);
-            self.room.restore(id, promised);
-            return Err(error.into());
-        }
+        let noted = match at == before {
+            true => Ok(()),
+            false => batch.put_log(log, &open.item(at.sequence, at.position)),
+        };
         batch.set_counters(&Self::counters(&self.numbers, &self.leases, &self.ledger, changes));
-        let committed = batch.commit()?;
+        let committed = match noted.and_then(|()| batch.commit()) {
+            Ok(committed) => committed,
+            Err(error) => {
+                self.room.restore(id, promised);
+                return Err(error.into());
+            }
+        };
         self.after_flip(core, &committed, changes)?;
         self.note_orphans(core, id, &orphans)?;
         let session = self.sessions.get_mut(&id).expect("looked up above");

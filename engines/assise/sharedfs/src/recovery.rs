@@ -96,7 +96,7 @@ pub(crate) fn recover(
         recovered: Recovered::default(),
     };
     // All that was promised is there as long as nothing shared becomes anybody's own.
-    recovery.area.keep_shared(u64::MAX);
+    recovery.area.keep(u64::MAX, 0);
     recovery.restore_table()?;
     let last = recovery.replay_ledger(&counters)?;
     recovery.digest_logs()?;

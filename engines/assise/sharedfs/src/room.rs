@@ -82,6 +82,11 @@ impl Room {
         self.needed(free) + self.reserve.max(free.usage.blocks / STAYS_SHARED)
     }
 
+    /// Nodes of the tree that belong to promises.
+    pub fn kept_nodes(&self) -> u32 {
+        u32::try_from(self.total + self.reserve).unwrap_or(u32::MAX)
+    }
+
     /// Blocks that can still be promised to a session. A block of room also stands for a share of the tree's nodes.
     pub fn free(&self, session: SessionId, free: &Free) -> u64 {
         let spare = free.blocks.shared.saturating_sub(self.needed(free) + self.reserve);
