@@ -117,7 +117,16 @@ def write(number):
             count += file.write(b'%08d' % count) // 8
     data = open('t%d' % number, 'rb').read()
     if data != b''.join(b'%08d' % index for index in range(count)): wrong.append(number)
+def churn():
+    # Whoever it is: each call is one user's, and none is lost.
+    count = 0
+    while not stop.is_set():
+        try:
+            os.mkdir('d%d' % count); os.rename('d%d' % count, 'e%d' % count); os.rmdir('e%d' % count)
+        except PermissionError: pass
+        count += 1
 threads = [threading.Thread(target=write, args=(number,)) for number in range(3)]
+threads.append(threading.Thread(target=churn))
 for thread in threads: thread.start()
 for round in range(30):
     os.seteuid(1000 + round); put('by%d' % round, 'x'); os.seteuid(0)
@@ -128,4 +137,6 @@ print(wrong, all(owner('by%d' % round).startswith('%d:' % (1000 + round)) for ro
     );
     let Some(found) = found else { return };
     assert_eq!(found, "[] True");
+    let status = node.hearth(&["status", "--json"]).expect_success();
+    assert!(status.contains("\"forced_ends\": []"), "{status}");
 }

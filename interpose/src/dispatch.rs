@@ -183,9 +183,13 @@ pub fn dispatch(call: &Call) -> Routed {
     serve(call, row.name, function)
 }
 
+/// How often a call is asked again because the process becomes another user meanwhile.
+const RESTARTS_MAX: u32 = 1 << 16;
+
 /// Runs a row's function inside, until it has an answer that no signal interrupted.
 fn serve(call: &Call, name: &str, function: fn(&Call) -> Answer) -> Routed {
     let local = local();
+    let mut restarts = RESTARTS_MAX;
     loop {
         let answer = local.inside(|| {
             fork::notice();
@@ -201,6 +205,11 @@ fn serve(call: &Call, name: &str, function: fn(&Call) -> Answer) -> Routed {
         return match answer {
             Ok(value) => Routed::Answered(value.cast_signed()),
             Err(Refusal::Errno(Errno(libc::EINTR))) if restart => continue,
+            Err(Refusal::Errno(Errno(libc::ERESTART))) if restarts > 0 => {
+                restarts -= 1;
+                continue;
+            }
+            Err(Refusal::Errno(Errno(libc::ERESTART))) => Routed::Answered(-i64::from(libc::EACCES)),
             Err(Refusal::Errno(errno)) => Routed::Answered(-i64::from(errno.0)),
             Err(Refusal::Pass) => Routed::Kernel,
             Err(Refusal::Elsewhere(paths)) => Routed::Elsewhere(call.redirected(&paths), paths),

@@ -10,6 +10,9 @@ pub enum Error {
     NotFound,
     /// `EINTR`: a signal came while waiting; nothing happened.
     Interrupted,
+    /// `ERESTART`: nothing happened, and the process became another user meanwhile: whoever asked asks again. No program sees
+    /// it.
+    Restart,
     /// `EIO`: the medium failed, or the node was expelled; the file stays bad until it is opened anew.
     Io,
     /// `ENXIO`: no data or hole there; or nothing behind a device, pipe or socket.

@@ -184,7 +184,7 @@ impl Tree {
     /// Before an exec that these files stay open over: what the next program needs to come for them.
     pub(super) fn pass_on(&self, staying: &[Handle]) -> Passage {
         let left: Vec<Given> = staying.iter().map(|handle| given(open_of(handle))).collect();
-        let attached = !self.client.load(Ordering::Acquire).is_null() || self.users.is_unsettled();
+        let attached = !self.attached.load(Ordering::Acquire).is_null();
         let (number, lifeline) = match local().borrowed() {
             // SAFETY: only this child uses the overlay until its exec.
             Some(overlay) => self.pass_on_gift(

@@ -32,7 +32,6 @@ use std::io::{IoSlice, IoSliceMut};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
-use user::Users;
 use vfs::engine::{Engine, LockOwner, Target as NodeTarget};
 use vfs::file::OpenState;
 use vfs::vfs::{AccessIds, Owner, TimeToSet};
@@ -49,7 +48,12 @@ const TOKEN_NUMBERS: usize = 20;
 /// The tree of one node.
 pub struct Tree {
     socket: PathBuf,
+    /// What every call uses; none before the first, and until somebody has looked after a change of the user.
     client: AtomicPtr<Client>,
+    /// What this process is attached by; none before the first call.
+    attached: AtomicPtr<Client>,
+    /// Changes of the user.
+    users: AtomicU32,
     /// Counts the forks between the first program and this process: a [`Current`] of another era is a parent's.
     era: AtomicU32,
     /// What this process was given.
@@ -58,7 +62,6 @@ pub struct Tree {
     owner: AtomicU64,
     /// 1 while a thread attaches: who was given something comes for it once.
     attaching: Word,
-    users: Users<Client>,
 }
 
 /// What the process is to its node, once attached. Never freed: a fork may leave it to a child.
@@ -131,11 +134,12 @@ impl Tree {
         Self {
             socket,
             client: AtomicPtr::default(),
+            attached: AtomicPtr::default(),
+            users: AtomicU32::new(0),
             era: AtomicU32::new(0),
             gift: Gift::default(),
             owner: AtomicU64::new(0),
             attaching: Word::new(0),
-            users: Users::default(),
         }
     }
 
@@ -150,29 +154,33 @@ impl Tree {
     /// Attaches, and opens all that the process was given; or goes on as another user. One thread does.
     #[cold]
     fn attach(&self) -> Result<&Vfs<LibFs>> {
+        // Dropped after the turn.
+        let mut held = Vec::new();
         let turn = Turn::take(&self.attaching);
         loop {
             // SAFETY: as in `client`.
             if let Some(client) = unsafe { self.client.load(Ordering::Acquire).as_ref() } {
                 return Ok(&client.vfs);
             }
-            let changes = self.users.changes();
-            let former = self.users.take();
-            // SAFETY: a client is never freed.
-            let (client, new) = match unsafe { former.as_ref() } {
+            // Acquire: pairs with the Release of `note_user`.
+            let users = self.users.load(Ordering::Acquire);
+            // SAFETY: a client is never freed. Only who has the turn stores it.
+            let known = unsafe { self.attached.load(Ordering::Acquire).as_ref() };
+            let client = match known {
                 Some(client) => {
-                    self.become_user(client).inspect_err(|_| self.users.put_back(former))?;
-                    (former, false)
+                    self.become_user(client, &mut held)?;
+                    std::ptr::from_ref(client).cast_mut()
                 }
-                None => (Box::into_raw(Box::new(self.new_client()?)), true),
+                None => Box::into_raw(Box::new(self.new_client()?)),
             };
+            self.attached.store(client, Ordering::Release);
             // Pairs with the Acquire of `client`.
             self.client.store(client, Ordering::Release);
-            if self.users.changes() != changes {
-                // The user is another one again, and who changed it may not have seen this client.
-                self.users.note(&self.client);
+            if self.users.load(Ordering::Acquire) != users {
+                // Another one again, and who noted it may have done so before the store.
+                self.client.store(std::ptr::null_mut(), Ordering::Release);
             }
-            if new {
+            if known.is_none() {
                 drop(turn);
                 self.gift.end();
                 for held in given::open_files() {
@@ -198,7 +206,7 @@ impl Tree {
         let now = user::credentials();
         let vfs = Vfs::new(Arc::new(libfs), now.0.clone(), owner).map_err(errno_of)?;
         vfs.umask(0);
-        user::tell(&vfs, now);
+        user::tell_real(&vfs, now);
         Ok(Client { vfs, owner: (inherited != 0).then_some(owner) })
     }
 
@@ -244,8 +252,8 @@ impl Tree {
         let (handle, attributes) = vfs.engine().adopt(open.inode, given::access_of(open.flags))?;
         let given = given::given(open);
         vfs.engine().speaks_for(&given);
-        // SAFETY: a client is never freed, and this one is there.
-        let client = unsafe { self.client.load(Ordering::Acquire).as_ref() };
+        // SAFETY: a client is never freed.
+        let client = unsafe { self.attached.load(Ordering::Acquire).as_ref() };
         if let Some(owner) = client.and_then(|client| client.owner) {
             vfs.engine().speaks_for(&Given { owner: Some(owner), ..given });
         }
@@ -340,7 +348,7 @@ impl Mount for Tree {
             }
             // SAFETY: nobody else knows it any more.
             drop(unsafe { Box::from_raw(open.current.load(Ordering::Acquire)) });
-        } else if self.client.load(Ordering::Acquire).is_null() {
+        } else if self.attached.load(Ordering::Acquire).is_null() {
             self.say_closed(&open);
         }
         if let Some(place) = open.place {
@@ -559,7 +567,7 @@ impl Mount for Tree {
     }
 
     fn user_changed(&self) {
-        self.users.note(&self.client);
+        self.note_user();
     }
 
     fn after_fork_child(&self) {
@@ -568,7 +576,7 @@ impl Mount for Tree {
         self.take_as_child();
         // The parent's client, its locks and mappings are the parent's: they are forgotten, not ended.
         self.client.store(std::ptr::null_mut(), Ordering::Release);
-        self.users.take();
+        self.attached.store(std::ptr::null_mut(), Ordering::Release);
         self.era.fetch_add(1, Ordering::Relaxed);
         descriptors::close_guarded();
     }

@@ -6,62 +6,14 @@
 
 use super::given::{given, open_files};
 use super::{Client, Tree, errno_of, open_of};
+use crate::descriptors::Held;
 use crate::mount::Result;
 use format::InodeNumber;
 use libfs::LibFs;
 use libfs::share::Given;
-use std::ptr;
-use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 use vfs::engine::{Access, LockOwner};
 use vfs::{Caller, Vfs};
-
-/// What a change of the user leaves to the next call on the tree.
-#[derive(Debug)]
-pub(super) struct Users<T> {
-    /// The client as it was; none if nothing is to be done.
-    former: AtomicPtr<T>,
-    changes: AtomicU32,
-}
-
-impl<T> Default for Users<T> {
-    fn default() -> Self {
-        Self { former: AtomicPtr::default(), changes: AtomicU32::new(0) }
-    }
-}
-
-impl<T> Users<T> {
-    /// Changes so far; one more may make what was found out since untrue.
-    pub fn changes(&self) -> u32 {
-        // Acquire: pairs with the Release in `note`.
-        self.changes.load(Ordering::Acquire)
-    }
-
-    /// A change; what every call uses is taken away until somebody has looked.
-    pub fn note(&self, client: &AtomicPtr<T>) {
-        self.changes.fetch_add(1, Ordering::Release);
-        // Acquire and Release: pairs with the loads and stores of the client elsewhere.
-        let former = client.swap(ptr::null_mut(), Ordering::AcqRel);
-        if !former.is_null() {
-            self.former.store(former, Ordering::Release);
-        }
-    }
-
-    /// The client that a change took away.
-    pub fn take(&self) -> *mut T {
-        self.former.swap(ptr::null_mut(), Ordering::AcqRel)
-    }
-
-    /// Nothing came of it yet.
-    pub fn put_back(&self, former: *mut T) {
-        self.former.store(former, Ordering::Release);
-    }
-
-    /// Whether a client waits for somebody to look.
-    pub fn is_unsettled(&self) -> bool {
-        // Acquire: pairs with the stores above.
-        !self.former.load(Ordering::Acquire).is_null()
-    }
-}
 
 /// The user that this process acts as on files, and the one by which `access` asks.
 pub(super) fn credentials() -> (Caller, Caller) {
@@ -77,29 +29,45 @@ pub(super) fn credentials() -> (Caller, Caller) {
     (Caller { uid: id(libc::SYS_geteuid), gid: id(libc::SYS_getegid), groups }, real)
 }
 
-/// Tells the tree who the process is.
-pub(super) fn tell(vfs: &Vfs<LibFs>, (caller, real): (Caller, Caller)) {
-    if *vfs.caller() != caller || caller != real {
+/// Tells a tree that was just attached who the process is, if it is not one user alone.
+pub(super) fn tell_real(vfs: &Vfs<LibFs>, (caller, real): (Caller, Caller)) {
+    if caller != real {
         vfs.set_caller(caller, real);
     }
 }
 
 impl Tree {
-    /// Goes on as the user who the process is now. The turn to attach is the caller's.
-    pub(super) fn become_user(&self, client: &Client) -> Result<()> {
+    /// The user may be another one from now on: what every call uses is taken away until somebody has looked.
+    pub(super) fn note_user(&self) {
+        // Release: pairs with the Acquire of whoever looks; it comes first, so that who looks now looks once more.
+        self.users.fetch_add(1, Ordering::Release);
+        self.client.store(std::ptr::null_mut(), Ordering::Release);
+    }
+
+    /// Goes on as the user who the process is now. The turn to attach is the caller's, who drops `held` without it: the last
+    /// use of a file ends it, which is a call of its own.
+    pub(super) fn become_user(&self, client: &Client, held: &mut Vec<Held>) -> Result<()> {
         let now = credentials();
         if *client.vfs.caller() == now.0 {
-            tell(&client.vfs, now);
+            client.vfs.set_caller(now.0, now.1);
             return Ok(());
         }
         let engine = client.vfs.engine();
-        let mut files: Vec<Given> = open_files().iter().map(|held| given(open_of(&held.handle()))).collect();
+        let from = held.len();
+        held.extend(open_files());
         let id = self.owner.load(Ordering::Relaxed);
         let owner = Some(LockOwner::Process { id, pid: crate::raw::process().unsigned_abs() });
-        files.push(Given { inode: InodeNumber::NONE, access: Access::default(), owner });
-        let lifeline = engine.share(&files, true).map_err(errno_of)?;
-        engine.begin_anew(lifeline.number).map_err(errno_of)?;
-        tell(&client.vfs, now);
+        let mut files = vec![Given { inode: InodeNumber::NONE, access: Access::default(), owner }];
+        files.extend(held[from..].iter().map(|held| given(open_of(&held.handle()))));
+        match engine.share(&files, true) {
+            Ok(lifeline) => engine.begin_anew(lifeline.number, &files).map_err(errno_of)?,
+            // What was not had any more cannot be given: each file is opened anew, by its path, when it is used.
+            Err(_) => {
+                engine.begin_anew(0, &[]).map_err(errno_of)?;
+                self.era.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        client.vfs.set_caller(now.0, now.1);
         Ok(())
     }
 }

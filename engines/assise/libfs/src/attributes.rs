@@ -33,6 +33,7 @@ impl State {
     }
 
     pub(crate) fn setattr(&mut self, caller: &Caller, target: Target, changes: &Changes) -> Step<Attributes> {
+        self.acts_as(caller)?;
         let (index, may_write) = match target {
             Target::Node(inode) => (self.pinned(inode)?, false),
             Target::Open(handle) => {
@@ -215,6 +216,7 @@ impl LibFs {
             let (old, view) = self.xattr(node, name, LEASE_WRITE, allowed)?;
             check(old.is_some())?;
             let changed = self.run(|state| {
+                state.acts_as(caller)?;
                 let index = state.pinned(node)?;
                 state.hold(index, LEASE_WRITE)?;
                 if state.xattr_view(index) != view {

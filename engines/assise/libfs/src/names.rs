@@ -32,6 +32,7 @@ impl State {
         name: Name<'_>,
         new: &New<'_>,
     ) -> Step<Created> {
+        self.acts_as(caller)?;
         let directory = self.searched(caller, parent)?;
         if let Some((_, target)) = self.lookup(directory, name, LEASE_WRITE)? {
             if new.exclusive {
@@ -87,6 +88,7 @@ impl State {
         parent: InodeNumber,
         name: Name<'_>,
     ) -> Step<Attributes> {
+        self.acts_as(caller)?;
         let index = self.pinned(inode)?;
         self.hold(index, LEASE_READ)?;
         let directory = self.searched(caller, parent)?;
@@ -116,6 +118,7 @@ impl State {
         name: Name<'_>,
         removal: Removal,
     ) -> Step<()> {
+        self.acts_as(caller)?;
         let directory = self.searched(caller, parent)?;
         let Some((cookie, target)) = self.lookup(directory, name, LEASE_WRITE)? else {
             return Err(Error::NotFound.into());
@@ -150,6 +153,7 @@ impl State {
         (to, to_name): (InodeNumber, Name<'_>),
         mode: RenameMode,
     ) -> Step<()> {
+        self.acts_as(caller)?;
         let from_directory = self.searched(caller, from)?;
         let to_directory = self.searched(caller, to)?;
         let source = self.lookup(from_directory, from_name, LEASE_WRITE)?;

@@ -118,14 +118,22 @@ impl LibFs {
         Err(vfs::Error::Io)
     }
 
-    /// The process is another user's from now on: goes on in a session of that one, with what it gave away under this number
-    /// and nothing else.
+    /// The process is another user's from now on: goes on in a session of that one, with these files, which it gave away
+    /// under this number, and nothing else.
     ///
     /// # Errors
     /// `Io`: the daemon is gone, or lets nobody in.
-    pub fn begin_anew(&self, number: u64) -> vfs::engine::Result<()> {
+    pub fn begin_anew(&self, number: u64, files: &[Given]) -> vfs::engine::Result<()> {
         self.state().leave_for(number);
-        self.attach()
+        self.attach()?;
+        let mut state = self.state();
+        for inode in files.iter().map(|file| file.inode).filter(|_| number != 0) {
+            if let Some(index) = state.nodes.find(inode) {
+                // The references came, too: they are given back by whoever closes last.
+                state.nodes.get_mut(index).referenced = true;
+            }
+        }
+        Ok(())
     }
 
     /// Others have the description open, too, or the owner is older than this program: its end here is told to

@@ -43,6 +43,7 @@ impl State {
         from: &[IoSlice<'_>],
         skip: usize,
     ) -> Step<Written> {
+        self.acts_as(caller)?;
         let index = self.writable(handle)?;
         self.hold(index, LEASE_WRITE)?;
         let start = match at {
@@ -194,6 +195,7 @@ impl State {
         what: Allocate,
         (offset, bytes): (u64, u64),
     ) -> Step<()> {
+        self.acts_as(caller)?;
         let index = self.writable(handle)?;
         self.hold(index, LEASE_WRITE)?;
         self.clear_set_ids(caller, index)?;
