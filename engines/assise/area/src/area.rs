@@ -3,7 +3,7 @@
 use crate::AreaError;
 use crate::layout::{self, Layout};
 use crate::node::{HEIGHT_MAX, KEY_MIN};
-use crate::space::Space;
+use crate::space::{FreeBlocks, Space};
 use crate::store::NodeStore;
 use crate::tree::Tree;
 use crate::view::{Entry, Extent, Item, View};
@@ -18,7 +18,6 @@ use format::{
 };
 use pmem::alloc::BlockAllocator;
 use pmem::{MediaError, Medium, Region};
-use std::collections::BTreeMap;
 use std::ops::{ControlFlow, Range};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{I64, U16, U32, U64};
@@ -112,15 +111,6 @@ pub struct Usage {
     pub nodes_free: u32,
     /// Inodes, those without a name included.
     pub inodes: u64,
-}
-
-/// Data blocks that can still be taken.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct FreeBlocks {
-    /// By files with any owner key.
-    pub shared: u64,
-    /// By files with this key alone.
-    pub own: BTreeMap<u32, u64>,
 }
 
 /// The shared area of one node.

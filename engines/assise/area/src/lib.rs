@@ -33,9 +33,9 @@ mod store;
 mod tree;
 mod view;
 
-pub use area::{Area, Counters, FreeBlocks, Limits, NewPool, Usage};
+pub use area::{Area, Counters, Limits, NewPool, Usage};
 pub use batch::{Applied, Applying, Batch, Committed};
 pub use error::{AreaError, Refused};
 pub use layout::TREE_FILE;
-pub use space::segment_file;
+pub use space::{FreeBlocks, segment_file};
 pub use view::{Entry, Extent, Item};

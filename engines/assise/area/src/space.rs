@@ -33,6 +33,15 @@ pub(crate) struct Run {
     pub blocks: u32,
 }
 
+/// Data blocks that can still be taken.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FreeBlocks {
+    /// By files with any owner key.
+    pub shared: u64,
+    /// By files with this key alone.
+    pub own: BTreeMap<u32, u64>,
+}
+
 /// When something is made: the flip that will name it, and the time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Made {

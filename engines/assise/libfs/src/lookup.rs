@@ -4,7 +4,7 @@ use crate::apply;
 use crate::directory::{Found, Target};
 use crate::need::{Need, Step};
 use crate::nodes::NodeIndex;
-use crate::state::State;
+use crate::state::{Session, State};
 use format::call::{LEASE_READ, LEASE_WRITE};
 use format::record::FileType;
 use format::{Cookie, InodeNumber, Name};
@@ -46,6 +46,20 @@ impl State {
         }
         self.hold(index, LEASE_READ)?;
         Ok(index)
+    }
+
+    /// Whether an attempt may append in this user's name: a session's records are its user's, and a process may have become
+    /// another user since it was asked. Root's session is a gateway's, too, and acts for everybody.
+    #[inline]
+    pub fn acts_as(&self, caller: &Caller) -> Step<()> {
+        match &self.session {
+            Some(Session { credential, .. })
+                if credential.uid != 0 && (credential.uid, credential.gid) != (caller.uid, caller.gid) =>
+            {
+                Err(vfs::Error::Restart.into())
+            }
+            _ => Ok(()),
+        }
     }
 
     /// A directory that the caller may search, by a pinned number, with a lease for reading at least.

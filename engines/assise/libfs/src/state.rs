@@ -223,20 +223,6 @@ impl State {
         self.session.as_mut().ok_or_else(no_session)
     }
 
-    /// Whether an attempt may append in this user's name: a session's records are its user's, and a process may have become
-    /// another user since it was asked. Root's session is a gateway's, too, and acts for everybody.
-    #[inline]
-    pub fn acts_as(&self, caller: &Caller) -> Step<()> {
-        match &self.session {
-            Some(Session { credential, .. })
-                if credential.uid != 0 && (credential.uid, credential.gid) != (caller.uid, caller.gid) =>
-            {
-                Err(vfs::Error::Restart.into())
-            }
-            _ => Ok(()),
-        }
-    }
-
     /// An inode that the caller has walked to.
     pub fn pinned(&self, inode: InodeNumber) -> Step<NodeIndex> {
         match self.nodes.find(inode) {

@@ -64,6 +64,12 @@ impl State {
         }
     }
 
+    /// What was promised is kept from the batch that comes next.
+    fn keep_promised(&mut self) {
+        let free = Free::of(&self.area);
+        self.area.keep(self.room.kept(&free), self.room.kept_nodes());
+    }
+
     fn digest_batch(
         &mut self,
         core: &Core,
@@ -78,8 +84,7 @@ impl State {
         let file = session.file.clone();
         // So that what is pending fits the flip beside the records.
         self.contain_changes(core, core.config.batch_changes / 2)?;
-        let free = Free::of(&self.area);
-        self.area.keep(self.room.kept(&free), self.room.kept_nodes());
+        self.keep_promised();
         let mut batch = self.area.begin(self.epoch)?;
         let changes = Self::put_changes(&mut batch, &self.ledger, &self.sessions, core.config.batch_changes)?;
         let open = self.ledger.table().log(log).expect("a session's log is open until the session is gone");
