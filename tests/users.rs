@@ -103,6 +103,43 @@ os.execvp('sh', ['sh', '-c', 'cat; echo; cat r2 2>/dev/null || echo refused; >s;
 }
 
 #[test]
+fn locks_stay_over_any_number_of_changes() {
+    let node = Node::up();
+    let found = words(
+        &node,
+        r#"
+os.chmod(T, 0o777); os.chdir(T)
+files = {}
+for kind, lock in (('lockf', fcntl.lockf), ('flock', fcntl.flock)):
+    files[kind] = os.open(kind, os.O_CREAT | os.O_RDWR); os.fchmod(files[kind], 0o666)
+    lock(files[kind], fcntl.LOCK_EX)
+ask, asked = os.pipe(); tell, told = os.pipe()
+if os.fork() == 0:
+    for fd in files.values(): os.close(fd)
+    while os.read(ask, 1) == b'?':
+        held = [refused(getattr(fcntl, kind), os.open(kind, os.O_RDWR), fcntl.LOCK_EX | fcntl.LOCK_NB) for kind in files]
+        os.write(told, b'h' if held == ['EAGAIN', 'EAGAIN'] else b's')
+    os._exit(0)
+def probe(): os.write(asked, b'?'); return os.read(tell, 1).decode()
+seen = probe()
+for user in (1001, 0, 1002, 1003, 0, 1001):
+    os.seteuid(0); os.seteuid(user); os.stat(T)
+    seen += probe()
+print(seen)
+failed = 0
+for round in range(200):
+    os.seteuid(0); os.seteuid(1000 + round % 5)
+    try: os.stat(T); os.close(os.open('flock', os.O_RDONLY))
+    except OSError: failed += 1
+print(failed)
+os.seteuid(0); print(probe()); os.write(asked, b'.')
+"#,
+    );
+    let Some(found) = found else { return };
+    assert_eq!(found, "hhhhhhh 0 h");
+}
+
+#[test]
 fn threads_write_on_while_one_changes_the_user() {
     let node = Node::up();
     let found = words(

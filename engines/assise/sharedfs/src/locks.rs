@@ -93,6 +93,15 @@ impl Locks {
         Ok(())
     }
 
+    /// Who has an owner's word gives it to another session, whoever of what user that is.
+    pub fn speak_for(&mut self, giver: SessionId, heir: SessionId, owner: LockOwner) {
+        let speaker = self.speakers.get_mut(&key_of(owner));
+        if let Some(speaker) = speaker.filter(|speaker| speaker.sessions.contains(&giver)) {
+            speaker.sessions.insert(heir);
+            self.named.entry(heir).or_default().insert(owner);
+        }
+    }
+
     /// Whether a session of this user may speak for the owner, without claiming it.
     fn speaks(&self, id: SessionId, uid: u32, owner: LockOwner) -> bool {
         let speaker = self.speakers.get(&key_of(owner));

@@ -89,6 +89,12 @@ impl Room {
 
     /// Blocks that can still be promised to a session. A block of room also stands for a share of the tree's nodes.
     pub fn free(&self, session: SessionId, free: &Free) -> u64 {
+        let nodes = u64::from(free.usage.nodes_free).saturating_sub(self.total + self.reserve);
+        self.free_blocks(session, free).min(nodes)
+    }
+
+    /// Blocks that a session can still have.
+    pub fn free_blocks(&self, session: SessionId, free: &Free) -> u64 {
         let spare = free.blocks.shared.saturating_sub(self.needed(free) + self.reserve);
         let unpromised = match self.promised.get(&session) {
             Some(Promise { owner, shared: false, .. }) => {
@@ -98,8 +104,7 @@ impl Room {
             }
             _ => 0,
         };
-        let nodes = u64::from(free.usage.nodes_free).saturating_sub(self.total + self.reserve);
-        (spare + unpromised).min(nodes)
+        spare + unpromised
     }
 
     /// Promises up to `blocks` more; gives how many.

@@ -71,8 +71,7 @@ impl State {
             let Some(owner) = owner_of_file(file)? else { continue };
             self.locks.claim(id, uid, owner)?;
             self.register.note(speak_entry(id, owner));
-            // Whoever cannot speak for it for want of room is no reason to keep back the others.
-            let _ = self.locks.claim(number, uid, owner);
+            self.locks.speak_for(id, number, owner);
         }
         for file in files.iter().filter(|file| file.inode != InodeNumber::NONE) {
             let rights = self.rights_to_give(id, file.inode, Rights::of_bits(file.access))?;

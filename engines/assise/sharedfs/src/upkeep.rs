@@ -189,7 +189,7 @@ impl Core {
         let mut state = self.state.lock();
         state.live(id)?;
         let usage = state.area.usage();
-        let free = state.room.free(id, &Free::of(&state.area));
+        let free = state.room.free_blocks(id, &Free::of(&state.area));
         let inodes_free = u64::from(usage.nodes_free) * INODES_A_NODE;
         let response = StatfsResponse {
             blocks: U64::new(usage.blocks),
