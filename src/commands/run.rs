@@ -17,6 +17,9 @@ pub(super) fn run(arguments: &Run) -> Result<ExitCode> {
     let cluster = arguments.place.cluster()?;
     let node = cluster.node(arguments.node)?;
     let at = match &arguments.at {
+        Some(path) if path == Path::new("/") => {
+            return Err(Error::new("--at / would hide every other file"));
+        }
         Some(path) if path.is_absolute() => path.clone(),
         Some(path) => {
             return Err(Error::new(format!("--at {} must be an absolute path", path.display())));

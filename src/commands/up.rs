@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::process::Process;
 use crate::status::ask;
 use ipc::{Host, SystemHost, Word};
+use rustix::fs::{FlockOperation, flock};
 use std::fs::{self, OpenOptions};
 use std::io::{Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -18,21 +19,24 @@ const LOOK: Duration = Duration::from_millis(5);
 
 /// Data that a new pool may hold.
 const CAPACITY_MIB_DEFAULT: u64 = 4096;
+/// Least and most: of less nothing would be left to promise, of more a daemon could not map all segments.
+const CAPACITY_MIB: std::ops::RangeInclusive<u64> = 16..=12 << 20;
 
 /// What a process in the background prints when it is ready.
 pub(super) const READY: &str = "ready";
 
 pub(super) fn run(arguments: &Up) -> Result<ExitCode> {
     let dir = arguments.place.dir()?;
+    let capacity_bytes = capacity_bytes(arguments.capacity.unwrap_or(CAPACITY_MIB_DEFAULT))?;
+    fs::create_dir_all(&dir).map_err(Error::at("make", &dir))?;
+    let _alone = alone(&dir)?;
     let cluster = if dir.join("hearth.toml").exists() {
         let cluster = Cluster::open(&dir)?;
         agree(&cluster, arguments)?;
         cluster
     } else {
         let medium = arguments.medium.unwrap_or(MediumKind::File);
-        let mib = arguments.capacity.unwrap_or(CAPACITY_MIB_DEFAULT);
-        let bytes = mib.checked_mul(1 << 20).ok_or_else(|| Error::new("the capacity is out of range"))?;
-        Cluster::create(&dir, medium, bytes)?
+        Cluster::create(&dir, medium, capacity_bytes)?
     };
     for node in &cluster.settings.nodes {
         if let Start::Already(pid) = start_node(&cluster, node)? {
@@ -47,11 +51,31 @@ pub(super) fn run(arguments: &Up) -> Result<ExitCode> {
 
 pub(super) fn start(arguments: &OneNode) -> Result<ExitCode> {
     let cluster = arguments.place.cluster()?;
+    let _alone = alone(&cluster.dir)?;
     match start_node(&cluster, cluster.node(arguments.node)?)? {
         Start::Done => println!("node {} is up", arguments.node),
         Start::Already(pid) => println!("node {} is up already (process {pid})", arguments.node),
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Bytes of so many MiB of data.
+fn capacity_bytes(mib: u64) -> Result<u64> {
+    if !CAPACITY_MIB.contains(&mib) {
+        let (least, most) = (CAPACITY_MIB.start(), CAPACITY_MIB.end());
+        return Err(Error::new(format!("a pool holds {least} to {most} MiB, not {mib}")));
+    }
+    Ok(mib << 20)
+}
+
+/// Keeps others from starting nodes of the same cluster, for as long as it is held; waits for who does.
+fn alone(dir: &Path) -> Result<fs::File> {
+    let folder = fs::File::open(dir).map_err(Error::at("open", dir))?;
+    if flock(&folder, FlockOperation::NonBlockingLockExclusive).is_err() {
+        eprintln!("hearth: waiting for another hearth that starts a node of this cluster");
+        flock(&folder, FlockOperation::LockExclusive).map_err(Error::at("lock", dir))?;
+    }
+    Ok(folder)
 }
 
 /// What was chosen for an existing cluster stays: another choice now would be silently ignored.
