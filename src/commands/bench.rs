@@ -1,19 +1,16 @@
 //! `hearth bench`: a cluster of its own for as long as it measures, and a table at the end.
 
-use super::{Bench, Measure, Ops, run, up};
+use super::{Bench, Measure, Ops, down, run, up};
 use crate::cluster::{Cluster, MediumKind, Node};
 use crate::error::{Error, Result};
 use crate::measure::{self, Row};
 use crate::operations::{self, Figure};
-use crate::process::Process;
-use rustix::process::Signal;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{ExitCode, Stdio};
-use std::time::Duration;
 
 /// Data that the measurement's pool may hold, in MiB.
 const CAPACITY_MIB: u64 = 1024;
@@ -79,9 +76,7 @@ fn with_cluster<T>(medium: MediumKind, measure: impl FnOnce(&Measuring<'_>) -> R
     fs::create_dir_all(&scratch).map_err(Error::at("make", &scratch))?;
     up::start_node(&cluster, node)?;
     let measured = measure(&Measuring { cluster: &cluster, node, scratch });
-    if let Some(daemon) = Process::load(&cluster.pid_file(node)) {
-        daemon.end(Signal::TERM, Duration::from_secs(60))?;
-    }
+    down::stop(&cluster, node, false)?;
     // A pool in memory does not lie in the folder that goes with the scratch space.
     let _ = fs::remove_dir_all(&node.pool);
     measured

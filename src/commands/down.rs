@@ -35,7 +35,7 @@ pub(super) fn run(arguments: &Down) -> Result<ExitCode> {
 }
 
 /// Ends one node; false if neither its keeper nor its daemon was running and nothing was attached.
-fn stop(cluster: &Cluster, node: &Node, hard: bool) -> Result<bool> {
+pub(super) fn stop(cluster: &Cluster, node: &Node, hard: bool) -> Result<bool> {
     let keeper = Process::load(&cluster.keeper_pid_file(node));
     if !hard {
         if let Some(keeper) = &keeper {
