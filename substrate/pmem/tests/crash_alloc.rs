@@ -241,7 +241,8 @@ fn lines() {
     let counts = progress::case("allocator, lines", || enumerate(plan, &limits()));
     let counts = counts.unwrap_or_else(|violation| panic!("{violation}"));
     println!("allocator, lines: {counts}");
-    assert!(counts.images > 500 && counts.recovery_images > 500, "{counts}");
+    let crashed = counts.recovery_images + counts.same;
+    assert!(counts.images > 500 && counts.recovery_images > 500 && crashed > 2000, "{counts}");
 }
 
 #[test]

@@ -156,7 +156,8 @@ fn a_pool_is_there_or_not_and_can_be_made_again() {
         let counts = progress::case(&format!("area, the making of a pool, {model:?}"), format);
         let counts = counts.unwrap_or_else(|violation| panic!("{violation}"));
         println!("area, the making of a pool, {model:?}: {counts}");
-        assert!(counts.images > 10 && counts.recovery_images > 30, "{counts}");
+        let crashed = counts.recovery_images + counts.same;
+        assert!(counts.images > 10 && counts.recovery_images > 30 && crashed > 100, "{counts}");
     }
 }
 
