@@ -1,6 +1,7 @@
 //! `hearth daemon`: one daemon in the foreground. It recovers its pool, lets programs in, and ends on SIGTERM with
-//! everything digested; or, when a file of the pool is lost under it, at once, saying which. Its socket is its standard input, if that is one that listens (a keeper holds it over the
-//! deaths of daemons), else its own.
+//! everything digested; or at once, saying why, when a file of the pool is lost under it or what holds the pool is full.
+//! Its socket is its standard input, if that is one that listens (a keeper holds it over the deaths of daemons), else its
+//! own.
 
 use super::OneNode;
 use super::serve::ENVIRONMENT_RESTARTS;

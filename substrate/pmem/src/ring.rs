@@ -13,7 +13,8 @@
 //! An append makes no system call and allocates nothing. The bytes stored are those that were summed: sources are
 //! fetched once, piece by piece, and kept for the sum in a buffer that stays in the first-level cache. Cost: header and
 //! payload rounded up to lines, one write for each piece of about 4 KB, for an end that fills no line, and for the
-//! header, one fence; of a frame with at most 256 bytes of payload it is one write. What that is beside its floor: `cargo run --release -p pmem --example floors`.
+//! header, one fence; of a frame with at most 256 bytes of payload it is one write. What that is beside its floor:
+//! `cargo run --release -p pmem --example floors`.
 
 use crate::copy::{Fault, Source};
 use crate::primitives::Summer;
