@@ -340,6 +340,29 @@ fn a_pool_file_cut_under_the_daemon_is_told_by_its_keeper() {
     kept_is_there(&node);
 }
 
+/// A file of the pool that is empty, short or gone: the start names it, and so does the check.
+#[test]
+fn a_pool_file_that_is_not_whole_is_named() {
+    let node = down_with_a_file();
+    for name in ["tree", "ledger", "segment-1"] {
+        let path = pool(&node).join(name);
+        let whole = fs::read(&path).unwrap();
+        for bytes in [0, 8192] {
+            fs::write(&path, &whole[..bytes]).unwrap();
+            node.hearth(&["start"]).expect_failure(name);
+            let checked = check(&node);
+            let said = String::from_utf8_lossy(&checked.stdout).into_owned() + &errors(&checked);
+            assert!(checked.status.code() == Some(1) && said.contains(name), "{name} of {bytes}: {said}");
+        }
+        fs::remove_file(&path).unwrap();
+        // Without a tree there is no pool.
+        node.hearth(&["start"]).expect_failure(if name == "tree" { "pool" } else { name });
+        fs::write(&path, whole).unwrap();
+    }
+    node.hearth(&["start"]).expect_success();
+    kept_is_there(&node);
+}
+
 /// What holds the pool is full before the pool is: nothing that was acknowledged is given up, and with more space it is all
 /// there.
 #[test]

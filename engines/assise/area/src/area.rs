@@ -254,12 +254,13 @@ impl Area {
 
     /// The tree file with its superblock; `Missing` also if the file was never finished.
     pub(crate) fn read_superblock(medium: &Medium) -> Result<(Region, Superblock), AreaError> {
+        let wrong = |error| AreaError::Superblock(layout::TREE_FILE.to_owned(), error);
         let region = match medium.open(layout::TREE_FILE) {
             Ok(region) => region,
             Err(MediaError::NotFound) => return Err(AreaError::Missing),
+            Err(MediaError::Length) => return Err(wrong(format::DecodeError::Truncated)),
             Err(error) => return Err(error.into()),
         };
-        let wrong = |error| AreaError::Superblock(layout::TREE_FILE.to_owned(), error);
         if region.bytes() < BLOCK_BYTES as u64 {
             return Err(wrong(format::DecodeError::Truncated));
         }

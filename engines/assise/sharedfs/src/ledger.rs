@@ -79,8 +79,13 @@ impl Ledger {
     }
 
     fn open_file(medium: &Medium, pool: PoolUid) -> Result<Region, Error> {
-        let region = medium.open(LEDGER_FILE)?;
         let wrong = |error| Error::File(LEDGER_FILE.to_owned(), error);
+        let region = match medium.open(LEDGER_FILE) {
+            Ok(region) => region,
+            Err(MediaError::NotFound) => return Err(wrong(format::DecodeError::Field("file"))),
+            Err(MediaError::Length) => return Err(wrong(format::DecodeError::Truncated)),
+            Err(error) => return Err(error.into()),
+        };
         if region.bytes() <= RING_START {
             return Err(wrong(format::DecodeError::Truncated));
         }
