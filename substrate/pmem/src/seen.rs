@@ -14,9 +14,19 @@ use std::sync::Arc;
 /// Files and their lengths: whoever reads may ask for them.
 type Folder = Vec<(Arc<str>, u64)>;
 
+/// Bytes that what was judged may take, about: with more all of it is forgotten, which costs time and no truth.
+const BYTES_MAX: usize = 1 << 30;
+
+/// A node with the look that leads on, and what a map of one page takes.
+const NODE_BYTES: usize = size_of::<Node>() + size_of::<Look>() + 128;
+
 /// What was judged to be good.
 #[derive(Default)]
 pub struct Seen {
+    /// About what it takes.
+    bytes: usize,
+    /// Where the pages are that it holds, many of them more than once.
+    kept: HashSet<usize>,
     /// By what had returned and by the files there are.
     roots: HashMap<(usize, Folder), usize>,
     nodes: Vec<Node>,
@@ -57,6 +67,9 @@ impl Seen {
 
     /// Notes that an image was good, and what was read of it.
     pub(crate) fn add(&mut self, returned: usize, image: &Image, parts: &[Part]) {
+        if self.bytes > BYTES_MAX {
+            *self = Self::default();
+        }
         let files = image.files();
         let nodes = &mut self.nodes;
         let mut new = || {
@@ -83,10 +96,13 @@ impl Seen {
             }
             let new = self.nodes.len();
             self.nodes.push(Node::default());
+            let first = self.kept.insert(Arc::as_ptr(&page).addr());
+            self.bytes += NODE_BYTES + if first { PAGE_BYTES } else { 0 };
             let look = &mut self.nodes[node].next[look];
             look.found.entry(hash(&page, &look.part.mask)).or_default().push((page, new));
             node = new;
         }
+        self.bytes += size_of_val(&shared[..]);
         self.nodes[node].end = Some(Arc::new(shared));
     }
 }
@@ -233,4 +249,45 @@ fn units(choices: &Choices<'_>, names: &[&Arc<str>], parts: &[Part]) -> Vec<(usi
         units.push((choices.moment.choices.len(), vec![0, 1]));
     }
     units
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Medium;
+    use crate::recorded::Recorder;
+
+    fn image(word: u64) -> Image {
+        let recorder = Recorder::new();
+        let medium: Medium = recorder.medium();
+        let region = medium.create("file", PAGE_BYTES as u64).unwrap();
+        region.write(0, &word.to_le_bytes());
+        region.settle().unwrap();
+        recorder.image()
+    }
+
+    fn first_word() -> Vec<Part> {
+        let mut mask: Mask = [0; PAGE_BYTES / LINE_BYTES];
+        mask[0] = 0xff;
+        vec![Part { file: 0, page: 0, mask: Arc::new(mask) }]
+    }
+
+    #[test]
+    fn what_is_kept_has_a_bound() {
+        let mut seen = Seen::default();
+        let parts = first_word();
+        let mut forgotten = 0;
+        for word in 0..1000 {
+            let image = image(word);
+            assert!(seen.find(0, &image).is_none());
+            seen.add(0, &image, &parts);
+            assert!(seen.find(0, &image).is_some());
+            assert_eq!(seen.kept.len(), seen.nodes.len() - 1);
+            // Stands for many more of them.
+            seen.bytes += BYTES_MAX / 100;
+            forgotten += u64::from(seen.nodes.len() == 2);
+        }
+        assert!(seen.bytes < BYTES_MAX + BYTES_MAX / 50);
+        assert!(forgotten >= 9, "{forgotten}");
+    }
 }
