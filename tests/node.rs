@@ -115,6 +115,9 @@ fn mistakes_are_told_in_a_sentence() {
     node.hearth(&["up"]).expect_failure("is up already");
     node.hearth(&["down"]).expect_success();
     assert_eq!(node.hearth(&["status"]).status.code(), Some(2));
+    let run = node.hearth(&["run", "--", "true"]);
+    assert!(String::from_utf8_lossy(&run.stderr).contains("node 1 is not served now"));
+    run.expect_success();
     node.hearth(&["up", "--medium", "file"]).expect_failure("cannot be changed");
     let nowhere: PathBuf = node.dir.path().join("nowhere");
     let nowhere = nowhere.to_str().unwrap();

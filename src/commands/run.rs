@@ -2,10 +2,11 @@
 
 use super::Run;
 use super::down::ENVIRONMENT_SOCKET;
-use crate::cluster::Node;
+use crate::cluster::{Cluster, Node};
 use crate::error::{Error, Result};
 use std::env;
 use std::ffi::OsString;
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -29,10 +30,27 @@ pub(super) fn run(arguments: &Run) -> Result<ExitCode> {
     let [program, rest @ ..] = &arguments.command[..] else {
         return Err(Error::new("no command was given"));
     };
-    let why = preloaded(Path::new(program), node, &at)?.args(rest).exec();
+    let mut command = preloaded(Path::new(program), node, &at)?;
+    if UnixStream::connect(cluster.control(node)).is_err() {
+        tell_that_nobody_serves(&cluster, node, &at);
+    }
+    let why = command.args(rest).exec();
     // As shells answer: 127 if there is no such program, 126 if it cannot be run.
     eprintln!("hearth: cannot run {}: {why}", program.display());
     Ok(ExitCode::from(if why.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 }))
+}
+
+/// The program will wait for a daemon, which who started it may not know.
+fn tell_that_nobody_serves(cluster: &Cluster, node: &Node, at: &Path) {
+    eprintln!(
+        "hearth: node {} is not served now; calls on {} wait up to 90 seconds for it (hearth start --dir {})",
+        node.number,
+        at.display(),
+        cluster.dir.display()
+    );
+    if let Some(failure) = cluster.failure(node) {
+        eprintln!("hearth: node {}: FAILED: {failure}", node.number);
+    }
 }
 
 /// A command that sees the node's tree at a path.

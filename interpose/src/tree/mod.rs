@@ -198,7 +198,10 @@ impl Tree {
         let version = env!("CARGO_PKG_VERSION");
         let inner = SocketConnector::new(host.clone(), self.socket.clone(), version, ROLE_PROGRAM, keep);
         let connector = Arc::new(Heir { inner, number: AtomicU64::new(self.gift.number()) });
-        let libfs = LibFs::new(host, connector, Limits::default()).map_err(|_| Errno(libc::EIO))?;
+        let libfs = LibFs::new(host, connector, Limits::default()).map_err(|why| match why {
+            libfs::Error::Descriptors => Errno(libc::EMFILE),
+            _ => Errno(libc::EIO),
+        })?;
         let inherited = self.owner.load(Ordering::Relaxed);
         let id = if inherited == 0 { SystemHost.random() } else { inherited };
         self.owner.store(id, Ordering::Relaxed);

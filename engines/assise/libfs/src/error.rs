@@ -1,6 +1,10 @@
 //! Why a session cannot be used. What a program sees is `vfs::Error`; these become that in one place.
 
+use format::DecodeError;
 use pmem::MediaError;
+
+const EMFILE: i32 = rustix::io::Errno::MFILE.raw_os_error();
+const ENFILE: i32 = rustix::io::Errno::NFILE.raw_os_error();
 
 /// Why a call or an attachment failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,6 +19,8 @@ pub enum Error {
     Interrupted,
     /// A file of the pool cannot be mapped.
     Media(MediaError),
+    /// The process may have no more descriptors.
+    Descriptors,
     /// What came from SharedFS is no response.
     Response,
     /// Shared memory or a ring is not what it has to be.
@@ -28,6 +34,7 @@ impl std::fmt::Display for Error {
             Self::Refused => write!(f, "the daemon refused"),
             Self::TimedOut => write!(f, "the daemon does not answer"),
             Self::Interrupted => write!(f, "interrupted by a signal"),
+            Self::Descriptors => write!(f, "no descriptor is left for the log, the segments and the daemon"),
             Self::Media(error) => write!(f, "a pool file cannot be used: {error}"),
             Self::Response => write!(f, "an impossible answer of the daemon"),
             Self::Ipc(error) => write!(f, "{error}"),
@@ -39,7 +46,10 @@ impl std::error::Error for Error {}
 
 impl From<MediaError> for Error {
     fn from(error: MediaError) -> Self {
-        Self::Media(error)
+        match error {
+            MediaError::Os(EMFILE | ENFILE) => Self::Descriptors,
+            other => Self::Media(other),
+        }
     }
 }
 
@@ -49,6 +59,9 @@ impl From<ipc::Error> for Error {
             ipc::Error::Disconnected => Self::Disconnected,
             ipc::Error::TimedOut => Self::TimedOut,
             ipc::Error::Interrupted => Self::Interrupted,
+            ipc::Error::System { errno: EMFILE | ENFILE, .. } => Self::Descriptors,
+            // SharedFS cuts no message: what did not fit are the descriptors with it.
+            ipc::Error::Message(DecodeError::Field("packet")) => Self::Descriptors,
             other => Self::Ipc(other),
         }
     }
@@ -58,6 +71,7 @@ impl From<Error> for vfs::Error {
     fn from(error: Error) -> Self {
         match error {
             Error::Interrupted => Self::Interrupted,
+            Error::Descriptors => Self::TooManyFiles,
             _ => Self::Io,
         }
     }
