@@ -15,10 +15,10 @@ use std::sync::Arc;
 type Folder = Vec<(Arc<str>, u64)>;
 
 /// Bytes that what was judged may take, about: with more all of it is forgotten, which costs time and no truth.
-const BYTES_MAX: usize = 1 << 30;
+const BYTES_MAX: usize = 1 << 29;
 
-/// A node with the look that leads on, and what a map of one page takes.
-const NODE_BYTES: usize = size_of::<Node>() + size_of::<Look>() + 128;
+/// A node in a list that grows by doubling, the look that leads on, and a map of one page with what the allocator adds.
+const NODE_BYTES: usize = 2 * size_of::<Node>() + size_of::<Look>() + 320;
 
 /// What was judged to be good.
 #[derive(Default)]
@@ -27,6 +27,8 @@ pub struct Seen {
     bytes: usize,
     /// Where the pages are that it holds, many of them more than once.
     kept: HashSet<usize>,
+    /// Each mask once.
+    masks: HashSet<Arc<Mask>>,
     /// By what had returned and by the files there are.
     roots: HashMap<(usize, Folder), usize>,
     nodes: Vec<Node>,
@@ -59,7 +61,7 @@ impl Seen {
             }
             for look in &mut self.nodes[node].next {
                 let page = files[look.part.file].shared_page(look.part.page);
-                ways.extend(look.follow(page));
+                ways.extend(look.follow(page, &mut self.bytes));
             }
         }
         None
@@ -85,12 +87,16 @@ impl Seen {
             };
             let next = &mut self.nodes[node].next;
             let look = next.iter().position(same).unwrap_or_else(|| {
-                next.push(Look { part: part.clone(), found: HashMap::new(), last: None });
+                let mask = self.masks.get(&part.mask).unwrap_or(&part.mask).clone();
+                if self.masks.insert(mask.clone()) {
+                    self.bytes += 2 * size_of::<Mask>();
+                }
+                next.reserve_exact(1);
+                next.push(Look { part: Part { mask, ..*part }, found: HashMap::new(), last: None });
                 next.len() - 1
             });
-            // Most masks were there before: of each one is kept.
             shared.push(self.nodes[node].next[look].part.clone());
-            if let Some(known) = self.nodes[node].next[look].follow(&page) {
+            if let Some(known) = self.nodes[node].next[look].follow(&page, &mut self.bytes) {
                 node = known;
                 continue;
             }
@@ -108,7 +114,8 @@ impl Seen {
 }
 
 impl Look {
-    fn follow(&mut self, page: &Arc<Page>) -> Option<usize> {
+    /// The node behind a page, if it is known; a page that is held for the next time is added to the bytes.
+    fn follow(&mut self, page: &Arc<Page>, bytes: &mut usize) -> Option<usize> {
         if let Some((last, node)) = &self.last
             && Arc::ptr_eq(last, page)
         {
@@ -117,7 +124,9 @@ impl Look {
         let found = self.found.get(&hash(page, &self.part.mask))?;
         let equal = |(known, _): &&(Arc<Page>, usize)| look_equal(&known[..], &page[..], &self.part.mask[..]);
         let node = found.iter().find(equal)?.1;
-        self.last = Some((page.clone(), node));
+        if self.last.replace((page.clone(), node)).is_none() {
+            *bytes += PAGE_BYTES;
+        }
         Some(node)
     }
 }
