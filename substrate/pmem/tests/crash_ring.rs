@@ -47,6 +47,12 @@ impl Plan {
         Self { model: Model::Lines, slot_bytes: 64, ring_bytes: 9 * 64, payloads, keep: 1, bug: Bug::None }
     }
 
+    /// Longer than what is put together in words (`short`): frames of one to nine lines in a ring of twenty-four.
+    fn long_lines() -> Self {
+        let payloads = vec![300, 40, 512, 257, 0, 400, 64, 511];
+        Self { ring_bytes: 24 * 64, payloads, ..Self::lines() }
+    }
+
     /// Frames of up to a page and more in a ring of three pages.
     fn pages() -> Self {
         let payloads = vec![3000, 500, 2500, 4500, 100, 2000, 300, 3900, 1200, 700, 20, 2600];
@@ -350,6 +356,14 @@ fn lines() {
     let counts = counts.unwrap_or_else(|violation| panic!("{violation}"));
     println!("ring, lines: {counts}");
     assert!(counts.images > 1000 && counts.recovery_images > 1000, "{counts}");
+}
+
+#[test]
+fn long_lines() {
+    let counts = progress::case("ring, long lines", || enumerate(&Plan::long_lines(), &limits()));
+    let counts = counts.unwrap_or_else(|violation| panic!("{violation}"));
+    println!("ring, long lines: {counts}");
+    assert!(counts.images > 1000 && counts.recovery_images > 500, "{counts}");
 }
 
 #[test]
