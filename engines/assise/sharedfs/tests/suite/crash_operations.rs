@@ -175,7 +175,10 @@ fn names() -> Vec<(&'static str, Deed)> {
         ("link", Record(vec![link(10, 20, "again"), link(22, 1, "again"), link(10, 20, "and again")])),
         ("unlink the last name", Record(vec![unlink(22, 20, "g"), unlink(10, 1, "f"), unlink(10, 20, "g")])),
         ("unlink one of two names", Record(vec![unlink(11, 1, "h"), unlink(11, 1, "h2")])),
-        ("unlink an open file", Record(vec![open(10, 1, "f"), open(22, 20, "g"), open(22, 1, "f")])),
+        (
+            "unlink an open file",
+            Record(vec![open(10, 1, "f"), open(22, 20, "g"), open(22, 1, "f"), open(10, 20, "g")]),
+        ),
         ("rmdir", Record(vec![rmdir(30, 1, "empty"), rmdir(21, 20, "e"), rmdir(21, 1, "moved")])),
         (
             "rename",

@@ -7,8 +7,9 @@ use crate::support::{At, Op, State, Step, model, state_of, time_of};
 use area::Area;
 use format::call::{CallKind, DigestRequest, GrowRequest};
 use format::record::{
-    ALLOCATE_KEEP_SIZE, ALLOCATE_PUNCH_HOLE, CreateBody, Kind, RENAME_EXCHANGE, RENAME_REPLACED_OPEN,
-    RecordHeader, RenameBody, SetAttrBody, UNLINK_DIRECTORY, UNLINK_OPEN,
+    ALLOCATE_KEEP_SIZE, ALLOCATE_PUNCH_HOLE, CreateBody, FileType, Kind, RENAME_EXCHANGE,
+    RENAME_REPLACED_OPEN, RecordHeader, RenameBody, SET_MODE, SET_UID, SetAttrBody, UNLINK_DIRECTORY,
+    UNLINK_OPEN,
 };
 use format::{Envelope, InodeNumber, PoolUid};
 use ipc::SystemHost;
@@ -116,11 +117,25 @@ impl World {
     fn was_done(&mut self, step: &Step, number: u64) {
         model::apply(&mut self.now, step, number)
             .unwrap_or_else(|_| panic!("{step:?} contradicts the model"));
+        self.clear_set_ids(step);
         self.done += 1;
         if !self.states.is_empty() {
             self.states.push(self.now.clone());
         }
         self.recorder.returned(self.done);
+    }
+
+    /// The model does what a record says; who may have what comes of it is SharedFS's to say: set-user-id goes with the
+    /// owner (`vfs::access::change`).
+    fn clear_set_ids(&mut self, step: &Step) {
+        let Op::SetAttr { mask, .. } = step.op else { return };
+        let inode = self.now.get_mut(&step.inode).unwrap();
+        if mask & SET_UID != 0
+            && mask & SET_MODE == 0
+            && FileType::of_mode(inode.mode) != Some(FileType::Directory)
+        {
+            inode.mode &= !vfs::access::SET_UID;
+        }
     }
 
     /// What fsync does: the log's file, then the ledger up to the newest grant.
