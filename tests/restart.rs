@@ -235,14 +235,18 @@ fn four_sqlite_processes_commit_while_the_daemon_dies() {
     let commits = 50 * kills();
     let database = node.path("rows.db");
     node.run(&["sqlite3", &database, "create table t(writer, number, primary key(writer, number))"]);
+    // In files: an argument has 128 KiB at most.
+    let scripts = tempfile::tempdir().unwrap();
     std::thread::scope(|scope| {
         let writers: Vec<_> = (0..WRITERS)
             .map(|writer| {
-                let (node, database) = (&node, &database);
+                let (node, database, scripts) = (&node, &database, scripts.path());
                 scope.spawn(move || {
                     let insert = |number| format!("insert into t values({writer}, {number});\n");
-                    let script: String = (0..commits).map(insert).collect();
-                    node.run(&["sqlite3", "-bail", "-cmd", ".timeout 100000", database, &script]);
+                    let script = scripts.join(format!("{writer}.sql"));
+                    fs::write(&script, (0..commits).map(insert).collect::<String>()).unwrap();
+                    let read = format!(".read {}", script.display());
+                    node.run(&["sqlite3", "-bail", "-cmd", ".timeout 100000", database, &read]);
                 })
             })
             .collect();
