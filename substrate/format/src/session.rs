@@ -25,18 +25,19 @@ pub const OPEN_TABLE: usize = 4096;
 /// Bytes of the session words.
 pub const SESSION_BYTES: usize = OPEN_TABLE_OFFSET + OPEN_TABLE * size_of::<u64>();
 
-/// Lease words: odd while the next two words are changed, and another number afterwards.
+/// Lease words: how often was said how far the log is digested; where that stands, its parity says.
 pub const DIGEST_TURN_OFFSET: usize = 0;
-/// Lease words: last record of the log that is digested.
-pub const DIGESTED_OFFSET: usize = 8;
-/// Lease words: where in the log file the record after it begins.
-pub const DIGEST_POSITION_OFFSET: usize = 16;
+/// Lease words: in even turns the last record of the log that is digested, then where in the log file the record after it
+/// begins.
+pub const DIGESTED_EVEN_OFFSET: usize = 8;
 /// Lease words: last entry of the ledger that is settled.
 pub const LEDGER_SETTLED_OFFSET: usize = 24;
 /// Lease words: the lease of all inodes of the own range, but those that were ended.
 pub const OWN_RANGE_OFFSET: usize = 32;
 /// Lease words: how many were ended, ever. The own-range word changes after each was listed.
 pub const ENDED_COUNT_OFFSET: usize = 40;
+/// Lease words: as [`DIGESTED_EVEN_OFFSET`], in odd turns.
+pub const DIGESTED_ODD_OFFSET: usize = 48;
 /// Lease words: the first [`ENDED_MAX`] of them. When there are more, the whole range has ended.
 pub const ENDED_OFFSET: usize = 64;
 /// Inodes of the own range that can be ended one by one.

@@ -10,7 +10,7 @@ use crate::shared::{Mapping, Reads, Words};
 use crate::sync::{LongWord, Ordering, fence, relax};
 use crate::words::{CommitWord, Inside, Lease, LeaseState, LeaseWord, Overflow, Slot};
 use format::session::{
-    COMMIT_OFFSET, DIGEST_POSITION_OFFSET, DIGEST_TURN_OFFSET, DIGESTED_OFFSET, ENDED_COUNT_OFFSET,
+    COMMIT_OFFSET, DIGEST_TURN_OFFSET, DIGESTED_EVEN_OFFSET, DIGESTED_ODD_OFFSET, ENDED_COUNT_OFFSET,
     ENDED_MAX, ENDED_OFFSET, LEASE_WORDS_OFFSET, LEDGER_SETTLED_OFFSET, OPEN_TABLE, OPEN_TABLE_OFFSET,
     OVERFLOW_OFFSET, OWN_RANGE_OFFSET, SLOTS, SLOTS_OFFSET,
 };
@@ -78,9 +78,10 @@ pub struct Digested {
 }
 
 /// Places among the head's words.
-const VERSION: usize = DIGEST_TURN_OFFSET / size_of::<LongWord>();
-const DIGESTED: usize = DIGESTED_OFFSET / size_of::<LongWord>();
-const POSITION: usize = DIGEST_POSITION_OFFSET / size_of::<LongWord>();
+const TURN: usize = DIGEST_TURN_OFFSET / size_of::<LongWord>();
+/// Two words, of even and of odd turns.
+const DIGESTED: [usize; 2] =
+    [DIGESTED_EVEN_OFFSET / size_of::<LongWord>(), DIGESTED_ODD_OFFSET / size_of::<LongWord>()];
 const SETTLED: usize = LEDGER_SETTLED_OFFSET / size_of::<LongWord>();
 const ENDED: usize = ENDED_COUNT_OFFSET / size_of::<LongWord>();
 const HEAD_WORDS: usize = ENDED_OFFSET / size_of::<LongWord>();
@@ -120,14 +121,15 @@ impl DaemonPages {
 
     /// Says how far the log is digested.
     pub fn publish_digested(&self, digested: Digested) {
-        // Relaxed loads and stores between two counts: odd while the pair is being changed. The fence keeps the
-        // stores behind the first count, the Release store keeps them before the second; both pair with `digested`.
-        let version = self.head[VERSION].load(Ordering::Relaxed);
-        self.head[VERSION].store(version.wrapping_add(1), Ordering::Relaxed);
+        // The pair of the other parity is written, and then is the one that counts: whenever the daemon dies, there is a
+        // whole one, and nobody waits for it. The fence keeps the stores behind the turn before, so that who reads one
+        // of them sees that turn; the Release store keeps them before the next. Both pair with `digested`.
+        let turn = self.head[TURN].load(Ordering::Relaxed).wrapping_add(1);
+        let pair = DIGESTED[(turn % 2) as usize];
         fence(Ordering::Release);
-        self.head[DIGESTED].store(digested.sequence.get(), Ordering::Relaxed);
-        self.head[POSITION].store(digested.position, Ordering::Relaxed);
-        self.head[VERSION].store(version.wrapping_add(2), Ordering::Release);
+        self.head[pair].store(digested.sequence.get(), Ordering::Relaxed);
+        self.head[pair + 1].store(digested.position, Ordering::Relaxed);
+        self.head[TURN].store(turn, Ordering::Release);
     }
 
     /// Says up to which entry the ledger is settled.
@@ -190,16 +192,18 @@ impl DaemonView {
         if index < self.leases.count() { self.leases.read(index) } else { outside }
     }
 
-    /// How far the log is digested.
+    /// How far the log is digested. Looks again only if it was said anew meanwhile.
     pub fn digested(&self) -> Digested {
         loop {
-            // The words are read with Acquire: the pair is read between the two counts.
-            let before = self.head.read(VERSION);
+            // The words are read with Acquire: the pair is read between the two looks. It is written again only two
+            // turns later.
+            let turn = self.head.read(TURN);
+            let pair = DIGESTED[(turn % 2) as usize];
             let found = Digested {
-                sequence: Sequence::new(self.head.read(DIGESTED)),
-                position: self.head.read(POSITION),
+                sequence: Sequence::new(self.head.read(pair)),
+                position: self.head.read(pair + 1),
             };
-            if before.is_multiple_of(2) && self.head.read(VERSION) == before {
+            if self.head.read(TURN) == turn {
                 return found;
             }
             relax();
@@ -253,6 +257,44 @@ mod tests {
         let list = [view.ended(0), view.ended(count - 2), view.ended(count - 1)];
         assert_eq!(list, [Some(InodeNumber::new(11)), Some(InodeNumber::new(9 + count)), None]);
         assert!(DaemonView::new(&map(4096), 5).is_err());
+    }
+
+    thread_local! {
+        /// Accesses that this thread may still make; 0: any number.
+        static LEFT: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
+    }
+
+    /// What happens if a thread stops at one of its accesses; none if it comes to the end before.
+    fn stopped_after<T>(accesses: u32, act: impl FnOnce() -> T) -> Option<T> {
+        crate::sync::install_step(|| {
+            let left = LEFT.get();
+            LEFT.set(left.saturating_sub(1));
+            assert!(left != 1, "stopped here");
+        });
+        LEFT.set(accesses);
+        let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(act));
+        LEFT.set(0);
+        done.ok()
+    }
+
+    #[test]
+    fn a_daemon_that_dies_while_it_says_how_far_leaves_a_whole_answer() {
+        let said = |number: u64| Digested { sequence: Sequence::new(number), position: number * 64 };
+        let (mut before, mut after) = (0, 0);
+        for round in 0..20 {
+            let mapping = map(format::session::lease_bytes(5));
+            let (daemon, view) =
+                (DaemonPages::new(&mapping, 5).unwrap(), DaemonView::new(&mapping, 5).unwrap());
+            // Of either parity.
+            let last = 3 + round % 2;
+            (1..=last).for_each(|number| daemon.publish_digested(said(number)));
+            let survived = stopped_after(1 + round as u32 / 2, || daemon.publish_digested(said(last + 1)));
+            let found = stopped_after(100, || view.digested()).expect("whoever asks is not kept waiting");
+            assert!(found == said(last) || found == said(last + 1), "{found:?} after {last}");
+            assert!(survived.is_none() || found == said(last + 1));
+            if found == said(last) { before += 1 } else { after += 1 }
+        }
+        assert!(before >= 4 && after >= 4, "{before} before, {after} after");
     }
 
     #[test]
