@@ -6,6 +6,7 @@ use crate::cluster::{Cluster, Node};
 use crate::error::{Error, Result};
 use std::env;
 use std::ffi::OsString;
+use std::io::ErrorKind;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -31,13 +32,16 @@ pub(super) fn run(arguments: &Run) -> Result<ExitCode> {
         return Err(Error::new("no command was given"));
     };
     let mut command = preloaded(Path::new(program), node, &at)?;
-    if UnixStream::connect(cluster.control(node)).is_err() {
+    // Whom the daemon's own socket is closed to (`PermissionDenied`) is served all the same.
+    if let Err(ErrorKind::NotFound | ErrorKind::ConnectionRefused) =
+        UnixStream::connect(cluster.control(node)).map_err(|why| why.kind())
+    {
         tell_that_nobody_serves(&cluster, node, &at);
     }
     let why = command.args(rest).exec();
     // As shells answer: 127 if there is no such program, 126 if it cannot be run.
     eprintln!("hearth: cannot run {}: {why}", program.display());
-    Ok(ExitCode::from(if why.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 }))
+    Ok(ExitCode::from(if why.kind() == ErrorKind::NotFound { 127 } else { 126 }))
 }
 
 /// The program will wait for a daemon, which who started it may not know.
