@@ -180,6 +180,8 @@ fn by_calls_a_user_reads_and_changes_nothing_of_anothers() {
     }
     let machine = Machine::up();
     machine.of_alice();
+    let quiet = machine.sh(BOB, "true");
+    assert_eq!(String::from_utf8_lossy(&quiet.stderr), "", "a node that is served is no news to a user");
     let before = machine.alice_has();
     let attempts = [
         "ls $T/alice",
