@@ -6,11 +6,11 @@
 //! returned, on a mapped file (pages) everything that was synced before. A slice of the images is made unless
 //! HEARTH_PROVE=1 asks for all within the driver's limits.
 
-use crate::client::{Client, DIRECTORY, FILE, ROOT, new_pool, open, tiny, user};
+use crate::client::{Client, DIRECTORY, FILE, ROOT, new_pool, tiny, user};
+use crate::still::StillHost;
 use format::InodeNumber;
 use format::call::{CallKind, DigestRequest, GrowRequest};
 use format::record::UNLINK_DIRECTORY;
-use ipc::SystemHost;
 use pmem::crash::{Counts, Limits, Model, Point, enumerate};
 use pmem::progress;
 use pmem::recorded::Verb;
@@ -80,11 +80,15 @@ impl Run<'_> {
     }
 }
 
+fn start(medium: &Medium) -> Arc<Daemon> {
+    Arc::new(Daemon::open(StillHost::first(), medium, tiny()).unwrap().0)
+}
+
 /// Two sessions, a folder that goes to and fro, a session that ends, one that grows its log.
 fn workload(recorder: &Recorder) {
     let medium = recorder.medium();
     new_pool(&medium);
-    let daemon = open(&medium).0;
+    let daemon = start(&medium);
     let mut one = Client::attach(&daemon, user(0));
     one.write_lease(ROOT);
     let (folder, _) = one.create(ROOT, b"folder", DIRECTORY | 0o755);
@@ -139,7 +143,7 @@ fn numbers(client: &Client) -> Result<Vec<u64>, String> {
 type Opened = Option<(Arc<Daemon>, Recovered)>;
 
 fn recover(medium: &Medium) -> Result<Opened, String> {
-    match Daemon::open(Arc::new(SystemHost), medium, tiny()) {
+    match Daemon::open(StillHost::again(), medium, tiny()) {
         Ok((daemon, recovered)) => Ok(Some((Arc::new(daemon), recovered))),
         Err(Error::Area(area::AreaError::Missing)) => Ok(None),
         Err(error) => Err(error.to_string()),
@@ -240,7 +244,7 @@ fn a_folder_that_was_emptied_and_removed_stays_removed() {
     let removal = |recorder: &Recorder| {
         let medium = recorder.medium();
         new_pool(&medium);
-        let daemon = open(&medium).0;
+        let daemon = start(&medium);
         let mut one = Client::attach(&daemon, user(0));
         one.write_lease(ROOT);
         let (folder, _) = one.create(ROOT, b"gone", DIRECTORY | 0o755);
@@ -270,7 +274,7 @@ fn a_late_record_is_refused_by_every_recovery() {
     let late = |recorder: &Recorder| {
         let medium = recorder.medium();
         new_pool(&medium);
-        let daemon = open(&medium).0;
+        let daemon = start(&medium);
         let mut one = Client::attach_as(&daemon, user(0), 1);
         let mut two = Client::attach_as(&daemon, user(0), 2);
         two.write_lease(ROOT);

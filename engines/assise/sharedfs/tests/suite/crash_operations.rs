@@ -8,12 +8,12 @@
 
 use crate::client::{Client, FILE, ROOT, user};
 use crate::operations::{SYNCED, World, config, named, tree};
+use crate::still::StillHost;
 use crate::support::{
     Op, State, Step, allocate, at, cases, create, directory, exchange, file, link, punch, rename, rmdir,
     set_attr, set_xattr, step, symlink, truncate, unlink, write,
 };
 use format::record::{FileType, SET_ATIME, SET_MODE, SET_MTIME, SET_UID};
-use ipc::SystemHost;
 use pmem::Medium;
 use pmem::crash::{Counts, Limits, Model, Point, Violation, crash_recorded};
 use pmem::progress;
@@ -58,7 +58,7 @@ fn crash(world: &World, model: Model, limits: &Limits) -> Result<Counts, Box<Vio
 }
 
 fn recover(medium: &Medium) -> Result<Arc<Daemon>, String> {
-    let opened = Daemon::open(Arc::new(SystemHost), medium, config()).map_err(|error| error.to_string());
+    let opened = Daemon::open(StillHost::again(), medium, config()).map_err(|error| error.to_string());
     opened.map(|(daemon, _)| Arc::new(daemon))
 }
 

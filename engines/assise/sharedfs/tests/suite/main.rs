@@ -20,6 +20,7 @@ mod operations;
 mod rounds;
 mod rules;
 mod share;
+mod still;
 
 #[path = "../../../area/tests/support/mod.rs"]
 mod support;

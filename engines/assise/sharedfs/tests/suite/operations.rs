@@ -3,6 +3,7 @@
 //! [`World::record`] on is recorded, to be crashed.
 
 use crate::client::{Client, ROOT, cookie, tiny, user};
+use crate::still::StillHost;
 use crate::support::{At, Op, State, Step, model, state_of, time_of};
 use area::Area;
 use format::call::{CallKind, DigestRequest, GrowRequest};
@@ -12,7 +13,6 @@ use format::record::{
     UNLINK_OPEN,
 };
 use format::{Envelope, InodeNumber, PoolUid};
-use ipc::SystemHost;
 use pmem::{Medium, Recorder};
 use sharedfs::{Config, Daemon, Format, format_pool};
 use std::sync::Arc;
@@ -66,7 +66,7 @@ impl World {
         };
         format_pool(&recorder.medium(), &new).unwrap();
         let config = Config { ledger_bytes, ..config() };
-        let daemon = Daemon::open(Arc::new(SystemHost), &recorder.medium(), config).unwrap().0;
+        let daemon = Daemon::open(StillHost::first(), &recorder.medium(), config).unwrap().0;
         let daemon = Arc::new(daemon);
         let one = Client::attach_as(&daemon, user(0), 1);
         one.write_lease(ROOT);

@@ -1,0 +1,69 @@
+//! A machine of one thread that does the same in each run: its clock moves when it is looked at, what is waited for
+//! comes when its time has, and what is random is counted. Crash proofs run their daemons on it, each case on a thread
+//! of its own: what is drawn after the first daemon of a case, by those that recover too, is never the same twice.
+
+use ipc::host::{Host, Join, Time, Waited};
+use ipc::{Error, Word};
+use std::cell::Cell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// How far a look moves the clock.
+const LOOK: Duration = Duration::from_micros(1);
+
+/// 2020-09-13, so that times of files are none of 1970's.
+const WALL_NS: i64 = 1_600_000_000_000_000_000;
+
+thread_local! {
+    static DRAWN: Cell<u64> = const { Cell::new(0) };
+}
+
+/// See the module.
+pub struct StillHost {
+    now_ns: AtomicU64,
+}
+
+impl StillHost {
+    /// The machine at the beginning of a case.
+    pub fn first() -> Arc<Self> {
+        DRAWN.set(0);
+        Self::again()
+    }
+
+    /// The machine after it died.
+    pub fn again() -> Arc<Self> {
+        Arc::new(Self { now_ns: AtomicU64::new(0) })
+    }
+}
+
+impl Host for StillHost {
+    fn now(&self) -> Time {
+        Time::from_ns(self.now_ns.fetch_add(LOOK.as_nanos() as u64, Ordering::Relaxed))
+    }
+
+    fn wall(&self) -> i64 {
+        WALL_NS
+    }
+
+    fn random(&self) -> u64 {
+        // Spread over all bits (Weyl's sequence by the golden ratio), never twice the same.
+        DRAWN.set(DRAWN.get() + 1);
+        DRAWN.get().wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    }
+
+    fn spawn(&self, name: &str, _: Box<dyn FnOnce() + Send>) -> Result<Box<dyn Join>, Error> {
+        panic!("a thread on a machine of one: {name}")
+    }
+
+    fn wait(&self, word: &Word, expected: u32, until: Option<Time>) -> Waited {
+        if word.load(Ordering::Acquire) != expected {
+            return Waited::Woken;
+        }
+        let until = until.expect("an end of what nobody else can end");
+        self.now_ns.fetch_max(until.as_ns(), Ordering::Relaxed);
+        Waited::TimedOut
+    }
+
+    fn wake(&self, _: &Word, _: u32) {}
+}
