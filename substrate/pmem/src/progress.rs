@@ -7,6 +7,7 @@
 use crate::crash::Counts;
 use format::checksum::{self, Salt};
 use std::fmt::Display;
+use std::num::NonZero;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -36,10 +37,7 @@ pub fn case<E>(name: &str, run: impl FnOnce() -> Result<Counts, E>) -> Result<Co
     Ok(counts)
 }
 
-/// Cases at once: each waits a good deal for threads of its own, so more than there are processors.
-const WORKERS: usize = 4;
-
-/// Runs independent cases, several at once; sums their counts.
+/// Runs independent cases, as many at once as there are processors; sums their counts.
 ///
 /// # Errors
 /// The name of a case that failed, and its error; no case is begun after it.
@@ -60,8 +58,9 @@ pub fn cases<T: Sync, E: Display>(
             }
         }
     };
+    let workers = std::thread::available_parallelism().map_or(1, NonZero::get);
     std::thread::scope(|scope| {
-        (0..WORKERS.min(cases.len())).for_each(|_| drop(scope.spawn(work)));
+        (0..workers.min(cases.len())).for_each(|_| drop(scope.spawn(work)));
     });
     result.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
