@@ -18,6 +18,8 @@ pub enum Error {
     Limits(&'static str),
     /// Bytes from the other side that are no message.
     Message(DecodeError),
+    /// Descriptors that came with a message are lost: this process may have no more, or there were too many.
+    DescriptorsLost,
     /// The other side refused the handshake; its reason, for the user.
     Refused(String),
     /// The other side is gone: attach anew.
@@ -46,6 +48,7 @@ impl std::fmt::Display for Error {
             Self::Memory(what) => write!(f, "shared memory refused: {what}"),
             Self::Limits(what) => write!(f, "impossible limits: {what}"),
             Self::Message(error) => write!(f, "message refused: {error}"),
+            Self::DescriptorsLost => write!(f, "descriptors that came with a message are lost"),
             Self::Refused(reason) => write!(f, "refused by the other side: {reason}"),
             Self::Disconnected => write!(f, "the other side is gone"),
             Self::TimedOut => write!(f, "timed out"),

@@ -221,7 +221,10 @@ impl Connection {
             // The other side has gone, or has sent a packet of no bytes, which may bring descriptors all the same.
             return Err(Error::Disconnected);
         }
-        if head.msg_flags & (libc::MSG_CTRUNC | libc::MSG_TRUNC) != 0 {
+        if head.msg_flags & libc::MSG_CTRUNC != 0 {
+            return Err(Error::DescriptorsLost);
+        }
+        if head.msg_flags & libc::MSG_TRUNC != 0 {
             return Err(Error::Message(DecodeError::Field("packet")));
         }
         let (kind, announced, body) = MessageHeader::decode(&packet[..bytes])?;

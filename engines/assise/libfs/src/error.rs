@@ -1,6 +1,5 @@
 //! Why a session cannot be used. What a program sees is `vfs::Error`; these become that in one place.
 
-use format::DecodeError;
 use pmem::MediaError;
 
 const EMFILE: i32 = rustix::io::Errno::MFILE.raw_os_error();
@@ -60,8 +59,8 @@ impl From<ipc::Error> for Error {
             ipc::Error::TimedOut => Self::TimedOut,
             ipc::Error::Interrupted => Self::Interrupted,
             ipc::Error::System { errno: EMFILE | ENFILE, .. } => Self::Descriptors,
-            // SharedFS cuts no message: what did not fit are the descriptors with it.
-            ipc::Error::Message(DecodeError::Field("packet")) => Self::Descriptors,
+            // SharedFS sends no more of them than fit a message.
+            ipc::Error::DescriptorsLost => Self::Descriptors,
             other => Self::Ipc(other),
         }
     }
