@@ -4,7 +4,7 @@
 FUZZ_MINUTES ?= 10
 
 .PHONY: build demo test prove prove-cluster prove-crash prove-damage prove-fuzz prove-kill prove-planted prove-sim \
-	prove-suites prove-transport
+	prove-suites prove-transport prove-verbs
 
 build:
 	@scripts/setup libfabric-dev
@@ -77,5 +77,10 @@ prove-cluster:
 
 # Connections on every bed, a thousand fences, strangers at the door.
 prove-transport:
-	@HEARTH_PROVE=1 scripts/check tests cargo test --release -p transport --no-fail-fast --locked -- --nocapture \
-	 2>&1 | scripts/sum-tests
+	@( HEARTH_PROVE=1 scripts/check tests cargo test --release -p transport --no-fail-fast --locked -- --nocapture; \
+	   HEARTH_PROVE=1 scripts/check verbs scripts/verbs \
+	 ) 2>&1 | scripts/sum-tests
+
+# The part of it that runs on verbs: soft-RoCE under Debian's kernel in QEMU.
+prove-verbs:
+	@HEARTH_PROVE=1 scripts/check verbs scripts/verbs 2>&1 | scripts/sum-tests

@@ -74,6 +74,12 @@ static int from_library(ssize_t result)
 
 static int load(struct library *library)
 {
+    /*
+     * libfabric's cache of registrations (verbs) gives each region all rights, and leaves it reachable after its
+     * registration was closed. The library takes this setting from the environment only, when it begins.
+     */
+    if (setenv("FI_MR_CACHE_MAX_COUNT", "0", 1) != 0)
+        return FI_ENOMEM;
     library->handle = dlopen("libfabric.so.1", RTLD_NOW | RTLD_LOCAL);
     if (!library->handle)
         return FI_ENOSYS;
@@ -442,12 +448,18 @@ int hf_receive(struct hf_endpoint *endpoint, void *to, uint64_t bytes, void *des
     return from_library(fi_recv(endpoint->ep, to, bytes, descriptor, 0, (void *) (uintptr_t) context));
 }
 
+/* Memory without a descriptor is copied by the call; verbs would follow a null descriptor in a list. */
+static void **list_of(void **descriptor)
+{
+    return *descriptor ? descriptor : NULL;
+}
+
 int hf_send(struct hf_endpoint *endpoint, const void *from, uint64_t bytes, void *descriptor, uint64_t context,
         uint32_t copied)
 {
     struct iovec iov = { .iov_base = (void *) from, .iov_len = bytes };
     struct fi_msg message = {
-        .msg_iov = &iov, .desc = &descriptor, .iov_count = 1, .context = (void *) (uintptr_t) context,
+        .msg_iov = &iov, .desc = list_of(&descriptor), .iov_count = 1, .context = (void *) (uintptr_t) context,
     };
 
     return from_library(fi_sendmsg(endpoint->ep, &message, FI_COMPLETION | (copied ? FI_INJECT : 0)));
@@ -456,7 +468,7 @@ int hf_send(struct hf_endpoint *endpoint, const void *from, uint64_t bytes, void
 static struct fi_msg_rma one_sided(struct iovec *iov, void **descriptor, struct fi_rma_iov *remote, uint64_t context)
 {
     struct fi_msg_rma message = {
-        .msg_iov = iov, .desc = descriptor, .iov_count = 1, .rma_iov = remote, .rma_iov_count = 1,
+        .msg_iov = iov, .desc = list_of(descriptor), .iov_count = 1, .rma_iov = remote, .rma_iov_count = 1,
         .context = (void *) (uintptr_t) context,
     };
 

@@ -55,21 +55,23 @@ fn main() {
     let wanted: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
     let mut passed = 0;
     let mut failed = 0;
-    for name in ["in-process", "tcp-loopback", "tcp-namespaces"] {
+    for name in ["in-process", "tcp-loopback", "tcp-namespaces", "verbs"] {
         if !wanted.is_empty() && !wanted.iter().any(|word| name.contains(word.as_str())) {
             continue;
         }
         let bed = match name {
             "in-process" => Some(Bed::local()),
             "tcp-loopback" => Some(Bed::Tcp),
+            "verbs" => Bed::verbs(),
             _ => support::namespaces::Namespaces::new(2).map(Bed::Namespaces),
         };
         let Some(bed) = bed else {
-            println!("{name}: skipped: needs root");
+            let what = if name == "verbs" { "an RDMA device: scripts/verbs" } else { "root" };
+            println!("{name}: skipped: needs {what}");
             continue;
         };
         for (case, body) in CASES {
-            if *case == CUT && matches!(bed, Bed::Tcp) {
+            if *case == CUT && matches!(bed, Bed::Tcp | Bed::Verbs(_)) {
                 println!("{name}: {case}: skipped: the loopback cannot be cut");
                 continue;
             }

@@ -133,3 +133,12 @@ fn no_byte_changes_after_a_close_in_process() {
 fn no_byte_changes_after_a_close_over_tcp() {
     prove(&Bed::Tcp);
 }
+
+#[test]
+fn no_byte_changes_after_a_close_over_verbs() {
+    let Some(bed) = Bed::verbs() else {
+        println!("skipped: needs an RDMA device: scripts/verbs");
+        return;
+    };
+    prove(&bed);
+}

@@ -10,8 +10,8 @@ use transport::rpc::{Answer, Rpc};
 use transport::{Ended, Error, Settings};
 use zerocopy::IntoBytes;
 
-fn beds() -> [Bed; 2] {
-    [Bed::local(), Bed::Tcp]
+fn beds() -> impl Iterator<Item = Bed> {
+    [Bed::local(), Bed::Tcp].into_iter().chain(Bed::verbs())
 }
 
 fn rpcs(pair: &Pair) -> (Rpc, Rpc) {

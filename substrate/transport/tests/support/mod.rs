@@ -1,5 +1,6 @@
-//! Where the cases run: the same endpoints in process, over tcp on the loopback, and over tcp between network
-//! namespaces. Every wait has a limit, every port is a free one.
+//! Where the cases run: the same endpoints in process, over tcp on the loopback, over tcp between network namespaces,
+//! and over verbs where [`VERBS_IP`] names an address of an RDMA device (`scripts/verbs`). Every wait has a limit,
+//! every port is a free one.
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
@@ -35,10 +36,15 @@ pub fn id(node: u32) -> NodeId {
     NodeId::new(node)
 }
 
+/// Where an address of an RDMA device of this machine stands, if it has one.
+pub const VERBS_IP: &str = "HEARTH_VERBS_IP";
+
 /// A place where nodes can reach each other.
 pub enum Bed {
     Local(Network),
     Tcp,
+    /// All nodes at this address.
+    Verbs(String),
     Namespaces(namespaces::Namespaces),
 }
 
@@ -47,10 +53,16 @@ impl Bed {
         Self::Local(Network::new(host()))
     }
 
+    /// Over verbs, if there is a device.
+    pub fn verbs() -> Option<Self> {
+        std::env::var(VERBS_IP).ok().map(Self::Verbs)
+    }
+
     pub fn name(&self) -> &'static str {
         match self {
             Self::Local(_) => "in-process",
             Self::Tcp => "tcp-loopback",
+            Self::Verbs(_) => "verbs",
             Self::Namespaces(_) => "tcp-namespaces",
         }
     }
@@ -62,6 +74,10 @@ impl Bed {
         match self {
             Self::Local(network) => network.endpoint(&format!("n{node}"), identity, epoch, settings).unwrap(),
             Self::Tcp => Fabric::tcp("127.0.0.1").endpoint(host(), identity, epoch, settings).unwrap(),
+            Self::Verbs(ip) => {
+                let fabric = Fabric { provider: "verbs".to_string(), ip: ip.clone() };
+                fabric.endpoint(host(), identity, epoch, settings).unwrap()
+            }
             Self::Namespaces(namespaces) => namespaces.inside(node, || {
                 Fabric::tcp(&namespaces.ip(node)).endpoint(host(), identity, epoch, settings).unwrap()
             }),
@@ -96,7 +112,7 @@ impl Bed {
                 network.cut(&format!("n{one}"), &format!("n{other}"));
                 network.cut(&format!("n{other}"), &format!("n{one}"));
             }
-            Self::Tcp => panic!("the loopback cannot be cut"),
+            Self::Tcp | Self::Verbs(_) => panic!("the loopback cannot be cut"),
             Self::Namespaces(namespaces) => namespaces.link(other, false),
         }
     }
@@ -107,7 +123,7 @@ impl Bed {
                 network.heal(&format!("n{one}"), &format!("n{other}"));
                 network.heal(&format!("n{other}"), &format!("n{one}"));
             }
-            Self::Tcp => {}
+            Self::Tcp | Self::Verbs(_) => {}
             Self::Namespaces(namespaces) => namespaces.link(other, true),
         }
     }
