@@ -19,8 +19,9 @@ use std::fs;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// `f_type` of a tmpfs.
+/// `f_type` of the file systems in memory.
 const TMPFS: FsWord = 0x0102_1994;
+const RAMFS: FsWord = 0x8584_58f6;
 
 /// Longest path that a Unix socket's address holds, less one for the closing zero byte.
 const SOCKET_PATH_BYTES_MAX: usize = 107;
@@ -29,7 +30,7 @@ const SOCKET_PATH_BYTES_MAX: usize = 107;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum MediumKind {
-    /// Files on any file system: survives a power cut, with what was synced.
+    /// Files on any file system: survives a power cut, with what was synced, unless that file system is in memory.
     File,
     /// Files in memory: survives programs and daemons, ends with the machine.
     Memory,
@@ -171,20 +172,31 @@ impl Cluster {
         fs::read_to_string(self.failure_file(node)).ok()
     }
 
+    /// The largest failure that what was synced survives, as `hearth status` says it: `process` or `power`.
+    ///
+    /// # Errors
+    /// The pool's folder cannot be looked at.
+    pub fn survives(&self, node: &Node) -> Result<&'static str> {
+        let in_memory = self.settings.medium == MediumKind::Memory || is_in_memory(&node.pool)?;
+        Ok(if in_memory { "process" } else { "power" })
+    }
+
     /// Where `hearth status` asks the daemon.
     pub fn control(&self, node: &Node) -> PathBuf {
         node.socket.with_extension("control")
     }
 }
 
+/// Whether what lies in a folder is gone when the machine is.
+fn is_in_memory(folder: &Path) -> Result<bool> {
+    let kind = statfs(folder).map_err(Error::at("look at", folder))?.f_type;
+    Ok(kind == TMPFS || kind == RAMFS)
+}
+
 /// A pool in memory needs a tmpfs: the node's folder if it lies on one, else a folder below /dev/shm.
 fn pool_folder(folder: &Path, medium: MediumKind) -> Result<PathBuf> {
     let here = folder.join("pool");
-    if medium == MediumKind::File {
-        return Ok(here);
-    }
-    let kind = statfs(folder).map_err(Error::at("look at", folder))?.f_type;
-    if kind == TMPFS {
+    if medium == MediumKind::File || is_in_memory(folder)? {
         return Ok(here);
     }
     let name = format!("hearth-{}-{:016x}", rustix::process::getuid().as_raw(), fingerprint(folder));

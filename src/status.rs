@@ -40,7 +40,7 @@ pub struct NodeStatus {
     pub medium: String,
     /// Copies of the data, this node's included.
     pub copies: u32,
-    /// What an fsync guarantees now: `process`, `os` or `power`, the largest failure that it survives.
+    /// What an fsync guarantees now: the largest failure that it survives: `process` (of programs and the daemon) or `power`.
     pub survives: String,
     /// Blocks of 4096 bytes for data.
     pub blocks: u64,

@@ -110,6 +110,14 @@ fn sqlite_commits_survive_the_kill_of_the_program() {
 }
 
 #[test]
+fn no_more_is_promised_of_a_pool_than_its_folder_survives() {
+    let node = Node::in_memory_as_files();
+    let said = node.hearth(&["status", "--json"]).expect_success();
+    let said: serde_json::Value = serde_json::from_str(&said).unwrap();
+    assert_eq!((&said[0]["medium"], &said[0]["survives"]), (&"file".into(), &"process".into()));
+}
+
+#[test]
 fn mistakes_are_told_in_a_sentence() {
     let node = Node::up();
     node.hearth(&["up"]).expect_failure("is up already");

@@ -265,11 +265,8 @@ fn status(cluster: &Cluster, node: &Node, daemon: &Daemon) -> NodeStatus {
         }
         .to_owned(),
         copies: 1,
-        survives: match cluster.settings.medium {
-            MediumKind::File => "power",
-            MediumKind::Memory => "process",
-        }
-        .to_owned(),
+        // Of a folder that cannot be looked at no more is promised than of memory.
+        survives: cluster.survives(node).unwrap_or("process").to_owned(),
         blocks: usage.blocks,
         blocks_free: usage.blocks_free,
         inodes: usage.inodes,

@@ -1,9 +1,9 @@
 //! `hearth serve`: keeps a node up. It holds the socket that programs knock at, runs the daemon (`hearth daemon`) as a
-//! child with that socket as standard input, and starts it again when it dies (ARCHITECTURE, "keeper").
+//! child with that socket as standard input, and starts it again when it dies.
 //!
 //! A daemon that dies while it serves is replaced at once; programs stall until then, and go on. One that does not get
 //! as far as serving, or dies of itself soon after, is tried again after pauses, and given up after [`ATTEMPTS`] in a
-//! row. SIGTERM ends the daemon in order and then the keeper. A daemon outlives its keeper's death; it is only not
+//! row; if it is the first, whoever started the node hears why, and that is all. SIGTERM ends the daemon in order and then the keeper. A daemon outlives its keeper's death; it is only not
 //! started again.
 
 use super::OneNode;

@@ -97,7 +97,6 @@ fn say_failure(failure: Option<&str>) {
 fn survives(class: &str) -> &str {
     match class {
         "process" => "the end of the program and of the daemon, not of the machine",
-        "os" => "a crash of the operating system",
         "power" => "a power cut",
         other => other,
     }

@@ -21,11 +21,20 @@ impl Node {
 
     /// One whose pool may hold so many MiB.
     pub fn of_mib(mib: u64) -> Self {
+        Self::of(mib, "memory")
+    }
+
+    /// One whose medium is said to be files, in a folder that is in memory all the same.
+    pub fn in_memory_as_files() -> Self {
+        Self::of(64, "file")
+    }
+
+    fn of(mib: u64, medium: &str) -> Self {
         let library = Path::new(env!("CARGO_BIN_EXE_hearth")).with_file_name("libhearth.so");
         assert!(library.exists(), "{} is missing: cargo build -p interpose", library.display());
         let dir = tempfile::Builder::new().prefix("hearth-test-").tempdir_in("/dev/shm").unwrap();
         let node = Self { dir };
-        node.hearth(&["up", "--medium", "memory", "--capacity", &mib.to_string()]).expect_success();
+        node.hearth(&["up", "--medium", medium, "--capacity", &mib.to_string()]).expect_success();
         node
     }
 

@@ -348,25 +348,31 @@ pub fn keeps_open(frame: &[u8]) -> bool {
     }
 }
 
+/// A record's share of the tree, in blocks.
+pub const ROOM_OF_TREE: u64 = 1;
+
+/// [`room_blocks`] of a record that fills a range of a file.
+#[inline]
+pub const fn room_of_range(offset: u64, bytes: u64) -> u64 {
+    (offset + bytes).div_ceil(BLOCK_BYTES as u64) - offset / BLOCK_BYTES as u64 + ROOM_OF_TREE
+}
+
 /// Blocks of the pool that a record may cost when it is digested, at worst: data blocks that it touches, each
 /// written anew, and a share of the tree. Both sides of a session subtract this from the room promised. What only
 /// removes costs nothing: it works on the reserve.
 pub fn room_blocks(operation: &Operation<'_>) -> u64 {
-    const TREE: u64 = 1;
-    let touched =
-        |offset: u64, bytes: u64| (offset + bytes).div_ceil(BLOCK_BYTES as u64) - offset / BLOCK_BYTES as u64;
     match operation {
         Operation::Pad | Operation::Unlink { .. } | Operation::RemoveXattr { .. } => 0,
-        Operation::Write { offset, bytes } => touched(*offset, bytes.len() as u64) + TREE,
+        Operation::Write { offset, bytes } => room_of_range(*offset, bytes.len() as u64),
         // A cut block is written anew.
-        Operation::Truncate { .. } => 1 + TREE,
-        Operation::Allocate { punch_hole: true, .. } => 2 + TREE,
-        Operation::Allocate { offset, bytes, .. } => touched(*offset, *bytes) + TREE,
-        Operation::SetXattr { value, .. } => value.len().div_ceil(BLOCK_BYTES) as u64 + TREE,
+        Operation::Truncate { .. } => 1 + ROOM_OF_TREE,
+        Operation::Allocate { punch_hole: true, .. } => 2 + ROOM_OF_TREE,
+        Operation::Allocate { offset, bytes, .. } => room_of_range(*offset, *bytes),
+        Operation::SetXattr { value, .. } => value.len().div_ceil(BLOCK_BYTES) as u64 + ROOM_OF_TREE,
         Operation::Create { .. }
         | Operation::Link { .. }
         | Operation::Rename { .. }
-        | Operation::SetAttr { .. } => TREE,
+        | Operation::SetAttr { .. } => ROOM_OF_TREE,
     }
 }
 

@@ -42,7 +42,7 @@ pub struct Superblock {
     pub checksum: U32,
     /// The pool.
     pub pool: PoolUid,
-    /// Which file of its kind: segment id, log uid; 0 for tree and ledger.
+    /// Which file of its kind: segment id, log uid, number of the register; 0 for tree and ledger.
     pub id: U64,
     /// Bytes of the whole file.
     pub file_bytes: U64,
@@ -51,10 +51,11 @@ pub struct Superblock {
     pub owner: U32,
     /// Zero.
     pub reserved: U32,
-    /// When the file was made: nanoseconds since 1970.
+    /// When the file was made, of tree and segments: nanoseconds since 1970. Else 0.
     pub created_ns: U64,
     /// Kind's own: for the tree the largest number of nodes it may ever have; for a segment the flip before the
-    /// first that could name it, from which the flips of its map are counted; for a register the run of the machine.
+    /// first that could name it, from which the flips of its map are counted; for a log the incarnation in which it
+    /// was made; for a register the run of the machine; for the ledger 0.
     pub geometry: U64,
 }
 

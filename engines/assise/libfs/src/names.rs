@@ -9,7 +9,7 @@ use crate::nodes::{Body, NodeIndex};
 use crate::records;
 use crate::state::State;
 use format::call::{LEASE_READ, LEASE_WRITE};
-use format::record::{CreateBody, FileType, RenameBody};
+use format::record::{CreateBody, FileType, ROOM_OF_TREE, RenameBody};
 use format::{Cookie, InodeNumber, Name, Sequence};
 use pmem::Source;
 use vfs::access;
@@ -20,9 +20,6 @@ use zerocopy::little_endian::{U16, U32, U64};
 
 /// Names of one inode; directories in one directory.
 const LINKS_MAX: u32 = 65_000;
-
-/// A share of the tree: see `format::record::room_blocks`.
-const TREE_ROOM: u64 = 1;
 
 impl State {
     pub(crate) fn create(
@@ -60,7 +57,7 @@ impl State {
         let time_ns = self.time(&[directory]);
         let header = records::create(inode, (parent, cookie), &body, time_ns);
         let payload = [Source::from(body.as_bytes()), Source::from(name.bytes()), Source::from(target)];
-        let sequence = self.append(header, &payload, TREE_ROOM)?.sequence;
+        let sequence = self.append(header, &payload, ROOM_OF_TREE)?.sequence;
         self.use_inode();
 
         let index = self.nodes.enter(inode);
@@ -104,7 +101,7 @@ impl State {
         let cookie = self.free_cookie(directory, name)?;
         let time_ns = self.time(&[directory, index]);
         let header = records::link(inode, (parent, cookie), name.bytes().len(), time_ns);
-        let sequence = self.append(header, &[Source::from(name.bytes())], TREE_ROOM)?.sequence;
+        let sequence = self.append(header, &[Source::from(name.bytes())], ROOM_OF_TREE)?.sequence;
         apply::linked(&mut self.nodes.get_mut(index).item, time_ns);
         self.mark(index, sequence);
         self.entry_added(directory, (cookie, name), index, sequence, time_ns);
@@ -258,7 +255,7 @@ impl State {
         let keeps_open = !exchange && replaced.is_some_and(|index| self.nodes.get(index).in_use());
         let header = records::rename(self.nodes.get(moved).inode, &body, (exchange, keeps_open), time_ns);
         let payload = [body.as_bytes(), old.1.bytes(), new.1.bytes()].map(Source::from);
-        let sequence = self.append(header, &payload, TREE_ROOM)?.sequence;
+        let sequence = self.append(header, &payload, ROOM_OF_TREE)?.sequence;
 
         let moves_directory = self.is_directory(moved);
         match replaced {

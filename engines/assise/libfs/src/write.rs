@@ -8,7 +8,9 @@ use crate::overlay::{Origin, Piece};
 use crate::records;
 use crate::state::State;
 use format::call::LEASE_WRITE;
-use format::record::{FILE_BYTES_MAX, Operation, SET_MODE, SetAttrBody, is_own_file, room_blocks};
+use format::record::{
+    FILE_BYTES_MAX, Operation, ROOM_OF_TREE, SET_MODE, SetAttrBody, is_own_file, room_blocks, room_of_range,
+};
 use format::{HEADER_BYTES, Sequence};
 use pmem::Source;
 use pmem::ring::Appended;
@@ -21,11 +23,8 @@ use zerocopy::little_endian::{I64, U32};
 /// Slices that are appended without allocating; more need a list.
 const SLICES_ON_STACK: usize = 8;
 
-/// A share of the tree, and two blocks that are written anew at the ends of a hole.
-const TREE_ROOM: u64 = 1;
-
 impl State {
-    /// An open file that may be changed, with a write lease on it.
+    /// An open file that may be changed.
     fn writable(&mut self, handle: Handle) -> Step<NodeIndex> {
         let file = self.file(handle)?;
         if !file.access.write {
@@ -66,7 +65,7 @@ impl State {
         let time_ns = self.time(&[index]);
         let header = records::write(inode, start, bytes, time_ns);
         let end = start + bytes as u64;
-        let room = end.div_ceil(format::BLOCK_BYTES as u64) - start / format::BLOCK_BYTES as u64 + TREE_ROOM;
+        let room = room_of_range(start, bytes as u64);
         let apply = |state: &mut Self, appended: &Appended| {
             let sequence = appended.sequence;
             state.change_item(index, sequence, |item, credential| {
@@ -140,7 +139,7 @@ impl State {
     /// Appends and applies a change of attributes; leases are held.
     pub(crate) fn append_set_attr(&mut self, index: NodeIndex, body: &SetAttrBody, time_ns: i64) -> Step<()> {
         let header = records::set_attr(self.nodes.get(index).inode, time_ns);
-        let sequence = self.append(header, &[Source::from(body.as_bytes())], TREE_ROOM)?.sequence;
+        let sequence = self.append(header, &[Source::from(body.as_bytes())], ROOM_OF_TREE)?.sequence;
         self.change_item(index, sequence, |item, _| apply::set_attr(item, body, time_ns));
         Ok(())
     }
