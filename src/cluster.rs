@@ -105,23 +105,7 @@ impl Cluster {
     pub fn create(dir: &Path, medium: MediumKind, capacity_bytes: u64) -> Result<Self> {
         fs::create_dir_all(dir).map_err(Error::at("make", dir))?;
         let dir = dir.canonicalize().map_err(Error::at("find", dir))?;
-        let mut nodes = Vec::new();
-        for number in 1..=1 {
-            let folder = dir.join(format!("node-{number}"));
-            let tree = dir.join(format!("n{number}"));
-            for path in [&folder, &tree] {
-                fs::create_dir_all(path).map_err(Error::at("make", path))?;
-            }
-            fs::set_permissions(&folder, fs::Permissions::from_mode(0o711))
-                .map_err(Error::at("set mode of", &folder))?;
-            let pool = pool_folder(&folder, medium)?;
-            fs::DirBuilder::new()
-                .mode(0o700)
-                .recursive(true)
-                .create(&pool)
-                .map_err(Error::at("make", &pool))?;
-            nodes.push(Node { number, pool, socket: socket_path(&folder)? });
-        }
+        let nodes = vec![create_node(&dir, 1, medium)?];
         let settings = Settings { medium, capacity_bytes, nodes };
         let text =
             toml::to_string(&settings).map_err(|why| Error::new(format!("cannot write settings: {why}")))?;
@@ -185,6 +169,20 @@ impl Cluster {
     pub fn control(&self, node: &Node) -> PathBuf {
         node.socket.with_extension("control")
     }
+}
+
+/// The folders of a new node.
+fn create_node(dir: &Path, number: u32, medium: MediumKind) -> Result<Node> {
+    let folder = dir.join(format!("node-{number}"));
+    let tree = dir.join(format!("n{number}"));
+    for path in [&folder, &tree] {
+        fs::create_dir_all(path).map_err(Error::at("make", path))?;
+    }
+    fs::set_permissions(&folder, fs::Permissions::from_mode(0o711))
+        .map_err(Error::at("set mode of", &folder))?;
+    let pool = pool_folder(&folder, medium)?;
+    fs::DirBuilder::new().mode(0o700).recursive(true).create(&pool).map_err(Error::at("make", &pool))?;
+    Ok(Node { number, pool, socket: socket_path(&folder)? })
 }
 
 /// Whether what lies in a folder is gone when the machine is.

@@ -101,7 +101,7 @@ impl Mapping {
         // SAFETY: the source is within the mapping, the target is ours, and no slice overlaps a mapping that lends
         // none.
         unsafe { copy::copy(target.as_mut_ptr(), source, target.len()) }
-            .expect("a fault handler catches only faults of a caller's memory");
+            .expect("who reads this way has pages that stay, or a guard over them");
     }
 
     pub fn read_to(&self, offset: u64, sink: &mut Sink<'_>, bytes: usize) -> Result<(), CopyError> {

@@ -24,7 +24,7 @@ const LOCK_NAME: &str = "lock";
 /// A file under construction has this before its name; no pool file begins with a dot.
 const UNFINISHED_PREFIX: &str = ".new-";
 
-/// What a medium survives.
+/// Of what kind a medium is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
     /// A mapped file in memory (tmpfs).
@@ -51,19 +51,6 @@ impl Class {
             Self::Memory | Self::File => true,
             Self::Recorded => false,
         }
-    }
-
-    /// What was settled survives a crash of the operating system.
-    pub const fn survives_os(self) -> bool {
-        match self {
-            Self::File => true,
-            Self::Memory | Self::Recorded => false,
-        }
-    }
-
-    /// What was settled survives a loss of power.
-    pub const fn survives_power(self) -> bool {
-        self.survives_os()
     }
 }
 

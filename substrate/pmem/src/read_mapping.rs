@@ -39,23 +39,6 @@ impl ReadMapping {
         }
     }
 
-    /// Copies bytes out.
-    ///
-    /// # Errors
-    /// `Unreadable`.
-    ///
-    /// # Panics
-    /// If the range is not within the file.
-    pub fn copy_out(&self, offset: u64, target: &mut [u8]) -> Result<(), MediaError> {
-        match &self.0 {
-            Backing::Mapped(mapping) => {
-                mapping.read(offset, target);
-                Ok(())
-            }
-            Backing::Region(region) => region.read(offset, target),
-        }
-    }
-
     /// Copies `bytes` bytes to memory that a program gave.
     ///
     /// # Errors

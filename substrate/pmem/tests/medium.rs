@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-use pmem::{Class, Counters, MediaError, Medium, ReadMapping, Recorder, Region};
+use pmem::{Class, Counters, MediaError, Medium, ReadMapping, Recorder, Region, Sink};
 use std::os::unix::fs::PermissionsExt;
 
 /// Runs a test on each medium.
@@ -120,7 +120,7 @@ fn a_read_only_region_is_that() {
             None => ReadMapping::from_region(region),
         };
         let mut bytes = [0; 7];
-        mapping.copy_out(0, &mut bytes).unwrap();
+        mapping.copy_to(0, &mut Sink::from(&mut bytes[..]), 7).unwrap();
         assert_eq!((&bytes, mapping.bytes()), (b"read me", 4096));
     });
 }
