@@ -1,6 +1,7 @@
 //! The daemon's process as others see it: its pid file, and waiting for its end.
 
 use crate::error::{Error, Result};
+use ipc::{Host, SystemHost};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use std::fs;
@@ -117,14 +118,7 @@ fn processes() -> impl Iterator<Item = Pid> {
 
 /// Start of a process; none if it is gone or only waits to be reaped.
 fn started(pid: Pid) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
-    // The name in parentheses may hold anything, also spaces and parentheses.
-    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
-    let state = fields.next()?;
-    if matches!(state, "Z" | "X") {
-        return None;
-    }
-    fields.nth(18)?.parse().ok()
+    SystemHost.started(pid.as_raw_nonzero().get().cast_unsigned())
 }
 
 #[cfg(test)]
