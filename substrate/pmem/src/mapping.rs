@@ -71,6 +71,15 @@ impl Mapping {
         }
     }
 
+    /// Moves all that was stored to the medium, and waits.
+    pub fn sync(&self) -> Result<(), MediaError> {
+        // SAFETY: the range is the mapping; its bytes stay as they are.
+        if unsafe { libc::msync(self.start.as_ptr().cast(), self.bytes, libc::MS_SYNC) } != 0 {
+            return Err(MediaError::last_os());
+        }
+        Ok(())
+    }
+
     pub fn bytes(&self) -> u64 {
         self.bytes as u64
     }

@@ -3,7 +3,7 @@
 //! | medium | `write`, `persist` | `fence` | `settle` |
 //! | --- | --- | --- | --- |
 //! | memory | non-temporal stores, clwb | sfence | sfence |
-//! | file | the same; the page is dirty | nothing that counts | fdatasync |
+//! | file | the same; the page is dirty | nothing that counts | fdatasync; msync without a descriptor |
 //! | recorded | logged | logged | logged |
 //!
 //! A fence covers what the same thread wrote or persisted in the same region before. A failed settle poisons the
@@ -42,24 +42,25 @@ enum Backing {
     Mapped {
         guard: Option<Guard>,
         mapping: Mapping,
-        file: OwnedFd,
+        file: Option<OwnedFd>,
     },
     Recorded(RecordedFile),
 }
 
 impl Region {
-    /// Maps a file that came as a descriptor: a log, passed over a socket. Its name is unknown here, thus empty. In
-    /// memory its pages are mapped at once, as large ones where the kernel can make such of them: a first touch would
+    /// Maps a file that came as a descriptor, which is closed: a log, passed over a socket, for a program that may
+    /// close whatever number it likes. Its name is unknown here, thus empty. In memory its pages are mapped at once, as large ones where the kernel can make such of them: a first touch would
     /// cost a small write as much as all the rest.
     ///
     /// # Errors
     /// `Length` (an empty file), `Os`.
     pub fn from_fd(file: OwnedFd, class: Class) -> Result<Self, MediaError> {
-        let region = Self::mapped(String::new(), file, class, true, None)?;
-        if let (Class::Memory, Backing::Mapped { mapping, .. }) = (class, &region.0.backing) {
+        let mapping = Mapping::new(file.as_fd(), true)?;
+        if class == Class::Memory {
             mapping.make_ready();
         }
-        Ok(region)
+        let bytes = mapping.bytes();
+        Ok(Self::new(String::new(), bytes, class, Backing::Mapped { guard: None, mapping, file: None }))
     }
 
     pub(crate) fn mapped(
@@ -72,7 +73,7 @@ impl Region {
         let mapping = Mapping::new(file.as_fd(), writable)?;
         let guard = watch.map(|watch| mapping.guard(watch, &name)).transpose()?;
         let bytes = mapping.bytes();
-        Ok(Self::new(name, bytes, class, Backing::Mapped { guard, mapping, file }))
+        Ok(Self::new(name, bytes, class, Backing::Mapped { guard, mapping, file: Some(file) }))
     }
 
     pub(crate) fn recorded(name: String, bytes: u64, file: RecordedFile) -> Self {
@@ -99,11 +100,11 @@ impl Region {
         self.0.class
     }
 
-    /// The descriptor, with the rights it was opened with, to be passed to another process; `None` on a medium that
-    /// exists only in this process.
+    /// The descriptor, with the rights it was opened with, to be passed to another process; `None` of a region that came
+    /// as one, and on a medium that exists only in this process.
     pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         match &self.0.backing {
-            Backing::Mapped { file, .. } => Some(file.as_fd()),
+            Backing::Mapped { file, .. } => file.as_ref().map(OwnedFd::as_fd),
             Backing::Recorded(_) => None,
         }
     }
@@ -245,8 +246,8 @@ impl Region {
             return Err(MediaError::Poisoned);
         }
         let settled = match &self.0.backing {
-            Backing::Mapped { guard, file, .. } => {
-                settle_mapped(self.0.class, file.as_fd()).and_then(|()| check_guard(guard))
+            Backing::Mapped { guard, mapping, file } => {
+                settle_mapped(self.0.class, mapping, file.as_ref()).and_then(|()| check_guard(guard))
             }
             Backing::Recorded(file) => file.settle(),
         };
@@ -285,11 +286,13 @@ fn check_guard(guard: &Option<Guard>) -> Result<(), MediaError> {
     if guard.as_ref().is_some_and(Guard::is_lost) { Err(MediaError::Lost) } else { Ok(()) }
 }
 
-fn settle_mapped(class: Class, file: BorrowedFd<'_>) -> Result<(), MediaError> {
+fn settle_mapped(class: Class, mapping: &Mapping, file: Option<&OwnedFd>) -> Result<(), MediaError> {
     primitives::fence();
     if class == Class::Memory {
         return Ok(());
     }
+    // The same to the kernel: it syncs the data of the file behind the mapping.
+    let Some(file) = file else { return mapping.sync() };
     // SAFETY: the descriptor is open.
     if unsafe { libc::fdatasync(file.as_raw_fd()) } != 0 {
         return Err(MediaError::last_os());

@@ -136,7 +136,40 @@ fn a_log_comes_as_a_descriptor() {
     let mut bytes = [0; 19];
     region.read(64, &mut bytes).unwrap();
     assert_eq!(&bytes, b"from the other side");
+    assert!(other.descriptor().is_none(), "nothing is left that a program could close");
     other.settle().unwrap();
+}
+
+/// Kilobytes of a file that this process has mapped and that differ from its medium.
+fn dirty_kib(file: &std::path::Path) -> u64 {
+    let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let mut within = false;
+    let mut dirty = 0;
+    for line in maps.lines() {
+        if line.as_bytes()[0].is_ascii_uppercase() {
+            let counts = within && (line.starts_with("Shared_Dirty:") || line.starts_with("Private_Dirty:"));
+            dirty += if counts { line.split_whitespace().nth(1).unwrap().parse().unwrap() } else { 0 };
+        } else {
+            within = line.ends_with(file.to_str().unwrap());
+        }
+    }
+    dirty
+}
+
+#[test]
+fn a_log_that_came_as_a_descriptor_is_settled_without_it() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let medium = Medium::file(folder.path()).unwrap();
+    let region = medium.create("log", 1 << 20).unwrap();
+    let file = region.descriptor().unwrap().try_clone_to_owned().unwrap();
+    drop(region);
+    let log = Region::from_fd(file, Class::File).unwrap();
+    let path = folder.path().join("log");
+    assert_eq!(dirty_kib(&path), 0);
+    log.write(1 << 19, b"to the medium");
+    assert_eq!(dirty_kib(&path), 4);
+    log.settle().unwrap();
+    assert_eq!(dirty_kib(&path), 0);
 }
 
 #[test]
