@@ -10,6 +10,9 @@
 //!
 //! **Between vfork and exec** the child has a kernel table of its own but shares this memory. What it changes goes
 //! into its [`Overlay`], which its parent drops when it goes on.
+//!
+//! **The library's own** ([`Internal`]) lie high, are marked as ours without a description, and move if the program wants
+//! their number; whoever uses one asks for its number anew for each call.
 
 use crate::local::local;
 use crate::mount::{Errno, Handle};
@@ -38,8 +41,8 @@ static COUNT: AtomicU32 = AtomicU32::new(0);
 const INTERNALS: usize = 4096;
 /// Numbers of the library's own descriptors, plus one; 0 for a free slot.
 static INTERNAL: [AtomicI32; INTERNALS] = [const { AtomicI32::new(0) }; INTERNALS];
-/// Numbers of descriptors that the mount's client keeps open, plus one; 0 for a free entry.
-static GUARDED: [AtomicI32; 64] = [const { AtomicI32::new(0) }; 64];
+/// Slots of the internal descriptors that are the mount's client's, plus one; 0 for a free entry.
+static CLIENTS: [AtomicU32; 64] = [const { AtomicU32::new(0) }; 64];
 /// The O_PATH descriptor that placeholders are duplicates of: its slot, plus one; 0 before the first use.
 static BASE: AtomicU32 = AtomicU32::new(0);
 
@@ -94,6 +97,9 @@ impl Internal {
 
     /// Its number, for a system call made at once.
     pub fn number(self) -> i32 {
+        if let Some((_, number)) = moved().iter().find(|(slot, _)| *slot == self.0) {
+            return *number;
+        }
         INTERNAL[self.0 as usize].load(Ordering::Acquire) - 1
     }
 
@@ -110,7 +116,14 @@ impl Internal {
     /// EMFILE.
     pub fn give_way(self) -> Result<(), Errno> {
         let before = self.number();
-        let moved = raw::fcntl(before, libc::F_DUPFD_CLOEXEC, 3)? as i32;
+        let moved = move_up(before, true)
+            .or_else(|_| raw::fcntl(before, libc::F_DUPFD_CLOEXEC, 3).map(|fd| fd as i32))?;
+        if let Some(overlay) = overlay() {
+            overlay.moved.retain(|(slot, _)| *slot != self.0);
+            overlay.moved.push((self.0, moved));
+            raw::close(before);
+            return Ok(());
+        }
         mark(moved, true);
         INTERNAL[self.0 as usize].store(moved + 1, Ordering::Release);
         mark(before, false);
@@ -130,24 +143,35 @@ fn mark(fd: i32, ours: bool) {
     }
 }
 
-/// Keeps the program from closing or replacing a descriptor whose owner, the mount's client, knows it by its number.
-/// When its owner closes it, the number is the next one that an owner is given: it stays guarded.
-pub fn guard(fd: i32) {
-    let known = GUARDED.iter().any(|entry| entry.load(Ordering::Relaxed) == fd + 1);
+/// Keeps a descriptor of the mount's client, until [`close_clients`].
+///
+/// # Errors
+/// EMFILE; the descriptor is closed.
+pub fn keep_for_client(fd: i32) -> Result<Internal, Errno> {
+    let kept = Internal::keep(fd)?;
+    let slot = kept.0 + 1;
     let free =
-        |entry: &AtomicI32| entry.compare_exchange(0, fd + 1, Ordering::Relaxed, Ordering::Relaxed).is_ok();
-    if known || GUARDED.iter().any(free) {
-        mark(fd, true);
+        |entry: &AtomicU32| entry.compare_exchange(0, slot, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+    if CLIENTS.iter().any(free) {
+        return Ok(kept);
     }
+    kept.close();
+    Err(Errno(libc::EMFILE))
+}
+
+/// Closes a descriptor of the mount's client, by its slot.
+pub fn close_clients(slot: u32) {
+    for entry in &CLIENTS {
+        let _ = entry.compare_exchange(slot + 1, 0, Ordering::Relaxed, Ordering::Relaxed);
+    }
+    Internal(slot).close();
 }
 
 /// In a forked child: closes what its parent's client kept open.
-pub fn close_guarded() {
-    for entry in &GUARDED {
-        let fd = entry.swap(0, Ordering::Relaxed) - 1;
-        if fd >= 0 {
-            mark(fd, false);
-            raw::close(fd);
+pub fn close_all_of_client() {
+    for entry in &CLIENTS {
+        if let Some(slot) = entry.swap(0, Ordering::Relaxed).checked_sub(1) {
+            Internal(slot).close();
         }
     }
 }
@@ -169,17 +193,21 @@ pub fn move_up(fd: i32, close_on_exec: bool) -> Result<i32, Errno> {
 
 /// The internal descriptor with this number, if it is one.
 pub fn internal(fd: i32) -> Option<Internal> {
-    let slot = |number: i32| INTERNAL.iter().position(|slot| slot.load(Ordering::Relaxed) == number + 1);
-    let marked = usize::try_from(fd)
-        .ok()
-        .and_then(|fd| Some(BITMAP.get(fd / 64)?.load(Ordering::Relaxed) >> (fd % 64)));
-    if marked? & 1 == 0 { None } else { slot(fd).map(|slot| Internal(slot as u32)) }
+    if let Some((slot, _)) = moved().iter().find(|(_, number)| *number == fd) {
+        return Some(Internal(*slot));
+    }
+    let index = usize::try_from(fd).ok()?;
+    if BITMAP.get(index / 64)?.load(Ordering::Relaxed) >> (index % 64) & 1 == 0 {
+        return None;
+    }
+    let slot = INTERNAL.iter().position(|slot| slot.load(Ordering::Relaxed) == fd + 1)? as u32;
+    moved().iter().all(|(other, _)| *other != slot).then_some(Internal(slot))
 }
 
 /// Numbers of all internal descriptors, lowest first.
 pub fn internal_numbers() -> Vec<i32> {
-    let numbers = INTERNAL.iter().map(|slot| slot.load(Ordering::Relaxed) - 1);
-    let mut numbers: Vec<i32> = numbers.filter(|fd| *fd >= 0).collect();
+    let used = (0..INTERNALS).filter(|slot| INTERNAL[*slot].load(Ordering::Relaxed) != 0);
+    let mut numbers: Vec<i32> = used.map(|slot| Internal(slot as u32).number()).collect();
     numbers.sort_unstable();
     numbers
 }
@@ -279,6 +307,8 @@ impl Drop for Held {
 #[derive(Default)]
 pub struct Overlay {
     files: Vec<(i32, Held)>,
+    /// Internal descriptors that moved in its table of descriptors: slots and numbers. Its parent's are where they were.
+    moved: Vec<(u32, i32)>,
     /// What they were at first.
     pub given: Vec<Held>,
     /// Memory of an exec that succeeded, which nobody else frees.
@@ -291,7 +321,7 @@ impl Overlay {
         let found = ours().into_iter().chain([CWD]).filter_map(|fd| Some((fd, of_number(fd)?)));
         let files: Vec<(i32, Held)> = found.collect();
         let given = files.iter().map(|(_, held)| held.clone()).collect();
-        Self { files, given, exec: None }
+        Self { files, moved: Vec::new(), given, exec: None }
     }
 }
 
@@ -300,6 +330,11 @@ impl Overlay {
 fn overlay() -> Option<&'static mut Overlay> {
     // SAFETY: set by the parent for the time it sleeps in vfork; only the child, one thread, uses it meanwhile.
     local().borrowed().map(|overlay| unsafe { &mut *overlay })
+}
+
+/// Where the calling thread's internal descriptors are instead.
+fn moved() -> &'static [(u32, i32)] {
+    overlay().map_or(&[], |overlay| &overlay.moved)
 }
 
 /// True if the number is ours.

@@ -58,7 +58,7 @@ fn show(cluster: &Cluster, node: &Node) -> Result<ExitCode> {
         .map_err(|why| Error::new(format!("cannot wait for signals: {why}")))?;
     let host: Arc<dyn Host> = Arc::new(SystemHost);
     let version = env!("CARGO_PKG_VERSION");
-    let connector = SocketConnector::new(host.clone(), node.socket.clone(), version, ROLE_GATEWAY, |_| {});
+    let connector = SocketConnector::new(host.clone(), node.socket.clone(), version, ROLE_GATEWAY, Some);
     let engine = LibFs::new(host.clone(), Arc::new(connector), Limits::default())
         .map_err(|why| Error::new(format!("cannot attach to node {}: {why}", node.number)))?;
     let tree = cluster.tree(node);

@@ -15,7 +15,7 @@ mod locks;
 mod paths;
 mod user;
 
-use crate::descriptors;
+use crate::descriptors::{self, Internal};
 use crate::mount::{Change, Entry, Errno, Handle, Lock, Mount, New, Passage, Place, Result, Target};
 use crate::openings;
 use answers::{errno_of, space_of, status_of, stop_of};
@@ -23,12 +23,13 @@ use format::InodeNumber;
 use format::message::ROLE_PROGRAM;
 use format::record::FileType;
 use given::Gift;
-use ipc::{Host, SystemHost, WAKE_ALL, Word};
+use ipc::{Descriptor, Host, Keeper, SystemHost, WAKE_ALL, Word};
 use libfs::share::Given;
 use libfs::socket::SocketConnector;
 use libfs::{Attachment, Connector, LibFs, Limits};
 use paths::{joined, path_of_directory};
 use std::io::{IoSlice, IoSliceMut};
+use std::os::fd::{IntoRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
@@ -124,8 +125,12 @@ struct Current {
 }
 
 /// Descriptors that the LibFS keeps open stand out of the program's reach.
-fn keep(fd: i32) {
-    descriptors::guard(fd);
+static KEEPER: Keeper =
+    Keeper { number: |slot| Internal::from_slot(slot).number(), close: descriptors::close_clients };
+
+fn keep(descriptor: Descriptor) -> Option<Descriptor> {
+    let kept = descriptors::keep_for_client(OwnedFd::from(descriptor).into_raw_fd()).ok()?;
+    Some(Descriptor::kept(kept.slot(), &KEEPER))
 }
 
 impl Tree {
@@ -581,6 +586,6 @@ impl Mount for Tree {
         self.client.store(std::ptr::null_mut(), Ordering::Release);
         self.attached.store(std::ptr::null_mut(), Ordering::Release);
         self.era.fetch_add(1, Ordering::Relaxed);
-        descriptors::close_guarded();
+        descriptors::close_all_of_client();
     }
 }

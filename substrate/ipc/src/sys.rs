@@ -56,8 +56,30 @@ pub(crate) fn check(call: &'static str, result: isize) -> Result<usize, Error> {
 }
 
 /// A descriptor that is ours, closed on drop.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Descriptor(i32);
+#[derive(Debug)]
+pub struct Descriptor(Number);
+
+#[derive(Debug)]
+enum Number {
+    Own(i32),
+    Kept(u32, &'static Keeper),
+}
+
+/// Somebody who holds descriptors for others, because their numbers may have to change while they are open. All are
+/// named by a slot of his.
+#[derive(Debug)]
+pub struct Keeper {
+    /// The number at present, for a system call made at once.
+    pub number: fn(u32) -> i32,
+    /// Closes it.
+    pub close: fn(u32),
+}
+
+impl PartialEq for Descriptor {
+    fn eq(&self, other: &Self) -> bool {
+        self.raw() == other.raw()
+    }
+}
 
 impl Descriptor {
     /// Takes ownership of a descriptor number.
@@ -65,23 +87,31 @@ impl Descriptor {
     /// # Safety
     /// `raw` is open and nothing else closes it.
     pub unsafe fn from_raw(raw: i32) -> Self {
-        Self(raw)
+        Self(Number::Own(raw))
+    }
+
+    /// One that is in a keeper's slot, which is this one's until the keeper is told to close it.
+    pub fn kept(slot: u32, keeper: &'static Keeper) -> Self {
+        Self(Number::Kept(slot, keeper))
     }
 
     /// Wraps what a call that makes a descriptor returned.
     pub(crate) fn from_call(call: &'static str, result: isize) -> Result<Self, Error> {
         let raw = check(call, result)?;
-        Ok(Self(i32::try_from(raw).expect("the kernel's descriptors are ints")))
+        Ok(Self(Number::Own(i32::try_from(raw).expect("the kernel's descriptors are ints"))))
     }
 
-    /// The number.
+    /// The number; that of a kept one only until the next call.
     pub fn raw(&self) -> i32 {
-        self.0
+        match self.0 {
+            Number::Own(raw) => raw,
+            Number::Kept(slot, keeper) => (keeper.number)(slot),
+        }
     }
 
     /// The number as an argument of a call.
     pub(crate) fn argument(&self) -> usize {
-        argument(self.0)
+        argument(self.raw())
     }
 
     /// A second descriptor of the same open file, close-on-exec, numbered `least` or above.
@@ -103,13 +133,14 @@ impl Descriptor {
 impl From<std::os::fd::OwnedFd> for Descriptor {
     fn from(descriptor: std::os::fd::OwnedFd) -> Self {
         use std::os::fd::IntoRawFd;
-        Self(descriptor.into_raw_fd())
+        Self(Number::Own(descriptor.into_raw_fd()))
     }
 }
 
 impl From<Descriptor> for std::os::fd::OwnedFd {
     fn from(descriptor: Descriptor) -> Self {
         use std::os::fd::FromRawFd;
+        assert!(matches!(descriptor.0, Number::Own(_)), "a keeper's descriptor stays his");
         let raw = std::mem::ManuallyDrop::new(descriptor).raw();
         // SAFETY: the descriptor was ours alone, and is not closed by the one that was taken apart.
         unsafe { Self::from_raw_fd(raw) }
@@ -118,8 +149,13 @@ impl From<Descriptor> for std::os::fd::OwnedFd {
 
 impl Drop for Descriptor {
     fn drop(&mut self) {
-        // SAFETY: the descriptor is ours by `from_raw`'s contract. A failed close frees the number all the same.
-        let _ = unsafe { syscall(libc::SYS_close, [self.argument(), 0, 0, 0, 0, 0]) };
+        match self.0 {
+            Number::Kept(slot, keeper) => (keeper.close)(slot),
+            Number::Own(raw) => {
+                // SAFETY: it is ours by `from_raw`'s contract. A failed close frees the number all the same.
+                let _ = unsafe { syscall(libc::SYS_close, [argument(raw), 0, 0, 0, 0, 0]) };
+            }
+        }
     }
 }
 

@@ -1,8 +1,7 @@
 //! The way of a program to its SharedFS: the socket for the greeting and for descriptors, the ring for calls.
 //!
-//! Of what comes with the Welcome only two descriptors stay open, that of the socket and that of the log (which a
-//! file medium needs for fdatasync); everything else is mapped and closed. Where they are kept from the program's
-//! own `close` and `dup2` is the front end's affair: it is told their numbers ([`SocketConnector::new`]).
+//! One descriptor stays open, that of the socket; everything that comes with the Welcome is mapped and closed. How it is
+//! kept from the program's own `close` and `dup2` is the front end's affair ([`SocketConnector::new`]).
 
 use crate::error::Error;
 use crate::session::{Attachment, Connector, Link};
@@ -16,7 +15,7 @@ use ipc::socket::{Connection, Message, hello};
 use ipc::{Descriptor, Host, Lock, Time};
 use pmem::medium::Class;
 use pmem::{ReadMapping, Region};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -37,8 +36,9 @@ const SHORT_RESPONSE_BYTES: usize = 1536;
 /// Descriptors of a Welcome.
 const DESCRIPTORS: usize = 5;
 
-/// What a descriptor that stays open is told to, by its number.
-pub type Keep = fn(i32);
+/// Takes a descriptor that stays open, and gives it back as it is to be used: out of the program's reach. `None` if there
+/// is no room for it.
+pub type Keep = fn(Descriptor) -> Option<Descriptor>;
 
 /// Attaches by a Unix socket.
 pub struct SocketConnector {
@@ -53,7 +53,7 @@ pub struct SocketConnector {
 
 impl SocketConnector {
     /// Attaches at this path, as a library of this version; `role` is that of [`format::message::Hello`]. `keep` is
-    /// called with the number of each descriptor that stays open.
+    /// given each descriptor that stays open.
     pub fn new(host: Arc<dyn Host>, path: PathBuf, library: &str, role: u32, keep: Keep) -> Self {
         let requests = Arc::new(AtomicU64::new(1));
         Self { host, path, library: library.to_owned(), role, keep, requests }
@@ -63,7 +63,8 @@ impl SocketConnector {
 impl Connector for SocketConnector {
     fn attach(&self, former: u64) -> Result<Attachment, Error> {
         let until = Some(self.host.now().after(GREETING));
-        let connection = Connection::connect(&self.path)?;
+        let connection = Connection::connect(&self.path)?.into_descriptor();
+        let connection = Connection::from_descriptor((self.keep)(connection).ok_or(Error::Descriptors)?);
         let message = connection.greet(&*self.host, &hello(&self.library, former, self.role), until)?;
         let (shape, rest) = split::<RingShape>(&message.body)?;
         let (welcome, _) = split::<Welcome>(rest)?;
@@ -75,10 +76,6 @@ impl Connector for SocketConnector {
         let words = usize::try_from(welcome.lease_words.get()).map_err(|_| Error::Response)?;
         let class = if welcome.settles_file.get() == 1 { Class::File } else { Class::Memory };
         let log = Region::from_fd(OwnedFd::from(log), class)?;
-        (self.keep)(connection.descriptor().raw());
-        if let Some(descriptor) = log.descriptor() {
-            (self.keep)(descriptor.as_raw_fd());
-        }
         let connection = Arc::new(connection);
         let ring = Mapping::new(&ring, limits.bytes()?, Access::Write)?;
         let ring = RingClient::new(self.host.clone(), Box::new(connection.clone()), ring, limits, SPIN_NS)?;
@@ -94,7 +91,6 @@ impl Connector for SocketConnector {
                 connection,
                 ring,
                 class,
-                keep: self.keep,
                 requests: self.requests.clone(),
                 parcels: Parcels::new(&self.host),
             }),
@@ -133,7 +129,6 @@ struct SocketLink {
     connection: Arc<Connection>,
     ring: RingClient,
     class: Class,
-    keep: Keep,
     requests: Arc<AtomicU64>,
     parcels: Parcels,
 }
@@ -233,11 +228,7 @@ impl Link for SocketLink {
 
     fn grown_log(&self, grown: &GrowResponse) -> Result<Region, Error> {
         let descriptor = self.parcels.take(&self.connection, CallKind::GrowLog, grown.log.get())?;
-        let log = Region::from_fd(OwnedFd::from(descriptor), self.class)?;
-        if let Some(descriptor) = log.descriptor() {
-            (self.keep)(descriptor.as_raw_fd());
-        }
-        Ok(log)
+        Ok(Region::from_fd(OwnedFd::from(descriptor), self.class)?)
     }
 }
 
