@@ -117,11 +117,11 @@ impl Arena {
         // SAFETY: written before the region was published and never again.
         let room = unsafe { region.cast::<u64>().read() };
         let padded = (bytes + align - UNIT) as u64;
-        let start = self.used.fetch_add(padded, Ordering::Relaxed);
-        if start.checked_add(padded).is_none_or(|end| end > room) {
-            self.used.fetch_sub(padded, Ordering::Relaxed);
+        // Never taken and given back: in between another thread's block could begin behind it.
+        let end = |used: u64| used.checked_add(padded).filter(|end| *end <= room);
+        let Ok(start) = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, end) else {
             return null_mut();
-        }
+        };
         let start = (start as usize).next_multiple_of(align);
         // SAFETY: within the region, checked above; the region begins on a page, so offsets align as addresses do.
         unsafe { region.add(start) }
@@ -210,6 +210,28 @@ mod tests {
             assert_eq!(class(rounded), (index, rounded), "{bytes}");
             last = index;
         }
+    }
+
+    /// What is taken back after a refusal may be somebody else's by then: two blocks would overlap.
+    #[test]
+    fn what_is_refused_is_not_taken_for_a_moment() {
+        const ROOM: usize = 1 << 20;
+        let arena = Arena::new();
+        let region = map_lazily(ROOM).unwrap();
+        // SAFETY: fresh memory, as large as a region's length.
+        unsafe { region.cast::<u64>().write(ROOM as u64) };
+        arena.region.store(region, Ordering::Release);
+        #[allow(clippy::disallowed_methods, reason = "the test is about real threads")]
+        std::thread::scope(|scope| {
+            let refused = scope.spawn(|| (0..1_000_000).all(|_| arena.bump(ROOM, UNIT).is_null()));
+            while !refused.is_finished() {
+                assert_eq!(arena.used.load(Ordering::Relaxed), UNIT as u64);
+            }
+            assert!(refused.join().unwrap());
+        });
+        assert!(!arena.bump(ROOM - UNIT, UNIT).is_null(), "all the room is there");
+        assert!(arena.bump(UNIT, UNIT).is_null());
+        unmap(region, ROOM);
     }
 
     #[test]
