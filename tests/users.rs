@@ -177,3 +177,31 @@ print(wrong, all(owner('by%d' % round).startswith('%d:' % (1000 + round)) for ro
     let status = node.hearth(&["status", "--json"]).expect_success();
     assert!(status.contains("\"forced_ends\": []"), "{status}");
 }
+
+/// As many as the kernel allows to a process, and by each what its members may.
+#[test]
+fn a_user_of_many_groups_has_them_all() {
+    let node = Node::up();
+    let found = words(
+        &node,
+        r#"
+os.chmod(T, 0o777)
+for group in (1, 1500, 70000, 65536 + 1):
+    name = T + '/of%d' % group
+    put(name, 'theirs', 0o640)
+    os.chown(name, 0, group)
+for last in (3000, 65536 + 1):
+    child = os.fork()
+    if child == 0:
+        os.setgroups(range(2, last + 1))
+        os.setgid(12345); os.setuid(12345)
+        for group in (1, 1500, 70000, 65536 + 1):
+            print(refused(open, T + '/of%d' % group), refused(open, T + '/of%d' % group, 'r+'))
+        sys.stdout.flush(); os._exit(0)
+    os.waitpid(child, 0)
+"#,
+    );
+    let Some(found) = found else { return };
+    let (no, read) = ("EACCES EACCES", "done EACCES");
+    assert_eq!(found, [no, read, no, no, no, read, no, read].join(" "));
+}

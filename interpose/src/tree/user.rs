@@ -15,18 +15,36 @@ use std::sync::atomic::Ordering;
 use vfs::engine::{Access, LockOwner};
 use vfs::{Caller, Vfs};
 
+/// Supplementary groups of a process, at most (NGROUPS_MAX).
+const GROUPS_MAX: usize = 1 << 16;
+
 /// The user that this process acts as on files, and the one by which `access` asks.
 pub(super) fn credentials() -> (Caller, Caller) {
     let id = |number: i64| {
         // SAFETY: calls without pointers.
         unsafe { crate::raw::try_call(number, &[]) }.unwrap_or(u64::from(u32::MAX)) as u32
     };
-    let mut groups = [0u32; 1024];
-    // SAFETY: the kernel writes at most so many numbers.
-    let count = unsafe { crate::raw::try_call(libc::SYS_getgroups, &[1024, groups.as_mut_ptr() as u64]) };
-    let groups = groups[..count.unwrap_or(0) as usize].to_vec();
+    let groups = groups();
     let real = Caller { uid: id(libc::SYS_getuid), gid: id(libc::SYS_getgid), groups: groups.clone() };
     (Caller { uid: id(libc::SYS_geteuid), gid: id(libc::SYS_getegid), groups }, real)
+}
+
+/// The process's supplementary groups, as many as there are.
+fn groups() -> Vec<u32> {
+    let into = |groups: &mut [u32]| {
+        let arguments = [groups.len() as u64, groups.as_mut_ptr() as u64];
+        // SAFETY: the kernel writes at most so many numbers, and none if it is asked for their count by a zero.
+        unsafe { crate::raw::try_call(libc::SYS_getgroups, &arguments) }.map(|count| count as usize)
+    };
+    let mut groups = vec![0; into(&mut []).unwrap_or(0)];
+    let count = into(&mut groups).or_else(|_| {
+        // They became more meanwhile.
+        groups.resize(GROUPS_MAX, 0);
+        into(&mut groups)
+    });
+    // None where a sandbox refuses the call: no right comes from a group then.
+    groups.truncate(count.unwrap_or(0));
+    groups
 }
 
 /// Tells a tree that was just attached who the process is, if it is not one user alone.
