@@ -94,10 +94,9 @@ impl Core {
     /// then the old one goes.
     pub fn grow_log(&self, id: SessionId, number: u64, body: &[u8]) -> Result<Vec<u8>, Status> {
         let (request, _) = split::<GrowRequest>(body).map_err(|_| Status::Invalid)?;
-        let file_bytes = request.file_bytes.get().next_multiple_of(BLOCK_BYTES as u64);
-        if !(self.config.log_bytes..=self.config.log_bytes_max).contains(&file_bytes) {
-            return Err(Status::Invalid);
-        }
+        let granted = self.config.log_bytes..=self.config.log_bytes_max;
+        let whole_blocks = request.file_bytes.get().checked_next_multiple_of(BLOCK_BYTES as u64);
+        let file_bytes = whole_blocks.filter(|bytes| granted.contains(bytes)).ok_or(Status::Invalid)?;
         let (log, uid, incarnation, up_to) = {
             let mut state = self.state.lock();
             let session = state.live(id)?;

@@ -2,7 +2,7 @@
 //! does, the daemon goes on, the tree stays sound, and nothing that its user may not touch has changed.
 
 use crate::client::{Client, DIRECTORY, FILE, ROOM, ROOT, cookie, fresh, new_pool, open, user};
-use format::call::{CallKind, EntriesRequest, LEASE_READ, LEASE_WRITE, Status};
+use format::call::{CallKind, EntriesRequest, GrowRequest, LEASE_READ, LEASE_WRITE, Status};
 use format::record::{Kind, UNLINK_OPEN};
 use format::{InodeNumber, Sequence};
 use ipc::sync::Ordering;
@@ -123,6 +123,17 @@ fn records_without_right_end_their_session() {
         let body = [0u8; 24];
         bob.append(header, &[&body, b"name"]);
     });
+}
+
+#[test]
+fn a_log_of_a_length_that_nobody_is_granted_is_refused() {
+    let stage = stage();
+    let bob = stage.bob();
+    for file_bytes in [0, 1, (256 << 10) + 1, 1 << 63, u64::MAX - 4095, u64::MAX] {
+        let request = GrowRequest { file_bytes: file_bytes.into() };
+        assert_eq!(bob.call(CallKind::GrowLog, &[request.as_bytes()]), Err(Status::Invalid), "{file_bytes}");
+    }
+    stage.check();
 }
 
 #[test]
