@@ -8,11 +8,12 @@
 
 mod assise_local;
 
-use assise_local::operations::{CREATE, Case, cases, open, read, stat, write};
+use assise_local::operations::{CREATE, Case, EXCLUSIVE, cases, open, read, stat, write};
 use assise_local::trees::{at, process};
 use assise_local::{Local, Machine, Node, tiny};
 use format::SegmentId;
 use format::call::{CallKind, GrowResponse, Status};
+use ipc::{Host, Join, Time, Waited, Word};
 use libfs::{Attachment, Connector, Error, LibFs, Limits, Link};
 use pmem::{Medium, ReadMapping, Region};
 use std::cell::{Cell, RefCell};
@@ -40,12 +41,23 @@ thread_local! {
     static DIES_AT_DOOR: Cell<bool> = const { Cell::new(false) };
     /// What another program does while the one stands still whose step it was.
     static MEANWHILE: RefCell<Option<Box<dyn FnOnce()>>> = const { RefCell::new(None) };
+    /// What another thread of the program does, tried at each step outside of the daemon until no lock is in its way.
+    static OTHER_THREAD: RefCell<Option<Box<dyn FnMut() -> bool>>> = const { RefCell::new(None) };
+    /// That is what runs now.
+    static IS_OTHER: Cell<bool> = const { Cell::new(false) };
 }
 
 /// What a thread of the daemon unwinds with.
 struct Died;
 
 fn step() {
+    if INSIDE.get() == 0
+        && !std::thread::panicking()
+        && let Some(mut other) = OTHER_THREAD.take()
+        && !other()
+    {
+        OTHER_THREAD.set(Some(other));
+    }
     let left = LEFT.get();
     if left == 0 || std::thread::panicking() {
         return;
@@ -143,10 +155,50 @@ impl Link for MortalLink {
 }
 
 fn program(node: &Arc<Node>, id: u64) -> (Player<LibFs>, Arc<Local>) {
+    let (libfs, local) = library(node, node.host.clone());
+    (process(libfs, id), local)
+}
+
+fn library(node: &Arc<Node>, host: Arc<dyn Host>) -> (Arc<LibFs>, Arc<Local>) {
     let local = Arc::new(Local::new(node.clone(), Caller::ROOT));
     let mortal = Mortal { local: local.clone(), node: node.clone(), ready: AtomicBool::new(false) };
-    let libfs = LibFs::new(node.host.clone(), Arc::new(mortal), Limits::default()).expect("the daemon runs");
-    (process(Arc::new(libfs), id), local)
+    let libfs = LibFs::new(host, Arc::new(mortal), Limits::default()).expect("the daemon runs");
+    (Arc::new(libfs), local)
+}
+
+/// What another thread unwinds with that finds a lock held, by the one thread that there is.
+struct Blocked;
+
+/// The host of a program whose other thread is tried at steps of its first.
+struct OneThread(Arc<dyn Host>);
+
+impl Host for OneThread {
+    fn now(&self) -> Time {
+        self.0.now()
+    }
+
+    fn wall(&self) -> i64 {
+        self.0.wall()
+    }
+
+    fn random(&self) -> u64 {
+        self.0.random()
+    }
+
+    fn spawn(&self, name: &str, body: Box<dyn FnOnce() + Send>) -> Result<Box<dyn Join>, ipc::Error> {
+        self.0.spawn(name, body)
+    }
+
+    fn wait(&self, word: &Word, expected: u32, until: Option<Time>) -> Waited {
+        if IS_OTHER.get() && until.is_none() {
+            resume_unwind(Box::new(Blocked));
+        }
+        self.0.wait(word, expected, until)
+    }
+
+    fn wake(&self, word: &Word, count: u32) {
+        self.0.wake(word, count);
+    }
 }
 
 /// Answers of the operation, of the other program, of the looks.
@@ -379,6 +431,57 @@ fn who_was_shut_out_does_nothing_twice_whenever_the_daemon_dies_over_it() {
 #[test]
 fn who_finds_its_log_sealed_does_nothing_twice() {
     deaths(1, |_| Round::Sealed);
+}
+
+#[test]
+fn an_attempt_that_did_not_count_gives_back_nothing_of_another_threads() {
+    ipc::sync::install_step(step);
+    let mut opened = 0;
+    for at_step in 1.. {
+        let node = Node::new(tiny());
+        let (libfs, _) = library(&node, Arc::new(OneThread(node.host.clone())));
+        let (mut one, two) = (process(libfs.clone(), 1), process(libfs, 2));
+        one.call(&open(0, "f", CREATE));
+        one.call(&write(0, 1, 100));
+        let wanted = one.call(&read(0));
+        let two = std::rc::Rc::new(RefCell::new(two));
+        let (other, next) = (two.clone(), node.clone());
+        MEANWHILE.set(Some(Box::new(move || {
+            // It recovers the log before the first thread's record is there: that does not count.
+            if next.daemon().is_none() {
+                next.start();
+            }
+            OTHER_THREAD.set(Some(Box::new(move || {
+                IS_OTHER.set(true);
+                let call = AssertUnwindSafe(|| other.borrow_mut().call(&open(4, "f", 0)));
+                let done = catch_unwind(call);
+                IS_OTHER.set(false);
+                match done {
+                    Ok(answer) => assert!(!matches!(answer, Answer::Failed(_)), "{answer}"),
+                    Err(payload) if payload.is::<Blocked>() => return false,
+                    Err(payload) => resume_unwind(payload),
+                }
+                true
+            })));
+        })));
+        NODE.set(Some(node.clone()));
+        LEFT.set(at_step);
+        let created = one.call(&open(1, "n", EXCLUSIVE));
+        LEFT.set(0);
+        let is_open = MEANWHILE.take().is_none() && OTHER_THREAD.take().is_none();
+        assert!(!matches!(created, Answer::Failed(_)), "death at step {at_step}: {created}");
+        if is_open {
+            opened += 1;
+            let found = two.borrow_mut().call(&read(4));
+            assert_eq!(found, wanted, "death at step {at_step}: the other thread's file");
+        }
+        let answer = one.call(&write(1, 2, 10));
+        assert!(!matches!(answer, Answer::Failed(_)), "death at step {at_step}: {answer}");
+        if DEATHS.take() == 0 {
+            break;
+        }
+    }
+    assert!(opened > 10, "the other thread opens its file in the middle: {opened}");
 }
 
 /// Bytes that are read without the lock of the state.

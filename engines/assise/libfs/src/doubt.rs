@@ -25,6 +25,8 @@ const RECOVERED_MAX: usize = 64;
 pub(crate) struct Doubt {
     session: u64,
     last: Sequence,
+    /// What its attempt took: until it is resolved, other threads take things, too.
+    pub taken: Taken,
 }
 
 /// The file and the pin that an attempt took after its record.
@@ -48,7 +50,8 @@ impl State {
     #[cold]
     fn doubted(&mut self) -> Option<Doubt> {
         let session = self.session.as_ref()?;
-        let doubt = Doubt { session: session.welcome.session.get(), last: self.appended };
+        let taken = std::mem::take(&mut self.taken);
+        let doubt = Doubt { session: session.welcome.session.get(), last: self.appended, taken };
         let died = session.words.life() == Life::Died;
         self.end_session();
         // One that ended in order has digested all that counts.
@@ -75,8 +78,7 @@ impl State {
     }
 
     /// An attempt that is not to be believed is made again: gives back what it took.
-    pub fn undo(&mut self) {
-        let (file, pin) = std::mem::take(&mut self.taken);
+    pub fn undo(&mut self, (file, pin): Taken) {
         let opened = file.and_then(|handle| self.remove_file(handle));
         if let Some(index) = pin {
             let node = self.nodes.get_mut(index);

@@ -166,10 +166,12 @@ impl LibFs {
             let attempted = attempt(&mut state);
             if let Some(doubt) = state.doubt() {
                 drop(state);
-                match (self.resolve(&doubt)?, attempted) {
-                    (true, Ok(done)) => return Ok(done),
-                    _ => self.state().undo(),
+                let counted = self.resolve(&doubt);
+                match (counted, attempted) {
+                    (Ok(true), Ok(done)) => return Ok(done),
+                    _ => self.state().undo(doubt.taken),
                 }
+                counted?;
                 continue;
             }
             match attempted {

@@ -168,7 +168,8 @@ impl LibFs {
             let attributes = state.pin(index);
             let handle = state.add_file(index, access);
             if let Err(stop) = state.validate() {
-                state.undo();
+                let taken = std::mem::take(&mut state.taken);
+                state.undo(taken);
                 return Err(stop);
             }
             Ok((handle, attributes))
