@@ -56,7 +56,7 @@ struct Speaker {
 /// All locks of the node.
 pub(crate) struct Locks {
     table: LockTable,
-    speakers: BTreeMap<(u8, u64), Speaker>,
+    speakers: BTreeMap<LockOwner, Speaker>,
     /// Owners that a session named.
     named: BTreeMap<SessionId, BTreeSet<LockOwner>>,
     /// Requests that wait, and whose.
@@ -79,11 +79,11 @@ impl Locks {
 
     /// Whether a session of this user may speak for the owner; if nobody does, it does from now on.
     pub fn claim(&mut self, id: SessionId, uid: u32, owner: LockOwner) -> Result<(), Status> {
-        let key = key_of(owner);
-        if !self.speakers.contains_key(&key) && self.speakers.len() >= self.owners_max {
+        if !self.speakers.contains_key(&owner) && self.speakers.len() >= self.owners_max {
             return Err(Status::Limit);
         }
-        let speaker = self.speakers.entry(key).or_insert_with(|| Speaker { uid, sessions: BTreeSet::new() });
+        let speaker =
+            self.speakers.entry(owner).or_insert_with(|| Speaker { uid, sessions: BTreeSet::new() });
         // Who was given it may be another user by now.
         if speaker.uid != uid && !speaker.sessions.contains(&id) {
             return Err(Status::Invalid);
@@ -95,7 +95,7 @@ impl Locks {
 
     /// Who has an owner's word gives it to another session, whoever of what user that is.
     pub fn speak_for(&mut self, giver: SessionId, heir: SessionId, owner: LockOwner) {
-        let speaker = self.speakers.get_mut(&key_of(owner));
+        let speaker = self.speakers.get_mut(&owner);
         if let Some(speaker) = speaker.filter(|speaker| speaker.sessions.contains(&giver)) {
             speaker.sessions.insert(heir);
             self.named.entry(heir).or_default().insert(owner);
@@ -104,35 +104,35 @@ impl Locks {
 
     /// Whether a session of this user may speak for the owner, without claiming it.
     fn speaks(&self, id: SessionId, uid: u32, owner: LockOwner) -> bool {
-        let speaker = self.speakers.get(&key_of(owner));
+        let speaker = self.speakers.get(&owner);
         speaker.is_some_and(|speaker| speaker.uid == uid || speaker.sessions.contains(&id))
     }
 
     /// The session does not speak for the owner any more; what nobody else speaks for ends. False if it never did.
     pub fn fall_silent(&mut self, id: SessionId, owner: LockOwner) -> bool {
         let Some(named) = self.named.get_mut(&id) else { return false };
-        let spoke = named.iter().find(|other| key_of(**other) == key_of(owner)).copied();
-        let Some(spoke) = spoke else { return false };
-        named.remove(&spoke);
+        if !named.remove(&owner) {
+            return false;
+        }
         if named.is_empty() {
             self.named.remove(&id);
         }
-        self.remove_speaker(id, spoke);
+        self.remove_speaker(id, owner);
         true
     }
 
     fn remove_speaker(&mut self, id: SessionId, owner: LockOwner) {
-        let Some(speaker) = self.speakers.get_mut(&key_of(owner)) else { return };
+        let Some(speaker) = self.speakers.get_mut(&owner) else { return };
         speaker.sessions.remove(&id);
         if speaker.sessions.is_empty() {
-            self.speakers.remove(&key_of(owner));
+            self.speakers.remove(&owner);
             self.table.release(owner, None);
         }
     }
 
     /// Who speaks for an owner.
     fn speakers_of(&self, owner: LockOwner) -> Vec<SessionId> {
-        let speaker = self.speakers.get(&key_of(owner));
+        let speaker = self.speakers.get(&owner);
         speaker.map_or(Vec::new(), |speaker| speaker.sessions.iter().copied().collect())
     }
 
@@ -165,7 +165,7 @@ impl Locks {
     pub fn hand_over(&mut self, from: SessionId, to: SessionId) {
         self.leave(from);
         for owner in self.named.remove(&from).unwrap_or_default() {
-            if let Some(speaker) = self.speakers.get_mut(&key_of(owner)) {
+            if let Some(speaker) = self.speakers.get_mut(&owner) {
                 speaker.sessions.remove(&from);
                 speaker.sessions.insert(to);
                 self.named.entry(to).or_default().insert(owner);
@@ -200,7 +200,7 @@ impl Locks {
             entries.extend(owners.iter().map(|owner| speak_entry(*id, *owner)));
         }
         for (inode, lock, owner) in self.table.all() {
-            let Some(speaker) = self.speakers.get(&key_of(owner)) else { continue };
+            let Some(speaker) = self.speakers.get(&owner) else { continue };
             let request = request(inode, lock, owner);
             let sessions = speaker.sessions.iter();
             entries.extend(sessions.map(|id| entry_of(RegisterKind::Lock, *id, &request)));

@@ -65,18 +65,22 @@ impl State {
         if self.heirs.all().count() >= core.config.sessions_max {
             return Err(Status::Limit);
         }
-        let number = SessionId(core.host.random() | SHARE_BIT);
-        let mut known = BTreeMap::new();
-        for file in files {
-            let Some(owner) = owner_of_file(file)? else { continue };
-            self.locks.claim(id, uid, owner)?;
-            self.register.note(speak_entry(id, owner));
-            self.locks.speak_for(id, number, owner);
-        }
+        let owners = files.iter().map(owner_of_file).collect::<Result<Vec<_>, _>>()?;
+        let mut given = Vec::new();
         for file in files.iter().filter(|file| file.inode != InodeNumber::NONE) {
-            let rights = self.rights_to_give(id, file.inode, Rights::of_bits(file.access))?;
-            self.references.open(number, file.inode, rights);
-            known.insert(file.inode, Known::default());
+            given.push((file.inode, self.rights_to_give(id, file.inode, Rights::of_bits(file.access))?));
+        }
+        for owner in owners.iter().flatten() {
+            self.locks.claim(id, uid, *owner)?;
+            self.register.note(speak_entry(id, *owner));
+        }
+        // From here on nothing fails: what is under the number ends with its estate, and only with that.
+        let number = SessionId(core.host.random() | SHARE_BIT);
+        owners.iter().flatten().for_each(|owner| self.locks.speak_for(id, number, *owner));
+        let mut known = BTreeMap::new();
+        for (inode, rights) in given {
+            self.references.open(number, inode, rights);
+            known.insert(inode, Known::default());
         }
         self.heirs.add(Estate::given(number, (uid, gid), known, Arc::new(lifeline)));
         if let Some(who) = who {

@@ -1,7 +1,7 @@
 //! Locks by call: between sessions, owners that belong to a user, and what ends with a session. And what a process
 //! goes on with that was shut out and comes back.
 
-use crate::client::{Client, FILE, ROOT, fresh, user};
+use crate::client::{Client, FILE, ROOT, fresh, tiny, user};
 use format::InodeNumber;
 use format::call::{
     CallKind, FAMILY_RANGES, LEASE_READ, LEASE_WRITE, LOCK_EXCLUSIVE, LOCK_SHARED, LockRequest, LockResponse,
@@ -49,6 +49,22 @@ fn a_lock_excludes_others_until_its_session_ends() {
     daemon.end(one.session);
     assert_eq!(redeem(&two, ticket), Ok(0));
     assert_eq!(redeem(&two, ticket), Err(Status::Invalid), "a ticket is good once");
+}
+
+#[test]
+fn all_owners_of_a_session_end_with_it_also_those_of_one_number() {
+    let (_recorder, daemon) = fresh();
+    let two = Client::attach(&daemon, user(1));
+    for _ in 0..2 * tiny().locks_max {
+        let one = Client::attach(&daemon, user(1));
+        for pid in 1..=2 {
+            let request = LockRequest { pid: pid.into(), ..request(ROOT, 11, LOCK_SHARED, 0) };
+            assert_eq!(lock(&one, request), Ok(0));
+        }
+        daemon.end(one.session);
+        assert_eq!(lock(&two, request(ROOT, 22, LOCK_EXCLUSIVE, 0)), Ok(0));
+        two.call(CallKind::Unlock, &[request(ROOT, 22, LOCK_SHARED, 0).as_bytes()]).unwrap();
+    }
 }
 
 #[test]

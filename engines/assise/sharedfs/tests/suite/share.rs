@@ -45,6 +45,10 @@ fn file(inode: InodeNumber) -> SharedFile {
     }
 }
 
+fn owned_by(owner: u64) -> SharedFile {
+    SharedFile { owner: U64::new(owner), ..file(ROOT) }
+}
+
 /// Gives the root away; the number, and the lifeline.
 fn give(guest: &Guest) -> (u64, Connection) {
     let head = ShareRequest { count: U32::new(1), own: U32::new(0) };
@@ -130,6 +134,29 @@ fn it_ends_with_its_lifeline_and_by_what_is_said_there() {
     let (_, lifeline) = give(&giver);
     lifeline.send(MessageKind::Note, &[&[7; 40]], &[]).unwrap();
     eventually("it says what cannot be", || daemon.estates() == 0 && daemon.references() == 0);
+    daemon.stop();
+}
+
+#[test]
+fn what_could_not_be_given_away_as_a_whole_leaves_nothing_behind() {
+    let folder = tempfile::tempdir().unwrap();
+    let daemon = daemon_of(folder.path(), tiny());
+    let stranger = knock(folder.path());
+    stranger.root();
+    let no_kind = SharedFile { owner_kind: 7, ..file(ROOT) };
+    for bad in [vec![no_kind], (100..100 + tiny().locks_max as u64).map(owned_by).collect()] {
+        let giver = knock(folder.path());
+        giver.root();
+        assert_eq!(lock(&giver, CallKind::Lock, MINE), Status::Ok);
+        let files = [vec![file(ROOT)], bad].concat();
+        let head = ShareRequest { count: U32::new(files.len() as u32), own: U32::new(0) };
+        let (status, _) = giver.call(CallKind::Share, &[head.as_bytes(), files.as_bytes()].concat());
+        assert_ne!(status, Status::Ok);
+        drop(giver);
+        eventually("the lock ends with the giver", || lock(&stranger, CallKind::Lock, OTHER) == Status::Ok);
+        assert_eq!(lock(&stranger, CallKind::ReleaseLocks, OTHER), Status::Ok);
+        assert_eq!((daemon.estates(), daemon.references()), (0, 0));
+    }
     daemon.stop();
 }
 
