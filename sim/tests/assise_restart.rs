@@ -484,6 +484,34 @@ fn an_attempt_that_did_not_count_gives_back_nothing_of_another_threads() {
     assert!(opened > 10, "the other thread opens its file in the middle: {opened}");
 }
 
+#[test]
+fn a_close_that_meets_a_death_gives_back_a_file_without_a_name() {
+    ipc::sync::install_step(step);
+    for at_step in 1.. {
+        let node = Node::new(tiny());
+        let (mut one, _) = program(&node, 1);
+        let inodes = node.daemon().expect("it serves").usage().inodes;
+        one.call(&open(0, "f", CREATE));
+        one.call(&write(0, 1, LONG));
+        one.call(&Call::Unlink(at("f")));
+        node.tidy();
+        assert_eq!(node.daemon().expect("it serves").usage().inodes, inodes + 1, "it is open");
+        NODE.set(Some(node.clone()));
+        LEFT.set(at_step);
+        one.call(&Call::Close(0));
+        LEFT.set(0);
+        let over = DEATHS.take() == 0;
+        // It has come to the daemon that serves now.
+        one.call(&Call::List(at(".")));
+        node.tidy();
+        let left = node.daemon().expect("it serves").usage().inodes;
+        assert_eq!(left, inodes, "death at step {at_step}: nobody has it open");
+        if over {
+            return assert!(at_step > 10, "a close has steps: {at_step}");
+        }
+    }
+}
+
 /// Bytes that are read without the lock of the state.
 const LONG: usize = 15_000;
 

@@ -198,14 +198,29 @@ impl LibFs {
         if given_back.is_empty() {
             return;
         }
-        for GivenBack { inode, lease } in given_back {
-            let Ok(line) = self.line() else { break };
-            let request = InodeRequest { inode: *inode, flags: U64::new(u64::from(*lease)) };
-            // A session that is over has given everything back; another failure shows at the next operation.
-            let _ = self.call(&line, CallKind::Close, &[request.as_bytes()], &mut Vec::new());
+        let told = given_back.iter().take_while(|given| self.close_call(given)).count();
+        {
+            let mut state = self.state();
+            state.end_give_back(given_back);
+            // Leases end with their session; references are the next one's, and are given back when there is one.
+            let untold = given_back[told..].iter().filter(|given| !given.lease);
+            state.give_back.extend(untold.map(|given| (Sequence::new(0), given.inode)));
         }
-        self.state().end_give_back(given_back);
         self.turn();
+    }
+
+    /// Gives one back. A session that is over over it has left its references to the next one, which is told again.
+    /// False if nobody was told.
+    fn close_call(&self, given: &GivenBack) -> bool {
+        let request = InodeRequest { inode: given.inode, flags: U64::new(u64::from(given.lease)) };
+        for _ in 0..self.limits.attempts {
+            let Ok(line) = self.line() else { return false };
+            match self.call(&line, CallKind::Close, &[request.as_bytes()], &mut Vec::new()) {
+                Ok(Status::Sealed) if !given.lease => {}
+                called => return called.is_ok(),
+            }
+        }
+        false
     }
 
     /// The lease of a node as it is now, to be compared when an answer comes.
