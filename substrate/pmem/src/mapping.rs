@@ -15,6 +15,8 @@ use std::sync::Arc;
 const PAGE_BYTES: usize = 4096;
 /// From this size on huge pages are asked for.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
+/// The largest file that is mapped: half of the addresses that a process has.
+const MAPPED_BYTES_MAX: usize = 1 << 46;
 /// Most bytes that are made ready at once: the largest update log, by default.
 const READY_BYTES_MAX: usize = 64 << 20;
 
@@ -31,9 +33,12 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps all of a file.
-    pub fn new(file: BorrowedFd<'_>, writable: bool) -> Result<Self, MediaError> {
+    /// Maps all of a file, if it has no more bytes than `bytes_max`: it may have any length that somebody else gave it.
+    pub fn new(file: BorrowedFd<'_>, writable: bool, bytes_max: u64) -> Result<Self, MediaError> {
         let bytes = file_bytes(file)?;
+        if bytes as u64 > bytes_max {
+            return Err(MediaError::Length);
+        }
         let protection = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
         let (place, fixed) =
             if bytes >= HUGE_PAGE_BYTES { (place_for(bytes)?, libc::MAP_FIXED) } else { (null_mut(), 0) };
@@ -224,7 +229,7 @@ fn file_bytes(file: BorrowedFd<'_>) -> Result<usize, MediaError> {
         return Err(MediaError::last_os());
     }
     match usize::try_from(stat.st_size) {
-        Ok(bytes) if bytes > 0 && isize::try_from(bytes).is_ok() => Ok(bytes),
+        Ok(bytes) if (1..=MAPPED_BYTES_MAX).contains(&bytes) => Ok(bytes),
         _ => Err(MediaError::Length),
     }
 }

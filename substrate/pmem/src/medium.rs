@@ -158,10 +158,22 @@ impl Medium {
     /// # Errors
     /// `NotFound`, `Name`, `Length` (an empty file), `Os`.
     pub fn open(&self, name: &str) -> Result<Region, MediaError> {
+        self.open_at_most(name, u64::MAX)
+    }
+
+    /// Maps a file for reading and writing to which somebody else may have given any length: more than `bytes_max` are
+    /// not mapped.
+    ///
+    /// # Errors
+    /// `NotFound`, `Name`, `Length` (an empty file, or one that has more), `Os`.
+    pub fn open_at_most(&self, name: &str, bytes_max: u64) -> Result<Region, MediaError> {
         check_name(name)?;
         match &self.0 {
-            Kind::Folder(folder) => folder.open(name, true),
-            Kind::Recorded(recorder) => recorder.open(name, true),
+            Kind::Folder(folder) => folder.open(name, true, bytes_max),
+            Kind::Recorded(recorder) => match recorder.open(name, true)? {
+                region if region.bytes() <= bytes_max => Ok(region),
+                _ => Err(MediaError::Length),
+            },
         }
     }
 
@@ -172,7 +184,7 @@ impl Medium {
     pub fn open_read_only(&self, name: &str) -> Result<Region, MediaError> {
         check_name(name)?;
         match &self.0 {
-            Kind::Folder(folder) => folder.open(name, false),
+            Kind::Folder(folder) => folder.open(name, false, u64::MAX),
             Kind::Recorded(recorder) => recorder.open(name, false),
         }
     }
@@ -239,7 +251,7 @@ impl Folder {
             let _ = self.unlink(&unfinished);
         }
         made?;
-        Region::mapped(name.to_owned(), file, self.class, true, self.watch.as_ref())
+        Region::mapped(name.to_owned(), file, self.class, (true, bytes), self.watch.as_ref())
     }
 
     fn fill_and_name(
@@ -262,10 +274,10 @@ impl Folder {
         sync(&self.descriptor)
     }
 
-    fn open(&self, name: &str, writable: bool) -> Result<Region, MediaError> {
+    fn open(&self, name: &str, writable: bool, bytes_max: u64) -> Result<Region, MediaError> {
         let flags = if writable { libc::O_RDWR } else { libc::O_RDONLY };
         let file = self.open_at(&c_string(name)?, flags)?;
-        Region::mapped(name.to_owned(), file, self.class, writable, self.watch.as_ref())
+        Region::mapped(name.to_owned(), file, self.class, (writable, bytes_max), self.watch.as_ref())
     }
 
     fn open_at(&self, name: &CStr, flags: libc::c_int) -> Result<OwnedFd, MediaError> {

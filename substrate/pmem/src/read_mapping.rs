@@ -23,7 +23,7 @@ impl ReadMapping {
     /// # Errors
     /// `Length` (an empty file), `Os`.
     pub fn from_fd(file: OwnedFd) -> Result<Self, MediaError> {
-        Ok(Self(Backing::Mapped(Mapping::new(file.as_fd(), false)?)))
+        Ok(Self(Backing::Mapped(Mapping::new(file.as_fd(), false, u64::MAX)?)))
     }
 
     /// The same view where no descriptor can be passed: media of tests, and clients in the daemon's own process.

@@ -55,7 +55,7 @@ impl Region {
     /// # Errors
     /// `Length` (an empty file), `Os`.
     pub fn from_fd(file: OwnedFd, class: Class) -> Result<Self, MediaError> {
-        let mapping = Mapping::new(file.as_fd(), true)?;
+        let mapping = Mapping::new(file.as_fd(), true, u64::MAX)?;
         if class == Class::Memory {
             mapping.make_ready();
         }
@@ -67,10 +67,10 @@ impl Region {
         name: String,
         file: OwnedFd,
         class: Class,
-        writable: bool,
+        (writable, bytes_max): (bool, u64),
         watch: Option<&Arc<Watch>>,
     ) -> Result<Self, MediaError> {
-        let mapping = Mapping::new(file.as_fd(), writable)?;
+        let mapping = Mapping::new(file.as_fd(), writable, bytes_max)?;
         let guard = watch.map(|watch| mapping.guard(watch, &name)).transpose()?;
         let bytes = mapping.bytes();
         Ok(Self::new(name, bytes, class, Backing::Mapped { guard, mapping, file: Some(file) }))

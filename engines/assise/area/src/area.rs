@@ -258,7 +258,7 @@ impl Area {
         let region = match medium.open(layout::TREE_FILE) {
             Ok(region) => region,
             Err(MediaError::NotFound) => return Err(AreaError::Missing),
-            Err(MediaError::Length) => return Err(wrong(format::DecodeError::Truncated)),
+            Err(MediaError::Length) => return Err(wrong(format::DecodeError::Field("file_bytes"))),
             Err(error) => return Err(error.into()),
         };
         if region.bytes() < BLOCK_BYTES as u64 {

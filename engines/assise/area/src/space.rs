@@ -529,7 +529,7 @@ pub(crate) fn open_file(
     let region = match medium.open(&name) {
         Ok(region) => region,
         Err(MediaError::NotFound) => return Err(wrong("file")),
-        Err(MediaError::Length) => return Err(AreaError::Superblock(name, format::DecodeError::Truncated)),
+        Err(MediaError::Length) => return Err(wrong("file_bytes")),
         Err(error) => return Err(error.into()),
     };
     if region.bytes() < BLOCK_BYTES as u64 {

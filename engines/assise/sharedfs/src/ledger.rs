@@ -83,7 +83,7 @@ impl Ledger {
         let region = match medium.open(LEDGER_FILE) {
             Ok(region) => region,
             Err(MediaError::NotFound) => return Err(wrong(format::DecodeError::Field("file"))),
-            Err(MediaError::Length) => return Err(wrong(format::DecodeError::Truncated)),
+            Err(MediaError::Length) => return Err(wrong(format::DecodeError::Field("file_bytes"))),
             Err(error) => return Err(error.into()),
         };
         if region.bytes() <= RING_START {

@@ -1,8 +1,9 @@
 //! Update logs as SharedFS reads them: by `pread` into memory of its own, never through a mapping, because the file
 //! belongs to a process that may change or truncate it at any time (schedule 1.21).
 //!
-//! Guarantees: whatever lies in the file, reading gives frames that are whole, in order, and were fetched once, or
-//! ends; it neither panics nor allocates more than the ring holds.
+//! Guarantees: whatever lies in the file, and however long it is made, reading gives frames that are whole, in order, and
+//! were fetched once, or ends; it neither panics, nor maps or allocates more than the largest log has, nor takes longer
+//! than a time in proportion to that.
 
 use crate::error::Error;
 use format::checksum::Salt;
@@ -72,11 +73,18 @@ impl LogFile {
         Self::of_region(name, region, Salt::of_log(log, incarnation))
     }
 
-    /// Opens a log that an earlier daemon made; `None` if there is none, or what is there is not it. Its size is
-    /// what the file has: its owner could change that.
-    pub fn open(medium: &Medium, (log, incarnation): (LogUid, Incarnation)) -> Result<Option<Self>, Error> {
+    /// Opens a log that an earlier daemon made; `None` if there is none, or what is there is not it: its owner, who can
+    /// give the file any length, made it too short for a record, or longer than `bytes_max`, which no log was made.
+    ///
+    /// # Errors
+    /// What the medium or the machine said, for nothing that the log's owner can bring about.
+    pub fn open(
+        medium: &Medium,
+        (log, incarnation): (LogUid, Incarnation),
+        bytes_max: u64,
+    ) -> Result<Option<Self>, Error> {
         let name = log_file(log, incarnation);
-        let region = match medium.open(&name) {
+        let region = match medium.open_at_most(&name, bytes_max) {
             Ok(region) if region.bytes() >= RING_START + HEADER_BYTES as u64 => region,
             Ok(_) | Err(MediaError::NotFound | MediaError::Length) => return Ok(None),
             Err(error) => return Err(error.into()),
@@ -128,24 +136,41 @@ impl LogFile {
     /// Whether a whole frame stands somewhere that was appended after the one that should follow `end`. Frames are made
     /// durable one after the other: then the log did not end there, the medium lost what stood there.
     ///
+    /// Frames do not overlap, so all together they have no more bytes than the ring, and no more are summed: headers that
+    /// claim more stand in what a user wrote, and a find that is missed for them is missed by him alone.
+    ///
     /// # Errors
     /// What the medium said.
     pub fn goes_on_behind(&self, end: Digested) -> Result<bool, MediaError> {
-        let mut window = Vec::new();
+        let (mut window, mut left) = (Vec::new(), self.ring_bytes());
         for window_at in (RING_START..self.end).step_by(WINDOW_BYTES as usize) {
             window.resize(WINDOW_BYTES.min(self.end - window_at) as usize, 0);
             let there = self.read(window_at, &mut window)?;
             for (header, index) in window[..there].chunks_exact(FRAME_ALIGN).zip(0..) {
-                let found = Envelope::decode(header).ok().map(|envelope| envelope.sequence);
-                let Some(later) = found.filter(|sequence| *sequence > end.sequence.next()) else { continue };
-                let before = Sequence::new(later.get() - 1);
+                let envelope = Envelope::decode(header).ok();
+                let later = envelope.filter(|envelope| envelope.sequence > end.sequence.next());
+                let Some(envelope) = later else { continue };
                 let position = window_at + index * FRAME_ALIGN as u64;
-                if self.frames(Digested { sequence: before, position }).next()?.is_some() {
+                let bytes = envelope.frame_bytes();
+                if bytes > left.min(self.end - position) {
+                    continue;
+                }
+                left -= bytes;
+                if self.is_whole(position, header, &envelope)? {
                     return Ok(true);
                 }
             }
         }
         Ok(false)
+    }
+
+    /// Whether the frame of a header, which lies within the ring, has the right checksum.
+    fn is_whole(&self, position: u64, header: &[u8], envelope: &Envelope) -> Result<bool, MediaError> {
+        let payload = usize::try_from(envelope.payload_bytes.get()).expect("a ring fits an address space");
+        let mut frame = header.to_vec();
+        frame.resize(HEADER_BYTES + payload, 0);
+        let there = self.read(position + HEADER_BYTES as u64, &mut frame[HEADER_BYTES..])?;
+        Ok(there == payload && check_frame(self.salt, &frame).is_ok())
     }
 
     /// Reads frames in order, the first behind `from`.
@@ -332,6 +357,56 @@ mod tests {
         assert_eq!(read_all(&log, BEGINNING).len(), 1);
         file.set_len(10).unwrap();
         assert_eq!(read_all(&log, BEGINNING), []);
+    }
+
+    /// A record behind one that was lost is found. Behind headers that each claim the rest of the ring it is looked for
+    /// no longer than it takes to sum the ring once.
+    #[test]
+    fn the_search_behind_a_lost_frame_sums_the_ring_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let medium = Medium::file(folder.path()).unwrap();
+        let (log, mut ring) = log(&medium, RING_START + (256 << 10));
+        for length in [100, 300, 500] {
+            ring.append(header(length), &[vec![3; length].as_slice().into()]).unwrap();
+        }
+        assert!(!log.goes_on_behind(read_all(&log, BEGINNING)[2].after).unwrap());
+        log.region().write(RING_START + 20, &[1; 4]);
+        assert!(log.goes_on_behind(BEGINNING).unwrap());
+
+        for position in (RING_START..log.end).step_by(FRAME_ALIGN) {
+            let payload_bytes = log.end - position - HEADER_BYTES as u64;
+            let mut claim = header(payload_bytes as usize);
+            claim[16..24].copy_from_slice(&(1u64 << 40).to_le_bytes());
+            assert_eq!(Envelope::decode(&claim).unwrap().sequence, Sequence::new(1 << 40));
+            log.region().write(position, &claim);
+        }
+        let before = bytes_read();
+        assert!(!log.goes_on_behind(BEGINNING).unwrap());
+        let read = bytes_read() - before;
+        // The ring once for its headers, and once for what they claim.
+        assert!((log.ring_bytes()..3 * log.ring_bytes()).contains(&read), "{read} of {}", log.ring_bytes());
+    }
+
+    /// Bytes that this thread has read from files.
+    fn bytes_read() -> u64 {
+        let io = std::fs::read_to_string("/proc/thread-self/io").unwrap();
+        io.lines().find_map(|line| line.strip_prefix("rchar: ")).unwrap().parse().unwrap()
+    }
+
+    #[test]
+    fn a_log_longer_than_any_that_was_made_is_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let medium = Medium::file(folder.path()).unwrap();
+        drop(log(&medium, 1 << 16));
+        let is_there = || LogFile::open(&medium, LOG, 1 << 16).unwrap().is_some();
+        assert!(is_there());
+        let file = File::options().write(true).open(folder.path().join(log_file(LOG.0, LOG.1))).unwrap();
+        for bytes in [0, 100, RING_START, (1 << 16) + 1, 1 << 40] {
+            file.set_len(bytes).unwrap();
+            assert!(!is_there(), "{bytes}");
+        }
+        file.set_len(1 << 16).unwrap();
+        assert!(is_there());
     }
 
     #[test]

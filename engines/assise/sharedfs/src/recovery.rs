@@ -14,7 +14,7 @@ use crate::digest::{CutReason, Halt, apply_record};
 use crate::error::Error;
 use crate::ledger::{Anchor, Ledger, names_version};
 use crate::locks::Locks;
-use crate::logs::{BEGINNING, LogFile, is_log_file};
+use crate::logs::{BEGINNING, LogFile, TORN, is_log_file};
 use crate::register::{Register, Remembered};
 use crate::state::Numbers;
 use crate::table::{OpenLog, Table};
@@ -163,25 +163,33 @@ impl Recovery<'_> {
 
     fn digest_log(&mut self, uid: LogUid, open: &OpenLog) -> Result<(), Error> {
         let mut at = self.progress.get(&uid).copied().unwrap_or(BEGINNING);
-        if let Some(file) = LogFile::open(self.medium, (uid, open.incarnation))? {
-            let mut records_max = self.config.batch_records;
-            loop {
-                match self.digest_batch(uid, open, &file, at, records_max) {
-                    Ok((next, End::More)) => at = next,
-                    Ok((next, End::Log(reason))) => {
-                        at = next;
-                        if reason.is_none() && file.goes_on_behind(at)? {
-                            self.recovered.damaged.push((uid, at.sequence));
-                        }
-                        self.recovered.cuts.extend(reason.map(|reason| (uid, reason)));
-                        break;
+        let life = (uid, open.incarnation);
+        let Some(file) = LogFile::open(self.medium, life, self.config.log_bytes_max)? else {
+            // Its owner made something else of it: nothing more of it counts.
+            self.recovered.cuts.push((uid, CutReason::Decode(TORN)));
+            return self.close_log(uid, open, at);
+        };
+        let mut records_max = self.config.batch_records;
+        loop {
+            match self.digest_batch(uid, open, &file, at, records_max) {
+                Ok((next, End::More)) => at = next,
+                Ok((next, End::Log(reason))) => {
+                    at = next;
+                    if reason.is_none() && file.goes_on_behind(at)? {
+                        self.recovered.damaged.push((uid, at.sequence));
                     }
-                    // The batch had no place left for the note of how far it came: half of it has.
-                    Err(Error::Area(AreaError::BatchFull)) if records_max > 1 => records_max /= 2,
-                    Err(error) => return Err(error),
+                    self.recovered.cuts.extend(reason.map(|reason| (uid, reason)));
+                    return self.close_log(uid, open, at);
                 }
+                // The batch had no place left for the note of how far it came: half of it has.
+                Err(Error::Area(AreaError::BatchFull)) if records_max > 1 => records_max /= 2,
+                Err(error) => return Err(error),
             }
         }
+    }
+
+    /// Notes in the tree that a log is digested to its end.
+    fn close_log(&mut self, uid: LogUid, open: &OpenLog, at: Digested) -> Result<(), Error> {
         self.recovered.logs.push((uid, at.sequence));
         // Done: nothing of it is read again, whatever happens before it is removed.
         let mut closed = open.clone();

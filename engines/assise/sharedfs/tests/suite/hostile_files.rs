@@ -1,6 +1,7 @@
 //! Pool files that are cut under the daemon: a log by the process that it belongs to, at any time and to any length;
 //! a segment, the ledger, the register or the tree by somebody who may, between two daemons and under one that works.
-//! The daemon goes on or says why not; the process that it is in is this test's.
+//! A log and a register that are cut stop nobody; of another file the daemon says which it is, if it does not go on. The
+//! process that it is in is this test's.
 
 use crate::client::{Client, DIRECTORY, FILE, ROOT, new_pool, tiny, user};
 use crate::rounds::rounds;
@@ -30,9 +31,11 @@ fn cut(path: &Path, bytes: u64) {
     File::options().write(true).open(path).unwrap().set_len(bytes).unwrap();
 }
 
-/// A length that leaves something out, or adds.
+/// A length that leaves something out, or adds, up to more than can be mapped.
 fn length(draws: &mut Draws, bytes: u64) -> u64 {
-    match draws.below(6) {
+    match draws.below(8) {
+        6 => 1 << 40,
+        7 => 1 << 62,
         0 => 0,
         1 => 1 + draws.below(4096),
         2 => bytes / 2 / 4096 * 4096,
@@ -107,6 +110,32 @@ fn a_log_may_be_cut_at_any_time() {
     rounds("cut logs", 12, log_round);
 }
 
+/// A log of a length that no log was made with is its user's own damage: the pool opens, what others have is as it was,
+/// and what was digested of him stays.
+#[test]
+fn a_log_of_any_length_stops_no_start() {
+    for bytes in [0, 1, 4096, (256 << 10) + 1, 16 << 40, 1 << 62] {
+        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+        let (daemon, mut bob) = scene(folder.path(), &mut Draws(3));
+        let before = bob.walk("common").unwrap();
+        let file = bob.create(before.inode, b"digested", FILE | 0o644).0;
+        assert!(bob.write(file, 0, &[9; 100]));
+        bob.digest(true).unwrap();
+        let welcome = &bob.attached.welcome;
+        cut(&folder.path().join(log_file(welcome.log, welcome.incarnation)), bytes);
+        let log = welcome.log;
+        drop((bob, daemon));
+        let medium = Medium::file(folder.path()).unwrap();
+        let (daemon, recovered) = Daemon::open(Arc::new(SystemHost), &medium, tiny()).unwrap();
+        assert_eq!(recovered.cuts.iter().map(|(cut, _)| *cut).collect::<Vec<_>>(), [log], "{bytes}");
+        let daemon = Arc::new(daemon);
+        alice_is_as_before(&daemon);
+        let bob = Client::attach_as(&daemon, user(BOB), 2);
+        let file = bob.walk("common/digested").unwrap().inode;
+        assert_eq!(bob.read(file, 0, 200).unwrap(), [9; 100]);
+    }
+}
+
 fn pool_round(draws: &mut Draws) {
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
     let (daemon, bob) = scene(folder.path(), draws);
@@ -118,14 +147,18 @@ fn pool_round(draws: &mut Draws) {
     let bytes = path.metadata().unwrap().len();
     let left = length(draws, bytes);
     cut(path, left);
-    opens_with_an_error_or_as_it_was(folder.path(), &format!("{path:?} cut to {left}"));
+    let name = path.file_name().unwrap().to_str().unwrap();
+    opens_or_names_the_file(folder.path(), name, left);
 }
 
-/// An error that says what is wrong, or everything as it was.
-fn opens_with_an_error_or_as_it_was(folder: &Path, cut: &str) {
+/// Everything is as it was, but what stood in a log alone; or an error that says which file is not.
+fn opens_or_names_the_file(folder: &Path, name: &str, left: u64) {
+    let cut = format!("{name} cut to {left}");
+    let stops_nobody = ["log-", "register-", "lock"].iter().any(|kind| name.starts_with(kind));
     match open(folder) {
-        Err(error) => assert!(!error.is_empty(), "{cut}"),
-        Ok(daemon) => reads_right_or_not_at_all(&daemon, cut),
+        Err(error) => assert!(!stops_nobody && error.contains(name), "{cut}: {error}"),
+        Ok(daemon) if stops_nobody => alice_is_as_before(&daemon),
+        Ok(daemon) => reads_right_or_not_at_all(&daemon, &cut),
     }
     let _ = area::check::check(&Medium::file(folder).unwrap());
 }
@@ -207,7 +240,7 @@ fn live_round(draws: &mut Draws) {
     assert!(!surely || lost.is_some(), "{said}: a flip, and an entry, were taken for written");
     daemon.stop();
     drop(daemon);
-    opens_with_an_error_or_as_it_was(folder.path(), &said);
+    opens_or_names_the_file(folder.path(), name, left);
 }
 
 #[test]
