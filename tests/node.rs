@@ -117,6 +117,21 @@ fn no_more_is_promised_of_a_pool_than_its_folder_survives() {
     assert_eq!((&said[0]["medium"], &said[0]["survives"]), (&"file".into(), &"process".into()));
 }
 
+/// A child may go on as another user, who may see nothing of what its parent's user writes from then on.
+#[test]
+fn children_do_not_map_their_parents_log_nor_segments() {
+    let node = Node::up();
+    let script = "maps() { while read -r line; do case $line in */pool/*) echo \"$1 $line\" ;; esac; done </proc/self/maps; }
+        echo first >$T/file; read -r line <$T/file
+        maps parent
+        ( maps child )
+        ( read -r line <$T/file; maps attached )";
+    let said = node.sh(script).expect_success();
+    let of = |who: &str| said.lines().filter(|line| line.starts_with(who)).count();
+    assert!(of("parent") > 0 && of("attached") > 0, "{said}");
+    assert_eq!(of("child"), 0, "{said}");
+}
+
 #[test]
 fn mistakes_are_told_in_a_sentence() {
     let node = Node::up();

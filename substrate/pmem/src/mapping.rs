@@ -61,6 +61,15 @@ impl Mapping {
         Ok(Self { start, bytes, writable })
     }
 
+    /// Keeps it from the children that this process forks: one of them may go on as another user.
+    pub fn not_for_children(self) -> Result<Self, MediaError> {
+        // SAFETY: the range is the mapping; it stays as it is in this process.
+        if unsafe { libc::madvise(self.start.as_ptr().cast(), self.bytes, libc::MADV_DONTFORK) } != 0 {
+            return Err(MediaError::last_os());
+        }
+        Ok(self)
+    }
+
     /// Makes the kernel map the pages of a file in memory now, the large ones that it can make of them first, so that
     /// no store waits for that. Takes half a millisecond a megabyte; only so many bytes from the start.
     pub fn make_ready(&self) {

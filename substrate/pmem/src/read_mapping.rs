@@ -18,12 +18,12 @@ enum Backing {
 }
 
 impl ReadMapping {
-    /// Maps the whole file; the descriptor is closed.
+    /// Maps the whole file; the descriptor is closed, and children of this process do not have the mapping.
     ///
     /// # Errors
     /// `Length` (an empty file), `Os`.
     pub fn from_fd(file: OwnedFd) -> Result<Self, MediaError> {
-        Ok(Self(Backing::Mapped(Mapping::new(file.as_fd(), false, u64::MAX)?)))
+        Ok(Self(Backing::Mapped(Mapping::new(file.as_fd(), false, u64::MAX)?.not_for_children()?)))
     }
 
     /// The same view where no descriptor can be passed: media of tests, and clients in the daemon's own process.

@@ -49,13 +49,14 @@ enum Backing {
 
 impl Region {
     /// Maps a file that came as a descriptor, which is closed: a log, passed over a socket, for a program that may
-    /// close whatever number it likes. Its name is unknown here, thus empty. In memory its pages are mapped at once, as large ones where the kernel can make such of them: a first touch would
+    /// close whatever number it likes. Its children do not have the mapping. Its name is unknown here, thus empty. In
+    /// memory its pages are mapped at once, as large ones where the kernel can make such of them: a first touch would
     /// cost a small write as much as all the rest.
     ///
     /// # Errors
     /// `Length` (an empty file), `Os`.
     pub fn from_fd(file: OwnedFd, class: Class) -> Result<Self, MediaError> {
-        let mapping = Mapping::new(file.as_fd(), true, u64::MAX)?;
+        let mapping = Mapping::new(file.as_fd(), true, u64::MAX)?.not_for_children()?;
         if class == Class::Memory {
             mapping.make_ready();
         }
