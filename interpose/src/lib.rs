@@ -1,16 +1,22 @@
-//! libhearth.so: routes a process's file calls to a mount (`ARCHITECTURE.md` §10).
+//! libhearth.so: routes a process's file calls to a mount (`ARCHITECTURE.md`, "The packages").
 //!
 //! A preloaded library with two ways in, interposed symbols (`symbols`) and patched `syscall` instructions
 //! (`patch`, `entry`), and one `dispatch`. What is not ours costs one bitmap load or a look at a path's first
 //! bytes. What is ours is decoded (`calls`, by the `table` of all system calls) and answered by the [`mount`].
 //!
-//! Inside somebody's program it never exits, panics, prints, or uses the program's malloc: memory is its own
-//! (`alloc`), system calls are its own (`raw`), signals wait until a thread is outside again (`signals`).
+//! Inside somebody's program it never exits, never lets a panic out, and never uses the program's malloc: memory is its
+//! own (`alloc`), system calls are its own (`raw`), signals wait until a thread is outside again (`signals`). It prints
+//! two lines, on stderr, each at most once: that the program does not see the tree (`preload`), and that no file of the
+//! mount works any more, after a panic (`dispatch`).
 //!
-//! **Locks.** None here: descriptor table, allocator and signal state are words changed by single instructions, so
-//! a fork, a signal and a child between vfork and exec find them whole at any time.
+//! **Locks.** Descriptor table, allocator and signal state have none: they are words changed by single instructions, so a
+//! fork, a signal and a child between vfork and exec find them whole at any time. Two there are: the turn to
+//! attach, which is waited for, comes before all locks of the LibFS, and is free in a forked child (`tree`); and that on
+//! the reason of a panic, which is only tried, by whoever has which locks (`dispatch`).
 //!
-//! This crate holds the only statics of the project: a process has one descriptor table and one working directory.
+//! The state of a mount in a process lies in statics of this crate: there is one descriptor table and one working
+//! directory. Other crates have statics for what knows of no mount: the handler of faults, what the processor can and a
+//! page of zeros (`pmem`), the simulator's hook (`ipc`).
 
 #![allow(
     clippy::cast_possible_truncation,

@@ -74,7 +74,7 @@ const MEMORY: &str = "it is about memory; mappings of our files are ordinary mem
 const SIGNALS: &str = "it is about signals; only handlers are wrapped";
 const TIME: &str = "it is about clocks";
 const PROCESSES: &str = "it is about processes and threads; fork and clone are seen by their effects";
-const IDENTITY: &str = "the kernel keeps the credentials; the mount is told by the next call";
+const IDENTITY: &str = "the kernel keeps the credentials; the mount does not follow setfsuid and capset";
 const MAKES: &str = "it makes a descriptor that is not a file";
 const OTHER_FILES: &str =
     "its descriptors are not files; one of ours inside its arguments is refused as EBADF";
