@@ -139,8 +139,20 @@ fn mistakes_are_told_in_a_sentence() {
     node.hearth(&["down"]).expect_success();
     assert_eq!(node.hearth(&["status"]).status.code(), Some(2));
     let run = node.hearth(&["run", "--", "true"]);
-    assert!(String::from_utf8_lossy(&run.stderr).contains("node 1 is not served now"));
+    let told = String::from_utf8_lossy(&run.stderr).into_owned();
+    assert!(
+        told.contains("node 1 is not served now") && told.contains("waits 2 seconds and gets EIO"),
+        "{told}"
+    );
     run.expect_success();
+    node.sh("cat $T/file").expect_failure("Input/output error");
+    // Whoever started the program may start the node meanwhile: its next call is served.
+    let hearth = env!("CARGO_BIN_EXE_hearth");
+    let script =
+        format!("! cat $T/file; LD_PRELOAD= {hearth} start --dir {} && echo there > $T/file", node.dir());
+    node.sh(&script).expect_success();
+    assert_eq!(node.sh("cat $T/file").expect_success(), "there\n");
+    node.hearth(&["down"]).expect_success();
     node.hearth(&["up", "--medium", "file"]).expect_failure("cannot be changed");
     let nowhere: PathBuf = node.dir.path().join("nowhere");
     let nowhere = nowhere.to_str().unwrap();

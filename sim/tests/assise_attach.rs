@@ -6,9 +6,11 @@ mod assise_local;
 use assise_local::operations::{CREATE, open, read, write};
 use assise_local::trees::{at, process};
 use assise_local::{Local, Node, tiny};
-use libfs::{Attachment, Connector, Error, LibFs, Limits};
+use ipc::{Host, Join, Time, Waited, Word};
+use libfs::{Attachment, Connector, Error, FIRST_WAIT, LibFs, Limits};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 use vfs::Caller;
 use vfs::conformance::{Actor, Answer, Call};
 
@@ -58,6 +60,68 @@ fn a_greeting_that_nobody_heard_takes_nothing_from_the_program() {
             matches!(&contents, Answer::Bytes(bytes) if bytes.len() == 5100),
             "{deaf} greetings not heard"
         );
+    }
+}
+
+/// A host whose time passes only where somebody waits.
+struct Slow {
+    host: Arc<dyn Host>,
+    passed_ns: AtomicU64,
+}
+
+impl Host for Slow {
+    fn now(&self) -> Time {
+        Time::from_ns(self.passed_ns.load(Ordering::SeqCst))
+    }
+
+    fn wall(&self) -> i64 {
+        self.host.wall()
+    }
+
+    fn random(&self) -> u64 {
+        self.host.random()
+    }
+
+    fn spawn(&self, name: &str, body: Box<dyn FnOnce() + Send>) -> Result<Box<dyn Join>, ipc::Error> {
+        self.host.spawn(name, body)
+    }
+
+    fn wait(&self, word: &Word, expected: u32, until: Option<Time>) -> Waited {
+        let Some(until) = until else { return self.host.wait(word, expected, until) };
+        self.passed_ns.store(until.as_ns(), Ordering::SeqCst);
+        Waited::TimedOut
+    }
+
+    fn wake(&self, word: &Word, count: u32) {
+        self.host.wake(word, count);
+    }
+}
+
+/// A node that is not served before a point in time.
+struct Late {
+    local: Arc<Local>,
+    host: Arc<Slow>,
+    from: Time,
+}
+
+impl Connector for Late {
+    fn attach(&self, former: u64) -> Result<Attachment, Error> {
+        if self.host.now() < self.from { Err(Error::Disconnected) } else { self.local.attach(former) }
+    }
+}
+
+#[test]
+fn a_program_that_comes_while_nobody_serves_waits_as_long_as_it_is_told() {
+    let node = Node::new(tiny());
+    let pause = Duration::from_millis(100);
+    for (serves_after, is_in) in [(FIRST_WAIT - pause, true), (FIRST_WAIT + pause, false)] {
+        let host = Arc::new(Slow { host: node.host.clone(), passed_ns: AtomicU64::new(0) });
+        let local = Arc::new(Local::new(node.clone(), Caller::ROOT));
+        let late = Late { local, host: host.clone(), from: host.now().after(serves_after) };
+        let come = LibFs::new(host.clone(), Arc::new(late), Limits::default()).map(drop);
+        assert_eq!(come, if is_in { Ok(()) } else { Err(Error::Disconnected) });
+        let waited = host.now().since(Time::from_ns(0));
+        assert!(waited >= serves_after.min(FIRST_WAIT) && waited < FIRST_WAIT + pause, "{waited:?}");
     }
 }
 

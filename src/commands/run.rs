@@ -44,12 +44,13 @@ pub(super) fn run(arguments: &Run) -> Result<ExitCode> {
     Ok(ExitCode::from(if why.kind() == ErrorKind::NotFound { 127 } else { 126 }))
 }
 
-/// The program will wait for a daemon, which who started it may not know.
+/// The program's calls will fail, which who started it may not know.
 fn tell_that_nobody_serves(cluster: &Cluster, node: &Node, at: &Path) {
     eprintln!(
-        "hearth: node {} is not served now; calls on {} wait up to 90 seconds for it (hearth start --dir {})",
+        "hearth: node {} is not served now; until it is, each call on {} waits {} seconds and gets EIO (hearth start --dir {})",
         node.number,
         at.display(),
+        libfs::FIRST_WAIT.as_secs(),
         cluster.dir.display()
     );
     if let Some(failure) = cluster.failure(node) {

@@ -48,8 +48,8 @@ impl Default for Limits {
     }
 }
 
-/// How long a process that comes to a dying daemon waits for the next one.
-const FIRST_WAIT: Duration = Duration::from_secs(2);
+/// How long a process that comes while nobody serves waits: a keeper has started the next daemon by then.
+pub const FIRST_WAIT: Duration = Duration::from_secs(2);
 /// First pause before a daemon that died is looked for again; each is twice as long as the one before.
 const ATTACH_PAUSE: Duration = Duration::from_millis(1);
 /// Longest such pause.

@@ -34,6 +34,6 @@ mod state;
 mod words;
 mod write;
 
-pub use engine::{LibFs, Limits};
+pub use engine::{FIRST_WAIT, LibFs, Limits};
 pub use error::Error;
 pub use session::{Attachment, Connector, Link};
