@@ -7,6 +7,7 @@
 use crate::accept::Door;
 use crate::config::Config;
 use crate::error::Error;
+use crate::fair::may_take;
 use crate::generations::Generations;
 use crate::leases::Reason;
 use crate::ledger::Ledger;
@@ -389,7 +390,7 @@ impl Core {
     /// Begins a session.
     pub fn attach(&self, caller: Caller, pid: u32, former: u64) -> Result<Attached, Error> {
         self.end_former(&caller, pid, former);
-        let (log, version, first_inode) = self.draw_numbers()?;
+        let (log, version, first_inode) = self.draw_numbers(caller.uid)?;
         let shared = Arc::new(Shared::new(&self.host, &self.config)?);
         let life = (log, Incarnation::new(1));
         let file = LogFile::create(&self.medium, self.pool, life, self.config.log_bytes, caller.uid)?;
@@ -495,14 +496,15 @@ impl Core {
         Ok((welcome, caller))
     }
 
-    /// Numbers for a new log: its uid, the version of its own range, the range's start.
-    fn draw_numbers(&self) -> Result<(LogUid, LeaseVersion, InodeNumber), Error> {
+    /// Numbers for a new log of a user: its uid, the version of its own range, the range's start.
+    fn draw_numbers(&self, uid: u32) -> Result<(LogUid, LeaseVersion, InodeNumber), Error> {
         let mut guard = self.state.lock();
         let state = &mut *guard;
         if state.is_stopped() {
             return Err(Error::Stopped);
         }
-        if state.sessions.len() >= self.config.sessions_max {
+        let mine = state.sessions.values().filter(|session| session.caller.uid == uid).count();
+        if !may_take(uid, mine, state.sessions.len(), self.config.sessions_max) {
             return Err(Error::Sessions);
         }
         let (log, first) = (state.numbers.next_log, state.numbers.next_inode);

@@ -2,8 +2,10 @@
 //! met, the files it had open, its locks. It attaches anew (same process, same user, as the kernel vouches for both),
 //! and its new session inherits them; leases it does not get back.
 //!
-//! An estate is kept for as long as its process lives, and bounded in number: the oldest is dropped for a new one.
+//! An estate is kept for as long as its process lives, and bounded in number: for a new one the oldest of the user who has
+//! most is dropped.
 
+use crate::fair::{first_of_most, may_take};
 use crate::references::Rights;
 use crate::register::{self, Identity};
 use crate::session::{Known, Session, in_range};
@@ -14,6 +16,7 @@ use format::{InodeNumber, Sequence};
 use ipc::host::Host;
 use ipc::socket::Connection;
 use ipc::sync::Ordering;
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use zerocopy::little_endian::U64;
@@ -36,6 +39,8 @@ pub(crate) struct Estate {
     lifeline: Option<Arc<Connection>>,
 }
 
+/// Own ranges that are remembered of one process, the newest.
+const RANGES_MAX: usize = 256;
 /// Process of an estate whose heir nobody has named.
 const NOBODY: u32 = u32::MAX;
 
@@ -143,6 +148,18 @@ impl Heirs {
         self.0.iter()
     }
 
+    /// Whether a user may have one more.
+    pub fn may_take(&self, uid: u32, max: usize) -> bool {
+        let mine = self.0.iter().filter(|estate| estate.uid == uid).count();
+        may_take(uid, mine, self.0.len(), max)
+    }
+
+    /// Which gives way to one more of a user, if that is one too many.
+    fn who_gives_way(&self, uid: u32, max: usize) -> Option<usize> {
+        let users = self.0.iter().map(|estate| estate.uid);
+        if self.may_take(uid, max) { None } else { first_of_most(users) }
+    }
+
     /// One more.
     pub fn add(&mut self, estate: Estate) {
         self.0.push_back(estate);
@@ -178,6 +195,7 @@ impl State {
         }
         let mut ranges = vec![(session.first_inode, session.inodes)];
         ranges.append(&mut session.former_ranges);
+        forget_ranges(&mut ranges, &mut session.known, self.references.of_session(id));
         let estate = Estate {
             pid,
             started,
@@ -190,10 +208,10 @@ impl State {
             settled: !session.unsettled,
             lifeline: None,
         };
-        self.heirs.0.push_back(estate);
-        while self.heirs.0.len() > core.config.sessions_max {
-            self.drop_estate(0);
+        if let Some(index) = self.heirs.who_gives_way(uid, core.config.sessions_max) {
+            self.drop_estate(index);
         }
+        self.heirs.0.push_back(estate);
     }
 
     /// Gives a new session what earlier ones of the same process left. Says how far `former`'s log was recovered, if
@@ -280,10 +298,71 @@ impl State {
     }
 }
 
+/// Own ranges say what a process met because it made it. Who used up so many, or whose sessions were ended by force so
+/// often, has forgotten the oldest, but for what it has open.
+fn forget_ranges(
+    ranges: &mut Vec<(InodeNumber, u64)>,
+    known: &mut BTreeMap<InodeNumber, Known>,
+    referred: impl Iterator<Item = InodeNumber>,
+) {
+    if ranges.len() <= RANGES_MAX {
+        return;
+    }
+    // Numbers are given out once, in their order; the session's own are the newest.
+    ranges.sort_unstable_by_key(|(first, _)| Reverse(*first));
+    let old = ranges.split_off(RANGES_MAX);
+    for inode in referred.filter(|inode| old.iter().any(|range| in_range(*inode, *range))) {
+        known.entry(inode).or_default();
+    }
+}
+
 /// What a session's open table says, of what it knows.
 fn open_here(session: &Session) -> Vec<InodeNumber> {
     let open = session.shared.client.open().iter();
     // Acquire: pairs with the Release by which the LibFS noted it.
     let numbers = open.map(|word| InodeNumber::new(word.load(Ordering::Acquire)));
     numbers.filter(|inode| *inode != InodeNumber::NONE && session.knows(*inode)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn estate(session: u64, uid: u32) -> Estate {
+        let owner = U64::new(uid.into());
+        let entry = RegisterEntry { owner, ..RegisterEntry::new(RegisterKind::Attach, session) };
+        Estate::of_entry(SessionId(session), &entry)
+    }
+
+    #[test]
+    fn the_oldest_of_the_user_who_has_most_gives_way() {
+        const MAX: usize = 16;
+        let (one, crowd) = (1, 1000);
+        let mut heirs = Heirs::of(std::iter::once(estate(0, one)));
+        for session in 1..10 * MAX as u64 {
+            if let Some(index) = heirs.who_gives_way(crowd, MAX) {
+                heirs.0.remove(index);
+            }
+            heirs.add(estate(session, crowd));
+        }
+        assert_eq!(heirs.0[0].uid, one, "a crowd of one user's leaves another his");
+        assert!(heirs.may_take(one, MAX) && heirs.may_take(2, MAX) && !heirs.may_take(crowd, MAX));
+        assert_eq!(heirs.who_gives_way(2, MAX), None);
+        while heirs.0.len() < MAX {
+            heirs.add(estate(1, crowd));
+        }
+        assert_eq!(heirs.who_gives_way(2, MAX), Some(1), "full: the oldest of who has most");
+    }
+
+    #[test]
+    fn ranges_that_are_forgotten_leave_what_is_open() {
+        let all = 2 * RANGES_MAX as u64;
+        let mut ranges: Vec<_> = (0..all).map(|range| (InodeNumber::new(100 * range), 100)).collect();
+        let (old, young) = (InodeNumber::new(105), InodeNumber::new(100 * all - 1));
+        let mut known = BTreeMap::new();
+        forget_ranges(&mut ranges, &mut known, [old, young].into_iter());
+        assert_eq!(ranges.len(), RANGES_MAX);
+        assert!(in_range(young, ranges[0]), "the newest stay");
+        assert_eq!(known.into_keys().collect::<Vec<_>>(), [old]);
+    }
 }

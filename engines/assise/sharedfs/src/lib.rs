@@ -20,6 +20,7 @@ mod daemon;
 pub mod digest;
 pub mod entitle;
 mod error;
+mod fair;
 mod generations;
 mod heirs;
 mod leases;

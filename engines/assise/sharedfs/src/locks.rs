@@ -2,6 +2,7 @@
 //! numbers that processes choose; here each is bound to the user whose session named it first, so that nobody gives
 //! up or takes over a lock of another user, and ends with the last session that named it.
 
+use crate::fair::may_take;
 use crate::register::speak_entry;
 use crate::state::{Core, State};
 use ccnvm::SessionId;
@@ -57,6 +58,8 @@ struct Speaker {
 pub(crate) struct Locks {
     table: LockTable,
     speakers: BTreeMap<LockOwner, Speaker>,
+    /// How many of them each user has.
+    of_user: BTreeMap<u32, usize>,
     /// Owners that a session named.
     named: BTreeMap<SessionId, BTreeSet<LockOwner>>,
     /// Requests that wait, and whose.
@@ -70,6 +73,7 @@ impl Locks {
         Self {
             table: LockTable::new(locks_max),
             speakers: BTreeMap::new(),
+            of_user: BTreeMap::new(),
             named: BTreeMap::new(),
             tickets: BTreeMap::new(),
             bell,
@@ -79,8 +83,22 @@ impl Locks {
 
     /// Whether a session of this user may speak for the owner; if nobody does, it does from now on.
     pub fn claim(&mut self, id: SessionId, uid: u32, owner: LockOwner) -> Result<(), Status> {
-        if !self.speakers.contains_key(&owner) && self.speakers.len() >= self.owners_max {
+        let mine = self.of_user.get(&uid).copied().unwrap_or(0);
+        let is_new = !self.speakers.contains_key(&owner);
+        if is_new && !may_take(uid, mine, self.speakers.len(), self.owners_max) {
             return Err(Status::Limit);
+        }
+        self.claim_again(id, uid, owner)
+    }
+
+    /// The same for one that was claimed before the daemon was started, when others had fewer.
+    fn claim_again(&mut self, id: SessionId, uid: u32, owner: LockOwner) -> Result<(), Status> {
+        let is_new = !self.speakers.contains_key(&owner);
+        if is_new && self.speakers.len() >= self.owners_max {
+            return Err(Status::Limit);
+        }
+        if is_new {
+            *self.of_user.entry(uid).or_default() += 1;
         }
         let speaker =
             self.speakers.entry(owner).or_insert_with(|| Speaker { uid, sessions: BTreeSet::new() });
@@ -125,8 +143,13 @@ impl Locks {
         let Some(speaker) = self.speakers.get_mut(&owner) else { return };
         speaker.sessions.remove(&id);
         if speaker.sessions.is_empty() {
+            let uid = speaker.uid;
             self.speakers.remove(&owner);
             self.table.release(owner, None);
+            let left = self.of_user.remove(&uid).unwrap_or(0).saturating_sub(1);
+            if left > 0 {
+                self.of_user.insert(uid, left);
+            }
         }
     }
 
@@ -178,10 +201,10 @@ impl Locks {
         let request = request_of(entry);
         let Ok(owner) = owner_of(&request) else { return };
         match (kind, lock_of(&request)) {
-            (RegisterKind::Lock, Ok(lock)) if self.claim(id, uid, owner).is_ok() => {
+            (RegisterKind::Lock, Ok(lock)) if self.claim_again(id, uid, owner).is_ok() => {
                 let _ = self.table.lock(request.inode, owner, lock, None);
             }
-            (RegisterKind::Speak, _) => drop(self.claim(id, uid, owner)),
+            (RegisterKind::Speak, _) => drop(self.claim_again(id, uid, owner)),
             (RegisterKind::Silent, _) => drop(self.fall_silent(id, owner)),
             (RegisterKind::Unlock, Ok(lock)) => {
                 let _ = self.table.unlock(request.inode, owner, lock.family, lock.first, lock.last);

@@ -62,7 +62,7 @@ impl State {
             return Err(Status::Invalid);
         }
         let gid = session.caller.gid;
-        if self.heirs.all().count() >= core.config.sessions_max {
+        if !self.heirs.may_take(uid, core.config.sessions_max) {
             return Err(Status::Limit);
         }
         let owners = files.iter().map(owner_of_file).collect::<Result<Vec<_>, _>>()?;

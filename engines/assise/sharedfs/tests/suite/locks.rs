@@ -68,6 +68,28 @@ fn all_owners_of_a_session_end_with_it_also_those_of_one_number() {
 }
 
 #[test]
+fn a_user_who_takes_all_he_can_leaves_sessions_and_owners_of_locks_to_others() {
+    let (_recorder, daemon) = fresh();
+    let mut crowd = Vec::new();
+    while let Ok(client) = Client::try_attach_as(&daemon, user(1), crowd.len() as u32 + 1) {
+        crowd.push(client);
+    }
+    assert_eq!(crowd.len(), tiny().sessions_max / 2);
+    let (two, root) = (Client::attach_as(&daemon, user(2), 91), Client::attach_as(&daemon, user(0), 92));
+    let mut owners = 0;
+    while lock(&crowd[0], request(ROOT, 1 + owners, LOCK_SHARED, 0)).is_ok() {
+        owners += 1;
+    }
+    assert_eq!(owners, tiny().locks_max as u64 / 2);
+    assert_eq!(lock(&crowd[1], request(ROOT, 100, LOCK_SHARED, 0)), Err(Status::Limit));
+    assert_eq!(lock(&two, request(ROOT, 101, LOCK_SHARED, 0)), Ok(0));
+    assert_eq!(lock(&root, request(ROOT, 102, LOCK_SHARED, 0)), Ok(0));
+    // What ends is his again.
+    daemon.end(crowd.remove(0).session);
+    assert_eq!(lock(&crowd[0], request(ROOT, 100, LOCK_SHARED, 0)), Ok(0));
+}
+
+#[test]
 fn nobody_speaks_for_another_users_owner() {
     let (_recorder, daemon) = fresh();
     let (one, two) = (Client::attach(&daemon, user(1)), Client::attach(&daemon, user(2)));
