@@ -12,6 +12,7 @@ use harness::{Expect, Node, limited};
 use ipc::{Host, SystemHost, Word};
 use rustix::process::{Pid, WaitOptions, waitpid};
 use std::fs;
+use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
@@ -137,7 +138,11 @@ fn a_daemon_without_descriptors_serves_those_that_it_has() {
     let node = down_with_a_file();
     let limit = format!("ulimit -n 48; exec {} start --dir {}", env!("CARGO_BIN_EXE_hearth"), node.dir());
     limited(&["bash", "-c"], &[&limit]).expect_success();
-    let hold = format!("exec 3>> {}; echo held >&3 && echo in; read line", node.path("held"));
+    // Who is in writes more than the segments hold that there are.
+    let hold = format!(
+        "exec 3>> {} && echo held >&3 || exit; echo in; read; printf '%*s' 6000000 >&3 && echo wrote; read",
+        node.path("held")
+    );
     let begin = || {
         Command::new("timeout")
             .args(["60", env!("CARGO_BIN_EXE_hearth"), "run", "--dir", node.dir(), "--", "bash", "-c", &hold])
@@ -147,18 +152,30 @@ fn a_daemon_without_descriptors_serves_those_that_it_has() {
             .spawn()
             .unwrap()
     };
-    let programs: Vec<_> = (0..24).map(|_| begin()).collect();
-    std::thread::scope(|scope| {
-        let ended: Vec<_> = programs
-            .into_iter()
-            .map(|program| scope.spawn(move || program.wait_with_output().unwrap()))
-            .collect();
-        let served = ended.into_iter().map(|thread| thread.join().unwrap());
-        let served = served.filter(|output| output.stdout == b"in\n").count();
-        assert!(served > 0, "some are served");
-        let lines = node.sh("wc -l < $T/held").expect_success();
-        assert_eq!(lines.trim(), served.to_string(), "who was told that it wrote did, and nobody else");
-    });
+    let mut programs: Vec<_> = (0..24).map(|_| begin()).collect();
+    let mut said: Vec<_> =
+        programs.iter_mut().map(|program| BufReader::new(program.stdout.take().unwrap())).collect();
+    // All at once: each step is waited for of all before the next.
+    let mut count = |wanted: &str| {
+        let lines = said.iter_mut().map(|said| {
+            let mut line = String::new();
+            said.read_line(&mut line).unwrap();
+            line
+        });
+        lines.filter(|line| line == wanted).count()
+    };
+    let served = count("in\n");
+    assert!(served > 0, "some are served");
+    for program in &mut programs {
+        // Who was refused is gone.
+        let _ = program.stdin.as_mut().unwrap().write_all(b"\n");
+    }
+    assert_eq!(count("wrote\n"), served, "who is served goes on being served");
+    programs.into_iter().for_each(|mut program| drop(program.wait()));
+    let lines = node.sh("wc -l < $T/held").expect_success();
+    assert_eq!(lines.trim(), served.to_string(), "who was told that it wrote did, and nobody else");
+    let restarts = node.hearth(&["status", "--json"]).expect_success();
+    assert!(restarts.replace(' ', "").contains("\"restarts\":0"), "the daemon never stopped: {restarts}");
     kept_is_there(&node);
 }
 

@@ -12,8 +12,9 @@ use crate::process::Process;
 use crate::status::{NodeStatus, ProgramStatus};
 use format::{LogUid, PoolUid, Sequence};
 use ipc::socket::Listener;
-use ipc::{Descriptor, Host, SystemHost};
+use ipc::{Descriptor, Host, SystemHost, Word};
 use pmem::Medium;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sharedfs::{Config, Daemon, Door, Format, format_pool};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -25,15 +26,19 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
+use std::time::Duration;
 use tracing::{error, info, warn};
 
 /// Data bytes for each node of the tree that a pool has room for: files of one block each still fit.
 const DATA_BYTES_PER_NODE: u64 = 16 << 10;
+/// So long nobody is told how the node is after somebody could not be.
+const CONTROL_PAUSE: Duration = Duration::from_millis(50);
 /// The smallest tree.
 const NODES_MIN: u64 = 4096;
 
 pub(super) fn run(arguments: &OneNode) -> Result<ExitCode> {
     super::speak();
+    raise_descriptors();
     let cluster = arguments.place.cluster()?;
     let node = cluster.node(arguments.node)?;
     let (sender, ends) = channel();
@@ -83,6 +88,14 @@ pub(super) fn run(arguments: &OneNode) -> Result<ExitCode> {
         let _ = fs::remove_file(&node.socket);
     }
     Ok(code)
+}
+
+/// Each session and each segment takes descriptors: there may be as many as this process is allowed.
+fn raise_descriptors() {
+    let limit = getrlimit(Resource::Nofile);
+    if let Err(why) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
+        warn!(%why, "the limit of descriptors stays as it is");
+    }
 }
 
 /// Why a daemon ends.
@@ -227,14 +240,18 @@ fn answer_status(cluster: &Cluster, node: &Node, daemon: &Arc<Daemon>, losses: V
     let listener = UnixListener::bind(&control).map_err(Error::at("listen at", &control))?;
     let (cluster, node, daemon) = (cluster.clone(), node.clone(), daemon.clone());
     let body = move || {
-        for stream in listener.incoming().flatten() {
+        for stream in listener.incoming() {
+            let Ok(mut stream) = stream else {
+                // No descriptor is free: whoever asks waits in the backlog.
+                SystemHost.wait(&Word::new(0), 0, Some(SystemHost.now().after(CONTROL_PAUSE)));
+                continue;
+            };
             let text = serde_json::to_vec(&NodeStatus {
                 losses: losses.clone(),
                 ..status(&cluster, &node, &daemon)
             })
             .unwrap_or_default();
             // Whoever asked and went away is not missed.
-            let mut stream = stream;
             let _ = stream.write_all(&text);
         }
     };

@@ -435,15 +435,39 @@ fn with_short_address<R>(path: &[u8], with: impl Fn(usize, usize) -> Result<R, E
 /// closes what it does not know, is not disturbed. Where there is none, the descriptor stays as it is.
 fn raise(descriptor: Descriptor) -> Descriptor {
     const HIGH: i32 = 768;
+    let Some(limit) = descriptors_max() else { return descriptor };
+    let least = HIGH.min(i32::try_from(limit / 4 * 3).unwrap_or(HIGH));
+    descriptor.duplicate(least).unwrap_or(descriptor)
+}
+
+/// How many descriptors this process may have, if the kernel says it.
+pub fn descriptors_max() -> Option<u64> {
     let mut limit = [0u64; 2];
     let arguments = [0, libc::RLIMIT_NOFILE as usize, 0, limit.as_mut_ptr() as usize, 0, 0];
     // SAFETY: the kernel writes a pair of 64-bit numbers there.
     let result = unsafe { syscall(libc::SYS_prlimit64, arguments) };
-    if result != 0 {
-        return descriptor;
+    (result == 0).then_some(limit[0])
+}
+
+/// How many more descriptors this process may have, counted up to `most`. It opens none for that, which others would
+/// miss for a moment.
+pub fn descriptors_left(most: usize) -> usize {
+    /// Numbers that are asked for at once.
+    const PART: i32 = 256;
+    let Some(limit) = descriptors_max() else { return most };
+    let (mut left, mut end) = (0, i32::try_from(limit).unwrap_or(i32::MAX));
+    // A new one gets the lowest number that is free: most of those that are free are the highest.
+    while end > 0 && left < most {
+        let begin = (end - PART).max(0);
+        let asked = |fd| libc::pollfd { fd, events: 0, revents: 0 };
+        let mut part: Vec<_> = (begin..end).map(asked).collect();
+        if poll(&mut part, Some(std::time::Duration::ZERO)).is_err() {
+            return most;
+        }
+        left += part.iter().filter(|asked| asked.revents & libc::POLLNVAL != 0).count();
+        end = begin;
     }
-    let least = HIGH.min(i32::try_from(limit[0] / 4 * 3).unwrap_or(HIGH));
-    descriptor.duplicate(least).unwrap_or(descriptor)
+    left.min(most)
 }
 
 /// Room for the control message that carries descriptors, aligned as the kernel wants it.

@@ -66,6 +66,11 @@ pub enum MediaError {
 }
 
 impl MediaError {
+    /// Whether something lacks that may be there again: space, or descriptors. What the medium holds is as it was.
+    pub const fn is_shortage(self) -> bool {
+        matches!(self, Self::NoSpace | Self::Os(libc::EMFILE | libc::ENFILE))
+    }
+
     /// The last error of a system call.
     fn last_os() -> Self {
         Self::of_io(&std::io::Error::last_os_error())

@@ -312,10 +312,8 @@ impl Space {
         if self.uncreated() == 0 {
             return Err(AreaError::NoSpace);
         }
-        // The pool has room, what holds it has none: nobody's fault who was promised some.
-        if !self.create(OWNER_DAEMON, made)? {
-            return Err(AreaError::Medium(MediaError::NoSpace));
-        }
+        // The pool has room, what holds it may have none: nobody's fault who was promised some.
+        self.create(OWNER_DAEMON, made)?;
         self.allocate_within(OWNER_DAEMON, blocks_max, |_| true).ok_or(AreaError::NoSpace)
     }
 
@@ -330,10 +328,13 @@ impl Space {
             self.retire(|segment| segment.owner != owner && fits(segment));
         }
         let blocks = self.uncreated().min(u64::from(self.segment_blocks));
-        if blocks == 0 || blocks > spare || !self.create(owner, made)? {
+        if blocks == 0 || blocks > spare {
             return Ok(None);
         }
-        Ok(self.allocate_within(owner, blocks_max, |_| true))
+        match self.create(owner, made) {
+            Err(AreaError::Medium(error)) if error.is_shortage() => Ok(None),
+            created => created.map(|()| self.allocate_within(owner, blocks_max, |_| true)),
+        }
     }
 
     fn allocate_within(
@@ -378,8 +379,8 @@ impl Space {
             .expect("blocks are written and freed in the segment they were allocated in")
     }
 
-    /// Makes a segment for files with this key. It is part of the pool once a flip names it. False if the medium is full.
-    fn create(&mut self, owner: u32, made: Made) -> Result<bool, AreaError> {
+    /// Makes a segment for files with this key. It is part of the pool once a flip names it.
+    fn create(&mut self, owner: u32, made: Made) -> Result<(), AreaError> {
         let blocks = u32::try_from(self.uncreated()).unwrap_or(u32::MAX).min(self.segment_blocks);
         for id in std::mem::take(&mut self.leftover) {
             self.remove_file(id)?;
@@ -389,10 +390,7 @@ impl Space {
         let name = segment_file(id);
         let in_file = file_blocks(blocks).ok_or(AreaError::Geometry("segment_blocks"))?;
         let file_bytes = u64::from(in_file) * BLOCK_BYTES as u64;
-        let region = match self.medium.create(&name, file_bytes) {
-            Err(MediaError::NoSpace) => return Ok(false),
-            created => created?,
-        };
+        let region = self.medium.create(&name, file_bytes)?;
         let base = made.flip.get().checked_sub(1).expect("flips are counted from 1");
         let superblock = Superblock {
             magic: MAGIC,
@@ -412,7 +410,7 @@ impl Space {
         let mut allocator = BlockAllocator::format(region.clone(), BLOCK_BYTES as u64, in_file);
         allocator.allocate_at(Block::new(0), in_file - blocks);
         self.segments.insert(id, Segment::new(region, owner, blocks, allocator, base));
-        Ok(true)
+        Ok(())
     }
 
     /// The items of all segments as the next flip should name them.

@@ -12,7 +12,7 @@ use format::message::{Hello, MessageKind, Parcel, REFUSED_FULL, ROLE_GATEWAY, Ri
 use ipc::host::Time;
 use ipc::peer::{Peer, uid_of};
 use ipc::shared::read_only;
-use ipc::socket::{Connection, Listener, poll};
+use ipc::socket::{Connection, Listener, descriptors_left, descriptors_max, poll};
 use ipc::sync::Ordering;
 use ipc::sys::Descriptor;
 use pmem::Region;
@@ -27,8 +27,14 @@ use zerocopy::little_endian::U64;
 const GREETING: Duration = Duration::from_secs(5);
 /// The door looks this often whether the daemon ends.
 const LOOK: Duration = Duration::from_millis(100);
+/// So long, without a descriptor for another process, the door does not look who knocks.
+const PAUSE: Duration = Duration::from_millis(50);
 /// Processes that knocked and have not said their first words.
 const GREETING_MAX: usize = 256;
+/// Descriptors that a session takes, with those that are gone once it has begun.
+const SESSION_DESCRIPTORS: usize = 10;
+/// Most descriptors that are kept from sessions: for segments, and logs that grow.
+const KEPT_DESCRIPTORS_MAX: usize = 64;
 
 /// What the door is told.
 pub struct Door {
@@ -58,12 +64,20 @@ impl Core {
     pub fn keep_door(self: &Arc<Self>, door: &Door, serve: &dyn Fn(SessionId) -> Result<(), Error>) {
         let (mut knocked, mut inside): (Vec<Knocked>, Vec<Inside>) = (Vec::new(), Vec::new());
         // Acquire: pairs with the Release in `Daemon::stop`.
+        let mut is_open = true;
         while self.ending.load(Ordering::Acquire) == 0 {
-            self.watch(door, &knocked, &inside);
+            self.watch(door, is_open, &knocked, &inside);
+            is_open = true;
             // Those who greet leave a place, so only who says nothing is ever sent away for another.
             for _ in 0..GREETING_MAX {
-                // An error is no free descriptor: whoever knocks waits in the backlog.
-                let Ok(Some(connection)) = door.listener.accept() else { break };
+                let connection = match accept(door) {
+                    Ok(Some(connection)) => connection,
+                    Ok(None) => break,
+                    Err(_) => {
+                        is_open = false;
+                        break;
+                    }
+                };
                 let Ok(uid) = uid_of(&connection) else { continue };
                 if knocked.len() >= GREETING_MAX {
                     inside.extend(self.hear(door, &mut knocked, serve));
@@ -97,14 +111,16 @@ impl Core {
         come
     }
 
-    /// Waits until something happens at the door.
-    fn watch(&self, door: &Door, knocked: &[Knocked], inside: &[Inside]) {
+    /// Waits until something happens at the door. While it is not open, whoever knocks waits in the backlog, and is nothing
+    /// that happens.
+    fn watch(&self, door: &Door, is_open: bool, knocked: &[Knocked], inside: &[Inside]) {
         let asked = |descriptor: &Descriptor| libc::pollfd {
             fd: descriptor.raw(),
             events: libc::POLLIN | libc::POLLRDHUP,
             revents: 0,
         };
-        let mut all = vec![asked(door.listener.descriptor())];
+        let mut all = Vec::new();
+        all.extend(is_open.then(|| asked(door.listener.descriptor())));
         all.extend(knocked.iter().map(|guest| asked(guest.connection.descriptor())));
         for guest in inside {
             all.push(asked(guest.peer.connection().descriptor()));
@@ -113,7 +129,7 @@ impl Core {
         let lifelines = self.state.lock().heirs.lifelines();
         all.extend(lifelines.iter().map(|(_, lifeline)| asked(lifeline.descriptor())));
         // Whatever the wait ends with, the door looks at everything.
-        let _ = poll(&mut all, Some(LOOK));
+        let _ = poll(&mut all, Some(if is_open { LOOK } else { PAUSE }));
     }
 
     fn let_in(
@@ -123,6 +139,11 @@ impl Core {
         hello: &Hello,
         serve: &dyn Fn(SessionId) -> Result<(), Error>,
     ) -> Option<Inside> {
+        let wanted = kept_descriptors() + SESSION_DESCRIPTORS;
+        if descriptors_left(wanted) < wanted {
+            connection.refuse(REFUSED_FULL, "no descriptor is left for another session");
+            return None;
+        }
         let peer = Arc::new(Peer::new(connection).ok()?);
         let credentials = peer.credentials();
         let gateway = hello.role.get() == ROLE_GATEWAY;
@@ -190,6 +211,25 @@ impl Core {
         let descriptor = descriptor_of(region)?;
         Ok(peer.connection().send(MessageKind::Parcel, &[parcel.as_bytes()], &[&descriptor])?)
     }
+}
+
+/// Whoever knocks.
+///
+/// # Errors
+/// No descriptor is free for him, but for what is kept.
+fn accept(door: &Door) -> Result<Option<Connection>, ipc::Error> {
+    // Who greets is told that there is no session for him: for that more are free than for a session.
+    let kept = kept_descriptors() / 2;
+    if descriptors_left(kept + 1) <= kept {
+        return Err(ipc::Error::System { call: "accept4", errno: libc::EMFILE });
+    }
+    door.listener.accept()
+}
+
+/// Descriptors that no session and nobody at the door is given.
+fn kept_descriptors() -> usize {
+    let part = descriptors_max().map(|most| usize::try_from(most / 8).unwrap_or(usize::MAX));
+    part.unwrap_or(0).min(KEPT_DESCRIPTORS_MAX)
 }
 
 /// Who of those that say nothing, by their users, makes room for the next one: the longest there of the user who has

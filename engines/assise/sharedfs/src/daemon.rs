@@ -186,7 +186,7 @@ impl Daemon {
             kept: ready.kept,
             ejections: VecDeque::new(),
             failure: None,
-            full: false,
+            lacks: false,
             closing: false,
         };
         let core = Core {
@@ -302,9 +302,9 @@ impl Daemon {
     }
 
     /// Whether the daemon after a failure finds all that there was: a file is lost, or what holds the pool has no room for a
-    /// segment. After other failures of the medium nobody knows what is there.
+    /// segment, or this process no descriptor. After other failures of the medium nobody knows what is there.
     pub fn may_be_followed(&self) -> bool {
-        self.lost().is_some() || self.core.state.lock().full
+        self.lost().is_some() || self.core.state.lock().lacks
     }
 
     /// Waits until nothing is done any more, which may be for ever; gives why.

@@ -28,9 +28,12 @@ pub enum Error {
 }
 
 impl Error {
-    /// What holds the pool has no room, though the pool has some.
-    pub(crate) fn is_full(&self) -> bool {
-        matches!(self, Self::Media(MediaError::NoSpace) | Self::Area(AreaError::Medium(MediaError::NoSpace)))
+    /// What holds the pool has no room, though the pool has some, or no descriptor was free for one of its files.
+    pub(crate) fn is_shortage(&self) -> bool {
+        match self {
+            Self::Media(error) | Self::Area(AreaError::Medium(error)) => error.is_shortage(),
+            _ => false,
+        }
     }
 }
 

@@ -89,8 +89,8 @@ pub(crate) struct State {
     pub kept: Vec<InodeNumber>,
     /// Medium or tree failed, and how: nothing is done any more.
     pub failure: Option<String>,
-    /// What failed was that the medium is full.
-    pub full: bool,
+    /// What failed was that space on the medium, or a descriptor, lacked.
+    pub lacks: bool,
     /// The daemon ends: nobody is let in any more.
     pub closing: bool,
 }
@@ -185,7 +185,7 @@ impl State {
     pub fn stop(&mut self, why: &Error) {
         if self.failure.is_none() {
             self.failure = Some(why.to_string());
-            self.full = why.is_full();
+            self.lacks = why.is_shortage();
         }
     }
 
