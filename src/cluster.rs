@@ -47,6 +47,15 @@ pub struct Node {
     pub socket: PathBuf,
 }
 
+impl std::fmt::Display for MediumKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::File => "file",
+            Self::Memory => "memory",
+        })
+    }
+}
+
 /// The content of `hearth.toml`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Settings {

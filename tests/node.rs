@@ -154,6 +154,8 @@ fn mistakes_are_told_in_a_sentence() {
     assert_eq!(node.sh("cat $T/file").expect_success(), "there\n");
     node.hearth(&["down"]).expect_success();
     node.hearth(&["up", "--medium", "file"]).expect_failure("cannot be changed");
+    node.hearth(&["run", "--at", "/tmp/../there", "--", "true"])
+        .expect_failure("an absolute path without ..");
     let nowhere: PathBuf = node.dir.path().join("nowhere");
     let nowhere = nowhere.to_str().unwrap();
     limited(&[env!("CARGO_BIN_EXE_hearth"), "run", "--dir", nowhere, "--"], &["true"])

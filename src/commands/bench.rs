@@ -135,7 +135,7 @@ fn print_json(figures: &impl Serialize) -> Result<()> {
 
 fn print_operations(medium: MediumKind, beside: &Path, places: &[Place]) {
     println!(
-        "Medium {medium:?}; operations a second, and median microseconds of one, one after the other in a folder"
+        "Medium {medium}; operations a second, and median microseconds of one, one after the other in a folder"
     );
     println!("that nobody else uses: in the tree, on a tmpfs, and beside them in {}.", beside.display());
     println!("readdir is one listing of all files there; ratio: the tree's rate, of that of the tmpfs.");
@@ -161,7 +161,7 @@ fn print_operations(medium: MediumKind, beside: &Path, places: &[Place]) {
 
 fn print(medium: MediumKind, rows: &[Row]) {
     println!(
-        "Medium {medium:?}; median microseconds a call. The floor of a write is a non-temporal copy with checksum"
+        "Medium {medium}; median microseconds a call. The floor of a write is a non-temporal copy with checksum"
     );
     println!(
         "and fence of the same bytes, that of a read a memcpy, both measured in this run, in turns with what they"

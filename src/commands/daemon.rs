@@ -276,11 +276,7 @@ fn status(cluster: &Cluster, node: &Node, daemon: &Daemon) -> NodeStatus {
         pid: rustix::process::getpid().as_raw_nonzero().get(),
         tree: cluster.tree(node).display().to_string(),
         pool: node.pool.display().to_string(),
-        medium: match cluster.settings.medium {
-            MediumKind::File => "file",
-            MediumKind::Memory => "memory",
-        }
-        .to_owned(),
+        medium: cluster.settings.medium.to_string(),
         copies: 1,
         // Of a folder that cannot be looked at no more is promised than of memory.
         survives: cluster.survives(node).unwrap_or("process").to_owned(),

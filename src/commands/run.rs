@@ -9,7 +9,7 @@ use std::ffi::OsString;
 use std::io::ErrorKind;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 /// The variable that says where the program sees the tree.
@@ -22,9 +22,11 @@ pub(super) fn run(arguments: &Run) -> Result<ExitCode> {
         Some(path) if path == Path::new("/") => {
             return Err(Error::new("--at / would hide every other file"));
         }
-        Some(path) if path.is_absolute() => path.clone(),
+        Some(path) if path.is_absolute() && !path.components().any(|part| part == Component::ParentDir) => {
+            path.clone()
+        }
         Some(path) => {
-            return Err(Error::new(format!("--at {} must be an absolute path", path.display())));
+            return Err(Error::new(format!("--at {} must be an absolute path without ..", path.display())));
         }
         None => cluster.tree(node),
     };

@@ -86,7 +86,7 @@ fn agree(cluster: &Cluster, arguments: &Up) -> Result<()> {
         arguments.capacity.is_some_and(|mib| mib.saturating_mul(1 << 20) != settings.capacity_bytes);
     if other_medium || other_capacity {
         return Err(Error::new(format!(
-            "the cluster in {} exists with medium {:?} and capacity {} MiB; these cannot be changed",
+            "the cluster in {} exists with --medium {} and capacity {} MiB; these cannot be changed",
             cluster.dir.display(),
             settings.medium,
             settings.capacity_bytes >> 20
