@@ -220,3 +220,28 @@ fn reads_of_a_bad_range_fail() {
     assert_eq!(region.read(50, &mut bytes), Ok(()));
     assert_eq!(region.read(101, &mut bytes), Ok(()));
 }
+
+/// Whether a child that is forked has the only mapping of a file that this process has (`dc`: not copied on fork).
+fn is_for_children(file: &std::path::Path) -> bool {
+    let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let (_, of_file) = maps.split_once(file.to_str().unwrap()).unwrap();
+    let flags = of_file.lines().find(|line| line.starts_with("VmFlags:")).unwrap();
+    !flags.split_whitespace().any(|flag| flag == "dc")
+}
+
+#[test]
+fn what_came_as_a_descriptor_is_not_for_children() {
+    let folder = tempfile::tempdir().unwrap();
+    let medium = Medium::file(folder.path()).unwrap();
+    let (log, segment) = (folder.path().join("log"), folder.path().join("segment"));
+    let descriptor = |name| {
+        let region = medium.create(name, 1 << 20).unwrap();
+        region.descriptor().unwrap().try_clone_to_owned().unwrap()
+    };
+    let _log = Region::from_fd(descriptor("log"), Class::File).unwrap();
+    let _segment = ReadMapping::from_fd(descriptor("segment")).unwrap();
+    assert!(!is_for_children(&log) && !is_for_children(&segment));
+    let other = folder.path().join("other");
+    let _other = medium.create("other", 1 << 20).unwrap();
+    assert!(is_for_children(&other), "the flags are read");
+}
