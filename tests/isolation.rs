@@ -21,7 +21,7 @@ use ipc::sync::Word;
 use ipc::{Host, SystemHost};
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
@@ -592,8 +592,7 @@ fn forge_superblock(socket: &Path, hers: &[u64]) -> Stranger {
     stranger.log.read(0, &mut block).unwrap();
     let mut superblock = Superblock::decode(&block, format::superblock::FileKind::Log).unwrap();
     superblock.owner.set(ALICE.parse().unwrap());
-    let descriptor = stranger.log.descriptor().unwrap().try_clone_to_owned().unwrap();
-    fs::File::from(descriptor).write_all_at(&superblock.encode(), 0).unwrap();
+    stranger.log.write(0, &superblock.encode());
     stranger.append(Kind::Write, hers[1], |_| {}, b"forged");
     std::io::stdout().flush().unwrap();
     stranger
