@@ -1,7 +1,7 @@
 //! Who is at the other end of a connection, as the kernel vouches for it, and whether it still lives.
 //!
-//! A process's death is seen twice: the socket hangs up, and its pidfd becomes readable. Either ends its session
-//! (schedule 1.28): a child that inherited the socket keeps that open, and a process can close its socket and live.
+//! A process's death is seen twice: the socket hangs up, and its pidfd becomes readable. Either ends its session:
+//! a child that inherited the socket keeps that open, and a process can close its socket and live.
 
 use crate::error::Error;
 use crate::ring::Link;

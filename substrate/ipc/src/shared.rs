@@ -3,7 +3,7 @@
 //! Guarantees. A mapping is as long as was asked for and stays so (the size is sealed before anybody gets the
 //! descriptor and checked before it is mapped), so that no other process can make an access fail by SIGBUS. What
 //! another process may write is never a `&[u8]` or `&T`: it is seen as words (atomics), or copied out once.
-//! A forked child does not have the mappings (schedule 1.28).
+//! A forked child does not have the mappings.
 
 use crate::alive::AliveWord;
 use crate::error::Error;

@@ -1,6 +1,6 @@
 //! Reading (Assise §3.2.2): from the log index, then from the shared area through read-only mappings. Where the bytes
 //! are is found under the lock, they are copied outside of it, and then it is checked that what was copied was still
-//! what it had been: the log not reused, the file's generation not raised (schedule 1.19). What was found was true at
+//! what it had been: the log not reused, the file's generation not raised. What was found was true at
 //! the instant of the look, and the copy is of that instant.
 
 use crate::engine::LibFs;

@@ -1,5 +1,5 @@
 //! The door: processes knock at a socket, the kernel says who they are, and each gets a session with its
-//! descriptors. A process's death is seen by its socket or its pidfd, whichever tells first (schedule 1.28).
+//! descriptors. A process's death is seen by its socket or its pidfd, whichever tells first.
 //!
 //! One thread looks after the listener and all peers, and never waits for any of them: a greeting has a deadline,
 //! and a session that is to end is ended by the thread that serves it.

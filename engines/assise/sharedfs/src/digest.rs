@@ -302,8 +302,7 @@ pub(crate) fn apply_record(
 
 /// Whose segment new blocks of a file go to. The log's user reached the file by a permitted walk, or made it in a
 /// directory that it reached so; if the file is its own, every folder above let its owner through, and it may map
-/// the blocks. Root may map what it wrote to any file. Everybody else's blocks are the daemon's, and read by call
-/// (schedule 1.17).
+/// the blocks. Root may map what it wrote to any file. Everybody else's blocks are the daemon's, and read by call.
 fn owner_key(open: &OpenLog, item: Option<&InodeItem>) -> u32 {
     match item {
         Some(item) if record::is_own_file(open.caller.uid, item.uid.get()) => open.caller.uid,

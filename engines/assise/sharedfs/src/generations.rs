@@ -1,5 +1,5 @@
 //! The page of generations: one for the node, written here, mapped read-only by every LibFS, so that blocks can be
-//! used again without waiting for readers (schedule 1.19); behind them the word that says whether the daemon lives.
+//! used again without waiting for readers; behind them the word that says whether the daemon lives.
 
 use crate::error::Error;
 use format::InodeNumber;

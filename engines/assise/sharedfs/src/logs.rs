@@ -1,5 +1,5 @@
 //! Update logs as SharedFS reads them: by `pread` into memory of its own, never through a mapping, because the file
-//! belongs to a process that may change or truncate it at any time (schedule 1.21).
+//! belongs to a process that may change or truncate it at any time.
 //!
 //! Guarantees: whatever lies in the file, and however long it is made, reading gives frames that are whole, in order, and
 //! were fetched once, or ends; it neither panics, nor maps or allocates more than the largest log has, nor takes longer

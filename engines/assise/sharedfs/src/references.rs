@@ -1,6 +1,6 @@
 //! Open references: who has which inode open, apart from leases, so that an inode whose last name goes stays until
-//! the last one closes it (schedule 1.31), and so that a right to write that an opening gave outlives a change of
-//! mode (schedule 1.13).
+//! the last one closes it, and so that a right to write that an opening gave outlives a change of
+//! mode.
 //!
 //! A reference is one a session and inode, with rights united; the session counts its own descriptors.
 

@@ -1,8 +1,8 @@
 //! Everything that the daemon's one lock protects, and what is done under it in one go: table changes, flips,
 //! grants and their ends.
 //!
-//! Lock order: the daemon has one lock ([`crate::lock`]); under it the medium's own (of the test medium) are taken,
-//! nothing else. No lock is held across a wait; a flip under it is bounded by the limits of a batch.
+//! Lock order: the daemon has one lock ([`ipc::Lock`]); under it the medium's own are taken (of the test medium, and of
+//! the guard over mapped files), nothing else. No lock is held across a wait; a flip under it is bounded by the limits of a batch.
 
 use crate::config::Config;
 use crate::error::Error;

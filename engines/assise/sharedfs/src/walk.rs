@@ -1,4 +1,4 @@
-//! Walks, leases, openings: the calls by which a session comes to hold inodes (schedule 1.18: a grant is given only
+//! Walks, leases, openings: the calls by which a session comes to hold inodes (a grant is given only
 //! after a walk that SharedFS made).
 //!
 //! Every check is made on the area's attributes under a lease that the session holds at that moment, so what other
