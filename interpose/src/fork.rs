@@ -7,7 +7,8 @@
 //! **vfork** and `posix_spawn`: the child runs on its parent's memory, with a descriptor table of its own. The
 //! `syscall` of clone, clone3 and vfork stays in place (the kernel may return from it on another stack); around it
 //! the parent is asked what it is about to make. Until it goes on, whoever runs on its thread block is that child,
-//! and works on an overlay.
+//! and works on an overlay. From the overlay's first moment to its last the parent's signals are blocked, so that no
+//! handler of the parent's finds it; the child has the mask that the program set.
 
 use crate::descriptors::{self, Overlay};
 use crate::dispatch;
@@ -27,6 +28,8 @@ const PAGE: usize = 4096;
 const VFORK: u32 = 1;
 /// The same: one with memory of its own that was given files.
 const FORK: u32 = 2;
+/// The same: this is the child on its parent's memory, under way.
+const CHILD: u32 = 3;
 
 /// Maps the page.
 ///
@@ -91,6 +94,11 @@ pub unsafe extern "C" fn hearth_before(number: u64, first: u64) {
         local.cloning.store(if given { FORK } else { 0 }, Ordering::Relaxed);
         return;
     }
+    // A parent that does not sleep meanwhile may be the first to go on: there the mask stays as it is.
+    let sleeps = flags & libc::CLONE_VFORK as u64 != 0;
+    let mask = if sleeps { signals::block() } else { signals::mask() };
+    local.maker_mask.store(mask, Ordering::Relaxed);
+    local.maker.store(raw::process().cast_unsigned(), Ordering::Relaxed);
     local.inside(|| {
         let overlay = Box::into_raw(Box::new(Overlay::snapshot()));
         local.overlay.store(overlay, Ordering::Relaxed);
@@ -107,7 +115,7 @@ fn give() {
     }
 }
 
-/// After a clone, in parent and child: its result. Of a child that shares the parent's memory nothing is to be done.
+/// After a clone, in parent and child: its result.
 pub unsafe extern "C" fn hearth_after(result: u64, _first: u64) {
     let local = local();
     match local.cloning.load(Ordering::Relaxed) {
@@ -119,10 +127,16 @@ pub unsafe extern "C" fn hearth_after(result: u64, _first: u64) {
                 let_go(local, result);
             }
         }
-        VFORK if result != 0 => {
+        VFORK if result == 0 => {
+            local.cloning.store(CHILD, Ordering::Relaxed);
+            signals::set_mask(local.maker_mask.load(Ordering::Relaxed));
+        }
+        // A child may make children of its own: what it has is not theirs to end.
+        VFORK | CHILD if result != 0 && is_maker(local) => {
             local.cloning.store(0, Ordering::Relaxed);
             end_overlay(local);
             let_go(local, result);
+            signals::set_mask(local.maker_mask.load(Ordering::Relaxed));
         }
         _ => {}
     }
@@ -141,11 +155,17 @@ fn let_go(local: &Local, result: u64) {
     signals::deliver(local);
 }
 
+fn is_maker(local: &Local) -> bool {
+    local.maker.load(Ordering::Relaxed) == raw::process().cast_unsigned()
+}
+
 /// The child on this thread's memory is gone from it.
 fn end_overlay(local: &Local) {
-    // An exec of the child's never came back: what it left here is not the parent's.
+    // An exec of the child's never came back, or it was killed: what it left here is not the parent's, which could
+    // have no signal meanwhile.
     local.mode.store(0, Ordering::Relaxed);
     local.deferred.store(0, Ordering::Relaxed);
+    local.interrupted.store(0, Ordering::Relaxed);
     let overlay = local.overlay.swap(std::ptr::null_mut(), Ordering::Relaxed);
     // SAFETY: made by `hearth_before` on this thread; the child has exec'ed or ended.
     local.inside(|| drop(unsafe { Box::from_raw(overlay) }));

@@ -35,6 +35,10 @@ pub struct Local {
     pub given: AtomicU64,
     /// See [`Self::given`].
     pub lifeline: AtomicU32,
+    /// Process that made the overlay.
+    pub maker: AtomicU32,
+    /// Its signal mask, while a child is on this thread's memory (see `fork`).
+    pub maker_mask: AtomicU64,
 }
 
 /// Bytes kept for [`Local`] in the TLS block.
@@ -98,6 +102,8 @@ impl Local {
             info: [const { AtomicU64::new(0) }; SIGINFO_BYTES / 8],
             given: AtomicU64::new(0),
             lifeline: AtomicU32::new(0),
+            maker: AtomicU32::new(0),
+            maker_mask: AtomicU64::new(0),
         }
     }
 

@@ -26,6 +26,13 @@ const SA_RESTORER: u64 = 0x0400_0000;
 const DEFAULT: u64 = libc::SIG_DFL as u64;
 const IGNORE: u64 = libc::SIG_IGN as u64;
 
+/// Signals of instructions: blocking them kills.
+const FAULTS: u64 = 1 << (libc::SIGSEGV - 1)
+    | 1 << (libc::SIGBUS - 1)
+    | 1 << (libc::SIGFPE - 1)
+    | 1 << (libc::SIGILL - 1)
+    | 1 << (libc::SIGTRAP - 1);
+
 /// The kernel's `struct sigaction` of x86-64.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
@@ -240,6 +247,30 @@ pub fn after_failed_exec() {
     }
 }
 
+/// Blocks every signal of the thread that is not a fault; its mask from before.
+pub fn block() -> u64 {
+    change_mask(libc::SIG_BLOCK, Some(!FAULTS))
+}
+
+/// The thread's mask.
+pub fn mask() -> u64 {
+    change_mask(libc::SIG_BLOCK, None)
+}
+
+/// Puts back a mask.
+pub fn set_mask(mask: u64) {
+    change_mask(libc::SIG_SETMASK, Some(mask));
+}
+
+fn change_mask(how: i32, new: Option<u64>) -> u64 {
+    let mut before = 0u64;
+    let new = new.as_ref().map_or(0, |new| std::ptr::from_ref(new) as u64);
+    let arguments = [how as u64, new, (&raw mut before) as u64, 8];
+    // SAFETY: both words are ours and live across the call.
+    let _ = unsafe { raw::try_call(libc::SYS_rt_sigprocmask, &arguments) };
+    before
+}
+
 /// On the way out: delivers what waited. True if a wait was ended for it and its handler says that the call is to
 /// be made again.
 #[inline]
@@ -257,14 +288,10 @@ fn deliver_signal(local: &Local, signal: u32) -> bool {
     let mask = local.mask.load(Ordering::Relaxed);
     local.deferred.store(0, Ordering::Relaxed);
     let (process, thread) = (raw::number(raw::process()), raw::number(raw::thread()));
-    // SAFETY: queues a signal for this very thread with what the kernel said about it, then puts back the mask
-    // that the thread had before; both structures are ours.
-    unsafe {
-        let arguments = [process, thread, u64::from(signal), info.as_ptr() as u64];
-        let _ = raw::try_call(libc::SYS_rt_tgsigqueueinfo, &arguments);
-        let arguments = [libc::SIG_SETMASK as u64, (&raw const mask) as u64, 0, 8];
-        let _ = raw::try_call(libc::SYS_rt_sigprocmask, &arguments);
-    }
+    let arguments = [process, thread, u64::from(signal), info.as_ptr() as u64];
+    // SAFETY: queues a signal for this very thread with what the kernel said about it; the structure is ours.
+    let _ = unsafe { raw::try_call(libc::SYS_rt_tgsigqueueinfo, &arguments) };
+    set_mask(mask);
     restart
 }
 
@@ -300,11 +327,6 @@ unsafe extern "C" fn on_signal(_: i32, _: *mut libc::siginfo_t, _: *mut libc::uc
 /// Keeps the signal for the way out and blocks all others until then; a wait under way ends.
 #[cfg(target_arch = "x86_64")]
 unsafe fn defer(local: &Local, signal: i32, info: *mut libc::siginfo_t, context: *mut libc::ucontext_t) {
-    const UNBLOCKABLE: u64 = 1 << (libc::SIGSEGV - 1)
-        | 1 << (libc::SIGBUS - 1)
-        | 1 << (libc::SIGFPE - 1)
-        | 1 << (libc::SIGILL - 1)
-        | 1 << (libc::SIGTRAP - 1);
     for (index, word) in local.info.iter().enumerate() {
         // SAFETY: the kernel's structure has this many bytes.
         word.store(unsafe { info.cast::<u64>().add(index).read() }, Ordering::Relaxed);
@@ -313,7 +335,7 @@ unsafe fn defer(local: &Local, signal: i32, info: *mut libc::siginfo_t, context:
     unsafe {
         let mask = (&raw mut (*context).uc_sigmask).cast::<u64>();
         local.mask.store(*mask, Ordering::Relaxed);
-        *mask |= !UNBLOCKABLE;
+        *mask |= !FAULTS;
         let at = (*context).uc_mcontext.gregs[RIP] as u64;
         let (begin, call) = (hearth_wait_begin as *const () as u64, hearth_wait_call as *const () as u64);
         if (begin..=call).contains(&at) {

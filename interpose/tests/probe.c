@@ -648,6 +648,42 @@ static void statically(void) { /* descriptor 7 handed to a statically linked pro
     CHECK(execl("/nothing/static", "x", (char *)0) == -1 && write(fd, "!", 1) == 1);
 }
 
+static void is_unblocked(void) {
+    sigset_t mask;
+    CHECK(sigprocmask(SIG_SETMASK, 0, &mask) == 0);
+    for (int number = 1; number < 32; number++) CHECK(sigismember(&mask, number) == 0);
+}
+
+/* Signals that come while a child on the parent's memory is made and while it runs. */
+static void vfork_signals(void) {
+    int fd = make("a", "");
+    handler_fd = make("b", "");
+    struct sigaction action = {.sa_handler = handler, .sa_flags = SA_RESTART};
+    struct itimerval timer = {{0, 200}, {0, 200}}, off = {{0, 0}, {0, 0}};
+    CHECK(sigaction(SIGALRM, &action, 0) == 0);
+    for (int round = 0; round < 100; round++) {
+        CHECK(setitimer(ITIMER_REAL, &timer, 0) == 0);
+        int before = hits;
+        pid_t child = vfork();
+        if (child == 0) {
+            if (round % 3 == 0) { /* one of the child's own */
+                if (fork() == 0) _exit(0);
+                if (vfork() == 0) _exit(0);
+            }
+            close(fd);
+            execl("/bin/true", "true", (char *)0);
+            _exit(9);
+        }
+        wait_for(child);
+        is_unblocked();
+        for (int wait = 0; hits == before && wait < 10000; wait++) usleep(100);
+        CHECK(hits > before);
+        CHECK(setitimer(ITIMER_REAL, &off, 0) == 0 && lseek(fd, 0, SEEK_CUR) == 0);
+    }
+    struct stat st;
+    CHECK(fstat(handler_fd, &st) == 0 && st.st_size == hits);
+}
+
 static const struct {
     const char *name;
     void (*run)(void);
@@ -659,6 +695,7 @@ static const struct {
     {"program_faults", program_faults}, {"cancels", cancels}, {"directories", directories}, {"links", links},
     {"across", across}, {"attributes", attributes}, {"maps", maps}, {"refused", refused}, {"waits", waits},
     {"programs", programs}, {"statically", statically},
+    {"vfork_signals", vfork_signals},
 };
 
 int main(int count, char **arguments) {

@@ -187,6 +187,12 @@ fn signals_wait_for_the_way_out() {
 }
 
 #[test]
+fn signals_meet_children_and_the_next_program() {
+    let world = World::new();
+    world.probes(&["vfork_signals"]);
+}
+
+#[test]
 fn bad_memory_is_an_error_and_not_a_signal() {
     World::new().probe("bad_buffers");
 }
