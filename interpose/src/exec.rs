@@ -9,6 +9,9 @@
 //! A program file in the mount is copied into a memfd and run from there; a script is run by its interpreter. A
 //! program that cannot be preloaded (statically linked) gets real descriptors, if the mount also is one of the
 //! kernel's; else it keeps the placeholders and gets EBADF.
+//!
+//! The system call itself is made outside: a signal goes to its handler before it or is the next program's. What such a
+//! handler does to descriptors at the last moment is not in the record any more.
 
 use crate::calls::data::mount;
 use crate::descriptors::{self, Held};
@@ -348,17 +351,20 @@ impl Image {
             self.flags,
         ];
         let left_over = self.left_over();
-        if let Some(overlay) = local().borrowed() {
+        let local = local();
+        if let Some(overlay) = local.borrowed() {
             // The memory is the parent's: it is freed when the parent goes on.
             // SAFETY: only this child uses the overlay until then.
             unsafe { (*overlay).exec = Some(self) };
         }
-        // SAFETY: arrays and strings live in `self`, or in the overlay, across the call; what they point to of the
-        // program's is checked by the kernel.
-        let errno = match unsafe { raw::try_call(libc::SYS_execveat, &arguments) } {
-            Err(errno) => errno,
-            Ok(_) => Errno(libc::EIO),
-        };
+        let result = local.outside(|| {
+            // The next program inherits the mask, and what is pending: a signal that came meanwhile is this one's.
+            signals::deliver(local);
+            // SAFETY: arrays and strings live in `self`, or in the overlay, across the call; what they point to of
+            // the program's is checked by the kernel.
+            unsafe { raw::try_call(libc::SYS_execveat, &arguments) }
+        });
+        let errno = result.err().unwrap_or(Errno(libc::EIO));
         left_over.for_each(raw::close);
         errno
     }

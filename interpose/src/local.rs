@@ -126,6 +126,18 @@ impl Local {
         result
     }
 
+    /// Runs something as if outside, in the middle of what runs inside: signals go to the program.
+    pub fn outside<R>(&self, work: impl FnOnce() -> R) -> R {
+        let before = self.mode.load(Ordering::Relaxed);
+        self.mode.store(before & !INSIDE, Ordering::Relaxed);
+        // Pairs as in `inside`: what `work` does stays between the stores.
+        compiler_fence(Ordering::SeqCst);
+        let result = work();
+        compiler_fence(Ordering::SeqCst);
+        self.mode.store(before, Ordering::Relaxed);
+        result
+    }
+
     /// The overlay, if the thread is a child between vfork and exec.
     #[inline]
     pub fn borrowed(&self) -> Option<*mut crate::descriptors::Overlay> {

@@ -648,6 +648,10 @@ static void statically(void) { /* descriptor 7 handed to a statically linked pro
     CHECK(execl("/nothing/static", "x", (char *)0) == -1 && write(fd, "!", 1) == 1);
 }
 
+static void quiet_handler(int number) {
+    (void)number;
+}
+
 static void is_unblocked(void) {
     sigset_t mask;
     CHECK(sigprocmask(SIG_SETMASK, 0, &mask) == 0);
@@ -684,6 +688,31 @@ static void vfork_signals(void) {
     CHECK(fstat(handler_fd, &st) == 0 && st.st_size == hits);
 }
 
+/* A child's end is heard by a handler at any moment of an exec: the next program has the mask and hears the next one. */
+static void exec_signals(void) {
+    const char *left = getenv("PROBE_LEFT");
+    int rounds = left ? atoi(left) : 200;
+    is_unblocked();
+    if (rounds == 0) return;
+    if (!left) {
+        int fd = make("a", "");
+        CHECK(dup2(fd, 7) == 7);
+    }
+    CHECK(write(7, "x", 1) == 1 && lseek(7, 0, SEEK_CUR) == 201 - rounds);
+    struct sigaction action = {.sa_handler = quiet_handler};
+    CHECK(sigaction(SIGCHLD, &action, 0) == 0);
+    if (fork() == 0) {
+        usleep(rounds * 37 % 2500);
+        _exit(0);
+    }
+    char number[16];
+    snprintf(number, sizeof number, "%d", rounds - 1);
+    CHECK(setenv("PROBE_LEFT", number, 1) == 0);
+    CHECK(execl("/nothing", "x", (char *)0) == -1 && errno == ENOENT);
+    execl(self, self, "exec_signals", ".", (char *)0);
+    _exit(9);
+}
+
 static const struct {
     const char *name;
     void (*run)(void);
@@ -695,7 +724,7 @@ static const struct {
     {"program_faults", program_faults}, {"cancels", cancels}, {"directories", directories}, {"links", links},
     {"across", across}, {"attributes", attributes}, {"maps", maps}, {"refused", refused}, {"waits", waits},
     {"programs", programs}, {"statically", statically},
-    {"vfork_signals", vfork_signals},
+    {"vfork_signals", vfork_signals}, {"exec_signals", exec_signals},
 };
 
 int main(int count, char **arguments) {

@@ -189,7 +189,7 @@ fn signals_wait_for_the_way_out() {
 #[test]
 fn signals_meet_children_and_the_next_program() {
     let world = World::new();
-    world.probes(&["vfork_signals"]);
+    world.probes(&["vfork_signals", "exec_signals"]);
 }
 
 #[test]
