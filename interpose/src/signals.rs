@@ -13,6 +13,10 @@
 //! program's. A thread that has blocked SIGSEGV and then passes a bad buffer is killed, as the kernel does to
 //! every fault of a blocked signal.
 //!
+//! The C library's signal of a cancelled thread unwinds the stack below its handler. If functions of Rust's are there,
+//! which that would not survive, the handler is called where the unwinder finds nothing more: the cleanup functions
+//! run, and the thread ends.
+//!
 //! Where nothing is patched (other architectures) handlers stay as they are and run inside, on top of us.
 
 use crate::local::{Local, SIGINFO_BYTES, local};
@@ -22,6 +26,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Highest signal number, plus one.
 const SIGNALS: usize = 65;
+/// By which the C library tells a thread that it is cancelled.
+const SIGCANCEL: i32 = 32;
 const SA_RESTORER: u64 = 0x0400_0000;
 const DEFAULT: u64 = libc::SIG_DFL as u64;
 const IGNORE: u64 = libc::SIG_IGN as u64;
@@ -179,6 +185,16 @@ std::arch::global_asm!(
     "hearth_wait_end:",
     "mov rax, -4",
     "ret",
+    // hearth_last_frame(signal, info, context, handler): the unwinder does not know it, and ends here
+    ".globl hearth_last_frame",
+    ".hidden hearth_last_frame",
+    ".type hearth_last_frame, @function",
+    "hearth_last_frame:",
+    "push rbp",
+    "mov rbp, rsp",
+    "call rcx",
+    "pop rbp",
+    "ret",
 );
 
 #[cfg(target_arch = "x86_64")]
@@ -188,6 +204,21 @@ unsafe extern "C" {
     fn hearth_wait_begin();
     fn hearth_wait_call();
     fn hearth_wait_end();
+    fn hearth_last_frame(
+        signal: i32,
+        info: *mut libc::siginfo_t,
+        context: *mut libc::ucontext_t,
+        handler: u64,
+    );
+    /// The library's first byte, and the one after its code: the linker's names.
+    static __ehdr_start: u8;
+    static etext: u8;
+}
+
+/// True of an instruction of the library's.
+#[cfg(target_arch = "x86_64")]
+fn is_of_library(instruction: u64) -> bool {
+    ((&raw const __ehdr_start) as u64..(&raw const etext) as u64).contains(&instruction)
 }
 
 #[cfg(not(target_arch = "x86_64"))]
@@ -315,6 +346,12 @@ unsafe extern "C" fn on_signal(signal: i32, info: *mut libc::siginfo_t, context:
     if local.is_inside() && !sync {
         // SAFETY: as above.
         unsafe { defer(local, signal, info, context) };
+        return;
+    }
+    let wanted = WANTED[signal as usize].load().handler;
+    if signal == SIGCANCEL && !matches!(wanted, DEFAULT | IGNORE) && is_of_library(instruction) {
+        // SAFETY: the C library's own handler, with what the kernel gave. What it leaves on the stack is outside.
+        unsafe { hearth_last_frame(signal, info, context, wanted) };
         return;
     }
     // SAFETY: as above; it is the program's turn.

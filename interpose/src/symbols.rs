@@ -4,22 +4,46 @@
 //! point and other preloaded libraries see it. Ours end in `dispatch`, and in `errno`. On x86-64 everything else that
 //! libc does arrives by the patched instructions; on other architectures these names are all there is: what libc
 //! calls inside itself is missed there, and then meets a placeholder (EBADF).
+//!
+//! **Cancellation.** A thread ends in the C library's own way, by unwinding from where it is. A call of ours that POSIX
+//! names looks for that before it is served, while nothing of ours is on the stack but functions without destructors;
+//! what the library itself calls by these names while it is inside goes straight to the kernel, where nobody looks. A
+//! wait for a lock goes through libc, which lets it end.
 
 use crate::descriptors;
 use crate::dispatch::{self, Call, KINDS, Routed};
-use crate::raw::Arguments;
+use crate::local::local;
+use crate::raw::{self, Arguments};
 use std::ffi::CStr;
+use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A function that goes by a name of the C library's.
 struct Symbol {
     name: &'static CStr,
     next: AtomicUsize,
+    cancels: bool,
 }
 
 impl Symbol {
-    const fn new(name: &'static CStr) -> Self {
-        Self { name, next: AtomicUsize::new(0) }
+    const fn new(name: &'static CStr, number: usize) -> Self {
+        Self { name, next: AtomicUsize::new(0), cancels: is_cancellation_point(number) }
+    }
+
+    /// Ends the thread here if it was cancelled and this is a point for it.
+    #[inline]
+    fn point(&self) {
+        if self.cancels && !local().is_inside() {
+            // SAFETY: takes nothing. What it unwinds has no destructors: `answer` and the function of this name.
+            unsafe { pthread_testcancel() };
+        }
+    }
+
+    /// The library's own call, which is no cancellation point: the kernel's result.
+    fn call_kernel(&self, call: &Call) -> Option<i64> {
+        let own = cfg!(target_arch = "x86_64") && self.cancels && local().is_inside();
+        // SAFETY: the caller's own call of a function that is a system call and nothing else.
+        own.then(|| returned(unsafe { raw::call(call.number as u64, &call.arguments) }))
     }
 
     /// The next library's function.
@@ -45,10 +69,41 @@ impl Symbol {
         }
         // SAFETY: every function here takes words in registers; those beyond its own are ignored.
         unsafe {
-            let next: unsafe extern "C" fn(u64, u64, u64, u64, u64, u64) -> i64 = std::mem::transmute(next);
+            let next: unsafe extern "C-unwind" fn(u64, u64, u64, u64, u64, u64) -> i64 =
+                std::mem::transmute(next);
             next(a[0], a[1], a[2], a[3], a[4], a[5])
         }
     }
+}
+
+unsafe extern "C-unwind" {
+    fn pthread_testcancel();
+}
+
+/// Whether a thread that was cancelled ends at a function that makes this call: open, close, read and write in all
+/// their kinds, fsync, fdatasync, fallocate.
+const fn is_cancellation_point(number: usize) -> bool {
+    const OPENS: [usize; 3] = [2, 85, 257];
+    const MOVES: [usize; 11] = [0, 1, 17, 18, 19, 20, 295, 296, 326, 327, 328];
+    const OTHERS: [usize; 4] = [3, 74, 75, 285];
+    contains(&OPENS, number) || contains(&MOVES, number) || contains(&OTHERS, number)
+}
+
+const FCNTL: usize = 72;
+
+fn waits_for_lock(call: &Call) -> bool {
+    matches!(call.int(1), libc::F_SETLKW | libc::F_OFD_SETLKW) && !local().is_inside()
+}
+
+const fn contains(numbers: &[usize], number: usize) -> bool {
+    let mut index = 0;
+    while index < numbers.len() {
+        if numbers[index] == number {
+            return true;
+        }
+        index += 1;
+    }
+    false
 }
 
 fn fail(number: i32) -> i64 {
@@ -82,12 +137,18 @@ unsafe fn answer(symbol: &Symbol, order: Order, given: &Call) -> i64 {
         &reordered
     };
     let routed = if KINDS[call.number] != 1 {
+        symbol.point();
         dispatch::dispatch(call)
     } else if descriptors::is_ours(call.int(0)) {
+        symbol.point();
+        if cfg!(target_arch = "x86_64") && call.number == FCNTL && waits_for_lock(call) {
+            // SAFETY: the caller's promise. It comes back by the patched instruction.
+            return unsafe { symbol.call_next(&given.arguments) };
+        }
         dispatch::dispatch_ours(call)
     } else {
         // SAFETY: the caller's promise.
-        return unsafe { symbol.call_next(&given.arguments) };
+        return symbol.call_kernel(call).unwrap_or_else(|| unsafe { symbol.call_next(&given.arguments) });
     };
     match routed {
         Routed::Answered(result) => returned(result),
@@ -102,7 +163,11 @@ unsafe fn answer(symbol: &Symbol, order: Order, given: &Call) -> i64 {
 /// As [`answer`].
 #[inline(never)]
 unsafe fn go_on(symbol: &Symbol, order: Order, (given, call): (&Arguments, &Call), routed: Routed) -> i64 {
-    let paths;
+    if let Some(result) = symbol.call_kernel(call) {
+        return result;
+    }
+    // Not dropped by itself: a thread that ends in the call leaves it.
+    let mut paths = ManuallyDrop::new(Vec::new());
     let mut given = *given;
     match routed {
         Routed::Answered(_) | Routed::Kernel => {}
@@ -110,12 +175,12 @@ unsafe fn go_on(symbol: &Symbol, order: Order, (given, call): (&Arguments, &Call
             for (from, argument) in order.into_iter().zip(call.arguments).filter(|(from, _)| *from < ZERO) {
                 given[usize::from(from)] = argument;
             }
-            paths = redirected;
-            let _ = &paths;
+            paths = ManuallyDrop::new(redirected);
         }
     }
     // SAFETY: the caller's promise; a path that was replaced lives in `paths`.
     let result = unsafe { symbol.call_next(&given) };
+    drop(ManuallyDrop::into_inner(paths));
     if result as i32 == -1 && failed_to_find() {
         return dispatch::second_look(call.number, &call.arguments).map_or(result, returned);
     }
@@ -150,9 +215,10 @@ mod exported {
                         Ok(name) => name,
                         Err(_) => panic!("a name has no NUL inside"),
                     },
+                    $number,
                 );
                 #[unsafe(no_mangle)]
-                unsafe extern "C" fn $function(a: u64, b: u64, c: u64, d: u64, e: u64, f: u64) -> i64 {
+                unsafe extern "C-unwind" fn $function(a: u64, b: u64, c: u64, d: u64, e: u64, f: u64) -> i64 {
                     const ORDER: Order = $order;
                     // SAFETY: the program calls a function of this name.
                     unsafe { answer(&$symbol, ORDER, &Call { number: $number, arguments: [a, b, c, d, e, f] }) }

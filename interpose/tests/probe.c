@@ -440,6 +440,121 @@ static void cancels(void) {
     holds("a", "x");
 }
 
+static void is_unblocked(void) {
+    sigset_t mask;
+    CHECK(sigprocmask(SIG_SETMASK, 0, &mask) == 0);
+    for (int number = 1; number < 32; number++) CHECK(sigismember(&mask, number) == 0);
+}
+
+static int cancel_fd;
+static const char *fifo;
+
+static void *writes_forever(void *unused) {
+    char block[100] = {0};
+    for (;;) {
+        CHECK(write(cancel_fd, block, sizeof block) == sizeof block);
+        CHECK(lseek(cancel_fd, 0, SEEK_SET) == 0);
+    }
+    return unused;
+}
+
+static void *reads_forever(void *unused) {
+    char byte;
+    for (;;) CHECK(pread(cancel_fd, &byte, 1, 0) >= 0);
+    return unused;
+}
+
+static void *syncs_forever(void *unused) {
+    for (;;) CHECK(fsync(cancel_fd) == 0);
+    return unused;
+}
+
+static void *opens_forever(void *unused) {
+    for (;;) { /* one that ends at its close keeps the number: as natively */
+        int fd = open("a", O_RDONLY);
+        CHECK(fd >= 0 && close(fd) == 0);
+    }
+    return unused;
+}
+
+static void *prints_forever(void *unused) {
+    for (;;) { /* within the C library: a flush of one thread's own stream */
+        FILE *file = fopen("stream", "w");
+        CHECK(file);
+        for (int i = 0; i < 100; i++) CHECK(putc('x', file) == 'x' && fflush(file) == 0);
+        fclose(file);
+    }
+    return unused;
+}
+
+static void *waits_for_lock(void *unused) {
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    CHECK(fcntl(cancel_fd, F_SETLKW, &lock) == 0);
+    return unused;
+}
+
+static void *opens_fifo(void *unused) {
+    CHECK(open(fifo, O_RDONLY) >= 0);
+    return unused;
+}
+
+static void *is_not_cancelled(void *unused) {
+    CHECK(pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, 0) == 0);
+    for (int i = 0; i < 2000; i++) CHECK(pwrite(cancel_fd, "x", 1, 0) == 1);
+    return unused;
+}
+
+static void cancel(void *(*what)(void *), int rounds, int delay_us) {
+    for (int round = 0; round < rounds; round++) {
+        pthread_t thread;
+        void *result;
+        CHECK(pthread_create(&thread, 0, what, 0) == 0);
+        usleep(delay_us + round * 7 % 100);
+        CHECK(pthread_cancel(thread) == 0 && pthread_join(thread, &result) == 0);
+        CHECK(result == (what == is_not_cancelled ? 0 : PTHREAD_CANCELED));
+        CHECK(pwrite(cancel_fd, "y", 1, 0) == 1);
+        is_unblocked();
+    }
+}
+
+static void cancels_files(void) {
+    cancel_fd = make("a", "x");
+    cancel(writes_forever, 100, 500);
+    cancel(reads_forever, 50, 300);
+    cancel(syncs_forever, 20, 500);
+    cancel(opens_forever, 50, 500);
+    cancel(prints_forever, 100, 500);
+    cancel(is_not_cancelled, 5, 100);
+}
+
+/* Not for a mirror, which waits for its locks in the kernel. */
+static void cancels_waits(void) {
+    cancel_fd = make("a", "x");
+    char path[] = "/tmp/probe-XXXXXX", name[64];
+    CHECK(mkdtemp(path));
+    snprintf(name, sizeof name, "%s/fifo", path);
+    CHECK(mkfifo(name, 0600) == 0 && symlink(name, "link") == 0);
+    fifo = name;
+    cancel(opens_fifo, 3, 5000);
+    fifo = "link";
+    cancel(opens_fifo, 3, 5000);
+    CHECK(unlink(name) == 0 && rmdir(path) == 0);
+    int pipes[2];
+    char byte;
+    CHECK(pipe(pipes) == 0);
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(60); /* if nobody ends it */
+        waits_for_lock(0);
+        CHECK(write(pipes[1], "x", 1) == 1);
+        pause();
+    }
+    CHECK(read(pipes[0], &byte, 1) == 1);
+    cancel(waits_for_lock, 3, 5000);
+    CHECK(kill(child, SIGKILL) == 0 && waitpid(child, 0, 0) == child);
+    waits_for_lock(0);
+}
+
 static void directories(void) {
     char here[PATH_MAX], name[PATH_MAX];
     CHECK(getcwd(here, sizeof here) && mkdir("d", 0755) == 0 && mkdir("d/e", 0755) == 0);
@@ -652,12 +767,6 @@ static void quiet_handler(int number) {
     (void)number;
 }
 
-static void is_unblocked(void) {
-    sigset_t mask;
-    CHECK(sigprocmask(SIG_SETMASK, 0, &mask) == 0);
-    for (int number = 1; number < 32; number++) CHECK(sigismember(&mask, number) == 0);
-}
-
 /* Signals that come while a child on the parent's memory is made and while it runs. */
 static void vfork_signals(void) {
     int fd = make("a", "");
@@ -721,7 +830,8 @@ static const struct {
     {"fork_shares_offset", fork_shares_offset}, {"fork_exec", fork_exec}, {"inherits", inherits},
     {"vfork_exec", vfork_exec}, {"spawns", spawns}, {"threads", threads}, {"stdio", stdio},
     {"bad_buffers", bad_buffers}, {"signals", signals}, {"lock_waits", lock_waits},
-    {"program_faults", program_faults}, {"cancels", cancels}, {"directories", directories}, {"links", links},
+    {"program_faults", program_faults}, {"cancels", cancels}, {"cancels_files", cancels_files},
+    {"cancels_waits", cancels_waits}, {"directories", directories}, {"links", links},
     {"across", across}, {"attributes", attributes}, {"maps", maps}, {"refused", refused}, {"waits", waits},
     {"programs", programs}, {"statically", statically},
     {"vfork_signals", vfork_signals}, {"exec_signals", exec_signals},

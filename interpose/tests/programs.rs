@@ -177,7 +177,7 @@ fn a_static_program_gets_real_descriptors() {
 #[test]
 fn threads_and_cancellation() {
     let world = World::new();
-    world.probes(&["threads", "cancels"]);
+    world.probes(&["threads", "cancels", "cancels_files"]);
 }
 
 #[test]

@@ -1,0 +1,34 @@
+//! C cases of the preloaded library's own tests on the tree: those about what a mirror of a folder does not have, its
+//! waits, its locks, and what it holds while a thread is inside.
+
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "a test ends where something unexpected is")]
+
+mod harness;
+
+use harness::{Expect, Node, limited};
+
+/// Runs cases, each in a directory of its own.
+fn run(cases: &[&str]) {
+    let node = Node::up();
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/interpose/tests/probe.c");
+    let program = format!("{}/probe", node.dir());
+    limited(&["cc"], &["-O1", "-w", "-pthread", "-DDYNAMIC", "-o", &program, source]).expect_success();
+    for case in cases {
+        let folder = node.path(case);
+        node.sh(&format!("mkdir $T/{case}")).expect_success();
+        node.hearth(&["run", "--", "timeout", "-k5", "60", &program, case, &folder]).expect_success();
+    }
+    node.hearth(&["down"]).expect_success();
+    node.check();
+}
+
+#[test]
+fn signals_meet_children_and_the_next_program() {
+    run(&["vfork_signals", "exec_signals"]);
+}
+
+#[test]
+fn a_cancelled_thread_ends_between_calls_and_in_waits() {
+    run(&["cancels_files", "cancels_waits"]);
+}
