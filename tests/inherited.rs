@@ -275,3 +275,30 @@ fn they_are_there_after_a_restart_of_the_daemon() {
     assert_eq!(found, ["held", "held", "b'late\\n'", "free"]);
     nothing_is_left(&node);
 }
+
+#[test]
+fn an_offset_whose_user_was_killed_and_not_reaped_is_free() {
+    let node = Node::up();
+    let found = lines(
+        &node,
+        r#"
+        timeout 60 python3 - <<'END'
+import os, signal, time
+f = os.open("file", os.O_RDWR | os.O_CREAT)
+for round in range(60):
+    child = os.fork()
+    if child == 0:
+        data = bytes(1 << 20)
+        while True: os.pwrite(f, b"x", 0); os.lseek(f, 0, os.SEEK_SET); os.write(f, data)
+    time.sleep(0.02 + round % 7 / 1000)
+    os.kill(child, signal.SIGKILL)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    os.write(f, b"hello")
+    os.waitpid(child, 0)
+print("done")
+END
+        "#,
+    );
+    assert_eq!(found, ["done"]);
+    nothing_is_left(&node);
+}

@@ -171,13 +171,20 @@ fn wait_for(opening: &Opening, user: u32) -> u32 {
     if marked {
         let until = SystemHost.now().after(LOOK);
         SystemHost.wait(&opening.user, waited, Some(until));
-        // SAFETY: signal 0 is sent to nobody; the kernel only looks.
-        let found = unsafe { raw::try_call(libc::SYS_kill, &[u64::from(user & !WAITED_FOR), 0]) };
-        if found == Err(Errno(libc::ESRCH)) {
+        if has_ended(user & !WAITED_FOR) {
             let _ = opening.user.compare_exchange(waited, 0, Ordering::Relaxed, Ordering::Relaxed);
         }
     }
     WAITED_FOR
+}
+
+/// Whether a process uses nothing any more: it is gone, or only waits to be reaped, perhaps by this very one.
+fn has_ended(user: u32) -> bool {
+    // SAFETY: signal 0 is sent to nobody; the kernel only looks.
+    let found = unsafe { raw::try_call(libc::SYS_kill, &[u64::from(user), 0]) };
+    // Without /proc nobody seems to have started, this process included.
+    found == Err(Errno(libc::ESRCH))
+        || (SystemHost.started(user).is_none() && SystemHost.started(process()).is_some())
 }
 
 /// The family's number.
