@@ -302,3 +302,69 @@ END
     assert_eq!(found, ["done"]);
     nothing_is_left(&node);
 }
+
+#[test]
+fn offsets_are_shared_however_many_files_were_opened() {
+    let node = Node::up();
+    let found = lines(
+        &node,
+        r#"
+        # Each fork may have had what was open; the last file's offset is shared all the same.
+        exec 9<>first; echo 1 >&9; /bin/true
+        for ((i = 0; i < 66000; i++)); do : >x; done
+        (/bin/echo a; /bin/echo b) >f
+        { echo c; (echo d); } >g
+        cat f g
+        (echo 2) >&9; /bin/echo 3 >&9; cat first
+        python3 - <<'END'
+import os
+def fork():
+    child = os.fork()
+    if child: os.waitpid(child, 0)
+    return child
+files = []
+for index in range(3000):
+    files.append(os.open("many%d" % (index % 100), os.O_RDWR | os.O_CREAT | os.O_TRUNC))
+    if index % 1000 == 0 and fork() == 0: os._exit(0)
+for index in range(2900, 3000):
+    os.write(files[index], b"parent")
+    os.set_inheritable(files[index], True)
+if fork() == 0:
+    for index in range(2900, 3000): os.write(files[index], b"child")
+    os.execv("/bin/bash", ["bash", "-c", "".join("echo next >&%d;" % files[index] for index in range(2990, 3000))])
+print({os.pread(files[index], 99, 0) for index in range(2900, 2990)}, {os.pread(files[index], 99, 0) for index in range(2990, 3000)})
+maps = lambda: open("/proc/self/maps").read().count("hearth-openings")
+before = maps()
+for file in files: os.close(file)
+# The shell's, and the one that files are opened in.
+print(before, maps())
+END
+        "#,
+    );
+    let expected = ["a", "b", "c", "d", "1", "2", "3", "{b'parentchild'} {b'parentchildnext\\n'}", "4 2"];
+    assert_eq!(found, expected);
+    nothing_is_left(&node);
+}
+
+#[test]
+fn a_limit_on_the_size_of_files_ends_nobody() {
+    let node = Node::up();
+    // In blocks of 512 bytes: less than a page, a page, more.
+    for blocks in [1, 8, 1000] {
+        let found = lines(
+            &node,
+            &format!(r#"dash -c 'ulimit -f {blocks}; (echo a; (echo b); dash -c : ) >limited; cat limited'"#),
+        );
+        assert_eq!(found, ["a", "b"], "{blocks}");
+    }
+    let script = format!(
+        "sh -c 'ulimit -f 1000; exec {} run --dir {} -- sh -c \"(echo a; /bin/echo b) > {}; cat {}\"'",
+        env!("CARGO_BIN_EXE_hearth"),
+        node.dir(),
+        node.path("a"),
+        node.path("a"),
+    );
+    let said = harness::limited(&["sh", "-c"], &[&script]).expect_success();
+    assert_eq!(said, "a\nb\n");
+    nothing_is_left(&node);
+}

@@ -117,6 +117,7 @@ fn give() {
 
 /// After a clone, in parent and child: its result.
 pub unsafe extern "C" fn hearth_after(result: u64, _first: u64) {
+    crate::openings::note_fork();
     let local = local();
     match local.cloning.load(Ordering::Relaxed) {
         FORK => {

@@ -1,28 +1,37 @@
 //! What processes share of an open file after fork and exec: offset, flags, and who uses the offset now.
 //!
-//! It lies in a memfd that a family of processes maps: a child has the mapping from its parent, the next program
-//! after exec is given the memfd. A place is given away again only by a process that never forked while it had it,
-//! and never passed it on by exec: otherwise nobody knows who is the last. There are 65,536 places; who finds none
-//! left has an open file whose offset is not shared after a fork.
+//! It lies in places of *sheets*, memfds that the processes which share a file map: a child has the mapping from its
+//! parent, the next program after exec is given the memfds of the files that stay open. A place is given away again
+//! only by the process that took it and has not forked or passed it on since: otherwise nobody knows who is the last.
+//! A sheet that has none left is followed by another, and goes with the last process that has a file in it. So what
+//! was killed leaves nothing behind for good, and there are always places as long as there is memory.
 //!
-//! **Lock.** The offset's word holds the process that uses it. If that process dies, whoever waits takes the word
-//! over; the offset is then what it was before, or what the dead process made of it last.
+//! **Locks.** [`TURN`] is held where places are taken and given back and sheets come and go. The offset's word in a place
+//! holds the process that uses it; it comes after the turn. If that process dies, whoever waits takes the word over; the
+//! offset is then what it was before, or what the dead process made of it last.
 
-use crate::descriptors::{Internal, move_up};
+use crate::descriptors::move_up;
+use crate::local::local;
 use crate::mount::Errno;
 use crate::raw;
 use ipc::{Host, SystemHost, WAKE_ALL, Word};
-use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use sheet::Sheet;
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 use vfs::file::OpenState;
 
-/// Places of a family.
-const PLACES: usize = 1 << 16;
+mod sheet;
+
+/// Most places of a sheet. The first one is no file's.
+const PLACES: usize = 1024;
+/// Most sheets of a process.
+const SHEETS: usize = 1024;
 /// Somebody sleeps until the word is free. Above every process number.
 const WAITED_FOR: u32 = 1 << 31;
 /// A waiter looks this often whether the process that it waits for is alive.
 const LOOK: Duration = Duration::from_millis(20);
+/// In [`MINE`]: another process may have it too.
+const OTHERS_TOO: u32 = u32::MAX;
 
 /// One open file description.
 #[repr(C)]
@@ -32,35 +41,57 @@ struct Opening {
     offset: AtomicU64,
     /// The process that uses the offset, 0 for none; with [`WAITED_FOR`] if somebody waits.
     user: Word,
-    passed_on: AtomicBool,
-    filling: [u8; 3],
-    /// In the last place, which no open file takes: what tells the family's locks from those of others.
-    family: AtomicU64,
+    filling: u32,
+    /// In the first place: what tells the locks of the sheet's files from those of others.
+    sheet: AtomicU64,
 }
 
 const _: () = assert!(size_of::<Opening>() == 32);
 
-/// The family's table in this process: never unmapped.
-static TABLE: AtomicPtr<Opening> = AtomicPtr::new(std::ptr::null_mut());
-/// Slot of the memfd among the internal descriptors, plus one.
-static MEMFD: AtomicU32 = AtomicU32::new(0);
-/// Where the search for a free place begins.
-static NEXT: AtomicU32 = AtomicU32::new(0);
-/// This process has made another one that has all its places too.
-static FORKED: AtomicBool = AtomicBool::new(false);
-
+/// The process's sheets.
+static TABLE: [Sheet; SHEETS] = [const { Sheet::none() }; SHEETS];
+/// For each place how often the process had forked when it took it; [`OTHERS_TOO`], or 0 for one that it has not.
+static MINE: [AtomicU32; SHEETS * PLACES] = [const { AtomicU32::new(0) }; SHEETS * PLACES];
+/// The sheet that places are taken from, plus one.
+static CURRENT: AtomicU32 = AtomicU32::new(0);
+/// Counts forks, before and after each, from one on.
+static FORKS: AtomicU32 = AtomicU32::new(1);
+/// 1 while a thread changes the above.
+static TURN: Word = Word::new(0);
 /// This process, once it was asked for.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
-/// From now on another process has this one's places.
+/// The right to change the table.
+struct Turn;
+
+impl Turn {
+    fn take() -> Self {
+        // Acquire pairs with the Release below.
+        while TURN.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            SystemHost.wait(&TURN, 1, Some(SystemHost.now().after(LOOK)));
+        }
+        Self
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        TURN.store(0, Ordering::Release);
+        SystemHost.wake(&TURN, WAKE_ALL);
+    }
+}
+
+/// Before and after a fork: what the process has now, another one may have too.
 pub fn note_fork() {
-    FORKED.store(true, Ordering::Relaxed);
+    // SeqCst, with the load in `give_back`: a place that was taken before or between the two is never given back.
+    FORKS.fetch_add(1, Ordering::SeqCst);
 }
 
 /// This process is such another one.
 pub fn note_child() {
     note_fork();
     PROCESS.store(0, Ordering::Relaxed);
+    TURN.store(0, Ordering::Relaxed);
 }
 
 fn process() -> u32 {
@@ -73,84 +104,132 @@ fn process() -> u32 {
     process
 }
 
-/// The state of an open file description, for as long as any process has it open.
+/// The state of an open file description, for as long as any process has it open: its number in this process.
 #[derive(Clone, Copy, Debug)]
 pub struct Place(u32);
 
 impl Place {
-    /// Takes a free place; none if the table cannot be had or is full.
-    pub fn take() -> Option<Self> {
-        let table = table()?;
-        let start = NEXT.fetch_add(1, Ordering::Relaxed) as usize;
-        (0..PLACES - 1).map(|step| (start + step) % (PLACES - 1)).find_map(|index| {
-            let place = &table[index];
+    fn new(sheet: usize, index: usize) -> Self {
+        Self((sheet * PLACES + index) as u32)
+    }
+
+    /// Takes a free place.
+    ///
+    /// # Errors
+    /// EMFILE: neither a place nor a further sheet can be had.
+    pub fn take() -> Result<Self, Errno> {
+        let _turn = Turn::take();
+        let sheet = match CURRENT.load(Ordering::Relaxed).checked_sub(1) {
+            Some(current) => {
+                if let Some(place) = Self::take_of(current as usize) {
+                    return Ok(place);
+                }
+                // Others may find its free places; here the next one comes.
+                let next = sheet::make()?;
+                release(current as usize, next);
+                next
+            }
+            None => sheet::make()?,
+        };
+        if local().borrowed().is_none() {
+            CURRENT.store(sheet as u32 + 1, Ordering::Relaxed);
+        }
+        Self::take_of(sheet).ok_or(Errno(libc::EMFILE))
+    }
+
+    fn take_of(sheet: usize) -> Option<Self> {
+        let places = TABLE[sheet].places();
+        let start = TABLE[sheet].next.fetch_add(1, Ordering::Relaxed) as usize;
+        (0..places.len() - 1).map(|step| 1 + (start + step) % (places.len() - 1)).find_map(|index| {
+            let place = &places[index];
             // Acquire pairs with the Release of `give_back`.
             place.taken.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).ok()?;
             place.offset.store(0, Ordering::Relaxed);
             place.flags.store(0, Ordering::Relaxed);
-            place.passed_on.store(false, Ordering::Relaxed);
-            Some(Self(index as u32))
+            let taken = Self::new(sheet, index);
+            taken.hold(FORKS.load(Ordering::SeqCst));
+            Some(taken)
         })
     }
 
-    /// Gives it back, if nobody else can have it.
-    pub fn give_back(self) {
-        if !FORKED.load(Ordering::Relaxed) && !self.opening().passed_on.load(Ordering::Relaxed) {
-            // Release pairs with the Acquire of `take`.
-            self.opening().taken.store(0, Ordering::Release);
+    /// It is this process's from now on.
+    fn hold(self, how: u32) {
+        if MINE[self.0 as usize].swap(how, Ordering::Relaxed) == 0 {
+            self.sheet().held.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// Its number, and a descriptor of the table for the next program: inherited by exec, to be closed there.
+    /// The process has it no more. If nobody else can have it, another file may.
+    pub fn give_back(self) {
+        let _turn = Turn::take();
+        let taken = MINE[self.0 as usize].swap(0, Ordering::Relaxed);
+        if taken == FORKS.load(Ordering::SeqCst) {
+            // Release pairs with the Acquire of `take_of`.
+            self.opening().taken.store(0, Ordering::Release);
+        }
+        let sheet = self.0 as usize / PLACES;
+        let last = self.sheet().held.fetch_sub(1, Ordering::Relaxed) == 1;
+        // What a child on borrowed memory closes, its parent has still mapped.
+        if last && local().borrowed().is_none() && CURRENT.load(Ordering::Relaxed) != sheet as u32 + 1 {
+            TABLE[sheet].end();
+        }
+    }
+
+    /// Its number in its sheet, and a descriptor of that for the next program: inherited by exec, to be closed there.
     ///
     /// # Errors
     /// EMFILE.
     pub fn pass_on(self) -> Result<(u32, i32), Errno> {
-        self.opening().passed_on.store(true, Ordering::Relaxed);
-        let memfd = Internal::from_slot(MEMFD.load(Ordering::Acquire) - 1);
-        Ok((self.0, move_up(memfd.number(), false)?))
+        let _turn = Turn::take();
+        MINE[self.0 as usize].store(OTHERS_TOO, Ordering::Relaxed);
+        let memfd = self.sheet().memfd().ok_or(Errno(libc::EMFILE))?;
+        Ok((self.0 % PLACES as u32, move_up(memfd, false)?))
     }
 
     /// The other side of it. Takes the descriptor.
     pub fn adopt(number: u32, memfd: i32) -> Option<Self> {
-        if TABLE.load(Ordering::Acquire).is_null() {
-            install(memfd)?;
-        } else {
-            raw::close(memfd);
-        }
-        let place = ((number as usize) < PLACES).then_some(Self(number))?;
-        place.opening().passed_on.store(true, Ordering::Relaxed);
+        let _turn = Turn::take();
+        let sheet = sheet::adopt(memfd)?;
+        let index = number as usize;
+        let known = (1..TABLE[sheet].places().len()).contains(&index);
+        let place = known.then(|| Self::new(sheet, index))?;
+        place.hold(OTHERS_TOO);
         Some(place)
     }
 
-    /// A number for the locks of this description, the same in all processes of the family.
+    /// A number for the locks of this description, the same in all processes that have it.
     pub fn owner(self) -> u64 {
-        (family() << 16) | u64::from(self.0)
+        let sheet = self.sheet().places()[0].sheet.load(Ordering::Relaxed);
+        (sheet << 16) | u64::from(self.0 % PLACES as u32)
+    }
+
+    #[inline]
+    fn sheet(self) -> &'static Sheet {
+        &TABLE[self.0 as usize / PLACES]
     }
 
     #[inline]
     fn opening(self) -> &'static Opening {
-        &table().expect("a place was taken from the table")[self.0 as usize]
+        &self.sheet().places()[self.0 as usize % PLACES]
+    }
+}
+
+/// Ends a sheet that nothing is taken from any more, if the process has no file in it. The turn is the caller's.
+fn release(sheet: usize, next: usize) {
+    let unused = TABLE[sheet].held.load(Ordering::Relaxed) == 0;
+    if unused && sheet != next && local().borrowed().is_none() {
+        TABLE[sheet].end();
     }
 }
 
 impl OpenState for Place {
     fn with_offset(&self, change: &mut dyn FnMut(&mut u64)) {
+        lock(self.opening());
         let opening = self.opening();
-        let mut mark = 0;
-        loop {
-            // Acquire pairs with the Release below: the offset is what the last user left.
-            match opening.user.compare_exchange(0, process() | mark, Ordering::Acquire, Ordering::Relaxed) {
-                Ok(_) => break,
-                Err(other) => mark = wait_for(opening, other),
-            }
-        }
         let mut offset = opening.offset.load(Ordering::Relaxed);
         change(&mut offset);
         opening.offset.store(offset, Ordering::Relaxed);
-        if opening.user.swap(0, Ordering::Release) & WAITED_FOR != 0 {
-            SystemHost.wake(&opening.user, WAKE_ALL);
-        }
+        unlock(opening);
     }
 
     fn flags(&self) -> i32 {
@@ -158,7 +237,27 @@ impl OpenState for Place {
     }
 
     fn set_flags(&self, flags: i32) {
-        self.opening().flags.store(flags, Ordering::Relaxed);
+        // With the word: who copies the place meanwhile has it.
+        self.with_offset(&mut |_| self.opening().flags.store(flags, Ordering::Relaxed));
+    }
+}
+
+/// Takes the word of a place.
+fn lock(opening: &Opening) {
+    let mut mark = 0;
+    loop {
+        // Acquire pairs with the Release of `unlock`: the offset is what the last user left.
+        match opening.user.compare_exchange(0, process() | mark, Ordering::Acquire, Ordering::Relaxed) {
+            Ok(_) => break,
+            Err(other) => mark = wait_for(opening, other),
+        }
+    }
+}
+
+fn unlock(opening: &Opening) {
+    // Release pairs with the Acquire of `lock`.
+    if opening.user.swap(0, Ordering::Release) & WAITED_FOR != 0 {
+        SystemHost.wake(&opening.user, WAKE_ALL);
     }
 }
 
@@ -185,60 +284,4 @@ fn has_ended(user: u32) -> bool {
     // Without /proc nobody seems to have started, this process included.
     found == Err(Errno(libc::ESRCH))
         || (SystemHost.started(user).is_none() && SystemHost.started(process()).is_some())
-}
-
-/// The family's number.
-fn family() -> u64 {
-    let Some(table) = table() else { return 0 };
-    let fresh = SystemHost.random() >> 16;
-    match table[PLACES - 1].family.compare_exchange(0, fresh, Ordering::Relaxed, Ordering::Relaxed) {
-        Ok(_) => fresh,
-        Err(known) => known,
-    }
-}
-
-#[inline]
-fn table() -> Option<&'static [Opening]> {
-    let mut start = TABLE.load(Ordering::Acquire);
-    if start.is_null() {
-        make()?;
-        start = TABLE.load(Ordering::Acquire);
-    }
-    // SAFETY: mapped for `PLACES` openings, never unmapped; made of atomics, so shared writing is defined.
-    Some(unsafe { std::slice::from_raw_parts(NonNull::new(start)?.as_ptr(), PLACES) })
-}
-
-/// Makes a family's table.
-#[cold]
-fn make() -> Option<()> {
-    // SAFETY: a name, and no memory of ours is written.
-    let memfd = unsafe {
-        raw::try_call(libc::SYS_memfd_create, &[c"hearth-openings".as_ptr() as u64, libc::MFD_CLOEXEC as u64])
-    };
-    install(memfd.ok()? as i32)
-}
-
-/// Maps a memfd as this process's table and keeps it; closes it if another thread was faster.
-fn install(memfd: i32) -> Option<()> {
-    let bytes = PLACES * size_of::<Opening>();
-    // SAFETY: the descriptor is ours; the new mapping touches no other memory.
-    let mapped = unsafe {
-        raw::try_call(libc::SYS_ftruncate, &[raw::number(memfd), bytes as u64]).ok()?;
-        let rights = (libc::PROT_READ | libc::PROT_WRITE) as u64;
-        raw::try_call(
-            libc::SYS_mmap,
-            &[0, bytes as u64, rights, libc::MAP_SHARED as u64, raw::number(memfd), 0],
-        )
-        .ok()?
-    };
-    let start = mapped as *mut Opening;
-    if TABLE.compare_exchange(std::ptr::null_mut(), start, Ordering::AcqRel, Ordering::Acquire).is_err() {
-        raw::close(memfd);
-        // SAFETY: mapped just now, and known to nobody.
-        unsafe { raw::try_call(libc::SYS_munmap, &[mapped, bytes as u64]).ok()? };
-        return Some(());
-    }
-    let kept = Internal::keep(memfd).ok()?;
-    MEMFD.store(kept.slot() + 1, Ordering::Release);
-    Some(())
 }

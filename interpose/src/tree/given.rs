@@ -76,7 +76,7 @@ pub(super) fn access_of(flags: i32) -> Access {
 
 /// An open file as it is given away.
 pub(super) fn given(open: &Open) -> Given {
-    let owner = open.place.map(|place| LockOwner::Description(place.owner()));
+    let owner = Some(LockOwner::Description(open.place.owner()));
     Given { inode: open.inode, access: access_of(open.flags), owner }
 }
 

@@ -115,7 +115,7 @@ struct Open {
     /// What that path led to: another file that has the name now is not it.
     inode: InodeNumber,
     flags: i32,
-    place: Option<openings::Place>,
+    place: openings::Place,
 }
 
 /// The file in one process.
@@ -317,8 +317,7 @@ fn handle_of(open: Open) -> Handle {
 }
 
 /// The file with its state where other processes see it. A place that was just taken gets the flags.
-fn shared(file: File, place: Option<openings::Place>, new: bool) -> File {
-    let Some(place) = place else { return file };
+fn shared(file: File, place: openings::Place, new: bool) -> File {
     let (flags, mut offset) = (place.flags(), 0);
     place.with_offset(&mut |known| offset = *known);
     let file = file.shared(Box::new(place), place.owner());
@@ -334,13 +333,16 @@ impl Mount for Tree {
     fn open(&self, place: Place<'_>, flags: i32, mode: u32) -> Result<Handle> {
         let base = place.dir.as_ref().map_or(&b""[..], |dir| &open_of(dir).path);
         let path = joined(base, place.path);
-        let file = self.client()?.open(self.place(&place)?, flags, mode).map_err(stop_of)?;
+        let client = self.client()?;
+        // First: what cannot be shared is not opened, nor made.
+        let state = openings::Place::take()?;
+        let opened = self.place(&place).and_then(|place| client.open(place, flags, mode).map_err(stop_of));
+        let file = opened.inspect_err(|_| state.give_back())?;
         let inode = file.inode();
-        let shared_place = openings::Place::take();
-        let file = shared(file, shared_place, true);
+        let file = shared(file, state, true);
         let current = Box::into_raw(Box::new(Current { era: self.era(), file }));
         let current = AtomicPtr::new(current);
-        Ok(handle_of(Open { current, path, inode, flags, place: shared_place }))
+        Ok(handle_of(Open { current, path, inode, flags, place: state }))
     }
 
     fn close(&self, file: Handle) {
@@ -359,9 +361,7 @@ impl Mount for Tree {
         } else if self.attached.load(Ordering::Acquire).is_null() {
             self.say_closed(&open);
         }
-        if let Some(place) = open.place {
-            place.give_back();
-        }
+        open.place.give_back();
     }
 
     fn read(&self, file: Handle, at: Option<u64>, into: &mut [IoSliceMut<'_>]) -> Result<usize> {
@@ -529,8 +529,7 @@ impl Mount for Tree {
 
     fn export(&self, file: Handle) -> Result<Vec<u8>> {
         let open = open_of(&file);
-        let place = open.place.ok_or(Errno(libc::EMFILE))?;
-        let (number, memfd) = place.pass_on()?;
+        let (number, memfd) = open.place.pass_on()?;
         let mut token = Vec::with_capacity(TOKEN_NUMBERS + open.path.len());
         token.extend_from_slice(&number.to_le_bytes());
         token.extend_from_slice(&memfd.to_le_bytes());
@@ -546,7 +545,7 @@ impl Mount for Tree {
         let place = openings::Place::adopt(word(0) as u32, word(4)).ok_or(Errno(libc::EINVAL))?;
         let inode = u64::from_le_bytes(numbers[12..].try_into().expect("eight bytes"));
         let (current, inode) = (AtomicPtr::default(), InodeNumber::new(inode));
-        Ok(handle_of(Open { current, path: path.to_vec(), inode, flags: word(8), place: Some(place) }))
+        Ok(handle_of(Open { current, path: path.to_vec(), inode, flags: word(8), place }))
     }
 
     fn kernel_file(&self, _file: Handle) -> Option<i32> {

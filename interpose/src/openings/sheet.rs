@@ -1,0 +1,188 @@
+//! A sheet of places: a memfd and its mapping in this process.
+//!
+//! It is as large as the process's limit on files allows (whole pages); where that allows none it is memory that a child
+//! shares and the next program after an exec does not. Who calls here has the turn.
+
+use super::{CURRENT, Opening, PLACES, TABLE};
+use crate::descriptors::Internal;
+use crate::local::local;
+use crate::mount::Errno;
+use crate::raw;
+use ipc::{Host, SystemHost};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+
+const PAGE: u64 = 4096;
+const BYTES_MAX: u64 = (PLACES * size_of::<Opening>()) as u64;
+
+/// A sheet as one process has it.
+pub(super) struct Sheet {
+    /// None if there is no such sheet. It is set last, and unset first.
+    start: AtomicPtr<Opening>,
+    bytes: AtomicU64,
+    /// Slot of the memfd among the internal descriptors, plus one.
+    kept: AtomicU32,
+    /// The number of a memfd that only a child on borrowed memory has, plus one.
+    borrowed: AtomicI32,
+    /// What tells the memfd from others; 0 for memory without one.
+    inode: AtomicU64,
+    /// How many of its places the process has.
+    pub held: AtomicU32,
+    /// Where the search for a free place begins.
+    pub next: AtomicU32,
+}
+
+impl Sheet {
+    pub const fn none() -> Self {
+        Self {
+            start: AtomicPtr::new(std::ptr::null_mut()),
+            bytes: AtomicU64::new(0),
+            kept: AtomicU32::new(0),
+            borrowed: AtomicI32::new(0),
+            inode: AtomicU64::new(0),
+            held: AtomicU32::new(0),
+            next: AtomicU32::new(0),
+        }
+    }
+
+    /// Its places.
+    #[inline]
+    pub fn places(&self) -> &'static [Opening] {
+        let start = NonNull::new(self.start.load(Ordering::Acquire)).expect("a place is in a sheet");
+        let count = self.bytes.load(Ordering::Relaxed) as usize / size_of::<Opening>();
+        // SAFETY: mapped for so many openings, and unmapped only when the process has no place in it; made of atomics,
+        // so shared writing is defined.
+        unsafe { std::slice::from_raw_parts(start.as_ptr(), count) }
+    }
+
+    /// Its memfd, for a call made at once.
+    pub fn memfd(&self) -> Option<i32> {
+        let kept = self.kept.load(Ordering::Relaxed).checked_sub(1);
+        let kept = kept.map(|slot| Internal::from_slot(slot).number());
+        kept.or(self.borrowed.load(Ordering::Relaxed).checked_sub(1).filter(|fd| *fd >= 0))
+    }
+
+    /// The process has no file in it: it goes.
+    pub fn end(&self) {
+        let start = self.start.swap(std::ptr::null_mut(), Ordering::AcqRel);
+        if let Some(slot) = self.kept.swap(0, Ordering::Relaxed).checked_sub(1) {
+            Internal::from_slot(slot).close();
+        }
+        self.borrowed.store(0, Ordering::Relaxed);
+        self.inode.store(0, Ordering::Relaxed);
+        // SAFETY: the sheet's own mapping, in which no place is used any more.
+        let _ =
+            unsafe { raw::try_call(libc::SYS_munmap, &[start as u64, self.bytes.load(Ordering::Relaxed)]) };
+    }
+
+    /// Keeps a memfd of its own. In a child on borrowed memory, whose descriptors the parent has not, as long as it lives.
+    fn keep(&self, memfd: Option<i32>) -> Result<(), Errno> {
+        self.inode.store(memfd.map_or(0, inode_of), Ordering::Relaxed);
+        match memfd {
+            Some(memfd) if local().borrowed().is_some() => self.borrowed.store(memfd + 1, Ordering::Relaxed),
+            Some(memfd) => self.kept.store(Internal::keep(memfd)?.slot() + 1, Ordering::Relaxed),
+            None => {}
+        }
+        Ok(())
+    }
+}
+
+/// Takes over the sheet of a memfd, and the descriptor: its number in this process.
+pub(super) fn adopt(memfd: i32) -> Option<usize> {
+    let inode = inode_of(memfd);
+    let known = |sheet: &Sheet| {
+        !sheet.start.load(Ordering::Relaxed).is_null() && sheet.inode.load(Ordering::Relaxed) == inode
+    };
+    if let Some(found) = TABLE.iter().position(known) {
+        raw::close(memfd);
+        return Some(found);
+    }
+    let bytes = status(memfd).map_or(0, |status| status.st_size as u64).min(BYTES_MAX) & !(PAGE - 1);
+    if bytes == 0 {
+        raw::close(memfd);
+        return None;
+    }
+    install(Some(memfd), bytes).ok()
+}
+
+/// Makes a sheet: its number.
+#[cold]
+pub(super) fn make() -> Result<usize, Errno> {
+    let (memfd, bytes) = fresh();
+    let made = install(memfd, bytes)?;
+    TABLE[made].places()[0].sheet.store(SystemHost.random() >> 16, Ordering::Relaxed);
+    Ok(made)
+}
+
+/// A memfd as large as a sheet, or as the limits allow; and how large it is.
+fn fresh() -> (Option<i32>, u64) {
+    let mut limit = [0u64; 2];
+    let arguments = [0, libc::RLIMIT_FSIZE as u64, 0, limit.as_mut_ptr() as u64];
+    // SAFETY: the kernel fills the two words.
+    let known = unsafe { raw::try_call(libc::SYS_prlimit64, &arguments) };
+    // What is longer than the limit costs the program a signal that ends it.
+    let bytes = if known.is_ok() { limit[0].min(BYTES_MAX) & !(PAGE - 1) } else { BYTES_MAX };
+    if bytes == 0 {
+        return (None, BYTES_MAX);
+    }
+    let arguments = [c"hearth-openings".as_ptr() as u64, libc::MFD_CLOEXEC as u64];
+    // SAFETY: a name, and no memory of ours is written.
+    let Ok(memfd) = (unsafe { raw::try_call(libc::SYS_memfd_create, &arguments) }) else {
+        return (None, BYTES_MAX);
+    };
+    let memfd = memfd as i32;
+    // SAFETY: the descriptor is ours.
+    match unsafe { raw::try_call(libc::SYS_ftruncate, &[raw::number(memfd), bytes]) } {
+        Ok(_) => (Some(memfd), bytes),
+        Err(_) => {
+            raw::close(memfd);
+            (None, BYTES_MAX)
+        }
+    }
+}
+
+fn map(memfd: Option<i32>, bytes: u64) -> Result<u64, Errno> {
+    let rights = (libc::PROT_READ | libc::PROT_WRITE) as u64;
+    let anonymous = if memfd.is_none() { libc::MAP_ANONYMOUS } else { 0 };
+    let flags = (libc::MAP_SHARED | anonymous) as u64;
+    let memfd = memfd.map_or(u64::MAX, raw::number);
+    // SAFETY: the new mapping touches no other memory.
+    unsafe { raw::try_call(libc::SYS_mmap, &[0, bytes, rights, flags, memfd, 0]) }
+}
+
+/// Maps a memfd as one more sheet. Takes the descriptor.
+fn install(memfd: Option<i32>, bytes: u64) -> Result<usize, Errno> {
+    let free = |(index, sheet): &(usize, &Sheet)| {
+        sheet.start.load(Ordering::Relaxed).is_null() && CURRENT.load(Ordering::Relaxed) != *index as u32 + 1
+    };
+    let Some((number, sheet)) = TABLE.iter().enumerate().find(free) else {
+        memfd.into_iter().for_each(raw::close);
+        return Err(Errno(libc::EMFILE));
+    };
+    let start = map(memfd, bytes).map_err(|_| {
+        memfd.into_iter().for_each(raw::close);
+        Errno(libc::EMFILE)
+    })?;
+    sheet.keep(memfd).inspect_err(|_| {
+        // SAFETY: mapped just now, and known to nobody.
+        let _ = unsafe { raw::try_call(libc::SYS_munmap, &[start, bytes]) };
+    })?;
+    sheet.bytes.store(bytes, Ordering::Relaxed);
+    sheet.held.store(0, Ordering::Relaxed);
+    sheet.next.store(0, Ordering::Relaxed);
+    sheet.start.store(start as *mut Opening, Ordering::Release);
+    Ok(number)
+}
+
+fn status(fd: i32) -> Option<libc::stat> {
+    let mut status = std::mem::MaybeUninit::<libc::stat>::zeroed();
+    // SAFETY: the kernel fills the structure, of which all bits zero are a value too.
+    unsafe {
+        raw::try_call(libc::SYS_fstat, &[raw::number(fd), status.as_mut_ptr() as u64]).ok()?;
+        Some(status.assume_init())
+    }
+}
+
+fn inode_of(fd: i32) -> u64 {
+    status(fd).map_or(0, |status| status.st_ino)
+}
