@@ -62,7 +62,7 @@ pub struct NodeStatus {
     /// Sessions that were ended by force since the daemon started, the oldest forgotten: the user, and why.
     #[serde(default)]
     pub forced_ends: Vec<String>,
-    /// What the recovery at the daemon's start found damaged in logs: acknowledged, and lost.
+    /// What the recovery at the daemon's start found damaged in logs and in the ledger: acknowledged, and lost.
     #[serde(default)]
     pub losses: Vec<String>,
     /// Why nothing is done any more, or why the daemon before this one ended of itself.

@@ -19,6 +19,12 @@ pub(super) fn run(arguments: &PoolFolder) -> Result<ExitCode> {
     if let Err(why) = ledger(&medium) {
         report.findings.push(format!("file {LEDGER}: {why}"));
     }
+    match sharedfs::check(&medium) {
+        Ok(findings) => report.findings.extend(findings),
+        // What is wrong with the files as such was found before.
+        Err(_) if !report.is_clean() => {}
+        Err(why) => report.findings.push(why.to_string()),
+    }
     if arguments.json {
         println!("{}", json(&report));
     } else {
@@ -27,7 +33,7 @@ pub(super) fn run(arguments: &PoolFolder) -> Result<ExitCode> {
     Ok(ExitCode::from(if report.is_clean() { 0 } else { 1 }))
 }
 
-/// The ledger's file, without which no daemon starts. What its entries say is judged by the daemon that reads them.
+/// The ledger's file, without which no daemon starts.
 fn ledger(medium: &Medium) -> std::result::Result<(), MediaError> {
     let superblock = |name, kind| {
         let region = medium.open_read_only(name)?;

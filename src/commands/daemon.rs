@@ -189,7 +189,14 @@ fn open(cluster: &Cluster, node: &Node) -> Result<(Daemon, Vec<String>)> {
     let lost = |(log, last): &(LogUid, Sequence)| {
         format!("log {log}: the record after {last} is damaged; it and those behind it did not count")
     };
-    let losses: Vec<String> = recovered.damaged.iter().map(lost).collect();
+    let unjudged = |(last, names): &(Sequence, Vec<String>)| {
+        let kept = names.join(", ");
+        format!(
+            "the ledger: the entry after {last} is damaged; records that need it did not count, and are kept: {kept}"
+        )
+    };
+    let losses: Vec<String> =
+        recovered.damaged.iter().map(lost).chain(recovered.kept.iter().map(unjudged)).collect();
     losses.iter().for_each(|loss| error!(loss));
     Ok((daemon, losses))
 }

@@ -37,6 +37,13 @@ pub enum CutReason {
     Damaged,
 }
 
+impl CutReason {
+    /// Whether another entry in the ledger might have made the record count.
+    pub(crate) fn is_of_the_ledger(self) -> bool {
+        matches!(self, Self::Refused(_) | Self::Contradiction(_))
+    }
+}
+
 /// How far a step of a digest came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {

@@ -5,6 +5,7 @@
 //! gives. What a flip contains is released: the entries before it are not needed any more. Settled lazily, by who
 //! needs it.
 
+use crate::damage::{LedgerEnd, ledger_end};
 use crate::error::Error;
 use crate::table::{Change, Grant, OpenLog, Table};
 use format::checksum::Salt;
@@ -26,6 +27,9 @@ const LEDGER_UID: LogUid = LogUid::new(u64::MAX);
 
 /// Where its ring begins.
 const RING_START: u64 = BLOCK_BYTES as u64;
+
+/// Lives of the ledger, the last ones, whose entries are told from damaged ones.
+const LIVES_MAX: usize = 4096;
 
 /// A change that no flip contains yet, and where the ledger goes on after its entry.
 pub(crate) struct Pending {
@@ -50,6 +54,15 @@ pub(crate) struct Anchor {
     /// The next entry's place; position 0 for a ledger that was never written.
     pub next: Place,
     pub incarnation: Incarnation,
+}
+
+/// What replaying a ledger found.
+#[derive(Debug)]
+pub(crate) struct Replayed {
+    /// The place behind the last entry.
+    pub next: Place,
+    /// What stands there.
+    pub end: LedgerEnd,
 }
 
 impl Ledger {
@@ -101,15 +114,14 @@ impl Ledger {
         Ok(region)
     }
 
-    /// Replays what stands after the last flip into `table`, and gives the place behind the last entry. Writes
-    /// nothing.
+    /// Replays what stands after the last flip into `table`, and says how it ends. Writes nothing.
     pub fn replay(
         medium: &Medium,
         pool: PoolUid,
         anchor: Anchor,
         table: &mut Table,
         mut seen: impl FnMut(&Entry<'_>, LeaseVersion),
-    ) -> Result<Place, Error> {
+    ) -> Result<Replayed, Error> {
         let region = Self::open_file(medium, pool)?;
         let from = Place { position: anchor.next.position.max(RING_START), sequence: anchor.next.sequence };
         let salt = Salt::of_log(LEDGER_UID, anchor.incarnation);
@@ -128,7 +140,10 @@ impl Ledger {
             seen(&entry, header.version);
             table.apply(&entry, header.version);
         }
-        Ok(frames.place())
+        let next = frames.place();
+        let lives = (0..anchor.incarnation.get()).rev().take(LIVES_MAX);
+        let earlier = lives.map(|life| Salt::of_log(LEDGER_UID, Incarnation::new(life)));
+        Ok(Replayed { next, end: ledger_end(&region, RING_START, salt, next, earlier)? })
     }
 
     /// Begins a new life of the ledger: empty, after all that was replayed. The caller has made a flip that says so
@@ -323,9 +338,9 @@ mod tests {
         ledger.close_log(two, Sequence::new(4)).unwrap();
         let mut table = Table::default();
         let anchor = Ledger::anchor_after(Sequence::new(0), Incarnation::new(1));
-        let place = Ledger::replay(&medium, POOL, anchor, &mut table, |_, _| {}).unwrap();
+        let replayed = Ledger::replay(&medium, POOL, anchor, &mut table, |_, _| {}).unwrap();
         assert_eq!(&table, ledger.table());
-        assert_eq!(place.sequence, ledger.last().next());
+        assert_eq!((replayed.next.sequence, replayed.end), (ledger.last().next(), LedgerEnd::Whole));
         // Another life does not see what this one wrote.
         let other = Ledger::anchor_after(Sequence::new(0), Incarnation::new(2));
         let mut empty = Table::default();

@@ -10,6 +10,7 @@
 //! entitlement revived.
 
 use crate::config::Config;
+use crate::damage::{Kept, LedgerEnd, anchor_of, life_of, table_of, unaccounted};
 use crate::digest::{CutReason, Halt, apply_record};
 use crate::error::Error;
 use crate::ledger::{Anchor, Ledger, names_version};
@@ -24,8 +25,7 @@ use format::record::{Operation, Record};
 use format::{Epoch, Incarnation, InodeNumber, LeaseVersion, LogUid, Sequence};
 use ipc::Digested;
 use pmem::Medium;
-use pmem::ring::Place;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A log that is digested to its end has this life until it is removed.
 const CLOSED: Incarnation = Incarnation::new(0);
@@ -41,6 +41,8 @@ pub struct Recovered {
     pub cuts: Vec<(LogUid, CutReason)>,
     /// Logs that did not end where reading them did: the record after this one is damaged, and those behind it are lost.
     pub damaged: Vec<(LogUid, Sequence)>,
+    /// The ledger's entry after this one is damaged, and logs could not be judged by it: what is kept of them in the pool.
+    pub kept: Option<(Sequence, Vec<String>)>,
     /// Inodes without a name that were removed.
     pub orphans: u64,
 }
@@ -67,6 +69,9 @@ struct Recovery<'a> {
     numbers: Numbers,
     next_version: LeaseVersion,
     recovered: Recovered,
+    /// How the ledger ended, and where logs go that it says too little of.
+    ledger_end: LedgerEnd,
+    unjudged: Kept<'a>,
 }
 
 /// What the daemon before left behind beside the pool's contents.
@@ -94,12 +99,15 @@ pub(crate) fn recover(
         numbers: Numbers { next_inode: counters.next_inode, next_log: counters.next_log },
         next_version: counters.next_lease_version,
         recovered: Recovered::default(),
+        ledger_end: LedgerEnd::Whole,
+        unjudged: Kept::new(medium, config, Incarnation::new(counters.ledger_incarnation)),
     };
     // All that was promised is there as long as nothing shared becomes anybody's own.
     recovery.area.keep(u64::MAX, 0);
     recovery.restore_table()?;
     let last = recovery.replay_ledger(&counters)?;
     recovery.digest_logs()?;
+    recovery.finish_kept(last)?;
     let anchor = Ledger::anchor_after(last, Incarnation::new(counters.ledger_incarnation).next());
     recovery.move_ledger(&anchor)?;
     recovery.tell_programs(left)?;
@@ -114,22 +122,17 @@ pub(crate) fn recover(
 impl Recovery<'_> {
     /// Takes the logs and grants that the last flip holds.
     fn restore_table(&mut self) -> Result<(), Error> {
-        for (uid, item) in self.area.logs()? {
-            let (groups, grants) = (self.area.groups(uid)?, self.area.grants(uid)?);
-            let digested = Digested { sequence: item.digested, position: item.position.get() };
-            self.progress.insert(uid, digested);
-            self.table.restore(uid, &item, groups, &grants);
-        }
+        (self.table, self.progress) = table_of(&self.area)?;
         Ok(())
     }
 
     /// Takes what the ledger said since; gives its last entry.
     fn replay_ledger(&mut self, counters: &Counters) -> Result<Sequence, Error> {
-        let next = Place { position: counters.ledger_position, sequence: counters.ledger_sequence.next() };
-        let anchor = Anchor { next, incarnation: Incarnation::new(counters.ledger_incarnation) };
-        let pool = self.area.pool();
+        let (anchor, pool) = (anchor_of(counters), self.area.pool());
+        let mut named = BTreeSet::new();
         let (numbers, next_version) = (&mut self.numbers, &mut self.next_version);
-        let place = Ledger::replay(self.medium, pool, anchor, &mut self.table, |entry, version| {
+        let replayed = Ledger::replay(self.medium, pool, anchor, &mut self.table, |entry, version| {
+            named.insert(entry.log);
             if names_version(&entry.event) {
                 *next_version = (*next_version).max(version.next());
             }
@@ -138,7 +141,23 @@ impl Recovery<'_> {
                 numbers.next_inode = numbers.next_inode.max(range_end(&body));
             }
         })?;
-        Ok(Sequence::new(place.sequence.get() - 1))
+        self.ledger_end = replayed.end;
+        if replayed.end != LedgerEnd::Whole {
+            let known = |uid| self.table.log(uid).is_some() || named.contains(&uid);
+            for log in unaccounted(self.medium, self.config.log_bytes_max, known)? {
+                self.unjudged.keep(&log.name)?;
+                let uid = life_of(&log.name).map(|(uid, _)| uid.next());
+                self.numbers.next_log = self.numbers.next_log.max(uid.unwrap_or_default());
+            }
+        }
+        Ok(Sequence::new(replayed.next.sequence.get() - 1))
+    }
+
+    /// Before the ledger moves on: what is kept because of its end.
+    fn finish_kept(&mut self, last: Sequence) -> Result<(), Error> {
+        let names = self.unjudged.finish()?;
+        self.recovered.kept = (!names.is_empty()).then_some((last, names));
+        Ok(())
     }
 
     /// The counters of a flip that leaves the ledger where it is.
@@ -177,6 +196,10 @@ impl Recovery<'_> {
                     at = next;
                     if reason.is_none() && file.goes_on_behind(at)? {
                         self.recovered.damaged.push((uid, at.sequence));
+                    }
+                    if self.ledger_end != LedgerEnd::Whole && reason.is_some_and(CutReason::is_of_the_ledger)
+                    {
+                        self.unjudged.keep(&file.name)?;
                     }
                     self.recovered.cuts.extend(reason.map(|reason| (uid, reason)));
                     return self.close_log(uid, open, at);

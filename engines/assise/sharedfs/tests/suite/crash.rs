@@ -156,9 +156,13 @@ fn check(opened: Opened, medium: &Medium, point: &Point) -> Result<(), String> {
         Model::Pages => point.returned.iter().filter_map(|mark| mark.checked_sub(SYNCED)).max().unwrap_or(0),
     };
     let begun = point.returned.iter().map(|mark| mark % SYNCED).max().unwrap_or(0) + 1;
-    let Some((daemon, _)) = opened else {
+    let Some((daemon, recovered)) = opened else {
         return if point.returned.is_empty() { Ok(()) } else { Err("the pool is lost".to_owned()) };
     };
+    // Pages may keep what relied on an entry that nobody had waited for, and not the entry.
+    if point.model == Model::Lines && recovered.kept.is_some() {
+        return Err(format!("a crash was taken for damage: {:?}", recovered.kept));
+    }
     let mut client = Client::attach(&daemon, user(0));
     let found = numbers(&client)?;
     let prefix: Vec<u64> = (1..=found.len() as u64).collect();

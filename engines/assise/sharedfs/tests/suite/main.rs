@@ -6,6 +6,7 @@
 mod client;
 mod crash;
 mod crash_operations;
+mod damaged_ledger;
 mod door;
 mod hand_over;
 mod hole;
