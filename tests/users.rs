@@ -205,3 +205,134 @@ for last in (3000, 65536 + 1):
     let (no, read) = ("EACCES EACCES", "done EACCES");
     assert_eq!(found, [no, read, no, no, no, read, no, read].join(" "));
 }
+
+/// What a user's program does who finds the memory in which offsets are shared.
+const EVIL: &str = r#"
+EVIL = '''
+import ctypes
+def places():
+    for line in open("/proc/self/maps"):
+        if "hearth-openings" in line:
+            start, end = (int(address, 16) for address in line.split()[0].split("-"))
+            yield from range(start, end, 32)
+def tear():
+    found = [place for place in places() if ctypes.c_uint32.from_address(place).value]
+    moved = [ctypes.c_uint64.from_address(place + 8).value for place in found]
+    for place in places():
+        ctypes.c_uint64.from_address(place + 8).value = 0
+        ctypes.c_uint32.from_address(place + 16).value = 1
+    return sorted(moved)
+'''
+import ctypes, mmap, signal
+exec(EVIL)
+SHOW = ['python3', '-c', EVIL + 'print(*tear(), flush=True)']
+code = mmap.mmap(-1, 4096, prot=7)
+# mov eax, edi; mov edi, esi; mov edx, esi; syscall; ret: setresuid that nobody sees.
+code.write(bytes.fromhex('89f889f789f20f05c3'))
+unseen = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_int, ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(code)))
+def child(act):
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid == 0:
+        try: act()
+        finally: os._exit(1)
+    os.waitpid(pid, 0)
+def spawn(user):
+    os.dup2(given.fileno(), 0); user(); os.execvp(SHOW[0], SHOW)
+"#;
+
+#[test]
+fn what_another_user_does_to_shared_memory_moves_nobodys_offset() {
+    let node = Node::up();
+    let script = r#"
+os.chmod(T, 0o777)
+log = os.open(T + '/rootlog', os.O_RDWR | os.O_CREAT, 0o600)
+given = open(T + '/given', 'w+'); given.write('12345'); given.flush()
+count = 0
+def check():
+    # On the offset that the process has in fact, which a hang or a fall back would show.
+    global count
+    os.write(log, b'%d\n' % count); count += 1
+    sys.stdout.flush()
+    if os.pread(log, 99, 0) != b''.join(b'%d\n' % index for index in range(count)): sys.exit('overwritten')
+check()
+subprocess.run(['setpriv', '--reuid', '65534', '--regid', '65534', '--clear-groups'] + SHOW, stdin=given, check=True)
+check()
+subprocess.run(SHOW, stdin=given, user=65534, check=True)
+check()
+child(lambda: spawn(lambda: become(65534)))
+check()
+child(lambda: spawn(lambda: unseen(117, 65534)))
+check()
+# Who can go back until the exec, not after it; also on its parent's memory, without a fork.
+child(lambda: spawn(lambda: os.setresuid(65534, 65534, 0)))
+check()
+def act():
+    os.setresuid(65534, 0, 0); os.dup2(given.fileno(), 0)
+    os.waitpid(os.posix_spawnp(SHOW[0], SHOW, os.environ, resetids=True), 0); os._exit(0)
+child(act)
+check()
+# Without an exec, with what it has open itself, from where it is on.
+def act():
+    become(65534)
+    os.write(log, b'by nobody')
+    print(os.lseek(log, 0, os.SEEK_CUR), flush=True)
+    tear(); os._exit(0)
+child(act)
+os.ftruncate(log, os.lseek(log, 0, os.SEEK_CUR))
+check()
+"#;
+    let found = words(&node, &format!("{EVIL}{script}"));
+    let Some(found) = found else { return };
+    // What it was given is at 5; what else it had open when it became that user, it saw before.
+    assert_eq!(found, "5 4 5 5 6 5 8 5 10 5 23");
+}
+
+#[test]
+fn who_can_go_back_shares_its_offsets_all_the_time() {
+    let node = Node::up();
+    let script = r#"
+os.chmod(T, 0o777)
+log = os.open(T + '/log', os.O_RDWR | os.O_CREAT)
+os.write(log, b'a')
+def act():
+    os.seteuid(1000); os.write(log, b'b'); os.stat(T); os.seteuid(0); os.write(log, b'c'); os._exit(0)
+child(act)
+os.write(log, b'd'); os.seteuid(1000)
+child(lambda: (os.write(log, b'e'), os._exit(0)))
+os.seteuid(0); os.write(log, b'f')
+# Once it is another one, it shares them with its own children, and over an exec.
+def act():
+    become(1000)
+    os.write(log, b'g')
+    child(lambda: (os.write(log, b'h'), os._exit(0)))
+    os.dup2(log, 1); os.execvp('sh', ['sh', '-c', 'printf i; (printf j); /usr/bin/printf k'])
+child(act)
+print(os.pread(log, 99, 0).decode(), os.lseek(log, 0, os.SEEK_CUR))
+"#;
+    let found = words(&node, &format!("{EVIL}{script}"));
+    let Some(found) = found else { return };
+    assert_eq!(found, "abcdefghijk 6");
+}
+
+#[test]
+fn a_set_user_id_program_is_handed_no_memory() {
+    let node = Node::up();
+    let script = r#"
+import shutil, tempfile
+os.chmod(T, 0o777)
+with tempfile.TemporaryDirectory(dir='/var/tmp') as folder:
+    os.chmod(folder, 0o755)
+    program = folder + '/find'
+    shutil.copy(shutil.which('find'), program); os.chmod(program, 0o4755)
+    def act():
+        become(65534)
+        os.dup2(os.open(T + '/mine', os.O_RDWR | os.O_CREAT), 0)
+        os.execv(program, ['find', '/proc/self/fd/', '-lname', '*hearth-*', '-printf', '%l '])
+    child(act)
+print('done')
+"#;
+    let found = words(&node, &format!("{EVIL}{script}"));
+    let Some(found) = found else { return };
+    assert_eq!(found, "done");
+}

@@ -320,7 +320,7 @@ impl Image {
         Ok(passage.token)
     }
 
-    /// True for an ELF program without an interpreter: it would find placeholders.
+    /// True for an ELF program without an interpreter, and one for another user: it would find placeholders.
     fn cannot_be_preloaded(&self) -> bool {
         let flags = libc::O_RDONLY | libc::O_CLOEXEC;
         let opened = match self.program {
@@ -330,8 +330,9 @@ impl Image {
         let Ok(fd) = opened else { return false };
         let mut bytes = [0; 4096];
         let got = raw::read_at(fd, &mut bytes, 0).unwrap_or(0);
+        let changes = crate::identity::is_changed_by(fd);
         raw::close(fd);
-        is_static(&bytes[..got])
+        changes || is_static(&bytes[..got])
     }
 
     /// Descriptors to be closed if it does not succeed.

@@ -37,6 +37,7 @@ mod dispatch;
 mod entry;
 mod exec;
 mod fork;
+mod identity;
 mod local;
 mod memory;
 pub mod mount;

@@ -4,13 +4,15 @@
 //! parent, the next program after exec is given the memfds of the files that stay open. A place is given away again
 //! only by the process that took it and has not forked or passed it on since: otherwise nobody knows who is the last.
 //! A sheet that has none left is followed by another, and goes with the last process that has a file in it. So what
-//! was killed leaves nothing behind for good, and there are always places as long as there is memory.
+//! was killed leaves nothing behind for good, and there are always places as long as there is memory. No two users share
+//! a sheet: a process that becomes another one takes copies.
 //!
 //! **Locks.** [`TURN`] is held where places are taken and given back and sheets come and go. The offset's word in a place
 //! holds the process that uses it; it comes after the turn. If that process dies, whoever waits takes the word over; the
 //! offset is then what it was before, or what the dead process made of it last.
 
 use crate::descriptors::move_up;
+use crate::identity::Users;
 use crate::local::local;
 use crate::mount::Errno;
 use crate::raw;
@@ -92,6 +94,16 @@ pub fn note_child() {
     note_fork();
     PROCESS.store(0, Ordering::Relaxed);
     TURN.store(0, Ordering::Relaxed);
+}
+
+/// The process may be another user from now on: what that one may write decides about nobody else's files. So it goes on
+/// with sheets of its own, before it runs anything as that user, unless it can become again whom it shares them with.
+pub fn note_user() {
+    let _turn = Turn::take();
+    let now = Users::now();
+    if sheet::is_somebody_else(now) {
+        sheet::leave(now);
+    }
 }
 
 fn process() -> u32 {
@@ -182,8 +194,17 @@ impl Place {
     pub fn pass_on(self) -> Result<(u32, i32), Errno> {
         let _turn = Turn::take();
         MINE[self.0 as usize].store(OTHERS_TOO, Ordering::Relaxed);
+        let index = self.0 % PLACES as u32;
+        let next = Users::after_exec();
+        if sheet::is_somebody_else(next) {
+            if local().borrowed().is_some() {
+                // The memory is the parent's, who stays who it is.
+                return Ok((index, sheet::copy_of_one(self.sheet(), index as usize)?));
+            }
+            sheet::leave(next);
+        }
         let memfd = self.sheet().memfd().ok_or(Errno(libc::EMFILE))?;
-        Ok((self.0 % PLACES as u32, move_up(memfd, false)?))
+        Ok((index, move_up(memfd, false)?))
     }
 
     /// The other side of it. Takes the descriptor.

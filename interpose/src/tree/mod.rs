@@ -574,6 +574,7 @@ impl Mount for Tree {
     }
 
     fn user_changed(&self) {
+        openings::note_user();
         self.note_user();
     }
 
