@@ -368,3 +368,28 @@ fn a_limit_on_the_size_of_files_ends_nobody() {
     assert_eq!(said, "a\nb\n");
     nothing_is_left(&node);
 }
+
+#[test]
+fn who_comes_later_moves_no_offset() {
+    let node = Node::up();
+    let found = lines(
+        &node,
+        r#"
+        python3 - <<'END'
+import os
+f = os.open("file", os.O_RDWR | os.O_CREAT)
+written = 0
+for round in range(150):
+    child = os.fork()
+    if child == 0:
+        os.write(f, b"c"); os._exit(0)
+    while os.waitpid(child, os.WNOHANG)[0] == 0:
+        os.write(f, b"p"); written += 1
+    written += 1
+print(os.fstat(f).st_size == written, os.lseek(f, 0, os.SEEK_CUR) == written)
+END
+        "#,
+    );
+    assert_eq!(found, ["True True"]);
+    nothing_is_left(&node);
+}

@@ -11,6 +11,7 @@
 
 mod answers;
 mod given;
+mod joined;
 mod locks;
 mod paths;
 mod user;
@@ -34,7 +35,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use vfs::engine::{Engine, LockOwner, Target as NodeTarget};
-use vfs::file::OpenState;
 use vfs::vfs::{AccessIds, Owner, TimeToSet};
 use vfs::{Base, File, Subject, Vfs};
 
@@ -239,7 +239,7 @@ impl Tree {
             Ok(file) => file,
             Err(_) => open_by_path(vfs, open)?,
         };
-        let file = shared(file, open.place, false);
+        let file = joined::joined_with(file, open.place);
         let fresh = Box::into_raw(Box::new(Current { era: self.era(), file }));
         let before = open.current.load(Ordering::Acquire);
         // SAFETY: what is there belongs to this era or to a parent's; neither is freed before the close.
@@ -316,19 +316,6 @@ fn handle_of(open: Open) -> Handle {
     Handle(Box::into_raw(Box::new(open)) as u64)
 }
 
-/// The file with its state where other processes see it. A place that was just taken gets the flags.
-fn shared(file: File, place: openings::Place, new: bool) -> File {
-    let (flags, mut offset) = (place.flags(), 0);
-    place.with_offset(&mut |known| offset = *known);
-    let file = file.shared(Box::new(place), place.owner());
-    if !new {
-        // The description is older than this file: what it says counts.
-        place.set_flags(flags);
-        place.with_offset(&mut |known| *known = offset);
-    }
-    file
-}
-
 impl Mount for Tree {
     fn open(&self, place: Place<'_>, flags: i32, mode: u32) -> Result<Handle> {
         let base = place.dir.as_ref().map_or(&b""[..], |dir| &open_of(dir).path);
@@ -339,7 +326,7 @@ impl Mount for Tree {
         let opened = self.place(&place).and_then(|place| client.open(place, flags, mode).map_err(stop_of));
         let file = opened.inspect_err(|_| state.give_back())?;
         let inode = file.inode();
-        let file = shared(file, state, true);
+        let file = file.shared(Box::new(state), state.owner());
         let current = Box::into_raw(Box::new(Current { era: self.era(), file }));
         let current = AtomicPtr::new(current);
         Ok(handle_of(Open { current, path, inode, flags, place: state }))
