@@ -55,6 +55,37 @@ fn work(words: &[&str]) {
     say("done");
 }
 
+/// Processes that move, link and remove a few names under each other's feet: each call finds the tree before or after
+/// another's, never one that an inode vanished from meanwhile.
+const RACE: &str = r#"
+import errno, os, random, sys
+os.chdir(sys.argv[1]); random.seed(int(sys.argv[2]))
+def file(a, b): os.close(os.open(a, os.O_CREAT | os.O_WRONLY))
+calls = [os.rename, os.rename, os.link, file, file, lambda a, b: os.unlink(a), lambda a, b: os.rmdir(a),
+         lambda a, b: os.mkdir(a), lambda a, b: os.chmod(a, 0o755), lambda a, b: os.stat(a)]
+for n in range(4000):
+    try: random.choice(calls)(random.choice("abcdef"), random.choice("abcdef"))
+    except OSError as why:
+        if why.errno == errno.ESTALE: print("ESTALE", why)
+print("done")
+"#;
+
+#[test]
+fn calls_by_path_under_races_are_never_stale() {
+    let node = Node::up();
+    let dir = node.path("");
+    for round in 0..3 * times() {
+        let begin = |id: u64| {
+            let seed = (3 * round + id).to_string();
+            node.begin_program(&["/usr/bin/python3", "-c", RACE, &dir, &seed])
+        };
+        for mut job in [0, 1, 2].map(begin) {
+            assert_eq!(job.rest(), ["done"]);
+        }
+    }
+    node.check();
+}
+
 fn create(dir: &Path, prefix: &str, files: u64) {
     for number in 0..files {
         let mut file = OpenOptions::new()

@@ -96,7 +96,7 @@ impl<E: Engine> Vfs<E> {
     pub(super) fn subject<T>(
         &self,
         subject: Subject<'_>,
-        act: impl FnOnce(&Caller, InodeNumber) -> Outcome<T>,
+        act: impl Fn(&Caller, InodeNumber) -> Outcome<T>,
     ) -> Outcome<T> {
         self.with_attributes(self.caller().as_ref(), subject, |caller, node, _| act(caller, node))
     }
@@ -106,7 +106,7 @@ impl<E: Engine> Vfs<E> {
         &self,
         caller: &Caller,
         subject: Subject<'_>,
-        act: impl FnOnce(&Caller, InodeNumber, Option<Attributes>) -> Outcome<T>,
+        act: impl Fn(&Caller, InodeNumber, Option<Attributes>) -> Outcome<T>,
     ) -> Outcome<T> {
         let (place, follow) = match subject {
             Subject::Path(place) => (place, true),

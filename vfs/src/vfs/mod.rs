@@ -26,6 +26,9 @@ use format::{InodeNumber, Name};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
+/// How often a path is resolved for one call: what it leads to may be removed each time.
+const WALKS_MAX: u32 = 16;
+
 /// State of a process that its calls depend on.
 struct Process {
     /// The ids that count for files.
@@ -164,12 +167,13 @@ impl<E: Engine> Vfs<E> {
         change(&mut self.process.write().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Resolves with a walker, and forgets afterwards what it pinned.
+    /// Resolves with a walker, and forgets afterwards what it pinned. What the path led to may be removed before it is
+    /// used: then it is resolved anew, as the kernel does, and the answer is that of the tree as it is by then.
     fn walking<T>(
         &self,
         caller: &Caller,
         place: Place<'_>,
-        resolve: impl FnOnce(&mut Walker<'_, E>) -> Outcome<T>,
+        mut resolve: impl FnMut(&mut Walker<'_, E>) -> Outcome<T>,
     ) -> Outcome<T> {
         if place.path.is_empty() {
             return Err(Error::NotFound.into());
@@ -177,6 +181,21 @@ impl<E: Engine> Vfs<E> {
         if place.path.len() > PATH_BYTES_MAX {
             return Err(Error::NameTooLong.into());
         }
+        for _ in 1..WALKS_MAX {
+            match self.walking_once(caller, place, &mut resolve) {
+                Err(Stop::Failed(Error::Stale)) => {}
+                answer => return answer,
+            }
+        }
+        self.walking_once(caller, place, &mut resolve)
+    }
+
+    fn walking_once<T>(
+        &self,
+        caller: &Caller,
+        place: Place<'_>,
+        resolve: impl FnOnce(&mut Walker<'_, E>) -> Outcome<T>,
+    ) -> Outcome<T> {
         let start = match place.base {
             _ if place.path.starts_with(b"/") => self.root,
             Base::Root => self.root,
@@ -211,8 +230,8 @@ impl<E: Engine> Vfs<E> {
     fn on_entry<T>(
         &self,
         place: Place<'_>,
-        no_name: impl FnOnce(&Last) -> Error,
-        act: impl FnOnce(&Caller, Entry<'_>) -> Outcome<T>,
+        no_name: impl Fn(&Last) -> Error,
+        act: impl Fn(&Caller, Entry<'_>) -> Outcome<T>,
     ) -> Outcome<T> {
         let caller = self.caller();
         self.walking(&caller, place, |walker| {
