@@ -512,6 +512,27 @@ fn a_close_that_meets_a_death_gives_back_a_file_without_a_name() {
     }
 }
 
+#[test]
+fn a_file_that_another_removed_goes_when_it_is_closed() {
+    let node = Node::new(tiny());
+    let ((mut one, _), (mut two, _)) = (program(&node, 1), program(&node, 2));
+    let inodes = node.daemon().expect("it serves").usage().inodes;
+    for reads_after in [false, true] {
+        one.call(&open(0, "f", CREATE));
+        one.call(&write(0, 1, LONG));
+        two.call(&Call::Unlink(at("f")));
+        node.tidy();
+        assert_eq!(node.daemon().expect("it serves").usage().inodes, inodes + 1, "it is open");
+        if reads_after {
+            one.call(&read(0));
+        }
+        one.call(&Call::Close(0));
+        one.call(&Call::List(at(".")));
+        node.tidy();
+        assert_eq!(node.daemon().expect("it serves").usage().inodes, inodes, "nobody has it open");
+    }
+}
+
 /// Bytes that are read without the lock of the state.
 const LONG: usize = 15_000;
 

@@ -6,7 +6,9 @@ use crate::need::Step;
 use crate::nodes::NodeIndex;
 use crate::state::State;
 use format::InodeNumber;
+use format::call::LEASE_READ;
 use format::session::WORD_OWN_RANGE;
+use ipc::sync::{Ordering, fence};
 use vfs::engine::{Access, Handle};
 
 /// Nodes looked at in one search for those that nobody uses.
@@ -92,8 +94,19 @@ impl State {
                 session.words.set_open(place, InodeNumber::NONE);
             }
             self.open_places.push(place);
+            self.note_orphan(file.node);
         }
         Some(file.node)
+    }
+
+    /// Who takes an inode's last name ends the leases of others first, and SharedFS then keeps the inode for whoever has
+    /// it in the open table: so without a lease, or without a name, it may be kept for this session.
+    fn note_orphan(&mut self, index: NodeIndex) {
+        // Full fence: the place is empty to whoever ends the lease after it was looked at.
+        fence(Ordering::SeqCst);
+        let held = matches!(self.holds(index, LEASE_READ), Ok(true));
+        let node = self.nodes.get_mut(index);
+        node.orphaned |= !held || node.item.links.get() == 0;
     }
 
     /// After a pin or an open file went: gives back what SharedFS keeps for it, and forgets an inode without a name.

@@ -57,7 +57,7 @@ pub(crate) struct Node {
     pub referenced: bool,
     /// Last record of the session that changed it, under whatever lease.
     pub last: Sequence,
-    /// An own record removed its last name while it was in use: SharedFS keeps it for the session.
+    /// SharedFS may keep it for the session, as its last name went while it was in use.
     pub orphaned: bool,
     /// An own record removed its last name.
     pub nameless: bool,
