@@ -64,6 +64,18 @@ impl Region {
         Ok(Self::new(String::new(), bytes, class, Backing::Mapped { guard: None, mapping, file: None }))
     }
 
+    /// Maps memory of this process's own, as [`Self::from_fd`] does; the descriptor stays, for who maps it a second time.
+    ///
+    /// # Errors
+    /// `Length` (an empty file), `Os`.
+    pub fn own(file: OwnedFd) -> Result<Self, MediaError> {
+        let region = Self::mapped(String::new(), file, Class::Memory, (true, u64::MAX), None)?;
+        if let Backing::Mapped { mapping, .. } = &region.0.backing {
+            mapping.make_ready();
+        }
+        Ok(region)
+    }
+
     pub(crate) fn mapped(
         name: String,
         file: OwnedFd,

@@ -5,7 +5,7 @@
 //! them. They may come at any time while the grant stands, so nobody lends such memory out as a slice.
 
 use crate::error::Error;
-use pmem::{Class, Region};
+use pmem::Region;
 use std::any::Any;
 use std::ops::Range;
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -118,5 +118,5 @@ pub fn dram(bytes: u64) -> Result<Region, Error> {
     if unsafe { libc::ftruncate(raw, length) } != 0 {
         return Err(Error::Host(last()));
     }
-    Region::from_fd(file, Class::Memory).map_err(|_| Error::Memory("the machine has not so much"))
+    Region::own(file).map_err(|_| Error::Memory("the machine has not so much"))
 }
