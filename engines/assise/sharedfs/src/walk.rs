@@ -20,6 +20,8 @@ use format::record::FileType;
 use format::register::RegisterEntry;
 use format::session::WORD_OWN_RANGE;
 use format::{Cookie, InodeNumber, LogUid, Name, Sequence};
+use ipc::Word;
+use std::time::Duration;
 use vfs::access;
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromZeros, IntoBytes};
@@ -27,6 +29,10 @@ use zerocopy::{FromZeros, IntoBytes};
 /// How often a step is taken again because others changed the tree meanwhile. Each lease is held for a while before
 /// it is asked back, so that this is rarely more than once.
 const TRIES_MAX: usize = 256;
+/// Tries without a pause before each.
+const TRIES_AT_ONCE: usize = 16;
+/// That pause.
+const TRY_PAUSE: Duration = Duration::from_millis(1);
 
 /// One step of a walk.
 #[derive(Clone, Copy)]
@@ -87,13 +93,20 @@ impl Core {
         }
     }
 
+    /// Before another try: who takes away what was granted may need the processor, and after a few tries some time.
+    fn let_others(&self, tries: usize) {
+        if tries >= TRIES_AT_ONCE {
+            self.host.wait(&Word::new(0), 0, Some(self.host.now().after(TRY_PAUSE)));
+        }
+    }
+
     /// Gets a lease and says what is held with it.
     fn hold(&self, id: SessionId, want: Want, slot: u16) -> Result<NodeReply, Status> {
-        for _ in 0..TRIES_MAX {
+        for tries in 0..TRIES_MAX {
             self.acquire(id, &[want])?;
             match self.with_own_records(id, |state| state.reply(id, want.unit, slot)) {
                 // It was taken away again before it could be told.
-                Err(Status::WouldBlock) => {}
+                Err(Status::WouldBlock) => self.let_others(tries),
                 reply => return reply,
             }
         }
@@ -153,7 +166,7 @@ impl Core {
         to: StepTo<'_>,
         mode: Mode,
     ) -> Result<Result<(NodeReply, FileType), u32>, Status> {
-        for _ in 0..TRIES_MAX {
+        for tries in 0..TRIES_MAX {
             self.acquire(id, &[from])?;
             let found = self.with_own_records(id, |state| state.look(id, from.unit, to))?;
             let (child, file_type, slot) = match found {
@@ -163,7 +176,7 @@ impl Core {
             match self.hold(id, Want { unit: child, mode }, slot) {
                 Ok(reply) => return Ok(Ok((reply, file_type))),
                 // Another name may stand for something else by now: the name itself is looked up again.
-                Err(Status::NotFound) => {}
+                Err(Status::NotFound) => self.let_others(tries),
                 Err(status) => return Err(status),
             }
         }
@@ -190,13 +203,13 @@ impl Core {
                 return Err(Status::Invalid);
             }
         }
-        for _ in 0..TRIES_MAX {
+        for tries in 0..TRIES_MAX {
             self.acquire(id, &wants)?;
             let replies = self.with_own_records(id, |state| {
                 wants.iter().map(|want| state.reply(id, want.unit, 0)).collect::<Result<Vec<_>, _>>()
             });
             match replies {
-                Err(Status::WouldBlock) => {}
+                Err(Status::WouldBlock) => self.let_others(tries),
                 Err(status) => return Err(status),
                 Ok(replies) => return Ok(replies.as_bytes().to_vec()),
             }
@@ -212,7 +225,7 @@ impl Core {
         if request.access > 7 || !self.state.lock().live(id)?.knows(inode) {
             return Err(Status::Invalid);
         }
-        for _ in 0..TRIES_MAX {
+        for tries in 0..TRIES_MAX {
             self.acquire(id, &[Want { unit: inode, mode }])?;
             let replied = self.with_own_records(id, |state| {
                 state.check_open(id, inode, request.access)?;
@@ -220,7 +233,7 @@ impl Core {
                 state.reply(id, inode, 0)
             });
             match replied {
-                Err(Status::WouldBlock) => {}
+                Err(Status::WouldBlock) => self.let_others(tries),
                 Err(status) => return Err(status),
                 Ok(reply) => return Ok(reply.as_bytes().to_vec()),
             }
