@@ -22,6 +22,8 @@ use vfs::{Caller, Engine, Error};
 
 const EACH: usize = 4;
 const RECORD: usize = 32;
+/// Renames of each process.
+const CROSSINGS: usize = 20;
 
 fn record(process: usize, thread: usize, number: usize) -> [u8; RECORD] {
     let mut bytes = [(process * 16 + thread * 4 + number) as u8; RECORD];
@@ -121,8 +123,71 @@ fn schedule(seed: u64) {
     assert!(good.load(Ordering::SeqCst), "seed {seed} ended by the panic above");
 }
 
+/// A folder in the root, which is made if it is not there.
+fn folder(libfs: &LibFs, name: &[u8]) -> InodeNumber {
+    let root = libfs.root().expect("there is a root").inode;
+    let new = New { kind: NewType::Directory, mode: 0o755, exclusive: false };
+    let made = libfs.create(&Caller::ROOT, root, Name::new(name).expect("a good name"), &new);
+    match made.expect("it is made or there") {
+        Created::New(attributes, _) | Created::Existing(attributes) => attributes.inode,
+    }
+}
+
+/// Moves a file of its own to and fro between two folders, which the other process does the other way round.
+fn cross(libfs: &LibFs, process: usize) {
+    let mut folders = [folder(libfs, b"left"), folder(libfs, b"right")];
+    folders.rotate_left(process);
+    let name = [&b"mine"[..], b"theirs"][process];
+    libfs.close(open(libfs, folders[0], name));
+    let name = Name::new(name).expect("a good name");
+    for _ in 0..CROSSINGS {
+        let [from, to] = folders;
+        let moved = libfs.rename(&Caller::ROOT, (from, name), (to, name), RenameMode::Replace);
+        assert_eq!(moved, Ok(()), "what nobody else touches can be moved");
+        folders.reverse();
+    }
+}
+
+/// Two processes that want the same two leases, on a machine so slow that both may always be taken back: who asked
+/// only for what it lacks would get it for what it has, and exchange it with the other one without end.
+fn crossing(seed: u64) {
+    let slow = sim::Limits { step_ns_max: 4_000, ..sim::Limits::default() };
+    let simulation = Simulation::new(seed, slow);
+    let outside = simulation.process("daemon");
+    let processes = [simulation.process("first"), simulation.process("second")];
+    let host = outside.clone();
+    let good = Arc::new(AtomicBool::new(false));
+    let theirs = good.clone();
+    let body = move || {
+        let folder = assise_local::folder();
+        let medium = Medium::memory(folder.path()).expect("the folder is there");
+        let hold_min = Config::default().hold_min;
+        let config = Config { grace: std::time::Duration::from_secs(3600), hold_min, ..tiny() };
+        let node = Node::on(host, medium, config, Some(folder));
+        let mut threads = Vec::new();
+        for (number, process) in processes.iter().enumerate() {
+            let libfs = node.attach_on(process.clone(), Caller::ROOT, Limits::default()).0;
+            let body = Box::new(move || cross(&libfs, number));
+            threads.push(process.spawn("worker", body).expect("a thread"));
+        }
+        threads.into_iter().for_each(|thread| thread.join().expect("no worker failed"));
+        theirs.store(true, Ordering::SeqCst);
+    };
+    drop(outside.spawn("main", Box::new(body)).expect("a thread"));
+    if let Err(stuck) = simulation.run() {
+        panic!("seed {seed}: {stuck}");
+    }
+    assert!(good.load(Ordering::SeqCst), "seed {seed} ended by the panic above");
+}
+
 #[test]
 fn what_many_append_is_whole_under_every_schedule() {
     let times: u64 = std::env::var("HEARTH_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(1);
     (0..20 * times).for_each(schedule);
+}
+
+#[test]
+fn who_wants_the_same_two_folders_gets_both_at_once() {
+    let times: u64 = std::env::var("HEARTH_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(1);
+    (0..20 * times).for_each(crossing);
 }

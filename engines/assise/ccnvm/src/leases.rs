@@ -197,8 +197,10 @@ impl Leases {
         // each unit they share, so none waits in a circle.
         wants.sort_by_key(|want| (want.unit, std::cmp::Reverse(want.mode)));
         wants.dedup_by_key(|want| want.unit);
+        let held = self.held.get(&session);
+        let new = wants.iter().filter(|want| held.is_none_or(|held| !held.contains(&want.unit))).count();
         let too_many =
-            wants.len() > self.limits.units_max || self.count(session) + wants.len() > self.limits.leases_max;
+            wants.len() > self.limits.units_max || self.count(session) + new > self.limits.leases_max;
         if wants.is_empty() || too_many {
             effects.push(Effect::Refuse { ticket });
             return;
@@ -321,9 +323,11 @@ impl Leases {
     }
 
     fn grant_one(&mut self, session: SessionId, want: Want, now: Nanoseconds) -> LeaseVersion {
-        let holders = &self.units[&want.unit].holders;
+        let holders = &mut self.units.entry(want.unit).or_default().holders;
         let own = holders.iter().position(|holder| holder.session == session);
-        if let Some(held) = own.map(|index| &holders[index]).filter(|held| held.mode >= want.mode) {
+        if let Some(held) = own.map(|index| &mut holders[index]).filter(|held| held.mode >= want.mode) {
+            // It is there for one operation with what was granted beside it.
+            held.granted_at = now;
             return held.version;
         }
         let version = self.take_version();
@@ -487,6 +491,35 @@ mod tests {
         let later = leases.step(200, Event::Tick);
         assert!(matches!(later[..], [Effect::Revoke { session: SessionId(1), .. }]), "{later:?}");
         assert_eq!(granted(&revoked(&mut leases, 201, 1, 5)), [4]);
+    }
+
+    #[test]
+    fn two_that_hold_what_the_other_lacks_get_both_one_after_the_other() {
+        let mut leases = table();
+        ask(&mut leases, 0, 1, 1, &[want(5, Mode::Write)]);
+        ask(&mut leases, 0, 2, 2, &[want(6, Mode::Write)]);
+        let both = [want(5, Mode::Write), want(6, Mode::Write)];
+        let effects = ask(&mut leases, 100, 3, 1, &both);
+        assert!(matches!(effects[..], [Effect::Revoke { session: SessionId(2), .. }]), "{effects:?}");
+        assert!(ask(&mut leases, 100, 4, 2, &both).is_empty(), "nothing is taken from who is first");
+        assert_eq!(granted(&revoked(&mut leases, 101, 2, 6)), [3]);
+        // Both are held for a while, also the one that was held before.
+        let effects = leases.step(105, Event::Tick);
+        assert!(effects.iter().all(|effect| *effect == Effect::WakeAt(111)), "{effects:?}");
+        let effects = leases.step(111, Event::Tick);
+        assert_eq!(effects.iter().filter(|effect| matches!(effect, Effect::Revoke { .. })).count(), 2);
+        assert!(granted(&revoked(&mut leases, 112, 1, 5)).is_empty());
+        assert_eq!(granted(&revoked(&mut leases, 113, 1, 6)), [4]);
+    }
+
+    #[test]
+    fn what_is_held_counts_once() {
+        let limits = Limits { hold_min_ns: 0, leases_max: 2, ..Limits::default() };
+        let mut leases = Leases::new(limits, FIRST);
+        let both = [want(5, Mode::Write), want(6, Mode::Write)];
+        assert_eq!(granted(&ask(&mut leases, 0, 1, 1, &both)), [1]);
+        assert_eq!(granted(&ask(&mut leases, 0, 2, 1, &both)), [2]);
+        assert_eq!(ask(&mut leases, 0, 3, 1, &[want(7, Mode::Read)]), [Effect::Refuse { ticket: Ticket(3) }]);
     }
 
     #[test]

@@ -151,8 +151,7 @@ impl State {
         mode: RenameMode,
     ) -> Step<()> {
         self.acts_as(caller)?;
-        let from_directory = self.searched(caller, from)?;
-        let to_directory = self.searched(caller, to)?;
+        let (from_directory, to_directory) = self.both_searched(caller, from, to)?;
         let source = self.lookup(from_directory, from_name, LEASE_WRITE)?;
         let Some((old_cookie, source)) = source else {
             return Err(Error::NotFound.into());
@@ -173,10 +172,10 @@ impl State {
         let changes_parent = apart
             && (self.is_directory(moved)
                 || (exchange && replaced.is_some_and(|index| self.is_directory(index))));
-        if changes_parent {
-            // Nobody else moves directories until this is done.
-            let unit = self.nodes.enter(RENAME_UNIT);
-            self.hold(unit, LEASE_WRITE)?;
+        // Nobody else moves directories until this is done.
+        let tree = changes_parent.then(|| (self.nodes.enter(RENAME_UNIT), LEASE_WRITE));
+        if let Some((unit, mode)) = tree {
+            self.hold(unit, mode)?;
         }
         if apart && self.is_directory(moved) && self.is_within(to_directory, moved)? {
             return Err(Error::Invalid.into());
@@ -194,6 +193,7 @@ impl State {
         let mut wanted =
             vec![(from_directory, LEASE_WRITE), (to_directory, LEASE_WRITE), (moved, LEASE_WRITE)];
         wanted.extend(replaced.map(|index| (index, LEASE_WRITE)));
+        wanted.extend(tree);
         wanted.sort_unstable();
         wanted.dedup();
         self.hold_all(&wanted)?;
@@ -204,6 +204,25 @@ impl State {
         let old = (from_directory, (old_cookie, from_name));
         let new = (to_directory, (new_cookie, to_name));
         self.rename_record(old, new, moved, replaced, exchange)
+    }
+
+    /// The folders of a rename, with leases for writing if they are two. Those are asked for together: who gets one
+    /// and then the other may lose the first in the meantime, again and again.
+    fn both_searched(
+        &mut self,
+        caller: &Caller,
+        from: InodeNumber,
+        to: InodeNumber,
+    ) -> Step<(NodeIndex, NodeIndex)> {
+        let both = [self.pinned(from)?, self.pinned(to)?];
+        if from != to {
+            self.hold_all(&both.map(|directory| (directory, LEASE_READ)))?;
+        }
+        let found = (self.searched(caller, from)?, self.searched(caller, to)?);
+        if from != to {
+            self.hold_all(&both.map(|directory| (directory, LEASE_WRITE)))?;
+        }
+        Ok(found)
     }
 
     fn check_rename(

@@ -109,15 +109,18 @@ impl Core {
         self.announce_events();
     }
 
-    /// Asks for what the session does not hold yet; `None` if it holds everything.
+    /// Asks for all of it, also for what the session holds already: until the rest is there that would be taken from
+    /// it, and two who hold what the other one lacks would exchange it for ever. `None` if it holds everything.
     fn request(&self, id: SessionId, wants: &[Want]) -> Result<Option<Ticket>, Status> {
         let mut guard = self.state.lock();
         let state = &mut *guard;
         state.live(id)?;
-        let wants: Vec<Want> = wants.iter().copied().filter(|want| !state.holds(id, *want)).collect();
-        if wants.is_empty() {
+        if wants.iter().all(|want| state.holds(id, *want)) {
             return Ok(None);
         }
+        // What the session made and nobody else asked for is not in the table, and need not be for this.
+        let in_table = |want: &Want| state.is_in_table(id, want.unit) || !state.holds(id, *want);
+        let wants: Vec<Want> = wants.iter().copied().filter(in_table).collect();
         let now = self.now_ns();
         for want in &wants {
             state.introduce(now, want.unit);

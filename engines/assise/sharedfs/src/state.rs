@@ -309,6 +309,11 @@ impl State {
         }
     }
 
+    /// Whether the table of leases says that a session holds a unit, or did until just now.
+    pub fn is_in_table(&self, id: SessionId, unit: InodeNumber) -> bool {
+        self.sessions.get(&id).is_some_and(|session| session.held.contains_key(&unit))
+    }
+
     /// Makes known to the table of leases that an inode is held by the session that made it.
     pub fn introduce(&mut self, now: Nanoseconds, unit: InodeNumber) {
         let Some(owner) = self.owner_of(unit).filter(|owner| self.is_own(*owner, unit)) else { return };
