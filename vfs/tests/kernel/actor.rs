@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use rustix::thread;
 use std::collections::BTreeMap;
 use std::io::IoSlice;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use vfs::conformance::{Actor, Answer, Call, Path, Seen};
 
@@ -76,6 +76,33 @@ impl Kernel {
         let flags = if follow { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
         let base = self.base(path).ok()?;
         rustix::fs::statat(base, &*path.path, flags).ok().map(|stat| stat.st_uid)
+    }
+
+    /// Whether the kernel may refuse `O_CREAT` on what a path leads to, for its own sake (`fs.protected_regular`,
+    /// `fs.protected_fifos`, and always for the other special files): it is another user's, in a sticky folder that
+    /// others may write.
+    pub fn is_protected(&self, path: &Path) -> bool {
+        const STICKY: u32 = 0o1000;
+        const BY_OTHERS: u32 = 0o022;
+        let Ok(base) = self.base(path) else { return false };
+        let Ok(file) = rustix::fs::openat(base, &*path.path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
+        else {
+            return false;
+        };
+        let found = rustix::fs::fstat(&file).unwrap();
+        let setting = match FileType::from_raw_mode(found.st_mode) {
+            FileType::Directory => return false,
+            FileType::RegularFile => "/proc/sys/fs/protected_regular",
+            FileType::Fifo => "/proc/sys/fs/protected_fifos",
+            _ => "",
+        };
+        if std::fs::read_to_string(setting).is_ok_and(|value| value.trim() == "0") {
+            return false;
+        }
+        let place = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap();
+        let Ok(above) = rustix::fs::stat(place.parent().unwrap()) else { return false };
+        let strange = found.st_uid != above.st_uid && found.st_uid != self.uid();
+        above.st_mode & STICKY != 0 && above.st_mode & BY_OTHERS != 0 && strange
     }
 
     pub fn uid(&self) -> u32 {

@@ -161,6 +161,12 @@ impl Pair {
         {
             return Ok(());
         }
+        if let Call::Open { path, flags, .. } = call
+            && flags & libc::O_CREAT != 0
+            && self.kernel.is_protected(path)
+        {
+            return Ok(());
+        }
         if let Call::Fallocate { mode: 0 | libc::FALLOC_FL_KEEP_SIZE, .. } = call {
             self.reserved = true;
         }
