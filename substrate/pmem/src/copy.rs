@@ -6,6 +6,7 @@
 //! continues where it says; the copy then returns [`Fault`]. Without such a handler a fault kills the process, as
 //! it does everywhere else.
 
+use crate::fold::{STRIDE, State};
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 
@@ -114,6 +115,45 @@ impl Source<'_> {
     }
 }
 
+impl Source<'_> {
+    /// Copies whole strides of the source's start past the caches to `target`, folds the same bytes into `state`, whose
+    /// first word is the register that the sum begins with, and moves the source's start behind them. Each byte is
+    /// fetched once.
+    ///
+    /// # Errors
+    /// `Fault`: an unknown part of the target was overwritten.
+    ///
+    /// # Safety
+    /// [`folds`]; `target` is aligned to a line and writable for so many bytes, and no Rust reference to it lives.
+    ///
+    /// # Panics
+    /// If the source is shorter, or `bytes` is none or not of whole strides.
+    #[inline]
+    pub(crate) unsafe fn take_folded(
+        &mut self,
+        state: &mut State,
+        target: *mut u8,
+        bytes: usize,
+    ) -> Result<(), Fault> {
+        assert!(bytes <= self.bytes, "a copy stays within its source");
+        assert!(bytes > 0 && bytes.is_multiple_of(STRIDE), "whole strides");
+        // SAFETY: `from_raw` promised that the source is readable or its faults are caught; the caller vouches for
+        // the target and the processor.
+        if unsafe { machine::copy_folded(target, self.start, bytes, state) } != 0 {
+            return Err(Fault);
+        }
+        self.start = self.start.wrapping_add(bytes);
+        self.bytes -= bytes;
+        Ok(())
+    }
+}
+
+/// Whether the processor has what [`Source::take_folded`] needs.
+#[inline]
+pub(crate) fn folds() -> bool {
+    machine::folds()
+}
+
 /// Memory to be copied to, which may be read, changed or unmapped by others at any time.
 #[derive(Debug)]
 pub struct Sink<'a> {
@@ -192,6 +232,8 @@ pub fn landing_of(instruction: usize) -> Option<usize> {
 
 #[cfg(target_arch = "x86_64")]
 mod machine {
+    use crate::fold::{MULTIPLIERS, State};
+
     // Whole lines by 16-byte moves (by 32-byte moves where the processor has them), the rest by overlapping moves. It
     // keeps nothing on the stack, so the landing is a plain return; result 0 is done, 1 a fault.
     std::arch::global_asm!(
@@ -207,6 +249,8 @@ mod machine {
         ".globl hearth_copy_avx",
         ".hidden hearth_copy_lines",
         ".globl hearth_copy_lines",
+        ".hidden hearth_copy_folded",
+        ".globl hearth_copy_folded",
         ".hidden hearth_copy_sse",
         ".globl hearth_copy_sse",
         "hearth_copy_avx:",
@@ -309,6 +353,58 @@ mod machine {
         "vzeroupper",
         "xor eax, eax",
         "ret",
+        // (target, source, bytes, state, multipliers): whole strides, to the target past the caches.
+        ".p2align 5",
+        "hearth_copy_folded:",
+        "vmovups ymm8, [r8]",
+        "vmovups ymm0, [rsi]",
+        "vmovups ymm1, [rsi + 32]",
+        "vmovups ymm2, [rsi + 64]",
+        "vmovups ymm3, [rsi + 96]",
+        "vmovntdq [rdi], ymm0",
+        "vmovntdq [rdi + 32], ymm1",
+        "vmovntdq [rdi + 64], ymm2",
+        "vmovntdq [rdi + 96], ymm3",
+        "vpxor ymm0, ymm0, [rcx]",
+        "sub rdx, 128",
+        "jz 12f",
+        "11:",
+        "add rsi, 128",
+        "add rdi, 128",
+        "vmovups ymm4, [rsi]",
+        "vmovups ymm5, [rsi + 32]",
+        "vmovups ymm6, [rsi + 64]",
+        "vmovups ymm7, [rsi + 96]",
+        "vmovntdq [rdi], ymm4",
+        "vmovntdq [rdi + 32], ymm5",
+        "vmovntdq [rdi + 64], ymm6",
+        "vmovntdq [rdi + 96], ymm7",
+        "vpclmulqdq ymm9, ymm0, ymm8, 0x00",
+        "vpclmulqdq ymm10, ymm1, ymm8, 0x00",
+        "vpclmulqdq ymm11, ymm2, ymm8, 0x00",
+        "vpclmulqdq ymm12, ymm3, ymm8, 0x00",
+        "vpclmulqdq ymm0, ymm0, ymm8, 0x11",
+        "vpclmulqdq ymm1, ymm1, ymm8, 0x11",
+        "vpclmulqdq ymm2, ymm2, ymm8, 0x11",
+        "vpclmulqdq ymm3, ymm3, ymm8, 0x11",
+        "vpxor ymm4, ymm4, ymm9",
+        "vpxor ymm5, ymm5, ymm10",
+        "vpxor ymm6, ymm6, ymm11",
+        "vpxor ymm7, ymm7, ymm12",
+        "vpxor ymm0, ymm0, ymm4",
+        "vpxor ymm1, ymm1, ymm5",
+        "vpxor ymm2, ymm2, ymm6",
+        "vpxor ymm3, ymm3, ymm7",
+        "sub rdx, 128",
+        "jnz 11b",
+        "12:",
+        "vmovups [rcx], ymm0",
+        "vmovups [rcx + 32], ymm1",
+        "vmovups [rcx + 64], ymm2",
+        "vmovups [rcx + 96], ymm3",
+        "vzeroupper",
+        "xor eax, eax",
+        "ret",
         "hearth_copy_end:",
         "hearth_copy_landing:",
         "mov eax, 1",
@@ -320,6 +416,13 @@ mod machine {
         fn hearth_copy_avx(target: *mut u8, source: *const u8, bytes: usize) -> usize;
         fn hearth_copy_sse(target: *mut u8, source: *const u8, bytes: usize) -> usize;
         fn hearth_copy_lines(target: *mut u8, keep: *mut u8, source: *const u8, bytes: usize) -> usize;
+        fn hearth_copy_folded(
+            target: *mut u8,
+            source: *const u8,
+            bytes: usize,
+            state: *mut State,
+            multipliers: *const u64,
+        ) -> usize;
         fn hearth_copy_start();
         fn hearth_copy_end();
         fn hearth_copy_landing();
@@ -352,6 +455,17 @@ mod machine {
         }
     }
 
+    #[inline]
+    pub fn folds() -> bool {
+        std::arch::is_x86_feature_detected!("vpclmulqdq") && std::arch::is_x86_feature_detected!("avx2")
+    }
+
+    #[inline]
+    pub unsafe fn copy_folded(target: *mut u8, source: *const u8, bytes: usize, state: &mut State) -> usize {
+        // SAFETY: as the caller promised.
+        unsafe { hearth_copy_folded(target, source, bytes, state, MULTIPLIERS.words().as_ptr()) }
+    }
+
     pub fn landing_of(instruction: usize) -> Option<usize> {
         let start = hearth_copy_start as *const () as usize;
         let end = hearth_copy_end as *const () as usize;
@@ -361,6 +475,8 @@ mod machine {
 
 #[cfg(not(target_arch = "x86_64"))]
 mod machine {
+    use crate::fold::State;
+
     /// One volatile byte at a time; faults are not caught here.
     pub unsafe fn copy_loop(target: *mut u8, source: *const u8, bytes: usize) -> usize {
         for index in 0..bytes {
@@ -377,6 +493,14 @@ mod machine {
             crate::primitives::write(target, std::slice::from_raw_parts(keep, bytes));
         }
         0
+    }
+
+    pub fn folds() -> bool {
+        false
+    }
+
+    pub unsafe fn copy_folded(_: *mut u8, _: *const u8, _: usize, _: &mut State) -> usize {
+        unreachable!("this processor folds by no instruction that is used here")
     }
 
     pub fn landing_of(_instruction: usize) -> Option<usize> {

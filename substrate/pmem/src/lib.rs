@@ -20,6 +20,7 @@ pub mod region;
 pub mod ring;
 
 mod choices;
+mod fold;
 mod footprint;
 mod guard;
 pub mod image;

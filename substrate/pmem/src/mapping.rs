@@ -1,6 +1,7 @@
 //! A file mapped whole, shared. It lends no references: all access is by copies, checked against its bounds.
 
 use crate::copy::{self, Fault, Sink, Source};
+use crate::fold::{Folder, STRIDE, State};
 use crate::guard::{Guard, Watch};
 use crate::primitives;
 use crate::read_mapping::CopyError;
@@ -182,6 +183,22 @@ impl Mapping {
         // SAFETY: the target is within the mapping, which lends no references and begins on a page; whole lines of it
         // were asserted.
         unsafe { source.take_lines(keep, target) }
+    }
+
+    /// Writes whole strides of a source, folded into a state. The offset is on a line.
+    #[inline]
+    pub fn write_folded(
+        &self,
+        _proof: Folder,
+        offset: u64,
+        (source, bytes): (&mut Source<'_>, usize),
+        state: &mut State,
+    ) -> Result<(), Fault> {
+        assert!(offset.is_multiple_of(LINE_BYTES as u64) && bytes.is_multiple_of(STRIDE), "whole strides");
+        let target = self.at_writable(offset, bytes);
+        // SAFETY: the target is within the mapping, which lends no references and begins on a page; whole strides of it
+        // were asserted; the proof says that the processor folds.
+        unsafe { source.take_folded(state, target, bytes) }
     }
 
     pub fn store(&self, offset: u64, source: &[u8]) {

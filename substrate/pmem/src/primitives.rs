@@ -60,11 +60,35 @@ impl Summer {
     /// If there are fewer words.
     #[inline]
     pub fn sum(self, salt: Salt, first: u32, words: &[u64], bytes: usize) -> u32 {
-        let (whole, rest) = words[..bytes.div_ceil(size_of::<u64>())].split_at(bytes / size_of::<u64>());
-        let rest = rest.first().map_or((0, 0), |word| (*word, bytes % size_of::<u64>()));
+        let (whole, rest) = split(words, bytes);
         // SAFETY: the proof says that the processor has the instruction.
         of_register(unsafe { machine::sum(salt.register(), first, whole, rest) })
     }
+
+    /// The register of a sum that has gone so far: over four bytes and whole words, from a salt.
+    #[inline]
+    pub fn begin(self, salt: Salt, first: u32, words: &[u64]) -> u32 {
+        // SAFETY: the proof says that the processor has the instruction.
+        unsafe { machine::sum(salt.register(), first, words, (0, 0)) }
+    }
+
+    /// The register of a sum that goes on with `bytes` bytes of the words.
+    ///
+    /// # Panics
+    /// If there are fewer words.
+    #[inline]
+    pub fn go_on(self, register: u32, words: &[u64], bytes: usize) -> u32 {
+        let (whole, rest) = split(words, bytes);
+        // SAFETY: the proof says that the processor has the instruction.
+        unsafe { machine::add(register, whole, rest) }
+    }
+}
+
+/// The whole words of so many bytes, and the word with what is left of them.
+#[inline]
+fn split(words: &[u64], bytes: usize) -> (&[u64], (u64, usize)) {
+    let (whole, rest) = words[..bytes.div_ceil(size_of::<u64>())].split_at(bytes / size_of::<u64>());
+    (whole, rest.first().map_or((0, 0), |word| (*word, bytes % size_of::<u64>())))
 }
 
 /// Stores all of `source` at `target`; nothing moves it on.
@@ -201,8 +225,14 @@ mod machine {
 
     /// Goes on from `register` with four bytes, whole words, and some bytes of another word.
     #[target_feature(enable = "sse4.2")]
-    pub fn sum(register: u32, first: u32, words: &[u64], (last, bytes): (u64, usize)) -> u32 {
-        let mut register = u64::from(_mm_crc32_u32(register, first));
+    pub fn sum(register: u32, first: u32, words: &[u64], rest: (u64, usize)) -> u32 {
+        add(_mm_crc32_u32(register, first), words, rest)
+    }
+
+    /// Goes on from `register` with whole words, and some bytes of another word.
+    #[target_feature(enable = "sse4.2")]
+    pub fn add(register: u32, words: &[u64], (last, bytes): (u64, usize)) -> u32 {
+        let mut register = u64::from(register);
         for word in words {
             register = _mm_crc32_u64(register, *word);
         }
@@ -239,6 +269,10 @@ mod machine {
     }
 
     pub unsafe fn sum(_register: u32, _first: u32, _words: &[u64], _last: (u64, usize)) -> u32 {
+        unreachable!("this processor sums by no instruction that is used here")
+    }
+
+    pub unsafe fn add(_register: u32, _words: &[u64], _last: (u64, usize)) -> u32 {
         unreachable!("this processor sums by no instruction that is used here")
     }
 

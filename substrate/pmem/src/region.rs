@@ -11,6 +11,7 @@
 //! writes to the same bytes leave either's.
 
 use crate::copy::{Fault, Sink, Source};
+use crate::fold::{self, Folder, State};
 use crate::guard::{Guard, Watch};
 use crate::mapping::Mapping;
 use crate::medium::Class;
@@ -209,6 +210,35 @@ impl Region {
                 unsafe { source.take_raw(keep.as_mut_ptr().cast(), keep.len())? };
                 // SAFETY: filled just now.
                 file.write(offset, unsafe { keep.assume_init_ref() });
+                Ok(())
+            }
+        }
+    }
+
+    /// [`Region::write`] of whole strides from memory that a program gave, which may change meanwhile: what was stored is
+    /// folded into the state.
+    ///
+    /// # Errors
+    /// `Fault`: an unknown part of the range was overwritten.
+    ///
+    /// # Panics
+    /// As [`Region::write`]; if offset and length are not those of whole lines and strides, or the source is shorter.
+    #[inline]
+    pub(crate) fn write_folded(
+        &self,
+        folder: Folder,
+        offset: u64,
+        (source, bytes): (&mut Source<'_>, usize),
+        state: &mut State,
+    ) -> Result<(), Fault> {
+        self.0.counts.wrote(bytes);
+        match &self.0.backing {
+            Backing::Mapped { mapping, .. } => mapping.write_folded(folder, offset, (source, bytes), state),
+            Backing::Recorded(file) => {
+                let mut kept = vec![0; bytes];
+                source.take(&mut kept)?;
+                fold::fold(folder, state, &kept);
+                file.write(offset, &kept);
                 Ok(())
             }
         }

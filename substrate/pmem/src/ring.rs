@@ -11,12 +11,18 @@
 //! a torn one could come to life.
 //!
 //! An append makes no system call and allocates nothing. The bytes stored are those that were summed: sources are
-//! fetched once, piece by piece, and kept for the sum in a buffer that stays in the first-level cache. Cost: header and
-//! payload rounded up to lines, one write for each piece of about 4 KB, for an end that fills no line, and for the
-//! header, one fence; of a frame with at most 256 bytes of payload it is one write. What that is beside its floor:
-//! `cargo run --release -p pmem --example floors`.
+//! fetched once. Cost: header and payload rounded up to lines, one fence, and writes by the way it is done:
+//!
+//! - at most 256 bytes of payload: one write (`short`);
+//! - one longer piece of memory: summed while it is copied, a write for it, for an end of less than 128 bytes, and for
+//!   the header (`fold`);
+//! - several pieces, or a processor that cannot sum so: by pieces of about 4 KB, kept for the sum in a buffer that stays
+//!   in the first-level cache, a write for each, for an end that fills no line, and for the header.
+//!
+//! What that is beside its floor: `cargo run --release -p pmem --example floors`.
 
 use crate::copy::{Fault, Source};
+use crate::fold::{self, Folder, STRIDE};
 use crate::primitives::Summer;
 use crate::region::Region;
 use crate::short;
@@ -131,10 +137,7 @@ impl AppendRing {
                 let place = (self.salt, place.sequence, place.position);
                 short::write(summer, &self.region, place, &header, (payload, payload_bytes as usize))?;
             }
-            _ => {
-                set_envelope(&mut header, place.sequence, payload_bytes);
-                write_frame(&self.region, self.empty_sum.clone(), place.position, &mut header, payload)?;
-            }
+            _ => self.append_long(place, &mut header, (payload, payload_bytes))?,
         }
         if place.position != self.tail.position {
             self.pad();
@@ -146,6 +149,29 @@ impl AppendRing {
         self.live += bytes;
         self.tail = Place { position: self.wrapped(place.position + bytes), sequence: place.sequence.next() };
         Ok(Appended { position: place.position, sequence: place.sequence })
+    }
+
+    /// Stores a frame that is not short; it is durable after the next fence.
+    #[inline]
+    fn append_long(
+        &self,
+        place: Place,
+        header: &mut [u8; HEADER_BYTES],
+        (payload, payload_bytes): (&[Source<'_>], u64),
+    ) -> Result<(), Fault> {
+        match (Folder::get(), payload) {
+            (Some(folder), [source]) if source.bytes() >= STRIDE => fold::write(
+                folder,
+                &self.region,
+                (self.salt, place.sequence, place.position),
+                header,
+                *source,
+            ),
+            _ => {
+                set_envelope(header, place.sequence, payload_bytes);
+                write_frame(&self.region, self.empty_sum.clone(), place.position, header, payload)
+            }
+        }
     }
 
     /// Where a frame of so many bytes would stand, behind a pad if need be; `None` if it has no room.

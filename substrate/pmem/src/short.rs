@@ -71,7 +71,11 @@ pub(crate) fn write(
 
 /// Puts a header with its sequence in words; gives the first two, the first without a checksum.
 #[inline]
-fn put_header(head: &mut [MaybeUninit<u64>], header: &[u8; HEADER_BYTES], sequence: Sequence) -> [u64; 2] {
+pub(crate) fn put_header(
+    head: &mut [MaybeUninit<u64>],
+    header: &[u8; HEADER_BYTES],
+    sequence: Sequence,
+) -> [u64; 2] {
     for (word, bytes) in head.iter_mut().zip(header.as_chunks::<WORD_BYTES>().0) {
         word.write(u64::from_le_bytes(*bytes));
     }
