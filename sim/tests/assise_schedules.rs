@@ -133,18 +133,23 @@ fn folder(libfs: &LibFs, name: &[u8]) -> InodeNumber {
     }
 }
 
-/// Moves a file of its own to and fro between two folders, which the other process does the other way round.
+/// Moves a file of its own, and then a folder, to and fro between two folders, which the other process does the other
+/// way round. Who moves folders wants a third lease, that of all moves of folders.
 fn cross(libfs: &LibFs, process: usize) {
     let mut folders = [folder(libfs, b"left"), folder(libfs, b"right")];
     folders.rotate_left(process);
-    let name = [&b"mine"[..], b"theirs"][process];
-    libfs.close(open(libfs, folders[0], name));
-    let name = Name::new(name).expect("a good name");
-    for _ in 0..CROSSINGS {
-        let [from, to] = folders;
-        let moved = libfs.rename(&Caller::ROOT, (from, name), (to, name), RenameMode::Replace);
-        assert_eq!(moved, Ok(()), "what nobody else touches can be moved");
-        folders.reverse();
+    let names = [[&b"mine"[..], b"my folder"], [b"theirs", b"their folder"]][process];
+    let [file, moved] = names.map(|name| Name::new(name).expect("a good name"));
+    libfs.close(open(libfs, folders[0], file.bytes()));
+    let new = New { kind: NewType::Directory, mode: 0o755, exclusive: true };
+    libfs.create(&Caller::ROOT, folders[0], moved, &new).expect("it is new");
+    for name in [file, moved] {
+        for _ in 0..CROSSINGS {
+            let [from, to] = folders;
+            let renamed = libfs.rename(&Caller::ROOT, (from, name), (to, name), RenameMode::Replace);
+            assert_eq!(renamed, Ok(()), "what nobody else touches can be moved");
+            folders.reverse();
+        }
     }
 }
 

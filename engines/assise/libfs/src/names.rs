@@ -87,7 +87,7 @@ impl State {
     ) -> Step<Attributes> {
         self.acts_as(caller)?;
         let index = self.pinned(inode)?;
-        self.hold(index, LEASE_READ)?;
+        self.hold_all(&[(index, LEASE_READ), (self.pinned(parent)?, LEASE_READ)])?;
         let directory = self.searched(caller, parent)?;
         if self.lookup(directory, name, LEASE_WRITE)?.is_some() {
             return Err(Error::Exists.into());
@@ -151,7 +151,7 @@ impl State {
         mode: RenameMode,
     ) -> Step<()> {
         self.acts_as(caller)?;
-        let (from_directory, to_directory) = self.both_searched(caller, from, to)?;
+        let (from_directory, to_directory, may_change) = self.both_searched(caller, from, to)?;
         let source = self.lookup(from_directory, from_name, LEASE_WRITE)?;
         let Some((old_cookie, source)) = source else {
             return Err(Error::NotFound.into());
@@ -174,8 +174,9 @@ impl State {
                 || (exchange && replaced.is_some_and(|index| self.is_directory(index))));
         // Nobody else moves directories until this is done.
         let tree = changes_parent.then(|| (self.nodes.enter(RENAME_UNIT), LEASE_WRITE));
-        if let Some((unit, mode)) = tree {
-            self.hold(unit, mode)?;
+        if let Some(unit) = tree {
+            let all = [unit, (from_directory, LEASE_WRITE), (to_directory, LEASE_WRITE)];
+            self.hold_all(if may_change { &all } else { &all[..1] })?;
         }
         if apart && self.is_directory(moved) && self.is_within(to_directory, moved)? {
             return Err(Error::Invalid.into());
@@ -206,23 +207,27 @@ impl State {
         self.rename_record(old, new, moved, replaced, exchange)
     }
 
-    /// The folders of a rename, with leases for writing if they are two. Those are asked for together: who gets one
-    /// and then the other may lose the first in the meantime, again and again.
+    /// The folders of a rename, and whether the caller may change both: then with leases for writing, if they are two.
+    /// Those are asked for together: who gets one and then the other may lose the first in the meantime, again and
+    /// again.
     fn both_searched(
         &mut self,
         caller: &Caller,
         from: InodeNumber,
         to: InodeNumber,
-    ) -> Step<(NodeIndex, NodeIndex)> {
+    ) -> Step<(NodeIndex, NodeIndex, bool)> {
         let both = [self.pinned(from)?, self.pinned(to)?];
         if from != to {
             self.hold_all(&both.map(|directory| (directory, LEASE_READ)))?;
         }
         let found = (self.searched(caller, from)?, self.searched(caller, to)?);
-        if from != to {
+        let permits = |index: &NodeIndex| access::permits(caller, &self.attributes(*index), access::WRITE);
+        // Nobody takes from others what he may not use.
+        let may_change = both.iter().all(permits);
+        if may_change && from != to {
             self.hold_all(&both.map(|directory| (directory, LEASE_WRITE)))?;
         }
-        Ok(found)
+        Ok((found.0, found.1, may_change))
     }
 
     fn check_rename(

@@ -118,7 +118,8 @@ impl Core {
         if wants.iter().all(|want| state.holds(id, *want)) {
             return Ok(None);
         }
-        // What the session made and nobody else asked for is not in the table, and need not be for this.
+        // What the session made and nobody else asked for is not in the table. If somebody asks for it now, the next
+        // try finds it there.
         let in_table = |want: &Want| state.is_in_table(id, want.unit) || !state.holds(id, *want);
         let wants: Vec<Want> = wants.iter().copied().filter(in_table).collect();
         let now = self.now_ns();
