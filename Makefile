@@ -4,7 +4,7 @@
 FUZZ_MINUTES ?= 10
 
 .PHONY: build demo test prove prove-cluster prove-crash prove-damage prove-fuzz prove-kill prove-planted prove-sim \
-	prove-suites prove-transport prove-verbs
+	prove-properties prove-suites prove-transport prove-verbs
 
 build:
 	@scripts/setup libfabric-dev
@@ -21,12 +21,13 @@ test:
 	@( scripts/check format cargo fmt --all --check; \
 	   scripts/check clippy cargo clippy --workspace --all-targets --locked -- -D warnings; \
 	   scripts/check library cargo build --locked -p interpose; \
-	   scripts/check tests cargo test --workspace --no-fail-fast --locked; \
+	   PROPTEST_RNG_SEED=$${PROPTEST_RNG_SEED:-1} scripts/check tests cargo test --workspace --no-fail-fast --locked; \
 	   scripts/check build cargo build --release --locked -p hearth -p interpose; \
 	   scripts/check demo scripts/demo small \
 	 ) 2>&1 | scripts/sum-tests
 
-prove: prove-crash prove-damage prove-kill prove-sim prove-fuzz prove-transport prove-cluster prove-planted
+prove: prove-crash prove-damage prove-kill prove-sim prove-properties prove-fuzz prove-transport prove-cluster \
+	prove-planted
 
 # Every crash state of every structure, with the full counts; a run that was stopped goes on where it was.
 prove-crash:
@@ -53,6 +54,13 @@ prove-sim:
 	 --test assise_machine_death --test assise_preempted --test assise_schedules --test assise_read_once \
 	 --test assise_restart -- --nocapture \
 	 2>&1 | scripts/sum-tests
+
+# What must hold for any input, for other inputs each time: the model beside the kernel, LibFS beside the model, and all
+# that is stated as a property. `make test` does the same with the inputs of one seed.
+prove-properties:
+	@PROPTEST_CASES=2000 VFS_DIFFERENTIAL_CASES=2000 ASSISE_CASES=1000 scripts/check tests \
+	 cargo test --release --locked -p vfs -p format -p pmem -p ipc -p area -p ccnvm -p libfs -p sharedfs -p sim --no-fail-fast \
+	 -- --skip crash 2>&1 | scripts/sum-tests
 
 # Each bug of tests/planted in a copy of the tree, and whether a test finds it.
 prove-planted:

@@ -232,7 +232,8 @@ pub fn landing_of(instruction: usize) -> Option<usize> {
 
 #[cfg(target_arch = "x86_64")]
 mod machine {
-    use crate::fold::{MULTIPLIERS, State};
+    use crate::fold::State;
+    use crate::fold::multipliers::MULTIPLIERS;
 
     // Whole lines by 16-byte moves (by 32-byte moves where the processor has them), the rest by overlapping moves. It
     // keeps nothing on the stack, so the landing is a plain return; result 0 is done, 1 a fault.
@@ -463,7 +464,7 @@ mod machine {
     #[inline]
     pub unsafe fn copy_folded(target: *mut u8, source: *const u8, bytes: usize, state: &mut State) -> usize {
         // SAFETY: as the caller promised.
-        unsafe { hearth_copy_folded(target, source, bytes, state, MULTIPLIERS.words().as_ptr()) }
+        unsafe { hearth_copy_folded(target, source, bytes, state, MULTIPLIERS.as_ptr()) }
     }
 
     pub fn landing_of(instruction: usize) -> Option<usize> {

@@ -31,38 +31,32 @@ const STRIDE_WORDS: usize = STRIDE / WORD_BYTES;
 #[repr(C, align(64))]
 pub(crate) struct State(pub [u64; STRIDE_WORDS]);
 
-/// By what the two halves of 16 bytes are multiplied for one stride; twice, for a register.
-#[repr(C, align(32))]
-pub(crate) struct Multipliers([u64; 4]);
+/// By what 16 bytes are multiplied for one stride, their halves in turn.
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod multipliers {
+    /// Twice, for a register. The halves of 16 bytes stand 64 and 0 powers before their end; a product of two reflected
+    /// words is one power short.
+    pub static MULTIPLIERS: [u64; 4] = {
+        let bits = super::STRIDE as u32 * u8::BITS;
+        let (low, high) = (power_of_x(bits + u64::BITS - 1), power_of_x(bits - 1));
+        [low, high, low, high]
+    };
 
-impl Multipliers {
-    pub fn words(&self) -> &[u64; 4] {
-        &self.0
-    }
-}
-
-/// The multipliers. The halves of 16 bytes stand 64 and 0 powers before their end; a product of two reflected words
-/// is one power short.
-pub(crate) static MULTIPLIERS: Multipliers = {
-    let bits = STRIDE as u32 * u8::BITS;
-    let (low, high) = (power_of_x(bits + u64::BITS - 1), power_of_x(bits - 1));
-    Multipliers([low, high, low, high])
-};
-
-/// x to the power, modulo the polynomial of CRC-32C, reflected as a word: the lowest bit is the highest power.
-const fn power_of_x(power: u32) -> u64 {
-    const POLYNOMIAL: u32 = 0x1edc_6f41;
-    let mut value: u32 = 1;
-    let mut done = 0;
-    while done < power {
-        let carry = value >> (u32::BITS - 1) != 0;
-        value <<= 1;
-        if carry {
-            value ^= POLYNOMIAL;
+    /// x to the power, modulo the polynomial of CRC-32C, reflected as a word: the lowest bit is the highest power.
+    const fn power_of_x(power: u32) -> u64 {
+        const POLYNOMIAL: u32 = 0x1edc_6f41;
+        let mut value: u32 = 1;
+        let mut done = 0;
+        while done < power {
+            let carry = value >> (u32::BITS - 1) != 0;
+            value <<= 1;
+            if carry {
+                value ^= POLYNOMIAL;
+            }
+            done += 1;
         }
-        done += 1;
+        (value.reverse_bits() as u64) << u32::BITS
     }
-    (value.reverse_bits() as u64) << u32::BITS
 }
 
 /// Proof that the processor folds and sums by instructions.

@@ -151,7 +151,7 @@ impl AppendRing {
         Ok(Appended { position: place.position, sequence: place.sequence })
     }
 
-    /// Stores a frame that is not short; it is durable after the next fence.
+    /// Stores a frame in one of the ways for those that are not short; it is durable after the next fence.
     #[inline]
     fn append_long(
         &self,
@@ -298,8 +298,8 @@ fn write_frame(
 ) -> Result<(), Fault> {
     let mut piece = Piece([MaybeUninit::uninit(); PIECE_BYTES]);
     let mut gather = Gather { sources: payload, current: Source::from(&[]) };
-    // Each piece is stored before it is summed: the sum is made while the stores are on their way. The header stands
-    // at the start of the first one for its sum, and is stored last.
+    // Each piece is stored before it is summed. The header stands at the start of the first one for its sum, and is
+    // stored last.
     piece.0[..HEADER_BYTES].write_copy_of_slice(header);
     let bytes = gather.store(region, position + HEADER_BYTES as u64, &mut piece.0[HEADER_BYTES..])?.len();
     // SAFETY: the header and what was stored behind it were filled just now.

@@ -2,7 +2,7 @@
 //!
 //! Header and payload are put together on the stack in whole words, summed there by the processor's own instruction,
 //! and stored past the caches in one go. Words, because a load that takes in several younger stores has to wait for
-//! them. Longer frames are faster by pieces, summed many bytes at a time.
+//! them. Longer frames are faster in other ways (see `ring`).
 
 use crate::LINE_BYTES;
 use crate::copy::{Fault, Source};

@@ -31,11 +31,30 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-fn append(ring: &mut AppendRing, payload: &[u8]) -> bool {
+/// How a payload is given: long ones are stored by other ways.
+#[derive(Clone, Copy, Debug)]
+enum Given {
+    Whole,
+    InTwo,
+}
+
+/// Whether the processor sums a payload while it copies it.
+fn folds() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return std::arch::is_x86_feature_detected!("vpclmulqdq") && std::arch::is_x86_feature_detected!("avx2");
+    #[cfg(not(target_arch = "x86_64"))]
+    false
+}
+
+fn append(ring: &mut AppendRing, payload: &[u8], given: Given) -> bool {
     let mut header = [0; HEADER_BYTES];
     let envelope = Envelope::new(2, 0, payload.len() as u32);
     header[..size_of::<Envelope>()].copy_from_slice(envelope.as_bytes());
-    ring.append(header, &[Source::from(payload)]).is_ok()
+    let (first, second) = payload.split_at(payload.len() / 128 * 64);
+    match given {
+        Given::Whole => ring.append(header, &[Source::from(payload)]).is_ok(),
+        Given::InTwo => ring.append(header, &[Source::from(first), Source::from(second)]).is_ok(),
+    }
 }
 
 fn ring(region: &Region) -> AppendRing {
@@ -50,23 +69,32 @@ fn an_append_costs_its_bytes_and_one_fence() {
     let mut ring = ring(&region);
     let payload = vec![7; 100_000];
     // What is chosen once at first use is chosen now.
-    assert!(append(&mut ring, &payload[..10_000]));
+    assert!(append(&mut ring, &payload[..10_000], Given::Whole));
+    assert!(append(&mut ring, &payload[..10_000], Given::InTwo));
     let allocations = ALLOCATIONS.load(Ordering::Relaxed);
-    for (payload_bytes, bytes, writes) in [
-        (128, 192, 1),
-        (0, 64, 1),
-        (1, 128, 1),
-        (256, 320, 1),
-        (257, 384, 3),
-        (4096, 4160, 2),
-        (10_000, 10_112, 3),
-        (100_000, 100_096, 3),
+    for (payload_bytes, bytes, folded, by_pieces) in [
+        (128, 192, 1, 1),
+        (0, 64, 1, 1),
+        (1, 128, 1, 1),
+        (256, 320, 1, 1),
+        (257, 384, 3, 3),
+        (4096, 4160, 2, 2),
+        (10_000, 10_112, 3, 5),
+        (100_000, 100_096, 3, 27),
     ] {
-        let before = region.counters();
-        assert!(append(&mut ring, &payload[..payload_bytes]));
-        let cost = region.counters().since(&before);
-        assert_eq!((cost.bytes, cost.writes), (bytes, writes), "{payload_bytes} bytes");
-        assert_eq!((cost.fences, cost.persists, cost.settles), (1, 0, 0));
+        for given in [Given::Whole, Given::InTwo] {
+            let before = region.counters();
+            assert!(append(&mut ring, &payload[..payload_bytes], given));
+            let cost = region.counters().since(&before);
+            // A second source begins a write of its own.
+            let writes = match given {
+                Given::Whole if folds() => folded,
+                Given::Whole => by_pieces,
+                Given::InTwo => by_pieces + u64::from(payload_bytes > 256),
+            };
+            assert_eq!((cost.bytes, cost.writes), (bytes, writes), "{payload_bytes} bytes, {given:?}");
+            assert_eq!((cost.fences, cost.persists, cost.settles), (1, 0, 0));
+        }
     }
     assert_eq!(ALLOCATIONS.load(Ordering::Relaxed), allocations, "an append allocates");
     makes_no_system_call(&mut ring, &payload[..5_000]);
@@ -80,7 +108,9 @@ fn makes_no_system_call(ring: &mut AppendRing, payload: &[u8]) {
         assert!(child >= 0, "fork works");
         if child == 0 {
             libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_STRICT);
-            let done = append(ring, payload) && append(ring, &payload[..128]);
+            let done = append(ring, payload, Given::Whole)
+                && append(ring, payload, Given::InTwo)
+                && append(ring, &payload[..128], Given::Whole);
             libc::syscall(libc::SYS_exit, if done { 0 } else { 1 });
         }
         let mut status = 0;

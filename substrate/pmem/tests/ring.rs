@@ -214,7 +214,7 @@ fn a_source_that_changes_meanwhile_still_gives_a_whole_frame() {
     let folder = tempfile::tempdir().unwrap();
     let medium = pmem::Medium::memory(folder.path()).unwrap();
     let region = medium.create("log", START + (1 << 20)).unwrap();
-    let shared: Vec<AtomicU64> = (0..1200).map(AtomicU64::new).collect();
+    let shared: Vec<AtomicU64> = (0..1201).map(AtomicU64::new).collect();
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -234,12 +234,15 @@ fn a_source_that_changes_meanwhile_still_gives_a_whole_frame() {
             // SAFETY: the words live as long as the scope, and any change of them is what is tested.
             let source = unsafe { Source::from_raw(shared.as_ptr().cast(), shared.len() * 8) };
             let before = ring.tail();
-            if ring.append(header(source.bytes()), &[source]).is_err() {
+            // Whole, and as one of two, which is stored by another way.
+            let (whole, two) = ([source], [Source::from(b""), source]);
+            let sources: &[_] = if appends % 2 == 0 { &whole } else { &two };
+            if ring.append(header(source.bytes()), sources).is_err() {
                 ring.release_to(before);
                 continue;
             }
             let from = Place {
-                position: ring.tail().position - 9_664,
+                position: ring.tail().position - 9_728,
                 sequence: Sequence::new(ring.tail().sequence.get() - 1),
             };
             torn += usize::from(ring::scan(&region, START, Salt::NONE, from, u64::MAX).next().is_none());
