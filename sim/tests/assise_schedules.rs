@@ -85,20 +85,37 @@ fn check(node: &Arc<Node>, host: Arc<SimHost>) {
     assert_eq!(names, 1, "what is moved about is at one place");
 }
 
-fn schedule(seed: u64) {
-    let simulation = Simulation::new(seed, sim::Limits::default());
+/// Runs two processes beside a daemon: a body, given the node and both, which joins all that it begins.
+fn simulate(
+    seed: u64,
+    limits: sim::Limits,
+    body: impl FnOnce(&Arc<Node>, Arc<SimHost>, [Arc<SimHost>; 2]) + Send + 'static,
+) {
+    let simulation = Simulation::new(seed, limits);
     let outside = simulation.process("daemon");
     let processes = [simulation.process("first"), simulation.process("second")];
     let host = outside.clone();
     let good = Arc::new(AtomicBool::new(false));
     let theirs = good.clone();
-    let body = move || {
+    let main = move || {
         let folder = assise_local::folder();
         let medium = Medium::memory(folder.path()).expect("the folder is there");
         // What is granted stays long enough for one operation, or nobody would get anywhere.
         let hold_min = Config::default().hold_min;
         let config = Config { grace: std::time::Duration::from_secs(3600), hold_min, ..tiny() };
         let node = Node::on(host.clone(), medium, config, Some(folder));
+        body(&node, host, processes);
+        theirs.store(true, Ordering::SeqCst);
+    };
+    drop(outside.spawn("main", Box::new(main)).expect("a thread"));
+    if let Err(stuck) = simulation.run() {
+        panic!("seed {seed}: {stuck}");
+    }
+    assert!(good.load(Ordering::SeqCst), "seed {seed} ended by the panic above");
+}
+
+fn schedule(seed: u64) {
+    simulate(seed, sim::Limits::default(), |node, host, processes| {
         let (libfs, _) = node.attach_on(host.clone(), Caller::ROOT, Limits::default());
         let root = libfs.root().expect("there is a root").inode;
         libfs.close(open(&libfs, root, b"one"));
@@ -113,14 +130,8 @@ fn schedule(seed: u64) {
             }
         }
         threads.into_iter().for_each(|thread| thread.join().expect("no worker failed"));
-        check(&node, host);
-        theirs.store(true, Ordering::SeqCst);
-    };
-    drop(outside.spawn("main", Box::new(body)).expect("a thread"));
-    if let Err(stuck) = simulation.run() {
-        panic!("seed {seed}: {stuck}");
-    }
-    assert!(good.load(Ordering::SeqCst), "seed {seed} ended by the panic above");
+        check(node, host);
+    });
 }
 
 /// A folder in the root, which is made if it is not there.
@@ -157,18 +168,7 @@ fn cross(libfs: &LibFs, process: usize) {
 /// only for what it lacks would get it for what it has, and exchange it with the other one without end.
 fn crossing(seed: u64) {
     let slow = sim::Limits { step_ns_max: 4_000, ..sim::Limits::default() };
-    let simulation = Simulation::new(seed, slow);
-    let outside = simulation.process("daemon");
-    let processes = [simulation.process("first"), simulation.process("second")];
-    let host = outside.clone();
-    let good = Arc::new(AtomicBool::new(false));
-    let theirs = good.clone();
-    let body = move || {
-        let folder = assise_local::folder();
-        let medium = Medium::memory(folder.path()).expect("the folder is there");
-        let hold_min = Config::default().hold_min;
-        let config = Config { grace: std::time::Duration::from_secs(3600), hold_min, ..tiny() };
-        let node = Node::on(host, medium, config, Some(folder));
+    simulate(seed, slow, |node, _, processes| {
         let mut threads = Vec::new();
         for (number, process) in processes.iter().enumerate() {
             let libfs = node.attach_on(process.clone(), Caller::ROOT, Limits::default()).0;
@@ -176,13 +176,7 @@ fn crossing(seed: u64) {
             threads.push(process.spawn("worker", body).expect("a thread"));
         }
         threads.into_iter().for_each(|thread| thread.join().expect("no worker failed"));
-        theirs.store(true, Ordering::SeqCst);
-    };
-    drop(outside.spawn("main", Box::new(body)).expect("a thread"));
-    if let Err(stuck) = simulation.run() {
-        panic!("seed {seed}: {stuck}");
-    }
-    assert!(good.load(Ordering::SeqCst), "seed {seed} ended by the panic above");
+    });
 }
 
 #[test]
