@@ -78,6 +78,8 @@ pub unsafe extern "C" fn hearth_before(number: u64, first: u64) {
     let shares = flags & libc::CLONE_VM as u64 != 0;
     if !shares {
         crate::openings::note_fork();
+    } else if flags & libc::CLONE_VFORK as u64 == 0 {
+        ipc::note_sharing();
     }
     let local = local();
     let thread = flags & libc::CLONE_THREAD as u64 != 0;

@@ -5,6 +5,7 @@
 //! and print nothing.
 
 pub mod alive;
+pub mod alone;
 pub mod claims;
 pub mod error;
 pub mod host;
@@ -19,6 +20,7 @@ pub mod sys;
 pub mod words;
 
 pub use alive::{Alive, AliveView, AliveWord, Life};
+pub use alone::{is_alone, note_sharing};
 pub use claims::Claims;
 pub use error::Error;
 pub use host::{Host, Join, Spin, SystemHost, Time, WAKE_ALL, Waited, wait_until};
