@@ -60,6 +60,8 @@ pub fn serve(mount: &'static dyn Mount, prefix: &[u8]) -> Result<(), Refused> {
         if site().is_some() {
             return Err(Refused::Twice);
         }
+        // While there is one thread: later it would take long. Without it writes wait for themselves.
+        let _ = ipc::barrier::accept();
         fork::watch().map_err(|errno| Refused::Kernel(errno.0))?;
         crate::dispatch::quiet_panics();
         let site = Box::into_raw(Box::new(Site { mount, prefix }));

@@ -13,8 +13,8 @@ use assise_local::operations::{CREATE, Case, EXCLUSIVE, cases, open, read, stat,
 use assise_local::trees::{at, process};
 use assise_local::{Machine, Node, tiny};
 use assise_mortal::{
-    AGAIN, DEATHS, DIES_AT_DOOR, IS_OTHER, LEFT, LIVES_ON, MEANWHILE, NODE, OTHER_THREAD, library, program,
-    step,
+    AGAIN, DEATHS, DIES_AT_DOOR, IS_OTHER, LEFT, LIVES_ON, MEANWHILE, NODE, OTHER_THREAD, STUCK, library,
+    program, step,
 };
 use ipc::{Host, Join, Time, Waited, Word};
 use pmem::Medium;
@@ -130,6 +130,8 @@ enum Round {
     Stopped,
     /// It stands still inside of its words, its log is sealed, and the daemon dies before the session is over.
     Sealed,
+    /// The same, and the daemon dies while it seals.
+    Sealing,
     /// It stands still inside of its words, at a step of those it does there, and is shut out for what another one
     /// wants; the daemon dies so many steps later.
     ShutOut(u64),
@@ -161,23 +163,35 @@ fn death((machine, node): (&Machine, &Arc<Node>), case: &Case, round: Round, at_
             }
         })));
     }
-    if round == Round::Sealed {
+    let sealed = matches!(round, Round::Sealed | Round::Sealing);
+    if sealed {
         let local = first.clone();
         MEANWHILE.set(Some(Box::new(move || {
-            local.seal();
             DIES_AT_DOOR.set(true);
+            match round {
+                Round::Sealed => local.seal(),
+                _ => {
+                    local.begin_to_seal();
+                    STUCK.set(true);
+                }
+            }
         })));
     }
     AGAIN.set(if let Round::Twice(steps) | Round::ShutOut(steps) = round { steps } else { 0 });
-    LIVES_ON.set(matches!(round, Round::ShutOut(_) | Round::Sealed).then(|| first.clone()));
+    LIVES_ON.set((sealed || matches!(round, Round::ShutOut(_))).then(|| first.clone()));
     NODE.set(Some(node.clone()));
     LEFT.set(at_step);
     let operation = one.call(&case.operation);
     let deaths = DEATHS.take();
     LEFT.set(0);
+    if round == Round::Sealing && deaths < 2 {
+        // The operation was over before: a daemon that stopped in the middle is dead.
+        node.kill();
+    }
     AGAIN.set(0);
     LIVES_ON.set(None);
     DIES_AT_DOOR.set(false);
+    STUCK.set(false);
     drop(MEANWHILE.take());
     let own = case.look.iter().map(|call| one.call(call)).collect();
     let others = others_look().iter().map(|call| second.borrow_mut().call(call)).collect();
@@ -289,6 +303,11 @@ fn who_was_shut_out_does_nothing_twice_whenever_the_daemon_dies_over_it() {
 #[test]
 fn who_finds_its_log_sealed_does_nothing_twice() {
     deaths(1, |_| Round::Sealed);
+}
+
+#[test]
+fn who_finds_its_log_being_sealed_is_told_whether_its_record_counts() {
+    deaths(1, |_| Round::Sealing);
 }
 
 #[test]

@@ -9,7 +9,8 @@ use format::{Envelope, InodeNumber, Sequence};
 use ipc::ring::{Call, RingClient, RingLimits};
 use ipc::shared::{Access, Mapping};
 use ipc::socket::{Connection, hello};
-use ipc::{ClientPages, Descriptor, Host, SystemHost};
+use ipc::words::{FenceBy, Seal};
+use ipc::{ClientPages, DaemonView, Descriptor, Host, SystemHost};
 use pmem::ring::AppendRing;
 use pmem::{Class, Region};
 use rustix::fs::{OFlags, fcntl_getfl};
@@ -28,6 +29,7 @@ pub struct Stranger {
     pub welcome: Welcome,
     pub log: Region,
     pages: ClientPages,
+    view: DaemonView,
     calls: RingClient,
     ring: AppendRing,
     /// What came with the Welcome beside the log, the words of the session and the ring.
@@ -51,6 +53,9 @@ impl Stranger {
         let limits = RingLimits::from(shape);
         let map = |memory: &Descriptor, bytes| Mapping::new(memory, bytes, Access::Write).unwrap();
         let pages = ClientPages::new(&map(&session, SESSION_BYTES)).unwrap();
+        let words = welcome.lease_words.get() as usize;
+        let bytes = format::session::lease_bytes(words);
+        let view = DaemonView::new(&Mapping::new(&leases, bytes, Access::Read).unwrap(), words).unwrap();
         let memory = map(&ring, limits.bytes().unwrap());
         let connection = Arc::new(connection);
         let link = Box::new(connection.clone());
@@ -58,7 +63,7 @@ impl Stranger {
         let salt = Salt::of_log(welcome.log, welcome.incarnation);
         let ring = AppendRing::empty(log.clone(), RING_START, salt, Sequence::new(1));
         let others = std::iter::once(leases).chain(descriptors).map(OwnedFd::from).collect();
-        Self { connection, welcome, log, pages, calls, ring, others, next_call: 1 }
+        Self { connection, welcome, log, pages, view, calls, ring, others, next_call: 1 }
     }
 
     /// One call.
@@ -107,7 +112,8 @@ impl Stranger {
         set(&mut header);
         let bytes: [u8; 64] = zerocopy::transmute!(header);
         let appended = self.ring.append(bytes, &[payload.into()]).unwrap();
-        self.pages.commit().commit(appended.sequence).is_ok()
+        self.pages.commit().commit(appended.sequence, FenceBy::Operation);
+        self.view.seal() == Seal::Open
     }
 
     /// The last record of its log.

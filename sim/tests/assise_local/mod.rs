@@ -256,6 +256,8 @@ pub struct Local {
     session: AtomicU64,
     log: Mutex<Option<Region>>,
     words: Mutex<Option<Arc<ipc::Mapping>>>,
+    /// Lease words, as the daemon has them.
+    leases: Mutex<Option<Arc<ipc::Mapping>>>,
 }
 
 /// Processes of this run, so that each has a number of its own.
@@ -273,6 +275,7 @@ impl Local {
             session: AtomicU64::new(0),
             log: Mutex::new(None),
             words: Mutex::new(None),
+            leases: Mutex::new(None),
         }
     }
 
@@ -290,13 +293,26 @@ impl Local {
     pub fn stop_inside(&self) {
         let words = self.words.lock().unwrap_or_else(PoisonError::into_inner).clone().expect("it attached");
         let pages = ipc::ClientPages::new(&words).expect("they are large enough");
-        let _ = pages.inside().enter(Some(format::session::SLOTS - 1));
+        let _ = pages.inside().enter(Some(format::session::SLOTS - 1), ipc::words::FenceBy::Operation);
     }
 
     /// The log of the present session is sealed, as by a daemon that begins to end it.
     pub fn seal(&self) {
         let words = self.words.lock().unwrap_or_else(PoisonError::into_inner).clone().expect("it attached");
-        ipc::ClientPages::new(&words).expect("they are large enough").commit().seal();
+        let commits = ipc::ClientPages::new(&words).expect("they are large enough");
+        self.seal_word()[0].seal(commits.commit(), || ());
+    }
+
+    /// The same, but the daemon stops in the middle of it.
+    pub fn begin_to_seal(&self) {
+        let stopped = || std::panic::resume_unwind(Box::new("stopped in the middle"));
+        let sealed = || self.seal_word()[0].seal(&ipc::words::CommitWord::default(), stopped);
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(sealed)).expect_err("it stops");
+    }
+
+    fn seal_word(&self) -> ipc::Words<ipc::words::SealWord> {
+        let words = self.leases.lock().unwrap_or_else(PoisonError::into_inner).clone().expect("it attached");
+        words.words(format::session::SEAL_OFFSET, 1).expect("they are large enough")
     }
 
     /// Whether a thread of the process is inside of its words now.
@@ -322,6 +338,7 @@ impl Connector for Local {
         self.session.store(session, Ordering::SeqCst);
         *self.log.lock().unwrap_or_else(PoisonError::into_inner) = Some(attached.log.clone());
         *self.words.lock().unwrap_or_else(PoisonError::into_inner) = Some(attached.session.clone());
+        *self.leases.lock().unwrap_or_else(PoisonError::into_inner) = Some(attached.leases.clone());
         *self.node.generations.lock().unwrap_or_else(PoisonError::into_inner) =
             Some(attached.generations.clone());
         let daemon = Arc::downgrade(&daemon);

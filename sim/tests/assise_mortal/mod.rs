@@ -31,6 +31,8 @@ thread_local! {
     pub static AGAIN: Cell<u64> = const { Cell::new(0) };
     /// The daemon dies when somebody knocks next.
     pub static DIES_AT_DOOR: Cell<bool> = const { Cell::new(false) };
+    /// The daemon stopped in the middle of something: it dies before it answers a call.
+    pub static STUCK: Cell<bool> = const { Cell::new(false) };
     /// What another program does while the one stands still whose step it was.
     pub static MEANWHILE: RefCell<Option<Box<dyn FnOnce()>>> = const { RefCell::new(None) };
     /// What another thread of the program does, tried at each step outside of the daemon until no lock is in its way.
@@ -134,6 +136,11 @@ struct MortalLink(Arc<dyn Link>);
 
 impl Link for MortalLink {
     fn call(&self, kind: CallKind, request: &[&[u8]], response: &mut Vec<u8>) -> Result<Status, Error> {
+        if STUCK.take()
+            && let Some(node) = NODE.with_borrow(Clone::clone)
+        {
+            node.kill();
+        }
         inside(|| self.0.call(kind, request, response))
     }
 

@@ -1,9 +1,9 @@
 //! What a LibFS and its SharedFS share beyond the request ring: what the Welcome says, and where the words stand in
 //! the two pieces of shared memory of a session. The protocol over the words is `ipc::words`.
 //!
-//! Session words (the LibFS writes; SharedFS seals the commit word): commit word, places to be inside at, table of
-//! open inodes. Lease words (SharedFS writes, the LibFS only reads): how far the log is digested, how far the ledger
-//! is settled, the lease of the log's own range with the inodes taken from it, then one word a lease.
+//! Session words (the LibFS writes): commit word, places to be inside at, table of open inodes. Lease words (SharedFS
+//! writes, the LibFS only reads): how far the log is digested, how far the ledger is settled, whether the log is sealed,
+//! the lease of the log's own range with the inodes taken from it, then one word a lease.
 
 use crate::ids::{Incarnation, InodeNumber, LeaseVersion, LogUid, PoolUid, Sequence};
 use zerocopy::little_endian::{U32, U64};
@@ -38,8 +38,10 @@ pub const OWN_RANGE_OFFSET: usize = 32;
 pub const ENDED_COUNT_OFFSET: usize = 40;
 /// Lease words: as [`DIGESTED_EVEN_OFFSET`], in odd turns.
 pub const DIGESTED_ODD_OFFSET: usize = 48;
-/// Lease words: the first [`ENDED_MAX`] of them. When there are more, the whole range has ended.
-pub const ENDED_OFFSET: usize = 64;
+/// Lease words: whether the log is sealed, and where it is cut; on a line of its own, which every write reads.
+pub const SEAL_OFFSET: usize = 64;
+/// Lease words: the first [`ENDED_MAX`] of the inodes that were ended. When there are more, the whole range has ended.
+pub const ENDED_OFFSET: usize = 128;
 /// Inodes of the own range that can be ended one by one.
 pub const ENDED_MAX: usize = 4096;
 /// Lease words: the words that [`crate::call::NodeReply::word`] counts from.
@@ -95,8 +97,11 @@ pub struct Welcome {
     pub gid: U32,
     /// 1 if the session goes on from the one that the Hello named; else nothing is known of that.
     pub goes_on: U32,
+    /// 1 if who seals or recovers the log has the kernel fence the threads of the LibFS for it (`ipc::barrier`); 0 if a
+    /// commit has to be a full fence by itself.
+    pub fences: U32,
     /// The last record that counts of the log of that session; none after it ever will.
     pub recovered: Sequence,
 }
 
-const _: () = assert!(size_of::<Welcome>() == 112);
+const _: () = assert!(size_of::<Welcome>() == 116);

@@ -4,7 +4,7 @@
 
 use format::Sequence;
 use ipc::shared::create;
-use ipc::words::{CommitWord, Inside, LeaseState, LeaseWord, Overflow, Slot};
+use ipc::words::{CommitWord, FenceBy, Inside, LeaseState, LeaseWord, Overflow, Slot};
 use ipc::{
     Access, Call, Error, Host, Link, LongWord, Mapping, RingClient, RingLimits, RingServer, SystemHost,
 };
@@ -52,17 +52,15 @@ fn main() -> Result<(), Error> {
     let lease = LeaseWord::new();
     let granted = lease.grant(LeaseState::Write);
     let commit = CommitWord::new(Sequence::new(0));
-    best("enter, lease, leave (a read)", 1_000_000, |_| {
-        let entered = inside.enter(Some(0));
-        assert!(lease.load() == granted);
-        inside.leave(entered);
-    });
-    best("enter, lease, commit, leave (a write)", 1_000_000, |turn| {
-        let entered = inside.enter(Some(0));
-        assert!(lease.load() == granted);
-        assert!(commit.commit(Sequence::new(turn + 1)).is_ok());
-        inside.leave(entered);
-    });
+    for (name, fence) in [("own fences", FenceBy::Operation), ("the revoker's", FenceBy::Revoker)] {
+        best(&format!("enter, lease, commit, leave, {name}"), 1_000_000, |turn| {
+            let entered = inside.enter(Some(0), fence);
+            assert!(lease.load() == granted);
+            commit.commit(Sequence::new(turn + 1), fence);
+            inside.leave(entered);
+        });
+    }
+    best("fence in the threads of others", 10_000, |_| assert!(SystemHost.fence_others()));
 
     let limits = RingLimits::DEFAULT;
     let memory = create(c"ring", limits.bytes()?)?;

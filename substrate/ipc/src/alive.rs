@@ -40,8 +40,9 @@ impl AliveWord {
     /// What it says.
     #[inline]
     pub fn load(&self) -> Life {
-        // SeqCst: comes after the commit before it (whose exchange is SeqCst) and after the loads of a copy. Either
-        // it sees that the daemon died, or what came before is seen by who reads after the death.
+        // SeqCst: comes after the loads of a copy, and after the commit before it: by the commit's own fence, or by
+        // that which the next daemon has put here before it reads a log (`Host::fence_others`). Either it sees that
+        // the daemon died, or what came before is seen by who reads after the death.
         match self.0.load(Ordering::SeqCst) {
             value if value < DIED => Life::Alive,
             value if value & ENDED != 0 => Life::Ended,

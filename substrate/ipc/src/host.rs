@@ -7,7 +7,7 @@
 use crate::alive::AliveWord;
 use crate::error::Error;
 use crate::shared::Words;
-use crate::sync::{Ordering, Word, relax};
+use crate::sync::{Ordering, Word, fence, relax};
 use crate::sys::{argument, check, syscall};
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
@@ -60,6 +60,9 @@ pub trait Join: Send {
     fn join(self: Box<Self>) -> Result<(), Error>;
 }
 
+/// After so long every store that was made before is seen by all, whatever the processor: it leaves within microseconds.
+pub const FENCE_PAUSE: Duration = Duration::from_millis(10);
+
 /// [`Host::wake`]: everybody.
 pub const WAKE_ALL: u32 = i32::MAX as u32;
 
@@ -92,6 +95,19 @@ pub trait Host: Send + Sync {
 
     /// Wakes at most `count` threads of any process that wait for `word`.
     fn wake(&self, word: &Word, count: u32);
+
+    /// Makes [`Self::fence_others`] of any process reach the threads of this one from now on. False if that is not to be
+    /// had, or not at once: then each thread fences for itself.
+    fn accept_fences(&self) -> bool {
+        false
+    }
+
+    /// A full fence in this thread, and in every thread of the processes that accept it. False if the machine has
+    /// none: then a pause of [`FENCE_PAUSE`] has to do.
+    fn fence_others(&self) -> bool {
+        fence(Ordering::SeqCst);
+        true
+    }
 
     /// Ties a word to the life of this process, until what is given back goes: see [`crate::alive`]. A machine whose
     /// processes are simulated says itself when one dies.
@@ -195,6 +211,14 @@ impl Host for SystemHost {
         let result =
             unsafe { syscall(libc::SYS_futex, [word.address(), libc::FUTEX_WAKE as usize, count, 0, 0, 0]) };
         check("futex", result).expect("waking a mapped, aligned word cannot fail");
+    }
+
+    fn accept_fences(&self) -> bool {
+        crate::barrier::accept()
+    }
+
+    fn fence_others(&self) -> bool {
+        crate::barrier::fence_others()
     }
 
     fn tie(&self, word: Words<AliveWord>) -> Result<Box<dyn Send + Sync>, Error> {

@@ -6,6 +6,7 @@
 
 pub mod alive;
 pub mod alone;
+pub mod barrier;
 pub mod claims;
 pub mod error;
 pub mod host;

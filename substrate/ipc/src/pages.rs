@@ -8,11 +8,11 @@
 use crate::error::Error;
 use crate::shared::{Mapping, Reads, Words};
 use crate::sync::{LongWord, Ordering, fence, relax};
-use crate::words::{CommitWord, Inside, Lease, LeaseState, LeaseWord, Overflow, Slot};
+use crate::words::{CommitWord, Inside, Lease, LeaseState, LeaseWord, Overflow, Seal, SealWord, Slot};
 use format::session::{
     COMMIT_OFFSET, DIGEST_TURN_OFFSET, DIGESTED_EVEN_OFFSET, DIGESTED_ODD_OFFSET, ENDED_COUNT_OFFSET,
     ENDED_MAX, ENDED_OFFSET, LEASE_WORDS_OFFSET, LEDGER_SETTLED_OFFSET, OPEN_TABLE, OPEN_TABLE_OFFSET,
-    OVERFLOW_OFFSET, OWN_RANGE_OFFSET, SLOTS, SLOTS_OFFSET,
+    OVERFLOW_OFFSET, OWN_RANGE_OFFSET, SEAL_OFFSET, SLOTS, SLOTS_OFFSET,
 };
 use format::{InodeNumber, Sequence};
 use std::sync::Arc;
@@ -84,12 +84,13 @@ const DIGESTED: [usize; 2] =
     [DIGESTED_EVEN_OFFSET / size_of::<LongWord>(), DIGESTED_ODD_OFFSET / size_of::<LongWord>()];
 const SETTLED: usize = LEDGER_SETTLED_OFFSET / size_of::<LongWord>();
 const ENDED: usize = ENDED_COUNT_OFFSET / size_of::<LongWord>();
-const HEAD_WORDS: usize = ENDED_OFFSET / size_of::<LongWord>();
+const HEAD_WORDS: usize = SEAL_OFFSET / size_of::<LongWord>();
 
 /// The memory that SharedFS writes, as SharedFS sees it. Whoever calls holds SharedFS's lock: one writer at a time.
 #[derive(Debug)]
 pub struct DaemonPages {
     head: Words<LongWord>,
+    seal: Words<SealWord>,
     own_range: Words<LeaseWord>,
     ended: Words<LongWord>,
     leases: Words<LeaseWord>,
@@ -103,10 +104,16 @@ impl DaemonPages {
     pub fn new(mapping: &Arc<Mapping>, lease_words: usize) -> Result<Self, Error> {
         Ok(Self {
             head: mapping.words(0, HEAD_WORDS)?,
+            seal: mapping.words(SEAL_OFFSET, 1)?,
             own_range: mapping.words(OWN_RANGE_OFFSET, 1)?,
             ended: mapping.words(ENDED_OFFSET, ENDED_MAX)?,
             leases: mapping.words(LEASE_WORDS_OFFSET, lease_words)?,
         })
+    }
+
+    /// Whether the log is sealed.
+    pub fn seal(&self) -> &SealWord {
+        &self.seal[0]
     }
 
     /// The word of the own range.
@@ -159,6 +166,7 @@ impl DaemonPages {
 #[derive(Debug)]
 pub struct DaemonView {
     head: Reads<LongWord>,
+    seal: Reads<SealWord>,
     own_range: Reads<LeaseWord>,
     ended: Reads<LongWord>,
     leases: Reads<LeaseWord>,
@@ -172,10 +180,17 @@ impl DaemonView {
     pub fn new(mapping: &Arc<Mapping>, lease_words: usize) -> Result<Self, Error> {
         Ok(Self {
             head: mapping.reads(0, HEAD_WORDS)?,
+            seal: mapping.reads(SEAL_OFFSET, 1)?,
             own_range: mapping.reads(OWN_RANGE_OFFSET, 1)?,
             ended: mapping.reads(ENDED_OFFSET, ENDED_MAX)?,
             leases: mapping.reads(LEASE_WORDS_OFFSET, lease_words)?,
         })
+    }
+
+    /// Whether the log is sealed. To be read after a commit.
+    #[inline]
+    pub fn seal(&self) -> Seal {
+        self.seal.read(0)
     }
 
     /// The lease on the own range.

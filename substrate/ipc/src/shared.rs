@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::host::{Host, Time, Waited};
 use crate::sync::{LongWord, Word, step};
 use crate::sys::{Descriptor, argument, check, syscall};
-use crate::words::{CommitWord, Generation, LeaseWord, Overflow, Slot, ValidUntil};
+use crate::words::{CommitWord, Generation, LeaseWord, Overflow, SealWord, Slot, ValidUntil};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -104,6 +104,15 @@ unsafe impl Shared for CommitWord {
     type Value = format::Sequence;
     #[inline]
     fn read(&self) -> format::Sequence {
+        self.load()
+    }
+}
+
+// SAFETY: a transparent LongWord.
+unsafe impl Shared for SealWord {
+    type Value = crate::words::Seal;
+    #[inline]
+    fn read(&self) -> crate::words::Seal {
         self.load()
     }
 }

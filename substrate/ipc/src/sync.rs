@@ -168,6 +168,15 @@ impl LongWord {
         self.0.store(value, order);
     }
 
+    /// Writes, with Release. The compiler does no later load before it; that the processor does none either is for
+    /// others to see to (see [`crate::Host::fence_others`]).
+    #[inline]
+    pub fn store_before_look(&self, value: u64) {
+        step();
+        self.0.store(value, Ordering::Release);
+        std::sync::atomic::compiler_fence(Ordering::SeqCst);
+    }
+
     /// Writes by a locked exchange that is also a full fence: no later load is done before the write is seen.
     #[inline]
     pub fn exchange_full(&self, value: u64) -> u64 {

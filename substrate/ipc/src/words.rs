@@ -2,32 +2,39 @@
 //! without a call, and how SharedFS takes the lease away without the holder's help (CC-NVM, Assise §3.3; schedules
 //! 1.2, 1.6, 2.2, 2.3).
 //!
-//! Guarantees. After `LeaseWord::revoke`, then a [`Scan`] that is done *or* `CommitWord::seal`, no operation that
-//! saw the lease as it was commits any more, and the commit word read then covers all that committed. Either
-//! ends within the grace period that the caller gives the scan; a stopped or dead holder delays nobody longer.
+//! Guarantees. After `LeaseWord::revoke`, then a [`Scan`] that is done *or* `SealWord::seal`, no operation that saw the
+//! lease as it was counts any more, and the commit word read then, or the cut that the seal gave, covers all that
+//! count. Either ends within the grace period that the caller gives the scan; a stopped or dead holder delays nobody
+//! longer.
+//!
+//! Between what one side says and then looks at, on both sides, stands a full fence; that of the operations may be
+//! left to the other side ([`FenceBy`]), which then fences for both, after [`LeaseWord::revoke`] and in [`SealWord::seal`].
 //!
 //! An operation: [`Inside::enter`]; [`LeaseWord::load`] must be what was granted; work; for a write
-//! [`CommitWord::commit`]; [`Inside::leave`]. Nobody waits while inside. A revocation: [`LeaseWord::revoke`]; a
-//! [`Scan`] polled until done, else seal; then read the cut.
+//! [`CommitWord::commit`]; [`Inside::leave`]; for a write [`SealWord::load`]: if it is not open, the record counts if
+//! it lies before the cut. Nobody waits while inside. A revocation: [`LeaseWord::revoke`]; a [`Scan`] polled until done,
+//! else seal; then read the cut.
 //!
 //! `tests/loom.rs` compiles this file over loom's atomics and tries every interleaving of small cases.
 
 use crate::sync::{LongWord, Ordering, fence};
 use format::{InodeNumber, Sequence};
 
-const SEALED: u64 = 1 << 63;
+/// The largest sequence that is believed: what a broken LibFS writes is cut to it.
+const LAST_MAX: u64 = u64::MAX >> 1;
 
-/// Why a commit did not happen.
+/// Who puts the full fence between what an operation says, that it is inside or that its record counts, and what it
+/// looks at next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NotCommitted {
-    /// SharedFS sealed the log: the record is beyond the cut. Attach anew and do the operation again.
-    Sealed,
-    /// The last committed record is another; only a broken caller (or a hostile process) sees this.
-    Elsewhere(Sequence),
+pub enum FenceBy {
+    /// The operation, by locked exchanges: each waits until all that was stored before has left the processor.
+    Operation,
+    /// Who revokes, seals or recovers, by [`crate::Host::fence_others`], which this process accepted.
+    Revoker,
 }
 
-/// `[sealed:1][sequence:63]` of one log: its last record that counts. Written by the LibFS, sealed by SharedFS,
-/// which takes the value only as an upper bound.
+/// The last record of a log that counts, as long as the log is not sealed. Written by the LibFS alone; SharedFS takes
+/// the value only as an upper bound.
 #[derive(Debug, Default)]
 #[repr(transparent)]
 pub struct CommitWord(LongWord);
@@ -35,49 +42,85 @@ pub struct CommitWord(LongWord);
 impl CommitWord {
     /// The word of a log whose last record is `last`.
     pub fn new(last: Sequence) -> Self {
-        Self(LongWord::new(last.get() & !SEALED))
+        Self(LongWord::new(last.get()))
     }
 
-    /// Begins a log, or continues it after a cut: unsealed, at `last`. Only before a LibFS has the memory.
+    /// Begins a log at `last`. Only before a LibFS has the memory.
     pub fn begin(&self, last: Sequence) {
         // Release: pairs with the Acquire of `load` on the other side.
-        self.0.store(last.get() & !SEALED, Ordering::Release);
+        self.0.store(last.get(), Ordering::Release);
     }
 
-    /// The last record that counts.
+    /// The last record that was committed.
     pub fn load(&self) -> Sequence {
-        // Acquire: pairs with the Release half of `commit`: what it counts can be read from the log.
-        Sequence::new(self.0.load(Ordering::Acquire) & !SEALED)
+        // Acquire: pairs with the Release of `commit`: what it counts can be read from the log.
+        Sequence::new(self.0.load(Ordering::Acquire).min(LAST_MAX))
     }
 
-    /// True once the log is cut.
-    pub fn is_sealed(&self) -> bool {
-        // Acquire: as in `load`.
-        self.0.load(Ordering::Acquire) & SEALED != 0
-    }
-
-    /// Makes record `next` count: from `next` - 1 to `next`, in one step against [`Self::seal`]. The record's bytes
-    /// were stored (and fenced, see `pmem`) before.
-    ///
-    /// # Errors
-    /// See [`NotCommitted`].
+    /// Makes all records up to `last` count if the log is not sealed: the caller looks at the [`SealWord`], and at
+    /// whether the daemon is alive, after this. The records' bytes were stored (and fenced, see `pmem`) before.
     #[inline]
-    pub fn commit(&self, next: Sequence) -> Result<(), NotCommitted> {
-        let last = next.get().checked_sub(1).expect("the first record is number 1");
-        // Release: pairs with the Acquire in `load` and `seal`. SeqCst: comes before the look whether the daemon is
-        // alive, see `alive`. Acquire on failure: what comes after a seal must not be done before it was seen.
-        match self.0.compare_exchange(last, next.get(), Ordering::SeqCst, Ordering::Acquire) {
-            Ok(_) => Ok(()),
-            Err(found) if found & SEALED != 0 => Err(NotCommitted::Sealed),
-            Err(found) => Err(NotCommitted::Elsewhere(Sequence::new(found))),
+    pub fn commit(&self, last: Sequence, fence: FenceBy) {
+        match fence {
+            FenceBy::Operation => drop(self.0.exchange_full(last.get())),
+            FenceBy::Revoker => self.0.store_before_look(last.get()),
+        }
+    }
+}
+
+/// What a seal word says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Seal {
+    /// What was committed before this was seen counts.
+    Open,
+    /// Being sealed: what counts is not known yet.
+    Sealing,
+    /// Sealed: records up to this one count, none after it ever will.
+    Sealed(Sequence),
+}
+
+/// Whether a log is cut, and where. Written by SharedFS alone; the LibFS has its page mapped read-only.
+#[derive(Debug, Default)]
+#[repr(transparent)]
+pub struct SealWord(LongWord);
+
+const OPEN: u64 = 0;
+const SEALING: u64 = 1;
+/// A cut stands as its sequence behind this.
+const CUT_FIRST: u64 = 2;
+
+impl SealWord {
+    /// The word of a log that is not sealed: zero, as fresh memory is.
+    pub fn new() -> Self {
+        Self(LongWord::new(OPEN))
+    }
+
+    /// What it says.
+    #[inline]
+    pub fn load(&self) -> Seal {
+        // SeqCst: not before the commit before it, see `seal`. Acquire: what SharedFS did before the cut is seen.
+        match self.0.load(Ordering::SeqCst) {
+            OPEN => Seal::Open,
+            SEALING => Seal::Sealing,
+            cut => Seal::Sealed(Sequence::new(cut - CUT_FIRST)),
         }
     }
 
-    /// Cuts the log: nothing commits any more. Gives the cut, the last record that counts.
-    pub fn seal(&self) -> Sequence {
-        // Acquire: pairs with the Release of `commit`. Release: what SharedFS did before the cut is seen by who
-        // finds the word sealed.
-        Sequence::new(self.0.fetch_or(SEALED, Ordering::AcqRel) & !SEALED)
+    /// Cuts the log and gives the cut. `fence_others` is a full fence in the threads of the LibFS, if they leave
+    /// that to it. Not by two threads at once.
+    pub fn seal(&self, commit: &CommitWord, fence_others: impl FnOnce()) -> Sequence {
+        if let Seal::Sealed(cut) = self.load() {
+            return cut;
+        }
+        self.0.store(SEALING, Ordering::SeqCst);
+        // Full fences, here and in the LibFS between its commit and its look: either it sees this word changed, or
+        // the load below sees its commit.
+        fence(Ordering::SeqCst);
+        fence_others();
+        let cut = commit.load();
+        // Release: pairs with the Acquire in `load`.
+        self.0.store(CUT_FIRST + cut.get(), Ordering::Release);
+        cut
     }
 }
 
@@ -141,7 +184,7 @@ impl LeaseWord {
     /// What the word says. An operation calls this after [`Inside::enter`].
     #[inline]
     pub fn load(&self) -> Lease {
-        // SeqCst: pairs with the store and fence of `revoke`; together with the full fence of `enter`, either this
+        // SeqCst: pairs with the store and fence of `revoke`; together with the full fence behind `enter`, either this
         // load sees `Revoking` or the scan sees the operation inside.
         Lease::from_raw(self.0.load(Ordering::SeqCst))
     }
@@ -156,13 +199,14 @@ impl LeaseWord {
         lease
     }
 
-    /// Begins to take the lease away. A [`Scan`] begun after this finds every operation that still uses it.
+    /// Begins to take the lease away. A [`Scan`] begun after this, and after [`crate::Host::fence_others`] if operations
+    /// leave that to us, finds every operation that still uses it.
     pub fn revoke(&self) {
         let before = Lease::from_raw(self.0.load(Ordering::Relaxed));
         let lease = Lease { state: LeaseState::Revoking, ..before };
         self.0.store(lease.to_raw(), Ordering::SeqCst);
-        // Full fence: the store above comes before the loads of the scan. Pairs with the full fence in `enter`,
-        // which stands between the entry and the load of this word.
+        // Full fence: the store above comes before the loads of the scan. Pairs with the full fence that stands between
+        // an entry and the load of this word.
         fence(Ordering::SeqCst);
     }
 
@@ -222,18 +266,21 @@ pub struct Inside<'a> {
 }
 
 impl Inside<'_> {
-    /// Goes inside at the thread's own slot, or beside the others if it has none. A full fence: the lease word is
-    /// read after it.
+    /// Goes inside at the thread's own slot, or beside the others if it has none. The lease word is read after it:
+    /// without a slot this is a full fence, with one it is or it is not.
     #[inline]
-    pub fn enter(&self, slot: Option<usize>) -> Entered {
+    pub fn enter(&self, slot: Option<usize>, fence: FenceBy) -> Entered {
         match slot {
             Some(index) => {
                 let word = &self.slots[index].0;
                 // Relaxed: only this thread writes the slot.
                 let count = word.load(Ordering::Relaxed);
                 assert!(count & 1 == 0, "a thread goes inside once, and a slot has one thread");
-                // Full fence: pairs with the fence in `revoke`.
-                word.exchange_full(count.wrapping_add(1));
+                // Full fence, here or there: pairs with the fence in `revoke`.
+                match fence {
+                    FenceBy::Operation => drop(word.exchange_full(count.wrapping_add(1))),
+                    FenceBy::Revoker => word.store_before_look(count.wrapping_add(1)),
+                }
                 Entered::Slot(index)
             }
             None => {

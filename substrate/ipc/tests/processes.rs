@@ -9,7 +9,7 @@ use format::message::{MESSAGE_BODY_MAX, MessageHeader, MessageKind};
 use format::{DecodeError, Sequence};
 use ipc::shared::{create, read_only};
 use ipc::socket::{accept_peer, hello, poll};
-use ipc::words::{CommitWord, Inside, LeaseState, LeaseWord, NotCommitted, Overflow, Slot};
+use ipc::words::{CommitWord, FenceBy, Inside, LeaseState, LeaseWord, Overflow, Seal, SealWord, Slot};
 use ipc::{
     Access, Alive, AliveView, Call, Connection, Descriptor, Error, Host, Life, Link, Listener, Mapping, Peer,
     RingClient, RingLimits, RingServer, SystemHost, Time,
@@ -27,6 +27,8 @@ const RING: RingLimits = RingLimits { slots: 4, inline_bytes: 256, bulk_buffers:
 /// Offsets of the session words.
 const SLOTS_AT: usize = 64;
 const OVERFLOW_AT: usize = 128;
+/// Offset of the seal among the lease words.
+const SEAL_AT: usize = 64;
 /// Longest wait for the other process; only a failure takes it.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -212,12 +214,15 @@ fn other(role: &str, path: &Path) {
             let overflow = attached.words.words::<Overflow>(OVERFLOW_AT, 1).unwrap();
             let commit = attached.words.words::<CommitWord>(0, 1).unwrap();
             let inside = Inside { slots: &slots, overflow: &overflow[0] };
-            let entered = inside.enter(Some(0));
+            let entered = inside.enter(Some(0), FenceBy::Operation);
             assert_eq!(attached.leases.reads::<LeaseWord>(0, 1).unwrap().read(0).state, LeaseState::Write);
-            commit[0].commit(Sequence::new(1)).unwrap();
+            let seal = attached.leases.reads::<SealWord>(SEAL_AT, 1).unwrap();
+            commit[0].commit(Sequence::new(1), FenceBy::Operation);
+            assert_eq!(seal.read(0), Seal::Open);
             say("inside");
             wait_for_go();
-            assert_eq!(commit[0].commit(Sequence::new(2)), Err(NotCommitted::Sealed));
+            commit[0].commit(Sequence::new(2), FenceBy::Operation);
+            assert_eq!(seal.read(0), Seal::Sealed(Sequence::new(1)));
             inside.leave(entered);
             say("sealed");
         }
@@ -354,13 +359,15 @@ fn a_client_stopped_while_inside_is_cut_after_the_grace_period() {
         assert!(!scan.done(&inside), "it cannot leave");
     }
     let commit = words.words::<CommitWord>(0, 1).unwrap();
-    assert_eq!(commit[0].seal(), Sequence::new(1));
+    let leases = Mapping::new(&session.leases, 4096, Access::Write).unwrap();
+    let seal = leases.words::<SealWord>(SEAL_AT, 1).unwrap();
+    assert_eq!(seal[0].seal(&commit[0], || ()), Sequence::new(1));
     child.signal(libc::SIGCONT);
     child.go();
     assert_eq!(child.line(), "sealed");
     child.ends_well();
     assert!(scan.done(&inside));
-    assert_eq!(commit[0].load(), Sequence::new(1));
+    assert_eq!(seal[0].seal(&commit[0], || ()), Sequence::new(1), "once and for all");
 }
 
 fn another_version_is_refused_with_both_named() {

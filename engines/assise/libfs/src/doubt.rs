@@ -1,5 +1,5 @@
-//! What an attempt's answer is worth when the daemon died: nothing, unless its last record counts, which the next
-//! daemon says (see `ipc::alive`; Assise §3.4).
+//! What an attempt's answer is worth when the daemon died, or is just sealing the log: nothing, unless its last record
+//! counts, which the next session is told (see `ipc::alive`; Assise §3.4).
 //!
 //! An attempt begins with a daemon that lives, so what is cached is true then. If it appended a record, and the
 //! daemon is alive still afterwards, the record was there before anybody could recover the log. If not, it is in
@@ -13,6 +13,7 @@ use format::Sequence;
 use format::envelope::HEADER_BYTES;
 use ipc::Life;
 use ipc::sync::{Ordering, fence};
+use ipc::words::Seal;
 use pmem::ring::Appended;
 use vfs::engine::Handle;
 
@@ -41,7 +42,7 @@ impl State {
             return None;
         }
         let session = self.session.as_ref()?;
-        if session.words.is_alive() {
+        if session.words.is_alive() && !self.cut_unknown {
             return None;
         }
         self.doubted()
@@ -52,17 +53,31 @@ impl State {
         let session = self.session.as_ref()?;
         let taken = std::mem::take(&mut self.taken);
         let doubt = Doubt { session: session.welcome.session.get(), last: self.appended, taken };
-        let died = session.words.life() == Life::Died;
+        let unknown = session.words.life() == Life::Died || self.cut_unknown;
         self.end_session();
-        // One that ended in order has digested all that counts.
-        died.then_some(doubt)
+        // A daemon that ended in order has digested all that counts.
+        unknown.then_some(doubt)
     }
 
-    /// A record that may not count: the log is sealed, or the memory is broken. The session is over. The frame is
-    /// made void, so that nobody who recovers the log from now on takes it for one that counts; a daemon that is dead
-    /// already may have a successor that has read it, which knows.
+    /// A record that was committed to a log that is sealed, or is being sealed: it counts if it lies before the cut.
+    /// Its leases are over either way; the next operation learns that.
     #[cold]
-    pub fn refused(&mut self, appended: Appended) -> Step<Appended> {
+    pub fn sealed(&mut self, appended: Appended, seal: Seal) -> Step<Appended> {
+        match seal {
+            Seal::Open => Ok(appended),
+            Seal::Sealed(cut) if appended.sequence <= cut => Ok(appended),
+            Seal::Sealed(_) => self.refused(appended),
+            Seal::Sealing => {
+                self.cut_unknown = true;
+                Ok(appended)
+            }
+        }
+    }
+
+    /// A record behind the cut: it does not count, and the session is over. The frame is made void, so that nobody who
+    /// recovers the log from now on takes it for one that counts; a daemon that is dead already may have a successor
+    /// that has read it, which knows.
+    fn refused(&mut self, appended: Appended) -> Step<Appended> {
         let session = self.session.as_mut().expect("it has just appended");
         let log = session.ring.region();
         log.write(appended.position, &[0; HEADER_BYTES]);

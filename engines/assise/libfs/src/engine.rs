@@ -84,7 +84,7 @@ impl LibFs {
                 attached => break attached?,
             }
         };
-        let session = Session::new(attachment)?;
+        let session = Session::new(host.as_ref(), attachment)?;
         let mut state = State::new(host.clone(), limits.files);
         state.begin_session(session);
         Ok(Self {
@@ -132,7 +132,7 @@ impl LibFs {
                 attached => break attached?,
             }
         };
-        let session = Session::new(attachment)?;
+        let session = Session::new(self.host.as_ref(), attachment)?;
         self.state().begin_session(session);
         drop(attaching);
         Ok(())

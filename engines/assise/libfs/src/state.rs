@@ -2,8 +2,8 @@
 //! real (Assise §3.2.1, §3.3; schedules 1.2, 1.6, 2.3).
 //!
 //! An attempt takes the leases it needs by [`State::hold`], decides on what is cached under them, and appends by
-//! [`State::append`]: inside, all words looked at, frame stored and fenced, commit word moved, outside. What it then
-//! changes in the caches cannot fail.
+//! [`State::append`]: inside, all words looked at, frame stored and fenced, commit word moved, outside, seal looked at.
+//! What it then changes in the caches cannot fail.
 
 use crate::apply;
 use crate::doubt::Taken;
@@ -22,6 +22,7 @@ use format::session::{WORD_OWN_RANGE, Welcome};
 use format::{BLOCK_BYTES, Incarnation, InodeNumber, SegmentId, Sequence};
 use ipc::Host;
 use ipc::sync::{LongWord, Ordering, fence};
+use ipc::words::{FenceBy, Seal};
 use pmem::ring::{AppendError, AppendRing, Appended};
 use pmem::{ReadMapping, Region, Source};
 use std::collections::{HashMap, VecDeque};
@@ -64,9 +65,11 @@ impl Session {
     ///
     /// # Errors
     /// `Ipc`: memory that is too small. `Response`: a log without room.
-    pub fn new(attachment: Attachment) -> Result<Self, Error> {
+    pub fn new(host: &dyn Host, attachment: Attachment) -> Result<Self, Error> {
         let Attachment { welcome, credential, log, session, leases, generations, link } = attachment;
-        let words = SharedWords::new(&session, &leases, &generations, welcome.lease_words.get())?;
+        let fences = welcome.fences.get() == 1 && host.accept_fences();
+        let fence = if fences { FenceBy::Revoker } else { FenceBy::Operation };
+        let words = SharedWords::new(&session, &leases, &generations, welcome.lease_words.get(), fence)?;
         let log_bytes = log.bytes();
         let ring = empty_ring(log, &welcome, welcome.incarnation, Sequence::new(1))?;
         Ok(Self {
@@ -148,6 +151,8 @@ pub(crate) struct State {
     pub last: Option<(Arc<SharedWords>, Arc<dyn Link>)>,
     /// Last record of the present attempt; 0 for none.
     pub appended: Sequence,
+    /// Its log was being sealed when it was committed: the next session is told whether it counts.
+    pub cut_unknown: bool,
     /// The file and the pin that the present attempt took after that record.
     pub taken: Taken,
     /// Number of the session: answers to calls of an earlier one are dropped.
@@ -187,6 +192,7 @@ impl State {
             last: None,
             taken: (None, None),
             appended: Sequence::new(0),
+            cut_unknown: false,
             era: 0,
             nodes: Nodes::default(),
             pool: Pool::default(),
@@ -212,6 +218,7 @@ impl State {
     pub fn begin(&mut self) {
         self.used.clear();
         self.appended = Sequence::new(0);
+        self.cut_unknown = false;
         if self.session.as_ref().is_some_and(|session| !session.words.is_alive()) {
             self.end_session();
         }
@@ -344,8 +351,7 @@ impl State {
         self.append_and(header, payload, room, |_, _| ())
     }
 
-    /// [`Self::append`], and changes the caches while the record is on its way to the medium: the commit word's
-    /// exchange has to wait for that. If it fails, the session is over, and with it goes all that was cached.
+    /// [`Self::append`], and changes the caches while the record is on its way to the medium. If it fails, the session is over, and with it goes all that was cached.
     #[inline]
     pub fn append_and(
         &mut self,
@@ -361,7 +367,6 @@ impl State {
         if session.room < room {
             return Err(Need::Room(room).into());
         }
-        let last = session.last();
         let entered = session.words.enter();
         let held = |index: &NodeIndex| self.nodes.get(*index).lease.is_some_and(|held| session.holds(&held));
         if !self.used.iter().all(held) {
@@ -383,19 +388,12 @@ impl State {
         };
         apply(self, &appended);
         let session = self.session.as_mut().expect("what is applied to the caches ends no session");
-        // A pad before the record has a place in the order, too.
-        let mut next = last;
-        let committed = loop {
-            next = next.next();
-            let committed = session.words.commit(next);
-            if committed.is_err() || next == appended.sequence {
-                break committed;
-            }
-        };
+        // With it a pad before it, which has a place in the order, too.
+        let seal = session.words.commit(appended.sequence);
         session.words.leave(entered);
         (self.appended, self.taken) = (appended.sequence, (None, None));
-        if committed.is_err() {
-            return self.refused(appended);
+        if seal != Seal::Open {
+            return self.sealed(appended, seal);
         }
         session.room -= room;
         // Once a digest was asked for, there is nothing more to be done until it has come.

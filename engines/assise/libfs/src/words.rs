@@ -5,7 +5,7 @@ use crate::error::Error;
 use format::session::{ALIVE_OFFSET, OPEN_TABLE};
 use format::{InodeNumber, Sequence};
 use ipc::sync::{Ordering, fence};
-use ipc::words::{Entered, GENERATIONS, Generation, LeaseState, NotCommitted};
+use ipc::words::{Entered, FenceBy, GENERATIONS, Generation, LeaseState, Seal};
 use ipc::{AliveView, ClientPages, DaemonView, Life, Mapping, Reads};
 use pmem::ring::Place;
 use std::sync::Arc;
@@ -27,6 +27,7 @@ pub(crate) struct SharedWords {
     daemon: DaemonView,
     generations: Reads<Generation>,
     alive: AliveView,
+    fence: FenceBy,
 }
 
 impl SharedWords {
@@ -39,12 +40,14 @@ impl SharedWords {
         leases: &Arc<Mapping>,
         generations: &Arc<Mapping>,
         lease_words: u32,
+        fence: FenceBy,
     ) -> Result<Self, Error> {
         Ok(Self {
             client: ClientPages::new(session)?,
             daemon: DaemonView::new(leases, lease_words as usize)?,
             generations: generations.reads(0, GENERATIONS)?,
             alive: AliveView::new(generations, ALIVE_OFFSET)?,
+            fence,
         })
     }
 
@@ -64,16 +67,17 @@ impl SharedWords {
         self.client.commit().load()
     }
 
-    /// Makes a record count.
+    /// Makes all records up to this one count; of a log that is not open the seal says what does.
     #[inline]
-    pub fn commit(&self, next: Sequence) -> Result<(), NotCommitted> {
-        self.client.commit().commit(next)
+    pub fn commit(&self, last: Sequence) -> Seal {
+        self.client.commit().commit(last, self.fence);
+        self.daemon.seal()
     }
 
     /// Goes inside. The state's lock is held, so one place serves all threads.
     #[inline]
     pub fn enter(&self) -> Entered {
-        self.client.inside().enter(Some(0))
+        self.client.inside().enter(Some(0), self.fence)
     }
 
     /// Goes outside.

@@ -24,7 +24,7 @@ use area::{Area, Counters, NewPool, Usage};
 use ccnvm::{Leases, Limits, SessionId};
 use format::session::Welcome;
 use format::{Epoch, Incarnation, InodeNumber, LeaseVersion, LogUid, PoolUid, Sequence};
-use ipc::host::{Host, WAKE_ALL};
+use ipc::host::{FENCE_PAUSE, Host, WAKE_ALL};
 use ipc::lock::Lock;
 use ipc::ring::RingLimits;
 use ipc::shared::Mapping;
@@ -121,6 +121,15 @@ fn lock_pool(host: &dyn Host, medium: &Medium, config: &Config) -> Result<PoolLo
     }
 }
 
+/// A full fence in the threads of all programs, one way or the other; true if the machine has it.
+pub(crate) fn fence_others(host: &dyn Host) -> bool {
+    let fences = host.fence_others();
+    if !fences {
+        host.wait(&Word::new(0), 0, Some(host.now().after(FENCE_PAUSE)));
+    }
+    fences
+}
+
 /// Who waits for the pool looks again after so long.
 const LOCK_LOOK: Duration = Duration::from_millis(2);
 
@@ -152,6 +161,8 @@ impl Daemon {
     ) -> Result<(Self, Recovered), Error> {
         config.check()?;
         let pool_lock = lock_pool(&*host, medium, &config)?;
+        // Before a log is read: what programs committed and then found the former daemon alive is seen from here on.
+        let fences = fence_others(&*host);
         let bell = Bell::new(host.clone());
         let mut locks = Locks::new(bell.clone(), config.locks_max);
         let area = Area::open(medium, config.area)?;
@@ -196,6 +207,7 @@ impl Daemon {
             pool,
             config,
             generations: Generations::new(&*host)?,
+            fences,
             events: Word::new(0),
             work: Word::new(0),
             failed: Word::new(0),
@@ -491,6 +503,7 @@ impl Core {
             uid: U32::new(caller.uid),
             gid: U32::new(caller.gid),
             goes_on: U32::new(recovered.is_some().into()),
+            fences: U32::new(self.fences.into()),
             recovered: recovered.unwrap_or_default(),
         };
         Ok((welcome, caller))
@@ -546,7 +559,7 @@ impl Core {
                 return;
             }
             let wants = state.sessions.iter_mut().filter_map(|(id, session)| {
-                let up_to = session.shared.client.commit().load();
+                let up_to = session.shared.committed();
                 let behind = up_to > session.digested.sequence;
                 let wants = std::mem::take(&mut session.wants_digest) || all;
                 (wants && behind).then_some((*id, up_to))

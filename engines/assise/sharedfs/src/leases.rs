@@ -6,6 +6,7 @@
 //! leave in time is ejected whole: its log is sealed, which is the cut, and nothing of it has to be waited for any
 //! more. Whichever thread finds work does it: there is no thread of leases, so a request waits for nobody's turn.
 
+use crate::daemon::fence_others;
 use crate::digest::{CutReason, Step};
 use crate::error::Error;
 use crate::register::{note_recovered, recovered_entry};
@@ -209,7 +210,10 @@ impl Core {
             self.end(work.id, Reason::Grace);
             return;
         }
-        let up_to = if work.writes { work.shared.client.commit().load() } else { Sequence::default() };
+        let up_to = match work.writes {
+            true => self.committed(&work.shared),
+            false => Sequence::default(),
+        };
         match self.digest(work.id, up_to) {
             Ok(Step::Cut(reason)) => {
                 self.end(work.id, Reason::Cut(reason));
@@ -237,8 +241,16 @@ impl Core {
         self.announce_events();
     }
 
+    /// [`Shared::committed`] of a session that another thread may be sealing.
+    fn committed(&self, shared: &Shared) -> Sequence {
+        let _state = self.state.lock();
+        shared.committed()
+    }
+
     /// Waits until every operation that is inside now has left once; false if the grace period ends before.
     fn wait_until_left(&self, shared: &Shared) -> bool {
+        // Who is inside is seen from here on; without fences everybody sees to that.
+        let _ = self.fences && fence_others(&*self.host);
         let inside = shared.client.inside();
         let mut scan: Scan = inside.scan();
         let end = self.host.now().after(self.config.grace);
@@ -315,7 +327,11 @@ impl Core {
             return false;
         }
         session.phase = Phase::Ending;
-        session.shared.client.commit().seal();
+        let shared = &session.shared;
+        shared.daemon.seal().seal(shared.client.commit(), || {
+            // Without fences each commit is one by itself.
+            let _ = self.fences && fence_others(&*self.host);
+        });
         session.shared.daemon.own_range().revoke();
         for held in session.held.values().filter(|held| held.word != WORD_OWN_RANGE) {
             session.shared.daemon.leases()[held.word as usize].revoke();
@@ -337,7 +353,7 @@ impl Core {
         let shared = self.state.lock().sessions.get(&id).map(|session| session.shared.clone());
         let Some(shared) = shared else { return };
         // What the word says is an upper bound: the log may hold less, or what does not count.
-        let cut = shared.client.commit().load();
+        let cut = shared.committed();
         let digested = self.digest(id, cut);
         let removed = digested.and_then(|_| {
             let mut guard = self.state.lock();

@@ -14,7 +14,7 @@ use ipc::ring::RingServer;
 use ipc::shared::{self, Access, Mapping};
 use ipc::sync::Word;
 use ipc::sys::Descriptor;
-use ipc::words::LeaseState;
+use ipc::words::{LeaseState, Seal};
 use ipc::{ClientPages, DaemonPages, Digested};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -56,6 +56,18 @@ impl Shared {
         let daemon = DaemonPages::new(&lease_words.mapping, words)?;
         let ring = RingServer::new(host.clone(), ring_memory.mapping.clone(), config.ring, config.spin_ns)?;
         Ok(Self { session_words, lease_words, ring_memory, client, daemon, ring, gone: Word::new(0) })
+    }
+
+    /// The last record that counts, as far as the LibFS says: an upper bound, and after the seal the cut. The state's
+    /// lock is held, or the log is sealed.
+    pub fn committed(&self) -> Sequence {
+        // What was committed after the cut was read came after the seal, which the second look then sees.
+        let said = self.client.commit().load();
+        match self.daemon.seal().load() {
+            Seal::Open => said,
+            Seal::Sealing => Sequence::default(),
+            Seal::Sealed(cut) => cut,
+        }
     }
 }
 

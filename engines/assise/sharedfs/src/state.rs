@@ -102,6 +102,8 @@ pub(crate) struct Core {
     pub pool: PoolUid,
     pub config: Config,
     pub generations: Generations,
+    /// The machine fences the threads of others: a commit need not.
+    pub fences: bool,
     pub state: Lock<State>,
     /// Rings when a lock was granted.
     pub bell: Arc<Bell>,
@@ -367,7 +369,7 @@ impl State {
             return Ok(());
         }
         // What the session says of its log is believed only to its own disadvantage.
-        let from = session.shared.client.commit().load().max(session.digested.sequence);
+        let from = session.shared.committed().max(session.digested.sequence);
         let log = session.log;
         let mut ledger = format::Sequence::default();
         if want.mode == Mode::Write {

@@ -30,7 +30,7 @@ impl Core {
             let mut state = self.state.lock();
             let session = state.live(id)?;
             // Only what was committed counts, whatever is asked for.
-            let up_to = request.up_to.min(session.shared.client.commit().load());
+            let up_to = request.up_to.min(session.shared.committed());
             session.wants_digest |= request.wait.get() == 0 && up_to > session.digested.sequence;
             up_to
         };
@@ -100,7 +100,7 @@ impl Core {
         let (log, uid, incarnation, up_to) = {
             let mut state = self.state.lock();
             let session = state.live(id)?;
-            let (log, uid, up_to) = (session.log, session.caller.uid, session.shared.client.commit().load());
+            let (log, uid, up_to) = (session.log, session.caller.uid, session.shared.committed());
             let open = state.ledger.table().log(log).expect("a live session's log is open");
             (log, uid, open.incarnation.next(), up_to)
         };

@@ -68,7 +68,7 @@ impl Core {
         let (first, up_to) = {
             let mut state = self.state.lock();
             let session = state.live(id)?;
-            let up_to = session.shared.client.commit().load();
+            let up_to = session.shared.committed();
             let behind = up_to > session.digested.sequence;
             (act(&mut state), behind.then_some(up_to))
         };

@@ -47,6 +47,10 @@ impl LongWord {
         self.0.store(value, order);
     }
 
+    pub fn store_before_look(&self, value: u64) {
+        self.0.store(value, Ordering::Release);
+    }
+
     pub fn exchange_full(&self, value: u64) -> u64 {
         if BUG.get() == Bug::PlainEntry {
             let before = self.0.load(Ordering::Relaxed);
@@ -66,15 +70,7 @@ impl LongWord {
         before
     }
 
-    pub fn compare_exchange(&self, now: u64, new: u64, yes: Ordering, no: Ordering) -> Result<u64, u64> {
-        self.0.compare_exchange(now, new, yes, no)
-    }
-
     pub fn fetch_add(&self, value: u64, order: Ordering) -> u64 {
         self.0.fetch_add(value, order)
-    }
-
-    pub fn fetch_or(&self, bits: u64, order: Ordering) -> u64 {
-        self.0.fetch_or(bits, order)
     }
 }

@@ -9,7 +9,7 @@ use format::call::{
 use format::checksum::Salt;
 use format::record::{CreateBody, Kind, RecordHeader, RenameBody, SetAttrBody};
 use format::{Cookie, Envelope, InodeNumber, Name, Sequence};
-use ipc::words::{Entered, LeaseState};
+use ipc::words::{Entered, FenceBy, LeaseState, Seal};
 use ipc::{ClientPages, DaemonView, SystemHost};
 use pmem::ring::{AppendError, AppendRing, Place};
 use pmem::{Medium, Recorder};
@@ -252,7 +252,6 @@ impl Client {
     pub fn append(&mut self, mut header: RecordHeader, payload: &[&[u8]]) -> bool {
         let payload = payload.concat();
         header.envelope.payload_bytes.set(payload.len() as u32);
-        let before = self.ring.tail().sequence;
         let bytes: [u8; 64] = zerocopy::transmute!(header);
         let appended = match self.ring.append(bytes, &[payload.as_slice().into()]) {
             Err(AppendError::Full) => {
@@ -265,8 +264,12 @@ impl Client {
             appended => appended,
         }
         .unwrap();
-        let first = before.get();
-        (first..=appended.sequence.get()).all(|next| self.pages.commit().commit(Sequence::new(next)).is_ok())
+        self.pages.commit().commit(appended.sequence, FenceBy::Operation);
+        match self.view.seal() {
+            Seal::Open => true,
+            Seal::Sealing => panic!("one thread at a time"),
+            Seal::Sealed(cut) => appended.sequence <= cut,
+        }
     }
 
     /// Lets log space that was digested be used again.
@@ -288,7 +291,7 @@ impl Client {
 
     /// An operation under leases: false if one of them is not held any more, or the log is sealed.
     pub fn under(&mut self, held: &[NodeReply], act: impl FnOnce(&mut Self) -> bool) -> bool {
-        let entered: Entered = self.pages.inside().enter(Some(0));
+        let entered: Entered = self.pages.inside().enter(Some(0), FenceBy::Operation);
         let done = held.iter().all(|reply| self.still_holds(reply)) && act(self);
         self.pages.inside().leave(entered);
         done

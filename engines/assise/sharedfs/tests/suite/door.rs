@@ -3,13 +3,13 @@
 use crate::client::{DIRECTORY, ROOT, new_pool, tiny};
 use format::call::{CallKind, LEASE_READ, NodeReply, Status, WalkRequest, WalkResponse, split};
 use format::message::{MessageKind, RingShape};
-use format::session::{SESSION_BYTES, Welcome, lease_bytes};
+use format::session::{Welcome, lease_bytes};
 use ipc::host::Host;
 use ipc::ring::{Call, RingClient};
 use ipc::shared::{Access, Mapping};
 use ipc::socket::{Connection, Listener, hello};
-use ipc::words::GENERATIONS;
-use ipc::{ClientPages, DaemonView, SystemHost, Word};
+use ipc::words::{GENERATIONS, Seal};
+use ipc::{DaemonView, SystemHost, Word};
 use pmem::Medium;
 use sharedfs::{Config, Daemon, Door};
 use std::path::Path;
@@ -46,7 +46,6 @@ pub struct Guest {
     pub connection: Arc<Connection>,
     welcome: Welcome,
     ring: RingClient,
-    pages: ClientPages,
     view: DaemonView,
 }
 
@@ -62,20 +61,19 @@ pub fn knock_for(folder: &Path, former: u64) -> Guest {
     let (shape, rest) = split::<RingShape>(&message.body).unwrap();
     let (welcome, rest) = split::<Welcome>(rest).unwrap();
     assert!(rest.is_empty());
-    let [_log, session, leases, ring, generations] = &message.descriptors[..] else {
+    let [_log, _session, leases, ring, generations] = &message.descriptors[..] else {
         panic!("five descriptors")
     };
     let words = welcome.lease_words.get() as usize;
     let limits = ipc::ring::RingLimits::from(shape);
     let map = |memory, bytes, access| Mapping::new(memory, bytes, access).unwrap();
-    let pages = ClientPages::new(&map(session, SESSION_BYTES, Access::Write)).unwrap();
     let view = DaemonView::new(&map(leases, lease_bytes(words), Access::Read), words).unwrap();
     assert!(Mapping::new(leases, lease_bytes(words), Access::Write).is_err(), "leases can only be read");
     assert!(Mapping::new(generations, GENERATIONS * 8, Access::Write).is_err());
     let memory = map(ring, limits.bytes().unwrap(), Access::Write);
     let connection = Arc::new(connection);
     let ring = RingClient::new(host(), Box::new(connection.clone()), memory, limits, 0).unwrap();
-    Guest { connection, welcome, ring, pages, view }
+    Guest { connection, welcome, ring, view }
 }
 
 impl Guest {
@@ -110,7 +108,7 @@ fn who_knocks_is_served_until_it_goes() {
     let reply = one.root();
     assert_eq!(reply.item.mode.get(), DIRECTORY | 0o755);
     assert_eq!(one.view.lease(reply.word.get()).generation as u32, reply.expected.get());
-    assert!(!one.pages.commit().is_sealed());
+    assert!(one.view.seal() == Seal::Open);
     two.root();
     // It closes its end of the socket, which its death does too.
     let gone = one.welcome.session.get();
@@ -119,7 +117,7 @@ fn who_knocks_is_served_until_it_goes() {
     two.root();
     two.connection.send(MessageKind::Hello, &[b"again"], &[]).unwrap();
     eventually("who talks out of turn is put out", || daemon.sessions().is_empty());
-    assert!(two.pages.commit().is_sealed());
+    assert!(two.view.seal() != Seal::Open);
     daemon.stop();
 }
 

@@ -4,6 +4,7 @@ use crate::client::{Client, DIRECTORY, FILE, ROOT, fresh, user};
 use format::InodeNumber;
 use format::call::{LEASE_READ, LEASE_WRITE, Status};
 use ipc::host::Host;
+use ipc::words::FenceBy;
 use ipc::{SystemHost, Word};
 use std::sync::Arc;
 use std::time::Duration;
@@ -51,7 +52,7 @@ fn who_stays_inside_loses_everything_but_what_was_committed() {
     let (mut one, two) = (Client::attach(&daemon, user(0)), Client::attach(&daemon, user(0)));
     one.write_lease(ROOT);
     let (folder, _) = one.create(ROOT, b"folder", DIRECTORY | 0o755);
-    let stuck = one.pages.inside().enter(Some(3));
+    let stuck = one.pages.inside().enter(Some(3), FenceBy::Operation);
     let (entries, done) = {
         two.read_lease(ROOT);
         (two.entries(ROOT).unwrap(), one.set_mode(folder, 0o700))

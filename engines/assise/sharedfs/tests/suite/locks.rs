@@ -8,6 +8,7 @@ use format::call::{
     OWNER_PROCESS, Status, TicketRequest, split,
 };
 use ipc::sync::Ordering;
+use ipc::words::FenceBy;
 use zerocopy::IntoBytes;
 
 fn request(inode: InodeNumber, owner: u64, kind: u8, wait: u8) -> LockRequest {
@@ -109,7 +110,7 @@ fn who_was_shut_out_comes_back_to_what_it_had_open() {
     let (file, _) = one.create(ROOT, b"file", FILE | 0o644);
     assert!(one.write(file, 0, b"kept"));
     one.pages.open()[0].store(file.get(), Ordering::Release);
-    let stuck = one.pages.inside().enter(Some(1));
+    let stuck = one.pages.inside().enter(Some(1), FenceBy::Operation);
     let mut two = Client::attach_as(&daemon, user(0), 2);
     two.walk("file").unwrap();
     one.pages.inside().leave(stuck);
