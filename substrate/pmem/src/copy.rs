@@ -118,13 +118,13 @@ impl Source<'_> {
 impl Source<'_> {
     /// Copies whole strides of the source's start past the caches to `target`, folds the same bytes into `state`, whose
     /// first word is the register that the sum begins with, and moves the source's start behind them. Each byte is
-    /// fetched once.
+    /// fetched once. `by_lines`: by registers of a line, else of half of one.
     ///
     /// # Errors
     /// `Fault`: an unknown part of the target was overwritten.
     ///
     /// # Safety
-    /// [`folds`]; `target` is aligned to a line and writable for so many bytes, and no Rust reference to it lives.
+    /// [`folds`], and for `by_lines` [`folds_by_lines`]; `target` is aligned to a line and writable for so many bytes, and no Rust reference to it lives.
     ///
     /// # Panics
     /// If the source is shorter, or `bytes` is none or not of whole strides.
@@ -134,12 +134,13 @@ impl Source<'_> {
         state: &mut State,
         target: *mut u8,
         bytes: usize,
+        by_lines: bool,
     ) -> Result<(), Fault> {
         assert!(bytes <= self.bytes, "a copy stays within its source");
         assert!(bytes > 0 && bytes.is_multiple_of(STRIDE), "whole strides");
         // SAFETY: `from_raw` promised that the source is readable or its faults are caught; the caller vouches for
         // the target and the processor.
-        if unsafe { machine::copy_folded(target, self.start, bytes, state) } != 0 {
+        if unsafe { machine::copy_folded(target, self.start, bytes, (state, by_lines)) } != 0 {
             return Err(Fault);
         }
         self.start = self.start.wrapping_add(bytes);
@@ -152,6 +153,12 @@ impl Source<'_> {
 #[inline]
 pub(crate) fn folds() -> bool {
     machine::folds()
+}
+
+/// Whether it does so by registers of a line.
+#[inline]
+pub(crate) fn folds_by_lines() -> bool {
+    machine::folds_by_lines()
 }
 
 /// Memory to be copied to, which may be read, changed or unmapped by others at any time.
@@ -252,6 +259,8 @@ mod machine {
         ".globl hearth_copy_lines",
         ".hidden hearth_copy_folded",
         ".globl hearth_copy_folded",
+        ".hidden hearth_copy_folded_wide",
+        ".globl hearth_copy_folded_wide",
         ".hidden hearth_copy_sse",
         ".globl hearth_copy_sse",
         "hearth_copy_avx:",
@@ -406,6 +415,38 @@ mod machine {
         "vzeroupper",
         "xor eax, eax",
         "ret",
+        // The same by registers of a line: half as many stores wait for their turn, and others have room behind them.
+        ".p2align 5",
+        "hearth_copy_folded_wide:",
+        "vbroadcasti64x4 zmm8, [r8]",
+        "vmovups zmm0, [rsi]",
+        "vmovups zmm1, [rsi + 64]",
+        "vmovntdq [rdi], zmm0",
+        "vmovntdq [rdi + 64], zmm1",
+        "vpxorq zmm0, zmm0, [rcx]",
+        "sub rdx, 128",
+        "jz 14f",
+        "13:",
+        "add rsi, 128",
+        "add rdi, 128",
+        "vmovups zmm4, [rsi]",
+        "vmovups zmm5, [rsi + 64]",
+        "vmovntdq [rdi], zmm4",
+        "vmovntdq [rdi + 64], zmm5",
+        "vpclmulqdq zmm9, zmm0, zmm8, 0x00",
+        "vpclmulqdq zmm10, zmm1, zmm8, 0x00",
+        "vpclmulqdq zmm0, zmm0, zmm8, 0x11",
+        "vpclmulqdq zmm1, zmm1, zmm8, 0x11",
+        "vpternlogq zmm0, zmm4, zmm9, 0x96",
+        "vpternlogq zmm1, zmm5, zmm10, 0x96",
+        "sub rdx, 128",
+        "jnz 13b",
+        "14:",
+        "vmovups [rcx], zmm0",
+        "vmovups [rcx + 64], zmm1",
+        "vzeroupper",
+        "xor eax, eax",
+        "ret",
         "hearth_copy_end:",
         "hearth_copy_landing:",
         "mov eax, 1",
@@ -418,6 +459,13 @@ mod machine {
         fn hearth_copy_sse(target: *mut u8, source: *const u8, bytes: usize) -> usize;
         fn hearth_copy_lines(target: *mut u8, keep: *mut u8, source: *const u8, bytes: usize) -> usize;
         fn hearth_copy_folded(
+            target: *mut u8,
+            source: *const u8,
+            bytes: usize,
+            state: *mut State,
+            multipliers: *const u64,
+        ) -> usize;
+        fn hearth_copy_folded_wide(
             target: *mut u8,
             source: *const u8,
             bytes: usize,
@@ -462,9 +510,25 @@ mod machine {
     }
 
     #[inline]
-    pub unsafe fn copy_folded(target: *mut u8, source: *const u8, bytes: usize, state: &mut State) -> usize {
-        // SAFETY: as the caller promised.
-        unsafe { hearth_copy_folded(target, source, bytes, state, MULTIPLIERS.as_ptr()) }
+    pub fn folds_by_lines() -> bool {
+        folds() && std::arch::is_x86_feature_detected!("avx512f")
+    }
+
+    #[inline]
+    pub unsafe fn copy_folded(
+        target: *mut u8,
+        source: *const u8,
+        bytes: usize,
+        (state, by_lines): (&mut State, bool),
+    ) -> usize {
+        // SAFETY: as the caller promised; the wide loop runs only where the processor has it.
+        unsafe {
+            if by_lines {
+                hearth_copy_folded_wide(target, source, bytes, state, MULTIPLIERS.as_ptr())
+            } else {
+                hearth_copy_folded(target, source, bytes, state, MULTIPLIERS.as_ptr())
+            }
+        }
     }
 
     pub fn landing_of(instruction: usize) -> Option<usize> {
@@ -500,7 +564,11 @@ mod machine {
         false
     }
 
-    pub unsafe fn copy_folded(_: *mut u8, _: *const u8, _: usize, _: &mut State) -> usize {
+    pub fn folds_by_lines() -> bool {
+        false
+    }
+
+    pub unsafe fn copy_folded(_: *mut u8, _: *const u8, _: usize, _: (&mut State, bool)) -> usize {
         unreachable!("this processor folds by no instruction that is used here")
     }
 

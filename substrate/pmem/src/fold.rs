@@ -4,7 +4,8 @@
 //! registers while they do. The sum of a copy that is kept beside would wait for it: its loads stand behind stores
 //! that stand behind those lines.
 //!
-//! The pass folds: four registers of 32 bytes go along the piece in strides of [`STRIDE`] bytes, each multiplied by
+//! The pass folds: registers of 128 bytes together (four of half a line; where there are such, two of a line, which
+//! take half as many places in the queue of stores) go along the piece in strides of [`STRIDE`] bytes, each multiplied by
 //! the power of x that is its way to the next stride, modulo the polynomial, and added to what stands there. They end
 //! as 128 bytes that have the sum of the whole (Gopal et al., "Fast CRC Computation for Generic Polynomials Using
 //! PCLMULQDQ Instruction", 2009).
@@ -26,7 +27,7 @@ const LINE_WORDS: usize = LINE_BYTES / WORD_BYTES;
 const HEADER_WORDS: usize = HEADER_BYTES / WORD_BYTES;
 const STRIDE_WORDS: usize = STRIDE / WORD_BYTES;
 
-/// What the pass begins with and ends with: 128 bytes in four registers.
+/// What the pass begins with and ends with: 128 bytes in registers.
 #[derive(Clone)]
 #[repr(C, align(64))]
 pub(crate) struct State(pub [u64; STRIDE_WORDS]);
@@ -162,14 +163,16 @@ mod tests {
             fold(folder, &mut state, &source[..bytes]);
             prop_assert_eq!(sum(&state), expected);
 
-            let mut target = vec![State([0; STRIDE_WORDS]); bytes / STRIDE];
-            let (mut state, mut from) = (begun(salt), Source::from(source));
-            // SAFETY: the target is ours, as long as is said and aligned to a line; a folder is the proof.
-            unsafe { from.take_folded(&mut state, target.as_mut_ptr().cast(), bytes) }.unwrap();
-            prop_assert_eq!((sum(&state), from.bytes()), (expected, source.len() - bytes));
-            let copied: Vec<u8> =
-                target.iter().flat_map(|part| part.0).flat_map(u64::to_le_bytes).collect();
-            prop_assert_eq!(copied.as_slice(), &source[..bytes]);
+            for by_lines in [false, crate::copy::folds_by_lines()] {
+                let mut target = vec![State([0; STRIDE_WORDS]); bytes / STRIDE];
+                let (mut state, mut from) = (begun(salt), Source::from(source));
+                // SAFETY: the target is ours, as long as is said and aligned to a line; the processor was asked.
+                unsafe { from.take_folded(&mut state, target.as_mut_ptr().cast(), bytes, by_lines) }.unwrap();
+                prop_assert_eq!((sum(&state), from.bytes()), (expected, source.len() - bytes));
+                let copied: Vec<u8> =
+                    target.iter().flat_map(|part| part.0).flat_map(u64::to_le_bytes).collect();
+                prop_assert_eq!(copied.as_slice(), &source[..bytes]);
+            }
         }
 
         #[test]

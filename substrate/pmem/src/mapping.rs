@@ -197,8 +197,8 @@ impl Mapping {
         assert!(offset.is_multiple_of(LINE_BYTES as u64) && bytes.is_multiple_of(STRIDE), "whole strides");
         let target = self.at_writable(offset, bytes);
         // SAFETY: the target is within the mapping, which lends no references and begins on a page; whole strides of it
-        // were asserted; the proof says that the processor folds.
-        unsafe { source.take_folded(state, target, bytes) }
+        // were asserted; the proof says that the processor folds, and it was asked how.
+        unsafe { source.take_folded(state, target, bytes, copy::folds_by_lines()) }
     }
 
     pub fn store(&self, offset: u64, source: &[u8]) {
