@@ -142,10 +142,16 @@ impl Overlay {
             }
             at = self.seek(pool, piece.start);
         }
+        // The first that it covers gives it its place; mostly it is the only one: the same bytes are written again.
+        let mut placed = false;
         loop {
             at = self.normal(pool, at);
             match self.get(pool, at) {
-                Some(found) if found.end <= piece.end => self.remove(pool, at),
+                Some(found) if found.end <= piece.end && placed => self.remove(pool, at),
+                Some(found) if found.end <= piece.end => {
+                    self.set(pool, at, piece);
+                    (placed, at.piece) = (true, at.piece + 1);
+                }
                 Some(found) if found.start < piece.end => {
                     self.set(pool, at, found.from(piece.end));
                     break;
@@ -153,7 +159,9 @@ impl Overlay {
                 _ => break,
             }
         }
-        self.put(pool, at, piece);
+        if !placed {
+            self.put(pool, at, piece);
+        }
     }
 
     /// Drops what records up to `digested` made; true if something was dropped.
