@@ -212,17 +212,6 @@ pub fn internal_numbers() -> Vec<i32> {
     numbers
 }
 
-/// Puts `new` where `seen` is: without a locked instruction while the process has one thread, since two of them were a
-/// tenth of what a write of 4 KB takes. It acquires and releases.
-#[inline]
-fn exchange(references: &AtomicU32, seen: u32, new: u32) -> Result<u32, u32> {
-    if !ipc::is_alone() {
-        return references.compare_exchange_weak(seen, new, Ordering::AcqRel, Ordering::Relaxed);
-    }
-    references.store(new, Ordering::Relaxed);
-    Ok(seen)
-}
-
 /// A reference on a description, for the length of a call or of a descriptor.
 #[derive(Debug)]
 pub struct Held(u32);
@@ -261,7 +250,7 @@ impl Held {
             if seen == 0 || seen == CLOSING {
                 return None;
             }
-            match exchange(references, seen, seen + 1) {
+            match ipc::alone::compare_exchange(references, seen, seen + 1) {
                 Ok(_) => return Some(Self(index)),
                 Err(now) => seen = now,
             }
@@ -303,7 +292,7 @@ impl Drop for Held {
         let mut seen = file.references.load(Ordering::Relaxed);
         loop {
             let after = if seen == 1 { CLOSING } else { seen - 1 };
-            match exchange(&file.references, seen, after) {
+            match ipc::alone::compare_exchange(&file.references, seen, after) {
                 Ok(_) => break,
                 Err(now) => seen = now,
             }

@@ -73,7 +73,11 @@ pub fn serve(mount: &'static dyn Mount, prefix: &[u8]) -> Result<(), Refused> {
         #[cfg(target_arch = "x86_64")]
         {
             signals::catch_faults();
-            crate::patch::install();
+            let patches = crate::patch::install();
+            if patches.patched == 0 || patches.left != 0 {
+                // Not every clone is seen: somebody may run on this memory whom nobody told of.
+                ipc::note_sharing();
+            }
         }
         exec::inherit();
         debug_assert!(descriptors::internal_numbers().iter().all(|fd| *fd > 2));

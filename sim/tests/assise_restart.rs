@@ -132,6 +132,8 @@ enum Round {
     Sealed,
     /// The same, and the daemon dies while it seals.
     Sealing,
+    /// As when it is sealed, but that takes some steps of the program.
+    SealedSlowly,
     /// It stands still inside of its words, at a step of those it does there, and is shut out for what another one
     /// wants; the daemon dies so many steps later.
     ShutOut(u64),
@@ -163,13 +165,24 @@ fn death((machine, node): (&Machine, &Arc<Node>), case: &Case, round: Round, at_
             }
         })));
     }
-    let sealed = matches!(round, Round::Sealed | Round::Sealing);
+    let sealed = matches!(round, Round::Sealed | Round::Sealing | Round::SealedSlowly);
     if sealed {
         let local = first.clone();
         MEANWHILE.set(Some(Box::new(move || {
             DIES_AT_DOOR.set(true);
             match round {
                 Round::Sealed => local.seal(),
+                Round::SealedSlowly => {
+                    local.begin_to_seal();
+                    let mut steps = 0;
+                    OTHER_THREAD.set(Some(Box::new(move || {
+                        steps += 1;
+                        if steps == SEALING_STEPS {
+                            local.seal();
+                        }
+                        steps == SEALING_STEPS
+                    })));
+                }
                 _ => {
                     local.begin_to_seal();
                     STUCK.set(true);
@@ -184,6 +197,9 @@ fn death((machine, node): (&Machine, &Arc<Node>), case: &Case, round: Round, at_
     let operation = one.call(&case.operation);
     let deaths = DEATHS.take();
     LEFT.set(0);
+    if OTHER_THREAD.take().is_some() {
+        first.seal();
+    }
     if round == Round::Sealing && deaths < 2 {
         // The operation was over before: a daemon that stopped in the middle is dead.
         node.kill();
@@ -212,6 +228,9 @@ fn death((machine, node): (&Machine, &Arc<Node>), case: &Case, round: Round, at_
     node.kill();
     (deaths, !found.meanwhile.is_empty())
 }
+
+/// Steps of a program while its log is sealed slowly: an operation has a few more behind its commit.
+const SEALING_STEPS: u32 = 12;
 
 /// Steps between two deaths that are tried, without `HEARTH_PROVE`.
 const STRIDE: u64 = 7;
@@ -308,6 +327,11 @@ fn who_finds_its_log_sealed_does_nothing_twice() {
 #[test]
 fn who_finds_its_log_being_sealed_is_told_whether_its_record_counts() {
     deaths(1, |_| Round::Sealing);
+}
+
+#[test]
+fn who_finds_its_log_being_sealed_waits_for_the_cut() {
+    deaths(1, |_| Round::SealedSlowly);
 }
 
 #[test]

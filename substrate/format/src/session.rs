@@ -97,8 +97,8 @@ pub struct Welcome {
     pub gid: U32,
     /// 1 if the session goes on from the one that the Hello named; else nothing is known of that.
     pub goes_on: U32,
-    /// 1 if who seals or recovers the log has the kernel fence the threads of the LibFS for it (`ipc::barrier`); 0 if a
-    /// commit has to be a full fence by itself.
+    /// 1 if who revokes a lease, or seals or recovers the log, has the kernel fence the threads of the LibFS for it
+    /// (`ipc::barrier`); 0 if going inside and a commit have to be full fences by themselves.
     pub fences: U32,
     /// The last record that counts of the log of that session; none after it ever will.
     pub recovered: Sequence,

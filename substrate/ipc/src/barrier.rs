@@ -7,29 +7,29 @@
 
 use crate::alone::is_alone;
 use crate::sys::{argument, syscall};
+use std::sync::atomic::{AtomicBool, Ordering};
 
-/// `MEMBARRIER_CMD_GET_REGISTRATIONS`: Linux 6.3 and later.
-const GET_REGISTRATIONS: libc::c_int = 1 << 9;
+/// This process accepted, or the one that it is a child of: memory goes the same way as the kernel's note.
+static ACCEPTED: AtomicBool = AtomicBool::new(false);
 
-fn membarrier(command: libc::c_int) -> isize {
+fn membarrier(command: libc::c_int) -> bool {
     // SAFETY: a command and no memory.
-    unsafe { syscall(libc::SYS_membarrier, [argument(command), 0, 0, 0, 0, 0]) }
+    unsafe { syscall(libc::SYS_membarrier, [argument(command), 0, 0, 0, 0, 0]) == 0 }
 }
 
 /// Makes [`fence_others`] of any process reach the threads of this one; false if it does not, and making it so would
 /// take long.
 pub fn accept() -> bool {
-    let registered = membarrier(GET_REGISTRATIONS);
-    if registered > 0 && registered & libc::MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED as isize != 0 {
-        return true;
-    }
-    is_alone() && membarrier(libc::MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED) == 0
+    let accepted = ACCEPTED.load(Ordering::Relaxed)
+        || (is_alone() && membarrier(libc::MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED));
+    ACCEPTED.store(accepted, Ordering::Relaxed);
+    accepted
 }
 
 /// A full fence in this thread, and in each thread of every process that accepted it: what it did before is seen
 /// when this returns. False if the kernel has none (before 4.16) or allows none.
 pub fn fence_others() -> bool {
-    membarrier(libc::MEMBARRIER_CMD_GLOBAL_EXPEDITED) == 0
+    membarrier(libc::MEMBARRIER_CMD_GLOBAL_EXPEDITED)
 }
 
 #[cfg(test)]

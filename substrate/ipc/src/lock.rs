@@ -57,7 +57,7 @@ impl<T> Lock<T> {
     #[inline]
     pub fn try_lock(&self) -> Option<Guard<'_, T>> {
         // Acquire: pairs with the Release of the holder before.
-        self.state.compare_exchange_here(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).ok()?;
+        self.state.compare_exchange_here(FREE, HELD).ok()?;
         Some(Guard { lock: self, unshared: std::marker::PhantomData })
     }
 
@@ -104,7 +104,8 @@ impl<T> Drop for Guard<'_, T> {
     #[inline]
     fn drop(&mut self) {
         // Release: pairs with the Acquire of the next holder.
-        if self.lock.state.swap_here(FREE, Ordering::Release) == WANTED {
+        if self.lock.state.compare_exchange_here(HELD, FREE).is_err() {
+            self.lock.state.store(FREE, Ordering::Release);
             self.lock.host.wake(&self.lock.state, 1);
         }
     }

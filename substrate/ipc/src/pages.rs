@@ -55,7 +55,7 @@ impl ClientPages {
         Inside { slots: &self.slots, overflow: &self.overflow[0] }
     }
 
-    /// The table of open inodes: 0 is a free place. The LibFS changes it while inside, under a lease on the inode.
+    /// The table of open inodes: 0 is a free place. The LibFS changes it under a lease on the inode.
     pub fn open(&self) -> &[LongWord] {
         &self.open
     }

@@ -4,7 +4,7 @@
 //! switch; everywhere else it costs one load and one branch that is never taken. The code that is simulated is the
 //! code that ships. The loom tests compile the same protocols over a `sync` module of their own.
 
-use crate::alone::is_alone;
+use crate::alone;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
@@ -90,42 +90,14 @@ impl Word {
         self.0.compare_exchange(current, new, success, failure)
     }
 
-    /// [`Self::swap`] for a word that only threads of this process reach: without a locked instruction while there is
-    /// one.
-    #[inline]
-    pub fn swap_here(&self, value: u32, order: Ordering) -> u32 {
-        if !is_alone() {
-            return self.swap(value, order);
-        }
-        step();
-        let before = self.0.load(Ordering::Relaxed);
-        self.0.store(value, Ordering::Relaxed);
-        before
-    }
-
-    /// [`Self::compare_exchange`] for a word that only threads of this process reach: without a locked instruction
-    /// while there is one.
+    /// [`Self::compare_exchange`] for a word that only threads of this process reach: see [`crate::alone`].
     ///
     /// # Errors
     /// What is there instead.
     #[inline]
-    pub fn compare_exchange_here(
-        &self,
-        current: u32,
-        new: u32,
-        success: Ordering,
-        failure: Ordering,
-    ) -> Result<u32, u32> {
-        if !is_alone() {
-            return self.compare_exchange(current, new, success, failure);
-        }
+    pub fn compare_exchange_here(&self, current: u32, new: u32) -> Result<u32, u32> {
         step();
-        let found = self.0.load(Ordering::Relaxed);
-        if found != current {
-            return Err(found);
-        }
-        self.0.store(new, Ordering::Relaxed);
-        Ok(found)
+        alone::compare_exchange(&self.0, current, new)
     }
 
     /// Adds, wrapping, and gives what was there.

@@ -11,8 +11,8 @@
 //! left to the other side ([`FenceBy`]), which then fences for both, after [`LeaseWord::revoke`] and in [`SealWord::seal`].
 //!
 //! An operation: [`Inside::enter`]; [`LeaseWord::load`] must be what was granted; work; for a write
-//! [`CommitWord::commit`]; [`Inside::leave`]; for a write [`SealWord::load`]: if it is not open, the record counts if
-//! it lies before the cut. Nobody waits while inside. A revocation: [`LeaseWord::revoke`]; a [`Scan`] polled until done,
+//! [`CommitWord::commit`] and [`SealWord::load`]; [`Inside::leave`]. If the seal was not open, the record counts if the
+//! cut is it or behind it. Nobody waits while inside. A revocation: [`LeaseWord::revoke`]; a [`Scan`] polled until done,
 //! else seal; then read the cut.
 //!
 //! `tests/loom.rs` compiles this file over loom's atomics and tries every interleaving of small cases.
@@ -98,7 +98,8 @@ impl SealWord {
     /// What it says.
     #[inline]
     pub fn load(&self) -> Seal {
-        // SeqCst: not before the commit before it, see `seal`. Acquire: what SharedFS did before the cut is seen.
+        // Not before the commit before it, by whoever fences (see `seal`). Acquire: what SharedFS did before the cut is
+        // seen.
         match self.0.load(Ordering::SeqCst) {
             OPEN => Seal::Open,
             SEALING => Seal::Sealing,

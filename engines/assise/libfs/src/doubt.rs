@@ -1,5 +1,5 @@
-//! What an attempt's answer is worth when the daemon died, or is just sealing the log: nothing, unless its last record
-//! counts, which the next session is told (see `ipc::alive`; Assise §3.4).
+//! What an attempt's answer is worth when the daemon died, or stands still while it seals the log: nothing, unless its
+//! last record counts, which the next session is told (see `ipc::alive`; Assise §3.4).
 //!
 //! An attempt begins with a daemon that lives, so what is cached is true then. If it appended a record, and the
 //! daemon is alive still afterwards, the record was there before anybody could recover the log. If not, it is in
@@ -11,15 +11,21 @@ use crate::nodes::NodeIndex;
 use crate::state::State;
 use format::Sequence;
 use format::envelope::HEADER_BYTES;
-use ipc::Life;
 use ipc::sync::{Ordering, fence};
 use ipc::words::Seal;
+use ipc::{Life, Word};
 use pmem::ring::Appended;
+use std::time::Duration;
 use vfs::engine::Handle;
 
 /// Logs of dead daemons of which it is remembered how far they were recovered: a thread asks after one right after its
 /// daemon's death.
 const RECOVERED_MAX: usize = 64;
+
+/// How long an operation waits to be told where its log is cut; microseconds, unless the daemon stands still.
+const SEAL_WAIT: Duration = Duration::from_millis(100);
+/// It looks every so often.
+const SEAL_LOOK: Duration = Duration::from_micros(20);
 
 /// A record of which it is not known whether it counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,8 +40,8 @@ pub(crate) struct Doubt {
 pub(crate) type Taken = (Option<Handle>, Option<NodeIndex>);
 
 impl State {
-    /// What is in doubt after an attempt: its last record, if the daemon died before it was seen alive. Whoever
-    /// recovers the log may have read it before the record was there.
+    /// What is in doubt after an attempt: its last record, if the daemon died before it was seen alive (whoever recovers
+    /// the log may have read it before the record was there), or stood still while it sealed the log.
     #[inline]
     pub fn doubt(&mut self) -> Option<Doubt> {
         if self.appended == Sequence::new(0) {
@@ -59,11 +65,11 @@ impl State {
         unknown.then_some(doubt)
     }
 
-    /// A record that was committed to a log that is sealed, or is being sealed: it counts if it lies before the cut.
+    /// A record that was committed to a log that is sealed, or is being sealed: it counts if the cut is it or behind it.
     /// Its leases are over either way; the next operation learns that.
     #[cold]
     pub fn sealed(&mut self, appended: Appended, seal: Seal) -> Step<Appended> {
-        match seal {
+        match self.after_sealing(seal) {
             Seal::Open => Ok(appended),
             Seal::Sealed(cut) if appended.sequence <= cut => Ok(appended),
             Seal::Sealed(_) => self.refused(appended),
@@ -72,6 +78,18 @@ impl State {
                 Ok(appended)
             }
         }
+    }
+
+    /// What a seal word says that said this, when the daemon is through with sealing; waited for only a moment. The lock
+    /// is held: nothing can be done in this session any more by anybody.
+    fn after_sealing(&self, mut seal: Seal) -> Seal {
+        let Some(session) = self.session.as_ref() else { return seal };
+        let until = self.host.now().after(SEAL_WAIT);
+        while seal == Seal::Sealing && session.words.life() != Life::Died && self.host.now() < until {
+            self.host.wait(&Word::new(0), 0, Some(self.host.now().after(SEAL_LOOK)));
+            seal = session.words.seal();
+        }
+        seal
     }
 
     /// A record behind the cut: it does not count, and the session is over. The frame is made void, so that nobody who

@@ -2,7 +2,7 @@
 //! real (Assise §3.2.1, §3.3; schedules 1.2, 1.6, 2.3).
 //!
 //! An attempt takes the leases it needs by [`State::hold`], decides on what is cached under them, and appends by
-//! [`State::append`]: inside, all words looked at, frame stored and fenced, commit word moved, outside, seal looked at.
+//! [`State::append`]: inside, all words looked at, frame stored and fenced, commit word moved, seal looked at, outside.
 //! What it then changes in the caches cannot fail.
 
 use crate::apply;

@@ -74,6 +74,11 @@ impl SharedWords {
         self.daemon.seal()
     }
 
+    /// Whether the log is sealed.
+    pub fn seal(&self) -> Seal {
+        self.daemon.seal()
+    }
+
     /// Goes inside. The state's lock is held, so one place serves all threads.
     #[inline]
     pub fn enter(&self) -> Entered {

@@ -124,8 +124,9 @@ fn lock_pool(host: &dyn Host, medium: &Medium, config: &Config) -> Result<PoolLo
 /// A full fence in the threads of all programs, one way or the other; true if the machine has it.
 pub(crate) fn fence_others(host: &dyn Host) -> bool {
     let fences = host.fence_others();
-    if !fences {
-        host.wait(&Word::new(0), 0, Some(host.now().after(FENCE_PAUSE)));
+    let until = host.now().after(FENCE_PAUSE);
+    while !fences && host.now() < until {
+        host.wait(&Word::new(0), 0, Some(until));
     }
     fences
 }

@@ -392,8 +392,8 @@ fn mark(shared: &Shared, word: u32, unit: InodeNumber) {
     if word == WORD_OWN_RANGE {
         shared.daemon.push_ended(unit);
         shared.daemon.own_range().grant(LeaseState::Write);
-        // Full fence: the new generation comes before the loads of the scan. Pairs with the full fence in
-        // `Inside::enter`, as the one in `LeaseWord::revoke`.
+        // Full fence: the new generation comes before the loads of the scan. Pairs with the full fence
+        // behind `Inside::enter`, as the one in `LeaseWord::revoke`.
         fence(Ordering::SeqCst);
     } else {
         shared.daemon.leases()[word as usize].revoke();

@@ -203,7 +203,7 @@ fn unlinking_what_is_anothers_gives_no_right_to_write_it() {
 
 #[test]
 fn commit_words_that_lie_end_their_session_at_what_was_there() {
-    for lie in [5, 1 << 40, (1 << 63) - 1] {
+    for lie in [5, 1 << 40, (1 << 63) - 1, 1 << 63, u64::MAX] {
         let stage = stage();
         let mut bob = stage.bob();
         bob.walk("common").unwrap();
