@@ -23,6 +23,7 @@ mod rounds;
 mod rules;
 mod share;
 mod still;
+mod together;
 
 #[path = "../../../area/tests/support/mod.rs"]
 mod support;
