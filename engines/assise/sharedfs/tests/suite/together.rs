@@ -31,11 +31,12 @@ fn what_is_held_stays_while_what_is_asked_for_with_it_is_waited_for() {
     let [(first, _), (second, _)] =
         [b"first".as_slice(), b"second"].map(|name| one.create(ROOT, name, FILE | 0o644));
     one.digest(true).unwrap();
-    for other in [&two, &three] {
-        ["first", "second"].map(|name| other.walk(name).unwrap());
+    for name in ["first", "second"] {
+        two.walk(name).unwrap();
+        three.walk(name).unwrap();
     }
     // Taken once by another, so that the table knows of both.
-    [first, second].map(|file| three.write_lease(file));
+    three.lease(&[(first, LEASE_WRITE), (second, LEASE_WRITE)]).unwrap();
     let held = one.write_lease(first);
     let inside = three.pages.inside().enter(Some(1), FenceBy::Operation);
     pause(HOLD);
