@@ -132,7 +132,7 @@ enum Round {
     Sealed,
     /// The same, and the daemon dies while it seals.
     Sealing,
-    /// As when it is sealed, but that takes some steps of the program.
+    /// It is sealed, which takes some steps of the program after the cut was read; the daemon lives.
     SealedSlowly,
     /// It stands still inside of its words, at a step of those it does there, and is shut out for what another one
     /// wants; the daemon dies so many steps later.
@@ -169,16 +169,15 @@ fn death((machine, node): (&Machine, &Arc<Node>), case: &Case, round: Round, at_
     if sealed {
         let local = first.clone();
         MEANWHILE.set(Some(Box::new(move || {
-            DIES_AT_DOOR.set(true);
+            DIES_AT_DOOR.set(round != Round::SealedSlowly);
             match round {
                 Round::Sealed => local.seal(),
                 Round::SealedSlowly => {
-                    local.begin_to_seal();
-                    let mut steps = 0;
+                    let (cut, mut steps) = (local.begin_to_seal(), 0);
                     OTHER_THREAD.set(Some(Box::new(move || {
                         steps += 1;
                         if steps == SEALING_STEPS {
-                            local.seal();
+                            local.end_seal(cut);
                         }
                         steps == SEALING_STEPS
                     })));
@@ -197,8 +196,10 @@ fn death((machine, node): (&Machine, &Arc<Node>), case: &Case, round: Round, at_
     let operation = one.call(&case.operation);
     let deaths = DEATHS.take();
     LEFT.set(0);
-    if OTHER_THREAD.take().is_some() {
-        first.seal();
+    while let Some(mut other) = OTHER_THREAD.take() {
+        if !other() {
+            OTHER_THREAD.set(Some(other));
+        }
     }
     if round == Round::Sealing && deaths < 2 {
         // The operation was over before: a daemon that stopped in the middle is dead.
@@ -298,7 +299,8 @@ fn who_was_shut_out_does_nothing_twice_whenever_the_daemon_dies_over_it() {
         let hasty = sharedfs::Config { grace: std::time::Duration::ZERO, ..tiny() };
         let node = Node::on(machine.clone(), medium, hasty, Some(folder));
         for at_step in 1.. {
-            let mut later = 1 + at_step % STRIDE;
+            // Begun elsewhere at each step, so that together they meet what is short.
+            let mut later = 1 + at_step * if all { 1 } else { 37 } % if all { STRIDE } else { 60 };
             // Up to a death that comes after all is over.
             let stops = loop {
                 let (stops, others) = death((&machine, &node), &case, Round::ShutOut(later), at_step);

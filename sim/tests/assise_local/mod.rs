@@ -9,7 +9,7 @@ pub mod trees;
 
 use format::call::{CallKind, GrowResponse, InodeRequest, Status};
 use format::session::ALIVE_OFFSET;
-use format::{PoolUid, SegmentId};
+use format::{PoolUid, SegmentId, Sequence};
 use ipc::{AliveWord, Host, Join, SystemHost, Time, Waited, Word};
 use libfs::{Attachment, Connector, Error, LibFs, Limits, Link};
 use pmem::{Medium, ReadMapping, Region};
@@ -303,11 +303,19 @@ impl Local {
         self.seal_word()[0].seal(commits.commit(), || ());
     }
 
-    /// The same, but the daemon stops in the middle of it.
-    pub fn begin_to_seal(&self) {
+    /// Ends it at this cut.
+    pub fn end_seal(&self, cut: Sequence) {
+        self.seal_word()[0].seal(&ipc::words::CommitWord::new(cut), || ());
+    }
+
+    /// The same, but the daemon stops in the middle of it. What it has read for the cut.
+    pub fn begin_to_seal(&self) -> Sequence {
+        let words = self.words.lock().unwrap_or_else(PoisonError::into_inner).clone().expect("it attached");
+        let cut = ipc::ClientPages::new(&words).expect("they are large enough").commit().load();
         let stopped = || std::panic::resume_unwind(Box::new("stopped in the middle"));
         let sealed = || self.seal_word()[0].seal(&ipc::words::CommitWord::default(), stopped);
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(sealed)).expect_err("it stops");
+        cut
     }
 
     fn seal_word(&self) -> ipc::Words<ipc::words::SealWord> {
