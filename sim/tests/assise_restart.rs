@@ -173,13 +173,15 @@ fn death((machine, node): (&Machine, &Arc<Node>), case: &Case, round: Round, at_
             match round {
                 Round::Sealed => local.seal(),
                 Round::SealedSlowly => {
-                    let (cut, mut steps) = (local.begin_to_seal(), 0);
+                    let (mut sealing, mut steps) = (Some(local.begin_to_seal()), 0);
                     OTHER_THREAD.set(Some(Box::new(move || {
                         steps += 1;
-                        if steps == SEALING_STEPS {
-                            local.end_seal(cut);
+                        if steps == SEALING_STEPS
+                            && let Some(sealing) = sealing.take()
+                        {
+                            sealing.end();
                         }
-                        steps == SEALING_STEPS
+                        steps >= SEALING_STEPS
                     })));
                 }
                 _ => {

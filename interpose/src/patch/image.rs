@@ -12,6 +12,9 @@ pub struct Library {
     pub build_id: Vec<u8>,
 }
 
+/// How many [`libraries`] gives, if they say which build they are.
+pub const COUNT: usize = 2;
+
 /// libc and ld.so of this process.
 pub fn libraries() -> Vec<Library> {
     let mut found: Vec<Library> = Vec::new();

@@ -24,7 +24,12 @@ pub fn install() -> Outcome {
     if threads() != Some(1) {
         return total;
     }
-    for library in image::libraries() {
+    let libraries = image::libraries();
+    if libraries.len() < image::COUNT {
+        // One that cannot be told from others: of what it holds nothing is known.
+        total.left += 1;
+    }
+    for library in libraries {
         let Some(plan) = cache::load(&library).or_else(|| plan_anew(&library)) else { continue };
         let outcome = place::apply(&library, &plan);
         total.patched += outcome.patched;

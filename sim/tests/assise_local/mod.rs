@@ -247,6 +247,19 @@ impl Node {
     }
 }
 
+/// A log that is being sealed.
+pub struct Sealing {
+    word: ipc::Words<ipc::words::SealWord>,
+    cut: Sequence,
+}
+
+impl Sealing {
+    /// Ends it, at the cut that was read.
+    pub fn end(self) {
+        self.word[0].seal(&ipc::words::CommitWord::new(self.cut), || ());
+    }
+}
+
 /// Attaches within the process.
 pub struct Local {
     node: Arc<Node>,
@@ -303,19 +316,15 @@ impl Local {
         self.seal_word()[0].seal(commits.commit(), || ());
     }
 
-    /// Ends it at this cut.
-    pub fn end_seal(&self, cut: Sequence) {
-        self.seal_word()[0].seal(&ipc::words::CommitWord::new(cut), || ());
-    }
-
     /// The same, but the daemon stops in the middle of it. What it has read for the cut.
-    pub fn begin_to_seal(&self) -> Sequence {
+    pub fn begin_to_seal(&self) -> Sealing {
         let words = self.words.lock().unwrap_or_else(PoisonError::into_inner).clone().expect("it attached");
         let cut = ipc::ClientPages::new(&words).expect("they are large enough").commit().load();
         let stopped = || std::panic::resume_unwind(Box::new("stopped in the middle"));
-        let sealed = || self.seal_word()[0].seal(&ipc::words::CommitWord::default(), stopped);
+        let word = self.seal_word();
+        let sealed = || word[0].seal(&ipc::words::CommitWord::default(), stopped);
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(sealed)).expect_err("it stops");
-        cut
+        Sealing { word, cut }
     }
 
     fn seal_word(&self) -> ipc::Words<ipc::words::SealWord> {

@@ -8,7 +8,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-#[cfg(all(target_env = "gnu", target_arch = "x86_64"))]
+#[cfg(target_env = "gnu")]
 unsafe extern "C" {
     /// `<sys/single_threaded.h>`: not 0 while nobody else runs on this memory.
     static __libc_single_threaded: std::sync::atomic::AtomicU8;
@@ -23,22 +23,25 @@ pub fn note_sharing() {
     SHARING.store(true, Ordering::Relaxed);
 }
 
-/// True while the calling thread is the only one that runs on this memory.
+/// True while the calling thread is the only one that runs on this memory. Where an exchange without a lock is no
+/// instruction of its own it is never asked for, nor whether that may be.
 #[inline]
 pub fn is_alone() -> bool {
-    is_alone_for_libc() && !SHARING.load(Ordering::Relaxed)
+    cfg!(target_arch = "x86_64") && has_one_thread() && !SHARING.load(Ordering::Relaxed)
 }
 
-#[cfg(all(target_env = "gnu", target_arch = "x86_64"))]
+/// True while the C library knows of no second thread.
+#[cfg(target_env = "gnu")]
 #[inline]
-fn is_alone_for_libc() -> bool {
+pub fn has_one_thread() -> bool {
     // SAFETY: a byte of the C library's, always there, which only the one thread changes from not 0.
     unsafe { __libc_single_threaded.load(Ordering::Relaxed) != 0 }
 }
 
-#[cfg(not(all(target_env = "gnu", target_arch = "x86_64")))]
+/// True while the C library knows of no second thread; here it does not say.
+#[cfg(not(target_env = "gnu"))]
 #[inline]
-fn is_alone_for_libc() -> bool {
+pub fn has_one_thread() -> bool {
     false
 }
 

@@ -5,7 +5,7 @@
 //! make a process with threads accept, and nothing for one with a single thread: so it is done when a process begins,
 //! and one that has threads already does without.
 
-use crate::alone::is_alone;
+use crate::alone::has_one_thread;
 use crate::sys::{argument, syscall};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -21,7 +21,7 @@ fn membarrier(command: libc::c_int) -> bool {
 /// take long.
 pub fn accept() -> bool {
     let accepted = ACCEPTED.load(Ordering::Relaxed)
-        || (is_alone() && membarrier(libc::MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED));
+        || (has_one_thread() && membarrier(libc::MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED));
     ACCEPTED.store(accepted, Ordering::Relaxed);
     accepted
 }

@@ -157,7 +157,7 @@ impl Drop for Other {
     }
 }
 
-fn a_record_counts_if_and_only_if_it_lies_before_the_cut() {
+fn a_record_counts_if_and_only_if_it_does_not_lie_behind_the_cut() {
     let memory = create(c"fences", BYTES).unwrap();
     let session = Session::new(&memory);
     session.lease[0].grant(LeaseState::Write);
@@ -182,7 +182,8 @@ fn a_record_counts_if_and_only_if_it_lies_before_the_cut() {
     assert!(other.0.wait().unwrap().success());
     println!("{counted} of {ROUNDS} records counted");
     assert!(wrong.is_empty(), "{} rounds went wrong, the first is {}", wrong.len(), wrong[0]);
-    assert!(counted > ROUNDS / 100 && counted < ROUNDS - ROUNDS / 100, "both come first now and then");
+    let both = counted > ROUNDS / 100 && counted < ROUNDS - ROUNDS / 100;
+    assert!(both || std::thread::available_parallelism().unwrap().get() == 1, "both come first now and then");
 }
 
 /// A process with one thread: so the test's own harness is not used.
@@ -192,7 +193,7 @@ fn main() -> ExitCode {
         works(&arguments[2]);
         return ExitCode::SUCCESS;
     }
-    let outcome = std::panic::catch_unwind(a_record_counts_if_and_only_if_it_lies_before_the_cut);
+    let outcome = std::panic::catch_unwind(a_record_counts_if_and_only_if_it_does_not_lie_behind_the_cut);
     let (passed, failed) = if outcome.is_ok() { (1, 0) } else { (0, 1) };
     println!("{passed} passed, {failed} failed");
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }

@@ -59,7 +59,8 @@ impl State {
         let session = self.session.as_ref()?;
         let taken = std::mem::take(&mut self.taken);
         let doubt = Doubt { session: session.welcome.session.get(), last: self.appended, taken };
-        let unknown = session.words.life() == Life::Died || self.cut_unknown;
+        let counts = matches!(session.words.seal(), Seal::Sealed(cut) if self.appended <= cut);
+        let unknown = session.words.life() == Life::Died || (self.cut_unknown && !counts);
         self.end_session();
         // A daemon that ended in order has digested all that counts.
         unknown.then_some(doubt)
@@ -81,7 +82,7 @@ impl State {
     }
 
     /// What a seal word says that said this, when the daemon is through with sealing; waited for only a moment. The lock
-    /// is held: nothing can be done in this session any more by anybody.
+    /// is held, as for no other wait: a daemon that seals is about to end the session.
     fn after_sealing(&self, mut seal: Seal) -> Seal {
         let Some(session) = self.session.as_ref() else { return seal };
         let until = self.host.now().after(SEAL_WAIT);

@@ -151,7 +151,8 @@ pub(crate) struct State {
     pub last: Option<(Arc<SharedWords>, Arc<dyn Link>)>,
     /// Last record of the present attempt; 0 for none.
     pub appended: Sequence,
-    /// Its log was being sealed when it was committed: the next session is told whether it counts.
+    /// Its log was being sealed when it was committed, for longer than was waited: the next session is told whether it
+    /// counts.
     pub cut_unknown: bool,
     /// The file and the pin that the present attempt took after that record.
     pub taken: Taken,

@@ -90,7 +90,8 @@ fn on_a_machine_without_fences_every_operation_fences_for_itself() {
     new_pool(&recorder.medium());
     host.lacks.store(true, Ordering::SeqCst);
     let daemon = daemon_on(&host, &recorder);
-    assert_eq!((host.taken(), host.pauses.load(Ordering::Relaxed)), (1, 1), "it pauses instead");
+    assert_eq!(host.taken(), 1);
+    assert!(host.pauses.load(Ordering::Relaxed) > 0, "it pauses instead");
     let one = Client::attach(&daemon, user(0));
     assert_eq!(one.attached.welcome.fences.get(), 0);
     daemon.end(one.session);
