@@ -128,7 +128,8 @@ impl Source<'_> {
     /// `Fault`: an unknown part of the target was overwritten.
     ///
     /// # Safety
-    /// [`folds`], and for `by_lines` [`folds_by_lines`]; `target` is aligned to a line and writable for so many bytes, and no Rust reference to it lives.
+    /// [`folds`], and for `by_lines` [`folds_by_lines`]; `target` is aligned to a line and writable for so many bytes, and
+    /// no Rust reference to it lives.
     ///
     /// # Panics
     /// If the source is shorter, or `bytes` is none or not of whole strides.
