@@ -26,16 +26,21 @@ fn left(node: &Node) -> (u64, u64) {
     (count("estates"), count("references"))
 }
 
-/// Nothing is left of programs that have ended.
-fn nothing_is_left(node: &Node) {
+/// Whether it comes to be so, in five seconds at most.
+fn within_bound(is_so: impl Fn() -> bool) -> bool {
     for _ in 0..500 {
-        if left(node) == (0, 0) {
-            return;
+        if is_so() {
+            return true;
         }
         let until = SystemHost.now().after(std::time::Duration::from_millis(10));
         SystemHost.wait(&Word::new(0), 0, Some(until));
     }
-    panic!("estates and references are left: {:?}", left(node));
+    false
+}
+
+/// Nothing is left of programs that have ended.
+fn nothing_is_left(node: &Node) {
+    assert!(within_bound(|| left(node) == (0, 0)), "estates and references are left: {:?}", left(node));
 }
 
 #[test]
@@ -227,16 +232,18 @@ fn a_child_that_does_not_use_the_tree_does_not_attach() {
     let mut out = BufReader::new(shell.stdout.take().unwrap());
     out.read_line(&mut said).unwrap();
     let children: Vec<u64> = said.split_whitespace().map(|pid| pid.parse().unwrap()).collect();
-    // Both are what they will be.
+    // Both are what they will be, and who they were before has left: the shell's child looks for the program in the
+    // tree before it becomes that.
     let is_sleep = |pid: &u64| std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap() == "sleep\n";
-    while !children.iter().all(is_sleep) {
-        SystemHost.wait(&Word::new(0), 0, Some(SystemHost.now().after(std::time::Duration::from_millis(1))));
-    }
-    let status = node.hearth(&["status", "--json"]);
-    let answers: serde_json::Value = serde_json::from_slice(&status.stdout).unwrap();
-    let programs = answers[0]["programs"].as_array().unwrap();
-    let attached: Vec<u64> = programs.iter().map(|program| program["pid"].as_u64().unwrap()).collect();
-    assert!(!children.iter().any(|child| attached.contains(child)), "{children:?} in {attached:?}");
+    assert!(within_bound(|| children.iter().all(is_sleep)), "{children:?} are not begun");
+    let attached = || -> Vec<u64> {
+        let status = node.hearth(&["status", "--json"]);
+        let answers: serde_json::Value = serde_json::from_slice(&status.stdout).unwrap();
+        let programs = answers[0]["programs"].as_array().unwrap();
+        programs.iter().map(|program| program["pid"].as_u64().unwrap()).collect()
+    };
+    let nobody = || !attached().iter().any(|pid| children.contains(pid));
+    assert!(within_bound(nobody), "{children:?} in {:?}", attached());
     assert_eq!(left(&node).0, 2, "each was given the file");
     drop(shell.stdin.take());
     shell.wait().unwrap();
