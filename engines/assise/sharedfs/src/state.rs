@@ -316,11 +316,12 @@ impl State {
         self.sessions.get(&id).is_some_and(|session| session.held.contains_key(&unit))
     }
 
-    /// Makes known to the table of leases that an inode is held by the session that made it.
+    /// Makes known to the table of leases that an inode is held by the session that made it: also of one that is ending,
+    /// whose last records are digested only now. Who asks waits for its end, as for any lease of a session that ends.
     pub fn introduce(&mut self, now: Nanoseconds, unit: InodeNumber) {
         let Some(owner) = self.owner_of(unit).filter(|owner| self.is_own(*owner, unit)) else { return };
         let session = self.sessions.get_mut(&owner).expect("the owner of a range lives");
-        if session.held.contains_key(&unit) || session.phase != Phase::Live {
+        if session.held.contains_key(&unit) {
             return;
         }
         let version = session.version;

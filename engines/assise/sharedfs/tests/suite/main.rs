@@ -8,6 +8,7 @@ mod crash;
 mod crash_operations;
 mod damaged_ledger;
 mod door;
+mod ending;
 mod fences;
 mod hand_over;
 mod hole;
