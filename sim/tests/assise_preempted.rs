@@ -12,7 +12,7 @@ use assise_local::{Node, tiny};
 use ipc::Host;
 use libfs::{LibFs, Limits};
 use pmem::Recorder;
-use sharedfs::Config;
+use sharedfs::{Config, Daemon};
 use sim::{SimHost, Simulation};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -63,6 +63,15 @@ fn firsts() -> Vec<Call> {
         Call::Chmod { path: at("d/f"), mode: 0o600 },
         Call::SetXattr { path: at("d/f"), name: "user.x".to_owned(), value: vec![1; 20], flags: 0 },
         Call::Symlink { target: "f".to_owned(), path: at("d/n") },
+        open(5, "d/g", 0o1002),
+    ]
+}
+
+/// What the first does with what it opened, when the second is through.
+fn afterwards() -> Vec<Call> {
+    vec![
+        Call::Pwrite { slot: 5, offset: 3, data: vec![31; 50] },
+        Call::Pread { slot: 5, offset: 0, bytes: 100 },
     ]
 }
 
@@ -73,11 +82,16 @@ fn seconds() -> Vec<Call> {
         open(5, "d/n", 0o302),
         rename("d/g", "d/k"),
         Call::Chmod { path: at("d/g"), mode: 0o604 },
+        Call::Unlink(at("d/n")),
+        Call::Unlink(at("d/g")),
     ]
 }
 
-/// Answers of both, and the tree in the end.
-type Outcome = (Answer, Answer, Tree);
+/// Of each first, by its place, the seconds that want its file or folder.
+const CHOSEN: [&[usize]; 12] = [&[0], &[0], &[0], &[1, 4], &[2], &[3], &[2], &[1], &[0], &[0], &[1], &[5]];
+
+/// Answers of the first, then of the second, and the tree in the end.
+type Outcome = (Vec<Answer>, Answer, Tree);
 
 fn play(actor: &mut dyn Actor, calls: &[Call]) {
     for call in calls {
@@ -100,6 +114,7 @@ fn expected(first: &Call, second: &Call, second_first: bool) -> Outcome {
     } else {
         (one.call(first), two.call(second))
     };
+    let first = [first].into_iter().chain(afterwards().iter().map(|call| one.call(call))).collect();
     (first, second, whole_tree(&mut process(model, 3)))
 }
 
@@ -135,8 +150,8 @@ fn run(case: Case) -> (Outcome, bool) {
         play(&mut two, &opened());
         play(&mut one, &opened());
         play(&mut one, &warmed());
-        let (answers, stopped) = together(&hosts, (one, case.first), (two, case.second), case.seams);
         let daemon = node.daemon().expect("it runs");
+        let (answers, stopped) = together(&daemon, &hosts, (one, case.first), (two, case.second), case.seams);
         daemon.tidy();
         let ejections = daemon.ejections();
         assert!(ejections.iter().all(|ejection| ejection.reason == "Grace"), "{ejections:?}");
@@ -148,13 +163,14 @@ fn run(case: Case) -> (Outcome, bool) {
     result.lock().expect("nobody panicked").take().expect("it came to its end")
 }
 
-/// Lets the first go as far as it is to go, the second to its end, and the first on.
+/// Lets the first go as far as it is to go, the second to its end and into the area, and the first on.
 fn together(
+    daemon: &Arc<Daemon>,
     hosts: &[Arc<SimHost>; 2],
     (mut one, first): (Player<LibFs>, Call),
     (mut two, second): (Player<LibFs>, Call),
     seams: u64,
-) -> ((Answer, Answer), bool) {
+) -> ((Vec<Answer>, Answer), bool) {
     let first_host = hosts[0].clone();
     let answered = Arc::new(Mutex::new(None));
     let (shown, seen) = (answered.clone(), answered.clone());
@@ -167,20 +183,22 @@ fn together(
     };
     let thread = first_host.spawn("worker", Box::new(body)).expect("a thread");
     let both = Arc::new(Mutex::new(None));
-    let (told, host) = (both.clone(), hosts[1].clone());
+    let (told, host, daemon) = (both.clone(), hosts[1].clone(), daemon.clone());
     let body = move || {
         while !first_host.is_paused() && seen.lock().expect("nobody panicked").is_none() {
             host.step();
         }
         let stopped = first_host.is_paused();
         let answer = two.call(&second);
+        daemon.tidy();
         first_host.resume();
         *told.lock().expect("nobody panicked") = Some((two, answer, stopped));
     };
     let other = hosts[1].spawn("worker", Box::new(body)).expect("a thread");
     [thread, other].into_iter().for_each(|thread| thread.join().expect("it did not fail"));
-    let (_one, first) = answered.lock().expect("nobody panicked").take().expect("it answered");
+    let (mut one, first) = answered.lock().expect("nobody panicked").take().expect("it answered");
     let (_two, second, stopped) = both.lock().expect("nobody panicked").take().expect("it answered");
+    let first = [first].into_iter().chain(afterwards().iter().map(|call| one.call(call))).collect();
     ((first, second), stopped)
 }
 
@@ -192,7 +210,7 @@ fn each_seam(first: &Call, second: &Call, own: bool) -> u64 {
         let (outcome, stopped) = run(case);
         assert!(
             orders.contains(&outcome),
-            "{first:?} stopped at {seams} for {second:?}, own range {own}: {} and {}, {:?}; not {orders:?}",
+            "{first:?} stopped at {seams} for {second:?}, own range {own}: {:?} and {}, {:?}; not {orders:?}",
             outcome.0,
             outcome.1,
             outcome.2,
@@ -212,8 +230,7 @@ fn whoever_is_stopped_anywhere_goes_on_under_leases_of_now() {
     for (number, first) in firsts().iter().enumerate() {
         for (other, second) in seconds().iter().enumerate() {
             for own in [false, true] {
-                // Of a slice, each first with one that wants its file or folder.
-                let chosen = [0, 0, 0, 1, 2, 3, 2, 1, 0, 0, 1][number] == other && own == (number % 3 == 2);
+                let chosen = CHOSEN[number].contains(&other) && own == (number % 3 == 2);
                 if proves || chosen {
                     pairs += 1;
                     instants += each_seam(first, second, own);

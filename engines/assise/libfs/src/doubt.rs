@@ -36,7 +36,7 @@ pub(crate) struct Doubt {
     pub taken: Taken,
 }
 
-/// The file and the pin that an attempt took after its record.
+/// The file and the pin that an attempt took with its record or after it.
 pub(crate) type Taken = (Option<Handle>, Option<NodeIndex>);
 
 impl State {
@@ -108,6 +108,8 @@ impl State {
         }
         self.appended = Sequence::new(0);
         self.end_session();
+        let taken = std::mem::take(&mut self.taken);
+        self.undo(taken);
         Err(Need::Attach.into())
     }
 

@@ -47,14 +47,15 @@ impl State {
         if truncate {
             self.hold(index, LEASE_WRITE)?;
             access::open(caller, &self.attributes(index), access, truncate)?;
-            self.truncate(caller, index, 0)?;
         }
         let handle = self.add_file(index, access);
-        if !truncate && self.validate().is_err() {
-            // The lease went before the open table said that the file is open: its last name may be gone.
+        // Only now: who takes the last name away sees in the open table that the file is open, or its lease went before.
+        let done = if truncate { self.truncate(caller, index, 0) } else { self.validate() };
+        if let Err(stop) = done {
             self.remove_file(handle);
-            return Err(Need::Again.into());
+            return Err(if truncate { stop } else { Need::Again.into() });
         }
+        self.taken.0 = Some(handle);
         Ok((handle, self.attributes(index)))
     }
 }

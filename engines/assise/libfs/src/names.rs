@@ -57,10 +57,16 @@ impl State {
         let time_ns = self.time(&[directory]);
         let header = records::create(inode, (parent, cookie), &body, time_ns);
         let payload = [Source::from(body.as_bytes()), Source::from(name.bytes()), Source::from(target)];
-        let sequence = self.append(header, &payload, ROOM_OF_TREE)?.sequence;
+        let access = if let NewType::Regular(access) = new.kind { access } else { None };
+        let (mut index, mut handle) = (None, None);
+        let made = self.append_and(header, &payload, ROOM_OF_TREE, |state, _| {
+            let entered = state.nodes.enter(inode);
+            // Open before anybody can take the name away again.
+            handle = access.map(|access| state.add_file(entered, access));
+            index = Some(entered);
+        })?;
         self.use_inode();
-
-        let index = self.nodes.enter(inode);
+        let (sequence, index) = (made.sequence, index.expect("entered with the record"));
         let node = self.nodes.get_mut(index);
         node.item = apply::created(&body, parent, target.len(), time_ns);
         node.lease = Some(lease);
@@ -71,10 +77,6 @@ impl State {
         }
         self.mark(index, sequence);
         self.entry_added(directory, (cookie, name), index, sequence, time_ns);
-        let handle = match new.kind {
-            NewType::Regular(Some(access)) => Some(self.add_file(index, access)),
-            _ => None,
-        };
         Ok(Created::New(self.pin(index), handle))
     }
 

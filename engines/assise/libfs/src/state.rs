@@ -154,7 +154,7 @@ pub(crate) struct State {
     /// Its log was being sealed when it was committed, for longer than was waited: the next session is told whether it
     /// counts.
     pub cut_unknown: bool,
-    /// The file and the pin that the present attempt took after that record.
+    /// The file and the pin that the present attempt took with that record or after it.
     pub taken: Taken,
     /// Number of the session: answers to calls of an earlier one are dropped.
     pub era: u64,
@@ -352,7 +352,8 @@ impl State {
         self.append_and(header, payload, room, |_, _| ())
     }
 
-    /// [`Self::append`], and changes the caches while the record is on its way to the medium. If it fails, the session is over, and with it goes all that was cached.
+    /// [`Self::append`], and changes the caches while the record is on its way to the medium: before anybody else can see
+    /// it. If it fails, the session is over, and with it goes all that was cached, and what was taken.
     #[inline]
     pub fn append_and(
         &mut self,
@@ -387,12 +388,12 @@ impl State {
                 });
             }
         };
+        (self.appended, self.taken) = (appended.sequence, (None, None));
         apply(self, &appended);
         let session = self.session.as_mut().expect("what is applied to the caches ends no session");
         // With it a pad before it, which has a place in the order, too.
         let seal = session.words.commit(appended.sequence);
         session.words.leave(entered);
-        (self.appended, self.taken) = (appended.sequence, (None, None));
         if seal != Seal::Open {
             return self.sealed(appended, seal);
         }
