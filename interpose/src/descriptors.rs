@@ -448,14 +448,14 @@ pub fn ours() -> Vec<i32> {
     numbers
 }
 
-/// The descriptor that placeholders are duplicates of.
+/// The descriptor that placeholders are duplicates of: a folder in which nothing can be made. Who opens one behind our
+/// back (`/proc/PID/fd/N`, from another process) can neither read nor write there, and is told.
 fn base() -> Result<i32, Errno> {
     if let Some(slot) = BASE.load(Ordering::Acquire).checked_sub(1) {
         return Ok(Internal(slot).number());
     }
-    let flags = libc::O_PATH | libc::O_CLOEXEC;
-    let fd = raw::open_at(libc::AT_FDCWD, c"/dev/null", flags, 0)
-        .or_else(|_| raw::open_at(libc::AT_FDCWD, c"/", flags, 0))?;
+    let open = |path| raw::open_at(libc::AT_FDCWD, path, libc::O_PATH | libc::O_CLOEXEC, 0);
+    let fd = open(c"/proc/self/fdinfo").or_else(|_| open(c"/dev/null")).or_else(|_| open(c"/"))?;
     let kept = Internal::keep(fd)?;
     match BASE.compare_exchange(0, kept.0 + 1, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => Ok(kept.number()),

@@ -199,6 +199,17 @@ pub fn byte(address: u64) -> Option<u8> {
     peek(address as *const u8)
 }
 
+/// Memory of programs ends here: with five levels of pages, and with four.
+const MEMORY_END: u64 = 1 << 56;
+const MEMORY_END_USUAL: u64 = 1 << 47;
+
+/// Whether programs may have memory in all of a range, whatever is there now.
+#[inline]
+fn is_of_programs(address: u64, bytes: u64) -> bool {
+    let end = if address < MEMORY_END_USUAL { MEMORY_END_USUAL } else { MEMORY_END };
+    address.checked_add(bytes).is_some_and(|behind| behind <= end)
+}
+
 /// How a buffer of the program's is going to be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
@@ -239,9 +250,12 @@ impl Buffer {
     /// What of the memory at an address can be used so.
     ///
     /// # Errors
-    /// EFAULT if nothing of it can.
+    /// EFAULT if nothing of it can, or it goes on behind all memory: a length of -1 is a mistake, and no short write.
     #[inline]
     pub fn new(address: u64, bytes: u64, purpose: Use) -> Result<Self, Errno> {
+        if !is_of_programs(address, bytes) {
+            return Err(FAULT);
+        }
         let wanted = usize::try_from(bytes).unwrap_or(usize::MAX).min(TRANSFER_BYTES_MAX);
         let good = usable(address, wanted, purpose);
         if good > 0 || wanted == 0 { Ok(Self { address, bytes: good }) } else { Err(FAULT) }

@@ -32,6 +32,8 @@ const NOWHERE: &CStr = c"/proc/self/fdinfo";
 
 /// The kernel's working directory is one of those that the prefix lies in.
 static ABOVE: AtomicBool = AtomicBool::new(false);
+/// The process has another root than the one in which the prefix lies: the same path is another one there.
+static ELSEWHERE: AtomicBool = AtomicBool::new(false);
 static UMASK: AtomicU32 = AtomicU32::new(0o022);
 
 /// A path of a call, found out.
@@ -95,6 +97,9 @@ fn components(path: &[u8]) -> impl DoubleEndedIterator<Item = &[u8]> {
 
 /// The part of an absolute path after the prefix, without its leading slashes.
 fn below<'a>(site: &Site, path: &'a [u8]) -> Option<&'a [u8]> {
+    if ELSEWHERE.load(Ordering::Relaxed) {
+        return None;
+    }
     let rest = path.strip_prefix(site.prefix.as_slice())?;
     match rest.first() {
         None => Some(rest),
@@ -173,6 +178,35 @@ fn goes_down(site: &Site, path: &[u8]) -> Option<Vec<u8>> {
     let whole = [here.as_slice(), b"/", path].concat();
     let directory: &[u8] = if path.ends_with(b"/") { b"/" } else { b"" };
     Some([below(site, &normal(&whole)?)?, directory].concat())
+}
+
+/// The folder above the prefix, as this process finds it.
+fn above() -> Option<(u32, u32, u64)> {
+    let prefix = &site()?.prefix;
+    let end = prefix.iter().rposition(|byte| *byte == b'/')?;
+    let path = CString::new(&prefix[..end.max(1)]).ok()?;
+    let mut status = std::mem::MaybeUninit::<libc::statx>::zeroed();
+    let asked = u64::from(libc::STATX_INO);
+    let arguments = [raw::number(libc::AT_FDCWD), path.as_ptr() as u64, 0, asked, status.as_mut_ptr() as u64];
+    // SAFETY: the path and the structure live across the call.
+    unsafe { raw::try_call(libc::SYS_statx, &arguments) }.ok()?;
+    // SAFETY: zeroed, and plain numbers.
+    let status = unsafe { status.assume_init() };
+    Some((status.stx_dev_major, status.stx_dev_minor, status.stx_ino))
+}
+
+/// Changes the root, by this call. If the prefix means another place afterwards, only what is open leads to the mount.
+///
+/// # Errors
+/// Those of the call.
+pub fn change_root(change: impl FnOnce() -> Result<u64, Errno>) -> Result<u64, Errno> {
+    let before = above();
+    let changed = change()?;
+    if before.is_none() || above() != before {
+        // A child between vfork and exec shares this with its parent, whose root is as it was.
+        ELSEWHERE.fetch_or(crate::local::local().borrowed().is_none(), Ordering::Relaxed);
+    }
+    Ok(changed)
 }
 
 /// The working directory's path as the program sees it, if it is ours.

@@ -287,6 +287,9 @@ static void bad_buffers(void) {
     CHECK(pread(fd, memory + page, 10, 0) == -1 && errno == EFAULT);
     CHECK(pread(fd, wild, 10, 0) == -1 && errno == EFAULT);
     CHECK(pread(fd, text, 4, 0) == -1 && errno == EFAULT);
+    volatile size_t minus_one = -1; /* what a read that failed answered, taken for a length */
+    CHECK(write(fd, memory, minus_one) == -1 && errno == EFAULT && pwrite(fd, memory, minus_one, 0) == -1);
+    CHECK(errno == EFAULT && pread(fd, memory, minus_one, 0) == -1 && errno == EFAULT && lseek(fd, 0, SEEK_END) == 10);
     struct iovec bad = {memory + page, 5};
     CHECK(preadv(fd, &bad, 1, 0) == -1 && errno == EFAULT);
     CHECK(writev(fd, (struct iovec *)8, 1) == -1 && errno == EFAULT);
@@ -822,6 +825,56 @@ static void exec_signals(void) {
     _exit(9);
 }
 
+static void chroots(void) { /* a folder of another root, by the same path */
+    char here[PATH_MAX], jail[] = "/tmp/probe-XXXXXX", inside[2 * PATH_MAX], *slash;
+    if (geteuid() != 0) return;
+    close(make("a", "outside"));
+    CHECK(getcwd(here, sizeof here) && mkdtemp(jail));
+    snprintf(inside, sizeof inside, "%s%s", jail, here);
+    for (slash = inside + strlen(jail) + 1; (slash = strchr(slash, '/')); *slash++ = '/') {
+        *slash = 0;
+        CHECK(mkdir(inside, 0755) == 0 || errno == EEXIST);
+    }
+    CHECK(mkdir(inside, 0755) == 0);
+    pid_t child = fork();
+    if (child == 0) {
+        CHECK(chroot("/") == 0 && access(here, F_OK) == 0);
+        int fd = open("a", O_RDONLY);
+        holds("a", "outside");
+        CHECK(chroot(jail) == 0 && chdir("/") == 0 && chdir(here) == 0);
+        CHECK(access("a", F_OK) == -1 && errno == ENOENT);
+        close(make("a", "jail"));
+        holds("a", "jail");
+        char text[8];
+        CHECK(read(fd, text, 7) == 7 && memcmp(text, "outside", 7) == 0);
+        _exit(0);
+    }
+    wait_for(child);
+    holds("a", "outside");
+    strcat(inside, "/a");
+    holds(inside, "jail");
+    char remove[2 * PATH_MAX];
+    snprintf(remove, sizeof remove, "rm -r %s", jail);
+    CHECK(system(remove) == 0);
+}
+
+static void of_others(void) { /* by /proc: what another process has open is that, or nothing at all */
+    char path[64], text[16];
+    int fd = make("a", "content");
+    pid_t parent = getpid(), child = fork();
+    if (child == 0) {
+        snprintf(path, sizeof path, "/proc/%d/fd/%d", parent, fd);
+        int theirs = open(path, O_RDONLY);
+        CHECK(theirs == -1 || read(theirs, text, sizeof text) != 0);
+        theirs = open(path, O_WRONLY | O_APPEND);
+        CHECK(theirs == -1 || write(theirs, "more", 4) == 4);
+        _exit(theirs == -1 ? 2 : 0);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) != 1);
+    holds("a", WEXITSTATUS(status) == 2 ? "content" : "contentmore");
+}
+
 static const struct {
     const char *name;
     void (*run)(void);
@@ -833,7 +886,7 @@ static const struct {
     {"program_faults", program_faults}, {"cancels", cancels}, {"cancels_files", cancels_files},
     {"cancels_waits", cancels_waits}, {"directories", directories}, {"links", links},
     {"across", across}, {"attributes", attributes}, {"maps", maps}, {"refused", refused}, {"waits", waits},
-    {"programs", programs}, {"statically", statically},
+    {"chroots", chroots}, {"of_others", of_others}, {"programs", programs}, {"statically", statically},
     {"vfork_signals", vfork_signals}, {"exec_signals", exec_signals},
 };
 

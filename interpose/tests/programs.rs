@@ -212,7 +212,7 @@ fn names_attributes_and_links() {
 #[test]
 fn the_border_and_what_cannot_be_served() {
     let world = World::new();
-    world.probes(&["across", "refused"]);
+    world.probes(&["across", "refused", "chroots", "of_others"]);
 }
 
 /// The cases themselves are right: they pass on the kernel's own file system.

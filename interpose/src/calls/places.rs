@@ -4,7 +4,7 @@ use super::data::mount;
 use crate::dispatch::{Answer, Call, Refusal};
 use crate::memory;
 use crate::mount::{Errno, Target};
-use crate::paths;
+use crate::paths::{self, Spotted};
 use crate::raw;
 use crate::start::site;
 use crate::table::Spot;
@@ -89,4 +89,14 @@ pub fn fchdir(call: &Call) -> Answer {
     let changed = raw::outcome(unsafe { raw::call(libc::SYS_fchdir as u64, &call.arguments) })?;
     paths::leave();
     Ok(changed)
+}
+
+/// `chroot`: never into the mount, of which the kernel knows nothing.
+pub fn chroot(call: &Call) -> Answer {
+    if paths::concern(call, HERE) && !matches!(paths::spot(call, HERE)?, Spotted::Kernel) {
+        return Err(Errno(libc::EPERM).into());
+    }
+    // SAFETY: the program's own call.
+    let change = || raw::outcome(unsafe { raw::call(libc::SYS_chroot as u64, &call.arguments) });
+    Ok(paths::change_root(change)?)
 }

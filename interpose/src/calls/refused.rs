@@ -15,7 +15,7 @@ pub fn not_a_socket(call: &Call) -> Answer {
     refuse(libc::ENOTSOCK)
 }
 
-/// `epoll_ctl` on a regular file; `chroot` and `acct` on the mount.
+/// `epoll_ctl` on a regular file; `acct` on the mount.
 pub fn not_permitted(_call: &Call) -> Answer {
     refuse(libc::EPERM)
 }
