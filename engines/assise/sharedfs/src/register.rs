@@ -271,9 +271,11 @@ impl Remembered {
         }
     }
 
-    /// A log was digested to its end.
+    /// A log was digested to its end. A daemon that died before it closed the log may have noted an earlier one, behind
+    /// which a whole frame was found: that counts now.
     pub fn note_recovered(&mut self, log: u64, last: Sequence) {
         if let Some(estate) = self.estates.get_mut(&SessionId(log)) {
+            estate.recovered.retain(|(noted, _)| *noted != log);
             note_recovered(&mut estate.recovered, log, last);
         }
     }
@@ -446,6 +448,21 @@ mod tests {
 
     fn first(count: u64) -> Vec<u64> {
         (1..=count).collect()
+    }
+
+    #[test]
+    fn what_was_digested_of_a_log_counts_and_not_what_was_noted_before() {
+        let folder = tempfile::tempdir().unwrap();
+        let medium = Medium::memory(folder.path()).unwrap();
+        let mut register = empty(&medium);
+        register.rewrite(&[]).unwrap();
+        let id = SessionId(3);
+        [attach(3), recovered_entry(id, 3, Sequence::new(10))]
+            .into_iter()
+            .for_each(|entry| register.note(entry));
+        let (_, mut remembered) = Register::load(&SystemHost, &medium, POOL, &mut no_locks()).unwrap();
+        remembered.note_recovered(3, Sequence::new(11));
+        assert_eq!(remembered.estates[&id].recovered, [(3, Sequence::new(11))]);
     }
 
     #[test]
