@@ -1,5 +1,5 @@
 //! Room that is promised in parts is enough for a write that needs several of them; a larger log of which the answer
-//! is lost takes nothing with it.
+//! is lost takes nothing with it, and one for which there is no space is done without, or said.
 
 mod assise_local;
 
@@ -32,29 +32,36 @@ fn one_write_needs_more_than_is_promised_at_once() {
     assert_eq!(written, Answer::Number(BYTES as u64), "whole");
 }
 
-/// A way to the daemon on which the answer to the first `GrowLog` is lost.
+/// A way to the daemon on which the answer to the first `GrowLog` is lost, or each is refused.
 struct Lossy {
     local: Arc<Local>,
     answer: Result<Status, ()>,
+    refused: bool,
     lost: Arc<AtomicBool>,
 }
 
 struct LossyLink {
     link: Arc<dyn Link>,
     answer: Result<Status, ()>,
+    refused: bool,
     lost: Arc<AtomicBool>,
 }
 
 impl Connector for Lossy {
     fn attach(&self, former: u64) -> Result<Attachment, Error> {
         let attachment = self.local.attach(former)?;
-        let link = LossyLink { link: attachment.link, answer: self.answer, lost: self.lost.clone() };
+        let (answer, refused, lost) = (self.answer, self.refused, self.lost.clone());
+        let link = LossyLink { link: attachment.link, answer, refused, lost };
         Ok(Attachment { link: Arc::new(link), ..attachment })
     }
 }
 
 impl Link for LossyLink {
     fn call(&self, kind: CallKind, request: &[&[u8]], response: &mut Vec<u8>) -> Result<Status, Error> {
+        if kind == CallKind::GrowLog && self.refused {
+            self.lost.store(true, Ordering::SeqCst);
+            return self.answer.map_err(|()| Error::TimedOut);
+        }
         let called = self.link.call(kind, request, response);
         if kind == CallKind::GrowLog && !self.lost.swap(true, Ordering::SeqCst) {
             return self.answer.map_err(|()| Error::TimedOut);
@@ -78,7 +85,7 @@ fn the_answer_to_a_larger_log_is_lost() {
     for answer in [Err(()), Ok(Status::Media)] {
         let node = Node::new(tiny());
         let local = Arc::new(Local::new(node.clone(), Caller::ROOT));
-        let lossy = Lossy { local, answer, lost: Arc::default() };
+        let lossy = Lossy { local, answer, refused: false, lost: Arc::default() };
         let lost = lossy.lost.clone();
         let libfs =
             LibFs::new(node.host.clone(), Arc::new(lossy), Limits::default()).expect("the daemon runs");
@@ -104,6 +111,30 @@ fn the_answer_to_a_larger_log_is_lost() {
                 let read = player.call(&Call::Pread { slot: 1, offset, bytes: BLOCK });
                 assert!(read == Answer::Bytes(vec![*number; BLOCK]), "{answer:?}: write {number} is lost");
             }
+        }
+    }
+}
+
+/// What fits the log that there is goes through it; what does not is told at once that there is no space.
+#[test]
+fn there_is_no_space_for_a_larger_log() {
+    let config = Config { log_bytes: 64 << 10, log_bytes_max: 1 << 20, ..tiny() };
+    for answer in [Status::NoSpace, Status::Limit] {
+        let node = Node::new(config.clone());
+        let local = Arc::new(Local::new(node.clone(), Caller::ROOT));
+        let lossy = Lossy { local, answer: Ok(answer), refused: true, lost: Arc::default() };
+        let asked = lossy.lost.clone();
+        let libfs =
+            LibFs::new(node.host.clone(), Arc::new(lossy), Limits::default()).expect("the daemon runs");
+        let mut player = process(Arc::new(libfs), 1);
+        player.call(&Call::Open { slot: 0, path: at("f"), flags: 0o102, mode: 0o644 });
+        let answer = player.call(&Call::Pwrite { slot: 0, offset: 0, data: vec![1; 100 << 10] });
+        assert_eq!(answer, Answer::Failed(28), "ENOSPC");
+        assert!(asked.load(Ordering::SeqCst));
+        for number in 0..20 {
+            let answer =
+                player.call(&Call::Pwrite { slot: 0, offset: number << 14, data: vec![2; 16 << 10] });
+            assert_eq!(answer, Answer::Number(16 << 10));
         }
     }
 }

@@ -116,6 +116,42 @@ fn what_many_append_is_there_once_and_whole() {
     assert_eq!(check_records(&read_all(&libfs, handle)).len(), PROCESSES * THREADS * EACH);
 }
 
+/// A read of more pieces than are looked at together, beside a thread of the same process that never stops writing.
+#[test]
+fn a_long_read_ends_beside_a_writer() {
+    const PIECES: u64 = 500;
+    // Large enough for all: what is digested is one piece.
+    let node = Node::new(Config { log_bytes: 64 << 20, log_bytes_max: 64 << 20, ..tiny() });
+    let libfs = Arc::new(node.attach(Caller::ROOT, Limits { attempts: 24, ..Limits::default() }).0);
+    let root = libfs.root().expect("there is a root").inode;
+    let (_, handle) = open(&libfs, root, b"tail");
+    let piece = |number: u64| [number as u8; RECORD];
+    let write = move |libfs: &LibFs, number: u64| {
+        let at = At::Offset(number * RECORD as u64);
+        libfs.write(&Caller::ROOT, handle, at, &[IoSlice::new(&piece(number))]).expect("there is room")
+    };
+    (0..=PIECES).for_each(|number| drop(write(&libfs, number)));
+    let done = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let (theirs, told) = (libfs.clone(), done.clone());
+    let writes = Box::new(move || {
+        while !told.load(std::sync::atomic::Ordering::SeqCst) {
+            write(&theirs, PIECES);
+        }
+    });
+    let thread = node.host.spawn("writes", writes).expect("a thread");
+    let mut bytes = vec![0; PIECES as usize * RECORD];
+    let mut reads = || {
+        libfs.read(handle, 0, &mut [IoSliceMut::new(&mut bytes)])?;
+        let whole = bytes.chunks_exact(RECORD).zip(0..).all(|(chunk, number)| chunk == piece(number));
+        assert!(whole, "each piece is what was written");
+        Ok::<_, Error>(())
+    };
+    let read = (0..400).try_for_each(|_| reads());
+    done.store(true, std::sync::atomic::Ordering::SeqCst);
+    thread.join().expect("it wrote");
+    read.expect("it can be read");
+}
+
 #[test]
 fn names_are_taken_by_one_and_none_is_lost() {
     const NAMES: usize = 40;

@@ -25,6 +25,8 @@ use zerocopy::little_endian::U64;
 
 /// Reads up to this length are copied under the lock.
 const SMALL_BYTES: usize = 8 << 10;
+/// So often a longer one is planned anew because another thread writes to the file; then it is copied under the lock too.
+const PLANS_MAX: usize = 16;
 
 /// Where a run of bytes was found.
 enum Where {
@@ -224,8 +226,9 @@ impl State {
         Ok(plan)
     }
 
-    /// A small read, copied under the lock, which costs less than a plan; none if some of it has to come by call.
-    fn read_small(
+    /// A read that is copied under the lock: of a small one that costs less than a plan. None if some of it has to come by
+    /// call.
+    fn read_locked(
         &mut self,
         index: NodeIndex,
         offset: u64,
@@ -338,16 +341,17 @@ impl LibFs {
         into: &mut [IoSliceMut<'_>],
     ) -> vfs::engine::Result<usize> {
         let asked: usize = into.iter().map(|slice| slice.len()).sum();
-        if asked <= SMALL_BYTES {
-            let read = self.run(|state| {
-                let index = state.readable(handle)?;
-                state.read_small(index, offset, into, asked)
-            })?;
-            if let Some(read) = read {
-                return Ok(read);
+        let plans = if asked <= SMALL_BYTES { 0 } else { PLANS_MAX };
+        'again: for number in 0..self.limits.attempts {
+            if number == plans {
+                let read = self.run(|state| {
+                    let index = state.readable(handle)?;
+                    state.read_locked(index, offset, into, asked)
+                })?;
+                if let Some(read) = read {
+                    return Ok(read);
+                }
             }
-        }
-        'again: for _ in 0..self.limits.attempts {
             let mut done = 0;
             let mut version = None;
             loop {

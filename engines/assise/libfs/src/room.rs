@@ -176,11 +176,15 @@ impl LibFs {
             self.get_digested(last)?;
             wanted = (log_bytes * 2).min(log_bytes_max);
         }
-        if wanted > log_bytes { self.grow_log(wanted) } else { Ok(()) }
+        if wanted > log_bytes { self.grow_log(wanted, largest >= 2 * bytes) } else { Ok(()) }
     }
 
-    /// Replaces the log by a larger one. Nothing is appended meanwhile.
-    fn grow_log(&self, file_bytes: u64) -> Result<()> {
+    /// Replaces the log by a larger one. Nothing is appended meanwhile. If there is no space for it this one goes on, if
+    /// the frame that is to be written `fits` it.
+    ///
+    /// # Errors
+    /// `NoSpace`: for the larger one, and the frame does not fit this one.
+    fn grow_log(&self, file_bytes: u64, fits: bool) -> Result<()> {
         let line = self.line()?;
         let last = {
             let mut state = self.state();
@@ -192,7 +196,7 @@ impl LibFs {
             state.log_frozen = true;
             last
         };
-        let grown = self.replace_log(&line, last, file_bytes);
+        let grown = self.replace_log(&line, last, file_bytes, fits);
         let mut state = self.state();
         if state.era == line.era {
             state.log_frozen = false;
@@ -202,14 +206,15 @@ impl LibFs {
         grown
     }
 
-    fn replace_log(&self, line: &Line, last: Sequence, file_bytes: u64) -> Result<()> {
+    fn replace_log(&self, line: &Line, last: Sequence, file_bytes: u64, fits: bool) -> Result<()> {
         self.digest_call(line, last, true)?;
         let request = GrowRequest { file_bytes: U64::new(file_bytes) };
         let mut response = Vec::new();
         match self.call(line, CallKind::GrowLog, &[request.as_bytes()], &mut response) {
             Ok(Status::Ok) => {}
-            // A pool without space for a larger log goes on with this one.
-            Ok(Status::Sealed | Status::NoSpace | Status::Limit) => return Ok(()),
+            Ok(Status::Sealed) => return Ok(()),
+            Ok(Status::NoSpace | Status::Limit) if fits => return Ok(()),
+            Ok(Status::NoSpace | Status::Limit) => return Err(vfs::Error::NoSpace),
             failed => {
                 // SharedFS may read another log by now, and not find there what would be appended here.
                 self.end_of(line)?;
