@@ -9,6 +9,10 @@
 //! A wait that is to end at a signal goes through [`wait_until_signal`]: a signal that comes at any instant before
 //! the wait ends makes it return, without a window between the look and the sleep.
 //!
+//! SA_RESETHAND is kept from the kernel, which would take our handler away at the first signal, also one that only waits
+//! or lands. The action becomes the default one when the program's function is called: whoever exchanges its word in the
+//! table calls it, so one of several threads does, and for the others the default action is taken. Then the kernel is told.
+//!
 //! A SIGSEGV or SIGBUS whose instruction is one of `memory`'s goes on at its landing; every other one is the
 //! program's. A thread that has blocked SIGSEGV and then passes a bad buffer is killed, as the kernel does to
 //! every fault of a blocked signal.
@@ -29,6 +33,7 @@ const SIGNALS: usize = 65;
 /// By which the C library tells a thread that it is cancelled.
 const SIGCANCEL: i32 = 32;
 const SA_RESTORER: u64 = 0x0400_0000;
+const SA_RESETHAND: u64 = 0x8000_0000;
 const DEFAULT: u64 = libc::SIG_DFL as u64;
 const IGNORE: u64 = libc::SIG_IGN as u64;
 
@@ -39,8 +44,12 @@ const FAULTS: u64 = 1 << (libc::SIGSEGV - 1)
     | 1 << (libc::SIGILL - 1)
     | 1 << (libc::SIGTRAP - 1);
 
+/// Signals whose default action is nothing.
+const IGNORED_BY_DEFAULT: u64 =
+    1 << (libc::SIGCHLD - 1) | 1 << (libc::SIGCONT - 1) | 1 << (libc::SIGURG - 1) | 1 << (libc::SIGWINCH - 1);
+
 /// The kernel's `struct sigaction` of x86-64.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Action {
     /// Function, or default or ignore.
@@ -99,6 +108,10 @@ fn is_fault(signal: usize) -> bool {
     signal == libc::SIGSEGV as usize || signal == libc::SIGBUS as usize
 }
 
+fn is_ignored_by_default(signal: usize) -> bool {
+    IGNORED_BY_DEFAULT >> (signal - 1) & 1 == 1
+}
+
 /// `rt_sigaction` of the kernel.
 fn kernel_action(signal: usize, new: Option<&Action>) -> Result<Action, Errno> {
     let mut old = Action::default();
@@ -121,25 +134,39 @@ pub fn set(signal: usize, new: Option<&Action>) -> Result<Action, Errno> {
     let borrowed = local().borrowed().is_some();
     let wanted = &WANTED[signal];
     let before = wanted.load();
-    let in_kernel = match new {
+    let there = match new {
         None => kernel_action(signal, None)?,
         // A child between vfork and exec has handlers of its own in the kernel, but shares our table.
         Some(new) if borrowed => kernel_action(signal, Some(new))?,
         Some(new) => {
-            let plain = matches!(new.handler, DEFAULT | IGNORE);
-            let wrapped = if plain && !is_fault(signal) {
-                *new
-            } else {
-                let (restorer, restores) = restorer_of(new);
-                let flags = new.flags | libc::SA_SIGINFO as u64 | restores;
-                Action { handler: ours(), flags, restorer, mask: new.mask }
-            };
             // First the table: the handler must find the program's function when it runs.
             wanted.store(new);
-            kernel_action(signal, Some(&wrapped)).inspect_err(|_| wanted.store(&before))?
+            kernel_action(signal, Some(&in_kernel(signal, new))).inspect_err(|_| wanted.store(&before))?
         }
     };
-    Ok(if in_kernel.handler == ours() { before } else { in_kernel })
+    Ok(if there.handler == ours() { before } else { there })
+}
+
+/// What the kernel has for what the program wants: our handler, where there is one of the program's or faults land.
+fn in_kernel(signal: usize, wanted: &Action) -> Action {
+    if matches!(wanted.handler, DEFAULT | IGNORE) && !is_fault(signal) {
+        return *wanted;
+    }
+    let (restorer, restores) = restorer_of(wanted);
+    let flags = wanted.flags & !SA_RESETHAND | libc::SA_SIGINFO as u64 | restores;
+    Action { handler: ours(), flags, restorer, mask: wanted.mask }
+}
+
+/// Makes the kernel's action what the table says, also if another thread sets it meanwhile: who sets stores into the
+/// table before it tells the kernel, so either that comes after all of ours, or we see it here and go round again.
+fn tell_kernel(signal: usize) {
+    loop {
+        let wanted = WANTED[signal].load();
+        let told = kernel_action(signal, Some(&in_kernel(signal, &wanted)));
+        if told.is_err() || WANTED[signal].load() == wanted {
+            return;
+        }
+    }
 }
 
 /// Every action needs a way back; the program's, or ours where it gave none.
@@ -343,12 +370,15 @@ unsafe extern "C" fn on_signal(signal: i32, info: *mut libc::siginfo_t, context:
         return;
     }
     let local = local();
+    let wanted = WANTED[signal as usize].load().handler;
+    if !sync && is_nothing(signal as usize, wanted) {
+        return;
+    }
     if local.is_inside() && !sync {
         // SAFETY: as above.
         unsafe { defer(local, signal, info, context) };
         return;
     }
-    let wanted = WANTED[signal as usize].load().handler;
     if signal == SIGCANCEL && !matches!(wanted, DEFAULT | IGNORE) && is_of_library(instruction) {
         // SAFETY: the C library's own handler, with what the kernel gave. What it leaves on the stack is outside.
         unsafe { hearth_last_frame(signal, info, context, wanted) };
@@ -382,16 +412,58 @@ unsafe fn defer(local: &Local, signal: i32, info: *mut libc::siginfo_t, context:
     local.deferred.store(signal as u32, Ordering::Relaxed);
 }
 
+/// Whether the action is to do nothing. The kernel leaves out such signals by itself, but for those of faults, and after a
+/// handler with SA_RESETHAND (see [`take_only_call`]).
+fn is_nothing(signal: usize, wanted: u64) -> bool {
+    wanted == IGNORE || (wanted == DEFAULT && is_ignored_by_default(signal))
+}
+
+/// The action of a signal that is being delivered. If its handler is to be called once, it is this caller's call.
+fn take(signal: usize) -> Action {
+    loop {
+        let wanted = WANTED[signal].load();
+        let any = matches!(wanted.handler, DEFAULT | IGNORE) || wanted.flags & SA_RESETHAND == 0;
+        if any || take_only_call(signal, &wanted) {
+            return wanted;
+        }
+    }
+}
+
+/// Makes the action the default one, with the flags and the mask that it had, as the kernel does for SA_RESETHAND. False
+/// if another thread did so first, or the program has set another one.
+fn take_only_call(signal: usize, wanted: &Action) -> bool {
+    if local().borrowed().is_some() {
+        // The child's actions in the kernel are its own, the table is its parent's. It has one thread.
+        let _ = kernel_action(signal, Some(&Action { handler: DEFAULT, ..*wanted }));
+        return true;
+    }
+    let handler = &WANTED[signal].handler;
+    // AcqRel: pairs with the Acquire of `load` in the threads that come too late.
+    if handler.compare_exchange(wanted.handler, DEFAULT, Ordering::AcqRel, Ordering::Acquire).is_err() {
+        return false;
+    }
+    // Faults go on landing. And a signal that the default action ignores: being told so, the kernel would throw away
+    // those that wait until the handler returns, which it may have set anew by then.
+    if !is_fault(signal) && !is_ignored_by_default(signal) {
+        tell_kernel(signal);
+    }
+    true
+}
+
 /// Does what the program wants for a signal.
 unsafe fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::ucontext_t, sync: bool) {
-    let wanted = WANTED[signal as usize].load();
-    match wanted.handler {
-        DEFAULT | IGNORE => {
-            if wanted.handler == IGNORE && !sync {
+    let number = signal as usize;
+    match take(number).handler {
+        wanted @ (DEFAULT | IGNORE) => {
+            if !sync && is_nothing(number, wanted) {
                 return;
             }
             // Once more, with the default action: the instruction faults again, or the signal is sent again.
-            let _ = kernel_action(signal as usize, Some(&Action::default()));
+            if is_fault(number) || local().borrowed().is_some() {
+                let _ = kernel_action(number, Some(&Action::default()));
+            } else {
+                tell_kernel(number);
+            }
             if !sync {
                 let (process, thread) = (raw::number(raw::process()), raw::number(raw::thread()));
                 let arguments = [process, thread, signal as u64, info as u64];

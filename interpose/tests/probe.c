@@ -7,6 +7,7 @@
 #include <limits.h>
 #include <poll.h>
 #include <pthread.h>
+#include <setjmp.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdio.h>
@@ -770,6 +771,125 @@ static void quiet_handler(int number) {
     (void)number;
 }
 
+static int *counted;
+static void counts(int number) {
+    (void)number;
+    __atomic_add_fetch(counted, 1, __ATOMIC_SEQ_CST);
+}
+
+static void is_default(int number) {
+    struct sigaction now;
+    CHECK(sigaction(number, 0, &now) == 0 && now.sa_handler == SIG_DFL && (now.sa_flags & SA_RESETHAND));
+}
+
+static void ends_by(pid_t child, int number) {
+    int status;
+    CHECK(child > 0 && waitpid(child, &status, 0) == child && WIFSIGNALED(status) && WTERMSIG(status) == number);
+}
+
+static sigjmp_buf out_of_fault;
+static void leaves_fault(int number, siginfo_t *info, void *context) {
+    (void)context;
+    CHECK(info->si_addr == (void *)16);
+    is_default(number);
+    siglongjmp(out_of_fault, 1);
+}
+
+static void again(int number) {
+    struct sigaction action = {.sa_handler = again, .sa_flags = SA_RESETHAND | SA_NODEFER};
+    hits++;
+    is_default(number);
+    CHECK(sigaction(number, &action, 0) == 0);
+}
+
+/* In a child: a signal meets a wait for a lock, the next one the default action. */
+static void once_in_a_call(void) {
+    struct sigaction action = {.sa_sigaction = info_handler, .sa_flags = SA_SIGINFO | SA_RESETHAND}, old;
+    CHECK(sigaction(SIGUSR1, &action, 0) == 0 && sigaction(SIGUSR1, 0, &old) == 0);
+    CHECK(old.sa_sigaction == info_handler && (old.sa_flags & SA_RESETHAND) && (old.sa_flags & SA_SIGINFO));
+    int mine = open("a", O_RDWR);
+    CHECK(flock(mine, LOCK_EX) == -1 && errno == EINTR && info_ok == 1);
+    is_default(SIGUSR1);
+    is_unblocked();
+    close(make("b", "once"));
+    raise(SIGUSR1);
+}
+
+static pthread_barrier_t both;
+static void *sends_to_itself(void *unused) {
+    pthread_barrier_wait(&both);
+    pthread_kill(pthread_self(), SIGUSR1);
+    return unused;
+}
+
+/* A handler with SA_RESETHAND: called by one signal, wherever that comes, and what comes next finds the default action. */
+static void handlers_for_once(void) {
+    int fd = make("a", ""), *count = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    struct rlimit no_core = {0, 0};
+    CHECK(setrlimit(RLIMIT_CORE, &no_core) == 0 && count != MAP_FAILED);
+    CHECK(flock(fd, LOCK_EX) == 0);
+    pid_t child = fork();
+    if (child == 0) {
+        once_in_a_call();
+        _exit(9);
+    }
+    usleep(100000);
+    union sigval value = {.sival_int = 77};
+    CHECK(sigqueue(child, SIGUSR1, value) == 0);
+    ends_by(child, SIGUSR1);
+    holds("b", "once");
+    /* A fault of ours takes nothing from the program's handler, nor that one from us. */
+    struct sigaction action = {.sa_sigaction = leaves_fault, .sa_flags = SA_SIGINFO | SA_RESETHAND}, old;
+    child = fork();
+    if (child == 0) {
+        CHECK(sigaction(SIGSEGV, &action, 0) == 0);
+        for (int i = 0; i < 3; i++) CHECK(open((char *)16, O_RDONLY) == -1 && errno == EFAULT);
+        CHECK(sigaction(SIGSEGV, 0, &old) == 0 && old.sa_sigaction == leaves_fault);
+        if (!sigsetjmp(out_of_fault, 1)) *(volatile int *)16 = 1;
+        is_default(SIGSEGV);
+        for (int i = 0; i < 3; i++) CHECK(open((char *)16, O_RDONLY) == -1 && errno == EFAULT);
+        close(make("c", "twice"));
+        *(volatile int *)16 = 1;
+    }
+    ends_by(child, SIGSEGV);
+    holds("c", "twice");
+    /* System V's: it sets itself again. */
+    action.sa_handler = again;
+    action.sa_flags = SA_RESETHAND | SA_NODEFER;
+    CHECK(sigaction(SIGUSR2, &action, 0) == 0 && sigaction(SIGCHLD, &action, 0) == 0);
+    for (int i = 1; i < 4; i++) CHECK(raise(SIGUSR2) == 0 && hits == i);
+    CHECK(raise(SIGCHLD) == 0 && raise(SIGCHLD) == 0 && hits == 5);
+    CHECK(signal(SIGCHLD, SIG_DFL) == again && raise(SIGCHLD) == 0 && hits == 5);
+    /* A child on our memory has its own. */
+    action.sa_handler = quiet_handler;
+    CHECK(sigaction(SIGUSR2, &action, 0) == 0);
+    child = vfork();
+    if (child == 0) {
+        raise(SIGUSR2);
+        raise(SIGUSR2);
+        _exit(9);
+    }
+    ends_by(child, SIGUSR2);
+    CHECK(sigaction(SIGUSR2, 0, &old) == 0 && old.sa_handler == quiet_handler && raise(SIGUSR2) == 0);
+    is_default(SIGUSR2);
+    /* Two threads at once. */
+    for (int round = 0; round < 50; round++) {
+        *count = 0;
+        child = fork();
+        if (child == 0) {
+            pthread_t threads[2];
+            counted = count;
+            action.sa_handler = counts;
+            CHECK(sigaction(SIGUSR1, &action, 0) == 0 && pthread_barrier_init(&both, 0, 2) == 0);
+            for (int i = 0; i < 2; i++) CHECK(pthread_create(&threads[i], 0, sends_to_itself, 0) == 0);
+            for (int i = 0; i < 2; i++) pthread_join(threads[i], 0);
+            _exit(9);
+        }
+        ends_by(child, SIGUSR1);
+        CHECK(*count <= 1);
+    }
+}
+
 /* Signals that come while a child on the parent's memory is made and while it runs. */
 static void vfork_signals(void) {
     int fd = make("a", "");
@@ -888,6 +1008,7 @@ static const struct {
     {"across", across}, {"attributes", attributes}, {"maps", maps}, {"refused", refused}, {"waits", waits},
     {"chroots", chroots}, {"of_others", of_others}, {"programs", programs}, {"statically", statically},
     {"vfork_signals", vfork_signals}, {"exec_signals", exec_signals},
+    {"handlers_for_once", handlers_for_once},
 };
 
 int main(int count, char **arguments) {

@@ -187,6 +187,11 @@ fn signals_wait_for_the_way_out() {
 }
 
 #[test]
+fn a_handler_for_one_signal_is_called_once() {
+    World::new().probe("handlers_for_once");
+}
+
+#[test]
 fn signals_meet_children_and_the_next_program() {
     let world = World::new();
     world.probes(&["vfork_signals", "exec_signals"]);
