@@ -29,6 +29,11 @@ fn signals_meet_children_and_the_next_program() {
 }
 
 #[test]
+fn forks_by_a_number_are_seen() {
+    run(&["forks_by_number"]);
+}
+
+#[test]
 fn a_cancelled_thread_ends_between_calls_and_in_waits() {
     run(&["cancels_files", "cancels_waits"]);
 }

@@ -66,9 +66,10 @@ fn noticed(seen: &AtomicU32) {
     }
 }
 
-/// Before a clone: `number` and its first argument, the flags or a structure that begins with them.
+/// Before a clone: `number` and its first argument, the flags or a structure that begins with them. A plain fork has none.
 pub unsafe extern "C" fn hearth_before(number: u64, first: u64) {
-    let flags = match number.cast_signed() {
+    // The kernel takes the number as an int.
+    let flags = match i64::from(number as u32) {
         #[cfg(target_arch = "x86_64")]
         libc::SYS_vfork => (libc::CLONE_VM | libc::CLONE_VFORK) as u64,
         libc::SYS_clone => first,

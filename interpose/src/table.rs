@@ -73,7 +73,8 @@ const fn row(number: usize, name: &'static str, treatment: Treatment) -> Row {
 const MEMORY: &str = "it is about memory; mappings of our files are ordinary memory";
 const SIGNALS: &str = "it is about signals; only handlers are wrapped";
 const TIME: &str = "it is about clocks";
-const PROCESSES: &str = "it is about processes and threads; fork and clone are seen by their effects";
+const PROCESSES: &str =
+    "it is about processes and threads; what makes them is seen where it is called (`patch`)";
 const IDENTITY: &str = "the kernel keeps the credentials; the mount does not follow setfsuid and capset";
 const MAKES: &str = "it makes a descriptor that is not a file";
 const OTHER_FILES: &str =

@@ -7,6 +7,7 @@
 #include <limits.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <spawn.h>
@@ -890,6 +891,52 @@ static void handlers_for_once(void) {
     }
 }
 
+/* What syscall() goes on with on a new stack: its return, then the function. */
+static char stack[1 << 16] __attribute__((aligned(16)));
+static void *stack_for(void (*function)(void)) {
+    void (**top)(void) = (void (**)(void))(stack + sizeof stack - 64);
+    *top = function;
+    return top;
+}
+
+static int closed_by_child;
+static void closes(void) {
+    CHECK(close(closed_by_child) == 0 && fcntl(closed_by_child, F_GETFD) == -1);
+    _exit(0);
+}
+
+/* Children that the C library does not know of. What their parent closes is theirs all the same. */
+static void forks_by_number(void) {
+    unsigned long long how[11] = {[4] = SIGCHLD};
+    char byte, got[20];
+    for (int round = 0; round < 6; round++) {
+        int fd = make("a", "first "), pipes[2];
+        CHECK(pipe(pipes) == 0 && (round % 2 == 0 || unlink("a") == 0));
+        pid_t child = round / 2 == 0 ? syscall(SYS_fork)
+            : round / 2 == 1 ? syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0) : syscall(SYS_clone3, how, sizeof how);
+        if (child == 0) {
+            CHECK(read(pipes[0], &byte, 1) == 1 && write(fd, "second", 6) == 6);
+            CHECK(pread(fd, got, sizeof got, 0) == 12 && memcmp(got, "first second", 12) == 0);
+            _exit(0);
+        }
+        CHECK(child > 0 && close(fd) == 0);
+        for (int i = 0; i < 2000; i++) {
+            int other = open("b", O_RDWR | O_CREAT, 0644);
+            CHECK(other >= 0 && write(other, "x", 1) == 1 && close(other) == 0);
+        }
+        CHECK(write(pipes[1], "x", 1) == 1);
+        wait_for(child);
+        CHECK(close(pipes[0]) == 0 && close(pipes[1]) == 0);
+    }
+    /* One on our memory has descriptors of its own. */
+    int fd = closed_by_child = make("c", "kept");
+    pid_t child = syscall(SYS_clone, CLONE_VM | CLONE_VFORK | SIGCHLD, stack_for(closes), 0, 0, 0);
+    CHECK(child > 0);
+    wait_for(child);
+    CHECK(lseek(fd, 0, SEEK_CUR) == 4 && write(fd, "!", 1) == 1);
+    is_unblocked();
+}
+
 /* Signals that come while a child on the parent's memory is made and while it runs. */
 static void vfork_signals(void) {
     int fd = make("a", "");
@@ -1008,7 +1055,7 @@ static const struct {
     {"across", across}, {"attributes", attributes}, {"maps", maps}, {"refused", refused}, {"waits", waits},
     {"chroots", chroots}, {"of_others", of_others}, {"programs", programs}, {"statically", statically},
     {"vfork_signals", vfork_signals}, {"exec_signals", exec_signals},
-    {"handlers_for_once", handlers_for_once},
+    {"handlers_for_once", handlers_for_once}, {"forks_by_number", forks_by_number},
 };
 
 int main(int count, char **arguments) {

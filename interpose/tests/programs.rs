@@ -166,7 +166,7 @@ fn descriptors_behave_like_the_kernels() {
 #[test]
 fn processes_share_what_they_inherit() {
     let world = World::new();
-    world.probes(&["fork_shares_offset", "fork_exec", "vfork_exec", "spawns", "programs"]);
+    world.probes(&["fork_shares_offset", "fork_exec", "vfork_exec", "spawns", "programs", "forks_by_number"]);
 }
 
 #[test]

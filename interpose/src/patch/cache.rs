@@ -13,7 +13,7 @@ use std::ffi::CString;
 
 const MAGIC: &[u8; 8] = b"HEARTHPL";
 /// Goes up whenever trampolines look different.
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 const FILE_BYTES_MAX: usize = 1 << 20;
 const CODE_BYTES_MAX: usize = 200;
 

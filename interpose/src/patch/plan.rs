@@ -5,9 +5,13 @@
 //! instructions around it into which nothing jumps (direct branches and addresses taken, over the whole text) and
 //! which can run elsewhere. Instructions before the `syscall` are preferred: code reached by a jump table never
 //! begins between the number's load and the call.
+//!
+//! The `syscall` of a clone stays what it is, between two calls of ours, because the kernel may return from it on another
+//! stack. Where the number is only known when it is made (the C library's `syscall()`), the trampoline looks at it and goes
+//! one way or the other.
 
 use super::image::Library;
-use crate::dispatch::{KINDS, KINDS_COUNT};
+use crate::dispatch::KINDS;
 use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, Register};
 
 /// Bytes of `jmp rel32`.
@@ -16,9 +20,8 @@ pub const JUMP_BYTES: usize = 5;
 pub const WINDOW_BYTES_MAX: usize = 40;
 /// Instructions on either side of a `syscall` that are looked at.
 const REACH: usize = 8;
-const SYS_VFORK: u64 = 58;
-const SYS_CLONE: u64 = 56;
-const SYS_CLONE3: u64 = 435;
+/// clone, fork, vfork, clone3: what makes processes and threads.
+const CLONES: [u32; 4] = [56, 57, 58, 435];
 const SYS_RT_SIGRETURN: u64 = 15;
 
 /// What a field of a trampoline refers to.
@@ -82,6 +85,29 @@ impl Targets {
     }
 }
 
+/// What a site may make.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Makes {
+    /// Calls, of which some may concern us.
+    Calls,
+    /// Processes and threads.
+    Clones,
+    /// Whatever the number says that it is made with.
+    Anything,
+}
+
+impl Makes {
+    /// Of a site with this number; `None` if it is to be left alone.
+    fn of(number: Option<u64>) -> Option<Self> {
+        match number {
+            None => Some(Self::Anything),
+            Some(SYS_RT_SIGRETURN) => None,
+            Some(number) if CLONES.iter().any(|clone| u64::from(*clone) == number) => Some(Self::Clones),
+            Some(number) => (*KINDS.get(number as usize)? != 0).then_some(Self::Calls),
+        }
+    }
+}
+
 impl Plan {
     /// Decodes a library.
     pub fn of(library: &Library) -> Self {
@@ -117,15 +143,9 @@ impl Plan {
         let mut end = 0;
         for (around, at) in found {
             let number = number_of(&around[..at], &targets);
-            match number {
-                Some(SYS_RT_SIGRETURN) => continue,
-                Some(SYS_CLONE | SYS_CLONE3 | SYS_VFORK) => {}
-                Some(number) if number as usize >= KINDS_COUNT || KINDS[number as usize] == 0 => continue,
-                _ => {}
-            }
-            let clone = matches!(number, Some(SYS_CLONE | SYS_CLONE3 | SYS_VFORK));
+            let Some(makes) = Makes::of(number) else { continue };
             let site = window(&around, at, &targets, end)
-                .and_then(|(first, last)| site(library, &around[first..=last], at - first, clone));
+                .and_then(|(first, last)| site(library, &around[first..=last], at - first, makes));
             match site {
                 Some(site) => {
                     end = site.offset + site.original.len() as u64;
@@ -259,6 +279,39 @@ impl Assembler {
         self.bytes(&[0x48, 0x8d, 0xa4, 0x24, 0x80, 0, 0, 0]);
     }
 
+    /// The `syscall` itself, with us before and after it.
+    fn clone_around(&mut self, call: &[u8]) {
+        self.enter(1);
+        self.bytes(call);
+        self.enter(2);
+    }
+
+    /// Both ways, for the number in eax. Only rcx is used, which the call destroys, and no flag.
+    fn either(&mut self, call: &[u8]) {
+        let (mut one, mut other) = (Self::default(), Self::default());
+        one.enter(0);
+        other.clone_around(call);
+        // jmp over the other way
+        one.bytes(&[0xeb, other.code.len() as u8]);
+        // lea ecx, [rax - number]; jrcxz to the other way
+        const LOOK_BYTES: usize = 8;
+        for (index, number) in CLONES.into_iter().enumerate() {
+            let rest = (CLONES.len() - 1 - index) * LOOK_BYTES;
+            self.bytes(&[0x8d, 0x88]);
+            self.bytes(&number.wrapping_neg().to_le_bytes());
+            self.bytes(&[0xe3, (rest + one.code.len()) as u8]);
+        }
+        self.append(one);
+        self.append(other);
+    }
+
+    fn append(&mut self, other: Self) {
+        let start = self.code.len() as u8;
+        let moved = |fixup: Fixup| Fixup { at: fixup.at + start, from: fixup.from + start, ..fixup };
+        self.fixups.extend(other.fixups.into_iter().map(moved));
+        self.bytes(&other.code);
+    }
+
     fn jump(&mut self, to: u64) {
         self.bytes(&[0xe9]);
         self.field(Place::Library(to));
@@ -297,7 +350,7 @@ impl Assembler {
 }
 
 /// The site for a window whose `syscall` is its instruction `at`.
-fn site(library: &Library, window: &[Instruction], at: usize, clone: bool) -> Option<Site> {
+fn site(library: &Library, window: &[Instruction], at: usize, makes: Makes) -> Option<Site> {
     let (start, text) = library.text;
     let offset = window.first()?.ip();
     let end = window.last()?.next_ip();
@@ -310,12 +363,12 @@ fn site(library: &Library, window: &[Instruction], at: usize, clone: bool) -> Op
             let mut decoder = Decoder::with_ip(64, bytes, instruction.ip(), DecoderOptions::NONE);
             let again = decoder.decode();
             out.moved(&again, bytes, &decoder)?;
-        } else if clone {
-            out.enter(1);
-            out.bytes(bytes);
-            out.enter(2);
         } else {
-            out.enter(0);
+            match makes {
+                Makes::Calls => out.enter(0),
+                Makes::Clones => out.clone_around(bytes),
+                Makes::Anything => out.either(bytes),
+            }
         }
     }
     out.jump(end);
@@ -347,6 +400,26 @@ mod tests {
             let code: &'static [u8] = Vec::leak(vec![0xb8, number, 0, 0, 0, 0x0f, 0x05, 0xc3]);
             assert_eq!(plan(code), Plan::default(), "{number}");
         }
+    }
+
+    #[test]
+    fn what_makes_processes_is_called_in_place() {
+        let calls = |code: &[u8]| code.windows(2).filter(|two| *two == [0x0f, 0x05]).count();
+        for number in CLONES {
+            let [a, b, ..] = number.to_le_bytes();
+            let known = plan(Vec::leak(vec![0xb8, a, b, 0, 0, 0x0f, 0x05, 0xc3]));
+            assert_eq!((known.sites.len(), calls(&known.sites[0].code)), (1, 1), "{number}");
+            let entries = known.sites[0].fixups.iter().filter(|fixup| matches!(fixup.to, Place::Entry(_)));
+            assert_eq!(entries.count(), 2, "{number}: before and after");
+        }
+        // mov rax, rdi; mov rdi, rsi; syscall; ret
+        let unknown = plan(&[0x48, 0x89, 0xf8, 0x48, 0x89, 0xf7, 0x0f, 0x05, 0xc3]);
+        assert_eq!((unknown.sites.len(), calls(&unknown.sites[0].code)), (1, 1));
+        let entries = unknown.sites[0].fixups.iter().filter_map(|fixup| match fixup.to {
+            Place::Entry(entry) => Some(entry),
+            Place::Library(_) => None,
+        });
+        assert_eq!(entries.collect::<Vec<_>>(), [0, 1, 2], "either way");
     }
 
     #[test]
