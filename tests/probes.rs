@@ -10,10 +10,16 @@ use harness::{Expect, Node, limited};
 
 /// Runs cases, each in a directory of its own.
 fn run(cases: &[&str]) {
+    run_made(&[], cases);
+}
+
+/// The same, of a program that is made in a way of its own.
+fn run_made(how: &[&str], cases: &[&str]) {
     let node = Node::up();
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/interpose/tests/probe.c");
     let program = format!("{}/probe", node.dir());
-    limited(&["cc"], &["-O1", "-w", "-pthread", "-DDYNAMIC", "-o", &program, source]).expect_success();
+    limited(&["cc"], &[&["-O1", "-w", "-pthread", "-DDYNAMIC", "-o", &program, source], how].concat())
+        .expect_success();
     for case in cases {
         let folder = node.path(case);
         node.sh(&format!("mkdir $T/{case}")).expect_success();
@@ -30,7 +36,12 @@ fn signals_meet_children_and_the_next_program() {
 
 #[test]
 fn forks_by_a_number_are_seen() {
-    run(&["forks_by_number"]);
+    run(&["forks_by_number", "threads_by_number"]);
+}
+
+#[test]
+fn what_others_may_have_without_our_knowing_is_theirs() {
+    run_made(&["-DOWN_CALL"], &["forks_by_number"]);
 }
 
 #[test]

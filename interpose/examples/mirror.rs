@@ -15,6 +15,9 @@ struct Mirror {
     path: Vec<u8>,
 }
 
+/// The attribute by which a program asks whether it counts as one thread.
+const ALONE: &[u8] = b"user.hearth.alone";
+
 static MIRROR: OnceLock<Mirror> = OnceLock::new();
 
 #[used]
@@ -291,6 +294,9 @@ impl Mount for Mirror {
     }
 
     fn xattr(&self, target: Target<'_>, name: &[u8]) -> Result<Vec<u8>> {
+        if name == ALONE {
+            return Ok(vec![b'0' + u8::from(ipc::is_alone())]);
+        }
         let (node, name) = (self.node(target)?, text(name)?);
         let path = proc_path(node.0);
         let mut value = vec![0u8; 65536];

@@ -114,6 +114,9 @@ impl Call {
     }
 }
 
+/// Number of `mmap`.
+const MMAP: usize = 9;
+
 /// Set by the first panic; nothing is served any more.
 static POISONED: AtomicBool = AtomicBool::new(false);
 
@@ -127,10 +130,31 @@ pub fn system_call(number: u64, arguments: &Arguments) -> i64 {
     };
     let result = call.raw();
     drop(paths);
+    if call.number == MMAP && call.arguments[2] & libc::PROT_EXEC as u64 != 0 && result >= 0 && serves() {
+        new_code(&call, result.cast_unsigned());
+    }
     if result == -i64::from(libc::ENOENT) || result == -i64::from(libc::ENOTDIR) {
         return second_look(call.number, &call.arguments).unwrap_or(result);
     }
     result
+}
+
+/// The kernel has mapped code: nothing of it has run yet.
+#[cold]
+fn new_code(call: &Call, start: u64) {
+    let [_, length, protection, flags, _, offset] = call.arguments;
+    // SAFETY: a structure of integers, which the kernel fills.
+    let mut status: libc::stat = unsafe { std::mem::zeroed() };
+    let arguments = [call.arguments[4], (&raw mut status) as u64];
+    // Behind the file's end there is nothing to read.
+    // SAFETY: the structure lives across the call.
+    let bytes = unsafe { raw::try_call(libc::SYS_fstat, &arguments) }
+        .map_or(0, |_| length.min(status.st_size.cast_unsigned().saturating_sub(offset)));
+    let is_file = flags & libc::MAP_ANONYMOUS as u64 == 0;
+    #[cfg(target_arch = "x86_64")]
+    if crate::patch::calls_come_with(start, bytes, protection, is_file) {
+        fork::note_unseen();
+    }
 }
 
 /// What became of a call.

@@ -66,6 +66,13 @@ fn noticed(seen: &AtomicU32) {
     }
 }
 
+/// From now on somebody may make processes and threads that come by nobody: they may run on this memory, and have the
+/// files that are open.
+pub fn note_unseen() {
+    ipc::note_sharing();
+    crate::openings::note_unseen();
+}
+
 /// Before a clone: `number` and its first argument, the flags or a structure that begins with them. A plain fork has none.
 pub unsafe extern "C" fn hearth_before(number: u64, first: u64) {
     // The kernel takes the number as an int.

@@ -2,7 +2,8 @@
 //!
 //! It lies in places of *sheets*, memfds that the processes which share a file map: a child has the mapping from its
 //! parent, the next program after exec is given the memfds of the files that stay open. A place is given away again
-//! only by the process that took it and has not forked or passed it on since: otherwise nobody knows who is the last.
+//! only by the process that took it and has not forked or passed it on since: otherwise nobody knows who is the last. Nor
+//! does anybody where forks may come by nobody.
 //! A sheet that has none left is followed by another, and goes with the last process that has a file in it. So what
 //! was killed leaves nothing behind for good, and there are always places as long as there is memory. No two users share
 //! a sheet: a process that becomes another one takes copies.
@@ -18,7 +19,7 @@ use crate::mount::Errno;
 use crate::raw;
 use ipc::{Host, SystemHost, WAKE_ALL, Word};
 use sheet::Sheet;
-use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 use vfs::file::OpenState;
 
@@ -58,6 +59,8 @@ static MINE: [AtomicU32; SHEETS * PLACES] = [const { AtomicU32::new(0) }; SHEETS
 static CURRENT: AtomicU32 = AtomicU32::new(0);
 /// Counts forks, before and after each, from one on.
 static FORKS: AtomicU32 = AtomicU32::new(1);
+/// Forks may come by nobody: no place is given away again.
+static UNSEEN: AtomicBool = AtomicBool::new(false);
 /// 1 while a thread changes the above.
 static TURN: Word = Word::new(0);
 /// This process, once it was asked for.
@@ -87,6 +90,11 @@ impl Drop for Turn {
 pub fn note_fork() {
     // SeqCst, with the load in `give_back`: a place that was taken before or between the two is never given back.
     FORKS.fetch_add(1, Ordering::SeqCst);
+}
+
+/// From now on there may be forks that nobody notes: whatever is open, another process may have.
+pub fn note_unseen() {
+    UNSEEN.store(true, Ordering::SeqCst);
 }
 
 /// This process is such another one.
@@ -175,7 +183,7 @@ impl Place {
     pub fn give_back(self) {
         let _turn = Turn::take();
         let taken = MINE[self.0 as usize].swap(0, Ordering::Relaxed);
-        if taken == FORKS.load(Ordering::SeqCst) {
+        if taken == FORKS.load(Ordering::SeqCst) && !UNSEEN.load(Ordering::SeqCst) {
             // Release pairs with the Acquire of `take_of`.
             self.opening().taken.store(0, Ordering::Release);
         }

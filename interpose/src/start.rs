@@ -71,13 +71,14 @@ pub fn serve(mount: &'static dyn Mount, prefix: &[u8]) -> Result<(), Refused> {
         paths::leave();
         crate::symbols::resolve();
         #[cfg(target_arch = "x86_64")]
-        {
+        let seen = {
             signals::catch_faults();
-            let patches = crate::patch::install();
-            if patches.patched == 0 || patches.left != 0 {
-                // Not every clone is seen: somebody may run on this memory whom nobody told of.
-                ipc::note_sharing();
-            }
+            crate::patch::install()
+        };
+        #[cfg(not(target_arch = "x86_64"))]
+        let seen = false;
+        if !seen {
+            fork::note_unseen();
         }
         exec::inherit();
         debug_assert!(descriptors::internal_numbers().iter().all(|fd| *fd > 2));

@@ -166,7 +166,52 @@ fn descriptors_behave_like_the_kernels() {
 #[test]
 fn processes_share_what_they_inherit() {
     let world = World::new();
-    world.probes(&["fork_shares_offset", "fork_exec", "vfork_exec", "spawns", "programs", "forks_by_number"]);
+    world.probes(&[
+        "fork_shares_offset",
+        "fork_exec",
+        "vfork_exec",
+        "spawns",
+        "programs",
+        "forks_by_number",
+        "threads_by_number",
+    ]);
+}
+
+/// Compiles `alone.c`.
+fn alone(name: &str, how: &[&str]) -> String {
+    let program =
+        PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name).into_os_string().into_string().unwrap();
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/alone.c");
+    let output =
+        Command::new("cc").args(["-O1", "-Wall", "-o", &program, source]).args(how).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    program
+}
+
+#[test]
+fn who_has_code_that_nobody_sees_counts_as_several_threads() {
+    let world = World::new();
+    if world.behind.is_none() {
+        return;
+    }
+    let (plain, calling) = (alone("alone", &[]), alone("alone-calling", &["-DOWN_CALL"]));
+    let shared = ["-shared", "-fPIC", "-DNO_MAIN", "-DOWN_CALL"];
+    let (harmless, other) = (alone("alone.so", &shared[..3]), alone("alone-calling.so", &shared));
+    let said = |program: &str, more: &[&str]| world.good(&[&[program, &world.at], more].concat());
+    assert_eq!(said(&plain, &[]), "11\n");
+    assert_eq!(said(&calling, &[]), "00\n", "its own code");
+    assert_eq!(said(&plain, &[&harmless]), "11\n");
+    assert_eq!(said(&plain, &[&other]), "10\n", "a library that came later");
+    world.good(&["cp", &harmless, &other, &world.at]);
+    assert_eq!(said(&plain, &[&format!("{}/alone.so", world.at)]), "11\n");
+    assert_eq!(said(&plain, &[&format!("{}/alone-calling.so", world.at)]), "10\n", "one of the mount");
+    assert_eq!(said(&plain, &["write"]), "10\n", "code that is written later");
+    assert_eq!(said(&plain, &["change"]), "10\n", "memory that becomes code");
+    for preloaded in [&harmless, &other] {
+        let both = format!("LD_PRELOAD={}:{preloaded}", library().display());
+        let expected = if *preloaded == other { "00\n" } else { "11\n" };
+        assert_eq!(world.good(&["env", &both, &plain, &world.at]), expected, "preloaded too");
+    }
 }
 
 #[test]

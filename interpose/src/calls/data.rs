@@ -267,6 +267,12 @@ pub fn mmap(call: &Call) -> Answer {
         let _ = unsafe { raw::try_call(libc::SYS_munmap, &[start, length]) };
         return Err(errno.into());
     }
+    #[cfg(target_arch = "x86_64")]
+    if protection & libc::PROT_EXEC as u64 != 0
+        && crate::patch::calls_come_with(start, length, protection, true)
+    {
+        crate::fork::note_unseen();
+    }
     Ok(start)
 }
 

@@ -2,7 +2,7 @@
 
 use crate::dispatch::{Answer, Call, Refusal};
 use crate::local::local;
-use crate::{exec, memory, paths, raw, signals, start};
+use crate::{exec, fork, memory, paths, raw, signals, start};
 
 /// `umask`: the kernel keeps it, and we remember it.
 pub fn umask(call: &Call) -> Answer {
@@ -21,6 +21,14 @@ pub fn set_user(call: &Call) -> Answer {
     let done = raw::outcome(result)?;
     site.mount.user_changed();
     Ok(done)
+}
+
+/// `mprotect` and `pkey_mprotect`: what a program makes executable by itself nobody has looked at.
+pub fn protect(call: &Call) -> Answer {
+    if call.arguments[2] & libc::PROT_EXEC as u64 != 0 {
+        fork::note_unseen();
+    }
+    Err(Refusal::Pass)
 }
 
 /// `execve`

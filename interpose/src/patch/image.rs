@@ -27,15 +27,24 @@ unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: libc::size_t, found
     // SAFETY: the dynamic linker gives a valid structure; the vector is `libraries`'s.
     unsafe {
         let info = &*info;
-        let name = CStr::from_ptr(info.dlpi_name).to_bytes();
-        let name = name.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
-        if (name == b"libc.so.6" || name.starts_with(b"ld-linux"))
+        if is_patched(info)
             && let Some(library) = library(info)
         {
             (*found.cast::<Vec<Library>>()).push(library);
         }
     }
     0
+}
+
+/// Whether an object is one of those, by its name.
+///
+/// # Safety
+/// The structure is the dynamic linker's.
+pub unsafe fn is_patched(info: &libc::dl_phdr_info) -> bool {
+    // SAFETY: the caller's promise: the name is a string.
+    let name = unsafe { CStr::from_ptr(info.dlpi_name) }.to_bytes();
+    let name = name.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+    name == b"libc.so.6" || name.starts_with(b"ld-linux")
 }
 
 /// # Safety

@@ -5,6 +5,7 @@
 //! - `plan` decodes their code and decides, once for each build of a library, which instructions move where.
 //! - `cache` keeps plans in files, so that a start does not decode.
 //! - `place` puts a plan into effect: trampolines within reach, then jumps.
+//! - `others` looks whether all other code leaves system calls to those two.
 //!
 //! Instructions whose call can never concern a file are left alone, and `rt_sigreturn` always. Whatever fails (no
 //! memory in reach, a policy against it) leaves the library as it was: the symbols still work.
@@ -13,13 +14,33 @@
 
 mod cache;
 mod image;
+mod others;
 mod place;
 mod plan;
 
-pub use place::Outcome;
+use crate::memory::{Buffer, Use};
+use place::Outcome;
 
-/// Patches what can be patched; to be called before the program has threads.
-pub fn install() -> Outcome {
+/// Patches what can be patched; to be called before the program has threads. False if somebody makes calls, clones among
+/// them, that come by nobody.
+pub fn install() -> bool {
+    let patches = patch();
+    patches.patched != 0 && patches.left == 0 && !others::any_calls()
+}
+
+/// Whether code that is there from now on, in executable memory, may make calls that come by nobody: if it can be
+/// changed or is no file's, nobody knows what it will be.
+pub fn calls_come_with(start: u64, bytes: u64, protection: u64, is_file: bool) -> bool {
+    const CODE: u64 = (libc::PROT_READ | libc::PROT_EXEC) as u64;
+    if protection & CODE != CODE || protection & libc::PROT_WRITE as u64 != 0 || !is_file {
+        return true;
+    }
+    // What of it cannot be read cannot be run.
+    Buffer::new(start, bytes, Use::Source)
+        .is_ok_and(|code| code.with_source(|pieces| pieces.iter().any(|piece| others::has_call(piece))))
+}
+
+fn patch() -> Outcome {
     let mut total = Outcome::default();
     if threads() != Some(1) {
         return total;

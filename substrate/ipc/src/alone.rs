@@ -2,9 +2,15 @@
 //! which waits for all stores before it.
 //!
 //! The C library knows (its own locks go by the same word), and whoever sees memory being shared in a way that the C
-//! library does not know of, or cannot see that, says so by [`note_sharing`]. The answer changes only by what the one
-//! thread does itself, never in the middle of something that asked. Signal handlers of that thread come between two
-//! instructions, not into one: [`compare_exchange`] is one.
+//! library does not know of, or cannot see that, says so by [`note_sharing`]. In a program, `interpose` does: each
+//! `syscall` of the C library and its loader that makes a process or a thread is seen, whatever its number comes from. All
+//! other code, programs' and libraries', is looked through before it runs; if there is a `syscall` in it, or if it can be
+//! written or made later, the process counts as one of several threads from then on. Not seen is code in memory that became
+//! executable by none of the C library's `mmap` and `mprotect` (by `shmat`, or a personality that makes all memory so), one
+//! that changes in its file while it is mapped, `int 0x80`, and another process that maps or writes this memory.
+//!
+//! The answer changes only by what the one thread does itself, never in the middle of something that asked. Signal handlers
+//! of that thread come between two instructions, not into one: [`compare_exchange`] is one.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
