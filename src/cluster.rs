@@ -2,13 +2,14 @@
 //!
 //! ```text
 //! DIR/hearth.toml       what was chosen when it was made
-//! DIR/n1                where the tree of node 1 is seen (`hearth run`, `hearth mount`)
+//! DIR/n1                where the tree of node 1 is seen; there only while it is mounted ([`crate::mountpoint`])
 //! DIR/node-1/pool       its pool, unless the medium is memory and DIR is not
 //! DIR/node-1/socket     where programs attach
 //! DIR/node-1/control    where `hearth status` asks
 //! DIR/node-1/serve.pid  its daemon
 //! DIR/node-1/keeper.pid who starts the daemon again when it dies
 //! DIR/node-1/serve.log  what both say
+//! DIR/node-1/gateway.pid who serves its mount
 //! DIR/node-1/failure    why the last daemon ended of itself or could not begin, since its keeper began
 //! ```
 
@@ -183,10 +184,7 @@ impl Cluster {
 /// The folders of a new node.
 fn create_node(dir: &Path, number: u32, medium: MediumKind) -> Result<Node> {
     let folder = dir.join(format!("node-{number}"));
-    let tree = dir.join(format!("n{number}"));
-    for path in [&folder, &tree] {
-        fs::create_dir_all(path).map_err(Error::at("make", path))?;
-    }
+    fs::create_dir_all(&folder).map_err(Error::at("make", &folder))?;
     fs::set_permissions(&folder, fs::Permissions::from_mode(0o711))
         .map_err(Error::at("set mode of", &folder))?;
     let pool = pool_folder(&folder, medium)?;

@@ -7,6 +7,7 @@ mod commands;
 mod error;
 mod key;
 mod measure;
+mod mountpoint;
 mod operations;
 mod process;
 mod status;

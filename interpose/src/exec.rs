@@ -86,6 +86,17 @@ pub fn exec(dir: i32, path: u64, arguments: u64, environment: u64, flags: u64) -
     Err(errno.into())
 }
 
+/// Where a program's path leads that the kernel does not find, if that is into the mount.
+fn leads_in(call: &Call, spot: Spot) -> Option<CString> {
+    let [dir, path, ..] = call.arguments;
+    // SAFETY: the kernel looks at a path of the program's, or says that it cannot be read.
+    let found = unsafe { raw::try_call(libc::SYS_faccessat, &[dir, path, libc::F_OK as u64]) };
+    if !matches!(found, Err(Errno(libc::ENOENT | libc::ENOTDIR))) {
+        return None;
+    }
+    paths::leads_in(crate::start::site()?, call, spot)
+}
+
 /// Pointers of a NULL-terminated array.
 fn pointers(address: u64) -> Result<Vec<u64>, Errno> {
     let mut pointers = Vec::new();
@@ -129,6 +140,12 @@ impl Image {
             let file =
                 match if paths::concern(&call, spot) { paths::spot(&call, spot)? } else { Spotted::Kernel } {
                     Spotted::Kernel => {
+                        if let Some(path) = leads_in(&call, spot) {
+                            let path = self.own(path.as_bytes())?;
+                            call.arguments = [raw::number(libc::AT_FDCWD), path, 0, 0, 0, 0];
+                            spot.empty = false;
+                            continue;
+                        }
                         self.path = c_string(&string_at(call.arguments[1])?)?;
                         return Ok(());
                     }

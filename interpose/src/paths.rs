@@ -5,6 +5,7 @@
 //!   kernel. If the kernel does not find it (ENOENT, ENOTDIR), it is looked at again: `/usr/../PREFIX/x`, a symbolic
 //!   link of the kernel's into the mount, and a relative path from a folder above the prefix are found then. So the
 //!   prefix must not exist in the kernel's tree, or be a mount of the same files; the folder above it must exist.
+//!   Calls that make a name are looked at first if it is that of the prefix: the kernel would make it beside the mount.
 //! - A relative path is ours if the working directory or the directory descriptor is; also from a working directory
 //!   above the prefix (`mkdir -p` goes down step by step), if it goes down into it.
 //! - The mount refuses a path that leaves it (`Errno::LEAVES`); it is then walked one component at a time from `/`,
@@ -120,10 +121,57 @@ pub fn concern(call: &Call, spot: Spot) -> bool {
         None => address == 0 && dir != libc::AT_FDCWD && descriptors::is_ours(dir),
         Some(b'/') => site().is_some_and(|site| {
             begins(address, &site.prefix)
+                || may_make_prefix(site, call, address)
                 || ((begins(address, b"/proc") || begins(address, b"/dev")) && descriptors::any())
         }),
-        Some(_) => dir_ours(),
+        Some(_) => dir_ours() || site().is_some_and(|site| may_make_prefix(site, call, address)),
     }
+}
+
+/// May the call make a name whose last component is that of the prefix? Outside, without a copy.
+fn may_make_prefix(site: &Site, call: &Call, address: u64) -> bool {
+    const MAKERS: [i64; 11] = [
+        libc::SYS_mkdir,
+        libc::SYS_mkdirat,
+        libc::SYS_mknod,
+        libc::SYS_mknodat,
+        libc::SYS_symlink,
+        libc::SYS_symlinkat,
+        libc::SYS_link,
+        libc::SYS_linkat,
+        libc::SYS_rename,
+        libc::SYS_renameat,
+        libc::SYS_renameat2,
+    ];
+    if !MAKERS.contains(&(call.number as i64)) {
+        return false;
+    }
+    let at = |index: usize| memory::byte(address.wrapping_add(index as u64));
+    let (mut begin, mut end) = (0, 0);
+    for index in 0..PATH_BYTES_MAX {
+        match at(index) {
+            None => return false,
+            Some(0) => break,
+            Some(b'/') => {}
+            Some(_) => {
+                if end < index {
+                    begin = index;
+                }
+                end = index + 1;
+            }
+        }
+    }
+    let name = components(&site.prefix).next_back().unwrap_or_default();
+    end - begin == name.len() && (begin..end).map(at).eq(name.iter().copied().map(Some))
+}
+
+/// The path in the mount of one that the kernel would make beside it.
+fn made_in(site: &Site, call: &Call, at: Spot) -> Option<Vec<u8>> {
+    if !may_make_prefix(site, call, call.arguments[usize::from(at.path)]) {
+        return None;
+    }
+    let path = leads_in(site, call, at)?.into_bytes();
+    below(site, &path).map(<[u8]>::to_vec)
 }
 
 /// True if the string at the address begins with these bytes and a whole component.
@@ -277,7 +325,7 @@ pub fn spot(call: &Call, spot: Spot) -> Result<Spotted, Errno> {
                 let rest = rest.iter().skip_while(|byte| **byte == b'/').copied().collect();
                 Ok(Spotted::Mount(Some(descriptors::get(fd)?), rest))
             }
-            _ => Ok(Spotted::Kernel),
+            _ => Ok(made_in(site, call, spot).map_or(Spotted::Kernel, |rest| Spotted::Mount(None, rest))),
         };
     }
     let held = if dir == libc::AT_FDCWD {
@@ -288,7 +336,8 @@ pub fn spot(call: &Call, spot: Spot) -> Result<Spotted, Errno> {
         None
     };
     let Some(held) = held else {
-        let rest = if dir == libc::AT_FDCWD && may_go_down() { goes_down(site, &path) } else { None };
+        let down = if dir == libc::AT_FDCWD && may_go_down() { goes_down(site, &path) } else { None };
+        let rest = down.or_else(|| made_in(site, call, spot));
         return Ok(rest.map_or(Spotted::Kernel, |rest| Spotted::Mount(None, rest)));
     };
     if path.is_empty() {

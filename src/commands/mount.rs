@@ -1,19 +1,19 @@
 //! `hearth mount` and `hearth umount`: the gateway, a process of its own that shows the tree to every program.
 
-use super::up::{say_ready, wait_until_ready};
+use super::up::{alone, say_ready, wait_until_ready};
 use super::{Mount, OneNode};
 use crate::cluster::{Cluster, Node};
 use crate::error::{Error, Result};
+use crate::mountpoint::{self, gateway_file};
 use crate::process::Process;
 use format::message::ROLE_GATEWAY;
-use gateway::{Options, serve};
+use gateway::{Mounted, Options, serve};
 use ipc::{Host, SystemHost};
 use libfs::socket::SocketConnector;
 use libfs::{LibFs, Limits};
 use rustix::process::Signal;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,7 +27,7 @@ pub(super) fn mount(arguments: &Mount) -> Result<ExitCode> {
     if arguments.foreground {
         return show(&cluster, node);
     }
-    if let Some(process) = Process::load(&pid_file(&cluster, node)) {
+    if let Some(process) = mountpoint::gateway(&cluster, node) {
         return Err(Error::new(format!(
             "node {} is mounted already (process {})",
             node.number,
@@ -42,10 +42,12 @@ pub(super) fn mount(arguments: &Mount) -> Result<ExitCode> {
 pub(super) fn umount(arguments: &OneNode) -> Result<ExitCode> {
     let cluster = arguments.place.cluster()?;
     let node = cluster.node(arguments.node)?;
-    let Some(process) = Process::load(&pid_file(&cluster, node)) else {
+    let Some(process) = mountpoint::gateway(&cluster, node) else {
         return Err(Error::new(format!("node {} is not mounted", node.number)));
     };
     process.end(Signal::TERM, UNMOUNT)?;
+    // A gateway that was killed has not done it.
+    mountpoint::tidy(&cluster, node);
     println!("node {} is not mounted any more", node.number);
     Ok(ExitCode::SUCCESS)
 }
@@ -62,9 +64,7 @@ fn show(cluster: &Cluster, node: &Node) -> Result<ExitCode> {
     let engine = LibFs::new(host.clone(), Arc::new(connector), Limits::default())
         .map_err(|why| Error::new(format!("cannot attach to node {}: {why}", node.number)))?;
     let tree = cluster.tree(node);
-    let mounted = serve(Arc::new(engine), host.clone(), &tree, &Options::default())
-        .map_err(Error::at("mount", &tree))?;
-    let mounted = Arc::new(mounted);
+    let mounted = Arc::new(place(cluster, node, Arc::new(engine), &host)?);
     let told = mounted.clone();
     let listen = move || {
         if signals.forever().next().is_some()
@@ -75,14 +75,23 @@ fn show(cluster: &Cluster, node: &Node) -> Result<ExitCode> {
     };
     host.spawn("signals", Box::new(listen))
         .map_err(|why| Error::new(format!("cannot start a thread: {why}")))?;
-    Process::this()?.save(&pid_file(cluster, node))?;
     say_ready()?;
     tracing::info!(node = node.number, "mounted");
     mounted.wait().map_err(Error::at("serve", &tree))?;
-    let _ = std::fs::remove_file(pid_file(cluster, node));
+    let _ = std::fs::remove_file(gateway_file(cluster, node));
+    mountpoint::tidy(cluster, node);
     Ok(ExitCode::SUCCESS)
 }
 
-fn pid_file(cluster: &Cluster, node: &Node) -> PathBuf {
-    cluster.folder(node).join("gateway.pid")
+/// Makes the folder and mounts there; others who would remove it again wait meanwhile.
+fn place(cluster: &Cluster, node: &Node, engine: Arc<LibFs>, host: &Arc<dyn Host>) -> Result<Mounted> {
+    let tree = cluster.tree(node);
+    let _alone = alone(&cluster.dir)?;
+    mountpoint::make(cluster, node)?;
+    let mounted = serve(engine, host.clone(), &tree, &Options::default()).map_err(Error::at("mount", &tree));
+    match &mounted {
+        Ok(_) => Process::this()?.save(&gateway_file(cluster, node))?,
+        Err(_) => mountpoint::remove(cluster, node),
+    }
+    mounted
 }

@@ -4,6 +4,7 @@ use super::Run;
 use super::down::ENVIRONMENT_SOCKET;
 use crate::cluster::{Cluster, Node};
 use crate::error::{Error, Result};
+use crate::mountpoint;
 use std::env;
 use std::ffi::OsString;
 use std::io::ErrorKind;
@@ -33,6 +34,10 @@ pub(super) fn run(arguments: &Run) -> Result<ExitCode> {
     let [program, rest @ ..] = &arguments.command[..] else {
         return Err(Error::new("no command was given"));
     };
+    mountpoint::tidy(&cluster, node);
+    if let Some(warning) = mountpoint::warning_at(&cluster, node, &at) {
+        eprintln!("hearth: {warning}");
+    }
     let mut command = preloaded(Path::new(program), node, &at)?;
     // Whom the daemon's own socket is closed to (`PermissionDenied`) is served all the same.
     if let Err(ErrorKind::NotFound | ErrorKind::ConnectionRefused) =

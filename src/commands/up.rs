@@ -3,6 +3,7 @@
 use super::{OneNode, Up};
 use crate::cluster::{Cluster, MediumKind, Node};
 use crate::error::{Error, Result};
+use crate::mountpoint;
 use crate::process::Process;
 use crate::status::ask;
 use ipc::{Host, SystemHost, Word};
@@ -39,6 +40,7 @@ pub(super) fn run(arguments: &Up) -> Result<ExitCode> {
         Cluster::create(&dir, medium, capacity_bytes)?
     };
     for node in &cluster.settings.nodes {
+        look_at_tree(&cluster, node);
         if let Start::Already(pid) = start_node(&cluster, node)? {
             return Err(Error::new(format!("node {} is up already (process {pid})", node.number)));
         }
@@ -52,11 +54,21 @@ pub(super) fn run(arguments: &Up) -> Result<ExitCode> {
 pub(super) fn start(arguments: &OneNode) -> Result<ExitCode> {
     let cluster = arguments.place.cluster()?;
     let _alone = alone(&cluster.dir)?;
-    match start_node(&cluster, cluster.node(arguments.node)?)? {
+    let node = cluster.node(arguments.node)?;
+    look_at_tree(&cluster, node);
+    match start_node(&cluster, node)? {
         Start::Done => println!("node {} is up", arguments.node),
         Start::Already(pid) => println!("node {} is up already (process {pid})", arguments.node),
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// A folder where the tree is seen though it is not mounted, which clusters of before have, goes if it is empty.
+fn look_at_tree(cluster: &Cluster, node: &Node) {
+    mountpoint::remove(cluster, node);
+    if let Some(warning) = mountpoint::warning(cluster, node) {
+        eprintln!("hearth: {warning}");
+    }
 }
 
 /// Bytes of so many MiB of data.
@@ -69,7 +81,7 @@ fn capacity_bytes(mib: u64) -> Result<u64> {
 }
 
 /// Keeps others from starting nodes of the same cluster, for as long as it is held; waits for who does.
-fn alone(dir: &Path) -> Result<fs::File> {
+pub(super) fn alone(dir: &Path) -> Result<fs::File> {
     let folder = fs::File::open(dir).map_err(Error::at("open", dir))?;
     if flock(&folder, FlockOperation::NonBlockingLockExclusive).is_err() {
         eprintln!("hearth: waiting for another hearth that starts a node of this cluster");

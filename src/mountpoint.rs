@@ -1,0 +1,141 @@
+//! `DIR/nK`, where a node's tree is seen: a folder of the kernel's for as long as the tree is mounted there, and nothing
+//! at all otherwise. Without a mount the path is the library's alone; whoever reaches it in a way that the library does
+//! not see (another spelling, a static program, no library) has to be told that there is nothing, and must not find a
+//! folder into which he writes beside the tree.
+
+use crate::cluster::{Cluster, Node};
+use crate::error::{Error, Result};
+use crate::process::Process;
+use rustix::fs::{AtFlags, CWD, FlockOperation, Statx, StatxAttributes, StatxFlags, flock, statx};
+use rustix::io::Errno;
+use std::fs::{self, File};
+use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// What the kernel has where a node's tree is seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stand {
+    /// Nothing.
+    Nothing,
+    /// The tree.
+    Tree,
+    /// A mount whose gateway is gone: every call on it fails.
+    DeadMount,
+    /// Something that is not the tree.
+    Other,
+}
+
+/// Says which process the gateway is.
+pub fn gateway_file(cluster: &Cluster, node: &Node) -> PathBuf {
+    cluster.folder(node).join("gateway.pid")
+}
+
+/// The gateway, if there is one.
+pub fn gateway(cluster: &Cluster, node: &Node) -> Option<Process> {
+    Process::load(&gateway_file(cluster, node))
+}
+
+/// What stands there now.
+pub fn stand(cluster: &Cluster, node: &Node) -> Stand {
+    match look(&cluster.tree(node)) {
+        Err(Errno::NOENT) => Stand::Nothing,
+        Err(Errno::NOTCONN) => Stand::DeadMount,
+        Ok(found) if is_mount(&cluster.tree(node), &found) => match gateway(cluster, node) {
+            Some(_) => Stand::Tree,
+            None => Stand::DeadMount,
+        },
+        Ok(_) | Err(_) => Stand::Other,
+    }
+}
+
+/// Makes the folder, for a mount.
+///
+/// # Errors
+/// It cannot be made.
+pub fn make(cluster: &Cluster, node: &Node) -> Result<()> {
+    let tree = cluster.tree(node);
+    match fs::create_dir(&tree) {
+        Err(why) if why.kind() != ErrorKind::AlreadyExists => Err(Error::at("make", &tree)(why)),
+        Ok(()) | Err(_) => Ok(()),
+    }
+}
+
+/// Removes the folder, if it is empty, no mount and the cluster's own: one of a mount that was killed, or of a cluster
+/// of before. Whoever calls keeps others from mounting meanwhile.
+pub fn remove(cluster: &Cluster, node: &Node) {
+    let tree = cluster.tree(node);
+    // Somebody may see a mount there whom we do not: a folder that goes would take it from him.
+    if gateway(cluster, node).is_some() {
+        return;
+    }
+    let own = |found: &fs::Metadata| {
+        found.is_dir() && fs::metadata(&cluster.dir).is_ok_and(|dir| dir.uid() == found.uid())
+    };
+    if fs::symlink_metadata(&tree).is_ok_and(|found| own(&found)) {
+        // What is in use or not empty stays, which is told elsewhere.
+        let _ = fs::remove_dir(&tree);
+    }
+}
+
+/// [`remove`], unless somebody starts or mounts a node of the cluster now.
+pub fn tidy(cluster: &Cluster, node: &Node) {
+    if stand(cluster, node) != Stand::Other {
+        return;
+    }
+    let Ok(folder) = File::open(&cluster.dir) else { return };
+    if flock(&folder, FlockOperation::NonBlockingLockExclusive).is_ok() {
+        remove(cluster, node);
+    }
+}
+
+/// What has to be said to somebody who expects the tree there, in a line.
+pub fn warning(cluster: &Cluster, node: &Node) -> Option<String> {
+    let tree = cluster.tree(node);
+    let tree = tree.display();
+    match stand(cluster, node) {
+        Stand::Nothing | Stand::Tree => None,
+        Stand::DeadMount => Some(format!(
+            "a mount whose gateway is gone stands at {tree}: hearth umount --dir {} takes it away",
+            cluster.dir.display()
+        )),
+        Stand::Other => Some(format!(
+            "what lies in {tree} is not in the tree, and a mount hides it: move it away (programs without the \
+             library, or that reach it by another spelling, see it)"
+        )),
+    }
+}
+
+/// The same for another path at which programs are to see the tree.
+pub fn warning_at(cluster: &Cluster, node: &Node, at: &Path) -> Option<String> {
+    let tree = cluster.tree(node);
+    if at == tree {
+        return warning(cluster, node);
+    }
+    let found = look(at).ok()?;
+    let place = |found: &Statx| (found.stx_dev_major, found.stx_dev_minor, found.stx_ino);
+    let is_tree =
+        stand(cluster, node) == Stand::Tree && look(&tree).is_ok_and(|other| place(&other) == place(&found));
+    (!is_tree).then(|| {
+        format!(
+            "{} exists outside of the tree: programs without the library, or that reach it by another spelling \
+             (a link, .., a relative path), see that and not the tree",
+            at.display()
+        )
+    })
+}
+
+/// What the kernel knows of a path, without asking who serves it.
+fn look(path: &Path) -> std::result::Result<Statx, Errno> {
+    statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::INO)
+}
+
+/// Whether something is mounted at a path.
+fn is_mount(path: &Path, found: &Statx) -> bool {
+    if found.stx_attributes_mask.contains(StatxAttributes::MOUNT_ROOT) {
+        return found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT);
+    }
+    // Kernels before 5.8 do not say it.
+    let device = |found: &Statx| (found.stx_dev_major, found.stx_dev_minor);
+    path.parent().is_some_and(|above| look(above).is_ok_and(|above| device(&above) != device(found)))
+}
