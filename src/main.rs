@@ -1,6 +1,8 @@
 //! The program `hearth`: bring a cluster on this machine up and down, run programs on it, look at it, verify it.
 
 #![forbid(unsafe_code)]
+// They panic when nobody reads: `say` does not.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod cluster;
 mod commands;
@@ -10,6 +12,7 @@ mod measure;
 mod mountpoint;
 mod operations;
 mod process;
+mod say;
 mod status;
 
 use clap::Parser;

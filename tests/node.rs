@@ -5,6 +5,7 @@
 mod harness;
 
 use harness::{Expect, Node, limited};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -192,4 +193,26 @@ fn every_operation_is_measured_in_the_tree_and_beside_it() {
     assert_eq!(operations(&places[0]).len(), 12);
     assert!(places.iter().all(|place| operations(place) == operations(&places[0])));
     assert_eq!(std::fs::read_dir(folder).unwrap().count(), 0, "nothing is left behind");
+}
+
+/// As every program: SIGPIPE ends it, and a shell says 141.
+#[test]
+fn a_reader_that_goes_away_ends_a_command_quietly() {
+    let node = Node::up();
+    let pool = format!("{}/node-1/pool", node.dir());
+    for command in
+        [&["status"][..], &["status", "--json"], &["start"], &["down"], &["check"], &["inspect"]]
+    {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut hearth = Command::new(env!("CARGO_BIN_EXE_hearth"));
+        hearth.arg(command[0]);
+        match command[0] {
+            "check" | "inspect" => hearth.arg(&pool),
+            _ => hearth.args(["--dir", node.dir()]),
+        };
+        let output = hearth.args(&command[1..]).stdout(writer).stderr(Stdio::piped()).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!((output.status.signal(), said.as_ref()), (Some(13), ""), "{command:?}");
+    }
 }

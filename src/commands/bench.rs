@@ -5,6 +5,7 @@ use crate::cluster::{Cluster, MediumKind, Node};
 use crate::error::{Error, Result};
 use crate::measure::{self, Row};
 use crate::operations::{self, Figure};
+use crate::say;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsStr;
@@ -85,7 +86,7 @@ fn with_cluster<T>(medium: MediumKind, measure: impl FnOnce(&Measuring<'_>) -> R
 impl Measuring<'_> {
     /// Runs a part of a measurement in a program of its own that sees the tree.
     fn part<T: DeserializeOwned>(&self, what: &str, rest: &[&OsStr]) -> Result<T> {
-        eprintln!("measuring {what} ...");
+        say::aside(format_args!("measuring {what} ..."));
         let program =
             std::env::current_exe().map_err(|why| Error::new(format!("cannot find this program: {why}")))?;
         let tree = self.cluster.tree(self.node);
@@ -124,25 +125,28 @@ pub(super) fn measure(arguments: &Measure) -> Result<ExitCode> {
             serde_json::to_string(&places)
         }
     };
-    println!("{}", text.map_err(|why| Error::new(why.to_string()))?);
+    say::line(text.map_err(|why| Error::new(why.to_string()))?);
     Ok(ExitCode::SUCCESS)
 }
 
 fn print_json(figures: &impl Serialize) -> Result<()> {
-    println!("{}", serde_json::to_string_pretty(figures).map_err(|why| Error::new(why.to_string()))?);
+    say::line(serde_json::to_string_pretty(figures).map_err(|why| Error::new(why.to_string()))?);
     Ok(())
 }
 
 fn print_operations(medium: MediumKind, beside: &Path, places: &[Place]) {
-    println!(
+    say::line(format_args!(
         "Medium {medium}; operations a second, and median microseconds of one, one after the other in a folder"
-    );
-    println!("that nobody else uses: in the tree, on a tmpfs, and beside them in {}.", beside.display());
-    println!("readdir is one listing of all files there; ratio: the tree's rate, of that of the tmpfs.");
-    println!();
+    ));
+    say::line(format_args!(
+        "that nobody else uses: in the tree, on a tmpfs, and beside them in {}.",
+        beside.display()
+    ));
+    say::line("readdir is one listing of all files there; ratio: the tree's rate, of that of the tmpfs.");
+    say::line("");
     let row = |operation: &str, cells: &[String]| {
         let cells: Vec<_> = cells.iter().map(|cell| format!("{cell:>10}")).collect();
-        println!("{operation:>27} {}", cells.join(" "));
+        say::line(format_args!("{operation:>27} {}", cells.join(" ")));
     };
     row("", &["tree/s", "us", "tmpfs/s", "us", "ratio", "beside/s", "us"].map(String::from));
     let Some((tree, others)) = places.split_first() else { return };
@@ -160,19 +164,19 @@ fn print_operations(medium: MediumKind, beside: &Path, places: &[Place]) {
 }
 
 fn print(medium: MediumKind, rows: &[Row]) {
-    println!(
+    say::line(format_args!(
         "Medium {medium}; median microseconds a call. The floor of a write is a non-temporal copy with checksum"
+    ));
+    say::line(
+        "and fence of the same bytes, that of a read a memcpy, both measured in this run, in turns with what they",
     );
-    println!(
-        "and fence of the same bytes, that of a read a memcpy, both measured in this run, in turns with what they"
-    );
-    println!("are compared with; small calls in rows, as many in each. Writes come in bursts");
+    say::line("are compared with; small calls in rows, as many in each. Writes come in bursts");
     let log_bytes = rows.iter().map(|row| row.log_bytes).min().unwrap_or(0);
-    println!(
+    say::line(format_args!(
         "of at most half of the update log, {} MiB; sustained is what a writer gets that never pauses.",
         log_bytes >> 20
-    );
-    println!();
+    ));
+    say::line("");
     let head = ["bytes", "bare copy", "floor", "write", "ratio", "tmpfs", "sustained"];
     line(&head.map(String::from));
     for row in rows {
@@ -186,14 +190,14 @@ fn print(medium: MediumKind, rows: &[Row]) {
             us(row.sustained_ns),
         ]);
     }
-    println!();
+    say::line("");
     line(&["bytes", "write+fsync", "ratio", "tmpfs", "", "", ""].map(String::from));
     for row in rows {
         let cells = [us(row.sync_ns), ratio(row.sync_ns, row.persist_ns), us(row.tmpfs_sync_ns)];
         let [sync, times, tmpfs] = cells;
         line(&[row.bytes.to_string(), sync, times, tmpfs, String::new(), String::new(), String::new()]);
     }
-    println!();
+    say::line("");
     line(&["bytes", "memcpy", "read hit", "ratio", "tmpfs", "first read", "ratio"].map(String::from));
     for row in rows {
         line(&[
@@ -210,7 +214,7 @@ fn print(medium: MediumKind, rows: &[Row]) {
 
 fn line(cells: &[String; 7]) {
     let text: Vec<_> = cells.iter().map(|cell| format!("{cell:>11}")).collect();
-    println!("{}", text.join(" ").trim_end());
+    say::line(text.join(" ").trim_end());
 }
 
 fn us(ns: u64) -> String {

@@ -2,6 +2,7 @@
 
 use super::PoolFolder;
 use crate::error::{Error, Result};
+use crate::say;
 use area::check::{Report, check};
 use format::superblock::{FileKind, Superblock};
 use format::{BLOCK_BYTES, DecodeError};
@@ -26,7 +27,7 @@ pub(super) fn run(arguments: &PoolFolder) -> Result<ExitCode> {
         Err(why) => report.findings.push(why.to_string()),
     }
     if arguments.json {
-        println!("{}", json(&report));
+        say::line(json(&report));
     } else {
         print(&report);
     }
@@ -77,7 +78,7 @@ fn json(report: &Report) -> serde_json::Value {
 }
 
 fn print(report: &Report) {
-    println!(
+    say::line(format_args!(
         "flip {}: {} inodes, {} names, {} orphans in {} nodes; {} data blocks in {} segments, {} verified",
         report.flip,
         report.inodes,
@@ -87,15 +88,15 @@ fn print(report: &Report) {
         report.data_blocks,
         report.segments,
         report.blocks_verified
-    );
+    ));
     for note in &report.notes {
-        println!("note: {note}");
+        say::line(format_args!("note: {note}"));
     }
     for finding in &report.findings {
-        println!("wrong: {finding}");
+        say::line(format_args!("wrong: {finding}"));
     }
     match report.findings.len() as u64 + report.findings_more {
-        0 => println!("clean"),
-        found => println!("{found} findings, {} not shown", report.findings_more),
+        0 => say::line("clean"),
+        found => say::line(format_args!("{found} findings, {} not shown", report.findings_more)),
     }
 }

@@ -5,6 +5,7 @@ use super::Where;
 use super::manager::{folder, key_file};
 use crate::error::{Error, Result};
 use crate::key;
+use crate::say;
 use ::cluster::line::{EPOCH, OPERATOR, settings};
 use ::cluster::{Change, Manager, Party, Place, Record, Refusal, Remote, SOCKET_NAME, View};
 use clap::{Args, Subcommand};
@@ -146,7 +147,7 @@ impl Asked {
         }
         let text = serde_json::to_string_pretty(told)
             .map_err(|why| Error::new(format!("cannot write the answer: {why}")))?;
-        println!("{text}");
+        say::line(text);
         Ok(())
     }
 }
@@ -230,7 +231,7 @@ fn expel(asked: &Asked, node: NodeId) -> Result<ExitCode> {
     let party = Party { node, life: member.life };
     let gone = || {
         asked.tell(&Expelled { node: node.get(), life: party.life.get() }, |_| {
-            println!("node {node} is expelled");
+            say::line(format_args!("node {node} is expelled"));
         })
     };
     let end = SystemHost.now().after(view.rules.expel_after() * 2 + ANSWER);

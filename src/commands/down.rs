@@ -4,6 +4,7 @@ use super::Down;
 use crate::cluster::{Cluster, Node};
 use crate::error::{Error, Result};
 use crate::process::{Process, with_environment, with_mapping};
+use crate::say;
 use rustix::process::Signal;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -22,10 +23,10 @@ pub(super) fn run(arguments: &Down) -> Result<ExitCode> {
     let mut ended = 0;
     for node in nodes {
         if stop(&cluster, node, arguments.hard)? {
-            println!("node {} is down", node.number);
+            say::line(format_args!("node {} is down", node.number));
             ended += 1;
         } else {
-            println!("node {} was down", node.number);
+            say::line(format_args!("node {} was down", node.number));
         }
     }
     if ended == 0 && arguments.node.is_some() {

@@ -2,6 +2,7 @@
 
 use super::{PoolFolder, check};
 use crate::error::{Error, Result};
+use crate::say;
 use area::{Area, Limits};
 use std::io::Write;
 use std::process::ExitCode;
@@ -10,13 +11,11 @@ pub(super) fn run(arguments: &PoolFolder) -> Result<ExitCode> {
     let medium = check::open(arguments)?;
     let _lock = medium.lock().map_err(Error::at("lock", &arguments.pool))?;
     let area = Area::open(&medium, Limits::default()).map_err(Error::at("open", &arguments.pool))?;
-    // A reader that has seen enough (head, less) closes the pipe: that ends the command, and is no error.
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
-    let mut open = writeln!(out, "{}", line(arguments, &area::inspect::headline(&area))).is_ok();
-    area::inspect::items(&area, &mut |item| {
-        open = open && writeln!(out, "{}", line(arguments, &item)).is_ok();
-    })
-    .map_err(Error::at("read", &arguments.pool))?;
+    let mut print = |text: &str| say::written(writeln!(out, "{}", line(arguments, text)));
+    print(&area::inspect::headline(&area));
+    area::inspect::items(&area, &mut |item| print(&item)).map_err(Error::at("read", &arguments.pool))?;
+    say::written(out.flush());
     Ok(ExitCode::SUCCESS)
 }
 

@@ -5,6 +5,7 @@
 use super::Where;
 use crate::error::{Error, Result};
 use crate::key;
+use crate::say;
 use ::cluster::line::{EPOCH, MANAGER, settings};
 use ::cluster::{Embedded, Limits, Manager, Rules};
 use clap::Args;
@@ -69,7 +70,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode> {
     let socket = manager.socket().display().to_string();
     let cluster = format!("{:016x}", manager.service().cluster());
     info!(cluster, socket, address, "the cluster manager serves");
-    println!("serving at {}", address.as_deref().unwrap_or(&socket));
+    say::line(format_args!("serving at {}", address.as_deref().unwrap_or(&socket)));
     let asked = wait(&manager, signals)?;
     manager.stop();
     if asked {

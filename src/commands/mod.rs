@@ -15,6 +15,7 @@ mod up;
 
 use crate::cluster::{Cluster, MediumKind};
 use crate::error::Result;
+use crate::say;
 use clap::{Args, Parser, Subcommand};
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -227,7 +228,7 @@ pub fn run(arguments: Arguments) -> ExitCode {
         Command::Daemon(node) => daemon::run(&node),
     };
     done.unwrap_or_else(|why| {
-        eprintln!("hearth: {why}");
+        say::aside(format_args!("hearth: {why}"));
         ExitCode::from(FAILED)
     })
 }
@@ -240,6 +241,8 @@ fn speak() {
     tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
         .with_ansi(false)
+        // A log that cannot be written is no reason to end: what says so would panic.
+        .log_internal_errors(false)
         .with_env_filter(
             tracing_subscriber::EnvFilter::try_from_env("HEARTH_LOG").unwrap_or_else(|_| "info".into()),
         )

@@ -6,6 +6,7 @@ use crate::cluster::{Cluster, Node};
 use crate::error::{Error, Result};
 use crate::mountpoint::{self, gateway_file};
 use crate::process::Process;
+use crate::say;
 use format::message::ROLE_GATEWAY;
 use gateway::{Mounted, Options, serve};
 use ipc::{Host, SystemHost};
@@ -35,7 +36,7 @@ pub(super) fn mount(arguments: &Mount) -> Result<ExitCode> {
         )));
     }
     wait_until_ready(&cluster, node, &["mount", "--foreground"], "gateway.log")?;
-    println!("node {} is mounted at {}", node.number, cluster.tree(node).display());
+    say::line(format_args!("node {} is mounted at {}", node.number, cluster.tree(node).display()));
     Ok(ExitCode::SUCCESS)
 }
 
@@ -48,7 +49,7 @@ pub(super) fn umount(arguments: &OneNode) -> Result<ExitCode> {
     process.end(Signal::TERM, UNMOUNT)?;
     // A gateway that was killed has not done it.
     mountpoint::tidy(&cluster, node);
-    println!("node {} is not mounted any more", node.number);
+    say::line(format_args!("node {} is not mounted any more", node.number));
     Ok(ExitCode::SUCCESS)
 }
 

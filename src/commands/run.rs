@@ -5,6 +5,7 @@ use super::down::ENVIRONMENT_SOCKET;
 use crate::cluster::{Cluster, Node};
 use crate::error::{Error, Result};
 use crate::mountpoint;
+use crate::say;
 use std::env;
 use std::ffi::OsString;
 use std::io::ErrorKind;
@@ -36,7 +37,7 @@ pub(super) fn run(arguments: &Run) -> Result<ExitCode> {
     };
     mountpoint::tidy(&cluster, node);
     if let Some(warning) = mountpoint::warning_at(&cluster, node, &at) {
-        eprintln!("hearth: {warning}");
+        say::aside(format_args!("hearth: {warning}"));
     }
     let mut command = preloaded(Path::new(program), node, &at)?;
     // Whom the daemon's own socket is closed to (`PermissionDenied`) is served all the same.
@@ -47,21 +48,21 @@ pub(super) fn run(arguments: &Run) -> Result<ExitCode> {
     }
     let why = command.args(rest).exec();
     // As shells answer: 127 if there is no such program, 126 if it cannot be run.
-    eprintln!("hearth: cannot run {}: {why}", program.display());
+    say::aside(format_args!("hearth: cannot run {}: {why}", program.display()));
     Ok(ExitCode::from(if why.kind() == ErrorKind::NotFound { 127 } else { 126 }))
 }
 
 /// The program's calls will fail, which who started it may not know.
 fn tell_that_nobody_serves(cluster: &Cluster, node: &Node, at: &Path) {
-    eprintln!(
+    say::aside(format_args!(
         "hearth: node {} is not served now; until it is, each call on {} waits {} seconds and gets EIO (hearth start --dir {})",
         node.number,
         at.display(),
         libfs::FIRST_WAIT.as_secs(),
         cluster.dir.display()
-    );
+    ));
     if let Some(failure) = cluster.failure(node) {
-        eprintln!("hearth: node {}: FAILED: {failure}", node.number);
+        say::aside(format_args!("hearth: node {}: FAILED: {failure}", node.number));
     }
 }
 

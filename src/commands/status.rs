@@ -2,6 +2,7 @@
 
 use super::Status;
 use crate::error::{Error, Result};
+use crate::say;
 use crate::status::{NodeStatus, ask};
 use serde::Serialize;
 use std::process::ExitCode;
@@ -35,7 +36,7 @@ pub(super) fn run(arguments: &Status) -> Result<ExitCode> {
     if arguments.json {
         let text = serde_json::to_string_pretty(&answers)
             .map_err(|why| Error::new(format!("cannot write the status: {why}")))?;
-        println!("{text}");
+        say::line(text);
     } else {
         answers.iter().for_each(print);
     }
@@ -50,47 +51,50 @@ pub(super) fn run(arguments: &Status) -> Result<ExitCode> {
 fn print(answer: &Answer) {
     let status = match answer {
         Answer::Down { node, down, failure } => {
-            println!("node {node}: down ({down})");
+            say::line(format_args!("node {node}: down ({down})"));
             return say_failure(failure.as_deref());
         }
         Answer::Up(status) => status,
     };
-    println!("node {}: up, process {}, tree at {}", status.node, status.pid, status.tree);
-    println!("  an fsync survives: {}", survives(&status.survives));
-    println!("  copies {}, medium {}, pool {}", status.copies, status.medium, status.pool);
+    say::line(format_args!("node {}: up, process {}, tree at {}", status.node, status.pid, status.tree));
+    say::line(format_args!("  an fsync survives: {}", survives(&status.survives)));
+    say::line(format_args!("  copies {}, medium {}, pool {}", status.copies, status.medium, status.pool));
     let used = status.blocks - status.blocks_free.min(status.blocks);
-    println!(
+    say::line(format_args!(
         "  {} of {} MiB used, {} inodes, {} flips",
         used >> 8,
         status.blocks >> 8,
         status.inodes,
         status.flips
-    );
+    ));
     if status.restarts > 0 {
-        println!("  the daemon died {} times and was started again: see its log", status.restarts);
+        say::line(format_args!(
+            "  the daemon died {} times and was started again: see its log",
+            status.restarts
+        ));
     }
     say_failure(status.failure.as_deref());
     for loss in &status.losses {
-        println!("  LOST: {loss}");
+        say::line(format_args!("  LOST: {loss}"));
     }
     for end in &status.forced_ends {
-        println!("  ended by force: {end}");
+        say::line(format_args!("  ended by force: {end}"));
     }
     for program in &status.programs {
-        println!(
+        say::line(format_args!(
             "  process {} of user {}: log {} of {} KiB, {} leases",
             program.pid,
             program.uid,
             program.log,
             program.log_bytes >> 10,
             program.leases
-        );
+        ));
     }
 }
 
 fn say_failure(failure: Option<&str>) {
     if let Some(failure) = failure {
-        println!("  FAILED: {failure}");
+        say::line(format_args!("  FAILED: {failure}"));
     }
 }
 

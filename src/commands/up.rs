@@ -5,6 +5,7 @@ use crate::cluster::{Cluster, MediumKind, Node};
 use crate::error::{Error, Result};
 use crate::mountpoint;
 use crate::process::Process;
+use crate::say;
 use crate::status::ask;
 use ipc::{Host, SystemHost, Word};
 use rustix::fs::{FlockOperation, flock};
@@ -46,8 +47,11 @@ pub(super) fn run(arguments: &Up) -> Result<ExitCode> {
         }
     }
     let node = cluster.node(1)?;
-    println!("node 1 is up. Run programs with: hearth run --dir {} -- COMMAND", cluster.dir.display());
-    println!("They see the tree at {}", cluster.tree(node).display());
+    say::line(format_args!(
+        "node 1 is up. Run programs with: hearth run --dir {} -- COMMAND",
+        cluster.dir.display()
+    ));
+    say::line(format_args!("They see the tree at {}", cluster.tree(node).display()));
     Ok(ExitCode::SUCCESS)
 }
 
@@ -57,8 +61,10 @@ pub(super) fn start(arguments: &OneNode) -> Result<ExitCode> {
     let node = cluster.node(arguments.node)?;
     look_at_tree(&cluster, node);
     match start_node(&cluster, node)? {
-        Start::Done => println!("node {} is up", arguments.node),
-        Start::Already(pid) => println!("node {} is up already (process {pid})", arguments.node),
+        Start::Done => say::line(format_args!("node {} is up", arguments.node)),
+        Start::Already(pid) => {
+            say::line(format_args!("node {} is up already (process {pid})", arguments.node))
+        }
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -67,7 +73,7 @@ pub(super) fn start(arguments: &OneNode) -> Result<ExitCode> {
 fn look_at_tree(cluster: &Cluster, node: &Node) {
     mountpoint::remove(cluster, node);
     if let Some(warning) = mountpoint::warning(cluster, node) {
-        eprintln!("hearth: {warning}");
+        say::aside(format_args!("hearth: {warning}"));
     }
 }
 
@@ -84,7 +90,7 @@ fn capacity_bytes(mib: u64) -> Result<u64> {
 pub(super) fn alone(dir: &Path) -> Result<fs::File> {
     let folder = fs::File::open(dir).map_err(Error::at("open", dir))?;
     if flock(&folder, FlockOperation::NonBlockingLockExclusive).is_err() {
-        eprintln!("hearth: waiting for another hearth that starts a node of this cluster");
+        say::aside("hearth: waiting for another hearth that starts a node of this cluster");
         flock(&folder, FlockOperation::LockExclusive).map_err(Error::at("lock", dir))?;
     }
     Ok(folder)
@@ -189,8 +195,9 @@ pub(super) fn wait_until_ready(cluster: &Cluster, node: &Node, command: &[&str],
 /// Tells who started this process that it is ready, and lets go of the pipe.
 pub(super) fn say_ready() -> Result<()> {
     let why = |why: &dyn std::fmt::Display| Error::new(format!("cannot tell that it is ready: {why}"));
-    println!("{READY}");
-    std::io::stdout().flush().map_err(|error| why(&error))?;
+    let mut stdout = std::io::stdout();
+    let told = writeln!(stdout, "{READY}").and_then(|()| stdout.flush());
+    told.map_err(|error| why(&error))?;
     let nothing = OpenOptions::new().write(true).open("/dev/null").map_err(|error| why(&error))?;
     rustix::stdio::dup2_stdout(nothing).map_err(|error| why(&error))
 }

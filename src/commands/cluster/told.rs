@@ -1,5 +1,6 @@
 //! What `hearth cluster` tells, for people and as JSON. The schema is stable: fields are added, never changed.
 
+use crate::say;
 use ::cluster::{Change, Member, Record, Subtree, View};
 use format::NodeId;
 use serde::Serialize;
@@ -63,20 +64,27 @@ impl StatusTold {
     }
 
     pub fn print(&self) {
-        println!("cluster {}: {}", self.cluster, if self.degraded { "degraded" } else { "well" });
-        println!("  epoch {}, change {}, {} members", self.epoch, self.change, self.members);
-        println!(
+        say::line(format_args!(
+            "cluster {}: {}",
+            self.cluster,
+            if self.degraded { "degraded" } else { "well" }
+        ));
+        say::line(format_args!("  epoch {}, change {}, {} members", self.epoch, self.change, self.members));
+        say::line(format_args!(
             "  lease {} ms, clocks wrong by at most {} parts in a million",
             self.lease_ms, self.drift_ppm
-        );
+        ));
         if self.refused > 0 {
-            println!("  {} members are not heard any more, and will be expelled", self.refused);
+            say::line(format_args!(
+                "  {} members are not heard any more, and will be expelled",
+                self.refused
+            ));
         }
         for subtree in &self.subtrees {
             let manager = subtree.lease_manager.map_or("nobody".to_owned(), |node| format!("node {node}"));
             let chain: Vec<String> = subtree.chain.iter().map(replica_text).collect();
-            println!("  {}: lease manager {manager}, {} copies", subtree.path, subtree.copies);
-            println!("    chain {}", chain.join(", "));
+            say::line(format_args!("  {}: lease manager {manager}, {} copies", subtree.path, subtree.copies));
+            say::line(format_args!("    chain {}", chain.join(", ")));
         }
     }
 }
@@ -148,7 +156,10 @@ impl MemberTold {
             format!(", manages {}", self.manages.join(" "))
         };
         let refused = if self.refused { ", not heard any more" } else { "" };
-        println!("node {}: since epoch {}, {address}, {medium}{manages}{refused}", self.node, self.life);
+        say::line(format_args!(
+            "node {}: since epoch {}, {address}, {medium}{manages}{refused}",
+            self.node, self.life
+        ));
     }
 }
 
@@ -184,7 +195,7 @@ impl ChangeTold {
     }
 
     pub fn print(&self) {
-        println!("{:>6}  {}  epoch {:<5}  {}", self.number, self.at, self.epoch, self.text);
+        say::line(format_args!("{:>6}  {}  epoch {:<5}  {}", self.number, self.at, self.epoch, self.text));
     }
 }
 
