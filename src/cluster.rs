@@ -14,10 +14,11 @@
 //! ```
 
 use crate::error::{Error, Result};
+use crate::making::Made;
 use rustix::fs::{FsWord, statfs};
 use serde::{Deserialize, Serialize};
 use std::fs;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 /// `f_type` of the file systems in memory.
@@ -112,10 +113,10 @@ impl Cluster {
     ///
     /// # Errors
     /// A folder or the settings cannot be written.
-    pub fn create(dir: &Path, medium: MediumKind, capacity_bytes: u64) -> Result<Self> {
-        fs::create_dir_all(dir).map_err(Error::at("make", dir))?;
+    pub fn create(dir: &Path, medium: MediumKind, capacity_bytes: u64, made: &mut Made) -> Result<Self> {
+        made.shared(dir)?;
         let dir = dir.canonicalize().map_err(Error::at("find", dir))?;
-        let nodes = vec![create_node(&dir, 1, medium)?];
+        let nodes = vec![create_node(&dir, 1, medium, made)?];
         let settings = Settings { medium, capacity_bytes, nodes };
         let text =
             toml::to_string(&settings).map_err(|why| Error::new(format!("cannot write settings: {why}")))?;
@@ -123,6 +124,7 @@ impl Cluster {
         let (file, unfinished) = (dir.join("hearth.toml"), dir.join("hearth.toml.new"));
         fs::write(&unfinished, text).map_err(Error::at("write", &unfinished))?;
         fs::rename(&unfinished, &file).map_err(Error::at("write", &file))?;
+        made.file(file);
         Ok(Self { dir, settings })
     }
 
@@ -182,14 +184,21 @@ impl Cluster {
 }
 
 /// The folders of a new node.
-fn create_node(dir: &Path, number: u32, medium: MediumKind) -> Result<Node> {
+fn create_node(dir: &Path, number: u32, medium: MediumKind, made: &mut Made) -> Result<Node> {
     let folder = dir.join(format!("node-{number}"));
-    fs::create_dir_all(&folder).map_err(Error::at("make", &folder))?;
+    made.own(&folder, 0o777)?;
     fs::set_permissions(&folder, fs::Permissions::from_mode(0o711))
         .map_err(Error::at("set mode of", &folder))?;
     let pool = pool_folder(&folder, medium)?;
-    fs::DirBuilder::new().mode(0o700).recursive(true).create(&pool).map_err(Error::at("make", &pool))?;
-    Ok(Node { number, pool, socket: socket_path(&folder)? })
+    // A folder outside goes with nothing that a person removes: what lies there is of a cluster that is gone.
+    if !pool.starts_with(dir) && fs::read_dir(&pool).is_ok_and(|mut files| files.next().is_some()) {
+        return Err(Error::new(format!(
+            "{} is the pool of a cluster that was in this folder before: remove it, if nothing in it is needed",
+            pool.display()
+        )));
+    }
+    made.own(&pool, 0o700)?;
+    Ok(Node { number, pool, socket: socket_path(&folder, made)? })
 }
 
 /// Whether what lies in a folder is gone when the machine is.
@@ -209,7 +218,7 @@ fn pool_folder(folder: &Path, medium: MediumKind) -> Result<PathBuf> {
 }
 
 /// In the node's folder, or, if that path is too long for an address, in the user's runtime folder.
-fn socket_path(folder: &Path) -> Result<PathBuf> {
+fn socket_path(folder: &Path, made: &mut Made) -> Result<PathBuf> {
     let here = folder.join("socket");
     if here.with_extension("control").as_os_str().len() <= SOCKET_PATH_BYTES_MAX {
         return Ok(here);
@@ -217,11 +226,7 @@ fn socket_path(folder: &Path) -> Result<PathBuf> {
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").map_or_else(|| PathBuf::from("/tmp"), PathBuf::from);
     let private =
         runtime.join(format!("hearth-{}-{:016x}", rustix::process::getuid().as_raw(), fingerprint(folder)));
-    fs::DirBuilder::new()
-        .mode(0o711)
-        .recursive(true)
-        .create(&private)
-        .map_err(Error::at("make", &private))?;
+    made.own(&private, 0o711)?;
     Ok(private.join("socket"))
 }
 

@@ -200,9 +200,7 @@ fn every_operation_is_measured_in_the_tree_and_beside_it() {
 fn a_reader_that_goes_away_ends_a_command_quietly() {
     let node = Node::up();
     let pool = format!("{}/node-1/pool", node.dir());
-    for command in
-        [&["status"][..], &["status", "--json"], &["start"], &["down"], &["check"], &["inspect"]]
-    {
+    for command in [&["status"][..], &["status", "--json"], &["start"], &["down"], &["check"], &["inspect"]] {
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
         let mut hearth = Command::new(env!("CARGO_BIN_EXE_hearth"));
@@ -215,4 +213,25 @@ fn a_reader_that_goes_away_ends_a_command_quietly() {
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!((output.status.signal(), said.as_ref()), (Some(13), ""), "{command:?}");
     }
+}
+
+#[test]
+fn a_new_cluster_that_cannot_start_is_taken_away_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let there = dir.path().join("there");
+    std::fs::create_dir(&there).unwrap();
+    let (within, beneath) =
+        (there.to_str().unwrap().to_owned(), there.join("a/b").to_str().unwrap().to_owned());
+    let up = |dir: &str, mib: &str, medium: &str| {
+        let hearth = [env!("CARGO_BIN_EXE_hearth"), "up", "--dir", dir];
+        limited(&hearth, &["--capacity", mib, "--medium", medium])
+    };
+    for folder in [&within, &beneath] {
+        let failed = up(folder, "10000000", "memory");
+        failed.expect_failure("no space on the medium (--capacity 10000000");
+        assert_eq!(String::from_utf8_lossy(&failed.stderr).lines().count(), 1, "a sentence");
+        assert_eq!(std::fs::read_dir(&there).unwrap().count(), 0, "what was made is gone");
+    }
+    up(&within, "64", "file").expect_success();
+    limited(&[env!("CARGO_BIN_EXE_hearth"), "down", "--dir"], &[&within]).expect_success();
 }

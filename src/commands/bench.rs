@@ -3,6 +3,7 @@
 use super::{Bench, Measure, Ops, down, run, up};
 use crate::cluster::{Cluster, MediumKind, Node};
 use crate::error::{Error, Result};
+use crate::making::Made;
 use crate::measure::{self, Row};
 use crate::operations::{self, Figure};
 use crate::say;
@@ -71,7 +72,8 @@ struct Measuring<'a> {
 /// Runs measurements on a cluster of its own, which goes with them.
 fn with_cluster<T>(medium: MediumKind, measure: impl FnOnce(&Measuring<'_>) -> Result<T>) -> Result<T> {
     let folder = Scratch::new()?;
-    let cluster = Cluster::create(&folder.0.join("cluster"), medium, CAPACITY_MIB << 20)?;
+    let cluster =
+        Cluster::create(&folder.0.join("cluster"), medium, CAPACITY_MIB << 20, &mut Made::default())?;
     let node = cluster.node(1)?;
     let scratch = folder.0.join("scratch");
     fs::create_dir_all(&scratch).map_err(Error::at("make", &scratch))?;

@@ -3,12 +3,13 @@
 use super::{OneNode, Up};
 use crate::cluster::{Cluster, MediumKind, Node};
 use crate::error::{Error, Result};
+use crate::making::Made;
 use crate::mountpoint;
 use crate::process::Process;
 use crate::say;
 use crate::status::ask;
 use ipc::{Host, SystemHost, Word};
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, flock, statvfs};
 use std::fs::{self, OpenOptions};
 use std::io::{Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -30,22 +31,25 @@ pub(super) const READY: &str = "ready";
 pub(super) fn run(arguments: &Up) -> Result<ExitCode> {
     let dir = arguments.place.dir()?;
     let capacity_bytes = capacity_bytes(arguments.capacity.unwrap_or(CAPACITY_MIB_DEFAULT))?;
-    fs::create_dir_all(&dir).map_err(Error::at("make", &dir))?;
+    let mut made = Made::default();
+    made.shared(&dir)?;
     let _alone = alone(&dir)?;
     let cluster = if dir.join("hearth.toml").exists() {
         let cluster = Cluster::open(&dir)?;
         agree(&cluster, arguments)?;
+        start_all(&cluster)?;
         cluster
     } else {
         let medium = arguments.medium.unwrap_or(MediumKind::File);
-        Cluster::create(&dir, medium, capacity_bytes)?
-    };
-    for node in &cluster.settings.nodes {
-        look_at_tree(&cluster, node);
-        if let Start::Already(pid) = start_node(&cluster, node)? {
-            return Err(Error::new(format!("node {} is up already (process {pid})", node.number)));
+        let begun = begin(&dir, medium, capacity_bytes, &mut made);
+        match begun {
+            Ok(cluster) => cluster,
+            Err(why) => {
+                made.take_away();
+                return Err(why);
+            }
         }
-    }
+    };
     let node = cluster.node(1)?;
     say::line(format_args!(
         "node 1 is up. Run programs with: hearth run --dir {} -- COMMAND",
@@ -53,6 +57,39 @@ pub(super) fn run(arguments: &Up) -> Result<ExitCode> {
     ));
     say::line(format_args!("They see the tree at {}", cluster.tree(node).display()));
     Ok(ExitCode::SUCCESS)
+}
+
+/// Makes a cluster and starts it for the first time.
+fn begin(dir: &Path, medium: MediumKind, capacity_bytes: u64, made: &mut Made) -> Result<Cluster> {
+    let none =
+        |why: &dyn std::fmt::Display| Error::new(format!("no cluster was made in {}: {why}", dir.display()));
+    let cluster = Cluster::create(dir, medium, capacity_bytes, made).map_err(|why| none(&why))?;
+    let started = start_all(&cluster);
+    started.map_err(|why| {
+        let node = &cluster.settings.nodes[0];
+        let mib = 1 << 20;
+        let room = statvfs(&node.pool).map_or(0, |medium| medium.f_bavail * medium.f_frsize);
+        match cluster.failure(node) {
+            Some(failure) => none(&format_args!(
+                "{failure} (--capacity {}, and {} MiB are free where the pool was to lie)",
+                capacity_bytes / mib,
+                room / mib
+            )),
+            None => none(&why),
+        }
+    })?;
+    Ok(cluster)
+}
+
+/// Starts every node.
+fn start_all(cluster: &Cluster) -> Result<()> {
+    for node in &cluster.settings.nodes {
+        look_at_tree(cluster, node);
+        if let Start::Already(pid) = start_node(cluster, node)? {
+            return Err(Error::new(format!("node {} is up already (process {pid})", node.number)));
+        }
+    }
+    Ok(())
 }
 
 pub(super) fn start(arguments: &OneNode) -> Result<ExitCode> {
@@ -177,6 +214,8 @@ pub(super) fn wait_until_ready(cluster: &Cluster, node: &Node, command: &[&str],
     if said.trim() == READY {
         return Ok(());
     }
+    // It is gone or goes; until then it may still write.
+    let _ = child.wait();
     // What earlier starts said is not the reason.
     let text = fs::read(&log).unwrap_or_default();
     let text = String::from_utf8_lossy(text.get(before..).unwrap_or_default());
