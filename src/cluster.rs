@@ -15,10 +15,11 @@
 
 use crate::error::{Error, Result};
 use crate::making::Made;
+use crate::settings::{Written, WrittenNode};
 use rustix::fs::{FsWord, statfs};
 use serde::{Deserialize, Serialize};
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// `f_type` of the file systems in memory.
@@ -38,8 +39,8 @@ pub enum MediumKind {
     Memory,
 }
 
-/// One node.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+/// One node; its paths are absolute.
+#[derive(Clone, Debug)]
 pub struct Node {
     /// Its number, from 1.
     pub number: u32,
@@ -58,8 +59,8 @@ impl std::fmt::Display for MediumKind {
     }
 }
 
-/// The content of `hearth.toml`.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+/// What `hearth.toml` says, in the folder where it lies now.
+#[derive(Clone, Debug)]
 pub struct Settings {
     /// Medium of all pools.
     pub medium: MediumKind,
@@ -104,8 +105,10 @@ impl Cluster {
             }
             _ => Error::at("read", &file)(why),
         })?;
-        let settings = toml::from_str(&text).map_err(Error::at("understand", &file))?;
+        let written: Written = toml::from_str(&text).map_err(Error::at("understand", &file))?;
         let dir = dir.canonicalize().map_err(Error::at("find", dir))?;
+        let nodes = written.nodes.iter().map(|node| node.node(&dir)).collect::<Result<_>>()?;
+        let settings = Settings { medium: written.medium, capacity_bytes: written.capacity_bytes, nodes };
         Ok(Self { dir, settings })
     }
 
@@ -117,15 +120,42 @@ impl Cluster {
         made.shared(dir)?;
         let dir = dir.canonicalize().map_err(Error::at("find", dir))?;
         let nodes = vec![create_node(&dir, 1, medium, made)?];
-        let settings = Settings { medium, capacity_bytes, nodes };
-        let text =
-            toml::to_string(&settings).map_err(|why| Error::new(format!("cannot write settings: {why}")))?;
-        // Written last and in one step: a folder without it is no cluster yet, and `up` begins again.
-        let (file, unfinished) = (dir.join("hearth.toml"), dir.join("hearth.toml.new"));
+        let cluster = Self { dir, settings: Settings { medium, capacity_bytes, nodes } };
+        made.file(cluster.dir.join("hearth.toml"));
+        // Last: a folder without it is no cluster yet, and `up` begins again.
+        cluster.save()?;
+        Ok(cluster)
+    }
+
+    /// Writes the settings down, in one step.
+    ///
+    /// # Errors
+    /// They cannot be written.
+    pub fn save(&self) -> Result<()> {
+        let Settings { medium, capacity_bytes, nodes } = &self.settings;
+        let nodes = nodes.iter().map(|node| WrittenNode::of(&self.dir, node)).collect::<Result<_>>()?;
+        let text = toml::to_string(&Written { medium: *medium, capacity_bytes: *capacity_bytes, nodes })
+            .map_err(|why| Error::new(format!("cannot write settings: {why}")))?;
+        let (file, unfinished) = (self.dir.join("hearth.toml"), self.dir.join("hearth.toml.new"));
         fs::write(&unfinished, text).map_err(Error::at("write", &unfinished))?;
-        fs::rename(&unfinished, &file).map_err(Error::at("write", &file))?;
-        made.file(file);
-        Ok(Self { dir, settings })
+        fs::rename(&unfinished, &file).map_err(Error::at("write", &file))
+    }
+
+    /// Before a node is started: a socket elsewhere needs its folder, which goes with the runtime folder, and has to be
+    /// where everybody looks for it, also after the cluster was moved.
+    ///
+    /// # Errors
+    /// The folder cannot be made, or the settings not written.
+    pub fn settle(&self, node: &Node) -> Result<()> {
+        let Some(private) = node.socket.parent().filter(|private| !private.starts_with(&self.dir)) else {
+            return Ok(());
+        };
+        fs::DirBuilder::new()
+            .mode(0o711)
+            .recursive(true)
+            .create(private)
+            .map_err(Error::at("make", private))?;
+        self.save()
     }
 
     /// The node with this number.
@@ -198,7 +228,11 @@ fn create_node(dir: &Path, number: u32, medium: MediumKind, made: &mut Made) -> 
         )));
     }
     made.own(&pool, 0o700)?;
-    Ok(Node { number, pool, socket: socket_path(&folder, made)? })
+    let socket = socket_path(&folder);
+    if let Some(private) = socket.parent().filter(|parent| *parent != folder) {
+        made.own(private, 0o711)?;
+    }
+    Ok(Node { number, pool, socket })
 }
 
 /// Whether what lies in a folder is gone when the machine is.
@@ -207,9 +241,14 @@ fn is_in_memory(folder: &Path) -> Result<bool> {
     Ok(kind == TMPFS || kind == RAMFS)
 }
 
+/// A pool that lies in the node's folder.
+pub fn pool_within(folder: &Path) -> PathBuf {
+    folder.join("pool")
+}
+
 /// A pool in memory needs a tmpfs: the node's folder if it lies on one, else a folder below /dev/shm.
 fn pool_folder(folder: &Path, medium: MediumKind) -> Result<PathBuf> {
-    let here = folder.join("pool");
+    let here = pool_within(folder);
     if medium == MediumKind::File || is_in_memory(folder)? {
         return Ok(here);
     }
@@ -218,20 +257,19 @@ fn pool_folder(folder: &Path, medium: MediumKind) -> Result<PathBuf> {
 }
 
 /// In the node's folder, or, if that path is too long for an address, in the user's runtime folder.
-fn socket_path(folder: &Path, made: &mut Made) -> Result<PathBuf> {
+pub fn socket_path(folder: &Path) -> PathBuf {
     let here = folder.join("socket");
     if here.with_extension("control").as_os_str().len() <= SOCKET_PATH_BYTES_MAX {
-        return Ok(here);
+        return here;
     }
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").map_or_else(|| PathBuf::from("/tmp"), PathBuf::from);
     let private =
         runtime.join(format!("hearth-{}-{:016x}", rustix::process::getuid().as_raw(), fingerprint(folder)));
-    made.own(&private, 0o711)?;
-    Ok(private.join("socket"))
+    private.join("socket")
 }
 
 /// Tells folders apart in names.
-fn fingerprint(folder: &Path) -> u64 {
+pub fn fingerprint(folder: &Path) -> u64 {
     use std::hash::{DefaultHasher, Hash, Hasher};
     let mut hasher = DefaultHasher::new();
     folder.hash(&mut hasher);

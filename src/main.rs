@@ -14,6 +14,7 @@ mod mountpoint;
 mod operations;
 mod process;
 mod say;
+mod settings;
 mod status;
 
 use clap::Parser;

@@ -5,6 +5,8 @@ use ipc::{Host, SystemHost};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use std::fs;
+use std::io::Write;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -38,16 +40,24 @@ impl Process {
     /// It cannot be written.
     pub fn save(&self, file: &Path) -> Result<()> {
         let unfinished = PathBuf::from(format!("{}.new", file.display()));
-        fs::write(&unfinished, format!("{} {}\n", self.pid(), self.started))
-            .map_err(Error::at("write", &unfinished))?;
+        let mut made = fs::File::create(&unfinished).map_err(Error::at("write", &unfinished))?;
+        // A copy of the file, in a copy of the cluster's folder, has another number and says nothing.
+        let inode = made.metadata().map_err(Error::at("write", &unfinished))?.ino();
+        writeln!(made, "{} {} {inode}", self.pid(), self.started).map_err(Error::at("write", &unfinished))?;
         fs::rename(&unfinished, file).map_err(Error::at("write", file))
     }
 
     /// The process of a pid file, if it is alive.
     pub fn load(file: &Path) -> Option<Self> {
         let text = fs::read_to_string(file).ok()?;
-        let (pid, since) = text.trim().split_once(' ')?;
+        let mut parts = text.split_ascii_whitespace();
+        let (pid, since) = (parts.next()?, parts.next()?);
         let saved = Self { pid: Pid::from_raw(pid.parse().ok()?)?, started: since.parse().ok()? };
+        // Files of before do not say it.
+        if let Some(inode) = parts.next() {
+            let own = inode.parse() == Ok(fs::metadata(file).ok()?.ino());
+            return (own && started(saved.pid)? == saved.started).then_some(saved);
+        }
         (started(saved.pid)? == saved.started).then_some(saved)
     }
 
@@ -132,6 +142,11 @@ mod tests {
         let this = Process::this().unwrap();
         this.save(&file).unwrap();
         assert_eq!(Process::load(&file), Some(this));
+        let copy = dir.path().join("copy");
+        fs::copy(&file, &copy).unwrap();
+        assert_eq!(Process::load(&copy), None);
+        fs::write(&file, format!("{} {}\n", this.pid(), this.started)).unwrap();
+        assert_eq!(Process::load(&file), Some(this), "as files of before are");
         fs::write(&file, format!("{} {}\n", this.pid(), this.started + 1)).unwrap();
         assert_eq!(Process::load(&file), None);
     }

@@ -163,7 +163,10 @@ pub(super) fn start_node(cluster: &Cluster, node: &Node) -> Result<Start> {
     let (keeper, daemon) =
         (Process::load(&cluster.keeper_pid_file(node)), Process::load(&cluster.pid_file(node)));
     match (keeper, daemon) {
-        (None, None) => wait_until_ready(cluster, node, &["serve"], "serve.log")?,
+        (None, None) => {
+            cluster.settle(node)?;
+            wait_until_ready(cluster, node, &["serve"], "serve.log")?;
+        }
         (None, Some(daemon)) => {
             return Err(Error::new(format!(
                 "node {} is up (process {pid}), but its keeper is dead: kill -9 {pid}, then hearth start: programs go on",
