@@ -49,7 +49,7 @@ enum Command {
     /// One part of a measurement, inside a program that sees the tree
     #[command(hide = true)]
     Measure(Measure),
-    /// Say how the cluster is: exit code 0 well, 1 degraded, 2 down
+    /// Say how the cluster is: exit code 0 well, 1 degraded, 2 down, 3 not known, for lack of permission
     Status(Status),
     /// Verify a pool that no daemon uses
     Check(PoolFolder),

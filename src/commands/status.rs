@@ -5,13 +5,25 @@ use crate::error::{Error, Result};
 use crate::say;
 use crate::status::{NodeStatus, ask};
 use serde::Serialize;
+use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::process::ExitCode;
+
+/// Exit code when a user may not ask.
+const UNKNOWN: u8 = 3;
 
 /// A node that answers, or why it does not.
 #[derive(Serialize)]
 #[serde(untagged)]
 enum Answer {
     Up(Box<NodeStatus>),
+    /// Whether it is up only others may know.
+    Unknown {
+        node: u32,
+        unknown: String,
+    },
     Down {
         node: u32,
         down: String,
@@ -21,6 +33,11 @@ enum Answer {
 }
 
 pub(super) fn run(arguments: &Status) -> Result<ExitCode> {
+    let settings = arguments.place.dir()?.join("hearth.toml");
+    if fs::File::open(&settings).is_err_and(|why| why.kind() == ErrorKind::PermissionDenied) {
+        say::aside(format_args!("hearth: not known: this user may not read {}", settings.display()));
+        return Ok(ExitCode::from(UNKNOWN));
+    }
     let cluster = arguments.place.cluster()?;
     let answers: Vec<Answer> = cluster
         .settings
@@ -28,6 +45,12 @@ pub(super) fn run(arguments: &Status) -> Result<ExitCode> {
         .iter()
         .map(|node| match ask(&cluster.control(node)) {
             Ok(status) => Answer::Up(Box::new(status)),
+            Err(why) if is_forbidden(&cluster.control(node)) => Answer::Unknown {
+                node: node.number,
+                unknown: format!(
+                    "this user may not ask the daemon, only the node's user and root may: {why}"
+                ),
+            },
             Err(why) => {
                 Answer::Down { node: node.number, down: why.to_string(), failure: cluster.failure(node) }
             }
@@ -40,6 +63,9 @@ pub(super) fn run(arguments: &Status) -> Result<ExitCode> {
     } else {
         answers.iter().for_each(print);
     }
+    if answers.iter().any(|answer| matches!(answer, Answer::Unknown { .. })) {
+        return Ok(ExitCode::from(UNKNOWN));
+    }
     let up = answers.iter().filter(|answer| matches!(answer, Answer::Up(_))).count();
     Ok(ExitCode::from(match up {
         0 => 2,
@@ -48,8 +74,16 @@ pub(super) fn run(arguments: &Status) -> Result<ExitCode> {
     }))
 }
 
+/// The kernel says so before it says whether somebody listens.
+fn is_forbidden(control: &Path) -> bool {
+    UnixStream::connect(control).is_err_and(|why| why.kind() == ErrorKind::PermissionDenied)
+}
+
 fn print(answer: &Answer) {
     let status = match answer {
+        Answer::Unknown { node, unknown } => {
+            return say::line(format_args!("node {node}: not known ({unknown})"));
+        }
         Answer::Down { node, down, failure } => {
             say::line(format_args!("node {node}: down ({down})"));
             return say_failure(failure.as_deref());
