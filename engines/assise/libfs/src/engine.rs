@@ -70,7 +70,8 @@ pub struct LibFs {
 }
 
 impl LibFs {
-    /// Attaches. A daemon that dies over the greeting is waited for, a moment: its keeper starts another.
+    /// Attaches. A daemon that dies over the greeting, or does not answer it, is waited for, a moment: its keeper starts
+    /// another.
     ///
     /// # Errors
     /// As the connector's.
@@ -78,7 +79,7 @@ impl LibFs {
         let until = host.now().after(FIRST_WAIT);
         let attachment = loop {
             match connector.attach(0) {
-                Err(Error::Disconnected) if host.now() < until => {
+                Err(Error::Disconnected | Error::TimedOut) if host.now() < until => {
                     host.wait(&Word::new(0), 0, Some(host.now().after(ATTACH_PAUSE)));
                 }
                 attached => break attached?,

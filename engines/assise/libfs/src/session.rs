@@ -18,7 +18,7 @@ pub trait Connector: Send + Sync {
     /// Begins a session, with a new log; it goes on from session `former` if that is not 0.
     ///
     /// # Errors
-    /// `Disconnected`: nobody is there, now. `Refused`.
+    /// `Disconnected`: nobody is there, now. `TimedOut`: who is there does not answer. `Refused`.
     fn attach(&self, former: u64) -> Result<Attachment, Error>;
 }
 

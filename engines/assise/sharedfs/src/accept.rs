@@ -1,23 +1,29 @@
 //! The door: processes knock at a socket, the kernel says who they are, and each gets a session with its
 //! descriptors. A process's death is seen by its socket or its pidfd, whichever tells first.
 //!
-//! One thread looks after the listener and all peers, and never waits for any of them: a greeting has a deadline,
-//! and a session that is to end is ended by the thread that serves it.
+//! One thread looks after the listener and all peers, and never waits for any of them, nor for a log or a new file:
+//! a greeting has a deadline; who has greeted is let in by the thread that serves him from then on; and a session that is
+//! to end is ended by the thread that serves it.
+//!
+//! Greetings are let in side by side, a bounded number, which users share fairly; those of one process one after the
+//! other, so that a process which gave one up and greets again finds what the first one took over.
 
 use crate::daemon::Attached;
 use crate::error::Error;
+use crate::fair::may_take;
 use crate::state::Core;
 use ccnvm::SessionId;
 use format::message::{Hello, MessageKind, Parcel, REFUSED_FULL, ROLE_GATEWAY, RingShape};
 use ipc::host::Time;
 use ipc::peer::{Peer, uid_of};
+use ipc::ring::Link;
 use ipc::shared::read_only;
 use ipc::socket::{Connection, Listener, descriptors_left, descriptors_max, poll};
 use ipc::sync::Ordering;
 use ipc::sys::Descriptor;
 use pmem::Region;
-use std::collections::HashMap;
-use std::sync::Arc;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use vfs::Caller;
 use zerocopy::IntoBytes;
@@ -29,7 +35,7 @@ const GREETING: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_millis(100);
 /// So long, without a descriptor for another process, the door does not look who knocks.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Processes that knocked and have not said their first words.
+/// Processes that knocked and have not said their first words, or have and wait for their turn.
 const GREETING_MAX: usize = 256;
 /// Descriptors that a session takes, with those that are gone once it has begun.
 const SESSION_DESCRIPTORS: usize = 10;
@@ -48,112 +54,76 @@ pub struct Door {
 
 /// A process that knocked.
 struct Knocked {
-    connection: Connection,
     uid: u32,
-    until: Time,
+    stage: Stage,
 }
 
-/// A process with a session.
+/// How far it came.
+enum Stage {
+    /// It has said nothing, and may until then.
+    Silent(Connection, Time),
+    /// It has greeted, and waits for its turn.
+    Greeted(Greeting),
+}
+
+/// What is known of who has greeted.
+struct Greeting {
+    peer: Arc<Peer>,
+    caller: Caller,
+    former: u64,
+}
+
+/// How a greeting ended: with a session or without. Nothing stands there while it is under way.
+type Arrival = OnceLock<Option<SessionId>>;
+
+/// A process that is being let in, or has a session.
 struct Inside {
     peer: Arc<Peer>,
-    session: SessionId,
+    arrival: Arc<Arrival>,
+    /// It ended, or spoke out of turn, while it was being let in: nobody listens to it any more.
+    gone: bool,
+}
+
+impl Inside {
+    fn is_under_way(&self) -> bool {
+        self.arrival.get().is_none()
+    }
+}
+
+/// The door's thread at work.
+struct Keeper {
+    core: Arc<Core>,
+    door: Door,
+    /// Rung when a greeting is over, and where that is heard.
+    bell: Arc<Connection>,
+    heard: Connection,
+    knocked: Vec<Knocked>,
+    inside: Vec<Inside>,
 }
 
 impl Core {
-    /// The door's thread: ends when the daemon does. `serve` starts a thread for a new session.
-    pub fn keep_door(self: &Arc<Self>, door: &Door, serve: &dyn Fn(SessionId) -> Result<(), Error>) {
-        let (mut knocked, mut inside): (Vec<Knocked>, Vec<Inside>) = (Vec::new(), Vec::new());
-        // Acquire: pairs with the Release in `Daemon::stop`.
-        let mut is_open = true;
-        while self.ending.load(Ordering::Acquire) == 0 {
-            self.watch(door, is_open, &knocked, &inside);
-            is_open = true;
-            // Those who greet leave a place, so only who says nothing is ever sent away for another.
-            for _ in 0..GREETING_MAX {
-                let connection = match accept(door) {
-                    Ok(Some(connection)) => connection,
-                    Ok(None) => break,
-                    Err(_) => {
-                        is_open = false;
-                        break;
-                    }
-                };
-                let Ok(uid) = uid_of(&connection) else { continue };
-                if knocked.len() >= GREETING_MAX {
-                    inside.extend(self.hear(door, &mut knocked, serve));
-                }
-                if knocked.len() >= GREETING_MAX {
-                    knocked.remove(who_gives_way(&knocked.iter().map(|one| one.uid).collect::<Vec<_>>()));
-                }
-                knocked.push(Knocked { connection, uid, until: self.host.now().after(GREETING) });
-            }
-            inside.extend(self.hear(door, &mut knocked, serve));
-            inside.retain(|guest| self.is_there(guest));
-            self.state.lock().drop_estates_of_dead(self);
-        }
+    /// Starts the door's thread, which ends when the daemon does.
+    ///
+    /// # Errors
+    /// `Ipc`: no thread or descriptor is free for it.
+    pub fn open_door(self: &Arc<Self>, door: Door) -> Result<(), Error> {
+        let (bell, heard) = Connection::pair()?;
+        let (core, bell) = (self.clone(), Arc::new(bell));
+        let mut keeper = Keeper { core, door, bell, heard, knocked: Vec::new(), inside: Vec::new() };
+        self.spawn("door", move || keeper.keep())
     }
 
-    /// Lets in who has greeted; keeps those who still may.
-    fn hear(
-        self: &Arc<Self>,
-        door: &Door,
-        knocked: &mut Vec<Knocked>,
-        serve: &dyn Fn(SessionId) -> Result<(), Error>,
-    ) -> Vec<Inside> {
-        let mut come = Vec::new();
-        for guest in std::mem::take(knocked) {
-            match guest.connection.hello(&door.library) {
-                Ok(None) if self.host.now() < guest.until => knocked.push(guest),
-                Ok(None) | Err(_) => {}
-                Ok(Some(hello)) => come.extend(self.let_in(door, guest.connection, &hello, serve)),
-            }
-        }
-        come
-    }
-
-    /// Waits until something happens at the door. While it is not open, whoever knocks waits in the backlog, and is nothing
-    /// that happens.
-    fn watch(&self, door: &Door, is_open: bool, knocked: &[Knocked], inside: &[Inside]) {
-        let asked = |descriptor: &Descriptor| libc::pollfd {
-            fd: descriptor.raw(),
-            events: libc::POLLIN | libc::POLLRDHUP,
-            revents: 0,
-        };
-        let mut all = Vec::new();
-        all.extend(is_open.then(|| asked(door.listener.descriptor())));
-        all.extend(knocked.iter().map(|guest| asked(guest.connection.descriptor())));
-        for guest in inside {
-            all.push(asked(guest.peer.connection().descriptor()));
-            all.push(asked(guest.peer.process()));
-        }
-        let lifelines = self.state.lock().heirs.lifelines();
-        all.extend(lifelines.iter().map(|(_, lifeline)| asked(lifeline.descriptor())));
-        // Whatever the wait ends with, the door looks at everything.
-        let _ = poll(&mut all, Some(if is_open { LOOK } else { PAUSE }));
-    }
-
-    fn let_in(
-        self: &Arc<Self>,
-        door: &Door,
-        connection: Connection,
-        hello: &Hello,
-        serve: &dyn Fn(SessionId) -> Result<(), Error>,
-    ) -> Option<Inside> {
-        let wanted = kept_descriptors() + SESSION_DESCRIPTORS;
-        if descriptors_left(wanted) < wanted {
-            connection.refuse(REFUSED_FULL, "no descriptor is left for another session");
+    /// Lets in who has greeted, in the thread of his session: whoever it has to wait for, the door does not. `None` if he
+    /// gets no session.
+    fn let_in(self: &Arc<Self>, greeting: Greeting) -> Option<SessionId> {
+        let Greeting { peer, caller, former } = greeting;
+        let pid = number_of(&peer);
+        self.end_former(&caller, pid, former);
+        if !peer.is_up() {
+            // Who gave up meanwhile and comes again finds what there is for him.
             return None;
         }
-        let peer = Arc::new(Peer::new(connection).ok()?);
-        let credentials = peer.credentials();
-        let gateway = hello.role.get() == ROLE_GATEWAY;
-        let trusted = gateway && (credentials.uid == 0 || credentials.uid == door.uid);
-        let caller = if trusted {
-            Caller::ROOT
-        } else {
-            Caller { uid: credentials.uid, gid: credentials.gid, groups: credentials.groups.clone() }
-        };
-        let attached = match self.attach(caller, credentials.pid.unsigned_abs(), hello.session.get()) {
+        let attached = match self.begin(caller, pid, former) {
             Ok(attached) => attached,
             Err(error) => {
                 peer.connection().refuse(REFUSED_FULL, &error.to_string());
@@ -164,12 +134,11 @@ impl Core {
         if let Some(session) = self.state.lock().sessions.get_mut(&session) {
             session.peer = Some(peer.clone());
         }
-        let welcomed = self.welcome(&peer, &attached, session).and_then(|()| serve(session));
-        if welcomed.is_err() {
+        if self.welcome(&peer, &attached, session).is_err() {
             self.eject(session, crate::leases::Reason::Left);
             return None;
         }
-        Some(Inside { peer, session })
+        Some(session)
     }
 
     /// Hands a process everything that its session shares.
@@ -186,22 +155,6 @@ impl Core {
         Ok(peer.connection().send(MessageKind::Welcome, &parts, &descriptors)?)
     }
 
-    /// Whether a process goes on; if not, its serving thread is told.
-    fn is_there(&self, guest: &Inside) -> bool {
-        let shared = {
-            let state = self.state.lock();
-            state.sessions.get(&guest.session).map(|session| session.shared.clone())
-        };
-        let Some(shared) = shared else { return false };
-        // After its greeting a LibFS says nothing here: a message is a broken process, as much as no process.
-        let silent = matches!(guest.peer.connection().receive(), Ok(None));
-        if silent && ipc::ring::Link::is_up(&*guest.peer) {
-            return true;
-        }
-        shared.ring.close();
-        false
-    }
-
     /// Sends a descriptor that a request asked for; in process there is nobody to send it to.
     pub fn send_parcel(&self, id: SessionId, request: u64, what: u64, region: &Region) -> Result<(), Error> {
         let peer = self.state.lock().sessions.get(&id).and_then(|session| session.peer.clone());
@@ -211,6 +164,205 @@ impl Core {
         let descriptor = descriptor_of(region)?;
         Ok(peer.connection().send(MessageKind::Parcel, &[parcel.as_bytes()], &[&descriptor])?)
     }
+}
+
+impl Keeper {
+    fn keep(&mut self) {
+        let mut is_open = true;
+        // Acquire: pairs with the Release in `Daemon::stop`.
+        while self.core.ending.load(Ordering::Acquire) == 0 {
+            self.watch(is_open);
+            is_open = self.admit();
+            self.hear();
+            self.begin_greetings();
+            self.inside.retain_mut(|guest| is_there(&self.core, guest));
+            self.core.state.lock().drop_estates_of_dead(&self.core);
+        }
+    }
+
+    /// Waits until something happens at the door. While it is not open, whoever knocks waits in the backlog, and is
+    /// nothing that happens.
+    fn watch(&self, is_open: bool) {
+        let asked_for = |descriptor: &Descriptor, events| libc::pollfd {
+            fd: descriptor.raw(),
+            events: events | libc::POLLRDHUP,
+            revents: 0,
+        };
+        let asked = |descriptor: &Descriptor| asked_for(descriptor, libc::POLLIN);
+        let mut all = vec![asked(self.heard.descriptor())];
+        all.extend(is_open.then(|| asked(self.door.listener.descriptor())));
+        for guest in &self.knocked {
+            all.push(match &guest.stage {
+                Stage::Silent(connection, _) => asked(connection.descriptor()),
+                // What it says before its turn is read when it is inside.
+                Stage::Greeted(Greeting { peer, .. }) => asked_for(peer.connection().descriptor(), 0),
+            });
+        }
+        for guest in self.inside.iter().filter(|guest| !guest.gone) {
+            all.push(asked(guest.peer.connection().descriptor()));
+            all.push(asked(guest.peer.process()));
+        }
+        let lifelines = self.core.state.lock().heirs.lifelines();
+        all.extend(lifelines.iter().map(|(_, lifeline)| asked(lifeline.descriptor())));
+        // Whatever the wait ends with, the door looks at everything.
+        let _ = poll(&mut all, Some(if is_open { LOOK } else { PAUSE }));
+        for _ in 0..GREETING_MAX {
+            if !matches!(self.heard.receive(), Ok(Some(_))) {
+                break;
+            }
+        }
+    }
+
+    /// Takes in who knocks; false if there is no descriptor for him.
+    fn admit(&mut self) -> bool {
+        // Those who greet and are let in leave a place, so only who says nothing, or of whose user many others are let in,
+        // is ever sent away for another.
+        for _ in 0..GREETING_MAX {
+            let connection = match accept(&self.door) {
+                Ok(Some(connection)) => connection,
+                Ok(None) => return true,
+                Err(_) => return false,
+            };
+            let Ok(uid) = uid_of(&connection) else { continue };
+            if self.knocked.len() >= GREETING_MAX {
+                self.hear();
+                self.begin_greetings();
+            }
+            if self.knocked.len() >= GREETING_MAX {
+                let uids: Vec<u32> = self.knocked.iter().map(|one| one.uid).collect();
+                self.knocked.remove(who_gives_way(&uids));
+            }
+            let until = self.core.host.now().after(GREETING);
+            self.knocked.push(Knocked { uid, stage: Stage::Silent(connection, until) });
+        }
+        true
+    }
+
+    /// Keeps who has greeted, who still may, and who waits for his turn.
+    fn hear(&mut self) {
+        let under_way = self.inside.iter().filter(|guest| guest.is_under_way()).count();
+        let is_greeted = |one: &&Knocked| matches!(one.stage, Stage::Greeted(_));
+        let mut coming = under_way + self.knocked.iter().filter(is_greeted).count();
+        for Knocked { uid, stage } in std::mem::take(&mut self.knocked) {
+            let stage = match stage {
+                Stage::Silent(connection, until) => match connection.hello(&self.door.library) {
+                    Ok(None) if self.core.host.now() < until => Some(Stage::Silent(connection, until)),
+                    Ok(None) | Err(_) => None,
+                    Ok(Some(hello)) => self.greeted(connection, &hello, coming).map(|greeting| {
+                        coming += 1;
+                        Stage::Greeted(greeting)
+                    }),
+                },
+                Stage::Greeted(greeting) => greeting.peer.is_up().then_some(Stage::Greeted(greeting)),
+            };
+            self.knocked.extend(stage.map(|stage| Knocked { uid, stage }));
+        }
+    }
+
+    /// Takes a greeting, beside so many others that come to a session.
+    fn greeted(&self, connection: Connection, hello: &Hello, coming: usize) -> Option<Greeting> {
+        let wanted = kept_descriptors() + SESSION_DESCRIPTORS * (1 + coming);
+        if descriptors_left(wanted) < wanted {
+            connection.refuse(REFUSED_FULL, "no descriptor is left for another session");
+            return None;
+        }
+        let peer = Arc::new(Peer::new(connection).ok()?);
+        let credentials = peer.credentials();
+        let gateway = hello.role.get() == ROLE_GATEWAY;
+        let trusted = gateway && (credentials.uid == 0 || credentials.uid == self.door.uid);
+        let caller = if trusted {
+            Caller::ROOT
+        } else {
+            Caller { uid: credentials.uid, gid: credentials.gid, groups: credentials.groups.clone() }
+        };
+        let former = hello.session.get();
+        // Seen to hang up before its turn comes, the former session leaves what it has all the same.
+        self.core.expect_heir(&caller, number_of(&peer), former);
+        Some(Greeting { peer, caller, former })
+    }
+
+    /// Starts the threads of those whose turn it is.
+    fn begin_greetings(&mut self) {
+        if !self.knocked.iter().any(|one| matches!(one.stage, Stage::Greeted(_))) {
+            return;
+        }
+        let (mut all, mut of_user, mut busy) = (0, HashMap::new(), BTreeSet::new());
+        for guest in self.inside.iter().filter(|guest| guest.is_under_way()) {
+            all += 1;
+            *of_user.entry(guest.peer.credentials().uid).or_insert(0) += 1;
+            busy.insert(number_of(&guest.peer));
+        }
+        // A process that has no number here is nobody's heir: its greetings have no order.
+        busy.remove(&0);
+        let max = self.core.config.greetings_max;
+        for Knocked { uid, stage } in std::mem::take(&mut self.knocked) {
+            let greeting = match stage {
+                Stage::Greeted(greeting) => greeting,
+                silent @ Stage::Silent(..) => {
+                    self.knocked.push(Knocked { uid, stage: silent });
+                    continue;
+                }
+            };
+            let (number, mine) = (number_of(&greeting.peer), of_user.entry(uid).or_insert(0));
+            let waits = busy.contains(&number) || !may_take(uid, *mine, all, max);
+            if number != 0 {
+                busy.insert(number);
+            }
+            if waits {
+                self.knocked.push(Knocked { uid, stage: Stage::Greeted(greeting) });
+                continue;
+            }
+            (*mine, all) = (*mine + 1, all + 1);
+            self.begin_greeting(greeting);
+        }
+    }
+
+    fn begin_greeting(&mut self, greeting: Greeting) {
+        let (peer, arrival) = (greeting.peer.clone(), Arc::new(Arrival::new()));
+        let (core, bell, arrives) = (self.core.clone(), self.bell.clone(), arrival.clone());
+        let begun = self.core.spawn("session", move || {
+            let session = core.let_in(greeting);
+            // Nobody else sets it.
+            let _ = arrives.set(session);
+            // A bell that cannot be rung because it was rung so often is heard anyway.
+            let _ = bell.send(MessageKind::Note, &[], &[]);
+            // What only a greeting needs is not kept for as long as the session.
+            drop((bell, arrives));
+            if let Some(session) = session {
+                core.serve(session);
+            }
+        });
+        match begun {
+            Ok(()) => self.inside.push(Inside { peer, arrival, gone: false }),
+            Err(_) => peer.connection().refuse(REFUSED_FULL, "no thread is left for another session"),
+        }
+    }
+}
+
+/// Whether a process goes on; if not, its serving thread is told, as soon as there is a session.
+fn is_there(core: &Core, guest: &mut Inside) -> bool {
+    // After its greeting a LibFS says nothing here: a message is a broken process, as much as no process.
+    let is_silent = || matches!(guest.peer.connection().receive(), Ok(None));
+    let arrival = guest.arrival.get().copied();
+    if arrival == Some(None) {
+        return false;
+    }
+    let gone = guest.gone || !(is_silent() && guest.peer.is_up());
+    let Some(Some(session)) = arrival else {
+        guest.gone = gone;
+        return true;
+    };
+    let shared = core.state.lock().sessions.get(&session).map(|session| session.shared.clone());
+    let Some(shared) = shared else { return false };
+    if gone {
+        shared.ring.close();
+    }
+    !gone
+}
+
+/// A process as the kernel numbers it; 0 for one that is not seen from here.
+fn number_of(peer: &Peer) -> u32 {
+    peer.credentials().pid.unsigned_abs()
 }
 
 /// Whoever knocks.

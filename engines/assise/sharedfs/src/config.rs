@@ -34,6 +34,8 @@ pub struct Config {
     pub locks_max: usize,
     /// Sessions at once.
     pub sessions_max: usize,
+    /// Greetings that are being answered at once; others wait.
+    pub greetings_max: usize,
     /// Records in one batch of a digest.
     pub batch_records: usize,
     /// Bytes of records in one batch of a digest; one larger record makes a batch of its own.
@@ -71,6 +73,7 @@ impl Default for Config {
             references_max: 1 << 14,
             locks_max: 1 << 14,
             sessions_max: 1 << 10,
+            greetings_max: 1 << 6,
             batch_records: 4096,
             batch_bytes: 8 << 20,
             batch_changes: 1024,
@@ -96,6 +99,7 @@ impl Config {
             ("ledger_bytes", self.ledger_bytes >= FILE_BYTES_MIN),
             ("own_range", self.own_range > 0),
             ("lease_words", self.lease_words > 0 && self.lease_words < u32::MAX),
+            ("greetings_max", self.greetings_max > 0),
             ("known_max", self.known_max > 0),
             ("batch_records", self.batch_records > 0),
             ("batch_changes", self.batch_changes > 0),

@@ -1,7 +1,8 @@
 //! The daemon as others see it: a pool is opened, sessions attach, are served, and end.
 //!
-//! Threads: one for each session that is served through its ring, and one in the background that digests logs which
-//! asked for it or lie idle and removes inodes without a name. All are started through [`Host`] and end with
+//! Threads: one for each session that is served through its ring, which begins with the greeting if there was one; one at
+//! the door; and one in the background that digests logs which asked for it or lie idle and removes inodes without a
+//! name. All are started through [`Host`] and end with
 //! [`Daemon::stop`].
 
 use crate::accept::Door;
@@ -183,6 +184,7 @@ impl Daemon {
             ledger: ready.ledger,
             leases: Leases::new(limits, ready.next_version),
             sessions: BTreeMap::new(),
+            coming: BTreeMap::new(),
             ranges: BTreeMap::new(),
             references,
             room: Room::new(config.room_reserve),
@@ -233,8 +235,7 @@ impl Daemon {
     /// # Errors
     /// `Ipc`.
     pub fn listen(&self, door: Door) -> Result<(), Error> {
-        let core = self.core.clone();
-        self.core.spawn("door", move || core.keep_door(&door, &|session| core.serve_apart(session)))
+        self.core.open_door(door)
     }
 
     /// Begins a session for a user's process. Nobody serves its ring yet: see [`Self::serve`].
@@ -369,6 +370,9 @@ impl Daemon {
     }
 }
 
+/// What is given out once: a log's uid, the version of its own range, the range's start.
+type Drawn = (LogUid, LeaseVersion, InodeNumber);
+
 /// Counts a thread for as long as it runs, however it ends.
 struct Running(Arc<Core>);
 
@@ -382,7 +386,7 @@ impl Drop for Running {
 
 impl Core {
     /// Starts a thread; [`Daemon::stop`] waits for its end.
-    fn spawn(self: &Arc<Self>, name: &str, body: impl FnOnce() + Send + 'static) -> Result<(), Error> {
+    pub fn spawn(self: &Arc<Self>, name: &str, body: impl FnOnce() + Send + 'static) -> Result<(), Error> {
         self.threads.fetch_add(1, Ordering::Relaxed);
         let running = Running(self.clone());
         self.host.spawn(
@@ -400,10 +404,29 @@ impl Core {
         self.spawn("session", move || core.serve(session))
     }
 
-    /// Begins a session.
-    pub fn attach(&self, caller: Caller, pid: u32, former: u64) -> Result<Attached, Error> {
+    /// Begins a session, the former one ended.
+    fn attach(&self, caller: Caller, pid: u32, former: u64) -> Result<Attached, Error> {
         self.end_former(&caller, pid, former);
-        let (log, version, first_inode) = self.draw_numbers(caller.uid)?;
+        self.begin(caller, pid, former)
+    }
+
+    /// Begins a session. The process's former one has ended.
+    pub fn begin(&self, caller: Caller, pid: u32, former: u64) -> Result<Attached, Error> {
+        let drawn = self.draw_numbers(caller.uid)?;
+        let begun = self.begin_as(drawn, caller, pid, former);
+        if begun.is_err() {
+            self.state.lock().coming.remove(&drawn.0);
+        }
+        begun
+    }
+
+    fn begin_as(
+        &self,
+        (log, version, first_inode): Drawn,
+        caller: Caller,
+        pid: u32,
+        former: u64,
+    ) -> Result<Attached, Error> {
         let shared = Arc::new(Shared::new(&self.host, &self.config)?);
         let life = (log, Incarnation::new(1));
         let file = LogFile::create(&self.medium, self.pool, life, self.config.log_bytes, caller.uid)?;
@@ -442,17 +465,26 @@ impl Core {
     }
 
     /// Ends the session of a process that goes on in another one, and those of it that it never heard of, so that
-    /// what they have is inherited.
-    fn end_former(&self, caller: &Caller, pid: u32, former: u64) {
+    /// what they have is inherited. May wait for their digests.
+    pub fn end_former(&self, caller: &Caller, pid: u32, former: u64) {
         let started = self.host.started(pid);
         let over = |(id, session): (&SessionId, &Session)| {
-            let same = session.pid == pid && session.started == started && started.is_some();
-            let user = (session.caller.uid, session.caller.gid) == (caller.uid, caller.gid);
-            (same && user && (id.0 == former || session.unheard)).then_some(*id)
+            let over = session.is_of(caller, pid, started) && (id.0 == former || session.unheard);
+            over.then_some(*id)
         };
         let over: Vec<SessionId> = self.state.lock().sessions.iter().filter_map(over).collect();
         for id in over {
             self.eject(id, Reason::HandedOver);
+        }
+    }
+
+    /// A process has said that it goes on from session `former`: however that ends from here on, what it has is kept.
+    pub fn expect_heir(&self, caller: &Caller, pid: u32, former: u64) {
+        let started = self.host.started(pid);
+        let mut state = self.state.lock();
+        let session = state.sessions.get_mut(&SessionId(former));
+        if let Some(session) = session.filter(|session| session.is_of(caller, pid, started)) {
+            session.unheard = true;
         }
     }
 
@@ -482,6 +514,7 @@ impl Core {
         if let Some(who) = session.identity() {
             state.register.note(attach_entry(id, &who, (first_inode, inodes)));
         }
+        state.coming.remove(&log);
         state.sessions.insert(id, session);
         state.ranges.insert(first_inode, id);
         let recovered = state.inherit(self, id, former);
@@ -511,19 +544,23 @@ impl Core {
     }
 
     /// Numbers for a new log of a user: its uid, the version of its own range, the range's start.
-    fn draw_numbers(&self, uid: u32) -> Result<(LogUid, LeaseVersion, InodeNumber), Error> {
+    /// From here on the session counts.
+    fn draw_numbers(&self, uid: u32) -> Result<Drawn, Error> {
         let mut guard = self.state.lock();
         let state = &mut *guard;
-        if state.is_stopped() {
+        if state.is_stopped() || state.closing {
             return Err(Error::Stopped);
         }
-        let mine = state.sessions.values().filter(|session| session.caller.uid == uid).count();
-        if !may_take(uid, mine, state.sessions.len(), self.config.sessions_max) {
+        let users = state.sessions.values().map(|session| session.caller.uid);
+        let mine = users.chain(state.coming.values().copied()).filter(|other| *other == uid).count();
+        let all = state.sessions.len() + state.coming.len();
+        if !may_take(uid, mine, all, self.config.sessions_max) {
             return Err(Error::Sessions);
         }
         let (log, first) = (state.numbers.next_log, state.numbers.next_inode);
         state.numbers.next_log = log.next();
         state.numbers.next_inode = InodeNumber::new(first.get() + self.config.own_range);
+        state.coming.insert(log, uid);
         Ok((log, state.leases.take_version(), first))
     }
 

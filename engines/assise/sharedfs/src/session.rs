@@ -125,7 +125,8 @@ pub(crate) struct Session {
     pub started: Option<u64>,
     /// It is ended by force, and its process may come back.
     pub returns: bool,
-    /// It goes on from another session, and its process has made no call in it: maybe it never heard of it.
+    /// It goes on from another session, and its process has made no call in it: maybe it never heard of it. Or its
+    /// process has said that it goes on from this one, and has made no call since.
     pub unheard: bool,
     /// It goes on from a session of a dead daemon, and has not said yet what it has open.
     pub unsettled: bool,
@@ -203,6 +204,12 @@ impl Session {
             || self.in_range(inode)
             || self.known.contains_key(&inode)
             || self.former_ranges.iter().any(|range| in_range(inode, *range))
+    }
+
+    /// Whether it is of this process, of which it is known when it started, and of this user.
+    pub fn is_of(&self, caller: &Caller, pid: u32, started: Option<u64>) -> bool {
+        let user = (self.caller.uid, self.caller.gid) == (caller.uid, caller.gid);
+        user && self.pid == pid && self.started == started && started.is_some()
     }
 
     /// Who it is of; none if its process cannot be told from a later one.

@@ -66,6 +66,8 @@ pub(crate) struct State {
     pub ledger: Ledger,
     pub leases: Leases,
     pub sessions: BTreeMap<SessionId, Session>,
+    /// Users of sessions that are being made and not in the table yet, by the logs that were drawn for them.
+    pub coming: BTreeMap<LogUid, u32>,
     /// Sessions by the first inode of their range.
     pub ranges: BTreeMap<InodeNumber, SessionId>,
     pub references: References,

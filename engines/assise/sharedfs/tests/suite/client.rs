@@ -40,6 +40,7 @@ pub fn tiny() -> Config {
         references_max: 16,
         locks_max: 16,
         sessions_max: 8,
+        greetings_max: 4,
         batch_records: 16,
         batch_bytes: 32 << 10,
         batch_changes: 16,

@@ -10,6 +10,7 @@ mod damaged_ledger;
 mod door;
 mod ending;
 mod fences;
+mod greetings;
 mod hand_over;
 mod hole;
 mod hostile;
