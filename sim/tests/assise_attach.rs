@@ -97,16 +97,17 @@ impl Host for Slow {
     }
 }
 
-/// A node that is not served before a point in time.
+/// A node that is not served before a point in time, and how that is met.
 struct Late {
     local: Arc<Local>,
     host: Arc<Slow>,
     from: Time,
+    until_then: Error,
 }
 
 impl Connector for Late {
     fn attach(&self, former: u64) -> Result<Attachment, Error> {
-        if self.host.now() < self.from { Err(Error::Disconnected) } else { self.local.attach(former) }
+        if self.host.now() < self.from { Err(self.until_then.clone()) } else { self.local.attach(former) }
     }
 }
 
@@ -114,14 +115,20 @@ impl Connector for Late {
 fn a_program_that_comes_while_nobody_serves_waits_as_long_as_it_is_told() {
     let node = Node::new(tiny());
     let pause = Duration::from_millis(100);
-    for (serves_after, is_in) in [(FIRST_WAIT - pause, true), (FIRST_WAIT + pause, false)] {
-        let host = Arc::new(Slow { host: node.host.clone(), passed_ns: AtomicU64::new(0) });
-        let local = Arc::new(Local::new(node.clone(), Caller::ROOT));
-        let late = Late { local, host: host.clone(), from: host.now().after(serves_after) };
-        let come = LibFs::new(host.clone(), Arc::new(late), Limits::default()).map(drop);
-        assert_eq!(come, if is_in { Ok(()) } else { Err(Error::Disconnected) });
-        let waited = host.now().since(Time::from_ns(0));
-        assert!(waited >= serves_after.min(FIRST_WAIT) && waited < FIRST_WAIT + pause, "{waited:?}");
+    let times = [(FIRST_WAIT - pause, true), (FIRST_WAIT + pause, false)];
+    // Nobody is there; or somebody is, and does not answer.
+    for until_then in [Error::Disconnected, Error::TimedOut] {
+        for (serves_after, is_in) in times {
+            let host = Arc::new(Slow { host: node.host.clone(), passed_ns: AtomicU64::new(0) });
+            let local = Arc::new(Local::new(node.clone(), Caller::ROOT));
+            let (from, until_then) = (host.now().after(serves_after), until_then.clone());
+            let expected = if is_in { Ok(()) } else { Err(until_then.clone()) };
+            let late = Late { local, host: host.clone(), from, until_then };
+            let come = LibFs::new(host.clone(), Arc::new(late), Limits::default()).map(drop);
+            assert_eq!(come, expected);
+            let waited = host.now().since(Time::from_ns(0));
+            assert!(waited >= serves_after.min(FIRST_WAIT) && waited < FIRST_WAIT + pause, "{waited:?}");
+        }
     }
 }
 

@@ -42,6 +42,9 @@ const SESSION_DESCRIPTORS: usize = 10;
 /// Most descriptors that are kept from sessions: for segments, and logs that grow.
 const KEPT_DESCRIPTORS_MAX: usize = 64;
 
+/// What who is refused for want of them is told.
+const NO_DESCRIPTOR: &str = "no descriptor is left for another session";
+
 /// What the door is told.
 pub struct Door {
     /// Where it listens.
@@ -240,18 +243,12 @@ impl Keeper {
 
     /// Keeps who has greeted, who still may, and who waits for his turn.
     fn hear(&mut self) {
-        let under_way = self.inside.iter().filter(|guest| guest.is_under_way()).count();
-        let is_greeted = |one: &&Knocked| matches!(one.stage, Stage::Greeted(_));
-        let mut coming = under_way + self.knocked.iter().filter(is_greeted).count();
         for Knocked { uid, stage } in std::mem::take(&mut self.knocked) {
             let stage = match stage {
                 Stage::Silent(connection, until) => match connection.hello(&self.door.library) {
                     Ok(None) if self.core.host.now() < until => Some(Stage::Silent(connection, until)),
                     Ok(None) | Err(_) => None,
-                    Ok(Some(hello)) => self.greeted(connection, &hello, coming).map(|greeting| {
-                        coming += 1;
-                        Stage::Greeted(greeting)
-                    }),
+                    Ok(Some(hello)) => self.greeted(connection, &hello).map(Stage::Greeted),
                 },
                 Stage::Greeted(greeting) => greeting.peer.is_up().then_some(Stage::Greeted(greeting)),
             };
@@ -259,11 +256,11 @@ impl Keeper {
         }
     }
 
-    /// Takes a greeting, beside so many others that come to a session.
-    fn greeted(&self, connection: Connection, hello: &Hello, coming: usize) -> Option<Greeting> {
-        let wanted = kept_descriptors() + SESSION_DESCRIPTORS * (1 + coming);
-        if descriptors_left(wanted) < wanted {
-            connection.refuse(REFUSED_FULL, "no descriptor is left for another session");
+    /// Takes a greeting.
+    fn greeted(&self, connection: Connection, hello: &Hello) -> Option<Greeting> {
+        // One for its process; whether there are enough for a session is seen when its turn comes.
+        if !has_descriptors(1) {
+            connection.refuse(REFUSED_FULL, NO_DESCRIPTOR);
             return None;
         }
         let peer = Arc::new(Peer::new(connection).ok()?);
@@ -292,28 +289,26 @@ impl Keeper {
             *of_user.entry(guest.peer.credentials().uid).or_insert(0) += 1;
             busy.insert(number_of(&guest.peer));
         }
-        // A process that has no number here is nobody's heir: its greetings have no order.
-        busy.remove(&0);
         let max = self.core.config.greetings_max;
         for Knocked { uid, stage } in std::mem::take(&mut self.knocked) {
-            let greeting = match stage {
-                Stage::Greeted(greeting) => greeting,
-                silent @ Stage::Silent(..) => {
-                    self.knocked.push(Knocked { uid, stage: silent });
-                    continue;
-                }
+            let Stage::Greeted(greeting) = stage else {
+                self.knocked.push(Knocked { uid, stage });
+                continue;
             };
             let (number, mine) = (number_of(&greeting.peer), of_user.entry(uid).or_insert(0));
-            let waits = busy.contains(&number) || !may_take(uid, *mine, all, max);
-            if number != 0 {
-                busy.insert(number);
-            }
-            if waits {
+            // A process that has no number here is nobody's heir: its greetings have no order. One that waits, those behind
+            // it wait for, too.
+            let is_first = busy.insert(number) || number == 0;
+            let has_turn = is_first && may_take(uid, *mine, all, max);
+            // Those under way will have theirs, and may leave some.
+            if has_turn && has_descriptors(SESSION_DESCRIPTORS * (1 + all)) {
+                (*mine, all) = (*mine + 1, all + 1);
+                self.begin_greeting(greeting);
+            } else if has_turn && all == 0 {
+                greeting.peer.connection().refuse(REFUSED_FULL, NO_DESCRIPTOR);
+            } else {
                 self.knocked.push(Knocked { uid, stage: Stage::Greeted(greeting) });
-                continue;
             }
-            (*mine, all) = (*mine + 1, all + 1);
-            self.begin_greeting(greeting);
         }
     }
 
@@ -376,6 +371,12 @@ fn accept(door: &Door) -> Result<Option<Connection>, ipc::Error> {
         return Err(ipc::Error::System { call: "accept4", errno: libc::EMFILE });
     }
     door.listener.accept()
+}
+
+/// Whether there are so many descriptors, beside those that are kept.
+fn has_descriptors(count: usize) -> bool {
+    let wanted = kept_descriptors() + count;
+    descriptors_left(wanted) >= wanted
 }
 
 /// Descriptors that no session and nobody at the door is given.
