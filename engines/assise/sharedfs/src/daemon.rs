@@ -8,19 +8,16 @@
 use crate::accept::Door;
 use crate::config::Config;
 use crate::error::Error;
-use crate::fair::may_take;
 use crate::generations::Generations;
 use crate::leases::Reason;
 use crate::ledger::Ledger;
 use crate::locks::{Bell, Locks};
-use crate::logs::{BEGINNING, LogFile, is_log_file};
+use crate::logs::is_log_file;
 use crate::recovery::{Left, Recovered, recover};
-use crate::register::{Register, attach_entry};
-use crate::room::{Free, Room};
+use crate::register::Register;
+use crate::room::Room;
 use crate::serve::{Answer, Request};
-use crate::session::{Beginning, Session, Shared, session_of};
 use crate::state::{Core, Ejection, State};
-use crate::table::OpenLog;
 use area::{Area, Counters, NewPool, Usage};
 use ccnvm::{Leases, Limits, SessionId};
 use format::session::Welcome;
@@ -35,7 +32,6 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 use vfs::Caller;
-use zerocopy::little_endian::{U32, U64};
 
 /// What a new pool is made with.
 #[derive(Clone, Copy, Debug)]
@@ -370,9 +366,6 @@ impl Daemon {
     }
 }
 
-/// What is given out once: a log's uid, the version of its own range, the range's start.
-type Drawn = (LogUid, LeaseVersion, InodeNumber);
-
 /// Counts a thread for as long as it runs, however it ends.
 struct Running(Arc<Core>);
 
@@ -402,166 +395,6 @@ impl Core {
     fn serve_apart(self: &Arc<Self>, session: SessionId) -> Result<(), Error> {
         let core = self.clone();
         self.spawn("session", move || core.serve(session))
-    }
-
-    /// Begins a session, the former one ended.
-    fn attach(&self, caller: Caller, pid: u32, former: u64) -> Result<Attached, Error> {
-        self.end_former(&caller, pid, former);
-        self.begin(caller, pid, former)
-    }
-
-    /// Begins a session. The process's former one has ended.
-    pub fn begin(&self, caller: Caller, pid: u32, former: u64) -> Result<Attached, Error> {
-        let drawn = self.draw_numbers(caller.uid)?;
-        let begun = self.begin_as(drawn, caller, pid, former);
-        if begun.is_err() {
-            self.state.lock().coming.remove(&drawn.0);
-        }
-        begun
-    }
-
-    fn begin_as(
-        &self,
-        (log, version, first_inode): Drawn,
-        caller: Caller,
-        pid: u32,
-        former: u64,
-    ) -> Result<Attached, Error> {
-        let shared = Arc::new(Shared::new(&self.host, &self.config)?);
-        let life = (log, Incarnation::new(1));
-        let file = LogFile::create(&self.medium, self.pool, life, self.config.log_bytes, caller.uid)?;
-        let file = Arc::new(file);
-        let beginning = Beginning {
-            log,
-            caller,
-            version,
-            opened: Sequence::default(),
-            first_inode,
-            inodes: self.config.own_range,
-            file: file.clone(),
-            digested: BEGINNING,
-            pid,
-            started: self.host.started(pid),
-        };
-        let registered = self.register(beginning, &shared, former);
-        if registered.is_err() {
-            // The first error is the one that matters; a file that stays is removed by the next start.
-            let _ = self.medium.remove(&file.name);
-        }
-        let (welcome, caller) = registered?;
-        if !self.goes_on() {
-            return Err(Error::Stopped);
-        }
-        Ok(Attached {
-            welcome,
-            caller,
-            log: file.region().clone(),
-            session: shared.session_words.mapping.clone(),
-            leases: shared.lease_words.mapping.clone(),
-            ring: shared.ring_memory.mapping.clone(),
-            ring_limits: self.config.ring,
-            generations: self.generations.mapping().clone(),
-        })
-    }
-
-    /// Ends the session of a process that goes on in another one, and those of it that it never heard of, so that
-    /// what they have is inherited. May wait for their digests.
-    pub fn end_former(&self, caller: &Caller, pid: u32, former: u64) {
-        let started = self.host.started(pid);
-        let over = |(id, session): (&SessionId, &Session)| {
-            let over = session.is_of(caller, pid, started) && (id.0 == former || session.unheard);
-            over.then_some(*id)
-        };
-        let over: Vec<SessionId> = self.state.lock().sessions.iter().filter_map(over).collect();
-        for id in over {
-            self.eject(id, Reason::HandedOver);
-        }
-    }
-
-    /// A process has said that it goes on from session `former`: however that ends from here on, what it has is kept.
-    pub fn expect_heir(&self, caller: &Caller, pid: u32, former: u64) {
-        let started = self.host.started(pid);
-        let mut state = self.state.lock();
-        let session = state.sessions.get_mut(&SessionId(former));
-        if let Some(session) = session.filter(|session| session.is_of(caller, pid, started)) {
-            session.unheard = true;
-        }
-    }
-
-    /// Writes a new log into the ledger and the session into the table; nothing is left of it if that fails.
-    fn register(
-        &self,
-        mut beginning: Beginning,
-        shared: &Arc<Shared>,
-        former: u64,
-    ) -> Result<(Welcome, Caller), Error> {
-        let mut guard = self.state.lock();
-        let state = &mut *guard;
-        if state.is_stopped() || state.closing {
-            return Err(Error::Stopped);
-        }
-        let Beginning { log, version, first_inode, inodes, pid, .. } = beginning;
-        let caller = beginning.caller.clone();
-        let prepared = state.ledger_room(self);
-        state.guard(prepared)?;
-        let open = OpenLog::new(caller.clone(), version, first_inode, inodes);
-        beginning.opened = state.ledger.open_log(log, open, pid)?;
-        state.settle_ledger()?;
-        let (id, opened) = (session_of(log), beginning.opened);
-        let settles_file = u32::from(beginning.file.region().class() == pmem::Class::File);
-        let session = Session::new(beginning, shared.clone(), self.config.lease_words);
-        shared.daemon.publish_settled(state.ledger.settled());
-        if let Some(who) = session.identity() {
-            state.register.note(attach_entry(id, &who, (first_inode, inodes)));
-        }
-        state.coming.remove(&log);
-        state.sessions.insert(id, session);
-        state.ranges.insert(first_inode, id);
-        let recovered = state.inherit(self, id, former);
-        state.room.begin(id, caller.uid);
-        let room = state.room.promise(id, self.config.room_blocks, &Free::of(&state.area));
-        let welcome = Welcome {
-            session: U64::new(id.0),
-            pool: self.pool,
-            log,
-            log_bytes: U64::new(self.config.log_bytes),
-            log_bytes_max: U64::new(self.config.log_bytes_max),
-            version,
-            ledger: U64::new(opened.get()),
-            first_inode,
-            inodes: U64::new(inodes),
-            room_blocks: U64::new(room),
-            incarnation: Incarnation::new(1),
-            lease_words: U32::new(self.config.lease_words),
-            settles_file: U32::new(settles_file),
-            uid: U32::new(caller.uid),
-            gid: U32::new(caller.gid),
-            goes_on: U32::new(recovered.is_some().into()),
-            fences: U32::new(self.fences.into()),
-            recovered: recovered.unwrap_or_default(),
-        };
-        Ok((welcome, caller))
-    }
-
-    /// Numbers for a new log of a user: its uid, the version of its own range, the range's start.
-    /// From here on the session counts.
-    fn draw_numbers(&self, uid: u32) -> Result<Drawn, Error> {
-        let mut guard = self.state.lock();
-        let state = &mut *guard;
-        if state.is_stopped() || state.closing {
-            return Err(Error::Stopped);
-        }
-        let users = state.sessions.values().map(|session| session.caller.uid);
-        let mine = users.chain(state.coming.values().copied()).filter(|other| *other == uid).count();
-        let all = state.sessions.len() + state.coming.len();
-        if !may_take(uid, mine, all, self.config.sessions_max) {
-            return Err(Error::Sessions);
-        }
-        let (log, first) = (state.numbers.next_log, state.numbers.next_inode);
-        state.numbers.next_log = log.next();
-        state.numbers.next_inode = InodeNumber::new(first.get() + self.config.own_range);
-        state.coming.insert(log, uid);
-        Ok((log, state.leases.take_version(), first))
     }
 
     /// The background thread.

@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 mod accept;
+mod attach;
 mod config;
 mod contents;
 mod daemon;
