@@ -133,6 +133,35 @@ for n in 6 7 8 9; do ! (ulimit -n $n; exec cat kept) 2> said && grep -q 'Too man
     kept_is_there(&node);
 }
 
+/// The pool has room, what it lies on has none for the log of one more program.
+#[test]
+fn a_program_that_finds_no_space_for_its_log_is_told() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: needs root");
+        return;
+    }
+    let folder = tempfile::Builder::new().prefix("hearth-test-").tempdir_in("/dev/shm").unwrap();
+    let script = format!(
+        r#"
+        hearth={} disk={}
+        mount -t tmpfs -o size=100m none $disk
+        trap '$hearth down --dir $disk/c --hard >/dev/null 2>&1' EXIT
+        $hearth up --dir $disk/c --medium memory --capacity 16 >/dev/null
+        $hearth run --dir $disk/c -- sh -c "echo kept > $disk/c/n1/kept"
+        dd if=/dev/zero of=$disk/full bs=4096 2>/dev/null || true
+        $hearth run --dir $disk/c -- cat $disk/c/n1/kept || true
+        rm $disk/full
+        $hearth run --dir $disk/c -- cat $disk/c/n1/kept
+        "#,
+        env!("CARGO_BIN_EXE_hearth"),
+        folder.path().display()
+    );
+    let output = harness::limited(&["unshare", "-m", "bash", "-ec", &script], &[]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("No space left on device"), "{said}");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "kept\n", "{said}");
+}
+
 #[test]
 fn a_daemon_without_descriptors_serves_those_that_it_has() {
     let node = down_with_a_file();

@@ -205,6 +205,9 @@ impl Tree {
         let connector = Arc::new(Heir { inner, number: AtomicU64::new(self.gift.number()) });
         let libfs = LibFs::new(host, connector, Limits::default()).map_err(|why| match why {
             libfs::Error::Descriptors => Errno(libc::EMFILE),
+            libfs::Error::Full => Errno(libc::ENFILE),
+            libfs::Error::NoSpace => Errno(libc::ENOSPC),
+            libfs::Error::Build(_) => Errno(libc::EPROTO),
             _ => Errno(libc::EIO),
         })?;
         let inherited = self.owner.load(Ordering::Relaxed);

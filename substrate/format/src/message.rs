@@ -154,6 +154,8 @@ pub const REFUSED_FULL: u32 = 2;
 pub const REFUSED_CREDENTIALS: u32 = 3;
 /// The message was none.
 pub const REFUSED_MALFORMED: u32 = 4;
+/// What holds the pool has no space for the session's log.
+pub const REFUSED_SPACE: u32 = 5;
 
 /// Descriptors that a request asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]

@@ -20,8 +20,8 @@ pub enum Error {
     Message(DecodeError),
     /// Descriptors that came with a message are lost: this process may have no more, or there were too many.
     DescriptorsLost,
-    /// The other side refused the handshake; its reason, for the user.
-    Refused(String),
+    /// The other side refused the handshake: a `REFUSED_*`, and the reason for the user.
+    Refused(u32, String),
     /// The other side is gone: attach anew.
     Disconnected,
     /// The deadline passed.
@@ -49,7 +49,7 @@ impl std::fmt::Display for Error {
             Self::Limits(what) => write!(f, "impossible limits: {what}"),
             Self::Message(error) => write!(f, "message refused: {error}"),
             Self::DescriptorsLost => write!(f, "descriptors that came with a message are lost"),
-            Self::Refused(reason) => write!(f, "refused by the other side: {reason}"),
+            Self::Refused(_, reason) => write!(f, "refused by the other side: {reason}"),
             Self::Disconnected => write!(f, "the other side is gone"),
             Self::TimedOut => write!(f, "timed out"),
             Self::Interrupted => write!(f, "interrupted by a signal"),

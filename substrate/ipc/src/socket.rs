@@ -277,15 +277,16 @@ impl Connection {
         };
         let message = match received {
             Err(Error::Message(DecodeError::Version(found))) => {
-                return Err(Error::Refused(format!("the daemon speaks protocol {found}")));
+                return Err(Error::Refused(REFUSED_VERSION, format!("the daemon speaks protocol {found}")));
             }
             other => other?,
         };
         match message.kind {
             MessageKind::Welcome => Ok(message),
             MessageKind::Refusal => {
-                let text = message.body.get(size_of::<Refusal>()..).ok_or(DecodeError::Truncated)?;
-                Err(Error::Refused(String::from_utf8_lossy(text).into_owned()))
+                let (refusal, text) =
+                    Refusal::read_from_prefix(&message.body).map_err(|_| DecodeError::Truncated)?;
+                Err(Error::Refused(refusal.reason.get(), String::from_utf8_lossy(text).into_owned()))
             }
             _ => Err(Error::Message(DecodeError::Kind)),
         }
@@ -331,7 +332,7 @@ impl Connection {
             let theirs = theirs.trim_end_matches('\0');
             let text = format!("the library is of version {theirs}, the daemon of version {library}");
             self.refuse(REFUSED_VERSION, &text);
-            return Err(Error::Refused(text));
+            return Err(Error::Refused(REFUSED_VERSION, text));
         }
         Ok(Some(hello))
     }

@@ -5,7 +5,7 @@
 
 #![allow(clippy::unwrap_used, reason = "everything here is a test; clippy knows tests by their attribute")]
 
-use format::message::{MESSAGE_BODY_MAX, MessageHeader, MessageKind};
+use format::message::{MESSAGE_BODY_MAX, MessageHeader, MessageKind, REFUSED_VERSION};
 use format::{DecodeError, Sequence};
 use ipc::shared::{create, read_only};
 use ipc::socket::{accept_peer, hello, poll};
@@ -375,7 +375,7 @@ fn another_version_is_refused_with_both_named() {
     let mut child = Other::start("wrong-version", &path);
     let peer = accepted(&listener);
     let refused = wait_for(peer.connection(), || peer.connection().hello(VERSION)).unwrap_err();
-    assert!(matches!(refused, Error::Refused(_)));
+    assert!(matches!(refused, Error::Refused(REFUSED_VERSION, _)));
     let told = child.line();
     assert!(told.contains("0.0.9") && told.contains(VERSION), "{told}");
     child.ends_well();
@@ -436,7 +436,7 @@ fn hostile_messages_are_errors_and_leave_no_descriptor() {
         let peer = accepted(&listener);
         client.send_packet(packet, &vec![&memory; *descriptors]).unwrap();
         let refused = wait_for(peer.connection(), || peer.connection().hello(VERSION)).unwrap_err();
-        assert!(matches!(refused, Error::Message(_) | Error::Refused(_)), "{packet:?}: {refused}");
+        assert!(matches!(refused, Error::Message(_) | Error::Refused(..)), "{packet:?}: {refused}");
     }
     assert_eq!(open_descriptors(), before);
     let client = Connection::connect(&path).unwrap();

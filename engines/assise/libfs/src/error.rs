@@ -1,5 +1,6 @@
 //! Why a session cannot be used. What a program sees is `vfs::Error`; these become that in one place.
 
+use format::message::{REFUSED_FULL, REFUSED_SPACE, REFUSED_VERSION};
 use pmem::MediaError;
 
 const EMFILE: i32 = rustix::io::Errno::MFILE.raw_os_error();
@@ -20,6 +21,12 @@ pub enum Error {
     Media(MediaError),
     /// The process may have no more descriptors.
     Descriptors,
+    /// SharedFS has no room for another session.
+    Full,
+    /// The medium has no space for the session's log.
+    NoSpace,
+    /// SharedFS is of another build, with which this one cannot talk.
+    Build(String),
     /// What came from SharedFS is no response.
     Response,
     /// Shared memory or a ring is not what it has to be.
@@ -34,6 +41,9 @@ impl std::fmt::Display for Error {
             Self::TimedOut => write!(f, "the daemon does not answer"),
             Self::Interrupted => write!(f, "interrupted by a signal"),
             Self::Descriptors => write!(f, "no descriptor is left for the log, the segments and the daemon"),
+            Self::Full => write!(f, "the daemon has no room for another session"),
+            Self::NoSpace => write!(f, "the medium of the pool has no space for an update log"),
+            Self::Build(why) => write!(f, "the daemon is of another build: {why}"),
             Self::Media(error) => write!(f, "a pool file cannot be used: {error}"),
             Self::Response => write!(f, "an impossible answer of the daemon"),
             Self::Ipc(error) => write!(f, "{error}"),
@@ -61,6 +71,9 @@ impl From<ipc::Error> for Error {
             ipc::Error::System { errno: EMFILE | ENFILE, .. } => Self::Descriptors,
             // SharedFS sends no more of them than fit a message.
             ipc::Error::DescriptorsLost => Self::Descriptors,
+            ipc::Error::Refused(REFUSED_FULL, _) => Self::Full,
+            ipc::Error::Refused(REFUSED_SPACE, _) => Self::NoSpace,
+            ipc::Error::Refused(REFUSED_VERSION, why) => Self::Build(why),
             other => Self::Ipc(other),
         }
     }
@@ -70,7 +83,8 @@ impl From<Error> for vfs::Error {
     fn from(error: Error) -> Self {
         match error {
             Error::Interrupted => Self::Interrupted,
-            Error::Descriptors => Self::TooManyFiles,
+            Error::Descriptors | Error::Full => Self::TooManyFiles,
+            Error::NoSpace => Self::NoSpace,
             _ => Self::Io,
         }
     }

@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::fair::may_take;
 use crate::state::Core;
 use ccnvm::SessionId;
-use format::message::{Hello, MessageKind, Parcel, REFUSED_FULL, ROLE_GATEWAY, RingShape};
+use format::message::{Hello, MessageKind, Parcel, REFUSED_FULL, REFUSED_SPACE, ROLE_GATEWAY, RingShape};
 use ipc::host::Time;
 use ipc::peer::{Peer, uid_of};
 use ipc::ring::Link;
@@ -129,7 +129,8 @@ impl Core {
         let attached = match self.begin(caller, pid, former) {
             Ok(attached) => attached,
             Err(error) => {
-                peer.connection().refuse(REFUSED_FULL, &error.to_string());
+                let reason = if error.is_no_space() { REFUSED_SPACE } else { REFUSED_FULL };
+                peer.connection().refuse(reason, &error.to_string());
                 return None;
             }
         };

@@ -28,6 +28,11 @@ pub enum Error {
 }
 
 impl Error {
+    /// What holds the pool has no space.
+    pub(crate) fn is_no_space(&self) -> bool {
+        matches!(self, Self::Media(MediaError::NoSpace) | Self::Area(AreaError::Medium(MediaError::NoSpace)))
+    }
+
     /// What holds the pool has no room, though the pool has some, or no descriptor was free for one of its files.
     pub(crate) fn is_shortage(&self) -> bool {
         match self {

@@ -129,7 +129,7 @@ fn a_library_of_another_version_and_one_session_too_many_are_refused() {
     let refused = |hello| {
         let connection = Connection::connect(&folder.path().join("socket")).unwrap();
         match connection.greet(&SystemHost, &hello, until) {
-            Err(ipc::Error::Refused(why)) => why,
+            Err(ipc::Error::Refused(_, why)) => why,
             other => panic!("{other:?}"),
         }
     };
