@@ -46,3 +46,29 @@ fn a_user_who_may_not_ask_is_not_told_that_the_node_is_down() {
     assert_eq!(said.status.code(), Some(3));
     said.expect_failure("may not read");
 }
+
+#[test]
+fn a_program_in_the_tree_is_run() {
+    let node = Node::up();
+    let link = node.dir.path().join("link");
+    std::os::unix::fs::symlink(node.path(""), &link).unwrap();
+    let script = "cp /bin/echo $T/echo; printf '#!/bin/sh\\necho script $1\\n' > $T/script; chmod 755 $T/script; cp $T/script $T/in-the-tree; echo > $T/no";
+    node.sh(script).expect_success();
+    let run = |program: &str| node.hearth(&["run", "--", program, "-n", "--json"]);
+    assert_eq!(run(&node.path("echo")).expect_success(), "--json");
+    assert_eq!(run(&node.path("script")).expect_success(), "script -n\n");
+    assert_eq!(run(link.join("echo").to_str().unwrap()).expect_success(), "--json");
+    let by_name = format!(
+        "PATH=$PATH:{} {} run --dir {} -- in-the-tree",
+        node.path(""),
+        env!("CARGO_BIN_EXE_hearth"),
+        node.dir()
+    );
+    assert_eq!(limited(&["sh", "-c"], &[&by_name]).expect_success(), "script\n");
+    for (name, code) in [("absent", 127), ("no", 126)] {
+        let output = run(&node.path(name));
+        assert_eq!(output.status.code(), Some(code), "{output:?}");
+        let said = errors(&output);
+        assert!(said.starts_with("hearth: cannot run ") && said.lines().count() == 1, "{said}");
+    }
+}

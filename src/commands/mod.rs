@@ -39,6 +39,9 @@ enum Command {
     Start(OneNode),
     /// Run a program that sees the tree
     Run(Run),
+    /// Run a program that lies in the tree: `run` does it, inside a program that sees the tree
+    #[command(hide = true)]
+    Within(Within),
     /// Show the tree at DIR/nK to every program, by FUSE
     Mount(Mount),
     /// Take the mount away
@@ -141,6 +144,13 @@ struct Run {
 }
 
 #[derive(Debug, Args)]
+struct Within {
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+#[derive(Debug, Args)]
 struct Status {
     #[command(flatten)]
     place: Where,
@@ -214,6 +224,7 @@ pub fn run(arguments: Arguments) -> ExitCode {
         Command::Down(down) => down::run(&down),
         Command::Start(node) => up::start(&node),
         Command::Run(run) => run::run(&run),
+        Command::Within(within) => run::within(&within),
         Command::Mount(arguments) => mount::mount(&arguments),
         Command::Umount(node) => mount::umount(&node),
         Command::Bench(Benches::Latency(bench)) => bench::latency(&bench),

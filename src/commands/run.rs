@@ -1,13 +1,13 @@
 //! `hearth run`: the command itself, in this process, with the library loaded before its own.
 
-use super::Run;
 use super::down::ENVIRONMENT_SOCKET;
+use super::{Run, Within};
 use crate::cluster::{Cluster, Node};
 use crate::error::{Error, Result};
 use crate::mountpoint;
 use crate::say;
 use std::env;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::ErrorKind;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
@@ -46,10 +46,28 @@ pub(super) fn run(arguments: &Run) -> Result<ExitCode> {
     {
         tell_that_nobody_serves(&cluster, node, &at);
     }
-    let why = command.args(rest).exec();
-    // As shells answer: 127 if there is no such program, 126 if it cannot be run.
+    let mut why = command.args(rest).exec();
+    // It may lie in the tree, which this process does not see, but one that is preloaded does.
+    if matches!(why.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) {
+        let own = env::current_exe().map_err(|why| Error::new(format!("cannot find this program: {why}")))?;
+        why = preloaded(&own, node, &at)?.args(["within", "--"]).args(&arguments.command).exec();
+    }
+    Ok(not_run(program, &why))
+}
+
+/// `hearth within`: runs the command as it is seen from inside.
+pub(super) fn within(arguments: &Within) -> Result<ExitCode> {
+    let [program, rest @ ..] = &arguments.command[..] else {
+        return Err(Error::new("no command was given"));
+    };
+    let why = Command::new(program).args(rest).exec();
+    Ok(not_run(program, &why))
+}
+
+/// As shells answer: 127 if there is no such program, 126 if it cannot be run.
+fn not_run(program: &OsStr, why: &std::io::Error) -> ExitCode {
     say::aside(format_args!("hearth: cannot run {}: {why}", program.display()));
-    Ok(ExitCode::from(if why.kind() == ErrorKind::NotFound { 127 } else { 126 }))
+    ExitCode::from(if why.kind() == ErrorKind::NotFound { 127 } else { 126 })
 }
 
 /// The program's calls will fail, which who started it may not know.
