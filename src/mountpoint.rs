@@ -8,13 +8,15 @@ use crate::error::{Error, Result};
 use crate::process::Process;
 use rustix::fs::{AtFlags, CWD, FlockOperation, Statx, StatxAttributes, StatxFlags, flock, statx};
 use rustix::io::Errno;
+use serde::Serialize;
 use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// What the kernel has where a node's tree is seen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Stand {
     /// Nothing.
     Nothing,

@@ -115,6 +115,27 @@ pub fn with_mapping(path: &Path) -> Vec<Process> {
         .collect()
 }
 
+/// Every process of which this user may know that it stands in a folder, runs a program below it, or has a file open or
+/// mapped there; with the program's name.
+pub fn using(folder: &Path) -> Vec<(Pid, String)> {
+    let below = |link: PathBuf| fs::read_link(link).is_ok_and(|target| target.starts_with(folder));
+    let path = folder.display().to_string();
+    processes()
+        .filter(|pid| {
+            let own = PathBuf::from(format!("/proc/{}", pid.as_raw_nonzero()));
+            let open = fs::read_dir(own.join("fd")).into_iter().flatten().flatten();
+            ["cwd", "root", "exe"].into_iter().any(|link| below(own.join(link)))
+                || open.map(|entry| entry.path()).any(below)
+                || fs::read_to_string(own.join("maps"))
+                    .is_ok_and(|maps| maps.lines().any(|line| names(line, &path)))
+        })
+        .map(|pid| {
+            let name = fs::read_to_string(format!("/proc/{}/comm", pid.as_raw_nonzero()));
+            (pid, name.unwrap_or_default().trim().to_owned())
+        })
+        .collect()
+}
+
 /// Whether a line of a `maps` file is about a file whose path begins so, and that is there still.
 fn names(line: &str, path: &str) -> bool {
     line.find('/').is_some_and(|at| line[at..].starts_with(path)) && !line.ends_with(" (deleted)")

@@ -7,6 +7,7 @@ mod harness;
 
 use harness::{Expect, Node, limited};
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Output;
 
@@ -71,4 +72,66 @@ fn a_program_in_the_tree_is_run() {
         let said = errors(&output);
         assert!(said.starts_with("hearth: cannot run ") && said.lines().count() == 1, "{said}");
     }
+}
+
+#[test]
+fn a_mount_in_use_is_not_taken_away_unless_by_force() {
+    if !harness::can_mount() {
+        return;
+    }
+    let node = Node::up();
+    node.hearth(&["mount"]).expect_success();
+    assert_eq!(json(&node.hearth(&["status", "--json"]))["mount"], "tree");
+    let mut writer = fs::File::create(node.path("file")).unwrap();
+    let busy = node.hearth(&["umount"]);
+    assert_eq!(busy.status.code(), Some(1));
+    let this = format!("is busy, used by process {} (", std::process::id());
+    assert!(errors(&busy).contains(&this), "{}", errors(&busy));
+    writer.write_all(b"still").unwrap();
+    let down = node.hearth(&["down"]);
+    down.expect_success();
+    let said = errors(&down);
+    assert!(said.contains("stays, as it is in use") && said.contains("umount --force"), "{said}");
+    assert_eq!(json(&node.hearth(&["status", "--json"]))["mount"], "tree");
+    node.hearth(&["start"]).expect_success();
+    assert_eq!(fs::read_to_string(node.path("file")).unwrap(), "still");
+    node.hearth(&["umount", "--force"]).expect_success();
+    assert!(writer.write_all(b"late").is_err());
+    assert_eq!(json(&node.hearth(&["status", "--json"]))["mount"], "nothing");
+}
+
+#[test]
+fn down_takes_a_mount_away_that_nobody_uses() {
+    if !harness::can_mount() {
+        return;
+    }
+    let node = Node::up();
+    for how in [&["down"][..], &["down", "--hard"]] {
+        node.hearth(&["mount"]).expect_success();
+        fs::write(node.path("file"), "kept").unwrap();
+        let down = node.hearth(how);
+        down.expect_success();
+        assert_eq!(errors(&down), "");
+        assert!(!node.dir.path().join("n1").exists(), "{how:?}");
+        node.hearth(&["start"]).expect_success();
+        assert_eq!(node.sh("cat $T/file").expect_success(), "kept");
+    }
+}
+
+#[test]
+fn a_mount_whose_gateway_was_killed_is_told_and_taken_away() {
+    if !harness::can_mount() {
+        return;
+    }
+    let node = Node::up();
+    node.hearth(&["mount"]).expect_success();
+    let pid = fs::read_to_string(format!("{}/node-1/gateway.pid", node.dir())).unwrap();
+    harness::kill(pid.split(' ').next().unwrap().parse().unwrap());
+    let dead = || json(&node.hearth(&["status", "--json"]))["mount"] == "dead-mount";
+    assert!(dead());
+    let run = node.hearth(&["run", "--", "true"]);
+    run.expect_success();
+    assert!(errors(&run).contains("a mount whose gateway is gone") && dead(), "{}", errors(&run));
+    node.hearth(&["umount"]).expect_success();
+    assert!(!node.dir.path().join("n1").exists());
 }

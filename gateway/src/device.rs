@@ -110,6 +110,22 @@ fn shared_options(options: &Options) -> impl Iterator<Item = &'static str> {
     allow_other.into_iter().chain(kernel_checks)
 }
 
+/// Unmounts what is mounted at a path, if nobody uses it; its gateway ends then. That nothing is mounted there is no error.
+///
+/// # Errors
+/// `System` (EBUSY: somebody uses it), `Helper`.
+pub fn unmount(path: &Path) -> Result<(), Error> {
+    unmount_at(path, UnmountFlags::empty())
+}
+
+/// Takes away a mount whose gateway is gone.
+///
+/// # Errors
+/// `System`, `Helper`.
+pub fn detach(path: &Path) -> Result<(), Error> {
+    unmount_at(path, UnmountFlags::DETACH)
+}
+
 fn unmount_at(path: &Path, flags: UnmountFlags) -> Result<(), Error> {
     match rustix::mount::unmount(path, flags) {
         // No mount is there any more.

@@ -28,6 +28,7 @@ mod operations;
 mod options;
 mod waits;
 
+pub use device::{detach, unmount};
 pub use error::Error;
 pub use mounted::{Mounted, serve};
 pub use options::Options;

@@ -1,6 +1,7 @@
 //! `hearth down`: end daemons, politely or as a power cut does.
 
 use super::Down;
+use super::mount::{Taken, take_away};
 use crate::cluster::{Cluster, Node};
 use crate::error::{Error, Result};
 use crate::process::{Process, with_environment, with_mapping};
@@ -22,7 +23,19 @@ pub(super) fn run(arguments: &Down) -> Result<ExitCode> {
     };
     let mut ended = 0;
     for node in nodes {
-        if stop(&cluster, node, arguments.hard)? {
+        // While there is a daemon that takes what is written back.
+        let mount = if arguments.hard { Ok(Taken::Nothing) } else { take_away(&cluster, node, false) };
+        let stopped = stop(&cluster, node, arguments.hard)?;
+        if arguments.hard {
+            // As after a power cut, nothing is mounted; a mount that is left has no gateway.
+            take_away(&cluster, node, true)?;
+        }
+        if let Some(stays) =
+            mount.map_or_else(|why| Some(why.to_string()), |taken| stays(&cluster, node, &taken))
+        {
+            say::aside(format_args!("hearth: {stays}"));
+        }
+        if stopped {
             say::line(format_args!("node {} is down", node.number));
             ended += 1;
         } else {
@@ -33,6 +46,17 @@ pub(super) fn run(arguments: &Down) -> Result<ExitCode> {
         return Err(Error::new("nothing was running"));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// What has to be said of a mount without a daemon.
+fn stays(cluster: &Cluster, node: &Node, taken: &Taken) -> Option<String> {
+    let Taken::Busy(users) = taken else { return None };
+    let (tree, dir) = (cluster.tree(node), cluster.dir.display());
+    Some(format!(
+        "the mount at {} stays, as it is in use{users}: calls on it get EIO until hearth start --dir {dir}; \
+         hearth umount --force --dir {dir} takes it away",
+        tree.display()
+    ))
 }
 
 /// Ends one node; false if neither its keeper nor its daemon was running and nothing was attached.

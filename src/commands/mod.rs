@@ -44,8 +44,8 @@ enum Command {
     Within(Within),
     /// Show the tree at DIR/nK to every program, by FUSE
     Mount(Mount),
-    /// Take the mount away
-    Umount(OneNode),
+    /// Take the mount away: exit code 1 if programs use it
+    Umount(Umount),
     /// Measure, each figure beside its floor
     #[command(subcommand)]
     Bench(Benches),
@@ -126,6 +126,15 @@ struct Mount {
     /// Serve the mount in this process, until SIGTERM
     #[arg(long)]
     foreground: bool,
+}
+
+#[derive(Debug, Args)]
+struct Umount {
+    #[command(flatten)]
+    node: OneNode,
+    /// Take it away from programs that use it, too: their calls fail from then on
+    #[arg(long)]
+    force: bool,
 }
 
 #[derive(Debug, Args)]
@@ -226,7 +235,7 @@ pub fn run(arguments: Arguments) -> ExitCode {
         Command::Run(run) => run::run(&run),
         Command::Within(within) => run::within(&within),
         Command::Mount(arguments) => mount::mount(&arguments),
-        Command::Umount(node) => mount::umount(&node),
+        Command::Umount(arguments) => mount::umount(&arguments),
         Command::Bench(Benches::Latency(bench)) => bench::latency(&bench),
         Command::Bench(Benches::Ops(ops)) => bench::ops(&ops),
         Command::Measure(measure) => bench::measure(&measure),

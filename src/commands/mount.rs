@@ -1,24 +1,28 @@
 //! `hearth mount` and `hearth umount`: the gateway, a process of its own that shows the tree to every program.
 
 use super::up::{alone, say_ready, wait_until_ready};
-use super::{Mount, OneNode};
+use super::{Mount, Umount};
 use crate::cluster::{Cluster, Node};
 use crate::error::{Error, Result};
-use crate::mountpoint::{self, gateway_file};
-use crate::process::Process;
+use crate::mountpoint::{self, Stand, gateway_file};
+use crate::process::{Process, using};
 use crate::say;
 use format::message::ROLE_GATEWAY;
 use gateway::{Mounted, Options, serve};
 use ipc::{Host, SystemHost};
 use libfs::socket::SocketConnector;
 use libfs::{LibFs, Limits};
+use rustix::io::Errno;
 use rustix::process::Signal;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// Processes that are named when a mount is in use.
+const USERS_SHOWN: usize = 3;
 /// How long an unmount may take: programs that use the mount are waited for.
 const UNMOUNT: Duration = Duration::from_secs(30);
 
@@ -40,17 +44,72 @@ pub(super) fn mount(arguments: &Mount) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-pub(super) fn umount(arguments: &OneNode) -> Result<ExitCode> {
-    let cluster = arguments.place.cluster()?;
-    let node = cluster.node(arguments.node)?;
-    let Some(process) = mountpoint::gateway(&cluster, node) else {
-        return Err(Error::new(format!("node {} is not mounted", node.number)));
-    };
-    process.end(Signal::TERM, UNMOUNT)?;
-    // A gateway that was killed has not done it.
-    mountpoint::tidy(&cluster, node);
-    say::line(format_args!("node {} is not mounted any more", node.number));
+pub(super) fn umount(arguments: &Umount) -> Result<ExitCode> {
+    let cluster = arguments.node.place.cluster()?;
+    let node = cluster.node(arguments.node.node)?;
+    match take_away(&cluster, node, arguments.force)? {
+        Taken::Nothing => return Err(Error::new(format!("node {} is not mounted", node.number))),
+        Taken::Away => say::line(format_args!("node {} is not mounted any more", node.number)),
+        Taken::Busy(users) => {
+            say::aside(format_args!(
+                "hearth: the mount at {} is busy{users}: end what uses it, or take it away from there with --force",
+                cluster.tree(node).display()
+            ));
+            return Ok(ExitCode::FAILURE);
+        }
+    }
     Ok(ExitCode::SUCCESS)
+}
+
+/// What became of a mount that was to go.
+pub(super) enum Taken {
+    /// There was none.
+    Nothing,
+    /// It is gone.
+    Away,
+    /// It stays, as somebody uses it: who, as the end of a sentence.
+    Busy(String),
+}
+
+/// Takes a node's mount away; by force also if it is in use.
+pub(super) fn take_away(cluster: &Cluster, node: &Node, force: bool) -> Result<Taken> {
+    let tree = cluster.tree(node);
+    let of_gateway = |why: gateway::Error| Error::at("unmount", &tree)(why);
+    if let Some(process) = mountpoint::gateway(cluster, node) {
+        if !force {
+            match gateway::unmount(&tree) {
+                Err(gateway::Error::System { errno, .. }) if errno == Errno::BUSY.raw_os_error() => {
+                    return Ok(Taken::Busy(users(&tree)));
+                }
+                unmounted => unmounted.map_err(of_gateway)?,
+            }
+        }
+        // It ends by itself when its mount is gone.
+        process.end(Signal::TERM, UNMOUNT)?;
+    } else if mountpoint::stand(cluster, node) == Stand::DeadMount {
+        gateway::detach(&tree).map_err(of_gateway)?;
+    } else {
+        return Ok(Taken::Nothing);
+    }
+    // A gateway that was killed has not done it.
+    mountpoint::tidy(cluster, node);
+    Ok(Taken::Away)
+}
+
+/// Who uses a mount, as the end of a sentence.
+fn users(tree: &Path) -> String {
+    let users = using(tree);
+    let named: Vec<_> = users
+        .iter()
+        .take(USERS_SHOWN)
+        .map(|(pid, name)| format!("{} ({name})", pid.as_raw_nonzero()))
+        .collect();
+    match (named.is_empty(), users.len() > named.len()) {
+        (true, _) => String::new(),
+        (false, more) => {
+            format!(", used by process {}{}", named.join(", "), if more { " and others" } else { "" })
+        }
+    }
 }
 
 /// The gateway's own process: serves the mount until it is told to end, or the mount is taken away.

@@ -1,14 +1,16 @@
 //! `hearth status`: what each daemon says of itself, for people or machines.
 
 use super::Status;
+use crate::cluster::MediumKind;
 use crate::error::{Error, Result};
+use crate::mountpoint::{Stand, stand};
 use crate::say;
 use crate::status::{NodeStatus, ask};
 use serde::Serialize;
 use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// Exit code when a user may not ask.
@@ -18,15 +20,20 @@ const UNKNOWN: u8 = 3;
 #[derive(Serialize)]
 #[serde(untagged)]
 enum Answer {
-    Up(Box<NodeStatus>),
-    /// Whether it is up only others may know.
-    Unknown {
-        node: u32,
-        unknown: String,
+    Up {
+        #[serde(flatten)]
+        status: Box<NodeStatus>,
+        mount: Stand,
     },
+    /// Whether it is up only others may know.
+    Unknown { node: u32, unknown: String },
     Down {
         node: u32,
         down: String,
+        tree: PathBuf,
+        mount: Stand,
+        pool: PathBuf,
+        medium: MediumKind,
         #[serde(skip_serializing_if = "Option::is_none")]
         failure: Option<String>,
     },
@@ -44,16 +51,22 @@ pub(super) fn run(arguments: &Status) -> Result<ExitCode> {
         .nodes
         .iter()
         .map(|node| match ask(&cluster.control(node)) {
-            Ok(status) => Answer::Up(Box::new(status)),
+            Ok(status) => Answer::Up { status: Box::new(status), mount: stand(&cluster, node) },
             Err(why) if is_forbidden(&cluster.control(node)) => Answer::Unknown {
                 node: node.number,
                 unknown: format!(
                     "this user may not ask the daemon, only the node's user and root may: {why}"
                 ),
             },
-            Err(why) => {
-                Answer::Down { node: node.number, down: why.to_string(), failure: cluster.failure(node) }
-            }
+            Err(why) => Answer::Down {
+                node: node.number,
+                down: why.to_string(),
+                tree: cluster.tree(node),
+                mount: stand(&cluster, node),
+                pool: node.pool.clone(),
+                medium: cluster.settings.medium,
+                failure: cluster.failure(node),
+            },
         })
         .collect();
     if arguments.json {
@@ -66,7 +79,7 @@ pub(super) fn run(arguments: &Status) -> Result<ExitCode> {
     if answers.iter().any(|answer| matches!(answer, Answer::Unknown { .. })) {
         return Ok(ExitCode::from(UNKNOWN));
     }
-    let up = answers.iter().filter(|answer| matches!(answer, Answer::Up(_))).count();
+    let up = answers.iter().filter(|answer| matches!(answer, Answer::Up { .. })).count();
     Ok(ExitCode::from(match up {
         0 => 2,
         up if up < answers.len() => 1,
@@ -80,17 +93,20 @@ fn is_forbidden(control: &Path) -> bool {
 }
 
 fn print(answer: &Answer) {
-    let status = match answer {
+    let (status, mount) = match answer {
         Answer::Unknown { node, unknown } => {
             return say::line(format_args!("node {node}: not known ({unknown})"));
         }
-        Answer::Down { node, down, failure } => {
+        Answer::Down { node, down, tree, mount, pool, medium, failure } => {
             say::line(format_args!("node {node}: down ({down})"));
+            say::line(format_args!("  tree at {}, {}", tree.display(), mounted(*mount)));
+            say::line(format_args!("  medium {medium}, pool {}", pool.display()));
             return say_failure(failure.as_deref());
         }
-        Answer::Up(status) => status,
+        Answer::Up { status, mount } => (status, mount),
     };
     say::line(format_args!("node {}: up, process {}, tree at {}", status.node, status.pid, status.tree));
+    say::line(format_args!("  {}", mounted(*mount)));
     say::line(format_args!("  an fsync survives: {}", survives(&status.survives)));
     say::line(format_args!("  copies {}, medium {}, pool {}", status.copies, status.medium, status.pool));
     let used = status.blocks - status.blocks_free.min(status.blocks);
@@ -137,5 +153,14 @@ fn survives(class: &str) -> &str {
         "process" => "the end of the program and of the daemon, not of the machine",
         "power" => "a power cut",
         other => other,
+    }
+}
+
+fn mounted(mount: Stand) -> &'static str {
+    match mount {
+        Stand::Tree => "mounted",
+        Stand::Nothing => "not mounted: hearth run shows it to a program, hearth mount to every one",
+        Stand::DeadMount => "mounted, but its gateway is gone: hearth umount takes it away",
+        Stand::Other => "not mounted, and what lies there is not in the tree: move it away",
     }
 }

@@ -73,12 +73,7 @@ impl Node {
 
     /// `kill -9`, and until it is gone.
     pub fn kill_daemon(&self) {
-        use rustix::event::{PollFd, PollFlags, poll};
-        use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
-        let pidfd = pidfd_open(Pid::from_raw(self.daemon()).unwrap(), PidfdFlags::empty()).unwrap();
-        pidfd_send_signal(&pidfd, Signal::KILL).unwrap();
-        let limit = rustix::event::Timespec { tv_sec: 60, tv_nsec: 0 };
-        assert_eq!(poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&limit)), Ok(1), "it does not die");
+        kill(self.daemon());
     }
 
     pub fn check(&self) {
@@ -89,9 +84,19 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        self.hearth(&["umount"]);
+        self.hearth(&["umount", "--force"]);
         self.hearth(&["down", "--hard"]);
     }
+}
+
+/// `kill -9`, and until the process is gone.
+pub fn kill(pid: i32) {
+    use rustix::event::{PollFd, PollFlags, poll};
+    use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+    let pidfd = pidfd_open(Pid::from_raw(pid).unwrap(), PidfdFlags::empty()).unwrap();
+    pidfd_send_signal(&pidfd, Signal::KILL).unwrap();
+    let limit = rustix::event::Timespec { tv_sec: 60, tv_nsec: 0 };
+    assert_eq!(poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&limit)), Ok(1), "it does not die");
 }
 
 /// Whether this machine lets us mount; says so if not.
