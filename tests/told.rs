@@ -135,3 +135,21 @@ fn a_mount_whose_gateway_was_killed_is_told_and_taken_away() {
     node.hearth(&["umount"]).expect_success();
     assert!(!node.dir.path().join("n1").exists());
 }
+
+#[test]
+fn of_a_node_that_is_down_it_is_told_where_its_pool_is_and_how_to_start_it() {
+    let node = Node::up();
+    let pool = json(&node.hearth(&["status", "--json"]))["pool"].clone();
+    node.hearth(&["down"]).expect_success();
+    assert_eq!(json(&node.hearth(&["status", "--json"]))["pool"], pool);
+    let said = node.hearth(&["status"]);
+    assert!(String::from_utf8_lossy(&said.stdout).contains(pool.as_str().unwrap()), "{said:?}");
+    let mount = node.hearth(&["mount"]);
+    mount.expect_failure("hearth start --dir");
+    assert_eq!(errors(&mount).matches("hearth: ").count(), 1, "{}", errors(&mount));
+    assert!(!node.dir.path().join("n1").exists());
+    fs::write(node.dir.path().join("node-1/pool/tree"), "nothing of a tree").unwrap();
+    let start = node.hearth(&["start"]);
+    start.expect_failure("node 1 did not start: cannot open");
+    assert_eq!(errors(&start).matches("hearth: ").count(), 1, "{}", errors(&start));
+}

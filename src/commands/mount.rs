@@ -39,6 +39,20 @@ pub(super) fn mount(arguments: &Mount) -> Result<ExitCode> {
             process.pid()
         )));
     }
+    let runs = |file: &Path| Process::load(file).is_some();
+    if !runs(&cluster.keeper_pid_file(node)) && !runs(&cluster.pid_file(node)) {
+        return Err(Error::new(format!(
+            "node {} is down, so there is nothing to mount: hearth start --dir {} brings it back",
+            node.number,
+            cluster.dir.display()
+        )));
+    }
+    mountpoint::tidy(&cluster, node);
+    if mountpoint::stand(&cluster, node) == Stand::Other {
+        let tree = cluster.tree(node);
+        let tree = tree.display();
+        say::aside(format_args!("hearth: the mount hides what lies in {tree}, which is not in the tree"));
+    }
     wait_until_ready(&cluster, node, &["mount", "--foreground"], "gateway.log")?;
     say::line(format_args!("node {} is mounted at {}", node.number, cluster.tree(node).display()));
     Ok(ExitCode::SUCCESS)

@@ -51,10 +51,7 @@ pub(super) fn run(arguments: &Up) -> Result<ExitCode> {
         }
     };
     let node = cluster.node(1)?;
-    say::line(format_args!(
-        "node 1 is up. Run programs with: hearth run --dir {} -- COMMAND",
-        cluster.dir.display()
-    ));
+    say::line(format_args!("Run programs with: hearth run --dir {} -- COMMAND", cluster.dir.display()));
     say::line(format_args!("They see the tree at {}", cluster.tree(node).display()));
     Ok(ExitCode::SUCCESS)
 }
@@ -81,13 +78,11 @@ fn begin(dir: &Path, medium: MediumKind, capacity_bytes: u64, made: &mut Made) -
     Ok(cluster)
 }
 
-/// Starts every node.
+/// Starts every node that is not up, and says so.
 fn start_all(cluster: &Cluster) -> Result<()> {
     for node in &cluster.settings.nodes {
         look_at_tree(cluster, node);
-        if let Start::Already(pid) = start_node(cluster, node)? {
-            return Err(Error::new(format!("node {} is up already (process {pid})", node.number)));
-        }
+        say_start(node.number, &start_node(cluster, node)?);
     }
     Ok(())
 }
@@ -97,13 +92,15 @@ pub(super) fn start(arguments: &OneNode) -> Result<ExitCode> {
     let _alone = alone(&cluster.dir)?;
     let node = cluster.node(arguments.node)?;
     look_at_tree(&cluster, node);
-    match start_node(&cluster, node)? {
-        Start::Done => say::line(format_args!("node {} is up", arguments.node)),
-        Start::Already(pid) => {
-            say::line(format_args!("node {} is up already (process {pid})", arguments.node))
-        }
-    }
+    say_start(arguments.node, &start_node(&cluster, node)?);
     Ok(ExitCode::SUCCESS)
+}
+
+fn say_start(number: u32, start: &Start) {
+    match start {
+        Start::Done => say::line(format_args!("node {number} is up")),
+        Start::Already(pid) => say::line(format_args!("node {number} is up already (process {pid})")),
+    }
 }
 
 /// A folder where the tree is seen though it is not mounted, which clusters of before have, goes if it is empty.
@@ -221,17 +218,27 @@ pub(super) fn wait_until_ready(cluster: &Cluster, node: &Node, command: &[&str],
     let _ = child.wait();
     // What earlier starts said is not the reason.
     let text = fs::read(&log).unwrap_or_default();
-    let text = String::from_utf8_lossy(text.get(before..).unwrap_or_default());
-    let last: Vec<_> = text.lines().rev().take(3).collect();
-    let why: Vec<_> = last.into_iter().rev().collect();
-    Err(Error::new(format!(
-        "node {} did not {}: {} (all of it: {}; hearth check {} says what the pool holds)",
-        node.number,
-        if command == ["serve"] { "start" } else { "mount" },
-        why.join(" | "),
-        log.display(),
-        node.pool.display()
-    )))
+    let why = reason(&String::from_utf8_lossy(text.get(before..).unwrap_or_default()));
+    let log = log.display();
+    Err(Error::new(if command == ["serve"] {
+        let pool = node.pool.display();
+        format!(
+            "node {} did not start: {why} (all of it: {log}; hearth check {pool} says what the pool holds)",
+            node.number
+        )
+    } else {
+        format!("node {} was not mounted: {why} (all of it: {log})", node.number)
+    }))
+}
+
+/// Why a process ended, of what it wrote to its log: its last word to a person, if there is one, else the last lines.
+fn reason(log: &str) -> String {
+    if let Some(why) = log.lines().rev().find_map(|line| line.strip_prefix("hearth: ")) {
+        return why.to_owned();
+    }
+    let mut last: Vec<_> = log.lines().rev().take(3).collect();
+    last.reverse();
+    last.join(" | ")
 }
 
 /// Tells who started this process that it is ready, and lets go of the pipe.
