@@ -130,7 +130,9 @@ fn a_long_read_ends_beside_a_writer() {
         let at = At::Offset(number * RECORD as u64);
         libfs.write(&Caller::ROOT, handle, at, &[IoSlice::new(&piece(number))]).expect("there is room")
     };
-    (0..=PIECES).for_each(|number| drop(write(&libfs, number)));
+    for number in 0..=PIECES {
+        write(&libfs, number);
+    }
     let done = Arc::new(std::sync::atomic::AtomicBool::new(false));
     let (theirs, told) = (libfs.clone(), done.clone());
     let writes = Box::new(move || {
