@@ -120,7 +120,7 @@ fn the_answer_to_a_larger_log_is_lost() {
 fn there_is_no_space_for_a_larger_log() {
     let config = Config { log_bytes: 64 << 10, log_bytes_max: 1 << 20, ..tiny() };
     for answer in [Status::NoSpace, Status::Limit] {
-        let node = Node::new(config.clone());
+        let node = Node::new(config);
         let local = Arc::new(Local::new(node.clone(), Caller::ROOT));
         let lossy = Lossy { local, answer: Ok(answer), refused: true, lost: Arc::default() };
         let asked = lossy.lost.clone();
