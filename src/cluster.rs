@@ -15,11 +15,13 @@
 
 use crate::error::{Error, Result};
 use crate::making::Made;
+use crate::say;
 use crate::settings::{Written, WrittenNode};
 use rustix::fs::{FsWord, statfs};
 use serde::{Deserialize, Serialize};
 use std::fs;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::io::ErrorKind;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// `f_type` of the file systems in memory.
@@ -28,6 +30,9 @@ const RAMFS: FsWord = 0x8584_58f6;
 
 /// Longest path that a Unix socket's address holds, less one for the closing zero byte.
 const SOCKET_PATH_BYTES_MAX: usize = 107;
+
+/// Pools in memory elsewhere of clusters that were in one folder, at most.
+const POOLS_MAX: u32 = 100;
 
 /// Where a pool's bytes lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
@@ -100,7 +105,7 @@ impl Cluster {
     pub fn open(dir: &Path) -> Result<Self> {
         let file = dir.join("hearth.toml");
         let text = fs::read_to_string(&file).map_err(|why| match why.kind() {
-            std::io::ErrorKind::NotFound => {
+            ErrorKind::NotFound => {
                 Error::new(format!("there is no cluster in {} (hearth up makes one)", dir.display()))
             }
             _ => Error::at("read", &file)(why),
@@ -220,13 +225,6 @@ fn create_node(dir: &Path, number: u32, medium: MediumKind, made: &mut Made) -> 
     fs::set_permissions(&folder, fs::Permissions::from_mode(0o711))
         .map_err(Error::at("set mode of", &folder))?;
     let pool = pool_folder(&folder, medium)?;
-    // A folder outside goes with nothing that a person removes: what lies there is of a cluster that is gone.
-    if !pool.starts_with(dir) && fs::read_dir(&pool).is_ok_and(|mut files| files.next().is_some()) {
-        return Err(Error::new(format!(
-            "{} is the pool of a cluster that was in this folder before: remove it, if nothing in it is needed",
-            pool.display()
-        )));
-    }
     made.own(&pool, 0o700)?;
     let socket = socket_path(&folder);
     if let Some(private) = socket.parent().filter(|parent| *parent != folder) {
@@ -246,14 +244,39 @@ pub fn pool_within(folder: &Path) -> PathBuf {
     folder.join("pool")
 }
 
-/// A pool in memory needs a tmpfs: the node's folder if it lies on one, else a folder below /dev/shm.
+/// A pool in memory needs a tmpfs: the node's folder if it lies on one, else a folder below /dev/shm. That does not go
+/// with the cluster's folder, so it may hold the pool of a cluster that is gone, or was moved: it stays, and another name
+/// is taken.
 fn pool_folder(folder: &Path, medium: MediumKind) -> Result<PathBuf> {
     let here = pool_within(folder);
     if medium == MediumKind::File || is_in_memory(folder)? {
         return Ok(here);
     }
     let name = format!("hearth-{}-{:016x}", rustix::process::getuid().as_raw(), fingerprint(folder));
-    Ok(Path::new("/dev/shm").join(name))
+    let own = |found: &fs::Metadata| found.is_dir() && found.uid() == rustix::process::getuid().as_raw();
+    let is_free = |pool: &PathBuf| match fs::symlink_metadata(pool) {
+        Err(why) => why.kind() == ErrorKind::NotFound,
+        // Everybody may make a folder there.
+        Ok(found) => own(&found) && fs::read_dir(pool).is_ok_and(|mut files| files.next().is_none()),
+    };
+    let numbered = |number: u32| match number {
+        1 => name.clone(),
+        more => format!("{name}-{more}"),
+    };
+    let mut names = (1..=POOLS_MAX).map(|number| Path::new("/dev/shm").join(numbered(number)));
+    let mut left = Vec::new();
+    let found = names.find(|pool| {
+        let free = is_free(pool);
+        left.extend((!free).then(|| pool.display().to_string()));
+        free
+    });
+    if !left.is_empty() {
+        say::aside(format_args!(
+            "hearth: {} holds the pool of a cluster that was in this folder before: remove it, if nothing in it is needed",
+            left.join(", ")
+        ));
+    }
+    found.ok_or_else(|| Error::new(format!("{POOLS_MAX} pools of clusters that are gone lie in /dev/shm")))
 }
 
 /// In the node's folder, or, if that path is too long for an address, in the user's runtime folder.

@@ -39,8 +39,12 @@ impl Clusters {
     }
 
     fn copy(&self, from: &str, to: &str) {
+        self.copied(from, to).expect_success();
+    }
+
+    fn copied(&self, from: &str, to: &str) -> Output {
         let path = |name| self.dir(name).to_str().unwrap().to_owned();
-        limited(&["cp", "-r"], &[&path(from), &path(to)]).expect_success();
+        limited(&["cp", "-r"], &[&path(from), &path(to)])
     }
 }
 
@@ -77,8 +81,9 @@ fn a_copy_is_a_cluster_of_its_own() {
     clusters.up("one", "file");
     clusters.sh("two", "echo copy > $T/file");
     assert_eq!(clusters.sh("one", "cat $T/file"), "both\n");
-    // A copy that was made of one that is up has its pid files.
-    clusters.copy("one", "three");
+    // A copy that was made of one that is up has its pid files; logs may go while it is made.
+    clusters.copied("one", "three");
+    assert!(clusters.dir("three").join("node-1/serve.pid").exists());
     assert_eq!(clusters.hearth("three", &["status"]).status.code(), Some(2));
     clusters.hearth("three", &["down"]).expect_success();
     assert_eq!(clusters.sh("one", "cat $T/file"), "both\n");
@@ -106,12 +111,33 @@ fn a_copy_does_not_use_a_pool_in_memory() {
         println!("skipped: the target folder is in memory");
         return;
     }
-    clusters.copy("one", "two");
+    clusters.copied("one", "two");
     for command in ["up", "start", "down", "status"] {
         clusters.hearth("two", &[command]).expect_failure("is a copy of a cluster whose pool in memory");
     }
     clusters.hearth("one", &["down"]).expect_success();
     clusters.hearth("two", &["up"]).expect_failure("is a copy of a cluster whose pool in memory");
+}
+
+/// Whoever removes a cluster by its folder leaves its pool; a new one there is a new one, and the old pool stays.
+#[test]
+fn a_new_cluster_takes_no_pool_of_one_that_is_gone() {
+    let clusters = Clusters::new();
+    clusters.up("one", "memory");
+    let Some(left) = clusters.pool("one") else {
+        println!("skipped: the target folder is in memory");
+        return;
+    };
+    clusters.sh("one", "echo old > $T/file");
+    clusters.hearth("one", &["down"]).expect_success();
+    fs::remove_dir_all(clusters.dir("one")).unwrap();
+    let again = clusters.hearth("one", &["up", "--medium", "memory", "--capacity", "64"]);
+    let told = String::from_utf8_lossy(&again.stderr).into_owned();
+    again.expect_success();
+    assert!(told.contains(left.to_str().unwrap()) && told.contains("remove it"), "{told}");
+    assert_eq!(clusters.sh("one", "ls $T"), "");
+    assert!(fs::read_dir(&left).unwrap().count() > 0, "it stays");
+    fs::remove_dir_all(left).unwrap();
 }
 
 #[test]
