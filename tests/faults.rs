@@ -133,30 +133,34 @@ for n in 6 7 8 9; do ! (ulimit -n $n; exec cat kept) 2> said && grep -q 'Too man
     kept_is_there(&node);
 }
 
-/// The pool has room, what it lies on has none for the log of one more program.
-#[test]
-fn a_program_that_finds_no_space_for_its_log_is_told() {
+/// Runs a script with a small disk of its own at `$disk`, in memory, and the program as `$hearth`; none if that needs
+/// root. A cluster in `$disk/c` is taken down afterwards.
+fn on_a_small_disk(size: &str, script: &str) -> Option<std::process::Output> {
     if !rustix::process::geteuid().is_root() {
         println!("skipped: needs root");
-        return;
+        return None;
     }
     let folder = tempfile::Builder::new().prefix("hearth-test-").tempdir_in("/dev/shm").unwrap();
     let script = format!(
-        r#"
-        hearth={} disk={}
-        mount -t tmpfs -o size=100m none $disk
-        trap '$hearth down --dir $disk/c --hard >/dev/null 2>&1' EXIT
-        $hearth up --dir $disk/c --medium memory --capacity 16 >/dev/null
-        $hearth run --dir $disk/c -- sh -c "echo kept > $disk/c/n1/kept"
-        dd if=/dev/zero of=$disk/full bs=4096 2>/dev/null || true
-        $hearth run --dir $disk/c -- cat $disk/c/n1/kept || true
-        rm $disk/full
-        $hearth run --dir $disk/c -- cat $disk/c/n1/kept
-        "#,
+        "hearth={} disk={}\nmount -t tmpfs -o size={size} none $disk\n\
+         trap '$hearth down --dir $disk/c --hard >/dev/null 2>&1' EXIT\n{script}",
         env!("CARGO_BIN_EXE_hearth"),
         folder.path().display()
     );
-    let output = harness::limited(&["unshare", "-m", "bash", "-ec", &script], &[]);
+    Some(harness::limited(&["unshare", "-m", "bash", "-c", &script], &[]))
+}
+
+/// The pool has room, what it lies on has none for the log of one more program.
+#[test]
+fn a_program_that_finds_no_space_for_its_log_is_told() {
+    let script = "set -e
+        $hearth up --dir $disk/c --medium memory --capacity 16 >/dev/null
+        $hearth run --dir $disk/c -- sh -c \"echo kept > $disk/c/n1/kept\"
+        dd if=/dev/zero of=$disk/full bs=4096 2>/dev/null || true
+        $hearth run --dir $disk/c -- cat $disk/c/n1/kept || true
+        rm $disk/full
+        $hearth run --dir $disk/c -- cat $disk/c/n1/kept";
+    let Some(output) = on_a_small_disk("100m", script) else { return };
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(said.contains("No space left on device"), "{said}");
     assert_eq!(String::from_utf8_lossy(&output.stdout), "kept\n", "{said}");
@@ -470,16 +474,7 @@ fn a_pool_file_that_is_not_whole_is_named() {
 /// there.
 #[test]
 fn a_full_disk_under_the_pool_costs_nothing_acknowledged() {
-    if !rustix::process::geteuid().is_root() {
-        println!("skipped: needs root");
-        return;
-    }
-    let folder = tempfile::Builder::new().prefix("hearth-test-").tempdir_in("/dev/shm").unwrap();
-    let script = format!(
-        r#"
-        hearth={} disk={}
-        mount -t tmpfs -o size=150m none $disk
-        trap '$hearth down --dir $disk/c --hard >/dev/null 2>&1' EXIT
+    let script = r#"
         $hearth up --dir $disk/c --medium memory --capacity 256 >/dev/null
         $hearth run --dir $disk/c -- /usr/bin/python3 - $disk/c/n1 <<'X' || true
 import os, sys
@@ -500,11 +495,8 @@ for number in range(400):
 print(number)
 X
         $hearth status --dir $disk/c --json | grep -c 'Cut'
-        "#,
-        env!("CARGO_BIN_EXE_hearth"),
-        folder.path().display()
-    );
-    let output = harness::limited(&["unshare", "-m", "bash", "-c", &script], &[]);
+        "#;
+    let Some(output) = on_a_small_disk("150m", script) else { return };
     let said = String::from_utf8_lossy(&output.stderr);
     let acknowledged = said.lines().filter(|line| line.parse::<u32>().is_ok()).count();
     let found: Vec<String> = String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect();
