@@ -1,7 +1,8 @@
 //! The engine: attempts under the lock, what they lack got without it.
 //!
 //! Lock order: the state's lock is held for an attempt, never across a call, nor a wait but for a seal that is under way,
-//! and no other is taken under it. The lock of attachments is held across one, by threads that could do nothing else than wait for it.
+//! and no other is taken under it. The lock of attachments is held across one, by threads that could do nothing else
+//! than wait for it.
 
 use crate::doubt::Doubt;
 use crate::error::Error;

@@ -55,6 +55,7 @@ impl State {
             self.remove_file(handle);
             return Err(if truncate { stop } else { Need::Again.into() });
         }
+        // A record begins with nothing taken: the file is its attempt's all the same.
         self.taken.0 = Some(handle);
         Ok((handle, self.attributes(index)))
     }
