@@ -140,11 +140,27 @@ fn works(memory: &str) {
     assert!(SystemHost.accept_fences(), "and still does");
     let file = File::options().read(true).write(true).open(memory).unwrap();
     let session = Session::new(&Descriptor::from(OwnedFd::from(file)));
+    pin(1);
     for round in 1..=ROUNDS {
         let outcome = if session.write(round) { COUNTS } else { DOES_NOT };
         session.gate(3).store(outcome, Ordering::SeqCst);
         session.gate(2).store(round, Ordering::SeqCst);
     }
+}
+
+/// Two that share a processor take turns, and do not race: each has its own, if there are two.
+fn pin(wanted: usize) {
+    // SAFETY: a set of bits; all of them zero is a value.
+    let (mut set, mut one): (libc::cpu_set_t, libc::cpu_set_t) = unsafe { std::mem::zeroed() };
+    // SAFETY: the set is ours, and as long as is said.
+    assert!(unsafe { libc::sched_getaffinity(0, size_of_val(&set), &raw mut set) } == 0);
+    // SAFETY: the numbers are below the set's length.
+    let mine = (0..libc::CPU_SETSIZE as usize).filter(|at| unsafe { libc::CPU_ISSET(*at, &set) });
+    let Some(at) = mine.take(2).nth(wanted) else { return };
+    // SAFETY: as above.
+    unsafe { libc::CPU_SET(at, &mut one) };
+    // SAFETY: the set is read only.
+    assert!(unsafe { libc::sched_setaffinity(0, size_of_val(&one), &raw const one) } == 0);
 }
 
 /// Ended with this.
@@ -164,6 +180,7 @@ fn a_record_counts_if_and_only_if_it_does_not_lie_behind_the_cut() {
     let path = format!("/proc/{}/fd/{}", std::process::id(), memory.raw());
     let mut command = Command::new(std::env::current_exe().unwrap());
     let mut other = Other(command.arg("--other").arg(path).spawn().unwrap());
+    pin(0);
     let (mut counted, mut wrong) = (0, Vec::new());
     for round in 1..=ROUNDS {
         session.wait_for(1, round);
