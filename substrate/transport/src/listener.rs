@@ -277,11 +277,13 @@ impl Listener {
         })
     }
 
-    /// Looks whether the connection of somebody who was welcome has come.
+    /// Looks whether the connection of somebody who was welcome has come. Who has it hangs up: so the talk is heard
+    /// before the look, or an end of it that comes between the two would be taken for one without a connection.
     fn wait_for(&self, half: &mut Half) -> Step {
         let Stage::Invited(invitation, agreed) = &half.stage else { return Step::Stays };
-        match invitation.next() {
-            Ok(Some(link)) => {
+        let heard = half.talk.hear();
+        match (invitation.next(), heard) {
+            (Ok(Some(link)), _) => {
                 let core = self.shared.core(link, *agreed);
                 // From here on an advance ends it.
                 if self.shared.add(&core).is_err() {
@@ -291,12 +293,9 @@ impl Listener {
                 half.stage = Stage::Entering(core);
                 Step::Moved
             }
-            Ok(None) => match half.talk.hear() {
-                Heard::Nothing => Step::Stays,
-                // Whoever gives up, or says more, does not come.
-                Heard::Gone | Heard::Noise | Heard::Said(..) => Step::Gone,
-            },
-            Err(_) => Step::Gone,
+            (Ok(None), Heard::Nothing) => Step::Stays,
+            // Whoever gives up, or says more, does not come.
+            (Ok(None), Heard::Gone | Heard::Noise | Heard::Said(..)) | (Err(_), _) => Step::Gone,
         }
     }
 
@@ -368,5 +367,108 @@ impl Drop for Listener {
 impl std::fmt::Debug for Listener {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Listener({})", self.address())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::handshake::{ClusterKey, Identity, Window};
+    use crate::link::{Arrival, Link, Work};
+    use crate::memory::Rights;
+    use crate::{Network, Settings};
+    use format::NodeId;
+    use format::wire::WireRegion;
+    use ipc::{Host, SystemHost};
+    use pmem::Region;
+    use std::any::Any;
+    use std::cell::Cell;
+    use std::net::IpAddr;
+    use std::ops::Range;
+    use std::sync::Weak;
+
+    thread_local! {
+        /// Looks at the peer; behind the first one it has connected, and hung up.
+        static LOOKS: Cell<u32> = const { Cell::new(0) };
+    }
+
+    fn has_come() -> bool {
+        LOOKS.replace(LOOKS.get() + 1) > 0
+    }
+
+    struct Peer(Arc<News>);
+
+    impl Talk for Peer {
+        fn news(&self) -> &Arc<News> {
+            &self.0
+        }
+        fn say(&self, _: DoorKind, _: &[u8]) -> Result<(), Error> {
+            Ok(())
+        }
+        fn hear(&self) -> Heard {
+            if has_come() { Heard::Gone } else { Heard::Nothing }
+        }
+        fn hang_up(&self) {}
+        fn arm(&self) {}
+        fn next_due(&self) -> Option<Time> {
+            None
+        }
+        fn from(&self) -> Option<IpAddr> {
+            None
+        }
+    }
+
+    impl Invitation for Peer {
+        fn port(&self) -> u16 {
+            1
+        }
+        fn next(&self) -> Result<Option<Arc<dyn Link>>, Error> {
+            Ok(has_come().then(|| Arc::new(Peer(self.0.clone())) as Arc<dyn Link>))
+        }
+    }
+
+    impl Link for Peer {
+        fn news(&self) -> &Arc<News> {
+            &self.0
+        }
+        fn attach(&self, _: Weak<dyn Driver>) {}
+        fn post(&self, _: u64, _: &Work<'_>) -> Result<bool, Error> {
+            Ok(true)
+        }
+        fn drive(&self, take: &mut dyn FnMut(Arrival<'_>)) -> bool {
+            take(Arrival::Up);
+            true
+        }
+        fn arm(&self) -> bool {
+            true
+        }
+        fn next_due(&self) -> Option<Time> {
+            None
+        }
+        fn grant(
+            &self,
+            _: &Region,
+            _: Range<u64>,
+            _: Rights,
+        ) -> Result<(WireRegion, Box<dyn Any + Send + Sync>), Error> {
+            Err(Error::Range)
+        }
+        fn close(&self) {}
+    }
+
+    #[test]
+    fn who_connects_and_hangs_up_while_it_is_looked_at_has_come() {
+        let host: Arc<dyn Host> = Arc::new(SystemHost);
+        let identity = Identity { cluster: [1; 16], key: ClusterKey::new([1; 32]), node: NodeId::new(2) };
+        let network = Network::new(host);
+        let endpoint = network.endpoint("two", identity, Epoch::new(1), Settings::default()).unwrap();
+        let listener = endpoint.listen("").unwrap();
+        let peer = || Peer(News::heard_by(None));
+        let window = Window { message_bytes: 4096, window: 32 };
+        let agreed = Agreed { node: NodeId::new(1), epoch: Epoch::new(1), version: 1, window };
+        let until = SystemHost.now().after(std::time::Duration::from_secs(60));
+        let stage = Stage::Invited(Box::new(peer()), agreed);
+        let mut half = Half { talk: Arc::new(peer()), stage, until };
+        assert!(matches!(listener.step(&mut half), Step::Welcome(_)));
     }
 }
