@@ -1,7 +1,8 @@
 //! What a connection costs over tcp on the loopback, between two processes.
 //!
 //! bench rounds BYTES COUNT SPIN_NS: writes with an immediate, answered by an 8-byte write with an immediate; prints
-//! the median of a round in nanoseconds. bench stream BYTES COUNT: writes as fast as they go; prints bytes per second.
+//! the median of a round in nanoseconds. bench stream BYTES COUNT SPIN_NS: writes as fast as they go; prints bytes per
+//! second. Who waits polls for SPIN_NS at most.
 //! bench idle: what connections that do nothing cost. `scripts/bench-transport` puts each beside its floor.
 
 #![allow(clippy::unwrap_used, reason = "a measurement that cannot be made ends with its reason")]
@@ -23,10 +24,10 @@ fn main() {
     let number = |at: usize| words.get(at).map_or(0, |word| word.parse::<u64>().unwrap());
     match words.first().map(String::as_str) {
         Some("rounds") => rounds(number(1), number(2), number(3)),
-        Some("stream") => stream(number(1), number(2)),
+        Some("stream") => stream(number(1), number(2), number(3)),
         Some("idle") => idle(),
         Some("answers") => answer(&words),
-        _ => println!("bench rounds BYTES COUNT SPIN_NS | stream BYTES COUNT | idle"),
+        _ => println!("bench rounds BYTES COUNT SPIN_NS | stream BYTES COUNT SPIN_NS | idle"),
     }
 }
 
@@ -104,8 +105,7 @@ fn rounds(bytes: u64, count: u64, spin_ns: u64) {
     println!("{}", times[times.len() / 2]);
 }
 
-fn stream(bytes: u64, count: u64) {
-    let spin_ns = 20_000;
+fn stream(bytes: u64, count: u64, spin_ns: u64) {
     let (one, connection, mut child, to) =
         other(&["stream", &count.to_string(), &spin_ns.to_string()], spin_ns);
     let local = one.register(&dram(REGION_BYTES).unwrap()).unwrap();
