@@ -292,7 +292,7 @@ fn who_was_shut_out_does_nothing_twice_whenever_the_daemon_dies_over_it() {
     // What matters comes soon after the log is sealed.
     let next = |later: u64| match all {
         true => later + 1 + later.saturating_sub(300) / 16,
-        false => later + STRIDE.max(later / 2),
+        false => later + STRIDE.max(later / 8),
     };
     let (mut rounds, mut shut_out) = (0, 0);
     for case in cases() {
