@@ -120,14 +120,15 @@ fn start(shared: &Arc<Shared>, index: usize) -> Result<(), Error> {
 }
 
 /// Takes a message; none if the mount has ended.
-fn receive(mut device: &File, message: &mut [u8]) -> Result<Option<usize>, Error> {
+fn receive(mut device: impl Read, message: &mut [u8]) -> Result<Option<usize>, Error> {
     loop {
         match device.read(message) {
             Ok(bytes) => return Ok(Some(bytes)),
             Err(error) => match error.raw_os_error() {
                 // ENOENT: who asked has gone before we took the message.
                 Some(libc::EINTR | libc::EAGAIN | libc::ENOENT) => {}
-                Some(libc::ENODEV) => return Ok(None),
+                // ECONNABORTED: it ended while we were taking one (`fuse_dev_do_read` in the kernel).
+                Some(libc::ENODEV | libc::ECONNABORTED) => return Ok(None),
                 errno => return Err(device_error("read", errno)),
             },
         }
@@ -238,5 +239,32 @@ impl Mounted {
                 self.shared.host.wait(&self.shared.over, 0, None);
         }
         self.shared.failure.lock().clone().map_or(Ok(()), Err)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Reads fail with these, one after the other; then there are five bytes.
+    struct Failing(Vec<i32>);
+
+    impl Read for Failing {
+        fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+            if self.0.is_empty() {
+                into[..5].copy_from_slice(b"asked");
+                return Ok(5);
+            }
+            Err(std::io::Error::from_raw_os_error(self.0.remove(0)))
+        }
+    }
+
+    #[test]
+    fn a_message_is_taken_whatever_came_before_it_and_a_mount_that_ends_is_no_failure() {
+        let take = |errnos: &[i32]| receive(Failing(errnos.to_vec()), &mut [0; 8]);
+        assert_eq!(take(&[libc::EINTR, libc::ENOENT, libc::EAGAIN]), Ok(Some(5)));
+        assert_eq!(take(&[libc::ENOENT, libc::ENODEV]), Ok(None));
+        assert_eq!(take(&[libc::EINTR, libc::ECONNABORTED]), Ok(None));
+        assert_eq!(take(&[libc::EPERM]), Err(device_error("read", Some(libc::EPERM))));
     }
 }
