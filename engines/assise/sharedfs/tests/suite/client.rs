@@ -48,7 +48,8 @@ pub fn tiny() -> Config {
         idle_digest: Duration::from_millis(5),
         ring: ipc::ring::RingLimits { slots: 2, inline_bytes: 512, bulk_buffers: 1, bulk_bytes: 64 << 10 },
         spin_ns: 0,
-        lock_patience: Duration::ZERO,
+        // What another test starts has the pool's lock for a moment, from its fork to its exec.
+        lock_patience: Duration::from_secs(10),
         area: area::Limits {
             capacity_blocks: 4096,
             segment_blocks: 512,
