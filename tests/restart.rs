@@ -94,6 +94,13 @@ impl Obedient {
     }
 }
 
+/// One that runs, and has open what it has open: each makes its nameless file under the same name.
+fn obedient(node: &Node) -> Job {
+    let mut job = node.begin(JOBS, &["obey", &node.path("")]);
+    job.expect("ready");
+    job
+}
+
 /// Tells a job something; what it said.
 fn ask(job: &mut Job, what: &str) -> Vec<String> {
     job.tell(what);
@@ -149,10 +156,7 @@ fn a_program_goes_on_when_its_daemon_dies_again_and_again() {
 #[test]
 fn what_a_program_has_open_and_locked_stays_so_over_a_restart() {
     let node = Node::up();
-    let root = node.path("");
-    let [mut one, mut two] = ["obey", "obey"].map(|what| node.begin(JOBS, &[what, &root]));
-    one.expect("ready");
-    two.expect("ready");
+    let [mut one, mut two] = [(); 2].map(|()| obedient(&node));
     ask(&mut one, "lock");
     for round in 0..kills() {
         kill_daemon(&node);
@@ -175,10 +179,7 @@ fn what_a_program_has_open_and_locked_stays_so_over_a_restart() {
 #[test]
 fn a_program_that_is_stopped_meanwhile_delays_nobody_and_keeps_its_lock() {
     let node = Node::up();
-    let root = node.path("");
-    let [mut one, mut two] = ["obey", "obey"].map(|what| node.begin(JOBS, &[what, &root]));
-    one.expect("ready");
-    two.expect("ready");
+    let [mut one, mut two] = [(); 2].map(|()| obedient(&node));
     ask(&mut one, "lock");
     let mut wanted = String::new();
     for round in 0..kills() {
@@ -208,8 +209,7 @@ fn a_program_that_is_stopped_meanwhile_delays_nobody_and_keeps_its_lock() {
 #[test]
 fn a_program_goes_on_when_keeper_and_daemon_were_killed() {
     let node = Node::up();
-    let mut job = node.begin(JOBS, &["obey", &node.path("")]);
-    job.expect("ready");
+    let mut job = obedient(&node);
     ask(&mut job, "lock");
     for round in 0..kills() {
         let (keeper, daemon) = (node.keeper(), node.daemon());
