@@ -45,7 +45,7 @@ fn is_thrown_out(embedded: &Embedded, bytes: &[u8]) -> bool {
 
 #[test]
 fn whoever_connects_the_others_go_on() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
     let host: Arc<dyn Host> = Arc::new(SystemHost);
     let rules = Rules::new(Duration::from_secs(60), 1000).unwrap();
     let embedded = Embedded::start(host.clone(), folder.path(), rules, limits()).unwrap();
@@ -98,7 +98,7 @@ fn whoever_connects_the_others_go_on() {
 
 #[test]
 fn those_who_never_finish_make_room() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
     let host: Arc<dyn Host> = Arc::new(SystemHost);
     let rules = Rules::new(Duration::from_secs(60), 1000).unwrap();
     let embedded = Embedded::start(host.clone(), folder.path(), rules, limits()).unwrap();
@@ -123,11 +123,11 @@ fn those_who_never_finish_make_room() {
 fn a_manager_of_another_cluster_is_recognised() {
     let host: Arc<dyn Host> = Arc::new(SystemHost);
     let rules = Rules::new(Duration::from_secs(60), 1000).unwrap();
-    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let folders = [tempfile::tempdir_in("/dev/shm").unwrap(), tempfile::tempdir_in("/dev/shm").unwrap()];
     let [first, second] = folders
         .each_ref()
         .map(|folder| Embedded::start(host.clone(), folder.path(), rules, limits()).unwrap());
-    let place = tempfile::tempdir().unwrap();
+    let place = tempfile::tempdir_in("/dev/shm").unwrap();
     let link = place.path().join("socket");
     std::os::unix::fs::symlink(first.socket(), &link).unwrap();
     let client = Remote::new(host.clone(), &link);

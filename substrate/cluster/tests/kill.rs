@@ -89,6 +89,11 @@ fn kill(mut manager: ManagerProcess, rounds: usize) {
         .collect();
     let (mut checked, mut last) = (0, (ChangeNumber::new(0), format::Epoch::new(0)));
     for _ in 0..rounds {
+        // Something to find again, however long they take to come back.
+        let until = soon();
+        while acknowledged.lock().is_empty() && SystemHost.now() < until {
+            pause(Duration::from_millis(1));
+        }
         pause(Duration::from_micros(SystemHost.random() % 40_000));
         manager.kill();
         let before: Vec<_> = std::mem::take(&mut *acknowledged.lock());
@@ -96,13 +101,18 @@ fn kill(mut manager: ManagerProcess, rounds: usize) {
         let view = judge.watch(ChangeNumber::new(0), soon()).unwrap();
         assert!((view.number, view.epoch) >= last, "{:?} after {last:?}", (view.number, view.epoch));
         last = (view.number, view.epoch);
-        for (done, change) in &before {
+        // The newest first: on a fast medium more is acknowledged than the history keeps.
+        for (done, change) in before.iter().rev() {
             assert!(done.number <= view.number && done.epoch <= view.epoch, "{done:?} of {change:?} is lost");
             let records = judge.history(done.number, 1, soon()).unwrap();
+            let oldest = || judge.history(ChangeNumber::new(1), 1, soon()).unwrap()[0].number;
+            if records[0].number > done.number && oldest() > done.number {
+                break;
+            }
+            checked += 1;
             assert_eq!(&records[0].change, change, "{done:?}");
             assert_eq!((records[0].number, records[0].epoch), (done.number, done.epoch));
         }
-        checked += before.len();
     }
     stop.store(1, Ordering::Release);
     workers.into_iter().for_each(|worker| worker.join().unwrap());
@@ -119,7 +129,7 @@ fn kill(mut manager: ManagerProcess, rounds: usize) {
         "{rounds} kills, {checked} acknowledged changes found again, at number {} epoch {}",
         last.0, last.1
     );
-    assert!(checked > rounds, "hardly anything was acknowledged between the kills");
+    assert!(checked >= rounds, "nothing was acknowledged between two kills");
 }
 
 /// The manager's process: this test binary again, told by its environment that it is one.

@@ -9,6 +9,8 @@ use format::wire::{RefusalReason, WireRegion};
 use format::{Epoch, NodeId};
 use ipc::{Host, SystemHost};
 use pmem::Region;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use support::{Bed, Pair, host, id, identity, immediate, in_ms, join, message, soon, spawn};
 use transport::{
@@ -90,7 +92,7 @@ fn main() {
 }
 
 fn settings() -> Settings {
-    Settings { message_bytes: 1024, ..Settings::default() }
+    Settings { message_bytes: 1024, ..support::patient() }
 }
 
 fn filled(region: &Region, offset: u64, bytes: usize) -> Vec<u8> {
@@ -364,20 +366,28 @@ fn dropped_is_heard(bed: &Bed) {
 fn refused(bed: &Bed, one: &Endpoint, to: NodeId, two: &Endpoint) -> Error {
     let listener = bed.inside(2, || two.listen("").unwrap());
     let address = listener.address();
-    let enter = bed.entering(2);
+    let (enter, refused) = (bed.entering(2), Arc::new(AtomicBool::new(false)));
+    let told = refused.clone();
     let listening = spawn("listens", move || {
         enter();
-        serve_nobody(&listener)
+        serve_nobody(&listener, &told)
     });
     let error = bed.inside(1, || one.connect(&address, to, soon()).unwrap_err());
+    refused.store(true, Ordering::Release);
     assert_eq!(listening.join(), 0, "somebody was let in who was refused");
     assert_eq!((one.connections(), two.connections()), (0, 0));
     error
 }
 
-/// Accepts for a while; gives how many were let in.
-fn serve_nobody(listener: &Listener) -> usize {
-    usize::from(listener.accept(Some(in_ms(400))).is_ok())
+/// Accepts until who comes was refused, and a little longer; gives how many were let in.
+fn serve_nobody(listener: &Listener, refused: &AtomicBool) -> usize {
+    let mut let_in = 0;
+    let mut over = false;
+    while !over {
+        over = refused.load(Ordering::Acquire);
+        let_in += usize::from(listener.accept(Some(in_ms(50))).is_ok());
+    }
+    let_in
 }
 
 fn refusals(bed: &Bed) {
@@ -425,7 +435,7 @@ fn advance_closes(bed: &Bed) {
 }
 
 fn cut_is_found(bed: &Bed) {
-    let quick = Settings { silence: Some(Duration::from_millis(200)), ..settings() };
+    let quick = Settings { silence: Some(Duration::from_secs(1)), ..settings() };
     let pair = Pair::new(bed, &quick);
     bed.cut(1, 2);
     let start = SystemHost.now();

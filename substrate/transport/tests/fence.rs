@@ -113,7 +113,7 @@ fn here_is_told(here: &Connection, there: &Connection, remote: &WireRegion) {
 }
 
 fn prove(bed: &Bed) {
-    let settings = Settings { window: 64, depth: 32, ..Settings::default() };
+    let settings = Settings { window: 64, depth: 32, ..support::patient() };
     let (one, two) = (bed.endpoint(1, &settings), bed.endpoint(2, &settings));
     let listener = bed.inside(2, || two.listen("").unwrap());
     let region = dram(REGION_BYTES).unwrap();

@@ -26,7 +26,7 @@ fn used() -> Duration {
 #[test]
 fn who_does_nothing_costs_nothing() {
     let bed = Bed::Tcp;
-    let settings = Settings::default();
+    let settings = Settings { handshake: support::LIMIT, ..Settings::default() };
     let (one, two) = (bed.endpoint(1, &settings), bed.endpoint(2, &settings));
     let (here, there) = join(&bed, &one, &two);
     let listener = two.listen("").unwrap();

@@ -21,7 +21,7 @@ fn rpcs(pair: &Pair) -> (Rpc, Rpc) {
 #[test]
 fn many_threads_call_both_ways() {
     for bed in beds() {
-        let pair = Pair::new(&bed, &Settings { window: 12, ..Settings::default() });
+        let pair = Pair::new(&bed, &Settings { window: 12, ..support::patient() });
         let (here, there) = rpcs(&pair);
         assert_eq!((here.calls_max(), there.calls_max()), (4, 4));
         let calls = 60u32;
@@ -57,7 +57,7 @@ fn many_threads_call_both_ways() {
 #[test]
 fn a_late_answer_is_not_waited_for_and_harms_nobody() {
     for bed in beds() {
-        let pair = Pair::new(&bed, &Settings { window: 6, ..Settings::default() });
+        let pair = Pair::new(&bed, &Settings { window: 6, ..support::patient() });
         let (here, there) = rpcs(&pair);
         assert_eq!(here.calls_max(), 2);
         for round in 0..5u16 {
@@ -81,7 +81,7 @@ fn a_late_answer_is_not_waited_for_and_harms_nobody() {
 #[test]
 fn no_more_calls_than_agreed() {
     for bed in beds() {
-        let pair = Pair::new(&bed, &Settings { window: 6, ..Settings::default() });
+        let pair = Pair::new(&bed, &Settings { window: 6, ..support::patient() });
         let (here, there) = rpcs(&pair);
         let pending = [here.start(1, b"", None).unwrap(), here.start(2, b"", None).unwrap()];
         assert!(matches!(here.start(3, b"", Some(in_ms(30))), Err(Error::TimedOut)));
@@ -110,7 +110,7 @@ fn who_does_not_keep_to_the_rules_is_cut_off() {
         (twice, "more calls than it may"),
         (unasked, "an answer to nothing"),
     ] {
-        let pair = Pair::new(&Bed::local(), &Settings { window: 6, ..Settings::default() });
+        let pair = Pair::new(&Bed::local(), &Settings { window: 6, ..support::patient() });
         let there = Rpc::new(host(), pair.there.clone());
         for head in messages {
             pair.here.send(head.as_bytes(), Some(soon())).unwrap();
@@ -129,7 +129,7 @@ fn who_does_not_keep_to_the_rules_is_cut_off() {
 #[test]
 fn the_end_of_the_connection_ends_every_call() {
     for bed in beds() {
-        let pair = Pair::new(&bed, &Settings::default());
+        let pair = Pair::new(&bed, &support::patient());
         let (here, _there) = rpcs(&pair);
         let threads: Vec<_> = (0..4)
             .map(|_| {

@@ -26,7 +26,7 @@ pub fn rules(lease_ms: u64) -> Rules {
 const LONG_MS: u64 = 60_000;
 
 /// Lease where somebody is waited for to be expelled.
-const SHORT_MS: u64 = 600;
+const SHORT_MS: u64 = 3000;
 
 /// A case: its name, the lease of its cluster, and what it does with it.
 pub type Case = (&'static str, u64, fn(&mut dyn Backend));

@@ -16,6 +16,11 @@ pub mod relay;
 /// No single wait of a test takes longer.
 pub const LIMIT: Duration = Duration::from_secs(20);
 
+/// For whoever is not about time: nobody is given up because the machine is busy.
+pub fn patient() -> Settings {
+    Settings { handshake: LIMIT, silence: Some(LIMIT), ..Settings::default() }
+}
+
 pub fn host() -> Arc<dyn Host> {
     Arc::new(SystemHost)
 }

@@ -101,7 +101,7 @@ impl Guest {
 
 #[test]
 fn who_knocks_is_served_until_it_goes() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
     let daemon = daemon_of(folder.path(), tiny());
     let (one, two) = (knock(folder.path()), knock(folder.path()));
     assert_eq!(daemon.sessions().len(), 2);
@@ -123,7 +123,7 @@ fn who_knocks_is_served_until_it_goes() {
 
 #[test]
 fn a_library_of_another_version_and_one_session_too_many_are_refused() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
     let daemon = daemon_of(folder.path(), Config { sessions_max: 1, ..tiny() });
     let until = Some(SystemHost.now().after(Duration::from_secs(10)));
     let refused = |hello| {

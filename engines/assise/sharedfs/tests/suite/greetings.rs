@@ -57,7 +57,7 @@ struct Held {
 
 impl Held {
     fn new(config: Config) -> Self {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
         let config = Config { grace: Duration::from_secs(60), sessions_max: 64, ..config };
         let daemon = Arc::new(daemon_of(folder.path(), config));
         let mut one = Client::attach_as(&daemon, user(0), 1);
@@ -195,7 +195,7 @@ fn nobody_is_let_in_behind_an_orderly_end() {
 
 #[test]
 fn who_come_at_once_are_not_more_than_there_may_be() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
     let medium = Medium::file(folder.path()).unwrap();
     new_pool(&medium);
     let max = 4;

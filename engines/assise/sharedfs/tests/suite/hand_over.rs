@@ -1,11 +1,12 @@
 //! Two sessions that hand files and directories to each other, by call and by force.
 
-use crate::client::{Client, DIRECTORY, FILE, ROOT, fresh, user};
+use crate::client::{Client, DIRECTORY, FILE, ROOT, fresh, new_pool, tiny, user};
 use format::InodeNumber;
 use format::call::{LEASE_READ, LEASE_WRITE, Status};
 use ipc::host::Host;
 use ipc::words::FenceBy;
 use ipc::{SystemHost, Word};
+use sharedfs::{Config, Daemon};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -106,10 +107,19 @@ fn create_many(client: &mut Client, folder: InodeNumber, prefix: &str, count: u3
     }
 }
 
+/// As [`fresh`], of a daemon that gives everybody time: who is off its processor for a while is not shut out.
+fn patient() -> (pmem::Recorder, Arc<Daemon>) {
+    let recorder = pmem::Recorder::new();
+    new_pool(&recorder.medium());
+    let config = Config { grace: Duration::from_secs(60), ..tiny() };
+    let daemon = Daemon::open(Arc::new(SystemHost), &recorder.medium(), config).unwrap().0;
+    (recorder, Arc::new(daemon))
+}
+
 #[test]
 fn two_processes_create_in_one_folder() {
     const EACH: u32 = 300;
-    let (recorder, daemon) = fresh();
+    let (recorder, daemon) = patient();
     let mut one = Client::attach(&daemon, user(0));
     one.write_lease(ROOT);
     let (folder, _) = one.create(ROOT, b"folder", DIRECTORY | 0o755);
@@ -141,7 +151,7 @@ fn two_processes_create_in_one_folder() {
 
 #[test]
 fn several_leases_are_taken_at_once_by_both_in_any_order() {
-    let (_recorder, daemon) = fresh();
+    let (_recorder, daemon) = patient();
     let mut one = Client::attach(&daemon, user(0));
     one.write_lease(ROOT);
     let (left, _) = one.create(ROOT, b"left", DIRECTORY | 0o755);

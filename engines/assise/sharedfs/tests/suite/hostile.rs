@@ -237,7 +237,7 @@ fn a_word_that_is_set_back_loses_only_its_owners_records() {
 
 #[test]
 fn a_truncated_log_ends_its_session_at_what_is_left() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
     let medium = Medium::file(folder.path()).unwrap();
     new_pool(&medium);
     let daemon = open(&medium).0;

@@ -1,6 +1,7 @@
 //! Single promises of SharedFS, one test each.
 
 use crate::client::{Client, DIRECTORY, FILE, ROOT, fresh, new_pool, open, tiny, user};
+use crate::door::eventually;
 use format::call::{
     CallKind, EXTENT_BY_CALL, ExtentReply, ExtentsResponse, InodeRequest, LEASE_READ, LEASE_WRITE,
     RangeRequest, RefillRequest, RefillResponse, StatfsResponse, Status, split,
@@ -218,15 +219,7 @@ fn a_digest_that_is_not_waited_for_is_done_in_the_background() {
     assert!(made);
     one.digest(false).unwrap();
     let last = one.pages.commit().load();
-    let never = ipc::Word::new(0);
-    let host = daemon.host().clone();
-    for _ in 0..2_000 {
-        if one.view.digested().sequence == last {
-            break;
-        }
-        host.wait(&never, 0, Some(host.now().after(std::time::Duration::from_millis(2))));
-    }
-    assert_eq!(one.view.digested().sequence, last);
+    eventually("it is digested", || one.view.digested().sequence == last);
     daemon.stop();
     assert!(one.view.seal() != Seal::Open);
 }

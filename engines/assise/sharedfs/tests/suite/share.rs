@@ -74,7 +74,7 @@ fn say(lifeline: &Connection, kind: u32, files: &[SharedFile]) {
 
 #[test]
 fn who_comes_for_it_has_the_files_and_speaks_for_their_locks() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
     let daemon = daemon_of(folder.path(), tiny());
     let (giver, stranger) = (knock(folder.path()), knock(folder.path()));
     stranger.root();
@@ -116,7 +116,7 @@ fn who_comes_for_it_has_the_files_and_speaks_for_their_locks() {
 
 #[test]
 fn it_ends_with_its_lifeline_and_by_what_is_said_there() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
     let daemon = daemon_of(folder.path(), tiny());
     let (giver, stranger) = (knock(folder.path()), knock(folder.path()));
     stranger.root();
@@ -139,7 +139,7 @@ fn it_ends_with_its_lifeline_and_by_what_is_said_there() {
 
 #[test]
 fn what_could_not_be_given_away_as_a_whole_leaves_nothing_behind() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
     let daemon = daemon_of(folder.path(), tiny());
     let stranger = knock(folder.path());
     stranger.root();
@@ -162,7 +162,7 @@ fn what_could_not_be_given_away_as_a_whole_leaves_nothing_behind() {
 
 #[test]
 fn nobody_gives_what_he_never_met_or_more_than_there_may_be() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
     let daemon = daemon_of(folder.path(), tiny());
     let giver = knock(folder.path());
     let head = ShareRequest { count: U32::new(1), own: U32::new(0) };
