@@ -297,6 +297,11 @@ fn a_flipped_bit_in_a_block_is_an_error_and_heals_when_it_is_written() {
 /// A bit in a record that was not digested when everything died: what came before it is there, whole and in order.
 #[test]
 fn a_flipped_bit_in_a_log_leaves_a_prefix() {
+    // Now and then all or a part was digested before the daemon was killed.
+    assert!((0..10).any(|_| a_bit_in_a_log_counts()));
+}
+
+fn a_bit_in_a_log_counts() -> bool {
     let node = Node::of_mib(64);
     let script = "for i in $(seq 100 199); do echo \"line $i\" >> $T/lines; done; kill -STOP $$";
     let mut program = Command::new(env!("CARGO_BIN_EXE_hearth"))
@@ -320,14 +325,16 @@ fn a_flipped_bit_in_a_log_leaves_a_prefix() {
         }
     }
     let checked = check(&node);
-    assert_eq!(checked.status.code(), Some(if flipped { 1 } else { 0 }));
-    assert_eq!(String::from_utf8_lossy(&checked.stdout).contains("wrong: file log-"), flipped);
+    let counts = !checked.status.success();
+    assert!(flipped || !counts);
+    assert_eq!(checked.status.code(), Some(i32::from(counts)));
+    assert_eq!(String::from_utf8_lossy(&checked.stdout).contains("wrong: file log-"), counts);
     node.hearth(&["start"]).expect_success();
-    // All of it, if the log was digested before.
-    let wanted: String = (100..if flipped { 150 } else { 200 }).map(|i| format!("line {i}\n")).collect();
+    let wanted: String = (100..if counts { 150 } else { 200 }).map(|i| format!("line {i}\n")).collect();
     assert_eq!(node.sh("cat $T/lines").expect_success(), wanted);
     node.hearth(&["down"]).expect_success();
     node.check();
+    counts
 }
 
 /// The first entry of the ledger, without which nothing says whose a log is: the check finds it, the start says it, and
@@ -369,7 +376,12 @@ X"#;
     assert_eq!(checked.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&checked.stdout).contains("file ledger: the entry after"));
     node.hearth(&["start"]).expect_success();
-    assert_eq!(node.sh("ls $T | wc -l").expect_success().trim(), "0");
+    let there: usize = node.sh("ls $T | wc -l").expect_success().trim().parse().unwrap();
+    if there > 0 {
+        // A part was digested before.
+        assert_eq!(node.sh("cat $T/f* | wc -c").expect_success().trim(), (there * 23).to_string());
+        return false;
+    }
     let status = String::from_utf8(node.hearth(&["status"]).stdout).unwrap();
     assert!(status.contains("LOST: the ledger: the entry after"), "{status}");
     let files = fs::read_dir(pool(&node)).unwrap().map(|entry| entry.unwrap().path());

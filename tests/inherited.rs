@@ -247,6 +247,7 @@ fn a_child_that_does_not_use_the_tree_does_not_attach() {
     assert_eq!(left(&node).0, 2, "each was given the file");
     drop(shell.stdin.take());
     shell.wait().unwrap();
+    assert!(within_bound(|| attached().is_empty()), "{:?} are left", attached());
     // Who has no file of the tree open asks nobody, whatever it starts.
     let script = format!("cd /; (true); sh -c true; {} status --json", env!("CARGO_BIN_EXE_hearth"));
     let script = format!("{script} --dir {}", node.dir());

@@ -358,7 +358,8 @@ fn a_stopped_process_holds_nobody_up_and_wakes_to_what_is() {
     let (mut inside, mut outside, mut done) = (0, 0, [0, 0]);
     let mut round = 0;
     while round < 20 * times() || (inside == 0 && round < ROUNDS_MAX) {
-        let steps = 8;
+        // More than it does until it is stopped: then it is stopped at work, not where it waits to be told.
+        let steps = 64;
         let asleep = round % 4 == 3;
         let log = log_of(&node, &one);
         if asleep {

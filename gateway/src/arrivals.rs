@@ -66,18 +66,28 @@ impl Arrivals {
 
     /// Waits until all closings that were taken before have been served; whether there were any.
     pub(crate) fn settle(&self) -> bool {
-        let before = self.closing.lock().clone();
+        let before = self.taken();
+        self.served(&before);
+        !before.is_empty()
+    }
+
+    /// The closings that were taken and are not served.
+    fn taken(&self) -> BTreeSet<u64> {
+        self.closing.lock().clone()
+    }
+
+    /// Waits until all of these have been served.
+    fn served(&self, before: &BTreeSet<u64>) {
         let mut left = before.clone();
         while !left.is_empty() {
             // Acquire: pairs with the fetch_add that follows each removal, so that one not seen below changes the word.
             let closed = self.closed.load(Ordering::Acquire);
-            left = self.closing.lock().intersection(&before).copied().collect();
+            left = self.closing.lock().intersection(before).copied().collect();
             if !left.is_empty() {
                 let (Waited::Woken | Waited::TimedOut | Waited::Interrupted) =
                     self.host.wait(&self.closed, closed, None);
             }
         }
-        !before.is_empty()
     }
 }
 
@@ -105,18 +115,14 @@ mod tests {
         assert!(arrives(&arrivals, opcode::READ, 2).is_none());
         let first = arrives(&arrivals, opcode::RELEASE, 4);
         assert!(first.is_some());
-        let (asked, answered) = (Arc::new(Word::new(0)), Arc::new(Word::new(0)));
-        let theirs = (arrivals.clone(), asked.clone(), answered.clone());
+        let before = arrivals.taken();
+        let (theirs, answered) = (arrivals.clone(), Arc::new(Word::new(0)));
+        let done = answered.clone();
         let body = move || {
-            theirs.1.store(1, Ordering::Release);
-            SystemHost.wake(&theirs.1, ipc::WAKE_ALL);
-            assert!(theirs.0.settle());
-            theirs.2.store(1, Ordering::Release);
+            theirs.served(&before);
+            done.store(1, Ordering::Release);
         };
         let thread = SystemHost.spawn("settles", Box::new(body)).unwrap();
-        while asked.load(Ordering::Acquire) == 0 {
-            SystemHost.wait(&asked, 0, None);
-        }
         let soon = SystemHost.now().after(std::time::Duration::from_millis(20));
         SystemHost.wait(&answered, 0, Some(soon));
         assert_eq!(answered.load(Ordering::Acquire), 0, "it waits for the first");
@@ -124,5 +130,6 @@ mod tests {
         drop(first);
         thread.join().unwrap();
         drop(second);
+        assert!(!arrivals.settle(), "all are served");
     }
 }

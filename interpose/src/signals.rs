@@ -483,6 +483,7 @@ unsafe fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::u
 #[cfg(all(test, target_arch = "x86_64"))]
 mod tests {
     use super::*;
+    use std::sync::Arc;
     use std::sync::atomic::AtomicU32;
 
     static HITS: AtomicU32 = AtomicU32::new(0);
@@ -517,14 +518,20 @@ mod tests {
             for early in [true, false] {
                 let before = HITS.load(Ordering::SeqCst);
                 let (local, thread, word) = (local(), raw::thread(), AtomicU32::new(7));
+                let inside = Arc::new(AtomicU32::new(0));
+                let seen = inside.clone();
                 #[allow(clippy::disallowed_methods, reason = "a signal from a real thread")]
                 let sender = (!early).then(|| {
                     std::thread::spawn(move || {
+                        while seen.load(Ordering::SeqCst) == 0 {
+                            std::thread::sleep(std::time::Duration::from_millis(1));
+                        }
                         std::thread::sleep(std::time::Duration::from_millis(50));
                         send(signal, thread);
                     })
                 });
                 local.inside(|| {
+                    inside.store(1, Ordering::SeqCst);
                     if early {
                         send(signal, thread);
                     }

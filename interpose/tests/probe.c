@@ -351,35 +351,60 @@ static void signals(void) {
     /* A wait of the kernel's is still interrupted, and the rest of it as it was. */
     action.sa_flags = 0;
     CHECK(sigaction(SIGALRM, &action, 0) == 0);
-    timer.it_interval.tv_usec = 0;
-    timer.it_value.tv_usec = 20000;
+    timer.it_interval.tv_usec = timer.it_value.tv_usec = 20000; /* again, if the first comes before the wait */
     int pipes[2];
     CHECK(pipe(pipes) == 0 && setitimer(ITIMER_REAL, &timer, 0) == 0);
     CHECK(read(pipes[0], block, 1) == -1 && errno == EINTR);
+    CHECK(setitimer(ITIMER_REAL, &off, 0) == 0);
     action.sa_handler = SIG_IGN;
     CHECK(sigaction(SIGALRM, &action, &old) == 0 && old.sa_handler == handler);
     CHECK(raise(SIGALRM) == 0);
+}
+
+/* How a child says that it is about to wait; made by its parent. */
+static int about_to[2];
+static void says_so(void) {
+    CHECK(write(about_to[1], "w", 1) == 1);
+}
+
+/* Until it has said so, and sleeps. */
+static void until_it_waits(pid_t child) {
+    char path[64], text[512];
+    CHECK(read(about_to[0], text, 1) == 1);
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)child);
+    for (int asleep = 0; asleep < 3; usleep(10000)) {
+        int fd = open(path, O_RDONLY);
+        ssize_t bytes = read(fd, text, sizeof text - 1);
+        CHECK(fd >= 0 && bytes > 0 && close(fd) == 0);
+        text[bytes] = 0;
+        char *state = strrchr(text, ')');
+        CHECK(state && state[2] != 'Z');
+        asleep = state[2] == 'S' ? asleep + 1 : 0;
+    }
 }
 
 /* A thread waits for a lock that its parent holds; a signal ends the wait, or not, as its handler says. */
 static void lock_waits(void) {
     int fd = make("a", ""), status;
     handler_fd = make("b", "");
-    CHECK(flock(fd, LOCK_EX) == 0);
+    CHECK(flock(fd, LOCK_EX) == 0 && pipe(about_to) == 0);
     for (int restart = 0; restart < 2; restart++) {
         pid_t child = fork();
         if (child == 0) {
             struct sigaction action = {.sa_handler = handler, .sa_flags = restart ? SA_RESTART : 0};
             CHECK(sigaction(SIGUSR1, &action, 0) == 0);
             int mine = open("a", O_RDWR);
+            says_so();
             int locked = flock(mine, LOCK_EX);
             _exit(restart ? !(locked == 0 && hits == 1) : !(locked == -1 && errno == EINTR && hits == 1));
         }
-        usleep(100000);
+        until_it_waits(child);
         CHECK(kill(child, SIGUSR1) == 0);
-        usleep(100000);
-        CHECK(waitpid(child, &status, WNOHANG) == (restart ? 0 : child));
-        if (restart) {
+        if (!restart) {
+            CHECK(waitpid(child, &status, 0) == child);
+        } else {
+            usleep(100000);
+            CHECK(waitpid(child, &status, WNOHANG) == 0);
             CHECK(flock(fd, LOCK_UN) == 0 && waitpid(child, &status, 0) == child);
         }
         CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
@@ -810,6 +835,7 @@ static void once_in_a_call(void) {
     CHECK(sigaction(SIGUSR1, &action, 0) == 0 && sigaction(SIGUSR1, 0, &old) == 0);
     CHECK(old.sa_sigaction == info_handler && (old.sa_flags & SA_RESETHAND) && (old.sa_flags & SA_SIGINFO));
     int mine = open("a", O_RDWR);
+    says_so();
     CHECK(flock(mine, LOCK_EX) == -1 && errno == EINTR && info_ok == 1);
     is_default(SIGUSR1);
     is_unblocked();
@@ -829,13 +855,13 @@ static void handlers_for_once(void) {
     int fd = make("a", ""), *count = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     struct rlimit no_core = {0, 0};
     CHECK(setrlimit(RLIMIT_CORE, &no_core) == 0 && count != MAP_FAILED);
-    CHECK(flock(fd, LOCK_EX) == 0);
+    CHECK(flock(fd, LOCK_EX) == 0 && pipe(about_to) == 0);
     pid_t child = fork();
     if (child == 0) {
         once_in_a_call();
         _exit(9);
     }
-    usleep(100000);
+    until_it_waits(child);
     union sigval value = {.sival_int = 77};
     CHECK(sigqueue(child, SIGUSR1, value) == 0);
     ends_by(child, SIGUSR1);
