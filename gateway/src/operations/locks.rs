@@ -56,10 +56,8 @@ impl Gateway {
         let file = self.files.get(fields.handle)?;
         let Wanted { handle, owner, family, kind, first, last } = self.wanted(&fields, &file, true)?;
         let lock = Lock { family, kind: kind.ok_or(Error::Invalid)?, first, last };
-        let mut conflict = self.engine.conflict(handle, owner, lock)?;
-        if conflict.is_some() && self.arrivals.settle() {
-            conflict = self.engine.conflict(handle, owner, lock)?;
-        }
+        let met = |conflict: &Result<Option<_>, Error>| matches!(conflict, Ok(Some(_)));
+        let conflict = self.arrivals.after_closings(met, || self.engine.conflict(handle, owner, lock))?;
         reply.put(&match conflict {
             None => FileLock { kind: libc::F_UNLCK, ..fields.lock },
             Some((held, whose)) => FileLock {
@@ -91,12 +89,8 @@ impl Gateway {
         };
         let lock = Lock { family, kind, first, last };
         if !waits {
-            let locked = self.engine.lock(handle, owner, lock, None);
-            if locked == Err(Error::WouldBlock) && self.arrivals.settle() {
-                self.engine.lock(handle, owner, lock, None)?;
-            } else {
-                locked?;
-            }
+            let met = |locked: &Result<Locked, Error>| *locked == Err(Error::WouldBlock);
+            self.arrivals.after_closings(met, || self.engine.lock(handle, owner, lock, None))?;
             return Ok(Answer::Ready);
         }
         let waiter = self.waits.enter(header.unique).ok_or(Error::NoLocks)?;
