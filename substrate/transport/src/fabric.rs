@@ -35,7 +35,7 @@ mod sys;
 
 use door::{Coming, Inviting, OpenDoor, TcpTalk};
 use link::{FabricLink, Pending};
-use sys::{Domain, Facts, RawEndpoint};
+use sys::{Domain, Facts};
 
 /// How long a queue is left to its user after it was last seen to poll.
 const WATCH: Duration = Duration::from_millis(1);
@@ -197,37 +197,40 @@ impl Running {
         drop(news);
     }
 
-    /// Has the progress thread see a link's next event. Its half for completions is open and locked.
-    fn watch(&self, id: u64, raw: &RawEndpoint) {
-        // SAFETY: by the contract above.
-        let queue = unsafe { raw.descriptor() };
-        self.inner.control(libc::EPOLL_CTL_MOD, queue, libc::EPOLLIN | libc::EPOLLONESHOT, id);
-    }
-
-    /// Makes a link known, armed.
+    /// Makes a link known.
     fn know(&self, link: &Arc<FabricLink>) {
         let mut links = self.inner.links.lock();
         links.by_id.insert(link.id, Arc::downgrade(link));
         links.by_name.insert(link.name(), link.id);
-        drop(links);
-        let queue = link.descriptor();
-        self.inner.control(libc::EPOLL_CTL_ADD, queue, libc::EPOLLIN | libc::EPOLLONESHOT, link.id);
     }
 
-    /// Takes a link out of everything; its half for completions is open and locked.
-    fn forget(&self, id: u64, name: usize, raw: &RawEndpoint) {
+    /// Takes a link out of the tables.
+    fn forget(&self, id: u64, name: usize) {
         let mut links = self.inner.links.lock();
         links.by_id.remove(&id);
         if links.by_name.get(&name) == Some(&id) {
             links.by_name.remove(&name);
         }
-        drop(links);
-        // SAFETY: by the contract above.
-        let queue = unsafe { raw.descriptor() };
-        // SAFETY: the set is open; a descriptor that is not in it is refused, which harms nobody.
-        unsafe {
-            libc::epoll_ctl(self.inner.set.as_raw_fd(), libc::EPOLL_CTL_DEL, queue, std::ptr::null_mut())
-        };
+    }
+
+    /// Has the progress thread see a link's next event, by these of its descriptors; `set` are those that it had.
+    fn watch(&self, id: u64, descriptors: &[libc::pollfd], set: &mut Vec<i32>) {
+        set.retain(|old| {
+            let stays = descriptors.iter().any(|now| now.fd == *old);
+            if !stays {
+                self.inner.control(libc::EPOLL_CTL_DEL, *old, 0, 0);
+            }
+            stays
+        });
+        for now in descriptors {
+            let known = set.contains(&now.fd);
+            let operation = if known { libc::EPOLL_CTL_MOD } else { libc::EPOLL_CTL_ADD };
+            if !known {
+                set.push(now.fd);
+            }
+            // The bits of poll and of epoll are the same.
+            self.inner.control(operation, now.fd, i32::from(now.events) | libc::EPOLLONESHOT, id);
+        }
     }
 }
 
@@ -280,7 +283,7 @@ impl Inner {
         let mut next_tick = self.host.now();
         // SeqCst: pairs with the store before the wake.
         while self.stop.load(Ordering::SeqCst) == 0 {
-            self.connection_events();
+            self.connection_events(&mut watched);
             let now = self.host.now();
             if let Some(tick) = self.tick
                 && now >= next_tick
@@ -301,11 +304,7 @@ impl Inner {
                     WAKE => self.hear_wake(),
                     CONNECTIONS => {}
                     id => match self.link(id) {
-                        Some(link) => {
-                            if self.serve(&link) && !watched.contains(&id) {
-                                watched.push(id);
-                            }
-                        }
+                        Some(link) => self.attend(&link, &mut watched),
                         None => self.tell(id),
                     },
                 }
@@ -330,10 +329,18 @@ impl Inner {
         (usize::try_from(count).unwrap_or(0), events)
     }
 
+    /// Drives a link whose queue has something; `watched` are those that are left to their users.
+    fn attend(&self, link: &FabricLink, watched: &mut Vec<u64>) {
+        if self.serve(link) && !watched.contains(&link.id) {
+            watched.push(link.id);
+        }
+    }
+
     /// Drives a link whose queue has something. True if its user was seen to poll it since the last look: then it is
     /// left to the user for a while.
     fn serve(&self, link: &FabricLink) -> bool {
-        let Some(driver) = link.driver() else { return false };
+        // It is not given to its user yet: it is looked at again.
+        let Some(driver) = link.driver() else { return true };
         // Relaxed, here and below: hints; only this thread writes `seen`.
         let mut expected = link.seen.load(Ordering::Relaxed);
         loop {
@@ -360,7 +367,7 @@ impl Inner {
             link.seen.store(driven, Ordering::Relaxed);
             return true;
         }
-        !link.arm() && self.serve(&link)
+        self.serve(&link)
     }
 
     fn tick(&self, now: Time) {
@@ -370,7 +377,7 @@ impl Inner {
         }
     }
 
-    fn connection_events(&self) {
+    fn connection_events(&self, watched: &mut Vec<u64>) {
         loop {
             let events = self.events.lock();
             let Some(event) = self.domain.event() else {
@@ -391,10 +398,8 @@ impl Inner {
                 sys::FAILED | sys::GONE => Pending::Ended(Ended::Lost),
                 _ => continue,
             });
-            if let Some(driver) = link.driver() {
-                // The user may be driving: then it is told, and looks again.
-                while driver.drive() {}
-            }
+            // The user may be driving: then it is told, and looks again.
+            self.attend(&link, watched);
             link.news().tell(&*self.host);
         }
     }

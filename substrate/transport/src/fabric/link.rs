@@ -67,6 +67,8 @@ pub(crate) struct FabricLink {
 
 struct Half {
     open: bool,
+    /// The descriptors that are in the progress thread's set.
+    set: Vec<i32>,
 }
 
 struct Posting {
@@ -110,7 +112,7 @@ impl FabricLink {
             shape,
             news,
             buffers,
-            completions: Lock::new(host.clone(), Half { open: true }),
+            completions: Lock::new(host.clone(), Half { open: true, set: Vec::new() }),
             posting: Lock::new(host.clone(), posting),
             pending: Lock::new(host.clone(), VecDeque::new()),
             driver: Lock::new(host, None),
@@ -127,11 +129,6 @@ impl FabricLink {
     /// What names it in the provider's events.
     pub(super) fn name(&self) -> usize {
         self.raw.posting as usize
-    }
-
-    pub(super) fn descriptor(&self) -> i32 {
-        // SAFETY: called before the link is given to anybody, so both halves are open.
-        unsafe { self.raw.descriptor() }
     }
 
     pub(super) fn accept(&self) -> Result<(), Error> {
@@ -298,6 +295,12 @@ impl FabricLink {
     }
 }
 
+/// Whether one of them has what it waits for.
+fn is_ready(descriptors: &mut [libc::pollfd]) -> bool {
+    // SAFETY: the descriptors are ours, and only what came of each is written.
+    unsafe { libc::poll(descriptors.as_mut_ptr(), descriptors.len() as libc::nfds_t, 0) > 0 }
+}
+
 fn piece_of(local: &Local, range: &Range<u64>) -> Piece {
     let start = usize::try_from(range.start).expect("a checked range fits memory");
     let bytes = usize::try_from(range.end - range.start).expect("a checked range fits memory");
@@ -362,7 +365,7 @@ impl Link for FabricLink {
     }
 
     fn arm(&self) -> bool {
-        let Some(completions) = self.completions.try_lock() else { return false };
+        let Some(mut completions) = self.completions.try_lock() else { return false };
         if !completions.open {
             return true;
         }
@@ -373,7 +376,14 @@ impl Link for FabricLink {
         if !unsafe { self.raw.may_sleep(self.running.domain()) } {
             return false;
         }
-        self.running.watch(self.id, &self.raw);
+        // SAFETY: open, and locked.
+        let (mut descriptors, count) = unsafe { self.raw.descriptors() };
+        let descriptors = &mut descriptors[..count];
+        // Bytes that move but complete nothing yet are no reason to sleep.
+        if is_ready(descriptors) {
+            return false;
+        }
+        self.running.watch(self.id, descriptors, &mut completions.set);
         true
     }
 
@@ -409,7 +419,8 @@ impl Link for FabricLink {
             return;
         }
         posting.open = false;
-        self.running.forget(self.id, self.name(), &self.raw);
+        self.running.watch(self.id, &[], &mut completions.set);
+        self.running.forget(self.id, self.name());
         // SAFETY: both halves are locked and marked closed, so nobody uses either now or later.
         unsafe { self.raw.close() };
     }

@@ -89,7 +89,12 @@ pub(super) const IMMEDIATE: u32 = 3;
 pub(super) struct RawEndpoint {
     pub posting: *mut c_void,
     pub completions: *mut c_void,
+    /// Its queue is waited for by several descriptors (1), or by one (0).
+    has_list: u32,
 }
+
+/// Descriptors by which a queue is waited for, at most.
+pub(super) const DESCRIPTORS: usize = 8;
 
 unsafe extern "C" {
     fn hf_domain_open(
@@ -144,7 +149,7 @@ unsafe extern "C" {
         data: *const c_void,
         bytes: u64,
     ) -> c_int;
-    fn hf_cq_descriptor(endpoint: *const RawEndpoint) -> c_int;
+    fn hf_cq_descriptors(endpoint: *const RawEndpoint, out: *mut libc::pollfd, most: u64) -> c_int;
     fn hf_cq_may_sleep(domain: *mut RawDomain, endpoint: *const RawEndpoint) -> c_int;
     fn hf_cq_read(endpoint: *const RawEndpoint, out: *mut Completion, most: u64) -> c_int;
     fn hf_register(
@@ -318,7 +323,7 @@ impl Domain {
     /// # Safety
     /// The info came with an event of this domain and was not used yet. It is used up.
     pub unsafe fn accepting(&self, info: *mut RawInfo, completions: u64) -> Result<RawEndpoint, Error> {
-        let mut out = RawEndpoint { posting: std::ptr::null_mut(), completions: std::ptr::null_mut() };
+        let mut out = RawEndpoint::NONE;
         // SAFETY: by the contract above; the result is ours.
         let code = unsafe { hf_endpoint_accepting(self.0.as_ptr(), info, completions, &raw mut out) };
         check("fi_endpoint", code)?;
@@ -338,7 +343,7 @@ impl Domain {
         completions: u64,
     ) -> Result<RawEndpoint, Error> {
         let to = text(ip)?;
-        let mut out = RawEndpoint { posting: std::ptr::null_mut(), completions: std::ptr::null_mut() };
+        let mut out = RawEndpoint::NONE;
         let from = from.unwrap_or(std::ptr::null_mut());
         // SAFETY: the domain is open, the text ends with a zero byte, the result is ours; the rest by the contract.
         let code = unsafe {
@@ -354,6 +359,10 @@ impl Drop for Domain {
         // SAFETY: whoever made something in it holds it, so this is the last.
         unsafe { hf_domain_close(self.0.as_ptr()) };
     }
+}
+
+impl RawEndpoint {
+    const NONE: Self = Self { posting: std::ptr::null_mut(), completions: std::ptr::null_mut(), has_list: 0 };
 }
 
 /// Calls on an endpoint. Each may only be made while the half that it uses is open.
@@ -374,11 +383,15 @@ impl RawEndpoint {
         check("fi_connect", code)
     }
 
+    /// The descriptors by which the queue is waited for. What is connected, posted or taken may change them.
+    ///
     /// # Safety
     /// The half for completions is open.
-    pub unsafe fn descriptor(&self) -> c_int {
-        // SAFETY: by the contract above.
-        unsafe { hf_cq_descriptor(self) }
+    pub unsafe fn descriptors(&self) -> ([libc::pollfd; DESCRIPTORS], usize) {
+        let mut out = [libc::pollfd { fd: -1, events: 0, revents: 0 }; DESCRIPTORS];
+        // SAFETY: by the contract above; at most as many are written.
+        let count = unsafe { hf_cq_descriptors(self, out.as_mut_ptr(), DESCRIPTORS as u64) };
+        (out, usize::try_from(count).expect("a count is not negative"))
     }
 
     /// # Safety
