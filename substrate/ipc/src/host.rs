@@ -269,6 +269,8 @@ impl Join for SystemThread {
 pub struct Spin {
     limit_ns: u32,
     now_ns: AtomicU32,
+    /// Whether the processor rests between two polls.
+    rests: bool,
 }
 
 /// A wake of a sleeping thread costs 30 to 60 us; polling longer than this beside others that work costs more.
@@ -280,7 +282,12 @@ const SPIN_ROUND: u32 = 16;
 impl Spin {
     /// Polls for at most `limit_ns` nanoseconds; 0 sleeps at once.
     pub const fn new(limit_ns: u32) -> Self {
-        Self { limit_ns, now_ns: AtomicU32::new(limit_ns) }
+        Self { limit_ns, now_ns: AtomicU32::new(limit_ns), rests: true }
+    }
+
+    /// The same where a poll is a system call, after which there is no need to rest.
+    pub const fn by_calls(limit_ns: u32) -> Self {
+        Self { rests: false, ..Self::new(limit_ns) }
     }
 
     /// Polls until `ready` or until the time is used up; true if ready.
@@ -290,14 +297,22 @@ impl Spin {
         }
         // Relaxed: a hint; nothing else is read by it.
         let span_ns = self.now_ns.load(Ordering::Relaxed);
+        let grown_ns = span_ns.saturating_mul(2).min(self.limit_ns);
+        // What is there at once costs no look at the clock.
+        if ready() {
+            self.now_ns.store(grown_ns, Ordering::Relaxed);
+            return true;
+        }
         let end = host.now().after(Duration::from_nanos(span_ns.into()));
         loop {
             for _ in 0..SPIN_ROUND {
                 if ready() {
-                    self.now_ns.store(span_ns.saturating_mul(2).min(self.limit_ns), Ordering::Relaxed);
+                    self.now_ns.store(grown_ns, Ordering::Relaxed);
                     return true;
                 }
-                relax();
+                if self.rests {
+                    relax();
+                }
             }
             if host.now() >= end {
                 self.now_ns.store((span_ns / 2).max(self.limit_ns / 16).max(1), Ordering::Relaxed);

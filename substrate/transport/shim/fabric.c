@@ -424,22 +424,28 @@ static uint32_t kind_of(uint64_t flags)
     return flags & FI_RECV ? 2 : 1;
 }
 
+/* What failed, if there is something. */
+static int read_failed(struct hf_endpoint *endpoint, struct hf_completion *out)
+{
+    struct fi_cq_err_entry failed = { 0 };
+
+    if (fi_cq_readerr(endpoint->cq, &failed, 0) <= 0)
+        return 0;
+    memset(out, 0, sizeof(*out));
+    out->context = (uint64_t) (uintptr_t) failed.op_context;
+    out->kind = kind_of(failed.flags);
+    out->error = failed.err ? failed.err : FI_EIO;
+    return 1;
+}
+
 /* Number of completions read. */
 int hf_cq_read(struct hf_endpoint *endpoint, struct hf_completion *out, uint64_t most)
 {
     struct fi_cq_data_entry entries[16];
-    struct fi_cq_err_entry failed = { 0 };
     ssize_t count = fi_cq_read(endpoint->cq, entries, most < 16 ? most : 16);
 
-    if (count == -FI_EAVAIL) {
-        if (fi_cq_readerr(endpoint->cq, &failed, 0) <= 0)
-            return 0;
-        memset(out, 0, sizeof(*out));
-        out->context = (uint64_t) (uintptr_t) failed.op_context;
-        out->kind = kind_of(failed.flags);
-        out->error = failed.err ? failed.err : FI_EIO;
-        return 1;
-    }
+    if (count == -FI_EAVAIL)
+        return read_failed(endpoint, out);
     for (ssize_t at = 0; at < count; at++) {
         out[at].context = (uint64_t) (uintptr_t) entries[at].op_context;
         out[at].bytes = entries[at].len;

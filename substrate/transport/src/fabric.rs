@@ -40,6 +40,9 @@ use sys::{Domain, Facts};
 /// How long a queue is left to its user after it was last seen to poll.
 const WATCH: Duration = Duration::from_millis(1);
 
+/// How often in a row the progress thread finds something before it leaves a queue alone for as long.
+const TURNS_MAX: u32 = 8;
+
 /// Events taken from the progress thread's set at once.
 const EVENTS: usize = 64;
 
@@ -343,9 +346,16 @@ impl Inner {
         let Some(driver) = link.driver() else { return true };
         // Relaxed, here and below: hints; only this thread writes `seen`.
         let mut expected = link.seen.load(Ordering::Relaxed);
+        let mut turns = 0;
         loop {
             while driver.drive() {
                 expected = expected.wrapping_add(1);
+                turns += 1;
+                // Its user posts as fast as this thread looks: each would only stop the other.
+                if turns == TURNS_MAX {
+                    link.seen.store(link.driven.load(Ordering::Relaxed), Ordering::Relaxed);
+                    return true;
+                }
             }
             expected = expected.wrapping_add(1);
             let driven = link.driven.load(Ordering::Relaxed);

@@ -79,12 +79,12 @@ impl Connection {
             Bytes::Inline(_) => None,
             Bytes::Registered(local, range) => {
                 self.check_local(local, range)?;
-                Some((*local).clone())
+                Some(*local)
             }
         };
         let to = part(to, offset, from.count())?;
         let work = Work::Write { from, to, immediate };
-        self.0.submit(until, immediate.is_some(), |core, state| core.post(state, &work, held.clone()))
+        self.0.submit(until, immediate.is_some(), |core, state| core.post(state, &work, held))
     }
 
     /// Reads memory that the peer granted, from `offset` bytes after its start.
@@ -102,7 +102,7 @@ impl Connection {
         self.check_local(into, &range)?;
         let from = part(from, offset, range.end - range.start)?;
         let work = Work::Read { into, range, from };
-        self.0.submit(until, false, |core, state| core.post(state, &work, Some(into.clone())))
+        self.0.submit(until, false, |core, state| core.post(state, &work, Some(into)))
     }
 
     fn check_local(&self, local: &Local, range: &Range<u64>) -> Result<(), Error> {

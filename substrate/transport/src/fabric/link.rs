@@ -56,6 +56,8 @@ pub(crate) struct FabricLink {
     completions: Lock<Half>,
     posting: Lock<Posting>,
     pending: Lock<VecDeque<Pending>>,
+    /// 1 while there may be some.
+    has_pending: Word,
     driver: Lock<Option<Weak<dyn Driver>>>,
     /// 1 once it is connected.
     up: Word,
@@ -67,6 +69,8 @@ pub(crate) struct FabricLink {
 
 struct Half {
     open: bool,
+    /// Where completions are read to.
+    batch: [Completion; BATCH],
     /// The descriptors that are in the progress thread's set.
     set: Vec<i32>,
 }
@@ -104,6 +108,7 @@ impl FabricLink {
                 return Err(error);
             }
         };
+        let half = Half { open: true, batch: [Completion::default(); BATCH], set: Vec::new() };
         let posting = Posting { open: true, free: (0..SEND_BUFFERS).collect() };
         let link = Arc::new(Self {
             id: running.next_id(),
@@ -112,9 +117,10 @@ impl FabricLink {
             shape,
             news,
             buffers,
-            completions: Lock::new(host.clone(), Half { open: true, set: Vec::new() }),
+            completions: Lock::new(host.clone(), half),
             posting: Lock::new(host.clone(), posting),
             pending: Lock::new(host.clone(), VecDeque::new()),
+            has_pending: Word::new(0),
             driver: Lock::new(host, None),
             up: Word::new(0),
             driven: Word::new(0),
@@ -151,7 +157,10 @@ impl FabricLink {
             // Release: pairs with the load where a completion failed.
             self.up.store(1, Ordering::Release);
         }
-        self.pending.lock().push_back(pending);
+        let mut queue = self.pending.lock();
+        queue.push_back(pending);
+        // Relaxed: whoever is told afterwards looks again, and the lock is what orders the rest.
+        self.has_pending.store(1, Ordering::Relaxed);
     }
 
     pub(super) fn driver(&self) -> Option<Arc<dyn Driver>> {
@@ -220,7 +229,14 @@ impl FabricLink {
     }
 
     fn take_pending(&self, take: &mut dyn FnMut(Arrival<'_>)) -> bool {
-        let Some(pending) = self.pending.lock().pop_front() else { return false };
+        if self.has_pending.load(Ordering::Relaxed) == 0 {
+            return false;
+        }
+        let mut queue = self.pending.lock();
+        let next = queue.pop_front();
+        self.has_pending.store(u32::from(!queue.is_empty()), Ordering::Relaxed);
+        drop(queue);
+        let Some(pending) = next else { return false };
         match &pending {
             Pending::Up => take(Arrival::Up),
             Pending::Refused(said) => take(Arrival::Refused(said)),
@@ -334,23 +350,22 @@ impl Link for FabricLink {
     }
 
     fn drive(&self, take: &mut dyn FnMut(Arrival<'_>)) -> bool {
-        // Relaxed: only tells that somebody drives.
-        self.driven.fetch_add(1, Ordering::Relaxed);
-        let Some(completions) = self.completions.try_lock() else { return false };
+        let Some(mut completions) = self.completions.try_lock() else { return false };
         if !completions.open {
             return false;
         }
+        // Relaxed: only tells that somebody drives; only who drives changes it.
+        self.driven.store(self.driven.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         let mut moved = false;
-        let mut batch = [Completion::default(); BATCH];
         for _ in 0..BATCHES_MAX {
             // SAFETY: open, and locked.
-            let count = unsafe { self.raw.completions(&mut batch) };
+            let count = unsafe { self.raw.completions(&mut completions.batch) };
             if count == 0 {
                 // What was said of the connection as a whole comes after everything that arrived on it.
                 return self.take_pending(take) || moved;
             }
             moved = true;
-            for completion in &batch[..count] {
+            for completion in &completions.batch[..count] {
                 if let Err(why) = self.take_completion(completion, take) {
                     take(Arrival::Ended(why));
                     return true;
