@@ -221,6 +221,7 @@ static void stream(size_t bytes, size_t count)
     CHECK(getsockname(listener, (struct sockaddr *) &name, &name_bytes));
     if (fork() == 0) {
         data = accept(listener, NULL, NULL);
+        pin(1);
         while (total > 0) {
             ssize_t got = read(data, buffer, bytes);
 
@@ -234,6 +235,7 @@ static void stream(size_t bytes, size_t count)
     data = socket(AF_INET, SOCK_STREAM, 0);
     CHECK(connect(data, (struct sockaddr *) &name, sizeof(name)));
     CHECK(setsockopt(data, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one)));
+    pin(0);
     start = now_ns();
     for (size_t at = 0; at < count; at++)
         for (size_t done = 0; done < bytes;) {

@@ -109,6 +109,7 @@ fn stream(bytes: u64, count: u64, spin_ns: u64) {
     let (one, connection, mut child, to) =
         other(&["stream", &count.to_string(), &spin_ns.to_string()], spin_ns);
     let local = one.register(&dram(REGION_BYTES).unwrap()).unwrap();
+    pin(0);
     let start = SystemHost.now();
     for number in 1..=count {
         let from = Bytes::Registered(&local, 0..bytes);
@@ -131,10 +132,10 @@ fn answer(words: &[String]) {
     std::io::stdout().flush().unwrap();
     let connection = listener.accept(Some(soon())).unwrap();
     let _region = offer(&connection);
+    pin(1);
     if words[1] == "rounds" {
         let to = remote(&connection);
         let until = Some(soon());
-        pin(1);
         for _ in 0..count {
             assert!(matches!(connection.take(until).unwrap(), Event::Immediate(_)));
             connection.write(Bytes::Inline(&[0; 8]), &to, 0, Some(1), until).unwrap();
