@@ -7,6 +7,7 @@
 #include <arpa/inet.h>
 #include <dlfcn.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -96,6 +97,27 @@ static int load(struct library *library)
     return 0;
 }
 
+struct handlers {
+    struct sigaction of[NSIG];
+    unsigned char known[NSIG];
+};
+
+static void remember(struct handlers *handlers)
+{
+    for (int number = 1; number < NSIG; number++)
+        handlers->known[number] = sigaction(number, NULL, &handlers->of[number]) == 0;
+}
+
+static void bring_back(const struct handlers *handlers)
+{
+    struct sigaction now;
+
+    for (int number = 1; number < NSIG; number++)
+        if (handlers->known[number] && sigaction(number, NULL, &now) == 0 &&
+            now.sa_handler != handlers->of[number].sa_handler)
+            sigaction(number, &handlers->of[number], NULL);
+}
+
 void hf_domain_close(struct hf_domain *domain)
 {
     if (domain->domain)
@@ -136,13 +158,17 @@ int hf_domain_open(const char *provider, const char *ip, uint64_t sends, uint64_
 {
     struct hf_domain *domain = calloc(1, sizeof(*domain));
     struct fi_eq_attr eq = { .size = 1024, .wait_obj = FI_WAIT_FD };
+    struct handlers handlers;
     int result;
 
     if (!domain)
         return FI_ENOMEM;
+    /* What libfabric brings along (libinfinipath, libpsm2) takes over SIGTERM and others, and ends the process in them. */
+    remember(&handlers);
     result = load(&domain->library);
     if (!result)
         result = find(domain, provider, ip, sends, receives);
+    bring_back(&handlers);
     if (!result)
         result = from_library(domain->library.fabric(domain->info->fabric_attr, &domain->fabric, NULL));
     if (!result)
