@@ -29,7 +29,7 @@ const TMPFS: FsWord = 0x0102_1994;
 const RAMFS: FsWord = 0x8584_58f6;
 
 /// Longest path that a Unix socket's address holds, less one for the closing zero byte.
-const SOCKET_PATH_BYTES_MAX: usize = 107;
+pub const SOCKET_PATH_BYTES_MAX: usize = 107;
 
 /// Pools in memory elsewhere of clusters that were in one folder, at most.
 const POOLS_MAX: u32 = 100;

@@ -28,9 +28,10 @@ pub fn read(file: &Path) -> Result<Secret> {
         let file = file.display();
         return Err(Error::new(format!("others can use the cluster key {file}: chmod 600 {file}")));
     }
-    let mut text = String::new();
-    opened.take(BYTES_MAX).read_to_string(&mut text).map_err(Error::at("read", file))?;
-    Secret::parse(&text).ok_or_else(|| Error::new(format!("{} is no cluster key", file.display())))
+    let mut bytes = Vec::new();
+    opened.take(BYTES_MAX).read_to_end(&mut bytes).map_err(Error::at("read", file))?;
+    let secret = std::str::from_utf8(&bytes).ok().and_then(Secret::parse);
+    secret.ok_or_else(|| Error::new(format!("{} is no cluster key", file.display())))
 }
 
 /// Reads the cluster's key; a new one is made if there is none.

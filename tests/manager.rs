@@ -178,7 +178,7 @@ fn a_manager_that_is_killed_has_lost_nothing_and_members_stay() {
         }
         manager.kill();
         if round == 0 {
-            manager.ask(&["status"]).expect_failure("cannot be reached");
+            manager.ask(&["status"]).expect_failure("does not answer");
         }
         manager.restart();
         let history = manager.json(&["history"]);
@@ -236,10 +236,47 @@ fn a_manager_says_why_it_does_not_start() {
     let other = other.path().to_str().unwrap();
     start(other, &["--lease", "1"]).expect_failure("impossible rules");
     start(other, &["--listen", "somewhere"]).expect_failure("somewhere is no address");
-    start(other, &["--listen", &manager.address]).expect_failure("the address is taken");
-    start(other, &["--lease", "70"]).expect_failure("was made with a lease of 1000 ms");
+    start(other, &["--listen", &manager.address]).expect_failure("Address already in use");
+    // None of them began a cluster.
+    assert_eq!(std::fs::read_dir(other).unwrap().count(), 0);
+    let long = format!("{other}/{}", "x".repeat(100));
+    start(&long, &[]).expect_failure("too long for a socket's path");
+    let changes = || manager.json(&["history"]).as_array().unwrap().len();
+    let before = changes();
+    start(manager.dir(), &["--lease", "70"]).expect_failure("another cluster manager runs");
+    assert_eq!(changes(), before);
     let ask = limited(&[HEARTH, "cluster", "status", "--dir", "/nonexistent"], &[]);
     ask.expect_failure("there is no cluster manager in /nonexistent");
     let ask = limited(&[HEARTH, "cluster", "status", "--manager", "nonsense"], &[]);
     ask.expect_failure("nonsense is no manager");
+}
+
+#[test]
+fn a_start_that_is_refused_changes_nothing() {
+    let mut manager = ManagerProcess::new("5000");
+    manager.kill();
+    let start = |rest: &[&str]| limited(&[HEARTH, "manager", "--dir", manager.dir()], rest);
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    start(&["--lease", "70"]).expect_failure("was made with a lease of 5000 ms");
+    start(&["--listen", &taken.local_addr().unwrap().to_string()]).expect_failure("Address already in use");
+    manager.restart();
+    // One for each start that was none of these.
+    assert_eq!(kinds(&manager.json(&["history"])), ["start", "start"]);
+}
+
+/// What libfabric brings along takes over SIGTERM, and ends the process in its handler.
+#[test]
+fn a_manager_that_listens_ends_in_order() {
+    let mut manager = ManagerProcess::new("5000");
+    let process = rustix::process::Pid::from_child(&manager.child);
+    rustix::process::kill_process(process, rustix::process::Signal::TERM).unwrap();
+    let end = soon();
+    let status = loop {
+        if let Some(status) = manager.child.try_wait().unwrap() {
+            break status;
+        }
+        assert!(SystemHost.now() < end, "it does not end");
+        pause(Duration::from_millis(5));
+    };
+    assert_eq!(status.code(), Some(0));
 }

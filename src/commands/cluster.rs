@@ -31,13 +31,15 @@ const PAGE: u32 = format::cluster::HISTORY_COUNT_MAX;
 
 #[derive(Debug, Subcommand)]
 pub(super) enum Command {
-    /// Epoch, members, subtrees with their chains: exit code 0 well, 1 degraded, 2 no manager
+    /// Epoch, members, subtrees with their chains: exit code 0 well, 1 degraded (a replica is missing or joining, a
+    /// member is about to be expelled), 2 no manager
     Status(Asked),
     /// Who is a member
     Members(Asked),
-    /// Remove a member that is silent; the manager refuses while its last heartbeat may still count
+    /// Remove a member that is silent, as soon as its last heartbeat counts no more: exit code 0 expelled, 1 it is alive
+    /// or no member, 2 no manager
     Expel(Expel),
-    /// Every change that was made, oldest first
+    /// The last changes that were made, at most 1,024, oldest first
     History(History),
 }
 
@@ -51,7 +53,7 @@ pub(super) struct Asked {
     /// The cluster's key, for IP:PORT [default: DIR/key]
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
-    /// For machines
+    /// For machines: docs/cluster.md has the fields
     #[arg(long)]
     json: bool,
 }
@@ -60,7 +62,7 @@ pub(super) struct Asked {
 pub(super) struct Expel {
     #[command(flatten)]
     asked: Asked,
-    /// The member
+    /// The member's number, as `hearth cluster members` gives it
     #[arg(value_name = "NODE")]
     node: u32,
 }
@@ -69,7 +71,7 @@ pub(super) struct Expel {
 pub(super) struct History {
     #[command(flatten)]
     asked: Asked,
-    /// Only this many of the newest
+    /// Only this many of the newest [default: all that are kept]
     #[arg(long, value_name = "COUNT")]
     last: Option<u64>,
 }
@@ -87,11 +89,23 @@ fn soon() -> Time {
     SystemHost.now().after(ANSWER)
 }
 
-fn of_manager(why: ::cluster::Error) -> Error {
-    Error::new(why.to_string())
-}
-
 impl Asked {
+    /// What a manager, or the way to it, had against it.
+    fn failed(&self, why: ::cluster::Error) -> Error {
+        let at = match (&self.manager, self.place.dir()) {
+            (Some(named), _) => named.clone(),
+            (None, Ok(dir)) => folder(&dir).join(SOCKET_NAME).display().to_string(),
+            (None, Err(error)) => return error,
+        };
+        match why {
+            ::cluster::Error::Unreachable => Error::new(format!(
+                "the cluster manager at {at} does not answer (waited {} s): is it running?",
+                ANSWER.as_secs()
+            )),
+            why => Error::new(format!("{at}: {why}")),
+        }
+    }
+
     /// The manager that is meant.
     fn connect(&self) -> Result<Arc<dyn Manager>> {
         let dir = self.place.dir()?;
@@ -101,7 +115,7 @@ impl Asked {
         }
         let place = match named {
             None => Place::Socket(socket(&folder(&dir).join(SOCKET_NAME), &dir)?),
-            Some(path) if path.starts_with('/') => Place::Socket(socket(Path::new(path), &dir)?),
+            Some(path) if path.contains('/') => Place::Socket(socket(Path::new(path), &dir)?),
             Some(address) => self.node(address, &dir)?,
         };
         Ok(Arc::new(Remote::at(Arc::new(SystemHost), place)))
@@ -134,7 +148,7 @@ impl Asked {
             // The present one, with no wait for a newer.
             match manager.watch(ChangeNumber::new(0), SystemHost.now()) {
                 Err(::cluster::Error::Unreachable) if SystemHost.now() < limit => {}
-                seen => return seen.map_err(of_manager),
+                seen => return seen.map_err(|why| self.failed(why)),
             }
         }
     }
@@ -154,13 +168,14 @@ impl Asked {
 
 /// The socket of a manager on this machine.
 fn socket(path: &Path, dir: &Path) -> Result<PathBuf> {
-    if path.exists() {
-        return Ok(path.to_owned());
+    match path.try_exists() {
+        Ok(true) => Ok(path.to_owned()),
+        Ok(false) => Err(Error::new(format!(
+            "there is no cluster manager in {}: hearth manager runs one, --manager names another",
+            dir.display()
+        ))),
+        Err(why) => Err(Error::at("reach the cluster manager at", path)(why)),
     }
-    Err(Error::new(format!(
-        "there is no cluster manager in {}: hearth manager runs one, --manager names another",
-        dir.display()
-    )))
 }
 
 #[cfg(feature = "zookeeper")]
@@ -173,7 +188,7 @@ fn zookeeper(rest: &str) -> Result<Arc<dyn Manager>> {
         ::cluster::zookeeper::ZooKeeper::open(Arc::new(SystemHost), ensemble, &format!("/{root}"), soon())
             .map_err(|why| Error::new(format!("no cluster at zookeeper://{rest}: {why}")))?;
     // Its detector says when a heartbeat was seen for long enough.
-    zoo.start_expeller().map_err(of_manager)?;
+    zoo.start_expeller().map_err(|why| Error::new(format!("zookeeper://{rest}: {why}")))?;
     Ok(zoo)
 }
 
@@ -196,7 +211,12 @@ fn members(asked: &Asked) -> Result<ExitCode> {
     let view = asked.view(&*manager)?;
     let told: Vec<MemberTold> =
         view.members.iter().map(|(node, member)| MemberTold::of(*node, member, &view)).collect();
-    asked.tell(&told, |told| told.iter().for_each(MemberTold::print))?;
+    asked.tell(&told, |told| {
+        if told.is_empty() {
+            say::aside("no members");
+        }
+        told.iter().for_each(MemberTold::print);
+    })?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -206,7 +226,7 @@ fn history(asked: &Asked, last: Option<u64>) -> Result<ExitCode> {
     let mut from = last.map_or(1, |last| newest.saturating_sub(last) + 1);
     let mut records: Vec<Record> = Vec::new();
     while from <= newest {
-        let page = manager.history(ChangeNumber::new(from), PAGE, soon()).map_err(of_manager)?;
+        let page = manager.history(ChangeNumber::new(from), PAGE, soon()).map_err(|why| asked.failed(why))?;
         // The oldest may be gone: then the page begins later.
         let Some(end) = page.last().map(|record| record.number.get()) else { break };
         records.extend(page);
@@ -223,11 +243,19 @@ struct Expelled {
     life: u32,
 }
 
+/// Says why a member stays.
+fn not_expelled(why: std::fmt::Arguments<'_>) -> ExitCode {
+    say::aside(format_args!("hearth: {why}"));
+    ExitCode::from(1)
+}
+
 /// Expels a member as soon as its heartbeat has been seen for as long as the rules ask.
 fn expel(asked: &Asked, node: NodeId) -> Result<ExitCode> {
     let manager = asked.connect()?;
     let view = asked.view(&*manager)?;
-    let member = view.members.get(&node).ok_or_else(|| Error::new(format!("node {node} is no member")))?;
+    let Some(member) = view.members.get(&node) else {
+        return Ok(not_expelled(format_args!("node {node} is no member")));
+    };
     let party = Party { node, life: member.life };
     let gone = || {
         asked.tell(&Expelled { node: node.get(), life: party.life.get() }, |_| {
@@ -240,7 +268,7 @@ fn expel(asked: &Asked, node: NodeId) -> Result<ExitCode> {
     while SystemHost.now() < end {
         let beat = match manager.beat_of(party, soon()) {
             Err(::cluster::Error::Refused(Refusal::NotMember)) => return gone().map(|()| ExitCode::SUCCESS),
-            beat => beat.map_err(of_manager)?,
+            beat => beat.map_err(|why| asked.failed(why))?,
         };
         let alive = *first.get_or_insert(beat) != beat;
         match manager.propose(&Change::Expel { party, beat, epoch }, soon()) {
@@ -253,13 +281,13 @@ fn expel(asked: &Asked, node: NodeId) -> Result<ExitCode> {
                 let _ = SystemHost.wait(&never, 0, Some(pause));
             }
             Err(::cluster::Error::Refused(Refusal::TooEarly | Refusal::StaleBeat(_))) => {
-                return Err(Error::new(format!(
+                return Ok(not_expelled(format_args!(
                     "node {node} is alive: it wrote a heartbeat just now; stop its daemon first"
                 )));
             }
             // Asked again: it may have been done.
             Err(::cluster::Error::Unknown) => {}
-            Err(why) => return Err(of_manager(why)),
+            Err(why) => return Err(asked.failed(why)),
         }
     }
     Err(Error::new(format!("node {node} could not be expelled in time: is the manager well?")))

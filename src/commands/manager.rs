@@ -3,24 +3,25 @@
 //! any more, and it is to be started anew.
 
 use super::Where;
+use crate::cluster::SOCKET_PATH_BYTES_MAX;
 use crate::error::{Error, Result};
 use crate::key;
 use crate::say;
 use ::cluster::line::{EPOCH, MANAGER, settings};
-use ::cluster::{Embedded, Limits, Manager, Rules};
+use ::cluster::{Embedded, Limits, Manager, Rules, SOCKET_NAME};
 use clap::Args;
 use format::ChangeNumber;
 use ipc::sync::Ordering;
 use ipc::{Host, SystemHost, Time, Word};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
-use tracing::info;
-use transport::Fabric;
+use tracing::{info, warn};
+use transport::{Fabric, Listener};
 
 /// Lease of a cluster for which none is asked: detection within a second and a bit, and room for a busy machine.
 const LEASE_MS: u64 = 1000;
@@ -39,10 +40,12 @@ pub(super) struct Arguments {
     /// The cluster's key, which every node has to have; made if it is missing [default: DIR/key]
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
-    /// How long a member may be silent before it is expelled, in ms; only for a new cluster [default: 1000]
+    /// How long a member may be silent before it is expelled, in ms, 10 to 3600000; only for a new cluster, an old one
+    /// keeps its own [default: 1000]
     #[arg(long, value_name = "MS")]
     lease: Option<u64>,
-    /// By how many parts in a million a clock may be wrong; only for a new cluster [default: 1000]
+    /// By how many parts in a million a clock may be wrong, at most 100000; only for a new cluster, an old one keeps its
+    /// own [default: 1000]
     #[arg(long, value_name = "PPM")]
     drift: Option<u32>,
 }
@@ -60,13 +63,19 @@ pub(super) fn key_file(dir: &Path) -> PathBuf {
 pub(super) fn run(arguments: &Arguments) -> Result<ExitCode> {
     super::speak();
     let dir = arguments.place.dir()?;
+    let folder = folder(&dir);
     let signals = Signals::new([SIGTERM, SIGINT])
         .map_err(|why| Error::new(format!("cannot wait for signals: {why}")))?;
-    let mut manager = start(arguments, &folder(&dir))?;
-    let address = match &arguments.listen {
-        Some(at) => Some(listen(&mut manager, at, arguments.key.clone().unwrap_or_else(|| key_file(&dir)))?),
-        None => None,
-    };
+    // What can be refused is refused before anything is made or changed.
+    let rules = rules(arguments, &folder)?;
+    let key = arguments.key.clone().unwrap_or_else(|| key_file(&dir));
+    let listener = arguments.listen.as_deref().map(|at| listen(at, &key)).transpose()?;
+    let address = listener.as_ref().map(Listener::address);
+    let mut manager = Embedded::start(Arc::new(SystemHost), &folder, rules, Limits::default())
+        .map_err(|why| not_started(why, &folder))?;
+    if let Some(listener) = listener {
+        manager.serve_nodes(listener).map_err(Error::at("serve nodes at", &folder))?;
+    }
     let socket = manager.socket().display().to_string();
     let cluster = format!("{:016x}", manager.service().cluster());
     info!(cluster, socket, address, "the cluster manager serves");
@@ -79,48 +88,67 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode> {
     Err(Error::new("the cluster manager cannot write its log any more: see to its disk, then start it again"))
 }
 
-fn start(arguments: &Arguments, folder: &Path) -> Result<Embedded> {
+fn not_started(why: ::cluster::Error, folder: &Path) -> Error {
+    match why {
+        ::cluster::Error::Media(pmem::MediaError::Locked) => {
+            Error::new(format!("another cluster manager runs in {}", folder.display()))
+        }
+        ::cluster::Error::Damaged(_) => Error::new(format!(
+            "cannot start the cluster manager in {}: {why}; nothing was changed, and a backup can be put in its place",
+            folder.display()
+        )),
+        why => Error::at("start the cluster manager in", folder)(why),
+    }
+}
+
+/// The rules of the cluster: its own if it is there, else those that are asked for.
+fn rules(arguments: &Arguments, folder: &Path) -> Result<Rules> {
+    let socket = folder.join(SOCKET_NAME);
+    if socket.as_os_str().len() > SOCKET_PATH_BYTES_MAX {
+        return Err(Error::new(format!(
+            "{} is too long for a socket's path ({SOCKET_PATH_BYTES_MAX} bytes): choose a shorter --dir",
+            socket.display()
+        )));
+    }
     let lease = Duration::from_millis(arguments.lease.unwrap_or(LEASE_MS));
     let wanted = Rules::new(lease, arguments.drift.unwrap_or(DRIFT_PPM)).ok_or_else(|| {
         Error::new(
             "impossible rules: a lease has 10 ms to an hour, a drift at most 100000 parts in a million",
         )
     })?;
-    let manager = Embedded::start(Arc::new(SystemHost), folder, wanted, Limits::default()).map_err(
-        |why| match why {
-            ::cluster::Error::Media(pmem::MediaError::Locked) => {
-                Error::new(format!("another cluster manager runs in {}", folder.display()))
-            }
-            why => Error::at("start the cluster manager in", folder)(why),
-        },
-    )?;
-    let view = manager.service().watch(ChangeNumber::new(0), SystemHost.now());
-    let rules = view.map_err(Error::at("read the view in", folder))?.rules;
-    let other = arguments.lease.is_some_and(|_| rules.lease() != lease)
-        || arguments.drift.is_some_and(|drift| rules.drift_ppm() != drift);
+    let Some(kept) = Embedded::rules(folder).map_err(|why| not_started(why, folder))? else {
+        let key = key_file(folder.parent().unwrap_or(folder));
+        if key.exists() {
+            warn!(key = %key.display(), "a new cluster begins: there is a key, and no log of a manager in {}", folder.display());
+        }
+        return Ok(wanted);
+    };
+    let other = arguments.lease.is_some_and(|_| kept.lease() != lease)
+        || arguments.drift.is_some_and(|drift| kept.drift_ppm() != drift);
     if other {
-        manager.stop();
         return Err(Error::new(format!(
             "this cluster was made with a lease of {} ms and a drift of {} parts in a million, which stay",
-            rules.lease().as_millis(),
-            rules.drift_ppm()
+            kept.lease().as_millis(),
+            kept.drift_ppm()
         )));
     }
-    Ok(manager)
+    Ok(kept)
 }
 
-/// Has nodes of other machines let in; gives where.
-fn listen(manager: &mut Embedded, at: &str, key: PathBuf) -> Result<String> {
+/// Where nodes of other machines will be let in.
+fn listen(at: &str, key: &Path) -> Result<Listener> {
     let (ip, port) = match (at.parse::<SocketAddr>(), at.parse::<IpAddr>()) {
         (Ok(address), _) => (address.ip(), address.port()),
         (_, Ok(ip)) => (ip, 0),
         _ => return Err(Error::new(format!("{at} is no address: IP or IP:PORT"))),
     };
-    let identity = key::read_or_make(&key)?.identity(MANAGER);
     let why = |why: &dyn std::fmt::Display| Error::new(format!("cannot listen at {at}: {why}"));
+    // The kernel says best what is wrong with an address, and nothing was made yet.
+    drop(TcpListener::bind((ip, port)).map_err(|error| why(&error))?);
+    let identity = key::read_or_make(key)?.identity(MANAGER);
     let fabric = Fabric::tcp(&ip.to_string());
     let endpoint = fabric.endpoint(Arc::new(SystemHost), identity, EPOCH, settings()).map_err(|e| why(&e))?;
-    manager.listen(&endpoint, &port.to_string()).map_err(|error| why(&error))
+    endpoint.listen(&port.to_string()).map_err(|error| why(&error))
 }
 
 /// Waits until a signal asks for the end, or the manager cannot go on; true for the signal.

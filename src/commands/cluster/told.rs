@@ -25,15 +25,29 @@ struct SubtreeTold {
     chain: Vec<ReplicaTold>,
 }
 
+/// How a cluster is: as well as its worst subtree.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum State {
+    Well,
+    /// A replica is missing or joining, or a member is about to be expelled.
+    Degraded,
+    /// A subtree has fewer copies than it has to have: an fsync there waits.
+    Waiting,
+    /// No member has a copy of some subtree: nobody serves it until one of its last holders is back.
+    Unserved,
+}
+
 /// The whole view, without heartbeats.
 #[derive(Serialize)]
 pub(super) struct StatusTold {
     cluster: String,
+    state: State,
     epoch: u32,
     change: u64,
     lease_ms: u64,
     drift_ppm: u32,
-    /// A replica is missing or joining, or a member is about to be expelled.
+    /// `state` is not `well`.
     pub degraded: bool,
     members: usize,
     refused: usize,
@@ -48,15 +62,16 @@ impl StatusTold {
             .iter()
             .map(|(path, subtree)| subtree_told(view, &path.to_string(), subtree))
             .collect();
-        let whole =
-            |subtree: &SubtreeTold| subtree.chain.iter().all(|replica| replica.member && replica.in_sync);
+        let refusing = if refused > 0 { State::Degraded } else { State::Well };
+        let state = subtrees.iter().map(SubtreeTold::state).fold(refusing, State::max);
         Self {
             cluster: format!("{:016x}", view.cluster),
+            state,
             epoch: view.epoch.get(),
             change: view.number.get(),
             lease_ms: u64::try_from(view.rules.lease().as_millis()).unwrap_or(u64::MAX),
             drift_ppm: view.rules.drift_ppm(),
-            degraded: refused > 0 || !subtrees.iter().all(whole),
+            degraded: state != State::Well,
             members: view.members.len(),
             refused,
             subtrees,
@@ -67,7 +82,12 @@ impl StatusTold {
         say::line(format_args!(
             "cluster {}: {}",
             self.cluster,
-            if self.degraded { "degraded" } else { "well" }
+            match self.state {
+                State::Well => "well",
+                State::Degraded => "degraded",
+                State::Waiting => "degraded, and an fsync waits for more copies",
+                State::Unserved => "a subtree has no living copy and is not served",
+            }
         ));
         say::line(format_args!("  epoch {}, change {}, {} members", self.epoch, self.change, self.members));
         say::line(format_args!(
@@ -83,8 +103,25 @@ impl StatusTold {
         for subtree in &self.subtrees {
             let manager = subtree.lease_manager.map_or("nobody".to_owned(), |node| format!("node {node}"));
             let chain: Vec<String> = subtree.chain.iter().map(replica_text).collect();
-            say::line(format_args!("  {}: lease manager {manager}, {} copies", subtree.path, subtree.copies));
+            say::line(format_args!(
+                "  {}: lease manager {manager}, {} copies of at least {}",
+                subtree.path, subtree.copies, subtree.copies_min
+            ));
             say::line(format_args!("    chain {}", chain.join(", ")));
+        }
+    }
+}
+
+impl SubtreeTold {
+    fn state(&self) -> State {
+        if self.copies == 0 {
+            State::Unserved
+        } else if self.copies < usize::from(self.copies_min) {
+            State::Waiting
+        } else if self.chain.iter().all(|replica| replica.member && replica.in_sync) {
+            State::Well
+        } else {
+            State::Degraded
         }
     }
 }

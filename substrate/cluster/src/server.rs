@@ -21,7 +21,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use transport::Endpoint;
+use transport::Listener;
 
 /// Name of the socket in the manager's folder.
 pub const SOCKET_NAME: &str = "socket";
@@ -94,17 +94,26 @@ impl Embedded {
         Ok(Self { shared, socket, threads: vec![clock, accept] })
     }
 
-    /// Listens for nodes too, at an address of the endpoint's provider: one of [`crate::line::MANAGER`], in
-    /// [`crate::line::EPOCH`]. Gives where.
+    /// The rules of the cluster whose manager has this folder; none if it was never started there. Nothing is changed.
     ///
     /// # Errors
-    /// `NotLetIn`: the address is none, or taken; `System`.
-    pub fn listen(&mut self, endpoint: &Endpoint, at: &str) -> Result<String, Error> {
-        let listener = endpoint.listen(at).map_err(Error::NotLetIn)?;
-        let (address, theirs) = (listener.address(), self.shared.clone());
+    /// As [`Self::start`].
+    pub fn rules(folder: &Path) -> Result<Option<Rules>, Error> {
+        if !folder.exists() {
+            return Ok(None);
+        }
+        Store::rules(&Medium::file(folder)?)
+    }
+
+    /// Serves nodes too, that come by a listener of [`crate::line::MANAGER`], in [`crate::line::EPOCH`].
+    ///
+    /// # Errors
+    /// `System`.
+    pub fn serve_nodes(&mut self, listener: Listener) -> Result<(), Error> {
+        let theirs = self.shared.clone();
         self.threads
             .push(spawn(&self.shared.host, "cluster-nodes", move || accept_nodes(&theirs, &listener))?);
-        Ok(address)
+        Ok(())
     }
 
     /// Where clients of this machine connect.
@@ -179,7 +188,7 @@ fn accept(shared: &Arc<Shared>, listener: &UnixListener) {
 }
 
 /// Takes nodes that have proved the key, until the end.
-fn accept_nodes(shared: &Arc<Shared>, listener: &transport::Listener) {
+fn accept_nodes(shared: &Arc<Shared>, listener: &Listener) {
     while !shared.is_stopping() {
         let slice = shared.host.now().after(shared.limits.idle_slice);
         match listener.accept(Some(slice)) {

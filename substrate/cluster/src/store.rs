@@ -76,6 +76,15 @@ impl Store {
         Ok((store, kept))
     }
 
+    /// The rules of the cluster of a manager's folder; none if it has no whole log. Nothing is changed.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn rules(medium: &Medium) -> Result<Option<Rules>, Error> {
+        let _lock = medium.lock()?;
+        Ok(newest(medium, &logs(medium)?)?.map(|kept| kept.view.rules))
+    }
+
     /// Makes records durable. `view` and `history` are those after them: what a new log would begin with.
     ///
     /// # Errors

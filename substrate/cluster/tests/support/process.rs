@@ -120,7 +120,7 @@ pub fn serve_if_told() {
     // Held as long as the manager: its thread drives the connections.
     let endpoint = std::env::var(PORT).ok().map(|port| {
         let endpoint = endpoint(MANAGER);
-        manager.listen(&endpoint, &port).unwrap();
+        manager.serve_nodes(endpoint.listen(&port).unwrap()).unwrap();
         endpoint
     });
     let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
