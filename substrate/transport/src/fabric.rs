@@ -43,6 +43,22 @@ const WATCH: Duration = Duration::from_millis(1);
 /// How often in a row the progress thread finds something before it leaves a queue alone for as long.
 const TURNS_MAX: u32 = 8;
 
+/// How often it looks at a queue, where bytes move and nothing is done yet, before it looks at the others.
+const ROUNDS_MAX: u32 = 16;
+
+/// What is to be done with a link that was looked at.
+enum Look {
+    /// It is armed: an event says when.
+    Armed,
+    /// It is left to its user for a while.
+    Left,
+    /// Others first, then again.
+    Again,
+}
+
+/// Links that are not armed, and when each is looked at.
+type Watched = Vec<(u64, Time)>;
+
 /// Events taken from the progress thread's set at once.
 const EVENTS: usize = 64;
 
@@ -282,7 +298,7 @@ impl Inner {
 
     /// The progress thread.
     fn progress(&self) {
-        let mut watched: Vec<u64> = Vec::new();
+        let mut watched = Watched::new();
         let mut next_tick = self.host.now();
         // SeqCst: pairs with the store before the wake.
         while self.stop.load(Ordering::SeqCst) == 0 {
@@ -297,10 +313,9 @@ impl Inner {
             if !self.domain.may_sleep() {
                 continue;
             }
-            let left = self.tick.map(|_| next_tick.since(now));
-            let left = if watched.is_empty() { left } else { Some(WATCH) };
-            let (count, events) = self.sleep(left);
-            watched.retain(|id| self.is_still_polled(*id));
+            let next = watched.iter().map(|(_, at)| *at).chain(self.tick.map(|_| next_tick)).min();
+            let (count, events) = self.sleep(next.map(|next| next.since(now)));
+            self.look_at_watched(&mut watched);
             for event in &events[..count] {
                 let number = event.u64;
                 match number {
@@ -326,58 +341,71 @@ impl Inner {
     /// Waits for the set.
     fn sleep(&self, left: Option<Duration>) -> (usize, [libc::epoll_event; EVENTS]) {
         let mut events = [libc::epoll_event { events: 0, u64: WAKE }; EVENTS];
-        let ms = left.map_or(-1, |left| i32::try_from(left.as_millis()).unwrap_or(i32::MAX).max(1));
+        let ms = left.map_or(-1, |left| i32::try_from(left.as_micros().div_ceil(1000)).unwrap_or(i32::MAX));
         // SAFETY: at most `EVENTS` events are written.
         let count = unsafe { libc::epoll_wait(self.set.as_raw_fd(), events.as_mut_ptr(), EVENTS as i32, ms) };
         (usize::try_from(count).unwrap_or(0), events)
     }
 
-    /// Drives a link whose queue has something; `watched` are those that are left to their users.
-    fn attend(&self, link: &FabricLink, watched: &mut Vec<u64>) {
-        if self.serve(link) && !watched.contains(&link.id) {
-            watched.push(link.id);
+    /// Drives a link whose queue has something.
+    fn attend(&self, link: &FabricLink, watched: &mut Watched) {
+        watched.retain(|(id, _)| *id != link.id);
+        self.keep(link.id, &self.serve(link), watched);
+    }
+
+    fn keep(&self, id: u64, look: &Look, watched: &mut Watched) {
+        match look {
+            Look::Armed => {}
+            Look::Left => watched.push((id, self.host.now().after(WATCH))),
+            Look::Again => watched.push((id, self.host.now())),
         }
     }
 
-    /// Drives a link whose queue has something. True if its user was seen to poll it since the last look: then it is
-    /// left to the user for a while.
-    fn serve(&self, link: &FabricLink) -> bool {
+    /// Looks at those whose time has come. Who was not polled by its user since is the thread's again.
+    fn look_at_watched(&self, watched: &mut Watched) {
+        let now = self.host.now();
+        let due: Vec<u64> = watched.iter().filter(|(_, at)| *at <= now).map(|(id, _)| *id).collect();
+        watched.retain(|(_, at)| *at > now);
+        for id in due {
+            let Some(link) = self.link(id) else { continue };
+            let driven = link.driven.load(Ordering::Relaxed);
+            let is_polled = driven != link.seen.load(Ordering::Relaxed);
+            if is_polled {
+                link.seen.store(driven, Ordering::Relaxed);
+            }
+            let look = if is_polled { Look::Left } else { self.serve(&link) };
+            self.keep(id, &look, watched);
+        }
+    }
+
+    /// Drives a link. If its user was seen to poll it since the last look, it is left to the user for a while.
+    fn serve(&self, link: &FabricLink) -> Look {
         // It is not given to its user yet: it is looked at again.
-        let Some(driver) = link.driver() else { return true };
+        let Some(driver) = link.driver() else { return Look::Left };
         // Relaxed, here and below: hints; only this thread writes `seen`.
         let mut expected = link.seen.load(Ordering::Relaxed);
         let mut turns = 0;
-        loop {
+        for _ in 0..ROUNDS_MAX {
             while driver.drive() {
                 expected = expected.wrapping_add(1);
                 turns += 1;
                 // Its user posts as fast as this thread looks: each would only stop the other.
                 if turns == TURNS_MAX {
                     link.seen.store(link.driven.load(Ordering::Relaxed), Ordering::Relaxed);
-                    return true;
+                    return Look::Left;
                 }
             }
             expected = expected.wrapping_add(1);
             let driven = link.driven.load(Ordering::Relaxed);
             link.seen.store(driven, Ordering::Relaxed);
             if driven != expected {
-                return true;
+                return Look::Left;
             }
             if link.arm() {
-                return false;
+                return Look::Armed;
             }
         }
-    }
-
-    /// Looks at a link that was left to its user. If it was not polled since, the thread has it back.
-    fn is_still_polled(&self, id: u64) -> bool {
-        let Some(link) = self.link(id) else { return false };
-        let driven = link.driven.load(Ordering::Relaxed);
-        if driven != link.seen.load(Ordering::Relaxed) {
-            link.seen.store(driven, Ordering::Relaxed);
-            return true;
-        }
-        self.serve(&link)
+        Look::Again
     }
 
     fn tick(&self, now: Time) {
@@ -387,7 +415,7 @@ impl Inner {
         }
     }
 
-    fn connection_events(&self, watched: &mut Vec<u64>) {
+    fn connection_events(&self, watched: &mut Watched) {
         loop {
             let events = self.events.lock();
             let Some(event) = self.domain.event() else {

@@ -5,8 +5,9 @@
 //! what the peer can do through it (tcp: its socket is read no more; verbs: its queue pair is gone), and nothing of
 //! the provider touches the buffers any more.
 //!
-//! Who waits polls its own completions; while nobody does, the descriptor of the queue is armed in the progress
-//! thread's set, for one event. Locks: `completions`, then `posting`, then `pending`.
+//! Who waits polls its own completions; while nobody does, the descriptors of the queue are armed in the progress
+//! thread's set, for one event. Locks: `completions`, then the state of the connection above, then `posting` or
+//! `pending`.
 
 use super::Running;
 use super::sys::{Completion, DONE, Domain, FRAME, IMMEDIATE, Piece, RawEndpoint, Registered, View};
@@ -394,6 +395,7 @@ impl Link for FabricLink {
         // SAFETY: open, and locked.
         let (mut descriptors, count) = unsafe { self.raw.descriptors() };
         let descriptors = &mut descriptors[..count];
+        assert!(!descriptors.is_empty(), "a queue that is asked can be waited for");
         // Bytes that move but complete nothing yet are no reason to sleep.
         if is_ready(descriptors) {
             return false;
