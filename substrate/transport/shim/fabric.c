@@ -43,7 +43,6 @@ struct hf_domain {
 struct hf_facts {
     uint64_t immediate_bytes;
     uint64_t inline_bytes;
-    uint64_t key_bytes;
     uint32_t virtual_addresses;
     uint32_t immediate_uses_receive;
 };
@@ -187,7 +186,6 @@ void hf_facts(struct hf_domain *domain, struct hf_facts *facts)
 {
     facts->immediate_bytes = domain->info->domain_attr->cq_data_size;
     facts->inline_bytes = domain->info->tx_attr->inject_size;
-    facts->key_bytes = domain->info->domain_attr->mr_key_size;
     facts->virtual_addresses = !!(domain->info->domain_attr->mr_mode & FI_MR_VIRT_ADDR);
     facts->immediate_uses_receive = !!((domain->info->mode | domain->info->rx_attr->mode) & FI_RX_CQ_DATA);
 }

@@ -6,6 +6,7 @@
 //! or stand for another. The traffic afterwards is neither signed nor hidden: that is left to the network.
 //! `docs/protocol.md`.
 
+use crate::settings::{MESSAGE_BYTES_MIN, WINDOW_MIN};
 use format::wire::{
     CLUSTER_BYTES, KNOCK_PROOF_BYTES, Knock, NONCE_BYTES, PROOF_BYTES, RefusalReason, WIRE_MAGIC,
     WIRE_VERSION, WIRE_VERSION_MIN, WireChallenge, WireEntry, WireHello, WireProof, WireWelcome,
@@ -306,7 +307,7 @@ pub(crate) fn check_epoch(theirs: Epoch, own: Epoch) -> Result<(), RefusalReason
 }
 
 fn window(message_bytes: U32, window: U32) -> Result<Window, RefusalReason> {
-    if message_bytes.get() == 0 || window.get() < 2 {
+    if message_bytes.get() < MESSAGE_BYTES_MIN || window.get() < WINDOW_MIN {
         return Err(RefusalReason::Malformed);
     }
     Ok(Window { message_bytes: message_bytes.get(), window: window.get() })
@@ -317,7 +318,7 @@ mod tests {
     use super::*;
     use ipc::SystemHost;
 
-    const OWN: Window = Window { message_bytes: 100, window: 8 };
+    const OWN: Window = Window { message_bytes: 200, window: 8 };
 
     fn node(number: u32, key: u8) -> Identity {
         Identity { cluster: [7; 16], key: ClusterKey::new([key; 32]), node: NodeId::new(number) }

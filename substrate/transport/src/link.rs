@@ -1,6 +1,6 @@
 //! What a provider gives: the talk at a door, where two nodes come to trust each other; the bare connection that
-//! follows, under [`crate::Connection`]; and registered memory. The rules that both providers keep are those of verbs, since code that keeps them is right
-//! everywhere.
+//! follows, under [`crate::Connection`]; and registered memory. The rules that both providers keep are those of verbs,
+//! since code that keeps them is right everywhere.
 //!
 //! A link never calls upwards on its own: whoever drives it hands in what takes the arrivals. So each side of an
 //! in-process connection runs its own code only, as it would on two machines.

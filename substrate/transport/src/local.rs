@@ -7,7 +7,7 @@
 //! host's clock; nothing here has a thread. What is under way is moved by whoever calls, on either side, so a write
 //! without delay lands while its target does nothing, as it does with verbs.
 //!
-//! Locks: of a wire, then of the network, then of a door. None is held while an arrival is taken.
+//! Locks: of a side that is driven, then of the connection above, then of a wire, of the network, of a door.
 
 use crate::Endpoint;
 use crate::error::{Ended, Error};
@@ -416,7 +416,11 @@ impl Link for LocalLink {
 
     fn post(&self, number: u64, work: &Work<'_>) -> Result<bool, Error> {
         let flight = match work {
-            Work::Frame(head, body) => Flight::Frame { number: Some(number), frame: [*head, *body].concat() },
+            Work::Frame(head, body) => {
+                let frame = [*head, *body].concat();
+                self.wire.check_frame(self.side, frame.len())?;
+                Flight::Frame { number: Some(number), frame }
+            }
             Work::Write { from, to, immediate } => {
                 let data = match from {
                     Bytes::Inline(bytes) => bytes.to_vec(),

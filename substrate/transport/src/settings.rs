@@ -16,7 +16,7 @@ pub struct Settings {
     pub spin_ns: u32,
     /// What a handshake may take.
     pub handshake: Duration,
-    /// Connections whose handshake is not done; the oldest makes room for the next.
+    /// Connections whose handshake is not done; of those who have shown least the oldest makes room for the next.
     pub half_open_max: usize,
     /// Connections at once.
     pub connections_max: usize,
@@ -43,6 +43,12 @@ impl Default for Settings {
     }
 }
 
+/// A message holds at least the head of a call and something with it.
+pub(crate) const MESSAGE_BYTES_MIN: u32 = 128;
+
+/// One call takes three places: a request or an answer each way, and a cancellation.
+pub(crate) const WINDOW_MIN: u32 = 3;
+
 /// Receives beyond the window, for frames without a place in it: at most two counts of what was taken, a ping, a pong
 /// and a goodbye can be under way.
 const CONTROL_RECEIVES: u32 = 8;
@@ -50,9 +56,8 @@ const CONTROL_RECEIVES: u32 = 8;
 impl Settings {
     /// Looks for limits that cannot be.
     pub(crate) fn check(&self) -> Result<(), Error> {
-        // The longest body of the handshake has 84 bytes.
-        let right = (128..=1 << 20).contains(&self.message_bytes)
-            && (2..=4096).contains(&self.window)
+        let right = (MESSAGE_BYTES_MIN..=1 << 20).contains(&self.message_bytes)
+            && (WINDOW_MIN..=4096).contains(&self.window)
             && (2..=4096).contains(&self.depth)
             && self.half_open_max > 0
             && self.connections_max > 0;

@@ -9,7 +9,7 @@
 //! A listener of libfabric 1.17 must not be closed while anything in the provider leads to it: a socket that connected
 //! and said nothing, an event that nobody read. So the progress thread closes it, when there is neither.
 
-use super::sockets;
+use super::sockets::{self, system};
 use super::sys::{Domain, RawInfo, RawListener};
 use super::{FabricLink, Running, completions};
 use crate::error::{Ended, Error};
@@ -172,10 +172,6 @@ impl OpenDoor {
         let id = running.hear(socket.as_raw_fd(), &news);
         Ok(Self { running: running.clone(), socket, address, id, news })
     }
-}
-
-fn system(call: &'static str, error: &std::io::Error) -> Error {
-    Error::Host(ipc::Error::System { call, errno: error.raw_os_error().unwrap_or(libc::EIO) })
 }
 
 impl Door for OpenDoor {

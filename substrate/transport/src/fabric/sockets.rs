@@ -73,7 +73,7 @@ fn length<T>() -> libc::socklen_t {
     size_of::<T>() as libc::socklen_t
 }
 
-fn system(call: &'static str, error: &std::io::Error) -> Error {
+pub(super) fn system(call: &'static str, error: &std::io::Error) -> Error {
     Error::Host(ipc::Error::System { call, errno: error.raw_os_error().unwrap_or(libc::EIO) })
 }
 

@@ -179,6 +179,15 @@ impl Wire {
         state.news[to] = true;
     }
 
+    /// A side's own frames are no longer than those that it takes, as if they went through buffers of its own.
+    pub fn check_frame(&self, side: usize, bytes: usize) -> Result<(), Error> {
+        let limit = self.state.lock().sides[side].shape.frame_bytes;
+        if bytes > limit {
+            return Err(Error::TooLarge { bytes: bytes as u64, limit: limit as u64 });
+        }
+        Ok(())
+    }
+
     pub fn arrivals(&self, side: usize) -> Vec<Arrived> {
         self.state.lock().sides[side].arrived.drain(..).collect()
     }
