@@ -12,10 +12,11 @@
 //! immediates not taken by the peer's user; beyond, posting waits. Nothing queues without a bound on either side.
 //!
 //! **End.** [`Connection::close`] returns after the peer's right to write has ended. When the connection ends by itself
-//! the same is done before anybody hears of it. The end is reported once by [`Connection::take`]; every other call
-//! fails with its reason from then on.
+//! the same is done before anybody hears of it: that it is ending (`ending`) is known inside only, and what is told
+//! (`ended`) is set when the fence stands. The end is reported once by [`Connection::take`]; every other call fails with
+//! its reason from then on.
 //!
-//! Locks: the link's own for driving, then `state`, then the link's own for posting and for what is pending. None is
+//! Locks: `fencing`, then the link's own for driving, then `state`, then the link's own for posting and for what is pending. None is
 //! held across a wait.
 
 use crate::error::{Ended, Error};
@@ -25,7 +26,8 @@ use crate::memory::{Bytes, INLINE_BYTES_MAX, Local, Rights, check_range};
 use crate::settings::Settings;
 use format::wire::{FrameHead, FrameKind, WireRegion};
 use format::{Epoch, NodeId};
-use ipc::{Guard, Host, Lock, Spin, Time, Waited};
+use ipc::sync::Ordering;
+use ipc::{Guard, Host, Lock, Spin, Time, WAKE_ALL, Waited, Word};
 use pmem::Region;
 use std::any::Any;
 use std::collections::VecDeque;
@@ -64,11 +66,18 @@ pub(crate) struct Core {
     peer: Agreed,
     settings: Settings,
     spin: Spin,
+    /// Held by who takes the peer's rights away: another one waits until they are gone.
+    fencing: Lock<()>,
     state: Lock<State>,
+    /// 1 when the peer's rights are gone; outlives the connection.
+    fenced: Arc<Word>,
 }
 
 struct State {
     up: bool,
+    /// It is over, and the fence may not stand yet.
+    ending: Option<Ended>,
+    /// It is over, and may be told.
     ended: Option<Ended>,
     /// The goodbye was posted: what the peer does then is an answer to it.
     leaving: bool,
@@ -89,7 +98,8 @@ struct State {
     told: u32,
     owes: Owes,
     heard: Time,
-    pinged: bool,
+    /// When it was asked for a sign of life.
+    pinged: Option<Time>,
     grants: Vec<Box<dyn Any + Send + Sync>>,
 }
 
@@ -122,6 +132,7 @@ impl Core {
     ) -> Arc<Self> {
         let state = State {
             up: false,
+            ending: None,
             ended: None,
             leaving: false,
             end_told: false,
@@ -137,12 +148,14 @@ impl Core {
             told: 0,
             owes: Owes::default(),
             heard: host.now(),
-            pinged: false,
+            pinged: None,
             grants: Vec::new(),
         };
         let core = Arc::new(Self {
             spin: Spin::by_calls(settings.spin_ns),
+            fencing: Lock::new(host.clone(), ()),
             state: Lock::new(host.clone(), state),
+            fenced: Arc::new(Word::new(0)),
             settings: settings.clone(),
             host,
             link,
@@ -156,6 +169,11 @@ impl Core {
 
     pub fn ended(&self) -> Option<Ended> {
         self.state.lock().ended
+    }
+
+    /// 1 when the peer's rights are gone, and woken then; also when the connection is dropped.
+    pub fn fenced(&self) -> &Arc<Word> {
+        &self.fenced
     }
 
     pub fn peer(&self) -> Agreed {
@@ -228,23 +246,37 @@ impl Core {
     /// Ends the connection, if it has not ended: when this returns no byte of the peer reaches memory of this side
     /// through it any more.
     pub fn end(&self, why: Ended) {
-        self.state.lock().ended.get_or_insert(why);
+        self.state.lock().ending.get_or_insert(why);
         self.fence();
     }
 
+    /// Ends what the peer can do here, then tells that it is over. Somebody has said why.
     fn fence(&self) {
+        let fencing = self.fencing.lock();
         self.link.close();
         // Only now may what the peer could reach be taken away.
         let grants = std::mem::take(&mut self.state.lock().grants);
         drop(grants);
+        let mut state = self.state.lock();
+        state.ended = state.ending;
+        drop(state);
+        self.stands();
+        drop(fencing);
         self.link.news().tell(&*self.host);
+    }
+
+    /// The fence stands.
+    fn stands(&self) {
+        // Release: pairs with the Acquire of who waits for it.
+        self.fenced.store(1, Ordering::Release);
+        self.host.wake(&self.fenced, WAKE_ALL);
     }
 
     /// Says goodbye, if there is somebody to say it to.
     fn say_goodbye(&self) {
         let ticket = {
             let mut state = self.state.lock();
-            if state.ended.is_some() || !state.up {
+            if state.ending.is_some() || !state.up {
                 return;
             }
             state.leaving = true;
@@ -255,7 +287,7 @@ impl Core {
             // However this ends: the close follows.
             let _ = self.wait_for(Some(until), |core| {
                 let state = core.state.lock();
-                (state.done >= ticket.0 || state.ended.is_some()).then_some(Ok(()))
+                (state.done >= ticket.0 || state.ending.is_some()).then_some(Ok(()))
             });
         }
     }
@@ -277,7 +309,7 @@ impl Core {
         work: &Work<'_>,
         held: Option<&Local>,
     ) -> Result<Option<Ticket>, Error> {
-        if let Some(why) = state.ended {
+        if let Some(why) = state.ending {
             return Err(Error::Ended(why));
         }
         let number = state.issued + 1;
@@ -359,6 +391,9 @@ impl Core {
             if let Some(why) = state.ended {
                 return Some(Err(Error::Ended(why)));
             }
+            if state.ending.is_some() {
+                return None;
+            }
             if counted && state.sent.wrapping_sub(state.taken_there) >= core.peer.window.window {
                 // The peer may be waiting for the same: each tells what it has taken, and one of the two goes on.
                 state.owes.taken = state.taken != state.told;
@@ -389,11 +424,11 @@ impl State {
     /// The connection is over by what arrived.
     fn over(&mut self, why: Ended) {
         let why = if self.leaving { Ended::ClosedHere } else { why };
-        self.ended.get_or_insert(why);
+        self.ending.get_or_insert(why);
     }
 
     fn broke(&mut self, what: &'static str) {
-        self.ended.get_or_insert(Ended::Broke(what));
+        self.ending.get_or_insert(Ended::Broke(what));
     }
 
     fn finish(&mut self, number: u64) {
@@ -425,14 +460,14 @@ impl Driver for Core {
             // What comes may come before it is told that the link is up.
             state.up = true;
             state.heard = self.host.now();
-            state.pinged = false;
+            state.pinged = None;
         }
-        if state.ended.is_none() {
+        if state.ending.is_none() {
             self.pay(&mut state);
         }
-        let ended = state.ended.is_some();
+        let ending = state.ending.is_some();
         drop(state);
-        if ended {
+        if ending {
             self.fence();
         } else {
             self.link.news().tell(&*self.host);
@@ -443,18 +478,22 @@ impl Driver for Core {
     fn tick(&self, now: Time) {
         let Some(silence) = self.settings.silence else { return };
         let mut state = self.state.lock();
-        if !state.up || state.ended.is_some() {
+        if !state.up || state.ending.is_some() {
             return;
         }
         let silent = now.since(state.heard);
-        if silent >= silence && state.pinged {
-            state.ended = Some(Ended::Silent);
-            drop(state);
-            return self.fence();
-        }
-        if silent >= silence / 2 && !state.pinged {
-            state.pinged = true;
-            state.owes.ping = true;
+        match state.pinged {
+            // After a pause of this machine, too, it has half of the time to answer.
+            Some(at) if silent >= silence && now.since(at) >= silence / 2 => {
+                state.ending = Some(Ended::Silent);
+                drop(state);
+                return self.fence();
+            }
+            None if silent >= silence / 2 => {
+                state.pinged = Some(now);
+                state.owes.ping = true;
+            }
+            _ => {}
         }
         self.pay(&mut state);
     }
@@ -464,5 +503,8 @@ impl Drop for Core {
     /// Frees what the connection held. Nothing is said to the peer.
     fn drop(&mut self) {
         self.link.close();
+        let grants = std::mem::take(&mut self.state.lock().grants);
+        drop(grants);
+        self.stands();
     }
 }

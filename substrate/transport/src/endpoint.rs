@@ -12,7 +12,8 @@ use crate::news::News;
 use crate::settings::Settings;
 use format::wire::{DoorKind, RefusalReason, WireChallenge, WireRefusal, WireWelcome, check_body};
 use format::{DecodeError, Epoch, NodeId};
-use ipc::{Host, Lock, Time, Waited};
+use ipc::sync::Ordering;
+use ipc::{Host, Lock, Time, Waited, Word};
 use pmem::Region;
 use std::sync::{Arc, Weak};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -35,7 +36,21 @@ struct Members {
     epoch: Epoch,
     /// Who may connect and be connected to; everybody who has the key, if none.
     allowed: Option<Vec<NodeId>>,
-    connections: Vec<Weak<Core>>,
+    connections: Vec<Known>,
+}
+
+/// A connection of this endpoint.
+struct Known {
+    core: Weak<Core>,
+    /// See [`Core::fenced`].
+    fenced: Arc<Word>,
+}
+
+impl Known {
+    fn is_fenced(&self) -> bool {
+        // Acquire: pairs with the Release when the fence stands.
+        self.fenced.load(Ordering::Acquire) == 1
+    }
 }
 
 impl Endpoint {
@@ -67,24 +82,26 @@ impl Endpoint {
         self.0.members.lock().live()
     }
 
-    /// A new epoch has begun, with these members. Every connection of another epoch is closed: when this returns none
-    /// of them can write here any more. Who stays connects anew.
+    /// A new epoch has begun, with these members. Every connection of another epoch is closed: when this returns, on
+    /// whichever thread, none of them can write here any more. Who stays connects anew. If a later epoch has begun, it
+    /// stays.
     pub fn advance(&self, epoch: Epoch, allowed: Option<Vec<NodeId>>) {
-        let connections = {
+        // They stay in the list until the fence stands, for another advance to see.
+        let (leaving, dropped) = {
             let mut members = self.0.members.lock();
-            members.epoch = epoch;
-            members.allowed = allowed;
-            std::mem::take(&mut members.connections)
+            if epoch >= members.epoch {
+                members.epoch = epoch;
+                members.allowed = allowed;
+            }
+            members.leaving()
         };
-        let mut kept = Vec::new();
-        for core in connections.iter().filter_map(Weak::upgrade) {
-            if self.0.check(&core.peer()).is_ok() {
-                kept.push(Arc::downgrade(&core));
-            } else {
-                Connection::new(core).close();
+        leaving.into_iter().for_each(|core| Connection::new(core).close());
+        for fenced in dropped {
+            // Acquire: pairs with the Release when the fence stands. Whoever drops it is at it.
+            while fenced.load(Ordering::Acquire) == 0 {
+                let _ = self.0.host.wait(&fenced, 0, None);
             }
         }
-        self.0.members.lock().connections.append(&mut kept);
     }
 
     /// Registers memory for operations of this side.
@@ -124,7 +141,20 @@ impl Endpoint {
 
 impl Members {
     fn live(&self) -> usize {
-        self.connections.iter().filter_map(Weak::upgrade).filter(|core| core.ended().is_none()).count()
+        self.connections.iter().filter(|known| !known.is_fenced()).count()
+    }
+
+    /// Connections that may not be any more, and the fences of those that are being dropped.
+    fn leaving(&self) -> (Vec<Arc<Core>>, Vec<Arc<Word>>) {
+        let (mut leaving, mut dropped) = (Vec::new(), Vec::new());
+        for known in self.connections.iter().filter(|known| !known.is_fenced()) {
+            match known.core.upgrade() {
+                Some(core) if self.check(&core.peer()).is_err() => leaving.push(core),
+                Some(_) => {}
+                None => dropped.push(known.fenced.clone()),
+            }
+        }
+        (leaving, dropped)
     }
 }
 
@@ -147,11 +177,11 @@ impl Shared {
     pub fn add(&self, core: &Arc<Core>) -> Result<(), RefusalReason> {
         let mut members = self.members.lock();
         members.check(&core.peer())?;
-        members.connections.retain(|core| core.upgrade().is_some_and(|core| core.ended().is_none()));
+        members.connections.retain(|known| !known.is_fenced());
         if members.connections.len() >= self.settings.connections_max {
             return Err(RefusalReason::Full);
         }
-        members.connections.push(Arc::downgrade(core));
+        members.connections.push(Known { core: Arc::downgrade(core), fenced: core.fenced().clone() });
         Ok(())
     }
 

@@ -32,7 +32,7 @@ const CASES: &[Case] = &[
     ("a read gives what is there", reads),
     ("inline is short", inline_is_short),
     ("outside of what was granted is forbidden", outside_is_forbidden),
-    ("a key of another connection is worth nothing", foreign_keys),
+    ("a key of a connection that is closed is worth nothing", foreign_keys),
     ("a right to read is none to write", read_only),
     ("memory of another endpoint is refused", foreign_memory),
     ("a window more and the sender waits", window),

@@ -105,6 +105,30 @@ impl Round<'_> {
     }
 }
 
+impl Round<'_> {
+    /// One close, of which another thread hears as soon as it may: what it reads then never changes again.
+    fn hear(&self, region: &pmem::Region, number: u32) {
+        let (here, there) = self.connect();
+        let remote = there.grant(region, 0..REGION_BYTES, Rights::Write).unwrap();
+        here_is_told(&here, &there, &remote);
+        let local = self.local.clone();
+        let writer = spawn("writes", move || write_on(&here, &local, &remote));
+        let (theirs, memory) = (there.clone(), region.clone());
+        let hearer = spawn("hears", move || {
+            while !matches!(theirs.take(Some(soon())), Ok(Event::Ended(_))) {}
+            content(&memory)
+        });
+        let instant = SystemHost.now().after(Duration::from_nanos(SystemHost.random() % 500_000));
+        while SystemHost.now() < instant {
+            std::hint::spin_loop();
+        }
+        there.close();
+        let heard = hearer.join();
+        writer.join();
+        assert!(content(region) == heard, "round {number}: bytes changed after the end was told");
+    }
+}
+
 /// Tells the peer where it may write.
 fn here_is_told(here: &Connection, there: &Connection, remote: &WireRegion) {
     there.send(remote.as_bytes(), Some(soon())).unwrap();
@@ -112,14 +136,22 @@ fn here_is_told(here: &Connection, there: &Connection, remote: &WireRegion) {
     assert_eq!(WireRegion::read_from_bytes(&told).unwrap(), *remote);
 }
 
-fn prove(bed: &Bed) {
+fn on(bed: &Bed, body: impl FnOnce(&Round<'_>, &pmem::Region)) {
     let settings = Settings { window: 64, depth: 32, ..support::patient() };
     let (one, two) = (bed.endpoint(1, &settings), bed.endpoint(2, &settings));
     let listener = bed.inside(2, || two.listen("").unwrap());
     let region = dram(REGION_BYTES).unwrap();
     let local = one.register(&dram(REGION_BYTES).unwrap()).unwrap();
-    let round = Round { bed, one: &one, listener: &listener, local: &local };
-    let writes: u64 = (0..rounds()).map(|number| round.run(&region, number)).sum();
+    body(&Round { bed, one: &one, listener: &listener, local: &local }, &region);
+}
+
+fn prove(bed: &Bed) {
+    on(bed, |round, region| prove_closes(bed, round, region));
+    on(bed, |round, region| (0..rounds()).for_each(|number| round.hear(region, number)));
+}
+
+fn prove_closes(bed: &Bed, round: &Round<'_>, region: &pmem::Region) {
+    let writes: u64 = (0..rounds()).map(|number| round.run(region, number)).sum();
     println!("{}: {} closes in the middle of {writes} writes", bed.name(), rounds());
     assert!(writes > u64::from(rounds()), "the peer hardly wrote");
 }

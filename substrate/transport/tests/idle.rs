@@ -9,7 +9,7 @@ use ipc::{Host, SystemHost};
 use std::net::TcpStream;
 use std::time::Duration;
 use support::{Bed, in_ms, join};
-use transport::{Error, Settings};
+use transport::Error;
 
 /// Processor time that this process has used.
 fn used() -> Duration {
@@ -26,7 +26,7 @@ fn used() -> Duration {
 #[test]
 fn who_does_nothing_costs_nothing() {
     let bed = Bed::Tcp;
-    let settings = Settings { handshake: support::LIMIT, ..Settings::default() };
+    let settings = support::patient();
     let (one, two) = (bed.endpoint(1, &settings), bed.endpoint(2, &settings));
     let (here, there) = join(&bed, &one, &two);
     let listener = two.listen("").unwrap();

@@ -22,9 +22,9 @@ impl Connection {
         self.agreed().version
     }
 
-    /// Bytes of the longest message that the peer takes.
+    /// Bytes of the longest message in either direction: the smaller of what the two sides take, so both say the same.
     pub fn message_bytes_max(&self) -> usize {
-        self.agreed().window.message_bytes as usize
+        self.agreed().window.message_bytes.min(self.0.settings.message_bytes) as usize
     }
 
     /// Messages and immediates that may be under way in either direction: the smaller of the two windows, so both
@@ -143,9 +143,9 @@ impl Connection {
         })
     }
 
-    /// Lets the peer at a part of `region`, on this connection, until it ends: there is no other way to take the
-    /// right back, because a fabric may be in the middle of a write that it allowed. What it answers is told to the
-    /// peer in a message.
+    /// Lets the peer at a part of `region` until this connection ends: there is no other way to take the right back,
+    /// because a fabric may be in the middle of a write that it allowed. What it answers is told to the peer in a
+    /// message. Over libfabric its key is all that protects it: another peer of this endpoint that knows it may use it.
     ///
     /// # Errors
     /// `Range`, `Memory`, `Ended`, `Provider`.
@@ -153,7 +153,7 @@ impl Connection {
         check_range(region, &range)?;
         let (granted, handle) = self.0.link.grant(region, range, rights)?;
         let mut state = self.0.state.lock();
-        match state.ended {
+        match state.ending {
             None => {
                 state.grants.push(handle);
                 Ok(granted)
@@ -161,6 +161,8 @@ impl Connection {
             Some(why) => {
                 drop(state);
                 drop(handle);
+                // Nobody hears of the end before.
+                self.0.fence();
                 Err(Error::Ended(why))
             }
         }
