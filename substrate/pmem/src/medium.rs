@@ -18,7 +18,7 @@ use std::sync::Arc;
 /// Longest name of a pool file, in bytes.
 pub const NAME_BYTES_MAX: usize = 200;
 
-/// The file that a lock of the pool is taken on.
+/// The file that a lock of the pool is taken on, beside the folder itself: a file can be removed by hand.
 const LOCK_NAME: &str = "lock";
 
 /// A file under construction has this before its name; no pool file begins with a dot.
@@ -219,7 +219,7 @@ impl Medium {
     /// `Locked`, `Os`.
     pub fn lock(&self) -> Result<PoolLock, MediaError> {
         match &self.0 {
-            Kind::Folder(folder) => Ok(PoolLock { _held: Held::Folder { _file: folder.lock()? } }),
+            Kind::Folder(folder) => Ok(PoolLock { _held: Held::Folder { _locked: folder.lock()? } }),
             Kind::Recorded(recorder) => Ok(PoolLock { _held: Held::Recorded { _lock: recorder.lock()? } }),
         }
     }
@@ -233,7 +233,7 @@ pub struct PoolLock {
 
 #[derive(Debug)]
 enum Held {
-    Folder { _file: OwnedFd },
+    Folder { _locked: [OwnedFd; 2] },
     Recorded { _lock: RecordedLock },
 }
 
@@ -281,7 +281,8 @@ impl Folder {
     }
 
     fn open_at(&self, name: &CStr, flags: libc::c_int) -> Result<OwnedFd, MediaError> {
-        let flags = flags | libc::O_CLOEXEC | libc::O_NOFOLLOW;
+        // Nobody is waited for: a pipe of that name is refused when it is mapped.
+        let flags = flags | libc::O_CLOEXEC | libc::O_NOFOLLOW | libc::O_NONBLOCK;
         // SAFETY: the folder is open and the name ends with zero.
         let file = unsafe { libc::openat(self.descriptor.as_raw_fd(), name.as_ptr(), flags, 0o600) };
         if file < 0 {
@@ -318,19 +319,24 @@ impl Folder {
         Ok(names)
     }
 
-    fn lock(&self) -> Result<OwnedFd, MediaError> {
-        let file = self.open_at(&c_string(LOCK_NAME)?, libc::O_RDWR | libc::O_CREAT)?;
-        // SAFETY: the descriptor is open.
-        if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
-            return Err(match MediaError::last_os() {
-                MediaError::Os(libc::EWOULDBLOCK) => MediaError::Locked,
-                error => error,
-            });
+    fn lock(&self) -> Result<[OwnedFd; 2], MediaError> {
+        let locked = [
+            self.open_at(&c_string(LOCK_NAME)?, libc::O_RDWR | libc::O_CREAT)?,
+            self.open_at(c".", libc::O_RDONLY | libc::O_DIRECTORY)?,
+        ];
+        for descriptor in &locked {
+            // SAFETY: the descriptor is open.
+            if unsafe { libc::flock(descriptor.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
+                return Err(match MediaError::last_os() {
+                    MediaError::Os(libc::EWOULDBLOCK) => MediaError::Locked,
+                    error => error,
+                });
+            }
         }
         for leftover in self.list(|name| name.starts_with(UNFINISHED_PREFIX))? {
             self.unlink(&c_string(&leftover)?)?;
         }
-        Ok(file)
+        Ok(locked)
     }
 }
 

@@ -198,6 +198,28 @@ fn what_a_crashed_creation_left_goes_with_the_next_lock() {
 }
 
 #[test]
+fn a_lock_whose_file_was_removed_is_a_lock() {
+    let folder = tempfile::tempdir().unwrap();
+    let (medium, other) = (Medium::file(folder.path()).unwrap(), Medium::file(folder.path()).unwrap());
+    let held = medium.lock().unwrap();
+    std::fs::remove_file(folder.path().join("lock")).unwrap();
+    assert_eq!(other.lock().unwrap_err(), MediaError::Locked);
+    drop(held);
+    drop(other.lock().unwrap());
+}
+
+#[test]
+fn a_pipe_is_no_file_and_nobody_waits_at_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let name = std::ffi::CString::new(folder.path().join("tree").to_str().unwrap()).unwrap();
+    // SAFETY: the name ends with zero.
+    assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+    let medium = Medium::file(folder.path()).unwrap();
+    assert!(medium.open_read_only("tree").is_err());
+    assert!(medium.open("tree").is_err());
+}
+
+#[test]
 fn a_failed_settle_poisons_the_region() {
     let recorder = Recorder::new();
     let medium = recorder.medium();
