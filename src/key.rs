@@ -1,12 +1,15 @@
 //! The file with the cluster's key: `DIR/key`, readable by its owner only. Who has it is a node of the cluster.
 
 use crate::error::{Error, Result};
-use ipc::SystemHost;
+use ipc::{Host, SystemHost};
 use std::fs::{self, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::Path;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
 use transport::Secret;
+
+/// A pipe is opened without waiting for its writer.
+const NO_WAIT: i32 = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
 
 /// More than any key file has.
 const BYTES_MAX: u64 = 4096;
@@ -16,7 +19,7 @@ const BYTES_MAX: u64 = 4096;
 /// # Errors
 /// It is missing, readable by others, or no key.
 pub fn read(file: &Path) -> Result<Secret> {
-    let opened = fs::File::open(file).map_err(|why| match why.kind() {
+    let opened = OpenOptions::new().read(true).custom_flags(NO_WAIT).open(file).map_err(|why| match why.kind() {
         ErrorKind::NotFound => Error::new(format!(
             "there is no cluster key at {} (hearth manager --listen makes one: copy it from there, mode 600)",
             file.display()
@@ -40,23 +43,38 @@ pub fn read(file: &Path) -> Result<Secret> {
 /// As [`read`]; it cannot be written.
 pub fn read_or_make(file: &Path) -> Result<Secret> {
     if !file.exists() {
-        let unfinished = file.with_extension("new");
+        let unfinished = unfinished(file);
+        let made = make(&unfinished, file);
         let _ = fs::remove_file(&unfinished);
-        let mut made = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(&unfinished)
-            .map_err(Error::at("write", &unfinished))?;
-        let text = Secret::generate(&SystemHost).text();
-        let written = made.write_all(text.as_bytes()).and_then(|()| made.sync_all());
-        written.map_err(Error::at("write", &unfinished))?;
-        // Whoever was faster has made the cluster's key: this one is not used then.
-        match fs::hard_link(&unfinished, file) {
-            Err(why) if why.kind() != ErrorKind::AlreadyExists => return Err(Error::at("write", file)(why)),
-            Ok(()) | Err(_) => {}
-        }
-        fs::remove_file(&unfinished).map_err(Error::at("remove", &unfinished))?;
+        made?;
     }
     read(file)
+}
+
+/// A name beside the file that nobody else has.
+fn unfinished(file: &Path) -> PathBuf {
+    let mut name = file.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".{:016x}", SystemHost.random()));
+    file.with_file_name(name)
+}
+
+/// Makes a key in `unfinished`, and gives it its name when it is whole; the folder is made if it is missing.
+fn make(unfinished: &Path, file: &Path) -> Result<()> {
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(Error::at("make", folder))?;
+    let mut made = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(unfinished)
+        .map_err(Error::at("write", unfinished))?;
+    let text = Secret::generate(&SystemHost).text();
+    let written = made.write_all(text.as_bytes()).and_then(|()| made.sync_all());
+    written.map_err(Error::at("write", unfinished))?;
+    match fs::hard_link(unfinished, file) {
+        // Whoever was faster has made the cluster's key: this one is not used then.
+        Err(why) if why.kind() == ErrorKind::AlreadyExists => return Ok(()),
+        linked => linked.map_err(Error::at("write", file))?,
+    }
+    fs::File::open(folder).and_then(|folder| folder.sync_all()).map_err(Error::at("write", folder))
 }

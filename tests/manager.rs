@@ -11,6 +11,7 @@ use format::{ChangeNumber, NodeId};
 use harness::{Expect, limited};
 use ipc::{Host, SystemHost, Time, Word};
 use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +21,9 @@ const HEARTH: &str = env!("CARGO_BIN_EXE_hearth");
 
 /// A folder with a manager that is started and killed.
 struct ManagerProcess {
-    dir: tempfile::TempDir,
+    /// Gone with all that is in it at the end.
+    _place: tempfile::TempDir,
+    dir: PathBuf,
     child: Child,
     address: String,
 }
@@ -28,13 +31,15 @@ struct ManagerProcess {
 impl ManagerProcess {
     /// A new cluster with this lease.
     fn new(lease_ms: &str) -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let (child, address) = start(dir.path(), &["--listen", "127.0.0.1", "--lease", lease_ms]);
-        Self { dir, child, address }
+        let place = tempfile::tempdir().unwrap();
+        // It is not there yet.
+        let dir = place.path().join("new/cluster");
+        let (child, address) = start(&dir, &["--listen", "127.0.0.1", "--lease", lease_ms]);
+        Self { _place: place, dir, child, address }
     }
 
     fn dir(&self) -> &str {
-        self.dir.path().to_str().unwrap()
+        self.dir.to_str().unwrap()
     }
 
     fn kill(&mut self) {
@@ -44,7 +49,7 @@ impl ManagerProcess {
 
     /// Starts it again, where it was.
     fn restart(&mut self) {
-        let (child, address) = start(self.dir.path(), &["--listen", &self.address]);
+        let (child, address) = start(&self.dir, &["--listen", &self.address]);
         assert_eq!(address, self.address);
         self.child = child;
     }
@@ -63,7 +68,7 @@ impl ManagerProcess {
 
     /// A node's own client.
     fn client(&self, node: u32) -> Arc<Remote> {
-        let text = std::fs::read_to_string(self.dir.path().join("key")).unwrap();
+        let text = std::fs::read_to_string(self.dir.join("key")).unwrap();
         let identity = Secret::parse(&text).unwrap().identity(NodeId::new(node));
         let host: Arc<dyn Host> = Arc::new(SystemHost);
         let endpoint = Fabric::tcp("127.0.0.1").endpoint(host.clone(), identity, EPOCH, settings()).unwrap();
@@ -211,7 +216,7 @@ fn who_has_not_the_key_is_told_so() {
     };
     ask(&other.path().join("key")).expect_failure("there is no cluster key");
     // One of another cluster, and one of this cluster with another key.
-    let own = std::fs::read_to_string(manager.dir.path().join("key")).unwrap();
+    let own = std::fs::read_to_string(manager.dir.join("key")).unwrap();
     let stranger = Secret::generate(&SystemHost).text();
     let mixed = format!("{}\n{}\n", own.lines().next().unwrap(), stranger.lines().nth(1).unwrap());
     for (text, why) in
