@@ -3,6 +3,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something unexpected is")]
 
+#[cfg(feature = "zookeeper")]
+#[path = "../substrate/cluster/tests/support/ensemble.rs"]
+mod ensemble;
 mod harness;
 
 use cluster::line::{EPOCH, settings};
@@ -284,4 +287,38 @@ fn a_manager_that_listens_ends_in_order() {
         pause(Duration::from_millis(5));
     };
     assert_eq!(status.code(), Some(0));
+}
+
+/// On ZooKeeper every node is an expeller, and so is `hearth cluster expel`; a command that only reads is none, however
+/// long it takes.
+#[cfg(feature = "zookeeper")]
+#[test]
+fn a_command_that_reads_expels_nobody() {
+    use cluster::{Rules, zookeeper::ZooKeeper};
+    if !ensemble::is_there() {
+        return;
+    }
+    let ensemble = ensemble::Ensemble::new(1);
+    let rules = Rules::new(Duration::from_millis(10), 1000).unwrap();
+    let host: Arc<dyn Host> = Arc::new(SystemHost);
+    let zoo = ZooKeeper::connect(host, &ensemble.addresses(), "/hearth", rules, soon()).unwrap();
+    // Silent from the first, and so many changes that to read them takes many leases.
+    let address = Address::new("10.0.0.1:7").unwrap();
+    let join = Change::Join { node: NodeId::new(1), instance: 1, replaces: None, medium: 0, address };
+    zoo.propose(&join, soon()).unwrap();
+    for number in 0..100 {
+        let path = Path::new(format!("/{number}").as_bytes()).unwrap();
+        let chain = vec![Placement { node: NodeId::new(1), hot: true }];
+        let version = ChangeNumber::new(0);
+        zoo.propose(&Change::SetSubtree { path, version, chain, copies_min: 1 }, soon()).unwrap();
+    }
+    let place = format!("zookeeper://{}/hearth", ensemble.addresses());
+    let ask = |command: &[&str]| limited(&[HEARTH, "cluster"], &[command, &["--manager", &place]].concat());
+    for command in ["status", "members", "history"].repeat(5) {
+        assert!(ask(&[command]).status.code() < Some(2), "{command}");
+    }
+    assert!(ask(&["history"]).expect_success().lines().count() > 100);
+    assert_eq!(ask(&["members"]).expect_success().lines().count(), 1);
+    assert_eq!(ask(&["expel", "1"]).expect_success(), "node 1 is expelled\n");
+    zoo.stop();
 }

@@ -85,6 +85,13 @@ pub(super) fn run(command: &Command) -> Result<ExitCode> {
     }
 }
 
+/// What a command wants of a manager.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Aim {
+    Read,
+    Expel,
+}
+
 fn soon() -> Time {
     SystemHost.now().after(ANSWER)
 }
@@ -106,12 +113,12 @@ impl Asked {
         }
     }
 
-    /// The manager that is meant.
-    fn connect(&self) -> Result<Arc<dyn Manager>> {
+    /// The manager that is meant, for what this command does.
+    fn connect(&self, aim: Aim) -> Result<Arc<dyn Manager>> {
         let dir = self.place.dir()?;
         let named = self.manager.as_deref();
         if let Some(rest) = named.and_then(|name| name.strip_prefix("zookeeper://")) {
-            return zookeeper(rest);
+            return zookeeper(rest, aim);
         }
         let place = match named {
             None => Place::Socket(socket(&folder(&dir).join(SOCKET_NAME), &dir)?),
@@ -179,7 +186,7 @@ fn socket(path: &Path, dir: &Path) -> Result<PathBuf> {
 }
 
 #[cfg(feature = "zookeeper")]
-fn zookeeper(rest: &str) -> Result<Arc<dyn Manager>> {
+fn zookeeper(rest: &str, aim: Aim) -> Result<Arc<dyn Manager>> {
     let (ensemble, root) = rest
         .split_once('/')
         .filter(|(ensemble, root)| !ensemble.is_empty() && !root.is_empty())
@@ -187,27 +194,29 @@ fn zookeeper(rest: &str) -> Result<Arc<dyn Manager>> {
     let zoo =
         ::cluster::zookeeper::ZooKeeper::open(Arc::new(SystemHost), ensemble, &format!("/{root}"), soon())
             .map_err(|why| Error::new(format!("no cluster at zookeeper://{rest}: {why}")))?;
-    // Its detector says when a heartbeat was seen for long enough.
-    zoo.start_expeller().map_err(|why| Error::new(format!("zookeeper://{rest}: {why}")))?;
+    if aim == Aim::Expel {
+        // Its detector says when a heartbeat was seen for long enough. Who only reads must not expel anybody.
+        zoo.start_expeller().map_err(|why| Error::new(format!("zookeeper://{rest}: {why}")))?;
+    }
     Ok(zoo)
 }
 
 #[cfg(not(feature = "zookeeper"))]
-fn zookeeper(_rest: &str) -> Result<Arc<dyn Manager>> {
+fn zookeeper(_rest: &str, _aim: Aim) -> Result<Arc<dyn Manager>> {
     Err(Error::new(
         "this program was built without ZooKeeper: cargo build --release -p hearth --features zookeeper",
     ))
 }
 
 fn status(asked: &Asked) -> Result<ExitCode> {
-    let manager = asked.connect()?;
+    let manager = asked.connect(Aim::Read)?;
     let told = StatusTold::of(&*asked.view(&*manager)?);
     asked.tell(&told, StatusTold::print)?;
     Ok(ExitCode::from(u8::from(told.degraded)))
 }
 
 fn members(asked: &Asked) -> Result<ExitCode> {
-    let manager = asked.connect()?;
+    let manager = asked.connect(Aim::Read)?;
     let view = asked.view(&*manager)?;
     let told: Vec<MemberTold> =
         view.members.iter().map(|(node, member)| MemberTold::of(*node, member, &view)).collect();
@@ -221,7 +230,7 @@ fn members(asked: &Asked) -> Result<ExitCode> {
 }
 
 fn history(asked: &Asked, last: Option<u64>) -> Result<ExitCode> {
-    let manager = asked.connect()?;
+    let manager = asked.connect(Aim::Read)?;
     let newest = asked.view(&*manager)?.number.get();
     let mut from = last.map_or(1, |last| newest.saturating_sub(last) + 1);
     let mut records: Vec<Record> = Vec::new();
@@ -251,7 +260,7 @@ fn not_expelled(why: std::fmt::Arguments<'_>) -> ExitCode {
 
 /// Expels a member as soon as its heartbeat has been seen for as long as the rules ask.
 fn expel(asked: &Asked, node: NodeId) -> Result<ExitCode> {
-    let manager = asked.connect()?;
+    let manager = asked.connect(Aim::Expel)?;
     let view = asked.view(&*manager)?;
     let Some(member) = view.members.get(&node) else {
         return Ok(not_expelled(format_args!("node {node} is no member")));

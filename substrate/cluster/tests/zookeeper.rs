@@ -188,7 +188,11 @@ fn zookeeper_cut_in_two_fences_the_member_on_the_smaller_side() {
     };
     let rounds = if std::env::var_os("HEARTH_PROVE").is_some() { 10 } else { 2 };
     let rules = rules(5000);
-    let ensemble = Ensemble::between(&namespaces, 3);
+    // Server 0 is in namespace 1.
+    let mut ensemble = Ensemble::at((1..=3).map(|node| namespaces.ip(node)));
+    for server in 0..3 {
+        namespaces.inside(server as u32 + 1, || ensemble.start(server));
+    }
     let leads = |server: usize| namespaces.inside(server as u32 + 1, || ensemble.leads(server));
     for round in 0..rounds {
         let mut leader = 0;

@@ -2,7 +2,6 @@
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
-use crate::namespaces::Namespaces;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
@@ -43,14 +42,9 @@ impl Ensemble {
         ensemble
     }
 
-    /// One in each namespace; server 0 is in namespace 1.
-    pub fn between(namespaces: &Namespaces, servers: usize) -> Self {
-        let mut ensemble =
-            Self::of((1..=servers as u32).map(|node| (namespaces.ip(node), [2181, 2888, 3888])).collect());
-        for server in 0..servers {
-            namespaces.inside(server as u32 + 1, || ensemble.start(server));
-        }
-        ensemble
+    /// One at each of these addresses, none of them started yet.
+    pub fn at(addresses: impl Iterator<Item = String>) -> Self {
+        Self::of(addresses.map(|address| (address, [2181, 2888, 3888])).collect())
     }
 
     fn of(servers: Vec<(String, [u16; 3])>) -> Self {
