@@ -9,11 +9,14 @@ mod ensemble;
 mod harness;
 
 use cluster::line::{EPOCH, settings};
-use cluster::{Address, Change, Joining, Manager, Membership, Path, Place, Placement, Remote};
+use cluster::{
+    Address, Change, Joining, Manager, Membership, Path, Place, Placement, Record, Remote, Rules, Store,
+};
 use format::{ChangeNumber, NodeId};
 use harness::{Expect, limited};
 use ipc::{Host, SystemHost, Time, Word};
 use std::io::{BufRead, BufReader};
+use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::Arc;
@@ -272,6 +275,29 @@ fn a_start_that_is_refused_changes_nothing() {
     assert_eq!(kinds(&manager.json(&["history"])), ["start", "start"]);
 }
 
+/// A panic leaves nothing behind that is half changed and goes on: here of a cluster that has had all its changes.
+#[test]
+fn a_broken_invariant_ends_the_manager_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("manager");
+    std::fs::create_dir(&folder).unwrap();
+    let medium = pmem::Medium::file(&folder).unwrap();
+    let rules = Rules::new(Duration::from_secs(5), 1000).unwrap();
+    let (mut store, mut kept) = Store::open(medium.clone(), 7, rules).unwrap();
+    kept.view.number = ChangeNumber::new(1 << 32);
+    // Until the log is full, and the next one begins with this view.
+    let path = Path::new(&[&b"/"[..], &[b'a'; 1000]].concat()).unwrap();
+    let change = Change::SetSubtree { path, version: ChangeNumber::new(0), chain: Vec::new(), copies_min: 1 };
+    let record = Record { number: ChangeNumber::new(1), wall_ns: 0, epoch: kept.view.epoch, change };
+    while medium.list().unwrap().contains(&"manager-1".to_owned()) {
+        store.append(&vec![record.clone(); 500], &kept.view, &kept.history).unwrap();
+    }
+    drop(store);
+    let output = limited(&[HEARTH, "manager", "--dir", dir.path().to_str().unwrap()], &[]);
+    assert_eq!(output.status.signal(), Some(rustix::process::Signal::ABORT.as_raw()), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("fewer than 2^32 changes"), "{output:?}");
+}
+
 /// What libfabric brings along takes over SIGTERM, and ends the process in its handler.
 #[test]
 fn a_manager_that_listens_ends_in_order() {
@@ -294,7 +320,7 @@ fn a_manager_that_listens_ends_in_order() {
 #[cfg(feature = "zookeeper")]
 #[test]
 fn a_command_that_reads_expels_nobody() {
-    use cluster::{Rules, zookeeper::ZooKeeper};
+    use cluster::zookeeper::ZooKeeper;
     if !ensemble::is_there() {
         return;
     }

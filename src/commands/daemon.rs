@@ -38,6 +38,7 @@ const NODES_MIN: u64 = 4096;
 
 pub(super) fn run(arguments: &OneNode) -> Result<ExitCode> {
     super::speak();
+    super::abort_on_panic();
     raise_descriptors();
     let cluster = arguments.place.cluster()?;
     let node = cluster.node(arguments.node)?;

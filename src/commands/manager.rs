@@ -62,6 +62,7 @@ pub(super) fn key_file(dir: &Path) -> PathBuf {
 
 pub(super) fn run(arguments: &Arguments) -> Result<ExitCode> {
     super::speak();
+    super::abort_on_panic();
     let dir = arguments.place.dir()?;
     let folder = folder(&dir);
     let signals = Signals::new([SIGTERM, SIGINT])

@@ -268,3 +268,13 @@ fn speak() {
         )
         .init();
 }
+
+/// From here on a panic on any thread ends the process, once it is told. For those that keep what others rely on: what a
+/// thread left half done is seen by nobody, and whoever starts the process again recovers.
+fn abort_on_panic() {
+    let tell = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        tell(panic);
+        std::process::abort();
+    }));
+}

@@ -162,11 +162,23 @@ impl Shared {
         // Acquire: pairs with the Release of `stop`.
         self.stopping.load(Ordering::Acquire) != 0
     }
+}
 
-    fn left(&self) {
+/// A place among the connections that are served, free again however its thread ends.
+struct Seat(Arc<Shared>);
+
+impl Seat {
+    fn take(shared: &Arc<Shared>) -> Self {
+        shared.live.fetch_add(1, Ordering::Relaxed);
+        Self(shared.clone())
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
         // Release: pairs with the Acquire of `stop`.
-        self.live.fetch_add(u32::MAX, Ordering::Release);
-        self.host.wake(&self.live, WAKE_ALL);
+        self.0.live.fetch_add(u32::MAX, Ordering::Release);
+        self.0.host.wake(&self.0.live, WAKE_ALL);
     }
 }
 
@@ -208,15 +220,9 @@ fn let_in(shared: &Arc<Shared>, line: Line) {
     if shared.live.load(Ordering::Relaxed) >= shared.limits.connections_max {
         return;
     }
-    shared.live.fetch_add(1, Ordering::Relaxed);
-    let theirs = shared.clone();
-    let started = spawn(&shared.host, "cluster-line", move || {
-        serve(&theirs, line);
-        theirs.left();
-    });
-    if started.is_err() {
-        shared.left();
-    }
+    let seat = Seat::take(shared);
+    // Without a thread the line ends here, and its place is free.
+    let _ = spawn(&shared.host, "cluster-line", move || serve(&seat.0, line));
 }
 
 /// Answers one connection until it ends.

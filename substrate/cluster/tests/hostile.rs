@@ -8,7 +8,8 @@ use cluster::wire::Request;
 use cluster::{Embedded, Error, Limits, Manager, Party, Refusal, Remote, Rules};
 use format::cluster::{CLUSTER_BODY_MAX, ClusterHead, ClusterKind};
 use format::{ChangeNumber, Epoch, NodeId};
-use ipc::{Host, SystemHost, Time};
+use ipc::sync::Ordering;
+use ipc::{Host, Join, SystemHost, Time, WAKE_ALL, Waited, Word};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -140,4 +141,62 @@ fn a_manager_of_another_cluster_is_recognised() {
     let change = cluster::Change::Leave { party: Party { node: NodeId::new(1), life: Epoch::new(1) } };
     assert_eq!(client.propose(&change, soon()), Err(Error::OtherCluster(cluster)));
     second.stop();
+}
+
+/// The machine, but for its wall clock: who asks for a change panics by it.
+struct NoCalendar;
+
+impl Host for NoCalendar {
+    fn now(&self) -> Time {
+        SystemHost.now()
+    }
+
+    fn wall(&self) -> i64 {
+        match std::thread::current().name() {
+            Some("cluster-line") => std::panic::resume_unwind(Box::new("no calendar")),
+            _ => SystemHost.wall(),
+        }
+    }
+
+    fn random(&self) -> u64 {
+        SystemHost.random()
+    }
+
+    fn spawn(&self, name: &str, body: Box<dyn FnOnce() + Send>) -> Result<Box<dyn Join>, ipc::Error> {
+        SystemHost.spawn(name, body)
+    }
+
+    fn wait(&self, word: &Word, expected: u32, until: Option<Time>) -> Waited {
+        SystemHost.wait(word, expected, until)
+    }
+
+    fn wake(&self, word: &Word, count: u32) {
+        SystemHost.wake(word, count);
+    }
+}
+
+#[test]
+fn a_connection_whose_thread_panicked_is_not_waited_for() {
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+    let rules = Rules::new(Duration::from_secs(60), 1000).unwrap();
+    let embedded = Embedded::start(Arc::new(NoCalendar), folder.path(), rules, limits()).unwrap();
+    let client = Remote::new(Arc::new(SystemHost), embedded.socket());
+    let change = cluster::Change::Leave { party: Party { node: NodeId::new(1), life: Epoch::new(1) } };
+    // More than there may be at once: each makes room.
+    for _ in 0..2 * CONNECTIONS_MAX {
+        assert_eq!(client.propose(&change, soon()), Err(Error::Unknown));
+    }
+    let stopped = Arc::new(Word::new(0));
+    let theirs = stopped.clone();
+    let stop = move || {
+        embedded.stop();
+        theirs.store(1, Ordering::Release);
+        SystemHost.wake(&theirs, WAKE_ALL);
+    };
+    SystemHost.spawn("stop", Box::new(stop)).unwrap();
+    let until = soon();
+    while stopped.load(Ordering::Acquire) == 0 {
+        assert!(SystemHost.now() < until, "the manager waits for a thread that is gone");
+        let _ = SystemHost.wait(&stopped, 0, Some(until));
+    }
 }
