@@ -339,14 +339,15 @@ void hf_endpoint_close(struct hf_endpoint *endpoint)
 
 /*
  * A list of descriptors is polled by poll(2), one descriptor that stands for them by epoll, which costs half a
- * microsecond more at each arrival. The tcp provider can do both, verbs the latter. From libfabric 1.18 on the list of
- * a queue leaves out the connections, whose descriptors the domain has.
+ * microsecond more at each arrival. A queue of tcp has either; one of verbs has one descriptor whatever is asked. From
+ * libfabric 1.18 on the list of tcp leaves out the connections, whose descriptors the domain has.
  */
 static int open_queue(struct hf_domain *domain, uint64_t completions, struct hf_endpoint *out)
 {
     struct fi_cq_attr attr = { .size = completions, .format = FI_CQ_FORMAT_DATA, .wait_obj = FI_WAIT_POLLFD };
 
-    out->has_list = FI_VERSION_LT(domain->library.version(), FI_VERSION(1, 18)) &&
+    out->has_list = strcmp(domain->info->fabric_attr->prov_name, "tcp") == 0 &&
+        FI_VERSION_LT(domain->library.version(), FI_VERSION(1, 18)) &&
         fi_cq_open(domain->domain, &attr, &out->cq, NULL) == 0;
     if (out->has_list)
         return 0;
