@@ -18,7 +18,7 @@ use ipc::{Host, SystemHost, Time, Word};
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 use transport::{Fabric, Secret};
@@ -51,6 +51,18 @@ impl ManagerProcess {
     fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
+    }
+
+    /// How it ends, by itself.
+    fn end(&mut self) -> ExitStatus {
+        let end = soon();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(SystemHost.now() < end, "it does not end");
+            pause(Duration::from_millis(5));
+        }
     }
 
     /// Starts it again, where it was.
@@ -114,6 +126,15 @@ fn start(dir: &std::path::Path, arguments: &[&str]) -> (Child, String) {
 
 fn soon() -> Time {
     SystemHost.now().after(Duration::from_secs(30))
+}
+
+fn in_a_second() -> Time {
+    SystemHost.now().after(Duration::from_secs(1))
+}
+
+fn terminate(manager: &ManagerProcess) {
+    let process = rustix::process::Pid::from_child(&manager.child);
+    rustix::process::kill_process(process, rustix::process::Signal::TERM).unwrap();
 }
 
 fn pause(span: Duration) {
@@ -302,17 +323,29 @@ fn a_broken_invariant_ends_the_manager_at_once() {
 #[test]
 fn a_manager_that_listens_ends_in_order() {
     let mut manager = ManagerProcess::new("5000");
-    let process = rustix::process::Pid::from_child(&manager.child);
-    rustix::process::kill_process(process, rustix::process::Signal::TERM).unwrap();
-    let end = soon();
-    let status = loop {
-        if let Some(status) = manager.child.try_wait().unwrap() {
-            break status;
-        }
-        assert!(SystemHost.now() < end, "it does not end");
-        pause(Duration::from_millis(5));
-    };
-    assert_eq!(status.code(), Some(0));
+    terminate(&manager);
+    assert_eq!(manager.end().code(), Some(0));
+}
+
+#[test]
+fn a_manager_whose_folder_was_moved_ends_in_order() {
+    let mut manager = ManagerProcess::new("5000");
+    std::fs::rename(&manager.dir, manager.dir.with_file_name("elsewhere")).unwrap();
+    terminate(&manager);
+    assert_eq!(manager.end().code(), Some(0));
+}
+
+#[test]
+fn a_manager_whose_log_is_cut_says_so() {
+    let mut manager = ManagerProcess::new("5000");
+    let log = std::fs::OpenOptions::new().write(true).open(manager.dir.join("manager/manager-1")).unwrap();
+    log.set_len(0).unwrap();
+    // Something is to be written there.
+    let client = manager.client(1);
+    let joining =
+        Joining { node: NodeId::new(1), replaces: None, medium: 0, address: Address::new("").unwrap() };
+    assert!(Membership::join(Arc::new(SystemHost), client, &joining, in_a_second()).is_err());
+    assert_eq!(manager.end().code(), Some(2));
 }
 
 /// On ZooKeeper every node is an expeller, and so is `hearth cluster expel`; a command that only reads is none, however

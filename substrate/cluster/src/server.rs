@@ -16,6 +16,8 @@ use format::cluster::ClusterHead;
 use ipc::sync::Ordering;
 use ipc::{Host, Join, Time, WAKE_ALL, Word};
 use pmem::Medium;
+use std::net::Shutdown;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -54,6 +56,8 @@ impl Default for Limits {
 pub struct Embedded {
     shared: Arc<Shared>,
     socket: PathBuf,
+    /// The socket that listens once more: who accepts is woken by its end, whatever became of its name.
+    listening: UnixStream,
     threads: Vec<Box<dyn Join>>,
 }
 
@@ -76,7 +80,7 @@ impl Embedded {
     pub fn start(host: Arc<dyn Host>, folder: &Path, rules: Rules, limits: Limits) -> Result<Self, Error> {
         let make = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);
         make.map_err(|error| Error::of_io("mkdir", &error))?;
-        let medium = Medium::file(folder)?;
+        let medium = Medium::file(folder)?.guarded()?;
         let cluster = host.random() | 1;
         let (store, kept) = Store::open(medium, cluster, rules)?;
         let service = Service::new(host.clone(), store, kept, Expeller::Core)?;
@@ -84,6 +88,8 @@ impl Embedded {
         // The lock on the folder is ours, so nobody listens there any more.
         let _ = std::fs::remove_file(&socket);
         let listener = UnixListener::bind(&socket).map_err(|error| Error::of_io("bind", &error))?;
+        let again = listener.try_clone().map_err(|error| Error::of_io("dup", &error))?;
+        let listening = UnixStream::from(OwnedFd::from(again));
         let only_owner = std::fs::Permissions::from_mode(0o600);
         std::fs::set_permissions(&socket, only_owner).map_err(|error| Error::of_io("chmod", &error))?;
         let (live, stopping) = (Word::new(0), Word::new(0));
@@ -91,7 +97,7 @@ impl Embedded {
         let clock = shared.service.start_clock()?;
         let theirs = shared.clone();
         let accept = spawn(&shared.host, "cluster-accept", move || accept(&theirs, &listener))?;
-        Ok(Self { shared, socket, threads: vec![clock, accept] })
+        Ok(Self { shared, socket, listening, threads: vec![clock, accept] })
     }
 
     /// The rules of the cluster whose manager has this folder; none if it was never started there. Nothing is changed.
@@ -132,8 +138,8 @@ impl Embedded {
         // Release: pairs with the Acquire of those who look whether it is the end.
         stopping.store(1, Ordering::Release);
         service.stop();
-        // Who accepts sits in the kernel: a connection wakes it.
-        let _ = UnixStream::connect(&self.socket);
+        // Who accepts sits in the kernel.
+        let _ = self.listening.shutdown(Shutdown::Both);
         for thread in self.threads {
             // One that panicked has ended as well.
             let _ = thread.join();
