@@ -97,6 +97,12 @@ impl Agent {
         }
     }
 
+    /// When the next heartbeat is to go out, whether or not those before it were answered; at once if none was sent.
+    pub fn next_beat(&self) -> Option<Time> {
+        let last = self.life.as_ref().and_then(|life| life.last_sent);
+        last.map(|last| last.after(self.rules.beat_every()))
+    }
+
     /// Something came from the manager: answers reach this node.
     pub fn heard(&mut self) {
         if let Some(life) = &mut self.life {

@@ -38,6 +38,8 @@ pub struct Remote {
     cluster: LongWord,
     /// The newest view that was seen.
     newest: LongWord,
+    /// Heartbeats that wait for their answer.
+    beats: Word,
     /// Never woken: pauses wait for it.
     never: Word,
 }
@@ -57,6 +59,7 @@ impl Remote {
             next_id: LongWord::new(1),
             cluster: LongWord::new(0),
             newest: LongWord::new(0),
+            beats: Word::new(0),
             never: Word::new(0),
         }
     }
@@ -64,10 +67,14 @@ impl Remote {
     /// One request and its answer. One that can do no harm twice is sent again until it is answered; another is sent
     /// again only if it did not go out whole.
     fn call(&self, request: &Request, until: Time) -> Result<Reply, Error> {
+        self.call_by(Lines::Kept, request, until)
+    }
+
+    fn call_by(&self, lines: Lines, request: &Request, until: Time) -> Result<Reply, Error> {
         let repeats = !matches!(request, Request::Propose(_));
         let mut pause = PAUSE_MIN;
         loop {
-            match self.attempt(request, until) {
+            match self.attempt(lines, request, until) {
                 Ok(Reply::Failed) => return Err(Error::Failed),
                 Ok(Reply::Refused(refusal)) => return Err(refusal.into()),
                 Ok(reply) => return Ok(reply),
@@ -84,8 +91,11 @@ impl Remote {
         }
     }
 
-    fn attempt(&self, request: &Request, until: Time) -> Result<Reply, Error> {
-        let idle = self.idle.lock().pop();
+    fn attempt(&self, lines: Lines, request: &Request, until: Time) -> Result<Reply, Error> {
+        let idle = match lines {
+            Lines::Kept => self.idle.lock().pop(),
+            Lines::Fresh => None,
+        };
         let mut line = match idle.filter(|line| !line.is_over()) {
             Some(line) => line,
             None => Line::connect(self.host.clone(), &self.place, until)?,
@@ -127,6 +137,15 @@ impl Remote {
     }
 }
 
+/// By which connection a request goes out.
+#[derive(Clone, Copy)]
+enum Lines {
+    /// One that is kept, if there is any.
+    Kept,
+    /// A new one: those that are kept may be dead, with nobody there to say so.
+    Fresh,
+}
+
 /// An answer to another question.
 const OTHER: Error = Error::Message(format::DecodeError::Kind);
 
@@ -163,7 +182,13 @@ impl Manager for Remote {
     }
 
     fn beat(&self, party: Party, until: Time) -> Result<BeatVersion, Error> {
-        match self.call(&Request::Beat(party), until)? {
+        // Relaxed, both: the number says nothing about other memory.
+        let unanswered = self.beats.fetch_add(1, Ordering::Relaxed);
+        // The next one comes L/3 after the one before it: so long its line has been silent then.
+        let lines = if unanswered == 0 { Lines::Kept } else { Lines::Fresh };
+        let answer = self.call_by(lines, &Request::Beat(party), until);
+        self.beats.fetch_add(u32::MAX, Ordering::Relaxed);
+        match answer? {
             Reply::Beaten(beat) => Ok(beat),
             _ => Err(OTHER),
         }

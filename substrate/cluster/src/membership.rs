@@ -1,5 +1,8 @@
-//! A node's membership, kept alive: an [`Agent`] with two threads, one that writes heartbeats and one that watches the
-//! view. The same over every backend.
+//! A node's membership, kept alive: an [`Agent`] with threads, some that write heartbeats and one that watches the view.
+//! The same over every backend.
+//!
+//! A heartbeat goes out every L/3, also while earlier ones have no answer yet: one that waits on a connection that is dead
+//! holds up none, and an answer that comes late still counts, from its own sending.
 //!
 //! Whoever serves asks [`Membership::may_serve`] before and after its work, or compares its clock with
 //! [`Membership::valid_until`]; what ends later than that is an error, never a success. A membership that ended stays so:
@@ -22,6 +25,9 @@ const PAUSE: Duration = Duration::from_millis(20);
 
 /// Longest wait for a view at a time: so long may the end of the threads take.
 const WATCH: Duration = Duration::from_millis(500);
+
+/// Threads that write heartbeats: one is waited for L at most, so four that take turns always have one at hand.
+const BEATS: usize = 4;
 
 /// What a node says when it joins.
 #[derive(Clone, Debug)]
@@ -77,7 +83,9 @@ impl Membership {
             news: Word::new(0),
             stopping: Word::new(0),
         });
-        membership.spawn("cluster-beats", Self::run_beats)?;
+        for _ in 0..BEATS {
+            membership.spawn("cluster-beats", Self::run_beats)?;
+        }
         membership.spawn("cluster-watch", Self::run_watch)?;
         Ok(membership)
     }
@@ -236,16 +244,21 @@ impl Membership {
         while !self.is_stopping() {
             // Read before anything is sent: the heartbeat counts from here.
             let now = self.host.now();
-            let sent = {
+            let (ticket, party) = {
                 let mut agent = self.agent.lock();
                 if agent.party().is_none() {
                     return;
                 }
-                agent.wants_beat(now).then(|| agent.send_beat(now))
-            };
-            let Some((ticket, party)) = sent else {
-                self.pause_until(now.after(self.rules.beat_every()));
-                continue;
+                let next = agent.next_beat().filter(|next| now < *next);
+                let unwanted = (!agent.wants_beat(now)).then(|| now.after(self.rules.beat_every()));
+                match next.or(unwanted) {
+                    None => agent.send_beat(now),
+                    Some(next) => {
+                        drop(agent);
+                        self.pause_until(next);
+                        continue;
+                    }
+                }
             };
             // One that takes longer than its lease is worth nothing.
             let result = self.manager.beat(party, now.after(self.rules.lease()));
@@ -260,8 +273,6 @@ impl Membership {
                 Err(_) => {}
             }
             self.show(&agent);
-            drop(agent);
-            self.pause_until(now.after(self.rules.beat_every()));
         }
     }
 

@@ -15,9 +15,14 @@ pub enum Direction {
     Answers = 2,
 }
 
+#[derive(Default)]
 struct Shared {
     /// Bits of the directions that are cut.
     cut: Word,
+    /// Connections that were made.
+    made: Word,
+    /// The first so many of them pass nothing on any more.
+    dead: Word,
     stop: Word,
     /// Threads that run.
     live: Word,
@@ -36,7 +41,7 @@ impl Relay {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("relay");
         let listener = UnixListener::bind(&socket).unwrap();
-        let shared = Arc::new(Shared { cut: Word::new(0), stop: Word::new(0), live: Word::new(0) });
+        let shared = Arc::new(Shared::default());
         let (theirs, behind) = (shared.clone(), behind.to_owned());
         start(&shared, move || {
             while let Ok((near, _)) = listener.accept() {
@@ -44,8 +49,10 @@ impl Relay {
                     return;
                 }
                 let Ok(far) = UnixStream::connect(&behind) else { continue };
-                pump(&theirs, Direction::Requests, near.try_clone().unwrap(), far.try_clone().unwrap());
-                pump(&theirs, Direction::Answers, far, near);
+                let number = theirs.made.fetch_add(1, Ordering::AcqRel);
+                let ends = (near.try_clone().unwrap(), far.try_clone().unwrap());
+                pump(&theirs, number, Direction::Requests, ends);
+                pump(&theirs, number, Direction::Answers, (far, near));
             }
         });
         Self { _folder: folder, socket, shared }
@@ -56,9 +63,16 @@ impl Relay {
     }
 
     /// From now on nothing goes these ways.
+    #[allow(dead_code, reason = "not every test asks for it")]
     pub fn cut(&self, directions: &[Direction]) {
         let bits = directions.iter().fold(0, |bits, direction| bits | *direction as u32);
         self.shared.cut.store(bits, Ordering::Release);
+    }
+
+    /// From now on nothing goes by the connections that there are, and nobody is told; new ones work.
+    #[allow(dead_code, reason = "not every test asks for it")]
+    pub fn lose_connections(&self) {
+        self.shared.dead.store(self.shared.made.load(Ordering::Acquire), Ordering::Release);
     }
 
     /// Ends every thread of it.
@@ -86,7 +100,18 @@ fn start(shared: &Arc<Shared>, body: impl FnOnce() + Send + 'static) {
     SystemHost.spawn("relay", Box::new(run)).unwrap();
 }
 
-fn pump(shared: &Arc<Shared>, direction: Direction, mut from: UnixStream, mut to: UnixStream) {
+/// Passes bytes on, one way, from the first end to the second.
+fn pump(
+    shared: &Arc<Shared>,
+    number: u32,
+    direction: Direction,
+    (mut from, mut to): (UnixStream, UnixStream),
+) {
+    let theirs = shared.clone();
+    let passes_nothing = move || {
+        let cut = theirs.cut.load(Ordering::Acquire) & direction as u32 != 0;
+        cut || number < theirs.dead.load(Ordering::Acquire)
+    };
     let theirs = shared.clone();
     start(shared, move || {
         let mut bytes = [0; 4096];
@@ -95,7 +120,7 @@ fn pump(shared: &Arc<Shared>, direction: Direction, mut from: UnixStream, mut to
             match from.read(&mut bytes) {
                 Ok(0) => break,
                 // What was read after the cut is lost with everything that follows.
-                Ok(_) if theirs.cut.load(Ordering::Acquire) & direction as u32 != 0 => {}
+                Ok(_) if passes_nothing() => {}
                 Ok(count) => {
                     if to.write_all(&bytes[..count]).is_err() {
                         break;
