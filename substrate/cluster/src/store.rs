@@ -5,6 +5,10 @@
 //! appended behind a torn frame, and a crash leaves the older log, or a whole newer one, or both. The names
 //! of finished logs are not used again, and a file's frames are salted with its number.
 //!
+//! A crash tears frames of the settle that it came before, and nothing older: the snapshot has a settle of its own, and no
+//! other covers more than [`BATCH_MAX`] records. So a frame that is not whole ends the log only if none follows that was
+//! written after its settle; otherwise the medium has lost what was acknowledged, and the log is damaged.
+//!
 //! A settle that failed ends it: what the medium holds then is unknown, and nothing is answered any more.
 
 use crate::change::Record;
@@ -15,15 +19,22 @@ use crate::rules::Rules;
 use crate::view::View;
 use format::checksum::Salt;
 use format::cluster::{ClusterFrame, ClusterFrameHead};
-use format::{Incarnation, LogUid, Sequence};
+use format::envelope::FRAME_ALIGN;
+use format::{Envelope, HEADER_BYTES, Incarnation, LogUid, Sequence};
 use pmem::copy::Source;
 use pmem::ring::{AppendError, AppendRing, Place, scan};
-use pmem::{MediaError, Medium, PoolLock};
+use pmem::{MediaError, Medium, PoolLock, Region};
 use std::collections::VecDeque;
 use zerocopy::IntoBytes;
 
 /// Bytes of a log: room for the largest snapshot, and for thousands of records.
 pub const LOG_BYTES: u64 = 4 << 20;
+
+/// Records under one settle. The fewer, the nearer to its end a log's damage is told from a crash.
+const BATCH_MAX: usize = 4;
+
+/// Bytes that are looked through at a time.
+const PIECE_BYTES: usize = 64 * FRAME_ALIGN;
 
 /// Bytes of the records in a snapshot; older ones are left out.
 const HISTORY_BYTES_MAX: usize = 1 << 20;
@@ -99,24 +110,25 @@ impl Store {
             return Err(Error::Media(MediaError::Poisoned));
         }
         self.failed = true;
+        for batch in records.chunks(BATCH_MAX) {
+            if self.write(batch) == Err(AppendError::Full) {
+                // The snapshot holds all of the records, those before this batch too.
+                self.rotate(view, history)?;
+                break;
+            }
+            self.ring.region().settle()?;
+        }
+        self.failed = false;
+        Ok(())
+    }
+
+    /// Appends records, of which none is durable yet.
+    fn write(&mut self, records: &[Record]) -> Result<(), AppendError> {
         for record in records {
             let bytes = encode_record(record);
-            match self
-                .ring
-                .append(head(ClusterFrame::Record, self.cluster, bytes.len(), 0), &[Source::from(&bytes[..])])
-            {
-                Ok(_) => {}
-                Err(AppendError::Full) => {
-                    // The snapshot holds all of the records, those before this one too.
-                    self.rotate(view, history)?;
-                    self.failed = false;
-                    return Ok(());
-                }
-                Err(AppendError::Fault) => unreachable!("our own memory can be read"),
-            }
+            let head = head(ClusterFrame::Record, self.cluster, bytes.len(), 0);
+            self.ring.append(head, &[Source::from(&bytes[..])])?;
         }
-        self.ring.region().settle()?;
-        self.failed = false;
         Ok(())
     }
 
@@ -154,7 +166,7 @@ fn salt(number: u64) -> Salt {
     Salt::of_log(LogUid::new(number), Incarnation::new(0))
 }
 
-fn head(kind: ClusterFrame, cluster: u64, payload: usize, records: usize) -> [u8; format::HEADER_BYTES] {
+fn head(kind: ClusterFrame, cluster: u64, payload: usize, records: usize) -> [u8; HEADER_BYTES] {
     let bytes = |count| u32::try_from(count).expect("views, changes and histories have bounds");
     let head = ClusterFrameHead::new(kind, cluster, bytes(payload), bytes(records));
     head.as_bytes().try_into().expect("the head of a frame is that long")
@@ -206,9 +218,12 @@ fn read(medium: &Medium, number: u64) -> Result<Option<Kept>, Error> {
         return Ok(None);
     }
     let mut frames = scan(&region, 0, salt(number), FIRST, LOG_BYTES);
-    let Some(first) = frames.next().transpose()? else { return Ok(None) };
+    let Some(first) = frames.next().transpose()? else {
+        check_end(&region, number, FIRST, 1)?;
+        return Ok(None);
+    };
     let mut kept = read_snapshot(&first.bytes)?;
-    for frame in frames {
+    for frame in frames.by_ref() {
         let frame = frame?;
         let (kind, _, payload) = ClusterFrameHead::split(&frame.bytes).map_err(Error::Message)?;
         match kind {
@@ -227,7 +242,32 @@ fn read(medium: &Medium, number: u64) -> Result<Option<Kept>, Error> {
             kept.history.pop_front();
         }
     }
+    check_end(&region, number, frames.place(), BATCH_MAX as u64)?;
     Ok(Some(kept))
+}
+
+/// The log ends here, for want of a whole frame. One that stands `apart` or more frames further on was written when the
+/// one that is missing here was durable: then this is no end.
+fn check_end(region: &Region, number: u64, end: Place, apart: u64) -> Result<(), Error> {
+    let line = FRAME_ALIGN as u64;
+    let mut bytes = [0; PIECE_BYTES];
+    for start in (end.position + line..LOG_BYTES).step_by(PIECE_BYTES) {
+        let piece = &mut bytes[..PIECE_BYTES.min((LOG_BYTES - start) as usize)];
+        region.read(start, piece)?;
+        for (index, header) in piece.chunks(FRAME_ALIGN).enumerate() {
+            let Ok(Envelope { sequence, .. }) = Envelope::decode(header) else { continue };
+            let position = start + index as u64 * line;
+            // A frame has a line at least.
+            let later = apart..=(position - end.position) / line;
+            let place = Place { position, sequence };
+            if later.contains(&sequence.get().saturating_sub(end.sequence.get()))
+                && scan(region, 0, salt(number), place, LOG_BYTES).next().transpose()?.is_some()
+            {
+                return Err(Error::Damaged("a record was lost that others followed"));
+            }
+        }
+    }
+    Ok(())
 }
 
 fn read_snapshot(frame: &[u8]) -> Result<Kept, Error> {
