@@ -253,14 +253,15 @@ fn answer(shared: &Shared, line: &mut Line, first: u8, deadline: impl Fn() -> Ti
     let reply = match Request::decode(kind, &body) {
         // Somebody of another cluster reads ours in the answer.
         Ok(_) if ![0, cluster].contains(&head.cluster.get()) => Reply::Failed,
-        Ok(request) => perform(shared, request),
+        Ok(request) => perform(shared, request)?,
         Err(_) => return Err(LineError::Broken),
     };
     let (kind, body) = reply.encode();
     line.send(&ClusterHead::encode(kind, head.id.get(), cluster, &body), deadline())
 }
 
-fn perform(shared: &Shared, request: Request) -> Reply {
+/// What a request is answered with; a connection that ends without an answer says that nobody knows.
+fn perform(shared: &Shared, request: Request) -> Result<Reply, LineError> {
     let service = &*shared.service;
     let now = shared.host.now();
     let result = match request {
@@ -274,8 +275,51 @@ fn perform(shared: &Shared, request: Request) -> Reply {
         Request::History { from, count } => service.history(from, count, now).map(Reply::Records),
     };
     match result {
-        Ok(reply) => reply,
-        Err(Error::Refused(refusal)) => Reply::Refused(refusal),
-        Err(_) => Reply::Failed,
+        Ok(reply) => Ok(reply),
+        Err(Error::Refused(refusal)) => Ok(Reply::Refused(refusal)),
+        Err(Error::Unknown) => Err(LineError::Broken),
+        Err(_) => Ok(Reply::Failed),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::change::Change;
+    use crate::client::Remote;
+    use crate::view::Address;
+    use format::NodeId;
+    use ipc::SystemHost;
+    use pmem::recorded::{Recorder, Verb};
+
+    /// The manager of a recorded medium, behind a socket.
+    fn serve_one(recorder: &Recorder, folder: &Path) -> (Arc<Shared>, Box<dyn Join>) {
+        let host: Arc<dyn Host> = Arc::new(SystemHost);
+        let rules = Rules::new(Duration::from_secs(60), 1000).unwrap();
+        let (store, kept) = Store::open(recorder.medium(), 7, rules).unwrap();
+        let service = Service::new(host.clone(), store, kept, Expeller::Core).unwrap();
+        let (live, stopping) = (Word::new(0), Word::new(0));
+        let shared = Arc::new(Shared { host, service, limits: Limits::default(), live, stopping });
+        let listener = UnixListener::bind(folder.join(SOCKET_NAME)).unwrap();
+        let theirs = shared.clone();
+        let thread = spawn(&shared.host, "cluster-accept", move || accept(&theirs, &listener)).unwrap();
+        (shared, thread)
+    }
+
+    #[test]
+    fn a_client_learns_that_nobody_knows_of_its_change() {
+        let (recorder, folder) = (Recorder::new(), tempfile::tempdir().unwrap());
+        let (shared, thread) = serve_one(&recorder, folder.path());
+        let socket = folder.path().join(SOCKET_NAME);
+        let client = Remote::new(Arc::new(SystemHost), &socket);
+        recorder.fail_settle(recorder.calls(Verb::Settle));
+        let (node, address) = (NodeId::new(1), Address::default());
+        let join = Change::Join { node, instance: 5, replaces: None, medium: 0, address };
+        let until = SystemHost.now().after(Duration::from_secs(20));
+        assert_eq!(client.propose(&join, until), Err(Error::Unknown));
+        assert_eq!(client.propose(&join, until), Err(Error::Failed), "it was never taken up");
+        shared.stopping.store(1, Ordering::Release);
+        let _ = UnixStream::connect(&socket);
+        thread.join().unwrap();
     }
 }

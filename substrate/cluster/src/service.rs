@@ -1,9 +1,13 @@
 //! A manager as a part of this process: a [`Core`], its [`Store`], and threads that call. The embedded manager is this
 //! behind a socket; the simulated one is this on a recorded medium and a simulated host.
 //!
-//! A change is decided under the lock `state`, made durable under the lock `store`, and only then shown: views, answers
-//! and history are those of the last settle. Whoever waits for `store` while another one settles finds its own records
-//! written with those of others. Heartbeats take `state` only, so that a slow medium expels nobody.
+//! A change is decided under the lock `state`, made durable under the lock `store`, and only then shown: views, history,
+//! and answers, refusals too, are those of a settle. Whoever waits for `store` while another one settles finds its own
+//! records written with those of others. Whose settle failed does not know what is on the medium, and says so.
+//!
+//! Heartbeats take `state` only, so that a slow medium expels nobody. So the answer to one may come of a change that is
+//! not durable, and that a crash undoes. A heartbeat that was written then counts for a life that nobody knows of: no
+//! view will ever show it as a lease manager. One that was refused ends a life, which is what its node may do at any time.
 //!
 //! Lock order: `store` before `state`. A settle is not a wait: it ends by itself, or fails.
 
@@ -188,13 +192,12 @@ impl Manager for Service {
             state.pending.extend(effects.records.iter().cloned());
             effects
         };
+        // Also when there is nothing of its own to write: what it was answered by may not be durable yet.
+        let durable = self.commit();
         match effects.answer {
-            Answer::Done(done) => {
-                // Also when there is nothing of its own to write: what it was answered by may not be durable yet.
-                self.commit().map_err(|_| Error::Failed)?;
-                Ok(done)
-            }
-            Answer::Refused(refusal) => Err(refusal.into()),
+            // What is on the medium then, the next start may find.
+            Answer::Done(done) => durable.map(|()| done).map_err(|_| Error::Unknown),
+            Answer::Refused(refusal) => Err(durable.map_or(Error::Failed, |()| refusal.into())),
             Answer::Nothing | Answer::Beaten(_) => unreachable!("a change is made or refused"),
         }
     }
@@ -209,9 +212,13 @@ impl Manager for Service {
     }
 
     fn beat_of(&self, party: Party, _until: Time) -> Result<BeatVersion, Error> {
-        let state = self.checked()?;
-        let known = state.core.beats().get(&party.node).filter(|_| state.core.view().is_member(party));
-        known.copied().ok_or(Error::Refused(Refusal::NotMember))
+        let known = {
+            let state = self.checked()?;
+            state.core.beats().get(&party.node).filter(|_| state.core.view().is_member(party)).copied()
+        };
+        // Whether it is a member may not be durable yet.
+        self.commit().map_err(|_| Error::Failed)?;
+        known.ok_or(Error::Refused(Refusal::NotMember))
     }
 
     fn history(&self, from: ChangeNumber, count: u32, _until: Time) -> Result<Vec<Record>, Error> {
@@ -220,5 +227,67 @@ impl Manager for Service {
         let history: &VecDeque<Record> = state.core.history();
         let count = count.min(HISTORY_COUNT_MAX) as usize;
         Ok(history.iter().filter(wanted).take(count).cloned().collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::Rules;
+    use crate::view::Address;
+    use format::NodeId;
+    use ipc::SystemHost;
+    use pmem::recorded::{Recorder, Verb};
+    use std::time::Duration;
+
+    const NODE: NodeId = NodeId::new(1);
+
+    fn join() -> Change {
+        let address = Address::default();
+        Change::Join { node: NODE, instance: 5, replaces: None, medium: 0, address }
+    }
+
+    fn start(recorder: &Recorder) -> Arc<Service> {
+        let rules = Rules::new(Duration::from_secs(60), 1000).unwrap();
+        let (store, kept) = Store::open(recorder.medium(), 7, rules).unwrap();
+        Service::new(Arc::new(SystemHost), store, kept, Expeller::Core).unwrap()
+    }
+
+    #[test]
+    fn nobody_knows_of_a_change_whose_settle_failed() {
+        let recorder = Recorder::new();
+        let service = start(&recorder);
+        recorder.fail_settle(recorder.calls(Verb::Settle));
+        assert_eq!(service.propose(&join(), Time::from_ns(0)), Err(Error::Unknown));
+        assert_eq!(service.propose(&join(), Time::from_ns(0)), Err(Error::Failed), "it was never taken up");
+        // The next start finds it.
+        let service = start(&Recorder::of_image(recorder.image()));
+        let view = service.watch(ChangeNumber::new(0), Time::from_ns(0)).unwrap();
+        assert!(view.members.contains_key(&NODE));
+    }
+
+    #[test]
+    fn a_refusal_is_not_undone_by_a_crash() {
+        let asks: [fn(&Service, Party) -> Error; 2] = [
+            |service, party| service.beat_of(party, Time::from_ns(0)).unwrap_err(),
+            |service, party| service.propose(&Change::Leave { party }, Time::from_ns(0)).unwrap_err(),
+        ];
+        for ask in asks {
+            let recorder = Recorder::new();
+            let service = start(&recorder);
+            let done = service.propose(&join(), Time::from_ns(0)).unwrap();
+            let party = Party { node: NODE, life: done.epoch };
+            {
+                // Another thread has got this far.
+                let mut state = service.state.lock();
+                let leave = Event::Propose { change: Change::Leave { party }, wall_ns: 0 };
+                let records = state.core.step(Time::from_ns(0), leave).records;
+                state.pending.extend(records);
+            }
+            assert_eq!(ask(&service, party), Error::Refused(Refusal::NotMember));
+            let again = start(&Recorder::of_image(recorder.image()));
+            let view = again.watch(ChangeNumber::new(0), Time::from_ns(0)).unwrap();
+            assert!(!view.is_member(party), "it came back");
+        }
     }
 }
