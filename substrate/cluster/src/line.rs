@@ -7,9 +7,11 @@ use format::cluster::{ClusterHead, ClusterKind};
 use format::wire::RefusalReason;
 use format::{Epoch, NodeId};
 use ipc::{Host, Time};
+use rustix::io::{Errno, ioctl_fionbio};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use transport::{Connection, Endpoint, Event, Settings};
@@ -81,7 +83,7 @@ impl Line {
     /// `Unreachable`; `NotLetIn`.
     pub fn connect(host: Arc<dyn Host>, place: &Place, until: Time) -> Result<Self, Error> {
         let way = match place {
-            Place::Socket(path) => Way::Socket(UnixStream::connect(path).map_err(|_| Error::Unreachable)?),
+            Place::Socket(path) => Way::Socket(knock(path).map_err(|_| Error::Unreachable)?),
             Place::Node { endpoint, address } => {
                 Way::of(endpoint.connect(address, MANAGER, until).map_err(of_handshake)?)
             }
@@ -207,6 +209,18 @@ impl Node {
         self.read += count;
         Ok(count)
     }
+}
+
+/// Connects at once or not at all: a manager that is stopped accepts nobody, and where its backlog is full the kernel would
+/// wait for it without end.
+fn knock(path: &Path) -> Result<UnixStream, Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    connect(&socket, &SocketAddrUnix::new(path)?)?;
+    let stream = UnixStream::from(socket);
+    // From here on each call has its time.
+    ioctl_fionbio(&stream, false)?;
+    Ok(stream)
 }
 
 /// Writes the beginning of some bytes; gives how many, none if the time was up.

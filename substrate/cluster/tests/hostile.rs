@@ -11,7 +11,7 @@ use format::{ChangeNumber, Epoch, NodeId};
 use ipc::sync::Ordering;
 use ipc::{Host, Join, SystemHost, Time, WAKE_ALL, Waited, Word};
 use std::io::{Read, Write};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -186,17 +186,39 @@ fn a_connection_whose_thread_panicked_is_not_waited_for() {
     for _ in 0..2 * CONNECTIONS_MAX {
         assert_eq!(client.propose(&change, soon()), Err(Error::Unknown));
     }
-    let stopped = Arc::new(Word::new(0));
-    let theirs = stopped.clone();
-    let stop = move || {
-        embedded.stop();
+    within_time(move || embedded.stop());
+}
+
+/// Runs something that could wait without end, and waits for it for as long as it may take.
+fn within_time(body: impl FnOnce() + Send + 'static) {
+    let done = Arc::new(Word::new(0));
+    let theirs = done.clone();
+    let body = move || {
+        body();
         theirs.store(1, Ordering::Release);
         SystemHost.wake(&theirs, WAKE_ALL);
     };
-    SystemHost.spawn("stop", Box::new(stop)).unwrap();
+    SystemHost.spawn("waits", Box::new(body)).unwrap();
     let until = soon();
-    while stopped.load(Ordering::Acquire) == 0 {
-        assert!(SystemHost.now() < until, "the manager waits for a thread that is gone");
-        let _ = SystemHost.wait(&stopped, 0, Some(until));
+    while done.load(Ordering::Acquire) == 0 {
+        assert!(SystemHost.now() < until, "it waits without end");
+        let _ = SystemHost.wait(&done, 0, Some(until));
     }
+}
+
+/// As one that was stopped by a signal: it listens, and accepts nobody.
+#[test]
+fn a_manager_that_accepts_nobody_is_waited_for_no_longer_than_asked() {
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+    let socket = folder.path().join("socket");
+    let listener = UnixListener::bind(&socket).unwrap();
+    // A backlog of none has room for one.
+    rustix::net::listen(&listener, 0).unwrap();
+    let _first = UnixStream::connect(&socket).unwrap();
+    let client = Remote::new(Arc::new(SystemHost), &socket);
+    let party = Party { node: NodeId::new(1), life: Epoch::new(1) };
+    within_time(move || {
+        let until = SystemHost.now().after(Duration::from_millis(200));
+        assert_eq!(client.beat(party, until), Err(Error::Unreachable));
+    });
 }
