@@ -233,6 +233,25 @@ fn a_manager_that_is_killed_has_lost_nothing_and_members_stay() {
     println!("{rounds} kills, {} acknowledged changes found again", acknowledged.len());
 }
 
+/// A manager that starts anew gives every member another version, and nobody has written a heartbeat by that.
+#[test]
+fn a_manager_that_starts_anew_makes_nobody_look_alive() {
+    let mut manager = ManagerProcess::new("3000");
+    manager.join(1).stop();
+    let expel = Command::new(HEARTH)
+        .args(["cluster", "expel", "1", "--dir", manager.dir(), "--manager", &manager.address])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // By now it has looked once.
+    pause(Duration::from_millis(500));
+    manager.kill();
+    manager.restart();
+    let output = expel.wait_with_output().unwrap();
+    assert_eq!(output.expect_success(), "node 1 is expelled\n");
+}
+
 #[test]
 fn who_has_not_the_key_is_told_so() {
     let manager = ManagerProcess::new("5000");

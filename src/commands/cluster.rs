@@ -12,6 +12,7 @@ use clap::{Args, Subcommand};
 use format::{ChangeNumber, NodeId};
 use ipc::{Host, SystemHost, Time, Word};
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::net::{SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -273,13 +274,15 @@ fn expel(asked: &Asked, node: NodeId) -> Result<ExitCode> {
     };
     let end = SystemHost.now().after(view.rules.expel_after() * 2 + ANSWER);
     let never = Word::new(0);
-    let (mut epoch, mut first) = (view.epoch, None);
+    // By the start of the manager, which a version's upper half is: one that starts anew begins with new versions.
+    let mut first = BTreeMap::new();
+    let mut epoch = view.epoch;
     while SystemHost.now() < end {
         let beat = match manager.beat_of(party, soon()) {
             Err(::cluster::Error::Refused(Refusal::NotMember)) => return gone().map(|()| ExitCode::SUCCESS),
             beat => beat.map_err(|why| asked.failed(why))?,
         };
-        let alive = *first.get_or_insert(beat) != beat;
+        let alive = *first.entry(beat.get() >> 32).or_insert(beat) != beat;
         match manager.propose(&Change::Expel { party, beat, epoch }, soon()) {
             Ok(_) | Err(::cluster::Error::Refused(Refusal::NotMember)) => {
                 return gone().map(|()| ExitCode::SUCCESS);
