@@ -73,9 +73,7 @@ fn kill(mut manager: ManagerProcess, rounds: usize) {
     let client = || manager.client();
     let joining = Joining { node: NodeId::new(100), replaces: None, medium: 2, address: Address::default() };
     let soon = || SystemHost.now().after(Duration::from_secs(20));
-    let judge = client();
-    // It has only just been started.
-    while judge.watch(ChangeNumber::new(0), SystemHost.now()).is_err() {}
+    let judge = manager.serving();
     let member = Membership::join(host.clone(), Arc::new(client()), &joining, soon()).unwrap();
     let party = member.party().unwrap();
     let stop = Arc::new(Word::new(0));

@@ -31,7 +31,6 @@ impl MemberProcess {
             .env(SUBTREE, std::ffi::OsStr::from_bytes(path.as_bytes()))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .stderr(Stdio::null())
             .spawn()
             .unwrap();
         let output = BufReader::new(child.stdout.take().unwrap());

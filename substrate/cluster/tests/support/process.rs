@@ -2,10 +2,10 @@
 //! if the environment says so. The process ends with SIGKILL, or by itself when its parent is gone.
 
 use cluster::line::{EPOCH, MANAGER, settings};
-use cluster::{Embedded, Limits, Place, Remote, Rules};
-use format::NodeId;
-use ipc::{Host, SystemHost, Word};
-use std::net::TcpListener;
+use cluster::{Embedded, Limits, Manager, Place, Remote, Rules};
+use format::{ChangeNumber, NodeId};
+use ipc::{Host, Join, SystemHost, Time, Waited, Word};
+use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -15,6 +15,39 @@ use transport::{ClusterKey, Endpoint, Fabric, Identity};
 const FOLDER: &str = "HEARTH_TEST_MANAGER_FOLDER";
 const LEASE_MS: &str = "HEARTH_TEST_MANAGER_LEASE_MS";
 const PORT: &str = "HEARTH_TEST_MANAGER_PORT";
+
+/// How the process says where it listens.
+const LISTENS: &str = "listens at 127.0.0.1:";
+
+/// The machine, with one clock for everything: the times in the manager's history are then those of everybody's deadlines,
+/// whatever somebody does to the machine's calendar meanwhile.
+struct OneClock;
+
+impl Host for OneClock {
+    fn now(&self) -> Time {
+        SystemHost.now()
+    }
+
+    fn wall(&self) -> i64 {
+        i64::try_from(SystemHost.now().as_ns()).unwrap()
+    }
+
+    fn random(&self) -> u64 {
+        SystemHost.random()
+    }
+
+    fn spawn(&self, name: &str, body: Box<dyn FnOnce() + Send>) -> Result<Box<dyn Join>, ipc::Error> {
+        SystemHost.spawn(name, body)
+    }
+
+    fn wait(&self, word: &Word, expected: u32, until: Option<Time>) -> Waited {
+        SystemHost.wait(word, expected, until)
+    }
+
+    fn wake(&self, word: &Word, count: u32) {
+        SystemHost.wake(word, count);
+    }
+}
 
 /// An endpoint for connections between a manager and others.
 fn endpoint(node: NodeId) -> Endpoint {
@@ -26,7 +59,7 @@ fn endpoint(node: NodeId) -> Endpoint {
 pub struct ManagerProcess {
     folder: tempfile::TempDir,
     rules: Rules,
-    /// Where it listens for nodes too.
+    /// Where it listens for nodes too; 0 before it has chosen.
     port: Option<u16>,
     child: Option<Child>,
 }
@@ -40,8 +73,7 @@ impl ManagerProcess {
     /// A new cluster whose manager listens for nodes too.
     #[allow(dead_code, reason = "not every test asks over the network")]
     pub fn listening(rules: Rules) -> Self {
-        let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        Self::with(rules, Some(free))
+        Self::with(rules, Some(0))
     }
 
     fn with(rules: Rules, port: Option<u16>) -> Self {
@@ -64,6 +96,18 @@ impl ManagerProcess {
         }
     }
 
+    /// A client of the manager, which has answered it.
+    #[allow(dead_code, reason = "not every test needs it at once")]
+    pub fn serving(&self) -> Remote {
+        let client = self.client();
+        let until = SystemHost.now().after(Duration::from_secs(30));
+        // It has only just been started.
+        while let Err(error) = client.watch(ChangeNumber::new(0), SystemHost.now()) {
+            assert!(SystemHost.now() < until, "the manager does not start: {error}");
+        }
+        client
+    }
+
     /// Where clients connect.
     pub fn socket(&self) -> PathBuf {
         self.folder.path().join("manager").join(cluster::SOCKET_NAME)
@@ -71,16 +115,23 @@ impl ManagerProcess {
 
     /// Starts it; clients try until it listens.
     pub fn start(&mut self) {
-        let child = Command::new(std::env::current_exe().unwrap())
+        let chooses = self.port == Some(0);
+        let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "manager_process", "--nocapture", "--test-threads=1"])
             .env(FOLDER, self.folder.path().join("manager"))
             .env(LEASE_MS, self.rules.lease().as_millis().to_string())
             .envs(self.port.map(|port| (PORT, port.to_string())))
             .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn();
-        self.child = Some(child.unwrap());
+            .stdout(if chooses { Stdio::piped() } else { Stdio::null() })
+            .spawn()
+            .unwrap();
+        if chooses {
+            let said = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+            let port =
+                said.filter_map(|line| line.split_once(LISTENS).map(|(_, port)| port.parse().unwrap()));
+            self.port = Some(port.take(1).next().expect("it says where it listens"));
+        }
+        self.child = Some(child);
     }
 
     /// SIGKILL, and waits until it is gone.
@@ -103,15 +154,14 @@ pub fn serve_if_told() {
     let Some(folder) = std::env::var_os(FOLDER) else { return };
     let lease_ms = std::env::var(LEASE_MS).unwrap().parse().unwrap();
     let rules = Rules::new(Duration::from_millis(lease_ms), 1000).unwrap();
-    let host = Arc::new(SystemHost);
+    let host = Arc::new(OneClock);
     let until = host.now().after(Duration::from_secs(10));
     let never = Word::new(0);
     let mut manager = loop {
         match Embedded::start(host.clone(), folder.as_ref(), rules, Limits::default()) {
             Ok(manager) => break manager,
             // The kernel has not let go of what the killed one held.
-            Err(error) if host.now() < until => {
-                eprintln!("{error}");
+            Err(_) if host.now() < until => {
                 let _ = host.wait(&never, 0, Some(host.now().after(Duration::from_millis(5))));
             }
             Err(error) => panic!("{error}"),
@@ -120,7 +170,9 @@ pub fn serve_if_told() {
     // Held as long as the manager: its thread drives the connections.
     let endpoint = std::env::var(PORT).ok().map(|port| {
         let endpoint = endpoint(MANAGER);
-        manager.serve_nodes(endpoint.listen(&port).unwrap()).unwrap();
+        let listener = endpoint.listen(&port).unwrap();
+        println!("\n{LISTENS}{}", listener.address().rsplit_once(':').unwrap().1);
+        manager.serve_nodes(listener).unwrap();
         endpoint
     });
     let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
