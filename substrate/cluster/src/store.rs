@@ -79,7 +79,8 @@ impl Store {
             }
             None => return Err(Error::Damaged("no log begins with a whole snapshot")),
         };
-        let number = logs.last().map_or(1, |last| last + 1);
+        let number = logs.last().map_or(Some(1), |last| last.checked_add(1));
+        let number = number.ok_or(Error::Damaged("no number is left for another log"))?;
         let ring = begin(&medium, number, &kept.view, &kept.history)?;
         let cluster = kept.view.cluster;
         let store = Self { medium, number, ring, cluster, failed: false, _lock: lock };
@@ -156,8 +157,10 @@ fn name(number: u64) -> String {
 /// Numbers of the logs in the folder, in order.
 fn logs(medium: &Medium) -> Result<Vec<u64>, Error> {
     let names = medium.list()?;
-    let number = |name: &String| name.strip_prefix("manager-").and_then(|number| number.parse().ok());
-    let mut numbers: Vec<u64> = names.iter().filter_map(number).collect();
+    let number = |text: &String| text.strip_prefix("manager-").and_then(|number| number.parse().ok());
+    // A name that we do not give is no log of ours.
+    let ours = |text: &&String| number(text).is_some_and(|number| name(number) == **text);
+    let mut numbers: Vec<u64> = names.iter().filter(ours).filter_map(number).collect();
     numbers.sort_unstable();
     Ok(numbers)
 }
@@ -209,14 +212,12 @@ fn newest(medium: &Medium, logs: &[u64]) -> Result<Option<Kept>, Error> {
 
 /// What a log says; nothing if its snapshot is not whole.
 fn read(medium: &Medium, number: u64) -> Result<Option<Kept>, Error> {
+    // It had its length before it had its name.
     let region = match medium.open_read_only(&name(number)) {
-        Ok(region) => region,
-        Err(MediaError::Length) => return Ok(None),
+        Ok(region) if region.bytes() == LOG_BYTES => region,
+        Ok(_) | Err(MediaError::Length) => return Err(Error::Damaged("a log has not the length of one")),
         Err(error) => return Err(error.into()),
     };
-    if region.bytes() != LOG_BYTES {
-        return Ok(None);
-    }
     let mut frames = scan(&region, 0, salt(number), FIRST, LOG_BYTES);
     let Some(first) = frames.next().transpose()? else {
         check_end(&region, number, FIRST, 1)?;

@@ -211,6 +211,33 @@ fn a_rotten_record_in_the_middle_is_no_torn_end() {
 }
 
 #[test]
+fn a_file_that_is_no_log_is_told_and_one_of_another_name_is_nobodys() {
+    let opened = |name: &str, bytes: u64| {
+        let recorder = Recorder::new();
+        let medium = recorder.medium();
+        drop(open(&medium).unwrap());
+        medium.create(name, bytes).unwrap();
+        let before = medium.list().unwrap();
+        let why = open(&medium).err();
+        assert_eq!(medium.list().unwrap() == before, why.is_some(), "what is damaged stays as it is");
+        why
+    };
+    for (name, bytes, told) in [
+        ("manager-7", 4096, Some("has not the length of one")),
+        ("manager-18446744073709551615", 4 << 20, Some("no number is left")),
+        ("manager-007", 4096, None),
+        ("manager-x", 4096, None),
+    ] {
+        let why = opened(name, bytes);
+        assert_eq!(
+            why.as_ref().map(|why| told.is_some_and(|told| why.contains(told))),
+            told.map(|_| true),
+            "{name}: {why:?}"
+        );
+    }
+}
+
+#[test]
 fn a_second_manager_is_kept_out() {
     let recorder = Recorder::new();
     let _first = open(&recorder.medium()).unwrap();
