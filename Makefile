@@ -78,10 +78,12 @@ prove-suites:
 	@scripts/suites "$(SUITES)"
 
 # The cluster manager: 10,000 seeds of the fence, every crash state of its log, 500 kills, 200 expulsions, ten minutes
-# under load; on ZooKeeper too, if Debian's libzookeeper-java and a Java are there.
+# under load; on ZooKeeper too, if Debian's libzookeeper-java and a Java are there; then its programs.
 prove-cluster:
-	@HEARTH_PROVE=1 scripts/check tests cargo test --release -p cluster --features zookeeper --no-fail-fast --locked -- --nocapture \
-	 2>&1 | scripts/sum-tests
+	@( HEARTH_PROVE=1 scripts/check tests cargo test --release -p cluster --features zookeeper --no-fail-fast --locked -- --nocapture; \
+	   HEARTH_PROVE=1 scripts/check programs cargo test --release -p hearth --features zookeeper --test manager --no-fail-fast --locked \
+	    -- --nocapture \
+	 ) 2>&1 | scripts/sum-tests
 
 # Connections on every bed, a thousand fences, strangers at the door.
 prove-transport:

@@ -32,15 +32,15 @@ const PAGE: u32 = format::cluster::HISTORY_COUNT_MAX;
 
 #[derive(Debug, Subcommand)]
 pub(super) enum Command {
-    /// Epoch, members, subtrees with their chains: exit code 0 well, 1 degraded (a replica is missing or joining, a
-    /// member is about to be expelled), 2 no manager
+    /// Epoch, members, subtrees with their chains: exit code 0 well, 1 degraded, waiting or unserved (see
+    /// docs/cluster.md), 2 no manager
     Status(Asked),
     /// Who is a member
     Members(Asked),
     /// Remove a member that is silent, as soon as its last heartbeat counts no more: exit code 0 expelled, 1 it is alive
     /// or no member, 2 no manager
     Expel(Expel),
-    /// The last changes that were made, at most 1,024, oldest first
+    /// The changes that are kept, oldest first: the last 1,024 of the embedded manager, on ZooKeeper all
     History(History),
 }
 

@@ -68,8 +68,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode> {
     let signals = Signals::new([SIGTERM, SIGINT])
         .map_err(|why| Error::new(format!("cannot wait for signals: {why}")))?;
     // What can be refused is refused before anything is made or changed.
-    let rules = rules(arguments, &folder)?;
     let key = arguments.key.clone().unwrap_or_else(|| key_file(&dir));
+    let rules = rules(arguments, &folder, &key)?;
     let listener = arguments.listen.as_deref().map(|at| listen(at, &key)).transpose()?;
     let address = listener.as_ref().map(Listener::address);
     let mut manager = Embedded::start(Arc::new(SystemHost), &folder, rules, Limits::default())
@@ -103,7 +103,7 @@ fn not_started(why: ::cluster::Error, folder: &Path) -> Error {
 }
 
 /// The rules of the cluster: its own if it is there, else those that are asked for.
-fn rules(arguments: &Arguments, folder: &Path) -> Result<Rules> {
+fn rules(arguments: &Arguments, folder: &Path, key: &Path) -> Result<Rules> {
     let socket = folder.join(SOCKET_NAME);
     if socket.as_os_str().len() > SOCKET_PATH_BYTES_MAX {
         return Err(Error::new(format!(
@@ -118,7 +118,6 @@ fn rules(arguments: &Arguments, folder: &Path) -> Result<Rules> {
         )
     })?;
     let Some(kept) = Embedded::rules(folder).map_err(|why| not_started(why, folder))? else {
-        let key = key_file(folder.parent().unwrap_or(folder));
         if key.exists() {
             warn!(key = %key.display(), "a new cluster begins: there is a key, and no log of a manager in {}", folder.display());
         }
