@@ -4,7 +4,8 @@
 //!
 //! On a software provider nothing arrives unless somebody is inside libfabric. Whoever waits for a connection polls it;
 //! for the rest there is one progress thread a domain, which sleeps until a queue has something. A queue whose user
-//! polls is left to its user: the thread looks at it again after [`WATCH`], and has it back when nobody polled since.
+//! polls is left to its user: the thread looks at it again after [`WATCH`], ever more seldom up to [`WATCH_MAX`], and has
+//! it back when nobody polled since.
 //!
 //! The provider listens for one authenticated peer at a time only: [`door`].
 //!
@@ -37,8 +38,10 @@ use door::{Coming, Inviting, OpenDoor, TcpTalk};
 use link::{FabricLink, Pending};
 use sys::{Domain, Facts};
 
-/// How long a queue is left to its user after it was last seen to poll.
+/// How long a queue is left to its user after it was seen to poll, and twice as long each time that it is seen again: a
+/// look costs a user that polls tens of microseconds where processors are few.
 const WATCH: Duration = Duration::from_millis(1);
+const WATCH_MAX: Duration = Duration::from_millis(8);
 
 /// How often in a row the progress thread finds something before it leaves a queue alone for as long.
 const TURNS_MAX: u32 = 8;
@@ -56,8 +59,15 @@ enum Look {
     Again,
 }
 
-/// Links that are not armed, and when each is looked at.
-type Watched = Vec<(u64, Time)>;
+/// Links that are not armed.
+type Watched = Vec<Watch>;
+
+/// When a link is looked at, after so long.
+struct Watch {
+    link: u64,
+    at: Time,
+    span: Duration,
+}
 
 /// Events taken from the progress thread's set at once.
 const EVENTS: usize = 64;
@@ -313,7 +323,7 @@ impl Inner {
             if !self.domain.may_sleep() {
                 continue;
             }
-            let next = watched.iter().map(|(_, at)| *at).chain(self.tick.map(|_| next_tick)).min();
+            let next = watched.iter().map(|watch| watch.at).chain(self.tick.map(|_| next_tick)).min();
             let (count, events) = self.sleep(next.map(|next| next.since(now)));
             self.look_at_watched(&mut watched);
             for event in &events[..count] {
@@ -349,32 +359,35 @@ impl Inner {
 
     /// Drives a link whose queue has something.
     fn attend(&self, link: &FabricLink, watched: &mut Watched) {
-        watched.retain(|(id, _)| *id != link.id);
-        self.keep(link.id, &self.serve(link), watched);
+        watched.retain(|watch| watch.link != link.id);
+        self.keep(link.id, &self.serve(link), WATCH, watched);
     }
 
-    fn keep(&self, id: u64, look: &Look, watched: &mut Watched) {
+    fn keep(&self, link: u64, look: &Look, span: Duration, watched: &mut Watched) {
+        let now = self.host.now();
         match look {
             Look::Armed => {}
-            Look::Left => watched.push((id, self.host.now().after(WATCH))),
-            Look::Again => watched.push((id, self.host.now())),
+            Look::Left => watched.push(Watch { link, at: now.after(span), span }),
+            Look::Again => watched.push(Watch { link, at: now, span }),
         }
     }
 
     /// Looks at those whose time has come. Who was not polled by its user since is the thread's again.
     fn look_at_watched(&self, watched: &mut Watched) {
         let now = self.host.now();
-        let due: Vec<u64> = watched.iter().filter(|(_, at)| *at <= now).map(|(id, _)| *id).collect();
-        watched.retain(|(_, at)| *at > now);
-        for id in due {
-            let Some(link) = self.link(id) else { continue };
+        let due: Vec<Watch> = watched.extract_if(.., |watch| watch.at <= now).collect();
+        for Watch { link, span, .. } in due {
+            let Some(link) = self.link(link) else { continue };
             let driven = link.driven.load(Ordering::Relaxed);
             let is_polled = driven != link.seen.load(Ordering::Relaxed);
             if is_polled {
                 link.seen.store(driven, Ordering::Relaxed);
             }
-            let look = if is_polled { Look::Left } else { self.serve(&link) };
-            self.keep(id, &look, watched);
+            let (look, span) = match is_polled {
+                true => (Look::Left, (span * 2).min(WATCH_MAX)),
+                false => (self.serve(&link), WATCH),
+            };
+            self.keep(link.id, &look, span, watched);
         }
     }
 

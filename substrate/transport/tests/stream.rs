@@ -67,6 +67,6 @@ fn a_stream_leaves_the_progress_threads_alone() {
     here.close();
     taker.unwrap().join().unwrap();
     println!("{WRITES} writes in {ms} ms, the progress threads slept {sleeps} times");
-    // Each looks once a millisecond; a third of all writes woke them when they were at it too.
+    // Each looks once a millisecond at most; a third of all writes woke them when they were at it too.
     assert!(sleeps < 4 * ms + WRITES / 20, "{sleeps} in {ms} ms");
 }
