@@ -21,7 +21,7 @@
 
 use crate::error::{Ended, Error};
 use crate::handshake::Agreed;
-use crate::link::{Arrival, Driver, Link, Work};
+use crate::link::{Arrival, Driver, Immediate, Link, Work};
 use crate::memory::{Bytes, INLINE_BYTES_MAX, Local, Rights, check_range};
 use crate::settings::Settings;
 use format::wire::{FrameHead, FrameKind, WireRegion};
@@ -295,12 +295,24 @@ impl Core {
     /// Posts one frame if there is room. Frames of the user are counted by the caller.
     fn post_frame(&self, state: &mut State, kind: FrameKind, body: &[u8]) -> Result<Option<Ticket>, Error> {
         let head = FrameHead::new(kind, state.taken);
-        let ticket = self.post(state, &Work::Frame(head.as_bytes(), body), None)?;
-        if ticket.is_some() {
-            state.told = state.taken;
-            state.owes.taken = false;
-        }
-        Ok(ticket)
+        self.post(state, &Work::Frame(head.as_bytes(), body), None)
+    }
+
+    /// Posts one write if there is room. Immediates are counted by the caller.
+    fn post_write(
+        &self,
+        state: &mut State,
+        from: &Bytes<'_>,
+        to: WireRegion,
+        immediate: Option<u32>,
+    ) -> Result<Option<Ticket>, Error> {
+        let taken = self.link.counts_along().then_some(state.taken);
+        let immediate = immediate.map(|value| Immediate { value, taken });
+        let held = match from {
+            Bytes::Inline(_) => None,
+            Bytes::Registered(local, _) => Some(*local),
+        };
+        self.post(state, &Work::Write { from: from.clone(), to, immediate }, held)
     }
 
     fn post(
@@ -319,6 +331,10 @@ impl Core {
         }
         state.issued = number;
         state.under_way.push_back(UnderWay { done: false, _held: held.cloned() });
+        if work.has_count() {
+            state.told = state.taken;
+            state.owes.taken = false;
+        }
         Ok(Some(Ticket(number)))
     }
 
@@ -345,7 +361,11 @@ impl Core {
                 state.over(Ended::Lost);
             }
             Arrival::Done(number) => state.finish(number),
-            Arrival::Immediate(value) => self.keep(state, Event::Immediate(value)),
+            Arrival::Immediate(it) => {
+                if it.taken.is_none_or(|taken| state.hear_count(taken)) {
+                    self.keep(state, Event::Immediate(it.value));
+                }
+            }
             Arrival::Ended(why) => state.over(why),
             Arrival::Frame(frame) => match FrameHead::decode(frame) {
                 Ok((kind, taken, body)) => self.frame(state, kind, taken, body),
@@ -355,10 +375,9 @@ impl Core {
     }
 
     fn frame(&self, state: &mut State, kind: FrameKind, taken: u32, body: &[u8]) {
-        if state.sent.wrapping_sub(taken) > state.sent.wrapping_sub(state.taken_there) {
-            return state.broke("took more than was sent");
+        if !state.hear_count(taken) {
+            return;
         }
-        state.taken_there = taken;
         match kind {
             FrameKind::Message => self.keep(state, Event::Message(body.to_vec())),
             FrameKind::Taken | FrameKind::Pong => {}
@@ -425,6 +444,17 @@ impl State {
     fn over(&mut self, why: Ended) {
         let why = if self.leaving { Ended::ClosedHere } else { why };
         self.ending.get_or_insert(why);
+    }
+
+    /// What the peer has taken so far; false if that cannot be.
+    fn hear_count(&mut self, taken: u32) -> bool {
+        let is_possible = self.sent.wrapping_sub(taken) <= self.sent.wrapping_sub(self.taken_there);
+        if is_possible {
+            self.taken_there = taken;
+        } else {
+            self.broke("took more than was sent");
+        }
+        is_possible
     }
 
     fn broke(&mut self, what: &'static str) {

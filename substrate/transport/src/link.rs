@@ -21,9 +21,29 @@ pub(crate) enum Work<'a> {
     /// Sends one frame: its head, then its body.
     Frame(&'a [u8], &'a [u8]),
     /// Writes into the peer's memory.
-    Write { from: Bytes<'a>, to: WireRegion, immediate: Option<u32> },
+    Write { from: Bytes<'a>, to: WireRegion, immediate: Option<Immediate> },
     /// Reads from the peer's memory.
     Read { into: &'a Local, range: Range<u64>, from: WireRegion },
+}
+
+impl Work<'_> {
+    /// Whether it tells the peer what was taken of what it sent.
+    pub fn has_count(&self) -> bool {
+        match self {
+            Self::Frame(..) => true,
+            Self::Write { immediate, .. } => immediate.is_some_and(|immediate| immediate.taken.is_some()),
+            Self::Read { .. } => false,
+        }
+    }
+}
+
+/// What goes with a write and is told when its bytes are in place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Immediate {
+    /// The user's.
+    pub value: u32,
+    /// How much the sender has taken so far; only where [`Link::counts_along`].
+    pub taken: Option<u32>,
 }
 
 /// What comes out of a link, in order.
@@ -37,7 +57,7 @@ pub(crate) enum Arrival<'a> {
     /// A frame; the receive that it used up is posted again when this was taken.
     Frame(&'a [u8]),
     /// The immediate of a write of the peer, whose bytes are all in place.
-    Immediate(u32),
+    Immediate(Immediate),
     /// It is over.
     Ended(Ended),
 }
@@ -69,6 +89,9 @@ pub(crate) trait Link: Send + Sync {
 
     /// Has `driver` called by whatever drives links while nobody waits.
     fn attach(&self, driver: Weak<dyn Driver>);
+
+    /// Whether its immediates have room for what was taken: else it takes a frame of its own to tell.
+    fn counts_along(&self) -> bool;
 
     /// Begins some work; false if there is no room now.
     fn post(&self, number: u64, work: &Work<'_>) -> Result<bool, Error>;

@@ -432,6 +432,10 @@ mod tests {
             &self.0
         }
         fn attach(&self, _: Weak<dyn Driver>) {}
+        fn counts_along(&self) -> bool {
+            false
+        }
+
         fn post(&self, _: u64, _: &Work<'_>) -> Result<bool, Error> {
             Ok(true)
         }

@@ -414,6 +414,11 @@ impl Link for LocalLink {
     /// Nobody drives but who waits.
     fn attach(&self, _driver: Weak<dyn Driver>) {}
 
+    /// As over verbs.
+    fn counts_along(&self) -> bool {
+        false
+    }
+
     fn post(&self, number: u64, work: &Work<'_>) -> Result<bool, Error> {
         let flight = match work {
             Work::Frame(head, body) => {
@@ -426,7 +431,7 @@ impl Link for LocalLink {
                     Bytes::Inline(bytes) => bytes.to_vec(),
                     Bytes::Registered(local, range) => copy_out(local.region(), range)?,
                 };
-                Flight::Write { number, data, to: *to, immediate: *immediate }
+                Flight::Write { number, data, to: *to, immediate: immediate.map(|it| it.value) }
             }
             Work::Read { into, range, from } => {
                 Flight::Read { number, into: into.region().clone(), at: range.start, from: *from }

@@ -72,19 +72,15 @@ impl Connection {
         immediate: Option<u32>,
         until: Option<Time>,
     ) -> Result<Ticket, Error> {
-        let held = match &from {
+        match &from {
             Bytes::Inline(bytes) if bytes.len() > INLINE_BYTES_MAX => {
                 return Err(Error::TooLarge { bytes: bytes.len() as u64, limit: INLINE_BYTES_MAX as u64 });
             }
-            Bytes::Inline(_) => None,
-            Bytes::Registered(local, range) => {
-                self.check_local(local, range)?;
-                Some(*local)
-            }
-        };
+            Bytes::Inline(_) => {}
+            Bytes::Registered(local, range) => self.check_local(local, range)?,
+        }
         let to = part(to, offset, from.count())?;
-        let work = Work::Write { from, to, immediate };
-        self.0.submit(until, immediate.is_some(), |core, state| core.post(state, &work, held))
+        self.0.submit(until, immediate.is_some(), |core, state| core.post_write(state, &from, to, immediate))
     }
 
     /// Reads memory that the peer granted, from `offset` bytes after its start.

@@ -12,7 +12,7 @@
 use super::Running;
 use super::sys::{Completion, DONE, Domain, FRAME, IMMEDIATE, Piece, RawEndpoint, Registered, View};
 use crate::error::{Ended, Error};
-use crate::link::{Arrival, Driver, Link, Shape, Work};
+use crate::link::{Arrival, Driver, Immediate, Link, Shape, Work};
 use crate::memory::{Bytes, INLINE_BYTES_MAX, Local, Rights};
 use crate::news::News;
 use format::wire::WireRegion;
@@ -219,7 +219,7 @@ impl FabricLink {
                 self.repost(buffer).map_err(|_| Ended::Lost)?;
             }
             IMMEDIATE => {
-                take(Arrival::Immediate((completion.immediate & u64::from(u32::MAX)) as u32));
+                take(Arrival::Immediate(self.immediate(completion.immediate)));
                 if self.running.facts().immediate_uses_receive != 0 {
                     self.repost(buffer).map_err(|_| Ended::Lost)?;
                 }
@@ -227,6 +227,12 @@ impl FabricLink {
             _ => return Err(Ended::Lost),
         }
         Ok(())
+    }
+
+    /// An immediate as this provider carried it: the user's half, and the count if there is room for it.
+    fn immediate(&self, carried: u64) -> Immediate {
+        let (value, taken) = (carried & u64::from(u32::MAX), carried >> u32::BITS);
+        Immediate { value: value as u32, taken: self.counts_along().then_some(taken as u32) }
     }
 
     fn take_pending(&self, take: &mut dyn FnMut(Arrival<'_>)) -> bool {
@@ -287,8 +293,10 @@ impl FabricLink {
         number: u64,
         from: &Bytes<'_>,
         to: &WireRegion,
-        immediate: Option<u32>,
+        immediate: Option<Immediate>,
     ) -> Result<bool, Error> {
+        let immediate =
+            immediate.map(|it| u64::from(it.taken.unwrap_or(0)) << u32::BITS | u64::from(it.value));
         let posting = self.posting.lock();
         if !posting.open {
             return Err(Error::Ended(Ended::Lost));
@@ -331,6 +339,10 @@ impl Link for FabricLink {
 
     fn attach(&self, driver: Weak<dyn Driver>) {
         *self.driver.lock() = Some(driver);
+    }
+
+    fn counts_along(&self) -> bool {
+        self.running.facts().immediate_bytes >= 8
     }
 
     fn post(&self, number: u64, work: &Work<'_>) -> Result<bool, Error> {

@@ -40,7 +40,7 @@ struct RawRegistration {
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub(super) struct Facts {
-    /// Bytes of an immediate; only four are used.
+    /// Bytes of an immediate: four over verbs, eight over tcp.
     pub immediate_bytes: u64,
     /// Bytes that may be posted from memory that is not registered.
     pub inline_bytes: u64,
@@ -436,10 +436,10 @@ impl RawEndpoint {
         to: (u64, u64),
         context: u64,
         copied: bool,
-        immediate: Option<u32>,
+        immediate: Option<u64>,
     ) -> Result<bool, Error> {
         let (address, key) = to;
-        let value = u64::from(immediate.unwrap_or(0));
+        let value = immediate.unwrap_or(0);
         // SAFETY: by the contract above.
         let code = unsafe {
             hf_write(

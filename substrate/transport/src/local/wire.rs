@@ -3,7 +3,7 @@
 
 use super::{BROKEN, Inner, LocalDoor, LocalLink};
 use crate::error::{Ended, Error};
-use crate::link::{Arrival, Shape};
+use crate::link::{Arrival, Immediate, Shape};
 use crate::memory::Rights;
 use crate::news::News;
 use format::wire::{FrameHead, FrameKind, WireRegion};
@@ -65,7 +65,7 @@ impl Arrived {
             Self::Refused(said) => Arrival::Refused(said),
             Self::Done(number) => Arrival::Done(*number),
             Self::Frame(frame) => Arrival::Frame(frame),
-            Self::Immediate(value) => Arrival::Immediate(*value),
+            Self::Immediate(value) => Arrival::Immediate(Immediate { value: *value, taken: None }),
             Self::Ended(why) => Arrival::Ended(*why),
         }
     }
