@@ -90,7 +90,7 @@ impl Cluster {
     /// # Errors
     /// There is no home folder.
     pub fn default_dir() -> Result<PathBuf> {
-        if let Some(dir) = std::env::var_os("HEARTH_DIR") {
+        if let Some(dir) = std::env::var_os("HEARTH_DIR").filter(|dir| !dir.is_empty()) {
             return Ok(dir.into());
         }
         let home =

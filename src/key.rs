@@ -2,6 +2,8 @@
 
 use crate::error::{Error, Result};
 use ipc::{Host, SystemHost};
+use rustix::process::geteuid;
+use std::ffi::OsStr;
 use std::fs::{self, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
@@ -37,10 +39,10 @@ pub fn read(file: &Path) -> Result<Secret> {
     secret.ok_or_else(|| Error::new(format!("{} is no cluster key", file.display())))
 }
 
-/// Reads the cluster's key; a new one is made if there is none.
+/// Reads the cluster's key for its manager; a new one is made if there is none.
 ///
 /// # Errors
-/// As [`read`]; it cannot be written.
+/// As [`read`]; it is another user's, who could let in whom he likes; it cannot be written.
 pub fn read_or_make(file: &Path) -> Result<Secret> {
     if !file.exists() {
         let unfinished = unfinished(file);
@@ -48,7 +50,31 @@ pub fn read_or_make(file: &Path) -> Result<Secret> {
         let _ = fs::remove_file(&unfinished);
         made?;
     }
+    remove_unfinished(file);
+    let owner = fs::metadata(file).map_err(Error::at("read", file))?.uid();
+    if owner != geteuid().as_raw() {
+        return Err(Error::new(format!("the cluster key {} is that of another user", file.display())));
+    }
     read(file)
+}
+
+/// Removes what those left who were killed while they made the key. It is there: nobody needs theirs any more.
+fn remove_unfinished(file: &Path) {
+    let Some(name) = file.file_name().and_then(OsStr::to_str) else { return };
+    let is_unfinished = |other: &OsStr| {
+        let rest = other.to_str().and_then(|other| other.strip_prefix(name)?.strip_prefix('.'));
+        rest.is_some_and(|rest| rest.len() == 16 && rest.bytes().all(|digit| digit.is_ascii_hexdigit()))
+    };
+    for entry in fs::read_dir(folder_of(file)).into_iter().flatten().flatten() {
+        if is_unfinished(&entry.file_name()) {
+            // One that stays is readable by its owner only, as the key.
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
+fn folder_of(file: &Path) -> &Path {
+    file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// A name beside the file that nobody else has.
@@ -60,7 +86,7 @@ fn unfinished(file: &Path) -> PathBuf {
 
 /// Makes a key in `unfinished`, and gives it its name when it is whole; the folder is made if it is missing.
 fn make(unfinished: &Path, file: &Path) -> Result<()> {
-    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let folder = folder_of(file);
     fs::DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(Error::at("make", folder))?;
     let mut made = OpenOptions::new()
         .write(true)
@@ -72,8 +98,8 @@ fn make(unfinished: &Path, file: &Path) -> Result<()> {
     let written = made.write_all(text.as_bytes()).and_then(|()| made.sync_all());
     written.map_err(Error::at("write", unfinished))?;
     match fs::hard_link(unfinished, file) {
-        // Whoever was faster has made the cluster's key: this one is not used then.
-        Err(why) if why.kind() == ErrorKind::AlreadyExists => return Ok(()),
+        // Whoever was faster has made the cluster's key, and may have removed this one.
+        Err(_) if file.exists() => return Ok(()),
         linked => linked.map_err(Error::at("write", file))?,
     }
     fs::File::open(folder).and_then(|folder| folder.sync_all()).map_err(Error::at("write", folder))

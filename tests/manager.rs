@@ -16,6 +16,7 @@ use format::{ChangeNumber, NodeId};
 use harness::{Expect, limited};
 use ipc::{Host, SystemHost, Time, Word};
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
@@ -310,6 +311,16 @@ fn a_start_that_is_refused_changes_nothing() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     start(&["--lease", "70"]).expect_failure("was made with a lease of 5000 ms");
     start(&["--listen", &taken.local_addr().unwrap().to_string()]).expect_failure("Address already in use");
+    // No socket, no descriptor, no thread.
+    let socket = manager.dir.join("manager/socket");
+    let _ = std::fs::remove_file(&socket);
+    std::fs::create_dir(&socket).unwrap();
+    start(&[]).expect_failure("bind: Address already in use");
+    std::fs::remove_dir(&socket).unwrap();
+    let script = |limit: &str| format!("ulimit {limit}; exec {HEARTH} manager --dir {}", manager.dir());
+    for limit in ["-n 9", "-n 10", "-n 11"] {
+        limited(&["bash", "-c"], &[&script(limit)]).expect_failure("Too many open files");
+    }
     manager.restart();
     // One for each start that was none of these.
     assert_eq!(kinds(&manager.json(&["history"])), ["start", "start"]);
@@ -320,7 +331,7 @@ fn a_start_that_is_refused_changes_nothing() {
 fn a_broken_invariant_ends_the_manager_at_once() {
     let dir = tempfile::tempdir().unwrap();
     let folder = dir.path().join("manager");
-    std::fs::create_dir(&folder).unwrap();
+    std::fs::DirBuilder::new().mode(0o700).create(&folder).unwrap();
     let medium = pmem::Medium::file(&folder).unwrap();
     let rules = Rules::new(Duration::from_secs(5), 1000).unwrap();
     let (mut store, mut kept) = Store::open(medium.clone(), 7, rules).unwrap();
@@ -348,10 +359,69 @@ fn a_manager_that_listens_ends_in_order() {
 
 #[test]
 fn a_manager_whose_folder_was_moved_ends_in_order() {
-    let mut manager = ManagerProcess::new("5000");
+    let mut manager = ManagerProcess::new("3600000");
     std::fs::rename(&manager.dir, manager.dir.with_file_name("elsewhere")).unwrap();
     terminate(&manager);
     assert_eq!(manager.end().code(), Some(0));
+}
+
+/// Else it would acknowledge what no start finds, and another one might begin in its place.
+#[test]
+fn a_manager_whose_log_is_not_where_it_was_ends() {
+    type Way = fn(&ManagerProcess);
+    let log: Way = |manager| std::fs::remove_file(manager.dir.join("manager/manager-1")).unwrap();
+    let folder: Way = |manager| std::fs::remove_dir_all(&manager.dir).unwrap();
+    let place: Way = |manager| {
+        std::fs::rename(&manager.dir, manager.dir.with_file_name("elsewhere")).unwrap();
+        std::fs::create_dir_all(manager.dir.join("manager")).unwrap();
+    };
+    for lose in [log, folder, place] {
+        // Without anybody who asks.
+        let mut manager = ManagerProcess::new("100");
+        lose(&manager);
+        assert_eq!(manager.end().code(), Some(2));
+    }
+    // Asked before it looks by itself.
+    let mut manager = ManagerProcess::new("3600000");
+    let client = manager.client(1);
+    log(&manager);
+    let (node, address) = (NodeId::new(1), Address::default());
+    let join = Change::Join { node, instance: 5, replaces: None, medium: 0, address };
+    assert_eq!(client.propose(&join, soon()), Err(cluster::Error::Unknown), "it is not acknowledged");
+    assert_eq!(manager.end().code(), Some(2));
+}
+
+/// What others may write in, or is theirs, is no manager's folder and no cluster's key.
+#[test]
+fn a_folder_or_key_of_others_is_refused() {
+    use std::os::unix::fs::{PermissionsExt, chown};
+    let mut manager = ManagerProcess::new("5000");
+    manager.kill();
+    let start = || limited(&[HEARTH, "manager", "--dir", manager.dir(), "--listen", "127.0.0.1"], &[]);
+    let mode = |mode| std::fs::set_permissions(manager.dir.join("manager"), PermissionsExt::from_mode(mode));
+    for open in [0o755, 0o1777, 0o2770] {
+        mode(open).unwrap();
+        start().expect_failure("open to others");
+    }
+    mode(0o700).unwrap();
+    if rustix::process::geteuid().is_root() {
+        let key = manager.dir.join("key");
+        chown(&key, Some(65534), None).unwrap();
+        start().expect_failure("is that of another user");
+        chown(&key, Some(0), None).unwrap();
+        chown(manager.dir.join("manager"), Some(65534), None).unwrap();
+        start().expect_failure("is another user's");
+        chown(manager.dir.join("manager"), Some(0), None).unwrap();
+    } else {
+        println!("skipped: needs root");
+    }
+    // What a start left that was killed while it made the key goes; a file of the user's stays.
+    let (left, own) = (manager.dir.join("key.0123456789abcdef"), manager.dir.join("key.old"));
+    for file in [&left, &own] {
+        std::fs::write(file, "a key").unwrap();
+    }
+    manager.restart();
+    assert_eq!((left.exists(), own.exists()), (false, true));
 }
 
 #[test]

@@ -6,7 +6,7 @@ use super::manager::{folder, key_file};
 use crate::error::{Error, Result};
 use crate::key;
 use crate::say;
-use ::cluster::line::{EPOCH, OPERATOR, settings};
+use ::cluster::line::{EPOCH, settings};
 use ::cluster::{Change, Manager, Party, Place, Record, Refusal, Remote, SOCKET_NAME, View};
 use clap::{Args, Subcommand};
 use format::{ChangeNumber, NodeId};
@@ -145,7 +145,7 @@ impl Asked {
         });
         let own = own.map_err(|error| why(&error))?.ip().to_string();
         let endpoint = Fabric::tcp(&own)
-            .endpoint(Arc::new(SystemHost), secret.identity(OPERATOR), EPOCH, settings())
+            .endpoint(Arc::new(SystemHost), secret.identity(NodeId::OPERATOR), EPOCH, settings())
             .map_err(|error| why(&error))?;
         Ok(Place::Node { endpoint, address: address.to_owned() })
     }

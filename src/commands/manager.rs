@@ -7,18 +7,19 @@ use crate::cluster::SOCKET_PATH_BYTES_MAX;
 use crate::error::{Error, Result};
 use crate::key;
 use crate::say;
-use ::cluster::line::{EPOCH, MANAGER, settings};
-use ::cluster::{Embedded, Limits, Manager, Rules, SOCKET_NAME};
+use ::cluster::line::{EPOCH, settings};
+use ::cluster::{Embedded, Limits, Manager, Rules, SOCKET_NAME, Service};
 use clap::Args;
-use format::ChangeNumber;
+use format::{ChangeNumber, NodeId};
 use ipc::sync::Ordering;
 use ipc::{Host, SystemHost, Time, Word};
+use rustix::process::Signal;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tracing::{info, warn};
 use transport::{Fabric, Listener};
@@ -65,28 +66,79 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode> {
     super::abort_on_panic();
     let dir = arguments.place.dir()?;
     let folder = folder(&dir);
-    let signals = Signals::new([SIGTERM, SIGINT])
-        .map_err(|why| Error::new(format!("cannot wait for signals: {why}")))?;
+    let ending = Arc::new(Ending::default());
+    hear_signals(&ending)?;
     // What can be refused is refused before anything is made or changed.
     let key = arguments.key.clone().unwrap_or_else(|| key_file(&dir));
     let rules = rules(arguments, &folder, &key)?;
     let listener = arguments.listen.as_deref().map(|at| listen(at, &key)).transpose()?;
     let address = listener.as_ref().map(Listener::address);
-    let mut manager = Embedded::start(Arc::new(SystemHost), &folder, rules, Limits::default())
+    let manager = Embedded::start(Arc::new(SystemHost), &folder, rules, Limits::default(), listener)
         .map_err(|why| not_started(why, &folder))?;
-    if let Some(listener) = listener {
-        manager.serve_nodes(listener).map_err(Error::at("serve nodes at", &folder))?;
-    }
+    ending.runs(manager.service());
     let socket = manager.socket().display().to_string();
     let cluster = format!("{:016x}", manager.service().cluster());
     info!(cluster, socket, address, "the cluster manager serves");
     say::line(format_args!("serving at {}", address.as_deref().unwrap_or(&socket)));
-    let asked = wait(&manager, signals)?;
+    let never = ChangeNumber::new(u64::MAX);
+    // No view is newer: this ends when the manager does.
+    while manager.service().watch(never, Time::from_ns(u64::MAX)).is_ok() {}
+    let failure = manager.service().failure();
     manager.stop();
-    if asked {
-        return Ok(ExitCode::SUCCESS);
+    match failure {
+        Some(why) if why != ::cluster::Error::Failed => Err(Error::new(format!(
+            "the cluster manager cannot write its log in {} any more: {why}; see to it, then start it again",
+            folder.display()
+        ))),
+        _ => Ok(ExitCode::SUCCESS),
     }
-    Err(Error::new("the cluster manager cannot write its log any more: see to its disk, then start it again"))
+}
+
+/// What a signal ends: nothing yet, or the manager.
+#[derive(Default)]
+struct Ending {
+    service: OnceLock<Arc<Service>>,
+    /// 1 after a signal.
+    asked: Word,
+}
+
+impl Ending {
+    fn ask(&self) {
+        // SeqCst, here and below: of the two who look for each other one finds the other.
+        self.asked.store(1, Ordering::SeqCst);
+        self.look();
+    }
+
+    fn runs(&self, service: &Arc<Service>) {
+        let _ = self.service.set(service.clone());
+        self.look();
+    }
+
+    fn look(&self) {
+        if let Some(service) = self.service.get()
+            && self.asked.load(Ordering::SeqCst) == 1
+        {
+            service.stop();
+        }
+    }
+}
+
+/// Starts the thread that a signal wakes. It ends with the process.
+fn hear_signals(ending: &Arc<Ending>) -> Result<()> {
+    // A file that may not grow is an error of the call that lets it, not the end.
+    let too_large = Signal::XFSZ.as_raw();
+    let mut signals = Signals::new([SIGTERM, SIGINT, too_large])
+        .map_err(|why| Error::new(format!("cannot wait for signals: {why}")))?;
+    let ending = ending.clone();
+    let body = move || {
+        let signal = signals.forever().find(|signal| *signal != too_large);
+        info!(?signal, "ending");
+        ending.ask();
+    };
+    SystemHost
+        .spawn("signals", Box::new(body))
+        .map_err(|why| Error::new(format!("cannot start a thread: {why}")))
+        .map(drop)
 }
 
 fn not_started(why: ::cluster::Error, folder: &Path) -> Error {
@@ -143,32 +195,14 @@ fn listen(at: &str, key: &Path) -> Result<Listener> {
         _ => return Err(Error::new(format!("{at} is no address: IP or IP:PORT"))),
     };
     let why = |why: &dyn std::fmt::Display| Error::new(format!("cannot listen at {at}: {why}"));
-    // The kernel says best what is wrong with an address, and nothing was made yet.
+    let is_broadcast = matches!(ip, IpAddr::V4(ip) if ip.is_broadcast());
+    if ip.is_multicast() || is_broadcast {
+        return Err(why(&"no single machine has this address"));
+    }
+    // Of others the kernel says best what is wrong with them, and nothing was made yet.
     drop(TcpListener::bind((ip, port)).map_err(|error| why(&error))?);
-    let identity = key::read_or_make(key)?.identity(MANAGER);
+    let identity = key::read_or_make(key)?.identity(NodeId::MANAGER);
     let fabric = Fabric::tcp(&ip.to_string());
     let endpoint = fabric.endpoint(Arc::new(SystemHost), identity, EPOCH, settings()).map_err(|e| why(&e))?;
     endpoint.listen(&port.to_string()).map_err(|error| why(&error))
-}
-
-/// Waits until a signal asks for the end, or the manager cannot go on; true for the signal.
-fn wait(manager: &Embedded, mut signals: Signals) -> Result<bool> {
-    let asked = Arc::new(Word::new(0));
-    let (theirs, service) = (asked.clone(), manager.service().clone());
-    let body = move || {
-        let signal = signals.forever().next();
-        info!(?signal, "ending");
-        // Release: pairs with the load below.
-        theirs.store(1, Ordering::Release);
-        service.stop();
-    };
-    // It ends with the process.
-    let _waits = SystemHost
-        .spawn("signals", Box::new(body))
-        .map_err(|why| Error::new(format!("cannot start a thread: {why}")))?;
-    let never = ChangeNumber::new(u64::MAX);
-    // No view is newer: this ends when the manager does.
-    while manager.service().watch(never, Time::from_ns(u64::MAX)).is_ok() {}
-    // Acquire: pairs with the store above.
-    Ok(asked.load(Ordering::Acquire) == 1)
 }

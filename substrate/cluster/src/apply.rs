@@ -69,7 +69,7 @@ impl View {
         let Change::Join { node, instance, replaces, medium, address } = change else {
             unreachable!("only a join joins")
         };
-        if *node == NodeId::NONE {
+        if [NodeId::NONE, NodeId::MANAGER, NodeId::OPERATOR].contains(node) {
             return Err(Refusal::Field("node"));
         }
         match self.members.get(node) {

@@ -25,6 +25,8 @@ pub enum Error {
     Media(MediaError),
     /// What lies on the manager's medium does not fit together: a record that cannot follow those before it.
     Damaged(&'static str),
+    /// The manager's folder is another user's, or others may use it.
+    Open,
     /// The machine: threads, sockets.
     System {
         /// What was wanted of it.
@@ -35,6 +37,14 @@ pub enum Error {
 }
 
 impl Error {
+    /// What the machine said.
+    pub fn of_host(error: ipc::Error) -> Self {
+        match error {
+            ipc::Error::System { call, errno } => Self::System { call, errno },
+            _ => Self::System { call: "spawn", errno: 0 },
+        }
+    }
+
     /// What the operating system said to `call`.
     pub fn of_io(call: &'static str, error: &std::io::Error) -> Self {
         Self::System { call, errno: error.raw_os_error().unwrap_or(0) }
@@ -53,6 +63,9 @@ impl std::fmt::Display for Error {
             Self::Message(error) => write!(f, "no message of a cluster manager: {error}"),
             Self::Media(error) => write!(f, "the manager's medium: {error}"),
             Self::Damaged(what) => write!(f, "the manager's medium is damaged: {what}"),
+            Self::Open => {
+                write!(f, "the manager's folder is another user's, or open to others: it is to have mode 700")
+            }
             Self::System { call, errno } => {
                 write!(f, "{call}: {}", std::io::Error::from_raw_os_error(*errno))
             }

@@ -19,12 +19,6 @@ use transport::{Connection, Endpoint, Event, Settings};
 /// Bytes of a head.
 const HEAD_BYTES: usize = size_of::<ClusterHead>();
 
-/// The node as which the manager is reached.
-pub const MANAGER: NodeId = NodeId::new(u32::MAX);
-
-/// The node as which people ask the manager.
-pub const OPERATOR: NodeId = NodeId::new(u32::MAX - 1);
-
 /// The epoch of all connections to a manager: who wants to join is in none yet.
 pub const EPOCH: Epoch = Epoch::new(0);
 
@@ -83,9 +77,9 @@ impl Line {
     /// `Unreachable`; `NotLetIn`.
     pub fn connect(host: Arc<dyn Host>, place: &Place, until: Time) -> Result<Self, Error> {
         let way = match place {
-            Place::Socket(path) => Way::Socket(knock(path).map_err(|_| Error::Unreachable)?),
+            Place::Socket(path) => Way::Socket(knock(path).map_err(of_knock)?),
             Place::Node { endpoint, address } => {
-                Way::of(endpoint.connect(address, MANAGER, until).map_err(of_handshake)?)
+                Way::of(endpoint.connect(address, NodeId::MANAGER, until).map_err(of_handshake)?)
             }
         };
         Ok(Self { host, way })
@@ -221,6 +215,16 @@ fn knock(path: &Path) -> Result<UnixStream, Errno> {
     // From here on each call has its time.
     ioctl_fionbio(&stream, false)?;
     Ok(stream)
+}
+
+/// What a knock that failed means: a manager that is not there now, or a place where there is none for this user.
+fn of_knock(errno: Errno) -> Error {
+    match errno {
+        Errno::ACCESS | Errno::PERM | Errno::NOTDIR | Errno::LOOP | Errno::PROTOTYPE | Errno::NAMETOOLONG => {
+            Error::System { call: "connect", errno: errno.raw_os_error() }
+        }
+        _ => Error::Unreachable,
+    }
 }
 
 /// Writes the beginning of some bytes; gives how many, none if the time was up.

@@ -18,10 +18,11 @@ use ipc::{Host, Join, Time, WAKE_ALL, Word};
 use pmem::Medium;
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 use transport::Listener;
 
@@ -73,17 +74,24 @@ struct Shared {
 
 impl Embedded {
     /// Starts the manager of a folder, which is made if it is missing. A new folder becomes that of a new cluster with
-    /// these rules; an old one keeps its own.
+    /// these rules; an old one keeps its own. Nodes come by `nodes`, if it is there: a listener of
+    /// [`format::NodeId::MANAGER`], in [`crate::line::EPOCH`].
     ///
     /// # Errors
-    /// `Media` (`Locked`: it runs already), `Damaged`, `System`.
-    pub fn start(host: Arc<dyn Host>, folder: &Path, rules: Rules, limits: Limits) -> Result<Self, Error> {
+    /// `Media` (`Locked`: it runs already), `Damaged`, `Open`, `System`. What the machine refuses it refuses before anything
+    /// is written.
+    pub fn start(
+        host: Arc<dyn Host>,
+        folder: &Path,
+        rules: Rules,
+        limits: Limits,
+        nodes: Option<Listener>,
+    ) -> Result<Self, Error> {
         let make = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);
         make.map_err(|error| Error::of_io("mkdir", &error))?;
+        check_private(folder)?;
         let medium = Medium::file(folder)?.guarded()?;
-        let cluster = host.random() | 1;
-        let (store, kept) = Store::open(medium, cluster, rules)?;
-        let service = Service::new(host.clone(), store, kept, Expeller::Core)?;
+        let lock = medium.lock()?;
         let socket = folder.join(SOCKET_NAME);
         // The lock on the folder is ours, so nobody listens there any more.
         let _ = std::fs::remove_file(&socket);
@@ -92,12 +100,24 @@ impl Embedded {
         let listening = UnixStream::from(OwnedFd::from(again));
         let only_owner = std::fs::Permissions::from_mode(0o600);
         std::fs::set_permissions(&socket, only_owner).map_err(|error| Error::of_io("chmod", &error))?;
+        let clock = Reserved::new(&host, "cluster-clock")?;
+        let accepts = Reserved::new(&host, "cluster-accept")?;
+        let reserve = |nodes| Reserved::new(&host, "cluster-nodes").map(|thread| (nodes, thread));
+        let accepts_nodes = nodes.map(reserve).transpose()?;
+
+        let cluster = host.random() | 1;
+        let (store, kept) = Store::open_locked(medium, lock, cluster, rules)?;
+        let service = Service::new(host.clone(), store, kept, Expeller::Core)?;
         let (live, stopping) = (Word::new(0), Word::new(0));
         let shared = Arc::new(Shared { host, service, limits, live, stopping });
-        let clock = shared.service.start_clock()?;
-        let theirs = shared.clone();
-        let accept = spawn(&shared.host, "cluster-accept", move || accept(&theirs, &listener))?;
-        Ok(Self { shared, socket, listening, threads: vec![clock, accept] })
+        let (timed, theirs) = (shared.service.clone(), shared.clone());
+        let mut threads =
+            vec![clock.run(move || timed.run_clock()), accepts.run(move || accept(&theirs, &listener))];
+        if let Some((nodes, thread)) = accepts_nodes {
+            let theirs = shared.clone();
+            threads.push(thread.run(move || accept_nodes(&theirs, &nodes)));
+        }
+        Ok(Self { shared, socket, listening, threads })
     }
 
     /// The rules of the cluster whose manager has this folder; none if it was never started there. Nothing is changed.
@@ -108,18 +128,8 @@ impl Embedded {
         if !folder.exists() {
             return Ok(None);
         }
+        check_private(folder)?;
         Store::rules(&Medium::file(folder)?)
-    }
-
-    /// Serves nodes too, that come by a listener of [`crate::line::MANAGER`], in [`crate::line::EPOCH`].
-    ///
-    /// # Errors
-    /// `System`.
-    pub fn serve_nodes(&mut self, listener: Listener) -> Result<(), Error> {
-        let theirs = self.shared.clone();
-        self.threads
-            .push(spawn(&self.shared.host, "cluster-nodes", move || accept_nodes(&theirs, &listener))?);
-        Ok(())
     }
 
     /// Where clients of this machine connect.
@@ -155,12 +165,44 @@ impl Embedded {
     }
 }
 
+/// Who else may write in the manager's folder could put a log of his own there, or take the lock.
+fn check_private(folder: &Path) -> Result<(), Error> {
+    let found = std::fs::metadata(folder).map_err(|error| Error::of_io("stat", &error))?;
+    let is_private = found.uid() == rustix::process::geteuid().as_raw() && found.mode() & 0o077 == 0;
+    is_private.then_some(()).ok_or(Error::Open)
+}
+
 fn spawn(
     host: &Arc<dyn Host>,
     name: &str,
     body: impl FnOnce() + Send + 'static,
 ) -> Result<Box<dyn Join>, Error> {
-    host.spawn(name, Box::new(body)).map_err(|_| Error::System { call: "spawn", errno: 0 })
+    host.spawn(name, Box::new(body)).map_err(Error::of_host)
+}
+
+/// A thread that waits for what it is to do: whether the machine has one more is known before anything is changed. Dropped,
+/// it does nothing and ends.
+struct Reserved {
+    thread: Box<dyn Join>,
+    gives: Sender<Box<dyn FnOnce() + Send>>,
+}
+
+impl Reserved {
+    fn new(host: &Arc<dyn Host>, name: &str) -> Result<Self, Error> {
+        let (gives, given) = channel::<Box<dyn FnOnce() + Send>>();
+        let body = move || {
+            if let Ok(body) = given.recv() {
+                body();
+            }
+        };
+        Ok(Self { thread: spawn(host, name, body)?, gives })
+    }
+
+    fn run(self, body: impl FnOnce() + Send + 'static) -> Box<dyn Join> {
+        // It waits for this alone.
+        let _ = self.gives.send(Box::new(body));
+        self.thread
+    }
 }
 
 impl Shared {
@@ -231,15 +273,19 @@ fn let_in(shared: &Arc<Shared>, line: Line) {
     let _ = spawn(&shared.host, "cluster-line", move || serve(&seat.0, line));
 }
 
-/// Answers one connection until it ends.
+/// Answers one connection until it ends. Who asks nothing in the time of a message makes room; who has asked may be silent
+/// from then on.
 fn serve(shared: &Shared, mut line: Line) {
+    let mut asks_by = Some(shared.host.now().after(shared.limits.message));
     while !shared.is_stopping() {
-        let slice = shared.host.now().after(shared.limits.idle_slice);
-        let first = match line.first_byte(slice) {
+        let now = shared.host.now();
+        let first = match line.first_byte(now.after(shared.limits.idle_slice)) {
             Ok(Some(first)) => first,
+            Ok(None) if asks_by.is_some_and(|by| now >= by) => return,
             Ok(None) => continue,
             Err(_) => return,
         };
+        asks_by = None;
         let deadline = || shared.host.now().after(shared.limits.message);
         if answer(shared, &mut line, first, deadline).is_err() {
             return;

@@ -76,10 +76,7 @@ impl Service {
     pub fn start_clock(self: &Arc<Self>) -> Result<Box<dyn Join>, Error> {
         let service = self.clone();
         let body = Box::new(move || service.run_clock());
-        self.host.spawn("cluster-clock", body).map_err(|error| match error {
-            ipc::Error::System { call, errno } => Error::System { call, errno },
-            _ => Error::System { call: "spawn", errno: 0 },
-        })
+        self.host.spawn("cluster-clock", body).map_err(Error::of_host)
     }
 
     /// Ends the clock and every wait; calls fail from now on.
@@ -90,9 +87,9 @@ impl Service {
         self.host.wake(&self.stopping, WAKE_ALL);
     }
 
-    /// True after [`Self::stop`], and after the medium failed.
-    pub fn has_failed(&self) -> bool {
-        self.state.lock().failed.is_some()
+    /// Why nothing is answered any more: `Failed` after [`Self::stop`], else what the medium said.
+    pub fn failure(&self) -> Option<Error> {
+        self.state.lock().failed.clone()
     }
 
     /// The number of the cluster.
@@ -100,7 +97,8 @@ impl Service {
         self.state.lock().shown.cluster
     }
 
-    fn run_clock(&self) {
+    /// The body of that thread.
+    pub(crate) fn run_clock(&self) {
         // Acquire: pairs with the Release of `stop`.
         while self.stopping.load(Ordering::Acquire) == 0 {
             let now = self.host.now();
@@ -116,6 +114,11 @@ impl Service {
             };
             if due && self.commit().is_err() {
                 return;
+            }
+            // Who holds the store looks itself.
+            let found = self.store.try_lock().map_or(Ok(()), |store| store.check_place());
+            if let Err(error) = found {
+                return self.fail(error);
             }
             let next = self.state.lock().core.next_tick();
             // Whoever joins meanwhile has all this time.

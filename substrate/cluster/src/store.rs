@@ -7,9 +7,14 @@
 //!
 //! A crash tears frames of the settle that it came before, and nothing older: the snapshot has a settle of its own, and no
 //! other covers more than [`BATCH_MAX`] records. So a frame that is not whole ends the log only if none follows that was
-//! written after its settle; otherwise the medium has lost what was acknowledged, and the log is damaged.
+//! written after its settle; otherwise the medium has lost what was acknowledged, and the log is damaged. What a medium
+//! loses of the end is not missed.
 //!
-//! A settle that failed ends it: what the medium holds then is unknown, and nothing is answered any more.
+//! Once the first log is durable the file [`BEGUN`] says so. Before, a first log without a whole snapshot is a start that
+//! crashed, and nobody has seen anything of it; afterwards a folder without a whole log has lost what was acknowledged,
+//! and no cluster begins in it.
+//!
+//! A settle that failed, or whose file is not in its folder any more, ends it: what the medium holds then is unknown, and nothing is answered any more.
 
 use crate::change::Record;
 use crate::codec::{decode_view, encode_record, encode_view, take_record};
@@ -20,7 +25,7 @@ use crate::view::View;
 use format::checksum::Salt;
 use format::cluster::{ClusterFrame, ClusterFrameHead};
 use format::envelope::FRAME_ALIGN;
-use format::{Envelope, HEADER_BYTES, Incarnation, LogUid, Sequence};
+use format::{DecodeError, Envelope, HEADER_BYTES, Incarnation, LogUid, Sequence};
 use pmem::copy::Source;
 use pmem::ring::{AppendError, AppendRing, Place, scan};
 use pmem::{MediaError, Medium, PoolLock, Region};
@@ -38,6 +43,9 @@ const PIECE_BYTES: usize = 64 * FRAME_ALIGN;
 
 /// Bytes of the records in a snapshot; older ones are left out.
 const HISTORY_BYTES_MAX: usize = 1 << 20;
+
+/// Says that a cluster has begun here.
+const BEGUN: &str = "begun";
 
 const FIRST: Place = Place { position: 0, sequence: Sequence::new(1) };
 
@@ -68,16 +76,27 @@ impl Store {
     /// `Media` (`Locked`: another manager runs on it), `Damaged`.
     pub fn open(medium: Medium, cluster: u64, rules: Rules) -> Result<(Self, Kept), Error> {
         let lock = medium.lock()?;
+        Self::open_locked(medium, lock, cluster, rules)
+    }
+
+    /// The same for who has taken the folder.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn open_locked(
+        medium: Medium,
+        lock: PoolLock,
+        cluster: u64,
+        rules: Rules,
+    ) -> Result<(Self, Kept), Error> {
         let mut logs = logs(&medium)?;
         let kept = match newest(&medium, &logs)? {
             Some(kept) => kept,
-            // A first log without a snapshot was never finished, and nobody has seen anything of it. Its successor is
-            // a first log again, so that a crash now is no other case.
-            None if logs.iter().all(|number| *number == 1) => {
+            // What crashed before it had begun. Its successor is a first log again, so that a crash now is no other case.
+            None => {
                 logs.drain(..).try_for_each(|number| medium.remove(&name(number)))?;
                 Kept { view: View::new(cluster, rules), history: VecDeque::new() }
             }
-            None => return Err(Error::Damaged("no log begins with a whole snapshot")),
         };
         let number = logs.last().map_or(Some(1), |last| last.checked_add(1));
         let number = number.ok_or(Error::Damaged("no number is left for another log"))?;
@@ -85,6 +104,9 @@ impl Store {
         let cluster = kept.view.cluster;
         let store = Self { medium, number, ring, cluster, failed: false, _lock: lock };
         store.remove_older()?;
+        if !has_begun(&store.medium)? {
+            store.medium.create(BEGUN, 1)?;
+        }
         Ok((store, kept))
     }
 
@@ -119,8 +141,18 @@ impl Store {
             }
             self.ring.region().settle()?;
         }
+        self.check_place()?;
         self.failed = false;
         Ok(())
+    }
+
+    /// Looks whether a start would find this log.
+    ///
+    /// # Errors
+    /// `Damaged`: it would not.
+    pub fn check_place(&self) -> Result<(), Error> {
+        let is_there = self.medium.holds(self.ring.region());
+        is_there.then_some(()).ok_or(Error::Damaged("its log or its folder was removed, moved or replaced"))
     }
 
     /// Appends records, of which none is durable yet.
@@ -200,14 +232,24 @@ fn begin(medium: &Medium, number: u64, view: &View, history: &VecDeque<Record>) 
     Ok(ring)
 }
 
-/// What the newest log that begins with a whole snapshot says.
+fn has_begun(medium: &Medium) -> Result<bool, Error> {
+    Ok(medium.list()?.iter().any(|name| name == BEGUN))
+}
+
+/// What the newest log that begins with a whole snapshot says; none if no cluster has begun here.
 fn newest(medium: &Medium, logs: &[u64]) -> Result<Option<Kept>, Error> {
     for number in logs.iter().rev() {
         if let Some(kept) = read(medium, *number)? {
             return Ok(Some(kept));
         }
     }
-    Ok(None)
+    if has_begun(medium)? {
+        return Err(Error::Damaged("the log is gone"));
+    }
+    match logs.iter().all(|number| *number == 1) {
+        true => Ok(None),
+        false => Err(Error::Damaged("no log begins with a whole snapshot")),
+    }
 }
 
 /// What a log says; nothing if its snapshot is not whole.
@@ -220,6 +262,12 @@ fn read(medium: &Medium, number: u64) -> Result<Option<Kept>, Error> {
     };
     let mut frames = scan(&region, 0, salt(number), FIRST, LOG_BYTES);
     let Some(first) = frames.next().transpose()? else {
+        let mut header = [0; FRAME_ALIGN];
+        region.read(FIRST.position, &mut header)?;
+        // What nobody wrote is zero.
+        if Envelope::decode(&header).is_err_and(|why| matches!(why, DecodeError::Version(1..))) {
+            return Err(Error::Damaged("its log was written by another version of this program"));
+        }
         check_end(&region, number, FIRST, 1)?;
         return Ok(None);
     };

@@ -27,7 +27,8 @@ fn soon() -> Time {
 
 fn start(folder: &tempfile::TempDir) -> Embedded {
     let rules = Rules::new(LEASE, 1000).unwrap();
-    Embedded::start(Arc::new(SystemHost), folder.path(), rules, Limits::default()).unwrap()
+    Embedded::start(Arc::new(SystemHost), &folder.path().join("manager"), rules, Limits::default(), None)
+        .unwrap()
 }
 
 /// Joins, and waits until the membership holds.

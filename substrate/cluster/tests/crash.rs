@@ -164,7 +164,7 @@ fn a_full_log_is_followed_by_another() {
         store.append(&records, core.view(), core.history()).unwrap();
     }
     let last = medium.list().unwrap();
-    assert!(last.len() == 1 && last != first, "{first:?} {last:?}");
+    assert!(last.len() == first.len() && last != first, "{first:?} {last:?}");
     drop(store);
     let (_, kept) = open(&medium).unwrap();
     assert_eq!(&kept.view, core.view());
@@ -234,6 +234,39 @@ fn a_file_that_is_no_log_is_told_and_one_of_another_name_is_nobodys() {
             told.map(|_| true),
             "{name}: {why:?}"
         );
+    }
+}
+
+/// Once a cluster has begun in a folder no other begins there, whatever becomes of its only log.
+#[test]
+fn a_cluster_whose_log_is_lost_is_not_begun_anew() {
+    type Loss = (&'static str, fn(&Medium));
+    let first_page: fn(&Medium) = |medium| medium.open("manager-1").unwrap().write(0, &[0; 4096]);
+    let all: fn(&Medium) = |medium| {
+        let region = medium.open("manager-1").unwrap();
+        region.write(0, &vec![0; usize::try_from(region.bytes()).unwrap()]);
+    };
+    let version: fn(&Medium) = |medium| medium.open("manager-1").unwrap().write(5, &[2]);
+    let file: fn(&Medium) = |medium| medium.remove("manager-1").unwrap();
+    let losses: [Loss; 4] = [
+        ("a record was lost", first_page),
+        ("the log is gone", all),
+        ("another version", version),
+        ("the log is gone", file),
+    ];
+    for (told, lose) in losses {
+        let recorder = Recorder::new();
+        workload(&recorder);
+        let recorder = Recorder::of_image(recorder.image());
+        let medium = recorder.medium();
+        lose(&medium);
+        let before = medium.list().unwrap();
+        for _ in 0..2 {
+            let why = open(&medium).err();
+            assert!(why.as_ref().is_some_and(|why| why.contains(told)), "{told}: {why:?}");
+        }
+        assert_eq!(medium.list().unwrap(), before, "{told}: what is left stays as it is");
+        assert!(Store::rules(&medium).is_err(), "{told}");
     }
 }
 

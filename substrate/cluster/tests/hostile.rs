@@ -49,7 +49,8 @@ fn whoever_connects_the_others_go_on() {
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
     let host: Arc<dyn Host> = Arc::new(SystemHost);
     let rules = Rules::new(Duration::from_secs(60), 1000).unwrap();
-    let embedded = Embedded::start(host.clone(), folder.path(), rules, limits()).unwrap();
+    let embedded =
+        Embedded::start(host.clone(), &folder.path().join("manager"), rules, limits(), None).unwrap();
     let client = Remote::new(host.clone(), embedded.socket());
     let works = || {
         let view = client.watch(ChangeNumber::new(0), SystemHost.now()).unwrap();
@@ -102,15 +103,16 @@ fn those_who_never_finish_make_room() {
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
     let host: Arc<dyn Host> = Arc::new(SystemHost);
     let rules = Rules::new(Duration::from_secs(60), 1000).unwrap();
-    let embedded = Embedded::start(host.clone(), folder.path(), rules, limits()).unwrap();
+    let embedded =
+        Embedded::start(host.clone(), &folder.path().join("manager"), rules, limits(), None).unwrap();
     let client = Remote::new(host, embedded.socket());
     client.watch(ChangeNumber::new(0), SystemHost.now()).unwrap();
-    // Ten times as many as there may be: each sends one byte and waits.
+    // Ten times as many as there may be: each sends one byte, or none, and waits.
     let mut slow: Vec<UnixStream> = Vec::new();
-    for _ in 0..10 * CONNECTIONS_MAX {
+    for number in 0..10 * CONNECTIONS_MAX {
         let mut stream = UnixStream::connect(embedded.socket()).unwrap();
         // One that is not let in is closed at once.
-        let _ = stream.write_all(b"H");
+        let _ = stream.write_all(&b"H"[number as usize % 2..]);
         slow.push(stream);
     }
     let party = Party { node: NodeId::new(1), life: Epoch::new(1) };
@@ -125,9 +127,9 @@ fn a_manager_of_another_cluster_is_recognised() {
     let host: Arc<dyn Host> = Arc::new(SystemHost);
     let rules = Rules::new(Duration::from_secs(60), 1000).unwrap();
     let folders = [tempfile::tempdir_in("/dev/shm").unwrap(), tempfile::tempdir_in("/dev/shm").unwrap()];
-    let [first, second] = folders
-        .each_ref()
-        .map(|folder| Embedded::start(host.clone(), folder.path(), rules, limits()).unwrap());
+    let [first, second] = folders.each_ref().map(|folder| {
+        Embedded::start(host.clone(), &folder.path().join("manager"), rules, limits(), None).unwrap()
+    });
     let place = tempfile::tempdir_in("/dev/shm").unwrap();
     let link = place.path().join("socket");
     std::os::unix::fs::symlink(first.socket(), &link).unwrap();
@@ -179,7 +181,8 @@ impl Host for NoCalendar {
 fn a_connection_whose_thread_panicked_is_not_waited_for() {
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
     let rules = Rules::new(Duration::from_secs(60), 1000).unwrap();
-    let embedded = Embedded::start(Arc::new(NoCalendar), folder.path(), rules, limits()).unwrap();
+    let embedded =
+        Embedded::start(Arc::new(NoCalendar), &folder.path().join("manager"), rules, limits(), None).unwrap();
     let client = Remote::new(Arc::new(SystemHost), embedded.socket());
     let change = cluster::Change::Leave { party: Party { node: NodeId::new(1), life: Epoch::new(1) } };
     // More than there may be at once: each makes room.

@@ -116,6 +116,12 @@ id!(
 );
 
 impl NodeId {
+    /// As which the cluster's manager is reached.
+    pub const MANAGER: Self = Self::new(u32::MAX);
+
+    /// As which people ask the manager.
+    pub const OPERATOR: Self = Self::new(u32::MAX - 1);
+
     /// No node.
     pub const NONE: Self = Self::new(0);
 }

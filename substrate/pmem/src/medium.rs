@@ -11,7 +11,7 @@ use crate::region::Region;
 use std::ffi::{CStr, CString};
 use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -212,6 +212,15 @@ impl Medium {
         }
     }
 
+    /// Whether the path of this folder and a file's name still lead to what a region maps: not if one of the two was
+    /// removed, moved or replaced since.
+    pub fn holds(&self, region: &Region) -> bool {
+        match &self.0 {
+            Kind::Folder(folder) => folder.holds(region),
+            Kind::Recorded(recorder) => recorder.holds(region.name()),
+        }
+    }
+
     /// Takes the pool for this process until the guard goes (the kernel lets go of it when the process ends), and
     /// removes what crashed creations left.
     ///
@@ -303,6 +312,16 @@ impl Folder {
     fn remove(&self, name: &str) -> Result<(), MediaError> {
         self.unlink(&c_string(name)?)?;
         sync(&self.descriptor)
+    }
+
+    fn holds(&self, region: &Region) -> bool {
+        let Some(file) = region.descriptor() else { return false };
+        let Ok(named) = std::fs::symlink_metadata(self.path.join(region.name())) else { return false };
+        // SAFETY: all zeros are a value of it.
+        let mut mapped: libc::stat = unsafe { std::mem::zeroed() };
+        // SAFETY: the descriptor is open, the structure ours.
+        let found = unsafe { libc::fstat(file.as_raw_fd(), &raw mut mapped) };
+        found == 0 && (named.dev(), named.ino()) == (mapped.st_dev, mapped.st_ino)
     }
 
     fn list(&self, wanted: impl Fn(&str) -> bool) -> Result<Vec<String>, MediaError> {

@@ -276,6 +276,10 @@ impl Recorder {
         Region::recorded(name.to_string(), bytes, recorded)
     }
 
+    pub(crate) fn holds(&self, name: &str) -> bool {
+        self.state().ids.contains_key(name)
+    }
+
     pub(crate) fn list(&self) -> Vec<String> {
         self.state().ids.keys().map(ToString::to_string).collect()
     }

@@ -1,7 +1,7 @@
 //! The embedded manager as a process of its own: the test binary starts itself, with the test that becomes the manager
 //! if the environment says so. The process ends with SIGKILL, or by itself when its parent is gone.
 
-use cluster::line::{EPOCH, MANAGER, settings};
+use cluster::line::{EPOCH, settings};
 use cluster::{Embedded, Limits, Manager, Place, Remote, Rules};
 use format::{ChangeNumber, NodeId};
 use ipc::{Host, Join, SystemHost, Time, Waited, Word};
@@ -157,9 +157,19 @@ pub fn serve_if_told() {
     let host = Arc::new(OneClock);
     let until = host.now().after(Duration::from_secs(10));
     let never = Word::new(0);
-    let mut manager = loop {
-        match Embedded::start(host.clone(), folder.as_ref(), rules, Limits::default()) {
-            Ok(manager) => break manager,
+    // Held as long as the manager: its thread drives the connections.
+    let nodes = std::env::var(PORT).ok().map(|port| (endpoint(NodeId::MANAGER), port));
+    let listen = |(endpoint, port): &(Endpoint, String)| endpoint.listen(port).unwrap();
+    let manager = loop {
+        let listener = nodes.as_ref().map(listen);
+        let address = listener.as_ref().map(transport::Listener::address);
+        match Embedded::start(host.clone(), folder.as_ref(), rules, Limits::default(), listener) {
+            Ok(manager) => {
+                if let Some(address) = address {
+                    println!("\n{LISTENS}{}", address.rsplit_once(':').unwrap().1);
+                }
+                break manager;
+            }
             // The kernel has not let go of what the killed one held.
             Err(_) if host.now() < until => {
                 let _ = host.wait(&never, 0, Some(host.now().after(Duration::from_millis(5))));
@@ -167,15 +177,7 @@ pub fn serve_if_told() {
             Err(error) => panic!("{error}"),
         }
     };
-    // Held as long as the manager: its thread drives the connections.
-    let endpoint = std::env::var(PORT).ok().map(|port| {
-        let endpoint = endpoint(MANAGER);
-        let listener = endpoint.listen(&port).unwrap();
-        println!("\n{LISTENS}{}", listener.address().rsplit_once(':').unwrap().1);
-        manager.serve_nodes(listener).unwrap();
-        endpoint
-    });
     let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
     manager.stop();
-    drop(endpoint);
+    drop(nodes);
 }
