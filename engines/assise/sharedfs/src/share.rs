@@ -129,12 +129,13 @@ impl State {
         }
     }
 
-    /// Takes in what was said over lifelines. One that has ended, or says what is no note, ends what was given.
+    /// Takes in what was said over lifelines. One that has ended, or says what is no note, ends what was given; one
+    /// that the kernel could not read now is heard later.
     pub fn hear_lifelines(&mut self, core: &Core) {
         for (number, lifeline) in self.heirs.lifelines() {
             for _ in 0..NOTES_AT_ONCE {
                 let heard = match lifeline.receive() {
-                    Ok(None) => break,
+                    Ok(None) | Err(ipc::Error::System { .. }) => break,
                     Ok(Some(message)) if message.kind == MessageKind::Note => {
                         self.heed(core, number, &message.body)
                     }
