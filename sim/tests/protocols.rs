@@ -77,8 +77,7 @@ fn ring(seed: u64, to_client: Fault, to_server: Fault) -> (Ended, usize) {
                     let id = thread << 32 | turn;
                     let mut body = id.to_le_bytes().to_vec();
                     body.resize(if turn == 2 { 500 } else { 20 }, turn as u8);
-                    let call =
-                        Call { id, kind: 1, body: &body, response_bytes_max: 500, interruptible: false };
+                    let call = Call { id, kind: 1, body: &body, response_bytes_max: 500 };
                     match client.call(&call, None) {
                         Ok(response) => {
                             body.reverse();

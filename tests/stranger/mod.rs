@@ -68,13 +68,7 @@ impl Stranger {
 
     /// One call.
     pub fn call(&mut self, kind: CallKind, body: &[u8]) -> Result<Vec<u8>, Status> {
-        let call = Call {
-            id: self.next_call,
-            kind: kind as u16,
-            body,
-            response_bytes_max: 100_000,
-            interruptible: false,
-        };
+        let call = Call { id: self.next_call, kind: kind as u16, body, response_bytes_max: 100_000 };
         self.next_call += 1;
         let until = SystemHost.now().after(Duration::from_secs(30));
         // A session that was ended answers nothing.

@@ -77,7 +77,7 @@ fn main() -> Result<(), Error> {
     };
     let thread = host.spawn("server", Box::new(serve))?;
     best("ring round trip, 64 B each way", 20_000, |id| {
-        let call = Call { id, kind: 1, body: &[0; 64], response_bytes_max: 64, interruptible: false };
+        let call = Call { id, kind: 1, body: &[0; 64], response_bytes_max: 64 };
         assert!(client.call(&call, None).is_ok());
     });
     server.close();

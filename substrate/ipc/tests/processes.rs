@@ -187,7 +187,7 @@ fn wait_for_go() {
 }
 
 fn call(id: u64, body: &[u8]) -> Call<'_> {
-    Call { id, kind: 9, body, response_bytes_max: 4000, interruptible: false }
+    Call { id, kind: 9, body, response_bytes_max: 4000 }
 }
 
 fn other(role: &str, path: &Path) {

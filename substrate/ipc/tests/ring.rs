@@ -44,7 +44,7 @@ fn pair(limits: RingLimits, spin_ns: u32) -> Pair {
 }
 
 fn call(id: u64, body: &[u8]) -> Call<'_> {
-    Call { id, kind: 3, body, response_bytes_max: body.len(), interruptible: false }
+    Call { id, kind: 3, body, response_bytes_max: body.len() }
 }
 
 /// A thread that sends every body back, reversed, until the ring is closed.

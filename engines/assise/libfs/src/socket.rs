@@ -210,7 +210,6 @@ impl Link for SocketLink {
             kind: kind as u16,
             body: &body,
             response_bytes_max: response_bytes_max(kind),
-            interruptible: false,
         };
         let answer = self.ring.call(&call, self.until())?;
         *response = answer.body;

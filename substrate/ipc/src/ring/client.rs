@@ -6,7 +6,7 @@ use super::{
 };
 use crate::claims::Claims;
 use crate::error::Error;
-use crate::host::{Host, Spin, Time, WAKE_ALL, Waited};
+use crate::host::{Host, Spin, Time, WAKE_ALL};
 use crate::shared::Mapping;
 use crate::sync::{LongWord, Ordering, Word, fence};
 use format::DecodeError;
@@ -31,11 +31,14 @@ impl<L: Link + ?Sized> Link for Arc<L> {
 /// A waiting client looks this often whether its server still lives.
 const LINK_LOOK: Duration = Duration::from_millis(50);
 
+/// What the mark of an abandoned slot has for its buffer.
+const BUFFER_BITS: u32 = 16;
+const BUFFER_MASK: usize = (1 << BUFFER_BITS) - 1;
+
 /// A request.
 #[derive(Clone, Copy, Debug)]
 pub struct Call<'a> {
-    /// Counted by the caller over the whole life of its LibFS: when a request is sent again through another ring,
-    /// the same as before, so that the server can know it again.
+    /// Chosen by the caller; comes back with the answer.
     pub id: u64,
     /// What is asked for.
     pub kind: u16,
@@ -43,8 +46,6 @@ pub struct Call<'a> {
     pub body: &'a [u8],
     /// Largest body of a response.
     pub response_bytes_max: usize,
-    /// Whether a signal ends the wait. The request is carried out all the same.
-    pub interruptible: bool,
 }
 
 /// The answer to a request.
@@ -63,9 +64,11 @@ pub struct RingClient {
     ring: Ring,
     slots: Claims,
     buffers: Claims,
-    /// A slot whose caller has gone before the answer: 1 + the number of its buffer + 1; 0 for none. Whoever finds
-    /// the answer there frees both.
+    /// A slot whose caller has gone before the answer: its buffer, 1 for none, else its number + 2, below bit 16, and
+    /// how many had left before, which no other time shares; 0 if none has. Whoever finds the answer there frees both.
     abandoned: Vec<LongWord>,
+    /// Counts callers that left.
+    left: LongWord,
     /// Counts what was given back; callers wait for it when everything is taken.
     freed: Word,
     /// Number of callers that do.
@@ -90,6 +93,7 @@ impl RingClient {
             slots: Claims::new(limits.slots as usize),
             buffers: Claims::new(limits.bulk_buffers as usize),
             abandoned: (0..limits.slots).map(|_| LongWord::new(0)).collect(),
+            left: LongWord::new(0),
             freed: Word::new(0),
             starved: Word::new(0),
             spin: Spin::new(spin_ns),
@@ -102,23 +106,23 @@ impl RingClient {
     /// Sends a request and waits for its answer.
     ///
     /// # Errors
-    /// `Disconnected`: the server has gone, and whether it carried out the request is not known. `TimedOut`,
-    /// `Interrupted`: it may still be carried out. `TooLarge`: request or response; `Message`: an answer that is
-    /// none.
+    /// `Disconnected`: the server has gone, and whether it carried out the request is not known. `TimedOut`: it may
+    /// still be carried out. `TooLarge`: request or response; `Message`: an answer that is none.
     pub fn call(&self, call: &Call<'_>, until: Option<Time>) -> Result<Response, Error> {
         let buffer = self.claim_buffer(call, until)?;
-        let slot = match self.claim(&self.slots, call, until) {
+        let slot = match self.claim(&self.slots, until) {
             Ok(slot) => slot,
             Err(error) => {
                 self.give_back(None, buffer);
                 return Err(error);
             }
         };
-        let done = self.submit(slot, buffer, call).and_then(|()| self.wait(slot, call, until));
+        let done = self.submit(slot, buffer, call).and_then(|()| self.wait(slot, until));
         if let Err(error) = done {
             // The server may still write there: whoever finds the answer gives the slot back. Release: pairs with
-            // the swap in `sweep`.
-            let mark = 1 + buffer.map_or(0, |buffer| buffer as u64 + 1);
+            // the load in `sweep`. Relaxed: only has to be another number each time.
+            let left = self.left.fetch_add(1, Ordering::Relaxed);
+            let mark = left << BUFFER_BITS | buffer.map_or(1, |buffer| buffer as u64 + 2);
             self.abandoned[slot].store(mark, Ordering::Release);
             return Err(error);
         }
@@ -139,11 +143,11 @@ impl RingClient {
             let limit = limit - MESSAGE_HEAD_BYTES;
             return Err(Error::TooLarge { bytes: bytes - MESSAGE_HEAD_BYTES, limit });
         }
-        self.claim(&self.buffers, call, until).map(Some)
+        self.claim(&self.buffers, until).map(Some)
     }
 
     /// A free number, waited for if there is none. A buffer is claimed before a slot, never after.
-    fn claim(&self, claims: &Claims, call: &Call<'_>, until: Option<Time>) -> Result<usize, Error> {
+    fn claim(&self, claims: &Claims, until: Option<Time>) -> Result<usize, Error> {
         loop {
             self.sweep();
             if let Some(number) = claims.claim() {
@@ -157,7 +161,7 @@ impl RingClient {
             let claimed = claims.claim();
             let paused = match claimed {
                 Some(_) => Ok(()),
-                None => self.pause(&self.freed, seen, call, until),
+                None => self.pause(&self.freed, seen, until),
             };
             self.starved.fetch_add(u32::MAX, Ordering::Relaxed);
             if let Some(number) = claimed {
@@ -170,15 +174,15 @@ impl RingClient {
     /// Frees slots whose callers did not wait for the answer that has come by now.
     fn sweep(&self) {
         for (slot, mark) in self.abandoned.iter().enumerate() {
-            if mark.load(Ordering::Relaxed) == 0 || self.state(slot) & PHASE != ANSWERED {
+            // Acquire: pairs with the Release of the caller who left, so the state is looked at after it left.
+            let found = mark.load(Ordering::Acquire);
+            if found == 0 || self.state(slot) & PHASE != ANSWERED {
                 continue;
             }
-            // Acquire: pairs with the Release of the caller who left; one thread alone gets the mark.
-            let buffer = match mark.fetch_and(0, Ordering::Acquire) {
-                0 => continue,
-                mark => (mark as usize).checked_sub(2),
-            };
-            self.free(slot, buffer);
+            // Relaxed: one thread alone takes the mark, and not that of a later call, whose answer nobody saw.
+            if mark.compare_exchange(found, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+                self.free(slot, (found as usize & BUFFER_MASK).checked_sub(2));
+            }
         }
     }
 
@@ -218,7 +222,7 @@ impl RingClient {
     }
 
     /// Waits for the answer.
-    fn wait(&self, slot: usize, call: &Call<'_>, until: Option<Time>) -> Result<(), Error> {
+    fn wait(&self, slot: usize, until: Option<Time>) -> Result<(), Error> {
         let answered = || self.state(slot) & PHASE == ANSWERED;
         if self.spin.poll(self.host.as_ref(), answered) {
             return Ok(());
@@ -230,7 +234,7 @@ impl RingClient {
             if before & PHASE == ANSWERED {
                 return Ok(());
             }
-            let paused = self.pause(word, before | WAITING, call, until);
+            let paused = self.pause(word, before | WAITING, until);
             if answered() {
                 return Ok(());
             }
@@ -239,7 +243,7 @@ impl RingClient {
     }
 
     /// Sleeps while `word` is `expected`, a bounded time; an error if there is nothing to wait for any more.
-    fn pause(&self, word: &Word, expected: u32, call: &Call<'_>, until: Option<Time>) -> Result<(), Error> {
+    fn pause(&self, word: &Word, expected: u32, until: Option<Time>) -> Result<(), Error> {
         // Acquire: pairs with the Release in the server's `close`.
         if self.ring.closed[0].load(Ordering::Acquire) != 0 || !self.link.is_up() {
             return Err(Error::Disconnected);
@@ -249,10 +253,9 @@ impl RingClient {
             return Err(Error::TimedOut);
         }
         let look = now.after(LINK_LOOK);
-        match self.host.wait(word, expected, Some(until.map_or(look, |until| until.min(look)))) {
-            Waited::Interrupted if call.interruptible => Err(Error::Interrupted),
-            _ => Ok(()),
-        }
+        // However it ends, a signal included: the caller looks again.
+        let _ = self.host.wait(word, expected, Some(until.map_or(look, |until| until.min(look))));
+        Ok(())
     }
 
     /// Copies the answer out.

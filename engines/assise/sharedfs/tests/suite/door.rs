@@ -78,7 +78,7 @@ pub fn knock_for(folder: &Path, former: u64) -> Guest {
 
 impl Guest {
     pub fn call(&self, kind: CallKind, body: &[u8]) -> (Status, Vec<u8>) {
-        let call = Call { id: 1, kind: kind as u16, body, response_bytes_max: 8_000, interruptible: false };
+        let call = Call { id: 1, kind: kind as u16, body, response_bytes_max: 8_000 };
         let until = SystemHost.now().after(Duration::from_secs(10));
         let response = self.ring.call(&call, Some(until)).unwrap();
         (Status::from_raw(response.status), response.body)
