@@ -158,8 +158,15 @@ fn a_program_that_finds_no_space_for_its_log_is_told() {
         $hearth run --dir $disk/c -- sh -c \"echo kept > $disk/c/n1/kept\"
         # Its log's room is not there for the next one.
         until $hearth status --dir $disk/c --json | tr -d ' \\n' | grep -qF '\"programs\":[]'; do :; done
+        mkfifo $disk/never
         dd if=/dev/zero of=$disk/full bs=4096 2>/dev/null || true
-        $hearth run --dir $disk/c -- cat $disk/c/n1/kept || true
+        # Those whose logs were ready stay; one that finds none is told, and ends.
+        for program in 1 2 3 4; do
+            $hearth run --dir $disk/c -- sh -c \"exec 3< $disk/c/n1/kept && read line < $disk/never\" &
+        done
+        wait -n || true
+        kill $(jobs -p) || true
+        wait
         rm $disk/full
         $hearth run --dir $disk/c -- cat $disk/c/n1/kept";
     let Some(output) = on_a_small_disk("100m", script) else { return };

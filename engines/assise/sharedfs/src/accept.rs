@@ -38,7 +38,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// Processes that knocked and have not said their first words, or have and wait for their turn.
 const GREETING_MAX: usize = 256;
 /// Descriptors that a session takes, with those that are gone once it has begun.
-const SESSION_DESCRIPTORS: usize = 10;
+pub(crate) const SESSION_DESCRIPTORS: usize = 10;
 /// Most descriptors that are kept from sessions: for segments, and logs that grow.
 const KEPT_DESCRIPTORS_MAX: usize = 64;
 
@@ -375,7 +375,7 @@ fn accept(door: &Door) -> Result<Option<Connection>, ipc::Error> {
 }
 
 /// Whether there are so many descriptors, beside those that are kept.
-fn has_descriptors(count: usize) -> bool {
+pub(crate) fn has_descriptors(count: usize) -> bool {
     let wanted = kept_descriptors() + count;
     descriptors_left(wanted) >= wanted
 }

@@ -1,4 +1,4 @@
-//! How a session begins: the former one of its process ends, numbers are drawn, a log is made, and both are written into
+//! How a session begins: the former one of its process ends, numbers are drawn, a log is made or a ready one taken, and both are written into
 //! ledger and table.
 //!
 //! Several begin at once, in threads of their own, and take the state's lock for each of these steps. What has been drawn
@@ -23,8 +23,13 @@ use std::sync::Arc;
 use vfs::Caller;
 use zerocopy::little_endian::{U32, U64};
 
-/// What is given out once: a log's uid, the version of its own range, the range's start.
-type Drawn = (LogUid, LeaseVersion, InodeNumber);
+/// What is given out once: a log's uid, with its file if it was ready, the version of its own range, the range's start.
+struct Drawn {
+    log: LogUid,
+    file: Option<LogFile>,
+    version: LeaseVersion,
+    first_inode: InodeNumber,
+}
 
 impl Core {
     /// Begins a session, the former one ended.
@@ -36,24 +41,24 @@ impl Core {
     /// Begins a session. The process's former one has ended.
     pub fn begin(&self, caller: Caller, pid: u32, former: u64) -> Result<Attached, Error> {
         let drawn = self.draw_numbers(caller.uid)?;
+        let log = drawn.log;
         let begun = self.begin_as(drawn, caller, pid, former);
         if begun.is_err() {
-            self.state.lock().coming.remove(&drawn.0);
+            self.state.lock().coming.remove(&log);
         }
         begun
     }
 
-    fn begin_as(
-        &self,
-        (log, version, first_inode): Drawn,
-        caller: Caller,
-        pid: u32,
-        former: u64,
-    ) -> Result<Attached, Error> {
-        let shared = Arc::new(Shared::new(&self.host, &self.config)?);
+    fn begin_as(&self, drawn: Drawn, caller: Caller, pid: u32, former: u64) -> Result<Attached, Error> {
+        let Drawn { log, file, version, first_inode } = drawn;
         let life = (log, Incarnation::new(1));
-        let file = LogFile::create(&self.medium, self.pool, life, self.config.log_bytes, caller.uid)?;
-        let file = Arc::new(file);
+        let file = Arc::new(match file {
+            Some(file) => {
+                file.give(self.pool, life, caller.uid);
+                file
+            }
+            None => LogFile::create(&self.medium, self.pool, life, self.config.log_bytes, caller.uid)?,
+        });
         let beginning = Beginning {
             log,
             caller,
@@ -66,12 +71,17 @@ impl Core {
             pid,
             started: self.host.started(pid),
         };
-        let registered = self.register(beginning, &shared, former);
+        let registered = Shared::new(&self.host, &self.config).and_then(|shared| {
+            let shared = Arc::new(shared);
+            Ok((self.register(beginning, &shared, former)?, shared))
+        });
         if registered.is_err() {
             // The first error is the one that matters; a file that stays is removed by the next start.
             let _ = self.medium.remove(&file.name);
         }
-        let (welcome, caller) = registered?;
+        let ((welcome, caller), shared) = registered?;
+        // There may be a ready log less.
+        self.announce_work();
         if !self.goes_on() {
             return Err(Error::Stopped);
         }
@@ -166,8 +176,7 @@ impl Core {
         Ok((welcome, caller))
     }
 
-    /// Numbers for a new log of a user: its uid, the version of its own range, the range's start.
-    /// From here on the session counts.
+    /// Numbers for a new log of a user, and its file if one is ready. From here on the session counts.
     fn draw_numbers(&self, uid: u32) -> Result<Drawn, Error> {
         let mut guard = self.state.lock();
         let state = &mut *guard;
@@ -180,10 +189,13 @@ impl Core {
         if !may_take(uid, mine, all, self.config.sessions_max) {
             return Err(Error::Sessions);
         }
-        let (log, first) = (state.numbers.next_log, state.numbers.next_inode);
-        state.numbers.next_log = log.next();
-        state.numbers.next_inode = InodeNumber::new(first.get() + self.config.own_range);
+        let first_inode = state.numbers.next_inode;
+        state.numbers.next_inode = InodeNumber::new(first_inode.get() + self.config.own_range);
+        let (log, file) = match state.ready.pop_front() {
+            Some(ready) => (ready.log, Some(ready.file)),
+            None => (state.numbers.take_log(), None),
+        };
         state.coming.insert(log, uid);
-        Ok((log, state.leases.take_version(), first))
+        Ok(Drawn { log, file, version: state.leases.take_version(), first_inode })
     }
 }

@@ -16,6 +16,8 @@ pub struct Config {
     pub log_bytes: u64,
     /// The largest that a log grows to.
     pub log_bytes_max: u64,
+    /// Empty logs that are kept ready for sessions to come.
+    pub ready_logs: usize,
     /// Bytes of the ledger's file.
     pub ledger_bytes: u64,
     /// Inode numbers that a session may give out.
@@ -63,6 +65,7 @@ impl Default for Config {
             hold_min: Duration::from_micros(200),
             log_bytes: 1 << 20,
             log_bytes_max: 64 << 20,
+            ready_logs: 2,
             ledger_bytes: 4 << 20,
             own_range: 1 << 20,
             // Most programs write little, or nothing, and many run at once.

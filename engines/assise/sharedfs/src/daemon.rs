@@ -181,6 +181,7 @@ impl Daemon {
             leases: Leases::new(limits, ready.next_version),
             sessions: BTreeMap::new(),
             coming: BTreeMap::new(),
+            ready: VecDeque::new(),
             ranges: BTreeMap::new(),
             references,
             room: Room::new(config.room_reserve),
@@ -289,6 +290,11 @@ impl Daemon {
         self.core.tidy();
     }
 
+    /// Makes logs ready for sessions to come, as the background thread does.
+    pub fn make_ready_logs(&self) {
+        self.core.make_ready_logs();
+    }
+
     /// Numbers of the sessions that live.
     pub fn sessions(&self) -> Vec<u64> {
         self.core.state.lock().sessions.keys().map(|id| id.0).collect()
@@ -359,7 +365,7 @@ impl Daemon {
             // Acquire: pairs with the Release of a thread's end.
             let running = self.core.threads.load(Ordering::Acquire);
             if running == 0 {
-                return;
+                return self.core.remove_ready_logs();
             }
             self.core.host.wait(&self.core.threads, running, None);
         }
@@ -406,6 +412,7 @@ impl Core {
                 return;
             }
             self.tidy_wanted(false);
+            self.make_ready_logs();
             if !self.goes_on() || self.state.lock().is_stopped() {
                 self.tell_failure();
             }

@@ -30,6 +30,7 @@ mod ledger;
 mod locks;
 mod logs;
 mod programs;
+mod ready;
 mod recovery;
 mod references;
 mod register;

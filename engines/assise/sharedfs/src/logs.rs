@@ -34,6 +34,27 @@ pub fn is_log_file(name: &str) -> bool {
     name.starts_with("log-")
 }
 
+fn superblock(
+    pool: PoolUid,
+    (log, incarnation): (LogUid, Incarnation),
+    file_bytes: u64,
+    owner: u32,
+) -> Superblock {
+    Superblock {
+        magic: MAGIC,
+        version: U16::new(POOL_VERSION),
+        kind: U16::new(FileKind::Log as u16),
+        checksum: U32::new(0),
+        pool,
+        id: U64::new(log.get()),
+        file_bytes: U64::new(file_bytes),
+        owner: U32::new(owner),
+        reserved: U32::new(0),
+        created_ns: U64::new(0),
+        geometry: U64::new(u64::from(incarnation.get())),
+    }
+}
+
 /// A log's file with what makes its frames its own.
 pub(crate) struct LogFile {
     pub name: String,
@@ -55,22 +76,16 @@ impl LogFile {
     ) -> Result<Self, Error> {
         let name = log_file(log, incarnation);
         let region = medium.create(&name, file_bytes)?;
-        let superblock = Superblock {
-            magic: MAGIC,
-            version: U16::new(POOL_VERSION),
-            kind: U16::new(FileKind::Log as u16),
-            checksum: U32::new(0),
-            pool,
-            id: U64::new(log.get()),
-            file_bytes: U64::new(file_bytes),
-            owner: U32::new(owner),
-            reserved: U32::new(0),
-            created_ns: U64::new(0),
-            geometry: U64::new(u64::from(incarnation.get())),
-        };
-        region.write(0, &superblock.encode());
+        let salt = Salt::of_log(log, incarnation);
+        region.write(0, &superblock(pool, (log, incarnation), file_bytes, owner).encode());
         region.settle()?;
-        Self::of_region(name, region, Salt::of_log(log, incarnation))
+        Self::of_region(name, region, salt)
+    }
+
+    /// Says in the superblock of a log that was made for nobody whose it is. That need not be durable: it is for people
+    /// who look, the ledger is what a start believes.
+    pub fn give(&self, pool: PoolUid, life: (LogUid, Incarnation), owner: u32) {
+        self.region.write(0, &superblock(pool, life, self.region.bytes(), owner).encode());
     }
 
     /// Opens a log that an earlier daemon made; `None` if there is none, or what is there is not it: its owner, who can

@@ -11,6 +11,7 @@ use crate::heirs::Heirs;
 use crate::ledger::Ledger;
 use crate::locks::{Bell, Locks};
 use crate::logs::is_log_file;
+use crate::ready::ReadyLog;
 use crate::references::References;
 use crate::register::Register;
 use crate::room::Room;
@@ -35,6 +36,15 @@ use vfs::Caller;
 pub(crate) struct Numbers {
     pub next_inode: InodeNumber,
     pub next_log: LogUid,
+}
+
+impl Numbers {
+    /// A log's number.
+    pub fn take_log(&mut self) -> LogUid {
+        let log = self.next_log;
+        self.next_log = log.next();
+        log
+    }
 }
 
 /// A lease to be taken away.
@@ -68,6 +78,8 @@ pub(crate) struct State {
     pub sessions: BTreeMap<SessionId, Session>,
     /// Users of sessions that are being made and not in the table yet, by the logs that were drawn for them.
     pub coming: BTreeMap<LogUid, u32>,
+    /// Logs for sessions to come.
+    pub ready: VecDeque<ReadyLog>,
     /// Sessions by the first inode of their range.
     pub ranges: BTreeMap<InodeNumber, SessionId>,
     pub references: References,

@@ -31,6 +31,7 @@ pub fn tiny() -> Config {
         hold_min: Duration::ZERO,
         log_bytes: 64 << 10,
         log_bytes_max: 256 << 10,
+        ready_logs: 1,
         ledger_bytes: 32 << 10,
         own_range: 1000,
         room_blocks: 200,

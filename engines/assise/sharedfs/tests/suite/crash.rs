@@ -84,7 +84,8 @@ fn start(medium: &Medium) -> Arc<Daemon> {
     Arc::new(Daemon::open(StillHost::first(), medium, tiny()).unwrap().0)
 }
 
-/// Two sessions, a folder that goes to and fro, a session that ends, one that grows its log.
+/// Two sessions, the second on a log that was ready, a folder that goes to and fro, a session that ends, one that grows
+/// its log.
 fn workload(recorder: &Recorder) {
     let medium = recorder.medium();
     new_pool(&medium);
@@ -97,6 +98,7 @@ fn workload(recorder: &Recorder) {
     run.operate(&mut one);
     run.sync(&one);
     run.operate(&mut one);
+    daemon.make_ready_logs();
     let mut two = Client::attach(&daemon, user(0));
     two.walk("folder/shared").unwrap();
     run.operate(&mut two);

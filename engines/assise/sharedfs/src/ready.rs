@@ -1,0 +1,52 @@
+//! Logs that are made before anybody needs them. Where a settle takes milliseconds a program would wait for four of them
+//! at its start: the log's file, its name, its first block, and the ledger; so it waits for the ledger alone.
+//!
+//! A ready log is durable and empty, and its number is given to nobody else. The ledger does not know it: after a death
+//! the next start removes its file, like that of any log that was not begun.
+
+use crate::accept::{SESSION_DESCRIPTORS, has_descriptors};
+use crate::logs::LogFile;
+use crate::state::Core;
+use format::superblock::OWNER_DAEMON;
+use format::{Incarnation, LogUid};
+
+/// Logs are made ready while there are descriptors for so many sessions to come, and taken away below half of that.
+const SESSIONS_TO_COME: usize = 8;
+
+/// A log that waits for its session.
+pub(crate) struct ReadyLog {
+    pub log: LogUid,
+    pub file: LogFile,
+}
+
+impl Core {
+    /// Makes ready logs, as many as there should be. The background thread's work: no lock is held meanwhile.
+    pub fn make_ready_logs(&self) {
+        if !has_descriptors(SESSION_DESCRIPTORS * SESSIONS_TO_COME / 2) {
+            return self.remove_ready_logs();
+        }
+        while has_descriptors(SESSION_DESCRIPTORS * SESSIONS_TO_COME) {
+            let log = {
+                let mut state = self.state.lock();
+                if state.is_stopped() || state.closing || state.ready.len() >= self.config.ready_logs {
+                    return;
+                }
+                state.numbers.take_log()
+            };
+            let life = (log, Incarnation::new(1));
+            // If there is no room for it now, the next session that begins makes its own, and is told what lacks.
+            let made = LogFile::create(&self.medium, self.pool, life, self.config.log_bytes, OWNER_DAEMON);
+            let Ok(file) = made else { return };
+            self.state.lock().ready.push_back(ReadyLog { log, file });
+        }
+    }
+
+    /// Takes away the files of ready logs.
+    pub fn remove_ready_logs(&self) {
+        let ready = std::mem::take(&mut self.state.lock().ready);
+        for log in ready {
+            // A file that stays is removed by the next start.
+            let _ = self.medium.remove(&log.file.name);
+        }
+    }
+}
