@@ -10,6 +10,7 @@ mod harness;
 use format::superblock::Superblock;
 use harness::{Expect, Node, limited};
 use ipc::{Host, SystemHost, Word};
+use rustix::io::Errno;
 use rustix::process::{Pid, WaitOptions, waitpid};
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -500,15 +501,15 @@ fn a_full_disk_under_the_pool_costs_nothing_acknowledged() {
         $hearth run --dir $disk/c -- /usr/bin/python3 - $disk/c/n1 <<'X' &
 import os, sys
 for number in range(400):
-    file = os.open('%s/f%d' % (sys.argv[1], number), os.O_CREAT | os.O_WRONLY)
-    assert os.write(file, bytes([number % 251]) * (1 << 20)) == 1 << 20
+    try:
+        file = os.open('%s/f%d' % (sys.argv[1], number), os.O_CREAT | os.O_WRONLY)
+        assert os.write(file, bytes([number % 251]) * (1 << 20)) == 1 << 20
+    except OSError as why: sys.exit('errno %d' % why.errno)
     print(number, file=open('/dev/stderr', 'w'))
 X
-        writer=$!
-        # If the daemon finds it before the program does, the program waits for more space, for minutes.
         until $hearth status --dir $disk/c | grep -o -m 1 'no space on the medium'; do :; done
-        kill -9 $writer 2>/dev/null || true
-        wait $writer || true
+        # Whether the program finds it or the daemon, the program is told, before the daemon is given up.
+        wait $! || true
         mount -o remount,size=500m $disk
         $hearth start --dir $disk/c >/dev/null
         $hearth run --dir $disk/c -- /usr/bin/python3 - $disk/c/n1 <<'X'
@@ -526,6 +527,7 @@ X
     let acknowledged = said.lines().filter(|line| line.parse::<u32>().is_ok()).count();
     let found: Vec<String> = String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect();
     assert!((20..200).contains(&acknowledged), "{acknowledged}: {said}");
+    assert!(said.contains(&format!("errno {}\n", Errno::NOSPC.raw_os_error())), "{said}");
     let [full, whole, cuts] = &found[..] else { panic!("{found:?}\n{said}") };
     assert_eq!((full.as_str(), cuts.as_str()), ("no space on the medium", "0"));
     assert!(whole.parse::<usize>().unwrap() >= acknowledged, "{whole} of {acknowledged}");

@@ -15,7 +15,7 @@ use ipc::socket::Listener;
 use ipc::{Descriptor, Host, SystemHost, Word};
 use pmem::Medium;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use sharedfs::{Config, Daemon, Door, Format, format_pool};
+use sharedfs::{Config, Daemon, Door, Format, format_pool, turn_away};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::fs;
@@ -50,7 +50,7 @@ pub(super) fn run(arguments: &OneNode) -> Result<ExitCode> {
         Some(listener) => (listener, true),
         None => (listen(&node.socket)?, false),
     };
-    let opened = open(&cluster, node);
+    let opened = open(&cluster, node, &listener);
     if let Err(why) = &opened {
         note_failure(&cluster, node, &why.to_string());
     }
@@ -149,8 +149,9 @@ fn of_daemon(what: &'static str) -> impl FnOnce(sharedfs::Error) -> Error {
     move |why| Error::new(format!("cannot {what}: {why}"))
 }
 
-/// Opens the pool, made first if the folder is empty; with what was lost of it.
-fn open(cluster: &Cluster, node: &Node) -> Result<(Daemon, Vec<String>)> {
+/// Opens the pool, made first if the folder is empty; with what was lost of it. If what holds the pool is full, those who
+/// wait at the socket are told.
+fn open(cluster: &Cluster, node: &Node, listener: &Listener) -> Result<(Daemon, Vec<String>)> {
     let pool = &node.pool;
     if !pool.exists() {
         let lost = match cluster.settings.medium {
@@ -175,8 +176,12 @@ fn open(cluster: &Cluster, node: &Node) -> Result<(Daemon, Vec<String>)> {
         info!(pool = %pool.display(), "made the pool");
     }
     let begin = SystemHost.now();
-    let (daemon, recovered) =
-        Daemon::open(Arc::new(SystemHost), &medium, config).map_err(Error::at("open", pool))?;
+    let opened = Daemon::open(Arc::new(SystemHost), &medium, config).inspect_err(|why| {
+        if why.is_no_space() {
+            turn_away(listener, why);
+        }
+    });
+    let (daemon, recovered) = opened.map_err(Error::at("open", pool))?;
     info!(
         logs = recovered.logs.len(),
         records = recovered.records,

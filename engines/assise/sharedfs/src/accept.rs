@@ -129,7 +129,8 @@ impl Core {
         let attached = match self.begin(caller, pid, former) {
             Ok(attached) => attached,
             Err(error) => {
-                let reason = if error.is_no_space() { REFUSED_SPACE } else { REFUSED_FULL };
+                let is_full = error.is_no_space() || self.state.lock().is_full;
+                let reason = if is_full { REFUSED_SPACE } else { REFUSED_FULL };
                 peer.connection().refuse(reason, &error.to_string());
                 return None;
             }
@@ -359,6 +360,17 @@ fn is_there(core: &Core, guest: &mut Inside) -> bool {
 /// A process as the kernel numbers it; 0 for one that is not seen from here.
 fn number_of(peer: &Peer) -> u32 {
     peer.credentials().pid.unsigned_abs()
+}
+
+/// Tells all who wait at the door that what holds the pool is full: no daemon lets them in before somebody makes room,
+/// and they would wait for a minute and a half.
+pub fn turn_away(listener: &Listener, why: &Error) {
+    // An error is the end of those who can be told.
+    while let Ok(Some(waiting)) = listener.accept() {
+        // With a greeting that nobody has read its sender would hear of a broken connection, and not what was said.
+        let _ = waiting.receive();
+        waiting.refuse(REFUSED_SPACE, &why.to_string());
+    }
 }
 
 /// Whoever knocks.

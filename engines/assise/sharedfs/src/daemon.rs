@@ -198,6 +198,7 @@ impl Daemon {
             ejections: VecDeque::new(),
             failure: None,
             lacks: false,
+            is_full: false,
             closing: false,
         };
         let core = Core {

@@ -29,7 +29,7 @@ pub enum Error {
 
 impl Error {
     /// What holds the pool has no space.
-    pub(crate) fn is_no_space(&self) -> bool {
+    pub fn is_no_space(&self) -> bool {
         matches!(self, Self::Media(MediaError::NoSpace) | Self::Area(AreaError::Medium(MediaError::NoSpace)))
     }
 

@@ -43,7 +43,7 @@ pub mod table;
 mod upkeep;
 mod walk;
 
-pub use accept::Door;
+pub use accept::{Door, turn_away};
 pub use config::Config;
 pub use daemon::{Attached, Daemon, Format, format_pool};
 pub use damage::check;

@@ -38,8 +38,13 @@ impl Core {
             _ if !self.goes_on() => (Status::Media, Vec::new()),
             Ok(body) if body.len() <= request.room => (Status::Ok, body),
             Ok(_) => (Status::Invalid, Vec::new()),
-            Err(status) => (status, Vec::new()),
+            Err(status) => (self.told(status), Vec::new()),
         }
+    }
+
+    /// A status as a program is told it: if the daemon stopped because what holds the pool is full, that is the reason.
+    fn told(&self, status: Status) -> Status {
+        if status == Status::Media && self.state.lock().is_full { Status::NoSpace } else { status }
     }
 
     fn dispatch(&self, id: SessionId, kind: CallKind, request: Request<'_>) -> Result<Vec<u8>, Status> {
@@ -110,7 +115,7 @@ impl Core {
                 let (status, body) = match answer {
                     _ if !self.goes_on() => (Status::Media, Vec::new()),
                     Ok(body) => (Status::Ok, body),
-                    Err(status) => (status, Vec::new()),
+                    Err(status) => (self.told(status), Vec::new()),
                 };
                 let _ = shared.ring.respond(taken, status as u16, &body);
             }

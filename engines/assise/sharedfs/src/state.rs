@@ -105,6 +105,8 @@ pub(crate) struct State {
     pub failure: Option<String>,
     /// What failed was that space on the medium, or a descriptor, lacked.
     pub lacks: bool,
+    /// It was space: what holds the pool is full.
+    pub is_full: bool,
     /// The daemon ends: nobody is let in any more.
     pub closing: bool,
 }
@@ -202,6 +204,7 @@ impl State {
         if self.failure.is_none() {
             self.failure = Some(why.to_string());
             self.lacks = why.is_shortage();
+            self.is_full = why.is_no_space();
         }
     }
 
