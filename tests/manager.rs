@@ -291,6 +291,9 @@ fn a_manager_says_why_it_does_not_start() {
     start(other, &["--listen", &manager.address]).expect_failure("Address already in use");
     // None of them began a cluster.
     assert_eq!(std::fs::read_dir(other).unwrap().count(), 0);
+    let mut private = std::fs::DirBuilder::new();
+    private.recursive(true).mode(0o700).create(format!("{other}/manager/manager-9")).unwrap();
+    start(other, &[]).expect_failure("what has the name of a log is no file");
     let long = format!("{other}/{}", "x".repeat(100));
     start(&long, &[]).expect_failure("too long for a socket's path");
     let changes = || manager.json(&["history"]).as_array().unwrap().len();

@@ -29,6 +29,7 @@ use format::{DecodeError, Envelope, HEADER_BYTES, Incarnation, LogUid, Sequence}
 use pmem::copy::Source;
 use pmem::ring::{AppendError, AppendRing, Place, scan};
 use pmem::{MediaError, Medium, PoolLock, Region};
+use rustix::io::Errno;
 use std::collections::VecDeque;
 use zerocopy::IntoBytes;
 
@@ -43,6 +44,9 @@ const PIECE_BYTES: usize = 64 * FRAME_ALIGN;
 
 /// Bytes of the records in a snapshot; older ones are left out.
 const HISTORY_BYTES_MAX: usize = 1 << 20;
+
+/// What a folder, a pipe or a link says that is opened as a log.
+const NO_FILE: [Errno; 3] = [Errno::NODEV, Errno::ISDIR, Errno::LOOP];
 
 /// Says that a cluster has begun here.
 const BEGUN: &str = "begun";
@@ -258,6 +262,9 @@ fn read(medium: &Medium, number: u64) -> Result<Option<Kept>, Error> {
     let region = match medium.open_read_only(&name(number)) {
         Ok(region) if region.bytes() == LOG_BYTES => region,
         Ok(_) | Err(MediaError::Length) => return Err(Error::Damaged("a log has not the length of one")),
+        Err(MediaError::Os(errno)) if NO_FILE.map(Errno::raw_os_error).contains(&errno) => {
+            return Err(Error::Damaged("what has the name of a log is no file"));
+        }
         Err(error) => return Err(error.into()),
     };
     let mut frames = scan(&region, 0, salt(number), FIRST, LOG_BYTES);
