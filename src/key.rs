@@ -8,6 +8,7 @@ use std::fs::{self, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use tracing::info;
 use transport::Secret;
 
 /// A pipe is opened without waiting for its writer.
@@ -28,8 +29,11 @@ pub fn read(file: &Path) -> Result<Secret> {
         )),
         _ => Error::at("read", file)(why),
     })?;
-    let mode = opened.metadata().map_err(Error::at("read", file))?.mode();
-    if mode & 0o077 != 0 {
+    let found = opened.metadata().map_err(Error::at("read", file))?;
+    if !found.is_file() {
+        return Err(Error::new(format!("{} is no cluster key: it is no file", file.display())));
+    }
+    if found.mode() & 0o077 != 0 {
         let file = file.display();
         return Err(Error::new(format!("others can use the cluster key {file}: chmod 600 {file}")));
     }
@@ -49,6 +53,7 @@ pub fn read_or_make(file: &Path) -> Result<Secret> {
         let made = make(&unfinished, file);
         let _ = fs::remove_file(&unfinished);
         made?;
+        info!(key = %file.display(), "the cluster's key was made");
     }
     remove_unfinished(file);
     let owner = fs::metadata(file).map_err(Error::at("read", file))?.uid();

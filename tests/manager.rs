@@ -33,6 +33,8 @@ struct ManagerProcess {
     dir: PathBuf,
     child: Child,
     address: String,
+    /// What it says, beside its folder.
+    log: PathBuf,
 }
 
 impl ManagerProcess {
@@ -41,8 +43,9 @@ impl ManagerProcess {
         let place = tempfile::tempdir().unwrap();
         // It is not there yet.
         let dir = place.path().join("new/cluster");
-        let (child, address) = start(&dir, &["--listen", "127.0.0.1", "--lease", lease_ms]);
-        Self { _place: place, dir, child, address }
+        let log = place.path().join("log");
+        let (child, address) = start(&dir, &log, &["--listen", "127.0.0.1", "--lease", lease_ms]);
+        Self { _place: place, dir, child, address, log }
     }
 
     fn dir(&self) -> &str {
@@ -68,7 +71,7 @@ impl ManagerProcess {
 
     /// Starts it again, where it was.
     fn restart(&mut self) {
-        let (child, address) = start(&self.dir, &["--listen", &self.address]);
+        let (child, address) = start(&self.dir, &self.log, &["--listen", &self.address]);
         assert_eq!(address, self.address);
         self.child = child;
     }
@@ -109,7 +112,8 @@ impl Drop for ManagerProcess {
 }
 
 /// Starts a manager, and waits until it says where it serves.
-fn start(dir: &std::path::Path, arguments: &[&str]) -> (Child, String) {
+fn start(dir: &std::path::Path, log: &std::path::Path, arguments: &[&str]) -> (Child, String) {
+    let stderr = std::fs::OpenOptions::new().create(true).append(true).open(log).unwrap();
     let mut child = Command::new(HEARTH)
         .args(["manager", "--dir"])
         .arg(dir)
@@ -117,11 +121,14 @@ fn start(dir: &std::path::Path, arguments: &[&str]) -> (Child, String) {
         .env("HEARTH_LOG", "warn")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
+        .stderr(stderr)
         .spawn()
         .unwrap();
     let mut said = String::new();
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut said).unwrap();
-    let address = said.trim().strip_prefix("serving at ").unwrap_or_else(|| panic!("it said {said:?}"));
+    let Some(address) = said.trim().strip_prefix("serving at ") else {
+        panic!("it said {said:?}, and in its log: {:?}", std::fs::read_to_string(log));
+    };
     (child, address.to_owned())
 }
 
@@ -183,6 +190,12 @@ fn members_come_and_go_under_the_eyes_of_an_operator() {
     let said = String::from_utf8(status.stdout).unwrap();
     assert!(said.contains("degraded") && said.contains("chain 1 (hot, in sync), 2 (hot, gone)"), "{said}");
     one.leave(soon()).unwrap();
+    let is_warned = |line: &str| line.contains("WARN") && line.contains("node 2 was expelled: it was silent");
+    let limit = soon();
+    while !std::fs::read_to_string(&manager.log).unwrap().lines().any(is_warned) {
+        assert!(SystemHost.now() < limit, "the log has no expulsion");
+        pause(Duration::from_millis(5));
+    }
 
     let history = manager.json(&["history"]);
     let expected = ["start", "join", "join", "set_subtree", "expel", "leave"];
@@ -287,8 +300,14 @@ fn a_manager_says_why_it_does_not_start() {
     let other = tempfile::tempdir().unwrap();
     let other = other.path().to_str().unwrap();
     start(other, &["--lease", "1"]).expect_failure("impossible rules");
-    start(other, &["--listen", "somewhere"]).expect_failure("somewhere is no address");
+    start(other, &["--listen", "somewhere"]).expect_failure("'somewhere' is no address");
+    start(other, &["--lease", "9"]).expect_failure("and not 9 ms");
+    start(other, &["--drift", "100001"]).expect_failure("and not 100001");
     start(other, &["--listen", &manager.address]).expect_failure("Address already in use");
+    // Nobody could reach it there.
+    start(other, &["--listen", "0.0.0.0:0"]).expect_failure("by which they reach it");
+    start(other, &["--listen", "[::]:0"]).expect_failure("by which they reach it");
+    start(other, &["--listen", "127.0.0.1", "--key", manager.dir()]).expect_failure("it is no file");
     // None of them began a cluster.
     assert_eq!(std::fs::read_dir(other).unwrap().count(), 0);
     let mut private = std::fs::DirBuilder::new();
@@ -301,9 +320,13 @@ fn a_manager_says_why_it_does_not_start() {
     start(manager.dir(), &["--lease", "70"]).expect_failure("another cluster manager runs");
     assert_eq!(changes(), before);
     let ask = limited(&[HEARTH, "cluster", "status", "--dir", "/nonexistent"], &[]);
-    ask.expect_failure("there is no cluster manager in /nonexistent");
+    ask.expect_failure("there is no cluster manager at /nonexistent/manager/socket");
     let ask = limited(&[HEARTH, "cluster", "status", "--manager", "nonsense"], &[]);
-    ask.expect_failure("nonsense is no manager");
+    ask.expect_failure("'nonsense' is no manager");
+    let ask = limited(&[HEARTH, "cluster", "status", "--manager", manager.dir()], &[]);
+    ask.expect_failure("it is no socket");
+    let ask = limited(&[HEARTH, "cluster", "status", "--manager", "127.0.0.1:0"], &[]);
+    ask.expect_failure("no port is 0");
 }
 
 #[test]
@@ -342,7 +365,8 @@ fn a_broken_invariant_ends_the_manager_at_once() {
     // Until the log is full, and the next one begins with this view.
     let path = Path::new(&[&b"/"[..], &[b'a'; 1000]].concat()).unwrap();
     let change = Change::SetSubtree { path, version: ChangeNumber::new(0), chain: Vec::new(), copies_min: 1 };
-    let record = Record { number: ChangeNumber::new(1), wall_ns: 0, epoch: kept.view.epoch, change };
+    let record =
+        Record { number: ChangeNumber::new(1), wall_ns: 0, epoch: kept.view.epoch, change, refused: None };
     while medium.list().unwrap().contains(&"manager-1".to_owned()) {
         store.append(&vec![record.clone(); 500], &kept.view, &kept.history).unwrap();
     }
@@ -358,6 +382,12 @@ fn a_manager_that_listens_ends_in_order() {
     let mut manager = ManagerProcess::new("5000");
     terminate(&manager);
     assert_eq!(manager.end().code(), Some(0));
+    let ask = limited(&[HEARTH, "cluster", "status", "--dir", manager.dir()], &[]);
+    ask.expect_failure("there is no cluster manager at");
+    manager.restart();
+    manager.kill();
+    let ask = limited(&[HEARTH, "cluster", "status", "--dir", manager.dir()], &[]);
+    ask.expect_failure("the cluster manager has ended that listened at");
 }
 
 #[test]
@@ -378,7 +408,9 @@ fn a_manager_whose_log_is_not_where_it_was_ends() {
         std::fs::rename(&manager.dir, manager.dir.with_file_name("elsewhere")).unwrap();
         std::fs::create_dir_all(manager.dir.join("manager")).unwrap();
     };
-    for lose in [log, folder, place] {
+    let begun: Way = |manager| std::fs::remove_file(manager.dir.join("manager/begun")).unwrap();
+    let socket: Way = |manager| std::fs::remove_file(manager.dir.join("manager/socket")).unwrap();
+    for lose in [log, folder, place, begun, socket] {
         // Without anybody who asks.
         let mut manager = ManagerProcess::new("100");
         lose(&manager);

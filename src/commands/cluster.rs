@@ -13,19 +13,25 @@ use format::{ChangeNumber, NodeId};
 use ipc::{Host, SystemHost, Time, Word};
 use serde::Serialize;
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::net::{SocketAddr, UdpSocket};
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 use transport::Fabric;
 
-mod told;
+pub(super) mod told;
 
 use told::{ChangeTold, MemberTold, StatusTold};
 
 /// How long a manager may take to answer.
 const ANSWER: Duration = Duration::from_secs(5);
+
+/// A wait of which people are told.
+const LONG: Duration = Duration::from_secs(2);
 
 /// Records asked for at once.
 const PAGE: u32 = format::cluster::HISTORY_COUNT_MAX;
@@ -33,14 +39,15 @@ const PAGE: u32 = format::cluster::HISTORY_COUNT_MAX;
 #[derive(Debug, Subcommand)]
 pub(super) enum Command {
     /// Epoch, members, subtrees with their chains: exit code 0 well, 1 degraded, waiting or unserved (see
-    /// docs/cluster.md), 2 no manager
+    /// docs/cluster.md), 2 it cannot be told
     Status(Asked),
-    /// Who is a member
+    /// Who is a member: exit code 0 told, 2 it cannot be told
     Members(Asked),
     /// Remove a member that is silent, as soon as its last heartbeat counts no more: exit code 0 expelled, 1 it is alive
-    /// or no member, 2 no manager
+    /// or no member, 2 it cannot be done
     Expel(Expel),
-    /// The changes that are kept, oldest first: the last 1,024 of the embedded manager, on ZooKeeper all
+    /// The changes that are kept, oldest first: the last 1,024 of the embedded manager, on ZooKeeper all. Exit code 0 told,
+    /// 2 it cannot be told
     History(History),
 }
 
@@ -107,7 +114,7 @@ impl Asked {
         };
         match why {
             ::cluster::Error::Unreachable => Error::new(format!(
-                "the cluster manager at {at} does not answer (waited {} s): is it running?",
+                "the cluster manager at {at} does not answer (waited more than {} s): is it running?",
                 ANSWER.as_secs()
             )),
             why => Error::new(format!("{at}: {why}")),
@@ -122,8 +129,8 @@ impl Asked {
             return zookeeper(rest, aim);
         }
         let place = match named {
-            None => Place::Socket(socket(&folder(&dir).join(SOCKET_NAME), &dir)?),
-            Some(path) if path.contains('/') => Place::Socket(socket(Path::new(path), &dir)?),
+            None => Place::Socket(socket(&folder(&dir).join(SOCKET_NAME))?),
+            Some(path) if path.contains('/') => Place::Socket(socket(Path::new(path))?),
             Some(address) => self.node(address, &dir)?,
         };
         Ok(Arc::new(Remote::at(Arc::new(SystemHost), place)))
@@ -132,9 +139,13 @@ impl Asked {
     fn node(&self, address: &str, dir: &Path) -> Result<Place> {
         let to: SocketAddr = address.parse().map_err(|_| {
             Error::new(format!(
-                "{address} is no manager: IP:PORT, a socket's path, or zookeeper://HOST:PORT/ROOT"
+                "'{address}' is no manager: IP:PORT (no host name), a socket's path (with a slash), or \
+                 zookeeper://HOST:PORT/ROOT"
             ))
         })?;
+        if to.port() == 0 {
+            return Err(Error::new(format!("{address} is no manager: no port is 0")));
+        }
         let secret = key::read(&self.key.clone().unwrap_or_else(|| key_file(dir)))?;
         let why = |why: &dyn std::fmt::Display| Error::new(format!("cannot reach {address}: {why}"));
         // Nothing is sent: the kernel says which of our addresses it would send from.
@@ -174,15 +185,26 @@ impl Asked {
     }
 }
 
-/// The socket of a manager on this machine.
-fn socket(path: &Path, dir: &Path) -> Result<PathBuf> {
-    match path.try_exists() {
-        Ok(true) => Ok(path.to_owned()),
-        Ok(false) => Err(Error::new(format!(
-            "there is no cluster manager in {}: hearth manager runs one, --manager names another",
-            dir.display()
-        ))),
-        Err(why) => Err(Error::at("reach the cluster manager at", path)(why)),
+/// The socket of a manager on this machine, where somebody listens. One that is started anew meanwhile is waited for by who
+/// runs it.
+fn socket(path: &Path) -> Result<PathBuf> {
+    let no_manager = |why: &str| {
+        let path = path.display();
+        Error::new(format!("{why} {path}: hearth manager runs one, --manager names another"))
+    };
+    let found = std::fs::metadata(path).map_err(|why| match why.kind() {
+        ErrorKind::NotFound => no_manager("there is no cluster manager at"),
+        _ => Error::at("reach the cluster manager at", path)(why),
+    })?;
+    if !found.file_type().is_socket() {
+        return Err(Error::new(format!("{} is no cluster manager: it is no socket", path.display())));
+    }
+    match UnixStream::connect(path) {
+        Err(why) if why.kind() == ErrorKind::ConnectionRefused => {
+            Err(no_manager("the cluster manager has ended that listened at"))
+        }
+        // Whatever else is wrong the connection says that is used.
+        _ => Ok(path.to_owned()),
     }
 }
 
@@ -277,6 +299,7 @@ fn expel(asked: &Asked, node: NodeId) -> Result<ExitCode> {
     // By the start of the manager, which a version's upper half is: one that starts anew begins with new versions.
     let mut first = BTreeMap::new();
     let mut epoch = view.epoch;
+    let mut is_told = view.rules.expel_after() < LONG;
     while SystemHost.now() < end {
         let beat = match manager.beat_of(party, soon()) {
             Err(::cluster::Error::Refused(Refusal::NotMember)) => return gone().map(|()| ExitCode::SUCCESS),
@@ -289,6 +312,12 @@ fn expel(asked: &Asked, node: NodeId) -> Result<ExitCode> {
             }
             Err(::cluster::Error::Refused(Refusal::StaleEpoch(present))) => epoch = present,
             Err(::cluster::Error::Refused(Refusal::TooEarly | Refusal::StaleBeat(_))) if !alive => {
+                if !std::mem::replace(&mut is_told, true) {
+                    let most = view.rules.expel_after().as_secs_f64().ceil();
+                    say::aside(format_args!(
+                        "node {node} may still think that it may serve: waiting, for {most} s at most"
+                    ));
+                }
                 let pause = SystemHost.now().after(view.rules.lease() / 20);
                 let _ = SystemHost.wait(&never, 0, Some(pause));
             }

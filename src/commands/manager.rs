@@ -3,12 +3,13 @@
 //! any more, and it is to be started anew.
 
 use super::Where;
+use super::cluster::told;
 use crate::cluster::SOCKET_PATH_BYTES_MAX;
 use crate::error::{Error, Result};
 use crate::key;
 use crate::say;
 use ::cluster::line::{EPOCH, settings};
-use ::cluster::{Embedded, Limits, Manager, Rules, SOCKET_NAME, Service};
+use ::cluster::{Change, Embedded, Limits, Manager, Rules, SOCKET_NAME, Service};
 use clap::Args;
 use format::{ChangeNumber, NodeId};
 use ipc::sync::Ordering;
@@ -70,27 +71,50 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode> {
     hear_signals(&ending)?;
     // What can be refused is refused before anything is made or changed.
     let key = arguments.key.clone().unwrap_or_else(|| key_file(&dir));
-    let rules = rules(arguments, &folder, &key)?;
+    let (rules, is_new) = rules(arguments, &folder)?;
+    let had_key = key.exists();
     let listener = arguments.listen.as_deref().map(|at| listen(at, &key)).transpose()?;
     let address = listener.as_ref().map(Listener::address);
+    if is_new && had_key {
+        warn!(key = %key.display(), "a new cluster begins: there is a key, and no log of a manager in {}", folder.display());
+    }
     let manager = Embedded::start(Arc::new(SystemHost), &folder, rules, Limits::default(), listener)
         .map_err(|why| not_started(why, &folder))?;
     ending.runs(manager.service());
     let socket = manager.socket().display().to_string();
     let cluster = format!("{:016x}", manager.service().cluster());
-    info!(cluster, socket, address, "the cluster manager serves");
+    let seen = manager
+        .service()
+        .watch(ChangeNumber::new(0), Time::from_ns(0))
+        .map(|view| view.number)
+        .unwrap_or_default();
+    info!(cluster, socket, address, change = seen.get(), "the cluster manager serves");
     say::line(format_args!("serving at {}", address.as_deref().unwrap_or(&socket)));
-    let never = ChangeNumber::new(u64::MAX);
-    // No view is newer: this ends when the manager does.
-    while manager.service().watch(never, Time::from_ns(u64::MAX)).is_ok() {}
+    tell_changes(manager.service(), seen);
     let failure = manager.service().failure();
     manager.stop();
     match failure {
         Some(why) if why != ::cluster::Error::Failed => Err(Error::new(format!(
-            "the cluster manager cannot write its log in {} any more: {why}; see to it, then start it again",
+            "the cluster manager in {} cannot go on: {why}; see to it, then start it again",
             folder.display()
         ))),
         _ => Ok(ExitCode::SUCCESS),
+    }
+}
+
+/// Tells what is changed after a change, until the manager ends.
+fn tell_changes(service: &Service, mut seen: ChangeNumber) {
+    let forever = Time::from_ns(u64::MAX);
+    while service.watch(seen, forever).is_ok() {
+        let records = service.history(seen.next(), format::cluster::HISTORY_COUNT_MAX, forever);
+        for record in records.into_iter().flatten() {
+            let (change, epoch, what) = (record.number.get(), record.epoch.get(), told::words(&record));
+            match record.change {
+                Change::Complain { .. } | Change::Expel { .. } => warn!(change, epoch, "{what}"),
+                _ => info!(change, epoch, "{what}"),
+            }
+            seen = record.number;
+        }
     }
 }
 
@@ -154,8 +178,8 @@ fn not_started(why: ::cluster::Error, folder: &Path) -> Error {
     }
 }
 
-/// The rules of the cluster: its own if it is there, else those that are asked for.
-fn rules(arguments: &Arguments, folder: &Path, key: &Path) -> Result<Rules> {
+/// The rules of the cluster: its own if it is there, else those that are asked for; and whether it is new.
+fn rules(arguments: &Arguments, folder: &Path) -> Result<(Rules, bool)> {
     let socket = folder.join(SOCKET_NAME);
     if socket.as_os_str().len() > SOCKET_PATH_BYTES_MAX {
         return Err(Error::new(format!(
@@ -164,19 +188,22 @@ fn rules(arguments: &Arguments, folder: &Path, key: &Path) -> Result<Rules> {
         )));
     }
     let lease = Duration::from_millis(arguments.lease.unwrap_or(LEASE_MS));
-    let wanted = Rules::new(lease, arguments.drift.unwrap_or(DRIFT_PPM)).ok_or_else(|| {
-        Error::new(
-            "impossible rules: a lease has 10 ms to an hour, a drift at most 100000 parts in a million",
-        )
+    let drift = arguments.drift.unwrap_or(DRIFT_PPM);
+    let wanted = Rules::new(lease, drift).ok_or_else(|| {
+        Error::new(match Rules::new(lease, DRIFT_PPM) {
+            None => {
+                format!("impossible rules: a lease has 10 ms to an hour, and not {} ms", lease.as_millis())
+            }
+            Some(_) => {
+                format!("impossible rules: a drift is at most 100000 parts in a million, and not {drift}")
+            }
+        })
     })?;
     let Some(kept) = Embedded::rules(folder).map_err(|why| not_started(why, folder))? else {
-        if key.exists() {
-            warn!(key = %key.display(), "a new cluster begins: there is a key, and no log of a manager in {}", folder.display());
-        }
-        return Ok(wanted);
+        return Ok((wanted, true));
     };
     let other = arguments.lease.is_some_and(|_| kept.lease() != lease)
-        || arguments.drift.is_some_and(|drift| kept.drift_ppm() != drift);
+        || arguments.drift.is_some_and(|_| kept.drift_ppm() != drift);
     if other {
         return Err(Error::new(format!(
             "this cluster was made with a lease of {} ms and a drift of {} parts in a million, which stay",
@@ -184,7 +211,7 @@ fn rules(arguments: &Arguments, folder: &Path, key: &Path) -> Result<Rules> {
             kept.drift_ppm()
         )));
     }
-    Ok(kept)
+    Ok((kept, false))
 }
 
 /// Where nodes of other machines will be let in.
@@ -192,12 +219,15 @@ fn listen(at: &str, key: &Path) -> Result<Listener> {
     let (ip, port) = match (at.parse::<SocketAddr>(), at.parse::<IpAddr>()) {
         (Ok(address), _) => (address.ip(), address.port()),
         (_, Ok(ip)) => (ip, 0),
-        _ => return Err(Error::new(format!("{at} is no address: IP or IP:PORT"))),
+        _ => return Err(Error::new(format!("'{at}' is no address: IP or IP:PORT, and no host name"))),
     };
     let why = |why: &dyn std::fmt::Display| Error::new(format!("cannot listen at {at}: {why}"));
     let is_broadcast = matches!(ip, IpAddr::V4(ip) if ip.is_broadcast());
     if ip.is_multicast() || is_broadcast {
         return Err(why(&"no single machine has this address"));
+    }
+    if ip.is_unspecified() {
+        return Err(why(&"nodes are told this address: name the one of this machine by which they reach it"));
     }
     // Of others the kernel says best what is wrong with them, and nothing was made yet.
     drop(TcpListener::bind((ip, port)).map_err(|error| why(&error))?);

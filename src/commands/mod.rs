@@ -20,6 +20,8 @@ use clap::{Args, Parser, Subcommand};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use tracing::level_filters::LevelFilter;
+use tracing::warn;
 
 /// Keeps a program's files in durable memory on the machine where it runs.
 #[derive(Debug, Parser)]
@@ -258,15 +260,21 @@ const FAILED: u8 = 2;
 
 /// From here on what happens is told on standard error, which is a log file; `HEARTH_LOG` says how much.
 fn speak() {
+    let chosen = std::env::var("HEARTH_LOG").unwrap_or_default();
+    let level = match chosen.as_str() {
+        "" => Some(LevelFilter::INFO),
+        chosen => chosen.parse().ok(),
+    };
     tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
         .with_ansi(false)
         // A log that cannot be written is no reason to end: what says so would panic.
         .log_internal_errors(false)
-        .with_env_filter(
-            tracing_subscriber::EnvFilter::try_from_env("HEARTH_LOG").unwrap_or_else(|_| "info".into()),
-        )
+        .with_max_level(level.unwrap_or(LevelFilter::INFO))
         .init();
+    if level.is_none() {
+        warn!("HEARTH_LOG={chosen} is none of error, warn, info, debug: it is info");
+    }
 }
 
 /// From here on a panic on any thread ends the process, once it is told. For those that keep what others rely on: what a

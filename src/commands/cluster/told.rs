@@ -85,27 +85,28 @@ impl StatusTold {
             match self.state {
                 State::Well => "well",
                 State::Degraded => "degraded",
-                State::Waiting => "degraded, and an fsync waits for more copies",
-                State::Unserved => "a subtree has no living copy and is not served",
+                State::Waiting => "waiting: an fsync waits for more copies",
+                State::Unserved => "unserved: a subtree has no living copy",
             }
         ));
-        say::line(format_args!("  epoch {}, change {}, {} members", self.epoch, self.change, self.members));
+        let members = counted(self.members, "member");
+        say::line(format_args!("  epoch {}, change {}, {members}", self.epoch, self.change));
         say::line(format_args!(
             "  lease {} ms, clocks wrong by at most {} parts in a million",
             self.lease_ms, self.drift_ppm
         ));
         if self.refused > 0 {
-            say::line(format_args!(
-                "  {} members are not heard any more, and will be expelled",
-                self.refused
-            ));
+            let refused = counted(self.refused, "member");
+            say::line(format_args!("  {refused} not heard any more after a complaint, to be expelled"));
         }
         for subtree in &self.subtrees {
             let manager = subtree.lease_manager.map_or("nobody".to_owned(), |node| format!("node {node}"));
             let chain: Vec<String> = subtree.chain.iter().map(replica_text).collect();
             say::line(format_args!(
-                "  {}: lease manager {manager}, {} copies of at least {}",
-                subtree.path, subtree.copies, subtree.copies_min
+                "  {}: lease manager {manager}, {} of at least {}",
+                subtree.path,
+                counted(subtree.copies, "copy"),
+                subtree.copies_min
             ));
             say::line(format_args!("    chain {}", chain.join(", ")));
         }
@@ -190,9 +191,9 @@ impl MemberTold {
         let manages = if self.manages.is_empty() {
             String::new()
         } else {
-            format!(", manages {}", self.manages.join(" "))
+            format!(", manages {}", self.manages.join(", "))
         };
-        let refused = if self.refused { ", not heard any more" } else { "" };
+        let refused = if self.refused { ", not heard any more after a complaint" } else { "" };
         say::line(format_args!(
             "node {}: since epoch {}, {address}, {medium}{manages}{refused}",
             self.node, self.life
@@ -213,6 +214,9 @@ pub(super) struct ChangeTold {
     node: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     path: Option<String>,
+    /// Whose heartbeats a complaint has refused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    refused: Option<u32>,
     /// In words.
     text: String,
 }
@@ -227,6 +231,7 @@ impl ChangeTold {
             kind,
             node: node.map(NodeId::get),
             path: record.change.path().map(ToString::to_string),
+            refused: record.refused.map(NodeId::get),
             text,
         }
     }
@@ -234,6 +239,11 @@ impl ChangeTold {
     pub fn print(&self) {
         say::line(format_args!("{:>6}  {}  epoch {:<5}  {}", self.number, self.at, self.epoch, self.text));
     }
+}
+
+/// What was changed, in words.
+pub fn words(record: &Record) -> String {
+    change_told(record).2
 }
 
 /// Kind, node and words of a change.
@@ -249,12 +259,15 @@ fn change_told(record: &Record) -> (&'static str, Option<NodeId>, String) {
             )
         }
         Change::Leave { party } => ("leave", Some(party.node), format!("node {} left", party.node)),
-        Change::Expel { party, beat, .. } => {
-            let text = format!("node {} was expelled: nothing after heartbeat {beat}", party.node);
-            ("expel", Some(party.node), text)
+        Change::Expel { party, .. } => {
+            let why = if record.refused.is_some() { "after a complaint" } else { "it was silent" };
+            ("expel", Some(party.node), format!("node {} was expelled: {why}", party.node))
         }
         Change::Complain { by, about, path, .. } => {
-            let text = format!("node {} complained about node {about}, of {path}", by.node);
+            let refused = record.refused.map_or(String::new(), |node| {
+                format!(": node {node} is not heard any more, and will be expelled")
+            });
+            let text = format!("node {} complained about node {about}, of {path}{refused}", by.node);
             ("complain", Some(*about), text)
         }
         Change::SetSubtree { path, chain, copies_min, .. } => {
@@ -273,6 +286,15 @@ fn change_told(record: &Record) -> (&'static str, Option<NodeId>, String) {
         Change::SetManager { path, to, .. } => {
             ("set_manager", Some(*to), format!("node {to} is lease manager of {path}"))
         }
+    }
+}
+
+/// So many of something.
+fn counted(count: usize, what: &str) -> String {
+    match (count, what.strip_suffix('y')) {
+        (1, _) => format!("1 {what}"),
+        (_, Some(stem)) => format!("{count} {stem}ies"),
+        _ => format!("{count} {what}s"),
     }
 }
 

@@ -58,6 +58,19 @@ impl View {
         Ok(Done { number, epoch: self.epoch })
     }
 
+    /// What the record of a change, not made yet, says of heartbeats that are refused: [`Record::refused`].
+    ///
+    /// [`Record::refused`]: crate::change::Record::refused
+    pub fn refused_by(&self, change: &Change) -> Option<NodeId> {
+        match change {
+            Change::Complain { by, about, path, epoch } => self.judge(*by, *about, path, *epoch).ok(),
+            Change::Expel { party, .. } => {
+                self.members.get(&party.node).filter(|member| member.refused).map(|_| party.node)
+            }
+            _ => None,
+        }
+    }
+
     /// The answer to a join that was made already.
     fn joined_before(&self, change: &Change) -> Option<Done> {
         let Change::Join { node, instance, .. } = change else { return None };

@@ -132,6 +132,8 @@ pub struct Record {
     pub epoch: Epoch,
     /// What.
     pub change: Change,
+    /// Of a complaint: whose heartbeats are refused from now on. Of an expulsion: who is expelled, if that is why.
+    pub refused: Option<NodeId>,
 }
 
 /// That a change was made.

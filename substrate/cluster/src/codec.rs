@@ -283,6 +283,8 @@ pub fn encode_record(record: &Record) -> Vec<u8> {
         wall_ns: I64::new(record.wall_ns),
         epoch: record.epoch,
         change_bytes: U32::new(u32::try_from(change.len()).expect("changes have bounds")),
+        refused: record.refused.unwrap_or(NodeId::NONE),
+        reserved: U32::new(0),
     };
     [head.as_bytes(), &change].concat()
 }
@@ -294,7 +296,11 @@ pub fn encode_record(record: &Record) -> Vec<u8> {
 pub fn take_record(rest: &mut &[u8]) -> Result<Record, DecodeError> {
     let head: RecordHead = take(rest)?;
     let change = decode_change(take_bytes(rest, head.change_bytes.get() as usize)?)?;
-    Ok(Record { number: head.number, wall_ns: head.wall_ns.get(), epoch: head.epoch, change })
+    if head.reserved.get() != 0 {
+        return Err(DecodeError::Field("reserved"));
+    }
+    let refused = (head.refused != NodeId::NONE).then_some(head.refused);
+    Ok(Record { number: head.number, wall_ns: head.wall_ns.get(), epoch: head.epoch, change, refused })
 }
 
 /// Records one behind the other, as many as there are bytes.

@@ -168,13 +168,14 @@ impl Core {
             self.check_silence(now, *party, *beat)?;
         }
         let (before, epoch) = (self.view.number, self.view.epoch);
+        let refused = self.view.refused_by(&change);
         let done = self.view.apply(&change)?;
         assert!(self.view.epoch >= epoch, "an epoch never goes back");
         if self.view.number == before {
             return Ok((None, done));
         }
         self.follow_members(now);
-        let record = Record { number: self.view.number, wall_ns, epoch: self.view.epoch, change };
+        let record = Record { number: self.view.number, wall_ns, epoch: self.view.epoch, change, refused };
         self.history.push_back(record.clone());
         if self.history.len() > HISTORY_MAX {
             self.history.pop_front();

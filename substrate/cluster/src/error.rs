@@ -25,6 +25,8 @@ pub enum Error {
     Media(MediaError),
     /// What lies on the manager's medium does not fit together: a record that cannot follow those before it.
     Damaged(&'static str),
+    /// This is not where the manager left it: whoever looks for it finds nothing, or something else.
+    Displaced(&'static str),
     /// The manager's folder is another user's, or others may use it.
     Open,
     /// The machine: threads, sockets.
@@ -57,12 +59,13 @@ impl std::fmt::Display for Error {
             Self::Refused(refusal) => write!(f, "refused: {refusal}"),
             Self::Unreachable => write!(f, "the cluster manager cannot be reached"),
             Self::Unknown => write!(f, "the cluster manager did not answer: the change may have been made"),
-            Self::NotLetIn(why) => write!(f, "the cluster manager does not let this node in: {why}"),
+            Self::NotLetIn(why) => write!(f, "the cluster manager does not let us in: {why}"),
             Self::Failed => write!(f, "the cluster manager cannot serve"),
             Self::OtherCluster(cluster) => write!(f, "the manager of another cluster: {cluster:016x}"),
             Self::Message(error) => write!(f, "no message of a cluster manager: {error}"),
             Self::Media(error) => write!(f, "the manager's medium: {error}"),
             Self::Damaged(what) => write!(f, "the manager's medium is damaged: {what}"),
+            Self::Displaced(what) => write!(f, "{what} was removed, moved or replaced"),
             Self::Open => {
                 write!(f, "the manager's folder is another user's, or open to others: it is to have mode 700")
             }

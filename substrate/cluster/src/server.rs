@@ -55,8 +55,9 @@ impl Default for Limits {
 
 /// The embedded manager, running.
 pub struct Embedded {
+    /// First: it goes before the lock on the folder does.
+    socket: Arc<SocketName>,
     shared: Arc<Shared>,
-    socket: PathBuf,
     /// The socket that listens once more: who accepts is woken by its end, whatever became of its name.
     listening: UnixStream,
     threads: Vec<Box<dyn Join>>,
@@ -98,8 +99,9 @@ impl Embedded {
         let listener = UnixListener::bind(&socket).map_err(|error| Error::of_io("bind", &error))?;
         let again = listener.try_clone().map_err(|error| Error::of_io("dup", &error))?;
         let listening = UnixStream::from(OwnedFd::from(again));
+        let socket = Arc::new(SocketName::of(socket)?);
         let only_owner = std::fs::Permissions::from_mode(0o600);
-        std::fs::set_permissions(&socket, only_owner).map_err(|error| Error::of_io("chmod", &error))?;
+        std::fs::set_permissions(&socket.path, only_owner).map_err(|error| Error::of_io("chmod", &error))?;
         let clock = Reserved::new(&host, "cluster-clock")?;
         let accepts = Reserved::new(&host, "cluster-accept")?;
         let reserve = |nodes| Reserved::new(&host, "cluster-nodes").map(|thread| (nodes, thread));
@@ -111,13 +113,15 @@ impl Embedded {
         let (live, stopping) = (Word::new(0), Word::new(0));
         let shared = Arc::new(Shared { host, service, limits, live, stopping });
         let (timed, theirs) = (shared.service.clone(), shared.clone());
+        let name = socket.clone();
+        let place = move || name.is_ours().then_some(()).ok_or(Error::Displaced("its socket"));
         let mut threads =
-            vec![clock.run(move || timed.run_clock()), accepts.run(move || accept(&theirs, &listener))];
+            vec![clock.run(move || timed.run_clock(&place)), accepts.run(move || accept(&theirs, &listener))];
         if let Some((nodes, thread)) = accepts_nodes {
             let theirs = shared.clone();
             threads.push(thread.run(move || accept_nodes(&theirs, &nodes)));
         }
-        Ok(Self { shared, socket, listening, threads })
+        Ok(Self { socket, shared, listening, threads })
     }
 
     /// The rules of the cluster whose manager has this folder; none if it was never started there. Nothing is changed.
@@ -134,7 +138,7 @@ impl Embedded {
 
     /// Where clients of this machine connect.
     pub fn socket(&self) -> &Path {
-        &self.socket
+        &self.socket.path
     }
 
     /// The manager inside.
@@ -161,6 +165,38 @@ impl Embedded {
                 return;
             }
             let _ = host.wait(live, count, None);
+        }
+    }
+}
+
+/// The name of the socket, which goes when nobody will answer there any more.
+struct SocketName {
+    path: PathBuf,
+    /// Device and inode.
+    identity: (u64, u64),
+}
+
+impl SocketName {
+    fn of(path: PathBuf) -> Result<Self, Error> {
+        let identity = Self::identity(&path).map_err(|error| Error::of_io("stat", &error))?;
+        Ok(Self { path, identity })
+    }
+
+    fn identity(path: &Path) -> std::io::Result<(u64, u64)> {
+        std::fs::symlink_metadata(path).map(|found| (found.dev(), found.ino()))
+    }
+
+    /// Whether the name leads to the socket still.
+    fn is_ours(&self) -> bool {
+        Self::identity(&self.path).is_ok_and(|found| found == self.identity)
+    }
+}
+
+impl Drop for SocketName {
+    fn drop(&mut self) {
+        if self.is_ours() {
+            // One that stays is taken by the next start.
+            let _ = std::fs::remove_file(&self.path);
         }
     }
 }

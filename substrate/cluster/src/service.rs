@@ -75,7 +75,7 @@ impl Service {
     /// `System`.
     pub fn start_clock(self: &Arc<Self>) -> Result<Box<dyn Join>, Error> {
         let service = self.clone();
-        let body = Box::new(move || service.run_clock());
+        let body = Box::new(move || service.run_clock(&|| Ok(())));
         self.host.spawn("cluster-clock", body).map_err(Error::of_host)
     }
 
@@ -97,8 +97,8 @@ impl Service {
         self.state.lock().shown.cluster
     }
 
-    /// The body of that thread.
-    pub(crate) fn run_clock(&self) {
+    /// The body of that thread, which looks at `place` too each time, and ends when it is not well there.
+    pub(crate) fn run_clock(&self, place: &dyn Fn() -> Result<(), Error>) {
         // Acquire: pairs with the Release of `stop`.
         while self.stopping.load(Ordering::Acquire) == 0 {
             let now = self.host.now();
@@ -116,8 +116,8 @@ impl Service {
                 return;
             }
             // Who holds the store looks itself.
-            let found = self.store.try_lock().map_or(Ok(()), |store| store.check_place());
-            if let Err(error) = found {
+            let log = self.store.try_lock().map_or(Ok(()), |store| store.check_place());
+            if let Err(error) = log.and_then(|()| place()) {
                 return self.fail(error);
             }
             let next = self.state.lock().core.next_tick();

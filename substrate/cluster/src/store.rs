@@ -14,7 +14,8 @@
 //! crashed, and nobody has seen anything of it; afterwards a folder without a whole log has lost what was acknowledged,
 //! and no cluster begins in it.
 //!
-//! A settle that failed, or whose file is not in its folder any more, ends it: what the medium holds then is unknown, and nothing is answered any more.
+//! A settle that failed, or whose file is not in its folder any more, ends it: what the medium holds then is unknown,
+//! and nothing is answered any more.
 
 use crate::change::Record;
 use crate::codec::{decode_view, encode_record, encode_view, take_record};
@@ -58,6 +59,7 @@ pub struct Store {
     medium: Medium,
     number: u64,
     ring: AppendRing,
+    begun: Region,
     cluster: u64,
     failed: bool,
     _lock: PoolLock,
@@ -106,12 +108,12 @@ impl Store {
         let number = number.ok_or(Error::Damaged("no number is left for another log"))?;
         let ring = begin(&medium, number, &kept.view, &kept.history)?;
         let cluster = kept.view.cluster;
-        let store = Self { medium, number, ring, cluster, failed: false, _lock: lock };
-        store.remove_older()?;
-        if !has_begun(&store.medium)? {
-            store.medium.create(BEGUN, 1)?;
-        }
-        Ok((store, kept))
+        remove_older(&medium, number)?;
+        let begun = match has_begun(&medium)? {
+            true => medium.open_read_only(BEGUN)?,
+            false => medium.create(BEGUN, 1)?,
+        };
+        Ok((Self { medium, number, ring, begun, cluster, failed: false, _lock: lock }, kept))
     }
 
     /// The rules of the cluster of a manager's folder; none if it has no whole log. Nothing is changed.
@@ -150,13 +152,16 @@ impl Store {
         Ok(())
     }
 
-    /// Looks whether a start would find this log.
+    /// Looks whether a start would find this log, and that a cluster has begun.
     ///
     /// # Errors
-    /// `Damaged`: it would not.
+    /// `Displaced`: it would not.
     pub fn check_place(&self) -> Result<(), Error> {
-        let is_there = self.medium.holds(self.ring.region());
-        is_there.then_some(()).ok_or(Error::Damaged("its log or its folder was removed, moved or replaced"))
+        if !self.medium.holds(self.ring.region()) {
+            return Err(Error::Displaced("its log or its folder"));
+        }
+        let is_there = self.medium.holds(&self.begun);
+        is_there.then_some(()).ok_or(Error::Displaced("the file begun in its folder"))
     }
 
     /// Appends records, of which none is durable yet.
@@ -173,17 +178,14 @@ impl Store {
         let number = self.number + 1;
         self.ring = begin(&self.medium, number, view, history)?;
         self.number = number;
-        self.remove_older()
+        remove_older(&self.medium, number)
     }
+}
 
-    fn remove_older(&self) -> Result<(), Error> {
-        for number in logs(&self.medium)? {
-            if number < self.number {
-                self.medium.remove(&name(number))?;
-            }
-        }
-        Ok(())
-    }
+/// Removes the logs before this one.
+fn remove_older(medium: &Medium, newest: u64) -> Result<(), Error> {
+    let mut older = logs(medium)?.into_iter().filter(|number| *number < newest);
+    older.try_for_each(|number| medium.remove(&name(number)).map_err(Error::from))
 }
 
 fn name(number: u64) -> String {
@@ -273,7 +275,9 @@ fn read(medium: &Medium, number: u64) -> Result<Option<Kept>, Error> {
         region.read(FIRST.position, &mut header)?;
         // What nobody wrote is zero.
         if Envelope::decode(&header).is_err_and(|why| matches!(why, DecodeError::Version(1..))) {
-            return Err(Error::Damaged("its log was written by another version of this program"));
+            return Err(Error::Damaged(
+                "its log is of another version of this program, or its first bytes were overwritten",
+            ));
         }
         check_end(&region, number, FIRST, 1)?;
         return Ok(None);
@@ -288,9 +292,10 @@ fn read(medium: &Medium, number: u64) -> Result<Option<Kept>, Error> {
             ClusterFrame::Record => {}
         }
         let record = take_record(&mut &payload[..]).map_err(Error::Message)?;
+        let refused = kept.view.refused_by(&record.change);
         let done =
             kept.view.apply(&record.change).map_err(|_| Error::Damaged("a change that does not fit"))?;
-        if (done.number, kept.view.epoch) != (record.number, record.epoch) {
+        if (done.number, kept.view.epoch, refused) != (record.number, record.epoch, record.refused) {
             return Err(Error::Damaged("a change out of order"));
         }
         kept.history.push_back(record);

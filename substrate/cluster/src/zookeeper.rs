@@ -273,7 +273,9 @@ impl ZooKeeper {
         if after.number == before.number {
             return Ok(done);
         }
-        let record = Record { number: after.number, wall_ns, epoch: after.epoch, change: change.clone() };
+        let refused = before.refused_by(change);
+        let record =
+            Record { number: after.number, wall_ns, epoch: after.epoch, change: change.clone(), refused };
         let (old, new) = (heard(&before), heard(&after));
         let mut writer = client.new_multi_writer();
         writer.add_set_data(&self.path("view"), &codec::encode_view(&after), Some(version))?;

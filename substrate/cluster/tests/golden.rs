@@ -45,9 +45,10 @@ fn a_record_of_a_change() {
         .to_owned() + &"00".repeat(64);
     golden(&encode_change(&change), &expel);
     let (number, epoch) = (ChangeNumber::new(0x21), Epoch::new(0x22));
-    let record = Record { number, wall_ns: 0x0807_0605_0403_0201, epoch, change };
+    let record =
+        Record { number, wall_ns: 0x0807_0605_0403_0201, epoch, change, refused: Some(NodeId::new(0x11)) };
     golden(
         &encode_record(&record),
-        &("2100000000000000 0102030405060708 22000000 70000000".to_owned() + &expel),
+        &("2100000000000000 0102030405060708 22000000 70000000 11000000 00000000".to_owned() + &expel),
     );
 }

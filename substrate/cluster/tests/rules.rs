@@ -5,10 +5,12 @@
 #![allow(clippy::unwrap_used, reason = "clippy knows tests by their attribute, and helpers have none")]
 
 use cluster::codec::{
-    decode_change, decode_refusal, decode_view, encode_change, encode_refusal, encode_view,
+    decode_change, decode_refusal, decode_view, encode_change, encode_record, encode_refusal, encode_view,
+    take_record,
 };
 use cluster::{
-    Address, Answer, Change, Core, Event, Expeller, Party, Path, Placement, Refusal, Rules, Subtree, View,
+    Address, Answer, Change, Core, Event, Expeller, Party, Path, Placement, Record, Refusal, Rules, Subtree,
+    View,
 };
 use format::{BeatVersion, ChangeNumber, Epoch, NodeId};
 use ipc::Time;
@@ -131,6 +133,22 @@ fn check(before: &View, change: &Change, after: &View) {
     }
 }
 
+/// The record says who is not heard any more by a complaint, and whether that is why somebody is expelled.
+fn check_refused(before: &View, record: &Record, after: &View) {
+    let refused = |view: &View, node| view.members.get(&node).is_some_and(|member| member.refused);
+    let told = match &record.change {
+        Change::Complain { .. } => {
+            let newly = |node: &&NodeId| refused(after, **node) && !refused(before, **node);
+            after.members.keys().find(newly).copied()
+        }
+        Change::Expel { party, .. } => refused(before, party.node).then_some(party.node),
+        _ => None,
+    };
+    assert_eq!(record.refused, told, "{:?}", record.change);
+    let bytes = encode_record(record);
+    assert_eq!(take_record(&mut &bytes[..]).as_ref(), Ok(record));
+}
+
 fn config() -> ProptestConfig {
     let cases = if std::env::var_os("HEARTH_PROVE").is_some() { 20_000 } else { 1000 };
     let rng_seed = proptest::test_runner::RngSeed::Fixed(20);
@@ -157,6 +175,7 @@ proptest! {
                     prop_assert_eq!(effects.records.len(), 1);
                     prop_assert_eq!(done.number, core.view().number);
                     check(&before, &wanted, core.view());
+                    check_refused(&before, &effects.records[0], core.view());
                     prop_assert_eq!(replayed.apply(&effects.records[0].change), Ok(done));
                     made += 1;
                     earlier = wanted;

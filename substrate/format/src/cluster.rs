@@ -14,7 +14,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub const CLUSTER_MAGIC: [u8; 4] = *b"HCLU";
 
 /// Version of everything in this module.
-pub const CLUSTER_VERSION: u16 = 1;
+pub const CLUSTER_VERSION: u16 = 2;
 
 /// Bytes of body of one message.
 pub const CLUSTER_BODY_MAX: usize = 1 << 20;
@@ -418,9 +418,13 @@ pub struct RecordHead {
     pub epoch: Epoch,
     /// Bytes of the change.
     pub change_bytes: U32,
+    /// Whose heartbeats a complaint has refused: this one, or one before of whom is expelled now; 0 if none.
+    pub refused: NodeId,
+    /// Zero.
+    pub reserved: U32,
 }
 
-const _: () = assert!(size_of::<RecordHead>() == 24);
+const _: () = assert!(size_of::<RecordHead>() == 32);
 
 /// What a frame of the manager's log is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -499,8 +503,8 @@ mod tests {
         assert_eq!(head.check_body(b"bodx"), Err(DecodeError::Checksum));
         assert_eq!(head.check_body(b"bod"), Err(DecodeError::Truncated));
         let mut other = message.clone();
-        other[8] = 2;
-        assert_eq!(ClusterHead::decode(&other), Err(DecodeError::Version(2)));
+        other[8] += 1;
+        assert_eq!(ClusterHead::decode(&other), Err(DecodeError::Version(CLUSTER_VERSION + 1)));
         let mut other = message;
         other[16] ^= 1;
         assert_eq!(ClusterHead::decode(&other).unwrap().check_body(b"body"), Err(DecodeError::Checksum));

@@ -250,6 +250,11 @@ fn who_is_later_in_the_chain_is_refused(backend: &mut dyn Backend) {
     wait_for(&*manager, |view| !view.members.contains_key(&node(2)));
     wait_until(&two, |two| two.party().is_none());
     wait_until(&one, |one| one.may_serve(&Path::root()));
+    // The one complained about stays: the audit trail says so.
+    let records = manager.history(ChangeNumber::new(1), 100, soon()).unwrap();
+    let complaint = records.iter().find(|record| matches!(record.change, Change::Complain { .. })).unwrap();
+    let expulsion = records.iter().find(|record| matches!(record.change, Change::Expel { .. })).unwrap();
+    assert_eq!((complaint.refused, expulsion.refused), (Some(node(2)), Some(node(2))));
     one.stop();
     two.stop();
 }
