@@ -10,13 +10,15 @@ mod harness;
 
 use cluster::line::{EPOCH, settings};
 use cluster::{
-    Address, Change, Joining, Manager, Membership, Path, Place, Placement, Record, Remote, Rules, Store,
+    Address, Change, Joining, Manager, Membership, Party, Path, Place, Placement, Record, Remote, Rules,
+    Store,
 };
 use format::{ChangeNumber, NodeId};
 use harness::{Expect, limited};
 use ipc::{Host, SystemHost, Time, Word};
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
@@ -114,11 +116,15 @@ impl Drop for ManagerProcess {
 /// Starts a manager, and waits until it says where it serves.
 fn start(dir: &std::path::Path, log: &std::path::Path, arguments: &[&str]) -> (Child, String) {
     let stderr = std::fs::OpenOptions::new().create(true).append(true).open(log).unwrap();
+    start_with(dir, stderr.into(), arguments)
+}
+
+fn start_with(dir: &std::path::Path, stderr: Stdio, arguments: &[&str]) -> (Child, String) {
     let mut child = Command::new(HEARTH)
         .args(["manager", "--dir"])
         .arg(dir)
         .args(arguments)
-        .env("HEARTH_LOG", "warn")
+        .env("HEARTH_LOG", "info")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(stderr)
@@ -126,9 +132,7 @@ fn start(dir: &std::path::Path, log: &std::path::Path, arguments: &[&str]) -> (C
         .unwrap();
     let mut said = String::new();
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut said).unwrap();
-    let Some(address) = said.trim().strip_prefix("serving at ") else {
-        panic!("it said {said:?}, and in its log: {:?}", std::fs::read_to_string(log));
-    };
+    let address = said.trim().strip_prefix("serving at ").unwrap_or_else(|| panic!("it said {said:?}"));
     (child, address.to_owned())
 }
 
@@ -388,6 +392,40 @@ fn a_manager_that_listens_ends_in_order() {
     manager.kill();
     let ask = limited(&[HEARTH, "cluster", "status", "--dir", manager.dir()], &[]);
     ask.expect_failure("the cluster manager has ended that listened at");
+}
+
+/// Who reads the log may have stopped: that keeps it neither from serving nor from ending.
+#[test]
+fn a_manager_whose_log_nobody_reads_ends_in_order() {
+    let mut manager = ManagerProcess::new("5000");
+    manager.kill();
+    let (reader, writer) = std::io::pipe().unwrap();
+    (manager.child, _) = start_with(&manager.dir, writer.into(), &["--listen", &manager.address]);
+    let operator = manager.client(9);
+    // More lines than a pipe holds.
+    for instance in 1..=500 {
+        let (node, address) = (NodeId::new(1), Address::default());
+        let join = Change::Join { node, instance, replaces: None, medium: 0, address };
+        let life = operator.propose(&join, soon()).unwrap().epoch;
+        operator.propose(&Change::Leave { party: Party { node, life } }, soon()).unwrap();
+    }
+    terminate(&manager);
+    assert_eq!(manager.end().code(), Some(0));
+    drop(reader);
+}
+
+/// A manager that is stopped accepts nobody: a command waits no longer than it says.
+#[test]
+fn a_manager_that_accepts_nobody_is_not_waited_for_without_end() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir(dir.path().join("manager")).unwrap();
+    let socket = dir.path().join("manager/socket");
+    let listener = UnixListener::bind(&socket).unwrap();
+    // A backlog of none has room for one.
+    rustix::net::listen(&listener, 0).unwrap();
+    let _first = UnixStream::connect(&socket).unwrap();
+    let dir = dir.path().to_str().unwrap();
+    limited(&[HEARTH, "cluster", "status", "--dir", dir], &[]).expect_failure("does not answer");
 }
 
 #[test]

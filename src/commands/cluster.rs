@@ -6,17 +6,17 @@ use super::manager::{folder, key_file};
 use crate::error::{Error, Result};
 use crate::key;
 use crate::say;
-use ::cluster::line::{EPOCH, settings};
+use ::cluster::line::{EPOCH, knock, settings};
 use ::cluster::{Change, Manager, Party, Place, Record, Refusal, Remote, SOCKET_NAME, View};
 use clap::{Args, Subcommand};
 use format::{ChangeNumber, NodeId};
 use ipc::{Host, SystemHost, Time, Word};
+use rustix::io::Errno;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::net::{SocketAddr, UdpSocket};
 use std::os::unix::fs::FileTypeExt;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -199,10 +199,8 @@ fn socket(path: &Path) -> Result<PathBuf> {
     if !found.file_type().is_socket() {
         return Err(Error::new(format!("{} is no cluster manager: it is no socket", path.display())));
     }
-    match UnixStream::connect(path) {
-        Err(why) if why.kind() == ErrorKind::ConnectionRefused => {
-            Err(no_manager("the cluster manager has ended that listened at"))
-        }
+    match knock(path) {
+        Err(Errno::CONNREFUSED) => Err(no_manager("the cluster manager has ended that listened at")),
         // Whatever else is wrong the connection says that is used.
         _ => Ok(path.to_owned()),
     }

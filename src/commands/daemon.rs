@@ -149,8 +149,8 @@ fn of_daemon(what: &'static str) -> impl FnOnce(sharedfs::Error) -> Error {
     move |why| Error::new(format!("cannot {what}: {why}"))
 }
 
-/// Opens the pool, made first if the folder is empty; with what was lost of it. If what holds the pool is full, those who
-/// wait at the socket are told.
+/// Opens the pool, made first if the folder is empty; with what was lost of it. If what holds a pool that
+/// was there is full, those who wait at the socket are told.
 fn open(cluster: &Cluster, node: &Node, listener: &Listener) -> Result<(Daemon, Vec<String>)> {
     let pool = &node.pool;
     if !pool.exists() {

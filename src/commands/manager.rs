@@ -12,15 +12,14 @@ use ::cluster::line::{EPOCH, settings};
 use ::cluster::{Change, Embedded, Limits, Manager, Rules, SOCKET_NAME, Service};
 use clap::Args;
 use format::{ChangeNumber, NodeId};
-use ipc::sync::Ordering;
-use ipc::{Host, SystemHost, Time, Word};
+use ipc::{Host, Lock, SystemHost, Time};
 use rustix::process::Signal;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 use tracing::{info, warn};
 use transport::{Fabric, Listener};
@@ -67,7 +66,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode> {
     super::abort_on_panic();
     let dir = arguments.place.dir()?;
     let folder = folder(&dir);
-    let ending = Arc::new(Ending::default());
+    let ending = Arc::new(Ending::new());
     hear_signals(&ending)?;
     // What can be refused is refused before anything is made or changed.
     let key = arguments.key.clone().unwrap_or_else(|| key_file(&dir));
@@ -90,7 +89,15 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode> {
         .unwrap_or_default();
     info!(cluster, socket, address, change = seen.get(), "the cluster manager serves");
     say::line(format_args!("serving at {}", address.as_deref().unwrap_or(&socket)));
-    tell_changes(manager.service(), seen);
+    let service = manager.service().clone();
+    // Beside what ends the manager: who reads the log may have stopped.
+    let telling = SystemHost.spawn("changes", Box::new(move || tell_changes(&service, seen)));
+    if let Err(why) = telling {
+        warn!(%why, "changes are not told here, but by hearth cluster history");
+    }
+    let never = ChangeNumber::new(u64::MAX);
+    // No view is newer: this ends when the manager does.
+    while manager.service().watch(never, Time::from_ns(u64::MAX)).is_ok() {}
     let failure = manager.service().failure();
     manager.stop();
     match failure {
@@ -108,6 +115,13 @@ fn tell_changes(service: &Service, mut seen: ChangeNumber) {
     while service.watch(seen, forever).is_ok() {
         let records = service.history(seen.next(), format::cluster::HISTORY_COUNT_MAX, forever);
         for record in records.into_iter().flatten() {
+            if record.number != seen.next() {
+                warn!(
+                    after = seen.get(),
+                    before = record.number.get(),
+                    "there were more changes than could be told"
+                );
+            }
             let (change, epoch, what) = (record.number.get(), record.epoch.get(), told::words(&record));
             match record.change {
                 Change::Complain { .. } | Change::Expel { .. } => warn!(change, epoch, "{what}"),
@@ -119,29 +133,36 @@ fn tell_changes(service: &Service, mut seen: ChangeNumber) {
 }
 
 /// What a signal ends: nothing yet, or the manager.
+struct Ending(Lock<Ends>);
+
 #[derive(Default)]
-struct Ending {
-    service: OnceLock<Arc<Service>>,
-    /// 1 after a signal.
-    asked: Word,
+struct Ends {
+    service: Option<Arc<Service>>,
+    /// There was a signal.
+    asked: bool,
 }
 
 impl Ending {
+    fn new() -> Self {
+        Self(Lock::new(Arc::new(SystemHost), Ends::default()))
+    }
+
     fn ask(&self) {
-        // SeqCst, here and below: of the two who look for each other one finds the other.
-        self.asked.store(1, Ordering::SeqCst);
-        self.look();
+        let mut ends = self.0.lock();
+        ends.asked = true;
+        ends.look();
     }
 
     fn runs(&self, service: &Arc<Service>) {
-        let _ = self.service.set(service.clone());
-        self.look();
+        let mut ends = self.0.lock();
+        ends.service = Some(service.clone());
+        ends.look();
     }
+}
 
+impl Ends {
     fn look(&self) {
-        if let Some(service) = self.service.get()
-            && self.asked.load(Ordering::SeqCst) == 1
-        {
+        if let Some(service) = self.service.as_ref().filter(|_| self.asked) {
             service.stop();
         }
     }
@@ -156,8 +177,8 @@ fn hear_signals(ending: &Arc<Ending>) -> Result<()> {
     let ending = ending.clone();
     let body = move || {
         let signal = signals.forever().find(|signal| *signal != too_large);
-        info!(?signal, "ending");
         ending.ask();
+        info!(?signal, "ending");
     };
     SystemHost
         .spawn("signals", Box::new(body))

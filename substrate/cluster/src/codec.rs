@@ -5,8 +5,8 @@ use crate::change::{Change, Done, Party, Record, Refusal};
 use crate::rules::Rules;
 use crate::view::{Address, Member, Path, Placement, Replica, Subtree, View};
 use format::cluster::{
-    ADDRESS_BYTES, ChangeBody, ChangeKind, DoneReply, HISTORY_COUNT_MAX, MEMBERS_MAX, MemberBody, RecordHead,
-    RefusalReply, ReplicaBody, SUBTREES_MAX, SubtreeHead, ViewHead,
+    ADDRESS_BYTES, CLUSTER_VERSION, ChangeBody, ChangeKind, DoneReply, HISTORY_COUNT_MAX, MEMBERS_MAX,
+    MemberBody, RecordHead, RefusalReply, ReplicaBody, SUBTREES_MAX, SubtreeHead, ViewHead,
 };
 use format::{BeatVersion, ChangeNumber, DecodeError, Epoch, NodeId};
 use std::collections::BTreeMap;
@@ -284,7 +284,7 @@ pub fn encode_record(record: &Record) -> Vec<u8> {
         epoch: record.epoch,
         change_bytes: U32::new(u32::try_from(change.len()).expect("changes have bounds")),
         refused: record.refused.unwrap_or(NodeId::NONE),
-        reserved: U32::new(0),
+        version: U32::new(CLUSTER_VERSION.into()),
     };
     [head.as_bytes(), &change].concat()
 }
@@ -292,13 +292,11 @@ pub fn encode_record(record: &Record) -> Vec<u8> {
 /// Takes a record off the front of `rest`.
 ///
 /// # Errors
-/// `Truncated`, `Kind`, `Field`.
+/// `Truncated`, `Version`, `Kind`, `Field`.
 pub fn take_record(rest: &mut &[u8]) -> Result<Record, DecodeError> {
     let head: RecordHead = take(rest)?;
+    head.check()?;
     let change = decode_change(take_bytes(rest, head.change_bytes.get() as usize)?)?;
-    if head.reserved.get() != 0 {
-        return Err(DecodeError::Field("reserved"));
-    }
     let refused = (head.refused != NodeId::NONE).then_some(head.refused);
     Ok(Record { number: head.number, wall_ns: head.wall_ns.get(), epoch: head.epoch, change, refused })
 }

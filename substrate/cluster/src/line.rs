@@ -207,7 +207,10 @@ impl Node {
 
 /// Connects at once or not at all: a manager that is stopped accepts nobody, and where its backlog is full the kernel would
 /// wait for it without end.
-fn knock(path: &Path) -> Result<UnixStream, Errno> {
+///
+/// # Errors
+/// What the kernel says: `CONNREFUSED` if nobody listens there, `AGAIN` if whoever does has no room.
+pub fn knock(path: &Path) -> Result<UnixStream, Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     connect(&socket, &SocketAddrUnix::new(path)?)?;

@@ -16,6 +16,7 @@ use format::cluster::ClusterHead;
 use ipc::sync::Ordering;
 use ipc::{Host, Join, Time, WAKE_ALL, Word};
 use pmem::Medium;
+use std::io::ErrorKind;
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
@@ -55,9 +56,8 @@ impl Default for Limits {
 
 /// The embedded manager, running.
 pub struct Embedded {
-    /// First: it goes before the lock on the folder does.
-    socket: Arc<SocketName>,
     shared: Arc<Shared>,
+    socket: Arc<SocketName>,
     /// The socket that listens once more: who accepts is woken by its end, whatever became of its name.
     listening: UnixStream,
     threads: Vec<Box<dyn Join>>,
@@ -114,14 +114,18 @@ impl Embedded {
         let shared = Arc::new(Shared { host, service, limits, live, stopping });
         let (timed, theirs) = (shared.service.clone(), shared.clone());
         let name = socket.clone();
-        let place = move || name.is_ours().then_some(()).ok_or(Error::Displaced("its socket"));
+        let place = move || match name.is_ours() {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(Error::Displaced("its socket")),
+            Err(error) => Err(Error::of_io("stat", &error)),
+        };
         let mut threads =
             vec![clock.run(move || timed.run_clock(&place)), accepts.run(move || accept(&theirs, &listener))];
         if let Some((nodes, thread)) = accepts_nodes {
             let theirs = shared.clone();
             threads.push(thread.run(move || accept_nodes(&theirs, &nodes)));
         }
-        Ok(Self { socket, shared, listening, threads })
+        Ok(Self { shared, socket, listening, threads })
     }
 
     /// The rules of the cluster whose manager has this folder; none if it was never started there. Nothing is changed.
@@ -146,7 +150,7 @@ impl Embedded {
         &self.shared.service
     }
 
-    /// Ends it: nothing is answered any more, and every thread has gone when this returns.
+    /// Ends it: nothing is answered any more, and every thread, and the socket, has gone when this returns.
     pub fn stop(self) {
         let Shared { host, service, live, stopping, .. } = &*self.shared;
         // Release: pairs with the Acquire of those who look whether it is the end.
@@ -162,14 +166,18 @@ impl Embedded {
             // Acquire: pairs with the Release of the connection that ends.
             let count = live.load(Ordering::Acquire);
             if count == 0 {
-                return;
+                break;
             }
             let _ = host.wait(live, count, None);
+        }
+        // The folder is locked still. What stays, the next start takes.
+        if self.socket.is_ours().unwrap_or(false) {
+            let _ = std::fs::remove_file(&self.socket.path);
         }
     }
 }
 
-/// The name of the socket, which goes when nobody will answer there any more.
+/// The name of the socket.
 struct SocketName {
     path: PathBuf,
     /// Device and inode.
@@ -187,16 +195,10 @@ impl SocketName {
     }
 
     /// Whether the name leads to the socket still.
-    fn is_ours(&self) -> bool {
-        Self::identity(&self.path).is_ok_and(|found| found == self.identity)
-    }
-}
-
-impl Drop for SocketName {
-    fn drop(&mut self) {
-        if self.is_ours() {
-            // One that stays is taken by the next start.
-            let _ = std::fs::remove_file(&self.path);
+    fn is_ours(&self) -> std::io::Result<bool> {
+        match Self::identity(&self.path) {
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(false),
+            found => found.map(|found| found == self.identity),
         }
     }
 }

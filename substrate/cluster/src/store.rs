@@ -52,6 +52,9 @@ const NO_FILE: [Errno; 3] = [Errno::NODEV, Errno::ISDIR, Errno::LOOP];
 /// Says that a cluster has begun here.
 const BEGUN: &str = "begun";
 
+const OTHER_VERSION: Error =
+    Error::Damaged("its log is of another version of this program, or its first bytes were overwritten");
+
 const FIRST: Place = Place { position: 0, sequence: Sequence::new(1) };
 
 /// The open log of a manager.
@@ -106,13 +109,11 @@ impl Store {
         };
         let number = logs.last().map_or(Some(1), |last| last.checked_add(1));
         let number = number.ok_or(Error::Damaged("no number is left for another log"))?;
+        let begun = has_begun(&medium)?.then(|| medium.open_read_only(BEGUN)).transpose()?;
         let ring = begin(&medium, number, &kept.view, &kept.history)?;
         let cluster = kept.view.cluster;
         remove_older(&medium, number)?;
-        let begun = match has_begun(&medium)? {
-            true => medium.open_read_only(BEGUN)?,
-            false => medium.create(BEGUN, 1)?,
-        };
+        let begun = begun.map_or_else(|| medium.create(BEGUN, 1), Ok)?;
         Ok((Self { medium, number, ring, begun, cluster, failed: false, _lock: lock }, kept))
     }
 
@@ -155,12 +156,12 @@ impl Store {
     /// Looks whether a start would find this log, and that a cluster has begun.
     ///
     /// # Errors
-    /// `Displaced`: it would not.
+    /// `Displaced`: it would not; `Media`.
     pub fn check_place(&self) -> Result<(), Error> {
-        if !self.medium.holds(self.ring.region()) {
+        if !self.medium.holds(self.ring.region())? {
             return Err(Error::Displaced("its log or its folder"));
         }
-        let is_there = self.medium.holds(&self.begun);
+        let is_there = self.medium.holds(&self.begun)?;
         is_there.then_some(()).ok_or(Error::Displaced("the file begun in its folder"))
     }
 
@@ -275,9 +276,7 @@ fn read(medium: &Medium, number: u64) -> Result<Option<Kept>, Error> {
         region.read(FIRST.position, &mut header)?;
         // What nobody wrote is zero.
         if Envelope::decode(&header).is_err_and(|why| matches!(why, DecodeError::Version(1..))) {
-            return Err(Error::Damaged(
-                "its log is of another version of this program, or its first bytes were overwritten",
-            ));
+            return Err(OTHER_VERSION);
         }
         check_end(&region, number, FIRST, 1)?;
         return Ok(None);
@@ -285,13 +284,13 @@ fn read(medium: &Medium, number: u64) -> Result<Option<Kept>, Error> {
     let mut kept = read_snapshot(&first.bytes)?;
     for frame in frames.by_ref() {
         let frame = frame?;
-        let (kind, _, payload) = ClusterFrameHead::split(&frame.bytes).map_err(Error::Message)?;
+        let (kind, _, payload) = ClusterFrameHead::split(&frame.bytes).map_err(of_decoding)?;
         match kind {
             ClusterFrame::Pad => continue,
             ClusterFrame::Snapshot => return Err(Error::Damaged("a second snapshot in one log")),
             ClusterFrame::Record => {}
         }
-        let record = take_record(&mut &payload[..]).map_err(Error::Message)?;
+        let record = take_record(&mut &payload[..]).map_err(of_decoding)?;
         let refused = kept.view.refused_by(&record.change);
         let done =
             kept.view.apply(&record.change).map_err(|_| Error::Damaged("a change that does not fit"))?;
@@ -331,8 +330,15 @@ fn check_end(region: &Region, number: u64, end: Place, apart: u64) -> Result<(),
     Ok(())
 }
 
+fn of_decoding(error: DecodeError) -> Error {
+    match error {
+        DecodeError::Version(_) => OTHER_VERSION,
+        error => Error::Message(error),
+    }
+}
+
 fn read_snapshot(frame: &[u8]) -> Result<Kept, Error> {
-    let (kind, head, payload) = ClusterFrameHead::split(frame).map_err(Error::Message)?;
+    let (kind, head, payload) = ClusterFrameHead::split(frame).map_err(of_decoding)?;
     if kind != ClusterFrame::Snapshot {
         return Err(Error::Damaged("a log that does not begin with a snapshot"));
     }
@@ -341,7 +347,7 @@ fn read_snapshot(frame: &[u8]) -> Result<Kept, Error> {
     let view = decode_view(view).map_err(Error::Message)?;
     let mut history = VecDeque::new();
     while !records.is_empty() {
-        history.push_back(take_record(&mut records).map_err(Error::Message)?);
+        history.push_back(take_record(&mut records).map_err(of_decoding)?);
     }
     Ok(Kept { view, history })
 }

@@ -8,12 +8,14 @@
 
 use cluster::{Address, Change, Core, Event, Expeller, Kept, Path, Placement, Rules, Store, View};
 use format::checksum::Salt;
+use format::cluster::{CLUSTER_VERSION, ClusterFrame, ClusterFrameHead};
 use format::{ChangeNumber, Incarnation, LogUid, NodeId, Sequence};
 use ipc::Time;
 use pmem::crash::{Limits, Model, Point, enumerate};
-use pmem::ring::{Place as RingPlace, scan};
+use pmem::ring::{AppendRing, Place as RingPlace, scan};
 use pmem::{Medium, Recorder};
 use std::time::Duration;
+use zerocopy::IntoBytes;
 
 const CLUSTER: u64 = 0x1122_3344;
 
@@ -268,6 +270,24 @@ fn a_cluster_whose_log_is_lost_is_not_begun_anew() {
         assert_eq!(medium.list().unwrap(), before, "{told}: what is left stays as it is");
         assert!(Store::rules(&medium).is_err(), "{told}");
     }
+}
+
+/// A whole log, of a version that this program does not know, is neither read nor replaced.
+#[test]
+fn a_log_of_another_version_is_told() {
+    let recorder = Recorder::new();
+    let medium = recorder.medium();
+    drop(open(&medium).unwrap());
+    let start = RingPlace { position: 0, sequence: Sequence::new(1) };
+    let salt = Salt::of_log(LogUid::new(2), Incarnation::new(0));
+    let mut ring = AppendRing::new(medium.create("manager-2", 4 << 20).unwrap(), 0, salt, start, start);
+    let mut head = ClusterFrameHead::new(ClusterFrame::Snapshot, 7, 0, 0);
+    head.version = (u32::from(CLUSTER_VERSION) + 1).into();
+    ring.append(head.as_bytes().try_into().unwrap(), &[]).unwrap();
+    ring.region().settle().unwrap();
+    let why = open(&medium).err().expect("it was read");
+    assert!(why.contains("another version"), "{why}");
+    assert!(medium.list().unwrap().contains(&"manager-1".to_owned()));
 }
 
 #[test]

@@ -49,6 +49,6 @@ fn a_record_of_a_change() {
         Record { number, wall_ns: 0x0807_0605_0403_0201, epoch, change, refused: Some(NodeId::new(0x11)) };
     golden(
         &encode_record(&record),
-        &("2100000000000000 0102030405060708 22000000 70000000 11000000 00000000".to_owned() + &expel),
+        &("2100000000000000 0102030405060708 22000000 70000000 11000000 02000000".to_owned() + &expel),
     );
 }

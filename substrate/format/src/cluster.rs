@@ -420,11 +420,28 @@ pub struct RecordHead {
     pub change_bytes: U32,
     /// Whose heartbeats a complaint has refused: this one, or one before of whom is expelled now; 0 if none.
     pub refused: NodeId,
-    /// Zero.
-    pub reserved: U32,
+    /// [`CLUSTER_VERSION`].
+    pub version: U32,
 }
 
 const _: () = assert!(size_of::<RecordHead>() == 32);
+
+impl RecordHead {
+    /// Whether this program knows what follows.
+    ///
+    /// # Errors
+    /// `Version`.
+    pub fn check(&self) -> Result<(), DecodeError> {
+        check_version(self.version)
+    }
+}
+
+fn check_version(found: U32) -> Result<(), DecodeError> {
+    match u16::try_from(found.get()).unwrap_or(u16::MAX) {
+        CLUSTER_VERSION => Ok(()),
+        other => Err(DecodeError::Version(other)),
+    }
+}
 
 /// What a frame of the manager's log is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -449,10 +466,10 @@ pub struct ClusterFrameHead {
     pub cluster: U64,
     /// Of a snapshot's payload, the bytes of records at its end.
     pub records: U32,
+    /// [`CLUSTER_VERSION`].
+    pub version: U32,
     /// Zero.
-    pub reserved: U32,
-    /// Zero.
-    pub reserved2: [u8; 24],
+    pub reserved: [u8; 24],
 }
 
 const _: () = assert!(size_of::<ClusterFrameHead>() == HEADER_BYTES);
@@ -464,8 +481,8 @@ impl ClusterFrameHead {
             envelope: Envelope::new(kind as u8, 0, payload_bytes),
             cluster: U64::new(cluster),
             records: U32::new(records),
-            reserved: U32::new(0),
-            reserved2: [0; 24],
+            version: U32::new(CLUSTER_VERSION.into()),
+            reserved: [0; 24],
         }
     }
 
@@ -480,11 +497,13 @@ impl ClusterFrameHead {
             return Err(DecodeError::Truncated);
         }
         let kind = match envelope.kind {
-            1 => ClusterFrame::Pad,
+            // The ring's own: nothing else is in it.
+            1 => return Ok((ClusterFrame::Pad, head, payload)),
             2 => ClusterFrame::Snapshot,
             3 => ClusterFrame::Record,
             _ => return Err(DecodeError::Kind),
         };
+        check_version(head.version)?;
         Ok((kind, head, payload))
     }
 }

@@ -14,11 +14,11 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub const WIRE_MAGIC: [u8; 4] = *b"HRTW";
 
 /// Newest version of the protocol between nodes that this program speaks.
-pub const WIRE_VERSION: u8 = 1;
+pub const WIRE_VERSION: u8 = 2;
 
-/// Oldest version that it speaks: the one before the newest, so that a cluster can be renewed node by node; as long
-/// as there has been only one, that one.
-pub const WIRE_VERSION_MIN: u8 = 1;
+/// Oldest version that it speaks: that of the release before, so that a cluster can be renewed node by node; as long as
+/// there was no release before, the newest.
+pub const WIRE_VERSION_MIN: u8 = 2;
 
 /// Bytes of the proof in a knock.
 pub const KNOCK_PROOF_BYTES: usize = 16;

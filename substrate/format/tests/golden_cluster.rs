@@ -100,21 +100,21 @@ fn messages_and_records_of_the_cluster() {
         instance.as_bytes(),
         address.as_bytes(),
     ]);
-    let RecordHead { number, wall_ns, epoch, change_bytes, refused, reserved } = of_counting();
+    let RecordHead { number, wall_ns, epoch, change_bytes, refused, version } = of_counting();
     in_order(&[
         number.as_bytes(),
         wall_ns.as_bytes(),
         epoch.as_bytes(),
         change_bytes.as_bytes(),
         refused.as_bytes(),
-        reserved.as_bytes(),
+        version.as_bytes(),
     ]);
-    let ClusterFrameHead { envelope, cluster, records, reserved, reserved2 } = of_counting();
+    let ClusterFrameHead { envelope, cluster, records, version, reserved } = of_counting();
     in_order(&[
         envelope.as_bytes(),
         cluster.as_bytes(),
         records.as_bytes(),
+        version.as_bytes(),
         reserved.as_bytes(),
-        reserved2.as_bytes(),
     ]);
 }

@@ -9,7 +9,7 @@ use crate::guard::{self, Watch};
 use crate::recorded::{RecordedLock, Recorder};
 use crate::region::Region;
 use std::ffi::{CStr, CString};
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -214,10 +214,13 @@ impl Medium {
 
     /// Whether the path of this folder and a file's name still lead to what a region maps: not if one of the two was
     /// removed, moved or replaced since.
-    pub fn holds(&self, region: &Region) -> bool {
+    ///
+    /// # Errors
+    /// `Os`: it cannot be looked for.
+    pub fn holds(&self, region: &Region) -> Result<bool, MediaError> {
         match &self.0 {
             Kind::Folder(folder) => folder.holds(region),
-            Kind::Recorded(recorder) => recorder.holds(region.name()),
+            Kind::Recorded(recorder) => Ok(recorder.holds(region.name())),
         }
     }
 
@@ -314,14 +317,20 @@ impl Folder {
         sync(&self.descriptor)
     }
 
-    fn holds(&self, region: &Region) -> bool {
-        let Some(file) = region.descriptor() else { return false };
-        let Ok(named) = std::fs::symlink_metadata(self.path.join(region.name())) else { return false };
+    fn holds(&self, region: &Region) -> Result<bool, MediaError> {
+        let Some(file) = region.descriptor() else { return Ok(false) };
+        let named = match std::fs::symlink_metadata(self.path.join(region.name())) {
+            Ok(named) => named,
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+                return Ok(false);
+            }
+            Err(error) => return Err(MediaError::of_io(&error)),
+        };
         // SAFETY: all zeros are a value of it.
         let mut mapped: libc::stat = unsafe { std::mem::zeroed() };
         // SAFETY: the descriptor is open, the structure ours.
         let found = unsafe { libc::fstat(file.as_raw_fd(), &raw mut mapped) };
-        found == 0 && (named.dev(), named.ino()) == (mapped.st_dev, mapped.st_ino)
+        Ok(found == 0 && (named.dev(), named.ino()) == (mapped.st_dev, mapped.st_ino))
     }
 
     fn list(&self, wanted: impl Fn(&str) -> bool) -> Result<Vec<String>, MediaError> {
