@@ -497,6 +497,44 @@ fn a_folder_or_key_of_others_is_refused() {
     assert_eq!((left.exists(), own.exists()), (false, true));
 }
 
+/// An older copy of the manager's folder: a member that has seen what is lost believes in nothing any more.
+#[test]
+fn a_member_whose_manager_has_lost_changes_ends() {
+    let mut manager = ManagerProcess::new("10000");
+    let member = manager.join(1);
+    let (kept, folder) = (manager.dir.with_file_name("copy"), manager.dir.join("manager"));
+    let copy = |from: &std::path::Path, to: &std::path::Path| {
+        limited(&["cp", "-a", "-T"], &[from.to_str().unwrap(), to.to_str().unwrap()]).expect_success();
+    };
+    manager.kill();
+    copy(&folder, &kept);
+    manager.restart();
+    let operator = manager.client(9);
+    let mut last = ChangeNumber::new(0);
+    for number in 0..5 {
+        let path = Path::new(format!("/{number}").as_bytes()).unwrap();
+        let chain = vec![Placement { node: NodeId::new(1), hot: true }];
+        let change = Change::SetSubtree { path, version: ChangeNumber::new(0), chain, copies_min: 1 };
+        last = operator.propose(&change, soon()).unwrap().number;
+    }
+    let limit = soon();
+    let wait_until = |fits: &dyn Fn() -> bool, what: &str| {
+        while !fits() {
+            assert!(SystemHost.now() < limit, "{what}");
+            pause(Duration::from_millis(5));
+        }
+    };
+    wait_until(&|| member.view().is_some_and(|view| view.number >= last), "it does not see the changes");
+    assert!(member.party().is_some());
+    manager.kill();
+    std::fs::remove_dir_all(&folder).unwrap();
+    copy(&kept, &folder);
+    manager.restart();
+    wait_until(&|| member.party().is_none(), "it goes on");
+    assert_eq!(member.valid_until(), None);
+    assert_eq!(manager.json(&["members"])[0]["node"].as_u64(), Some(1), "the manager does not know it yet");
+}
+
 #[test]
 fn a_manager_whose_log_is_cut_says_so() {
     let mut manager = ManagerProcess::new("5000");

@@ -15,8 +15,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Connections kept for the next call.
-const IDLE_MAX: usize = 4;
+/// Connections kept for the next call, beside that of who watches.
+pub(crate) const IDLE_MAX: usize = 2;
 
 /// Pause before the first new attempt to connect; it doubles up to [`PAUSE_MAX`].
 const PAUSE_MIN: Duration = Duration::from_millis(2);

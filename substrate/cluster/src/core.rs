@@ -199,7 +199,7 @@ impl Core {
         if silent { Ok(()) } else { Err(Refusal::TooEarly) }
     }
 
-    /// After a change: a heartbeat for every member, and for a new life a new one.
+    /// After a change: a heartbeat for every member. A life that replaces another goes on from its version.
     fn follow_members(&mut self, now: Time) {
         let Self { view, beats, detector, .. } = self;
         beats.retain(|node, _| view.members.contains_key(node));

@@ -55,6 +55,8 @@ pub struct Membership {
     /// 1 when the threads are to end.
     stopping: Word,
     threads: Lock<Vec<Box<dyn Join>>>,
+    /// Subtrees that are being given away now.
+    giving: Lock<Vec<Path>>,
 }
 
 impl Membership {
@@ -76,6 +78,7 @@ impl Membership {
         let membership = Arc::new(Self {
             agent: Lock::new(host.clone(), agent),
             threads: Lock::new(host.clone(), Vec::new()),
+            giving: Lock::new(host.clone(), Vec::new()),
             host,
             manager,
             rules,
@@ -83,11 +86,17 @@ impl Membership {
             news: Word::new(0),
             stopping: Word::new(0),
         });
-        for _ in 0..BEATS {
-            membership.spawn("cluster-beats", Self::run_beats)?;
+        if let Err(error) = membership.start() {
+            // Else what was started would keep a member alive whom nobody has.
+            let _ = membership.leave(until);
+            return Err(error);
         }
-        membership.spawn("cluster-watch", Self::run_watch)?;
         Ok(membership)
+    }
+
+    fn start(self: &Arc<Self>) -> Result<(), Error> {
+        (0..BEATS).try_for_each(|_| self.spawn("cluster-beats", Self::run_beats))?;
+        self.spawn("cluster-watch", Self::run_watch)
     }
 
     /// The first question: the manager may just be starting.
@@ -132,7 +141,7 @@ impl Membership {
     fn spawn(self: &Arc<Self>, name: &str, body: fn(&Self)) -> Result<(), Error> {
         let theirs = self.clone();
         let thread = self.host.spawn(name, Box::new(move || body(&theirs)));
-        let thread = thread.map_err(|_| Error::System { call: "spawn", errno: 0 })?;
+        let thread = thread.map_err(Error::of_host)?;
         self.threads.lock().push(thread);
         Ok(())
     }
@@ -171,7 +180,8 @@ impl Membership {
     }
 
     /// Asks for a change by which this member gives away the management of a subtree. It stops serving it before it
-    /// asks, and serves it again only if a view shows that it came back to it.
+    /// asks, and serves it again only if a view shows that it came back to it. If nobody knows how that ended, or it was
+    /// refused, it asks for itself from then on, until a view shows who has it.
     ///
     /// # Errors
     /// Those of [`Manager::propose`].
@@ -182,8 +192,29 @@ impl Membership {
         change: &Change,
         until: Time,
     ) -> Result<Done, Error> {
+        self.giving.lock().push(path.clone());
         self.agent.lock().give(path, version);
-        self.manager.propose(change, until)
+        let done = self.manager.propose(change, until);
+        let mut giving = self.giving.lock();
+        let own = giving.iter().position(|given| given == path).expect("it was just put there");
+        giving.swap_remove(own);
+        done
+    }
+
+    /// Asks for itself where it gave a role away and has not heard that it is gone.
+    fn settle(&self) {
+        let (party, unsettled) = {
+            let agent = self.agent.lock();
+            let Some(party) = agent.party() else { return };
+            (party, agent.unsettled())
+        };
+        for (path, version) in unsettled {
+            if !self.giving.lock().contains(&path) {
+                let change = Change::SetManager { path, version, by: party, to: party.node };
+                // Made or refused, a newer view shows it; else it is asked again.
+                let _ = self.manager.propose(&change, self.host.now().after(self.rules.lease()));
+            }
+        }
     }
 
     /// Stops serving, says so to the manager, and ends the threads.
@@ -293,6 +324,12 @@ impl Membership {
                     if agent.see(view) {
                         self.show(&agent);
                     }
+                    drop(agent);
+                    self.settle();
+                }
+                // What it believes, nobody else may know of any more.
+                Err(Error::Damaged(_) | Error::OtherCluster(_)) => {
+                    self.end();
                 }
                 Err(_) => self.pause_until(now.after(PAUSE)),
             }

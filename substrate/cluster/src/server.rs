@@ -4,6 +4,7 @@
 //! Whatever comes in is checked before anything is done: a message that is none ends its connection, one that does not
 //! come whole in time too, and so does one connection more than there may be. Nothing outlives [`Embedded::stop`].
 
+use crate::client::IDLE_MAX;
 use crate::core::Expeller;
 use crate::error::Error;
 use crate::line::{Line, LineError};
@@ -13,6 +14,7 @@ use crate::service::Service;
 use crate::store::Store;
 use crate::wire::{Reply, Request};
 use format::cluster::ClusterHead;
+use format::cluster::MEMBERS_MAX;
 use ipc::sync::Ordering;
 use ipc::{Host, Join, Time, WAKE_ALL, Word};
 use pmem::Medium;
@@ -43,10 +45,14 @@ pub struct Limits {
     pub idle_slice: Duration,
 }
 
+/// Connections at once: those that every member keeps, and some for people and for what is sent twice.
+const CONNECTIONS_MAX: usize = 512;
+const _: () = assert!(MEMBERS_MAX * (1 + IDLE_MAX) + 128 <= CONNECTIONS_MAX);
+
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            connections_max: 512,
+            connections_max: CONNECTIONS_MAX as u32,
             message: Duration::from_secs(5),
             watch_max: Duration::from_secs(10),
             idle_slice: Duration::from_millis(500),
@@ -128,7 +134,7 @@ impl Embedded {
         Ok(Self { shared, socket, listening, threads })
     }
 
-    /// The rules of the cluster whose manager has this folder; none if it was never started there. Nothing is changed.
+    /// The rules of the cluster whose manager has this folder; none if it was never started there. Nothing of it is changed.
     ///
     /// # Errors
     /// As [`Self::start`].

@@ -117,7 +117,7 @@ impl Store {
         Ok((Self { medium, number, ring, begun, cluster, failed: false, _lock: lock }, kept))
     }
 
-    /// The rules of the cluster of a manager's folder; none if it has no whole log. Nothing is changed.
+    /// The rules of the cluster of a manager's folder; none if it has no whole log. Nothing of it is changed.
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -141,12 +141,15 @@ impl Store {
         }
         self.failed = true;
         for batch in records.chunks(BATCH_MAX) {
-            if self.write(batch) == Err(AppendError::Full) {
-                // The snapshot holds all of the records, those before this batch too.
-                self.rotate(view, history)?;
-                break;
+            match self.write(batch) {
+                Ok(()) => self.ring.region().settle()?,
+                Err(AppendError::Full) => {
+                    // The snapshot holds all of the records, those before this batch too.
+                    self.rotate(view, history)?;
+                    break;
+                }
+                Err(AppendError::Fault) => unreachable!("bytes of our own are there"),
             }
-            self.ring.region().settle()?;
         }
         self.check_place()?;
         self.failed = false;

@@ -1,10 +1,15 @@
 //! The manager over a ZooKeeper ensemble: the same rules, applied by whoever changes something, to a view that
 //! ZooKeeper keeps (Assise §3.1 takes ZooKeeper as its cluster manager).
 //!
-//! Under the root: `view`, the whole view as bytes; `beats/NODE-LIFE`, one for each member that is heard, whose version
-//! in ZooKeeper is the heartbeat's; `history/NUMBER`, the record of each change. A change is one transaction: the view
-//! at the version it was computed from, its record, and the heartbeats that come and go; an expulsion deletes the
-//! heartbeat at the version that the expeller has seen for all the time. A member that is refused has none to write.
+//! Under the root: `view`, the whole view as bytes; `beats/NODE-LIFE`, one for each member that is heard, written by its
+//! heartbeats; `beats/NODE-LIFE-refused`, one for each member that is not heard any more, written by nobody;
+//! `history/NUMBER`, the record of each change. A change is one transaction: the view at the version it was computed
+//! from, its record, and the nodes of `beats` that come and go; an expulsion deletes the heartbeat that the expeller has
+//! seen for all the time.
+//!
+//! A heartbeat's version is the transaction that wrote it (`mzxid`). The version that ZooKeeper counts for a node begins
+//! anew when a member that was refused is heard again; an expeller that slept meanwhile would take the new heartbeat for
+//! one that it has seen for long.
 //!
 //! Sessions mean nothing here: they may expire, move or be lost. Every member is an expeller, with a [`Detector`] of
 //! its own. Reads of a change begin with a sync, so that a follower that lags makes nobody refuse wrongly.
@@ -15,9 +20,9 @@ use crate::detector::Detector;
 use crate::error::Error;
 use crate::manager::Manager;
 use crate::rules::Rules;
-use crate::view::View;
+use crate::view::{Member, View};
 use format::cluster::HISTORY_COUNT_MAX;
-use format::{BeatVersion, ChangeNumber};
+use format::{BeatVersion, ChangeNumber, NodeId};
 use ipc::sync::Ordering;
 use ipc::{Host, Join, Lock, Time, WAKE_ALL, Word};
 use std::collections::BTreeSet;
@@ -25,10 +30,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::Runtime;
-use zookeeper_client::{Acls, Client, CreateMode, CreateOptions, Error as ZooError};
-
-/// The heartbeat of a member that is refused: it has none that could change.
-const REFUSED: BeatVersion = BeatVersion::new(1 << 62);
+use zookeeper_client::{Acls, Client, CreateMode, CreateOptions, Error as ZooError, Stat};
 
 /// Session that is asked for; nothing depends on it.
 const SESSION: Duration = Duration::from_secs(6);
@@ -176,7 +178,7 @@ impl ZooKeeper {
     fn spawn(self: &Arc<Self>, name: &str, body: fn(&Self)) -> Result<(), Error> {
         let theirs = self.clone();
         let thread = self.host.spawn(name, Box::new(move || body(&theirs)));
-        self.threads.lock().push(thread.map_err(|_| Error::System { call: "spawn", errno: 0 })?);
+        self.threads.lock().push(thread.map_err(Error::of_host)?);
         Ok(())
     }
 
@@ -184,8 +186,9 @@ impl ZooKeeper {
         format!("{}/{name}", self.root)
     }
 
-    fn beat_path(&self, party: Party) -> String {
-        format!("{}/beats/{}-{}", self.root, party.node, party.life)
+    fn beat_path(&self, party: Party, refused: bool) -> String {
+        let mark = if refused { "-refused" } else { "" };
+        format!("{}/beats/{}-{}{mark}", self.root, party.node, party.life)
     }
 
     /// A client whose session lives.
@@ -260,14 +263,14 @@ impl ZooKeeper {
             return Err(refuse(Refusal::Internal));
         }
         if let Change::Expel { party, beat, .. } = change {
-            let present = self.present(client, &before, *party).await?;
+            let (present, at) = self.present(client, &before, *party).await?;
             if present != *beat {
                 return Err(refuse(Refusal::StaleBeat(present)));
             }
             if !self.detector.lock().may_expel(now, &before.rules, *party, *beat) {
                 return Err(refuse(Refusal::TooEarly));
             }
-            deleted_at = (present != REFUSED).then_some(present.get() as i32);
+            deleted_at = Some(at);
         }
         let done = after.apply(change).map_err(refuse)?;
         if after.number == before.number {
@@ -276,33 +279,49 @@ impl ZooKeeper {
         let refused = before.refused_by(change);
         let record =
             Record { number: after.number, wall_ns, epoch: after.epoch, change: change.clone(), refused };
-        let (old, new) = (heard(&before), heard(&after));
+        let (old, new) = (self.beat_nodes(&before), self.beat_nodes(&after));
+        let expelled = match change {
+            Change::Expel { party, .. } => Some(self.beat_path(*party, before.members[&party.node].refused)),
+            _ => None,
+        };
         let mut writer = client.new_multi_writer();
         writer.add_set_data(&self.path("view"), &codec::encode_view(&after), Some(version))?;
         let history = format!("{}/history/{:010}", self.root, after.number.get());
         writer.add_create(&history, &codec::encode_record(&record), &PERSISTENT)?;
-        for party in old.difference(&new) {
-            writer.add_delete(&self.beat_path(*party), deleted_at)?;
+        for path in old.difference(&new) {
+            writer.add_delete(path, deleted_at.filter(|_| expelled.as_ref() == Some(path)))?;
         }
-        for party in new.difference(&old) {
-            writer.add_create(&self.beat_path(*party), &[], &PERSISTENT)?;
+        for path in new.difference(&old) {
+            writer.add_create(path, &[], &PERSISTENT)?;
         }
         writer.commit().await.map_err(ZooError::from)?;
         Ok(done)
     }
 
-    /// The present heartbeat of a member.
-    async fn present(&self, client: &Client, view: &View, party: Party) -> Result<BeatVersion, Attempt> {
+    /// The present heartbeat of a member, and the version of its node in ZooKeeper.
+    async fn present(
+        &self,
+        client: &Client,
+        view: &View,
+        party: Party,
+    ) -> Result<(BeatVersion, i32), Attempt> {
         if !view.is_member(party) {
             return Err(Attempt::Final(Refusal::NotMember.into()));
         }
-        if view.members[&party.node].refused {
-            return Ok(REFUSED);
-        }
-        let stat = client.check_stat(&self.beat_path(party)).await.map_err(|_| Attempt::Again)?;
-        // Expelled or refused since the view was read.
+        let path = self.beat_path(party, view.members[&party.node].refused);
+        let stat = client.check_stat(&path).await.map_err(|_| Attempt::Again)?;
+        // Expelled, refused or heard again since the view was read.
         let stat = stat.ok_or(Attempt::Again)?;
-        Ok(BeatVersion::new(u64::try_from(stat.version).expect("versions of ZooKeeper begin at 0")))
+        Ok((beat_version(&stat), stat.version))
+    }
+
+    /// The nodes of `beats` that go with a view.
+    fn beat_nodes(&self, view: &View) -> BTreeSet<String> {
+        let members = view.members.iter();
+        let path = |(node, member): (&NodeId, &Member)| {
+            self.beat_path(Party { node: *node, life: member.life }, member.refused)
+        };
+        members.map(path).collect()
     }
 
     fn run_expeller(&self) {
@@ -327,7 +346,7 @@ impl ZooKeeper {
             let mut beats = Vec::new();
             for (node, member) in &view.members {
                 let party = Party { node: *node, life: member.life };
-                beats.push((party, self.present(&client, &view, party).await?));
+                beats.push((party, self.present(&client, &view, party).await?.0));
             }
             Ok((view, beats))
         })?;
@@ -350,10 +369,10 @@ impl ZooKeeper {
     }
 }
 
-/// The members that have a heartbeat.
-fn heard(view: &View) -> BTreeSet<Party> {
-    let members = view.members.iter().filter(|(_, member)| !member.refused);
-    members.map(|(node, member)| Party { node: *node, life: member.life }).collect()
+/// The heartbeat that a node of `beats` is.
+fn beat_version(stat: &Stat) -> BeatVersion {
+    // From 1 on: whole numbers, that grow over elections too.
+    BeatVersion::new(stat.mzxid.cast_unsigned())
 }
 
 impl Manager for ZooKeeper {
@@ -391,8 +410,8 @@ impl Manager for ZooKeeper {
 
     fn beat(&self, party: Party, until: Time) -> Result<BeatVersion, Error> {
         self.repeat(until, true, |client| async move {
-            match client.set_data(&self.beat_path(party), &[], None).await {
-                Ok(stat) => Ok(BeatVersion::new(u64::try_from(stat.version).expect("a version begins at 0"))),
+            match client.set_data(&self.beat_path(party, false), &[], None).await {
+                Ok(stat) => Ok(beat_version(&stat)),
                 Err(ZooError::NoNode) => {
                     let (view, _) = self.read(&client).await?;
                     match view.members.get(&party.node) {
@@ -412,7 +431,7 @@ impl Manager for ZooKeeper {
     fn beat_of(&self, party: Party, until: Time) -> Result<BeatVersion, Error> {
         self.repeat(until, true, |client| async move {
             let (view, _) = self.read(&client).await?;
-            self.present(&client, &view, party).await
+            self.present(&client, &view, party).await.map(|(beat, _)| beat)
         })
     }
 

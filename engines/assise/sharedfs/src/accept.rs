@@ -362,11 +362,15 @@ fn number_of(peer: &Peer) -> u32 {
     peer.credentials().pid.unsigned_abs()
 }
 
+/// More than wait at the door at once.
+const TURNED_AWAY_MAX: u32 = 8192;
+
 /// Tells all who wait at the door that what holds the pool is full: no daemon lets them in before somebody makes room,
 /// and they would wait for a minute and a half.
 pub fn turn_away(listener: &Listener, why: &Error) {
-    // An error is the end of those who can be told.
-    while let Ok(Some(waiting)) = listener.accept() {
+    // Those who come back at once would else keep this process from its end. An error is the end of those who can be told.
+    for _ in 0..TURNED_AWAY_MAX {
+        let Ok(Some(waiting)) = listener.accept() else { return };
         // With a greeting that nobody has read its sender would hear of a broken connection, and not what was said.
         let _ = waiting.receive();
         waiting.refuse(REFUSED_SPACE, &why.to_string());

@@ -31,7 +31,7 @@ const SHORT_MS: u64 = 3000;
 /// A case: its name, the lease of its cluster, and what it does with it.
 pub type Case = (&'static str, u64, fn(&mut dyn Backend));
 
-pub const CASES: [Case; 12] = [
+pub const CASES: [Case; 14] = [
     ("a_new_cluster_is_empty", LONG_MS, a_new_cluster_is_empty),
     ("members_come_and_go", LONG_MS, members_come_and_go),
     ("a_join_asked_again_gives_the_same_life", LONG_MS, a_join_asked_again_gives_the_same_life),
@@ -41,6 +41,8 @@ pub const CASES: [Case; 12] = [
     ("heartbeats_keep_a_member", SHORT_MS, heartbeats_keep_a_member),
     ("a_silent_member_is_expelled_after_its_time", SHORT_MS, a_silent_member_is_expelled_after_its_time),
     ("who_is_later_in_the_chain_is_refused", SHORT_MS, who_is_later_in_the_chain_is_refused),
+    ("a_heartbeat_s_version_never_comes_twice", LONG_MS, a_heartbeat_s_version_never_comes_twice),
+    ("a_role_that_nobody_took_is_served_again", LONG_MS, a_role_that_nobody_took_is_served_again),
     ("the_history_tells_everything", LONG_MS, the_history_tells_everything),
     ("nothing_is_lost_by_a_restart", LONG_MS, nothing_is_lost_by_a_restart),
     ("many_at_once_lose_no_change", LONG_MS, many_at_once_lose_no_change),
@@ -257,6 +259,54 @@ fn who_is_later_in_the_chain_is_refused(backend: &mut dyn Backend) {
     assert_eq!((complaint.refused, expulsion.refused), (Some(node(2)), Some(node(2))));
     one.stop();
     two.stop();
+}
+
+/// An expeller that slept takes none for one that it has seen for long: not when a member that was refused is heard
+/// again, nor when it is refused again.
+fn a_heartbeat_s_version_never_comes_twice(backend: &mut dyn Backend) {
+    let manager = backend.client();
+    let (one, two) = (join(&*manager, 1), join(&*manager, 2));
+    place(&*manager, &Path::root(), &[1, 2]).unwrap();
+    let complain = |by: Party| {
+        let epoch = view(&*manager).epoch;
+        let complaint = Change::Complain { by, about: node(2), path: Path::root(), epoch };
+        manager.propose(&complaint, soon()).unwrap();
+        assert_eq!(manager.beat(two, soon()), Err(Refusal::HeartbeatRefused.into()));
+        manager.beat_of(two, soon()).unwrap()
+    };
+    let mut last = manager.beat_of(two, soon()).unwrap();
+    for _ in 0..3 {
+        let next = manager.beat(two, soon()).unwrap();
+        assert!(next > last, "{next} after {last}");
+        last = next;
+    }
+    let refused = complain(one);
+    assert!(refused >= last);
+    // Nobody else has a copy now: node 2 is heard again.
+    manager.propose(&Change::Leave { party: one }, soon()).unwrap();
+    assert!(manager.beat_of(two, soon()).unwrap() >= refused);
+    let heard = manager.beat(two, soon()).unwrap();
+    assert!(heard > refused, "{heard} after {refused}");
+    let one = join(&*manager, 1);
+    let version = view(&*manager).subtrees[&Path::root()].version;
+    let back = Change::SetSync { path: Path::root(), version, by: two, node: node(1), in_sync: true };
+    manager.propose(&back, soon()).unwrap();
+    assert!(complain(one) >= heard);
+}
+
+/// Whoever gives a role away and hears that nothing came of it has not lost it.
+fn a_role_that_nobody_took_is_served_again(backend: &mut dyn Backend) {
+    let one = member(backend, 1);
+    let manager = backend.client();
+    let version = place(&*manager, &Path::root(), &[1]).unwrap();
+    wait_until(&one, |one| one.may_serve(&Path::root()));
+    let by = one.party().unwrap();
+    let nobody = Change::SetManager { path: Path::root(), version, by, to: node(7) };
+    let given = one.give(&Path::root(), version, &nobody, soon());
+    assert_eq!(given, Err(Refusal::NotReplica(node(7)).into()));
+    wait_until(&one, |one| one.may_serve(&Path::root()));
+    assert!(view(&*manager).subtrees[&Path::root()].version > version, "it asked for itself");
+    one.stop();
 }
 
 fn the_history_tells_everything(backend: &mut dyn Backend) {

@@ -44,7 +44,6 @@ pub(super) struct Facts {
     pub immediate_bytes: u64,
     /// Bytes that may be posted from memory that is not registered.
     pub inline_bytes: u64,
-    /// Bytes of a key.
     /// Remote memory is named by its address (1), or by its offset (0).
     pub virtual_addresses: u32,
     /// An immediate uses up a posted receive (1).
