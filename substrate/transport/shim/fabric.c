@@ -6,6 +6,7 @@
 
 #include <arpa/inet.h>
 #include <dlfcn.h>
+#include <pthread.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdint.h>
@@ -75,13 +76,19 @@ static int from_library(ssize_t result)
     return result < 0 ? (int) -result : 0;
 }
 
+/* Held while the library begins: what that changes of the process is put right by the one who changed it. */
+static pthread_mutex_t beginning = PTHREAD_MUTEX_INITIALIZER;
+
 static int load(struct library *library)
 {
+    const char *cache = getenv("FI_MR_CACHE_MAX_COUNT");
+
     /*
      * libfabric's cache of registrations (verbs) gives each region all rights, and leaves it reachable after its
-     * registration was closed. The library takes this setting from the environment only, when it begins.
+     * registration was closed. The library takes this setting from the environment only, when it begins. It is written
+     * once: another thread that reads the environment then may read what is being moved.
      */
-    if (setenv("FI_MR_CACHE_MAX_COUNT", "0", 1) != 0)
+    if ((!cache || strcmp(cache, "0") != 0) && setenv("FI_MR_CACHE_MAX_COUNT", "0", 1) != 0)
         return FI_ENOMEM;
     library->handle = dlopen("libfabric.so.1", RTLD_NOW | RTLD_LOCAL);
     if (!library->handle)
@@ -163,11 +170,13 @@ int hf_domain_open(const char *provider, const char *ip, uint64_t sends, uint64_
     if (!domain)
         return FI_ENOMEM;
     /* What libfabric brings along (libinfinipath, libpsm2) takes over SIGTERM and others, and ends the process in them. */
+    pthread_mutex_lock(&beginning);
     remember(&handlers);
     result = load(&domain->library);
     if (!result)
         result = find(domain, provider, ip, sends, receives);
     bring_back(&handlers);
+    pthread_mutex_unlock(&beginning);
     if (!result)
         result = from_library(domain->library.fabric(domain->info->fabric_attr, &domain->fabric, NULL));
     if (!result)
