@@ -6,8 +6,8 @@
 
 #include <arpa/inet.h>
 #include <dlfcn.h>
-#include <pthread.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
