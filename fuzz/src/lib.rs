@@ -11,7 +11,7 @@ use format::call::{self, CallKind, Status};
 use format::checksum::Salt;
 use format::cluster::{CLUSTER_BODY_MAX, ClusterFrameHead, ClusterHead, ClusterKind};
 use format::envelope::{self, Envelope, FRAME_VERSION, HEADER_BYTES};
-use format::ledger::{Entry, Event, GROUPS_MAX};
+use format::ledger::{Entry, Event, GROUPS_MAX, REAP_MAX};
 use format::map::MapPage;
 use format::message::{
     MESSAGE_BODY_MAX, MESSAGE_DESCRIPTORS_MAX, MessageHeader, RequestHeader, ResponseHeader,
@@ -152,8 +152,11 @@ pub fn ledger(bytes: &[u8]) {
     let right = sealed(Salt::NONE, bytes);
     for frame in [Some(bytes), right.as_deref()].into_iter().flatten() {
         let Ok(entry) = Entry::decode(frame) else { continue };
-        if let Event::OpenLog { body, groups } = &entry.event {
+        if let Event::OpenLog { body, groups, .. } = &entry.event {
             assert!(groups.len() <= GROUPS_MAX && body.groups.get() as usize == groups.len());
+        }
+        if let Event::Reap { inodes } = &entry.event {
+            assert!((1..=REAP_MAX).contains(&inodes.len()));
         }
     }
 }

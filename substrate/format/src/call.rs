@@ -14,6 +14,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// Components of a path that one walk takes.
 pub const WALK_NAMES_MAX: usize = 64;
 
+/// The unit of the lease that renames of directories between directories need, in calls: no inode has this number.
+pub const RENAME_UNIT: InodeNumber = InodeNumber::new(u64::MAX);
+
 /// Units that one lease request takes: a rename between directories touches five.
 pub const LEASE_UNITS_MAX: usize = 8;
 

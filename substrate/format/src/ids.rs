@@ -61,12 +61,12 @@ macro_rules! id {
 }
 
 id!(
-    /// An inode. The upper 16 bits are the epoch in which its node joined, so that a pool which lost its counter
-    /// never hands out a number twice; 0 is no inode, 1 is the root of the tree.
+    /// An inode. The upper [`LIFE_BITS`] bits are the life of the chain in which the number was given out; 0 is no
+    /// inode, 1 is the root of the tree.
     InodeNumber, U64, u64
 );
 id!(
-    /// An update log or a ledger. Never reused.
+    /// An update log. Never reused: the upper [`LIFE_BITS`] bits are the life of the chain in which it was given out.
     LogUid, U64, u64
 );
 id!(
@@ -79,8 +79,17 @@ id!(
     Sequence, U64, u64
 );
 id!(
-    /// Version of a lease, from one counter a lease manager; the upper 16 bits are the epoch.
+    /// Version of a lease, from one counter a life of the chain; the upper [`LIFE_BITS`] bits are that life.
     LeaseVersion, U64, u64
+);
+id!(
+    /// A life of a chain: the time in which one daemon leads it without an interruption. It grows by one each time a
+    /// daemon begins to lead. The life that made the pool is 0.
+    Life, U32, u32
+);
+id!(
+    /// A chain: the copies that hold one subtree. Each pool holds one.
+    ChainNumber, U32, u32
 );
 id!(
     /// Epoch of the cluster: it grows by one at each change of its members.
@@ -115,6 +124,43 @@ id!(
     PoolUid, U64, u64
 );
 
+/// Bits of a number that say in which life of the chain it was given out. A number that no ledger names, because its
+/// daemon died first, is therefore never given out again, and no counter has to be kept.
+pub const LIFE_BITS: u32 = 20;
+
+/// Bits of a number within its life.
+const COUNT_BITS: u32 = u64::BITS - LIFE_BITS;
+
+impl Life {
+    /// The last life that numbers can name.
+    pub const LAST: Self = Self::new((1 << LIFE_BITS) - 1);
+
+    /// The first number that this life gives out.
+    fn first_number(self) -> u64 {
+        assert!(self <= Self::LAST, "a life behind the last is refused when it would begin");
+        (u64::from(self.get()) << COUNT_BITS) + 1
+    }
+}
+
+impl LogUid {
+    /// The first log of a life.
+    pub fn first_of(life: Life) -> Self {
+        Self::new(life.first_number())
+    }
+}
+
+impl LeaseVersion {
+    /// The first version that a life gives out.
+    pub fn first_of(life: Life) -> Self {
+        Self::new(life.first_number())
+    }
+}
+
+impl ChainNumber {
+    /// The chain of a node that serves one subtree, the whole tree.
+    pub const ONLY: Self = Self::new(1);
+}
+
 impl NodeId {
     /// As which the cluster's manager is reached.
     pub const MANAGER: Self = Self::new(u32::MAX);
@@ -131,6 +177,11 @@ impl InodeNumber {
     pub const NONE: Self = Self::new(0);
     /// The root of the tree.
     pub const ROOT: Self = Self::new(1);
+
+    /// The first number that a life gives out.
+    pub fn first_of(life: Life) -> Self {
+        Self::new(life.first_number())
+    }
 }
 
 /// What an inode has seen: the lease under which it was last changed, and the record that did it (CC-NVM's order
@@ -160,6 +211,14 @@ impl Stamp {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lives_give_out_numbers_of_their_own() {
+        let [zero, one, last] = [0, 1, Life::LAST.get()].map(|life| InodeNumber::first_of(Life::new(life)));
+        assert_eq!((zero, one.get()), (InodeNumber::ROOT, (1 << 44) + 1));
+        assert_eq!(last.get() >> 44, (1 << 20) - 1);
+        assert!(LeaseVersion::first_of(Life::new(2)) > LeaseVersion::new(one.get() + (1 << 44) - 2));
+    }
 
     #[test]
     fn stamps_order_by_version_before_sequence() {

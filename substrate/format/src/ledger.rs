@@ -1,14 +1,32 @@
-//! Entries of the ledger: the log that only SharedFS writes, for who was entitled to what and in which order
-//! (Assise §3.3, "SharedFS logs and replicates each lease transfer").
+//! Entries of the ledger: the log that only SharedFS writes. It is the script of what the head of a chain did: which
+//! logs began and ended, who was entitled to what, and which records were digested when (Assise §3.3, "SharedFS logs and
+//! replicates each lease transfer"). A copy that has the update logs and executes the entries in order gets the same tree.
+//!
+//! Sequence numbers go on over all lives of the chain, so that the number of an entry is a position in the chain's
+//! history: the tree's pointers carry it as their version.
 
 use crate::DecodeError;
+use crate::checksum::Salt;
 use crate::envelope::{Envelope, HEADER_BYTES};
-use crate::ids::{InodeNumber, LeaseVersion, LogUid, Sequence, Stamp};
+use crate::ids::{Epoch, Incarnation, InodeNumber, LeaseVersion, Life, LogUid, NodeId, Sequence};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Supplementary groups that an `OpenLog` can carry; Linux allows as many to a process.
 pub const GROUPS_MAX: usize = 65_536;
+
+/// Inodes that one `Reap` can carry.
+pub const REAP_MAX: usize = 4096;
+
+/// Right of a grant: the inode may be changed.
+pub const RIGHT_WRITE: u32 = 1;
+/// Right of a grant: the contents may be written whatever the mode says, because the inode was opened for writing.
+pub const RIGHT_CONTENTS: u32 = 2;
+
+/// The salt of a ledger's checksums in one life: no update log has it.
+pub fn salt_of(life: Life) -> Salt {
+    Salt::of_log(LogUid::new(u64::MAX), Incarnation::new(life.get()))
+}
 
 /// What an entry says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -18,16 +36,21 @@ pub enum Kind {
     Pad = 1,
     /// A log begins. Payload: [`OpenLogBody`], then the supplementary groups.
     OpenLog = 2,
-    /// A log may change `inode` from now on. Payload: [`GrantBody`].
+    /// A log may change a unit from now on: records after `record` may use the grant. `detail`: [`GrantDetail`].
     Grant = 3,
-    /// The grant with this version ends; of the log, records up to `cut` count.
+    /// The grant with this version ends; of the log, records up to `record` were digested. `detail`: [`GrantDetail`].
     End = 4,
-    /// Records of the log up to `cut` are void for `inode`: no replica could apply them.
-    Void = 5,
-    /// Take-over: of the log, records up to `cut` count.
-    Cut = 6,
-    /// The log's last record is `cut`; it will never be written again.
-    CloseLog = 7,
+    /// The log's last record is `record`; it will never be written again.
+    CloseLog = 5,
+    /// Records of the log up to `record` are digested, judged by the entries before this one. `detail`: hash of their
+    /// bytes since the last such entry, with the key of the life; 0 while the chain has one copy.
+    Digest = 6,
+    /// The log goes on after `record`, all of it digested, in a new file. Payload: [`RenewBody`].
+    Renew = 7,
+    /// Inodes that have no name, and that no process has open, are removed. Payload: their numbers.
+    Reap = 8,
+    /// A daemon begins to lead. Payload: [`LifeBody`]. Its checksum is the first that the salt of the new life has.
+    Life = 9,
 }
 
 impl Kind {
@@ -41,11 +64,109 @@ impl Kind {
             2 => Self::OpenLog,
             3 => Self::Grant,
             4 => Self::End,
-            5 => Self::Void,
-            6 => Self::Cut,
-            7 => Self::CloseLog,
+            5 => Self::CloseLog,
+            6 => Self::Digest,
+            7 => Self::Renew,
+            8 => Self::Reap,
+            9 => Self::Life,
             _ => return Err(DecodeError::Kind),
         })
+    }
+
+    /// Whether entries of this kind are about one log.
+    fn names_log(self) -> bool {
+        !matches!(self, Self::Pad | Self::Reap | Self::Life)
+    }
+}
+
+/// What a grant is on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum UnitKind {
+    /// An inode.
+    Inode = 1,
+    /// What renames of directories between directories need; there is one.
+    Rename = 2,
+    /// The file locks of an inode.
+    Locks = 3,
+    /// A directory and all that lies below it.
+    Subtree = 4,
+}
+
+impl UnitKind {
+    /// The kind with this number.
+    ///
+    /// # Errors
+    /// `Field`.
+    pub fn from_raw(raw: u8) -> Result<Self, DecodeError> {
+        Ok(match raw {
+            1 => Self::Inode,
+            2 => Self::Rename,
+            3 => Self::Locks,
+            4 => Self::Subtree,
+            _ => return Err(DecodeError::Field("unit")),
+        })
+    }
+}
+
+/// A unit of leases: what a grant is on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Unit {
+    /// Which kind.
+    pub kind: UnitKind,
+    /// Of which inode; [`InodeNumber::NONE`] for a rename.
+    pub inode: InodeNumber,
+}
+
+impl Unit {
+    /// An inode.
+    pub const fn inode(inode: InodeNumber) -> Self {
+        Self { kind: UnitKind::Inode, inode }
+    }
+
+    /// What renames of directories between directories need.
+    pub const RENAME: Self = Self { kind: UnitKind::Rename, inode: InodeNumber::NONE };
+}
+
+/// How a grant excludes others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum GrantMode {
+    /// Others may read too.
+    Read = 1,
+    /// The unit is the log's alone.
+    Write = 2,
+}
+
+impl GrantMode {
+    /// The mode with this number.
+    ///
+    /// # Errors
+    /// `Field`.
+    pub fn from_raw(raw: u8) -> Result<Self, DecodeError> {
+        match raw {
+            1 => Ok(Self::Read),
+            2 => Ok(Self::Write),
+            _ => Err(DecodeError::Field("mode")),
+        }
+    }
+}
+
+/// What a log is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum LogKind {
+    /// The update log of one process.
+    Update = 1,
+}
+
+impl LogKind {
+    /// The kind with this number.
+    ///
+    /// # Errors
+    /// `Field`.
+    pub fn from_raw(raw: u32) -> Result<Self, DecodeError> {
+        if raw == Self::Update as u32 { Ok(Self::Update) } else { Err(DecodeError::Field("kind")) }
     }
 }
 
@@ -55,19 +176,35 @@ impl Kind {
 pub struct EntryHeader {
     /// Kind, length, order, checksum.
     pub envelope: Envelope,
-    /// The log it is about.
+    /// The log it is about; 0 if none.
     pub log: LogUid,
-    /// The unit it is about: an inode; 0 if none.
+    /// The inode of the unit it is about; 0 if none.
     pub inode: InodeNumber,
-    /// Version of the grant; 0 if none.
+    /// Version of the grant, or of a log's own range; 0 if none.
     pub version: LeaseVersion,
-    /// Last record that counts; 0 if none.
-    pub cut: Sequence,
-    /// Zero.
-    pub reserved: U64,
+    /// A record of the log; the kind says which.
+    pub record: Sequence,
+    /// The kind's own: [`GrantDetail`], a hash, or 0.
+    pub detail: [u8; 8],
 }
 
 const _: () = assert!(size_of::<EntryHeader>() == HEADER_BYTES);
+
+/// `detail` of a `Grant` or an `End`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct GrantDetail {
+    /// Bits of the right: 1 write, 2 (also) write the contents whatever the mode says. 0 for an `End`.
+    pub rights: U32,
+    /// A [`UnitKind`].
+    pub unit: u8,
+    /// A [`GrantMode`].
+    pub mode: u8,
+    /// Zero.
+    pub reserved: [u8; 2],
+}
+
+const _: () = assert!(size_of::<GrantDetail>() == 8);
 
 /// Payload of an `OpenLog`, before the groups (four bytes each).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -85,34 +222,62 @@ pub struct OpenLogBody {
     pub first_inode: InodeNumber,
     /// Numbers in the range.
     pub inodes: U64,
-}
-
-const _: () = assert!(size_of::<OpenLogBody>() == 32);
-
-/// Payload of a `Grant`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-pub struct GrantBody {
-    /// Records of the log after this one may use the grant.
-    pub from: Sequence,
-    /// What the unit has seen before: no record counts until its area has this.
-    pub follow: Stamp,
-    /// Bits of the right: 1 write, 2 (also) keep a reference open for writing.
-    pub rights: U32,
+    /// Bytes of the log's file.
+    pub file_bytes: U64,
+    /// Which file of the log it is.
+    pub incarnation: Incarnation,
+    /// The node that the process runs on.
+    pub node: NodeId,
+    /// A [`LogKind`].
+    pub kind: U32,
     /// Zero.
     pub reserved: U32,
 }
 
-const _: () = assert!(size_of::<GrantBody>() == 40);
+const _: () = assert!(size_of::<OpenLogBody>() == 56);
+
+/// Payload of a `Renew`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct RenewBody {
+    /// Bytes of the new file.
+    pub file_bytes: U64,
+    /// Which file of the log it is.
+    pub incarnation: Incarnation,
+    /// Zero.
+    pub reserved: U32,
+}
+
+const _: () = assert!(size_of::<RenewBody>() == 16);
+
+/// Payload of a `Life`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct LifeBody {
+    /// The life that begins: the one after the last.
+    pub life: Life,
+    /// The node that leads.
+    pub node: NodeId,
+    /// Epoch of the cluster.
+    pub epoch: Epoch,
+    /// Zero.
+    pub reserved: U32,
+    /// The last entry of the history that this life goes on from.
+    pub after: Sequence,
+    /// Key of the hashes in its `Digest` entries: no process knows it.
+    pub key: [u8; 16],
+}
+
+const _: () = assert!(size_of::<LifeBody>() == 40);
 
 /// An entry whose checksum was found right, taken apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry<'a> {
     /// Place in the order.
     pub sequence: Sequence,
-    /// The log it is about.
+    /// The log it is about; 0 if it is about none.
     pub log: LogUid,
-    /// The unit, version and cut, and what the kind adds.
+    /// What happened.
     pub event: Event<'a>,
 }
 
@@ -121,12 +286,14 @@ pub struct Entry<'a> {
 #[allow(missing_docs, reason = "the fields are those of the entry header and bodies above")]
 pub enum Event<'a> {
     Pad,
-    OpenLog { body: OpenLogBody, groups: &'a [U32] },
-    Grant { inode: InodeNumber, version: LeaseVersion, body: GrantBody },
-    End { inode: InodeNumber, version: LeaseVersion, cut: Sequence },
-    Void { inode: InodeNumber, cut: Sequence },
-    Cut { cut: Sequence },
-    CloseLog { cut: Sequence },
+    OpenLog { version: LeaseVersion, body: OpenLogBody, groups: &'a [U32] },
+    Grant { unit: Unit, version: LeaseVersion, from: Sequence, mode: GrantMode, rights: u32 },
+    End { unit: Unit, version: LeaseVersion, digested: Sequence },
+    CloseLog { last: Sequence },
+    Digest { up_to: Sequence, hash: [u8; 8] },
+    Renew { last: Sequence, body: RenewBody },
+    Reap { inodes: &'a [InodeNumber] },
+    Life { body: LifeBody },
 }
 
 impl<'a> Entry<'a> {
@@ -141,34 +308,70 @@ impl<'a> Entry<'a> {
             return Err(DecodeError::Truncated);
         }
         let kind = Kind::from_raw(envelope.kind)?;
-        if kind != Kind::Pad && header.log == LogUid::default() {
+        if kind.names_log() != (header.log != LogUid::default()) {
             return Err(DecodeError::Field("log"));
         }
-        let (inode, version, cut) = (header.inode, header.version, header.cut);
-        let event = match kind {
-            Kind::Pad => Event::Pad,
-            Kind::OpenLog => {
-                let (body, rest) =
-                    OpenLogBody::read_from_prefix(payload).map_err(|_| DecodeError::Truncated)?;
-                let groups = <[U32]>::ref_from_bytes(rest).map_err(|_| DecodeError::Truncated)?;
-                if groups.len() as u64 != u64::from(body.groups.get()) || groups.len() > GROUPS_MAX {
-                    return Err(DecodeError::Field("groups"));
-                }
-                Event::OpenLog { body, groups }
-            }
-            Kind::Grant => {
-                let body = GrantBody::read_from_bytes(payload).map_err(|_| DecodeError::Truncated)?;
-                Event::Grant { inode, version, body }
-            }
-            Kind::End => Event::End { inode, version, cut },
-            Kind::Void => Event::Void { inode, cut },
-            Kind::Cut => Event::Cut { cut },
-            Kind::CloseLog => Event::CloseLog { cut },
-        };
-        let bodiless = matches!(kind, Kind::End | Kind::Void | Kind::Cut | Kind::CloseLog);
+        let event = Self::event(kind, &header, payload)?;
+        Ok(Self { sequence: envelope.sequence, log: header.log, event })
+    }
+
+    fn event(kind: Kind, header: &EntryHeader, payload: &'a [u8]) -> Result<Event<'a>, DecodeError> {
+        let (version, record) = (header.version, header.record);
+        let bodiless = matches!(kind, Kind::Grant | Kind::End | Kind::CloseLog | Kind::Digest);
         if bodiless && !payload.is_empty() {
             return Err(DecodeError::Field("payload_bytes"));
         }
-        Ok(Self { sequence: envelope.sequence, log: header.log, event })
+        Ok(match kind {
+            Kind::Pad => Event::Pad,
+            Kind::OpenLog => {
+                let (body, groups) = open_log(payload)?;
+                Event::OpenLog { version, body, groups }
+            }
+            Kind::Grant => {
+                let (unit, detail) = unit_of(header)?;
+                let mode = GrantMode::from_raw(detail.mode)?;
+                Event::Grant { unit, version, from: record, mode, rights: detail.rights.get() }
+            }
+            Kind::End => Event::End { unit: unit_of(header)?.0, version, digested: record },
+            Kind::CloseLog => Event::CloseLog { last: record },
+            Kind::Digest => Event::Digest { up_to: record, hash: header.detail },
+            Kind::Renew => {
+                let body = RenewBody::read_from_bytes(payload).map_err(|_| DecodeError::Truncated)?;
+                Event::Renew { last: record, body }
+            }
+            Kind::Reap => {
+                let inodes = <[InodeNumber]>::ref_from_bytes(payload).map_err(|_| DecodeError::Truncated)?;
+                if inodes.is_empty() || inodes.len() > REAP_MAX {
+                    return Err(DecodeError::Field("payload_bytes"));
+                }
+                Event::Reap { inodes }
+            }
+            Kind::Life => {
+                let body = LifeBody::read_from_bytes(payload).map_err(|_| DecodeError::Truncated)?;
+                if body.life > Life::LAST {
+                    return Err(DecodeError::Field("life"));
+                }
+                Event::Life { body }
+            }
+        })
     }
+}
+
+fn open_log(payload: &[u8]) -> Result<(OpenLogBody, &[U32]), DecodeError> {
+    let (body, rest) = OpenLogBody::read_from_prefix(payload).map_err(|_| DecodeError::Truncated)?;
+    let groups = <[U32]>::ref_from_bytes(rest).map_err(|_| DecodeError::Truncated)?;
+    if groups.len() as u64 != u64::from(body.groups.get()) || groups.len() > GROUPS_MAX {
+        return Err(DecodeError::Field("groups"));
+    }
+    LogKind::from_raw(body.kind.get())?;
+    Ok((body, groups))
+}
+
+fn unit_of(header: &EntryHeader) -> Result<(Unit, GrantDetail), DecodeError> {
+    let detail: GrantDetail = zerocopy::transmute!(header.detail);
+    let unit = Unit { kind: UnitKind::from_raw(detail.unit)?, inode: header.inode };
+    if (unit.kind == UnitKind::Rename) != (unit.inode == InodeNumber::NONE) {
+        return Err(DecodeError::Field("inode"));
+    }
+    Ok((unit, detail))
 }

@@ -26,8 +26,8 @@ pub mod wire;
 
 pub use envelope::{Envelope, FRAME_ALIGN, HEADER_BYTES};
 pub use ids::{
-    BeatVersion, Block, ChangeNumber, Epoch, FlipNumber, Incarnation, InodeNumber, LeaseVersion, LogUid,
-    NodeId, PoolUid, SegmentId, Sequence, Stamp,
+    BeatVersion, Block, ChainNumber, ChangeNumber, Epoch, FlipNumber, Incarnation, InodeNumber, LeaseVersion,
+    Life, LogUid, NodeId, PoolUid, SegmentId, Sequence, Stamp,
 };
 pub use name::{Cookie, Name, NameError};
 

@@ -4,7 +4,9 @@
 //! so that all that belongs to one inode lies together.
 
 use crate::checksum::{self, Salt};
-use crate::ids::{Block, Epoch, Incarnation, InodeNumber, LogUid, SegmentId, Sequence, Stamp};
+use crate::ids::{
+    Block, Epoch, Incarnation, InodeNumber, LeaseVersion, LogUid, NodeId, SegmentId, Sequence, Stamp,
+};
 use crate::root::NodePointer;
 use crate::{BLOCK_BYTES, DecodeError};
 use zerocopy::little_endian::{I64, U16, U32, U64};
@@ -41,10 +43,18 @@ pub enum ItemKind {
     /// object: 0; sub: log uid. Value: [`LogItem`]. And object: log uid; sub: number of the piece. Value: up to
     /// [`LOG_GROUPS_PIECE`] supplementary groups, four bytes each.
     Log = 7,
-    /// object: log uid; sub: inode. Value: [`GrantItem`]: a grant that lives.
+    /// object: log uid; sub: inode. Value: [`GrantItem`]: a grant that lives, on an inode.
     Grant = 8,
     /// object: 0; sub: segment id. Value: [`SegmentItem`].
     Segment = 9,
+    /// object: 0; sub: life. Value: [`LifeItem`]. The list of lives tells histories apart that two copies wrote.
+    Life = 10,
+    /// object: log uid; sub: 0. Value: [`GrantItem`]: the grant of the unit that renames of directories need.
+    RenameGrant = 11,
+    /// object: log uid; sub: inode. Value: [`GrantItem`]: a grant on the file locks of an inode.
+    LocksGrant = 12,
+    /// object: log uid; sub: inode. Value: [`GrantItem`]: a grant on all that lies below a directory.
+    SubtreeGrant = 13,
 }
 
 impl ItemKind {
@@ -63,6 +73,10 @@ impl ItemKind {
             7 => Self::Log,
             8 => Self::Grant,
             9 => Self::Segment,
+            10 => Self::Life,
+            11 => Self::RenameGrant,
+            12 => Self::LocksGrant,
+            13 => Self::SubtreeGrant,
             _ => return Err(DecodeError::Kind),
         })
     }
@@ -137,11 +151,13 @@ pub struct NodeHeader {
     pub value_bytes: U16,
     /// The block in which the node lies: a node that was written elsewhere is not it.
     pub block: Block,
-    /// Epoch in which it was written.
-    pub epoch: Epoch,
+    /// Zero.
+    pub reserved2: U32,
+    /// Entry of the ledger that made the flip in which it was written.
+    pub version: Sequence,
 }
 
-const _: () = assert!(size_of::<NodeHeader>() == 16);
+const _: () = assert!(size_of::<NodeHeader>() == 24);
 
 /// One key with the place of its value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -270,27 +286,51 @@ pub struct LogItem {
     pub first_inode: InodeNumber,
     /// Numbers in the range.
     pub inodes: U64,
+    /// Version under which the log holds its own range.
+    pub version: LeaseVersion,
+    /// Bytes of its file.
+    pub file_bytes: U64,
+    /// The node that its process runs on.
+    pub node: NodeId,
+    /// A [`crate::ledger::LogKind`].
+    pub kind: U32,
 }
 
-const _: () = assert!(size_of::<LogItem>() == 48);
+const _: () = assert!(size_of::<LogItem>() == 72);
 
 /// A grant that lives: the ledger before the flip's position is not needed any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct GrantItem {
     /// Its version.
-    pub version: U64,
+    pub version: LeaseVersion,
     /// Records after this one may use it.
     pub from: Sequence,
-    /// What they must follow.
-    pub follow: Stamp,
     /// Rights, as in the ledger.
     pub rights: U32,
+    /// A [`crate::ledger::GrantMode`].
+    pub mode: u8,
     /// Zero.
-    pub reserved: U32,
+    pub reserved: [u8; 3],
 }
 
-const _: () = assert!(size_of::<GrantItem>() == 48);
+const _: () = assert!(size_of::<GrantItem>() == 24);
+
+/// A life of the chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct LifeItem {
+    /// The entry of the ledger that began it.
+    pub first: Sequence,
+    /// The node that led.
+    pub node: NodeId,
+    /// Epoch of the cluster in which it began.
+    pub epoch: Epoch,
+    /// Key of the hashes in its `Digest` entries.
+    pub key: [u8; 16],
+}
+
+const _: () = assert!(size_of::<LifeItem>() == 32);
 
 /// A data segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]

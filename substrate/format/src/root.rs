@@ -5,15 +5,18 @@
 
 use crate::DecodeError;
 use crate::checksum::{self, Salt};
-use crate::ids::{Block, Epoch, FlipNumber, InodeNumber, LeaseVersion, LogUid, PoolUid, SegmentId, Sequence};
+use crate::ids::{Block, FlipNumber, Life, PoolUid, SegmentId, Sequence};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// `HROOT`, read as bytes.
 pub const ROOT_MAGIC: [u8; 8] = *b"HROOT\0\0\0";
 
-/// Where a node lies, what it must contain, and in which epoch it or anything below it last changed (which is the
-/// paper's per-epoch bitmap of changed inodes, §3.4, without the bitmap).
+/// Where a node lies, what it must contain, and which entry of the ledger last changed anything in the range of keys
+/// that it covers (which is the paper's per-epoch bitmap of changed inodes, §3.4, without the bitmap).
+///
+/// A pointer whose version is newer than that in its node's header took over the range of a neighbour behind it that
+/// became empty: the node itself did not change, but the range of its last child reaches further.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -23,10 +26,8 @@ pub struct NodePointer {
     pub block: Block,
     /// CRC-32C of the whole node.
     pub checksum: U32,
-    /// Epoch of the last change at or below the node.
-    pub epoch: Epoch,
-    /// Zero.
-    pub reserved: U32,
+    /// Entry of the ledger that last changed the range of keys below.
+    pub version: Sequence,
 }
 
 const _: () = assert!(size_of::<NodePointer>() == 16);
@@ -53,26 +54,18 @@ pub struct Root {
     pub ledger_sequence: Sequence,
     /// Where in the ledger's ring the entry after it begins.
     pub ledger_position: U64,
-    /// Next number that is given to a log as the start of its range.
-    pub next_inode: InodeNumber,
-    /// Next version of a lease.
-    pub next_lease_version: LeaseVersion,
-    /// Next log.
-    pub next_log: LogUid,
     /// Inodes in the tree, orphans included.
     pub inodes: U64,
     /// Blocks of data segments that are in use.
     pub data_blocks: U64,
     /// Nodes of the tree.
     pub nodes: U64,
-    /// Incarnation of the ledger.
-    pub ledger_incarnation: U32,
-    /// Epoch in which the flip was made.
-    pub epoch: Epoch,
+    /// Life of the chain in which the entry after `ledger_sequence` was written, if it does not begin a life.
+    pub life: Life,
     /// Next data segment. Never reused: whoever has a segment mapped knows it by its number.
     pub next_segment: SegmentId,
     /// Zero.
-    pub reserved: U32,
+    pub reserved: [u8; 32],
 }
 
 const _: () = assert!(size_of::<Root>() == 128);

@@ -1,7 +1,7 @@
 //! First block of every pool file: what the file is, to which pool it belongs, how large it was made.
 
 use crate::checksum::{self, Salt};
-use crate::ids::PoolUid;
+use crate::ids::{ChainNumber, PoolUid};
 use crate::{BLOCK_BYTES, DecodeError};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -10,7 +10,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub const MAGIC: [u8; 8] = *b"HEARTHFS";
 
 /// Version of the whole pool's layout. A program opens no pool of another version.
-pub const POOL_VERSION: u16 = 1;
+pub const POOL_VERSION: u16 = 2;
 
 /// What a pool file holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -49,8 +49,8 @@ pub struct Superblock {
     /// Owner of what the file holds: for a segment the user whose files lie in it, for a log the user who writes
     /// it; [`OWNER_DAEMON`] if it is nobody but the daemon.
     pub owner: U32,
-    /// Zero.
-    pub reserved: U32,
+    /// The chain whose subtree the pool holds.
+    pub chain: ChainNumber,
     /// When the file was made, of tree and segments: nanoseconds since 1970. Else 0.
     pub created_ns: U64,
     /// Kind's own: for the tree the largest number of nodes it may ever have; for a segment the flip before the

@@ -3,7 +3,7 @@
 //! the format: the version of what it stands in must change with it.
 
 use format::envelope::Envelope;
-use format::ledger::{EntryHeader, GrantBody, OpenLogBody};
+use format::ledger::{EntryHeader, GrantDetail, LifeBody, OpenLogBody, RenewBody};
 use format::map::MapPage;
 use format::node::*;
 use format::record::{CreateBody, RecordHeader, RenameBody, SetAttrBody};
@@ -45,8 +45,7 @@ fn node_pointer() -> NodePointer {
     NodePointer {
         block: Block::new(0x1312_1110),
         checksum: U32::new(0x2322_2120),
-        epoch: Epoch::new(0x3332_3130),
-        reserved: U32::new(0x4342_4140),
+        version: Sequence::new(0x3736_3534_3332_3130),
     }
 }
 
@@ -94,7 +93,7 @@ fn superblock_structures() {
             id: U64::new(0x6766_6564_6362_6160),
             file_bytes: U64::new(0x7776_7574_7372_7170),
             owner: U32::new(0x8382_8180),
-            reserved: U32::new(0x9392_9190),
+            chain: ChainNumber::new(0x9392_9190),
             created_ns: U64::new(0xa7a6_a5a4_a3a2_a1a0),
             geometry: U64::new(0xb7b6_b5b4_b3b2_b1b0),
         },
@@ -105,7 +104,7 @@ fn superblock_structures() {
 
 #[test]
 fn root_structures() {
-    golden(node_pointer(), "10111213 20212223 30313233 40414243");
+    golden(node_pointer(), "10111213 20212223 3031323334353637");
     golden(
         Root {
             magic: [0x10, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17],
@@ -116,20 +115,16 @@ fn root_structures() {
             node: node_pointer(),
             ledger_sequence: Sequence::new(0x7776_7574_7372_7170),
             ledger_position: U64::new(0x8786_8584_8382_8180),
-            next_inode: InodeNumber::new(0x9796_9594_9392_9190),
-            next_lease_version: LeaseVersion::new(0xa7a6_a5a4_a3a2_a1a0),
-            next_log: LogUid::new(0xb7b6_b5b4_b3b2_b1b0),
-            inodes: U64::new(0xc7c6_c5c4_c3c2_c1c0),
-            data_blocks: U64::new(0xd7d6_d5d4_d3d2_d1d0),
-            nodes: U64::new(0xe7e6_e5e4_e3e2_e1e0),
-            ledger_incarnation: U32::new(0xf3f2_f1f0),
-            epoch: Epoch::new(0x0302_0100),
-            next_segment: SegmentId::new(0x1312_1110),
-            reserved: U32::new(0x1716_1514),
+            inodes: U64::new(0x9796_9594_9392_9190),
+            data_blocks: U64::new(0xa7a6_a5a4_a3a2_a1a0),
+            nodes: U64::new(0xb7b6_b5b4_b3b2_b1b0),
+            life: Life::new(0xc3c2_c1c0),
+            next_segment: SegmentId::new(0xd3d2_d1d0),
+            reserved: [0xe0; 32],
         },
-        "1011121314151617 2021222324252627 30313233 40414243 5051525354555657 10111213 20212223 30313233 \
-         40414243 7071727374757677 8081828384858687 9091929394959697 a0a1a2a3a4a5a6a7 b0b1b2b3b4b5b6b7 \
-         c0c1c2c3c4c5c6c7 d0d1d2d3d4d5d6d7 e0e1e2e3e4e5e6e7 f0f1f2f3 00010203 10111213 14151617",
+        "1011121314151617 2021222324252627 30313233 40414243 5051525354555657 10111213 20212223 \
+         3031323334353637 7071727374757677 8081828384858687 9091929394959697 a0a1a2a3a4a5a6a7 \
+         b0b1b2b3b4b5b6b7 c0c1c2c3 d0d1d2d3 e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0",
     );
 }
 
@@ -193,8 +188,8 @@ fn ledger_structures() {
             log: LogUid::new(0x2726_2524_2322_2120),
             inode: InodeNumber::new(0x3736_3534_3332_3130),
             version: LeaseVersion::new(0x4746_4544_4342_4140),
-            cut: Sequence::new(0x5756_5554_5352_5150),
-            reserved: U64::new(0x6766_6564_6362_6160),
+            record: Sequence::new(0x5756_5554_5352_5150),
+            detail: [0x60, 0x61, 0x62, 0x63, 0x64, 0x65, 0x66, 0x67],
         },
         "10111213 20 30 40 50 60616263 70717273 8081828384858687 2021222324252627 3031323334353637 \
          4041424344454647 5051525354555657 6061626364656667",
@@ -207,17 +202,37 @@ fn ledger_structures() {
             pid: U32::new(0x4342_4140),
             first_inode: InodeNumber::new(0x5756_5554_5352_5150),
             inodes: U64::new(0x6766_6564_6362_6160),
+            file_bytes: U64::new(0x7776_7574_7372_7170),
+            incarnation: Incarnation::new(0x8382_8180),
+            node: NodeId::new(0x9392_9190),
+            kind: U32::new(0xa3a2_a1a0),
+            reserved: U32::new(0xb3b2_b1b0),
         },
-        "10111213 20212223 30313233 40414243 5051525354555657 6061626364656667",
+        "10111213 20212223 30313233 40414243 5051525354555657 6061626364656667 7071727374757677 \
+         80818283 90919293 a0a1a2a3 b0b1b2b3",
     );
     golden(
-        GrantBody {
-            from: Sequence::new(0x1716_1514_1312_1110),
-            follow: stamp(),
-            rights: U32::new(0x3332_3130),
-            reserved: U32::new(0x4342_4140),
+        GrantDetail { rights: U32::new(0x1312_1110), unit: 0x20, mode: 0x30, reserved: [0x40, 0x41] },
+        "10111213 20 30 4041",
+    );
+    golden(
+        RenewBody {
+            file_bytes: U64::new(0x1716_1514_1312_1110),
+            incarnation: Incarnation::new(0x2322_2120),
+            reserved: U32::new(0x3332_3130),
         },
-        "1011121314151617 1011121314151617 2021222324252627 3031323334353637 30313233 40414243",
+        "1011121314151617 20212223 30313233",
+    );
+    golden(
+        LifeBody {
+            life: Life::new(0x1312_1110),
+            node: NodeId::new(0x2322_2120),
+            epoch: Epoch::new(0x3332_3130),
+            reserved: U32::new(0x4342_4140),
+            after: Sequence::new(0x5756_5554_5352_5150),
+            key: [0x60; 16],
+        },
+        "10111213 20212223 30313233 40414243 5051525354555657 60606060606060606060606060606060",
     );
 }
 
@@ -232,9 +247,10 @@ fn node_structures() {
             count: U16::new(0x4140),
             value_bytes: U16::new(0x5150),
             block: Block::new(0x6362_6160),
-            epoch: Epoch::new(0x7372_7170),
+            reserved2: U32::new(0x7372_7170),
+            version: Sequence::new(0x8786_8584_8382_8180),
         },
-        "1011 20 30 4041 5051 60616263 70717273",
+        "1011 20 30 4041 5051 60616263 70717273 8081828384858687",
     );
     golden(
         Slot { key: key(), offset: U16::new(0x2120), bytes: U16::new(0x3130) },
@@ -282,20 +298,32 @@ fn node_structures() {
             groups: U32::new(0x6362_6160),
             first_inode: InodeNumber::new(0x7776_7574_7372_7170),
             inodes: U64::new(0x8786_8584_8382_8180),
+            version: LeaseVersion::new(0x9796_9594_9392_9190),
+            file_bytes: U64::new(0xa7a6_a5a4_a3a2_a1a0),
+            node: NodeId::new(0xb3b2_b1b0),
+            kind: U32::new(0xc3c2_c1c0),
         },
         "1011121314151617 2021222324252627 30313233 40414243 50515253 60616263 7071727374757677 \
-         8081828384858687",
+         8081828384858687 9091929394959697 a0a1a2a3a4a5a6a7 b0b1b2b3 c0c1c2c3",
     );
     golden(
         GrantItem {
-            version: U64::new(0x1716_1514_1312_1110),
+            version: LeaseVersion::new(0x1716_1514_1312_1110),
             from: Sequence::new(0x2726_2524_2322_2120),
-            follow: stamp(),
-            rights: U32::new(0x4342_4140),
-            reserved: U32::new(0x5352_5150),
+            rights: U32::new(0x3332_3130),
+            mode: 0x40,
+            reserved: [0x50, 0x51, 0x52],
         },
-        "1011121314151617 2021222324252627 1011121314151617 2021222324252627 3031323334353637 40414243 \
-         50515253",
+        "1011121314151617 2021222324252627 30313233 40 505152",
+    );
+    golden(
+        LifeItem {
+            first: Sequence::new(0x1716_1514_1312_1110),
+            node: NodeId::new(0x2322_2120),
+            epoch: Epoch::new(0x3332_3130),
+            key: [0x40; 16],
+        },
+        "1011121314151617 20212223 30313233 40404040404040404040404040404040",
     );
     golden(
         SegmentItem {
@@ -345,11 +373,19 @@ fn kinds_keep_their_numbers() {
         );
         assert_eq!(
             ledger::Kind::from_raw(number).map(|k| k as u8).ok(),
-            (1..=7).contains(&number).then_some(number)
+            (1..=9).contains(&number).then_some(number)
         );
         assert_eq!(
             ItemKind::from_raw(number).map(|k| k as u8).ok(),
-            (1..=9).contains(&number).then_some(number)
+            (1..=13).contains(&number).then_some(number)
+        );
+        assert_eq!(
+            ledger::UnitKind::from_raw(number).map(|k| k as u8).ok(),
+            (1..=4).contains(&number).then_some(number)
+        );
+        assert_eq!(
+            ledger::GrantMode::from_raw(number).map(|m| m as u8).ok(),
+            (1..=2).contains(&number).then_some(number)
         );
     }
     let files = [superblock::FileKind::Tree, superblock::FileKind::Segment, superblock::FileKind::Log];
@@ -375,7 +411,7 @@ fn checksums_of_whole_structures() {
     let (version, kind) = (superblock::POOL_VERSION.into(), (superblock::FileKind::Log as u16).into());
     let superblock = Superblock { magic, version, kind, ..Superblock::new_zeroed() }.encode();
     let root = Root { pool: PoolUid::new(7), flip: FlipNumber::new(3), ..Root::default() }.encode();
-    golden(<[u8; 4]>::try_from(&superblock[12..16]).expect("four bytes"), "d7b74bcd");
+    golden(<[u8; 4]>::try_from(&superblock[12..16]).expect("four bytes"), "2ea7786a");
     golden(<[u8; 4]>::try_from(&root[16..20]).expect("four bytes"), "93d57499");
 }
 

@@ -6,7 +6,10 @@ mod frames;
 use format::call::{self, CallKind};
 use format::checksum::Salt;
 use format::envelope::{Envelope, FRAME_ALIGN, HEADER_BYTES, check_frame, frame_bytes};
-use format::ledger::{self, Entry, EntryHeader, Event, GrantBody, OpenLogBody};
+use format::ledger::{
+    self, Entry, EntryHeader, Event, GrantDetail, GrantMode, LifeBody, LogKind, OpenLogBody,
+};
+use format::ledger::{RenewBody, Unit, UnitKind};
 use format::map::MapPage;
 use format::node::{ItemKind, Key, NODE_MAGIC, NodeHeader, NodeView, Slot, VALUE_BYTES_MAX};
 use format::record::{self, CreateBody, Operation, Record, RecordHeader, RenameBody, SetAttrBody};
@@ -172,38 +175,53 @@ proptest! {
     }
 
     #[test]
-    fn ledger_entries_come_back(kind in 2u8..=7, log in 1u64.., cut in any::<u64>(), groups in vec(any::<u32>(), 0..40)) {
+    fn ledger_entries_come_back(kind in 2u8..=9, log in 1u64.., record in any::<u64>(), words in vec(any::<u32>(), 1..40)) {
+        let kind = ledger::Kind::from_raw(kind).unwrap();
+        let (unit, version) = (Unit { kind: UnitKind::Locks, inode: InodeNumber::new(4) }, LeaseVersion::new(6));
+        let detail = GrantDetail { rights: 3.into(), unit: unit.kind as u8, mode: GrantMode::Write as u8, reserved: [0; 2] };
+        let of_log = !matches!(kind, ledger::Kind::Reap | ledger::Kind::Life);
         let header = EntryHeader {
-            envelope: Envelope::new(kind, 0, 0),
-            log: LogUid::new(log),
-            inode: InodeNumber::new(4),
-            version: LeaseVersion::new(6),
-            cut: Sequence::new(cut),
-            reserved: 0.into(),
+            envelope: Envelope::new(kind as u8, 0, 0),
+            log: LogUid::new(if of_log { log } else { 0 }),
+            inode: unit.inode,
+            version,
+            record: Sequence::new(record),
+            detail: zerocopy::transmute!(detail),
         };
-        let groups: Vec<U32> = groups.into_iter().map(U32::new).collect();
+        let groups: Vec<U32> = words.iter().copied().map(U32::new).collect();
+        let inodes: Vec<InodeNumber> = words.iter().map(|word| InodeNumber::new(u64::from(*word))).collect();
         let mut open = OpenLogBody::new_zeroed();
         open.groups = (groups.len() as u32).into();
-        let grant = GrantBody::new_zeroed();
-        let payload = match ledger::Kind::from_raw(kind).unwrap() {
+        open.kind = (LogKind::Update as u32).into();
+        let renew = RenewBody { file_bytes: record.into(), ..RenewBody::new_zeroed() };
+        let life = LifeBody { after: header.record, ..LifeBody::new_zeroed() };
+        let payload = match kind {
             ledger::Kind::OpenLog => [open.as_bytes(), groups.as_bytes()].concat(),
-            ledger::Kind::Grant => grant.as_bytes().to_vec(),
+            ledger::Kind::Renew => renew.as_bytes().to_vec(),
+            ledger::Kind::Reap => inodes.as_bytes().to_vec(),
+            ledger::Kind::Life => life.as_bytes().to_vec(),
             _ => vec![],
         };
         let bytes = frame(Salt::NONE, Sequence::new(8), &zerocopy::transmute!(header), &payload);
         let entry = Entry::decode(&bytes).unwrap();
-        prop_assert_eq!((entry.sequence.get(), entry.log.get()), (8, log));
-        let (inode, version, cut) = (header.inode, header.version, header.cut);
-        let expected = match ledger::Kind::from_raw(kind).unwrap() {
+        prop_assert_eq!((entry.sequence.get(), entry.log), (8, header.log));
+        let record = header.record;
+        let expected = match kind {
             ledger::Kind::Pad => Event::Pad,
-            ledger::Kind::OpenLog => Event::OpenLog { body: open, groups: &groups },
-            ledger::Kind::Grant => Event::Grant { inode, version, body: grant },
-            ledger::Kind::End => Event::End { inode, version, cut },
-            ledger::Kind::Void => Event::Void { inode, cut },
-            ledger::Kind::Cut => Event::Cut { cut },
-            ledger::Kind::CloseLog => Event::CloseLog { cut },
+            ledger::Kind::OpenLog => Event::OpenLog { version, body: open, groups: &groups },
+            ledger::Kind::Grant => Event::Grant { unit, version, from: record, mode: GrantMode::Write, rights: 3 },
+            ledger::Kind::End => Event::End { unit, version, digested: record },
+            ledger::Kind::CloseLog => Event::CloseLog { last: record },
+            ledger::Kind::Digest => Event::Digest { up_to: record, hash: header.detail },
+            ledger::Kind::Renew => Event::Renew { last: record, body: renew },
+            ledger::Kind::Reap => Event::Reap { inodes: &inodes },
+            ledger::Kind::Life => Event::Life { body: life },
         };
         prop_assert_eq!(entry.event, expected);
+        // An entry names a log exactly if its kind is about one.
+        let other = EntryHeader { log: LogUid::new(if of_log { 0 } else { log }), ..header };
+        let bytes = frame(Salt::NONE, Sequence::new(8), &zerocopy::transmute!(other), &payload);
+        prop_assert_eq!(Entry::decode(&bytes), Err(DecodeError::Field("log")));
     }
 
     #[test]

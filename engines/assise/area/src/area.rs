@@ -5,16 +5,16 @@ use crate::layout::{self, Layout};
 use crate::node::{HEIGHT_MAX, KEY_MIN};
 use crate::space::{FreeBlocks, Space};
 use crate::store::NodeStore;
+use crate::table::LedgerPlace;
 use crate::tree::Tree;
 use crate::view::{Entry, Extent, Item, View};
 use format::checksum::{self, Salt};
-use format::node::{GrantItem, InodeItem, ItemKind, Key, LogItem, SegmentItem};
+use format::node::{InodeItem, ItemKind, Key, SegmentItem};
 use format::record::FileType;
 use format::root::Root;
 use format::superblock::{FileKind, MAGIC, POOL_VERSION, Superblock};
 use format::{
-    BLOCK_BYTES, Block, Cookie, Epoch, FlipNumber, InodeNumber, LeaseVersion, LogUid, Name, PoolUid,
-    SegmentId, Sequence,
+    BLOCK_BYTES, Block, ChainNumber, Cookie, FlipNumber, InodeNumber, Name, PoolUid, SegmentId, Sequence,
 };
 use pmem::alloc::BlockAllocator;
 use pmem::{MediaError, Medium, Region};
@@ -60,23 +60,6 @@ impl Default for Limits {
     }
 }
 
-/// The numbers that a flip carries beside the tree, for their owner: the area only keeps them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
-    /// Next number that is given to a log as the start of its range.
-    pub next_inode: InodeNumber,
-    /// Next version of a lease.
-    pub next_lease_version: LeaseVersion,
-    /// Next log.
-    pub next_log: LogUid,
-    /// Last entry of the ledger that is contained in the tree.
-    pub ledger_sequence: Sequence,
-    /// Where in the ledger's ring the entry after it begins.
-    pub ledger_position: u64,
-    /// Incarnation of the ledger.
-    pub ledger_incarnation: u32,
-}
-
 /// What a new pool is made with.
 #[derive(Clone, Copy, Debug)]
 pub struct NewPool {
@@ -92,10 +75,8 @@ pub struct NewPool {
     pub root_gid: u32,
     /// Nanoseconds since 1970.
     pub time_ns: i64,
-    /// Epoch of the cluster.
-    pub epoch: Epoch,
-    /// First values.
-    pub counters: Counters,
+    /// Where its ledger begins.
+    pub ledger: LedgerPlace,
 }
 
 /// How full an area is.
@@ -161,7 +142,7 @@ impl Area {
             id: U64::new(0),
             file_bytes: U64::new(layout.file_bytes()),
             owner: U32::new(format::superblock::OWNER_DAEMON),
-            reserved: U32::new(0),
+            chain: ChainNumber::ONLY,
             created_ns: U64::new(u64::try_from(new.time_ns).unwrap_or(0)),
             geometry: U64::new(u64::from(new.tree_nodes_max)),
         };
@@ -194,7 +175,7 @@ impl Area {
         };
         let key = Key::new(InodeNumber::ROOT.get(), ItemKind::Inode, 0);
         tree.put(&store, key, inode.as_bytes())?;
-        let written = tree.write(&store, new.epoch, &mut || {
+        let written = tree.write(&store, new.ledger.sequence, &mut || {
             map.allocate(1, None).map(|(block, _)| block).ok_or(AreaError::NoSpace)
         })?;
         let flip = FlipNumber::new(1);
@@ -206,11 +187,10 @@ impl Area {
             node: written.root,
             inodes: U64::new(1),
             nodes: U64::new(1),
-            epoch: new.epoch,
             next_segment: SegmentId::new(1),
             ..Root::default()
         };
-        region.write(layout::root_at(flip), &with_counters(root, &new.counters).encode());
+        region.write(layout::root_at(flip), &new.ledger.in_root(root).encode());
         Ok(())
     }
 
@@ -299,14 +279,14 @@ impl Area {
         self.root.flip
     }
 
-    /// Epoch in which the last flip was made.
-    pub fn epoch(&self) -> Epoch {
-        self.root.epoch
+    /// Where the ledger stood in the last flip.
+    pub fn ledger(&self) -> LedgerPlace {
+        LedgerPlace::of_root(&self.root)
     }
 
-    /// The numbers that the last flip carried.
-    pub fn counters(&self) -> Counters {
-        counters_of(&self.root)
+    /// The entry of the ledger that the last flip which changed the tree executed.
+    pub fn version(&self) -> Sequence {
+        self.root.node.version
     }
 
     /// How full it is.
@@ -421,30 +401,6 @@ impl Area {
         self.view().orphans(after, inodes_max)
     }
 
-    /// The logs that live.
-    ///
-    /// # Errors
-    /// As [`Area::inode`].
-    pub fn logs(&self) -> Result<Vec<(LogUid, LogItem)>, AreaError> {
-        self.view().logs()
-    }
-
-    /// Supplementary groups of a log's process.
-    ///
-    /// # Errors
-    /// As [`Area::inode`].
-    pub fn groups(&self, log: LogUid) -> Result<Vec<u32>, AreaError> {
-        self.view().groups(log)
-    }
-
-    /// The grants of a log that live.
-    ///
-    /// # Errors
-    /// As [`Area::inode`].
-    pub fn grants(&self, log: LogUid) -> Result<Vec<(InodeNumber, GrantItem)>, AreaError> {
-        self.view().grants(log)
-    }
-
     /// The data segments.
     ///
     /// # Errors
@@ -552,7 +508,7 @@ impl Area {
 }
 
 /// The largest key.
-const KEY_MAX: Key = Key::new(u64::MAX, ItemKind::Segment, u64::MAX);
+const KEY_MAX: Key = Key::new(u64::MAX, ItemKind::SubtreeGrant, u64::MAX);
 
 /// Reads one block of a written extent and compares it with its checksum.
 pub(crate) fn read_block(
@@ -570,31 +526,6 @@ pub(crate) fn read_block(
         return Ok(bytes);
     }
     Err(AreaError::Data { inode, offset: file_block * BLOCK_BYTES as u64, segment, block })
-}
-
-/// The counters in a root.
-pub(crate) fn counters_of(root: &Root) -> Counters {
-    Counters {
-        next_inode: root.next_inode,
-        next_lease_version: root.next_lease_version,
-        next_log: root.next_log,
-        ledger_sequence: root.ledger_sequence,
-        ledger_position: root.ledger_position.get(),
-        ledger_incarnation: root.ledger_incarnation.get(),
-    }
-}
-
-/// A root with these counters.
-pub(crate) fn with_counters(root: Root, counters: &Counters) -> Root {
-    Root {
-        next_inode: counters.next_inode,
-        next_lease_version: counters.next_lease_version,
-        next_log: counters.next_log,
-        ledger_sequence: counters.ledger_sequence,
-        ledger_position: U64::new(counters.ledger_position),
-        ledger_incarnation: U32::new(counters.ledger_incarnation),
-        ..root
-    }
 }
 
 const _: () = assert!(HEIGHT_MAX <= u8::MAX as u32);

@@ -171,7 +171,7 @@ impl Batch<'_> {
         }
         self.put(Key::new(0, ItemKind::Orphan, inode.get()), &[])?;
         let gone = !applying.keep_open && self.reap_step(inode, self.area.limits.reap_items_max)?;
-        Ok(if gone { Applied::Done } else { Applied::Orphaned(inode) })
+        Ok(if gone { Applied::Removed(inode) } else { Applied::Orphaned(inode) })
     }
 
     /// Removes up to `items_max` items of an inode without a name, the inode itself last. True if nothing is left.

@@ -10,18 +10,17 @@
 //! before [`Area::release`].
 
 use crate::AreaError;
-use crate::area::{Area, Counters, counters_of, with_counters};
+use crate::area::Area;
 use crate::layout;
 use crate::runs::RunSet;
 use crate::space::{Made, Run};
+use crate::table::LedgerPlace;
 use crate::tree::Tree;
 use crate::view::View;
-use format::node::{GrantItem, InodeItem, ItemKind, Key, LOG_GROUPS_PIECE, LogItem};
+use format::node::{InodeItem, ItemKind, Key};
 use format::record::Operation;
 use format::root::Root;
-use format::{
-    BLOCK_BYTES, Block, Epoch, FlipNumber, InodeNumber, LeaseVersion, LogUid, SegmentId, Sequence, Stamp,
-};
+use format::{BLOCK_BYTES, Block, FlipNumber, InodeNumber, LeaseVersion, LogUid, SegmentId, Sequence, Stamp};
 use std::collections::{BTreeMap, BTreeSet};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
@@ -92,6 +91,8 @@ pub enum Applied {
     Stale,
     /// It took the last name of this inode, which waits to be reaped.
     Orphaned(InodeNumber),
+    /// It took the last name of this inode, and removed it.
+    Removed(InodeNumber),
 }
 
 /// What a commit did.
@@ -147,19 +148,16 @@ pub struct Batch<'a> {
 }
 
 impl Area {
-    /// Begins a batch in an epoch.
+    /// Begins a batch.
     ///
     /// # Errors
-    /// `Epoch` (before that of the last flip), `Poisoned`, `Medium`.
-    pub fn begin(&mut self, epoch: Epoch) -> Result<Batch<'_>, AreaError> {
+    /// `Poisoned`, `Medium`.
+    pub fn begin(&mut self) -> Result<Batch<'_>, AreaError> {
         if self.poisoned {
             return Err(AreaError::Poisoned);
         }
-        if epoch < self.root.epoch {
-            return Err(AreaError::Epoch);
-        }
         self.clear_torn_slot()?;
-        let root = Root { epoch, ..self.root };
+        let root = self.root;
         let tree = Tree::committed(root.node, root.height.get());
         let made = Made { flip: root.flip.next(), time_ns: 0 };
         Ok(Batch {
@@ -288,82 +286,18 @@ impl Batch<'_> {
         self.put(Key::new(inode.get(), ItemKind::Inode, 0), item.as_bytes())
     }
 
-    /// The numbers that the commit will carry.
-    pub fn counters(&self) -> Counters {
-        counters_of(&self.root)
+    /// The version of the last flip that changed the tree: the commit's is not smaller.
+    pub fn version(&self) -> Sequence {
+        self.area.version()
     }
 
-    /// Sets the numbers that the commit will carry.
-    pub fn set_counters(&mut self, counters: &Counters) {
-        self.root = with_counters(self.root, counters);
-    }
-
-    /// Notes how far a log is contained in the tree. Its groups stay what they are.
-    ///
-    /// # Errors
-    /// `BatchFull`, `NoSpace`, `Poisoned`, `Node`, `Medium`, as all table changes.
-    pub fn put_log(&mut self, log: LogUid, item: &LogItem) -> Result<(), AreaError> {
-        self.guarded(|batch| {
-            batch.begin_change(1, 1, Need::Promised)?;
-            batch.put(Key::new(0, ItemKind::Log, log.get()), item.as_bytes())
-        })
-    }
-
-    /// Sets the supplementary groups of a log's process.
-    ///
-    /// # Errors
-    /// As [`Batch::put_log`].
-    pub fn put_groups(&mut self, log: LogUid, groups: &[u32]) -> Result<(), AreaError> {
-        self.guarded(|batch| {
-            let pieces = u32::try_from(groups.len().div_ceil(LOG_GROUPS_PIECE)).unwrap_or(u32::MAX);
-            batch.begin_change(2, pieces, Need::Noting)?;
-            batch.remove_kind(log.get(), ItemKind::Log)?;
-            for (piece, groups) in groups.chunks(LOG_GROUPS_PIECE).enumerate() {
-                let bytes: Vec<u8> = groups.iter().flat_map(|group| group.to_le_bytes()).collect();
-                batch.put(Key::new(log.get(), ItemKind::Log, piece as u64), &bytes)?;
-            }
-            Ok(())
-        })
-    }
-
-    /// Takes a log with its groups and grants out of the table.
-    ///
-    /// # Errors
-    /// As [`Batch::put_log`].
-    pub fn remove_log(&mut self, log: LogUid) -> Result<(), AreaError> {
-        self.guarded(|batch| {
-            batch.begin_change(3, 0, Need::Shrinking)?;
-            batch.remove(&Key::new(0, ItemKind::Log, log.get()))?;
-            batch.remove_kind(log.get(), ItemKind::Log)?;
-            batch.remove_kind(log.get(), ItemKind::Grant)
-        })
-    }
-
-    /// Notes a grant that lives.
-    ///
-    /// # Errors
-    /// As [`Batch::put_log`].
-    pub fn put_grant(&mut self, log: LogUid, inode: InodeNumber, item: &GrantItem) -> Result<(), AreaError> {
-        self.guarded(|batch| {
-            batch.begin_change(1, 1, Need::Promised)?;
-            batch.put(Key::new(log.get(), ItemKind::Grant, inode.get()), item.as_bytes())
-        })
-    }
-
-    /// Takes a grant out of the table.
-    ///
-    /// # Errors
-    /// As [`Batch::put_log`].
-    pub fn remove_grant(&mut self, log: LogUid, inode: InodeNumber) -> Result<(), AreaError> {
-        self.guarded(|batch| {
-            batch.begin_change(1, 0, Need::Shrinking)?;
-            batch.remove(&Key::new(log.get(), ItemKind::Grant, inode.get()))?;
-            Ok(())
-        })
+    /// Where the ledger stands with all that the batch contains.
+    pub fn set_ledger(&mut self, place: &LedgerPlace) {
+        self.root = place.in_root(self.root);
     }
 
     /// Takes out all items of one object and kind.
-    fn remove_kind(&mut self, object: u64, kind: ItemKind) -> Result<(), AreaError> {
+    pub(crate) fn remove_kind(&mut self, object: u64, kind: ItemKind) -> Result<(), AreaError> {
         for key in self.keys(object, kind, 0, usize::MAX)? {
             self.remove(&key)?;
         }
@@ -390,19 +324,23 @@ impl Batch<'_> {
         Ok(keys)
     }
 
-    /// Makes the batch real. If it fails half way, the area is poisoned: only another [`Area::open`] tells whether
-    /// the flip came about.
+    /// Makes the batch real. `version` is the entry of the ledger that it executes, whole or in part; every pointer to
+    /// what it changed carries it. If the commit fails half way, the area is poisoned: only another [`Area::open`] tells
+    /// whether the flip came about.
     ///
     /// # Errors
-    /// `Poisoned`, `Medium`, `Node`.
-    pub fn commit(mut self) -> Result<Committed, AreaError> {
+    /// `Version` (before that of an earlier flip), `Poisoned`, `Medium`, `Node`.
+    pub fn commit(mut self, version: Sequence) -> Result<Committed, AreaError> {
         if self.state != State::Whole {
             return Err(AreaError::Poisoned);
         }
-        let (before, nothing) = (Root { epoch: self.root.epoch, ..self.area.root }, self.tree.changed() == 0);
-        if nothing && self.root == before {
+        if version < self.area.root.node.version {
+            return Err(AreaError::Version);
+        }
+        if self.tree.is_committed_as(&self.area.root.node) && self.root == self.area.root {
             self.state = State::Committed;
-            return Ok(Committed { flip: before.flip, freed_of: Vec::new(), nodes: 0, data_blocks: 0 });
+            let flip = self.root.flip;
+            return Ok(Committed { flip, freed_of: Vec::new(), nodes: 0, data_blocks: 0 });
         }
         self.area.poisoned = true;
         self.flush()?;
@@ -412,7 +350,7 @@ impl Batch<'_> {
         self.area.space.free_recycled();
         self.put_segments()?;
         let flip = self.made.flip;
-        let nodes = self.write_nodes()?;
+        let nodes = self.write_nodes(version)?;
         self.area.node_map.write(flip);
         // Everything that the root will name is settled before the root is written.
         self.area.space.settle(flip)?;
@@ -446,12 +384,12 @@ impl Batch<'_> {
     }
 
     /// Writes the changed nodes and frees those they replace.
-    fn write_nodes(&mut self) -> Result<u32, AreaError> {
+    fn write_nodes(&mut self, version: Sequence) -> Result<u32, AreaError> {
         let area = &mut *self.area;
         let tree = std::mem::replace(&mut self.tree, Tree::empty());
         let (store, map) = (&area.store, &mut area.node_map);
         let mut hint = None;
-        let written = tree.write(store, self.root.epoch, &mut || {
+        let written = tree.write(store, version, &mut || {
             let (block, _) = map.allocate(1, hint).ok_or(AreaError::NoSpace)?;
             hint = block.get().checked_add(1).map(Block::new);
             Ok(block)

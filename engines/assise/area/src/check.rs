@@ -141,6 +141,9 @@ impl<'a> Checker<'a> {
             }
         };
         self.report.nodes += 1;
+        if page.version() > pointer.version {
+            self.report.find(format!("node in block {block}: later than the pointer to it"));
+        }
         if !keys_within(&page, &bounds.first, bounds.end.as_ref()) {
             self.report.find(format!("node in block {block}: keys that belong elsewhere"));
         }
@@ -151,8 +154,8 @@ impl<'a> Checker<'a> {
                 continue;
             }
             let child = page.child(index);
-            if child.epoch > pointer.epoch {
-                self.report.find(format!("node in block {block}: a child of a later epoch"));
+            if child.version > pointer.version {
+                self.report.find(format!("node in block {block}: a child of a later version"));
             }
             let end = page.slots().get(index + 1).map(|next| next.key).or(bounds.end);
             self.node(&child, level - 1, &Bounds { first: slot.key, end })?;
@@ -332,7 +335,7 @@ mod tests {
     use crate::batch::Batch;
     use format::node::{EntryItem, InodeItem};
     use format::record::FileType;
-    use format::{Cookie, Epoch, InodeNumber, Name, PoolUid};
+    use format::{Cookie, InodeNumber, Life, Name, PoolUid, Sequence};
     use pmem::recorded::Recorder;
     use zerocopy::IntoBytes;
     use zerocopy::little_endian::{U32, U64};
@@ -360,7 +363,7 @@ mod tests {
     fn findings_after(damage: impl FnOnce(&mut Batch<'_>) -> Result<(), AreaError>) -> String {
         let recorder = Recorder::new();
         let medium = recorder.medium();
-        let epoch = Epoch::new(1);
+        let version = Sequence::new(1);
         let new = NewPool {
             pool: PoolUid::new(1),
             tree_nodes_max: 128,
@@ -368,13 +371,12 @@ mod tests {
             root_uid: 0,
             root_gid: 0,
             time_ns: 0,
-            epoch,
-            counters: crate::Counters::default(),
+            ledger: crate::LedgerPlace { sequence: Sequence::new(0), position: 0, life: Life::new(0) },
         };
         Area::format(&medium, &new).unwrap();
         let limits = Limits { capacity_blocks: 40, segment_blocks: 20, ..Limits::default() };
         let mut area = Area::open(&medium, limits).unwrap();
-        let mut batch = area.begin(epoch).unwrap();
+        let mut batch = area.begin().unwrap();
         let mut root = batch.view().inode(InodeNumber::ROOT).unwrap().unwrap();
         root.size = U64::new(1);
         batch.put_inode(InodeNumber::ROOT, &root).unwrap();
@@ -382,11 +384,11 @@ mod tests {
         let (key, value) = entry(2, b"name");
         batch.put(key, &value).unwrap();
         batch.root.inodes = U64::new(2);
-        batch.commit().unwrap();
+        batch.commit(version).unwrap();
         assert_eq!(check(&medium).unwrap().findings, Vec::<String>::new());
-        let mut batch = area.begin(epoch).unwrap();
+        let mut batch = area.begin().unwrap();
         damage(&mut batch).unwrap();
-        batch.commit().unwrap();
+        batch.commit(version).unwrap();
         check(&medium).unwrap().findings.join("; ")
     }
 

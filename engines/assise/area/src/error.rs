@@ -40,8 +40,8 @@ pub enum AreaError {
     NoSpace,
     /// The batch holds as much as it may: commit it, release what the flip freed, and begin another one.
     BatchFull,
-    /// The epoch of a batch lies before that of the tree.
-    Epoch,
+    /// The ledger's entry that a batch executes lies before one that was executed.
+    Version,
     /// A flip was released that was not the last one.
     Flip(FlipNumber),
     /// An earlier commit failed half way: only opening the pool again tells what is in it.
@@ -129,7 +129,7 @@ impl fmt::Display for AreaError {
             ),
             Self::NoSpace => write!(f, "no room in the area"),
             Self::BatchFull => write!(f, "the batch is full"),
-            Self::Epoch => write!(f, "the epoch lies before the tree's"),
+            Self::Version => write!(f, "the entry lies before one that was executed"),
             Self::Flip(flip) => write!(f, "flip {flip} is not the last one"),
             Self::Poisoned => write!(f, "an earlier commit failed: open the pool again"),
             Self::Refused(refused) => write!(f, "refused: {refused}"),

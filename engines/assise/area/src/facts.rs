@@ -3,7 +3,7 @@
 use crate::AreaError;
 use crate::check::Report;
 use crate::view::{Extent, decode_entry, split_xattr};
-use format::node::{GrantItem, InodeItem, ItemKind, Key, LogItem, SegmentItem};
+use format::node::{GrantItem, InodeItem, ItemKind, Key, LifeItem, LogItem, SegmentItem};
 use format::record::FileType;
 use format::{BLOCK_BYTES, Block, Cookie, InodeNumber, Name, SegmentId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -87,8 +87,11 @@ impl Facts {
                 LogItem::read_from_bytes(value).map_err(|_| wrong("length"))?;
             }
             ItemKind::Log => {}
-            ItemKind::Grant => {
+            ItemKind::Grant | ItemKind::RenameGrant | ItemKind::LocksGrant | ItemKind::SubtreeGrant => {
                 GrantItem::read_from_bytes(value).map_err(|_| wrong("length"))?;
+            }
+            ItemKind::Life => {
+                LifeItem::read_from_bytes(value).map_err(|_| wrong("length"))?;
             }
             ItemKind::Segment => {}
         }

@@ -3,7 +3,7 @@
 use crate::AreaError;
 use crate::area::Area;
 use crate::view::{Extent, decode_entry, split_xattr};
-use format::node::{GrantItem, InodeItem, ItemKind, Key, LogItem, SegmentItem};
+use format::node::{GrantItem, InodeItem, ItemKind, Key, LifeItem, LogItem, SegmentItem};
 use format::superblock::OWNER_DAEMON;
 use zerocopy::FromBytes;
 
@@ -14,10 +14,11 @@ const ITEMS_AT_ONCE: usize = 256;
 pub fn headline(area: &Area) -> String {
     let (root, usage) = (&area.root, area.usage());
     format!(
-        "pool {} flip {} epoch {} height {} nodes {} inodes {} data blocks {} of {}",
+        "pool {} flip {} life {} ledger {} height {} nodes {} inodes {} data blocks {} of {}",
         root.pool,
         root.flip,
-        root.epoch,
+        root.life,
+        root.ledger_sequence,
         root.height,
         root.nodes,
         root.inodes,
@@ -69,14 +70,15 @@ pub fn line(key: &Key, value: &[u8]) -> String {
         ItemKind::Orphan => Some(format!("inode {sub} has no name")),
         ItemKind::Log if object == 0 => LogItem::read_from_bytes(value).ok().map(|item| {
             let (digested, position, incarnation) = (item.digested, item.position, item.incarnation);
-            format!("log {sub} user {} digested {digested} next at {position} life {incarnation}", item.uid)
+            format!("log {sub} user {} digested {digested} next at {position} file {incarnation}", item.uid)
         }),
         ItemKind::Log => Some(format!("log {object} {} groups from {sub}", value.len() / 4)),
-        ItemKind::Grant => GrantItem::read_from_bytes(value).ok().map(|item| {
-            format!(
-                "log {object} inode {sub} version {} from {} rights {:x}",
-                item.version, item.from, item.rights
-            )
+        ItemKind::Grant => grant_line(object, &format!("inode {sub}"), value),
+        ItemKind::RenameGrant => grant_line(object, "renames", value),
+        ItemKind::LocksGrant => grant_line(object, &format!("locks of inode {sub}"), value),
+        ItemKind::SubtreeGrant => grant_line(object, &format!("subtree of inode {sub}"), value),
+        ItemKind::Life => LifeItem::read_from_bytes(value).ok().map(|item| {
+            format!("life {sub} of node {} epoch {} from entry {}", item.node, item.epoch, item.first)
         }),
         ItemKind::Segment => SegmentItem::read_from_bytes(value).ok().map(|item| {
             let owner = match item.owner.get() {
@@ -87,6 +89,12 @@ pub fn line(key: &Key, value: &[u8]) -> String {
         }),
     };
     text.unwrap_or_else(|| format!("{object} {kind:?} {sub}: unreadable, {} bytes", value.len()))
+}
+
+fn grant_line(log: u64, unit: &str, value: &[u8]) -> Option<String> {
+    let item = GrantItem::read_from_bytes(value).ok()?;
+    let (version, from, rights) = (item.version, item.from, item.rights);
+    Some(format!("log {log} {unit} version {version} from {from} rights {rights:x}"))
 }
 
 fn inode_line(inode: u64, item: &InodeItem) -> String {

@@ -1,5 +1,5 @@
 //! The shared area of one node: a copy-on-write tree in persistent memory, its allocator and extents (Assise §3.1,
-//! §3.2; the epoch in each pointer stands for the bitmaps of §3.4).
+//! §3.2; the version in each pointer stands for the bitmaps of §3.4).
 //!
 //! One B+tree of 4 KB nodes holds everything: inodes, names, extents, the tables of logs, grants and segments. It
 //! lies in the pool's file `tree`; data lies in `segment-N` files, kept by owner. A batch of changes becomes real by
@@ -30,12 +30,14 @@ mod node;
 mod runs;
 mod space;
 mod store;
+mod table;
 mod tree;
 mod view;
 
-pub use area::{Area, Counters, Limits, NewPool, Usage};
+pub use area::{Area, Limits, NewPool, Usage};
 pub use batch::{Applied, Applying, Batch, Committed};
 pub use error::{AreaError, Refused};
 pub use layout::TREE_FILE;
 pub use space::{FreeBlocks, segment_file};
+pub use table::LedgerPlace;
 pub use view::{Entry, Extent, Item};

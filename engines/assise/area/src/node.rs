@@ -3,8 +3,8 @@
 
 use format::node::{Key, NODE_MAGIC, NodeHeader, NodeView, Slot};
 use format::root::NodePointer;
-use format::{BLOCK_BYTES, Block, DecodeError, Epoch};
-use zerocopy::little_endian::U16;
+use format::{BLOCK_BYTES, Block, DecodeError, Sequence};
+use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Bytes of a node for slots and values.
@@ -30,6 +30,7 @@ pub(crate) struct Page {
     bytes: Box<[u8; BLOCK_BYTES]>,
     slots: Vec<Slot>,
     level: u8,
+    version: Sequence,
 }
 
 impl Page {
@@ -42,8 +43,13 @@ impl Page {
         if level > 0 && view.slots().is_empty() {
             return Err(DecodeError::Field("count"));
         }
-        let slots = view.slots().to_vec();
-        Ok(Self { bytes, slots, level })
+        let (slots, version) = (view.slots().to_vec(), view.header().version);
+        Ok(Self { bytes, slots, level, version })
+    }
+
+    /// The ledger's entry that made the flip in which it was written.
+    pub fn version(&self) -> Sequence {
+        self.version
     }
 
     /// 0 for a leaf.
@@ -244,7 +250,7 @@ pub(crate) fn encode<'a>(
     level: u8,
     items: impl ExactSizeIterator<Item = (Key, &'a [u8])>,
     block: Block,
-    epoch: Epoch,
+    version: Sequence,
 ) -> Box<[u8; BLOCK_BYTES]> {
     let mut bytes = Box::new([0; BLOCK_BYTES]);
     let count = items.len();
@@ -265,7 +271,8 @@ pub(crate) fn encode<'a>(
         count: u16_of(count),
         value_bytes: u16_of(BLOCK_BYTES - value_at),
         block,
-        epoch,
+        reserved2: U32::new(0),
+        version,
     };
     bytes[..size_of::<NodeHeader>()].copy_from_slice(header.as_bytes());
     bytes

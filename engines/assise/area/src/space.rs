@@ -19,7 +19,7 @@ use crate::area::Limits;
 use crate::store::byte_of;
 use format::node::SegmentItem;
 use format::superblock::{FileKind, MAGIC, OWNER_DAEMON, POOL_VERSION, Superblock};
-use format::{BLOCK_BYTES, Block, FlipNumber, PoolUid, SegmentId};
+use format::{BLOCK_BYTES, Block, ChainNumber, FlipNumber, PoolUid, SegmentId};
 use pmem::alloc::{self, BlockAllocator};
 use pmem::{MediaError, Medium, Region};
 use std::collections::BTreeMap;
@@ -401,7 +401,7 @@ impl Space {
             id: U64::new(id.get().into()),
             file_bytes: U64::new(file_bytes),
             owner: U32::new(owner),
-            reserved: U32::new(0),
+            chain: ChainNumber::ONLY,
             created_ns: U64::new(made.time_ns),
             geometry: U64::new(base),
         };

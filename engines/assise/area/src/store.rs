@@ -8,7 +8,7 @@ use crate::AreaError;
 use crate::node::Page;
 use format::checksum::{self, Salt};
 use format::root::NodePointer;
-use format::{BLOCK_BYTES, Block, DecodeError, Epoch};
+use format::{BLOCK_BYTES, Block, DecodeError, Sequence};
 use pmem::Region;
 use std::collections::HashMap;
 use std::ops::Range;
@@ -61,14 +61,14 @@ impl NodeStore {
         bytes: Box<[u8; BLOCK_BYTES]>,
         block: Block,
         level: u8,
-        epoch: Epoch,
+        version: Sequence,
     ) -> Result<NodePointer, AreaError> {
         assert!(self.blocks.contains(&block.get()), "the allocator gives blocks of nodes");
         let checksum = checksum::of(Salt::NONE, &bytes[..]);
         self.region.write(byte_of(block), &bytes[..]);
         let page = Page::decode(bytes, block, level).expect("what was just encoded is sound");
         self.lock().put(block, checksum, Arc::new(page));
-        Ok(NodePointer { block, checksum: U32::new(checksum), epoch, reserved: U32::new(0) })
+        Ok(NodePointer { block, checksum: U32::new(checksum), version })
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Cache> {

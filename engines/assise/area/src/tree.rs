@@ -12,9 +12,13 @@ use crate::node::{CHILDREN_MAX, Child, HEIGHT_MAX, Inner, KEY_MIN, Leaf, NODE_RO
 use crate::store::NodeStore;
 use format::node::Key;
 use format::root::NodePointer;
-use format::{Block, Epoch};
+use format::{Block, Sequence};
 use std::ops::ControlFlow;
 use zerocopy::IntoBytes;
+
+/// Version of a pointer to a clean node that took over the range of a neighbour in this batch: the commit puts its own in
+/// its place. So nobody who looks for what changed passes by the range that became empty.
+const OF_THIS_COMMIT: Sequence = Sequence::new(u64::MAX);
 
 /// A tree: committed if its root is clean, else under change.
 #[derive(Debug)]
@@ -59,6 +63,11 @@ impl Tree {
     /// Levels.
     pub fn height(&self) -> u32 {
         self.height
+    }
+
+    /// Whether it is still what was committed with this root.
+    pub fn is_committed_as(&self, root: &NodePointer) -> bool {
+        matches!(&self.root, Child::Clean(pointer) if pointer == root)
     }
 
     fn root_level(&self) -> u8 {
@@ -159,12 +168,12 @@ impl Tree {
     pub fn write(
         self,
         store: &NodeStore,
-        epoch: Epoch,
+        version: Sequence,
         allocate: &mut dyn FnMut() -> Result<Block, AreaError>,
     ) -> Result<Written, AreaError> {
         let height = self.height;
         let mut nodes = 0;
-        let root = write_child(store, self.root, epoch, allocate, &mut nodes)?;
+        let root = write_child(store, self.root, version, allocate, &mut nodes)?;
         assert_eq!(nodes, self.changed, "each changed node was counted once");
         Ok(Written { root, height, nodes, freed: self.freed })
     }
@@ -278,6 +287,21 @@ fn floor_child(store: &NodeStore, child: &Child, level: u8, key: &Key) -> Result
     Ok(None)
 }
 
+impl Child {
+    /// Notes that it covers more keys from now on, behind those that it covered. A node under change gets the commit's
+    /// version anyway, but its last child reaches further, too.
+    fn reach_further(&mut self) {
+        match self {
+            Self::Clean(pointer) => pointer.version = OF_THIS_COMMIT,
+            Self::Leaf(_) => {}
+            Self::Inner(inner) => {
+                let (_, last) = inner.children.last_mut().expect("an inner node has children");
+                last.reach_further();
+            }
+        }
+    }
+}
+
 /// A change on its way down the tree.
 struct Edit<'a> {
     store: &'a NodeStore,
@@ -290,12 +314,16 @@ impl Edit<'_> {
     fn open(&mut self, child: &mut Child, level: u8) -> Result<(), AreaError> {
         let Child::Clean(pointer) = child else { return Ok(()) };
         let page = self.store.load(pointer, level)?;
+        let reaches_further = pointer.version == OF_THIS_COMMIT;
         self.freed.push(pointer.block);
         *self.changed += 1;
         *child = match level {
             0 => Child::Leaf(Leaf::of_page(&page)),
             _ => Child::Inner(Inner::of_page(&page)),
         };
+        if reaches_further {
+            child.reach_further();
+        }
         Ok(())
     }
 
@@ -353,17 +381,37 @@ impl Edit<'_> {
         Ok(())
     }
 
+    /// Lets a child begin with a smaller key than before: the separators on its leftmost path say so, too.
+    fn begin_at(
+        &mut self,
+        (separator, child): &mut (Key, Child),
+        level: u8,
+        first: Key,
+    ) -> Result<(), AreaError> {
+        *separator = first;
+        self.open(child, level)?;
+        match child {
+            Child::Inner(inner) => self.begin_at(&mut inner.children[0], level - 1, first),
+            Child::Leaf(_) | Child::Clean(_) => Ok(()),
+        }
+    }
+
     /// After a removal below the child with this index: drops it if it is empty, joins it to a sibling if both
     /// have little in them.
     fn tidy(&mut self, inner: &mut Inner, index: usize) -> Result<(), AreaError> {
         let child = &inner.children[index].1;
         if child.is_empty() {
             let (first, _) = inner.children.remove(index);
-            if let (0, Some(next)) = (index, inner.children.first_mut()) {
-                next.0 = first;
-            }
             *self.changed -= 1;
-            return Ok(());
+            // A neighbour covers its keys from now on.
+            return match (index.checked_sub(1), inner.children.first_mut()) {
+                (Some(left), _) => {
+                    inner.children[left].1.reach_further();
+                    Ok(())
+                }
+                (None, Some(next)) => self.begin_at(next, inner.level - 1, first),
+                (None, None) => Ok(()),
+            };
         }
         if !child.is_sparse() || inner.children.len() == 1 {
             return Ok(());
@@ -388,23 +436,26 @@ impl Edit<'_> {
 fn write_child(
     store: &NodeStore,
     child: Child,
-    epoch: Epoch,
+    version: Sequence,
     allocate: &mut dyn FnMut() -> Result<Block, AreaError>,
     nodes: &mut u32,
 ) -> Result<NodePointer, AreaError> {
     let (level, items) = match child {
+        Child::Clean(pointer) if pointer.version == OF_THIS_COMMIT => {
+            return Ok(NodePointer { version, ..pointer });
+        }
         Child::Clean(pointer) => return Ok(pointer),
         Child::Leaf(leaf) => {
             assert!(leaf.items().is_empty() || !leaf.is_over(), "a leaf that is too full was split");
             let block = allocate()?;
             let items = leaf.items().iter().map(|(key, value)| (*key, &value[..]));
             *nodes += 1;
-            return store.write(encode(0, items, block, epoch), block, 0, epoch);
+            return store.write(encode(0, items, block, version), block, 0, version);
         }
         Child::Inner(inner) => {
             let mut pointers = Vec::with_capacity(inner.children.len());
             for (first, child) in inner.children {
-                pointers.push((first, write_child(store, child, epoch, allocate, nodes)?));
+                pointers.push((first, write_child(store, child, version, allocate, nodes)?));
             }
             (inner.level, pointers)
         }
@@ -413,7 +464,7 @@ fn write_child(
     let block = allocate()?;
     let items = items.iter().map(|(first, pointer)| (*first, pointer.as_bytes()));
     *nodes += 1;
-    store.write(encode(level, items, block, epoch), block, level, epoch)
+    store.write(encode(level, items, block, version), block, level, version)
 }
 
 /// Checks a page against the keys that its parent says may stand in it.
@@ -486,7 +537,7 @@ mod tests {
             if draw(3) == 0 {
                 let old = std::mem::replace(&mut tree, Tree::empty());
                 let written = old
-                    .write(&store, Epoch::new(1), &mut || {
+                    .write(&store, Sequence::new(1), &mut || {
                         Ok(Block::new(free.pop_first().expect("enough nodes")))
                     })
                     .unwrap();
@@ -520,5 +571,179 @@ mod tests {
             high = high.max(compare(seed, 3000, 100)).max(compare(seed, 1500, 960));
         }
         assert!(high >= 3, "height {high}");
+    }
+
+    /// Ranges of keys below a pointer that changed after version `since`, as the versions say: those of the leaves with a
+    /// newer pointer, and that of the last leaf of what took over the range behind it.
+    fn changed_since(
+        store: &NodeStore,
+        (pointer, level): (&NodePointer, u8),
+        (first, end): (Key, Option<Key>),
+        (since, widened): (Sequence, bool),
+        found: &mut Vec<(Key, Option<Key>)>,
+    ) {
+        if pointer.version <= since && !widened {
+            return;
+        }
+        let page = store.load(pointer, level).unwrap();
+        if level == 0 {
+            return found.push((first, end));
+        }
+        let widened = widened || pointer.version > page.version();
+        let last = page.slots().len() - 1;
+        for (index, slot) in page.slots().iter().enumerate() {
+            let outer = widened && index == last;
+            let next = page.slots().get(index + 1).map(|next| next.key).or(end);
+            let child = (&page.child(index), level - 1);
+            changed_since(store, child, (slot.key, next), (since, outer), found);
+        }
+    }
+
+    /// Whatever was put and removed: a tree of an earlier version differs from the present one only in ranges that the
+    /// present one says have changed. So a copy that fetches these ranges has the present tree.
+    #[test]
+    fn versions_say_which_ranges_changed() {
+        let (mut inherited, mut skipped) = (0, 0);
+        for seed in 0..12u64 {
+            let region = Recorder::new().medium().create("tree", u64::from(NODES) * 4096).unwrap();
+            let store = NodeStore::new(region, 0..NODES, 64);
+            let mut random = seed;
+            let mut draw = |end: u64| {
+                random =
+                    random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                (random >> 33) % end
+            };
+            let mut tree = Tree::empty();
+            let mut free: BTreeSet<u32> = (0..NODES).collect();
+            let mut models = vec![BTreeMap::<u64, u8>::new()];
+            let keys = [400, 3600][seed as usize % 2];
+            for version in 1..=40u64 {
+                let mut model = models.last().unwrap().clone();
+                // Whole runs of keys, so that leaves, and inner nodes, become empty; towards the end all of it goes.
+                let puts = if version < 20 { 3 } else { 1 };
+                for step in 0..12 {
+                    // Between the runs single keys.
+                    let length = if step % 3 == 0 { draw(keys / 4) } else { 1 };
+                    let (from, put) = (draw(keys), draw(4) < puts);
+                    for number in from..(from + length).min(keys) {
+                        if put {
+                            let value = vec![version as u8; 600 + draw(361) as usize];
+                            tree.put(&store, key(number), &value).unwrap();
+                            model.insert(number, version as u8);
+                        } else {
+                            assert_eq!(
+                                tree.remove(&store, &key(number)).unwrap(),
+                                model.remove(&number).is_some()
+                            );
+                        }
+                    }
+                }
+                let mut allocate = || Ok(Block::new(free.pop_first().expect("enough nodes")));
+                let written = tree.write(&store, Sequence::new(version), &mut allocate).unwrap();
+                free.extend(written.freed.iter().map(|block| block.get()));
+                models.push(model);
+                let present = models.last().unwrap();
+                let root = (&written.root, (written.height - 1) as u8);
+                for since in [version - 1, version.saturating_sub(1 + draw(8))] {
+                    let mut ranges = Vec::new();
+                    let since = Sequence::new(since);
+                    changed_since(&store, root, (KEY_MIN, None), (since, false), &mut ranges);
+                    let within = |number: &u64| {
+                        let key = key(*number);
+                        ranges.iter().any(|(first, end)| *first <= key && end.is_none_or(|end| key < end))
+                    };
+                    let earlier = &models[since.get() as usize];
+                    for number in earlier.keys().chain(present.keys()) {
+                        let same = earlier.get(number) == present.get(number);
+                        assert!(same || within(number), "seed {seed}: {number} from {since} to {version}");
+                        skipped += u32::from(!within(number));
+                    }
+                }
+                let mut walk = vec![(written.root, root.1)];
+                while let Some((pointer, level)) = walk.pop() {
+                    let page = store.load(&pointer, level).unwrap();
+                    inherited += u32::from(page.version() < pointer.version);
+                    let children = if level > 0 { page.slots().len() } else { 0 };
+                    walk.extend((0..children).map(|index| (page.child(index), level - 1)));
+                }
+                tree = Tree::committed(written.root, written.height);
+            }
+        }
+        assert!(
+            inherited > 20 && skipped > 1000,
+            "{inherited} ranges taken over, {skipped} keys not in a range"
+        );
+    }
+
+    /// An inner node whose left neighbours are gone takes keys that are smaller than all it had: short scans find them.
+    #[test]
+    fn small_keys_are_found_after_everything_below_their_neighbours_went() {
+        let region = Recorder::new().medium().create("tree", u64::from(NODES) * 4096).unwrap();
+        let store = NodeStore::new(region, 0..NODES, 64);
+        let mut tree = Tree::empty();
+        for number in 0..3000 {
+            tree.put(&store, key(number), &[1; 960]).unwrap();
+        }
+        assert!(tree.height() >= 3, "height {}", tree.height());
+        let mut free: BTreeSet<u32> = (0..NODES).collect();
+        let mut commit = |tree: Tree| {
+            let written = tree.write(&store, Sequence::new(1), &mut || {
+                Ok(Block::new(free.pop_first().expect("enough nodes")))
+            });
+            let written = written.unwrap();
+            walk(&store, &written.root, (written.height - 1) as u8, KEY_MIN, None);
+            Tree::committed(written.root, written.height)
+        };
+        let mut tree = commit(tree);
+        for number in 0..1500 {
+            assert!(tree.remove(&store, &key(number)).unwrap());
+        }
+        tree = commit(tree);
+        for number in [7, 700, 1400] {
+            tree.put(&store, key(number), b"new").unwrap();
+            tree = commit(tree);
+            let mut found = Vec::new();
+            let mut visit = |key: &Key, _: &[u8]| {
+                found.push(*key);
+                ControlFlow::Continue(())
+            };
+            tree.scan(&store, &key(number), &key(number + 1), &mut visit).unwrap();
+            assert_eq!(found, [key(number)]);
+        }
+    }
+
+    /// The left neighbour of an inner node that became empty was itself changed by the batch, elsewhere: its last child,
+    /// which was not, takes the range over.
+    #[test]
+    fn the_last_child_of_a_changed_neighbour_takes_the_range_over() {
+        let region = Recorder::new().medium().create("tree", u64::from(NODES) * 4096).unwrap();
+        let store = NodeStore::new(region, 0..NODES, 64);
+        let (mut tree, mut free) = (Tree::empty(), (0..NODES).collect::<BTreeSet<u32>>());
+        for number in 0..3000 {
+            tree.put(&store, key(number), &[1; 960]).unwrap();
+        }
+        let mut allocate = || Ok(Block::new(free.pop_first().expect("enough nodes")));
+        let written = tree.write(&store, Sequence::new(1), &mut allocate).unwrap();
+        assert_eq!(written.height, 3);
+        let root = store.load(&written.root, 2).unwrap();
+        let number_of = |index: usize| {
+            let first = root.slots()[index].key;
+            (0..3000).find(|number| key(*number) >= first).unwrap()
+        };
+        let second = number_of(1)..number_of(2);
+        let mut tree = Tree::committed(written.root, written.height);
+        tree.put(&store, key(0), &[2]).unwrap();
+        for number in second.clone() {
+            tree.remove(&store, &key(number)).unwrap();
+        }
+        let written = tree.write(&store, Sequence::new(2), &mut allocate).unwrap();
+        let (mut ranges, root) = (Vec::new(), (&written.root, (written.height - 1) as u8));
+        changed_since(&store, root, (KEY_MIN, None), (Sequence::new(1), false), &mut ranges);
+        for number in second {
+            let found = ranges
+                .iter()
+                .any(|(first, end)| *first <= key(number) && end.is_none_or(|end| key(number) < end));
+            assert!(found, "{number} was removed, and is in no range");
+        }
     }
 }

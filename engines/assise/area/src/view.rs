@@ -5,11 +5,11 @@ use crate::AreaError;
 use crate::store::NodeStore;
 use crate::tree::Tree;
 use format::node::{
-    EXTENT_UNWRITTEN, EntryItem, ExtentItem, GrantItem, InodeItem, ItemKind, Key, LogItem, SegmentItem,
-    VALUE_BYTES_MAX, XattrItem, xattr_sub,
+    EXTENT_UNWRITTEN, EntryItem, ExtentItem, InodeItem, ItemKind, Key, SegmentItem, VALUE_BYTES_MAX,
+    XattrItem, xattr_sub,
 };
 use format::record::{FileType, SYMLINK_BYTES_MAX, XATTR_BYTES_MAX};
-use format::{Block, Cookie, InodeNumber, LogUid, Name, SegmentId};
+use format::{Block, Cookie, InodeNumber, Name, SegmentId};
 use std::ops::{ControlFlow, Range};
 use zerocopy::FromBytes;
 use zerocopy::little_endian::U32;
@@ -289,39 +289,6 @@ impl View<'_> {
 
     pub fn is_orphan(&self, inode: InodeNumber) -> Result<bool, AreaError> {
         Ok(self.get(&Key::new(0, ItemKind::Orphan, inode.get()))?.is_some())
-    }
-
-    pub fn logs(&self) -> Result<Vec<(LogUid, LogItem)>, AreaError> {
-        let mut found = Vec::new();
-        self.scan_kind(0, ItemKind::Log, 0, &mut |key, value| {
-            let item = LogItem::read_from_bytes(value).map_err(|_| AreaError::Item(*key, "length"))?;
-            found.push((LogUid::new(key.sub()), item));
-            Ok(ControlFlow::Continue(()))
-        })?;
-        Ok(found)
-    }
-
-    pub fn groups(&self, log: LogUid) -> Result<Vec<u32>, AreaError> {
-        let mut groups = Vec::new();
-        self.scan_kind(log.get(), ItemKind::Log, 0, &mut |key, value| {
-            if value.len() % 4 != 0 {
-                return Err(AreaError::Item(*key, "length"));
-            }
-            let group = |bytes: &[u8]| u32::from_le_bytes(bytes.try_into().expect("chunks of four bytes"));
-            groups.extend(value.chunks_exact(4).map(group));
-            Ok(ControlFlow::Continue(()))
-        })?;
-        Ok(groups)
-    }
-
-    pub fn grants(&self, log: LogUid) -> Result<Vec<(InodeNumber, GrantItem)>, AreaError> {
-        let mut found = Vec::new();
-        self.scan_kind(log.get(), ItemKind::Grant, 0, &mut |key, value| {
-            let item = GrantItem::read_from_bytes(value).map_err(|_| AreaError::Item(*key, "length"))?;
-            found.push((InodeNumber::new(key.sub()), item));
-            Ok(ControlFlow::Continue(()))
-        })?;
-        Ok(found)
     }
 
     pub fn segments(&self) -> Result<Vec<(SegmentId, SegmentItem)>, AreaError> {

@@ -9,10 +9,10 @@ use area::{Area, AreaError, Limits};
 use format::checksum::{self, Salt};
 use format::node::{ItemKind, NodeView};
 use format::root::{NodePointer, Root};
-use format::{BLOCK_BYTES, Block, Cookie, DecodeError, Epoch, InodeNumber, LogUid, Name, PoolUid};
+use format::{BLOCK_BYTES, Block, Cookie, DecodeError, InodeNumber, LogUid, Name, PoolUid};
 use pmem::Medium;
 use pmem::recorded::{Recorder, Verb};
-use support::{Draws, Step, cases, commit, file, findings, new_pool, pool, proving, tiny, write};
+use support::{Draws, Step, VERSION, cases, commit, file, findings, new_pool, pool, proving, tiny, write};
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -268,10 +268,10 @@ fn damaged_data_is_named_and_never_returned() {
     assert!(matches!(verify(&mut area, 1, 9), Err(AreaError::Data { .. })));
     // A write that would keep a part of it is an error and changes nothing; one that replaces it heals.
     let before = area.flip();
-    let mut batch = area.begin(Epoch::new(1)).unwrap();
+    let mut batch = area.begin().unwrap();
     assert!(matches!(write(10, 5000, 1, 10).apply(&mut batch, 100), Err(AreaError::Data { .. })));
     write(10, 4096, 1, 4096).apply(&mut batch, 101).unwrap();
-    assert!(batch.commit().unwrap().flip > before);
+    assert!(batch.commit(VERSION).unwrap().flip > before);
     assert_eq!(area.read(InodeNumber::new(10), 0, &mut bytes).unwrap(), 8192);
     findings(&medium).unwrap();
 }
@@ -286,7 +286,7 @@ fn a_failed_settle_poisons_until_the_pool_is_opened_again() {
         recorder.fail_settle(recorder.calls(Verb::Settle) + call);
         let failed = commit(&mut area, &[write(10, 0, 7, 100)], 100);
         assert!(matches!(failed, Err(AreaError::Medium(_))), "{failed:?}");
-        assert!(matches!(area.begin(Epoch::new(1)), Err(AreaError::Poisoned)));
+        assert!(matches!(area.begin(), Err(AreaError::Poisoned)));
         let mut area = Area::open(&medium, tiny()).unwrap();
         commit(&mut area, &[write(10, 0, 7, 100)], 101).unwrap();
         findings(&medium).unwrap();

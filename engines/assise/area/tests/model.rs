@@ -5,12 +5,11 @@
 mod support;
 
 use area::{Area, AreaError};
-use format::Epoch;
 use format::record::{FileType, SET_ALL};
 use pmem::recorded::Recorder;
 use support::model::Contradiction;
 use support::{
-    At, COLLIDING, COLLIDING_TOO, Draws, Op, State, Step, at, cases, findings, model, pool, proving,
+    At, COLLIDING, COLLIDING_TOO, Draws, Op, State, Step, VERSION, at, cases, findings, model, pool, proving,
     state_of, step, tiny,
 };
 
@@ -174,7 +173,7 @@ fn run(seed: u64, batches: u64) -> (u64, u64) {
     let (mut sequence, mut next_inode, mut applied, mut refused) = (1, 2, 0, 0);
     for number in 0..batches {
         let mut planned = expected.clone();
-        let mut batch = area.begin(Epoch::new(1)).unwrap();
+        let mut batch = area.begin().unwrap();
         let mut full = false;
         for _ in 0..1 + draws.below(12) {
             let step = draw(&mut draws, &planned, &mut next_inode);
@@ -206,7 +205,7 @@ fn run(seed: u64, batches: u64) -> (u64, u64) {
         if draws.chance(10) {
             drop(batch);
         } else {
-            let flip = batch.commit().unwrap().flip;
+            let flip = batch.commit(VERSION).unwrap().flip;
             if draws.chance(80) || full {
                 area.release(flip).unwrap();
             }

@@ -5,18 +5,19 @@
 
 mod support;
 
-use area::{Applied, Applying, Area, AreaError, Batch, Limits, Refused};
-use format::node::{ItemKind, Key, LogItem, NodeView};
+use area::{Applied, Applying, Area, AreaError, Batch, LedgerPlace, Limits, Refused};
+use format::ledger::{Unit, UnitKind};
+use format::node::{ItemKind, Key, LifeItem, LogItem, NodeView};
 use format::record::FileType;
 use format::root::{NodePointer, Root};
 use format::superblock::OWNER_DAEMON;
-use format::{BLOCK_BYTES, Block, Epoch, InodeNumber, LeaseVersion, LogUid, PoolUid, Sequence};
+use format::{BLOCK_BYTES, Block, InodeNumber, LeaseVersion, Life, LogUid, PoolUid, Sequence};
 use pmem::Medium;
 use pmem::recorded::{Recorder, Verb};
 use std::collections::BTreeSet;
 use support::{
-    ALICE, COLLIDING, Op, Step, at, cases, commit, create, directory, file, findings, pool, rename, rmdir,
-    state_of, step, tiny, truncate, unlink, write,
+    ALICE, COLLIDING, Op, Step, VERSION, at, cases, commit, create, directory, file, findings, pool, rename,
+    rmdir, state_of, step, tiny, truncate, unlink, write,
 };
 use zerocopy::FromBytes;
 
@@ -25,7 +26,7 @@ fn roomy() -> Limits {
 }
 
 fn begin(area: &mut Area) -> Batch<'_> {
-    area.begin(Epoch::new(1)).unwrap()
+    area.begin().unwrap()
 }
 
 /// What one batch costs: nodes and data blocks, then writes and settles as the medium counted them.
@@ -36,7 +37,7 @@ fn cost(recorder: &Recorder, area: &mut Area, steps: &[Step]) -> (u32, u64, u64,
     for (step, sequence) in steps.iter().zip(1_000_000 * area_flip..) {
         step.apply(&mut batch, sequence).unwrap();
     }
-    let committed = batch.commit().unwrap();
+    let committed = batch.commit(VERSION).unwrap();
     area.release(committed.flip).unwrap();
     let (writes, settles) =
         (recorder.calls(Verb::Persist) - before.0, recorder.calls(Verb::Settle) - before.1);
@@ -101,7 +102,7 @@ fn what_a_flip_freed_is_not_used_before_its_release() {
     for round in 0..3 {
         let mut batch = begin(&mut area);
         write(2, 0, round, 10 * 4096).apply(&mut batch, 10 + u64::from(round)).unwrap();
-        let committed = batch.commit().unwrap();
+        let committed = batch.commit(VERSION).unwrap();
         assert_eq!(committed.freed_of, [InodeNumber::new(2)]);
         flips.push(committed.flip);
         let now = places(&area);
@@ -163,7 +164,7 @@ fn a_record_counts_for_an_inode_that_has_not_seen_it() {
     }
     let older = |_| LeaseVersion::new(0);
     assert_eq!(apply_at(&mut batch, &write(10, 0, 1, 10), 999, &older).unwrap(), Applied::Stale);
-    batch.commit().unwrap();
+    batch.commit(VERSION).unwrap();
     assert_eq!(state_of(&area).unwrap(), before);
     let newer = |_| LeaseVersion::new(2);
     let mut batch = begin(&mut area);
@@ -179,7 +180,7 @@ fn a_directory_copied_later_than_its_files_is_left_alone() {
     let mut batch = begin(&mut area);
     assert_eq!(file(3, 2, "gone").apply(&mut batch, 10).unwrap(), Applied::Done);
     assert_eq!(unlink(3, 2, "gone").apply(&mut batch, 11).unwrap(), Applied::Done);
-    batch.commit().unwrap();
+    batch.commit(VERSION).unwrap();
     assert_eq!(state_of(&area).unwrap()[&2].entries.len(), 0);
     assert!(area.inode(InodeNumber::new(3)).unwrap().is_none());
     findings(&recorder.medium()).unwrap();
@@ -237,7 +238,7 @@ fn what_contradicts_the_tree_is_refused_with_a_reason() {
             other => panic!("{step:?}: {other:?}"),
         }
     }
-    batch.commit().unwrap();
+    batch.commit(VERSION).unwrap();
     assert_eq!(state_of(&area).unwrap(), before);
     findings(&recorder.medium()).unwrap();
 }
@@ -272,7 +273,7 @@ fn without_room_files_can_be_cut_and_removed() {
     };
     let promised = write(2, blocks * 4096, 1, 4096);
     promised.with_operation(|operation| batch.apply(InodeNumber::new(2), operation, &applying)).unwrap();
-    let flip = batch.commit().unwrap().flip;
+    let flip = batch.commit(VERSION).unwrap().flip;
     area.release(flip).unwrap();
     // Then all nodes.
     let mut names = 0;
@@ -312,7 +313,7 @@ fn a_full_batch_says_so_and_changes_nothing() {
     }
     let more = file(9, 1, "more").apply(&mut batch, 5000);
     assert!(matches!(more, Err(AreaError::BatchFull)), "{more:?}");
-    batch.commit().unwrap();
+    batch.commit(VERSION).unwrap();
     assert_eq!(state_of(&area).unwrap()[&1].entries.len() as u64, made);
 }
 
@@ -334,7 +335,7 @@ fn blocks_are_kept_by_owner() {
             promised: false,
         };
         step.with_operation(|operation| batch.apply(InodeNumber::new(step.inode), operation, &applying))?;
-        let flip = batch.commit()?.flip;
+        let flip = batch.commit(VERSION)?.flip;
         area.release(flip)
     };
     let owners = [ALICE, 2000, OWNER_DAEMON];
@@ -385,7 +386,7 @@ fn an_emptied_pool_serves_another_user() {
     findings(&medium).unwrap();
     let mut batch = begin(&mut area);
     his.apply(&mut batch, 30).unwrap();
-    let flip = batch.commit().unwrap().flip;
+    let flip = batch.commit(VERSION).unwrap().flip;
     let before = segments(&medium).len();
     findings(&medium).unwrap();
     area.release(flip).unwrap();
@@ -404,44 +405,49 @@ fn an_emptied_pool_serves_another_user() {
 }
 
 #[test]
-fn tables_and_counters_travel_with_the_flip() {
+fn tables_and_the_ledgers_place_travel_with_the_flip() {
     let recorder = Recorder::new();
     let medium = recorder.medium();
     let mut area = pool(&medium, 256, tiny());
-    let item = LogItem { digested: Sequence::new(9), ..LogItem::read_from_bytes(&[0; 48]).unwrap() };
+    let item = LogItem { digested: Sequence::new(9), ..LogItem::read_from_bytes(&[0; 72]).unwrap() };
     let groups: Vec<u32> = (0..1000).collect();
     let mut batch = begin(&mut area);
-    let mut counters = batch.counters();
-    counters.next_log = LogUid::new(78);
-    counters.ledger_position = 4711;
-    batch.set_counters(&counters);
+    let place = LedgerPlace { sequence: Sequence::new(78), position: 4711, life: Life::new(3) };
+    batch.set_ledger(&place);
+    let life = LifeItem { first: Sequence::new(77), ..LifeItem::read_from_bytes(&[0; 32]).unwrap() };
+    batch.put_life(Life::new(3), &life).unwrap();
+    let locks = Unit { kind: UnitKind::Locks, inode: InodeNumber::new(1) };
     for log in [LogUid::new(5), LogUid::new(6)] {
         batch.put_log(log, &item).unwrap();
         batch.put_groups(log, &groups).unwrap();
-        let grant = format::node::GrantItem::read_from_bytes(&[1; 48]).unwrap();
-        batch.put_grant(log, InodeNumber::new(1), &grant).unwrap();
-        batch.put_grant(log, InodeNumber::new(2), &grant).unwrap();
+        let grant = format::node::GrantItem::read_from_bytes(&[1; 24]).unwrap();
+        for unit in [Unit::inode(InodeNumber::new(1)), Unit::inode(InodeNumber::new(2)), locks, Unit::RENAME]
+        {
+            batch.put_grant(log, unit, &grant).unwrap();
+        }
     }
-    batch.commit().unwrap();
+    batch.commit(VERSION).unwrap();
     let mut area = Area::open(&medium, tiny()).unwrap();
-    assert_eq!(area.counters(), counters);
+    assert_eq!((area.ledger(), area.version()), (place, VERSION));
+    assert_eq!(area.lives().unwrap(), [(Life::new(3), life)]);
     assert_eq!(area.logs().unwrap().len(), 2);
     assert_eq!(area.groups(LogUid::new(6)).unwrap(), groups);
-    assert_eq!(area.grants(LogUid::new(6)).unwrap().len(), 2);
+    assert_eq!(area.grants(LogUid::new(6)).unwrap().len(), 4);
     let mut batch = begin(&mut area);
     batch.remove_log(LogUid::new(5)).unwrap();
-    batch.remove_grant(LogUid::new(6), InodeNumber::new(2)).unwrap();
-    batch.commit().unwrap();
+    batch.remove_grant(LogUid::new(6), locks).unwrap();
+    batch.commit(VERSION).unwrap();
     assert_eq!(area.logs().unwrap().len(), 1);
     assert!(
         area.groups(LogUid::new(5)).unwrap().is_empty() && area.grants(LogUid::new(5)).unwrap().is_empty()
     );
-    assert_eq!(area.grants(LogUid::new(6)).unwrap().len(), 1);
+    let units: Vec<Unit> = area.grants(LogUid::new(6)).unwrap().iter().map(|(unit, _)| *unit).collect();
+    assert_eq!(units, [Unit::inode(InodeNumber::new(1)), Unit::inode(InodeNumber::new(2)), Unit::RENAME]);
     findings(&medium).unwrap();
 }
 
-/// Pointers of the root node with the epochs they carry.
-fn epochs(medium: &Medium) -> (Epoch, Vec<Epoch>) {
+/// Versions of the root's pointer and of those in the root node.
+fn versions(medium: &Medium) -> (Sequence, Vec<Sequence>) {
     let region = medium.open("tree").unwrap();
     let mut roots = Vec::new();
     for slot in [1, 2] {
@@ -454,27 +460,27 @@ fn epochs(medium: &Medium) -> (Epoch, Vec<Epoch>) {
     region.read(u64::from(root.node.block.get()) * 4096, &mut bytes).unwrap();
     let view = NodeView::decode(&bytes, Block::new(root.node.block.get())).unwrap();
     let pointers =
-        view.slots().iter().map(|slot| NodePointer::read_from_bytes(view.value(slot)).unwrap().epoch);
-    (root.node.epoch, pointers.collect())
+        view.slots().iter().map(|slot| NodePointer::read_from_bytes(view.value(slot)).unwrap().version);
+    (root.node.version, pointers.collect())
 }
 
 #[test]
-fn pointers_say_in_which_epoch_something_below_changed() {
+fn pointers_say_which_entry_changed_something_below() {
     let recorder = Recorder::new();
     let medium = recorder.medium();
     let mut area = pool(&medium, 512, tiny());
     let steps: Vec<Step> = (10..150).map(|inode| file(inode, 1, format!("file-{inode}"))).collect();
     commit(&mut area, &steps, 1).unwrap();
-    let mut batch = area.begin(Epoch::new(3)).unwrap();
+    let mut batch = begin(&mut area);
     support::set_attr(149, 1).apply(&mut batch, 1000).unwrap();
-    batch.commit().unwrap();
-    let (root, below) = epochs(&medium);
-    let changed = below.iter().filter(|epoch| **epoch == Epoch::new(3)).count();
-    assert_eq!((root, changed), (Epoch::new(3), 1), "{below:?}");
-    assert!(
-        below.len() > 3 && below.iter().filter(|epoch| **epoch == Epoch::new(1)).count() == below.len() - 1
-    );
-    assert!(matches!(area.begin(Epoch::new(2)), Err(AreaError::Epoch)));
+    batch.commit(Sequence::new(3)).unwrap();
+    let (root, below) = versions(&medium);
+    let of = |version| below.iter().filter(|found| **found == Sequence::new(version)).count();
+    assert_eq!((root, of(3)), (Sequence::new(3), 1), "{below:?}");
+    assert!(below.len() > 3 && of(1) == below.len() - 1, "{below:?}");
+    let mut batch = begin(&mut area);
+    support::set_attr(149, 2).apply(&mut batch, 1001).unwrap();
+    assert!(matches!(batch.commit(Sequence::new(2)), Err(AreaError::Version)));
     assert_eq!(area.get(&Key::new(149, ItemKind::Inode, 0)).unwrap().map(|value| value.len()), Some(104));
 }
 
@@ -489,7 +495,7 @@ fn large_files_without_a_name_are_reaped_in_steps() {
     let mut batch = begin(&mut area);
     let unlinked = unlink(2, 1, "holes").apply(&mut batch, 100).unwrap();
     assert_eq!(unlinked, Applied::Orphaned(InodeNumber::new(2)));
-    batch.commit().unwrap();
+    batch.commit(VERSION).unwrap();
     let mut area = Area::open(&medium, tiny()).unwrap();
     assert_eq!(area.orphans(InodeNumber::NONE, 10).unwrap(), [InodeNumber::new(2)]);
     let mut steps = 0;
@@ -497,7 +503,7 @@ fn large_files_without_a_name_are_reaped_in_steps() {
         findings(&medium).unwrap();
         let mut batch = begin(&mut area);
         let gone = batch.reap(InodeNumber::new(2), 4).unwrap();
-        batch.commit().unwrap();
+        batch.commit(VERSION).unwrap();
         steps += 1;
         if gone {
             break;

@@ -10,12 +10,12 @@ use crate::daemon::Attached;
 use crate::error::Error;
 use crate::fair::may_take;
 use crate::leases::Reason;
-use crate::logs::{BEGINNING, LogFile};
+use crate::logs::LogFile;
 use crate::register::attach_entry;
+use crate::replay::table::OpenLog;
 use crate::room::Free;
 use crate::session::{Beginning, Session, Shared, session_of};
 use crate::state::Core;
-use crate::table::OpenLog;
 use ccnvm::SessionId;
 use format::session::Welcome;
 use format::{Incarnation, InodeNumber, LeaseVersion, LogUid, Sequence};
@@ -66,14 +66,12 @@ impl Core {
             opened: Sequence::default(),
             first_inode,
             inodes: self.config.own_range,
-            file: file.clone(),
-            digested: BEGINNING,
             pid,
             started: self.host.started(pid),
         };
         let registered = Shared::new(&self.host, &self.config).and_then(|shared| {
             let shared = Arc::new(shared);
-            Ok((self.register(beginning, &shared, former)?, shared))
+            Ok((self.register(beginning, &file, &shared, former)?, shared))
         });
         if registered.is_err() {
             // The first error is the one that matters; a file that stays is removed by the next start.
@@ -125,6 +123,7 @@ impl Core {
     fn register(
         &self,
         mut beginning: Beginning,
+        file: &Arc<LogFile>,
         shared: &Arc<Shared>,
         former: u64,
     ) -> Result<(Welcome, Caller), Error> {
@@ -137,13 +136,14 @@ impl Core {
         let caller = beginning.caller.clone();
         let prepared = state.ledger_room(self);
         state.guard(prepared)?;
-        let open = OpenLog::new(caller.clone(), version, first_inode, inodes);
-        beginning.opened = state.ledger.open_log(log, open, pid)?;
+        let open = OpenLog::new(caller.clone(), version, (first_inode, inodes), file.region().bytes());
+        beginning.opened = state.copy.ledger.open_log(log, &open, pid)?;
+        state.copy.begin_log(log, Some(file.clone()));
         state.settle_ledger()?;
         let (id, opened) = (session_of(log), beginning.opened);
-        let settles_file = u32::from(beginning.file.region().class() == pmem::Class::File);
+        let settles_file = u32::from(file.region().class() == pmem::Class::File);
         let session = Session::new(beginning, shared.clone(), self.config.lease_words);
-        shared.daemon.publish_settled(state.ledger.settled());
+        shared.daemon.publish_settled(state.copy.ledger.settled());
         if let Some(who) = session.identity() {
             state.register.note(attach_entry(id, &who, (first_inode, inodes)));
         }
@@ -152,7 +152,7 @@ impl Core {
         state.ranges.insert(first_inode, id);
         let recovered = state.inherit(self, id, former);
         state.room.begin(id, caller.uid);
-        let room = state.room.promise(id, self.config.room_blocks, &Free::of(&state.area));
+        let room = state.room.promise(id, self.config.room_blocks, &Free::of(&state.copy.area));
         let welcome = Welcome {
             session: U64::new(id.0),
             pool: self.pool,

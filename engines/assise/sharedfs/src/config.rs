@@ -2,6 +2,7 @@
 
 use crate::error::Error;
 use area::Limits as AreaLimits;
+use format::NodeId;
 use ipc::ring::RingLimits;
 use std::time::Duration;
 
@@ -54,6 +55,8 @@ pub struct Config {
     pub spin_ns: u32,
     /// How long a daemon that starts waits for the pool, which one that dies holds until the kernel is done with it.
     pub lock_patience: Duration,
+    /// The node's number in its cluster.
+    pub node: NodeId,
     /// Limits of the shared area.
     pub area: AreaLimits,
 }
@@ -85,6 +88,7 @@ impl Default for Config {
             ring: RingLimits::DEFAULT,
             spin_ns: 10_000,
             lock_patience: Duration::from_secs(10),
+            node: NodeId::new(1),
             area: AreaLimits::default(),
         }
     }

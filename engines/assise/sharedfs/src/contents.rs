@@ -3,7 +3,7 @@
 //! Every answer is given under a lease that the session holds (else `Invalid`: it lost it and takes it anew), after
 //! the permission that an opening for reading would need, and never holds more than the request left room for.
 
-use crate::entitle::attributes;
+use crate::replay::authorize::attributes;
 use crate::state::{Core, State};
 use crate::walk::status_of;
 use area::AreaError;
@@ -58,7 +58,8 @@ impl Core {
         self.with_own_records(id, |state| {
             state.readable_file(id, request.inode)?;
             let mut bytes = vec![0; length];
-            let found = state.area.read(request.inode, request.offset.get(), &mut bytes).map_err(of_area)?;
+            let found =
+                state.copy.area.read(request.inode, request.offset.get(), &mut bytes).map_err(of_area)?;
             bytes.truncate(found);
             Ok(bytes)
         })
@@ -72,7 +73,7 @@ impl Core {
             if FileType::of_mode(item.mode.get()) != Some(FileType::Symlink) {
                 return Err(Status::Invalid);
             }
-            state.area.symlink(request.inode).map_err(of_area)
+            state.copy.area.symlink(request.inode).map_err(of_area)
         })
     }
 
@@ -83,7 +84,7 @@ impl Core {
             let item = state.held_item(id, request.inode)?;
             let caller = &state.live(id)?.caller;
             access::read_xattr(caller, &attributes(request.inode, &item), name).map_err(status_of)?;
-            state.area.xattr(request.inode, name).map_err(of_area)?.ok_or(Status::NoAttribute)
+            state.copy.area.xattr(request.inode, name).map_err(of_area)?.ok_or(Status::NoAttribute)
         })
     }
 
@@ -92,7 +93,7 @@ impl Core {
         let (request, _) = split::<InodeRequest>(body).map_err(|_| Status::Invalid)?;
         self.with_own_records(id, |state| {
             state.held_item(id, request.inode)?;
-            let names = state.area.xattr_names(request.inode).map_err(of_area)?;
+            let names = state.copy.area.xattr_names(request.inode).map_err(of_area)?;
             let caller = &state.live(id)?.caller;
             let shown = names.iter().filter(|name| access::lists_xattr(caller, name));
             Ok(shown.flat_map(|name| name.iter().copied().chain([0])).collect())
@@ -124,7 +125,7 @@ impl State {
             return Err(Status::NotDirectory);
         }
         let from = Cookie::from_raw(request.from.get());
-        let mut found = self.area.entries(request.inode, from, BATCH).map_err(of_area)?;
+        let mut found = self.copy.area.entries(request.inode, from, BATCH).map_err(of_area)?;
         if !self.may_read(id, request.inode, &item) {
             if !self.may_add(id, request.inode, &item) {
                 return Err(Status::Access);
@@ -161,7 +162,7 @@ impl State {
             }
         }
         let head = EntriesResponse {
-            digested: self.live(id)?.digested.sequence,
+            digested: self.digested_of(id).sequence,
             count: U32::new(u32::try_from(count).expect("a batch is bounded")),
             end: U32::new(end.into()),
         };
@@ -191,27 +192,27 @@ impl State {
         // Before the look: whoever frees a block of it afterwards raises the generation.
         let generation = core.generations.of(request.inode);
         let extents_max = fits.min(BATCH);
-        let found = self.area.extents(request.inode, start..end, extents_max).map_err(of_area)?;
+        let found = self.copy.area.extents(request.inode, start..end, extents_max).map_err(of_area)?;
         let mut covered_to = match found.last() {
             Some(last) if found.len() == extents_max => last.end().max(start),
             _ => end,
         };
-        let session = self.live(id)?;
-        let (uid, digested) = (session.caller.uid, session.digested.sequence);
+        let (uid, digested) = (self.live(id)?.caller.uid, self.digested_of(id).sequence);
         let mut replies = Vec::with_capacity(found.len());
         let mut verified_max = VERIFIED_BLOCKS_MAX;
         for extent in &found {
-            let mapped = self.area.segment_owner(extent.segment) == Some(uid);
+            let mapped = self.copy.area.segment_owner(extent.segment) == Some(uid);
             let unwritten = if extent.checksums.is_none() { EXTENT_UNWRITTEN } else { 0 };
             let first = extent.first.max(start);
             // What is read through a mapping nobody compares with its checksum later.
-            let whole_to =
-                match mapped.then(|| self.area.verify(request.inode, extent, first, &mut verified_max)) {
-                    None => extent.end(),
-                    Some(Ok(whole_to)) => whole_to,
-                    Some(Err(AreaError::Data { .. })) if first > start => first,
-                    Some(Err(error)) => return Err(of_area(error)),
-                };
+            let whole_to = match mapped
+                .then(|| self.copy.area.verify(request.inode, extent, first, &mut verified_max))
+            {
+                None => extent.end(),
+                Some(Ok(whole_to)) => whole_to,
+                Some(Err(AreaError::Data { .. })) if first > start => first,
+                Some(Err(error)) => return Err(of_area(error)),
+            };
             if whole_to > first {
                 replies.push(ExtentReply {
                     file_block: U64::new(first),

@@ -10,18 +10,19 @@ use crate::config::Config;
 use crate::error::Error;
 use crate::generations::Generations;
 use crate::leases::Reason;
-use crate::ledger::Ledger;
+use crate::ledger::{LEDGER_BEGINNING, Ledger};
 use crate::locks::{Bell, Locks};
 use crate::logs::is_log_file;
-use crate::recovery::{Left, Recovered, recover};
 use crate::register::Register;
+use crate::replay::copy::LocalCopy;
 use crate::room::Room;
 use crate::serve::{Answer, Request};
-use crate::state::{Core, Ejection, State};
-use area::{Area, Counters, NewPool, Usage};
+use crate::state::{Core, Ejection, Numbers, State};
+use crate::take_over::{Left, Recovered, take_over};
+use area::{Area, NewPool, Usage};
 use ccnvm::{Leases, Limits, SessionId};
 use format::session::Welcome;
-use format::{Epoch, Incarnation, InodeNumber, LeaseVersion, LogUid, PoolUid, Sequence};
+use format::{LeaseVersion, PoolUid, Sequence};
 use ipc::host::{FENCE_PAUSE, Host, WAKE_ALL};
 use ipc::lock::Lock;
 use ipc::ring::RingLimits;
@@ -63,15 +64,6 @@ pub fn format_pool(medium: &Medium, new: &Format) -> Result<(), Error> {
         Err(error) => return Err(error.into()),
     }
     Ledger::format(medium, new.pool, new.ledger_bytes)?;
-    let anchor = Ledger::anchor_after(Sequence::new(0), Incarnation::new(1));
-    let counters = Counters {
-        next_inode: InodeNumber::ROOT.next(),
-        next_lease_version: LeaseVersion::new(1),
-        next_log: LogUid::new(1),
-        ledger_sequence: Sequence::new(0),
-        ledger_position: anchor.next.position,
-        ledger_incarnation: anchor.incarnation.get(),
-    };
     let new = NewPool {
         pool: new.pool,
         tree_nodes_max: new.tree_nodes_max,
@@ -79,8 +71,7 @@ pub fn format_pool(medium: &Medium, new: &Format) -> Result<(), Error> {
         root_uid: new.root_uid,
         root_gid: new.root_gid,
         time_ns: new.time_ns,
-        epoch: Epoch::new(1),
-        counters,
+        ledger: LEDGER_BEGINNING,
     };
     Ok(Area::format(medium, &new)?)
 }
@@ -164,28 +155,29 @@ impl Daemon {
         let bell = Bell::new(host.clone());
         let mut locks = Locks::new(bell.clone(), config.locks_max);
         let area = Area::open(medium, config.area)?;
-        let (mut register, mut remembered) = Register::load(&*host, medium, area.pool(), &mut locks)?;
+        let pool = area.pool();
+        let (mut register, mut remembered) = Register::load(&*host, medium, pool, &mut locks)?;
         let mut left = Left { register: &mut register, remembered: &mut remembered, locks: &locks };
-        let ready = recover(area, medium, &config, &mut left)?;
+        let generations = Arc::new(Generations::new(&*host)?);
+        let copy = LocalCopy::open(area, medium, &config, generations.clone())?;
+        let taken = take_over(copy, &config, &*host, &mut left)?;
         let (heirs, references) = remembered.into_heirs();
         let limits = Limits {
             hold_min_ns: u64::try_from(config.hold_min.as_nanos()).unwrap_or(u64::MAX),
             leases_max: config.lease_words as usize,
             ..Limits::default()
         };
-        let (pool, epoch) = (ready.area.pool(), ready.area.epoch());
+        let life = taken.copy.ledger.life();
         let state = State {
-            area: ready.area,
-            epoch,
-            ledger: ready.ledger,
-            leases: Leases::new(limits, ready.next_version),
+            copy: taken.copy,
+            leases: Leases::new(limits, LeaseVersion::first_of(life)),
             sessions: BTreeMap::new(),
             coming: BTreeMap::new(),
             ready: VecDeque::new(),
             ranges: BTreeMap::new(),
             references,
             room: Room::new(config.room_reserve),
-            numbers: ready.numbers,
+            numbers: Numbers::of_life(life),
             revocations: VecDeque::new(),
             outcomes: BTreeMap::new(),
             next_ticket: 1,
@@ -194,7 +186,7 @@ impl Daemon {
             heirs,
             locks,
             register,
-            kept: ready.kept,
+            kept: taken.kept,
             ejections: VecDeque::new(),
             failure: None,
             lacks: false,
@@ -207,7 +199,7 @@ impl Daemon {
             medium: medium.clone(),
             pool,
             config,
-            generations: Generations::new(&*host)?,
+            generations,
             fences,
             events: Word::new(0),
             work: Word::new(0),
@@ -216,7 +208,7 @@ impl Daemon {
             threads: Word::new(0),
             host,
         };
-        Ok((Self { core: Arc::new(core), _pool: pool_lock }, ready.recovered))
+        Ok((Self { core: Arc::new(core), _pool: pool_lock }, taken.recovered))
     }
 
     /// Starts the background thread.
@@ -339,7 +331,7 @@ impl Daemon {
 
     /// How full the area is.
     pub fn usage(&self) -> Usage {
-        self.core.state.lock().area.usage()
+        self.core.state.lock().copy.area.usage()
     }
 
     pub(crate) fn core(&self) -> &Core {
@@ -437,13 +429,15 @@ impl Core {
             if state.guard(tended).is_err() {
                 return;
             }
+            let state = &mut *state;
+            let copy = &state.copy;
             let wants = state.sessions.iter_mut().filter_map(|(id, session)| {
                 let up_to = session.shared.committed();
-                let behind = up_to > session.digested.sequence;
+                let behind = up_to > copy.digested(session.log).sequence;
                 let wants = std::mem::take(&mut session.wants_digest) || all;
                 (wants && behind).then_some((*id, up_to))
             });
-            wants.collect()
+            wants.collect::<Vec<_>>()
         };
         for (id, up_to) in wanted {
             if let Ok(crate::digest::Step::Cut(reason)) = self.digest(id, up_to) {

@@ -5,17 +5,18 @@
 
 use crate::config::Config;
 use crate::error::Error;
-use crate::ledger::{Anchor, LEDGER_FILE, Ledger};
+use crate::ledger::{LEDGER_FILE, Ledger};
 use crate::logs::{BEGINNING, LogFile, RING_START, is_log_file};
-use crate::table::Table;
-use area::{Area, Counters};
+use crate::replay::copy::table_of;
+use area::Area;
 use format::checksum::Salt;
 use format::envelope::FRAME_ALIGN;
-use format::{Envelope, HEADER_BYTES, Incarnation, LogUid, Sequence};
+use format::ledger::Event;
+use format::{Envelope, HEADER_BYTES, Incarnation, Life, LogUid};
 use ipc::Digested;
 use pmem::ring::{Place, scan};
 use pmem::{MediaError, Medium, Region};
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use zerocopy::FromBytes;
 
 /// Bytes that are looked at, or copied, at once.
@@ -71,23 +72,6 @@ pub(crate) fn ledger_end(
     Ok(if of_earlier { LedgerEnd::Whole } else { LedgerEnd::NotWhole })
 }
 
-/// The logs and grants that the tree's last flip holds.
-pub(crate) fn table_of(area: &Area) -> Result<(Table, BTreeMap<LogUid, Digested>), Error> {
-    let (mut table, mut progress) = (Table::default(), BTreeMap::new());
-    for (uid, item) in area.logs()? {
-        let (groups, grants) = (area.groups(uid)?, area.grants(uid)?);
-        progress.insert(uid, Digested { sequence: item.digested, position: item.position.get() });
-        table.restore(uid, &item, groups, &grants);
-    }
-    Ok((table, progress))
-}
-
-/// Where the tree's last flip says that the ledger goes on.
-pub(crate) fn anchor_of(counters: &Counters) -> Anchor {
-    let next = Place { position: counters.ledger_position, sequence: counters.ledger_sequence.next() };
-    Anchor { next, incarnation: Incarnation::new(counters.ledger_incarnation) }
-}
-
 /// Logs in the pool, of at most so many bytes, with records that the table knows nothing of.
 pub(crate) fn unaccounted(
     medium: &Medium,
@@ -111,25 +95,83 @@ pub(crate) fn life_of(name: &str) -> Option<(LogUid, Incarnation)> {
     Some((LogUid::new(uid.parse().ok()?), Incarnation::new(incarnation.parse().ok()?)))
 }
 
-/// Where files go that cannot be judged by the ledger of this life.
-pub(crate) struct Kept<'a> {
-    medium: &'a Medium,
-    prefix: String,
+/// Prefix of copies that a take-over makes before it knows which of them are needed.
+const UNJUDGED: &str = "unjudged-";
+
+/// Files that may not be judged by the ledger, because a part of it is damaged: all are copied before the ledger goes on,
+/// and those that were needed stay in the pool under names that nothing else uses.
+pub(crate) struct Unjudged {
+    medium: Medium,
     bytes_max: u64,
+    /// Copies that are there, with the name of what they are copies of.
+    copies: Vec<(String, String)>,
+    /// Names of what is kept.
+    needed: BTreeSet<String>,
 }
 
-impl<'a> Kept<'a> {
-    /// `incarnation` is the ledger's, so that a later accident has other names.
-    pub fn new(medium: &'a Medium, config: &Config, incarnation: Incarnation) -> Self {
+impl Unjudged {
+    /// Copies that an interrupted take-over left. Of a log that the table does not know, or that was closed then, the next
+    /// one judges nothing: its copy is kept.
+    pub fn left_in(medium: &Medium, config: &Config, known: impl Fn(LogUid) -> bool) -> Result<Self, Error> {
         // How long a log's file is, is its user's to say.
         let bytes_max = RING_START + config.log_bytes_max.max(config.log_bytes).max(config.ledger_bytes);
-        Self { medium, prefix: format!("kept-{incarnation}-"), bytes_max }
+        let mut left =
+            Self { medium: medium.clone(), bytes_max, copies: Vec::new(), needed: BTreeSet::new() };
+        for copy in medium.list()?.into_iter().filter(|name| name.starts_with(UNJUDGED)) {
+            let Some((_, name)) = copy[UNJUDGED.len()..].split_once('-') else { continue };
+            let name = name.to_owned();
+            if life_of(&name).is_some_and(|(uid, _)| !known(uid)) {
+                left.needed.insert(name.clone());
+            }
+            left.copies.push((copy, name));
+        }
+        Ok(left)
+    }
+
+    /// Copies a file. `life` is the ledger's, so that a later accident has other names.
+    pub fn copy(&mut self, life: Life, name: &str) -> Result<(), Error> {
+        let copy = format!("{UNJUDGED}{life}-{name}");
+        self.copy_file(name, &copy)?;
+        self.copies.retain(|(other, _)| *other != copy);
+        self.copies.push((copy, name.to_owned()));
+        Ok(())
+    }
+
+    /// Copies the ledger.
+    pub fn copy_ledger(&mut self, life: Life) -> Result<(), Error> {
+        self.copy(life, LEDGER_FILE)
+    }
+
+    /// A file was not judged: its copy is needed.
+    pub fn keep(&mut self, name: &str) {
+        self.needed.insert(name.to_owned());
+    }
+
+    /// Keeps what is needed, with the ledger if there is anything, and removes the other copies; the names.
+    pub fn finish(&mut self) -> Result<Vec<String>, Error> {
+        let needs = |name: &String| self.needed.contains(name);
+        let any = self.copies.iter().any(|(_, name)| needs(name));
+        let mut kept = Vec::new();
+        for (copy, name) in &self.copies {
+            if needs(name) || (any && name == LEDGER_FILE) {
+                let target = format!("kept-{}", &copy[UNJUDGED.len()..]);
+                self.copy_file(copy, &target)?;
+                kept.push(target);
+            }
+        }
+        for (copy, _) in self.copies.drain(..) {
+            match self.medium.remove(&copy) {
+                Ok(()) | Err(MediaError::NotFound) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        kept.sort();
+        Ok(kept)
     }
 
     /// Copies a file. Durable when this returns.
-    pub fn keep(&self, name: &str) -> Result<(), Error> {
-        let kept = format!("{}{name}", self.prefix);
-        match self.medium.remove(&kept) {
+    fn copy_file(&self, name: &str, target: &str) -> Result<(), Error> {
+        match self.medium.remove(target) {
             Ok(()) | Err(MediaError::NotFound) => {}
             Err(error) => return Err(error.into()),
         }
@@ -139,7 +181,7 @@ impl<'a> Kept<'a> {
             source => source?,
         };
         let bytes = source.bytes();
-        let target = self.medium.create(&kept, bytes)?;
+        let target = self.medium.create(target, bytes)?;
         let mut window = Vec::new();
         for at in (0..bytes).step_by(WINDOW_BYTES as usize) {
             window.resize(WINDOW_BYTES.min(bytes - at) as usize, 0);
@@ -148,37 +190,33 @@ impl<'a> Kept<'a> {
         }
         Ok(target.settle()?)
     }
-
-    /// What is kept, by a recovery before this one that was interrupted too; with the ledger, if there is anything.
-    pub fn finish(&self) -> Result<Vec<String>, Error> {
-        let is_kept = |name: &String| name.starts_with(&self.prefix);
-        if self.medium.list()?.iter().any(is_kept) {
-            self.keep(LEDGER_FILE)?;
-        }
-        let mut names: Vec<String> = self.medium.list()?.into_iter().filter(is_kept).collect();
-        names.sort();
-        Ok(names)
-    }
 }
 
-/// What is damaged in the ledger and in the logs of a pool that nobody serves, a sentence each. Changes nothing.
+/// What is damaged in the ledger and in the logs of a pool that no daemon serves, a sentence each. Changes nothing.
 ///
 /// # Errors
-/// `Area`, `Media`, `File`: what recovery could not begin with either.
+/// `Area`, `Media`, `File`: what a daemon could not begin with either.
 pub fn check(medium: &Medium) -> Result<Vec<String>, Error> {
     let area = Area::open(medium, area::Limits::default())?;
-    let (mut table, progress) = table_of(&area)?;
-    let mut ended = Vec::new();
-    let anchor = anchor_of(&area.counters());
-    let replayed = Ledger::replay(medium, area.pool(), anchor, &mut table, |entry, _| ended.push(entry.log))?;
+    let pool = area.pool();
+    let (table, mut progress) = table_of(&area)?;
+    let mut ledger = Ledger::open(medium, pool, area.ledger(), table)?;
+    let mut named = BTreeSet::new();
+    while let Some(read) = ledger.next_entry()? {
+        let entry = read.entry()?;
+        named.insert(entry.log);
+        if let Event::Renew { last, .. } = entry.event {
+            progress.insert(entry.log, Digested { sequence: last, ..BEGINNING });
+        }
+        ledger.note(&read)?;
+    }
+    let table = ledger.table();
     let log_bytes_max = Config::default().log_bytes_max;
     let mut findings = Vec::new();
-    let mut undigested =
-        !unaccounted(medium, log_bytes_max, |uid| table.log(uid).is_some() || ended.contains(&uid))?
-            .is_empty();
+    let known = |uid| table.log(uid).is_some() || named.contains(&uid);
+    let mut undigested = !unaccounted(medium, log_bytes_max, known)?.is_empty();
     for (uid, open) in table.logs() {
         let from = progress.get(&uid).copied().unwrap_or(BEGINNING);
-        // One that an interrupted recovery was done with is not read again, and has no file of this life.
         let Some(log) = LogFile::open(medium, (uid, open.incarnation), log_bytes_max)? else { continue };
         let (mut frames, mut end) = (log.frames(from), from);
         while let Some(frame) = frames.next()? {
@@ -190,9 +228,9 @@ pub fn check(medium: &Medium) -> Result<Vec<String>, Error> {
             findings.push(format!("file {}: the record after {} is damaged", log.name, end.sequence));
         }
     }
-    let last = Sequence::new(replayed.next.sequence.get() - 1);
-    let said = format!("file {LEDGER_FILE}: the entry after {last} is damaged, or was not finished");
-    match replayed.end {
+    let said =
+        format!("file {LEDGER_FILE}: the entry after {} is damaged, or was not finished", ledger.last());
+    match ledger.look_behind_end()? {
         LedgerEnd::GoesOn => findings.push(said + ", and others stand behind it"),
         // With nothing left to judge it makes no difference.
         LedgerEnd::NotWhole if undigested => findings.push(said),

@@ -19,6 +19,8 @@ pub enum Error {
     Settings(&'static str),
     /// As many sessions as there may be.
     Sessions,
+    /// A daemon began to lead as often as numbers can tell: the pool can only be copied into a new one.
+    LivesUsedUp,
     /// The ledger has no room although everything before was digested.
     LedgerFull,
     /// A file of the pool was cut, or its medium failed, where it was read or written: which file.
@@ -69,6 +71,12 @@ impl std::fmt::Display for Error {
             Self::File(name, error) => write!(f, "file {name}: {error}"),
             Self::Settings(what) => write!(f, "impossible setting: {what}"),
             Self::Sessions => write!(f, "no more sessions"),
+            Self::LivesUsedUp => {
+                write!(
+                    f,
+                    "daemons began on this pool as often as its numbers can tell: copy its files to a new one"
+                )
+            }
             Self::LedgerFull => write!(f, "the ledger is full"),
             Self::Lost(name) => {
                 write!(

@@ -7,9 +7,10 @@
 //! more. Whichever thread finds work does it: there is no thread of leases, so a request waits for nobody's turn.
 
 use crate::daemon::fence_others;
-use crate::digest::{CutReason, Step};
+use crate::digest::Step;
 use crate::error::Error;
 use crate::register::{note_recovered, recovered_entry};
+use crate::replay::apply::CutReason;
 use crate::session::{Phase, Shared};
 use crate::state::{Core, Revocation, State};
 use ccnvm::{Event, Mode, SessionId, Ticket, Want};
@@ -404,14 +405,16 @@ impl State {
     /// Takes a session, digested to its end, out of everything; gives the name of its log's file.
     fn end_session(&mut self, core: &Core, id: SessionId, now: u64) -> Result<Option<String>, Error> {
         let Some(session) = self.sessions.get(&id) else { return Ok(None) };
-        let (log, cut, first, name) =
-            (session.log, session.digested.sequence, session.first_inode, session.file.name.clone());
+        let (log, first) = (session.log, session.first_inode);
+        let (cut, name) =
+            (self.copy.digested(log).sequence, self.copy.file(log)?.map(|file| file.name.clone()));
         self.ledger_room(core)?;
         // Before the log is gone, which else would tell its process what counted.
         let session = self.sessions.get_mut(&id).expect("looked up above");
         note_recovered(&mut session.recovered, id.0, cut);
         self.register.note(recovered_entry(id, id.0, cut));
-        self.ledger.close_log(log, cut)?;
+        self.copy.ledger.close_log(log, cut)?;
+        self.copy.logs.remove(&log);
         let effects = self.leases.step(now, Event::Ended { session: id });
         self.absorb(core, effects)?;
         let mut session = self.sessions.remove(&id).expect("looked up above");
@@ -431,11 +434,11 @@ impl State {
             self.reapable.extend(std::mem::take(&mut self.kept));
         }
         for inode in unreferred {
-            if self.area.inode(inode)?.is_some_and(|item| item.links.get() == 0) {
+            if self.copy.area.inode(inode)?.is_some_and(|item| item.links.get() == 0) {
                 self.reapable.push_back(inode);
             }
         }
-        self.contain_changes(core, 0)?;
-        Ok(Some(name))
+        self.copy.contain_changes(0)?;
+        Ok(name)
     }
 }

@@ -1,18 +1,22 @@
-//! The ledger: the log that only SharedFS writes, for who was entitled to what and in which order (Assise §3.3,
-//! "SharedFS logs and replicates each lease transfer").
+//! The ledger on its medium: read to its end when a daemon begins, then appended to, entry by entry (formats:
+//! [`format::ledger`]). Its ring goes on from life to life; each life has a salt of its own.
 //!
-//! Guarantees: an entry is behind a fence when `append` returns; the table in memory is what replaying the entries
-//! gives. What a flip contains is released: the entries before it are not needed any more. Settled lazily, by who
-//! needs it.
+//! Guarantees: an entry that was appended is read again after a crash, as far as it was settled; what a life left
+//! unfinished at its end is never taken for an entry of a later one. An entry that fits the room that was reserved for
+//! it is never refused.
 
 use crate::damage::{LedgerEnd, ledger_end};
 use crate::error::Error;
-use crate::table::{Change, Grant, OpenLog, Table};
-use format::checksum::Salt;
-use format::envelope::Envelope;
-use format::ledger::{Entry, EntryHeader, Event, GrantBody, Kind, OpenLogBody};
+use crate::replay::table::{Change, Grant, OpenLog, Table};
+use area::LedgerPlace;
+use format::envelope::{Envelope, frame_bytes};
+use format::ledger::{
+    Entry, EntryHeader, Event, GrantDetail, GrantMode, Kind, LifeBody, REAP_MAX, RenewBody, Unit, salt_of,
+};
 use format::superblock::{FileKind, MAGIC, OWNER_DAEMON, POOL_VERSION, Superblock};
-use format::{BLOCK_BYTES, HEADER_BYTES, Incarnation, InodeNumber, LeaseVersion, LogUid, PoolUid, Sequence};
+use format::{
+    BLOCK_BYTES, ChainNumber, HEADER_BYTES, InodeNumber, LeaseVersion, Life, LogUid, PoolUid, Sequence,
+};
 use pmem::ring::{AppendError, AppendRing, Place, scan};
 use pmem::{MediaError, Medium, Region};
 use std::collections::VecDeque;
@@ -22,47 +26,56 @@ use zerocopy::little_endian::{U16, U32, U64};
 /// Name of its file.
 pub const LEDGER_FILE: &str = "ledger";
 
-/// Uid that salts its checksums: no update log has it.
-const LEDGER_UID: LogUid = LogUid::new(u64::MAX);
-
 /// Where its ring begins.
 const RING_START: u64 = BLOCK_BYTES as u64;
 
-/// Lives of the ledger, the last ones, whose entries are told from damaged ones.
-const LIVES_MAX: usize = 4096;
+/// Lives of the chain, the last ones, whose entries are told from damaged ones.
+const LIVES_MAX: u32 = 4096;
 
 /// A change that no flip contains yet, and where the ledger goes on after its entry.
 pub(crate) struct Pending {
     pub change: Change,
-    pub after: Place,
+    pub after: LedgerPlace,
 }
 
 /// The ledger with its table.
 pub(crate) struct Ledger {
-    ring: AppendRing,
-    incarnation: Incarnation,
+    region: Region,
+    /// None until the ledger was read to its end and a life began.
+    ring: Option<AppendRing>,
     table: Table,
     pending: VecDeque<Pending>,
-    /// Last entry that was appended.
-    last: Sequence,
+    /// What the last flip contains.
+    contained: LedgerPlace,
+    /// Where it goes on.
+    end: LedgerPlace,
     settled: Sequence,
 }
 
-/// Where the ledger stands in the tree's last flip.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Anchor {
-    /// The next entry's place; position 0 for a ledger that was never written.
-    pub next: Place,
-    pub incarnation: Incarnation,
+/// An entry as it was read.
+pub(crate) struct ReadEntry {
+    frame: Vec<u8>,
+    /// Where the ledger goes on after it.
+    after: LedgerPlace,
 }
 
-/// What replaying a ledger found.
-#[derive(Debug)]
-pub(crate) struct Replayed {
-    /// The place behind the last entry.
-    pub next: Place,
-    /// What stands there.
-    pub end: LedgerEnd,
+impl ReadEntry {
+    /// The entry.
+    ///
+    /// # Errors
+    /// `File`: a frame with the right checksum was written by a daemon of another make.
+    pub fn entry(&self) -> Result<Entry<'_>, Error> {
+        Entry::decode(&self.frame).map_err(|error| Error::File(LEDGER_FILE.to_owned(), error))
+    }
+}
+
+/// The place of a new pool's ledger.
+pub(crate) const LEDGER_BEGINNING: LedgerPlace =
+    LedgerPlace { sequence: Sequence::new(0), position: RING_START, life: Life::new(0) };
+
+/// The ring's place behind a place of the ledger.
+fn ring_place(place: &LedgerPlace) -> Place {
+    Place { position: place.position, sequence: place.sequence.next() }
 }
 
 impl Ledger {
@@ -82,7 +95,7 @@ impl Ledger {
             id: U64::new(0),
             file_bytes: U64::new(file_bytes),
             owner: U32::new(OWNER_DAEMON),
-            reserved: U32::new(0),
+            chain: ChainNumber::ONLY,
             created_ns: U64::new(0),
             geometry: U64::new(0),
         };
@@ -114,69 +127,93 @@ impl Ledger {
         Ok(region)
     }
 
-    /// Replays what stands after the last flip into `table`, and says how it ends. Writes nothing.
-    pub fn replay(
-        medium: &Medium,
-        pool: PoolUid,
-        anchor: Anchor,
-        table: &mut Table,
-        mut seen: impl FnMut(&Entry<'_>, LeaseVersion),
-    ) -> Result<Replayed, Error> {
+    /// Opens a ledger to be read from where the last flip stands, which holds this table. Writes nothing.
+    pub fn open(medium: &Medium, pool: PoolUid, contained: LedgerPlace, table: Table) -> Result<Self, Error> {
         let region = Self::open_file(medium, pool)?;
-        let from = Place { position: anchor.next.position.max(RING_START), sequence: anchor.next.sequence };
-        let salt = Salt::of_log(LEDGER_UID, anchor.incarnation);
         let end = region.bytes() / HEADER_BYTES as u64 * HEADER_BYTES as u64;
-        if !from.position.is_multiple_of(HEADER_BYTES as u64) || from.position >= end {
+        let position = contained.position;
+        if !position.is_multiple_of(HEADER_BYTES as u64) || !(RING_START..end).contains(&position) {
             return Err(Error::File(LEDGER_FILE.to_owned(), format::DecodeError::Field("position")));
         }
-        let mut frames = scan(&region, RING_START, salt, from, region.bytes());
-        for frame in &mut frames {
-            let frame = frame?;
-            // A frame with the right checksum was written by a daemon of this pool.
-            let entry =
-                Entry::decode(&frame.bytes).map_err(|error| Error::File(LEDGER_FILE.to_owned(), error))?;
-            let (header, _) =
-                format::call::split::<EntryHeader>(&frame.bytes).expect("a decoded entry has a header");
-            seen(&entry, header.version);
-            table.apply(&entry, header.version);
+        let (pending, settled) = (VecDeque::new(), contained.sequence);
+        Ok(Self { region, ring: None, table, pending, contained, end: contained, settled })
+    }
+
+    /// Reads the next entry of a ledger that was not read to its end; `None` there. It counts once it is
+    /// [noted](Self::note).
+    pub fn next_entry(&self) -> Result<Option<ReadEntry>, Error> {
+        // The frames of a life have its salt; the first of another life begins it.
+        for life in [self.end.life, self.end.life.next()] {
+            let begins = life != self.end.life;
+            let mut frames =
+                scan(&self.region, RING_START, salt_of(life), ring_place(&self.end), self.region.bytes());
+            let Some(frame) = frames.next().transpose()? else { continue };
+            let after = frames.place();
+            let sequence = Sequence::new(after.sequence.get() - 1);
+            let mut read = ReadEntry {
+                frame: frame.bytes,
+                after: LedgerPlace { sequence, position: after.position, life },
+            };
+            let counts = match read.entry()?.event {
+                Event::Life { body } => begins && body.life == life,
+                // Of a new life only the pad may stand before its first entry.
+                Event::Pad => {
+                    read.after.life = self.end.life;
+                    true
+                }
+                _ => !begins,
+            };
+            if counts {
+                return Ok(Some(read));
+            }
         }
-        let next = frames.place();
-        let lives = (0..anchor.incarnation.get()).rev().take(LIVES_MAX);
-        let earlier = lives.map(|life| Salt::of_log(LEDGER_UID, Incarnation::new(life)));
-        Ok(Replayed { next, end: ledger_end(&region, RING_START, salt, next, earlier)? })
+        Ok(None)
     }
 
-    /// Begins a new life of the ledger: empty, after all that was replayed. The caller has made a flip that says so
-    /// and contains everything before.
-    pub fn begin(medium: &Medium, pool: PoolUid, anchor: Anchor) -> Result<Self, Error> {
-        let region = Self::open_file(medium, pool)?;
-        let salt = Salt::of_log(LEDGER_UID, anchor.incarnation);
-        let last = Sequence::new(anchor.next.sequence.get().saturating_sub(1));
-        let ring = AppendRing::new(region, RING_START, salt, anchor.next, anchor.next);
-        let incarnation = anchor.incarnation;
-        Ok(Self { ring, incarnation, table: Table::default(), pending: VecDeque::new(), last, settled: last })
+    /// Takes what an entry that was read says into the table.
+    pub fn note(&mut self, read: &ReadEntry) -> Result<(), Error> {
+        let change = self.table.apply(&read.entry()?);
+        self.end = read.after;
+        self.pending.push_back(Pending { change, after: read.after });
+        Ok(())
     }
 
-    /// The anchor of a ledger that begins anew after `last`.
-    pub fn anchor_after(last: Sequence, incarnation: Incarnation) -> Anchor {
-        Anchor { next: Place { position: RING_START, sequence: last.next() }, incarnation }
+    /// How a ledger that was read to its end does end.
+    pub fn look_behind_end(&self) -> Result<LedgerEnd, MediaError> {
+        let life = self.end.life.get();
+        let earlier = (0..life).rev().take(LIVES_MAX as usize).map(|life| salt_of(Life::new(life)));
+        ledger_end(&self.region, RING_START, salt_of(self.end.life), ring_place(&self.end), earlier)
+    }
+
+    /// Begins a life behind the last entry, and settles that. From here on entries are appended.
+    pub fn begin_life(&mut self, body: LifeBody) -> Result<Sequence, Error> {
+        assert!(
+            self.ring.is_none() && body.life == self.end.life.next(),
+            "a life begins after the one before"
+        );
+        let region = self.region.clone();
+        let (head, tail) = (ring_place(&self.contained), ring_place(&self.end));
+        self.ring = Some(AppendRing::new(region, RING_START, salt_of(body.life), head, tail));
+        self.end.life = body.life;
+        let header =
+            header_of(LogUid::default(), InodeNumber::NONE, LeaseVersion::default(), Sequence::default());
+        let sequence = self.append(Kind::Life, header, body.as_bytes())?;
+        self.settle()?;
+        Ok(sequence)
     }
 
     pub fn table(&self) -> &Table {
         &self.table
     }
 
-    pub fn table_mut(&mut self) -> &mut Table {
-        &mut self.table
+    /// The life of the chain.
+    pub fn life(&self) -> Life {
+        self.end.life
     }
 
-    pub fn incarnation(&self) -> Incarnation {
-        self.incarnation
-    }
-
-    /// Last entry that was appended.
+    /// Last entry that was read or appended.
     pub fn last(&self) -> Sequence {
-        self.last
+        self.end.sequence
     }
 
     /// Last entry that was settled.
@@ -186,16 +223,24 @@ impl Ledger {
 
     /// Settles all that was appended.
     pub fn settle(&mut self) -> Result<(), Error> {
-        if self.settled < self.last {
-            self.ring.region().settle()?;
-            self.settled = self.last;
+        if self.settled < self.end.sequence {
+            self.region.settle()?;
+            self.settled = self.end.sequence;
         }
         Ok(())
     }
 
-    /// True when it is time for a flip that contains what is pending: more than half full, or many changes.
+    /// True when it is time for a flip that contains what is pending: less than half of the ring is free, or there are
+    /// many changes.
     pub fn wants_flip(&self, pending_max: usize) -> bool {
-        self.ring.live_bytes() > self.ring.bytes() / 2 || self.pending.len() >= pending_max
+        let half_full = self.ring.as_ref().is_some_and(|ring| ring.live_bytes() > ring.bytes() / 2);
+        half_full || self.pending.len() >= pending_max
+    }
+
+    /// Inodes that one `Reap` may name: the entry takes a small part of the ring.
+    pub fn reap_max(&self) -> usize {
+        let part = (self.region.bytes() - RING_START) / 16;
+        usize::try_from(part).map_or(REAP_MAX, |bytes| (bytes / size_of::<InodeNumber>()).clamp(1, REAP_MAX))
     }
 
     /// Changes that no flip contains, oldest first.
@@ -204,37 +249,39 @@ impl Ledger {
     }
 
     /// Where the ledger goes on after the first `changes` pending ones.
-    pub fn place_after(&self, changes: usize) -> Place {
+    pub fn place_after(&self, changes: usize) -> LedgerPlace {
         let before = changes.checked_sub(1).and_then(|index| self.pending.get(index));
-        before.map_or(self.ring.head(), |pending| pending.after)
+        before.map_or(self.contained, |pending| pending.after)
     }
 
     /// A flip contains the first `changes` pending ones.
     pub fn contained(&mut self, changes: usize) {
-        let place = self.place_after(changes);
+        self.contained = self.place_after(changes);
         self.pending.drain(..changes);
-        self.ring.release_to(place);
+        if let Some(ring) = &mut self.ring {
+            ring.release_to(ring_place(&self.contained));
+        }
     }
 
-    fn append(
-        &mut self,
-        kind: Kind,
-        header: EntryHeader,
-        payload: &[u8],
-        change: impl FnOnce(&mut Table) -> Change,
-    ) -> Result<Sequence, Error> {
+    fn append(&mut self, kind: Kind, header: EntryHeader, payload: &[u8]) -> Result<Sequence, Error> {
+        let ring = self.ring.as_mut().expect("a life began before anything is appended");
         let payload_bytes = u32::try_from(payload.len()).expect("groups are counted at the socket");
         let header = EntryHeader { envelope: Envelope::new(kind as u8, 0, payload_bytes), ..header };
         let bytes: [u8; HEADER_BYTES] = zerocopy::transmute!(header);
-        let appended = self.ring.append(bytes, &[payload.into()]).map_err(|error| match error {
+        let appended = ring.append(bytes, &[payload.into()]).map_err(|error| match error {
             AppendError::Full => Error::LedgerFull,
             AppendError::Fault => unreachable!("the payload lies in this process"),
         })?;
         // Others rely on the entry, settled or not.
-        self.ring.region().check()?;
-        self.last = appended.sequence;
-        let change = change(&mut self.table);
-        self.pending.push_back(Pending { change, after: self.ring.tail() });
+        self.region.check()?;
+        let tail = ring.tail();
+        let mut envelope = header.envelope;
+        envelope.sequence = appended.sequence;
+        let frame = [EntryHeader { envelope, ..header }.as_bytes(), payload].concat();
+        let after = LedgerPlace { sequence: appended.sequence, position: tail.position, life: self.end.life };
+        let read = ReadEntry { frame, after };
+        // What was appended counts exactly as it would if it were read.
+        self.note(&read)?;
         Ok(appended.sequence)
     }
 
@@ -242,136 +289,226 @@ impl Ledger {
     ///
     /// # Errors
     /// `LedgerFull`, as of all appends: flip, then append again.
-    pub fn open_log(&mut self, uid: LogUid, log: OpenLog, pid: u32) -> Result<Sequence, Error> {
+    pub fn open_log(&mut self, uid: LogUid, log: &OpenLog, pid: u32) -> Result<Sequence, Error> {
         let groups: Vec<U32> = log.caller.groups.iter().map(|group| U32::new(*group)).collect();
-        let body = OpenLogBody {
-            uid: U32::new(log.caller.uid),
-            gid: U32::new(log.caller.gid),
-            groups: U32::new(u32::try_from(groups.len()).expect("groups are counted at the socket")),
-            pid: U32::new(pid),
-            first_inode: log.first_inode,
-            inodes: U64::new(log.inodes),
-        };
-        let payload = [body.as_bytes(), groups.as_bytes()].concat();
-        let header = header_of(uid, InodeNumber::NONE, log.version, Sequence::default());
-        self.append(Kind::OpenLog, header, &payload, |table| table.open(uid, log))
+        let payload = [log.to_body(pid).as_bytes(), groups.as_bytes()].concat();
+        self.append(
+            Kind::OpenLog,
+            header_of(uid, InodeNumber::NONE, log.version, Sequence::default()),
+            &payload,
+        )
     }
 
-    /// A log may change an inode.
-    pub fn grant(&mut self, uid: LogUid, inode: InodeNumber, grant: Grant) -> Result<Sequence, Error> {
-        let body = GrantBody {
-            from: grant.from,
-            follow: grant.follow,
-            rights: U32::new(grant.rights),
-            reserved: U32::new(0),
-        };
-        let header = header_of(uid, inode, grant.version, Sequence::default());
-        self.append(Kind::Grant, header, body.as_bytes(), |table| table.grant(uid, inode, grant))
+    /// A log may change a unit.
+    pub fn grant(&mut self, uid: LogUid, unit: Unit, grant: Grant) -> Result<Sequence, Error> {
+        let header = header_of(uid, unit.inode, grant.version, grant.from);
+        self.append(Kind::Grant, EntryHeader { detail: detail_of(unit, grant.rights), ..header }, &[])
     }
 
-    /// A log may no longer change an inode; of it, records up to `cut` count.
+    /// A log may no longer change a unit; its records up to `digested` are in the area.
     pub fn end(
         &mut self,
         uid: LogUid,
-        inode: InodeNumber,
+        unit: Unit,
         version: LeaseVersion,
-        cut: Sequence,
+        digested: Sequence,
     ) -> Result<Sequence, Error> {
-        let header = header_of(uid, inode, version, cut);
-        self.append(Kind::End, header, &[], |table| table.end(uid, inode, version))
+        let header = header_of(uid, unit.inode, version, digested);
+        self.append(Kind::End, EntryHeader { detail: detail_of(unit, 0), ..header }, &[])
     }
 
-    /// A log ends with record `cut`.
-    pub fn close_log(&mut self, uid: LogUid, cut: Sequence) -> Result<Sequence, Error> {
-        let header = header_of(uid, InodeNumber::NONE, LeaseVersion::default(), cut);
-        self.append(Kind::CloseLog, header, &[], |table| table.close(uid))
+    /// A log ends with record `last`.
+    pub fn close_log(&mut self, uid: LogUid, last: Sequence) -> Result<Sequence, Error> {
+        self.append(Kind::CloseLog, header_of(uid, InodeNumber::NONE, LeaseVersion::default(), last), &[])
+    }
+
+    /// A log's records up to `up_to` are digested. There is no copy that could compare a hash.
+    pub fn digest(&mut self, uid: LogUid, up_to: Sequence) -> Result<Sequence, Error> {
+        self.append(Kind::Digest, header_of(uid, InodeNumber::NONE, LeaseVersion::default(), up_to), &[])
+    }
+
+    /// A log goes on after `last` in a new file.
+    pub fn renew(&mut self, uid: LogUid, last: Sequence, body: &RenewBody) -> Result<Sequence, Error> {
+        let header = header_of(uid, InodeNumber::NONE, LeaseVersion::default(), last);
+        self.append(Kind::Renew, header, body.as_bytes())
+    }
+
+    /// Inodes without a name are removed; at least one, and at most [`Self::reap_max`].
+    pub fn reap(&mut self, inodes: &[InodeNumber]) -> Result<Sequence, Error> {
+        let header =
+            header_of(LogUid::default(), InodeNumber::NONE, LeaseVersion::default(), Sequence::default());
+        self.append(Kind::Reap, header, inodes.as_bytes())
+    }
+
+    /// Whether entries of so many bytes in all, each of a payload at most so long, are sure to fit now.
+    pub fn has_room(&self, entries: u64, payload_bytes: u64) -> bool {
+        let frame = frame_bytes(payload_bytes);
+        // One of them may have to leave the end of the ring free.
+        self.ring.as_ref().is_some_and(|ring| ring.free_bytes() >= entries * frame + frame)
     }
 }
 
-fn header_of(log: LogUid, inode: InodeNumber, version: LeaseVersion, cut: Sequence) -> EntryHeader {
+fn header_of(log: LogUid, inode: InodeNumber, version: LeaseVersion, record: Sequence) -> EntryHeader {
     let envelope = Envelope::new(Kind::Pad as u8, 0, 0);
-    EntryHeader { envelope, log, inode, version, cut, reserved: U64::new(0) }
+    EntryHeader { envelope, log, inode, version, record, detail: [0; 8] }
 }
 
-/// True if the entry names a version: where the counter of versions has to go on after a restart.
-pub(crate) fn names_version(event: &Event<'_>) -> bool {
-    matches!(event, Event::OpenLog { .. } | Event::Grant { .. })
+fn detail_of(unit: Unit, rights: u32) -> [u8; 8] {
+    let (unit, mode) = (unit.kind as u8, GrantMode::Write as u8);
+    zerocopy::transmute!(GrantDetail { rights: U32::new(rights), unit, mode, reserved: [0; 2] })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::table::RIGHT_WRITE;
-    use format::Stamp;
+    use format::ledger::RIGHT_WRITE;
+    use format::{Epoch, NodeId};
     use pmem::Recorder;
     use vfs::Caller;
 
     const POOL: PoolUid = PoolUid::new(5);
 
+    fn life(ledger: &Ledger) -> LifeBody {
+        LifeBody {
+            life: ledger.life().next(),
+            node: NodeId::new(1),
+            epoch: Epoch::new(0),
+            reserved: U32::new(0),
+            after: ledger.last(),
+            key: [7; 16],
+        }
+    }
+
+    /// The ledger from a place on, read to its end.
+    fn read(medium: &Medium, contained: LedgerPlace, table: Table) -> Ledger {
+        let mut ledger = Ledger::open(medium, POOL, contained, table).unwrap();
+        while let Some(read) = ledger.next_entry().unwrap() {
+            ledger.note(&read).unwrap();
+        }
+        ledger
+    }
+
     fn ledger(medium: &Medium, file_bytes: u64) -> Ledger {
         Ledger::format(medium, POOL, file_bytes).unwrap();
-        let anchor = Ledger::anchor_after(Sequence::new(0), Incarnation::new(1));
-        Ledger::begin(medium, POOL, anchor).unwrap()
+        let mut ledger = read(medium, LEDGER_BEGINNING, Table::default());
+        ledger.begin_life(life(&ledger)).unwrap();
+        ledger
     }
 
     fn open_log(first: u64) -> OpenLog {
         let caller = Caller { uid: 7, gid: 8, groups: vec![9, 10] };
-        OpenLog::new(caller, LeaseVersion::new(first), InodeNumber::new(first), 10)
+        OpenLog::new(caller, LeaseVersion::new(first), (InodeNumber::new(first), 10), 1 << 20)
     }
 
     fn grant(version: u64) -> Grant {
-        let version = LeaseVersion::new(version);
-        Grant { version, from: Sequence::new(3), follow: Stamp::default(), rights: RIGHT_WRITE }
+        Grant { version: LeaseVersion::new(version), from: Sequence::new(3), rights: RIGHT_WRITE }
+    }
+
+    fn unit(inode: u64) -> Unit {
+        Unit::inode(InodeNumber::new(inode))
     }
 
     #[test]
-    fn replay_gives_the_table_that_was() {
+    fn what_is_read_is_what_was_appended_over_lives() {
         let medium = Recorder::new().medium();
         let mut ledger = ledger(&medium, 1 << 16);
-        let (one, two, inode) = (LogUid::new(1), LogUid::new(2), InodeNumber::new);
-        ledger.open_log(one, open_log(100), 1).unwrap();
-        ledger.open_log(two, open_log(200), 2).unwrap();
-        ledger.grant(one, inode(5), grant(301)).unwrap();
-        ledger.grant(one, inode(6), grant(302)).unwrap();
-        ledger.end(one, inode(5), LeaseVersion::new(301), Sequence::new(9)).unwrap();
-        ledger.end(one, inode(105), LeaseVersion::new(100), Sequence::new(9)).unwrap();
+        let (one, two) = (LogUid::new(1), LogUid::new(2));
+        ledger.open_log(one, &open_log(100), 1).unwrap();
+        ledger.open_log(two, &open_log(200), 2).unwrap();
+        ledger.grant(one, unit(5), grant(301)).unwrap();
+        ledger.grant(one, unit(6), grant(302)).unwrap();
+        ledger.grant(one, Unit::RENAME, grant(303)).unwrap();
+        ledger.digest(one, Sequence::new(9)).unwrap();
+        ledger.reap(&[InodeNumber::new(77), InodeNumber::new(78)]).unwrap();
+        ledger.end(one, unit(5), LeaseVersion::new(301), Sequence::new(9)).unwrap();
+        ledger.end(one, unit(105), LeaseVersion::new(100), Sequence::new(9)).unwrap();
+        let incarnation = format::Incarnation::new(2);
+        let renew = RenewBody { file_bytes: U64::new(2 << 20), incarnation, reserved: U32::new(0) };
+        ledger.renew(one, Sequence::new(9), &renew).unwrap();
         ledger.close_log(two, Sequence::new(4)).unwrap();
-        let mut table = Table::default();
-        let anchor = Ledger::anchor_after(Sequence::new(0), Incarnation::new(1));
-        let replayed = Ledger::replay(&medium, POOL, anchor, &mut table, |_, _| {}).unwrap();
-        assert_eq!(&table, ledger.table());
-        assert_eq!((replayed.next.sequence, replayed.end), (ledger.last().next(), LedgerEnd::Whole));
-        // Another life does not see what this one wrote.
-        let other = Ledger::anchor_after(Sequence::new(0), Incarnation::new(2));
-        let mut empty = Table::default();
-        Ledger::replay(&medium, POOL, other, &mut empty, |_, _| {}).unwrap();
-        assert_eq!(empty, Table::default());
+        let mut again = read(&medium, LEDGER_BEGINNING, Table::default());
+        assert_eq!((again.table(), again.end), (ledger.table(), ledger.end));
+        assert_eq!(again.table().log(one).unwrap().incarnation, incarnation);
+        assert_eq!(again.look_behind_end().unwrap(), LedgerEnd::Whole);
+        // The next life goes on behind, and both are read.
+        again.begin_life(life(&again)).unwrap();
+        again.close_log(one, Sequence::new(9)).unwrap();
+        let both = read(&medium, LEDGER_BEGINNING, Table::default());
+        assert_eq!((both.table(), both.end), (&Table::default(), again.end));
+        assert_eq!((both.life(), both.last()), (Life::new(2), ledger.last().next().next()));
+        let changes: Vec<&Change> = both.pending().map(|pending| &pending.change).collect();
+        assert!(matches!(changes[0], Change::Life(first, _) if *first == Life::new(1)));
+    }
+
+    /// No process waited for the entries behind a lost one, so a mapped file may keep them and not the one before. The next
+    /// life begins where that stood, and what stands behind, with the number that comes next, does not come back.
+    #[test]
+    fn an_entry_behind_a_lost_one_does_not_come_back() {
+        let medium = Recorder::new().medium();
+        let mut ledger = ledger(&medium, 1 << 16);
+        let begun = ledger.end;
+        ledger.open_log(LogUid::new(1), &open_log(100), 1).unwrap();
+        let lost = ledger.end;
+        ledger.grant(LogUid::new(1), unit(5), grant(301)).unwrap();
+        ledger.region.write(begun.position, &[0; 64]);
+        let mut next = read(&medium, LEDGER_BEGINNING, Table::default());
+        assert_eq!((next.end, next.look_behind_end().unwrap()), (begun, LedgerEnd::GoesOn));
+        next.begin_life(life(&next)).unwrap();
+        // It takes the place of the lost entry exactly.
+        assert_eq!((next.end.sequence, next.end.position), (lost.sequence, lost.position));
+        let again = read(&medium, LEDGER_BEGINNING, Table::default());
+        assert_eq!((again.end, again.look_behind_end().unwrap()), (next.end, LedgerEnd::Whole));
     }
 
     #[test]
-    fn a_flip_makes_room_and_the_rest_is_replayed_from_it() {
+    fn a_flip_makes_room_and_the_rest_is_read_from_it() {
         let medium = Recorder::new().medium();
         let mut ledger = ledger(&medium, 3 * BLOCK_BYTES as u64);
-        let (one, mut anchor) = (LogUid::new(1), None);
-        ledger.open_log(one, open_log(100), 1).unwrap();
+        let (one, mut contained) = (LogUid::new(1), None);
+        ledger.open_log(one, &open_log(100), 1).unwrap();
         for version in 200..600 {
             if ledger.wants_flip(20) {
                 let changes = ledger.pending().count() / 2;
-                let next = ledger.place_after(changes);
+                let place = ledger.place_after(changes);
                 ledger.contained(changes);
                 let mut table = Table::default();
                 table.open(one, open_log(100));
-                anchor = Some((Anchor { next, incarnation: Incarnation::new(1) }, table));
+                contained = Some((place, table));
             }
-            ledger.grant(one, InodeNumber::new(version % 7 + 1), grant(version)).unwrap();
+            ledger.grant(one, unit(version % 7 + 1), grant(version)).unwrap();
         }
-        let (anchor, mut table) = anchor.unwrap();
-        Ledger::replay(&medium, POOL, anchor, &mut table, |_, _| {}).unwrap();
-        let last = table.log(one).unwrap().grant(InodeNumber::new(599 % 7 + 1)).unwrap();
-        assert_eq!(last.version, LeaseVersion::new(599));
-        assert!(matches!(
-            (0..1_000).try_for_each(|_| ledger.grant(one, InodeNumber::new(3), grant(700)).map(|_| ())),
-            Err(Error::LedgerFull)
-        ));
+        let (place, table) = contained.unwrap();
+        let again = read(&medium, place, table);
+        let last = again.table().log(one).unwrap().grant(InodeNumber::new(599 % 7 + 1)).unwrap();
+        assert_eq!((last.version, again.end), (LeaseVersion::new(599), ledger.end));
+        let fits = ledger.has_room(10, 0);
+        assert!(fits && !ledger.has_room(1 << 20, 0));
+        for version in 700..710 {
+            ledger.grant(one, unit(3), grant(version)).unwrap();
+        }
+        let full = (0..1_000).try_for_each(|_| ledger.grant(one, unit(3), grant(800)).map(|_| ()));
+        assert!(matches!(full, Err(Error::LedgerFull)));
+    }
+
+    /// Lives that begin wherever the ring stands, also where a pad is needed before the first entry.
+    #[test]
+    fn lives_go_round_the_ring() {
+        let medium = Recorder::new().medium();
+        let mut one = ledger(&medium, 2 * BLOCK_BYTES as u64);
+        let mut contained = one.end;
+        for round in 0..200u64 {
+            let place = one.place_after(one.pending().count());
+            one.contained(one.pending().count());
+            contained = LedgerPlace { ..place };
+            one.open_log(LogUid::new(round + 1), &open_log(100), 1).unwrap();
+            if round % 3 == 0 {
+                one.close_log(LogUid::new(round + 1), Sequence::new(round)).unwrap();
+            }
+            let mut next = read(&medium, contained, Table::default());
+            assert_eq!(next.end, one.end, "round {round}");
+            next.begin_life(life(&next)).unwrap();
+            one = next;
+        }
+        assert_eq!((one.life(), contained.life), (Life::new(201), Life::new(200)));
     }
 }

@@ -9,7 +9,9 @@ use crate::error::Error;
 use format::checksum::Salt;
 use format::envelope::{FRAME_ALIGN, check_frame};
 use format::superblock::{FileKind, MAGIC, POOL_VERSION, Superblock};
-use format::{BLOCK_BYTES, DecodeError, Envelope, HEADER_BYTES, Incarnation, LogUid, PoolUid, Sequence};
+use format::{
+    BLOCK_BYTES, ChainNumber, DecodeError, Envelope, HEADER_BYTES, Incarnation, LogUid, PoolUid, Sequence,
+};
 use ipc::pages::Digested;
 use pmem::ring::PAD_KIND;
 use pmem::{MediaError, Medium, Region};
@@ -49,7 +51,7 @@ fn superblock(
         id: U64::new(log.get()),
         file_bytes: U64::new(file_bytes),
         owner: U32::new(owner),
-        reserved: U32::new(0),
+        chain: ChainNumber::ONLY,
         created_ns: U64::new(0),
         geometry: U64::new(u64::from(incarnation.get())),
     }

@@ -22,11 +22,12 @@ impl Daemon {
     /// Who is attached.
     pub fn programs(&self) -> Vec<Program> {
         let state = self.core().state.lock();
+        let table = state.copy.ledger.table();
         let program = |session: &crate::session::Session| Program {
             pid: session.peer.as_ref().map_or(0, |peer| peer.credentials().pid.unsigned_abs()),
             uid: session.caller.uid,
             log: session.log,
-            log_bytes: session.file.region().bytes(),
+            log_bytes: table.log(session.log).map_or(0, |log| log.file_bytes),
             leases: session.held.len(),
         };
         state.sessions.values().map(program).collect()
@@ -45,6 +46,6 @@ impl Daemon {
 
     /// The last root flip.
     pub fn flip(&self) -> FlipNumber {
-        self.core().state.lock().area.flip()
+        self.core().state.lock().copy.area.flip()
     }
 }

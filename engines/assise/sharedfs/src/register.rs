@@ -15,7 +15,7 @@ use ccnvm::SessionId;
 use format::call::{OWNER_DESCRIPTION, OWNER_PROCESS};
 use format::register::{REGISTER_ENTRY_BYTES, REGISTER_KNOWN_MAX, RegisterEntry, RegisterKind};
 use format::superblock::{FileKind, MAGIC, OWNER_DAEMON, POOL_VERSION, Superblock};
-use format::{BLOCK_BYTES, InodeNumber, PoolUid, Sequence};
+use format::{BLOCK_BYTES, ChainNumber, InodeNumber, PoolUid, Sequence};
 use ipc::host::Host;
 use pmem::{Medium, Region};
 use std::collections::BTreeMap;
@@ -139,7 +139,7 @@ impl Register {
                 id: U64::new(number),
                 file_bytes: U64::new(bytes),
                 owner: U32::new(OWNER_DAEMON),
-                reserved: U32::new(0),
+                chain: ChainNumber::ONLY,
                 created_ns: U64::new(0),
                 geometry: U64::new(self.boot),
             };

@@ -45,6 +45,29 @@ struct Promise {
     shared: bool,
 }
 
+/// What was promised to one session, to be used up by the records of a digest.
+pub(crate) struct SessionRoom<'a> {
+    pub room: &'a mut Room,
+    pub session: SessionId,
+}
+
+impl SessionRoom<'_> {
+    /// [`Room::take`].
+    pub fn take(&mut self, blocks: u64, shared: bool) -> bool {
+        self.room.take(self.session, blocks, shared)
+    }
+
+    /// [`Room::left`].
+    pub fn left(&self) -> u64 {
+        self.room.left(self.session)
+    }
+
+    /// [`Room::restore`].
+    pub fn restore(&mut self, left: u64) {
+        self.room.restore(self.session, left);
+    }
+}
+
 /// Promises of all sessions.
 #[derive(Debug)]
 pub(crate) struct Room {

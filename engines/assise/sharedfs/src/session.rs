@@ -3,7 +3,7 @@
 
 use crate::config::Config;
 use crate::error::Error;
-use crate::logs::LogFile;
+use crate::logs::BEGINNING;
 use crate::register::Identity;
 use ccnvm::{Mode, SessionId};
 use format::session::{SESSION_BYTES, WORD_OWN_RANGE, lease_bytes};
@@ -15,7 +15,7 @@ use ipc::shared::{self, Access, Mapping};
 use ipc::sync::Word;
 use ipc::sys::Descriptor;
 use ipc::words::{LeaseState, Seal};
-use ipc::{ClientPages, DaemonPages, Digested};
+use ipc::{ClientPages, DaemonPages};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use vfs::Caller;
@@ -111,8 +111,6 @@ pub(crate) struct Session {
     pub first_inode: InodeNumber,
     pub inodes: u64,
     pub shared: Arc<Shared>,
-    pub file: Arc<LogFile>,
-    pub digested: Digested,
     pub held: BTreeMap<InodeNumber, Held>,
     pub known: BTreeMap<InodeNumber, Known>,
     free_words: Vec<u32>,
@@ -153,18 +151,16 @@ pub(crate) struct Beginning {
     pub opened: Sequence,
     pub first_inode: InodeNumber,
     pub inodes: u64,
-    pub file: Arc<LogFile>,
-    pub digested: Digested,
     pub pid: u32,
     pub started: Option<u64>,
 }
 
 impl Session {
     pub fn new(beginning: Beginning, shared: Arc<Shared>, lease_words: u32) -> Self {
-        let Beginning { log, caller, version, opened, first_inode, inodes, file, digested, .. } = beginning;
+        let Beginning { log, caller, version, opened, first_inode, inodes, .. } = beginning;
         let (pid, started) = (beginning.pid, beginning.started);
-        shared.client.commit().begin(digested.sequence);
-        shared.daemon.publish_digested(digested);
+        shared.client.commit().begin(BEGINNING.sequence);
+        shared.daemon.publish_digested(BEGINNING);
         shared.daemon.own_range().grant(LeaseState::Write);
         Self {
             log,
@@ -174,8 +170,6 @@ impl Session {
             first_inode,
             inodes,
             shared,
-            file,
-            digested,
             held: BTreeMap::new(),
             known: BTreeMap::new(),
             free_words: (0..lease_words).rev().collect(),

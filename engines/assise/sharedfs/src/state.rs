@@ -8,20 +8,22 @@ use crate::config::Config;
 use crate::error::Error;
 use crate::generations::Generations;
 use crate::heirs::Heirs;
-use crate::ledger::Ledger;
 use crate::locks::{Bell, Locks};
 use crate::logs::is_log_file;
 use crate::ready::ReadyLog;
 use crate::references::References;
 use crate::register::Register;
+use crate::replay::copy::LocalCopy;
+use crate::replay::table::Grant;
 use crate::room::Room;
-use crate::session::{Held, Phase, Session, session_of};
-use crate::table::{Change, Grant, OWN_RANGE_KEY, RENAME_UNIT, RIGHT_CONTENTS, RIGHT_NONE, RIGHT_WRITE};
-use area::{Area, AreaError, Batch, Committed, Counters};
+use crate::session::{Held, Phase, Session};
+
 use ccnvm::{Effect, Event, Leases, Mode, Nanoseconds, SessionId, Ticket, Want};
+use format::call::RENAME_UNIT;
 use format::call::Status;
+use format::ledger::{RIGHT_CONTENTS, RIGHT_WRITE, Unit};
 use format::session::WORD_OWN_RANGE;
-use format::{Epoch, InodeNumber, LeaseVersion, LogUid, PoolUid, Stamp};
+use format::{InodeNumber, LeaseVersion, Life, LogUid, PoolUid};
 use ipc::Digested;
 use ipc::host::{Host, WAKE_ALL};
 use ipc::lock::Lock;
@@ -29,7 +31,6 @@ use ipc::sync::{Ordering, Word};
 use pmem::Medium;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use vfs::Caller;
 
 /// Numbers that are given out once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +40,11 @@ pub(crate) struct Numbers {
 }
 
 impl Numbers {
+    /// The first ones of a life.
+    pub fn of_life(life: Life) -> Self {
+        Self { next_inode: InodeNumber::first_of(life), next_log: LogUid::first_of(life) }
+    }
+
     /// A log's number.
     pub fn take_log(&mut self) -> LogUid {
         let log = self.next_log;
@@ -69,11 +75,13 @@ pub struct Ejection {
 /// Ejections that are remembered.
 const EJECTIONS_MAX: usize = 64;
 
+/// Inodes that one flip removes: the lock is held meanwhile.
+const REAP_AT_ONCE: usize = 64;
+
 /// What the lock protects.
 pub(crate) struct State {
-    pub area: Area,
-    pub epoch: Epoch,
-    pub ledger: Ledger,
+    /// The tree, the ledger and the logs.
+    pub copy: LocalCopy,
     pub leases: Leases,
     pub sessions: BTreeMap<SessionId, Session>,
     /// Users of sessions that are being made and not in the table yet, by the logs that were drawn for them.
@@ -117,7 +125,7 @@ pub(crate) struct Core {
     pub medium: Medium,
     pub pool: PoolUid,
     pub config: Config,
-    pub generations: Generations,
+    pub generations: Arc<Generations>,
     /// The machine fences the threads of others: a commit need not.
     pub fences: bool,
     pub state: Lock<State>,
@@ -220,91 +228,47 @@ impl State {
         self.ejections.push_back(Ejection { session: session.0, uid, reason });
     }
 
-    /// Puts what the ledger said since the last flip into a batch, as far as fits, which may be nothing; gives how
-    /// many changes.
-    pub fn put_changes(
-        batch: &mut Batch<'_>,
-        ledger: &Ledger,
-        sessions: &BTreeMap<SessionId, Session>,
-        changes_max: usize,
-    ) -> Result<usize, AreaError> {
-        for (index, pending) in ledger.pending().take(changes_max).enumerate() {
-            match put_change(batch, ledger, sessions, &pending.change) {
-                Ok(()) => {}
-                Err(AreaError::BatchFull) => return Ok(index),
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(ledger.pending().count().min(changes_max))
-    }
-
-    /// The numbers that a flip carries which contains the first `changes` pending ones of the ledger.
-    pub fn counters(numbers: &Numbers, leases: &Leases, ledger: &Ledger, changes: usize) -> Counters {
-        let place = ledger.place_after(changes);
-        Counters {
-            next_inode: numbers.next_inode,
-            next_lease_version: leases.next_version(),
-            next_log: numbers.next_log,
-            ledger_sequence: format::Sequence::new(place.sequence.get() - 1),
-            ledger_position: place.position,
-            ledger_incarnation: ledger.incarnation().get(),
-        }
-    }
-
-    /// What follows a flip: readers of what it freed are told, then it may be used again.
-    pub fn after_flip(&mut self, core: &Core, committed: &Committed, changes: usize) -> Result<(), Error> {
-        core.generations.raise(&committed.freed_of);
-        self.area.release(committed.flip)?;
-        self.ledger.contained(changes);
-        Ok(())
-    }
-
-    /// Flips until at most `left` changes of the ledger are not contained in the tree.
-    pub fn contain_changes(&mut self, core: &Core, left: usize) -> Result<(), Error> {
-        while self.ledger.pending().count() > left {
-            let mut batch = self.area.begin(self.epoch)?;
-            let changes =
-                Self::put_changes(&mut batch, &self.ledger, &self.sessions, core.config.batch_changes)?;
-            batch.set_counters(&Self::counters(&self.numbers, &self.leases, &self.ledger, changes));
-            let committed = batch.commit()?;
-            self.after_flip(core, &committed, changes)?;
-            if changes == 0 {
-                return Err(Error::LedgerFull);
-            }
-        }
-        Ok(())
-    }
-
     /// Makes room for a few entries in the ledger.
     pub fn ledger_room(&mut self, core: &Core) -> Result<(), Error> {
-        if self.ledger.wants_flip(core.config.batch_changes) { self.contain_changes(core, 0) } else { Ok(()) }
+        if self.copy.ledger.wants_flip(core.config.batch_changes) {
+            self.copy.contain_changes(0)
+        } else {
+            Ok(())
+        }
     }
 
-    /// Flips that remove inodes without a name that nobody refers to; one step. True if there is more.
+    /// One flip that removes inodes without a name that no process refers to, behind the entry that says so. True if
+    /// there is more.
     pub fn reap_step(&mut self, core: &Core) -> Result<bool, Error> {
-        let Some(inode) = self.reapable.pop_front() else { return Ok(false) };
-        if self.references.any(inode) {
-            return Ok(!self.reapable.is_empty());
+        let inodes_max = self.copy.ledger.reap_max().min(REAP_AT_ONCE);
+        let mut inodes = Vec::new();
+        while inodes.len() < inodes_max {
+            let Some(inode) = self.reapable.pop_front() else { break };
+            if self.references.any(inode) {
+                continue;
+            }
+            if self.may_be_open(inode) {
+                self.kept.push(inode);
+            } else {
+                inodes.push(inode);
+            }
         }
-        if self.may_be_open(inode) {
-            self.kept.push(inode);
-            return Ok(!self.reapable.is_empty());
+        if inodes.is_empty() {
+            return Ok(false);
         }
-        let mut batch = self.area.begin(self.epoch)?;
-        let gone = match batch.reap(inode, core.config.reap_items) {
-            Ok(gone) => gone,
-            // It was reaped before: nothing is left to do.
-            Err(AreaError::Refused(_)) => true,
-            Err(error) => return Err(error.into()),
-        };
-        let changes = Self::put_changes(&mut batch, &self.ledger, &self.sessions, core.config.batch_changes)?;
-        batch.set_counters(&Self::counters(&self.numbers, &self.leases, &self.ledger, changes));
-        let committed = batch.commit()?;
-        self.after_flip(core, &committed, changes)?;
-        if !gone {
-            self.reapable.push_front(inode);
+        self.ledger_room(core)?;
+        let entry = self.copy.ledger.reap(&inodes)?;
+        let done = self.copy.reap_step(&inodes, core.config.reap_items, entry)?;
+        // The rest gets an entry of its own: a copy of the tree that is taken in between finds it again.
+        for inode in inodes[done..].iter().rev() {
+            self.reapable.push_front(*inode);
         }
         Ok(!self.reapable.is_empty())
+    }
+
+    /// How far a session's log is in the area.
+    pub fn digested_of(&self, id: SessionId) -> Digested {
+        self.copy.digested(LogUid::new(id.0))
     }
 
     /// The session whose own range holds the inode.
@@ -316,7 +280,7 @@ impl State {
     /// Whether the session holds the inode because it made it.
     pub fn is_own(&self, id: SessionId, inode: InodeNumber) -> bool {
         let log = LogUid::new(id.0);
-        self.ledger.table().log(log).is_some_and(|log| log.is_own(inode))
+        self.copy.ledger.table().log(log).is_some_and(|log| log.is_own(inode))
     }
 
     /// Whether a session holds a lease that is at least as strong, and keeps it for now.
@@ -387,18 +351,14 @@ impl State {
             return Ok(());
         }
         // What the session says of its log is believed only to its own disadvantage.
-        let from = session.shared.committed().max(session.digested.sequence);
         let log = session.log;
+        let from = session.shared.committed().max(self.copy.digested(log).sequence);
         let mut ledger = format::Sequence::default();
         if want.mode == Mode::Write {
             self.ledger_room(core)?;
-            let follow = match unit {
-                RENAME_UNIT => Stamp::default(),
-                unit => self.area.inode(unit)?.map_or(Stamp::default(), |item| item.stamp),
-            };
             let writes = self.references.rights(id, unit).is_some_and(|rights| rights.write);
-            let rights = RIGHT_WRITE | if writes { RIGHT_CONTENTS } else { RIGHT_NONE };
-            ledger = self.ledger.grant(log, unit, Grant { version, from, follow, rights })?;
+            let rights = RIGHT_WRITE | if writes { RIGHT_CONTENTS } else { 0 };
+            ledger = self.copy.ledger.grant(log, unit_of(unit), Grant { version, from, rights })?;
         }
         let session = self.sessions.get_mut(&id).expect("looked up above");
         let (word, expected) = session.grant_word(unit, want.mode);
@@ -417,11 +377,12 @@ impl State {
         let Some(session) = self.sessions.get_mut(&id) else { return Ok(()) };
         let Some(held) = session.held.remove(&unit) else { return Ok(()) };
         session.end_word(held.word);
-        let (log, cut, live) = (session.log, session.digested.sequence, session.phase == Phase::Live);
+        let (log, live) = (session.log, session.phase == Phase::Live);
         // The end of the log says it for all that a dying session held.
         if held.mode == Mode::Write && live {
             self.ledger_room(core)?;
-            self.ledger.end(log, unit, version, cut)?;
+            let digested = self.copy.digested(log).sequence;
+            self.copy.ledger.end(log, unit_of(unit), version, digested)?;
         }
         Ok(())
     }
@@ -429,7 +390,7 @@ impl State {
     /// Whether the caller may read the contents of an inode of the area.
     pub fn may_read(&self, id: SessionId, inode: InodeNumber, item: &format::node::InodeItem) -> bool {
         let Some(session) = self.sessions.get(&id) else { return false };
-        let found = crate::entitle::attributes(inode, item);
+        let found = crate::replay::authorize::attributes(inode, item);
         session.caller.owns(&found)
             || vfs::access::permits(&session.caller, &found, vfs::access::READ)
             || session.known.get(&inode).is_some_and(|known| known.readable)
@@ -437,41 +398,7 @@ impl State {
     }
 }
 
-fn put_change(
-    batch: &mut Batch<'_>,
-    ledger: &Ledger,
-    sessions: &BTreeMap<SessionId, Session>,
-    change: &Change,
-) -> Result<(), AreaError> {
-    // What is said of a log that ended meanwhile goes with it: only its end matters.
-    let living = |uid: &LogUid| ledger.table().log(*uid);
-    match change {
-        Change::Nothing => Ok(()),
-        Change::Close(uid) => batch.remove_log(*uid),
-        Change::Open(uid) => {
-            let Some(log) = living(uid) else { return Ok(()) };
-            let session = sessions.get(&session_of(*uid));
-            let digested = session.map_or(Digested::default(), |session| session.digested);
-            put_log(batch, *uid, &log.caller, log.version, log.item(digested.sequence, digested.position))
-        }
-        Change::Grant(uid, inode, grant) if living(uid).is_some() => {
-            batch.put_grant(*uid, *inode, &grant.to_item())
-        }
-        Change::End(uid, inode) if living(uid).is_some() => batch.remove_grant(*uid, *inode),
-        Change::Grant(..) | Change::End(..) => Ok(()),
-    }
-}
-
-fn put_log(
-    batch: &mut Batch<'_>,
-    uid: LogUid,
-    caller: &Caller,
-    version: LeaseVersion,
-    item: format::node::LogItem,
-) -> Result<(), AreaError> {
-    batch.put_log(uid, &item)?;
-    batch.put_groups(uid, &caller.groups)?;
-    let own =
-        Grant { version, from: format::Sequence::default(), follow: Stamp::default(), rights: RIGHT_NONE };
-    batch.put_grant(uid, OWN_RANGE_KEY, &own.to_item())
+/// What the ledger calls a unit of leases.
+pub(crate) fn unit_of(unit: InodeNumber) -> Unit {
+    if unit == RENAME_UNIT { Unit::RENAME } else { Unit::inode(unit) }
 }

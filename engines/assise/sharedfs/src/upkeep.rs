@@ -1,16 +1,18 @@
 //! Calls about the session itself: digest, room, a larger log, segments to map, what is settled.
 
 use crate::error::Error;
-use crate::logs::{BEGINNING, LogFile};
+use crate::logs::LogFile;
 use crate::room::Free;
+use crate::session::session_of;
 use crate::state::{Core, State};
 use ccnvm::SessionId;
 use format::call::{
     DigestRequest, DigestResponse, GrowRequest, GrowResponse, InodeRequest, RefillRequest, RefillResponse,
     StatfsResponse, Status, split,
 };
-use format::{BLOCK_BYTES, Incarnation, InodeNumber, SegmentId, Sequence};
-use ipc::{Digested, Word};
+use format::ledger::RenewBody;
+use format::{BLOCK_BYTES, Incarnation, InodeNumber, LogUid, SegmentId};
+use ipc::Word;
 use pmem::Region;
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,7 +33,8 @@ impl Core {
             let session = state.live(id)?;
             // Only what was committed counts, whatever is asked for.
             let up_to = request.up_to.min(session.shared.committed());
-            session.wants_digest |= request.wait.get() == 0 && up_to > session.digested.sequence;
+            let wants = request.wait.get() == 0 && up_to > state.digested_of(id).sequence;
+            state.live(id)?.wants_digest |= wants;
             up_to
         };
         if request.wait.get() == 0 {
@@ -39,7 +42,11 @@ impl Core {
         } else {
             self.digest_own(id, up_to)?;
         }
-        let digested = self.state.lock().live(id)?.digested;
+        let digested = {
+            let mut state = self.state.lock();
+            state.live(id)?;
+            state.digested_of(id)
+        };
         let response = DigestResponse { digested: digested.sequence, position: U64::new(digested.position) };
         Ok(response.as_bytes().to_vec())
     }
@@ -79,7 +86,7 @@ impl Core {
         let mut guard = self.state.lock();
         let state = &mut *guard;
         state.live(id)?;
-        Ok(state.room.promise_share(id, blocks, &Free::of(&state.area)))
+        Ok(state.room.promise_share(id, blocks, &Free::of(&state.copy.area)))
     }
 
     /// What a session was promised is good for other users' files, too.
@@ -87,7 +94,7 @@ impl Core {
         let mut guard = self.state.lock();
         let state = &mut *guard;
         state.live(id)?;
-        if state.room.share(id, &Free::of(&state.area)) { Ok(()) } else { Err(Status::NoSpace) }
+        if state.room.share(id, &Free::of(&state.copy.area)) { Ok(()) } else { Err(Status::NoSpace) }
     }
 
     /// [`format::call::CallKind::GrowLog`]. All records are digested, a new file takes the log's place in one flip,
@@ -101,7 +108,7 @@ impl Core {
             let mut state = self.state.lock();
             let session = state.live(id)?;
             let (log, uid, up_to) = (session.log, session.caller.uid, session.shared.committed());
-            let open = state.ledger.table().log(log).expect("a live session's log is open");
+            let open = state.copy.ledger.table().log(log).expect("a live session's log is open");
             (log, uid, open.incarnation.next(), up_to)
         };
         self.digest_own(id, up_to)?;
@@ -112,15 +119,15 @@ impl Core {
         let old = {
             let mut guard = self.state.lock();
             let state = &mut *guard;
-            let session = state.live(id)?;
-            if session.digested.sequence != up_to {
+            state.live(id)?;
+            if state.digested_of(id).sequence != up_to {
                 return Err(Status::Invalid);
             }
-            let replaced = state.replace_log(self, id, file.clone(), incarnation, up_to);
+            let replaced = state.replace_log(self, log, file.clone(), (incarnation, file_bytes));
             state.guard(replaced).map_err(|_| Status::Media)?
         };
         // A file that stays is removed by the next start.
-        let _ = self.medium.remove(&old);
+        let _ = old.map(|old| self.medium.remove(&old));
         let region = self.log_region(id)?;
         self.send_parcel(id, number, log.get(), &region).map_err(|_| Status::Media)?;
         let response =
@@ -130,7 +137,10 @@ impl Core {
 
     /// The log's file, to be handed to its LibFS after it grew.
     pub fn log_region(&self, id: SessionId) -> Result<Region, Status> {
-        Ok(self.state.lock().live(id)?.file.region().clone())
+        let mut state = self.state.lock();
+        let log = state.live(id)?.log;
+        let file = state.copy.file(log).map_err(|_| Status::Media)?;
+        Ok(file.ok_or(Status::Media)?.region().clone())
     }
 
     /// What [`format::call::CallKind::MapSegment`] asks for: a region of the segment that can only be read, if the session's user
@@ -141,7 +151,7 @@ impl Core {
         {
             let mut state = self.state.lock();
             let uid = state.live(id)?.caller.uid;
-            if state.area.segment_owner(segment) != Some(uid) {
+            if state.copy.area.segment_owner(segment) != Some(uid) {
                 return Err(Status::Access);
             }
         }
@@ -162,7 +172,7 @@ impl Core {
         let mut guard = self.state.lock();
         let state = &mut *guard;
         state.live(id)?;
-        if request.up_to > state.ledger.last() {
+        if request.up_to > state.copy.ledger.last() {
             return Err(Status::Invalid);
         }
         state.settle_ledger().map_err(|_| Status::Media)?;
@@ -175,7 +185,7 @@ impl Core {
             let mut state = self.state.lock();
             state.live(id)?;
             state.settle_ledger().map_err(|_| Status::Media)?;
-            state.sessions.values().map(|session| session.file.clone()).collect()
+            state.copy.logs.values().filter_map(|log| log.file.clone()).collect()
         };
         for file in files {
             file.settle().map_err(|_| Status::Media)?;
@@ -187,8 +197,8 @@ impl Core {
     pub fn statfs(&self, id: SessionId) -> Result<Vec<u8>, Status> {
         let mut state = self.state.lock();
         state.live(id)?;
-        let usage = state.area.usage();
-        let free = state.room.free_blocks(id, &Free::of(&state.area));
+        let usage = state.copy.area.usage();
+        let free = state.room.free_blocks(id, &Free::of(&state.copy.area));
         let inodes_free = u64::from(usage.nodes_free) * INODES_A_NODE;
         let response = StatfsResponse {
             blocks: U64::new(usage.blocks),
@@ -206,39 +216,32 @@ const INODES_A_NODE: u64 = 8;
 impl State {
     /// Settles the ledger and tells every session.
     pub fn settle_ledger(&mut self) -> Result<(), Error> {
-        let settled = self.ledger.settle();
+        let settled = self.copy.ledger.settle();
         self.guard(settled)?;
-        let up_to = self.ledger.settled();
+        let up_to = self.copy.ledger.settled();
         for session in self.sessions.values() {
             session.shared.daemon.publish_settled(up_to);
         }
         Ok(())
     }
 
-    /// Puts a new, empty file in the place of a log that is digested to its end; gives the old one's name.
+    /// Lets a log that is digested to its end go on in a new, empty file; gives the old one's name.
     fn replace_log(
         &mut self,
         core: &Core,
-        id: SessionId,
+        log: LogUid,
         file: Arc<LogFile>,
-        incarnation: Incarnation,
-        last: Sequence,
-    ) -> Result<String, Error> {
-        self.contain_changes(core, 0)?;
-        let session = self.sessions.get_mut(&id).expect("looked up by the caller");
-        let log = session.log;
-        self.ledger.table_mut().renew(log, incarnation);
-        let open = self.ledger.table().log(log).expect("a live session's log is open");
-        let begin = Digested { sequence: last, ..BEGINNING };
-        let mut batch = self.area.begin(self.epoch)?;
-        batch.put_log(log, &open.item(begin.sequence, begin.position))?;
-        batch.set_counters(&Self::counters(&self.numbers, &self.leases, &self.ledger, 0));
-        let committed = batch.commit()?;
-        let old = session.file.name.clone();
-        session.file = file;
-        session.digested = begin;
-        session.shared.daemon.publish_digested(begin);
-        self.after_flip(core, &committed, 0)?;
-        Ok(old)
+        (incarnation, file_bytes): (Incarnation, u64),
+    ) -> Result<Option<String>, Error> {
+        self.ledger_room(core)?;
+        let last = self.copy.digested(log).sequence;
+        let body = RenewBody { file_bytes: U64::new(file_bytes), incarnation, reserved: U32::new(0) };
+        self.copy.ledger.renew(log, last, &body)?;
+        let old = self.copy.renew_log(log, last, Some(file));
+        self.copy.contain_changes(0)?;
+        if let Some(session) = self.sessions.get(&session_of(log)) {
+            session.shared.daemon.publish_digested(self.copy.digested(log));
+        }
+        Ok(old.map(|old| old.name.clone()))
     }
 }

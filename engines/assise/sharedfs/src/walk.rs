@@ -4,15 +4,14 @@
 //! Every check is made on the area's attributes under a lease that the session holds at that moment, so what other
 //! sessions did before is in them; what the session did itself is digested when it could matter.
 
-use crate::entitle::attributes;
 use crate::references::Rights;
+use crate::replay::authorize::attributes;
 use crate::session::Known;
 use crate::state::{Core, State};
-use crate::table::RENAME_UNIT;
 use ccnvm::{Mode, SessionId, Want};
 use format::call::{
     InodeRequest, LEASE_READ, LEASE_UNITS_MAX, LEASE_WRITE, LeaseRequest, LeaseUnit, NodeReply, OpenRequest,
-    Status, WALK_NAMES_MAX, WalkRequest, WalkResponse, split,
+    RENAME_UNIT, Status, WALK_NAMES_MAX, WalkRequest, WalkResponse, split,
 };
 use format::name::COOKIE_SLOTS;
 use format::node::InodeItem;
@@ -69,7 +68,7 @@ impl Core {
             let mut state = self.state.lock();
             let session = state.live(id)?;
             let up_to = session.shared.committed();
-            let behind = up_to > session.digested.sequence;
+            let behind = up_to > state.digested_of(id).sequence;
             (act(&mut state), behind.then_some(up_to))
         };
         match (first, up_to) {
@@ -251,8 +250,8 @@ impl Core {
             let referred = state.references.rights(id, inode).is_some();
             let last = referred && state.refer_no_more(id, inode);
             let unnamed = |item: &InodeItem| item.links.get() == 0;
-            let orphan =
-                last && state.area.inode(inode).map_err(|_| Status::Media)?.as_ref().is_some_and(unnamed);
+            let orphan = last
+                && state.copy.area.inode(inode).map_err(|_| Status::Media)?.as_ref().is_some_and(unnamed);
             if orphan {
                 state.reapable.push_back(inode);
             }
@@ -297,14 +296,14 @@ impl State {
 
     /// Whether a session may write contents whatever the mode says.
     pub fn may_write(&self, id: SessionId, inode: InodeNumber) -> bool {
-        let open = self.ledger.table().log(LogUid::new(id.0));
+        let open = self.copy.ledger.table().log(LogUid::new(id.0));
         open.is_some_and(|open| open.may_write_contents(inode))
             || self.references.rights(id, inode).is_some_and(|rights| rights.write)
     }
 
     /// An inode of the area.
     pub fn item(&self, inode: InodeNumber) -> Result<InodeItem, Status> {
-        self.area.inode(inode).map_err(|_| Status::Media)?.ok_or(Status::NotFound)
+        self.copy.area.inode(inode).map_err(|_| Status::Media)?.ok_or(Status::NotFound)
     }
 
     /// What a session holds of an inode, as a reply; the inode counts as met from now on. `WouldBlock`: it is
@@ -314,6 +313,7 @@ impl State {
         let item = if inode == RENAME_UNIT { InodeItem::new_zeroed() } else { self.item(inode)? };
         let readable = inode != RENAME_UNIT && self.may_read(id, inode, &item);
         let writable = self.may_write(id, inode);
+        let digested = self.digested_of(id).sequence;
         let session = self.live(id)?;
         let mut reply = NodeReply::new_zeroed();
         match session.held.get(&inode) {
@@ -338,7 +338,7 @@ impl State {
             None => return Err(Status::WouldBlock),
         }
         reply.inode = inode;
-        reply.digested = session.digested.sequence;
+        reply.digested = digested;
         reply.slot = U16::new(slot);
         reply.writable = u8::from(writable);
         reply.item = item;
@@ -364,13 +364,13 @@ impl State {
             }
             StepTo::Child(name) => name,
         };
-        let found = self.area.lookup(directory, name).map_err(|_| Status::Media)?;
+        let found = self.copy.area.lookup(directory, name).map_err(|_| Status::Media)?;
         if let Some(entry) = found {
             let slot = u16::try_from(entry.cookie.get() % COOKIE_SLOTS).expect("slots are 15 bits");
             return Ok(Stepped::To(entry.inode, entry.file_type, slot));
         }
         let first = Cookie::of_name(name);
-        let near = self.area.entries(directory, first, SAME_HASH_MAX).map_err(|_| Status::Media)?;
+        let near = self.copy.area.entries(directory, first, SAME_HASH_MAX).map_err(|_| Status::Media)?;
         let same = near.iter().take_while(|entry| entry.cookie.same_hash(first)).count();
         Ok(Stepped::Absent(u32::try_from(same).expect("bounded above")))
     }

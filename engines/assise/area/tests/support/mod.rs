@@ -5,9 +5,9 @@
 pub mod cases;
 pub mod model;
 
-use area::{Applied, Applying, Area, AreaError, Batch, Counters, Limits, NewPool};
+use area::{Applied, Applying, Area, AreaError, Batch, LedgerPlace, Limits, NewPool};
 use format::record::{CreateBody, FileType, Operation, RenameBody, SET_ALL, SetAttrBody};
-use format::{Cookie, Epoch, InodeNumber, LeaseVersion, LogUid, Name, PoolUid, Sequence};
+use format::{Cookie, InodeNumber, LeaseVersion, Life, LogUid, Name, PoolUid, Sequence};
 use pmem::Medium;
 use std::collections::BTreeMap;
 use zerocopy::little_endian::{I64, U16, U32, U64};
@@ -297,6 +297,9 @@ pub fn tiny() -> Limits {
     }
 }
 
+/// The entry of a ledger that the batches of most tests execute.
+pub const VERSION: Sequence = Sequence::new(1);
+
 pub fn new_pool(tree_nodes_max: u32) -> NewPool {
     NewPool {
         pool: PoolUid::new(0x1234),
@@ -305,8 +308,7 @@ pub fn new_pool(tree_nodes_max: u32) -> NewPool {
         root_uid: 0,
         root_gid: 0,
         time_ns: 5,
-        epoch: Epoch::new(1),
-        counters: Counters { next_inode: InodeNumber::new(2), ..Counters::default() },
+        ledger: LedgerPlace { sequence: Sequence::new(0), position: 0, life: Life::new(0) },
     }
 }
 
@@ -318,11 +320,11 @@ pub fn pool(medium: &Medium, tree_nodes_max: u32, limits: Limits) -> Area {
 
 /// Applies steps in one batch, commits and releases.
 pub fn commit(area: &mut Area, steps: &[Step], first_sequence: u64) -> Result<(), AreaError> {
-    let mut batch = area.begin(Epoch::new(1))?;
+    let mut batch = area.begin()?;
     for (step, sequence) in steps.iter().zip(first_sequence..) {
         step.apply(&mut batch, sequence)?;
     }
-    let flip = batch.commit()?.flip;
+    let flip = batch.commit(VERSION)?.flip;
     area.release(flip)
 }
 

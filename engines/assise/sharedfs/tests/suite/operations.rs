@@ -24,10 +24,50 @@ pub const SYNCED: u64 = 1_000_000;
 /// What who moves directories between directories needs a lease on.
 const RENAMES: InodeNumber = InodeNumber::new(u64::MAX);
 
+/// Numbers that the first life of a pool gives out lie so far behind those of the table.
+const FIRST_LIFE: u64 = 1 << 44;
+
+/// The inode that a number of the table stands for.
+fn inode_of(number: u64) -> InodeNumber {
+    let is_given_out = number > InodeNumber::ROOT.get() && number < FIRST_LIFE;
+    InodeNumber::new(if is_given_out { number + FIRST_LIFE } else { number })
+}
+
+/// The number of the table that stands for an inode.
+fn number_of(inode: u64) -> u64 {
+    inode.checked_sub(FIRST_LIFE).unwrap_or(inode)
+}
+
+/// A state with the table's numbers.
+fn numbered(state: State) -> State {
+    let of_table = |(inode, mut found): (u64, crate::support::Inode)| {
+        found.parent = number_of(found.parent);
+        for (inode, _, _) in found.entries.values_mut() {
+            *inode = number_of(*inode);
+        }
+        (number_of(inode), found)
+    };
+    state.into_iter().map(of_table).collect()
+}
+
 /// Room for everything in the table; the first session's own range has the table's numbers.
 pub fn config() -> Config {
     let tiny = tiny();
     Config { own_range: 10_000, log_bytes: 512 << 10, log_bytes_max: 4 << 20, room_blocks: 1_000, ..tiny }
+}
+
+/// A new pool, the same each time.
+pub fn make_pool(medium: &Medium, ledger_bytes: u64) {
+    let new = Format {
+        pool: PoolUid::new(77),
+        tree_nodes_max: 2048,
+        root_mode: 0o755,
+        root_uid: 0,
+        root_gid: 0,
+        time_ns: 5,
+        ledger_bytes,
+    };
+    format_pool(medium, &new).unwrap();
 }
 
 /// A daemon, one session that does operations, another one that is there if it is needed.
@@ -55,16 +95,7 @@ impl World {
     /// The same, with a ledger of so many bytes.
     pub fn with_ledger<'a>(ledger_bytes: u64, steps: impl IntoIterator<Item = &'a Step>) -> Self {
         let recorder = Recorder::new();
-        let new = Format {
-            pool: PoolUid::new(77),
-            tree_nodes_max: 2048,
-            root_mode: 0o755,
-            root_uid: 0,
-            root_gid: 0,
-            time_ns: 5,
-            ledger_bytes,
-        };
-        format_pool(&recorder.medium(), &new).unwrap();
+        make_pool(&recorder.medium(), ledger_bytes);
         let config = Config { ledger_bytes, ..config() };
         let daemon = Daemon::open(StillHost::first(), &recorder.medium(), config).unwrap().0;
         let daemon = Arc::new(daemon);
@@ -154,6 +185,12 @@ impl World {
         self.recorder.returned(SYNCED + self.own);
     }
 
+    /// The first session's records are digested, and nothing else changes.
+    pub fn digest_alone(&mut self) {
+        self.one.digest(true).unwrap_or_else(|status| panic!("{status:?}: {:?}", self.daemon.ejections()));
+        self.one.release();
+    }
+
     /// The log goes on in a file twice as large.
     pub fn grow(&mut self) {
         let file_bytes = (2 * self.one.attached.log.bytes()).into();
@@ -173,7 +210,7 @@ impl World {
         let number = self.number();
         let two = self.other();
         two.write_lease(ROOT);
-        let inode = two.new_inode().get();
+        let inode = number_of(two.new_inode().get());
         let step = crate::support::file(inode, 1, format!("theirs-{inode}"));
         assert!(append(two, &step, time_of(number)));
         self.lent = true;
@@ -183,9 +220,25 @@ impl World {
     /// The other session makes a name and ends: its log is digested and removed.
     pub fn end_other(&mut self) {
         self.hand_over();
+        self.end_two();
+    }
+
+    /// The other session, which has the root, ends.
+    pub fn end_two(&mut self) {
         let two = self.two.take().expect("it took the root just now");
         self.daemon.end(two.session);
         self.recorder.returned(SYNCED + self.done);
+    }
+
+    /// The daemon dies with its sessions, and another takes over; gives the recorder of the pool.
+    pub fn take_over(self) -> Recorder {
+        let Self { recorder, daemon, one, two, .. } = self;
+        drop((one, two, daemon));
+        let config = Config { ledger_bytes: config().ledger_bytes, ..config() };
+        let (daemon, recovered) = Daemon::open(StillHost::again(), &recorder.medium(), config).unwrap();
+        assert_eq!((recovered.cuts, recovered.damaged), (vec![], vec![]));
+        drop(daemon);
+        recorder
     }
 
     /// What a daemon does when it has time.
@@ -210,7 +263,7 @@ pub fn tree(medium: &Medium) -> Result<State, String> {
 /// The same, of a daemon with other limits.
 pub fn tree_of(medium: &Medium, limits: area::Limits) -> Result<State, String> {
     let area = Area::open(medium, limits).map_err(|error| error.to_string())?;
-    Ok(named(&state_of(&area).map_err(|error| error.to_string())?))
+    Ok(named(&numbered(state_of(&area).map_err(|error| error.to_string())?)))
 }
 
 /// A state without the inodes that have no name.
@@ -229,12 +282,12 @@ pub fn append(client: &mut Client, step: &Step, time_ns: i64) -> bool {
 pub fn header_of(step: &Step, kind: Kind, flags: u8, time_ns: i64) -> RecordHeader {
     let mut header = RecordHeader {
         envelope: Envelope::new(kind as u8, flags, 0),
-        inode: InodeNumber::new(step.inode),
+        inode: inode_of(step.inode),
         time_ns: time_ns.into(),
         ..RecordHeader::new_zeroed()
     };
     let mut place = |at: &At| {
-        header.parent = InodeNumber::new(at.parent);
+        header.parent = inode_of(at.parent);
         header.extra.set(at.cookie().get());
     };
     match &step.op {
@@ -279,11 +332,11 @@ pub fn encoded(step: &Step) -> (Kind, u8, Vec<Vec<u8>>) {
         }
         Op::Rename { old, new, replaced, exchange, keep_open } => {
             let body = RenameBody {
-                old_parent: InodeNumber::new(old.parent),
-                new_parent: InodeNumber::new(new.parent),
+                old_parent: inode_of(old.parent),
+                new_parent: inode_of(new.parent),
                 old_cookie: (cookie(&old.name) + old.slot).into(),
                 new_cookie: (cookie(&new.name) + new.slot).into(),
-                replaced: InodeNumber::new(*replaced),
+                replaced: inode_of(*replaced),
                 old_name_bytes: (old.name.len() as u16).into(),
                 new_name_bytes: (new.name.len() as u16).into(),
                 reserved: 0.into(),

@@ -13,8 +13,7 @@ use ipc::sync::Ordering;
 use ipc::words::Seal;
 use pmem::Recorder;
 use sharedfs::Daemon;
-use sharedfs::digest::CutReason;
-use sharedfs::entitle::Refusal;
+use sharedfs::{CutReason, Refusal};
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 

@@ -6,7 +6,7 @@
 //! left them. The same input gives the same decision on every replica and after every restart. Whether the record
 //! fits the tree (names, cookies, emptiness, cycles) is the area's to decide.
 
-use crate::table::{OpenLog, RENAME_UNIT};
+use super::table::OpenLog;
 use area::AreaError;
 use format::node::InodeItem;
 use format::record::{
@@ -16,13 +16,14 @@ use format::record::{
 use format::{InodeNumber, LeaseVersion, Sequence};
 use vfs::access;
 use vfs::engine::{Attributes, Changes, NewType, Removal, RenameMode, SetTime};
-use zerocopy::little_endian::U32;
 
 /// Why a record does not count. An honest LibFS never sees one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// The log holds no write lease on this inode at this record.
     NotHeld(InodeNumber),
+    /// The log does not hold what a rename that gives a directory another parent needs.
+    RenameNotHeld,
     /// The inode is not there.
     Missing(InodeNumber),
     /// A number that is not the log's own to give to a new inode.
@@ -199,8 +200,8 @@ impl Judge<'_> {
         let is_directory = |node: &Attributes| node.file_type == FileType::Directory;
         let moves_directory = from.inode != to.inode
             && (is_directory(&source) || exchange && target.as_ref().is_some_and(is_directory));
-        if moves_directory && self.log.entitlement(RENAME_UNIT, self.sequence).is_none() {
-            return Err(Refusal::NotHeld(RENAME_UNIT).into());
+        if moves_directory && !self.log.may_move_directories(self.sequence) {
+            return Err(Refusal::RenameNotHeld.into());
         }
         let mode = if exchange { RenameMode::Exchange } else { RenameMode::Replace };
         access::rename(&self.log.caller, &from, &source, &to, target.as_ref(), mode)?;
@@ -241,29 +242,31 @@ fn changes_of(body: &SetAttrBody, time_ns: i64) -> Changes {
     }
 }
 
-/// A change of permission bits and nothing else.
-pub fn mode_body(mode: u32) -> SetAttrBody {
-    SetAttrBody {
-        mask: U32::new(SET_MODE),
-        mode: U32::new(mode),
-        uid: U32::new(0),
-        gid: U32::new(0),
-        atime_ns: 0.into(),
-        mtime_ns: 0.into(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::table::{Grant, RIGHT_CONTENTS, RIGHT_WRITE, Table};
-    use format::{Cookie, LogUid, Name, Stamp};
+    use crate::replay::table::{Grant, Table};
+    use format::ledger::{RIGHT_CONTENTS, RIGHT_WRITE, Unit};
+    use format::{Cookie, LogUid, Name};
     use std::collections::BTreeMap;
     use vfs::Caller;
+    use zerocopy::little_endian::U32;
 
     const LOG: LogUid = LogUid::new(3);
     const ALICE: u32 = 1000;
     const BOB: u32 = 1001;
+
+    /// A change of permission bits and nothing else.
+    fn mode_body(mode: u32) -> SetAttrBody {
+        SetAttrBody {
+            mask: U32::new(SET_MODE),
+            mode: U32::new(mode),
+            uid: U32::new(0),
+            gid: U32::new(0),
+            atime_ns: 0.into(),
+            mtime_ns: 0.into(),
+        }
+    }
 
     /// A table with one log, and inodes: number -> mode (type included), owner.
     struct Case {
@@ -275,7 +278,8 @@ mod tests {
         fn new(uid: u32) -> Self {
             let caller = Caller { uid, gid: uid, groups: Vec::new() };
             let mut table = Table::default();
-            table.open(LOG, OpenLog::new(caller, LeaseVersion::new(4), InodeNumber::new(1_000), 10));
+            let range = (InodeNumber::new(1_000), 10);
+            table.open(LOG, OpenLog::new(caller, LeaseVersion::new(4), range, 1 << 20));
             Self { table, inodes: BTreeMap::new() }
         }
 
@@ -286,10 +290,13 @@ mod tests {
             self
         }
 
-        fn granted(mut self, inode: u64, rights: u32) -> Self {
+        fn granted(self, inode: u64, rights: u32) -> Self {
+            self.granted_unit(Unit::inode(InodeNumber::new(inode)), rights)
+        }
+
+        fn granted_unit(mut self, unit: Unit, rights: u32) -> Self {
             let (version, from) = (LeaseVersion::new(9), Sequence::new(0));
-            let grant = Grant { version, from, follow: Stamp::default(), rights };
-            self.table.grant(LOG, InodeNumber::new(inode), grant);
+            self.table.grant(LOG, unit, Grant { version, from, rights });
             self
         }
 
@@ -384,8 +391,8 @@ mod tests {
             reserved: 0.into(),
         };
         let rename = Operation::Rename { body, old_name: name(), new_name: name(), exchange: false };
-        assert_eq!(case.decide(7, rename), Err(Refusal::NotHeld(RENAME_UNIT)));
-        let case = case.granted(u64::MAX, RIGHT_WRITE);
+        assert_eq!(case.decide(7, rename), Err(Refusal::RenameNotHeld));
+        let case = case.granted_unit(Unit::RENAME, RIGHT_WRITE);
         assert_eq!(case.decide(7, rename), Ok(Allowed::AsIs));
     }
 

@@ -1,0 +1,111 @@
+//! One record into a batch: judged, applied, with what follows for the mode (Assise §3.2.3; schedules 1.1, 1.13).
+
+use super::authorize::{self, Allowed, Refusal};
+use super::table::OpenLog;
+use area::{Applied, Applying, AreaError, Batch, Refused};
+use format::node::InodeItem;
+use format::record::{self, Operation, Record};
+use format::superblock::OWNER_DAEMON;
+use format::{DecodeError, InodeNumber, LogUid};
+
+/// Why a log was cut before its commit word said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CutReason {
+    /// What stands there is no record.
+    Decode(DecodeError),
+    /// The record is not the log's or its user's to make.
+    Refused(Refusal),
+    /// The record does not fit the tree.
+    Contradiction(Refused),
+    /// More than was promised, and there is no room.
+    NoRoom,
+    /// A block that the record keeps in part is damaged.
+    Damaged,
+}
+
+impl CutReason {
+    /// Whether another entry in the ledger might have made the record count.
+    pub(crate) fn is_of_the_ledger(self) -> bool {
+        matches!(self, Self::Refused(_) | Self::Contradiction(_))
+    }
+}
+
+/// Why a record was not applied.
+pub(crate) enum Halt {
+    /// The batch is full.
+    Full,
+    Cut(CutReason),
+    Failed(AreaError),
+}
+
+impl From<AreaError> for Halt {
+    fn from(error: AreaError) -> Self {
+        match error {
+            AreaError::BatchFull => Self::Full,
+            AreaError::NoSpace => Self::Cut(CutReason::NoRoom),
+            AreaError::Refused(refused) => Self::Cut(CutReason::Contradiction(refused)),
+            AreaError::Data { .. } => Self::Cut(CutReason::Damaged),
+            error => Self::Failed(error),
+        }
+    }
+}
+
+/// What a record may take the last name of.
+pub(crate) fn victim_of(record: &Record<'_>) -> Option<InodeNumber> {
+    match &record.operation {
+        Operation::Unlink { .. } => Some(record.inode),
+        Operation::Rename { body, exchange: false, .. } if body.replaced != InodeNumber::NONE => {
+            Some(body.replaced)
+        }
+        _ => None,
+    }
+}
+
+/// Judges one record and applies it, with what follows for the mode.
+pub(crate) fn apply_record(
+    batch: &mut Batch<'_>,
+    (uid, open): (LogUid, &OpenLog),
+    record: &Record<'_>,
+    keep_open: impl FnOnce() -> bool,
+    take_room: &mut dyn FnMut(u64, bool) -> bool,
+) -> Result<Applied, Halt> {
+    let decision = authorize::decide(open, record, &mut |inode| batch.inode(inode))?;
+    let allowed = decision.map_err(|refusal| Halt::Cut(CutReason::Refused(refusal)))?;
+    let version = |inode: InodeNumber| authorize::version_of(open, inode, record.sequence);
+    let owner = owner_key(open, batch.inode(record.inode)?.as_ref());
+    let shared = owner == OWNER_DAEMON && record::takes_blocks(&record.operation);
+    let applying = Applying {
+        log: uid,
+        sequence: record.sequence,
+        time_ns: record.time_ns,
+        version_of: &version,
+        owner,
+        keep_open: keep_open(),
+        promised: take_room(record::room_blocks(&record.operation), shared),
+    };
+    match (allowed, &record.operation) {
+        (Allowed::WithMode(mode), Operation::SetAttr { body }) => {
+            let mut body = *body;
+            body.mask.set(body.mask.get() | record::SET_MODE);
+            body.mode.set(mode);
+            Ok(batch.apply(record.inode, &Operation::SetAttr { body }, &applying)?)
+        }
+        (Allowed::WithMode(mode), operation) => {
+            let applied = batch.apply(record.inode, operation, &applying)?;
+            // If this finds the batch full, the record comes again: stale then, and its mode still to be set.
+            batch.set_mode(record.inode, mode)?;
+            Ok(applied)
+        }
+        (Allowed::AsIs, operation) => Ok(batch.apply(record.inode, operation, &applying)?),
+    }
+}
+
+/// Whose segment new blocks of a file go to. The log's user reached the file by a permitted walk, or made it in a
+/// directory that it reached so; if the file is its own, every folder above let its owner through, and it may map
+/// the blocks. Root may map what it wrote to any file. Everybody else's blocks are the daemon's, and read by call.
+fn owner_key(open: &OpenLog, item: Option<&InodeItem>) -> u32 {
+    match item {
+        Some(item) if record::is_own_file(open.caller.uid, item.uid.get()) => open.caller.uid,
+        _ => OWNER_DAEMON,
+    }
+}

@@ -1,0 +1,181 @@
+//! Executes the ledger: entry after entry from where the last flip stands, with the records that they name.
+//!
+//! Guarantees: it decides nothing and appends nothing; executing an entry twice, after a crash in the middle, comes to the
+//! same. A record that an entry names and the log does not have is reported: after a crash of the machine that is how far
+//! the log came, if no entry stands behind; else the log is damaged.
+
+use super::batch::{BatchLimits, Decisions, End, Role};
+use super::copy::LocalCopy;
+use crate::config::Config;
+use crate::error::Error;
+use crate::generations::Generations;
+use crate::ledger::ReadEntry;
+use area::{Area, AreaError};
+use format::ledger::{Entry, Event};
+use format::{InodeNumber, LogUid, Sequence};
+use ipc::host::Host;
+use pmem::Medium;
+use std::sync::Arc;
+
+/// What executing a ledger found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Executed {
+    /// The last entry.
+    pub last: Sequence,
+    /// Records that were digested, pads included.
+    pub records: u64,
+    /// Inodes that were removed.
+    pub reaped: u64,
+    /// Logs that end before the record that an entry names, though the ledger goes on: the record after this one is lost.
+    pub damaged: Vec<(LogUid, Sequence)>,
+}
+
+/// Brings a pool that no daemon serves to the end of its ledger, as a copy does that does not lead: no log is closed, and
+/// nothing is decided.
+///
+/// # Errors
+/// `Settings`; `Media` (`Locked`: a daemon has it); `Area`; `File`.
+pub fn execute_ledger(host: &dyn Host, medium: &Medium, config: &Config) -> Result<Executed, Error> {
+    config.check()?;
+    let _lock = medium.lock()?;
+    let area = Area::open(medium, config.area)?;
+    let generations = Arc::new(Generations::new(host)?);
+    let mut copy = LocalCopy::open(area, medium, config, generations)?;
+    let executed = Script::new(&mut copy, config).run(&mut |_| {})?;
+    copy.contain_changes(0)?;
+    Ok(executed)
+}
+
+/// The ledger's script on its way.
+pub(crate) struct Script<'a> {
+    pub copy: &'a mut LocalCopy,
+    pub config: &'a Config,
+    executed: Executed,
+    /// A log that ends before the record that the last entry names: so it does if the machine died before the flip.
+    short: Option<(LogUid, Sequence)>,
+}
+
+impl<'a> Script<'a> {
+    pub fn new(copy: &'a mut LocalCopy, config: &'a Config) -> Self {
+        Self { copy, config, executed: Executed::default(), short: None }
+    }
+
+    /// Executes all entries that are there.
+    ///
+    /// # Errors
+    /// `Area`, `Media`, `File`.
+    pub fn run(mut self, seen: &mut dyn FnMut(&Entry<'_>)) -> Result<Executed, Error> {
+        // All that was promised is there as long as nothing shared becomes anybody's own.
+        self.copy.area.keep(u64::MAX, 0);
+        while let Some(read) = self.copy.ledger.next_entry()? {
+            seen(&read.entry()?);
+            self.step(&read)?;
+            if self.copy.ledger.wants_flip(self.config.batch_changes) {
+                self.copy.contain_changes(0)?;
+            }
+        }
+        self.executed.last = self.copy.ledger.last();
+        Ok(self.executed)
+    }
+
+    /// Executes one entry.
+    fn step(&mut self, read: &ReadEntry) -> Result<(), Error> {
+        let entry = read.entry()?;
+        // What a digest removed is written behind it, before the flip.
+        if !matches!(entry.event, Event::Reap { .. } | Event::Pad) {
+            self.executed.damaged.extend(self.short.take());
+        }
+        // An entry that needs records, or removes inodes, is noted when that is done: a flip in the middle of it stands
+        // before it.
+        match entry.event {
+            Event::Digest { up_to, .. } => self.digest(entry.log, up_to, entry.sequence)?,
+            Event::Reap { inodes } => self.reap(inodes, entry.sequence)?,
+            _ => {}
+        }
+        self.copy.ledger.note(read)?;
+        match entry.event {
+            Event::OpenLog { .. } => self.copy.begin_log(entry.log, None),
+            Event::Renew { last, .. } => drop(self.copy.renew_log(entry.log, last, None)),
+            Event::CloseLog { .. } => drop(self.copy.logs.remove(&entry.log)),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn digest(&mut self, log: LogUid, up_to: Sequence, entry: Sequence) -> Result<(), Error> {
+        let limits = BatchLimits::of(self.config);
+        loop {
+            let role = Role::Entry(entry);
+            let mut decisions = Decisions::REPEATED;
+            let digest = self.copy.digest_batch(log, up_to, limits, &mut decisions, role)?;
+            self.executed.records += digest.records as u64;
+            match digest.end {
+                End::Done => return Ok(()),
+                End::More => {}
+                End::NoFrame | End::Cut(_) => {
+                    self.short = Some((log, digest.at.sequence));
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    /// Removes inodes; one that has a name, or is not there, stays as it is.
+    fn reap(&mut self, inodes: &[InodeNumber], entry: Sequence) -> Result<(), Error> {
+        self.executed.reaped += self.copy.reap_all(inodes, self.config.reap_items, entry)?;
+        Ok(())
+    }
+}
+
+impl LocalCopy {
+    /// Removes inodes without a name, in as many flips as it takes; gives how many there were.
+    ///
+    /// # Errors
+    /// `Area`, `Media`.
+    pub fn reap_all(
+        &mut self,
+        inodes: &[InodeNumber],
+        items_max: usize,
+        version: Sequence,
+    ) -> Result<u64, Error> {
+        let (mut reaped, mut left) = (0, inodes);
+        while !left.is_empty() {
+            let done = self.reap_step(left, items_max, version)?;
+            reaped += done as u64;
+            left = &left[done..];
+        }
+        Ok(reaped)
+    }
+
+    /// One flip that removes inodes without a name, the first ones; gives how many of them are gone.
+    ///
+    /// # Errors
+    /// `Area`, `Media`.
+    pub fn reap_step(
+        &mut self,
+        inodes: &[InodeNumber],
+        items_max: usize,
+        version: Sequence,
+    ) -> Result<usize, Error> {
+        self.contain_changes(self.changes_beside())?;
+        let beside = self.changes_beside();
+        let mut batch = self.area.begin()?;
+        let changes = Self::put_changes(&mut batch, &self.ledger, &self.logs, beside)?;
+        let mut done = 0;
+        for inode in inodes {
+            match batch.reap(*inode, items_max) {
+                Ok(true) => done += 1,
+                Ok(false) => break,
+                // It was removed before, or never lost its name.
+                Err(AreaError::Refused(_)) => done += 1,
+                Err(AreaError::BatchFull) => break,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        batch.set_ledger(&self.ledger.place_after(changes));
+        let version = version.max(batch.version());
+        let committed = batch.commit(version)?;
+        self.after_flip(&committed, changes)?;
+        Ok(done)
+    }
+}

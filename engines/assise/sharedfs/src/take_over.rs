@@ -1,0 +1,231 @@
+//! What a daemon does before it serves (Assise §3.4): it brings its copy to the end of the ledger, then begins a life of the
+//! chain, takes what the logs hold beyond, and closes them.
+//!
+//! The first half is [`crate::replay::script`]: it repeats what was decided, and writes nothing but flips. The second is
+//! for the daemon that leads from now on. Each of its steps is an entry of the ledger: the tail of each log is digested
+//! under what the log is entitled to at the ledger's end; then logs are closed, and inodes without a name go. What a log is
+//! entitled to at the end belongs to it alone, and what ended before was digested before it ended: so the logs can be
+//! taken one after the other, in any order.
+//!
+//! Guarantees: a take-over that is interrupted at any point is done again, by the next life, to the same end; a program
+//! that lives learns how far its log counted before the log is gone.
+
+use crate::config::Config;
+use crate::damage::{LedgerEnd, Unjudged, unaccounted};
+use crate::error::Error;
+use crate::locks::Locks;
+use crate::logs::is_log_file;
+use crate::register::{Register, Remembered};
+use crate::replay::apply::CutReason;
+use crate::replay::batch::{BatchLimits, Decisions, End, NO_FRAME, Role};
+use crate::replay::copy::LocalCopy;
+use crate::replay::script::Script;
+use format::ledger::LifeBody;
+use format::{Epoch, InodeNumber, Life, LogUid, Sequence};
+use ipc::host::Host;
+use std::collections::BTreeSet;
+use zerocopy::little_endian::U32;
+
+/// What a take-over found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Recovered {
+    /// Logs that lived, and the last record that counted of each.
+    pub logs: Vec<(LogUid, Sequence)>,
+    /// Records that were digested, pads included.
+    pub records: u64,
+    /// Logs that ended with something else than nothing, and why it did not count.
+    pub cuts: Vec<(LogUid, CutReason)>,
+    /// Logs that did not end where reading them did: the record after this one is damaged, and those behind it are lost.
+    pub damaged: Vec<(LogUid, Sequence)>,
+    /// The ledger's entry after this one is damaged, and logs could not be judged by it: what is kept of them in the pool.
+    pub kept: Option<(Sequence, Vec<String>)>,
+    /// Inodes without a name that were removed.
+    pub orphans: u64,
+}
+
+/// A copy that leads.
+pub(crate) struct Taken {
+    pub copy: LocalCopy,
+    pub recovered: Recovered,
+    /// Inodes without a name that are kept for programs that live.
+    pub kept: Vec<InodeNumber>,
+}
+
+/// What the daemon before left behind beside the pool's contents.
+pub(crate) struct Left<'a> {
+    pub register: &'a mut Register,
+    pub remembered: &'a mut Remembered,
+    pub locks: &'a Locks,
+}
+
+/// A take-over on its way.
+struct TakeOver<'a> {
+    copy: LocalCopy,
+    config: &'a Config,
+    recovered: Recovered,
+    unjudged: Unjudged,
+}
+
+/// Brings a copy to its end, and lets it lead. The caller holds the pool's lock.
+///
+/// # Errors
+/// `Area`, `Media`, `File`; `LivesUsedUp`.
+pub(crate) fn take_over(
+    mut copy: LocalCopy,
+    config: &Config,
+    host: &dyn Host,
+    left: &mut Left<'_>,
+) -> Result<Taken, Error> {
+    let mut named = BTreeSet::new();
+    let executed = Script::new(&mut copy, config).run(&mut |entry| {
+        named.insert(entry.log);
+    })?;
+    let recovered = Recovered {
+        records: executed.records,
+        orphans: executed.reaped,
+        damaged: executed.damaged,
+        ..Recovered::default()
+    };
+    let table = copy.ledger.table();
+    let unjudged = Unjudged::left_in(&copy.medium, config, |uid| table.log(uid).is_some())?;
+    let mut taking = TakeOver { copy, config, recovered, unjudged };
+    let end = taking.copy.ledger.last();
+    taking.keep_unjudged(&named)?;
+    taking.begin_life(host)?;
+    taking.digest_tails()?;
+    let kept = taking.unjudged.finish()?;
+    taking.recovered.kept = (!kept.is_empty()).then_some((end, kept));
+    taking.tell_programs(left)?;
+    taking.close_logs()?;
+    let kept = taking.reap_orphans(left.remembered)?;
+    let TakeOver { copy, recovered, .. } = taking;
+    Ok(Taken { copy, recovered, kept })
+}
+
+impl TakeOver<'_> {
+    /// If the ledger does not end as it was left: copies all that might be judged by what is lost, before anything is
+    /// written where that stood.
+    fn keep_unjudged(&mut self, named: &BTreeSet<LogUid>) -> Result<(), Error> {
+        if self.copy.ledger.look_behind_end()? == LedgerEnd::Whole {
+            return Ok(());
+        }
+        let life = self.copy.ledger.life();
+        let known = |uid| self.copy.ledger.table().log(uid).is_some() || named.contains(&uid);
+        for log in unaccounted(&self.copy.medium, self.config.log_bytes_max, known)? {
+            self.unjudged.copy(life, &log.name)?;
+            self.unjudged.keep(&log.name);
+        }
+        let logs: Vec<LogUid> = self.copy.logs.keys().copied().collect();
+        for uid in logs {
+            if let Some(file) = self.copy.file(uid)? {
+                self.unjudged.copy(life, &file.name)?;
+            }
+        }
+        self.unjudged.copy_ledger(life)
+    }
+
+    /// From here on what is decided stands in the ledger as this life's.
+    fn begin_life(&mut self, host: &dyn Host) -> Result<(), Error> {
+        self.copy.contain_changes(0)?;
+        let life = self.copy.ledger.life();
+        if life == Life::LAST {
+            return Err(Error::LivesUsedUp);
+        }
+        let mut key = [0; 16];
+        for half in key.chunks_exact_mut(8) {
+            half.copy_from_slice(&host.random().to_le_bytes());
+        }
+        let after = self.copy.ledger.last();
+        let (node, epoch, reserved) = (self.config.node, Epoch::default(), U32::new(0));
+        self.copy.ledger.begin_life(LifeBody { life: life.next(), node, epoch, reserved, after, key })?;
+        Ok(())
+    }
+
+    fn digest_tails(&mut self) -> Result<(), Error> {
+        let logs: Vec<LogUid> = self.copy.logs.keys().copied().collect();
+        for uid in logs {
+            self.digest_tail(uid)?;
+        }
+        Ok(())
+    }
+
+    /// Digests what a log holds beyond the script. What loses its last name may still be written to by later records of
+    /// a process that had it open: it goes when all logs are done.
+    fn digest_tail(&mut self, uid: LogUid) -> Result<(), Error> {
+        let (limits, all) = (BatchLimits::of(self.config), Sequence::new(u64::MAX));
+        let cut = loop {
+            let mut decisions = Decisions::REPEATED;
+            let digest = self.copy.digest_batch(uid, all, limits, &mut decisions, Role::Head)?;
+            self.recovered.records += digest.records as u64;
+            match digest.end {
+                End::More | End::Done => {}
+                End::NoFrame => break None,
+                End::Cut(reason) => break Some(reason),
+            }
+        };
+        let at = self.copy.digested(uid);
+        let file = self.copy.file(uid)?;
+        // Its owner made something else of it: nothing more of it counts.
+        let cut = if file.is_none() { Some(NO_FRAME) } else { cut };
+        if let Some(file) = file {
+            let noted = self.recovered.damaged.iter().any(|(damaged, _)| *damaged == uid);
+            if cut.is_none() && !noted && file.goes_on_behind(at)? {
+                self.recovered.damaged.push((uid, at.sequence));
+            }
+            if cut.is_some_and(CutReason::is_of_the_ledger) {
+                self.unjudged.keep(&file.name);
+            }
+        }
+        self.recovered.logs.push((uid, at.sequence));
+        self.recovered.cuts.extend(cut.map(|reason| (uid, reason)));
+        Ok(())
+    }
+
+    /// Says for programs that live how far their logs counted, before the logs are gone that say it, and begins this
+    /// daemon's register.
+    fn tell_programs(&self, left: &mut Left<'_>) -> Result<(), Error> {
+        for (uid, last) in &self.recovered.logs {
+            left.remembered.note_recovered(uid.get(), *last);
+        }
+        left.register.rewrite(&left.remembered.entries(left.locks))
+    }
+
+    /// Takes all logs out of the table and the tree, and removes their files, and those that nothing names.
+    fn close_logs(&mut self) -> Result<(), Error> {
+        while let Some((uid, log)) = self.copy.logs.pop_first() {
+            if self.copy.ledger.wants_flip(self.config.batch_changes) {
+                self.copy.contain_changes(0)?;
+            }
+            self.copy.ledger.close_log(uid, log.digested.sequence)?;
+        }
+        self.copy.contain_changes(0)?;
+        for name in self.copy.medium.list()?.iter().filter(|name| is_log_file(name)) {
+            self.copy.medium.remove(name)?;
+        }
+        Ok(())
+    }
+
+    /// Removes inodes without a name, but those that a program which lives may have open.
+    fn reap_orphans(&mut self, remembered: &Remembered) -> Result<Vec<InodeNumber>, Error> {
+        let (mut kept, mut after) = (Vec::new(), InodeNumber::NONE);
+        loop {
+            let mut found = self.copy.area.orphans(after, self.copy.ledger.reap_max())?;
+            let Some(last) = found.last().copied() else { break };
+            after = last;
+            found.retain(|inode| {
+                let open = remembered.may_be_open(*inode);
+                if open {
+                    kept.push(*inode);
+                }
+                !open
+            });
+            if !found.is_empty() {
+                self.copy.contain_changes(0)?;
+                let entry = self.copy.ledger.reap(&found)?;
+                self.recovered.orphans += self.copy.reap_all(&found, self.config.reap_items, entry)?;
+            }
+        }
+        self.copy.contain_changes(0)?;
+        Ok(kept)
+    }
+}
