@@ -20,6 +20,9 @@ pub const RENAME_UNIT: InodeNumber = InodeNumber::new(u64::MAX);
 /// Units that one lease request takes: a rename between directories touches five.
 pub const LEASE_UNITS_MAX: usize = 8;
 
+/// Leases that one call gives back.
+pub const RELEASE_UNITS_MAX: usize = 512;
+
 /// What a request asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u16)]
@@ -72,6 +75,9 @@ pub enum CallKind {
     CancelLock = 23,
     /// [`crate::share::ShareRequest`]. Response: [`crate::share::ShareResponse`]; the lifeline follows on the socket.
     Share = 24,
+    /// Inode numbers, at most [`RELEASE_UNITS_MAX`]. The leases on them are given back before the response, which has no
+    /// body; one that is not held is no error.
+    Release = 25,
 }
 
 impl CallKind {
@@ -80,7 +86,7 @@ impl CallKind {
     /// # Errors
     /// `Kind`.
     pub fn from_raw(raw: u16) -> Result<Self, DecodeError> {
-        const ALL: [CallKind; 24] = [
+        const ALL: [CallKind; 25] = [
             CallKind::Walk,
             CallKind::Lease,
             CallKind::Open,
@@ -105,6 +111,7 @@ impl CallKind {
             CallKind::RedeemLock,
             CallKind::CancelLock,
             CallKind::Share,
+            CallKind::Release,
         ];
         usize::from(raw).checked_sub(1).and_then(|index| ALL.get(index)).copied().ok_or(DecodeError::Kind)
     }

@@ -15,6 +15,7 @@ use format::session::{
     OVERFLOW_OFFSET, OWN_RANGE_OFFSET, SEAL_OFFSET, SLOTS, SLOTS_OFFSET,
 };
 use format::{InodeNumber, Sequence};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 const _: () = assert!(OVERFLOW_OFFSET + size_of::<Overflow>() <= SLOTS_OFFSET);
@@ -65,6 +66,12 @@ impl ClientPages {
     pub fn is_open(&self, inode: InodeNumber) -> bool {
         // Acquire: pairs with the Release by which the LibFS stored it or left.
         self.open.iter().any(|word| word.load(Ordering::Acquire) == inode.get())
+    }
+
+    /// The numbers of all inodes that the LibFS says it has open.
+    pub fn open_inodes(&self) -> BTreeSet<u64> {
+        // Acquire: as above.
+        self.open.iter().map(|word| word.load(Ordering::Acquire)).filter(|inode| *inode != 0).collect()
     }
 }
 

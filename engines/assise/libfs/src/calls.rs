@@ -12,8 +12,8 @@ use crate::state::State;
 use crate::words::Held;
 use format::call::{
     CallKind, DigestRequest, EntriesRequest, EntriesResponse, EntryReply, ExtentReply, ExtentsResponse,
-    InodeRequest, LEASE_READ, LEASE_WRITE, LeaseRequest, LeaseUnit, NodeReply, OpenRequest, RangeRequest,
-    Status, WALK_NAMES_MAX, WalkRequest, WalkResponse,
+    InodeRequest, LEASE_READ, LEASE_WRITE, LeaseRequest, LeaseUnit, NodeReply, OpenRequest,
+    RELEASE_UNITS_MAX, RENAME_UNIT, RangeRequest, Status, WALK_NAMES_MAX, WalkRequest, WalkResponse,
 };
 use format::record::FileType;
 use format::session::WORD_OWN_RANGE;
@@ -24,9 +24,6 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Blocks of a file that are described at once, at least.
 const EXTENT_BLOCKS: u64 = 4096;
-
-/// The unit of renames that give a directory another parent.
-pub(crate) const RENAME_UNIT: InodeNumber = InodeNumber::new(u64::MAX);
 
 /// The way to SharedFS in one session.
 pub(crate) struct Line {
@@ -198,25 +195,32 @@ impl LibFs {
         if given_back.is_empty() {
             return;
         }
-        let told = given_back.iter().take_while(|given| self.close_call(given)).count();
+        let leases: Vec<InodeNumber> =
+            given_back.iter().filter(|given| given.lease).map(|given| given.inode).collect();
+        for leases in leases.chunks(RELEASE_UNITS_MAX) {
+            // Leases end with their session, too.
+            let _ = self.release_call(leases);
+        }
+        let references: Vec<GivenBack> = given_back.iter().filter(|given| !given.lease).copied().collect();
+        let told = references.iter().take_while(|given| self.close_call(given)).count();
         {
             let mut state = self.state();
             state.end_give_back(given_back);
-            // Leases end with their session; references are the next one's, and are given back when there is one.
-            let untold = given_back[told..].iter().filter(|given| !given.lease);
+            // References are the next session's, and are given back when there is one.
+            let untold = references[told..].iter();
             state.give_back.extend(untold.map(|given| (Sequence::new(0), given.inode)));
         }
         self.turn();
     }
 
-    /// Gives one back. A session that is over over it has left its references to the next one, which is told again.
-    /// False if nobody was told.
+    /// Gives a reference back. A session that ends meanwhile has left its references to the next one, which is told
+    /// again. False if no session was told.
     fn close_call(&self, given: &GivenBack) -> bool {
-        let request = InodeRequest { inode: given.inode, flags: U64::new(u64::from(given.lease)) };
+        let request = InodeRequest { inode: given.inode, flags: U64::new(0) };
         for _ in 0..self.limits.attempts {
             let Ok(line) = self.line() else { return false };
             match self.call(&line, CallKind::Close, &[request.as_bytes()], &mut Vec::new()) {
-                Ok(Status::Sealed) if !given.lease => {}
+                Ok(Status::Sealed) => {}
                 called => return called.is_ok(),
             }
         }
@@ -346,10 +350,13 @@ impl State {
             || (node.lease.is_some()
                 && node.item.stamp == reply.item.stamp
                 && node.changed == Sequence::new(0));
+        if !own && node.lease.is_none_or(|held| held.word != lease.word) {
+            self.leases.add();
+        }
         if !same {
             node.lose(&mut self.pool);
         }
-        node.lease = Some(lease);
+        (node.lease, node.recent) = (Some(lease), true);
         node.item = reply.item;
         node.blocks_moved = false;
         Ok(index)
@@ -473,6 +480,18 @@ impl State {
 }
 
 impl LibFs {
+    /// Asks for leases when there is room for them; if SharedFS says that there are too many all the same, makes room and
+    /// lets the attempt be made again.
+    fn with_lease_room(&self, ask: impl FnOnce(&Self) -> vfs::engine::Result<()>) -> vfs::engine::Result<()> {
+        if self.state().words_run_out() {
+            self.make_lease_room(false)?;
+        }
+        match ask(self) {
+            Err(vfs::Error::TooManyFiles) if self.make_lease_room(true)? => Ok(()),
+            asked => asked,
+        }
+    }
+
     /// Gets what an attempt lacked.
     pub(crate) fn get(&self, need: Need) -> vfs::engine::Result<()> {
         match need {
@@ -480,9 +499,11 @@ impl LibFs {
             Need::Attach => self.attach(),
             Need::LogReplaced => self.wait_while(|state| state.log_frozen),
             Need::GivenBack(inode) => self.wait_while(|state| state.is_given_back(inode)),
-            Need::Leases(units) => self.get_leases(&units),
-            Need::Walk { start, names, parent_mode } => self.walk_call(start, &names, parent_mode),
-            Need::Open(inode, access) => self.open_call(inode, access),
+            Need::Leases(units) => self.with_lease_room(|libfs| libfs.get_leases(&units)),
+            Need::Walk { start, names, parent_mode } => {
+                self.with_lease_room(|libfs| libfs.walk_call(start, &names, parent_mode))
+            }
+            Need::Open(inode, access) => self.with_lease_room(|libfs| libfs.open_call(inode, access)),
             Need::Entries(inode, from) => self.entries_call(inode, from),
             Need::Extents(inode, block, blocks) => self.extents_call(inode, block, blocks),
             Need::Segment(segment) => self.segment_call(segment),

@@ -178,7 +178,8 @@ impl LibFs {
             }
             match attempted {
                 Ok(done) => {
-                    let (half_full, many) = (state.half_full, state.nodes.count() > self.limits.nodes);
+                    let (half_full, many) =
+                        (state.half_full, state.nodes.count() > state.trim_above.max(self.limits.nodes));
                     drop(state);
                     if half_full {
                         self.relieve();

@@ -122,7 +122,7 @@ impl State {
         node.orphaned = false;
         // One with records that are not digested goes when they are.
         if node.nameless && !node.dirty {
-            self.nodes.remove(index, &mut self.pool);
+            self.forget_node(index);
         }
     }
 
@@ -156,9 +156,11 @@ impl State {
         self.giving_back.retain(|inode| !given_back.iter().any(|given| given.inode == *inode));
     }
 
-    /// Forgets some nodes that nobody uses and whose records are all digested, down to `count_max` if it finds as
-    /// many; gives what SharedFS keeps for them.
+    /// Forgets some nodes that are not in use and whose records are all digested, down to `count_max` if it finds as
+    /// many; gives what SharedFS keeps for them. Where it finds few, because most are in use, the next search waits until
+    /// there are more.
     pub fn trim(&mut self, count_max: usize) -> Vec<GivenBack> {
+        let count = self.nodes.count();
         let (looked_at, next) = self.nodes.round(self.hand, TRIM_PLACES);
         self.hand = next;
         let mut given_back = Vec::new();
@@ -176,6 +178,8 @@ impl State {
             }
             self.nodes.remove(index, &mut self.pool);
         }
+        let found = count - self.nodes.count();
+        self.trim_above = if found < TRIM_PLACES / 8 { count + count / 16 } else { 0 };
         self.giving_back.extend(given_back.iter().map(|given| given.inode));
         given_back
     }

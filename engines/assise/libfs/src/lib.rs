@@ -21,6 +21,7 @@ mod doubt;
 mod extents;
 mod facade;
 mod files;
+mod lease_cache;
 mod locks;
 mod lookup;
 mod names;

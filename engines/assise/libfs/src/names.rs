@@ -2,12 +2,12 @@
 //! on every inode that it changes.
 
 use crate::apply;
-use crate::calls::RENAME_UNIT;
 use crate::directory::Target;
 use crate::need::{Need, Step};
 use crate::nodes::{Body, NodeIndex};
 use crate::records;
 use crate::state::State;
+use format::call::RENAME_UNIT;
 use format::call::{LEASE_READ, LEASE_WRITE};
 use format::record::{CreateBody, FileType, ROOM_OF_TREE, RenameBody};
 use format::{Cookie, InodeNumber, Name, Sequence};
@@ -374,8 +374,8 @@ impl State {
         if node.in_use() {
             node.orphaned = true;
         } else {
-            // Nobody can ask for it any more; the node goes when the record is digested.
-            node.lose(&mut self.pool);
+            // No operation can ask for it any more; the node goes when the record is digested.
+            self.drop_lease(index);
         }
     }
 

@@ -40,6 +40,8 @@ pub(crate) struct Node {
     /// With own changes; good while the lease is held.
     pub item: InodeItem,
     pub lease: Option<Held>,
+    /// An attempt relied on the lease since the last search for leases to give back.
+    pub recent: bool,
     pub body: Body,
     /// Last own record that changed the item under the present lease.
     pub changed: Sequence,
@@ -75,6 +77,7 @@ impl Node {
             inode,
             item: InodeItem::default(),
             lease: None,
+            recent: false,
             body: Body::Unknown,
             changed: Sequence::new(0),
             created: Sequence::new(0),

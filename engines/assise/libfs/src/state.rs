@@ -9,6 +9,7 @@ use crate::apply;
 use crate::doubt::Taken;
 use crate::error::Error;
 use crate::files::OpenFile;
+use crate::lease_cache::LeaseCount;
 use crate::need::{Need, Step, Stop};
 use crate::nodes::{Body, Mix, NodeIndex, Nodes};
 use crate::overlay::Pool;
@@ -172,10 +173,14 @@ pub(crate) struct State {
     pub give_back: Vec<(Sequence, InodeNumber)>,
     /// What is being given back right now.
     pub giving_back: Vec<InodeNumber>,
-    /// Where the next search for nodes that nobody uses begins.
+    /// Where the next search for nodes that are not in use begins.
     pub hand: usize,
+    /// With so many nodes the next search is worth it.
+    pub trim_above: usize,
     /// Leases that the present attempt relies on.
     used: Vec<NodeIndex>,
+    /// How many leases with words there are at most.
+    pub leases: LeaseCount,
     /// The log is being replaced: nothing is appended.
     pub log_frozen: bool,
     /// More than half of the log is in use.
@@ -206,7 +211,9 @@ impl State {
             give_back: Vec::new(),
             giving_back: Vec::new(),
             hand: 0,
+            trim_above: 0,
             used: Vec::new(),
+            leases: LeaseCount::default(),
             log_frozen: false,
             half_full: false,
             last_time_ns: 0,
@@ -244,6 +251,7 @@ impl State {
     pub fn hold(&mut self, index: NodeIndex, mode: u8) -> Step<()> {
         if self.holds(index, mode)? {
             self.used.push(index);
+            self.nodes.get_mut(index).recent = true;
             return Ok(());
         }
         Err(self.lacks(index, mode))
@@ -261,7 +269,10 @@ impl State {
             all &= self.holds(*index, *mode)?;
         }
         if all {
-            self.used.extend(wanted.iter().map(|(index, _)| *index));
+            for (index, _) in wanted {
+                self.used.push(*index);
+                self.nodes.get_mut(*index).recent = true;
+            }
             return Ok(());
         }
         let units = wanted.iter().map(|(index, mode)| (self.nodes.get(*index).inode, *mode));
@@ -445,6 +456,7 @@ impl State {
             self.give_back.clear();
         }
         self.last = None;
+        self.leases.reset();
         self.session = Some(session);
         let mut referenced = Vec::new();
         for index in self.nodes.indices() {
@@ -503,7 +515,7 @@ impl State {
             }
             node.dirty = false;
             if node.nameless && !node.in_use() {
-                self.nodes.remove(index, &mut self.pool);
+                self.forget_node(index);
             }
         }
     }

@@ -142,7 +142,7 @@ impl Core {
         state.settle_ledger()?;
         let (id, opened) = (session_of(log), beginning.opened);
         let settles_file = u32::from(file.region().class() == pmem::Class::File);
-        let session = Session::new(beginning, shared.clone(), self.config.lease_words);
+        let session = Session::new(beginning, shared.clone(), &self.config);
         shared.daemon.publish_settled(state.copy.ledger.settled());
         if let Some(who) = session.identity() {
             state.register.note(attach_entry(id, &who, (first_inode, inodes)));

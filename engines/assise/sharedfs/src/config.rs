@@ -3,6 +3,7 @@
 use crate::error::Error;
 use area::Limits as AreaLimits;
 use format::NodeId;
+use format::superblock::OWNER_DAEMON;
 use ipc::ring::RingLimits;
 use std::time::Duration;
 
@@ -55,6 +56,8 @@ pub struct Config {
     pub spin_ns: u32,
     /// How long a daemon that starts waits for the pool, which one that dies holds until the kernel is done with it.
     pub lock_patience: Duration,
+    /// The daemon's user. Its processes, like root's, may use every inode by its number: they could read all of the pool.
+    pub trusted_uid: u32,
     /// The node's number in its cluster.
     pub node: NodeId,
     /// Limits of the shared area.
@@ -88,6 +91,7 @@ impl Default for Config {
             ring: RingLimits::DEFAULT,
             spin_ns: 10_000,
             lock_patience: Duration::from_secs(10),
+            trusted_uid: OWNER_DAEMON,
             node: NodeId::new(1),
             area: AreaLimits::default(),
         }

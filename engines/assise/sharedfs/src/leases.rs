@@ -14,15 +14,16 @@ use crate::replay::apply::CutReason;
 use crate::session::{Phase, Shared};
 use crate::state::{Core, Revocation, State};
 use ccnvm::{Event, Mode, SessionId, Ticket, Want};
-use format::call::Status;
+use format::call::{RELEASE_UNITS_MAX, Status};
 use format::register::{RegisterEntry, RegisterKind};
 use format::session::{ENDED_MAX, WORD_OWN_RANGE};
-use format::{InodeNumber, Sequence};
+use format::{InodeNumber, LeaseVersion, Sequence};
 use ipc::host::{Spin, Time};
 use ipc::sync::{Ordering, Word, fence};
 use ipc::words::{LeaseState, Scan};
 use std::sync::Arc;
 use std::time::Duration;
+use zerocopy::FromBytes;
 
 /// Why a session was ended by force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +50,8 @@ const PAUSE_FIRST: Duration = Duration::from_micros(20);
 const PAUSE_MAX: Duration = Duration::from_millis(2);
 /// A waiter looks again this often without being told: the daemon may have stopped.
 const LOOK: Duration = Duration::from_millis(200);
+/// How long beyond the grace period a session waits for leases that it gives back.
+const RELEASE_PATIENCE: Duration = Duration::from_secs(1);
 /// Polling before the first pause.
 const POLL_NS: u32 = 5_000;
 
@@ -287,21 +290,63 @@ impl Core {
 
     /// Gives a lease back for its holder, who asked for it. Nothing happens if it is on its way already.
     pub fn release(&self, id: SessionId, unit: InodeNumber) -> Result<(), Status> {
-        {
-            let mut state = self.state.lock();
-            let session = state.live(id)?;
-            let Some(held) = session.held.get(&unit).copied() else { return Ok(()) };
-            if held.leaving || held.word == WORD_OWN_RANGE {
-                return Ok(());
-            }
-            // Whoever asks for it from here on, this session too, waits until it is out.
-            let effects = state.leases.step(self.now_ns(), Event::Leaving { session: id, unit });
-            assert!(effects.is_empty(), "a lease that leaves gives nothing to anybody yet");
-            let revocation = Revocation { session: id, unit, version: held.version };
-            state.revocations.push_back(revocation);
-        }
+        self.begin_release(id, &[unit])?;
         self.carry_out();
         Ok(())
+    }
+
+    /// [`format::call::CallKind::Release`]. Returns when all of them are free for others, and their words for the session.
+    pub fn release_call(&self, id: SessionId, body: &[u8]) -> Result<Vec<u8>, Status> {
+        let units = <[InodeNumber]>::ref_from_bytes(body).map_err(|_| Status::Invalid)?;
+        if units.is_empty() || units.len() > RELEASE_UNITS_MAX {
+            return Err(Status::Invalid);
+        }
+        let mut left = self.begin_release(id, units)?;
+        let until = self.host.now().after(self.config.grace + RELEASE_PATIENCE);
+        loop {
+            self.carry_out();
+            // Acquire: pairs with the Release of `announce_events`; read before the state is looked at.
+            let seen = self.events.load(Ordering::Acquire);
+            {
+                let mut state = self.state.lock();
+                let session = state.live(id)?;
+                left.retain(|(unit, version)| {
+                    session.held.get(unit).is_some_and(|held| held.version == *version)
+                });
+            }
+            // Another thread is about it: it goes on without this call, too.
+            if left.is_empty() || self.host.now() >= until {
+                return Ok(Vec::new());
+            }
+            if !self.has_work() {
+                self.host.wait(&self.events, seen, Some(until));
+            }
+        }
+    }
+
+    /// Marks leases as leaving, at their holder's wish; gives which, with their versions.
+    fn begin_release(
+        &self,
+        id: SessionId,
+        units: &[InodeNumber],
+    ) -> Result<Vec<(InodeNumber, LeaseVersion)>, Status> {
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        state.live(id)?;
+        let mut leaving = Vec::with_capacity(units.len());
+        for unit in units {
+            let held = state.sessions.get(&id).and_then(|session| session.held.get(unit));
+            let Some(held) = held.filter(|held| !held.leaving && held.word != WORD_OWN_RANGE) else {
+                continue;
+            };
+            let version = held.version;
+            // A session that asks for it from here on, this one too, waits until it is out.
+            let effects = state.leases.step(self.now_ns(), Event::Leaving { session: id, unit: *unit });
+            assert!(effects.is_empty(), "a lease that leaves gives nothing to anybody yet");
+            state.revocations.push_back(Revocation { session: id, unit: *unit, version });
+            leaving.push((*unit, version));
+        }
+        Ok(leaving)
     }
 
     /// Ends a session: seals its log, digests what counts, ends everything that it held. Returns when it is gone,

@@ -408,7 +408,7 @@ impl State {
     /// The user of a session that goes on and met the inode.
     fn locker(&mut self, id: SessionId, inode: InodeNumber) -> Result<u32, Status> {
         let session = self.live(id)?;
-        if session.knows(inode) { Ok(session.caller.uid) } else { Err(Status::Invalid) }
+        if session.may_use(inode) { Ok(session.caller.uid) } else { Err(Status::Invalid) }
     }
 
     fn take_lock(&mut self, id: SessionId, request: &LockRequest) -> Result<Vec<u8>, Status> {

@@ -68,6 +68,7 @@ impl Core {
             CallKind::Statfs => self.statfs(id),
             CallKind::SettleLedger => self.settle_ledger(id, body),
             CallKind::Share => self.share(id, number, body),
+            CallKind::Release => self.release_call(id, body),
             CallKind::RedeemLock => self.redeem_lock(id, body),
             CallKind::Lock
             | CallKind::Unlock

@@ -110,6 +110,8 @@ pub(crate) struct Session {
     pub opened: Sequence,
     pub first_inode: InodeNumber,
     pub inodes: u64,
+    /// Its user is root or the daemon's.
+    trusted: bool,
     pub shared: Arc<Shared>,
     pub held: BTreeMap<InodeNumber, Held>,
     pub known: BTreeMap<InodeNumber, Known>,
@@ -156,9 +158,9 @@ pub(crate) struct Beginning {
 }
 
 impl Session {
-    pub fn new(beginning: Beginning, shared: Arc<Shared>, lease_words: u32) -> Self {
-        let Beginning { log, caller, version, opened, first_inode, inodes, .. } = beginning;
-        let (pid, started) = (beginning.pid, beginning.started);
+    pub fn new(beginning: Beginning, shared: Arc<Shared>, config: &Config) -> Self {
+        let Beginning { log, caller, version, opened, first_inode, inodes, pid, started } = beginning;
+        let trusted = caller.is_root() || caller.uid == config.trusted_uid;
         shared.client.commit().begin(BEGINNING.sequence);
         shared.daemon.publish_digested(BEGINNING);
         shared.daemon.own_range().grant(LeaseState::Write);
@@ -169,10 +171,11 @@ impl Session {
             opened,
             first_inode,
             inodes,
+            trusted,
             shared,
             held: BTreeMap::new(),
             known: BTreeMap::new(),
-            free_words: (0..lease_words).rev().collect(),
+            free_words: (0..config.lease_words).rev().collect(),
             busy: false,
             phase: Phase::Live,
             pid,
@@ -198,6 +201,11 @@ impl Session {
             || self.in_range(inode)
             || self.known.contains_key(&inode)
             || self.former_ranges.iter().any(|range| in_range(inode, *range))
+    }
+
+    /// Whether its process may use the inode by its number.
+    pub fn may_use(&self, inode: InodeNumber) -> bool {
+        self.trusted || self.knows(inode)
     }
 
     /// Whether it is of this process, of which it is known when it started, and of this user.
@@ -239,11 +247,12 @@ impl Session {
         }
     }
 
-    /// Forgets inodes that it neither holds nor refers to, when too many are known.
+    /// Forgets inodes that it neither holds, refers to nor has open, when too many are known.
     pub fn trim_known(&mut self, known_max: usize, referred: impl Fn(InodeNumber) -> bool) {
         if self.known.len() > known_max {
-            let held = &self.held;
-            self.known.retain(|inode, _| held.contains_key(inode) || referred(*inode));
+            let (held, open) = (&self.held, self.shared.client.open_inodes());
+            let used = |inode: &InodeNumber| held.contains_key(inode) || open.contains(&inode.get());
+            self.known.retain(|inode, _| used(inode) || referred(*inode));
         }
     }
 }

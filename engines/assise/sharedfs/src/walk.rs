@@ -122,7 +122,7 @@ impl Core {
             1 => parent,
             _ => Mode::Read,
         };
-        if !self.state.lock().live(id)?.knows(request.start) {
+        if !self.state.lock().live(id)?.may_use(request.start) {
             return Err(Status::Invalid);
         }
         let mut replies = vec![self.hold(id, Want { unit: request.start, mode: mode(0) }, 0)?];
@@ -197,7 +197,7 @@ impl Core {
         {
             let mut state = self.state.lock();
             let session = state.live(id)?;
-            let knows = |want: &Want| want.unit == RENAME_UNIT || session.knows(want.unit);
+            let knows = |want: &Want| want.unit == RENAME_UNIT || session.may_use(want.unit);
             if !wants.iter().all(knows) {
                 return Err(Status::Invalid);
             }
@@ -221,7 +221,7 @@ impl Core {
         let (request, _) = split::<OpenRequest>(body).map_err(|_| Status::Invalid)?;
         let inode = request.inode;
         let mode = mode_of(request.mode)?;
-        if request.access > 7 || !self.state.lock().live(id)?.knows(inode) {
+        if request.access > 7 || !self.state.lock().live(id)?.may_use(inode) {
             return Err(Status::Invalid);
         }
         for tries in 0..TRIES_MAX {

@@ -51,6 +51,7 @@ pub fn tiny() -> Config {
         spin_ns: 0,
         // What another test starts has the pool's lock for a moment, from its fork to its exec.
         lock_patience: Duration::from_secs(10),
+        trusted_uid: u32::MAX,
         node: format::NodeId::new(1),
         area: area::Limits {
             capacity_blocks: 4096,

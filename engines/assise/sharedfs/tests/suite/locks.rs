@@ -118,7 +118,7 @@ fn who_was_shut_out_comes_back_to_what_it_had_open() {
     assert!(two.unlink(ROOT, b"file", file, 0));
     two.digest(true).unwrap();
     daemon.tidy();
-    let stranger = Client::attach_as(&daemon, user(0), 3);
+    let stranger = Client::attach_as(&daemon, user(9), 3);
     assert_eq!(stranger.lease(&[(file, LEASE_READ)]).map(|_| ()), Err(Status::Invalid));
     let again = Client::attach(&daemon, user(0));
     assert_eq!(again.read_lease(file).item.links.get(), 0);

@@ -230,7 +230,7 @@ fn a_session_remembers_a_bounded_number_of_inodes() {
     one.write_lease(ROOT);
     let names: Vec<String> = (0..150).map(|index| format!("{index}")).collect();
     let inodes: Vec<_> = names.iter().map(|name| one.create(ROOT, name.as_bytes(), FILE | 0o644).0).collect();
-    let two = Client::attach(&daemon, user(0));
+    let two = Client::attach(&daemon, user(9));
     for (name, inode) in names.iter().zip(&inodes) {
         two.walk(name).unwrap();
         two.close(*inode, 1);
@@ -238,6 +238,18 @@ fn a_session_remembers_a_bounded_number_of_inodes() {
     assert_eq!(two.lease(&[(inodes[0], LEASE_READ)]).map(|_| ()), Err(Status::Invalid));
     assert!(two.walk("0").is_ok() && two.lease(&[(inodes[0], LEASE_READ)]).is_ok());
     assert_eq!(two.pages.open()[0].load(Ordering::Relaxed), 0);
+    // What it has open it may use, whatever it has met since; and root may use everything, which it could read anyway.
+    two.walk("1").unwrap();
+    two.pages.open()[0].store(inodes[1].get(), Ordering::Release);
+    for (name, inode) in names.iter().zip(&inodes).skip(2) {
+        two.walk(name).unwrap();
+        two.close(*inode, u64::from(*inode != inodes[1]));
+    }
+    two.close(inodes[1], 1);
+    assert!(two.lease(&[(inodes[1], LEASE_READ)]).is_ok());
+    let root = Client::attach(&daemon, user(0));
+    assert!(root.lease(&[(inodes[140], LEASE_READ)]).is_ok());
+    assert_eq!(root.lease(&[(InodeNumber::new(1 << 40), LEASE_READ)]).map(|_| ()), Err(Status::NotFound));
 }
 
 /// A batch that has room for a few nodes only: many records, of which each touches its own leaves, and the notes of

@@ -1,0 +1,157 @@
+//! The leases of a session as a cache. A session has so many lease words, however many inodes a program meets: before
+//! they run out, leases that were not used for longest go back to SharedFS, many in one call (Assise §3.3: leases are kept
+//! until somebody else asks, or until there are too many).
+//!
+//! Guarantees: only what has no records that are not digested goes back, so that nothing is lost with what was cached
+//! under it; the inode itself stays known, open files and pins stay good, and the next use asks for the lease again. A
+//! refusal for want of words is a reason to give back, and never the answer of an operation, as long as anything can go
+//! back.
+
+use crate::engine::LibFs;
+use crate::nodes::NodeIndex;
+use crate::state::State;
+use format::InodeNumber;
+use format::call::{CallKind, LEASE_UNITS_MAX, RELEASE_UNITS_MAX, WALK_NAMES_MAX};
+use format::session::WORD_OWN_RANGE;
+use zerocopy::IntoBytes;
+
+/// Words that stay free for what one call may bring: a walk, and a lease request of another thread.
+const SPARE: usize = WALK_NAMES_MAX + LEASE_UNITS_MAX;
+
+/// One part of so many goes back at once.
+const PART: usize = 8;
+
+/// What is known of the words in use.
+#[derive(Debug, Default)]
+pub(crate) struct LeaseCount {
+    /// Leases with words that were granted since the count was made, and those counted then: no fewer than are held.
+    at_most: usize,
+    /// Where the next search begins.
+    hand: usize,
+    /// Inodes of which the session holds a lease that nothing here needs: the first to go back.
+    stray: Vec<InodeNumber>,
+}
+
+impl LeaseCount {
+    /// A lease with a word of its own came.
+    pub fn add(&mut self) {
+        self.at_most += 1;
+    }
+
+    /// A session without leases begins.
+    pub fn reset(&mut self) {
+        self.at_most = 0;
+        self.stray.clear();
+    }
+}
+
+impl State {
+    /// Leases that the session may hold before some go back.
+    fn words_max(&self) -> usize {
+        let words = self.session.as_ref().map_or(0, |session| session.welcome.lease_words.get() as usize);
+        words - SPARE.min(words / 2)
+    }
+
+    /// Drops what is cached of a node under its lease, which is not needed any more; it goes back with the next ones.
+    pub fn drop_lease(&mut self, index: NodeIndex) {
+        let node = self.nodes.get_mut(index);
+        if node.lease.is_some_and(|lease| lease.word != WORD_OWN_RANGE) {
+            self.leases.stray.push(node.inode);
+        }
+        node.lose(&mut self.pool);
+    }
+
+    /// Forgets a node.
+    pub fn forget_node(&mut self, index: NodeIndex) {
+        self.drop_lease(index);
+        self.nodes.remove(index, &mut self.pool);
+    }
+
+    /// Whether leases should go back before more are asked for.
+    pub fn words_run_out(&self) -> bool {
+        self.leases.at_most >= self.words_max()
+    }
+
+    /// Drops what was cached under leases that were not used for longest, and gives the inodes whose leases go back; and
+    /// whether there should be more of them, if records that are not digested did not stand in the way. None if there are
+    /// fewer leases than were thought, unless `refused`: SharedFS said that there are too many.
+    fn give_leases_back(&mut self, refused: bool) -> (Vec<InodeNumber>, bool) {
+        let mut held = Vec::new();
+        for index in self.nodes.indices() {
+            let Some(lease) = self.nodes.get(index).lease.filter(|lease| lease.word != WORD_OWN_RANGE) else {
+                continue;
+            };
+            if self.session.as_ref().is_some_and(|session| session.holds(&lease)) {
+                held.push(index);
+            }
+        }
+        self.leases.at_most = held.len() + self.leases.stray.len();
+        if !refused && !self.words_run_out() {
+            return (Vec::new(), false);
+        }
+        let wanted = (self.words_max() / PART).clamp(1, RELEASE_UNITS_MAX);
+        let mut given_back = std::mem::take(&mut self.leases.stray);
+        // Met again meanwhile, under the lease that was there.
+        given_back.retain(|inode| {
+            self.nodes.find(*inode).is_none_or(|index| self.nodes.get(index).lease.is_none())
+        });
+        // Those that nothing in the process refers to first; all others only if there are too few of them.
+        for pinned in [false, true] {
+            self.choose(&held, pinned, wanted, &mut given_back);
+        }
+        self.leases.at_most = self.leases.at_most.saturating_sub(given_back.len());
+        let short = given_back.len() < wanted;
+        (given_back, short)
+    }
+
+    /// Goes round once or twice: what was used since the last time stays for another round.
+    fn choose(&mut self, held: &[NodeIndex], pinned: bool, wanted: usize, given_back: &mut Vec<InodeNumber>) {
+        let start = self.leases.hand % held.len().max(1);
+        for place in (0..2 * held.len()).map(|step| (start + step) % held.len()) {
+            if given_back.len() >= wanted {
+                self.leases.hand = place;
+                return;
+            }
+            let purged = self.session.as_ref().map_or(format::Sequence::new(0), |session| session.purged);
+            let node = self.nodes.get_mut(held[place]);
+            let clean = !node.dirty && node.last <= purged;
+            if node.lease.is_none() || !clean || node.in_use() != pinned {
+                continue;
+            }
+            if std::mem::take(&mut node.recent) {
+                continue;
+            }
+            given_back.push(node.inode);
+            node.lose(&mut self.pool);
+        }
+    }
+}
+
+impl LibFs {
+    /// Gives leases back, between attempts: before SharedFS is asked for more if they run out, or because it `refused` one
+    /// more. False if there is nothing to give back.
+    #[cold]
+    pub(crate) fn make_lease_room(&self, refused: bool) -> vfs::engine::Result<bool> {
+        let (mut given_back, short) = self.state().give_leases_back(refused);
+        if short {
+            // Too many inodes have records that are not digested.
+            let last = self.state().session.as_ref().map(|session| session.last());
+            if let Some(last) = last {
+                self.get_digested(last)?;
+            }
+            let (more, _) = self.state().give_leases_back(refused);
+            given_back.extend(more);
+        }
+        for units in given_back.chunks(RELEASE_UNITS_MAX) {
+            self.release_call(units)?;
+        }
+        Ok(!given_back.is_empty())
+    }
+
+    /// Gives leases back, at most [`RELEASE_UNITS_MAX`].
+    pub(crate) fn release_call(&self, units: &[InodeNumber]) -> vfs::engine::Result<()> {
+        let line = self.line()?;
+        // Whatever comes of it: a lease that did not go back is asked for again, or ends with the session.
+        self.call(&line, CallKind::Release, &[units.as_bytes()], &mut Vec::new()).map(|_| ())
+    }
+}

@@ -1,0 +1,171 @@
+//! More inodes than a session has lease words: leases go back before they run out, those of inodes that are open or that a
+//! kernel holds on to as well, and no operation fails for it.
+
+mod assise_local;
+
+use assise_local::trees::{at, process, whole_tree};
+use assise_local::{Node, tiny};
+use format::call::CallKind;
+use format::{InodeNumber, Name};
+use libfs::{LibFs, Limits};
+use sharedfs::Config;
+use std::sync::Arc;
+use vfs::conformance::{Actor, Answer, Call, Player};
+use vfs::engine::Step;
+use vfs::{Caller, Engine};
+
+const FOLDERS: usize = 5;
+const FILES: usize = 60;
+
+/// Far fewer words than there are inodes, and few inodes that the daemon remembers of a session.
+fn few_words() -> Config {
+    Config { lease_words: 40, known_max: 64, ..tiny() }
+}
+
+fn folder(number: usize) -> String {
+    format!("d{number}")
+}
+
+fn file(folder: usize, number: usize) -> String {
+    format!("d{folder}/f{number:02}")
+}
+
+fn all_files() -> impl Iterator<Item = (usize, usize)> {
+    (0..FOLDERS).flat_map(|folder| (0..FILES).map(move |number| (folder, number)))
+}
+
+fn done(actor: &mut dyn Actor, call: &Call) -> Answer {
+    let answer = actor.call(call);
+    assert!(!matches!(answer, Answer::Failed(_)), "{call:?}: {answer:?}");
+    answer
+}
+
+/// A process of this user.
+fn process_of(libfs: Arc<LibFs>, id: u64, caller: &Caller) -> Player<LibFs> {
+    let mut process = process(libfs, id);
+    let Caller { uid, gid, groups } = caller.clone();
+    process.call(&Call::User { uid, gid, groups });
+    process
+}
+
+/// Files of a program that has ended, of this user.
+fn made_by_another(node: &Arc<Node>, caller: &Caller) {
+    let (libfs, local) = node.attach(caller.clone(), Limits::default());
+    let mut maker = process_of(Arc::new(libfs), 1, caller);
+    for number in 0..FOLDERS {
+        done(&mut maker, &Call::Mkdir { path: at(&folder(number)), mode: 0o777 });
+    }
+    for (number, name) in all_files() {
+        done(&mut maker, &Call::Open { slot: 0, path: at(&file(number, name)), flags: 0o102, mode: 0o666 });
+        done(&mut maker, &Call::Pwrite { slot: 0, offset: 0, data: vec![name as u8; 100] });
+        done(&mut maker, &Call::Close(0));
+    }
+    drop(maker);
+    if let Some(daemon) = node.daemon() {
+        daemon.end(local.session());
+    }
+}
+
+/// Walks to every file and never forgets it, as a kernel does that caches names.
+fn pin_all(libfs: &LibFs, caller: &Caller) -> Vec<InodeNumber> {
+    let root = libfs.root().expect("there is a root").inode;
+    let mut pinned = Vec::new();
+    for (number, name) in all_files() {
+        let (folder, name) = (folder(number), format!("f{name:02}"));
+        let [folder, name] = [&folder, &name].map(|part| Name::new(part.as_bytes()).expect("a good name"));
+        let mut found = Vec::new();
+        let steps = [Step::Child(folder), Step::Child(name)];
+        libfs.walk(caller, root, &steps, &mut found).expect("it is there");
+        pinned.push(found.last().expect("two were met").inode);
+    }
+    pinned
+}
+
+#[test]
+fn more_inodes_than_lease_words_are_pinned_opened_renamed_and_removed() {
+    for caller in [Caller::ROOT, Caller { uid: 7, gid: 7, groups: vec![] }] {
+        let node = Node::new(Config { known_max: 1 << 12, ..few_words() });
+        let (libfs, _) = node.attach(Caller::ROOT, Limits::default());
+        let mut root = process(Arc::new(libfs), 9);
+        done(&mut root, &Call::Chmod { path: at("."), mode: 0o777 });
+        drop(root);
+        made_by_another(&node, &caller);
+        let (libfs, local) = node.attach(caller.clone(), Limits::default());
+        let libfs = Arc::new(libfs);
+        let pinned = pin_all(&libfs, &caller);
+        // What is pinned is good whether its lease went or not.
+        for inode in &pinned {
+            libfs.getattr(vfs::engine::Target::Node(*inode)).expect("a pinned inode is there");
+        }
+        let mut user = process_of(libfs.clone(), 2, &caller);
+        // More files open than there are words, too.
+        for (slot, (number, name)) in all_files().step_by(6).enumerate() {
+            done(&mut user, &Call::Open { slot, path: at(&file(number, name)), flags: 2, mode: 0 });
+        }
+        for (number, name) in all_files() {
+            done(&mut user, &Call::Stat { path: at(&file(number, name)), follow: true });
+        }
+        for (slot, (_, name)) in all_files().step_by(6).enumerate() {
+            let read = done(&mut user, &Call::Pread { slot, offset: 0, bytes: 200 });
+            assert_eq!(read, Answer::Bytes(vec![name as u8; 100]));
+            done(&mut user, &Call::Pwrite { slot, offset: 50, data: vec![0xee; 100] });
+        }
+        for (number, name) in all_files().step_by(3) {
+            let to = format!("d{}/moved-{number}-{name}", (number + 1) % FOLDERS);
+            done(&mut user, &Call::Rename { from: at(&file(number, name)), to: at(&to), flags: 0 });
+        }
+        let calls = local.counts.of(CallKind::Release);
+        assert!(calls > 10, "{calls} calls gave leases back");
+        for (slot, _) in all_files().step_by(6).enumerate() {
+            done(&mut user, &Call::Close(slot));
+        }
+        for (number, name) in all_files() {
+            let path = match (number * FILES + name) % 3 {
+                0 => format!("d{}/moved-{number}-{name}", (number + 1) % FOLDERS),
+                _ => file(number, name),
+            };
+            done(&mut user, &Call::Unlink(at(&path)));
+        }
+        for number in 0..FOLDERS {
+            done(&mut user, &Call::Rmdir(at(&folder(number))));
+        }
+        node.tidy();
+    }
+}
+
+/// Two programs with few words at the same files, each of which wants what the other has.
+#[test]
+fn two_programs_with_few_words_meet_at_the_same_files() {
+    let node = Node::new(few_words());
+    made_by_another(&node, &Caller::ROOT);
+    let threads: Vec<_> = (0..2u64)
+        .map(|id| {
+            let (libfs, _) = node.attach(Caller::ROOT, Limits::default());
+            std::thread::spawn(move || {
+                let libfs = Arc::new(libfs);
+                pin_all(&libfs, &Caller::ROOT);
+                let mut user = process(libfs, 10 + id);
+                for round in 0..3u8 {
+                    for (number, name) in all_files() {
+                        let path = at(&file(number, name));
+                        done(&mut user, &Call::Open { slot: 0, path, flags: 2, mode: 0 });
+                        let data = vec![round; 8];
+                        done(&mut user, &Call::Pwrite { slot: 0, offset: 8 * id, data });
+                        done(&mut user, &Call::Pread { slot: 0, offset: 0, bytes: 16 });
+                        done(&mut user, &Call::Close(0));
+                    }
+                }
+            })
+        })
+        .collect();
+    threads.into_iter().for_each(|thread| thread.join().expect("no operation failed"));
+    let (libfs, _) = node.attach(Caller::ROOT, Limits::default());
+    let mut reader = process(Arc::new(libfs), 3);
+    let tree = whole_tree(&mut reader);
+    for (number, name) in all_files() {
+        let answers = &tree[&file(number, name)];
+        let written = |answer: &Answer| matches!(answer, Answer::Bytes(bytes) if bytes[..16] == [2; 16]);
+        assert!(answers.iter().any(written), "{}: {answers:?}", file(number, name));
+    }
+    node.tidy();
+}
