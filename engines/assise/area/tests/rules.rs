@@ -179,7 +179,7 @@ fn a_directory_copied_later_than_its_files_is_left_alone() {
     // The directory is as it was after record 50; the records 10 and 11 of its files come now.
     let mut batch = begin(&mut area);
     assert_eq!(file(3, 2, "gone").apply(&mut batch, 10).unwrap(), Applied::Done);
-    assert_eq!(unlink(3, 2, "gone").apply(&mut batch, 11).unwrap(), Applied::Done);
+    assert_eq!(unlink(3, 2, "gone").apply(&mut batch, 11).unwrap(), Applied::Removed(InodeNumber::new(3)));
     batch.commit(VERSION).unwrap();
     assert_eq!(state_of(&area).unwrap()[&2].entries.len(), 0);
     assert!(area.inode(InodeNumber::new(3)).unwrap().is_none());
