@@ -133,32 +133,33 @@ fn more_inodes_than_lease_words_are_pinned_opened_renamed_and_removed() {
     }
 }
 
+/// One of two programs: its eight bytes in each file, three times.
+fn write_three_times(libfs: Arc<LibFs>, id: u64) {
+    pin_all(&libfs, &Caller::ROOT);
+    let mut user = process(libfs, 10 + id);
+    for round in 0..3u8 {
+        for (number, name) in all_files() {
+            let path = at(&file(number, name));
+            done(&mut user, &Call::Open { slot: 0, path, flags: 2, mode: 0 });
+            let data = vec![round; 8];
+            done(&mut user, &Call::Pwrite { slot: 0, offset: 8 * id, data });
+            done(&mut user, &Call::Pread { slot: 0, offset: 0, bytes: 16 });
+            done(&mut user, &Call::Close(0));
+        }
+    }
+}
+
 /// Two programs with few words at the same files, each of which wants what the other has.
 #[test]
 fn two_programs_with_few_words_meet_at_the_same_files() {
     let node = Node::new(few_words());
     made_by_another(&node, &Caller::ROOT);
-    let threads: Vec<_> = (0..2u64)
-        .map(|id| {
+    std::thread::scope(|threads| {
+        for id in 0..2u64 {
             let (libfs, _) = node.attach(Caller::ROOT, Limits::default());
-            std::thread::spawn(move || {
-                let libfs = Arc::new(libfs);
-                pin_all(&libfs, &Caller::ROOT);
-                let mut user = process(libfs, 10 + id);
-                for round in 0..3u8 {
-                    for (number, name) in all_files() {
-                        let path = at(&file(number, name));
-                        done(&mut user, &Call::Open { slot: 0, path, flags: 2, mode: 0 });
-                        let data = vec![round; 8];
-                        done(&mut user, &Call::Pwrite { slot: 0, offset: 8 * id, data });
-                        done(&mut user, &Call::Pread { slot: 0, offset: 0, bytes: 16 });
-                        done(&mut user, &Call::Close(0));
-                    }
-                }
-            })
-        })
-        .collect();
-    threads.into_iter().for_each(|thread| thread.join().expect("no operation failed"));
+            threads.spawn(move || write_three_times(Arc::new(libfs), id));
+        }
+    });
     let (libfs, _) = node.attach(Caller::ROOT, Limits::default());
     let mut reader = process(Arc::new(libfs), 3);
     let tree = whole_tree(&mut reader);
