@@ -3,8 +3,8 @@
 use crate::apply;
 use crate::calls::error_of;
 use crate::engine::LibFs;
-use crate::need::Step;
-use crate::nodes::NodeIndex;
+use crate::need::{Need, Step};
+use crate::nodes::{Body, NodeIndex};
 use crate::records;
 use crate::state::State;
 use crate::words::Held;
@@ -13,7 +13,7 @@ use format::record::{
     FILE_BYTES_MAX, Operation, SET_ATIME, SET_GID, SET_MODE, SET_MTIME, SET_UID, SetAttrBody,
     XATTR_BYTES_MAX, room_blocks,
 };
-use format::{InodeNumber, Sequence};
+use format::{BLOCK_BYTES, InodeNumber, Sequence};
 use pmem::Source;
 use vfs::access;
 use vfs::engine::{Attributes, Changes, SetTime, SetXattr, Target};
@@ -22,6 +22,35 @@ use zerocopy::IntoBytes;
 use zerocopy::little_endian::{I64, U32, U64};
 
 impl State {
+    /// Makes sure that the attributes of a node on which a lease is held can be told to a program: how many blocks a
+    /// file has is the area's to say, as soon as what was written to it lies there.
+    pub fn know_blocks(&self, index: NodeIndex) -> Step<()> {
+        let node = self.nodes.get(index);
+        let moved =
+            node.blocks_moved && matches!(&node.body, Body::File { overlay, .. } if overlay.is_empty());
+        let digested = self.session.as_ref().is_some_and(|session| node.changed <= session.purged);
+        match node.lease {
+            Some(held) if moved && digested => {
+                let mode = if held.write { LEASE_WRITE } else { LEASE_READ };
+                Err(Need::Leases(vec![(node.inode, mode)]).into())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What a node is, as the front ends see it.
+    pub fn attributes(&self, index: NodeIndex) -> Attributes {
+        let node = self.nodes.get(index);
+        let mut attributes = apply::attributes(node.inode, &node.item);
+        // Which blocks the area will use is not known before the digest: at least those of what was written.
+        if let Body::File { overlay, .. } = &node.body
+            && !overlay.is_empty()
+        {
+            attributes.blocks = attributes.blocks.max(attributes.size.div_ceil(BLOCK_BYTES as u64) * 8);
+        }
+        attributes
+    }
+
     pub(crate) fn getattr(&mut self, target: Target) -> Step<Attributes> {
         let index = match target {
             Target::Node(inode) => self.pinned(inode)?,

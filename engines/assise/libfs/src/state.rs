@@ -5,18 +5,17 @@
 //! [`State::append`]: inside, all words looked at, frame stored and fenced, commit word moved, seal looked at, outside.
 //! What it then changes in the caches cannot fail.
 
-use crate::apply;
 use crate::doubt::Taken;
 use crate::error::Error;
 use crate::files::OpenFile;
 use crate::lease_cache::LeaseCount;
 use crate::need::{Need, Step, Stop};
-use crate::nodes::{Body, Mix, NodeIndex, Nodes};
+use crate::nodes::{Mix, NodeIndex, Nodes};
 use crate::overlay::Pool;
 use crate::records::Header;
 use crate::session::{Attachment, Link};
 use crate::words::{Held, SharedWords, open_places};
-use format::call::{LEASE_READ, LEASE_WRITE};
+use format::call::LEASE_READ;
 use format::checksum::Salt;
 use format::envelope::frame_bytes;
 use format::session::{WORD_OWN_RANGE, Welcome};
@@ -562,35 +561,6 @@ impl State {
                 session.ended_seen = session.words.ended_count();
             }
         }
-    }
-
-    /// Makes sure that the attributes of a node on which a lease is held can be told to a program: how many blocks a
-    /// file has is the area's to say, as soon as what was written to it lies there.
-    pub fn know_blocks(&self, index: NodeIndex) -> Step<()> {
-        let node = self.nodes.get(index);
-        let moved =
-            node.blocks_moved && matches!(&node.body, Body::File { overlay, .. } if overlay.is_empty());
-        let digested = self.session.as_ref().is_some_and(|session| node.changed <= session.purged);
-        match node.lease {
-            Some(held) if moved && digested => {
-                let mode = if held.write { LEASE_WRITE } else { LEASE_READ };
-                Err(Need::Leases(vec![(node.inode, mode)]).into())
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// What a node is, as the front ends see it.
-    pub fn attributes(&self, index: NodeIndex) -> Attributes {
-        let node = self.nodes.get(index);
-        let mut attributes = apply::attributes(node.inode, &node.item);
-        // Which blocks the area will use is not known before the digest: at least those of what was written.
-        if let Body::File { overlay, .. } = &node.body
-            && !overlay.is_empty()
-        {
-            attributes.blocks = attributes.blocks.max(attributes.size.div_ceil(BLOCK_BYTES as u64) * 8);
-        }
-        attributes
     }
 
     /// One more pin.
