@@ -7,6 +7,9 @@
 
 mod harness;
 
+use format::BLOCK_BYTES;
+use format::envelope::{Envelope, HEADER_BYTES};
+use format::ledger::Kind;
 use format::superblock::Superblock;
 use harness::{Expect, Node, limited};
 use ipc::{Host, SystemHost, Word};
@@ -347,12 +350,26 @@ fn a_bit_in_a_log_counts() -> bool {
     counts
 }
 
-/// The first entry of the ledger, without which nothing says whose a log is: the check finds it, the start says it, and
-/// what was fsynced lies in the pool still.
+/// The ledger's entry of a log, without which nothing says whose the log is: the check finds it, the start says it, and what
+/// was fsynced lies in the pool still.
 #[test]
 fn a_flipped_bit_in_the_ledger_is_told_and_the_log_is_kept() {
     // Now and then everything was digested before the daemon was killed.
     assert!((0..10).any(|_| a_bit_in_the_ledger_counts()));
+}
+
+/// Where in the ledger's file the last log's entry begins.
+fn last_open_log(ledger: &[u8]) -> usize {
+    // The ring begins behind the block with the place of its head.
+    let mut at = BLOCK_BYTES;
+    let mut found = None;
+    while let Ok(envelope) = Envelope::decode(&ledger[at..at + HEADER_BYTES]) {
+        if envelope.kind == Kind::OpenLog as u8 {
+            found = Some(at);
+        }
+        at += envelope.frame_bytes() as usize;
+    }
+    found.expect("a program wrote")
 }
 
 fn a_bit_in_the_ledger_counts() -> bool {
@@ -375,7 +392,8 @@ X"#;
     program.wait().unwrap();
     let ledger = pool(&node).join("ledger");
     let mut bytes = fs::read(&ledger).unwrap();
-    bytes[4096] ^= 1;
+    let entry = last_open_log(&bytes);
+    bytes[entry + HEADER_BYTES] ^= 1;
     fs::write(&ledger, &bytes).unwrap();
     let checked = check(&node);
     if checked.status.success() {
