@@ -99,18 +99,29 @@ impl Service {
 
     /// The body of that thread, which looks at `place` too each time, and ends when it is not well there.
     pub(crate) fn run_clock(&self, place: &dyn Fn() -> Result<(), Error>) {
-        // Acquire: pairs with the Release of `stop`.
-        while self.stopping.load(Ordering::Acquire) == 0 {
+        loop {
+            let (next, rules) = {
+                let state = self.state.lock();
+                (state.core.next_tick(), state.shown.rules)
+            };
+            // Whoever joins meanwhile has all this time.
+            let latest = self.host.now().after(rules.expel_after());
+            let next = next.map_or(latest, |next| next.min(latest));
+            let _ = self.host.wait(&self.stopping, 0, Some(next));
+            // Acquire: pairs with the Release of `stop`.
+            if self.stopping.load(Ordering::Acquire) != 0 {
+                return;
+            }
             let now = self.host.now();
             let wall_ns = self.host.wall();
-            let (due, rules) = {
+            let due = {
                 let mut state = self.state.lock();
                 if state.failed.is_some() {
                     return;
                 }
                 let effects = state.core.step(now, Event::Tick { wall_ns });
                 state.pending.extend(effects.records);
-                (!state.pending.is_empty(), state.shown.rules)
+                !state.pending.is_empty()
             };
             if due && self.commit().is_err() {
                 return;
@@ -120,11 +131,6 @@ impl Service {
             if let Err(error) = log.and_then(|()| place()) {
                 return self.fail(error);
             }
-            let next = self.state.lock().core.next_tick();
-            // Whoever joins meanwhile has all this time.
-            let latest = now.after(rules.expel_after());
-            let next = next.map_or(latest, |next| next.min(latest));
-            let _ = self.host.wait(&self.stopping, 0, Some(next));
         }
     }
 
