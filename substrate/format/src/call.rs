@@ -239,7 +239,7 @@ pub struct InodeRequest {
 
 const _: () = assert!(size_of::<InodeRequest>() == 16);
 
-/// Entries of a directory after a cookie.
+/// Entries of a directory from a cookie on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct EntriesRequest {
@@ -247,9 +247,14 @@ pub struct EntriesRequest {
     pub inode: InodeNumber,
     /// First cookie wanted.
     pub from: U64,
+    /// 1: only entries whose cookies have the hash of `from`, which a session may see that may add names to the
+    /// directory; 0: all, which a session may see that may list the directory.
+    pub same_hash: U32,
+    /// Zero.
+    pub reserved: U32,
 }
 
-const _: () = assert!(size_of::<EntriesRequest>() == 16);
+const _: () = assert!(size_of::<EntriesRequest>() == 24);
 
 /// Head of a batch of entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -259,7 +264,7 @@ pub struct EntriesResponse {
     pub digested: Sequence,
     /// Number of entries that follow.
     pub count: U32,
-    /// 1 if the directory ends with this batch.
+    /// 1 if the directory, or the hash that was asked for, ends with this batch.
     pub end: U32,
 }
 

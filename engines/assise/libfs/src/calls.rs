@@ -233,10 +233,20 @@ impl LibFs {
         state.nodes.find(inode).and_then(|index| state.nodes.get(index).lease)
     }
 
-    pub(crate) fn entries_call(&self, inode: InodeNumber, from: Cookie) -> vfs::engine::Result<()> {
+    pub(crate) fn entries_call(
+        &self,
+        inode: InodeNumber,
+        from: Cookie,
+        same_hash: bool,
+    ) -> vfs::engine::Result<()> {
         let line = self.line()?;
         let asked_under = self.lease_of(inode);
-        let request = EntriesRequest { inode, from: U64::new(from.get()) };
+        let request = EntriesRequest {
+            inode,
+            from: U64::new(from.get()),
+            same_hash: U32::new(same_hash.into()),
+            reserved: U32::new(0),
+        };
         let mut response = Vec::new();
         match self.call(&line, CallKind::Entries, &[request.as_bytes()], &mut response)? {
             Status::Ok => {}
@@ -244,7 +254,7 @@ impl LibFs {
             Status::Sealed | Status::Invalid => return Ok(()),
             refused => return Err(error_of(refused)),
         }
-        self.learn(&line, |state| state.learn_entries(inode, from, asked_under, &response))
+        self.learn(&line, |state| state.learn_entries(inode, (from, same_hash), asked_under, &response))
     }
 
     pub(crate) fn extents_call(
@@ -386,6 +396,7 @@ impl State {
                     let file_type = FileType::of_mode(child.item.mode.get()).ok_or(Error::Response)?;
                     let target = Target { inode: child.inode, file_type };
                     directory.learn(Cookie::from_raw(cookie), name, target, parent.digested);
+                    self.entries.add(1);
                 }
                 None if Status::from_raw(head.stopped.get()) == Status::NotFound => {
                     directory.learn_absent(name, head.same_hash.get());
@@ -422,7 +433,7 @@ impl State {
     fn learn_entries(
         &mut self,
         inode: InodeNumber,
-        from: Cookie,
+        (from, same_hash): (Cookie, bool),
         asked_under: Option<Held>,
         response: &[u8],
     ) -> Result<(), Error> {
@@ -447,11 +458,14 @@ impl State {
             let target = Target { inode: entry.inode, file_type };
             directory.learn(Cookie::from_raw(cookie), name, target, head.digested);
         }
-        let to = if head.end.get() == 1 { None } else { Some(Cookie::from_raw(to)) };
-        if to == Some(from) {
-            return Err(Error::Response);
+        let ended = head.end.get() == 1;
+        match (same_hash, ended) {
+            (true, true) => directory.learn_hash(from),
+            (false, true) => directory.learn_range(from, None),
+            (false, false) if to > from.get() => directory.learn_range(from, Some(Cookie::from_raw(to))),
+            _ => return Err(Error::Response),
         }
-        directory.learn_range(from, to);
+        self.entries.add(head.count.get() as usize);
         Ok(())
     }
 
@@ -504,7 +518,8 @@ impl LibFs {
                 self.with_lease_room(|libfs| libfs.walk_call(start, &names, parent_mode))
             }
             Need::Open(inode, access) => self.with_lease_room(|libfs| libfs.open_call(inode, access)),
-            Need::Entries(inode, from) => self.entries_call(inode, from),
+            Need::Entries(inode, from) => self.entries_call(inode, from, false),
+            Need::SameHash(inode, first) => self.entries_call(inode, first, true),
             Need::Extents(inode, block, blocks) => self.extents_call(inode, block, blocks),
             Need::Segment(segment) => self.segment_call(segment),
             Need::Readlink(inode) => self.readlink_call(inode),

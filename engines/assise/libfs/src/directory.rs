@@ -2,8 +2,8 @@
 //!
 //! Knowledge comes from the area (walks, batches of entries) and from the session's own records. A place that an own
 //! record changed keeps that record's sequence; what the area says of it counts only when it contains the record.
-//! Below `complete_to` everything is known, so that a name that is not there does not exist; a directory that the
-//! session created itself is known completely from the start.
+//! In one range of cookies everything is known, so that a name that is not there does not exist; a directory that the
+//! session created itself is known completely from the start, and one in which it changes much is read whole.
 
 use format::name::COOKIE_SLOTS;
 use format::record::FileType;
@@ -12,6 +12,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Absent names that are remembered, at most, beside those that own records removed; and known hashes.
 const ABSENT_MAX: usize = 4096;
+
+/// A directory with more entries is never read whole for the sake of single names.
+const WHOLE_MAX: u64 = 1 << 16;
+
+/// Entries that one call brings, about.
+const ENTRIES_A_CALL: u64 = 512;
 
 /// An entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,8 +50,10 @@ pub(crate) enum Found {
 #[derive(Clone, Debug)]
 pub(crate) struct Directory {
     places: BTreeMap<Cookie, Place>,
-    /// Everything is known of cookies below this.
-    complete_to: u64,
+    /// Everything is known of cookies from the first to before the second.
+    known: (u64, u64),
+    /// Names that were not known when they were looked up for a change, under the present lease.
+    misses: u64,
     /// Names known to be absent, one a hash, by the first cookie of that.
     absent: BTreeMap<Cookie, Box<[u8]>>,
     /// Hashes, by their first cookies, of which all entries are known.
@@ -60,7 +68,8 @@ impl Directory {
     pub fn unknown() -> Self {
         Self {
             places: BTreeMap::new(),
-            complete_to: Cookie::START.get(),
+            known: (Cookie::START.get(), Cookie::START.get()),
+            misses: 0,
             absent: BTreeMap::new(),
             hashes: BTreeSet::new(),
         }
@@ -68,17 +77,38 @@ impl Directory {
 
     /// Known to be empty.
     pub fn empty() -> Self {
-        Self { complete_to: END, ..Self::unknown() }
+        Self { known: (Cookie::START.get(), END), ..Self::unknown() }
     }
 
-    /// Below which cookie everything is known.
-    pub fn complete_to(&self) -> Cookie {
-        Cookie::from_raw(self.complete_to)
+    /// The first cookie from one on of which nothing is known for certain; none if all is known to the end.
+    pub fn unknown_from(&self, from: Cookie) -> Option<Cookie> {
+        let (first, end) = self.known;
+        match from.get() {
+            from if from < first || from >= end => Some(Cookie::from_raw(from)),
+            _ if end == END => None,
+            _ => Some(Cookie::from_raw(end)),
+        }
     }
 
-    /// Whether everything is known.
-    pub fn is_complete(&self) -> bool {
-        self.complete_to == END
+    /// A name that is about to be changed is not known, in a directory of so many entries: where to go on reading all of
+    /// them, if that will have been less work than asking name by name. That is so when as many names were asked for one
+    /// by one as the whole takes calls.
+    pub fn read_whole(&mut self, entries: u64) -> Option<Cookie> {
+        self.misses += 1;
+        let pays = entries <= WHOLE_MAX && self.misses.saturating_mul(ENTRIES_A_CALL) >= entries;
+        if pays { self.unknown_from(Cookie::START) } else { None }
+    }
+
+    /// Number of entries, and of removals, that are kept.
+    pub fn len(&self) -> usize {
+        self.places.len()
+    }
+
+    /// Drops what the area can say again.
+    pub fn forget_digested(&mut self) {
+        let mut own = std::mem::take(&mut self.places);
+        own.retain(|_, place| place.sequence > Sequence::new(0));
+        *self = Self { places: own, ..Self::unknown() };
     }
 
     /// Looks a name up.
@@ -101,7 +131,8 @@ impl Directory {
 
     /// Whether all entries whose cookies have this hash are known.
     fn knows_hash(&self, first: Cookie) -> bool {
-        self.complete_to > last_of_hash(first) || self.hashes.contains(&first)
+        let (from, end) = self.known;
+        (from <= first.get() && end > last_of_hash(first)) || self.hashes.contains(&first)
     }
 
     /// A cookie for a name that does not exist; none if it is not known which are free.
@@ -151,18 +182,19 @@ impl Directory {
         }
     }
 
-    /// All entries of the area from `from` to before `to` were learned from a batch (`to` none: to the end).
+    /// All entries of the area from `from` to before `to` were learned from a batch (`to` none: to the end). One range is
+    /// remembered: one that does not touch it takes its place.
     pub fn learn_range(&mut self, from: Cookie, to: Option<Cookie>) {
-        let to = to.map_or(END, Cookie::get);
-        if from.get() <= self.complete_to {
-            self.complete_to = self.complete_to.max(to);
-        }
-        if from.get().is_multiple_of(COOKIE_SLOTS) && to > last_of_hash(from) {
-            self.learn_hash(from);
-        }
+        let (from, to) = (from.get(), to.map_or(END, Cookie::get));
+        let (first, end) = self.known;
+        self.known = match from {
+            from if first <= from && from <= end => (first, end.max(to)),
+            _ => (from, to),
+        };
     }
 
-    fn learn_hash(&mut self, first: Cookie) {
+    /// All entries of the area with the hash of which this is the first cookie were learned.
+    pub fn learn_hash(&mut self, first: Cookie) {
         if self.hashes.len() >= ABSENT_MAX {
             self.hashes.clear();
         }
@@ -182,7 +214,9 @@ impl Directory {
 
     /// Entries from a cookie on, as far as everything is known: cookie, name, target.
     pub fn entries(&self, from: Cookie) -> impl Iterator<Item = (Cookie, &[u8], Target)> {
-        let known = self.places.range(from..).take_while(|(cookie, _)| cookie.get() < self.complete_to);
+        let (first, end) = self.known;
+        let end = if from.get() < first { 0 } else { end };
+        let known = self.places.range(from..).take_while(move |(cookie, _)| cookie.get() < end);
         known.filter_map(|(cookie, place)| place.target.map(|target| (*cookie, &*place.name, target)))
     }
 }
@@ -221,6 +255,9 @@ mod tests {
             from: u8,
             count: usize,
         },
+        SameHash(u8),
+        /// What the area has is dropped.
+        Drop,
         Forget,
     }
 
@@ -230,6 +267,8 @@ mod tests {
             2 => (0..8u64).prop_map(Step::Digest),
             4 => (0..24u8).prop_map(Step::Walk),
             2 => (0..24u8, 1..6usize).prop_map(|(from, count)| Step::Batch { from, count }),
+            1 => (0..24u8).prop_map(Step::SameHash),
+            1 => Just(Step::Drop),
             1 => Just(Step::Forget),
         ];
         prop::collection::vec(step, 1..200)
@@ -300,9 +339,8 @@ mod tests {
                     }
                     Step::Batch { from, count } => {
                         let bytes = name(from);
-                        let from = if from < 8 { cache.complete_to() } else {
-                            Cookie::of_name(Name::new(&bytes).unwrap())
-                        };
+                        let on = cache.unknown_from(Cookie::START).filter(|_| from < 8);
+                        let from = on.unwrap_or(Cookie::of_name(Name::new(&bytes).unwrap()));
                         let batch: Vec<_> = area.range(from..).take(count).collect();
                         let end = area.range(from..).count() <= count;
                         for (cookie, (bytes, inode)) in &batch {
@@ -312,6 +350,19 @@ mod tests {
                         let to = batch.last().map_or(from, |(cookie, _)| Cookie::from_raw(cookie.get() + 1));
                         cache.learn_range(from, (!end).then_some(to));
                     }
+                    Step::SameHash(number) => {
+                        let bytes = name(number);
+                        let first = Cookie::of_name(Name::new(&bytes).unwrap());
+                        for (cookie, (bytes, inode)) in area.range(first..) {
+                            if !cookie.same_hash(first) {
+                                break;
+                            }
+                            let name = Name::new(bytes).unwrap();
+                            cache.learn(*cookie, name, target(*inode), Sequence::new(digested as u64));
+                        }
+                        cache.learn_hash(first);
+                    }
+                    Step::Drop => cache.forget_digested(),
                     Step::Forget => {
                         records[digested..].iter().for_each(|record| apply(&mut area, record));
                         digested = records.len();
@@ -329,10 +380,13 @@ mod tests {
                         (found, expected) => prop_assert!(false, "{found:?} where {expected:?} is"),
                     }
                 }
-                let known = cache.complete_to();
-                let listed: Vec<_> = cache.entries(Cookie::START).map(|(cookie, _, _)| cookie).collect();
-                let expected: Vec<_> = truth.range(Cookie::START..known.max(Cookie::START)).map(|e| *e.0).collect();
-                prop_assert_eq!(listed, expected);
+                for from in truth.keys().copied().chain([Cookie::START]) {
+                    let end = cache.unknown_from(from).map_or(END, Cookie::get);
+                    let listed: Vec<_> = cache.entries(from).map(|(cookie, _, _)| cookie.get()).collect();
+                    let expected: Vec<_> =
+                        truth.range(from..).map(|entry| entry.0.get()).filter(|cookie| *cookie < end).collect();
+                    prop_assert_eq!(listed, expected);
+                }
             }
         }
     }
@@ -363,7 +417,7 @@ mod tests {
         assert_eq!((cache.find(wanted), cache.free_cookie(wanted)), (Found::Absent, None));
         // The area still has the entry; what else has its hash is known from now on.
         cache.learn(cookie, wanted, target(5), Sequence::new(0));
-        cache.learn_range(cookie, None);
+        cache.learn_hash(cookie);
         assert_eq!((cache.find(wanted), cache.free_cookie(wanted)), (Found::Absent, Some(Ok(cookie))));
     }
 
@@ -374,7 +428,21 @@ mod tests {
         cache.learn_absent(wanted, 1);
         assert_eq!(cache.find(wanted), Found::Absent);
         assert_eq!(cache.free_cookie(wanted), None);
-        cache.learn_range(Cookie::of_name(wanted), None);
+        cache.learn_hash(Cookie::of_name(wanted));
         assert_eq!(cache.free_cookie(wanted), Some(Ok(Cookie::of_name(wanted))));
+    }
+
+    #[test]
+    fn a_directory_is_read_whole_when_that_is_less_work() {
+        let mut small = Directory::unknown();
+        assert_eq!(small.read_whole(ENTRIES_A_CALL), Some(Cookie::START));
+        let mut larger = Directory::unknown();
+        assert_eq!(larger.read_whole(3 * ENTRIES_A_CALL), None);
+        assert_eq!(larger.read_whole(3 * ENTRIES_A_CALL), None);
+        assert_eq!(larger.read_whole(3 * ENTRIES_A_CALL), Some(Cookie::START));
+        larger.learn_range(Cookie::START, Some(Cookie::from_raw(1 << 20)));
+        assert_eq!(larger.read_whole(3 * ENTRIES_A_CALL), Some(Cookie::from_raw(1 << 20)), "on from there");
+        let mut huge = Directory::unknown();
+        assert!((0..2 * WHOLE_MAX / ENTRIES_A_CALL).all(|_| huge.read_whole(WHOLE_MAX + 1).is_none()));
     }
 }

@@ -33,6 +33,8 @@ pub struct Limits {
     pub wait: Duration,
     /// Nodes that are kept in the cache when nobody uses them.
     pub nodes: usize,
+    /// Entries of directories that are kept in the cache, beside those of the directory in use.
+    pub entries: usize,
 }
 
 impl Default for Limits {
@@ -45,6 +47,7 @@ impl Default for Limits {
             log_bytes_max: 64 << 20,
             wait: Duration::from_secs(90),
             nodes: 1 << 15,
+            entries: 1 << 18,
         }
     }
 }
@@ -180,6 +183,9 @@ impl LibFs {
                 Ok(done) => {
                     let (half_full, many) =
                         (state.half_full, state.nodes.count() > state.trim_above.max(self.limits.nodes));
+                    if state.entries.exceeds(self.limits.entries) {
+                        state.forget_entries(self.limits.entries);
+                    }
                     drop(state);
                     if half_full {
                         self.relieve();

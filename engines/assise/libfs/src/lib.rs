@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 pub mod engine;
+mod entry_cache;
 pub mod error;
 pub mod session;
 pub mod share;

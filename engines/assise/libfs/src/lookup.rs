@@ -23,10 +23,23 @@ impl State {
         match self.nodes.get_mut(directory).directory().find(name) {
             Found::Entry(cookie, target) => Ok(Some((cookie, target))),
             Found::Absent => Ok(None),
-            Found::Unknown => {
-                let start = self.nodes.get(directory).inode;
-                Err(Need::Walk { start, names: vec![name.bytes().to_vec()], parent_mode: mode }.into())
-            }
+            Found::Unknown => Err(self.unknown(directory, name, mode).into()),
+        }
+    }
+
+    /// What to get for a name of which nothing is known: with a write lease, soon all entries of the directory, so that a
+    /// program that makes, renames and removes files in it needs no call for each.
+    #[cold]
+    fn unknown(&mut self, directory: NodeIndex, name: Name<'_>, mode: u8) -> Need {
+        let lists = self.session.as_ref().is_some_and(|session| {
+            access::permits(&session.credential, &self.attributes(directory), access::READ)
+        });
+        let node = self.nodes.get_mut(directory);
+        let (inode, entries) = (node.inode, node.item.size.get());
+        let changes = mode == LEASE_WRITE && node.lease.is_some_and(|held| held.write);
+        match (lists && changes).then(|| node.directory().read_whole(entries)).flatten() {
+            Some(from) => Need::Entries(inode, from),
+            None => Need::Walk { start: inode, names: vec![name.bytes().to_vec()], parent_mode: mode },
         }
     }
 
@@ -165,7 +178,7 @@ impl State {
             Some(Err(_)) => Err(Error::NoSpace.into()),
             None => {
                 let inode = self.nodes.get(directory).inode;
-                Err(Need::Entries(inode, Cookie::of_name(name)).into())
+                Err(Need::SameHash(inode, Cookie::of_name(name)).into())
             }
         }
     }

@@ -332,6 +332,7 @@ impl State {
         let node = self.nodes.get(index);
         let target = Target { inode: node.inode, file_type: apply::file_type(&node.item) };
         self.nodes.get_mut(directory).directory().put(cookie, name, target, sequence);
+        self.entries.add(1);
     }
 
     fn entry_added(
@@ -395,12 +396,10 @@ impl State {
         let directory = self.nodes.get_mut(index).directory();
         let known = directory.entries(from).take(count_max);
         batch.extend(known.map(|(cookie, name, target)| (cookie, name.into(), target)));
-        let complete_to = directory.complete_to();
-        let all = directory.is_complete() && batch.len() < count_max;
-        if batch.is_empty() && !all {
-            // What lies between is read in order, so that everything below is known.
-            let from = complete_to.max(Cookie::START);
-            return Err(Need::Entries(self.nodes.get(index).inode, from).into());
+        let unknown_from = directory.unknown_from(from.max(Cookie::START));
+        let all = unknown_from.is_none() && batch.len() < count_max;
+        if let Some(unknown_from) = unknown_from.filter(|_| batch.is_empty()) {
+            return Err(Need::Entries(self.nodes.get(index).inode, unknown_from).into());
         }
         self.validate()?;
         Ok(all)

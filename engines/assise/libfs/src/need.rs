@@ -35,6 +35,8 @@ pub(crate) enum Need {
     Open(InodeNumber, u8),
     /// Entries of a directory from a cookie on.
     Entries(InodeNumber, Cookie),
+    /// All entries of a directory whose cookies have the hash of this one, which is the first with it.
+    SameHash(InodeNumber, Cookie),
     /// Where a file's blocks lie, from one on.
     Extents(InodeNumber, u64, u64),
     /// A segment's mapping.

@@ -6,6 +6,7 @@
 //! What it then changes in the caches cannot fail.
 
 use crate::doubt::Taken;
+use crate::entry_cache::EntryCount;
 use crate::error::Error;
 use crate::files::OpenFile;
 use crate::lease_cache::LeaseCount;
@@ -177,9 +178,11 @@ pub(crate) struct State {
     /// With so many nodes the next search is worth it.
     pub trim_above: usize,
     /// Leases that the present attempt relies on.
-    used: Vec<NodeIndex>,
+    pub(crate) used: Vec<NodeIndex>,
     /// How many leases with words there are at most.
     pub leases: LeaseCount,
+    /// How many entries of directories there are at most.
+    pub entries: EntryCount,
     /// The log is being replaced: nothing is appended.
     pub log_frozen: bool,
     /// More than half of the log is in use.
@@ -213,6 +216,7 @@ impl State {
             trim_above: 0,
             used: Vec::new(),
             leases: LeaseCount::default(),
+            entries: EntryCount::default(),
             log_frozen: false,
             half_full: false,
             last_time_ns: 0,

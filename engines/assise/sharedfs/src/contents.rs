@@ -126,11 +126,16 @@ impl State {
         }
         let from = Cookie::from_raw(request.from.get());
         let mut found = self.copy.area.entries(request.inode, from, BATCH).map_err(of_area)?;
-        if !self.may_read(id, request.inode, &item) {
-            if !self.may_add(id, request.inode, &item) {
-                return Err(Status::Access);
-            }
-            // Who may add names but not list them is shown only where a name of this hash would stand.
+        let whole = found.len() < BATCH;
+        let same_hash = request.same_hash.get() == 1;
+        // A session that may add names but not list them is shown only where a name of one hash would stand.
+        let shown =
+            self.may_read(id, request.inode, &item) || (same_hash && self.may_add(id, request.inode, &item));
+        if !shown {
+            return Err(Status::Access);
+        }
+        let ended = whole || found.last().is_some_and(|entry| !entry.cookie.same_hash(from));
+        if same_hash {
             found.retain(|entry| entry.cookie.same_hash(from));
         }
         let mut bytes = vec![0; size_of::<EntriesResponse>()];
@@ -153,7 +158,7 @@ impl State {
         if count == 0 && !found.is_empty() {
             return Err(Status::Invalid);
         }
-        let end = count == found.len() && found.len() < BATCH;
+        let end = count == found.len() && if same_hash { ended } else { whole };
         // Who may list and search has met what he was shown, as if he had walked to each.
         let session = self.live(id)?;
         if access::search(&session.caller, &attributes(request.inode, &item)).is_ok() {

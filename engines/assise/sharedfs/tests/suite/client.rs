@@ -223,7 +223,7 @@ impl Client {
     }
 
     pub fn entries(&self, inode: InodeNumber) -> Result<Vec<(Vec<u8>, InodeNumber)>, Status> {
-        let request = EntriesRequest { inode, from: 0.into() };
+        let request = EntriesRequest { inode, from: 0.into(), same_hash: 0.into(), reserved: 0.into() };
         let body = self.call(CallKind::Entries, &[request.as_bytes()])?;
         let (head, mut rest) = split::<EntriesResponse>(&body).unwrap();
         let mut found = Vec::new();

@@ -1,0 +1,158 @@
+//! Directories that another program made: how many calls it costs to work in them, and how much of them is kept.
+
+mod assise_local;
+
+use assise_local::trees::{at, process};
+use assise_local::{Local, Node, sharedfs_area, tiny};
+use format::call::CallKind;
+use libfs::Limits;
+use sharedfs::Config;
+use std::sync::Arc;
+use vfs::Caller;
+use vfs::conformance::{Actor, Answer, Call};
+
+const USER: u32 = 7;
+
+fn roomy() -> Config {
+    let area = sharedfs_area(1 << 16);
+    Config { log_bytes: 4 << 20, log_bytes_max: 4 << 20, lease_words: 4096, area, ..tiny() }
+}
+
+fn done(actor: &mut dyn Actor, call: &Call) -> Answer {
+    let answer = actor.call(call);
+    assert!(!matches!(answer, Answer::Failed(_)), "{call:?}: {answer:?}");
+    answer
+}
+
+fn make(actor: &mut dyn Actor, path: &str) {
+    done(actor, &Call::Open { slot: 0, path: at(path), flags: 0o102, mode: 0o666 });
+    done(actor, &Call::Close(0));
+}
+
+fn user() -> Caller {
+    Caller { uid: USER, gid: USER, groups: vec![] }
+}
+
+fn become_user(actor: &mut dyn Actor) {
+    done(actor, &Call::User { uid: USER, gid: USER, groups: vec![] });
+}
+
+/// Folders of that mode with files, made by a program of the user that has ended.
+fn made_by_another(node: &Arc<Node>, folders: usize, files: usize, mode: u32) {
+    let (libfs, _) = node.attach(Caller::ROOT, Limits::default());
+    done(&mut process(Arc::new(libfs), 8), &Call::Chmod { path: at("."), mode: 0o777 });
+    let (libfs, local) = node.attach(user(), Limits::default());
+    let mut maker = process(Arc::new(libfs), 9);
+    become_user(&mut maker);
+    for folder in 0..folders {
+        done(&mut maker, &Call::Mkdir { path: at(&format!("d{folder}")), mode: 0o777 });
+        for file in 0..files {
+            make(&mut maker, &format!("d{folder}/f{file:04}"));
+        }
+        done(&mut maker, &Call::Chmod { path: at(&format!("d{folder}")), mode });
+    }
+    drop(maker);
+    if let Some(daemon) = node.daemon() {
+        daemon.end(local.session());
+    }
+}
+
+/// The names in a folder.
+fn names(actor: &mut dyn Actor, folder: &str) -> Vec<String> {
+    let answer = done(actor, &Call::List(at(folder)));
+    let Answer::Names(names) = answer else { panic!("{answer:?} is no listing") };
+    names.into_iter().filter(|name| !name.starts_with('.')).collect()
+}
+
+fn lookups(local: &Local) -> u64 {
+    [CallKind::Walk, CallKind::Entries, CallKind::Lease].iter().map(|kind| local.counts.of(*kind)).sum()
+}
+
+/// Making, renaming and removing in a folder that another program made.
+#[test]
+fn new_names_in_a_folder_of_another_program_cost_no_call_each() {
+    const OLD: usize = 1500;
+    const NEW: usize = 600;
+    let node = Node::new(roomy());
+    made_by_another(&node, 1, OLD, 0o777);
+    let (libfs, local) = node.attach(Caller::ROOT, Limits::default());
+    let mut program = process(Arc::new(libfs), 1);
+    done(&mut program, &Call::Stat { path: at("d0"), follow: true });
+    let before = lookups(&local);
+    for file in 0..NEW {
+        make(&mut program, &format!("d0/n{file}"));
+        done(
+            &mut program,
+            &Call::Rename { from: at(&format!("d0/n{file}")), to: at(&format!("d0/m{file}")), flags: 0 },
+        );
+    }
+    for file in (0..NEW).step_by(2) {
+        done(&mut program, &Call::Unlink(at(&format!("d0/m{file}"))));
+    }
+    let calls = lookups(&local) - before;
+    assert!(calls <= NEW as u64 / 64, "{calls} calls for {NEW} files");
+    assert_eq!(names(&mut program, "d0").len(), OLD + NEW / 2);
+    node.tidy();
+}
+
+/// A program that lost the folder to another one asks for single names again, and reads it whole again only if it goes on.
+#[test]
+fn two_programs_in_one_folder_see_what_the_other_made() {
+    const FILES: usize = 200;
+    let node = Node::new(roomy());
+    made_by_another(&node, 1, FILES, 0o777);
+    let mut programs: Vec<_> =
+        (0..2).map(|id| process(Arc::new(node.attach(Caller::ROOT, Limits::default()).0), id)).collect();
+    for round in 0..40 {
+        for (id, program) in programs.iter_mut().enumerate() {
+            for file in 0..=round % 4 {
+                make(program, &format!("d0/of-{id}-{round}-{file}"));
+            }
+            let theirs = at(&format!("d0/of-{}-{round}-0", 1 - id));
+            let found = program.call(&Call::Stat { path: theirs, follow: true });
+            assert_eq!(matches!(found, Answer::Failed(_)), id == 0, "round {round}: {found:?}");
+        }
+    }
+    let made: usize = (0..40).map(|round| 2 * (round % 4 + 1)).sum();
+    assert_eq!(names(&mut programs[0], "d0").len(), FILES + made);
+    node.tidy();
+}
+
+/// Its own change of the mode is not in the area yet when the program lists the folder.
+#[test]
+fn a_folder_that_was_just_made_readable_shows_its_entries() {
+    let node = Node::new(roomy());
+    made_by_another(&node, 1, 10, 0o300);
+    let (libfs, _) = node.attach(user(), Limits::default());
+    let mut program = process(Arc::new(libfs), 1);
+    become_user(&mut program);
+    make(&mut program, "d0/new");
+    make(&mut program, "d0/newer");
+    assert!(matches!(program.call(&Call::List(at("d0"))), Answer::Failed(_)));
+    done(&mut program, &Call::Chmod { path: at("d0"), mode: 0o700 });
+    make(&mut program, "d0/newest");
+    assert_eq!(names(&mut program, "d0").len(), 13);
+    node.tidy();
+}
+
+/// What is kept of folders that are not in use is bounded, and what was forgotten is asked for again.
+#[test]
+fn entries_beyond_the_cache_are_forgotten_and_read_again() {
+    const FOLDERS: usize = 20;
+    const FILES: usize = 50;
+    let node = Node::new(roomy());
+    made_by_another(&node, FOLDERS, FILES, 0o777);
+    for (entries, again) in [(1 << 16, false), (FILES * 4, true)] {
+        let (libfs, local) = node.attach(Caller::ROOT, Limits { entries, ..Limits::default() });
+        let mut program = process(Arc::new(libfs), 1);
+        let all = |program: &mut dyn Actor| {
+            (0..FOLDERS).for_each(|folder| assert_eq!(names(program, &format!("d{folder}")).len(), FILES));
+        };
+        all(&mut program);
+        let first = local.counts.of(CallKind::Entries);
+        all(&mut program);
+        let second = local.counts.of(CallKind::Entries) - first;
+        assert_eq!(second > 0, again, "{second} calls for entries that were read before");
+    }
+    node.tidy();
+}
