@@ -449,14 +449,12 @@ fn walk_body(start: u64, names: &[&[u8]]) -> Vec<u8> {
         names: (names.len() as u16).into(),
         last_mode: LEASE_READ,
         parent_mode: LEASE_READ,
-        reserved: 0.into(),
+        ahead: u16::MAX.into(),
+        ahead_mode: LEASE_WRITE,
+        reserved: 0,
     };
-    let mut body = head.as_bytes().to_vec();
-    for name in names {
-        body.push(name.len() as u8);
-        body.extend_from_slice(name);
-    }
-    body
+    let names = names.iter().flat_map(|name| [&[name.len() as u8], *name].concat());
+    head.as_bytes().iter().copied().chain(names).collect()
 }
 
 fn shows_nothing(what: &str, bytes: &[u8]) {

@@ -156,3 +156,79 @@ fn entries_beyond_the_cache_are_forgotten_and_read_again() {
     }
     node.tidy();
 }
+
+/// Calls of a kind that looks something up, for what was done.
+fn lookups_for(local: &Local, act: impl FnOnce()) -> u64 {
+    let before = lookups(local);
+    act();
+    lookups(local) - before
+}
+
+/// A program that goes through a folder of another one: `stat` or `unlink` of all, in the order of the entries or another.
+#[test]
+fn going_through_a_folder_costs_a_call_for_many_entries() {
+    const FILES: usize = 1024;
+    let node = Node::new(roomy());
+    made_by_another(&node, 4, FILES, 0o777);
+    for (folder, (sorted, stats, removes)) in
+        [(false, true, false), (true, true, true), (false, false, true), (true, false, true)]
+            .into_iter()
+            .enumerate()
+    {
+        let (libfs, local) = node.attach(Caller::ROOT, Limits::default());
+        let mut program = process(Arc::new(libfs), 1);
+        let folder = format!("d{folder}");
+        let calls = lookups_for(&local, || {
+            let mut found = names(&mut program, &folder);
+            if sorted {
+                found.sort();
+            }
+            let path = |name: &String| at(&format!("{folder}/{}", name.split(':').next().unwrap_or(name)));
+            for name in found.iter().filter(|_| stats) {
+                done(&mut program, &Call::Stat { path: path(name), follow: false });
+            }
+            for name in found.iter().filter(|_| removes) {
+                done(&mut program, &Call::Unlink(path(name)));
+            }
+        });
+        let passes = u64::from(stats) + u64::from(removes);
+        let calls_max = passes * FILES as u64 / 64;
+        assert!(calls <= calls_max, "{calls} calls where {calls_max} are enough, sorted {sorted}");
+        assert_eq!(names(&mut program, &folder).len(), if removes { 0 } else { FILES });
+    }
+    node.tidy();
+}
+
+/// Leases ahead are taken from nobody: another program goes on with what it holds, and writes.
+#[test]
+fn looking_ahead_takes_nothing_from_another_program() {
+    const FILES: usize = 200;
+    let node = Node::new(roomy());
+    made_by_another(&node, 1, FILES, 0o777);
+    let (libfs, other) = node.attach(Caller::ROOT, Limits::default());
+    let mut writer = process(Arc::new(libfs), 1);
+    for file in (0..FILES).step_by(2) {
+        let path = at(&format!("d0/f{file:04}"));
+        done(&mut writer, &Call::Open { slot: 0, path, flags: 2, mode: 0 });
+        done(&mut writer, &Call::Pwrite { slot: 0, offset: 0, data: vec![1; 10] });
+        done(&mut writer, &Call::Close(0));
+    }
+    let (libfs, _) = node.attach(Caller::ROOT, Limits::default());
+    let mut reader = process(Arc::new(libfs), 2);
+    for name in names(&mut reader, "d0").iter().take(20) {
+        let name = name.split(':').next().unwrap_or(name);
+        let number: usize = name[1..].parse().expect("a number");
+        if number % 2 == 1 {
+            done(&mut reader, &Call::Stat { path: at(&format!("d0/{name}")), follow: false });
+        }
+    }
+    let leases = lookups_for(&other, || {
+        for file in (0..FILES).step_by(2) {
+            let path = at(&format!("d0/f{file:04}"));
+            done(&mut writer, &Call::Chmod { path, mode: 0o600 });
+        }
+    });
+    // The folder itself is read by both.
+    assert!(leases <= 2, "{leases} calls for leases that nobody had to take");
+    node.tidy();
+}

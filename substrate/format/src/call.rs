@@ -20,6 +20,9 @@ pub const RENAME_UNIT: InodeNumber = InodeNumber::new(u64::MAX);
 /// Units that one lease request takes: a rename between directories touches five.
 pub const LEASE_UNITS_MAX: usize = 8;
 
+/// Leases that a walk brings beside those on its way, at most.
+pub const AHEAD_MAX: usize = 256;
+
 /// Leases that one call gives back.
 pub const RELEASE_UNITS_MAX: usize = 512;
 
@@ -27,7 +30,8 @@ pub const RELEASE_UNITS_MAX: usize = 512;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u16)]
 pub enum CallKind {
-    /// [`WalkRequest`], then names (a length byte each). Response: [`WalkResponse`], then [`NodeReply`]s.
+    /// [`WalkRequest`], then names (a length byte each). Response: [`WalkResponse`], then [`NodeReply`]s: those on the way,
+    /// and of entries from the last one on.
     Walk = 1,
     /// [`LeaseRequest`]. Response: as many [`NodeReply`]s.
     Lease = 2,
@@ -134,8 +138,13 @@ pub struct WalkRequest {
     pub last_mode: u8,
     /// Same for the directory that holds the last name.
     pub parent_mode: u8,
+    /// Leases wanted on entries of that directory from the last name on, at most [`AHEAD_MAX`]: those that are free, so that
+    /// a program that goes through the directory makes no call for each.
+    pub ahead: U16,
+    /// `LEASE_READ` or `LEASE_WRITE`: those leases.
+    pub ahead_mode: u8,
     /// Zero.
-    pub reserved: U32,
+    pub reserved: u8,
 }
 
 const _: () = assert!(size_of::<WalkRequest>() == 16);
@@ -144,7 +153,7 @@ const _: () = assert!(size_of::<WalkRequest>() == 16);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct WalkResponse {
-    /// Nodes that follow: the start, then one for each name that was found.
+    /// Nodes of the way: the start, then one for each name that was found. All others lie ahead.
     pub nodes: U16,
     /// Why it stopped: 0 at the end, else an [`crate::call::Status`].
     pub stopped: U16,

@@ -61,6 +61,9 @@ impl Default for Limits {
 pub enum Event {
     /// A session wants leases, all at once. The ticket is new.
     Request { ticket: Ticket, session: SessionId, wants: Vec<Want> },
+    /// A session takes of these leases those that it lacks and that are free: nothing is asked back for it, and nobody
+    /// who waits is overtaken. Answered at once by the grants, which may be none.
+    RequestFree { ticket: Ticket, session: SessionId, wants: Vec<Want> },
     /// A session drew this inode from its own range: it has held it for writing from the start, under the version
     /// that its log was opened with. Said when somebody asks for the unit, before that request.
     Created { session: SessionId, unit: InodeNumber, version: LeaseVersion },
@@ -83,7 +86,8 @@ pub enum Event {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "a session, a unit, a ticket, a version: the types say it")]
 pub enum Effect {
-    /// The request is granted; one version for each unit, in the order of the inode numbers.
+    /// The request is granted: one version for each of its units, or for each that was free, in the order of the inode
+    /// numbers.
     Grant { ticket: Ticket, session: SessionId, grants: Vec<(Want, LeaseVersion)> },
     /// Get the holder out of this lease, digest what it wrote under it, then report `Revoked`.
     Revoke { session: SessionId, unit: InodeNumber, version: LeaseVersion },
@@ -124,6 +128,10 @@ pub struct Leases {
     units: BTreeMap<InodeNumber, Unit>,
     requests: BTreeMap<Ticket, Request>,
     held: BTreeMap<SessionId, BTreeSet<InodeNumber>>,
+    /// Units at which requests wait.
+    waited_for: BTreeSet<InodeNumber>,
+    /// Requests that wait, by session.
+    waiting: BTreeMap<SessionId, BTreeSet<Ticket>>,
 }
 
 impl Leases {
@@ -135,6 +143,8 @@ impl Leases {
             units: BTreeMap::new(),
             requests: BTreeMap::new(),
             held: BTreeMap::new(),
+            waited_for: BTreeSet::new(),
+            waiting: BTreeMap::new(),
         }
     }
 
@@ -161,6 +171,10 @@ impl Leases {
             Event::Request { ticket, session, wants } => {
                 self.request(ticket, session, wants, now, &mut effects)
             }
+            Event::RequestFree { ticket, session, wants } => {
+                let grants = self.grant_free(session, wants, now);
+                effects.push(Effect::Grant { ticket, session, grants });
+            }
             Event::Created { session, unit, version } => self.created(session, unit, version),
             Event::Revoked { session, unit } | Event::Released { session, unit } => {
                 self.end_holder(session, unit, &mut effects);
@@ -173,13 +187,8 @@ impl Leases {
             }
             Event::Ended { session } => self.end_session(session, now, &mut effects),
             Event::Tick => {
-                let waiting: Vec<_> = self
-                    .units
-                    .iter()
-                    .filter(|(_, unit)| !unit.waiting.is_empty())
-                    .map(|(key, _)| *key)
-                    .collect();
-                self.settle_units(waiting, now, &mut effects);
+                let waited_for: Vec<_> = self.waited_for.iter().copied().collect();
+                self.settle_units(waited_for, now, &mut effects);
             }
         }
         effects
@@ -207,11 +216,37 @@ impl Leases {
         }
         for want in &wants {
             self.units.entry(want.unit).or_default().waiting.push_back(ticket);
+            self.waited_for.insert(want.unit);
         }
+        self.waiting.entry(session).or_default().insert(ticket);
         let units: Vec<_> = wants.iter().map(|want| want.unit).collect();
         let previous = self.requests.insert(ticket, Request { session, wants });
         assert!(previous.is_none(), "a ticket is used once");
         self.settle_units(units, now, effects);
+    }
+
+    fn grant_free(
+        &mut self,
+        session: SessionId,
+        mut wants: Vec<Want>,
+        now: Nanoseconds,
+    ) -> Vec<(Want, LeaseVersion)> {
+        wants.sort_by_key(|want| (want.unit, std::cmp::Reverse(want.mode)));
+        wants.dedup_by_key(|want| want.unit);
+        let mut grants = Vec::with_capacity(wants.len());
+        for want in wants {
+            let empty = Unit::default();
+            let unit = self.units.get(&want.unit).unwrap_or(&empty);
+            let own = unit.holders.iter().find(|holder| holder.session == session);
+            let lacks = own.is_none_or(|own| own.mode < want.mode);
+            let excluded =
+                unit.holders.iter().any(|holder| self.stands_in_the_way(holder, session, want.mode));
+            let room = own.is_some() || self.count(session) < self.limits.leases_max;
+            if lacks && room && !excluded && unit.waiting.is_empty() {
+                grants.push((want, self.grant_one(session, want, now)));
+            }
+        }
+        grants
     }
 
     fn created(&mut self, session: SessionId, unit: InodeNumber, version: LeaseVersion) {
@@ -251,13 +286,7 @@ impl Leases {
         for unit in touched.clone() {
             self.end_holder(session, unit, effects);
         }
-        let tickets: Vec<_> = self
-            .requests
-            .iter()
-            .filter(|(_, request)| request.session == session)
-            .map(|(key, _)| *key)
-            .collect();
-        for ticket in tickets {
+        for ticket in self.waiting.get(&session).cloned().unwrap_or_default() {
             touched.extend(self.forget_request(ticket));
         }
         self.settle_units(touched, now, effects);
@@ -269,6 +298,15 @@ impl Leases {
         for key in &units {
             if let Some(unit) = self.units.get_mut(key) {
                 unit.waiting.retain(|other| *other != ticket);
+                if unit.waiting.is_empty() {
+                    self.waited_for.remove(key);
+                }
+            }
+        }
+        if let Some(tickets) = self.waiting.get_mut(&request.session) {
+            tickets.remove(&ticket);
+            if tickets.is_empty() {
+                self.waiting.remove(&request.session);
             }
         }
         units
@@ -386,9 +424,19 @@ impl Leases {
             }
             assert!(!unit.holders.is_empty() || !unit.waiting.is_empty(), "{key:?} is kept for nobody");
             for ticket in &unit.waiting {
-                assert!(self.requests.contains_key(ticket), "{key:?} is waited for by no request");
+                let request = self.requests.get(ticket).expect("a unit is waited for by a request");
+                assert!(
+                    self.waiting[&request.session].contains(ticket),
+                    "{ticket:?} is not in its session's list"
+                );
             }
+            let listed = self.waited_for.contains(key);
+            assert_eq!(listed, !unit.waiting.is_empty(), "{key:?} in the list of those waited for");
         }
+        let waiting: usize = self.waiting.values().map(BTreeSet::len).sum();
+        assert_eq!(waiting, self.requests.len(), "requests by session");
+        let known = |key: &InodeNumber| self.units.contains_key(key);
+        assert!(self.waited_for.iter().all(known), "a unit that is gone is waited for");
         for (session, units) in &self.held {
             for key in units {
                 let holders = &self.units[key].holders;
@@ -543,6 +591,39 @@ mod tests {
         assert_eq!(granted(&leases.step(101, Event::Released { session, unit })), [2]);
     }
 
+    fn ask_free(leases: &mut Leases, ticket: u64, session: u64, wants: &[Want]) -> Vec<u64> {
+        let event =
+            Event::RequestFree { ticket: Ticket(ticket), session: SessionId(session), wants: wants.to_vec() };
+        match &leases.step(1000, event)[..] {
+            [Effect::Grant { grants, .. }] => grants.iter().map(|(want, _)| want.unit.get()).collect(),
+            other => panic!("answered at once: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn what_is_asked_for_if_it_is_free_takes_nothing_from_others() {
+        let mut leases = table();
+        ask(&mut leases, 0, 1, 1, &[want(5, Mode::Read), want(6, Mode::Write)]);
+        // Somebody waits for the seventh, which a third one reads.
+        ask(&mut leases, 0, 2, 3, &[want(7, Mode::Read)]);
+        ask(&mut leases, 0, 3, 4, &[want(7, Mode::Write)]);
+        let read: Vec<_> = (5..9).map(|unit| want(unit, Mode::Read)).collect();
+        assert_eq!(ask_free(&mut leases, 4, 2, &read), [5, 8]);
+        assert_eq!(ask_free(&mut leases, 5, 2, &read), [0; 0], "held already");
+        let write: Vec<_> = (5..9).map(|unit| want(unit, Mode::Write)).collect();
+        assert_eq!(ask_free(&mut leases, 6, 2, &write), [8], "another one reads the fifth");
+        leases.assert_invariants();
+    }
+
+    #[test]
+    fn no_more_is_given_than_a_session_may_hold() {
+        let mut leases = Leases::new(Limits { leases_max: 3, ..Limits::default() }, FIRST);
+        let wants: Vec<_> = (1..9).map(|unit| want(unit, Mode::Read)).collect();
+        assert_eq!(ask_free(&mut leases, 1, 1, &wants), [1, 2, 3]);
+        let write: Vec<_> = (1..9).map(|unit| want(unit, Mode::Write)).collect();
+        assert_eq!(ask_free(&mut leases, 2, 1, &write), [1, 2, 3], "those that it has may be raised");
+    }
+
     #[test]
     fn an_inode_of_an_own_range_is_asked_back_like_any_other() {
         let mut leases = table();
@@ -583,11 +664,15 @@ mod tests {
                         Event::Revoked { session, unit }
                     }
                     _ => {
-                        let ticket = Ticket(number as u64);
-                        open.insert(ticket, SessionId(session));
+                        let (ticket, session) = (Ticket(number as u64), SessionId(session));
+                        open.insert(ticket, session);
                         let mode = |bit: u64| if bits >> bit & 1 == 0 { Mode::Read } else { Mode::Write };
                         let wants = (0..units as u64).map(|i| want((unit + i * 2) % 6, mode(i))).collect();
-                        Event::Request { ticket, session: SessionId(session), wants }
+                        if action == 5 {
+                            Event::RequestFree { ticket, session, wants }
+                        } else {
+                            Event::Request { ticket, session, wants }
+                        }
                     }
                 };
                 if let Event::Ended { session } = event {

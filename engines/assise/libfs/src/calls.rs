@@ -5,7 +5,7 @@ use crate::directory::Target;
 use crate::engine::LibFs;
 use crate::error::Error;
 use crate::files::GivenBack;
-use crate::need::Need;
+use crate::need::{Need, Walk};
 use crate::nodes::{Body, NodeIndex};
 use crate::session::Link;
 use crate::state::State;
@@ -131,20 +131,17 @@ impl LibFs {
         }
     }
 
-    pub(crate) fn walk_call(
-        &self,
-        start: InodeNumber,
-        names: &[Vec<u8>],
-        parent_mode: u8,
-    ) -> vfs::engine::Result<()> {
-        let names = &names[..names.len().min(WALK_NAMES_MAX)];
+    pub(crate) fn walk_call(&self, walk: &Walk) -> vfs::engine::Result<()> {
+        let names = &walk.names[..walk.names.len().min(WALK_NAMES_MAX)];
         let line = self.line()?;
         let request = WalkRequest {
-            start,
+            start: walk.start,
             names: U16::new(names.len() as u16),
             last_mode: LEASE_READ,
-            parent_mode,
-            reserved: U32::new(0),
+            parent_mode: walk.parent_mode,
+            ahead: U16::new(walk.ahead),
+            ahead_mode: walk.ahead_mode,
+            reserved: 0,
         };
         let mut encoded = Vec::new();
         for name in names {
@@ -164,7 +161,13 @@ impl LibFs {
             for _ in 0..head.nodes.get() {
                 nodes.push(take(&mut rest)?);
             }
-            state.learn_walk(&nodes, names, &head)
+            state.learn_walk(&nodes, names, &head)?;
+            while !rest.is_empty() {
+                let index = state.learn_node(&take(&mut rest)?)?;
+                // The first to go back if it is not used.
+                state.nodes.get_mut(index).recent = false;
+            }
+            Ok(())
         })?;
         match Status::from_raw(head.stopped.get()) {
             Status::Ok | Status::NotFound | Status::Symlink => Ok(()),
@@ -353,6 +356,9 @@ impl State {
         if reply.digested < node.changed || older_than_caches {
             // Own records that the answer does not contain changed it since: what is cached is newer. An attempt
             // that lacks something still asks again.
+            if !own && node.lease.is_none_or(|held| held.word != lease.word) {
+                self.leases.add_stray(reply.inode);
+            }
             return Ok(index);
         }
         // Raising a lease gives it another generation; nobody changed the inode in between if it has seen the same.
@@ -514,9 +520,7 @@ impl LibFs {
             Need::LogReplaced => self.wait_while(|state| state.log_frozen),
             Need::GivenBack(inode) => self.wait_while(|state| state.is_given_back(inode)),
             Need::Leases(units) => self.with_lease_room(|libfs| libfs.get_leases(&units)),
-            Need::Walk { start, names, parent_mode } => {
-                self.with_lease_room(|libfs| libfs.walk_call(start, &names, parent_mode))
-            }
+            Need::Walk(walk) => self.with_lease_room(|libfs| libfs.walk_call(&walk)),
             Need::Open(inode, access) => self.with_lease_room(|libfs| libfs.open_call(inode, access)),
             Need::Entries(inode, from) => self.entries_call(inode, from, false),
             Need::SameHash(inode, first) => self.entries_call(inode, first, true),

@@ -5,6 +5,7 @@
 //! In one range of cookies everything is known, so that a name that is not there does not exist; a directory that the
 //! session created itself is known completely from the start, and one in which it changes much is read whole.
 
+use format::call::AHEAD_MAX;
 use format::name::COOKIE_SLOTS;
 use format::record::FileType;
 use format::{Cookie, InodeNumber, Name, Sequence};
@@ -15,6 +16,12 @@ const ABSENT_MAX: usize = 4096;
 
 /// A directory with more entries is never read whole for the sake of single names.
 const WHOLE_MAX: u64 = 1 << 16;
+
+/// A directory with more entries is one of which a program that has read it may need few.
+const AHEAD_WHOLE_MAX: u64 = 1 << 12;
+
+/// How many times more leases are asked for ahead each time; and at the first time.
+const AHEAD_GROWTH: u16 = 8;
 
 /// Entries that one call brings, about.
 const ENTRIES_A_CALL: u64 = 512;
@@ -54,6 +61,9 @@ pub(crate) struct Directory {
     known: (u64, u64),
     /// Names that were not known when they were looked up for a change, under the present lease.
     misses: u64,
+    /// For how many entries leases were asked for ahead the last time, and from which entry on to which.
+    ahead: u16,
+    ahead_places: (Cookie, Cookie),
     /// Names known to be absent, one a hash, by the first cookie of that.
     absent: BTreeMap<Cookie, Box<[u8]>>,
     /// Hashes, by their first cookies, of which all entries are known.
@@ -70,6 +80,8 @@ impl Directory {
             places: BTreeMap::new(),
             known: (Cookie::START.get(), Cookie::START.get()),
             misses: 0,
+            ahead: 0,
+            ahead_places: (Cookie::START, Cookie::START),
             absent: BTreeMap::new(),
             hashes: BTreeSet::new(),
         }
@@ -97,6 +109,34 @@ impl Directory {
         self.misses += 1;
         let pays = entries <= WHOLE_MAX && self.misses.saturating_mul(ENTRIES_A_CALL) >= entries;
         if pays { self.unknown_from(Cookie::START) } else { None }
+    }
+
+    /// A lease is lacking on what the entry here stands for, in a directory of so many: for how many of the entries after
+    /// it leases are asked for as well. More each time, as long as a program goes on in the order of the entries, or has
+    /// read all of a directory that is not large: then it often goes through it in another order. None for the same entry
+    /// again.
+    pub fn ahead(&mut self, at: Cookie, entries: u64) -> u16 {
+        let (first, end) = self.known;
+        let (from, to) = self.ahead_places;
+        if at == from {
+            return 0;
+        }
+        let listed = (first..end).contains(&at.get());
+        let skipped = || self.standing(to.min(at)).take_while(|cookie| *cookie < at).take(AHEAD_MAX).count();
+        let follows = at > from && skipped() < AHEAD_MAX;
+        let read = self.known == (Cookie::START.get(), END) && entries <= AHEAD_WHOLE_MAX;
+        self.ahead = match listed && (follows || read) {
+            true => (self.ahead * AHEAD_GROWTH).clamp(AHEAD_GROWTH, AHEAD_MAX as u16),
+            false => 0,
+        };
+        let end = self.standing(at).nth(usize::from(self.ahead) + 1);
+        self.ahead_places = (at, end.unwrap_or(Cookie::from_raw(END)));
+        self.ahead
+    }
+
+    /// Where entries stand, from a cookie on.
+    fn standing(&self, from: Cookie) -> impl Iterator<Item = Cookie> {
+        self.places.range(from..).filter(|(_, place)| place.target.is_some()).map(|(cookie, _)| *cookie)
     }
 
     /// Number of entries, and of removals, that are kept.

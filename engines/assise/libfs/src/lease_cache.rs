@@ -11,12 +11,12 @@ use crate::engine::LibFs;
 use crate::nodes::NodeIndex;
 use crate::state::State;
 use format::InodeNumber;
-use format::call::{CallKind, LEASE_UNITS_MAX, RELEASE_UNITS_MAX, WALK_NAMES_MAX};
+use format::call::{AHEAD_MAX, CallKind, LEASE_UNITS_MAX, RELEASE_UNITS_MAX, WALK_NAMES_MAX};
 use format::session::WORD_OWN_RANGE;
 use zerocopy::IntoBytes;
 
 /// Words that stay free for what one call may bring: a walk, and a lease request of another thread.
-const SPARE: usize = WALK_NAMES_MAX + LEASE_UNITS_MAX;
+const SPARE: usize = WALK_NAMES_MAX + AHEAD_MAX + LEASE_UNITS_MAX;
 
 /// One part of so many goes back at once.
 const PART: usize = 8;
@@ -36,6 +36,12 @@ impl LeaseCount {
     /// A lease with a word of its own came.
     pub fn add(&mut self) {
         self.at_most += 1;
+    }
+
+    /// A lease came that nothing here needs.
+    pub fn add_stray(&mut self, inode: InodeNumber) {
+        self.at_most += 1;
+        self.stray.push(inode);
     }
 
     /// A session without leases begins.

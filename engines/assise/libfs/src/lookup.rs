@@ -2,7 +2,7 @@
 
 use crate::apply;
 use crate::directory::{Found, Target};
-use crate::need::{Need, Step};
+use crate::need::{Need, Step, Stop, Walk};
 use crate::nodes::NodeIndex;
 use crate::state::{Session, State};
 use format::call::{LEASE_READ, LEASE_WRITE};
@@ -39,7 +39,7 @@ impl State {
         let changes = mode == LEASE_WRITE && node.lease.is_some_and(|held| held.write);
         match (lists && changes).then(|| node.directory().read_whole(entries)).flatten() {
             Some(from) => Need::Entries(inode, from),
-            None => Need::Walk { start: inode, names: vec![name.bytes().to_vec()], parent_mode: mode },
+            None => Need::Walk(Walk::new(inode, vec![name.bytes().to_vec()], mode)),
         }
     }
 
@@ -53,12 +53,40 @@ impl State {
     ) -> Step<NodeIndex> {
         let index = self.nodes.enter(inode);
         if !self.holds(index, LEASE_READ)? {
-            let start = self.nodes.get(directory).inode;
-            let names = vec![name.bytes().to_vec()];
-            return Err(Need::Walk { start, names, parent_mode: LEASE_WRITE }.into());
+            return Err(Need::Walk(self.walk_to(directory, name, LEASE_WRITE)).into());
         }
         self.hold(index, LEASE_READ)?;
         Ok(index)
+    }
+
+    fn walk_to(&self, directory: NodeIndex, name: Name<'_>, parent_mode: u8) -> Walk {
+        Walk::new(self.nodes.get(directory).inode, vec![name.bytes().to_vec()], parent_mode)
+    }
+
+    /// [`Self::entry_node`] of an entry that is about to be removed. A program that removes one name of a directory often
+    /// removes the next ones: the leases for that come along, those that are free.
+    pub(crate) fn removed_node(
+        &mut self,
+        directory: NodeIndex,
+        (cookie, name): (Cookie, Name<'_>),
+        inode: InodeNumber,
+    ) -> Step<NodeIndex> {
+        let index = self.nodes.enter(inode);
+        if !self.holds(index, LEASE_WRITE)? {
+            let ahead = self.ahead_of(directory, cookie);
+            if ahead > 0 {
+                let walk = self.walk_to(directory, name, LEASE_WRITE);
+                return Err(Need::Walk(walk.ahead(ahead, LEASE_WRITE)).into());
+            }
+        }
+        self.entry_node(directory, name, inode)
+    }
+
+    /// For how many entries after this one of a directory leases are asked for as well.
+    fn ahead_of(&mut self, directory: NodeIndex, cookie: Cookie) -> u16 {
+        let node = self.nodes.get_mut(directory);
+        let entries = node.item.size.get();
+        node.directory().ahead(cookie, entries)
     }
 
     /// Whether an attempt may append in this user's name: a session's records are its user's, and a process may have become
@@ -102,6 +130,7 @@ impl State {
                 ended = Some(error);
                 break;
             }
+            let mut cookie = None;
             let next = match step {
                 WalkStep::Parent if self.nodes.get(here).inode == InodeNumber::ROOT => break,
                 // The directory above a removed one may be gone as well.
@@ -111,9 +140,12 @@ impl State {
                 }
                 WalkStep::Parent => Some(self.nodes.get(here).item.parent),
                 WalkStep::Child(name) => match self.nodes.get_mut(here).directory().find(*name) {
-                    Found::Entry(_, target) => Some(target.inode),
+                    Found::Entry(found, target) => {
+                        cookie = Some(found);
+                        Some(target.inode)
+                    }
                     Found::Absent => None,
-                    Found::Unknown => return Err(self.walk_need(here, &steps[taken..])),
+                    Found::Unknown => return Err(self.walk_need(here, &steps[taken..], None)),
                 },
             };
             let Some(next) = next else {
@@ -122,7 +154,7 @@ impl State {
             };
             let next = self.nodes.enter(next);
             if !self.holds(next, LEASE_READ)? {
-                return Err(self.walk_need(here, &steps[taken..]));
+                return Err(self.walk_need(here, &steps[taken..], cookie));
             }
             self.hold(next, LEASE_READ)?;
             met.push(next);
@@ -135,13 +167,19 @@ impl State {
         Ok((met, ended))
     }
 
-    fn walk_need(&self, here: NodeIndex, steps: &[WalkStep<'_>]) -> crate::need::Stop {
+    /// The rest of a walk; `cookie` is that of its first name, if it is known.
+    #[cold]
+    fn walk_need(&mut self, here: NodeIndex, steps: &[WalkStep<'_>], cookie: Option<Cookie>) -> Stop {
+        let ahead = match cookie {
+            Some(cookie) if steps.len() == 1 => self.ahead_of(here, cookie),
+            _ => 0,
+        };
         let names = steps.iter().map(|step| match step {
             WalkStep::Child(name) => name.bytes().to_vec(),
             WalkStep::Parent => Vec::new(),
         });
         let start = self.nodes.get(here).inode;
-        Need::Walk { start, names: names.collect(), parent_mode: LEASE_READ }.into()
+        Need::Walk(Walk::new(start, names.collect(), LEASE_READ).ahead(ahead, LEASE_READ)).into()
     }
 
     /// Whether a directory is another, or lies below it. While the rename unit is held, or for as long as the
@@ -164,7 +202,7 @@ impl State {
             let parent = self.nodes.enter(self.nodes.get(here).item.parent);
             if !self.holds(parent, LEASE_READ)? {
                 let names = vec![Vec::new()];
-                return Err(Need::Walk { start: inode, names, parent_mode: LEASE_READ }.into());
+                return Err(Need::Walk(Walk::new(inode, names, LEASE_READ)).into());
             }
             here = parent;
         }

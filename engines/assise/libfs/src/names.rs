@@ -122,7 +122,13 @@ impl State {
         let Some((cookie, target)) = self.lookup(directory, name, LEASE_WRITE)? else {
             return Err(Error::NotFound.into());
         };
-        let index = self.entry_node(directory, name, target.inode)?;
+        let entry = (cookie, name);
+        // Who may not change the directory takes nothing from others.
+        let may_change = access::permits(caller, &self.attributes(directory), access::WRITE);
+        let index = match may_change {
+            true => self.removed_node(directory, entry, target.inode)?,
+            false => self.entry_node(directory, name, target.inode)?,
+        };
         let victim = self.attributes(index);
         access::remove_entry(caller, &self.attributes(directory), &victim, removal)?;
         if self.holds_entries(index) {
@@ -140,7 +146,7 @@ impl State {
             time_ns,
         );
         let sequence = self.append(header, &[Source::from(name.bytes())], 0)?.sequence;
-        self.entry_removed(directory, (cookie, name), is_directory, sequence, time_ns);
+        self.entry_removed(directory, entry, is_directory, sequence, time_ns);
         self.lost_name(index, sequence, time_ns);
         Ok(())
     }

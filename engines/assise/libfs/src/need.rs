@@ -2,6 +2,7 @@
 //! runs under the state's lock and waits for nothing; what it needs is got without the lock, and then it is made
 //! again, from its beginning. It leaves nothing behind that anybody could see.
 
+use format::call::LEASE_READ;
 use format::{Cookie, InodeNumber, SegmentId, Sequence};
 
 /// Why an attempt stopped.
@@ -29,8 +30,8 @@ pub(crate) enum Need {
     GivenBack(InodeNumber),
     /// These leases, together: inode and `LEASE_READ` or `LEASE_WRITE`.
     Leases(Vec<(InodeNumber, u8)>),
-    /// What these names lead to; an empty one is the parent.
-    Walk { start: InodeNumber, names: Vec<Vec<u8>>, parent_mode: u8 },
+    /// What names lead to.
+    Walk(Walk),
     /// A reference: access bits 1 read, 2 write.
     Open(InodeNumber, u8),
     /// Entries of a directory from a cookie on.
@@ -53,6 +54,31 @@ pub(crate) enum Need {
     LogSpace(u64),
     /// The own records up to this one in the area.
     Digested(Sequence),
+}
+
+/// A walk from a directory, and the leases that it brings.
+#[derive(Debug)]
+pub(crate) struct Walk {
+    pub start: InodeNumber,
+    /// An empty one is the parent.
+    pub names: Vec<Vec<u8>>,
+    /// On the directory with the last name.
+    pub parent_mode: u8,
+    /// On so many of the entries from the last name on, as far as they are free.
+    pub ahead: u16,
+    pub ahead_mode: u8,
+}
+
+impl Walk {
+    /// One that does not look ahead.
+    pub fn new(start: InodeNumber, names: Vec<Vec<u8>>, parent_mode: u8) -> Self {
+        Self { start, names, parent_mode, ahead: 0, ahead_mode: LEASE_READ }
+    }
+
+    /// The same with leases ahead.
+    pub fn ahead(self, ahead: u16, ahead_mode: u8) -> Self {
+        Self { ahead, ahead_mode, ..self }
+    }
 }
 
 impl From<vfs::Error> for Stop {

@@ -239,6 +239,11 @@ impl Session {
         (word, low_half(lease.generation))
     }
 
+    /// How many more leases with words it may hold.
+    pub fn words_left(&self) -> usize {
+        self.free_words.len()
+    }
+
     /// The lease is over: its word is free for another.
     pub fn end_word(&mut self, word: u32) {
         if word != WORD_OWN_RANGE {

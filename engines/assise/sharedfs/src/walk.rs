@@ -8,10 +8,10 @@ use crate::references::Rights;
 use crate::replay::authorize::attributes;
 use crate::session::Known;
 use crate::state::{Core, State};
-use ccnvm::{Mode, SessionId, Want};
+use ccnvm::{Effect, Event, Mode, SessionId, Ticket, Want};
 use format::call::{
-    InodeRequest, LEASE_READ, LEASE_UNITS_MAX, LEASE_WRITE, LeaseRequest, LeaseUnit, NodeReply, OpenRequest,
-    RENAME_UNIT, Status, WALK_NAMES_MAX, WalkRequest, WalkResponse, split,
+    AHEAD_MAX, InodeRequest, LEASE_READ, LEASE_UNITS_MAX, LEASE_WRITE, LeaseRequest, LeaseUnit, NodeReply,
+    OpenRequest, RENAME_UNIT, Status, WALK_NAMES_MAX, WalkRequest, WalkResponse, split,
 };
 use format::name::COOKIE_SLOTS;
 use format::node::InodeItem;
@@ -148,13 +148,50 @@ impl Core {
                 Err(status) => return Err(status),
             }
         }
-        self.state.lock().trim_known(id, self.config.known_max);
         let head = WalkResponse {
             nodes: U16::new(u16::try_from(replies.len()).expect("names are bounded")),
             stopped: U16::new(stopped as u16),
             same_hash: U32::new(same_hash),
         };
+        let wanted = usize::from(request.ahead.get()).min(AHEAD_MAX);
+        if let (Status::Ok, Some(StepTo::Child(last)), [.., directory, _]) =
+            (stopped, steps.last(), replies.as_slice())
+            && wanted > 0
+        {
+            let mode = mode_of(request.ahead_mode)?;
+            replies.extend(self.walk_ahead(id, directory.inode, *last, wanted, mode)?);
+        }
+        self.state.lock().trim_known(id, self.config.known_max);
         Ok([head.as_bytes(), replies.as_bytes()].concat())
+    }
+
+    /// Gives leases on entries of a directory from a name on: those that the session lacks and that are free, at most so
+    /// many.
+    fn walk_ahead(
+        &self,
+        id: SessionId,
+        directory: InodeNumber,
+        last: Name<'_>,
+        count_max: usize,
+        mode: Mode,
+    ) -> Result<Vec<NodeReply>, Status> {
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        let wants = state.ahead_of(id, (directory, last), mode, count_max)?;
+        let ticket = Ticket(state.next_ticket);
+        state.next_ticket += 1;
+        let event = Event::RequestFree { ticket, session: id, wants };
+        let effects = state.leases.step(self.host.now().as_ns(), event);
+        let mut granted = Vec::new();
+        for effect in &effects {
+            if let Effect::Grant { grants, .. } = effect {
+                granted.extend(grants.iter().map(|(want, _)| want.unit));
+            }
+        }
+        let absorbed = state.absorb(self, effects);
+        state.guard(absorbed).map_err(|_| Status::Media)?;
+        state.outcomes.remove(&ticket);
+        granted.into_iter().map(|unit| state.reply(id, unit, 0)).collect()
     }
 
     /// One step of a walk: from a directory to what stands there, with a lease. `Ok(Err)`: nothing stands there.
@@ -375,6 +412,39 @@ impl State {
         Ok(Stepped::Absent(u32::try_from(same).expect("bounded above")))
     }
 
+    /// Leases that the session lacks on what the entries from a name on stand for; none if it may not list the directory,
+    /// or does not hold it. What another session made and still holds is left out.
+    fn ahead_of(
+        &mut self,
+        id: SessionId,
+        (directory, last): (InodeNumber, Name<'_>),
+        mode: Mode,
+        count_max: usize,
+    ) -> Result<Vec<Want>, Status> {
+        let Ok(item) = self.item(directory) else { return Ok(Vec::new()) };
+        let holds = self.holds(id, Want { unit: directory, mode: Mode::Read });
+        let lists = holds && self.may_read(id, directory, &item);
+        let session = self.live(id)?;
+        let searches = access::search(&session.caller, &attributes(directory, &item)).is_ok();
+        // The words of a walk, and of what it comes for, stay free.
+        let count_max = count_max.min(session.words_left().saturating_sub(WALK_NAMES_MAX));
+        if !lists || !searches || count_max == 0 {
+            return Ok(Vec::new());
+        }
+        let Some(entry) = self.copy.area.lookup(directory, last).map_err(|_| Status::Media)? else {
+            return Ok(Vec::new());
+        };
+        // With the name itself, the lease on which may be raised.
+        let from = entry.cookie;
+        let entries = self.copy.area.entries(directory, from, AHEAD_LOOKS).map_err(|_| Status::Media)?;
+        let lacks = |want: &Want| {
+            let owner = self.owner_of(want.unit).filter(|owner| self.is_own(*owner, want.unit));
+            owner.is_none() && !self.holds(id, *want)
+        };
+        let wants = entries.iter().map(|entry| Want { unit: entry.inode, mode });
+        Ok(wants.filter(lacks).take(count_max).collect())
+    }
+
     fn check_open(&mut self, id: SessionId, inode: InodeNumber, wanted: u8) -> Result<(), Status> {
         let item = self.item(inode)?;
         // Who made it may use it as it was made; later openings LibFS checks by the mode it gave.
@@ -403,6 +473,9 @@ impl State {
         Ok(())
     }
 }
+
+/// Entries looked at in search of those that are free.
+const AHEAD_LOOKS: usize = 4 * AHEAD_MAX;
 
 /// Entries looked at to count those with one hash.
 const SAME_HASH_MAX: usize = 64;

@@ -184,7 +184,9 @@ impl Client {
             names: (names.len() as u16).into(),
             last_mode,
             parent_mode,
-            reserved: 0.into(),
+            ahead: 0.into(),
+            ahead_mode: 0,
+            reserved: 0,
         };
         let mut body = head.as_bytes().to_vec();
         for name in names {

@@ -90,7 +90,9 @@ impl Guest {
             names: 0.into(),
             last_mode: LEASE_READ,
             parent_mode: 0,
-            reserved: 0.into(),
+            ahead: 0.into(),
+            ahead_mode: 0,
+            reserved: 0,
         };
         let (status, body) = self.call(CallKind::Walk, request.as_bytes());
         assert_eq!(status, Status::Ok);
