@@ -122,6 +122,7 @@ impl Key {
 }
 
 impl Ord for Key {
+    #[inline]
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         let parts = |key: &Self| (key.object.get(), key.kind, key.sub.get());
         parts(self).cmp(&parts(other))
@@ -129,6 +130,7 @@ impl Ord for Key {
 }
 
 impl PartialOrd for Key {
+    #[inline]
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }

@@ -1,6 +1,7 @@
 //! A pool's shared area: made, opened, read, released.
 
 use crate::AreaError;
+use crate::gather::Page;
 use crate::layout::{self, Layout};
 use crate::node::{HEIGHT_MAX, KEY_MIN};
 use crate::space::{FreeBlocks, Space};
@@ -105,6 +106,8 @@ pub struct Area {
     pub(crate) layout: Layout,
     pub(crate) space: Space,
     pub(crate) limits: Limits,
+    /// Memory for the pages of batches.
+    pub(crate) pages: Vec<Page>,
     /// Nodes that only what was promised room may take.
     pub(crate) kept_nodes: u32,
     /// A commit failed half way.
@@ -226,6 +229,7 @@ impl Area {
             layout,
             space,
             limits,
+            pages: Vec::new(),
             kept_nodes: 0,
             poisoned: false,
             torn_slot,

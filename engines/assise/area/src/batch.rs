@@ -11,6 +11,7 @@
 
 use crate::AreaError;
 use crate::area::Area;
+use crate::gather::{Gathered, Page};
 use crate::layout;
 use crate::runs::RunSet;
 use crate::space::{Made, Run};
@@ -135,6 +136,11 @@ pub struct Batch<'a> {
     /// The root as the commit will write it, except for node, map and flip.
     pub(crate) root: Root,
     pub(crate) pending: BTreeMap<(InodeNumber, u64), Pending>,
+    /// Writes that are not in the tree yet.
+    pub(crate) gathered: BTreeMap<InodeNumber, Gathered>,
+    /// What they wrote.
+    pub(crate) pages: Vec<Page>,
+    pub(crate) gathers: bool,
     /// Allocated by this batch, and part of its tree.
     pub(crate) allocated: RunSet,
     /// Unwritten in the committed tree, and written by this batch where they lie.
@@ -160,11 +166,15 @@ impl Area {
         let root = self.root;
         let tree = Tree::committed(root.node, root.height.get());
         let made = Made { flip: root.flip.next(), time_ns: 0 };
+        let pages = std::mem::take(&mut self.pages);
         Ok(Batch {
             area: self,
             tree,
             root,
             pending: BTreeMap::new(),
+            gathered: BTreeMap::new(),
+            pages,
+            gathers: false,
             allocated: RunSet::default(),
             filled: RunSet::default(),
             freed: Vec::new(),
@@ -191,14 +201,17 @@ impl Batch<'_> {
     /// # Errors
     /// `Node`, `Item`, `Medium`.
     pub fn inode(&self, inode: InodeNumber) -> Result<Option<InodeItem>, AreaError> {
-        self.view().inode(inode)
+        match self.gathered.get(&inode) {
+            Some(gathered) => Ok(Some(gathered.item)),
+            None => self.view().inode(inode),
+        }
     }
 
     /// Applies one record. An error other than those of a failed medium or a damaged tree changes nothing.
     ///
     /// # Errors
-    /// `Refused`, `NoSpace`, `BatchFull` (commit, release, and apply it again), `Data` (a block that must be kept in
-    /// part is damaged); `Poisoned` after an earlier record broke the batch; `Node`, `Item`, `Medium`.
+    /// `Refused`, `NoSpace`, `BatchFull` (commit, release, and apply it again), `Overfull` (drop the batch and make it
+    /// again), `Data` (a block that must be kept in part is damaged); `Poisoned` after an earlier record broke the batch; `Node`, `Item`, `Medium`.
     pub fn apply(
         &mut self,
         inode: InodeNumber,
@@ -206,30 +219,50 @@ impl Batch<'_> {
         applying: &Applying<'_>,
     ) -> Result<Applied, AreaError> {
         self.made.time_ns = u64::try_from(applying.time_ns).unwrap_or(0);
-        self.guarded(|batch| match *operation {
+        if let Operation::Write { offset, bytes } = *operation
+            && self.gathers(offset, bytes)
+        {
+            self.settle_unlike(inode, applying)?;
+            return self.guarded(|batch| batch.gather(inode, offset, bytes, applying));
+        }
+        self.settle_file(inode)?;
+        if let Operation::Rename { body, .. } = operation {
+            self.settle_file(body.replaced)?;
+        }
+        self.guarded(|batch| batch.apply_settled(inode, operation, applying))
+    }
+
+    /// Applies a record to what is in the tree.
+    fn apply_settled(
+        &mut self,
+        inode: InodeNumber,
+        operation: &Operation<'_>,
+        applying: &Applying<'_>,
+    ) -> Result<Applied, AreaError> {
+        match *operation {
             Operation::Pad => Ok(Applied::Stale),
-            Operation::Write { offset, bytes } => batch.write(inode, offset, bytes, applying),
-            Operation::Truncate { size } => batch.truncate(inode, size, applying),
+            Operation::Write { offset, bytes } => self.write(inode, offset, bytes, applying),
+            Operation::Truncate { size } => self.truncate(inode, size, applying),
             Operation::Allocate { offset, bytes, keep_size: _, punch_hole: true } => {
-                batch.punch(inode, offset, bytes, applying)
+                self.punch(inode, offset, bytes, applying)
             }
             Operation::Allocate { offset, bytes, keep_size, punch_hole: false } => {
-                batch.allocate(inode, offset, bytes, keep_size, applying)
+                self.allocate(inode, offset, bytes, keep_size, applying)
             }
             Operation::Create { parent, cookie, name, body, target } => {
-                batch.create(inode, parent, (cookie, name), &body, target, applying)
+                self.create(inode, parent, (cookie, name), &body, target, applying)
             }
-            Operation::Link { parent, cookie, name } => batch.link(inode, parent, (cookie, name), applying),
+            Operation::Link { parent, cookie, name } => self.link(inode, parent, (cookie, name), applying),
             Operation::Unlink { parent, cookie, name, directory } => {
-                batch.unlink(inode, parent, (cookie, name), directory, applying)
+                self.unlink(inode, parent, (cookie, name), directory, applying)
             }
             Operation::Rename { body, old_name, new_name, exchange } => {
-                batch.rename(inode, &body, old_name, new_name, exchange, applying)
+                self.rename(inode, &body, old_name, new_name, exchange, applying)
             }
-            Operation::SetAttr { body } => batch.set_attr(inode, &body, applying),
-            Operation::SetXattr { name, value } => batch.set_xattr(inode, name, value, applying),
-            Operation::RemoveXattr { name } => batch.remove_xattr(inode, name, applying),
-        })
+            Operation::SetAttr { body } => self.set_attr(inode, &body, applying),
+            Operation::SetXattr { name, value } => self.set_xattr(inode, name, value, applying),
+            Operation::RemoveXattr { name } => self.remove_xattr(inode, name, applying),
+        }
     }
 
     /// Runs a change; remembers if it failed half way.
@@ -242,6 +275,22 @@ impl Batch<'_> {
         }
         if self.is_full() {
             return Err(AreaError::BatchFull);
+        }
+        self.unbounded(change)
+    }
+
+    /// Nothing more is accepted: something that was taken cannot be done.
+    pub(crate) fn give_up(&mut self) {
+        self.state = State::Broken;
+    }
+
+    /// The same of a change that may not be put off to the next batch.
+    pub(crate) fn unbounded<T>(
+        &mut self,
+        change: impl FnOnce(&mut Self) -> Result<T, AreaError>,
+    ) -> Result<T, AreaError> {
+        if self.state != State::Whole {
+            return Err(AreaError::Poisoned);
         }
         let result = change(self);
         self.state = match (&result, self.state) {
@@ -329,8 +378,9 @@ impl Batch<'_> {
     /// whether the flip came about.
     ///
     /// # Errors
-    /// `Version` (before that of an earlier flip), `Poisoned`, `Medium`, `Node`.
+    /// `Version` (before that of an earlier flip), `Overfull`, `Poisoned`, `Medium`, `Node`.
     pub fn commit(mut self, version: Sequence) -> Result<Committed, AreaError> {
+        self.settle_writes()?;
         if self.state != State::Whole {
             return Err(AreaError::Poisoned);
         }
@@ -409,6 +459,9 @@ impl Batch<'_> {
 impl Drop for Batch<'_> {
     /// Gives back in memory what the batch had taken. After a failed commit nothing is touched: the area is poisoned.
     fn drop(&mut self) {
+        // Their memory is used again.
+        self.pages.clear();
+        self.area.pages = std::mem::take(&mut self.pages);
         if self.state == State::Committed || self.area.poisoned {
             return;
         }

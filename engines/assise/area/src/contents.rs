@@ -30,7 +30,11 @@ impl Batch<'_> {
         Ok(applying.is_new_to(inode, &item).then_some(item))
     }
 
-    fn file_for(&self, inode: InodeNumber, applying: &Applying<'_>) -> Result<Option<InodeItem>, AreaError> {
+    pub(crate) fn file_for(
+        &self,
+        inode: InodeNumber,
+        applying: &Applying<'_>,
+    ) -> Result<Option<InodeItem>, AreaError> {
         let item = self.inode_for(inode, applying)?;
         match item.map(|item| FileType::of_mode(item.mode.get())) {
             None | Some(Some(FileType::Regular)) => Ok(item),
@@ -71,7 +75,7 @@ impl Batch<'_> {
         } else {
             let edges = self.load_edges(inode, offset..end)?;
             let places = self.place(inode, blocks_touched(offset..end), applying.owner, applying.need())?;
-            self.begin_extents(&places, applying.need())?;
+            self.begin_extents(&places, 1, applying.need())?;
             grown = self.write_places(inode, offset, bytes, &places, edges)?;
             item.size = U64::new(item.size.get().max(end));
         }
@@ -275,13 +279,13 @@ struct Zeroing {
 }
 
 /// The end of a range of bytes, if a file may reach so far.
-fn end_of(offset: u64, bytes: u64) -> Result<u64, AreaError> {
+pub(crate) fn end_of(offset: u64, bytes: u64) -> Result<u64, AreaError> {
     let end = offset.checked_add(bytes).filter(|end| *end <= FILE_BYTES_MAX);
     end.ok_or(Refused::TooLarge.into())
 }
 
 /// The blocks that hold any of these bytes.
-fn blocks_touched(range: Range<u64>) -> Range<u64> {
+pub(crate) fn blocks_touched(range: Range<u64>) -> Range<u64> {
     range.start / BLOCK..range.end.div_ceil(BLOCK)
 }
 

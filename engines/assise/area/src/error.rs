@@ -40,6 +40,8 @@ pub enum AreaError {
     NoSpace,
     /// The batch holds as much as it may: commit it, release what the flip freed, and begin another one.
     BatchFull,
+    /// What was gathered does not fit: the batch is dropped, and made again with less.
+    Overfull,
     /// The ledger's entry that a batch executes lies before one that was executed.
     Version,
     /// A flip was released that was not the last one.
@@ -129,6 +131,7 @@ impl fmt::Display for AreaError {
             ),
             Self::NoSpace => write!(f, "no room in the area"),
             Self::BatchFull => write!(f, "the batch is full"),
+            Self::Overfull => write!(f, "the batch holds more than there is room for"),
             Self::Version => write!(f, "the entry lies before one that was executed"),
             Self::Flip(flip) => write!(f, "flip {flip} is not the last one"),
             Self::Poisoned => write!(f, "an earlier commit failed: open the pool again"),

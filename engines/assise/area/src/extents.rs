@@ -58,10 +58,22 @@ impl Batch<'_> {
         owner: u32,
         need: Need,
     ) -> Result<Vec<Place>, AreaError> {
+        let extents = self.view().extents(inode, range.clone(), usize::MAX)?;
+        self.place_among(extents.iter(), range, owner, need)
+    }
+
+    /// The same where these extents, in order, are all that cover blocks of the range.
+    pub(crate) fn place_among<'e>(
+        &mut self,
+        extents: impl Iterator<Item = &'e Extent>,
+        range: Range<u64>,
+        owner: u32,
+        need: Need,
+    ) -> Result<Vec<Place>, AreaError> {
         let mut places = Vec::new();
         let mut missing: Vec<Range<u64>> = Vec::new();
         let mut at = range.start;
-        for extent in self.view().extents(inode, range.clone(), usize::MAX)? {
+        for extent in extents {
             let part = extent.part(extent.first.max(range.start)..extent.end().min(range.end));
             note_missing(&mut missing, at..part.first);
             at = part.end();
@@ -157,13 +169,18 @@ impl Batch<'_> {
         }
     }
 
-    /// Checks that there are nodes for a change of the extents in a range; on an error what was placed is given
-    /// back.
-    pub(crate) fn begin_extents(&mut self, places: &[Place], need: Need) -> Result<(), AreaError> {
+    /// Checks that there are nodes for a change of the extents in a range, which lie in so many parts of the tree; on an
+    /// error what was placed is given back.
+    pub(crate) fn begin_extents(
+        &mut self,
+        places: &[Place],
+        parts: u32,
+        need: Need,
+    ) -> Result<(), AreaError> {
         let blocks: u64 = places.iter().map(|place| u64::from(place.run.blocks)).sum();
         let extents = blocks.div_ceil(u64::from(EXTENT_BLOCKS_MAX)) + 2 * places.len() as u64;
         let leaves = u32::try_from(extents.div_ceil(EXTENTS_A_LEAF)).unwrap_or(u32::MAX / 2);
-        let begun = self.begin_change(3, 2 * leaves, need);
+        let begun = self.begin_change(2 + parts, 2 * leaves, need);
         if begun.is_err() {
             self.give_back(places);
         }
@@ -185,17 +202,22 @@ impl Batch<'_> {
             }
             How::Unwritten => {
                 self.cut(inode, place.range(), false)?;
-                for (run, allocated) in self.allocated.split(place.run) {
-                    if !allocated {
-                        self.filled.add(run);
-                    }
-                }
+                self.fill(place.run);
                 0
             }
             How::New => i64::from(place.run.blocks) - self.cut(inode, place.range(), true)?,
         };
         self.add_extent(inode, place, Some(checksums))?;
         Ok(grown)
+    }
+
+    /// Notes that blocks which were allocated and not written are written where they lie.
+    pub(crate) fn fill(&mut self, blocks: Run) {
+        for (run, allocated) in self.allocated.split(blocks) {
+            if !allocated {
+                self.filled.add(run);
+            }
+        }
     }
 
     /// Makes blocks that were allocated, and are not written, part of a file where it has a hole.
@@ -237,7 +259,7 @@ impl Batch<'_> {
         Ok(())
     }
 
-    fn put_extent(&mut self, inode: InodeNumber, extent: &Extent) -> Result<(), AreaError> {
+    pub(crate) fn put_extent(&mut self, inode: InodeNumber, extent: &Extent) -> Result<(), AreaError> {
         let item = ExtentItem {
             segment: extent.segment,
             block: extent.block,
@@ -283,9 +305,7 @@ impl Batch<'_> {
         }
         loop {
             let extents = self.view().extents(inode, range.clone(), EXTENTS_AT_ONCE)?;
-            if extents.is_empty() {
-                return Ok(blocks);
-            }
+            let last = extents.len() < EXTENTS_AT_ONCE;
             for extent in extents {
                 let part = extent.part(extent.first.max(range.start)..extent.end().min(range.end));
                 self.cut_part(inode, &extent, &part)?;
@@ -293,6 +313,9 @@ impl Batch<'_> {
                     self.free_part(inode, &part);
                 }
                 blocks += i64::from(part.blocks);
+            }
+            if last {
+                return Ok(blocks);
             }
         }
     }
@@ -329,7 +352,7 @@ impl Batch<'_> {
     }
 
     /// Frees the blocks of a part of an extent: those that this batch allocated can be taken again by it.
-    fn free_part(&mut self, inode: InodeNumber, part: &Extent) {
+    pub(crate) fn free_part(&mut self, inode: InodeNumber, part: &Extent) {
         let whole = Run { segment: part.segment, block: part.block, blocks: part.blocks };
         for (run, allocated) in self.allocated.remove(whole) {
             if allocated {
@@ -372,6 +395,15 @@ impl Batch<'_> {
         sums.collect()
     }
 
+    /// Writes one of the batch's pages where it belongs; gives its checksum.
+    pub(crate) fn write_block(&mut self, inode: InodeNumber, block: u64, at: Run, page: u32) -> u32 {
+        let bytes = &self.pages[page as usize];
+        self.area.space.write(at.segment, at.block, bytes);
+        self.data_blocks += 1;
+        self.pending.remove(&(inode, block));
+        checksum::of(Salt::NONE, bytes)
+    }
+
     /// Keeps a partly written block in memory; its checksum follows when it is written out.
     pub(crate) fn keep(&mut self, inode: InodeNumber, block: u64, at: Run, bytes: Box<[u8; BLOCK_BYTES]>) {
         self.pending.insert((inode, block), Pending { segment: at.segment, block: at.block, bytes });
@@ -390,7 +422,7 @@ impl Batch<'_> {
 }
 
 /// Two extents as one, if the second goes on where the first ends, in the file and in the segment.
-fn join(before: &Extent, after: &Extent) -> Option<Extent> {
+pub(crate) fn join(before: &Extent, after: &Extent) -> Option<Extent> {
     let follows = before.end() == after.first
         && before.segment == after.segment
         && before.block.get() + before.blocks == after.block.get();

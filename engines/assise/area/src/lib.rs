@@ -23,6 +23,7 @@ mod contents;
 mod error;
 mod extents;
 mod facts;
+mod gather;
 pub mod inspect;
 mod layout;
 mod names;

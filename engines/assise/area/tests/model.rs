@@ -174,7 +174,11 @@ fn run(seed: u64, batches: u64) -> (u64, u64) {
     for number in 0..batches {
         let mut planned = expected.clone();
         let mut batch = area.begin().unwrap();
-        let mut full = false;
+        // Every other batch gathers its writes: what is in the tree then is the same.
+        if draws.chance(50) {
+            batch.gather_writes();
+        }
+        let (mut full, mut dropped) = (false, false);
         for _ in 0..1 + draws.below(12) {
             let step = draw(&mut draws, &planned, &mut next_inode);
             let mut next = planned.clone();
@@ -197,19 +201,28 @@ fn run(seed: u64, batches: u64) -> (u64, u64) {
                     full = true;
                     break;
                 }
+                Err(AreaError::Overfull) => {
+                    (full, dropped) = (true, true);
+                    break;
+                }
                 Err(error) => panic!("seed {seed}: {error}: {step:?}"),
             }
             applied += 1;
             sequence += 1;
         }
-        if draws.chance(10) {
+        if draws.chance(10) || dropped {
             drop(batch);
         } else {
-            let flip = batch.commit(VERSION).unwrap().flip;
-            if draws.chance(80) || full {
-                area.release(flip).unwrap();
+            match batch.commit(VERSION) {
+                Ok(committed) => {
+                    if draws.chance(80) || full {
+                        area.release(committed.flip).unwrap();
+                    }
+                    expected = planned;
+                }
+                Err(AreaError::Overfull) => full = true,
+                Err(error) => panic!("seed {seed}: {error}"),
             }
-            expected = planned;
         }
         if number % 8 == 0 || number + 1 == batches {
             assert_eq!(state_of(&area).unwrap(), expected, "seed {seed}, batch {number}");

@@ -201,9 +201,9 @@ impl LogFile {
 
 /// A frame, whole and checked, in memory of our own.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Frame {
+pub(crate) struct Frame<'a> {
     /// Header and payload: what `Record::decode` takes.
-    pub bytes: Vec<u8>,
+    pub bytes: &'a [u8],
     /// The log up to and with this frame.
     pub after: Digested,
 }
@@ -223,7 +223,7 @@ impl Frames<'_> {
     ///
     /// # Errors
     /// What the medium said.
-    pub fn next(&mut self) -> Result<Option<Frame>, MediaError> {
+    pub fn next(&mut self) -> Result<Option<Frame<'_>>, MediaError> {
         let position = self.at.position;
         let room = self.left.min(self.log.end.saturating_sub(position));
         if room < HEADER_BYTES as u64 || !self.fetch(position, HEADER_BYTES as u64)? {
@@ -238,25 +238,25 @@ impl Frames<'_> {
         if !well_formed || envelope.frame_bytes() > room {
             return Ok(None);
         }
-        // The header was fetched already: what follows must not fetch it again.
-        let mut frame = self.windowed(position, HEADER_BYTES as u64).to_vec();
-        if self.fetched(position, bytes) {
-            frame.extend_from_slice(self.windowed(position + HEADER_BYTES as u64, payload_bytes));
-        } else {
+        if !self.fetched(position, bytes) {
+            // The header was fetched already: what follows must not fetch it again.
+            let header = self.windowed(position, HEADER_BYTES as u64).to_vec();
             let payload = usize::try_from(payload_bytes).expect("a ring fits an address space");
-            frame.resize(HEADER_BYTES + payload, 0);
-            if self.log.read(position + HEADER_BYTES as u64, &mut frame[HEADER_BYTES..])? < payload {
+            self.window.resize(HEADER_BYTES + payload, 0);
+            self.window_at = position;
+            self.window[..HEADER_BYTES].copy_from_slice(&header);
+            if self.log.read(position + HEADER_BYTES as u64, &mut self.window[HEADER_BYTES..])? < payload {
                 return Ok(None);
             }
         }
-        if check_frame(self.log.salt, &frame).is_err() {
+        if check_frame(self.log.salt, self.windowed(position, bytes)).is_err() {
             return Ok(None);
         }
         let taken = if is_pad { self.log.end - position } else { envelope.frame_bytes() };
         self.left -= taken.min(self.left);
         let next = position + taken;
         self.at = Digested { sequence, position: if next == self.log.end { RING_START } else { next } };
-        Ok(Some(Frame { bytes: frame, after: self.at }))
+        Ok(Some(Frame { bytes: self.windowed(position, bytes), after: self.at }))
     }
 
     fn envelope(&self, position: u64) -> Option<Envelope> {
@@ -320,9 +320,13 @@ mod tests {
         (log, ring)
     }
 
-    fn read_all(log: &LogFile, from: Digested) -> Vec<Frame> {
-        let mut frames = log.frames(from);
-        std::iter::from_fn(|| frames.next().unwrap()).collect()
+    /// Frames with where the log goes on after each.
+    fn read_all(log: &LogFile, from: Digested) -> Vec<(Vec<u8>, Digested)> {
+        let (mut frames, mut found) = (log.frames(from), Vec::new());
+        while let Some(frame) = frames.next().unwrap() {
+            found.push((frame.bytes.to_vec(), frame.after));
+        }
+        found
     }
 
     /// What is appended is read, over many rounds of the ring, pads included, small and large.
@@ -335,7 +339,7 @@ mod tests {
                 Ok(_) => expected.push(payload),
                 Err(AppendError::Full) => {
                     let frames = read_all(&log, at);
-                    let records = frames.iter().map(|frame| Record::decode(&frame.bytes).unwrap());
+                    let records = frames.iter().map(|(frame, _)| Record::decode(frame).unwrap());
                     let found: Vec<_> = records
                         .filter_map(|record| match record.operation {
                             format::record::Operation::Write { bytes, .. } => Some(bytes.to_vec()),
@@ -343,7 +347,7 @@ mod tests {
                         })
                         .collect();
                     assert_eq!(found, expected);
-                    at = frames.last().unwrap().after;
+                    at = frames.last().unwrap().1;
                     ring.release_to(place(at));
                     expected.clear();
                 }
@@ -386,7 +390,7 @@ mod tests {
         for length in [100, 300, 500] {
             ring.append(header(length), &[vec![3; length].as_slice().into()]).unwrap();
         }
-        assert!(!log.goes_on_behind(read_all(&log, BEGINNING)[2].after).unwrap());
+        assert!(!log.goes_on_behind(read_all(&log, BEGINNING)[2].1).unwrap());
         log.region().write(RING_START + 20, &[1; 4]);
         assert!(log.goes_on_behind(BEGINNING).unwrap());
 
@@ -450,8 +454,8 @@ mod tests {
             for (offset, bytes) in changes {
                 log.region().write(RING_START + offset, &bytes);
             }
-            for frame in read_all(&log, BEGINNING) {
-                proptest::prop_assert!(check_frame(log.salt, &frame.bytes).is_ok());
+            for (frame, _) in read_all(&log, BEGINNING) {
+                proptest::prop_assert!(check_frame(log.salt, &frame).is_ok());
             }
         }
     }

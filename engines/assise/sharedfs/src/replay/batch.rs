@@ -128,8 +128,10 @@ impl LocalCopy {
                 decisions.restore_room(left);
             }
             match result {
-                // The batch had no place left for the note of how far it came: half of it has.
-                Err(Error::Area(AreaError::BatchFull)) if limits.records > 1 => limits.records /= 2,
+                // The batch had no place left for the note of how far it came, or for all that was written: half of it has.
+                Err(Error::Area(AreaError::BatchFull | AreaError::Overfull)) if limits.records > 1 => {
+                    limits.records /= 2;
+                }
                 result => return result,
             }
         }
@@ -161,6 +163,10 @@ impl LocalCopy {
             self.contain_changes(0)?;
             return Ok(nothing(before, End::More));
         }
+        // One record alone is judged by the room that it takes itself.
+        if limits.records > 1 {
+            batch.gather_writes();
+        }
         let open = self.ledger.table().log(uid).expect("each log of a copy is in the table");
         let mut work = Work {
             log: uid,
@@ -178,6 +184,7 @@ impl LocalCopy {
             drop(batch);
             return Ok(nothing(before, end));
         }
+        batch.settle_writes()?;
         batch.put_log(uid, &open.item(at.sequence, at.position))?;
         // The entries come first: whoever has the flip has what it was made by.
         let entries = match role {
@@ -231,7 +238,7 @@ impl Work<'_> {
                 (Err(error), Role::Entry(_)) => return Err(error.into()),
             };
             let left = decisions.room_left();
-            match self.apply(batch, &frame.bytes, decisions) {
+            match self.apply(batch, frame.bytes, decisions) {
                 Ok(()) => {}
                 Err(Halt::Full) if self.records > 0 || changes => {
                     // The record comes again, and pays then.
