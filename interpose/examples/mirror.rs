@@ -278,7 +278,10 @@ impl Mount for Mirror {
     }
 
     fn readlink(&self, place: Place<'_>) -> Result<Vec<u8>> {
-        let (dir, name) = self.parent(&place)?;
+        let (dir, name) = match place.dir {
+            Some(link) if place.path.is_empty() => (self.node(Target::Open(link))?, text(b"")?),
+            _ => self.parent(&place)?,
+        };
         let mut target = vec![0u8; 4096];
         let arguments = [raw::number(dir.0), name.as_ptr() as u64, target.as_mut_ptr() as u64, 4096];
         let bytes = kernel(libc::SYS_readlinkat, &arguments)?;

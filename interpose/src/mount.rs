@@ -136,7 +136,7 @@ pub trait Mount: Sync {
     fn remove(&self, place: Place<'_>, directory: bool) -> Result<()>;
     /// `renameat2`.
     fn rename(&self, from: Place<'_>, to: Place<'_>, flags: u32) -> Result<()>;
-    /// `readlinkat`.
+    /// `readlinkat`; an empty path reads the link that is open, and is ENOENT for what is no link.
     fn readlink(&self, place: Place<'_>) -> Result<Vec<u8>>;
     /// `statfs`.
     fn space(&self) -> Result<libc::statfs>;

@@ -200,7 +200,7 @@ pub fn unlinkat(call: &Call) -> Answer {
     remove(call, at(0, 1), flags != 0)
 }
 
-/// The target of a link, or of `/proc/self/fd/N` for a descriptor of ours.
+/// The target of a link, or of `/proc/self/fd/N` for a descriptor of ours. An empty path reads the link that is open.
 fn read_link(call: &Call, spot: Spot, buffer: u64, room: u64) -> Answer {
     if room as i32 <= 0 {
         return Err(Errno(libc::EINVAL).into());
@@ -209,7 +209,15 @@ fn read_link(call: &Call, spot: Spot, buffer: u64, room: u64) -> Answer {
         let bytes = target.len().min(room as usize);
         memory::write_bytes(buffer, &target[..bytes]).map(|()| bytes as u64)
     };
+    let path = call.arguments[usize::from(spot.path)];
+    if path == 0 {
+        return Err(memory::FAULT.into());
+    }
     if let paths::Spotted::Open(held) = paths::spot(call, Spot { follow: true, empty: true, ..spot })? {
+        if memory::byte(path) == Some(0) {
+            let itself = Place { dir: Some(held.handle()), path: b"" };
+            return Ok(store(&mount().readlink(itself)?)?);
+        }
         return Ok(store(&paths::shown(&held)?)?);
     }
     paths::serve(call, spot.itself(), |target| {

@@ -481,7 +481,10 @@ impl Mount for Tree {
     }
 
     fn readlink(&self, place: Place<'_>) -> Result<Vec<u8>> {
-        let place = self.place(&place)?;
+        let place = match &place.dir {
+            Some(link) if place.path.is_empty() => vfs::Place { base: Base::At(self.file(link)?), path: b"" },
+            _ => self.place(&place)?,
+        };
         self.client()?.readlink(place).map_err(stop_of)
     }
 
