@@ -135,6 +135,12 @@ impl Mount for Mirror {
         Internal::from_slot(file.0 as u32).close();
     }
 
+    fn descriptor_closed(&self, file: Handle) {
+        if let Ok(copy) = raw::fcntl(descriptor(file), libc::F_DUPFD_CLOEXEC, 3) {
+            raw::close(copy as i32);
+        }
+    }
+
     fn read(&self, file: Handle, at: Option<u64>, into: &mut [IoSliceMut<'_>]) -> Result<usize> {
         let vector = [number(file), into.as_mut_ptr() as u64, into.len() as u64, at.unwrap_or(0), 0];
         let call = if at.is_some() { libc::SYS_preadv } else { libc::SYS_readv };

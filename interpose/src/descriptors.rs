@@ -263,6 +263,17 @@ impl Held {
         Handle(FILES[self.0 as usize].handle.load(Ordering::Relaxed))
     }
 
+    /// Lets go of what a number stood for that was closed: the process's own locks on the file end with any of its
+    /// descriptors. The last one ends everything by itself.
+    pub fn close(self) {
+        if FILES[self.0 as usize].references.load(Ordering::Relaxed) > 1
+            && local().borrowed().is_none()
+            && let Some(site) = crate::start::site().filter(|_| !crate::dispatch::poisoned())
+        {
+            site.mount.descriptor_closed(self.handle());
+        }
+    }
+
     /// Closes the file: the last reference is gone.
     #[cold]
     fn end(&self) {
@@ -395,10 +406,13 @@ pub fn put(fd: i32, held: Held) -> Result<(), Errno> {
     // Pairs with the Acquire of `of_number`.
     let before = TABLE[index].swap(description, Ordering::AcqRel);
     mark(fd, true);
-    if before == 0 {
-        COUNT.fetch_add(1, Ordering::Relaxed);
-    } else {
-        drop(Held(before - 1));
+    match before {
+        0 => {
+            COUNT.fetch_add(1, Ordering::Relaxed);
+        }
+        // Where the process stood is no descriptor.
+        other if fd == CWD => drop(Held(other - 1)),
+        other => Held(other - 1).close(),
     }
     Ok(())
 }

@@ -260,10 +260,10 @@ impl Image {
         let stays = |fd: &i32| {
             raw::fcntl(*fd, libc::F_GETFD, 0).is_ok_and(|flags| flags & libc::FD_CLOEXEC as u64 == 0)
         };
-        let numbers: Vec<i32> = descriptors::ours().into_iter().filter(stays).collect();
-        let mut inherited = Vec::new();
-        for fd in numbers {
-            inherited.push((fd, descriptors::get(fd)?));
+        let (mut inherited, mut closing) = (Vec::new(), Vec::new());
+        for fd in descriptors::ours() {
+            let held = descriptors::get(fd)?;
+            if stays(&fd) { inherited.push((fd, held)) } else { closing.push(held) }
         }
         let preloaded = !self.cannot_be_preloaded();
         let numbers = inherited.len();
@@ -273,7 +273,7 @@ impl Image {
         if inherited.is_empty() {
             return Ok(Vec::new());
         }
-        let passage = self.pass_on(&inherited)?;
+        let passage = self.pass_on(&inherited, &closing)?;
         if !preloaded {
             return Ok(inherited[..numbers].iter().filter_map(|(fd, held)| make_real(*fd, held)).collect());
         }
@@ -311,7 +311,7 @@ impl Image {
     }
 
     /// What the mount tells the next program. An exec that cannot succeed gives nothing away.
-    fn pass_on(&mut self, inherited: &[(i32, Held)]) -> Result<Vec<u8>, Errno> {
+    fn pass_on(&mut self, inherited: &[(i32, Held)], closing: &[Held]) -> Result<Vec<u8>, Errno> {
         if self.program.is_none() {
             const AT_EACCESS: u64 = libc::AT_EACCESS as u64;
             let follow = self.flags & libc::AT_SYMLINK_NOFOLLOW as u64;
@@ -332,7 +332,10 @@ impl Image {
         let mut staying: Vec<Handle> = inherited.iter().map(|(_, held)| held.handle()).collect();
         staying.sort_unstable_by_key(|handle| handle.0);
         staying.dedup();
-        let passage = mount().before_exec(&staying);
+        let mut closing: Vec<Handle> = closing.iter().map(Held::handle).collect();
+        closing.sort_unstable_by_key(|handle| handle.0);
+        closing.dedup();
+        let passage = mount().before_exec(&staying, &closing);
         self.passage = passage.descriptor;
         Ok(passage.token)
     }
@@ -535,6 +538,7 @@ fn take_over(fd: i32) {
             let _ = descriptors::put(fd, held.clone());
         }
     }
+    mount().after_import();
 }
 
 /// What the mount passed on; then numbers of descriptors, and what they stand for.

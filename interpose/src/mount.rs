@@ -102,6 +102,9 @@ pub trait Mount: Sync {
     fn open(&self, place: Place<'_>, flags: i32, mode: u32) -> Result<Handle>;
     /// Ends an open file. Also called in a child between vfork and exec.
     fn close(&self, file: Handle);
+    /// A descriptor of the file was closed while others may be left: the process's own `fcntl` locks on it end. Not called
+    /// in a child between vfork and exec, which has none.
+    fn descriptor_closed(&self, file: Handle);
     /// `readv`, `preadv` at an offset.
     fn read(&self, file: Handle, at: Option<u64>, into: &mut [IoSliceMut<'_>]) -> Result<usize>;
     /// `writev`, `pwritev` at an offset.
@@ -161,15 +164,18 @@ pub trait Mount: Sync {
     fn log_costs(&self) -> (u64, u64) {
         (0, 0)
     }
-    /// Before an exec over which these files stay open; all of them are also exported.
-    fn before_exec(&self, staying: &[Handle]) -> Passage {
-        let _ = staying;
+    /// Before an exec over which some files stay open, which are also exported, and that closes descriptors of others or
+    /// of the same.
+    fn before_exec(&self, staying: &[Handle], closing: &[Handle]) -> Passage {
+        let _ = (staying, closing);
         Passage::default()
     }
     /// The other side of it, before the files are imported.
     fn after_exec(&self, token: &[u8]) {
         let _ = token;
     }
+    /// All files were imported.
+    fn after_import(&self) {}
     /// A child is about to be made, while files are open.
     fn before_fork(&self) {}
     /// It was made, or was not; in the parent.

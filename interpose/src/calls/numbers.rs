@@ -25,7 +25,7 @@ fn bad() -> Errno {
 pub fn close(call: &Call) -> Answer {
     let held = descriptors::take(call.int(0)).ok_or_else(bad)?;
     raw::close(call.int(0));
-    drop(held);
+    held.close();
     Ok(0)
 }
 
@@ -68,7 +68,9 @@ fn duplicate_onto(call: &Call, flags: u64) -> Answer {
     match held {
         Some(held) => duplicated(fd, held),
         None => {
-            drop(descriptors::take(to));
+            if let Some(held) = descriptors::take(to) {
+                held.close();
+            }
             Ok(fd)
         }
     }
@@ -107,7 +109,7 @@ pub fn close_range(call: &Call) -> Answer {
             return Err(errno.into());
         }
     }
-    drop(held);
+    held.into_iter().for_each(Held::close);
     Ok(0)
 }
 

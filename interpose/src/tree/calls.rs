@@ -52,6 +52,16 @@ impl Mount for Tree {
         open.place.give_back();
     }
 
+    fn descriptor_closed(&self, file: Handle) {
+        if !self.ranges.may_hold() || !self.may_have_locked(open_of(&file)) {
+            return;
+        }
+        // What cannot be opened anew has gone with its locks.
+        if let (Ok(vfs), Ok(file)) = (self.client(), self.file(&file)) {
+            vfs.close(file, false);
+        }
+    }
+
     fn read(&self, file: Handle, at: Option<u64>, into: &mut [IoSliceMut<'_>]) -> Result<usize> {
         let (vfs, file) = (self.client()?, self.file(&file)?);
         match at {
@@ -113,7 +123,10 @@ impl Mount for Tree {
     fn lock(&self, file: Handle, lock: Lock<'_>) -> Result<()> {
         let (vfs, file) = (self.client()?, self.file(&file)?);
         let operation = match lock {
-            Lock::Range(command, range) => return locks::range_lock(vfs, file, command, range),
+            Lock::Range(command, range) => {
+                self.ranges.note(command);
+                return locks::range_lock(vfs, file, command, range);
+            }
             Lock::Whole(operation) => operation,
         };
         locks::whole_lock(vfs, file, operation)
@@ -248,12 +261,16 @@ impl Mount for Tree {
         counters.map_or((0, 0), |counters| (counters.fences, counters.bytes))
     }
 
-    fn before_exec(&self, staying: &[Handle]) -> Passage {
-        self.pass_on(staying)
+    fn before_exec(&self, staying: &[Handle], closing: &[Handle]) -> Passage {
+        self.pass_on(staying, closing)
     }
 
     fn after_exec(&self, token: &[u8]) {
         self.come_after(token);
+    }
+
+    fn after_import(&self) {
+        self.end_locks_of_closed();
     }
 
     fn before_fork(&self) {

@@ -28,6 +28,7 @@ use ipc::{Descriptor, Host, Keeper, SystemHost, WAKE_ALL, Word};
 use libfs::share::Given;
 use libfs::socket::SocketConnector;
 use libfs::{Attachment, Connector, LibFs, Limits};
+use locks::RangeLocks;
 use std::os::fd::{IntoRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -56,6 +57,8 @@ pub struct Tree {
     gift: Gift,
     /// Number of the owner of the process's own locks, which stay over an exec; 0 before the first attachment.
     owner: AtomicU64,
+    /// The process's own locks.
+    ranges: RangeLocks,
     /// 1 while a thread attaches: who was given something comes for it once.
     attaching: Word,
 }
@@ -139,6 +142,7 @@ impl Tree {
             era: AtomicU32::new(0),
             gift: Gift::default(),
             owner: AtomicU64::new(0),
+            ranges: RangeLocks::default(),
             attaching: Word::new(0),
         }
     }
