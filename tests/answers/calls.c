@@ -4,6 +4,8 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
+#include <poll.h>
+#include <sys/select.h>
 #include <linux/openat2.h>
 #include <signal.h>
 #include <spawn.h>
@@ -219,10 +221,15 @@ static void paths_only(void) {
     SAY(fcntl(fd, F_GETFL) & O_PATH);
     SAY(ioctl(fd, FIONREAD, buffer));
     SAY(ioctl(fd, FIOCLEX));
-    SAY(copy_file_range(fd, NULL, fd, NULL, 1, 0));
-    SAY(sendfile(fd, fd, NULL, 1));
     SAY(syscall(SYS_getdents64, dir, buffer, sizeof buffer));
     TRY(mmap(NULL, 1, PROT_READ, MAP_PRIVATE, fd, 0) == MAP_FAILED ? -1 : 0);
+    struct pollfd asked = {fd, POLLIN, 0};
+    SAY(poll(&asked, 1, 0));
+    SAY(asked.revents & POLLNVAL);
+    fd_set set;
+    FD_ZERO(&set);
+    FD_SET(fd, &set);
+    SAY(select(fd + 1, &set, NULL, NULL, NULL));
     SAY(fstat(fd, &status));
     SAY(fstatfs(fd, &space));
     SAY(statx(fd, "", AT_EMPTY_PATH, STATX_ALL, &wide));
@@ -561,6 +568,11 @@ static void copies(void) {
     begin = 1;
     SAY(sendfile(to, kernel, &begin, 100000) > 10000);
     SAY(copy_file_range(kernel, NULL, to, NULL, 0, 0));
+    int path = open("from", O_PATH);
+    SAY(copy_file_range(path, NULL, to, NULL, 1, 0));
+    SAY(copy_file_range(from, NULL, path, NULL, 1, 0));
+    SAY(sendfile(path, from, NULL, 1));
+    SAY(sendfile(pipes[1], path, NULL, 1));
 }
 
 static void zeroed_ranges(void) {

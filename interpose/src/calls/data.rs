@@ -156,7 +156,7 @@ pub fn sync(_call: &Call) -> Answer {
 
 /// `syncfs`
 pub fn syncfs(call: &Call) -> Answer {
-    call.file(0)?;
+    call.open_file(0)?;
     mount().sync_all()?;
     Ok(0)
 }
@@ -172,25 +172,32 @@ pub fn ftruncate(call: &Call) -> Answer {
     Ok(0)
 }
 
+/// Whether an open file is one of contents.
+fn is_regular(file: Handle) -> Result<bool, Errno> {
+    let mode = mount().attributes(Target::Open(file))?.stx_mode;
+    Ok(u32::from(mode) & libc::S_IFMT == libc::S_IFREG)
+}
+
 /// `readahead`: advice.
 pub fn readahead(call: &Call) -> Answer {
-    call.file(0)?;
-    Ok(0)
+    let file = call.open_file(0)?;
+    if mount().flags(file.handle()) & libc::O_ACCMODE == libc::O_WRONLY {
+        return Err(Errno(libc::EBADF).into());
+    }
+    if is_regular(file.handle())? { Ok(0) } else { Err(Errno(libc::EINVAL).into()) }
 }
 
 /// `fadvise64`: advice.
 pub fn fadvise64(call: &Call) -> Answer {
-    call.file(0)?;
-    if (0..=5).contains(&call.int(3)) { Ok(0) } else { Err(Errno(libc::EINVAL).into()) }
+    call.open_file(0)?;
+    let known = (0..=5).contains(&call.int(3)) && call.arguments[2].cast_signed() >= 0;
+    if known { Ok(0) } else { Err(Errno(libc::EINVAL).into()) }
 }
 
 /// `fallocate`
 pub fn fallocate(call: &Call) -> Answer {
     let file = call.file(0)?;
     let (offset, bytes) = (call.arguments[2].cast_signed(), call.arguments[3].cast_signed());
-    if offset < 0 || bytes <= 0 {
-        return Err(Errno(libc::EINVAL).into());
-    }
     mount().allocate(file.handle(), call.int(1), offset, bytes)?;
     Ok(0)
 }

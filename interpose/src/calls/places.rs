@@ -83,6 +83,8 @@ pub fn fchdir(call: &Call) -> Answer {
         if u32::from(status.stx_mode) & libc::S_IFMT != libc::S_IFDIR {
             return Err(Errno(libc::ENOTDIR).into());
         }
+        let itself = crate::mount::Place { dir: Some(held.handle()), path: b"" };
+        mount().access(itself, libc::X_OK, libc::AT_EACCESS)?;
         return Ok(paths::enter(held).map(|()| 0)?);
     }
     // SAFETY: the program's own call, which takes no memory.

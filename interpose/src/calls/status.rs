@@ -132,7 +132,7 @@ pub fn chmod(call: &Call) -> Answer {
 
 /// `fchmod`
 pub fn fchmod(call: &Call) -> Answer {
-    mount().change(Target::Open(call.file(0)?.handle()), mode(call.arguments[1]))?;
+    mount().change(Target::Open(call.open_file(0)?.handle()), mode(call.arguments[1]))?;
     Ok(0)
 }
 
@@ -161,7 +161,7 @@ pub fn lchown(call: &Call) -> Answer {
 /// `fchown`
 pub fn fchown(call: &Call) -> Answer {
     let change = owner(call.arguments[1], call.arguments[2]);
-    mount().change(Target::Open(call.file(0)?.handle()), change)?;
+    mount().change(Target::Open(call.open_file(0)?.handle()), change)?;
     Ok(0)
 }
 
@@ -209,19 +209,30 @@ pub fn utimes(call: &Call) -> Answer {
     change_spot(call, path(0), Change::Times(times(call.arguments[1], 1000)?))
 }
 
-/// `futimesat`
-pub fn futimesat(call: &Call) -> Answer {
-    let spot = Spot { empty: call.arguments[1] == 0, ..at(0, 1, 0) };
-    change_spot(call, spot, Change::Times(times(call.arguments[2], 1000)?))
+/// Times of the open file, for the calls whose path is missing.
+fn change_times_of_file(call: &Call, times: [libc::timespec; 2]) -> Answer {
+    mount().change(Target::Open(call.open_file(0)?.handle()), Change::Times(times))?;
+    Ok(0)
 }
 
-/// `utimensat`; without a path it is about the descriptor.
+/// `futimesat`; without a path it is about the descriptor.
+pub fn futimesat(call: &Call) -> Answer {
+    let times = times(call.arguments[2], 1000)?;
+    if call.arguments[1] == 0 && call.int(0) != libc::AT_FDCWD {
+        return change_times_of_file(call, times);
+    }
+    change_spot(call, at(0, 1, 0), Change::Times(times))
+}
+
+/// `utimensat`; without a path it is about the descriptor, and takes no flags.
 pub fn utimensat(call: &Call) -> Answer {
-    let flags = call.int(3);
+    let (flags, times) = (call.int(3), times(call.arguments[2], 1)?);
+    if call.arguments[1] == 0 && call.int(0) != libc::AT_FDCWD {
+        only(flags, 0)?;
+        return change_times_of_file(call, times);
+    }
     only(flags, libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH)?;
-    let spot = at(0, 1, flags);
-    let spot = Spot { empty: spot.empty || call.arguments[1] == 0, ..spot };
-    change_spot(call, spot, Change::Times(times(call.arguments[2], 1)?))
+    change_spot(call, at(0, 1, flags), Change::Times(times))
 }
 
 /// `truncate`
@@ -300,7 +311,7 @@ pub fn lsetxattr(call: &Call) -> Answer {
 
 /// `fsetxattr`
 pub fn fsetxattr(call: &Call) -> Answer {
-    Ok(set_xattr_of(call, Target::Open(call.file(0)?.handle()))?)
+    Ok(set_xattr_of(call, Target::Open(call.open_file(0)?.handle()))?)
 }
 
 /// `getxattr`
@@ -315,7 +326,7 @@ pub fn lgetxattr(call: &Call) -> Answer {
 
 /// `fgetxattr`
 pub fn fgetxattr(call: &Call) -> Answer {
-    Ok(get_xattr_of(call, Target::Open(call.file(0)?.handle()))?)
+    Ok(get_xattr_of(call, Target::Open(call.open_file(0)?.handle()))?)
 }
 
 /// `listxattr`
@@ -330,7 +341,7 @@ pub fn llistxattr(call: &Call) -> Answer {
 
 /// `flistxattr`
 pub fn flistxattr(call: &Call) -> Answer {
-    Ok(list_xattrs_of(call, Target::Open(call.file(0)?.handle()))?)
+    Ok(list_xattrs_of(call, Target::Open(call.open_file(0)?.handle()))?)
 }
 
 /// `removexattr`
@@ -345,5 +356,5 @@ pub fn lremovexattr(call: &Call) -> Answer {
 
 /// `fremovexattr`
 pub fn fremovexattr(call: &Call) -> Answer {
-    Ok(remove_xattr_of(call, Target::Open(call.file(0)?.handle()))?)
+    Ok(remove_xattr_of(call, Target::Open(call.open_file(0)?.handle()))?)
 }
