@@ -116,13 +116,17 @@ fn a_path_is_no_open_file() {
     same(&["paths_only", "fchdir_asks_for_search"]);
 }
 
+#[test]
+fn restricted_walks() {
+    same(&["restricted_walks"]);
+}
+
 /// A program that Python reads from its standard input imports from the working directory, which it asks for as a link that
 /// has an empty name.
 #[test]
 fn python_imports_from_the_working_directory() {
     let node = Node::up();
-    let script =
-        "cd $T; echo 'value = 7' > beside.py; echo 'import beside; print(beside.value)' | /usr/bin/python3 -";
+    let script = "cd $T; echo 'value = 7' > beside.py; echo 'import beside; print(beside.value)' | /usr/bin/python3 -";
     assert_eq!(node.sh(script).expect_success(), "7\n");
     node.hearth(&["down"]).expect_success();
     node.check();

@@ -76,13 +76,19 @@ impl Mirror {
 
     /// Opens below the root; `LEAVES` if the path does not stay there.
     fn open_beneath(&self, dir: i32, path: &[u8], flags: i32, mode: u32) -> Result<i32> {
+        self.open_within(dir, path, (flags, mode), 0)
+    }
+
+    /// The same by a walk that may be restricted to less.
+    fn open_within(&self, dir: i32, path: &[u8], (flags, mode): (i32, u32), resolve: u64) -> Result<i32> {
         let path = text(if path.is_empty() { b"." } else { path })?;
         let flags = (flags | libc::O_CLOEXEC) as u32;
-        let how = [u64::from(flags), mode.into(), libc::RESOLVE_BENEATH];
+        let confined = resolve & (libc::RESOLVE_BENEATH | libc::RESOLVE_IN_ROOT) != 0;
+        let how = [u64::from(flags), mode.into(), resolve | if confined { 0 } else { libc::RESOLVE_BENEATH }];
         let arguments =
             [raw::number(dir), path.as_ptr() as u64, how.as_ptr() as u64, size_of_val(&how) as u64];
         match kernel(libc::SYS_openat2, &arguments) {
-            Err(Errno(libc::EXDEV)) => Err(Errno::LEAVES),
+            Err(Errno(libc::EXDEV)) if !confined => Err(Errno::LEAVES),
             other => other.map(|fd| fd as i32),
         }
     }
@@ -125,10 +131,10 @@ fn nothing() -> u64 {
 }
 
 impl Mount for Mirror {
-    fn open(&self, place: Place<'_>, flags: i32, mode: u32) -> Result<Handle> {
+    fn open(&self, place: Place<'_>, flags: i32, mode: u32, resolve: u64) -> Result<Handle> {
         // Where no number is left for the mirror's own descriptor, nothing is created.
         raw::close(hearth::descriptors::move_up(self.root.number(), true)?);
-        Self::keep(self.open_beneath(self.dir(&place), place.path, flags, mode)?)
+        Self::keep(self.open_within(self.dir(&place), place.path, (flags, mode), resolve)?)
     }
 
     fn close(&self, file: Handle) {

@@ -177,7 +177,7 @@ impl Image {
         let rest = file.strip_prefix(site.prefix.as_slice()).ok_or(Errno(libc::ENOENT))?;
         let place = Place { dir: None, path: rest.strip_prefix(b"/").unwrap_or(rest) };
         mount().access(place, libc::X_OK, libc::AT_EACCESS)?;
-        let held = Held::new(mount().open(place, libc::O_RDONLY | libc::O_CLOEXEC, 0)?)?;
+        let held = Held::new(mount().open(place, libc::O_RDONLY | libc::O_CLOEXEC, 0, 0)?)?;
         let status = mount().attributes(crate::mount::Target::Open(held.handle()))?;
         if u32::from(status.stx_mode) & libc::S_IFMT != libc::S_IFREG {
             return Err(Errno(libc::EACCES));
@@ -446,7 +446,7 @@ fn absolute_name(call: &Call, spot: Spot) -> Result<Vec<u8>, Refusal> {
     let found = std::cell::RefCell::new(Vec::new());
     paths::serve(call, spot, |target| {
         let crate::mount::Target::Named(place, _) = target else { return Err(Errno(libc::EACCES)) };
-        let handle = mount().open(place, libc::O_PATH | libc::O_CLOEXEC, 0)?;
+        let handle = mount().open(place, libc::O_PATH | libc::O_CLOEXEC, 0, 0)?;
         let held = Held::new(handle).inspect_err(|_| mount().close(handle))?;
         found.replace(paths::shown(&held)?);
         Ok(0)

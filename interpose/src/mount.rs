@@ -98,8 +98,9 @@ pub struct Passage {
 /// What serves the files. Each method answers what the system call of its name does; `Errno::LEAVES` from those
 /// that take a place.
 pub trait Mount: Sync {
-    /// `openat`: flags as there (`O_PATH` too), mode less the umask.
-    fn open(&self, place: Place<'_>, flags: i32, mode: u32) -> Result<Handle>;
+    /// `openat2`: flags as there (`O_PATH` too), mode less the umask. Of what restricts the walk only
+    /// `RESOLVE_NO_SYMLINKS`, `RESOLVE_BENEATH` and `RESOLVE_IN_ROOT` count; with one of the last two it does not leave.
+    fn open(&self, place: Place<'_>, flags: i32, mode: u32, resolve: u64) -> Result<Handle>;
     /// Ends an open file. Also called in a child between vfork and exec.
     fn close(&self, file: Handle);
     /// A descriptor of the file was closed while others may be left: the process's own `fcntl` locks on it end. Not called

@@ -1,7 +1,7 @@
 //! Every system call of x86-64, and what becomes of it when it concerns a file of ours: a function that serves or
 //! refuses it, or a reason why it cannot concern one. A test holds the table against the kernel's numbers.
 
-use crate::calls::{data, names, numbers, places, process, refused, status, waits};
+use crate::calls::{data, names, numbers, opens, places, process, refused, status, waits};
 use crate::dispatch::{Answer, Call};
 
 /// Where a call carries a path.
@@ -87,7 +87,7 @@ const ABSENT: &str = "the kernel answers ENOSYS";
 pub static ROWS: &[Row] = &[
     row(0, "read", File(0, data::read)),
     row(1, "write", File(0, data::write)),
-    row(2, "open", Paths(const { &[path(0)] }, names::open)),
+    row(2, "open", Paths(const { &[path(0)] }, opens::open)),
     row(3, "close", File(0, numbers::close)),
     row(4, "stat", Paths(const { &[path(0)] }, status::stat)),
     row(5, "fstat", File(0, status::fstat)),
@@ -170,7 +170,7 @@ pub static ROWS: &[Row] = &[
     row(82, "rename", Paths(const { &[path(0).itself(), path(1).itself()] }, names::rename)),
     row(83, "mkdir", Paths(const { &[path(0).itself()] }, names::mkdir)),
     row(84, "rmdir", Paths(const { &[path(0).itself()] }, names::rmdir)),
-    row(85, "creat", Paths(const { &[path(0)] }, names::creat)),
+    row(85, "creat", Paths(const { &[path(0)] }, opens::creat)),
     row(86, "link", Paths(const { &[path(0).itself(), path(1).itself()] }, names::link)),
     row(87, "unlink", Paths(const { &[path(0).itself()] }, names::unlink)),
     row(88, "symlink", Paths(const { &[path(1).itself()] }, names::symlink)),
@@ -342,7 +342,7 @@ pub static ROWS: &[Row] = &[
     row(254, "inotify_add_watch", Paths(const { &[path(1)] }, refused::no_watch)),
     row(255, "inotify_rm_watch", Passes(OTHER_FILES)),
     row(256, "migrate_pages", Passes(MEMORY)),
-    row(257, "openat", Paths(const { &[at(0, 1)] }, names::openat)),
+    row(257, "openat", Paths(const { &[at(0, 1)] }, opens::openat)),
     row(258, "mkdirat", Paths(const { &[at(0, 1).itself()] }, names::mkdirat)),
     row(259, "mknodat", Paths(const { &[at(0, 1).itself()] }, names::mknodat)),
     row(260, "fchownat", Paths(const { &[at(0, 1).or_file()] }, status::fchownat)),
@@ -435,7 +435,7 @@ pub static ROWS: &[Row] = &[
     row(434, "pidfd_open", Passes(PROCESSES)),
     row(435, "clone3", Passes(PROCESSES)),
     row(436, "close_range", Always(numbers::close_range)),
-    row(437, "openat2", Paths(const { &[at(0, 1)] }, names::openat2)),
+    row(437, "openat2", Paths(const { &[at(0, 1)] }, opens::openat2)),
     row(438, "pidfd_getfd", Passes(PROCESSES)),
     row(439, "faccessat2", Paths(const { &[at(0, 1).or_file()] }, status::faccessat2)),
     row(440, "process_madvise", Passes(MEMORY)),

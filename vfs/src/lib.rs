@@ -21,5 +21,5 @@ pub use engine::Engine;
 pub use error::Error;
 pub use file::File;
 pub use model::Model;
-pub use path::{Base, Leaves, Outcome, Place, Stop};
+pub use path::{Base, Leaves, Outcome, Place, Restriction, Scope, Stop};
 pub use vfs::{Subject, Vfs};

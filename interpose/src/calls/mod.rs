@@ -4,6 +4,7 @@
 pub mod data;
 pub mod names;
 pub mod numbers;
+pub mod opens;
 pub mod places;
 pub mod process;
 pub mod refused;

@@ -1,12 +1,10 @@
-//! Names: opening, making, linking, renaming, removing.
+//! Names: making, linking, renaming, removing.
 
 use super::data::mount;
-use crate::descriptors::{self, Held};
-use crate::dispatch::{Answer, Call, Refusal};
+use crate::dispatch::{Answer, Call};
 use crate::memory;
 use crate::mount::{Errno, New, Place, Target};
 use crate::paths::{self, PATH_BYTES_MAX};
-use crate::raw;
 use crate::table::Spot;
 
 const fn path(path: u8) -> Spot {
@@ -19,64 +17,6 @@ const fn at(dir: u8, path: u8) -> Spot {
 
 fn no_file() -> Errno {
     Errno(libc::ENOENT)
-}
-
-/// Opens what a spot names. The number comes first: where none is free, nothing is created.
-fn open_spot(call: &Call, spot: Spot, flags: i32, mode: u32) -> Answer {
-    let exclusive = libc::O_CREAT | libc::O_EXCL;
-    let itself = flags & libc::O_NOFOLLOW != 0 || flags & exclusive == exclusive;
-    let spot = Spot { follow: !itself, ..spot };
-    let creates = flags & libc::O_CREAT != 0 || flags & libc::O_TMPFILE == libc::O_TMPFILE;
-    let mode = if creates { mode & 0o7777 & !paths::umask() } else { 0 };
-    let fd = descriptors::placeholder(flags & libc::O_CLOEXEC != 0)?;
-    let opened = paths::serve(call, spot, |target| {
-        let handle = match target {
-            Target::Named(place, _) => mount().open(place, flags, mode)?,
-            Target::Open(file) => {
-                let path = mount().path(file)?;
-                mount().open(Place { dir: None, path: &path }, flags & !exclusive, 0)?
-            }
-        };
-        let held = Held::new(handle).inspect_err(|_| mount().close(handle))?;
-        descriptors::put(fd, held)?;
-        Ok(raw::number(fd))
-    });
-    if opened.is_err() {
-        raw::close(fd);
-    }
-    opened
-}
-
-/// `open`
-pub fn open(call: &Call) -> Answer {
-    open_spot(call, path(0), call.int(1), call.arguments[2] as u32)
-}
-
-/// `creat`
-pub fn creat(call: &Call) -> Answer {
-    let flags = libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC;
-    open_spot(call, path(0), flags, call.arguments[1] as u32)
-}
-
-/// `openat`
-pub fn openat(call: &Call) -> Answer {
-    open_spot(call, at(0, 1), call.int(2), call.arguments[3] as u32)
-}
-
-/// `openat2`: like a kernel that does not have it where the walk is to be restricted.
-pub fn openat2(call: &Call) -> Answer {
-    if call.arguments[3] < 24 {
-        return Err(Errno(libc::EINVAL).into());
-    }
-    let [flags, mode, resolve] = memory::read_value::<[u64; 3]>(call.arguments[2])?;
-    if let paths::Spotted::Kernel = paths::spot(call, at(0, 1))? {
-        return Err(Refusal::Pass);
-    }
-    if resolve != 0 {
-        return Err(Errno(libc::ENOSYS).into());
-    }
-    let flags = i32::try_from(flags).map_err(|_| Errno(libc::EINVAL))?;
-    open_spot(call, at(0, 1), flags, mode as u32)
 }
 
 /// Makes something at a spot.

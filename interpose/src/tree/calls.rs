@@ -12,19 +12,29 @@ use std::io::{IoSlice, IoSliceMut};
 use std::sync::atomic::{AtomicPtr, Ordering};
 use vfs::engine::{Engine, Target as NodeTarget};
 use vfs::vfs::{AccessIds, Owner, TimeToSet};
-use vfs::{Base, File};
+use vfs::{Base, File, Restriction, Scope};
 
 /// Bytes of directory records read at once.
 const RECORDS_BYTES: usize = 16 << 10;
 
 impl Mount for Tree {
-    fn open(&self, place: Place<'_>, flags: i32, mode: u32) -> Result<Handle> {
+    fn open(&self, place: Place<'_>, flags: i32, mode: u32, resolve: u64) -> Result<Handle> {
         let base = place.dir.as_ref().map_or(&b""[..], |dir| &open_of(dir).path);
         let path = joined(base, place.path);
         let client = self.client()?;
         // First: what cannot be shared is not opened, nor made.
         let state = openings::Place::take()?;
-        let opened = self.place(&place).and_then(|place| client.open(place, flags, mode).map_err(stop_of));
+        let restriction = Restriction {
+            scope: match resolve & (libc::RESOLVE_BENEATH | libc::RESOLVE_IN_ROOT) {
+                0 => Scope::Anywhere,
+                libc::RESOLVE_BENEATH => Scope::Beneath,
+                _ => Scope::InRoot,
+            },
+            no_links: resolve & libc::RESOLVE_NO_SYMLINKS != 0,
+        };
+        let opened = self
+            .place(&place)
+            .and_then(|place| client.open_within(place, flags, mode, restriction).map_err(stop_of));
         let file = opened.inspect_err(|_| state.give_back())?;
         let inode = file.inode();
         let file = file.shared(Box::new(state), state.owner());
