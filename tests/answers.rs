@@ -121,6 +121,11 @@ fn restricted_walks() {
     same(&["restricted_walks"]);
 }
 
+#[test]
+fn arguments() {
+    same(&["arguments"]);
+}
+
 /// A program that Python reads from its standard input imports from the working directory, which it asks for as a link that
 /// has an empty name.
 #[test]

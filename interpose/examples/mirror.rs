@@ -193,6 +193,11 @@ impl Mount for Mirror {
         kernel(call, &[number(file)]).map(|_| ())
     }
 
+    fn sync_range(&self, file: Handle, offset: i64, bytes: i64, flags: u32) -> Result<()> {
+        let arguments = [number(file), offset as u64, bytes as u64, flags.into()];
+        kernel(libc::SYS_sync_file_range, &arguments).map(|_| ())
+    }
+
     fn sync_all(&self) -> Result<()> {
         Ok(())
     }

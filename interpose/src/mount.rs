@@ -116,6 +116,8 @@ pub trait Mount: Sync {
     fn list(&self, file: Handle, sink: &mut dyn FnMut(&Entry<'_>) -> bool) -> Result<()>;
     /// `fsync`; `fdatasync` if `data_only`.
     fn sync(&self, file: Handle, data_only: bool) -> Result<()>;
+    /// `sync_file_range`.
+    fn sync_range(&self, file: Handle, offset: i64, bytes: i64, flags: u32) -> Result<()>;
     /// `sync`, `syncfs`.
     fn sync_all(&self) -> Result<()>;
     /// `fallocate`.

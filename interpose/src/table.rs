@@ -1,7 +1,7 @@
 //! Every system call of x86-64, and what becomes of it when it concerns a file of ours: a function that serves or
 //! refuses it, or a reason why it cannot concern one. A test holds the table against the kernel's numbers.
 
-use crate::calls::{data, names, numbers, opens, places, process, refused, status, waits};
+use crate::calls::{data, maps, names, numbers, opens, places, process, refused, status, waits};
 use crate::dispatch::{Answer, Call};
 
 /// Where a call carries a path.
@@ -94,7 +94,7 @@ pub static ROWS: &[Row] = &[
     row(6, "lstat", Paths(const { &[path(0).itself()] }, status::lstat)),
     row(7, "poll", Always(waits::poll)),
     row(8, "lseek", File(0, data::lseek)),
-    row(9, "mmap", File(4, data::mmap)),
+    row(9, "mmap", File(4, maps::mmap)),
     row(10, "mprotect", Always(process::protect)),
     row(11, "munmap", Passes(MEMORY)),
     row(12, "brk", Passes(MEMORY)),

@@ -366,8 +366,10 @@ static void arguments(void) {
     SAY(linkat(fd, "", AT_FDCWD, "by-descriptor", AT_EMPTY_PATH));
     SAY(linkat(dir, "", AT_FDCWD, "by-descriptor-2", AT_EMPTY_PATH));
     SAY(linkat(AT_FDCWD, "", AT_FDCWD, "by-descriptor-2", AT_EMPTY_PATH));
-    SAY(linkat(AT_FDCWD, "file", AT_FDCWD, "/proc/hard", 0));
-    SAY(linkat(AT_FDCWD, "none", AT_FDCWD, "/proc/hard", 0));
+    SAY(linkat(AT_FDCWD, "file", AT_FDCWD, "/dev/hearth-none", 0));
+    SAY(linkat(AT_FDCWD, "none", AT_FDCWD, "/dev/hearth-none", 0));
+    SAY(linkat(AT_FDCWD, "file", AT_FDCWD, "/dev/null", 0));
+    SAY(linkat(AT_FDCWD, "file", AT_FDCWD, "/dev/hearth-none/new", 0));
     SAY(linkat(AT_FDCWD, "/proc/none", AT_FDCWD, "new", 0));
     SAY(linkat(AT_FDCWD, "/proc/uptime", AT_FDCWD, "new", 0));
     SAY(linkat(AT_FDCWD, "/proc/uptime", AT_FDCWD, "hard", 0));
@@ -396,7 +398,7 @@ static void arguments(void) {
     MAP(10, PROT_READ | PROT_WRITE, MAP_PRIVATE, read_only, 0);
     MAP(10, PROT_READ, MAP_PRIVATE, dir, 0);
     MAP(10, PROT_READ, MAP_SHARED, dir, 0);
-    MAP(10, PROT_READ, MAP_SHARED_VALIDATE | 0x4000000, read_only, 0);
+    MAP(10, PROT_READ, MAP_SHARED_VALIDATE | 0x8000000, read_only, 0);
     MAP(~0UL, PROT_READ, MAP_PRIVATE, fd, 0);
     MAP(~0UL - 8191, PROT_READ, MAP_PRIVATE, fd, 0);
     MAP(4096 * 4, PROT_READ, MAP_PRIVATE, fd, ~4095L);

@@ -3,15 +3,12 @@
 use crate::dispatch::{Answer, Call, Refusal};
 use crate::memory::{self, Buffer, Buffers, Use};
 use crate::mount::{Errno, Handle, Mount, Target};
-use crate::raw;
 use crate::start::site;
-use std::io::IoSliceMut;
 
 /// Bytes of directory entries that one call gives at most.
 const LIST_BYTES_MAX: usize = 1 << 20;
 /// Bytes before the name in a `linux_dirent64`.
 const ENTRY_HEAD: usize = 19;
-const PAGE: u64 = 4096;
 
 /// The mount; there is one when a row's function runs.
 pub fn mount() -> &'static dyn Mount {
@@ -142,9 +139,11 @@ pub fn fdatasync(call: &Call) -> Answer {
     Ok(0)
 }
 
-/// `sync_file_range`: all of the file's data.
+/// `sync_file_range`
 pub fn sync_file_range(call: &Call) -> Answer {
-    mount().sync(call.file(0)?.handle(), true)?;
+    let file = call.file(0)?;
+    let (offset, bytes) = (call.arguments[1].cast_signed(), call.arguments[2].cast_signed());
+    mount().sync_range(file.handle(), offset, bytes, call.arguments[3] as u32)?;
     Ok(0)
 }
 
@@ -231,70 +230,4 @@ pub fn getdents64(call: &Call) -> Answer {
     }
     memory::write_bytes(call.arguments[1], &bytes)?;
     Ok(bytes.len() as u64)
-}
-
-/// `mmap`: a private mapping, or a shared one of a file open for reading only, is a copy of the file as it is now.
-/// What would have to be shared in both directions is refused as by a file system that cannot map.
-pub fn mmap(call: &Call) -> Answer {
-    let [address, length, protection, flags, _, offset] = call.arguments;
-    let flags = flags as u32 as i32;
-    if flags & libc::MAP_ANONYMOUS != 0 {
-        return Err(Refusal::Pass);
-    }
-    let file = call.file(4)?;
-    let access = mount().flags(file.handle());
-    if access & libc::O_PATH != 0 {
-        return Err(Errno(libc::EBADF).into());
-    }
-    if access & libc::O_ACCMODE == libc::O_WRONLY {
-        return Err(Errno(libc::EACCES).into());
-    }
-    let shared = flags & libc::MAP_TYPE != libc::MAP_PRIVATE;
-    if shared && protection as i32 & libc::PROT_WRITE != 0 && access & libc::O_ACCMODE == libc::O_RDONLY {
-        return Err(Errno(libc::EACCES).into());
-    }
-    // A mapping that could be made writable later, or whose file this descriptor can change, is not a copy.
-    if shared && access & libc::O_ACCMODE != libc::O_RDONLY {
-        return Err(Errno(libc::ENODEV).into());
-    }
-    if length == 0 || offset % PAGE != 0 || offset.checked_add(length).is_none() {
-        return Err(Errno(libc::EINVAL).into());
-    }
-    let writable = (libc::PROT_READ | libc::PROT_WRITE) as u64;
-    let kept = flags & !(libc::MAP_TYPE | libc::MAP_POPULATE | libc::MAP_SYNC);
-    let flags = (kept | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
-    // SAFETY: the program's own mapping request, for anonymous memory instead of the file.
-    let start = unsafe { raw::try_call(libc::SYS_mmap, &[address, length, writable, flags, u64::MAX, 0]) }?;
-    let filled = fill(file.handle(), start, length, offset).and_then(|()| {
-        // SAFETY: the mapping was made just now; the program asked for this protection.
-        unsafe { raw::try_call(libc::SYS_mprotect, &[start, length, protection]) }
-    });
-    if let Err(errno) = filled {
-        // SAFETY: the mapping was made just now and nobody knows of it.
-        let _ = unsafe { raw::try_call(libc::SYS_munmap, &[start, length]) };
-        return Err(errno.into());
-    }
-    #[cfg(target_arch = "x86_64")]
-    if protection & libc::PROT_EXEC as u64 != 0
-        && crate::patch::calls_come_with(start, length, protection, true)
-    {
-        crate::fork::note_unseen();
-    }
-    Ok(start)
-}
-
-/// Reads a file into fresh memory until it ends.
-fn fill(file: Handle, start: u64, length: u64, offset: u64) -> Result<(), Errno> {
-    let length = usize::try_from(length).map_err(|_| Errno(libc::ENOMEM))?;
-    // SAFETY: mapped readable and writable just now, for at least this length, and not yet known to anybody.
-    let memory = unsafe { std::slice::from_raw_parts_mut(start as *mut u8, length) };
-    let mut done = 0;
-    while done < length {
-        let mut slices = [IoSliceMut::new(&mut memory[done..])];
-        match mount().read(file, Some(offset + done as u64), &mut slices)? {
-            0 => break,
-            bytes => done += bytes,
-        }
-    }
-    Ok(())
 }

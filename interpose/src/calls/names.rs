@@ -1,7 +1,8 @@
 //! Names: making, linking, renaming, removing.
 
+use super::border;
 use super::data::mount;
-use crate::dispatch::{Answer, Call};
+use crate::dispatch::{Answer, Call, Refusal};
 use crate::memory;
 use crate::mount::{Errno, New, Place, Target};
 use crate::paths::{self, PATH_BYTES_MAX};
@@ -70,7 +71,8 @@ pub fn symlinkat(call: &Call) -> Answer {
 }
 
 fn link_spots(call: &Call, from: Spot, to: Spot) -> Answer {
-    paths::serve_two(call, from, to.itself(), |from, to| mount().link(from, to).map(|()| 0))
+    let linked = paths::serve_two(call, from, to.itself(), |from, to| mount().link(from, to).map(|()| 0));
+    if is_border(&linked) { Err(border::link(call, from, to.itself()).into()) } else { linked }
 }
 
 /// `link`
@@ -89,11 +91,22 @@ pub fn linkat(call: &Call) -> Answer {
     link_spots(call, from, at(2, 3))
 }
 
+/// Whether the two paths lie on different file systems.
+fn is_border(answer: &Answer) -> bool {
+    matches!(answer, Err(Refusal::Errno(Errno(libc::EXDEV))))
+}
+
 fn rename_spots(call: &Call, from: Spot, to: Spot, flags: u32) -> Answer {
-    paths::serve_two(call, from.itself(), to.itself(), |from, to| {
+    const KNOWN: u32 = libc::RENAME_NOREPLACE | libc::RENAME_EXCHANGE | libc::RENAME_WHITEOUT;
+    let exchanges = flags & libc::RENAME_EXCHANGE != 0;
+    if flags & !KNOWN != 0 || exchanges && flags & !libc::RENAME_EXCHANGE != 0 {
+        return Err(Errno(libc::EINVAL).into());
+    }
+    let renamed = paths::serve_two(call, from.itself(), to.itself(), |from, to| {
         let Target::Named(from, _) = from else { return Err(Errno(libc::EBUSY)) };
         mount().rename(from, to, flags).map(|()| 0)
-    })
+    });
+    if is_border(&renamed) { Err(border::rename(call, from, to).into()) } else { renamed }
 }
 
 /// `rename`

@@ -78,8 +78,17 @@ pub fn newfstatat(call: &Call) -> Answer {
     stat_spot(call, at(0, 1, flags), call.arguments[2])
 }
 
+/// Bits of the mask of `statx` that Linux keeps for itself.
+const STATX_RESERVED: u32 = 0x8000_0000;
+
 /// `statx`: always everything.
 pub fn statx(call: &Call) -> Answer {
+    const SYNC: i32 = libc::AT_STATX_FORCE_SYNC | libc::AT_STATX_DONT_SYNC;
+    let flags = call.int(2);
+    only(flags, libc::AT_SYMLINK_NOFOLLOW | libc::AT_NO_AUTOMOUNT | libc::AT_EMPTY_PATH | SYNC)?;
+    if flags & SYNC == SYNC || call.arguments[3] as u32 & STATX_RESERVED != 0 {
+        return Err(Errno(libc::EINVAL).into());
+    }
     paths::serve(call, at(0, 1, call.int(2)), |target| {
         memory::write_value(call.arguments[4], &mount().attributes(target)?).map(|()| 0)
     })

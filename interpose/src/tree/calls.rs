@@ -122,6 +122,10 @@ impl Mount for Tree {
         if data_only { vfs.fdatasync(file) } else { vfs.fsync(file) }.map_err(errno_of)
     }
 
+    fn sync_range(&self, file: Handle, offset: i64, bytes: i64, flags: u32) -> Result<()> {
+        self.client()?.sync_file_range(self.file(&file)?, offset, bytes, flags).map_err(errno_of)
+    }
+
     fn sync_all(&self) -> Result<()> {
         self.client()?.sync().map_err(errno_of)
     }
