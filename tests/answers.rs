@@ -126,12 +126,18 @@ fn arguments() {
     same(&["arguments"]);
 }
 
+#[test]
+fn few_descriptors() {
+    same(&["few_descriptors", "few_from_the_start", "few_for_good"]);
+}
+
 /// A program that Python reads from its standard input imports from the working directory, which it asks for as a link that
 /// has an empty name.
 #[test]
 fn python_imports_from_the_working_directory() {
     let node = Node::up();
-    let script = "cd $T; echo 'value = 7' > beside.py; echo 'import beside; print(beside.value)' | /usr/bin/python3 -";
+    let script =
+        "cd $T; echo 'value = 7' > beside.py; echo 'import beside; print(beside.value)' | /usr/bin/python3 -";
     assert_eq!(node.sh(script).expect_success(), "7\n");
     node.hearth(&["down"]).expect_success();
     node.check();

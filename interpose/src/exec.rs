@@ -16,6 +16,7 @@
 use crate::calls::data::mount;
 use crate::descriptors::{self, Held};
 use crate::dispatch::{Answer, Call, Refusal};
+use crate::limits;
 use crate::local::local;
 use crate::memory;
 use crate::mount::{Errno, Handle, Place};
@@ -72,7 +73,7 @@ pub fn exec(dir: i32, path: u64, arguments: u64, environment: u64, flags: u64) -
     image.find(&named, flags)?;
     image.environment = pointers(environment)?;
     image.set_environment(kept)?;
-    let real = match image.hand_over() {
+    let real = match limits::with_room(|_| image.hand_over()) {
         Ok(real) => real,
         Err(errno) => {
             image.left_over().for_each(raw::close);
@@ -424,7 +425,7 @@ fn memfd(name: &CStr, flags: u64) -> Result<i32, Errno> {
 
 /// A program's file as a descriptor that the kernel can run.
 fn copy_to_memfd(file: Handle) -> Result<i32, Errno> {
-    let fd = memfd(c"hearth-program", libc::MFD_CLOEXEC as u64)?;
+    let fd = limits::with_room(|_| memfd(c"hearth-program", libc::MFD_CLOEXEC as u64))?;
     let mut buffer = vec![0; 256 << 10];
     let mut offset = 0;
     loop {

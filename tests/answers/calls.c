@@ -57,6 +57,15 @@ static int make(const char *name, const char *text) {
     return fd;
 }
 
+static void holds(const char *name, const char *text) {
+    char got[64];
+    int fd = open(name, O_RDONLY);
+    NEED(fd >= 0);
+    ssize_t bytes = read(fd, got, sizeof got);
+    NEED(bytes == (ssize_t)strlen(text) && memcmp(got, text, bytes) == 0);
+    close(fd);
+}
+
 static void wait_for(pid_t child) {
     int status;
     NEED(child > 0 && waitpid(child, &status, 0) == child);
@@ -418,9 +427,15 @@ static void arguments(void) {
     SAY(syscall(SYS_utimensat, fd, NULL, NULL, AT_SYMLINK_NOFOLLOW));
 }
 
-static void few_descriptors(void) {
-    struct rlimit limit = {12, 12};
+static void limit_descriptors(rlim_t count) {
+    struct rlimit limit;
+    NEED(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+    limit.rlim_cur = count;
     NEED(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+}
+
+static void few_descriptors(void) {
+    limit_descriptors(12);
     int count = 0;
     while (open("f", O_RDWR | O_CREAT, 0644) >= 0) count++;
     SAY(count);
@@ -436,13 +451,11 @@ static void few_descriptors(void) {
     SAY(posix_spawn(&child, "/bin/sh", NULL, NULL, arguments, environ));
     wait_for(child);
     SAY(access("spawned", F_OK));
-    limit.rlim_cur = 3;
-    NEED(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+    limit_descriptors(3);
     TRY(open("f", O_RDONLY));
     char byte;
     SAY(pread(3, &byte, 1, 0));
-    limit.rlim_cur = 5;
-    NEED(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+    limit_descriptors(5);
     char *nothing[] = {"true", NULL};
     SAY(close(4));
     SAY(posix_spawn(&child, "/bin/true", NULL, NULL, nothing, environ));
@@ -451,11 +464,22 @@ static void few_descriptors(void) {
 
 /* The limit is there before the program begins. */
 static void few_from_the_start(void) {
-    struct rlimit limit = {12, 12};
-    NEED(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+    limit_descriptors(12);
     fflush(stdout);
     execl(self, self, "few_descriptors", ".", NULL);
     NEED(!"exec");
+}
+
+/* The limit can never be raised again. */
+static void few_for_good(void) {
+    struct rlimit limit = {12, 12};
+    NEED(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+    int fd = make("f", "text");
+    TRY(dup(fd));
+    TRY(open("f", O_RDONLY));
+    TRY(open(".", O_RDONLY));
+    SAY(pwrite(fd, "x", 1, 0));
+    holds("f", "xext");
 }
 
 static void limit_of_file_size(void) {
@@ -609,6 +633,7 @@ static const struct {
     {"after_exec", after_exec}, {"locks_at_exec", locks_at_exec}, {"paths_only", paths_only},
     {"fchdir_asks_for_search", fchdir_asks_for_search}, {"restricted_walks", restricted_walks},
     {"arguments", arguments}, {"few_descriptors", few_descriptors}, {"few_from_the_start", few_from_the_start},
+    {"few_for_good", few_for_good},
     {"limit_of_file_size", limit_of_file_size}, {"copies", copies}, {"zeroed_ranges", zeroed_ranges},
 };
 

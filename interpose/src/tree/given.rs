@@ -11,15 +11,18 @@
 
 use super::{Open, Tree, open_of};
 use crate::descriptors::{self, CWD, Held, Internal};
+use crate::limits;
 use crate::local::local;
-use crate::mount::{Handle, Passage};
+use crate::mount::{Handle, Passage, Result};
 use crate::raw;
 use format::InodeNumber;
 use ipc::Descriptor;
+use libfs::LibFs;
 use libfs::share::{Given, Lifeline};
 use std::mem::ManuallyDrop;
 use std::os::fd::{IntoRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use vfs::Vfs;
 use vfs::engine::{Access, LockOwner};
 
 /// Bytes of what the next program is told before the files whose locks end: the number, the lifeline, the owner of the
@@ -114,6 +117,10 @@ fn closed(files: &[Given], left: &[Given]) -> Vec<Given> {
     closed
 }
 
+fn shared(vfs: &Vfs<LibFs>, files: &[Given], own: bool) -> Result<Lifeline> {
+    limits::with_room(|_| vfs.engine().share(files, own)).map_err(super::errno_of)
+}
+
 fn number_of(lifeline: Lifeline) -> i32 {
     OwnedFd::from(lifeline.into_descriptor()).into_raw_fd()
 }
@@ -126,9 +133,7 @@ impl Tree {
             return;
         }
         // Without it the child opens them anew by their paths.
-        let Ok(lifeline) =
-            self.client().and_then(|vfs| vfs.engine().share(&files, false).map_err(super::errno_of))
-        else {
+        let Ok(lifeline) = self.client().and_then(|vfs| shared(vfs, &files, false)) else {
             return;
         };
         let number = lifeline.number;
@@ -237,7 +242,7 @@ impl Tree {
             let owner = Some(LockOwner::Process { id, pid: raw::process().unsigned_abs() });
             files.push(Given { inode: InodeNumber::NONE, access: Access::default(), owner });
         }
-        let shared = self.client().and_then(|vfs| vfs.engine().share(&files, true).map_err(super::errno_of));
+        let shared = self.client().and_then(|vfs| shared(vfs, &files, true));
         let Ok(lifeline) = shared else { return (0, None) };
         let number = lifeline.number;
         let fd = number_of(lifeline);

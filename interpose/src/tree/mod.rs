@@ -18,6 +18,7 @@ mod paths;
 mod user;
 
 use crate::descriptors::{self, Internal};
+use crate::limits;
 use crate::mount::{Errno, Handle, Place, Result, Target};
 use crate::openings;
 use answers::{errno_of, stop_of};
@@ -202,7 +203,8 @@ impl Tree {
         let version = env!("CARGO_PKG_VERSION");
         let inner = SocketConnector::new(host.clone(), self.socket.clone(), version, ROLE_PROGRAM, keep);
         let connector = Arc::new(Heir { inner, number: AtomicU64::new(self.gift.number()) });
-        let libfs = LibFs::new(host, connector, Limits::default()).map_err(|why| match why {
+        let libfs = limits::with_room(|_| LibFs::new(host, connector, Limits::default()));
+        let libfs = libfs.map_err(|why| match why {
             libfs::Error::Descriptors => Errno(libc::EMFILE),
             libfs::Error::Full => Errno(libc::ENFILE),
             libfs::Error::NoSpace => Errno(libc::ENOSPC),
