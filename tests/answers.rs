@@ -9,7 +9,7 @@ mod harness;
 use harness::{Expect, Node, limited};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
-use std::process::Output;
+use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
 
 /// The program of the cases, compiled once.
@@ -139,6 +139,43 @@ fn python_imports_from_the_working_directory() {
     let script =
         "cd $T; echo 'value = 7' > beside.py; echo 'import beside; print(beside.value)' | /usr/bin/python3 -";
     assert_eq!(node.sh(script).expect_success(), "7\n");
+    node.hearth(&["down"]).expect_success();
+    node.check();
+}
+
+/// Runs a case on a node's tree, through the mount or the library.
+fn start(node: &Node, mounted: bool, case: &str, folder: &str) -> std::process::Child {
+    let mut command = Command::new("timeout");
+    command.args(["--kill-after=5", "60"]);
+    if !mounted {
+        command.args([env!("CARGO_BIN_EXE_hearth"), "run", "--dir", node.dir(), "--"]);
+    }
+    command.args([&program(), case, folder]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// A name that always exists is found, whoever renames over it meanwhile.
+fn meet(node: &Node, doors: &[(bool, bool)]) {
+    for (renamer, caller) in doors {
+        let folder = node.path(&format!("{renamer}-{caller}"));
+        node.sh(&format!("mkdir {folder}; echo text > {folder}/always")).expect_success();
+        let renames = start(node, *renamer, "renames_over", &folder);
+        let meets = start(node, *caller, "meets_renames", &folder).wait_with_output().unwrap();
+        node.sh(&format!("touch {folder}/enough")).expect_success();
+        let renames = renames.wait_with_output().unwrap();
+        assert_eq!(printed("the caller", &meets), "met\n", "renamer, caller mounted: {renamer}, {caller}");
+        assert_eq!(printed("the renamer", &renames), "");
+    }
+}
+
+#[test]
+fn a_name_that_is_renamed_over_is_always_there() {
+    let node = Node::up();
+    meet(&node, &[(false, false)]);
+    if harness::can_mount() {
+        node.hearth(&["mount"]).expect_success();
+        meet(&node, &[(true, false), (true, true)]);
+        node.hearth(&["umount"]).expect_success();
+    }
     node.hearth(&["down"]).expect_success();
     node.check();
 }

@@ -625,6 +625,38 @@ static void zeroed_ranges(void) {
     SAY(fallocate(open("f", O_RDONLY), FALLOC_FL_ZERO_RANGE, 0, 10));
 }
 
+/* Renames over a name until somebody says that it is enough. */
+static void renames_over(void) {
+    close(make("begun", ""));
+    while (access("enough", F_OK) < 0) {
+        close(make("new", "text"));
+        NEED(rename("new", "always") == 0);
+    }
+}
+
+/* Calls on a name that always exists. */
+static void meets_renames(void) {
+    struct stat status;
+    char buffer[256];
+    while (access("begun", F_OK) < 0) usleep(1000);
+    for (int round = 0; round < 100; round++) {
+        int fd = open("always", O_RDONLY), creating = open("always", O_RDWR | O_CREAT, 0644);
+        NEED(fd >= 0 && creating >= 0);
+        close(fd);
+        close(creating);
+        NEED(stat("always", &status) == 0);
+        NEED(lstat("always", &status) == 0);
+        NEED(access("always", R_OK) == 0);
+        NEED(chmod("always", 0640) == 0);
+        NEED(utime("always", NULL) == 0);
+        NEED(listxattr("always", buffer, sizeof buffer) >= 0);
+        NEED(setxattr("always", "user.a", "1", 1, 0) == 0);
+        NEED(truncate("always", 2) == 0);
+    }
+    close(make("enough", ""));
+    puts("met");
+}
+
 static const struct {
     const char *name;
     void (*run)(void);
@@ -633,7 +665,7 @@ static const struct {
     {"after_exec", after_exec}, {"locks_at_exec", locks_at_exec}, {"paths_only", paths_only},
     {"fchdir_asks_for_search", fchdir_asks_for_search}, {"restricted_walks", restricted_walks},
     {"arguments", arguments}, {"few_descriptors", few_descriptors}, {"few_from_the_start", few_from_the_start},
-    {"few_for_good", few_for_good},
+    {"few_for_good", few_for_good}, {"renames_over", renames_over}, {"meets_renames", meets_renames},
     {"limit_of_file_size", limit_of_file_size}, {"copies", copies}, {"zeroed_ranges", zeroed_ranges},
 };
 

@@ -212,6 +212,11 @@ impl<'e, E: Engine> Walker<'e, E> {
         self.go(path, false, follow).map(|_| ())
     }
 
+    /// Whose walk it is.
+    pub(crate) fn caller(&self) -> &'e Caller {
+        self.caller
+    }
+
     /// Where it stands.
     pub(crate) fn at(&self) -> InodeNumber {
         self.here

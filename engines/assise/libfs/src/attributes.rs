@@ -177,6 +177,8 @@ impl LibFs {
                     Status::Ok => Some(response),
                     Status::NoAttribute => None,
                     Status::Sealed | Status::Invalid => continue,
+                    // Removed meanwhile: whoever walked to it walks again.
+                    Status::NotFound => return Err(Error::Stale),
                     refused => return Err(error_of(refused)),
                 };
             if self.xattr_view_now(node, mode)? == view_of_call {
@@ -293,6 +295,8 @@ impl LibFs {
                 match self.call(&line, CallKind::ListXattr, &[request.as_bytes()], &mut response)? {
                     Status::Ok => {}
                     Status::Sealed | Status::Invalid => continue,
+                    // Removed meanwhile: whoever walked to it walks again.
+                    Status::NotFound => return Err(Error::Stale),
                     refused => return Err(error_of(refused)),
                 }
             }
