@@ -179,3 +179,8 @@ fn a_name_that_is_renamed_over_is_always_there() {
     node.hearth(&["down"]).expect_success();
     node.check();
 }
+
+#[test]
+fn holes_are_no_blocks() {
+    same(&["blocks"]);
+}

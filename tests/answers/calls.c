@@ -601,6 +601,44 @@ static void copies(void) {
     SAY(sendfile(pipes[1], path, NULL, 1));
 }
 
+static long blocks_of(int fd) {
+    struct stat status;
+    NEED(fstat(fd, &status) == 0);
+    return status.st_blocks;
+}
+
+static void blocks(void) {
+    static char data[10000];
+    int fd = open("f", O_RDWR | O_CREAT, 0644);
+    NEED(fd >= 0);
+    SAY(ftruncate(fd, 1 << 30));
+    SAY(blocks_of(fd));
+    SAY(pwrite(fd, data, 4096, 1 << 29));
+    SAY(blocks_of(fd));
+    SAY(pwrite(fd, data, 100, 5000));
+    SAY(pwrite(fd, data, 100, 5100));
+    SAY(blocks_of(fd));
+    SAY(pwrite(fd, data, 4096, 1 << 29));
+    SAY(blocks_of(fd));
+    SAY(pwrite(fd, data, sizeof data, 100000));
+    SAY(blocks_of(fd));
+    SAY(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 1 << 29, 4096));
+    SAY(blocks_of(fd));
+    SAY(ftruncate(fd, 6000));
+    SAY(blocks_of(fd));
+    SAY(ftruncate(fd, 0));
+    SAY(blocks_of(fd));
+    SAY(fallocate(fd, 0, 0, 100000));
+    SAY(blocks_of(fd));
+    int grows = open("grows", O_WRONLY | O_CREAT | O_APPEND, 0644);
+    long wrong = 0;
+    for (int i = 1; i <= 300; i++) {
+        NEED(write(grows, data, 100) == 100);
+        wrong += blocks_of(grows) != (i * 100 + 4095) / 4096 * 8;
+    }
+    SAY(wrong);
+}
+
 static void zeroed_ranges(void) {
     char got[16384];
     static char data[16384];
@@ -666,7 +704,7 @@ static const struct {
     {"fchdir_asks_for_search", fchdir_asks_for_search}, {"restricted_walks", restricted_walks},
     {"arguments", arguments}, {"few_descriptors", few_descriptors}, {"few_from_the_start", few_from_the_start},
     {"few_for_good", few_for_good}, {"renames_over", renames_over}, {"meets_renames", meets_renames},
-    {"limit_of_file_size", limit_of_file_size}, {"copies", copies}, {"zeroed_ranges", zeroed_ranges},
+    {"limit_of_file_size", limit_of_file_size}, {"copies", copies}, {"zeroed_ranges", zeroed_ranges}, {"blocks", blocks},
 };
 
 int main(int count, char **given) {
