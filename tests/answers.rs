@@ -131,6 +131,11 @@ fn few_descriptors() {
     same(&["few_descriptors", "few_from_the_start", "few_for_good"]);
 }
 
+#[test]
+fn limit_of_file_size() {
+    same(&["limit_of_file_size"]);
+}
+
 /// A program that Python reads from its standard input imports from the working directory, which it asks for as a link that
 /// has an empty name.
 #[test]

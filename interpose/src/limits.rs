@@ -1,4 +1,8 @@
-//! The process's limits, where they meet the library's own descriptors.
+//! The process's limits: that on the size of files, which is kept for files of the tree too, and that on descriptors, where
+//! it meets the library's own.
+//!
+//! The kernel keeps the limits; that on sizes is remembered, so that a write need not ask for it. Another process that sets
+//! it (`prlimit`) is not seen before the next program.
 //!
 //! A program whose limit on descriptors is low needs all of its numbers. So the library's own lie above that limit: for the
 //! moment in which they are made the limit is higher. Who may not raise it (neither is the hard limit higher, nor is the
@@ -6,6 +10,7 @@
 
 use crate::mount::Errno;
 use crate::raw;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A limit on descriptors below which the library's own lie above it.
 const LOW: u64 = 1024;
@@ -22,6 +27,32 @@ pub fn of(resource: u32) -> Result<[u64; 2], Errno> {
     // SAFETY: the kernel fills the two words.
     unsafe { raw::try_call(libc::SYS_prlimit64, &arguments) }?;
     Ok(limit)
+}
+
+/// Bytes that a file may have by this process's writes; all ones without a limit.
+static FILE_BYTES: AtomicU64 = AtomicU64::new(u64::MAX);
+
+/// Asks the kernel for the limit on the size of files: at the start, and when the process has set it.
+pub fn learn_file_bytes() {
+    let limit = of(libc::RLIMIT_FSIZE).map_or(u64::MAX, |limit| limit[0]);
+    FILE_BYTES.store(limit, Ordering::Relaxed);
+}
+
+/// Bytes that a file may have by this process's writes, if there is a limit.
+#[inline]
+pub fn file_bytes() -> Option<u64> {
+    let limit = FILE_BYTES.load(Ordering::Relaxed);
+    (limit != u64::MAX).then_some(limit)
+}
+
+/// What a call answers that would make a file too large: the thread gets the signal that says so.
+#[cold]
+pub fn too_large() -> Errno {
+    let thread = raw::number(raw::thread());
+    let arguments = [raw::number(raw::process()), thread, libc::SIGXFSZ as u64];
+    // SAFETY: takes no memory. A handler runs when the call has ended.
+    let _ = unsafe { raw::try_call(libc::SYS_tgkill, &arguments) };
+    Errno(libc::EFBIG)
 }
 
 fn set_descriptors(limit: &[u64; 2]) -> Result<(), Errno> {

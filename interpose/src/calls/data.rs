@@ -1,9 +1,11 @@
 //! Contents: reading, writing, positions, durability, entries of directories, mappings.
 
+use super::sizes;
 use crate::dispatch::{Answer, Call, Refusal};
 use crate::memory::{self, Buffer, Buffers, Use};
 use crate::mount::{Errno, Handle, Mount, Target};
 use crate::start::site;
+use std::io::IoSlice;
 
 /// Bytes of directory entries that one call gives at most.
 const LIST_BYTES_MAX: usize = 1 << 20;
@@ -22,7 +24,25 @@ fn receive(file: Handle, at: Option<u64>, mut buffers: Buffers) -> Answer {
 
 #[inline]
 fn send(file: Handle, at: Option<u64>, buffers: &Buffers) -> Answer {
-    Ok(buffers.with_sources(|slices| mount().write(file, at, slices))? as u64)
+    let write = |slices: &[IoSlice<'_>]| {
+        let asked = slices.iter().map(|slice| slice.len()).sum();
+        match sizes::room(file, at, asked)? {
+            room if room == asked => mount().write(file, at, slices),
+            room => mount().write(file, at, &first_of(slices, room)),
+        }
+    };
+    Ok(buffers.with_sources(write)? as u64)
+}
+
+/// The first bytes of the slices, so many.
+#[cold]
+fn first_of<'a>(slices: &'a [IoSlice<'_>], mut left: usize) -> Vec<IoSlice<'a>> {
+    let cut = slices.iter().map(|slice| {
+        let count = slice.len().min(left);
+        left -= count;
+        IoSlice::new(&slice[..count])
+    });
+    cut.collect()
 }
 
 /// What a call with one buffer receives.
@@ -36,6 +56,10 @@ fn receive_one(file: Handle, at: Option<u64>, call: &Call) -> Answer {
 #[inline]
 fn send_one(file: Handle, at: Option<u64>, call: &Call) -> Answer {
     let buffer = Buffer::new(call.arguments[1], call.arguments[2], Use::Source)?;
+    let buffer = match sizes::room(file, at, buffer.bytes())? {
+        room if room == buffer.bytes() => buffer,
+        room => Buffer::new(call.arguments[1], room as u64, Use::Source)?,
+    };
     Ok(buffer.with_source(|slices| mount().write(file, at, slices))? as u64)
 }
 
@@ -167,6 +191,7 @@ pub fn ftruncate(call: &Call) -> Answer {
     if size < 0 {
         return Err(Errno(libc::EINVAL).into());
     }
+    sizes::check(Target::Open(file.handle()), size)?;
     mount().change(Target::Open(file.handle()), crate::mount::Change::Size(size))?;
     Ok(0)
 }
@@ -197,6 +222,10 @@ pub fn fadvise64(call: &Call) -> Answer {
 pub fn fallocate(call: &Call) -> Answer {
     let file = call.file(0)?;
     let (offset, bytes) = (call.arguments[2].cast_signed(), call.arguments[3].cast_signed());
+    let grows = call.int(1) & libc::FALLOC_FL_KEEP_SIZE == 0 && offset >= 0 && bytes > 0;
+    if let Some(end) = offset.checked_add(bytes).filter(|_| grows) {
+        sizes::check(Target::Open(file.handle()), end)?;
+    }
     mount().allocate(file.handle(), call.int(1), offset, bytes)?;
     Ok(0)
 }

@@ -10,5 +10,6 @@ pub mod opens;
 pub mod places;
 pub mod process;
 pub mod refused;
+pub mod sizes;
 pub mod status;
 pub mod waits;

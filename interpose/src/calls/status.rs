@@ -1,6 +1,7 @@
 //! Attributes: `stat` and its kin, permissions, owners, times, sizes, extended attributes.
 
 use super::data::mount;
+use super::sizes;
 use crate::dispatch::{Answer, Call};
 use crate::memory;
 use crate::mount::{Change, Errno, Target};
@@ -250,7 +251,10 @@ pub fn truncate(call: &Call) -> Answer {
     if size < 0 {
         return Err(Errno(libc::EINVAL).into());
     }
-    change_spot(call, path(0), Change::Size(size))
+    paths::serve(call, path(0), |target| {
+        sizes::check(target, size)?;
+        mount().change(target, Change::Size(size)).map(|()| 0)
+    })
 }
 
 /// `statfs`
