@@ -136,6 +136,11 @@ fn limit_of_file_size() {
     same(&["limit_of_file_size"]);
 }
 
+#[test]
+fn copies() {
+    same(&["copies"]);
+}
+
 /// A program that Python reads from its standard input imports from the working directory, which it asks for as a link that
 /// has an empty name.
 #[test]

@@ -102,6 +102,7 @@ impl Gateway {
             opcode::WRITE => self.write(header, body, reply),
             opcode::FALLOCATE => self.fallocate(header, body),
             opcode::LSEEK => self.lseek(body, reply),
+            opcode::COPY_FILE_RANGE => self.copy_file_range(header, body, reply),
             opcode::FSYNC | opcode::FSYNCDIR => self.fsync(header, body),
             opcode::FLUSH => self.flush(body),
             opcode::RELEASE | opcode::RELEASEDIR => self.release(body),

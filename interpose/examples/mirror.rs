@@ -160,6 +160,15 @@ impl Mount for Mirror {
         kernel(call, &vector).map(|bytes| bytes as usize)
     }
 
+    fn copy(&self, from: (Handle, Option<i64>), to: (Handle, Option<i64>), bytes: usize) -> Result<usize> {
+        let (mut from_offset, mut to_offset) = (from.1, to.1);
+        let at =
+            |offset: &mut Option<i64>| offset.as_mut().map_or(0, |offset| std::ptr::from_mut(offset) as u64);
+        let (read, write) = (at(&mut from_offset), at(&mut to_offset));
+        let arguments = [number(from.0), read, number(to.0), write, bytes as u64, 0];
+        kernel(libc::SYS_copy_file_range, &arguments).map(|bytes| bytes as usize)
+    }
+
     fn seek(&self, file: Handle, offset: i64, whence: i32) -> Result<u64> {
         kernel(libc::SYS_lseek, &[number(file), offset as u64, whence as u64])
     }

@@ -110,6 +110,8 @@ pub trait Mount: Sync {
     fn read(&self, file: Handle, at: Option<u64>, into: &mut [IoSliceMut<'_>]) -> Result<usize>;
     /// `writev`, `pwritev` at an offset.
     fn write(&self, file: Handle, at: Option<u64>, from: &[IoSlice<'_>]) -> Result<usize>;
+    /// `copy_file_range`: at offsets, or at the files' own, which move.
+    fn copy(&self, from: (Handle, Option<i64>), to: (Handle, Option<i64>), bytes: usize) -> Result<usize>;
     /// `lseek`.
     fn seek(&self, file: Handle, offset: i64, whence: i32) -> Result<u64>;
     /// `getdents64`: entries from the file's position on, until `sink` answers false (that one comes again).

@@ -1,7 +1,7 @@
 //! Every system call of x86-64, and what becomes of it when it concerns a file of ours: a function that serves or
 //! refuses it, or a reason why it cannot concern one. A test holds the table against the kernel's numbers.
 
-use crate::calls::{data, maps, names, numbers, opens, places, process, refused, status, waits};
+use crate::calls::{copies, data, maps, names, numbers, opens, places, process, refused, status, waits};
 use crate::dispatch::{Answer, Call};
 
 /// Where a call carries a path.
@@ -125,7 +125,7 @@ pub static ROWS: &[Row] = &[
     row(37, "alarm", Passes(TIME)),
     row(38, "setitimer", Passes(TIME)),
     row(39, "getpid", Passes(PROCESSES)),
-    row(40, "sendfile", Files(0, 1, refused::sendfile)),
+    row(40, "sendfile", Files(0, 1, copies::sendfile)),
     row(41, "socket", Passes(MAKES)),
     row(42, "connect", File(0, refused::not_a_socket)),
     row(43, "accept", File(0, refused::not_a_socket)),
@@ -411,7 +411,7 @@ pub static ROWS: &[Row] = &[
     row(323, "userfaultfd", Passes(MEMORY)),
     row(324, "membarrier", Passes(PROCESSES)),
     row(325, "mlock2", Passes(MEMORY)),
-    row(326, "copy_file_range", Files(0, 2, refused::copy_file_range)),
+    row(326, "copy_file_range", Files(0, 2, copies::copy_file_range)),
     row(327, "preadv2", File(0, data::preadv2)),
     row(328, "pwritev2", File(0, data::pwritev2)),
     row(329, "pkey_mprotect", Always(process::protect)),

@@ -6,6 +6,7 @@
 
 pub mod access;
 pub mod conformance;
+pub mod copy;
 pub mod engine;
 pub mod errno;
 pub mod error;

@@ -1,17 +1,21 @@
 //! Open files: opening, contents, closing.
 
 use crate::abi::{
-    Body, CreateIn, FSYNC_DATA, FallocateIn, FlushIn, FsyncIn, InHeader, LseekIn, OPEN_DIRECT_IO,
-    OPEN_TO_EXECUTE, OpenIn, OpenOut, ReadIn, ReleaseIn, Reply, SizeOut, WRITE_FROM_CACHE, WriteIn,
+    Body, CopyFileRangeIn, CreateIn, FSYNC_DATA, FallocateIn, FlushIn, FsyncIn, InHeader, LseekIn,
+    OPEN_DIRECT_IO, OPEN_TO_EXECUTE, OpenIn, OpenOut, ReadIn, ReleaseIn, Reply, SizeOut, WRITE_FROM_CACHE,
+    WriteIn,
 };
 use crate::callers::{caller, caller_of_file};
 use crate::files::OpenFile;
 use crate::gateway::{Answer, Gateway, name, node};
 use format::record::{FILE_BYTES_MAX, FileType};
 use std::io::{IoSlice, IoSliceMut};
+use vfs::copy::copy_pieces;
 use vfs::engine::{Access, Allocate, At, Attributes, Created, Extent, Handle, New, NewType, Sync};
 use vfs::{Caller, Error, access};
 
+/// Bytes that one message copies at most: others wait meanwhile.
+const COPY_BYTES_MAX: usize = 16 << 20;
 const PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
 
 fn has(flags: u32, flag: i32) -> bool {
@@ -149,6 +153,30 @@ impl Gateway {
         let file = self.files.get(fields.handle)?;
         let caller = caller_of_file(header, &file.opener);
         self.engine.allocate(&caller, file.handle, what, fields.offset, fields.bytes)?;
+        Ok(Answer::Ready)
+    }
+
+    /// Copies within the engine, less than asked if that would take long: programs ask on.
+    pub(crate) fn copy_file_range(
+        &self,
+        header: &InHeader,
+        body: &mut Body<'_>,
+        reply: &mut Reply,
+    ) -> Result<Answer, Error> {
+        let fields: CopyFileRangeIn = body.take()?;
+        let (from, to) = (self.files.get(fields.from_handle)?, self.files.get(fields.to_handle)?);
+        let bytes = usize::try_from(fields.bytes).map_or(COPY_BYTES_MAX, |bytes| bytes.min(COPY_BYTES_MAX));
+        let caller = caller_of_file(header, &to.opener);
+        let copied = copy_pieces(
+            bytes,
+            |at, into| self.engine.read(from.handle, fields.from_offset + at, &mut [IoSliceMut::new(into)]),
+            |at, bytes| {
+                let at = At::Offset(fields.to_offset + at);
+                Ok(self.engine.write(&caller, to.handle, at, &[IoSlice::new(bytes)])?.bytes)
+            },
+        )?;
+        let bytes = u32::try_from(copied).expect("no more is copied than was asked for");
+        reply.put(&SizeOut { bytes, unused: 0 });
         Ok(Answer::Ready)
     }
 

@@ -2,6 +2,7 @@
 //! subject. They decode the kernel's arguments, ask the mount, and encode its answer as the kernel would.
 
 pub mod border;
+pub mod copies;
 pub mod data;
 pub mod maps;
 pub mod names;

@@ -90,6 +90,11 @@ impl Mount for Tree {
         .map_err(errno_of)
     }
 
+    fn copy(&self, from: (Handle, Option<i64>), to: (Handle, Option<i64>), bytes: usize) -> Result<usize> {
+        let (source, target) = ((self.file(&from.0)?, from.1), (self.file(&to.0)?, to.1));
+        self.client()?.copy(source, target, bytes).map_err(errno_of)
+    }
+
     fn seek(&self, file: Handle, offset: i64, whence: i32) -> Result<u64> {
         self.client()?.lseek(self.file(&file)?, offset, whence).map_err(errno_of)
     }
