@@ -14,6 +14,7 @@ pub mod file;
 pub mod locks;
 pub mod model;
 pub mod path;
+pub mod ranges;
 pub mod table;
 pub mod vfs;
 

@@ -11,12 +11,12 @@ use crate::gateway::{Answer, Gateway, name, node};
 use format::record::{FILE_BYTES_MAX, FileType};
 use std::io::{IoSlice, IoSliceMut};
 use vfs::copy::copy_pieces;
-use vfs::engine::{Access, Allocate, At, Attributes, Created, Extent, Handle, New, NewType, Sync};
+use vfs::engine::{Access, At, Attributes, Created, Extent, Handle, New, NewType, Sync};
+use vfs::ranges::allocations;
 use vfs::{Caller, Error, access};
 
 /// Bytes that one message copies at most: others wait meanwhile.
 const COPY_BYTES_MAX: usize = 16 << 20;
-const PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
 
 fn has(flags: u32, flag: i32) -> bool {
     flags & flag as u32 != 0
@@ -137,12 +137,7 @@ impl Gateway {
 
     pub(crate) fn fallocate(&self, header: &InHeader, body: &mut Body<'_>) -> Result<Answer, Error> {
         let fields: FallocateIn = body.take()?;
-        let what = match fields.mode {
-            0 => Allocate::Extend,
-            libc::FALLOC_FL_KEEP_SIZE => Allocate::KeepSize,
-            PUNCH => Allocate::PunchHole,
-            _ => return Err(Error::NotSupported),
-        };
+        let operations = allocations(fields.mode).ok_or(Error::NotSupported)?;
         if fields.bytes == 0 {
             return Err(Error::Invalid);
         }
@@ -152,7 +147,9 @@ impl Gateway {
         }
         let file = self.files.get(fields.handle)?;
         let caller = caller_of_file(header, &file.opener);
-        self.engine.allocate(&caller, file.handle, what, fields.offset, fields.bytes)?;
+        for what in operations {
+            self.engine.allocate(&caller, file.handle, *what, fields.offset, fields.bytes)?;
+        }
         Ok(Answer::Ready)
     }
 

@@ -2,10 +2,11 @@
 
 use super::{Vfs, failed};
 use crate::copy::copy_pieces;
-use crate::engine::{Allocate, At, Changes, Engine, Extent, Handle, Sync, Target};
+use crate::engine::{At, Changes, Engine, Extent, Handle, Sync, Target};
 use crate::error::Error;
 use crate::file::File;
 use crate::path::Outcome;
+use crate::ranges::allocations;
 use crate::vfs::Subject;
 use format::record::{FILE_BYTES_MAX, FileType};
 use libc::c_int;
@@ -19,12 +20,7 @@ const IO_FLAGS: c_int =
     libc::RWF_APPEND | libc::RWF_DSYNC | libc::RWF_SYNC | libc::RWF_NOWAIT | libc::RWF_HIPRI;
 
 /// Modes of `fallocate` that Linux knows and we do not: their other errors come first.
-const LINUX_ALLOCATES: [c_int; 4] = [
-    libc::FALLOC_FL_COLLAPSE_RANGE,
-    libc::FALLOC_FL_INSERT_RANGE,
-    libc::FALLOC_FL_ZERO_RANGE,
-    libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE,
-];
+const LINUX_ALLOCATES: [c_int; 2] = [libc::FALLOC_FL_COLLAPSE_RANGE, libc::FALLOC_FL_INSERT_RANGE];
 
 impl<E: Engine> Vfs<E> {
     /// `read`, `readv`: at the offset, which moves.
@@ -150,29 +146,25 @@ impl<E: Engine> Vfs<E> {
         Ok(())
     }
 
-    /// `fallocate`: no flags, `FALLOC_FL_KEEP_SIZE`, and with it `FALLOC_FL_PUNCH_HOLE`.
+    /// `fallocate`: the modes of [`allocations`], each of whose operations takes effect by itself.
     ///
     /// # Errors
     /// `Invalid`, `NotSupported`, `BadDescriptor`, `FileTooBig`; those of [`Engine::allocate`].
     pub fn fallocate(&self, file: &File, mode: c_int, offset: i64, bytes: i64) -> Result<(), Error> {
-        const PUNCH: c_int = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         file.handle()?;
         let (Ok(offset), Ok(bytes @ 1..)) = (u64::try_from(offset), u64::try_from(bytes)) else {
             return Err(Error::Invalid);
         };
-        let what = match mode {
-            0 => Some(Allocate::Extend),
-            libc::FALLOC_FL_KEEP_SIZE => Some(Allocate::KeepSize),
-            PUNCH => Some(Allocate::PunchHole),
-            mode if LINUX_ALLOCATES.contains(&mode) => None,
-            _ => return Err(Error::NotSupported),
-        };
+        let operations = allocations(mode);
+        if operations.is_none() && !LINUX_ALLOCATES.contains(&mode) {
+            return Err(Error::NotSupported);
+        }
         let handle = file.writable()?;
         if offset + bytes > FILE_BYTES_MAX {
             return Err(Error::FileTooBig);
         }
-        let what = what.ok_or(Error::NotSupported)?;
-        self.engine.allocate(&self.caller(), handle, what, offset, bytes)
+        let (operations, caller) = (operations.ok_or(Error::NotSupported)?, self.caller());
+        operations.iter().try_for_each(|what| self.engine.allocate(&caller, handle, *what, offset, bytes))
     }
 
     /// `fsync`, of a file or a directory.
