@@ -187,7 +187,7 @@ fn a_name_that_is_renamed_over_is_always_there() {
     meet(&node, &[(false, false)]);
     if harness::can_mount() {
         node.hearth(&["mount"]).expect_success();
-        meet(&node, &[(true, false), (true, true)]);
+        meet(&node, &[(true, false), (false, true), (true, true)]);
         node.hearth(&["umount"]).expect_success();
     }
     node.hearth(&["down"]).expect_success();
