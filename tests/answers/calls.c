@@ -447,9 +447,10 @@ static void few_descriptors(void) {
         SAY(fd);
     }
     pid_t child;
-    char *arguments[] = {"sh", "-c", "echo spawned > spawned; cat h; exec 9>&-", NULL};
+    char *arguments[] = {"sh", "-c", "echo spawned > spawned; cat h > copied; exec 9>&-", NULL};
     SAY(posix_spawn(&child, "/bin/sh", NULL, NULL, arguments, environ));
     wait_for(child);
+    holds("copied", "of the child");
     SAY(access("spawned", F_OK));
     limit_descriptors(3);
     TRY(open("f", O_RDONLY));
