@@ -55,6 +55,7 @@ pub(crate) mod opcode {
     pub(crate) const FALLOCATE: u32 = 43;
     pub(crate) const RENAME2: u32 = 45;
     pub(crate) const LSEEK: u32 = 46;
+    pub(crate) const COPY_FILE_RANGE: u32 = 47;
     pub(crate) const STATX: u32 = 52;
 }
 
@@ -460,6 +461,18 @@ pub(crate) struct LseekIn {
     pub(crate) unused: u32,
 }
 
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(crate) struct CopyFileRangeIn {
+    pub(crate) from_handle: u64,
+    pub(crate) from_offset: u64,
+    pub(crate) to_node: u64,
+    pub(crate) to_handle: u64,
+    pub(crate) to_offset: u64,
+    pub(crate) bytes: u64,
+    pub(crate) flags: u64,
+}
+
 /// Begins an entry of `readdir`; the name follows, then zeros up to a multiple of eight bytes.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -477,6 +490,7 @@ const _: () = {
     assert!(size_of::<AttrOut>() == 104 && size_of::<StatxOut>() == 32 + 256 && size_of::<SetattrIn>() == 88);
     assert!(size_of::<ReadIn>() == 40 && size_of::<WriteIn>() == 40 && size_of::<LockIn>() == 48);
     assert!(size_of::<StatfsOut>() == 80 && size_of::<FallocateIn>() == 32 && size_of::<Dirent>() == 24);
+    assert!(size_of::<CopyFileRangeIn>() == 56);
 };
 
 /// What follows the header of a message, taken from the front.

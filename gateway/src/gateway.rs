@@ -6,6 +6,7 @@ use crate::arrivals::Arrivals;
 use crate::files::Files;
 use crate::nodes::Nodes;
 use crate::operations::attr;
+use crate::retries::Retries;
 use crate::waits::Waits;
 use format::{InodeNumber, Name, name::NameError};
 use ipc::Host;
@@ -38,6 +39,7 @@ pub(crate) struct Gateway {
     pub(crate) files: Files,
     pub(crate) waits: Waits,
     pub(crate) arrivals: Arrivals,
+    pub(crate) retries: Retries,
     pub(crate) send: Send,
 }
 
@@ -48,6 +50,7 @@ impl Gateway {
             files: Files::new(host.clone()),
             waits: Waits::new(host.clone(), waits_max),
             arrivals: Arrivals::new(host.clone()),
+            retries: Retries::new(host.clone()),
             engine,
             host,
             send,
@@ -60,6 +63,9 @@ impl Gateway {
         reply.clear();
         let (header, body) = abi::split(message).ok()?;
         let served = catch_unwind(AssertUnwindSafe(|| self.serve(&header, body, reply)));
+        if let Ok(served) = &served {
+            self.note_retry(&header, served.as_ref().err());
+        }
         let silent = matches!(header.opcode, opcode::FORGET | opcode::BATCH_FORGET | opcode::INTERRUPT);
         let result = match served {
             Ok(Ok(Answer::Later | Answer::None)) => return None,
@@ -70,6 +76,27 @@ impl Gateway {
             Err(_) => Err(vfs::errno::number(Error::Io)),
         };
         Some(reply.finish(header.unique, result))
+    }
+
+    /// Remembers a thread whose call met what was gone, until its call is served.
+    fn note_retry(&self, header: &InHeader, error: Option<&Error>) {
+        let asks = matches!(
+            header.opcode,
+            opcode::LOOKUP
+                | opcode::ACCESS
+                | opcode::GETATTR
+                | opcode::STATX
+                | opcode::GETXATTR
+                | opcode::READLINK
+        );
+        let over = match (error, header.opcode) {
+            // These the kernel sends for whom it likes.
+            (_, opcode::FORGET | opcode::BATCH_FORGET | opcode::RELEASE | opcode::RELEASEDIR) => return,
+            (Some(Error::Stale), _) => self.retries.begin(header.pid),
+            _ if self.retries.has(header.pid) => self.retries.served(header.pid, !asks),
+            _ => return,
+        };
+        over.into_iter().for_each(|handle| self.engine.close(handle));
     }
 
     fn serve(
@@ -102,6 +129,7 @@ impl Gateway {
             opcode::WRITE => self.write(header, body, reply),
             opcode::FALLOCATE => self.fallocate(header, body),
             opcode::LSEEK => self.lseek(body, reply),
+            opcode::COPY_FILE_RANGE => self.copy_file_range(header, body, reply),
             opcode::FSYNC | opcode::FSYNCDIR => self.fsync(header, body),
             opcode::FLUSH => self.flush(body),
             opcode::RELEASE | opcode::RELEASEDIR => self.release(body),
@@ -126,6 +154,7 @@ impl Gateway {
         for number in self.files.numbers() {
             self.close(number);
         }
+        self.retries.end().into_iter().for_each(|handle| self.engine.close(handle));
         self.nodes.forget_all(&*self.engine);
     }
 

@@ -26,6 +26,7 @@ mod mounted;
 mod nodes;
 mod operations;
 mod options;
+mod retries;
 mod waits;
 
 pub use device::{detach, unmount};

@@ -76,13 +76,19 @@ impl Mirror {
 
     /// Opens below the root; `LEAVES` if the path does not stay there.
     fn open_beneath(&self, dir: i32, path: &[u8], flags: i32, mode: u32) -> Result<i32> {
+        self.open_within(dir, path, (flags, mode), 0)
+    }
+
+    /// The same by a walk that may be restricted to less.
+    fn open_within(&self, dir: i32, path: &[u8], (flags, mode): (i32, u32), resolve: u64) -> Result<i32> {
         let path = text(if path.is_empty() { b"." } else { path })?;
         let flags = (flags | libc::O_CLOEXEC) as u32;
-        let how = [u64::from(flags), mode.into(), libc::RESOLVE_BENEATH];
+        let confined = resolve & (libc::RESOLVE_BENEATH | libc::RESOLVE_IN_ROOT) != 0;
+        let how = [u64::from(flags), mode.into(), resolve | if confined { 0 } else { libc::RESOLVE_BENEATH }];
         let arguments =
             [raw::number(dir), path.as_ptr() as u64, how.as_ptr() as u64, size_of_val(&how) as u64];
         match kernel(libc::SYS_openat2, &arguments) {
-            Err(Errno(libc::EXDEV)) => Err(Errno::LEAVES),
+            Err(Errno(libc::EXDEV)) if !confined => Err(Errno::LEAVES),
             other => other.map(|fd| fd as i32),
         }
     }
@@ -125,14 +131,20 @@ fn nothing() -> u64 {
 }
 
 impl Mount for Mirror {
-    fn open(&self, place: Place<'_>, flags: i32, mode: u32) -> Result<Handle> {
+    fn open(&self, place: Place<'_>, flags: i32, mode: u32, resolve: u64) -> Result<Handle> {
         // Where no number is left for the mirror's own descriptor, nothing is created.
         raw::close(hearth::descriptors::move_up(self.root.number(), true)?);
-        Self::keep(self.open_beneath(self.dir(&place), place.path, flags, mode)?)
+        Self::keep(self.open_within(self.dir(&place), place.path, (flags, mode), resolve)?)
     }
 
     fn close(&self, file: Handle) {
         Internal::from_slot(file.0 as u32).close();
+    }
+
+    fn descriptor_closed(&self, file: Handle) {
+        if let Ok(copy) = raw::fcntl(descriptor(file), libc::F_DUPFD_CLOEXEC, 3) {
+            raw::close(copy as i32);
+        }
     }
 
     fn read(&self, file: Handle, at: Option<u64>, into: &mut [IoSliceMut<'_>]) -> Result<usize> {
@@ -146,6 +158,15 @@ impl Mount for Mirror {
         let vector = [number(file), from.as_ptr() as u64, from.len() as u64, at.unwrap_or(0), 0];
         let call = if at.is_some() { libc::SYS_pwritev } else { libc::SYS_writev };
         kernel(call, &vector).map(|bytes| bytes as usize)
+    }
+
+    fn copy(&self, from: (Handle, Option<i64>), to: (Handle, Option<i64>), bytes: usize) -> Result<usize> {
+        let (mut from_offset, mut to_offset) = (from.1, to.1);
+        let at =
+            |offset: &mut Option<i64>| offset.as_mut().map_or(0, |offset| std::ptr::from_mut(offset) as u64);
+        let (read, write) = (at(&mut from_offset), at(&mut to_offset));
+        let arguments = [number(from.0), read, number(to.0), write, bytes as u64, 0];
+        kernel(libc::SYS_copy_file_range, &arguments).map(|bytes| bytes as usize)
     }
 
     fn seek(&self, file: Handle, offset: i64, whence: i32) -> Result<u64> {
@@ -179,6 +200,11 @@ impl Mount for Mirror {
     fn sync(&self, file: Handle, data_only: bool) -> Result<()> {
         let call = if data_only { libc::SYS_fdatasync } else { libc::SYS_fsync };
         kernel(call, &[number(file)]).map(|_| ())
+    }
+
+    fn sync_range(&self, file: Handle, offset: i64, bytes: i64, flags: u32) -> Result<()> {
+        let arguments = [number(file), offset as u64, bytes as u64, flags.into()];
+        kernel(libc::SYS_sync_file_range, &arguments).map(|_| ())
     }
 
     fn sync_all(&self) -> Result<()> {
@@ -278,7 +304,10 @@ impl Mount for Mirror {
     }
 
     fn readlink(&self, place: Place<'_>) -> Result<Vec<u8>> {
-        let (dir, name) = self.parent(&place)?;
+        let (dir, name) = match place.dir {
+            Some(link) if place.path.is_empty() => (self.node(Target::Open(link))?, text(b"")?),
+            _ => self.parent(&place)?,
+        };
         let mut target = vec![0u8; 4096];
         let arguments = [raw::number(dir.0), name.as_ptr() as u64, target.as_mut_ptr() as u64, 4096];
         let bytes = kernel(libc::SYS_readlinkat, &arguments)?;

@@ -14,6 +14,7 @@
 //! **The library's own** ([`Internal`]) lie high, are marked as ours without a description, and move if the program wants
 //! their number; whoever uses one asks for its number anew for each call.
 
+use crate::limits;
 use crate::local::local;
 use crate::mount::{Errno, Handle};
 use crate::raw;
@@ -39,6 +40,8 @@ static HINT: AtomicU32 = AtomicU32::new(0);
 static COUNT: AtomicU32 = AtomicU32::new(0);
 /// Most descriptors of the library itself.
 const INTERNALS: usize = 4096;
+/// Where no high number is left they lie from here on: above those of the standard files.
+const LEAST: u64 = 3;
 /// Numbers of the library's own descriptors, plus one; 0 for a free slot.
 static INTERNAL: [AtomicI32; INTERNALS] = [const { AtomicI32::new(0) }; INTERNALS];
 /// Slots of the internal descriptors that are the mount's client's, plus one; 0 for a free entry.
@@ -116,8 +119,7 @@ impl Internal {
     /// EMFILE.
     pub fn give_way(self) -> Result<(), Errno> {
         let before = self.number();
-        let moved = move_up(before, true)
-            .or_else(|_| raw::fcntl(before, libc::F_DUPFD_CLOEXEC, 3).map(|fd| fd as i32))?;
+        let moved = move_up(before, true)?;
         if let Some(overlay) = overlay() {
             overlay.moved.retain(|(slot, _)| *slot != self.0);
             overlay.moved.push((self.0, moved));
@@ -176,19 +178,19 @@ pub fn close_all_of_client() {
     }
 }
 
-/// Duplicates a descriptor to a high number.
+/// Duplicates a descriptor to a high number: above the limit on descriptors if that is low, else below it. Where there is
+/// none, to any that is not a standard one's.
 ///
 /// # Errors
 /// EMFILE.
 pub fn move_up(fd: i32, close_on_exec: bool) -> Result<i32, Errno> {
-    let mut limit = [0u64; 2];
-    let arguments = [0, libc::RLIMIT_NOFILE as u64, 0, limit.as_mut_ptr() as u64];
-    // SAFETY: the kernel fills the two words.
-    unsafe { raw::try_call(libc::SYS_prlimit64, &arguments) }?;
-    let limit = limit[0].min(NUMBERS as u64 - 1);
-    let least = limit - (limit / 4).min(INTERNALS as u64);
+    let limit = limits::of(libc::RLIMIT_NOFILE)?[0].min(NUMBERS as u64 - 1);
+    let below = limit - (limit / 4).min(INTERNALS as u64);
     let command = if close_on_exec { libc::F_DUPFD_CLOEXEC } else { libc::F_DUPFD };
-    Ok(raw::fcntl(fd, command, least)? as i32)
+    limits::with_room(|above| {
+        let moved = raw::fcntl(fd, command, above.unwrap_or(below));
+        Ok(moved.or_else(|_| raw::fcntl(fd, command, LEAST))? as i32)
+    })
 }
 
 /// The internal descriptor with this number, if it is one.
@@ -261,6 +263,17 @@ impl Held {
     #[inline]
     pub fn handle(&self) -> Handle {
         Handle(FILES[self.0 as usize].handle.load(Ordering::Relaxed))
+    }
+
+    /// Lets go of what a number stood for that was closed: the process's own locks on the file end with any of its
+    /// descriptors. The last one ends everything by itself.
+    pub fn close(self) {
+        if FILES[self.0 as usize].references.load(Ordering::Relaxed) > 1
+            && local().borrowed().is_none()
+            && let Some(site) = crate::start::site().filter(|_| !crate::dispatch::poisoned())
+        {
+            site.mount.descriptor_closed(self.handle());
+        }
     }
 
     /// Closes the file: the last reference is gone.
@@ -395,10 +408,13 @@ pub fn put(fd: i32, held: Held) -> Result<(), Errno> {
     // Pairs with the Acquire of `of_number`.
     let before = TABLE[index].swap(description, Ordering::AcqRel);
     mark(fd, true);
-    if before == 0 {
-        COUNT.fetch_add(1, Ordering::Relaxed);
-    } else {
-        drop(Held(before - 1));
+    match before {
+        0 => {
+            COUNT.fetch_add(1, Ordering::Relaxed);
+        }
+        // Where the process stood is no descriptor.
+        other if fd == CWD => drop(Held(other - 1)),
+        other => Held(other - 1).close(),
     }
     Ok(())
 }
@@ -455,8 +471,8 @@ fn base() -> Result<i32, Errno> {
         return Ok(Internal(slot).number());
     }
     let open = |path| raw::open_at(libc::AT_FDCWD, path, libc::O_PATH | libc::O_CLOEXEC, 0);
-    let fd = open(c"/proc/self/fdinfo").or_else(|_| open(c"/dev/null")).or_else(|_| open(c"/"))?;
-    let kept = Internal::keep(fd)?;
+    let opened = || open(c"/proc/self/fdinfo").or_else(|_| open(c"/dev/null")).or_else(|_| open(c"/"));
+    let kept = limits::with_room(|_| Internal::keep(opened()?))?;
     match BASE.compare_exchange(0, kept.0 + 1, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => Ok(kept.number()),
         Err(other) => {

@@ -95,6 +95,15 @@ impl Call {
         descriptors::get(self.int(argument))
     }
 
+    /// The same, if it is an open file: what was opened with `O_PATH` is none.
+    ///
+    /// # Errors
+    /// EBADF.
+    pub fn open_file(&self, argument: usize) -> Result<descriptors::Held, Errno> {
+        let held = self.file(argument)?;
+        if is_path(&held) { Err(Errno(libc::EBADF)) } else { Ok(held) }
+    }
+
     /// The call with other paths, absolute ones.
     fn redirected(&self, paths: &[(Spot, CString)]) -> Self {
         let mut call = *self;
@@ -112,6 +121,11 @@ impl Call {
         // SAFETY: the program's own call, or the same with a path of ours that lives across it.
         unsafe { raw::call(self.number as u64, &self.arguments) }
     }
+}
+
+/// Whether a description is only a path (`O_PATH`).
+pub fn is_path(held: &descriptors::Held) -> bool {
+    crate::start::site().is_some_and(|site| site.mount.flags(held.handle()) & libc::O_PATH != 0)
 }
 
 /// Number of `mmap`.

@@ -16,6 +16,7 @@
 use crate::calls::data::mount;
 use crate::descriptors::{self, Held};
 use crate::dispatch::{Answer, Call, Refusal};
+use crate::limits;
 use crate::local::local;
 use crate::memory;
 use crate::mount::{Errno, Handle, Place};
@@ -72,7 +73,7 @@ pub fn exec(dir: i32, path: u64, arguments: u64, environment: u64, flags: u64) -
     image.find(&named, flags)?;
     image.environment = pointers(environment)?;
     image.set_environment(kept)?;
-    let real = match image.hand_over() {
+    let real = match limits::with_room(|_| image.hand_over()) {
         Ok(real) => real,
         Err(errno) => {
             image.left_over().for_each(raw::close);
@@ -177,7 +178,7 @@ impl Image {
         let rest = file.strip_prefix(site.prefix.as_slice()).ok_or(Errno(libc::ENOENT))?;
         let place = Place { dir: None, path: rest.strip_prefix(b"/").unwrap_or(rest) };
         mount().access(place, libc::X_OK, libc::AT_EACCESS)?;
-        let held = Held::new(mount().open(place, libc::O_RDONLY | libc::O_CLOEXEC, 0)?)?;
+        let held = Held::new(mount().open(place, libc::O_RDONLY | libc::O_CLOEXEC, 0, 0)?)?;
         let status = mount().attributes(crate::mount::Target::Open(held.handle()))?;
         if u32::from(status.stx_mode) & libc::S_IFMT != libc::S_IFREG {
             return Err(Errno(libc::EACCES));
@@ -260,10 +261,10 @@ impl Image {
         let stays = |fd: &i32| {
             raw::fcntl(*fd, libc::F_GETFD, 0).is_ok_and(|flags| flags & libc::FD_CLOEXEC as u64 == 0)
         };
-        let numbers: Vec<i32> = descriptors::ours().into_iter().filter(stays).collect();
-        let mut inherited = Vec::new();
-        for fd in numbers {
-            inherited.push((fd, descriptors::get(fd)?));
+        let (mut inherited, mut closing) = (Vec::new(), Vec::new());
+        for fd in descriptors::ours() {
+            let held = descriptors::get(fd)?;
+            if stays(&fd) { inherited.push((fd, held)) } else { closing.push(held) }
         }
         let preloaded = !self.cannot_be_preloaded();
         let numbers = inherited.len();
@@ -273,7 +274,7 @@ impl Image {
         if inherited.is_empty() {
             return Ok(Vec::new());
         }
-        let passage = self.pass_on(&inherited)?;
+        let passage = self.pass_on(&inherited, &closing)?;
         if !preloaded {
             return Ok(inherited[..numbers].iter().filter_map(|(fd, held)| make_real(*fd, held)).collect());
         }
@@ -311,7 +312,7 @@ impl Image {
     }
 
     /// What the mount tells the next program. An exec that cannot succeed gives nothing away.
-    fn pass_on(&mut self, inherited: &[(i32, Held)]) -> Result<Vec<u8>, Errno> {
+    fn pass_on(&mut self, inherited: &[(i32, Held)], closing: &[Held]) -> Result<Vec<u8>, Errno> {
         if self.program.is_none() {
             const AT_EACCESS: u64 = libc::AT_EACCESS as u64;
             let follow = self.flags & libc::AT_SYMLINK_NOFOLLOW as u64;
@@ -332,7 +333,10 @@ impl Image {
         let mut staying: Vec<Handle> = inherited.iter().map(|(_, held)| held.handle()).collect();
         staying.sort_unstable_by_key(|handle| handle.0);
         staying.dedup();
-        let passage = mount().before_exec(&staying);
+        let mut closing: Vec<Handle> = closing.iter().map(Held::handle).collect();
+        closing.sort_unstable_by_key(|handle| handle.0);
+        closing.dedup();
+        let passage = mount().before_exec(&staying, &closing);
         self.passage = passage.descriptor;
         Ok(passage.token)
     }
@@ -421,7 +425,7 @@ fn memfd(name: &CStr, flags: u64) -> Result<i32, Errno> {
 
 /// A program's file as a descriptor that the kernel can run.
 fn copy_to_memfd(file: Handle) -> Result<i32, Errno> {
-    let fd = memfd(c"hearth-program", libc::MFD_CLOEXEC as u64)?;
+    let fd = limits::with_room(|_| memfd(c"hearth-program", libc::MFD_CLOEXEC as u64))?;
     let mut buffer = vec![0; 256 << 10];
     let mut offset = 0;
     loop {
@@ -443,7 +447,7 @@ fn absolute_name(call: &Call, spot: Spot) -> Result<Vec<u8>, Refusal> {
     let found = std::cell::RefCell::new(Vec::new());
     paths::serve(call, spot, |target| {
         let crate::mount::Target::Named(place, _) = target else { return Err(Errno(libc::EACCES)) };
-        let handle = mount().open(place, libc::O_PATH | libc::O_CLOEXEC, 0)?;
+        let handle = mount().open(place, libc::O_PATH | libc::O_CLOEXEC, 0, 0)?;
         let held = Held::new(handle).inspect_err(|_| mount().close(handle))?;
         found.replace(paths::shown(&held)?);
         Ok(0)
@@ -535,6 +539,7 @@ fn take_over(fd: i32) {
             let _ = descriptors::put(fd, held.clone());
         }
     }
+    mount().after_import();
 }
 
 /// What the mount passed on; then numbers of descriptors, and what they stand for.

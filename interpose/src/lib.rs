@@ -38,6 +38,7 @@ mod entry;
 mod exec;
 mod fork;
 mod identity;
+mod limits;
 mod local;
 mod memory;
 pub mod mount;

@@ -98,20 +98,28 @@ pub struct Passage {
 /// What serves the files. Each method answers what the system call of its name does; `Errno::LEAVES` from those
 /// that take a place.
 pub trait Mount: Sync {
-    /// `openat`: flags as there (`O_PATH` too), mode less the umask.
-    fn open(&self, place: Place<'_>, flags: i32, mode: u32) -> Result<Handle>;
+    /// `openat2`: flags as there (`O_PATH` too), mode less the umask. Of what restricts the walk only
+    /// `RESOLVE_NO_SYMLINKS`, `RESOLVE_BENEATH` and `RESOLVE_IN_ROOT` count; with one of the last two it does not leave.
+    fn open(&self, place: Place<'_>, flags: i32, mode: u32, resolve: u64) -> Result<Handle>;
     /// Ends an open file. Also called in a child between vfork and exec.
     fn close(&self, file: Handle);
+    /// A descriptor of the file was closed while others may be left: the process's own `fcntl` locks on it end. Not called
+    /// in a child between vfork and exec, which has none.
+    fn descriptor_closed(&self, file: Handle);
     /// `readv`, `preadv` at an offset.
     fn read(&self, file: Handle, at: Option<u64>, into: &mut [IoSliceMut<'_>]) -> Result<usize>;
     /// `writev`, `pwritev` at an offset.
     fn write(&self, file: Handle, at: Option<u64>, from: &[IoSlice<'_>]) -> Result<usize>;
+    /// `copy_file_range`: at offsets, or at the files' own, which move.
+    fn copy(&self, from: (Handle, Option<i64>), to: (Handle, Option<i64>), bytes: usize) -> Result<usize>;
     /// `lseek`.
     fn seek(&self, file: Handle, offset: i64, whence: i32) -> Result<u64>;
     /// `getdents64`: entries from the file's position on, until `sink` answers false (that one comes again).
     fn list(&self, file: Handle, sink: &mut dyn FnMut(&Entry<'_>) -> bool) -> Result<()>;
     /// `fsync`; `fdatasync` if `data_only`.
     fn sync(&self, file: Handle, data_only: bool) -> Result<()>;
+    /// `sync_file_range`.
+    fn sync_range(&self, file: Handle, offset: i64, bytes: i64, flags: u32) -> Result<()>;
     /// `sync`, `syncfs`.
     fn sync_all(&self) -> Result<()>;
     /// `fallocate`.
@@ -136,7 +144,7 @@ pub trait Mount: Sync {
     fn remove(&self, place: Place<'_>, directory: bool) -> Result<()>;
     /// `renameat2`.
     fn rename(&self, from: Place<'_>, to: Place<'_>, flags: u32) -> Result<()>;
-    /// `readlinkat`.
+    /// `readlinkat`; an empty path reads the link that is open, and is ENOENT for what is no link.
     fn readlink(&self, place: Place<'_>) -> Result<Vec<u8>>;
     /// `statfs`.
     fn space(&self) -> Result<libc::statfs>;
@@ -161,15 +169,18 @@ pub trait Mount: Sync {
     fn log_costs(&self) -> (u64, u64) {
         (0, 0)
     }
-    /// Before an exec over which these files stay open; all of them are also exported.
-    fn before_exec(&self, staying: &[Handle]) -> Passage {
-        let _ = staying;
+    /// Before an exec over which some files stay open, which are also exported, and that closes descriptors of others or
+    /// of the same.
+    fn before_exec(&self, staying: &[Handle], closing: &[Handle]) -> Passage {
+        let _ = (staying, closing);
         Passage::default()
     }
     /// The other side of it, before the files are imported.
     fn after_exec(&self, token: &[u8]) {
         let _ = token;
     }
+    /// All files were imported.
+    fn after_import(&self) {}
     /// A child is about to be made, while files are open.
     fn before_fork(&self) {}
     /// It was made, or was not; in the parent.

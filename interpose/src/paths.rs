@@ -122,6 +122,7 @@ pub fn concern(call: &Call, spot: Spot) -> bool {
         Some(b'/') => site().is_some_and(|site| {
             begins(address, &site.prefix)
                 || may_make_prefix(site, call, address)
+                || (call.number as i64 == libc::SYS_openat2 && dir_ours())
                 || ((begins(address, b"/proc") || begins(address, b"/dev")) && descriptors::any())
         }),
         Some(_) => dir_ours() || site().is_some_and(|site| may_make_prefix(site, call, address)),

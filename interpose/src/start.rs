@@ -2,7 +2,7 @@
 
 use crate::local::local;
 use crate::mount::Mount;
-use crate::{alloc, descriptors, exec, fork, paths, signals};
+use crate::{alloc, descriptors, exec, fork, limits, paths, signals};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// The library's memory.
@@ -68,6 +68,7 @@ pub fn serve(mount: &'static dyn Mount, prefix: &[u8]) -> Result<(), Refused> {
         // Pairs with the Acquire of `site`.
         SITE.store(site, Ordering::Release);
         paths::learn_umask();
+        limits::learn_file_bytes();
         paths::leave();
         crate::symbols::resolve();
         #[cfg(target_arch = "x86_64")]

@@ -1,7 +1,7 @@
 //! Every system call of x86-64, and what becomes of it when it concerns a file of ours: a function that serves or
 //! refuses it, or a reason why it cannot concern one. A test holds the table against the kernel's numbers.
 
-use crate::calls::{data, names, numbers, places, process, refused, status, waits};
+use crate::calls::{copies, data, maps, names, numbers, opens, places, process, refused, status, waits};
 use crate::dispatch::{Answer, Call};
 
 /// Where a call carries a path.
@@ -87,14 +87,14 @@ const ABSENT: &str = "the kernel answers ENOSYS";
 pub static ROWS: &[Row] = &[
     row(0, "read", File(0, data::read)),
     row(1, "write", File(0, data::write)),
-    row(2, "open", Paths(const { &[path(0)] }, names::open)),
+    row(2, "open", Paths(const { &[path(0)] }, opens::open)),
     row(3, "close", File(0, numbers::close)),
     row(4, "stat", Paths(const { &[path(0)] }, status::stat)),
     row(5, "fstat", File(0, status::fstat)),
     row(6, "lstat", Paths(const { &[path(0).itself()] }, status::lstat)),
     row(7, "poll", Always(waits::poll)),
     row(8, "lseek", File(0, data::lseek)),
-    row(9, "mmap", File(4, data::mmap)),
+    row(9, "mmap", File(4, maps::mmap)),
     row(10, "mprotect", Always(process::protect)),
     row(11, "munmap", Passes(MEMORY)),
     row(12, "brk", Passes(MEMORY)),
@@ -125,7 +125,7 @@ pub static ROWS: &[Row] = &[
     row(37, "alarm", Passes(TIME)),
     row(38, "setitimer", Passes(TIME)),
     row(39, "getpid", Passes(PROCESSES)),
-    row(40, "sendfile", Files(0, 1, refused::sendfile)),
+    row(40, "sendfile", Files(0, 1, copies::sendfile)),
     row(41, "socket", Passes(MAKES)),
     row(42, "connect", File(0, refused::not_a_socket)),
     row(43, "accept", File(0, refused::not_a_socket)),
@@ -170,7 +170,7 @@ pub static ROWS: &[Row] = &[
     row(82, "rename", Paths(const { &[path(0).itself(), path(1).itself()] }, names::rename)),
     row(83, "mkdir", Paths(const { &[path(0).itself()] }, names::mkdir)),
     row(84, "rmdir", Paths(const { &[path(0).itself()] }, names::rmdir)),
-    row(85, "creat", Paths(const { &[path(0)] }, names::creat)),
+    row(85, "creat", Paths(const { &[path(0)] }, opens::creat)),
     row(86, "link", Paths(const { &[path(0).itself(), path(1).itself()] }, names::link)),
     row(87, "unlink", Paths(const { &[path(0).itself()] }, names::unlink)),
     row(88, "symlink", Paths(const { &[path(1).itself()] }, names::symlink)),
@@ -245,7 +245,7 @@ pub static ROWS: &[Row] = &[
     row(157, "prctl", Passes(PROCESSES)),
     row(158, "arch_prctl", Passes(PROCESSES)),
     row(159, "adjtimex", Passes(TIME)),
-    row(160, "setrlimit", Passes(PROCESSES)),
+    row(160, "setrlimit", Always(process::set_limit)),
     row(161, "chroot", Always(places::chroot)),
     row(162, "sync", Always(data::sync)),
     row(163, "acct", Paths(const { &[path(0)] }, refused::not_permitted)),
@@ -342,7 +342,7 @@ pub static ROWS: &[Row] = &[
     row(254, "inotify_add_watch", Paths(const { &[path(1)] }, refused::no_watch)),
     row(255, "inotify_rm_watch", Passes(OTHER_FILES)),
     row(256, "migrate_pages", Passes(MEMORY)),
-    row(257, "openat", Paths(const { &[at(0, 1)] }, names::openat)),
+    row(257, "openat", Paths(const { &[at(0, 1)] }, opens::openat)),
     row(258, "mkdirat", Paths(const { &[at(0, 1).itself()] }, names::mkdirat)),
     row(259, "mknodat", Paths(const { &[at(0, 1).itself()] }, names::mknodat)),
     row(260, "fchownat", Paths(const { &[at(0, 1).or_file()] }, status::fchownat)),
@@ -387,7 +387,7 @@ pub static ROWS: &[Row] = &[
     row(299, "recvmmsg", File(0, refused::not_a_socket)),
     row(300, "fanotify_init", Passes(MAKES)),
     row(301, "fanotify_mark", Paths(const { &[at(3, 4)] }, refused::no_mark)),
-    row(302, "prlimit64", Passes(PROCESSES)),
+    row(302, "prlimit64", Always(process::set_limit)),
     row(303, "name_to_handle_at", Paths(const { &[at(0, 1).or_file()] }, refused::not_supported)),
     row(304, "open_by_handle_at", File(0, refused::not_supported)),
     row(305, "clock_adjtime", Passes(TIME)),
@@ -411,7 +411,7 @@ pub static ROWS: &[Row] = &[
     row(323, "userfaultfd", Passes(MEMORY)),
     row(324, "membarrier", Passes(PROCESSES)),
     row(325, "mlock2", Passes(MEMORY)),
-    row(326, "copy_file_range", Files(0, 2, refused::copy_file_range)),
+    row(326, "copy_file_range", Files(0, 2, copies::copy_file_range)),
     row(327, "preadv2", File(0, data::preadv2)),
     row(328, "pwritev2", File(0, data::pwritev2)),
     row(329, "pkey_mprotect", Always(process::protect)),
@@ -435,7 +435,7 @@ pub static ROWS: &[Row] = &[
     row(434, "pidfd_open", Passes(PROCESSES)),
     row(435, "clone3", Passes(PROCESSES)),
     row(436, "close_range", Always(numbers::close_range)),
-    row(437, "openat2", Paths(const { &[at(0, 1)] }, names::openat2)),
+    row(437, "openat2", Paths(const { &[at(0, 1)] }, opens::openat2)),
     row(438, "pidfd_getfd", Passes(PROCESSES)),
     row(439, "faccessat2", Paths(const { &[at(0, 1).or_file()] }, status::faccessat2)),
     row(440, "process_madvise", Passes(MEMORY)),

@@ -6,6 +6,7 @@
 
 pub mod access;
 pub mod conformance;
+pub mod copy;
 pub mod engine;
 pub mod errno;
 pub mod error;
@@ -13,6 +14,7 @@ pub mod file;
 pub mod locks;
 pub mod model;
 pub mod path;
+pub mod ranges;
 pub mod table;
 pub mod vfs;
 
@@ -21,5 +23,5 @@ pub use engine::Engine;
 pub use error::Error;
 pub use file::File;
 pub use model::Model;
-pub use path::{Base, Leaves, Outcome, Place, Stop};
+pub use path::{Base, Leaves, Outcome, Place, Restriction, Scope, Stop};
 pub use vfs::{Subject, Vfs};

@@ -54,6 +54,27 @@ impl<'a> Place<'a> {
     }
 }
 
+/// Where a walk may go, as `openat2` restricts it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Scope {
+    /// Wherever the path leads.
+    #[default]
+    Anywhere,
+    /// Only below where it begins: `..` from there and absolute paths are refused (`RESOLVE_BENEATH`).
+    Beneath,
+    /// Where it begins counts as the root (`RESOLVE_IN_ROOT`).
+    InRoot,
+}
+
+/// What a walk may do, as `openat2` restricts it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Restriction {
+    /// Where it may go.
+    pub scope: Scope,
+    /// Symbolic links are refused (`RESOLVE_NO_SYMLINKS`).
+    pub no_links: bool,
+}
+
 /// Why a call on a path was not carried out here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Stop {
@@ -132,13 +153,34 @@ pub(crate) struct Walker<'e, E: Engine> {
     /// Attributes of `here`, when they are known.
     known: Option<Attributes>,
     links: u32,
+    restriction: Restriction,
+    /// Where it began.
+    top: InodeNumber,
+    /// How far below `top` it stands; counted only in a restricted scope.
+    depth: usize,
     /// Everything that the engine pinned.
     pub(crate) pins: Vec<InodeNumber>,
 }
 
 impl<'e, E: Engine> Walker<'e, E> {
     pub(crate) fn new(engine: &'e E, caller: &'e Caller, start: InodeNumber) -> Self {
-        Self { engine, caller, here: start, known: None, links: 0, pins: Vec::new() }
+        let restriction = Restriction::default();
+        Self {
+            engine,
+            caller,
+            here: start,
+            known: None,
+            links: 0,
+            restriction,
+            top: start,
+            depth: 0,
+            pins: Vec::new(),
+        }
+    }
+
+    /// Restricts the walk, before its first step.
+    pub(crate) fn restrict(&mut self, restriction: Restriction) {
+        self.restriction = restriction;
     }
 
     /// Stands elsewhere.
@@ -168,6 +210,11 @@ impl<'e, E: Engine> Walker<'e, E> {
     /// The same, without asking the engine for attributes that the walk did not bring.
     pub(crate) fn walk_lazily(&mut self, path: &[u8], follow: bool) -> Outcome<()> {
         self.go(path, false, follow).map(|_| ())
+    }
+
+    /// Whose walk it is.
+    pub(crate) fn caller(&self) -> &'e Caller {
+        self.caller
     }
 
     /// Where it stands.
@@ -207,7 +254,7 @@ impl<'e, E: Engine> Walker<'e, E> {
     /// What is left of the path after the link's target is put in front.
     fn link_target(&mut self, link: InodeNumber, rest: &[u8]) -> Outcome<Vec<u8>> {
         self.links += 1;
-        if self.links > LINKS_MAX {
+        if self.links > LINKS_MAX || self.restriction.no_links {
             return Err(Error::Loop.into());
         }
         let mut path = self.engine.readlink(link)?;
@@ -216,7 +263,14 @@ impl<'e, E: Engine> Walker<'e, E> {
             path.extend_from_slice(rest);
         }
         if path.first() == Some(&b'/') {
-            return Err(Stop::Leaves(Leaves { argument: 0, rest: path }));
+            match self.restriction.scope {
+                Scope::Anywhere => return Err(Stop::Leaves(Leaves { argument: 0, rest: path })),
+                Scope::Beneath => return Err(Error::CrossDevice.into()),
+                Scope::InRoot => {
+                    self.restart(self.top);
+                    self.depth = 0;
+                }
+            }
         }
         Ok(path)
     }
@@ -252,12 +306,29 @@ impl<'e, E: Engine> Walker<'e, E> {
     /// Takes these components, as far as they can be taken at a stretch.
     fn components(&mut self, components: &[&[u8]], follow_last: bool) -> Outcome<Option<Halt>> {
         let mut taken = 0;
+        let restricted = self.restriction.scope != Scope::Anywhere;
         while taken < components.len() {
-            let batch = components[taken..].iter().take(BATCH_STEPS);
+            if restricted && components[taken] == b".." && self.depth == 0 {
+                self.search_here()?;
+                if self.restriction.scope == Scope::Beneath {
+                    return Err(Error::CrossDevice.into());
+                }
+                taken += 1;
+                continue;
+            }
+            // In a restricted scope each step is counted.
+            let batch = components[taken..].iter().take(if restricted { 1 } else { BATCH_STEPS });
             let steps: Vec<_> = batch.map_while(|component| step_of(component).ok()).collect();
             let end = self.steps(&steps)?;
             match end {
-                None => taken += steps.len(),
+                None => {
+                    taken += steps.len();
+                    match steps.first() {
+                        Some(Step::Child(_)) if restricted => self.depth += 1,
+                        Some(Step::Parent) if restricted => self.depth -= 1,
+                        _ => {}
+                    }
+                }
                 Some(Halt::AboveRoot(count)) => return Ok(Some(Halt::AboveRoot(taken + count))),
                 Some(Halt::AtLink(link, count)) => {
                     taken += count;

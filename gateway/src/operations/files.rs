@@ -1,18 +1,22 @@
 //! Open files: opening, contents, closing.
 
 use crate::abi::{
-    Body, CreateIn, FSYNC_DATA, FallocateIn, FlushIn, FsyncIn, InHeader, LseekIn, OPEN_DIRECT_IO,
-    OPEN_TO_EXECUTE, OpenIn, OpenOut, ReadIn, ReleaseIn, Reply, SizeOut, WRITE_FROM_CACHE, WriteIn,
+    Body, CopyFileRangeIn, CreateIn, FSYNC_DATA, FallocateIn, FlushIn, FsyncIn, InHeader, LseekIn,
+    OPEN_DIRECT_IO, OPEN_TO_EXECUTE, OpenIn, OpenOut, ReadIn, ReleaseIn, Reply, SizeOut, WRITE_FROM_CACHE,
+    WriteIn,
 };
 use crate::callers::{caller, caller_of_file};
 use crate::files::OpenFile;
 use crate::gateway::{Answer, Gateway, name, node};
 use format::record::{FILE_BYTES_MAX, FileType};
 use std::io::{IoSlice, IoSliceMut};
-use vfs::engine::{Access, Allocate, At, Attributes, Created, Extent, Handle, New, NewType, Sync};
+use vfs::copy::copy_pieces;
+use vfs::engine::{Access, At, Attributes, Created, Extent, Handle, New, NewType, Sync};
+use vfs::ranges::allocations;
 use vfs::{Caller, Error, access};
 
-const PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+/// Bytes that one message copies at most: others wait meanwhile.
+const COPY_BYTES_MAX: usize = 16 << 20;
 
 fn has(flags: u32, flag: i32) -> bool {
     flags & flag as u32 != 0
@@ -133,12 +137,7 @@ impl Gateway {
 
     pub(crate) fn fallocate(&self, header: &InHeader, body: &mut Body<'_>) -> Result<Answer, Error> {
         let fields: FallocateIn = body.take()?;
-        let what = match fields.mode {
-            0 => Allocate::Extend,
-            libc::FALLOC_FL_KEEP_SIZE => Allocate::KeepSize,
-            PUNCH => Allocate::PunchHole,
-            _ => return Err(Error::NotSupported),
-        };
+        let operations = allocations(fields.mode).ok_or(Error::NotSupported)?;
         if fields.bytes == 0 {
             return Err(Error::Invalid);
         }
@@ -148,7 +147,33 @@ impl Gateway {
         }
         let file = self.files.get(fields.handle)?;
         let caller = caller_of_file(header, &file.opener);
-        self.engine.allocate(&caller, file.handle, what, fields.offset, fields.bytes)?;
+        for what in operations {
+            self.engine.allocate(&caller, file.handle, *what, fields.offset, fields.bytes)?;
+        }
+        Ok(Answer::Ready)
+    }
+
+    /// Copies within the engine, less than asked if that would take long: programs ask on.
+    pub(crate) fn copy_file_range(
+        &self,
+        header: &InHeader,
+        body: &mut Body<'_>,
+        reply: &mut Reply,
+    ) -> Result<Answer, Error> {
+        let fields: CopyFileRangeIn = body.take()?;
+        let (from, to) = (self.files.get(fields.from_handle)?, self.files.get(fields.to_handle)?);
+        let bytes = usize::try_from(fields.bytes).map_or(COPY_BYTES_MAX, |bytes| bytes.min(COPY_BYTES_MAX));
+        let caller = caller_of_file(header, &to.opener);
+        let copied = copy_pieces(
+            bytes,
+            |at, into| self.engine.read(from.handle, fields.from_offset + at, &mut [IoSliceMut::new(into)]),
+            |at, bytes| {
+                let at = At::Offset(fields.to_offset + at);
+                Ok(self.engine.write(&caller, to.handle, at, &[IoSlice::new(bytes)])?.bytes)
+            },
+        )?;
+        let bytes = u32::try_from(copied).expect("no more is copied than was asked for");
+        reply.put(&SizeOut { bytes, unused: 0 });
         Ok(Answer::Ready)
     }
 

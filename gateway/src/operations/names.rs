@@ -5,8 +5,11 @@ use crate::callers::caller;
 use crate::gateway::{Answer, Gateway, name, node};
 use format::InodeNumber;
 use format::record::{FileType, SYMLINK_BYTES_MAX};
-use vfs::Error;
-use vfs::engine::{Attributes, Created, New, NewType, Removal, RenameMode, Step};
+use vfs::engine::{Access, Attributes, Created, New, NewType, Removal, RenameMode, Step};
+use vfs::{Caller, Error};
+
+/// How often a name is looked up for one message: what it stands for may be removed each time.
+const STEPS_MAX: u32 = 1000;
 
 impl Gateway {
     /// One step of a path. `.` and `..` come from programs that open files by handle.
@@ -19,6 +22,9 @@ impl Gateway {
         let attributes = match body.string()? {
             b"." => self.step(header, &[])?,
             b".." => self.step(header, &[Step::Parent])?,
+            child if self.retries.has(header.pid) => {
+                self.step_and_keep(header, &[Step::Child(name(child)?)])?
+            }
             child => self.step(header, &[Step::Child(name(child)?)])?,
         };
         // What is above the root is the root.
@@ -31,6 +37,26 @@ impl Gateway {
         let mut found = Vec::with_capacity(1);
         self.engine.walk(&caller(header), node(header), steps, &mut found)?;
         Ok(found.pop())
+    }
+
+    /// The same for a thread whose call met what was gone: what it finds now stays until its next call.
+    fn step_and_keep(&self, header: &InHeader, steps: &[Step<'_>]) -> Result<Option<Attributes>, Error> {
+        for _ in 0..STEPS_MAX {
+            let Some(found) = self.step(header, steps)? else { return Ok(None) };
+            match self.engine.open(&Caller::ROOT, found.inode, Access::default(), false) {
+                Ok((handle, attributes)) => {
+                    if let Some(before) = self.retries.keep(header.pid, handle) {
+                        self.engine.close(before);
+                    }
+                    return Ok(Some(attributes));
+                }
+                // Gone again.
+                Err(Error::Stale | Error::NotFound) => self.engine.forget(&[found.inode]),
+                // What cannot be opened, a symbolic link for one.
+                Err(_) => return Ok(Some(found)),
+            }
+        }
+        Err(Error::Stale)
     }
 
     pub(crate) fn forget(&self, header: &InHeader, body: &mut Body<'_>) -> Result<Answer, Error> {

@@ -84,7 +84,9 @@ fn space_is_reserved_freed_and_found() {
     assert_eq!(seek(&file, SeekFrom::Hole(0)), Ok(4096));
     assert_eq!(seek(&file, SeekFrom::Data(4096)), Ok(8192));
     assert_eq!(seek(&file, SeekFrom::Data(12_288)).err().map(|e| e.raw_os_error()), Some(libc::ENXIO));
-    assert_eq!(reserve(FallocateFlags::ZERO_RANGE, 0, 4096), libc::EOPNOTSUPP);
+    assert_eq!(reserve(FallocateFlags::ZERO_RANGE, 8192, 4096), 0);
+    file.read_exact_at(&mut bytes, 0).unwrap();
+    assert!(bytes[4096..].iter().all(|byte| *byte == 0));
     assert_eq!(reserve(FallocateFlags::COLLAPSE_RANGE, 0, 4096), libc::EOPNOTSUPP);
     assert_eq!(reserve(FallocateFlags::empty(), 0, 0), libc::EINVAL);
     let read_only = File::open(mount.path("file")).unwrap();

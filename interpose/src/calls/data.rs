@@ -1,17 +1,16 @@
 //! Contents: reading, writing, positions, durability, entries of directories, mappings.
 
+use super::sizes;
 use crate::dispatch::{Answer, Call, Refusal};
 use crate::memory::{self, Buffer, Buffers, Use};
 use crate::mount::{Errno, Handle, Mount, Target};
-use crate::raw;
 use crate::start::site;
-use std::io::IoSliceMut;
+use std::io::IoSlice;
 
 /// Bytes of directory entries that one call gives at most.
 const LIST_BYTES_MAX: usize = 1 << 20;
 /// Bytes before the name in a `linux_dirent64`.
 const ENTRY_HEAD: usize = 19;
-const PAGE: u64 = 4096;
 
 /// The mount; there is one when a row's function runs.
 pub fn mount() -> &'static dyn Mount {
@@ -25,7 +24,25 @@ fn receive(file: Handle, at: Option<u64>, mut buffers: Buffers) -> Answer {
 
 #[inline]
 fn send(file: Handle, at: Option<u64>, buffers: &Buffers) -> Answer {
-    Ok(buffers.with_sources(|slices| mount().write(file, at, slices))? as u64)
+    let write = |slices: &[IoSlice<'_>]| {
+        let asked = slices.iter().map(|slice| slice.len()).sum();
+        match sizes::room(file, at, asked)? {
+            room if room == asked => mount().write(file, at, slices),
+            room => mount().write(file, at, &first_of(slices, room)),
+        }
+    };
+    Ok(buffers.with_sources(write)? as u64)
+}
+
+/// The first bytes of the slices, so many.
+#[cold]
+fn first_of<'a>(slices: &'a [IoSlice<'_>], mut left: usize) -> Vec<IoSlice<'a>> {
+    let cut = slices.iter().map(|slice| {
+        let count = slice.len().min(left);
+        left -= count;
+        IoSlice::new(&slice[..count])
+    });
+    cut.collect()
 }
 
 /// What a call with one buffer receives.
@@ -39,6 +56,10 @@ fn receive_one(file: Handle, at: Option<u64>, call: &Call) -> Answer {
 #[inline]
 fn send_one(file: Handle, at: Option<u64>, call: &Call) -> Answer {
     let buffer = Buffer::new(call.arguments[1], call.arguments[2], Use::Source)?;
+    let buffer = match sizes::room(file, at, buffer.bytes())? {
+        room if room == buffer.bytes() => buffer,
+        room => Buffer::new(call.arguments[1], room as u64, Use::Source)?,
+    };
     Ok(buffer.with_source(|slices| mount().write(file, at, slices))? as u64)
 }
 
@@ -142,9 +163,11 @@ pub fn fdatasync(call: &Call) -> Answer {
     Ok(0)
 }
 
-/// `sync_file_range`: all of the file's data.
+/// `sync_file_range`
 pub fn sync_file_range(call: &Call) -> Answer {
-    mount().sync(call.file(0)?.handle(), true)?;
+    let file = call.file(0)?;
+    let (offset, bytes) = (call.arguments[1].cast_signed(), call.arguments[2].cast_signed());
+    mount().sync_range(file.handle(), offset, bytes, call.arguments[3] as u32)?;
     Ok(0)
 }
 
@@ -156,7 +179,7 @@ pub fn sync(_call: &Call) -> Answer {
 
 /// `syncfs`
 pub fn syncfs(call: &Call) -> Answer {
-    call.file(0)?;
+    call.open_file(0)?;
     mount().sync_all()?;
     Ok(0)
 }
@@ -168,28 +191,40 @@ pub fn ftruncate(call: &Call) -> Answer {
     if size < 0 {
         return Err(Errno(libc::EINVAL).into());
     }
+    sizes::check(Target::Open(file.handle()), size)?;
     mount().change(Target::Open(file.handle()), crate::mount::Change::Size(size))?;
     Ok(0)
 }
 
+/// Whether an open file is one of contents.
+fn is_regular(file: Handle) -> Result<bool, Errno> {
+    let mode = mount().attributes(Target::Open(file))?.stx_mode;
+    Ok(u32::from(mode) & libc::S_IFMT == libc::S_IFREG)
+}
+
 /// `readahead`: advice.
 pub fn readahead(call: &Call) -> Answer {
-    call.file(0)?;
-    Ok(0)
+    let file = call.open_file(0)?;
+    if mount().flags(file.handle()) & libc::O_ACCMODE == libc::O_WRONLY {
+        return Err(Errno(libc::EBADF).into());
+    }
+    if is_regular(file.handle())? { Ok(0) } else { Err(Errno(libc::EINVAL).into()) }
 }
 
 /// `fadvise64`: advice.
 pub fn fadvise64(call: &Call) -> Answer {
-    call.file(0)?;
-    if (0..=5).contains(&call.int(3)) { Ok(0) } else { Err(Errno(libc::EINVAL).into()) }
+    call.open_file(0)?;
+    let known = (0..=5).contains(&call.int(3)) && call.arguments[2].cast_signed() >= 0;
+    if known { Ok(0) } else { Err(Errno(libc::EINVAL).into()) }
 }
 
 /// `fallocate`
 pub fn fallocate(call: &Call) -> Answer {
     let file = call.file(0)?;
     let (offset, bytes) = (call.arguments[2].cast_signed(), call.arguments[3].cast_signed());
-    if offset < 0 || bytes <= 0 {
-        return Err(Errno(libc::EINVAL).into());
+    let grows = call.int(1) & libc::FALLOC_FL_KEEP_SIZE == 0 && offset >= 0 && bytes > 0;
+    if let Some(end) = offset.checked_add(bytes).filter(|_| grows) {
+        sizes::check(Target::Open(file.handle()), end)?;
     }
     mount().allocate(file.handle(), call.int(1), offset, bytes)?;
     Ok(0)
@@ -224,70 +259,4 @@ pub fn getdents64(call: &Call) -> Answer {
     }
     memory::write_bytes(call.arguments[1], &bytes)?;
     Ok(bytes.len() as u64)
-}
-
-/// `mmap`: a private mapping, or a shared one of a file open for reading only, is a copy of the file as it is now.
-/// What would have to be shared in both directions is refused as by a file system that cannot map.
-pub fn mmap(call: &Call) -> Answer {
-    let [address, length, protection, flags, _, offset] = call.arguments;
-    let flags = flags as u32 as i32;
-    if flags & libc::MAP_ANONYMOUS != 0 {
-        return Err(Refusal::Pass);
-    }
-    let file = call.file(4)?;
-    let access = mount().flags(file.handle());
-    if access & libc::O_PATH != 0 {
-        return Err(Errno(libc::EBADF).into());
-    }
-    if access & libc::O_ACCMODE == libc::O_WRONLY {
-        return Err(Errno(libc::EACCES).into());
-    }
-    let shared = flags & libc::MAP_TYPE != libc::MAP_PRIVATE;
-    if shared && protection as i32 & libc::PROT_WRITE != 0 && access & libc::O_ACCMODE == libc::O_RDONLY {
-        return Err(Errno(libc::EACCES).into());
-    }
-    // A mapping that could be made writable later, or whose file this descriptor can change, is not a copy.
-    if shared && access & libc::O_ACCMODE != libc::O_RDONLY {
-        return Err(Errno(libc::ENODEV).into());
-    }
-    if length == 0 || offset % PAGE != 0 || offset.checked_add(length).is_none() {
-        return Err(Errno(libc::EINVAL).into());
-    }
-    let writable = (libc::PROT_READ | libc::PROT_WRITE) as u64;
-    let kept = flags & !(libc::MAP_TYPE | libc::MAP_POPULATE | libc::MAP_SYNC);
-    let flags = (kept | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
-    // SAFETY: the program's own mapping request, for anonymous memory instead of the file.
-    let start = unsafe { raw::try_call(libc::SYS_mmap, &[address, length, writable, flags, u64::MAX, 0]) }?;
-    let filled = fill(file.handle(), start, length, offset).and_then(|()| {
-        // SAFETY: the mapping was made just now; the program asked for this protection.
-        unsafe { raw::try_call(libc::SYS_mprotect, &[start, length, protection]) }
-    });
-    if let Err(errno) = filled {
-        // SAFETY: the mapping was made just now and nobody knows of it.
-        let _ = unsafe { raw::try_call(libc::SYS_munmap, &[start, length]) };
-        return Err(errno.into());
-    }
-    #[cfg(target_arch = "x86_64")]
-    if protection & libc::PROT_EXEC as u64 != 0
-        && crate::patch::calls_come_with(start, length, protection, true)
-    {
-        crate::fork::note_unseen();
-    }
-    Ok(start)
-}
-
-/// Reads a file into fresh memory until it ends.
-fn fill(file: Handle, start: u64, length: u64, offset: u64) -> Result<(), Errno> {
-    let length = usize::try_from(length).map_err(|_| Errno(libc::ENOMEM))?;
-    // SAFETY: mapped readable and writable just now, for at least this length, and not yet known to anybody.
-    let memory = unsafe { std::slice::from_raw_parts_mut(start as *mut u8, length) };
-    let mut done = 0;
-    while done < length {
-        let mut slices = [IoSliceMut::new(&mut memory[done..])];
-        match mount().read(file, Some(offset + done as u64), &mut slices)? {
-            0 => break,
-            bytes => done += bytes,
-        }
-    }
-    Ok(())
 }

@@ -1,12 +1,11 @@
-//! Names: opening, making, linking, renaming, removing.
+//! Names: making, linking, renaming, removing.
 
+use super::border;
 use super::data::mount;
-use crate::descriptors::{self, Held};
 use crate::dispatch::{Answer, Call, Refusal};
 use crate::memory;
 use crate::mount::{Errno, New, Place, Target};
 use crate::paths::{self, PATH_BYTES_MAX};
-use crate::raw;
 use crate::table::Spot;
 
 const fn path(path: u8) -> Spot {
@@ -19,64 +18,6 @@ const fn at(dir: u8, path: u8) -> Spot {
 
 fn no_file() -> Errno {
     Errno(libc::ENOENT)
-}
-
-/// Opens what a spot names. The number comes first: where none is free, nothing is created.
-fn open_spot(call: &Call, spot: Spot, flags: i32, mode: u32) -> Answer {
-    let exclusive = libc::O_CREAT | libc::O_EXCL;
-    let itself = flags & libc::O_NOFOLLOW != 0 || flags & exclusive == exclusive;
-    let spot = Spot { follow: !itself, ..spot };
-    let creates = flags & libc::O_CREAT != 0 || flags & libc::O_TMPFILE == libc::O_TMPFILE;
-    let mode = if creates { mode & 0o7777 & !paths::umask() } else { 0 };
-    let fd = descriptors::placeholder(flags & libc::O_CLOEXEC != 0)?;
-    let opened = paths::serve(call, spot, |target| {
-        let handle = match target {
-            Target::Named(place, _) => mount().open(place, flags, mode)?,
-            Target::Open(file) => {
-                let path = mount().path(file)?;
-                mount().open(Place { dir: None, path: &path }, flags & !exclusive, 0)?
-            }
-        };
-        let held = Held::new(handle).inspect_err(|_| mount().close(handle))?;
-        descriptors::put(fd, held)?;
-        Ok(raw::number(fd))
-    });
-    if opened.is_err() {
-        raw::close(fd);
-    }
-    opened
-}
-
-/// `open`
-pub fn open(call: &Call) -> Answer {
-    open_spot(call, path(0), call.int(1), call.arguments[2] as u32)
-}
-
-/// `creat`
-pub fn creat(call: &Call) -> Answer {
-    let flags = libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC;
-    open_spot(call, path(0), flags, call.arguments[1] as u32)
-}
-
-/// `openat`
-pub fn openat(call: &Call) -> Answer {
-    open_spot(call, at(0, 1), call.int(2), call.arguments[3] as u32)
-}
-
-/// `openat2`: like a kernel that does not have it where the walk is to be restricted.
-pub fn openat2(call: &Call) -> Answer {
-    if call.arguments[3] < 24 {
-        return Err(Errno(libc::EINVAL).into());
-    }
-    let [flags, mode, resolve] = memory::read_value::<[u64; 3]>(call.arguments[2])?;
-    if let paths::Spotted::Kernel = paths::spot(call, at(0, 1))? {
-        return Err(Refusal::Pass);
-    }
-    if resolve != 0 {
-        return Err(Errno(libc::ENOSYS).into());
-    }
-    let flags = i32::try_from(flags).map_err(|_| Errno(libc::EINVAL))?;
-    open_spot(call, at(0, 1), flags, mode as u32)
 }
 
 /// Makes something at a spot.
@@ -130,7 +71,8 @@ pub fn symlinkat(call: &Call) -> Answer {
 }
 
 fn link_spots(call: &Call, from: Spot, to: Spot) -> Answer {
-    paths::serve_two(call, from, to.itself(), |from, to| mount().link(from, to).map(|()| 0))
+    let linked = paths::serve_two(call, from, to.itself(), |from, to| mount().link(from, to).map(|()| 0));
+    if is_border(&linked) { Err(border::link(call, from, to.itself()).into()) } else { linked }
 }
 
 /// `link`
@@ -149,11 +91,22 @@ pub fn linkat(call: &Call) -> Answer {
     link_spots(call, from, at(2, 3))
 }
 
+/// Whether the two paths lie on different file systems.
+fn is_border(answer: &Answer) -> bool {
+    matches!(answer, Err(Refusal::Errno(Errno(libc::EXDEV))))
+}
+
 fn rename_spots(call: &Call, from: Spot, to: Spot, flags: u32) -> Answer {
-    paths::serve_two(call, from.itself(), to.itself(), |from, to| {
+    const KNOWN: u32 = libc::RENAME_NOREPLACE | libc::RENAME_EXCHANGE | libc::RENAME_WHITEOUT;
+    let exchanges = flags & libc::RENAME_EXCHANGE != 0;
+    if flags & !KNOWN != 0 || exchanges && flags & !libc::RENAME_EXCHANGE != 0 {
+        return Err(Errno(libc::EINVAL).into());
+    }
+    let renamed = paths::serve_two(call, from.itself(), to.itself(), |from, to| {
         let Target::Named(from, _) = from else { return Err(Errno(libc::EBUSY)) };
         mount().rename(from, to, flags).map(|()| 0)
-    })
+    });
+    if is_border(&renamed) { Err(border::rename(call, from, to).into()) } else { renamed }
 }
 
 /// `rename`
@@ -200,7 +153,7 @@ pub fn unlinkat(call: &Call) -> Answer {
     remove(call, at(0, 1), flags != 0)
 }
 
-/// The target of a link, or of `/proc/self/fd/N` for a descriptor of ours.
+/// The target of a link, or of `/proc/self/fd/N` for a descriptor of ours. An empty path reads the link that is open.
 fn read_link(call: &Call, spot: Spot, buffer: u64, room: u64) -> Answer {
     if room as i32 <= 0 {
         return Err(Errno(libc::EINVAL).into());
@@ -209,7 +162,15 @@ fn read_link(call: &Call, spot: Spot, buffer: u64, room: u64) -> Answer {
         let bytes = target.len().min(room as usize);
         memory::write_bytes(buffer, &target[..bytes]).map(|()| bytes as u64)
     };
+    let path = call.arguments[usize::from(spot.path)];
+    if path == 0 {
+        return Err(memory::FAULT.into());
+    }
     if let paths::Spotted::Open(held) = paths::spot(call, Spot { follow: true, empty: true, ..spot })? {
+        if memory::byte(path) == Some(0) {
+            let itself = Place { dir: Some(held.handle()), path: b"" };
+            return Ok(store(&mount().readlink(itself)?)?);
+        }
         return Ok(store(&paths::shown(&held)?)?);
     }
     paths::serve(call, spot.itself(), |target| {

@@ -2,7 +2,7 @@
 
 use super::data::mount;
 use crate::descriptors::{self, Held};
-use crate::dispatch::{Answer, Call, Refusal};
+use crate::dispatch::{Answer, Call, Refusal, is_path};
 use crate::memory;
 use crate::mount::{Errno, Lock};
 use crate::raw;
@@ -25,7 +25,7 @@ fn bad() -> Errno {
 pub fn close(call: &Call) -> Answer {
     let held = descriptors::take(call.int(0)).ok_or_else(bad)?;
     raw::close(call.int(0));
-    drop(held);
+    held.close();
     Ok(0)
 }
 
@@ -68,7 +68,9 @@ fn duplicate_onto(call: &Call, flags: u64) -> Answer {
     match held {
         Some(held) => duplicated(fd, held),
         None => {
-            drop(descriptors::take(to));
+            if let Some(held) = descriptors::take(to) {
+                held.close();
+            }
             Ok(fd)
         }
     }
@@ -107,7 +109,7 @@ pub fn close_range(call: &Call) -> Answer {
             return Err(errno.into());
         }
     }
-    drop(held);
+    held.into_iter().for_each(Held::close);
     Ok(0)
 }
 
@@ -116,6 +118,16 @@ pub fn fcntl(call: &Call) -> Answer {
     let held = call.file(0)?;
     let file = held.handle();
     let command = call.int(1);
+    match command {
+        libc::F_DUPFD
+        | libc::F_DUPFD_CLOEXEC
+        | libc::F_GETFD
+        | libc::F_SETFD
+        | libc::F_GETFL
+        | F_DUPFD_QUERY => {}
+        _ if is_path(&held) => return Err(bad().into()),
+        _ => {}
+    }
     match command {
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => {
             duplicated(raw::fcntl(call.int(0), command, call.arguments[2])?, held)
@@ -155,7 +167,7 @@ pub fn flock(call: &Call) -> Answer {
 
 /// `ioctl`: what the kernel does itself for every file, and "not a terminal".
 pub fn ioctl(call: &Call) -> Answer {
-    let held = call.file(0)?;
+    let held = call.open_file(0)?;
     let file = held.handle();
     match call.arguments[1] & 0xffff_ffff {
         FIOCLEX => Ok(raw::fcntl(call.int(0), libc::F_SETFD, libc::FD_CLOEXEC as u64)?),

@@ -68,7 +68,7 @@ fn chdir_in_kernel(call: &Call) -> Answer {
 /// Makes a directory of the mount the working directory, if it may be searched.
 fn stand(target: Target<'_>) -> Result<u64, Errno> {
     let Target::Named(place, _) = target else { return Err(Errno(libc::ENOTDIR)) };
-    let handle = mount().open(place, libc::O_PATH | libc::O_DIRECTORY | libc::O_CLOEXEC, 0)?;
+    let handle = mount().open(place, libc::O_PATH | libc::O_DIRECTORY | libc::O_CLOEXEC, 0, 0)?;
     let held = Held::new(handle).inspect_err(|_| mount().close(handle))?;
     let path = mount().path(handle)?;
     mount().access(crate::mount::Place { dir: None, path: &path }, libc::X_OK, libc::AT_EACCESS)?;
@@ -83,6 +83,8 @@ pub fn fchdir(call: &Call) -> Answer {
         if u32::from(status.stx_mode) & libc::S_IFMT != libc::S_IFDIR {
             return Err(Errno(libc::ENOTDIR).into());
         }
+        let itself = crate::mount::Place { dir: Some(held.handle()), path: b"" };
+        mount().access(itself, libc::X_OK, libc::AT_EACCESS)?;
         return Ok(paths::enter(held).map(|()| 0)?);
     }
     // SAFETY: the program's own call, which takes no memory.

@@ -2,7 +2,7 @@
 
 use crate::dispatch::{Answer, Call, Refusal};
 use crate::local::local;
-use crate::{exec, fork, memory, paths, raw, signals, start};
+use crate::{exec, fork, limits, memory, paths, raw, signals, start};
 
 /// `umask`: the kernel keeps it, and we remember it.
 pub fn umask(call: &Call) -> Answer {
@@ -20,6 +20,20 @@ pub fn set_user(call: &Call) -> Answer {
     let result = unsafe { raw::call(call.number as u64, &call.arguments) };
     let done = raw::outcome(result)?;
     site.mount.user_changed();
+    Ok(done)
+}
+
+/// `setrlimit` and `prlimit64`: the kernel keeps the limits. A child that has its parent's memory sets its own alone.
+pub fn set_limit(call: &Call) -> Answer {
+    const SETRLIMIT: usize = 160;
+    // SAFETY: the program's own call.
+    let done = raw::outcome(unsafe { raw::call(call.number as u64, &call.arguments) })?;
+    let (process, resource) =
+        if call.number == SETRLIMIT { (0, call.int(0)) } else { (call.int(0), call.int(1)) };
+    let own = (process == 0 || process == raw::process()) && local().borrowed().is_none();
+    if own && resource.cast_unsigned() == libc::RLIMIT_FSIZE {
+        limits::learn_file_bytes();
+    }
     Ok(done)
 }
 

@@ -1,6 +1,5 @@
 //! Calls that cannot be served, each with the errno by which Linux says so for a file that lacks the operation.
 
-use crate::descriptors;
 use crate::dispatch::{Answer, Call};
 use crate::mount::Errno;
 
@@ -30,20 +29,9 @@ pub fn not_supported(_call: &Call) -> Answer {
     refuse(libc::EOPNOTSUPP)
 }
 
-/// `sendfile` from or to a file that cannot be spliced: programs copy themselves then.
-pub fn sendfile(_call: &Call) -> Answer {
-    refuse(libc::EINVAL)
-}
-
 /// `splice` and `tee`.
 pub fn splice(_call: &Call) -> Answer {
     refuse(libc::EINVAL)
-}
-
-/// `copy_file_range`: across the border, or without a copy inside the mount; programs copy themselves then.
-pub fn copy_file_range(call: &Call) -> Answer {
-    let both = descriptors::is_ours(call.int(0)) && descriptors::is_ours(call.int(2));
-    refuse(if both { libc::EOPNOTSUPP } else { libc::EXDEV })
 }
 
 /// `quotactl`

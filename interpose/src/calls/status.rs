@@ -1,6 +1,7 @@
 //! Attributes: `stat` and its kin, permissions, owners, times, sizes, extended attributes.
 
 use super::data::mount;
+use super::sizes;
 use crate::dispatch::{Answer, Call};
 use crate::memory;
 use crate::mount::{Change, Errno, Target};
@@ -78,8 +79,17 @@ pub fn newfstatat(call: &Call) -> Answer {
     stat_spot(call, at(0, 1, flags), call.arguments[2])
 }
 
+/// Bits of the mask of `statx` that Linux keeps for itself.
+const STATX_RESERVED: u32 = 0x8000_0000;
+
 /// `statx`: always everything.
 pub fn statx(call: &Call) -> Answer {
+    const SYNC: i32 = libc::AT_STATX_FORCE_SYNC | libc::AT_STATX_DONT_SYNC;
+    let flags = call.int(2);
+    only(flags, libc::AT_SYMLINK_NOFOLLOW | libc::AT_NO_AUTOMOUNT | libc::AT_EMPTY_PATH | SYNC)?;
+    if flags & SYNC == SYNC || call.arguments[3] as u32 & STATX_RESERVED != 0 {
+        return Err(Errno(libc::EINVAL).into());
+    }
     paths::serve(call, at(0, 1, call.int(2)), |target| {
         memory::write_value(call.arguments[4], &mount().attributes(target)?).map(|()| 0)
     })
@@ -132,7 +142,7 @@ pub fn chmod(call: &Call) -> Answer {
 
 /// `fchmod`
 pub fn fchmod(call: &Call) -> Answer {
-    mount().change(Target::Open(call.file(0)?.handle()), mode(call.arguments[1]))?;
+    mount().change(Target::Open(call.open_file(0)?.handle()), mode(call.arguments[1]))?;
     Ok(0)
 }
 
@@ -161,7 +171,7 @@ pub fn lchown(call: &Call) -> Answer {
 /// `fchown`
 pub fn fchown(call: &Call) -> Answer {
     let change = owner(call.arguments[1], call.arguments[2]);
-    mount().change(Target::Open(call.file(0)?.handle()), change)?;
+    mount().change(Target::Open(call.open_file(0)?.handle()), change)?;
     Ok(0)
 }
 
@@ -209,19 +219,30 @@ pub fn utimes(call: &Call) -> Answer {
     change_spot(call, path(0), Change::Times(times(call.arguments[1], 1000)?))
 }
 
-/// `futimesat`
-pub fn futimesat(call: &Call) -> Answer {
-    let spot = Spot { empty: call.arguments[1] == 0, ..at(0, 1, 0) };
-    change_spot(call, spot, Change::Times(times(call.arguments[2], 1000)?))
+/// Times of the open file, for the calls whose path is missing.
+fn change_times_of_file(call: &Call, times: [libc::timespec; 2]) -> Answer {
+    mount().change(Target::Open(call.open_file(0)?.handle()), Change::Times(times))?;
+    Ok(0)
 }
 
-/// `utimensat`; without a path it is about the descriptor.
+/// `futimesat`; without a path it is about the descriptor.
+pub fn futimesat(call: &Call) -> Answer {
+    let times = times(call.arguments[2], 1000)?;
+    if call.arguments[1] == 0 && call.int(0) != libc::AT_FDCWD {
+        return change_times_of_file(call, times);
+    }
+    change_spot(call, at(0, 1, 0), Change::Times(times))
+}
+
+/// `utimensat`; without a path it is about the descriptor, and takes no flags.
 pub fn utimensat(call: &Call) -> Answer {
-    let flags = call.int(3);
+    let (flags, times) = (call.int(3), times(call.arguments[2], 1)?);
+    if call.arguments[1] == 0 && call.int(0) != libc::AT_FDCWD {
+        only(flags, 0)?;
+        return change_times_of_file(call, times);
+    }
     only(flags, libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH)?;
-    let spot = at(0, 1, flags);
-    let spot = Spot { empty: spot.empty || call.arguments[1] == 0, ..spot };
-    change_spot(call, spot, Change::Times(times(call.arguments[2], 1)?))
+    change_spot(call, at(0, 1, flags), Change::Times(times))
 }
 
 /// `truncate`
@@ -230,7 +251,10 @@ pub fn truncate(call: &Call) -> Answer {
     if size < 0 {
         return Err(Errno(libc::EINVAL).into());
     }
-    change_spot(call, path(0), Change::Size(size))
+    paths::serve(call, path(0), |target| {
+        sizes::check(target, size)?;
+        mount().change(target, Change::Size(size)).map(|()| 0)
+    })
 }
 
 /// `statfs`
@@ -300,7 +324,7 @@ pub fn lsetxattr(call: &Call) -> Answer {
 
 /// `fsetxattr`
 pub fn fsetxattr(call: &Call) -> Answer {
-    Ok(set_xattr_of(call, Target::Open(call.file(0)?.handle()))?)
+    Ok(set_xattr_of(call, Target::Open(call.open_file(0)?.handle()))?)
 }
 
 /// `getxattr`
@@ -315,7 +339,7 @@ pub fn lgetxattr(call: &Call) -> Answer {
 
 /// `fgetxattr`
 pub fn fgetxattr(call: &Call) -> Answer {
-    Ok(get_xattr_of(call, Target::Open(call.file(0)?.handle()))?)
+    Ok(get_xattr_of(call, Target::Open(call.open_file(0)?.handle()))?)
 }
 
 /// `listxattr`
@@ -330,7 +354,7 @@ pub fn llistxattr(call: &Call) -> Answer {
 
 /// `flistxattr`
 pub fn flistxattr(call: &Call) -> Answer {
-    Ok(list_xattrs_of(call, Target::Open(call.file(0)?.handle()))?)
+    Ok(list_xattrs_of(call, Target::Open(call.open_file(0)?.handle()))?)
 }
 
 /// `removexattr`
@@ -345,5 +369,5 @@ pub fn lremovexattr(call: &Call) -> Answer {
 
 /// `fremovexattr`
 pub fn fremovexattr(call: &Call) -> Answer {
-    Ok(remove_xattr_of(call, Target::Open(call.file(0)?.handle()))?)
+    Ok(remove_xattr_of(call, Target::Open(call.open_file(0)?.handle()))?)
 }

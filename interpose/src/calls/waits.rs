@@ -1,7 +1,7 @@
 //! `poll` and `select`: files of ours are ready at once, as regular files are; the kernel waits for the rest.
 
 use crate::descriptors;
-use crate::dispatch::{Answer, Call, Refusal};
+use crate::dispatch::{Answer, Call, Refusal, is_path};
 use crate::memory;
 use crate::raw;
 
@@ -28,7 +28,8 @@ pub fn poll(call: &Call) -> Answer {
     let mut ready = 0;
     for ((entry, asked), _) in entries.iter_mut().zip(&mut asked).zip(&ours).filter(|(_, ours)| **ours) {
         asked.fd = -1;
-        entry.revents = entry.events & READY;
+        let path = descriptors::get(entry.fd).is_ok_and(|held| is_path(&held));
+        entry.revents = if path { libc::POLLNVAL } else { entry.events & READY };
         ready += u64::from(entry.revents != 0);
     }
     let precise = call.number == 271;

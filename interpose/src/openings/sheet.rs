@@ -6,6 +6,7 @@
 use super::{CURRENT, MINE, Opening, PLACES, TABLE, lock, unlock};
 use crate::descriptors::{Internal, move_up};
 use crate::identity::{Users, status};
+use crate::limits;
 use crate::local::local;
 use crate::mount::Errno;
 use crate::raw;
@@ -158,18 +159,15 @@ pub(super) fn make() -> Result<usize, Errno> {
 
 /// A memfd as large as is wanted, or as the limits allow; and how large it is.
 fn fresh(wanted: u64) -> (Option<i32>, u64) {
-    let mut limit = [0u64; 2];
-    let arguments = [0, libc::RLIMIT_FSIZE as u64, 0, limit.as_mut_ptr() as u64];
-    // SAFETY: the kernel fills the two words.
-    let known = unsafe { raw::try_call(libc::SYS_prlimit64, &arguments) };
     // What is longer than the limit costs the program a signal that ends it.
-    let bytes = if known.is_ok() { limit[0].min(wanted) & !(PAGE - 1) } else { wanted };
+    let bytes = limits::of(libc::RLIMIT_FSIZE).map_or(wanted, |limit| limit[0].min(wanted) & !(PAGE - 1));
     if bytes == 0 {
         return (None, wanted);
     }
     let arguments = [c"hearth-openings".as_ptr() as u64, libc::MFD_CLOEXEC as u64];
     // SAFETY: a name, and no memory of ours is written.
-    let Ok(memfd) = (unsafe { raw::try_call(libc::SYS_memfd_create, &arguments) }) else {
+    let Ok(memfd) = limits::with_room(|_| unsafe { raw::try_call(libc::SYS_memfd_create, &arguments) })
+    else {
         return (None, wanted);
     };
     let memfd = memfd as i32;

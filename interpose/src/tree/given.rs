@@ -11,18 +11,22 @@
 
 use super::{Open, Tree, open_of};
 use crate::descriptors::{self, CWD, Held, Internal};
+use crate::limits;
 use crate::local::local;
-use crate::mount::{Handle, Passage};
+use crate::mount::{Handle, Passage, Result};
 use crate::raw;
 use format::InodeNumber;
 use ipc::Descriptor;
+use libfs::LibFs;
 use libfs::share::{Given, Lifeline};
 use std::mem::ManuallyDrop;
 use std::os::fd::{IntoRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use vfs::Vfs;
 use vfs::engine::{Access, LockOwner};
 
-/// Bytes of what the next program is told: the number, the lifeline, the owner of the process's locks.
+/// Bytes of what the next program is told before the files whose locks end: the number, the lifeline, the owner of the
+/// process's locks.
 const TOKEN_BYTES: usize = 20;
 /// Children that may be made at once by different threads.
 const PENDING_MAX: usize = 64;
@@ -113,6 +117,10 @@ fn closed(files: &[Given], left: &[Given]) -> Vec<Given> {
     closed
 }
 
+fn shared(vfs: &Vfs<LibFs>, files: &[Given], own: bool) -> Result<Lifeline> {
+    limits::with_room(|_| vfs.engine().share(files, own)).map_err(super::errno_of)
+}
+
 fn number_of(lifeline: Lifeline) -> i32 {
     OwnedFd::from(lifeline.into_descriptor()).into_raw_fd()
 }
@@ -125,9 +133,7 @@ impl Tree {
             return;
         }
         // Without it the child opens them anew by their paths.
-        let Ok(lifeline) =
-            self.client().and_then(|vfs| vfs.engine().share(&files, false).map_err(super::errno_of))
-        else {
+        let Ok(lifeline) = self.client().and_then(|vfs| shared(vfs, &files, false)) else {
             return;
         };
         let number = lifeline.number;
@@ -171,6 +177,7 @@ impl Tree {
         self.gift.end();
         self.gift.set(number, slot);
         self.owner.store(0, Ordering::Relaxed);
+        self.ranges.forget();
     }
 
     /// A file was closed that this process was given and has not come for.
@@ -181,8 +188,8 @@ impl Tree {
         on_lifeline(self.gift.number(), lifeline.number(), |lifeline| lifeline.closed(&files));
     }
 
-    /// Before an exec that these files stay open over: what the next program needs to come for them.
-    pub(super) fn pass_on(&self, staying: &[Handle]) -> Passage {
+    /// Before an exec that these files stay open over, and others or the same are closed by: what the next program needs.
+    pub(super) fn pass_on(&self, staying: &[Handle], closing: &[Handle]) -> Passage {
         let left: Vec<Given> = staying.iter().map(|handle| given(open_of(handle))).collect();
         let attached = !self.attached.load(Ordering::Acquire).is_null();
         let (number, lifeline) = match local().borrowed() {
@@ -201,6 +208,7 @@ impl Tree {
         token.extend_from_slice(&number.to_le_bytes());
         token.extend_from_slice(&lifeline.unwrap_or(-1).to_le_bytes());
         token.extend_from_slice(&owner.to_le_bytes());
+        self.locks_that_end(closing, &mut token);
         Passage { token, descriptor: lifeline }
     }
 
@@ -234,7 +242,7 @@ impl Tree {
             let owner = Some(LockOwner::Process { id, pid: raw::process().unsigned_abs() });
             files.push(Given { inode: InodeNumber::NONE, access: Access::default(), owner });
         }
-        let shared = self.client().and_then(|vfs| vfs.engine().share(&files, true).map_err(super::errno_of));
+        let shared = self.client().and_then(|vfs| shared(vfs, &files, true));
         let Ok(lifeline) = shared else { return (0, None) };
         let number = lifeline.number;
         let fd = number_of(lifeline);
@@ -248,10 +256,11 @@ impl Tree {
 
     /// The other side of [`Self::pass_on`].
     pub(super) fn come_after(&self, token: &[u8]) {
-        let Ok(token) = <&[u8; TOKEN_BYTES]>::try_from(token) else { return };
+        let Some((token, ended)) = token.split_first_chunk::<TOKEN_BYTES>() else { return };
         let eight = |at: usize| u64::from_le_bytes(token[at..at + 8].try_into().expect("eight bytes"));
         let fd = i32::from_le_bytes(token[8..12].try_into().expect("four bytes"));
         self.owner.store(eight(12), Ordering::Relaxed);
+        self.locks_ended(ended);
         if fd >= 0
             && let Ok(kept) = Internal::keep(fd)
         {

@@ -1,14 +1,98 @@
 //! `fcntl` and `flock` on files of the tree.
+//!
+//! `fcntl` locks are the process's and stay over an exec, but for those on files of which the exec closes a descriptor. An
+//! exec can fail, so the next program ends them, before its first instruction: it is told which files those are.
 
 use super::answers::errno_of;
+use super::{Open, Tree, open_of};
 use crate::local::local;
-use crate::mount::{Errno, Result};
+use crate::mount::{Errno, Handle, Result};
+use format::InodeNumber;
 use libfs::LibFs;
-use std::sync::atomic::Ordering;
+use libfs::share::Given;
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::task::Waker;
-use vfs::engine::LockKind;
+use vfs::engine::{Access, Engine, LockKind, LockOwner};
 use vfs::vfs::{LockRequest, Patience, Pause, RangeKind};
 use vfs::{File, Vfs};
+
+/// What is known of the process's own locks.
+#[derive(Debug, Default)]
+pub(super) struct RangeLocks {
+    /// There may be some.
+    asked: AtomicBool,
+    /// Inodes whose locks the exec has ended that began this program.
+    ended: AtomicPtr<Vec<InodeNumber>>,
+}
+
+impl RangeLocks {
+    /// Whether there may be some.
+    pub fn may_hold(&self) -> bool {
+        self.asked.load(Ordering::Relaxed)
+    }
+
+    /// A request is about to be made.
+    pub fn note(&self, command: i32) {
+        if matches!(command, libc::F_SETLK | libc::F_SETLKW) {
+            self.asked.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// The process is a forked child, which has none of its parent's.
+    pub fn forget(&self) {
+        self.asked.store(false, Ordering::Relaxed);
+    }
+}
+
+impl Tree {
+    /// Whether the process's own locks may be on this file: it has used it, or another program that it was has.
+    pub(super) fn may_have_locked(&self, open: &Open) -> bool {
+        // SAFETY: freed only at the close, which comes later. Acquire pairs with the Release of who opened it.
+        let current = unsafe { open.current.load(Ordering::Acquire).as_ref() };
+        // SAFETY: a client is never freed.
+        let client = unsafe { self.attached.load(Ordering::Acquire).as_ref() };
+        current.is_some_and(|current| current.era == self.era())
+            || client.is_none_or(|client| client.owner.is_some())
+    }
+
+    /// For the next program: the files whose locks end at the exec.
+    pub(super) fn locks_that_end(&self, closing: &[Handle], token: &mut Vec<u8>) {
+        if !self.ranges.may_hold() || local().borrowed().is_some() {
+            return;
+        }
+        for handle in closing {
+            token.extend_from_slice(&open_of(handle).inode.get().to_le_bytes());
+        }
+    }
+
+    /// The other side of it. Whoever has an owner from before may have locks of its own.
+    pub(super) fn locks_ended(&self, inodes: &[u8]) {
+        self.ranges.asked.store(self.owner.load(Ordering::Relaxed) != 0, Ordering::Relaxed);
+        let (inodes, _) = inodes.as_chunks::<8>();
+        if !inodes.is_empty() {
+            let inodes = inodes.iter().map(|number| InodeNumber::new(u64::from_le_bytes(*number))).collect();
+            self.ranges.ended.store(Box::into_raw(Box::new(inodes)), Ordering::Relaxed);
+        }
+    }
+
+    /// Ends the locks on files that the exec has closed.
+    pub(super) fn end_locks_of_closed(&self) {
+        let ended = self.ranges.ended.swap(std::ptr::null_mut(), Ordering::Relaxed);
+        if ended.is_null() {
+            return;
+        }
+        // SAFETY: made by `locks_ended`, and taken out by the swap.
+        let inodes = unsafe { Box::from_raw(ended) };
+        // Without a daemon there are no locks.
+        let Ok(vfs) = self.client() else { return };
+        let id = self.owner.load(Ordering::Relaxed);
+        let owner = LockOwner::Process { id, pid: crate::raw::process().unsigned_abs() };
+        for inode in *inodes {
+            vfs.engine().speaks_for(&Given { inode, access: Access::default(), owner: Some(owner) });
+            vfs.engine().release(owner, Some(inode));
+        }
+    }
+}
 
 fn lock_kind(kind: i32) -> Result<Option<LockKind>> {
     match kind {

@@ -10,6 +10,7 @@
 //! either swapped in whole or left behind.
 
 mod answers;
+mod calls;
 mod given;
 mod joined;
 mod locks;
@@ -17,29 +18,25 @@ mod paths;
 mod user;
 
 use crate::descriptors::{self, Internal};
-use crate::mount::{Change, Entry, Errno, Handle, Lock, Mount, New, Passage, Place, Result, Target};
+use crate::limits;
+use crate::mount::{Errno, Handle, Place, Result, Target};
 use crate::openings;
-use answers::{errno_of, space_of, status_of, stop_of};
+use answers::{errno_of, stop_of};
 use format::InodeNumber;
 use format::message::ROLE_PROGRAM;
-use format::record::FileType;
 use given::Gift;
 use ipc::{Descriptor, Host, Keeper, SystemHost, WAKE_ALL, Word};
 use libfs::share::Given;
 use libfs::socket::SocketConnector;
 use libfs::{Attachment, Connector, LibFs, Limits};
-use paths::{joined, path_of_directory};
-use std::io::{IoSlice, IoSliceMut};
+use locks::RangeLocks;
 use std::os::fd::{IntoRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
-use vfs::engine::{Engine, LockOwner, Target as NodeTarget};
-use vfs::vfs::{AccessIds, Owner, TimeToSet};
+use vfs::engine::LockOwner;
 use vfs::{Base, File, Subject, Vfs};
 
-/// Bytes of directory records read at once.
-const RECORDS_BYTES: usize = 16 << 10;
 /// Flags that an opening anew leaves out: they were for the first time.
 const ONLY_ONCE: i32 = libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC;
 
@@ -61,6 +58,8 @@ pub struct Tree {
     gift: Gift,
     /// Number of the owner of the process's own locks, which stay over an exec; 0 before the first attachment.
     owner: AtomicU64,
+    /// The process's own locks.
+    ranges: RangeLocks,
     /// 1 while a thread attaches: who was given something comes for it once.
     attaching: Word,
 }
@@ -144,6 +143,7 @@ impl Tree {
             era: AtomicU32::new(0),
             gift: Gift::default(),
             owner: AtomicU64::new(0),
+            ranges: RangeLocks::default(),
             attaching: Word::new(0),
         }
     }
@@ -203,7 +203,8 @@ impl Tree {
         let version = env!("CARGO_PKG_VERSION");
         let inner = SocketConnector::new(host.clone(), self.socket.clone(), version, ROLE_PROGRAM, keep);
         let connector = Arc::new(Heir { inner, number: AtomicU64::new(self.gift.number()) });
-        let libfs = LibFs::new(host, connector, Limits::default()).map_err(|why| match why {
+        let libfs = limits::with_room(|_| LibFs::new(host, connector, Limits::default()));
+        let libfs = libfs.map_err(|why| match why {
             libfs::Error::Descriptors => Errno(libc::EMFILE),
             libfs::Error::Full => Errno(libc::ENFILE),
             libfs::Error::NoSpace => Errno(libc::ENOSPC),
@@ -317,265 +318,4 @@ fn open_of(handle: &Handle) -> &Open {
 
 fn handle_of(open: Open) -> Handle {
     Handle(Box::into_raw(Box::new(open)) as u64)
-}
-
-impl Mount for Tree {
-    fn open(&self, place: Place<'_>, flags: i32, mode: u32) -> Result<Handle> {
-        let base = place.dir.as_ref().map_or(&b""[..], |dir| &open_of(dir).path);
-        let path = joined(base, place.path);
-        let client = self.client()?;
-        // First: what cannot be shared is not opened, nor made.
-        let state = openings::Place::take()?;
-        let opened = self.place(&place).and_then(|place| client.open(place, flags, mode).map_err(stop_of));
-        let file = opened.inspect_err(|_| state.give_back())?;
-        let inode = file.inode();
-        let file = file.shared(Box::new(state), state.owner());
-        let current = Box::into_raw(Box::new(Current { era: self.era(), file }));
-        let current = AtomicPtr::new(current);
-        Ok(handle_of(Open { current, path, inode, flags, place: state }))
-    }
-
-    fn close(&self, file: Handle) {
-        // SAFETY: the last use of the handle; it came from `handle_of`.
-        let open = unsafe { Box::from_raw(file.0 as *mut Open) };
-        let current = open.current.load(Ordering::Acquire);
-        // SAFETY: as above. One of another era is a parent's: its memory is left alone.
-        if let Some(current) = unsafe { current.as_ref() }
-            && current.era == self.era()
-        {
-            if let Ok(vfs) = self.client() {
-                vfs.close(&current.file, true);
-            }
-            // SAFETY: nobody else knows it any more.
-            drop(unsafe { Box::from_raw(open.current.load(Ordering::Acquire)) });
-        } else if self.attached.load(Ordering::Acquire).is_null() {
-            self.say_closed(&open);
-        }
-        open.place.give_back();
-    }
-
-    fn read(&self, file: Handle, at: Option<u64>, into: &mut [IoSliceMut<'_>]) -> Result<usize> {
-        let (vfs, file) = (self.client()?, self.file(&file)?);
-        match at {
-            None => vfs.read(file, into),
-            Some(offset) => vfs.pread(file, offset as i64, into, 0),
-        }
-        .map_err(errno_of)
-    }
-
-    fn write(&self, file: Handle, at: Option<u64>, from: &[IoSlice<'_>]) -> Result<usize> {
-        let (vfs, file) = (self.client()?, self.file(&file)?);
-        match at {
-            None => vfs.write(file, from),
-            Some(offset) => vfs.pwrite(file, offset as i64, from, 0),
-        }
-        .map_err(errno_of)
-    }
-
-    fn seek(&self, file: Handle, offset: i64, whence: i32) -> Result<u64> {
-        self.client()?.lseek(self.file(&file)?, offset, whence).map_err(errno_of)
-    }
-
-    fn list(&self, file: Handle, sink: &mut dyn FnMut(&Entry<'_>) -> bool) -> Result<()> {
-        let (vfs, file) = (self.client()?, self.file(&file)?);
-        let mut buffer = vec![0u8; RECORDS_BYTES];
-        loop {
-            let mut position = vfs.lseek(file, 0, libc::SEEK_CUR).map_err(errno_of)?;
-            let bytes = vfs.getdents(file, &mut buffer).map_err(errno_of)?;
-            if bytes == 0 {
-                return Ok(());
-            }
-            let mut rest = &buffer[..bytes];
-            while !rest.is_empty() {
-                let word = |at: usize| u64::from_ne_bytes(rest[at..at + 8].try_into().expect("eight bytes"));
-                let length = usize::from(u16::from_ne_bytes([rest[16], rest[17]]));
-                let name = rest[19..length].split(|byte| *byte == 0).next().unwrap_or_default();
-                if !sink(&Entry { inode: word(0), next: word(8), kind: rest[18], name }) {
-                    return vfs.lseek(file, position as i64, libc::SEEK_SET).map(|_| ()).map_err(errno_of);
-                }
-                position = word(8);
-                rest = &rest[length..];
-            }
-        }
-    }
-
-    fn sync(&self, file: Handle, data_only: bool) -> Result<()> {
-        let (vfs, file) = (self.client()?, self.file(&file)?);
-        if data_only { vfs.fdatasync(file) } else { vfs.fsync(file) }.map_err(errno_of)
-    }
-
-    fn sync_all(&self) -> Result<()> {
-        self.client()?.sync().map_err(errno_of)
-    }
-
-    fn allocate(&self, file: Handle, mode: i32, offset: i64, bytes: i64) -> Result<()> {
-        self.client()?.fallocate(self.file(&file)?, mode, offset, bytes).map_err(errno_of)
-    }
-
-    fn lock(&self, file: Handle, lock: Lock<'_>) -> Result<()> {
-        let (vfs, file) = (self.client()?, self.file(&file)?);
-        let operation = match lock {
-            Lock::Range(command, range) => return locks::range_lock(vfs, file, command, range),
-            Lock::Whole(operation) => operation,
-        };
-        locks::whole_lock(vfs, file, operation)
-    }
-
-    fn flags(&self, file: Handle) -> i32 {
-        self.file(&file).map_or(0, File::flags)
-    }
-
-    fn set_flags(&self, file: Handle, flags: i32) -> Result<()> {
-        self.client()?.set_flags(self.file(&file)?, flags).map_err(errno_of)
-    }
-
-    fn attributes(&self, target: Target<'_>) -> Result<libc::statx> {
-        self.on(target, |vfs, subject| vfs.stat(subject)).map(|attributes| status_of(&attributes))
-    }
-
-    fn change(&self, target: Target<'_>, change: Change) -> Result<()> {
-        if let (Target::Open(file), Change::Size(size)) = (target, change) {
-            return self.client()?.ftruncate(self.file(&file)?, size).map_err(errno_of);
-        }
-        let given = |id: u32| (id != u32::MAX).then_some(id);
-        self.on(target, |vfs, subject| match change {
-            Change::Mode(mode) => vfs.chmod(subject, mode),
-            Change::Owner(uid, gid) => vfs.chown(subject, Owner { uid: given(uid), gid: given(gid) }),
-            Change::Times(times) => {
-                let times = times.map(|time| TimeToSet { seconds: time.tv_sec, nanoseconds: time.tv_nsec });
-                vfs.utimens(subject, Some(times))
-            }
-            Change::Size(size) => vfs.truncate(subject, size),
-        })
-    }
-
-    fn access(&self, place: Place<'_>, mode: i32, flags: i32) -> Result<()> {
-        let ids = if flags & libc::AT_EACCESS != 0 { AccessIds::Effective } else { AccessIds::Real };
-        let follow = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
-        self.on(Target::Named(place, follow), |vfs, subject| vfs.access(subject, mode, ids))
-    }
-
-    fn make(&self, place: Place<'_>, new: New<'_>) -> Result<()> {
-        let (vfs, place) = (self.client()?, self.place(&place)?);
-        match new {
-            New::Directory(mode) => vfs.mkdir(place, mode),
-            New::Node(mode, device) => vfs.mknod(place, mode, device),
-            New::Link(target) => vfs.symlink(target, place),
-        }
-        .map_err(stop_of)
-    }
-
-    fn link(&self, from: Target<'_>, to: Place<'_>) -> Result<()> {
-        let to = self.place(&to)?;
-        self.on(from, |vfs, subject| vfs.link(subject, to))
-    }
-
-    fn remove(&self, place: Place<'_>, directory: bool) -> Result<()> {
-        let (vfs, place) = (self.client()?, self.place(&place)?);
-        if directory { vfs.rmdir(place) } else { vfs.unlink(place) }.map_err(stop_of)
-    }
-
-    fn rename(&self, from: Place<'_>, to: Place<'_>, flags: u32) -> Result<()> {
-        let (from, to) = (self.place(&from)?, self.place(&to)?);
-        self.client()?.rename(from, to, flags).map_err(stop_of)
-    }
-
-    fn readlink(&self, place: Place<'_>) -> Result<Vec<u8>> {
-        let place = self.place(&place)?;
-        self.client()?.readlink(place).map_err(stop_of)
-    }
-
-    fn space(&self) -> Result<libc::statfs> {
-        let space = self.client()?.engine().statfs().map_err(errno_of)?;
-        Ok(space_of(&space))
-    }
-
-    fn xattr(&self, target: Target<'_>, name: &[u8]) -> Result<Vec<u8>> {
-        self.on(target, |vfs, subject| vfs.get_xattr(subject, name))
-    }
-
-    fn set_xattr(&self, target: Target<'_>, name: &[u8], value: &[u8], flags: i32) -> Result<()> {
-        self.on(target, |vfs, subject| vfs.set_xattr(subject, name, value, flags))
-    }
-
-    fn list_xattrs(&self, target: Target<'_>) -> Result<Vec<u8>> {
-        self.on(target, |vfs, subject| vfs.list_xattrs(subject))
-    }
-
-    fn remove_xattr(&self, target: Target<'_>, name: &[u8]) -> Result<()> {
-        self.on(target, |vfs, subject| vfs.remove_xattr(subject, name))
-    }
-
-    fn path(&self, file: Handle) -> Result<Vec<u8>> {
-        let (vfs, found) = (self.client()?, self.file(&file)?);
-        if found.file_type() == FileType::Directory {
-            return path_of_directory(vfs, found.inode());
-        }
-        if vfs.engine().getattr(NodeTarget::Node(found.inode())).map_err(errno_of)?.links == 0 {
-            return Err(Errno(libc::ENOENT));
-        }
-        Ok(open_of(&file).path.clone())
-    }
-
-    fn export(&self, file: Handle) -> Result<Vec<u8>> {
-        let open = open_of(&file);
-        let (number, memfd) = open.place.pass_on()?;
-        let mut token = Vec::with_capacity(TOKEN_NUMBERS + open.path.len());
-        token.extend_from_slice(&number.to_le_bytes());
-        token.extend_from_slice(&memfd.to_le_bytes());
-        token.extend_from_slice(&open.flags.to_le_bytes());
-        token.extend_from_slice(&open.inode.get().to_le_bytes());
-        token.extend_from_slice(&open.path);
-        Ok(token)
-    }
-
-    fn import(&self, token: &[u8]) -> Result<Handle> {
-        let (numbers, path) = token.split_at_checked(TOKEN_NUMBERS).ok_or(Errno(libc::EINVAL))?;
-        let word = |at: usize| i32::from_le_bytes(numbers[at..at + 4].try_into().expect("four bytes"));
-        let place = openings::Place::adopt(word(0) as u32, word(4)).ok_or(Errno(libc::EINVAL))?;
-        let inode = u64::from_le_bytes(numbers[12..].try_into().expect("eight bytes"));
-        let (current, inode) = (AtomicPtr::default(), InodeNumber::new(inode));
-        Ok(handle_of(Open { current, path: path.to_vec(), inode, flags: word(8), place }))
-    }
-
-    fn kernel_file(&self, _file: Handle) -> Option<i32> {
-        None
-    }
-
-    fn log_costs(&self) -> (u64, u64) {
-        let counters = self.client().ok().and_then(|vfs| vfs.engine().log_counters());
-        counters.map_or((0, 0), |counters| (counters.fences, counters.bytes))
-    }
-
-    fn before_exec(&self, staying: &[Handle]) -> Passage {
-        self.pass_on(staying)
-    }
-
-    fn after_exec(&self, token: &[u8]) {
-        self.come_after(token);
-    }
-
-    fn before_fork(&self) {
-        self.give_to_child();
-    }
-
-    fn after_fork(&self, child: Option<u32>) {
-        Self::let_child_go(child);
-    }
-
-    fn user_changed(&self) {
-        openings::note_user();
-        self.note_user();
-    }
-
-    fn after_fork_child(&self) {
-        openings::note_child();
-        self.attaching.store(0, Ordering::Relaxed);
-        self.take_as_child();
-        // The parent's client, its locks and mappings are the parent's: they are forgotten, not ended.
-        self.client.store(std::ptr::null_mut(), Ordering::Release);
-        self.attached.store(std::ptr::null_mut(), Ordering::Release);
-        self.era.fetch_add(1, Ordering::Relaxed);
-        descriptors::close_all_of_client();
-    }
 }

@@ -1,10 +1,12 @@
 //! Contents of files: reading, writing, offsets, sizes, durability.
 
 use super::{Vfs, failed};
-use crate::engine::{Allocate, At, Changes, Engine, Extent, Handle, Sync, Target};
+use crate::copy::copy_pieces;
+use crate::engine::{At, Changes, Engine, Extent, Handle, Sync, Target};
 use crate::error::Error;
 use crate::file::File;
 use crate::path::Outcome;
+use crate::ranges::allocations;
 use crate::vfs::Subject;
 use format::record::{FILE_BYTES_MAX, FileType};
 use libc::c_int;
@@ -18,15 +20,7 @@ const IO_FLAGS: c_int =
     libc::RWF_APPEND | libc::RWF_DSYNC | libc::RWF_SYNC | libc::RWF_NOWAIT | libc::RWF_HIPRI;
 
 /// Modes of `fallocate` that Linux knows and we do not: their other errors come first.
-const LINUX_ALLOCATES: [c_int; 4] = [
-    libc::FALLOC_FL_COLLAPSE_RANGE,
-    libc::FALLOC_FL_INSERT_RANGE,
-    libc::FALLOC_FL_ZERO_RANGE,
-    libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE,
-];
-
-/// Bytes that are copied at a time from file to file.
-const COPY_BYTES: usize = 256 * 1024;
+const LINUX_ALLOCATES: [c_int; 2] = [libc::FALLOC_FL_COLLAPSE_RANGE, libc::FALLOC_FL_INSERT_RANGE];
 
 impl<E: Engine> Vfs<E> {
     /// `read`, `readv`: at the offset, which moves.
@@ -152,29 +146,25 @@ impl<E: Engine> Vfs<E> {
         Ok(())
     }
 
-    /// `fallocate`: no flags, `FALLOC_FL_KEEP_SIZE`, and with it `FALLOC_FL_PUNCH_HOLE`.
+    /// `fallocate`: the modes of [`allocations`], each of whose operations takes effect by itself.
     ///
     /// # Errors
     /// `Invalid`, `NotSupported`, `BadDescriptor`, `FileTooBig`; those of [`Engine::allocate`].
     pub fn fallocate(&self, file: &File, mode: c_int, offset: i64, bytes: i64) -> Result<(), Error> {
-        const PUNCH: c_int = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         file.handle()?;
         let (Ok(offset), Ok(bytes @ 1..)) = (u64::try_from(offset), u64::try_from(bytes)) else {
             return Err(Error::Invalid);
         };
-        let what = match mode {
-            0 => Some(Allocate::Extend),
-            libc::FALLOC_FL_KEEP_SIZE => Some(Allocate::KeepSize),
-            PUNCH => Some(Allocate::PunchHole),
-            mode if LINUX_ALLOCATES.contains(&mode) => None,
-            _ => return Err(Error::NotSupported),
-        };
+        let operations = allocations(mode);
+        if operations.is_none() && !LINUX_ALLOCATES.contains(&mode) {
+            return Err(Error::NotSupported);
+        }
         let handle = file.writable()?;
         if offset + bytes > FILE_BYTES_MAX {
             return Err(Error::FileTooBig);
         }
-        let what = what.ok_or(Error::NotSupported)?;
-        self.engine.allocate(&self.caller(), handle, what, offset, bytes)
+        let (operations, caller) = (operations.ok_or(Error::NotSupported)?, self.caller());
+        operations.iter().try_for_each(|what| self.engine.allocate(&caller, handle, *what, offset, bytes))
     }
 
     /// `fsync`, of a file or a directory.
@@ -210,70 +200,55 @@ impl<E: Engine> Vfs<E> {
         if flags == 0 { Ok(()) } else { self.fdatasync(file) }
     }
 
-    /// `copy_file_range` and `sendfile`: copies up to `bytes`, from and to the offsets given or, for those not
+    /// `copy_file_range`: copies up to `bytes`, as far as the source goes, from and to the offsets given or, for those not
     /// given, the files' own, which then move.
     ///
     /// # Errors
-    /// `BadDescriptor` (also for a target with `O_APPEND`), `IsDirectory`, `Invalid` for what is no file or for
-    /// ranges of one file that overlap; those of reading and writing, if nothing was copied.
+    /// In this order: `IsDirectory`, `Invalid` for what is no file, `BadDescriptor` (also for a target with `O_APPEND`),
+    /// `Overflow`, `Invalid` for ranges of one file that overlap and for an offset below zero; those of reading and writing,
+    /// if nothing was copied.
     pub fn copy(
         &self,
-        (from, from_offset): (&File, Option<u64>),
-        (to, to_offset): (&File, Option<u64>),
+        (from, from_offset): (&File, Option<i64>),
+        (to, to_offset): (&File, Option<i64>),
         bytes: usize,
     ) -> Result<usize, Error> {
-        let bytes = bytes.min(IO_BYTES_MAX);
+        // A path is no open file, whatever it leads to.
+        let (source, target) = (from.handle()?, to.handle()?);
         if [from, to].iter().any(|file| file.file_type == FileType::Directory) {
             return Err(Error::IsDirectory);
         }
-        let (source, target) = (from.readable()?, to.writable()?);
-        if to.flags() & libc::O_APPEND != 0 {
+        if !from.access.read || !to.access.write || to.flags() & libc::O_APPEND != 0 {
             return Err(Error::BadDescriptor);
         }
-        let start = from_offset.unwrap_or_else(|| from.with_offset(|offset| *offset));
-        let end = to_offset.unwrap_or_else(|| to.with_offset(|offset| *offset));
+        let start = from_offset.unwrap_or_else(|| from.with_offset(|offset| *offset as i64));
+        let end = to_offset.unwrap_or_else(|| to.with_offset(|offset| *offset as i64));
+        // Linux counts without a sign here: below zero is too far.
+        if [start, end].iter().any(|offset| (*offset as u64).checked_add(bytes as u64).is_none()) {
+            return Err(Error::Overflow);
+        }
+        let size = self.engine.getattr(Target::Open(source))?.size;
+        let left = i64::try_from(size).unwrap_or(i64::MAX).saturating_sub(start).max(0);
+        let bytes = bytes.min(IO_BYTES_MAX).min(usize::try_from(left).unwrap_or(usize::MAX));
         if from.inode == to.inode && start.abs_diff(end) < bytes as u64 {
             return Err(Error::Invalid);
         }
-        let copied = self.copy_bytes((source, start), (to, target, end), bytes)?;
+        let (start, end) = (offset_of(start)?, offset_of(end)?);
+        let status = (to.flags(), 0);
+        let copied = copy_pieces(
+            bytes,
+            |at, into| self.engine.read(source, start + at, &mut [IoSliceMut::new(into)]),
+            |at, bytes| {
+                let (written, _) =
+                    self.write_at((to, target), At::Offset(end + at), &[IoSlice::new(bytes)], status)?;
+                Ok(written)
+            },
+        )?;
         if from_offset.is_none() {
             from.with_offset(|offset| *offset = start + copied as u64);
         }
         if to_offset.is_none() {
             to.with_offset(|offset| *offset = end + copied as u64);
-        }
-        Ok(copied)
-    }
-
-    fn copy_bytes(
-        &self,
-        (source, start): (Handle, u64),
-        (to, target, end): (&File, Handle, u64),
-        bytes: usize,
-    ) -> Result<usize, Error> {
-        let mut buffer = vec![0; bytes.min(COPY_BYTES)];
-        let mut copied = 0;
-        while copied < bytes {
-            let piece = buffer.len().min(bytes - copied);
-            let at = copied as u64;
-            let result = (|| {
-                let read =
-                    self.engine.read(source, start + at, &mut [IoSliceMut::new(&mut buffer[..piece])])?;
-                let slices = [IoSlice::new(&buffer[..read])];
-                let (written, _) =
-                    self.write_at((to, target), At::Offset(end + at), &slices, (to.flags(), 0))?;
-                Ok((read, written))
-            })();
-            match result {
-                Ok((read, written)) => {
-                    copied += written;
-                    if read < piece || written < read {
-                        break;
-                    }
-                }
-                Err(error) if copied == 0 => return Err(error),
-                Err(_) => break,
-            }
         }
         Ok(copied)
     }

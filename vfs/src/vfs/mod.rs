@@ -26,8 +26,9 @@ use format::{InodeNumber, Name};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
-/// How often a path is resolved for one call: what it leads to may be removed each time.
-const WALKS_MAX: u32 = 16;
+/// How often a path is resolved for one call: what it leads to may be removed each time. Another process that renames over
+/// the name without a pause meets a call some ten times in a row.
+const WALKS_MAX: u32 = 1000;
 
 /// State of a process that its calls depend on.
 struct Process {
@@ -175,12 +176,6 @@ impl<E: Engine> Vfs<E> {
         place: Place<'_>,
         mut resolve: impl FnMut(&mut Walker<'_, E>) -> Outcome<T>,
     ) -> Outcome<T> {
-        if place.path.is_empty() {
-            return Err(Error::NotFound.into());
-        }
-        if place.path.len() > PATH_BYTES_MAX {
-            return Err(Error::NameTooLong.into());
-        }
         for _ in 1..WALKS_MAX {
             match self.walking_once(caller, place, &mut resolve) {
                 Err(Stop::Failed(Error::Stale)) => {}
@@ -190,12 +185,19 @@ impl<E: Engine> Vfs<E> {
         self.walking_once(caller, place, &mut resolve)
     }
 
+    /// The same, once: for the second path of a call, which is resolved anew together with the first.
     fn walking_once<T>(
         &self,
         caller: &Caller,
         place: Place<'_>,
         resolve: impl FnOnce(&mut Walker<'_, E>) -> Outcome<T>,
     ) -> Outcome<T> {
+        if place.path.is_empty() {
+            return Err(Error::NotFound.into());
+        }
+        if place.path.len() > PATH_BYTES_MAX {
+            return Err(Error::NameTooLong.into());
+        }
         let start = match place.base {
             _ if place.path.starts_with(b"/") => self.root,
             Base::Root => self.root,
@@ -226,7 +228,7 @@ impl<E: Engine> Vfs<E> {
         Ok(node)
     }
 
-    /// Runs a call on a directory and a name in it; `last` decides about paths that end in no name.
+    /// Runs a call on a directory and a name in it; `no_name` decides about paths that end in none.
     fn on_entry<T>(
         &self,
         place: Place<'_>,
@@ -234,13 +236,7 @@ impl<E: Engine> Vfs<E> {
         act: impl Fn(&Caller, Entry<'_>) -> Outcome<T>,
     ) -> Outcome<T> {
         let caller = self.caller();
-        self.walking(&caller, place, |walker| {
-            let last = walker.walk_to_parent(place.path)?;
-            match last.name()? {
-                Some((name, slash)) => act(&caller, Entry { parent: walker.at(), name, slash }),
-                None => Err(no_name(&last).into()),
-            }
-        })
+        self.walking(&caller, place, |walker| at_entry(walker, place, &no_name, &act))
     }
 
     /// Type of what an entry stands for.
@@ -251,6 +247,20 @@ impl<E: Engine> Vfs<E> {
         let attributes = found.pop().expect("a walk of one step answers one");
         self.engine.forget(&[attributes.inode]);
         Ok(attributes)
+    }
+}
+
+/// Walks to a directory, and runs a call on it and a name in it.
+fn at_entry<T, E: Engine>(
+    walker: &mut Walker<'_, E>,
+    place: Place<'_>,
+    no_name: impl Fn(&Last) -> Error,
+    act: impl Fn(&Caller, Entry<'_>) -> Outcome<T>,
+) -> Outcome<T> {
+    let last = walker.walk_to_parent(place.path)?;
+    match last.name()? {
+        Some((name, slash)) => act(walker.caller(), Entry { parent: walker.at(), name, slash }),
+        None => Err(no_name(&last).into()),
     }
 }
 

@@ -1,6 +1,6 @@
 //! Calls that make, move and remove names.
 
-use super::{Entry, Vfs, failed};
+use super::{Entry, Vfs, at_entry, failed};
 use crate::access::Caller;
 use crate::engine::{Created, Engine, New, NewType, Removal, RenameMode};
 use crate::error::Error;
@@ -74,11 +74,13 @@ impl<E: Engine> Vfs<E> {
     /// Those of paths and of [`Engine::link`].
     pub fn link(&self, from: Subject<'_>, to: Place<'_>) -> Outcome<()> {
         self.subject(from, |caller, node| {
-            let made = self.on_entry(to, no_new_name, |_, entry| {
-                self.refuse_slash(caller, &entry)?;
-                let attributes = self.engine.link(caller, node, entry.parent, entry.name)?;
-                self.engine.forget(&[attributes.inode]);
-                Ok(())
+            let made = self.walking_once(caller, to, |walker| {
+                at_entry(walker, to, no_new_name, |caller, entry| {
+                    self.refuse_slash(caller, &entry)?;
+                    let attributes = self.engine.link(caller, node, entry.parent, entry.name)?;
+                    self.engine.forget(&[attributes.inode]);
+                    Ok(())
+                })
             });
             made.map_err(Stop::second)
         })
@@ -133,7 +135,7 @@ impl<E: Engine> Vfs<E> {
             let from_last = source.walk_to_parent(from.path)?;
             source.search_here()?;
             let from_parent = source.at();
-            let second = self.walking(&caller, to, |target| {
+            let second = self.walking_once(&caller, to, |target| {
                 let to_last = target.walk_to_parent(to.path)?;
                 target.search_here()?;
                 Ok((to_last, self.keep(target, target.at())?))

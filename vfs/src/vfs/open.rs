@@ -5,7 +5,7 @@ use crate::access::{self, Caller};
 use crate::engine::{Access, Attributes, Created, Engine, Handle, New, NewType};
 use crate::error::Error;
 use crate::file::File;
-use crate::path::{Last, Outcome, Place, Stop, Walker};
+use crate::path::{Last, Outcome, Place, Restriction, Scope, Stop, Walker};
 use format::record::FileType;
 use libc::c_int;
 
@@ -38,9 +38,33 @@ impl<E: Engine> Vfs<E> {
     /// Those of paths, and of [`Engine::open`] and [`Engine::create`]; `NotSupported` for `O_TMPFILE`;
     /// [`Stop::Special`] for what the kernel has to open.
     pub fn open(&self, place: Place<'_>, flags: c_int, mode: u32) -> Outcome<File> {
+        self.open_within(place, flags, mode, Restriction::default())
+    }
+
+    /// `openat2`: the same by a walk that may be restricted.
+    ///
+    /// # Errors
+    /// As [`Vfs::open`]; `CrossDevice` for a walk that leaves its scope, `Loop` for a link that may not be followed.
+    pub fn open_within(
+        &self,
+        place: Place<'_>,
+        flags: c_int,
+        mode: u32,
+        restriction: Restriction,
+    ) -> Outcome<File> {
         let how = take_apart(flags)?;
         let caller = self.caller();
+        let place = match (restriction.scope, place.path.first()) {
+            (Scope::Beneath, Some(b'/')) => return Err(Error::CrossDevice.into()),
+            (Scope::InRoot, Some(b'/')) => {
+                let slashes = place.path.iter().take_while(|byte| **byte == b'/').count();
+                let rest = &place.path[slashes..];
+                Place { path: if rest.is_empty() { b"." } else { rest }, ..place }
+            }
+            _ => place,
+        };
         self.walking(&caller, place, |walker| {
+            walker.restrict(restriction);
             if how.has(libc::O_CREAT) {
                 let mode = mode & 0o7777 & !self.process(|process| process.umask);
                 return self.open_or_create(walker, &caller, place.path, &how, mode);

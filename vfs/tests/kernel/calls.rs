@@ -133,7 +133,7 @@ fn data() -> impl Strategy<Value = Vec<u8>> {
 fn contents() -> impl Strategy<Value = Call> {
     let seeks = [libc::SEEK_SET, libc::SEEK_CUR, libc::SEEK_END, libc::SEEK_DATA, libc::SEEK_HOLE];
     let allocations =
-        [0, libc::FALLOC_FL_KEEP_SIZE, libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE, 2, 16];
+        [0, libc::FALLOC_FL_KEEP_SIZE, libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE, 2, 8];
     prop_oneof![
         2 => (slot(), 0..9000_usize).prop_map(|(slot, bytes)| Call::Read { slot, bytes }),
         2 => (slot(), size(), 0..9000_usize)

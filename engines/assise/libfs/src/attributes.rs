@@ -42,11 +42,12 @@ impl State {
     pub fn attributes(&self, index: NodeIndex) -> Attributes {
         let node = self.nodes.get(index);
         let mut attributes = apply::attributes(node.inode, &node.item);
-        // Which blocks the area will use is not known before the digest: at least those of what was written.
-        if let Body::File { overlay, .. } = &node.body
-            && !overlay.is_empty()
-        {
-            attributes.blocks = attributes.blocks.max(attributes.size.div_ceil(BLOCK_BYTES as u64) * 8);
+        // Which blocks the area will use is not known before the digest: holes are none, and what was written where the
+        // area has blocks already may count twice, up to the size.
+        if let Body::File { overlay, .. } = &node.body {
+            let blocks = node.item.blocks.get() + overlay.blocks_beside_area(&self.pool);
+            let blocks = blocks.min(attributes.size.div_ceil(BLOCK_BYTES as u64));
+            attributes.blocks = attributes.blocks.max(blocks * (BLOCK_BYTES as u64 / 512));
         }
         attributes
     }
@@ -177,6 +178,8 @@ impl LibFs {
                     Status::Ok => Some(response),
                     Status::NoAttribute => None,
                     Status::Sealed | Status::Invalid => continue,
+                    // Removed meanwhile: whoever walked to it walks again.
+                    Status::NotFound => return Err(Error::Stale),
                     refused => return Err(error_of(refused)),
                 };
             if self.xattr_view_now(node, mode)? == view_of_call {
@@ -293,6 +296,8 @@ impl LibFs {
                 match self.call(&line, CallKind::ListXattr, &[request.as_bytes()], &mut response)? {
                     Status::Ok => {}
                     Status::Sealed | Status::Invalid => continue,
+                    // Removed meanwhile: whoever walked to it walks again.
+                    Status::NotFound => return Err(Error::Stale),
                     refused => return Err(error_of(refused)),
                 }
             }

@@ -375,6 +375,9 @@ impl State {
         (node.lease, node.recent) = (Some(lease), true);
         node.item = reply.item;
         node.blocks_moved = false;
+        if let Body::File { overlay, .. } = &mut node.body {
+            overlay.note_area_known();
+        }
         Ok(index)
     }
 

@@ -7,7 +7,8 @@
 //! Pieces stand in chunks of a fixed size that come from a [`Pool`], shared by all files of a session: in steady
 //! state, when as much is purged as is added, nothing is allocated.
 
-use format::Sequence;
+use format::{BLOCK_BYTES, Sequence};
+use std::cell::Cell;
 
 /// Where the bytes of a piece are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,6 +93,11 @@ impl Pool {
 pub(crate) struct Overlay {
     /// Start of the first piece of each chunk, and the chunk.
     chunks: Vec<(u64, u32)>,
+    /// Blocks that bytes of the log touch, if they were counted since pieces were last replaced.
+    counted: Cell<Option<u64>>,
+    /// Blocks of bytes of the log that were digested, and of ranges that were reserved, since the area last said how many
+    /// blocks the file has.
+    taken: u64,
 }
 
 /// A place in an overlay: which chunk, which piece of it.
@@ -101,9 +107,60 @@ struct At {
     piece: usize,
 }
 
+/// Blocks that pieces in order touch with bytes of the log, each counted once.
+#[derive(Default)]
+struct BlockCount {
+    blocks: u64,
+    /// Before this block all are counted.
+    end: u64,
+}
+
+impl BlockCount {
+    fn add(&mut self, piece: &Piece) {
+        if matches!(piece.origin, Origin::Log(_)) {
+            let end = piece.end.div_ceil(BLOCK_BYTES as u64);
+            self.blocks += end - (piece.start / BLOCK_BYTES as u64).max(self.end).min(end);
+            self.end = end;
+        }
+    }
+}
+
 impl Overlay {
     pub fn is_empty(&self) -> bool {
         self.chunks.is_empty()
+    }
+
+    /// Blocks that the file may have beside those that the area last knew of: holes are none. Some may be counted twice.
+    pub fn blocks_beside_area(&self, pool: &Pool) -> u64 {
+        let counted = self.counted.get().unwrap_or_else(|| {
+            let mut count = BlockCount::default();
+            let pieces = self.chunks.iter().flat_map(|(_, index)| pool.pieces(*index));
+            pieces.for_each(|piece| count.add(piece));
+            count.blocks
+        });
+        self.counted.set(Some(counted));
+        counted + self.taken
+    }
+
+    /// A range was reserved.
+    pub fn note_reserved(&mut self, start: u64, end: u64) {
+        self.taken += end.div_ceil(BLOCK_BYTES as u64) - start / BLOCK_BYTES as u64;
+    }
+
+    /// The area said how many blocks the file has.
+    pub fn note_area_known(&mut self) {
+        self.taken = 0;
+    }
+
+    /// Keeps the count up to date with a piece that is put behind all others.
+    fn count_last(&self, last: &Piece, piece: &Piece) {
+        let Some(counted) = self.counted.get() else { return };
+        let mut count = BlockCount { blocks: counted, end: last.end.div_ceil(BLOCK_BYTES as u64) };
+        // Whether zeros share their last block with bytes before them only a count tells.
+        let apart = last.end <= piece.start / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
+        let known = apart || matches!(last.origin, Origin::Log(_));
+        count.add(piece);
+        self.counted.set(known.then_some(count.blocks));
     }
 
     /// The first piece that ends after `offset`.
@@ -118,10 +175,17 @@ impl Overlay {
         if piece.start >= piece.end {
             return;
         }
-        let Some((end, at)) = self.end(pool) else { return self.put(pool, At { chunk: 0, piece: 0 }, piece) };
+        let Some((end, at)) = self.end(pool) else {
+            self.counted.set(None);
+            return self.put(pool, At { chunk: 0, piece: 0 }, piece);
+        };
         if end > piece.start {
-            self.insert_within(pool, piece);
-        } else if at.piece < CHUNK {
+            self.counted.set(None);
+            return self.insert_within(pool, piece);
+        }
+        let last = pool.chunks[self.chunks[at.chunk].1 as usize].pieces[at.piece - 1];
+        self.count_last(&last, &piece);
+        if at.piece < CHUNK {
             // Behind all others, where there is room: a file that grows.
             let chunk = &mut pool.chunks[self.chunks[at.chunk].1 as usize];
             chunk.pieces[at.piece] = piece;
@@ -167,6 +231,7 @@ impl Overlay {
     /// Drops what records up to `digested` made; true if something was dropped.
     pub fn purge(&mut self, pool: &mut Pool, digested: Sequence) -> bool {
         let mut dropped = false;
+        let mut count = BlockCount::default();
         self.chunks.retain_mut(|(first, index)| {
             let chunk = &mut pool.chunks[*index as usize];
             let mut kept = 0;
@@ -174,6 +239,8 @@ impl Overlay {
                 if chunk.pieces[piece].sequence > digested {
                     chunk.pieces[kept] = chunk.pieces[piece];
                     kept += 1;
+                } else {
+                    count.add(&chunk.pieces[piece]);
                 }
             }
             dropped |= kept < chunk.count;
@@ -185,11 +252,16 @@ impl Overlay {
             *first = chunk.pieces[0].start;
             true
         });
+        if dropped {
+            self.counted.set(None);
+            self.taken += count.blocks;
+        }
         dropped
     }
 
     /// Drops everything.
     pub fn clear(&mut self, pool: &mut Pool) {
+        (self.counted, self.taken) = (Cell::new(None), 0);
         for (_, index) in self.chunks.drain(..) {
             pool.give_back(index);
         }
@@ -384,6 +456,30 @@ mod tests {
             }
             overlay.clear(&mut pool);
             check_chunks(&overlay, &pool);
+        }
+
+        /// Asked at some steps only: between them the count is kept up to date, or dropped.
+        #[test]
+        fn blocks_are_those_with_bytes_of_the_log(steps in steps(), asked in prop::collection::vec(any::<bool>(), 400)) {
+            const UNIT: u64 = 512;
+            let (mut pool, mut overlay) = (Pool::default(), Overlay::default());
+            let mut naive = vec![false; 1000];
+            for (number, step) in steps.into_iter().enumerate() {
+                // A file that grows, too: every other piece comes behind all others.
+                let Step::Insert { start, bytes, zero } = step else { continue };
+                let last = naive.iter().rposition(|log| *log).map_or(0, |last| last as u64 + 1);
+                let start = if number % 2 == 0 && last < 900 { last } else { start };
+                let origin = if zero { Origin::Zero } else { Origin::Log(0) };
+                let sequence = Sequence::new(number as u64 + 1);
+                let piece = Piece { start: start * UNIT, end: (start + bytes) * UNIT, origin, sequence };
+                overlay.insert(&mut pool, piece);
+                naive[start as usize..(start + bytes) as usize].fill(!zero);
+                if asked[number] {
+                    let per_block = BLOCK_BYTES / UNIT as usize;
+                    let blocks = naive.chunks(per_block).filter(|block| block.contains(&true)).count() as u64;
+                    prop_assert_eq!(overlay.blocks_beside_area(&pool), blocks);
+                }
+            }
         }
     }
 

@@ -216,6 +216,8 @@ impl State {
         });
         if punch_hole {
             self.change_contents(index, Piece { start: offset, end, origin: Origin::Zero, sequence });
+        } else {
+            self.nodes.get_mut(index).file().0.note_reserved(offset, end);
         }
         Ok(())
     }

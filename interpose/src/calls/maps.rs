@@ -1,0 +1,119 @@
+//! Mappings of files: what the library can give is a copy of the file as it is when it is mapped.
+
+use super::data::mount;
+use crate::dispatch::{Answer, Call, Refusal};
+use crate::mount::{Errno, Handle, Target};
+use crate::raw;
+use std::io::IoSliceMut;
+
+const PAGE: u64 = 4096;
+/// Longer than any memory of a program.
+const BYTES_MAX: u64 = 1 << 56;
+/// Flags that `MAP_SHARED_VALIDATE` knows: those that were there before it, and `MAP_SYNC`.
+const VALID_FLAGS: i32 = libc::MAP_TYPE
+    | libc::MAP_FIXED
+    | libc::MAP_ANONYMOUS
+    | libc::MAP_GROWSDOWN
+    | libc::MAP_DENYWRITE
+    | libc::MAP_EXECUTABLE
+    | libc::MAP_LOCKED
+    | libc::MAP_NORESERVE
+    | libc::MAP_POPULATE
+    | libc::MAP_NONBLOCK
+    | libc::MAP_STACK
+    | libc::MAP_HUGETLB
+    | libc::MAP_FIXED_NOREPLACE
+    | MAP_UNINITIALIZED
+    | MAP_32BIT
+    | MAP_HUGE_MASK
+    | libc::MAP_SYNC;
+const MAP_UNINITIALIZED: i32 = 0x400_0000;
+const MAP_32BIT: i32 = 0x40;
+#[allow(clippy::cast_possible_wrap, reason = "bits")]
+const MAP_HUGE_MASK: i32 = (0x3f_u32 << 26) as i32;
+
+/// Whether the request is one that Linux would serve, in the order of its checks.
+fn check(call: &Call, file: Handle) -> Result<(), Errno> {
+    let [_, length, protection, flags, _, offset] = call.arguments;
+    let flags = flags as u32 as i32;
+    let access = mount().flags(file) & libc::O_ACCMODE;
+    if length == 0 {
+        return Err(Errno(libc::EINVAL));
+    }
+    let length = length.checked_next_multiple_of(PAGE).ok_or(Errno(libc::ENOMEM))?;
+    if offset.checked_add(length).is_none() {
+        return Err(Errno(libc::EOVERFLOW));
+    }
+    if length > BYTES_MAX {
+        return Err(Errno(libc::ENOMEM));
+    }
+    let shared = match flags & libc::MAP_TYPE {
+        libc::MAP_SHARED => true,
+        libc::MAP_SHARED_VALIDATE if flags & !VALID_FLAGS != 0 => return Err(Errno(libc::EOPNOTSUPP)),
+        libc::MAP_SHARED_VALIDATE => true,
+        libc::MAP_PRIVATE => false,
+        _ => return Err(Errno(libc::EINVAL)),
+    };
+    let writes = protection as i32 & libc::PROT_WRITE != 0;
+    if access == libc::O_WRONLY || shared && writes && access == libc::O_RDONLY {
+        return Err(Errno(libc::EACCES));
+    }
+    let mode = mount().attributes(Target::Open(file))?.stx_mode;
+    if u32::from(mode) & libc::S_IFMT != libc::S_IFREG {
+        return Err(Errno(libc::ENODEV));
+    }
+    // A mapping that could be made writable later, or whose file this descriptor can change, is not a copy.
+    if shared && access != libc::O_RDONLY { Err(Errno(libc::ENODEV)) } else { Ok(()) }
+}
+
+/// `mmap`: a private mapping, or a shared one of a file open for reading only, is a copy of the file as it is now.
+/// What would have to be shared in both directions is refused as by a file system that cannot map.
+pub fn mmap(call: &Call) -> Answer {
+    let [address, length, protection, flags, _, offset] = call.arguments;
+    let flags = flags as u32 as i32;
+    if flags & libc::MAP_ANONYMOUS != 0 {
+        return Err(Refusal::Pass);
+    }
+    if offset % PAGE != 0 {
+        return Err(Errno(libc::EINVAL).into());
+    }
+    let file = call.open_file(4)?;
+    check(call, file.handle())?;
+    let writable = (libc::PROT_READ | libc::PROT_WRITE) as u64;
+    let kept = flags & !(libc::MAP_TYPE | libc::MAP_POPULATE | libc::MAP_SYNC);
+    let flags = (kept | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
+    // SAFETY: the program's own mapping request, for anonymous memory instead of the file.
+    let start = unsafe { raw::try_call(libc::SYS_mmap, &[address, length, writable, flags, u64::MAX, 0]) }?;
+    let filled = fill(file.handle(), start, length, offset).and_then(|()| {
+        // SAFETY: the mapping was made just now; the program asked for this protection.
+        unsafe { raw::try_call(libc::SYS_mprotect, &[start, length, protection]) }
+    });
+    if let Err(errno) = filled {
+        // SAFETY: the mapping was made just now and nobody knows of it.
+        let _ = unsafe { raw::try_call(libc::SYS_munmap, &[start, length]) };
+        return Err(errno.into());
+    }
+    #[cfg(target_arch = "x86_64")]
+    if protection & libc::PROT_EXEC as u64 != 0
+        && crate::patch::calls_come_with(start, length, protection, true)
+    {
+        crate::fork::note_unseen();
+    }
+    Ok(start)
+}
+
+/// Reads a file into fresh memory until it ends.
+fn fill(file: Handle, start: u64, length: u64, offset: u64) -> Result<(), Errno> {
+    let length = usize::try_from(length).map_err(|_| Errno(libc::ENOMEM))?;
+    // SAFETY: mapped readable and writable just now, for at least this length, and not yet known to anybody.
+    let memory = unsafe { std::slice::from_raw_parts_mut(start as *mut u8, length) };
+    let mut done = 0;
+    while done < length {
+        let mut slices = [IoSliceMut::new(&mut memory[done..])];
+        match mount().read(file, Some(offset + done as u64), &mut slices)? {
+            0 => break,
+            bytes => done += bytes,
+        }
+    }
+    Ok(())
+}

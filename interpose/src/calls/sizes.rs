@@ -1,0 +1,57 @@
+//! The limit on the size of files, as Linux keeps it: a write ends at the limit, and one that begins there or a file that is
+//! to be longer gets a signal and EFBIG.
+
+use super::data::mount;
+use crate::limits;
+use crate::mount::{Errno, Handle, Target};
+
+/// How many of the bytes may be written, at an offset or at the file's own.
+///
+/// # Errors
+/// EFBIG: none.
+#[inline]
+pub fn room(file: Handle, at: Option<u64>, bytes: usize) -> Result<usize, Errno> {
+    match limits::file_bytes() {
+        Some(limit) if bytes > 0 => room_below(limit, file, at, bytes),
+        _ => Ok(bytes),
+    }
+}
+
+#[cold]
+fn room_below(limit: u64, file: Handle, at: Option<u64>, bytes: usize) -> Result<usize, Errno> {
+    let flags = mount().flags(file);
+    if flags & libc::O_PATH != 0 || flags & libc::O_ACCMODE == libc::O_RDONLY {
+        // It says what is wrong by itself.
+        return Ok(bytes);
+    }
+    let begin = match at {
+        _ if flags & libc::O_APPEND != 0 => mount().attributes(Target::Open(file))?.stx_size,
+        Some(offset) => offset,
+        None => mount().seek(file, 0, libc::SEEK_CUR)?,
+    };
+    let room = limit.checked_sub(begin).filter(|room| *room > 0).ok_or_else(limits::too_large)?;
+    Ok(usize::try_from(room).map_or(bytes, |room| room.min(bytes)))
+}
+
+/// Whether a file may get this size.
+///
+/// # Errors
+/// EFBIG. What else is wrong the change itself says.
+pub fn check(target: Target<'_>, size: i64) -> Result<(), Errno> {
+    let Some(limit) = limits::file_bytes() else { return Ok(()) };
+    let Ok(size) = u64::try_from(size) else { return Ok(()) };
+    if size <= limit || !may_write(target) {
+        return Ok(());
+    }
+    match mount().attributes(target) {
+        Ok(status) if status.stx_size < size => Err(limits::too_large()),
+        _ => Ok(()),
+    }
+}
+
+fn may_write(target: Target<'_>) -> bool {
+    match target {
+        Target::Open(file) => mount().flags(file) & libc::O_ACCMODE != libc::O_RDONLY,
+        Target::Named(place, _) => mount().access(place, libc::W_OK, libc::AT_EACCESS).is_ok(),
+    }
+}

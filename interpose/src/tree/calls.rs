@@ -1,0 +1,318 @@
+//! The calls of the mount, served by the tree: each method answers what the system call of its name does.
+
+use super::answers::{errno_of, space_of, status_of, stop_of};
+use super::paths::{joined, path_of_directory};
+use super::{Current, Open, TOKEN_NUMBERS, Tree, handle_of, locks, open_of};
+use crate::descriptors;
+use crate::mount::{Change, Entry, Errno, Handle, Lock, Mount, New, Passage, Place, Result, Target};
+use crate::openings;
+use format::InodeNumber;
+use format::record::FileType;
+use std::io::{IoSlice, IoSliceMut};
+use std::sync::atomic::{AtomicPtr, Ordering};
+use vfs::engine::{Engine, Target as NodeTarget};
+use vfs::vfs::{AccessIds, Owner, TimeToSet};
+use vfs::{Base, File, Restriction, Scope};
+
+/// Bytes of directory records read at once.
+const RECORDS_BYTES: usize = 16 << 10;
+
+impl Mount for Tree {
+    fn open(&self, place: Place<'_>, flags: i32, mode: u32, resolve: u64) -> Result<Handle> {
+        let base = place.dir.as_ref().map_or(&b""[..], |dir| &open_of(dir).path);
+        let path = joined(base, place.path);
+        let client = self.client()?;
+        // First: what cannot be shared is not opened, nor made.
+        let state = openings::Place::take()?;
+        let restriction = Restriction {
+            scope: match resolve & (libc::RESOLVE_BENEATH | libc::RESOLVE_IN_ROOT) {
+                0 => Scope::Anywhere,
+                libc::RESOLVE_BENEATH => Scope::Beneath,
+                _ => Scope::InRoot,
+            },
+            no_links: resolve & libc::RESOLVE_NO_SYMLINKS != 0,
+        };
+        let opened = self
+            .place(&place)
+            .and_then(|place| client.open_within(place, flags, mode, restriction).map_err(stop_of));
+        let file = opened.inspect_err(|_| state.give_back())?;
+        let inode = file.inode();
+        let file = file.shared(Box::new(state), state.owner());
+        let current = Box::into_raw(Box::new(Current { era: self.era(), file }));
+        let current = AtomicPtr::new(current);
+        Ok(handle_of(Open { current, path, inode, flags, place: state }))
+    }
+
+    fn close(&self, file: Handle) {
+        // SAFETY: the last use of the handle; it came from `handle_of`.
+        let open = unsafe { Box::from_raw(file.0 as *mut Open) };
+        let current = open.current.load(Ordering::Acquire);
+        // SAFETY: as above. One of another era is a parent's: its memory is left alone.
+        if let Some(current) = unsafe { current.as_ref() }
+            && current.era == self.era()
+        {
+            if let Ok(vfs) = self.client() {
+                vfs.close(&current.file, true);
+            }
+            // SAFETY: nobody else knows it any more.
+            drop(unsafe { Box::from_raw(open.current.load(Ordering::Acquire)) });
+        } else if self.attached.load(Ordering::Acquire).is_null() {
+            self.say_closed(&open);
+        }
+        open.place.give_back();
+    }
+
+    fn descriptor_closed(&self, file: Handle) {
+        if !self.ranges.may_hold() || !self.may_have_locked(open_of(&file)) {
+            return;
+        }
+        // What cannot be opened anew has gone with its locks.
+        if let (Ok(vfs), Ok(file)) = (self.client(), self.file(&file)) {
+            vfs.close(file, false);
+        }
+    }
+
+    fn read(&self, file: Handle, at: Option<u64>, into: &mut [IoSliceMut<'_>]) -> Result<usize> {
+        let (vfs, file) = (self.client()?, self.file(&file)?);
+        match at {
+            None => vfs.read(file, into),
+            Some(offset) => vfs.pread(file, offset as i64, into, 0),
+        }
+        .map_err(errno_of)
+    }
+
+    fn write(&self, file: Handle, at: Option<u64>, from: &[IoSlice<'_>]) -> Result<usize> {
+        let (vfs, file) = (self.client()?, self.file(&file)?);
+        match at {
+            None => vfs.write(file, from),
+            Some(offset) => vfs.pwrite(file, offset as i64, from, 0),
+        }
+        .map_err(errno_of)
+    }
+
+    fn copy(&self, from: (Handle, Option<i64>), to: (Handle, Option<i64>), bytes: usize) -> Result<usize> {
+        let (source, target) = ((self.file(&from.0)?, from.1), (self.file(&to.0)?, to.1));
+        self.client()?.copy(source, target, bytes).map_err(errno_of)
+    }
+
+    fn seek(&self, file: Handle, offset: i64, whence: i32) -> Result<u64> {
+        self.client()?.lseek(self.file(&file)?, offset, whence).map_err(errno_of)
+    }
+
+    fn list(&self, file: Handle, sink: &mut dyn FnMut(&Entry<'_>) -> bool) -> Result<()> {
+        let (vfs, file) = (self.client()?, self.file(&file)?);
+        let mut buffer = vec![0u8; RECORDS_BYTES];
+        loop {
+            let mut position = vfs.lseek(file, 0, libc::SEEK_CUR).map_err(errno_of)?;
+            let bytes = vfs.getdents(file, &mut buffer).map_err(errno_of)?;
+            if bytes == 0 {
+                return Ok(());
+            }
+            let mut rest = &buffer[..bytes];
+            while !rest.is_empty() {
+                let word = |at: usize| u64::from_ne_bytes(rest[at..at + 8].try_into().expect("eight bytes"));
+                let length = usize::from(u16::from_ne_bytes([rest[16], rest[17]]));
+                let name = rest[19..length].split(|byte| *byte == 0).next().unwrap_or_default();
+                if !sink(&Entry { inode: word(0), next: word(8), kind: rest[18], name }) {
+                    return vfs.lseek(file, position as i64, libc::SEEK_SET).map(|_| ()).map_err(errno_of);
+                }
+                position = word(8);
+                rest = &rest[length..];
+            }
+        }
+    }
+
+    fn sync(&self, file: Handle, data_only: bool) -> Result<()> {
+        let (vfs, file) = (self.client()?, self.file(&file)?);
+        if data_only { vfs.fdatasync(file) } else { vfs.fsync(file) }.map_err(errno_of)
+    }
+
+    fn sync_range(&self, file: Handle, offset: i64, bytes: i64, flags: u32) -> Result<()> {
+        self.client()?.sync_file_range(self.file(&file)?, offset, bytes, flags).map_err(errno_of)
+    }
+
+    fn sync_all(&self) -> Result<()> {
+        self.client()?.sync().map_err(errno_of)
+    }
+
+    fn allocate(&self, file: Handle, mode: i32, offset: i64, bytes: i64) -> Result<()> {
+        self.client()?.fallocate(self.file(&file)?, mode, offset, bytes).map_err(errno_of)
+    }
+
+    fn lock(&self, file: Handle, lock: Lock<'_>) -> Result<()> {
+        let (vfs, file) = (self.client()?, self.file(&file)?);
+        let operation = match lock {
+            Lock::Range(command, range) => {
+                self.ranges.note(command);
+                return locks::range_lock(vfs, file, command, range);
+            }
+            Lock::Whole(operation) => operation,
+        };
+        locks::whole_lock(vfs, file, operation)
+    }
+
+    fn flags(&self, file: Handle) -> i32 {
+        self.file(&file).map_or(0, File::flags)
+    }
+
+    fn set_flags(&self, file: Handle, flags: i32) -> Result<()> {
+        self.client()?.set_flags(self.file(&file)?, flags).map_err(errno_of)
+    }
+
+    fn attributes(&self, target: Target<'_>) -> Result<libc::statx> {
+        self.on(target, |vfs, subject| vfs.stat(subject)).map(|attributes| status_of(&attributes))
+    }
+
+    fn change(&self, target: Target<'_>, change: Change) -> Result<()> {
+        if let (Target::Open(file), Change::Size(size)) = (target, change) {
+            return self.client()?.ftruncate(self.file(&file)?, size).map_err(errno_of);
+        }
+        let given = |id: u32| (id != u32::MAX).then_some(id);
+        self.on(target, |vfs, subject| match change {
+            Change::Mode(mode) => vfs.chmod(subject, mode),
+            Change::Owner(uid, gid) => vfs.chown(subject, Owner { uid: given(uid), gid: given(gid) }),
+            Change::Times(times) => {
+                let times = times.map(|time| TimeToSet { seconds: time.tv_sec, nanoseconds: time.tv_nsec });
+                vfs.utimens(subject, Some(times))
+            }
+            Change::Size(size) => vfs.truncate(subject, size),
+        })
+    }
+
+    fn access(&self, place: Place<'_>, mode: i32, flags: i32) -> Result<()> {
+        let ids = if flags & libc::AT_EACCESS != 0 { AccessIds::Effective } else { AccessIds::Real };
+        let follow = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
+        self.on(Target::Named(place, follow), |vfs, subject| vfs.access(subject, mode, ids))
+    }
+
+    fn make(&self, place: Place<'_>, new: New<'_>) -> Result<()> {
+        let (vfs, place) = (self.client()?, self.place(&place)?);
+        match new {
+            New::Directory(mode) => vfs.mkdir(place, mode),
+            New::Node(mode, device) => vfs.mknod(place, mode, device),
+            New::Link(target) => vfs.symlink(target, place),
+        }
+        .map_err(stop_of)
+    }
+
+    fn link(&self, from: Target<'_>, to: Place<'_>) -> Result<()> {
+        let to = self.place(&to)?;
+        self.on(from, |vfs, subject| vfs.link(subject, to))
+    }
+
+    fn remove(&self, place: Place<'_>, directory: bool) -> Result<()> {
+        let (vfs, place) = (self.client()?, self.place(&place)?);
+        if directory { vfs.rmdir(place) } else { vfs.unlink(place) }.map_err(stop_of)
+    }
+
+    fn rename(&self, from: Place<'_>, to: Place<'_>, flags: u32) -> Result<()> {
+        let (from, to) = (self.place(&from)?, self.place(&to)?);
+        self.client()?.rename(from, to, flags).map_err(stop_of)
+    }
+
+    fn readlink(&self, place: Place<'_>) -> Result<Vec<u8>> {
+        let place = match &place.dir {
+            Some(link) if place.path.is_empty() => vfs::Place { base: Base::At(self.file(link)?), path: b"" },
+            _ => self.place(&place)?,
+        };
+        self.client()?.readlink(place).map_err(stop_of)
+    }
+
+    fn space(&self) -> Result<libc::statfs> {
+        let space = self.client()?.engine().statfs().map_err(errno_of)?;
+        Ok(space_of(&space))
+    }
+
+    fn xattr(&self, target: Target<'_>, name: &[u8]) -> Result<Vec<u8>> {
+        self.on(target, |vfs, subject| vfs.get_xattr(subject, name))
+    }
+
+    fn set_xattr(&self, target: Target<'_>, name: &[u8], value: &[u8], flags: i32) -> Result<()> {
+        self.on(target, |vfs, subject| vfs.set_xattr(subject, name, value, flags))
+    }
+
+    fn list_xattrs(&self, target: Target<'_>) -> Result<Vec<u8>> {
+        self.on(target, |vfs, subject| vfs.list_xattrs(subject))
+    }
+
+    fn remove_xattr(&self, target: Target<'_>, name: &[u8]) -> Result<()> {
+        self.on(target, |vfs, subject| vfs.remove_xattr(subject, name))
+    }
+
+    fn path(&self, file: Handle) -> Result<Vec<u8>> {
+        let (vfs, found) = (self.client()?, self.file(&file)?);
+        if found.file_type() == FileType::Directory {
+            return path_of_directory(vfs, found.inode());
+        }
+        if vfs.engine().getattr(NodeTarget::Node(found.inode())).map_err(errno_of)?.links == 0 {
+            return Err(Errno(libc::ENOENT));
+        }
+        Ok(open_of(&file).path.clone())
+    }
+
+    fn export(&self, file: Handle) -> Result<Vec<u8>> {
+        let open = open_of(&file);
+        let (number, memfd) = open.place.pass_on()?;
+        let mut token = Vec::with_capacity(TOKEN_NUMBERS + open.path.len());
+        token.extend_from_slice(&number.to_le_bytes());
+        token.extend_from_slice(&memfd.to_le_bytes());
+        token.extend_from_slice(&open.flags.to_le_bytes());
+        token.extend_from_slice(&open.inode.get().to_le_bytes());
+        token.extend_from_slice(&open.path);
+        Ok(token)
+    }
+
+    fn import(&self, token: &[u8]) -> Result<Handle> {
+        let (numbers, path) = token.split_at_checked(TOKEN_NUMBERS).ok_or(Errno(libc::EINVAL))?;
+        let word = |at: usize| i32::from_le_bytes(numbers[at..at + 4].try_into().expect("four bytes"));
+        let place = openings::Place::adopt(word(0) as u32, word(4)).ok_or(Errno(libc::EINVAL))?;
+        let inode = u64::from_le_bytes(numbers[12..].try_into().expect("eight bytes"));
+        let (current, inode) = (AtomicPtr::default(), InodeNumber::new(inode));
+        Ok(handle_of(Open { current, path: path.to_vec(), inode, flags: word(8), place }))
+    }
+
+    fn kernel_file(&self, _file: Handle) -> Option<i32> {
+        None
+    }
+
+    fn log_costs(&self) -> (u64, u64) {
+        let counters = self.client().ok().and_then(|vfs| vfs.engine().log_counters());
+        counters.map_or((0, 0), |counters| (counters.fences, counters.bytes))
+    }
+
+    fn before_exec(&self, staying: &[Handle], closing: &[Handle]) -> Passage {
+        self.pass_on(staying, closing)
+    }
+
+    fn after_exec(&self, token: &[u8]) {
+        self.come_after(token);
+    }
+
+    fn after_import(&self) {
+        self.end_locks_of_closed();
+    }
+
+    fn before_fork(&self) {
+        self.give_to_child();
+    }
+
+    fn after_fork(&self, child: Option<u32>) {
+        Self::let_child_go(child);
+    }
+
+    fn user_changed(&self) {
+        openings::note_user();
+        self.note_user();
+    }
+
+    fn after_fork_child(&self) {
+        openings::note_child();
+        self.attaching.store(0, Ordering::Relaxed);
+        self.take_as_child();
+        // The parent's client, its locks and mappings are the parent's: they are forgotten, not ended.
+        self.client.store(std::ptr::null_mut(), Ordering::Release);
+        self.attached.store(std::ptr::null_mut(), Ordering::Release);
+        self.era.fetch_add(1, Ordering::Relaxed);
+        descriptors::close_all_of_client();
+    }
+}

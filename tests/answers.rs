@@ -1,0 +1,221 @@
+//! The answers of calls, through both doors, beside those of the kernel's own file system in memory: each case of
+//! `answers/calls.c` prints what its calls answered, and has to print the same everywhere, but for the lines that a test names.
+
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "a test ends where something unexpected is")]
+
+mod harness;
+
+use harness::{Expect, Node, limited};
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+use std::sync::OnceLock;
+
+/// The program of the cases, compiled once.
+fn program() -> String {
+    static DONE: OnceLock<PathBuf> = OnceLock::new();
+    let path = DONE.get_or_init(|| {
+        let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("answers");
+        let fresh = path.with_extension(std::process::id().to_string());
+        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/answers/calls.c");
+        limited(&["cc"], &["-O1", "-w", "-o", fresh.to_str().unwrap(), source]).expect_success();
+        std::fs::rename(fresh, &path).unwrap();
+        path
+    });
+    path.to_str().unwrap().to_owned()
+}
+
+fn printed(door: &str, output: &Output) -> String {
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{door}: {}\nstdout: {out}\nstderr: {err}", output.status);
+    assert!(err.is_empty(), "{door}: {err}");
+    out.into_owned()
+}
+
+/// What a case prints on a file system of the kernel's.
+fn on_tmpfs(case: &str) -> String {
+    let folder = tempfile::Builder::new().prefix("hearth-test-").tempdir_in("/dev/shm").unwrap();
+    printed("tmpfs", &limited(&[&program(), case], &[folder.path().to_str().unwrap()]))
+}
+
+/// A door's own answers, as lines: the file system in memory answers the first, the door the second.
+type Own<'a> = &'a [(&'a str, &'a str)];
+
+/// Compares line by line; what differs has to be among the door's own answers, and each of those has to occur.
+fn compare(case: &str, door: &str, theirs: &str, ours: &str, own: Own<'_>) {
+    let mut wrong = Vec::new();
+    let mut met = vec![false; own.len()];
+    let (mut one, mut other) = (theirs.lines(), ours.lines());
+    loop {
+        let (theirs, ours) = (one.next(), other.next());
+        if theirs.is_none() && ours.is_none() {
+            break;
+        }
+        if theirs == ours {
+            continue;
+        }
+        let pair = (theirs.unwrap_or("(nothing)"), ours.unwrap_or("(nothing)"));
+        match own.iter().position(|own| *own == pair) {
+            Some(index) => met[index] = true,
+            None => wrong.push(format!("Linux: {}\n{door}: {}", pair.0, pair.1)),
+        }
+    }
+    let unmet = own.iter().zip(met).filter(|(_, met)| !met).map(|(own, _)| format!("not met: {own:?}"));
+    wrong.extend(unmet);
+    assert!(wrong.is_empty(), "{case}, {door}:\n{}", wrong.join("\n"));
+}
+
+/// Plays cases through both doors and on the kernel's file system in memory.
+fn same(cases: &[&str]) {
+    for case in cases {
+        same_but(case, &[], &[]);
+    }
+}
+
+/// The same, but for the own answers of the library and of the mount.
+fn same_but(case: &str, library: Own<'_>, mount: Own<'_>) {
+    as_expected(case, &on_tmpfs(case), library, mount);
+}
+
+/// The same beside what a case is known to print.
+fn as_expected(case: &str, expected: &str, library: Own<'_>, mount: Own<'_>) {
+    let node = Node::up();
+    // Programs become other users, who have to come as far as the tree.
+    std::fs::set_permissions(node.dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let folder = node.path(case);
+    node.sh(&format!("mkdir -m 777 {folder}")).expect_success();
+    let output = node.hearth(&["run", "--", &program(), case, &folder]);
+    compare(case, "library", expected, &printed("library", &output), library);
+    node.sh(&format!("rm -r {folder}")).expect_success();
+    if harness::can_mount() {
+        node.hearth(&["mount"]).expect_success();
+        node.sh_mounted(&format!("mkdir -m 777 {folder}")).expect_success();
+        let output = limited(&[&program(), case], &[&folder]);
+        compare(case, "mount", expected, &printed("mount", &output), mount);
+        node.sh_mounted(&format!("rm -r {folder}")).expect_success();
+        node.hearth(&["umount"]).expect_success();
+    }
+    node.hearth(&["down"]).expect_success();
+    node.check();
+}
+
+#[test]
+fn an_empty_path_reads_the_link_that_is_open() {
+    same(&["empty_links"]);
+}
+
+#[test]
+fn locks_of_a_process_end_with_any_descriptor() {
+    same(&["locks_end_with_any_descriptor"]);
+}
+
+#[test]
+fn locks_of_a_process_end_at_the_exec_that_closes_the_file() {
+    same(&["locks_at_exec"]);
+}
+
+#[test]
+fn a_path_is_no_open_file() {
+    same(&["paths_only", "fchdir_asks_for_search"]);
+}
+
+#[test]
+fn restricted_walks() {
+    same(&["restricted_walks"]);
+}
+
+#[test]
+fn arguments() {
+    same(&["arguments"]);
+}
+
+#[test]
+fn few_descriptors() {
+    same(&["few_descriptors", "few_from_the_start", "few_for_good"]);
+}
+
+#[test]
+fn limit_of_file_size() {
+    same(&["limit_of_file_size"]);
+}
+
+#[test]
+fn copies() {
+    same(&["copies"]);
+}
+
+/// A program that Python reads from its standard input imports from the working directory, which it asks for as a link that
+/// has an empty name.
+#[test]
+fn python_imports_from_the_working_directory() {
+    let node = Node::up();
+    let script =
+        "cd $T; echo 'value = 7' > beside.py; echo 'import beside; print(beside.value)' | /usr/bin/python3 -";
+    assert_eq!(node.sh(script).expect_success(), "7\n");
+    node.hearth(&["down"]).expect_success();
+    node.check();
+}
+
+/// Runs a case on a node's tree, through the mount or the library.
+fn start(node: &Node, mounted: bool, case: &str, folder: &str) -> std::process::Child {
+    let mut command = Command::new("timeout");
+    command.args(["--kill-after=5", "60"]);
+    if !mounted {
+        command.args([env!("CARGO_BIN_EXE_hearth"), "run", "--dir", node.dir(), "--"]);
+    }
+    command.args([&program(), case, folder]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// A name that always exists is found, whoever renames over it meanwhile.
+fn meet(node: &Node, doors: &[(bool, bool)]) {
+    for (renamer, caller) in doors {
+        let folder = node.path(&format!("{renamer}-{caller}"));
+        node.sh(&format!("mkdir {folder}; echo text > {folder}/always")).expect_success();
+        let renames = start(node, *renamer, "renames_over", &folder);
+        let meets = start(node, *caller, "meets_renames", &folder).wait_with_output().unwrap();
+        node.sh(&format!("touch {folder}/enough")).expect_success();
+        let renames = renames.wait_with_output().unwrap();
+        assert_eq!(printed("the caller", &meets), "met\n", "renamer, caller mounted: {renamer}, {caller}");
+        assert_eq!(printed("the renamer", &renames), "");
+    }
+}
+
+#[test]
+fn a_name_that_is_renamed_over_is_always_there() {
+    let node = Node::up();
+    meet(&node, &[(false, false)]);
+    if harness::can_mount() {
+        node.hearth(&["mount"]).expect_success();
+        meet(&node, &[(true, false), (false, true), (true, true)]);
+        node.hearth(&["umount"]).expect_success();
+    }
+    node.hearth(&["down"]).expect_success();
+    node.check();
+}
+
+#[test]
+fn holes_are_no_blocks() {
+    same(&["blocks"]);
+}
+
+/// The kernel's file system in memory has no such mode: this is what its others print.
+const ZEROED: &str = "\
+fallocate(fd, FALLOC_FL_ZERO_RANGE, 1000, 5000): 0
+pread(fd, got, sizeof got, 0): 10000
+wrong: 0
+fallocate(fd, FALLOC_FL_ZERO_RANGE | FALLOC_FL_KEEP_SIZE, 9000, 5000): 0
+(fstat(fd, &status), status.st_size): 10000
+fallocate(fd, FALLOC_FL_ZERO_RANGE, 9000, 5000): 0
+(fstat(fd, &status), status.st_size): 14000
+pread(fd, got, sizeof got, 0): 14000
+wrong: 0
+fallocate(fd, FALLOC_FL_ZERO_RANGE, 0, 0): EINVAL
+fallocate(fd, FALLOC_FL_ZERO_RANGE | FALLOC_FL_PUNCH_HOLE, 0, 10): EOPNOTSUPP
+fallocate(open(\"f\", O_RDONLY), FALLOC_FL_ZERO_RANGE, 0, 10): EBADF
+";
+
+#[test]
+fn ranges_are_zeroed() {
+    as_expected("zeroed_ranges", ZEROED, &[], &[]);
+}

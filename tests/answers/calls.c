@@ -1,0 +1,720 @@
+/* Calls whose answers are compared between doors: `calls CASE DIR`. DIR is an empty directory. Each line that is printed is a
+ * call and its answer, and is to be the same on every file system of Linux's. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <grp.h>
+#include <poll.h>
+#include <sys/select.h>
+#include <linux/openat2.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/sendfile.h>
+#include <sys/stat.h>
+#include <sys/statfs.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <sys/xattr.h>
+#include <unistd.h>
+#include <utime.h>
+
+static char *self;
+
+static void say(const char *what, long answer) {
+    if (answer < 0)
+        printf("%s: %s\n", what, strerrorname_np(errno));
+    else
+        printf("%s: %ld\n", what, answer);
+    fflush(stdout);
+}
+
+/* A call and its number. */
+#define SAY(call) (errno = 0, say(#call, (long)(call)))
+/* A call and whether it works: its number is not the file system's affair. */
+#define TRY(call) (errno = 0, say(#call, (long)(call) < 0 ? -1 : 0))
+
+#define NEED(what) \
+    do { \
+        if (!(what)) { \
+            printf("%s:%d: %s: %s\n", __func__, __LINE__, #what, strerrorname_np(errno)); \
+            exit(1); \
+        } \
+    } while (0)
+
+extern char **environ;
+
+static int make(const char *name, const char *text) {
+    int fd = open(name, O_RDWR | O_CREAT | O_TRUNC, 0644);
+    NEED(fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text));
+    return fd;
+}
+
+static void holds(const char *name, const char *text) {
+    char got[64];
+    int fd = open(name, O_RDONLY);
+    NEED(fd >= 0);
+    ssize_t bytes = read(fd, got, sizeof got);
+    NEED(bytes == (ssize_t)strlen(text) && memcmp(got, text, bytes) == 0);
+    close(fd);
+}
+
+static void wait_for(pid_t child) {
+    int status;
+    NEED(child > 0 && waitpid(child, &status, 0) == child);
+    if (WIFSIGNALED(status))
+        printf("ended by %s\n", sigabbrev_np(WTERMSIG(status)));
+    else if (WEXITSTATUS(status) != 0)
+        printf("ended with %d\n", WEXITSTATUS(status));
+}
+
+/* Runs the rest of the case in a child, and waits for it. */
+#define CHILD for (pid_t child = (fflush(stdout), fork()); child >= 0; wait_for(child), child = -1) \
+    for (; child == 0; fflush(stdout), _exit(0))
+
+static void become(uid_t user) {
+    NEED(setgroups(0, NULL) == 0 && setresgid(user, user, user) == 0 && setresuid(user, user, user) == 0);
+}
+
+/* Links read by an empty path. */
+static void empty_links(void) {
+    char target[64] = "";
+    NEED(symlink("target", "link") == 0);
+    int link = open("link", O_PATH | O_NOFOLLOW), file = make("file", "text"), dir = open(".", O_RDONLY);
+    NEED(link >= 0 && dir >= 0);
+    SAY(readlinkat(link, "", target, sizeof target));
+    puts(target);
+    SAY(readlinkat(link, "", target, 3));
+    SAY(readlinkat(file, "", target, sizeof target));
+    SAY(readlinkat(dir, "", target, sizeof target));
+    SAY(readlinkat(AT_FDCWD, "", target, sizeof target));
+    SAY(readlink("", target, sizeof target));
+    SAY(readlink("file", target, sizeof target));
+    SAY(readlink("none", target, sizeof target));
+    SAY(readlink("link", target, 0));
+    SAY(syscall(SYS_readlinkat, link, NULL, target, sizeof target));
+    SAY(readlinkat(dir, "link", target, sizeof target));
+    SAY(readlinkat(999, "", target, sizeof target));
+    SAY(readlinkat(link, "x", target, sizeof target));
+}
+
+static struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+
+/* Whether another process can lock the file. */
+static void look(const char *when, const char *name) {
+    fflush(stdout);
+    pid_t child = fork();
+    NEED(child >= 0);
+    if (child == 0) {
+        int fd = open(name, O_RDWR);
+        NEED(fd >= 0);
+        int taken = fcntl(fd, F_SETLK, &whole);
+        printf("%s: %s\n", when, taken == 0 ? "free" : errno == EAGAIN ? "held" : strerrorname_np(errno));
+        fflush(stdout);
+        _exit(0);
+    }
+    wait_for(child);
+}
+
+static void locks_end_with_any_descriptor(void) {
+    int fd = make("f", "text"), other = open("f", O_RDONLY), two = dup(fd);
+    NEED(other >= 0 && two >= 0);
+    SAY(fcntl(fd, F_SETLK, &whole));
+    look("locked", "f");
+    TRY(close(two));
+    look("a duplicate closed", "f");
+    SAY(fcntl(fd, F_SETLK, &whole));
+    TRY(close(other));
+    look("another opening closed", "f");
+    two = dup(fd);
+    SAY(fcntl(fd, F_SETLK, &whole));
+    TRY(dup2(0, two));
+    look("a duplicate replaced", "f");
+    two = dup(fd);
+    int three = dup(two);
+    SAY(fcntl(two, F_SETLK, &whole));
+    TRY(close_range(three, three, 0));
+    look("a duplicate closed by a range", "f");
+    SAY(fcntl(two, F_SETLK, &whole));
+    TRY(dup2(fd, fd));
+    look("a duplicate of itself", "f");
+    fflush(stdout);
+    CHILD close(fd);
+    look("a child closed its own", "f");
+    pid_t child = vfork();
+    if (child == 0) {
+        close(fd);
+        _exit(0);
+    }
+    wait_for(child);
+    look("a child on borrowed memory closed its own", "f");
+    int path = open("f", O_PATH);
+    NEED(path >= 0);
+    close(path);
+    look("a path closed", "f");
+    struct flock half = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 2};
+    SAY(flock(fd, LOCK_EX));
+    TRY(close(dup(fd)));
+    SAY(flock(other = open("f", O_RDONLY), LOCK_EX | LOCK_NB));
+    SAY(fcntl(fd, F_OFD_SETLK, &half));
+    TRY(close(dup(fd)));
+    look("a description's lock stays", "f");
+}
+
+/* The program that the next case becomes. */
+static void after_exec(void) {
+    look("after exec: closed by it", "closed");
+    look("after exec: one of two closed", "both");
+    look("after exec: open", "open");
+}
+
+static void locks_at_exec(void) {
+    int closed = make("closed", ""), both = make("both", ""), left = make("open", "");
+    int again = fcntl(both, F_DUPFD_CLOEXEC, 0);
+    NEED(again >= 0 && fcntl(closed, F_SETFD, FD_CLOEXEC) == 0);
+    SAY(fcntl(closed, F_SETLK, &whole));
+    SAY(fcntl(both, F_SETLK, &whole));
+    SAY(fcntl(left, F_SETLK, &whole));
+    SAY(execl("/nonexistent/program", "program", NULL));
+    look("an exec failed", "closed");
+    look("an exec failed", "both");
+    fflush(stdout);
+    execl(self, self, "after_exec", ".", NULL);
+    NEED(!"exec");
+}
+
+/* What a descriptor that is only a path can be used for. */
+static void paths_only(void) {
+    char buffer[64];
+    struct stat status;
+    struct statfs space;
+    struct statx wide;
+    int file = make("file", "text");
+    close(file);
+    int fd = open("file", O_PATH), dir = open(".", O_PATH | O_DIRECTORY);
+    NEED(fd >= 0 && dir >= 0);
+    SAY(read(fd, buffer, 1));
+    SAY(write(fd, "x", 1));
+    SAY(pread(fd, buffer, 1, 0));
+    SAY(pwrite(fd, "x", 1, 0));
+    SAY(lseek(fd, 0, SEEK_SET));
+    SAY(fchmod(fd, 0600));
+    SAY(fchown(fd, 0, 0));
+    SAY(fsetxattr(fd, "user.a", "1", 1, 0));
+    SAY(fgetxattr(fd, "user.a", buffer, sizeof buffer));
+    SAY(flistxattr(fd, buffer, sizeof buffer));
+    SAY(fremovexattr(fd, "user.a"));
+    SAY(futimens(fd, NULL));
+    SAY(posix_fadvise(fd, 0, 0, POSIX_FADV_NORMAL));
+    SAY(readahead(fd, 0, 1));
+    SAY(fsync(fd));
+    SAY(fdatasync(fd));
+    SAY(syncfs(fd));
+    SAY(sync_file_range(fd, 0, 0, 7));
+    SAY(ftruncate(fd, 0));
+    SAY(ftruncate(fd, -1));
+    SAY(fallocate(fd, 0, 0, 1));
+    SAY(fallocate(fd, 0, -1, 0));
+    SAY(flock(fd, LOCK_SH));
+    SAY(fcntl(fd, F_SETLK, &whole));
+    SAY(fcntl(fd, F_SETFL, O_APPEND));
+    SAY(fcntl(fd, F_GETOWN));
+    SAY(fcntl(fd, F_GETLEASE));
+    SAY(fcntl(fd, F_GETFL) & O_PATH);
+    SAY(ioctl(fd, FIONREAD, buffer));
+    SAY(ioctl(fd, FIOCLEX));
+    SAY(syscall(SYS_getdents64, dir, buffer, sizeof buffer));
+    TRY(mmap(NULL, 1, PROT_READ, MAP_PRIVATE, fd, 0) == MAP_FAILED ? -1 : 0);
+    struct pollfd asked = {fd, POLLIN, 0};
+    SAY(poll(&asked, 1, 0));
+    SAY(asked.revents & POLLNVAL);
+    fd_set set;
+    FD_ZERO(&set);
+    FD_SET(fd, &set);
+    SAY(select(fd + 1, &set, NULL, NULL, NULL));
+    SAY(fstat(fd, &status));
+    SAY(fstatfs(fd, &space));
+    SAY(statx(fd, "", AT_EMPTY_PATH, STATX_ALL, &wide));
+    SAY(fchownat(fd, "", 0, 0, AT_EMPTY_PATH));
+    SAY(utimensat(fd, "", NULL, AT_EMPTY_PATH));
+    SAY(syscall(452 /* fchmodat2 */, fd, "", 0640, AT_EMPTY_PATH));
+    SAY(faccessat(fd, "", R_OK, AT_EMPTY_PATH));
+    SAY(fchdir(fd));
+    SAY(fchdir(dir));
+    TRY(dup(fd));
+    SAY(openat(fd, "x", O_RDONLY));
+    SAY(fcntl(fd, F_GETFD));
+}
+
+static void fchdir_asks_for_search(void) {
+    NEED(mkdir("closed", 0755) == 0 && mkdir("closed/in", 0755) == 0);
+    int path = open("closed", O_PATH), dir = open("closed", O_RDONLY);
+    NEED(path >= 0 && dir >= 0 && chmod("closed", 0644) == 0);
+    SAY(fchdir(dir));
+    SAY(chdir(".."));
+    CHILD {
+        become(65534);
+        SAY(fchdir(path));
+        SAY(fchdir(dir));
+        SAY(chdir("closed"));
+    }
+}
+
+static long open2(int dir, const char *path, unsigned long long flags, unsigned long long resolve) {
+    struct open_how how = {.flags = flags, .resolve = resolve};
+    return syscall(SYS_openat2, dir, path, &how, sizeof how);
+}
+
+static long sized(size_t size, unsigned long long extra) {
+    struct { struct open_how how; unsigned long long extra; } how = {{.flags = O_RDONLY}, extra};
+    return syscall(SYS_openat2, AT_FDCWD, "file", &how, size);
+}
+
+static long moded(unsigned long long flags, unsigned long long mode) {
+    struct open_how how = {.flags = flags, .mode = mode};
+    return syscall(SYS_openat2, AT_FDCWD, "moded", &how, sizeof how);
+}
+
+static void restricted_walks(void) {
+    close(make("file", "text"));
+    NEED(mkdir("a", 0755) == 0 && mkdir("a/b", 0755) == 0);
+    close(make("a/b/deep", "deep"));
+    NEED(symlink("a/b", "to-dir") == 0 && symlink("file", "to-file") == 0 && symlink("/etc", "out") == 0);
+    NEED(symlink("../..", "a/b/up") == 0 && symlink("../../..", "a/b/above") == 0 && symlink("/b/deep", "a/root") == 0);
+    int here = open(".", O_PATH | O_DIRECTORY), a = open("a", O_RDONLY | O_DIRECTORY);
+    NEED(here >= 0 && a >= 0);
+    TRY(open2(AT_FDCWD, "file", O_RDONLY, 0));
+    TRY(open2(here, "a/b/deep", O_RDONLY, RESOLVE_NO_SYMLINKS));
+    TRY(open2(here, "to-dir/deep", O_RDONLY, RESOLVE_NO_SYMLINKS));
+    TRY(open2(here, "to-file", O_RDONLY, RESOLVE_NO_SYMLINKS));
+    TRY(open2(here, "to-file", O_PATH | O_NOFOLLOW, RESOLVE_NO_SYMLINKS));
+    TRY(open2(here, "to-file", O_RDONLY | O_CREAT, RESOLVE_NO_SYMLINKS));
+    TRY(open2(here, "to-file", O_RDONLY, RESOLVE_NO_MAGICLINKS));
+    TRY(open2(here, "a/b/../../file", O_RDONLY, RESOLVE_BENEATH));
+    TRY(open2(a, "../file", O_RDONLY, RESOLVE_BENEATH));
+    TRY(open2(a, "b/../../file", O_RDONLY, RESOLVE_BENEATH));
+    TRY(open2(a, "b/deep", O_RDONLY, RESOLVE_BENEATH));
+    TRY(open2(a, "b/up/file", O_RDONLY, RESOLVE_BENEATH));
+    TRY(open2(here, "a/b/up/file", O_RDONLY, RESOLVE_BENEATH));
+    TRY(open2(here, "a/b/above", O_RDONLY, RESOLVE_BENEATH));
+    TRY(open2(here, "out/passwd", O_RDONLY, RESOLVE_BENEATH));
+    TRY(open2(here, "to-dir/deep", O_RDONLY, RESOLVE_BENEATH));
+    TRY(open2(here, "/file", O_RDONLY, RESOLVE_BENEATH));
+    TRY(open2(a, "..", O_RDONLY, RESOLVE_BENEATH));
+    TRY(open2(a, ".", O_RDONLY, RESOLVE_BENEATH));
+    TRY(open2(a, "new", O_RDWR | O_CREAT, RESOLVE_BENEATH));
+    TRY(open2(a, "../new", O_RDWR | O_CREAT, RESOLVE_BENEATH));
+    TRY(open2(a, "/b/deep", O_RDONLY, RESOLVE_IN_ROOT));
+    TRY(open2(a, "../../b/deep", O_RDONLY, RESOLVE_IN_ROOT));
+    TRY(open2(a, "root", O_RDONLY, RESOLVE_IN_ROOT));
+    TRY(open2(a, "b/above/b/deep", O_RDONLY, RESOLVE_IN_ROOT));
+    TRY(open2(a, "/", O_RDONLY, RESOLVE_IN_ROOT));
+    TRY(open2(a, "..", O_RDONLY, RESOLVE_IN_ROOT));
+    TRY(open2(a, "/file", O_RDONLY, RESOLVE_IN_ROOT));
+    TRY(open2(here, "out/passwd", O_RDONLY, RESOLVE_IN_ROOT));
+    TRY(open2(a, "root", O_RDONLY, RESOLVE_IN_ROOT | RESOLVE_NO_SYMLINKS));
+    TRY(open2(here, "a/b/deep", O_RDONLY, RESOLVE_NO_XDEV));
+    TRY(open2(here, "out/passwd", O_RDONLY, RESOLVE_NO_XDEV));
+    TRY(open2(here, "file", O_RDONLY, RESOLVE_BENEATH | RESOLVE_IN_ROOT));
+    TRY(open2(here, "file", O_RDONLY, 0x40));
+    TRY(open2(here, "file", O_RDWR | O_CREAT, RESOLVE_CACHED));
+    TRY(open2(here, "file", 1ULL << 40, 0));
+    TRY(open2(here, "file", 0x80000000, 0));
+    TRY(open2(here, "file", O_PATH | O_RDWR, 0));
+    TRY(open2(here, "file", O_PATH | O_CLOEXEC, 0));
+    TRY(open2(here, "", O_RDONLY, RESOLVE_BENEATH));
+    TRY(open2(999, "file", O_RDONLY, RESOLVE_BENEATH));
+    TRY(sized(0, 0));
+    TRY(sized(23, 0));
+    TRY(sized(24, 1));
+    TRY(sized(32, 0));
+    TRY(sized(32, 1));
+    TRY(sized(5000, 0));
+    TRY(moded(O_RDWR, 0644));
+    TRY(moded(O_RDWR | O_CREAT, 0644));
+    TRY(moded(O_RDWR | O_CREAT, 0100644));
+}
+
+static void arguments(void) {
+    struct statx wide;
+    int fd = make("file", "0123456789"), read_only = open("file", O_RDONLY), dir = open(".", O_RDONLY), pipes[2];
+    int write_only = open("file", O_WRONLY);
+    NEED(read_only >= 0 && dir >= 0 && write_only >= 0 && pipe(pipes) == 0 && symlink("file", "link") == 0);
+    SAY(statx(AT_FDCWD, "file", 0, STATX_ALL, &wide));
+    SAY(statx(AT_FDCWD, "file", 0x8, STATX_ALL, &wide));
+    SAY(statx(AT_FDCWD, "file", 0x10000, STATX_ALL, &wide));
+    SAY(statx(AT_FDCWD, "file", AT_STATX_FORCE_SYNC, STATX_ALL, &wide));
+    SAY(statx(AT_FDCWD, "file", AT_STATX_DONT_SYNC | AT_NO_AUTOMOUNT, STATX_ALL, &wide));
+    SAY(statx(AT_FDCWD, "file", AT_STATX_SYNC_TYPE, STATX_ALL, &wide));
+    SAY(statx(AT_FDCWD, "file", 0, 0x80000000, &wide));
+    SAY(statx(AT_FDCWD, "none", 0, 0x80000000, &wide));
+    SAY(statx(AT_FDCWD, "", 0, STATX_ALL, &wide));
+    SAY(syscall(SYS_newfstatat, AT_FDCWD, "file", &wide, 0x8));
+    SAY(sync_file_range(fd, 0, 0, 0));
+    SAY(sync_file_range(fd, 0, 0, 7));
+    SAY(sync_file_range(fd, 0, 0, 8));
+    SAY(sync_file_range(fd, -1, 0, 7));
+    SAY(sync_file_range(fd, 0, -1, 7));
+    SAY(sync_file_range(fd, 1, 0x7fffffffffffffff, 7));
+    SAY(sync_file_range(dir, 0, 0, 7));
+    SAY(linkat(AT_FDCWD, "file", AT_FDCWD, "hard", 0x8));
+    SAY(linkat(AT_FDCWD, "none", AT_FDCWD, "hard", AT_SYMLINK_NOFOLLOW));
+    SAY(linkat(AT_FDCWD, "none", AT_FDCWD, "hard", 0));
+    SAY(linkat(AT_FDCWD, "file", AT_FDCWD, "hard", 0));
+    SAY(linkat(AT_FDCWD, "file", AT_FDCWD, "hard", 0));
+    SAY(linkat(AT_FDCWD, "none", AT_FDCWD, "hard", 0));
+    SAY(linkat(AT_FDCWD, "link", AT_FDCWD, "followed", AT_SYMLINK_FOLLOW));
+    SAY(linkat(fd, "", AT_FDCWD, "by-descriptor", 0));
+    SAY(linkat(fd, "", AT_FDCWD, "by-descriptor", AT_EMPTY_PATH));
+    SAY(linkat(dir, "", AT_FDCWD, "by-descriptor-2", AT_EMPTY_PATH));
+    SAY(linkat(AT_FDCWD, "", AT_FDCWD, "by-descriptor-2", AT_EMPTY_PATH));
+    SAY(linkat(AT_FDCWD, "file", AT_FDCWD, "/dev/hearth-none", 0));
+    SAY(linkat(AT_FDCWD, "none", AT_FDCWD, "/dev/hearth-none", 0));
+    SAY(linkat(AT_FDCWD, "file", AT_FDCWD, "/dev/null", 0));
+    SAY(linkat(AT_FDCWD, "file", AT_FDCWD, "/dev/hearth-none/new", 0));
+    SAY(linkat(AT_FDCWD, "/proc/none", AT_FDCWD, "new", 0));
+    SAY(linkat(AT_FDCWD, "/proc/uptime", AT_FDCWD, "new", 0));
+    SAY(linkat(AT_FDCWD, "/proc/uptime", AT_FDCWD, "hard", 0));
+    SAY(linkat(AT_FDCWD, "/proc/uptime", AT_FDCWD, "none/new", 0));
+    SAY(renameat2(AT_FDCWD, "none", AT_FDCWD, "new", 8));
+    SAY(renameat2(AT_FDCWD, "none", AT_FDCWD, "new", RENAME_NOREPLACE | RENAME_EXCHANGE));
+    SAY(renameat2(AT_FDCWD, "none", AT_FDCWD, "new", RENAME_WHITEOUT | RENAME_EXCHANGE));
+    SAY(renameat2(AT_FDCWD, "", AT_FDCWD, "new", 8));
+    SAY(renameat2(AT_FDCWD, "", AT_FDCWD, "new", 0));
+    SAY(renameat2(AT_FDCWD, "file", AT_FDCWD, "/proc/new", 8));
+    SAY(renameat2(AT_FDCWD, "file", AT_FDCWD, "/proc/new", 0));
+    SAY(renameat2(AT_FDCWD, "none", AT_FDCWD, "/proc/new", 0));
+    SAY(renameat2(AT_FDCWD, "/proc/uptime", AT_FDCWD, "new", 0));
+    SAY(renameat2(AT_FDCWD, "none/none", AT_FDCWD, "/proc/new", 0));
+#define MAP(bytes, protection, flags, fd, at) \
+    (errno = 0, say("mmap " #bytes " " #protection " " #flags " " #fd " " #at, \
+        mmap(NULL, bytes, protection, flags, fd, at) == MAP_FAILED ? -1 : 0))
+    MAP(0, PROT_READ, MAP_PRIVATE, fd, 0);
+    MAP(10, PROT_READ, MAP_PRIVATE, fd, 100);
+    MAP(10, PROT_READ, 0, fd, 0);
+    MAP(10, PROT_READ, MAP_SHARED | MAP_PRIVATE, write_only, 0);
+    MAP(10, PROT_READ, MAP_PRIVATE, write_only, 0);
+    MAP(10, PROT_READ, MAP_SHARED, write_only, 0);
+    MAP(0, PROT_READ, MAP_PRIVATE, write_only, 0);
+    MAP(10, PROT_READ | PROT_WRITE, MAP_SHARED, read_only, 0);
+    MAP(10, PROT_READ | PROT_WRITE, MAP_PRIVATE, read_only, 0);
+    MAP(10, PROT_READ, MAP_PRIVATE, dir, 0);
+    MAP(10, PROT_READ, MAP_SHARED, dir, 0);
+    MAP(10, PROT_READ, MAP_SHARED_VALIDATE | 0x8000000, read_only, 0);
+    MAP(~0UL, PROT_READ, MAP_PRIVATE, fd, 0);
+    MAP(~0UL - 8191, PROT_READ, MAP_PRIVATE, fd, 0);
+    MAP(4096 * 4, PROT_READ, MAP_PRIVATE, fd, ~4095L);
+    MAP(10, PROT_READ, MAP_PRIVATE, 999, 0);
+    SAY(lseek(fd, 0, 99));
+    SAY(posix_fadvise(fd, 0, 0, 99));
+    SAY(posix_fadvise(fd, 0, -1, 0));
+    SAY(posix_fadvise(pipes[0], 0, 0, 0));
+    SAY(readahead(write_only, 0, 1));
+    SAY(readahead(dir, 0, 1));
+    SAY(syscall(SYS_faccessat2, AT_FDCWD, "file", 8, 0));
+    SAY(syscall(SYS_faccessat2, AT_FDCWD, "file", R_OK, 0x8));
+    SAY(syscall(SYS_unlinkat, AT_FDCWD, "file", 0x8));
+    SAY(syscall(SYS_fchownat, AT_FDCWD, "file", 0, 0, 0x8));
+    SAY(syscall(SYS_utimensat, AT_FDCWD, "file", NULL, 0x8));
+    SAY(syscall(SYS_utimensat, AT_FDCWD, NULL, NULL, 0));
+    SAY(syscall(SYS_utimensat, fd, NULL, NULL, AT_SYMLINK_NOFOLLOW));
+}
+
+static void limit_descriptors(rlim_t count) {
+    struct rlimit limit;
+    NEED(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+    limit.rlim_cur = count;
+    NEED(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+}
+
+static void few_descriptors(void) {
+    limit_descriptors(12);
+    int count = 0;
+    while (open("f", O_RDWR | O_CREAT, 0644) >= 0) count++;
+    SAY(count);
+    TRY(open("g", O_RDWR | O_CREAT, 0644));
+    SAY(close_range(5, 99, 0));
+    SAY(access("g", F_OK));
+    CHILD {
+        int fd = make("h", "of the child");
+        SAY(fd);
+    }
+    pid_t child;
+    char *arguments[] = {"sh", "-c", "echo spawned > spawned; cat h > copied; exec 9>&-", NULL};
+    SAY(posix_spawn(&child, "/bin/sh", NULL, NULL, arguments, environ));
+    wait_for(child);
+    holds("copied", "of the child");
+    SAY(access("spawned", F_OK));
+    limit_descriptors(3);
+    TRY(open("f", O_RDONLY));
+    char byte;
+    SAY(pread(3, &byte, 1, 0));
+    limit_descriptors(5);
+    char *nothing[] = {"true", NULL};
+    SAY(close(4));
+    SAY(posix_spawn(&child, "/bin/true", NULL, NULL, nothing, environ));
+    wait_for(child);
+}
+
+/* The limit is there before the program begins. */
+static void few_from_the_start(void) {
+    limit_descriptors(12);
+    fflush(stdout);
+    execl(self, self, "few_descriptors", ".", NULL);
+    NEED(!"exec");
+}
+
+/* The limit can never be raised again. */
+static void few_for_good(void) {
+    struct rlimit limit = {12, 12};
+    NEED(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+    int fd = make("f", "text");
+    TRY(dup(fd));
+    TRY(open("f", O_RDONLY));
+    TRY(open(".", O_RDONLY));
+    SAY(pwrite(fd, "x", 1, 0));
+    holds("f", "xext");
+}
+
+static void limit_of_file_size(void) {
+    struct rlimit limit = {1000, RLIM_INFINITY};
+    int fd = open("f", O_RDWR | O_CREAT, 0644);
+    static char data[2000];
+    NEED(fd >= 0);
+    CHILD {
+        NEED(setrlimit(RLIMIT_FSIZE, &limit) == 0);
+        SAY(write(fd, data, sizeof data));
+        SAY(write(fd, data, 1));
+    }
+    CHILD {
+        signal(SIGXFSZ, SIG_IGN);
+        NEED(setrlimit(RLIMIT_FSIZE, &limit) == 0);
+        SAY(write(fd, data, 1));
+        SAY(pwrite(fd, data, 600, 600));
+        SAY(pwrite(fd, data, 600, 1000));
+        SAY(pwrite(fd, data, 0, 5000));
+        SAY(ftruncate(fd, 1000));
+        SAY(ftruncate(fd, 1001));
+        SAY(truncate("f", 1001));
+        SAY(truncate("f", 900));
+        SAY(fallocate(fd, 0, 500, 600));
+        SAY(fallocate(fd, 0, 500, 500));
+        int end = open("f", O_WRONLY | O_APPEND);
+        SAY(write(end, data, 10));
+        SAY(ftruncate(fd, 990));
+        SAY(write(end, data, 20));
+        limit.rlim_cur = RLIM_INFINITY;
+        NEED(setrlimit(RLIMIT_FSIZE, &limit) == 0);
+        SAY(write(end, data, 20));
+        SAY(ftruncate(fd, 0));
+    }
+    CHILD {
+        NEED(setrlimit(RLIMIT_FSIZE, &limit) == 0);
+        SAY(truncate("f", 2000));
+    }
+    CHILD {
+        NEED(setrlimit(RLIMIT_FSIZE, &limit) == 0);
+        execl("/bin/dd", "dd", "if=/dev/zero", "of=by-dd", "bs=600", "count=2", "status=none", NULL);
+    }
+    struct stat status;
+    NEED(stat("by-dd", &status) == 0);
+    SAY(status.st_size);
+}
+
+static void copies(void) {
+    char got[64] = "";
+    int from = make("from", "0123456789"), to = make("to", ""), pipes[2], dir = open(".", O_RDONLY);
+    int read_only = open("from", O_RDONLY), append = open("to", O_WRONLY | O_APPEND);
+    NEED(from >= 0 && to >= 0 && pipe(pipes) == 0 && dir >= 0 && read_only >= 0 && append >= 0);
+    loff_t at = 2, into = 5;
+    SAY(lseek(from, 4, SEEK_SET));
+    SAY(copy_file_range(from, NULL, to, NULL, 3, 0));
+    SAY(lseek(from, 0, SEEK_CUR));
+    SAY(lseek(to, 0, SEEK_CUR));
+    SAY(copy_file_range(from, &at, to, &into, 100, 0));
+    SAY(at);
+    SAY(into);
+    SAY(pread(to, got, sizeof got, 0));
+    SAY(memcmp(got, "456\0\00023456789", 13));
+    SAY(copy_file_range(from, &at, to, &into, 100, 0));
+    SAY(copy_file_range(from, NULL, to, NULL, 0, 0));
+    SAY(copy_file_range(from, NULL, to, NULL, 1, 1));
+    SAY(copy_file_range(read_only, NULL, append, NULL, 1, 0));
+    SAY(copy_file_range(from, NULL, read_only, NULL, 1, 0));
+    SAY(copy_file_range(append, NULL, to, NULL, 1, 0));
+    SAY(copy_file_range(dir, NULL, to, NULL, 1, 0));
+    SAY(copy_file_range(from, NULL, dir, NULL, 1, 0));
+    SAY(copy_file_range(from, NULL, pipes[1], NULL, 1, 0));
+    SAY(copy_file_range(pipes[0], NULL, to, NULL, 1, 0));
+    at = 0, into = 2;
+    SAY(copy_file_range(from, &at, from, &into, 5, 0));
+    into = 10;
+    SAY(copy_file_range(from, &at, from, &into, 5, 0));
+    at = -1;
+    SAY(copy_file_range(from, &at, to, &into, 5, 0));
+    SAY(copy_file_range(from, (loff_t *)8, to, &into, 5, 0));
+    SAY(copy_file_range(999, NULL, to, NULL, 5, 0));
+    off_t begin = 3;
+    SAY(sendfile(pipes[1], from, &begin, 4));
+    SAY(begin);
+    SAY(read(pipes[0], got, sizeof got));
+    SAY(memcmp(got, "3456", 4));
+    SAY(lseek(from, 7, SEEK_SET));
+    SAY(sendfile(pipes[1], from, NULL, 100));
+    SAY(lseek(from, 0, SEEK_CUR));
+    SAY(read(pipes[0], got, sizeof got));
+    SAY(sendfile(pipes[1], from, NULL, 100));
+    SAY(lseek(to, 0, SEEK_SET));
+    begin = 0;
+    SAY(sendfile(to, from, &begin, 10));
+    SAY(lseek(to, 0, SEEK_CUR));
+    SAY(pread(to, got, 10, 0));
+    SAY(memcmp(got, "0123456789", 10));
+    SAY(sendfile(to, from, &begin, 0));
+    SAY(sendfile(append, from, &begin, 10));
+    SAY(sendfile(read_only, from, &begin, 10));
+    SAY(sendfile(pipes[1], append, NULL, 10));
+    SAY(sendfile(pipes[1], dir, NULL, 10));
+    begin = -1;
+    SAY(sendfile(pipes[1], from, &begin, 10));
+    SAY(sendfile(pipes[1], from, (off_t *)8, 10));
+    SAY(sendfile(pipes[0], from, NULL, 10));
+    int kernel = open("/proc/self/exe", O_RDONLY);
+    begin = 1;
+    SAY(lseek(to, 0, SEEK_SET));
+    SAY(sendfile(to, kernel, &begin, 3));
+    SAY(pread(to, got, 3, 0));
+    SAY(memcmp(got, "ELF", 3));
+    begin = 1;
+    SAY(sendfile(to, kernel, &begin, 100000) > 10000);
+    SAY(copy_file_range(kernel, NULL, to, NULL, 0, 0));
+    int path = open("from", O_PATH);
+    SAY(copy_file_range(path, NULL, to, NULL, 1, 0));
+    SAY(copy_file_range(from, NULL, path, NULL, 1, 0));
+    SAY(sendfile(path, from, NULL, 1));
+    SAY(sendfile(pipes[1], path, NULL, 1));
+}
+
+static long blocks_of(int fd) {
+    struct stat status;
+    NEED(fstat(fd, &status) == 0);
+    return status.st_blocks;
+}
+
+static void blocks(void) {
+    static char data[10000];
+    int fd = open("f", O_RDWR | O_CREAT, 0644);
+    NEED(fd >= 0);
+    SAY(ftruncate(fd, 1 << 30));
+    SAY(blocks_of(fd));
+    SAY(pwrite(fd, data, 4096, 1 << 29));
+    SAY(blocks_of(fd));
+    SAY(pwrite(fd, data, 100, 5000));
+    SAY(pwrite(fd, data, 100, 5100));
+    SAY(blocks_of(fd));
+    SAY(pwrite(fd, data, 4096, 1 << 29));
+    SAY(blocks_of(fd));
+    SAY(pwrite(fd, data, sizeof data, 100000));
+    SAY(blocks_of(fd));
+    SAY(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 1 << 29, 4096));
+    SAY(blocks_of(fd));
+    SAY(ftruncate(fd, 6000));
+    SAY(blocks_of(fd));
+    SAY(ftruncate(fd, 0));
+    SAY(blocks_of(fd));
+    SAY(fallocate(fd, 0, 0, 100000));
+    SAY(blocks_of(fd));
+    int grows = open("grows", O_WRONLY | O_CREAT | O_APPEND, 0644);
+    long wrong = 0;
+    for (int i = 1; i <= 300; i++) {
+        NEED(write(grows, data, 100) == 100);
+        wrong += blocks_of(grows) != (i * 100 + 4095) / 4096 * 8;
+    }
+    SAY(wrong);
+}
+
+static void zeroed_ranges(void) {
+    char got[16384];
+    static char data[16384];
+    memset(data, 'x', sizeof data);
+    int fd = open("f", O_RDWR | O_CREAT, 0644);
+    struct stat status;
+    NEED(fd >= 0 && write(fd, data, 10000) == 10000);
+    SAY(fallocate(fd, FALLOC_FL_ZERO_RANGE, 1000, 5000));
+    SAY(pread(fd, got, sizeof got, 0));
+    int wrong = 0;
+    for (int i = 0; i < 10000; i++) wrong += got[i] != (i >= 1000 && i < 6000 ? 0 : 'x');
+    SAY(wrong);
+    SAY(fallocate(fd, FALLOC_FL_ZERO_RANGE | FALLOC_FL_KEEP_SIZE, 9000, 5000));
+    SAY((fstat(fd, &status), status.st_size));
+    SAY(fallocate(fd, FALLOC_FL_ZERO_RANGE, 9000, 5000));
+    SAY((fstat(fd, &status), status.st_size));
+    SAY(pread(fd, got, sizeof got, 0));
+    for (int i = 0; i < 14000; i++) wrong += got[i] != (i >= 6000 && i < 9000 || i < 1000 ? 'x' : 0);
+    SAY(wrong);
+    SAY(fallocate(fd, FALLOC_FL_ZERO_RANGE, 0, 0));
+    SAY(fallocate(fd, FALLOC_FL_ZERO_RANGE | FALLOC_FL_PUNCH_HOLE, 0, 10));
+    SAY(fallocate(open("f", O_RDONLY), FALLOC_FL_ZERO_RANGE, 0, 10));
+}
+
+/* Renames over a name until somebody says that it is enough. */
+static void renames_over(void) {
+    close(make("begun", ""));
+    while (access("enough", F_OK) < 0) {
+        close(make("new", "text"));
+        NEED(rename("new", "always") == 0);
+    }
+}
+
+/* Calls on a name that always exists. */
+static void meets_renames(void) {
+    struct stat status;
+    char buffer[256];
+    while (access("begun", F_OK) < 0) usleep(1000);
+    for (int round = 0; round < 100; round++) {
+        int fd = open("always", O_RDONLY), creating = open("always", O_RDWR | O_CREAT, 0644);
+        NEED(fd >= 0 && creating >= 0);
+        close(fd);
+        close(creating);
+        NEED(stat("always", &status) == 0);
+        NEED(lstat("always", &status) == 0);
+        NEED(access("always", R_OK) == 0);
+        NEED(chmod("always", 0640) == 0);
+        NEED(utime("always", NULL) == 0);
+        NEED(listxattr("always", buffer, sizeof buffer) >= 0);
+        NEED(setxattr("always", "user.a", "1", 1, 0) == 0);
+        NEED(truncate("always", 2) == 0);
+    }
+    close(make("enough", ""));
+    puts("met");
+}
+
+static const struct {
+    const char *name;
+    void (*run)(void);
+} cases[] = {
+    {"empty_links", empty_links}, {"locks_end_with_any_descriptor", locks_end_with_any_descriptor},
+    {"after_exec", after_exec}, {"locks_at_exec", locks_at_exec}, {"paths_only", paths_only},
+    {"fchdir_asks_for_search", fchdir_asks_for_search}, {"restricted_walks", restricted_walks},
+    {"arguments", arguments}, {"few_descriptors", few_descriptors}, {"few_from_the_start", few_from_the_start},
+    {"few_for_good", few_for_good}, {"renames_over", renames_over}, {"meets_renames", meets_renames},
+    {"limit_of_file_size", limit_of_file_size}, {"copies", copies}, {"zeroed_ranges", zeroed_ranges}, {"blocks", blocks},
+};
+
+int main(int count, char **given) {
+    self = realpath(given[0], NULL);
+    NEED(count == 3 && chdir(given[2]) == 0);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        if (strcmp(given[1], cases[i].name) == 0) {
+            cases[i].run();
+            return 0;
+        }
+    return 2;
+}

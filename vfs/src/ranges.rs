@@ -1,0 +1,21 @@
+//! What the modes of `fallocate` mean in operations of an engine.
+
+use crate::engine::Allocate;
+use libc::c_int;
+
+const KEEP_SIZE: c_int = libc::FALLOC_FL_KEEP_SIZE;
+const PUNCH_HOLE: c_int = libc::FALLOC_FL_PUNCH_HOLE | KEEP_SIZE;
+const ZERO_RANGE: c_int = libc::FALLOC_FL_ZERO_RANGE;
+const ZERO_WITHIN: c_int = libc::FALLOC_FL_ZERO_RANGE | KEEP_SIZE;
+
+/// The operations of a mode, one after the other; none for a mode that is not served.
+pub const fn allocations(mode: c_int) -> Option<&'static [Allocate]> {
+    match mode {
+        0 => Some(&[Allocate::Extend]),
+        KEEP_SIZE => Some(&[Allocate::KeepSize]),
+        PUNCH_HOLE => Some(&[Allocate::PunchHole]),
+        ZERO_RANGE => Some(&[Allocate::PunchHole, Allocate::Extend]),
+        ZERO_WITHIN => Some(&[Allocate::PunchHole, Allocate::KeepSize]),
+        _ => None,
+    }
+}
