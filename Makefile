@@ -17,11 +17,12 @@ demo:
 	@scripts/demo
 
 test:
-	@scripts/setup libfabric-dev sqlite3 db_bench pkill cc make git rsync cpio patch python3 setfattr
+	@scripts/setup libfabric-dev sqlite3 db_bench pkill cc make git rsync cpio patch python3 setfattr ip
 	@( scripts/check format cargo fmt --all --check; \
 	   scripts/check clippy cargo clippy --workspace --all-targets --locked -- -D warnings; \
 	   scripts/check library cargo build --locked -p interpose; \
-	   PROPTEST_RNG_SEED=$${PROPTEST_RNG_SEED:-1} scripts/check tests cargo test --workspace --no-fail-fast --locked; \
+	   PROPTEST_RNG_SEED=$${PROPTEST_RNG_SEED:-1} scripts/check tests \
+	     cargo test --workspace --no-fail-fast --locked -- --show-output; \
 	   scripts/check build cargo build --release --locked -p hearth -p interpose; \
 	   scripts/check demo scripts/demo small \
 	 ) 2>&1 | scripts/sum-tests

@@ -146,12 +146,14 @@ fn on_a_small_disk(size: &str, script: &str) -> Option<std::process::Output> {
     }
     let folder = tempfile::Builder::new().prefix("hearth-test-").tempdir_in("/dev/shm").unwrap();
     let script = format!(
-        "hearth={} disk={}\nmount -t tmpfs -o size={size} none $disk\n\
+        // Ours alone, also where the root is no mount point, as in a folder that was changed into.
+        "hearth={} disk={}\nmount --make-rprivate / 2>/dev/null || mount --make-rprivate /dev/shm || exit 1\n\
+         mount -t tmpfs -o size={size} none $disk\n\
          trap '$hearth down --dir $disk/c --hard >/dev/null 2>&1' EXIT\n{script}",
         env!("CARGO_BIN_EXE_hearth"),
         folder.path().display()
     );
-    Some(harness::limited(&["unshare", "-m", "bash", "-c", &script], &[]))
+    Some(harness::limited(&["unshare", "-m", "--propagation", "unchanged", "bash", "-c", &script], &[]))
 }
 
 /// The pool has room, what it lies on has none for the log of one more program.

@@ -134,12 +134,12 @@ fn rights_are_those_of_the_opening() {
         println!("skipped: acts as another user, for which it needs root");
         return;
     }
-    let node = Node::up();
+    let node = Node::for_all_users();
     let found = lines(
         &node,
         r#"
         chmod 777 .
-        python3 - <<'END'
+        python3 -u - <<'END'
 import os, subprocess
 def drop():
     os.setgroups([]); os.setgid(65534); os.setuid(65534)

@@ -38,6 +38,18 @@ fn all_binaries_and_checks_are_summed() {
 }
 
 #[test]
+fn a_test_that_was_skipped_is_none_that_passed() {
+    let printed = "\nsuccesses:\n\n---- users::first stdout ----\nskipped: needs root\nskipped: needs root\n\n\
+        ---- second stdout ----\n7 passed, 0 failed\n\n\nsuccesses:\n    users::first\n    second\n\n";
+    let good =
+        "test result: ok. 5 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.0s\n";
+    let own_main =
+        "     Running tests/c.rs (target/debug/deps/c-1)\ntcp: skipped: needs ip\n3 passed, 0 failed\n";
+    let all = format!("{FORMAT}{TWO_BINARIES}{printed}{good}{own_main}check tests: ok\n");
+    assert_eq!(sum(&all), ("10 passed, 0 failed, 2 skipped".to_string(), true));
+}
+
+#[test]
 fn a_failed_test_fails() {
     let bad =
         "test result: FAILED. 4 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.0s\n";

@@ -12,11 +12,27 @@ const LIMIT_S: &str = "120";
 /// A cluster of one node, taken down hard at the end.
 pub struct Node {
     pub dir: tempfile::TempDir,
+    /// The program and its library where every user may read them, if that was asked for.
+    programs: Option<tempfile::TempDir>,
 }
 
 impl Node {
     pub fn up() -> Self {
         Self::of_mib(256)
+    }
+
+    /// One whose program and library every user may read: those that were built may stand in somebody's home.
+    pub fn for_all_users() -> Self {
+        let programs = tempfile::Builder::new().prefix("hearth-test-").tempdir().unwrap();
+        std::fs::set_permissions(programs.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755))
+            .unwrap();
+        let built = Path::new(env!("CARGO_BIN_EXE_hearth"));
+        let to = programs.path().to_str().unwrap();
+        for from in [built.to_owned(), built.with_file_name("libhearth.so")] {
+            // By a child: one that is being started for another test would have the copy open for writing.
+            limited(&["cp", from.to_str().unwrap()], &[to]).expect_success();
+        }
+        Self::with(256, "memory", Some(programs))
     }
 
     /// One whose pool may hold so many MiB.
@@ -30,10 +46,14 @@ impl Node {
     }
 
     fn of(mib: u64, medium: &str) -> Self {
+        Self::with(mib, medium, None)
+    }
+
+    fn with(mib: u64, medium: &str, programs: Option<tempfile::TempDir>) -> Self {
         let library = Path::new(env!("CARGO_BIN_EXE_hearth")).with_file_name("libhearth.so");
         assert!(library.exists(), "{} is missing: cargo build -p interpose", library.display());
         let dir = tempfile::Builder::new().prefix("hearth-test-").tempdir_in("/dev/shm").unwrap();
-        let node = Self { dir };
+        let node = Self { dir, programs };
         node.hearth(&["up", "--medium", medium, "--capacity", &mib.to_string()]).expect_success();
         node
     }
@@ -50,7 +70,9 @@ impl Node {
     /// `hearth COMMAND --dir DIR REST`.
     pub fn hearth(&self, arguments: &[&str]) -> Output {
         let (command, rest) = arguments.split_first().unwrap();
-        limited(&[env!("CARGO_BIN_EXE_hearth"), command, "--dir", self.dir()], rest)
+        let copied = self.programs.as_ref().map(|programs| programs.path().join("hearth"));
+        let program = copied.as_ref().map_or(env!("CARGO_BIN_EXE_hearth"), |copied| copied.to_str().unwrap());
+        limited(&[program, command, "--dir", self.dir()], rest)
     }
 
     /// A shell script under `hearth run`; `$T` is the tree.

@@ -2,8 +2,9 @@
 
 use crate::{SOON, eventually};
 use nix::fcntl::{FcntlArg, fcntl};
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -13,6 +14,18 @@ const TASK: &str = "GATEWAY_TEST_TASK";
 /// Another process with a task. It ends when this is dropped.
 pub struct Process {
     child: Child,
+    /// What it runs, if that is a copy.
+    _program: Option<tempfile::TempDir>,
+}
+
+/// A folder that every user may read, with this program in it as `child`.
+fn readable_copy(program: &Path) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).unwrap();
+    // By a child: one that is being started for another test would have the copy open for writing.
+    let copied = Command::new("cp").arg(program).arg(folder.path().join("child")).status().unwrap();
+    assert!(copied.success(), "{copied}");
+    folder
 }
 
 impl Process {
@@ -23,11 +36,14 @@ impl Process {
 
     /// The same for somebody.
     pub fn start_as(uid: u32, task: &str, path: &Path) -> Self {
-        let mut command = Command::new(std::env::current_exe().unwrap());
+        let built = std::env::current_exe().unwrap();
+        // The one that was built may stand in somebody's home.
+        let copy = (uid != 0).then(|| readable_copy(&built));
+        let mut command = Command::new(copy.as_ref().map_or(built, |folder| folder.path().join("child")));
         command.args(["--exact", "child::this_is_a_child_if_it_has_a_task", "--nocapture"]);
         command.env(TASK, format!("{task} {}", path.display())).uid(uid).gid(uid);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        Self { child: command.spawn().unwrap() }
+        Self { child: command.spawn().unwrap(), _program: copy }
     }
 
     /// Waits until it has said this.
