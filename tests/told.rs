@@ -155,3 +155,31 @@ fn of_a_node_that_is_down_it_is_told_where_its_pool_is_and_how_to_start_it() {
     start.expect_failure("node 1 did not start: cannot open");
     assert_eq!(errors(&start).matches("hearth: ").count(), 1, "{}", errors(&start));
 }
+
+/// The loader says only that it ignores a library that it cannot reach.
+#[test]
+fn a_library_that_other_users_cannot_reach_is_told() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: needs root");
+        return;
+    }
+    let node = Node::for_all_users();
+    let warned = |node: &Node| {
+        let run = node.hearth(&["run", "--", "true"]);
+        run.expect_success();
+        errors(&run).contains("other users cannot reach")
+    };
+    assert!(!warned(&node), "every user reaches it");
+    let home = node.dir.path().join("home");
+    fs::create_dir_all(home.join("bin")).unwrap();
+    fs::set_permissions(&home, fs::Permissions::from_mode(0o700)).unwrap();
+    for name in ["hearth", "libhearth.so"] {
+        let built = std::path::Path::new(env!("CARGO_BIN_EXE_hearth")).with_file_name(name);
+        limited(&["cp", built.to_str().unwrap()], &[home.join("bin").to_str().unwrap()]).expect_success();
+    }
+    fs::set_permissions(node.dir(), fs::Permissions::from_mode(0o755)).unwrap();
+    let hearth = home.join("bin/hearth");
+    let run = limited(&[hearth.to_str().unwrap(), "run", "--dir", node.dir(), "--"], &["true"]);
+    run.expect_success();
+    assert!(errors(&run).contains(&format!("cannot reach {},", home.display())), "{}", errors(&run));
+}

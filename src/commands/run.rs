@@ -9,6 +9,7 @@ use crate::say;
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Component, Path, PathBuf};
@@ -40,6 +41,13 @@ pub(super) fn run(arguments: &Run) -> Result<ExitCode> {
         say::aside(format_args!("hearth: {warning}"));
     }
     let mut command = preloaded(Path::new(program), node, &at)?;
+    if let Some(closed) = closed_to_others(&library()?).filter(|_| rustix::process::geteuid().is_root()) {
+        say::aside(format_args!(
+            "hearth: warning: other users cannot reach {}, so a program that becomes another user and starts the next one \
+             loses the tree; install hearth and libhearth.so elsewhere, or open it",
+            closed.display()
+        ));
+    }
     // Whom the daemon's own socket is closed to (`PermissionDenied`) is served all the same.
     if let Err(ErrorKind::NotFound | ErrorKind::ConnectionRefused) =
         UnixStream::connect(cluster.control(node)).map_err(|why| why.kind())
@@ -94,6 +102,18 @@ pub(super) fn preloaded(program: &Path, node: &Node, at: &Path) -> Result<Comman
     let mut command = Command::new(program);
     command.env("LD_PRELOAD", preload).env(ENVIRONMENT_SOCKET, &node.socket).env(ENVIRONMENT_AT, at);
     Ok(command)
+}
+
+/// What keeps users beside owner and group from reading a file: the first folder above it that they may not search, or the
+/// file.
+fn closed_to_others(file: &Path) -> Option<PathBuf> {
+    let mut way: Vec<&Path> = file.ancestors().collect();
+    way.reverse();
+    let lacks = |path: &&&Path| {
+        let right = if **path == file { 0o004 } else { 0o001 };
+        path.metadata().is_ok_and(|found| found.mode() & right == 0)
+    };
+    way.iter().find(lacks).map(|path| path.to_path_buf())
 }
 
 /// `libhearth.so`, which stands beside this program.
