@@ -14,6 +14,7 @@
 //! ```
 
 use crate::error::{Error, Result};
+use crate::limits::Limits;
 use crate::making::Made;
 use crate::say;
 use crate::settings::{Written, WrittenNode};
@@ -71,6 +72,8 @@ pub struct Settings {
     pub medium: MediumKind,
     /// Data that a pool may hold, in bytes.
     pub capacity_bytes: u64,
+    /// Bounds.
+    pub limits: Limits,
     /// The nodes.
     pub nodes: Vec<Node>,
 }
@@ -113,7 +116,9 @@ impl Cluster {
         let written: Written = toml::from_str(&text).map_err(Error::at("understand", &file))?;
         let dir = dir.canonicalize().map_err(Error::at("find", dir))?;
         let nodes = written.nodes.iter().map(|node| node.node(&dir)).collect::<Result<_>>()?;
-        let settings = Settings { medium: written.medium, capacity_bytes: written.capacity_bytes, nodes };
+        let Written { medium, capacity_bytes, limits, .. } = written;
+        limits.check()?;
+        let settings = Settings { medium, capacity_bytes, limits, nodes };
         Ok(Self { dir, settings })
     }
 
@@ -125,7 +130,8 @@ impl Cluster {
         made.shared(dir)?;
         let dir = dir.canonicalize().map_err(Error::at("find", dir))?;
         let nodes = vec![create_node(&dir, 1, medium, made)?];
-        let cluster = Self { dir, settings: Settings { medium, capacity_bytes, nodes } };
+        let limits = Limits::default();
+        let cluster = Self { dir, settings: Settings { medium, capacity_bytes, limits, nodes } };
         made.file(cluster.dir.join("hearth.toml"));
         // Last: a folder without it is no cluster yet, and `up` begins again.
         cluster.save()?;
@@ -137,9 +143,9 @@ impl Cluster {
     /// # Errors
     /// They cannot be written.
     pub fn save(&self) -> Result<()> {
-        let Settings { medium, capacity_bytes, nodes } = &self.settings;
+        let Settings { medium, capacity_bytes, limits, nodes } = self.settings.clone();
         let nodes = nodes.iter().map(|node| WrittenNode::of(&self.dir, node)).collect::<Result<_>>()?;
-        let text = toml::to_string(&Written { medium: *medium, capacity_bytes: *capacity_bytes, nodes })
+        let text = toml::to_string(&Written { medium, capacity_bytes, limits, nodes })
             .map_err(|why| Error::new(format!("cannot write settings: {why}")))?;
         let (file, unfinished) = (self.dir.join("hearth.toml"), self.dir.join("hearth.toml.new"));
         fs::write(&unfinished, text).map_err(Error::at("write", &unfinished))?;

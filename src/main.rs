@@ -8,6 +8,7 @@ mod cluster;
 mod commands;
 mod error;
 mod key;
+mod limits;
 mod making;
 mod measure;
 mod mountpoint;

@@ -4,6 +4,7 @@
 
 use crate::cluster::{MediumKind, Node, fingerprint, pool_within, socket_path};
 use crate::error::{Error, Result};
+use crate::limits::Limits;
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -16,6 +17,9 @@ pub struct Written {
     pub medium: MediumKind,
     /// Data that a pool may hold, in bytes.
     pub capacity_bytes: u64,
+    /// Bounds, if any was chosen.
+    #[serde(default, skip_serializing_if = "Limits::is_default")]
+    pub limits: Limits,
     /// The nodes.
     pub nodes: Vec<WrittenNode>,
 }

@@ -238,3 +238,32 @@ fn a_new_cluster_that_cannot_start_is_taken_away_again() {
     up(&within, "64", "file").expect_success();
     limited(&[env!("CARGO_BIN_EXE_hearth"), "down", "--dir"], &[&within]).expect_success();
 }
+
+/// What `hearth.toml` bounds: few leases are enough for any number of files; what cannot work is refused by name.
+#[test]
+fn limits_of_the_settings_hold_from_the_next_start_on() {
+    let node = Node::up();
+    node.sh("mkdir $T/d; cd $T/d; for i in $(seq 600); do echo $i > f$i; done").expect_success();
+    let file = node.dir.path().join("hearth.toml");
+    let chosen = std::fs::read_to_string(&file).unwrap();
+    let with = |limits: &str| {
+        node.hearth(&["down"]).expect_success();
+        std::fs::write(&file, format!("{chosen}\n[limits]\n{limits}\n")).unwrap();
+        node.hearth(&["start"])
+    };
+    with("leases = 128\nlog_mib = 2").expect_success();
+    let script =
+        "cd $T/d; ls -l | wc -l; cat f* | wc -l; head -c 9000000 /dev/zero > large; rm -r $T/d; ls $T";
+    let words = node.sh(script).expect_success().split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    assert_eq!(words, ["601", "600"]);
+    let refused = |limits: &str, sentence: &str| {
+        std::fs::write(&file, format!("{chosen}\n[limits]\n{limits}\n")).unwrap();
+        node.hearth(&["status"]).expect_failure(sentence);
+    };
+    refused("leases = 3", "leases = 3 in [limits] is not between 128 and 1048576");
+    refused("log_mib = 65", "log_mib = 65");
+    refused("leases = 1000\nknown_inodes = 999", "known_inodes = 999");
+    refused("programs = 0", "programs = 0");
+    refused("lease = 1000", "unknown field `lease`");
+    std::fs::write(&file, chosen).unwrap();
+}

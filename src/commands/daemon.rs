@@ -170,6 +170,7 @@ fn open(cluster: &Cluster, node: &Node, listener: &Listener) -> Result<(Daemon, 
     let capacity_blocks = cluster.settings.capacity_bytes / format::BLOCK_BYTES as u64;
     let trusted_uid = rustix::process::geteuid().as_raw();
     let mut config = Config { trusted_uid, ..Config::default() };
+    cluster.settings.limits.apply(&mut config);
     config.area.capacity_blocks = capacity_blocks;
     config.area.segment_blocks = segment_blocks(capacity_blocks);
     if medium.list().map_err(Error::at("read", pool))?.is_empty() {
