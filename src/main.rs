@@ -14,6 +14,7 @@ mod measure;
 mod mountpoint;
 mod operations;
 mod process;
+mod program;
 mod say;
 mod settings;
 mod status;

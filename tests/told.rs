@@ -183,3 +183,37 @@ fn a_library_that_other_users_cannot_reach_is_told() {
     run.expect_success();
     assert!(errors(&run).contains(&format!("cannot reach {},", home.display())), "{}", errors(&run));
 }
+
+/// A program into which the library is not loaded would find nothing where the tree is.
+#[test]
+fn a_program_that_cannot_see_the_tree_is_told() {
+    let node = Node::up();
+    let source = node.dir.path().join("program.c");
+    fs::write(&source, "int main(void) { return 0; }\n").unwrap();
+    let built = |name: &str, flag: &str| {
+        let program = node.dir.path().join(name).to_str().unwrap().to_owned();
+        limited(&["cc", "-o", &program, flag], &[source.to_str().unwrap()]).expect_success();
+        program
+    };
+    let (fixed, usual) = (built("fixed", "-static"), built("usual", "-O1"));
+    let script = node.dir.path().join("script").to_str().unwrap().to_owned();
+    fs::write(&script, format!("#!{fixed} -x\n")).unwrap();
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+    let said = |program: &str| {
+        let run = node.hearth(&["run", "--", program]);
+        run.expect_success();
+        errors(&run).lines().filter(|line| line.contains("does not see the tree")).collect::<String>()
+    };
+    for program in [&fixed, &script] {
+        let warning = said(program);
+        assert!(warning.contains(&format!("{fixed} is statically linked")), "{warning}");
+        assert!(warning.contains("hearth mount"), "{warning}");
+    }
+    assert_eq!(said(&usual), "");
+    assert_eq!(said("true"), "", "found by PATH");
+    if rustix::process::geteuid().is_root() {
+        rustix::fs::chown(&*usual, Some(rustix::fs::Uid::from_raw(1)), None).unwrap();
+        fs::set_permissions(&usual, fs::Permissions::from_mode(0o4755)).unwrap();
+        assert!(said(&usual).contains("runs as another user"), "{}", said(&usual));
+    }
+}

@@ -48,6 +48,13 @@ pub(super) fn run(arguments: &Run) -> Result<ExitCode> {
             closed.display()
         ));
     }
+    if let Some(why) = crate::program::cannot_see_the_tree(program) {
+        say::aside(format_args!(
+            "hearth: warning: {why}, so the library is not loaded into it and it does not see the tree; hearth mount --dir {} \
+             shows it to every program",
+            cluster.dir.display()
+        ));
+    }
     // Whom the daemon's own socket is closed to (`PermissionDenied`) is served all the same.
     if let Err(ErrorKind::NotFound | ErrorKind::ConnectionRefused) =
         UnixStream::connect(cluster.control(node)).map_err(|why| why.kind())

@@ -1,0 +1,74 @@
+//! Whether a program can have the library loaded before its own: what the loader ignores it for is told before it starts,
+//! since its calls would find nothing where the tree is.
+
+use object::Endianness;
+use object::elf::{FileHeader64, PT_INTERP};
+use object::read::elf::{FileHeader, ProgramHeader};
+use std::env;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+/// Bytes in which the headers of a program, or the first line of a script, are looked for.
+const HEAD_BYTES: u64 = 64 << 10;
+
+/// Why the program will not see the tree; none if it will, or if that cannot be known from here.
+pub fn cannot_see_the_tree(program: &OsStr) -> Option<String> {
+    let path = find(program)?;
+    let (path, head) = interpreted(path)?;
+    let found = path.metadata().ok()?;
+    let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    let mode = found.permissions().mode();
+    let changes = (mode & 0o4000 != 0 && found.uid() != uid) || (mode & 0o2000 != 0 && found.gid() != gid);
+    let why = if changes {
+        "runs as another user or group than who starts it"
+    } else if head.starts_with(b"\x7fELF\x01") {
+        "is a 32-bit program"
+    } else if is_static(&head)? {
+        "is statically linked"
+    } else {
+        return None;
+    };
+    Some(format!("{} {why}", path.display()))
+}
+
+/// The file that is run for a word of a command.
+fn find(program: &OsStr) -> Option<PathBuf> {
+    if program.as_bytes().contains(&b'/') {
+        return Some(program.into());
+    }
+    let folders = env::var_os("PATH")?;
+    let runs = |path: &PathBuf| {
+        path.metadata().is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
+    };
+    env::split_paths(&folders).map(|folder| folder.join(program)).find(runs)
+}
+
+fn head_of(path: &Path) -> Option<Vec<u8>> {
+    // What is no file may not answer.
+    path.metadata().ok().filter(std::fs::Metadata::is_file)?;
+    let mut head = Vec::new();
+    File::open(path).ok()?.take(HEAD_BYTES).read_to_end(&mut head).ok()?;
+    Some(head)
+}
+
+/// The program itself, or the one that runs it if it is a script, and how that begins.
+fn interpreted(path: PathBuf) -> Option<(PathBuf, Vec<u8>)> {
+    let head = head_of(&path)?;
+    let Some(line) = head.strip_prefix(b"#!") else { return Some((path, head)) };
+    let line = line.split(|byte| *byte == b'\n').next()?.trim_ascii();
+    let interpreter = PathBuf::from(OsStr::from_bytes(line.split(u8::is_ascii_whitespace).next()?));
+    let head = head_of(&interpreter)?;
+    Some((interpreter, head))
+}
+
+/// Whether a program of this machine names no loader; none if it is no such program.
+fn is_static(head: &[u8]) -> Option<bool> {
+    let header = FileHeader64::<Endianness>::parse(head).ok()?;
+    let endian = header.endian().ok()?;
+    let segments = header.program_headers(endian, head).ok()?;
+    Some(!segments.iter().any(|segment| segment.p_type(endian) == PT_INTERP))
+}
