@@ -162,7 +162,7 @@ fn start(node: &Node, mounted: bool, case: &str, folder: &str) -> std::process::
     let mut command = Command::new("timeout");
     command.args(["--kill-after=5", "60"]);
     if !mounted {
-        command.args([env!("CARGO_BIN_EXE_hearth"), "run", "--dir", node.dir(), "--"]);
+        command.args([&node.program(), "run", "--dir", node.dir(), "--"]);
     }
     command.args([&program(), case, folder]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }

@@ -134,7 +134,7 @@ fn rights_are_those_of_the_opening() {
         println!("skipped: acts as another user, for which it needs root");
         return;
     }
-    let node = Node::for_all_users();
+    let node = Node::up();
     let found = lines(
         &node,
         r#"

@@ -163,7 +163,7 @@ fn a_library_that_other_users_cannot_reach_is_told() {
         println!("skipped: needs root");
         return;
     }
-    let node = Node::for_all_users();
+    let node = Node::up();
     let warned = |node: &Node| {
         let run = node.hearth(&["run", "--", "true"]);
         run.expect_success();

@@ -76,7 +76,7 @@ os.fsync(log.fileno())
 
 #[test]
 fn back_and_forth_and_over_an_exec() {
-    let node = Node::for_all_users();
+    let node = Node::up();
     let found = words(
         &node,
         r#"
@@ -243,7 +243,7 @@ def spawn(user):
 
 #[test]
 fn what_another_user_does_to_shared_memory_moves_nobodys_offset() {
-    let node = Node::for_all_users();
+    let node = Node::up();
     let script = r#"
 os.chmod(T, 0o777)
 log = os.open(T + '/rootlog', os.O_RDWR | os.O_CREAT, 0o600)
@@ -290,7 +290,7 @@ check()
 
 #[test]
 fn who_can_go_back_shares_its_offsets_all_the_time() {
-    let node = Node::for_all_users();
+    let node = Node::up();
     let script = r#"
 os.chmod(T, 0o777)
 log = os.open(T + '/log', os.O_RDWR | os.O_CREAT)

@@ -3,6 +3,7 @@
 
 #![allow(dead_code, reason = "each test takes what it needs")]
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
@@ -12,27 +13,13 @@ const LIMIT_S: &str = "120";
 /// A cluster of one node, taken down hard at the end.
 pub struct Node {
     pub dir: tempfile::TempDir,
-    /// The program and its library where every user may read them, if that was asked for.
+    /// The program and its library where every user may read them, if those that were built stand in somebody's home.
     programs: Option<tempfile::TempDir>,
 }
 
 impl Node {
     pub fn up() -> Self {
         Self::of_mib(256)
-    }
-
-    /// One whose program and library every user may read: those that were built may stand in somebody's home.
-    pub fn for_all_users() -> Self {
-        let programs = tempfile::Builder::new().prefix("hearth-test-").tempdir().unwrap();
-        std::fs::set_permissions(programs.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755))
-            .unwrap();
-        let built = Path::new(env!("CARGO_BIN_EXE_hearth"));
-        let to = programs.path().to_str().unwrap();
-        for from in [built.to_owned(), built.with_file_name("libhearth.so")] {
-            // By a child: one that is being started for another test would have the copy open for writing.
-            limited(&["cp", from.to_str().unwrap()], &[to]).expect_success();
-        }
-        Self::with(256, "memory", Some(programs))
     }
 
     /// One whose pool may hold so many MiB.
@@ -46,14 +33,10 @@ impl Node {
     }
 
     fn of(mib: u64, medium: &str) -> Self {
-        Self::with(mib, medium, None)
-    }
-
-    fn with(mib: u64, medium: &str, programs: Option<tempfile::TempDir>) -> Self {
         let library = Path::new(env!("CARGO_BIN_EXE_hearth")).with_file_name("libhearth.so");
         assert!(library.exists(), "{} is missing: cargo build -p interpose", library.display());
         let dir = tempfile::Builder::new().prefix("hearth-test-").tempdir_in("/dev/shm").unwrap();
-        let node = Self { dir, programs };
+        let node = Self { dir, programs: (!everybody_reaches(&library)).then(|| copies_of(&library)) };
         node.hearth(&["up", "--medium", medium, "--capacity", &mib.to_string()]).expect_success();
         node
     }
@@ -67,12 +50,18 @@ impl Node {
         format!("{}/n1/{name}", self.dir())
     }
 
+    /// The program.
+    pub fn program(&self) -> String {
+        match &self.programs {
+            None => env!("CARGO_BIN_EXE_hearth").to_owned(),
+            Some(copies) => copies.path().join("hearth").to_str().unwrap().to_owned(),
+        }
+    }
+
     /// `hearth COMMAND --dir DIR REST`.
     pub fn hearth(&self, arguments: &[&str]) -> Output {
         let (command, rest) = arguments.split_first().unwrap();
-        let copied = self.programs.as_ref().map(|programs| programs.path().join("hearth"));
-        let program = copied.as_ref().map_or(env!("CARGO_BIN_EXE_hearth"), |copied| copied.to_str().unwrap());
-        limited(&[program, command, "--dir", self.dir()], rest)
+        limited(&[&self.program(), command, "--dir", self.dir()], rest)
     }
 
     /// A shell script under `hearth run`; `$T` is the tree.
@@ -102,6 +91,23 @@ impl Node {
         let pool = format!("{}/node-1/pool", self.dir());
         limited(&[env!("CARGO_BIN_EXE_hearth"), "check"], &[&pool]).expect_success();
     }
+}
+
+/// Whether every user may search all folders above a file.
+fn everybody_reaches(file: &Path) -> bool {
+    let open = |folder: &Path| folder.metadata().unwrap().permissions().mode() & 0o001 != 0;
+    file.ancestors().skip(1).all(open)
+}
+
+/// A folder with the program and its library that every user may read.
+fn copies_of(library: &Path) -> tempfile::TempDir {
+    let copies = tempfile::Builder::new().prefix("hearth-test-").tempdir().unwrap();
+    std::fs::set_permissions(copies.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    for from in [Path::new(env!("CARGO_BIN_EXE_hearth")), library] {
+        // By a child: one that is being started for another test would have the copy open for writing.
+        limited(&["cp", from.to_str().unwrap()], &[copies.path().to_str().unwrap()]).expect_success();
+    }
+    copies
 }
 
 impl Drop for Node {
