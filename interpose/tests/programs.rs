@@ -159,8 +159,22 @@ impl Drop for World {
 
 #[test]
 fn descriptors_behave_like_the_kernels() {
-    let world = World::new();
-    world.probes(&["descriptors", "close_ranges", "numbers_run_out", "waits"]);
+    World::new().probe("descriptors");
+}
+
+#[test]
+fn ranges_of_descriptors_are_closed() {
+    World::new().probe("close_ranges");
+}
+
+#[test]
+fn a_program_runs_out_of_descriptors() {
+    World::new().probe("numbers_run_out");
+}
+
+#[test]
+fn files_are_always_ready() {
+    World::new().probe("waits");
 }
 
 #[test]
