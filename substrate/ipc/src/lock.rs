@@ -61,6 +61,13 @@ impl<T> Lock<T> {
         Some(Guard { lock: self, unshared: std::marker::PhantomData })
     }
 
+    /// Whether a thread sleeps until the lock is free, as far as its holder can tell.
+    #[inline]
+    pub fn is_wanted(&self) -> bool {
+        // Relaxed: a hint.
+        self.state.load(Ordering::Relaxed) == WANTED
+    }
+
     /// The value of a lock that nobody else has.
     pub fn into_inner(self) -> T {
         self.value.into_inner()

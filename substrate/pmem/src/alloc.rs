@@ -150,6 +150,17 @@ impl BlockAllocator {
         self.freed.push((block, count));
     }
 
+    /// Gives back blocks that were allocated since the last flip was written and hold nothing: they can be allocated again
+    /// at once.
+    ///
+    /// # Panics
+    /// If one of them is not in use.
+    pub fn unallocate(&mut self, block: Block, count: u32) {
+        self.set_bits(block.get(), count, false);
+        self.used -= count;
+        self.free.insert(block.get(), count);
+    }
+
     /// Flips bits that must all be the other way round.
     fn set_bits(&mut self, start: u32, count: u32, in_use: bool) {
         for block in start..start + count {
@@ -177,7 +188,14 @@ impl BlockAllocator {
             }
             state.stale = std::mem::take(&mut state.changed);
         }
-        self.unreleased.push_back((flip, std::mem::take(&mut self.freed)));
+        let mut freed = std::mem::take(&mut self.freed);
+        freed.sort_unstable_by_key(|(block, _)| *block);
+        freed.dedup_by(|(block, count), (before, before_count)| {
+            let follows = before.get() + *before_count == block.get();
+            *before_count += if follows { *count } else { 0 };
+            follows
+        });
+        self.unreleased.push_back((flip, freed));
         self.flip = flip;
     }
 

@@ -11,7 +11,7 @@
 
 use crate::AreaError;
 use crate::area::Area;
-use crate::gather::{Gathered, Page};
+use crate::gather::{Gathered, Page, Stock};
 use crate::layout;
 use crate::runs::RunSet;
 use crate::space::{Made, Run};
@@ -83,6 +83,9 @@ pub(crate) enum Need {
 /// Paths of the tree whose copies are kept for changes that give room back.
 const SHRINKING_PATHS: u32 = 16;
 
+/// Blocks that were written in part, of gathered writes: no more are held in memory.
+const PAGES_MAX: usize = 4096;
+
 /// What a record did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Applied {
@@ -138,8 +141,10 @@ pub struct Batch<'a> {
     pub(crate) pending: BTreeMap<(InodeNumber, u64), Pending>,
     /// Writes that are not in the tree yet.
     pub(crate) gathered: BTreeMap<InodeNumber, Gathered>,
-    /// What they wrote.
+    /// Blocks of theirs that were written in part.
     pub(crate) pages: Vec<Page>,
+    /// Blocks allocated for them and not taken yet.
+    pub(crate) stock: Stock,
     pub(crate) gathers: bool,
     /// Allocated by this batch, and part of its tree.
     pub(crate) allocated: RunSet,
@@ -174,6 +179,7 @@ impl Area {
             pending: BTreeMap::new(),
             gathered: BTreeMap::new(),
             pages,
+            stock: Stock::default(),
             gathers: false,
             allocated: RunSet::default(),
             filled: RunSet::default(),
@@ -193,7 +199,7 @@ impl Batch<'_> {
 
     /// True if the batch should be committed before more is applied.
     pub fn is_full(&self) -> bool {
-        self.tree.changed() >= self.area.limits.batch_nodes_max
+        self.tree.changed() >= self.area.limits.batch_nodes_max || self.pages.len() >= PAGES_MAX
     }
 
     /// The attributes of an inode, as the batch has changed them so far.
@@ -223,7 +229,11 @@ impl Batch<'_> {
             && self.gathers(offset, bytes)
         {
             self.settle_unlike(inode, applying)?;
-            return self.guarded(|batch| batch.gather(inode, offset, bytes, applying));
+            match self.guarded(|batch| batch.gather(inode, offset, bytes, applying)) {
+                // There is no place for a new block; the file may have one.
+                Err(AreaError::NoSpace | AreaError::BatchFull) if !self.is_full() => {}
+                done => return done,
+            }
         }
         self.settle_file(inode)?;
         if let Operation::Rename { body, .. } = operation {
@@ -381,6 +391,7 @@ impl Batch<'_> {
     /// `Version` (before that of an earlier flip), `Overfull`, `Poisoned`, `Medium`, `Node`.
     pub fn commit(mut self, version: Sequence) -> Result<Committed, AreaError> {
         self.settle_writes()?;
+        self.end_stock();
         if self.state != State::Whole {
             return Err(AreaError::Poisoned);
         }
@@ -465,6 +476,7 @@ impl Drop for Batch<'_> {
         if self.state == State::Committed || self.area.poisoned {
             return;
         }
+        self.end_stock();
         self.area.space.abandon(self.made.flip, self.allocated.take());
     }
 }

@@ -75,7 +75,7 @@ impl Batch<'_> {
         } else {
             let edges = self.load_edges(inode, offset..end)?;
             let places = self.place(inode, blocks_touched(offset..end), applying.owner, applying.need())?;
-            self.begin_extents(&places, 1, applying.need())?;
+            self.begin_places(&places, applying.need())?;
             grown = self.write_places(inode, offset, bytes, &places, edges)?;
             item.size = U64::new(item.size.get().max(end));
         }

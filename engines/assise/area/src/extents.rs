@@ -58,22 +58,10 @@ impl Batch<'_> {
         owner: u32,
         need: Need,
     ) -> Result<Vec<Place>, AreaError> {
-        let extents = self.view().extents(inode, range.clone(), usize::MAX)?;
-        self.place_among(extents.iter(), range, owner, need)
-    }
-
-    /// The same where these extents, in order, are all that cover blocks of the range.
-    pub(crate) fn place_among<'e>(
-        &mut self,
-        extents: impl Iterator<Item = &'e Extent>,
-        range: Range<u64>,
-        owner: u32,
-        need: Need,
-    ) -> Result<Vec<Place>, AreaError> {
         let mut places = Vec::new();
         let mut missing: Vec<Range<u64>> = Vec::new();
         let mut at = range.start;
-        for extent in extents {
+        for extent in self.view().extents(inode, range.clone(), usize::MAX)? {
             let part = extent.part(extent.first.max(range.start)..extent.end().min(range.end));
             note_missing(&mut missing, at..part.first);
             at = part.end();
@@ -169,22 +157,21 @@ impl Batch<'_> {
         }
     }
 
-    /// Checks that there are nodes for a change of the extents in a range, which lie in so many parts of the tree; on an
-    /// error what was placed is given back.
-    pub(crate) fn begin_extents(
-        &mut self,
-        places: &[Place],
-        parts: u32,
-        need: Need,
-    ) -> Result<(), AreaError> {
+    /// Checks that there are nodes for new contents at these places, near each other; on an error they are given back.
+    pub(crate) fn begin_places(&mut self, places: &[Place], need: Need) -> Result<(), AreaError> {
         let blocks: u64 = places.iter().map(|place| u64::from(place.run.blocks)).sum();
         let extents = blocks.div_ceil(u64::from(EXTENT_BLOCKS_MAX)) + 2 * places.len() as u64;
-        let leaves = u32::try_from(extents.div_ceil(EXTENTS_A_LEAF)).unwrap_or(u32::MAX / 2);
-        let begun = self.begin_change(2 + parts, 2 * leaves, need);
+        let begun = self.begin_extents(extents, 1, need);
         if begun.is_err() {
             self.give_back(places);
         }
         begun
+    }
+
+    /// Checks that there are nodes for so many more extents, which lie in so many parts of the tree.
+    pub(crate) fn begin_extents(&mut self, extents: u64, parts: u32, need: Need) -> Result<(), AreaError> {
+        let leaves = u32::try_from(extents.div_ceil(EXTENTS_A_LEAF)).unwrap_or(u32::MAX / 2);
+        self.begin_change(2 + parts, 2 * leaves, need)
     }
 
     /// Makes a place part of the file with the given checksums, which are those of its blocks in order. Gives by
@@ -310,7 +297,8 @@ impl Batch<'_> {
                 let part = extent.part(extent.first.max(range.start)..extent.end().min(range.end));
                 self.cut_part(inode, &extent, &part)?;
                 if free {
-                    self.free_part(inode, &part);
+                    let run = Run { segment: part.segment, block: part.block, blocks: part.blocks };
+                    self.free_run(inode, run);
                 }
                 blocks += i64::from(part.blocks);
             }
@@ -351,10 +339,9 @@ impl Batch<'_> {
         Ok(holes)
     }
 
-    /// Frees the blocks of a part of an extent: those that this batch allocated can be taken again by it.
-    pub(crate) fn free_part(&mut self, inode: InodeNumber, part: &Extent) {
-        let whole = Run { segment: part.segment, block: part.block, blocks: part.blocks };
-        for (run, allocated) in self.allocated.remove(whole) {
+    /// Frees blocks of a file: those that this batch allocated can be taken again by it.
+    pub(crate) fn free_run(&mut self, inode: InodeNumber, run: Run) {
+        for (run, allocated) in self.allocated.remove(run) {
             if allocated {
                 self.area.space.recycle(run);
                 continue;
@@ -393,15 +380,6 @@ impl Batch<'_> {
             checksum::of(Salt::NONE, block)
         });
         sums.collect()
-    }
-
-    /// Writes one of the batch's pages where it belongs; gives its checksum.
-    pub(crate) fn write_block(&mut self, inode: InodeNumber, block: u64, at: Run, page: u32) -> u32 {
-        let bytes = &self.pages[page as usize];
-        self.area.space.write(at.segment, at.block, bytes);
-        self.data_blocks += 1;
-        self.pending.remove(&(inode, block));
-        checksum::of(Salt::NONE, bytes)
     }
 
     /// Keeps a partly written block in memory; its checksum follows when it is written out.

@@ -1,20 +1,25 @@
-//! Writes of a batch, gathered by file: they come to the tree once a file, in the order of its blocks. So what a later
-//! record overwrites is never written to the medium, neighbouring blocks become one extent, and a file's item is read and
-//! stored once (Assise §3.2.1).
+//! Writes of a batch, gathered by file: their blocks go to new places at once, the extents come to the tree once a file,
+//! in the order of its blocks. So a block that later records overwrite takes one place, neighbouring blocks become one
+//! extent, and a file's item is read and stored once (Assise §3.2.1).
+//!
+//! A whole block is written where it will lie while the record is still in the processor's cache; a block that is written
+//! in part is a page in memory until its file comes to the tree. The places are taken from a stock that is allocated ahead.
 //!
 //! Guarantees: records are judged and refused as if each were applied at once; whatever else is done to a file of which
-//! writes are gathered finds them in the tree. Room is looked for only when they come there: if there is too little, the
-//! batch is [`AreaError::Overfull`], and is to be made again with fewer records, or with writes that are not gathered.
+//! writes are gathered finds them in the tree. Where there is no place for a block the record is applied to the tree,
+//! which may write it where it lies. Room in the tree is looked for only when the extents come there: if there is too
+//! little, the batch is [`AreaError::Overfull`], and is to be made again with fewer records, or without gathering.
 
 use crate::AreaError;
 use crate::batch::{Applied, Applying, Batch, Need};
 use crate::contents::{blocks_touched, end_of, grow};
-use crate::extents::{How, Place, at_index, join};
 use crate::space::Run;
 use crate::view::Extent;
+use format::checksum::{self, Salt};
 use format::node::{EXTENT_BLOCKS_MAX, ExtentItem, InodeItem, ItemKind, Key};
-use format::{BLOCK_BYTES, InodeNumber};
+use format::{BLOCK_BYTES, Block, InodeNumber, SegmentId};
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use zerocopy::little_endian::{I64, U64};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -22,11 +27,14 @@ const BLOCK: u64 = BLOCK_BYTES as u64;
 /// A longer write is not gathered: it is one extent by itself.
 const BLOCKS_MAX: u64 = 16;
 
-/// Pages that are so far apart are looked up one by one.
+/// Blocks that are so far apart are looked up one by one.
 const GAP_BLOCKS: u64 = 4;
 
 /// Blocks of a file whose extents are held in memory at once, about.
 const GROUP_BLOCKS: u64 = 4096;
+
+/// Blocks that are allocated at once.
+const STOCK_BLOCKS: u32 = 64;
 
 /// Bytes of items in a leaf of the tree, at least, but for leaves at the edges: sparse ones are joined.
 const LEAF_BYTES_MIN: usize = BLOCK_BYTES / 4;
@@ -38,34 +46,100 @@ pub(crate) type Page = [u8; BLOCK_BYTES];
 pub(crate) struct Gathered {
     /// The file's item as the last of them leaves it, but for the number of its blocks.
     pub item: InodeItem,
-    /// New contents of whole blocks: which of the batch's pages.
-    pages: BTreeMap<u64, u32>,
+    /// Blocks with new contents.
+    blocks: BTreeMap<u64, NewBlock>,
     owner: u32,
     need: Need,
 }
 
+/// A block with new contents.
+struct NewBlock {
+    segment: SegmentId,
+    block: Block,
+    content: Content,
+}
+
+/// What is known of a new block's contents.
+#[derive(Clone, Copy)]
+enum Content {
+    /// Which of the batch's pages.
+    Page(u32),
+    /// It is written; its checksum.
+    Written(u32),
+}
+
 impl Gathered {
     fn new(item: InodeItem, applying: &Applying<'_>) -> Self {
-        Self { item, pages: BTreeMap::new(), owner: applying.owner, need: applying.need() }
+        Self { item, blocks: BTreeMap::new(), owner: applying.owner, need: applying.need() }
     }
+}
+
+/// Blocks that were allocated and have no contents yet.
+#[derive(Default)]
+pub(crate) struct Stock {
+    runs: Vec<Run>,
+    blocks: u64,
+    owner: u32,
+    /// Taken without a promise.
+    unpromised: bool,
+}
+
+impl Stock {
+    /// The next block of the run that was allocated first.
+    fn take(&mut self) -> (SegmentId, Block) {
+        let run = self.runs.first_mut().expect("as many were allocated as are taken");
+        let taken = (run.segment, run.block);
+        run.block = Block::new(run.block.get() + 1);
+        run.blocks -= 1;
+        self.blocks -= 1;
+        if run.blocks == 0 {
+            self.runs.remove(0);
+        }
+        taken
+    }
+}
+
+/// Extents of a part of a file on their way into the tree, in order.
+#[derive(Default)]
+struct Extents(Vec<(Extent, bool)>);
+
+impl Extents {
+    /// Adds an extent, or a part of one, which has changed or not.
+    fn push(&mut self, extent: Extent, changed: bool) {
+        match self.0.last_mut() {
+            Some((before, before_changed))
+                if (changed || *before_changed)
+                    && follows(before, &extent)
+                    && fits(before, extent.blocks) =>
+            {
+                before.blocks += extent.blocks;
+                if let (Some(sums), Some(more)) = (&mut before.checksums, &extent.checksums) {
+                    sums.extend_from_slice(more);
+                }
+                *before_changed = true;
+            }
+            _ => self.0.push((extent, changed)),
+        }
+    }
+}
+
+/// Whether an extent goes on where another ends, in the file and in the segment.
+fn follows(before: &Extent, after: &Extent) -> bool {
+    before.end() == after.first
+        && before.segment == after.segment
+        && before.block.get() + before.blocks == after.block.get()
+        && before.checksums.is_some() == after.checksums.is_some()
+}
+
+/// Whether an extent can have so many blocks more.
+fn fits(extent: &Extent, more: u32) -> bool {
+    let blocks_max = if extent.checksums.is_some() { EXTENT_BLOCKS_MAX } else { u32::MAX };
+    extent.blocks.checked_add(more).is_some_and(|blocks| blocks <= blocks_max)
 }
 
 fn add_page(pages: &mut Vec<Page>, page: &Page) -> u32 {
     pages.push(*page);
     u32::try_from(pages.len() - 1).expect("a batch has fewer pages than a number has values")
-}
-
-/// Pages that follow each other.
-struct Pages {
-    first: u64,
-    pages: Vec<u32>,
-}
-
-impl Pages {
-    /// The block after the last.
-    fn end(&self) -> u64 {
-        self.first + self.pages.len() as u64
-    }
 }
 
 impl Batch<'_> {
@@ -97,6 +171,9 @@ impl Batch<'_> {
     }
 
     /// Takes a write.
+    ///
+    /// # Errors
+    /// `NoSpace`, `BatchFull`: there is no place for a block; those of a record that is refused.
     pub(crate) fn gather(
         &mut self,
         inode: InodeNumber,
@@ -113,57 +190,116 @@ impl Batch<'_> {
                 None => return Ok(Applied::Stale),
             },
         };
-        self.load_bases(inode, (offset, end), item, applying)?;
+        let blocks = blocks_touched(offset..end);
+        let mut bases = [self.base(inode, blocks.start, (offset, end))?, None];
+        if blocks.end - blocks.start > 1 {
+            bases[1] = self.base(inode, blocks.end - 1, (offset, end))?;
+        }
+        let known =
+            self.gathered.get(&inode).map_or(0, |gathered| gathered.blocks.range(blocks.clone()).count());
+        self.stock_up(blocks.end - blocks.start - known as u64, applying.owner, applying.need())?;
+        // Nothing can fail from here on.
         let time = I64::new(applying.time_after(&item));
         (item.mtime_ns, item.ctime_ns) = (time, time);
         item.stamp = applying.stamp(inode);
         item.size = U64::new(item.size.get().max(end));
         let gathered = self.gathered.entry(inode).or_insert_with(|| Gathered::new(item, applying));
         gathered.item = item;
-        for block in blocks_touched(offset..end) {
+        let [first_base, last_base] = bases;
+        for block in blocks.clone() {
             let block_at = block * BLOCK;
             let (from, to) = (offset.max(block_at), end.min(block_at + BLOCK));
             let source = &bytes[(from - offset) as usize..(to - offset) as usize];
-            match gathered.pages.get(&block) {
-                Some(page) => {
-                    let page = &mut self.pages[*page as usize];
-                    page[(from - block_at) as usize..(to - block_at) as usize].copy_from_slice(source);
+            let new = match gathered.blocks.entry(block) {
+                Entry::Occupied(entry) => entry.into_mut(),
+                Entry::Vacant(entry) => {
+                    let (segment, block) = self.stock.take();
+                    entry.insert(NewBlock { segment, block, content: Content::Written(0) })
                 }
-                None => {
-                    let page = source.try_into().expect("only a whole block has no base");
-                    gathered.pages.insert(block, add_page(&mut self.pages, page));
-                }
+            };
+            if to - from == BLOCK {
+                self.area.space.write(new.segment, new.block, source);
+                self.data_blocks += 1;
+                new.content = Content::Written(checksum::of(Salt::NONE, source));
+                continue;
             }
+            let page = match new.content {
+                Content::Page(page) => page,
+                Content::Written(_) => {
+                    let base = if block == blocks.start { &first_base } else { &last_base };
+                    add_page(&mut self.pages, base.as_deref().unwrap_or(&[0; BLOCK_BYTES]))
+                }
+            };
+            let page_bytes = &mut self.pages[page as usize];
+            page_bytes[(from - block_at) as usize..(to - block_at) as usize].copy_from_slice(source);
+            new.content = Content::Page(page);
         }
         Ok(Applied::Done)
     }
 
-    /// Takes the present contents of the blocks at the edges of a write that covers them in part, if they are not gathered
-    /// yet.
-    fn load_bases(
-        &mut self,
+    /// The present contents of a block that a write from an offset to an end covers in part, if they are in no page.
+    /// None if they are zeros.
+    fn base(
+        &self,
         inode: InodeNumber,
+        block: u64,
         (offset, end): (u64, u64),
-        item: InodeItem,
-        applying: &Applying<'_>,
-    ) -> Result<(), AreaError> {
-        let blocks = blocks_touched(offset..end);
-        let last = Some(blocks.end - 1).filter(|last| *last != blocks.start);
-        let mut bases = Vec::new();
-        for block in [Some(blocks.start), last].into_iter().flatten() {
-            let covered = offset <= block * BLOCK && (block + 1) * BLOCK <= end;
-            let known = self.gathered.get(&inode).is_some_and(|gathered| gathered.pages.contains_key(&block));
-            if !covered && !known {
-                bases.push((block, self.load_block(inode, block)?));
+    ) -> Result<Option<Box<Page>>, AreaError> {
+        if offset <= block * BLOCK && (block + 1) * BLOCK <= end {
+            return Ok(None);
+        }
+        match self.gathered.get(&inode).and_then(|gathered| gathered.blocks.get(&block)) {
+            None => self.load_block(inode, block),
+            Some(NewBlock { content: Content::Page(_), .. }) => Ok(None),
+            Some(new) => {
+                let mut page = Box::new([0; BLOCK_BYTES]);
+                let found = self.area.space.read(new.segment, new.block, &mut page[..])?;
+                assert!(found, "the block was written by this batch");
+                Ok(Some(page))
             }
         }
-        // Nothing can fail from here on.
-        for (block, base) in bases {
-            let page = add_page(&mut self.pages, base.as_deref().unwrap_or(&[0; BLOCK_BYTES]));
-            let gathered = self.gathered.entry(inode).or_insert_with(|| Gathered::new(item, applying));
-            gathered.pages.insert(block, page);
+    }
+
+    /// Sees to it that so many blocks are in stock. If there is no room for them nothing changes.
+    fn stock_up(&mut self, wanted: u64, owner: u32, need: Need) -> Result<(), AreaError> {
+        let unpromised = need == Need::Growing;
+        if (self.stock.owner, self.stock.unpromised) != (owner, unpromised) {
+            self.end_stock();
+            (self.stock.owner, self.stock.unpromised) = (owner, unpromised);
+        }
+        while self.stock.blocks < wanted {
+            let missing = wanted - self.stock.blocks;
+            let ahead = missing.max(STOCK_BLOCKS.into());
+            let some = match self.check_room(ahead, owner, need) {
+                Ok(()) => ahead,
+                Err(_) => {
+                    self.check_room(missing, owner, need)?;
+                    missing
+                }
+            };
+            let blocks_max = u32::try_from(some).expect("a record touches few blocks");
+            let run = self.area.space.allocate(owner, blocks_max, self.made);
+            let got = run.as_ref().map_or(0, |run| u64::from(run.blocks));
+            if unpromised {
+                self.area.space.return_unpromised(some - got);
+            }
+            let run = run?;
+            self.allocated.add(run);
+            self.stock.blocks += got;
+            self.stock.runs.push(run);
         }
         Ok(())
+    }
+
+    /// Gives back what is in stock.
+    pub(crate) fn end_stock(&mut self) {
+        if self.stock.unpromised {
+            self.area.space.return_unpromised(self.stock.blocks);
+        }
+        for run in std::mem::take(&mut self.stock).runs.into_iter().rev() {
+            self.allocated.remove(run);
+            self.area.space.unallocate(run);
+        }
     }
 
     /// Brings all writes that were gathered to the tree.
@@ -191,150 +327,111 @@ impl Batch<'_> {
     }
 
     fn put_gathered(&mut self, inode: InodeNumber, gathered: Gathered) -> Result<(), AreaError> {
-        let Gathered { mut item, pages, owner, need } = gathered;
+        let Gathered { mut item, blocks, owner: _, need } = gathered;
         let (mut grown, mut group) = (0, Vec::new());
-        for (block, page) in pages {
-            let last = group.last().map(Pages::end);
-            let apart = last.is_some_and(|end| block - end >= GAP_BLOCKS);
-            if apart || group.first().is_some_and(|first: &Pages| block - first.first >= GROUP_BLOCKS) {
-                grown += self.put_group(inode, &std::mem::take(&mut group), owner, need)?;
+        for (number, new) in blocks {
+            let checksum = match new.content {
+                Content::Written(checksum) => checksum,
+                Content::Page(page) => {
+                    let bytes = &self.pages[page as usize];
+                    self.area.space.write(new.segment, new.block, bytes);
+                    self.data_blocks += 1;
+                    checksum::of(Salt::NONE, bytes)
+                }
+            };
+            self.pending.remove(&(inode, number));
+            let apart = group.last().is_some_and(|last: &Extent| number - last.end() >= GAP_BLOCKS);
+            if apart || group.first().is_some_and(|first: &Extent| number - first.first >= GROUP_BLOCKS) {
+                grown += self.put_group(inode, std::mem::take(&mut group), need)?;
             }
             match group.last_mut() {
-                Some(pages) if pages.end() == block => pages.pages.push(page),
-                _ => group.push(Pages { first: block, pages: vec![page] }),
+                Some(last)
+                    if last.end() == number
+                        && (last.segment, last.block.get() + last.blocks)
+                            == (new.segment, new.block.get())
+                        && fits(last, 1) =>
+                {
+                    last.blocks += 1;
+                    last.checksums.as_mut().expect("its blocks are written").push(checksum);
+                }
+                _ => group.push(Extent {
+                    first: number,
+                    blocks: 1,
+                    segment: new.segment,
+                    block: new.block,
+                    checksums: Some(vec![checksum]),
+                }),
             }
         }
-        grown += self.put_group(inode, &group, owner, need)?;
+        grown += self.put_group(inode, group, need)?;
         item.blocks = grow(item.blocks, grown);
         self.root.data_blocks = grow(self.root.data_blocks, grown);
         self.put_inode(inode, &item)
     }
 
-    /// Brings pages that lie near each other to the tree, whose extents there are read once. Gives by how much the file's
-    /// blocks grew.
-    fn put_group(
-        &mut self,
-        inode: InodeNumber,
-        group: &[Pages],
-        owner: u32,
-        need: Need,
-    ) -> Result<i64, AreaError> {
+    /// Brings new extents that lie near each other to the tree, in the place of what is there, which is read once. Gives by
+    /// how much the file's blocks grew.
+    fn put_group(&mut self, inode: InodeNumber, group: Vec<Extent>, need: Need) -> Result<i64, AreaError> {
         let (Some(first), Some(last)) = (group.first(), group.last()) else { return Ok(0) };
-        // With the one before, which may go on in the first page.
+        // With the one before, which may go on in the first.
         let old = self.view().extents(inode, first.first.saturating_sub(1)..last.end(), usize::MAX)?;
-        let mut places = Vec::new();
-        for pages in group {
-            let at = old.partition_point(|extent| extent.end() <= pages.first);
-            let covering = old[at..].iter().take_while(|extent| extent.first < pages.end());
-            match self.place_among(covering, pages.first..pages.end(), owner, need) {
-                Ok(found) => places.extend(found),
-                Err(error) => {
-                    self.give_back(&places);
-                    return Err(error);
+        let checksums = |extent: &Extent| extent.checksums.as_ref().map_or(0, |sums| size_of_val(&sums[..]));
+        let item = |extent| size_of::<Key>() + size_of::<ExtentItem>() + checksums(extent);
+        let leaves = group.len().min(old.iter().map(item).sum::<usize>() / LEAF_BYTES_MIN + 2);
+        self.begin_extents(2 * group.len() as u64, u32::try_from(leaves).unwrap_or(u32::MAX / 8), need)?;
+        let old_firsts: Vec<u64> = old.iter().map(|extent| extent.first).collect();
+        let mut grown: i64 = group.iter().map(|extent| i64::from(extent.blocks)).sum();
+        let mut extents = Extents::default();
+        let mut group = group.into_iter().peekable();
+        for extent in old {
+            while let Some(new) = group.next_if(|new| new.end() <= extent.first) {
+                extents.push(new, true);
+            }
+            if group.peek().is_none_or(|new| new.first >= extent.end()) {
+                extents.push(extent, false);
+                continue;
+            }
+            let mut at = extent.first;
+            while at < extent.end() {
+                let next = group.peek().filter(|new| new.first < extent.end());
+                let (start, end) = next.map_or((extent.end(), extent.end()), |new| (new.first, new.end()));
+                if at < start {
+                    extents.push(extent.part(at..start), true);
+                    at = start;
+                }
+                let taken = at..end.min(extent.end());
+                if !taken.is_empty() {
+                    let blocks = (taken.end - taken.start) as u32;
+                    let run = Run { segment: extent.segment, block: extent.block_of(taken.start), blocks };
+                    grown -= i64::from(blocks);
+                    self.free_run(inode, run);
+                    at = taken.end;
+                }
+                if let Some(new) = group.next_if(|new| new.end() <= at) {
+                    extents.push(new, true);
                 }
             }
         }
-        let checksums = |extent: &Extent| extent.checksums.as_ref().map_or(0, |sums| size_of_val(&sums[..]));
-        let item = |extent| size_of::<Key>() + size_of::<ExtentItem>() + checksums(extent);
-        let leaves = places.len().min(old.iter().map(item).sum::<usize>() / LEAF_BYTES_MIN + 2);
-        self.begin_extents(&places, u32::try_from(leaves).unwrap_or(u32::MAX / 8), need)?;
-        let (mut extents, grown) = self.remains(inode, &old, &places);
-        for place in &places {
-            let pages = &group[group.partition_point(|pages| pages.end() <= place.first)];
-            let skipped = (place.first - pages.first) as usize;
-            let blocks = &pages.pages[skipped..skipped + place.run.blocks as usize];
-            let mut checksums = Vec::with_capacity(blocks.len());
-            for (index, page) in (0..).zip(blocks) {
-                let at = at_index(place.run, index);
-                checksums.push(self.write_block(inode, place.first + index, at, *page));
-            }
-            let Run { segment, block, blocks } = place.run;
-            let extent = Extent { first: place.first, blocks, segment, block, checksums: Some(checksums) };
-            extents.push((extent, true));
-        }
-        self.replace(inode, &old, extents)?;
+        group.for_each(|new| extents.push(new, true));
+        self.replace(inode, &old_firsts, &extents.0)?;
         Ok(grown)
     }
 
-    /// What is left of extents where new places take over, and whether that is less than there was; what gave way is freed.
-    /// And by how much the blocks grow.
-    fn remains(
-        &mut self,
-        inode: InodeNumber,
-        old: &[Extent],
-        places: &[Place],
-    ) -> (Vec<(Extent, bool)>, i64) {
-        let mut left = Vec::with_capacity(old.len() + places.len());
-        let mut grown = 0;
-        for place in places {
-            match place.how {
-                How::New => grown += i64::from(place.run.blocks),
-                How::Unwritten => self.fill(place.run),
-                How::Again => {}
-            }
-        }
-        for extent in old {
-            let mut at = extent.first;
-            let from = places.partition_point(|place| place.range().end <= extent.first);
-            for place in places[from..].iter().take_while(|place| place.first < extent.end()) {
-                let taken = place.first.max(extent.first)..place.range().end.min(extent.end());
-                if at < taken.start {
-                    left.push((extent.part(at..taken.start), true));
-                }
-                at = taken.end;
-                if place.how == How::New {
-                    let part = extent.part(taken);
-                    grown -= i64::from(part.blocks);
-                    self.free_part(inode, &part);
-                }
-            }
-            if at < extent.end() {
-                left.push((extent.part(at..extent.end()), at > extent.first));
-            }
-        }
-        (left, grown)
-    }
-
-    /// Stores extents in the place of others. Those that are marked have changed; they are joined where they touch.
+    /// Stores extents in the place of those that began at these blocks: the ones that are marked have changed.
     fn replace(
         &mut self,
         inode: InodeNumber,
-        old: &[Extent],
-        mut extents: Vec<(Extent, bool)>,
+        old_firsts: &[u64],
+        extents: &[(Extent, bool)],
     ) -> Result<(), AreaError> {
-        extents.sort_unstable_by_key(|(extent, _)| extent.first);
-        let mut joined: Vec<(Extent, bool)> = Vec::with_capacity(extents.len());
-        for (extent, changed) in extents {
-            match joined.last_mut() {
-                Some((before, before_changed))
-                    if (changed || *before_changed) && before.blocks < EXTENT_BLOCKS_MAX =>
-                {
-                    match join(before, &extent) {
-                        Some(both) => (*before, *before_changed) = (both, true),
-                        None => joined.push((extent, changed)),
-                    }
-                }
-                _ => joined.push((extent, changed)),
-            }
+        for (extent, _) in extents.iter().filter(|(_, changed)| *changed) {
+            self.put_extent(inode, extent)?;
         }
-        let mut firsts = Vec::with_capacity(joined.len());
-        for (extent, changed) in &joined {
-            if !changed {
-                firsts.push(extent.first);
-                continue;
-            }
-            let blocks_max = if extent.checksums.is_some() { EXTENT_BLOCKS_MAX } else { u32::MAX };
-            let mut first = extent.first;
-            while first < extent.end() {
-                let end = extent.end().min(first + u64::from(blocks_max));
-                self.put_extent(inode, &extent.part(first..end))?;
-                firsts.push(first);
-                first = end;
-            }
-        }
-        for extent in old {
-            if firsts.binary_search(&extent.first).is_err() {
-                self.remove(&Key::new(inode.get(), ItemKind::Extent, extent.first))?;
+        let mut kept = extents.iter().map(|(extent, _)| extent.first).peekable();
+        for first in old_firsts {
+            while kept.next_if(|kept| kept < first).is_some() {}
+            if kept.peek() != Some(first) {
+                self.remove(&Key::new(inode.get(), ItemKind::Extent, *first))?;
             }
         }
         Ok(())

@@ -223,6 +223,11 @@ impl Space {
         fits
     }
 
+    /// Blocks that were taken without a promise are not used.
+    pub fn return_unpromised(&mut self, blocks: u64) {
+        self.unpromised = self.unpromised.saturating_sub(blocks);
+    }
+
     /// Blocks that files with any key can still take.
     pub fn shared(&self) -> u64 {
         let of = |segment: &Segment| match segment.owner {
@@ -356,6 +361,13 @@ impl Space {
     /// Takes back blocks that the running batch allocated: it may use them again at once.
     pub fn recycle(&mut self, run: Run) {
         self.get_mut(run.segment).recycled.push(run);
+    }
+
+    /// Takes back blocks that the running batch allocated last and never wrote: they are free at once.
+    pub fn unallocate(&mut self, run: Run) {
+        let segment = self.get_mut(run.segment);
+        segment.allocator.unallocate(run.block, run.blocks);
+        segment.cursor = Some(run.block);
     }
 
     /// Frees blocks that the committed tree names, or that an abandoned batch took. They can be allocated again

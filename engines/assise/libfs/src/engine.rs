@@ -23,7 +23,8 @@ pub struct Limits {
     /// How often an operation is tried before it is given up with an error; each time it lost a race, or learned
     /// something.
     pub attempts: usize,
-    /// Blocks of room asked for at once.
+    /// Blocks of room asked for at once by a session that has had few; one that takes more and more asks for up to eight
+    /// times as many.
     pub refill_blocks: u64,
     /// Inode numbers asked for at once.
     pub refill_inodes: u64,

@@ -13,6 +13,13 @@ use vfs::engine::Result;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
+/// How many times what is asked for first may be asked for later.
+const REFILL_GROWTH: u64 = 8;
+/// A writer that finds the log full waits for one part of so many of its records.
+const PART: u64 = 4;
+/// A frame that takes at most one part of so many of the log is small: some records that go make space for it.
+const SMALL_FRAME: u64 = 64;
+
 fn request(inodes: u64, room_blocks: u64) -> RefillRequest {
     let (shared, reserved) = (U32::new(0), U32::new(0));
     RefillRequest { inodes: U64::new(inodes), room_blocks: U64::new(room_blocks), shared, reserved }
@@ -45,6 +52,7 @@ impl LibFs {
         }
         if let Some(session) = state.session.as_mut() {
             session.room += granted.room_blocks.get();
+            session.room_granted += granted.room_blocks.get();
         }
         Ok(Some(granted))
     }
@@ -55,8 +63,11 @@ impl LibFs {
     /// `NoSpace`: also after everything is digested, which gives back what was promised and not used.
     pub(crate) fn get_room(&self, blocks: u64) -> Result<()> {
         let mut digested = None;
+        let few = self.limits.refill_blocks;
+        let had = self.state().session.as_ref().map_or(0, |session| session.room_granted);
+        let wanted = blocks.max(had.clamp(few, few * REFILL_GROWTH));
         for _ in 0..self.limits.attempts {
-            let granted = self.refill(request(0, blocks.max(self.limits.refill_blocks)))?;
+            let granted = self.refill(request(0, wanted))?;
             let nothing = match (granted, self.state().session.as_ref()) {
                 (Some(granted), Some(session)) if session.room < blocks => granted.room_blocks.get() == 0,
                 _ => return Ok(()),
@@ -157,7 +168,7 @@ impl LibFs {
 
     /// Space in the log for a frame of so many bytes.
     pub(crate) fn get_log_space(&self, bytes: u64) -> Result<()> {
-        let (largest, last, log_bytes, log_bytes_max) = {
+        let (largest, digested, last, log_bytes, log_bytes_max) = {
             let mut state = self.state();
             state.purge();
             let Some(session) = state.session.as_ref() else { return Ok(()) };
@@ -165,7 +176,8 @@ impl LibFs {
                 return Ok(());
             }
             let max = session.welcome.log_bytes_max.get().min(self.limits.log_bytes_max);
-            (session.ring.bytes(), session.last(), session.log_bytes, max)
+            let digested = session.words.digested().0;
+            (session.ring.bytes(), digested, session.last(), session.log_bytes, max)
         };
         // A frame is in an empty ring wherever that begins if it takes at most half of it.
         let mut wanted = log_bytes;
@@ -173,7 +185,11 @@ impl LibFs {
             wanted = (wanted * 2).min(log_bytes_max);
         }
         if wanted == log_bytes {
-            self.get_digested(last)?;
+            // In the largest log a writer goes on when there is space, while the rest is digested.
+            let goes_on = log_bytes == log_bytes_max && bytes <= largest / SMALL_FRAME;
+            let part = last.get().saturating_sub(digested.get()) / PART;
+            let first = Sequence::new(digested.get() + part);
+            self.get_digested(if goes_on && part > 0 { first } else { last })?;
             wanted = (log_bytes * 2).min(log_bytes_max);
         }
         if wanted > log_bytes { self.grow_log(wanted, largest >= 2 * bytes) } else { Ok(()) }

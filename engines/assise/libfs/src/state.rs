@@ -50,6 +50,8 @@ pub(crate) struct Session {
     pub inodes_left: u64,
     /// Blocks promised.
     pub room: u64,
+    /// All blocks that were promised since the session began.
+    pub room_granted: u64,
     /// They are good for other users' files, too.
     pub room_is_shared: bool,
     /// Newest ledger entry that a lease in use depends on.
@@ -85,6 +87,7 @@ impl Session {
             next_inode: welcome.first_inode.get(),
             inodes_left: welcome.inodes.get(),
             room: welcome.room_blocks.get(),
+            room_granted: 0,
             room_is_shared: welcome.uid.get() == 0,
             ledger_newest: Sequence::new(welcome.ledger.get()),
             purged: Sequence::new(0),

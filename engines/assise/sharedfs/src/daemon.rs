@@ -196,6 +196,7 @@ impl Daemon {
         let core = Core {
             bell,
             state: Lock::new(host.clone(), state),
+            digesting: Lock::new(host.clone(), ()),
             medium: medium.clone(),
             pool,
             config,

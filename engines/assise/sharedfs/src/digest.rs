@@ -57,7 +57,8 @@ impl State {
                 || heirs.may_have_open(inode)
         };
         let room = Some(SessionRoom { room: &mut self.room, session: id });
-        let mut decisions = Decisions { is_open: &is_open, room };
+        let is_awaited = || core.state.is_wanted();
+        let mut decisions = Decisions { is_open: &is_open, room, is_awaited: &is_awaited };
         let limits = BatchLimits::of(&core.config);
         let digest = self.copy.digest_batch(log, up_to, limits, &mut decisions, Role::Head)?;
         self.note_orphans(core, id, &digest.orphans)?;

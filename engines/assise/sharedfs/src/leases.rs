@@ -48,6 +48,8 @@ pub(crate) enum Reason {
 const PAUSE_FIRST: Duration = Duration::from_micros(20);
 /// Longest pause.
 const PAUSE_MAX: Duration = Duration::from_millis(2);
+/// How long a digest stays away from the locks when another thread sleeps until they are free.
+const LET_IN: Duration = Duration::from_micros(50);
 /// A waiter looks again this often without being told: the daemon may have stopped.
 const LOOK: Duration = Duration::from_millis(200);
 /// How long beyond the grace period a session waits for leases that it gives back.
@@ -275,15 +277,24 @@ impl Core {
         }
     }
 
-    /// Digests a session's log up to a record, batch by batch, the lock free between them.
+    /// Digests a session's log up to a record, batch by batch, the locks free between them.
     ///
     /// # Errors
     /// Failures of medium or tree, after which the daemon has stopped.
     pub fn digest(&self, id: SessionId, up_to: Sequence) -> Result<Step, Error> {
         loop {
-            match self.state.lock().digest_step(self, id, up_to)? {
-                Step::More => {}
-                step => return Ok(step),
+            let (step, wanted) = {
+                let _turn = self.digesting.lock();
+                let mut state = self.state.lock();
+                let step = state.digest_step(self, id, up_to)?;
+                (step, self.state.is_wanted() || self.digesting.is_wanted())
+            };
+            if step != Step::More {
+                return Ok(step);
+            }
+            // Neither lock is fair: a call that slept until it was free would find it taken again.
+            if wanted {
+                self.host.wait(&Word::new(0), 0, Some(self.host.now().after(LET_IN)));
             }
         }
     }

@@ -129,6 +129,9 @@ pub(crate) struct Core {
     /// The machine fences the threads of others: a commit need not.
     pub fences: bool,
     pub state: Lock<State>,
+    /// Whose turn it is to digest: taken before the state's lock, for one batch, so that a batch that another call waits for
+    /// is told from one that another digest waits for.
+    pub digesting: Lock<()>,
     /// Rings when a lock was granted.
     pub bell: Arc<Bell>,
     /// Grows whenever a request for leases may have been answered or a session ended.

@@ -31,6 +31,9 @@ impl BatchLimits {
     }
 }
 
+/// A batch that another call waits for ends when it has one of these.
+const SHORT_BATCH: BatchLimits = BatchLimits { records: 1024, bytes: 4 << 20 };
+
 /// What only the head knows, and decides by. Whoever repeats its decisions keeps every inode that lost its last name until
 /// an entry removes it, and takes all room for promised: the head wrote down how far it came with less.
 pub(crate) struct Decisions<'a> {
@@ -38,11 +41,13 @@ pub(crate) struct Decisions<'a> {
     pub is_open: &'a dyn Fn(InodeNumber) -> bool,
     /// What was promised to the log; none if all that it needs was.
     pub room: Option<SessionRoom<'a>>,
+    /// Whether another call waits for the batch to end.
+    pub is_awaited: &'a dyn Fn() -> bool,
 }
 
 impl Decisions<'_> {
     /// Those of somebody else, repeated.
-    pub const REPEATED: Self = Self { is_open: &|_| true, room: None };
+    pub const REPEATED: Self = Self { is_open: &|_| true, room: None, is_awaited: &|| false };
 
     fn take_room(&mut self, blocks: u64, shared: bool) -> bool {
         self.room.as_mut().is_none_or(|room| room.take(blocks, shared))
@@ -228,7 +233,8 @@ impl Work<'_> {
             if self.at.sequence >= up_to {
                 return Ok(End::Done);
             }
-            if self.records >= limits.records || self.bytes >= limits.bytes {
+            let has = |limits: BatchLimits| self.records >= limits.records || self.bytes >= limits.bytes;
+            if has(limits) || (has(SHORT_BATCH) && (decisions.is_awaited)()) {
                 return Ok(End::More);
             }
             let frame = match (frames.next(), role) {
