@@ -132,8 +132,13 @@ fn nothing() -> u64 {
 
 impl Mount for Mirror {
     fn open(&self, place: Place<'_>, flags: i32, mode: u32, resolve: u64) -> Result<Handle> {
-        // Where no number is left for the mirror's own descriptor, nothing is created.
-        raw::close(hearth::descriptors::move_up(self.root.number(), true)?);
+        // A descriptor of the mirror's own takes two numbers until it lies where it is kept. Where they are not left,
+        // nothing is created.
+        let root = self.root.number();
+        let kept = hearth::descriptors::move_up(root, true)?;
+        let opened = raw::fcntl(root, libc::F_DUPFD_CLOEXEC, 3);
+        raw::close(kept);
+        raw::close(opened? as i32);
         Self::keep(self.open_within(self.dir(&place), place.path, (flags, mode), resolve)?)
     }
 
