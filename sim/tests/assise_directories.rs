@@ -232,3 +232,55 @@ fn looking_ahead_takes_nothing_from_another_program() {
     assert!(leases <= 2, "{leases} calls for leases that nobody had to take");
     node.tidy();
 }
+
+/// `ls -l` asks each file for extended attributes: those without any are told with the file.
+#[test]
+fn files_without_extended_attributes_cost_no_call_for_them() {
+    const FILES: usize = 50;
+    let node = Node::new(roomy());
+    made_by_another(&node, 1, FILES, 0o777);
+    let xattrs = |program: &mut dyn Actor, file: &str| {
+        let name = "user.b".to_string();
+        let answers = [
+            program.call(&Call::ListXattrs(at(file))),
+            program.call(&Call::GetXattr { path: at(file), name }),
+        ];
+        answers.map(|answer| format!("{answer:?}"))
+    };
+    let set = |program: &mut dyn Actor, file: &str, name: &str| {
+        let (path, name, value) = (at(file), name.to_string(), b"value".to_vec());
+        done(program, &Call::SetXattr { path, name, value, flags: 0 });
+    };
+    let (libfs, local) = node.attach(Caller::ROOT, Limits::default());
+    let mut program = process(Arc::new(libfs), 1);
+    let other = node.attach(Caller::ROOT, Limits::default()).0;
+    let mut other = process(Arc::new(other), 2);
+    names(&mut program, "d0");
+    let asked = || local.counts.of(CallKind::ListXattr) + local.counts.of(CallKind::GetXattr);
+    let none = xattrs(&mut program, "d0/f0000");
+    for file in 0..FILES {
+        assert_eq!(xattrs(&mut program, &format!("d0/f{file:04}")), none);
+    }
+    assert_eq!(asked(), 0, "calls for files without extended attributes");
+    // One that another program sets is seen, and so are own ones, before and after their digest.
+    set(&mut other, "d0/f0001", "user.b");
+    let theirs = xattrs(&mut program, "d0/f0001");
+    assert!(theirs[0].contains("user.b") && theirs[1] != none[1], "{theirs:?}");
+    for (file, new) in [("d0/f0002", false), ("d0/new", true)] {
+        if new {
+            make(&mut program, file);
+        }
+        set(&mut program, file, "user.b");
+        let own = xattrs(&mut program, file);
+        assert_eq!(own, theirs, "{file}");
+        node.tidy();
+        // A digest is noticed by one that changes something.
+        make(&mut program, &format!("{file}-more"));
+        assert_eq!(xattrs(&mut program, file), theirs, "{file}, digested");
+        assert_eq!(xattrs(&mut other, file), theirs, "{file}, of the other program");
+        let (path, name) = (at(file), "user.b".to_string());
+        done(&mut other, &Call::RemoveXattr { path, name });
+        assert_eq!(xattrs(&mut program, file), none, "{file}, removed");
+    }
+    node.tidy();
+}

@@ -186,8 +186,10 @@ pub struct NodeReply {
     pub writable: u8,
     /// Of a walk's node that a name led to: the slot in the cookie of its entry (see [`crate::Cookie`]).
     pub slot: U16,
+    /// 1 if the inode has extended attributes in the area.
+    pub has_xattrs: u8,
     /// Zero.
-    pub reserved: [u8; 4],
+    pub reserved: [u8; 3],
     /// The inode in the area.
     pub item: InodeItem,
 }

@@ -12,7 +12,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub const MESSAGE_MAGIC: [u8; 4] = *b"HRTH";
 
 /// Version of everything that LibFS and SharedFS share. One that differs is refused.
-pub const PROTOCOL_VERSION: u16 = 4;
+pub const PROTOCOL_VERSION: u16 = 5;
 
 /// Bytes of body in one message on the socket.
 pub const MESSAGE_BODY_MAX: usize = 4096;

@@ -397,6 +397,14 @@ impl Area {
         self.view().xattr_names(inode)
     }
 
+    /// Whether an inode has extended attributes.
+    ///
+    /// # Errors
+    /// As [`Area::inode`].
+    pub fn has_xattrs(&self, inode: InodeNumber) -> Result<bool, AreaError> {
+        self.view().has_xattrs(inode)
+    }
+
     /// Up to `inodes_max` inodes that have no name but were open, after `after`.
     ///
     /// # Errors

@@ -273,6 +273,15 @@ impl View<'_> {
         Ok(names)
     }
 
+    pub fn has_xattrs(&self, inode: InodeNumber) -> Result<bool, AreaError> {
+        let mut found = false;
+        self.scan_kind(inode.get(), ItemKind::Xattr, 0, &mut |_, _| {
+            found = true;
+            Ok(ControlFlow::Break(()))
+        })?;
+        Ok(found)
+    }
+
     /// Up to `inodes_max` inodes without a name, after `after`.
     pub fn orphans(&self, after: InodeNumber, inodes_max: usize) -> Result<Vec<InodeNumber>, AreaError> {
         let mut found = Vec::new();

@@ -106,8 +106,7 @@ impl State {
         if let Some((value, _)) = node.xattrs.get(name) {
             return Some(value.as_ref().map(|value| value.to_vec()));
         }
-        // What the session created and nobody digested has no others.
-        (node.created > Sequence::new(0)).then_some(None)
+        node.bare.then_some(None)
     }
 }
 
@@ -287,7 +286,7 @@ impl LibFs {
             let (view, in_area) = self.run(|state| {
                 let index = state.pinned(node)?;
                 state.hold(index, LEASE_READ)?;
-                Ok((state.xattr_view(index), state.nodes.get(index).created == Sequence::new(0)))
+                Ok((state.xattr_view(index), !state.nodes.get(index).bare))
             })?;
             let mut response = Vec::new();
             if in_area {

@@ -374,6 +374,7 @@ impl State {
         }
         (node.lease, node.recent) = (Some(lease), true);
         node.item = reply.item;
+        node.bare = reply.has_xattrs == 0;
         node.blocks_moved = false;
         if let Body::File { overlay, .. } = &mut node.body {
             overlay.note_area_known();

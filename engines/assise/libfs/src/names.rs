@@ -72,6 +72,7 @@ impl State {
         node.lease = Some(lease);
         node.created = sequence;
         node.set_body(new.kind.file_type(), true);
+        node.bare = true;
         if let Body::Symlink(known) = &mut node.body {
             *known = Some(target.into());
         }

@@ -47,6 +47,8 @@ pub(crate) struct Node {
     pub changed: Sequence,
     /// Own record that created it, until it is digested; else 0.
     pub created: Sequence,
+    /// There are no extended attributes but those that own records that are not digested set.
+    pub bare: bool,
     /// Own changes of extended attributes that are not digested.
     pub xattrs: BTreeMap<Box<[u8]>, OwnXattr>,
     /// How often a walk led here that was not forgotten.
@@ -81,6 +83,7 @@ impl Node {
             body: Body::Unknown,
             changed: Sequence::new(0),
             created: Sequence::new(0),
+            bare: false,
             xattrs: BTreeMap::new(),
             pins: 0,
             opens: 0,
@@ -142,6 +145,7 @@ impl Node {
         self.lease = None;
         self.changed = Sequence::new(0);
         self.created = Sequence::new(0);
+        self.bare = false;
         self.xattrs.clear();
         self.contents_version += 1;
         match &mut self.body {
@@ -170,7 +174,9 @@ impl Node {
         if self.created <= digested {
             self.created = Sequence::new(0);
         }
+        let own = self.xattrs.len();
         self.xattrs.retain(|_, (_, sequence)| *sequence > digested);
+        self.bare &= self.xattrs.len() == own;
         self.changed > digested
     }
 }

@@ -348,6 +348,8 @@ impl State {
     fn reply(&mut self, id: SessionId, inode: InodeNumber, slot: u16) -> Result<NodeReply, Status> {
         let is_own = self.is_own(id, inode);
         let item = if inode == RENAME_UNIT { InodeItem::new_zeroed() } else { self.item(inode)? };
+        let has_xattrs =
+            inode != RENAME_UNIT && self.copy.area.has_xattrs(inode).map_err(|_| Status::Media)?;
         let readable = inode != RENAME_UNIT && self.may_read(id, inode, &item);
         let writable = self.may_write(id, inode);
         let digested = self.digested_of(id).sequence;
@@ -379,6 +381,7 @@ impl State {
         reply.slot = U16::new(slot);
         reply.writable = u8::from(writable);
         reply.item = item;
+        reply.has_xattrs = u8::from(has_xattrs);
         if inode != RENAME_UNIT {
             let new = !session.known.contains_key(&inode);
             let known: &mut Known = session.known.entry(inode).or_default();
