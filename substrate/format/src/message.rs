@@ -156,6 +156,8 @@ pub const REFUSED_CREDENTIALS: u32 = 3;
 pub const REFUSED_MALFORMED: u32 = 4;
 /// What holds the pool has no space for the session's log.
 pub const REFUSED_SPACE: u32 = 5;
+/// The pool failed: there is no session, and for a daemon that stopped there will be none.
+pub const REFUSED_MEDIUM: u32 = 6;
 
 /// Descriptors that a request asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]

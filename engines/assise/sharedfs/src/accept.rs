@@ -13,7 +13,9 @@ use crate::error::Error;
 use crate::fair::may_take;
 use crate::state::Core;
 use ccnvm::SessionId;
-use format::message::{Hello, MessageKind, Parcel, REFUSED_FULL, REFUSED_SPACE, ROLE_GATEWAY, RingShape};
+use format::message::{
+    Hello, MessageKind, Parcel, REFUSED_FULL, REFUSED_MEDIUM, REFUSED_SPACE, ROLE_GATEWAY, RingShape,
+};
 use ipc::host::Time;
 use ipc::peer::{Peer, uid_of};
 use ipc::ring::Link;
@@ -129,8 +131,17 @@ impl Core {
         let attached = match self.begin(caller, pid, former) {
             Ok(attached) => attached,
             Err(error) => {
-                let is_full = error.is_no_space() || self.state.lock().is_full;
-                let reason = if is_full { REFUSED_SPACE } else { REFUSED_FULL };
+                let (is_full, is_stopped) = {
+                    let state = self.state.lock();
+                    (state.is_full, state.is_stopped())
+                };
+                let reason = if is_full || error.is_no_space() {
+                    REFUSED_SPACE
+                } else if is_stopped || error.is_failure() {
+                    REFUSED_MEDIUM
+                } else {
+                    REFUSED_FULL
+                };
                 peer.connection().refuse(reason, &error.to_string());
                 return None;
             }

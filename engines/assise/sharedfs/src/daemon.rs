@@ -330,6 +330,14 @@ impl Daemon {
         }
     }
 
+    /// Stops for a reason that the caller found. Every session is over, since a program could otherwise commit records to
+    /// its log that no daemon will read; from here on each call is refused, and so is each new session.
+    pub fn give_up(&self, why: &Error) {
+        self.core.state.lock().stop(why);
+        self.core.generations.end();
+        self.core.tell_failure();
+    }
+
     /// How full the area is.
     pub fn usage(&self) -> Usage {
         self.core.state.lock().copy.area.usage()

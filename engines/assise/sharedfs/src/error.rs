@@ -25,6 +25,8 @@ pub enum Error {
     LedgerFull,
     /// A file of the pool was cut, or its medium failed, where it was read or written: which file.
     Lost(String),
+    /// A file or a folder of the pool was removed while the daemon used it: its path.
+    Removed(String),
     /// An earlier failure of the medium stopped this daemon: only another start tells what is in the pool.
     Stopped,
 }
@@ -33,6 +35,15 @@ impl Error {
     /// What holds the pool has no space.
     pub fn is_no_space(&self) -> bool {
         matches!(self, Self::Media(MediaError::NoSpace) | Self::Area(AreaError::Medium(MediaError::NoSpace)))
+    }
+
+    /// The pool failed, which neither waiting nor fewer sessions would mend.
+    pub(crate) fn is_failure(&self) -> bool {
+        match self {
+            Self::Media(_) | Self::Area(_) => !self.is_shortage(),
+            Self::File(..) | Self::Lost(_) | Self::Removed(_) | Self::Stopped => true,
+            Self::Ipc(_) | Self::Settings(_) | Self::Sessions | Self::LivesUsedUp | Self::LedgerFull => false,
+        }
     }
 
     /// What holds the pool has no room, though the pool has some, or no descriptor was free for one of its files.
@@ -84,6 +95,7 @@ impl std::fmt::Display for Error {
                     "file {name} of the pool was cut, or its medium failed, where it was read or written"
                 )
             }
+            Self::Removed(path) => write!(f, "{path} was removed while the daemon used it"),
             Self::Stopped => write!(f, "stopped by an earlier failure of the medium"),
         }
     }

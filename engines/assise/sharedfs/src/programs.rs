@@ -1,6 +1,7 @@
 //! What a daemon says about those who are attached, for people to look at.
 
 use crate::daemon::Daemon;
+use crate::room::Free;
 use format::{FlipNumber, LogUid};
 
 /// A session as a person sees it.
@@ -42,6 +43,13 @@ impl Daemon {
     /// Open files that are referred to by call, by sessions and estates.
     pub fn references(&self) -> usize {
         self.core().state.lock().references.total()
+    }
+
+    /// Data blocks that a program of this user can still take, as `statfs` tells it: without what is reserved for the
+    /// daemon's own work and what is promised to programs.
+    pub fn free_blocks(&self, uid: u32) -> u64 {
+        let state = self.core().state.lock();
+        state.room.free_blocks_of(uid, &Free::of(&state.copy.area))
     }
 
     /// The last root flip.

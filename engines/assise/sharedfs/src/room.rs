@@ -118,16 +118,21 @@ impl Room {
 
     /// Blocks that a session can still have.
     pub fn free_blocks(&self, session: SessionId, free: &Free) -> u64 {
-        let spare = free.blocks.shared.saturating_sub(self.needed(free) + self.reserve);
-        let unpromised = match self.promised.get(&session) {
-            Some(Promise { owner, shared: false, .. }) => {
-                let same =
-                    self.promised.values().filter(|promise| promise.owner == *owner && !promise.shared);
-                free.own(*owner).saturating_sub(same.map(|promise| promise.blocks).sum())
-            }
-            _ => 0,
-        };
-        spare + unpromised
+        match self.promised.get(&session) {
+            Some(Promise { owner, shared: false, .. }) => self.free_blocks_of(*owner, free),
+            _ => self.spare(free),
+        }
+    }
+
+    /// The same for a session of this user that keeps to its own files.
+    pub fn free_blocks_of(&self, owner: u32, free: &Free) -> u64 {
+        let same = self.promised.values().filter(|promise| promise.owner == owner && !promise.shared);
+        self.spare(free) + free.own(owner).saturating_sub(same.map(|promise| promise.blocks).sum())
+    }
+
+    /// Shared blocks that back no promise and are not reserved.
+    fn spare(&self, free: &Free) -> u64 {
+        free.blocks.shared.saturating_sub(self.needed(free) + self.reserve)
     }
 
     /// Promises up to `blocks` more; gives how many.
