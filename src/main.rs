@@ -7,12 +7,14 @@
 mod cluster;
 mod commands;
 mod error;
+mod health;
 mod key;
 mod limits;
 mod making;
 mod measure;
 mod mountpoint;
 mod operations;
+mod presence;
 mod process;
 mod program;
 mod say;

@@ -25,6 +25,7 @@ use std::fs::{File, OpenOptions};
 use std::hint::black_box;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::time::Duration;
 
 /// Sizes of a call, in bytes.
 pub const SIZES: [usize; 5] = [128, 1 << 10, 4 << 10, 64 << 10, 1 << 20];
@@ -43,6 +44,8 @@ const ROW_CALLS_MAX: usize = 16;
 const TURNS: usize = 24;
 /// Calls that wait for a medium, at most; each is a sample.
 const SYNC_CALLS_MAX: usize = 300;
+/// How long the daemon, which has much to do, may take to say how it is.
+const ANSWER: Duration = Duration::from_secs(10);
 /// Bytes written for the sustained rate.
 const SUSTAINED_BYTES: usize = 256 << 20;
 
@@ -208,7 +211,8 @@ fn sustained(path: &Path, payload: &[u8]) -> Result<u64> {
 
 /// Bytes of this process's update log as it is now.
 fn own_log_bytes(control: &Path) -> Result<u64> {
-    let programs = ask(control)?.programs;
+    let answer = ask(control, ANSWER).map_err(|why| Error::new(why.to_string()));
+    let programs = answer?.programs;
     let own = programs.iter().find(|program| program.pid == std::process::id());
     own.map(|program| program.log_bytes).ok_or_else(|| Error::new("the daemon does not know this process"))
 }

@@ -6,6 +6,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use std::fs;
 use std::io::Write;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -61,33 +62,63 @@ impl Process {
         (started(saved.pid)? == saved.started).then_some(saved)
     }
 
+    /// Whether it stands still because it was sent SIGSTOP, or is traced.
+    pub fn is_stopped(&self) -> bool {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid())).unwrap_or_default();
+        // Behind the name of the program, which may have any letter in it.
+        stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with(['T', 't']))
+    }
+
+    /// A descriptor by which its end is waited for; none if it has ended.
+    pub fn descriptor(&self) -> Option<OwnedFd> {
+        let pidfd = pidfd_open(self.pid, PidfdFlags::empty()).ok()?;
+        // Held before the check of its start: from here on the number stands for this process only.
+        (started(self.pid) == Some(self.started)).then_some(pidfd)
+    }
+
     /// Sends a signal and waits for the process to end.
     ///
     /// # Errors
     /// It may not be signalled, or lives on after `limit`.
     pub fn end(&self, signal: Signal, limit: Duration) -> Result<()> {
+        self.end_with_notice(signal, limit, limit, || ())
+    }
+
+    /// The same; `tell` is called if the process lives on after `soon`.
+    ///
+    /// # Errors
+    /// As of [`Self::end`].
+    pub fn end_with_notice(
+        &self,
+        signal: Signal,
+        limit: Duration,
+        soon: Duration,
+        tell: impl FnOnce(),
+    ) -> Result<()> {
         let pid = self.pid();
         let gone = |why: rustix::io::Errno| match why {
             rustix::io::Errno::SRCH => Ok(()),
             why => Err(Error::new(format!("cannot end process {pid}: {why}"))),
         };
-        // Held before the check of its start: from here on the number stands for this process only.
-        let pidfd = match pidfd_open(self.pid, PidfdFlags::empty()) {
-            Ok(pidfd) => pidfd,
-            Err(why) => return gone(why),
-        };
-        if started(self.pid) != Some(self.started) {
-            return Ok(());
-        }
+        let Some(pidfd) = self.descriptor() else { return Ok(()) };
         if let Err(why) = kill_process(self.pid, signal) {
             return gone(why);
         }
-        let timeout = limit.try_into().map_err(|_| Error::new("the time limit is out of range"))?;
-        match poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&timeout)) {
-            Ok(0) => Err(Error::new(format!("process {pid} did not end within {} s", limit.as_secs()))),
-            Ok(_) => Ok(()),
-            Err(why) => Err(Error::new(format!("cannot wait for process {pid}: {why}"))),
+        let ends_within = |limit: Duration| {
+            let timeout = limit.try_into().map_err(|_| Error::new("the time limit is out of range"))?;
+            let ready = poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&timeout));
+            ready
+                .map(|count| count > 0)
+                .map_err(|why| Error::new(format!("cannot wait for process {pid}: {why}")))
+        };
+        if ends_within(soon.min(limit))? {
+            return Ok(());
         }
+        tell();
+        if ends_within(limit.saturating_sub(soon))? {
+            return Ok(());
+        }
+        Err(Error::new(format!("process {pid} did not end within {} s", limit.as_secs())))
     }
 }
 

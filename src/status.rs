@@ -1,14 +1,19 @@
 //! What a daemon says of itself, and how it is asked: whoever connects to the control socket gets one JSON document.
 
-use crate::error::{Error, Result};
+use ipc::{Host, SystemHost};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use serde::{Deserialize, Serialize};
-use std::io::Read;
+use std::io::{self, ErrorKind, Read};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
 /// Longest answer.
 const ANSWER_BYTES_MAX: u64 = 16 << 20;
+/// Bytes that are read at once.
+const PIECE_BYTES: usize = 64 << 10;
+/// The shortest wait for a piece: none at all would be no limit.
+const WAIT_MIN: Duration = Duration::from_millis(1);
 
 /// A program that is attached.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
@@ -44,8 +49,11 @@ pub struct NodeStatus {
     pub survives: String,
     /// Blocks of 4096 bytes for data.
     pub blocks: u64,
-    /// Of these, free.
+    /// Of these, free, the reserve for the daemon's own work included.
     pub blocks_free: u64,
+    /// Of these, what programs of the daemon's user can still take: the figure of `df`.
+    #[serde(default)]
+    pub blocks_available: Option<u64>,
     /// Inodes in use.
     pub inodes: u64,
     /// Root flips since the pool was made.
@@ -68,19 +76,83 @@ pub struct NodeStatus {
     /// Why nothing is done any more, or why the daemon before this one ended of itself.
     #[serde(default)]
     pub failure: Option<String>,
+    /// Whether nothing is done any more, for the reason that `failure` says.
+    #[serde(default)]
+    pub stopped: bool,
+    /// Whether a keeper started the daemon, and starts another when it dies, if it lives.
+    #[serde(default = "is_kept")]
+    pub kept: bool,
     /// Daemons of the node that died and were replaced by their keeper, since the keeper started.
     #[serde(default)]
     pub restarts: u64,
 }
 
-/// Asks the daemon behind a control socket.
+/// What daemons of before do not say of themselves.
+fn is_kept() -> bool {
+    true
+}
+
+/// Why a daemon did not answer.
+#[derive(Debug)]
+pub enum Unanswered {
+    /// This user may not ask.
+    Forbidden(String),
+    /// A daemon holds the socket, and did not answer in time.
+    Silent,
+    /// No daemon listens, or it went away while it was asked.
+    Absent(String),
+}
+
+impl std::fmt::Display for Unanswered {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Silent => f.write_str("the daemon does not answer"),
+            Self::Forbidden(why) | Self::Absent(why) => f.write_str(why),
+        }
+    }
+}
+
+/// Connects to a control socket without waiting. `WouldBlock` if as many wait there already as may: the daemon takes
+/// none of them.
 ///
 /// # Errors
-/// Nobody answers there.
-pub fn ask(control: &Path) -> Result<NodeStatus> {
-    let stream = UnixStream::connect(control).map_err(Error::at("reach", control))?;
-    stream.set_read_timeout(Some(Duration::from_secs(10))).map_err(Error::at("reach", control))?;
-    let mut answer = String::new();
-    stream.take(ANSWER_BYTES_MAX).read_to_string(&mut answer).map_err(Error::at("hear", control))?;
-    serde_json::from_str(&answer).map_err(Error::at("understand", control))
+/// Those of `connect`.
+pub fn reach(control: &Path) -> io::Result<UnixStream> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    connect(&socket, &SocketAddrUnix::new(control)?)?;
+    let stream = UnixStream::from(socket);
+    stream.set_nonblocking(false)?;
+    Ok(stream)
+}
+
+/// Asks the daemon behind a control socket, which may take so long to answer.
+///
+/// # Errors
+/// There is no answer.
+pub fn ask(control: &Path, patience: Duration) -> Result<NodeStatus, Unanswered> {
+    let until = SystemHost.now().after(patience);
+    let unanswered = |why: io::Error| match why.kind() {
+        ErrorKind::PermissionDenied => {
+            Unanswered::Forbidden(format!("cannot reach {}: {why}", control.display()))
+        }
+        ErrorKind::WouldBlock | ErrorKind::TimedOut => Unanswered::Silent,
+        _ => Unanswered::Absent(format!("cannot reach {}: {why}", control.display())),
+    };
+    let stream = reach(control).map_err(unanswered)?;
+    let mut answer = Vec::new();
+    let mut limited = (&stream).take(ANSWER_BYTES_MAX);
+    let mut piece = vec![0; PIECE_BYTES];
+    loop {
+        let left = until.since(SystemHost.now()).max(WAIT_MIN);
+        stream.set_read_timeout(Some(left)).map_err(unanswered)?;
+        match limited.read(&mut piece) {
+            Ok(0) => break,
+            Ok(count) => answer.extend_from_slice(&piece[..count]),
+            Err(why) if why.kind() == ErrorKind::Interrupted => {}
+            Err(why) => return Err(unanswered(why)),
+        }
+    }
+    let gone = |why| Unanswered::Absent(format!("cannot understand {}: {why}", control.display()));
+    serde_json::from_slice(&answer).map_err(gone)
 }

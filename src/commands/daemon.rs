@@ -8,6 +8,7 @@ use super::serve::ENVIRONMENT_RESTARTS;
 use super::up::say_ready;
 use crate::cluster::{Cluster, MediumKind, Node};
 use crate::error::{Error, Result};
+use crate::presence::Presence;
 use crate::process::Process;
 use crate::status::{NodeStatus, ProgramStatus};
 use format::{LogUid, PoolUid, Sequence};
@@ -33,6 +34,8 @@ use tracing::{error, info, warn};
 const DATA_BYTES_PER_NODE: u64 = 16 << 10;
 /// So long nobody is told how the node is after somebody could not be.
 const CONTROL_PAUSE: Duration = Duration::from_millis(50);
+/// How often the daemon looks whether its pool was removed.
+const POOL_LOOK: Duration = Duration::from_millis(500);
 /// The smallest tree.
 const NODES_MIN: u64 = 4096;
 
@@ -63,10 +66,14 @@ pub(super) fn run(arguments: &OneNode) -> Result<ExitCode> {
     };
     daemon.listen(door).map_err(of_daemon("listen"))?;
     let daemon = Arc::new(daemon);
-    answer_status(&cluster, node, &daemon, losses)?;
     tell_failure(&daemon, sender)?;
+    let pool = Arc::new(pool_files(node)?);
+    give_up_with_the_pool(&daemon, &pool)?;
+    let control = listen_for_questions(&cluster, node)?;
     Process::this()?.save(&cluster.pid_file(node))?;
     say_ready()?;
+    // The keeper hears first that the daemon serves: a daemon that dies after it told others so is started again.
+    answer_status(control, (&cluster, node), &daemon, (losses, pool))?;
     info!(node = node.number, "serving");
 
     let end = ends.recv().expect("the threads that send never end");
@@ -132,6 +139,33 @@ fn tell_failure(daemon: &Arc<Daemon>, sender: Sender<End>) -> Result<()> {
         }
     };
     spawn("failure", body)
+}
+
+/// Files of a pool without which there is none.
+fn pool_files(node: &Node) -> Result<Vec<Presence>> {
+    let paths = [node.pool.clone(), node.pool.join("tree"), node.pool.join("ledger")];
+    paths.iter().map(|path| Presence::of(path)).collect()
+}
+
+/// The first of them that was removed, with a sentence about it.
+fn removed(pool: &[Presence]) -> Option<sharedfs::Error> {
+    let found = pool.iter().find(|file| file.is_removed())?;
+    Some(sharedfs::Error::Removed(found.path.display().to_string()))
+}
+
+/// Stops the daemon when its pool is removed: what programs commit from then on would be acknowledged, and lost. The
+/// process stays until it is told to end, since the contents of the pool can be copied through its descriptors.
+fn give_up_with_the_pool(daemon: &Arc<Daemon>, pool: &Arc<Vec<Presence>>) -> Result<()> {
+    let (daemon, pool) = (daemon.clone(), pool.clone());
+    let body = move || {
+        loop {
+            if let Some(why) = removed(&pool) {
+                return daemon.give_up(&why);
+            }
+            SystemHost.wait(&Word::new(0), 0, Some(SystemHost.now().after(POOL_LOOK)));
+        }
+    };
+    spawn("pool", body)
 }
 
 fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<()> {
@@ -248,11 +282,20 @@ pub(super) fn listen(path: &Path) -> Result<Listener> {
     Listener::bind(path).map_err(Error::at("listen at", path))
 }
 
-/// Starts the thread that tells whoever connects how the node is.
-fn answer_status(cluster: &Cluster, node: &Node, daemon: &Arc<Daemon>, losses: Vec<String>) -> Result<()> {
+/// The socket at which others ask how the node is; they wait there until they are answered.
+fn listen_for_questions(cluster: &Cluster, node: &Node) -> Result<UnixListener> {
     let control = cluster.control(node);
     let _ = fs::remove_file(&control);
-    let listener = UnixListener::bind(&control).map_err(Error::at("listen at", &control))?;
+    UnixListener::bind(&control).map_err(Error::at("listen at", &control))
+}
+
+/// Starts the thread that tells each process that connects how the node is.
+fn answer_status(
+    listener: UnixListener,
+    (cluster, node): (&Cluster, &Node),
+    daemon: &Arc<Daemon>,
+    (losses, pool): (Vec<String>, Arc<Vec<Presence>>),
+) -> Result<()> {
     let (cluster, node, daemon) = (cluster.clone(), node.clone(), daemon.clone());
     let body = move || {
         for stream in listener.incoming() {
@@ -261,11 +304,14 @@ fn answer_status(cluster: &Cluster, node: &Node, daemon: &Arc<Daemon>, losses: V
                 SystemHost.wait(&Word::new(0), 0, Some(SystemHost.now().after(CONTROL_PAUSE)));
                 continue;
             };
-            let text = serde_json::to_vec(&NodeStatus {
-                losses: losses.clone(),
-                ..status(&cluster, &node, &daemon)
-            })
-            .unwrap_or_default();
+            let failure = removed(&pool).map(|why| {
+                // It has been so by the time that it is told.
+                daemon.give_up(&why);
+                why.to_string()
+            });
+            let failure = failure.or_else(|| daemon.failure());
+            let status = NodeStatus { losses: losses.clone(), ..status(&cluster, &node, &daemon, failure) };
+            let text = serde_json::to_vec(&status).unwrap_or_default();
             // Whoever asked and went away is not missed.
             let _ = stream.write_all(&text);
         }
@@ -273,7 +319,8 @@ fn answer_status(cluster: &Cluster, node: &Node, daemon: &Arc<Daemon>, losses: V
     spawn("control", body)
 }
 
-fn status(cluster: &Cluster, node: &Node, daemon: &Daemon) -> NodeStatus {
+/// `failure`: why the daemon does nothing any more.
+fn status(cluster: &Cluster, node: &Node, daemon: &Daemon, failure: Option<String>) -> NodeStatus {
     let usage = daemon.usage();
     let programs = daemon
         .programs()
@@ -297,13 +344,16 @@ fn status(cluster: &Cluster, node: &Node, daemon: &Daemon) -> NodeStatus {
         survives: cluster.survives(node).unwrap_or("process").to_owned(),
         blocks: usage.blocks,
         blocks_free: usage.blocks_free,
+        blocks_available: Some(daemon.free_blocks(rustix::process::geteuid().as_raw())),
         inodes: usage.inodes,
         flips: daemon.flip().get(),
         programs,
         estates: daemon.estates() as u64,
         references: daemon.references() as u64,
         losses: Vec::new(),
-        failure: daemon.failure().or_else(|| {
+        stopped: failure.is_some(),
+        kept: std::env::var_os(ENVIRONMENT_RESTARTS).is_some(),
+        failure: failure.or_else(|| {
             cluster.failure(node).map(|failure| format!("the daemon before this one: {failure}"))
         }),
         forced_ends: daemon

@@ -5,13 +5,15 @@ use super::mount::{Taken, take_away};
 use crate::cluster::{Cluster, Node};
 use crate::error::{Error, Result};
 use crate::process::{Process, with_environment, with_mapping};
-use crate::say;
+use crate::say::{self, quoted};
 use rustix::process::Signal;
 use std::process::ExitCode;
 use std::time::Duration;
 
 /// A daemon digests what its programs wrote before it ends.
 const ORDERLY: Duration = Duration::from_secs(60);
+/// How long an orderly end may take before it is said what is waited for.
+const NOTICE: Duration = Duration::from_secs(3);
 /// The kernel frees the memory of a killed process.
 const KILLED: Duration = Duration::from_secs(30);
 
@@ -65,17 +67,17 @@ pub(super) fn stop(cluster: &Cluster, node: &Node, hard: bool) -> Result<bool> {
     if !hard {
         if let Some(keeper) = &keeper {
             // It ends its daemon in order.
-            keeper.end(Signal::TERM, ORDERLY)?;
+            end_in_order(cluster, node, keeper)?;
         }
         // The daemon of a keeper that died.
         let daemon = Process::load(&cluster.pid_file(node));
         if let Some(daemon) = &daemon {
-            daemon.end(Signal::TERM, ORDERLY)?;
+            end_in_order(cluster, node, daemon)?;
         }
         return Ok(keeper.is_some() || daemon.is_some());
     }
-    // Who would start a daemon again first, then the daemon: what a program does after that has not been done, as
-    // after a power cut.
+    // The keeper, which would start a daemon again, first, then the daemon: what a program does after that has not been
+    // done, as after a power cut.
     if let Some(keeper) = &keeper {
         keeper.end(Signal::KILL, KILLED)?;
     }
@@ -87,6 +89,30 @@ pub(super) fn stop(cluster: &Cluster, node: &Node, hard: bool) -> Result<bool> {
         process.end(Signal::KILL, KILLED)?;
     }
     Ok(any)
+}
+
+/// Ends a keeper or a daemon with everything digested, and says what it waits for when that takes long.
+fn end_in_order(cluster: &Cluster, node: &Node, process: &Process) -> Result<()> {
+    let hard = format!("hearth down --hard --dir {} ends it at once", quoted(&cluster.dir));
+    let tell = || {
+        let stands = |process: &Process| {
+            let pid = process.pid();
+            format!("process {pid} is stopped and cannot end: kill -CONT {pid} lets it go on")
+        };
+        let daemon = Process::load(&cluster.pid_file(node));
+        let waits = daemon.iter().chain([process]).find(|process| process.is_stopped()).map_or_else(
+            || {
+                let pid = daemon.as_ref().unwrap_or(process).pid();
+                format!("waiting for process {pid}, which digests what programs wrote")
+            },
+            stands,
+        );
+        say::aside(format_args!("hearth: node {}: {waits}; {hard}", node.number));
+    };
+    let ended = process.end_with_notice(Signal::TERM, ORDERLY, NOTICE, tell);
+    ended.map_err(|why| {
+        Error::new(format!("{why}: {hard}, and what programs wrote is digested by the next start"))
+    })
 }
 
 /// The variable by which `run` tells a program's library where to attach.

@@ -4,13 +4,15 @@ use super::down::ENVIRONMENT_SOCKET;
 use super::{Run, Within};
 use crate::cluster::{Cluster, Node};
 use crate::error::{Error, Result};
+use crate::health;
 use crate::mountpoint;
+use crate::process::Process;
 use crate::say;
+use crate::status::reach;
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
-use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Component, Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -55,11 +57,12 @@ pub(super) fn run(arguments: &Run) -> Result<ExitCode> {
             cluster.dir.display()
         ));
     }
-    // Whom the daemon's own socket is closed to (`PermissionDenied`) is served all the same.
-    if let Err(ErrorKind::NotFound | ErrorKind::ConnectionRefused) =
-        UnixStream::connect(cluster.control(node)).map_err(|why| why.kind())
-    {
-        tell_that_nobody_serves(&cluster, node, &at);
+    match reach(&cluster.control(node)).map_err(|why| why.kind()) {
+        Err(ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
+            tell_that_no_daemon_serves(&cluster, node, &at)
+        }
+        // A user to whom the daemon's own socket is closed (`PermissionDenied`) is served all the same.
+        _ => tell_of_silence(&cluster, node),
     }
     let mut why = command.args(rest).exec();
     // It may lie in the tree, which this process does not see, but one that is preloaded does.
@@ -85,8 +88,15 @@ fn not_run(program: &OsStr, why: &std::io::Error) -> ExitCode {
     ExitCode::from(if why.kind() == ErrorKind::NotFound { 127 } else { 126 })
 }
 
-/// The program's calls will fail, which who started it may not know.
-fn tell_that_nobody_serves(cluster: &Cluster, node: &Node, at: &Path) {
+/// A daemon that is stopped serves no call; one that is only busy does soon.
+fn tell_of_silence(cluster: &Cluster, node: &Node) {
+    if let Some(daemon) = Process::load(&cluster.pid_file(node)).filter(Process::is_stopped) {
+        say::aside(format_args!("hearth: node {}: {}", node.number, health::silence(cluster, node, &daemon)));
+    }
+}
+
+/// The program's calls will fail, which the user who started it may not know.
+fn tell_that_no_daemon_serves(cluster: &Cluster, node: &Node, at: &Path) {
     say::aside(format_args!(
         "hearth: node {} is not served now; until it is, each call on {} waits {} seconds and gets EIO (hearth start --dir {})",
         node.number,

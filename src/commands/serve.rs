@@ -3,16 +3,22 @@
 //!
 //! A daemon that dies while it serves is replaced at once; programs stall until then, and go on. One that does not get
 //! as far as serving, or dies of itself soon after, is tried again after pauses, and given up after [`ATTEMPTS`] in a
-//! row; if it is the first, whoever started the node hears why, and that is all. SIGTERM ends the daemon in order and then the keeper. A daemon outlives its keeper's death; it is only not
-//! started again.
+//! row; if it is the first, the command that started the node says why, and that is all. SIGTERM ends the daemon in order
+//! and then the keeper; so does the removal of the node's folder, since no command reaches the node after that.
+//!
+//! A daemon outlives its keeper's death; it is only not started again. A new keeper takes over the daemon that it finds: it
+//! waits for the end of that process, which is no child of its own, and then makes a socket anew for the next one.
 
 use super::OneNode;
 use super::daemon::listen;
 use super::up::{READY, say_ready};
 use crate::cluster::{Cluster, Node};
 use crate::error::{Error, Result};
+use crate::presence::Presence;
 use crate::process::Process;
-use ipc::{Host, SystemHost};
+use ipc::{Host, SystemHost, Word};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -30,6 +36,8 @@ use tracing::{error, info, warn};
 const ATTEMPTS: u32 = 20;
 /// A daemon that dies of itself sooner after it began to serve would do so for ever.
 const SOON: Duration = Duration::from_secs(10);
+/// How often the keeper looks whether the node's folder was removed.
+const FOLDER_LOOK: Duration = Duration::from_millis(500);
 /// Pause before the second attempt; each further one is twice as long.
 const PAUSE_MIN: Duration = Duration::from_millis(10);
 /// The longest pause.
@@ -41,8 +49,12 @@ enum Event {
     Ready,
     /// The daemon is gone.
     Ended(ExitStatus),
+    /// The daemon that another keeper started is gone.
+    AdoptedEnded,
     /// The keeper is to end.
     Signal,
+    /// The node's folder was removed.
+    FolderRemoved,
 }
 
 /// The daemon that runs now.
@@ -55,7 +67,8 @@ struct Running {
 struct Keeper<'a> {
     cluster: &'a Cluster,
     node: &'a Node,
-    listener: OwnedFd,
+    /// None while the daemon of another keeper listens.
+    listener: Option<OwnedFd>,
     events: Receiver<Event>,
     sender: Sender<Event>,
     /// Daemons that died while they served.
@@ -64,6 +77,7 @@ struct Keeper<'a> {
 
 pub(super) fn run(arguments: &OneNode) -> Result<ExitCode> {
     super::speak();
+    super::abort_on_panic();
     let cluster = arguments.place.cluster()?;
     let node = cluster.node(arguments.node)?;
     if let Some(process) = Process::load(&cluster.keeper_pid_file(node)) {
@@ -77,11 +91,21 @@ pub(super) fn run(arguments: &OneNode) -> Result<ExitCode> {
     let _ = rustix::process::setsid();
     let (sender, events) = channel();
     forward_signals(sender.clone())?;
-    let listener = OwnedFd::from(listen(&node.socket)?.into_descriptor());
+    tell_when_removed(&cluster.folder(node), sender.clone())?;
+    let mut keeper = Keeper { cluster: &cluster, node, listener: None, events, sender, restarts: 0 };
+    let running = Process::load(&cluster.pid_file(node)).and_then(|daemon| daemon.descriptor());
+    if running.is_none() {
+        keeper.listen()?;
+        // What the daemons of before left.
+        for path in [cluster.failure_file(node), cluster.pid_file(node)] {
+            let _ = fs::remove_file(path);
+        }
+    }
     Process::this()?.save(&cluster.keeper_pid_file(node))?;
-    let _ = fs::remove_file(cluster.failure_file(node));
-    let mut keeper = Keeper { cluster: &cluster, node, listener, events, sender, restarts: 0 };
-    let ended = keeper.keep();
+    let ended = match running {
+        Some(process) => keeper.adopt(process),
+        None => keeper.keep(false),
+    };
     for path in [&node.socket, &cluster.keeper_pid_file(node)] {
         let _ = fs::remove_file(path);
     }
@@ -102,6 +126,20 @@ fn forward_signals(sender: Sender<Event>) -> Result<()> {
     spawn("signals", body)
 }
 
+/// The removal of a folder becomes an event.
+fn tell_when_removed(folder: &Path, sender: Sender<Event>) -> Result<()> {
+    let folder = Presence::of(folder)?;
+    let body = move || {
+        while !folder.is_removed() {
+            SystemHost.wait(&Word::new(0), 0, Some(SystemHost.now().after(FOLDER_LOOK)));
+        }
+        error!(folder = %folder.path.display(), "the node's folder was removed: ending");
+        // Nobody listens when the keeper itself ends.
+        let _ = sender.send(Event::FolderRemoved);
+    };
+    spawn("folder", body)
+}
+
 fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<()> {
     SystemHost
         .spawn(name, Box::new(body))
@@ -110,10 +148,38 @@ fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<()> {
 }
 
 impl Keeper<'_> {
-    /// One daemon after the other, until it is told to end or no daemon gets as far as serving.
-    fn keep(&mut self) -> Result<ExitCode> {
+    /// Makes the socket for the daemons to come.
+    fn listen(&mut self) -> Result<()> {
+        self.listener = Some(OwnedFd::from(listen(&self.node.socket)?.into_descriptor()));
+        Ok(())
+    }
+
+    /// Takes over a daemon whose keeper died, and goes on with others when it ends.
+    fn adopt(&mut self, process: OwnedFd) -> Result<ExitCode> {
+        let waited = process.try_clone();
+        let waited = waited.map_err(|why| Error::new(format!("cannot hold the daemon: {why}")))?;
+        let sender = self.sender.clone();
+        spawn("daemon", move || {
+            while poll(&mut [PollFd::new(&waited, PollFlags::IN)], None) == Err(Errno::INTR) {}
+            let _ = sender.send(Event::AdoptedEnded);
+        })?;
+        info!("took over the daemon that runs");
+        say_ready()?;
+        match self.next() {
+            Event::AdoptedEnded => {
+                self.restarts += 1;
+                warn!(restarts = self.restarts, "the daemon ended: starting it again");
+                self.listen()?;
+                self.keep(true)
+            }
+            _ => self.end(&Running { process }),
+        }
+    }
+
+    /// One daemon after the other, until it is told to end or no daemon gets as far as serving. `told`: the command that
+    /// started the keeper knows already that the node is up.
+    fn keep(&mut self, mut told: bool) -> Result<ExitCode> {
         let mut failures = 0;
-        let mut told = false;
         loop {
             let running = self.start()?;
             match self.next() {
@@ -129,7 +195,7 @@ impl Keeper<'_> {
                     let soon = SystemHost.now().since(since) < SOON;
                     failures = if soon && of_itself(how) { failures + 1 } else { 0 };
                 }
-                Event::Signal => return self.end(&running),
+                Event::Signal | Event::FolderRemoved | Event::AdoptedEnded => return self.end(&running),
                 Event::Ended(how) => {
                     failures += 1;
                     warn!(%how, failures, "the daemon died before it served{}", reason(how));
@@ -154,7 +220,8 @@ impl Keeper<'_> {
     fn start(&self) -> Result<Running> {
         let program =
             std::env::current_exe().map_err(|why| Error::new(format!("cannot find this program: {why}")))?;
-        let socket = self.listener.try_clone();
+        let socket =
+            self.listener.as_ref().expect("the keeper listens before it starts a daemon").try_clone();
         let socket = socket.map_err(|why| Error::new(format!("cannot pass the socket on: {why}")))?;
         let mut child = Command::new(&program)
             .arg("daemon")
@@ -179,9 +246,16 @@ impl Keeper<'_> {
         // An error is a daemon that is gone: its end is told all the same.
         let _ = pidfd_send_signal(&running.process, Signal::TERM);
         loop {
-            if let Event::Ended(how) = self.next() {
-                info!(%how, "the daemon ended");
-                return Ok(if how.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+            match self.next() {
+                Event::Ended(how) => {
+                    info!(%how, "the daemon ended");
+                    return Ok(if how.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+                }
+                Event::AdoptedEnded => {
+                    info!("the daemon ended");
+                    return Ok(ExitCode::SUCCESS);
+                }
+                Event::Ready | Event::Signal | Event::FolderRemoved => {}
             }
         }
     }

@@ -1,20 +1,42 @@
-//! `hearth status`: what each daemon says of itself, for people or machines.
+//! `hearth status`: how each node is, for people or machines: what its daemon says of itself, and what its processes say by
+//! being there or not.
 
 use super::Status;
-use crate::cluster::MediumKind;
+use crate::cluster::{Cluster, MediumKind, Node};
 use crate::error::{Error, Result};
-use crate::mountpoint::{Stand, stand};
-use crate::say;
-use crate::status::{NodeStatus, ask};
+use crate::health::{self, NodeHealth};
+use crate::mountpoint::{Stand, gateway, stand};
+use crate::process::Process;
+use crate::say::{self, count, quoted};
+use crate::status::NodeStatus;
 use serde::Serialize;
 use std::fs;
 use std::io::ErrorKind;
-use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// Exit code when a user may not ask.
 const UNKNOWN: u8 = 3;
+
+/// How a node is, in a word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum NodeState {
+    /// All is well.
+    Up,
+    /// It serves, and a part of it is not as it should be.
+    Degraded,
+    /// Its daemon runs and refuses every call, for a reason that it says.
+    Failed,
+    /// Its keeper is starting a daemon.
+    Starting,
+    /// Its daemon runs and does not answer.
+    Silent,
+    /// Nothing of it runs.
+    Down,
+    /// This user may not know.
+    Unknown,
+}
 
 /// A node that answers, or why it does not.
 #[derive(Serialize)]
@@ -23,12 +45,22 @@ enum Answer {
     Up {
         #[serde(flatten)]
         status: Box<NodeStatus>,
+        state: NodeState,
+        /// Sentences on what is not as it should be.
+        problems: Vec<String>,
         mount: Stand,
+        /// Process of its mount.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        gateway: Option<i32>,
     },
-    /// Whether it is up only others may know.
-    Unknown { node: u32, unknown: String },
+    Unknown {
+        node: u32,
+        state: NodeState,
+        unknown: String,
+    },
     Down {
         node: u32,
+        state: NodeState,
         down: String,
         tree: PathBuf,
         mount: Stand,
@@ -39,6 +71,14 @@ enum Answer {
     },
 }
 
+impl Answer {
+    fn state(&self) -> NodeState {
+        match self {
+            Self::Up { state, .. } | Self::Unknown { state, .. } | Self::Down { state, .. } => *state,
+        }
+    }
+}
+
 pub(super) fn run(arguments: &Status) -> Result<ExitCode> {
     let settings = arguments.place.dir()?.join("hearth.toml");
     if fs::File::open(&settings).is_err_and(|why| why.kind() == ErrorKind::PermissionDenied) {
@@ -46,29 +86,7 @@ pub(super) fn run(arguments: &Status) -> Result<ExitCode> {
         return Ok(ExitCode::from(UNKNOWN));
     }
     let cluster = arguments.place.cluster()?;
-    let answers: Vec<Answer> = cluster
-        .settings
-        .nodes
-        .iter()
-        .map(|node| match ask(&cluster.control(node)) {
-            Ok(status) => Answer::Up { status: Box::new(status), mount: stand(&cluster, node) },
-            Err(why) if is_forbidden(&cluster.control(node)) => Answer::Unknown {
-                node: node.number,
-                unknown: format!(
-                    "this user may not ask the daemon, only the node's user and root may: {why}"
-                ),
-            },
-            Err(why) => Answer::Down {
-                node: node.number,
-                down: why.to_string(),
-                tree: cluster.tree(node),
-                mount: stand(&cluster, node),
-                pool: node.pool.clone(),
-                medium: cluster.settings.medium,
-                failure: cluster.failure(node),
-            },
-        })
-        .collect();
+    let answers: Vec<Answer> = cluster.settings.nodes.iter().map(|node| answer(&cluster, node)).collect();
     if arguments.json {
         let text = serde_json::to_string_pretty(&answers)
             .map_err(|why| Error::new(format!("cannot write the status: {why}")))?;
@@ -76,52 +94,130 @@ pub(super) fn run(arguments: &Status) -> Result<ExitCode> {
     } else {
         answers.iter().for_each(print);
     }
-    if answers.iter().any(|answer| matches!(answer, Answer::Unknown { .. })) {
-        return Ok(ExitCode::from(UNKNOWN));
-    }
-    let up = answers.iter().filter(|answer| matches!(answer, Answer::Up { .. })).count();
-    Ok(ExitCode::from(match up {
-        0 => 2,
-        up if up < answers.len() => 1,
-        _ => 0,
-    }))
+    Ok(ExitCode::from(code(&answers.iter().map(Answer::state).collect::<Vec<_>>())))
 }
 
-/// The kernel says so before it says whether somebody listens.
-fn is_forbidden(control: &Path) -> bool {
-    UnixStream::connect(control).is_err_and(|why| why.kind() == ErrorKind::PermissionDenied)
+/// 0 well, 1 degraded, 2 down, 3 not known.
+fn code(states: &[NodeState]) -> u8 {
+    let is_down = |state: &NodeState| matches!(state, NodeState::Down | NodeState::Silent);
+    if states.contains(&NodeState::Unknown) {
+        UNKNOWN
+    } else if states.iter().all(|state| *state == NodeState::Up) {
+        0
+    } else if states.iter().all(is_down) {
+        2
+    } else {
+        1
+    }
+}
+
+fn answer(cluster: &Cluster, node: &Node) -> Answer {
+    let (state, down) = match health::look(cluster, node) {
+        NodeHealth::Answers(status) => return serving(cluster, node, status),
+        NodeHealth::Unknown(why) => {
+            let unknown =
+                format!("this user may not ask the daemon, only the node's user and root may: {why}");
+            return Answer::Unknown { node: node.number, state: NodeState::Unknown, unknown };
+        }
+        NodeHealth::Silent(daemon) => (NodeState::Silent, health::silence(cluster, node, &daemon)),
+        NodeHealth::Starting { again: true } => (NodeState::Starting, "being started again".to_owned()),
+        NodeHealth::Starting { again: false } => (NodeState::Starting, "being started".to_owned()),
+        NodeHealth::Down => (NodeState::Down, "down".to_owned()),
+    };
+    Answer::Down {
+        node: node.number,
+        state,
+        down,
+        tree: cluster.tree(node),
+        mount: stand(cluster, node),
+        pool: node.pool.clone(),
+        medium: cluster.settings.medium,
+        failure: cluster.failure(node),
+    }
+}
+
+fn serving(cluster: &Cluster, node: &Node, status: Box<NodeStatus>) -> Answer {
+    let mount = stand(cluster, node);
+    let problems = problems(cluster, node, &status, mount);
+    let state = if status.stopped {
+        NodeState::Failed
+    } else if problems.is_empty() && status.losses.is_empty() {
+        NodeState::Up
+    } else {
+        NodeState::Degraded
+    };
+    let gateway = gateway(cluster, node).map(|process| process.pid());
+    Answer::Up { status, state, problems, mount, gateway }
+}
+
+/// What is not as it should be on a node that answers, beside what its daemon says itself.
+fn problems(cluster: &Cluster, node: &Node, status: &NodeStatus, mount: Stand) -> Vec<String> {
+    let mut problems = Vec::new();
+    match Process::load(&cluster.keeper_pid_file(node)) {
+        None if status.kept => problems.push(format!(
+            "its keeper is gone: nothing starts the daemon again when it dies; hearth start --dir {} gives it another keeper",
+            quoted(&cluster.dir)
+        )),
+        Some(keeper) if keeper.is_stopped() => problems.push(format!(
+            "its keeper (process {pid}) is stopped: nothing starts the daemon again when it dies; kill -CONT {pid} lets \
+             it go on",
+            pid = keeper.pid()
+        )),
+        _ => {}
+    }
+    if status.blocks_available == Some(0) && !status.stopped {
+        problems.push("the pool is full: writes get ENOSPC until files are removed".to_owned());
+    }
+    if mount == Stand::DeadMount {
+        problems.push("the process of its mount is gone: calls through the mount fail".to_owned());
+    }
+    problems
 }
 
 fn print(answer: &Answer) {
-    let (status, mount) = match answer {
-        Answer::Unknown { node, unknown } => {
-            return say::line(format_args!("node {node}: not known ({unknown})"));
+    match answer {
+        Answer::Unknown { node, unknown, .. } => {
+            say::line(format_args!("node {node}: not known ({unknown})"))
         }
-        Answer::Down { node, down, tree, mount, pool, medium, failure } => {
-            say::line(format_args!("node {node}: down ({down})"));
+        Answer::Down { node, down, tree, mount, pool, medium, failure, .. } => {
+            say::line(format_args!("node {node}: {down}"));
             say::line(format_args!("  tree at {}, {}", tree.display(), mounted(*mount)));
             say::line(format_args!("  medium {medium}, pool {}", pool.display()));
-            return say_failure(failure.as_deref());
+            say_failure(failure.as_deref());
         }
-        Answer::Up { status, mount } => (status, mount),
-    };
-    say::line(format_args!("node {}: up, process {}, tree at {}", status.node, status.pid, status.tree));
-    say::line(format_args!("  {}", mounted(*mount)));
-    say::line(format_args!("  an fsync survives: {}", survives(&status.survives)));
+        Answer::Up { status, state, problems, mount, gateway } => {
+            let word = match state {
+                NodeState::Failed => "failed",
+                NodeState::Degraded => "degraded",
+                _ => "up",
+            };
+            let NodeStatus { node, pid, tree, .. } = &**status;
+            say::line(format_args!("node {node}: {word}, process {pid}, tree at {tree}"));
+            problems.iter().for_each(|problem| say::line(format_args!("  PROBLEM: {problem}")));
+            say::line(format_args!("  {}", mounted(*mount)));
+            print_serving(status, *gateway);
+        }
+    }
+}
+
+fn print_serving(status: &NodeStatus, gateway: Option<i32>) {
+    if !status.stopped {
+        say::line(format_args!("  an fsync survives: {}", survives(&status.survives)));
+    }
     say::line(format_args!("  copies {}, medium {}, pool {}", status.copies, status.medium, status.pool));
-    let used = status.blocks - status.blocks_free.min(status.blocks);
+    let free = status.blocks_available.unwrap_or(status.blocks_free);
+    let used = status.blocks - free.min(status.blocks);
     say::line(format_args!(
-        "  {} of {} MiB used, {} inodes, {} flips",
+        "  {} of {} MiB used, {}, {}",
         used >> 8,
         status.blocks >> 8,
-        status.inodes,
-        status.flips
+        count(status.inodes, "inode"),
+        count(status.flips, "flip")
     ));
     if status.restarts > 0 {
-        say::line(format_args!(
-            "  the daemon died {} times and was started again: see its log",
-            status.restarts
-        ));
+        let times = count(status.restarts, "time");
+        let was = if status.restarts == 1 { "was started again" } else { "was started again each time" };
+        say::line(format_args!("  the daemon died {times} and {was}: see its log"));
     }
     say_failure(status.failure.as_deref());
     for loss in &status.losses {
@@ -131,13 +227,17 @@ fn print(answer: &Answer) {
         say::line(format_args!("  ended by force: {end}"));
     }
     for program in &status.programs {
+        let is_mount = gateway.is_some_and(|gateway| i64::from(gateway) == i64::from(program.pid));
+        let name = if is_mount {
+            format!("the mount, process {}", program.pid)
+        } else {
+            format!("process {} of user {}", program.pid, program.uid)
+        };
         say::line(format_args!(
-            "  process {} of user {}: log {} of {} KiB, {} leases",
-            program.pid,
-            program.uid,
+            "  {name}: log {} of {} KiB, {}",
             program.log,
             program.log_bytes >> 10,
-            program.leases
+            count(program.leases, "lease")
         ));
     }
 }
@@ -162,5 +262,20 @@ fn mounted(mount: Stand) -> &'static str {
         Stand::Nothing => "not mounted: hearth run shows it to a program, hearth mount to every one",
         Stand::DeadMount => "mounted, but its gateway is gone: hearth umount takes it away",
         Stand::Other => "not mounted, and what lies there is not in the tree: move it away",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_are_of_all_nodes() {
+        use NodeState::{Degraded, Down, Failed, Silent, Starting, Unknown, Up};
+        assert_eq!([code(&[Up]), code(&[Up, Up])], [0, 0]);
+        assert_eq!([Degraded, Failed, Starting].map(|state| code(&[state])), [1, 1, 1]);
+        assert_eq!([code(&[Down]), code(&[Silent, Down])], [2, 2]);
+        assert_eq!([code(&[Up, Down]), code(&[Down, Starting])], [1, 1]);
+        assert_eq!(code(&[Unknown, Up]), 3);
     }
 }

@@ -3,10 +3,11 @@
 use super::{OneNode, Up};
 use crate::cluster::{Cluster, MediumKind, Node};
 use crate::error::{Error, Result};
+use crate::health::{self, NodeHealth};
 use crate::making::Made;
 use crate::mountpoint;
 use crate::process::Process;
-use crate::say;
+use crate::say::{self, quoted};
 use crate::status::ask;
 use ipc::{Host, SystemHost, Word};
 use rustix::fs::{FlockOperation, flock, statvfs};
@@ -100,6 +101,9 @@ fn say_start(number: u32, start: &Start) {
     match start {
         Start::Done => say::line(format_args!("node {number} is up")),
         Start::Already(pid) => say::line(format_args!("node {number} is up already (process {pid})")),
+        Start::Kept(pid) => {
+            say::line(format_args!("node {number} is up (process {pid}), and has a keeper again"));
+        }
     }
 }
 
@@ -153,39 +157,53 @@ pub(super) enum Start {
     Done,
     /// It was up; its daemon.
     Already(i32),
+    /// Its daemon was up without a keeper, and has one again.
+    Kept(i32),
 }
 
 /// Starts a node and waits until programs may attach.
 pub(super) fn start_node(cluster: &Cluster, node: &Node) -> Result<Start> {
-    let (keeper, daemon) =
-        (Process::load(&cluster.keeper_pid_file(node)), Process::load(&cluster.pid_file(node)));
-    match (keeper, daemon) {
-        (None, None) => {
+    let health = health::look(cluster, node);
+    let keeper = Process::load(&cluster.keeper_pid_file(node));
+    match (health, keeper) {
+        (NodeHealth::Answers(status), _) if status.stopped => {
+            return Err(Error::new(format!(
+                "node {} failed ({}): hearth down --dir {dir}, then hearth start --dir {dir}",
+                node.number,
+                status.failure.unwrap_or_default(),
+                dir = quoted(&cluster.dir)
+            )));
+        }
+        (NodeHealth::Answers(status), None) if status.kept => {
+            wait_until_ready(cluster, node, &["serve"], "serve.log")?;
+            return Ok(Start::Kept(status.pid));
+        }
+        (NodeHealth::Answers(status), _) => return Ok(Start::Already(status.pid)),
+        (NodeHealth::Silent(daemon), _) => {
+            let silence = health::silence(cluster, node, &daemon);
+            return Err(Error::new(format!("node {}: {silence}", node.number)));
+        }
+        (NodeHealth::Unknown(why), _) => return Err(Error::new(why)),
+        // A daemon that just died is being started again.
+        (NodeHealth::Starting { .. } | NodeHealth::Down, Some(_)) => wait_until_answered(cluster, node)?,
+        (NodeHealth::Starting { .. } | NodeHealth::Down, None) => {
             cluster.settle(node)?;
             wait_until_ready(cluster, node, &["serve"], "serve.log")?;
         }
-        (None, Some(daemon)) => {
-            return Err(Error::new(format!(
-                "node {} is up (process {pid}), but its keeper is dead: kill -9 {pid}, then hearth start: programs go on",
-                node.number,
-                pid = daemon.pid()
-            )));
-        }
-        // A daemon that just died is being started again.
-        (Some(_), None) => wait_until_answered(cluster, node)?,
-        (Some(_), Some(daemon)) => return Ok(Start::Already(daemon.pid())),
     }
     Ok(Start::Done)
 }
 
 /// Waits until a daemon that its keeper starts again answers.
 fn wait_until_answered(cluster: &Cluster, node: &Node) -> Result<()> {
-    let mut answer = ask(&cluster.control(node));
-    while answer.is_err() && Process::load(&cluster.keeper_pid_file(node)).is_some() {
+    loop {
+        let answer = ask(&cluster.control(node), health::PATIENCE);
+        if answer.is_ok() || Process::load(&cluster.keeper_pid_file(node)).is_none() {
+            let failure = cluster.failure(node);
+            return answer.map(drop).map_err(|why| Error::new(failure.unwrap_or_else(|| why.to_string())));
+        }
         SystemHost.wait(&Word::new(0), 0, Some(SystemHost.now().after(LOOK)));
-        answer = ask(&cluster.control(node));
     }
-    answer.map(drop)
 }
 
 /// Starts this program anew in the background, for a node, and waits until it says that it is ready.

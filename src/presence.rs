@@ -1,0 +1,73 @@
+//! Whether a file or a folder that a process uses has been removed under it. A descriptor keeps it usable after that, so
+//! the process would go on with what no other process can find, and what is lost when the process ends.
+
+use crate::error::{Error, Result};
+use rustix::fs::{CWD, Mode, OFlags, fstat, openat, readlinkat, stat};
+use rustix::io::Errno;
+use std::ffi::OsStr;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// What the kernel puts behind the path of what has no name any more.
+const REMOVED: &[u8] = b" (deleted)";
+
+/// A file or a folder, however it is called by now.
+#[derive(Debug)]
+pub struct Presence {
+    descriptor: OwnedFd,
+    /// Its path at the beginning.
+    pub path: PathBuf,
+}
+
+impl Presence {
+    /// Of what is there at a path now.
+    ///
+    /// # Errors
+    /// It is not there.
+    pub fn of(path: &Path) -> Result<Self> {
+        let descriptor = openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+        Ok(Self { descriptor: descriptor.map_err(Error::at("look at", path))?, path: path.to_owned() })
+    }
+
+    /// Whether it was removed. What was moved is there, and so is what cannot be looked at.
+    pub fn is_removed(&self) -> bool {
+        let own = format!("/proc/self/fd/{}", self.descriptor.as_raw_fd());
+        let Ok(now) = readlinkat(CWD, &own, Vec::new()) else { return false };
+        if !now.as_bytes().ends_with(REMOVED) {
+            return false;
+        }
+        // It may be called so.
+        match (fstat(&self.descriptor), stat(OsStr::from_bytes(now.as_bytes()))) {
+            (Ok(held), Ok(there)) => (held.st_dev, held.st_ino) != (there.st_dev, there.st_ino),
+            (_, Err(Errno::NOENT | Errno::NOTDIR)) => true,
+            _ => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn what_was_removed_is_gone_and_what_was_moved_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let (folder, other) = (dir.path().join("folder"), dir.path().join("other (deleted)"));
+        fs::create_dir(&folder).unwrap();
+        let file = folder.join("file");
+        fs::write(&file, "contents").unwrap();
+        let (folder_is, file_is) = (Presence::of(&folder).unwrap(), Presence::of(&file).unwrap());
+        assert!(!folder_is.is_removed() && !file_is.is_removed());
+        fs::rename(&folder, &other).unwrap();
+        assert!(!folder_is.is_removed() && !file_is.is_removed(), "it has another name");
+        // Another one with its name is not it.
+        fs::remove_file(other.join("file")).unwrap();
+        fs::write(other.join("file"), "other").unwrap();
+        assert!(!folder_is.is_removed() && file_is.is_removed());
+        fs::remove_dir_all(&other).unwrap();
+        assert!(folder_is.is_removed());
+        assert!(Presence::of(&folder).is_err());
+    }
+}
