@@ -7,9 +7,10 @@
 //! DIR/node-1/socket     where programs attach
 //! DIR/node-1/control    where `hearth status` asks
 //! DIR/node-1/serve.pid  its daemon
-//! DIR/node-1/keeper.pid who starts the daemon again when it dies
+//! DIR/node-1/keeper.pid its keeper, which starts the daemon again when it dies
 //! DIR/node-1/serve.log  what both say
-//! DIR/node-1/gateway.pid who serves its mount
+//! DIR/node-1/pool-made  that there is a pool: an empty folder is one that was lost
+//! DIR/node-1/gateway.pid the process that serves its mount
 //! DIR/node-1/failure    why the last daemon ended of itself or could not begin, since its keeper began
 //! ```
 
@@ -187,6 +188,11 @@ impl Cluster {
     /// Where the node's tree is seen.
     pub fn tree(&self, node: &Node) -> PathBuf {
         self.dir.join(format!("n{}", node.number))
+    }
+
+    /// Is there once the node's pool was made.
+    pub fn pool_made_file(&self, node: &Node) -> PathBuf {
+        self.folder(node).join("pool-made")
     }
 
     /// Says which process the daemon is.

@@ -158,6 +158,23 @@ fn a_pool_without_its_tree_is_told() {
     assert!(said.contains(&format!("FAILED: {} was removed", tree.display())), "{said}");
 }
 
+/// A new pool in the place of one that was lost would look as if the files had never been.
+#[test]
+fn no_pool_is_made_where_one_was_emptied() {
+    let node = Node::of_mib(64);
+    let (pool, aside) = (node.dir.path().join("node-1/pool"), node.dir.path().join("aside"));
+    node.sh("echo kept > $T/file").expect_success();
+    node.hearth(&["down"]).expect_success();
+    fs::rename(&pool, &aside).unwrap();
+    fs::create_dir(&pool).unwrap();
+    node.hearth(&["start"]).expect_failure("is empty");
+    assert_eq!(fs::read_dir(&pool).unwrap().count(), 0, "nothing was made");
+    fs::remove_dir(&pool).unwrap();
+    fs::rename(&aside, &pool).unwrap();
+    node.hearth(&["start"]).expect_success();
+    assert_eq!(node.sh("cat $T/file").expect_success(), "kept\n");
+}
+
 #[test]
 fn a_node_without_its_keeper_is_degraded_and_start_gives_it_another() {
     let node = Node::of_mib(64);

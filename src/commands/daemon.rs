@@ -207,10 +207,7 @@ fn open(cluster: &Cluster, node: &Node, listener: &Listener) -> Result<(Daemon, 
     cluster.settings.limits.apply(&mut config);
     config.area.capacity_blocks = capacity_blocks;
     config.area.segment_blocks = segment_blocks(capacity_blocks);
-    if medium.list().map_err(Error::at("read", pool))?.is_empty() {
-        make_pool(&medium, cluster, &config)?;
-        info!(pool = %pool.display(), "made the pool");
-    }
+    make_new_pool(&medium, cluster, node, &config)?;
     let begin = SystemHost.now();
     let opened = Daemon::open(Arc::new(SystemHost), &medium, config).inspect_err(|why| {
         if why.is_no_space() {
@@ -248,6 +245,29 @@ fn open(cluster: &Cluster, node: &Node, listener: &Listener) -> Result<(Daemon, 
 fn segment_blocks(capacity_blocks: u64) -> u32 {
     const SEGMENTS: u64 = 32;
     (capacity_blocks / SEGMENTS).clamp(1 << 10, 256 << 10) as u32
+}
+
+/// Makes the pool of a node that never had one.
+fn make_new_pool(medium: &Medium, cluster: &Cluster, node: &Node, config: &Config) -> Result<()> {
+    let pool = &node.pool;
+    let made = cluster.pool_made_file(node);
+    if medium.list().map_err(Error::at("read", pool))?.is_empty() {
+        // A new one would look as if the files had never been.
+        if made.exists() {
+            return Err(Error::new(format!(
+                "the pool {} is empty, and a pool was made there: bring its files back, or remove the cluster's folder and \
+                 begin anew",
+                pool.display()
+            )));
+        }
+        make_pool(medium, cluster, config)?;
+        info!(pool = %pool.display(), "made the pool");
+    }
+    // Clusters of before have none.
+    if !made.exists() {
+        fs::write(&made, "").map_err(Error::at("write", &made))?;
+    }
+    Ok(())
 }
 
 fn make_pool(medium: &Medium, cluster: &Cluster, config: &Config) -> Result<()> {
