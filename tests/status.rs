@@ -383,3 +383,56 @@ sys.stdin.readline()
     node.sh("rm $T/big").expect_success();
     until("there is room again", || state(&node) == "up");
 }
+
+/// The pool of a node that is up belongs to its daemon alone.
+#[test]
+fn a_check_of_a_pool_in_use_names_the_node_that_uses_it() {
+    let node = Node::of_mib(64);
+    let pool = format!("{}/node-1/pool", node.dir());
+    let daemon = node.daemon();
+    for command in ["check", "inspect"] {
+        let refused = limited(&[&node.program(), command], &[&pool]);
+        refused.expect_failure(&format!(
+            "node 1 is up and uses it (process {daemon}): hearth down --dir {} first",
+            node.dir()
+        ));
+        assert_eq!(refused.status.code(), Some(2));
+    }
+    node.hearth(&["down"]).expect_success();
+    // Another process that has taken it.
+    let mut other = Command::new("flock")
+        .args(["-x", &pool, "sh", "-c", "echo locked; read end"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(other.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    limited(&[&node.program(), "check"], &[&pool]).expect_failure("the pool is open in another process");
+    drop(other.stdin.take());
+    other.wait().unwrap();
+    node.check();
+}
+
+#[test]
+fn a_check_says_what_the_blocks_are_that_have_no_contents_to_verify() {
+    let node = Node::of_mib(64);
+    node.sh("printf 1234 > $T/file; fallocate -l 1M $T/reserved").expect_success();
+    node.hearth(&["down"]).expect_success();
+    let pool = format!("{}/node-1/pool", node.dir());
+    let said = limited(&[&node.program(), "check"], &[&pool]).expect_success();
+    assert!(
+        said.contains("257 data blocks in 1 segment: 1 verified, 256 reserved and never written"),
+        "{said}"
+    );
+    let known = limited(&[&node.program(), "check", "--json"], &[&pool]).expect_success();
+    let known: serde_json::Value = serde_json::from_str(&known).unwrap();
+    let figures = ["data_blocks", "blocks_verified", "blocks_unwritten"].map(|name| known[name].as_u64());
+    assert_eq!(figures, [Some(257), Some(1), Some(256)]);
+    let inspected = limited(&[&node.program(), "inspect"], &[&pool]).expect_success();
+    let head = inspected.lines().next().unwrap();
+    // A thirty-second part of the pool, and no less than 4 MiB, with the blocks that describe it.
+    let (_, blocks) = head.split_once("data blocks 257 of ").unwrap();
+    let blocks: u64 = blocks.strip_suffix(" in 1 segment").unwrap().parse().unwrap();
+    assert!((900..=1024).contains(&blocks), "{head}");
+}

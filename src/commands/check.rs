@@ -2,11 +2,16 @@
 
 use super::PoolFolder;
 use crate::error::{Error, Result};
-use crate::say;
+use crate::process::with_mapping;
+use crate::say::{self, count, quoted};
 use area::check::{Report, check};
 use format::superblock::{FileKind, Superblock};
 use format::{BLOCK_BYTES, DecodeError};
-use pmem::{MediaError, Medium};
+use pmem::{MediaError, Medium, PoolLock};
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// Names of pool files.
@@ -15,7 +20,7 @@ const TREE: &str = "tree";
 
 pub(super) fn run(arguments: &PoolFolder) -> Result<ExitCode> {
     let medium = open(arguments)?;
-    let _lock = medium.lock().map_err(Error::at("lock", &arguments.pool))?;
+    let _lock = lock(&medium, arguments)?;
     let mut report = check(&medium).map_err(Error::at("check", &arguments.pool))?;
     if let Err(why) = ledger(&medium) {
         report.findings.push(format!("file {LEDGER}: {why}"));
@@ -59,6 +64,34 @@ pub(super) fn open(arguments: &PoolFolder) -> Result<Medium> {
     medium.map_err(Error::at("open", &arguments.pool))
 }
 
+/// Takes the pool, which no daemon may use meanwhile.
+pub(super) fn lock(medium: &Medium, arguments: &PoolFolder) -> Result<PoolLock> {
+    let pool = &arguments.pool;
+    medium.lock().map_err(|why| match daemon_of(pool).filter(|_| why == MediaError::Locked) {
+        Some((pid, node, dir)) => Error::new(format!(
+            "the pool {} is in use: node {node} is up and uses it (process {pid}): hearth down --dir {} first",
+            pool.display(),
+            quoted(&dir)
+        )),
+        None => Error::at("lock", pool)(why),
+    })
+}
+
+/// The daemon that uses a pool, as far as this user may know: its process, the number of its node, and its cluster.
+fn daemon_of(pool: &Path) -> Option<(i32, String, PathBuf)> {
+    let ledger = pool.canonicalize().ok()?.join(LEDGER);
+    with_mapping(&ledger).into_iter().find_map(|process| {
+        let words = fs::read(format!("/proc/{}/cmdline", process.pid())).ok()?;
+        let words: Vec<&OsStr> = words.split(|byte| *byte == 0).map(OsStr::from_bytes).collect();
+        let behind = |name: &str| {
+            let at = words.iter().position(|word| *word == name)?;
+            words.get(at + 1).copied()
+        };
+        let (dir, node) = (behind("--dir")?, behind("--node")?);
+        words.contains(&OsStr::new("daemon")).then(|| (process.pid(), node.display().to_string(), dir.into()))
+    })
+}
+
 fn json(report: &Report) -> serde_json::Value {
     serde_json::json!({
         "clean": report.is_clean(),
@@ -73,20 +106,28 @@ fn json(report: &Report) -> serde_json::Value {
         "orphans": report.orphans,
         "data_blocks": report.data_blocks,
         "blocks_verified": report.blocks_verified,
+        "blocks_unwritten": report.blocks_unwritten,
         "segments": report.segments,
     })
 }
 
 fn print(report: &Report) {
     say::line(format_args!(
-        "flip {}: {} inodes, {} names, {} orphans in {} nodes; {} data blocks in {} segments, {} verified",
+        "flip {}: {}, {}, {} in {} of the tree",
         report.flip,
-        report.inodes,
-        report.entries,
-        report.orphans,
-        report.nodes,
-        report.data_blocks,
-        report.segments,
+        count(report.inodes, "inode"),
+        count(report.entries, "name"),
+        count(report.orphans, "orphan"),
+        count(report.nodes, "node")
+    ));
+    let unwritten = match report.blocks_unwritten {
+        0 => String::new(),
+        blocks => format!(", {blocks} reserved and never written"),
+    };
+    say::line(format_args!(
+        "{} in {}: {} verified{unwritten}",
+        count(report.data_blocks, "data block"),
+        count(report.segments, "segment"),
         report.blocks_verified
     ));
     for note in &report.notes {
@@ -97,6 +138,6 @@ fn print(report: &Report) {
     }
     match report.findings.len() as u64 + report.findings_more {
         0 => say::line("clean"),
-        found => say::line(format_args!("{found} findings, {} not shown", report.findings_more)),
+        found => say::line(format_args!("{}, {} not shown", count(found, "finding"), report.findings_more)),
     }
 }

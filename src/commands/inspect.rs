@@ -9,7 +9,7 @@ use std::process::ExitCode;
 
 pub(super) fn run(arguments: &PoolFolder) -> Result<ExitCode> {
     let medium = check::open(arguments)?;
-    let _lock = medium.lock().map_err(Error::at("lock", &arguments.pool))?;
+    let _lock = check::lock(&medium, arguments)?;
     let area = Area::open(&medium, Limits::default()).map_err(Error::at("open", &arguments.pool))?;
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
     let mut print = |text: &str| say::written(writeln!(out, "{}", line(arguments, text)));

@@ -305,6 +305,11 @@ impl Area {
         }
     }
 
+    /// Segments that were made, and data blocks that they hold.
+    pub fn segment_totals(&self) -> (u64, u64) {
+        self.space.made()
+    }
+
     /// Data blocks by whose files can still take them.
     pub fn free_blocks(&self) -> FreeBlocks {
         FreeBlocks { shared: self.space.shared(), own: self.space.own() }

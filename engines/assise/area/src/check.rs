@@ -47,6 +47,8 @@ pub struct Report {
     pub data_blocks: u64,
     /// Data blocks whose contents were compared with their checksums.
     pub blocks_verified: u64,
+    /// Data blocks that were reserved and never written: no checksum is kept of them, and they are read as zeros.
+    pub blocks_unwritten: u64,
     /// Data segments.
     pub segments: u64,
 }
@@ -242,6 +244,9 @@ impl<'a> Checker<'a> {
                 self.report.find(format!("inode {inode}: blocks at {block} beyond segment {id}"));
                 continue;
             };
+            if extent.checksums.is_empty() {
+                self.report.blocks_unwritten += u64::from(extent.blocks);
+            }
             for number in block.get()..end {
                 self.report.data_blocks += 1;
                 if std::mem::replace(&mut reached[number as usize], true) {

@@ -12,9 +12,11 @@ const ITEMS_AT_ONCE: usize = 256;
 
 /// What the pool is and how far it is, in one line.
 pub fn headline(area: &Area) -> String {
-    let (root, usage) = (&area.root, area.usage());
+    let root = &area.root;
+    // Not of the capacity, which is a setting of the daemon and nothing that the pool says.
+    let (segments, blocks) = area.segment_totals();
     format!(
-        "pool {} flip {} life {} ledger {} height {} nodes {} inodes {} data blocks {} of {}",
+        "pool {} flip {} life {} ledger {} height {} nodes {} inodes {} data blocks {} of {blocks} in {segments} segment{}",
         root.pool,
         root.flip,
         root.life,
@@ -23,7 +25,7 @@ pub fn headline(area: &Area) -> String {
         root.nodes,
         root.inodes,
         root.data_blocks,
-        usage.blocks
+        if segments == 1 { "" } else { "s" }
     )
 }
 

@@ -200,8 +200,13 @@ impl Space {
     }
 
     fn uncreated(&self) -> u64 {
-        let created: u64 = self.segments.values().map(|segment| u64::from(segment.blocks)).sum();
-        self.capacity_blocks.saturating_sub(created)
+        self.capacity_blocks.saturating_sub(self.made().1)
+    }
+
+    /// Segments, and data blocks that they hold.
+    pub fn made(&self) -> (u64, u64) {
+        let blocks = self.segments.values().map(|segment| u64::from(segment.blocks)).sum();
+        (self.segments.len() as u64, blocks)
     }
 
     /// So many shared blocks are kept from becoming a user's own, and from what comes without a promise.
