@@ -170,6 +170,19 @@ impl Cluster {
         self.save()
     }
 
+    /// After a node has ended: removes what lies outside of the cluster's folder and is of no use without a daemon, which is
+    /// the folder of a socket elsewhere.
+    pub fn unsettle(&self, node: &Node) {
+        let Some(private) = node.socket.parent().filter(|private| !private.starts_with(&self.dir)) else {
+            return;
+        };
+        // Those of processes that were killed.
+        for socket in [&node.socket, &self.control(node)] {
+            let _ = fs::remove_file(socket);
+        }
+        let _ = fs::remove_dir(private);
+    }
+
     /// The node with this number.
     ///
     /// # Errors

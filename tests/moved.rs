@@ -163,7 +163,7 @@ fn absolute_paths_in_settings_of_before_are_read_where_the_cluster_lies() {
 }
 
 #[test]
-fn a_socket_with_a_long_path_moves_with_its_cluster() {
+fn a_socket_with_a_long_path_moves_with_its_cluster_and_goes_with_its_end() {
     let clusters = Clusters::new();
     let long = "a-name-so-long-that-no-socket-may-have-it-in-its-path".repeat(2);
     clusters.up(&long, "file");
@@ -177,7 +177,12 @@ fn a_socket_with_a_long_path_moves_with_its_cluster() {
     for name in [&long, &moved] {
         let text = fs::read_to_string(clusters.dir(name).join("hearth.toml")).unwrap();
         let socket = text.lines().find_map(|line| line.strip_prefix("socket = ")).unwrap().trim_matches('"');
-        clusters.hearth(name, &["down"]).expect_success();
-        fs::remove_dir_all(Path::new(socket).parent().unwrap()).unwrap();
+        let private = Path::new(socket).parent().unwrap();
+        assert!(private.is_dir() && !private.starts_with(clusters.0.path()));
+        for how in [&["down"][..], &["down", "--hard"]] {
+            clusters.hearth(name, &["start"]).expect_success();
+            clusters.hearth(name, how).expect_success();
+            assert!(!private.exists(), "{how:?} leaves nothing outside of the cluster's folder");
+        }
     }
 }

@@ -32,6 +32,7 @@ pub(super) fn run(arguments: &Down) -> Result<ExitCode> {
             // As after a power cut, nothing is mounted; a mount that is left has no gateway.
             take_away(&cluster, node, true)?;
         }
+        cluster.unsettle(node);
         if let Some(stays) =
             mount.map_or_else(|why| Some(why.to_string()), |taken| stays(&cluster, node, &taken))
         {
@@ -53,7 +54,7 @@ pub(super) fn run(arguments: &Down) -> Result<ExitCode> {
 /// What has to be said of a mount without a daemon.
 fn stays(cluster: &Cluster, node: &Node, taken: &Taken) -> Option<String> {
     let Taken::Busy(users) = taken else { return None };
-    let (tree, dir) = (cluster.tree(node), cluster.dir.display());
+    let (tree, dir) = (cluster.tree(node), quoted(&cluster.dir));
     Some(format!(
         "the mount at {} stays, as it is in use{users}: calls on it get EIO until hearth start --dir {dir}; \
          hearth umount --force --dir {dir} takes it away",
