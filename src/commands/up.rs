@@ -13,7 +13,7 @@ use ipc::{Host, SystemHost, Word};
 use rustix::fs::{FlockOperation, flock, statvfs};
 use std::fs::{self, OpenOptions};
 use std::io::{Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
@@ -44,7 +44,10 @@ pub(super) fn run(arguments: &Up) -> Result<ExitCode> {
         let medium = arguments.medium.unwrap_or(MediumKind::File);
         let begun = begin(&dir, medium, capacity_bytes, &mut made);
         match begun {
-            Ok(cluster) => cluster,
+            Ok(cluster) => {
+                say_room(&cluster);
+                cluster
+            }
             Err(why) => {
                 made.take_away();
                 return Err(why);
@@ -52,9 +55,23 @@ pub(super) fn run(arguments: &Up) -> Result<ExitCode> {
         }
     };
     let node = cluster.node(1)?;
-    say::line(format_args!("Run programs with: hearth run --dir {} -- COMMAND", cluster.dir.display()));
+    say::line(format_args!("Run programs with: hearth run --dir {} -- COMMAND", quoted(&cluster.dir)));
     say::line(format_args!("They see the tree at {}", cluster.tree(node).display()));
     Ok(ExitCode::SUCCESS)
+}
+
+/// Says how much room the pools of a new cluster take where they lie, which is more than what is in them.
+fn say_room(cluster: &Cluster) {
+    for node in &cluster.settings.nodes {
+        let files = fs::read_dir(&node.pool).into_iter().flatten().flatten();
+        let bytes: u64 = files.filter_map(|file| Some(file.metadata().ok()?.blocks() * 512)).sum();
+        say::line(format_args!(
+            "Its pool {} takes {} MiB from the start, and more as files come: it may hold {} MiB of data (--capacity)",
+            node.pool.display(),
+            bytes >> 20,
+            cluster.settings.capacity_bytes >> 20
+        ));
+    }
 }
 
 /// Makes a cluster and starts it for the first time.
