@@ -6,6 +6,7 @@
 use crate::cluster::{Cluster, Node};
 use crate::error::{Error, Result};
 use crate::process::Process;
+use crate::say::quoted;
 use rustix::fs::{AtFlags, CWD, FlockOperation, Statx, StatxAttributes, StatxFlags, flock, statx};
 use rustix::io::Errno;
 use serde::Serialize;
@@ -99,7 +100,7 @@ pub fn warning(cluster: &Cluster, node: &Node) -> Option<String> {
         Stand::Nothing | Stand::Tree => None,
         Stand::DeadMount => Some(format!(
             "a mount whose gateway is gone stands at {tree}: hearth umount --dir {} takes it away",
-            cluster.dir.display()
+            quoted(&cluster.dir)
         )),
         Stand::Other => Some(format!(
             "what lies in {tree} is not in the tree, and a mount hides it: move it away (programs without the \
@@ -127,6 +128,62 @@ pub fn warning_at(cluster: &Cluster, node: &Node, at: &Path) -> Option<String> {
     })
 }
 
+/// Types of file systems by which the kernel shows itself, its devices and its settings.
+const KERNEL_TYPES: [&str; 22] = [
+    "autofs",
+    "binder",
+    "binfmt_misc",
+    "bpf",
+    "cgroup",
+    "cgroup2",
+    "configfs",
+    "debugfs",
+    "devpts",
+    "devtmpfs",
+    "efivarfs",
+    "fusectl",
+    "hugetlbfs",
+    "mqueue",
+    "nfsd",
+    "nsfs",
+    "proc",
+    "pstore",
+    "rpc_pipefs",
+    "securityfs",
+    "sysfs",
+    "tracefs",
+];
+
+/// The file system of the kernel that a tree seen at a path would hide or stand in, and its type.
+pub fn of_the_kernel(at: &Path) -> Option<(PathBuf, String)> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    let canonical = at.canonicalize().unwrap_or_else(|_| at.to_owned());
+    [at, &canonical].into_iter().find_map(|at| of_the_kernel_among(&mounts, at))
+}
+
+/// The same of the lines of a `mountinfo` file.
+fn of_the_kernel_among(mounts: &str, at: &Path) -> Option<(PathBuf, String)> {
+    let mounts: Vec<(PathBuf, &str)> = mounts.lines().filter_map(mount_of).collect();
+    let is_of_kernel = |kind: &str| KERNEL_TYPES.contains(&kind);
+    // Of several at one point the last hides the others.
+    let around = mounts.iter().filter(|(point, _)| at.starts_with(point)).rev();
+    let around = around.max_by_key(|(point, _)| point.components().count());
+    let found = around
+        .filter(|(_, kind)| is_of_kernel(kind))
+        .or_else(|| mounts.iter().find(|(point, kind)| point.starts_with(at) && is_of_kernel(kind)));
+    found.map(|(point, kind)| (point.clone(), (*kind).to_owned()))
+}
+
+/// Where a line of a `mountinfo` file says that something is mounted, and of which type it is.
+fn mount_of(line: &str) -> Option<(PathBuf, &str)> {
+    let (own, rest) = line.split_once(" - ")?;
+    let point = own.split(' ').nth(4)?;
+    let point = [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")]
+        .into_iter()
+        .fold(point.to_owned(), |point, (code, letter)| point.replace(code, letter));
+    Some((point.into(), rest.split(' ').next()?))
+}
+
 /// What the kernel knows of a path, without asking who serves it.
 fn look(path: &Path) -> std::result::Result<Statx, Errno> {
     statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::INO)
@@ -140,4 +197,28 @@ fn is_mount(path: &Path, found: &Statx) -> bool {
     // Kernels before 5.8 do not say it.
     let device = |found: &Statx| (found.stx_dev_major, found.stx_dev_minor);
     path.parent().is_some_and(|above| look(above).is_ok_and(|above| device(&above) != device(found)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_in_or_above_a_file_system_of_the_kernel_is_found() {
+        let mounts = "1 0 8:1 / / rw - ext4 /dev/sda1 rw\n2 1 0:2 / /proc rw shared:1 - proc proc rw\n\
+                      3 1 0:3 / /dev rw - tmpfs none rw\n4 3 0:4 / /dev/pts rw - devpts none rw\n\
+                      5 3 0:5 / /dev/shm rw - tmpfs none rw\n6 1 0:6 / /a\\040b/sys rw - sysfs none rw\n\
+                      7 2 0:7 / /proc/there rw - tmpfs none rw\n";
+        let of = |at: &str| {
+            of_the_kernel_among(mounts, Path::new(at)).map(|(point, _)| point.display().to_string())
+        };
+        for (at, point) in
+            [("/proc", "/proc"), ("/proc/1/x", "/proc"), ("/dev", "/dev/pts"), ("/a b", "/a b/sys")]
+        {
+            assert_eq!(of(at).as_deref(), Some(point), "{at}");
+        }
+        for at in ["/dev/shm/x", "/processes", "/proc/there/x", "/a b/other"] {
+            assert_eq!(of(at), None, "{at}");
+        }
+    }
 }

@@ -83,6 +83,10 @@ fn a_mount_in_use_is_not_taken_away_unless_by_force() {
     let node = Node::up();
     node.hearth(&["mount"]).expect_success();
     assert_eq!(json(&node.hearth(&["status", "--json"]))["mount"], "tree");
+    let gateway = fs::read_to_string(format!("{}/node-1/gateway.pid", node.dir())).unwrap();
+    let named = format!("  the mount, process {}: log ", gateway.split(' ').next().unwrap());
+    let said = String::from_utf8(node.hearth(&["status"]).stdout).unwrap();
+    assert!(said.contains(&named), "{named} in {said}");
     let mut writer = fs::File::create(node.path("file")).unwrap();
     let busy = node.hearth(&["umount"]);
     assert_eq!(busy.status.code(), Some(1));
@@ -216,4 +220,87 @@ fn a_program_that_cannot_see_the_tree_is_told() {
         fs::set_permissions(&usual, fs::Permissions::from_mode(0o4755)).unwrap();
         assert!(said(&usual).contains("runs as another user"), "{}", said(&usual));
     }
+}
+
+/// What the kernel shows of itself no program can do without; other folders are hidden with a warning.
+#[test]
+fn a_tree_in_the_place_of_a_file_system_of_the_kernel_is_refused() {
+    let node = Node::up();
+    let run = |at: &str| node.hearth(&["run", "--at", at, "--", "true"]);
+    for at in ["/proc", "/proc/", "/proc/self/there", "/sys", "/sys/kernel", "/dev", "/dev/pts"] {
+        let refused = run(at);
+        refused.expect_failure("a file system of the kernel");
+        assert_eq!(refused.status.code(), Some(2), "{at}");
+    }
+    let link = node.dir.path().join("link");
+    std::os::unix::fs::symlink("/proc", &link).unwrap();
+    run(link.to_str().unwrap()).expect_failure("a file system of the kernel");
+    for at in ["/dev/shm/there", "/there", "/there/proc", "/etc"] {
+        run(at).expect_success();
+    }
+}
+
+/// A program sees one tree.
+#[test]
+fn a_run_within_another_says_which_tree_is_not_seen() {
+    let (one, two) = (Node::of_mib(64), Node::of_mib(64));
+    one.sh("echo outer > $T/file").expect_success();
+    two.sh("echo inner > $T/file").expect_success();
+    let within = |node: &Node, rest: &[&str]| {
+        let inner = [node.program(), "run".into(), "--dir".into(), node.dir().into(), "--".into()];
+        let inner: Vec<&str> = inner.iter().map(String::as_str).collect();
+        one.hearth(&[&["run", "--"], &inner[..], rest].concat())
+    };
+    let other = within(&two, &["cat", &two.path("file")]);
+    let sentence = format!("the program does not see the tree at {}", one.path("").trim_end_matches('/'));
+    assert!(errors(&other).contains(&sentence), "{}", errors(&other));
+    assert_eq!(other.expect_success(), "inner\n");
+    let same = within(&one, &["cat", &one.path("file")]);
+    assert_eq!(errors(&same), "");
+    assert_eq!(same.expect_success(), "outer\n");
+}
+
+#[test]
+fn a_hint_can_be_typed_as_it_is_also_for_a_folder_with_spaces() {
+    let above = tempfile::Builder::new().prefix("hearth-test-").tempdir_in("/dev/shm").unwrap();
+    let dir = above.path().join("my 'own' cluster");
+    let program = env!("CARGO_BIN_EXE_hearth");
+    let hearth = |rest: &[&str]| limited(&[program, rest[0], "--dir", dir.to_str().unwrap()], &rest[1..]);
+    let typed = |text: &str, from: &str| {
+        let hint = text.split_once(from).unwrap_or_else(|| panic!("{from} in {text}")).1;
+        let line = hint.lines().next().unwrap().replace("COMMAND", "true");
+        let folder = std::path::Path::new(program).parent().unwrap().display().to_string();
+        let output = limited(&["sh", "-c"], &[&format!("PATH={folder}:$PATH\nhearth {line}")]);
+        output.expect_success();
+    };
+    let up = hearth(&["up", "--capacity", "64"]).expect_success();
+    typed(&up, "Run programs with: hearth ");
+    hearth(&["down"]).expect_success();
+    let run = hearth(&["run", "--", "true"]);
+    run.expect_success();
+    let (_, hint) = errors(&run).split_once("(hearth ").map(|(_, hint)| ((), hint.to_owned())).unwrap();
+    typed(&format!("(hearth {}", hint.replace(")\n", "\n")), "(hearth ");
+    hearth(&["down", "--hard"]).expect_success();
+}
+
+#[test]
+fn a_new_cluster_says_how_much_room_it_takes() {
+    let above = tempfile::Builder::new().prefix("hearth-test-").tempdir_in("/dev/shm").unwrap();
+    let dir = above.path().join("cluster");
+    let up = || {
+        limited(&[env!("CARGO_BIN_EXE_hearth"), "up", "--dir", dir.to_str().unwrap()], &["--capacity", "64"])
+    };
+    let said = up().expect_success();
+    let pool = dir.join("node-1/pool");
+    let du = limited(&["du", "-s", "--block-size=1M"], &[pool.to_str().unwrap()]).expect_success();
+    let mib: u64 = du.split_whitespace().next().unwrap().parse().unwrap();
+    let line = said.lines().find(|line| line.contains("MiB")).unwrap();
+    assert!(line.contains("may hold 64 MiB of data"), "{line}");
+    let (_, taken) = line.split_once(" takes ").unwrap();
+    let taken: u64 = taken.split(' ').next().unwrap().parse().unwrap();
+    // Logs for the next programs come and go.
+    assert!(taken > 0 && taken.abs_diff(mib) <= 128, "{taken} and {mib}");
+    assert!(!up().expect_success().contains("MiB"), "it is not new any more");
+    limited(&[env!("CARGO_BIN_EXE_hearth"), "down", "--hard", "--dir", dir.to_str().unwrap()], &[])
+        .expect_success();
 }

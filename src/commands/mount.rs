@@ -6,7 +6,7 @@ use crate::cluster::{Cluster, Node};
 use crate::error::{Error, Result};
 use crate::mountpoint::{self, Stand, gateway_file};
 use crate::process::{Process, using};
-use crate::say;
+use crate::say::{self, quoted};
 use format::message::ROLE_GATEWAY;
 use gateway::{Mounted, Options, serve};
 use ipc::{Host, SystemHost};
@@ -44,7 +44,7 @@ pub(super) fn mount(arguments: &Mount) -> Result<ExitCode> {
         return Err(Error::new(format!(
             "node {} is down, so there is nothing to mount: hearth start --dir {} brings it back",
             node.number,
-            cluster.dir.display()
+            quoted(&cluster.dir)
         )));
     }
     mountpoint::tidy(&cluster, node);

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::health;
 use crate::mountpoint;
 use crate::process::Process;
-use crate::say;
+use crate::say::{self, quoted};
 use crate::status::reach;
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -19,6 +19,8 @@ use std::process::{Command, ExitCode};
 
 /// The variable that says where the program sees the tree.
 const ENVIRONMENT_AT: &str = "HEARTH_AT";
+/// File name of the library.
+const LIBRARY: &str = "libhearth.so";
 
 pub(super) fn run(arguments: &Run) -> Result<ExitCode> {
     let cluster = arguments.place.cluster()?;
@@ -38,9 +40,23 @@ pub(super) fn run(arguments: &Run) -> Result<ExitCode> {
     let [program, rest @ ..] = &arguments.command[..] else {
         return Err(Error::new("no command was given"));
     };
+    if let Some((mount, kind)) = mountpoint::of_the_kernel(&at) {
+        return Err(Error::new(format!(
+            "--at {} would hide {}, a file system of the kernel ({kind}) that programs need",
+            at.display(),
+            mount.display()
+        )));
+    }
     mountpoint::tidy(&cluster, node);
     if let Some(warning) = mountpoint::warning_at(&cluster, node, &at) {
         say::aside(format_args!("hearth: {warning}"));
+    }
+    if let Some(outer) = outer_tree(node, &at) {
+        say::aside(format_args!(
+            "hearth: warning: this is a hearth run within another: the program does not see the tree at {}, only that at {}",
+            outer.display(),
+            at.display()
+        ));
     }
     let mut command = preloaded(Path::new(program), node, &at)?;
     if let Some(closed) = closed_to_others(&library()?).filter(|_| rustix::process::geteuid().is_root()) {
@@ -54,7 +70,7 @@ pub(super) fn run(arguments: &Run) -> Result<ExitCode> {
         say::aside(format_args!(
             "hearth: warning: {why}, so the library is not loaded into it and it does not see the tree; hearth mount --dir {} \
              shows it to every program",
-            cluster.dir.display()
+            quoted(&cluster.dir)
         ));
     }
     match reach(&cluster.control(node)).map_err(|why| why.kind()) {
@@ -71,6 +87,14 @@ pub(super) fn run(arguments: &Run) -> Result<ExitCode> {
         why = preloaded(&own, node, &at)?.args(["within", "--"]).args(&arguments.command).exec();
     }
     Ok(not_run(program, &why))
+}
+
+/// Where this process, under a `hearth run` itself, sees a tree that the program to run will not see.
+fn outer_tree(node: &Node, at: &Path) -> Option<PathBuf> {
+    let (socket, outer) = (env::var_os(ENVIRONMENT_SOCKET)?, env::var_os(ENVIRONMENT_AT)?);
+    let loaded = env::var_os("LD_PRELOAD").is_some_and(|all| all.display().to_string().contains(LIBRARY));
+    let same = socket == node.socket && outer == at;
+    (loaded && !same).then(|| outer.into())
 }
 
 /// `hearth within`: runs the command as it is seen from inside.
@@ -102,7 +126,7 @@ fn tell_that_no_daemon_serves(cluster: &Cluster, node: &Node, at: &Path) {
         node.number,
         at.display(),
         libfs::FIRST_WAIT.as_secs(),
-        cluster.dir.display()
+        quoted(&cluster.dir)
     ));
     if let Some(failure) = cluster.failure(node) {
         say::aside(format_args!("hearth: node {}: FAILED: {failure}", node.number));
@@ -136,7 +160,7 @@ fn closed_to_others(file: &Path) -> Option<PathBuf> {
 /// `libhearth.so`, which stands beside this program.
 fn library() -> Result<PathBuf> {
     let program = env::current_exe().map_err(|why| Error::new(format!("cannot find this program: {why}")))?;
-    let library = program.with_file_name("libhearth.so");
+    let library = program.with_file_name(LIBRARY);
     if !library.exists() {
         return Err(Error::new(format!("{} is missing: build it with make build", library.display())));
     }
