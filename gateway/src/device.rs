@@ -11,7 +11,7 @@ use rustix::net::{
 };
 use std::ffi::CString;
 use std::fs::{File, OpenOptions};
-use std::io::IoSliceMut;
+use std::io::{ErrorKind, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -113,7 +113,7 @@ fn shared_options(options: &Options) -> impl Iterator<Item = &'static str> {
 /// Unmounts what is mounted at a path, if nobody uses it; its gateway ends then. That nothing is mounted there is no error.
 ///
 /// # Errors
-/// `System` (EBUSY: somebody uses it), `Helper`.
+/// `System` (EBUSY: a program uses it), `Helper`, `HelperMissing`.
 pub fn unmount(path: &Path) -> Result<(), Error> {
     unmount_at(path, UnmountFlags::empty())
 }
@@ -121,7 +121,7 @@ pub fn unmount(path: &Path) -> Result<(), Error> {
 /// Takes away a mount whose gateway is gone.
 ///
 /// # Errors
-/// `System`, `Helper`.
+/// `System`, `Helper`, `HelperMissing`.
 pub fn detach(path: &Path) -> Result<(), Error> {
     unmount_at(path, UnmountFlags::DETACH)
 }
@@ -135,10 +135,18 @@ fn unmount_at(path: &Path, flags: UnmountFlags) -> Result<(), Error> {
     }
 }
 
+/// The helper could not be run.
+fn of_helper(error: &std::io::Error) -> Error {
+    match error.kind() {
+        ErrorKind::NotFound => Error::HelperMissing,
+        _ => Error::Helper(error.to_string()),
+    }
+}
+
 fn unmount_by_helper(path: &Path, flags: UnmountFlags) -> Result<(), Error> {
     let mut command = Command::new(HELPER);
     command.arg("-u").args(flags.contains(UnmountFlags::DETACH).then_some("-z")).arg("--").arg(path);
-    let output = command.output().map_err(|error| Error::Helper(error.to_string()))?;
+    let output = command.output().map_err(|error| of_helper(&error))?;
     if output.status.success() {
         return Ok(());
     }
@@ -166,7 +174,7 @@ fn mount_by_helper(path: &Path, options: &Options) -> Result<File, Error> {
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
-        .map_err(|error| Error::Helper(error.to_string()))?;
+        .map_err(|error| of_helper(&error))?;
     drop(theirs);
     let device = receive(&ours);
     let output = child.wait_with_output().map_err(|error| Error::Helper(error.to_string()))?;

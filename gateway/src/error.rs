@@ -17,6 +17,8 @@ pub enum Error {
     },
     /// `/dev/fuse` needs root, or the program `fusermount3` for everybody else: what that said.
     Helper(String),
+    /// That program is not installed.
+    HelperMissing,
     /// The kernel speaks another protocol: its version.
     Protocol {
         /// Major version.
@@ -37,6 +39,9 @@ impl fmt::Display for Error {
                 write!(f, "{call} {}: {}", path.display(), std::io::Error::from_raw_os_error(*errno))
             }
             Self::Helper(said) => write!(f, "fusermount3: {said}"),
+            Self::HelperMissing => {
+                write!(f, "fusermount3 is not installed: install the package fuse3, or mount as root")
+            }
             Self::Protocol { major, minor } => {
                 write!(f, "the kernel speaks FUSE {major}.{minor}; 7.31 (Linux 5.4) or newer is needed")
             }

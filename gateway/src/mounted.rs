@@ -223,7 +223,7 @@ impl Mounted {
     /// them. Twice is once; not being mounted any more is no error. [`Self::wait`] says when it is over.
     ///
     /// # Errors
-    /// `System`, `Helper`.
+    /// `System`, `Helper`, `HelperMissing`.
     pub fn unmount(&self) -> Result<(), Error> {
         self.shared.device.unmount()
     }
