@@ -167,7 +167,23 @@ impl Cluster {
             .recursive(true)
             .create(private)
             .map_err(Error::at("make", private))?;
+        self.check_owner(private)?;
         self.save()
+    }
+
+    /// Other users may make folders where the socket's folder lies, under a name that they can work out.
+    fn check_owner(&self, private: &Path) -> Result<()> {
+        let found = fs::symlink_metadata(private).map_err(Error::at("look at", private))?;
+        let own = fs::metadata(&self.dir).map_err(Error::at("look at", &self.dir))?.uid();
+        let users = [0, rustix::process::geteuid().as_raw(), own];
+        if found.is_dir() && users.contains(&found.uid()) {
+            return Ok(());
+        }
+        Err(Error::new(format!(
+            "{}, the folder for the sockets of this cluster, belongs to another user or is a link: remove it, or move the \
+             cluster to a folder with a shorter path",
+            private.display()
+        )))
     }
 
     /// After a node has ended: removes what lies outside of the cluster's folder and is of no use without a daemon, which is

@@ -304,3 +304,65 @@ fn a_new_cluster_says_how_much_room_it_takes() {
     limited(&[env!("CARGO_BIN_EXE_hearth"), "down", "--hard", "--dir", dir.to_str().unwrap()], &[])
         .expect_success();
 }
+
+/// A folder where any user may run the program, and may make a cluster.
+fn folder_of_all_users() -> (tempfile::TempDir, String) {
+    let folder = tempfile::Builder::new().prefix("hearth-test-").tempdir_in("/dev/shm").unwrap();
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    let hearth = folder.path().join("hearth").to_str().unwrap().to_owned();
+    // By a child: one that is being started for another test would have the copy open for writing.
+    limited(&["cp", env!("CARGO_BIN_EXE_hearth")], &[&hearth]).expect_success();
+    (folder, hearth)
+}
+
+#[test]
+fn a_mount_of_an_ordinary_user_without_its_tool_says_what_to_install() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: needs root");
+        return;
+    }
+    let (folder, hearth) = folder_of_all_users();
+    let dir = folder.path().join("cluster").to_str().unwrap().to_owned();
+    let as_user = |command: &str, rest: &[&str]| {
+        let user =
+            ["setpriv", "--reuid", "12345", "--regid", "12345", "--clear-groups", "env", "PATH=/nowhere"];
+        limited(&[&user[..], &[&hearth, command, "--dir", &dir]].concat(), rest)
+    };
+    as_user("up", &["--capacity", "64"]).expect_success();
+    let mount = as_user("mount", &[]);
+    as_user("down", &[]).expect_success();
+    mount.expect_failure("fusermount3 is not installed: install the package fuse3, or mount as root");
+    assert_eq!(errors(&mount).lines().count(), 1, "{}", errors(&mount));
+}
+
+/// Another user, who knows the name of a folder in /tmp beforehand, would be asked in the daemon's place.
+#[test]
+fn a_folder_of_another_user_is_no_place_for_the_socket() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: needs root");
+        return;
+    }
+    let above = tempfile::Builder::new().prefix("hearth-test-").tempdir_in("/dev/shm").unwrap();
+    let runtime = above.path().join("runtime");
+    fs::create_dir(&runtime).unwrap();
+    let dir = above.path().join("a-name-so-long-that-no-socket-may-have-it-in-its-path".repeat(2));
+    let hearth = |command: &str, rest: &[&str]| {
+        let runtime = format!("XDG_RUNTIME_DIR={}", runtime.display());
+        let program =
+            ["env", &runtime, env!("CARGO_BIN_EXE_hearth"), command, "--dir", dir.to_str().unwrap()];
+        limited(&program, rest)
+    };
+    hearth("up", &["--capacity", "64"]).expect_success();
+    let private = fs::read_dir(&runtime).unwrap().next().unwrap().unwrap().path();
+    hearth("down", &[]).expect_success();
+    assert_eq!(fs::read_dir(&runtime).unwrap().count(), 0);
+    fs::create_dir(&private).unwrap();
+    rustix::fs::chown(&private, Some(rustix::fs::Uid::from_raw(12345)), None).unwrap();
+    hearth("start", &[]).expect_failure("belongs to another user");
+    fs::remove_dir(&private).unwrap();
+    std::os::unix::fs::symlink(above.path(), &private).unwrap();
+    hearth("start", &[]).expect_failure("belongs to another user");
+    fs::remove_file(&private).unwrap();
+    hearth("start", &[]).expect_success();
+    hearth("down", &[]).expect_success();
+}
