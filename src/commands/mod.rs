@@ -8,6 +8,7 @@ mod down;
 mod inspect;
 mod manager;
 mod mount;
+mod pages;
 mod run;
 mod serve;
 mod status;
@@ -23,9 +24,20 @@ use std::process::ExitCode;
 use tracing::level_filters::LevelFilter;
 use tracing::warn;
 
+/// What most people need, behind the list of commands.
+const EXAMPLES: &str = "\
+The first five minutes:
+  hearth up --dir /tmp/h --medium memory
+  hearth run --dir /tmp/h -- sqlite3 /tmp/h/n1/a.db 'create table t(x)'
+  hearth status --dir /tmp/h
+  hearth down --dir /tmp/h
+
+`run` loads a library into a program, which then works on the tree at the speed of memory. `mount` is slower, and shows the tree
+to every program: also to static ones, and to those that map files to write to them. docs/semantics.md says more.";
+
 /// Keeps a program's files in durable memory on the machine where it runs.
 #[derive(Debug, Parser)]
-#[command(name = "hearth", version, propagate_version = true)]
+#[command(name = "hearth", version, propagate_version = true, after_help = EXAMPLES)]
 pub struct Arguments {
     #[command(subcommand)]
     command: Command,
@@ -33,42 +45,45 @@ pub struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Bring a cluster on this machine up; an existing one is restarted
+    /// Make a cluster and start it; one that was stopped is started again
     Up(Up),
-    /// Stop the cluster, or one node of it
-    Down(Down),
-    /// Bring a stopped node back
-    Start(OneNode),
     /// Run a program that sees the tree
     Run(Run),
-    /// Run a program that lies in the tree: `run` does it, inside a program that sees the tree
-    #[command(hide = true)]
-    Within(Within),
     /// Show the tree at DIR/nK to every program, by FUSE
     Mount(Mount),
     /// Take the mount away: exit code 1 if programs use it
     Umount(Umount),
+    /// Say how the cluster is: exit code 0 well, 1 degraded, 2 down, 3 not known, for lack of permission
+    Status(Status),
+    /// Stop the cluster, or one node of it
+    Down(Down),
+    /// Start a stopped node
+    Start(OneNode),
     /// Measure, each figure beside its floor
     #[command(subcommand)]
     Bench(Benches),
-    /// One part of a measurement, inside a program that sees the tree
-    #[command(hide = true)]
-    Measure(Measure),
-    /// Say how the cluster is: exit code 0 well, 1 degraded, 2 down, 3 not known, for lack of permission
-    Status(Status),
     /// Verify a pool that no daemon uses
     Check(PoolFolder),
     /// Print what a pool holds, in words
     Inspect(PoolFolder),
+    /// Keep a node up in the foreground: run its daemon, and start it again when it dies (`up` does this for you)
+    Serve(OneNode),
+    /// Run a node's daemon in the foreground, with no keeper; the socket may come as standard input
+    Daemon(OneNode),
     /// Run the embedded cluster manager in the foreground: for clusters of several nodes
     Manager(manager::Arguments),
     /// What the cluster manager knows, and who is out
     #[command(subcommand)]
     Cluster(cluster::Command),
-    /// Keep a node up in the foreground: run its daemon, and start it again when it dies (`up` does this for you)
-    Serve(OneNode),
-    /// Run a node's daemon in the foreground, with no keeper; the socket may come as standard input
-    Daemon(OneNode),
+    /// Run a program that lies in the tree: `run` does it, inside a program that sees the tree
+    #[command(hide = true)]
+    Within(Within),
+    /// One part of a measurement, inside a program that sees the tree
+    #[command(hide = true)]
+    Measure(Measure),
+    /// Write man pages and shell completions into a folder: `make install` does it
+    #[command(hide = true)]
+    Pages(Pages),
 }
 
 #[derive(Debug, Args)]
@@ -180,6 +195,12 @@ struct PoolFolder {
     json: bool,
 }
 
+#[derive(Debug, Args)]
+struct Pages {
+    /// The folder
+    folder: PathBuf,
+}
+
 #[derive(Debug, Subcommand)]
 enum Benches {
     /// Write, write+fsync, read hit and first read, at five sizes, beside floor and tmpfs
@@ -248,6 +269,7 @@ pub fn run(arguments: Arguments) -> ExitCode {
         Command::Cluster(command) => cluster::run(&command),
         Command::Serve(node) => serve::run(&node),
         Command::Daemon(node) => daemon::run(&node),
+        Command::Pages(pages) => pages::run(&pages),
     };
     done.unwrap_or_else(|why| {
         say::aside(format_args!("hearth: {why}"));

@@ -160,7 +160,11 @@ fn closed_to_others(file: &Path) -> Option<PathBuf> {
 /// `libhearth.so`, which stands beside this program.
 fn library() -> Result<PathBuf> {
     let program = env::current_exe().map_err(|why| Error::new(format!("cannot find this program: {why}")))?;
-    let library = program.with_file_name(LIBRARY);
+    let beside = program.with_file_name(LIBRARY);
+    // Where `make install` puts it.
+    let installed =
+        program.parent().and_then(Path::parent).map(|prefix| prefix.join("lib/hearth").join(LIBRARY));
+    let library = installed.filter(|library| !beside.exists() && library.exists()).unwrap_or(beside);
     if !library.exists() {
         return Err(Error::new(format!("{} is missing: build it with make build", library.display())));
     }
