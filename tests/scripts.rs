@@ -11,7 +11,13 @@ fn script(name: &str) -> Command {
 
 /// The last line that `sum-tests` says about an output, and whether it was content.
 fn sum(output: &str) -> (String, bool) {
+    sum_where(output, "")
+}
+
+/// The same where the variable CI is so.
+fn sum_where(output: &str, ci: &str) -> (String, bool) {
     let mut command = script("sum-tests");
+    command.env("CI", ci);
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("awk is there");
     let mut input = child.stdin.take().expect("the input is a pipe");
     input.write_all(output.as_bytes()).expect("the script reads all");
@@ -47,6 +53,34 @@ fn a_test_that_was_skipped_is_none_that_passed() {
         "     Running tests/c.rs (target/debug/deps/c-1)\ntcp: skipped: needs ip\n3 passed, 0 failed\n";
     let all = format!("{FORMAT}{TWO_BINARIES}{printed}{good}{own_main}check tests: ok\n");
     assert_eq!(sum(&all), ("10 passed, 0 failed, 2 skipped".to_string(), true));
+    assert_eq!(
+        sum_where(&all, "true"),
+        ("10 passed, 2 failed".to_string(), false),
+        "CI installs and is root"
+    );
+    let lacking = all
+        .replace("needs root", "needs an RDMA device: scripts/verbs")
+        .replace("needs ip", "the loopback cannot be cut");
+    assert_eq!(sum_where(&lacking, "true"), ("10 passed, 0 failed, 2 skipped".to_string(), true));
+}
+
+#[test]
+fn what_a_child_process_runs_is_no_test() {
+    let printed = "\nsuccesses:\n\n---- manager_process stdout ----\nno test: what a child process runs\n\n\nsuccesses:\n";
+    let good =
+        "test result: ok. 5 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.0s\n";
+    let all = format!("{FORMAT}{TWO_BINARIES}{printed}{good}check tests: ok\n");
+    assert_eq!(sum(&all), ("7 passed, 0 failed".to_string(), true));
+}
+
+#[test]
+fn how_long_building_took_is_told() {
+    let all = format!("check compile: 61 s\n{FORMAT}check tests: 9 s\ncheck tests: ok\n");
+    let mut command = script("sum-tests");
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("awk is there");
+    child.stdin.take().expect("the input is a pipe").write_all(all.as_bytes()).expect("the script reads all");
+    let text = String::from_utf8(child.wait_with_output().expect("the script ends").stdout).expect("text");
+    assert!(text.ends_with("\nbuilding 61 s, tests 9 s\n2 passed, 0 failed\n"), "{text}");
 }
 
 #[test]
@@ -76,6 +110,52 @@ fn a_check_says_how_it_ended() {
         let output = script("check").args(["name", command]).output().expect("a shell is there");
         (String::from_utf8(output.stdout).expect("text"), output.status.code())
     };
-    assert_eq!(run("true"), ("check name: ok\n".to_string(), Some(0)));
-    assert_eq!(run("false"), ("check name: failed with status 1\n".to_string(), Some(1)));
+    let inherits = "exec 7</dev/null 12</dev/null; exec \"$0\" name ls /proc/self/fd";
+    let check = script("check").get_program().to_owned();
+    let output = Command::new("bash").arg("-c").arg(inherits).arg(check).output().expect("bash is there");
+    let text = String::from_utf8(output.stdout).expect("text");
+    // 3 is the folder that is listed.
+    assert!(text.starts_with("0\n1\n2\n3\ncheck name: "), "{text}");
+    let seconds = |text: &str| text.replace(char::is_numeric, "").replace("check name:  s\n", "");
+    let (text, code) = run("true");
+    assert_eq!((seconds(&text), code), ("check name: ok\n".to_string(), Some(0)));
+    let (text, code) = run("false");
+    assert_eq!((seconds(&text), code), ("check name: failed with status \n".to_string(), Some(1)));
+}
+
+#[test]
+fn what_is_installed_works_where_it_lies() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (built, prefix) = (folder.path().join("release"), folder.path().join("usr"));
+    let hearth = std::path::Path::new(env!("CARGO_BIN_EXE_hearth"));
+    std::fs::create_dir(&built).expect("a folder");
+    for name in ["hearth", "libhearth.so"] {
+        std::fs::copy(hearth.with_file_name(name), built.join(name)).expect("both are built");
+    }
+    let run = |command: &mut Command| {
+        let output = command.output().expect("it can be run");
+        assert!(output.status.success(), "{command:?}: {output:?}");
+        String::from_utf8(output.stdout).expect("text")
+    };
+    run(script("install").arg(&prefix).env("CARGO_TARGET_DIR", folder.path()));
+    let page = std::fs::read_to_string(prefix.join("share/man/man1/hearth-run.1")).expect("a man page");
+    assert!(page.contains("Run a program that sees the tree"));
+    for completion in [
+        "share/bash-completion/completions/hearth",
+        "share/zsh/site-functions/_hearth",
+        "share/fish/vendor_completions.d/hearth.fish",
+    ] {
+        let text = std::fs::read_to_string(prefix.join(completion)).expect("a completion");
+        assert!(text.contains("umount"), "{completion}");
+    }
+    let dir = folder.path().join("cluster");
+    let hearth = |arguments: &[&str]| {
+        let mut command = Command::new("timeout");
+        run(command.arg("60").arg(prefix.join("bin/hearth")).args(arguments).env("HEARTH_DIR", &dir))
+    };
+    hearth(&["up", "--medium", "memory", "--capacity", "64"]);
+    let file = dir.join("n1/file").display().to_string();
+    let script = format!("echo text > {file}; cat {file}");
+    assert_eq!(hearth(&["run", "--", "sh", "-c", &script]), "text\n");
+    hearth(&["down"]);
 }
