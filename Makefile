@@ -3,8 +3,11 @@
 # Minutes for each fuzz target.
 FUZZ_MINUTES ?= 10
 
-.PHONY: build demo test prove prove-cluster prove-crash prove-damage prove-fuzz prove-kill prove-planted prove-sim \
-	prove-properties prove-suites prove-transport prove-verbs
+# Where `make install` puts things; DESTDIR is put in front, for packages.
+PREFIX ?= /usr/local
+
+.PHONY: build demo test help install prove prove-cluster prove-crash prove-damage prove-fuzz prove-kill prove-planted \
+	prove-sim prove-properties prove-suites prove-transport prove-verbs
 
 build:
 	@scripts/setup libfabric-dev
@@ -12,20 +15,30 @@ build:
 
 # The main job, shown: sqlite3 and RocksDB killed in the middle, and nothing acknowledged lost; then latencies.
 demo:
+	@scripts/room 1536 3072
 	@scripts/setup libfabric-dev sqlite3 db_bench pkill
 	@$(MAKE) --no-print-directory build
 	@scripts/demo
 
 test:
-	@scripts/setup libfabric-dev sqlite3 db_bench pkill cc make git rsync cpio patch python3 setfattr ip
+	@scripts/room 1536 16384
+	@scripts/setup libfabric-dev sqlite3 db_bench pkill cc make git rsync cpio patch python3 setfattr ip fusermount3
 	@( scripts/check format cargo fmt --all --check; \
 	   scripts/check clippy cargo clippy --workspace --all-targets --locked -- -D warnings; \
 	   scripts/check library cargo build --locked -p interpose; \
+	   scripts/check compile cargo test --workspace --no-run --locked; \
 	   PROPTEST_RNG_SEED=$${PROPTEST_RNG_SEED:-1} scripts/check tests \
 	     cargo test --workspace --no-fail-fast --locked -- --show-output; \
 	   scripts/check build cargo build --release --locked -p hearth -p interpose; \
 	   scripts/check demo scripts/demo small \
 	 ) 2>&1 | scripts/sum-tests
+
+help:
+	@scripts/help
+
+# The program, its library in lib/hearth/, man pages and completions of bash, zsh and fish.
+install: build
+	@scripts/install "$(DESTDIR)$(PREFIX)"
 
 prove: prove-crash prove-damage prove-kill prove-sim prove-properties prove-fuzz prove-transport prove-cluster \
 	prove-planted
