@@ -70,7 +70,8 @@ pub struct NodeStatus {
     /// Sessions that were ended by force since the daemon started, the oldest forgotten: the user, and why.
     #[serde(default)]
     pub forced_ends: Vec<String>,
-    /// What the recovery at the daemon's start found damaged in logs and in the ledger: acknowledged, and lost.
+    /// What was acknowledged, and is lost: what the recovery at the daemon's start found damaged in logs and in the ledger, and
+    /// damaged blocks of files of which programs wrote a part since.
     #[serde(default)]
     pub losses: Vec<String>,
     /// Why nothing is done any more, or why the daemon before this one ended of itself.

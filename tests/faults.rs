@@ -11,7 +11,7 @@ use format::BLOCK_BYTES;
 use format::envelope::{Envelope, HEADER_BYTES};
 use format::ledger::Kind;
 use format::superblock::Superblock;
-use harness::{Expect, Node, limited};
+use harness::{Expect, Node, limited, until};
 use ipc::{Host, SystemHost, Word};
 use rustix::io::Errno;
 use rustix::process::{Pid, WaitOptions, waitpid};
@@ -305,6 +305,44 @@ fn a_flipped_bit_in_a_block_is_an_error_and_heals_when_it_is_written() {
     kept_is_there(&node);
     node.sh("seq 3000 > $T/numbers").expect_success();
     assert_eq!(node.sh("tail -n 1 $T/numbers").expect_success(), "3000\n");
+    node.hearth(&["down"]).expect_success();
+    node.check();
+}
+
+/// A program that writes into a damaged block, and goes on with other files: what it wrote there counts, and the block stays
+/// an error, which is told, until it is written whole.
+#[test]
+fn a_damaged_block_that_is_written_in_part_costs_nothing_else() {
+    let node = down_with_a_file();
+    let path = pool(&node).join("segment-1");
+    let mut bytes = fs::read(&path).unwrap();
+    let at = bytes.windows(6).position(|window| window == b"\n2000\n").unwrap();
+    bytes[at + 1] ^= 1;
+    fs::write(&path, &bytes).unwrap();
+    node.hearth(&["start"]).expect_success();
+    // The block of line 2000 begins before line 1900.
+    let line_at = (1..1990).map(|line: u32| line.to_string().len() + 1).sum::<usize>();
+    let script = format!(
+        "printf X | dd of=$T/numbers bs=1 seek={line_at} conv=notrunc status=none; seq 5 > $T/after; sync"
+    );
+    node.sh(&script).expect_success();
+    node.hearth(&["down"]).expect_success();
+    node.hearth(&["start"]).expect_success();
+    assert_eq!(node.sh("cat $T/after").expect_success(), "1\n2\n3\n4\n5\n");
+    let read = node.sh("! cat $T/numbers >/dev/null");
+    assert!(errors(&read).contains("Input/output error"), "{}", errors(&read));
+    kept_is_there(&node);
+    // What a digest finds while the node is up is told by it.
+    node.sh(&script).expect_success();
+    until("the status says it", || {
+        let status = node.hearth(&["status"]);
+        let said = String::from_utf8_lossy(&status.stdout).into_owned();
+        status.status.code() == Some(1) && said.contains("LOST: inode ") && said.contains("4096 bytes from ")
+    });
+    node.hearth(&["down"]).expect_success();
+    assert_eq!(check(&node).status.code(), Some(1));
+    node.hearth(&["start"]).expect_success();
+    node.sh("seq 3000 > $T/numbers").expect_success();
     node.hearth(&["down"]).expect_success();
     node.check();
 }

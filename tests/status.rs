@@ -6,7 +6,7 @@
 
 mod harness;
 
-use harness::{Expect, Node, kill, limited};
+use harness::{Expect, Node, kill, limited, until};
 use ipc::{Host, SystemHost, Word};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
@@ -14,9 +14,6 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::time::Duration;
-
-/// Looks at most, 20 ms apart, until something is as it should be.
-const LOOKS: usize = 3000;
 
 fn text(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
@@ -36,16 +33,6 @@ fn state(node: &Node) -> String {
     json(node)["state"].as_str().unwrap_or("no state is said").to_owned()
 }
 
-fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    for _ in 0..LOOKS {
-        if holds() {
-            return;
-        }
-        SystemHost.wait(&Word::new(0), 0, Some(SystemHost.now().after(Duration::from_millis(20))));
-    }
-    panic!("never: {what}");
-}
-
 /// The process that a pid file names.
 fn process_of(file: &Path) -> i32 {
     fs::read_to_string(file).unwrap().split(' ').next().unwrap().parse().unwrap()
@@ -63,6 +50,16 @@ fn lives(pid: i32) -> bool {
 
 fn signal(pid: i32, signal: Signal) {
     kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
+    if signal == Signal::STOP {
+        // A thread that runs elsewhere goes on until it is told.
+        until("all of its threads stand still", || {
+            let mut threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+            threads.all(|thread| {
+                let state = fs::read_to_string(thread.unwrap().path().join("stat")).unwrap();
+                state.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
+            })
+        });
+    }
 }
 
 /// A program on the tree that appends to a file, with an fsync, for each line that it is told, and says how that went.

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::presence::Presence;
 use crate::process::Process;
 use crate::status::{NodeStatus, ProgramStatus};
-use format::{LogUid, PoolUid, Sequence};
+use format::{BLOCK_BYTES, InodeNumber, LogUid, PoolUid, Sequence};
 use ipc::socket::Listener;
 use ipc::{Descriptor, Host, SystemHost, Word};
 use pmem::Medium;
@@ -19,6 +19,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sharedfs::{Config, Daemon, Door, Format, format_pool, turn_away};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write;
 use std::os::fd::AsFd;
@@ -68,7 +69,7 @@ pub(super) fn run(arguments: &OneNode) -> Result<ExitCode> {
     let daemon = Arc::new(daemon);
     tell_failure(&daemon, sender)?;
     let pool = Arc::new(pool_files(node)?);
-    give_up_with_the_pool(&daemon, &pool)?;
+    watch_pool(&daemon, &pool)?;
     let control = listen_for_questions(&cluster, node)?;
     Process::this()?.save(&cluster.pid_file(node))?;
     say_ready()?;
@@ -153,19 +154,34 @@ fn removed(pool: &[Presence]) -> Option<sharedfs::Error> {
     Some(sharedfs::Error::Removed(found.path.display().to_string()))
 }
 
-/// Stops the daemon when its pool is removed: what programs commit from then on would be acknowledged, and lost. The
+/// Tells which blocks are found damaged, and stops the daemon when its pool is removed: what programs commit from then on would be acknowledged, and lost. The
 /// process stays until it is told to end, since the contents of the pool can be copied through its descriptors.
-fn give_up_with_the_pool(daemon: &Arc<Daemon>, pool: &Arc<Vec<Presence>>) -> Result<()> {
+fn watch_pool(daemon: &Arc<Daemon>, pool: &Arc<Vec<Presence>>) -> Result<()> {
     let (daemon, pool) = (daemon.clone(), pool.clone());
     let body = move || {
+        let mut told = BTreeSet::new();
         loop {
             if let Some(why) = removed(&pool) {
                 return daemon.give_up(&why);
+            }
+            for block in daemon.damaged_blocks() {
+                if told.insert(block) {
+                    error!("{}", damaged_block(&block));
+                }
             }
             SystemHost.wait(&Word::new(0), 0, Some(SystemHost.now().after(POOL_LOOK)));
         }
     };
     spawn("pool", body)
+}
+
+/// What is said of a damaged block of which a program wrote a part.
+fn damaged_block((inode, block): &(InodeNumber, u64)) -> String {
+    format!(
+        "inode {inode}: the {BLOCK_BYTES} bytes from {} on are damaged, and a program wrote a part of them: reading them is an \
+         error until they are written as a whole",
+        block * BLOCK_BYTES as u64
+    )
 }
 
 fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<()> {
@@ -330,7 +346,9 @@ fn answer_status(
                 why.to_string()
             });
             let failure = failure.or_else(|| daemon.failure());
-            let status = NodeStatus { losses: losses.clone(), ..status(&cluster, &node, &daemon, failure) };
+            let mut losses = losses.clone();
+            losses.extend(daemon.damaged_blocks().iter().map(damaged_block));
+            let status = NodeStatus { losses, ..status(&cluster, &node, &daemon, failure) };
             let text = serde_json::to_vec(&status).unwrap_or_default();
             // Whoever asked and went away is not missed.
             let _ = stream.write_all(&text);

@@ -3,9 +3,11 @@
 
 #![allow(dead_code, reason = "each test takes what it needs")]
 
+use ipc::{Host, SystemHost, Word};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
 /// Seconds that any program of these tests may take.
 const LIMIT_S: &str = "120";
@@ -125,6 +127,17 @@ pub fn kill(pid: i32) {
     pidfd_send_signal(&pidfd, Signal::KILL).unwrap();
     let limit = rustix::event::Timespec { tv_sec: 60, tv_nsec: 0 };
     assert_eq!(poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&limit)), Ok(1), "it does not die");
+}
+
+/// Looks, at most for a minute, until something is as it should be.
+pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    for _ in 0..3000 {
+        if holds() {
+            return;
+        }
+        SystemHost.wait(&Word::new(0), 0, Some(SystemHost.now().after(Duration::from_millis(20))));
+    }
+    panic!("never: {what}");
 }
 
 /// Whether this machine lets us mount; says so if not.

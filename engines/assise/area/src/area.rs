@@ -534,15 +534,26 @@ pub(crate) fn read_block(
     extent: &Extent,
     file_block: u64,
 ) -> Result<Box<[u8; BLOCK_BYTES]>, AreaError> {
-    let checksums = extent.checksums.as_ref().expect("only written blocks are read");
-    let expected = checksums[extent.index_of(file_block) as usize];
-    let (segment, block) = (extent.segment, extent.block_of(file_block));
-    let mut bytes = Box::new([0; BLOCK_BYTES]);
-    let there = space.read(segment, block, &mut bytes[..])?;
-    if there && checksum::of(Salt::NONE, &bytes[..]) == expected {
+    let (bytes, is_whole) = read_as_is(space, extent, file_block)?;
+    if is_whole {
         return Ok(bytes);
     }
+    let (segment, block) = (extent.segment, extent.block_of(file_block));
     Err(AreaError::Data { inode, offset: file_block * BLOCK_BYTES as u64, segment, block })
+}
+
+/// Reads one block of a written extent, and says whether it has its checksum.
+pub(crate) fn read_as_is(
+    space: &Space,
+    extent: &Extent,
+    file_block: u64,
+) -> Result<(Box<[u8; BLOCK_BYTES]>, bool), AreaError> {
+    let checksums = extent.checksums.as_ref().expect("only written blocks are read");
+    let expected = checksums[extent.index_of(file_block) as usize];
+    let mut bytes = Box::new([0; BLOCK_BYTES]);
+    let there = space.read(extent.segment, extent.block_of(file_block), &mut bytes[..])?;
+    let is_whole = there && checksum::of(Salt::NONE, &bytes[..]) == expected;
+    Ok((bytes, is_whole))
 }
 
 const _: () = assert!(HEIGHT_MAX <= u8::MAX as u32);

@@ -110,6 +110,8 @@ pub struct Committed {
     pub nodes: u32,
     /// Data blocks written, those included that the records brought whole.
     pub data_blocks: u64,
+    /// Damaged blocks of files, by their number in the file, of which records replaced a part: they stay damaged.
+    pub damaged: Vec<(InodeNumber, u64)>,
 }
 
 /// A partly written block, in memory until the commit or until there are too many.
@@ -153,6 +155,8 @@ pub struct Batch<'a> {
     /// Freed by this batch, but part of the committed tree.
     pub(crate) freed: Vec<Run>,
     pub(crate) freed_of: BTreeSet<InodeNumber>,
+    /// Damaged blocks of files that were to be kept in part, and whether they are damaged still.
+    pub(crate) damaged: BTreeMap<(InodeNumber, u64), bool>,
     pub(crate) data_blocks: u64,
     pub(crate) made: Made,
     state: State,
@@ -185,6 +189,7 @@ impl Area {
             filled: RunSet::default(),
             freed: Vec::new(),
             freed_of: BTreeSet::new(),
+            damaged: BTreeMap::new(),
             data_blocks: 0,
             made,
             state: State::Whole,
@@ -217,7 +222,7 @@ impl Batch<'_> {
     ///
     /// # Errors
     /// `Refused`, `NoSpace`, `BatchFull` (commit, release, and apply it again), `Overfull` (drop the batch and make it
-    /// again), `Data` (a block that must be kept in part is damaged); `Poisoned` after an earlier record broke the batch; `Node`, `Item`, `Medium`.
+    /// again), `Poisoned` after an earlier record broke the batch; `Node`, `Item`, `Medium`.
     pub fn apply(
         &mut self,
         inode: InodeNumber,
@@ -401,7 +406,13 @@ impl Batch<'_> {
         if self.tree.is_committed_as(&self.area.root.node) && self.root == self.area.root {
             self.state = State::Committed;
             let flip = self.root.flip;
-            return Ok(Committed { flip, freed_of: Vec::new(), nodes: 0, data_blocks: 0 });
+            return Ok(Committed {
+                flip,
+                freed_of: Vec::new(),
+                nodes: 0,
+                data_blocks: 0,
+                damaged: Vec::new(),
+            });
         }
         self.area.poisoned = true;
         self.flush()?;
@@ -425,7 +436,9 @@ impl Batch<'_> {
         self.area.poisoned = false;
         self.state = State::Committed;
         let freed_of = std::mem::take(&mut self.freed_of).into_iter().collect();
-        Ok(Committed { flip, freed_of, nodes, data_blocks: self.data_blocks })
+        let damaged = self.damaged.iter().filter(|(_, is_damaged)| **is_damaged).map(|(block, _)| *block);
+        let (damaged, data_blocks) = (damaged.collect(), self.data_blocks);
+        Ok(Committed { flip, freed_of, nodes, data_blocks, damaged })
     }
 
     /// Brings the items of the segments up to date.

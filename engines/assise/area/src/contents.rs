@@ -87,7 +87,7 @@ impl Batch<'_> {
     }
 
     /// Old contents of the first and the last block of a range of bytes, where it covers them in part.
-    fn load_edges(&self, inode: InodeNumber, range: Range<u64>) -> Result<Edges, AreaError> {
+    fn load_edges(&mut self, inode: InodeNumber, range: Range<u64>) -> Result<Edges, AreaError> {
         let mut edges = Vec::new();
         let blocks = blocks_touched(range.clone());
         let mut wanted = vec![blocks.start, blocks.end - 1];
@@ -165,6 +165,7 @@ impl Batch<'_> {
             let zeroings = self.begin_zeroing(inode, std::slice::from_ref(&zeroed), applying)?;
             grown += self.zero(inode, zeroings)?;
             grown -= self.cut(inode, block_end..FILE_BLOCKS_MAX, true)?;
+            self.heal(inode, block_end..FILE_BLOCKS_MAX);
         } else {
             self.begin_change(1, 0, Need::Shrinking)?;
         }
@@ -227,7 +228,8 @@ impl Batch<'_> {
         let zeroings = self.begin_zeroing(inode, &[offset..head_end, tail_start..end], applying)?;
         let mut grown = self.zero(inode, zeroings)?;
         if !whole.is_empty() {
-            grown -= self.cut(inode, whole, true)?;
+            grown -= self.cut(inode, whole.clone(), true)?;
+            self.heal(inode, whole);
         }
         self.put_changed(inode, item, grown, applying)
     }

@@ -1,13 +1,13 @@
 //! The extents of a file under change: where new blocks lie, what old ones give way, partly written blocks.
 
 use crate::AreaError;
-use crate::area::read_block;
+use crate::area::read_as_is;
 use crate::batch::{Batch, Need, Pending};
-use crate::space::Run;
+use crate::space::{Run, Space};
 use crate::view::Extent;
 use format::checksum::{self, Salt};
 use format::node::{EXTENT_BLOCKS_MAX, EXTENT_UNWRITTEN, ExtentItem, ItemKind, Key};
-use format::{BLOCK_BYTES, Block, InodeNumber};
+use format::{BLOCK_BYTES, Block, InodeNumber, SegmentId};
 use std::ops::Range;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U32;
@@ -352,9 +352,10 @@ impl Batch<'_> {
         }
     }
 
-    /// The contents of a block of a file as the batch has left it; `None` if it reads as zeros.
+    /// The contents of a block of a file as the batch has left it; `None` if it reads as zeros. A damaged one is given as it
+    /// is, and noted: what is made of it is written as damaged.
     pub(crate) fn load_block(
-        &self,
+        &mut self,
         inode: InodeNumber,
         block: u64,
     ) -> Result<Option<Box<[u8; BLOCK_BYTES]>>, AreaError> {
@@ -364,14 +365,31 @@ impl Batch<'_> {
         let extents = self.view().extents(inode, block..block + 1, 1)?;
         match extents.first() {
             Some(extent) if extent.checksums.is_some() => {
-                read_block(&self.area.space, inode, extent, block).map(Some)
+                let (bytes, is_whole) = read_as_is(&self.area.space, extent, block)?;
+                if !is_whole {
+                    self.damaged.insert((inode, block), true);
+                }
+                Ok(Some(bytes))
             }
             _ => Ok(None),
         }
     }
 
+    /// Blocks of a file are replaced as a whole, or are no more.
+    pub(crate) fn heal(&mut self, inode: InodeNumber, blocks: Range<u64>) {
+        for is_damaged in self.damaged.range_mut((inode, blocks.start)..(inode, blocks.end)) {
+            *is_damaged.1 = false;
+        }
+    }
+
+    /// Whether a block of a file is made of one that is damaged.
+    pub(crate) fn is_damaged(&self, inode: InodeNumber, block: u64) -> bool {
+        self.damaged.get(&(inode, block)) == Some(&true)
+    }
+
     /// Writes whole blocks where they belong; gives their checksums.
     pub(crate) fn write_whole(&mut self, inode: InodeNumber, first: u64, run: Run, bytes: &[u8]) -> Vec<u32> {
+        self.heal(inode, first..first + u64::from(run.blocks));
         self.area.space.write(run.segment, run.block, bytes);
         self.data_blocks += u64::from(run.blocks);
         let blocks = bytes.chunks_exact(BLOCK_BYTES).zip(first..);
@@ -390,13 +408,30 @@ impl Batch<'_> {
     /// Writes out all partly written blocks.
     pub(crate) fn flush(&mut self) -> Result<(), AreaError> {
         for ((inode, number), pending) in std::mem::take(&mut self.pending) {
-            self.area.space.write(pending.segment, pending.block, &pending.bytes[..]);
+            let (place, is_damaged) = ((pending.segment, pending.block), self.is_damaged(inode, number));
+            let checksum = write_page(&mut self.area.space, place, &pending.bytes, is_damaged);
             self.data_blocks += 1;
-            let checksum = checksum::of(Salt::NONE, &pending.bytes[..]);
             self.set_checksums(inode, number, &[checksum])?;
         }
         Ok(())
     }
+}
+
+/// Writes a block that was made of an older one; gives its checksum. What is left of a damaged block may be anything: the
+/// block gets a checksum that no reader finds.
+pub(crate) fn write_page(
+    space: &mut Space,
+    (segment, block): (SegmentId, Block),
+    page: &[u8; BLOCK_BYTES],
+    is_damaged: bool,
+) -> u32 {
+    let checksum = checksum::of(Salt::NONE, page);
+    if is_damaged {
+        space.write_damaged(segment, block, page);
+        return !checksum;
+    }
+    space.write(segment, block, page);
+    checksum
 }
 
 /// Two extents as one, if the second goes on where the first ends, in the file and in the segment.

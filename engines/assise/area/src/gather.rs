@@ -13,6 +13,7 @@
 use crate::AreaError;
 use crate::batch::{Applied, Applying, Batch, Need};
 use crate::contents::{blocks_touched, end_of, grow};
+use crate::extents::write_page;
 use crate::space::Run;
 use crate::view::Extent;
 use format::checksum::{self, Salt};
@@ -218,6 +219,10 @@ impl Batch<'_> {
                 }
             };
             if to - from == BLOCK {
+                // Not a call of `heal`, which would borrow all of the batch.
+                if let Some(is_damaged) = self.damaged.get_mut(&(inode, block)) {
+                    *is_damaged = false;
+                }
                 self.area.space.write(new.segment, new.block, source);
                 self.data_blocks += 1;
                 new.content = Content::Written(checksum::of(Salt::NONE, source));
@@ -240,7 +245,7 @@ impl Batch<'_> {
     /// The present contents of a block that a write from an offset to an end covers in part, if they are in no page.
     /// None if they are zeros.
     fn base(
-        &self,
+        &mut self,
         inode: InodeNumber,
         block: u64,
         (offset, end): (u64, u64),
@@ -333,10 +338,9 @@ impl Batch<'_> {
             let checksum = match new.content {
                 Content::Written(checksum) => checksum,
                 Content::Page(page) => {
-                    let bytes = &self.pages[page as usize];
-                    self.area.space.write(new.segment, new.block, bytes);
+                    let (place, is_damaged) = ((new.segment, new.block), self.is_damaged(inode, number));
                     self.data_blocks += 1;
-                    checksum::of(Salt::NONE, bytes)
+                    write_page(&mut self.area.space, place, &self.pages[page as usize], is_damaged)
                 }
             };
             self.pending.remove(&(inode, number));

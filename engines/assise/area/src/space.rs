@@ -184,6 +184,13 @@ impl Space {
         }
     }
 
+    /// Writes a block of which a part was lost: readers compare it with its checksum, which it does not have.
+    pub fn write_damaged(&mut self, segment: SegmentId, block: Block, bytes: &[u8]) {
+        let found = self.get_mut(segment);
+        found.region.write(byte_of(block), bytes);
+        found.clear_verified(block);
+    }
+
     /// Whether a block holds what was written there, as far as this process knows.
     pub fn is_verified(&self, segment: SegmentId, block: Block) -> bool {
         self.segments.get(&segment).is_some_and(|found| found.is_verified(block))
@@ -497,6 +504,12 @@ impl Segment {
     fn set_verified(&mut self, block: Block) {
         if let Some(word) = self.verified.get_mut((block.get() / u64::BITS) as usize) {
             *word |= 1 << (block.get() % u64::BITS);
+        }
+    }
+
+    fn clear_verified(&mut self, block: Block) {
+        if let Some(word) = self.verified.get_mut((block.get() / u64::BITS) as usize) {
+            *word &= !(1 << (block.get() % u64::BITS));
         }
     }
 

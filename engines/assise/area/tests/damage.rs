@@ -12,7 +12,9 @@ use format::root::{NodePointer, Root};
 use format::{BLOCK_BYTES, Block, Cookie, DecodeError, InodeNumber, LogUid, Name, PoolUid};
 use pmem::Medium;
 use pmem::recorded::{Recorder, Verb};
-use support::{Draws, Step, VERSION, cases, commit, file, findings, new_pool, pool, proving, tiny, write};
+use support::{
+    Draws, Step, VERSION, cases, commit, file, findings, new_pool, pool, proving, tiny, truncate, write,
+};
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -266,14 +268,66 @@ fn damaged_data_is_named_and_never_returned() {
     assert_eq!(verify(&mut area, 0, 9).unwrap(), 1, "up to the damaged one");
     assert_eq!(verify(&mut area, 0, 1).unwrap(), 1, "the first one was compared before");
     assert!(matches!(verify(&mut area, 1, 9), Err(AreaError::Data { .. })));
-    // A write that would keep a part of it is an error and changes nothing; one that replaces it heals.
-    let before = area.flip();
-    let mut batch = area.begin().unwrap();
-    assert!(matches!(write(10, 5000, 1, 10).apply(&mut batch, 100), Err(AreaError::Data { .. })));
-    write(10, 4096, 1, 4096).apply(&mut batch, 101).unwrap();
-    assert!(batch.commit(VERSION).unwrap().flip > before);
-    assert_eq!(area.read(InodeNumber::new(10), 0, &mut bytes).unwrap(), 8192);
-    findings(&medium).unwrap();
+}
+
+/// A record that keeps a part of a damaged block is done, and what is left of the block stays damaged, whatever else the
+/// batch and later ones do to the file; a record that replaces the block, or cuts it off, heals it.
+#[test]
+fn what_is_written_into_a_damaged_block_stays_damaged_until_all_of_it_is() {
+    const FILE: InodeNumber = InodeNumber::new(10);
+    let damaged = |area: &Area| {
+        let mut bytes = [0; 4096];
+        match area.read(FILE, 4096, &mut bytes) {
+            Ok(_) => false,
+            Err(AreaError::Data { inode, offset, .. }) => (inode, offset) == (FILE, 4096),
+            Err(error) => panic!("{error}"),
+        }
+    };
+    let cases: [(&[Step], bool); 8] = [
+        (&[write(10, 5000, 1, 10)], true),
+        (&[write(10, 5000, 1, 10), write(10, 4096, 2, 1)], true),
+        (&[write(10, 100, 1, 5000)], true),
+        // What it has from then on was written whole.
+        (&[write(10, 5000, 1, 10), write(10, 4096, 2, 4096)], false),
+        (&[write(10, 4096, 2, 4096), write(10, 5000, 1, 10)], false),
+        (&[write(10, 5000, 1, 10), truncate(10, 4096)], false),
+        (&[write(10, 5000, 1, 10), truncate(10, 5000)], true),
+        (&[write(10, 5000, 1, 10), truncate(10, 4000), write(10, 5000, 1, 10)], false),
+    ];
+    for ((steps, stays), gathers) in cases.iter().flat_map(|case| [(case, false), (case, true)]) {
+        let recorder = Recorder::new();
+        let medium = recorder.medium();
+        let mut area = pool(&medium, 256, tiny());
+        commit(&mut area, &[file(10, 1, "f"), write(10, 0, 3, 3 * 4096)], 1).unwrap();
+        let block = area.extents(FILE, 1..2, 1).unwrap()[0].block_of(1);
+        spoil(&medium, "segment-1", u64::from(block.get()) * 4096 + 17, &[0xee]);
+        let mut batch = area.begin().unwrap();
+        if gathers {
+            batch.gather_writes();
+        }
+        for (step, sequence) in steps.iter().zip(100..) {
+            step.apply(&mut batch, sequence).unwrap();
+        }
+        let committed = batch.commit(VERSION).unwrap();
+        assert_eq!(committed.damaged, if *stays { vec![(FILE, 1)] } else { vec![] }, "{steps:?}");
+        area.release(committed.flip).unwrap();
+        for _ in 0..2 {
+            assert_eq!(damaged(&area), *stays, "{steps:?}, gathers: {gathers}");
+            let extent = area.extents(FILE, 1..2, 1).unwrap().first().cloned();
+            let shown = extent.is_none_or(|extent| area.verify(FILE, &extent, 1, &mut 1).is_ok());
+            assert_eq!(shown, !stays, "readers by a map");
+            drop(area);
+            assert_eq!(findings(&medium).is_err(), *stays, "{steps:?}: the check");
+            area = Area::open(&medium, tiny()).unwrap();
+        }
+        // Another batch keeps a part again, and the next replaces it.
+        commit(&mut area, &[write(10, 4096 + 7, 4, 1), write(10, 0, 4, 1)], 200).unwrap();
+        assert_eq!(damaged(&area), *stays);
+        commit(&mut area, &[write(10, 4096, 5, 4096)], 300).unwrap();
+        assert!(!damaged(&area));
+        drop(area);
+        findings(&medium).unwrap();
+    }
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use crate::daemon::Daemon;
 use crate::room::Free;
-use format::{FlipNumber, LogUid};
+use format::{FlipNumber, InodeNumber, LogUid};
 
 /// A session as a person sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +43,12 @@ impl Daemon {
     /// Open files that are referred to by call, by sessions and estates.
     pub fn references(&self) -> usize {
         self.core().state.lock().references.total()
+    }
+
+    /// Blocks of files, by their number in the file, that were found damaged when a program had written a part of them: they
+    /// cannot be read until they are written whole.
+    pub fn damaged_blocks(&self) -> Vec<(InodeNumber, u64)> {
+        self.core().state.lock().copy.damaged.iter().copied().collect()
     }
 
     /// Data blocks that a program of this user can still take, as `statfs` tells it: without what is reserved for the

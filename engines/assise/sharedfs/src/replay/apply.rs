@@ -19,8 +19,6 @@ pub enum CutReason {
     Contradiction(Refused),
     /// More than was promised, and there is no room.
     NoRoom,
-    /// A block that the record keeps in part is damaged.
-    Damaged,
 }
 
 impl CutReason {
@@ -44,7 +42,6 @@ impl From<AreaError> for Halt {
             AreaError::BatchFull => Self::Full,
             AreaError::NoSpace => Self::Cut(CutReason::NoRoom),
             AreaError::Refused(refused) => Self::Cut(CutReason::Contradiction(refused)),
-            AreaError::Data { .. } => Self::Cut(CutReason::Damaged),
             error => Self::Failed(error),
         }
     }

@@ -10,11 +10,14 @@ use crate::generations::Generations;
 use crate::ledger::Ledger;
 use crate::logs::{BEGINNING, LogFile};
 use area::{Area, AreaError, Batch, Committed};
-use format::{LogUid, Sequence};
+use format::{InodeNumber, LogUid, Sequence};
 use ipc::Digested;
 use pmem::Medium;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+
+/// Damaged blocks that are remembered.
+const DAMAGED_MAX: usize = 1024;
 
 /// An update log: its file, and how far it is in the tree.
 pub(crate) struct UpdateLog {
@@ -41,6 +44,8 @@ pub(crate) struct LocalCopy {
     /// The logs of the table.
     pub logs: BTreeMap<LogUid, UpdateLog>,
     pub generations: Arc<Generations>,
+    /// Damaged blocks of files, by their number in the file, of which records replaced a part since this process began.
+    pub damaged: BTreeSet<(InodeNumber, u64)>,
     /// A larger file is no log that was made.
     log_bytes_max: u64,
     /// Changes of the ledger in one flip.
@@ -64,7 +69,8 @@ impl LocalCopy {
         let ledger = Ledger::open(medium, area.pool(), area.ledger(), table)?;
         let log_bytes_max = config.log_bytes_max.max(config.log_bytes);
         let (medium, batch_changes) = (medium.clone(), config.batch_changes);
-        Ok(Self { medium, area, ledger, logs, generations, log_bytes_max, batch_changes })
+        let damaged = BTreeSet::new();
+        Ok(Self { medium, area, ledger, logs, generations, damaged, log_bytes_max, batch_changes })
     }
 
     /// The file of a log that lives; `None` if its owner made something else of it.
@@ -130,6 +136,8 @@ impl LocalCopy {
     pub fn after_flip(&mut self, committed: &Committed, changes: usize) -> Result<(), Error> {
         self.generations.raise(&committed.freed_of);
         self.area.release(committed.flip)?;
+        let left = DAMAGED_MAX.saturating_sub(self.damaged.len());
+        self.damaged.extend(committed.damaged.iter().take(left));
         self.ledger.contained(changes);
         Ok(())
     }
