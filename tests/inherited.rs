@@ -318,6 +318,7 @@ fn offsets_are_shared_however_many_files_were_opened() {
         &node,
         r#"
         # Each fork may have had what was open; the last file's offset is shared all the same.
+        ulimit -n "$(ulimit -Hn)"
         exec 9<>first; echo 1 >&9; /bin/true
         for ((i = 0; i < 66000; i++)); do : >x; done
         (/bin/echo a; /bin/echo b) >f
