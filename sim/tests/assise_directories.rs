@@ -4,12 +4,14 @@ mod assise_local;
 
 use assise_local::trees::{at, process};
 use assise_local::{Local, Node, sharedfs_area, tiny};
+use format::Name;
 use format::call::CallKind;
 use libfs::Limits;
 use sharedfs::Config;
 use std::sync::Arc;
-use vfs::Caller;
 use vfs::conformance::{Actor, Answer, Call};
+use vfs::engine::{Access, Removal, Step, Target};
+use vfs::{Caller, Engine, Error};
 
 const USER: u32 = 7;
 
@@ -282,5 +284,47 @@ fn files_without_extended_attributes_cost_no_call_for_them() {
         done(&mut other, &Call::RemoveXattr { path, name });
         assert_eq!(xattrs(&mut program, file), none, "{file}, removed");
     }
+    node.tidy();
+}
+
+/// The kernel of a mount keeps all inodes that it has met, many more than LibFS wants to know anything of: each is found by its
+/// number as long as it is kept, also after its name went, and after that no more.
+#[test]
+fn what_a_mounts_kernel_keeps_is_found_by_its_number() {
+    const FILES: usize = 600;
+    let node = Node::new(roomy());
+    made_by_another(&node, 1, FILES, 0o777);
+    let (libfs, _) = node.attach(Caller::ROOT, Limits { nodes: 64, ..Limits::default() });
+    let root = libfs.root().unwrap().inode;
+    let name = |file: usize| format!("f{file:04}");
+    let walk = |file: usize| {
+        let (folder, name) = (Name::new(b"d0").unwrap(), name(file));
+        let steps = [Step::Child(folder), Step::Child(Name::new(name.as_bytes()).unwrap())];
+        let mut found = Vec::new();
+        libfs.walk(&Caller::ROOT, root, &steps, &mut found).unwrap();
+        (found[0].inode, found[1].inode)
+    };
+    let met: Vec<_> = (0..FILES).map(walk).collect();
+    let folder = met[0].0;
+    let links = |inode| libfs.getattr(Target::Node(inode)).map(|attributes| attributes.links);
+    assert!(met.iter().all(|(_, file)| links(*file) == Ok(1)));
+    // By its number too: a change, an opening, an end of its name.
+    let (_, first) = met[0];
+    let (handle, _) = libfs.open(&Caller::ROOT, first, Access { read: true, write: true }, false).unwrap();
+    libfs.unlink(&Caller::ROOT, folder, Name::new(name(0).as_bytes()).unwrap(), Removal::File).unwrap();
+    met.iter().skip(1).for_each(|(_, file)| assert_eq!(links(*file), Ok(1)));
+    assert_eq!(links(first), Ok(0), "it is open");
+    libfs.close(handle);
+    // As often as it was met, and once more for the folder of each.
+    assert_eq!(walk(7).1, met[7].1);
+    let folders: Vec<_> = met.iter().map(|(folder, _)| *folder).collect();
+    libfs.forget(&folders);
+    for (index, (_, file)) in met.iter().enumerate().skip(1) {
+        libfs.forget(&[*file]);
+        assert_eq!(links(*file), if index == 7 { Ok(1) } else { Err(Error::Stale) }, "{index}");
+    }
+    libfs.forget(&[met[7].1, folder]);
+    assert_eq!((links(met[7].1), links(folder)), (Err(Error::Stale), Err(Error::Stale)));
+    drop(libfs);
     node.tidy();
 }

@@ -367,7 +367,7 @@ impl State {
                 && node.item.stamp == reply.item.stamp
                 && node.changed == Sequence::new(0));
         if !own && node.lease.is_none_or(|held| held.word != lease.word) {
-            self.leases.add();
+            self.leases.add(index, reply.inode);
         }
         if !same {
             node.lose(&mut self.pool);

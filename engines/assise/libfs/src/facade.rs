@@ -95,7 +95,10 @@ impl Engine for LibFs {
         let give_back = {
             let mut state = self.state();
             for inode in nodes {
-                let Some(index) = state.nodes.find(*inode) else { continue };
+                let Some(index) = state.nodes.find(*inode) else {
+                    state.nodes.unpin_apart(*inode);
+                    continue;
+                };
                 let node = state.nodes.get_mut(index);
                 node.pins = node.pins.saturating_sub(1);
                 state.drop_if_unused(index);

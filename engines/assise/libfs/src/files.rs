@@ -156,8 +156,8 @@ impl State {
         self.giving_back.retain(|inode| !given_back.iter().any(|given| given.inode == *inode));
     }
 
-    /// Forgets some nodes that are not in use and whose records are all digested, down to `count_max` if it finds as
-    /// many; gives what SharedFS keeps for them. Where it finds few, because most are in use, the next search waits until
+    /// Forgets some nodes that are not open and whose records are all digested, down to `count_max` if it finds as
+    /// many; of a pinned one the pins are kept. Gives what SharedFS keeps for them. Where it finds few, because most are in use, the next search waits until
     /// there are more.
     pub fn trim(&mut self, count_max: usize) -> Vec<GivenBack> {
         let count = self.nodes.count();
@@ -169,14 +169,15 @@ impl State {
                 break;
             }
             let node = self.nodes.get(index);
-            let kept = node.in_use() || node.dirty || node.referenced || node.inode == InodeNumber::ROOT;
+            let is_kept_elsewhere = node.referenced || node.orphaned || node.nameless;
+            let kept = node.opens > 0 || node.dirty || is_kept_elsewhere || node.inode == InodeNumber::ROOT;
             if kept || self.give_back.iter().any(|(_, inode)| *inode == node.inode) {
                 continue;
             }
             if node.lease.is_some_and(|held| held.word != WORD_OWN_RANGE) {
                 given_back.push(GivenBack { inode: node.inode, lease: true });
             }
-            self.nodes.remove(index, &mut self.pool);
+            self.nodes.set_aside(index, &mut self.pool);
         }
         let found = count - self.nodes.count();
         self.trim_above = if found < TRIM_PLACES / 8 { count + count / 16 } else { 0 };

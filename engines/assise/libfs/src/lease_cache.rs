@@ -13,6 +13,7 @@ use crate::state::State;
 use format::InodeNumber;
 use format::call::{AHEAD_MAX, CallKind, LEASE_UNITS_MAX, RELEASE_UNITS_MAX, WALK_NAMES_MAX};
 use format::session::WORD_OWN_RANGE;
+use std::collections::VecDeque;
 use zerocopy::IntoBytes;
 
 /// Words that stay free for what one call may bring: a walk, and a lease request of another thread.
@@ -26,16 +27,17 @@ const PART: usize = 8;
 pub(crate) struct LeaseCount {
     /// Leases with words that were granted since the count was made, and those counted then: no fewer than are held.
     at_most: usize,
-    /// Where the next search begins.
-    hand: usize,
+    /// Nodes with such leases, those that were looked at or granted last at the end. Some have lost theirs, or were forgotten.
+    held: VecDeque<(NodeIndex, InodeNumber)>,
     /// Inodes of which the session holds a lease that nothing here needs: the first to go back.
     stray: Vec<InodeNumber>,
 }
 
 impl LeaseCount {
     /// A lease with a word of its own came.
-    pub fn add(&mut self) {
+    pub fn add(&mut self, index: NodeIndex, inode: InodeNumber) {
         self.at_most += 1;
+        self.held.push_back((index, inode));
     }
 
     /// A lease came that nothing here needs.
@@ -46,8 +48,7 @@ impl LeaseCount {
 
     /// A session without leases begins.
     pub fn reset(&mut self) {
-        self.at_most = 0;
-        self.stray.clear();
+        *self = Self::default();
     }
 }
 
@@ -82,16 +83,7 @@ impl State {
     /// whether there should be more of them, if records that are not digested did not stand in the way. None if there are
     /// fewer leases than were thought, unless `refused`: SharedFS said that there are too many.
     fn give_leases_back(&mut self, refused: bool) -> (Vec<InodeNumber>, bool) {
-        let mut held = Vec::new();
-        for index in self.nodes.indices() {
-            let Some(lease) = self.nodes.get(index).lease.filter(|lease| lease.word != WORD_OWN_RANGE) else {
-                continue;
-            };
-            if self.session.as_ref().is_some_and(|session| session.holds(&lease)) {
-                held.push(index);
-            }
-        }
-        self.leases.at_most = held.len() + self.leases.stray.len();
+        self.count_leases();
         if !refused && !self.words_run_out() {
             return (Vec::new(), false);
         }
@@ -101,32 +93,62 @@ impl State {
         given_back.retain(|inode| {
             self.nodes.find(*inode).is_none_or(|index| self.nodes.get(index).lease.is_none())
         });
-        // Those that nothing in the process refers to first; all others only if there are too few of them.
-        for pinned in [false, true] {
-            self.choose(&held, pinned, wanted, &mut given_back);
+        // Once round, and once more: what was used since the last time stays for another round.
+        for _ in 0..2 {
+            self.choose(wanted, &mut given_back);
         }
         self.leases.at_most = self.leases.at_most.saturating_sub(given_back.len());
         let short = given_back.len() < wanted;
         (given_back, short)
     }
 
-    /// Goes round once or twice: what was used since the last time stays for another round.
-    fn choose(&mut self, held: &[NodeIndex], pinned: bool, wanted: usize, given_back: &mut Vec<InodeNumber>) {
-        let start = self.leases.hand % held.len().max(1);
-        for place in (0..2 * held.len()).map(|step| (start + step) % held.len()) {
+    /// Keeps of the nodes with leases those that hold one still, each once, and counts them.
+    fn count_leases(&mut self) {
+        let mut held = std::mem::take(&mut self.leases.held);
+        for (index, inode) in &held {
+            if let Some(node) = self.nodes.get_if_there(*index, *inode) {
+                node.counted = false;
+            }
+        }
+        held.retain(|(index, inode)| {
+            let Some(node) = self.nodes.get_if_there(*index, *inode) else { return false };
+            let lease = node.lease.filter(|lease| lease.word != WORD_OWN_RANGE && !node.counted);
+            let holds =
+                lease.is_some_and(|lease| self.session.as_ref().is_some_and(|session| session.holds(&lease)));
+            node.counted |= holds;
+            holds
+        });
+        self.leases.at_most = held.len() + self.leases.stray.len();
+        self.leases.held = held;
+    }
+
+    /// Goes round once: what nothing in the process refers to goes back first, the rest only if there is too little of that.
+    fn choose(&mut self, wanted: usize, given_back: &mut Vec<InodeNumber>) {
+        let purged = self.session.as_ref().map_or(format::Sequence::new(0), |session| session.purged);
+        let mut in_use = Vec::new();
+        for _ in 0..self.leases.held.len() {
             if given_back.len() >= wanted {
-                self.leases.hand = place;
                 return;
             }
-            let purged = self.session.as_ref().map_or(format::Sequence::new(0), |session| session.purged);
-            let node = self.nodes.get_mut(held[place]);
+            let Some((index, inode)) = self.leases.held.pop_front() else { break };
+            let node = self.nodes.get_mut(index);
+            if node.lease.is_none() {
+                continue;
+            }
             let clean = !node.dirty && node.last <= purged;
-            if node.lease.is_none() || !clean || node.in_use() != pinned {
+            let recent = clean && std::mem::take(&mut node.recent);
+            if clean && !recent && !node.in_use() {
+                given_back.push(inode);
+                node.lose(&mut self.pool);
                 continue;
             }
-            if std::mem::take(&mut node.recent) {
-                continue;
+            if clean && !recent {
+                in_use.push(index);
             }
+            self.leases.held.push_back((index, inode));
+        }
+        for index in in_use.into_iter().take(wanted.saturating_sub(given_back.len())) {
+            let node = self.nodes.get_mut(index);
             given_back.push(node.inode);
             node.lose(&mut self.pool);
         }

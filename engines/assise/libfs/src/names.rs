@@ -90,7 +90,8 @@ impl State {
     ) -> Step<Attributes> {
         self.acts_as(caller)?;
         let index = self.pinned(inode)?;
-        self.hold_all(&[(index, LEASE_READ), (self.pinned(parent)?, LEASE_READ)])?;
+        let parent_index = self.pinned(parent)?;
+        self.hold_all(&[(index, LEASE_READ), (parent_index, LEASE_READ)])?;
         let directory = self.searched(caller, parent)?;
         if self.lookup(directory, name, LEASE_WRITE)?.is_some() {
             return Err(Error::Exists.into());

@@ -8,6 +8,7 @@ use crate::words::Held;
 use format::node::InodeItem;
 use format::record::FileType;
 use format::{InodeNumber, Sequence};
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
 
@@ -42,6 +43,8 @@ pub(crate) struct Node {
     pub lease: Option<Held>,
     /// An attempt relied on the lease since the last search for leases to give back.
     pub recent: bool,
+    /// It was met in the present count of leases.
+    pub counted: bool,
     pub body: Body,
     /// Last own record that changed the item under the present lease.
     pub changed: Sequence,
@@ -80,6 +83,7 @@ impl Node {
             item: InodeItem::default(),
             lease: None,
             recent: false,
+            counted: false,
             body: Body::Unknown,
             changed: Sequence::new(0),
             created: Sequence::new(0),
@@ -208,6 +212,8 @@ pub(crate) struct Nodes {
     nodes: Vec<Option<Node>>,
     free: Vec<u32>,
     by_inode: HashMap<u64, u32, BuildHasherDefault<Mix>>,
+    /// Pins of inodes that have no node: a mount's kernel keeps many more than anybody uses.
+    pins_apart: HashMap<u64, u64, BuildHasherDefault<Mix>>,
 }
 
 impl Nodes {
@@ -224,7 +230,8 @@ impl Nodes {
             self.nodes.push(None);
             u32::try_from(self.nodes.len() - 1).expect("fewer nodes than a number has values")
         });
-        self.nodes[index as usize] = Some(Node::new(inode));
+        let pins = self.pins_apart.remove(&inode.get()).unwrap_or(0);
+        self.nodes[index as usize] = Some(Node { pins, ..Node::new(inode) });
         self.by_inode.insert(inode.get(), index);
         NodeIndex(index)
     }
@@ -239,11 +246,40 @@ impl Nodes {
         self.nodes[index.0 as usize].as_mut().expect("an index is used while its node stays")
     }
 
+    /// The node of an inode, if it stays where it was.
+    pub fn get_if_there(&mut self, index: NodeIndex, inode: InodeNumber) -> Option<&mut Node> {
+        self.nodes[index.0 as usize].as_mut().filter(|node| node.inode == inode)
+    }
+
     pub fn remove(&mut self, index: NodeIndex, pool: &mut Pool) {
         if let Some(mut node) = self.nodes[index.0 as usize].take() {
             node.lose(pool);
             self.by_inode.remove(&node.inode.get());
             self.free.push(index.0);
+        }
+    }
+
+    /// Removes a node of which nothing but its pins is needed; these are kept.
+    pub fn set_aside(&mut self, index: NodeIndex, pool: &mut Pool) {
+        let Node { inode, pins, .. } = *self.get(index);
+        self.remove(index, pool);
+        if pins > 0 {
+            self.pins_apart.insert(inode.get(), pins);
+        }
+    }
+
+    /// Whether an inode that has no node is pinned.
+    pub fn is_pinned_apart(&self, inode: InodeNumber) -> bool {
+        self.pins_apart.contains_key(&inode.get())
+    }
+
+    /// One pin less of an inode that has no node.
+    pub fn unpin_apart(&mut self, inode: InodeNumber) {
+        if let Entry::Occupied(mut pins) = self.pins_apart.entry(inode.get()) {
+            *pins.get_mut() -= 1;
+            if *pins.get() == 0 {
+                pins.remove();
+            }
         }
     }
 

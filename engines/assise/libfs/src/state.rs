@@ -245,9 +245,10 @@ impl State {
     }
 
     /// An inode that the caller has walked to.
-    pub fn pinned(&self, inode: InodeNumber) -> Step<NodeIndex> {
+    pub fn pinned(&mut self, inode: InodeNumber) -> Step<NodeIndex> {
         match self.nodes.find(inode) {
             Some(index) if self.nodes.get(index).pins > 0 => Ok(index),
+            None if self.nodes.is_pinned_apart(inode) => Ok(self.nodes.enter(inode)),
             _ => Err(vfs::Error::Stale.into()),
         }
     }
