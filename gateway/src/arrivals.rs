@@ -3,9 +3,11 @@
 //! has closed one and then asks for the lock, or tells another to, has to get it. The kernel does not wait for our
 //! answer to a closing; so the request does, if it meets a lock.
 //!
-//! The turn to take a message is held while waiting for the kernel, and for nothing that another thread has to do.
+//! The [turn](crate::turn) to take a message is held while waiting for the kernel, and for nothing that another thread has to
+//! do.
 
 use crate::abi::{self, opcode};
+use crate::turn::Turn;
 use ipc::sync::Ordering;
 use ipc::{Host, Lock, Waited, Word};
 use std::collections::BTreeSet;
@@ -13,7 +15,7 @@ use std::sync::Arc;
 
 pub(crate) struct Arrivals {
     host: Arc<dyn Host>,
-    turn: Lock<()>,
+    turn: Arc<Turn>,
     /// Closings that were taken and have not been served.
     closing: Lock<BTreeSet<u64>>,
     /// Counts closings that were served.
@@ -41,14 +43,15 @@ impl Drop for Closing<'_> {
 impl Arrivals {
     pub(crate) fn new(host: Arc<dyn Host>) -> Self {
         Self {
-            turn: Lock::new(host.clone(), ()),
+            turn: Turn::new(host.clone()),
             closing: Lock::new(host.clone(), BTreeSet::new()),
             closed: Word::new(0),
             host,
         }
     }
 
-    /// Takes the next message by `take`, which fills the buffer and says how far, or says that there is none.
+    /// Takes the next message by `take`, which fills the buffer and says how far, or says that there is none. The thread has
+    /// the turn until it gives it away.
     ///
     /// # Errors
     /// Those of `take`.
@@ -57,7 +60,7 @@ impl Arrivals {
         message: &mut [u8],
         take: impl FnOnce(&mut [u8]) -> Result<Option<usize>, E>,
     ) -> Result<Option<(usize, Option<Closing<'_>>)>, E> {
-        let _turn = self.turn.lock();
+        self.turn.take();
         let Some(bytes) = take(message)? else { return Ok(None) };
         let header = abi::split(&message[..bytes]).ok().map(|(header, _)| header);
         let closing = header.filter(|header| header.opcode == opcode::RELEASE).map(|header| {

@@ -27,9 +27,11 @@ mod nodes;
 mod operations;
 mod options;
 mod retries;
+mod turn;
 mod waits;
 
 pub use device::{detach, unmount};
 pub use error::Error;
 pub use mounted::{Mounted, serve};
 pub use options::Options;
+pub use turn::sharing;

@@ -6,14 +6,17 @@ use crate::device::Device;
 use crate::error::Error;
 use crate::gateway::Gateway;
 use crate::options::Options;
+use crate::turn::{self, sharing};
 use format::InodeNumber;
 use format::record::XATTR_BYTES_MAX;
 use ipc::sync::Ordering;
 use ipc::{Host, Lock, Waited, Word};
+use rustix::event::{PollFd, PollFlags, poll};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 use vfs::Engine;
 
 /// Header and fixed fields of the longest message, with room to spare.
@@ -34,6 +37,13 @@ const WANTED: u64 = init::ASYNC_READ
 /// Requests of the kernel's own that may wait for us (writing mapped pages back, reading ahead).
 const BACKGROUND_MAX: u16 = 64;
 
+/// How long the kernel is looked at for a message before a thread sleeps: what waking it takes.
+const LOOK: Duration = Duration::from_micros(40);
+/// Looks in vain, one after the other, until there are none.
+const LOOKS_MAX: u32 = 4;
+/// A longer write is not brief.
+const BRIEF_BYTES_MAX: usize = 64 << 10;
+
 /// A mount that is being served. It goes on when this is dropped, until it is unmounted or the process ends.
 pub struct Mounted {
     shared: Arc<Shared>,
@@ -50,6 +60,8 @@ struct Shared {
     over: Word,
     failure: Lock<Option<Error>>,
     maps_shared: bool,
+    /// How often the kernel may be looked at in vain before nobody does.
+    looks: Word,
 }
 
 /// Mounts the engine's tree at a folder and serves it in threads of its own.
@@ -65,6 +77,7 @@ pub fn serve(
     mountpoint: &Path,
     options: &Options,
 ) -> Result<Mounted, Error> {
+    let host = sharing(host);
     let root = engine.root().map_err(|error| Error::Root(Some(error)))?;
     let give_back = || engine.forget(&[root.inode]);
     if root.inode != InodeNumber::ROOT {
@@ -92,6 +105,7 @@ pub fn serve(
         failure: Lock::new(host.clone(), None),
         host,
         maps_shared,
+        looks: Word::new(0),
     });
     let started = (0..options.threads.max(1)).try_for_each(|index| start(&shared, index));
     if started.is_err() {
@@ -117,6 +131,22 @@ fn start(shared: &Arc<Shared>, index: usize) -> Result<(), Error> {
         shared.leave();
         Error::Host(error)
     })
+}
+
+/// Whether a message is served in a moment, or by waiting as [`crate::turn`] knows it: it settles nothing, and copies little.
+fn is_brief(message: &[u8]) -> bool {
+    let Ok((header, _)) = abi::split(message) else { return true };
+    let is_long = matches!(
+        header.opcode,
+        opcode::READ
+            | opcode::FSYNC
+            | opcode::FSYNCDIR
+            | opcode::COPY_FILE_RANGE
+            | opcode::FALLOCATE
+            | opcode::SETLKW
+            | opcode::LSEEK
+    );
+    !is_long && message.len() <= BRIEF_BYTES_MAX
 }
 
 /// Takes a message; none if the mount has ended.
@@ -192,13 +222,47 @@ impl Shared {
     fn work(&self) -> Result<(), Error> {
         let mut message = vec![0; self.message_bytes_max as usize + HEADER_BYTES_MAX];
         let mut reply = Reply::new((self.message_bytes_max as usize).max(XATTR_BYTES_MAX) + HEADER_BYTES_MAX);
-        let take = |message: &mut [u8]| receive(&self.device.file, message);
+        let take = |message: &mut [u8]| self.receive_soon(message);
+        let _at_end = turn::AtEnd;
         while let Some((bytes, _closing)) = self.gateway.arrivals.next(&mut message, take)? {
+            if !is_brief(&message[..bytes]) || self.has_more() {
+                turn::give_away();
+            }
             if let Some(answer) = self.gateway.answer(&message[..bytes], &mut reply) {
                 send(&self.device.file, answer);
             }
         }
         Ok(())
+    }
+
+    /// Takes a message. A program that has just been answered often asks again at once, and waking this thread would take
+    /// longer than that: so it looks for a while before it sleeps, unless that was in vain lately.
+    fn receive_soon(&self, message: &mut [u8]) -> Result<Option<usize>, Error> {
+        // Relaxed, here and below: a hint.
+        let looks = self.looks.load(Ordering::Relaxed);
+        if looks > 0 {
+            let until = self.host.now().after(LOOK);
+            while self.host.now() < until {
+                if self.has_more() {
+                    self.looks.store(LOOKS_MAX, Ordering::Relaxed);
+                    return receive(&self.device.file, message);
+                }
+            }
+            self.looks.store(looks - 1, Ordering::Relaxed);
+        }
+        let begin = self.host.now();
+        let received = receive(&self.device.file, message);
+        if self.host.now().since(begin) < LOOK {
+            self.looks.store(LOOKS_MAX, Ordering::Relaxed);
+        }
+        received
+    }
+
+    /// Whether the kernel has a message, or the end of the mount, for us now.
+    fn has_more(&self) -> bool {
+        let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        let mut ready = [PollFd::new(&self.device.file, PollFlags::IN)];
+        poll(&mut ready, Some(&now)).is_ok_and(|ready| ready > 0)
     }
 
     /// A thread ends.

@@ -132,7 +132,7 @@ fn show(cluster: &Cluster, node: &Node) -> Result<ExitCode> {
     let _ = rustix::process::setsid();
     let mut signals = Signals::new([SIGTERM, SIGINT])
         .map_err(|why| Error::new(format!("cannot wait for signals: {why}")))?;
-    let host: Arc<dyn Host> = Arc::new(SystemHost);
+    let host = gateway::sharing(Arc::new(SystemHost));
     let version = env!("CARGO_PKG_VERSION");
     let connector = SocketConnector::new(host.clone(), node.socket.clone(), version, ROLE_GATEWAY, Some);
     let engine = LibFs::new(host.clone(), Arc::new(connector), Limits::default())

@@ -1,0 +1,148 @@
+//! Whose turn it is to take the next message. The thread that has taken one keeps the turn while it serves, as long as
+//! that cannot take long: so a program that asks one thing after the other is served by one thread, and none of the others
+//! is woken for it, which would cost more than the service. Before the thread waits for anything it gives the turn away, so a
+//! message is never left lying for a thread that sleeps. This holds for all waits by way of the [`Host`] that
+//! [`sharing`] makes, of the gateway and of the engine alike.
+
+use ipc::alive::AliveWord;
+use ipc::sync::Ordering;
+use ipc::{Error, Host, Join, Time, Waited, Word, Words};
+use std::cell::RefCell;
+use std::sync::Arc;
+
+/// The value of a free turn.
+const FREE: u32 = 1;
+
+thread_local! {
+    /// The turn that this thread has.
+    static HELD: RefCell<Option<Arc<Turn>>> = const { RefCell::new(None) };
+}
+
+/// One thread has it, or it is free.
+pub(crate) struct Turn {
+    host: Arc<dyn Host>,
+    word: Word,
+}
+
+/// The turn is free when this goes, if the thread that made it has it then.
+pub(crate) struct AtEnd;
+
+impl Drop for AtEnd {
+    fn drop(&mut self) {
+        give_away();
+    }
+}
+
+impl Turn {
+    pub fn new(host: Arc<dyn Host>) -> Arc<Self> {
+        Arc::new(Self { host, word: Word::new(FREE) })
+    }
+
+    /// Waits until this thread has the turn, which it may have already.
+    pub fn take(self: &Arc<Self>) {
+        if HELD.with_borrow(Option::is_some) {
+            return;
+        }
+        // Acquire pairs with the Release of who gave it away.
+        while self.word.compare_exchange(FREE, 0, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            let (Waited::Woken | Waited::TimedOut | Waited::Interrupted) =
+                self.host.wait(&self.word, 0, None);
+        }
+        HELD.set(Some(self.clone()));
+    }
+}
+
+/// Lets another thread take the next message, if it is this one's turn.
+pub(crate) fn give_away() {
+    if let Some(turn) = HELD.take() {
+        turn.word.store(FREE, Ordering::Release);
+        turn.host.wake(&turn.word, 1);
+    }
+}
+
+/// A host like another one, for the engine of a mount: a thread that waits leaves the mount's messages to others.
+pub fn sharing(host: Arc<dyn Host>) -> Arc<dyn Host> {
+    Arc::new(Sharing(host))
+}
+
+struct Sharing(Arc<dyn Host>);
+
+impl Host for Sharing {
+    fn now(&self) -> Time {
+        self.0.now()
+    }
+
+    fn wall(&self) -> i64 {
+        self.0.wall()
+    }
+
+    fn wall_tick(&self) -> i64 {
+        self.0.wall_tick()
+    }
+
+    fn random(&self) -> u64 {
+        self.0.random()
+    }
+
+    fn spawn(&self, name: &str, body: Box<dyn FnOnce() + Send>) -> Result<Box<dyn Join>, Error> {
+        self.0.spawn(name, body)
+    }
+
+    fn wait(&self, word: &Word, expected: u32, until: Option<Time>) -> Waited {
+        give_away();
+        self.0.wait(word, expected, until)
+    }
+
+    fn wake(&self, word: &Word, count: u32) {
+        self.0.wake(word, count);
+    }
+
+    fn accept_fences(&self) -> bool {
+        self.0.accept_fences()
+    }
+
+    fn fence_others(&self) -> bool {
+        self.0.fence_others()
+    }
+
+    fn tie(&self, word: Words<AliveWord>) -> Result<Box<dyn Send + Sync>, Error> {
+        self.0.tie(word)
+    }
+
+    fn started(&self, process: u32) -> Option<u64> {
+        self.0.started(process)
+    }
+
+    fn boot(&self) -> u64 {
+        self.0.boot()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ipc::SystemHost;
+    use std::sync::mpsc::channel;
+
+    #[test]
+    fn a_thread_that_waits_leaves_its_turn_to_another() {
+        let turn = Turn::new(Arc::new(SystemHost));
+        turn.take();
+        turn.take();
+        let (theirs, (told, hears)) = (turn.clone(), channel());
+        let body = move || {
+            theirs.take();
+            told.send(()).unwrap();
+            let _at_end = AtEnd;
+        };
+        let other = SystemHost.spawn("other", Box::new(body)).unwrap();
+        assert!(hears.recv_timeout(std::time::Duration::from_millis(20)).is_err(), "it is not its turn");
+        let word = Word::new(1);
+        assert_ne!(sharing(Arc::new(SystemHost)).wait(&word, 0, None), Waited::TimedOut);
+        hears.recv_timeout(std::time::Duration::from_secs(60)).unwrap();
+        other.join().unwrap();
+        turn.take();
+        give_away();
+        give_away();
+    }
+}
