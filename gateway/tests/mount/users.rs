@@ -4,6 +4,7 @@ use crate::child::Process;
 use crate::{Mount, as_user, errno};
 use nix::sched::{CloneFlags, unshare};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
+use rustix::io::Errno;
 use rustix::mount::{
     MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_bind, mount_change, unmount,
 };
@@ -143,7 +144,11 @@ fn open_device_to_everybody() {
         if let [_, path, kind, ..] = line.split(' ').collect::<Vec<_>>()[..]
             && (kind == "fuse" || kind.starts_with("fuse."))
         {
-            unmount(path, UnmountFlags::DETACH).unwrap();
+            // One whose folder was removed meanwhile is gone with it.
+            match unmount(path, UnmountFlags::DETACH) {
+                Ok(()) | Err(Errno::NOENT | Errno::INVAL) => {}
+                Err(error) => panic!("{path}: {error}"),
+            }
         }
     }
     let folder = tempfile::tempdir().unwrap();
