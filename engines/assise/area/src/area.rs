@@ -3,23 +3,21 @@
 use crate::AreaError;
 use crate::gather::Page;
 use crate::layout::{self, Layout};
-use crate::node::{HEIGHT_MAX, KEY_MIN};
+use crate::node::HEIGHT_MAX;
+use crate::snapshot::Snapshot;
 use crate::space::{FreeBlocks, Space};
 use crate::store::NodeStore;
 use crate::table::LedgerPlace;
 use crate::tree::Tree;
-use crate::view::{Entry, Extent, Item, View};
-use format::checksum::{self, Salt};
-use format::node::{InodeItem, ItemKind, Key, SegmentItem};
+use format::node::{InodeItem, ItemKind, Key};
 use format::record::FileType;
 use format::root::Root;
 use format::superblock::{FileKind, MAGIC, POOL_VERSION, Superblock};
-use format::{
-    BLOCK_BYTES, Block, ChainNumber, Cookie, FlipNumber, InodeNumber, Name, PoolUid, SegmentId, Sequence,
-};
+use format::{BLOCK_BYTES, Block, ChainNumber, FlipNumber, InodeNumber, PoolUid, SegmentId};
 use pmem::alloc::BlockAllocator;
 use pmem::{MediaError, Medium, Region};
-use std::ops::{ControlFlow, Range};
+use std::ops::Deref;
+use std::sync::Arc;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{I64, U16, U32, U64};
 
@@ -97,11 +95,11 @@ pub struct Usage {
 
 /// The shared area of one node.
 ///
-/// Readers take a shared reference and see the last flip. A batch takes an exclusive one.
+/// It is read as its last flip; readers that are not to wait for a batch take a [`Snapshot`] of that. A batch has the area
+/// for itself.
 pub struct Area {
-    pub(crate) store: NodeStore,
-    pub(crate) tree: Tree,
-    pub(crate) root: Root,
+    /// The last flip.
+    pub(crate) last: Snapshot,
     pub(crate) node_map: BlockAllocator,
     pub(crate) layout: Layout,
     pub(crate) space: Space,
@@ -215,16 +213,15 @@ impl Area {
             error => AreaError::Medium(error),
         })?;
         let store = NodeStore::new(region, layout.nodes(), limits.cached_nodes);
-        let tree = Tree::committed(root.node, root.height.get());
         let mut space = Space::new(medium.clone(), superblock.pool, &limits, root.next_segment);
-        for (id, item) in (View { store: &store, tree: &tree }).segments()? {
+        let mut last = Snapshot::of_root(Arc::new(store), root, Arc::default());
+        for (id, item) in last.segments()? {
             space.open(id, &item, root.flip)?;
         }
         space.note_leftover()?;
+        last.segments = space.files();
         Ok(Self {
-            store,
-            tree,
-            root,
+            last,
             node_map,
             layout,
             space,
@@ -261,36 +258,17 @@ impl Area {
     /// names: a part of that root, completed by a part of the next, could be whole again when its nodes are not.
     pub(crate) fn clear_torn_slot(&mut self) -> Result<(), AreaError> {
         if self.torn_slot {
-            let region = self.store.region();
-            region.write(layout::root_at(self.root.flip.next()), &[0; size_of::<Root>()]);
+            let region = self.last.store.region();
+            region.write(layout::root_at(self.last.root.flip.next()), &[0; size_of::<Root>()]);
             region.settle()?;
             self.torn_slot = false;
         }
         Ok(())
     }
 
-    pub(crate) fn view(&self) -> View<'_> {
-        View { store: &self.store, tree: &self.tree }
-    }
-
-    /// The pool.
-    pub fn pool(&self) -> PoolUid {
-        self.root.pool
-    }
-
-    /// The last flip.
-    pub fn flip(&self) -> FlipNumber {
-        self.root.flip
-    }
-
-    /// Where the ledger stood in the last flip.
-    pub fn ledger(&self) -> LedgerPlace {
-        LedgerPlace::of_root(&self.root)
-    }
-
-    /// The entry of the ledger that the last flip which changed the tree executed.
-    pub fn version(&self) -> Sequence {
-        self.root.node.version
+    /// The last flip, to be read beside the next batch. Its reader lets go of it before the release of that batch's flip.
+    pub fn snapshot(&self) -> Snapshot {
+        self.last.clone()
     }
 
     /// How full it is.
@@ -301,7 +279,7 @@ impl Area {
             blocks_free,
             nodes: self.layout.blocks - self.layout.first_node,
             nodes_free: self.node_map.allocatable(),
-            inodes: self.root.inodes.get(),
+            inodes: self.last.root.inodes.get(),
         }
     }
 
@@ -328,232 +306,20 @@ impl Area {
     /// # Errors
     /// `Flip`, if no such flip was made; `Medium`, if the file of a segment that is not needed cannot be removed.
     pub fn release(&mut self, flip: FlipNumber) -> Result<(), AreaError> {
-        if flip > self.root.flip {
+        if flip > self.last.root.flip {
             return Err(AreaError::Flip(flip));
         }
         self.node_map.release(flip);
         self.space.release(flip)
     }
-
-    /// The attributes of an inode.
-    ///
-    /// # Errors
-    /// `Node`, `Item`, `Medium`, as every reader.
-    pub fn inode(&self, inode: InodeNumber) -> Result<Option<InodeItem>, AreaError> {
-        self.view().inode(inode)
-    }
-
-    /// The entry with this name.
-    ///
-    /// # Errors
-    /// As [`Area::inode`].
-    pub fn lookup(&self, directory: InodeNumber, name: Name<'_>) -> Result<Option<Entry>, AreaError> {
-        self.view().lookup(directory, name)
-    }
-
-    /// Up to `entries_max` entries from a cookie on, in the order of their cookies.
-    ///
-    /// # Errors
-    /// As [`Area::inode`].
-    pub fn entries(
-        &self,
-        directory: InodeNumber,
-        from: Cookie,
-        entries_max: usize,
-    ) -> Result<Vec<Entry>, AreaError> {
-        self.view().entries(directory, from, entries_max)
-    }
-
-    /// Up to `extents_max` extents that cover any of these blocks of a file, in order. What lies between them
-    /// is a hole.
-    ///
-    /// # Errors
-    /// As [`Area::inode`].
-    pub fn extents(
-        &self,
-        inode: InodeNumber,
-        blocks: Range<u64>,
-        extents_max: usize,
-    ) -> Result<Vec<Extent>, AreaError> {
-        self.view().extents(inode, blocks, extents_max)
-    }
-
-    /// The target of a symbolic link.
-    ///
-    /// # Errors
-    /// As [`Area::inode`].
-    pub fn symlink(&self, inode: InodeNumber) -> Result<Vec<u8>, AreaError> {
-        self.view().symlink(inode)
-    }
-
-    /// The value of an extended attribute.
-    ///
-    /// # Errors
-    /// As [`Area::inode`].
-    pub fn xattr(&self, inode: InodeNumber, name: &[u8]) -> Result<Option<Vec<u8>>, AreaError> {
-        Ok(self.view().xattr(inode, name)?.map(|(_, value)| value))
-    }
-
-    /// The names of all extended attributes.
-    ///
-    /// # Errors
-    /// As [`Area::inode`].
-    pub fn xattr_names(&self, inode: InodeNumber) -> Result<Vec<Box<[u8]>>, AreaError> {
-        self.view().xattr_names(inode)
-    }
-
-    /// Whether an inode has extended attributes.
-    ///
-    /// # Errors
-    /// As [`Area::inode`].
-    pub fn has_xattrs(&self, inode: InodeNumber) -> Result<bool, AreaError> {
-        self.view().has_xattrs(inode)
-    }
-
-    /// Up to `inodes_max` inodes that have no name but were open, after `after`.
-    ///
-    /// # Errors
-    /// As [`Area::inode`].
-    pub fn orphans(&self, after: InodeNumber, inodes_max: usize) -> Result<Vec<InodeNumber>, AreaError> {
-        self.view().orphans(after, inodes_max)
-    }
-
-    /// The data segments.
-    ///
-    /// # Errors
-    /// As [`Area::inode`].
-    pub fn segments(&self) -> Result<Vec<(SegmentId, SegmentItem)>, AreaError> {
-        self.view().segments()
-    }
-
-    /// Whose files a data segment holds, or nobody's but the daemon's; `None` if there is no such segment.
-    pub fn segment_owner(&self, segment: SegmentId) -> Option<u32> {
-        self.space.owner(segment)
-    }
-
-    /// The value of a key, whatever it is.
-    ///
-    /// # Errors
-    /// As [`Area::inode`].
-    pub fn get(&self, key: &Key) -> Result<Option<Box<[u8]>>, AreaError> {
-        self.view().get(key)
-    }
-
-    /// Up to `items_max` items from a key on, whatever they are.
-    ///
-    /// # Errors
-    /// As [`Area::inode`].
-    pub fn range(&self, from: Option<&Key>, items_max: usize) -> Result<Vec<Item>, AreaError> {
-        let mut found = Vec::new();
-        self.view().scan(from.unwrap_or(&KEY_MIN), &KEY_MAX, &mut |key, value| {
-            if found.len() == items_max {
-                return Ok(ControlFlow::Break(()));
-            }
-            found.push((*key, Box::from(value)));
-            Ok(ControlFlow::Continue(()))
-        })?;
-        Ok(found)
-    }
-
-    /// Reads bytes of a file, each block compared with its checksum; holes are zeros. Gives how many there were
-    /// before the end of the file.
-    ///
-    /// # Errors
-    /// `Data`, and as [`Area::inode`].
-    pub fn read(&self, inode: InodeNumber, offset: u64, target: &mut [u8]) -> Result<usize, AreaError> {
-        let Some(item) = self.inode(inode)? else { return Ok(0) };
-        let bytes = item.size.get().saturating_sub(offset).min(target.len() as u64);
-        let target = &mut target[..usize::try_from(bytes).expect("at most the length of a slice")];
-        target.fill(0);
-        if target.is_empty() {
-            return Ok(0);
-        }
-        let end = offset + bytes;
-        let blocks = offset / BLOCK_BYTES as u64..end.div_ceil(BLOCK_BYTES as u64);
-        for extent in self.extents(inode, blocks.clone(), usize::MAX)? {
-            if extent.checksums.is_none() {
-                continue;
-            }
-            for block in extent.first.max(blocks.start)..extent.end().min(blocks.end) {
-                let found = read_block(&self.space, inode, &extent, block)?;
-                let block_at = block * BLOCK_BYTES as u64;
-                let (from, to) = (offset.max(block_at), end.min(block_at + BLOCK_BYTES as u64));
-                let within = (from - block_at) as usize..(to - block_at) as usize;
-                target[(from - offset) as usize..(to - offset) as usize].copy_from_slice(&found[within]);
-            }
-        }
-        Ok(target.len())
-    }
-
-    /// Compares blocks of an extent, from one of the file on, with their checksums, so that others may read them where
-    /// they lie: not those that this process wrote or compared before, and of the rest at most `blocks_max`, which it
-    /// counts down. Gives the block of the file before which all are what was written.
-    ///
-    /// # Errors
-    /// `Data` if the first is not, and as [`Area::inode`].
-    ///
-    /// # Panics
-    /// If the extent does not cover the block.
-    pub fn verify(
-        &mut self,
-        inode: InodeNumber,
-        extent: &Extent,
-        from: u64,
-        blocks_max: &mut u32,
-    ) -> Result<u64, AreaError> {
-        assert!((extent.first..extent.end()).contains(&from), "the extent covers the block");
-        if extent.checksums.is_none() {
-            return Ok(extent.end());
-        }
-        for file_block in from..extent.end() {
-            let block = extent.block_of(file_block);
-            if self.space.is_verified(extent.segment, block) {
-                continue;
-            }
-            if *blocks_max == 0 {
-                return Ok(file_block);
-            }
-            *blocks_max -= 1;
-            match read_block(&self.space, inode, extent, file_block) {
-                Ok(_) => self.space.set_verified(extent.segment, block),
-                Err(AreaError::Data { .. }) if file_block > from => return Ok(file_block),
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(extent.end())
-    }
 }
 
-/// The largest key.
-const KEY_MAX: Key = Key::new(u64::MAX, ItemKind::SubtreeGrant, u64::MAX);
+impl Deref for Area {
+    type Target = Snapshot;
 
-/// Reads one block of a written extent and compares it with its checksum.
-pub(crate) fn read_block(
-    space: &Space,
-    inode: InodeNumber,
-    extent: &Extent,
-    file_block: u64,
-) -> Result<Box<[u8; BLOCK_BYTES]>, AreaError> {
-    let (bytes, is_whole) = read_as_is(space, extent, file_block)?;
-    if is_whole {
-        return Ok(bytes);
+    fn deref(&self) -> &Snapshot {
+        &self.last
     }
-    let (segment, block) = (extent.segment, extent.block_of(file_block));
-    Err(AreaError::Data { inode, offset: file_block * BLOCK_BYTES as u64, segment, block })
-}
-
-/// Reads one block of a written extent, and says whether it has its checksum.
-pub(crate) fn read_as_is(
-    space: &Space,
-    extent: &Extent,
-    file_block: u64,
-) -> Result<(Box<[u8; BLOCK_BYTES]>, bool), AreaError> {
-    let checksums = extent.checksums.as_ref().expect("only written blocks are read");
-    let expected = checksums[extent.index_of(file_block) as usize];
-    let mut bytes = Box::new([0; BLOCK_BYTES]);
-    let there = space.read(extent.segment, extent.block_of(file_block), &mut bytes[..])?;
-    let is_whole = there && checksum::of(Salt::NONE, &bytes[..]) == expected;
-    Ok((bytes, is_whole))
 }
 
 const _: () = assert!(HEIGHT_MAX <= u8::MAX as u32);

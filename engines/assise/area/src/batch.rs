@@ -14,6 +14,7 @@ use crate::area::Area;
 use crate::gather::{Gathered, Page, Stock};
 use crate::layout;
 use crate::runs::RunSet;
+use crate::snapshot::Snapshot;
 use crate::space::{Made, Run};
 use crate::table::LedgerPlace;
 use crate::tree::Tree;
@@ -172,7 +173,7 @@ impl Area {
             return Err(AreaError::Poisoned);
         }
         self.clear_torn_slot()?;
-        let root = self.root;
+        let root = self.last.root;
         let tree = Tree::committed(root.node, root.height.get());
         let made = Made { flip: root.flip.next(), time_ns: 0 };
         let pages = std::mem::take(&mut self.pages);
@@ -199,7 +200,7 @@ impl Area {
 
 impl Batch<'_> {
     pub(crate) fn view(&self) -> View<'_> {
-        View { store: &self.area.store, tree: &self.tree }
+        View { store: &self.area.last.store, tree: &self.tree }
     }
 
     /// True if the batch should be committed before more is applied.
@@ -339,11 +340,11 @@ impl Batch<'_> {
     }
 
     pub(crate) fn put(&mut self, key: Key, value: &[u8]) -> Result<(), AreaError> {
-        self.tree.put(&self.area.store, key, value)
+        self.tree.put(&self.area.last.store, key, value)
     }
 
     pub(crate) fn remove(&mut self, key: &Key) -> Result<bool, AreaError> {
-        self.tree.remove(&self.area.store, key)
+        self.tree.remove(&self.area.last.store, key)
     }
 
     pub(crate) fn put_inode(&mut self, inode: InodeNumber, item: &InodeItem) -> Result<(), AreaError> {
@@ -400,10 +401,10 @@ impl Batch<'_> {
         if self.state != State::Whole {
             return Err(AreaError::Poisoned);
         }
-        if version < self.area.root.node.version {
+        if version < self.area.last.root.node.version {
             return Err(AreaError::Version);
         }
-        if self.tree.is_committed_as(&self.area.root.node) && self.root == self.area.root {
+        if self.tree.is_committed_as(&self.area.last.root.node) && self.root == self.area.last.root {
             self.state = State::Committed;
             let flip = self.root.flip;
             return Ok(Committed {
@@ -426,13 +427,13 @@ impl Batch<'_> {
         self.area.node_map.write(flip);
         // Everything that the root will name is settled before the root is written.
         self.area.space.settle(flip)?;
-        let region = self.area.store.region();
+        let region = self.area.last.store.region();
         region.settle()?;
         region.write(layout::root_at(flip), &self.root.encode());
         region.settle()?;
         self.area.space.finish_retiring(flip);
-        self.area.root = self.root;
-        self.area.tree = Tree::committed(self.root.node, self.root.height.get());
+        let (store, segments) = (self.area.last.store.clone(), self.area.space.files());
+        self.area.last = Snapshot::of_root(store, self.root, segments);
         self.area.poisoned = false;
         self.state = State::Committed;
         let freed_of = std::mem::take(&mut self.freed_of).into_iter().collect();
@@ -461,7 +462,7 @@ impl Batch<'_> {
     fn write_nodes(&mut self, version: Sequence) -> Result<u32, AreaError> {
         let area = &mut *self.area;
         let tree = std::mem::replace(&mut self.tree, Tree::empty());
-        let (store, map) = (&area.store, &mut area.node_map);
+        let (store, map) = (&area.last.store, &mut area.node_map);
         let mut hint = None;
         let written = tree.write(store, version, &mut || {
             let (block, _) = map.allocate(1, hint).ok_or(AreaError::NoSpace)?;

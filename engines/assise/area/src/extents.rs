@@ -1,8 +1,8 @@
 //! The extents of a file under change: where new blocks lie, what old ones give way, partly written blocks.
 
 use crate::AreaError;
-use crate::area::read_as_is;
 use crate::batch::{Batch, Need, Pending};
+use crate::snapshot::read_as_is;
 use crate::space::{Run, Space};
 use crate::view::Extent;
 use format::checksum::{self, Salt};
@@ -365,7 +365,7 @@ impl Batch<'_> {
         let extents = self.view().extents(inode, block..block + 1, 1)?;
         match extents.first() {
             Some(extent) if extent.checksums.is_some() => {
-                let (bytes, is_whole) = read_as_is(&self.area.space, extent, block)?;
+                let (bytes, is_whole) = read_as_is(self.area.space.file(extent.segment), extent, block)?;
                 if !is_whole {
                     self.damaged.insert((inode, block), true);
                 }

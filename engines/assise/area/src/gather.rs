@@ -258,7 +258,8 @@ impl Batch<'_> {
             Some(NewBlock { content: Content::Page(_), .. }) => Ok(None),
             Some(new) => {
                 let mut page = Box::new([0; BLOCK_BYTES]);
-                let found = self.area.space.read(new.segment, new.block, &mut page[..])?;
+                let segment = self.area.space.file(new.segment);
+                let found = segment.map_or(Ok(false), |segment| segment.read(new.block, &mut page[..]))?;
                 assert!(found, "the block was written by this batch");
                 Ok(Some(page))
             }

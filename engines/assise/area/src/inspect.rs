@@ -12,7 +12,7 @@ const ITEMS_AT_ONCE: usize = 256;
 
 /// What the pool is and how far it is, in one line.
 pub fn headline(area: &Area) -> String {
-    let root = &area.root;
+    let root = &area.last.root;
     // Not of the capacity, which is a setting of the daemon and nothing that the pool says.
     let (segments, blocks) = area.segment_totals();
     format!(

@@ -11,7 +11,8 @@
 //! value and changes nothing: its writer is not trusted. Who may write a record, and in which order the records of
 //! several logs count, is not decided here.
 //!
-//! There are no locks but the node cache's. Readers share an [`Area`]; a [`Batch`] has it for itself.
+//! There are no locks but the node cache's. A [`Batch`] has the [`Area`] for itself; readers beside it have a
+//! [`Snapshot`] of the last flip.
 
 #![forbid(unsafe_code)]
 
@@ -29,6 +30,8 @@ mod layout;
 mod names;
 mod node;
 mod runs;
+mod segment_file;
+mod snapshot;
 mod space;
 mod store;
 mod table;
@@ -39,6 +42,7 @@ pub use area::{Area, Limits, NewPool, Usage};
 pub use batch::{Applied, Applying, Batch, Committed};
 pub use error::{AreaError, Refused};
 pub use layout::TREE_FILE;
+pub use snapshot::Snapshot;
 pub use space::{FreeBlocks, segment_file};
 pub use table::LedgerPlace;
 pub use view::{Entry, Extent, Item};

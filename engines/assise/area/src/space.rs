@@ -16,6 +16,7 @@
 
 use crate::AreaError;
 use crate::area::Limits;
+use crate::segment_file::{SegmentFile, SegmentFiles};
 use crate::store::byte_of;
 use format::node::SegmentItem;
 use format::superblock::{FileKind, MAGIC, OWNER_DAEMON, POOL_VERSION, Superblock};
@@ -23,6 +24,7 @@ use format::{BLOCK_BYTES, Block, ChainNumber, FlipNumber, PoolUid, SegmentId};
 use pmem::alloc::{self, BlockAllocator};
 use pmem::{MediaError, Medium, Region};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use zerocopy::little_endian::{U16, U32, U64};
 
 /// Blocks that lie together in a segment.
@@ -51,8 +53,7 @@ pub(crate) struct Made {
 
 /// One data segment.
 pub(crate) struct Segment {
-    pub region: Region,
-    pub owner: u32,
+    pub file: Arc<SegmentFile>,
     /// Blocks that can hold data.
     pub blocks: u32,
     allocator: BlockAllocator,
@@ -64,8 +65,6 @@ pub(crate) struct Segment {
     cursor: Option<Block>,
     /// Writes to the file that are known to be settled.
     settled_writes: u64,
-    /// A bit a block: this process wrote it, or compared it with its checksum.
-    verified: Vec<u64>,
 }
 
 /// All segments.
@@ -165,19 +164,19 @@ impl Space {
         Ok(())
     }
 
-    /// Reads a data block.
-    pub fn read(&self, segment: SegmentId, block: Block, bytes: &mut [u8]) -> Result<bool, AreaError> {
-        let Some(found) = self.segments.get(&segment) else { return Ok(false) };
-        if byte_of(block) + bytes.len() as u64 > found.region.bytes() {
-            return Ok(false);
-        }
-        found.region.read(byte_of(block), bytes)?;
-        Ok(true)
+    /// The file of a segment.
+    pub fn file(&self, segment: SegmentId) -> Option<&SegmentFile> {
+        self.segments.get(&segment).map(|found| &*found.file)
+    }
+
+    /// The files of all segments.
+    pub fn files(&self) -> Arc<SegmentFiles> {
+        Arc::new(self.segments.iter().map(|(id, found)| (*id, found.file.clone())).collect())
     }
 
     /// Writes data into blocks that no committed tree names as written. Durable once the segment is settled.
     pub fn write(&mut self, segment: SegmentId, block: Block, bytes: &[u8]) {
-        let found = self.get_mut(segment);
+        let found = &self.get_mut(segment).file;
         found.region.write(byte_of(block), bytes);
         for index in 0..bytes.len().div_ceil(BLOCK_BYTES) as u32 {
             found.set_verified(Block::new(block.get() + index));
@@ -186,24 +185,14 @@ impl Space {
 
     /// Writes a block of which a part was lost: readers compare it with its checksum, which it does not have.
     pub fn write_damaged(&mut self, segment: SegmentId, block: Block, bytes: &[u8]) {
-        let found = self.get_mut(segment);
+        let found = &self.get_mut(segment).file;
         found.region.write(byte_of(block), bytes);
         found.clear_verified(block);
     }
 
-    /// Whether a block holds what was written there, as far as this process knows.
-    pub fn is_verified(&self, segment: SegmentId, block: Block) -> bool {
-        self.segments.get(&segment).is_some_and(|found| found.is_verified(block))
-    }
-
-    /// A block was compared with its checksum.
-    pub fn set_verified(&mut self, segment: SegmentId, block: Block) {
-        self.get_mut(segment).set_verified(block);
-    }
-
     /// Owner key of a segment.
     pub fn owner(&self, segment: SegmentId) -> Option<u32> {
-        self.segments.get(&segment).map(|segment| segment.owner)
+        self.file(segment).map(|file| file.owner)
     }
 
     fn uncreated(&self) -> u64 {
@@ -242,7 +231,7 @@ impl Space {
 
     /// Blocks that files with any key can still take.
     pub fn shared(&self) -> u64 {
-        let of = |segment: &Segment| match segment.owner {
+        let of = |segment: &Segment| match segment.file.owner {
             OWNER_DAEMON => u64::from(segment.allocatable()),
             _ if segment.is_empty() => u64::from(segment.blocks),
             _ => 0,
@@ -253,9 +242,10 @@ impl Space {
     /// Blocks that only files with a user's key can take, for each key that has some.
     pub fn own(&self) -> BTreeMap<u32, u64> {
         let mut own = BTreeMap::new();
-        let used = self.segments.values().filter(|found| found.owner != OWNER_DAEMON && !found.is_empty());
+        let used =
+            self.segments.values().filter(|found| found.file.owner != OWNER_DAEMON && !found.is_empty());
         for segment in used {
-            *own.entry(segment.owner).or_default() += u64::from(segment.allocatable());
+            *own.entry(segment.file.owner).or_default() += u64::from(segment.allocatable());
         }
         own
     }
@@ -342,7 +332,7 @@ impl Space {
             return Ok(Some(run));
         }
         if self.uncreated() == 0 {
-            self.retire(|segment| segment.owner != owner && fits(segment));
+            self.retire(|segment| segment.file.owner != owner && fits(segment));
         }
         let blocks = self.uncreated().min(u64::from(self.segment_blocks));
         if blocks == 0 || blocks > spare {
@@ -362,7 +352,8 @@ impl Space {
     ) -> Option<Run> {
         // The youngest segment is the emptiest, as a rule.
         let segments = self.segments.iter_mut().rev();
-        for (id, segment) in segments.filter(|(_, segment)| segment.owner == owner && may_take(segment)) {
+        for (id, segment) in segments.filter(|(_, segment)| segment.file.owner == owner && may_take(segment))
+        {
             if let Some((block, blocks)) = segment.allocate(blocks_max) {
                 return Some(Run { segment: *id, block, blocks });
             }
@@ -441,7 +432,7 @@ impl Space {
     pub fn items(&self) -> impl Iterator<Item = (SegmentId, SegmentItem)> + '_ {
         self.segments.iter().map(|(id, segment)| {
             let item = SegmentItem {
-                owner: U32::new(segment.owner),
+                owner: U32::new(segment.file.owner),
                 used: U32::new(segment.used()),
                 blocks: U32::new(segment.blocks),
                 reserved: U32::new(0),
@@ -455,9 +446,9 @@ impl Space {
         for segment in self.segments.values_mut() {
             let flip = map_flip(segment.base, flip).expect("a segment is not younger than the flip");
             segment.allocator.write(flip);
-            let writes = segment.region.counters().writes;
+            let writes = segment.file.region.counters().writes;
             if writes != segment.settled_writes {
-                segment.region.settle()?;
+                segment.file.region.settle()?;
                 segment.settled_writes = writes;
             }
         }
@@ -491,26 +482,9 @@ impl Space {
 
 impl Segment {
     fn new(region: Region, owner: u32, blocks: u32, allocator: BlockAllocator, base: u64) -> Self {
-        let verified = vec![0; (allocator.blocks() as usize).div_ceil(u64::BITS as usize)];
+        let file = Arc::new(SegmentFile::new(region, owner, allocator.blocks()));
         let (recycled, cursor, settled_writes) = (Vec::new(), None, 0);
-        Self { region, owner, blocks, allocator, base, recycled, cursor, settled_writes, verified }
-    }
-
-    fn is_verified(&self, block: Block) -> bool {
-        let word = self.verified.get((block.get() / u64::BITS) as usize);
-        word.is_some_and(|word| word >> (block.get() % u64::BITS) & 1 == 1)
-    }
-
-    fn set_verified(&mut self, block: Block) {
-        if let Some(word) = self.verified.get_mut((block.get() / u64::BITS) as usize) {
-            *word |= 1 << (block.get() % u64::BITS);
-        }
-    }
-
-    fn clear_verified(&mut self, block: Block) {
-        if let Some(word) = self.verified.get_mut((block.get() / u64::BITS) as usize) {
-            *word &= !(1 << (block.get() % u64::BITS));
-        }
+        Self { file, blocks, allocator, base, recycled, cursor, settled_writes }
     }
 
     fn allocate(&mut self, blocks_max: u32) -> Option<(Block, u32)> {

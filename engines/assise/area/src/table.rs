@@ -2,8 +2,8 @@
 //! lives of the chain. The area keeps these items for SharedFS, which alone knows what they mean.
 
 use crate::AreaError;
-use crate::area::Area;
 use crate::batch::{Batch, Need};
+use crate::snapshot::Snapshot;
 use format::ledger::{Unit, UnitKind};
 use format::node::{GrantItem, ItemKind, Key, LOG_GROUPS_PIECE, LifeItem, LogItem};
 use format::root::Root;
@@ -54,11 +54,11 @@ fn grant_key(log: LogUid, unit: Unit) -> Key {
     Key::new(log.get(), kind, unit.inode.get())
 }
 
-impl Area {
+impl Snapshot {
     /// The logs that live.
     ///
     /// # Errors
-    /// As [`Area::inode`].
+    /// As [`Snapshot::inode`].
     pub fn logs(&self) -> Result<Vec<(LogUid, LogItem)>, AreaError> {
         let mut found = Vec::new();
         self.view().scan_kind(0, ItemKind::Log, 0, &mut |key, value| {
@@ -72,7 +72,7 @@ impl Area {
     /// Supplementary groups of a log's process.
     ///
     /// # Errors
-    /// As [`Area::inode`].
+    /// As [`Snapshot::inode`].
     pub fn groups(&self, log: LogUid) -> Result<Vec<u32>, AreaError> {
         let mut groups = Vec::new();
         self.view().scan_kind(log.get(), ItemKind::Log, 0, &mut |key, value| {
@@ -89,7 +89,7 @@ impl Area {
     /// The grants of a log that live.
     ///
     /// # Errors
-    /// As [`Area::inode`].
+    /// As [`Snapshot::inode`].
     pub fn grants(&self, log: LogUid) -> Result<Vec<(Unit, GrantItem)>, AreaError> {
         let mut found = Vec::new();
         for (item_kind, kind) in GRANT_ITEMS {
@@ -105,7 +105,7 @@ impl Area {
     /// The lives of the chain, oldest first; the one that made the pool is not among them.
     ///
     /// # Errors
-    /// As [`Area::inode`].
+    /// As [`Snapshot::inode`].
     pub fn lives(&self) -> Result<Vec<(Life, LifeItem)>, AreaError> {
         let mut found = Vec::new();
         self.view().scan_kind(0, ItemKind::Life, 0, &mut |key, value| {
