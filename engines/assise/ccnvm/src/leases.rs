@@ -164,6 +164,11 @@ impl Leases {
         self.held.get(&session).map_or(0, BTreeSet::len)
     }
 
+    /// Leases that requests wait for: no event grants more of them at once, beside those that it asks for itself.
+    pub fn wants_waiting(&self) -> usize {
+        self.requests.values().map(|request| request.wants.len()).sum()
+    }
+
     /// Takes one event and says what follows from it.
     pub fn step(&mut self, now: Nanoseconds, event: Event) -> Vec<Effect> {
         let mut effects = Vec::new();

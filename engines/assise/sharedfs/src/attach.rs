@@ -9,14 +9,15 @@
 use crate::daemon::Attached;
 use crate::error::Error;
 use crate::fair::may_take;
+use crate::flips::Entries;
 use crate::leases::Reason;
 use crate::logs::LogFile;
 use crate::register::attach_entry;
 use crate::replay::table::OpenLog;
-use crate::room::Free;
 use crate::session::{Beginning, Session, Shared, session_of};
 use crate::state::Core;
 use ccnvm::SessionId;
+use format::ledger::OpenLogBody;
 use format::session::Welcome;
 use format::{Incarnation, InodeNumber, LeaseVersion, LogUid, Sequence};
 use std::sync::Arc;
@@ -127,19 +128,18 @@ impl Core {
         shared: &Arc<Shared>,
         former: u64,
     ) -> Result<(Welcome, Caller), Error> {
-        let mut guard = self.state.lock();
+        let groups = size_of_val(&beginning.caller.groups[..]);
+        let payload_bytes = size_of::<OpenLogBody>() + groups;
+        let mut guard = self.state_with_room(|_| Entries { count: 1, payload_bytes });
         let state = &mut *guard;
         if state.is_stopped() || state.closing {
             return Err(Error::Stopped);
         }
         let Beginning { log, version, first_inode, inodes, pid, .. } = beginning;
         let caller = beginning.caller.clone();
-        let prepared = state.ledger_room(self);
-        state.guard(prepared)?;
         let open = OpenLog::new(caller.clone(), version, (first_inode, inodes), file.region().bytes());
         beginning.opened = state.copy.ledger.open_log(log, &open, pid)?;
         state.copy.begin_log(log, Some(file.clone()));
-        state.settle_ledger()?;
         let (id, opened) = (session_of(log), beginning.opened);
         let settles_file = u32::from(file.region().class() == pmem::Class::File);
         let session = Session::new(beginning, shared.clone(), &self.config);
@@ -152,7 +152,7 @@ impl Core {
         state.ranges.insert(first_inode, id);
         let recovered = state.inherit(self, id, former);
         state.room.begin(id, caller.uid);
-        let room = state.room.promise(id, self.config.room_blocks, &Free::of(&state.copy.area));
+        let room = state.room.promise(id, self.config.room_blocks, &state.copy.free);
         let welcome = Welcome {
             session: U64::new(id.0),
             pool: self.pool,

@@ -59,7 +59,7 @@ impl Core {
             state.readable_file(id, request.inode)?;
             let mut bytes = vec![0; length];
             let found =
-                state.copy.area.read(request.inode, request.offset.get(), &mut bytes).map_err(of_area)?;
+                state.copy.tree.read(request.inode, request.offset.get(), &mut bytes).map_err(of_area)?;
             bytes.truncate(found);
             Ok(bytes)
         })
@@ -73,7 +73,7 @@ impl Core {
             if FileType::of_mode(item.mode.get()) != Some(FileType::Symlink) {
                 return Err(Status::Invalid);
             }
-            state.copy.area.symlink(request.inode).map_err(of_area)
+            state.copy.tree.symlink(request.inode).map_err(of_area)
         })
     }
 
@@ -84,7 +84,7 @@ impl Core {
             let item = state.held_item(id, request.inode)?;
             let caller = &state.live(id)?.caller;
             access::read_xattr(caller, &attributes(request.inode, &item), name).map_err(status_of)?;
-            state.copy.area.xattr(request.inode, name).map_err(of_area)?.ok_or(Status::NoAttribute)
+            state.copy.tree.xattr(request.inode, name).map_err(of_area)?.ok_or(Status::NoAttribute)
         })
     }
 
@@ -93,7 +93,7 @@ impl Core {
         let (request, _) = split::<InodeRequest>(body).map_err(|_| Status::Invalid)?;
         self.with_own_records(id, |state| {
             state.held_item(id, request.inode)?;
-            let names = state.copy.area.xattr_names(request.inode).map_err(of_area)?;
+            let names = state.copy.tree.xattr_names(request.inode).map_err(of_area)?;
             let caller = &state.live(id)?.caller;
             let shown = names.iter().filter(|name| access::lists_xattr(caller, name));
             Ok(shown.flat_map(|name| name.iter().copied().chain([0])).collect())
@@ -125,7 +125,7 @@ impl State {
             return Err(Status::NotDirectory);
         }
         let from = Cookie::from_raw(request.from.get());
-        let mut found = self.copy.area.entries(request.inode, from, BATCH).map_err(of_area)?;
+        let mut found = self.copy.tree.entries(request.inode, from, BATCH).map_err(of_area)?;
         let whole = found.len() < BATCH;
         let same_hash = request.same_hash.get() == 1;
         // A session that may add names but not list them is shown only where a name of one hash would stand.
@@ -197,7 +197,7 @@ impl State {
         // Before the look: whoever frees a block of it afterwards raises the generation.
         let generation = core.generations.of(request.inode);
         let extents_max = fits.min(BATCH);
-        let found = self.copy.area.extents(request.inode, start..end, extents_max).map_err(of_area)?;
+        let found = self.copy.tree.extents(request.inode, start..end, extents_max).map_err(of_area)?;
         let mut covered_to = match found.last() {
             Some(last) if found.len() == extents_max => last.end().max(start),
             _ => end,
@@ -206,12 +206,12 @@ impl State {
         let mut replies = Vec::with_capacity(found.len());
         let mut verified_max = VERIFIED_BLOCKS_MAX;
         for extent in &found {
-            let mapped = self.copy.area.segment_owner(extent.segment) == Some(uid);
+            let mapped = self.copy.tree.segment_owner(extent.segment) == Some(uid);
             let unwritten = if extent.checksums.is_none() { EXTENT_UNWRITTEN } else { 0 };
             let first = extent.first.max(start);
             // What is read through a mapping nobody compares with its checksum later.
             let whole_to = match mapped
-                .then(|| self.copy.area.verify(request.inode, extent, first, &mut verified_max))
+                .then(|| self.copy.tree.verify(request.inode, extent, first, &mut verified_max))
             {
                 None => extent.end(),
                 Some(Ok(whole_to)) => whole_to,

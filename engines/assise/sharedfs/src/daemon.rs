@@ -29,7 +29,7 @@ use ipc::ring::RingLimits;
 use ipc::shared::Mapping;
 use ipc::sync::{Ordering, Word};
 use pmem::{Medium, PoolLock, Region};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 use vfs::Caller;
@@ -154,13 +154,13 @@ impl Daemon {
         let fences = fence_others(&*host);
         let bell = Bell::new(host.clone());
         let mut locks = Locks::new(bell.clone(), config.locks_max);
-        let area = Area::open(medium, config.area)?;
+        let mut area = Area::open(medium, config.area)?;
         let pool = area.pool();
         let (mut register, mut remembered) = Register::load(&*host, medium, pool, &mut locks)?;
         let mut left = Left { register: &mut register, remembered: &mut remembered, locks: &locks };
         let generations = Arc::new(Generations::new(&*host)?);
-        let copy = LocalCopy::open(area, medium, &config, generations.clone())?;
-        let taken = take_over(copy, &config, &*host, &mut left)?;
+        let copy = LocalCopy::open(&area, medium, &config, generations.clone())?;
+        let taken = take_over(&mut area, copy, &config, &*host, &mut left)?;
         let (heirs, references) = remembered.into_heirs();
         let limits = Limits {
             hold_min_ns: u64::try_from(config.hold_min.as_nanos()).unwrap_or(u64::MAX),
@@ -183,6 +183,7 @@ impl Daemon {
             next_ticket: 1,
             wake_at: None,
             reapable: VecDeque::new(),
+            reaping: BTreeSet::new(),
             heirs,
             locks,
             register,
@@ -196,7 +197,8 @@ impl Daemon {
         let core = Core {
             bell,
             state: Lock::new(host.clone(), state),
-            digesting: Lock::new(host.clone(), ()),
+            area: Lock::new(host.clone(), area),
+            settling: Lock::new(host.clone(), ()),
             medium: medium.clone(),
             pool,
             config,
@@ -340,7 +342,7 @@ impl Daemon {
 
     /// How full the area is.
     pub fn usage(&self) -> Usage {
-        self.core.state.lock().copy.area.usage()
+        self.core.state.lock().copy.free.usage
     }
 
     pub(crate) fn core(&self) -> &Core {
@@ -453,15 +455,6 @@ impl Core {
                 self.eject(id, Reason::Cut(reason));
             }
         }
-        loop {
-            let mut guard = self.state.lock();
-            if guard.is_stopped() {
-                return;
-            }
-            let reaped = guard.reap_step(self);
-            if !matches!(guard.guard(reaped), Ok(true)) {
-                return;
-            }
-        }
+        while matches!(self.reap_step(), Ok(true)) {}
     }
 }

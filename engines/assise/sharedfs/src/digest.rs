@@ -4,16 +4,21 @@
 //! Guarantees: the log's owner is told last, when its records are in the area and may be overwritten.
 
 use crate::error::Error;
+use crate::flips::{Entries, Shared};
 use crate::references::Rights;
 use crate::replay::apply::CutReason;
 use crate::replay::authorize;
-use crate::replay::batch::{BatchLimits, Decisions, End, NO_FRAME, Role};
-use crate::room::{Free, SessionRoom};
+use crate::replay::batch::{BatchLimits, Decisions, Digest, End, NO_FRAME, Role, digest_batch};
+use crate::replay::script::reap_step;
 use crate::state::{Core, State};
+use area::Area;
 use ccnvm::SessionId;
 use format::node::InodeItem;
 use format::session::OPEN_TABLE;
 use format::{InodeNumber, Sequence};
+
+/// Inodes that one flip removes.
+const REAP_AT_ONCE: usize = 64;
 
 /// How far a step of a digest came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,44 +31,121 @@ pub(crate) enum Step {
     Cut(CutReason),
 }
 
+impl Core {
+    /// One batch: records of a session's log up to `up_to` at most, in one flip. The caller has the area.
+    ///
+    /// # Errors
+    /// Failures of medium or tree, after which the daemon has stopped.
+    pub fn digest_step(&self, area: &mut Area, id: SessionId, up_to: Sequence) -> Result<Step, Error> {
+        let (log, room, kept) = {
+            let mut guard = self.state.lock();
+            let state = &mut *guard;
+            if state.is_digested(id, up_to)? {
+                return Ok(Step::Done);
+            }
+            let Some(session) = state.sessions.get(&id) else { return Ok(Step::Done) };
+            (session.log, state.room.of(id), state.room.begin_batch(&state.copy.free))
+        };
+        area.keep(kept.blocks, kept.nodes);
+        let is_open = |inode| self.state.lock().is_open(inode);
+        let lend = |blocks| {
+            let mut guard = self.state.lock();
+            let state = &mut *guard;
+            state.room.lend(blocks, &state.copy.free)
+        };
+        let is_awaited = || self.area.is_wanted();
+        let mut decisions =
+            Decisions { is_open: &is_open, room: Some(room), lend: &lend, is_awaited: &is_awaited };
+        let limits = BatchLimits::of(&self.config);
+        let digest = digest_batch(area, &mut Shared(self), (log, up_to), limits, &mut decisions, Role::Head);
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        state.room.end_batch(id, decisions.taken());
+        let step = digest.and_then(|digest| state.note_digest(self, id, &digest));
+        state.guard(step)
+    }
+
+    /// One flip that removes inodes without a name that no process refers to, behind the entry that says so. True if
+    /// there is more.
+    ///
+    /// # Errors
+    /// Failures of medium or tree, after which the daemon has stopped.
+    pub fn reap_step(&self) -> Result<bool, Error> {
+        if self.state.lock().reapable.is_empty() {
+            return Ok(false);
+        }
+        let mut area = self.area.lock();
+        let (inodes, entry) = {
+            // Room for its entry is kept for whoever has the area.
+            let mut guard = self.state_with_room_beside(&mut area, |_| Entries::plain(0));
+            if guard.is_stopped() {
+                return Err(Error::Stopped);
+            }
+            let inodes = guard.take_reapable();
+            if inodes.is_empty() {
+                return Ok(false);
+            }
+            let entry = guard.copy.ledger.reap(&inodes);
+            guard.reaping.extend(&inodes);
+            (inodes, guard.guard(entry)?)
+        };
+        let done = reap_step(&mut area, &mut Shared(self), &inodes, self.config.reap_items, entry);
+        let mut state = self.state.lock();
+        state.reaping.clear();
+        let done = state.guard(done)?;
+        // The rest gets an entry of its own: a copy of the tree that is taken in between finds it again.
+        for inode in inodes[done..].iter().rev() {
+            state.reapable.push_front(*inode);
+        }
+        Ok(!state.reapable.is_empty())
+    }
+}
+
 impl State {
-    /// One batch: records of a session's log up to `up_to` at most, in one flip.
-    pub fn digest_step(&mut self, core: &Core, id: SessionId, up_to: Sequence) -> Result<Step, Error> {
+    /// Whether there is nothing of a session's log to be digested up to this record.
+    ///
+    /// # Errors
+    /// `Stopped`.
+    pub fn is_digested(&self, id: SessionId, up_to: Sequence) -> Result<bool, Error> {
         if self.is_stopped() {
             return Err(Error::Stopped);
         }
-        let step = self.digest_batch(core, id, up_to);
-        self.guard(step)
+        let Some(session) = self.sessions.get(&id) else { return Ok(true) };
+        Ok(self.copy.digested(session.log).sequence >= up_to)
     }
 
-    /// What was promised is kept from the batch that comes next.
-    fn keep_promised(&mut self) {
-        let free = Free::of(&self.copy.area);
-        self.copy.area.keep(self.room.kept(&free), self.room.kept_nodes());
+    /// Whether a process may have an inode open that loses its last name. A process that opens it has a lease on it first,
+    /// for which the log that unlinks it has to be digested.
+    fn is_open(&self, inode: InodeNumber) -> bool {
+        self.references.any(inode)
+            || self.sessions.values().any(|session| {
+                session.knows(inode) && (session.unsettled || session.shared.client.is_open(inode))
+            })
+            || self.heirs.may_have_open(inode)
     }
 
-    fn digest_batch(&mut self, core: &Core, id: SessionId, up_to: Sequence) -> Result<Step, Error> {
-        let Some(log) = self.sessions.get(&id).map(|session| session.log) else { return Ok(Step::Done) };
-        if self.copy.digested(log).sequence >= up_to {
-            return Ok(Step::Done);
+    /// Inodes without a name that no process refers to, for one entry of the ledger.
+    fn take_reapable(&mut self) -> Vec<InodeNumber> {
+        let inodes_max = self.copy.ledger.reap_max().min(REAP_AT_ONCE);
+        let mut inodes = Vec::new();
+        while inodes.len() < inodes_max {
+            let Some(inode) = self.reapable.pop_front() else { break };
+            if self.references.any(inode) {
+                continue;
+            }
+            if self.may_be_open(inode) {
+                self.kept.push(inode);
+            } else {
+                inodes.push(inode);
+            }
         }
-        self.keep_promised();
-        let (sessions, references, heirs) = (&self.sessions, &self.references, &self.heirs);
-        let is_open = |inode: InodeNumber| {
-            references.any(inode)
-                || sessions.values().any(|session| {
-                    session.knows(inode) && (session.unsettled || session.shared.client.is_open(inode))
-                })
-                || heirs.may_have_open(inode)
-        };
-        let room = Some(SessionRoom { room: &mut self.room, session: id });
-        let is_awaited = || core.state.is_wanted();
-        let mut decisions = Decisions { is_open: &is_open, room, is_awaited: &is_awaited };
-        let limits = BatchLimits::of(&core.config);
-        let digest = self.copy.digest_batch(log, up_to, limits, &mut decisions, Role::Head)?;
+        inodes
+    }
+
+    /// What follows from a batch for sessions.
+    fn note_digest(&mut self, core: &Core, id: SessionId, digest: &Digest) -> Result<Step, Error> {
         self.note_orphans(core, id, &digest.orphans)?;
-        if digest.records > 0 {
-            let session = self.sessions.get(&id).expect("looked up above");
+        if let Some(session) = self.sessions.get(&id).filter(|_| digest.records > 0) {
             session.shared.daemon.publish_digested(digest.at);
         }
         Ok(match digest.end {
@@ -83,7 +165,7 @@ impl State {
         orphans: &[(InodeNumber, bool)],
     ) -> Result<(), Error> {
         for (inode, kept) in orphans {
-            let Some(item) = self.copy.area.inode(*inode)? else { continue };
+            let Some(item) = self.copy.tree.inode(*inode)? else { continue };
             let by_table = self.sessions.iter().filter(|(holder, session)| {
                 (*kept && **holder == id) || (session.knows(*inode) && session.shared.client.is_open(*inode))
             });

@@ -252,7 +252,7 @@ impl State {
         session.unsettled = false;
         for inode in open_here(session) {
             // What has a name is referred to when that is taken.
-            let Ok(Some(item)) = self.copy.area.inode(inode) else { continue };
+            let Ok(Some(item)) = self.copy.tree.inode(inode) else { continue };
             if item.links.get() == 0 && self.references.rights(id, inode).is_none() {
                 let rights = self.rights_of_user(id, inode, &item);
                 self.refer_to(id, inode, rights);

@@ -9,6 +9,7 @@
 use crate::daemon::fence_others;
 use crate::digest::Step;
 use crate::error::Error;
+use crate::flips::Entries;
 use crate::register::{note_recovered, recovered_entry};
 use crate::replay::apply::CutReason;
 use crate::session::{Phase, Shared};
@@ -48,7 +49,9 @@ pub(crate) enum Reason {
 const PAUSE_FIRST: Duration = Duration::from_micros(20);
 /// Longest pause.
 const PAUSE_MAX: Duration = Duration::from_millis(2);
-/// How long a digest stays away from the locks when another thread sleeps until they are free.
+/// Leases that end in one step: the state's lock is held meanwhile.
+const ENDS_AT_ONCE: usize = 64;
+/// How long a digest stays away from the lock when another thread sleeps until they are free.
 const LET_IN: Duration = Duration::from_micros(50);
 /// A waiter looks again this often without being told: the daemon may have stopped.
 const LOOK: Duration = Duration::from_millis(200);
@@ -84,7 +87,7 @@ impl Core {
             // Acquire: pairs with the Release of `announce_events`; read before the state is looked at.
             let seen = self.events.load(Ordering::Acquire);
             let wake_at = {
-                let mut state = self.state.lock();
+                let mut state = self.state_with_room(|state| Entries::plain(state.leases.wants_waiting()));
                 if let Some(outcome) = state.outcomes.remove(&ticket) {
                     return outcome;
                 }
@@ -109,7 +112,7 @@ impl Core {
     /// Nobody waits for a request any more.
     fn withdraw(&self, state: &mut State, ticket: Ticket) {
         let effects = state.leases.step(self.now_ns(), Event::Cancelled { ticket });
-        let absorbed = state.absorb(self, effects);
+        let absorbed = state.absorb(effects);
         // A failure stops the daemon, which whoever comes next is told.
         let _ = state.guard(absorbed);
         state.outcomes.remove(&ticket);
@@ -119,7 +122,8 @@ impl Core {
     /// Asks for all of it, also for what the session holds already: until the rest is there that would be taken from
     /// it, and two who hold what the other one lacks would exchange it for ever. `None` if it holds everything.
     fn request(&self, id: SessionId, wants: &[Want]) -> Result<Option<Ticket>, Status> {
-        let mut guard = self.state.lock();
+        let mut guard =
+            self.state_with_room(|state| Entries::plain(state.leases.wants_waiting() + wants.len()));
         let state = &mut *guard;
         state.live(id)?;
         if wants.iter().all(|want| state.holds(id, *want)) {
@@ -136,7 +140,7 @@ impl Core {
         let ticket = Ticket(state.next_ticket);
         state.next_ticket += 1;
         let effects = state.leases.step(now, Event::Request { ticket, session: id, wants });
-        let absorbed = state.absorb(self, effects);
+        let absorbed = state.absorb(effects);
         state.guard(absorbed).map_err(|_| Status::Media)?;
         Ok(Some(ticket))
     }
@@ -147,7 +151,7 @@ impl Core {
         if state.wake_at.is_some_and(|at| at <= now) {
             state.wake_at = None;
             let effects = state.leases.step(now, Event::Tick);
-            let absorbed = state.absorb(self, effects);
+            let absorbed = state.absorb(effects);
             state.guard(absorbed).map_err(|_| Status::Media)?;
             self.announce_events();
         }
@@ -229,22 +233,31 @@ impl Core {
             // The daemon stopped: whoever waits is told by the state.
             Err(_) => return self.announce_events(),
         }
-        let mut guard = self.state.lock();
+        for revocations in work.revocations.chunks(ENDS_AT_ONCE) {
+            self.report_revoked(work.id, revocations);
+        }
+        if let Some(session) = self.state.lock().sessions.get_mut(&work.id) {
+            session.busy = false;
+        }
+        self.announce_events();
+    }
+
+    /// Tells the table of leases that some are free for others, unless all of the session's are about to be.
+    fn report_revoked(&self, id: SessionId, revocations: &[Revocation]) {
+        let mut guard =
+            self.state_with_room(|state| Entries::plain(revocations.len() + state.leases.wants_waiting()));
         let state = &mut *guard;
-        let Some(session) = state.sessions.get_mut(&work.id) else { return };
-        session.busy = false;
-        if session.phase == Phase::Live {
-            for revocation in &work.revocations {
-                let event = Event::Revoked { session: work.id, unit: revocation.unit };
-                let effects = state.leases.step(self.now_ns(), event);
-                let absorbed = state.absorb(self, effects);
-                if state.guard(absorbed).is_err() {
-                    break;
-                }
+        for revocation in revocations {
+            if !state.sessions.get(&id).is_some_and(|session| session.phase == Phase::Live) {
+                return;
+            }
+            let event = Event::Revoked { session: id, unit: revocation.unit };
+            let effects = state.leases.step(self.now_ns(), event);
+            let absorbed = state.absorb(effects);
+            if state.guard(absorbed).is_err() {
+                return;
             }
         }
-        drop(guard);
-        self.announce_events();
     }
 
     /// [`Shared::committed`] of a session that another thread may be sealing.
@@ -283,16 +296,19 @@ impl Core {
     /// Failures of medium or tree, after which the daemon has stopped.
     pub fn digest(&self, id: SessionId, up_to: Sequence) -> Result<Step, Error> {
         loop {
+            // What is digested already need not wait for the batch of another log.
+            if self.state.lock().is_digested(id, up_to)? {
+                return Ok(Step::Done);
+            }
             let (step, wanted) = {
-                let _turn = self.digesting.lock();
-                let mut state = self.state.lock();
-                let step = state.digest_step(self, id, up_to)?;
-                (step, self.state.is_wanted() || self.digesting.is_wanted())
+                let mut area = self.area.lock();
+                let step = self.digest_step(&mut area, id, up_to)?;
+                (step, self.area.is_wanted())
             };
             if step != Step::More {
                 return Ok(step);
             }
-            // Neither lock is fair: a call that slept until it was free would find it taken again.
+            // The lock is not fair: a call that slept until it was free would find it taken again.
             if wanted {
                 self.host.wait(&Word::new(0), 0, Some(self.host.now().after(LET_IN)));
             }
@@ -412,11 +428,7 @@ impl Core {
         // What the word says is an upper bound: the log may hold less, or what does not count.
         let cut = shared.committed();
         let digested = self.digest(id, cut);
-        let removed = digested.and_then(|_| {
-            let mut guard = self.state.lock();
-            let result = guard.end_session(self, id, self.now_ns());
-            guard.guard(result)
-        });
+        let removed = digested.and_then(|_| self.close_session(id));
         shared.ring.close();
         // Release: pairs with the Acquire of whoever looks whether the session is gone.
         shared.gone.store(1, Ordering::Release);
@@ -427,6 +439,20 @@ impl Core {
         }
         self.announce_events();
         self.announce_work();
+    }
+
+    /// Takes a session out of everything, and its log out of the tree; gives the name of the log's file.
+    fn close_session(&self, id: SessionId) -> Result<Option<String>, Error> {
+        let mut area = self.area.lock();
+        let name = {
+            let waiting = |state: &State| Entries::plain(1 + state.leases.wants_waiting());
+            let mut guard = self.state_with_room_beside(&mut area, waiting);
+            let result = guard.end_session(self, id, self.now_ns());
+            guard.guard(result)?
+        };
+        // The file goes when the tree does not name the log any more.
+        self.contain_changes(&mut area)?;
+        Ok(name)
     }
 
     fn wait_gone(&self, id: SessionId) {
@@ -464,7 +490,6 @@ impl State {
         let (log, first) = (session.log, session.first_inode);
         let (cut, name) =
             (self.copy.digested(log).sequence, self.copy.file(log)?.map(|file| file.name.clone()));
-        self.ledger_room(core)?;
         // Before the log is gone, which else would tell its process what counted.
         let session = self.sessions.get_mut(&id).expect("looked up above");
         note_recovered(&mut session.recovered, id.0, cut);
@@ -472,7 +497,7 @@ impl State {
         self.copy.ledger.close_log(log, cut)?;
         self.copy.logs.remove(&log);
         let effects = self.leases.step(now, Event::Ended { session: id });
-        self.absorb(core, effects)?;
+        self.absorb(effects)?;
         let mut session = self.sessions.remove(&id).expect("looked up above");
         self.ranges.remove(&first);
         self.room.end(id);
@@ -490,11 +515,10 @@ impl State {
             self.reapable.extend(std::mem::take(&mut self.kept));
         }
         for inode in unreferred {
-            if self.copy.area.inode(inode)?.is_some_and(|item| item.links.get() == 0) {
+            if self.copy.tree.inode(inode)?.is_some_and(|item| item.links.get() == 0) {
                 self.reapable.push_back(inode);
             }
         }
-        self.copy.contain_changes(0)?;
         Ok(name)
     }
 }

@@ -221,6 +221,16 @@ impl Ledger {
         self.settled
     }
 
+    /// Its file, to be settled beside what is appended meanwhile.
+    pub fn region(&self) -> &Region {
+        &self.region
+    }
+
+    /// The file was settled when `up_to` was its last entry.
+    pub fn note_settled(&mut self, up_to: Sequence) {
+        self.settled = self.settled.max(up_to);
+    }
+
     /// Settles all that was appended.
     pub fn settle(&mut self) -> Result<(), Error> {
         if self.settled < self.end.sequence {
@@ -340,11 +350,23 @@ impl Ledger {
         self.append(Kind::Reap, header, inodes.as_bytes())
     }
 
-    /// Whether entries of so many bytes in all, each of a payload at most so long, are sure to fit now.
+    /// Whether so many entries, each of a payload at most so long, are sure to fit now, and those of a batch besides.
     pub fn has_room(&self, entries: u64, payload_bytes: u64) -> bool {
         let frame = frame_bytes(payload_bytes);
         // One of them may have to leave the end of the ring free.
-        self.ring.as_ref().is_some_and(|ring| ring.free_bytes() >= entries * frame + frame)
+        let bytes = entries * frame + frame + self.batch_bytes();
+        self.ring.as_ref().is_some_and(|ring| ring.free_bytes() >= bytes)
+    }
+
+    /// What a batch may append is kept from everything else: it has to come to its end for room to be given back.
+    fn batch_bytes(&self) -> u64 {
+        let reap = frame_bytes((self.reap_max() * size_of::<InodeNumber>()) as u64);
+        frame_bytes(0) + 2 * reap
+    }
+
+    /// Whether the entries of a batch are sure to fit now.
+    pub fn has_room_for_batch(&self) -> bool {
+        self.ring.as_ref().is_some_and(|ring| ring.free_bytes() >= self.batch_bytes())
     }
 }
 

@@ -9,7 +9,7 @@
 //! before another gets the lease; nothing that a process writes into memory, log or ring makes the daemon panic or
 //! changes what its user may not change.
 //!
-//! Locks: one ([`state`] says more). No lock is held across a wait.
+//! Locks: the area's, then the state's ([`state`] says more). The state's is held across no wait and no flip.
 
 #![forbid(unsafe_code)]
 
@@ -22,6 +22,7 @@ mod damage;
 mod digest;
 mod error;
 mod fair;
+mod flips;
 mod generations;
 mod heirs;
 mod leases;

@@ -1,7 +1,6 @@
 //! What a daemon says about those who are attached, for people to look at.
 
 use crate::daemon::Daemon;
-use crate::room::Free;
 use format::{FlipNumber, InodeNumber, LogUid};
 
 /// A session as a person sees it.
@@ -55,11 +54,11 @@ impl Daemon {
     /// daemon's own work and what is promised to programs.
     pub fn free_blocks(&self, uid: u32) -> u64 {
         let state = self.core().state.lock();
-        state.room.free_blocks_of(uid, &Free::of(&state.copy.area))
+        state.room.free_blocks_of(uid, &state.copy.free)
     }
 
     /// The last root flip.
     pub fn flip(&self) -> FlipNumber {
-        self.core().state.lock().copy.area.flip()
+        self.core().state.lock().copy.tree.flip()
     }
 }

@@ -6,6 +6,9 @@
 //! free in segments of his own, and beyond that by shared blocks (see `area::FreeBlocks`), of which the promises of all
 //! never need more than there are, less a reserve for copy-on-write. Blocks of another user's file are no part of any
 //! user's own segments, so the whole promise of a session that writes to one is backed by shared blocks.
+//!
+//! While a batch is prepared what is free is known as of the last flip. What the batch takes is promised until the flip; of
+//! what it leaves alone, no more is promised meanwhile than it was told to keep.
 
 use area::{FreeBlocks, Usage};
 use ccnvm::SessionId;
@@ -19,8 +22,8 @@ const SHARE_MIN: u64 = 64;
 /// One part of so many of the capacity stays shared, so that a user who comes late finds room.
 const STAYS_SHARED: u64 = 8;
 
-/// What is free, now.
-#[derive(Debug)]
+/// What is free, after a flip.
+#[derive(Clone, Debug)]
 pub(crate) struct Free {
     pub usage: Usage,
     pub blocks: FreeBlocks,
@@ -45,27 +48,43 @@ struct Promise {
     shared: bool,
 }
 
-/// What was promised to one session, to be used up by the records of a digest.
-pub(crate) struct SessionRoom<'a> {
-    pub room: &'a mut Room,
-    pub session: SessionId,
+/// What was promised to one session, as the records of a batch use it up. The promise itself is reduced when the batch is
+/// part of the tree.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SessionRoom {
+    blocks: u64,
+    shared: bool,
+    taken: u64,
 }
 
-impl SessionRoom<'_> {
-    /// [`Room::take`].
+impl SessionRoom {
+    /// Takes a record's cost; `shared`: for blocks that are not its user's. False if the session has not so much left: it is
+    /// used up then; or never said that it would write there.
     pub fn take(&mut self, blocks: u64, shared: bool) -> bool {
-        self.room.take(self.session, blocks, shared)
+        let taken = blocks.min(self.blocks - self.taken);
+        self.taken += taken;
+        taken == blocks && (self.shared || !shared)
     }
 
-    /// [`Room::left`].
-    pub fn left(&self) -> u64 {
-        self.room.left(self.session)
+    /// What was taken.
+    pub fn taken(&self) -> u64 {
+        self.taken
     }
 
-    /// [`Room::restore`].
-    pub fn restore(&mut self, left: u64) {
-        self.room.restore(self.session, left);
+    /// Gives back what was taken since [`Self::taken`] said so: the records come again.
+    pub fn restore(&mut self, taken: u64) {
+        assert!(taken <= self.taken, "what was taken is given back");
+        self.taken = taken;
     }
+}
+
+/// What a batch is to leave alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Kept {
+    /// Shared blocks that have to stay so.
+    pub blocks: u64,
+    /// Nodes of the tree that belong to promises.
+    pub nodes: u32,
 }
 
 /// Promises of all sessions.
@@ -75,11 +94,50 @@ pub(crate) struct Room {
     total: u64,
     /// Blocks never promised to anybody.
     reserve: u64,
+    /// While a batch is prepared: blocks that may still be promised.
+    ahead: Option<u64>,
+    /// Blocks that the batch takes without a promise.
+    lent: u64,
 }
 
 impl Room {
     pub fn new(reserve: u64) -> Self {
-        Self { promised: BTreeMap::new(), total: 0, reserve }
+        Self { promised: BTreeMap::new(), total: 0, reserve, ahead: None, lent: 0 }
+    }
+
+    /// A batch is prepared from here on: what it is to keep.
+    pub fn begin_batch(&mut self, free: &Free) -> Kept {
+        let kept = self.reserve.max(free.usage.blocks / STAYS_SHARED);
+        let nodes = u64::from(free.usage.nodes_free).saturating_sub(self.total + self.reserve);
+        let ahead = (kept - self.reserve).min(nodes / SHARE);
+        self.ahead = Some(ahead);
+        let nodes = u32::try_from(self.total + self.reserve + ahead).unwrap_or(u32::MAX);
+        Kept { blocks: self.needed(free) + kept, nodes }
+    }
+
+    /// The batch takes blocks that were not promised. False if they might be promised to others.
+    pub fn lend(&mut self, blocks: u64, free: &Free) -> bool {
+        let fits = blocks <= self.spare(free);
+        if fits {
+            self.lent += blocks;
+        }
+        fits
+    }
+
+    /// The batch is part of the tree, or was given up; its records have taken so many blocks of the session's promise.
+    pub fn end_batch(&mut self, session: SessionId, taken: u64) {
+        (self.ahead, self.lent) = (None, 0);
+        if let Some(promise) = self.promised.get_mut(&session) {
+            promise.blocks -= taken;
+            self.total -= taken;
+        }
+    }
+
+    /// What a session was promised, for a batch of its records.
+    pub fn of(&self, session: SessionId) -> SessionRoom {
+        let promise = self.promised.get(&session);
+        let (blocks, shared) = promise.map_or((0, false), |promise| (promise.blocks, promise.shared));
+        SessionRoom { blocks, shared, taken: 0 }
     }
 
     /// A session of this user, with nothing promised.
@@ -97,17 +155,7 @@ impl Room {
             }
         }
         let beyond = own.iter().map(|(owner, blocks)| blocks.saturating_sub(free.own(*owner)));
-        shared + beyond.sum::<u64>()
-    }
-
-    /// Shared blocks that have to stay so.
-    pub fn kept(&self, free: &Free) -> u64 {
-        self.needed(free) + self.reserve.max(free.usage.blocks / STAYS_SHARED)
-    }
-
-    /// Nodes of the tree that belong to promises.
-    pub fn kept_nodes(&self) -> u32 {
-        u32::try_from(self.total + self.reserve).unwrap_or(u32::MAX)
+        shared + beyond.sum::<u64>() + self.lent
     }
 
     /// Blocks that can still be promised to a session. A block of room also stands for a share of the tree's nodes.
@@ -137,10 +185,11 @@ impl Room {
 
     /// Promises up to `blocks` more; gives how many.
     pub fn promise(&mut self, session: SessionId, blocks: u64, free: &Free) -> u64 {
-        let given = blocks.min(self.free(session, free));
+        let given = blocks.min(self.free(session, free)).min(self.ahead.unwrap_or(u64::MAX));
         let Some(promise) = self.promised.get_mut(&session) else { return 0 };
         promise.blocks += given;
         self.total += given;
+        self.ahead = self.ahead.map(|ahead| ahead - given);
         given
     }
 
@@ -154,35 +203,18 @@ impl Room {
     pub fn share(&mut self, session: SessionId, free: &Free) -> bool {
         let Some(promise) = self.promised.get_mut(&session) else { return false };
         let before = std::mem::replace(&mut promise.shared, true);
-        let backed = before || self.needed(free) + self.reserve <= free.blocks.shared;
+        // At worst all of it was backed by the user's own blocks.
+        let more = promise.blocks;
+        let ahead = self.ahead.map(|ahead| ahead.checked_sub(more));
+        let backed =
+            before || (ahead != Some(None) && self.needed(free) + self.reserve <= free.blocks.shared);
+        if let Some(Some(ahead)) = ahead.filter(|_| backed && !before) {
+            self.ahead = Some(ahead);
+        }
         if let Some(promise) = self.promised.get_mut(&session).filter(|_| !backed) {
             promise.shared = false;
         }
         backed
-    }
-
-    /// Takes a record's cost from a session's promise; `shared`: for blocks that are not its user's. False if it has not so
-    /// much left: it is used up then; or never said that it would write there.
-    pub fn take(&mut self, session: SessionId, blocks: u64, shared: bool) -> bool {
-        let Some(promise) = self.promised.get_mut(&session) else { return blocks == 0 };
-        let taken = blocks.min(promise.blocks);
-        promise.blocks -= taken;
-        self.total -= taken;
-        taken == blocks && (promise.shared || !shared)
-    }
-
-    /// What a session has left of its promise.
-    pub fn left(&self, session: SessionId) -> u64 {
-        self.promised.get(&session).map_or(0, |promise| promise.blocks)
-    }
-
-    /// Gives back what was taken since [`Self::left`] said so: the records come again.
-    pub fn restore(&mut self, session: SessionId, left: u64) {
-        if let Some(now) = self.promised.get_mut(&session) {
-            assert!(now.blocks <= left, "what was taken is given back");
-            self.total += left - now.blocks;
-            now.blocks = left;
-        }
     }
 
     /// The session is gone.
@@ -229,12 +261,13 @@ mod tests {
         assert_eq!(room.promise(one, 30, &free), 30);
         assert_eq!(room.promise(two, 30, &free), 10);
         assert_eq!(room.free(one, &free), 0);
-        let left = room.left(one);
-        assert!(room.take(one, 25, false) && !room.take(one, 6, false));
+        let mut batch = room.of(one);
+        assert!(batch.take(25, false) && !batch.take(6, false));
+        assert_eq!((batch.taken(), room.free(one, &free)), (30, 0));
+        batch.restore(0);
+        assert!(batch.take(30, false) && !batch.take(1, false));
+        room.end_batch(one, batch.taken());
         assert_eq!(room.free(one, &free), 30);
-        room.restore(one, left);
-        assert_eq!(room.free(one, &free), 0);
-        assert!(room.take(one, 30, false));
         room.end(two);
         assert_eq!(room.free(one, &free), 40);
     }
@@ -257,8 +290,39 @@ mod tests {
         let mut room = room(0, &[7]);
         let one = SessionId(1);
         room.promise(one, 60, &free);
-        assert!(!room.share(one, &free) && !room.take(one, 1, true));
-        assert!(room.take(one, 20, false) && room.share(one, &free) && room.take(one, 1, true));
-        assert_eq!(room.free(one, &free), 12);
+        assert!(!room.share(one, &free) && !room.of(one).take(1, true));
+        room.end_batch(one, 20);
+        assert!(room.share(one, &free) && room.of(one).take(1, true));
+        room.end_batch(one, 1);
+        assert_eq!(room.free(one, &free), 11);
+    }
+
+    #[test]
+    fn beside_a_batch_no_more_is_promised_than_it_keeps() {
+        let free = free(4000, &[(7, 100)], 9000);
+        let mut room = room(125, &[7, 8]);
+        let (one, two) = (SessionId(1), SessionId(2));
+        assert_eq!(room.promise(one, 300, &free), 300);
+        // An eighth of 9,000 blocks stays shared, the reserve of 125 among them.
+        assert_eq!(room.begin_batch(&free), Kept { blocks: 200 + 1125, nodes: 300 + 125 + 1000 });
+        assert_eq!(room.promise(two, 600, &free), 600);
+        assert!(room.share(one, &free));
+        assert_eq!(room.promise(two, 600, &free), 100, "of 1,000 are 300 the first session's, 600 given");
+        assert_eq!(room.promise(two, 1, &free), 0);
+        room.end_batch(one, 300);
+        assert_eq!(room.promise(two, 600, &free), 600);
+    }
+
+    #[test]
+    fn what_a_batch_takes_without_a_promise_is_promised_to_nobody() {
+        let free = free(50, &[], 9000);
+        let mut room = room(0, &[7]);
+        let one = SessionId(1);
+        room.begin_batch(&free);
+        assert!(room.lend(30, &free) && !room.lend(21, &free));
+        assert_eq!(room.promise(one, 100, &free), 20);
+        assert!(!room.lend(1, &free));
+        room.end_batch(one, 0);
+        assert_eq!(room.promise(one, 100, &free), 30);
     }
 }

@@ -95,7 +95,7 @@ impl State {
             // Who made it may use it as it was made.
             Rights { read: true, write: true }
         } else {
-            match self.copy.area.inode(inode).map_err(|_| Status::Media)? {
+            match self.copy.tree.inode(inode).map_err(|_| Status::Media)? {
                 Some(item) => self.rights_of_user(id, inode, &item),
                 None => self.references.rights(id, inode).unwrap_or_default(),
             }

@@ -1,8 +1,9 @@
-//! Everything that the daemon's one lock protects, and what is done under it in one go: table changes, flips,
-//! grants and their ends.
+//! What the state's lock protects, and what is done under it in one go: changes of tables, entries of the ledger, grants
+//! and their ends.
 //!
-//! Lock order: the daemon has one lock ([`ipc::Lock`]); under it the medium's own are taken (of the test medium, and of
-//! the guard over mapped files), nothing else. No lock is held across a wait; a flip under it is bounded by the limits of a batch.
+//! Lock order: the area's lock, held by whoever prepares a flip, then the state's ([`ipc::Lock`]); under it the medium's own
+//! are taken (of the test medium, and of the guard over mapped files), nothing else. No lock is held across a wait for
+//! another call; the state's across no flip and no settle either ([`crate::flips`]).
 
 use crate::config::Config;
 use crate::error::Error;
@@ -18,6 +19,7 @@ use crate::replay::table::Grant;
 use crate::room::Room;
 use crate::session::{Held, Phase, Session};
 
+use area::Area;
 use ccnvm::{Effect, Event, Leases, Mode, Nanoseconds, SessionId, Ticket, Want};
 use format::call::RENAME_UNIT;
 use format::call::Status;
@@ -29,7 +31,7 @@ use ipc::host::{Host, WAKE_ALL};
 use ipc::lock::Lock;
 use ipc::sync::{Ordering, Word};
 use pmem::Medium;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 /// Numbers that are given out once.
@@ -75,9 +77,6 @@ pub struct Ejection {
 /// Ejections that are remembered.
 const EJECTIONS_MAX: usize = 64;
 
-/// Inodes that one flip removes: the lock is held meanwhile.
-const REAP_AT_ONCE: usize = 64;
-
 /// What the lock protects.
 pub(crate) struct State {
     /// The tree, the ledger and the logs.
@@ -101,6 +100,8 @@ pub(crate) struct State {
     pub wake_at: Option<Nanoseconds>,
     /// Inodes without a name that nobody refers to.
     pub reapable: VecDeque<InodeNumber>,
+    /// Those that the next flips remove.
+    pub reaping: BTreeSet<InodeNumber>,
     pub ejections: VecDeque<Ejection>,
     /// What sealed sessions left for their processes.
     pub heirs: Heirs,
@@ -129,9 +130,10 @@ pub(crate) struct Core {
     /// The machine fences the threads of others: a commit need not.
     pub fences: bool,
     pub state: Lock<State>,
-    /// Whose turn it is to digest: taken before the state's lock, for one batch, so that a batch that another call waits for
-    /// is told from one that another digest waits for.
-    pub digesting: Lock<()>,
+    /// The area, for whoever prepares its next flip. A log is closed, or goes on in another file, only by whoever has it.
+    pub area: Lock<Area>,
+    /// Whose turn it is to settle the ledger. Who waits for it may find it settled.
+    pub settling: Lock<()>,
     /// Rings when a lock was granted.
     pub bell: Arc<Bell>,
     /// Grows whenever a request for leases may have been answered or a session ended.
@@ -231,44 +233,6 @@ impl State {
         self.ejections.push_back(Ejection { session: session.0, uid, reason });
     }
 
-    /// Makes room for a few entries in the ledger.
-    pub fn ledger_room(&mut self, core: &Core) -> Result<(), Error> {
-        if self.copy.ledger.wants_flip(core.config.batch_changes) {
-            self.copy.contain_changes(0)
-        } else {
-            Ok(())
-        }
-    }
-
-    /// One flip that removes inodes without a name that no process refers to, behind the entry that says so. True if
-    /// there is more.
-    pub fn reap_step(&mut self, core: &Core) -> Result<bool, Error> {
-        let inodes_max = self.copy.ledger.reap_max().min(REAP_AT_ONCE);
-        let mut inodes = Vec::new();
-        while inodes.len() < inodes_max {
-            let Some(inode) = self.reapable.pop_front() else { break };
-            if self.references.any(inode) {
-                continue;
-            }
-            if self.may_be_open(inode) {
-                self.kept.push(inode);
-            } else {
-                inodes.push(inode);
-            }
-        }
-        if inodes.is_empty() {
-            return Ok(false);
-        }
-        self.ledger_room(core)?;
-        let entry = self.copy.ledger.reap(&inodes)?;
-        let done = self.copy.reap_step(&inodes, core.config.reap_items, entry)?;
-        // The rest gets an entry of its own: a copy of the tree that is taken in between finds it again.
-        for inode in inodes[done..].iter().rev() {
-            self.reapable.push_front(*inode);
-        }
-        Ok(!self.reapable.is_empty())
-    }
-
     /// How far a session's log is in the area.
     pub fn digested_of(&self, id: SessionId) -> Digested {
         self.copy.digested(LogUid::new(id.0))
@@ -322,13 +286,14 @@ impl State {
         assert!(effects.is_empty(), "what nobody knew of nobody waits for");
     }
 
-    /// Carries out what the table of leases decided, except for revocations, which are queued.
-    pub fn absorb(&mut self, core: &Core, effects: Vec<Effect>) -> Result<(), Error> {
+    /// Carries out what the table of leases decided, except for revocations, which are queued. There is room in the ledger
+    /// for it.
+    pub fn absorb(&mut self, effects: Vec<Effect>) -> Result<(), Error> {
         for effect in effects {
             match effect {
                 Effect::Grant { ticket, session, grants } => {
                     for (want, version) in grants {
-                        self.grant(core, session, want, version)?;
+                        self.grant(session, want, version)?;
                     }
                     self.outcomes.insert(ticket, Ok(()));
                 }
@@ -338,7 +303,7 @@ impl State {
                 Effect::Revoke { session, unit, version } => {
                     self.revocations.push_back(Revocation { session, unit, version });
                 }
-                Effect::End { session, unit, version } => self.end_lease(core, session, unit, version)?,
+                Effect::End { session, unit, version } => self.end_lease(session, unit, version)?,
                 Effect::WakeAt(at) => {
                     self.wake_at = Some(self.wake_at.map_or(at, |other| other.min(at)));
                 }
@@ -347,7 +312,7 @@ impl State {
         Ok(())
     }
 
-    fn grant(&mut self, core: &Core, id: SessionId, want: Want, version: LeaseVersion) -> Result<(), Error> {
+    fn grant(&mut self, id: SessionId, want: Want, version: LeaseVersion) -> Result<(), Error> {
         let unit = want.unit;
         let Some(session) = self.sessions.get(&id) else { return Ok(()) };
         if session.held.get(&unit).is_some_and(|held| held.version == version) {
@@ -358,7 +323,6 @@ impl State {
         let from = session.shared.committed().max(self.copy.digested(log).sequence);
         let mut ledger = format::Sequence::default();
         if want.mode == Mode::Write {
-            self.ledger_room(core)?;
             let writes = self.references.rights(id, unit).is_some_and(|rights| rights.write);
             let rights = RIGHT_WRITE | if writes { RIGHT_CONTENTS } else { 0 };
             ledger = self.copy.ledger.grant(log, unit_of(unit), Grant { version, from, rights })?;
@@ -370,20 +334,13 @@ impl State {
         Ok(())
     }
 
-    fn end_lease(
-        &mut self,
-        core: &Core,
-        id: SessionId,
-        unit: InodeNumber,
-        version: LeaseVersion,
-    ) -> Result<(), Error> {
+    fn end_lease(&mut self, id: SessionId, unit: InodeNumber, version: LeaseVersion) -> Result<(), Error> {
         let Some(session) = self.sessions.get_mut(&id) else { return Ok(()) };
         let Some(held) = session.held.remove(&unit) else { return Ok(()) };
         session.end_word(held.word);
         let (log, live) = (session.log, session.phase == Phase::Live);
         // The end of the log says it for all that a dying session held.
         if held.mode == Mode::Write && live {
-            self.ledger_room(core)?;
             let digested = self.copy.digested(log).sequence;
             self.copy.ledger.end(log, unit_of(unit), version, digested)?;
         }

@@ -17,9 +17,10 @@ use crate::locks::Locks;
 use crate::logs::is_log_file;
 use crate::register::{Register, Remembered};
 use crate::replay::apply::CutReason;
-use crate::replay::batch::{BatchLimits, Decisions, End, NO_FRAME, Role};
-use crate::replay::copy::LocalCopy;
-use crate::replay::script::Script;
+use crate::replay::batch::{BatchLimits, Decisions, End, NO_FRAME, Role, digest_batch};
+use crate::replay::copy::{LocalCopy, contain_changes};
+use crate::replay::script::{Script, reap_all};
+use area::Area;
 use format::ledger::LifeBody;
 use format::{Epoch, InodeNumber, Life, LogUid, Sequence};
 use ipc::host::Host;
@@ -60,6 +61,7 @@ pub(crate) struct Left<'a> {
 
 /// A take-over on its way.
 struct TakeOver<'a> {
+    area: &'a mut Area,
     copy: LocalCopy,
     config: &'a Config,
     recovered: Recovered,
@@ -71,13 +73,14 @@ struct TakeOver<'a> {
 /// # Errors
 /// `Area`, `Media`, `File`; `LivesUsedUp`.
 pub(crate) fn take_over(
+    area: &mut Area,
     mut copy: LocalCopy,
     config: &Config,
     host: &dyn Host,
     left: &mut Left<'_>,
 ) -> Result<Taken, Error> {
     let mut named = BTreeSet::new();
-    let executed = Script::new(&mut copy, config).run(&mut |entry| {
+    let executed = Script::new(area, &mut copy, config).run(&mut |entry| {
         named.insert(entry.log);
     })?;
     let recovered = Recovered {
@@ -88,7 +91,7 @@ pub(crate) fn take_over(
     };
     let table = copy.ledger.table();
     let unjudged = Unjudged::left_in(&copy.medium, config, |uid| table.log(uid).is_some())?;
-    let mut taking = TakeOver { copy, config, recovered, unjudged };
+    let mut taking = TakeOver { area, copy, config, recovered, unjudged };
     let end = taking.copy.ledger.last();
     taking.keep_unjudged(&named)?;
     taking.begin_life(host)?;
@@ -126,7 +129,7 @@ impl TakeOver<'_> {
 
     /// From here on what is decided stands in the ledger as this life's.
     fn begin_life(&mut self, host: &dyn Host) -> Result<(), Error> {
-        self.copy.contain_changes(0)?;
+        contain_changes(self.area, &mut self.copy, 0)?;
         let life = self.copy.ledger.life();
         if life == Life::LAST {
             return Err(Error::LivesUsedUp);
@@ -155,7 +158,8 @@ impl TakeOver<'_> {
         let (limits, all) = (BatchLimits::of(self.config), Sequence::new(u64::MAX));
         let cut = loop {
             let mut decisions = Decisions::REPEATED;
-            let digest = self.copy.digest_batch(uid, all, limits, &mut decisions, Role::Head)?;
+            let digest =
+                digest_batch(self.area, &mut self.copy, (uid, all), limits, &mut decisions, Role::Head)?;
             self.recovered.records += digest.records as u64;
             match digest.end {
                 End::More | End::Done => {}
@@ -194,11 +198,11 @@ impl TakeOver<'_> {
     fn close_logs(&mut self) -> Result<(), Error> {
         while let Some((uid, log)) = self.copy.logs.pop_first() {
             if self.copy.ledger.wants_flip(self.config.batch_changes) {
-                self.copy.contain_changes(0)?;
+                contain_changes(self.area, &mut self.copy, 0)?;
             }
             self.copy.ledger.close_log(uid, log.digested.sequence)?;
         }
-        self.copy.contain_changes(0)?;
+        contain_changes(self.area, &mut self.copy, 0)?;
         for name in self.copy.medium.list()?.iter().filter(|name| is_log_file(name)) {
             self.copy.medium.remove(name)?;
         }
@@ -209,7 +213,7 @@ impl TakeOver<'_> {
     fn reap_orphans(&mut self, remembered: &Remembered) -> Result<Vec<InodeNumber>, Error> {
         let (mut kept, mut after) = (Vec::new(), InodeNumber::NONE);
         loop {
-            let mut found = self.copy.area.orphans(after, self.copy.ledger.reap_max())?;
+            let mut found = self.area.orphans(after, self.copy.ledger.reap_max())?;
             let Some(last) = found.last().copied() else { break };
             after = last;
             found.retain(|inode| {
@@ -220,12 +224,13 @@ impl TakeOver<'_> {
                 !open
             });
             if !found.is_empty() {
-                self.copy.contain_changes(0)?;
+                contain_changes(self.area, &mut self.copy, 0)?;
                 let entry = self.copy.ledger.reap(&found)?;
-                self.recovered.orphans += self.copy.reap_all(&found, self.config.reap_items, entry)?;
+                let items_max = self.config.reap_items;
+                self.recovered.orphans += reap_all(self.area, &mut self.copy, &found, items_max, entry)?;
             }
         }
-        self.copy.contain_changes(0)?;
+        contain_changes(self.area, &mut self.copy, 0)?;
         Ok(kept)
     }
 }

@@ -1,9 +1,8 @@
 //! Calls about the session itself: digest, room, a larger log, segments to map, what is settled.
 
 use crate::error::Error;
+use crate::flips::Entries;
 use crate::logs::LogFile;
-use crate::room::Free;
-use crate::session::session_of;
 use crate::state::{Core, State};
 use ccnvm::SessionId;
 use format::call::{
@@ -11,7 +10,7 @@ use format::call::{
     StatfsResponse, Status, split,
 };
 use format::ledger::RenewBody;
-use format::{BLOCK_BYTES, Incarnation, InodeNumber, LogUid, SegmentId};
+use format::{BLOCK_BYTES, Incarnation, InodeNumber, LogUid, SegmentId, Sequence};
 use ipc::Word;
 use pmem::Region;
 use std::sync::Arc;
@@ -86,7 +85,7 @@ impl Core {
         let mut guard = self.state.lock();
         let state = &mut *guard;
         state.live(id)?;
-        Ok(state.room.promise_share(id, blocks, &Free::of(&state.copy.area)))
+        Ok(state.room.promise_share(id, blocks, &state.copy.free))
     }
 
     /// What a session was promised is good for other users' files, too.
@@ -94,7 +93,7 @@ impl Core {
         let mut guard = self.state.lock();
         let state = &mut *guard;
         state.live(id)?;
-        if state.room.share(id, &Free::of(&state.copy.area)) { Ok(()) } else { Err(Status::NoSpace) }
+        if state.room.share(id, &state.copy.free) { Ok(()) } else { Err(Status::NoSpace) }
     }
 
     /// [`format::call::CallKind::GrowLog`]. All records are digested, a new file takes the log's place in one flip,
@@ -117,15 +116,26 @@ impl Core {
         let made = LogFile::create(&self.medium, self.pool, (log, incarnation), file_bytes, uid);
         let file = Arc::new(made.map_err(|_| Status::NoSpace)?);
         let old = {
-            let mut guard = self.state.lock();
-            let state = &mut *guard;
-            state.live(id)?;
-            if state.digested_of(id).sequence != up_to {
-                return Err(Status::Invalid);
-            }
-            let replaced = state.replace_log(self, log, file.clone(), (incarnation, file_bytes));
-            state.guard(replaced).map_err(|_| Status::Media)?
+            let mut area = self.area.lock();
+            let old = {
+                let entries = |_: &State| Entries { count: 1, payload_bytes: size_of::<RenewBody>() };
+                let mut guard = self.state_with_room_beside(&mut area, entries);
+                let state = &mut *guard;
+                state.live(id)?;
+                if state.digested_of(id).sequence != up_to {
+                    return Err(Status::Invalid);
+                }
+                let replaced = state.replace_log(log, file.clone(), (incarnation, file_bytes));
+                state.guard(replaced).map_err(|_| Status::Media)?
+            };
+            self.contain_changes(&mut area).map_err(|_| Status::Media)?;
+            old
         };
+        {
+            let mut state = self.state.lock();
+            let digested = state.digested_of(id);
+            state.live(id)?.shared.daemon.publish_digested(digested);
+        }
         // A file that stays is removed by the next start.
         let _ = old.map(|old| self.medium.remove(&old));
         let region = self.log_region(id)?;
@@ -151,7 +161,7 @@ impl Core {
         {
             let mut state = self.state.lock();
             let uid = state.live(id)?.caller.uid;
-            if state.copy.area.segment_owner(segment) != Some(uid) {
+            if state.copy.tree.segment_owner(segment) != Some(uid) {
                 return Err(Status::Access);
             }
         }
@@ -169,22 +179,48 @@ impl Core {
     /// [`format::call::CallKind::SettleLedger`].
     pub fn settle_ledger(&self, id: SessionId, body: &[u8]) -> Result<Vec<u8>, Status> {
         let (request, _) = split::<DigestRequest>(body).map_err(|_| Status::Invalid)?;
-        let mut guard = self.state.lock();
-        let state = &mut *guard;
-        state.live(id)?;
-        if request.up_to > state.copy.ledger.last() {
-            return Err(Status::Invalid);
+        {
+            let mut state = self.state.lock();
+            state.live(id)?;
+            if request.up_to > state.copy.ledger.last() {
+                return Err(Status::Invalid);
+            }
         }
-        state.settle_ledger().map_err(|_| Status::Media)?;
+        self.settle_up_to(request.up_to)?;
         Ok(Vec::new())
+    }
+
+    /// Settles the ledger at least up to an entry, and tells every session. One caller at a time does; its settle is good for
+    /// all whose entries were there when it began, so that they find nothing left to do.
+    fn settle_up_to(&self, up_to: Sequence) -> Result<(), Status> {
+        let _turn = self.settling.lock();
+        let (region, last) = {
+            let state = self.state.lock();
+            if state.copy.ledger.settled() >= up_to {
+                return Ok(());
+            }
+            (state.copy.ledger.region().clone(), state.copy.ledger.last())
+        };
+        let settled = region.settle();
+        let mut state = self.state.lock();
+        state.guard(settled.map_err(Error::from)).map_err(|_| Status::Media)?;
+        state.copy.ledger.note_settled(last);
+        for session in state.sessions.values() {
+            session.shared.daemon.publish_settled(last);
+        }
+        Ok(())
     }
 
     /// [`format::call::CallKind::SyncAll`].
     pub fn sync_all(&self, id: SessionId) -> Result<Vec<u8>, Status> {
-        let files: Vec<_> = {
+        let last = {
             let mut state = self.state.lock();
             state.live(id)?;
-            state.settle_ledger().map_err(|_| Status::Media)?;
+            state.copy.ledger.last()
+        };
+        self.settle_up_to(last)?;
+        let files: Vec<_> = {
+            let state = self.state.lock();
             state.copy.logs.values().filter_map(|log| log.file.clone()).collect()
         };
         for file in files {
@@ -197,8 +233,8 @@ impl Core {
     pub fn statfs(&self, id: SessionId) -> Result<Vec<u8>, Status> {
         let mut state = self.state.lock();
         state.live(id)?;
-        let usage = state.copy.area.usage();
-        let free = state.room.free_blocks(id, &Free::of(&state.copy.area));
+        let usage = state.copy.free.usage;
+        let free = state.room.free_blocks(id, &state.copy.free);
         let inodes_free = u64::from(usage.nodes_free) * INODES_A_NODE;
         let response = StatfsResponse {
             blocks: U64::new(usage.blocks),
@@ -214,34 +250,17 @@ impl Core {
 const INODES_A_NODE: u64 = 8;
 
 impl State {
-    /// Settles the ledger and tells every session.
-    pub fn settle_ledger(&mut self) -> Result<(), Error> {
-        let settled = self.copy.ledger.settle();
-        self.guard(settled)?;
-        let up_to = self.copy.ledger.settled();
-        for session in self.sessions.values() {
-            session.shared.daemon.publish_settled(up_to);
-        }
-        Ok(())
-    }
-
-    /// Lets a log that is digested to its end go on in a new, empty file; gives the old one's name.
+    /// Lets a log that is digested to its end go on in a new, empty file; gives the old one's name. The caller has the area.
     fn replace_log(
         &mut self,
-        core: &Core,
         log: LogUid,
         file: Arc<LogFile>,
         (incarnation, file_bytes): (Incarnation, u64),
     ) -> Result<Option<String>, Error> {
-        self.ledger_room(core)?;
         let last = self.copy.digested(log).sequence;
         let body = RenewBody { file_bytes: U64::new(file_bytes), incarnation, reserved: U32::new(0) };
         self.copy.ledger.renew(log, last, &body)?;
         let old = self.copy.renew_log(log, last, Some(file));
-        self.copy.contain_changes(0)?;
-        if let Some(session) = self.sessions.get(&session_of(log)) {
-            session.shared.daemon.publish_digested(self.copy.digested(log));
-        }
         Ok(old.map(|old| old.name.clone()))
     }
 }

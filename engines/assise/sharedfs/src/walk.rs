@@ -4,6 +4,7 @@
 //! Every check is made on the area's attributes under a lease that the session holds at that moment, so what other
 //! sessions did before is in them; what the session did itself is digested when it could matter.
 
+use crate::flips::Entries;
 use crate::references::Rights;
 use crate::replay::authorize::attributes;
 use crate::session::Known;
@@ -175,7 +176,7 @@ impl Core {
         count_max: usize,
         mode: Mode,
     ) -> Result<Vec<NodeReply>, Status> {
-        let mut guard = self.state.lock();
+        let mut guard = self.state_with_room(|_| Entries::plain(count_max));
         let state = &mut *guard;
         let wants = state.ahead_of(id, (directory, last), mode, count_max)?;
         let ticket = Ticket(state.next_ticket);
@@ -188,7 +189,7 @@ impl Core {
                 granted.extend(grants.iter().map(|(want, _)| want.unit));
             }
         }
-        let absorbed = state.absorb(self, effects);
+        let absorbed = state.absorb(effects);
         state.guard(absorbed).map_err(|_| Status::Media)?;
         state.outcomes.remove(&ticket);
         granted.into_iter().map(|unit| state.reply(id, unit, 0)).collect()
@@ -288,7 +289,7 @@ impl Core {
             let last = referred && state.refer_no_more(id, inode);
             let unnamed = |item: &InodeItem| item.links.get() == 0;
             let orphan = last
-                && state.copy.area.inode(inode).map_err(|_| Status::Media)?.as_ref().is_some_and(unnamed);
+                && state.copy.tree.inode(inode).map_err(|_| Status::Media)?.as_ref().is_some_and(unnamed);
             if orphan {
                 state.reapable.push_back(inode);
             }
@@ -340,7 +341,10 @@ impl State {
 
     /// An inode of the area.
     pub fn item(&self, inode: InodeNumber) -> Result<InodeItem, Status> {
-        self.copy.area.inode(inode).map_err(|_| Status::Media)?.ok_or(Status::NotFound)
+        if self.reaping.contains(&inode) {
+            return Err(Status::NotFound);
+        }
+        self.copy.tree.inode(inode).map_err(|_| Status::Media)?.ok_or(Status::NotFound)
     }
 
     /// What a session holds of an inode, as a reply; the inode counts as met from now on. `WouldBlock`: it is
@@ -349,7 +353,7 @@ impl State {
         let is_own = self.is_own(id, inode);
         let item = if inode == RENAME_UNIT { InodeItem::new_zeroed() } else { self.item(inode)? };
         let has_xattrs =
-            inode != RENAME_UNIT && self.copy.area.has_xattrs(inode).map_err(|_| Status::Media)?;
+            inode != RENAME_UNIT && self.copy.tree.has_xattrs(inode).map_err(|_| Status::Media)?;
         let readable = inode != RENAME_UNIT && self.may_read(id, inode, &item);
         let writable = self.may_write(id, inode);
         let digested = self.digested_of(id).sequence;
@@ -404,13 +408,13 @@ impl State {
             }
             StepTo::Child(name) => name,
         };
-        let found = self.copy.area.lookup(directory, name).map_err(|_| Status::Media)?;
+        let found = self.copy.tree.lookup(directory, name).map_err(|_| Status::Media)?;
         if let Some(entry) = found {
             let slot = u16::try_from(entry.cookie.get() % COOKIE_SLOTS).expect("slots are 15 bits");
             return Ok(Stepped::To(entry.inode, entry.file_type, slot));
         }
         let first = Cookie::of_name(name);
-        let near = self.copy.area.entries(directory, first, SAME_HASH_MAX).map_err(|_| Status::Media)?;
+        let near = self.copy.tree.entries(directory, first, SAME_HASH_MAX).map_err(|_| Status::Media)?;
         let same = near.iter().take_while(|entry| entry.cookie.same_hash(first)).count();
         Ok(Stepped::Absent(u32::try_from(same).expect("bounded above")))
     }
@@ -434,12 +438,12 @@ impl State {
         if !lists || !searches || count_max == 0 {
             return Ok(Vec::new());
         }
-        let Some(entry) = self.copy.area.lookup(directory, last).map_err(|_| Status::Media)? else {
+        let Some(entry) = self.copy.tree.lookup(directory, last).map_err(|_| Status::Media)? else {
             return Ok(Vec::new());
         };
         // With the name itself, the lease on which may be raised.
         let from = entry.cookie;
-        let entries = self.copy.area.entries(directory, from, AHEAD_LOOKS).map_err(|_| Status::Media)?;
+        let entries = self.copy.tree.entries(directory, from, AHEAD_LOOKS).map_err(|_| Status::Media)?;
         let lacks = |want: &Want| {
             let owner = self.owner_of(want.unit).filter(|owner| self.is_own(*owner, want.unit));
             owner.is_none() && !self.holds(id, *want)

@@ -47,6 +47,17 @@ impl From<AreaError> for Halt {
     }
 }
 
+/// What stands behind the room that a record takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Backing {
+    /// It was promised.
+    Promise,
+    /// Nobody was promised it.
+    Spare,
+    /// There is none.
+    Nothing,
+}
+
 /// What a record may take the last name of.
 pub(crate) fn victim_of(record: &Record<'_>) -> Option<InodeNumber> {
     match &record.operation {
@@ -64,13 +75,17 @@ pub(crate) fn apply_record(
     (uid, open): (LogUid, &OpenLog),
     record: &Record<'_>,
     keep_open: impl FnOnce() -> bool,
-    take_room: &mut dyn FnMut(u64, bool) -> bool,
+    take_room: &mut dyn FnMut(u64, bool) -> Backing,
 ) -> Result<Applied, Halt> {
     let decision = authorize::decide(open, record, &mut |inode| batch.inode(inode))?;
     let allowed = decision.map_err(|refusal| Halt::Cut(CutReason::Refused(refusal)))?;
     let version = |inode: InodeNumber| authorize::version_of(open, inode, record.sequence);
     let owner = owner_key(open, batch.inode(record.inode)?.as_ref());
     let shared = owner == OWNER_DAEMON && record::takes_blocks(&record.operation);
+    let backing = take_room(record::room_blocks(&record.operation), shared);
+    if backing == Backing::Nothing {
+        return Err(Halt::Cut(CutReason::NoRoom));
+    }
     let applying = Applying {
         log: uid,
         sequence: record.sequence,
@@ -78,7 +93,7 @@ pub(crate) fn apply_record(
         version_of: &version,
         owner,
         keep_open: keep_open(),
-        promised: take_room(record::room_blocks(&record.operation), shared),
+        promised: backing == Backing::Promise,
     };
     match (allowed, &record.operation) {
         (Allowed::WithMode(mode), Operation::SetAttr { body }) => {

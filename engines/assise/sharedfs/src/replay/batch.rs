@@ -1,22 +1,28 @@
 //! Digest: frames of one update log become part of the shared area by one flip, or end the log (Assise §3.2.1; schedules
 //! 1.1, 1.13, 1.21, 2.1).
 //!
+//! The area is the batch's alone. The copy of which it is, with ledger and table, is visited three times: for what the log
+//! may do and the changes that the ledger has noted; for the changes noted meanwhile and the entries that say what the batch
+//! did; and for the flip. In between records are read, judged and applied while others look at the tree of the last flip.
+//! A log is closed, or goes on in another file, only by whoever has the area: none ends under its batch.
+//!
 //! Guarantees: a record is judged on a copy of its own, by the table as it is and the attributes that the records before
 //! it left; the first one that does not count ends the log there. A batch is bounded, and one flip makes it real together
 //! with "digested up to" and all that the ledger said before. A head writes the entries that say what the batch did before
 //! the flip, so that a copy which has the flip's ledger can repeat it.
 
-use super::apply::{CutReason, Halt, apply_record, victim_of};
-use super::copy::LocalCopy;
+use super::apply::{Backing, CutReason, Halt, apply_record, victim_of};
+use super::copy::{LocalCopy, Visit, contain_changes};
 use super::table::OpenLog;
 use crate::config::Config;
 use crate::error::Error;
 use crate::logs::{LogFile, TORN};
 use crate::room::SessionRoom;
-use area::{Applied, AreaError, Batch};
+use area::{Applied, Area, AreaError, Batch};
 use format::record::{self, Operation, Record};
 use format::{InodeNumber, LogUid, Sequence};
 use ipc::Digested;
+use std::sync::Arc;
 
 /// Bounds of one batch.
 #[derive(Clone, Copy, Debug)]
@@ -40,27 +46,37 @@ pub(crate) struct Decisions<'a> {
     /// Whether a process may have the inode open, so that it stays when it loses its last name.
     pub is_open: &'a dyn Fn(InodeNumber) -> bool,
     /// What was promised to the log; none if all that it needs was.
-    pub room: Option<SessionRoom<'a>>,
+    pub room: Option<SessionRoom>,
+    /// Whether the batch may take so many blocks without a promise.
+    pub lend: &'a dyn Fn(u64) -> bool,
     /// Whether another call waits for the batch to end.
     pub is_awaited: &'a dyn Fn() -> bool,
 }
 
 impl Decisions<'_> {
     /// Those of somebody else, repeated.
-    pub const REPEATED: Self = Self { is_open: &|_| true, room: None, is_awaited: &|| false };
+    pub const REPEATED: Self =
+        Self { is_open: &|_| true, room: None, lend: &|_| true, is_awaited: &|| false };
 
-    fn take_room(&mut self, blocks: u64, shared: bool) -> bool {
-        self.room.as_mut().is_none_or(|room| room.take(blocks, shared))
+    fn take_room(&mut self, blocks: u64, shared: bool) -> Backing {
+        if self.room.as_mut().is_none_or(|room| room.take(blocks, shared)) {
+            Backing::Promise
+        } else if (self.lend)(blocks) {
+            Backing::Spare
+        } else {
+            Backing::Nothing
+        }
     }
 
-    fn room_left(&self) -> u64 {
-        self.room.as_ref().map_or(0, SessionRoom::left)
+    /// Blocks that were taken of the promise.
+    pub fn taken(&self) -> u64 {
+        self.room.as_ref().map_or(0, SessionRoom::taken)
     }
 
-    /// Records that took from the room since it had `left` come again.
-    fn restore_room(&mut self, left: u64) {
+    /// Records that took from the room since [`Self::taken`] said so come again.
+    fn restore_room(&mut self, taken: u64) {
         if let Some(room) = &mut self.room {
-            room.restore(left);
+            room.restore(taken);
         }
     }
 }
@@ -98,6 +114,17 @@ pub(crate) struct Digest {
     pub orphans: Vec<(InodeNumber, bool)>,
 }
 
+/// What a batch needs of the copy.
+struct Prepared {
+    before: Digested,
+    open: OpenLog,
+    /// None: it has no file any more.
+    file: Option<Arc<LogFile>>,
+    removed_max: usize,
+    /// Changes of the ledger that may stay out of the tree.
+    changes_left: usize,
+}
+
 /// Records of one log on their way into one batch.
 struct Work<'a> {
     log: LogUid,
@@ -112,109 +139,142 @@ struct Work<'a> {
     at: Digested,
 }
 
-impl LocalCopy {
-    /// One flip: records of a log, up to `up_to` at most.
-    ///
-    /// # Errors
-    /// `Area`, `Media`, `LedgerFull`.
-    pub fn digest_batch(
-        &mut self,
-        uid: LogUid,
-        up_to: Sequence,
-        limits: BatchLimits,
-        decisions: &mut Decisions<'_>,
-        role: Role,
-    ) -> Result<Digest, Error> {
-        let mut limits = limits;
-        let left = decisions.room_left();
-        loop {
-            let result = self.try_batch(uid, up_to, limits, decisions, role);
-            if result.is_err() {
-                decisions.restore_room(left);
+/// One flip: records of a log, up to `up_to` at most.
+///
+/// # Errors
+/// `Area`, `Media`, `LedgerFull`.
+pub(crate) fn digest_batch(
+    area: &mut Area,
+    copy: &mut impl Visit,
+    (uid, up_to): (LogUid, Sequence),
+    limits: BatchLimits,
+    decisions: &mut Decisions<'_>,
+    role: Role,
+) -> Result<Digest, Error> {
+    let mut limits = limits;
+    let taken = decisions.taken();
+    loop {
+        let result = try_batch(area, copy, (uid, up_to), limits, decisions, role);
+        if result.is_err() {
+            decisions.restore_room(taken);
+        }
+        match result {
+            // The batch had no place left for the note of how far it came, or for all that was written: half of it has.
+            Err(Error::Area(AreaError::BatchFull | AreaError::Overfull)) if limits.records > 1 => {
+                limits.records /= 2;
             }
-            match result {
-                // The batch had no place left for the note of how far it came, or for all that was written: half of it has.
-                Err(Error::Area(AreaError::BatchFull | AreaError::Overfull)) if limits.records > 1 => {
-                    limits.records /= 2;
-                }
-                result => return result,
-            }
+            result => return result,
         }
     }
+}
 
-    fn try_batch(
+fn try_batch(
+    area: &mut Area,
+    copy: &mut impl Visit,
+    (uid, up_to): (LogUid, Sequence),
+    limits: BatchLimits,
+    decisions: &mut Decisions<'_>,
+    role: Role,
+) -> Result<Digest, Error> {
+    let nothing = |at, end| Digest { at, end, records: 0, orphans: Vec::new() };
+    let prepared = copy.visit(|copy| copy.prepare(uid, up_to, role))?;
+    let Prepared { before, open, file, removed_max, changes_left } = match prepared {
+        Ok(prepared) => prepared,
+        Err(before) => return Ok(nothing(before, End::Done)),
+    };
+    let Some(file) = file else { return Ok(nothing(before, End::NoFrame)) };
+    contain_changes(area, copy, changes_left)?;
+    let mut batch = area.begin()?;
+    let changes = copy.visit(|copy| {
+        let changes = copy.put_changes(&mut batch, 0, copy.batch_changes)?;
+        Ok::<_, AreaError>((changes == copy.ledger.pending().count()).then_some(changes))
+    })?;
+    let Some(changes) = changes else {
+        // They need a flip of their own.
+        drop(batch);
+        contain_changes(area, copy, 0)?;
+        return Ok(nothing(before, End::More));
+    };
+    // One record alone is judged by the room that it takes itself.
+    if limits.records > 1 {
+        batch.gather_writes();
+    }
+    let mut work = Work {
+        log: uid,
+        open: &open,
+        orphans: Vec::new(),
+        removed: Vec::new(),
+        removed_max,
+        records: 0,
+        bytes: 0,
+        at: before,
+    };
+    let end = work.take_frames(&mut batch, &file, up_to, limits, decisions, (role, changes > 0))?;
+    let Work { orphans, removed, records, at, .. } = work;
+    if at == before {
+        drop(batch);
+        return Ok(nothing(before, end));
+    }
+    batch.settle_writes()?;
+    batch.put_log(uid, &open.item(at.sequence, at.position))?;
+    let (changes, version) = copy.visit(|copy| copy.enter(&mut batch, changes, (uid, at), &removed, role))?;
+    let committed = batch.commit(version)?;
+    copy.visit(|copy| {
+        copy.logs.get_mut(&uid).expect("a log is closed by whoever has the area").digested = at;
+        copy.after_flip(area, &committed, changes)
+    })?;
+    Ok(Digest { at, end, records, orphans })
+}
+
+impl LocalCopy {
+    /// What a batch of a log needs; how far the log is in the tree if there is nothing to do.
+    fn prepare(
         &mut self,
         uid: LogUid,
         up_to: Sequence,
-        limits: BatchLimits,
-        decisions: &mut Decisions<'_>,
         role: Role,
-    ) -> Result<Digest, Error> {
-        let nothing = |at, end| Digest { at, end, records: 0, orphans: Vec::new() };
+    ) -> Result<Result<Prepared, Digested>, Error> {
         let before = self.digested(uid);
         if before.sequence >= up_to || !self.logs.contains_key(&uid) {
-            return Ok(nothing(before, End::Done));
+            return Ok(Err(before));
         }
-        let Some(file) = self.file(uid)? else { return Ok(nothing(before, End::NoFrame)) };
-        let removed_max = self.ledger.reap_max();
-        let fits =
-            role != Role::Head || self.ledger.has_room(2, (removed_max * size_of::<InodeNumber>()) as u64);
-        self.contain_changes(if fits { self.changes_beside() } else { 0 })?;
-        let mut batch = self.area.begin()?;
-        let changes = Self::put_changes(&mut batch, &self.ledger, &self.logs, self.batch_changes)?;
+        let file = self.file(uid)?;
+        let fits = role != Role::Head || self.ledger.has_room_for_batch();
+        let changes_left = if fits { self.changes_beside() } else { 0 };
+        let open = self.ledger.table().log(uid).expect("each log of a copy is in the table").clone();
+        Ok(Ok(Prepared { before, open, file, removed_max: self.ledger.reap_max(), changes_left }))
+    }
+
+    /// Notes in the ledger what a batch did, with all that was noted since it began before it. Gives the changes that its
+    /// flip contains, and its version.
+    fn enter(
+        &mut self,
+        batch: &mut Batch<'_>,
+        changes: usize,
+        (uid, at): (LogUid, Digested),
+        removed: &[InodeNumber],
+        role: Role,
+    ) -> Result<(usize, Sequence), Error> {
+        let mut changes = self.put_changes(batch, changes, usize::MAX)?;
         if changes < self.ledger.pending().count() {
-            // They need a flip of their own.
-            drop(batch);
-            self.contain_changes(0)?;
-            return Ok(nothing(before, End::More));
+            return Err(AreaError::BatchFull.into());
         }
-        // One record alone is judged by the room that it takes itself.
-        if limits.records > 1 {
-            batch.gather_writes();
-        }
-        let open = self.ledger.table().log(uid).expect("each log of a copy is in the table");
-        let mut work = Work {
-            log: uid,
-            open,
-            orphans: Vec::new(),
-            removed: Vec::new(),
-            removed_max,
-            records: 0,
-            bytes: 0,
-            at: before,
-        };
-        let end = work.take_frames(&mut batch, &file, up_to, limits, decisions, (role, changes > 0))?;
-        let Work { orphans, removed, records, at, .. } = work;
-        if at == before {
-            drop(batch);
-            return Ok(nothing(before, end));
-        }
-        batch.settle_writes()?;
-        batch.put_log(uid, &open.item(at.sequence, at.position))?;
         // The entries come first: whoever has the flip has what it was made by.
-        let entries = match role {
-            Role::Head => {
-                self.ledger.digest(uid, at.sequence)?;
-                if removed.is_empty() {
-                    1
-                } else {
-                    self.ledger.reap(&removed)?;
-                    2
-                }
+        if role == Role::Head {
+            self.ledger.digest(uid, at.sequence)?;
+            changes += 1;
+            if !removed.is_empty() {
+                self.ledger.reap(removed)?;
+                changes += 1;
             }
-            Role::Entry(_) => 0,
-        };
-        let changes = changes + entries;
+        }
         let place = self.ledger.place_after(changes);
         batch.set_ledger(&place);
         let version = match role {
             Role::Head => place.sequence,
             Role::Entry(sequence) => sequence,
         };
-        let committed = batch.commit(version)?;
-        self.after_flip(&committed, changes)?;
-        self.logs.get_mut(&uid).expect("looked up above").digested = at;
-        Ok(Digest { at, end, records, orphans })
+        Ok((changes, version))
     }
 }
 
@@ -243,12 +303,12 @@ impl Work<'_> {
                 (Ok(None), _) | (Err(_), Role::Head) => return Ok(End::NoFrame),
                 (Err(error), Role::Entry(_)) => return Err(error.into()),
             };
-            let left = decisions.room_left();
+            let taken = decisions.taken();
             match self.apply(batch, frame.bytes, decisions) {
                 Ok(()) => {}
                 Err(Halt::Full) if self.records > 0 || changes => {
                     // The record comes again, and pays then.
-                    decisions.restore_room(left);
+                    decisions.restore_room(taken);
                     return Ok(End::More);
                 }
                 Err(Halt::Full) => return Ok(End::Cut(CutReason::NoRoom)),

@@ -1,5 +1,8 @@
 //! What one node has of the chain: the tree, the ledger with its table, and the update logs.
 //!
+//! A batch is prepared beside it, by whoever has the [`Area`]: it visits the copy where it begins, where the ledger is told
+//! what it did, and where its flip becomes what everybody reads.
+//!
 //! Guarantees: a flip contains the ledger up to one entry, and its table as of that entry; readers of what a flip freed
 //! are told before it is used again. No lock is taken here, and nothing is waited for.
 
@@ -9,7 +12,8 @@ use crate::error::Error;
 use crate::generations::Generations;
 use crate::ledger::Ledger;
 use crate::logs::{BEGINNING, LogFile};
-use area::{Area, AreaError, Batch, Committed};
+use crate::room::Free;
+use area::{Area, AreaError, Batch, Committed, Snapshot};
 use format::{InodeNumber, LogUid, Sequence};
 use ipc::Digested;
 use pmem::Medium;
@@ -36,10 +40,25 @@ pub(crate) fn table_of(area: &Area) -> Result<(Table, BTreeMap<LogUid, Digested>
     Ok((table, progress))
 }
 
+/// The way to a copy for whoever prepares a batch: what is shared is locked for each visit, and for no longer.
+pub(crate) trait Visit {
+    /// Looks at the copy, or changes it.
+    fn visit<T>(&mut self, look: impl FnOnce(&mut LocalCopy) -> T) -> T;
+}
+
+impl Visit for LocalCopy {
+    fn visit<T>(&mut self, look: impl FnOnce(&mut LocalCopy) -> T) -> T {
+        look(self)
+    }
+}
+
 /// What one node has of the chain.
 pub(crate) struct LocalCopy {
     pub medium: Medium,
-    pub area: Area,
+    /// The tree of the last flip.
+    pub tree: Snapshot,
+    /// What is free after it.
+    pub free: Free,
     pub ledger: Ledger,
     /// The logs of the table.
     pub logs: BTreeMap<LogUid, UpdateLog>,
@@ -58,19 +77,19 @@ impl LocalCopy {
     /// # Errors
     /// `Area`, `Media`, `File`.
     pub fn open(
-        area: Area,
+        area: &Area,
         medium: &Medium,
         config: &Config,
         generations: Arc<Generations>,
     ) -> Result<Self, Error> {
-        let (table, progress) = table_of(&area)?;
+        let (table, progress) = table_of(area)?;
         let of_progress = |(uid, digested)| (uid, UpdateLog { file: None, digested });
         let logs = progress.into_iter().map(of_progress).collect();
         let ledger = Ledger::open(medium, area.pool(), area.ledger(), table)?;
         let log_bytes_max = config.log_bytes_max.max(config.log_bytes);
         let (medium, batch_changes) = (medium.clone(), config.batch_changes);
-        let damaged = BTreeSet::new();
-        Ok(Self { medium, area, ledger, logs, generations, damaged, log_bytes_max, batch_changes })
+        let (tree, free, damaged) = (area.snapshot(), Free::of(area), BTreeSet::new());
+        Ok(Self { medium, tree, free, ledger, logs, generations, damaged, log_bytes_max, batch_changes })
     }
 
     /// The file of a log that lives; `None` if its owner made something else of it.
@@ -109,22 +128,22 @@ impl LocalCopy {
         std::mem::replace(&mut log.file, file)
     }
 
-    /// Puts what the ledger said since the last flip into a batch, as far as fits, which may be nothing; gives how
-    /// many changes.
+    /// Puts what the ledger said since the last flip into a batch, from the change with this number on and as far as fits,
+    /// which may be nothing; gives how many changes the batch has then.
     pub fn put_changes(
+        &self,
         batch: &mut Batch<'_>,
-        ledger: &Ledger,
-        logs: &BTreeMap<LogUid, UpdateLog>,
+        from: usize,
         changes_max: usize,
     ) -> Result<usize, AreaError> {
-        for (index, pending) in ledger.pending().take(changes_max).enumerate() {
-            match put_change(batch, ledger, logs, &pending.change) {
+        for (index, pending) in self.ledger.pending().enumerate().take(changes_max).skip(from) {
+            match put_change(batch, &self.ledger, &self.logs, &pending.change) {
                 Ok(()) => {}
                 Err(AreaError::BatchFull) => return Ok(index),
                 Err(error) => return Err(error),
             }
         }
-        Ok(ledger.pending().count().min(changes_max))
+        Ok(self.ledger.pending().count().min(changes_max))
     }
 
     /// Changes of the ledger that a flip takes beside something else.
@@ -132,33 +151,42 @@ impl LocalCopy {
         (self.batch_changes / 2).max(1)
     }
 
-    /// What follows a flip: readers of what it freed are told, then it may be used again.
-    pub fn after_flip(&mut self, committed: &Committed, changes: usize) -> Result<(), Error> {
+    /// What follows a flip: it is what everybody reads, readers of what it freed are told, then that may be used again.
+    pub fn after_flip(
+        &mut self,
+        area: &mut Area,
+        committed: &Committed,
+        changes: usize,
+    ) -> Result<(), Error> {
+        self.tree = area.snapshot();
         self.generations.raise(&committed.freed_of);
-        self.area.release(committed.flip)?;
+        area.release(committed.flip)?;
+        self.free = Free::of(area);
         let left = DAMAGED_MAX.saturating_sub(self.damaged.len());
         self.damaged.extend(committed.damaged.iter().take(left));
         self.ledger.contained(changes);
         Ok(())
     }
+}
 
-    /// Flips until at most `left` changes of the ledger are not contained in the tree.
-    pub fn contain_changes(&mut self, left: usize) -> Result<(), Error> {
-        while self.ledger.pending().count() > left {
-            let mut batch = self.area.begin()?;
-            let changes = Self::put_changes(&mut batch, &self.ledger, &self.logs, self.batch_changes)?;
-            if changes == 0 {
-                return Err(Error::LedgerFull);
-            }
-            let place = self.ledger.place_after(changes);
-            batch.set_ledger(&place);
-            // The entries that these changes are of are the last that the flip contains.
-            let version = place.sequence.max(batch.version());
-            let committed = batch.commit(version)?;
-            self.after_flip(&committed, changes)?;
+/// Flips until at most `left` changes of the ledger are not contained in the tree.
+pub(crate) fn contain_changes(area: &mut Area, copy: &mut impl Visit, left: usize) -> Result<(), Error> {
+    while copy.visit(|copy| copy.ledger.pending().count() > left) {
+        let mut batch = area.begin()?;
+        let (changes, place) = copy.visit(|copy| {
+            let changes = copy.put_changes(&mut batch, 0, copy.batch_changes)?;
+            Ok::<_, AreaError>((changes, copy.ledger.place_after(changes)))
+        })?;
+        if changes == 0 {
+            return Err(Error::LedgerFull);
         }
-        Ok(())
+        batch.set_ledger(&place);
+        // The entries that these changes are of are the last that the flip contains.
+        let version = place.sequence.max(batch.version());
+        let committed = batch.commit(version)?;
+        copy.visit(|copy| copy.after_flip(area, &committed, changes))?;
     }
+    Ok(())
 }
 
 fn put_change(

@@ -4,8 +4,8 @@
 //! same. A record that an entry names and the log does not have is reported: after a crash of the machine that is how far
 //! the log came, if no entry stands behind; else the log is damaged.
 
-use super::batch::{BatchLimits, Decisions, End, Role};
-use super::copy::LocalCopy;
+use super::batch::{BatchLimits, Decisions, End, Role, digest_batch};
+use super::copy::{LocalCopy, Visit, contain_changes};
 use crate::config::Config;
 use crate::error::Error;
 use crate::generations::Generations;
@@ -38,26 +38,27 @@ pub struct Executed {
 pub fn execute_ledger(host: &dyn Host, medium: &Medium, config: &Config) -> Result<Executed, Error> {
     config.check()?;
     let _lock = medium.lock()?;
-    let area = Area::open(medium, config.area)?;
+    let mut area = Area::open(medium, config.area)?;
     let generations = Arc::new(Generations::new(host)?);
-    let mut copy = LocalCopy::open(area, medium, config, generations)?;
-    let executed = Script::new(&mut copy, config).run(&mut |_| {})?;
-    copy.contain_changes(0)?;
+    let mut copy = LocalCopy::open(&area, medium, config, generations)?;
+    let executed = Script::new(&mut area, &mut copy, config).run(&mut |_| {})?;
+    contain_changes(&mut area, &mut copy, 0)?;
     Ok(executed)
 }
 
 /// The ledger's script on its way.
 pub(crate) struct Script<'a> {
-    pub copy: &'a mut LocalCopy,
-    pub config: &'a Config,
+    area: &'a mut Area,
+    copy: &'a mut LocalCopy,
+    config: &'a Config,
     executed: Executed,
     /// A log that ends before the record that the last entry names: so it does if the machine died before the flip.
     short: Option<(LogUid, Sequence)>,
 }
 
 impl<'a> Script<'a> {
-    pub fn new(copy: &'a mut LocalCopy, config: &'a Config) -> Self {
-        Self { copy, config, executed: Executed::default(), short: None }
+    pub fn new(area: &'a mut Area, copy: &'a mut LocalCopy, config: &'a Config) -> Self {
+        Self { area, copy, config, executed: Executed::default(), short: None }
     }
 
     /// Executes all entries that are there.
@@ -66,12 +67,12 @@ impl<'a> Script<'a> {
     /// `Area`, `Media`, `File`.
     pub fn run(mut self, seen: &mut dyn FnMut(&Entry<'_>)) -> Result<Executed, Error> {
         // All that was promised is there as long as nothing shared becomes anybody's own.
-        self.copy.area.keep(u64::MAX, 0);
+        self.area.keep(u64::MAX, 0);
         while let Some(read) = self.copy.ledger.next_entry()? {
             seen(&read.entry()?);
             self.step(&read)?;
             if self.copy.ledger.wants_flip(self.config.batch_changes) {
-                self.copy.contain_changes(0)?;
+                contain_changes(self.area, self.copy, 0)?;
             }
         }
         self.executed.last = self.copy.ledger.last();
@@ -107,7 +108,7 @@ impl<'a> Script<'a> {
         loop {
             let role = Role::Entry(entry);
             let mut decisions = Decisions::REPEATED;
-            let digest = self.copy.digest_batch(log, up_to, limits, &mut decisions, role)?;
+            let digest = digest_batch(self.area, self.copy, (log, up_to), limits, &mut decisions, role)?;
             self.executed.records += digest.records as u64;
             match digest.end {
                 End::Done => return Ok(()),
@@ -122,60 +123,63 @@ impl<'a> Script<'a> {
 
     /// Removes inodes; one that has a name, or is not there, stays as it is.
     fn reap(&mut self, inodes: &[InodeNumber], entry: Sequence) -> Result<(), Error> {
-        self.executed.reaped += self.copy.reap_all(inodes, self.config.reap_items, entry)?;
+        self.executed.reaped += reap_all(self.area, self.copy, inodes, self.config.reap_items, entry)?;
         Ok(())
     }
 }
 
-impl LocalCopy {
-    /// Removes inodes without a name, in as many flips as it takes; gives how many there were.
-    ///
-    /// # Errors
-    /// `Area`, `Media`.
-    pub fn reap_all(
-        &mut self,
-        inodes: &[InodeNumber],
-        items_max: usize,
-        version: Sequence,
-    ) -> Result<u64, Error> {
-        let (mut reaped, mut left) = (0, inodes);
-        while !left.is_empty() {
-            let done = self.reap_step(left, items_max, version)?;
-            reaped += done as u64;
-            left = &left[done..];
-        }
-        Ok(reaped)
+/// Removes inodes without a name, in as many flips as it takes; gives how many there were.
+///
+/// # Errors
+/// `Area`, `Media`.
+pub(crate) fn reap_all(
+    area: &mut Area,
+    copy: &mut impl Visit,
+    inodes: &[InodeNumber],
+    items_max: usize,
+    version: Sequence,
+) -> Result<u64, Error> {
+    let (mut reaped, mut left) = (0, inodes);
+    while !left.is_empty() {
+        let done = reap_step(area, copy, left, items_max, version)?;
+        reaped += done as u64;
+        left = &left[done..];
     }
+    Ok(reaped)
+}
 
-    /// One flip that removes inodes without a name, the first ones; gives how many of them are gone.
-    ///
-    /// # Errors
-    /// `Area`, `Media`.
-    pub fn reap_step(
-        &mut self,
-        inodes: &[InodeNumber],
-        items_max: usize,
-        version: Sequence,
-    ) -> Result<usize, Error> {
-        self.contain_changes(self.changes_beside())?;
-        let beside = self.changes_beside();
-        let mut batch = self.area.begin()?;
-        let changes = Self::put_changes(&mut batch, &self.ledger, &self.logs, beside)?;
-        let mut done = 0;
-        for inode in inodes {
-            match batch.reap(*inode, items_max) {
-                Ok(true) => done += 1,
-                Ok(false) => break,
-                // It was removed before, or never lost its name.
-                Err(AreaError::Refused(_)) => done += 1,
-                Err(AreaError::BatchFull) => break,
-                Err(error) => return Err(error.into()),
-            }
+/// One flip that removes inodes without a name, the first ones; gives how many of them are gone.
+///
+/// # Errors
+/// `Area`, `Media`.
+pub(crate) fn reap_step(
+    area: &mut Area,
+    copy: &mut impl Visit,
+    inodes: &[InodeNumber],
+    items_max: usize,
+    version: Sequence,
+) -> Result<usize, Error> {
+    let beside = copy.visit(|copy| copy.changes_beside());
+    contain_changes(area, copy, beside)?;
+    let mut batch = area.begin()?;
+    let (changes, place) = copy.visit(|copy| {
+        let changes = copy.put_changes(&mut batch, 0, beside)?;
+        Ok::<_, AreaError>((changes, copy.ledger.place_after(changes)))
+    })?;
+    let mut done = 0;
+    for inode in inodes {
+        match batch.reap(*inode, items_max) {
+            Ok(true) => done += 1,
+            Ok(false) => break,
+            // It was removed before, or never lost its name.
+            Err(AreaError::Refused(_)) => done += 1,
+            Err(AreaError::BatchFull) => break,
+            Err(error) => return Err(error.into()),
         }
-        batch.set_ledger(&self.ledger.place_after(changes));
-        let version = version.max(batch.version());
-        let committed = batch.commit(version)?;
-        self.after_flip(&committed, changes)?;
-        Ok(done)
     }
+    batch.set_ledger(&place);
+    let version = version.max(batch.version());
+    let committed = batch.commit(version)?;
+    copy.visit(|copy| copy.after_flip(area, &committed, changes))?;
+    Ok(done)
 }

@@ -1,0 +1,88 @@
+//! Flips of the tree beside everything else: the batch that prepares one has the area's lock, and takes the state's for
+//! moments ([`crate::replay`]).
+//!
+//! Guarantees: no flip is made, and no medium is waited for, while the state's lock is held. What a step of the state writes
+//! into the ledger was room for before the step began.
+
+use crate::error::Error;
+use crate::replay::copy::{LocalCopy, Visit, contain_changes};
+use crate::state::{Core, State};
+use area::Area;
+use ipc::lock::Guard;
+
+/// The daemon's copy, locked for each visit.
+pub(crate) struct Shared<'a>(pub &'a Core);
+
+impl Visit for Shared<'_> {
+    fn visit<T>(&mut self, look: impl FnOnce(&mut LocalCopy) -> T) -> T {
+        look(&mut self.0.state.lock().copy)
+    }
+}
+
+/// Entries of the ledger that one step may write, and the longest payload of one of them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Entries {
+    pub count: usize,
+    pub payload_bytes: usize,
+}
+
+impl Entries {
+    /// So many without a payload.
+    pub fn plain(count: usize) -> Self {
+        Self { count, payload_bytes: 0 }
+    }
+}
+
+impl Core {
+    /// The state, with room in the ledger for what the caller is about to write there. A ledger that is too small for it is
+    /// full when it is written to.
+    pub fn state_with_room(&self, entries: impl Fn(&State) -> Entries) -> Guard<'_, State> {
+        loop {
+            match self.look_for_room(&entries) {
+                Ok(state) => return state,
+                Err(NoRoom) => {
+                    let mut area = self.area.lock();
+                    // A failure stops the daemon, which the next look sees.
+                    let _ = self.contain_changes(&mut area);
+                }
+            }
+        }
+    }
+
+    /// The same for a caller that has the area.
+    pub fn state_with_room_beside(
+        &self,
+        area: &mut Area,
+        entries: impl Fn(&State) -> Entries,
+    ) -> Guard<'_, State> {
+        loop {
+            match self.look_for_room(&entries) {
+                Ok(state) => return state,
+                // As above.
+                Err(NoRoom) => drop(self.contain_changes(area)),
+            }
+        }
+    }
+
+    fn look_for_room(&self, entries: &impl Fn(&State) -> Entries) -> Result<Guard<'_, State>, NoRoom> {
+        let state = self.state.lock();
+        let ledger = &state.copy.ledger;
+        let Entries { count, payload_bytes } = entries(&state);
+        let fits = ledger.has_room(count as u64, payload_bytes as u64)
+            && !ledger.wants_flip(self.config.batch_changes);
+        let can_have_more = ledger.pending().next().is_some();
+        if fits || !can_have_more || state.is_stopped() { Ok(state) } else { Err(NoRoom) }
+    }
+
+    /// Flips until the tree has all that the ledger says.
+    pub fn contain_changes(&self, area: &mut Area) -> Result<(), Error> {
+        if self.state.lock().is_stopped() {
+            return Err(Error::Stopped);
+        }
+        let contained = contain_changes(area, &mut Shared(self), 0);
+        self.state.lock().guard(contained)
+    }
+}
+
+/// The ledger has room after a flip.
+struct NoRoom;
