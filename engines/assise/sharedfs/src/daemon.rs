@@ -27,7 +27,7 @@ use ipc::host::{FENCE_PAUSE, Host, WAKE_ALL};
 use ipc::lock::Lock;
 use ipc::ring::RingLimits;
 use ipc::shared::Mapping;
-use ipc::sync::{Ordering, Word};
+use ipc::sync::{LongWord, Ordering, Word};
 use pmem::{Medium, PoolLock, Region};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -198,6 +198,8 @@ impl Daemon {
             bell,
             state: Lock::new(host.clone(), state),
             area: Lock::new(host.clone(), area),
+            batch_of: LongWord::new(0),
+            batch_awaited: Word::new(0),
             settling: Lock::new(host.clone(), ()),
             medium: medium.clone(),
             pool,

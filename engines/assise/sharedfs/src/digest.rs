@@ -53,7 +53,7 @@ impl Core {
             let state = &mut *guard;
             state.room.lend(blocks, &state.copy.free)
         };
-        let is_awaited = || self.area.is_wanted();
+        let is_awaited = || self.is_batch_awaited();
         let mut decisions =
             Decisions { is_open: &is_open, room: Some(room), lend: &lend, is_awaited: &is_awaited };
         let limits = BatchLimits::of(&self.config);
@@ -74,7 +74,7 @@ impl Core {
         if self.state.lock().reapable.is_empty() {
             return Ok(false);
         }
-        let mut area = self.area.lock();
+        let mut area = self.area_for(None);
         let (inodes, entry) = {
             // Room for its entry is kept for whoever has the area.
             let mut guard = self.state_with_room_beside(&mut area, |_| Entries::plain(0));

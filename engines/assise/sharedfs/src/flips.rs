@@ -8,7 +8,9 @@ use crate::error::Error;
 use crate::replay::copy::{LocalCopy, Visit, contain_changes};
 use crate::state::{Core, State};
 use area::Area;
+use ccnvm::SessionId;
 use ipc::lock::Guard;
+use ipc::sync::Ordering;
 
 /// The daemon's copy, locked for each visit.
 pub(crate) struct Shared<'a>(pub &'a Core);
@@ -34,6 +36,27 @@ impl Entries {
 }
 
 impl Core {
+    /// The area, for a batch of a session's log or for something else.
+    pub fn area_for(&self, session: Option<SessionId>) -> Guard<'_, Area> {
+        let session = session.map_or(0, |session| session.0);
+        // Relaxed, here and below: hints, of which a batch makes itself shorter or longer.
+        let waits = session == 0 || self.batch_of.load(Ordering::Relaxed) != session;
+        if waits {
+            self.batch_awaited.fetch_add(1, Ordering::Relaxed);
+        }
+        let area = self.area.lock();
+        if waits {
+            self.batch_awaited.fetch_add(u32::MAX, Ordering::Relaxed);
+        }
+        self.batch_of.store(session, Ordering::Relaxed);
+        area
+    }
+
+    /// Whether calls wait for the area, other than for the digest of the log that the batch in preparation is of.
+    pub fn is_batch_awaited(&self) -> bool {
+        self.batch_awaited.load(Ordering::Relaxed) != 0
+    }
+
     /// The state, with room in the ledger for what the caller is about to write there. A ledger that is too small for it is
     /// full when it is written to.
     pub fn state_with_room(&self, entries: impl Fn(&State) -> Entries) -> Guard<'_, State> {
@@ -41,7 +64,7 @@ impl Core {
             match self.look_for_room(&entries) {
                 Ok(state) => return state,
                 Err(NoRoom) => {
-                    let mut area = self.area.lock();
+                    let mut area = self.area_for(None);
                     // A failure stops the daemon, which the next look sees.
                     let _ = self.contain_changes(&mut area);
                 }

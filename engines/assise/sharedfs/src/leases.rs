@@ -301,9 +301,9 @@ impl Core {
                 return Ok(Step::Done);
             }
             let (step, wanted) = {
-                let mut area = self.area.lock();
+                let mut area = self.area_for(Some(id));
                 let step = self.digest_step(&mut area, id, up_to)?;
-                (step, self.area.is_wanted())
+                (step, self.is_batch_awaited())
             };
             if step != Step::More {
                 return Ok(step);
@@ -443,7 +443,7 @@ impl Core {
 
     /// Takes a session out of everything, and its log out of the tree; gives the name of the log's file.
     fn close_session(&self, id: SessionId) -> Result<Option<String>, Error> {
-        let mut area = self.area.lock();
+        let mut area = self.area_for(Some(id));
         let name = {
             let waiting = |state: &State| Entries::plain(1 + state.leases.wants_waiting());
             let mut guard = self.state_with_room_beside(&mut area, waiting);

@@ -107,12 +107,14 @@ impl Room {
 
     /// A batch is prepared from here on: what it is to keep.
     pub fn begin_batch(&mut self, free: &Free) -> Kept {
-        let kept = self.reserve.max(free.usage.blocks / STAYS_SHARED);
-        let nodes = u64::from(free.usage.nodes_free).saturating_sub(self.total + self.reserve);
-        let ahead = (kept - self.reserve).min(nodes / SHARE);
-        self.ahead = Some(ahead);
-        let nodes = u32::try_from(self.total + self.reserve + ahead).unwrap_or(u32::MAX);
-        Kept { blocks: self.needed(free) + kept, nodes }
+        let needed = self.needed(free) + self.reserve.max(free.usage.blocks / STAYS_SHARED);
+        let nodes_needed = self.total + self.reserve;
+        // Half of what is left is the batch's, half is for promises meanwhile.
+        let blocks = needed + free.blocks.shared.saturating_sub(needed) / 2;
+        let nodes = nodes_needed + u64::from(free.usage.nodes_free).saturating_sub(nodes_needed) / 2;
+        let backed = blocks - self.needed(free) - self.reserve;
+        self.ahead = Some(backed.min(nodes - nodes_needed));
+        Kept { blocks, nodes: u32::try_from(nodes).unwrap_or(u32::MAX) }
     }
 
     /// The batch takes blocks that were not promised. False if they might be promised to others.
@@ -299,17 +301,21 @@ mod tests {
 
     #[test]
     fn beside_a_batch_no_more_is_promised_than_it_keeps() {
-        let free = free(4000, &[(7, 100)], 9000);
+        let free = free(1600, &[(7, 100)], 2000);
         let mut room = room(125, &[7, 8]);
         let (one, two) = (SessionId(1), SessionId(2));
         assert_eq!(room.promise(one, 300, &free), 300);
-        // An eighth of 9,000 blocks stays shared, the reserve of 125 among them.
-        assert_eq!(room.begin_batch(&free), Kept { blocks: 200 + 1125, nodes: 300 + 125 + 1000 });
+        // An eighth of 9,000 blocks stays shared, the reserve of 125 among them; half of what is left then, and of the nodes.
+        let (blocks, nodes) = (200 + 1125, 300 + 125);
+        let kept = Kept { blocks: blocks + (1600 - blocks) / 2, nodes: nodes + (2000 - nodes as u32) / 2 };
+        assert_eq!(room.begin_batch(&free), kept);
+        // Of nodes, which are fewer, 787 are for promises.
         assert_eq!(room.promise(two, 600, &free), 600);
-        assert!(room.share(one, &free));
-        assert_eq!(room.promise(two, 600, &free), 100, "of 1,000 are 300 the first session's, 600 given");
+        assert!(!room.share(one, &free), "that would need 300 shared blocks");
+        assert_eq!(room.promise(two, 600, &free), 187);
         assert_eq!(room.promise(two, 1, &free), 0);
         room.end_batch(one, 300);
+        assert!(room.share(one, &free));
         assert_eq!(room.promise(two, 600, &free), 600);
     }
 

@@ -29,7 +29,7 @@ use format::{InodeNumber, LeaseVersion, Life, LogUid, PoolUid};
 use ipc::Digested;
 use ipc::host::{Host, WAKE_ALL};
 use ipc::lock::Lock;
-use ipc::sync::{Ordering, Word};
+use ipc::sync::{LongWord, Ordering, Word};
 use pmem::Medium;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -132,6 +132,10 @@ pub(crate) struct Core {
     pub state: Lock<State>,
     /// The area, for whoever prepares its next flip. A log is closed, or goes on in another file, only by whoever has it.
     pub area: Lock<Area>,
+    /// The session whose log the batch in preparation is of; 0 for none.
+    pub batch_of: LongWord,
+    /// Calls that wait for the area, other than for the digest of that log: the batch ends soon for them.
+    pub batch_awaited: Word,
     /// Whose turn it is to settle the ledger. Who waits for it may find it settled.
     pub settling: Lock<()>,
     /// Rings when a lock was granted.
