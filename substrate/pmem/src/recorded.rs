@@ -3,7 +3,7 @@
 //!
 //! It keeps the rules of the worst real medium: a fence covers only what the same thread wrote or persisted in the
 //! same file. It can be told to lie: to leave out the n-th persist, fence or settle, to fail a settle, to fail reads
-//! of a range. So a test proves that it would notice.
+//! of a range, to hold calls up. So a test proves that it would notice.
 //!
 //! Locks: one, of the recorder; nothing else is taken under it.
 
@@ -15,7 +15,7 @@ use crate::region::Region;
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::ThreadId;
 
 /// A file, by the order of creation, so that a later file of the same name is another.
@@ -52,9 +52,38 @@ pub enum Verb {
     Settle,
 }
 
-/// All files of a recorded pool and the log of what was done to them. Clones are the same recorder.
+/// A call that can be held up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Held {
+    /// A settle of any file.
+    Settle,
+    /// A read of the file with this name.
+    Read(String),
+}
+
+/// Calls that wait for as long as this lives.
+#[derive(Debug)]
+#[must_use = "the calls go on when this is dropped"]
+pub struct Hold(Recorder);
+
+impl Hold {
+    /// How many calls wait.
+    pub fn waiting(&self) -> u64 {
+        self.0.state().waiting
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.0.state().held = None;
+        self.0.1.notify_all();
+    }
+}
+
+/// All files of a recorded pool and the log of what was done to them. Clones are the same recorder. The condition is that
+/// calls are not held up any more.
 #[derive(Clone)]
-pub struct Recorder(Arc<Mutex<State>>);
+pub struct Recorder(Arc<Mutex<State>>, Arc<Condvar>);
 
 #[derive(Default)]
 struct State {
@@ -67,6 +96,9 @@ struct State {
     log: Vec<Event>,
     locked: bool,
     faults: Faults,
+    held: Option<Held>,
+    /// Calls that are held up.
+    waiting: u64,
     /// What is read of `initial`, if somebody wants to know.
     footprint: Option<Footprint>,
 }
@@ -121,7 +153,7 @@ impl Recorder {
         }
         state.live = image.clone();
         state.initial = image;
-        Self(Arc::new(Mutex::new(state)))
+        Self(Arc::new(Mutex::new(state)), Arc::default())
     }
 
     /// The same, that notes what is read of the image.
@@ -194,6 +226,24 @@ impl Recorder {
         self.state().faults.settle_errors.meant = Some(call);
     }
 
+    /// Holds up calls from now on, each in the thread that makes it: what goes on beside a slow medium shows. One hold at a
+    /// time.
+    pub fn hold(&self, call: Held) -> Hold {
+        self.state().held = Some(call);
+        Hold(self.clone())
+    }
+
+    /// The recorder's state, when this call is not held up.
+    fn state_for(&self, is_call: impl Fn(&Held) -> bool) -> MutexGuard<'_, State> {
+        let mut state = self.state();
+        while state.held.as_ref().is_some_and(&is_call) {
+            state.waiting += 1;
+            state = self.1.wait(state).unwrap_or_else(std::sync::PoisonError::into_inner);
+            state.waiting -= 1;
+        }
+        state
+    }
+
     /// Fails every read that touches a range of a file from now on.
     pub fn fail_reads(&self, name: &str, range: Range<u64>) {
         self.state().faults.unreadable.push((name.to_owned(), range));
@@ -221,10 +271,12 @@ impl Recorder {
             next_file: state.next_file,
             log: state.log.clone(),
             locked: false,
+            held: None,
+            waiting: 0,
             faults: Faults::default(),
             footprint: None,
         };
-        Self(Arc::new(Mutex::new(copy)))
+        Self(Arc::new(Mutex::new(copy)), Arc::default())
     }
 
     /// True if something was stored, made or removed.
@@ -336,7 +388,8 @@ pub(crate) struct RecordedFile {
 impl RecordedFile {
     pub fn read(&self, offset: u64, target: &mut [u8]) -> Result<(), MediaError> {
         let range = self.range(offset, target.len());
-        let mut state = self.recorder.state();
+        let is_of_this = |held: &Held| matches!(held, Held::Read(name) if **name == *self.name);
+        let mut state = self.recorder.state_for(is_of_this);
         let touches = |(name, bad): &(String, Range<u64>)| {
             **name == *self.name && bad.start < range.end && range.start < bad.end
         };
@@ -402,7 +455,7 @@ impl RecordedFile {
     }
 
     pub fn settle(&self) -> Result<(), MediaError> {
-        let mut state = self.recorder.state();
+        let mut state = self.recorder.state_for(|held| *held == Held::Settle);
         if state.faults.settle_errors.strikes() {
             return Err(MediaError::Os(libc::EIO));
         }

@@ -15,21 +15,19 @@ use crate::locks::{Bell, Locks};
 use crate::logs::is_log_file;
 use crate::register::Register;
 use crate::replay::copy::LocalCopy;
-use crate::room::Room;
 use crate::serve::{Answer, Request};
-use crate::state::{Core, Ejection, Numbers, State};
+use crate::state::{Core, Ejection, State};
 use crate::take_over::{Left, Recovered, take_over};
 use area::{Area, NewPool, Usage};
-use ccnvm::{Leases, Limits, SessionId};
+use ccnvm::SessionId;
 use format::session::Welcome;
-use format::{LeaseVersion, PoolUid, Sequence};
+use format::{PoolUid, Sequence};
 use ipc::host::{FENCE_PAUSE, Host, WAKE_ALL};
 use ipc::lock::Lock;
 use ipc::ring::RingLimits;
 use ipc::shared::Mapping;
 use ipc::sync::{LongWord, Ordering, Word};
 use pmem::{Medium, PoolLock, Region};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 use vfs::Caller;
@@ -162,41 +160,10 @@ impl Daemon {
         let copy = LocalCopy::open(&area, medium, &config, generations.clone())?;
         let taken = take_over(&mut area, copy, &config, &*host, &mut left)?;
         let (heirs, references) = remembered.into_heirs();
-        let limits = Limits {
-            hold_min_ns: u64::try_from(config.hold_min.as_nanos()).unwrap_or(u64::MAX),
-            leases_max: config.lease_words as usize,
-            ..Limits::default()
-        };
-        let life = taken.copy.ledger.life();
-        let state = State {
-            copy: taken.copy,
-            leases: Leases::new(limits, LeaseVersion::first_of(life)),
-            sessions: BTreeMap::new(),
-            coming: BTreeMap::new(),
-            ready: VecDeque::new(),
-            ranges: BTreeMap::new(),
-            references,
-            room: Room::new(config.room_reserve),
-            numbers: Numbers::of_life(life),
-            revocations: VecDeque::new(),
-            outcomes: BTreeMap::new(),
-            next_ticket: 1,
-            wake_at: None,
-            reapable: VecDeque::new(),
-            reaping: BTreeSet::new(),
-            heirs,
-            locks,
-            register,
-            kept: taken.kept,
-            ejections: VecDeque::new(),
-            failure: None,
-            lacks: false,
-            is_full: false,
-            closing: false,
-        };
+        let left = State::new(taken.copy, &config, (heirs, references), (locks, register), taken.kept);
         let core = Core {
             bell,
-            state: Lock::new(host.clone(), state),
+            state: Lock::new(host.clone(), left),
             area: Lock::new(host.clone(), area),
             batch_of: LongWord::new(0),
             batch_awaited: Word::new(0),

@@ -307,7 +307,7 @@ mod tests {
         assert_eq!(room.promise(one, 300, &free), 300);
         // An eighth of 9,000 blocks stays shared, the reserve of 125 among them; half of what is left then, and of the nodes.
         let (blocks, nodes) = (200 + 1125, 300 + 125);
-        let kept = Kept { blocks: blocks + (1600 - blocks) / 2, nodes: nodes + (2000 - nodes as u32) / 2 };
+        let kept = Kept { blocks: blocks + (1600 - blocks) / 2, nodes: nodes + (2000 - nodes) / 2 };
         assert_eq!(room.begin_batch(&free), kept);
         // Of nodes, which are fewer, 787 are for promises.
         assert_eq!(room.promise(two, 600, &free), 600);

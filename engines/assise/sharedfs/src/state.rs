@@ -20,7 +20,7 @@ use crate::room::Room;
 use crate::session::{Held, Phase, Session};
 
 use area::Area;
-use ccnvm::{Effect, Event, Leases, Mode, Nanoseconds, SessionId, Ticket, Want};
+use ccnvm::{Effect, Event, Leases, Limits, Mode, Nanoseconds, SessionId, Ticket, Want};
 use format::call::RENAME_UNIT;
 use format::call::Status;
 use format::ledger::{RIGHT_CONTENTS, RIGHT_WRITE, Unit};
@@ -191,6 +191,48 @@ impl Core {
 }
 
 impl State {
+    /// A copy without sessions, with what former ones left.
+    pub fn new(
+        copy: LocalCopy,
+        config: &Config,
+        (heirs, references): (Heirs, References),
+        (locks, register): (Locks, Register),
+        kept: Vec<InodeNumber>,
+    ) -> Self {
+        let limits = Limits {
+            hold_min_ns: u64::try_from(config.hold_min.as_nanos()).unwrap_or(u64::MAX),
+            leases_max: config.lease_words as usize,
+            ..Limits::default()
+        };
+        let life = copy.ledger.life();
+        Self {
+            copy,
+            leases: Leases::new(limits, LeaseVersion::first_of(life)),
+            sessions: BTreeMap::new(),
+            coming: BTreeMap::new(),
+            ready: VecDeque::new(),
+            ranges: BTreeMap::new(),
+            references,
+            room: Room::new(config.room_reserve),
+            numbers: Numbers::of_life(life),
+            revocations: VecDeque::new(),
+            outcomes: BTreeMap::new(),
+            next_ticket: 1,
+            wake_at: None,
+            reapable: VecDeque::new(),
+            reaping: BTreeSet::new(),
+            heirs,
+            locks,
+            register,
+            kept,
+            ejections: VecDeque::new(),
+            failure: None,
+            lacks: false,
+            is_full: false,
+            closing: false,
+        }
+    }
+
     /// A session that goes on.
     ///
     /// # Errors

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod beside;
 mod client;
 mod crash;
 mod crash_operations;

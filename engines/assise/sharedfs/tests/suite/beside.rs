@@ -1,0 +1,133 @@
+//! What goes on beside a batch: while it reads, and while its flip waits for the medium.
+
+use crate::client::{Client, DIRECTORY, FILE, ROOT, fresh, open, user};
+use crate::door::eventually;
+use format::InodeNumber;
+use format::call::{CallKind, DigestRequest};
+use ipc::{Host, SystemHost};
+use pmem::Recorder;
+use pmem::recorded::{Held, Verb};
+use sharedfs::{Daemon, log_file};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::U32;
+
+/// Longer than anything here takes that is not held up.
+const LONG: Duration = Duration::from_secs(20);
+
+/// Does something in a thread of its own; the result comes when it is done.
+fn beside<T: Send + 'static>(act: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {
+    let (done, result) = channel();
+    // A test that does not wait for it any more has failed already.
+    SystemHost.spawn("beside", Box::new(move || drop(done.send(act())))).unwrap();
+    result
+}
+
+/// Two clients of root, each with the lease on a directory of its own, and a log that is ready for a third.
+fn two() -> (Recorder, Arc<Daemon>, [(Client, InodeNumber); 2]) {
+    let (recorder, daemon) = fresh();
+    let mut one = Client::attach(&daemon, user(0));
+    let mut two = Client::attach_as(&daemon, user(0), 2);
+    one.write_lease(ROOT);
+    let [(first, _), (second, _)] =
+        [b"first".as_slice(), b"second"].map(|name| one.create(ROOT, name, DIRECTORY | 0o777));
+    one.digest(true).unwrap();
+    two.walk("second").unwrap();
+    two.write_lease(second);
+    assert!(two.create(second, b"before", FILE | 0o644).1);
+    two.digest(true).unwrap();
+    daemon.make_ready_logs();
+    (recorder, daemon, [(one, first), (two, second)])
+}
+
+#[test]
+fn walks_leases_and_starts_go_on_while_a_flip_waits_for_the_medium() {
+    let (recorder, daemon, [(mut one, first), (mut two, second)]) = two();
+    assert!(one.create(first, b"file", FILE | 0o644).1);
+    let hold = recorder.hold(Held::Settle);
+    let digest = beside(move || one.digest(true));
+    eventually("the flip waits", || hold.waiting() == 1);
+    let another = daemon.clone();
+    let others = beside(move || {
+        let three = Client::attach_as(&another, user(5), 3);
+        let before = three.walk("second/before").unwrap().inode;
+        three.open(before, 1, 1).unwrap();
+        three.call(CallKind::Statfs, &[]).unwrap();
+        let held = two.write_lease(second);
+        assert!(two.under(&[held], |two| two.create(second, b"after", FILE | 0o644).1));
+        two.walk("second").unwrap();
+    });
+    others.recv_timeout(LONG).expect("nothing of this waits for the flip");
+    drop(hold);
+    digest.recv_timeout(LONG).unwrap().unwrap();
+    let mut three = Client::attach_as(&daemon, user(0), 4);
+    three.walk("first/file").unwrap();
+    three.release();
+}
+
+#[test]
+fn what_the_ledger_notes_beside_a_batch_is_in_its_flip() {
+    let (recorder, daemon, [(mut one, first), (mut two, second)]) = two();
+    assert!(one.create(first, b"file", FILE | 0o644).1);
+    let hold =
+        recorder.hold(Held::Read(log_file(one.attached.welcome.log, one.attached.welcome.incarnation)));
+    let flips = daemon.flip();
+    let digest = beside(move || {
+        one.digest(true).unwrap();
+        one
+    });
+    eventually("the batch reads", || hold.waiting() == 1);
+    // A log, and a right of another one: both are in the ledger alone.
+    let mut three = Client::attach_as(&daemon, user(0), 3);
+    three.walk("second").unwrap();
+    two.release();
+    three.write_lease(second);
+    assert!(three.create(second, b"by three", FILE | 0o644).1);
+    assert_eq!(daemon.flip(), flips);
+    drop(hold);
+    let one = digest.recv_timeout(LONG).unwrap();
+    assert!(daemon.flip() > flips);
+    // What is there if the machine dies now.
+    let image = recorder.image();
+    drop((one, two, three));
+    let (daemon, recovered) = open(&Recorder::of_image(image).medium());
+    assert_eq!(recovered.cuts, []);
+    let after = Client::attach(&daemon, user(0));
+    after.walk("first/file").unwrap();
+    after.walk("second/by three").unwrap();
+}
+
+#[test]
+fn one_settle_of_the_ledger_is_good_for_all_that_wait() {
+    let (recorder, daemon, [(one, first), (two, second)]) = two();
+    let leases = [one.write_lease(first), two.write_lease(second)];
+    let clients = (3..7).map(|pid| Client::attach_as(&daemon, user(pid), pid));
+    let clients: Vec<Client> = clients.chain([one, two]).collect();
+    let watch = Client::attach_as(&daemon, user(8), 8);
+    let is_settled = || watch.view.settled().get() >= watch.attached.welcome.ledger.get();
+    let hold = recorder.hold(Held::Settle);
+    let before = recorder.calls(Verb::Settle);
+    let settle = |client: Client| {
+        let up_to = client.attached.welcome.ledger.get();
+        beside(move || {
+            let request = DigestRequest {
+                up_to: format::Sequence::new(up_to),
+                wait: U32::new(0),
+                reserved: U32::new(0),
+            };
+            client.call(CallKind::SettleLedger, &[request.as_bytes()]).unwrap();
+            assert!(client.view.settled().get() >= up_to);
+        })
+    };
+    let all: Vec<_> = clients.into_iter().map(settle).collect();
+    eventually("the first one settles", || hold.waiting() == 1);
+    assert!(!is_settled(), "nothing is told before it is so");
+    drop(hold);
+    for one in all {
+        one.recv_timeout(LONG).unwrap();
+    }
+    assert_eq!((recorder.calls(Verb::Settle) - before, is_settled()), (1, true));
+    assert!(leases.iter().all(|lease| lease.version.get() > 0));
+}
