@@ -17,6 +17,7 @@ use crate::register::Register;
 use crate::replay::copy::LocalCopy;
 use crate::serve::{Answer, Request};
 use crate::state::{Core, Ejection, State};
+use crate::sync::Parking;
 use crate::take_over::{Left, Recovered, take_over};
 use area::{Area, NewPool, Usage};
 use ccnvm::SessionId;
@@ -167,6 +168,8 @@ impl Daemon {
             area: Lock::new(host.clone(), area),
             batch_of: LongWord::new(0),
             batch_awaited: Word::new(0),
+            parking: Lock::new(host.clone(), Parking::default()),
+            parked: Word::new(0),
             settling: Lock::new(host.clone(), ()),
             medium: medium.clone(),
             pool,
@@ -183,11 +186,13 @@ impl Daemon {
         Ok((Self { core: Arc::new(core), _pool: pool_lock }, taken.recovered))
     }
 
-    /// Starts the background thread.
+    /// Starts the threads of the background.
     ///
     /// # Errors
     /// `Ipc`.
     pub fn start(&self) -> Result<(), Error> {
+        let core = self.core.clone();
+        self.core.spawn("sync", move || core.answer_parked())?;
         let core = self.core.clone();
         self.core.spawn("digest", move || core.background())
     }
@@ -334,6 +339,7 @@ impl Daemon {
         // Release: pairs with the Acquire in `background` and at the door.
         self.core.ending.store(1, Ordering::Release);
         self.core.announce_work();
+        self.core.stop_parking();
         loop {
             // Acquire: pairs with the Release of a thread's end.
             let running = self.core.threads.load(Ordering::Acquire);

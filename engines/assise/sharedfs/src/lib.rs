@@ -39,6 +39,7 @@ mod serve;
 mod session;
 mod share;
 mod state;
+mod sync;
 mod take_over;
 mod upkeep;
 mod walk;

@@ -34,9 +34,14 @@ impl Core {
             Ok(kind) => self.dispatch(id, kind, request),
             Err(_) => Err(Status::Invalid),
         };
+        self.answer(result, request.room)
+    }
+
+    /// What a program is told of a call.
+    pub fn answer(&self, result: Result<Vec<u8>, Status>, room: usize) -> Answer {
         match result {
             _ if !self.goes_on() => (Status::Media, Vec::new()),
-            Ok(body) if body.len() <= request.room => (Status::Ok, body),
+            Ok(body) if body.len() <= room => (Status::Ok, body),
             Ok(_) => (Status::Invalid, Vec::new()),
             Err(status) => (self.told(status), Vec::new()),
         }
@@ -64,9 +69,8 @@ impl Core {
             CallKind::Refill => self.refill(id, body),
             CallKind::GrowLog => self.grow_log(id, number, body),
             CallKind::MapSegment => self.send_segment(id, number, body),
-            CallKind::SyncAll => self.sync_all(id),
             CallKind::Statfs => self.statfs(id),
-            CallKind::SettleLedger => self.settle_ledger(id, body),
+            CallKind::SettleLedger | CallKind::SyncAll => self.sync(id, kind, body),
             CallKind::Share => self.share(id, number, body),
             CallKind::Release => self.release_call(id, body),
             CallKind::RedeemLock => self.redeem_lock(id, body),
@@ -92,11 +96,13 @@ impl Core {
                     parked.push(Parked { taken, until });
                 }
                 Ok(taken) => {
-                    let room = shared.ring.body_room(&taken);
-                    let request = Request { number: taken.id, kind: taken.kind, body: &taken.body, room };
-                    let (status, body) = self.call(id, request);
-                    // Too large cannot be: the room was kept. A client that took its slot back gets nothing.
-                    let _ = shared.ring.respond(taken, status as u16, &body);
+                    if let Some(taken) = self.park_sync(id, &shared, taken) {
+                        let room = shared.ring.body_room(&taken);
+                        let request = Request { number: taken.id, kind: taken.kind, body: &taken.body, room };
+                        let (status, body) = self.call(id, request);
+                        // Too large cannot be: the room was kept. A client that took its slot back gets nothing.
+                        let _ = shared.ring.respond(taken, status as u16, &body);
+                    }
                 }
                 Err(IpcError::Interrupted | IpcError::TimedOut) => {}
                 // The door closed the ring because the process is gone, or the session has ended already.
@@ -113,11 +119,7 @@ impl Core {
                     None => Self::still_waiting(&taken.body),
                     Some(answer) => answer,
                 };
-                let (status, body) = match answer {
-                    _ if !self.goes_on() => (Status::Media, Vec::new()),
-                    Ok(body) => (Status::Ok, body),
-                    Err(status) => (self.told(status), Vec::new()),
-                };
+                let (status, body) = self.answer(answer, shared.ring.body_room(&taken));
                 let _ = shared.ring.respond(taken, status as u16, &body);
             }
         }

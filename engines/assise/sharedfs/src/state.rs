@@ -18,6 +18,7 @@ use crate::replay::copy::LocalCopy;
 use crate::replay::table::Grant;
 use crate::room::Room;
 use crate::session::{Held, Phase, Session};
+use crate::sync::Parking;
 
 use area::Area;
 use ccnvm::{Effect, Event, Leases, Limits, Mode, Nanoseconds, SessionId, Ticket, Want};
@@ -136,6 +137,10 @@ pub(crate) struct Core {
     pub batch_of: LongWord,
     /// Calls that wait for the area, other than for the digest of that log: the batch ends soon for them.
     pub batch_awaited: Word,
+    /// Calls that wait for the medium.
+    pub parking: Lock<Parking>,
+    /// Grows when there is one more.
+    pub parked: Word,
     /// Whose turn it is to settle the ledger. Who waits for it may find it settled.
     pub settling: Lock<()>,
     /// Rings when a lock was granted.

@@ -10,7 +10,7 @@ use format::call::{
     StatfsResponse, Status, split,
 };
 use format::ledger::RenewBody;
-use format::{BLOCK_BYTES, Incarnation, InodeNumber, LogUid, SegmentId, Sequence};
+use format::{BLOCK_BYTES, Incarnation, InodeNumber, LogUid, SegmentId};
 use ipc::Word;
 use pmem::Region;
 use std::sync::Arc;
@@ -173,59 +173,6 @@ impl Core {
         let region = self.map_segment(id, body)?;
         let (request, _) = split::<InodeRequest>(body).map_err(|_| Status::Invalid)?;
         self.send_parcel(id, number, request.inode.get(), &region).map_err(|_| Status::Media)?;
-        Ok(Vec::new())
-    }
-
-    /// [`format::call::CallKind::SettleLedger`].
-    pub fn settle_ledger(&self, id: SessionId, body: &[u8]) -> Result<Vec<u8>, Status> {
-        let (request, _) = split::<DigestRequest>(body).map_err(|_| Status::Invalid)?;
-        {
-            let mut state = self.state.lock();
-            state.live(id)?;
-            if request.up_to > state.copy.ledger.last() {
-                return Err(Status::Invalid);
-            }
-        }
-        self.settle_up_to(request.up_to)?;
-        Ok(Vec::new())
-    }
-
-    /// Settles the ledger at least up to an entry, and tells every session. One caller at a time does; its settle is good for
-    /// all whose entries were there when it began, so that they find nothing left to do.
-    fn settle_up_to(&self, up_to: Sequence) -> Result<(), Status> {
-        let _turn = self.settling.lock();
-        let (region, last) = {
-            let state = self.state.lock();
-            if state.copy.ledger.settled() >= up_to {
-                return Ok(());
-            }
-            (state.copy.ledger.region().clone(), state.copy.ledger.last())
-        };
-        let settled = region.settle();
-        let mut state = self.state.lock();
-        state.guard(settled.map_err(Error::from)).map_err(|_| Status::Media)?;
-        state.copy.ledger.note_settled(last);
-        for session in state.sessions.values() {
-            session.shared.daemon.publish_settled(last);
-        }
-        Ok(())
-    }
-
-    /// [`format::call::CallKind::SyncAll`].
-    pub fn sync_all(&self, id: SessionId) -> Result<Vec<u8>, Status> {
-        let last = {
-            let mut state = self.state.lock();
-            state.live(id)?;
-            state.copy.ledger.last()
-        };
-        self.settle_up_to(last)?;
-        let files: Vec<_> = {
-            let state = self.state.lock();
-            state.copy.logs.values().filter_map(|log| log.file.clone()).collect()
-        };
-        for file in files {
-            file.settle().map_err(|_| Status::Media)?;
-        }
         Ok(Vec::new())
     }
 

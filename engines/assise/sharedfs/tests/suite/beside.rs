@@ -2,8 +2,9 @@
 
 use crate::client::{Client, DIRECTORY, FILE, ROOT, fresh, open, user};
 use crate::door::eventually;
-use format::InodeNumber;
-use format::call::{CallKind, DigestRequest};
+use format::call::{CallKind, DigestRequest, Status};
+use format::{InodeNumber, Sequence};
+use ipc::ring::{Call, Link, RingClient};
 use ipc::{Host, SystemHost};
 use pmem::Recorder;
 use pmem::recorded::{Held, Verb};
@@ -130,4 +131,42 @@ fn one_settle_of_the_ledger_is_good_for_all_that_wait() {
     }
     assert_eq!((recorder.calls(Verb::Settle) - before, is_settled()), (1, true));
     assert!(leases.iter().all(|lease| lease.version.get() > 0));
+}
+
+/// The way to a daemon in the same process.
+struct Up;
+
+impl Link for Up {
+    fn is_up(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn the_other_calls_of_a_session_go_on_while_one_waits_for_the_medium() {
+    let (recorder, daemon) = fresh();
+    daemon.start().unwrap();
+    let client = Client::attach(&daemon, user(0));
+    daemon.serve(client.session).unwrap();
+    let (memory, limits) = (client.attached.ring.clone(), client.attached.ring_limits);
+    let ring = Arc::new(RingClient::new(Arc::new(SystemHost), Box::new(Up), memory, limits, 0).unwrap());
+    let call = |kind: CallKind, body: Vec<u8>| {
+        let ring = ring.clone();
+        beside(move || {
+            let call = Call { id: 1, kind: kind as u16, body: &body, response_bytes_max: 64 };
+            Status::from_raw(ring.call(&call, Some(SystemHost.now().after(LONG))).unwrap().status)
+        })
+    };
+    eventually("a log is ready for the next program", || recorder.medium().list().unwrap().len() > 3);
+    let hold = recorder.hold(Held::Settle);
+    let up_to = Sequence::new(client.attached.welcome.ledger.get());
+    let request = DigestRequest { up_to, wait: U32::new(0), reserved: U32::new(0) };
+    let settle = call(CallKind::SettleLedger, request.as_bytes().to_vec());
+    eventually("the ledger is being settled", || hold.waiting() > 0);
+    assert_eq!(call(CallKind::Statfs, Vec::new()).recv_timeout(LONG), Ok(Status::Ok));
+    assert!(settle.try_recv().is_err(), "no answer before it is settled");
+    drop(hold);
+    assert_eq!(settle.recv_timeout(LONG), Ok(Status::Ok));
+    assert_eq!(call(CallKind::SyncAll, Vec::new()).recv_timeout(LONG), Ok(Status::Ok));
+    daemon.stop();
 }

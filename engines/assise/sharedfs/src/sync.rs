@@ -1,0 +1,170 @@
+//! What fsync asks of SharedFS: that the ledger is settled up to an entry, or that everything is (Assise §3.2.1).
+//!
+//! Guarantees: an answer comes when all that it says is settled. One settle is good for every call whose entries were there
+//! when it began. A session whose medium takes milliseconds goes on with its other calls meanwhile: its question is parked,
+//! and answered by a thread that does nothing else. The state's lock is held across no settle.
+
+use crate::error::Error;
+use crate::session::Shared;
+use crate::state::Core;
+use ccnvm::SessionId;
+use format::Sequence;
+use format::call::{CallKind, DigestRequest, Status, split};
+use ipc::ring::Taken;
+use ipc::sync::Ordering;
+use pmem::Class;
+use std::sync::Arc;
+
+/// What is to be settled for a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wanted {
+    /// The ledger up to an entry.
+    Ledger(Sequence),
+    /// The ledger and all logs.
+    All,
+}
+
+/// A call whose answer waits for the medium.
+struct Parked {
+    session: SessionId,
+    shared: Arc<Shared>,
+    taken: Taken,
+}
+
+/// Calls that wait for the thread that settles.
+#[derive(Default)]
+pub(crate) struct Parking {
+    calls: Vec<Parked>,
+    /// The thread runs: no call waits for one that does not.
+    is_open: bool,
+}
+
+impl Core {
+    /// A call that has to wait for the medium is parked, if there is a thread that answers it; else it comes back.
+    pub fn park_sync(&self, session: SessionId, shared: &Arc<Shared>, taken: Taken) -> Option<Taken> {
+        let syncs = [CallKind::SettleLedger, CallKind::SyncAll].map(|kind| kind as u16);
+        if !syncs.contains(&taken.kind) || self.medium.class() == Class::Memory {
+            return Some(taken);
+        }
+        {
+            let mut parking = self.parking.lock();
+            if !parking.is_open {
+                return Some(taken);
+            }
+            parking.calls.push(Parked { session, shared: shared.clone(), taken });
+        }
+        // Release: pairs with the Acquire of the thread, which takes the lock anyway.
+        self.parked.fetch_add(1, Ordering::Release);
+        self.host.wake(&self.parked, ipc::host::WAKE_ALL);
+        None
+    }
+
+    /// Answers parked calls until the daemon ends: all that are there with one settle of each file.
+    pub fn answer_parked(&self) {
+        self.parking.lock().is_open = true;
+        loop {
+            // Acquire: pairs with the Release of `park_sync` and of `stop_parking`.
+            let seen = self.parked.load(Ordering::Acquire);
+            let calls = std::mem::take(&mut self.parking.lock().calls);
+            if calls.is_empty() {
+                if self.ending.load(Ordering::Acquire) != 0 {
+                    break;
+                }
+                self.host.wait(&self.parked, seen, None);
+            }
+            self.answer_all(calls);
+        }
+        let left = {
+            let mut parking = self.parking.lock();
+            parking.is_open = false;
+            std::mem::take(&mut parking.calls)
+        };
+        self.answer_all(left);
+    }
+
+    /// The daemon ends.
+    pub fn stop_parking(&self) {
+        // Release: pairs with the Acquire of the thread.
+        self.parked.fetch_add(1, Ordering::Release);
+        self.host.wake(&self.parked, ipc::host::WAKE_ALL);
+    }
+
+    fn answer_all(&self, calls: Vec<Parked>) {
+        let wanted = calls.into_iter().map(|call| {
+            let wanted = self.wanted_by(call.session, call.taken.kind, &call.taken.body);
+            (call, wanted)
+        });
+        let wanted: Vec<_> = wanted.collect();
+        let settled = self.settle(wanted.iter().filter_map(|(_, wanted)| wanted.ok()));
+        for (Parked { shared, taken, .. }, wanted) in wanted {
+            let result = wanted.and(settled).map(|()| Vec::new());
+            let (status, body) = self.answer(result, usize::MAX);
+            // A session that ended meanwhile gets nothing.
+            let _ = shared.ring.respond(taken, status as u16, &body);
+        }
+    }
+
+    /// [`format::call::CallKind::SettleLedger`] and [`format::call::CallKind::SyncAll`], by the thread that has the call.
+    pub fn sync(&self, id: SessionId, kind: CallKind, body: &[u8]) -> Result<Vec<u8>, Status> {
+        let wanted = self.wanted_by(id, kind as u16, body)?;
+        self.settle([wanted].into_iter())?;
+        Ok(Vec::new())
+    }
+
+    fn wanted_by(&self, id: SessionId, kind: u16, body: &[u8]) -> Result<Wanted, Status> {
+        let mut state = self.state.lock();
+        state.live(id)?;
+        if kind == CallKind::SyncAll as u16 {
+            return Ok(Wanted::All);
+        }
+        let (request, _) = split::<DigestRequest>(body).map_err(|_| Status::Invalid)?;
+        if request.up_to > state.copy.ledger.last() {
+            return Err(Status::Invalid);
+        }
+        Ok(Wanted::Ledger(request.up_to))
+    }
+
+    /// Settles all that is wanted.
+    fn settle(&self, wanted: impl Iterator<Item = Wanted> + Clone) -> Result<(), Status> {
+        let everything = wanted.clone().any(|wanted| wanted == Wanted::All);
+        let entries = wanted.filter_map(|wanted| match wanted {
+            Wanted::Ledger(up_to) => Some(up_to),
+            Wanted::All => None,
+        });
+        let (up_to, files) = {
+            let state = self.state.lock();
+            let logs = state.copy.logs.values().filter(|_| everything);
+            let files: Vec<_> = logs.filter_map(|log| log.file.clone()).collect();
+            let all = everything.then(|| state.copy.ledger.last());
+            (entries.chain(all).max(), files)
+        };
+        if let Some(up_to) = up_to {
+            self.settle_ledger(up_to)?;
+        }
+        for file in files {
+            file.settle().map_err(|_| Status::Media)?;
+        }
+        Ok(())
+    }
+
+    /// Settles the ledger at least up to an entry, and tells every session. One caller at a time does; those that waited
+    /// find nothing left to do.
+    fn settle_ledger(&self, up_to: Sequence) -> Result<(), Status> {
+        let _turn = self.settling.lock();
+        let (region, last) = {
+            let state = self.state.lock();
+            if state.copy.ledger.settled() >= up_to {
+                return Ok(());
+            }
+            (state.copy.ledger.region().clone(), state.copy.ledger.last())
+        };
+        let settled = region.settle();
+        let mut state = self.state.lock();
+        state.guard(settled.map_err(Error::from)).map_err(|_| Status::Media)?;
+        state.copy.ledger.note_settled(last);
+        for session in state.sessions.values() {
+            session.shared.daemon.publish_settled(last);
+        }
+        Ok(())
+    }
+}
