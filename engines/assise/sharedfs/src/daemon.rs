@@ -11,6 +11,7 @@ use crate::error::Error;
 use crate::generations::Generations;
 use crate::leases::Reason;
 use crate::ledger::{LEDGER_BEGINNING, Ledger};
+use crate::lock_questions::Questions;
 use crate::locks::{Bell, Locks};
 use crate::logs::is_log_file;
 use crate::register::Register;
@@ -168,6 +169,7 @@ impl Daemon {
             area: Lock::new(host.clone(), area),
             batch_of: LongWord::new(0),
             batch_awaited: Word::new(0),
+            questions: Lock::new(host.clone(), Questions::default()),
             parking: Lock::new(host.clone(), Parking::default()),
             parked: Word::new(0),
             settling: Lock::new(host.clone(), ()),
@@ -193,6 +195,8 @@ impl Daemon {
     pub fn start(&self) -> Result<(), Error> {
         let core = self.core.clone();
         self.core.spawn("sync", move || core.answer_parked())?;
+        let core = self.core.clone();
+        self.core.spawn("locks", move || core.answer_questions())?;
         let core = self.core.clone();
         self.core.spawn("digest", move || core.background())
     }
@@ -340,6 +344,7 @@ impl Daemon {
         self.core.ending.store(1, Ordering::Release);
         self.core.announce_work();
         self.core.stop_parking();
+        self.core.bell.ring();
         loop {
             // Acquire: pairs with the Release of a thread's end.
             let running = self.core.threads.load(Ordering::Acquire);

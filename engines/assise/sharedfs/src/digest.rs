@@ -44,7 +44,8 @@ impl Core {
                 return Ok(Step::Done);
             }
             let Some(session) = state.sessions.get(&id) else { return Ok(Step::Done) };
-            (session.log, state.room.of(id), state.room.begin_batch(&state.copy.free))
+            let kept = state.room.begin_batch(&state.copy.free, self.config.area.segment_blocks.into());
+            (session.log, state.room.of(id), kept)
         };
         area.keep(kept.blocks, kept.nodes);
         let is_open = |inode| self.state.lock().is_open(inode);

@@ -27,6 +27,7 @@ mod generations;
 mod heirs;
 mod leases;
 mod ledger;
+mod lock_questions;
 mod locks;
 mod logs;
 mod programs;

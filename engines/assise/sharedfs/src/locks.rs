@@ -13,7 +13,7 @@ use format::call::{
 };
 use format::register::{RegisterEntry, RegisterKind};
 use format::share::SharedFile;
-use ipc::host::{Host, WAKE_ALL};
+use ipc::host::{Host, Time, WAKE_ALL};
 use ipc::ring::Link;
 use ipc::sync::{Ordering, Word};
 use std::collections::{BTreeMap, BTreeSet};
@@ -38,13 +38,29 @@ impl Bell {
     pub fn new(host: Arc<dyn Host>) -> Arc<Self> {
         Arc::new(Self { host, word: Word::new(0) })
     }
+
+    /// Rings.
+    pub fn ring(&self) {
+        // Release: pairs with the Acquire of who waits, and looks into the table then.
+        self.word.fetch_add(1, Ordering::Release);
+        self.host.wake(&self.word, WAKE_ALL);
+    }
+
+    /// How often it rang.
+    pub fn rung(&self) -> u32 {
+        // Acquire: pairs with the Release of `ring`.
+        self.word.load(Ordering::Acquire)
+    }
+
+    /// Waits until it rings again.
+    pub fn wait(&self, rung: u32, until: Option<Time>) {
+        self.host.wait(&self.word, rung, until);
+    }
 }
 
 impl Wake for Bell {
     fn wake(self: Arc<Self>) {
-        // Release: pairs with the Acquire of who waits, and looks into the table then.
-        self.word.fetch_add(1, Ordering::Release);
-        self.host.wake(&self.word, WAKE_ALL);
+        self.ring();
     }
 }
 
@@ -391,15 +407,15 @@ impl Core {
     pub fn redeem_lock(&self, id: SessionId, body: &[u8]) -> Result<Vec<u8>, Status> {
         let until = self.host.now().after(self.lock_patience(body));
         loop {
-            // Acquire: pairs with the Release of the bell; read before the table is looked at.
-            let seen = self.bell.word.load(Ordering::Acquire);
+            // Before the table is looked at.
+            let seen = self.bell.rung();
             if let Some(answer) = self.look_at_lock(id, body) {
                 return answer;
             }
             if self.host.now() >= until {
                 return Self::still_waiting(body);
             }
-            self.host.wait(&self.bell.word, seen, Some(until));
+            self.bell.wait(seen, Some(until));
         }
     }
 }

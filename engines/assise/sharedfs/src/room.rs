@@ -105,12 +105,13 @@ impl Room {
         Self { promised: BTreeMap::new(), total: 0, reserve, ahead: None, lent: 0 }
     }
 
-    /// A batch is prepared from here on: what it is to keep.
-    pub fn begin_batch(&mut self, free: &Free) -> Kept {
+    /// A batch is prepared from here on, which may have to make a user's segment of so many blocks: what it is to keep.
+    pub fn begin_batch(&mut self, free: &Free, segment_blocks: u64) -> Kept {
         let needed = self.needed(free) + self.reserve.max(free.usage.blocks / STAYS_SHARED);
         let nodes_needed = self.total + self.reserve;
-        // Half of what is left is the batch's, half is for promises meanwhile.
-        let blocks = needed + free.blocks.shared.saturating_sub(needed) / 2;
+        // Half of what is left, and a segment at least, is the batch's; the rest is for promises meanwhile.
+        let left = free.blocks.shared.saturating_sub(needed);
+        let blocks = needed + (left - (left / 2).max(segment_blocks.min(left)));
         let nodes = nodes_needed + u64::from(free.usage.nodes_free).saturating_sub(nodes_needed) / 2;
         let backed = blocks - self.needed(free) - self.reserve;
         self.ahead = Some(backed.min(nodes - nodes_needed));
@@ -307,8 +308,8 @@ mod tests {
         assert_eq!(room.promise(one, 300, &free), 300);
         // An eighth of 9,000 blocks stays shared, the reserve of 125 among them; half of what is left then, and of the nodes.
         let (blocks, nodes) = (200 + 1125, 300 + 125);
-        let kept = Kept { blocks: blocks + (1600 - blocks) / 2, nodes: nodes + (2000 - nodes) / 2 };
-        assert_eq!(room.begin_batch(&free), kept);
+        let kept = Kept { blocks: blocks + (1600 + 1 - blocks) / 2, nodes: nodes + (2000 - nodes) / 2 };
+        assert_eq!(room.begin_batch(&free, 100), kept);
         // Of nodes, which are fewer, 787 are for promises.
         assert_eq!(room.promise(two, 600, &free), 600);
         assert!(!room.share(one, &free), "that would need 300 shared blocks");
@@ -320,11 +321,19 @@ mod tests {
     }
 
     #[test]
+    fn a_batch_may_take_a_segment_where_little_is_left() {
+        let free = free(1600, &[], 9000);
+        let mut room = room(0, &[7]);
+        assert_eq!(room.begin_batch(&free, 400).blocks, 1600 - 400);
+        assert_eq!(room.begin_batch(&free, 1000).blocks, 9000 / 8);
+    }
+
+    #[test]
     fn what_a_batch_takes_without_a_promise_is_promised_to_nobody() {
         let free = free(50, &[], 9000);
         let mut room = room(0, &[7]);
         let one = SessionId(1);
-        room.begin_batch(&free);
+        room.begin_batch(&free, 10);
         assert!(room.lend(30, &free) && !room.lend(21, &free));
         assert_eq!(room.promise(one, 100, &free), 20);
         assert!(!room.lend(1, &free));

@@ -7,10 +7,7 @@ use crate::state::Core;
 use ccnvm::SessionId;
 use format::call::{CallKind, Status};
 use ipc::Error as IpcError;
-use ipc::host::Time;
-use ipc::ring::Taken;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// What a call gives: a status, and the body of the response.
 pub type Answer = (Status, Vec<u8>);
@@ -87,16 +84,11 @@ impl Core {
         let Some(shared) = self.state.lock().sessions.get(&id).map(|session| session.shared.clone()) else {
             return;
         };
-        let mut parked: Vec<Parked> = Vec::new();
         loop {
-            let until = (!parked.is_empty()).then(|| self.host.now().after(PARKED_LOOK));
-            match shared.ring.next(until) {
-                Ok(taken) if taken.kind == CallKind::RedeemLock as u16 => {
-                    let until = self.host.now().after(self.lock_patience(&taken.body));
-                    parked.push(Parked { taken, until });
-                }
+            match shared.ring.next(None) {
                 Ok(taken) => {
-                    if let Some(taken) = self.park_sync(id, &shared, taken) {
+                    let kept = self.park_sync(id, &shared, taken);
+                    if let Some(taken) = kept.and_then(|taken| self.keep_question(id, &shared, taken)) {
                         let room = shared.ring.body_room(&taken);
                         let request = Request { number: taken.id, kind: taken.kind, body: &taken.body, room };
                         let (status, body) = self.call(id, request);
@@ -109,28 +101,6 @@ impl Core {
                 Err(IpcError::Disconnected) => return self.eject(id, Reason::Left),
                 Err(_) => return self.eject(id, Reason::Malformed),
             }
-            // A ring has no more requests than slots, so there are no more of these.
-            for Parked { taken, until } in std::mem::take(&mut parked) {
-                let answer = match self.look_at_lock(id, &taken.body) {
-                    None if self.host.now() < until => {
-                        parked.push(Parked { taken, until });
-                        continue;
-                    }
-                    None => Self::still_waiting(&taken.body),
-                    Some(answer) => answer,
-                };
-                let (status, body) = self.answer(answer, shared.ring.body_room(&taken));
-                let _ = shared.ring.respond(taken, status as u16, &body);
-            }
         }
     }
 }
-
-/// A question after a lock whose answer is kept back, so that the calls of other threads are not.
-struct Parked {
-    taken: Taken,
-    until: Time,
-}
-
-/// Kept-back questions are looked at this often.
-const PARKED_LOOK: Duration = Duration::from_millis(2);

@@ -9,6 +9,7 @@ use crate::config::Config;
 use crate::error::Error;
 use crate::generations::Generations;
 use crate::heirs::Heirs;
+use crate::lock_questions::Questions;
 use crate::locks::{Bell, Locks};
 use crate::logs::is_log_file;
 use crate::ready::ReadyLog;
@@ -137,6 +138,8 @@ pub(crate) struct Core {
     pub batch_of: LongWord,
     /// Calls that wait for the area, other than for the digest of that log: the batch ends soon for them.
     pub batch_awaited: Word,
+    /// Calls that wait for a lock.
+    pub questions: Lock<Questions>,
     /// Calls that wait for the medium.
     pub parking: Lock<Parking>,
     /// Grows when there is one more.

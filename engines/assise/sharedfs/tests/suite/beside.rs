@@ -2,7 +2,8 @@
 
 use crate::client::{Client, DIRECTORY, FILE, ROOT, fresh, open, user};
 use crate::door::eventually;
-use format::call::{CallKind, DigestRequest, Status};
+use crate::locks;
+use format::call::{CallKind, DigestRequest, LOCK_EXCLUSIVE, LockResponse, Status, TicketRequest, split};
 use format::{InodeNumber, Sequence};
 use ipc::ring::{Call, Link, RingClient};
 use ipc::{Host, SystemHost};
@@ -142,31 +143,81 @@ impl Link for Up {
     }
 }
 
+/// A client whose ring is served, for calls from several threads.
+struct Served {
+    client: Client,
+    ring: Arc<RingClient>,
+}
+
+impl Served {
+    fn new(daemon: &Arc<Daemon>, pid: u32) -> Self {
+        let client = Client::attach_as(daemon, user(0), pid);
+        daemon.serve(client.session).unwrap();
+        let (memory, limits) = (client.attached.ring.clone(), client.attached.ring_limits);
+        let ring = RingClient::new(Arc::new(SystemHost), Box::new(Up), memory, limits, 0).unwrap();
+        Self { client, ring: Arc::new(ring) }
+    }
+
+    fn call(&self, kind: CallKind, body: &[u8]) -> Receiver<(Status, Vec<u8>)> {
+        let (ring, body) = (self.ring.clone(), body.to_vec());
+        beside(move || {
+            let call = Call { id: 1, kind: kind as u16, body: &body, response_bytes_max: 64 };
+            let response = ring.call(&call, Some(SystemHost.now().after(LONG))).unwrap();
+            (Status::from_raw(response.status), response.body)
+        })
+    }
+
+    fn called(&self, kind: CallKind, body: &[u8]) -> (Status, Vec<u8>) {
+        self.call(kind, body).recv_timeout(LONG).expect("nothing holds it up")
+    }
+}
+
 #[test]
 fn the_other_calls_of_a_session_go_on_while_one_waits_for_the_medium() {
     let (recorder, daemon) = fresh();
     daemon.start().unwrap();
-    let client = Client::attach(&daemon, user(0));
-    daemon.serve(client.session).unwrap();
-    let (memory, limits) = (client.attached.ring.clone(), client.attached.ring_limits);
-    let ring = Arc::new(RingClient::new(Arc::new(SystemHost), Box::new(Up), memory, limits, 0).unwrap());
-    let call = |kind: CallKind, body: Vec<u8>| {
-        let ring = ring.clone();
-        beside(move || {
-            let call = Call { id: 1, kind: kind as u16, body: &body, response_bytes_max: 64 };
-            Status::from_raw(ring.call(&call, Some(SystemHost.now().after(LONG))).unwrap().status)
-        })
-    };
+    let served = Served::new(&daemon, 1);
     eventually("a log is ready for the next program", || recorder.medium().list().unwrap().len() > 3);
     let hold = recorder.hold(Held::Settle);
-    let up_to = Sequence::new(client.attached.welcome.ledger.get());
+    let up_to = Sequence::new(served.client.attached.welcome.ledger.get());
     let request = DigestRequest { up_to, wait: U32::new(0), reserved: U32::new(0) };
-    let settle = call(CallKind::SettleLedger, request.as_bytes().to_vec());
+    let settle = served.call(CallKind::SettleLedger, request.as_bytes());
     eventually("the ledger is being settled", || hold.waiting() > 0);
-    assert_eq!(call(CallKind::Statfs, Vec::new()).recv_timeout(LONG), Ok(Status::Ok));
+    assert_eq!(served.called(CallKind::Statfs, &[]).0, Status::Ok);
     assert!(settle.try_recv().is_err(), "no answer before it is settled");
     drop(hold);
-    assert_eq!(settle.recv_timeout(LONG), Ok(Status::Ok));
-    assert_eq!(call(CallKind::SyncAll, Vec::new()).recv_timeout(LONG), Ok(Status::Ok));
+    assert_eq!(settle.recv_timeout(LONG).unwrap().0, Status::Ok);
+    assert_eq!(served.called(CallKind::SyncAll, &[]).0, Status::Ok);
+    daemon.stop();
+}
+
+#[test]
+fn the_other_calls_of_a_session_go_on_while_one_waits_for_a_lock() {
+    let (_recorder, daemon) = fresh();
+    daemon.start().unwrap();
+    let (one, two) = (Client::attach_as(&daemon, user(0), 1), Served::new(&daemon, 2));
+    let request = |owner, wait| locks::request(ROOT, owner, LOCK_EXCLUSIVE, wait);
+    let ticket_in = |(status, body): (Status, Vec<u8>)| {
+        assert_eq!(status, Status::Ok);
+        split::<LockResponse>(&body).unwrap().0.ticket
+    };
+    one.call(CallKind::Lock, &[request(11, 0).as_bytes()]).unwrap();
+    let ticket = ticket_in(two.called(CallKind::Lock, request(22, 1).as_bytes()));
+    let question = TicketRequest { ticket, wait_ms: 1000.into(), reserved: 0.into() };
+    // A question waits for a second: where the machine stands still for so long it is asked again.
+    let ask = || two.call(CallKind::RedeemLock, question.as_bytes());
+    let waits = (0..5).find_map(|_| {
+        let asked = ask();
+        (0..10).for_each(|_| assert_eq!(two.called(CallKind::Statfs, &[]).0, Status::Ok));
+        asked.try_recv().is_err().then_some(asked)
+    });
+    let mut asked = waits.expect("other calls are answered while it waits");
+    one.call(CallKind::Unlock, &[request(11, 0).as_bytes()]).unwrap();
+    while ticket_in(asked.recv_timeout(LONG).unwrap()).get() != 0 {
+        asked = ask();
+    }
+    // The daemon's end leaves nothing unanswered.
+    let ticket = one.call(CallKind::Lock, &[request(11, 1).as_bytes()]).unwrap();
+    assert_ne!(split::<LockResponse>(&ticket).unwrap().0.ticket.get(), 0);
     daemon.stop();
 }

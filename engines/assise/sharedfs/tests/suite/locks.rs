@@ -11,7 +11,7 @@ use ipc::sync::Ordering;
 use ipc::words::FenceBy;
 use zerocopy::IntoBytes;
 
-fn request(inode: InodeNumber, owner: u64, kind: u8, wait: u8) -> LockRequest {
+pub fn request(inode: InodeNumber, owner: u64, kind: u8, wait: u8) -> LockRequest {
     LockRequest {
         inode,
         owner: owner.into(),

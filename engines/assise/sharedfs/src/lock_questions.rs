@@ -1,0 +1,84 @@
+//! Questions after locks that were not free: each answer is kept back until the lock is granted, or the program's patience
+//! ends. A thread that wakes with each grant gives the answers, so that a session goes on with its other calls meanwhile.
+
+use crate::session::Shared;
+use crate::state::Core;
+use ccnvm::SessionId;
+use format::call::{CallKind, Status};
+use ipc::host::Time;
+use ipc::ring::Taken;
+use ipc::sync::Ordering;
+use std::sync::Arc;
+
+/// A question that waits.
+struct Question {
+    session: SessionId,
+    shared: Arc<Shared>,
+    taken: Taken,
+    until: Time,
+}
+
+/// All that wait.
+#[derive(Default)]
+pub(crate) struct Questions {
+    /// No more than the slots of all rings.
+    waiting: Vec<Question>,
+    /// The thread runs: no question waits for one that does not.
+    is_open: bool,
+}
+
+impl Core {
+    /// A question after a lock is kept, if there is a thread that answers it; else it comes back.
+    pub fn keep_question(&self, session: SessionId, shared: &Arc<Shared>, taken: Taken) -> Option<Taken> {
+        if taken.kind != CallKind::RedeemLock as u16 {
+            return Some(taken);
+        }
+        {
+            let mut questions = self.questions.lock();
+            if !questions.is_open {
+                return Some(taken);
+            }
+            let until = self.host.now().after(self.lock_patience(&taken.body));
+            questions.waiting.push(Question { session, shared: shared.clone(), taken, until });
+        }
+        self.bell.ring();
+        None
+    }
+
+    /// Answers questions until the daemon ends.
+    pub fn answer_questions(&self) {
+        self.questions.lock().is_open = true;
+        loop {
+            // Acquire: pairs with the Release of the bell; read before the table is looked at.
+            let seen = self.bell.rung();
+            let ends = self.ending.load(Ordering::Acquire) != 0;
+            let waiting = {
+                let mut questions = self.questions.lock();
+                questions.is_open = !ends;
+                std::mem::take(&mut questions.waiting)
+            };
+            let waiting: Vec<_> =
+                waiting.into_iter().filter_map(|question| self.ask(question, ends)).collect();
+            if ends {
+                return;
+            }
+            let until = waiting.iter().map(|question| question.until).min();
+            self.questions.lock().waiting.extend(waiting);
+            self.bell.wait(seen, until);
+        }
+    }
+
+    /// Answers a question if it is time, or if it is the `last` time; else it waits on.
+    fn ask(&self, question: Question, last: bool) -> Option<Question> {
+        let Question { session, shared, taken, until } = question;
+        let answer: Result<Vec<u8>, Status> = match self.look_at_lock(session, &taken.body) {
+            Some(answer) => answer,
+            None if last || self.host.now() >= until => Self::still_waiting(&taken.body),
+            None => return Some(Question { session, shared, taken, until }),
+        };
+        let (status, body) = self.answer(answer, shared.ring.body_room(&taken));
+        // A session that ended meanwhile gets nothing.
+        let _ = shared.ring.respond(taken, status as u16, &body);
+        None
+    }
+}
