@@ -72,7 +72,8 @@ prove-sim:
 # What must hold for any input, for other inputs each time: the model beside the kernel, LibFS beside the model, and all
 # that is stated as a property. `make test` does the same with the inputs of one seed.
 prove-properties:
-	@PROPTEST_CASES=2000 VFS_DIFFERENTIAL_CASES=2000 ASSISE_CASES=1000 HEARTH_HISTORIES=10000 scripts/check tests \
+	@PROPTEST_CASES=2000 VFS_DIFFERENTIAL_CASES=2000 ASSISE_CASES=1000 HEARTH_HISTORIES=10000 \
+	 HEARTH_WORLDS=all scripts/check tests \
 	 cargo test --release --locked -p vfs -p format -p pmem -p ipc -p area -p ccnvm -p libfs -p sharedfs -p sim --no-fail-fast \
 	 -- --skip crash 2>&1 | scripts/sum-tests
 

@@ -9,6 +9,8 @@
 
 #![forbid(unsafe_code)]
 
+#[cfg(test)]
+mod explore;
 mod leases;
 
 pub use leases::{Effect, Event, Leases, Limits, Mode, Nanoseconds, SessionId, Ticket, Want};

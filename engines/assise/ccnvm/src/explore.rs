@@ -1,0 +1,240 @@
+//! Every state of a small world is visited: some sessions that ask, give back, are taken back from, and die, at each moment
+//! that the table allows. What the table promises is judged by its effects alone, beside its own invariants.
+
+use crate::leases::{Effect, Event, Leases, Limits, Mode, SessionId, Ticket, Want};
+use format::{InodeNumber, LeaseVersion};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+
+/// What happens in a world.
+struct Bounds {
+    sessions: u64,
+    /// What a request may want.
+    requests: Vec<Vec<Want>>,
+    /// Requests of one session that wait at once.
+    waiting_max: usize,
+    /// Sessions that die.
+    deaths: u64,
+    /// Requests that are given up.
+    cancels: u64,
+}
+
+/// One state: the table, and what is known of it from outside.
+#[derive(Clone)]
+struct World {
+    table: Leases,
+    next_ticket: u64,
+    /// Requests that are not answered, in the order in which they came.
+    waiting: BTreeMap<Ticket, (SessionId, Vec<Want>)>,
+    /// Leases that were granted and have not ended.
+    granted: BTreeMap<(InodeNumber, SessionId), Mode>,
+    /// Holders that were asked, or have begun, to leave.
+    leaving: BTreeSet<(SessionId, InodeNumber)>,
+    dead: BTreeSet<SessionId>,
+    cancelled: u64,
+}
+
+fn want(unit: u64, mode: Mode) -> Want {
+    Want { unit: InodeNumber::new(unit), mode }
+}
+
+impl World {
+    fn new() -> Self {
+        let limits = Limits { hold_min_ns: 0, ..Limits::default() };
+        Self {
+            table: Leases::new(limits, LeaseVersion::new(1)),
+            next_ticket: 1,
+            waiting: BTreeMap::new(),
+            granted: BTreeMap::new(),
+            leaving: BTreeSet::new(),
+            dead: BTreeSet::new(),
+            cancelled: 0,
+        }
+    }
+
+    /// What tells states apart: versions and the numbers of tickets do not, only their order.
+    fn key(&self) -> Vec<u8> {
+        let mut key = Vec::new();
+        let mut add = |parts: &[u64]| key.extend(parts.iter().map(|part| *part as u8));
+        add(&[self.cancelled, self.dead.iter().map(|session| 1 << session.0).sum()]);
+        for ((unit, session), mode) in &self.granted {
+            add(&[
+                1,
+                unit.get(),
+                session.0,
+                *mode as u64,
+                u64::from(self.leaving.contains(&(*session, *unit))),
+            ]);
+        }
+        for (session, wants) in self.waiting.values() {
+            add(&[2, session.0]);
+            wants.iter().for_each(|want| add(&[want.unit.get(), want.mode as u64]));
+        }
+        key
+    }
+
+    /// Every event that may come next.
+    fn events(&self, bounds: &Bounds) -> Vec<Event> {
+        let mut events = Vec::new();
+        let ticket = Ticket(self.next_ticket);
+        for session in (1..=bounds.sessions).map(SessionId).filter(|session| !self.dead.contains(session)) {
+            let waiting = self.waiting.values().filter(|(asks, _)| *asks == session).count();
+            for wants in &bounds.requests {
+                let wants = wants.clone();
+                if waiting < bounds.waiting_max {
+                    events.push(Event::Request { ticket, session, wants: wants.clone() });
+                }
+                events.push(Event::RequestFree { ticket, session, wants });
+            }
+            if (self.dead.len() as u64) < bounds.deaths {
+                events.push(Event::Ended { session });
+            }
+        }
+        for (unit, session) in self.granted.keys() {
+            if self.leaving.contains(&(*session, *unit)) {
+                events.push(Event::Revoked { session: *session, unit: *unit });
+            } else {
+                events.push(Event::Leaving { session: *session, unit: *unit });
+            }
+        }
+        if self.cancelled < bounds.cancels {
+            events.extend(self.waiting.keys().map(|ticket| Event::Cancelled { ticket: *ticket }));
+        }
+        events
+    }
+
+    /// Takes one event, and judges what follows.
+    fn step(&mut self, event: Event) {
+        match &event {
+            Event::Request { ticket, session, wants } => {
+                self.waiting.insert(*ticket, (*session, wants.clone()));
+                self.next_ticket += 1;
+            }
+            Event::RequestFree { .. } => self.next_ticket += 1,
+            Event::Leaving { session, unit } => drop(self.leaving.insert((*session, *unit))),
+            Event::Revoked { session, unit } => drop(self.leaving.remove(&(*session, *unit))),
+            Event::Cancelled { ticket } => {
+                self.waiting.remove(ticket);
+                self.cancelled += 1;
+            }
+            Event::Ended { session } => {
+                self.dead.insert(*session);
+                self.leaving.retain(|(holder, _)| holder != session);
+                self.waiting.retain(|_, (asks, _)| asks != session);
+            }
+            Event::Created { .. } | Event::Released { .. } | Event::Tick => {
+                unreachable!("not asked for here")
+            }
+        }
+        let free = matches!(event, Event::RequestFree { .. });
+        for effect in self.table.step(0, event) {
+            self.judge(effect, free);
+        }
+        self.table.assert_invariants();
+    }
+
+    fn judge(&mut self, effect: Effect, free: bool) {
+        match effect {
+            Effect::Grant { ticket, session, grants } => {
+                assert!(!self.dead.contains(&session), "a dead session is granted something");
+                if !free {
+                    self.judge_order(ticket, session, &grants);
+                }
+                for (want, _) in grants {
+                    let taken = free && self.waiting.values().any(|(_, wants)| has(wants, want.unit));
+                    assert!(!taken, "what is free overtakes who waits");
+                    self.grant(session, want);
+                }
+            }
+            Effect::Revoke { session, unit, .. } => {
+                assert!(self.granted.contains_key(&(unit, session)), "what is not held is taken back");
+                assert!(self.leaving.insert((session, unit)), "it is asked back twice");
+            }
+            Effect::End { session, unit, .. } => {
+                assert!(self.granted.remove(&(unit, session)).is_some(), "what is not held ends");
+            }
+            Effect::Refuse { .. } | Effect::WakeAt(_) => unreachable!("limits and times are out of the way"),
+        }
+    }
+
+    /// A request is granted whole, once, and after all that came before it for one of its units.
+    fn judge_order(&mut self, ticket: Ticket, session: SessionId, grants: &[(Want, LeaseVersion)]) {
+        let (asks, wants) = self.waiting.remove(&ticket).expect("what waits is granted, once");
+        let granted: Vec<Want> = grants.iter().map(|(want, _)| *want).collect();
+        assert_eq!((session, &granted), (asks, &wants), "it is granted whole");
+        let earlier = self.waiting.range(..ticket).map(|(_, (_, earlier))| earlier);
+        let overtaken = earlier.filter(|earlier| wants.iter().any(|want| has(earlier, want.unit))).count();
+        assert_eq!(overtaken, 0, "who came first is served first");
+    }
+
+    fn grant(&mut self, session: SessionId, Want { unit, mode }: Want) {
+        assert!(!self.leaving.contains(&(session, unit)), "a new lease overtakes the end of the old one");
+        let others = self.granted.range((unit, SessionId(0))..=(unit, SessionId(u64::MAX)));
+        for ((_, other), held) in others.filter(|((_, other), _)| *other != session) {
+            assert!(mode == Mode::Read && *held == Mode::Read, "{other:?} holds {unit:?}, too");
+        }
+        let before = self.granted.insert((unit, session), mode);
+        if before > Some(mode) {
+            self.granted.insert((unit, session), Mode::Write);
+        }
+    }
+
+    /// Once all who are asked to leave do, and nothing else happens, every request is answered.
+    fn judge_end(&self) {
+        let mut world = self.clone();
+        while let Some((session, unit)) = world.leaving.first().copied() {
+            world.step(Event::Revoked { session, unit });
+        }
+        assert!(world.waiting.is_empty(), "these wait for ever: {:?}", world.waiting);
+    }
+}
+
+fn has(wants: &[Want], unit: InodeNumber) -> bool {
+    wants.iter().any(|want| want.unit == unit)
+}
+
+/// Visits every state; gives how many there are.
+fn explore(bounds: &Bounds) -> usize {
+    let (mut seen, mut agenda) = (HashSet::from([World::new().key()]), vec![World::new()]);
+    while let Some(world) = agenda.pop() {
+        world.judge_end();
+        for event in world.events(bounds) {
+            let mut next = world.clone();
+            next.step(event);
+            if seen.insert(next.key()) {
+                agenda.push(next);
+            }
+        }
+    }
+    seen.len()
+}
+
+/// Reads and writes of either unit, and of both.
+fn all_requests() -> Vec<Vec<Want>> {
+    use Mode::{Read, Write};
+    let pairs = [(Read, Read), (Read, Write), (Write, Read), (Write, Write)];
+    let both = pairs.map(|(first, second)| vec![want(1, first), want(2, second)]);
+    let one = [1, 2].into_iter().flat_map(|unit| [Read, Write].map(|mode| vec![want(unit, mode)]));
+    one.chain(both).collect()
+}
+
+/// Whether all of the large worlds are visited: `HEARTH_WORLDS=all`, minutes.
+fn all() -> bool {
+    std::env::var("HEARTH_WORLDS").is_ok_and(|worlds| worlds == "all")
+}
+
+#[test]
+fn two_sessions_with_every_request() {
+    let (waiting_max, cancels) = if all() { (2, 1) } else { (1, 1) };
+    let bounds = Bounds { sessions: 2, requests: all_requests(), waiting_max, deaths: 1, cancels };
+    println!("{} states", explore(&bounds));
+}
+
+#[test]
+fn three_sessions_with_some_requests() {
+    use Mode::{Read, Write};
+    let singles = [want(1, Read), want(1, Write), want(2, Write)].map(|want| vec![want]);
+    let requests = singles.into_iter().chain([vec![want(1, Write), want(2, Read)]]).collect();
+    let (deaths, cancels) = if all() { (1, 1) } else { (1, 0) };
+    let bounds = Bounds { sessions: 3, requests, waiting_max: 1, deaths, cancels };
+    println!("{} states", explore(&bounds));
+}
