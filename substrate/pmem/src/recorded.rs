@@ -226,8 +226,7 @@ impl Recorder {
         self.state().faults.settle_errors.meant = Some(call);
     }
 
-    /// Holds up calls from now on, each in the thread that makes it: what goes on beside a slow medium shows. One hold at a
-    /// time.
+    /// Holds up calls from now on, each in the thread that makes it, as a slow medium does. One hold at a time.
     pub fn hold(&self, call: Held) -> Hold {
         self.state().held = Some(call);
         Hold(self.clone())

@@ -1,8 +1,8 @@
 //! The tree of one flip, to be read while a batch prepares the next one.
 //!
-//! Guarantees: what a flip names stays as it is until the release of a later flip that freed it. So whoever lets go of a
-//! snapshot before that release never reads what was written over. A block that a reader compares with its checksum is
-//! noted for all readers.
+//! Guarantees: blocks and nodes that a flip names keep their contents until the release of a later flip that freed them. A
+//! reader that drops its snapshot before that release never reads reused blocks. A block that one reader compared with its
+//! checksum is noted for all.
 
 use crate::AreaError;
 use crate::node::KEY_MIN;

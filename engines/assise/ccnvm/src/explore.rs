@@ -5,10 +5,10 @@ use crate::leases::{Effect, Event, Leases, Limits, Mode, SessionId, Ticket, Want
 use format::{InodeNumber, LeaseVersion};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
-/// What happens in a world.
+/// Limits of a world.
 struct Bounds {
     sessions: u64,
-    /// What a request may want.
+    /// Sets of leases that a request may ask for.
     requests: Vec<Vec<Want>>,
     /// Requests of one session that wait at once.
     waiting_max: usize,
@@ -51,7 +51,7 @@ impl World {
         }
     }
 
-    /// What tells states apart: versions and the numbers of tickets do not, only their order.
+    /// Identity of a state: of versions and ticket numbers only the order counts.
     fn key(&self) -> Vec<u8> {
         let mut key = Vec::new();
         let mut add = |parts: &[u64]| key.extend(parts.iter().map(|part| *part as u8));

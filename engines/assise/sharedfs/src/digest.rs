@@ -4,7 +4,7 @@
 //! Guarantees: the log's owner is told last, when its records are in the area and may be overwritten.
 
 use crate::error::Error;
-use crate::flips::{Entries, Shared};
+use crate::flips::{DaemonCopy, Entries};
 use crate::references::Rights;
 use crate::replay::apply::CutReason;
 use crate::replay::authorize;
@@ -58,7 +58,8 @@ impl Core {
         let mut decisions =
             Decisions { is_open: &is_open, room: Some(room), lend: &lend, is_awaited: &is_awaited };
         let limits = BatchLimits::of(&self.config);
-        let digest = digest_batch(area, &mut Shared(self), (log, up_to), limits, &mut decisions, Role::Head);
+        let digest =
+            digest_batch(area, &mut DaemonCopy(self), (log, up_to), limits, &mut decisions, Role::Head);
         let mut guard = self.state.lock();
         let state = &mut *guard;
         state.room.end_batch(id, decisions.taken());
@@ -90,7 +91,7 @@ impl Core {
             guard.reaping.extend(&inodes);
             (inodes, guard.guard(entry)?)
         };
-        let done = reap_step(&mut area, &mut Shared(self), &inodes, self.config.reap_items, entry);
+        let done = reap_step(&mut area, &mut DaemonCopy(self), &inodes, self.config.reap_items, entry);
         let mut state = self.state.lock();
         state.reaping.clear();
         let done = state.guard(done)?;
@@ -143,7 +144,7 @@ impl State {
         inodes
     }
 
-    /// What follows from a batch for sessions.
+    /// Tells sessions of a batch: its orphans get references, its log's owner hears how far it came.
     fn note_digest(&mut self, core: &Core, id: SessionId, digest: &Digest) -> Result<Step, Error> {
         self.note_orphans(core, id, &digest.orphans)?;
         if let Some(session) = self.sessions.get(&id).filter(|_| digest.records > 0) {

@@ -1,8 +1,8 @@
 //! Flips of the tree beside everything else: the batch that prepares one has the area's lock, and takes the state's for
 //! moments ([`crate::replay`]).
 //!
-//! Guarantees: no flip is made, and no medium is waited for, while the state's lock is held. What a step of the state writes
-//! into the ledger was room for before the step began.
+//! Guarantees: no flip is made, and nothing is settled, while the state's lock is held. The ledger has room for the entries of
+//! a step before the step begins.
 
 use crate::error::Error;
 use crate::replay::copy::{LocalCopy, Visit, contain_changes};
@@ -13,9 +13,9 @@ use ipc::lock::Guard;
 use ipc::sync::Ordering;
 
 /// The daemon's copy, locked for each visit.
-pub(crate) struct Shared<'a>(pub &'a Core);
+pub(crate) struct DaemonCopy<'a>(pub &'a Core);
 
-impl Visit for Shared<'_> {
+impl Visit for DaemonCopy<'_> {
     fn visit<T>(&mut self, look: impl FnOnce(&mut LocalCopy) -> T) -> T {
         look(&mut self.0.state.lock().copy)
     }
@@ -102,7 +102,7 @@ impl Core {
         if self.state.lock().is_stopped() {
             return Err(Error::Stopped);
         }
-        let contained = contain_changes(area, &mut Shared(self), 0);
+        let contained = contain_changes(area, &mut DaemonCopy(self), 0);
         self.state.lock().guard(contained)
     }
 }

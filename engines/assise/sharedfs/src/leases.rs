@@ -296,7 +296,7 @@ impl Core {
     /// Failures of medium or tree, after which the daemon has stopped.
     pub fn digest(&self, id: SessionId, up_to: Sequence) -> Result<Step, Error> {
         loop {
-            // What is digested already need not wait for the batch of another log.
+            // A log that is digested already does not wait for the batch of another one.
             if self.state.lock().is_digested(id, up_to)? {
                 return Ok(Step::Done);
             }

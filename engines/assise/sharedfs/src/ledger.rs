@@ -358,7 +358,7 @@ impl Ledger {
         self.ring.as_ref().is_some_and(|ring| ring.free_bytes() >= bytes)
     }
 
-    /// What a batch may append is kept from everything else: it has to come to its end for room to be given back.
+    /// Bytes that are kept free for the entries of a batch: the ledger gets room only by the end of a batch.
     fn batch_bytes(&self) -> u64 {
         let reap = frame_bytes((self.reap_max() * size_of::<InodeNumber>()) as u64);
         frame_bytes(0) + 2 * reap

@@ -22,7 +22,7 @@ const SHARE_MIN: u64 = 64;
 /// One part of so many of the capacity stays shared, so that a user who comes late finds room.
 const STAYS_SHARED: u64 = 8;
 
-/// What is free, after a flip.
+/// Free space after a flip.
 #[derive(Clone, Debug)]
 pub(crate) struct Free {
     pub usage: Usage,
@@ -48,8 +48,8 @@ struct Promise {
     shared: bool,
 }
 
-/// What was promised to one session, as the records of a batch use it up. The promise itself is reduced when the batch is
-/// part of the tree.
+/// The promise of one session, as the records of a batch use it up. The count in [`Room`] is reduced when the batch is part
+/// of the tree.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SessionRoom {
     blocks: u64,
@@ -66,7 +66,7 @@ impl SessionRoom {
         taken == blocks && (self.shared || !shared)
     }
 
-    /// What was taken.
+    /// Blocks taken so far.
     pub fn taken(&self) -> u64 {
         self.taken
     }
@@ -78,7 +78,7 @@ impl SessionRoom {
     }
 }
 
-/// What a batch is to leave alone.
+/// Blocks and nodes that a batch must leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Kept {
     /// Shared blocks that have to stay so.
@@ -105,7 +105,7 @@ impl Room {
         Self { promised: BTreeMap::new(), total: 0, reserve, ahead: None, lent: 0 }
     }
 
-    /// A batch is prepared from here on, which may have to make a user's segment of so many blocks: what it is to keep.
+    /// Begins a batch, which may have to make a user's segment of so many blocks. Gives what it must leave.
     pub fn begin_batch(&mut self, free: &Free, segment_blocks: u64) -> Kept {
         let needed = self.needed(free) + self.reserve.max(free.usage.blocks / STAYS_SHARED);
         let nodes_needed = self.total + self.reserve;
@@ -136,7 +136,7 @@ impl Room {
         }
     }
 
-    /// What a session was promised, for a batch of its records.
+    /// The promise of a session, for a batch of its records.
     pub fn of(&self, session: SessionId) -> SessionRoom {
         let promise = self.promised.get(&session);
         let (blocks, shared) = promise.map_or((0, false), |promise| (promise.blocks, promise.shared));

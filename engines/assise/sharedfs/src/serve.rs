@@ -34,7 +34,7 @@ impl Core {
         self.answer(result, request.room)
     }
 
-    /// What a program is told of a call.
+    /// The answer to a call, as its program gets it.
     pub fn answer(&self, result: Result<Vec<u8>, Status>, room: usize) -> Answer {
         match result {
             _ if !self.goes_on() => (Status::Media, Vec::new()),

@@ -1,5 +1,5 @@
-//! What the state's lock protects, and what is done under it in one go: changes of tables, entries of the ledger, grants
-//! and their ends.
+//! The state that one lock protects, and the steps under it: changes of tables, entries of the ledger, grants and their
+//! ends.
 //!
 //! Lock order: the area's lock, held by whoever prepares a flip, then the state's ([`ipc::Lock`]); under it the medium's own
 //! are taken (of the test medium, and of the guard over mapped files), nothing else. No lock is held across a wait for

@@ -1,4 +1,4 @@
-//! What fsync asks of SharedFS: that the ledger is settled up to an entry, or that everything is (Assise §3.2.1).
+//! Sync calls of programs: the ledger is settled up to an entry, or everything is settled (Assise §3.2.1).
 //!
 //! Guarantees: an answer comes when all that it says is settled. One settle is good for every call whose entries were there
 //! when it began. A session whose medium takes milliseconds goes on with its other calls meanwhile: its question is parked,
@@ -15,7 +15,7 @@ use ipc::sync::Ordering;
 use pmem::Class;
 use std::sync::Arc;
 
-/// What is to be settled for a call.
+/// The target of a sync call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wanted {
     /// The ledger up to an entry.

@@ -47,12 +47,12 @@ impl From<AreaError> for Halt {
     }
 }
 
-/// What stands behind the room that a record takes.
+/// Backing of the room that a record takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Backing {
     /// It was promised.
     Promise,
-    /// Nobody was promised it.
+    /// It was promised to no session.
     Spare,
     /// There is none.
     Nothing,

@@ -114,7 +114,7 @@ pub(crate) struct Digest {
     pub orphans: Vec<(InodeNumber, bool)>,
 }
 
-/// What a batch needs of the copy.
+/// The part of the copy that a batch needs.
 struct Prepared {
     before: Digested,
     open: OpenLog,
@@ -227,7 +227,8 @@ fn try_batch(
 }
 
 impl LocalCopy {
-    /// What a batch of a log needs; how far the log is in the tree if there is nothing to do.
+    /// The part of the copy that a batch of a log needs. `Err`: there is nothing to do, and this is how far the log is in the
+    /// tree.
     fn prepare(
         &mut self,
         uid: LogUid,

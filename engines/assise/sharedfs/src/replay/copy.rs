@@ -40,7 +40,7 @@ pub(crate) fn table_of(area: &Area) -> Result<(Table, BTreeMap<LogUid, Digested>
     Ok((table, progress))
 }
 
-/// The way to a copy for whoever prepares a batch: what is shared is locked for each visit, and for no longer.
+/// Access to a copy while a batch is prepared. A shared copy is locked for each visit, and for no longer.
 pub(crate) trait Visit {
     /// Looks at the copy, or changes it.
     fn visit<T>(&mut self, look: impl FnOnce(&mut LocalCopy) -> T) -> T;
@@ -57,7 +57,7 @@ pub(crate) struct LocalCopy {
     pub medium: Medium,
     /// The tree of the last flip.
     pub tree: Snapshot,
-    /// What is free after it.
+    /// Free space after that flip.
     pub free: Free,
     pub ledger: Ledger,
     /// The logs of the table.
@@ -151,7 +151,8 @@ impl LocalCopy {
         (self.batch_changes / 2).max(1)
     }
 
-    /// What follows a flip: it is what everybody reads, readers of what it freed are told, then that may be used again.
+    /// Follows a flip: readers get its tree, the generations of files whose blocks it freed are raised, then the blocks may be
+    /// used again.
     pub fn after_flip(
         &mut self,
         area: &mut Area,

@@ -1,4 +1,4 @@
-//! What goes on beside a batch: while it reads, and while its flip waits for the medium.
+//! Calls beside a batch: while it reads, and while its flip waits for the medium.
 
 use crate::client::{Client, DIRECTORY, FILE, ROOT, fresh, open, user};
 use crate::door::eventually;
@@ -91,7 +91,7 @@ fn what_the_ledger_notes_beside_a_batch_is_in_its_flip() {
     drop(hold);
     let one = digest.recv_timeout(LONG).unwrap();
     assert!(daemon.flip() > flips);
-    // What is there if the machine dies now.
+    // The medium as a crash of the machine leaves it.
     let image = recorder.image();
     drop((one, two, three));
     let (daemon, recovered) = open(&Recorder::of_image(image).medium());
