@@ -117,7 +117,7 @@ pub(crate) struct Digest {
 /// The part of the copy that a batch needs.
 struct Prepared {
     before: Digested,
-    open: OpenLog,
+    open: Arc<OpenLog>,
     /// None: it has no file any more.
     file: Option<Arc<LogFile>>,
     removed_max: usize,
@@ -242,7 +242,7 @@ impl LocalCopy {
         let file = self.file(uid)?;
         let fits = role != Role::Head || self.ledger.has_room_for_batch();
         let changes_left = if fits { self.changes_beside() } else { 0 };
-        let open = self.ledger.table().log(uid).expect("each log of a copy is in the table").clone();
+        let open = self.ledger.table().log_now(uid).expect("each log of a copy is in the table");
         Ok(Ok(Prepared { before, open, file, removed_max: self.ledger.reap_max(), changes_left }))
     }
 

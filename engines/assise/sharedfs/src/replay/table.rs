@@ -11,6 +11,7 @@ use format::ledger::{
 use format::node::{GrantItem, LifeItem, LogItem};
 use format::{Incarnation, InodeNumber, LeaseVersion, Life, LogUid, NodeId, Sequence};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use vfs::Caller;
 use zerocopy::little_endian::{U32, U64};
 
@@ -198,18 +199,28 @@ pub enum Change {
 /// All logs that live.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Table {
-    logs: BTreeMap<LogUid, OpenLog>,
+    /// Shared with batches, which judge by a log as it was when they began: it is copied only if it changes beside one.
+    logs: BTreeMap<LogUid, Arc<OpenLog>>,
 }
 
 impl Table {
     /// A log.
     pub fn log(&self, log: LogUid) -> Option<&OpenLog> {
-        self.logs.get(&log)
+        self.logs.get(&log).map(|open| &**open)
+    }
+
+    /// A log as it is now, whatever changes later.
+    pub fn log_now(&self, log: LogUid) -> Option<Arc<OpenLog>> {
+        self.logs.get(&log).cloned()
+    }
+
+    fn log_mut(&mut self, log: LogUid) -> Option<&mut OpenLog> {
+        self.logs.get_mut(&log).map(Arc::make_mut)
     }
 
     /// All logs.
     pub fn logs(&self) -> impl Iterator<Item = (LogUid, &OpenLog)> {
-        self.logs.iter().map(|(uid, log)| (*uid, log))
+        self.logs.iter().map(|(uid, log)| (*uid, &**log))
     }
 
     /// Takes what the last flip holds of a log.
@@ -224,7 +235,7 @@ impl Table {
             node: item.node,
             grants: grants.iter().map(|(unit, grant)| (*unit, Grant::of_item(grant))).collect(),
         };
-        self.logs.insert(uid, log);
+        self.logs.insert(uid, Arc::new(log));
     }
 
     /// Takes one entry, and says what it changes in the tree's items. Entries about logs that are not there, and
@@ -254,27 +265,27 @@ impl Table {
 
     /// A log begins.
     pub fn open(&mut self, uid: LogUid, log: OpenLog) -> Change {
-        self.logs.insert(uid, log);
+        self.logs.insert(uid, Arc::new(log));
         Change::Open(uid)
     }
 
     /// A log goes on in a new file.
     fn renew(&mut self, uid: LogUid, body: &RenewBody) -> Change {
-        let Some(log) = self.logs.get_mut(&uid) else { return Change::Nothing };
+        let Some(log) = self.log_mut(uid) else { return Change::Nothing };
         (log.incarnation, log.file_bytes) = (body.incarnation, body.file_bytes.get());
         Change::Renew(uid)
     }
 
     /// A log may change a unit.
     pub fn grant(&mut self, uid: LogUid, unit: Unit, grant: Grant) -> Change {
-        let Some(log) = self.logs.get_mut(&uid) else { return Change::Nothing };
+        let Some(log) = self.log_mut(uid) else { return Change::Nothing };
         log.grants.insert(unit, grant);
         Change::Grant(uid, unit, grant)
     }
 
     /// A log may no longer change a unit.
     fn end(&mut self, uid: LogUid, unit: Unit, version: LeaseVersion) -> Change {
-        let Some(log) = self.logs.get_mut(&uid) else { return Change::Nothing };
+        let Some(log) = self.log_mut(uid) else { return Change::Nothing };
         if log.grants.get(&unit).is_some_and(|grant| grant.version > version) {
             return Change::Nothing;
         }
@@ -310,6 +321,21 @@ mod tests {
     fn grant(version: u64, from: u64) -> Grant {
         let (version, from) = (LeaseVersion::new(version), Sequence::new(from));
         Grant { version, from, rights: RIGHT_WRITE }
+    }
+
+    #[test]
+    fn a_batch_judges_by_the_log_as_it_was_and_copies_it_only_if_it_changes_beside() {
+        let (mut table, unit) = (table(), Unit::inode(InodeNumber::new(7)));
+        table.grant(LOG, unit, grant(9, 20));
+        let first = table.log_now(LOG).unwrap();
+        assert!(Arc::ptr_eq(&first, &table.log_now(LOG).unwrap()), "no copy for a batch");
+        drop(first);
+        let at = std::ptr::from_ref(table.log(LOG).unwrap());
+        table.end(LOG, unit, LeaseVersion::new(9));
+        assert_eq!(at, std::ptr::from_ref(table.log(LOG).unwrap()), "none for a change either");
+        let before = table.log_now(LOG).unwrap();
+        table.grant(LOG, unit, grant(10, 30));
+        assert!(before.grant(unit.inode).is_none() && table.log(LOG).unwrap().grant(unit.inode).is_some());
     }
 
     #[test]
