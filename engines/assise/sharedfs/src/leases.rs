@@ -439,6 +439,8 @@ impl Core {
         }
         self.announce_events();
         self.announce_work();
+        // Its questions after locks go with it.
+        self.bell.ring();
     }
 
     /// Takes a session out of everything, and its log out of the tree; gives the name of the log's file.

@@ -366,7 +366,10 @@ impl Core {
     pub fn lock_call(&self, id: SessionId, kind: CallKind, body: &[u8]) -> Result<Vec<u8>, Status> {
         if kind == CallKind::CancelLock {
             let (request, _) = split::<TicketRequest>(body).map_err(|_| Status::Invalid)?;
-            return self.state.lock().cancel_lock(id, request.ticket.get());
+            let cancelled = self.state.lock().cancel_lock(id, request.ticket.get());
+            // A question after it has its answer now.
+            self.bell.ring();
+            return cancelled;
         }
         let (request, _) = split::<LockRequest>(body).map_err(|_| Status::Invalid)?;
         let mut state = self.state.lock();
