@@ -219,7 +219,7 @@ impl Area {
             space.open(id, &item, root.flip)?;
         }
         space.note_leftover()?;
-        last.segments = space.files();
+        last.segments = space.files(&last.segments);
         Ok(Self {
             last,
             node_map,

@@ -432,7 +432,8 @@ impl Batch<'_> {
         region.write(layout::root_at(flip), &self.root.encode());
         region.settle()?;
         self.area.space.finish_retiring(flip);
-        let (store, segments) = (self.area.last.store.clone(), self.area.space.files());
+        let Snapshot { store, segments, .. } = &self.area.last;
+        let (store, segments) = (store.clone(), self.area.space.files(segments));
         self.area.last = Snapshot::of_root(store, self.root, segments);
         self.area.poisoned = false;
         self.state = State::Committed;

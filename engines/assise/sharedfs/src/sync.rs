@@ -71,8 +71,9 @@ impl Core {
                     break;
                 }
                 self.host.wait(&self.parked, seen, None);
+            } else {
+                self.answer_all(calls);
             }
-            self.answer_all(calls);
         }
         let left = {
             let mut parking = self.parking.lock();
