@@ -20,6 +20,7 @@ mod program;
 mod say;
 mod settings;
 mod status;
+mod sustained;
 
 use clap::Parser;
 use std::process::ExitCode;

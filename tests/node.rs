@@ -196,6 +196,24 @@ fn every_operation_is_measured_in_the_tree_and_beside_it() {
     assert_eq!(std::fs::read_dir(folder).unwrap().count(), 0, "nothing is left behind");
 }
 
+#[test]
+fn writers_without_a_pause_are_measured_in_the_tree_and_on_a_tmpfs() {
+    let rows = ["append-4k-fresh", "append-1m", "overwrite-two", "replace", "journal"];
+    let told = limited(
+        &[env!("CARGO_BIN_EXE_hearth")],
+        &["bench", "sustained", "--json", "--rounds", "1", "--mib", "2", "--only", &rows.join(",")],
+    );
+    let lines: serde_json::Value = serde_json::from_str(&told.expect_success()).unwrap();
+    let lines = lines.as_array().unwrap();
+    let names: Vec<_> = lines.iter().map(|line| line["row"].as_str().unwrap()).collect();
+    assert_eq!(names, rows);
+    for (line, place) in lines.iter().flat_map(|line| ["tree", "tmpfs"].map(|place| (line, &line[place]))) {
+        let figure = |name: &str| place[name].as_f64().unwrap();
+        assert!(figure("per_second") > 0.0 && figure("p99_us") > 0.0, "{line}");
+        assert!(figure("longest_ms") * 1000.0 >= figure("p99_us"), "{line}");
+    }
+}
+
 /// As every program: SIGPIPE ends it, and a shell says 141.
 #[test]
 fn a_reader_that_goes_away_ends_a_command_quietly() {

@@ -1,6 +1,6 @@
 //! `hearth bench`: a cluster of its own for as long as it measures, and a table at the end.
 
-use super::{Bench, Measure, Ops, down, run, up};
+use super::{Bench, Measure, Ops, down, run, sustained, up};
 use crate::cluster::{Cluster, MediumKind, Node};
 use crate::error::{Error, Result};
 use crate::making::Made;
@@ -18,7 +18,7 @@ use std::process::{ExitCode, Stdio};
 const CAPACITY_MIB: u64 = 1024;
 
 pub(super) fn latency(arguments: &Bench) -> Result<ExitCode> {
-    let rows = with_cluster(arguments.medium, |measuring| {
+    let rows = with_cluster(arguments.medium, CAPACITY_MIB, |measuring| {
         let mut rows: Vec<Row> = measuring.part("writes", &[])?;
         let file = measuring.scratch.join("rows");
         let text = serde_json::to_vec(&rows).map_err(|why| Error::new(why.to_string()))?;
@@ -43,7 +43,7 @@ pub(super) fn ops(arguments: &Ops) -> Result<ExitCode> {
     let count = arguments.count.to_string();
     let rest = [OsStr::new("--beside"), beside.as_os_str(), OsStr::new("--count"), OsStr::new(&count)];
     let places: Vec<Place> =
-        with_cluster(arguments.bench.medium, |measuring| measuring.part("operations", &rest))?;
+        with_cluster(arguments.bench.medium, CAPACITY_MIB, |measuring| measuring.part("operations", &rest))?;
     if arguments.bench.json {
         print_json(&places)?;
     } else {
@@ -62,18 +62,22 @@ struct Place {
 }
 
 /// A cluster that is there to be measured.
-struct Measuring<'a> {
-    cluster: &'a Cluster,
-    node: &'a Node,
+pub(super) struct Measuring<'a> {
+    pub cluster: &'a Cluster,
+    pub node: &'a Node,
     /// Folder on a tmpfs.
-    scratch: PathBuf,
+    pub scratch: PathBuf,
 }
 
 /// Runs measurements on a cluster of its own, which goes with them.
-fn with_cluster<T>(medium: MediumKind, measure: impl FnOnce(&Measuring<'_>) -> Result<T>) -> Result<T> {
+pub(super) fn with_cluster<T>(
+    medium: MediumKind,
+    capacity_mib: u64,
+    measure: impl FnOnce(&Measuring<'_>) -> Result<T>,
+) -> Result<T> {
     let folder = Scratch::new()?;
     let cluster =
-        Cluster::create(&folder.0.join("cluster"), medium, CAPACITY_MIB << 20, &mut Made::default())?;
+        Cluster::create(&folder.0.join("cluster"), medium, capacity_mib << 20, &mut Made::default())?;
     let node = cluster.node(1)?;
     let scratch = folder.0.join("scratch");
     fs::create_dir_all(&scratch).map_err(Error::at("make", &scratch))?;
@@ -115,6 +119,7 @@ pub(super) fn measure(arguments: &Measure) -> Result<ExitCode> {
             measure::reads(tree, scratch, &mut rows)?;
             serde_json::to_string(&rows)
         }
+        "folder" | "sustained" => serde_json::to_string(&sustained::measure(arguments)?),
         _ => {
             let folders =
                 [("hearth", Some(tree)), ("tmpfs", Some(scratch)), ("beside", arguments.beside.as_ref())];
@@ -131,7 +136,7 @@ pub(super) fn measure(arguments: &Measure) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn print_json(figures: &impl Serialize) -> Result<()> {
+pub(super) fn print_json(figures: &impl Serialize) -> Result<()> {
     say::line(serde_json::to_string_pretty(figures).map_err(|why| Error::new(why.to_string()))?);
     Ok(())
 }

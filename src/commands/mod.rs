@@ -12,6 +12,7 @@ mod pages;
 mod run;
 mod serve;
 mod status;
+mod sustained;
 mod up;
 
 use crate::cluster::{Cluster, MediumKind};
@@ -207,6 +208,8 @@ enum Benches {
     Latency(Bench),
     /// Create, stat, rename and so on, each a second and its middle time, beside tmpfs and a file system of a disk
     Ops(Ops),
+    /// Overwrite, append, replace and commit without a pause: rates and stalls beside tmpfs, in three rounds
+    Sustained(Sustained),
 }
 
 #[derive(Debug, Args)]
@@ -232,8 +235,23 @@ struct Ops {
 }
 
 #[derive(Debug, Args)]
+struct Sustained {
+    #[command(flatten)]
+    bench: Bench,
+    /// MiB that each row writes
+    #[arg(long, value_name = "MIB", default_value_t = 2048, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    mib: u32,
+    /// Rounds, each on a cluster of its own
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    rounds: u32,
+    /// Only these rows
+    #[arg(long, value_name = "ROW", value_delimiter = ',', value_parser = sustained::row_names())]
+    only: Vec<String>,
+}
+
+#[derive(Debug, Args)]
 struct Measure {
-    /// `writes`, `reads` or `operations`
+    /// `writes`, `reads`, `operations`, `folder` or `sustained`
     what: String,
     /// Folder in the tree
     tree: PathBuf,
@@ -244,9 +262,12 @@ struct Measure {
     /// A folder of a third file system
     #[arg(long)]
     beside: Option<PathBuf>,
-    /// How many of each operation
+    /// How many of each operation; MiB of a sustained load
     #[arg(long, default_value_t = 1)]
     count: u32,
+    /// The row of a sustained load
+    #[arg(long)]
+    row: Option<String>,
 }
 
 /// Does what was asked, and says on standard error why it could not.
@@ -261,6 +282,7 @@ pub fn run(arguments: Arguments) -> ExitCode {
         Command::Umount(arguments) => mount::umount(&arguments),
         Command::Bench(Benches::Latency(bench)) => bench::latency(&bench),
         Command::Bench(Benches::Ops(ops)) => bench::ops(&ops),
+        Command::Bench(Benches::Sustained(arguments)) => sustained::sustained(&arguments),
         Command::Measure(measure) => bench::measure(&measure),
         Command::Status(status) => status::run(&status),
         Command::Check(pool) => check::run(&pool),

@@ -1,0 +1,226 @@
+//! `hearth bench sustained`: writers that never pause, in the tree and on a tmpfs, in turns.
+//!
+//! Each round has a cluster of its own, so that its first row finds a pool that was never written. Figures are medians of
+//! the rounds.
+
+use super::bench::{Measuring, print_json, with_cluster};
+use super::{Measure, Sustained, run};
+use crate::error::{Error, Result};
+use crate::say;
+use crate::sustained::{Figure, Load};
+use clap::builder::PossibleValuesParser;
+use serde::Serialize;
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, ExitCode, Stdio};
+
+/// Data that the pool of a round may hold, in MiB: more than a row writes, since what it removed is freed a moment later.
+const CAPACITY_MIB: u64 = 6 << 10;
+
+/// A row of the table.
+struct Row {
+    name: &'static str,
+    told: &'static str,
+    load: Load,
+    /// Processes that write at once, each in a folder of its own. They share the bytes.
+    writers: u32,
+}
+
+const fn row(name: &'static str, told: &'static str, load: Load) -> Row {
+    Row { name, told, load, writers: 1 }
+}
+
+/// In the order in which they run.
+const ROWS: [Row; 9] = [
+    row("append-4k-fresh", "append 4 KiB, pool never written", Load::Append(4 << 10)),
+    row("append-4k", "append 4 KiB", Load::Append(4 << 10)),
+    row("append-1k", "append 1 KiB", Load::Append(1 << 10)),
+    row("append-1m", "append 1 MiB", Load::Append(1 << 20)),
+    row("overwrite-64m", "overwrite 4 KiB of 64 MiB", Load::Overwrite(64 << 20)),
+    Row { writers: 2, ..row("overwrite-two", "the same by two processes", Load::Overwrite(64 << 20)) },
+    row("overwrite-1g", "overwrite 4 KiB of 1 GiB", Load::Overwrite(1 << 30)),
+    row("replace", "create, write 4 KiB, rename", Load::Replace),
+    row("journal", "commit, rollback journal", Load::Journal),
+];
+
+/// Takes names of rows on the command line.
+pub(super) fn row_names() -> PossibleValuesParser {
+    PossibleValuesParser::new(ROWS.iter().map(|row| row.name))
+}
+
+/// One place of a row.
+#[derive(Clone, Copy, Debug, Serialize)]
+struct Place {
+    /// Calls; of `replace` files, of `journal` commits.
+    per_second: f64,
+    p99_us: f64,
+    longest_ms: f64,
+    /// Which part of the time went into calls of over 2 ms.
+    over_2ms_percent: f64,
+}
+
+/// A row as it is told.
+#[derive(Debug, Serialize)]
+struct Line {
+    row: &'static str,
+    tree: Place,
+    tmpfs: Place,
+    /// Median of the rounds' ratios of the two rates.
+    ratio: f64,
+}
+
+/// What the writers of one row did in one round: in the tree, and on the tmpfs.
+type Round = [Vec<Figure>; 2];
+
+pub(super) fn sustained(arguments: &Sustained) -> Result<ExitCode> {
+    let wanted = |row: &&Row| arguments.only.is_empty() || arguments.only.iter().any(|name| name == row.name);
+    let rows: Vec<&Row> = ROWS.iter().filter(wanted).collect();
+    let mut rounds: Vec<Vec<Round>> = vec![Vec::new(); rows.len()];
+    for number in 1..=arguments.rounds {
+        with_cluster(arguments.bench.medium, CAPACITY_MIB, |measuring| {
+            for (row, rounds) in rows.iter().zip(&mut rounds) {
+                say::aside(format_args!("round {number} of {}: {} ...", arguments.rounds, row.told));
+                rounds.push(round(measuring, row, arguments.mib)?);
+            }
+            Ok(())
+        })?;
+    }
+    let lines: Vec<Line> = rows.iter().zip(&rounds).map(|(row, rounds)| line_of(row, rounds)).collect();
+    if arguments.bench.json {
+        print_json(&lines)?;
+    } else {
+        print(arguments, &rows, &lines);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// One row in one round.
+fn round(measuring: &Measuring<'_>, row: &Row, mib: u32) -> Result<Round> {
+    let tree = measuring.cluster.tree(measuring.node);
+    let program =
+        std::env::current_exe().map_err(|why| Error::new(format!("cannot find this program: {why}")))?;
+    let preloaded = || run::preloaded(&program, measuring.node, &tree);
+    Ok([
+        writers(measuring, row, mib, &tree, &preloaded)?,
+        writers(measuring, row, mib, &measuring.scratch, &|| Ok(Command::new(&program)))?,
+    ])
+}
+
+/// Lets the writers of a row write below a folder, at once. A process of its own makes the folders, so that the writers did
+/// not.
+fn writers(
+    measuring: &Measuring<'_>,
+    row: &Row,
+    mib: u32,
+    parent: &Path,
+    program: &dyn Fn() -> Result<Command>,
+) -> Result<Vec<Figure>> {
+    let command = |what: &str, writer: u32| -> Result<Command> {
+        let mut command = program()?;
+        command.args(["measure", what]).arg(parent.join(format!("{}-{writer}", row.name)));
+        command.arg(&measuring.scratch).arg(measuring.cluster.control(measuring.node));
+        let count = (mib / row.writers).max(1).to_string();
+        command.args(["--row", row.name, "--count", &count]);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit());
+        Ok(command)
+    };
+    let start =
+        |what: &str, writer| command(what, writer)?.spawn().map_err(|why| Error::new(why.to_string()));
+    for what in ["folder", "sustained"] {
+        let running: Vec<Child> =
+            (0..row.writers).map(|writer| start(what, writer)).collect::<Result<_>>()?;
+        let mut figures = Vec::new();
+        for child in running {
+            let answer = child.wait_with_output().map_err(|why| Error::new(why.to_string()))?;
+            if !answer.status.success() {
+                return Err(Error::new(format!("{} failed: {}", row.told, answer.status)));
+            }
+            if what == "sustained" {
+                let understood = serde_json::from_slice(&answer.stdout);
+                figures.push(understood.map_err(|why| Error::new(why.to_string()))?);
+            }
+        }
+        if !figures.is_empty() {
+            return Ok(figures);
+        }
+    }
+    Ok(Vec::new())
+}
+
+/// `hearth measure folder` and `hearth measure sustained`.
+pub(super) fn measure(arguments: &Measure) -> Result<Option<Figure>> {
+    let folder = &arguments.tree;
+    if arguments.what == "folder" {
+        fs::create_dir(folder).map_err(Error::at("make", folder))?;
+        return Ok(None);
+    }
+    let row = ROWS.iter().find(|row| Some(row.name) == arguments.row.as_deref());
+    let row = row.ok_or_else(|| Error::new("there is no such row"))?;
+    row.load.run(folder, u64::from(arguments.count) << 20).map(Some)
+}
+
+fn line_of(row: &Row, rounds: &[Round]) -> Line {
+    let ratios = rounds.iter().map(|[tree, tmpfs]| rate(tree) / rate(tmpfs).max(f64::MIN_POSITIVE));
+    Line {
+        row: row.name,
+        tree: place(rounds.iter().map(|[tree, _]| &tree[..])),
+        tmpfs: place(rounds.iter().map(|[_, tmpfs]| &tmpfs[..])),
+        ratio: median(ratios),
+    }
+}
+
+/// Calls a second of all writers.
+fn rate(writers: &[Figure]) -> f64 {
+    writers.iter().map(Figure::rate).sum()
+}
+
+/// Medians of the rounds; of several writers the slowest counts.
+fn place<'a>(rounds: impl Iterator<Item = &'a [Figure]> + Clone) -> Place {
+    let most = |of: &dyn Fn(&Figure) -> f64| {
+        median(rounds.clone().map(|writers| writers.iter().map(of).fold(0.0, f64::max)))
+    };
+    Place {
+        per_second: median(rounds.clone().map(rate)),
+        p99_us: most(&|figure| figure.p99_ns as f64 / 1e3),
+        longest_ms: most(&|figure| figure.longest_ns as f64 / 1e6),
+        over_2ms_percent: most(&|figure| figure.stalled() * 100.0),
+    }
+}
+
+fn median(figures: impl Iterator<Item = f64>) -> f64 {
+    let mut figures: Vec<f64> = figures.collect();
+    figures.sort_by(f64::total_cmp);
+    figures.get(figures.len() / 2).copied().unwrap_or(0.0)
+}
+
+fn print(arguments: &Sustained, rows: &[&Row], lines: &[Line]) {
+    say::line(format_args!(
+        "Medium {}; {} MiB each without a pause, until all is digested; calls a second (files, commits). Medians of {} \
+         rounds,",
+        arguments.bench.medium, arguments.mib, arguments.rounds
+    ));
+    say::line("tree and tmpfs in turns. Calls of over 2 ms: percentage of the time that went into them.");
+    say::line("");
+    let told = |name: &str, cells: [String; 9]| {
+        let cells: Vec<_> = cells.iter().map(|cell| format!("{cell:>9}")).collect();
+        say::line(format_args!("{name:>32} {}", cells.join(" ")));
+    };
+    let head = ["tree/s", "tmpfs/s", "ratio", "p99 us", "tmpfs", "longest ms", "tmpfs", ">2 ms %", "tmpfs"];
+    told("", head.map(String::from));
+    for (row, Line { tree, tmpfs, ratio, .. }) in rows.iter().zip(lines) {
+        told(
+            row.told,
+            [
+                format!("{:.0}", tree.per_second),
+                format!("{:.0}", tmpfs.per_second),
+                format!("{ratio:.2}x"),
+                format!("{:.1}", tree.p99_us),
+                format!("{:.1}", tmpfs.p99_us),
+                format!("{:.1}", tree.longest_ms),
+                format!("{:.1}", tmpfs.longest_ms),
+                format!("{:.1}", tree.over_2ms_percent),
+                format!("{:.1}", tmpfs.over_2ms_percent),
+            ],
+        );
+    }
+}
