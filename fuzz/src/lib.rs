@@ -265,7 +265,7 @@ pub fn call(bytes: &[u8]) {
     let rest_bytes = match kind {
         CallKind::Walk => call::split::<call::WalkRequest>(body).map(|(_, rest)| rest.len()),
         CallKind::Lease => call::split::<call::LeaseRequest>(body).map(|(_, rest)| rest.len()),
-        CallKind::Open => call::split::<call::OpenRequest>(body).map(|(_, rest)| rest.len()),
+        CallKind::Open | CallKind::Pass => call::split::<call::OpenRequest>(body).map(|(_, rest)| rest.len()),
         CallKind::Entries => call::split::<call::EntriesRequest>(body).map(|(_, rest)| rest.len()),
         CallKind::Extents | CallKind::Read => {
             call::split::<call::RangeRequest>(body).map(|(_, rest)| rest.len())

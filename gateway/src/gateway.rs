@@ -106,6 +106,9 @@ impl Gateway {
         reply: &mut Reply,
     ) -> Result<Answer, Error> {
         let body = &mut body;
+        if let Some(answer) = self.passed(header, body, reply) {
+            return answer;
+        }
         match header.opcode {
             opcode::LOOKUP => self.lookup(header, body, reply),
             opcode::FORGET => self.forget(header, body),

@@ -388,8 +388,8 @@ impl Mount for Mirror {
         Self::keep(copy)
     }
 
-    fn kernel_file(&self, file: Handle) -> Option<i32> {
-        raw::fcntl(descriptor(file), libc::F_DUPFD_CLOEXEC, 3).ok().map(|fd| fd as i32)
+    fn kernel_file(&self, file: Handle) -> Result<i32> {
+        raw::fcntl(descriptor(file), libc::F_DUPFD_CLOEXEC, 3).map(|fd| fd as i32)
     }
 
     fn after_fork_child(&self) {}

@@ -11,7 +11,7 @@ use crate::local::local;
 use crate::mount::Errno;
 use crate::raw::{self, Arguments};
 use crate::table::{ROWS, Spot, Treatment};
-use crate::{descriptors, fork, paths, signals};
+use crate::{descriptors, fork, paths, regions, signals};
 use std::ffi::CString;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,7 +30,11 @@ const fn kinds() -> [u8; KINDS_COUNT] {
         kinds[row.number] = match row.treatment {
             Treatment::Passes(_) => 0,
             Treatment::File(0, _) => 1,
-            Treatment::File(..) | Treatment::Files(..) | Treatment::Paths(..) | Treatment::Always(_) => 2,
+            Treatment::File(..)
+            | Treatment::Files(..)
+            | Treatment::Paths(..)
+            | Treatment::Memory(_)
+            | Treatment::Always(_) => 2,
         };
         index += 1;
     }
@@ -213,6 +217,7 @@ pub fn dispatch(call: &Call) -> Routed {
             (ours(one) || ours(two), function)
         }
         Treatment::Paths(spots, function) => (spots.iter().any(|spot| paths::concern(call, *spot)), function),
+        Treatment::Memory(function) => (regions::any(), function),
         Treatment::Always(function) => (true, function),
     };
     if !concerned {
@@ -293,7 +298,8 @@ fn about_numbers(number: usize) -> bool {
     const DUP2: usize = 33;
     const FCNTL: usize = 72;
     const DUP3: usize = 292;
-    let always = matches!(ROWS[usize::from(INDEX[number]) - 1].treatment, Treatment::Always(_));
+    let treatment = ROWS[usize::from(INDEX[number]) - 1].treatment;
+    let always = matches!(treatment, Treatment::Always(_) | Treatment::Memory(_));
     always || matches!(number, CLOSE | DUP | DUP2 | FCNTL | DUP3)
 }
 

@@ -411,7 +411,7 @@ fn is_static(bytes: &[u8]) -> bool {
 
 /// Puts a descriptor of the kernel's in a placeholder's place; the number, if there was one.
 fn make_real(fd: i32, held: &Held) -> Option<i32> {
-    let real = mount().kernel_file(held.handle())?;
+    let real = mount().kernel_file(held.handle()).ok()?;
     // SAFETY: takes no memory; the number is one of ours.
     let done = unsafe { raw::try_call(libc::SYS_dup3, &[raw::number(real), raw::number(fd), 0]) };
     raw::close(real);

@@ -6,8 +6,8 @@
 //!
 //! Inside somebody's program it never exits, never lets a panic out, and never uses the program's malloc: memory is its
 //! own (`alloc`), system calls are its own (`raw`), signals wait until a thread is outside again (`signals`). It prints
-//! two lines, on stderr, each at most once: that the program does not see the tree (`preload`), and that no file of the
-//! mount works any more, after a panic (`dispatch`).
+//! three lines, on stderr, each at most once: that the program does not see the tree (`preload`), that no file of the
+//! mount works any more, after a panic (`dispatch`), and that a call needs a mount of the kernel's (`tell`).
 //!
 //! **Locks.** Descriptor table, allocator and signal state have none: they are words changed by single instructions, so a
 //! fork, a signal and a child between vfork and exec find them whole at any time. Two there are: the turn to
@@ -48,10 +48,12 @@ mod patch;
 mod paths;
 mod preload;
 pub mod raw;
+mod regions;
 mod signals;
 pub mod start;
 mod symbols;
 mod table;
+mod tell;
 pub mod tree;
 
 #[cfg(target_arch = "x86_64")]

@@ -14,6 +14,8 @@ impl Errno {
     /// The path leads out of the mount, by an absolute symbolic link or by `..` at the root: `paths` walks it
     /// step by step. Not a number that the kernel uses.
     pub const LEAVES: Self = Self(4096);
+    /// The file would have to be on a mount of the kernel's, and there is none. Not a number that the kernel uses either.
+    pub const UNMOUNTED: Self = Self(4097);
 }
 
 /// What a call of the mount answers.
@@ -162,9 +164,19 @@ pub trait Mount: Sync {
     fn export(&self, file: Handle) -> Result<Vec<u8>>;
     /// The other side of it.
     fn import(&self, token: &[u8]) -> Result<Handle>;
-    /// A kernel descriptor that stands for the file on a mount of the kernel's, for programs that cannot be
-    /// preloaded; the caller closes it. None if there is no such mount.
-    fn kernel_file(&self, file: Handle) -> Option<i32>;
+    /// A new kernel descriptor of the file on a mount of the kernel's, with the file's flags and offset; the caller closes
+    /// it. `Errno::UNMOUNTED` if there is no such mount.
+    fn kernel_file(&self, file: Handle) -> Result<i32>;
+    /// One that the mount keeps as long as the file is open, for a call made at once: calls on the file's contents go
+    /// through it while [`crate::regions`] has the file. `Errno::UNMOUNTED` as above; also in a child between vfork and exec.
+    fn mapped_file(&self, file: Handle) -> Result<i32> {
+        let _ = file;
+        Err(Errno::UNMOUNTED)
+    }
+    /// Where the mount of the kernel's stands, or would stand.
+    fn kernel_path(&self) -> Option<&std::ffi::CStr> {
+        None
+    }
     /// Fences of the update log and bytes written to it, as far as the mount has one.
     fn log_costs(&self) -> (u64, u64) {
         (0, 0)

@@ -50,11 +50,13 @@ pub enum Treatment {
     Files(u8, u8, Function),
     /// It concerns us if one of these paths is.
     Paths(&'static [Spot], Function),
+    /// It concerns us while a file of ours is mapped shared.
+    Memory(Function),
     /// Its function finds out.
     Always(Function),
 }
 
-use Treatment::{Always, File, Files, Passes, Paths};
+use Treatment::{Always, File, Files, Memory, Passes, Paths};
 
 /// A system call.
 pub struct Row {
@@ -70,7 +72,8 @@ const fn row(number: usize, name: &'static str, treatment: Treatment) -> Row {
     Row { number, name, treatment }
 }
 
-const MEMORY: &str = "it is about memory; mappings of our files are ordinary memory";
+const MEMORY: &str =
+    "it is about memory; mappings of our files are ordinary memory, or the kernel's of the mount";
 const SIGNALS: &str = "it is about signals; only handlers are wrapped";
 const TIME: &str = "it is about clocks";
 const PROCESSES: &str =
@@ -96,7 +99,7 @@ pub static ROWS: &[Row] = &[
     row(8, "lseek", File(0, data::lseek)),
     row(9, "mmap", File(4, maps::mmap)),
     row(10, "mprotect", Always(process::protect)),
-    row(11, "munmap", Passes(MEMORY)),
+    row(11, "munmap", Memory(maps::munmap)),
     row(12, "brk", Passes(MEMORY)),
     row(13, "rt_sigaction", Always(process::rt_sigaction)),
     row(14, "rt_sigprocmask", Passes(SIGNALS)),
@@ -110,7 +113,7 @@ pub static ROWS: &[Row] = &[
     row(22, "pipe", Passes(MAKES)),
     row(23, "select", Always(waits::select)),
     row(24, "sched_yield", Passes(PROCESSES)),
-    row(25, "mremap", Passes(MEMORY)),
+    row(25, "mremap", Memory(maps::mremap)),
     row(26, "msync", Passes(MEMORY)),
     row(27, "mincore", Passes(MEMORY)),
     row(28, "madvise", Passes(MEMORY)),

@@ -96,7 +96,7 @@ impl Measuring<'_> {
         let program =
             std::env::current_exe().map_err(|why| Error::new(format!("cannot find this program: {why}")))?;
         let tree = self.cluster.tree(self.node);
-        let mut command = run::preloaded(&program, self.node, &tree)?;
+        let mut command = run::preloaded(&program, self.cluster, self.node, &tree)?;
         command.args(["measure", what]).arg(&tree).arg(&self.scratch).arg(self.cluster.control(self.node));
         let answer = command.args(rest).stdin(Stdio::null()).stderr(Stdio::inherit()).output();
         let answer = answer.map_err(Error::at("run", &program))?;

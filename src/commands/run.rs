@@ -19,6 +19,8 @@ use std::process::{Command, ExitCode};
 
 /// The variable that says where the program sees the tree.
 const ENVIRONMENT_AT: &str = "HEARTH_AT";
+/// The variable that says where the tree is mounted, if it is.
+const ENVIRONMENT_MOUNT: &str = "HEARTH_MOUNT";
 /// File name of the library.
 const LIBRARY: &str = "libhearth.so";
 
@@ -58,7 +60,7 @@ pub(super) fn run(arguments: &Run) -> Result<ExitCode> {
             at.display()
         ));
     }
-    let mut command = preloaded(Path::new(program), node, &at)?;
+    let mut command = preloaded(Path::new(program), &cluster, node, &at)?;
     if let Some(closed) = closed_to_others(&library()?).filter(|_| rustix::process::geteuid().is_root()) {
         say::aside(format_args!(
             "hearth: warning: other users cannot reach {}, so a program that becomes another user and starts the next one \
@@ -84,7 +86,7 @@ pub(super) fn run(arguments: &Run) -> Result<ExitCode> {
     // It may lie in the tree, which this process does not see, but one that is preloaded does.
     if matches!(why.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) {
         let own = env::current_exe().map_err(|why| Error::new(format!("cannot find this program: {why}")))?;
-        why = preloaded(&own, node, &at)?.args(["within", "--"]).args(&arguments.command).exec();
+        why = preloaded(&own, &cluster, node, &at)?.args(["within", "--"]).args(&arguments.command).exec();
     }
     Ok(not_run(program, &why))
 }
@@ -134,7 +136,7 @@ fn tell_that_no_daemon_serves(cluster: &Cluster, node: &Node, at: &Path) {
 }
 
 /// A command that sees the node's tree at a path.
-pub(super) fn preloaded(program: &Path, node: &Node, at: &Path) -> Result<Command> {
+pub(super) fn preloaded(program: &Path, cluster: &Cluster, node: &Node, at: &Path) -> Result<Command> {
     let mut preload = library()?.into_os_string();
     if let Some(others) = env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
         preload.push(":");
@@ -142,6 +144,7 @@ pub(super) fn preloaded(program: &Path, node: &Node, at: &Path) -> Result<Comman
     }
     let mut command = Command::new(program);
     command.env("LD_PRELOAD", preload).env(ENVIRONMENT_SOCKET, &node.socket).env(ENVIRONMENT_AT, at);
+    command.env(ENVIRONMENT_MOUNT, cluster.tree(node));
     Ok(command)
 }
 

@@ -15,6 +15,7 @@
 
 use crate::access::Caller;
 use crate::error::Error;
+use format::pass::PassName;
 use format::record::FileType;
 use format::{Cookie, InodeNumber, Name};
 use std::io::{IoSlice, IoSliceMut};
@@ -406,6 +407,16 @@ pub trait Engine: Send + std::marker::Sync {
         access: Access,
         truncate: bool,
     ) -> Result<(Handle, Attributes)>;
+
+    /// Opens a file that a program of the node has open, by a right that was given for it ([`format::pass`]) and is good
+    /// once, whatever became of names and mode. The inode is pinned, as by a walk.
+    ///
+    /// # Errors
+    /// `Denied`: it is not given, or not for this; `Stale`; `TooManyFiles`; `NotSupported` by an engine without programs.
+    fn open_passed(&self, pass: &PassName, access: Access) -> Result<(Handle, Attributes)> {
+        let _ = (pass, access);
+        Err(Error::NotSupported)
+    }
 
     /// Ends an open file; the last use of one without a name frees it.
     fn close(&self, handle: Handle);

@@ -23,7 +23,7 @@ fn has(flags: u32, flag: i32) -> bool {
 }
 
 /// What flags of `open` ask for. The fourth access mode, which Linux has for `ioctl` only, asks for both.
-fn access_of(flags: u32) -> Access {
+pub(crate) fn access_of(flags: u32) -> Access {
     match (flags as i32) & libc::O_ACCMODE {
         libc::O_RDONLY => Access { read: true, write: false },
         libc::O_WRONLY => Access { read: false, write: true },
@@ -63,7 +63,7 @@ impl Gateway {
         Ok((handle, attributes))
     }
 
-    fn opened(&self, handle: Handle, attributes: &Attributes, opener: Caller, reply: &mut Reply) {
+    pub(crate) fn opened(&self, handle: Handle, attributes: &Attributes, opener: Caller, reply: &mut Reply) {
         self.files.add(OpenFile { handle, inode: attributes.inode, opener });
         let direct = attributes.file_type == FileType::Regular;
         let flags = if direct { OPEN_DIRECT_IO } else { 0 };

@@ -6,6 +6,7 @@ mod directory;
 mod files;
 mod locks;
 mod names;
+mod passed;
 mod xattrs;
 
 pub(crate) use attributes::attr;

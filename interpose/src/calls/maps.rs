@@ -1,9 +1,10 @@
-//! Mappings of files: what the library can give is a copy of the file as it is when it is mapped.
+//! Mappings of files: shared ones are the node's mount's, as the library cannot see stores to memory; what it can give by
+//! itself is a copy of the file as it is when it is mapped.
 
 use super::data::mount;
 use crate::dispatch::{Answer, Call, Refusal};
 use crate::mount::{Errno, Handle, Target};
-use crate::raw;
+use crate::{raw, regions, tell};
 use std::io::IoSliceMut;
 
 const PAGE: u64 = 4096;
@@ -32,8 +33,16 @@ const MAP_32BIT: i32 = 0x40;
 #[allow(clippy::cast_possible_wrap, reason = "bits")]
 const MAP_HUGE_MASK: i32 = (0x3f_u32 << 26) as i32;
 
+/// What is asked for, and the file's inode.
+struct Request {
+    shared: bool,
+    /// A mapping, or what it is made later, may change the file.
+    may_change: bool,
+    inode: u64,
+}
+
 /// Whether the request is one that Linux would serve, in the order of its checks.
-fn check(call: &Call, file: Handle) -> Result<(), Errno> {
+fn check(call: &Call, file: Handle) -> Result<Request, Errno> {
     let [_, length, protection, flags, _, offset] = call.arguments;
     let flags = flags as u32 as i32;
     let access = mount().flags(file) & libc::O_ACCMODE;
@@ -58,33 +67,87 @@ fn check(call: &Call, file: Handle) -> Result<(), Errno> {
     if access == libc::O_WRONLY || shared && writes && access == libc::O_RDONLY {
         return Err(Errno(libc::EACCES));
     }
-    let mode = mount().attributes(Target::Open(file))?.stx_mode;
-    if u32::from(mode) & libc::S_IFMT != libc::S_IFREG {
+    let status = mount().attributes(Target::Open(file))?;
+    if u32::from(status.stx_mode) & libc::S_IFMT != libc::S_IFREG {
         return Err(Errno(libc::ENODEV));
     }
-    // A mapping that could be made writable later, or whose file this descriptor can change, is not a copy.
-    if shared && access != libc::O_RDONLY { Err(Errno(libc::ENODEV)) } else { Ok(()) }
+    Ok(Request { shared, may_change: access != libc::O_RDONLY, inode: status.stx_ino })
 }
 
-/// `mmap`: a private mapping, or a shared one of a file open for reading only, is a copy of the file as it is now.
-/// What would have to be shared in both directions is refused as by a file system that cannot map.
+/// `mmap`: a shared mapping is one of the node's mount; from then on the process uses the file there ([`regions`]). A private
+/// mapping is a copy of the file as it is now, and so is, without a mount, a shared one of a file that is open for reading
+/// only; any other is refused then, as by a file system that cannot map.
 pub fn mmap(call: &Call) -> Answer {
-    let [address, length, protection, flags, _, offset] = call.arguments;
-    let flags = flags as u32 as i32;
+    let flags = call.arguments[3] as u32 as i32;
     if flags & libc::MAP_ANONYMOUS != 0 {
         return Err(Refusal::Pass);
     }
-    if offset % PAGE != 0 {
+    if !call.arguments[5].is_multiple_of(PAGE) {
         return Err(Errno(libc::EINVAL).into());
     }
     let file = call.open_file(4)?;
-    check(call, file.handle())?;
+    let request = check(call, file.handle())?;
+    if !request.shared {
+        return copy(call, file.handle());
+    }
+    match mount().mapped_file(file.handle()) {
+        Ok(fd) => share(call, fd, request.inode),
+        Err(Errno::UNMOUNTED) if !request.may_change => copy(call, file.handle()),
+        Err(Errno::UNMOUNTED) => {
+            tell::needs_mount("a file that is open for writing cannot be mapped shared");
+            Err(Errno(libc::ENODEV).into())
+        }
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// Maps the file's twin on the mount.
+fn share(call: &Call, fd: i32, inode: u64) -> Answer {
+    let [address, length, protection, flags, _, offset] = call.arguments;
+    let arguments = [address, length, protection, flags, raw::number(fd), offset];
+    // SAFETY: the program's own mapping request, with the same file of the kernel's.
+    let mapped = unsafe { raw::try_call(libc::SYS_mmap, &arguments) };
+    if mapped == Err(Errno(libc::ENODEV)) {
+        tell::refused("this kernel cannot map files of a mount shared: it needs Linux 6.6");
+    }
+    let start = mapped?;
+    regions::add(start, length, inode);
+    if protection & libc::PROT_EXEC as u64 != 0 {
+        // Its code is the file's, in which nothing is patched.
+        crate::fork::note_unseen();
+    }
+    Ok(start)
+}
+
+/// `munmap`, while a file of the tree is mapped.
+pub fn munmap(call: &Call) -> Answer {
+    let [start, length, ..] = call.arguments;
+    // SAFETY: the program's own call.
+    let done = unsafe { raw::try_call(libc::SYS_munmap, &[start, length]) }?;
+    regions::remove(start, length);
+    Ok(done)
+}
+
+/// `mremap`, while a file of the tree is mapped.
+pub fn mremap(call: &Call) -> Answer {
+    let [from, from_length, to_length, flags, ..] = call.arguments;
+    // SAFETY: the program's own call.
+    let to = raw::outcome(unsafe { raw::call(call.number as u64, &call.arguments) })?;
+    let stays = from_length == 0 || flags & libc::MREMAP_DONTUNMAP as u64 != 0;
+    regions::moved((from, from_length), (to, to_length), stays);
+    Ok(to)
+}
+
+/// Fills anonymous memory with the file, as it is now.
+fn copy(call: &Call, file: Handle) -> Answer {
+    let [address, length, protection, flags, _, offset] = call.arguments;
+    let flags = flags as u32 as i32;
     let writable = (libc::PROT_READ | libc::PROT_WRITE) as u64;
     let kept = flags & !(libc::MAP_TYPE | libc::MAP_POPULATE | libc::MAP_SYNC);
     let flags = (kept | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
     // SAFETY: the program's own mapping request, for anonymous memory instead of the file.
     let start = unsafe { raw::try_call(libc::SYS_mmap, &[address, length, writable, flags, u64::MAX, 0]) }?;
-    let filled = fill(file.handle(), start, length, offset).and_then(|()| {
+    let filled = fill(file, start, length, offset).and_then(|()| {
         // SAFETY: the mapping was made just now; the program asked for this protection.
         unsafe { raw::try_call(libc::SYS_mprotect, &[start, length, protection]) }
     });
@@ -92,6 +155,9 @@ pub fn mmap(call: &Call) -> Answer {
         // SAFETY: the mapping was made just now and nobody knows of it.
         let _ = unsafe { raw::try_call(libc::SYS_munmap, &[start, length]) };
         return Err(errno.into());
+    }
+    if regions::any() {
+        regions::remove(start, length);
     }
     #[cfg(target_arch = "x86_64")]
     if protection & libc::PROT_EXEC as u64 != 0

@@ -7,7 +7,7 @@ use vfs::{Stop, errno};
 /// What `f_type` of `statfs` says: `HRTH`.
 const FILE_SYSTEM_TYPE: i64 = 0x4854_5248;
 /// Minor number of the device that the tree's files seem to lie on; the major number is 0, that of no device.
-const DEVICE_MINOR: u32 = 0x4854;
+pub(super) const DEVICE_MINOR: u32 = 0x4854;
 /// Bytes of a block, for `st_blksize`.
 const BLOCK_BYTES: u32 = 4096;
 

@@ -1,13 +1,16 @@
 //! The calls of the mount, served by the tree: each method answers what the system call of its name does.
 
 use super::answers::{errno_of, space_of, status_of, stop_of};
+use super::mounted::{self, Twin, on_twin, seek_twin, status_of_twin};
 use super::paths::{joined, path_of_directory};
 use super::{Current, Open, TOKEN_NUMBERS, Tree, handle_of, locks, open_of};
 use crate::descriptors;
 use crate::mount::{Change, Entry, Errno, Handle, Lock, Mount, New, Passage, Place, Result, Target};
 use crate::openings;
+use crate::{raw, regions};
 use format::InodeNumber;
 use format::record::FileType;
+use std::ffi::CStr;
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::atomic::{AtomicPtr, Ordering};
 use vfs::engine::{Engine, Target as NodeTarget};
@@ -40,7 +43,7 @@ impl Mount for Tree {
         let file = file.shared(Box::new(state), state.owner());
         let current = Box::into_raw(Box::new(Current { era: self.era(), file }));
         let current = AtomicPtr::new(current);
-        Ok(handle_of(Open { current, path, inode, flags, place: state }))
+        Ok(handle_of(Open { current, path, inode, flags, place: state, twin: Twin::default() }))
     }
 
     fn close(&self, file: Handle) {
@@ -59,6 +62,7 @@ impl Mount for Tree {
         } else if self.attached.load(Ordering::Acquire).is_null() {
             self.say_closed(&open);
         }
+        open.twin.end();
         open.place.give_back();
     }
 
@@ -73,6 +77,9 @@ impl Mount for Tree {
     }
 
     fn read(&self, file: Handle, at: Option<u64>, into: &mut [IoSliceMut<'_>]) -> Result<usize> {
+        if let Some(fd) = self.through_mount(&file) {
+            return self.read_twin(&file, fd, at, into);
+        }
         let (vfs, file) = (self.client()?, self.file(&file)?);
         match at {
             None => vfs.read(file, into),
@@ -82,6 +89,9 @@ impl Mount for Tree {
     }
 
     fn write(&self, file: Handle, at: Option<u64>, from: &[IoSlice<'_>]) -> Result<usize> {
+        if let Some(fd) = self.through_mount(&file) {
+            return self.write_twin(&file, fd, at, from);
+        }
         let (vfs, file) = (self.client()?, self.file(&file)?);
         match at {
             None => vfs.write(file, from),
@@ -91,11 +101,18 @@ impl Mount for Tree {
     }
 
     fn copy(&self, from: (Handle, Option<i64>), to: (Handle, Option<i64>), bytes: usize) -> Result<usize> {
+        if self.through_mount(&from.0).or_else(|| self.through_mount(&to.0)).is_some() {
+            return self.copy_by_pieces(from, to, bytes);
+        }
         let (source, target) = ((self.file(&from.0)?, from.1), (self.file(&to.0)?, to.1));
         self.client()?.copy(source, target, bytes).map_err(errno_of)
     }
 
     fn seek(&self, file: Handle, offset: i64, whence: i32) -> Result<u64> {
+        let by_contents = !matches!(whence, libc::SEEK_SET | libc::SEEK_CUR);
+        if let Some(fd) = self.through_mount(&file).filter(|_| by_contents) {
+            return seek_twin(&open_of(&file).place, fd, offset, whence);
+        }
         self.client()?.lseek(self.file(&file)?, offset, whence).map_err(errno_of)
     }
 
@@ -123,11 +140,17 @@ impl Mount for Tree {
     }
 
     fn sync(&self, file: Handle, data_only: bool) -> Result<()> {
+        if let Some(fd) = self.through_mount(&file) {
+            on_twin(if data_only { libc::SYS_fdatasync } else { libc::SYS_fsync }, fd, &[])?;
+        }
         let (vfs, file) = (self.client()?, self.file(&file)?);
         if data_only { vfs.fdatasync(file) } else { vfs.fsync(file) }.map_err(errno_of)
     }
 
     fn sync_range(&self, file: Handle, offset: i64, bytes: i64, flags: u32) -> Result<()> {
+        if let Some(fd) = self.through_mount(&file) {
+            on_twin(libc::SYS_sync_file_range, fd, &[offset as u64, bytes as u64, flags.into()])?;
+        }
         self.client()?.sync_file_range(self.file(&file)?, offset, bytes, flags).map_err(errno_of)
     }
 
@@ -136,6 +159,10 @@ impl Mount for Tree {
     }
 
     fn allocate(&self, file: Handle, mode: i32, offset: i64, bytes: i64) -> Result<()> {
+        if let Some(fd) = self.through_mount(&file) {
+            let arguments = [mode as u64, offset as u64, bytes as u64];
+            return on_twin(libc::SYS_fallocate, fd, &arguments).map(|_| ());
+        }
         self.client()?.fallocate(self.file(&file)?, mode, offset, bytes).map_err(errno_of)
     }
 
@@ -160,11 +187,19 @@ impl Mount for Tree {
     }
 
     fn attributes(&self, target: Target<'_>) -> Result<libc::statx> {
+        if let Target::Open(file) = target
+            && let Some(fd) = self.through_mount(&file)
+        {
+            return status_of_twin(fd);
+        }
         self.on(target, |vfs, subject| vfs.stat(subject)).map(|attributes| status_of(&attributes))
     }
 
     fn change(&self, target: Target<'_>, change: Change) -> Result<()> {
         if let (Target::Open(file), Change::Size(size)) = (target, change) {
+            if let Some(fd) = self.through_mount(&file) {
+                return on_twin(libc::SYS_ftruncate, fd, &[size as u64]).map(|_| ());
+            }
             return self.client()?.ftruncate(self.file(&file)?, size).map_err(errno_of);
         }
         let given = |id: u32| (id != u32::MAX).then_some(id);
@@ -268,11 +303,23 @@ impl Mount for Tree {
         let place = openings::Place::adopt(word(0) as u32, word(4)).ok_or(Errno(libc::EINVAL))?;
         let inode = u64::from_le_bytes(numbers[12..].try_into().expect("eight bytes"));
         let (current, inode) = (AtomicPtr::default(), InodeNumber::new(inode));
-        Ok(handle_of(Open { current, path: path.to_vec(), inode, flags: word(8), place }))
+        let (path, flags, twin) = (path.to_vec(), word(8), Twin::default());
+        Ok(handle_of(Open { current, path, inode, flags, place, twin }))
     }
 
-    fn kernel_file(&self, _file: Handle) -> Option<i32> {
-        None
+    fn kernel_file(&self, file: Handle) -> Result<i32> {
+        let fd = self.open_twin(&file)?;
+        let offset = self.client()?.lseek(self.file(&file)?, 0, libc::SEEK_CUR).unwrap_or(0);
+        on_twin(libc::SYS_lseek, fd, &[offset, libc::SEEK_SET as u64]).inspect_err(|_| raw::close(fd))?;
+        Ok(fd)
+    }
+
+    fn mapped_file(&self, file: Handle) -> Result<i32> {
+        self.twin(&file)
+    }
+
+    fn kernel_path(&self) -> Option<&CStr> {
+        self.mounted.as_ref().map(mounted::Place::root)
     }
 
     fn log_costs(&self) -> (u64, u64) {
@@ -307,6 +354,7 @@ impl Mount for Tree {
 
     fn after_fork_child(&self) {
         openings::note_child();
+        regions::note_child();
         self.attaching.store(0, Ordering::Relaxed);
         self.take_as_child();
         // The parent's client, its locks and mappings are the parent's: they are forgotten, not ended.

@@ -14,6 +14,7 @@ mod calls;
 mod given;
 mod joined;
 mod locks;
+mod mounted;
 mod paths;
 mod user;
 
@@ -31,7 +32,7 @@ use libfs::socket::SocketConnector;
 use libfs::{Attachment, Connector, LibFs, Limits};
 use locks::RangeLocks;
 use std::os::fd::{IntoRawFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use vfs::engine::LockOwner;
@@ -46,6 +47,8 @@ const TOKEN_NUMBERS: usize = 20;
 /// The tree of one node.
 pub struct Tree {
     socket: PathBuf,
+    /// Where the node's mount stands, if it does.
+    mounted: Option<mounted::Place>,
     /// What every call uses; none before the first, and until somebody has looked after a change of the user.
     client: AtomicPtr<Client>,
     /// What this process is attached by; none before the first call.
@@ -115,6 +118,7 @@ struct Open {
     inode: InodeNumber,
     flags: i32,
     place: openings::Place,
+    twin: mounted::Twin,
 }
 
 /// The file in one process.
@@ -133,10 +137,11 @@ fn keep(descriptor: Descriptor) -> Option<Descriptor> {
 }
 
 impl Tree {
-    /// The tree behind a socket. Nothing is attached yet.
-    pub fn new(socket: PathBuf) -> Self {
+    /// The tree behind a socket, and where it may be mounted. Nothing is attached yet.
+    pub fn new(socket: PathBuf, mounted: Option<&Path>) -> Self {
         Self {
             socket,
+            mounted: mounted.and_then(mounted::Place::new),
             client: AtomicPtr::default(),
             attached: AtomicPtr::default(),
             users: AtomicU32::new(0),

@@ -8,6 +8,7 @@
 use crate::DecodeError;
 use crate::ids::{Block, Incarnation, InodeNumber, LeaseVersion, LogUid, SegmentId, Sequence};
 use crate::node::InodeItem;
+use crate::pass::TOKEN_BYTES;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -35,7 +36,8 @@ pub enum CallKind {
     Walk = 1,
     /// [`LeaseRequest`]. Response: as many [`NodeReply`]s.
     Lease = 2,
-    /// [`OpenRequest`]. Response: a [`NodeReply`]; a reference is held from now on.
+    /// [`OpenRequest`], then nothing or the token of a [`CallKind::Pass`], by which it is opened once. Response: a
+    /// [`NodeReply`]; a reference is held from now on.
     Open = 3,
     /// [`InodeRequest`]. No response body; the reference and, if `flags` is 1, the lease are given back.
     Close = 4,
@@ -82,6 +84,8 @@ pub enum CallKind {
     /// Inode numbers, at most [`RELEASE_UNITS_MAX`]. The leases on them are given back before the response, which has no
     /// body; one that is not held is no error.
     Release = 25,
+    /// [`OpenRequest`], whose lease does not count: a right to an open file, for the gateway. Response: [`PassResponse`].
+    Pass = 26,
 }
 
 impl CallKind {
@@ -90,7 +94,7 @@ impl CallKind {
     /// # Errors
     /// `Kind`.
     pub fn from_raw(raw: u16) -> Result<Self, DecodeError> {
-        const ALL: [CallKind; 25] = [
+        const ALL: [CallKind; 26] = [
             CallKind::Walk,
             CallKind::Lease,
             CallKind::Open,
@@ -116,6 +120,7 @@ impl CallKind {
             CallKind::CancelLock,
             CallKind::Share,
             CallKind::Release,
+            CallKind::Pass,
         ];
         usize::from(raw).checked_sub(1).and_then(|index| ALL.get(index)).copied().ok_or(DecodeError::Kind)
     }
@@ -237,6 +242,16 @@ pub struct OpenRequest {
 }
 
 const _: () = assert!(size_of::<OpenRequest>() == 16);
+
+/// A right to open a file once, whatever became of its names and its mode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct PassResponse {
+    /// Random, and known to nobody else.
+    pub token: [u8; TOKEN_BYTES],
+}
+
+const _: () = assert!(size_of::<PassResponse>() == 16);
 
 /// A request about one inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]

@@ -16,6 +16,7 @@ pub mod map;
 pub mod message;
 pub mod name;
 pub mod node;
+pub mod pass;
 pub mod record;
 pub mod register;
 pub mod root;

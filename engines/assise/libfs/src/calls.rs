@@ -5,7 +5,7 @@ use crate::directory::Target;
 use crate::engine::LibFs;
 use crate::error::Error;
 use crate::files::GivenBack;
-use crate::need::{Need, Walk};
+use crate::need::{Need, Token, Walk};
 use crate::nodes::{Body, NodeIndex};
 use crate::session::Link;
 use crate::state::State;
@@ -177,11 +177,17 @@ impl LibFs {
         }
     }
 
-    pub(crate) fn open_call(&self, inode: InodeNumber, access: u8) -> vfs::engine::Result<()> {
+    pub(crate) fn open_call(
+        &self,
+        inode: InodeNumber,
+        access: u8,
+        token: Option<Token>,
+    ) -> vfs::engine::Result<()> {
         let line = self.line()?;
         let request = OpenRequest { inode, access, mode: LEASE_READ, reserved: [0; 6] };
         let mut response = Vec::new();
-        match self.call(&line, CallKind::Open, &[request.as_bytes()], &mut response)? {
+        let token = token.as_ref().map_or(&[][..], |token| token);
+        match self.call(&line, CallKind::Open, &[request.as_bytes(), token], &mut response)? {
             Status::Ok => self.learn(&line, |state| {
                 let index = state.learn_node(&take(&mut response.as_slice())?)?;
                 state.nodes.get_mut(index).referenced = true;
@@ -525,7 +531,9 @@ impl LibFs {
             Need::GivenBack(inode) => self.wait_while(|state| state.is_given_back(inode)),
             Need::Leases(units) => self.with_lease_room(|libfs| libfs.get_leases(&units)),
             Need::Walk(walk) => self.with_lease_room(|libfs| libfs.walk_call(&walk)),
-            Need::Open(inode, access) => self.with_lease_room(|libfs| libfs.open_call(inode, access)),
+            Need::Open(inode, access, token) => {
+                self.with_lease_room(|libfs| libfs.open_call(inode, access, token))
+            }
             Need::Entries(inode, from) => self.entries_call(inode, from, false),
             Need::SameHash(inode, first) => self.entries_call(inode, first, true),
             Need::Extents(inode, block, blocks) => self.extents_call(inode, block, blocks),

@@ -8,6 +8,7 @@ use crate::nodes::Body;
 use crate::state::State;
 use crate::write::bytes_of;
 use format::call::{CallKind, DigestRequest, LEASE_READ, LEASE_WRITE, StatfsResponse, Status};
+use format::pass::PassName;
 use format::{BLOCK_BYTES, Cookie, InodeNumber, Name};
 use pmem::Counters;
 use std::io::{IoSlice, IoSliceMut};
@@ -42,7 +43,7 @@ impl State {
         }
         if self.needs_reference(index, access.write || truncate)? {
             let bits = u8::from(access.read) | u8::from(access.write || truncate) << 1;
-            return Err(Need::Open(node, bits).into());
+            return Err(Need::Open(node, bits, None).into());
         }
         if truncate {
             self.hold(index, LEASE_WRITE)?;
@@ -116,6 +117,10 @@ impl Engine for LibFs {
         truncate: bool,
     ) -> Result<(Handle, Attributes)> {
         self.run(|state| state.open(caller, node, access, truncate))
+    }
+
+    fn open_passed(&self, pass: &PassName, access: Access) -> Result<(Handle, Attributes)> {
+        self.adopt_by(pass.inode, access, Some(pass.token))
     }
 
     fn close(&self, handle: Handle) {

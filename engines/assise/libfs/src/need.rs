@@ -3,7 +3,11 @@
 //! again, from its beginning. It leaves nothing behind that anybody could see.
 
 use format::call::LEASE_READ;
+use format::pass::TOKEN_BYTES;
 use format::{Cookie, InodeNumber, SegmentId, Sequence};
+
+/// What shows the right to open a file that another process has open.
+pub(crate) type Token = [u8; TOKEN_BYTES];
 
 /// Why an attempt stopped.
 #[derive(Debug)]
@@ -32,8 +36,8 @@ pub(crate) enum Need {
     Leases(Vec<(InodeNumber, u8)>),
     /// What names lead to.
     Walk(Walk),
-    /// A reference: access bits 1 read, 2 write.
-    Open(InodeNumber, u8),
+    /// A reference: access bits 1 read, 2 write; by a token that was given for it, if there is one.
+    Open(InodeNumber, u8, Option<Token>),
     /// Entries of a directory from a cookie on.
     Entries(InodeNumber, Cookie),
     /// All entries of a directory whose cookies have the hash of this one, which is the first with it.

@@ -4,10 +4,13 @@
 use crate::calls::error_of;
 use crate::engine::LibFs;
 use crate::error::Error;
-use crate::need::Need;
+use crate::need::{Need, Token};
 use format::InodeNumber;
-use format::call::{CallKind, LEASE_READ, OWNER_DESCRIPTION, OWNER_PROCESS, Status};
+use format::call::{
+    CallKind, LEASE_READ, OWNER_DESCRIPTION, OWNER_PROCESS, OpenRequest, PassResponse, Status,
+};
 use format::message::MessageKind;
+use format::pass::PassName;
 use format::share::{
     LifelineNote, NOTE_CLOSED, NOTE_FILES_MAX, NOTE_PROCESS, SHARE_FILES_MAX, ShareRequest, ShareResponse,
     SharedFile,
@@ -144,11 +147,42 @@ impl LibFs {
         }
     }
 
+    /// A right to open a file that this process has open, for the mount of the node: [`vfs::Engine::open_passed`] takes it.
+    ///
+    /// # Errors
+    /// `Denied`: the process may not use the file so; `Io`.
+    pub fn pass(&self, inode: InodeNumber, access: Access) -> vfs::engine::Result<PassName> {
+        let bits = u8::from(access.read) | u8::from(access.write) << 1;
+        let request = OpenRequest { inode, access: bits, mode: 0, reserved: [0; 6] };
+        for _ in 0..self.limits.attempts {
+            let line = self.line()?;
+            let mut response = Vec::new();
+            match self.call(&line, CallKind::Pass, &[request.as_bytes()], &mut response)? {
+                Status::Ok => {}
+                Status::Sealed => continue,
+                refused => return Err(error_of(refused)),
+            }
+            let (given, _) = format::call::split::<PassResponse>(&response).map_err(|_| vfs::Error::Io)?;
+            return Ok(PassName { inode, token: given.token });
+        }
+        Err(vfs::Error::Io)
+    }
+
     /// Opens what this process was given. The inode is pinned, as by a walk.
     ///
     /// # Errors
     /// `Denied`, `Stale`: it was not given, or not for this; `TooManyFiles`.
     pub fn adopt(&self, inode: InodeNumber, access: Access) -> vfs::engine::Result<(Handle, Attributes)> {
+        self.adopt_by(inode, access, None)
+    }
+
+    /// The same by a token, which is shown once.
+    pub(crate) fn adopt_by(
+        &self,
+        inode: InodeNumber,
+        access: Access,
+        token: Option<Token>,
+    ) -> vfs::engine::Result<(Handle, Attributes)> {
         let bits = u8::from(access.read) | u8::from(access.write) << 1;
         let mut asked = false;
         self.run(|state| {
@@ -158,11 +192,12 @@ impl LibFs {
             }
             let index = state.nodes.find(inode).filter(|index| state.nodes.get(*index).referenced);
             let Some(index) = index.filter(|_| asked) else {
+                let token = token.filter(|_| !asked);
                 asked = true;
-                return Err(Need::Open(inode, bits).into());
+                return Err(Need::Open(inode, bits, token).into());
             };
             if !state.holds(index, LEASE_READ)? {
-                return Err(Need::Open(inode, bits).into());
+                return Err(Need::Open(inode, bits, None).into());
             }
             state.hold(index, LEASE_READ)?;
             let attributes = state.pin(index);

@@ -30,6 +30,7 @@ mod ledger;
 mod lock_questions;
 mod locks;
 mod logs;
+mod passes;
 mod programs;
 mod ready;
 mod references;

@@ -70,6 +70,7 @@ impl Core {
             CallKind::SettleLedger | CallKind::SyncAll => self.sync(id, kind, body),
             CallKind::Share => self.share(id, number, body),
             CallKind::Release => self.release_call(id, body),
+            CallKind::Pass => self.pass(id, body),
             CallKind::RedeemLock => self.redeem_lock(id, body),
             CallKind::Lock
             | CallKind::Unlock

@@ -4,6 +4,7 @@
 use crate::config::Config;
 use crate::error::Error;
 use crate::logs::BEGINNING;
+use crate::passes::Passes;
 use crate::register::Identity;
 use ccnvm::{Mode, SessionId};
 use format::session::{SESSION_BYTES, WORD_OWN_RANGE, lease_bytes};
@@ -138,6 +139,8 @@ pub(crate) struct Session {
     pub wants_digest: bool,
     /// Its process, if it is another one.
     pub peer: Option<Arc<Peer>>,
+    /// Rights to open files that it passes on.
+    pub passes: Passes,
 }
 
 /// A session is known by the number of its log, which is never used again.
@@ -187,6 +190,7 @@ impl Session {
             former_ranges: Vec::new(),
             wants_digest: false,
             peer: None,
+            passes: Passes::default(),
         }
     }
 
@@ -201,6 +205,11 @@ impl Session {
             || self.in_range(inode)
             || self.known.contains_key(&inode)
             || self.former_ranges.iter().any(|range| in_range(inode, *range))
+    }
+
+    /// Whether its user is root or the daemon's.
+    pub fn is_trusted(&self) -> bool {
+        self.trusted
     }
 
     /// Whether its process may use the inode by its number.

@@ -90,7 +90,7 @@ impl State {
     }
 
     /// What a session may do with an inode, of what it asks for.
-    fn rights_to_give(&self, id: SessionId, inode: InodeNumber, asked: Rights) -> Result<Rights, Status> {
+    pub fn rights_to_give(&self, id: SessionId, inode: InodeNumber, asked: Rights) -> Result<Rights, Status> {
         let held = if self.is_own(id, inode) {
             // Who made it may use it as it was made.
             Rights { read: true, write: true }

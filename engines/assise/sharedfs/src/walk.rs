@@ -5,6 +5,7 @@
 //! sessions did before is in them; what the session did itself is digested when it could matter.
 
 use crate::flips::Entries;
+use crate::passes::Token;
 use crate::references::Rights;
 use crate::replay::authorize::attributes;
 use crate::session::Known;
@@ -256,7 +257,11 @@ impl Core {
 
     /// [`format::call::CallKind::Open`].
     pub fn open(&self, id: SessionId, body: &[u8]) -> Result<Vec<u8>, Status> {
-        let (request, _) = split::<OpenRequest>(body).map_err(|_| Status::Invalid)?;
+        let (request, rest) = split::<OpenRequest>(body).map_err(|_| Status::Invalid)?;
+        let token = match rest.len() {
+            0 => None,
+            _ => Some(Token::try_from(rest).map_err(|_| Status::Invalid)?),
+        };
         let inode = request.inode;
         let mode = mode_of(request.mode)?;
         if request.access > 7 || !self.state.lock().live(id)?.may_use(inode) {
@@ -265,9 +270,16 @@ impl Core {
         for tries in 0..TRIES_MAX {
             self.acquire(id, &[Want { unit: inode, mode }])?;
             let replied = self.with_own_records(id, |state| {
-                state.check_open(id, inode, request.access)?;
+                match &token {
+                    Some(token) => state.check_pass(id, inode, request.access, token)?,
+                    None => state.check_open(id, inode, request.access)?,
+                }
                 state.refer(self, id, inode, request.access)?;
-                state.reply(id, inode, 0)
+                let reply = state.reply(id, inode, 0)?;
+                if let Some(token) = &token {
+                    state.end_pass(token);
+                }
+                Ok(reply)
             });
             match replied {
                 Err(Status::WouldBlock) => self.let_others(tries),

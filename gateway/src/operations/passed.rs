@@ -1,0 +1,85 @@
+//! Files that a program has open through the library and needs a descriptor of the kernel's for: it opens them here, in a
+//! folder of the root that no listing has, by a name that shows its right ([`format::pass`]). Names and modes do not
+//! count, as for any open file that is passed on.
+//!
+//! The kernel is told that the name is a new one (CREATE): it checks the mode of what it takes for new no more than that of
+//! a file that was just made, and there is one message.
+
+use super::attr;
+use super::files::access_of;
+use crate::abi::{AttrOut, Body, CreateIn, EntryOut, InHeader, Reply, opcode};
+use crate::callers::caller;
+use crate::gateway::{Answer, Gateway};
+use format::InodeNumber;
+use format::pass::{FOLDER, PassName};
+use format::record::FileType;
+use vfs::Error;
+use vfs::engine::Attributes;
+
+/// The folder's node. No inode has this number.
+const FOLDER_NODE: InodeNumber = InodeNumber::new(u64::MAX - 1);
+/// Everybody may name something there, nobody may list it.
+const FOLDER_MODE: u32 = 0o333;
+
+impl Gateway {
+    /// Serves a message about the folder; none for all others.
+    pub(crate) fn passed(
+        &self,
+        header: &InHeader,
+        body: &mut Body<'_>,
+        reply: &mut Reply,
+    ) -> Option<Result<Answer, Error>> {
+        if header.node == FOLDER_NODE.get() {
+            return Some(self.in_folder(header, body, reply));
+        }
+        let mut name = *body;
+        let is_folder = header.opcode == opcode::LOOKUP
+            && header.node == InodeNumber::ROOT.get()
+            && name.string() == Ok(FOLDER);
+        is_folder.then(|| {
+            let folder = self.folder()?;
+            reply.put(&EntryOut { node: FOLDER_NODE.get(), attr: attr(&folder), ..EntryOut::default() });
+            Ok(Answer::Ready)
+        })
+    }
+
+    /// As the root is, but for what is said above.
+    fn folder(&self) -> Result<Attributes, Error> {
+        let root = self.engine.root()?;
+        self.engine.forget(&[root.inode]);
+        Ok(Attributes { inode: FOLDER_NODE, mode: FOLDER_MODE, uid: 0, gid: 0, links: 2, size: 0, ..root })
+    }
+
+    fn in_folder(&self, header: &InHeader, body: &mut Body<'_>, reply: &mut Reply) -> Result<Answer, Error> {
+        match header.opcode {
+            opcode::FORGET => Ok(Answer::None),
+            opcode::GETATTR => {
+                reply.put(&AttrOut { attr: attr(&self.folder()?), ..AttrOut::default() });
+                Ok(Answer::Ready)
+            }
+            opcode::STATX => Ok(Answer::Unknown),
+            opcode::LOOKUP => Err(Error::NotFound),
+            opcode::CREATE => self.open_passed(header, body, reply),
+            _ => Err(Error::Denied),
+        }
+    }
+
+    fn open_passed(
+        &self,
+        header: &InHeader,
+        body: &mut Body<'_>,
+        reply: &mut Reply,
+    ) -> Result<Answer, Error> {
+        let fields: CreateIn = body.take()?;
+        let pass = PassName::decode(body.string()?).map_err(|_| Error::Denied)?;
+        let (handle, attributes) = self.engine.open_passed(&pass, access_of(fields.flags))?;
+        if attributes.file_type != FileType::Regular {
+            self.engine.close(handle);
+            self.engine.forget(&[attributes.inode]);
+            return Err(Error::Denied);
+        }
+        self.tell(&attributes, reply);
+        self.opened(handle, &attributes, caller(header), reply);
+        Ok(Answer::Ready)
+    }
+}

@@ -1,0 +1,273 @@
+//! Files of the tree on the node's mount, for what the kernel has to see: a file that is mapped shared, and from then on
+//! the calls on its contents. The process opens the file there by a right that SharedFS gives for what it has open
+//! ([`format::pass`]); so names, modes, and where the process stands do not count. No thread that serves anything is in it.
+//!
+//! What the library has in its update log for the file is in what the mount reads, as for any other process: the gateway
+//! reads under a lease. Locks stay the library's, and so do the offset and the flags, which other processes share.
+
+use super::answers::{DEVICE_MINOR, errno_of};
+use super::{Open, Tree, given, open_of};
+use crate::descriptors::Internal;
+use crate::limits;
+use crate::local::local;
+use crate::mount::{Errno, Handle, Mount, Result};
+use crate::{openings, raw, regions};
+use format::pass::FOLDER;
+use std::ffi::{CStr, CString};
+use std::io::{IoSlice, IoSliceMut};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use vfs::file::OpenState;
+
+/// Flags of an open file that its twin on the mount has too.
+const KEPT_FLAGS: i32 = libc::O_ACCMODE | libc::O_APPEND | libc::O_SYNC | libc::O_DSYNC | libc::O_DIRECT;
+/// How often a right is asked for: one that a daemon gave is gone when that died.
+const TRIES: u32 = 3;
+
+/// Bytes that are copied at a time.
+const PIECE_BYTES: usize = 128 << 10;
+
+/// Where the mount stands.
+pub(super) struct Place {
+    root: CString,
+    folder: CString,
+}
+
+impl Place {
+    pub fn new(root: &Path) -> Option<Self> {
+        let root = root.as_os_str().as_bytes();
+        let folder = CString::new([root, b"/", FOLDER].concat()).ok()?;
+        Some(Self { root: CString::new(root).ok()?, folder })
+    }
+
+    pub fn root(&self) -> &CStr {
+        &self.root
+    }
+}
+
+/// The twin on the mount of an open file.
+#[derive(Default)]
+pub(super) struct Twin {
+    /// Slot of its descriptor, plus one; 0 before the first use.
+    slot: AtomicU32,
+    /// Whether the calls go through it, twice the generation of the regions for which that was found out; odd if so.
+    found: AtomicU64,
+}
+
+impl Twin {
+    fn number(&self) -> Option<i32> {
+        // Acquire pairs with the Release of `mapped_file`.
+        self.slot.load(Ordering::Acquire).checked_sub(1).map(|slot| Internal::from_slot(slot).number())
+    }
+
+    /// The file is closed.
+    pub fn end(&self) {
+        if let Some(slot) = self.slot.swap(0, Ordering::AcqRel).checked_sub(1) {
+            Internal::from_slot(slot).close();
+        }
+    }
+
+    /// Whether the file is mapped.
+    fn is_in_use(&self, inode: u64) -> bool {
+        let generation = regions::generation();
+        if generation == 0 {
+            return false;
+        }
+        let found = self.found.load(Ordering::Relaxed);
+        if found >> 1 == generation {
+            return found & 1 == 1;
+        }
+        let mapped = regions::has(inode);
+        self.found.store(generation << 1 | u64::from(mapped), Ordering::Relaxed);
+        mapped
+    }
+}
+
+impl Tree {
+    /// Opens a file on the mount anew.
+    pub(super) fn open_twin(&self, handle: &Handle) -> Result<i32> {
+        let place = self.mounted.as_ref().ok_or(Errno::UNMOUNTED)?;
+        let (open, flags) = (open_of(handle), self.file(handle)?.flags());
+        let flags = flags & KEPT_FLAGS | libc::O_CREAT | libc::O_CLOEXEC | libc::O_NOFOLLOW;
+        for _ in 0..TRIES {
+            let pass =
+                self.client()?.engine().pass(open.inode, given::access_of(open.flags)).map_err(errno_of)?;
+            let folder = place.folder.to_bytes();
+            let path = CString::new([folder, b"/", pass.to_string().as_bytes()].concat());
+            let path = path.map_err(|_| Errno::UNMOUNTED)?;
+            match limits::with_room(|_| raw::open_at(libc::AT_FDCWD, &path, flags, 0)) {
+                Ok(fd) => return Ok(fd),
+                // The daemon that gave the right is gone, and a child or a crowd of others may have used it up.
+                Err(Errno(libc::EACCES | libc::ESTALE)) => {}
+                Err(Errno(libc::ENOENT | libc::ENOTDIR | libc::ENOTCONN | libc::ECONNABORTED)) => {
+                    return Err(Errno::UNMOUNTED);
+                }
+                Err(errno) => return Err(errno),
+            }
+        }
+        Err(Errno(libc::EACCES))
+    }
+
+    /// The twin's descriptor, which is opened if there is none.
+    pub(super) fn twin(&self, handle: &Handle) -> Result<i32> {
+        let open = open_of(handle);
+        if let Some(number) = open.twin.number() {
+            return Ok(number);
+        }
+        // Its descriptors are its own, and the memory its parent's.
+        if local().borrowed().is_some() {
+            return Err(Errno::UNMOUNTED);
+        }
+        let fresh = Internal::keep(self.open_twin(handle)?)?;
+        match open.twin.slot.compare_exchange(0, fresh.slot() + 1, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => Ok(fresh.number()),
+            Err(other) => {
+                fresh.close();
+                Ok(Internal::from_slot(other - 1).number())
+            }
+        }
+    }
+
+    /// The descriptor by which calls on a file's contents go, if that is the twin's. Without a mount, which has gone then,
+    /// they go by the library.
+    #[inline]
+    pub(super) fn through_mount(&self, handle: &Handle) -> Option<i32> {
+        let open = open_of(handle);
+        if open.twin.is_in_use(open.inode.get()) { self.used_twin(handle, open) } else { None }
+    }
+
+    #[cold]
+    fn used_twin(&self, handle: &Handle, open: &Open) -> Option<i32> {
+        if open.flags & libc::O_PATH != 0 {
+            return None;
+        }
+        self.twin(handle).ok()
+    }
+
+    /// `readv`, `preadv`.
+    #[cold]
+    pub(super) fn read_twin(
+        &self,
+        file: &Handle,
+        fd: i32,
+        at: Option<u64>,
+        into: &mut [IoSliceMut<'_>],
+    ) -> Result<usize> {
+        let vector = (into.as_mut_ptr() as u64, into.len() as u64);
+        at_offset(open_of(file), at, |offset| transfer(libc::SYS_preadv, fd, vector, offset))
+    }
+
+    /// `copy_file_range` where one of the files goes through the mount.
+    #[cold]
+    pub(super) fn copy_by_pieces(
+        &self,
+        from: (Handle, Option<i64>),
+        to: (Handle, Option<i64>),
+        bytes: usize,
+    ) -> Result<usize> {
+        let mut buffer = vec![0; bytes.min(PIECE_BYTES)];
+        let at = |offset: Option<i64>, done: usize| offset.map(|offset| offset as u64 + done as u64);
+        let mut done = 0;
+        while done < bytes {
+            let piece = buffer.len().min(bytes - done);
+            let read = self.read(from.0, at(from.1, done), &mut [IoSliceMut::new(&mut buffer[..piece])]);
+            let written = match &read {
+                Ok(read) => self.write(to.0, at(to.1, done), &[IoSlice::new(&buffer[..*read])]),
+                Err(errno) => Err(*errno),
+            };
+            let left = read.unwrap_or(0) - written.unwrap_or(0);
+            if left > 0 && from.1.is_none() {
+                self.seek(from.0, -(left as i64), libc::SEEK_CUR)?;
+            }
+            match written {
+                Err(errno) if done == 0 => return Err(errno),
+                written => done += written.unwrap_or(0),
+            }
+            if left > 0 || written.is_ok_and(|written| written == 0) || written.is_err() {
+                break;
+            }
+        }
+        Ok(done)
+    }
+
+    /// `writev`, `pwritev`; at the end if the file is open so.
+    #[cold]
+    pub(super) fn write_twin(
+        &self,
+        file: &Handle,
+        fd: i32,
+        at: Option<u64>,
+        from: &[IoSlice<'_>],
+    ) -> Result<usize> {
+        let appends = self.file(file)?.flags() & libc::O_APPEND;
+        let flags = raw::fcntl(fd, libc::F_GETFL, 0)? as i32;
+        if flags & libc::O_APPEND != appends {
+            raw::fcntl(fd, libc::F_SETFL, (flags & !libc::O_APPEND | appends) as u64)?;
+        }
+        let vector = (from.as_ptr() as u64, from.len() as u64);
+        let write = |offset| transfer(libc::SYS_pwritev, fd, vector, offset);
+        if appends == 0 || at.is_some() {
+            return at_offset(open_of(file), at, write);
+        }
+        let mut written = Ok(0);
+        open_of(file).place.with_offset(&mut |offset| {
+            written = write(*offset);
+            if let (Ok(_), Ok(status)) = (&written, status_of_twin(fd)) {
+                *offset = status.stx_size;
+            }
+        });
+        written
+    }
+}
+
+/// Reads or writes, at an offset of the call's or at the file's own, which moves.
+fn at_offset(open: &Open, at: Option<u64>, act: impl Fn(u64) -> Result<usize>) -> Result<usize> {
+    if let Some(offset) = at {
+        return act(offset);
+    }
+    let mut done = Ok(0);
+    open.place.with_offset(&mut |offset| {
+        done = act(*offset);
+        *offset += done.unwrap_or(0) as u64;
+    });
+    done
+}
+
+fn transfer(call: i64, fd: i32, (vector, count): (u64, u64), offset: u64) -> Result<usize> {
+    // SAFETY: the slices are memory that may be read or, if the call is one that reads, written; the kernel checks them too.
+    unsafe { raw::try_call(call, &[raw::number(fd), vector, count, offset, 0]) }.map(|bytes| bytes as usize)
+}
+
+/// `lseek` to a place that the contents decide.
+#[cold]
+pub(super) fn seek_twin(place: &openings::Place, fd: i32, offset: i64, whence: i32) -> Result<u64> {
+    let mut moved = Ok(0);
+    place.with_offset(&mut |own| {
+        moved = on_twin(libc::SYS_lseek, fd, &[offset as u64, whence as u64]);
+        *own = moved.unwrap_or(*own);
+    });
+    moved
+}
+
+/// A call on a twin that takes numbers.
+pub(super) fn on_twin(call: i64, fd: i32, arguments: &[u64]) -> Result<u64> {
+    let mut all = [0; 6];
+    all[0] = raw::number(fd);
+    all[1..=arguments.len()].copy_from_slice(arguments);
+    // SAFETY: none of the arguments is a pointer.
+    unsafe { raw::try_call(call, &all) }
+}
+
+/// Attributes, as the library tells them otherwise: of the same device.
+pub(super) fn status_of_twin(fd: i32) -> Result<libc::statx> {
+    // SAFETY: a structure of integers.
+    let mut status: libc::statx = unsafe { std::mem::zeroed() };
+    let mask = u64::from(libc::STATX_BASIC_STATS | libc::STATX_BTIME);
+    let flags = libc::AT_EMPTY_PATH as u64;
+    let arguments = [raw::number(fd), c"".as_ptr() as u64, flags, mask, (&raw mut status) as u64];
+    // SAFETY: path and structure live across the call.
+    unsafe { raw::try_call(libc::SYS_statx, &arguments) }?;
+    (status.stx_dev_major, status.stx_dev_minor) = (0, DEVICE_MINOR);
+    Ok(status)
+}

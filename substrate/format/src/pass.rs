@@ -1,0 +1,84 @@
+//! The name by which a program opens, at its node's mount, a file that it has open through the library: below
+//! [`FOLDER`] in the mount's root, `INODE.TOKEN` in hexadecimal digits.
+
+use crate::DecodeError;
+use crate::ids::InodeNumber;
+use std::fmt;
+
+/// Bytes of a token.
+pub const TOKEN_BYTES: usize = 16;
+
+/// The folder of the mount's root that has these names. It is in no listing.
+pub const FOLDER: &[u8] = b".hearth-open";
+
+/// Digits of an inode's number and of a token.
+const INODE_DIGITS: usize = 16;
+const TOKEN_DIGITS: usize = 2 * TOKEN_BYTES;
+
+/// A right to open an inode once.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct PassName {
+    /// The file.
+    pub inode: InodeNumber,
+    /// What SharedFS gave for it.
+    pub token: [u8; TOKEN_BYTES],
+}
+
+impl fmt::Debug for PassName {
+    /// Without the token, which is a secret.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PassName({:?})", self.inode)
+    }
+}
+
+impl fmt::Display for PassName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}.{:032x}", self.inode.get(), u128::from_be_bytes(self.token))
+    }
+}
+
+impl PassName {
+    /// Reads a name.
+    ///
+    /// # Errors
+    /// `Field`: it is none of these.
+    pub fn decode(name: &[u8]) -> Result<Self, DecodeError> {
+        let no = DecodeError::Field("name");
+        let (inode, rest) = name.split_at_checked(INODE_DIGITS).ok_or(no)?;
+        let token = rest.strip_prefix(b".").filter(|token| token.len() == TOKEN_DIGITS).ok_or(no)?;
+        let inode = u64::try_from(number(inode)?).map_err(|_| no)?;
+        Ok(Self { inode: InodeNumber::new(inode), token: number(token)?.to_be_bytes() })
+    }
+}
+
+/// A number of at most 32 digits.
+fn number(digits: &[u8]) -> Result<u128, DecodeError> {
+    digits.iter().try_fold(0, |number, digit| {
+        let digit = match digit {
+            b'0'..=b'9' => digit - b'0',
+            b'a'..=b'f' => digit - b'a' + 10,
+            _ => return Err(DecodeError::Field("name")),
+        };
+        Ok(number << 4 | u128::from(digit))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_read_as_it_was_written_and_nothing_else_is() {
+        let pass = PassName { inode: InodeNumber::new(0x1_0000_002a), token: *b"0123456789abcdef" };
+        let name = pass.to_string();
+        assert_eq!(name, "000000010000002a.30313233343536373839616263646566");
+        assert_eq!(PassName::decode(name.as_bytes()), Ok(pass));
+        for cut in 0..name.len() {
+            assert!(PassName::decode(&name.as_bytes()[..cut]).is_err());
+            let mut other = name.clone().into_bytes();
+            other[cut] = b'G';
+            assert!(PassName::decode(&other).is_err());
+        }
+        assert!(PassName::decode(format!("{name}0").as_bytes()).is_err());
+    }
+}
