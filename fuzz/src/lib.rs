@@ -17,6 +17,7 @@ use format::message::{
     MESSAGE_BODY_MAX, MESSAGE_DESCRIPTORS_MAX, MessageHeader, RequestHeader, ResponseHeader,
 };
 use format::node::{self, NodeView};
+use format::pass::PassName;
 use format::record::{self, FILE_BYTES_MAX, Operation, Record, SYMLINK_BYTES_MAX, XATTR_BYTES_MAX};
 use format::register::{REGISTER_ENTRY_BYTES, REGISTER_KNOWN_MAX, RegisterEntry};
 use format::root::{ROOT_MAGIC, Root};
@@ -34,7 +35,7 @@ use zerocopy::{FromBytes, IntoBytes};
 pub type Body = fn(&[u8]);
 
 /// All targets, by name.
-pub const TARGETS: [(&str, Body); 14] = [
+pub const TARGETS: [(&str, Body); 15] = [
     ("call", call),
     ("cluster", cluster),
     ("door", door),
@@ -43,6 +44,7 @@ pub const TARGETS: [(&str, Body); 14] = [
     ("map", map),
     ("message", message),
     ("node", node),
+    ("pass", pass),
     ("record", record),
     ("register", register),
     ("root", root),
@@ -144,6 +146,13 @@ pub fn share(bytes: &[u8]) {
     if let Ok((note, files)) = LifelineNote::decode(bytes) {
         assert!(files.len() <= NOTE_FILES_MAX && files.len() == note.count.get() as usize);
         assert_eq!([note.as_bytes(), files.as_bytes()].concat(), bytes);
+    }
+}
+
+/// Input: a name.
+pub fn pass(bytes: &[u8]) {
+    if let Ok(pass) = PassName::decode(bytes) {
+        assert_eq!(pass.to_string().as_bytes(), bytes);
     }
 }
 

@@ -69,7 +69,7 @@ impl Drop for Turn {
 
 /// The end of a mapping of so many bytes.
 fn end_of(start: u64, bytes: u64) -> u64 {
-    start.saturating_add(bytes.next_multiple_of(4096))
+    start.saturating_add(bytes.checked_next_multiple_of(4096).unwrap_or(bytes))
 }
 
 /// The regions less a part of memory.

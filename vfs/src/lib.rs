@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod access;
+mod changes;
 pub mod conformance;
 pub mod copy;
 pub mod engine;

@@ -21,6 +21,7 @@ mod hostile_memory;
 mod locks;
 mod one_session;
 mod operations;
+mod passes;
 mod ready;
 mod rounds;
 mod rules;

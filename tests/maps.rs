@@ -1,0 +1,164 @@
+//! Files that programs under `hearth run` map shared: they go through the mount of the node, and what such programs rely on
+//! holds beside all that the library does. Needs root and `/dev/fuse`, but for what is told without a mount.
+
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "a test ends where something unexpected is")]
+
+mod harness;
+
+use harness::{Expect, Node, can_mount, limited};
+use std::collections::BTreeSet;
+use std::process::{Child, Command, Stdio};
+
+const PYTHON: &str = "/usr/bin/python3";
+const SHARED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/maps/shared.py");
+const WAL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/maps/wal.py");
+
+/// A node with its mount, if there can be one.
+fn mounted() -> Option<Node> {
+    can_mount().then(|| {
+        let node = Node::up();
+        node.hearth(&["mount"]).expect_success();
+        node
+    })
+}
+
+fn end(node: &Node) {
+    node.hearth(&["umount"]).expect_success();
+    node.hearth(&["down"]).expect_success();
+    node.check();
+}
+
+/// What the script asked, by which everything was as POSIX says.
+fn all_right(printed: &str) {
+    let asked = printed.strip_suffix(" asked\n").and_then(|asked| asked.parse::<u32>().ok());
+    assert!(asked.is_some_and(|asked| asked > 30), "{printed}");
+}
+
+#[test]
+fn shared_maps_are_what_they_are_on_a_file_system_of_the_kernels() {
+    let Some(node) = mounted() else { return };
+    let kernel = tempfile::tempdir_in("/dev/shm").unwrap();
+    all_right(&limited(&[PYTHON, SHARED], &[kernel.path().to_str().unwrap()]).expect_success());
+    let tree = node.path("");
+    all_right(&node.hearth(&["run", "--", PYTHON, SHARED, &tree]).expect_success());
+    // Elsewhere, where the mount is not.
+    let elsewhere = "/hearth-test-elsewhere";
+    let run = ["run", "--at", elsewhere, "--", PYTHON, SHARED, elsewhere];
+    all_right(&node.hearth(&run).expect_success());
+    all_right(&node.sh_mounted(&format!("{PYTHON} {SHARED} $T")).expect_success());
+    end(&node);
+}
+
+#[test]
+fn without_a_mount_a_map_to_be_written_to_is_refused_and_told_once() {
+    let node = Node::up();
+    let script = "import mmap, os, sys
+fd = os.open(sys.argv[1] + '/f', os.O_RDWR | os.O_CREAT)
+os.write(fd, b'contents')
+for _ in range(2):
+    try:
+        mmap.mmap(fd, 8)
+    except OSError as why:
+        print(why.errno)
+print(mmap.mmap(os.open(sys.argv[1] + '/f', os.O_RDONLY), 8, prot=mmap.PROT_READ)[:])
+";
+    let run = node.hearth(&["run", "--", PYTHON, "-c", script, &node.path("")]);
+    assert_eq!(
+        run.expect_success(),
+        format!("{0}\n{0}\nb'contents'\n", rustix::io::Errno::NODEV.raw_os_error())
+    );
+    let told = String::from_utf8(run.stderr).unwrap();
+    let wanted = format!("mount --dir {}", node.dir());
+    assert!(told.lines().count() == 1 && told.contains("cannot be mapped shared"), "{told}");
+    assert!(told.contains(&wanted), "{told}");
+    node.hearth(&["down"]).expect_success();
+}
+
+/// A writer of rows, through the library or the mount.
+fn writer(node: &Node, library: bool, name: &str, rows: std::ops::Range<u32>) -> Child {
+    let acknowledged = format!("{}/acknowledged-{name}", node.dir());
+    let (first, last) = (rows.start.to_string(), rows.end.to_string());
+    let database = node.path("wal.db");
+    let writes = [PYTHON, WAL, &database, name, &first, &last, &acknowledged];
+    let mut command = Command::new("timeout");
+    command.args(["--kill-after=5", "120"]);
+    if library {
+        command.args([&node.program(), "run", "--dir", node.dir(), "--"]);
+    }
+    command.args(writes).stdin(Stdio::null()).spawn().unwrap()
+}
+
+fn acknowledged(node: &Node, name: &str) -> Vec<u32> {
+    let text = std::fs::read_to_string(format!("{}/acknowledged-{name}", node.dir())).unwrap_or_default();
+    text.lines().map(|line| line.parse().unwrap()).collect()
+}
+
+/// Every row that was acknowledged is there, once.
+fn compare(node: &Node, names: &[&str]) {
+    let query = "pragma integrity_check; select name || ' ' || number from rows";
+    let script = format!(
+        "import sqlite3\ndb = sqlite3.connect('{}')\nfor query in '''{query}'''.split(';'):\n for row in \
+         db.execute(query):\n  print(row[0])",
+        node.path("wal.db")
+    );
+    let printed = node.hearth(&["run", "--", PYTHON, "-c", &script]).expect_success();
+    let mut lines = printed.lines();
+    assert_eq!(lines.next(), Some("ok"));
+    let rows: Vec<&str> = lines.collect();
+    let distinct: BTreeSet<&str> = rows.iter().copied().collect();
+    assert_eq!(rows.len(), distinct.len(), "a row is there twice");
+    for name in names {
+        for number in acknowledged(node, name) {
+            assert!(distinct.contains(format!("{name} {number}").as_str()), "{name} {number} is lost");
+        }
+    }
+}
+
+fn make_table(node: &Node) {
+    node.hearth(&["run", "--", PYTHON, WAL, &node.path("wal.db")]).expect_success();
+}
+
+#[test]
+fn sqlite_writes_ahead_from_four_processes_two_thousand_rows() {
+    let Some(node) = mounted() else { return };
+    make_table(&node);
+    let names = ["a", "b", "c", "d"];
+    let writers: Vec<Child> = names.iter().map(|name| writer(&node, true, name, 0..500)).collect();
+    for mut child in writers {
+        assert!(child.wait().unwrap().success());
+    }
+    assert!(names.iter().all(|name| acknowledged(&node, name).len() == 500));
+    compare(&node, &names);
+    end(&node);
+}
+
+#[test]
+fn sqlite_writes_ahead_through_both_doors_while_writers_are_killed() {
+    let Some(node) = mounted() else { return };
+    make_table(&node);
+    let mut steady = writer(&node, false, "mount", 0..150);
+    let mut other = writer(&node, true, "library", 0..150);
+    for round in 0..3 {
+        let library = round != 1;
+        let mut killed = writer(&node, library, "killed", round * 1000..round * 1000 + 900);
+        harness::until("some rows are there", || {
+            acknowledged(&node, "killed").len() as u32 >= 15 * (round + 1)
+        });
+        // `timeout` is not the program: its children are killed by their group.
+        let group = rustix::process::Pid::from_child(&killed);
+        kill_tree(group.as_raw_nonzero().get());
+        killed.wait().unwrap();
+    }
+    assert!(steady.wait().unwrap().success() && other.wait().unwrap().success());
+    compare(&node, &["mount", "library", "killed"]);
+    end(&node);
+}
+
+/// `kill -9` of a `timeout` and of what it runs.
+fn kill_tree(pid: i32) {
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+    for child in children.split_whitespace() {
+        harness::kill(child.parse().unwrap());
+    }
+}
