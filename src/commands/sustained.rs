@@ -99,7 +99,7 @@ fn round(measuring: &Measuring<'_>, row: &Row, mib: u32) -> Result<Round> {
     let tree = measuring.cluster.tree(measuring.node);
     let program =
         std::env::current_exe().map_err(|why| Error::new(format!("cannot find this program: {why}")))?;
-    let preloaded = || run::preloaded(&program, measuring.node, &tree);
+    let preloaded = || run::preloaded(&program, measuring.cluster, measuring.node, &tree);
     Ok([
         writers(measuring, row, mib, &tree, &preloaded)?,
         writers(measuring, row, mib, &measuring.scratch, &|| Ok(Command::new(&program)))?,
