@@ -1,4 +1,4 @@
-//! What the shared words and the ring cost on this machine, beside what they are made of.
+//! Cost of the shared words and of the ring on this machine, beside the cost of the instructions that they consist of.
 //!
 //! `cargo run --release -p ipc --example cost`. Nanoseconds; best of 20 rounds, as the machine may be busy.
 

@@ -1,12 +1,12 @@
-//! Whether a daemon lives, as a word that every program of its node may read (CC-NVM's fence of a node that died,
-//! Assise §3.4, for the daemon alone).
+//! Tells every program of a node whether the node's daemon is alive, by one word in shared memory (CC-NVM's fence
+//! of a failed node, Assise §3.4, applied to the daemon).
 //!
-//! The daemon ties the word to its life: when it dies in any way the kernel says so in the word, as it does for the
-//! owner of a robust futex (`set_robust_list(2)`), and it does that before it lets go of what the process had open,
-//! so also before the pool's lock is free.
+//! The word is a robust futex (`set_robust_list(2)`) of a thread of the daemon. When the daemon dies, for whatever
+//! reason, the kernel marks the word. It does so before it closes the descriptors of the process, so before the
+//! pool's file lock is released.
 //!
-//! Guarantees: whoever takes the pool's lock after the daemon's death knows that every program finds the word
-//! saying so, without having told one. What a program did and then found the daemon alive came before that.
+//! Guarantees: once a new daemon has acquired the pool's lock, every program finds its predecessor's death in the
+//! word, without a message. Whatever a program did before it found the daemon alive happened before the death.
 
 use crate::error::Error;
 use crate::host::{Host, Join, SystemHost, WAKE_ALL};
@@ -15,34 +15,36 @@ use crate::sync::{Ordering, Word};
 use crate::sys::{check, syscall};
 use std::sync::Arc;
 
-/// The bit that the kernel sets: the owner of the futex died. Below it stands the owner's thread number.
+/// Bit that the kernel sets when the owner of the futex died. The bits below hold the owner's thread number.
 const DIED: u32 = 0x4000_0000;
-/// The bit that a daemon sets itself when it ends in order. To the kernel it means a waiter; here nobody waits.
+/// Bit that a daemon sets itself at an orderly shutdown. The kernel interprets the bit as "has waiters"; this futex
+/// has none.
 const ENDED: u32 = 0x8000_0000;
 
-/// What the word says.
+/// State of the daemon as the word gives it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Life {
-    /// The daemon lives.
+    /// The daemon is running.
     Alive,
-    /// It died, and is started again.
+    /// The daemon died and is being started again.
     Died,
-    /// It ended in order.
+    /// The daemon shut down in order.
     Ended,
 }
 
-/// The word. 0 before a daemon took it.
+/// The shared word. Zero until a daemon claims it.
 #[derive(Debug, Default)]
 #[repr(transparent)]
 pub struct AliveWord(pub(crate) Word);
 
 impl AliveWord {
-    /// What it says.
+    /// Decodes the word.
     #[inline]
     pub fn load(&self) -> Life {
-        // SeqCst: comes after the loads of a copy, and after the commit before it: by the commit's own fence, or by
-        // that which the next daemon has put here before it reads a log (`Host::fence_others`). Either it sees that
-        // the daemon died, or what came before is seen by who reads after the death.
+        // SeqCst: ordered after the loads of a copy, and after the commit before it. The commit's own fence does
+        // that, or the fence that the next daemon executes in this thread before it reads a log
+        // (`Host::fence_others`). Either this load sees the death, or a reader after the death sees everything
+        // before this load.
         match self.0.load(Ordering::SeqCst) {
             value if value < DIED => Life::Alive,
             value if value & ENDED != 0 => Life::Ended,
@@ -50,18 +52,18 @@ impl AliveWord {
         }
     }
 
-    /// Does what the kernel does when the owner dies. For a machine without processes: the simulator's.
+    /// Marks the death as the kernel would. Only for the simulator, which has no processes.
     pub fn set_died(&self) {
         self.0.store(DIED, Ordering::SeqCst);
     }
 
-    /// Says that the word has an owner, without tying it to anybody's life; as [`Self::set_died`].
+    /// Marks the word as owned without tying it to a process. Only for the simulator, as [`Self::set_died`].
     pub fn set_alive(&self) {
         self.0.store(1, Ordering::SeqCst);
     }
 }
 
-/// The daemon's hold on the word; the word says `Died` when this goes.
+/// Ownership of the word by a daemon. Dropping it makes the word say `Died`.
 pub struct Alive {
     word: Words<AliveWord>,
     _tie: Box<dyn Send + Sync>,
@@ -71,14 +73,14 @@ impl Alive {
     /// Ties the word at `offset` to the life of this process.
     ///
     /// # Errors
-    /// `Memory`: outside of the mapping. `System`: no thread to be had.
+    /// `Memory`: the word lies outside of the mapping. `System`: no thread can be started.
     pub fn claim(host: &dyn Host, mapping: &Arc<Mapping>, offset: usize) -> Result<Self, Error> {
         let word = mapping.words(offset, 1)?;
         let tie = host.tie(mapping.words(offset, 1)?)?;
         Ok(Self { word, _tie: tie })
     }
 
-    /// Says that the daemon ended in order: its programs need not wait for another.
+    /// Announces an orderly shutdown, so that programs do not wait for another daemon.
     pub fn end(&self) {
         self.word[0].0.fetch_or(ENDED, Ordering::SeqCst);
     }
@@ -90,43 +92,44 @@ impl std::fmt::Debug for Alive {
     }
 }
 
-/// The word as a program sees it.
+/// Read-only view of the word, for programs.
 #[derive(Debug)]
 pub struct AliveView(Reads<AliveWord>);
 
 impl AliveView {
-    /// The word at `offset`.
+    /// A view of the word at `offset`.
     ///
     /// # Errors
-    /// `Memory`: outside of the mapping.
+    /// `Memory`: the word lies outside of the mapping.
     pub fn new(mapping: &Arc<Mapping>, offset: usize) -> Result<Self, Error> {
         Ok(Self(mapping.reads(offset, 1)?))
     }
 
-    /// What it says.
+    /// State of the daemon.
     #[inline]
     pub fn life(&self) -> Life {
         self.0.read(0)
     }
 
-    /// Whether the daemon lives. What this thread did before was done in its life.
+    /// True while the daemon runs. Everything that this thread did before the call happened in the daemon's
+    /// lifetime.
     #[inline]
     pub fn is_alive(&self) -> bool {
         self.life() == Life::Alive
     }
 }
 
-/// The kernel's `struct robust_list_head` with the one entry of its list behind it.
+/// The kernel's `struct robust_list_head`, followed by the only entry of the list.
 #[repr(C)]
 struct RobustList {
     first: usize,
-    /// From an entry to its futex.
+    /// Distance from an entry to its futex.
     futex_offset: isize,
     pending: usize,
     entry: usize,
 }
 
-/// What the thread that owns the word and its daemon tell each other.
+/// State shared by the daemon and the thread that owns the word.
 struct Owned {
     word: Words<AliveWord>,
     stage: Word,
@@ -137,13 +140,13 @@ const OWNED: u32 = 1;
 const FAILED: u32 = 2;
 const OVER: u32 = 3;
 
-/// A thread that owns the word and does nothing else: it dies with the process.
+/// A thread whose only task is to own the word: it dies with the process.
 struct Owner {
     owned: Arc<Owned>,
     thread: Option<Box<dyn Join>>,
 }
 
-/// Starts the thread, and waits until the word is its.
+/// Starts the owner thread, and waits until that thread owns the word.
 pub(crate) fn tie_to_process(word: Words<AliveWord>) -> Result<Box<dyn Send + Sync>, Error> {
     let owned = Arc::new(Owned { word, stage: Word::new(STARTING) });
     let theirs = owned.clone();
@@ -163,35 +166,36 @@ pub(crate) fn tie_to_process(word: Words<AliveWord>) -> Result<Box<dyn Send + Sy
     }
 }
 
-/// The thread: owns the word until it is told that it is over.
+/// Body of the owner thread: owns the word until `Owner` is dropped.
 fn own(owned: &Owned) {
     let word = &owned.word[0];
     let mut list = Box::new(RobustList { first: 0, futex_offset: 0, pending: 0, entry: 0 });
     let head = (&raw const *list).addr();
     let entry = (&raw const list.entry).addr();
     list.first = entry;
-    // The list is a ring: the last entry leads to the head.
+    // The list is circular: its last entry points to the head.
     list.entry = head;
     list.futex_offset = word.0.address().wrapping_sub(entry).cast_signed();
     let head_bytes = 3 * size_of::<usize>();
     // SAFETY: gettid uses no memory.
     let thread = unsafe { syscall(libc::SYS_gettid, [0; 6]) };
-    // SAFETY: the list stays where it is until it is taken back below, and the word is mapped as long as `owned`; the
-    // kernel reads both when this thread ends, and compares the word with the thread's number before it writes.
+    // SAFETY: the list stays in place until the call below takes it back, and the word is mapped as long as
+    // `owned`. The kernel reads both when this thread ends, and writes the word only if it holds this thread's
+    // number.
     let set = unsafe { syscall(libc::SYS_set_robust_list, [head, head_bytes, 0, 0, 0, 0]) };
     let tied = check("set_robust_list", set).is_ok();
     if tied {
         word.0.store(u32::try_from(thread).expect("a thread's number is small"), Ordering::SeqCst);
     }
-    // Release: pairs with the Acquire of who waits for it.
+    // Release: pairs with the Acquire in `tie_to_process`.
     owned.stage.store(if tied { OWNED } else { FAILED }, Ordering::Release);
     SystemHost.wake(&owned.stage, WAKE_ALL);
     while owned.stage.load(Ordering::Acquire) == OWNED {
         SystemHost.wait(&owned.stage, OWNED, None);
     }
-    // The daemon goes, the process stays: the kernel's part is done here.
+    // The daemon has ended and its process goes on: this thread does the kernel's part.
     word.0.fetch_or(DIED, Ordering::SeqCst);
-    // SAFETY: no list from here on, so that the kernel reads nothing that is freed.
+    // SAFETY: the thread has no robust list from here on, so the kernel reads no freed memory.
     let _ = unsafe { syscall(libc::SYS_set_robust_list, [0, head_bytes, 0, 0, 0, 0]) };
 }
 
@@ -201,13 +205,13 @@ impl Drop for Owner {
         self.owned.stage.store(OVER, Ordering::Release);
         SystemHost.wake(&self.owned.stage, WAKE_ALL);
         if let Some(thread) = self.thread.take() {
-            // It cannot panic in a way that matters any more.
+            // A panic of the owner thread has no consequence any more.
             let _ = thread.join();
         }
     }
 }
 
-/// When a process started, in ticks of the machine's clock; none if it is gone or only waits to be reaped.
+/// Start time of a process, in ticks of the machine's clock; `None` if the process is gone or is a zombie.
 pub(crate) fn started(process: u32) -> Option<u64> {
     if process == 0 {
         return None;
@@ -215,21 +219,22 @@ pub(crate) fn started(process: u32) -> Option<u64> {
     started_of(&std::fs::read(format!("/proc/{process}/stat")).ok()?)
 }
 
-/// When a process started, as its line of `/proc` says; none if it has ended.
+/// Start time of a process from its `/proc/PID/stat` line; `None` if the process has ended.
 fn started_of(stat: &[u8]) -> Option<u64> {
-    // The name in parentheses may hold anything, also spaces and parentheses.
+    // The process name in parentheses may contain anything, spaces and parentheses included.
     let after = stat.iter().rposition(|byte| *byte == b')')?;
     let mut fields = std::str::from_utf8(stat.get(after + 1..)?).ok()?.split_whitespace();
     let state = fields.next()?;
     let threads = fields.nth(16)?;
-    // A main thread that has ended stays until the last one has, and the process lives so long.
+    // A main thread that has ended remains as a zombie while other threads run; the process lives until the last
+    // one ends.
     if state == "X" || (state == "Z" && matches!(threads, "0" | "1")) {
         return None;
     }
     fields.nth(1)?.parse().ok()
 }
 
-/// The first half of the kernel's number for this run of the machine.
+/// First 64 bits of the kernel's boot id, which differs after each start of the machine.
 pub(crate) fn boot() -> u64 {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let digits: String = text.chars().filter(char::is_ascii_hexdigit).take(16).collect();

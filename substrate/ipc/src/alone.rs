@@ -1,36 +1,38 @@
-//! Whether this process has one thread: then what only its own threads reach needs no locked instruction, each of
-//! which waits for all stores before it.
+//! Detects a single-threaded process, in which a word that only this process reaches can be changed without a
+//! locked instruction. A locked instruction waits for all earlier stores of the processor.
 //!
-//! The C library knows (its own locks go by the same word), and whoever sees memory being shared in a way that the C
-//! library does not know of, or cannot see that, says so by [`note_sharing`]. In a program, `interpose` does: each
-//! `syscall` of the C library and its loader that makes a process or a thread is seen, whatever its number comes from. All
-//! other code, programs' and libraries', is looked through before it runs; if there is a `syscall` in it, or if it can be
-//! written or made later, the process counts as one of several threads from then on. Not seen is code in memory that became
-//! executable by none of the C library's `mmap` and `mprotect` (by `shmat`, or a personality that makes all memory so), one
-//! that changes in its file while it is mapped, `int 0x80`, and another process that maps or writes this memory.
+//! The answer combines two sources. The C library maintains `__libc_single_threaded` for its own locks. Code that
+//! creates shared memory or threads outside the C library's view reports that by [`note_sharing`]. In a program
+//! `interpose` makes the report: it sees every `syscall` instruction of the C library and its loader that creates a
+//! process or a thread. It searches all other code, of the program and of its libraries, before that code runs; if
+//! the code contains a `syscall` instruction, or if the code can be written or generated later, the process counts
+//! as multi-threaded from then on. The search misses memory that became executable by other means than the C
+//! library's `mmap` and `mprotect` (`shmat`, or a personality that makes all memory executable), code that changes
+//! in its file while it is mapped, `int 0x80`, and another process that maps or writes this memory.
 //!
-//! The answer changes only by what the one thread does itself, never in the middle of something that asked. Signal handlers
-//! of that thread come between two instructions, not into one: [`compare_exchange`] is one.
+//! Only the single thread itself can change the answer, and never in the middle of an operation that asked for it.
+//! A signal handler of that thread runs between two instructions, never within one, and [`compare_exchange`] is one
+//! instruction.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 #[cfg(target_env = "gnu")]
 unsafe extern "C" {
-    /// `<sys/single_threaded.h>`: not 0 while nobody else runs on this memory.
+    /// `<sys/single_threaded.h>`: nonzero while no other thread runs on this memory.
     static __libc_single_threaded: std::sync::atomic::AtomicU8;
 }
 
-/// Somebody else may run on this memory whom the C library did not make.
+/// Set when another thread or process that the C library did not create may run on this memory.
 static SHARING: AtomicBool = AtomicBool::new(false);
 
-/// From now on the process counts as one of several threads: a thread or a process may run on its memory, beside the
-/// one that calls.
+/// Counts the process as multi-threaded from now on: another thread or process may run on its memory beside the
+/// caller.
 pub fn note_sharing() {
     SHARING.store(true, Ordering::Relaxed);
 }
 
-/// True while the calling thread is the only one that runs on this memory. Where an exchange without a lock is no
-/// instruction of its own it is never asked for, nor whether that may be.
+/// True while the calling thread is the only one that runs on this memory. Always false on machines where an
+/// unlocked exchange is not a single instruction.
 #[inline]
 pub fn is_alone() -> bool {
     cfg!(target_arch = "x86_64") && has_one_thread() && !SHARING.load(Ordering::Relaxed)
@@ -40,22 +42,22 @@ pub fn is_alone() -> bool {
 #[cfg(target_env = "gnu")]
 #[inline]
 pub fn has_one_thread() -> bool {
-    // SAFETY: a byte of the C library's, always there, which only the one thread changes from not 0.
+    // SAFETY: the C library always has this byte, and only the single thread changes it to zero.
     unsafe { __libc_single_threaded.load(Ordering::Relaxed) != 0 }
 }
 
-/// True while the C library knows of no second thread; here it does not say.
+/// Always false: this C library does not publish how many threads there are.
 #[cfg(not(target_env = "gnu"))]
 #[inline]
 pub fn has_one_thread() -> bool {
     false
 }
 
-/// Writes `new` if `current` is there, in one step against all threads of this process, and acquires and releases; for a
-/// word that no other process reaches.
+/// Writes `new` if the word holds `current`, atomically against all threads of this process, with acquire and
+/// release ordering. No other process may reach the word.
 ///
 /// # Errors
-/// What is there instead.
+/// The value that the word holds instead.
 #[inline]
 pub fn compare_exchange(word: &AtomicU32, current: u32, new: u32) -> Result<u32, u32> {
     if is_alone() { unlocked(word, current, new) } else { locked(word, current, new) }
@@ -66,12 +68,12 @@ fn locked(word: &AtomicU32, current: u32, new: u32) -> Result<u32, u32> {
     word.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire)
 }
 
-/// The instruction without its lock: one step against what interrupts this thread.
+/// The instruction without its lock prefix: atomic against signal handlers of this thread only.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 fn unlocked(word: &AtomicU32, current: u32, new: u32) -> Result<u32, u32> {
     let found: u32;
-    // SAFETY: the word is a word of ours; what is not an atomic access to others is none of theirs, for there are none.
+    // SAFETY: `word` is a valid word, and no other thread exists to which this access would be a data race.
     unsafe {
         std::arch::asm!(
             "cmpxchg dword ptr [{word}], {new:e}",

@@ -1,19 +1,19 @@
-//! Numbers handed out to threads of one process: slots of a ring, places to be inside at. Lives in that process's
-//! own memory, so nobody outside can make two threads hold one number.
+//! Allocator of small numbers for the threads of one process: slots of a ring, slots of the operation table. The
+//! allocator lies in private memory, so no other process can make two threads hold the same number.
 
 use crate::sync::{LongWord, Ordering};
 
-/// A set of free numbers.
+/// A set of numbers, each free or taken.
 #[derive(Debug)]
 pub struct Claims {
-    /// One bit a number, set while it is taken; bits beyond the count are always set.
+    /// One bit a number, set while the number is taken; bits beyond the count are always set.
     taken: Vec<LongWord>,
 }
 
 const BITS: usize = u64::BITS as usize;
 
 impl Claims {
-    /// The numbers 0 to `count` - 1, all free.
+    /// Makes a set of the numbers 0 to `count` - 1, all free.
     pub fn new(count: usize) -> Self {
         let words = count.div_ceil(BITS);
         let taken = (0..words).map(|word| {
@@ -23,13 +23,13 @@ impl Claims {
         Self { taken: taken.collect() }
     }
 
-    /// Takes the lowest free number; none if all are taken.
+    /// Takes the lowest free number; `None` if all are taken.
     pub fn claim(&self) -> Option<usize> {
         for (index, word) in self.taken.iter().enumerate() {
             let mut bits = word.load(Ordering::Relaxed);
             while bits != u64::MAX {
                 let bit = bits.trailing_ones();
-                // Acquire: pairs with the Release of the holder before, who is done with what the number names.
+                // Acquire: pairs with the Release of the previous holder, which has finished its use of the number.
                 match word.compare_exchange(bits, bits | 1 << bit, Ordering::Acquire, Ordering::Relaxed) {
                     Ok(_) => return Some(index * BITS + bit as usize),
                     Err(found) => bits = found,
@@ -39,7 +39,7 @@ impl Claims {
         None
     }
 
-    /// Gives a number back.
+    /// Returns a number to the set.
     pub fn release(&self, number: usize) {
         let bit = 1u64 << (number % BITS);
         // Release: pairs with the Acquire of the next holder.

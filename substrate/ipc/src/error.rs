@@ -1,38 +1,39 @@
-//! The one error type of this crate.
+//! The error type of this crate.
 
 use format::DecodeError;
 
-/// Why something between two processes of a node did not work.
+/// Failure of a communication between two processes of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Error {
-    /// A system call failed: which, and its errno.
+    /// A system call failed.
     System {
-        /// Name of the call.
+        /// Name of the system call.
         call: &'static str,
         /// The errno.
         errno: i32,
     },
-    /// Shared memory is not what it has to be (seals, size, alignment, access); what is wrong.
+    /// Shared memory has the wrong seals, size, alignment or access; the text says which.
     Memory(&'static str),
-    /// Limits that cannot be (zero slots, more bytes than a ring can address); which.
+    /// Impossible limits (zero slots, more bytes than a ring can address); the text says which.
     Limits(&'static str),
-    /// Bytes from the other side that are no message.
+    /// The other side sent bytes that are not a valid message.
     Message(DecodeError),
-    /// Descriptors that came with a message are lost: this process may have no more, or there were too many.
+    /// Descriptors that came with a message are lost: this process may open no more, or the message carried too
+    /// many.
     DescriptorsLost,
-    /// The other side refused the handshake: a `REFUSED_*`, and the reason for the user.
+    /// The other side refused the handshake: a `REFUSED_*` code, and the reason for the user.
     Refused(u32, String),
-    /// The other side is gone: attach anew.
+    /// The other side is gone; the client must attach again.
     Disconnected,
     /// The deadline passed.
     TimedOut,
     /// A signal arrived while waiting.
     Interrupted,
-    /// More bytes than fit.
+    /// A message has more bytes than fit.
     TooLarge {
-        /// Bytes that were to be sent.
+        /// Bytes of the message.
         bytes: usize,
-        /// Bytes that fit.
+        /// Largest number of bytes that fits.
         limit: usize,
     },
     /// A thread ended by a panic.

@@ -1,8 +1,9 @@
-//! What the machine gives: clock, randomness, threads, waiting. The seam behind which the simulator stands.
+//! The machine as the rest of the code sees it: clock, randomness, threads, waiting. The simulator implements the
+//! same trait.
 //!
-//! All waiting of the project is waiting for a [`Word`] to change: in the real world a futex (shared, not private:
-//! the word may lie in memory of several processes), in the simulator a thread that is not chosen until somebody
-//! wakes the word. Idea of stepping real threads: neon's `desim`.
+//! All waiting in the project is waiting for a [`Word`] to change. On a real machine that is a futex (shared, not
+//! private, because the word may lie in memory of several processes); in the simulator a waiting thread is not
+//! scheduled until another thread wakes the word. The idea of stepping real threads comes from neon's `desim`.
 
 use crate::alive::AliveWord;
 use crate::error::Error;
@@ -12,8 +13,8 @@ use crate::sys::{argument, check, syscall};
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
-/// A point on the machine's clock that runs on while it sleeps (CLOCK_BOOTTIME). Comparable between processes of
-/// one machine, not between machines.
+/// A point on the machine's clock, which continues while the machine sleeps (CLOCK_BOOTTIME). Processes of one
+/// machine can compare their points; processes of different machines cannot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Time(u64);
 
@@ -28,24 +29,25 @@ impl Time {
         self.0
     }
 
-    /// The point `span` later; the end of time if there is none.
+    /// The point `span` later, saturating at the end of time.
     #[must_use]
     pub fn after(self, span: Duration) -> Self {
         Self(self.0.saturating_add(u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)))
     }
 
-    /// How long after `earlier` this is; nothing if it is not.
+    /// Time from `earlier` to this point; zero if `earlier` is later.
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
 }
 
-/// How a wait ended.
+/// Reason why a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waited {
-    /// Woken, or the word was another already, or for no reason: look again.
+    /// The thread was woken, or the word had changed already, or the wakeup was spurious: the caller tests the word
+    /// again.
     Woken,
-    /// The point in time has come.
+    /// The deadline has passed.
     TimedOut,
     /// A signal handler ran.
     Interrupted,
@@ -60,22 +62,24 @@ pub trait Join: Send {
     fn join(self: Box<Self>) -> Result<(), Error>;
 }
 
-/// After so long every store that was made before is seen by all, whatever the processor: it leaves within microseconds.
+/// After this pause every earlier store of any processor is visible to all: a store buffer drains within
+/// microseconds.
 pub const FENCE_PAUSE: Duration = Duration::from_millis(10);
 
-/// [`Host::wake`]: everybody.
+/// Count for [`Host::wake`] that wakes every waiter.
 pub const WAKE_ALL: u32 = i32::MAX as u32;
 
 /// The machine, real ([`SystemHost`]) or simulated.
 pub trait Host: Send + Sync {
-    /// Now, on the clock that [`Self::wait`] uses.
+    /// Current time on the clock that [`Self::wait`] uses.
     fn now(&self) -> Time;
 
-    /// Nanoseconds since 1970; may jump.
+    /// Wall clock time, nanoseconds since 1970; may jump.
     fn wall(&self) -> i64;
 
-    /// Nanoseconds since 1970 for the times of files, as the last tick of the machine's clock had it, a few
-    /// milliseconds ago: what Linux's own file systems take, and it costs a few loads; may jump.
+    /// Wall clock time for the timestamps of files, nanoseconds since 1970, as of the last tick of the machine's
+    /// clock (a few milliseconds ago). Linux's own file systems take their times from there; reading it costs a few
+    /// loads. May jump.
     fn wall_tick(&self) -> i64 {
         self.wall()
     }
@@ -86,31 +90,31 @@ pub trait Host: Send + Sync {
     /// Starts a thread that runs `body`.
     ///
     /// # Errors
-    /// `System`: no thread to be had.
+    /// `System`: the kernel starts no further thread.
     fn spawn(&self, name: &str, body: Box<dyn FnOnce() + Send>) -> Result<Box<dyn Join>, Error>;
 
-    /// Blocks while `word` is `expected`, until it is woken or `until` has come. The look at the word and the
-    /// falling asleep are one step against [`Self::wake`]. May return early for no reason.
+    /// Blocks while `word` holds `expected`, until the word is woken or `until` has passed. The test and the sleep
+    /// are atomic against [`Self::wake`]. Spurious wakeups are possible.
     fn wait(&self, word: &Word, expected: u32, until: Option<Time>) -> Waited;
 
-    /// Wakes at most `count` threads of any process that wait for `word`.
+    /// Wakes at most `count` threads, of any process, that wait on `word`.
     fn wake(&self, word: &Word, count: u32);
 
-    /// Makes [`Self::fence_others`] of any process reach the threads of this one from now on. False if that is not to be
-    /// had, or not at once: then each thread fences for itself.
+    /// Registers this process, so that [`Self::fence_others`] of any process reaches its threads from now on.
+    /// Returns false if the machine cannot do that, or not quickly: then each thread executes its own fences.
     fn accept_fences(&self) -> bool {
         false
     }
 
-    /// A full fence in this thread, and in every thread of the processes that accept it. False if the machine has
-    /// none: then a pause of [`FENCE_PAUSE`] has to do.
+    /// Executes a full fence in this thread and in every thread of the registered processes. Returns false if the
+    /// machine has no such operation: then the caller must pause for [`FENCE_PAUSE`].
     fn fence_others(&self) -> bool {
         fence(Ordering::SeqCst);
         true
     }
 
-    /// Ties a word to the life of this process, until what is given back goes: see [`crate::alive`]. A machine whose
-    /// processes are simulated says itself when one dies.
+    /// Ties a word to the life of this process, until the returned value is dropped: see [`crate::alive`]. The
+    /// default is for the simulator, which marks the word itself when it ends a simulated process.
     ///
     /// # Errors
     /// `System`.
@@ -119,28 +123,29 @@ pub trait Host: Send + Sync {
         Ok(Box::new(()))
     }
 
-    /// When a process of this machine started: with its number and [`Self::boot`] what no other process ever is.
-    /// None if it is gone. Without processes to tell apart, all live.
+    /// Start time of a process of this machine. Process number, start time and [`Self::boot`] identify a process
+    /// for ever. `None` if the process is gone. The default is for simulated machines without processes, where all
+    /// count as alive.
     fn started(&self, process: u32) -> Option<u64> {
         let _ = process;
         Some(0)
     }
 
-    /// A number that the machine has only until it is started anew.
+    /// A number that changes each time the machine boots.
     fn boot(&self) -> u64 {
         0
     }
 }
 
-/// The machine this process runs on.
+/// The real machine.
 ///
-/// `now`, `wall`, `wall_tick`, `random`, `wait` and `wake` neither allocate nor touch `errno`. `spawn` is for the daemons: inside
-/// other people's programs nobody calls it.
+/// `now`, `wall`, `wall_tick`, `random`, `wait` and `wake` neither allocate nor change `errno`. Only daemons call
+/// `spawn`, never code inside a user's program.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemHost;
 
-/// Longest sleep in the kernel at once. A futex counts on a clock that stands still while the machine sleeps: after
-/// a resume a deadline is seen this much late at most.
+/// Longest single sleep in the kernel. The futex clock stops while the machine sleeps, so after a resume a deadline
+/// is noticed late by at most this much.
 const SLICE: Duration = Duration::from_secs(1);
 
 impl Host for SystemHost {
@@ -162,7 +167,7 @@ impl Host for SystemHost {
     fn random(&self) -> u64 {
         let mut bytes = [0u8; 8];
         loop {
-            // SAFETY: the kernel writes at most eight bytes there.
+            // SAFETY: the kernel writes at most eight bytes to `bytes`.
             let result = unsafe {
                 syscall(libc::SYS_getrandom, [bytes.as_mut_ptr() as usize, bytes.len(), 0, 0, 0, 0])
             };
@@ -207,7 +212,7 @@ impl Host for SystemHost {
 
     fn wake(&self, word: &Word, count: u32) {
         let count = count.min(WAKE_ALL) as usize;
-        // SAFETY: FUTEX_WAKE uses the address as a name only.
+        // SAFETY: FUTEX_WAKE uses the address only as a key.
         let result =
             unsafe { syscall(libc::SYS_futex, [word.address(), libc::FUTEX_WAKE as usize, count, 0, 0, 0]) };
         check("futex", result).expect("waking a mapped, aligned word cannot fail");
@@ -234,21 +239,22 @@ impl Host for SystemHost {
     }
 }
 
-/// Reads a clock through the vdso.
+/// Reads a clock through the vDSO.
 fn clock(id: libc::clockid_t) -> libc::timespec {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `time` is a timespec of ours. Both clocks exist on every kernel we run on, so errno is not set.
+    // SAFETY: `time` is a local timespec. These clocks exist on every supported kernel, so errno is not set.
     let result = unsafe { libc::clock_gettime(id, &mut time) };
     assert!(result == 0, "clock {id} exists on Linux since 2.6.39");
     time
 }
 
-/// The kernel's answer to one FUTEX_WAIT as an errno, 0 when woken.
+/// Errno of one FUTEX_WAIT, 0 when woken.
 fn futex_wait(word: &Word, expected: u32, slice: Option<Duration>) -> i32 {
     let time = slice
         .map(|left| libc::timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() });
     let time = time.as_ref().map_or(0, |time| std::ptr::from_ref(time) as usize);
-    // SAFETY: the word is mapped and aligned while `word` is borrowed; `time` is null or a timespec of ours.
+    // SAFETY: the word is mapped and aligned while `word` is borrowed; `time` is null or points to a local
+    // timespec.
     let result = unsafe {
         syscall(libc::SYS_futex, [word.address(), argument(libc::FUTEX_WAIT), expected as usize, time, 0, 0])
     };
@@ -263,20 +269,22 @@ impl Join for SystemThread {
     }
 }
 
-/// How long a waiter polls before it sleeps. It learns: an answer while polling doubles the time up to the limit, a
-/// sleep halves it down to a sixteenth. One per kind of wait, shared by its threads.
+/// Adaptive polling: the time for which a waiter polls before it sleeps. A success while polling doubles the time
+/// up to the limit, a sleep halves it down to a sixteenth of the limit. All threads with the same kind of wait
+/// share one.
 #[derive(Debug)]
 pub struct Spin {
     limit_ns: u32,
     now_ns: AtomicU32,
-    /// Whether the processor rests between two polls.
+    /// True if the processor pauses between two polls.
     rests: bool,
 }
 
-/// A wake of a sleeping thread costs 30 to 60 us; polling longer than this beside others that work costs more.
+/// Default limit. Waking a sleeping thread costs 30 to 60 us; longer polling on a busy machine costs more than
+/// that.
 pub const SPIN_NS_MAX: u32 = 20_000;
 
-/// Polls between two looks at the clock.
+/// Polls between two reads of the clock.
 const SPIN_ROUND: u32 = 16;
 
 impl Spin {
@@ -285,20 +293,20 @@ impl Spin {
         Self { limit_ns, now_ns: AtomicU32::new(limit_ns), rests: true }
     }
 
-    /// The same where a poll is a system call, after which there is no need to rest.
+    /// Same for polls that are system calls, which need no pause in between.
     pub const fn by_calls(limit_ns: u32) -> Self {
         Self { rests: false, ..Self::new(limit_ns) }
     }
 
-    /// Polls until `ready` or until the time is used up; true if ready.
+    /// Polls until `ready` returns true or the time is over; returns whether it was ready.
     pub fn poll(&self, host: &dyn Host, mut ready: impl FnMut() -> bool) -> bool {
         if self.limit_ns == 0 {
             return ready();
         }
-        // Relaxed: a hint; nothing else is read by it.
+        // Relaxed: a hint that orders nothing.
         let span_ns = self.now_ns.load(Ordering::Relaxed);
         let grown_ns = span_ns.saturating_mul(2).min(self.limit_ns);
-        // What is there at once costs no look at the clock.
+        // An immediate success does not read the clock.
         if ready() {
             self.now_ns.store(grown_ns, Ordering::Relaxed);
             return true;
@@ -322,8 +330,8 @@ impl Spin {
     }
 }
 
-/// Waits until `predicate` holds for the word's value: polls first, then sleeps. Gives the value. Whoever changes
-/// the word must wake it.
+/// Waits until `predicate` holds for the word's value, and returns that value: polls first, then sleeps. The thread
+/// that changes the word must wake it.
 ///
 /// # Errors
 /// `TimedOut`, `Interrupted`.
@@ -334,7 +342,7 @@ pub fn wait_until(
     until: Option<Time>,
     predicate: impl Fn(u32) -> bool,
 ) -> Result<u32, Error> {
-    // Acquire: pairs with the store, of whatever strength, by which the other side published what it waited for.
+    // Acquire: pairs with the store, of whatever strength, by which the other side published its data.
     let mut value = word.load(Ordering::Acquire);
     spin.poll(host, || {
         value = word.load(Ordering::Acquire);
@@ -347,7 +355,7 @@ pub fn wait_until(
         match host.wait(word, value, until) {
             Waited::Woken => value = word.load(Ordering::Acquire),
             Waited::TimedOut => {
-                // The answer may have come together with the end.
+                // The change may have come together with the deadline.
                 let last = word.load(Ordering::Acquire);
                 return if predicate(last) { Ok(last) } else { Err(Error::TimedOut) };
             }

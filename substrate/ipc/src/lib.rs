@@ -1,7 +1,8 @@
-//! Between LibFS and SharedFS: handshake, descriptors, rings, shared words; all waiting.
+//! Communication between one LibFS (the library in a program) and its SharedFS (the daemon of the node): handshake,
+//! passing of descriptors, request rings, shared memory words, and all waiting of both.
 //!
-//! Everything here also runs inside programs that are not ours. So the parts that LibFS uses make their own system
-//! calls (`errno` stays as the program left it, and no interposed symbol is called by mistake), start no thread
+//! LibFS runs inside programs of other authors. So the parts of this crate that LibFS uses make their own system
+//! calls (the program's `errno` stays unchanged, and no interposed symbol is called by mistake), start no thread
 //! and print nothing.
 
 pub mod alive;

@@ -1,8 +1,9 @@
-//! A mutex that waits through [`Host`], for everything that runs under the simulator: a thread that blocks in the
-//! standard library's mutex while another one has the turn would never give the turn back.
+//! A mutex that waits through [`Host`], for all code that runs under the simulator. The simulator runs one thread
+//! at a time: a thread that blocked in the standard library's mutex would never give the turn back.
 //!
-//! Not fair. A guard that is dropped by a panic unlocks; what the holder left half made is its caller's matter (the
-//! daemon aborts, a mount is poisoned). No lock is held across a wait for anything else.
+//! The mutex is not fair. A guard that is dropped by a panic unlocks, and the value may be inconsistent then; the
+//! caller deals with that (the daemon aborts, a mount is poisoned). A thread never holds a lock while it waits for
+//! anything else.
 
 use crate::host::{Host, Waited};
 use crate::sync::{Ordering, Word};
@@ -11,31 +12,31 @@ use std::sync::Arc;
 
 const FREE: u32 = 0;
 const HELD: u32 = 1;
-/// Held, and somebody may sleep.
+/// Held, and another thread may sleep until the lock is free.
 const WANTED: u32 = 2;
 
-/// Tries before a thread sleeps; short, since nobody waits while holding a lock.
+/// Attempts before a thread sleeps. Few are enough, since no thread waits for anything while it holds a lock.
 const TRIES: u32 = 64;
 
-/// A value that one thread at a time has.
+/// A value that one thread at a time can access.
 pub struct Lock<T> {
     host: Arc<dyn Host>,
     state: Word,
     value: UnsafeCell<T>,
 }
 
-// SAFETY: the value is only reached by the one thread that has moved `state` away from `FREE`.
+// SAFETY: only the thread that has changed `state` from `FREE` accesses the value.
 unsafe impl<T: Send> Send for Lock<T> {}
-// SAFETY: as above; threads hand the value on, so it must be `Send`.
+// SAFETY: as above; threads pass the value on to each other, so it must be `Send`.
 unsafe impl<T: Send> Sync for Lock<T> {}
 
 impl<T> Lock<T> {
-    /// A free lock.
+    /// Makes an unlocked mutex.
     pub fn new(host: Arc<dyn Host>, value: T) -> Self {
         Self { host, state: Word::new(FREE), value: UnsafeCell::new(value) }
     }
 
-    /// The value, waited for as long as it takes.
+    /// Locks the mutex, and waits as long as that takes.
     #[inline]
     pub fn lock(&self) -> Guard<'_, T> {
         for _ in 0..TRIES {
@@ -46,14 +47,14 @@ impl<T> Lock<T> {
         }
         // Acquire: pairs with the Release of the holder before.
         while self.state.swap(WANTED, Ordering::Acquire) != FREE {
-            // However the wait ends, the swap above looks again.
+            // The swap above tests the state again, for whatever reason the wait ended.
             let (Waited::Woken | Waited::TimedOut | Waited::Interrupted) =
                 self.host.wait(&self.state, WANTED, None);
         }
         Guard { lock: self, unshared: std::marker::PhantomData }
     }
 
-    /// The value, if nobody has it.
+    /// Locks the mutex if it is free.
     #[inline]
     pub fn try_lock(&self) -> Option<Guard<'_, T>> {
         // Acquire: pairs with the Release of the holder before.
@@ -61,14 +62,14 @@ impl<T> Lock<T> {
         Some(Guard { lock: self, unshared: std::marker::PhantomData })
     }
 
-    /// Whether a thread sleeps until the lock is free, as far as its holder can tell.
+    /// True if a thread sleeps until the lock is free, as far as the holder can tell.
     #[inline]
     pub fn is_wanted(&self) -> bool {
         // Relaxed: a hint.
         self.state.load(Ordering::Relaxed) == WANTED
     }
 
-    /// The value of a lock that nobody else has.
+    /// Takes the value out of a mutex that is no longer shared.
     pub fn into_inner(self) -> T {
         self.value.into_inner()
     }
@@ -80,12 +81,12 @@ impl<T> std::fmt::Debug for Lock<T> {
     }
 }
 
-/// Possession of a lock's value, until it is dropped.
+/// Exclusive access to a mutex's value until the guard is dropped.
 #[derive(Debug)]
 #[must_use = "the lock is free again when this is dropped"]
 pub struct Guard<'a, T> {
     lock: &'a Lock<T>,
-    /// A guard is shared like the value it leads to.
+    /// Makes the guard `Sync` only if the value is.
     unshared: std::marker::PhantomData<&'a mut T>,
 }
 

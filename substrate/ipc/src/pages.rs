@@ -1,9 +1,9 @@
-//! Typed views of the two pieces of memory that one LibFS and its SharedFS share, at the places that
-//! [`format::session`] names: one that the LibFS writes ([`ClientPages`]), one that it only reads ([`DaemonPages`],
-//! seen by the LibFS as [`DaemonView`]).
+//! Typed views of the two memory regions that one LibFS and its SharedFS share, with the layout of
+//! [`format::session`]: the region that the LibFS writes ([`ClientPages`]), and the region that only SharedFS
+//! writes ([`DaemonPages`], which the LibFS sees as [`DaemonView`]).
 //!
-//! Of what the LibFS writes SharedFS believes nothing: the commit word is an upper bound, slots only delay, and the
-//! table of open inodes only keeps files that the session was allowed to see.
+//! SharedFS does not trust the region of the LibFS: it uses the commit word as an upper bound; slots can only
+//! delay; and the table of open inodes can only keep files alive that the session was allowed to see.
 
 use crate::error::Error;
 use crate::shared::{Mapping, Reads, Words};
@@ -21,7 +21,7 @@ use std::sync::Arc;
 const _: () = assert!(OVERFLOW_OFFSET + size_of::<Overflow>() <= SLOTS_OFFSET);
 const _: () = assert!(SLOTS_OFFSET + SLOTS * size_of::<Slot>() <= OPEN_TABLE_OFFSET);
 
-/// The memory that the LibFS writes: commit word, places to be inside at, table of open inodes.
+/// The region that the LibFS writes: commit word, operation slots, table of open inodes.
 #[derive(Debug)]
 pub struct ClientPages {
     commit: Words<CommitWord>,
@@ -31,10 +31,10 @@ pub struct ClientPages {
 }
 
 impl ClientPages {
-    /// The views.
+    /// Makes the views.
     ///
     /// # Errors
-    /// `Memory` if the mapping is too small or for reading only.
+    /// `Memory` if the mapping is too small or read-only.
     pub fn new(mapping: &Arc<Mapping>) -> Result<Self, Error> {
         Ok(Self {
             commit: mapping.words(COMMIT_OFFSET, 1)?,
@@ -44,56 +44,56 @@ impl ClientPages {
         })
     }
 
-    /// The log's commit word.
+    /// Commit word of the log.
     #[inline]
     pub fn commit(&self) -> &CommitWord {
         &self.commit[0]
     }
 
-    /// The places to be inside at.
+    /// Operation slots and overflow counters.
     #[inline]
     pub fn inside(&self) -> Inside<'_> {
         Inside { slots: &self.slots, overflow: &self.overflow[0] }
     }
 
-    /// The table of open inodes: 0 is a free place. The LibFS changes it under a lease on the inode.
+    /// Table of open inodes; 0 is a free entry. The LibFS changes the table while it holds a lease on the inode.
     pub fn open(&self) -> &[LongWord] {
         &self.open
     }
 
-    /// Whether the LibFS says that it has this inode open. For SharedFS, which took every lease on the inode away
-    /// before: who opened it under one is seen.
+    /// True if the LibFS has this inode open, as it says. SharedFS revokes every lease on the inode first, so it
+    /// sees each open that was made under a lease.
     pub fn is_open(&self, inode: InodeNumber) -> bool {
-        // Acquire: pairs with the Release by which the LibFS stored it or left.
+        // Acquire: pairs with the Release with which the LibFS stored the entry or left its operation.
         self.open.iter().any(|word| word.load(Ordering::Acquire) == inode.get())
     }
 
-    /// The numbers of all inodes that the LibFS says it has open.
+    /// Numbers of all inodes that the LibFS has open, as it says.
     pub fn open_inodes(&self) -> BTreeSet<u64> {
         // Acquire: as above.
         self.open.iter().map(|word| word.load(Ordering::Acquire)).filter(|inode| *inode != 0).collect()
     }
 }
 
-/// How far a log is digested.
+/// Progress of the digest of a log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Digested {
-    /// Last record that the area contains.
+    /// Last record that the shared area contains.
     pub sequence: Sequence,
-    /// Offset in the log's file where the record after it begins.
+    /// Offset in the log's file at which the next record begins.
     pub position: u64,
 }
 
-/// Places among the head's words.
+/// Indexes of words in the head of the region.
 const TURN: usize = DIGEST_TURN_OFFSET / size_of::<LongWord>();
-/// Two words, of even and of odd turns.
+/// Two pairs of words, used by even and by odd turns.
 const DIGESTED: [usize; 2] =
     [DIGESTED_EVEN_OFFSET / size_of::<LongWord>(), DIGESTED_ODD_OFFSET / size_of::<LongWord>()];
 const SETTLED: usize = LEDGER_SETTLED_OFFSET / size_of::<LongWord>();
 const ENDED: usize = ENDED_COUNT_OFFSET / size_of::<LongWord>();
 const HEAD_WORDS: usize = SEAL_OFFSET / size_of::<LongWord>();
 
-/// The memory that SharedFS writes, as SharedFS sees it. Whoever calls holds SharedFS's lock: one writer at a time.
+/// The region that SharedFS writes, as SharedFS sees it. The caller holds SharedFS's lock: one writer at a time.
 #[derive(Debug)]
 pub struct DaemonPages {
     head: Words<LongWord>,
@@ -104,10 +104,10 @@ pub struct DaemonPages {
 }
 
 impl DaemonPages {
-    /// The views.
+    /// Makes the views.
     ///
     /// # Errors
-    /// `Memory` if the mapping is too small or for reading only.
+    /// `Memory` if the mapping is too small or read-only.
     pub fn new(mapping: &Arc<Mapping>, lease_words: usize) -> Result<Self, Error> {
         Ok(Self {
             head: mapping.words(0, HEAD_WORDS)?,
@@ -118,26 +118,27 @@ impl DaemonPages {
         })
     }
 
-    /// Whether the log is sealed.
+    /// Seal of the log.
     pub fn seal(&self) -> &SealWord {
         &self.seal[0]
     }
 
-    /// The word of the own range.
+    /// Lease word of the preallocated inode range.
     pub fn own_range(&self) -> &LeaseWord {
         &self.own_range[0]
     }
 
-    /// The words of single leases.
+    /// Words of the leases on single inodes.
     pub fn leases(&self) -> &[LeaseWord] {
         &self.leases
     }
 
-    /// Says how far the log is digested.
+    /// Publishes the progress of the digest.
     pub fn publish_digested(&self, digested: Digested) {
-        // The pair of the other parity is written, and then is the one that counts: whenever the daemon dies, there is a
-        // whole one, and nobody waits for it. The fence keeps the stores behind the turn before, so that who reads one
-        // of them sees that turn; the Release store keeps them before the next. Both pair with `digested`.
+        // The stores go to the pair that is not in use; the turn then selects it. So a daemon that dies at any
+        // point leaves a consistent pair, and no reader waits. The fence keeps the stores of the pair behind the
+        // store of the previous turn, so that a reader of either sees that turn; the Release store keeps them
+        // before the next turn. Both pair with the loads in `digested`.
         let turn = self.head[TURN].load(Ordering::Relaxed).wrapping_add(1);
         let pair = DIGESTED[(turn % 2) as usize];
         fence(Ordering::Release);
@@ -146,30 +147,31 @@ impl DaemonPages {
         self.head[TURN].store(turn, Ordering::Release);
     }
 
-    /// Says up to which entry the ledger is settled.
+    /// Publishes the sequence up to which the ledger is synced.
     pub fn publish_settled(&self, ledger: Sequence) {
         // Release: pairs with the Acquire of the reader.
         self.head[SETTLED].store(ledger.get(), Ordering::Release);
     }
 
-    /// Puts an inode of the own range on the list of those that are over; the word of the own range is raised
-    /// afterwards. Beyond the list's length only the count grows, which says that all are over.
+    /// Adds an inode of the preallocated range to the list of ended leases; the caller increments the range's lease
+    /// word afterwards. Beyond the capacity of the list only the count grows, which means that the lease on the
+    /// whole range has ended.
     pub fn push_ended(&self, inode: InodeNumber) {
         let count = self.head[ENDED].load(Ordering::Relaxed);
         if let Some(entry) = usize::try_from(count).ok().and_then(|index| self.ended.get(index)) {
             entry.store(inode.get(), Ordering::Relaxed);
         }
-        // Release: pairs with the Acquire of the reader: entries below the count are there.
+        // Release: pairs with the Acquire of the reader: entries below the count are stored.
         self.head[ENDED].store(count + 1, Ordering::Release);
     }
 
-    /// Number of inodes that were put on the list.
+    /// Number of inodes added to the list.
     pub fn ended_count(&self) -> u64 {
         self.head[ENDED].load(Ordering::Relaxed)
     }
 }
 
-/// The memory that SharedFS writes, as the LibFS sees it.
+/// The region that SharedFS writes, as the LibFS sees it.
 #[derive(Debug)]
 pub struct DaemonView {
     head: Reads<LongWord>,
@@ -180,7 +182,7 @@ pub struct DaemonView {
 }
 
 impl DaemonView {
-    /// The views.
+    /// Makes the views.
     ///
     /// # Errors
     /// `Memory` if the mapping is too small.
@@ -194,19 +196,19 @@ impl DaemonView {
         })
     }
 
-    /// Whether the log is sealed. To be read after a commit.
+    /// State of the log's seal. To be read after a commit.
     #[inline]
     pub fn seal(&self) -> Seal {
         self.seal.read(0)
     }
 
-    /// The lease on the own range.
+    /// Lease on the preallocated inode range.
     #[inline]
     pub fn own_range(&self) -> Lease {
         self.own_range.read(0)
     }
 
-    /// A single lease; none for an index that SharedFS never gives.
+    /// A lease on a single inode; no lease for an index that SharedFS never assigns.
     #[inline]
     pub fn lease(&self, index: u32) -> Lease {
         let index = index as usize;
@@ -214,11 +216,11 @@ impl DaemonView {
         if index < self.leases.count() { self.leases.read(index) } else { outside }
     }
 
-    /// How far the log is digested. Looks again only if it was said anew meanwhile.
+    /// Progress of the digest. Reads again only if SharedFS published a newer value meanwhile.
     pub fn digested(&self) -> Digested {
         loop {
-            // The words are read with Acquire: the pair is read between the two looks. It is written again only two
-            // turns later.
+            // The loads are Acquire, so the pair is read between the two loads of the turn. The writer changes this
+            // pair again only two turns later.
             let turn = self.head.read(TURN);
             let pair = DIGESTED[(turn % 2) as usize];
             let found = Digested {
@@ -232,17 +234,17 @@ impl DaemonView {
         }
     }
 
-    /// Up to which entry the ledger is settled.
+    /// Sequence up to which the ledger is synced.
     pub fn settled(&self) -> Sequence {
         Sequence::new(self.head.read(SETTLED))
     }
 
-    /// Number of inodes of the own range that are over.
+    /// Number of inodes of the preallocated range whose lease has ended.
     pub fn ended_count(&self) -> u64 {
         self.head.read(ENDED)
     }
 
-    /// The inode at a place of that list; `None` beyond its length: then all of the range is over.
+    /// Inode at an index of that list; `None` beyond its capacity: then the lease on the whole range has ended.
     pub fn ended(&self, index: u64) -> Option<InodeNumber> {
         let index = usize::try_from(index).ok().filter(|index| *index < self.ended.count())?;
         Some(InodeNumber::new(self.ended.read(index)))
@@ -282,11 +284,11 @@ mod tests {
     }
 
     thread_local! {
-        /// Accesses that this thread may still make; 0: any number.
+        /// Number of accesses that this thread may still make; 0 means any number.
         static LEFT: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
     }
 
-    /// What happens if a thread stops at one of its accesses; none if it comes to the end before.
+    /// Runs `act` and stops the thread at one of its accesses; `None` if it was stopped before its end.
     fn stopped_after<T>(accesses: u32, act: impl FnOnce() -> T) -> Option<T> {
         crate::sync::install_step(|| {
             let left = LEFT.get();
@@ -307,7 +309,7 @@ mod tests {
             let mapping = map(format::session::lease_bytes(5));
             let (daemon, view) =
                 (DaemonPages::new(&mapping, 5).unwrap(), DaemonView::new(&mapping, 5).unwrap());
-            // Of either parity.
+            // Start with an even and with an odd turn.
             let last = 3 + round % 2;
             (1..=last).for_each(|number| daemon.publish_digested(said(number)));
             let survived = stopped_after(1 + round as u32 / 2, || daemon.publish_digested(said(last + 1)));

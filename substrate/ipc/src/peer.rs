@@ -1,7 +1,9 @@
-//! Who is at the other end of a connection, as the kernel vouches for it, and whether it still lives.
+//! Identity of the process at the other end of a connection, as the kernel gives it, and detection of that
+//! process's end.
 //!
-//! A process's death is seen twice: the socket hangs up, and its pidfd becomes readable. Either ends its session:
-//! a child that inherited the socket keeps that open, and a process can close its socket and live.
+//! The end of a process has two signs: the socket hangs up, and the pidfd becomes readable. Either one ends the
+//! session, because a child that inherited the socket keeps it open, and a process can close its socket and live
+//! on.
 
 use crate::error::Error;
 use crate::ring::Link;
@@ -9,10 +11,10 @@ use crate::socket::{Connection, poll};
 use crate::sys::{Descriptor, check, syscall};
 use std::time::Duration;
 
-/// Most supplementary groups that a process can have on Linux.
+/// Largest number of supplementary groups of a process on Linux.
 const GROUPS_MAX: usize = 65_536;
 
-/// Who a process was when it connected.
+/// Identity of a process at the time when it connected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Credentials {
     /// Effective user.
@@ -21,8 +23,8 @@ pub struct Credentials {
     pub gid: u32,
     /// Supplementary groups.
     pub groups: Vec<u32>,
-    /// Process number in the daemon's namespace; 0 if it is not seen from there. For people to read: numbers are used
-    /// again.
+    /// Process number in the daemon's namespace; 0 if the process is not visible there. Only for messages to
+    /// people: the kernel reuses numbers.
     pub pid: i32,
 }
 
@@ -35,7 +37,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Asks the kernel who is there.
+    /// Asks the kernel for the identity of the process at the other end.
     ///
     /// # Errors
     /// `Disconnected` if the process has ended; `System`.
@@ -47,17 +49,17 @@ impl Peer {
         Ok(Self { connection, credentials: Credentials { uid, gid, groups, pid }, process })
     }
 
-    /// Who it is.
+    /// Identity of the process.
     pub fn credentials(&self) -> &Credentials {
         &self.credentials
     }
 
-    /// The connection; its descriptor is readable when a message has come or the other end is closed.
+    /// The connection; its descriptor is readable when a message has arrived or the other end is closed.
     pub fn connection(&self) -> &Connection {
         &self.connection
     }
 
-    /// The pidfd: readable when the process has ended.
+    /// The pidfd; it is readable once the process has ended.
     pub fn process(&self) -> &Descriptor {
         &self.process
     }
@@ -72,7 +74,7 @@ impl Link for Peer {
     }
 }
 
-/// Which user a process was when it connected.
+/// User of a process at the time when it connected.
 ///
 /// # Errors
 /// `System`.
@@ -80,14 +82,14 @@ pub fn uid_of(connection: &Connection) -> Result<u32, Error> {
     Ok(who(connection)?[1])
 }
 
-/// Number, user and group of a process when it connected.
+/// Number, user and group of a process at the time when it connected.
 fn who(connection: &Connection) -> Result<[u32; 3], Error> {
     let mut cred = [0; 3];
     option(connection, libc::SO_PEERCRED, as_bytes_mut(&mut cred))?;
     Ok(cred)
 }
 
-/// Reads a socket option; gives its length.
+/// Reads a socket option and returns its length.
 fn option(connection: &Connection, name: i32, value: &mut [u8]) -> Result<usize, Error> {
     let mut bytes = u32::try_from(value.len()).expect("options are short");
     let arguments = [
@@ -123,13 +125,14 @@ fn groups(connection: &Connection) -> Result<Vec<u32>, Error> {
     }
 }
 
-/// The process as a descriptor. Kernels before 6.5 cannot say which process a socket is of: there the number is
-/// looked up, which is another process if ours has ended and its number was used again meanwhile. Then the socket
-/// has hung up, or a child holds it, whose session ends with that other process: late, but it ends.
+/// Opens a pidfd of the process. Kernels before 6.5 cannot return the process of a socket. There the process is
+/// looked up by its number, which names another process if the first has ended and its number was used again
+/// meanwhile. In that case the socket has hung up, or a child holds it, whose session then ends with that other
+/// process: late, but certainly.
 fn process(connection: &Connection, pid: i32) -> Result<Descriptor, Error> {
     let mut raw = [0u32; 1];
     match option(connection, libc::SO_PEERPIDFD, as_bytes_mut(&mut raw)) {
-        // SAFETY: the kernel has just made this descriptor for us.
+        // SAFETY: the kernel has just created this descriptor for this process.
         Ok(_) => return Ok(unsafe { Descriptor::from_raw(raw[0].cast_signed()) }),
         Err(Error::System { errno: libc::ENOPROTOOPT, .. }) => {}
         Err(Error::System { errno: libc::ESRCH | libc::EINVAL | libc::ENODATA, .. }) => {

@@ -1,16 +1,17 @@
-//! Requests of a LibFS to its SharedFS, through shared memory.
+//! Request ring: remote calls of a LibFS to its SharedFS through shared memory.
 //!
-//! A ring is a set of slots. A client thread fills one, submits it, rings the doorbell, and polls for the answer a
-//! bounded time before it sleeps; a server thread does the same from its side, and each wakes the other only if it
-//! says that it sleeps. Requests are independent: they are answered in any order, by any thread.
+//! A ring is an array of slots. A client thread fills a slot, submits it, rings the doorbell, and polls for the
+//! response for a bounded time before it sleeps. A server thread waits for requests in the same way. Each side
+//! wakes the other only if the other's flag says that it sleeps. Requests are independent: any thread answers them,
+//! in any order.
 //!
-//! Guarantees. The server takes every byte for hostile: it copies a message out once, then checks it; which slots
-//! it has taken, and where things lie, it knows from its own memory. A client that dies in any state, or never takes
-//! its answers, blocks nobody else. A client waits as long as its server may come back, and is told `Disconnected`
-//! when it will not.
+//! Guarantees. The server treats every byte as hostile: it copies a message out once and then checks the copy, and
+//! it keeps in its own memory which slots it is serving and where each message lies. A client that dies in any
+//! state, or never takes its responses, blocks no other client. A client waits as long as its server may come back,
+//! and gets `Disconnected` once the server has gone for good.
 //!
-//! State of a slot: free -> submitted (client) -> taken (server) -> answered (server) -> free (client). `WAITING` is
-//! added by a client that sleeps.
+//! States of a slot: free -> submitted (client) -> taken (server) -> answered (server) -> free (client). A client
+//! that sleeps adds the flag `WAITING`.
 
 mod client;
 mod server;
@@ -25,28 +26,27 @@ use format::message::{RequestHeader, RingShape};
 use std::sync::Arc;
 use zerocopy::little_endian::U32;
 
-/// How large a ring is. Said by SharedFS.
+/// Dimensions of a ring. SharedFS chooses them and sends them with its Welcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingLimits {
-    /// Requests at once, at most 4,096.
+    /// Number of concurrent requests, at most 4,096.
     pub slots: u32,
-    /// Bytes of a request, and of a response, that lie in the slot itself, heads included; a multiple of 64, at
-    /// most 64 KB.
+    /// Bytes in a slot for each of request and response, heads included; a multiple of 64, at most 64 KB.
     pub inline_bytes: u32,
-    /// Buffers for larger ones, at most 4,096.
+    /// Number of buffers for messages that do not fit a slot, at most 4,096.
     pub bulk_buffers: u32,
-    /// Bytes of such a buffer; a multiple of 4,096, at most 16 MB.
+    /// Bytes of such a buffer; a multiple of 4,096, at most 16 MB, more than `inline_bytes`.
     pub bulk_bytes: u32,
 }
 
 impl RingLimits {
-    /// What a session gets unless its daemon is told otherwise: about 1.2 MB.
+    /// The default for a session: about 1.2 MB.
     pub const DEFAULT: Self = Self { slots: 32, inline_bytes: 2048, bulk_buffers: 4, bulk_bytes: 256 * 1024 };
 
-    /// Bytes of the shared memory.
+    /// Bytes of shared memory that the ring needs.
     ///
     /// # Errors
-    /// `Limits`.
+    /// `Limits`: a dimension is out of its range.
     pub fn bytes(&self) -> Result<usize, Error> {
         let inline = self.inline_bytes as usize;
         let bulk = self.bulk_bytes as usize;
@@ -106,9 +106,9 @@ impl From<RingShape> for RingLimits {
     }
 }
 
-/// Bytes before the first slot: doorbell, sleeping flag and closed flag, each on a line of its own.
+/// Bytes before the first slot: doorbell, sleeping flag and closed flag, each on a cache line of its own.
 const HEAD_BYTES: usize = 256;
-/// Bytes before a slot's data.
+/// Bytes before the messages of a slot.
 const SLOT_HEAD_BYTES: usize = 64;
 const LINE: usize = 64;
 
@@ -124,20 +124,20 @@ const PHASE: u32 = 3;
 const STATE: usize = 0;
 const REQUEST_BYTES: usize = 1;
 const RESPONSE_BYTES: usize = 2;
-/// Number of the bulk buffer that belongs to the request, plus one; 0 for none.
+/// Index of the bulk buffer that belongs to the request, plus one; 0 if the request has none.
 const BULK: usize = 3;
 const SLOT_WORDS: usize = 4;
 
-/// The words and bytes of a ring, as both sides see them.
+/// The shared memory of a ring, as both sides use it.
 #[derive(Debug)]
 struct Ring {
     mapping: Arc<Mapping>,
     limits: RingLimits,
-    /// Counts submissions; the server sleeps on it.
+    /// Counts submissions; a sleeping server waits on it.
     doorbell: Words<Word>,
-    /// 1 while a server thread sleeps or is about to.
+    /// 1 while a server thread sleeps or is about to sleep.
     sleeping: Words<Word>,
-    /// 1 when the server has ended the ring.
+    /// 1 once the server has closed the ring.
     closed: Words<Word>,
     slots: Vec<Words<Word>>,
 }
@@ -159,7 +159,7 @@ impl Ring {
         })
     }
 
-    /// Where a message of so many bytes lies: in the slot's own part, or in the buffer. None if it fits neither.
+    /// Offset of a message of `bytes` bytes: in the slot, or in its buffer. `None` if the message fits neither.
     fn place(&self, inline_offset: usize, bulk: Option<usize>, bytes: usize) -> Option<usize> {
         if bytes <= self.limits.inline_bytes as usize {
             return Some(inline_offset);
@@ -169,6 +169,6 @@ impl Ring {
     }
 }
 
-/// Bytes of a request or a response beside its body.
+/// Bytes of the header of a request or of a response.
 const MESSAGE_HEAD_BYTES: usize = size_of::<RequestHeader>();
 const _: () = assert!(MESSAGE_HEAD_BYTES == size_of::<format::message::ResponseHeader>());

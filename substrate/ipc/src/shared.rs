@@ -1,9 +1,9 @@
 //! Memory shared between processes: sealed memfds, mapped for writing or for reading only.
 //!
-//! Guarantees. A mapping is as long as was asked for and stays so (the size is sealed before anybody gets the
-//! descriptor and checked before it is mapped), so that no other process can make an access fail by SIGBUS. What
-//! another process may write is never a `&[u8]` or `&T`: it is seen as words (atomics), or copied out once.
-//! A forked child does not have the mappings.
+//! Guarantees. A mapping has the agreed size for ever: the size is sealed before another process gets the
+//! descriptor and checked before the memory is mapped, so no other process can cause a SIGBUS. Memory that another
+//! process may write is never a `&[u8]` or `&T`: this module gives access to it as words (atomics), or by copying
+//! it out once. A forked child does not inherit the mappings.
 
 use crate::alive::AliveWord;
 use crate::error::Error;
@@ -14,15 +14,15 @@ use crate::words::{CommitWord, Generation, LeaseWord, Overflow, SealWord, Slot, 
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Bytes of a page; sizes of shared memory are multiples of it.
+/// Size of a page; sizes of shared memory are multiples of it.
 pub const PAGE_BYTES: usize = 4096;
 
 const SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 
-/// Makes shared memory of `bytes` (rounded up to pages), all zero, its size sealed, its pages allocated: a full
-/// machine says so here and not by SIGBUS later. `name` shows in /proc/PID/maps.
+/// Creates shared memory of `bytes` (rounded up to pages): all zero, its size sealed, its pages allocated, so that
+/// a machine without memory fails here and not by SIGBUS later. `name` appears in /proc/PID/maps.
 ///
-/// Only its maker's user can open it again for writing through /proc: see [`read_only`].
+/// Only the user of the creating process can open it again for writing through /proc: see [`read_only`].
 ///
 /// # Errors
 /// `System`.
@@ -43,8 +43,7 @@ pub fn create(name: &std::ffi::CStr, bytes: usize) -> Result<Descriptor, Error> 
     Ok(memory)
 }
 
-/// A descriptor of the same memory through which it can only be read: what a LibFS gets of pages that SharedFS
-/// writes.
+/// Opens the same memory read-only: LibFS gets such a descriptor of the pages that SharedFS writes.
 ///
 /// # Errors
 /// `System`: also when /proc is not mounted.
@@ -58,24 +57,24 @@ pub fn read_only(memory: &Descriptor) -> Result<Descriptor, Error> {
     Descriptor::from_call("openat", result)
 }
 
-/// What a mapping may be used for.
+/// Access rights of a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Loads only; a store would be a SIGSEGV, so no type here lets one through.
+    /// Loads only; a store would be a SIGSEGV, and the types of this module allow none.
     Read,
     /// Loads and stores.
     Write,
 }
 
-/// A type made of words only: every bit pattern is one of its values, and it may be changed by others at any time.
+/// A type that consists of words only: every bit pattern is valid, and other processes may change it at any time.
 ///
 /// # Safety
-/// The type consists of atomics without padding that is read, is valid for every bit pattern, and needs no drop.
+/// The type consists of atomics, has no padding that is read, is valid for every bit pattern, and needs no drop.
 pub unsafe trait Shared: Sized {
-    /// What a read gives.
+    /// Result of a read.
     type Value;
 
-    /// Reads, as strongly as the protocol of this type needs.
+    /// Reads the value, with the ordering that the type's protocol needs.
     fn read(&self) -> Self::Value;
 }
 
@@ -84,7 +83,7 @@ unsafe impl Shared for Word {
     type Value = u32;
     #[inline]
     fn read(&self) -> u32 {
-        // Acquire: pairs with whatever published what the word tells of.
+        // Acquire: pairs with the store that published the data to which the word refers.
         self.load(crate::sync::Ordering::Acquire)
     }
 }
@@ -167,8 +166,8 @@ unsafe impl Shared for Overflow {
     fn read(&self) {}
 }
 
-/// Shared memory, mapped; unmapped with the last view of it. A forked child, which does not have it, must forget what
-/// it copied of this instead of dropping it: something else may lie there by then.
+/// Mapped shared memory, unmapped with the last view of it. A forked child does not have the mapping, and must
+/// forget its copies of this value instead of dropping them: something else may be mapped there by then.
 #[derive(Debug)]
 pub struct Mapping {
     address: NonNull<u8>,
@@ -176,14 +175,15 @@ pub struct Mapping {
     access: Access,
 }
 
-// SAFETY: the mapping is plain memory that every thread may use; it is only reached through atomics and raw copies.
+// SAFETY: the mapping is plain memory that every thread may use; it is accessed only through atomics and raw
+// copies.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps `bytes` of shared memory that some process made. It must be exactly that long (rounded up to pages) and
-    /// its size must be sealed, or it is refused.
+    /// Maps `bytes` of shared memory that any process created. Fails unless the memory is exactly that long
+    /// (rounded up to pages) and its size is sealed.
     ///
     /// # Errors
     /// `Memory`, `System`.
@@ -198,7 +198,7 @@ impl Mapping {
             Access::Write => libc::PROT_READ | libc::PROT_WRITE,
         };
         let arguments = [0, bytes, protection as usize, libc::MAP_SHARED as usize, memory.argument(), 0];
-        // SAFETY: a new mapping where the kernel likes; nothing of ours is replaced.
+        // SAFETY: the kernel chooses an unused address; no existing mapping is replaced.
         let address = check("mmap", unsafe { syscall(libc::SYS_mmap, arguments) })?;
         let address = NonNull::new(address as *mut u8).expect("mmap without MAP_FIXED never gives page 0");
         let mapping = Self { address, bytes, access };
@@ -213,7 +213,7 @@ impl Mapping {
         self.bytes
     }
 
-    /// `count` values at `offset`, for loads and stores.
+    /// Writable view of `count` values at `offset`.
     ///
     /// # Errors
     /// `Memory`: outside the mapping, not aligned, or mapped for reading only.
@@ -225,7 +225,7 @@ impl Mapping {
         Ok(Words { mapping: self.clone(), first, count })
     }
 
-    /// `count` values at `offset`, for loads only.
+    /// Read-only view of `count` values at `offset`.
     ///
     /// # Errors
     /// `Memory`: outside the mapping or not aligned.
@@ -242,7 +242,7 @@ impl Mapping {
         Ok(self.range(offset, bytes)?.cast())
     }
 
-    /// The address of `bytes` bytes at `offset`, if they lie inside.
+    /// Address of `bytes` bytes at `offset`, if they lie inside the mapping.
     fn range(&self, offset: usize, bytes: usize) -> Result<NonNull<u8>, Error> {
         let end = offset.checked_add(bytes).ok_or(OUTSIDE)?;
         if end > self.bytes {
@@ -252,14 +252,14 @@ impl Mapping {
         Ok(unsafe { self.address.add(offset) })
     }
 
-    /// Copies bytes out, each read once; what others write meanwhile may be seen in parts.
+    /// Copies bytes out and reads each once. Concurrent writes of other processes may be seen in parts.
     ///
     /// # Errors
     /// `Memory`: outside the mapping.
     pub fn copy_out(&self, offset: usize, to: &mut [u8]) -> Result<(), Error> {
         let from = self.range(offset, to.len())?.as_ptr().cast_const();
         let (first, second) = to.split_at_mut(to.len() / 2);
-        // SAFETY: `from` has as many bytes as `to`, which is ours alone.
+        // SAFETY: `from` has as many bytes as `to`, which this thread alone can access.
         unsafe {
             read_bytes(from, first);
             // The simulator may change the source in the middle of a copy, as another process may.
@@ -269,7 +269,7 @@ impl Mapping {
         Ok(())
     }
 
-    /// Copies bytes in; others may see them in parts until a word with Release tells them.
+    /// Copies bytes in. Other processes may see them in parts until a store with Release publishes them.
     ///
     /// # Errors
     /// `Memory`: outside the mapping, or mapped for reading only.
@@ -293,15 +293,15 @@ const OUTSIDE: Error = Error::Memory("a range outside the mapping");
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: every view holds the mapping, so nobody uses it any more.
+        // SAFETY: every view holds the mapping, so no view is left.
         let _ =
             unsafe { syscall(libc::SYS_munmap, [self.address.as_ptr() as usize, self.bytes, 0, 0, 0, 0]) };
     }
 }
 
-/// Refuses memory whose size can change or is another.
+/// Refuses memory whose size can change or differs from `bytes`.
 fn check_memory(memory: &Descriptor, bytes: usize) -> Result<(), Error> {
-    // SAFETY: fcntl(F_GET_SEALS) uses no memory of ours.
+    // SAFETY: fcntl(F_GET_SEALS) uses no memory.
     let result =
         unsafe { syscall(libc::SYS_fcntl, [memory.argument(), libc::F_GET_SEALS as usize, 0, 0, 0, 0]) };
     let seals = check("fcntl", result).map_err(|_| Error::Memory("not a memfd"))?;
@@ -311,7 +311,7 @@ fn check_memory(memory: &Descriptor, bytes: usize) -> Result<(), Error> {
     }
     // SAFETY: stat is plain numbers, for which zero is a value.
     let mut stat: libc::stat = unsafe { std::mem::zeroed() };
-    // SAFETY: the kernel writes one stat there.
+    // SAFETY: the kernel writes one stat structure there.
     let result = unsafe { syscall(libc::SYS_fstat, [memory.argument(), &raw mut stat as usize, 0, 0, 0, 0]) };
     check("fstat", result)?;
     if usize::try_from(stat.st_size) != Ok(bytes) {
@@ -362,7 +362,7 @@ unsafe fn write_bytes(from: &[u8], to: *mut u8) {
     }
 }
 
-/// Words in a mapping, for loads and stores.
+/// Writable view of words in a mapping.
 #[derive(Debug)]
 pub struct Words<T> {
     mapping: Arc<Mapping>,
@@ -376,7 +376,7 @@ unsafe impl<T: Shared + Sync> Send for Words<T> {}
 unsafe impl<T: Shared + Sync> Sync for Words<T> {}
 
 impl<T> Words<T> {
-    /// The mapping they lie in.
+    /// The mapping in which the words lie.
     pub fn mapping(&self) -> &Arc<Mapping> {
         &self.mapping
     }
@@ -387,12 +387,13 @@ impl<T: Shared> std::ops::Deref for Words<T> {
 
     #[inline]
     fn deref(&self) -> &[T] {
-        // SAFETY: range and alignment were checked, the mapping is held, writable, and `T` is made of atomics.
+        // SAFETY: range and alignment were checked, the view holds the writable mapping, and `T` consists of
+        // atomics.
         unsafe { std::slice::from_raw_parts(self.first.as_ptr(), self.count) }
     }
 }
 
-/// Words in a mapping, for loads only.
+/// Read-only view of words in a mapping.
 #[derive(Debug)]
 pub struct Reads<T> {
     mapping: Arc<Mapping>,
@@ -406,11 +407,11 @@ unsafe impl<T: Shared + Sync> Send for Reads<T> {}
 unsafe impl<T: Shared + Sync> Sync for Reads<T> {}
 
 impl<T: Shared> Reads<T> {
-    /// The value at `index`, which the caller knows to be below the count.
+    /// Reads the value at `index`, which must be below the count.
     #[inline]
     pub fn read(&self, index: usize) -> T::Value {
         assert!(index < self.count, "an index that the caller checked");
-        // SAFETY: inside the view; `read` only loads, so a mapping for reading is enough; the mapping is held.
+        // SAFETY: inside the view, which holds the mapping; `read` only loads, so a read-only mapping suffices.
         unsafe { self.first.add(index).as_ref() }.read()
     }
 
@@ -420,14 +421,14 @@ impl<T: Shared> Reads<T> {
         self.count
     }
 
-    /// The mapping they lie in.
+    /// The mapping in which the words lie.
     pub fn mapping(&self) -> &Arc<Mapping> {
         &self.mapping
     }
 }
 
 impl Reads<Word> {
-    /// [`Host::wait`] for the word at `index`.
+    /// [`Host::wait`] on the word at `index`.
     pub fn wait(&self, host: &dyn Host, index: usize, expected: u32, until: Option<Time>) -> Waited {
         assert!(index < self.count, "an index that the caller checked");
         // SAFETY: as in `read`; a wait only loads.

@@ -1,10 +1,10 @@
-//! The socket between a LibFS and its SharedFS: who is there, whether both are of one version, and descriptors.
+//! The Unix socket between a LibFS and its SharedFS: handshake, version check, and passing of descriptors.
 //!
-//! One packet is one message (`format::message`). Guarantees: a message from the other side is a value or an error,
-//! never a panic; it brings at most [`MESSAGE_DESCRIPTORS_MAX`] descriptors, which do not outlive a refused message,
-//! are closed on exec, and lie above the numbers that programs use. Nothing here blocks but
-//! [`Connection::receive_until`]: the handshake is the one thing that waits for a descriptor instead of a word, and
-//! the simulator, which has no descriptors, hands its sessions over without it.
+//! A packet is a message (`format::message`). Guarantees: a packet from the other side gives a message or an error,
+//! never a panic. It carries at most [`MESSAGE_DESCRIPTORS_MAX`] descriptors; those of a refused message are closed
+//! at once, and all are close-on-exec and numbered above the range that programs use. Only
+//! [`Connection::receive_until`] blocks: the handshake is the only wait for a descriptor instead of a word. The
+//! simulator has no descriptors and sets its sessions up without a handshake.
 
 use crate::error::Error;
 use crate::host::{Host, Time};
@@ -21,21 +21,22 @@ use std::path::Path;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Connections that wait to be accepted.
+/// Length of the kernel's queue of connections that are not accepted yet.
 const BACKLOG: usize = 128;
 
-/// Bytes of a packet.
+/// Size of the largest packet.
 const PACKET_BYTES_MAX: usize = size_of::<MessageHeader>() + MESSAGE_BODY_MAX;
 
-/// Longest path that fits a socket address, with its closing zero.
+/// Longest path that fits a socket address, without its terminating zero.
 const ADDRESS_PATH_MAX: usize = 107;
 
-/// Where LibFSes knock.
+/// The socket on which SharedFS accepts connections of LibFSes.
 #[derive(Debug)]
 pub struct Listener(Descriptor);
 
 impl Listener {
-    /// Listens at a path that does not exist yet; everybody may knock, the kernel says who it is.
+    /// Listens at a path that does not exist yet. Every user may connect; the kernel tells the identity of the
+    /// client.
     ///
     /// # Errors
     /// `System`: `EADDRINUSE` if the path exists.
@@ -45,7 +46,8 @@ impl Listener {
             // SAFETY: `address` is a socket address of `bytes` bytes.
             check("bind", unsafe { syscall(libc::SYS_bind, [socket.argument(), address, bytes, 0, 0, 0]) })
         })?;
-        // Whatever the umask: who may be let in is decided by what the kernel says of who knocks.
+        // Independent of the umask: SharedFS authorizes a client by the identity that the kernel gives, not by the
+        // mode.
         let name = std::ffi::CString::new(path.as_os_str().as_bytes()).expect("bind refused zeros");
         let arguments = [argument(libc::AT_FDCWD), name.as_ptr() as usize, 0o666, 0, 0, 0];
         // SAFETY: `name` is a string that ends with a zero byte.
@@ -55,25 +57,25 @@ impl Listener {
         Ok(Self(socket))
     }
 
-    /// Goes on with a socket that another process bound: the keeper's.
+    /// Takes over a socket that another process (the daemon's keeper) bound.
     pub fn from_descriptor(descriptor: Descriptor) -> Self {
         Self(descriptor)
     }
 
-    /// The socket, for somebody who only keeps it.
+    /// The socket, for a process that only keeps it open.
     pub fn into_descriptor(self) -> Descriptor {
         self.0
     }
 
-    /// The socket: readable when somebody knocks.
+    /// The socket: readable when a connection waits to be accepted.
     pub fn descriptor(&self) -> &Descriptor {
         &self.0
     }
 
-    /// Whoever knocks; none at present.
+    /// Accepts the next connection; `None` if none waits.
     ///
     /// # Errors
-    /// `System`: no descriptor free, for one.
+    /// `System`: for example, no descriptor is free.
     pub fn accept(&self) -> Result<Option<Connection>, Error> {
         let flags = (libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK) as usize;
         // SAFETY: accept4 with a null address uses no memory.
@@ -86,14 +88,14 @@ impl Listener {
     }
 }
 
-/// A message as it came: its body still to be decoded.
+/// A received message, its body not yet decoded.
 #[derive(Debug)]
 pub struct Message {
-    /// What it is.
+    /// Kind of the message.
     pub kind: MessageKind,
-    /// What it says; unchecked.
+    /// Body; unchecked.
     pub body: Vec<u8>,
-    /// What it brings.
+    /// Descriptors that came with the message.
     pub descriptors: Vec<Descriptor>,
 }
 
@@ -102,10 +104,10 @@ pub struct Message {
 pub struct Connection(Descriptor);
 
 impl Connection {
-    /// Knocks.
+    /// Connects to the listener at `path`.
     ///
     /// # Errors
-    /// `Disconnected` if nobody listens there; `System`.
+    /// `Disconnected` if no process listens there; `System`.
     pub fn connect(path: &Path) -> Result<Self, Error> {
         let socket = raise(socket()?);
         let connected = with_address(path, |address, bytes| {
@@ -116,7 +118,7 @@ impl Connection {
         });
         match connected {
             Ok(_) => Ok(Self(socket)),
-            // EAGAIN: more knock than the backlog holds; the caller tries again as after a refusal.
+            // EAGAIN: the listener's queue is full; the caller tries again as after a refusal.
             Err(Error::System { errno: libc::ECONNREFUSED | libc::ENOENT | libc::EAGAIN, .. }) => {
                 Err(Error::Disconnected)
             }
@@ -124,7 +126,7 @@ impl Connection {
         }
     }
 
-    /// Two ends of a new connection.
+    /// Makes a connection and returns both ends.
     ///
     /// # Errors
     /// `System`: no descriptor free.
@@ -139,22 +141,22 @@ impl Connection {
         Ok((one, other))
     }
 
-    /// Goes on with an end that came as a descriptor.
+    /// Takes over an end of a connection that arrived as a descriptor.
     pub fn from_descriptor(descriptor: Descriptor) -> Self {
         Self(descriptor)
     }
 
-    /// Its descriptor.
+    /// Gives up the connection and returns its descriptor.
     pub fn into_descriptor(self) -> Descriptor {
         self.0
     }
 
-    /// The socket: readable when a message has come or the other side has gone.
+    /// The socket: readable when a message has arrived or the other side has gone.
     pub fn descriptor(&self) -> &Descriptor {
         &self.0
     }
 
-    /// Sends a message whose body is `parts` one after the other. Never blocks.
+    /// Sends a message whose body is the concatenation of `parts`. Never blocks.
     ///
     /// # Errors
     /// `Disconnected`; `TimedOut` if the other side does not read; `TooLarge`; `Limits` for too many descriptors.
@@ -170,7 +172,7 @@ impl Connection {
         self.send_packet(&[header.as_bytes(), &body].concat(), descriptors)
     }
 
-    /// Sends bytes as they are. For [`Self::send`], and for tests that play the hostile side.
+    /// Sends bytes without a header. For [`Self::send`], and for tests that play the hostile side.
     ///
     /// # Errors
     /// As [`Self::send`].
@@ -180,7 +182,7 @@ impl Connection {
         let mut part = libc::iovec { iov_base: packet.as_ptr().cast_mut().cast(), iov_len: packet.len() };
         let head = message_head(&mut part, &mut control, control_bytes);
         let flags = (libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) as usize;
-        // SAFETY: `head` leads to one part and a control buffer that outlive the call; both are only read.
+        // SAFETY: `head` points to one part and a control buffer that outlive the call; the kernel only reads both.
         let result = unsafe {
             syscall(libc::SYS_sendmsg, [self.0.argument(), &raw const head as usize, flags, 0, 0, 0])
         };
@@ -194,18 +196,18 @@ impl Connection {
         }
     }
 
-    /// The next message; none at present.
+    /// Receives the next message; `None` if none has arrived.
     ///
     /// # Errors
-    /// `Disconnected`; `Message`: it was none, and nothing of it is kept.
+    /// `Disconnected`; `Message`: the packet is malformed and was discarded.
     pub fn receive(&self) -> Result<Option<Message>, Error> {
-        // One byte more than a packet has, so that a longer one is known by its length.
+        // One byte more than the largest packet, so that an oversized one is detected by its length.
         let mut packet = vec![0u8; PACKET_BYTES_MAX + 1];
         let mut control = Control::new();
         let mut part = libc::iovec { iov_base: packet.as_mut_ptr().cast(), iov_len: packet.len() };
         let mut head = message_head(&mut part, &mut control, Control::BYTES);
         let flags = (libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC) as usize;
-        // SAFETY: `head` leads to one part and a control buffer that outlive the call, writable for their lengths.
+        // SAFETY: `head` points to one part and a control buffer that outlive the call, writable for their lengths.
         let result = unsafe {
             syscall(libc::SYS_recvmsg, [self.0.argument(), &raw mut head as usize, flags, 0, 0, 0])
         };
@@ -215,10 +217,10 @@ impl Connection {
             Err(Error::System { errno: libc::ECONNRESET, .. }) => return Err(Error::Disconnected),
             Err(error) => return Err(error),
         };
-        // Taken first: whatever is wrong with the message, its descriptors are closed with this.
+        // Taken first, so that the descriptors of a malformed message are closed.
         let descriptors = control.take(head.msg_controllen);
         if bytes == 0 {
-            // The other side has gone, or has sent a packet of no bytes, which may bring descriptors all the same.
+            // The other side has gone, or it has sent an empty packet, which may carry descriptors nonetheless.
             return Err(Error::Disconnected);
         }
         if head.msg_flags & libc::MSG_CTRUNC != 0 {
@@ -238,7 +240,7 @@ impl Connection {
         }))
     }
 
-    /// The next message, waited for.
+    /// Receives the next message, and waits for it.
     ///
     /// # Errors
     /// As [`Self::receive`]; `TimedOut`, `Interrupted`.
@@ -262,7 +264,7 @@ impl Connection {
         }
     }
 
-    /// The first words of a LibFS, and the answer: what SharedFS sent with its Welcome.
+    /// Client side of the handshake: sends `hello` and returns SharedFS's Welcome message.
     ///
     /// # Errors
     /// `Refused` with the reason for the user; as [`Self::receive_until`].
@@ -270,7 +272,7 @@ impl Connection {
         self.send(MessageKind::Hello, &[hello.as_bytes()], &[])?;
         let received = loop {
             match self.receive_until(host, until) {
-                // A signal is no reason to leave a session that is on its way.
+                // A signal is no reason to abandon a session that is being set up.
                 Err(Error::Interrupted) => {}
                 received => break received,
             }
@@ -292,18 +294,18 @@ impl Connection {
         }
     }
 
-    /// Refuses a LibFS. That it may have gone already is no error.
+    /// Refuses a LibFS. It is no error if the LibFS has gone already.
     pub fn refuse(&self, reason: u32, text: &str) {
         let refusal = Refusal { reason: U32::new(reason), reserved: U32::new(0) };
         let text = &text.as_bytes()[..text.len().min(MESSAGE_BODY_MAX - size_of::<Refusal>())];
         let _ = self.send(MessageKind::Refusal, &[refusal.as_bytes(), text], &[]);
     }
 
-    /// The Hello of a LibFS that was accepted; none at present. One of another version than `library`, or anything
-    /// else than a Hello, is refused here.
+    /// Server side of the handshake: receives the Hello of an accepted LibFS; `None` if it has not arrived. Refuses
+    /// a library version other than `library`, and any message other than a Hello.
     ///
     /// # Errors
-    /// `Refused`, `Message`, `Disconnected`: the connection is to be dropped.
+    /// `Refused`, `Message`, `Disconnected`: the caller must drop the connection.
     pub fn hello(&self, library: &str) -> Result<Option<Hello>, Error> {
         let message = match self.receive() {
             Ok(None) => return Ok(None),
@@ -339,19 +341,19 @@ impl Connection {
 }
 
 impl Link for Connection {
-    /// False once the other side has closed its end, which its death does; true while it is stopped.
+    /// False once the other side has closed its end or died; true while it is stopped.
     fn is_up(&self) -> bool {
         let mut asked = [libc::pollfd { fd: self.0.raw(), events: libc::POLLRDHUP, revents: 0 }];
         let gone = libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR;
         match poll(&mut asked, Some(std::time::Duration::ZERO)) {
             Ok(()) => asked[0].revents & gone == 0,
-            // Interrupted, or out of kernel memory: look again next time.
+            // Interrupted, or out of kernel memory: the next check finds out.
             Err(_) => true,
         }
     }
 }
 
-/// A Hello of this library.
+/// The Hello of this library.
 pub fn hello(library: &str, session: u64, role: u32) -> Hello {
     Hello {
         library: library_version(library),
@@ -361,7 +363,7 @@ pub fn hello(library: &str, session: u64, role: u32) -> Hello {
     }
 }
 
-/// A version as it stands in a Hello; what is longer than 32 bytes is cut, on both sides alike.
+/// Encodes a version for a Hello. Both sides truncate a version of more than 32 bytes alike.
 fn library_version(text: &str) -> [u8; 32] {
     let mut version = [0; 32];
     let bytes = text.len().min(version.len());
@@ -369,18 +371,18 @@ fn library_version(text: &str) -> [u8; 32] {
     version
 }
 
-/// Waits until one of the descriptors has what it is asked for, at most so long.
+/// Waits until an event of one of the descriptors occurs, at most for `left`.
 ///
 /// # Errors
-/// `Interrupted`, `System`. That the time is over is no error: nothing is set then.
+/// `Interrupted`, `System`. A timeout is no error: it returns without any event set.
 pub fn poll(asked: &mut [libc::pollfd], left: Option<std::time::Duration>) -> Result<(), Error> {
     let time = left.map(|left| libc::timespec {
         tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: left.subsec_nanos().into(),
     });
     let time = time.as_ref().map_or(0, |time| std::ptr::from_ref(time) as usize);
-    // SAFETY: the kernel reads and writes `asked.len()` entries; `time` is null or a timespec of ours, which ppoll
-    // changes only through libc's wrapper, not here, and which nobody reads afterwards.
+    // SAFETY: the kernel reads and writes `asked.len()` entries; `time` is null or points to a local timespec,
+    // which the system call may change and which is not read afterwards.
     let result =
         unsafe { syscall(libc::SYS_ppoll, [asked.as_mut_ptr() as usize, asked.len(), time, 0, 0, 0]) };
     match check("ppoll", result) {
@@ -397,8 +399,8 @@ fn socket() -> Result<Descriptor, Error> {
     Descriptor::from_call("socket", result)
 }
 
-/// Calls `with` with the address of a path and its length. A path too long for an address is reached through a
-/// descriptor of its folder.
+/// Calls `with` with the address of a path and its length. A path that is too long for a socket address is reached
+/// through a descriptor of its folder.
 fn with_address<R>(path: &Path, with: impl Fn(usize, usize) -> Result<R, Error>) -> Result<R, Error> {
     let bytes = path.as_os_str().as_bytes();
     if bytes.contains(&0) {
@@ -432,8 +434,8 @@ fn with_short_address<R>(path: &[u8], with: impl Fn(usize, usize) -> Result<R, E
     with(&raw const address as usize, bytes)
 }
 
-/// A number above those that programs use themselves, so that a program that counts on the lowest free number, or
-/// closes what it does not know, is not disturbed. Where there is none, the descriptor stays as it is.
+/// Moves a descriptor to a number above those that programs use, because a program may rely on the lowest free
+/// number or close descriptors that it does not know. If there is no such number, the descriptor keeps its own.
 fn raise(descriptor: Descriptor) -> Descriptor {
     const HIGH: i32 = 768;
     let Some(limit) = descriptors_max() else { return descriptor };
@@ -441,7 +443,7 @@ fn raise(descriptor: Descriptor) -> Descriptor {
     descriptor.duplicate(least).unwrap_or(descriptor)
 }
 
-/// How many descriptors this process may have, if the kernel says it.
+/// Limit of this process's descriptors; `None` if the kernel does not tell.
 pub fn descriptors_max() -> Option<u64> {
     let mut limit = [0u64; 2];
     let arguments = [0, libc::RLIMIT_NOFILE as usize, 0, limit.as_mut_ptr() as usize, 0, 0];
@@ -450,14 +452,14 @@ pub fn descriptors_max() -> Option<u64> {
     (result == 0).then_some(limit[0])
 }
 
-/// How many more descriptors this process may have, counted up to `most`. It opens none for that, which others would
-/// miss for a moment.
+/// Number of descriptors that this process may still open, counted up to `most`. The count opens no descriptor,
+/// because other threads would miss it for a moment.
 pub fn descriptors_left(most: usize) -> usize {
-    /// Numbers that are asked for at once.
+    /// Numbers tested by one call.
     const PART: i32 = 256;
     let Some(limit) = descriptors_max() else { return most };
     let (mut left, mut end) = (0, i32::try_from(limit).unwrap_or(i32::MAX));
-    // A new one gets the lowest number that is free: most of those that are free are the highest.
+    // The kernel assigns the lowest free number, so most free numbers are the highest.
     while end > 0 && left < most {
         let begin = (end - PART).max(0);
         let asked = |fd| libc::pollfd { fd, events: 0, revents: 0 };
@@ -471,7 +473,7 @@ pub fn descriptors_left(most: usize) -> usize {
     left.min(most)
 }
 
-/// Room for the control message that carries descriptors, aligned as the kernel wants it.
+/// Buffer for the control message that carries descriptors, aligned for the kernel.
 struct Control([u64; Self::BYTES / 8]);
 
 impl Control {
@@ -482,7 +484,7 @@ impl Control {
         Self([0; Self::BYTES / 8])
     }
 
-    /// Writes one message with these descriptors; gives its length, 0 without descriptors.
+    /// Writes one control message with these descriptors; returns its length, 0 without descriptors.
     fn put(&mut self, descriptors: &[&Descriptor]) -> Result<usize, Error> {
         if descriptors.len() > MESSAGE_DESCRIPTORS_MAX {
             return Err(Error::Limits("descriptors of a message"));
@@ -501,7 +503,7 @@ impl Control {
         Ok(length.next_multiple_of(8))
     }
 
-    /// The descriptors that the kernel put there: `filled` bytes of control messages.
+    /// Takes the descriptors out of `filled` bytes of control messages that the kernel wrote.
     fn take(&self, filled: usize) -> Vec<Descriptor> {
         let bytes = &self.0.as_bytes()[..filled.min(Self::BYTES)];
         let mut taken = Vec::new();
@@ -516,7 +518,8 @@ impl Control {
             if int(8) == libc::SOL_SOCKET && int(12) == libc::SCM_RIGHTS {
                 for raw in bytes[at + Self::HEAD..end].chunks_exact(4) {
                     let raw = i32::from_ne_bytes(raw.try_into().expect("four bytes"));
-                    // SAFETY: the kernel has just put this descriptor into our table, and told nobody else.
+                    // SAFETY: the kernel has just added this descriptor to the table of this process, and no other
+                    // code knows it.
                     taken.push(unsafe { Descriptor::from_raw(raw) });
                 }
             }
@@ -540,10 +543,10 @@ fn message_head(part: &mut libc::iovec, control: &mut Control, control_bytes: us
     head
 }
 
-/// Accepts whoever knocks and asks the kernel who it is; none at present.
+/// Accepts the next connection and asks the kernel for the identity of its client; `None` if no connection waits.
 ///
 /// # Errors
-/// `System`; `Disconnected` if it has gone again.
+/// `System`; `Disconnected` if the client has gone already.
 pub fn accept_peer(listener: &Listener) -> Result<Option<Peer>, Error> {
     listener.accept()?.map(Peer::new).transpose()
 }

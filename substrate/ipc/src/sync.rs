@@ -1,8 +1,8 @@
-//! Words that several threads or processes share: the only atomics that protocols of this project use.
+//! Atomic words shared by threads or processes: the only atomics that the protocols of this project use.
 //!
-//! Every access first passes [`step`]: under the simulator, which installs a hook, it is a point where threads may
-//! switch; everywhere else it costs one load and one branch that is never taken. The code that is simulated is the
-//! code that ships. The loom tests compile the same protocols over a `sync` module of their own.
+//! Every access first passes [`step`], which is a preemption point under the simulator (it installs a hook there)
+//! and costs one load and one branch otherwise. So the simulator runs the code that ships. The loom tests compile
+//! the same protocols over a `sync` module of their own.
 
 use crate::alone;
 use std::sync::OnceLock;
@@ -12,8 +12,8 @@ pub use std::sync::atomic::{Ordering, fence};
 
 static STEP: OnceLock<fn()> = OnceLock::new();
 
-/// Makes `hook` run before every access to a shared word, in this process, from now on. For the simulator. Only the
-/// first hook counts.
+/// Makes `hook` run before every access to a shared word in this process, from now on. For the simulator. Only the
+/// first hook is installed.
 pub fn install_step(hook: fn()) {
     let _ = STEP.set(hook);
 }
@@ -31,53 +31,53 @@ fn call(hook: fn()) {
     hook();
 }
 
-/// Tells the processor that this thread only waits for another.
+/// Tells the processor that this thread is polling.
 #[inline]
 pub fn relax() {
     std::hint::spin_loop();
 }
 
-/// 32 bits that may lie in memory shared between processes, and that [`crate::Host`] can wait for.
+/// A 32-bit atomic that may lie in memory shared between processes, and that [`crate::Host`] can wait on.
 #[derive(Debug, Default)]
 #[repr(transparent)]
 pub struct Word(AtomicU32);
 
 impl Word {
-    /// A word of this process.
+    /// Makes a word in private memory.
     pub const fn new(value: u32) -> Self {
         Self(AtomicU32::new(value))
     }
 
-    /// Where it lies: what the kernel's futex calls and the simulator know it by.
+    /// Address of the word, by which the kernel's futex calls and the simulator identify it.
     pub fn address(&self) -> usize {
         std::ptr::from_ref(self) as usize
     }
 
-    /// Reads.
+    /// Loads the value.
     #[inline]
     pub fn load(&self, order: Ordering) -> u32 {
         step();
         self.0.load(order)
     }
 
-    /// Writes.
+    /// Stores a value.
     #[inline]
     pub fn store(&self, value: u32, order: Ordering) {
         step();
         self.0.store(value, order);
     }
 
-    /// Writes, and gives what was there.
+    /// Stores a value and returns the previous one.
     #[inline]
     pub fn swap(&self, value: u32, order: Ordering) -> u32 {
         step();
         self.0.swap(value, order)
     }
 
-    /// Writes `new` if `current` is there.
+    /// Stores `new` if the word holds `current`.
     ///
     /// # Errors
-    /// What is there instead.
+    /// The value that the word holds instead.
     #[inline]
     pub fn compare_exchange(
         &self,
@@ -93,21 +93,21 @@ impl Word {
     /// [`Self::compare_exchange`] for a word that only threads of this process reach: see [`crate::alone`].
     ///
     /// # Errors
-    /// What is there instead.
+    /// The value that the word holds instead.
     #[inline]
     pub fn compare_exchange_here(&self, current: u32, new: u32) -> Result<u32, u32> {
         step();
         alone::compare_exchange(&self.0, current, new)
     }
 
-    /// Adds, wrapping, and gives what was there.
+    /// Adds with wrap-around and returns the previous value.
     #[inline]
     pub fn fetch_add(&self, value: u32, order: Ordering) -> u32 {
         step();
         self.0.fetch_add(value, order)
     }
 
-    /// Sets bits, and gives what was there.
+    /// Sets bits and returns the previous value.
     #[inline]
     pub fn fetch_or(&self, bits: u32, order: Ordering) -> u32 {
         step();
@@ -115,33 +115,33 @@ impl Word {
     }
 }
 
-/// 64 bits that may lie in memory shared between processes.
+/// A 64-bit atomic that may lie in memory shared between processes.
 #[derive(Debug, Default)]
 #[repr(transparent)]
 pub struct LongWord(AtomicU64);
 
 impl LongWord {
-    /// A word of this process.
+    /// Makes a word in private memory.
     pub const fn new(value: u64) -> Self {
         Self(AtomicU64::new(value))
     }
 
-    /// Reads.
+    /// Loads the value.
     #[inline]
     pub fn load(&self, order: Ordering) -> u64 {
         step();
         self.0.load(order)
     }
 
-    /// Writes.
+    /// Stores a value.
     #[inline]
     pub fn store(&self, value: u64, order: Ordering) {
         step();
         self.0.store(value, order);
     }
 
-    /// Writes, with Release. The compiler does no later load before it; that the processor does none either is for
-    /// others to see to (see [`crate::Host::fence_others`]).
+    /// Stores a value with Release ordering. The compiler moves no later load before the store; the caller must
+    /// arrange that the processor does not either (see [`crate::Host::fence_others`]).
     #[inline]
     pub fn store_before_look(&self, value: u64) {
         step();
@@ -149,7 +149,8 @@ impl LongWord {
         std::sync::atomic::compiler_fence(Ordering::SeqCst);
     }
 
-    /// Writes by a locked exchange that is also a full fence: no later load is done before the write is seen.
+    /// Stores a value by a locked exchange that is also a full fence: no later load is executed before the store is
+    /// visible.
     #[inline]
     pub fn exchange_full(&self, value: u64) -> u64 {
         step();
@@ -158,10 +159,10 @@ impl LongWord {
         before
     }
 
-    /// Writes `new` if `current` is there.
+    /// Stores `new` if the word holds `current`.
     ///
     /// # Errors
-    /// What is there instead.
+    /// The value that the word holds instead.
     #[inline]
     pub fn compare_exchange(
         &self,
@@ -174,14 +175,14 @@ impl LongWord {
         self.0.compare_exchange(current, new, success, failure)
     }
 
-    /// Adds, wrapping, and gives what was there.
+    /// Adds with wrap-around and returns the previous value.
     #[inline]
     pub fn fetch_add(&self, value: u64, order: Ordering) -> u64 {
         step();
         self.0.fetch_add(value, order)
     }
 
-    /// Adds, wrapping; a full fence like [`Self::exchange_full`].
+    /// Adds with wrap-around; a full fence like [`Self::exchange_full`].
     #[inline]
     pub fn fetch_add_full(&self, value: u64) -> u64 {
         step();
@@ -190,14 +191,14 @@ impl LongWord {
         before
     }
 
-    /// Sets bits, and gives what was there.
+    /// Sets bits and returns the previous value.
     #[inline]
     pub fn fetch_or(&self, bits: u64, order: Ordering) -> u64 {
         step();
         self.0.fetch_or(bits, order)
     }
 
-    /// Keeps only the bits that are set in `bits`, and gives what was there.
+    /// Clears the bits that are clear in `bits` and returns the previous value.
     #[inline]
     pub fn fetch_and(&self, bits: u64, order: Ordering) -> u64 {
         step();
@@ -205,8 +206,8 @@ impl LongWord {
     }
 }
 
-/// On x86-64 a locked instruction is a full fence by itself, and only the compiler has to be held back; elsewhere
-/// the fence is an instruction of its own.
+/// On x86-64 a locked instruction is a full fence by itself, and only the compiler must be restrained; other
+/// machines need a fence instruction.
 #[inline(always)]
 fn full_fence_after_exchange() {
     if cfg!(target_arch = "x86_64") {

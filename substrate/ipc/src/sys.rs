@@ -1,20 +1,20 @@
-//! System calls made directly, and the descriptor type that closes itself through them.
+//! Direct system calls, and a descriptor type that closes itself through them.
 //!
-//! Guarantees: `errno` of the calling thread is not touched, nothing is allocated, and no symbol of libc is called
-//! that a preloaded library (ours) may have replaced.
+//! Guarantees: the calls leave `errno` of the calling thread unchanged, allocate nothing, and call no libc symbol
+//! that a preloaded library (such as libhearth.so) may have replaced.
 
 use crate::error::Error;
 
-/// Makes system call `number` with up to six arguments; the result is what the kernel returned, `-errno` on failure.
+/// Makes system call `number` with up to six arguments and returns the kernel's result: `-errno` on failure.
 ///
 /// # Safety
-/// The call must be sound with these arguments: every pointer among them valid for what the kernel does with it.
+/// The call must be sound with these arguments: every pointer must be valid for the kernel's use of it.
 #[cfg(target_arch = "x86_64")]
 pub(crate) unsafe fn syscall(number: libc::c_long, arguments: [usize; 6]) -> isize {
     let result: isize;
     let [a, b, c, d, e, f] = arguments;
-    // SAFETY: the kernel's calling convention: these registers in, rax out, rcx and r11 lost; what the call does
-    // with memory is the caller's promise.
+    // SAFETY: the kernel's calling convention: these registers in, rax out, rcx and r11 lost; the caller guarantees
+    // that the call uses memory soundly.
     unsafe {
         std::arch::asm!(
             "syscall",
@@ -27,16 +27,16 @@ pub(crate) unsafe fn syscall(number: libc::c_long, arguments: [usize; 6]) -> isi
     result
 }
 
-/// Makes system call `number` with up to six arguments; the result is what the kernel returned, `-errno` on failure.
+/// Makes system call `number` with up to six arguments and returns the kernel's result: `-errno` on failure.
 ///
 /// # Safety
-/// The call must be sound with these arguments: every pointer among them valid for what the kernel does with it.
+/// The call must be sound with these arguments: every pointer must be valid for the kernel's use of it.
 #[cfg(target_arch = "aarch64")]
 pub(crate) unsafe fn syscall(number: libc::c_long, arguments: [usize; 6]) -> isize {
     let result: isize;
     let [a, b, c, d, e, f] = arguments;
-    // SAFETY: the kernel's calling convention: x8 and x0 to x5 in, x0 out; what the call does with memory is the
-    // caller's promise.
+    // SAFETY: the kernel's calling convention: x8 and x0 to x5 in, x0 out; the caller guarantees that the call uses
+    // memory soundly.
     unsafe {
         std::arch::asm!(
             "svc 0",
@@ -49,13 +49,13 @@ pub(crate) unsafe fn syscall(number: libc::c_long, arguments: [usize; 6]) -> isi
     result
 }
 
-/// Turns the kernel's answer into a value or an error that names the call.
+/// Converts the kernel's result to a value, or to an error that names the call.
 pub(crate) fn check(call: &'static str, result: isize) -> Result<usize, Error> {
     usize::try_from(result)
         .map_err(|_| Error::System { call, errno: i32::try_from(-result).unwrap_or(libc::EINVAL) })
 }
 
-/// A descriptor that is ours, closed on drop.
+/// An owned descriptor, closed on drop.
 #[derive(Debug)]
 pub struct Descriptor(Number);
 
@@ -65,13 +65,13 @@ enum Number {
     Kept(u32, &'static Keeper),
 }
 
-/// Somebody who holds descriptors for others, because their numbers may have to change while they are open. All are
-/// named by a slot of his.
+/// Table of descriptors whose numbers may have to change while they are open: `interpose` moves them when the
+/// program wants their numbers. A slot of the table names each of them.
 #[derive(Debug)]
 pub struct Keeper {
-    /// The number at present, for a system call made at once.
+    /// Current number of a slot, for a system call made at once.
     pub number: fn(u32) -> i32,
-    /// Closes it.
+    /// Closes the descriptor of a slot.
     pub close: fn(u32),
 }
 
@@ -85,23 +85,24 @@ impl Descriptor {
     /// Takes ownership of a descriptor number.
     ///
     /// # Safety
-    /// `raw` is open and nothing else closes it.
+    /// `raw` is open, and nothing else closes it.
     pub unsafe fn from_raw(raw: i32) -> Self {
         Self(Number::Own(raw))
     }
 
-    /// One that is in a keeper's slot, which is this one's until the keeper is told to close it.
+    /// A descriptor in a slot of a keeper. The slot belongs to this value until the value is dropped, which tells
+    /// the keeper to close it.
     pub fn kept(slot: u32, keeper: &'static Keeper) -> Self {
         Self(Number::Kept(slot, keeper))
     }
 
-    /// Wraps what a call that makes a descriptor returned.
+    /// Wraps the result of a system call that creates a descriptor.
     pub(crate) fn from_call(call: &'static str, result: isize) -> Result<Self, Error> {
         let raw = check(call, result)?;
         Ok(Self(Number::Own(i32::try_from(raw).expect("the kernel's descriptors are ints"))))
     }
 
-    /// The number; that of a kept one only until the next call.
+    /// The number. The number of a descriptor in a keeper's slot is valid only for the next system call.
     pub fn raw(&self) -> i32 {
         match self.0 {
             Number::Own(raw) => raw,
@@ -109,12 +110,12 @@ impl Descriptor {
         }
     }
 
-    /// The number as an argument of a call.
+    /// The number as a system call argument.
     pub(crate) fn argument(&self) -> usize {
         argument(self.raw())
     }
 
-    /// A second descriptor of the same open file, close-on-exec, numbered `least` or above.
+    /// Makes a second descriptor of the same open file, close-on-exec, numbered `least` or above.
     ///
     /// # Errors
     /// `System`: no number free.
@@ -142,7 +143,7 @@ impl From<Descriptor> for std::os::fd::OwnedFd {
         use std::os::fd::FromRawFd;
         assert!(matches!(descriptor.0, Number::Own(_)), "a keeper's descriptor stays his");
         let raw = std::mem::ManuallyDrop::new(descriptor).raw();
-        // SAFETY: the descriptor was ours alone, and is not closed by the one that was taken apart.
+        // SAFETY: this value alone owned the descriptor, and `ManuallyDrop` keeps it open.
         unsafe { Self::from_raw_fd(raw) }
     }
 }
@@ -152,20 +153,22 @@ impl Drop for Descriptor {
         match self.0 {
             Number::Kept(slot, keeper) => (keeper.close)(slot),
             Number::Own(raw) => {
-                // SAFETY: it is ours by `from_raw`'s contract. A failed close frees the number all the same.
+                // SAFETY: the caller of `from_raw` gave the descriptor away. A failed close releases the number
+                // too.
                 let _ = unsafe { syscall(libc::SYS_close, [argument(raw), 0, 0, 0, 0, 0]) };
             }
         }
     }
 }
 
-/// An int as an argument of a call: sign-extended, as the kernel reads it.
+/// An int as a system call argument: sign-extended, as the kernel reads it.
 pub(crate) fn argument(value: i32) -> usize {
     value as isize as usize
 }
 
-/// Binds the calling thread, and threads it starts later, to the first processor it may run on: the simulator runs
-/// one thread at a time, and a hand-over on one core costs a fraction of one between two.
+/// Binds the calling thread, and all threads that it starts later, to the first processor that it may run on. For
+/// the simulator, which runs one thread at a time: a thread switch on one core is several times cheaper than one
+/// between two cores.
 ///
 /// # Errors
 /// `System`.

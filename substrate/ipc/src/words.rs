@@ -1,64 +1,67 @@
-//! The words that one LibFS and its SharedFS share, and the protocol over them: how an operation uses a lease
-//! without a call, and how SharedFS takes the lease away without the holder's help (CC-NVM, Assise §3.3; schedules
-//! 1.2, 1.6, 2.2, 2.3).
+//! The words shared by one LibFS and its SharedFS, and the protocol over them: an operation uses a lease without a
+//! call, and SharedFS revokes a lease without the holder's cooperation (CC-NVM, Assise §3.3).
 //!
-//! Guarantees. After `LeaseWord::revoke`, then a [`Scan`] that is done *or* `SealWord::seal`, no operation that saw the
-//! lease as it was counts any more, and the commit word read then, or the cut that the seal gave, covers all that
-//! count. Either ends within the grace period that the caller gives the scan; a stopped or dead holder delays nobody
-//! longer.
+//! An operation: [`Inside::enter`]; [`LeaseWord::load`] must equal the granted lease; the work; for a write
+//! [`CommitWord::commit`] and [`SealWord::load`]; [`Inside::leave`]. The operation never waits between enter and
+//! leave. If the seal is not open, the record is valid if it is not behind the cut.
 //!
-//! Between what one side says and then looks at, on both sides, stands a full fence; that of the operations may be
-//! left to the other side ([`FenceBy`]), which then fences for both, after [`LeaseWord::revoke`] and in [`SealWord::seal`].
+//! A revocation: [`LeaseWord::revoke`]; then a [`Scan`], polled until it is done, or else [`SealWord::seal`]; then
+//! SharedFS reads the cut (the commit word, or the result of the seal).
 //!
-//! An operation: [`Inside::enter`]; [`LeaseWord::load`] must be what was granted; work; for a write
-//! [`CommitWord::commit`] and [`SealWord::load`]; [`Inside::leave`]. If the seal was not open, the record counts if the
-//! cut is it or behind it. Nobody waits while inside. A revocation: [`LeaseWord::revoke`]; a [`Scan`] polled until done,
-//! else seal; then read the cut.
+//! Guarantee. After the scan is done, or after the seal, every valid record that an operation wrote under the
+//! revoked lease lies at or before the cut, and no later one becomes valid. The scan ends within the grace period
+//! of its caller, which seals otherwise; a stopped or dead holder delays a revocation no longer than that.
 //!
-//! `tests/loom.rs` compiles this file over loom's atomics and tries every interleaving of small cases.
+//! Both sides store a word and then load another one, with a full fence in between. The fence of the operations may
+//! be left to the other side ([`FenceBy`]), which then executes both fences, after [`LeaseWord::revoke`] and in
+//! [`SealWord::seal`].
+//!
+//! `tests/loom.rs` compiles this file over loom's atomics and explores every interleaving of small cases.
 
 use crate::sync::{LongWord, Ordering, fence};
 use format::{InodeNumber, Sequence};
 
-/// The largest sequence that is believed: what a broken LibFS writes is cut to it.
+/// Largest accepted sequence number; a greater one, from a defective LibFS, is reduced to it.
 const LAST_MAX: u64 = u64::MAX >> 1;
 
-/// Who puts the full fence between what an operation says, that it is inside or that its record counts, and what it
-/// looks at next.
+/// The side that executes the full fence between an operation's announcement (it has entered, or its record is
+/// committed) and its next load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FenceBy {
-    /// The operation, by locked exchanges: each waits until all that was stored before has left the processor.
+    /// The operation, by locked exchanges: each waits until all earlier stores have left the processor.
     Operation,
-    /// Who revokes, seals or recovers, by [`crate::Host::fence_others`], which this process accepted.
+    /// The thread that revokes, seals or recovers, by [`crate::Host::fence_others`], for which this process is
+    /// registered.
     Revoker,
 }
 
-/// The last record of a log that counts, as long as the log is not sealed. Written by the LibFS alone; SharedFS takes
-/// the value only as an upper bound.
+/// Sequence of the last committed record of a log, valid while the log is not sealed. Only the LibFS writes it;
+/// SharedFS treats the value as an upper bound.
 #[derive(Debug, Default)]
 #[repr(transparent)]
 pub struct CommitWord(LongWord);
 
 impl CommitWord {
-    /// The word of a log whose last record is `last`.
+    /// Makes the word of a log whose last record is `last`.
     pub fn new(last: Sequence) -> Self {
         Self(LongWord::new(last.get()))
     }
 
-    /// Begins a log at `last`. Only before a LibFS has the memory.
+    /// Starts a log at `last`, before any LibFS has the memory.
     pub fn begin(&self, last: Sequence) {
         // Release: pairs with the Acquire of `load` on the other side.
         self.0.store(last.get(), Ordering::Release);
     }
 
-    /// The last record that was committed.
+    /// Sequence of the last committed record.
     pub fn load(&self) -> Sequence {
-        // Acquire: pairs with the Release of `commit`: what it counts can be read from the log.
+        // Acquire: pairs with the Release of `commit`, so that the committed records can be read from the log.
         Sequence::new(self.0.load(Ordering::Acquire).min(LAST_MAX))
     }
 
-    /// Makes all records up to `last` count if the log is not sealed: the caller looks at the [`SealWord`], and at
-    /// whether the daemon is alive, after this. The records' bytes were stored (and fenced, see `pmem`) before.
+    /// Commits all records up to `last`, which is final if the log is not sealed. After this the caller checks the
+    /// [`SealWord`], and that the daemon is alive. The bytes of the records were stored (and fenced, see `pmem`)
+    /// before.
     #[inline]
     pub fn commit(&self, last: Sequence, fence: FenceBy) {
         match fence {
@@ -68,38 +71,39 @@ impl CommitWord {
     }
 }
 
-/// What a seal word says.
+/// State of a seal word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seal {
-    /// What was committed before this was seen counts.
+    /// Not sealed: a record that was committed before this was read is valid.
     Open,
-    /// Being sealed: what counts is not known yet.
+    /// Being sealed: the cut is not known yet.
     Sealing,
-    /// Sealed: records up to this one count, none after it ever will.
+    /// Sealed: records up to this one are valid, none behind it ever becomes valid.
     Sealed(Sequence),
 }
 
-/// Whether a log is cut, and where. Written by SharedFS alone; the LibFS has its page mapped read-only.
+/// The seal of a log: whether the log is cut, and where. Only SharedFS writes it; the LibFS maps its page
+/// read-only.
 #[derive(Debug, Default)]
 #[repr(transparent)]
 pub struct SealWord(LongWord);
 
 const OPEN: u64 = 0;
 const SEALING: u64 = 1;
-/// A cut stands as its sequence behind this.
+/// A cut is stored as its sequence plus this.
 const CUT_FIRST: u64 = 2;
 
 impl SealWord {
-    /// The word of a log that is not sealed: zero, as fresh memory is.
+    /// Makes the word of a log that is not sealed: zero, like fresh memory.
     pub fn new() -> Self {
         Self(LongWord::new(OPEN))
     }
 
-    /// What it says.
+    /// Decodes the word.
     #[inline]
     pub fn load(&self) -> Seal {
-        // Not before the commit before it, by whoever fences (see `seal`). Acquire: what SharedFS did before the cut is
-        // seen.
+        // Ordered after the commit before it by the fence of either side (see `seal`). Acquire: stores of SharedFS
+        // before the cut are visible.
         match self.0.load(Ordering::SeqCst) {
             OPEN => Seal::Open,
             SEALING => Seal::Sealing,
@@ -107,15 +111,15 @@ impl SealWord {
         }
     }
 
-    /// Cuts the log and gives the cut. `fence_others` is a full fence in the threads of the LibFS, if they leave
-    /// that to it. Not by two threads at once.
+    /// Seals the log and returns the cut. `fence_others` executes a full fence in the threads of the LibFS, if they
+    /// leave their fence to this side. Two threads must not seal at once.
     pub fn seal(&self, commit: &CommitWord, fence_others: impl FnOnce()) -> Sequence {
         if let Seal::Sealed(cut) = self.load() {
             return cut;
         }
         self.0.store(SEALING, Ordering::SeqCst);
-        // Full fences, here and in the LibFS between its commit and its look: either it sees this word changed, or
-        // the load below sees its commit.
+        // Full fences, here and in the LibFS between its commit and its load of this word: either the LibFS sees
+        // this word changed, or the load below sees the commit.
         fence(Ordering::SeqCst);
         fence_others();
         let cut = commit.load();
@@ -125,26 +129,26 @@ impl SealWord {
     }
 }
 
-/// What a lease word says.
+/// State of a lease word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeaseState {
-    /// Nothing is held under this number.
+    /// No lease is granted under this number.
     None,
-    /// Held for reading.
+    /// Granted for reading.
     Read,
-    /// Held for writing.
+    /// Granted for writing.
     Write,
-    /// Being taken away: nobody begins anything under it.
+    /// Being revoked: no operation may begin under it.
     Revoking,
 }
 
-/// State and generation of a lease word. The generation grows by one at each grant, so a word that was taken away
-/// and granted to other ends is never mistaken for what it was.
+/// State and generation of a lease word. Each grant increments the generation, so a lease that was revoked and
+/// granted for something else is never mistaken for the earlier one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lease {
-    /// What may be done.
+    /// Permitted access.
     pub state: LeaseState,
-    /// Which grant of this word; below 2^62.
+    /// Number of the grant; below 2^62.
     pub generation: u64,
 }
 
@@ -171,47 +175,47 @@ impl Lease {
     }
 }
 
-/// One lease. Written by SharedFS alone; the LibFS has its page mapped read-only.
+/// One lease. Only SharedFS writes it; the LibFS maps its page read-only.
 #[derive(Debug, Default)]
 #[repr(transparent)]
 pub struct LeaseWord(LongWord);
 
 impl LeaseWord {
-    /// A word under which nothing is held.
+    /// Makes a word without a lease.
     pub fn new() -> Self {
         Self(LongWord::new(0))
     }
 
-    /// What the word says. An operation calls this after [`Inside::enter`].
+    /// Decodes the word. An operation calls this after [`Inside::enter`].
     #[inline]
     pub fn load(&self) -> Lease {
-        // SeqCst: pairs with the store and fence of `revoke`; together with the full fence behind `enter`, either this
-        // load sees `Revoking` or the scan sees the operation inside.
+        // SeqCst: pairs with the store and fence of `revoke`. With the full fence after `enter`, either this load
+        // sees `Revoking` or the scan sees the operation inside.
         Lease::from_raw(self.0.load(Ordering::SeqCst))
     }
 
-    /// Grants: gives what the holder has to find from now on.
+    /// Grants the lease and returns the value that the holder's loads must equal from now on.
     pub fn grant(&self, state: LeaseState) -> Lease {
-        // Relaxed: SharedFS is the only writer, and it holds its own lock over the word.
+        // Relaxed: SharedFS is the only writer, and its own lock protects the word.
         let before = Lease::from_raw(self.0.load(Ordering::Relaxed));
         let lease = Lease { state, generation: before.generation + 1 };
-        // Release: pairs with the SeqCst load in `load`; what the grant promises was made true before.
+        // Release: pairs with the SeqCst load in `load`; everything that the grant implies was stored before.
         self.0.store(lease.to_raw(), Ordering::Release);
         lease
     }
 
-    /// Begins to take the lease away. A [`Scan`] begun after this, and after [`crate::Host::fence_others`] if operations
-    /// leave that to us, finds every operation that still uses it.
+    /// Begins the revocation. A [`Scan`] that begins after this, and after [`crate::Host::fence_others`] if
+    /// operations leave their fence to this side, finds every operation that still uses the lease.
     pub fn revoke(&self) {
         let before = Lease::from_raw(self.0.load(Ordering::Relaxed));
         let lease = Lease { state: LeaseState::Revoking, ..before };
         self.0.store(lease.to_raw(), Ordering::SeqCst);
-        // Full fence: the store above comes before the loads of the scan. Pairs with the full fence that stands between
-        // an entry and the load of this word.
+        // Full fence: the store above precedes the loads of the scan. Pairs with the full fence between an entry
+        // and the load of this word.
         fence(Ordering::SeqCst);
     }
 
-    /// Ends it: nothing is held.
+    /// Ends the revocation: no lease is granted.
     pub fn end(&self) {
         let before = Lease::from_raw(self.0.load(Ordering::Relaxed));
         // Release: pairs with `load`.
@@ -219,13 +223,14 @@ impl LeaseWord {
     }
 }
 
-/// Where one thread says that it is inside: odd while it is. On a line of its own. Written by that thread alone.
+/// Operation marker of one thread: odd while the thread executes an operation. On a cache line of its own; only
+/// that thread writes it.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub struct Slot(LongWord);
 
-/// Where threads that found no slot say it: a count of those inside for each of two sides. SharedFS chooses the
-/// side that they enter on, so that the other one empties.
+/// Operation counters for threads without a slot, one for each of two sides. SharedFS chooses the side on which
+/// threads enter, so that the other side drains.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub struct Overflow {
@@ -234,41 +239,43 @@ pub struct Overflow {
 }
 
 impl Slot {
-    /// A slot that nobody is inside at.
+    /// Makes a slot whose thread is outside.
     pub fn new() -> Self {
         Self(LongWord::new(0))
     }
 }
 
 impl Overflow {
-    /// Nobody inside.
+    /// Makes counters that are zero.
     pub fn new() -> Self {
         Self { side: LongWord::new(0), inside: [Slot::new(), Slot::new()] }
     }
 }
 
-/// Proof of being inside, to be given back to [`Inside::leave`]. Not left on drop: a killed thread leaves nothing.
+/// Proof that an operation is in progress, to be passed to [`Inside::leave`]. Dropping it does not leave: the
+/// session of a killed thread stays inside.
 #[derive(Debug)]
 #[must_use = "a thread that stays inside holds up every revocation for the whole grace period"]
 pub enum Entered {
-    /// At this slot.
+    /// In the slot with this index.
     Slot(usize),
-    /// On this side of the overflow.
+    /// On this side of the overflow counters.
     Overflow(usize),
 }
 
-/// All places of one session to be inside at.
+/// All operation markers of one session.
 #[derive(Clone, Copy, Debug)]
 pub struct Inside<'a> {
-    /// One a thread.
+    /// One slot a thread.
     pub slots: &'a [Slot],
-    /// For the threads beyond.
+    /// Counters for threads that got no slot.
     pub overflow: &'a Overflow,
 }
 
 impl Inside<'_> {
-    /// Goes inside at the thread's own slot, or beside the others if it has none. The lease word is read after it:
-    /// without a slot this is a full fence, with one it is or it is not.
+    /// Begins an operation in the thread's slot, or in the overflow counters if it has none. The lease word is
+    /// loaded after this. With a slot, `fence` decides which side executes the full fence in between; without a
+    /// slot this call does.
     #[inline]
     pub fn enter(&self, slot: Option<usize>, fence: FenceBy) -> Entered {
         match slot {
@@ -277,7 +284,7 @@ impl Inside<'_> {
                 // Relaxed: only this thread writes the slot.
                 let count = word.load(Ordering::Relaxed);
                 assert!(count & 1 == 0, "a thread goes inside once, and a slot has one thread");
-                // Full fence, here or there: pairs with the fence in `revoke`.
+                // Full fence, by this side or the other: pairs with the fence in `revoke`.
                 match fence {
                     FenceBy::Operation => drop(word.exchange_full(count.wrapping_add(1))),
                     FenceBy::Revoker => word.store_before_look(count.wrapping_add(1)),
@@ -285,7 +292,7 @@ impl Inside<'_> {
                 Entered::Slot(index)
             }
             None => {
-                // Relaxed: either side is right, the choice only helps the scan to end.
+                // Relaxed: either side is correct; the choice only helps the scan to end.
                 let side = (self.overflow.side.load(Ordering::Relaxed) & 1) as usize;
                 // Full fence: pairs with the fence in `revoke`.
                 self.overflow.inside[side].0.fetch_add_full(1);
@@ -294,7 +301,7 @@ impl Inside<'_> {
         }
     }
 
-    /// Goes outside. What was done inside, the commit too, is seen by a scan that sees this.
+    /// Ends an operation. A scan that sees this sees all stores of the operation, its commit included.
     #[inline]
     pub fn leave(&self, entered: Entered) {
         match entered {
@@ -311,8 +318,9 @@ impl Inside<'_> {
         }
     }
 
-    /// Begins to wait for everybody who is inside now. For SharedFS, after [`LeaseWord::revoke`] of one or many
-    /// words; one scan at a time a session (two would send the overflow to and fro).
+    /// Begins to wait for all operations that are in progress now. SharedFS calls this after [`LeaseWord::revoke`]
+    /// of one or many words, and runs one scan at a time per session, because two would alternate the overflow's
+    /// side.
     pub fn scan(&self) -> Scan {
         // Acquire: pairs with the Release in `leave`.
         let odd = self.slots.iter().enumerate().filter_map(|(index, slot)| {
@@ -320,7 +328,7 @@ impl Inside<'_> {
             (count & 1 == 1).then_some((index, count))
         });
         let inside = odd.collect();
-        // Relaxed: a hint for those who enter.
+        // Relaxed: a hint for entering threads.
         let side = self.overflow.side.load(Ordering::Relaxed) & 1;
         let mut scan = Scan { inside, drained: [false; 2] };
         if !scan.drain(self) && scan.drained == [false; 2] {
@@ -330,17 +338,17 @@ impl Inside<'_> {
     }
 }
 
-/// A wait, without waiting in itself, until each thread that was inside at its beginning has been outside once.
+/// A wait, by polling, until each operation that was in progress at its beginning has ended.
 #[derive(Debug)]
 pub struct Scan {
-    /// Slots that were inside and have not changed since.
+    /// Slots that were odd at the beginning and have not changed since.
     inside: Vec<(usize, u64)>,
-    /// Sides of the overflow that were empty at some moment since.
+    /// Sides of the overflow whose counter has been zero at some moment since.
     drained: [bool; 2],
 }
 
 impl Scan {
-    /// Looks again; true when nobody of them is inside any more. What they did is seen then.
+    /// Polls; true once all those operations have ended. Their stores are visible then.
     pub fn done(&mut self, inside: &Inside<'_>) -> bool {
         // Acquire: pairs with the Release in `leave`.
         self.inside.retain(|&(index, count)| inside.slots[index].0.load(Ordering::Acquire) == count);
@@ -354,7 +362,7 @@ impl Scan {
         }
         match self.drained {
             [true, true] => return true,
-            // Relaxed: a hint for those who enter: the side that still has to empty gets nobody new.
+            // Relaxed: a hint for entering threads, which then stay away from the side that has to drain.
             [true, false] => inside.overflow.side.store(0, Ordering::Relaxed),
             [false, true] => inside.overflow.side.store(1, Ordering::Relaxed),
             [false, false] => {}
@@ -363,24 +371,25 @@ impl Scan {
     }
 }
 
-/// Until when this node may serve, nanoseconds on the clock of [`crate::Host::now`]. Written by SharedFS.
+/// Time until which this node may serve, in nanoseconds on the clock of [`crate::Host::now`]. SharedFS writes it.
 #[derive(Debug, Default)]
 #[repr(transparent)]
 pub struct ValidUntil(LongWord);
 
 impl ValidUntil {
-    /// A node that may serve until `ns`.
+    /// Makes the word of a node that may serve until `ns`.
     pub fn new(ns: u64) -> Self {
         Self(LongWord::new(ns))
     }
 
-    /// The end of validity.
+    /// End of the validity.
     pub fn load_ns(&self) -> u64 {
-        // Acquire: pairs with the Release below; who sees a longer validity sees what was agreed for it.
+        // Acquire: pairs with the Release below; a reader that sees a longer validity sees the state that was
+        // agreed for it.
         self.0.load(Ordering::Acquire)
     }
 
-    /// Moves the end.
+    /// Changes the end.
     pub fn store_ns(&self, ns: u64) {
         // Release: pairs with the Acquire above.
         self.0.store(ns, Ordering::Release);
@@ -390,19 +399,19 @@ impl ValidUntil {
 /// Words in the page of generations.
 pub const GENERATIONS: usize = 4096;
 
-/// Generation of the blocks of all files that share this word: raised before any of their blocks is used again.
-/// Written by SharedFS, mapped read-only by every LibFS of the node.
+/// Generation of the blocks of all files that share this word. SharedFS increments it before it reuses a block of
+/// any of them; every LibFS of the node maps the page read-only.
 #[derive(Debug, Default)]
 #[repr(transparent)]
 pub struct Generation(LongWord);
 
 impl Generation {
-    /// A generation's first value.
+    /// Makes a word with generation zero.
     pub fn new() -> Self {
         Self(LongWord::new(0))
     }
 
-    /// Which of the words is an inode's.
+    /// Index of an inode's word.
     #[inline]
     pub fn index_of(inode: InodeNumber) -> usize {
         // Multiplication by the golden ratio spreads neighbours; the upper bits are the well mixed ones.
@@ -410,26 +419,27 @@ impl Generation {
         (inode.get().wrapping_mul(0x9e37_79b9_7f4a_7c15) >> SHIFT) as usize
     }
 
-    /// The generation, to be read before a copy.
+    /// Generation, to be read before a copy.
     #[inline]
     pub fn before_copy(&self) -> u64 {
-        // Acquire: the copy's loads come after it.
+        // Acquire: the loads of the copy come after this.
         self.0.load(Ordering::Acquire)
     }
 
-    /// True if what was copied since [`Self::before_copy`] gave `before` was not used for something else meanwhile.
+    /// True if no block of the copy was reused since [`Self::before_copy`] returned `before`.
     #[inline]
     pub fn still(&self, before: u64) -> bool {
-        // Acquire fence: the copy's loads come before the load below. Pairs with the fence in `raise`: who copied
-        // a byte stored after it sees the raised word.
+        // Acquire fence: the loads of the copy come before the load below. Pairs with the fence in `raise`: a copy
+        // that contains a byte stored after the raise also sees the new generation.
         fence(Ordering::Acquire);
         self.0.load(Ordering::Relaxed) == before
     }
 
-    /// Ends every copy's validity; blocks may be used again when this returns.
+    /// Invalidates all copies that are in progress; the caller may reuse blocks once this returns.
     pub fn raise(&self) {
         self.0.fetch_add(1, Ordering::AcqRel);
-        // Full fence: the new word comes before every store into the blocks. Pairs with the fence in `still`.
+        // Full fence: the new generation becomes visible before every store into the blocks. Pairs with the fence
+        // in `still`.
         fence(Ordering::SeqCst);
     }
 }

@@ -1,4 +1,4 @@
-//! How many descriptors are left: counted in a process of its own, whose limit this test sets.
+//! The count of remaining descriptors, tested in a process of its own, whose limit the test sets.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something unexpected is")]
 

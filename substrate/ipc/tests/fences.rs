@@ -1,6 +1,6 @@
-//! Two real processes race for a lease and for a log's cut, on two processors, and the one that works leaves the fences to
-//! the one that revokes: what loom cannot show, since it has no fence in the threads of others. Without the kernel's
-//! fence hundreds of the rounds go wrong.
+//! Two real processes on two processors race for a lease and for the cut of a log, and the working process leaves
+//! its fences to the revoking one. Loom cannot test this, since it has no fence in the threads of other processes.
+//! Without the kernel's fence hundreds of the rounds fail.
 
 #![allow(clippy::unwrap_used, reason = "everything here is a test; clippy knows tests by their attribute")]
 
@@ -16,23 +16,24 @@ use std::time::Duration;
 
 const ROUNDS: u64 = 20_000;
 const BYTES: usize = 4096;
-/// The whole takes a second; only a failure takes this.
+/// The whole test takes a second; only a failure takes this long.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What a round came to, as the other process says.
+/// Outcomes of a round, as the other process reports them.
 const COUNTS: u64 = 1;
 const DOES_NOT: u64 = 2;
 
-/// The words of one session, and those by which the two begin a round together.
+/// The words of one session, and the gates that make both processes begin a round together.
 struct Session {
     commit: Words<CommitWord>,
     overflow: Words<Overflow>,
     slots: Words<Slot>,
     lease: Words<LeaseWord>,
     seal: Words<SealWord>,
-    /// The seal word as it is stored: it is opened again for each round.
+    /// The seal word as a raw value: it is reset for each round.
     seal_raw: Words<LongWord>,
-    /// The round that may begin, the one that the other process is ready for, the one that it is done with, and its outcome.
+    /// Gates: the round that may begin, the round that the other process is ready for, the round that it has
+    /// finished, and the outcome.
     gates: Words<LongWord>,
 }
 
@@ -72,7 +73,7 @@ impl Session {
         Inside { slots: &self.slots, overflow: &self.overflow[0] }
     }
 
-    /// One write of the other process: whether it counts.
+    /// One write of the other process; returns true if the record is valid.
     fn write(&self, round: u64) -> bool {
         let next = Sequence::new(round);
         self.gate(1).store(round, Ordering::SeqCst);
@@ -98,7 +99,7 @@ impl Session {
         }
     }
 
-    /// Takes the lease away, in every other round by force. The cut.
+    /// Revokes the lease, in every other round by a seal. Returns the cut.
     fn revoke(&self, round: u64) -> Sequence {
         (0..round / 64 % 64).for_each(|_| std::hint::spin_loop());
         self.lease[0].revoke();
@@ -115,7 +116,8 @@ impl Session {
     }
 }
 
-/// What an append does before its commit: stores past the caches and a fence for stores, which the commit's store waits for.
+/// Does what an append does before its commit: stores past the caches and a fence for stores, for which the
+/// commit's store waits.
 #[cfg(target_arch = "x86_64")]
 fn store_frame(round: u64) {
     use std::arch::x86_64::{_mm_sfence, _mm_stream_si64};
@@ -148,11 +150,12 @@ fn works(memory: &str) {
     }
 }
 
-/// Two that share a processor take turns, and do not race: each has its own, if there are two.
+/// Binds this thread to a processor of its own, if the machine has two: two processes that share a processor take
+/// turns and do not race.
 fn pin(wanted: usize) {
     // SAFETY: a set of bits; all of them zero is a value.
     let (mut set, mut one): (libc::cpu_set_t, libc::cpu_set_t) = unsafe { std::mem::zeroed() };
-    // SAFETY: the set is ours, and as long as is said.
+    // SAFETY: the set is a local value, and its length is right.
     assert!(unsafe { libc::sched_getaffinity(0, size_of_val(&set), &raw mut set) } == 0);
     // SAFETY: the numbers are below the set's length.
     let mine = (0..libc::CPU_SETSIZE as usize).filter(|at| unsafe { libc::CPU_ISSET(*at, &set) });
@@ -163,7 +166,7 @@ fn pin(wanted: usize) {
     assert!(unsafe { libc::sched_setaffinity(0, size_of_val(&one), &raw const one) } == 0);
 }
 
-/// Ended with this.
+/// Another process, killed when this is dropped.
 struct Other(Child);
 
 impl Drop for Other {
@@ -180,7 +183,7 @@ fn a_record_counts_if_and_only_if_it_does_not_lie_behind_the_cut() {
     let path = format!("/proc/{}/fd/{}", std::process::id(), memory.raw());
     let mut command = Command::new(std::env::current_exe().unwrap());
     let mut other = Other(command.arg("--other").arg(path).spawn().unwrap());
-    // Before this thread is bound to one of them.
+    // Read before this thread is bound to one of them.
     let processors = std::thread::available_parallelism().unwrap().get();
     pin(0);
     let (mut counted, mut wrong) = (0, Vec::new());
@@ -205,7 +208,7 @@ fn a_record_counts_if_and_only_if_it_does_not_lie_behind_the_cut() {
     assert!(both || processors == 1, "both come first now and then");
 }
 
-/// A process with one thread: so the test's own harness is not used.
+/// The registration for fences needs a process with one thread, so the standard test harness is not used.
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().collect();
     if arguments.get(1).is_some_and(|argument| argument == "--other") {

@@ -1,6 +1,6 @@
-//! Every interleaving, and every reordering that the memory model allows, of small cases of the protocol in
-//! `words.rs`: the same source, compiled over loom's atomics. Planted bugs show that these tests can fail; stepping
-//! under the simulator cannot show them, because it runs one thread at a time.
+//! Explores every interleaving, and every reordering that the memory model allows, of small cases of the protocol
+//! in `words.rs`: the same source, compiled over loom's atomics. Planted bugs show that these tests can fail. The
+//! simulator could not find those bugs, because it runs one thread at a time.
 
 #[path = "loom/sync.rs"]
 mod sync;
@@ -19,14 +19,14 @@ use words::{
     CommitWord, FenceBy, Generation, Inside, Lease, LeaseState, LeaseWord, Overflow, Seal, SealWord, Slot,
 };
 
-/// One session, and the record that its log would hold.
+/// One session, and the record that its log holds.
 struct Session {
     slots: Vec<Slot>,
     overflow: Overflow,
     lease: LeaseWord,
     commit: CommitWord,
     seal: SealWord,
-    /// Who fences for the writer.
+    /// The side that executes the writer's fences.
     fence: FenceBy,
     /// Loom fails the model if this is read while it may be written.
     record: UnsafeCell<u64>,
@@ -51,14 +51,14 @@ impl Session {
         Inside { slots: &self.slots, overflow: &self.overflow }
     }
 
-    /// A write under the lease: true if it counts.
+    /// A write under the lease; returns true if the record is valid.
     fn write(&self, slot: Option<usize>, granted: Lease) -> bool {
         let inside = self.inside();
         let entered = inside.enter(slot, self.fence);
         let mut seal = None;
         if self.lease.load() == granted && self.commit.load() == Sequence::new(0) {
             self.record.with_mut(|record| {
-                // SAFETY: loom checks that nobody else reads or writes meanwhile.
+                // SAFETY: loom checks that no other thread reads or writes meanwhile.
                 unsafe { *record = 7 };
             });
             self.commit.commit(Sequence::new(1), self.fence);
@@ -78,7 +78,7 @@ impl Session {
         }
     }
 
-    /// Takes the lease away; gives the cut. With `force`, seals when the first look finds somebody inside.
+    /// Revokes the lease; returns the cut. With `force`, seals if the first poll finds an operation in progress.
     fn revoke(&self, force: bool) -> u64 {
         self.lease.revoke();
         let inside = self.inside();
@@ -106,7 +106,7 @@ fn run_writer(slot: Option<usize>, force: bool, fence: FenceBy) {
         let writer = thread::spawn(move || theirs.write(slot, granted));
         let cut = session.revoke(force);
         if cut == 1 {
-            // SAFETY: loom checks that nobody writes meanwhile.
+            // SAFETY: loom checks that no thread writes meanwhile.
             session.record.with(|record| assert_eq!(unsafe { *record }, 7, "a committed record is whole"));
         }
         let wrote = writer.join().expect("the writer does not panic");
@@ -136,7 +136,8 @@ fn no_write_is_lost_or_late_without_a_slot() {
     writer_against_revoker(None, true);
 }
 
-/// What is left to the revoker is wrong if nobody fences: loom has no fence in other threads.
+/// Leaving the fence to a revoker that executes none is an error, and loom, which has no fence in other threads,
+/// finds it.
 #[test]
 fn operations_that_leave_the_fence_to_nobody_are_found() {
     assert!(found(|| run_writer(Some(0), false, FenceBy::Revoker)));

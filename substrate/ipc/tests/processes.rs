@@ -1,5 +1,6 @@
-//! Two real processes over the socket, the ring and the words: this program starts itself again as the other side.
-//! Killed in the middle of a request, stopped while inside, of another version, hostile.
+//! Tests with two real processes over the socket, the ring and the words: the test program starts itself again as
+//! the other side, which is killed in the middle of a request, stopped inside an operation, of another version, or
+//! hostile.
 //!
 //! Steps between the processes are lines on the child's standard input and output; nothing sleeps.
 
@@ -24,7 +25,7 @@ use zerocopy::IntoBytes;
 
 const VERSION: &str = "0.1.0-test";
 const RING: RingLimits = RingLimits { slots: 4, inline_bytes: 256, bulk_buffers: 1, bulk_bytes: 8192 };
-/// Offsets of the session words.
+/// Offsets of the session's words.
 const SLOTS_AT: usize = 64;
 const OVERFLOW_AT: usize = 128;
 /// Offset of the seal among the lease words.
@@ -57,7 +58,7 @@ impl Session {
         Arc::new(RingServer::new(Arc::new(SystemHost), memory, RING, 20_000).unwrap())
     }
 
-    /// Greets whoever knocks, and sends it everything.
+    /// Accepts the next connection, and sends it all descriptors.
     fn welcome(&self, listener: &Listener) -> Peer {
         let peer = accepted(listener);
         let greeting = wait_for(peer.connection(), || peer.connection().hello(VERSION)).unwrap();
@@ -90,7 +91,7 @@ fn wait_for<T>(connection: &Connection, look: impl Fn() -> Result<Option<T>, Err
     }
 }
 
-/// This program again, as `role`.
+/// This program, started again as `role`.
 struct Other {
     child: Child,
     input: ChildStdin,
@@ -145,7 +146,7 @@ fn listener() -> (tempfile::TempDir, PathBuf, Listener) {
 
 // ---------------------------------------------------------------- the other process
 
-/// What the other process gets from its Welcome.
+/// The memory and connection that the other process receives with its Welcome.
 struct Attached {
     connection: Arc<Connection>,
     client: RingClient,

@@ -1,4 +1,4 @@
-//! The client's side of a request ring. Any number of threads call at once.
+//! The client side of a request ring. Any number of threads call concurrently.
 
 use super::{
     ANSWERED, BULK, FREE, MESSAGE_HEAD_BYTES, PHASE, REQUEST_BYTES, RESPONSE_BYTES, Ring, RingLimits, STATE,
@@ -16,7 +16,7 @@ use std::time::Duration;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
 
-/// Whether the other side still lives: the socket in the real world, the process in the simulator.
+/// Liveness of the other side: the socket on a real machine, the process in the simulator.
 pub trait Link: Send + Sync {
     /// False once the other side has gone for good; true while it may only be slow or stopped.
     fn is_up(&self) -> bool;
@@ -28,56 +28,57 @@ impl<L: Link + ?Sized> Link for Arc<L> {
     }
 }
 
-/// A waiting client looks this often whether its server still lives.
+/// Interval at which a waiting client checks whether its server is alive.
 const LINK_LOOK: Duration = Duration::from_millis(50);
 
-/// What the mark of an abandoned slot has for its buffer.
+/// Width of the buffer field in the mark of an abandoned slot.
 const BUFFER_BITS: u32 = 16;
 const BUFFER_MASK: usize = (1 << BUFFER_BITS) - 1;
 
 /// A request.
 #[derive(Clone, Copy, Debug)]
 pub struct Call<'a> {
-    /// Chosen by the caller; comes back with the answer.
+    /// Chosen by the caller; the response carries the same number.
     pub id: u64,
-    /// What is asked for.
+    /// Kind of the operation.
     pub kind: u16,
-    /// Its operands.
+    /// Operands.
     pub body: &'a [u8],
-    /// Largest body of a response.
+    /// Size of the largest response body that the caller accepts.
     pub response_bytes_max: usize,
 }
 
-/// The answer to a request.
+/// The response to a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Response {
-    /// How it went.
+    /// Result code.
     pub status: u16,
-    /// The results.
+    /// Results.
     pub body: Vec<u8>,
 }
 
-/// The client's side of a ring.
+/// The client side of a ring.
 pub struct RingClient {
     host: Arc<dyn Host>,
     link: Box<dyn Link>,
     ring: Ring,
     slots: Claims,
     buffers: Claims,
-    /// A slot whose caller has gone before the answer: its buffer, 1 for none, else its number + 2, below bit 16, and
-    /// how many had left before, which no other time shares; 0 if none has. Whoever finds the answer there frees both.
+    /// Per slot: 0, or a mark if the caller gave up before the response came. Below bit 16 the mark holds the
+    /// buffer of the call (1 for none, else its number + 2), above it a number that no other mark has. The thread
+    /// that finds the response of an abandoned slot frees the slot and the buffer.
     abandoned: Vec<LongWord>,
-    /// Counts callers that left.
+    /// Counts callers that gave up.
     left: LongWord,
-    /// Counts what was given back; callers wait for it when everything is taken.
+    /// Counts returned slots and buffers; callers wait on it when all are taken.
     freed: Word,
-    /// Number of callers that do.
+    /// Number of callers that wait on `freed`.
     starved: Word,
     spin: Spin,
 }
 
 impl RingClient {
-    /// A client over the memory that SharedFS sent. Polls for `spin_ns` at most before it sleeps.
+    /// Makes a client over the memory that SharedFS sent. A wait polls for at most `spin_ns` before it sleeps.
     ///
     /// # Errors
     /// `Limits`, `Memory`.
@@ -103,11 +104,11 @@ impl RingClient {
         })
     }
 
-    /// Sends a request and waits for its answer.
+    /// Sends a request and waits for its response.
     ///
     /// # Errors
-    /// `Disconnected`: the server has gone, and whether it carried out the request is not known. `TimedOut`: it may
-    /// still be carried out. `TooLarge`: request or response; `Message`: an answer that is none.
+    /// `Disconnected`: the server has gone, and the request may or may not have been executed. `TimedOut`: the
+    /// server may still execute it. `TooLarge`: request or response; `Message`: the response is malformed.
     pub fn call(&self, call: &Call<'_>, until: Option<Time>) -> Result<Response, Error> {
         let buffer = self.claim_buffer(call, until)?;
         let slot = match self.claim(&self.slots, until) {
@@ -119,8 +120,8 @@ impl RingClient {
         };
         let done = self.submit(slot, buffer, call).and_then(|()| self.wait(slot, until));
         if let Err(error) = done {
-            // The server may still write there: whoever finds the answer gives the slot back. Release: pairs with
-            // the load in `sweep`. Relaxed: only has to be another number each time.
+            // The server may still write there: the thread that finds the response frees the slot. Release: pairs
+            // with the load in `sweep`. Relaxed: the number only has to be unique.
             let left = self.left.fetch_add(1, Ordering::Relaxed);
             let mark = left << BUFFER_BITS | buffer.map_or(1, |buffer| buffer as u64 + 2);
             self.abandoned[slot].store(mark, Ordering::Release);
@@ -131,7 +132,7 @@ impl RingClient {
         response
     }
 
-    /// A buffer if the request or its response may need one.
+    /// Claims a buffer if the request or its response may need one.
     fn claim_buffer(&self, call: &Call<'_>, until: Option<Time>) -> Result<Option<usize>, Error> {
         let limits = &self.ring.limits;
         let bytes = call.body.len().max(call.response_bytes_max).saturating_add(MESSAGE_HEAD_BYTES);
@@ -146,7 +147,7 @@ impl RingClient {
         self.claim(&self.buffers, until).map(Some)
     }
 
-    /// A free number, waited for if there is none. A buffer is claimed before a slot, never after.
+    /// Claims a free number, and waits for one if all are taken. A buffer is claimed before a slot, never after.
     fn claim(&self, claims: &Claims, until: Option<Time>) -> Result<usize, Error> {
         loop {
             self.sweep();
@@ -154,7 +155,7 @@ impl RingClient {
                 return Ok(number);
             }
             self.starved.fetch_add(1, Ordering::SeqCst);
-            // Full fence: say that somebody waits, then look once more. Pairs with the fence in `give_back`.
+            // Full fence between announcing the wait and the last check. Pairs with the fence in `give_back`.
             fence(Ordering::SeqCst);
             let seen = self.freed.load(Ordering::SeqCst);
             self.sweep();
@@ -171,15 +172,16 @@ impl RingClient {
         }
     }
 
-    /// Frees slots whose callers did not wait for the answer that has come by now.
+    /// Frees abandoned slots whose response has arrived.
     fn sweep(&self) {
         for (slot, mark) in self.abandoned.iter().enumerate() {
-            // Acquire: pairs with the Release of the caller who left, so the state is looked at after it left.
+            // Acquire: pairs with the Release of the caller that gave up, so its slot's state is read after that.
             let found = mark.load(Ordering::Acquire);
             if found == 0 || self.state(slot) & PHASE != ANSWERED {
                 continue;
             }
-            // Relaxed: one thread alone takes the mark, and not that of a later call, whose answer nobody saw.
+            // Relaxed: exactly one thread removes the mark. The number in it excludes the mark of a later call,
+            // whose response this thread has not seen.
             if mark.compare_exchange(found, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
                 self.free(slot, (found as usize & BUFFER_MASK).checked_sub(2));
             }
@@ -187,7 +189,7 @@ impl RingClient {
     }
 
     fn state(&self, slot: usize) -> u32 {
-        // Acquire: pairs with the Release of the server's answer.
+        // Acquire: pairs with the Release of the server's response.
         self.ring.slots[slot][STATE].load(Ordering::Acquire)
     }
 
@@ -208,12 +210,12 @@ impl RingClient {
         let words = &ring.slots[slot];
         words[REQUEST_BYTES].store(bytes as u32, Ordering::Relaxed);
         words[BULK].store(buffer.map_or(0, |buffer| buffer as u32 + 1), Ordering::Relaxed);
-        // Release: pairs with the Acquire of the server's look at the state.
+        // Release: pairs with the Acquire of the server's load of the state.
         words[STATE].store(SUBMITTED, Ordering::Release);
         let doorbell = &ring.doorbell[0];
         doorbell.fetch_add(1, Ordering::SeqCst);
-        // Full fence: ring, then look whether anybody sleeps. Pairs with the fence in the server's `sleep`, which
-        // says that it sleeps, then looks at the doorbell.
+        // Full fence between ringing and reading the server's flag. Pairs with the fence in the server's `sleep`,
+        // which sets the flag and then reads the doorbell.
         fence(Ordering::SeqCst);
         if ring.sleeping[0].load(Ordering::SeqCst) != 0 {
             self.host.wake(doorbell, 1);
@@ -221,7 +223,7 @@ impl RingClient {
         Ok(())
     }
 
-    /// Waits for the answer.
+    /// Waits for the response.
     fn wait(&self, slot: usize, until: Option<Time>) -> Result<(), Error> {
         let answered = || self.state(slot) & PHASE == ANSWERED;
         if self.spin.poll(self.host.as_ref(), answered) {
@@ -229,7 +231,8 @@ impl RingClient {
         }
         let word = &self.ring.slots[slot][STATE];
         loop {
-            // AcqRel: Acquire as in `state`; the server's swap sees the flag or we see its answer.
+            // AcqRel: Acquire as in `state`. Either the server's swap sees the flag, or this thread sees the
+            // response.
             let before = word.fetch_or(WAITING, Ordering::AcqRel);
             if before & PHASE == ANSWERED {
                 return Ok(());
@@ -242,7 +245,7 @@ impl RingClient {
         }
     }
 
-    /// Sleeps while `word` is `expected`, a bounded time; an error if there is nothing to wait for any more.
+    /// Sleeps for a bounded time while `word` holds `expected`; fails if the wait is pointless or over.
     fn pause(&self, word: &Word, expected: u32, until: Option<Time>) -> Result<(), Error> {
         // Acquire: pairs with the Release in the server's `close`.
         if self.ring.closed[0].load(Ordering::Acquire) != 0 || !self.link.is_up() {
@@ -253,12 +256,12 @@ impl RingClient {
             return Err(Error::TimedOut);
         }
         let look = now.after(LINK_LOOK);
-        // However it ends, a signal included: the caller looks again.
+        // The caller tests its condition again, however the wait ended.
         let _ = self.host.wait(word, expected, Some(until.map_or(look, |until| until.min(look))));
         Ok(())
     }
 
-    /// Copies the answer out.
+    /// Copies the response out.
     fn take(&self, slot: usize, buffer: Option<usize>, id: u64) -> Result<Response, Error> {
         let ring = &self.ring;
         let bytes = ring.slots[slot][RESPONSE_BYTES].load(Ordering::Relaxed) as usize;
@@ -279,7 +282,7 @@ impl RingClient {
     }
 
     fn free(&self, slot: usize, buffer: Option<usize>) {
-        // Relaxed: the next to use the slot gets it through `slots`, which orders it.
+        // Relaxed: the next user gets the slot through `slots`, which orders the accesses.
         self.ring.slots[slot][STATE].store(FREE, Ordering::Relaxed);
         self.give_back(Some(slot), buffer);
     }
@@ -292,7 +295,7 @@ impl RingClient {
             self.buffers.release(buffer);
         }
         self.freed.fetch_add(1, Ordering::SeqCst);
-        // Full fence: give back, then look whether anybody waits. Pairs with the fence in `claim`.
+        // Full fence between returning and reading the count of waiters. Pairs with the fence in `claim`.
         fence(Ordering::SeqCst);
         if self.starved.load(Ordering::SeqCst) != 0 {
             self.host.wake(&self.freed, WAKE_ALL);

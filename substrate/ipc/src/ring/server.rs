@@ -1,4 +1,4 @@
-//! The server's side of a request ring. One thread usually takes; any thread answers.
+//! The server side of a request ring. Usually one thread takes requests; any thread may answer them.
 
 use super::{
     ANSWERED, BULK, MESSAGE_HEAD_BYTES, PHASE, REQUEST_BYTES, RESPONSE_BYTES, Ring, RingLimits, STATE,
@@ -16,29 +16,30 @@ use std::time::Duration;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
 
-/// A sleeping server looks at the ring this often without being woken: a hostile client can spoil its own doorbell.
+/// Interval at which a sleeping server scans the ring without being woken: a hostile client can withhold its
+/// doorbell.
 const RING_LOOK: Duration = Duration::from_millis(500);
 
-/// A request, copied out and checked for length; its body is still to be decoded, as hostile.
+/// A request, copied out, with its length checked. The body is not decoded yet, and is hostile.
 #[derive(Debug)]
 pub struct Taken {
     slot: usize,
     buffer: Option<usize>,
-    /// The client's number of it.
+    /// The client's number of the request.
     pub id: u64,
-    /// What is asked for; unchecked.
+    /// Kind of the operation; unchecked.
     pub kind: u16,
-    /// The operands; unchecked.
+    /// Operands; unchecked.
     pub body: Vec<u8>,
 }
 
-/// The server's side of a ring.
+/// The server side of a ring.
 pub struct RingServer {
     host: Arc<dyn Host>,
     ring: Ring,
-    /// Which slots are being served. The shared state says the same, but the client can change that.
+    /// Slots that are being served. The shared state says the same, but the client can change that.
     serving: Vec<AtomicBool>,
-    /// Where the next look begins, so that no slot is always last.
+    /// First slot of the next scan, so that no slot is always last.
     cursor: AtomicUsize,
     /// 1 after [`Self::close`].
     closed: Word,
@@ -46,7 +47,8 @@ pub struct RingServer {
 }
 
 impl RingServer {
-    /// A server over memory that its own process made. Polls for `spin_ns` at most before it sleeps.
+    /// Makes a server over memory that its own process created. A wait polls for at most `spin_ns` before it
+    /// sleeps.
     ///
     /// # Errors
     /// `Limits`, `Memory`.
@@ -66,11 +68,11 @@ impl RingServer {
         })
     }
 
-    /// The next request. Waits for one until `until`.
+    /// Takes the next request, and waits for one until `until`.
     ///
     /// # Errors
-    /// `TimedOut`. `Disconnected` after [`Self::close`]. `Message`: the client wrote what no client
-    /// writes; its session is to be ended.
+    /// `TimedOut`. `Disconnected` after [`Self::close`]. `Message`: the client violates the protocol, and its
+    /// session must be ended.
     pub fn next(&self, until: Option<Time>) -> Result<Taken, Error> {
         loop {
             let mut found = None;
@@ -97,7 +99,7 @@ impl RingServer {
         self.closed.load(Ordering::Acquire) != 0
     }
 
-    /// Looks through all slots once.
+    /// Scans all slots once.
     fn look(&self) -> Option<Result<Taken, Error>> {
         let count = self.serving.len();
         // Relaxed: a hint for fairness.
@@ -109,7 +111,7 @@ impl RingServer {
             if seen & PHASE != SUBMITTED || self.serving[slot].swap(true, Ordering::Acquire) {
                 continue;
             }
-            // Another thread may have served it in between. Keeps the client's flag.
+            // Fails if another thread has taken the request since the load above.
             if self.mark_taken(state, seen) {
                 self.cursor.store((slot + 1) % count, std::sync::atomic::Ordering::Relaxed);
                 return Some(self.copy_out(slot));
@@ -119,7 +121,8 @@ impl RingServer {
         None
     }
 
-    /// Submitted -> taken. A client that changes the word all the time gets three tries, then its next turn.
+    /// Submitted -> taken, keeping the client's flag. A client that changes the word all the time gets three
+    /// attempts now, then the next scan.
     fn mark_taken(&self, state: &Word, mut seen: u32) -> bool {
         for _ in 0..3 {
             if seen & PHASE != SUBMITTED {
@@ -159,7 +162,7 @@ impl RingServer {
         Ok(Taken { slot, buffer, id: header.id.get(), kind: header.kind.get(), body: message })
     }
 
-    /// Sleeps until the doorbell rings, a bounded time; gives what a last look found.
+    /// Sleeps until the doorbell rings, for a bounded time; returns a request that the last scan found.
     #[allow(clippy::type_complexity, reason = "found, and well formed or not")]
     fn sleep(&self, until: Option<Time>) -> Result<Option<Result<Taken, Error>>, Error> {
         let now = self.host.now();
@@ -169,8 +172,8 @@ impl RingServer {
         let sleeping = &self.ring.sleeping[0];
         let doorbell = &self.ring.doorbell[0];
         sleeping.store(1, Ordering::SeqCst);
-        // Full fence: say that we sleep, then look. Pairs with the fence in the client's `submit`, which rings, then
-        // looks whether anybody sleeps.
+        // Full fence between setting the flag and the scan. Pairs with the fence in the client's `submit`, which
+        // rings and then reads the flag.
         fence(Ordering::SeqCst);
         let rung = doorbell.load(Ordering::SeqCst);
         let found = self.look();
@@ -182,17 +185,17 @@ impl RingServer {
         Ok(found)
     }
 
-    /// Bytes of the largest body that the client left room for.
+    /// Size of the largest response body that the client provided space for.
     pub fn body_room(&self, taken: &Taken) -> usize {
         let limits = &self.ring.limits;
         let bytes = if taken.buffer.is_some() { limits.bulk_bytes } else { limits.inline_bytes };
         bytes as usize - MESSAGE_HEAD_BYTES
     }
 
-    /// Answers. The slot is the client's again, whether it still wants it or not.
+    /// Answers a request. The slot belongs to the client again, even if the caller has given up.
     ///
     /// # Errors
-    /// `TooLarge`: the client left no room for such a body, and is told so instead.
+    /// `TooLarge`: the body exceeds the client's space; the client gets a response that says so.
     pub fn respond(&self, taken: Taken, status: u16, body: &[u8]) -> Result<(), Error> {
         let ring = &self.ring;
         let Taken { slot, buffer, id, .. } = taken;
@@ -216,10 +219,11 @@ impl RingServer {
         ring.mapping.copy_in(place + MESSAGE_HEAD_BYTES, body)?;
         let words = &ring.slots[slot];
         words[RESPONSE_BYTES].store((MESSAGE_HEAD_BYTES + body.len()) as u32, Ordering::Relaxed);
-        // Before the answer: the client may use the slot again at once, and the shared state is still `TAKEN`, so
-        // no other thread takes it now. Release: pairs with the Acquire in `look`.
+        // Before the answer, because the client may use the slot again at once. The shared state is still `TAKEN`,
+        // so no other thread takes the slot now. Release: pairs with the Acquire in `look`.
         self.serving[slot].store(false, Ordering::Release);
-        // AcqRel: Release pairs with the Acquire of the client's look; the client's flag is seen, or it sees this.
+        // AcqRel: Release pairs with the Acquire of the client's load. Either this swap sees the client's flag, or
+        // the client sees the answer.
         let before = words[STATE].swap(ANSWERED, Ordering::AcqRel);
         if before & WAITING != 0 {
             self.host.wake(&words[STATE], WAKE_ALL);
@@ -227,7 +231,7 @@ impl RingServer {
         outcome
     }
 
-    /// Ends the ring: threads in [`Self::next`] and callers on the other side are told `Disconnected`.
+    /// Closes the ring: threads in [`Self::next`] and callers on the client side get `Disconnected`.
     pub fn close(&self) {
         // Release: pairs with the Acquire in `is_closed` and in the client's `pause`.
         self.closed.store(1, Ordering::Release);

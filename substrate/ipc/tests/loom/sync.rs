@@ -1,22 +1,22 @@
-//! The words of `ipc::sync` over loom's atomics, and the bugs that the tests plant in them.
+//! The types of `ipc::sync` over loom's atomics, with bugs that the tests plant in them.
 
 use loom::sync::atomic::AtomicU64;
 use std::cell::Cell;
 
 pub use loom::sync::atomic::{Ordering, fence as real_fence};
 
-/// What is broken on purpose.
+/// Planted bug.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Bug {
     None,
-    /// Threads go inside by a plain store.
+    /// Threads enter an operation by a plain store.
     PlainEntry,
-    /// SharedFS scans without a fence after its store; readers check without one after their copy.
+    /// SharedFS scans without a fence after its store; readers validate without a fence after their copy.
     NoFence,
 }
 
 thread_local! {
-    // Loom runs all threads of a model on the thread that asked for it.
+    // Loom runs all threads of a model on the thread that started the model.
     static BUG: Cell<Bug> = const { Cell::new(Bug::None) };
 }
 
