@@ -73,6 +73,8 @@ pub struct Settings {
     pub medium: MediumKind,
     /// Data that a pool may hold, in bytes.
     pub capacity_bytes: u64,
+    /// Whether its nodes are mounted when they start, if they may be.
+    pub mount: bool,
     /// Bounds.
     pub limits: Limits,
     /// The nodes.
@@ -117,9 +119,9 @@ impl Cluster {
         let written: Written = toml::from_str(&text).map_err(Error::at("understand", &file))?;
         let dir = dir.canonicalize().map_err(Error::at("find", dir))?;
         let nodes = written.nodes.iter().map(|node| node.node(&dir)).collect::<Result<_>>()?;
-        let Written { medium, capacity_bytes, limits, .. } = written;
+        let Written { medium, capacity_bytes, mount, limits, .. } = written;
         limits.check()?;
-        let settings = Settings { medium, capacity_bytes, limits, nodes };
+        let settings = Settings { medium, capacity_bytes, mount, limits, nodes };
         Ok(Self { dir, settings })
     }
 
@@ -132,7 +134,7 @@ impl Cluster {
         let dir = dir.canonicalize().map_err(Error::at("find", dir))?;
         let nodes = vec![create_node(&dir, 1, medium, made)?];
         let limits = Limits::default();
-        let cluster = Self { dir, settings: Settings { medium, capacity_bytes, limits, nodes } };
+        let cluster = Self { dir, settings: Settings { medium, capacity_bytes, mount: true, limits, nodes } };
         made.file(cluster.dir.join("hearth.toml"));
         // Last: a folder without it is no cluster yet, and `up` begins again.
         cluster.save()?;
@@ -144,9 +146,9 @@ impl Cluster {
     /// # Errors
     /// They cannot be written.
     pub fn save(&self) -> Result<()> {
-        let Settings { medium, capacity_bytes, limits, nodes } = self.settings.clone();
+        let Settings { medium, capacity_bytes, mount, limits, nodes } = self.settings.clone();
         let nodes = nodes.iter().map(|node| WrittenNode::of(&self.dir, node)).collect::<Result<_>>()?;
-        let text = toml::to_string(&Written { medium, capacity_bytes, limits, nodes })
+        let text = toml::to_string(&Written { medium, capacity_bytes, mount, limits, nodes })
             .map_err(|why| Error::new(format!("cannot write settings: {why}")))?;
         let (file, unfinished) = (self.dir.join("hearth.toml"), self.dir.join("hearth.toml.new"));
         fs::write(&unfinished, text).map_err(Error::at("write", &unfinished))?;

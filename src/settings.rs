@@ -17,11 +17,18 @@ pub struct Written {
     pub medium: MediumKind,
     /// Data that a pool may hold, in bytes.
     pub capacity_bytes: u64,
+    /// Whether its nodes are mounted when they start, if they may be.
+    #[serde(default = "mounted_unless_chosen", skip_serializing_if = "Clone::clone")]
+    pub mount: bool,
     /// Bounds, if any was chosen.
     #[serde(default, skip_serializing_if = "Limits::is_default")]
     pub limits: Limits,
     /// The nodes.
     pub nodes: Vec<WrittenNode>,
+}
+
+fn mounted_unless_chosen() -> bool {
+    true
 }
 
 /// One node.

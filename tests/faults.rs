@@ -160,7 +160,7 @@ fn on_a_small_disk(size: &str, script: &str) -> Option<std::process::Output> {
 #[test]
 fn a_program_that_finds_no_space_for_its_log_is_told() {
     let script = "set -e
-        $hearth up --dir $disk/c --medium memory --capacity 16 >/dev/null
+        $hearth up --no-mount --dir $disk/c --medium memory --capacity 16 >/dev/null
         $hearth run --dir $disk/c -- sh -c \"echo kept > $disk/c/n1/kept\"
         # Its log's room is not there for the next one.
         until $hearth status --dir $disk/c --json | tr -d ' \\n' | grep -qF '\"programs\":[]'; do :; done
@@ -555,7 +555,7 @@ fn a_pool_file_that_is_not_whole_is_named() {
 #[test]
 fn a_full_disk_under_the_pool_costs_nothing_acknowledged() {
     let script = r#"
-        $hearth up --dir $disk/c --medium memory --capacity 256 >/dev/null
+        $hearth up --no-mount --dir $disk/c --medium memory --capacity 256 >/dev/null
         $hearth run --dir $disk/c -- /usr/bin/python3 - $disk/c/n1 <<'X' &
 import os, sys
 for number in range(400):

@@ -82,7 +82,7 @@ impl Machine {
             // By a child: one that is being started for another test would have the copy open for writing.
             limited(&["cp", from.to_str().unwrap()], &[&machine.text(name)]).expect_success();
         }
-        machine.hearth(&["up", "--medium", "memory", "--capacity", "256"]).expect_success();
+        machine.hearth(&["up", "--no-mount", "--medium", "memory", "--capacity", "256"]).expect_success();
         machine
     }
 

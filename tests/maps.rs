@@ -162,3 +162,43 @@ fn kill_tree(pid: i32) {
         harness::kill(child.parse().unwrap());
     }
 }
+
+/// What the kernel has at a path: the file system of it.
+fn file_system(path: &str) -> String {
+    limited(&["stat", "-f", "-c", "%T"], &[path]).expect_success()
+}
+
+#[test]
+fn a_node_is_mounted_when_it_starts_unless_that_was_not_chosen() {
+    if !can_mount() {
+        return;
+    }
+    // The cluster of the other tests is one that was made with --no-mount.
+    let node = Node::up();
+    let is_mounted = || std::path::Path::new(&node.path("")).exists();
+    let status = || node.hearth(&["status"]).expect_success();
+    assert!(!is_mounted() && status().contains("(--no-mount was chosen)"), "{}", status());
+    node.hearth(&["down"]).expect_success();
+    node.hearth(&["up"]).expect_success();
+    assert!(!is_mounted(), "it is remembered");
+    assert!(node.hearth(&["up", "--mount"]).expect_success().contains("node 1 is mounted"));
+    assert!(is_mounted() && status().contains("  mounted\n"), "{}", status());
+    // One tree, whoever looks.
+    node.sh("echo library > $T/one").expect_success();
+    assert_eq!(node.sh_mounted("cat $T/one; echo mount > $T/two").expect_success(), "library\n");
+    assert_eq!(node.sh("cat $T/two; ls $T").expect_success(), "mount\none\ntwo\n");
+    assert_eq!(file_system(&node.path("")), "fuseblk\n", "as coreutils call it");
+    node.hearth(&["up"]).expect_success();
+    node.hearth(&["umount"]).expect_success();
+    assert!(!is_mounted());
+    node.hearth(&["mount"]).expect_success();
+    node.hearth(&["down"]).expect_success();
+    assert!(!is_mounted(), "down takes it away");
+    node.hearth(&["start"]).expect_success();
+    assert!(is_mounted(), "it is remembered");
+    node.hearth(&["down"]).expect_success();
+    node.hearth(&["up", "--no-mount"]).expect_success();
+    assert!(!is_mounted());
+    node.hearth(&["down"]).expect_success();
+    node.check();
+}

@@ -29,7 +29,7 @@ impl Clusters {
     }
 
     fn up(&self, name: &str, medium: &str) {
-        self.hearth(name, &["up", "--medium", medium, "--capacity", "64"]).expect_success();
+        self.hearth(name, &["up", "--no-mount", "--medium", medium, "--capacity", "64"]).expect_success();
     }
 
     /// A shell script that sees the tree at `$T`.
@@ -131,7 +131,7 @@ fn a_new_cluster_takes_no_pool_of_one_that_is_gone() {
     clusters.sh("one", "echo old > $T/file");
     clusters.hearth("one", &["down"]).expect_success();
     fs::remove_dir_all(clusters.dir("one")).unwrap();
-    let again = clusters.hearth("one", &["up", "--medium", "memory", "--capacity", "64"]);
+    let again = clusters.hearth("one", &["up", "--no-mount", "--medium", "memory", "--capacity", "64"]);
     let told = String::from_utf8_lossy(&again.stderr).into_owned();
     again.expect_success();
     assert!(told.contains(left.to_str().unwrap()) && told.contains("remove it"), "{told}");

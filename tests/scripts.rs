@@ -153,7 +153,7 @@ fn what_is_installed_works_where_it_lies() {
         let mut command = Command::new("timeout");
         run(command.arg("60").arg(prefix.join("bin/hearth")).args(arguments).env("HEARTH_DIR", &dir))
     };
-    hearth(&["up", "--medium", "memory", "--capacity", "64"]);
+    hearth(&["up", "--no-mount", "--medium", "memory", "--capacity", "64"]);
     let file = dir.join("n1/file").display().to_string();
     let script = format!("echo text > {file}; cat {file}");
     assert_eq!(hearth(&["run", "--", "sh", "-c", &script]), "text\n");

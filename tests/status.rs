@@ -300,7 +300,7 @@ fn a_cluster_whose_folder_is_removed_ends_and_another_may_be_made_there() {
         let dir = above.path().join("cluster");
         let hearth =
             |command: &str, rest: &[&str]| limited(&[program, command, "--dir", dir.to_str().unwrap()], rest);
-        let up = || hearth("up", &["--medium", medium, "--capacity", "64"]);
+        let up = || hearth("up", &["--no-mount", "--medium", medium, "--capacity", "64"]);
         let pool = || {
             let answers: serde_json::Value =
                 serde_json::from_slice(&hearth("status", &["--json"]).stdout).unwrap();
@@ -331,7 +331,7 @@ fn a_cluster_whose_folder_is_moved_goes_on() {
     let hearth = |command: &str, dir: &Path, rest: &[&str]| {
         limited(&[env!("CARGO_BIN_EXE_hearth"), command, "--dir", dir.to_str().unwrap()], rest)
     };
-    hearth("up", &one, &["--capacity", "64"]).expect_success();
+    hearth("up", &one, &["--no-mount", "--capacity", "64"]).expect_success();
     let keeper = process_of(&one.join("node-1/keeper.pid"));
     fs::rename(&one, &two).unwrap();
     // A whole round of looks, and more.

@@ -288,7 +288,10 @@ fn a_new_cluster_says_how_much_room_it_takes() {
     let above = tempfile::Builder::new().prefix("hearth-test-").tempdir_in("/dev/shm").unwrap();
     let dir = above.path().join("cluster");
     let up = || {
-        limited(&[env!("CARGO_BIN_EXE_hearth"), "up", "--dir", dir.to_str().unwrap()], &["--capacity", "64"])
+        limited(
+            &[env!("CARGO_BIN_EXE_hearth"), "up", "--no-mount", "--dir", dir.to_str().unwrap()],
+            &["--capacity", "64"],
+        )
     };
     let said = up().expect_success();
     let pool = dir.join("node-1/pool");
@@ -352,7 +355,7 @@ fn a_folder_of_another_user_is_no_place_for_the_socket() {
             ["env", &runtime, env!("CARGO_BIN_EXE_hearth"), command, "--dir", dir.to_str().unwrap()];
         limited(&program, rest)
     };
-    hearth("up", &["--capacity", "64"]).expect_success();
+    hearth("up", &["--no-mount", "--capacity", "64"]).expect_success();
     let private = fs::read_dir(&runtime).unwrap().next().unwrap().unwrap().path();
     hearth("down", &[]).expect_success();
     assert_eq!(fs::read_dir(&runtime).unwrap().count(), 0);

@@ -33,8 +33,9 @@ The first five minutes:
   hearth status --dir /tmp/h
   hearth down --dir /tmp/h
 
-`run` loads a library into a program, which then works on the tree at the speed of memory. `mount` is slower, and shows the tree
-to every program: also to static ones, and to those that map files to write to them. docs/semantics.md says more.";
+`run` loads a library into a program, which then works on the tree at the speed of memory. The mount, which `up` makes where it
+may, is slower, and shows the tree to every program, static ones too; programs under `run` that map files use it for those.
+docs/semantics.md says more.";
 
 /// Keeps a program's files in durable memory on the machine where it runs.
 #[derive(Debug, Parser)]
@@ -50,7 +51,7 @@ enum Command {
     Up(Up),
     /// Run a program that sees the tree
     Run(Run),
-    /// Show the tree at DIR/nK to every program, by FUSE
+    /// Show the tree at DIR/nK to every program, by FUSE, if `up` did not do it
     Mount(Mount),
     /// Take the mount away: exit code 1 if programs use it
     Umount(Umount),
@@ -114,6 +115,12 @@ struct Up {
     /// Data that a pool may hold, in MiB; only for a new cluster [default: 4096]
     #[arg(long, value_name = "MIB")]
     capacity: Option<u64>,
+    /// Do not mount the nodes, now and when they start again
+    #[arg(long, conflicts_with = "mount")]
+    no_mount: bool,
+    /// Mount them again, where they may be: takes --no-mount back
+    #[arg(long)]
+    mount: bool,
 }
 
 #[derive(Debug, Args)]

@@ -58,6 +58,26 @@ pub(super) fn mount(arguments: &Mount) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Mounts a node that was started, unless it is mounted or is not to be. That it may not be is no failure: the line says what
+/// is missing.
+pub(super) fn show_if_wanted(cluster: &Cluster, node: &Node) {
+    if !cluster.settings.mount || mountpoint::gateway(cluster, node).is_some() {
+        return;
+    }
+    mountpoint::tidy(cluster, node);
+    // What it would hide was told.
+    let shown = match mountpoint::stand(cluster, node) {
+        Stand::Other => return,
+        _ => wait_until_ready(cluster, node, &["mount", "--foreground"], "gateway.log"),
+    };
+    match shown {
+        Ok(()) => say::line(format_args!("node {} is mounted, for every program", node.number)),
+        Err(why) => say::aside(format_args!(
+            "hearth: {why}; hearth run shows the tree all the same, but without shared maps of files (--no-mount does not try)"
+        )),
+    }
+}
+
 pub(super) fn umount(arguments: &Umount) -> Result<ExitCode> {
     let cluster = arguments.node.place.cluster()?;
     let node = cluster.node(arguments.node.node)?;

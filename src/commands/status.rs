@@ -49,6 +49,8 @@ enum Answer {
         /// Sentences on what is not as it should be.
         problems: Vec<String>,
         mount: Stand,
+        /// Whether it is to be mounted when it starts.
+        mounts: bool,
         /// Process of its mount.
         #[serde(skip_serializing_if = "Option::is_none")]
         gateway: Option<i32>,
@@ -147,7 +149,8 @@ fn serving(cluster: &Cluster, node: &Node, status: Box<NodeStatus>) -> Answer {
         NodeState::Degraded
     };
     let gateway = gateway(cluster, node).map(|process| process.pid());
-    Answer::Up { status, state, problems, mount, gateway }
+    let mounts = cluster.settings.mount;
+    Answer::Up { status, state, problems, mount, mounts, gateway }
 }
 
 /// What is not as it should be on a node that answers, beside what its daemon says itself.
@@ -185,7 +188,7 @@ fn print(answer: &Answer) {
             say::line(format_args!("  medium {medium}, pool {}", pool.display()));
             say_failure(failure.as_deref());
         }
-        Answer::Up { status, state, problems, mount, gateway } => {
+        Answer::Up { status, state, problems, mount, mounts, gateway } => {
             let word = match state {
                 NodeState::Failed => "failed",
                 NodeState::Degraded => "degraded",
@@ -194,7 +197,8 @@ fn print(answer: &Answer) {
             let NodeStatus { node, pid, tree, .. } = &**status;
             say::line(format_args!("node {node}: {word}, process {pid}, tree at {tree}"));
             problems.iter().for_each(|problem| say::line(format_args!("  PROBLEM: {problem}")));
-            say::line(format_args!("  {}", mounted(*mount)));
+            let chosen = if *mount == Stand::Nothing && !mounts { " (--no-mount was chosen)" } else { "" };
+            say::line(format_args!("  {}{chosen}", mounted(*mount)));
             print_serving(status, *gateway);
         }
     }

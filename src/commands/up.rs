@@ -1,6 +1,6 @@
 //! `hearth up` and `hearth start`: start daemons and wait until they serve.
 
-use super::{OneNode, Up};
+use super::{OneNode, Up, mount};
 use crate::cluster::{Cluster, MediumKind, Node};
 use crate::error::{Error, Result};
 use crate::health::{self, NodeHealth};
@@ -34,15 +34,19 @@ pub(super) fn run(arguments: &Up) -> Result<ExitCode> {
     let capacity_bytes = capacity_bytes(arguments.capacity.unwrap_or(CAPACITY_MIB_DEFAULT))?;
     let mut made = Made::default();
     made.shared(&dir)?;
-    let _alone = alone(&dir)?;
+    let alone = alone(&dir)?;
     let cluster = if dir.join("hearth.toml").exists() {
-        let cluster = Cluster::open(&dir)?;
+        let mut cluster = Cluster::open(&dir)?;
         agree(&cluster, arguments)?;
+        choose_mount(&mut cluster, arguments)?;
         start_all(&cluster)?;
         cluster
     } else {
         let medium = arguments.medium.unwrap_or(MediumKind::File);
-        let begun = begin(&dir, medium, capacity_bytes, &mut made);
+        let begun = begin(&dir, medium, capacity_bytes, &mut made).and_then(|mut cluster| {
+            choose_mount(&mut cluster, arguments)?;
+            Ok(cluster)
+        });
         match begun {
             Ok(cluster) => {
                 say_room(&cluster);
@@ -54,10 +58,23 @@ pub(super) fn run(arguments: &Up) -> Result<ExitCode> {
             }
         }
     };
+    // What serves a mount is alone, too, when it makes it.
+    drop(alone);
+    cluster.settings.nodes.iter().for_each(|node| mount::show_if_wanted(&cluster, node));
     let node = cluster.node(1)?;
     say::line(format_args!("Run programs with: hearth run --dir {} -- COMMAND", quoted(&cluster.dir)));
     say::line(format_args!("They see the tree at {}", cluster.tree(node).display()));
     Ok(ExitCode::SUCCESS)
+}
+
+/// Remembers whether nodes are to be mounted.
+fn choose_mount(cluster: &mut Cluster, arguments: &Up) -> Result<()> {
+    let wanted = if arguments.no_mount { false } else { arguments.mount || cluster.settings.mount };
+    if wanted != cluster.settings.mount {
+        cluster.settings.mount = wanted;
+        cluster.save()?;
+    }
+    Ok(())
 }
 
 /// Says how much room the pools of a new cluster take where they lie, which is more than what is in them.
@@ -107,10 +124,12 @@ fn start_all(cluster: &Cluster) -> Result<()> {
 
 pub(super) fn start(arguments: &OneNode) -> Result<ExitCode> {
     let cluster = arguments.place.cluster()?;
-    let _alone = alone(&cluster.dir)?;
+    let alone = alone(&cluster.dir)?;
     let node = cluster.node(arguments.node)?;
     look_at_tree(&cluster, node);
     say_start(arguments.node, &start_node(&cluster, node)?);
+    drop(alone);
+    mount::show_if_wanted(&cluster, node);
     Ok(ExitCode::SUCCESS)
 }
 

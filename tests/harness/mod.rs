@@ -39,7 +39,8 @@ impl Node {
         assert!(library.exists(), "{} is missing: cargo build -p interpose", library.display());
         let dir = tempfile::Builder::new().prefix("hearth-test-").tempdir_in("/dev/shm").unwrap();
         let node = Self { dir, programs: (!everybody_reaches(&library)).then(|| copies_of(&library)) };
-        node.hearth(&["up", "--medium", medium, "--capacity", &mib.to_string()]).expect_success();
+        node.hearth(&["up", "--no-mount", "--medium", medium, "--capacity", &mib.to_string()])
+            .expect_success();
         node
     }
 
