@@ -201,6 +201,45 @@ fn going_through_a_folder_costs_a_call_for_many_entries() {
     node.tidy();
 }
 
+/// A program that knows the names, and looks them up in an order of its own, without listing the folder: those that are there,
+/// and those that are not.
+#[test]
+fn looking_up_many_names_costs_a_call_for_many() {
+    const FILES: usize = 1024;
+    let node = Node::new(roomy());
+    made_by_another(&node, 1, FILES, 0o777);
+    let (libfs, local) = node.attach(Caller::ROOT, Limits::default());
+    let mut program = process(Arc::new(libfs), 1);
+    let calls = lookups_for(&local, || {
+        for file in 0..FILES {
+            let path = at(&format!("d0/f{:04}", file * 389 % FILES));
+            done(&mut program, &Call::Stat { path, follow: false });
+            let absent = at(&format!("d0/absent-{file}"));
+            let answer = program.call(&Call::Stat { path: absent, follow: false });
+            assert!(matches!(answer, Answer::Failed(_)), "{answer:?}");
+        }
+    });
+    let names = 2 * FILES as u64;
+    assert!(calls <= names / 64, "{calls} calls for {names} names");
+    node.tidy();
+}
+
+/// One name of each of many folders is looked up by one call.
+#[test]
+fn a_single_name_of_a_folder_does_not_make_it_be_read() {
+    const FOLDERS: usize = 30;
+    let node = Node::new(roomy());
+    made_by_another(&node, FOLDERS, 20, 0o777);
+    let (libfs, local) = node.attach(Caller::ROOT, Limits::default());
+    let mut program = process(Arc::new(libfs), 1);
+    for folder in 0..FOLDERS {
+        let path = at(&format!("d{folder}/f0007"));
+        done(&mut program, &Call::Stat { path, follow: false });
+    }
+    assert!(local.counts.of(CallKind::Entries) <= 1, "the folder of the folders");
+    node.tidy();
+}
+
 /// Leases ahead are taken from nobody: another program goes on with what it holds, and writes.
 #[test]
 fn looking_ahead_takes_nothing_from_another_program() {

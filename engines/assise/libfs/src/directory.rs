@@ -17,6 +17,9 @@ const ABSENT_MAX: usize = 4096;
 /// A directory with more entries is never read whole for the sake of single names.
 const WHOLE_MAX: u64 = 1 << 16;
 
+/// Names of a directory that a program looks up one by one before it counts as one that looks up many.
+const LOOKUPS_FIRST: u64 = 2;
+
 /// A directory with more entries is one of which a program that has read it may need few.
 const AHEAD_WHOLE_MAX: u64 = 1 << 12;
 
@@ -59,7 +62,7 @@ pub(crate) struct Directory {
     places: BTreeMap<Cookie, Place>,
     /// Everything is known of cookies from the first to before the second.
     known: (u64, u64),
-    /// Names that were not known when they were looked up for a change, under the present lease.
+    /// Names that were not known when they were looked up, under the present lease.
     misses: u64,
     /// For how many entries leases were asked for ahead the last time, and from which entry on to which.
     ahead: u16,
@@ -102,12 +105,14 @@ impl Directory {
         }
     }
 
-    /// A name that is about to be changed is not known, in a directory of so many entries: where to go on reading all of
-    /// them, if that will have been less work than asking name by name. That is so when as many names were asked for one
-    /// by one as the whole takes calls.
-    pub fn read_whole(&mut self, entries: u64) -> Option<Cookie> {
+    /// A name is not known, in a directory of so many entries: where to go on reading all of them, if that will have been
+    /// less work than asking name by name. That is so when as many names were asked for one by one as the whole takes
+    /// calls. A program that changes one name usually changes more; one that only looks names up has to look up a few
+    /// first.
+    pub fn read_whole(&mut self, entries: u64, changes: bool) -> Option<Cookie> {
         self.misses += 1;
-        let pays = entries <= WHOLE_MAX && self.misses.saturating_mul(ENTRIES_A_CALL) >= entries;
+        let asked = if changes { self.misses } else { self.misses.saturating_sub(LOOKUPS_FIRST) };
+        let pays = entries <= WHOLE_MAX && asked > 0 && asked.saturating_mul(ENTRIES_A_CALL) >= entries;
         if pays { self.unknown_from(Cookie::START) } else { None }
     }
 
@@ -124,7 +129,8 @@ impl Directory {
         let listed = (first..end).contains(&at.get());
         let skipped = || self.standing(to.min(at)).take_while(|cookie| *cookie < at).take(AHEAD_MAX).count();
         let follows = at > from && skipped() < AHEAD_MAX;
-        let read = self.known == (Cookie::START.get(), END) && entries <= AHEAD_WHOLE_MAX;
+        let all = first == Cookie::START.get() && (end == END || self.places.len() as u64 >= entries);
+        let read = all && entries <= AHEAD_WHOLE_MAX;
         self.ahead = match listed && (follows || read) {
             true => (self.ahead * AHEAD_GROWTH).clamp(AHEAD_GROWTH, AHEAD_MAX as u16),
             false => 0,
@@ -475,14 +481,21 @@ mod tests {
     #[test]
     fn a_directory_is_read_whole_when_that_is_less_work() {
         let mut small = Directory::unknown();
-        assert_eq!(small.read_whole(ENTRIES_A_CALL), Some(Cookie::START));
+        assert_eq!(small.read_whole(ENTRIES_A_CALL, true), Some(Cookie::START));
         let mut larger = Directory::unknown();
-        assert_eq!(larger.read_whole(3 * ENTRIES_A_CALL), None);
-        assert_eq!(larger.read_whole(3 * ENTRIES_A_CALL), None);
-        assert_eq!(larger.read_whole(3 * ENTRIES_A_CALL), Some(Cookie::START));
+        assert_eq!(larger.read_whole(3 * ENTRIES_A_CALL, true), None);
+        assert_eq!(larger.read_whole(3 * ENTRIES_A_CALL, true), None);
+        assert_eq!(larger.read_whole(3 * ENTRIES_A_CALL, true), Some(Cookie::START));
         larger.learn_range(Cookie::START, Some(Cookie::from_raw(1 << 20)));
-        assert_eq!(larger.read_whole(3 * ENTRIES_A_CALL), Some(Cookie::from_raw(1 << 20)), "on from there");
+        assert_eq!(
+            larger.read_whole(3 * ENTRIES_A_CALL, true),
+            Some(Cookie::from_raw(1 << 20)),
+            "on from there"
+        );
+        let mut looked_up = Directory::unknown();
+        let read: Vec<_> = (0..3).map(|_| looked_up.read_whole(ENTRIES_A_CALL, false)).collect();
+        assert_eq!(read, [None, None, Some(Cookie::START)], "a few names are looked up by themselves");
         let mut huge = Directory::unknown();
-        assert!((0..2 * WHOLE_MAX / ENTRIES_A_CALL).all(|_| huge.read_whole(WHOLE_MAX + 1).is_none()));
+        assert!((0..2 * WHOLE_MAX / ENTRIES_A_CALL).all(|_| huge.read_whole(WHOLE_MAX + 1, true).is_none()));
     }
 }

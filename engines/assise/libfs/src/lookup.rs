@@ -27,20 +27,26 @@ impl State {
         }
     }
 
-    /// What to get for a name of which nothing is known: with a write lease, soon all entries of the directory, so that a
-    /// program that makes, renames and removes files in it needs no call for each.
+    /// What to get for a name that is about to be changed and of which nothing is known: with a write lease, soon all
+    /// entries of the directory, so that a program that makes, renames and removes files in it needs no call for each.
     #[cold]
     fn unknown(&mut self, directory: NodeIndex, name: Name<'_>, mode: u8) -> Need {
+        let node = self.nodes.get(directory);
+        let (inode, changes) = (node.inode, mode == LEASE_WRITE && node.lease.is_some_and(|held| held.write));
+        match changes.then(|| self.read_whole(directory, true)).flatten() {
+            Some(from) => Need::Entries(inode, from),
+            None => Need::Walk(Walk::new(inode, vec![name.bytes().to_vec()], mode)),
+        }
+    }
+
+    /// Where to go on reading all entries of a directory, if that is worth it now, for the sake of a name that is not known.
+    fn read_whole(&mut self, directory: NodeIndex, changes: bool) -> Option<Cookie> {
         let lists = self.session.as_ref().is_some_and(|session| {
             access::permits(&session.credential, &self.attributes(directory), access::READ)
         });
         let node = self.nodes.get_mut(directory);
-        let (inode, entries) = (node.inode, node.item.size.get());
-        let changes = mode == LEASE_WRITE && node.lease.is_some_and(|held| held.write);
-        match (lists && changes).then(|| node.directory().read_whole(entries)).flatten() {
-            Some(from) => Need::Entries(inode, from),
-            None => Need::Walk(Walk::new(inode, vec![name.bytes().to_vec()], mode)),
-        }
+        let entries = node.item.size.get();
+        lists.then(|| node.directory().read_whole(entries, changes)).flatten()
     }
 
     /// The node that an entry stands for, with a lease for reading at least. A listing tells numbers, and a number
@@ -167,9 +173,15 @@ impl State {
         Ok((met, ended))
     }
 
-    /// The rest of a walk; `cookie` is that of its first name, if it is known.
+    /// The rest of a walk; `cookie` is that of its first name, if it is known. If it is not, and is the last name, a program
+    /// that looks up many names of the directory gets all of its entries, and from then on leases on many with one walk.
     #[cold]
     fn walk_need(&mut self, here: NodeIndex, steps: &[WalkStep<'_>], cookie: Option<Cookie>) -> Stop {
+        if let (None, [WalkStep::Child(_)]) = (cookie, steps)
+            && let Some(from) = self.read_whole(here, false)
+        {
+            return Need::Entries(self.nodes.get(here).inode, from).into();
+        }
         let ahead = match cookie {
             Some(cookie) if steps.len() == 1 => self.ahead_of(here, cookie),
             _ => 0,
