@@ -23,7 +23,12 @@ mod status;
 mod sustained;
 
 use clap::Parser;
+use mimalloc::MiMalloc;
 use std::process::ExitCode;
+
+/// A daemon frees in one thread what it allocated in another, for months.
+#[global_allocator]
+static ALLOCATOR: MiMalloc = MiMalloc;
 
 fn main() -> ExitCode {
     // While there is one thread: a mount writes without waiting for itself.
