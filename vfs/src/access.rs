@@ -1,8 +1,8 @@
-//! Who may do what: pure functions from a caller and attributes to yes or no.
+//! Permission checks: pure functions from a caller and attributes to a decision.
 //!
-//! They decide for everybody: an engine asks them inside each operation, so that check and act are one instant, and
-//! the daemon asks them again when it takes an operation out of a log that it does not trust. The rules and the
-//! order of the errors are those of Linux for a process whose capabilities are all (uid 0) or none.
+//! All checks of the project use them: an engine calls them inside each operation, so that check and effect are one
+//! instant, and the daemon calls them again when it takes an operation out of a log that it does not trust. The
+//! rules and the order of the errors are those of Linux for a process that has all capabilities (uid 0) or none.
 
 use crate::engine::{Access, Attributes, Changes, NewType, Removal, RenameMode, Result, SetTime};
 use crate::error::Error;
@@ -14,49 +14,49 @@ pub const SET_UID: u32 = 0o4000;
 pub const SET_GID: u32 = 0o2000;
 /// Sticky bit.
 pub const STICKY: u32 = 0o1000;
-/// May be executed by the group.
+/// Execute permission of the group.
 const GROUP_EXECUTE: u32 = 0o010;
 
-/// Wants to read; the numbers of the three are those of `access(2)`.
+/// Permission to read; the values of the three are those of `access(2)`.
 pub const READ: u32 = 4;
-/// Wants to write.
+/// Permission to write.
 pub const WRITE: u32 = 2;
-/// Wants to execute, or to search a directory.
+/// Permission to execute a file, or to search a directory.
 pub const EXECUTE: u32 = 1;
 
-/// Who asks: the ids that count for files, and the supplementary groups.
+/// Credentials of a caller: the ids that count for files, and the supplementary groups.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Caller {
     /// User; 0 is root.
     pub uid: u32,
     /// Group.
     pub gid: u32,
-    /// Other groups.
+    /// Supplementary groups.
     pub groups: Vec<u32>,
 }
 
 impl Caller {
-    /// Root.
+    /// The superuser.
     pub const ROOT: Self = Self { uid: 0, gid: 0, groups: Vec::new() };
 
-    /// Whether nothing is forbidden to it.
+    /// True for root, which passes nearly all checks.
     pub fn is_root(&self) -> bool {
         self.uid == 0
     }
 
-    /// Whether it belongs to the group.
+    /// True if the caller belongs to the group.
     pub fn in_group(&self, gid: u32) -> bool {
         self.gid == gid || self.groups.contains(&gid)
     }
 
-    /// Whether it counts as the owner.
+    /// True if the caller has the rights of the owner.
     pub fn owns(&self, attributes: &Attributes) -> bool {
         self.is_root() || self.uid == attributes.uid
     }
 }
 
-/// Whether the permission bits allow all that is wanted (a sum of [`READ`], [`WRITE`], [`EXECUTE`]). Root may
-/// everything but execute a file that nobody may execute.
+/// True if the permission bits allow everything in `wanted` (a sum of [`READ`], [`WRITE`], [`EXECUTE`]). Root has
+/// every permission, except to execute a file that has no execute bit at all.
 pub fn permits(caller: &Caller, attributes: &Attributes, wanted: u32) -> bool {
     if caller.is_root() {
         let executable = attributes.file_type == FileType::Directory || attributes.mode & 0o111 != 0;
@@ -72,7 +72,7 @@ pub fn permits(caller: &Caller, attributes: &Attributes, wanted: u32) -> bool {
     wanted & !(attributes.mode >> shift) & 7 == 0
 }
 
-/// The same as a result.
+/// [`permits`] as a result.
 ///
 /// # Errors
 /// `Denied`.
@@ -80,7 +80,7 @@ pub fn check(caller: &Caller, attributes: &Attributes, wanted: u32) -> Result<()
     if permits(caller, attributes, wanted) { Ok(()) } else { Err(Error::Denied) }
 }
 
-/// Looking up a name in this.
+/// Check for looking up a name in a directory.
 ///
 /// # Errors
 /// `NotDirectory`, `Denied`.
@@ -91,7 +91,7 @@ pub fn search(caller: &Caller, directory: &Attributes) -> Result<()> {
     check(caller, directory, EXECUTE)
 }
 
-/// Opening.
+/// Check for opening an inode.
 ///
 /// # Errors
 /// `Loop`, `IsDirectory`, `NoDevice`, `Denied`.
@@ -114,7 +114,7 @@ fn wanted(read: bool, write: bool) -> u32 {
     u32::from(read) * READ + u32::from(write) * WRITE
 }
 
-/// Adding a name to a directory. The name is known not to exist.
+/// Check for adding a name to a directory. The name must not exist.
 ///
 /// # Errors
 /// `NotFound` if the directory was removed, `Denied`.
@@ -125,17 +125,18 @@ pub fn add_entry(caller: &Caller, directory: &Attributes) -> Result<()> {
     check(caller, directory, WRITE | EXECUTE)
 }
 
-/// Creating what needs more rights than an entry.
+/// Check for creating an inode of a type that needs more than the right to add an entry.
 ///
 /// # Errors
-/// `NotPermitted` for a device, unless root.
+/// `NotPermitted` for a device, unless the caller is root.
 pub fn make(caller: &Caller, kind: &NewType<'_>) -> Result<()> {
     let device = matches!(kind, NewType::CharacterDevice(_) | NewType::BlockDevice(_));
     if device && !caller.is_root() { Err(Error::NotPermitted) } else { Ok(()) }
 }
 
-/// Group and permission bits of a new inode, whose mode is asked for: in a set-group-id directory the group is the
-/// directory's, directories pass the bit on, and a file loses it if it would give the caller a foreign group.
+/// Group and permission bits of a new inode that is created with `mode`. In a set-group-id directory an inode gets
+/// the directory's group, a directory also gets the bit, and a file loses it if the bit would give the caller a
+/// foreign group.
 pub fn inherit(caller: &Caller, directory: &Attributes, file_type: FileType, mode: u32) -> (u32, u32) {
     let mode = mode & 0o7777;
     if directory.mode & SET_GID == 0 {
@@ -149,7 +150,8 @@ pub fn inherit(caller: &Caller, directory: &Attributes, file_type: FileType, mod
     (directory.gid, if gives_group && foreign { mode & !SET_GID } else { mode })
 }
 
-/// Removing an entry of `directory` that stands for `victim`: write permission, then the sticky bit, then types.
+/// Check for removing the entry of `victim` from `directory`: write permission first, then the sticky bit, then
+/// types.
 ///
 /// # Errors
 /// `Denied`, `NotPermitted`, `NotDirectory`, `IsDirectory`.
@@ -170,7 +172,7 @@ pub fn remove_entry(
     }
 }
 
-/// Giving an inode a name in `directory`, where the name does not exist.
+/// Check for giving an inode a name in `directory`. The name must not exist.
 ///
 /// # Errors
 /// `NotFound`, `Denied`, `NotPermitted` for a directory.
@@ -182,8 +184,8 @@ pub fn link(caller: &Caller, directory: &Attributes, inode: &Attributes) -> Resu
     if inode.links == 0 { Err(Error::NotFound) } else { Ok(()) }
 }
 
-/// Renaming `source` from a directory to another; `target` is what the new name stands for. That source and
-/// target are not the same inode, and that neither holds the other, has been seen to before.
+/// Check for renaming `source` from a directory to another; the new name refers to `target`. The caller has checked
+/// before that source and target are different inodes, and that neither contains the other.
 ///
 /// # Errors
 /// `Denied`, `NotPermitted`, `NotDirectory`, `IsDirectory`, `NotFound`.
@@ -206,7 +208,7 @@ pub fn rename(
     if from.inode == to.inode {
         return Ok(());
     }
-    // A directory that gets another parent has its `..` changed.
+    // The `..` of a directory changes when it gets another parent.
     if source.file_type == FileType::Directory {
         check(caller, source, WRITE)?;
     }
@@ -222,8 +224,8 @@ fn removal_of(attributes: &Attributes) -> Removal {
     if attributes.file_type == FileType::Directory { Removal::Directory } else { Removal::File }
 }
 
-/// Permission bits after a write or a change of size: set-user-id goes, and set-group-id where it gives a group.
-/// Root's writes leave them.
+/// Permission bits after a write or a change of size: set-user-id is cleared, and set-group-id where it gives a
+/// group. Root's writes clear neither.
 pub fn after_write(caller: &Caller, attributes: &Attributes) -> u32 {
     if caller.is_root() || attributes.file_type != FileType::Regular {
         return attributes.mode;
@@ -231,19 +233,19 @@ pub fn after_write(caller: &Caller, attributes: &Attributes) -> u32 {
     without_set_ids(caller, attributes)
 }
 
-/// Without set-user-id, and without set-group-id if the group may execute or the caller is not of the group.
+/// Clears set-user-id, and set-group-id if the group may execute or the caller is not in the group.
 fn without_set_ids(caller: &Caller, attributes: &Attributes) -> u32 {
     let foreign = !caller.in_group(attributes.gid) && !caller.is_root();
     let drops_group = attributes.mode & GROUP_EXECUTE != 0 || foreign;
     attributes.mode & !SET_UID & if drops_group { !SET_GID } else { !0 }
 }
 
-/// Decides changes of attributes, and says which permission bits result from them. `may_write`: the right to change
-/// the size was fixed when the file was opened.
+/// Check for changes of attributes; returns the resulting permission bits. `may_write`: the right to change the
+/// size was fixed when the file was opened.
 ///
 /// # Errors
-/// For the size: `IsDirectory`, `Invalid` for what is no file, `Denied`. `NotPermitted` if only the owner may.
-/// `Denied` for times set to now by somebody who neither owns nor may write it.
+/// For the size: `IsDirectory`, `Invalid` for an inode that is no file, `Denied`. `NotPermitted` if only the owner
+/// may make the change. `Denied` for times set to now by a caller who neither owns the inode nor may write it.
 pub fn change(caller: &Caller, attributes: &Attributes, changes: &Changes, may_write: bool) -> Result<u32> {
     let owns = caller.owns(attributes);
     let mut mode = attributes.mode;
@@ -298,13 +300,13 @@ enum XattrSpace {
     User,
     Trusted,
     Security,
-    /// Access control lists, which we do not have.
+    /// Access control lists, which this file system does not have.
     System,
-    /// None.
+    /// Any other prefix.
     Other,
 }
 
-/// The space of a name, and whether a name follows the space's.
+/// The space of a name, and whether the name continues after the prefix.
 fn xattr_space(name: &[u8]) -> (XattrSpace, bool) {
     let spaces: [(&[u8], _); 4] = [
         (b"user.", XattrSpace::User),
@@ -316,7 +318,7 @@ fn xattr_space(name: &[u8]) -> (XattrSpace, bool) {
     found.map_or((XattrSpace::Other, true), |(prefix, space)| (*space, name.len() > prefix.len()))
 }
 
-/// What is wrong with a name that the caller would be allowed.
+/// Error of a name that the caller has the right to use.
 fn check_xattr_name((space, named): (XattrSpace, bool)) -> Result<()> {
     match space {
         XattrSpace::System | XattrSpace::Other => Err(Error::NotSupported),
@@ -325,16 +327,16 @@ fn check_xattr_name((space, named): (XattrSpace, bool)) -> Result<()> {
     }
 }
 
-/// Whether an inode can have attributes of users: files and directories can.
+/// True for the types that can have user attributes: files and directories.
 fn has_user_xattrs(attributes: &Attributes) -> bool {
     matches!(attributes.file_type, FileType::Regular | FileType::Directory)
 }
 
-/// Reading an extended attribute.
+/// Check for reading an extended attribute.
 ///
 /// # Errors
-/// `NoData` for what the caller may not know of, `Denied`; then `NotSupported` for a name space that is none, and
-/// `Invalid` for a name that is none.
+/// `NoData` for an attribute that the caller may not know of, `Denied`; then `NotSupported` for an unknown name
+/// space, and `Invalid` for an empty name.
 pub fn read_xattr(caller: &Caller, attributes: &Attributes, name: &[u8]) -> Result<()> {
     let space = xattr_space(name);
     match space.0 {
@@ -346,7 +348,7 @@ pub fn read_xattr(caller: &Caller, attributes: &Attributes, name: &[u8]) -> Resu
     check_xattr_name(space)
 }
 
-/// Setting or removing an extended attribute.
+/// Check for setting or removing an extended attribute.
 ///
 /// # Errors
 /// `NotPermitted`, `Denied`; then as [`read_xattr`].
@@ -367,7 +369,7 @@ pub fn write_xattr(caller: &Caller, attributes: &Attributes, name: &[u8]) -> Res
     check_xattr_name(space)
 }
 
-/// Whether a listing shows the caller this attribute.
+/// True if a listing shows this attribute to the caller.
 pub fn lists_xattr(caller: &Caller, name: &[u8]) -> bool {
     caller.is_root() || !name.starts_with(b"trusted.")
 }

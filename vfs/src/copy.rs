@@ -1,11 +1,11 @@
-//! Copying from one open file to another within an engine, piece by piece.
+//! Copies from one open file to another within an engine, piece by piece.
 
 use crate::error::Error;
 
-/// Bytes that are copied at a time.
+/// Bytes of a piece.
 const PIECE_BYTES: usize = 256 * 1024;
 
-/// Copies so many bytes, or as many as there are: both functions are told how far from the beginning they are to go on.
+/// Copies `bytes` bytes, or fewer if the source ends. Both functions get the number of bytes copied so far.
 ///
 /// # Errors
 /// Those of reading and writing, if nothing was copied.

@@ -1,17 +1,19 @@
-//! The seam between POSIX and what stores files: some thirty operations on inodes and open files.
+//! The interface between POSIX semantics and the storage of files: about thirty operations on inodes and open
+//! files.
 //!
-//! Every operation takes effect at one instant between call and return, and decides permission by
-//! [`crate::access`] in that same instant, for the [`Caller`] that it is given. What is the same for each engine
-//! stands above, in [`crate::Vfs`]: paths, symbolic links, descriptors, offsets, flags, the umask. Nothing here
-//! knows of leases, logs or metadata servers.
+//! Every operation takes effect at one instant between call and return, and checks permission by [`crate::access`]
+//! at that same instant, for the [`Caller`] that it is given. [`crate::Vfs`] above handles everything that is the
+//! same for each engine: paths, symbolic links, descriptors, offsets, flags, the umask. The interface is
+//! independent of leases, logs and metadata servers.
 //!
-//! **Capability.** An inode number alone opens nothing. A number is good from the moment [`Engine::root`],
+//! **Capability.** An inode number alone opens nothing. A number is valid from the moment [`Engine::root`],
 //! [`Engine::walk`], [`Engine::create`] or [`Engine::link`] returned it (each return *pins* it once) until
-//! [`Engine::forget`] has taken back every pin. A pinned inode goes on existing when its last name is removed, and
-//! so does an open one. Numbers are not used twice. An engine answers `Stale` to a number that is not pinned.
+//! [`Engine::forget`] has taken back every pin. A pinned inode continues to exist when its last name is removed,
+//! and so does an open one. Numbers are never reused. An engine returns `Stale` for a number that is not pinned.
 //!
-//! **Waiting.** An operation may wait for another process or node; if a signal is to end that, the engine
-//! answers `Interrupted` and nothing happened. Locks do not wait inside the engine: see [`Engine::lock`].
+//! **Waiting.** An operation may wait for another process or node. If a signal must end the wait, the engine
+//! returns `Interrupted`, and the operation has no effect. Locks do not wait inside the engine: see
+//! [`Engine::lock`].
 
 use crate::access::Caller;
 pub use crate::changes::{Changes, SetTime};
@@ -22,15 +24,15 @@ use format::{Cookie, InodeNumber, Name};
 use std::io::{IoSlice, IoSliceMut};
 use std::task::Waker;
 
-/// What an engine answers.
+/// Result of an engine operation.
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// Attributes of an inode. Times are nanoseconds since 1970.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Attributes {
-    /// Its number.
+    /// Inode number.
     pub inode: InodeNumber,
-    /// Type.
+    /// Type of the inode.
     pub file_type: FileType,
     /// Permission bits, set-id bits and sticky bit: the lower twelve bits of `st_mode`.
     pub mode: u32,
@@ -38,23 +40,23 @@ pub struct Attributes {
     pub uid: u32,
     /// Group.
     pub gid: u32,
-    /// Names; for a directory 2 and one for each directory in it; 0 when the last name is removed.
+    /// Number of names; for a directory 2 plus the number of its subdirectories; 0 once the last name is removed.
     pub links: u32,
-    /// Bytes of a file or of a link's target; for a directory whatever the engine likes.
+    /// Bytes of a file or of a link's target; an engine chooses the value for a directory.
     pub size: u64,
-    /// Storage that it uses, in units of 512 bytes.
+    /// Storage in use, in units of 512 bytes.
     pub blocks: u64,
-    /// Device number of a device, else 0.
+    /// Device number of a device, 0 otherwise.
     pub rdev: u64,
-    /// Last access. Reading does not change it: a tree behaves as if mounted with `noatime`.
+    /// Time of the last access. Reading does not change it: a tree behaves as if mounted with `noatime`.
     pub atime_ns: i64,
-    /// Last change of the contents.
+    /// Time of the last change of the contents.
     pub mtime_ns: i64,
-    /// Last change of anything.
+    /// Time of the last change of contents or attributes.
     pub ctime_ns: i64,
-    /// Creation.
+    /// Time of creation.
     pub btime_ns: i64,
-    /// For a directory: the directory that holds it (the root holds itself); else none.
+    /// For a directory its parent (the root is its own parent), for other inodes no inode.
     pub parent: InodeNumber,
 }
 
@@ -67,12 +69,12 @@ pub enum Step<'a> {
     Parent,
 }
 
-/// An open file, as the engine knows it. Valid from the call that returned it until [`Engine::close`].
+/// An open file of an engine. Valid from the call that returned it until [`Engine::close`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Handle(u64);
 
 impl Handle {
-    /// Made by an engine.
+    /// Makes a handle; for engines.
     pub const fn new(raw: u64) -> Self {
         Self(raw)
     }
@@ -83,7 +85,7 @@ impl Handle {
     }
 }
 
-/// What an open file may be used for. It is checked when it is opened and never again.
+/// Rights of an open file. They are checked when the file is opened, and never again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Access {
     /// Contents or entries may be read.
@@ -92,19 +94,19 @@ pub struct Access {
     pub write: bool,
 }
 
-/// Which inode an operation is about, and by which right.
+/// The inode that an operation is about, and the right by which it acts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
     /// A pinned inode: the caller's permissions decide.
     Node(InodeNumber),
-    /// An open file: for a change of size, the right to write fixed at its opening decides.
+    /// An open file: for a change of size the right to write, fixed at its opening, decides.
     Open(Handle),
 }
 
-/// What to create.
+/// Type of an inode to create, with its type's parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NewType<'a> {
-    /// A file, opened with these rights in the same instant if given: a new file may be written by who made it
+    /// A file, and the rights with which it is opened at the same instant, if any: the creator may write a new file
     /// whatever its mode says.
     Regular(Option<Access>),
     /// A directory.
@@ -122,7 +124,7 @@ pub enum NewType<'a> {
 }
 
 impl NewType<'_> {
-    /// Its type.
+    /// The type without parameters.
     pub const fn file_type(&self) -> FileType {
         match self {
             Self::Regular(_) => FileType::Regular,
@@ -136,28 +138,28 @@ impl NewType<'_> {
     }
 }
 
-/// What to create, and how.
+/// Parameters of a creation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct New<'a> {
-    /// Type.
+    /// Type of the new inode.
     pub kind: NewType<'a>,
-    /// Permission bits (twelve), the umask already taken off.
+    /// Permission bits (twelve), with the umask already applied.
     pub mode: u32,
-    /// A name that exists is an error, `Exists`. Else it is answered, whatever it is and whether or not the
-    /// caller may write to the directory.
+    /// True: a name that exists is an error, `Exists`. False: the existing inode is returned, whatever its type,
+    /// and even if the caller may not write to the directory.
     pub exclusive: bool,
 }
 
-/// What [`Engine::create`] did.
+/// Result of [`Engine::create`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Created {
-    /// Made it; opened if that was asked for.
+    /// The inode was created, and opened if the call asked for that.
     New(Attributes, Option<Handle>),
-    /// There was one; nothing happened.
+    /// The name existed; nothing was changed.
     Existing(Attributes),
 }
 
-/// What [`Engine::unlink`] may remove.
+/// Kind of inode that [`Engine::unlink`] may remove.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Removal {
     /// Anything but a directory.
@@ -166,65 +168,65 @@ pub enum Removal {
     Directory,
 }
 
-/// What [`Engine::rename`] does with a new name that exists.
+/// Treatment of an existing new name by [`Engine::rename`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RenameMode {
-    /// Removes it, if the rules allow.
+    /// Removes it, if the rules allow that.
     Replace,
     /// Fails: `Exists`.
     NoReplace,
-    /// Gives it the old name; it has to exist.
+    /// Swaps the two names; the new one must exist.
     Exchange,
 }
 
-/// Where to write.
+/// Position of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum At {
-    /// There.
+    /// At this offset.
     Offset(u64),
-    /// At the end, found and extended in one instant.
+    /// At the end of the file, which is determined and extended at one instant.
     End,
 }
 
-/// What was written.
+/// Result of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Written {
-    /// How much; less than asked only when space or file size ran out.
+    /// Number of bytes written; less than requested only if space or the file size ran out.
     pub bytes: usize,
-    /// The offset after the last byte written.
+    /// Offset after the last byte written.
     pub end: u64,
 }
 
-/// What [`Engine::allocate`] does with a range.
+/// Effect of [`Engine::allocate`] on a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Allocate {
-    /// Reserves space, and extends the file to the range's end.
+    /// Reserves space, and extends the file to the end of the range.
     Extend,
     /// Reserves space; the size stays.
     KeepSize,
-    /// Makes it a hole that reads as zeros; the size stays.
+    /// Makes the range a hole that reads as zeros; the size stays.
     PunchHole,
 }
 
-/// What [`Engine::extents`] looks for.
+/// Kind of range that [`Engine::extents`] searches for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Extent {
-    /// Bytes that were written.
+    /// Written bytes.
     Data,
-    /// Bytes that never were, or the end of the file.
+    /// Bytes that were never written, or the end of the file.
     Hole,
 }
 
 /// An entry of a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry<'a> {
-    /// Its name.
+    /// Name of the entry.
     pub name: Name<'a>,
-    /// What it stands for. Not pinned.
+    /// Inode that the name refers to. Not pinned.
     pub inode: InodeNumber,
-    /// The type of that.
+    /// Type of that inode.
     pub file_type: FileType,
-    /// Its place: pass it to [`Engine::readdir`] to go on after it.
+    /// Position of the entry: [`Engine::readdir`] with this cookie continues after it.
     pub cookie: Cookie,
 }
 
@@ -233,93 +235,93 @@ pub struct Entry<'a> {
 pub struct Space {
     /// Bytes of a block.
     pub block_bytes: u64,
-    /// All blocks.
+    /// Total number of blocks.
     pub blocks: u64,
     /// Free blocks.
     pub blocks_free: u64,
-    /// Free blocks for those who are not root.
+    /// Free blocks for users other than root.
     pub blocks_available: u64,
-    /// All inodes.
+    /// Total number of inodes.
     pub inodes: u64,
     /// Free inodes.
     pub inodes_free: u64,
-    /// Tells this tree from others.
+    /// Identifies the tree.
     pub id: u64,
 }
 
-/// What to make durable.
+/// Scope of a sync.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Sync {
-    /// An inode's contents, and of its attributes what is needed to read them.
+    /// The contents of an inode, and those of its attributes that are needed to read them.
     Data(InodeNumber),
-    /// An inode with everything: contents, attributes, names.
+    /// An inode with its contents, attributes and names.
     File(InodeNumber),
-    /// All that was done in the tree before.
+    /// All earlier changes of the tree.
     Everything,
 }
 
-/// How [`Engine::set_xattr`] treats a name.
+/// Condition of [`Engine::set_xattr`] on an existing value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SetXattr {
-    /// Whether it exists or not.
+    /// None.
     Any,
-    /// Only if it does not exist.
+    /// The attribute must not exist.
     Create,
-    /// Only if it exists.
+    /// The attribute must exist.
     Replace,
 }
 
-/// Who holds a lock. Numbers are given by the front end and are unique among all who use the engine.
+/// Owner of a lock. The front end assigns the numbers, unique among all users of the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum LockOwner {
-    /// A process: `fcntl` locks of the old kind.
+    /// A process: traditional `fcntl` locks.
     Process {
-        /// The owner.
+        /// Number of the owner.
         id: u64,
-        /// What `F_GETLK` says of it.
+        /// Process number that `F_GETLK` returns.
         pid: u32,
     },
-    /// An open file description: `flock` and `F_OFD_*`.
+    /// An open file description: `flock` and `F_OFD_*` locks.
     Description(u64),
 }
 
-/// Which locks exclude each other.
+/// Family of locks; locks of different families never conflict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum LockFamily {
-    /// `fcntl`, of both kinds of owner.
+    /// `fcntl` locks, of both kinds of owner.
     Ranges,
-    /// `flock`: the range is the whole file.
+    /// `flock` locks: the range is the whole file.
     Whole,
 }
 
 /// Strength of a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum LockKind {
-    /// Many may hold it.
+    /// Compatible with other shared locks.
     Shared,
-    /// One may.
+    /// Compatible with no other lock.
     Exclusive,
 }
 
 /// A lock on a range of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Lock {
-    /// Against which others.
+    /// Family of the lock.
     pub family: LockFamily,
-    /// How strong.
+    /// Strength of the lock.
     pub kind: LockKind,
     /// First byte.
     pub first: u64,
-    /// Last byte; `u64::MAX` is the end of the file, wherever it comes to be.
+    /// Last byte; `u64::MAX` means the end of the file, wherever it moves.
     pub last: u64,
 }
 
-/// A request for a lock that waits in the engine.
+/// Number of a lock request that waits in the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(u64);
 
 impl Ticket {
-    /// Made by an engine.
+    /// Makes a ticket; for engines.
     pub const fn new(raw: u64) -> Self {
         Self(raw)
     }
@@ -330,16 +332,16 @@ impl Ticket {
     }
 }
 
-/// What became of a request for a lock.
+/// State of a lock request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Locked {
-    /// The owner has it.
+    /// The owner holds the lock.
     Granted,
-    /// It waits; end it by [`Engine::redeem`] or [`Engine::cancel`].
+    /// The request waits; [`Engine::redeem`] or [`Engine::cancel`] ends it.
     Queued(Ticket),
 }
 
-/// What stores the files of a tree. See the head of this module for what holds of every method.
+/// The storage of a tree. The module head states the rules for every method.
 pub trait Engine: Send + std::marker::Sync {
     /// The root directory, pinned.
     ///
@@ -347,11 +349,11 @@ pub trait Engine: Send + std::marker::Sync {
     /// `Io`.
     fn root(&self) -> Result<Attributes>;
 
-    /// Takes steps from the directory `start`, and appends to `found`, for each step taken, what it led to,
-    /// pinned: also those before an error. Before each step it checks that it stands in a directory
-    /// (`NotDirectory`) which the caller may search (`Denied`). It takes fewer steps than asked, without an error,
-    /// in two cases: it came to a symbolic link (the last in `found`), or the next step leads from the root to its
-    /// parent. In a directory that was removed it finds nothing. Without steps it appends `start`.
+    /// Takes steps from the directory `start`. Appends to `found` the inode that each step leads to, pinned, also
+    /// for the steps before an error. Before each step the walk must be in a directory (`NotDirectory`) that the
+    /// caller may search (`Denied`). The walk ends early without an error in two cases: it came to a symbolic link
+    /// (the last in `found`), or the next step leads from the root to its parent. A removed directory has no
+    /// entries. Without steps the call appends `start`.
     ///
     /// # Errors
     /// `NotFound`, `NotDirectory`, `Denied`, `Stale`.
@@ -363,15 +365,15 @@ pub trait Engine: Send + std::marker::Sync {
         found: &mut Vec<Attributes>,
     ) -> Result<()>;
 
-    /// Takes back one pin of each of these, as often as it is named.
+    /// Takes back one pin of each inode, for each time it is listed.
     fn forget(&self, nodes: &[InodeNumber]);
 
-    /// Opens a file or directory, if the caller may; with `truncate`, which asks for the right to write, a file
-    /// becomes empty in the same instant. The open file does not need the pin.
+    /// Opens a file or directory, if the caller is permitted. `truncate`, which needs the right to write, empties a
+    /// file at the same instant. An open file needs no pin.
     ///
     /// # Errors
-    /// `Denied`; `IsDirectory` for writing to one; `NoDevice` for what is neither file nor directory; `Loop` for
-    /// a symbolic link; `TooManyFiles`.
+    /// `Denied`; `IsDirectory` for writing to a directory; `NoDevice` for an inode that is neither file nor
+    /// directory; `Loop` for a symbolic link; `TooManyFiles`.
     fn open(
         &self,
         caller: &Caller,
@@ -380,20 +382,21 @@ pub trait Engine: Send + std::marker::Sync {
         truncate: bool,
     ) -> Result<(Handle, Attributes)>;
 
-    /// Opens a file that a program of the node has open, by a right that was given for it ([`format::pass`]) and is good
-    /// once, whatever became of names and mode. The inode is pinned, as by a walk.
+    /// Opens a file that a program of the node has open, by a right that the program passed on ([`format::pass`]). A
+    /// right is valid once, and independent of the file's names and mode. The call pins the inode, as a walk does.
     ///
     /// # Errors
-    /// `Denied`: it is not given, or not for this; `Stale`; `TooManyFiles`; `NotSupported` by an engine without programs.
+    /// `Denied`: the right does not exist, or does not include `access`; `Stale`; `TooManyFiles`; `NotSupported` by an
+    /// engine without programs.
     fn open_passed(&self, pass: &PassName, access: Access) -> Result<(Handle, Attributes)> {
         let _ = (pass, access);
         Err(Error::NotSupported)
     }
 
-    /// Ends an open file; the last use of one without a name frees it.
+    /// Closes an open file; the last close of a file without a name frees the file.
     fn close(&self, handle: Handle);
 
-    /// Attributes.
+    /// Attributes of an inode.
     ///
     /// # Errors
     /// `Stale`.
@@ -405,15 +408,15 @@ pub trait Engine: Send + std::marker::Sync {
     /// `NotPermitted`, `Denied`; for the size `IsDirectory`, `Invalid`, `FileTooBig`, `NoSpace`.
     fn setattr(&self, caller: &Caller, target: Target, changes: &Changes) -> Result<Attributes>;
 
-    /// Creates an entry with a new inode, which is pinned (an existing one too). Owner, group and set-group-id come
-    /// from [`crate::access::inherit`].
+    /// Creates an entry with a new inode, which is pinned (an existing one too). [`crate::access::inherit`]
+    /// determines group and set-group-id bit.
     ///
     /// # Errors
-    /// In this order: `NotDirectory`, `Denied` (search), `Exists`, `NotFound` (the directory was removed), `Denied`,
-    /// `NotPermitted` (devices, for those who are not root), `NoSpace`.
+    /// In this order: `NotDirectory`, `Denied` (search), `Exists`, `NotFound` (the directory was removed),
+    /// `Denied`, `NotPermitted` (devices, for users other than root), `NoSpace`.
     fn create(&self, caller: &Caller, parent: InodeNumber, name: Name<'_>, new: &New<'_>) -> Result<Created>;
 
-    /// Gives an inode another name. Pins it once more.
+    /// Adds a name to an inode, and pins the inode once more.
     ///
     /// # Errors
     /// As [`Engine::create`]; then `NotPermitted` for a directory, `NotFound` for an inode without a name,
@@ -433,12 +436,12 @@ pub trait Engine: Send + std::marker::Sync {
     /// `NotDirectory`, `NotEmpty`.
     fn unlink(&self, caller: &Caller, parent: InodeNumber, name: Name<'_>, removal: Removal) -> Result<()>;
 
-    /// Moves an entry; `from` and `to` are directories and names. If both names stand for one inode, nothing
-    /// happens.
+    /// Renames an entry; `from` and `to` are directories and names. If both names refer to one inode, the call has
+    /// no effect.
     ///
     /// # Errors
-    /// In this order: `NotFound`, `Exists`, `Invalid` (a directory into itself), `NotEmpty` (onto one that holds
-    /// it), `Denied`, `NotPermitted`, `NotDirectory`, `IsDirectory`, `NotEmpty`; `CrossDevice`.
+    /// In this order: `NotFound`, `Exists`, `Invalid` (a directory into itself), `NotEmpty` (onto a directory that
+    /// contains the source), `Denied`, `NotPermitted`, `NotDirectory`, `IsDirectory`, `NotEmpty`; `CrossDevice`.
     fn rename(
         &self,
         caller: &Caller,
@@ -450,7 +453,7 @@ pub trait Engine: Send + std::marker::Sync {
     /// Target of a symbolic link.
     ///
     /// # Errors
-    /// `Invalid` if it is none.
+    /// `Invalid` for any other inode.
     fn readlink(&self, node: InodeNumber) -> Result<Vec<u8>>;
 
     /// Reads into the slices in order, as one operation; short only at the end of the file.
@@ -459,8 +462,8 @@ pub trait Engine: Send + std::marker::Sync {
     /// `BadDescriptor` if not open for reading, `IsDirectory`, `BadAddress`, `Io`.
     fn read(&self, handle: Handle, offset: u64, into: &mut [IoSliceMut<'_>]) -> Result<usize>;
 
-    /// Writes the slices in order, as one operation. Of no bytes it does nothing, not even to the times. Clears
-    /// set-id bits by [`crate::access::after_write`].
+    /// Writes the slices in order, as one operation. A write of no bytes changes nothing, not even the times.
+    /// [`crate::access::after_write`] determines which set-id bits are cleared.
     ///
     /// # Errors
     /// `BadDescriptor` if not open for writing, `FileTooBig`, `NoSpace`, `BadAddress`, `Io`.
@@ -479,15 +482,15 @@ pub trait Engine: Send + std::marker::Sync {
         bytes: u64,
     ) -> Result<()>;
 
-    /// The first offset, at or after this one, of data or of a hole.
+    /// The first offset of data or of a hole, at or after `offset`.
     ///
     /// # Errors
     /// `NoDevice` at or beyond the end of the file, or if no data follows.
     fn extents(&self, handle: Handle, offset: u64, what: Extent) -> Result<u64>;
 
-    /// Shows the entries after `after` (none: from the first), in the order of their cookies, until
-    /// `sink` answers false; that one is not counted as shown. `.` and `..` are not among them. An entry that
-    /// stays throughout is shown exactly once.
+    /// Passes the entries after `after` (`None`: from the first) to `sink`, in the order of their cookies, until
+    /// `sink` returns false; the entry that it rejected does not count as passed. `.` and `..` are not included. An
+    /// entry that exists throughout is passed exactly once.
     ///
     /// # Errors
     /// `BadDescriptor` if not open for reading, `NotDirectory`, `NotFound` if the directory was removed.
@@ -498,13 +501,13 @@ pub trait Engine: Send + std::marker::Sync {
         sink: &mut dyn FnMut(Entry<'_>) -> bool,
     ) -> Result<()>;
 
-    /// Room that there is.
+    /// Capacity and free space of the tree.
     ///
     /// # Errors
     /// `Io`.
     fn statfs(&self) -> Result<Space>;
 
-    /// Makes durable; see [`Sync`]. A failure is told to everyone who had written, once.
+    /// Makes changes durable; see [`Sync`]. Every writer gets a failure reported once.
     ///
     /// # Errors
     /// `Io`, `NoSpace`, `Interrupted`.
@@ -516,7 +519,7 @@ pub trait Engine: Send + std::marker::Sync {
     /// As [`crate::access::read_xattr`]; `NoData`.
     fn get_xattr(&self, caller: &Caller, node: InodeNumber, name: &[u8]) -> Result<Vec<u8>>;
 
-    /// Sets one.
+    /// Sets an extended attribute.
     ///
     /// # Errors
     /// As [`crate::access::write_xattr`]; `Exists`, `NoData`, `NoSpace`.
@@ -529,37 +532,38 @@ pub trait Engine: Send + std::marker::Sync {
         how: SetXattr,
     ) -> Result<()>;
 
-    /// Names of all that the caller may know of, each followed by a zero byte.
+    /// Names of all extended attributes that the caller may list, each followed by a zero byte.
     ///
     /// # Errors
     /// `Io`.
     fn list_xattrs(&self, caller: &Caller, node: InodeNumber) -> Result<Vec<u8>>;
 
-    /// Removes one.
+    /// Removes an extended attribute.
     ///
     /// # Errors
     /// As [`crate::access::write_xattr`]; `NoData`.
     fn remove_xattr(&self, caller: &Caller, node: InodeNumber, name: &[u8]) -> Result<()>;
 
-    /// Locks a range; what the owner held there in this family is replaced. If another's lock is in the way:
-    /// without a waker `WouldBlock`; with one the request is queued, and the engine wakes the waker when it is
-    /// worth calling [`Engine::redeem`]. How to wait is the caller's affair, so that a process with signals, a
-    /// FUSE gateway and a simulator each can in its own way.
+    /// Locks a range, replacing the owner's locks of this family there. If a lock of another owner conflicts:
+    /// without a waker the call fails with `WouldBlock`; with a waker the request is queued, and the engine wakes
+    /// the waker when [`Engine::redeem`] may succeed. The caller chooses how to wait, because a process with
+    /// signals, a FUSE gateway and a simulator wait in different ways.
     ///
     /// # Errors
-    /// `WouldBlock`, `Deadlock` (ranges of processes only), `NoLocks`, `BadDescriptor`.
+    /// `WouldBlock`, `Deadlock` (range locks of processes only), `NoLocks`, `BadDescriptor`.
     fn lock(&self, handle: Handle, owner: LockOwner, lock: Lock, waker: Option<&Waker>) -> Result<Locked>;
 
-    /// Whether a queued request was granted, which ends its ticket; if not yet, the waker stays.
+    /// State of a queued request. A granted request ends its ticket; the waker of a request that still waits stays
+    /// registered.
     ///
     /// # Errors
-    /// `Deadlock`, `Io`, `Stale` for a ticket that has ended; each ends it.
+    /// `Deadlock`, `Io`, `Stale` for a ticket that has ended; each ends the ticket.
     fn redeem(&self, ticket: Ticket) -> Result<Locked>;
 
-    /// Takes a request back and ends its ticket; false if it was granted before.
+    /// Cancels a request and ends its ticket; false if the request was granted before.
     fn cancel(&self, ticket: Ticket) -> bool;
 
-    /// Unlocks a range of the owner's, in one family.
+    /// Unlocks a range of the owner's locks of one family.
     ///
     /// # Errors
     /// `NoLocks`, `BadDescriptor`.
@@ -572,12 +576,12 @@ pub trait Engine: Send + std::marker::Sync {
         last: u64,
     ) -> Result<()>;
 
-    /// A lock of somebody else that is in the way of this one, if any, and whose it is.
+    /// A conflicting lock of another owner, and that owner.
     ///
     /// # Errors
     /// `BadDescriptor`.
     fn conflict(&self, handle: Handle, owner: LockOwner, lock: Lock) -> Result<Option<(Lock, LockOwner)>>;
 
-    /// Ends all locks and requests of an owner, on one inode or everywhere (its death).
+    /// Ends all locks and requests of an owner, on one inode or (at the owner's death) on all.
     fn release(&self, owner: LockOwner, node: Option<InodeNumber>);
 }

@@ -1,4 +1,4 @@
-//! The one place where errors become numbers.
+//! Mapping of this crate's errors to the numbers of `errno`, and of the numbers to their names.
 
 use crate::error::Error;
 use libc::c_int;
@@ -42,7 +42,7 @@ pub const fn number(error: Error) -> c_int {
     }
 }
 
-/// The name of such a number; none for one that is not in the list above.
+/// The name of a number; `None` for a number that [`number`] never returns.
 pub const fn name(number: c_int) -> Option<&'static str> {
     Some(match number {
         libc::EPERM => "EPERM",

@@ -1,33 +1,32 @@
-//! Why an operation did not happen. One enum for this crate and for every engine; `errno` is the one place where
-//! its values become numbers.
+//! Errors of operations: one enum for this crate and for every engine. `errno` maps its values to numbers.
 
-/// Why an operation did not happen. The comment names what the values mean to a program.
+/// Reason why an operation failed. The comments give the number and its meaning to a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Error {
     /// `EPERM`: only the owner, or root, may do it.
     NotPermitted,
     /// `ENOENT`
     NotFound,
-    /// `EINTR`: a signal came while waiting; nothing happened.
+    /// `EINTR`: a signal ended the wait; the operation had no effect.
     Interrupted,
-    /// `ERESTART`: nothing happened, and the process became another user meanwhile: whoever asked asks again. No program sees
-    /// it.
+    /// `ERESTART`: the operation had no effect, and the process changed its user meanwhile. The front end repeats
+    /// the call; no program sees this error.
     Restart,
-    /// `EIO`: the medium failed, or the node was expelled; the file stays bad until it is opened anew.
+    /// `EIO`: the medium failed, or the node was expelled; the file stays bad until it is opened again.
     Io,
-    /// `ENXIO`: no data or hole there; or nothing behind a device, pipe or socket.
+    /// `ENXIO`: no data or hole follows; or a device, pipe or socket that this tree only names.
     NoDevice,
     /// `E2BIG`: the value of an extended attribute is too long.
     TooBig,
-    /// `EBADF`: no such descriptor, or not open for this.
+    /// `EBADF`: no such descriptor, or a descriptor that is not open for this use.
     BadDescriptor,
-    /// `EAGAIN`: it would have to wait, and was asked not to.
+    /// `EAGAIN`: the operation would have to wait, and the caller forbids that.
     WouldBlock,
     /// `EACCES`: the permission bits do not allow it.
     Denied,
-    /// `EFAULT`: the memory given cannot be read or written; nothing happened.
+    /// `EFAULT`: the given memory cannot be read or written; the operation had no effect.
     BadAddress,
-    /// `EBUSY`: the root of the tree.
+    /// `EBUSY`: the operation is about the root of the tree.
     Busy,
     /// `EEXIST`
     Exists,
@@ -53,7 +52,7 @@ pub enum Error {
     TooManyLinks,
     /// `ERANGE`: the buffer is too small for the value.
     OutOfRange,
-    /// `EDEADLK`: waiting for this lock would never end.
+    /// `EDEADLK`: the wait for this lock would never end.
     Deadlock,
     /// `ENAMETOOLONG`
     NameTooLong,
@@ -61,13 +60,13 @@ pub enum Error {
     NoLocks,
     /// `ENOTEMPTY`
     NotEmpty,
-    /// `ELOOP`: more than 40 symbolic links, or one where none may be followed.
+    /// `ELOOP`: more than 40 symbolic links, or a link where none may be followed.
     Loop,
     /// `ENODATA`: no such extended attribute.
     NoData,
     /// `EOVERFLOW`
     Overflow,
-    /// `ESTALE`: the node was never walked to, or was forgotten.
+    /// `ESTALE`: the caller never walked to the inode, or has forgotten it.
     Stale,
     /// `EOPNOTSUPP`
     NotSupported,

@@ -1,10 +1,11 @@
-//! Open file descriptions: what `open` makes and what `dup`, `fork` and descriptor passing share.
+//! Open file descriptions: created by `open`, shared by `dup`, `fork` and descriptor passing.
 //!
-//! Descriptor numbers belong to the front end, which maps them to descriptions. So does the place where offset and
-//! flags live: [`LocalState`] for one process, memory shared between processes where a description is.
+//! The front end assigns descriptor numbers and maps them to descriptions. It also decides where offset and flags
+//! are stored: in [`LocalState`] for a description of one process, in shared memory for a description that several
+//! processes have.
 //!
-//! Lock order: the offset's lock, then whatever the engine locks. It is held while the engine reads or writes at
-//! the offset, as Linux does, so that two readers of one description never get the same bytes.
+//! Lock order: the offset's lock, then the locks of the engine. The offset's lock is held while the engine reads or
+//! writes at the offset, as in Linux, so that two readers of one description never get the same bytes.
 
 use crate::engine::{Access, Handle, LockOwner};
 use crate::error::Error;
@@ -14,19 +15,19 @@ use libc::c_int;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// Offset and status flags of a description, where all who share it see them.
+/// Offset and status flags of a description, visible to all processes that share it.
 pub trait OpenState: Send + Sync {
-    /// Runs `change` on the offset, while nobody else does.
+    /// Runs `change` on the offset with exclusive access.
     fn with_offset(&self, change: &mut dyn FnMut(&mut u64));
 
-    /// The flags: access mode and status flags, as `F_GETFL` tells them.
+    /// Access mode and status flags, as `F_GETFL` returns them.
     fn flags(&self) -> c_int;
 
-    /// Sets them.
+    /// Replaces the flags.
     fn set_flags(&self, flags: c_int);
 }
 
-/// The state of a description that one process has.
+/// State of a description that belongs to one process.
 #[derive(Debug, Default)]
 pub struct LocalState {
     offset: Mutex<u64>,
@@ -47,8 +48,8 @@ impl OpenState for LocalState {
     }
 }
 
-/// An open file description. It holds a pin of its inode, and an open file of the engine unless it was opened with
-/// `O_PATH`; [`crate::Vfs::close`] gives them back.
+/// An open file description. It holds a pin of its inode and, unless it was opened with `O_PATH`, an open file of
+/// the engine; [`crate::Vfs::close`] releases both.
 pub struct File {
     pub(crate) inode: InodeNumber,
     pub(crate) file_type: FileType,
@@ -72,8 +73,8 @@ impl File {
         Self { inode, file_type, handle, access, owner, state: Box::new(state) }
     }
 
-    /// The same description, with its offset and flags kept elsewhere, and its locks under a number that all who
-    /// share it use. The new state takes over offset and flags.
+    /// The same description with its offset and flags in `state`, and its locks under a number that all processes
+    /// with the description use. The new state takes over offset and flags.
     #[must_use]
     pub fn shared(self, state: Box<dyn OpenState>, owner: u64) -> Self {
         let mut offset = 0;
@@ -83,12 +84,12 @@ impl File {
         Self { state, owner: LockOwner::Description(owner), ..self }
     }
 
-    /// Its inode.
+    /// Inode of the file.
     pub fn inode(&self) -> InodeNumber {
         self.inode
     }
 
-    /// Its type.
+    /// Type of the file.
     pub fn file_type(&self) -> FileType {
         self.file_type
     }
@@ -103,14 +104,14 @@ impl File {
         self.state.set_flags(flags);
     }
 
-    /// Runs something that uses the offset and may move it.
+    /// Runs a function that uses the offset and may change it.
     pub(crate) fn with_offset<T>(&self, mut change: impl FnMut(&mut u64) -> T) -> T {
         let mut result = None;
         self.state.with_offset(&mut |offset| result = Some(change(offset)));
         result.expect("a state runs what it is given")
     }
 
-    /// The engine's open file; `BadDescriptor` for one that is only a path.
+    /// The engine's open file; `BadDescriptor` for a description opened with `O_PATH`.
     pub(crate) fn handle(&self) -> Result<Handle, Error> {
         self.handle.ok_or(Error::BadDescriptor)
     }

@@ -1,6 +1,6 @@
-//! POSIX semantics over an engine: paths, open files, permissions and the numbers of errors are the same for every
-//! engine and stand here; what stores the files stands behind [`Engine`]. The in-memory model engine is the
-//! oracle that every other engine is compared with.
+//! POSIX semantics over an engine: paths, open files, permissions and error numbers, which are the same for every
+//! engine. An [`Engine`] stores the files. The in-memory model engine is the reference that the tests compare every
+//! other engine with.
 
 #![forbid(unsafe_code)]
 

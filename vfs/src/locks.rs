@@ -1,8 +1,8 @@
-//! The table of locks on files: a pure state machine that any engine may keep where its locks are decided.
+//! The table of file locks: a pure state machine, for the component of an engine that decides about locks.
 //!
-//! Ranges are those of `fcntl`: a new lock of an owner replaces what it held there, neighbours of one kind become
-//! one. Whole locks are those of `flock`: changing the kind gives the old lock up first, as Linux does. Requests
-//! that wait are granted in the order of their coming, as far as the locks held allow.
+//! `fcntl` locks cover ranges: a new lock replaces the owner's earlier locks in its range, and adjacent locks of
+//! one kind are merged. A `flock` lock covers the file: a change of its kind first releases the old lock, as Linux
+//! does. Waiting requests are granted in the order of their arrival, as far as the held locks allow.
 
 use crate::engine::{Lock, LockFamily, LockKind, LockOwner, Locked, Result, Ticket};
 use crate::error::Error;
@@ -43,12 +43,12 @@ fn excludes(held: &Held, wish: &Held) -> bool {
 }
 
 impl LockTable {
-    /// A table for at most so many locks and requests, each.
+    /// Makes a table for at most `count_max` locks of an inode and `count_max` waiting requests.
     pub fn new(count_max: usize) -> Self {
         Self { count_max, ..Self::default() }
     }
 
-    /// Locks; see [`crate::Engine::lock`].
+    /// Requests a lock; see [`crate::Engine::lock`].
     ///
     /// # Errors
     /// `WouldBlock`, `Deadlock`, `NoLocks`.
@@ -109,7 +109,7 @@ impl LockTable {
     /// Unlocks a range.
     ///
     /// # Errors
-    /// `NoLocks`: cutting a lock in two would make one too many.
+    /// `NoLocks`: splitting a lock in two would exceed the limit.
     pub fn unlock(
         &mut self,
         inode: InodeNumber,
@@ -132,14 +132,14 @@ impl LockTable {
         Ok(())
     }
 
-    /// The first lock of somebody else that is in the way.
+    /// The first conflicting lock of another owner.
     pub fn conflict(&self, inode: InodeNumber, owner: LockOwner, lock: Lock) -> Option<(Lock, LockOwner)> {
         let wish = Held { lock, owner };
         let in_the_way = self.on(inode).iter().filter(|held| excludes(held, &wish));
         in_the_way.min_by_key(|held| held.lock.first).map(|held| (held.lock, held.owner))
     }
 
-    /// Ends all that an owner holds or waits for, on one inode or on all.
+    /// Releases all locks and cancels all requests of an owner, on one inode or on all.
     pub fn release(&mut self, owner: LockOwner, node: Option<InodeNumber>) {
         let concerned = |inode: InodeNumber| node.is_none_or(|node| node == inode);
         for (_, locks) in self.held.iter_mut().filter(|(inode, _)| concerned(**inode)) {
@@ -150,7 +150,7 @@ impl LockTable {
         self.grant_waiting();
     }
 
-    /// All locks that are held.
+    /// All held locks.
     pub fn all(&self) -> impl Iterator<Item = (InodeNumber, Lock, LockOwner)> {
         let each = |(inode, locks): (&InodeNumber, &Vec<Held>)| {
             let inode = *inode;
@@ -163,9 +163,9 @@ impl LockTable {
         self.held.get(&inode).map_or(&[], Vec::as_slice)
     }
 
-    /// Puts a lock in, which is known to be allowed.
+    /// Adds a lock that conflicts with none.
     fn take(&mut self, inode: InodeNumber, wish: Held) -> Result<()> {
-        // A lock inside another of the owner's cuts that in two.
+        // A lock inside another lock of its owner splits that lock in two.
         if self.on(inode).len() + 2 > self.count_max {
             return Err(Error::NoLocks);
         }
@@ -188,7 +188,7 @@ impl LockTable {
         Ok(())
     }
 
-    /// Takes a range out of an owner's locks.
+    /// Removes a range from an owner's locks.
     fn cut(&mut self, inode: InodeNumber, owner: LockOwner, family: LockFamily, first: u64, last: u64) {
         let Some(locks) = self.held.get_mut(&inode) else { return };
         let mut left = Vec::with_capacity(locks.len() + 1);
@@ -212,7 +212,7 @@ impl LockTable {
         }
     }
 
-    /// Grants what can be granted, oldest first.
+    /// Grants the requests that no lock conflicts with, oldest first.
     fn grant_waiting(&mut self) {
         let mut index = 0;
         while index < self.queue.len() {
@@ -222,7 +222,7 @@ impl LockTable {
                 let waiting = self.queue.remove(index);
                 self.granted.insert(waiting.ticket);
                 waiting.waker.wake();
-                // The new lock may replace a stronger one of the same owner.
+                // The new lock may replace a stronger lock of the same owner.
                 index = 0;
             } else {
                 index += 1;
@@ -230,8 +230,9 @@ impl LockTable {
         }
     }
 
-    /// Whether somebody whom this wish would wait for waits, directly or through others, for its owner. Only
-    /// processes are asked: an open file can be shared, so that who holds it need not be who waits.
+    /// True if an owner that this request would wait for is itself waiting, directly or through others, for this
+    /// request's owner. Only processes are considered: several processes may share an open file, so the holder of
+    /// such a lock need not be the waiter.
     fn would_deadlock(&self, inode: InodeNumber, wish: &Held) -> bool {
         if !matches!(wish.owner, LockOwner::Process { .. }) {
             return false;

@@ -1,8 +1,8 @@
-//! From paths to inodes: `.`, `..`, slashes at the end, symbolic links, and paths that leave the tree.
+//! Path resolution: `.`, `..`, trailing slashes, symbolic links, and paths that leave the tree.
 //!
-//! Components go to the engine in batches ([`Engine::walk`]); the links it stops at are followed here, at most 40.
-//! A path that leaves the tree, by an absolute link or by `..` above the root, is not an error: what is left of it
-//! is given back, for the front end to go on with. The order of errors is that of Linux.
+//! The engine takes the components in batches ([`Engine::walk`]) and stops at symbolic links, which this module
+//! follows, at most 40. A path that leaves the tree, by an absolute link or by `..` above the root, is no error:
+//! the caller gets the rest of the path, and the front end continues with it. The order of errors is that of Linux.
 
 use crate::access::{self, Caller};
 use crate::engine::{Attributes, Engine, Step, Target};
@@ -11,87 +11,89 @@ use crate::file::File;
 use format::record::FileType;
 use format::{InodeNumber, Name, NameError};
 
-/// Longest path, in bytes, without a zero at its end.
+/// Longest path in bytes, without a terminating zero.
 pub const PATH_BYTES_MAX: usize = 4095;
 
-/// Symbolic links followed in one resolution.
+/// Limit of symbolic links followed in one resolution.
 pub const LINKS_MAX: u32 = 40;
 
-/// Steps given to the engine at a time.
+/// Components passed to the engine at a time.
 const BATCH_STEPS: usize = 64;
 
-/// Where a relative path begins. One that begins with `/` begins at the root of the tree.
+/// Start of a relative path. A path that begins with `/` starts at the root of the tree.
 #[derive(Clone, Copy)]
 pub enum Base<'a> {
-    /// At the working directory.
+    /// The working directory.
     Cwd,
-    /// At the root of the tree.
+    /// The root of the tree.
     Root,
-    /// At an open file, which should be a directory.
+    /// An open file, which should be a directory.
     At(&'a File),
-    /// At an inode that the caller has pinned.
+    /// An inode that the caller has pinned.
     Node(InodeNumber),
 }
 
-/// A path as a system call names it.
+/// A path argument of a system call.
 #[derive(Clone, Copy)]
 pub struct Place<'a> {
-    /// Where it begins.
+    /// Start of the path.
     pub base: Base<'a>,
-    /// The bytes, without a zero.
+    /// Bytes of the path, without a terminating zero.
     pub path: &'a [u8],
 }
 
 impl<'a> Place<'a> {
-    /// A path from the working directory.
+    /// A path relative to the working directory.
     pub fn cwd(path: &'a [u8]) -> Self {
         Self { base: Base::Cwd, path }
     }
 
-    /// A path from an open directory.
+    /// A path relative to an open directory.
     pub fn at(file: &'a File, path: &'a [u8]) -> Self {
         Self { base: Base::At(file), path }
     }
 }
 
-/// Where a walk may go, as `openat2` restricts it.
+/// Region of the tree that a resolution may visit, as `openat2` restricts it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Scope {
-    /// Wherever the path leads.
+    /// No restriction.
     #[default]
     Anywhere,
-    /// Only below where it begins: `..` from there and absolute paths are refused (`RESOLVE_BENEATH`).
+    /// Only below the start: `..` from there and absolute paths are refused (`RESOLVE_BENEATH`).
     Beneath,
-    /// Where it begins counts as the root (`RESOLVE_IN_ROOT`).
+    /// The start counts as the root (`RESOLVE_IN_ROOT`).
     InRoot,
 }
 
-/// What a walk may do, as `openat2` restricts it.
+/// Restrictions of a resolution by `openat2`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Restriction {
-    /// Where it may go.
+    /// Region that it may visit.
     pub scope: Scope,
     /// Symbolic links are refused (`RESOLVE_NO_SYMLINKS`).
     pub no_links: bool,
 }
 
-/// Why a call on a path was not carried out here.
+/// Reason why a call on a path was not executed here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Stop {
-    /// It failed.
+    /// The call failed.
     Failed(Error),
-    /// The path leaves the tree: the call is to be made again with what is left.
+    /// The path leaves the tree: the front end must repeat the call with the rest of the path.
     Leaves(Leaves),
-    /// It opens a pipe, a socket or a device, which this tree only names: the kernel opens it, through the mount.
+    /// The call opens a pipe, a socket or a device, which this tree only names: the kernel must open it, through
+    /// the mount.
     Special(FileType),
 }
 
 /// A path that leaves the tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leaves {
-    /// Which of the call's paths: 0 or 1.
+    /// Index of the path among the call's arguments: 0 or 1.
     pub argument: usize,
-    /// What is left: absolute if it begins with `/`, else seen from the root of the tree, and beginning with `..`.
+    /// The rest of the path: absolute if it begins with `/`, otherwise relative to the root of the tree and
+    /// beginning with `..`.
     pub rest: Vec<u8>,
 }
 
@@ -102,7 +104,7 @@ impl From<Error> for Stop {
 }
 
 impl Stop {
-    /// The same, about the call's second path.
+    /// The same reason for the call's second path.
     pub(crate) fn second(self) -> Self {
         match self {
             Self::Leaves(leaves) => Self::Leaves(Leaves { argument: 1, ..leaves }),
@@ -111,24 +113,24 @@ impl Stop {
     }
 }
 
-/// What a call on a path answers.
+/// Result of a call on a path.
 pub type Outcome<T> = Result<T, Stop>;
 
 /// The last component of a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Last {
-    /// There is none: the path is of slashes only.
+    /// The path has no last component: it consists of slashes only.
     Root,
     /// `.`
     Dot,
     /// `..`
     DotDot,
-    /// A name of any length, and whether slashes follow it.
+    /// A name of any length, and true if slashes follow it.
     Name(Vec<u8>, bool),
 }
 
 impl Last {
-    /// The name, and whether slashes follow it; none if the path ends in no name.
+    /// The name, and true if slashes follow it; `None` if the path does not end in a name.
     ///
     /// # Errors
     /// `NameTooLong`, `Invalid`.
@@ -144,21 +146,21 @@ impl Last {
     }
 }
 
-/// One resolution: where it stands, what is left, and what was pinned on the way. Whoever makes one forgets the
-/// pins.
+/// One resolution: its current inode, its progress, and the inodes pinned on the way. The creator of a walker must
+/// forget the pins.
 pub(crate) struct Walker<'e, E: Engine> {
     engine: &'e E,
     caller: &'e Caller,
     here: InodeNumber,
-    /// Attributes of `here`, when they are known.
+    /// Attributes of `here`, if they are known.
     known: Option<Attributes>,
     links: u32,
     restriction: Restriction,
-    /// Where it began.
+    /// Start of the resolution.
     top: InodeNumber,
-    /// How far below `top` it stands; counted only in a restricted scope.
+    /// Depth of `here` below `top`; counted only in a restricted scope.
     depth: usize,
-    /// Everything that the engine pinned.
+    /// All inodes that the engine pinned.
     pub(crate) pins: Vec<InodeNumber>,
 }
 
@@ -183,13 +185,13 @@ impl<'e, E: Engine> Walker<'e, E> {
         self.restriction = restriction;
     }
 
-    /// Stands elsewhere.
+    /// Moves to another inode.
     fn restart(&mut self, start: InodeNumber) {
         self.here = start;
         self.known = None;
     }
 
-    /// Attributes of where it stands.
+    /// Attributes of the current inode.
     pub(crate) fn here(&mut self) -> Outcome<Attributes> {
         match self.known {
             Some(known) => Ok(known),
@@ -201,57 +203,58 @@ impl<'e, E: Engine> Walker<'e, E> {
         }
     }
 
-    /// Goes along the whole path; a symbolic link at its end is followed if asked or if slashes follow it.
+    /// Resolves the whole path. Follows a symbolic link at its end if `follow` is set or if slashes follow the
+    /// link.
     pub(crate) fn walk_to_end(&mut self, path: &[u8], follow: bool) -> Outcome<Attributes> {
         self.go(path, false, follow)?;
         self.here()
     }
 
-    /// The same, without asking the engine for attributes that the walk did not bring.
+    /// Resolves the whole path, without asking the engine for attributes that the walk did not return.
     pub(crate) fn walk_lazily(&mut self, path: &[u8], follow: bool) -> Outcome<()> {
         self.go(path, false, follow).map(|_| ())
     }
 
-    /// Whose walk it is.
+    /// Credentials of the caller.
     pub(crate) fn caller(&self) -> &'e Caller {
         self.caller
     }
 
-    /// Where it stands.
+    /// The current inode.
     pub(crate) fn at(&self) -> InodeNumber {
         self.here
     }
 
-    /// Attributes of that, if the walk brought them.
+    /// Attributes of the current inode, if the walk returned them.
     pub(crate) fn known(&self) -> Option<Attributes> {
         self.known
     }
 
-    /// Goes along all but the last component.
+    /// Resolves all but the last component.
     pub(crate) fn walk_to_parent(&mut self, path: &[u8]) -> Outcome<Last> {
         let last = self.go(path, true, false)?;
         if let Some(here) = self.known {
             access::search(self.caller, &here)?;
         } else if !matches!(last.name(), Ok(Some(_))) {
-            // With a name the engine checks it; without one nobody else would.
+            // With a name the engine makes the check; without a name this is the only check.
             self.search_here()?;
         }
         Ok(last)
     }
 
-    /// Checks that it stands in a directory that may be searched.
+    /// Checks that the current inode is a directory that the caller may search.
     pub(crate) fn search_here(&mut self) -> Outcome<()> {
         let here = self.here()?;
         Ok(access::search(self.caller, &here)?)
     }
 
-    /// Goes on along the target of a symbolic link that stands where the walker stands.
+    /// Continues with the target of a symbolic link in the current directory.
     pub(crate) fn follow_to_parent(&mut self, link: InodeNumber) -> Outcome<Last> {
         let path = self.link_target(link, b"")?;
         self.walk_to_parent(&path)
     }
 
-    /// What is left of the path after the link's target is put in front.
+    /// Path that results from putting the link's target in front of `rest`.
     fn link_target(&mut self, link: InodeNumber, rest: &[u8]) -> Outcome<Vec<u8>> {
         self.links += 1;
         if self.links > LINKS_MAX || self.restriction.no_links {
@@ -303,7 +306,7 @@ impl<'e, E: Engine> Walker<'e, E> {
         }
     }
 
-    /// Takes these components, as far as they can be taken at a stretch.
+    /// Takes the components up to the next symbolic link or the border of the tree.
     fn components(&mut self, components: &[&[u8]], follow_last: bool) -> Outcome<Option<Halt>> {
         let mut taken = 0;
         let restricted = self.restriction.scope != Scope::Anywhere;
@@ -350,7 +353,7 @@ impl<'e, E: Engine> Walker<'e, E> {
         Ok(None)
     }
 
-    /// Takes one batch. If it comes to a link, it stands in the directory that holds it.
+    /// Takes one batch. At a symbolic link the walker remains in the directory that contains the link.
     fn steps(&mut self, steps: &[Step<'_>]) -> Outcome<Option<Halt>> {
         if steps.is_empty() {
             return Ok(None);
@@ -373,15 +376,15 @@ impl<'e, E: Engine> Walker<'e, E> {
     }
 }
 
-/// Why components were not taken to their end, after how many of them.
+/// Reason why a walk stopped before its last component, with the number of components taken.
 enum Halt {
-    /// The last one taken is a symbolic link, which has to be followed.
+    /// The last component taken is a symbolic link, which must be followed.
     AtLink(InodeNumber, usize),
-    /// The next one leads above the root.
+    /// The next component leads above the root.
     AboveRoot(usize),
 }
 
-/// Why a component is no step for the engine.
+/// Reason why a component is no step for the engine.
 enum Refused {
     Dot,
     Error(Error),
@@ -399,7 +402,7 @@ fn step_of(component: &[u8]) -> Result<Step<'_>, Refused> {
     }
 }
 
-/// Components, and whether slashes follow the last.
+/// The components of a path; true if slashes follow the last one.
 fn split(path: &[u8]) -> (Vec<&[u8]>, bool) {
     let components: Vec<_> = path.split(|byte| *byte == b'/').filter(|part| !part.is_empty()).collect();
     (components, path.last() == Some(&b'/'))
@@ -413,7 +416,7 @@ fn last_of(component: &[u8], slash: bool) -> Last {
     }
 }
 
-/// The path behind so many components, with the slashes at its end; a single `/` if only slashes follow.
+/// The path after `count` components, with its trailing slashes; a single `/` if only slashes follow.
 fn skip(path: &[u8], count: usize) -> &[u8] {
     let mut rest = path;
     for _ in 0..count {

@@ -1,4 +1,4 @@
-//! What the modes of `fallocate` mean in operations of an engine.
+//! Translates the modes of `fallocate` to operations of an engine.
 
 use crate::engine::Allocate;
 use libc::c_int;
@@ -8,7 +8,7 @@ const PUNCH_HOLE: c_int = libc::FALLOC_FL_PUNCH_HOLE | KEEP_SIZE;
 const ZERO_RANGE: c_int = libc::FALLOC_FL_ZERO_RANGE;
 const ZERO_WITHIN: c_int = libc::FALLOC_FL_ZERO_RANGE | KEEP_SIZE;
 
-/// The operations of a mode, one after the other; none for a mode that is not served.
+/// The operations of a mode, in order; `None` for a mode that is not supported.
 pub const fn allocations(mode: c_int) -> Option<&'static [Allocate]> {
     match mode {
         0 => Some(&[Allocate::Extend]),

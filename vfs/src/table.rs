@@ -1,11 +1,11 @@
-//! Descriptor numbers for those who have no kernel to give them: simulated processes, and tests.
+//! Descriptor table for front ends without a kernel that assigns numbers: simulated processes, and tests.
 
 use crate::error::Error;
 use crate::file::File;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Descriptors of one process. The lowest free number is given, as POSIX wants.
+/// Descriptors of one process. A new file gets the lowest free number, as POSIX demands.
 #[derive(Clone, Default)]
 pub struct Table {
     files: BTreeMap<u32, Arc<File>>,
@@ -33,8 +33,8 @@ impl Table {
         self.files.get(&number).ok_or(Error::BadDescriptor)
     }
 
-    /// Frees a number. The file, and whether no number stands for it any more, are what [`crate::Vfs::close`]
-    /// wants to know; descriptions shared with other tables are theirs to count.
+    /// Frees a number. Returns the file, and whether that was its last number in this table; [`crate::Vfs::close`]
+    /// needs both. The caller counts descriptions that it shares with other tables.
     ///
     /// # Errors
     /// `BadDescriptor`.

@@ -1,5 +1,5 @@
-//! What one process alone on tmpfs does not show: waiting for locks, deadlock, death, paths that leave the tree,
-//! no room, and independent clones.
+//! Behaviour that a single process on tmpfs cannot show: waiting for locks, deadlock, death, paths that leave the
+//! tree, lack of space, and independent clones.
 #![allow(clippy::unwrap_used, reason = "all of this is a test")]
 
 use std::sync::Arc;
@@ -73,7 +73,7 @@ fn a_signal_ends_the_waiting_and_leaves_nothing() {
     let patience = Patience { waker: &waker, pause: &mut || Pause::Interrupted };
     let answer = waiter.flock(&wanted, Some(LockKind::Shared), Some(patience));
     assert_eq!(answer, Err(Error::Interrupted));
-    // Nobody waits any more: what the holder gives up stays free for it.
+    // No request waits any more: the lock that the holder gives up stays free for the holder.
     holder.flock(&held, None, None).unwrap();
     holder.flock(&held, Some(LockKind::Exclusive), None).unwrap();
 }
@@ -90,7 +90,7 @@ fn two_who_wait_for_each_other_are_told() {
     let waker = Waker::from(Arc::new(Count::default()));
     let mut looked = false;
     let mut pause = || {
-        // While the first waits for the second, the second asks for what the first has.
+        // The first process waits for the second, and the second requests a lock of the first.
         let mut never = || Pause::Interrupted;
         let patience = Patience { waker: &waker, pause: &mut never };
         let answer = two.set_range(&twos, RangeKind::Process, &exclusive(0, 1), Some(patience));

@@ -1,5 +1,5 @@
-//! The table of cases. Each begins in an empty tree whose root belongs to root with mode 755, as root with umask 022.
-//! `tests/kernel` plays them on tmpfs too: what stands here is what Linux does.
+//! The table of cases. Each begins in an empty tree whose root directory belongs to root with mode 755, as root
+//! with umask 022. `tests/kernel` runs them on tmpfs too, so they describe the behaviour of Linux.
 
 /// Name and lines of every case.
 pub const CASES: &[(&str, &str)] = &[

@@ -1,7 +1,7 @@
-//! What every engine has to do: calls as plain data, somebody who plays them, and a table of cases.
+//! Conformance suite for engines: calls as plain data, actors that execute them, and a table of cases.
 //!
-//! The same calls are played against an engine (through [`crate::Vfs`]) and, in this crate's tests, against the
-//! kernel's tmpfs: so the expectations of the table are the kernel's, not ours.
+//! The same calls run against an engine (through [`crate::Vfs`]) and, in this crate's tests, against the kernel's
+//! tmpfs: so the kernel confirms the expected results of the table.
 
 mod cases;
 mod player;
@@ -16,10 +16,10 @@ use crate::errno;
 use libc::c_int;
 use std::sync::Arc;
 
-/// Which path a call is about: beginning at the root of the tree, or in an open directory.
+/// Path argument of a call: relative to the root of the tree, or to an open directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Path {
-    /// An open directory, by its slot.
+    /// Slot of the open directory, if any.
     pub base: Option<usize>,
     /// The path.
     pub path: String,
@@ -29,7 +29,7 @@ pub struct Path {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the variants and their fields are the system calls' own")]
 pub enum Call {
-    /// The process becomes this user, in this group and these others.
+    /// The process changes to this user, group and supplementary groups.
     User {
         uid: u32,
         gid: u32,
@@ -56,7 +56,7 @@ pub enum Call {
         offset: u64,
         bytes: usize,
     },
-    /// The pieces are written by one call.
+    /// One call writes all pieces.
     Write {
         slot: usize,
         pieces: Vec<Vec<u8>>,
@@ -142,7 +142,7 @@ pub enum Call {
         path: Path,
         wanted: c_int,
     },
-    /// Opens a directory and reads all of it.
+    /// Opens a directory and reads all its entries.
     List(Path),
     SetXattr {
         path: Path,
@@ -164,7 +164,7 @@ pub enum Call {
         slot: usize,
         kind: u8,
     },
-    /// The description's lock on a range, without waiting; kinds as above.
+    /// A lock of the description on a range, without waiting; kinds as above.
     OfdLock {
         slot: usize,
         kind: u8,
@@ -173,10 +173,10 @@ pub enum Call {
     },
 }
 
-/// What a call answered.
+/// Result of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// Nothing to tell.
+    /// The call succeeded without a result.
     Done,
     /// A count or an offset.
     Number(u64),
@@ -188,7 +188,7 @@ pub enum Answer {
     Stat(Seen),
     /// The number of an error.
     Failed(c_int),
-    /// The path left the tree, or the kernel would have to open what it names.
+    /// The path left the tree, or the kernel would have to open the file.
     Elsewhere,
 }
 
@@ -232,16 +232,16 @@ impl std::fmt::Display for Answer {
     }
 }
 
-/// Somebody who makes calls in a tree, as one process.
+/// An executor of calls in a tree, as one process.
 pub trait Actor {
     /// Makes a call.
     fn call(&mut self, call: &Call) -> Answer;
 }
 
-/// Plays one case. Every line without an expectation has to succeed.
+/// Plays one case. A line without an expectation must succeed.
 ///
 /// # Errors
-/// The line that was answered otherwise than expected, and how.
+/// The line with another result than expected, and that result.
 pub fn play(actor: &mut dyn Actor, text: &str) -> Result<(), String> {
     for Line { text, call, expected } in parse(text)? {
         let answer = actor.call(&call);
@@ -256,8 +256,8 @@ pub fn play(actor: &mut dyn Actor, text: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Plays all cases, each against an engine of its own whose root belongs to root with mode 755. Answers what
-/// failed: the case's name and why.
+/// Plays all cases, each against an engine of its own whose root belongs to root with mode 755. Returns the name of
+/// each failed case and the reason.
 pub fn run<E: Engine>(factory: &mut dyn FnMut() -> Arc<E>) -> Vec<(&'static str, String)> {
     let mut failures = Vec::new();
     for (name, text) in CASES {

@@ -1,4 +1,4 @@
-//! Plays calls against an engine, as one process would make them.
+//! Plays calls against an engine, as one process.
 
 use super::{Actor, Answer, Call, Path, Seen};
 use crate::engine::{Attributes, LockKind, LockOwner};
@@ -8,14 +8,14 @@ use std::collections::BTreeMap;
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
 
-/// A process with descriptors.
+/// A process with its descriptors.
 pub struct Player<E: Engine> {
     vfs: Vfs<E>,
     files: BTreeMap<usize, Arc<File>>,
 }
 
 impl<E: Engine> Player<E> {
-    /// A process of root's.
+    /// Makes a process of root.
     ///
     /// # Errors
     /// Those of [`Engine::root`].
@@ -23,7 +23,7 @@ impl<E: Engine> Player<E> {
         Self::with_owner(engine, LockOwner::Process { id: 1, pid: 1 })
     }
 
-    /// A process of root's, whose locks are this owner's.
+    /// Makes a process of root whose locks belong to `owner`.
     ///
     /// # Errors
     /// Those of [`Engine::root`].
@@ -31,7 +31,7 @@ impl<E: Engine> Player<E> {
         Ok(Self { vfs: Vfs::new(engine, Caller::ROOT, owner)?, files: BTreeMap::new() })
     }
 
-    /// Ends the process: all files are closed.
+    /// Ends the process: closes all its files.
     pub fn end(mut self) {
         for slot in self.files.keys().copied().collect::<Vec<_>>() {
             self.close(slot);
@@ -39,7 +39,7 @@ impl<E: Engine> Player<E> {
         self.vfs.end();
     }
 
-    /// Its view of the tree.
+    /// The process's view of the tree.
     pub fn vfs(&self) -> &Vfs<E> {
         &self.vfs
     }
@@ -223,7 +223,7 @@ impl<E: Engine> Player<E> {
     fn list(&self, path: &Path) -> Result<Answer, Stop> {
         let file = self.vfs.open(self.place(path)?, libc::O_RDONLY | libc::O_DIRECTORY, 0)?;
         let mut names = Vec::new();
-        // So small that a directory of a few entries takes several calls.
+        // Small enough that a directory of a few entries takes several calls.
         let mut buffer = [0; 320];
         let result = loop {
             match self.vfs.getdents(&file, &mut buffer) {

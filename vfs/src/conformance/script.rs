@@ -1,4 +1,4 @@
-//! The language of the cases: one call a line, `name arguments [= answer]`. Lines that begin with `#` are remarks.
+//! The language of the cases: one call a line, `name arguments [= result]`. Lines that begin with `#` are comments.
 //!
 //! Flags are joined by `|`, modes are octal, `@N/path` begins in the directory open in slot N, `x*5000` is 5,000
 //! times `x`, `-` keeps an owner, and a path `LONG` stands for a name of 255 bytes, `LONGER` for one of 256.
@@ -8,18 +8,18 @@ use libc::c_int;
 
 /// A line of a case.
 pub struct Line {
-    /// As written.
+    /// Text of the line.
     pub text: String,
     /// The call.
     pub call: Call,
-    /// The answer; none: anything but a failure.
+    /// The expected result; `None`: any but a failure.
     pub expected: Option<String>,
 }
 
-/// Reads a case.
+/// Parses a case.
 ///
 /// # Errors
-/// A line that is none.
+/// A malformed line.
 pub fn parse(text: &str) -> Result<Vec<Line>, String> {
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
     lines.map(line).collect()

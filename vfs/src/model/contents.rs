@@ -1,4 +1,4 @@
-//! Bytes of a file of the model engine: blocks by number, where what is absent is a hole.
+//! Contents of a file of the model engine: blocks by number; an absent block is a hole.
 
 use crate::engine::Extent;
 use format::BLOCK_BYTES;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 
-/// A block that a file uses.
+/// A block in use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Block {
     /// Reserved, never written: reads as zeros, and counts as a hole.
@@ -16,19 +16,19 @@ enum Block {
     Data(Arc<[u8; BLOCK_BYTES]>),
 }
 
-/// The bytes. Nothing beyond the size is ever other than zero.
+/// Contents of a file. All bytes beyond the size are zero.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Contents {
     blocks: BTreeMap<u64, Block>,
 }
 
 impl Contents {
-    /// Blocks that it uses.
+    /// Number of blocks in use.
     pub(super) fn block_count(&self) -> u64 {
         self.blocks.len() as u64
     }
 
-    /// Fills `into` from `offset` on; the caller has cut it at the end of the file.
+    /// Fills `into` from `offset` on; the range must end within the file.
     pub(super) fn read(&self, offset: u64, into: &mut [u8]) {
         for (block, start, piece) in pieces(offset, into.len()) {
             let target = &mut into[piece.clone()];
@@ -39,7 +39,7 @@ impl Contents {
         }
     }
 
-    /// Blocks that a range would use beyond those in use.
+    /// Number of blocks that a range needs beyond those in use.
     pub(super) fn blocks_missing(&self, offset: u64, bytes: u64) -> u64 {
         let (first, after) = (offset / BLOCK, (offset + bytes).div_ceil(BLOCK));
         (after - first) - self.blocks.range(first..after).count() as u64

@@ -1,4 +1,4 @@
-//! The model as an engine: each operation takes the lock, and asks the state.
+//! The model's implementation of `Engine`: each operation takes the lock and calls the state.
 
 use super::{Body, Model};
 use crate::access::{self, Caller};

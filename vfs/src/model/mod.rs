@@ -1,8 +1,8 @@
-//! The model engine: a tree in memory under one lock. It is the oracle of the tests: simple enough to be seen
-//! to be right, held against the kernel's own tmpfs call by call, and then compared with every other engine.
+//! The model engine: a tree in memory under one lock. It is the reference of the tests: simple enough for a reader
+//! to verify, compared with the kernel's own tmpfs call by call, and then with every other engine.
 //!
-//! Lock order: there is one lock, held for the whole of each operation; nothing waits under it. The clock is
-//! asked under it, so times never go back if the clock does not.
+//! Lock order: the only lock is held for the whole of each operation, and no operation waits under it. The clock is
+//! read under it, so times never decrease if the clock does not.
 
 mod contents;
 mod engine;
@@ -23,7 +23,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// A clock: nanoseconds since 1970.
 pub type Clock = Arc<dyn Fn() -> i64 + Send + std::marker::Sync>;
 
-/// How much the model holds; a test makes it tiny to see `NoSpace`.
+/// Capacity of the model; tests make it tiny to provoke `NoSpace`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Blocks of all files together.
@@ -32,7 +32,7 @@ pub struct Limits {
     pub inodes: u64,
     /// Open files.
     pub handles: usize,
-    /// Locks and requests, each.
+    /// Locks of an inode, and lock requests.
     pub locks: usize,
     /// Names of one inode.
     pub links: u32,
@@ -44,7 +44,7 @@ impl Default for Limits {
     }
 }
 
-/// What an inode holds, by type.
+/// Type-specific part of an inode.
 #[derive(Clone, Debug)]
 enum Body {
     File(Contents),
@@ -68,7 +68,7 @@ struct Open {
     access: Access,
 }
 
-/// The whole state. A clone is independent of what it was cloned from.
+/// The whole state. A clone is independent of the original.
 #[derive(Clone, Debug)]
 struct State {
     limits: Limits,
@@ -80,7 +80,7 @@ struct State {
     locks: LockTable,
 }
 
-/// The engine.
+/// The model engine.
 pub struct Model {
     clock: Clock,
     state: Mutex<State>,
@@ -93,7 +93,7 @@ impl Clone for Model {
 }
 
 impl Model {
-    /// An empty tree whose root belongs to root, with mode 755.
+    /// Makes an empty tree whose root directory belongs to root, with mode 755.
     pub fn new(clock: Clock, limits: Limits) -> Self {
         let attributes = Attributes {
             inode: InodeNumber::ROOT,
@@ -131,7 +131,7 @@ impl Model {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // A panic in a test's own thread leaves a state that is as good as the operation that panicked.
+        // A panic in a test's thread leaves the state as far as its operation came.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -141,7 +141,7 @@ impl Model {
 }
 
 impl State {
-    /// An inode that the caller has walked to.
+    /// An inode that the caller has pinned.
     fn pinned(&mut self, number: InodeNumber) -> Result<&mut Inode> {
         match self.inodes.get_mut(&number) {
             Some(inode) if inode.pins > 0 => Ok(inode),
@@ -179,7 +179,7 @@ impl State {
         Ok(handle)
     }
 
-    /// Frees an inode that nothing refers to any more.
+    /// Frees an inode that is no longer referred to.
     fn drop_if_unused(&mut self, number: InodeNumber) {
         let Some(inode) = self.inodes.get(&number) else { return };
         if inode.attributes.links == 0 && inode.pins == 0 && inode.opens == 0 {
@@ -190,13 +190,13 @@ impl State {
         }
     }
 
-    /// The contents of an open file, for a change.
+    /// The inode of an open file, for a change of its contents.
     fn writable(&mut self, handle: Handle) -> Result<InodeNumber> {
         let open = self.opened(handle)?;
         if open.access.write { Ok(open.inode) } else { Err(Error::BadDescriptor) }
     }
 
-    /// Changes the contents of a file and keeps the count of blocks.
+    /// Changes the contents of a file and updates the count of blocks.
     fn change_contents<T>(
         &mut self,
         number: InodeNumber,
@@ -221,7 +221,7 @@ impl State {
         });
     }
 
-    /// How many of these bytes there is room for: whole, or up to the border of a block.
+    /// Number of bytes, of those requested, for which there is space: all, or up to the border of a block.
     fn room(&self, number: InodeNumber, offset: u64, bytes: u64) -> u64 {
         let Some(Inode { body: Body::File(contents), .. }) = self.inodes.get(&number) else { return 0 };
         let free = self.limits.blocks - self.blocks_used;

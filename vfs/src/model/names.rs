@@ -1,4 +1,4 @@
-//! The name space of the model engine: directories and what changes them.
+//! The name space of the model engine: directories and the operations on them.
 
 use super::{Body, Contents, Inode, Open, State};
 use crate::access::{self, Caller};
@@ -56,7 +56,7 @@ impl State {
             access::search(caller, &here)?;
             let next = match step {
                 Step::Parent if here.inode == InodeNumber::ROOT => return Ok(()),
-                // The directory above a removed one may be gone as well.
+                // The parent of a removed directory may be gone as well.
                 Step::Parent if !self.inodes.contains_key(&here.parent) => return Err(Error::NotFound),
                 Step::Parent => here.parent,
                 Step::Child(name) => self.entry(here.inode, *name).ok_or(Error::NotFound)?,
@@ -205,7 +205,7 @@ impl State {
         Ok(())
     }
 
-    /// Takes the new name from what it stood for, or sees that there is room for it.
+    /// Removes the target of the new name, or checks that there is space for the name.
     fn replace_target(
         &mut self,
         target: Option<Attributes>,
@@ -269,7 +269,7 @@ impl State {
         matches!(&self.inodes[&number].body, Body::Directory(entries) if !entries.0.is_empty())
     }
 
-    /// Whether a directory is another, or lies below it.
+    /// True if `directory` is `above` or lies below it.
     fn is_within(&self, mut directory: InodeNumber, above: InodeNumber) -> bool {
         while directory != above {
             if directory == InodeNumber::ROOT {

@@ -1,4 +1,4 @@
-//! Calls about attributes, plain and extended.
+//! Calls on attributes, plain and extended.
 
 use super::{Vfs, failed};
 use crate::access::{self, Caller};
@@ -11,21 +11,21 @@ use format::name::NAME_BYTES_MAX;
 use format::record::{FileType, XATTR_BYTES_MAX};
 use libc::c_int;
 
-/// What a call is about.
+/// The inode or file that a call is about.
 #[derive(Clone, Copy)]
 pub enum Subject<'a> {
-    /// What a path leads to.
+    /// The target of a path.
     Path(Place<'a>),
-    /// The same, but a symbolic link at its end is not followed.
+    /// The target of a path; a symbolic link at its end is not followed.
     Link(Place<'a>),
-    /// An open file, by a call that takes a descriptor (`fchmod`): one opened with `O_PATH` is none.
+    /// An open file, for a call that takes a descriptor (`fchmod`), which must not be opened with `O_PATH`.
     File(&'a File),
-    /// A pinned inode; so is that of an open file, for calls with `AT_EMPTY_PATH` and for `fstat`.
+    /// A pinned inode; also that of an open file, for calls with `AT_EMPTY_PATH` and for `fstat`.
     Node(InodeNumber),
 }
 
 impl<'a> Subject<'a> {
-    /// What an `*at` call with these flags is about; `allowed` are the flags that it knows.
+    /// The subject of an `*at` call with these flags; `allowed` are the flags of that call.
     ///
     /// # Errors
     /// `Invalid` for other flags.
@@ -49,16 +49,16 @@ impl<'a> Subject<'a> {
     }
 }
 
-/// By which ids `access` asks.
+/// Ids for which `access` checks permission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AccessIds {
-    /// The real ones.
+    /// The real ids.
     Real,
-    /// Those that count for files (`AT_EACCESS`).
+    /// The ids that count for files (`AT_EACCESS`).
     Effective,
 }
 
-/// New owner and group; none: as it is.
+/// New owner and group; `None` leaves the old one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Owner {
     /// User.
@@ -67,7 +67,7 @@ pub struct Owner {
     pub gid: Option<u32>,
 }
 
-/// A time as `utimensat` names it.
+/// A time argument of `utimensat`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TimeToSet {
     /// Seconds since 1970.
@@ -82,7 +82,7 @@ impl TimeToSet {
             libc::UTIME_NOW => Ok(Some(SetTime::Now)),
             libc::UTIME_OMIT => Ok(None),
             0..=999_999_999 => {
-                // What 64 bits of nanoseconds do not reach is set to their end, as Linux does for its file systems.
+                // A time beyond 64 bits of nanoseconds is reduced to the limit, as Linux does for its file systems.
                 let whole = self.seconds.saturating_mul(1_000_000_000);
                 Ok(Some(SetTime::To(whole.saturating_add(self.nanoseconds))))
             }
@@ -101,7 +101,7 @@ impl<E: Engine> Vfs<E> {
         self.with_attributes(self.caller().as_ref(), subject, |caller, node, _| act(caller, node))
     }
 
-    /// The same, for a caller of its own, with the attributes that the walk saw.
+    /// The same with other credentials, and with the attributes that the walk returned.
     fn with_attributes<T>(
         &self,
         caller: &Caller,
@@ -185,13 +185,13 @@ impl<E: Engine> Vfs<E> {
         })
     }
 
-    /// `utimensat`, `futimens`: last access, then last change; none: both now.
+    /// `utimensat`, `futimens`: time of last access, then of last change; `None` sets both to now.
     ///
     /// # Errors
-    /// `Invalid` for nanoseconds that are none; those of paths and of [`Engine::setattr`].
+    /// `Invalid` for impossible nanoseconds; those of paths and of [`Engine::setattr`].
     pub fn utimens(&self, subject: Subject<'_>, times: Option<[TimeToSet; 2]>) -> Outcome<()> {
         if times.is_some_and(|times| times.iter().all(|time| time.nanoseconds == libc::UTIME_OMIT)) {
-            // Nothing to do: not even the path is looked at.
+            // The call has no effect: the kernel does not even resolve the path.
             return Ok(());
         }
         self.subject(subject, |caller, node| {

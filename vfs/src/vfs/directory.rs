@@ -1,4 +1,4 @@
-//! Reading directories: records as `getdents64` gives them.
+//! Reads directories as records of `getdents64`.
 
 use super::Vfs;
 use crate::engine::{Engine, Target};
@@ -8,23 +8,23 @@ use format::name::COOKIE_SLOTS;
 use format::record::FileType;
 use format::{Cookie, InodeNumber};
 
-/// Where the name stands in a record.
+/// Offset of the name in a record.
 const NAME_AT: usize = 19;
-/// Offset behind `.`.
+/// Directory offset after `.`.
 const AFTER_DOT: u64 = 1;
-/// Offset behind `..`.
+/// Directory offset after `..`.
 const AFTER_DOT_DOT: u64 = 2;
 
-/// Records put one behind the other into a buffer.
+/// Records appended to a buffer.
 struct Records<'a> {
     into: &'a mut [u8],
     used: usize,
-    /// The offset behind the last record put.
+    /// Directory offset after the last record.
     offset: u64,
 }
 
 impl Records<'_> {
-    /// Puts one, if there is room.
+    /// Appends a record; false if the buffer is full.
     fn put(&mut self, inode: InodeNumber, offset: u64, file_type: FileType, name: &[u8]) -> bool {
         let bytes = (NAME_AT + name.len() + 1).next_multiple_of(8);
         let Some(record) = self.into.get_mut(self.used..self.used + bytes) else { return false };
@@ -41,7 +41,7 @@ impl Records<'_> {
 }
 
 impl<E: Engine> Vfs<E> {
-    /// `getdents64`: fills the buffer with records from the offset on, and moves it; 0 at the end.
+    /// `getdents64`: fills the buffer with records from the offset on, and moves the offset; returns 0 at the end.
     ///
     /// # Errors
     /// `NotDirectory`; `Invalid` if not even one record fits; those of [`Engine::readdir`].

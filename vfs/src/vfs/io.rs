@@ -12,18 +12,18 @@ use format::record::{FILE_BYTES_MAX, FileType};
 use libc::c_int;
 use std::io::{IoSlice, IoSliceMut};
 
-/// Most bytes that one call reads or writes, as in Linux: what a page less than 2 GiB holds.
+/// Largest number of bytes that one call reads or writes, as in Linux: 2 GiB less a page.
 pub const IO_BYTES_MAX: usize = 0x7fff_f000;
 
-/// Flags of `preadv2` and `pwritev2` that are known: the last three ask for what holds anyway, or for speed.
+/// Supported flags of `preadv2` and `pwritev2`. The last three request what holds anyway, or higher speed.
 const IO_FLAGS: c_int =
     libc::RWF_APPEND | libc::RWF_DSYNC | libc::RWF_SYNC | libc::RWF_NOWAIT | libc::RWF_HIPRI;
 
-/// Modes of `fallocate` that Linux knows and we do not: their other errors come first.
+/// Modes of `fallocate` that only Linux supports: their other errors are detected first.
 const LINUX_ALLOCATES: [c_int; 2] = [libc::FALLOC_FL_COLLAPSE_RANGE, libc::FALLOC_FL_INSERT_RANGE];
 
 impl<E: Engine> Vfs<E> {
-    /// `read`, `readv`: at the offset, which moves.
+    /// `read`, `readv`: reads at the offset, which moves.
     ///
     /// # Errors
     /// `BadDescriptor`, `IsDirectory`; those of [`Engine::read`].
@@ -54,7 +54,8 @@ impl<E: Engine> Vfs<E> {
         self.read_at(handle, offset_of(offset)?, into)
     }
 
-    /// `write`, `writev`: at the offset, or with `O_APPEND` at the end; the offset moves behind what was written.
+    /// `write`, `writev`: writes at the offset, or with `O_APPEND` at the end; the offset moves behind the written
+    /// bytes.
     ///
     /// # Errors
     /// `BadDescriptor`; those of [`Engine::write`].
@@ -71,7 +72,7 @@ impl<E: Engine> Vfs<E> {
         })
     }
 
-    /// `pwrite`, `pwritev`, `pwritev2`. With `O_APPEND` it writes at the end all the same, as Linux does.
+    /// `pwrite`, `pwritev`, `pwritev2`. With `O_APPEND` they write at the end nonetheless, as in Linux.
     ///
     /// # Errors
     /// `Invalid` for a negative offset, `NotSupported` for flags; as [`Vfs::write`].
@@ -146,7 +147,7 @@ impl<E: Engine> Vfs<E> {
         Ok(())
     }
 
-    /// `fallocate`: the modes of [`allocations`], each of whose operations takes effect by itself.
+    /// `fallocate` with the modes of [`allocations`]; each operation of a mode takes effect by itself.
     ///
     /// # Errors
     /// `Invalid`, `NotSupported`, `BadDescriptor`, `FileTooBig`; those of [`Engine::allocate`].
@@ -185,10 +186,10 @@ impl<E: Engine> Vfs<E> {
         self.engine.sync(Sync::Data(file.inode))
     }
 
-    /// `sync_file_range`: whatever part is asked for, it does what `fdatasync` does, which is more.
+    /// `sync_file_range`: does the same as `fdatasync` for every range, which is more than the call demands.
     ///
     /// # Errors
-    /// `Invalid` for flags or a range that is none; those of [`Engine::sync`].
+    /// `Invalid` for unknown flags or an impossible range; those of [`Engine::sync`].
     pub fn sync_file_range(&self, file: &File, offset: i64, bytes: i64, flags: u32) -> Result<(), Error> {
         const KNOWN: u32 = libc::SYNC_FILE_RANGE_WAIT_BEFORE
             | libc::SYNC_FILE_RANGE_WRITE
@@ -200,20 +201,20 @@ impl<E: Engine> Vfs<E> {
         if flags == 0 { Ok(()) } else { self.fdatasync(file) }
     }
 
-    /// `copy_file_range`: copies up to `bytes`, as far as the source goes, from and to the offsets given or, for those not
-    /// given, the files' own, which then move.
+    /// `copy_file_range`: copies up to `bytes`, as far as the source extends. Each file is accessed at the given
+    /// offset or, without one, at its own, which then moves.
     ///
     /// # Errors
-    /// In this order: `IsDirectory`, `Invalid` for what is no file, `BadDescriptor` (also for a target with `O_APPEND`),
-    /// `Overflow`, `Invalid` for ranges of one file that overlap and for an offset below zero; those of reading and writing,
-    /// if nothing was copied.
+    /// In this order: `IsDirectory`, `Invalid` for an inode that is no file, `BadDescriptor` (also for a target
+    /// with `O_APPEND`), `Overflow`, `Invalid` for overlapping ranges of one file and for a negative offset; those
+    /// of reading and writing, if nothing was copied.
     pub fn copy(
         &self,
         (from, from_offset): (&File, Option<i64>),
         (to, to_offset): (&File, Option<i64>),
         bytes: usize,
     ) -> Result<usize, Error> {
-        // A path is no open file, whatever it leads to.
+        // A description with `O_PATH` is no open file, whatever its inode is.
         let (source, target) = (from.handle()?, to.handle()?);
         if [from, to].iter().any(|file| file.file_type == FileType::Directory) {
             return Err(Error::IsDirectory);
@@ -223,7 +224,7 @@ impl<E: Engine> Vfs<E> {
         }
         let start = from_offset.unwrap_or_else(|| from.with_offset(|offset| *offset as i64));
         let end = to_offset.unwrap_or_else(|| to.with_offset(|offset| *offset as i64));
-        // Linux counts without a sign here: below zero is too far.
+        // Linux treats the offset as unsigned here: a negative one is too large.
         if [start, end].iter().any(|offset| (*offset as u64).checked_add(bytes as u64).is_none()) {
             return Err(Error::Overflow);
         }
@@ -268,7 +269,7 @@ impl<E: Engine> Vfs<E> {
         self.engine.read(handle, offset, &mut cut)
     }
 
-    /// Writes, and makes durable what the file's status flags or the call's own ask for.
+    /// Writes, and makes the bytes durable if the file's status flags or the call's own flags demand that.
     #[inline]
     fn write_at(
         &self,
@@ -307,7 +308,7 @@ fn offset_of(offset: i64) -> Result<u64, Error> {
     u64::try_from(offset).map_err(|_| Error::Invalid)
 }
 
-/// The first bytes of the slices, so many.
+/// The first `left` bytes of the slices.
 #[cold]
 fn first_of<'a>(from: &'a [IoSlice<'_>], mut left: usize) -> Vec<IoSlice<'a>> {
     from.iter()

@@ -1,4 +1,4 @@
-//! `fcntl` and `flock`: flags, and locks with and without waiting.
+//! `fcntl` and `flock`: status flags, and locks with and without waiting.
 
 use super::Vfs;
 use crate::engine::{Engine, Lock, LockFamily, LockKind, LockOwner, Locked, Target, Ticket};
@@ -12,55 +12,55 @@ use std::task::Waker;
 const CHANGEABLE: c_int =
     libc::O_APPEND | libc::O_NONBLOCK | libc::O_ASYNC | libc::O_DIRECT | libc::O_NOATIME;
 
-/// Which kind of range lock.
+/// Kind of owner of a range lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RangeKind {
-    /// The process's own: `F_SETLK`.
+    /// The process: `F_SETLK`.
     Process,
-    /// The description's: `F_OFD_SETLK`.
+    /// The description: `F_OFD_SETLK`.
     Description,
 }
 
-/// A lock as `struct flock` says it.
+/// A lock as `struct flock` describes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LockRequest {
-    /// Shared, exclusive, or none: unlock.
+    /// Kind of the lock; `None` unlocks.
     pub kind: Option<LockKind>,
     /// `SEEK_SET`, `SEEK_CUR` or `SEEK_END`.
     pub whence: c_int,
-    /// From there.
+    /// Offset from there.
     pub start: i64,
-    /// Bytes; 0: to the end of the file, wherever it comes to be; negative: those before.
+    /// Number of bytes; 0: to the end of the file, wherever it moves; negative: the bytes before `start`.
     pub bytes: i64,
 }
 
-/// What `F_GETLK` answers about a lock in the way.
+/// A conflicting lock, as `F_GETLK` returns it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RangeAnswer {
-    /// Strength.
+    /// Kind of the lock.
     pub kind: LockKind,
     /// First byte.
     pub start: i64,
-    /// Bytes; 0: to the end.
+    /// Number of bytes; 0: to the end of the file.
     pub bytes: i64,
-    /// The process, or -1 if a description holds it.
+    /// The process that holds it, or -1 if a description does.
     pub pid: i32,
 }
 
-/// Why a waiter's pause ended.
+/// Reason why a waiter's pause ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pause {
-    /// The waker was woken, or nothing was: it is looked again.
+    /// The waker was woken, or spuriously: the waiter checks again.
     Over,
-    /// A signal came.
+    /// A signal arrived.
     Interrupted,
 }
 
-/// How a front end waits.
+/// The way in which a front end waits.
 pub struct Patience<'a> {
-    /// Woken when it is worth looking again.
+    /// Woken when the lock may be available.
     pub waker: &'a Waker,
-    /// Waits until the waker was woken, which may be already, or a signal came.
+    /// Waits until the waker was woken, which may have happened already, or a signal arrived.
     pub pause: &'a mut dyn FnMut() -> Pause,
 }
 
@@ -68,7 +68,7 @@ impl<E: Engine> Vfs<E> {
     /// `F_SETFL`
     ///
     /// # Errors
-    /// `BadDescriptor`; `NotPermitted` for `O_NOATIME` on a file of somebody else.
+    /// `BadDescriptor`; `NotPermitted` for `O_NOATIME` on a file of another user.
     pub fn set_flags(&self, file: &File, flags: c_int) -> Result<(), Error> {
         let handle = file.handle()?;
         let old = file.flags();
@@ -81,7 +81,7 @@ impl<E: Engine> Vfs<E> {
         Ok(())
     }
 
-    /// `flock`: none unlocks. Without patience it does not wait.
+    /// `flock`; `None` unlocks. Without patience the call does not wait.
     ///
     /// # Errors
     /// `BadDescriptor`, `WouldBlock`, `Interrupted`, `NoLocks`.
@@ -116,7 +116,7 @@ impl<E: Engine> Vfs<E> {
         self.set_lock(file, self.lock_owner(file, whose), LockFamily::Ranges, request.kind, range, wait)
     }
 
-    /// `F_GETLK` and `F_OFD_GETLK`: a lock of somebody else that is in the way, if any.
+    /// `F_GETLK` and `F_OFD_GETLK`: a conflicting lock of another owner, if any.
     ///
     /// # Errors
     /// `BadDescriptor`, `Invalid`, `Overflow`.
@@ -181,7 +181,7 @@ impl<E: Engine> Vfs<E> {
                 return Ok(());
             }
             if pause == Pause::Interrupted {
-                // It may have been granted just now: then it is held.
+                // A request that was granted meanwhile holds its lock.
                 return if self.engine.cancel(ticket) { Err(Error::Interrupted) } else { Ok(()) };
             }
         }
@@ -202,7 +202,7 @@ impl<E: Engine> Vfs<E> {
             _ => (start.checked_add(request.bytes).ok_or(Error::Invalid)?, Some(start.saturating_sub(1))),
         };
         let first = u64::try_from(first).map_err(|_| Error::Invalid)?;
-        // A lock up to the largest offset is one to the end.
+        // A lock up to the largest offset extends to the end of the file.
         let last = last.map(|last| last as u64).filter(|last| *last < FILE_BYTES_MAX);
         Ok((first, last.unwrap_or(u64::MAX)))
     }

@@ -1,10 +1,11 @@
-//! What one process does with a tree: the system calls, in plain types, one method a family.
+//! The calls of one process on a tree: system calls with plain types, one method for each family.
 //!
-//! Everything that is the same for each engine is here: paths, flags, modes and the umask, offsets, and the order
-//! in which errors are found. Calls on descriptors answer `Result`, calls on paths [`Outcome`], since a path can
-//! leave the tree.
+//! This module implements everything that is the same for each engine: paths, flags, modes and the umask, offsets,
+//! and the order in which errors are detected. Calls on descriptors return `Result`; calls on paths return
+//! [`Outcome`], since a path can leave the tree.
 //!
-//! Lock order: the process's state is locked only to copy it or to change it, never across a call of the engine.
+//! Lock order: the lock on the process's state is held only to copy or change the state, never across a call of the
+//! engine.
 
 mod attributes;
 mod directory;
@@ -26,8 +27,8 @@ use format::{InodeNumber, Name};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
-/// How often a path is resolved for one call: what it leads to may be removed each time. Another process that renames over
-/// the name without a pause meets a call some ten times in a row.
+/// Limit of the resolutions of a path in one call. The target may be removed each time before it is used: a process
+/// that renames over the name without a pause causes about ten repetitions.
 const WALKS_MAX: u32 = 1000;
 
 /// State of a process that its calls depend on.
@@ -46,20 +47,21 @@ pub struct Vfs<E: Engine> {
     engine: Arc<E>,
     root: InodeNumber,
     owner: LockOwner,
-    /// Who the process was at first, and whether it is somebody else now: mostly it never is, and a write need not
-    /// lock anything to know its caller.
+    /// Credentials at the start, and a flag that is set once they changed. Most processes never change them, so a
+    /// write takes no lock to learn its caller.
     first: Arc<Caller>,
     changed: AtomicBool,
     process: RwLock<Process>,
 }
 
 impl<E: Engine> Vfs<E> {
-    /// The view of a process that stands at the root, with umask 022. `owner` is whose its locks are.
+    /// Makes the view of a process whose working directory is the root and whose umask is 022. `owner` identifies
+    /// the owner of its locks.
     ///
     /// # Errors
     /// Those of [`Engine::root`].
     pub fn new(engine: Arc<E>, caller: Caller, owner: LockOwner) -> Result<Self, Error> {
-        // Two pins: one for the root, one for the working directory.
+        // Two pins: for the root, and for the working directory.
         let root = engine.root()?.inode;
         let cwd = engine.root()?.inode;
         let caller = Arc::new(caller);
@@ -68,7 +70,7 @@ impl<E: Engine> Vfs<E> {
         Ok(Self { engine, root, owner, first: caller, changed, process })
     }
 
-    /// Ends it: locks and pins go. Files are to be closed before.
+    /// Ends the view: releases locks and pins. All files must be closed before.
     pub fn end(self) {
         let cwd = self.process(|process| process.cwd);
         self.engine.release(self.owner, None);
@@ -80,29 +82,30 @@ impl<E: Engine> Vfs<E> {
         &self.engine
     }
 
-    /// Sets who the process is: the ids that count for files, and the real ones.
+    /// Sets the credentials of the process: the ids that count for files, and the real ones.
     pub fn set_caller(&self, caller: Caller, real: Caller) {
         self.process_mut(|process| {
             process.caller = Arc::new(caller);
             process.real = Arc::new(real);
-            // Release: pairs with the Acquire in `with_caller`. Under the lock, which whoever sees it takes.
+            // Release: pairs with the Acquire in `with_caller`. Set under the lock that every reader of a set flag
+            // takes.
             self.changed.store(true, Ordering::Release);
         });
     }
 
-    /// Runs a call of the engine with who the process is.
+    /// Runs a call of the engine with the process's credentials.
     #[inline]
     fn with_caller<T>(&self, act: impl FnOnce(&Caller) -> T) -> T {
         // Acquire: pairs with the Release in `set_caller`.
         if self.changed.load(Ordering::Acquire) { act(&self.caller()) } else { act(&self.first) }
     }
 
-    /// Who it is.
+    /// Credentials of the process.
     pub fn caller(&self) -> Arc<Caller> {
         self.process(|process| process.caller.clone())
     }
 
-    /// Sets the umask; answers the one before.
+    /// Sets the umask and returns the previous one.
     pub fn umask(&self, mask: u32) -> u32 {
         self.process_mut(|process| std::mem::replace(&mut process.umask, mask & 0o777))
     }
@@ -122,7 +125,7 @@ impl<E: Engine> Vfs<E> {
         Ok(())
     }
 
-    /// Changes the working directory to an open one.
+    /// Changes the working directory to an open directory.
     ///
     /// # Errors
     /// `NotDirectory`, `Denied`.
@@ -139,7 +142,7 @@ impl<E: Engine> Vfs<E> {
         Ok(())
     }
 
-    /// Room in the tree.
+    /// Capacity and free space of the tree.
     ///
     /// # Errors
     /// Those of paths.
@@ -147,7 +150,7 @@ impl<E: Engine> Vfs<E> {
         self.subject(subject, |_, _| Ok(self.engine.statfs()?))
     }
 
-    /// Makes everything durable (`sync`, `syncfs`).
+    /// Makes all earlier changes durable (`sync`, `syncfs`).
     ///
     /// # Errors
     /// Those of [`Engine::sync`].
@@ -168,8 +171,8 @@ impl<E: Engine> Vfs<E> {
         change(&mut self.process.write().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Resolves with a walker, and forgets afterwards what it pinned. What the path led to may be removed before it is
-    /// used: then it is resolved anew, as the kernel does, and the answer is that of the tree as it is by then.
+    /// Resolves a path with a walker, and then forgets the walker's pins. The target may be removed before it is
+    /// used: then the path is resolved again, as the kernel does, and the result is that of the tree at that time.
     fn walking<T>(
         &self,
         caller: &Caller,
@@ -185,7 +188,8 @@ impl<E: Engine> Vfs<E> {
         self.walking_once(caller, place, &mut resolve)
     }
 
-    /// The same, once: for the second path of a call, which is resolved anew together with the first.
+    /// One attempt of [`Self::walking`]. Calls with two paths use it for the second path, which is resolved again
+    /// together with the first.
     fn walking_once<T>(
         &self,
         caller: &Caller,
@@ -216,19 +220,19 @@ impl<E: Engine> Vfs<E> {
         result
     }
 
-    /// Takes a pin out of what the walker will forget.
+    /// Removes a pin from those that the walker will forget.
     fn keep(&self, walker: &mut Walker<'_, E>, node: InodeNumber) -> Result<InodeNumber, Error> {
         match walker.pins.iter().position(|pin| *pin == node) {
             Some(index) => {
                 walker.pins.swap_remove(index);
             }
-            // It is where the walk began: pin it once more.
+            // The inode is the start of the walk: pin it once more.
             None => self.engine.walk(&Caller::ROOT, node, &[], &mut Vec::with_capacity(1))?,
         }
         Ok(node)
     }
 
-    /// Runs a call on a directory and a name in it; `no_name` decides about paths that end in none.
+    /// Runs a call on a directory and a name in it; `no_name` gives the error of a path that ends in no name.
     fn on_entry<T>(
         &self,
         place: Place<'_>,
@@ -239,7 +243,7 @@ impl<E: Engine> Vfs<E> {
         self.walking(&caller, place, |walker| at_entry(walker, place, &no_name, &act))
     }
 
-    /// Type of what an entry stands for.
+    /// Attributes of the inode that an entry refers to.
     fn look(&self, caller: &Caller, entry: &Entry<'_>) -> Outcome<Attributes> {
         let mut found = Vec::with_capacity(1);
         let steps = [crate::engine::Step::Child(entry.name)];
@@ -250,7 +254,7 @@ impl<E: Engine> Vfs<E> {
     }
 }
 
-/// Walks to a directory, and runs a call on it and a name in it.
+/// Resolves a path up to its directory, and runs a call on that and the last name.
 fn at_entry<T, E: Engine>(
     walker: &mut Walker<'_, E>,
     place: Place<'_>,
@@ -264,16 +268,16 @@ fn at_entry<T, E: Engine>(
     }
 }
 
-/// An entry that a call is about.
+/// The entry that a call is about.
 #[derive(Clone, Copy)]
 struct Entry<'a> {
     parent: InodeNumber,
     name: Name<'a>,
-    /// Slashes follow the name.
+    /// True if slashes follow the name.
     slash: bool,
 }
 
-/// A failure without a path.
+/// A failure as the outcome of a call on a path.
 fn failed<T>(error: Error) -> Outcome<T> {
     Err(Stop::Failed(error))
 }

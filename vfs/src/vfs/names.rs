@@ -1,4 +1,4 @@
-//! Calls that make, move and remove names.
+//! Calls that create, rename and remove names.
 
 use super::{Entry, Vfs, at_entry, failed};
 use crate::access::Caller;
@@ -9,7 +9,7 @@ use crate::vfs::Subject;
 use format::InodeNumber;
 use format::record::{FileType, SYMLINK_BYTES_MAX};
 
-/// Permission bits that `mkdir` takes.
+/// Permission bits that `mkdir` accepts.
 const DIRECTORY_MODE: u32 = 0o1777;
 
 impl<E: Engine> Vfs<E> {
@@ -23,10 +23,10 @@ impl<E: Engine> Vfs<E> {
         self.make(place, &new)
     }
 
-    /// `mknodat`: `mode` holds the type too, none meaning a file.
+    /// `mknodat`: `mode` includes the type; no type means a file.
     ///
     /// # Errors
-    /// `NotPermitted` for a directory, `Invalid` for no type; those of paths and of [`Engine::create`].
+    /// `NotPermitted` for a directory, `Invalid` for an unknown type; those of paths and of [`Engine::create`].
     pub fn mknod(&self, place: Place<'_>, mode: u32, device: u64) -> Outcome<()> {
         let kind = match mode & libc::S_IFMT {
             0 | libc::S_IFREG => NewType::Regular(None),
@@ -55,10 +55,10 @@ impl<E: Engine> Vfs<E> {
         self.make(place, &New { kind: NewType::Symlink(target), mode: 0o777, exclusive: true })
     }
 
-    /// `readlinkat`: the whole target. An empty path reads the link that was opened with `O_PATH`.
+    /// `readlinkat`: returns the whole target. An empty path reads the link that was opened with `O_PATH`.
     ///
     /// # Errors
-    /// `Invalid` if it is no link; those of paths.
+    /// `Invalid` for an inode that is no link; those of paths.
     pub fn readlink(&self, place: Place<'_>) -> Outcome<Vec<u8>> {
         match place.base {
             Base::At(file) if place.path.is_empty() && file.file_type == FileType::Symlink => {
@@ -68,7 +68,7 @@ impl<E: Engine> Vfs<E> {
         }
     }
 
-    /// `linkat`: gives what `from` names another name.
+    /// `linkat`: adds a name to the inode of `from`.
     ///
     /// # Errors
     /// Those of paths and of [`Engine::link`].
@@ -164,7 +164,7 @@ impl<E: Engine> Vfs<E> {
         let from = entry_of(from_parent, from)?;
         let to = match entry_of(to_parent, to) {
             Ok(to) => to,
-            // That there is nothing to rename comes first.
+            // A missing source is detected before this error.
             Err(error) => return self.look(caller, &from).and(failed(error)),
         };
         if from.slash || to.slash {
@@ -173,7 +173,7 @@ impl<E: Engine> Vfs<E> {
         Ok(self.engine.rename(caller, (from.parent, from.name), (to.parent, to.name), mode)?)
     }
 
-    /// Slashes after a name say that it is a directory's.
+    /// Slashes after a name are allowed only for a directory.
     fn check_slashes(
         &self,
         caller: &Caller,
@@ -213,7 +213,7 @@ impl<E: Engine> Vfs<E> {
         })
     }
 
-    /// A new name with slashes behind it cannot be that of a file.
+    /// Fails for a new name of a file with slashes after it.
     fn refuse_slash(&self, caller: &Caller, entry: &Entry<'_>) -> Outcome<()> {
         if !entry.slash {
             return Ok(());
@@ -227,7 +227,7 @@ fn no_new_name(_: &Last) -> Error {
     Error::Exists
 }
 
-/// An entry of a path that ends in a name.
+/// The entry of a path that ends in a name.
 fn entry_of(parent: InodeNumber, last: &Last) -> Result<Entry<'_>, Error> {
     let (name, slash) = last.name()?.ok_or(Error::Busy)?;
     Ok(Entry { parent, name, slash })

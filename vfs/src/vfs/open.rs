@@ -1,4 +1,4 @@
-//! Opening and closing.
+//! `open`, `openat2` and `close`.
 
 use super::Vfs;
 use crate::access::{self, Caller};
@@ -9,16 +9,16 @@ use crate::path::{Last, Outcome, Place, Restriction, Scope, Stop, Walker};
 use format::record::FileType;
 use libc::c_int;
 
-/// Flags that only the opening knows.
+/// Flags that affect only the opening and are not kept.
 const NOT_KEPT: c_int = libc::O_CREAT | libc::O_EXCL | libc::O_NOCTTY | libc::O_TRUNC | libc::O_CLOEXEC;
 
-/// Flags that count beside `O_PATH`.
+/// Flags that are valid beside `O_PATH`.
 const WITH_PATH: c_int = libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW;
 
-/// What says `O_TMPFILE` apart from `O_DIRECTORY`.
+/// The bit of `O_TMPFILE` that `O_DIRECTORY` does not have.
 const TMPFILE: c_int = libc::O_TMPFILE & !libc::O_DIRECTORY;
 
-/// Flags of `open`, taken apart.
+/// Decoded flags of `open`.
 struct How {
     flags: c_int,
     access: Access,
@@ -32,19 +32,20 @@ impl How {
 }
 
 impl<E: Engine> Vfs<E> {
-    /// `openat`. Flags are Linux's; `O_DIRECT` is a hint that changes nothing.
+    /// `openat`. The flags are Linux's; `O_DIRECT` is a hint without effect.
     ///
     /// # Errors
     /// Those of paths, and of [`Engine::open`] and [`Engine::create`]; `NotSupported` for `O_TMPFILE`;
-    /// [`Stop::Special`] for what the kernel has to open.
+    /// [`Stop::Special`] for a file that the kernel must open.
     pub fn open(&self, place: Place<'_>, flags: c_int, mode: u32) -> Outcome<File> {
         self.open_within(place, flags, mode, Restriction::default())
     }
 
-    /// `openat2`: the same by a walk that may be restricted.
+    /// `openat2`: the same with restrictions on the resolution.
     ///
     /// # Errors
-    /// As [`Vfs::open`]; `CrossDevice` for a walk that leaves its scope, `Loop` for a link that may not be followed.
+    /// As [`Vfs::open`]; `CrossDevice` for a path that leaves its scope, `Loop` for a link that may not be
+    /// followed.
     pub fn open_within(
         &self,
         place: Place<'_>,
@@ -74,11 +75,11 @@ impl<E: Engine> Vfs<E> {
         })
     }
 
-    /// What another process opened with these flags, and gave to this one: the engine has it open anew, and pins
-    /// its inode for it.
+    /// Makes a description of a file that another process opened with these flags and passed to this one. The
+    /// engine has opened the file for this process already and pinned its inode.
     ///
     /// # Errors
-    /// `Invalid` for flags that nothing is opened with.
+    /// `Invalid` for flags with which no file can be opened.
     pub fn adopt(&self, attributes: &Attributes, handle: Handle, flags: c_int) -> Result<File, Error> {
         let how = take_apart(flags)?;
         if how.has(libc::O_PATH) {
@@ -88,8 +89,8 @@ impl<E: Engine> Vfs<E> {
         Ok(file(attributes, Some(handle), &how))
     }
 
-    /// Closes one descriptor of a file: the process's own locks on it end. With the last descriptor of the
-    /// description, in all processes, the description ends too.
+    /// Closes one descriptor of a file, which ends the process's own locks on the file. `last`: the descriptor is
+    /// the last one of the description in all processes, so the description ends too.
     pub fn close(&self, file: &File, last: bool) {
         let Some(handle) = file.handle else {
             if last {
@@ -115,7 +116,7 @@ impl<E: Engine> Vfs<E> {
     ) -> Outcome<File> {
         let mut last = walker.walk_to_parent(path)?;
         let exclusive = how.has(libc::O_EXCL);
-        // Each round follows one link, and the walker counts those.
+        // Each iteration follows one link, which the walker counts.
         loop {
             if matches!(last, Last::Name(_, true)) {
                 return Err(Error::IsDirectory.into());
@@ -189,7 +190,7 @@ fn take_apart(flags: c_int) -> Result<How, Error> {
 }
 
 fn file(attributes: &Attributes, handle: Option<Handle>, how: &How) -> File {
-    // The fourth access mode asks for both rights and gives neither.
+    // The fourth access mode requires both rights and grants neither.
     let access = match how.flags & libc::O_ACCMODE {
         libc::O_ACCMODE => Access::default(),
         _ if handle.is_none() => Access::default(),

@@ -1,4 +1,4 @@
-//! Makes the calls of the conformance suite in a directory of the kernel's.
+//! Executes the calls of the conformance suite in a directory of the kernel's file system.
 
 use rustix::fs::{
     Access, AtFlags, Dir, FallocateFlags, FileType, FlockOperation, Gid, Mode, OFlags, RenameFlags, SeekFrom,
@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use vfs::conformance::{Actor, Answer, Call, Path, Seen};
 
-/// Whose rights the thread has.
+/// Credentials of the thread.
 #[derive(Clone)]
 struct User {
     uid: u32,
@@ -20,7 +20,7 @@ struct User {
     groups: Vec<u32>,
 }
 
-/// A process, as far as one thread can be one.
+/// A process, as far as one thread can imitate one.
 pub struct Kernel {
     root: OwnedFd,
     root_path: String,
@@ -29,7 +29,7 @@ pub struct Kernel {
     folder: tempfile::TempDir,
 }
 
-/// What is compared beside the answers.
+/// Times that are compared in addition to the results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Times {
     pub inode: u64,

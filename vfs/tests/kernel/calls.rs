@@ -25,11 +25,11 @@ fn path() -> impl Strategy<Value = Path> {
         1 => Just(format!("a/{}", "n".repeat(256))),
     ];
     let base = prop_oneof![8 => Just(None), 1 => slot().prop_map(Some)];
-    // What begins with a slash begins elsewhere at the kernel.
+    // A path that begins with a slash begins elsewhere for the kernel.
     (base, path).prop_map(|(base, path)| Path { base, path: path.trim_start_matches('/').to_string() })
 }
 
-/// One that begins at the root, for calls without a form for directories.
+/// A path from the root, for calls without a form for directories.
 fn root_path() -> impl Strategy<Value = Path> {
     path().prop_map(|path| Path { base: None, ..path }).prop_filter("not empty", |path| !path.path.is_empty())
 }
@@ -203,7 +203,7 @@ fn rights() -> impl Strategy<Value = Call> {
     ]
 }
 
-/// A root that everybody may write, and some things in it.
+/// A root directory that every user may write, with some entries.
 fn shared_root() -> Vec<Call> {
     let path = |path: &str| Path { base: None, path: path.to_string() };
     vec![

@@ -1,7 +1,7 @@
-//! The model engine against the kernel's tmpfs: the same calls, by the same users, have to be answered alike, error
-//! numbers included, and have to leave the same trees and to have changed the same times.
+//! The model engine against the kernel's tmpfs: the same calls by the same users must give the same results, error
+//! numbers included, leave the same trees and change the same times.
 //!
-//! `VFS_DIFFERENTIAL_CASES` sets how many random sequences are played (default 200).
+//! `VFS_DIFFERENTIAL_CASES` sets the number of random sequences (default 200).
 
 #![allow(clippy::unwrap_used, reason = "all of this is a test")]
 
@@ -22,7 +22,7 @@ use vfs::{Model, Place, Subject};
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn model() -> Arc<Model> {
-    // Each look at the clock is a later time, as with the kernel's clock after each stat.
+    // Each read of the clock gives a later time, like the kernel's clock after each stat.
     let clock = AtomicI64::new(2_000_000_000_000_000_000);
     Arc::new(Model::new(Arc::new(move || clock.fetch_add(1, Ordering::Relaxed)), Limits::default()))
 }
@@ -59,7 +59,7 @@ fn the_model_passes_the_table() {
     assert!(failures.is_empty(), "{failures:#?}");
 }
 
-/// Paths of a tree with what stands there, seen by root.
+/// All paths of a tree with their contents, seen by root.
 fn tree(actor: &mut dyn Actor, holes: bool) -> BTreeMap<String, Vec<String>> {
     let mut all = BTreeMap::new();
     let mut next = vec![".".to_string()];
@@ -91,7 +91,7 @@ fn tree(actor: &mut dyn Actor, holes: bool) -> BTreeMap<String, Vec<String>> {
         if seen.mode & libc::S_IFMT != libc::S_IFLNK {
             told.push(actor.call(&Call::ListXattrs(path)));
         }
-        // Contents are compared whole, and shown short.
+        // Contents are compared as a whole, and shown in short form.
         let text = |answer: &Answer| match answer {
             Answer::Bytes(bytes) => format!("{answer} {:x}", checksum(bytes)),
             other => format!("{other}"),
@@ -113,9 +113,10 @@ struct Pair {
     player: Player<Model>,
     outside: Player<Model>,
     before: BTreeMap<String, (Times, Times)>,
-    /// Lets the kernel's coarse clock go on before each call, so that every change of a time is seen.
+    /// Waits for the kernel's coarse clock to advance before each call, so that every change of a time is visible.
     slow: bool,
-    /// Space was reserved: tmpfs then counts as data what was reserved twice, so holes are not compared.
+    /// Set once space was reserved: tmpfs then counts a range that was reserved twice as data, so holes are not
+    /// compared.
     reserved: bool,
 }
 
@@ -154,7 +155,7 @@ impl Pair {
 
     /// Plays a call on both sides and compares.
     fn step(&mut self, call: &Call) -> Result<(), String> {
-        // A setting of the kernel forbids links to files of others; it is not a file system's affair.
+        // A kernel setting forbids links to files of other users, independently of the file system.
         if let Call::Link { from, follow, .. } = call
             && self.kernel.uid() != 0
             && self.kernel.owner(from, *follow).is_some_and(|owner| owner != self.kernel.uid())
@@ -206,7 +207,7 @@ impl Pair {
                 let what = "(inode, mtime, ctime) changed";
                 return Err(format!("{call:?}: {name}: {what}: kernel {theirs:?}, model {ours:?}"));
             }
-            // Times that were set to something long ago.
+            // Times that were set to a point long ago.
             let set = kernel.mtime_ns < 1_000_000_000_000_000_000;
             if set && kernel.mtime_ns != model.mtime_ns {
                 return Err(format!("{call:?}: {name}: mtime {} and {}", kernel.mtime_ns, model.mtime_ns));
@@ -235,8 +236,8 @@ impl Pair {
     }
 }
 
-/// A link of another user's in a sticky folder is not looked at on a machine with `fs.protected_symlinks`, also where it would
-/// not be followed.
+/// With `fs.protected_symlinks` the kernel does not follow another user's link in a sticky folder, even where the
+/// call would not follow it.
 fn is_policy(call: &Call, kernel: &Answer, model: &Answer) -> bool {
     let failed = |answer: &Answer, error| *answer == Answer::Failed(error);
     let creates = matches!(call, Call::Open { flags, .. } if flags & libc::O_CREAT != 0);
