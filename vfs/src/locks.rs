@@ -11,30 +11,30 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::task::Waker;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Held {
+struct OwnedLock {
     lock: Lock,
     owner: LockOwner,
 }
 
 #[derive(Clone, Debug)]
-struct Waiting {
+struct LockWaiter {
     ticket: Ticket,
     inode: InodeNumber,
-    wish: Held,
+    wish: OwnedLock,
     waker: Waker,
 }
 
 /// All locks of a tree.
 #[derive(Clone, Debug, Default)]
 pub struct LockTable {
-    held: BTreeMap<InodeNumber, Vec<Held>>,
-    queue: Vec<Waiting>,
+    held: BTreeMap<InodeNumber, Vec<OwnedLock>>,
+    queue: Vec<LockWaiter>,
     granted: BTreeSet<Ticket>,
     tickets_given: u64,
     count_max: usize,
 }
 
-fn excludes(held: &Held, wish: &Held) -> bool {
+fn excludes(held: &OwnedLock, wish: &OwnedLock) -> bool {
     held.owner != wish.owner
         && held.lock.family == wish.lock.family
         && (held.lock.kind == LockKind::Exclusive || wish.lock.kind == LockKind::Exclusive)
@@ -59,9 +59,9 @@ impl LockTable {
         lock: Lock,
         waker: Option<&Waker>,
     ) -> Result<Locked> {
-        let wish = Held { lock, owner };
+        let wish = OwnedLock { lock, owner };
         if lock.family == LockFamily::Whole {
-            let holds_it = |held: &Held| held.owner == owner && held.lock == lock;
+            let holds_it = |held: &OwnedLock| held.owner == owner && held.lock == lock;
             if self.on(inode).iter().any(holds_it) {
                 return Ok(Locked::Granted);
             }
@@ -81,7 +81,7 @@ impl LockTable {
         }
         self.tickets_given += 1;
         let ticket = Ticket::new(self.tickets_given);
-        self.queue.push(Waiting { ticket, inode, wish, waker: waker.clone() });
+        self.queue.push(LockWaiter { ticket, inode, wish, waker: waker.clone() });
         Ok(Locked::Queued(ticket))
     }
 
@@ -134,7 +134,7 @@ impl LockTable {
 
     /// The first conflicting lock of another owner.
     pub fn conflict(&self, inode: InodeNumber, owner: LockOwner, lock: Lock) -> Option<(Lock, LockOwner)> {
-        let wish = Held { lock, owner };
+        let wish = OwnedLock { lock, owner };
         let in_the_way = self.on(inode).iter().filter(|held| excludes(held, &wish));
         in_the_way.min_by_key(|held| held.lock.first).map(|held| (held.lock, held.owner))
     }
@@ -152,19 +152,19 @@ impl LockTable {
 
     /// All held locks.
     pub fn all(&self) -> impl Iterator<Item = (InodeNumber, Lock, LockOwner)> {
-        let each = |(inode, locks): (&InodeNumber, &Vec<Held>)| {
+        let each = |(inode, locks): (&InodeNumber, &Vec<OwnedLock>)| {
             let inode = *inode;
             locks.clone().into_iter().map(move |held| (inode, held.lock, held.owner))
         };
         self.held.iter().flat_map(each)
     }
 
-    fn on(&self, inode: InodeNumber) -> &[Held] {
+    fn on(&self, inode: InodeNumber) -> &[OwnedLock] {
         self.held.get(&inode).map_or(&[], Vec::as_slice)
     }
 
     /// Adds a lock that conflicts with none.
-    fn take(&mut self, inode: InodeNumber, wish: Held) -> Result<()> {
+    fn take(&mut self, inode: InodeNumber, wish: OwnedLock) -> Result<()> {
         // A lock inside another lock of its owner splits that lock in two.
         if self.on(inode).len() + 2 > self.count_max {
             return Err(Error::NoLocks);
@@ -184,7 +184,7 @@ impl LockTable {
             }
             !(same && (touches_before || touches_after))
         });
-        locks.push(Held { lock: Lock { family, kind, first, last }, owner: wish.owner });
+        locks.push(OwnedLock { lock: Lock { family, kind, first, last }, owner: wish.owner });
         Ok(())
     }
 
@@ -200,10 +200,10 @@ impl LockTable {
                 continue;
             }
             if held_first < first {
-                left.push(Held { lock: Lock { last: first - 1, ..held.lock }, owner });
+                left.push(OwnedLock { lock: Lock { last: first - 1, ..held.lock }, owner });
             }
             if held_last > last {
-                left.push(Held { lock: Lock { first: last + 1, ..held.lock }, owner });
+                left.push(OwnedLock { lock: Lock { first: last + 1, ..held.lock }, owner });
             }
         }
         *locks = left;
@@ -216,7 +216,7 @@ impl LockTable {
     fn grant_waiting(&mut self) {
         let mut index = 0;
         while index < self.queue.len() {
-            let Waiting { inode, wish, .. } = self.queue[index];
+            let LockWaiter { inode, wish, .. } = self.queue[index];
             let free = !self.on(inode).iter().any(|held| excludes(held, &wish));
             if free && self.take(inode, wish).is_ok() {
                 let waiting = self.queue.remove(index);
@@ -233,11 +233,11 @@ impl LockTable {
     /// True if an owner that this request would wait for is itself waiting, directly or through others, for this
     /// request's owner. Only processes are considered: several processes may share an open file, so the holder of
     /// such a lock need not be the waiter.
-    fn would_deadlock(&self, inode: InodeNumber, wish: &Held) -> bool {
+    fn would_deadlock(&self, inode: InodeNumber, wish: &OwnedLock) -> bool {
         if !matches!(wish.owner, LockOwner::Process { .. }) {
             return false;
         }
-        let blockers = |inode, wish: Held| {
+        let blockers = |inode, wish: OwnedLock| {
             self.on(inode).iter().filter(move |held| excludes(held, &wish)).map(|held| held.owner)
         };
         let mut seen: BTreeSet<LockOwner> = BTreeSet::new();

@@ -185,7 +185,7 @@ pub enum Answer {
     /// Names, sorted; with types in directories.
     Names(Vec<String>),
     /// Attributes.
-    Stat(Seen),
+    Stat(StatSummary),
     /// The number of an error.
     Failed(c_int),
     /// The path left the tree, or the kernel would have to open the file.
@@ -195,7 +195,7 @@ pub enum Answer {
 /// Attributes as far as all file systems agree on them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields are those of stat")]
-pub struct Seen {
+pub struct StatSummary {
     pub mode: u32,
     pub uid: u32,
     pub gid: u32,
@@ -220,7 +220,7 @@ impl std::fmt::Display for Answer {
             }
             Self::Names(names) => write!(f, "[{}]", names.join(" ")),
             Self::Stat(seen) => {
-                let Seen { mode, uid, gid, links, size, .. } = seen;
+                let StatSummary { mode, uid, gid, links, size, .. } = seen;
                 write!(f, "{mode:o} {uid} {gid} {links} {size}")
             }
             Self::Failed(number) => match errno::name(*number) {

@@ -1,6 +1,6 @@
 //! Plays calls against an engine, as one process.
 
-use super::{Actor, Answer, Call, Path, Seen};
+use super::{Actor, Answer, Call, Path, StatSummary};
 use crate::engine::{Attributes, LockKind, LockOwner};
 use crate::vfs::{AccessIds, LockRequest, Owner, RangeKind, TimeToSet};
 use crate::{Base, Caller, Engine, Error, File, Place, Stop, Subject, Vfs, errno};
@@ -272,7 +272,7 @@ fn kind_of(kind: u8) -> Option<LockKind> {
 
 fn seen(attributes: &Attributes) -> Answer {
     let directory = attributes.file_type == format::record::FileType::Directory;
-    Answer::Stat(Seen {
+    Answer::Stat(StatSummary {
         mode: attributes.file_type.mode_bits() | attributes.mode,
         uid: attributes.uid,
         gid: attributes.gid,

@@ -70,7 +70,7 @@ struct Open {
 
 /// The whole state. A clone is independent of the original.
 #[derive(Clone, Debug)]
-struct State {
+struct TreeState {
     limits: Limits,
     inodes: BTreeMap<InodeNumber, Inode>,
     inode_last: InodeNumber,
@@ -83,7 +83,7 @@ struct State {
 /// The model engine.
 pub struct Model {
     clock: Clock,
-    state: Mutex<State>,
+    state: Mutex<TreeState>,
 }
 
 impl Clone for Model {
@@ -118,7 +118,7 @@ impl Model {
             pins: 0,
             opens: 0,
         };
-        let state = State {
+        let state = TreeState {
             limits,
             inodes: BTreeMap::from([(InodeNumber::ROOT, root)]),
             inode_last: InodeNumber::ROOT,
@@ -130,7 +130,7 @@ impl Model {
         Self { clock, state: Mutex::new(state) }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, TreeState> {
         // A panic in a test's thread leaves the state as far as its operation came.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -140,7 +140,7 @@ impl Model {
     }
 }
 
-impl State {
+impl TreeState {
     /// An inode that the caller has pinned.
     fn pinned(&mut self, number: InodeNumber) -> Result<&mut Inode> {
         match self.inodes.get_mut(&number) {

@@ -1,6 +1,6 @@
 //! The name space of the model engine: directories and the operations on them.
 
-use super::{Body, Contents, Inode, Open, State};
+use super::{Body, Contents, Inode, Open, TreeState};
 use crate::access::{self, Caller};
 use crate::engine::{Attributes, Created, Entry, Handle, New, NewType, Removal, RenameMode, Result, Step};
 use crate::error::Error;
@@ -40,7 +40,7 @@ impl Entries {
     }
 }
 
-impl State {
+impl TreeState {
     pub(super) fn walk(
         &mut self,
         caller: &Caller,

@@ -19,13 +19,13 @@ const WITH_PATH: c_int = libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW;
 const TMPFILE: c_int = libc::O_TMPFILE & !libc::O_DIRECTORY;
 
 /// Decoded flags of `open`.
-struct How {
+struct OpenFlags {
     flags: c_int,
     access: Access,
     truncate: bool,
 }
 
-impl How {
+impl OpenFlags {
     fn has(&self, flag: c_int) -> bool {
         self.flags & flag != 0
     }
@@ -111,7 +111,7 @@ impl<E: Engine> Vfs<E> {
         walker: &mut Walker<'_, E>,
         caller: &Caller,
         path: &[u8],
-        how: &How,
+        how: &OpenFlags,
         mode: u32,
     ) -> Outcome<File> {
         let mut last = walker.walk_to_parent(path)?;
@@ -145,7 +145,7 @@ impl<E: Engine> Vfs<E> {
         walker: &mut Walker<'_, E>,
         caller: &Caller,
         attributes: &Attributes,
-        how: &How,
+        how: &OpenFlags,
     ) -> Outcome<File> {
         if how.has(libc::O_DIRECTORY) && attributes.file_type != FileType::Directory {
             return Err(Error::NotDirectory.into());
@@ -173,7 +173,7 @@ impl<E: Engine> Vfs<E> {
     }
 }
 
-fn take_apart(flags: c_int) -> Result<How, Error> {
+fn take_apart(flags: c_int) -> Result<OpenFlags, Error> {
     let mut flags = flags;
     if flags & libc::O_PATH != 0 {
         flags &= WITH_PATH;
@@ -186,10 +186,10 @@ fn take_apart(flags: c_int) -> Result<How, Error> {
     if flags & (libc::O_CREAT | libc::O_DIRECTORY) == libc::O_CREAT | libc::O_DIRECTORY {
         return Err(Error::Invalid);
     }
-    Ok(How { flags, access: Access { read, write }, truncate: flags & libc::O_TRUNC != 0 })
+    Ok(OpenFlags { flags, access: Access { read, write }, truncate: flags & libc::O_TRUNC != 0 })
 }
 
-fn file(attributes: &Attributes, handle: Option<Handle>, how: &How) -> File {
+fn file(attributes: &Attributes, handle: Option<Handle>, how: &OpenFlags) -> File {
     // The fourth access mode requires both rights and grants neither.
     let access = match how.flags & libc::O_ACCMODE {
         libc::O_ACCMODE => Access::default(),

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::io::IoSlice;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
-use vfs::conformance::{Actor, Answer, Call, Path, Seen};
+use vfs::conformance::{Actor, Answer, Call, Path, StatSummary};
 
 /// Credentials of the thread.
 #[derive(Clone)]
@@ -366,7 +366,7 @@ impl Actor for Kernel {
 
 fn seen(stat: &Stat) -> Answer {
     let directory = stat.st_mode & libc::S_IFMT == libc::S_IFDIR;
-    Answer::Stat(Seen {
+    Answer::Stat(StatSummary {
         mode: stat.st_mode,
         uid: stat.st_uid,
         gid: stat.st_gid,
