@@ -202,3 +202,88 @@ fn a_node_is_mounted_when_it_starts_unless_that_was_not_chosen() {
     node.hearth(&["down"]).expect_success();
     node.check();
 }
+
+#[test]
+fn rings_work_on_files_that_were_open_before_and_are_opened_later() {
+    let Some(node) = mounted() else { return };
+    let program = format!("{}/rings", node.dir());
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/maps/rings.c");
+    limited(&["cc"], &["-O1", "-w", "-o", &program, source]).expect_success();
+    for kind in ["libaio", "io_uring"] {
+        let kernel = tempfile::tempdir_in("/dev/shm").unwrap();
+        let there = limited(&[&program, kind], &[kernel.path().to_str().unwrap()]);
+        if there.status.code() == Some(2) {
+            println!("skipped: needs {kind}");
+            continue;
+        }
+        there.expect_success();
+        node.hearth(&["run", "--", &program, kind, &node.path("")]).expect_success();
+        node.sh_mounted(&format!("{program} {kind} $T")).expect_success();
+    }
+    end(&node);
+}
+
+#[test]
+fn without_a_mount_a_ring_is_refused_and_told() {
+    let node = Node::up();
+    let program = format!("{}/rings", node.dir());
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/maps/rings.c");
+    limited(&["cc"], &["-O1", "-w", "-o", &program, source]).expect_success();
+    let run = node.hearth(&["run", "--", &program, "io_uring", &node.path("")]);
+    assert_eq!(run.status.code(), Some(2), "there is no ring");
+    let told = String::from_utf8(run.stderr).unwrap();
+    assert!(
+        told.lines().count() == 1 && told.contains("io_uring cannot be used, as the tree is not mounted"),
+        "{told}"
+    );
+    let run = node.hearth(&["run", "--", &program, "libaio", &node.path("")]);
+    assert!(run.status.code() == Some(1) && String::from_utf8_lossy(&run.stderr).contains("io_submit"));
+}
+
+/// Whether a command of this machine succeeds; says what is missing if not.
+fn has(what: &str, command: &[&str]) -> bool {
+    let has = limited(command, &[]).status.success();
+    if !has {
+        println!("skipped: needs {what}");
+    }
+    has
+}
+
+#[test]
+fn lmdb_is_written_by_four_processes() {
+    if !has("python3-lmdb", &[PYTHON, "-c", "import lmdb"]) {
+        return;
+    }
+    let Some(node) = mounted() else { return };
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/maps/lightning.py");
+    let printed = node.hearth(&["run", "--", PYTHON, script, &node.path("")]).expect_success();
+    assert_eq!(printed, "[0, 0, 0, 0] 400\n");
+    end(&node);
+}
+
+#[test]
+fn java_maps_a_file_to_write_to_it() {
+    if !has("javac", &["javac", "-version"]) {
+        return;
+    }
+    let Some(node) = mounted() else { return };
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/maps/Maps.java");
+    limited(&["javac", "-d", node.dir()], &[source]).expect_success();
+    let run = ["run", "--", "java", "-Xshare:auto", "-cp", node.dir(), "Maps", &node.path("java")];
+    assert_eq!(node.hearth(&run).expect_success(), "1000\n77\n524288\n");
+    end(&node);
+}
+
+#[test]
+fn a_process_in_another_root_maps_and_one_whose_mount_is_taken_away_goes_on_by_the_library() {
+    let Some(node) = mounted() else { return };
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/maps/elsewhere.py");
+    let program = node.program();
+    let umount = ["env", "LD_PRELOAD=", &program, "umount", "--force", "--dir", node.dir()];
+    let tree = node.path("");
+    let run = [&["run", "--", PYTHON, script, &tree][..], &umount].concat();
+    let printed = node.hearth(&run).expect_success();
+    assert_eq!(printed, "0 behind the root\nwithin the root 7 15\nENODEV\n");
+    node.hearth(&["down"]).expect_success();
+    node.check();
+}

@@ -17,7 +17,7 @@
 use crate::limits;
 use crate::local::local;
 use crate::mount::{Errno, Handle};
-use crate::raw;
+use crate::{raw, real};
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 /// Descriptors from here on are never ours.
@@ -405,6 +405,7 @@ pub fn put(fd: i32, held: Held) -> Result<(), Errno> {
     let index = usize::try_from(fd).ok().filter(|index| *index < NUMBERS).ok_or(Errno(libc::EMFILE))?;
     let description = held.0 + 1;
     std::mem::forget(held);
+    real::forget(fd);
     // Pairs with the Acquire of `of_number`.
     let before = TABLE[index].swap(description, Ordering::AcqRel);
     mark(fd, true);
@@ -430,6 +431,7 @@ pub fn take(fd: i32) -> Option<Held> {
     if before == 0 {
         return None;
     }
+    real::forget(fd);
     mark(fd, false);
     COUNT.fetch_sub(1, Ordering::Relaxed);
     Some(Held(before - 1))
@@ -487,6 +489,9 @@ pub fn replace(fd: i32) {
     if let Ok(base) = base() {
         // SAFETY: takes no memory; the number is one of ours.
         let _ = unsafe { raw::try_call(libc::SYS_dup3, &[raw::number(base), raw::number(fd), 0]) };
+    }
+    if real::is_on() {
+        real::make(fd);
     }
 }
 

@@ -11,7 +11,7 @@ use crate::local::local;
 use crate::mount::Errno;
 use crate::raw::{self, Arguments};
 use crate::table::{ROWS, Spot, Treatment};
-use crate::{descriptors, fork, paths, regions, signals};
+use crate::{descriptors, fork, paths, real, regions, signals};
 use std::ffi::CString;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -190,6 +190,7 @@ pub enum Routed {
 pub fn dispatch_ours(call: &Call) -> Routed {
     let row = &ROWS[usize::from(INDEX[call.number]) - 1];
     match row.treatment {
+        Treatment::File(argument, _) if real::is_on() && !is_still(call, argument) => Routed::Kernel,
         Treatment::File(_, function) if serves() => serve(call, row.name, function),
         _ => Routed::Kernel,
     }
@@ -209,11 +210,9 @@ pub fn dispatch(call: &Call) -> Routed {
     let row = &ROWS[usize::from(INDEX[call.number]) - 1];
     let (concerned, function) = match row.treatment {
         Treatment::Passes(_) => return Routed::Kernel,
-        Treatment::File(argument, function) => {
-            (descriptors::is_ours(call.int(usize::from(argument))), function)
-        }
+        Treatment::File(argument, function) => (is_ours(call, argument), function),
         Treatment::Files(one, two, function) => {
-            let ours = |argument: u8| descriptors::is_ours(call.int(usize::from(argument)));
+            let ours = |argument: u8| is_ours(call, argument);
             (ours(one) || ours(two), function)
         }
         Treatment::Paths(spots, function) => (spots.iter().any(|spot| paths::concern(call, *spot)), function),
@@ -224,6 +223,17 @@ pub fn dispatch(call: &Call) -> Routed {
         return Routed::Kernel;
     }
     serve(call, row.name, function)
+}
+
+/// Whether a descriptor argument is ours.
+#[inline]
+fn is_ours(call: &Call, argument: u8) -> bool {
+    descriptors::is_ours(call.int(usize::from(argument))) && (!real::is_on() || is_still(call, argument))
+}
+
+#[cold]
+fn is_still(call: &Call, argument: u8) -> bool {
+    local().is_inside() || local().inside(|| real::is_still(call.int(usize::from(argument))))
 }
 
 /// How often a call is asked again because the process becomes another user meanwhile.

@@ -48,6 +48,7 @@ mod patch;
 mod paths;
 mod preload;
 pub mod raw;
+mod real;
 mod regions;
 mod signals;
 pub mod start;

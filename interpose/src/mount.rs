@@ -173,6 +173,12 @@ pub trait Mount: Sync {
         let _ = file;
         Err(Errno::UNMOUNTED)
     }
+    /// Whether there is a mount of the kernel's now.
+    fn is_mounted(&self) -> bool {
+        false
+    }
+    /// The process is about to have another root: what is needed of the mount of the kernel's is kept.
+    fn before_root_change(&self) {}
     /// Where the mount of the kernel's stands, or would stand.
     fn kernel_path(&self) -> Option<&std::ffi::CStr> {
         None

@@ -250,6 +250,9 @@ fn above() -> Option<(u32, u32, u64)> {
 /// Those of the call.
 pub fn change_root(change: impl FnOnce() -> Result<u64, Errno>) -> Result<u64, Errno> {
     let before = above();
+    if let Some(site) = site() {
+        site.mount.before_root_change();
+    }
     let changed = change()?;
     if before.is_none() || above() != before {
         // A child between vfork and exec shares this with its parent, whose root is as it was.

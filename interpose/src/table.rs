@@ -1,7 +1,9 @@
 //! Every system call of x86-64, and what becomes of it when it concerns a file of ours: a function that serves or
 //! refuses it, or a reason why it cannot concern one. A test holds the table against the kernel's numbers.
 
-use crate::calls::{copies, data, maps, names, numbers, opens, places, process, refused, status, waits};
+use crate::calls::{
+    copies, data, maps, names, numbers, opens, places, process, refused, rings, status, waits,
+};
 use crate::dispatch::{Answer, Call};
 
 /// Where a call carries a path.
@@ -294,7 +296,7 @@ pub static ROWS: &[Row] = &[
     row(203, "sched_setaffinity", Passes(PROCESSES)),
     row(204, "sched_getaffinity", Passes(PROCESSES)),
     row(205, "set_thread_area", Passes(PROCESSES)),
-    row(206, "io_setup", Passes(OTHER_FILES)),
+    row(206, "io_setup", Always(rings::io_setup)),
     row(207, "io_destroy", Passes(OTHER_FILES)),
     row(208, "io_getevents", Passes(OTHER_FILES)),
     row(209, "io_submit", Passes(OTHER_FILES)),
@@ -426,7 +428,7 @@ pub static ROWS: &[Row] = &[
     row(335, "uretprobe", Passes(PROCESSES)),
     row(336, "uprobe", Passes(PROCESSES)),
     row(424, "pidfd_send_signal", Passes(SIGNALS)),
-    row(425, "io_uring_setup", Always(refused::no_ring)),
+    row(425, "io_uring_setup", Always(rings::io_uring_setup)),
     row(426, "io_uring_enter", Passes(OTHER_FILES)),
     row(427, "io_uring_register", Passes(OTHER_FILES)),
     row(428, "open_tree", Paths(const { &[at(0, 1).or_file()] }, refused::invalid)),

@@ -11,6 +11,7 @@ pub mod opens;
 pub mod places;
 pub mod process;
 pub mod refused;
+pub mod rings;
 pub mod sizes;
 pub mod status;
 pub mod waits;

@@ -6,8 +6,8 @@ use crate::dispatch::{Answer, Call, Refusal};
 use crate::memory;
 use crate::mount::{Errno, Handle, Place, Target};
 use crate::paths;
-use crate::raw;
 use crate::table::Spot;
+use crate::{raw, real};
 
 /// Flags that `openat2` knows; `O_LARGEFILE`, which the C library has as 0, is the kernel's own.
 const KNOWN_FLAGS: u64 = (libc::O_ACCMODE
@@ -70,6 +70,9 @@ fn numbered(how: &How, open: impl FnOnce(&dyn Fn(Handle) -> Result<u64, Errno>) 
     let opened = open(&|handle| {
         let held = Held::new(handle).inspect_err(|_| mount().close(handle))?;
         descriptors::put(fd, held)?;
+        if real::is_on() {
+            real::make(fd);
+        }
         Ok(raw::number(fd))
     });
     if opened.is_err() {

@@ -48,8 +48,3 @@ pub fn no_watch(_call: &Call) -> Answer {
 pub fn no_mark(_call: &Call) -> Answer {
     refuse(libc::ENODEV)
 }
-
-/// `io_uring_setup`: the kernel would see placeholders.
-pub fn no_ring(_call: &Call) -> Answer {
-    refuse(libc::ENOSYS)
-}

@@ -77,8 +77,8 @@ impl Mount for Tree {
     }
 
     fn read(&self, file: Handle, at: Option<u64>, into: &mut [IoSliceMut<'_>]) -> Result<usize> {
-        if let Some(fd) = self.through_mount(&file) {
-            return self.read_twin(&file, fd, at, into);
+        if let Some(done) = self.by_twin(&file, |fd| self.read_twin(&file, fd, at, into)) {
+            return done;
         }
         let (vfs, file) = (self.client()?, self.file(&file)?);
         match at {
@@ -89,8 +89,8 @@ impl Mount for Tree {
     }
 
     fn write(&self, file: Handle, at: Option<u64>, from: &[IoSlice<'_>]) -> Result<usize> {
-        if let Some(fd) = self.through_mount(&file) {
-            return self.write_twin(&file, fd, at, from);
+        if let Some(done) = self.by_twin(&file, |fd| self.write_twin(&file, fd, at, from)) {
+            return done;
         }
         let (vfs, file) = (self.client()?, self.file(&file)?);
         match at {
@@ -110,8 +110,9 @@ impl Mount for Tree {
 
     fn seek(&self, file: Handle, offset: i64, whence: i32) -> Result<u64> {
         let by_contents = !matches!(whence, libc::SEEK_SET | libc::SEEK_CUR);
-        if let Some(fd) = self.through_mount(&file).filter(|_| by_contents) {
-            return seek_twin(&open_of(&file).place, fd, offset, whence);
+        let seek = |fd| seek_twin(&open_of(&file).place, fd, offset, whence);
+        if by_contents && let Some(done) = self.by_twin(&file, seek) {
+            return done;
         }
         self.client()?.lseek(self.file(&file)?, offset, whence).map_err(errno_of)
     }
@@ -140,17 +141,15 @@ impl Mount for Tree {
     }
 
     fn sync(&self, file: Handle, data_only: bool) -> Result<()> {
-        if let Some(fd) = self.through_mount(&file) {
-            on_twin(if data_only { libc::SYS_fdatasync } else { libc::SYS_fsync }, fd, &[])?;
-        }
+        let call = if data_only { libc::SYS_fdatasync } else { libc::SYS_fsync };
+        self.by_twin(&file, |fd| on_twin(call, fd, &[])).transpose()?;
         let (vfs, file) = (self.client()?, self.file(&file)?);
         if data_only { vfs.fdatasync(file) } else { vfs.fsync(file) }.map_err(errno_of)
     }
 
     fn sync_range(&self, file: Handle, offset: i64, bytes: i64, flags: u32) -> Result<()> {
-        if let Some(fd) = self.through_mount(&file) {
-            on_twin(libc::SYS_sync_file_range, fd, &[offset as u64, bytes as u64, flags.into()])?;
-        }
+        let arguments = [offset as u64, bytes as u64, flags.into()];
+        self.by_twin(&file, |fd| on_twin(libc::SYS_sync_file_range, fd, &arguments)).transpose()?;
         self.client()?.sync_file_range(self.file(&file)?, offset, bytes, flags).map_err(errno_of)
     }
 
@@ -159,9 +158,9 @@ impl Mount for Tree {
     }
 
     fn allocate(&self, file: Handle, mode: i32, offset: i64, bytes: i64) -> Result<()> {
-        if let Some(fd) = self.through_mount(&file) {
-            let arguments = [mode as u64, offset as u64, bytes as u64];
-            return on_twin(libc::SYS_fallocate, fd, &arguments).map(|_| ());
+        let arguments = [mode as u64, offset as u64, bytes as u64];
+        if let Some(done) = self.by_twin(&file, |fd| on_twin(libc::SYS_fallocate, fd, &arguments)) {
+            return done.map(|_| ());
         }
         self.client()?.fallocate(self.file(&file)?, mode, offset, bytes).map_err(errno_of)
     }
@@ -188,17 +187,17 @@ impl Mount for Tree {
 
     fn attributes(&self, target: Target<'_>) -> Result<libc::statx> {
         if let Target::Open(file) = target
-            && let Some(fd) = self.through_mount(&file)
+            && let Some(done) = self.by_twin(&file, status_of_twin)
         {
-            return status_of_twin(fd);
+            return done;
         }
         self.on(target, |vfs, subject| vfs.stat(subject)).map(|attributes| status_of(&attributes))
     }
 
     fn change(&self, target: Target<'_>, change: Change) -> Result<()> {
         if let (Target::Open(file), Change::Size(size)) = (target, change) {
-            if let Some(fd) = self.through_mount(&file) {
-                return on_twin(libc::SYS_ftruncate, fd, &[size as u64]).map(|_| ());
+            if let Some(done) = self.by_twin(&file, |fd| on_twin(libc::SYS_ftruncate, fd, &[size as u64])) {
+                return done.map(|_| ());
             }
             return self.client()?.ftruncate(self.file(&file)?, size).map_err(errno_of);
         }
@@ -316,6 +315,16 @@ impl Mount for Tree {
 
     fn mapped_file(&self, file: Handle) -> Result<i32> {
         self.twin(&file)
+    }
+
+    fn is_mounted(&self) -> bool {
+        self.mounted.as_ref().is_some_and(mounted::Place::is_there)
+    }
+
+    fn before_root_change(&self) {
+        if let Some(place) = &self.mounted {
+            place.keep();
+        }
     }
 
     fn kernel_path(&self) -> Option<&CStr> {

@@ -11,13 +11,14 @@ use crate::descriptors::Internal;
 use crate::limits;
 use crate::local::local;
 use crate::mount::{Errno, Handle, Mount, Result};
-use crate::{openings, raw, regions};
+use crate::{openings, raw, real, regions};
 use format::pass::FOLDER;
+use format::record::FileType;
 use std::ffi::{CStr, CString};
 use std::io::{IoSlice, IoSliceMut};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use vfs::file::OpenState;
 
 /// Flags of an open file that its twin on the mount has too.
@@ -32,13 +33,50 @@ const PIECE_BYTES: usize = 128 << 10;
 pub(super) struct Place {
     root: CString,
     folder: CString,
+    /// Slot of a descriptor of the folder, plus one, for a process whose root is another one; 0 for none.
+    kept: AtomicU32,
 }
 
 impl Place {
     pub fn new(root: &Path) -> Option<Self> {
         let root = root.as_os_str().as_bytes();
         let folder = CString::new([root, b"/", FOLDER].concat()).ok()?;
-        Some(Self { root: CString::new(root).ok()?, folder })
+        Some(Self { root: CString::new(root).ok()?, folder, kept: AtomicU32::new(0) })
+    }
+
+    fn open(&self) -> Result<i32> {
+        let flags = libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_CLOEXEC;
+        limits::with_room(|_| raw::open_at(libc::AT_FDCWD, &self.folder, flags, 0))
+    }
+
+    /// Whether the mount is there now.
+    pub fn is_there(&self) -> bool {
+        let kept = self.kept.load(Ordering::Relaxed) != 0;
+        kept || self.open().map(raw::close).is_ok()
+    }
+
+    /// Keeps what the paths lead to, which lead elsewhere from another root.
+    pub fn keep(&self) {
+        if self.kept.load(Ordering::Relaxed) != 0 || local().borrowed().is_some() {
+            return;
+        }
+        let Ok(kept) = self.open().and_then(Internal::keep) else { return };
+        let slot = kept.slot() + 1;
+        if self.kept.compare_exchange(0, slot, Ordering::Relaxed, Ordering::Relaxed).is_err() {
+            kept.close();
+        }
+    }
+
+    /// Opens what a name in the folder stands for.
+    fn open_at(&self, name: &str, flags: i32) -> Result<i32> {
+        let kept = self.kept.load(Ordering::Relaxed).checked_sub(1).map(Internal::from_slot);
+        let path = match kept {
+            Some(_) => CString::new(name),
+            None => CString::new([self.folder.to_bytes(), b"/", name.as_bytes()].concat()),
+        };
+        let path = path.map_err(|_| Errno::UNMOUNTED)?;
+        let folder = kept.map_or(libc::AT_FDCWD, Internal::number);
+        limits::with_room(|_| raw::open_at(folder, &path, flags, 0))
     }
 
     pub fn root(&self) -> &CStr {
@@ -51,6 +89,8 @@ impl Place {
 pub(super) struct Twin {
     /// Slot of its descriptor, plus one; 0 before the first use.
     slot: AtomicU32,
+    /// The mount was taken away: the calls go by the library.
+    lost: AtomicBool,
     /// Whether the calls go through it, twice the generation of the regions for which that was found out; odd if so.
     found: AtomicU64,
 }
@@ -93,10 +133,7 @@ impl Tree {
         for _ in 0..TRIES {
             let pass =
                 self.client()?.engine().pass(open.inode, given::access_of(open.flags)).map_err(errno_of)?;
-            let folder = place.folder.to_bytes();
-            let path = CString::new([folder, b"/", pass.to_string().as_bytes()].concat());
-            let path = path.map_err(|_| Errno::UNMOUNTED)?;
-            match limits::with_room(|_| raw::open_at(libc::AT_FDCWD, &path, flags, 0)) {
+            match place.open_at(&pass.to_string(), flags) {
                 Ok(fd) => return Ok(fd),
                 // The daemon that gave the right is gone, and a child or a crowd of others may have used it up.
                 Err(Errno(libc::EACCES | libc::ESTALE)) => {}
@@ -112,8 +149,14 @@ impl Tree {
     /// The twin's descriptor, which is opened if there is none.
     pub(super) fn twin(&self, handle: &Handle) -> Result<i32> {
         let open = open_of(handle);
+        if open.twin.lost.load(Ordering::Relaxed) {
+            return Err(Errno::UNMOUNTED);
+        }
         if let Some(number) = open.twin.number() {
             return Ok(number);
+        }
+        if self.file(handle)?.file_type() != FileType::Regular || open.flags & libc::O_PATH != 0 {
+            return Err(Errno::UNMOUNTED);
         }
         // Its descriptors are its own, and the memory its parent's.
         if local().borrowed().is_some() {
@@ -134,15 +177,29 @@ impl Tree {
     #[inline]
     pub(super) fn through_mount(&self, handle: &Handle) -> Option<i32> {
         let open = open_of(handle);
-        if open.twin.is_in_use(open.inode.get()) { self.used_twin(handle, open) } else { None }
+        if real::is_on() || open.twin.is_in_use(open.inode.get()) { self.used_twin(handle) } else { None }
     }
 
     #[cold]
-    fn used_twin(&self, handle: &Handle, open: &Open) -> Option<i32> {
-        if open.flags & libc::O_PATH != 0 {
-            return None;
-        }
+    fn used_twin(&self, handle: &Handle) -> Option<i32> {
         self.twin(handle).ok()
+    }
+
+    /// Makes a call through the mount, if it goes there: none if the library is to serve it.
+    #[inline]
+    pub(super) fn by_twin<T>(
+        &self,
+        handle: &Handle,
+        act: impl FnOnce(i32) -> Result<T>,
+    ) -> Option<Result<T>> {
+        let fd = self.through_mount(handle)?;
+        match act(fd) {
+            Err(Errno(libc::ENOTCONN | libc::ECONNABORTED)) => {
+                open_of(handle).twin.lost.store(true, Ordering::Relaxed);
+                None
+            }
+            done => Some(done),
+        }
     }
 
     /// `readv`, `preadv`.
