@@ -167,8 +167,14 @@ pub trait Mount: Sync {
     /// A new kernel descriptor of the file on a mount of the kernel's, with the file's flags and offset; the caller closes
     /// it. `Errno::UNMOUNTED` if there is no such mount.
     fn kernel_file(&self, file: Handle) -> Result<i32>;
-    /// One that the mount keeps as long as the file is open, for a call made at once: calls on the file's contents go
-    /// through it while [`crate::regions`] has the file. `Errno::UNMOUNTED` as above; also in a child between vfork and exec.
+    /// The same for a shared mapping: with the file's size as it is now, and no page of it from before.
+    fn file_to_map(&self, file: Handle) -> Result<i32> {
+        let _ = file;
+        Err(Errno::UNMOUNTED)
+    }
+    /// One that the mount keeps as long as the file is open, for a call made at once: by it calls on the file's contents go
+    /// through the mount while [`crate::regions`] has the file. `Errno::UNMOUNTED` as above; also for what is no file of
+    /// contents, and in a child between vfork and exec.
     fn mapped_file(&self, file: Handle) -> Result<i32> {
         let _ = file;
         Err(Errno::UNMOUNTED)

@@ -140,6 +140,22 @@ map[8191:] = b"e"
 same("a map that grows", (os.fstat(fd).st_size, os.pread(fd, 1, 8191)), (8192, b"e"))
 map.close()
 
+# Mapped again and again, with calls in between that change what was mapped and the size.
+fd = fresh("four", b"")
+wrong = []
+for turn in range(200):
+    stamp = b"%06d" % turn
+    os.pwrite(fd, stamp, 4096 * turn)
+    os.pwrite(fd, stamp, 0)
+    map = mmap.mmap(fd, 4096 * turn + 6)
+    if (map[:6], map[4096 * turn :]) != (stamp, stamp):
+        wrong.append(turn)
+    map[0:6] = b"stored"
+    map.close()
+    if os.pread(fd, 6, 0) != b"stored":
+        wrong.append(-turn)
+same("in turns", wrong, [])
+
 # What is refused.
 def error(act):
     try:

@@ -90,8 +90,13 @@ pub fn mmap(call: &Call) -> Answer {
     if !request.shared {
         return copy(call, file.handle());
     }
-    match mount().mapped_file(file.handle()) {
-        Ok(fd) => share(call, fd, request.inode),
+    // Opened anew for each: the kernel then has the file's size, and no page of it, from before what the library did.
+    match mount().file_to_map(file.handle()) {
+        Ok(fd) => {
+            let shared = share(call, fd, request.inode);
+            raw::close(fd);
+            shared
+        }
         Err(Errno::UNMOUNTED) if !request.may_change => copy(call, file.handle()),
         Err(Errno::UNMOUNTED) => {
             tell::needs_mount("a file that is open for writing cannot be mapped shared");
@@ -101,7 +106,7 @@ pub fn mmap(call: &Call) -> Answer {
     }
 }
 
-/// Maps the file's twin on the mount.
+/// Maps a descriptor of the file on the mount.
 fn share(call: &Call, fd: i32, inode: u64) -> Answer {
     let [address, length, protection, flags, _, offset] = call.arguments;
     let arguments = [address, length, protection, flags, raw::number(fd), offset];

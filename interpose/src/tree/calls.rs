@@ -313,6 +313,10 @@ impl Mount for Tree {
         Ok(fd)
     }
 
+    fn file_to_map(&self, file: Handle) -> Result<i32> {
+        self.open_twin(&file)
+    }
+
     fn mapped_file(&self, file: Handle) -> Result<i32> {
         self.twin(&file)
     }
