@@ -156,6 +156,8 @@ pub struct Batch<'a> {
     /// Freed by this batch, but part of the committed tree.
     pub(crate) freed: Vec<Run>,
     pub(crate) freed_of: BTreeSet<InodeNumber>,
+    /// Of which inode blocks were freed last.
+    pub(crate) freed_last: InodeNumber,
     /// Damaged blocks of files that were to be kept in part, and whether they are damaged still.
     pub(crate) damaged: BTreeMap<(InodeNumber, u64), bool>,
     pub(crate) data_blocks: u64,
@@ -190,6 +192,7 @@ impl Area {
             filled: RunSet::default(),
             freed: Vec::new(),
             freed_of: BTreeSet::new(),
+            freed_last: InodeNumber::NONE,
             damaged: BTreeMap::new(),
             data_blocks: 0,
             made,

@@ -341,6 +341,13 @@ impl Batch<'_> {
 
     /// Frees blocks of a file: those that this batch allocated can be taken again by it.
     pub(crate) fn free_run(&mut self, inode: InodeNumber, run: Run) {
+        if self.allocated.is_disjoint(run) && self.filled.is_disjoint(run) {
+            self.freed.push(run);
+            if self.freed_last != inode {
+                (self.freed_last, _) = (inode, self.freed_of.insert(inode));
+            }
+            return;
+        }
         for (run, allocated) in self.allocated.remove(run) {
             if allocated {
                 self.area.space.recycle(run);

@@ -85,9 +85,6 @@ impl Page {
     }
 }
 
-/// An item of a leaf under change.
-pub(crate) type Item = (Key, Box<[u8]>);
-
 /// Where a child is: as it lies on the medium, or changed by the batch and in memory only.
 #[derive(Debug)]
 pub(crate) enum Child {
@@ -99,11 +96,22 @@ pub(crate) enum Child {
     Inner(Inner),
 }
 
-/// A leaf under change.
+/// A leaf under change. Its values stand in memory of the leaf, one behind the other in no order, so that an item costs no
+/// allocation of its own.
 #[derive(Debug, Default)]
 pub(crate) struct Leaf {
-    items: Vec<Item>,
+    items: Vec<LeafItem>,
+    values: Vec<u8>,
+    /// Bytes of slots and values, those that no item has any more not counted.
     filled: usize,
+}
+
+/// A key and where its value stands.
+#[derive(Clone, Copy, Debug)]
+struct LeafItem {
+    key: Key,
+    at: u32,
+    bytes: u32,
 }
 
 /// An inner node under change.
@@ -115,48 +123,107 @@ pub(crate) struct Inner {
     pub children: Vec<(Key, Child)>,
 }
 
-fn item_bytes(value: &[u8]) -> usize {
-    size_of::<Slot>() + value.len()
+/// Values of a leaf are put together when so many bytes of them are kept.
+const VALUES_MAX: usize = 3 * NODE_ROOM;
+
+impl LeafItem {
+    fn range(&self) -> std::ops::Range<usize> {
+        self.at as usize..(self.at + self.bytes) as usize
+    }
+
+    /// Bytes of its slot and value.
+    fn filled(&self) -> usize {
+        size_of::<Slot>() + self.bytes as usize
+    }
 }
 
 impl Leaf {
     /// A leaf of a page, to be changed.
     pub fn of_page(page: &Page) -> Self {
-        let items = page.slots().iter().enumerate();
-        let items = items.map(|(index, slot)| (slot.key, Box::from(page.value(index)))).collect();
-        Self { items, filled: page.filled() }
+        let slots = page.slots().iter();
+        let first = slots.clone().map(|slot| usize::from(slot.offset.get())).min().unwrap_or(BLOCK_BYTES);
+        let item = |slot: &Slot| LeafItem {
+            key: slot.key,
+            at: u32::from(slot.offset.get()) - first as u32,
+            bytes: slot.bytes.get().into(),
+        };
+        let mut items = Vec::with_capacity(slots.len() + 1);
+        items.extend(slots.map(item));
+        let mut values = Vec::with_capacity(2 * BLOCK_BYTES);
+        values.extend_from_slice(&page.bytes[first..]);
+        Self { items, values, filled: page.filled() }
     }
 
-    /// The items in order.
-    pub fn items(&self) -> &[Item] {
-        &self.items
+    /// Number of items.
+    pub fn count(&self) -> usize {
+        self.items.len()
+    }
+
+    /// Keys and values in order, from the item with this index on.
+    pub fn items_from(&self, index: usize) -> impl ExactSizeIterator<Item = (Key, &[u8])> {
+        self.items[index..].iter().map(|item| (item.key, &self.values[item.range()]))
+    }
+
+    /// The key of the item with this index.
+    pub fn key(&self, index: usize) -> Key {
+        self.items[index].key
+    }
+
+    /// How many keys are smaller than `key`, or not larger.
+    pub fn below(&self, key: &Key, or_equal: bool) -> usize {
+        self.items.partition_point(|item| item.key < *key || or_equal && item.key == *key)
+    }
+
+    fn find(&self, key: &Key) -> Result<usize, usize> {
+        self.items.binary_search_by(|item| item.key.cmp(key))
     }
 
     /// The value of a key.
     pub fn get(&self, key: &Key) -> Option<&[u8]> {
-        let index = self.items.binary_search_by(|(found, _)| found.cmp(key)).ok()?;
-        Some(&self.items[index].1)
+        let index = self.find(key).ok()?;
+        Some(&self.values[self.items[index].range()])
     }
 
     /// Sets a key's value. The leaf may be too full afterwards: then [`Leaf::split`] it.
     pub fn put(&mut self, key: Key, value: &[u8]) {
-        self.filled += item_bytes(value);
-        match self.items.binary_search_by(|(found, _)| found.cmp(&key)) {
-            Ok(index) => {
-                self.filled -= item_bytes(&self.items[index].1);
-                self.items[index].1 = Box::from(value);
-            }
-            Err(index) => self.items.insert(index, (key, Box::from(value))),
+        let found = self.find(&key);
+        if let Ok(index) = found
+            && self.items[index].bytes as usize == value.len()
+        {
+            self.values[self.items[index].range()].copy_from_slice(value);
+            return;
         }
+        if self.values.len() + value.len() > VALUES_MAX {
+            self.put_values_together();
+        }
+        let at = u32_of(self.values.len());
+        self.values.extend_from_slice(value);
+        let item = LeafItem { key, at, bytes: u32_of(value.len()) };
+        self.filled += item.filled();
+        match found {
+            Ok(index) => {
+                self.filled -= self.items[index].filled();
+                self.items[index] = item;
+            }
+            Err(index) => self.items.insert(index, item),
+        }
+    }
+
+    /// Drops the values that no item has any more.
+    fn put_values_together(&mut self) {
+        let mut values = Vec::with_capacity(VALUES_MAX);
+        for item in &mut self.items {
+            let at = u32_of(values.len());
+            values.extend_from_slice(&self.values[item.range()]);
+            item.at = at;
+        }
+        self.values = values;
     }
 
     /// Takes a key out; false if it is not there.
     pub fn remove(&mut self, key: &Key) -> bool {
-        let Ok(index) = self.items.binary_search_by(|(found, _)| found.cmp(key)) else {
-            return false;
-        };
-        let (_, value) = self.items.remove(index);
-        self.filled -= item_bytes(&value);
+        let Ok(index) = self.find(key) else { return false };
+        self.filled -= self.items.remove(index).filled();
         true
     }
 
@@ -168,21 +235,31 @@ impl Leaf {
     /// Moves the upper part into a leaf of its own. After an insert at the end only the last item moves, so that
     /// items that arrive in order leave full nodes behind.
     pub fn split(&mut self, inserted: &Key) -> Self {
-        let at_end = self.items.last().is_some_and(|(key, _)| key == inserted);
+        let at_end = self.items.last().is_some_and(|item| item.key == *inserted);
         let last = self.items.len() - 1;
         let mut cut = last;
         if !at_end {
             let mut below = 0;
-            let reaches_half = |(_, value): &Item| {
-                below += item_bytes(value);
+            let reaches_half = |item: &LeafItem| {
+                below += item.filled();
                 below >= self.filled / 2
             };
             cut = self.items.iter().position(reaches_half).map_or(last, |index| last.min(index + 1));
         }
-        let items = self.items.split_off(cut);
-        let filled = items.iter().map(|(_, value)| item_bytes(value)).sum();
-        self.filled -= filled;
-        Self { items, filled }
+        let mut right = Self::default();
+        right.take_in(&self.items.split_off(cut), &self.values);
+        self.filled -= right.filled;
+        right
+    }
+
+    /// Adds items that are larger than all it has, with copies of their values.
+    fn take_in(&mut self, items: &[LeafItem], values: &[u8]) {
+        for item in items {
+            let at = u32_of(self.values.len());
+            self.values.extend_from_slice(&values[item.range()]);
+            self.items.push(LeafItem { at, ..*item });
+            self.filled += item.filled();
+        }
     }
 }
 
@@ -235,10 +312,7 @@ impl Child {
     /// Takes in everything of its right sibling. Both are under change and of one level.
     pub fn join(&mut self, right: Self) {
         match (self, right) {
-            (Self::Leaf(left), Self::Leaf(mut right)) => {
-                left.items.append(&mut right.items);
-                left.filled += right.filled;
-            }
+            (Self::Leaf(left), Self::Leaf(right)) => left.take_in(&right.items, &right.values),
             (Self::Inner(left), Self::Inner(mut right)) => left.children.append(&mut right.children),
             _ => unreachable!("siblings are of one level and both under change"),
         }
@@ -280,4 +354,8 @@ pub(crate) fn encode<'a>(
 
 fn u16_of(number: usize) -> U16 {
     U16::new(u16::try_from(number).expect("offsets in a node fit 16 bits"))
+}
+
+fn u32_of(number: usize) -> u32 {
+    u32::try_from(number).expect("values of a leaf are fewer than a node has bytes, several times")
 }

@@ -10,9 +10,10 @@
 use crate::AreaError;
 use crate::node::{CHILDREN_MAX, Child, HEIGHT_MAX, Inner, KEY_MIN, Leaf, NODE_ROOM, Page, encode};
 use crate::store::NodeStore;
-use format::node::Key;
+use format::node::{Key, VALUE_BYTES_MAX};
 use format::root::NodePointer;
 use format::{Block, Sequence};
+use std::iter::Peekable;
 use std::ops::ControlFlow;
 use zerocopy::IntoBytes;
 
@@ -124,16 +125,26 @@ impl Tree {
 
     /// Sets a key's value.
     pub fn put(&mut self, store: &NodeStore, key: Key, value: &[u8]) -> Result<(), AreaError> {
-        assert!(value.len() <= format::node::VALUE_BYTES_MAX, "a value fits a node four times");
-        let level = self.root_level();
-        let mut edit = Edit { store, freed: &mut self.freed, changed: &mut self.changed };
-        let Some((first, sibling)) = edit.put(&mut self.root, level, key, value)? else { return Ok(()) };
-        let old = std::mem::replace(&mut self.root, Child::Leaf(Leaf::default()));
-        let children = vec![(KEY_MIN, old), (first, sibling)];
-        self.root = Child::Inner(Inner { level: level + 1, children });
-        self.height += 1;
-        self.changed += 1;
-        assert!(self.height <= HEIGHT_MAX, "no file has blocks enough for so high a tree");
+        self.put_in_order(store, &mut std::iter::once((key, value)).peekable())
+    }
+
+    /// Sets the values of keys that come in order: each node is looked for and opened once.
+    pub fn put_in_order<'v>(
+        &mut self,
+        store: &NodeStore,
+        items: &mut Peekable<impl Iterator<Item = (Key, &'v [u8])>>,
+    ) -> Result<(), AreaError> {
+        while items.peek().is_some() {
+            let level = self.root_level();
+            let mut edit = Edit { store, freed: &mut self.freed, changed: &mut self.changed };
+            let Some((first, sibling)) = edit.put(&mut self.root, level, items, None)? else { continue };
+            let old = std::mem::replace(&mut self.root, Child::Leaf(Leaf::default()));
+            let children = vec![(KEY_MIN, old), (first, sibling)];
+            self.root = Child::Inner(Inner { level: level + 1, children });
+            self.height += 1;
+            self.changed += 1;
+            assert!(self.height <= HEIGHT_MAX, "no file has blocks enough for so high a tree");
+        }
         Ok(())
     }
 
@@ -211,9 +222,8 @@ fn scan_child(
     match child {
         Child::Clean(pointer) => return scan_clean(store, pointer, level, bounds, visit),
         Child::Leaf(leaf) => {
-            let start = leaf.items().partition_point(|(key, _)| key < from);
-            for (key, value) in &leaf.items()[start..] {
-                if key > to || visit(key, value).is_break() {
+            for (key, value) in leaf.items_from(leaf.below(from, false)) {
+                if key > *to || visit(&key, value).is_break() {
                     return Ok(ControlFlow::Break(()));
                 }
             }
@@ -273,8 +283,7 @@ fn floor_child(store: &NodeStore, child: &Child, level: u8, key: &Key) -> Result
             }
         }
         Child::Leaf(leaf) => {
-            let above = leaf.items().partition_point(|(found, _)| found <= key);
-            return Ok(above.checked_sub(1).map(|index| leaf.items()[index].0));
+            return Ok(leaf.below(key, true).checked_sub(1).map(|index| leaf.key(index)));
         }
         Child::Inner(inner) => {
             for (_, child) in inner.children[..=inner.child_of(key)].iter().rev() {
@@ -327,40 +336,46 @@ impl Edit<'_> {
         Ok(())
     }
 
-    /// Puts an item below `child`; gives what was split off, with its smallest key.
-    fn put(
+    /// Puts items below `child`, as long as they are smaller than `end` and nothing is split off; gives what was, with its
+    /// smallest key.
+    fn put<'v>(
         &mut self,
         child: &mut Child,
         level: u8,
-        key: Key,
-        value: &[u8],
+        items: &mut Peekable<impl Iterator<Item = (Key, &'v [u8])>>,
+        end: Option<Key>,
     ) -> Result<Option<(Key, Child)>, AreaError> {
         self.open(child, level)?;
+        let within = |(key, _): &(Key, &[u8])| end.is_none_or(|end| *key < end);
         match child {
             Child::Clean(_) => unreachable!("it was opened"),
             Child::Leaf(leaf) => {
-                leaf.put(key, value);
-                if !leaf.is_over() {
-                    return Ok(None);
+                while let Some((key, value)) = items.next_if(within) {
+                    assert!(value.len() <= VALUE_BYTES_MAX, "a value fits a node four times");
+                    leaf.put(key, value);
+                    if leaf.is_over() {
+                        *self.changed += 1;
+                        let right = leaf.split(&key);
+                        return Ok(Some((right.key(0), Child::Leaf(right))));
+                    }
                 }
-                *self.changed += 1;
-                let right = leaf.split(&key);
-                Ok(Some((right.items()[0].0, Child::Leaf(right))))
             }
             Child::Inner(inner) => {
-                let index = inner.child_of(&key);
-                let Some(split) = self.put(&mut inner.children[index].1, level - 1, key, value)? else {
-                    return Ok(None);
-                };
-                inner.children.insert(index + 1, split);
-                if inner.children.len() <= CHILDREN_MAX {
-                    return Ok(None);
+                while let Some((key, _)) = items.peek().filter(|item| within(item)) {
+                    let index = inner.child_of(key);
+                    let child_end = inner.children.get(index + 1).map(|(first, _)| *first).or(end);
+                    let split = self.put(&mut inner.children[index].1, level - 1, items, child_end)?;
+                    let Some(split) = split else { continue };
+                    inner.children.insert(index + 1, split);
+                    if inner.children.len() > CHILDREN_MAX {
+                        *self.changed += 1;
+                        let right = inner.split(index + 1);
+                        return Ok(Some((right.children[0].0, Child::Inner(right))));
+                    }
                 }
-                *self.changed += 1;
-                let right = inner.split(index + 1);
-                Ok(Some((right.children[0].0, Child::Inner(right))))
             }
         }
+        Ok(None)
     }
 
     /// Takes an item that is there out from below `child`.
@@ -446,11 +461,10 @@ fn write_child(
         }
         Child::Clean(pointer) => return Ok(pointer),
         Child::Leaf(leaf) => {
-            assert!(leaf.items().is_empty() || !leaf.is_over(), "a leaf that is too full was split");
+            assert!(leaf.count() == 0 || !leaf.is_over(), "a leaf that is too full was split");
             let block = allocate()?;
-            let items = leaf.items().iter().map(|(key, value)| (*key, &value[..]));
             *nodes += 1;
-            return store.write(encode(0, items, block, version), block, 0, version);
+            return store.write(encode(0, leaf.items_from(0), block, version), block, 0, version);
         }
         Child::Inner(inner) => {
             let mut pointers = Vec::with_capacity(inner.children.len());
@@ -526,6 +540,22 @@ mod tests {
                 } else {
                     let removed = tree.remove(&store, &key(number)).unwrap();
                     assert_eq!(removed, model.remove(&number).is_some());
+                }
+                if draw(20) == 0 {
+                    // Many at once, in order, far apart and near.
+                    let mut numbers: Vec<u64> = (0..draw(40)).map(|_| draw(keys)).collect();
+                    numbers.extend(
+                        numbers.first().copied().into_iter().flat_map(|n| n..(n + draw(40)).min(keys)),
+                    );
+                    numbers.sort_unstable();
+                    numbers.dedup();
+                    let values: Vec<(u64, Vec<u8>)> = numbers
+                        .iter()
+                        .map(|n| (*n, vec![*n as u8; draw(value_bytes + 1) as usize]))
+                        .collect();
+                    let items = values.iter().map(|(number, value)| (key(*number), &value[..]));
+                    tree.put_in_order(&store, &mut items.peekable()).unwrap();
+                    model.extend(values);
                 }
                 let asked = draw(keys);
                 let floor = model.range(..=asked).next_back().map(|(number, _)| key(*number));
