@@ -323,7 +323,7 @@ impl Batch<'_> {
     /// number of places in the tree that it touches, `items` the number of leaves' worth that it may add.
     pub(crate) fn begin_change(&mut self, paths: u32, items: u32, need: Need) -> Result<(), AreaError> {
         let path = self.tree.height() + 2;
-        let segments = u32::try_from(self.area.space.items().count()).unwrap_or(u32::MAX) / 16;
+        let segments = u32::try_from(self.area.space.count()).unwrap_or(u32::MAX) / 16;
         // A commit also writes the items of the segments, of which all may have changed.
         let wanted = (paths + 2).saturating_mul(path).saturating_add(items).saturating_add(segments);
         let shrinking = SHRINKING_PATHS * path;

@@ -14,13 +14,12 @@ use crate::AreaError;
 use crate::batch::{Applied, Applying, Batch, Need};
 use crate::contents::{blocks_touched, end_of, grow};
 use crate::extents::write_page;
+use crate::merge::StoredBlock;
 use crate::space::Run;
-use crate::view::Extent;
 use format::checksum::{self, Salt};
-use format::node::{EXTENT_BLOCKS_MAX, ExtentItem, InodeItem, ItemKind, Key};
+use format::node::InodeItem;
 use format::{BLOCK_BYTES, Block, InodeNumber, SegmentId};
 use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 use zerocopy::little_endian::{I64, U64};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -28,17 +27,14 @@ const BLOCK: u64 = BLOCK_BYTES as u64;
 /// A longer write is not gathered: it is one extent by itself.
 const BLOCKS_MAX: u64 = 16;
 
-/// Blocks that are so far apart are looked up one by one.
-const GAP_BLOCKS: u64 = 4;
+/// Blocks that are so far apart are looked up one by one: what lies between is read for nothing.
+const GAP_BLOCKS: u64 = 32;
 
 /// Blocks of a file whose extents are held in memory at once, about.
 const GROUP_BLOCKS: u64 = 4096;
 
 /// Blocks that are allocated at once.
 const STOCK_BLOCKS: u32 = 64;
-
-/// Bytes of items in a leaf of the tree, at least, but for leaves at the edges: sparse ones are joined.
-const LEAF_BYTES_MIN: usize = BLOCK_BYTES / 4;
 
 /// The contents of one block.
 pub(crate) type Page = [u8; BLOCK_BYTES];
@@ -48,12 +44,13 @@ pub(crate) struct Gathered {
     /// The file's item as the last of them leaves it, but for the number of its blocks.
     pub item: InodeItem,
     /// Blocks with new contents.
-    blocks: BTreeMap<u64, NewBlock>,
+    blocks: NewBlocks,
     owner: u32,
     need: Need,
 }
 
 /// A block with new contents.
+#[derive(Clone, Copy)]
 struct NewBlock {
     segment: SegmentId,
     block: Block,
@@ -69,9 +66,53 @@ enum Content {
     Written(u32),
 }
 
+/// New blocks of a file by their numbers: in chunks of neighbours, found by one bit each.
+#[derive(Default)]
+struct NewBlocks(BTreeMap<u64, Box<Chunk>>);
+
+/// Blocks of one chunk.
+const CHUNK_BLOCKS: u64 = u64::BITS as u64;
+
+struct Chunk {
+    present: u64,
+    blocks: [NewBlock; CHUNK_BLOCKS as usize],
+}
+
+impl NewBlocks {
+    fn get(&self, number: u64) -> Option<NewBlock> {
+        let (chunk, index) = (self.0.get(&(number / CHUNK_BLOCKS))?, number % CHUNK_BLOCKS);
+        (chunk.present >> index & 1 != 0).then(|| chunk.blocks[index as usize])
+    }
+
+    fn put(&mut self, number: u64, block: NewBlock) {
+        let new = || Box::new(Chunk { present: 0, blocks: [NewBlock::NONE; CHUNK_BLOCKS as usize] });
+        let (chunk, index) = (self.0.entry(number / CHUNK_BLOCKS).or_insert_with(new), number % CHUNK_BLOCKS);
+        chunk.present |= 1 << index;
+        chunk.blocks[index as usize] = block;
+    }
+
+    /// All of them, in order.
+    fn iter(&self) -> impl Iterator<Item = (u64, NewBlock)> {
+        self.0.iter().flat_map(|(number, chunk)| {
+            let first = number * CHUNK_BLOCKS;
+            let mut left = chunk.present;
+            std::iter::from_fn(move || {
+                let index = (left != 0).then(|| left.trailing_zeros())?;
+                left &= left - 1;
+                Some((first + u64::from(index), chunk.blocks[index as usize]))
+            })
+        })
+    }
+}
+
+impl NewBlock {
+    const NONE: Self =
+        Self { segment: SegmentId::new(0), block: Block::new(0), content: Content::Written(0) };
+}
+
 impl Gathered {
     fn new(item: InodeItem, applying: &Applying<'_>) -> Self {
-        Self { item, blocks: BTreeMap::new(), owner: applying.owner, need: applying.need() }
+        Self { item, blocks: NewBlocks::default(), owner: applying.owner, need: applying.need() }
     }
 }
 
@@ -98,44 +139,6 @@ impl Stock {
         }
         taken
     }
-}
-
-/// Extents of a part of a file on their way into the tree, in order.
-#[derive(Default)]
-struct Extents(Vec<(Extent, bool)>);
-
-impl Extents {
-    /// Adds an extent, or a part of one, which has changed or not.
-    fn push(&mut self, extent: Extent, changed: bool) {
-        match self.0.last_mut() {
-            Some((before, before_changed))
-                if (changed || *before_changed)
-                    && follows(before, &extent)
-                    && fits(before, extent.blocks) =>
-            {
-                before.blocks += extent.blocks;
-                if let (Some(sums), Some(more)) = (&mut before.checksums, &extent.checksums) {
-                    sums.extend_from_slice(more);
-                }
-                *before_changed = true;
-            }
-            _ => self.0.push((extent, changed)),
-        }
-    }
-}
-
-/// Whether an extent goes on where another ends, in the file and in the segment.
-fn follows(before: &Extent, after: &Extent) -> bool {
-    before.end() == after.first
-        && before.segment == after.segment
-        && before.block.get() + before.blocks == after.block.get()
-        && before.checksums.is_some() == after.checksums.is_some()
-}
-
-/// Whether an extent can have so many blocks more.
-fn fits(extent: &Extent, more: u32) -> bool {
-    let blocks_max = if extent.checksums.is_some() { EXTENT_BLOCKS_MAX } else { u32::MAX };
-    extent.blocks.checked_add(more).is_some_and(|blocks| blocks <= blocks_max)
 }
 
 fn add_page(pages: &mut Vec<Page>, page: &Page) -> u32 {
@@ -196,8 +199,11 @@ impl Batch<'_> {
         if blocks.end - blocks.start > 1 {
             bases[1] = self.base(inode, blocks.end - 1, (offset, end))?;
         }
-        let known =
-            self.gathered.get(&inode).map_or(0, |gathered| gathered.blocks.range(blocks.clone()).count());
+        let is_known = |gathered: &Gathered, block: &u64| gathered.blocks.get(*block).is_some();
+        let known = self
+            .gathered
+            .get(&inode)
+            .map_or(0, |gathered| blocks.clone().filter(|block| is_known(gathered, block)).count());
         self.stock_up(blocks.end - blocks.start - known as u64, applying.owner, applying.need())?;
         // Nothing can fail from here on.
         let time = I64::new(applying.time_after(&item));
@@ -211,13 +217,10 @@ impl Batch<'_> {
             let block_at = block * BLOCK;
             let (from, to) = (offset.max(block_at), end.min(block_at + BLOCK));
             let source = &bytes[(from - offset) as usize..(to - offset) as usize];
-            let new = match gathered.blocks.entry(block) {
-                Entry::Occupied(entry) => entry.into_mut(),
-                Entry::Vacant(entry) => {
-                    let (segment, block) = self.stock.take();
-                    entry.insert(NewBlock { segment, block, content: Content::Written(0) })
-                }
-            };
+            let mut new = gathered.blocks.get(block).unwrap_or_else(|| {
+                let (segment, block) = self.stock.take();
+                NewBlock { segment, block, content: Content::Written(0) }
+            });
             if to - from == BLOCK {
                 // Not a call of `heal`, which would borrow all of the batch.
                 if let Some(is_damaged) = self.damaged.get_mut(&(inode, block)) {
@@ -226,6 +229,7 @@ impl Batch<'_> {
                 self.area.space.write(new.segment, new.block, source);
                 self.data_blocks += 1;
                 new.content = Content::Written(checksum::of(Salt::NONE, source));
+                gathered.blocks.put(block, new);
                 continue;
             }
             let page = match new.content {
@@ -238,6 +242,7 @@ impl Batch<'_> {
             let page_bytes = &mut self.pages[page as usize];
             page_bytes[(from - block_at) as usize..(to - block_at) as usize].copy_from_slice(source);
             new.content = Content::Page(page);
+            gathered.blocks.put(block, new);
         }
         Ok(Applied::Done)
     }
@@ -253,7 +258,7 @@ impl Batch<'_> {
         if offset <= block * BLOCK && (block + 1) * BLOCK <= end {
             return Ok(None);
         }
-        match self.gathered.get(&inode).and_then(|gathered| gathered.blocks.get(&block)) {
+        match self.gathered.get(&inode).and_then(|gathered| gathered.blocks.get(block)) {
             None => self.load_block(inode, block),
             Some(NewBlock { content: Content::Page(_), .. }) => Ok(None),
             Some(new) => {
@@ -335,7 +340,7 @@ impl Batch<'_> {
     fn put_gathered(&mut self, inode: InodeNumber, gathered: Gathered) -> Result<(), AreaError> {
         let Gathered { mut item, blocks, owner: _, need } = gathered;
         let (mut grown, mut group) = (0, Vec::new());
-        for (number, new) in blocks {
+        for (number, new) in blocks.iter() {
             let checksum = match new.content {
                 Content::Written(checksum) => checksum,
                 Content::Page(page) => {
@@ -345,100 +350,17 @@ impl Batch<'_> {
                 }
             };
             self.pending.remove(&(inode, number));
-            let apart = group.last().is_some_and(|last: &Extent| number - last.end() >= GAP_BLOCKS);
-            if apart || group.first().is_some_and(|first: &Extent| number - first.first >= GROUP_BLOCKS) {
-                grown += self.put_group(inode, std::mem::take(&mut group), need)?;
+            let first = group.first().map_or(number, |first: &StoredBlock| first.number);
+            let last = group.last().map_or(number, |last: &StoredBlock| last.number);
+            if number - last > GAP_BLOCKS || number - first >= GROUP_BLOCKS {
+                grown += self.put_group(inode, &group, need)?;
+                group.clear();
             }
-            match group.last_mut() {
-                Some(last)
-                    if last.end() == number
-                        && (last.segment, last.block.get() + last.blocks)
-                            == (new.segment, new.block.get())
-                        && fits(last, 1) =>
-                {
-                    last.blocks += 1;
-                    last.checksums.as_mut().expect("its blocks are written").push(checksum);
-                }
-                _ => group.push(Extent {
-                    first: number,
-                    blocks: 1,
-                    segment: new.segment,
-                    block: new.block,
-                    checksums: Some(vec![checksum]),
-                }),
-            }
+            group.push(StoredBlock { number, segment: new.segment, block: new.block, checksum });
         }
-        grown += self.put_group(inode, group, need)?;
+        grown += self.put_group(inode, &group, need)?;
         item.blocks = grow(item.blocks, grown);
         self.root.data_blocks = grow(self.root.data_blocks, grown);
         self.put_inode(inode, &item)
-    }
-
-    /// Brings new extents that lie near each other to the tree, in the place of what is there, which is read once. Gives by
-    /// how much the file's blocks grew.
-    fn put_group(&mut self, inode: InodeNumber, group: Vec<Extent>, need: Need) -> Result<i64, AreaError> {
-        let (Some(first), Some(last)) = (group.first(), group.last()) else { return Ok(0) };
-        // With the one before, which may go on in the first.
-        let old = self.view().extents(inode, first.first.saturating_sub(1)..last.end(), usize::MAX)?;
-        let checksums = |extent: &Extent| extent.checksums.as_ref().map_or(0, |sums| size_of_val(&sums[..]));
-        let item = |extent| size_of::<Key>() + size_of::<ExtentItem>() + checksums(extent);
-        let leaves = group.len().min(old.iter().map(item).sum::<usize>() / LEAF_BYTES_MIN + 2);
-        self.begin_extents(2 * group.len() as u64, u32::try_from(leaves).unwrap_or(u32::MAX / 8), need)?;
-        let old_firsts: Vec<u64> = old.iter().map(|extent| extent.first).collect();
-        let mut grown: i64 = group.iter().map(|extent| i64::from(extent.blocks)).sum();
-        let mut extents = Extents::default();
-        let mut group = group.into_iter().peekable();
-        for extent in old {
-            while let Some(new) = group.next_if(|new| new.end() <= extent.first) {
-                extents.push(new, true);
-            }
-            if group.peek().is_none_or(|new| new.first >= extent.end()) {
-                extents.push(extent, false);
-                continue;
-            }
-            let mut at = extent.first;
-            while at < extent.end() {
-                let next = group.peek().filter(|new| new.first < extent.end());
-                let (start, end) = next.map_or((extent.end(), extent.end()), |new| (new.first, new.end()));
-                if at < start {
-                    extents.push(extent.part(at..start), true);
-                    at = start;
-                }
-                let taken = at..end.min(extent.end());
-                if !taken.is_empty() {
-                    let blocks = (taken.end - taken.start) as u32;
-                    let run = Run { segment: extent.segment, block: extent.block_of(taken.start), blocks };
-                    grown -= i64::from(blocks);
-                    self.free_run(inode, run);
-                    at = taken.end;
-                }
-                if let Some(new) = group.next_if(|new| new.end() <= at) {
-                    extents.push(new, true);
-                }
-            }
-        }
-        group.for_each(|new| extents.push(new, true));
-        self.replace(inode, &old_firsts, &extents.0)?;
-        Ok(grown)
-    }
-
-    /// Stores extents in the place of those that began at these blocks: the ones that are marked have changed.
-    fn replace(
-        &mut self,
-        inode: InodeNumber,
-        old_firsts: &[u64],
-        extents: &[(Extent, bool)],
-    ) -> Result<(), AreaError> {
-        for (extent, _) in extents.iter().filter(|(_, changed)| *changed) {
-            self.put_extent(inode, extent)?;
-        }
-        let mut kept = extents.iter().map(|(extent, _)| extent.first).peekable();
-        for first in old_firsts {
-            while kept.next_if(|kept| kept < first).is_some() {}
-            if kept.peek() != Some(first) {
-                self.remove(&Key::new(inode.get(), ItemKind::Extent, *first))?;
-            }
-        }
-        Ok(())
     }
 }

@@ -27,6 +27,7 @@ mod facts;
 mod gather;
 pub mod inspect;
 mod layout;
+mod merge;
 mod names;
 mod node;
 mod runs;

@@ -65,6 +65,11 @@ pub(crate) struct Segment {
     cursor: Option<Block>,
     /// Writes to the file that are known to be settled.
     settled_writes: u64,
+    /// Blocks that were written and are not noted as verified yet: an atomic change of a bit waits until what was stored
+    /// before it has left the processor.
+    unnoted: Vec<(Block, u32)>,
+    /// Blocks that were written as damaged since these are kept.
+    damaged: Vec<Block>,
 }
 
 /// All segments.
@@ -179,18 +184,25 @@ impl Space {
 
     /// Writes data into blocks that no committed tree names as written. Durable once the segment is settled.
     pub fn write(&mut self, segment: SegmentId, block: Block, bytes: &[u8]) {
-        let found = &self.get_mut(segment).file;
-        found.region.write(byte_of(block), bytes);
-        for index in 0..bytes.len().div_ceil(BLOCK_BYTES) as u32 {
-            found.set_verified(Block::new(block.get() + index));
+        let found = self.get_mut(segment);
+        found.file.region.write(byte_of(block), bytes);
+        let blocks = bytes.len().div_ceil(BLOCK_BYTES) as u32;
+        let mut written = (block.get()..block.get() + blocks).map(Block::new);
+        if written.all(|block| found.file.is_verified(block)) {
+            return;
+        }
+        match found.unnoted.last_mut() {
+            Some((first, count)) if first.get() + *count == block.get() => *count += blocks,
+            _ => found.unnoted.push((block, blocks)),
         }
     }
 
     /// Writes a block of which a part was lost: readers compare it with its checksum, which it does not have.
     pub fn write_damaged(&mut self, segment: SegmentId, block: Block, bytes: &[u8]) {
-        let found = &self.get_mut(segment).file;
-        found.region.write(byte_of(block), bytes);
-        found.clear_verified(block);
+        let found = self.get_mut(segment);
+        found.file.region.write(byte_of(block), bytes);
+        found.file.clear_verified(block);
+        found.damaged.push(block);
     }
 
     /// Owner key of a segment.
@@ -200,6 +212,11 @@ impl Space {
 
     fn uncreated(&self) -> u64 {
         self.capacity_blocks.saturating_sub(self.made().1)
+    }
+
+    /// Segments.
+    pub fn count(&self) -> usize {
+        self.segments.len()
     }
 
     /// Segments, and data blocks that they hold.
@@ -280,6 +297,7 @@ impl Space {
         self.leftover.extend(ids);
         self.segments.retain(|_, segment| !made(segment));
         self.segments.append(&mut self.retiring);
+        self.segments.values_mut().for_each(Segment::note_verified);
         for run in allocated.filter(|run| !self.leftover.contains(&run.segment)).collect::<Vec<_>>() {
             self.free(run);
         }
@@ -294,7 +312,11 @@ impl Space {
 
     /// Blocks that files with this key can still take.
     pub fn room(&self, owner: u32) -> u64 {
-        self.own().get(&owner).copied().unwrap_or(0) + self.shared()
+        let is_own =
+            |found: &&Segment| owner != OWNER_DAEMON && found.file.owner == owner && !found.is_empty();
+        let own: u64 =
+            self.segments.values().filter(is_own).map(|segment| u64::from(segment.allocatable())).sum();
+        own + self.shared()
     }
 
     /// Blocks that could be taken by anybody, and blocks of the whole capacity.
@@ -447,6 +469,7 @@ impl Space {
     /// Writes the maps of a flip and settles what was written to the segments.
     pub fn settle(&mut self, flip: FlipNumber) -> Result<(), AreaError> {
         for segment in self.segments.values_mut() {
+            segment.note_verified();
             let flip = map_flip(segment.base, flip).expect("a segment is not younger than the flip");
             segment.allocator.write(flip);
             let writes = segment.file.region.counters().writes;
@@ -487,7 +510,18 @@ impl Segment {
     fn new(region: Region, owner: u32, blocks: u32, allocator: BlockAllocator, base: u64) -> Self {
         let file = Arc::new(SegmentFile::new(region, owner, allocator.blocks()));
         let (recycled, cursor, settled_writes) = (Vec::new(), None, 0);
-        Self { file, blocks, allocator, base, recycled, cursor, settled_writes }
+        let (unnoted, damaged) = (Vec::new(), Vec::new());
+        Self { file, blocks, allocator, base, recycled, cursor, settled_writes, unnoted, damaged }
+    }
+
+    /// Notes which blocks hold what was written there. A block that was ever written as damaged is left to its readers.
+    fn note_verified(&mut self) {
+        for (first, count) in self.unnoted.drain(..) {
+            (first.get()..first.get() + count)
+                .map(Block::new)
+                .for_each(|block| self.file.set_verified(block));
+        }
+        self.damaged.drain(..).for_each(|block| self.file.clear_verified(block));
     }
 
     fn allocate(&mut self, blocks_max: u32) -> Option<(Block, u32)> {

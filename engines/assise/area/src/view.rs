@@ -76,27 +76,40 @@ impl Extent {
     }
 
     pub(crate) fn decode(key: &Key, value: &[u8]) -> Result<Self, AreaError> {
-        let wrong = |what| AreaError::Item(*key, what);
-        let (item, sums) = ExtentItem::read_from_prefix(value).map_err(|_| wrong("length"))?;
-        let blocks = item.blocks.get();
-        let unwritten = item.flags.get() == EXTENT_UNWRITTEN;
-        if item.flags.get() & !EXTENT_UNWRITTEN != 0 {
-            return Err(wrong("flags"));
-        }
-        if blocks == 0 || key.sub().checked_add(blocks.into()).is_none_or(|end| end > FILE_BLOCKS_MAX) {
-            return Err(wrong("blocks"));
-        }
-        if item.block.get().checked_add(blocks).is_none() {
-            return Err(wrong("block"));
-        }
-        let expected = if unwritten { 0 } else { blocks as usize * size_of::<U32>() };
-        if sums.len() != expected {
-            return Err(wrong("checksums"));
-        }
-        let sum = |bytes: &[u8]| u32::from_le_bytes(bytes.try_into().expect("chunks of four bytes"));
-        let checksums = (!unwritten).then(|| sums.chunks_exact(4).map(sum).collect());
-        Ok(Self { first: key.sub(), blocks, segment: item.segment, block: item.block, checksums })
+        let (item, sums) = decode_extent(key, value)?;
+        let checksums = (!is_unwritten(&item)).then(|| sums.map(|sum| sum.get()).collect());
+        let (segment, block) = (item.segment, item.block);
+        Ok(Self { first: key.sub(), blocks: item.blocks.get(), segment, block, checksums })
     }
+}
+
+fn is_unwritten(item: &ExtentItem) -> bool {
+    item.flags.get() == EXTENT_UNWRITTEN
+}
+
+/// Takes an extent apart: its head, and the checksums of its blocks if they are written.
+pub(crate) fn decode_extent<'a>(
+    key: &Key,
+    value: &'a [u8],
+) -> Result<(ExtentItem, impl Iterator<Item = U32> + use<'a>), AreaError> {
+    let wrong = |what| AreaError::Item(*key, what);
+    let (item, sums) = ExtentItem::read_from_prefix(value).map_err(|_| wrong("length"))?;
+    let blocks = item.blocks.get();
+    if item.flags.get() & !EXTENT_UNWRITTEN != 0 {
+        return Err(wrong("flags"));
+    }
+    if blocks == 0 || key.sub().checked_add(blocks.into()).is_none_or(|end| end > FILE_BLOCKS_MAX) {
+        return Err(wrong("blocks"));
+    }
+    if item.block.get().checked_add(blocks).is_none() {
+        return Err(wrong("block"));
+    }
+    let expected = if is_unwritten(&item) { 0 } else { blocks as usize * size_of::<U32>() };
+    if sums.len() != expected {
+        return Err(wrong("checksums"));
+    }
+    let (sums, _) = sums.as_chunks();
+    Ok((item, sums.iter().map(|bytes| U32::from_bytes(*bytes))))
 }
 
 /// Blocks of the largest file.
@@ -204,15 +217,10 @@ impl View<'_> {
         extents_max: usize,
     ) -> Result<Vec<Extent>, AreaError> {
         let mut found = Vec::new();
-        if blocks.is_empty() || extents_max == 0 {
+        if extents_max == 0 {
             return Ok(found);
         }
-        let key = |block| Key::new(inode.get(), ItemKind::Extent, block);
-        let mut start = key(blocks.start);
-        if let Some(floor) = self.tree.floor(self.store, &key(0), &start)? {
-            start = floor;
-        }
-        self.scan(&start, &key(blocks.end - 1), &mut |key, value| {
+        self.scan_extents(inode, blocks.clone(), &mut |key, value| {
             let extent = Extent::decode(key, value)?;
             if extent.end() > blocks.start {
                 found.push(extent);
@@ -220,6 +228,24 @@ impl View<'_> {
             Ok(if found.len() < extents_max { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
         })?;
         Ok(found)
+    }
+
+    /// Shows the items of the extents that cover any of these blocks of the file, in order, and perhaps the one before.
+    pub fn scan_extents(
+        &self,
+        inode: InodeNumber,
+        blocks: Range<u64>,
+        visit: &mut Visit<'_>,
+    ) -> Result<(), AreaError> {
+        if blocks.is_empty() {
+            return Ok(());
+        }
+        let key = |block| Key::new(inode.get(), ItemKind::Extent, block);
+        let mut start = key(blocks.start);
+        if let Some(floor) = self.tree.floor(self.store, &key(0), &start)? {
+            start = floor;
+        }
+        self.scan(&start, &key(blocks.end - 1), visit)
     }
 
     pub fn symlink(&self, inode: InodeNumber) -> Result<Vec<u8>, AreaError> {
