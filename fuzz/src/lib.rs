@@ -16,6 +16,7 @@ use format::map::MapPage;
 use format::message::{
     MESSAGE_BODY_MAX, MESSAGE_DESCRIPTORS_MAX, MessageHeader, RequestHeader, ResponseHeader,
 };
+use format::mirror::{MIRROR_FLAG, MirrorHead, MirrorMessage};
 use format::node::{self, NodeView};
 use format::pass::PassName;
 use format::record::{self, FILE_BYTES_MAX, Operation, Record, SYMLINK_BYTES_MAX, XATTR_BYTES_MAX};
@@ -35,7 +36,7 @@ use zerocopy::{FromBytes, IntoBytes};
 pub type Body = fn(&[u8]);
 
 /// All targets, by name.
-pub const TARGETS: [(&str, Body); 15] = [
+pub const TARGETS: [(&str, Body); 16] = [
     ("call", call),
     ("cluster", cluster),
     ("door", door),
@@ -43,6 +44,7 @@ pub const TARGETS: [(&str, Body); 15] = [
     ("ledger", ledger),
     ("map", map),
     ("message", message),
+    ("mirror", mirror),
     ("node", node),
     ("pass", pass),
     ("record", record),
@@ -135,6 +137,30 @@ pub fn register(bytes: &[u8]) {
     assert!(RegisterEntry::decode(&right, number.get() ^ 1, place).is_err(), "of another register");
     flip_one_bit(&mut right);
     assert!(RegisterEntry::decode(&right, number.get(), place).is_err(), "a changed entry was accepted");
+}
+
+/// Input: a message between a head and a copy.
+pub fn mirror(bytes: &[u8]) {
+    let Ok(message) = MirrorMessage::decode(bytes) else { return };
+    let (head, body) = MirrorHead::read_from_prefix(bytes).expect("it was taken apart");
+    let count = usize::from(head.count.get());
+    match message {
+        MirrorMessage::Hello(hello) => assert_eq!(hello.as_bytes(), body),
+        MirrorMessage::Open(open) => assert_eq!(open.as_bytes(), body),
+        MirrorMessage::Ends { ends, logs, more, .. } => {
+            assert_eq!([ends.as_bytes(), logs.as_bytes()].concat(), body);
+            assert_eq!((logs.len(), more), (count, head.flags == MIRROR_FLAG));
+        }
+        MirrorMessage::Data { parts, settle } => {
+            let parts: Vec<u8> = parts.flat_map(|(part, data)| [part.as_bytes(), data].concat()).collect();
+            assert_eq!((&parts[..], settle), (body, head.flags == MIRROR_FLAG));
+        }
+        MirrorMessage::Settled(marks) => assert_eq!((marks.as_bytes(), marks.len()), (body, count)),
+        MirrorMessage::Executed { ledger, logs } => {
+            assert_eq!([ledger.as_bytes(), logs.as_bytes()].concat(), body);
+            assert_eq!(logs.len(), count);
+        }
+    }
 }
 
 /// Input: a request to give open files away, or a note about them.

@@ -86,6 +86,8 @@ pub enum CallKind {
     Release = 25,
     /// [`OpenRequest`], whose lease does not count: a right to an open file, for the gateway. Response: [`PassResponse`].
     Pass = 26,
+    /// [`crate::session::SyncRequest`]: the ledger is settled, and log and ledger are at every copy, before the response. No response body.
+    Sync = 27,
 }
 
 impl CallKind {
@@ -94,7 +96,7 @@ impl CallKind {
     /// # Errors
     /// `Kind`.
     pub fn from_raw(raw: u16) -> Result<Self, DecodeError> {
-        const ALL: [CallKind; 26] = [
+        const ALL: [CallKind; 27] = [
             CallKind::Walk,
             CallKind::Lease,
             CallKind::Open,
@@ -121,6 +123,7 @@ impl CallKind {
             CallKind::Share,
             CallKind::Release,
             CallKind::Pass,
+            CallKind::Sync,
         ];
         usize::from(raw).checked_sub(1).and_then(|index| ALL.get(index)).copied().ok_or(DecodeError::Kind)
     }

@@ -14,6 +14,7 @@ pub mod ids;
 pub mod ledger;
 pub mod map;
 pub mod message;
+pub mod mirror;
 pub mod name;
 pub mod node;
 pub mod pass;

@@ -2,8 +2,8 @@
 //! the two pieces of shared memory of a session. The protocol over the words is `ipc::words`.
 //!
 //! Session words (the LibFS writes): commit word, places to be inside at, table of open inodes. Lease words (SharedFS
-//! writes, the LibFS only reads): how far the log is digested, how far the ledger is settled, whether the log is sealed,
-//! the lease of the log's own range with the inodes taken from it, then one word a lease.
+//! writes, the LibFS only reads): up to where the log may be written over, how far the ledger is settled, whether the log is
+//! sealed, what copies have, the lease of the log's own range with the inodes taken from it, then one word a lease.
 
 use crate::ids::{Incarnation, InodeNumber, LeaseVersion, LogUid, PoolUid, Sequence};
 use zerocopy::little_endian::{U32, U64};
@@ -27,8 +27,8 @@ pub const SESSION_BYTES: usize = OPEN_TABLE_OFFSET + OPEN_TABLE * size_of::<u64>
 
 /// Lease words: how often was said how far the log is digested; where that stands, its parity says.
 pub const DIGEST_TURN_OFFSET: usize = 0;
-/// Lease words: in even turns the last record of the log that is digested, then where in the log file the record after it
-/// begins.
+/// Lease words: in even turns the last record of the log that is digested, here and at all copies, then where in the log
+/// file the record after it begins: what lies before may be written over.
 pub const DIGESTED_EVEN_OFFSET: usize = 8;
 /// Lease words: last entry of the ledger that is settled.
 pub const LEDGER_SETTLED_OFFSET: usize = 24;
@@ -40,8 +40,14 @@ pub const ENDED_COUNT_OFFSET: usize = 40;
 pub const DIGESTED_ODD_OFFSET: usize = 48;
 /// Lease words: whether the log is sealed, and where it is cut; on a line of its own, which every write reads.
 pub const SEAL_OFFSET: usize = 64;
+/// Lease words: 1 if an fsync needs copies at other nodes, which the two words behind it are about.
+pub const REPLICATES_OFFSET: usize = 128;
+/// Lease words: last record of the log that all copies have, with all that gave the log its rights.
+pub const REPLICATED_RECORD_OFFSET: usize = 136;
+/// Lease words: last entry of the ledger that all copies have, as far as the session was told.
+pub const REPLICATED_ENTRY_OFFSET: usize = 144;
 /// Lease words: the first [`ENDED_MAX`] of the inodes that were ended. When there are more, the whole range has ended.
-pub const ENDED_OFFSET: usize = 128;
+pub const ENDED_OFFSET: usize = 192;
 /// Inodes of the own range that can be ended one by one.
 pub const ENDED_MAX: usize = 4096;
 /// Lease words: the words that [`crate::call::NodeReply::word`] counts from.
@@ -105,3 +111,15 @@ pub struct Welcome {
 }
 
 const _: () = assert!(size_of::<Welcome>() == 116);
+
+/// What an fsync rests on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct SyncRequest {
+    /// Up to this record of the session's own log.
+    pub record: Sequence,
+    /// Up to this entry of the ledger.
+    pub entry: Sequence,
+}
+
+const _: () = assert!(size_of::<SyncRequest>() == 16);

@@ -499,12 +499,16 @@ fn wire_structures() {
     );
 }
 
-/// Every structure of the sources stands in this file, the cluster's or the register's. Messages do not: they pass between processes of one build.
+/// Every structure of the sources stands in this file, the cluster's, the mirror's or the register's. Messages do not: they pass between processes of one build.
 #[test]
 fn no_structure_is_forgotten() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src");
-    let goldens =
-        [include_str!("golden.rs"), include_str!("golden_cluster.rs"), include_str!("golden_register.rs")];
+    let goldens = [
+        include_str!("golden.rs"),
+        include_str!("golden_cluster.rs"),
+        include_str!("golden_mirror.rs"),
+        include_str!("golden_register.rs"),
+    ];
     let mut structures = 0;
     for entry in std::fs::read_dir(folder).expect("the sources are there") {
         let path = entry.expect("the sources are there").path();

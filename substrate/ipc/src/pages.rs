@@ -12,7 +12,8 @@ use crate::words::{CommitWord, Inside, Lease, LeaseState, LeaseWord, Overflow, S
 use format::session::{
     COMMIT_OFFSET, DIGEST_TURN_OFFSET, DIGESTED_EVEN_OFFSET, DIGESTED_ODD_OFFSET, ENDED_COUNT_OFFSET,
     ENDED_MAX, ENDED_OFFSET, LEASE_WORDS_OFFSET, LEDGER_SETTLED_OFFSET, OPEN_TABLE, OPEN_TABLE_OFFSET,
-    OVERFLOW_OFFSET, OWN_RANGE_OFFSET, SEAL_OFFSET, SLOTS, SLOTS_OFFSET,
+    OVERFLOW_OFFSET, OWN_RANGE_OFFSET, REPLICATED_ENTRY_OFFSET, REPLICATED_RECORD_OFFSET, REPLICATES_OFFSET,
+    SEAL_OFFSET, SLOTS, SLOTS_OFFSET,
 };
 use format::{InodeNumber, Sequence};
 use std::collections::BTreeSet;
@@ -91,6 +92,10 @@ const DIGESTED: [usize; 2] =
     [DIGESTED_EVEN_OFFSET / size_of::<LongWord>(), DIGESTED_ODD_OFFSET / size_of::<LongWord>()];
 const SETTLED: usize = LEDGER_SETTLED_OFFSET / size_of::<LongWord>();
 const ENDED: usize = ENDED_COUNT_OFFSET / size_of::<LongWord>();
+/// Places among the words about copies.
+const REPLICATED_RECORD: usize = (REPLICATED_RECORD_OFFSET - REPLICATES_OFFSET) / size_of::<LongWord>();
+const REPLICATED_ENTRY: usize = (REPLICATED_ENTRY_OFFSET - REPLICATES_OFFSET) / size_of::<LongWord>();
+const COPIES_WORDS: usize = REPLICATED_ENTRY + 1;
 const HEAD_WORDS: usize = SEAL_OFFSET / size_of::<LongWord>();
 
 /// The region that SharedFS writes, as SharedFS sees it. The caller holds SharedFS's lock: one writer at a time.
@@ -98,6 +103,7 @@ const HEAD_WORDS: usize = SEAL_OFFSET / size_of::<LongWord>();
 pub struct DaemonPages {
     head: Words<LongWord>,
     seal: Words<SealWord>,
+    copies: Words<LongWord>,
     own_range: Words<LeaseWord>,
     ended: Words<LongWord>,
     leases: Words<LeaseWord>,
@@ -112,6 +118,7 @@ impl DaemonPages {
         Ok(Self {
             head: mapping.words(0, HEAD_WORDS)?,
             seal: mapping.words(SEAL_OFFSET, 1)?,
+            copies: mapping.words(REPLICATES_OFFSET, COPIES_WORDS)?,
             own_range: mapping.words(OWN_RANGE_OFFSET, 1)?,
             ended: mapping.words(ENDED_OFFSET, ENDED_MAX)?,
             leases: mapping.words(LEASE_WORDS_OFFSET, lease_words)?,
@@ -153,6 +160,15 @@ impl DaemonPages {
         self.head[SETTLED].store(ledger.get(), Ordering::Release);
     }
 
+    /// Says whether an fsync needs copies, and which record of the log and entry of the ledger all of them have.
+    pub fn publish_replication(&self, replicates: bool, (record, entry): (Sequence, Sequence)) {
+        // Release: pairs with the Acquire of the reader. The word that says whether comes last when it is raised: a reader
+        // that finds it set finds nothing that only earlier copies had.
+        self.copies[REPLICATED_RECORD].store(record.get(), Ordering::Release);
+        self.copies[REPLICATED_ENTRY].store(entry.get(), Ordering::Release);
+        self.copies[0].store(replicates.into(), Ordering::Release);
+    }
+
     /// Adds an inode of the preallocated range to the list of ended leases; the caller increments the range's lease
     /// word afterwards. Beyond the capacity of the list only the count grows, which means that the lease on the
     /// whole range has ended.
@@ -176,6 +192,7 @@ impl DaemonPages {
 pub struct DaemonView {
     head: Reads<LongWord>,
     seal: Reads<SealWord>,
+    copies: Reads<LongWord>,
     own_range: Reads<LeaseWord>,
     ended: Reads<LongWord>,
     leases: Reads<LeaseWord>,
@@ -190,6 +207,7 @@ impl DaemonView {
         Ok(Self {
             head: mapping.reads(0, HEAD_WORDS)?,
             seal: mapping.reads(SEAL_OFFSET, 1)?,
+            copies: mapping.reads(REPLICATES_OFFSET, COPIES_WORDS)?,
             own_range: mapping.reads(OWN_RANGE_OFFSET, 1)?,
             ended: mapping.reads(ENDED_OFFSET, ENDED_MAX)?,
             leases: mapping.reads(LEASE_WORDS_OFFSET, lease_words)?,
@@ -239,6 +257,13 @@ impl DaemonView {
         Sequence::new(self.head.read(SETTLED))
     }
 
+    /// Whether an fsync of the log up to a record, which rests on the ledger up to an entry, needs to ask for copies.
+    pub fn needs_copies(&self, record: Sequence, entry: Sequence) -> bool {
+        self.copies.read(0) != 0
+            && (self.copies.read(REPLICATED_RECORD) < record.get()
+                || self.copies.read(REPLICATED_ENTRY) < entry.get())
+    }
+
     /// Number of inodes of the preallocated range whose lease has ended.
     pub fn ended_count(&self) -> u64 {
         self.head.read(ENDED)
@@ -275,6 +300,11 @@ mod tests {
             daemon.push_ended(InodeNumber::new(11 + inode));
         }
         assert_eq!((view.digested(), view.settled()), (digested, Sequence::new(9)));
+        let (record, entry) = (Sequence::new(20), Sequence::new(30));
+        assert!(!view.needs_copies(record, entry));
+        daemon.publish_replication(true, (record, entry));
+        assert!(!view.needs_copies(record, entry));
+        assert!(view.needs_copies(record.next(), entry) && view.needs_copies(record, entry.next()));
         assert_eq!((view.lease(4), view.own_range()), (granted, own));
         assert_eq!(view.lease(5).state, LeaseState::None);
         assert_eq!((view.ended_count(), daemon.ended_count()), (count, count));

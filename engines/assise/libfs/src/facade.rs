@@ -9,6 +9,7 @@ use crate::state::State;
 use crate::write::bytes_of;
 use format::call::{CallKind, DigestRequest, LEASE_READ, LEASE_WRITE, StatfsResponse, Status};
 use format::pass::PassName;
+use format::session::SyncRequest;
 use format::{BLOCK_BYTES, Cookie, InodeNumber, Name};
 use pmem::Counters;
 use std::io::{IoSlice, IoSliceMut};
@@ -358,16 +359,29 @@ impl LibFs {
 
     /// False if the session ended meanwhile: of a daemon that died, that only says nothing yet.
     fn sync_in_session(&self, node: InodeNumber) -> Result<bool> {
-        let (log, era, ledger, settled) = self.run(|state| {
+        let (log, era, ledger, settled, copies) = self.run(|state| {
             let index = state.pinned(node)?;
             state.hold(index, LEASE_READ)?;
             let era = state.era;
             let session = state.session()?;
             let settled = session.words.ledger_settled();
-            Ok((session.ring.region().clone(), era, session.ledger_newest, settled))
+            let ledger = session.ledger_newest;
+            let last = session.last();
+            let copies = session.words.needs_copies(last, ledger).then_some(last);
+            Ok((session.ring.region().clone(), era, ledger, settled, copies))
         })?;
         log.settle().map_err(|_| Error::Io)?;
-        if ledger > settled {
+        if let Some(record) = copies {
+            let line = self.line()?;
+            if line.era == era {
+                let request = SyncRequest { record, entry: ledger };
+                match self.call(&line, CallKind::Sync, &[request.as_bytes()], &mut Vec::new())? {
+                    Status::Ok => {}
+                    Status::Sealed => return Ok(false),
+                    refused => return Err(error_of(refused)),
+                }
+            }
+        } else if ledger > settled {
             let line = self.line()?;
             if line.era == era {
                 let request = DigestRequest { up_to: ledger, wait: U32::new(1), reserved: U32::new(0) };

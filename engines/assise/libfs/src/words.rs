@@ -128,6 +128,11 @@ impl SharedWords {
         self.daemon.settled()
     }
 
+    /// Whether an fsync up to a record, which rests on the ledger up to an entry, needs to ask for copies.
+    pub fn needs_copies(&self, record: Sequence, entry: Sequence) -> bool {
+        self.daemon.needs_copies(record, entry)
+    }
+
     /// A file's generation, before its blocks are copied.
     #[inline]
     pub fn generation(&self, inode: InodeNumber) -> u64 {

@@ -11,7 +11,6 @@ use crate::error::Error;
 use crate::fair::may_take;
 use crate::flips::Entries;
 use crate::leases::Reason;
-use crate::logs::LogFile;
 use crate::register::attach_entry;
 use crate::replay::table::OpenLog;
 use crate::session::{Beginning, Session, Shared, session_of};
@@ -20,6 +19,7 @@ use ccnvm::SessionId;
 use format::ledger::OpenLogBody;
 use format::session::Welcome;
 use format::{Incarnation, InodeNumber, LeaseVersion, LogUid, Sequence};
+use mirror::logs::LogFile;
 use std::sync::Arc;
 use vfs::Caller;
 use zerocopy::little_endian::{U32, U64};
@@ -27,7 +27,7 @@ use zerocopy::little_endian::{U32, U64};
 /// What is given out once: a log's uid, with its file if it was ready, the version of its own range, the range's start.
 struct Drawn {
     log: LogUid,
-    file: Option<LogFile>,
+    file: Option<Arc<LogFile>>,
     version: LeaseVersion,
     first_inode: InodeNumber,
 }
@@ -53,13 +53,15 @@ impl Core {
     fn begin_as(&self, drawn: Drawn, caller: Caller, pid: u32, former: u64) -> Result<Attached, Error> {
         let Drawn { log, file, version, first_inode } = drawn;
         let life = (log, Incarnation::new(1));
-        let file = Arc::new(match file {
+        let file = match file {
             Some(file) => {
                 file.give(self.pool, life, caller.uid);
                 file
             }
-            None => LogFile::create(&self.medium, self.pool, life, self.config.log_bytes, caller.uid)?,
-        });
+            None => {
+                Arc::new(LogFile::create(&self.medium, self.pool, life, self.config.log_bytes, caller.uid)?)
+            }
+        };
         let beginning = Beginning {
             log,
             caller,
@@ -144,6 +146,7 @@ impl Core {
         let settles_file = u32::from(file.region().class() == pmem::Class::File);
         let session = Session::new(beginning, shared.clone(), &self.config);
         shared.daemon.publish_settled(state.copy.ledger.settled());
+        shared.daemon.publish_replication(self.copies.any(), Default::default());
         if let Some(who) = session.identity() {
             state.register.note(attach_entry(id, &who, (first_inode, inodes)));
         }

@@ -7,31 +7,34 @@
 
 use crate::accept::Door;
 use crate::config::Config;
+use crate::copies::CopyState;
 use crate::error::Error;
 use crate::generations::Generations;
 use crate::leases::Reason;
 use crate::ledger::{LEDGER_BEGINNING, Ledger};
 use crate::lock_questions::Questions;
 use crate::locks::{Bell, Locks};
-use crate::logs::is_log_file;
 use crate::register::Register;
 use crate::replay::copy::LocalCopy;
 use crate::serve::{Answer, Request};
+use crate::standby::Term;
 use crate::state::{Core, Ejection, State};
 use crate::sync::Parking;
 use crate::take_over::{Left, Recovered, take_over};
 use area::{Area, NewPool, Usage};
 use ccnvm::SessionId;
 use format::session::Welcome;
-use format::{PoolUid, Sequence};
+use format::{Epoch, NodeId, PoolUid, Sequence};
 use ipc::host::{FENCE_PAUSE, Host, WAKE_ALL};
 use ipc::lock::Lock;
 use ipc::ring::RingLimits;
 use ipc::shared::Mapping;
 use ipc::sync::{LongWord, Ordering, Word};
+use mirror::logs::is_log_file;
 use pmem::{Medium, PoolLock, Region};
 use std::sync::Arc;
 use std::time::Duration;
+use transport::Connection;
 use vfs::Caller;
 
 /// What a new pool is made with.
@@ -97,7 +100,7 @@ pub struct Attached {
 }
 
 /// Takes the pool, which a daemon that is dying may hold for a moment yet.
-fn lock_pool(host: &dyn Host, medium: &Medium, config: &Config) -> Result<PoolLock, Error> {
+pub(crate) fn lock_pool(host: &dyn Host, medium: &Medium, config: &Config) -> Result<PoolLock, Error> {
     let until = host.now().after(config.lock_patience);
     loop {
         match medium.lock() {
@@ -150,17 +153,36 @@ impl Daemon {
     ) -> Result<(Self, Recovered), Error> {
         config.check()?;
         let pool_lock = lock_pool(&*host, medium, &config)?;
+        let area = Area::open(medium, config.area)?;
+        let generations = Arc::new(Generations::new(&*host)?);
+        let copy = LocalCopy::open(&area, medium, &config, generations)?;
+        let term = Term { node: config.node, epoch: Epoch::default(), version: 0 };
+        let (core, recovered) = Self::begin(host, medium, config, (area, copy), (term, Vec::new()))?;
+        Ok((Self::of(core, pool_lock), recovered))
+    }
+
+    /// A daemon over a pool that it has the lock of.
+    pub(crate) fn of(core: Arc<Core>, pool: PoolLock) -> Self {
+        Self { core, _pool: pool }
+    }
+
+    /// Lets what a pool has lead, with these connections to its copies.
+    pub(crate) fn begin(
+        host: Arc<dyn Host>,
+        medium: &Medium,
+        config: Config,
+        (mut area, copy): (Area, LocalCopy),
+        (term, copies): (Term, Vec<Connection>),
+    ) -> Result<(Arc<Core>, Recovered), Error> {
         // Before a log is read: what programs committed and then found the former daemon alive is seen from here on.
         let fences = fence_others(&*host);
         let bell = Bell::new(host.clone());
         let mut locks = Locks::new(bell.clone(), config.locks_max);
-        let mut area = Area::open(medium, config.area)?;
         let pool = area.pool();
         let (mut register, mut remembered) = Register::load(&*host, medium, pool, &mut locks)?;
         let mut left = Left { register: &mut register, remembered: &mut remembered, locks: &locks };
-        let generations = Arc::new(Generations::new(&*host)?);
-        let copy = LocalCopy::open(&area, medium, &config, generations.clone())?;
-        let taken = take_over(&mut area, copy, &config, &*host, &mut left)?;
+        let generations = copy.generations.clone();
+        let taken = take_over(&mut area, copy, &config, &host, &mut left, (term, copies))?;
         let (heirs, references) = remembered.into_heirs();
         let left = State::new(taken.copy, &config, (heirs, references), (locks, register), taken.kept);
         let core = Core {
@@ -173,6 +195,7 @@ impl Daemon {
             parking: Lock::new(host.clone(), Parking::default()),
             parked: Word::new(0),
             settling: Lock::new(host.clone(), ()),
+            copies: taken.copies,
             medium: medium.clone(),
             pool,
             config,
@@ -183,9 +206,10 @@ impl Daemon {
             failed: Word::new(0),
             ending: Word::new(0),
             threads: Word::new(0),
+            started: Word::new(0),
             host,
         };
-        Ok((Self { core: Arc::new(core), _pool: pool_lock }, taken.recovered))
+        Ok((Arc::new(core), taken.recovered))
     }
 
     /// Starts the threads of the background.
@@ -195,6 +219,11 @@ impl Daemon {
     pub fn start(&self) -> Result<(), Error> {
         let core = self.core.clone();
         self.core.spawn("sync", move || core.answer_parked())?;
+        for copy in self.core.copies.all() {
+            let core = self.core.clone();
+            self.core.spawn("copy", move || core.feed(copy.node))?;
+        }
+        self.core.started.store(1, Ordering::Release);
         let core = self.core.clone();
         self.core.spawn("locks", move || core.answer_questions())?;
         let core = self.core.clone();
@@ -231,6 +260,44 @@ impl Daemon {
     /// `Ipc`.
     pub fn serve(&self, session: u64) -> Result<(), Error> {
         self.core.serve_apart(SessionId(session))
+    }
+
+    /// Counts a member as a copy, over a connection that was made to it, and brings it to what is here: it has everything
+    /// then that was acknowledged, digested or seen before. Of a member that counts already the connection is replaced.
+    ///
+    /// # Errors
+    /// `Copy`, `NeedsImport`, `CopyIsAhead`: it does not count, unless it did before.
+    pub fn add_copy(&self, connection: Connection) -> Result<(), Error> {
+        self.core.add_copy(connection)
+    }
+
+    /// A member counts as a copy no more, since a view shows that it is none; whoever waits for it goes on.
+    pub fn remove_copy(&self, node: NodeId) {
+        self.core.remove_copy(node);
+    }
+
+    /// The version of the subtree in a later view in which this node leads, too: connections to copies are made under it from
+    /// now on.
+    pub fn lead_on(&self, version: u64) {
+        self.core.copies.set_version(version);
+    }
+
+    /// How the copies are.
+    pub fn copies(&self) -> Vec<CopyState> {
+        self.core.copy_states()
+    }
+
+    /// Feeds the copies once, as the threads in the background do.
+    ///
+    /// # Errors
+    /// Failures of the medium.
+    pub fn feed_copies(&self) -> Result<(), Error> {
+        self.core.copies.all().iter().try_for_each(|copy| self.core.feed_round(copy))
+    }
+
+    /// Takes what the copies have said, as the threads in the background do; false if that is nothing.
+    pub fn hear_copies(&self) -> bool {
+        self.core.hear_copies()
     }
 
     /// One call, made directly. `room` is how long the answer's body may be.
@@ -342,6 +409,7 @@ impl Daemon {
         self.core.generations.end();
         // Release: pairs with the Acquire in `background` and at the door.
         self.core.ending.store(1, Ordering::Release);
+        self.core.copies.all().iter().for_each(|copy| copy.wake());
         self.core.announce_work();
         self.core.stop_parking();
         self.core.bell.ring();
@@ -423,9 +491,13 @@ impl Core {
             let state = &mut *state;
             let copy = &state.copy;
             let wants = state.sessions.iter_mut().filter_map(|(id, session)| {
-                let up_to = session.shared.committed();
+                let committed = session.shared.committed();
+                let watermark = self.copies.watermark(session.log, session.right);
+                // What the copies lack is digested when they have it: nobody waits for them here.
+                let up_to = watermark.map_or(committed, |watermark| watermark.min(committed));
                 let behind = up_to > copy.digested(session.log).sequence;
-                let wants = std::mem::take(&mut session.wants_digest) || all;
+                let wants = session.wants_digest || all;
+                session.wants_digest &= up_to < committed;
                 (wants && behind).then_some((*id, up_to))
             });
             wants.collect::<Vec<_>>()

@@ -6,7 +6,6 @@
 use crate::config::Config;
 use crate::error::Error;
 use crate::ledger::{LEDGER_FILE, Ledger};
-use crate::logs::{BEGINNING, LogFile, RING_START, is_log_file};
 use crate::replay::copy::table_of;
 use area::Area;
 use format::checksum::Salt;
@@ -14,6 +13,7 @@ use format::envelope::FRAME_ALIGN;
 use format::ledger::Event;
 use format::{Envelope, HEADER_BYTES, Incarnation, Life, LogUid};
 use ipc::Digested;
+use mirror::logs::{BEGINNING, LogFile, RING_START, is_log_file};
 use pmem::ring::{Place, scan};
 use pmem::{MediaError, Medium, Region};
 use std::collections::BTreeSet;

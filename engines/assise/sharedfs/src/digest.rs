@@ -43,6 +43,11 @@ impl Core {
             if state.is_digested(id, up_to)? {
                 return Ok(Step::Done);
             }
+            // The watermark is read where it is acted on, and so is the room that copies leave.
+            let has_room = state.copy.ledger.has_room_for_batch() || !state.copy.ledger.is_held_back();
+            if self.digestible(state, id, up_to) < up_to || !has_room {
+                return Ok(Step::More);
+            }
             let Some(session) = state.sessions.get(&id) else { return Ok(Step::Done) };
             let kept = state.room.begin_batch(&state.copy.free, self.config.area.segment_blocks.into());
             (session.log, state.room.of(id), kept)
@@ -147,8 +152,8 @@ impl State {
     /// Tells sessions of a batch: its orphans get references, its log's owner hears how far it came.
     fn note_digest(&mut self, core: &Core, id: SessionId, digest: &Digest) -> Result<Step, Error> {
         self.note_orphans(core, id, &digest.orphans)?;
-        if let Some(session) = self.sessions.get(&id).filter(|_| digest.records > 0) {
-            session.shared.daemon.publish_digested(digest.at);
+        if digest.records > 0 {
+            self.publish_reusable(core, id);
         }
         Ok(match digest.end {
             End::Done => Step::Done,

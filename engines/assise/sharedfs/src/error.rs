@@ -1,7 +1,7 @@
 //! The one error type of this crate.
 
 use area::AreaError;
-use format::DecodeError;
+use format::{DecodeError, LogUid, NodeId, Sequence};
 use pmem::MediaError;
 
 /// Why SharedFS did not do something.
@@ -27,6 +27,14 @@ pub enum Error {
     Lost(String),
     /// A file or a folder of the pool was removed while the daemon used it: its path.
     Removed(String),
+    /// A log ends before a record that the ledger says was digested: which log, and after which record.
+    Short(LogUid, Sequence),
+    /// A copy could not be fed: which node, and why.
+    Copy(NodeId, mirror::Error),
+    /// A copy has more than this pool, which must not lead: which node.
+    CopyIsAhead(NodeId),
+    /// A pool lacks what is here no more, or is of another history: which node. It has to be made anew from this one.
+    NeedsImport(NodeId),
     /// An earlier failure of the medium stopped this daemon: only another start tells what is in the pool.
     Stopped,
 }
@@ -41,8 +49,9 @@ impl Error {
     pub(crate) fn is_failure(&self) -> bool {
         match self {
             Self::Media(_) | Self::Area(_) => !self.is_shortage(),
-            Self::File(..) | Self::Lost(_) | Self::Removed(_) | Self::Stopped => true,
+            Self::File(..) | Self::Short(..) | Self::Lost(_) | Self::Removed(_) | Self::Stopped => true,
             Self::Ipc(_) | Self::Settings(_) | Self::Sessions | Self::LivesUsedUp | Self::LedgerFull => false,
+            Self::Copy(..) | Self::CopyIsAhead(_) | Self::NeedsImport(_) => false,
         }
     }
 
@@ -96,6 +105,14 @@ impl std::fmt::Display for Error {
                 )
             }
             Self::Removed(path) => write!(f, "{path} was removed while the daemon used it"),
+            Self::Short(log, last) => {
+                write!(f, "log {log} ends after record {last}, and the ledger says that more was digested")
+            }
+            Self::Copy(node, error) => write!(f, "copy at node {node}: {error}"),
+            Self::CopyIsAhead(node) => write!(f, "node {node} has more than this pool, which cannot lead"),
+            Self::NeedsImport(node) => {
+                write!(f, "the pool of node {node} lacks what is here no more, or is of another history")
+            }
             Self::Stopped => write!(f, "stopped by an earlier failure of the medium"),
         }
     }

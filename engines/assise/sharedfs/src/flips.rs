@@ -63,11 +63,12 @@ impl Core {
         loop {
             match self.look_for_room(&entries) {
                 Ok(state) => return state,
-                Err(NoRoom) => {
+                Err(NoRoom::Flip) => {
                     let mut area = self.area_for(None);
                     // A failure stops the daemon, which the next look sees.
                     let _ = self.contain_changes(&mut area);
                 }
+                Err(NoRoom::Copies) => self.wait_for_trees(),
             }
         }
     }
@@ -82,7 +83,9 @@ impl Core {
             match self.look_for_room(&entries) {
                 Ok(state) => return state,
                 // As above.
-                Err(NoRoom) => drop(self.contain_changes(area)),
+                Err(NoRoom::Flip) => drop(self.contain_changes(area)),
+                // What they lack was sent, and asks nothing of this node's tree.
+                Err(NoRoom::Copies) => self.wait_for_trees(),
             }
         }
     }
@@ -91,10 +94,15 @@ impl Core {
         let state = self.state.lock();
         let ledger = &state.copy.ledger;
         let Entries { count, payload_bytes } = entries(&state);
-        let fits = ledger.has_room(count as u64, payload_bytes as u64)
-            && !ledger.wants_flip(self.config.batch_changes);
+        let has_room = ledger.has_room(count as u64, payload_bytes as u64);
+        let fits = has_room && !ledger.wants_flip(self.config.batch_changes);
         let can_have_more = ledger.pending().next().is_some();
-        if fits || !can_have_more || state.is_stopped() { Ok(state) } else { Err(NoRoom) }
+        match () {
+            () if fits || state.is_stopped() => Ok(state),
+            () if can_have_more => Err(NoRoom::Flip),
+            () if !has_room && ledger.is_held_back() => Err(NoRoom::Copies),
+            () => Ok(state),
+        }
     }
 
     /// Flips until the tree has all that the ledger says.
@@ -107,5 +115,10 @@ impl Core {
     }
 }
 
-/// The ledger has room after a flip.
-struct NoRoom;
+/// When the ledger has room.
+enum NoRoom {
+    /// After a flip.
+    Flip,
+    /// When the trees of copies are further.
+    Copies,
+}

@@ -12,13 +12,15 @@ use crate::error::Error;
 use crate::flips::Entries;
 use crate::register::{note_recovered, recovered_entry};
 use crate::replay::apply::CutReason;
+use crate::replay::batch::NO_FRAME;
+use crate::replicate::Reached;
 use crate::session::{Phase, Shared};
 use crate::state::{Core, Revocation, State};
 use ccnvm::{Event, Mode, SessionId, Ticket, Want};
 use format::call::{RELEASE_UNITS_MAX, Status};
 use format::register::{RegisterEntry, RegisterKind};
 use format::session::{ENDED_MAX, WORD_OWN_RANGE};
-use format::{InodeNumber, LeaseVersion, Sequence};
+use format::{InodeNumber, LeaseVersion, LogUid, Sequence};
 use ipc::host::{Spin, Time};
 use ipc::sync::{Ordering, Word, fence};
 use ipc::words::{LeaseState, Scan};
@@ -295,18 +297,32 @@ impl Core {
     /// # Errors
     /// Failures of medium or tree, after which the daemon has stopped.
     pub fn digest(&self, id: SessionId, up_to: Sequence) -> Result<Step, Error> {
+        let asked = up_to;
         loop {
             // A log that is digested already does not wait for the batch of another one.
             if self.state.lock().is_digested(id, up_to)? {
                 return Ok(Step::Done);
             }
+            let reachable = match self.reach(id, up_to, Sequence::default(), None)? {
+                Reached::All => up_to,
+                Reached::Until(last) => last,
+            };
+            if self.state.lock().is_digested(id, reachable)? {
+                // The copies have all that there is.
+                return Ok(if reachable < up_to { Step::Cut(NO_FRAME) } else { Step::Done });
+            }
+            self.wait_for_batch_room()?;
+            let up_to = reachable;
             let (step, wanted) = {
                 let mut area = self.area_for(Some(id));
                 let step = self.digest_step(&mut area, id, up_to)?;
                 (step, self.is_batch_awaited())
             };
-            if step != Step::More {
-                return Ok(step);
+            match step {
+                // There may be more than the copies had.
+                Step::Done if up_to < asked => {}
+                Step::More => {}
+                step => return Ok(step),
             }
             // The lock is not fair: a call that slept until it was free would find it taken again.
             if wanted {
@@ -433,6 +449,7 @@ impl Core {
         // Release: pairs with the Acquire of whoever looks whether the session is gone.
         shared.gone.store(1, Ordering::Release);
         self.host.wake(&shared.gone, ipc::host::WAKE_ALL);
+        self.copies.all().iter().for_each(|copy| copy.forget_log(LogUid::new(id.0)));
         if let Ok(Some(name)) = removed {
             // A file that stays is removed by the next start.
             let _ = self.medium.remove(&name);

@@ -11,13 +11,15 @@ use crate::replay::table::{Change, Grant, OpenLog, Table};
 use area::LedgerPlace;
 use format::envelope::{Envelope, frame_bytes};
 use format::ledger::{
-    Entry, EntryHeader, Event, GrantDetail, GrantMode, Kind, LifeBody, REAP_MAX, RenewBody, Unit, salt_of,
+    Entry, EntryHeader, GrantDetail, GrantMode, Kind, LifeBody, REAP_MAX, RenewBody, Unit, salt_of,
 };
 use format::superblock::{FileKind, MAGIC, OWNER_DAEMON, POOL_VERSION, Superblock};
 use format::{
     BLOCK_BYTES, ChainNumber, HEADER_BYTES, InodeNumber, LeaseVersion, Life, LogUid, PoolUid, Sequence,
 };
-use pmem::ring::{AppendError, AppendRing, Place, scan};
+use mirror::ledger::{LEDGER_START as RING_START, LedgerError, LedgerPosition, ledger_ring_end};
+use mirror::logs::bytes_between;
+use pmem::ring::{AppendError, AppendRing, Place};
 use pmem::{MediaError, Medium, Region};
 use std::collections::VecDeque;
 use zerocopy::IntoBytes;
@@ -25,9 +27,6 @@ use zerocopy::little_endian::{U16, U32, U64};
 
 /// Name of its file.
 pub const LEDGER_FILE: &str = "ledger";
-
-/// Where its ring begins.
-const RING_START: u64 = BLOCK_BYTES as u64;
 
 /// Lives of the chain, the last ones, whose entries are told from damaged ones.
 const LIVES_MAX: u32 = 4096;
@@ -47,6 +46,8 @@ pub(crate) struct Ledger {
     pending: VecDeque<Pending>,
     /// What the last flip contains.
     contained: LedgerPlace,
+    /// What the trees of all copies contain, if that is less.
+    held: Option<LedgerPlace>,
     /// Where it goes on.
     end: LedgerPlace,
     settled: Sequence,
@@ -56,7 +57,7 @@ pub(crate) struct Ledger {
 pub(crate) struct ReadEntry {
     frame: Vec<u8>,
     /// Where the ledger goes on after it.
-    after: LedgerPlace,
+    pub after: LedgerPlace,
 }
 
 impl ReadEntry {
@@ -72,6 +73,16 @@ impl ReadEntry {
 /// The place of a new pool's ledger.
 pub(crate) const LEDGER_BEGINNING: LedgerPlace =
     LedgerPlace { sequence: Sequence::new(0), position: RING_START, life: Life::new(0) };
+
+/// A place as copies know it.
+pub(crate) fn position_of(place: &LedgerPlace) -> LedgerPosition {
+    LedgerPosition { sequence: place.sequence, position: place.position, life: place.life }
+}
+
+/// A place that copies told.
+pub(crate) fn place_of(position: &LedgerPosition) -> LedgerPlace {
+    LedgerPlace { sequence: position.sequence, position: position.position, life: position.life }
+}
 
 /// The ring's place behind a place of the ledger.
 fn ring_place(place: &LedgerPlace) -> Place {
@@ -136,38 +147,22 @@ impl Ledger {
             return Err(Error::File(LEDGER_FILE.to_owned(), format::DecodeError::Field("position")));
         }
         let (pending, settled) = (VecDeque::new(), contained.sequence);
-        Ok(Self { region, ring: None, table, pending, contained, end: contained, settled })
+        Ok(Self { region, ring: None, table, pending, contained, held: None, end: contained, settled })
     }
 
     /// Reads the next entry of a ledger that was not read to its end; `None` there. It counts once it is
     /// [noted](Self::note).
     pub fn next_entry(&self) -> Result<Option<ReadEntry>, Error> {
-        // The frames of a life have its salt; the first of another life begins it.
-        for life in [self.end.life, self.end.life.next()] {
-            let begins = life != self.end.life;
-            let mut frames =
-                scan(&self.region, RING_START, salt_of(life), ring_place(&self.end), self.region.bytes());
-            let Some(frame) = frames.next().transpose()? else { continue };
-            let after = frames.place();
-            let sequence = Sequence::new(after.sequence.get() - 1);
-            let mut read = ReadEntry {
-                frame: frame.bytes,
-                after: LedgerPlace { sequence, position: after.position, life },
-            };
-            let counts = match read.entry()?.event {
-                Event::Life { body } => begins && body.life == life,
-                // Of a new life only the pad may stand before its first entry.
-                Event::Pad => {
-                    read.after.life = self.end.life;
-                    true
-                }
-                _ => !begins,
-            };
-            if counts {
-                return Ok(Some(read));
-            }
-        }
-        Ok(None)
+        self.entry_behind(&self.end)
+    }
+
+    fn entry_behind(&self, place: &LedgerPlace) -> Result<Option<ReadEntry>, Error> {
+        let read = mirror::ledger::next_entry(&self.region, &position_of(place));
+        let frame = read.map_err(|error| match error {
+            LedgerError::Media(error) => Error::Media(error),
+            LedgerError::Entry(error) => Error::File(LEDGER_FILE.to_owned(), error),
+        })?;
+        Ok(frame.map(|frame| ReadEntry { frame: frame.bytes, after: place_of(&frame.after) }))
     }
 
     /// Takes what an entry that was read says into the table.
@@ -192,7 +187,7 @@ impl Ledger {
             "a life begins after the one before"
         );
         let region = self.region.clone();
-        let (head, tail) = (ring_place(&self.contained), ring_place(&self.end));
+        let (head, tail) = (ring_place(&self.needed_from()), ring_place(&self.end));
         self.ring = Some(AppendRing::new(region, RING_START, salt_of(body.life), head, tail));
         self.end.life = body.life;
         let header =
@@ -240,11 +235,66 @@ impl Ledger {
         Ok(())
     }
 
-    /// True when it is time for a flip that contains what is pending: less than half of the ring is free, or there are
-    /// many changes.
+    /// Where it goes on.
+    pub fn place(&self) -> LedgerPlace {
+        self.end
+    }
+
+    /// What the last flip contains.
+    pub fn last_flip(&self) -> LedgerPlace {
+        self.contained
+    }
+
+    /// True when it is time for a flip that contains what is pending: less than half of the ring would be free if no copy
+    /// held it back, or there are many changes.
     pub fn wants_flip(&self, pending_max: usize) -> bool {
-        let half_full = self.ring.as_ref().is_some_and(|ring| ring.live_bytes() > ring.bytes() / 2);
-        half_full || self.pending.len() >= pending_max
+        let ring = (RING_START, ledger_ring_end(&self.region));
+        let (from, to) = (position_of(&self.contained).place(), position_of(&self.end).place());
+        bytes_between(ring, from, to) > (ring.1 - ring.0) / 2 || self.pending.len() >= pending_max
+    }
+
+    /// Entries behind this place are needed: by the own tree, or by a copy's.
+    fn needed_from(&self) -> LedgerPlace {
+        self.held.filter(|held| held.sequence < self.contained.sequence).unwrap_or(self.contained)
+    }
+
+    /// Whether a copy holds it back behind the own tree.
+    pub fn is_held_back(&self) -> bool {
+        self.needed_from().sequence < self.contained.sequence
+    }
+
+    /// Trees of copies contain it up to here; `None`: there are no copies. The place may be before what was released, if
+    /// all behind it is still there ([`Self::reaches_back_to`]).
+    pub fn hold(&mut self, held: Option<LedgerPlace>) {
+        self.held = held;
+        let (head, tail) = (ring_place(&self.needed_from()), ring_place(&self.end));
+        if let Some(ring) = &mut self.ring {
+            if head.sequence < ring.head().sequence {
+                let region = self.region.clone();
+                *ring = AppendRing::new(region, RING_START, salt_of(self.end.life), head, tail);
+            } else {
+                ring.release_to(head);
+            }
+        }
+    }
+
+    /// The entries from a place to the end, if all of them are there still.
+    ///
+    /// # Errors
+    /// `Media`, `File`.
+    pub fn entries_from(&self, from: &LedgerPlace) -> Result<Option<Vec<ReadEntry>>, Error> {
+        let ring = RING_START..ledger_ring_end(&self.region);
+        let aligned = from.position.is_multiple_of(HEADER_BYTES as u64);
+        if !aligned || !ring.contains(&from.position) || from.sequence > self.end.sequence {
+            return Ok(None);
+        }
+        let (mut at, mut found) = (*from, Vec::new());
+        while at.sequence < self.end.sequence {
+            let Some(read) = self.entry_behind(&at)? else { return Ok(None) };
+            at = read.after;
+            found.push(read);
+        }
+        Ok((at == self.end).then_some(found))
     }
 
     /// Inodes that one `Reap` may name: the entry takes a small part of the ring.
@@ -268,8 +318,9 @@ impl Ledger {
     pub fn contained(&mut self, changes: usize) {
         self.contained = self.place_after(changes);
         self.pending.drain(..changes);
+        let needed = ring_place(&self.needed_from());
         if let Some(ring) = &mut self.ring {
-            ring.release_to(ring_place(&self.contained));
+            ring.release_to(needed);
         }
     }
 

@@ -6,10 +6,11 @@
 //! the next start removes its file, like that of any log that was not begun.
 
 use crate::accept::{SESSION_DESCRIPTORS, has_descriptors};
-use crate::logs::LogFile;
 use crate::state::Core;
 use format::superblock::OWNER_DAEMON;
 use format::{Incarnation, LogUid};
+use mirror::logs::LogFile;
+use std::sync::Arc;
 
 /// Logs are made ready while there are descriptors for so many sessions to come, and taken away below half of that.
 const SESSIONS_TO_COME: usize = 8;
@@ -17,7 +18,7 @@ const SESSIONS_TO_COME: usize = 8;
 /// A log that waits for its session.
 pub(crate) struct ReadyLog {
     pub log: LogUid,
-    pub file: LogFile,
+    pub file: Arc<LogFile>,
 }
 
 impl Core {
@@ -38,7 +39,8 @@ impl Core {
             // If there is no room for it now, the next session that begins makes its own, and is told what lacks.
             let made = LogFile::create(&self.medium, self.pool, life, self.config.log_bytes, OWNER_DAEMON);
             let Ok(file) = made else { return };
-            self.state.lock().ready.push_back(ReadyLog { log, file });
+            self.copies.all().iter().for_each(|copy| copy.prepare_log(log, &file));
+            self.state.lock().ready.push_back(ReadyLog { log, file: Arc::new(file) });
         }
     }
 

@@ -3,7 +3,6 @@
 
 use crate::config::Config;
 use crate::error::Error;
-use crate::logs::BEGINNING;
 use crate::passes::Passes;
 use crate::register::Identity;
 use ccnvm::{Mode, SessionId};
@@ -17,6 +16,7 @@ use ipc::sync::Word;
 use ipc::sys::Descriptor;
 use ipc::words::{LeaseState, Seal};
 use ipc::{ClientPages, DaemonPages};
+use mirror::logs::BEGINNING;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use vfs::Caller;
@@ -109,6 +109,8 @@ pub(crate) struct Session {
     pub version: LeaseVersion,
     /// Entry of the ledger that opened the log.
     pub opened: Sequence,
+    /// The newest entry of the ledger that gave the log a right.
+    pub right: Sequence,
     pub first_inode: InodeNumber,
     pub inodes: u64,
     /// Its user is root or the daemon's.
@@ -172,6 +174,7 @@ impl Session {
             caller,
             version,
             opened,
+            right: opened,
             first_inode,
             inodes,
             trusted,

@@ -6,12 +6,12 @@
 //! another call; the state's across no flip and no settle either ([`crate::flips`]).
 
 use crate::config::Config;
+use crate::copies::Copies;
 use crate::error::Error;
 use crate::generations::Generations;
 use crate::heirs::Heirs;
 use crate::lock_questions::Questions;
 use crate::locks::{Bell, Locks};
-use crate::logs::is_log_file;
 use crate::ready::ReadyLog;
 use crate::references::References;
 use crate::register::Register;
@@ -20,6 +20,7 @@ use crate::replay::table::Grant;
 use crate::room::Room;
 use crate::session::{Held, Phase, Session};
 use crate::sync::Parking;
+use mirror::logs::is_log_file;
 
 use area::Area;
 use ccnvm::{Effect, Event, Leases, Limits, Mode, Nanoseconds, SessionId, Ticket, Want};
@@ -146,6 +147,8 @@ pub(crate) struct Core {
     pub parked: Word,
     /// Whose turn it is to settle the ledger. Who waits for it may find it settled.
     pub settling: Lock<()>,
+    /// The copies at other nodes.
+    pub copies: Copies,
     /// Rings when a lock was granted.
     pub bell: Arc<Bell>,
     /// Grows whenever a request for leases may have been answered or a session ended.
@@ -158,6 +161,8 @@ pub(crate) struct Core {
     pub ending: Word,
     /// Threads that run.
     pub threads: Word,
+    /// 1 once there are threads in the background.
+    pub started: Word,
 }
 
 impl Core {
@@ -382,6 +387,7 @@ impl State {
             ledger = self.copy.ledger.grant(log, unit_of(unit), Grant { version, from, rights })?;
         }
         let session = self.sessions.get_mut(&id).expect("looked up above");
+        session.right = session.right.max(ledger);
         let (word, expected) = session.grant_word(unit, want.mode);
         let held = Held { mode: want.mode, version, word, expected, ledger, leaving: false };
         session.held.insert(unit, held);

@@ -5,11 +5,13 @@
 //! and answered by a thread that does nothing else. The state's lock is held across no settle.
 
 use crate::error::Error;
+use crate::replicate::status_of;
 use crate::session::Shared;
 use crate::state::Core;
 use ccnvm::SessionId;
 use format::Sequence;
 use format::call::{CallKind, DigestRequest, Status, split};
+use format::session::SyncRequest;
 use ipc::ring::Taken;
 use ipc::sync::Ordering;
 use pmem::Class;
@@ -22,6 +24,8 @@ enum Wanted {
     Ledger(Sequence),
     /// The ledger and all logs.
     All,
+    /// The ledger up to an entry, and then what a session asked of the copies.
+    Copies(Sequence),
 }
 
 /// A call whose answer waits for the medium.
@@ -42,7 +46,7 @@ pub(crate) struct Parking {
 impl Core {
     /// A call that has to wait for the medium is parked, if there is a thread that answers it; else it comes back.
     pub fn park_sync(&self, session: SessionId, shared: &Arc<Shared>, taken: Taken) -> Option<Taken> {
-        let syncs = [CallKind::SettleLedger, CallKind::SyncAll].map(|kind| kind as u16);
+        let syncs = [CallKind::SettleLedger, CallKind::SyncAll, CallKind::Sync].map(|kind| kind as u16);
         if !syncs.contains(&taken.kind) || self.medium.class() == Class::Memory {
             return Some(taken);
         }
@@ -97,8 +101,12 @@ impl Core {
         });
         let wanted: Vec<_> = wanted.collect();
         let settled = self.settle(wanted.iter().filter_map(|(_, wanted)| wanted.ok()));
-        for (Parked { shared, taken, .. }, wanted) in wanted {
-            let result = wanted.and(settled).map(|()| Vec::new());
+        for (Parked { shared, taken, session: call_session }, wanted) in wanted {
+            let result = wanted.and_then(|wanted| {
+                settled?;
+                self.copy_out(call_session, wanted, &taken.body)
+            });
+            let result = result.map(|()| Vec::new());
             let (status, body) = self.answer(result, usize::MAX);
             // A session that ended meanwhile gets nothing.
             let _ = shared.ring.respond(taken, status as u16, &body);
@@ -109,7 +117,20 @@ impl Core {
     pub fn sync(&self, id: SessionId, kind: CallKind, body: &[u8]) -> Result<Vec<u8>, Status> {
         let wanted = self.wanted_by(id, kind as u16, body)?;
         self.settle([wanted].into_iter())?;
+        self.copy_out(id, wanted, body)?;
         Ok(Vec::new())
+    }
+
+    /// Waits until the copies have what is settled here.
+    fn copy_out(&self, id: SessionId, wanted: Wanted, body: &[u8]) -> Result<(), Status> {
+        if !self.copies.any() {
+            return Ok(());
+        }
+        match wanted {
+            Wanted::Ledger(_) => Ok(()),
+            Wanted::Copies(_) => status_of(self.sync_copies(id, body, None)),
+            Wanted::All => status_of(self.reach_all()),
+        }
     }
 
     fn wanted_by(&self, id: SessionId, kind: u16, body: &[u8]) -> Result<Wanted, Status> {
@@ -117,6 +138,13 @@ impl Core {
         state.live(id)?;
         if kind == CallKind::SyncAll as u16 {
             return Ok(Wanted::All);
+        }
+        if kind == CallKind::Sync as u16 {
+            let (request, _) = split::<SyncRequest>(body).map_err(|_| Status::Invalid)?;
+            if request.entry > state.copy.ledger.last() {
+                return Err(Status::Invalid);
+            }
+            return Ok(Wanted::Copies(request.entry));
         }
         let (request, _) = split::<DigestRequest>(body).map_err(|_| Status::Invalid)?;
         if request.up_to > state.copy.ledger.last() {
@@ -129,7 +157,7 @@ impl Core {
     fn settle(&self, wanted: impl Iterator<Item = Wanted> + Clone) -> Result<(), Status> {
         let everything = wanted.clone().any(|wanted| wanted == Wanted::All);
         let entries = wanted.filter_map(|wanted| match wanted {
-            Wanted::Ledger(up_to) => Some(up_to),
+            Wanted::Ledger(up_to) | Wanted::Copies(up_to) => Some(up_to),
             Wanted::All => None,
         });
         let (up_to, files) = {

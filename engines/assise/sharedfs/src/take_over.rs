@@ -11,20 +11,25 @@
 //! that lives learns how far its log counted before the log is gone.
 
 use crate::config::Config;
+use crate::copies::Copies;
 use crate::damage::{LedgerEnd, Unjudged, unaccounted};
 use crate::error::Error;
+use crate::level::{begin_copy, greet, keys_of_lives, level, send_ledger};
 use crate::locks::Locks;
-use crate::logs::is_log_file;
 use crate::register::{Register, Remembered};
 use crate::replay::apply::CutReason;
 use crate::replay::batch::{BatchLimits, Decisions, End, NO_FRAME, Role, digest_batch};
 use crate::replay::copy::{LocalCopy, contain_changes};
 use crate::replay::script::{Script, reap_all};
+use crate::standby::Term;
 use area::Area;
 use format::ledger::LifeBody;
-use format::{Epoch, InodeNumber, Life, LogUid, Sequence};
+use format::{InodeNumber, Life, LogUid, Sequence};
 use ipc::host::Host;
-use std::collections::BTreeSet;
+use mirror::logs::is_log_file;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use transport::Connection;
 use zerocopy::little_endian::U32;
 
 /// What a take-over found.
@@ -50,6 +55,8 @@ pub(crate) struct Taken {
     pub recovered: Recovered,
     /// Inodes without a name that are kept for programs that live.
     pub kept: Vec<InodeNumber>,
+    /// The copies that were brought along.
+    pub copies: Copies,
 }
 
 /// What the daemon before left behind beside the pool's contents.
@@ -66,18 +73,25 @@ struct TakeOver<'a> {
     config: &'a Config,
     recovered: Recovered,
     unjudged: Unjudged,
+    copies: Copies,
+    /// How far copies have each log; there are none if it has none.
+    ends: BTreeMap<LogUid, Sequence>,
+    term: Term,
 }
 
-/// Brings a copy to its end, and lets it lead. The caller holds the pool's lock.
+/// Brings a copy to its end, and lets it lead. The caller holds the pool's lock. Copies at other nodes, to which there are
+/// these connections, have what this one has before anything is decided, and all that was decided when this returns.
 ///
 /// # Errors
-/// `Area`, `Media`, `File`; `LivesUsedUp`.
+/// `Area`, `Media`, `File`; `LivesUsedUp`; `Copy`, `CopyIsAhead`, `NeedsImport`: nothing was decided, or not all of what was
+/// is at the copies.
 pub(crate) fn take_over(
     area: &mut Area,
     mut copy: LocalCopy,
     config: &Config,
-    host: &dyn Host,
+    host: &Arc<dyn Host>,
     left: &mut Left<'_>,
+    (term, connections): (Term, Vec<Connection>),
 ) -> Result<Taken, Error> {
     let mut named = BTreeSet::new();
     let executed = Script::new(area, &mut copy, config).run(&mut |entry| {
@@ -89,20 +103,32 @@ pub(crate) fn take_over(
         damaged: executed.damaged,
         ..Recovered::default()
     };
+    let copies = Copies::new(host, Vec::new(), term.version);
+    for connection in connections {
+        let ledger_bytes = copy.ledger.region().bytes();
+        let greeted = greet(host, connection, term.version, ledger_bytes)?;
+        let lives = keys_of_lives(area, &copy)?;
+        copies.add(begin_copy(host, &mut copy, &lives, greeted)?);
+    }
+    copy.ledger.settle()?;
+    let ends = if copies.any() { level(host, &copies, &mut copy)? } else { BTreeMap::new() };
     let table = copy.ledger.table();
     let unjudged = Unjudged::left_in(&copy.medium, config, |uid| table.log(uid).is_some())?;
-    let mut taking = TakeOver { area, copy, config, recovered, unjudged };
+    let mut taking = TakeOver { area, copy, config, recovered, unjudged, copies, ends, term };
     let end = taking.copy.ledger.last();
     taking.keep_unjudged(&named)?;
-    taking.begin_life(host)?;
+    taking.begin_life(&**host)?;
     taking.digest_tails()?;
     let kept = taking.unjudged.finish()?;
     taking.recovered.kept = (!kept.is_empty()).then_some((end, kept));
     taking.tell_programs(left)?;
     taking.close_logs()?;
     let kept = taking.reap_orphans(left.remembered)?;
-    let TakeOver { copy, recovered, .. } = taking;
-    Ok(Taken { copy, recovered, kept })
+    let TakeOver { mut copy, recovered, copies, .. } = taking;
+    send_ledger(host, &copies, &copy)?;
+    copy.ledger.hold(copies.contained());
+    copies.all().iter().for_each(|copy| copy.set_level());
+    Ok(Taken { copy, recovered, kept, copies })
 }
 
 impl TakeOver<'_> {
@@ -139,7 +165,7 @@ impl TakeOver<'_> {
             half.copy_from_slice(&host.random().to_le_bytes());
         }
         let after = self.copy.ledger.last();
-        let (node, epoch, reserved) = (self.config.node, Epoch::default(), U32::new(0));
+        let (node, epoch, reserved) = (self.term.node, self.term.epoch, U32::new(0));
         self.copy.ledger.begin_life(LifeBody { life: life.next(), node, epoch, reserved, after, key })?;
         Ok(())
     }
@@ -155,15 +181,17 @@ impl TakeOver<'_> {
     /// Digests what a log holds beyond the script. What loses its last name may still be written to by later records of
     /// a process that had it open: it goes when all logs are done.
     fn digest_tail(&mut self, uid: LogUid) -> Result<(), Error> {
-        let (limits, all) = (BatchLimits::of(self.config), Sequence::new(u64::MAX));
+        let limits = BatchLimits::of(self.config);
+        let all = self.ends.get(&uid).copied().unwrap_or(Sequence::new(u64::MAX));
         let cut = loop {
             let mut decisions = Decisions::REPEATED;
             let digest =
                 digest_batch(self.area, &mut self.copy, (uid, all), limits, &mut decisions, Role::Head)?;
             self.recovered.records += digest.records as u64;
             match digest.end {
-                End::More | End::Done => {}
-                End::NoFrame => break None,
+                End::More => {}
+                // The copies have no more of it.
+                End::Done | End::NoFrame => break None,
                 End::Cut(reason) => break Some(reason),
             }
         };

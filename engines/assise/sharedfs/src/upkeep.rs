@@ -2,7 +2,7 @@
 
 use crate::error::Error;
 use crate::flips::Entries;
-use crate::logs::LogFile;
+use crate::session::session_of;
 use crate::state::{Core, State};
 use ccnvm::SessionId;
 use format::call::{
@@ -12,6 +12,7 @@ use format::call::{
 use format::ledger::RenewBody;
 use format::{BLOCK_BYTES, Incarnation, InodeNumber, LogUid, SegmentId};
 use ipc::Word;
+use mirror::logs::LogFile;
 use pmem::Region;
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,6 +41,7 @@ impl Core {
             self.announce_work();
         } else {
             self.digest_own(id, up_to)?;
+            self.wait_until_reusable(id, up_to);
         }
         let digested = {
             let mut state = self.state.lock();
@@ -112,7 +114,7 @@ impl Core {
         };
         self.digest_own(id, up_to)?;
         // A file of this name can only be left from an attempt that did not come to its flip.
-        let _ = self.medium.remove(&crate::logs::log_file(log, incarnation));
+        let _ = self.medium.remove(&mirror::logs::log_file(log, incarnation));
         let made = LogFile::create(&self.medium, self.pool, (log, incarnation), file_bytes, uid);
         let file = Arc::new(made.map_err(|_| Status::NoSpace)?);
         let old = {
@@ -132,9 +134,10 @@ impl Core {
             old
         };
         {
+            // Nothing stood in the new file that a copy could lack.
             let mut state = self.state.lock();
-            let digested = state.digested_of(id);
-            state.live(id)?.shared.daemon.publish_digested(digested);
+            state.live(id)?;
+            state.publish_reusable(self, id);
         }
         // A file that stays is removed by the next start.
         let _ = old.map(|old| self.medium.remove(&old));
@@ -206,7 +209,10 @@ impl State {
     ) -> Result<Option<String>, Error> {
         let last = self.copy.digested(log).sequence;
         let body = RenewBody { file_bytes: U64::new(file_bytes), incarnation, reserved: U32::new(0) };
-        self.copy.ledger.renew(log, last, &body)?;
+        let entry = self.copy.ledger.renew(log, last, &body)?;
+        if let Some(session) = self.sessions.get_mut(&session_of(log)) {
+            session.right = entry;
+        }
         let old = self.copy.renew_log(log, last, Some(file));
         Ok(old.map(|old| old.name.clone()))
     }

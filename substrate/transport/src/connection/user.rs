@@ -12,6 +12,11 @@ impl Connection {
         self.agreed().node
     }
 
+    /// Whether the two are the same connection.
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// The epoch for which the connection holds.
     pub fn epoch(&self) -> Epoch {
         self.agreed().epoch

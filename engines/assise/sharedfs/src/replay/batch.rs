@@ -16,12 +16,12 @@ use super::copy::{LocalCopy, Visit, contain_changes};
 use super::table::OpenLog;
 use crate::config::Config;
 use crate::error::Error;
-use crate::logs::{LogFile, TORN};
 use crate::room::SessionRoom;
 use area::{Applied, Area, AreaError, Batch};
 use format::record::{self, Operation, Record};
 use format::{InodeNumber, LogUid, Sequence};
 use ipc::Digested;
+use mirror::logs::{LogFile, TORN};
 use std::sync::Arc;
 
 /// Bounds of one batch.

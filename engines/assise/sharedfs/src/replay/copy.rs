@@ -11,11 +11,11 @@ use crate::config::Config;
 use crate::error::Error;
 use crate::generations::Generations;
 use crate::ledger::Ledger;
-use crate::logs::{BEGINNING, LogFile};
 use crate::room::Free;
 use area::{Area, AreaError, Batch, Committed, Snapshot};
 use format::{InodeNumber, LogUid, Sequence};
 use ipc::Digested;
+use mirror::logs::{BEGINNING, LogFile};
 use pmem::Medium;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -28,6 +28,8 @@ pub(crate) struct UpdateLog {
     /// None until it is read for the first time, and if there is no such file.
     pub file: Option<Arc<LogFile>>,
     pub digested: Digested,
+    /// The record before the first that its file held; `None` if the file was begun before this process.
+    pub before: Option<Sequence>,
 }
 
 /// The table that the tree's last flip holds, and how far its logs are in the tree.
@@ -83,7 +85,7 @@ impl LocalCopy {
         generations: Arc<Generations>,
     ) -> Result<Self, Error> {
         let (table, progress) = table_of(area)?;
-        let of_progress = |(uid, digested)| (uid, UpdateLog { file: None, digested });
+        let of_progress = |(uid, digested)| (uid, UpdateLog { file: None, digested, before: None });
         let logs = progress.into_iter().map(of_progress).collect();
         let ledger = Ledger::open(medium, area.pool(), area.ledger(), table)?;
         let log_bytes_max = config.log_bytes_max.max(config.log_bytes);
@@ -113,7 +115,7 @@ impl LocalCopy {
 
     /// A log begins: `entry` of the ledger opened it.
     pub fn begin_log(&mut self, uid: LogUid, file: Option<Arc<LogFile>>) {
-        self.logs.insert(uid, UpdateLog { file, digested: BEGINNING });
+        self.logs.insert(uid, UpdateLog { file, digested: BEGINNING, before: Some(BEGINNING.sequence) });
     }
 
     /// A log goes on in another file after `last`; the file that it had.
@@ -125,6 +127,7 @@ impl LocalCopy {
     ) -> Option<Arc<LogFile>> {
         let log = self.logs.get_mut(&uid)?;
         log.digested = Digested { sequence: last, ..BEGINNING };
+        log.before = Some(last);
         std::mem::replace(&mut log.file, file)
     }
 

@@ -12,7 +12,7 @@ use crate::generations::Generations;
 use crate::ledger::ReadEntry;
 use area::{Area, AreaError};
 use format::ledger::{Entry, Event};
-use format::{InodeNumber, LogUid, Sequence};
+use format::{Incarnation, InodeNumber, LogUid, Sequence};
 use ipc::host::Host;
 use pmem::Medium;
 use std::sync::Arc;
@@ -54,11 +54,13 @@ pub(crate) struct Script<'a> {
     executed: Executed,
     /// A log that ends before the record that the last entry names: so it does if the machine died before the flip.
     short: Option<(LogUid, Sequence)>,
+    /// Files of logs that no entry names any more.
+    over: Vec<(LogUid, Incarnation)>,
 }
 
 impl<'a> Script<'a> {
     pub fn new(area: &'a mut Area, copy: &'a mut LocalCopy, config: &'a Config) -> Self {
-        Self { area, copy, config, executed: Executed::default(), short: None }
+        Self { area, copy, config, executed: Executed::default(), short: None, over: Vec::new() }
     }
 
     /// Executes all entries that are there.
@@ -66,17 +68,37 @@ impl<'a> Script<'a> {
     /// # Errors
     /// `Area`, `Media`, `File`.
     pub fn run(mut self, seen: &mut dyn FnMut(&Entry<'_>)) -> Result<Executed, Error> {
-        // All that was promised is there as long as nothing shared becomes anybody's own.
-        self.area.keep(u64::MAX, 0);
-        while let Some(read) = self.copy.ledger.next_entry()? {
-            seen(&read.entry()?);
-            self.step(&read)?;
-            if self.copy.ledger.wants_flip(self.config.batch_changes) {
-                contain_changes(self.area, self.copy, 0)?;
-            }
-        }
+        while self.next(Sequence::new(u64::MAX), seen)? {}
         self.executed.last = self.copy.ledger.last();
         Ok(self.executed)
+    }
+
+    /// Executes the next entry, if it is not behind `up_to` and its log has the records that it names; gives the files that
+    /// no entry names any more once the next flip is made, and whether there was such an entry.
+    ///
+    /// # Errors
+    /// `Area`, `Media`, `File`; `Short`: the log does not have them.
+    pub fn run_one(mut self, up_to: Sequence) -> Result<(bool, Vec<(LogUid, Incarnation)>), Error> {
+        let done = self.next(up_to, &mut |_| {})?;
+        match self.short {
+            Some((log, last)) => Err(Error::Short(log, last)),
+            None => Ok((done, self.over)),
+        }
+    }
+
+    fn next(&mut self, up_to: Sequence, seen: &mut dyn FnMut(&Entry<'_>)) -> Result<bool, Error> {
+        // All that was promised is there as long as nothing shared becomes anybody's own.
+        self.area.keep(u64::MAX, 0);
+        if self.copy.ledger.last() >= up_to {
+            return Ok(false);
+        }
+        let Some(read) = self.copy.ledger.next_entry()? else { return Ok(false) };
+        seen(&read.entry()?);
+        self.step(&read)?;
+        if self.copy.ledger.wants_flip(self.config.batch_changes) {
+            contain_changes(self.area, self.copy, 0)?;
+        }
+        Ok(true)
     }
 
     /// Executes one entry.
@@ -93,6 +115,9 @@ impl<'a> Script<'a> {
             Event::Reap { inodes } => self.reap(inodes, entry.sequence)?,
             _ => {}
         }
+        let ends = matches!(entry.event, Event::Renew { .. } | Event::CloseLog { .. });
+        let file = self.copy.ledger.table().log(entry.log).filter(|_| ends).map(|log| log.incarnation);
+        self.over.extend(file.map(|incarnation| (entry.log, incarnation)));
         self.copy.ledger.note(read)?;
         match entry.event {
             Event::OpenLog { .. } => self.copy.begin_log(entry.log, None),

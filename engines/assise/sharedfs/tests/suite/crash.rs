@@ -22,7 +22,7 @@ use zerocopy::IntoBytes;
 /// Marks of the recorder from here on say that operations up to the number less this were synced.
 const SYNCED: u64 = 1_000;
 
-fn limits() -> Limits {
+pub fn limits() -> Limits {
     if std::env::var_os("HEARTH_PROVE").is_some_and(|value| value == "1") {
         return Limits { recovery_every: 16, seed: 11, ..Limits::default() };
     }
@@ -46,15 +46,15 @@ fn limits_of_recovery() -> Limits {
 
 /// Operations of one run: each makes a name in the folder and writes its number into it and into a file that all
 /// share.
-struct Run<'a> {
-    recorder: &'a Recorder,
-    folder: InodeNumber,
-    shared: InodeNumber,
-    done: u64,
+pub struct Run<'a> {
+    pub recorders: Vec<&'a Recorder>,
+    pub folder: InodeNumber,
+    pub shared: InodeNumber,
+    pub done: u64,
 }
 
 impl Run<'_> {
-    fn operate(&mut self, client: &mut Client) {
+    pub fn operate(&mut self, client: &mut Client) {
         let number = self.done + 1;
         let both = [(self.folder, 2), (self.shared, 2)];
         let held = client.lease(&both).unwrap();
@@ -66,7 +66,7 @@ impl Run<'_> {
         });
         assert!(done);
         self.done = number;
-        self.recorder.returned(number);
+        self.recorders.iter().for_each(|recorder| recorder.returned(number));
     }
 
     /// What fsync does: the log's file, then the ledger up to the newest grant.
@@ -76,7 +76,11 @@ impl Run<'_> {
         let up_to = newest.iter().map(|reply| reply.ledger).max().unwrap();
         let request = DigestRequest { up_to, wait: 0.into(), reserved: 0.into() };
         client.call(CallKind::SettleLedger, &[request.as_bytes()]).unwrap();
-        self.recorder.returned(SYNCED + self.done);
+        self.mark_synced();
+    }
+
+    pub fn mark_synced(&self) {
+        self.recorders.iter().for_each(|recorder| recorder.returned(SYNCED + self.done));
     }
 }
 
@@ -94,7 +98,7 @@ fn workload(recorder: &Recorder) {
     one.write_lease(ROOT);
     let (folder, _) = one.create(ROOT, b"folder", DIRECTORY | 0o755);
     let (shared, _) = one.create(folder, b"shared", FILE | 0o644);
-    let mut run = Run { recorder, folder, shared, done: 0 };
+    let mut run = Run { recorders: vec![recorder], folder, shared, done: 0 };
     run.operate(&mut one);
     run.sync(&one);
     run.operate(&mut one);
@@ -115,7 +119,7 @@ fn workload(recorder: &Recorder) {
     run.operate(&mut two);
 }
 
-fn grow(client: &mut Client) {
+pub fn grow(client: &mut Client) {
     let request = GrowRequest { file_bytes: (128u64 << 10).into() };
     client.call(CallKind::GrowLog, &[request.as_bytes()]).unwrap();
     client.renew_ring();
@@ -142,9 +146,9 @@ fn numbers(client: &Client) -> Result<Vec<u64>, String> {
     Ok(numbers)
 }
 
-type Opened = Option<(Arc<Daemon>, Recovered)>;
+pub type Opened = Option<(Arc<Daemon>, Recovered)>;
 
-fn recover(medium: &Medium) -> Result<Opened, String> {
+pub fn recover(medium: &Medium) -> Result<Opened, String> {
     match Daemon::open(StillHost::again(), medium, tiny()) {
         Ok((daemon, recovered)) => Ok(Some((Arc::new(daemon), recovered))),
         Err(Error::Area(area::AreaError::Missing)) => Ok(None),
@@ -153,9 +157,16 @@ fn recover(medium: &Medium) -> Result<Opened, String> {
 }
 
 fn check(opened: Opened, medium: &Medium, point: &Point) -> Result<(), String> {
+    judge(opened, medium, point, true)
+}
+
+/// `on_own`: what returned stands in this pool, synced or not, as far as its medium keeps it.
+pub fn judge(opened: Opened, medium: &Medium, point: &Point, on_own: bool) -> Result<(), String> {
     let promised = match point.model {
-        Model::Lines => point.returned.iter().map(|mark| mark % SYNCED).max().unwrap_or(0),
-        Model::Pages => point.returned.iter().filter_map(|mark| mark.checked_sub(SYNCED)).max().unwrap_or(0),
+        Model::Lines if on_own => point.returned.iter().map(|mark| mark % SYNCED).max().unwrap_or(0),
+        Model::Lines | Model::Pages => {
+            point.returned.iter().filter_map(|mark| mark.checked_sub(SYNCED)).max().unwrap_or(0)
+        }
     };
     let begun = point.returned.iter().map(|mark| mark % SYNCED).max().unwrap_or(0) + 1;
     let Some((daemon, recovered)) = opened else {
@@ -165,20 +176,26 @@ fn check(opened: Opened, medium: &Medium, point: &Point) -> Result<(), String> {
     if point.model == Model::Lines && recovered.kept.is_some() {
         return Err(format!("a crash was taken for damage: {:?}", recovered.kept));
     }
-    let mut client = Client::attach(&daemon, user(0));
+    let found = check_pool(&daemon, medium)?;
+    if found < promised || found > begun {
+        return Err(format!("{found} of {promised} to {begun}"));
+    }
+    Ok(())
+}
+
+/// Looks at a pool that is served: how many operations it holds.
+pub fn check_pool(daemon: &Arc<Daemon>, medium: &Medium) -> Result<u64, String> {
+    let mut client = Client::attach(daemon, user(0));
     let found = numbers(&client)?;
     let prefix: Vec<u64> = (1..=found.len() as u64).collect();
     if found != prefix {
         return Err(format!("no prefix: {found:?}"));
     }
-    if (found.len() as u64) < promised || found.len() as u64 > begun {
-        return Err(format!("{} of {promised} to {begun}", found.len()));
-    }
     if let Ok(shared) = client.walk("folder/shared") {
         let last = client.read(shared.inode, 0, 8).map_err(|status| format!("{status:?}"))?;
         let last = u64::from_le_bytes(last.try_into().unwrap_or([0; 8]));
         // Its write stands before the name's.
-        if last < found.len() as u64 || last > begun {
+        if last < found.len() as u64 || last > found.len() as u64 + 1 {
             return Err(format!("the shared file says {last} beside {}", found.len()));
         }
     }
@@ -191,7 +208,7 @@ fn check(opened: Opened, medium: &Medium, point: &Point) -> Result<(), String> {
         return Err(format!("{:?}", daemon.ejections()));
     }
     let report = area::check::check(medium).map_err(|error| error.to_string())?;
-    if report.is_clean() { Ok(()) } else { Err(format!("{:?}", report.findings)) }
+    if report.is_clean() { Ok(found.len() as u64) } else { Err(format!("{:?}", report.findings)) }
 }
 
 fn prove(limits: &Limits) -> Counts {

@@ -21,6 +21,8 @@ mod hostile_memory;
 mod locks;
 mod one_session;
 mod operations;
+mod pair;
+mod pair_threads;
 mod passes;
 mod ready;
 mod rounds;

@@ -59,7 +59,7 @@ fn copy_logs(from: &Medium, to: &Medium) {
 /// The items of a tree but those that are each copy's own: where blocks lie. Of extents what they make of a file is
 /// compared, and how many blocks there are. Before the end of a history the table in the tree may be older than the
 /// ledger, and of inodes without a name a part may be gone already.
-fn items(medium: &Medium, at_end: bool) -> (BTreeMap<Key, Vec<u8>>, BTreeMap<u64, Vec<u8>>) {
+pub fn items(medium: &Medium, at_end: bool) -> (BTreeMap<Key, Vec<u8>>, BTreeMap<u64, Vec<u8>>) {
     let area = Area::open(medium, config().area).unwrap();
     let (mut items, mut contents) = (BTreeMap::new(), BTreeMap::new());
     let orphans = area.orphans(format::InodeNumber::NONE, usize::MAX).unwrap();
@@ -175,10 +175,10 @@ fn history(seed: u64) -> Executed {
     executed
 }
 
-type Items = BTreeMap<Key, Vec<u8>>;
+pub type Items = BTreeMap<Key, Vec<u8>>;
 
 /// What only one of two trees has.
-fn difference(one: &Items, two: &Items) -> Vec<String> {
+pub fn difference(one: &Items, two: &Items) -> Vec<String> {
     let only = |name: &str, here: &Items, there: &Items| {
         let here = here.iter().filter(|(key, value)| there.get(key) != Some(*value));
         here.map(|(key, value)| format!("{name}: {}", area::inspect::line(key, value))).collect::<Vec<_>>()

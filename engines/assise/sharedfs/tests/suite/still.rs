@@ -4,7 +4,7 @@
 
 use ipc::host::{Host, Join, Time, Waited};
 use ipc::{Error, Word};
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -15,8 +15,25 @@ const LOOK: Duration = Duration::from_micros(1);
 /// 2020-09-13, so that times of files are none of 1970's.
 const WALL_NS: i64 = 1_600_000_000_000_000_000;
 
+/// What somebody does who is on the same thread: true if there was something.
+type Drive = Box<dyn FnMut() -> bool>;
+
 thread_local! {
     static DRAWN: Cell<u64> = const { Cell::new(0) };
+    static DRIVE: RefCell<Option<Drive>> = const { RefCell::new(None) };
+}
+
+/// Whoever waits on this thread from now on does this first, and looks again as long as it did something.
+pub fn drive_by(drive: Drive) {
+    DRIVE.with(|slot| *slot.borrow_mut() = Some(drive));
+}
+
+/// Does it; not within itself.
+fn drive() -> bool {
+    DRIVE.with(|slot| {
+        let Ok(mut slot) = slot.try_borrow_mut() else { return false };
+        slot.as_mut().is_some_and(|drive| drive())
+    })
 }
 
 /// See the module.
@@ -58,6 +75,9 @@ impl Host for StillHost {
 
     fn wait(&self, word: &Word, expected: u32, until: Option<Time>) -> Waited {
         if word.load(Ordering::Acquire) != expected {
+            return Waited::Woken;
+        }
+        if drive() {
             return Waited::Woken;
         }
         let until = until.expect("an end of what nobody else can end");

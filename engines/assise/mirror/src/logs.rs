@@ -5,7 +5,6 @@
 //! were fetched once, or ends; it neither panics, nor maps or allocates more than the largest log has, nor takes longer
 //! than a time in proportion to that.
 
-use crate::error::Error;
 use format::checksum::Salt;
 use format::envelope::{FRAME_ALIGN, check_frame};
 use format::superblock::{FileKind, MAGIC, POOL_VERSION, Superblock};
@@ -25,6 +24,9 @@ pub const RING_START: u64 = BLOCK_BYTES as u64;
 
 /// Bytes fetched at once when frames are small.
 const WINDOW_BYTES: u64 = 64 << 10;
+
+/// Bytes fetched at first where few frames are expected.
+const FEW_BYTES: u64 = 4 << 10;
 
 /// Name of a log's file.
 pub fn log_file(log: LogUid, incarnation: Incarnation) -> String {
@@ -57,8 +59,21 @@ fn superblock(
     }
 }
 
+/// Bytes of a ring between two of its places, of which `to` is not before `from`.
+pub fn bytes_between((ring_start, ring_end): (u64, u64), from: Digested, to: Digested) -> u64 {
+    if from.sequence >= to.sequence {
+        return 0;
+    }
+    match to.position.checked_sub(from.position) {
+        Some(0) => ring_end - ring_start,
+        Some(between) => between,
+        None => ring_end - ring_start - (from.position - to.position),
+    }
+}
+
 /// A log's file with what makes its frames its own.
-pub(crate) struct LogFile {
+pub struct LogFile {
+    /// Its name in the pool.
     pub name: String,
     region: Region,
     /// A second descriptor, read by position; none for the medium of the tests, which nobody can truncate.
@@ -69,13 +84,16 @@ pub(crate) struct LogFile {
 
 impl LogFile {
     /// Makes an empty log. Durable when this returns.
+    ///
+    /// # Errors
+    /// What the medium said: `Exists`, `NoSpace`, `Os`.
     pub fn create(
         medium: &Medium,
         pool: PoolUid,
         (log, incarnation): (LogUid, Incarnation),
         file_bytes: u64,
         owner: u32,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self, MediaError> {
         let name = log_file(log, incarnation);
         let region = medium.create(&name, file_bytes)?;
         let salt = Salt::of_log(log, incarnation);
@@ -99,17 +117,17 @@ impl LogFile {
         medium: &Medium,
         (log, incarnation): (LogUid, Incarnation),
         bytes_max: u64,
-    ) -> Result<Option<Self>, Error> {
+    ) -> Result<Option<Self>, MediaError> {
         let name = log_file(log, incarnation);
         let region = match medium.open_at_most(&name, bytes_max) {
             Ok(region) if region.bytes() >= RING_START + HEADER_BYTES as u64 => region,
             Ok(_) | Err(MediaError::NotFound | MediaError::Length) => return Ok(None),
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(error),
         };
         Self::of_region(name, region, Salt::of_log(log, incarnation)).map(Some)
     }
 
-    fn of_region(name: String, region: Region, salt: Salt) -> Result<Self, Error> {
+    fn of_region(name: String, region: Region, salt: Salt) -> Result<Self, MediaError> {
         let duplicate = |fd: std::os::fd::BorrowedFd<'_>| fd.try_clone_to_owned().map(File::from);
         let file = region.descriptor().map(duplicate).transpose();
         let file = file.map_err(|error| MediaError::Os(error.raw_os_error().unwrap_or(0)))?;
@@ -128,8 +146,11 @@ impl LogFile {
     }
 
     /// Makes what was appended survive all that the medium can survive.
-    pub fn settle(&self) -> Result<(), Error> {
-        Ok(self.region.settle()?)
+    ///
+    /// # Errors
+    /// What the medium said.
+    pub fn settle(&self) -> Result<(), MediaError> {
+        self.region.settle()
     }
 
     /// Reads as much as is there: less than asked if the file is shorter than it was made.
@@ -190,18 +211,37 @@ impl LogFile {
         Ok(there == payload && check_frame(self.salt, &frame).is_ok())
     }
 
+    /// The salt of its frames.
+    pub fn salt(&self) -> Salt {
+        self.salt
+    }
+
+    /// Where its ring ends.
+    pub fn ring_end(&self) -> u64 {
+        self.end
+    }
+
     /// Reads frames in order, the first behind `from`.
     pub fn frames(&self, from: Digested) -> Frames<'_> {
+        self.frames_by(from, WINDOW_BYTES)
+    }
+
+    /// The same where few are expected: little is read at first.
+    pub fn few_frames(&self, from: Digested) -> Frames<'_> {
+        self.frames_by(from, FEW_BYTES)
+    }
+
+    fn frames_by(&self, from: Digested, fetch_bytes: u64) -> Frames<'_> {
         let at_frame = from.position.is_multiple_of(FRAME_ALIGN as u64);
         let inside = at_frame && (RING_START..self.end).contains(&from.position);
         let left = if inside { self.ring_bytes() } else { 0 };
-        Frames { log: self, at: from, left, window: Vec::new(), window_at: 0 }
+        Frames { log: self, at: from, left, window: Vec::new(), window_at: 0, fetch_bytes }
     }
 }
 
 /// A frame, whole and checked, in memory of our own.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Frame<'a> {
+pub struct LogFrame<'a> {
     /// Header and payload: what `Record::decode` takes.
     pub bytes: &'a [u8],
     /// The log up to and with this frame.
@@ -209,13 +249,15 @@ pub(crate) struct Frame<'a> {
 }
 
 /// Frames of a log, up to the first that is none.
-pub(crate) struct Frames<'a> {
+pub struct Frames<'a> {
     log: &'a LogFile,
     at: Digested,
     /// Bytes of the ring not yet seen: reading goes round once.
     left: u64,
     window: Vec<u8>,
     window_at: u64,
+    /// Bytes of the next fetch.
+    fetch_bytes: u64,
 }
 
 impl Frames<'_> {
@@ -223,7 +265,11 @@ impl Frames<'_> {
     ///
     /// # Errors
     /// What the medium said.
-    pub fn next(&mut self) -> Result<Option<Frame<'_>>, MediaError> {
+    #[expect(
+        clippy::should_implement_trait,
+        reason = "a frame borrows the window, which an iterator's items cannot"
+    )]
+    pub fn next(&mut self) -> Result<Option<LogFrame<'_>>, MediaError> {
         let position = self.at.position;
         let room = self.left.min(self.log.end.saturating_sub(position));
         if room < HEADER_BYTES as u64 || !self.fetch(position, HEADER_BYTES as u64)? {
@@ -256,7 +302,7 @@ impl Frames<'_> {
         self.left -= taken.min(self.left);
         let next = position + taken;
         self.at = Digested { sequence, position: if next == self.log.end { RING_START } else { next } };
-        Ok(Some(Frame { bytes: self.windowed(position, bytes), after: self.at }))
+        Ok(Some(LogFrame { bytes: self.windowed(position, bytes), after: self.at }))
     }
 
     fn envelope(&self, position: u64) -> Option<Envelope> {
@@ -278,7 +324,8 @@ impl Frames<'_> {
         if self.fetched(position, bytes) {
             return Ok(true);
         }
-        let wanted = WINDOW_BYTES.min(self.log.end - position);
+        let wanted = self.fetch_bytes.min(self.log.end - position);
+        self.fetch_bytes = WINDOW_BYTES;
         self.window.resize(usize::try_from(wanted).expect("a window fits an address space"), 0);
         self.window_at = position;
         let there = self.log.read(position, &mut self.window)?;
@@ -288,10 +335,10 @@ impl Frames<'_> {
 }
 
 /// The first place of a log.
-pub(crate) const BEGINNING: Digested = Digested { sequence: Sequence::new(0), position: RING_START };
+pub const BEGINNING: Digested = Digested { sequence: Sequence::new(0), position: RING_START };
 
 /// Why a log ended before its commit word said.
-pub(crate) const TORN: DecodeError = DecodeError::Truncated;
+pub const TORN: DecodeError = DecodeError::Truncated;
 
 #[cfg(test)]
 mod tests {

@@ -1,0 +1,63 @@
+//! The one error type of this crate.
+
+use format::DecodeError;
+use format::mirror::MirrorRefusal;
+use pmem::MediaError;
+
+/// Why a copy is not fed, or does not take what it is sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Error {
+    /// The connection is over, or failed.
+    Connection(transport::Error),
+    /// The medium failed.
+    Media(MediaError),
+    /// What came is no message.
+    Message(DecodeError),
+    /// What came is a message that does not belong there; why.
+    Broken(&'static str),
+    /// The copy refuses this head.
+    Refused(MirrorRefusal),
+}
+
+impl std::fmt::Display for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Connection(error) => write!(f, "{error}"),
+            Self::Media(error) => write!(f, "medium: {error}"),
+            Self::Message(error) => write!(f, "message refused: {error}"),
+            Self::Broken(what) => write!(f, "out of turn: {what}"),
+            Self::Refused(refusal) => write!(f, "refused by the copy: {}", reason_of(*refusal)),
+        }
+    }
+}
+
+fn reason_of(refusal: MirrorRefusal) -> &'static str {
+    match refusal {
+        MirrorRefusal::None => "for no reason",
+        MirrorRefusal::Version => "it has heard of a later head",
+        MirrorRefusal::Chain => "it is a copy of another chain",
+        MirrorRefusal::Rules => "it goes by other rules",
+        MirrorRefusal::Ledger => "its ledger has another length",
+        MirrorRefusal::Closed => "it takes nothing",
+    }
+}
+
+impl std::error::Error for Error {}
+
+impl From<transport::Error> for Error {
+    fn from(error: transport::Error) -> Self {
+        Self::Connection(error)
+    }
+}
+
+impl From<MediaError> for Error {
+    fn from(error: MediaError) -> Self {
+        Self::Media(error)
+    }
+}
+
+impl From<DecodeError> for Error {
+    fn from(error: DecodeError) -> Self {
+        Self::Message(error)
+    }
+}

@@ -1,0 +1,530 @@
+//! The receiving side: writes what a head sends to the files of its own pool, settles it, and says how far each stream is.
+//! It has no thread: [`Receiver::take`] takes one message.
+//!
+//! Guarantees: a byte is written only behind the end of its stream and never onto a place that the own tree still needs;
+//! a stream goes on only over whole frames with the right checksum and the next number. What [`Receiver::settle`] says is on
+//! the medium when it says so.
+
+use crate::error::Error;
+use crate::ledger::{LEDGER_START, LedgerError, LedgerPosition, ledger_ring_end, next_entry};
+use crate::logs::{BEGINNING, LogFile, RING_START, bytes_between};
+use crate::stream::message;
+use format::checksum::Salt;
+use format::envelope::{Envelope, check_frame};
+use format::ledger::{Entry, Event as EntryEvent, salt_of};
+use format::mirror::{
+    DataPart, DataParts, LEDGER_STREAM, LogEnds, LogMark, MirrorEnds, MirrorHead, MirrorHello, MirrorKind,
+    MirrorMessage, MirrorOpen, MirrorRefusal, RULES, SettledMark,
+};
+use format::{ChainNumber, FRAME_ALIGN, HEADER_BYTES, Incarnation, LogUid, PoolUid, Sequence};
+use ipc::{Digested, Time};
+use pmem::ring::PAD_KIND;
+use pmem::{MediaError, Medium, Region};
+use std::collections::BTreeMap;
+use transport::Connection;
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::U32;
+
+/// Logs' files at once.
+const LOGS_MAX: usize = 1 << 12;
+
+/// What a copy goes by when a head says hello.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeadTerms {
+    /// The newest version of the subtree that it has heard of.
+    pub version: u64,
+}
+
+/// What a step did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stepped {
+    /// Nothing came: of whoever looks for a message.
+    Nothing,
+    /// Something came; the copy has settled nothing for it yet.
+    Taken,
+    /// Something came, and how far the streams are settled was said.
+    Settled,
+}
+
+/// Frames that came of one file.
+struct Stream {
+    region: Region,
+    /// Where its ring begins and ends.
+    ring: (u64, u64),
+    /// Its frames up to here are whole.
+    end: Digested,
+    /// Bytes that came behind that, of a frame that is not whole yet.
+    pending: u64,
+    /// What was last said to be settled.
+    settled: Sequence,
+    /// Something was written since.
+    touched: bool,
+    /// The own tree contains it up to here.
+    executed: Digested,
+    /// Of the ledger, where a frame is there whole or not at all, and none before the one before it: as the head appends them.
+    unfinished: Option<UnfinishedEntry>,
+}
+
+/// An entry of which a part came: its first line, which makes it one, is written last.
+#[derive(Default)]
+struct UnfinishedEntry {
+    /// The first line, and where it belongs.
+    first: Option<(u64, Vec<u8>)>,
+    /// Bytes behind it that did not come yet.
+    left: u64,
+}
+
+impl UnfinishedEntry {
+    fn write(&mut self, region: &Region, position: u64, bytes: &[u8]) -> Result<(), Error> {
+        for (line, at) in bytes.chunks(FRAME_ALIGN).zip((position..).step_by(FRAME_ALIGN)) {
+            if self.first.is_none() {
+                self.left = Envelope::decode(line)?.frame_bytes() - FRAME_ALIGN as u64;
+                self.first = Some((at, line.to_vec()));
+            } else {
+                region.write(at, line);
+                self.left -= FRAME_ALIGN as u64;
+            }
+            if self.left == 0
+                && let Some((at, line)) = self.first.take()
+            {
+                region.fence();
+                region.write(at, &line);
+                region.fence();
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Stream {
+    fn new(region: Region, ring: (u64, u64), end: Digested, executed: Digested) -> Self {
+        let settled = end.sequence;
+        Self { region, ring, end, pending: 0, settled, touched: false, executed, unfinished: None }
+    }
+
+    /// Writes bytes that came, if they belong there.
+    fn write(&mut self, position: u64, bytes: &[u8]) -> Result<(), Error> {
+        let next = self.end.position + self.pending;
+        if position != next {
+            return Err(Error::Broken("bytes that do not follow what came before"));
+        }
+        let count = bytes.len() as u64;
+        let live = bytes_between(self.ring, self.executed, self.end) + self.pending;
+        if next + count > self.ring.1 || live + count > self.ring.1 - self.ring.0 {
+            return Err(Error::Broken("bytes beyond the ring, or onto what is not executed"));
+        }
+        match &mut self.unfinished {
+            Some(unfinished) => unfinished.write(&self.region, position, bytes)?,
+            None => self.region.write(position, bytes),
+        }
+        self.pending += count;
+        self.touched = true;
+        Ok(())
+    }
+
+    /// The frame behind the end, if all of it came: its bytes, and where the stream goes on after it.
+    fn whole_frame(&self) -> Result<Option<(Vec<u8>, Digested)>, Error> {
+        if self.pending < HEADER_BYTES as u64 || self.is_unfinished() {
+            return Ok(None);
+        }
+        let mut frame = vec![0; HEADER_BYTES];
+        self.region.read(self.end.position, &mut frame)?;
+        let envelope = Envelope::decode(&frame)?;
+        let is_pad = envelope.kind == PAD_KIND;
+        let sequence = self.end.sequence.next();
+        let bytes = envelope.frame_bytes();
+        let fits = self.end.position + bytes <= self.ring.1;
+        if envelope.sequence != sequence || !fits || (is_pad && envelope.payload_bytes.get() != 0) {
+            return Err(Error::Broken("a frame that does not follow"));
+        }
+        if self.pending < bytes {
+            return Ok(None);
+        }
+        let payload = usize::try_from(envelope.payload_bytes.get()).expect("a ring fits an address space");
+        frame.resize(HEADER_BYTES + payload, 0);
+        self.region.read(self.end.position + HEADER_BYTES as u64, &mut frame[HEADER_BYTES..])?;
+        let after = if is_pad { self.ring.1 } else { self.end.position + bytes };
+        let position = if after == self.ring.1 { self.ring.0 } else { after };
+        Ok(Some((frame, Digested { sequence, position })))
+    }
+
+    /// Whether the first line of what stands behind the end is kept back.
+    fn is_unfinished(&self) -> bool {
+        let first = self.unfinished.as_ref().and_then(|entry| entry.first.as_ref());
+        first.is_some_and(|(at, _)| *at == self.end.position)
+    }
+
+    /// Goes on over a frame that was found right.
+    fn advance(&mut self, frame: &[u8], after: Digested) {
+        let payload = (frame.len() - HEADER_BYTES) as u64;
+        self.pending -= format::envelope::frame_bytes(payload);
+        self.end = after;
+    }
+
+    fn settle(&mut self) -> Result<(), MediaError> {
+        if self.touched {
+            self.region.settle()?;
+            (self.touched, self.settled) = (false, self.end.sequence);
+        }
+        Ok(())
+    }
+}
+
+/// A log's file.
+struct MirroredLog {
+    stream: Stream,
+    salt: Salt,
+}
+
+/// See the module.
+pub struct Receiver {
+    medium: Medium,
+    pool: PoolUid,
+    log_bytes_max: u64,
+    ledger: Stream,
+    /// The end of the ledger's stream, and what the tree contains, with their lives.
+    end: LedgerPosition,
+    contained: LedgerPosition,
+    /// Key of the life at that end.
+    key: [u8; 16],
+    logs: BTreeMap<(LogUid, Incarnation), MirroredLog>,
+}
+
+impl Receiver {
+    /// Over the files of a pool: the ledger, of which the tree contains what lies before `contained`, with the key of the
+    /// life there, and the logs that
+    /// are there, each from where the tree contains it. All that is found is settled.
+    ///
+    /// # Errors
+    /// `Media`, `Message`: an entry of another make.
+    pub fn open(
+        medium: &Medium,
+        pool: PoolUid,
+        (ledger, contained, mut key): (Region, LedgerPosition, [u8; 16]),
+        logs: impl Iterator<Item = (LogUid, Incarnation, Digested)>,
+        log_bytes_max: u64,
+    ) -> Result<Self, Error> {
+        let mut end = contained;
+        while let Some(frame) = next_entry(&ledger, &end).map_err(|error| match error {
+            LedgerError::Media(error) => Error::Media(error),
+            LedgerError::Entry(error) => Error::Message(error),
+        })? {
+            if let EntryEvent::Life { body } = Entry::decode(&frame.bytes)?.event {
+                key = body.key;
+            }
+            end = frame.after;
+        }
+        ledger.settle()?;
+        let ring = (LEDGER_START, ledger_ring_end(&ledger));
+        let ledger = Stream {
+            unfinished: Some(UnfinishedEntry::default()),
+            ..Stream::new(ledger, ring, end.place(), contained.place())
+        };
+        let logs_there = logs;
+        let mut receiver = Self {
+            medium: medium.clone(),
+            pool,
+            log_bytes_max,
+            ledger,
+            end,
+            contained,
+            key,
+            logs: BTreeMap::new(),
+        };
+        for (log, incarnation, executed) in logs_there {
+            receiver.find_log(log, incarnation, executed)?;
+        }
+        Ok(receiver)
+    }
+
+    fn find_log(&mut self, log: LogUid, incarnation: Incarnation, executed: Digested) -> Result<(), Error> {
+        let Some(file) = LogFile::open(&self.medium, (log, incarnation), self.log_bytes_max)? else {
+            return Ok(());
+        };
+        let Some(executed) = first_of(&file, incarnation, executed)? else { return Ok(()) };
+        let (mut frames, mut end) = (file.frames(executed), executed);
+        while let Some(frame) = frames.next()? {
+            end = frame.after;
+        }
+        file.settle()?;
+        self.add_log((log, incarnation), &file, end, executed);
+        Ok(())
+    }
+
+    fn add_log(&mut self, key: (LogUid, Incarnation), file: &LogFile, end: Digested, executed: Digested) {
+        let ring = (RING_START, file.ring_end());
+        let stream = Stream::new(file.region().clone(), ring, end, executed);
+        self.logs.insert(key, MirroredLog { stream, salt: file.salt() });
+    }
+
+    /// The last entry of the ledger that is settled: the copy may execute up to it.
+    pub fn settled(&self) -> Sequence {
+        self.ledger.settled
+    }
+
+    /// The ledger up to its last whole entry.
+    pub fn end(&self) -> LedgerPosition {
+        self.end
+    }
+
+    /// The tree contains the ledger, and the logs, up to here.
+    pub fn note_executed(&mut self, contained: LedgerPosition, logs: &[LogMark]) {
+        self.contained = contained;
+        self.ledger.executed = contained.place();
+        for mark in logs {
+            if let Some(log) = self.logs.get_mut(&(mark.log, mark.incarnation)) {
+                log.stream.executed = Digested { sequence: mark.sequence, position: mark.position.get() };
+            }
+        }
+    }
+
+    /// A log's file is removed: the tree has all of it.
+    pub fn remove_log(&mut self, log: LogUid, incarnation: Incarnation) {
+        self.logs.remove(&(log, incarnation));
+    }
+
+    /// Answers a head's greeting, on its connection.
+    ///
+    /// # Errors
+    /// `Refused`, after the head was told; `Connection`.
+    pub fn greet(
+        &mut self,
+        connection: &Connection,
+        hello: &MirrorHello,
+        terms: &HeadTerms,
+        until: Time,
+    ) -> Result<(), Error> {
+        let refusal = if hello.version.get() < terms.version {
+            MirrorRefusal::Version
+        } else if hello.chain != ChainNumber::ONLY {
+            MirrorRefusal::Chain
+        } else if hello.rules.get() != RULES {
+            MirrorRefusal::Rules
+        } else if hello.ledger_bytes.get() != self.ledger.region.bytes() {
+            MirrorRefusal::Ledger
+        } else {
+            MirrorRefusal::None
+        };
+        if refusal != MirrorRefusal::None {
+            refuse(connection, refusal, until)?;
+            return Err(Error::Refused(refusal));
+        }
+        self.drop_unfinished()?;
+        let ends = MirrorEnds {
+            end: self.end.to_mark(),
+            contained: self.contained.to_mark(),
+            key: self.key,
+            refusal: U32::new(refusal as u32),
+            reserved: U32::new(0),
+        };
+        let marks: Vec<LogEnds> = self.logs.iter().map(|(key, log)| ends_of(*key, &log.stream)).collect();
+        let room = connection.message_bytes_max() - size_of::<MirrorHead>() - size_of::<MirrorEnds>();
+        let mut left = &marks[..];
+        loop {
+            let (part, rest) = left.split_at(left.len().min(room / size_of::<LogEnds>()));
+            left = rest;
+            let more = !left.is_empty();
+            connection.send(&message(MirrorKind::Ends, more, &ends, part), Some(until))?;
+            if !more {
+                return Ok(());
+            }
+        }
+    }
+
+    /// What the former head began to send and did not finish comes again, from where each stream is whole. What it sent
+    /// and did not ask for is settled.
+    fn drop_unfinished(&mut self) -> Result<(), Error> {
+        for stream in self.streams() {
+            stream.pending = 0;
+            stream.unfinished = stream.unfinished.take().map(|_| UnfinishedEntry::default());
+            stream.settle()?;
+        }
+        Ok(())
+    }
+
+    fn streams(&mut self) -> impl Iterator<Item = &mut Stream> {
+        std::iter::once(&mut self.ledger).chain(self.logs.values_mut().map(|log| &mut log.stream))
+    }
+
+    /// Takes a message of a head that was greeted. If it asks for it, all that came is settled, and `say` sends the answer.
+    ///
+    /// # Errors
+    /// `Message`, `Broken`: the head does not keep to the protocol. `Media`. What `say` gives. The caller closes the
+    /// connection.
+    pub fn take(
+        &mut self,
+        came: &[u8],
+        mut say: impl FnMut(&[u8]) -> Result<(), Error>,
+    ) -> Result<Stepped, Error> {
+        match MirrorMessage::decode(came)? {
+            MirrorMessage::Open(open) => self.open_log(&open).map(|()| Stepped::Taken),
+            MirrorMessage::Data { parts, settle } => {
+                self.write(parts)?;
+                if !settle {
+                    return Ok(Stepped::Taken);
+                }
+                for answer in self.settle()? {
+                    say(&answer)?;
+                }
+                Ok(Stepped::Settled)
+            }
+            _ => Err(Error::Broken("a head sends data")),
+        }
+    }
+
+    fn open_log(&mut self, open: &MirrorOpen) -> Result<(), Error> {
+        let key = (open.log, open.incarnation);
+        let bytes = open.file_bytes.get();
+        let fits = bytes <= self.log_bytes_max && bytes >= RING_START + HEADER_BYTES as u64;
+        // The head did not know that the file was made for an earlier connection.
+        let is_empty = |log: &MirroredLog| {
+            log.stream.end == Digested { sequence: open.before, ..BEGINNING }
+                && log.stream.region.bytes() == bytes
+        };
+        if self.logs.get(&key).is_some_and(is_empty) {
+            return Ok(());
+        }
+        if self.logs.contains_key(&key) || self.logs.len() >= LOGS_MAX || !fits {
+            return Err(Error::Broken("a log that is there, or cannot be"));
+        }
+        // A file of this name was left by a removal that a crash interrupted.
+        match self.medium.remove(&crate::logs::log_file(key.0, key.1)) {
+            Ok(()) | Err(MediaError::NotFound) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let file = LogFile::create(&self.medium, self.pool, key, bytes, open.owner.get())?;
+        let before = Digested { sequence: open.before, ..BEGINNING };
+        self.add_log(key, &file, before, before);
+        Ok(())
+    }
+
+    fn write(&mut self, parts: DataParts<'_>) -> Result<(), Error> {
+        for (part, bytes) in parts {
+            if part.log == LEDGER_STREAM {
+                self.ledger.write(part.position(), bytes)?;
+                self.follow_ledger()?;
+            } else {
+                self.write_log(&part, bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn write_log(&mut self, part: &DataPart, bytes: &[u8]) -> Result<(), Error> {
+        let log = self.logs.get_mut(&(part.log, part.incarnation));
+        let MirroredLog { stream, salt } = log.ok_or(Error::Broken("bytes of a log that is not there"))?;
+        stream.write(part.position(), bytes)?;
+        while let Some((frame, after)) = stream.whole_frame()? {
+            check_frame(*salt, &frame)?;
+            stream.advance(&frame, after);
+        }
+        Ok(())
+    }
+
+    /// Follows the ledger over the lives that write it.
+    fn follow_ledger(&mut self) -> Result<(), Error> {
+        while let Some((frame, after)) = self.ledger.whole_frame()? {
+            let of_life = check_frame(salt_of(self.end.life), &frame).is_ok();
+            if !of_life {
+                check_frame(salt_of(self.end.life.next()), &frame)?;
+            }
+            let mut life = self.end.life;
+            match Entry::decode(&frame)?.event {
+                EntryEvent::Life { body } if !of_life && body.life == life.next() => {
+                    (life, self.key) = (body.life, body.key);
+                }
+                EntryEvent::Pad => {}
+                _ if of_life => {}
+                _ => return Err(Error::Broken("an entry of a life that did not begin")),
+            }
+            self.ledger.advance(&frame, after);
+            self.end = LedgerPosition { sequence: after.sequence, position: after.position, life };
+        }
+        Ok(())
+    }
+
+    /// Settles all that came; the messages that say so.
+    ///
+    /// # Errors
+    /// `Media`: what is on the medium is unknown; nothing is said.
+    pub fn settle(&mut self) -> Result<Vec<Vec<u8>>, Error> {
+        let mut marks = Vec::new();
+        for (key, log) in &mut self.logs {
+            if log.stream.touched {
+                log.stream.settle()?;
+                marks.push(SettledMark { log: key.0, sequence: log.stream.settled });
+            }
+        }
+        if self.ledger.touched {
+            self.ledger.settle()?;
+            marks.push(SettledMark { log: LEDGER_STREAM, sequence: self.ledger.settled });
+        }
+        let messages = marks.chunks(MARKS_IN_MESSAGE);
+        Ok(messages.map(|marks| message(MirrorKind::Settled, false, &[] as &[u8], marks)).collect())
+    }
+}
+
+/// Marks of one message: it is shorter than any limit.
+const MARKS_IN_MESSAGE: usize = 64;
+
+/// From where a file is read that the tree contains up to a place. A file in which a log goes on begins behind a record that
+/// only an entry names which may not be here yet: its first frame says which, and without one it is made again.
+fn first_of(
+    file: &LogFile,
+    incarnation: Incarnation,
+    executed: Digested,
+) -> Result<Option<Digested>, MediaError> {
+    if executed != BEGINNING || incarnation == Incarnation::new(1) {
+        return Ok(Some(executed));
+    }
+    let mut header = [0; HEADER_BYTES];
+    file.region().read(RING_START, &mut header)?;
+    let first = Envelope::decode(&header).ok().and_then(|envelope| envelope.sequence.get().checked_sub(1));
+    let before = first.map(|before| Digested { sequence: Sequence::new(before), ..BEGINNING });
+    let is_whole = |before: &Digested| matches!(file.few_frames(*before).next(), Ok(Some(_)));
+    Ok(before.filter(is_whole))
+}
+
+/// What is there of a log's file, as a part of a message.
+fn ends_of((log, incarnation): (LogUid, Incarnation), stream: &Stream) -> LogEnds {
+    LogEnds {
+        log,
+        end: stream.end.sequence,
+        end_position: stream.end.position.into(),
+        executed: stream.executed.sequence,
+        executed_position: stream.executed.position.into(),
+        incarnation,
+        reserved: U32::new(0),
+    }
+}
+
+/// Tells a head why it is refused.
+///
+/// # Errors
+/// `Connection`.
+pub fn refuse(connection: &Connection, refusal: MirrorRefusal, until: Time) -> Result<(), Error> {
+    let mut ends: MirrorEnds = zerocopy::FromZeros::new_zeroed();
+    ends.refusal = U32::new(refusal as u32);
+    connection.send(&message(MirrorKind::Ends, false, &ends, &[] as &[u8]), Some(until))?;
+    Ok(())
+}
+
+/// Says how far a tree is.
+///
+/// # Errors
+/// `Connection`.
+pub fn say_executed(
+    connection: &Connection,
+    contained: &LedgerPosition,
+    logs: &[LogMark],
+) -> Result<(), Error> {
+    let mark = contained.to_mark();
+    let mut chunks = logs.chunks(MARKS_IN_MESSAGE);
+    loop {
+        let part = chunks.next().unwrap_or_default();
+        connection.send(&message(MirrorKind::Executed, false, mark.as_bytes(), part), None)?;
+        if chunks.len() == 0 {
+            return Ok(());
+        }
+    }
+}

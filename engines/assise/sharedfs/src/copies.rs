@@ -1,0 +1,568 @@
+//! The copies of this pool at other nodes, as the head knows them: what was sent to each, what it has settled, what its tree
+//! contains (Assise §3.2.1, §3.3; rules in `docs/replication.md`).
+//!
+//! Whoever waits for a copy drives it: it sends what is missing, then one of the waiters takes what the copy says and the
+//! others sleep until it has. What a copy says is a position, and positions only grow, so the order in which threads take
+//! in what it said makes no difference.
+//!
+//! Guarantees: a copy counts from [`Copies::add`] until [`Copies::remove`], whatever becomes of its connection. What it is
+//! believed to have it has said itself, after it settled it.
+//!
+//! Locks: of a sender, then of positions; the state's may be held when positions are locked, and never the other way
+//! round. None is held across a wait.
+
+use crate::copy_positions::{CopiedLog, Positions};
+use crate::ledger::{place_of, position_of};
+use area::LedgerPlace;
+use format::mirror::LogEnds;
+use format::superblock::OWNER_DAEMON;
+use format::{Incarnation, LogUid, NodeId, Sequence};
+use ipc::Digested;
+use ipc::host::{Host, Time, WAKE_ALL};
+use ipc::lock::Lock;
+use ipc::sync::{LongWord, Ordering, Word};
+use mirror::ledger::LedgerPosition;
+use mirror::logs::{BEGINNING, LogFile, RING_START};
+use mirror::{CopyEnds, Heard, LogPush, Sender};
+use pmem::Region;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use transport::{Connection, Event};
+
+/// What is there now, and no later.
+const NOW: Time = Time::from_ns(0);
+
+/// How long the thread in the background listens at once.
+const TURN: Duration = Duration::from_millis(1);
+
+/// How a copy is, for people and for whoever decides whether it stays one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CopyState {
+    /// Where it is.
+    pub node: NodeId,
+    /// There is a connection to it.
+    pub connected: bool,
+    /// It had all that was acknowledged, digested or published when it was added.
+    pub level: bool,
+    /// It lacks something, and none of its positions has moved for so long.
+    pub stalled: Option<Duration>,
+    /// Bytes of logs that were sent and that it has not said to have, about.
+    pub behind_bytes: u64,
+    /// Last entry of the ledger that it has settled.
+    pub ledger: Sequence,
+    /// Last entry of the ledger that its tree contains.
+    pub executed: Sequence,
+}
+
+/// One copy.
+pub(crate) struct Copy {
+    pub node: NodeId,
+    host: Arc<dyn Host>,
+    /// None: there is no connection.
+    sender: Lock<Option<Sender>>,
+    connection: Lock<Option<Connection>>,
+    /// Whose turn it is to take what the copy says.
+    reading: Lock<()>,
+    positions: Lock<Positions>,
+    /// Grows when a position moved, when the connection changed, and when the copy does not count any more.
+    moved: Word,
+    /// 1 when it does not.
+    removed: Word,
+}
+
+/// A log that is to be sent.
+#[derive(Clone)]
+pub(crate) struct LogToSend {
+    pub log: LogUid,
+    pub incarnation: Incarnation,
+    pub file: Arc<LogFile>,
+    /// The record before the first that the file held, if it is known.
+    pub before: Option<Sequence>,
+    pub owner: u32,
+    pub up_to: Sequence,
+}
+
+/// The ledger that is to be sent.
+#[derive(Clone)]
+pub(crate) struct LedgerToSend {
+    pub region: Region,
+    pub end: LedgerPosition,
+}
+
+/// What a copy has of a log, and of the ledger that gave it its rights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Has {
+    /// All that was asked for.
+    All,
+    /// All that there is: the log ends here.
+    Until(Sequence),
+    /// Not all.
+    Less,
+}
+
+/// What was heard of a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Listened {
+    Nothing,
+    /// It has settled something.
+    Settled,
+    /// Its tree is further.
+    Executed,
+}
+
+impl Copy {
+    /// A copy that has said what it has, as [`Sender::greet`] heard it.
+    pub fn new(host: Arc<dyn Host>, sender: Sender, ends: &CopyEnds) -> Arc<Self> {
+        let node = sender.connection().node();
+        let connection = sender.connection().clone();
+        let positions = Positions {
+            ledger_sent: ends.end.sequence,
+            ledger: ends.end.sequence,
+            contained: ends.contained,
+            logs: BTreeMap::new(),
+            moved_at: host.now(),
+            level: false,
+        };
+        Arc::new(Self {
+            node,
+            sender: Lock::new(host.clone(), Some(sender)),
+            connection: Lock::new(host.clone(), Some(connection)),
+            reading: Lock::new(host.clone(), ()),
+            positions: Lock::new(host.clone(), positions),
+            moved: Word::new(0),
+            removed: Word::new(0),
+            host,
+        })
+    }
+
+    /// The copy has a file of a log that goes on.
+    pub fn resume_log(&self, ends: &LogEnds, ring_bytes: u64) {
+        let end = Digested { sequence: ends.end, position: ends.end_position.get() };
+        let executed = Digested { sequence: ends.executed, position: ends.executed_position.get() };
+        if let Some(sender) = self.sender.lock().as_mut() {
+            sender.resume_log(ends.log, ends.incarnation, end);
+        }
+        let incarnation = ends.incarnation;
+        let settled = end.sequence;
+        let log = CopiedLog { incarnation, sent: end, settled, executed, ends: None, ring_bytes };
+        self.positions.lock().logs.insert(ends.log, log);
+    }
+
+    /// A log is over, digested to its end.
+    pub fn forget_log(&self, log: LogUid) {
+        if let Some(sender) = self.sender.lock().as_mut() {
+            sender.forget_log(log);
+        }
+        self.positions.lock().logs.remove(&log);
+    }
+
+    /// Sends all of the ledger, then of a log, at most about so many bytes, and asks for both. What the connection does not
+    /// take now is sent by the next push.
+    pub fn push(&self, log: Option<&LogToSend>, ledger: &LedgerToSend, bytes_max: usize) {
+        let pushed = {
+            let mut guard = self.sender.lock();
+            let Some(sender) = guard.as_mut() else { return };
+            self.push_by(sender, log, ledger, bytes_max)
+        };
+        if let Err(error) = pushed {
+            self.lose(&error);
+        }
+    }
+
+    fn push_by(
+        &self,
+        sender: &mut Sender,
+        log: Option<&LogToSend>,
+        ledger: &LedgerToSend,
+        bytes_max: usize,
+    ) -> Result<(), mirror::Error> {
+        if !sender.pump()? {
+            return Ok(());
+        }
+        // Rights before the records that rest on them, as they were written here. An entry that rests on records is written
+        // when the copies have those.
+        sender.push_ledger(&ledger.region, &ledger.end)?;
+        if let Some(item) = log {
+            self.push_log(sender, item, bytes_max)?;
+        }
+        {
+            let mut positions = self.positions.lock();
+            if !positions.waits() {
+                positions.moved_at = self.host.now();
+            }
+            positions.ledger_sent = sender.ledger().sequence;
+            let sent = log.and_then(|item| Some((item.log, sender.sent(item.log, item.incarnation)?)));
+            if let Some((log, sent)) = sent
+                && let Some(copied) = positions.logs.get_mut(&log)
+            {
+                copied.sent = sent;
+            }
+        }
+        sender.ask();
+        sender.pump()?;
+        Ok(())
+    }
+
+    fn push_log(&self, sender: &mut Sender, item: &LogToSend, bytes_max: usize) -> Result<(), mirror::Error> {
+        let key = (item.log, item.incarnation);
+        if sender.sent(key.0, key.1).is_none() {
+            let before = item.before.ok_or(mirror::Error::Broken("a log of which the copy has no file"))?;
+            self.open_log(sender, key, before, (&item.file, item.owner));
+        }
+        let executed = self.positions.lock().logs.get(&item.log).map(|log| log.executed);
+        let executed = executed.ok_or(mirror::Error::Broken("a log that was not begun"))?;
+        let pushed = sender.push_log((item.log, &item.file), item.up_to, executed, bytes_max)?;
+        if let Some(log) = self.positions.lock().logs.get_mut(&item.log) {
+            log.ends = match pushed {
+                LogPush::Ends(at) => Some((at.sequence, item.up_to)),
+                LogPush::Done(_) | LogPush::More(_) => None,
+            };
+        }
+        Ok(())
+    }
+
+    /// Has the copy make the file of a log that is not begun yet, so that its first fsync need not.
+    pub fn prepare_log(&self, log: LogUid, file: &LogFile) {
+        let prepared = {
+            let mut guard = self.sender.lock();
+            let Some(sender) = guard.as_mut() else { return };
+            self.open_log(sender, (log, Incarnation::new(1)), BEGINNING.sequence, (file, OWNER_DAEMON));
+            sender.pump()
+        };
+        if let Err(error) = prepared {
+            self.lose(&error);
+        }
+    }
+
+    /// Has the copy make a log's file, if it has none.
+    fn open_log(
+        &self,
+        sender: &mut Sender,
+        (log, incarnation): (LogUid, Incarnation),
+        before: Sequence,
+        (file, owner): (&LogFile, u32),
+    ) {
+        if sender.sent(log, incarnation).is_some() {
+            return;
+        }
+        sender.open_log((log, incarnation), before, file.region().bytes(), owner);
+        let begin = Digested { sequence: before, position: RING_START };
+        let mut positions = self.positions.lock();
+        let settled = positions.logs.get(&log).map_or(before, |log| log.settled.max(before));
+        let ring_bytes = file.ring_bytes();
+        let copied = CopiedLog { incarnation, sent: begin, settled, executed: begin, ends: None, ring_bytes };
+        positions.logs.insert(log, copied);
+    }
+
+    /// Whether the copy has a log up to a record, and the ledger up to an entry.
+    pub fn has(&self, log: LogUid, up_to: Sequence, entry: Sequence) -> Has {
+        let positions = self.positions.lock();
+        if positions.ledger < entry {
+            return Has::Less;
+        }
+        match positions.logs.get(&log) {
+            Some(log) if log.settled >= up_to => Has::All,
+            Some(log) if log.ends.is_some_and(|(at, asked)| asked >= up_to && log.settled >= at) => {
+                Has::Until(log.settled)
+            }
+            _ if up_to == Sequence::new(0) => Has::All,
+            _ => Has::Less,
+        }
+    }
+
+    /// Whether the copy has the ledger up to an entry.
+    pub fn has_ledger(&self, entry: Sequence) -> bool {
+        self.positions.lock().ledger >= entry
+    }
+
+    /// The last record of a log that the copy has together with the ledger up to an entry; none if it lacks that.
+    pub fn settled(&self, log: LogUid, entry: Sequence) -> Option<Sequence> {
+        let positions = self.positions.lock();
+        let settled = positions.logs.get(&log).map_or(Sequence::new(0), |log| log.settled);
+        (positions.ledger >= entry).then_some(settled)
+    }
+
+    /// How far the copy's tree contains a log's file; `None` if it has nothing of that file.
+    pub fn executed(&self, log: LogUid, incarnation: Incarnation) -> Option<Digested> {
+        let positions = self.positions.lock();
+        let log = positions.logs.get(&log).filter(|log| log.incarnation == incarnation)?;
+        Some(log.executed)
+    }
+
+    /// What its tree contains of the ledger.
+    pub fn contained(&self) -> LedgerPlace {
+        place_of(&self.positions.lock().contained)
+    }
+
+    /// All that counts when it is added is there.
+    pub fn set_level(&self) {
+        self.positions.lock().level = true;
+    }
+
+    /// Waits until then for what the copy says, or for another thread that takes it; the connection is driven meanwhile.
+    /// `seen` is what [`Self::look`] gave before the caller looked at the positions.
+    pub fn listen(&self, seen: u32, until: Time) -> Listened {
+        let Some(reading) = self.reading.try_lock() else {
+            self.host.wait(&self.moved, seen, Some(until));
+            return Listened::Nothing;
+        };
+        let connection = self.connection.lock().clone();
+        let Some(connection) = connection else {
+            drop(reading);
+            self.host.wait(&self.moved, seen, Some(until));
+            return Listened::Nothing;
+        };
+        // A position may have moved between the look and the turn.
+        // Acquire: pairs with the Release of `announce`.
+        if self.moved.load(Ordering::Acquire) != seen {
+            return Listened::Nothing;
+        }
+        let heard = match connection.take(Some(until)) {
+            Ok(Event::Message(message)) => Sender::hear(&message),
+            Ok(Event::Immediate(_)) => Err(mirror::Error::Broken("an immediate")),
+            Ok(Event::Ended(why)) => Err(transport::Error::Ended(why).into()),
+            Err(transport::Error::TimedOut | transport::Error::Interrupted) => {
+                drop(reading);
+                // Somebody may sleep until this turn is over.
+                self.announce();
+                return Listened::Nothing;
+            }
+            Err(error) => Err(error.into()),
+        };
+        let heard = heard.and_then(|heard| self.take_in(heard));
+        drop(reading);
+        match heard {
+            Ok(listened) => {
+                self.announce();
+                listened
+            }
+            Err(error) => {
+                self.lose_if(&connection, &error);
+                Listened::Nothing
+            }
+        }
+    }
+
+    /// [`Self::listen`] for whoever feeds the copy in the background: calls that wait for the copy take what it says
+    /// themselves, and are not kept from it.
+    pub fn listen_behind(&self, seen: u32, until: Time) -> Listened {
+        if !self.positions.lock().waits() {
+            self.host.wait(&self.moved, seen, Some(until));
+        }
+        let until = if self.positions.lock().waits() { self.host.now().after(TURN) } else { NOW };
+        self.listen(self.look(), until)
+    }
+
+    /// Whoever waits looks again.
+    pub fn wake(&self) {
+        self.announce();
+    }
+
+    /// To be read before positions are looked at, for [`Self::listen`].
+    pub fn look(&self) -> u32 {
+        // Acquire: pairs with the Release of `announce`.
+        self.moved.load(Ordering::Acquire)
+    }
+
+    fn announce(&self) {
+        // Release: pairs with the Acquire of those who wait.
+        self.moved.fetch_add(1, Ordering::Release);
+        self.host.wake(&self.moved, WAKE_ALL);
+    }
+
+    fn take_in(&self, heard: Heard) -> Result<Listened, mirror::Error> {
+        let mut positions = self.positions.lock();
+        positions.moved_at = self.host.now();
+        match heard {
+            Heard::Settled(marks) => {
+                marks.iter().try_for_each(|mark| positions.take_settled(mark))?;
+                Ok(Listened::Settled)
+            }
+            Heard::Executed(ledger, logs) => {
+                positions.take_executed(ledger, &logs)?;
+                Ok(Listened::Executed)
+            }
+        }
+    }
+
+    /// The connection is over. The copy counts as before.
+    fn lose(&self, error: &mirror::Error) {
+        let connection = self.connection.lock().clone();
+        if let Some(connection) = connection {
+            self.lose_if(&connection, error);
+        }
+    }
+
+    /// The same, if it is this one still.
+    fn lose_if(&self, connection: &Connection, _error: &mirror::Error) {
+        {
+            let mut current = self.connection.lock();
+            let same = current.as_ref().is_some_and(|current| current.is_same(connection));
+            if !same {
+                return;
+            }
+            *current = None;
+        }
+        self.sender.lock().take();
+        connection.close();
+        self.announce();
+    }
+
+    /// Another connection takes the place of the one it had.
+    pub fn reconnect(&self, from: &Copy) {
+        let former = self.connection.lock().take();
+        if let Some(former) = former {
+            former.close();
+        }
+        *self.sender.lock() = from.sender.lock().take();
+        {
+            let mut theirs = from.positions.lock();
+            let mut ours = self.positions.lock();
+            ours.ledger_sent = theirs.ledger_sent;
+            ours.ledger = theirs.ledger;
+            ours.contained = theirs.contained;
+            ours.logs = std::mem::take(&mut theirs.logs);
+            ours.moved_at = self.host.now();
+        }
+        *self.connection.lock() = from.connection.lock().take();
+        self.announce();
+    }
+
+    /// It does not count any more.
+    fn remove(&self) {
+        // Release: pairs with the Acquire of `is_removed`.
+        self.removed.store(1, Ordering::Release);
+        let connection = self.connection.lock().take();
+        self.sender.lock().take();
+        if let Some(connection) = connection {
+            connection.close();
+        }
+        self.announce();
+    }
+
+    /// Whether it counts no more.
+    pub fn is_removed(&self) -> bool {
+        // Acquire: pairs with the Release of `remove`.
+        self.removed.load(Ordering::Acquire) != 0
+    }
+
+    /// Whether there is a connection.
+    pub fn is_connected(&self) -> bool {
+        self.connection.lock().is_some()
+    }
+
+    /// How it is.
+    pub fn state(&self) -> CopyState {
+        let connected = self.is_connected();
+        let positions = self.positions.lock();
+        let behind = |log: &CopiedLog| {
+            let from = Digested { sequence: log.settled, position: log.executed.position };
+            let ring = (RING_START, RING_START + log.ring_bytes);
+            mirror::logs::bytes_between(ring, from, log.sent)
+        };
+        let stalled = (positions.waits() || !connected).then(|| self.host.now().since(positions.moved_at));
+        CopyState {
+            node: self.node,
+            connected,
+            level: positions.level,
+            stalled,
+            behind_bytes: positions.logs.values().map(behind).sum(),
+            ledger: positions.ledger,
+            executed: positions.contained.sequence,
+        }
+    }
+}
+
+/// All copies that count.
+pub(crate) struct Copies {
+    list: Lock<Vec<Arc<Copy>>>,
+    /// How many.
+    count: Word,
+    /// The version of the subtree in whose view this node leads.
+    version: LongWord,
+}
+
+impl Copies {
+    /// These.
+    pub fn new(host: &Arc<dyn Host>, copies: Vec<Arc<Copy>>, version: u64) -> Self {
+        let count = Word::new(u32::try_from(copies.len()).expect("a chain is short"));
+        Self { list: Lock::new(host.clone(), copies), count, version: LongWord::new(version) }
+    }
+
+    /// The version of the subtree in whose view this node leads.
+    pub fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
+    }
+
+    /// The node leads in a later view, too.
+    pub fn set_version(&self, version: u64) {
+        // Release: pairs with the Acquire above.
+        self.version.store(version, Ordering::Release);
+    }
+
+    /// Whether there are any.
+    pub fn any(&self) -> bool {
+        // Acquire: pairs with the Release of `add`.
+        self.count.load(Ordering::Acquire) != 0
+    }
+
+    /// All of them.
+    pub fn all(&self) -> Vec<Arc<Copy>> {
+        if self.any() { self.list.lock().clone() } else { Vec::new() }
+    }
+
+    /// One.
+    pub fn of(&self, node: NodeId) -> Option<Arc<Copy>> {
+        self.list.lock().iter().find(|copy| copy.node == node).cloned()
+    }
+
+    /// It counts from now on.
+    pub fn add(&self, copy: Arc<Copy>) {
+        self.list.lock().push(copy);
+        // Release: pairs with the Acquire of `any`.
+        self.count.fetch_add(1, Ordering::Release);
+    }
+
+    /// It counts no more; whoever waits for it goes on.
+    pub fn remove(&self, node: NodeId) -> bool {
+        let removed = {
+            let mut list = self.list.lock();
+            let at = list.iter().position(|copy| copy.node == node);
+            at.map(|at| list.remove(at))
+        };
+        let Some(copy) = removed else { return false };
+        self.count.fetch_add(u32::MAX, Ordering::Release);
+        copy.remove();
+        true
+    }
+
+    /// The last record of a log that every copy has with the ledger up to an entry; `None` without copies.
+    pub fn watermark(&self, log: LogUid, entry: Sequence) -> Option<Sequence> {
+        let all = self.all();
+        all.iter().map(|copy| copy.settled(log, entry).unwrap_or_default()).min()
+    }
+
+    /// How far every copy's tree, and the own one, contains a log's file.
+    pub fn reusable(
+        &self,
+        log: LogUid,
+        incarnation: Incarnation,
+        before: Digested,
+        own: Digested,
+    ) -> Digested {
+        let all = self.all();
+        let theirs = all.iter().map(|copy| copy.executed(log, incarnation).unwrap_or(before));
+        theirs.chain([own]).min_by_key(|digested| digested.sequence).unwrap_or(own)
+    }
+
+    /// What every copy's tree contains of the ledger; `None` without copies.
+    pub fn contained(&self) -> Option<LedgerPlace> {
+        self.all().iter().map(|copy| copy.contained()).min_by_key(|place| place.sequence)
+    }
+}
+
+/// All of a ledger.
+pub(crate) fn ledger_to_send(ledger: &crate::ledger::Ledger) -> LedgerToSend {
+    LedgerToSend { region: ledger.region().clone(), end: position_of(&ledger.place()) }
+}

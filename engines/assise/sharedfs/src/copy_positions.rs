@@ -1,0 +1,76 @@
+//! How far a copy is, as it said itself: positions, which only grow.
+//!
+//! Guarantees: a copy that says to have more than it was sent, or a tree that contains what is not settled, is found.
+
+use format::mirror::{LEDGER_STREAM, LogMark, SettledMark};
+use format::{Incarnation, LogUid, Sequence};
+use ipc::Digested;
+use ipc::host::Time;
+use mirror::ledger::LedgerPosition;
+use std::collections::BTreeMap;
+
+/// A log of which a copy has a file.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CopiedLog {
+    pub incarnation: Incarnation,
+    pub sent: Digested,
+    pub settled: Sequence,
+    pub executed: Digested,
+    /// The log was found to end at the first record when it was to be sent up to the second.
+    pub ends: Option<(Sequence, Sequence)>,
+    pub ring_bytes: u64,
+}
+
+/// How far a copy is.
+pub(crate) struct Positions {
+    pub ledger_sent: Sequence,
+    pub ledger: Sequence,
+    pub contained: LedgerPosition,
+    pub logs: BTreeMap<LogUid, CopiedLog>,
+    /// When one of them moved, or when something was sent after all that was sent had been settled.
+    pub moved_at: Time,
+    pub level: bool,
+}
+
+impl Positions {
+    /// Whether something was sent that is not settled.
+    pub fn waits(&self) -> bool {
+        self.ledger_sent > self.ledger || self.logs.values().any(|log| log.sent.sequence > log.settled)
+    }
+}
+
+impl Positions {
+    pub fn take_settled(&mut self, mark: &SettledMark) -> Result<(), mirror::Error> {
+        let (settled, sent) = match self.logs.get_mut(&mark.log) {
+            _ if mark.log == LEDGER_STREAM => (&mut self.ledger, self.ledger_sent),
+            Some(log) => (&mut log.settled, log.sent.sequence),
+            // It is over.
+            None => return Ok(()),
+        };
+        if mark.sequence > sent {
+            return Err(mirror::Error::Broken("a copy has more than was sent"));
+        }
+        *settled = mark.sequence.max(*settled);
+        Ok(())
+    }
+
+    pub fn take_executed(&mut self, ledger: LedgerPosition, logs: &[LogMark]) -> Result<(), mirror::Error> {
+        if ledger.sequence > self.ledger {
+            return Err(mirror::Error::Broken("a tree contains what is not settled"));
+        }
+        if ledger.sequence > self.contained.sequence {
+            self.contained = ledger;
+        }
+        for mark in logs {
+            let log = self.logs.get_mut(&mark.log).filter(|log| log.incarnation == mark.incarnation);
+            let Some(log) = log else { continue };
+            if mark.sequence > log.settled {
+                return Err(mirror::Error::Broken("a tree contains what is not settled"));
+            }
+            if mark.sequence > log.executed.sequence {
+                log.executed = Digested { sequence: mark.sequence, position: mark.position.get() };
+            }
+        }
+        Ok(())
+    }
+}

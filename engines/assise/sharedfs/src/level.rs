@@ -1,0 +1,236 @@
+//! A copy is brought to what this pool has: what it says it has is judged against the own history, what it lacks is sent,
+//! and the ledger keeps what its tree does not contain.
+//!
+//! Guarantees: a copy is fed only if it is a prefix of the own history and all that it lacks is here; else it is refused
+//! before anything is sent to it.
+
+use crate::copies::{Copies, Copy, Has, LogToSend, ledger_to_send};
+use crate::error::Error;
+use crate::ledger::place_of;
+use crate::replay::copy::LocalCopy;
+use area::Area;
+use format::ledger::Event;
+use format::mirror::LogEnds;
+use format::{Life, LogUid, NodeId, Sequence};
+use ipc::Digested;
+use ipc::host::{Host, Time};
+use mirror::{CopyEnds, Sender};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use transport::Connection;
+
+/// How long a copy may take to answer a greeting, and to come up to the pool before a life begins.
+pub(crate) const LEVEL_PATIENCE: Duration = Duration::from_secs(10);
+/// How long one wait for a copy is.
+pub(crate) const LOOK: Duration = Duration::from_millis(20);
+/// Bytes of a log that are sent at once.
+pub(crate) const TURN_BYTES: usize = 256 << 10;
+
+/// Greets a copy over a connection that was made to it.
+///
+/// # Errors
+/// `Copy`.
+pub(crate) fn greet(
+    host: &Arc<dyn Host>,
+    connection: Connection,
+    version: u64,
+    ledger_bytes: u64,
+) -> Result<(Sender, CopyEnds), Error> {
+    let node = connection.node();
+    let until = host.now().after(LEVEL_PATIENCE);
+    Sender::greet(connection, (version, ledger_bytes), until).map_err(|error| Error::Copy(node, error))
+}
+
+/// Judges what a copy has, and begins to count it: the ledger keeps what its tree lacks from here on.
+///
+/// # Errors
+/// `CopyIsAhead`, `NeedsImport`; `Media`, `File` of the own pool.
+pub(crate) fn begin_copy(
+    host: &Arc<dyn Host>,
+    local: &mut LocalCopy,
+    lives: &BTreeMap<Life, [u8; 16]>,
+    (sender, ends): (Sender, CopyEnds),
+) -> Result<Arc<Copy>, Error> {
+    let node = sender.connection().node();
+    judge_history(local, lives, &ends, node)?;
+    let logs = judge_logs(local, &ends, node)?;
+    let copy = Copy::new(host.clone(), sender, &ends);
+    for (ends, ring_bytes) in logs {
+        copy.resume_log(&ends, ring_bytes);
+    }
+    Ok(copy)
+}
+
+/// The keys of all lives of the own history.
+///
+/// # Errors
+/// `Area`.
+pub(crate) fn keys_of_lives(area: &Area, local: &LocalCopy) -> Result<BTreeMap<Life, [u8; 16]>, Error> {
+    let mut keys: BTreeMap<Life, [u8; 16]> =
+        area.lives()?.into_iter().map(|(life, item)| (life, item.key)).collect();
+    for pending in local.ledger.pending() {
+        if let crate::replay::table::Change::Life(life, item) = &pending.change {
+            keys.insert(*life, item.key);
+        }
+    }
+    Ok(keys)
+}
+
+/// A copy's ledger is a beginning of the own one.
+fn judge_history(
+    local: &LocalCopy,
+    lives: &BTreeMap<Life, [u8; 16]>,
+    ends: &CopyEnds,
+    node: NodeId,
+) -> Result<(), Error> {
+    let own = local.ledger.place();
+    if ends.end.sequence > own.sequence || ends.end.life > own.life {
+        return Err(Error::CopyIsAhead(node));
+    }
+    let key = lives.get(&ends.end.life).copied().unwrap_or_default();
+    let same = key == ends.key && (ends.end.life == Life::new(0)) == (ends.key == [0; 16]);
+    // That its end is a place between two entries of ours is seen when they are read from there.
+    let reaches = same && local.ledger.entries_from(&place_of(&ends.end))?.is_some();
+    if reaches { Ok(()) } else { Err(Error::NeedsImport(node)) }
+}
+
+/// All records that the entries name which the copy's tree lacks are at the copy, or here. Gives the files that go on.
+fn judge_logs(local: &mut LocalCopy, ends: &CopyEnds, node: NodeId) -> Result<Vec<(LogEnds, u64)>, Error> {
+    let entries = local.ledger.entries_from(&place_of(&ends.contained))?;
+    let entries = entries.ok_or(Error::NeedsImport(node))?;
+    let mut there: BTreeMap<LogUid, Sequence> = BTreeMap::new();
+    for log in &ends.logs {
+        let end = there.entry(log.log).or_default();
+        *end = log.end.max(*end);
+    }
+    let mut goes_on = Vec::new();
+    let logs: Vec<LogUid> = local.logs.keys().copied().collect();
+    for uid in logs {
+        let open = local.ledger.table().log(uid).expect("each log of a copy is in the table");
+        let incarnation = open.incarnation;
+        let digested = local.digested(uid);
+        let Some(file) = local.file(uid)? else { continue };
+        let known = ends.logs.iter().find(|log| (log.log, log.incarnation) == (uid, incarnation));
+        let from = match known {
+            Some(log) => {
+                goes_on.push((*log, file.ring_bytes()));
+                Digested { sequence: log.end, position: log.end_position.get() }
+            }
+            None => match local.logs.get(&uid).and_then(|log| log.before) {
+                Some(before) => Digested { sequence: before, ..mirror::logs::BEGINNING },
+                None => return Err(Error::NeedsImport(node)),
+            },
+        };
+        // What is digested here stands here still, from where the copy's file ends.
+        let (mut frames, mut at) = (file.frames(from), from);
+        while at.sequence < digested.sequence {
+            let Some(frame) = frames.next()? else { return Err(Error::NeedsImport(node)) };
+            at = frame.after;
+        }
+        let end = there.entry(uid).or_default();
+        *end = digested.sequence.max(*end);
+    }
+    for read in entries {
+        let entry = read.entry()?;
+        if let Event::Digest { up_to, .. } = entry.event
+            && there.get(&entry.log).is_none_or(|end| *end < up_to)
+        {
+            return Err(Error::NeedsImport(node));
+        }
+    }
+    Ok(goes_on)
+}
+
+/// What a log of a copy is sent as, up to a record.
+///
+/// # Errors
+/// `Media`.
+pub(crate) fn log_to_send(
+    local: &mut LocalCopy,
+    uid: LogUid,
+    up_to: Sequence,
+) -> Result<Option<LogToSend>, Error> {
+    let Some(open) = local.ledger.table().log(uid) else { return Ok(None) };
+    let (incarnation, owner) = (open.incarnation, open.caller.uid);
+    let Some(file) = local.file(uid)? else { return Ok(None) };
+    let before = local.logs.get(&uid).and_then(|log| log.before);
+    Ok(Some(LogToSend { log: uid, incarnation, file, before, owner, up_to }))
+}
+
+/// Before a life begins: every copy gets what the logs hold and all of the ledger, and its tree contains that, so that all of
+/// the ledger's ring is free. Gives how far each log goes.
+///
+/// # Errors
+/// `Copy`: it did not come up in time, or its connection is over.
+pub(crate) fn level(
+    host: &Arc<dyn Host>,
+    copies: &Copies,
+    local: &mut LocalCopy,
+) -> Result<BTreeMap<LogUid, Sequence>, Error> {
+    let until = host.now().after(LEVEL_PATIENCE);
+    let mut ends = BTreeMap::new();
+    let logs: Vec<LogUid> = local.logs.keys().copied().collect();
+    for uid in logs {
+        let Some(item) = log_to_send(local, uid, Sequence::new(u64::MAX))? else { continue };
+        let ledger = ledger_to_send(&local.ledger);
+        let mut end = Sequence::new(u64::MAX);
+        for copy in copies.all() {
+            loop {
+                let seen = copy.look();
+                match copy.has(uid, item.up_to, Sequence::new(0)) {
+                    Has::All => break,
+                    Has::Until(at) => {
+                        end = end.min(at);
+                        break;
+                    }
+                    Has::Less => {}
+                }
+                copy.push(Some(&item), &ledger, TURN_BYTES);
+                wait(host, &copy, seen, until)?;
+            }
+        }
+        ends.insert(uid, end);
+    }
+    let last = local.ledger.last();
+    for copy in copies.all() {
+        loop {
+            let seen = copy.look();
+            if copy.contained().sequence >= last {
+                break;
+            }
+            copy.push(None, &ledger_to_send(&local.ledger), TURN_BYTES);
+            wait(host, &copy, seen, until)?;
+        }
+    }
+    local.ledger.hold(copies.contained());
+    Ok(ends)
+}
+
+/// All copies have the whole ledger.
+///
+/// # Errors
+/// As [`level`].
+pub(crate) fn send_ledger(host: &Arc<dyn Host>, copies: &Copies, local: &LocalCopy) -> Result<(), Error> {
+    let until = host.now().after(LEVEL_PATIENCE);
+    for copy in copies.all() {
+        loop {
+            let seen = copy.look();
+            if copy.has_ledger(local.ledger.last()) {
+                break;
+            }
+            copy.push(None, &ledger_to_send(&local.ledger), TURN_BYTES);
+            wait(host, &copy, seen, until)?;
+        }
+    }
+    Ok(())
+}
+
+fn wait(host: &Arc<dyn Host>, copy: &Copy, seen: u32, until: Time) -> Result<(), Error> {
+    let now = host.now();
+    if !copy.is_connected() || now >= until {
+        return Err(Error::Copy(copy.node, transport::Error::TimedOut.into()));
+    }
+    copy.listen(seen, now.after(LOOK).min(until));
+    Ok(())
+}

@@ -1,0 +1,414 @@
+//! The head's side of replication: what waits for copies, and what feeds them meanwhile (Assise §3.2.1; the rules are
+//! numbered in `docs/replication.md`).
+//!
+//! Guarantees: an fsync is answered when every copy has settled the log to where the program wrote it and the ledger to the
+//! newest entry that gave the log a right. Nothing is digested before all copies have that much. Space of a log is used
+//! again when all trees contain what stood there; so is space of the ledger. No lock is held while a copy is waited for.
+
+use crate::copies::{CopyState, Has, Listened, LogToSend, ledger_to_send};
+use crate::error::Error;
+use crate::level::{LEVEL_PATIENCE, LOOK, TURN_BYTES, begin_copy, greet, keys_of_lives, log_to_send};
+use crate::state::{Core, State};
+use ccnvm::SessionId;
+use format::call::{Status, split};
+use format::session::SyncRequest;
+use format::{NodeId, Sequence};
+use ipc::Digested;
+use ipc::host::Time;
+use ipc::sync::Ordering;
+use mirror::logs::{BEGINNING, RING_START};
+use std::sync::Arc;
+use std::time::Duration;
+use transport::Connection;
+
+/// How long a daemon that stops waits for a copy that says nothing.
+const STOP_PATIENCE: Duration = Duration::from_secs(1);
+/// Pause between two rounds of the background stream.
+const ROUND: Duration = Duration::from_millis(5);
+/// Bytes of a log that the background stream sends in a round.
+const BACKGROUND_BYTES: usize = 1 << 20;
+
+/// How far copies have a log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reached {
+    /// As far as was asked.
+    All,
+    /// As far as it goes: no whole record stands behind this one.
+    Until(Sequence),
+}
+
+/// What has to be at the copies.
+struct Wanted {
+    item: Option<LogToSend>,
+    ledger: crate::copies::LedgerToSend,
+    /// The newest entry that is wanted.
+    entry: Sequence,
+}
+
+impl Core {
+    /// Counts a member as a copy and brings it to what is here.
+    ///
+    /// # Errors
+    /// `Copy`, `CopyIsAhead`, `NeedsImport`: it does not count, unless it did before.
+    pub fn add_copy(self: &Arc<Self>, connection: Connection) -> Result<(), Error> {
+        let node = connection.node();
+        let ledger_bytes = self.state.lock().copy.ledger.region().bytes();
+        let greeted = greet(&self.host, connection, self.copies.version(), ledger_bytes)?;
+        let known = self.copies.of(node);
+        let lives = {
+            let area = self.area.lock();
+            let state = self.state.lock();
+            keys_of_lives(&area, &state.copy)?
+        };
+        let copy = {
+            let mut state = self.state.lock();
+            let copy = begin_copy(&self.host, &mut state.copy, &lives, greeted)?;
+            match &known {
+                Some(known) => known.reconnect(&copy),
+                None => {
+                    self.copies.add(copy.clone());
+                    for session in state.sessions.values() {
+                        session.shared.daemon.publish_replication(true, Default::default());
+                    }
+                }
+            }
+            state.copy.ledger.hold(self.copies.contained());
+            known.clone().unwrap_or(copy)
+        };
+        let ready: Vec<_> =
+            self.state.lock().ready.iter().map(|ready| (ready.log, ready.file.clone())).collect();
+        ready.iter().for_each(|(log, file)| copy.prepare_log(*log, file));
+        let levelled = self.bring_up(node);
+        if let (Err(_), None) = (&levelled, &known) {
+            self.remove_copy(node);
+        }
+        levelled?;
+        copy.set_level();
+        // Acquire: pairs with the Release of `Daemon::start`.
+        if known.is_none() && self.started.load(Ordering::Acquire) != 0 {
+            let feeder = self.clone();
+            self.spawn("copy", move || feeder.feed(node))?;
+        }
+        Ok(())
+    }
+
+    /// Waits until the copies have all that is committed now.
+    ///
+    /// # Errors
+    /// As [`Self::reach`].
+    pub fn reach_all(&self) -> Result<(), Error> {
+        self.reach_all_until(None)
+    }
+
+    fn bring_up(&self, node: NodeId) -> Result<(), Error> {
+        self.reach_all_until(Some(self.host.now().after(LEVEL_PATIENCE)))?;
+        match self.copies.of(node) {
+            Some(_) => Ok(()),
+            None => Err(Error::Copy(node, transport::Error::TimedOut.into())),
+        }
+    }
+
+    fn reach_all_until(&self, until: Option<Time>) -> Result<(), Error> {
+        let sessions: Vec<(SessionId, Sequence)> = {
+            let state = self.state.lock();
+            state.sessions.iter().map(|(id, session)| (*id, session.shared.committed())).collect()
+        };
+        for (id, up_to) in sessions {
+            self.reach(id, up_to, Sequence::new(0), until)?;
+        }
+        let last = self.state.lock().copy.ledger.last();
+        self.reach_ledger(last, until)
+    }
+
+    /// A member counts as a copy no more.
+    pub fn remove_copy(&self, node: NodeId) {
+        if !self.copies.remove(node) {
+            return;
+        }
+        self.note_executed();
+        let state = self.state.lock();
+        let any = self.copies.any();
+        for session in state.sessions.values().filter(|_| !any) {
+            session.shared.daemon.publish_replication(false, Default::default());
+        }
+        drop(state);
+        self.announce_events();
+        self.announce_work();
+    }
+
+    /// How the copies are.
+    pub fn copy_states(&self) -> Vec<CopyState> {
+        self.copies.all().iter().map(|copy| copy.state()).collect()
+    }
+
+    /// Waits until all copies have a session's log up to a record, and the ledger up to `entry` and to the newest entry that
+    /// gave the log a right.
+    ///
+    /// # Errors
+    /// `Stopped`; `Copy`: not until then.
+    pub fn reach(
+        &self,
+        id: SessionId,
+        up_to: Sequence,
+        entry: Sequence,
+        until: Option<Time>,
+    ) -> Result<Reached, Error> {
+        self.reach_by(until, |state| {
+            let Some(session) = state.sessions.get(&id) else { return Ok(None) };
+            let (log, right) = (session.log, session.right);
+            let item = log_to_send(&mut state.copy, log, up_to)?;
+            let ledger = ledger_to_send(&state.copy.ledger);
+            Ok(Some(Wanted { item, ledger, entry: entry.max(right) }))
+        })
+    }
+
+    /// Waits until all copies have the ledger up to an entry.
+    ///
+    /// # Errors
+    /// As [`Self::reach`].
+    pub fn reach_ledger(&self, entry: Sequence, until: Option<Time>) -> Result<(), Error> {
+        self.reach_by(until, |state| {
+            let ledger = ledger_to_send(&state.copy.ledger);
+            Ok(Some(Wanted { item: None, ledger, entry }))
+        })?;
+        Ok(())
+    }
+
+    fn reach_by(
+        &self,
+        until: Option<Time>,
+        mut wanted: impl FnMut(&mut State) -> Result<Option<Wanted>, Error>,
+    ) -> Result<Reached, Error> {
+        let mut closing = None;
+        loop {
+            let copies = self.copies.all();
+            if copies.is_empty() {
+                return Ok(Reached::All);
+            }
+            let looks: Vec<u32> = copies.iter().map(|copy| copy.look()).collect();
+            let wanted = {
+                let mut state = self.state.lock();
+                if state.is_stopped() {
+                    return Err(Error::Stopped);
+                }
+                if state.closing {
+                    closing.get_or_insert_with(|| self.host.now().after(STOP_PATIENCE));
+                }
+                match wanted(&mut state)? {
+                    Some(wanted) => wanted,
+                    None => return Ok(Reached::All),
+                }
+            };
+            let has = |copy: &crate::copies::Copy| match &wanted.item {
+                Some(item) => copy.has(item.log, item.up_to, wanted.entry),
+                None if copy.has_ledger(wanted.entry) => Has::All,
+                None => Has::Less,
+            };
+            let lacks = |copy: &crate::copies::Copy| has(copy) == Has::Less && !copy.is_removed();
+            copies.iter().filter(|copy| lacks(copy)).for_each(|copy| {
+                copy.push(wanted.item.as_ref(), &wanted.ledger, TURN_BYTES);
+            });
+            let behind = copies.iter().zip(&looks).find(|(copy, _)| lacks(copy));
+            let Some((copy, seen)) = behind else {
+                let ends = copies.iter().filter_map(|copy| match has(copy) {
+                    Has::Until(at) => Some(at),
+                    Has::All | Has::Less => None,
+                });
+                return Ok(ends.min().map_or(Reached::All, Reached::Until));
+            };
+            let now = self.host.now();
+            let last = [until, closing].into_iter().flatten().min();
+            if last.is_some_and(|last| now >= last) {
+                let error = Error::Copy(copy.node, transport::Error::TimedOut.into());
+                if closing.is_some() {
+                    // What the logs hold is for the next life.
+                    self.state.lock().stop(&error);
+                    self.tell_failure();
+                }
+                return Err(error);
+            }
+            let wake = now.after(LOOK);
+            if copy.listen(*seen, last.map_or(wake, |last| last.min(wake))) == Listened::Executed {
+                self.note_executed();
+            }
+        }
+    }
+
+    /// A tree is further, or a copy counts no more: what it held back may be used again.
+    pub fn note_executed(&self) {
+        let mut state = self.state.lock();
+        state.copy.ledger.hold(self.copies.contained());
+        let ids: Vec<SessionId> = state.sessions.keys().copied().collect();
+        for id in ids {
+            state.publish_reusable(self, id);
+        }
+        drop(state);
+        // Whoever waits for room.
+        self.announce_events();
+    }
+
+    /// The last record of a session's log that may be digested: all copies have it, with what gave the log its rights.
+    pub fn digestible(&self, state: &State, id: SessionId, up_to: Sequence) -> Sequence {
+        let Some(session) = state.sessions.get(&id) else { return up_to };
+        let watermark = self.copies.watermark(session.log, session.right);
+        watermark.map_or(up_to, |watermark| watermark.min(up_to))
+    }
+
+    /// Waits, if copies hold the ledger back, until it has room for the entries of a batch.
+    ///
+    /// # Errors
+    /// As [`Self::reach`].
+    pub fn wait_for_batch_room(&self) -> Result<(), Error> {
+        loop {
+            let held = {
+                let state = self.state.lock();
+                if state.is_stopped() {
+                    return Err(Error::Stopped);
+                }
+                let ledger = &state.copy.ledger;
+                !ledger.has_room_for_batch() && ledger.is_held_back()
+            };
+            if !held {
+                return Ok(());
+            }
+            self.wait_for_trees();
+        }
+    }
+
+    /// Waits a while for the tree of the copy that is furthest behind.
+    pub fn wait_for_trees(&self) {
+        let copies = self.copies.all();
+        let Some(copy) = copies.iter().min_by_key(|copy| copy.contained().sequence) else {
+            return self.note_executed();
+        };
+        let seen = copy.look();
+        let ledger = ledger_to_send(&self.state.lock().copy.ledger);
+        copy.push(None, &ledger, TURN_BYTES);
+        copy.listen(seen, self.host.now().after(LOOK));
+        self.note_executed();
+    }
+
+    /// Waits until space of a session's log up to a record may be used again, if a copy holds it back.
+    pub fn wait_until_reusable(&self, id: SessionId, up_to: Sequence) {
+        loop {
+            let reusable = {
+                let state = self.state.lock();
+                if state.is_stopped() || state.closing || !state.sessions.contains_key(&id) {
+                    return;
+                }
+                state.reusable_of(self, id).sequence
+            };
+            if reusable >= up_to || !self.copies.any() {
+                return;
+            }
+            self.wait_for_trees();
+        }
+    }
+
+    /// [`format::call::CallKind::Sync`], whose ledger is settled here.
+    pub fn sync_copies(&self, id: SessionId, body: &[u8], until: Option<Time>) -> Result<(), Error> {
+        let Ok((request, _)) = split::<SyncRequest>(body) else { return Ok(()) };
+        let up_to = {
+            let mut state = self.state.lock();
+            let Ok(session) = state.live(id) else { return Ok(()) };
+            request.record.min(session.shared.committed())
+        };
+        self.reach(id, up_to, request.entry, until)?;
+        let state = self.state.lock();
+        if let Some(session) = state.sessions.get(&id) {
+            let any = self.copies.any();
+            session.shared.daemon.publish_replication(any, (up_to, request.entry.max(session.right)));
+        }
+        Ok(())
+    }
+
+    /// One round of the background stream to a copy: something of each log that it lacks, and the ledger.
+    pub fn feed_round(&self, copy: &crate::copies::Copy) -> Result<(), Error> {
+        let sessions: Vec<SessionId> = self.state.lock().sessions.keys().copied().collect();
+        for id in sessions {
+            let item = {
+                let mut guard = self.state.lock();
+                let state = &mut *guard;
+                let Some(session) = state.sessions.get(&id) else { continue };
+                let (log, up_to) = (session.log, session.shared.committed());
+                let item = log_to_send(&mut state.copy, log, up_to)?;
+                item.map(|item| (item, ledger_to_send(&state.copy.ledger)))
+            };
+            if let Some((item, ledger)) = item
+                && copy.has(item.log, item.up_to, Sequence::new(0)) == Has::Less
+            {
+                copy.push(Some(&item), &ledger, BACKGROUND_BYTES);
+            }
+        }
+        let (last, ledger) = {
+            let state = self.state.lock();
+            (state.copy.ledger.last(), ledger_to_send(&state.copy.ledger))
+        };
+        if !copy.has_ledger(last) {
+            copy.push(None, &ledger, 0);
+        }
+        Ok(())
+    }
+
+    /// Takes what the copies have said; false if that is nothing.
+    pub fn hear_copies(&self) -> bool {
+        let mut heard = false;
+        for copy in self.copies.all() {
+            match copy.listen(copy.look(), Time::from_ns(0)) {
+                Listened::Executed => {
+                    self.note_executed();
+                    heard = true;
+                }
+                Listened::Settled => heard = true,
+                Listened::Nothing => {}
+            }
+        }
+        heard
+    }
+
+    /// The thread that feeds one copy in the background, until it counts no more.
+    pub fn feed(&self, node: NodeId) {
+        while let Some(copy) = self.copies.of(node) {
+            // Acquire: pairs with the Release of `Daemon::stop`.
+            if self.ending.load(Ordering::Acquire) != 0 || self.state.lock().is_stopped() {
+                return;
+            }
+            let seen = copy.look();
+            if self.feed_round(&copy).is_err() {
+                return;
+            }
+            let until = self.host.now().after(ROUND);
+            match copy.listen_behind(seen, until) {
+                Listened::Executed => self.note_executed(),
+                Listened::Settled => self.announce_work(),
+                Listened::Nothing => {}
+            }
+        }
+    }
+}
+
+impl State {
+    /// Up to where a session's log may be written over: all trees contain it.
+    pub fn reusable_of(&self, core: &Core, id: SessionId) -> Digested {
+        let own = self.digested_of(id);
+        let Some(session) = self.sessions.get(&id).filter(|_| core.copies.any()) else { return own };
+        let log = session.log;
+        let Some(open) = self.copy.ledger.table().log(log) else { return own };
+        let before = self.copy.logs.get(&log).and_then(|log| log.before).unwrap_or(BEGINNING.sequence);
+        let before = Digested { sequence: before, position: RING_START };
+        core.copies.reusable(log, open.incarnation, before, own)
+    }
+
+    /// Tells a session up to where its log may be written over.
+    pub fn publish_reusable(&self, core: &Core, id: SessionId) {
+        let reusable = self.reusable_of(core, id);
+        if let Some(session) = self.sessions.get(&id) {
+            session.shared.daemon.publish_digested(reusable);
+        }
+    }
+}
+
+/// The status of a call that waited for copies.
+pub(crate) fn status_of(result: Result<(), Error>) -> Result<(), Status> {
+    result.map_err(|_| Status::Media)
+}

@@ -1,0 +1,591 @@
+//! A copy that does not lead: it takes what the head sends, makes it durable, and executes the ledger (Assise §3.2.1, digest
+//! on replicas; §3.4).
+//!
+//! A standby has the pool under its lock, begins no life and serves no session. [`Standby::follow`] receives from one head;
+//! another thread executes the entries that are settled, with the records that they name, by the same `replay` that the
+//! head digests with. [`Standby::lead`] ends both, and makes a daemon of it: what a standby has is a pool whose daemon has
+//! just died.
+//!
+//! Guarantees: the head hears that something is settled when it is; nothing is executed that is not. Of several heads the
+//! one with the newest version of the subtree is believed: when a greeting is answered, nothing that came over an earlier
+//! link is written any more. A copy never skips: if it cannot do what an entry says it stops, and says why.
+//!
+//! Locks: the receiver's, then the link's; the contents' alone. None is held across a wait for a message.
+
+use crate::config::Config;
+use crate::daemon::{Daemon, lock_pool};
+use crate::error::Error;
+use crate::generations::Generations;
+use crate::ledger::position_of;
+use crate::replay::copy::{LocalCopy, contain_changes};
+use crate::replay::script::Script;
+use crate::take_over::Recovered;
+use area::Area;
+use format::mirror::{LogMark, MirrorMessage, MirrorRefusal};
+use format::{Epoch, Incarnation, Life, LogUid, NodeId, Sequence};
+use ipc::host::{Host, WAKE_ALL};
+use ipc::lock::Lock;
+use ipc::sync::{LongWord, Ordering, Word};
+use mirror::ledger::LedgerPosition;
+use mirror::logs::{BEGINNING, log_file};
+use mirror::{HeadTerms, Receiver, Stepped, refuse, say_executed};
+use pmem::{MediaError, Medium, PoolLock};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use transport::{Connection, Event};
+use zerocopy::little_endian::{U32, U64};
+
+/// Entries that are executed before somebody is told how far the copy is.
+const ENTRIES_AT_ONCE: usize = 64;
+/// Records of a batch, and their bytes.
+const STEP_RECORDS: usize = 1024;
+const STEP_BYTES: usize = 4 << 20;
+/// A copy whose entries are executed contains them in its tree after so long without new ones.
+const IDLE: Duration = Duration::from_millis(20);
+/// How long a head may take to say hello, or to take what it is told then.
+const GREETING: Duration = Duration::from_secs(2);
+/// How long one wait for a message is.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// As what a node leads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Term {
+    /// The node.
+    pub node: NodeId,
+    /// Epoch of the cluster.
+    pub epoch: Epoch,
+    /// Version of the subtree in whose view it leads: it grows whenever another node may lead.
+    pub version: u64,
+}
+
+/// How far a standby is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StandbyState {
+    /// The node that sends to it.
+    pub head: Option<NodeId>,
+    /// The last entry of the ledger that is settled.
+    pub ledger: Sequence,
+    /// The last entry that was executed.
+    pub executed: Sequence,
+    /// The life of the chain at that entry.
+    pub life: Life,
+}
+
+/// What a standby has of the pool.
+struct Contents {
+    area: Area,
+    copy: LocalCopy,
+    /// How far each log was when the head was told last.
+    told: BTreeMap<LogUid, Sequence>,
+    told_ledger: Sequence,
+    /// Files of logs that go with the next flip.
+    over: Vec<(LogUid, Incarnation)>,
+}
+
+/// What takes messages.
+struct Receiving {
+    /// None once the standby leads or has stopped.
+    receiver: Option<Receiver>,
+    /// Which link counts.
+    link: u64,
+}
+
+/// Who sends.
+#[derive(Default)]
+struct HeadLink {
+    connection: Option<Connection>,
+    /// The newest version of the subtree that was heard of.
+    version: u64,
+}
+
+/// See the module. Clones are the same standby.
+#[derive(Clone)]
+pub struct Standby(Arc<Inner>);
+
+struct Inner {
+    host: Arc<dyn Host>,
+    medium: Medium,
+    config: Config,
+    /// The same with batches that are short: nobody waits long for the end of one.
+    steps: Config,
+    pool: Lock<Option<PoolLock>>,
+    contents: Lock<Option<Contents>>,
+    receiving: Lock<Receiving>,
+    head: Lock<HeadLink>,
+    failure: Lock<Option<String>>,
+    /// The last entry that is settled.
+    settled: LongWord,
+    /// The last entry that was executed, and the life of the chain there.
+    executed: LongWord,
+    life: Word,
+    /// Grows when there is more, and when the standby ends.
+    arrived: Word,
+    /// 1 when it ends.
+    ending: Word,
+    /// Threads that execute.
+    threads: Word,
+}
+
+impl Standby {
+    /// Takes the pool, and executes its ledger to the end. Nothing runs yet.
+    ///
+    /// # Errors
+    /// `Settings`; `Media` (`Locked`: a daemon has it); `Area`; `File`.
+    pub fn open(host: Arc<dyn Host>, medium: &Medium, config: Config) -> Result<Self, Error> {
+        config.check()?;
+        let medium = medium.guarded()?;
+        let pool = lock_pool(&*host, &medium, &config)?;
+        let (contents, receiver) = open_contents(&*host, &medium, &config)?;
+        let settled = LongWord::new(receiver.settled().get());
+        let place = contents.copy.ledger.place();
+        let receiving = Receiving { receiver: Some(receiver), link: 0 };
+        Ok(Self(Arc::new(Inner {
+            pool: Lock::new(host.clone(), Some(pool)),
+            contents: Lock::new(host.clone(), Some(contents)),
+            receiving: Lock::new(host.clone(), receiving),
+            head: Lock::new(host.clone(), HeadLink::default()),
+            failure: Lock::new(host.clone(), None),
+            settled,
+            executed: LongWord::new(place.sequence.get()),
+            life: Word::new(place.life.get()),
+            arrived: Word::new(0),
+            ending: Word::new(0),
+            threads: Word::new(0),
+            medium,
+            steps: Config {
+                batch_records: config.batch_records.min(STEP_RECORDS),
+                batch_bytes: config.batch_bytes.min(STEP_BYTES),
+                ..config
+            },
+            config,
+            host,
+        })))
+    }
+
+    /// Starts the thread that executes what arrives.
+    ///
+    /// # Errors
+    /// `Ipc`.
+    pub fn start(&self) -> Result<(), Error> {
+        let inner = self.0.clone();
+        inner.threads.fetch_add(1, Ordering::Relaxed);
+        let spawned = self.0.host.spawn("execute", Box::new(move || inner.execute_all()));
+        if spawned.is_err() {
+            self.0.threads.fetch_add(u32::MAX, Ordering::Relaxed);
+        }
+        spawned?;
+        Ok(())
+    }
+
+    /// Receives from a head over a connection that was accepted from it, until that ends or a later head comes; gives why it
+    /// ended.
+    ///
+    /// # Errors
+    /// `Copy`: always, with the reason.
+    pub fn follow(&self, connection: &Connection) -> Result<(), Error> {
+        let of_head = |error| Error::Copy(connection.node(), error);
+        let link = self.greet(connection).inspect_err(|_| connection.close()).map_err(of_head)?;
+        loop {
+            let until = self.0.host.now().after(LOOK);
+            let stepped = self.receive(connection, link, until);
+            if let Err(error) = stepped {
+                connection.close();
+                return Err(of_head(error));
+            }
+        }
+    }
+
+    /// Answers the greeting of a head; the number of the link.
+    ///
+    /// # Errors
+    /// `Refused`, `Connection`, `Message`, `Broken`, `Media`.
+    pub fn greet(&self, connection: &Connection) -> Result<u64, mirror::Error> {
+        let inner = &self.0;
+        let until = inner.host.now().after(GREETING);
+        let hello = match connection.take(Some(until))? {
+            Event::Message(message) => message,
+            Event::Immediate(_) => return Err(mirror::Error::Broken("an immediate")),
+            Event::Ended(why) => return Err(transport::Error::Ended(why).into()),
+        };
+        let MirrorMessage::Hello(hello) = MirrorMessage::decode(&hello)? else {
+            return Err(mirror::Error::Broken("a head says hello first"));
+        };
+        let (former, known) = {
+            let mut head = inner.head.lock();
+            let known = head.version;
+            let newer = hello.version.get() >= known;
+            (newer.then(|| head.connection.take()).flatten(), known)
+        };
+        // When this returns nothing of the former head arrives any more.
+        if let Some(former) = former {
+            former.close();
+        }
+        let mut receiving = inner.receiving.lock();
+        let Some(receiver) = receiving.receiver.as_mut() else {
+            refuse(connection, MirrorRefusal::Closed, until)?;
+            return Err(mirror::Error::Refused(MirrorRefusal::Closed));
+        };
+        receiver.greet(connection, &hello, &HeadTerms { version: known }, until)?;
+        inner.announce(receiver);
+        // What a thread has taken from the former link, and not written, it does not write any more.
+        receiving.link += 1;
+        let mut head = inner.head.lock();
+        head.version = head.version.max(hello.version.get());
+        head.connection = Some(connection.clone());
+        Ok(receiving.link)
+    }
+
+    /// Takes one message over a link, if one comes until then.
+    ///
+    /// # Errors
+    /// As [`Self::greet`]: the link is over.
+    pub fn receive(
+        &self,
+        connection: &Connection,
+        link: u64,
+        until: ipc::Time,
+    ) -> Result<Stepped, mirror::Error> {
+        let inner = &self.0;
+        let came = match connection.take(Some(until)) {
+            Ok(Event::Message(came)) => came,
+            Ok(Event::Immediate(_)) => return Err(mirror::Error::Broken("an immediate")),
+            Ok(Event::Ended(why)) => return Err(transport::Error::Ended(why).into()),
+            Err(transport::Error::TimedOut | transport::Error::Interrupted) => return Ok(Stepped::Nothing),
+            Err(error) => return Err(error.into()),
+        };
+        let mut receiving = inner.receiving.lock();
+        if receiving.link != link {
+            return Err(mirror::Error::Broken("a later head leads"));
+        }
+        let Some(receiver) = receiving.receiver.as_mut() else {
+            return Err(mirror::Error::Refused(MirrorRefusal::Closed));
+        };
+        let stepped = receiver.take(&came, |answer| {
+            connection.send(answer, None)?;
+            Ok(())
+        });
+        if let Ok(Stepped::Settled) = &stepped {
+            inner.announce(receiver);
+        }
+        drop(receiving);
+        if let Err(mirror::Error::Media(error)) = &stepped {
+            inner.fail(&Error::Media(*error));
+        }
+        stepped
+    }
+
+    /// Heads of earlier versions of the subtree are refused from now on, and if one is linked its link is closed when this
+    /// returns.
+    pub fn fence(&self, version: u64) {
+        let former = {
+            let mut head = self.0.head.lock();
+            if version <= head.version {
+                return;
+            }
+            head.version = version;
+            head.connection.take()
+        };
+        if let Some(former) = former {
+            former.close();
+            self.0.receiving.lock().link += 1;
+        }
+    }
+
+    /// How far it is.
+    pub fn state(&self) -> StandbyState {
+        let head = self
+            .0
+            .head
+            .lock()
+            .connection
+            .as_ref()
+            .filter(|link| link.ended().is_none())
+            .map(Connection::node);
+        // Acquire: pairs with the Release of `announce`.
+        let ledger = Sequence::new(self.0.settled.load(Ordering::Acquire));
+        let executed = Sequence::new(self.0.executed.load(Ordering::Relaxed));
+        StandbyState { head, ledger, executed, life: Life::new(self.0.life.load(Ordering::Relaxed)) }
+    }
+
+    /// Why nothing is executed any more; `None` while it goes on.
+    pub fn failure(&self) -> Option<String> {
+        self.0.failure.lock().clone()
+    }
+
+    /// Executes some entries that are settled, or, if there are none, has the tree contain what was executed; false if there
+    /// was nothing to do. For whoever has no thread for it.
+    ///
+    /// # Errors
+    /// `Area`, `Media`, `File`, `Short`: it executes no more.
+    pub fn execute(&self) -> Result<bool, Error> {
+        let done = self.0.execute_some(true);
+        if let Err(error) = &done {
+            self.0.fail(error);
+        }
+        done
+    }
+
+    /// Gives up the pool: nobody is followed any more, and the thread ends.
+    pub fn stop(&self) {
+        self.end_following();
+        self.0.contents.lock().take();
+        self.0.pool.lock().take();
+    }
+
+    /// Ends the link and the thread; nobody is let in any more.
+    fn end_following(&self) {
+        self.0.receiving.lock().receiver.take();
+        let former = self.0.head.lock().connection.take();
+        if let Some(former) = former {
+            former.close();
+        }
+        // Release: pairs with the Acquire of the thread.
+        self.0.ending.store(1, Ordering::Release);
+        self.0.wake();
+        loop {
+            // Acquire: pairs with the Release of the thread's end.
+            let running = self.0.threads.load(Ordering::Acquire);
+            if running == 0 {
+                return;
+            }
+            self.0.host.wait(&self.0.threads, running, None);
+        }
+    }
+
+    /// Becomes a daemon that leads. `copies` are connections to the other members that count as copies, made from here: they
+    /// are brought to what this pool has before a life begins, and have its first entries before this returns.
+    ///
+    /// # Errors
+    /// `CopyIsAhead`, `NeedsImport`, `Copy`, and what [`Daemon::open`] says. The standby goes on as one after
+    /// [`Self::start`], if its pool can be read.
+    pub fn lead(&self, term: Term, copies: Vec<Connection>) -> Result<(Daemon, Recovered), Error> {
+        self.fence(term.version);
+        self.end_following();
+        let contents = self.0.contents.lock().take();
+        let pool = self.0.pool.lock().take();
+        let (Some(contents), Some(pool)) = (contents, pool) else { return Err(Error::Stopped) };
+        let Contents { area, copy, .. } = contents;
+        let config = Config { node: term.node, ..self.0.config };
+        let host = self.0.host.clone();
+        match Daemon::begin(host, &self.0.medium, config, (area, copy), (term, copies)) {
+            Ok((core, recovered)) => Ok((Daemon::of(core, pool), recovered)),
+            Err(error) => {
+                let again = open_contents(&*self.0.host, &self.0.medium, &self.0.config);
+                match again {
+                    Ok((contents, receiver)) => {
+                        self.0.announce(&receiver);
+                        *self.0.contents.lock() = Some(contents);
+                        self.0.receiving.lock().receiver = Some(receiver);
+                        self.0.ending.store(0, Ordering::Release);
+                    }
+                    Err(error) => self.0.fail(&error),
+                }
+                *self.0.pool.lock() = Some(pool);
+                Err(error)
+            }
+        }
+    }
+}
+
+/// Opens what a pool has, executed to its end, and what receives the rest.
+fn open_contents(host: &dyn Host, medium: &Medium, config: &Config) -> Result<(Contents, Receiver), Error> {
+    let mut area = Area::open(medium, config.area)?;
+    let generations = Arc::new(Generations::new(host)?);
+    let mut copy = LocalCopy::open(&area, medium, config, generations)?;
+    // What stands in the ledger may never have been settled: it is, before it is executed.
+    let region = copy.ledger.region().clone();
+    let contained = position_of(&copy.ledger.place());
+    let logs = logs_of(medium, &copy)?;
+    let key = key_at(&area, contained.life)?;
+    let log_bytes_max = config.log_bytes_max.max(config.log_bytes);
+    let opened =
+        Receiver::open(medium, area.pool(), (region, contained, key), logs.into_iter(), log_bytes_max);
+    let mut receiver = opened.map_err(|error| match error {
+        mirror::Error::Media(error) => Error::Media(error),
+        mirror::Error::Message(error) => Error::File(crate::ledger::LEDGER_FILE.to_owned(), error),
+        _ => Error::Stopped,
+    })?;
+    let mut over = Vec::new();
+    loop {
+        let (more, files) = Script::new(&mut area, &mut copy, config).run_one(receiver.settled())?;
+        over.extend(files);
+        if !more {
+            break;
+        }
+    }
+    contain_changes(&mut area, &mut copy, 0)?;
+    remove_files(medium, &mut receiver, &mut over)?;
+    let mut contents = Contents { area, copy, told: BTreeMap::new(), told_ledger: Sequence::default(), over };
+    let marks = contents.marks(true);
+    receiver.note_executed(contents.contained(), &marks);
+    Ok((contents, receiver))
+}
+
+/// The key of a life, as the tree has it.
+fn key_at(area: &Area, life: Life) -> Result<[u8; 16], Error> {
+    let lives = area.lives()?;
+    Ok(lives.iter().find(|(other, _)| *other == life).map_or([0; 16], |(_, item)| item.key))
+}
+
+/// The files of logs in a pool, and from where the tree does not contain each.
+fn logs_of(medium: &Medium, copy: &LocalCopy) -> Result<Vec<(LogUid, Incarnation, ipc::Digested)>, Error> {
+    let table = copy.ledger.table();
+    let names = medium.list()?;
+    let files = names.iter().filter_map(|name| crate::damage::life_of(name));
+    let from = |(uid, incarnation): (LogUid, Incarnation)| {
+        let open = table.log(uid).filter(|open| open.incarnation == incarnation);
+        (uid, incarnation, open.map_or(BEGINNING, |_| copy.digested(uid)))
+    };
+    Ok(files.map(from).collect())
+}
+
+fn remove_files(
+    medium: &Medium,
+    receiver: &mut Receiver,
+    over: &mut Vec<(LogUid, Incarnation)>,
+) -> Result<(), Error> {
+    for (log, incarnation) in over.drain(..) {
+        receiver.remove_log(log, incarnation);
+        match medium.remove(&log_file(log, incarnation)) {
+            Ok(()) | Err(MediaError::NotFound) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+impl Contents {
+    fn contained(&self) -> LedgerPosition {
+        position_of(&self.copy.ledger.last_flip())
+    }
+
+    /// How far the logs are in the tree: those that moved since the last time, or all.
+    fn marks(&mut self, all: bool) -> Vec<LogMark> {
+        let mut marks = Vec::new();
+        let table = self.copy.ledger.table();
+        self.told.retain(|uid, _| table.log(*uid).is_some());
+        for (uid, log) in &self.copy.logs {
+            let Some(open) = table.log(*uid) else { continue };
+            let digested = log.digested;
+            if self.told.insert(*uid, digested.sequence) != Some(digested.sequence) || all {
+                marks.push(LogMark {
+                    log: *uid,
+                    sequence: digested.sequence,
+                    position: U64::new(digested.position),
+                    incarnation: open.incarnation,
+                    reserved: U32::new(0),
+                });
+            }
+        }
+        marks
+    }
+}
+
+impl Inner {
+    /// Says to the thread that executes how far it may.
+    fn announce(&self, receiver: &Receiver) {
+        // Release: pairs with the Acquire of the thread.
+        self.settled.store(receiver.settled().get(), Ordering::Release);
+        self.wake();
+    }
+
+    fn wake(&self) {
+        // Release: as above.
+        self.arrived.fetch_add(1, Ordering::Release);
+        self.host.wake(&self.arrived, WAKE_ALL);
+    }
+
+    fn fail(&self, error: &Error) {
+        self.failure.lock().get_or_insert_with(|| error.to_string());
+        // The head is not kept waiting by a copy that does nothing.
+        let link = self.head.lock().connection.take();
+        self.receiving.lock().receiver.take();
+        if let Some(link) = link {
+            link.close();
+        }
+    }
+
+    /// The thread that executes.
+    fn execute_all(&self) {
+        let mut idle = false;
+        loop {
+            // Acquire: pairs with the Release of `wake`.
+            let seen = self.arrived.load(Ordering::Acquire);
+            if self.ending.load(Ordering::Acquire) != 0 {
+                break;
+            }
+            match self.execute_some(idle) {
+                Ok(true) => {}
+                Ok(false) => {
+                    let until = self.host.now().after(if idle { LOOK } else { IDLE });
+                    idle = self.host.wait(&self.arrived, seen, Some(until)) == ipc::Waited::TimedOut;
+                }
+                Err(error) => {
+                    self.fail(&error);
+                    break;
+                }
+            }
+        }
+        // Release: pairs with the Acquire of whoever waits for the end.
+        self.threads.fetch_add(u32::MAX, Ordering::Release);
+        self.host.wake(&self.threads, WAKE_ALL);
+    }
+
+    /// Executes what is settled, some of it; if there is nothing and `contain` is said, has the tree contain all.
+    fn execute_some(&self, contain: bool) -> Result<bool, Error> {
+        let mut guard = self.contents.lock();
+        let Some(contents) = guard.as_mut() else { return Ok(false) };
+        // Acquire: pairs with the Release of `announce`.
+        let settled = Sequence::new(self.settled.load(Ordering::Acquire));
+        let mut moved = false;
+        for _ in 0..ENTRIES_AT_ONCE {
+            let script = Script::new(&mut contents.area, &mut contents.copy, &self.steps);
+            let (more, over) = script.run_one(settled)?;
+            contents.over.extend(over);
+            if !more {
+                break;
+            }
+            moved = true;
+        }
+        let place = contents.copy.ledger.place();
+        // Relaxed: for whoever asks how far it is.
+        self.executed.store(place.sequence.get(), Ordering::Relaxed);
+        self.life.store(place.life.get(), Ordering::Relaxed);
+        if !moved && contain && contents.copy.ledger.pending().next().is_some() {
+            contain_changes(&mut contents.area, &mut contents.copy, 0)?;
+            moved = true;
+        }
+        let told = self.note_executed(contents)?;
+        drop(guard);
+        if let Some((contained, marks)) = told {
+            let link = self.head.lock().connection.clone();
+            if let Some(link) = link {
+                // A link that is over says so to whoever follows it, and the next head asks by itself.
+                let _ = say_executed(&link, &contained, &marks);
+            }
+        }
+        Ok(moved)
+    }
+
+    /// Notes how far the tree is; what the head is to be told, if it is further.
+    fn note_executed(
+        &self,
+        contents: &mut Contents,
+    ) -> Result<Option<(LedgerPosition, Vec<LogMark>)>, Error> {
+        let contained = contents.contained();
+        let marks = contents.marks(false);
+        if marks.is_empty() && contained.sequence == contents.told_ledger {
+            return Ok(None);
+        }
+        contents.told_ledger = contained.sequence;
+        let mut receiving = self.receiving.lock();
+        let Some(receiver) = receiving.receiver.as_mut() else { return Ok(None) };
+        receiver.note_executed(contained, &marks);
+        // A file goes when the tree does not name it any more.
+        if contents.copy.ledger.pending().next().is_none() {
+            remove_files(&self.medium, receiver, &mut contents.over)?;
+        }
+        Ok(Some((contained, marks)))
+    }
+}

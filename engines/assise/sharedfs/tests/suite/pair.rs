@@ -1,0 +1,343 @@
+//! Two nodes on one thread: a head with a session, and a standby that follows it. Whoever waits at the head drives the
+//! standby, so a run is the same each time, and every fence, settle, creation and removal at either side is a moment at
+//! which the machines can die.
+//!
+//! The oracle is that of the crash proofs of one node: all operations are in one folder, so what a pool recovers must be a
+//! prefix of their order. The copy's pool, recovered without the head, holds all that an fsync acknowledged.
+
+use crate::client::{Client, DIRECTORY, FILE, ROOT, tiny, user};
+use crate::crash::{Run, check_pool, grow, judge, limits, recover};
+use crate::second_copy::{difference, items};
+use crate::still::{StillHost, drive_by};
+use format::call::{CallKind, DigestRequest};
+use format::session::SyncRequest;
+use format::{Epoch, InodeNumber, NodeId, PoolUid, Sequence};
+use ipc::Host;
+use pmem::crash::{Counts, Limits, Model, crash_recorded};
+use pmem::{Medium, Recorder, progress};
+use sharedfs::{Config, Daemon, Format, Standby, Term, format_pool};
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+use transport::{ClusterKey, Connection, Endpoint, Identity, Listener, Network};
+use zerocopy::IntoBytes;
+
+pub const HEAD: u32 = 1;
+pub const COPY: u32 = 2;
+
+pub fn term(node: u32, version: u64) -> Term {
+    Term { node: NodeId::new(node), epoch: Epoch::new(1), version }
+}
+
+pub fn format_for(medium: &Medium, node: u32) {
+    let new = Format {
+        pool: PoolUid::new(70 + u64::from(node)),
+        tree_nodes_max: 2048,
+        root_mode: 0o755,
+        root_uid: 0,
+        root_gid: 0,
+        time_ns: 1,
+        ledger_bytes: tiny().ledger_bytes,
+    };
+    format_pool(medium, &new).unwrap();
+}
+
+pub fn config(node: u32) -> Config {
+    Config { node: NodeId::new(node), ..tiny() }
+}
+
+/// The copy's side of a connection on its way.
+enum Follower {
+    Waiting,
+    Accepted(Connection),
+    Linked(Connection, u64),
+    Over,
+}
+
+/// The standby with what a machine of its own would do for it.
+pub struct Follows {
+    pub standby: Standby,
+    listener: Listener,
+    follower: Follower,
+    /// Nothing is executed meanwhile.
+    pub paused: bool,
+}
+
+impl Follows {
+    /// One step; false if there was nothing to do.
+    pub fn step(&mut self) -> bool {
+        let now = Some(ipc::Time::from_ns(0));
+        match std::mem::replace(&mut self.follower, Follower::Over) {
+            Follower::Waiting => {
+                let accepted = self.listener.accept(now).ok();
+                let came = accepted.is_some();
+                self.follower = accepted.map_or(Follower::Waiting, Follower::Accepted);
+                came
+            }
+            // The head says hello only when its connect has returned: see `greet`.
+            Follower::Accepted(connection) => {
+                self.follower = Follower::Accepted(connection);
+                false
+            }
+            Follower::Linked(connection, link) => {
+                match self.standby.receive(&connection, link, ipc::Time::from_ns(0)) {
+                    Ok(mirror::Stepped::Nothing) => {
+                        self.follower = Follower::Linked(connection, link);
+                        !self.paused && self.standby.execute().unwrap()
+                    }
+                    Ok(_) => {
+                        self.follower = Follower::Linked(connection, link);
+                        true
+                    }
+                    Err(_) => {
+                        connection.close();
+                        true
+                    }
+                }
+            }
+            Follower::Over => false,
+        }
+    }
+
+    /// Answers the hello that is on its way.
+    fn greet(&mut self) -> bool {
+        let Follower::Accepted(connection) = &self.follower else { return false };
+        let connection = connection.clone();
+        match self.standby.greet(&connection) {
+            Ok(link) => self.follower = Follower::Linked(connection, link),
+            Err(_) => {
+                connection.close();
+                self.follower = Follower::Over;
+            }
+        }
+        true
+    }
+}
+
+/// Both nodes.
+pub struct Pair {
+    pub copy: Recorder,
+    pub daemon: Arc<Daemon>,
+    pub follows: Rc<RefCell<Follows>>,
+    endpoint: Endpoint,
+    host: Arc<StillHost>,
+}
+
+pub fn identity(node: u32) -> Identity {
+    Identity { cluster: [1; 16], key: ClusterKey::new([42; 32]), node: NodeId::new(node) }
+}
+
+impl Pair {
+    /// New pools, a head that leads, and a copy that counts.
+    pub fn new() -> Self {
+        Self::on(&Recorder::new(), &Recorder::new())
+    }
+
+    pub fn on(head: &Recorder, copy: &Recorder) -> Self {
+        let host = StillHost::first();
+        format_for(&head.medium(), HEAD);
+        format_for(&copy.medium(), COPY);
+        let standby = Standby::open(host.clone(), &head.medium(), config(HEAD)).unwrap();
+        let daemon = Arc::new(standby.lead(term(HEAD, 1), Vec::new()).unwrap().0);
+        let follower = Standby::open(host.clone(), &copy.medium(), config(COPY)).unwrap();
+        let network = Network::new(host.clone());
+        let settings = transport::Settings { spin_ns: 0, silence: None, ..mirror::settings() };
+        let of =
+            |node| network.endpoint(&format!("n{node}"), identity(node), Epoch::new(1), settings.clone());
+        let (endpoint, other) = (of(HEAD).unwrap(), of(COPY).unwrap());
+        let listener = other.listen("copy").unwrap();
+        let follows = Rc::new(RefCell::new(Follows {
+            standby: follower,
+            listener,
+            follower: Follower::Waiting,
+            paused: false,
+        }));
+        let pair = Self { copy: copy.clone(), daemon, follows, endpoint, host };
+        let connection = pair.connect();
+        pair.daemon.add_copy(connection).unwrap();
+        pair
+    }
+
+    /// A connection from the head to the copy; the copy answers its hello.
+    pub fn connect(&self) -> Connection {
+        self.follows.borrow_mut().follower = Follower::Waiting;
+        let follows = self.follows.clone();
+        // A step of the handshake is not told.
+        let mut steps = 0;
+        drive_by(Box::new(move || {
+            steps += 1;
+            let _ = follows.try_borrow_mut().map(|mut follows| follows.step());
+            steps < 1_000
+        }));
+        let until = self.host.now().after(Duration::from_secs(5));
+        let connection = self.endpoint.connect("copy", NodeId::new(COPY), until).unwrap();
+        while matches!(self.follows.borrow().follower, Follower::Waiting) {
+            self.follows.borrow_mut().step();
+        }
+        let follows = self.follows.clone();
+        drive_by(Box::new(move || {
+            follows.try_borrow_mut().is_ok_and(|mut follows| follows.greet() || follows.step())
+        }));
+        connection
+    }
+
+    pub fn attach(&self) -> Client {
+        Client::attach(&self.daemon, user(0))
+    }
+
+    /// Everything that is under way arrives and is executed.
+    pub fn settle_down(&self) {
+        loop {
+            self.daemon.feed_copies().unwrap();
+            let mut moved = false;
+            while self.follows.borrow_mut().step() {
+                moved = true;
+            }
+            // What the copy said.
+            moved |= self.daemon.hear_copies();
+            if !moved {
+                return;
+            }
+        }
+    }
+
+    /// The head is gone, and the copy leads.
+    pub fn take_over(self) -> (Arc<Daemon>, Recorder) {
+        drive_by(Box::new(|| false));
+        let Self { daemon, follows, copy, .. } = self;
+        // A machine that died says nothing any more.
+        std::mem::forget(daemon);
+        let standby = follows.borrow().standby.clone();
+        (Arc::new(standby.lead(term(COPY, 2), Vec::new()).unwrap().0), copy)
+    }
+}
+
+/// An fsync as LibFS makes it.
+pub fn sync(client: &Client, units: &[(InodeNumber, u8)]) -> Result<(), format::call::Status> {
+    client.attached.log.settle().unwrap();
+    let held = client.lease(units)?;
+    let entry = held.iter().map(|reply| reply.ledger).max().unwrap().max(opened(client));
+    let record = client.pages.commit().load();
+    if client.view.needs_copies(record, entry) {
+        let request = SyncRequest { record, entry };
+        client.call(CallKind::Sync, &[request.as_bytes()])?;
+    } else {
+        let request = DigestRequest { up_to: entry, wait: 0.into(), reserved: 0.into() };
+        client.call(CallKind::SettleLedger, &[request.as_bytes()])?;
+    }
+    Ok(())
+}
+
+fn opened(client: &Client) -> Sequence {
+    Sequence::new(client.attached.welcome.ledger.get())
+}
+
+/// Operations with fsyncs on two nodes: a folder goes to and fro between two sessions, one of them grows its log and ends.
+fn workload(recorders: [&Recorder; 2]) -> Pair {
+    let pair = Pair::on(recorders[0], recorders[1]);
+    let mut one = pair.attach();
+    one.write_lease(ROOT);
+    let (folder, _) = one.create(ROOT, b"folder", DIRECTORY | 0o755);
+    let (shared, _) = one.create(folder, b"shared", FILE | 0o644);
+    let mut run = Run { recorders: recorders.to_vec(), folder, shared, done: 0 };
+    let synced = |run: &Run<'_>, client: &Client| {
+        sync(client, &[(run.folder, 1), (run.shared, 1)]).unwrap();
+        run.mark_synced();
+    };
+    run.operate(&mut one);
+    synced(&run, &one);
+    run.operate(&mut one);
+    synced(&run, &one);
+    pair.daemon.make_ready_logs();
+    let mut two = pair.attach();
+    two.walk("folder/shared").unwrap();
+    run.operate(&mut two);
+    run.operate(&mut two);
+    synced(&run, &two);
+    run.operate(&mut one);
+    one.digest(true).unwrap();
+    run.operate(&mut one);
+    synced(&run, &one);
+    grow(&mut one);
+    run.operate(&mut one);
+    synced(&run, &one);
+    run.operate(&mut two);
+    pair.daemon.end(one.session);
+    run.operate(&mut two);
+    synced(&run, &two);
+    pair
+}
+
+fn prove(limits: &Limits, node: usize) -> Counts {
+    let recorders = [Recorder::new(), Recorder::new()];
+    workload([&recorders[0], &recorders[1]]);
+    drive_by(Box::new(|| false));
+    let mut total = Counts::default();
+    for model in [Model::Lines, Model::Pages] {
+        let name = format!("sharedfs, pair, node {}, {model:?}, {limits:?}", node + 1);
+        let proved = progress::case(&name, || {
+            crash_recorded(&recorders[node], model, limits, recover, |opened, medium, point| {
+                // At the copy only what was synced is there, on either model.
+                let on_own = node == 0;
+                judge(opened, medium, point, on_own)
+            })
+        });
+        total += proved.unwrap_or_else(|violation| panic!("{violation}"));
+    }
+    println!(
+        "crash: {} moments complete, {} capped, {} images, {} of recovery: passed",
+        total.complete, total.capped, total.images, total.recovery_images
+    );
+    total
+}
+
+#[test]
+fn the_copy_alone_has_all_that_was_synced() {
+    assert!(prove(&limits(), 1).images > 300);
+}
+
+#[test]
+fn the_head_alone_has_all_that_it_had() {
+    assert!(prove(&limits(), 0).images > 300);
+}
+
+#[test]
+fn both_trees_are_equal() {
+    let recorders = [Recorder::new(), Recorder::new()];
+    let pair = workload([&recorders[0], &recorders[1]]);
+    for id in pair.daemon.sessions() {
+        pair.daemon.end(id);
+    }
+    pair.settle_down();
+    let (ours, theirs) = (items(&recorders[0].medium(), false), items(&recorders[1].medium(), false));
+    assert!(ours == theirs, "{:#?}", difference(&ours.0, &theirs.0));
+    assert!(ours.0.len() > 10);
+    for recorder in &recorders {
+        assert_eq!(area::check::check(&recorder.medium()).unwrap().findings, Vec::<String>::new());
+    }
+}
+
+#[test]
+fn the_copy_leads_when_the_head_is_gone() {
+    let recorders = [Recorder::new(), Recorder::new()];
+    let pair = workload([&recorders[0], &recorders[1]]);
+    let (daemon, copy) = pair.take_over();
+    let done = check_pool(&daemon, &copy.medium()).unwrap();
+    assert_eq!(done, 9, "all was synced");
+}
+
+/// An fsync of little costs one message each way.
+#[test]
+fn an_fsync_hands_little_to_the_transport() {
+    let pair = Pair::new();
+    let mut one = pair.attach();
+    one.write_lease(ROOT);
+    let (file, _) = one.create(ROOT, b"file", FILE | 0o644);
+    sync(&one, &[(file, 1)]).unwrap();
+    assert!(one.write(file, 0, &[7; 128]));
+    assert!(one.view.needs_copies(one.pages.commit().load(), opened(&one)));
+    sync(&one, &[(file, 1)]).unwrap();
+    // Nothing is asked again for what the copies have.
+    assert!(!one.view.needs_copies(one.pages.commit().load(), opened(&one)));
+}

@@ -1,0 +1,244 @@
+//! Two nodes with threads of their own, over tcp on the loopback: fsyncs of several programs at once, a copy that hangs and
+//! is removed, a copy whose daemon is restarted, and take-over.
+
+use crate::client::{Client, FILE, ROOT, user};
+use crate::pair::{COPY, HEAD, config, format_for, identity, sync, term};
+use format::{Epoch, InodeNumber, NodeId};
+use ipc::{Host, SystemHost, Word};
+use pmem::Medium;
+use sharedfs::{Config, Daemon, Standby};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::time::Duration;
+use transport::{Connection, Endpoint, Fabric, Listener};
+
+/// No single wait takes longer.
+const LIMIT: Duration = Duration::from_secs(20);
+
+fn host() -> Arc<dyn Host> {
+    Arc::new(SystemHost)
+}
+
+fn medium(folder: &Path, node: u32) -> Medium {
+    let path = folder.join(format!("n{node}"));
+    std::fs::create_dir_all(&path).unwrap();
+    Medium::memory(&path).unwrap()
+}
+
+fn endpoint(node: u32) -> Endpoint {
+    let settings = transport::Settings { silence: Some(LIMIT), ..mirror::settings() };
+    Fabric::tcp("127.0.0.1").endpoint(host(), identity(node), Epoch::new(1), settings).unwrap()
+}
+
+/// A thread, and what it gives.
+struct Program<T> {
+    result: mpsc::Receiver<T>,
+    thread: Box<dyn ipc::host::Join>,
+}
+
+fn spawn<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) -> Program<T> {
+    let (sender, result) = mpsc::channel();
+    let thread = SystemHost.spawn("program", Box::new(move || sender.send(body()).unwrap())).unwrap();
+    Program { result, thread }
+}
+
+impl<T> Program<T> {
+    fn end(self) -> T {
+        let result = self.result.recv_timeout(LIMIT).expect("it ends in time");
+        self.thread.join().unwrap();
+        result
+    }
+}
+
+/// A standby that follows whoever connects.
+struct Follower {
+    standby: Standby,
+    listener: Arc<Listener>,
+    ending: Arc<AtomicBool>,
+    thread: Option<Program<()>>,
+}
+
+impl Follower {
+    fn start(standby: Standby, listener: Arc<Listener>) -> Self {
+        standby.start().unwrap();
+        let ending = Arc::new(AtomicBool::new(false));
+        let thread = {
+            let (standby, listener, ending) = (standby.clone(), listener.clone(), ending.clone());
+            spawn(move || {
+                while !ending.load(Ordering::Acquire) {
+                    let until = SystemHost.now().after(Duration::from_millis(20));
+                    if let Ok(connection) = listener.accept(Some(until)) {
+                        let _ = standby.follow(&connection);
+                    }
+                }
+            })
+        };
+        Self { standby, listener, ending, thread: Some(thread) }
+    }
+
+    fn end(&mut self) {
+        self.ending.store(true, Ordering::Release);
+        self.standby.fence(u64::MAX);
+        self.thread.take().unwrap().end();
+    }
+}
+
+struct Nodes {
+    daemon: Arc<Daemon>,
+    follower: Follower,
+    endpoint: Endpoint,
+    // After what uses it.
+    folder: tempfile::TempDir,
+}
+
+impl Nodes {
+    fn new(config_of: impl Fn(u32) -> Config) -> Self {
+        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+        let media = [medium(folder.path(), HEAD), medium(folder.path(), COPY)];
+        format_for(&media[0], HEAD);
+        format_for(&media[1], COPY);
+        let standby = Standby::open(host(), &media[0], config_of(HEAD)).unwrap();
+        standby.start().unwrap();
+        let daemon = Arc::new(standby.lead(term(HEAD, 1), Vec::new()).unwrap().0);
+        daemon.start().unwrap();
+        let other = endpoint(COPY);
+        let listener = Arc::new(other.listen("").unwrap());
+        let copy = Standby::open(host(), &media[1], config_of(COPY)).unwrap();
+        let follower = Follower::start(copy, listener);
+        let nodes = Self { daemon, follower, endpoint: endpoint(HEAD), folder };
+        nodes.daemon.add_copy(nodes.connect()).unwrap();
+        nodes
+    }
+
+    fn connect(&self) -> Connection {
+        let until = SystemHost.now().after(LIMIT);
+        self.endpoint.connect(&self.follower.listener.address(), NodeId::new(COPY), until).unwrap()
+    }
+}
+
+fn wait_for(what: &str, mut ready: impl FnMut() -> bool) {
+    let until = SystemHost.now().after(LIMIT);
+    while !ready() {
+        assert!(SystemHost.now() < until, "waited for: {what}");
+        SystemHost.wait(&Word::new(0), 0, Some(SystemHost.now().after(Duration::from_millis(1))));
+    }
+}
+
+/// A program that writes to a file of its own and syncs each time; gives the file and the last write.
+fn write_and_sync(daemon: &Arc<Daemon>, pid: u32, rounds: u64) -> (InodeNumber, u64) {
+    let mut client = Client::attach_as(daemon, user(0), pid);
+    client.write_lease(ROOT);
+    let (file, _) = client.create(ROOT, format!("file{pid}").as_bytes(), FILE | 0o644);
+    for round in 1..=rounds {
+        assert!(client.write(file, 0, &round.to_le_bytes()));
+        let size = 100 * (round as usize % 30);
+        assert!(client.write(file, 8, &vec![round as u8; size]));
+        sync(&client, &[(file, 1)]).unwrap();
+    }
+    (file, rounds)
+}
+
+/// A file, and its first bytes.
+fn read_first(daemon: &Arc<Daemon>, path: &str) -> (InodeNumber, Vec<u8>) {
+    let client = Client::attach(daemon, user(0));
+    let file = client.walk(path).unwrap().inode;
+    (file, client.read(file, 0, 8).unwrap())
+}
+
+#[test]
+fn programs_that_sync_at_once_are_on_both() {
+    let mut nodes = Nodes::new(config);
+    let programs: Vec<_> = (1..=3)
+        .map(|pid| {
+            let daemon = nodes.daemon.clone();
+            spawn(move || write_and_sync(&daemon, pid, 200))
+        })
+        .collect();
+    let written: Vec<_> = programs.into_iter().map(|program| program.end()).collect();
+    // The head says nothing any more.
+    nodes.follower.end();
+    let daemon = Arc::new(nodes.follower.standby.lead(term(COPY, 2), Vec::new()).unwrap().0);
+    let client = Client::attach(&daemon, user(0));
+    for ((file, last), pid) in written.into_iter().zip(1..) {
+        assert_eq!(client.walk(&format!("file{pid}")).unwrap().inode, file);
+        assert_eq!(client.read(file, 0, 8).unwrap(), last.to_le_bytes());
+    }
+    assert!(daemon.ejections().is_empty() && nodes.daemon.failure().is_none());
+}
+
+#[test]
+fn a_copy_that_comes_back_goes_on_where_it_was() {
+    let mut nodes = Nodes::new(config);
+    write_and_sync(&nodes.daemon, 1, 50);
+    nodes.follower.end();
+    nodes.follower.standby.stop();
+    wait_for("the head sees that the connection is over", || !nodes.daemon.copies()[0].connected);
+    // Whoever syncs now waits for the copy.
+    let daemon = nodes.daemon.clone();
+    let program = spawn(move || write_and_sync(&daemon, 2, 50));
+    wait_for("it is told", || nodes.daemon.copies()[0].stalled.is_some());
+    assert!(program.result.try_recv().is_err());
+    let again = Standby::open(host(), &medium(nodes.folder.path(), COPY), config(COPY)).unwrap();
+    nodes.follower = Follower::start(again, nodes.follower.listener.clone());
+    nodes.daemon.add_copy(nodes.connect()).unwrap();
+    let (file, last) = program.end();
+    nodes.follower.end();
+    let daemon = Arc::new(nodes.follower.standby.lead(term(COPY, 2), Vec::new()).unwrap().0);
+    assert_eq!(read_first(&daemon, "file2"), (file, last.to_le_bytes().to_vec()));
+}
+
+#[test]
+fn whoever_waits_for_a_copy_that_is_removed_goes_on() {
+    let mut nodes = Nodes::new(config);
+    nodes.follower.end();
+    let daemon = nodes.daemon.clone();
+    let program = spawn(move || write_and_sync(&daemon, 1, 50));
+    wait_for("the copy is missed", || {
+        nodes.daemon.copies()[0].stalled.is_some_and(|stalled| stalled > Duration::from_millis(50))
+    });
+    assert!(program.result.try_recv().is_err());
+    nodes.daemon.remove_copy(NodeId::new(COPY));
+    program.end();
+    assert!(nodes.daemon.copies().is_empty());
+    nodes.daemon.stop();
+}
+
+/// The daemon of the head dies and is started again while the copy counts: the copy gets what the logs held before anything
+/// is decided.
+#[test]
+fn a_head_that_is_started_again_brings_its_copy_along() {
+    let mut nodes = Nodes::new(config);
+    let (file, last) = {
+        let mut client = Client::attach_as(&nodes.daemon, user(0), 1);
+        client.write_lease(ROOT);
+        let (file, _) = client.create(ROOT, b"file1", FILE | 0o644);
+        sync(&client, &[(file, 1)]).unwrap();
+        // What was not synced is in the log, and the program relies on it.
+        assert!(client.write(file, 0, b"unsynced"));
+        (file, *b"unsynced")
+    };
+    // It has no time to end its sessions; its pool is free when it is gone.
+    nodes.daemon.give_up(&sharedfs::Error::Stopped);
+    nodes.daemon.stop();
+    let other = Arc::try_unwrap(std::mem::replace(&mut nodes.daemon, {
+        let folder = nodes.folder.path().join("spare");
+        std::fs::create_dir_all(&folder).unwrap();
+        let spare = Medium::memory(&folder).unwrap();
+        format_for(&spare, 9);
+        Arc::new(Daemon::open(host(), &spare, config(9)).unwrap().0)
+    }));
+    drop(other.ok().expect("nobody else has the daemon"));
+    let standby = Standby::open(host(), &medium(nodes.folder.path(), HEAD), config(HEAD)).unwrap();
+    let (daemon, recovered) = standby.lead(term(HEAD, 1), vec![nodes.connect()]).unwrap();
+    assert!(recovered.records > 0, "the tail of the log was digested");
+    let daemon = Arc::new(daemon);
+    daemon.start().unwrap();
+    assert!(daemon.copies()[0].level);
+    assert_eq!(read_first(&daemon, "file1"), (file, last.to_vec()));
+    // The head dies for good at once.
+    nodes.follower.end();
+    let copy = Arc::new(nodes.follower.standby.lead(term(COPY, 2), Vec::new()).unwrap().0);
+    assert_eq!(read_first(&copy, "file1"), (file, last.to_vec()));
+}

@@ -1,0 +1,410 @@
+//! What a head and its copies say to each other, in messages of a connection: `docs/replication.md` says in which order
+//! they come and what they mean.
+//!
+//! Everything here comes from another machine: lengths and values are checked, and nothing is allocated by what it says.
+
+use crate::DecodeError;
+use crate::envelope::FRAME_ALIGN;
+use crate::ids::{ChainNumber, Incarnation, Life, LogUid, Sequence};
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Number of the rules by which records are judged and applied. A copy that goes by others would get another tree.
+pub const RULES: u32 = 1;
+
+/// In the place of a log: the ledger. No log has this number.
+pub const LEDGER_STREAM: LogUid = LogUid::new(u64::MAX);
+
+/// Flag of `Data`: the copy settles what it has and says so. Flag of `Ends`: another `Ends` follows.
+pub const MIRROR_FLAG: u8 = 1;
+
+/// What a message is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum MirrorKind {
+    /// Head to copy, first: [`MirrorHello`].
+    Hello = 1,
+    /// Copy to head, the answer: [`MirrorEnds`], then as many [`LogEnds`] as the head of the message counts. With
+    /// [`MIRROR_FLAG`] another one follows.
+    Ends = 2,
+    /// Head to copy: [`MirrorOpen`]; the file of a log is made.
+    Open = 3,
+    /// Head to copy: parts, each a [`DataPart`] and its bytes: whole frames, or pieces of one.
+    Data = 4,
+    /// Copy to head: [`SettledMark`]s, one for each stream that moved.
+    Settled = 5,
+    /// Copy to head: [`LedgerMark`], then [`LogMark`]s: how far the copy's tree is, on its medium.
+    Executed = 6,
+}
+
+impl MirrorKind {
+    fn from_raw(raw: u8) -> Result<Self, DecodeError> {
+        Ok(match raw {
+            1 => Self::Hello,
+            2 => Self::Ends,
+            3 => Self::Open,
+            4 => Self::Data,
+            5 => Self::Settled,
+            6 => Self::Executed,
+            _ => return Err(DecodeError::Kind),
+        })
+    }
+}
+
+/// Why a copy refuses a head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum MirrorRefusal {
+    /// It does not.
+    None = 0,
+    /// It has heard of a later version of the subtree.
+    Version = 1,
+    /// It is a copy of another chain.
+    Chain = 2,
+    /// It goes by other rules.
+    Rules = 3,
+    /// Its ledger has another length.
+    Ledger = 4,
+    /// It leads, or its pool failed.
+    Closed = 5,
+}
+
+impl MirrorRefusal {
+    /// The refusal with this number.
+    ///
+    /// # Errors
+    /// `Field`.
+    pub fn from_raw(raw: u32) -> Result<Self, DecodeError> {
+        Ok(match raw {
+            0 => Self::None,
+            1 => Self::Version,
+            2 => Self::Chain,
+            3 => Self::Rules,
+            4 => Self::Ledger,
+            5 => Self::Closed,
+            _ => return Err(DecodeError::Field("refusal")),
+        })
+    }
+}
+
+/// First bytes of every message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct MirrorHead {
+    /// A [`MirrorKind`].
+    pub kind: u8,
+    /// 0 or [`MIRROR_FLAG`].
+    pub flags: u8,
+    /// Number of the parts or marks that follow.
+    pub count: U16,
+}
+
+const _: () = assert!(size_of::<MirrorHead>() == 4);
+
+/// What a head begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct MirrorHello {
+    /// Version of the subtree in whose view the sender leads.
+    pub version: U64,
+    /// Bytes of the ledger's file.
+    pub ledger_bytes: U64,
+    /// The chain.
+    pub chain: ChainNumber,
+    /// [`RULES`].
+    pub rules: U32,
+}
+
+const _: () = assert!(size_of::<MirrorHello>() == 24);
+
+/// A place in the ledger.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct LedgerMark {
+    /// An entry.
+    pub sequence: Sequence,
+    /// Where in the file the entry after it begins.
+    pub position: U64,
+    /// The life of the chain that wrote it.
+    pub life: Life,
+    /// Zero.
+    pub reserved: U32,
+}
+
+const _: () = assert!(size_of::<LedgerMark>() == 24);
+
+/// A place in a log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct LogMark {
+    /// The log.
+    pub log: LogUid,
+    /// A record.
+    pub sequence: Sequence,
+    /// Where in the file the record after it begins.
+    pub position: U64,
+    /// Which file of the log.
+    pub incarnation: Incarnation,
+    /// Zero.
+    pub reserved: U32,
+}
+
+const _: () = assert!(size_of::<LogMark>() == 32);
+
+/// What a copy has of a log's file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct LogEnds {
+    /// The log.
+    pub log: LogUid,
+    /// Its last record that is settled.
+    pub end: Sequence,
+    /// Where in the file the record after that begins.
+    pub end_position: U64,
+    /// The last record that the copy's tree contains.
+    pub executed: Sequence,
+    /// Where in the file the record after that begins.
+    pub executed_position: U64,
+    /// Which file of the log.
+    pub incarnation: Incarnation,
+    /// Zero.
+    pub reserved: U32,
+}
+
+const _: () = assert!(size_of::<LogEnds>() == 48);
+
+/// What a copy has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct MirrorEnds {
+    /// End of its ledger, settled.
+    pub end: LedgerMark,
+    /// What its tree contains, settled.
+    pub contained: LedgerMark,
+    /// Key of the life at the end of its ledger, zeros before the first: it tells histories apart.
+    pub key: [u8; 16],
+    /// A [`MirrorRefusal`]; then nothing else counts.
+    pub refusal: U32,
+    /// Zero.
+    pub reserved: U32,
+}
+
+const _: () = assert!(size_of::<MirrorEnds>() == 72);
+
+/// A log's file that is to be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct MirrorOpen {
+    /// The log.
+    pub log: LogUid,
+    /// The record before the first that it holds.
+    pub before: Sequence,
+    /// Bytes of the file.
+    pub file_bytes: U64,
+    /// Which file of the log.
+    pub incarnation: Incarnation,
+    /// User whose log it is, for people who look.
+    pub owner: U32,
+}
+
+const _: () = assert!(size_of::<MirrorOpen>() == 32);
+
+/// Head of bytes of one file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct DataPart {
+    /// The log, or [`LEDGER_STREAM`].
+    pub log: LogUid,
+    /// Which file of the log; 0 for the ledger.
+    pub incarnation: Incarnation,
+    /// Where in the file, in units of `FRAME_ALIGN`.
+    pub line: U32,
+    /// Bytes that follow, whole lines.
+    pub bytes: U32,
+}
+
+const _: () = assert!(size_of::<DataPart>() == 20);
+
+impl DataPart {
+    /// Where in the file.
+    pub fn position(&self) -> u64 {
+        u64::from(self.line.get()) * FRAME_ALIGN as u64
+    }
+}
+
+/// How far a stream is settled at a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct SettledMark {
+    /// The log, or [`LEDGER_STREAM`].
+    pub log: LogUid,
+    /// Its records, or the entries, up to this one.
+    pub sequence: Sequence,
+}
+
+const _: () = assert!(size_of::<SettledMark>() == 16);
+
+/// A message taken apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are those of the structures above")]
+pub enum MirrorMessage<'a> {
+    Hello(MirrorHello),
+    Ends { ends: MirrorEnds, refusal: MirrorRefusal, logs: &'a [LogEnds], more: bool },
+    Open(MirrorOpen),
+    Data { parts: DataParts<'a>, settle: bool },
+    Settled(&'a [SettledMark]),
+    Executed { ledger: LedgerMark, logs: &'a [LogMark] },
+}
+
+impl<'a> MirrorMessage<'a> {
+    /// Takes a message apart.
+    ///
+    /// # Errors
+    /// `Truncated`, `Kind`, `Field`.
+    pub fn decode(message: &'a [u8]) -> Result<Self, DecodeError> {
+        let (head, body) = MirrorHead::ref_from_prefix(message).map_err(|_| DecodeError::Truncated)?;
+        let kind = MirrorKind::from_raw(head.kind)?;
+        let may_have_flag = matches!(kind, MirrorKind::Ends | MirrorKind::Data);
+        if head.flags > MIRROR_FLAG || (head.flags != 0 && !may_have_flag) {
+            return Err(DecodeError::Field("flags"));
+        }
+        let (count, flag) = (usize::from(head.count.get()), head.flags != 0);
+        Ok(match kind {
+            MirrorKind::Hello => Self::Hello(alone(body, count)?),
+            MirrorKind::Open => {
+                let open: MirrorOpen = alone(body, count)?;
+                if open.log == LEDGER_STREAM {
+                    return Err(DecodeError::Field("log"));
+                }
+                Self::Open(open)
+            }
+            MirrorKind::Ends => {
+                let (ends, rest) = MirrorEnds::read_from_prefix(body).map_err(|_| DecodeError::Truncated)?;
+                let refusal = MirrorRefusal::from_raw(ends.refusal.get())?;
+                Self::Ends { ends, refusal, logs: marks(rest, count)?, more: flag }
+            }
+            MirrorKind::Data => Self::Data { parts: DataParts::check(body, count)?, settle: flag },
+            MirrorKind::Settled => Self::Settled(marks(body, count)?),
+            MirrorKind::Executed => {
+                let (ledger, rest) =
+                    LedgerMark::read_from_prefix(body).map_err(|_| DecodeError::Truncated)?;
+                Self::Executed { ledger, logs: marks(rest, count)? }
+            }
+        })
+    }
+}
+
+/// A body without a list.
+fn alone<T: FromBytes + KnownLayout + Immutable>(body: &[u8], count: usize) -> Result<T, DecodeError> {
+    if count != 0 {
+        return Err(DecodeError::Field("count"));
+    }
+    T::read_from_bytes(body).map_err(|_| DecodeError::Truncated)
+}
+
+/// A list of so many, and nothing behind it.
+fn marks<T: FromBytes + Immutable + KnownLayout + Unaligned>(
+    bytes: &[u8],
+    count: usize,
+) -> Result<&[T], DecodeError> {
+    let marks = <[T]>::ref_from_bytes(bytes).map_err(|_| DecodeError::Truncated)?;
+    if marks.len() == count { Ok(marks) } else { Err(DecodeError::Field("count")) }
+}
+
+/// A part, and its bytes.
+type PartOfData<'a> = (DataPart, &'a [u8]);
+
+/// The parts of a `Data`, checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DataParts<'a>(&'a [u8]);
+
+impl<'a> DataParts<'a> {
+    fn check(bytes: &'a [u8], count: usize) -> Result<Self, DecodeError> {
+        let (mut found, mut left) = (0, bytes);
+        while !left.is_empty() {
+            (_, left) = Self::split(left)?;
+            found += 1;
+        }
+        if found == count { Ok(Self(bytes)) } else { Err(DecodeError::Field("count")) }
+    }
+
+    fn split(bytes: &'a [u8]) -> Result<(PartOfData<'a>, &'a [u8]), DecodeError> {
+        let (part, rest) = DataPart::read_from_prefix(bytes).map_err(|_| DecodeError::Truncated)?;
+        let bytes = usize::try_from(part.bytes.get()).map_err(|_| DecodeError::Field("bytes"))?;
+        if bytes == 0 || !bytes.is_multiple_of(FRAME_ALIGN) {
+            return Err(DecodeError::Field("bytes"));
+        }
+        let (data, rest) = rest.split_at_checked(bytes).ok_or(DecodeError::Truncated)?;
+        Ok(((part, data), rest))
+    }
+}
+
+impl<'a> Iterator for DataParts<'a> {
+    type Item = PartOfData<'a>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.0.is_empty() {
+            return None;
+        }
+        let (part, rest) = Self::split(self.0).expect("checked when the message was taken apart");
+        self.0 = rest;
+        Some(part)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(kind: MirrorKind, flags: u8, count: u16, body: &[u8]) -> Vec<u8> {
+        let head = MirrorHead { kind: kind as u8, flags, count: U16::new(count) };
+        [head.as_bytes(), body].concat()
+    }
+
+    fn part(bytes: u32) -> DataPart {
+        DataPart {
+            log: LogUid::new(7),
+            incarnation: Incarnation::new(1),
+            line: U32::new(64),
+            bytes: U32::new(bytes),
+        }
+    }
+
+    #[test]
+    fn parts_are_taken_apart() {
+        let body = [part(64).as_bytes(), &[1; 64], part(128).as_bytes(), &[2; 128]].concat();
+        let bytes = message(MirrorKind::Data, MIRROR_FLAG, 2, &body);
+        let Ok(MirrorMessage::Data { mut parts, settle: true }) = MirrorMessage::decode(&bytes) else {
+            panic!("no data")
+        };
+        assert_eq!(parts.next(), Some((part(64), &[1; 64][..])));
+        assert_eq!(parts.next(), Some((part(128), &[2; 128][..])));
+        assert_eq!((parts.next(), part(64).position()), (None, 4096));
+    }
+
+    #[test]
+    fn lengths_and_counts_are_checked() {
+        let one = [part(64).as_bytes(), &[1; 64]].concat();
+        let bad = [
+            message(MirrorKind::Data, 0, 2, &one),
+            message(MirrorKind::Data, 2, 1, &one),
+            message(MirrorKind::Data, 0, 1, &one[..one.len() - 1]),
+            message(MirrorKind::Data, 0, 1, &[part(65).as_bytes(), &[1; 65]].concat()),
+            message(MirrorKind::Data, 0, 1, part(0).as_bytes()),
+            message(MirrorKind::Settled, 0, 2, &[0; 16]),
+            message(MirrorKind::Settled, 0, 1, &[0; 15]),
+            message(MirrorKind::Settled, 1, 1, &[0; 16]),
+            message(MirrorKind::Hello, 0, 1, &[0; 24]),
+            message(MirrorKind::Hello, 0, 0, &[0; 25]),
+            message(MirrorKind::Open, 0, 0, &[0xff; 32]),
+            message(MirrorKind::Ends, 0, 1, &[0; 72]),
+            vec![9, 0, 0, 0],
+            vec![4, 0, 0],
+        ];
+        for bytes in bad {
+            assert!(MirrorMessage::decode(&bytes).is_err(), "{bytes:?}");
+        }
+        assert!(MirrorMessage::decode(&message(MirrorKind::Ends, 1, 1, &[0; 120])).is_ok());
+        assert!(MirrorMessage::decode(&message(MirrorKind::Executed, 0, 0, &[0; 24])).is_ok());
+    }
+}

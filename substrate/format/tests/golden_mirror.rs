@@ -1,0 +1,96 @@
+//! The bytes of the messages between a head and its copies, as `golden.rs` has those of everything else.
+
+use format::mirror::*;
+use format::{ChainNumber, Incarnation, Life, LogUid, Sequence};
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::{U16, U32, U64};
+
+/// Compares a structure with its bytes, written in hexadecimal with blanks between fields.
+fn golden(value: impl IntoBytes + zerocopy::Immutable, expected: &str) {
+    let found: String = value.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+    assert_eq!(found, expected.replace([' ', '\n'], ""));
+}
+
+fn ledger_mark() -> LedgerMark {
+    LedgerMark {
+        sequence: Sequence::new(0x1716_1514_1312_1110),
+        position: U64::new(0x2726_2524_2322_2120),
+        life: Life::new(0x3332_3130),
+        reserved: U32::new(0x4342_4140),
+    }
+}
+
+const LEDGER_MARK: &str = "1011121314151617 2021222324252627 30313233 40414243";
+
+#[test]
+fn mirror_structures() {
+    golden(MirrorHead { kind: 0x10, flags: 0x20, count: U16::new(0x3130) }, "10 20 3031");
+    golden(
+        MirrorHello {
+            version: U64::new(0x1716_1514_1312_1110),
+            ledger_bytes: U64::new(0x2726_2524_2322_2120),
+            chain: ChainNumber::new(0x3332_3130),
+            rules: U32::new(0x4342_4140),
+        },
+        "1011121314151617 2021222324252627 30313233 40414243",
+    );
+    golden(ledger_mark(), LEDGER_MARK);
+    golden(
+        LogMark {
+            log: LogUid::new(0x1716_1514_1312_1110),
+            sequence: Sequence::new(0x2726_2524_2322_2120),
+            position: U64::new(0x3736_3534_3332_3130),
+            incarnation: Incarnation::new(0x4342_4140),
+            reserved: U32::new(0x5352_5150),
+        },
+        "1011121314151617 2021222324252627 3031323334353637 40414243 50515253",
+    );
+    golden(
+        LogEnds {
+            log: LogUid::new(0x1716_1514_1312_1110),
+            end: Sequence::new(0x2726_2524_2322_2120),
+            end_position: U64::new(0x3736_3534_3332_3130),
+            executed: Sequence::new(0x4746_4544_4342_4140),
+            executed_position: U64::new(0x5756_5554_5352_5150),
+            incarnation: Incarnation::new(0x6362_6160),
+            reserved: U32::new(0x7372_7170),
+        },
+        "1011121314151617 2021222324252627 3031323334353637 4041424344454647 5051525354555657 60616263 70717273",
+    );
+    golden(
+        MirrorEnds {
+            end: ledger_mark(),
+            contained: ledger_mark(),
+            key: [0x50; 16],
+            refusal: U32::new(0x6362_6160),
+            reserved: U32::new(0x7372_7170),
+        },
+        &format!("{LEDGER_MARK} {LEDGER_MARK} {} 60616263 70717273", "50".repeat(16)),
+    );
+    golden(
+        MirrorOpen {
+            log: LogUid::new(0x1716_1514_1312_1110),
+            before: Sequence::new(0x2726_2524_2322_2120),
+            file_bytes: U64::new(0x3736_3534_3332_3130),
+            incarnation: Incarnation::new(0x4342_4140),
+            owner: U32::new(0x5352_5150),
+        },
+        "1011121314151617 2021222324252627 3031323334353637 40414243 50515253",
+    );
+    golden(
+        DataPart {
+            log: LogUid::new(0x1716_1514_1312_1110),
+            incarnation: Incarnation::new(0x2322_2120),
+            line: U32::new(0x3332_3130),
+            bytes: U32::new(0x4342_4140),
+        },
+        "1011121314151617 20212223 30313233 40414243",
+    );
+    golden(
+        SettledMark {
+            log: LogUid::new(0x1716_1514_1312_1110),
+            sequence: Sequence::new(0x2726_2524_2322_2120),
+        },
+        "1011121314151617 2021222324252627",
+    );
+}
