@@ -287,3 +287,14 @@ fn a_process_in_another_root_maps_and_one_whose_mount_is_taken_away_goes_on_by_t
     node.hearth(&["down"]).expect_success();
     node.check();
 }
+
+#[test]
+fn sockets_and_pipes_are_reached_at_the_mount() {
+    let Some(node) = mounted() else { return };
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/maps/special.py");
+    let kernel = tempfile::tempdir_in("/dev/shm").unwrap();
+    let there = kernel.path().to_str().unwrap();
+    assert_eq!(limited(&[PYTHON, script], &[there]).expect_success(), "all\n");
+    assert_eq!(node.hearth(&["run", "--", PYTHON, script, &node.path("")]).expect_success(), "all\n");
+    end(&node);
+}

@@ -262,6 +262,7 @@ fn serve(call: &Call, name: &str, function: fn(&Call) -> Answer) -> Routed {
                 restarts -= 1;
                 continue;
             }
+            Err(Refusal::Errno(Errno::SPECIAL)) => Routed::Answered(-i64::from(libc::EOPNOTSUPP)),
             Err(Refusal::Errno(Errno(libc::ERESTART))) => Routed::Answered(-i64::from(libc::EACCES)),
             Err(Refusal::Errno(errno)) => Routed::Answered(-i64::from(errno.0)),
             Err(Refusal::Pass) => Routed::Kernel,

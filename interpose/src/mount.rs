@@ -16,6 +16,8 @@ impl Errno {
     pub const LEAVES: Self = Self(4096);
     /// The file would have to be on a mount of the kernel's, and there is none. Not a number that the kernel uses either.
     pub const UNMOUNTED: Self = Self(4097);
+    /// It is a pipe, a socket or a device, which the kernel opens. Not a number that the kernel uses either.
+    pub const SPECIAL: Self = Self(4098);
 }
 
 /// What a call of the mount answers.

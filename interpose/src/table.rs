@@ -2,7 +2,7 @@
 //! refuses it, or a reason why it cannot concern one. A test holds the table against the kernel's numbers.
 
 use crate::calls::{
-    copies, data, maps, names, numbers, opens, places, process, refused, rings, status, waits,
+    copies, data, maps, names, numbers, opens, places, process, refused, rings, special, status, waits,
 };
 use crate::dispatch::{Answer, Call};
 
@@ -132,14 +132,14 @@ pub static ROWS: &[Row] = &[
     row(39, "getpid", Passes(PROCESSES)),
     row(40, "sendfile", Files(0, 1, copies::sendfile)),
     row(41, "socket", Passes(MAKES)),
-    row(42, "connect", File(0, refused::not_a_socket)),
+    row(42, "connect", Always(special::name_socket)),
     row(43, "accept", File(0, refused::not_a_socket)),
     row(44, "sendto", File(0, refused::not_a_socket)),
     row(45, "recvfrom", File(0, refused::not_a_socket)),
     row(46, "sendmsg", File(0, refused::not_a_socket)),
     row(47, "recvmsg", File(0, refused::not_a_socket)),
     row(48, "shutdown", File(0, refused::not_a_socket)),
-    row(49, "bind", File(0, refused::not_a_socket)),
+    row(49, "bind", Always(special::name_socket)),
     row(50, "listen", File(0, refused::not_a_socket)),
     row(51, "getsockname", File(0, refused::not_a_socket)),
     row(52, "getpeername", File(0, refused::not_a_socket)),

@@ -13,5 +13,6 @@ pub mod process;
 pub mod refused;
 pub mod rings;
 pub mod sizes;
+pub mod special;
 pub mod status;
 pub mod waits;

@@ -1,13 +1,14 @@
 //! Opening, by each of its calls.
 
 use super::data::mount;
+use super::special;
 use crate::descriptors::{self, Held};
 use crate::dispatch::{Answer, Call, Refusal};
 use crate::memory;
 use crate::mount::{Errno, Handle, Place, Target};
 use crate::paths;
 use crate::table::Spot;
-use crate::{raw, real};
+use crate::{raw, real, tell};
 
 /// Flags that `openat2` knows; `O_LARGEFILE`, which the C library has as 0, is the kernel's own.
 const KNOWN_FLAGS: u64 = (libc::O_ACCMODE
@@ -87,7 +88,7 @@ fn open_spot(call: &Call, spot: Spot, how: How) -> Answer {
     let spot = Spot { follow: !how.has(libc::O_NOFOLLOW) && !how.has(exclusive), ..spot };
     let creates = how.has(libc::O_CREAT) || how.has(libc::O_TMPFILE);
     let mode = if creates { how.mode & 0o7777 & !paths::umask() } else { 0 };
-    numbered(&how, |number| {
+    let opened = numbered(&how, |number| {
         paths::serve(call, spot, |target| {
             let handle = match target {
                 Target::Named(place, _) => mount()
@@ -106,7 +107,21 @@ fn open_spot(call: &Call, spot: Spot, how: How) -> Answer {
             };
             number(handle)
         })
-    })
+    });
+    match opened {
+        // A pipe is opened by the kernel, at the mount.
+        Err(Refusal::Errno(Errno::SPECIAL)) => {
+            let path = paths::spot(call, spot).and_then(|spotted| special::at_mount(&spotted));
+            match path {
+                Ok(Some(path)) => Err(Refusal::Elsewhere(vec![(spot, path)])),
+                _ => {
+                    tell::needs_mount("a pipe or a device in the tree cannot be opened");
+                    Err(Errno(libc::EOPNOTSUPP).into())
+                }
+            }
+        }
+        opened => opened,
+    }
 }
 
 /// What a restricted walk that leaves the tree is told. Where it would go on among links of the kernel's that it may not

@@ -19,8 +19,7 @@ pub fn stop_of(stop: Stop) -> Errno {
     match stop {
         Stop::Failed(error) => errno_of(error),
         Stop::Leaves(_) => Errno::LEAVES,
-        // A pipe, socket or device is opened by the kernel, for which it has to be on a mount of the kernel's.
-        Stop::Special(_) => Errno(libc::EOPNOTSUPP),
+        Stop::Special(_) => Errno::SPECIAL,
     }
 }
 
