@@ -1,17 +1,19 @@
-//! Which blocks of one file are in use.
+//! Block allocator of one file.
 //!
-//! The map stands twice in the file ([`format::map`]): flip N writes slot N mod 2, so the map of the last flip stays
-//! whole until the root of the next is settled; a crash at any point finds a map that fits its root. Only pages that
-//! one of the last two flips changed are written. In memory, free runs are indexed by place and by length.
+//! The allocation map stands twice in the file ([`format::map`]): commit N writes slot N mod 2, so the map of the
+//! last commit stays intact until the root of the next one is synced. A crash at any point finds a map that matches
+//! its root. Only pages that one of the last two commits changed are written. In memory, free runs are indexed by
+//! position and by length.
 //!
-//! A block freed in a flip is free in that flip's map, but it is allocated again only after [`BlockAllocator::release`]
-//! of that flip: until its root is settled, a crash brings the old owner back.
+//! A block freed in a commit is free in that commit's map, but it is allocated again only after
+//! [`BlockAllocator::release`] of that commit: until its root is synced, a crash restores the previous owner.
 //!
-//! The owner of the tree calls, for each flip: `allocate` and `free` as it goes, then [`BlockAllocator::write`], a
-//! settle, its root, a settle, then [`BlockAllocator::release`]. There is no lock: one thread owns it.
+//! For each commit the owner of the tree calls `allocate` and `free` as needed, then [`BlockAllocator::write`],
+//! syncs the region, writes and syncs its root, then calls [`BlockAllocator::release`]. There is no lock: one
+//! thread owns the allocator.
 //!
 //! Costs: `allocate` and `free` take time logarithmic in the number of free runs; `write` writes 4 KB for each map
-//! page of 32,512 blocks that changed in this flip or the one before.
+//! page of 32,512 blocks that changed in this commit or the one before.
 
 use crate::MediaError;
 use crate::region::Region;
@@ -20,7 +22,7 @@ use format::{BLOCK_BYTES, Block, DecodeError, FlipNumber};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use zerocopy::IntoBytes;
 
-/// Bytes that the map of so many blocks takes in its file.
+/// Bytes of the map of `blocks` blocks in its file.
 pub const fn bytes_needed(blocks: u32) -> u64 {
     2 * pages_of(blocks) as u64 * BLOCK_BYTES as u64
 }
@@ -29,35 +31,34 @@ const fn pages_of(blocks: u32) -> u32 {
     blocks.div_ceil(MAP_PAGE_BLOCKS)
 }
 
-/// The blocks of one file.
+/// Allocator of the blocks of one file.
 pub struct BlockAllocator {
     region: Region,
-    /// Where in the region the map begins.
+    /// Offset of the map in the region.
     at: u64,
     blocks: u32,
     pages: Vec<PageState>,
-    /// Blocks in use, as the next map will say.
+    /// Number of blocks in use, as the next map will record.
     used: u32,
     free: FreeRuns,
-    /// Freed since the last flip was written.
+    /// Blocks freed since the last commit was written.
     freed: Vec<(Block, u32)>,
-    /// Freed by flips that were written and not released, oldest first.
+    /// Blocks freed by commits that were written and not released, oldest first.
     unreleased: VecDeque<(FlipNumber, Vec<(Block, u32)>)>,
-    /// The last flip written.
+    /// The last commit written.
     flip: FlipNumber,
 }
 
 struct PageState {
     page: Box<MapPage>,
-    /// Changed since the last flip was written.
+    /// Changed since the last commit was written.
     changed: bool,
-    /// The slot that the next flip writes holds another content than the last flip's.
+    /// The slot of the next commit has other contents than the slot of the last one.
     stale: bool,
 }
 
 impl BlockAllocator {
-    /// A map of `blocks` free blocks, which will stand at offset `at`. Nothing is written before the first flip,
-    /// which must have number 1.
+    /// Makes a map of `blocks` free blocks, for offset `at`. The first commit, which must have number 1, writes it.
     ///
     /// # Panics
     /// If the map does not fit there, or `blocks` is zero.
@@ -72,10 +73,10 @@ impl BlockAllocator {
         Self::new(region, at, blocks, pages, FlipNumber::new(0))
     }
 
-    /// The map as `flip` left it: the flip of the root that counts.
+    /// Reads the map of commit `flip`, which must be that of the valid root.
     ///
     /// # Errors
-    /// `Damaged` (a page of that flip's slot is not valid), `Unreadable`.
+    /// `Damaged` (a page of that commit's slot is invalid), `Unreadable`.
     ///
     /// # Panics
     /// If the map does not fit there, or `blocks` is zero.
@@ -83,7 +84,7 @@ impl BlockAllocator {
         let mut pages = Vec::new();
         for index in 0..pages_of(blocks) {
             let page = read_page(&region, at, blocks, index, flip)?;
-            // What the next flip will write over: an older state, or what an abandoned attempt at it left.
+            // The slot that the next commit overwrites: an older state, or the remains of an abandoned attempt.
             let other = read_page(&region, at, blocks, index, flip.next());
             let stale = other.map_or(true, |other| other.bits != page.bits);
             pages.push(PageState { page: Box::new(page), changed: false, stale });
@@ -108,8 +109,8 @@ impl BlockAllocator {
         new
     }
 
-    /// Takes a run of at most `count_max` blocks: behind `hint`, if the block there is free, else where the run fits
-    /// best, else the longest there is. `None` if nothing is free.
+    /// Allocates a run of at most `count_max` blocks: at `hint` if that block is free, else in the run that fits
+    /// best, else in the longest run. `None` if no block is free.
     ///
     /// # Panics
     /// If `count_max` is zero.
@@ -122,7 +123,7 @@ impl BlockAllocator {
         Some((Block::new(start), count))
     }
 
-    /// Takes exactly these blocks: the places that an owner fixes when it formats.
+    /// Allocates exactly these blocks, for the fixed structures of a new file.
     ///
     /// # Panics
     /// If one of them is not free.
@@ -138,7 +139,7 @@ impl BlockAllocator {
         self.used += count;
     }
 
-    /// Gives blocks back; they are allocated again after the release of the flip that is written next.
+    /// Frees blocks; they are allocated again after the release of the next commit.
     ///
     /// # Panics
     /// If one of them is not in use.
@@ -150,8 +151,8 @@ impl BlockAllocator {
         self.freed.push((block, count));
     }
 
-    /// Gives back blocks that were allocated since the last flip was written and hold nothing: they can be allocated again
-    /// at once.
+    /// Frees blocks that were allocated since the last commit was written and have no contents: they can be
+    /// allocated again at once.
     ///
     /// # Panics
     /// If one of them is not in use.
@@ -161,7 +162,7 @@ impl BlockAllocator {
         self.free.insert(block.get(), count);
     }
 
-    /// Flips bits that must all be the other way round.
+    /// Inverts bits, all of which must have the other value.
     fn set_bits(&mut self, start: u32, count: u32, in_use: bool) {
         for block in start..start + count {
             let state = &mut self.pages[(block / MAP_PAGE_BLOCKS) as usize];
@@ -174,10 +175,10 @@ impl BlockAllocator {
         }
     }
 
-    /// Writes the map of a flip. The caller settles the region before it writes the flip's root.
+    /// Writes the map of a commit. The caller must sync the region before it writes the commit's root.
     ///
     /// # Panics
-    /// If `flip` does not follow the last one.
+    /// If `flip` does not follow the last commit.
     pub fn write(&mut self, flip: FlipNumber) {
         assert!(flip == self.flip.next(), "flip {flip} is written after flip {}", self.flip);
         for (index, state) in self.pages.iter_mut().enumerate() {
@@ -199,7 +200,7 @@ impl BlockAllocator {
         self.flip = flip;
     }
 
-    /// Blocks freed up to `flip` can be allocated again: its root is settled.
+    /// Makes the blocks freed up to commit `flip`, whose root is synced, available.
     ///
     /// # Panics
     /// If `flip` was not written.
@@ -213,17 +214,17 @@ impl BlockAllocator {
         }
     }
 
-    /// Blocks that the map speaks of.
+    /// Number of blocks that the map covers.
     pub fn blocks(&self) -> u32 {
         self.blocks
     }
 
-    /// Blocks in use.
+    /// Number of blocks in use.
     pub fn used(&self) -> u32 {
         self.used
     }
 
-    /// Blocks that can be allocated now: those neither in use nor waiting for a release.
+    /// Number of blocks that can be allocated now: neither in use nor waiting for a release.
     pub fn allocatable(&self) -> u32 {
         self.free.blocks
     }
@@ -231,7 +232,7 @@ impl BlockAllocator {
     /// True if the block is in use.
     ///
     /// # Panics
-    /// If the map does not speak of it.
+    /// If the map does not cover it.
     pub fn is_used(&self, block: Block) -> bool {
         assert!(block.get() < self.blocks, "block {block} is beyond the map");
         self.bit(block.get())
@@ -247,7 +248,8 @@ impl BlockAllocator {
         page.bits[(block % MAP_PAGE_BLOCKS / 8) as usize]
     }
 
-    /// The first block from `next` on that is in use, or that is not; eight at a time where they are alike.
+    /// The first block from `next` on whose state is `in_use`; compares eight blocks at a time where they are
+    /// equal.
     fn find(&self, mut next: u32, in_use: bool) -> Option<u32> {
         let none = if in_use { 0 } else { u8::MAX };
         while next < self.blocks {
@@ -262,7 +264,7 @@ impl BlockAllocator {
         None
     }
 
-    /// Runs of blocks in use, in order.
+    /// Runs of blocks in use, in ascending order.
     pub fn used_runs(&self) -> impl Iterator<Item = (Block, u32)> + '_ {
         let mut next = 0;
         std::iter::from_fn(move || {
@@ -279,7 +281,7 @@ fn page_at(map_at: u64, blocks: u32, index: u32, flip: FlipNumber) -> u64 {
     map_at + (slot * u64::from(pages_of(blocks)) + u64::from(index)) * BLOCK_BYTES as u64
 }
 
-/// Reads the page that counts for `flip`.
+/// Reads the page of the slot of commit `flip`.
 fn read_page(
     region: &Region,
     map_at: u64,
@@ -297,7 +299,7 @@ fn read_page(
     Ok(page)
 }
 
-/// Runs of blocks that can be allocated, never touching each other, found by place and by length.
+/// Runs of free blocks that never touch each other, indexed by position and by length.
 #[derive(Default)]
 struct FreeRuns {
     by_start: BTreeMap<u32, u32>,
@@ -306,7 +308,7 @@ struct FreeRuns {
 }
 
 impl FreeRuns {
-    /// The run that holds a block.
+    /// The run that contains a block.
     fn holding(&self, block: u32) -> Option<(u32, u32)> {
         let (start, count) = self.by_start.range(..=block).next_back()?;
         (block < start + count).then_some((*start, *count))
@@ -318,7 +320,7 @@ impl FreeRuns {
         Some((block, count_max.min(start + count - block)))
     }
 
-    /// The start of the shortest run that has `count_max` blocks, else the longest run.
+    /// Start of the shortest run of at least `count_max` blocks, else of the longest run.
     fn best(&self, count_max: u32) -> Option<(u32, u32)> {
         let fitting = self.by_count.range((count_max, 0)..).next();
         let (count, start) = fitting.or_else(|| self.by_count.last())?;
@@ -337,7 +339,7 @@ impl FreeRuns {
         self.by_count.remove(&(count, start));
     }
 
-    /// Adds blocks that are in no run, joining neighbours.
+    /// Adds blocks that are in no run, and merges neighbours.
     fn insert(&mut self, start: u32, count: u32) {
         if count == 0 {
             return;
@@ -356,7 +358,7 @@ impl FreeRuns {
         self.add_run(run_start, run_count);
     }
 
-    /// Takes blocks that lie in one run.
+    /// Removes blocks that lie in one run.
     fn remove(&mut self, start: u32, count: u32) {
         let (run_start, run_count) = self.holding(start).expect("blocks that are taken are free");
         self.drop_run(run_start, run_count);

@@ -1,10 +1,9 @@
-//! Copies from and to memory that is not ours: another thread may change it meanwhile, and it may not be mapped.
+//! Copies from and to memory of other owners: another thread may change it meanwhile, and it may not be mapped.
 //!
-//! The copy is one machine-code loop that the compiler cannot look into, so that no byte is fetched a second time
-//! behind our back (a plain copy may be optimised into two loads of the source). A fault inside the loop can be
-//! turned into an error value: a SIGSEGV or SIGBUS handler asks [`landing_of`] with the instruction's address and
-//! continues where it says; the copy then returns [`Fault`]. Without such a handler a fault kills the process, as
-//! it does everywhere else.
+//! The copy is a loop in machine code that the compiler cannot change, so that each byte is loaded exactly once (a
+//! plain copy may be optimised into two loads of the source). A fault inside the loop can be turned into an error
+//! value: a SIGSEGV or SIGBUS handler calls [`landing_of`] with the address of the instruction and continues at the
+//! returned address; the copy then returns [`Fault`]. Without such a handler a fault ends the process, as usual.
 
 #[cfg_attr(target_arch = "x86_64", path = "copy/x86_64.rs")]
 #[cfg_attr(not(target_arch = "x86_64"), path = "copy/portable.rs")]
@@ -14,7 +13,7 @@ use crate::fold::{STRIDE, State};
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 
-/// The memory given by a caller is not mapped, or not with this right (EFAULT).
+/// The memory given by a caller is not mapped, or not with the needed right (EFAULT).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault;
 
@@ -43,10 +42,10 @@ impl<'a, const N: usize> From<&'a [u8; N]> for Source<'a> {
 }
 
 impl Source<'_> {
-    /// Memory at an address that a program gave.
+    /// A source at an address that a program gave.
     ///
     /// # Safety
-    /// Either the range is readable while the source is used, or a fault handler that asks [`landing_of`] is
+    /// Either the range is readable while the source is used, or a fault handler that calls [`landing_of`] is
     /// installed.
     pub const unsafe fn from_raw(start: *const u8, bytes: usize) -> Self {
         Self { start, bytes, lifetime: PhantomData }
@@ -67,7 +66,7 @@ impl Source<'_> {
     #[inline]
     pub fn take(&mut self, target: &mut [u8]) -> Result<(), Fault> {
         let bytes = target.len();
-        // SAFETY: the target is ours and initialised.
+        // SAFETY: the target is a valid exclusive slice.
         unsafe { self.take_raw(target.as_mut_ptr(), bytes) }
     }
 
@@ -88,15 +87,15 @@ impl Source<'_> {
 }
 
 impl Source<'_> {
-    /// Copies whole lines of the source's start to `keep` and, in the same pass and past the caches, to `target`, and
-    /// moves the source's start behind them. Each byte is fetched once: both get the same.
+    /// Copies whole lines from the start of the source to `keep` and, in the same pass and past the caches, to
+    /// `target`, and advances the source. Each byte is loaded once: both copies are equal.
     ///
     /// # Errors
     /// `Fault`: an unknown part of both was overwritten.
     ///
     /// # Safety
-    /// `target` is aligned to a line, writable for as many bytes as `keep` has, whole lines, and no Rust reference to
-    /// it lives.
+    /// `target` is aligned to a line, writable for the length of `keep`, which is whole lines, and no Rust
+    /// reference to it lives.
     ///
     /// # Panics
     /// If the source is shorter than `keep`.
@@ -108,8 +107,8 @@ impl Source<'_> {
     ) -> Result<(), Fault> {
         let bytes = keep.len();
         assert!(bytes <= self.bytes, "a copy stays within its source");
-        // SAFETY: `from_raw` promised that the source is readable or its faults are caught; `keep` is ours, and the
-        // caller vouches for the target.
+        // SAFETY: `from_raw` promised that the source is readable or its faults are caught; `keep` is exclusive,
+        // and the caller vouches for the target.
         if unsafe { machine::copy_lines(target, keep.as_mut_ptr().cast(), self.start, bytes) } != 0 {
             return Err(Fault);
         }
@@ -120,19 +119,19 @@ impl Source<'_> {
 }
 
 impl Source<'_> {
-    /// Copies whole strides of the source's start past the caches to `target`, folds the same bytes into `state`, whose
-    /// first word is the register that the sum begins with, and moves the source's start behind them. Each byte is
-    /// fetched once. `by_lines`: by registers of a line, else of half of one.
+    /// Copies whole strides from the start of the source past the caches to `target`, folds the same bytes into
+    /// `state`, whose first word is the register with which the checksum begins, and advances the source. Each byte
+    /// is loaded once. `by_lines` selects registers of a line instead of half a line.
     ///
     /// # Errors
     /// `Fault`: an unknown part of the target was overwritten.
     ///
     /// # Safety
-    /// [`folds`], and for `by_lines` [`folds_by_lines`]; `target` is aligned to a line and writable for so many bytes, and
-    /// no Rust reference to it lives.
+    /// [`folds`], and for `by_lines` [`folds_by_lines`], returned true; `target` is aligned to a line and writable
+    /// for `bytes` bytes, and no Rust reference to it lives.
     ///
     /// # Panics
-    /// If the source is shorter, or `bytes` is none or not of whole strides.
+    /// If the source is shorter, or `bytes` is zero or not a multiple of a stride.
     #[inline]
     pub(crate) unsafe fn take_folded(
         &mut self,
@@ -154,19 +153,19 @@ impl Source<'_> {
     }
 }
 
-/// Whether the processor has what [`Source::take_folded`] needs.
+/// True if the processor has the instructions for [`Source::take_folded`].
 #[inline]
 pub(crate) fn folds() -> bool {
     machine::folds()
 }
 
-/// Whether it does so by registers of a line.
+/// True if it has them for registers of a line.
 #[inline]
 pub(crate) fn folds_by_lines() -> bool {
     machine::folds_by_lines()
 }
 
-/// Memory to be copied to, which may be read, changed or unmapped by others at any time.
+/// Memory to copy to, which other threads may read, change or unmap at any time.
 #[derive(Debug)]
 pub struct Sink<'a> {
     start: *mut u8,
@@ -184,11 +183,11 @@ impl<'a> From<&'a mut [u8]> for Sink<'a> {
 }
 
 impl Sink<'_> {
-    /// Memory at an address that a program gave.
+    /// A sink at an address that a program gave.
     ///
     /// # Safety
     /// No Rust reference to the range lives while the sink is used, and either it is writable or a fault handler
-    /// that asks [`landing_of`] is installed.
+    /// that calls [`landing_of`] is installed.
     pub const unsafe fn from_raw(start: *mut u8, bytes: usize) -> Self {
         Self { start, bytes, lifetime: PhantomData }
     }
@@ -210,7 +209,7 @@ impl Sink<'_> {
         unsafe { self.put_raw(source.as_ptr(), source.len()) }
     }
 
-    /// [`Sink::put`] from memory that others may change.
+    /// [`Sink::put`] from memory that other threads may change.
     ///
     /// # Safety
     /// `bytes` bytes at `source` are readable.
@@ -225,19 +224,19 @@ impl Sink<'_> {
     }
 }
 
-/// Copies memory, of which either side may be changed by others meanwhile.
+/// Copies memory; other threads may change either side meanwhile.
 ///
 /// # Safety
-/// `source` is readable and `target` writable for `bytes` bytes, or faults there are caught by a handler that asks
-/// [`landing_of`]; the two do not overlap; no Rust reference is confused by the change.
+/// `source` is readable and `target` writable for `bytes` bytes, or a handler that calls [`landing_of`] catches the
+/// faults; the two do not overlap; no Rust reference depends on the changed memory.
 #[inline]
 pub(crate) unsafe fn copy(target: *mut u8, source: *const u8, bytes: usize) -> Result<(), Fault> {
     // SAFETY: as the caller promised.
     if unsafe { machine::copy_loop(target, source, bytes) } == 0 { Ok(()) } else { Err(Fault) }
 }
 
-/// Where a fault handler continues if `instruction` lies in the copy loop; `None` if the fault is none of ours. To
-/// be called from a signal handler: it only compares numbers.
+/// Address at which a fault handler continues if `instruction` lies in the copy loop; `None` for any other fault. A
+/// signal handler may call this: it only compares numbers.
 pub fn landing_of(instruction: usize) -> Option<usize> {
     machine::landing_of(instruction)
 }

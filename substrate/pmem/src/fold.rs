@@ -1,14 +1,14 @@
-//! Frames whose payload is one long piece of memory (see `ring`): copied, summed and stored in one pass over it.
+//! Frames whose payload is one long piece of memory (see `ring`): copied, checksummed and stored in one pass.
 //!
-//! What limits a long write is how fast lines leave the processor past its caches, so the sum is made of the same
-//! registers while they do. The sum of a copy that is kept beside would wait for it: its loads stand behind stores
-//! that stand behind those lines.
+//! The speed of a long write is limited by the rate at which lines leave the processor past its caches, so the
+//! checksum is computed from the same registers meanwhile. A checksum of a second copy would be delayed: its loads
+//! would wait behind stores that wait behind those lines.
 //!
-//! The pass folds: registers of 128 bytes together (four of half a line; where there are such, two of a line, which
-//! take half as many places in the queue of stores) go along the piece in strides of [`STRIDE`] bytes, each multiplied by
-//! the power of x that is its way to the next stride, modulo the polynomial, and added to what stands there. They end
-//! as 128 bytes that have the sum of the whole (Gopal et al., "Fast CRC Computation for Generic Polynomials Using
-//! PCLMULQDQ Instruction", 2009).
+//! The checksum is computed by folding. Registers of 128 bytes together (four of half a line; or two of a line
+//! where the processor has them, which need half as many entries of the store queue) advance along the payload in
+//! strides of [`STRIDE`] bytes. In each step every register is multiplied by the power of x for one stride, modulo
+//! the polynomial, and added to the next bytes. The final 128 bytes have the checksum of the whole (Gopal et al.,
+//! "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction", 2009).
 
 use crate::LINE_BYTES;
 use crate::copy::{Fault, Source};
@@ -19,7 +19,7 @@ use format::checksum::{Salt, of_register};
 use format::{HEADER_BYTES, Sequence};
 use std::mem::MaybeUninit;
 
-/// Bytes of one step of the pass.
+/// Bytes of one step.
 pub(crate) const STRIDE: usize = 128;
 
 const WORD_BYTES: usize = size_of::<u64>();
@@ -27,16 +27,16 @@ const LINE_WORDS: usize = LINE_BYTES / WORD_BYTES;
 const HEADER_WORDS: usize = HEADER_BYTES / WORD_BYTES;
 const STRIDE_WORDS: usize = STRIDE / WORD_BYTES;
 
-/// What the pass begins with and ends with: 128 bytes in registers.
+/// State of the folding before and after the pass: the 128 bytes of the registers.
 #[derive(Clone)]
 #[repr(C, align(64))]
 pub(crate) struct State(pub [u64; STRIDE_WORDS]);
 
-/// By what 16 bytes are multiplied for one stride, their halves in turn.
+/// Multipliers of 16 bytes for one stride, one for each half.
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod multipliers {
-    /// Twice, for a register. The halves of 16 bytes stand 64 and 0 powers before their end; a product of two reflected
-    /// words is one power short.
+    /// Twice, for a register of a line half. The halves of 16 bytes stand 64 and 0 powers before their end; a
+    /// product of two reflected words is one power short.
     pub static MULTIPLIERS: [u64; 4] = {
         let bits = super::STRIDE as u32 * u8::BITS;
         let (low, high) = (power_of_x(bits + u64::BITS - 1), power_of_x(bits - 1));
@@ -60,23 +60,23 @@ pub(crate) mod multipliers {
     }
 }
 
-/// Proof that the processor folds and sums by instructions.
+/// Proof that the processor has the instructions for folding and for the checksum.
 #[derive(Clone, Copy)]
 pub(crate) struct Folder(Summer);
 
 impl Folder {
-    /// The proof, if it does.
+    /// Returns the proof, if the processor has them.
     #[inline]
     pub fn get() -> Option<Self> {
         Summer::get().filter(|_| crate::copy::folds()).map(Self)
     }
 }
 
-/// Stores a frame with its sequence and checksum; it is durable after the next fence. The payload is at least
-/// [`STRIDE`] bytes long.
+/// Stores a frame with its sequence and checksum; it is durable after the next fence. The payload has at least
+/// [`STRIDE`] bytes.
 ///
 /// # Errors
-/// `Fault`; what was stored then is no frame.
+/// `Fault`; the stored bytes are not a valid frame then.
 ///
 /// # Panics
 /// If the payload is shorter, or the envelope's length is not that of the payload.
@@ -92,7 +92,7 @@ pub(crate) fn write(
     let mut head = [MaybeUninit::uninit(); HEADER_WORDS];
     let [first, lengths] = put_header(&mut head, header, sequence);
     assert!(lengths as u32 as usize == bytes, "a header that fits its payload");
-    // SAFETY: all of it was put.
+    // SAFETY: `put_header` filled all of it.
     let mut head = head.map(|word| unsafe { word.assume_init() });
     let begun = summer.begin(salt, (first >> u32::BITS) as u32, &head[1..]);
 
@@ -105,11 +105,11 @@ pub(crate) fn write(
     let sum = if rest == 0 {
         summer.go_on(0, &words.0, STRIDE)
     } else {
-        // The rest follows what was folded, with zeros to the end of its last line.
+        // The rest follows the folded bytes, with zeros to the end of its last line.
         let mut both = [0; 2 * STRIDE_WORDS];
         both[..STRIDE_WORDS].copy_from_slice(&words.0);
         let end = STRIDE_WORDS + rest.div_ceil(LINE_BYTES) * LINE_WORDS;
-        // SAFETY: the words behind the folded ones are ours alone, and have room for a stride.
+        // SAFETY: the words behind the folded ones are exclusive to this call, and have space for a stride.
         unsafe { payload.take_raw(both.as_mut_ptr().add(STRIDE_WORDS).cast(), rest)? };
         region.write_words(at + folded as u64, &both[STRIDE_WORDS..end]);
         summer.go_on(0, &both, STRIDE + rest)
@@ -119,11 +119,11 @@ pub(crate) fn write(
     Ok(())
 }
 
-/// What [`Source::take_folded`] leaves in the state, by sums alone: for a region that is recorded.
+/// Computes the state that [`Source::take_folded`] leaves by checksums alone: for a recorded region.
 pub(crate) fn fold(Folder(summer): Folder, state: &mut State, bytes: &[u8]) {
     let words: Vec<u64> =
         bytes.as_chunks::<WORD_BYTES>().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
-    // The last stride, begun where the others ended, has the sum of all.
+    // The checksum of the last stride, started with that of the others, is the checksum of all.
     let (others, last) = words.split_at(words.len() - STRIDE_WORDS);
     let register = summer.go_on(state.0[0] as u32, others, size_of_val(others));
     state.0.copy_from_slice(last);

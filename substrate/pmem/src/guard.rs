@@ -1,15 +1,16 @@
-//! A guard against pool files that go away under their mappings: cut by somebody who may, or on a medium that fails.
+//! Guard against the loss of mapped pool files: a process that has the right truncates them, or their medium fails.
 //!
-//! Such an access is a SIGBUS, which ends the process. In a process with a guarded medium ([`crate::Medium::guarded`])
-//! a handler finds the region that the address belongs to, marks it as lost, and puts zeros that belong to no file in
-//! its whole place, so that the access ends. What was read or written there since is nothing: who decides by it asks
-//! afterwards ([`crate::Region::check`]; reads and settles ask themselves). A lost region stays lost.
+//! An access to a lost page raises SIGBUS, which ends the process. In a process with a guarded medium
+//! ([`crate::Medium::guarded`]) a handler finds the region of the address, marks it as lost, and replaces its whole
+//! mapping by zero pages that belong to no file, so that the access completes. Later reads and writes of the region
+//! are meaningless: the caller must check the region before it decides by them ([`crate::Region::check`]; reads and
+//! [`crate::Region::settle`] check by themselves). A lost region stays lost.
 //!
-//! The mark is made before the zeros are there, so whoever met zeros finds it. The handler takes no lock and no memory:
-//! it reads a fixed table of the guarded regions, each entry behind a count that is odd while the entry changes. Entries
-//! change under a lock of their own, which is held over no access to a region. Faults at other addresses, and signals
-//! that somebody sent, are passed on to the handler that was there before. Table and handler are the process's: a handler
-//! has no other way to its regions.
+//! The mark is set before the zeros appear, so a thread that read zeros finds the mark. The handler takes no lock
+//! and allocates nothing: it reads a fixed table of the guarded regions, each entry behind a version that is odd
+//! while the entry changes. A lock of its own protects changes of the table; no region is accessed under it. Faults
+//! at other addresses, and signals sent by a process, are forwarded to the previous handler. Table and handler are
+//! global to the process, because a signal handler has no other way to find the regions.
 
 use crate::MediaError;
 use std::mem::MaybeUninit;
@@ -17,15 +18,15 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 
-/// Regions that a process may guard at once.
+/// Limit of guarded regions in a process.
 const REGIONS_MAX: usize = 1 << 14;
 
-/// What is known of the files of one medium.
+/// State of the guarded files of one medium.
 #[derive(Debug, Default)]
 pub(crate) struct Watch {
-    /// One of them was lost.
+    /// Set once a file was lost.
     lost: AtomicBool,
-    /// Those that are mapped, and those that were lost.
+    /// Files that are mapped, and files that were lost.
     files: Mutex<Vec<Arc<File>>>,
 }
 
@@ -38,7 +39,7 @@ struct File {
 }
 
 impl Watch {
-    /// The first file that was lost, of those that `counts` names.
+    /// The first lost file, of those for which `counts` is true.
     pub fn lost(&self, counts: impl Fn(&str) -> bool) -> Option<String> {
         if !self.lost.load(Ordering::SeqCst) {
             return None;
@@ -49,12 +50,12 @@ impl Watch {
     }
 
     fn files(&self) -> MutexGuard<'_, Vec<Arc<File>>> {
-        // The list is whole at every step.
+        // The list is consistent after every step of a change.
         self.files.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A mapping is guarded while this lives; it goes before the mapping does.
+/// Guard of a mapping, dropped before the mapping.
 pub(crate) struct Guard {
     entry: &'static Entry,
     file: Arc<File>,
@@ -64,7 +65,7 @@ impl Guard {
     /// Guards the pages of a mapping.
     ///
     /// # Errors
-    /// `Os` (ENOMEM): more regions than there may be.
+    /// `Os` (ENOMEM): the limit of guarded regions is reached.
     pub fn new(watch: &Arc<Watch>, name: &str, start: usize, bytes: usize) -> Result<Self, MediaError> {
         let file = File { name: name.to_owned(), lost: AtomicBool::new(false), watch: watch.clone() };
         let file = Arc::new(file);
@@ -77,10 +78,11 @@ impl Guard {
         Ok(Self { entry, file })
     }
 
-    /// Whether an access met nothing.
+    /// True if an access to the mapping failed.
     #[inline]
     pub fn is_lost(&self) -> bool {
-        // SeqCst, as all of the handler's words: on the machines we know this costs what any load does.
+        // SeqCst, like all words of the handler: on the supported machines such a load costs no more than any
+        // other.
         self.file.lost.load(Ordering::SeqCst)
     }
 }
@@ -94,13 +96,13 @@ impl Drop for Guard {
     }
 }
 
-/// One guarded mapping, for the handler.
+/// A guarded mapping, for the handler.
 struct Entry {
-    /// Odd while the others change.
+    /// Odd while the other fields change.
     version: AtomicUsize,
     start: AtomicUsize,
     end: AtomicUsize,
-    /// Lives as long as it stands here; null for an entry that is free.
+    /// Valid as long as the entry refers to it; null in a free entry.
     file: AtomicPtr<File>,
 }
 
@@ -113,14 +115,14 @@ static TABLE: [Entry; REGIONS_MAX] = [const {
     }
 }; REGIONS_MAX];
 
-/// Held by whoever changes the table.
+/// Locks the table for a change.
 fn change() -> MutexGuard<'static, ()> {
     static CHANGE: Mutex<()> = Mutex::new(());
     CHANGE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Entry {
-    /// The caller holds the lock of changes.
+    /// The caller holds the lock of the table.
     fn set(&self, start: usize, end: usize, file: *mut File) {
         self.version.fetch_add(1, Ordering::SeqCst);
         self.start.store(start, Ordering::SeqCst);
@@ -129,7 +131,7 @@ impl Entry {
         self.version.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// The mapping, if the address is in it; nothing if the entry changes meanwhile. The entry of a mapping that is
+    /// The mapping that contains the address; `None` if the entry changes meanwhile. The entry of a mapping that is
     /// being accessed does not change.
     fn holding(&self, address: usize) -> Option<(usize, usize, *const File)> {
         let version = self.version.load(Ordering::SeqCst);
@@ -140,16 +142,16 @@ impl Entry {
     }
 }
 
-/// What the process had for SIGBUS before: written before the handler is there.
+/// Previous handler of SIGBUS: stored before the new one is installed.
 static BEFORE: AtomicUsize = AtomicUsize::new(libc::SIG_DFL);
 static BEFORE_FLAGS: AtomicI32 = AtomicI32::new(0);
 
-/// Installs the handler, once in a process; it stays.
+/// Installs the handler, once in a process and for ever.
 pub(crate) fn install() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let mut before = MaybeUninit::<libc::sigaction>::zeroed();
-        // SAFETY: the structure is ours, and plain old data that may be zero.
+        // SAFETY: the structure is a local one, and plain data that may be zero.
         let before = unsafe {
             let asked = libc::sigaction(libc::SIGBUS, std::ptr::null(), before.as_mut_ptr());
             assert!(asked == 0, "SIGBUS is a signal that can be asked for");
@@ -160,7 +162,7 @@ pub(crate) fn install() {
         // SAFETY: as above.
         let mut ours = unsafe { MaybeUninit::<libc::sigaction>::zeroed().assume_init() };
         ours.sa_sigaction = on_bus as *const () as usize;
-        // On the stack for signals, where a thread has one: the handler before may need it.
+        // On the alternate signal stack, if the thread has one: the previous handler may need it.
         ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
         // SAFETY: the handler takes what SA_SIGINFO gives, and does only what a handler may.
         let installed = unsafe { libc::sigaction(libc::SIGBUS, &raw const ours, null_mut()) };
@@ -169,22 +171,23 @@ pub(crate) fn install() {
 }
 
 unsafe extern "C" fn on_bus(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: the kernel gave the structure; the place of errno is this thread's.
+    // SAFETY: the kernel provides the structure; the errno location is that of this thread.
     let (code, address, errno) =
         unsafe { ((*info).si_code, (*info).si_addr() as usize, libc::__errno_location()) };
     let of_access = matches!(code, libc::BUS_ADRERR | libc::BUS_MCEERR_AR);
     // SAFETY: as above.
     let errno_before = unsafe { *errno };
     let lost = of_access && lose(address);
-    // SAFETY: as above; the interrupted code finds what it had.
+    // SAFETY: as above; errno is restored for the interrupted code.
     unsafe { *errno = errno_before };
     if !lost {
-        // SAFETY: what the kernel gave us.
+        // SAFETY: the arguments are those of the kernel.
         unsafe { pass_on(signal, info, context) };
     }
 }
 
-/// Marks the region that holds the address, and puts zeros in its place; false if there is none, or no memory.
+/// Marks the region that contains the address, and replaces its pages by zeros; false if there is none, or no
+/// memory.
 fn lose(address: usize) -> bool {
     let Some((start, end, file)) = TABLE.iter().find_map(|entry| entry.holding(address)) else {
         return false;
@@ -200,13 +203,13 @@ fn lose(address: usize) -> bool {
     zeros != libc::MAP_FAILED
 }
 
-/// Does what the process would have done without us.
+/// Does what the process would have done without this handler.
 unsafe fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     type WithInfo = unsafe extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void);
     type Plain = unsafe extern "C" fn(i32);
     // SAFETY: the kernel gave the structure.
     let code = unsafe { (*info).si_code };
-    // Nothing is accessed again after either.
+    // The access is not repeated in either case.
     let sent = code <= 0 || code == libc::BUS_MCEERR_AO;
     match BEFORE.load(Ordering::SeqCst) {
         libc::SIG_IGN if sent => {}

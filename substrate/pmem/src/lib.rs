@@ -1,12 +1,12 @@
-//! Regions on a medium; makes stores durable; block allocator and append ring.
+//! Files of a pool on a medium: makes stores durable, and builds a block allocator and an append ring on that.
 //!
-//! A pool is a folder of named files ([`Medium`]); each is mapped whole ([`Region`]). Three verbs make stores durable,
-//! and nobody asks which medium it is: [`Region::persist`] moves towards the medium, [`Region::fence`] orders,
-//! [`Region::settle`] makes what was persisted survive all that this medium can survive. On top of these stand the
-//! [`ring`] for logs and the [`alloc`] for blocks; [`recorded`] and [`crash`] are the medium on which every structure
-//! above is crashed at every point.
+//! A pool is a folder of named files ([`Medium`]); each file is mapped as a whole ([`Region`]). Three operations
+//! make stores durable, independent of the kind of medium: [`Region::persist`] moves bytes towards the medium,
+//! [`Region::fence`] orders them, and [`Region::settle`] (a sync) returns once all persisted bytes survive
+//! everything that this medium can survive. The [`ring`] for logs and the [`alloc`] for blocks are built on these.
+//! [`recorded`] and [`crash`] are the test medium, on which every structure above is crashed at every point.
 //!
-//! Memory that another process can write is never lent out as a slice: it is copied once, then judged.
+//! Memory that another process can write is never lent out as a slice: it is copied once, and the copy is checked.
 
 pub mod alloc;
 pub mod copy;
@@ -36,38 +36,38 @@ pub use read_mapping::ReadMapping;
 pub use recorded::Recorder;
 pub use region::{Counters, Region};
 
-/// Bytes of a cache line: the unit in which persistent memory takes stores.
+/// Bytes of a cache line: the unit in which persistent memory accepts stores.
 pub const LINE_BYTES: usize = 64;
 
-/// Why a medium did not do what was asked.
+/// Failure of an operation on a medium.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MediaError {
-    /// The name is taken.
+    /// A file of this name exists.
     Exists,
-    /// No file of this name.
+    /// No file of this name exists.
     NotFound,
-    /// The medium has no room for the file.
+    /// The medium has no space for the file.
     NoSpace,
-    /// Not the name of a pool file: empty, too long, hidden, with a slash, or the lock's own.
+    /// Not a valid name of a pool file: empty, too long, hidden, with a slash, or the name of the lock file.
     Name,
-    /// The file is empty or larger than an address space holds.
+    /// The file is empty or larger than an address space.
     Length,
     /// Another process has the pool open.
     Locked,
-    /// The medium could not give back what was written there.
+    /// The medium cannot read the bytes.
     Unreadable,
-    /// What lies there is not what was written.
+    /// The bytes differ from those that were written.
     Damaged(format::DecodeError),
-    /// An earlier settle of this region failed; what it holds on the medium is unknown.
+    /// An earlier sync of this region failed, so the contents on the medium are unknown.
     Poisoned,
-    /// The file was cut under this process, or its medium failed, where it was read or written.
+    /// The file was truncated under this process, or its medium failed, where it was read or written.
     Lost,
-    /// The operating system's word for anything else.
+    /// Any other error of the operating system.
     Os(i32),
 }
 
 impl MediaError {
-    /// Whether something lacks that may be there again: space, or descriptors. What the medium holds is as it was.
+    /// True for a lack of space or descriptors, which may end. The contents of the medium are unchanged.
     pub const fn is_shortage(self) -> bool {
         matches!(self, Self::NoSpace | Self::Os(libc::EMFILE | libc::ENFILE))
     }

@@ -1,4 +1,4 @@
-//! A file mapped whole, shared. It lends no references: all access is by copies, checked against its bounds.
+//! A shared mapping of a whole file. It lends no references: all access is by copies, checked against its bounds.
 
 use crate::copy::{self, Fault, Sink, Source};
 use crate::fold::{Folder, STRIDE, State};

@@ -1,8 +1,8 @@
-//! A pool's folder: named files of fixed length, made whole or not at all.
+//! The folder of a pool: named files of fixed length, created completely or not at all.
 //!
-//! A file appears under its name only when all its space is allocated, it reads as zeros, and both file and folder
-//! entry are durable. So a later store never finds the medium full (that would be a SIGBUS, not an error value), and
-//! a crash in the middle leaves the name free.
+//! A file appears under its name only after its space is allocated, it reads as zeros, and both file and folder
+//! entry are durable. So a later store never finds the medium full (which would be a SIGBUS instead of an error
+//! value), and a crash during the creation leaves the name free.
 
 use crate::MediaError;
 use crate::guard::{self, Watch};
@@ -18,25 +18,25 @@ use std::sync::Arc;
 /// Longest name of a pool file, in bytes.
 pub const NAME_BYTES_MAX: usize = 200;
 
-/// The file that a lock of the pool is taken on, beside the folder itself: a file can be removed by hand.
+/// The file on which the pool is locked, in addition to the folder itself: someone can remove the file by hand.
 const LOCK_NAME: &str = "lock";
 
-/// A file under construction has this before its name; no pool file begins with a dot.
+/// Prefix of a file under construction; no pool file's name begins with a dot.
 const UNFINISHED_PREFIX: &str = ".new-";
 
-/// Of what kind a medium is.
+/// Kind of a medium.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
     /// A mapped file in memory (tmpfs).
     Memory,
-    /// A mapped file of any file system; settled by the operating system.
+    /// A mapped file of any file system; the operating system syncs it.
     File,
     /// The test medium.
     Recorded,
 }
 
 impl Class {
-    /// One word for status.
+    /// Name for status output.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Memory => "memory",
@@ -45,7 +45,7 @@ impl Class {
         }
     }
 
-    /// What was written survives the end of the process.
+    /// True if written bytes survive the end of the process.
     pub const fn survives_process(self) -> bool {
         match self {
             Self::Memory | Self::File => true,
@@ -54,7 +54,7 @@ impl Class {
     }
 }
 
-/// A pool's folder on some medium. Clones are the same folder.
+/// The folder of a pool on a medium. Clones refer to the same folder.
 #[derive(Clone, Debug)]
 pub struct Medium(Kind);
 
@@ -69,7 +69,7 @@ struct Folder {
     class: Class,
     path: PathBuf,
     descriptor: OwnedFd,
-    /// What guards the regions.
+    /// Guard of the regions, on a guarded medium.
     watch: Option<Arc<Watch>>,
 }
 
@@ -106,10 +106,11 @@ impl Medium {
         Ok(Self(Kind::Folder(Arc::new(Folder { class, path, descriptor, watch: None }))))
     }
 
-    /// The same folder, for a process that must outlive it: a file that is cut under a mapping, or that the medium
-    /// cannot give, is an error (`Lost`) of that file's region and no SIGBUS. For regions made or opened through what
-    /// this gives. It installs a handler for SIGBUS, which passes on what is not ours; so it is for programs that are
-    /// ours, not for a library in somebody else's.
+    /// Returns the same folder for a process that must survive the loss of a file: if a file is truncated under a
+    /// mapping, or the medium cannot read it, the region of that file reports an error (`Lost`), and no SIGBUS ends
+    /// the process. This holds for regions that are created or opened through the returned value. The call installs
+    /// a SIGBUS handler, which forwards other signals to the previous one. It is therefore for programs of this
+    /// project, not for a library in a program of another author.
     ///
     /// # Errors
     /// `Os`.
@@ -121,8 +122,8 @@ impl Medium {
         Ok(Self(Kind::Folder(Arc::new(Folder { class, path, descriptor, watch }))))
     }
 
-    /// The first file that was lost under its mapping, of those that `counts` names; `None` too if the medium is not
-    /// guarded.
+    /// The first file that was lost under its mapping, of those for which `counts` is true; `None` also if the
+    /// medium is not guarded.
     pub fn lost(&self, counts: impl Fn(&str) -> bool) -> Option<String> {
         match &self.0 {
             Kind::Folder(folder) => folder.watch.as_ref()?.lost(counts),
@@ -130,7 +131,7 @@ impl Medium {
         }
     }
 
-    /// What the medium survives.
+    /// Kind of the medium.
     pub fn class(&self) -> Class {
         match &self.0 {
             Kind::Folder(folder) => folder.class,
@@ -138,7 +139,7 @@ impl Medium {
         }
     }
 
-    /// Makes a file of zeros, mode 0600, with all its space; it is durable when this returns.
+    /// Creates a file of zeros, mode 0600, with all its space; the file is durable when this returns.
     ///
     /// # Errors
     /// `Exists`, `NoSpace`, `Name`, `Length` (zero, or more than an address space), `Os`.
@@ -161,11 +162,11 @@ impl Medium {
         self.open_at_most(name, u64::MAX)
     }
 
-    /// Maps a file for reading and writing to which somebody else may have given any length: more than `bytes_max` are
-    /// not mapped.
+    /// Maps a file for reading and writing whose length another process may have chosen: a file of more than
+    /// `bytes_max` is not mapped.
     ///
     /// # Errors
-    /// `NotFound`, `Name`, `Length` (an empty file, or one that has more), `Os`.
+    /// `NotFound`, `Name`, `Length` (an empty file, or a longer one), `Os`.
     pub fn open_at_most(&self, name: &str, bytes_max: u64) -> Result<Region, MediaError> {
         check_name(name)?;
         match &self.0 {
@@ -177,7 +178,7 @@ impl Medium {
         }
     }
 
-    /// Maps a file for reading; its descriptor grants no more than that.
+    /// Maps a file for reading only, with a descriptor that is read-only too.
     ///
     /// # Errors
     /// As [`Medium::open`].
@@ -200,7 +201,7 @@ impl Medium {
         }
     }
 
-    /// Removes a file; it stays away when this returns. Regions that map it stay usable.
+    /// Removes a file durably. Regions that map it stay usable.
     ///
     /// # Errors
     /// `NotFound`, `Name`, `Os`.
@@ -212,11 +213,11 @@ impl Medium {
         }
     }
 
-    /// Whether the path of this folder and a file's name still lead to what a region maps: not if one of the two was
-    /// removed, moved or replaced since.
+    /// True if the path of this folder and the name of the region's file still lead to the mapped file; false if
+    /// one of them was removed, moved or replaced.
     ///
     /// # Errors
-    /// `Os`: it cannot be looked for.
+    /// `Os`: the path cannot be examined.
     pub fn holds(&self, region: &Region) -> Result<bool, MediaError> {
         match &self.0 {
             Kind::Folder(folder) => folder.holds(region),
@@ -224,8 +225,8 @@ impl Medium {
         }
     }
 
-    /// Takes the pool for this process until the guard goes (the kernel lets go of it when the process ends), and
-    /// removes what crashed creations left.
+    /// Locks the pool for this process until the returned lock is dropped or the process ends, and removes the
+    /// remains of crashed creations.
     ///
     /// # Errors
     /// `Locked`, `Os`.
@@ -237,7 +238,7 @@ impl Medium {
     }
 }
 
-/// The pool is this process's while this lives.
+/// Exclusive ownership of a pool by this process.
 #[derive(Debug)]
 pub struct PoolLock {
     _held: Held,
@@ -259,7 +260,7 @@ impl Folder {
         let file = self.open_at(&unfinished, flags)?;
         let made = self.fill_and_name(&file, bytes, &unfinished, &finished);
         if made.is_err() {
-            // The error that matters is the first; a leftover goes with the next lock.
+            // The first error is the one that matters; the next lock removes a leftover.
             let _ = self.unlink(&unfinished);
         }
         made?;
@@ -293,14 +294,14 @@ impl Folder {
     }
 
     fn open_at(&self, name: &CStr, flags: libc::c_int) -> Result<OwnedFd, MediaError> {
-        // Nobody is waited for: a pipe of that name is refused when it is mapped.
+        // O_NONBLOCK: opening a pipe of that name does not wait; mapping it fails.
         let flags = flags | libc::O_CLOEXEC | libc::O_NOFOLLOW | libc::O_NONBLOCK;
         // SAFETY: the folder is open and the name ends with zero.
         let file = unsafe { libc::openat(self.descriptor.as_raw_fd(), name.as_ptr(), flags, 0o600) };
         if file < 0 {
             return Err(MediaError::last_os());
         }
-        // SAFETY: the kernel just gave this descriptor to us alone.
+        // SAFETY: the kernel just gave this descriptor to this process alone.
         Ok(unsafe { OwnedFd::from_raw_fd(file) })
     }
 
@@ -326,9 +327,9 @@ impl Folder {
             }
             Err(error) => return Err(MediaError::of_io(&error)),
         };
-        // SAFETY: all zeros are a value of it.
+        // SAFETY: stat is plain data, for which zero is a value.
         let mut mapped: libc::stat = unsafe { std::mem::zeroed() };
-        // SAFETY: the descriptor is open, the structure ours.
+        // SAFETY: the descriptor is open, and the structure is a local one.
         let found = unsafe { libc::fstat(file.as_raw_fd(), &raw mut mapped) };
         Ok(found == 0 && (named.dev(), named.ino()) == (mapped.st_dev, mapped.st_ino))
     }
@@ -368,7 +369,7 @@ impl Folder {
     }
 }
 
-/// Gives a new file its length and space.
+/// Sets the length of a new file and allocates its space.
 fn allocate(file: &OwnedFd, bytes: u64) -> Result<(), MediaError> {
     let length = libc::off_t::try_from(bytes).map_err(|_| MediaError::Length)?;
     // SAFETY: the descriptor is open.
@@ -381,7 +382,7 @@ fn allocate(file: &OwnedFd, bytes: u64) -> Result<(), MediaError> {
     }
 }
 
-/// For file systems that cannot allocate without writing.
+/// For file systems without `fallocate`.
 fn write_zeros(file: &OwnedFd, bytes: u64) -> Result<(), MediaError> {
     const CHUNK: usize = 1 << 16;
     let of_io = |error: std::io::Error| MediaError::of_io(&error);

@@ -1,8 +1,8 @@
-//! Stores that reach the medium: non-temporal copies, write-back of cache lines, the store fence; chosen once by
-//! what the processor has.
+//! Store instructions that reach the medium: non-temporal copies, write-back of cache lines, the store fence. The
+//! variant is chosen once, by the capabilities of the processor.
 //!
-//! Non-temporal stores win at every size on what we measured, so whole lines go that way; the edges of a range are
-//! stored as usual and written back.
+//! Non-temporal stores were the fastest at every size that was measured, so whole lines are stored that way; the
+//! edges of a range are stored as usual and written back.
 
 use crate::LINE_BYTES;
 use format::checksum::{Salt, of_register};
@@ -43,18 +43,18 @@ pub(crate) unsafe fn write_words(target: *mut u8, words: &[u64]) {
     unsafe { machine::stream_words(target, words) };
 }
 
-/// Proof that the processor sums by an instruction.
+/// Proof that the processor has an instruction for the checksum.
 #[derive(Clone, Copy)]
 pub(crate) struct Summer(());
 
 impl Summer {
-    /// The proof, if it does.
+    /// Returns the proof, if the processor has the instruction.
     #[inline]
     pub fn get() -> Option<Self> {
         machine::sums().then_some(Self(()))
     }
 
-    /// The checksum (`format::checksum`) from a salt of these four bytes and then `bytes` bytes of the words.
+    /// The checksum (`format::checksum`) of `first` and then `bytes` bytes of the words, starting from a salt.
     ///
     /// # Panics
     /// If there are fewer words.
@@ -65,14 +65,14 @@ impl Summer {
         of_register(unsafe { machine::sum(salt.register(), first, whole, rest) })
     }
 
-    /// The register of a sum that has gone so far: over four bytes and whole words, from a salt.
+    /// The register of an unfinished checksum of four bytes and whole words, starting from a salt.
     #[inline]
     pub fn begin(self, salt: Salt, first: u32, words: &[u64]) -> u32 {
         // SAFETY: the proof says that the processor has the instruction.
         unsafe { machine::sum(salt.register(), first, words, (0, 0)) }
     }
 
-    /// The register of a sum that goes on with `bytes` bytes of the words.
+    /// The register of a checksum continued with `bytes` bytes of the words.
     ///
     /// # Panics
     /// If there are fewer words.
@@ -84,19 +84,19 @@ impl Summer {
     }
 }
 
-/// The whole words of so many bytes, and the word with what is left of them.
+/// The whole words of `bytes` bytes, and the partial word after them.
 #[inline]
 fn split(words: &[u64], bytes: usize) -> (&[u64], (u64, usize)) {
     let (whole, rest) = words[..bytes.div_ceil(size_of::<u64>())].split_at(bytes / size_of::<u64>());
     (whole, rest.first().map_or((0, 0), |word| (*word, bytes % size_of::<u64>())))
 }
 
-/// Stores all of `source` at `target`; nothing moves it on.
+/// Stores all of `source` at `target` without writing it back.
 ///
 /// # Safety
 /// `target` is writable for the length of the source, and no Rust reference to it lives.
 pub(crate) unsafe fn store(target: *mut u8, source: &[u8]) {
-    // SAFETY: as the caller promised; a slice is readable and cannot overlap memory that nobody has a reference to.
+    // SAFETY: as the caller promised; a slice is readable and cannot overlap memory without references.
     unsafe { crate::copy::copy(target, source.as_ptr(), source.len()) }
         .expect("neither side of a store within a region can fault and be caught");
 }
@@ -115,8 +115,8 @@ pub(crate) unsafe fn write_back(start: *const u8, bytes: usize) {
     }
 }
 
-/// What this thread stored or wrote back before is on the medium before what it stores later. It pairs with nothing
-/// but the medium: other threads are ordered by the words that they share.
+/// Orders the earlier stores and write-backs of this thread before its later ones, on the medium. It pairs with the
+/// medium only: the shared words of a protocol order other threads.
 #[inline]
 pub(crate) fn fence() {
     machine::fence();
@@ -138,7 +138,7 @@ mod machine {
     const CLFLUSHOPT: u8 = 2;
     const CLFLUSH: u8 = 3;
 
-    /// How lines are written back. Relaxed: every thread that finds it unknown computes the same value.
+    /// Variant of the write-back. Relaxed: every thread that finds it unknown computes the same value.
     static WRITE_BACK: AtomicU8 = AtomicU8::new(UNKNOWN);
 
     #[cold]
@@ -159,7 +159,7 @@ mod machine {
         if choice == UNKNOWN {
             choice = choose_write_back();
         }
-        // SAFETY: the line is mapped, and the processor said that it has the instruction.
+        // SAFETY: the line is mapped, and the processor has reported the instruction.
         unsafe {
             match choice {
                 CLWB => asm!("clwb [{}]", in(reg) line, options(nostack, preserves_flags)),
@@ -172,7 +172,7 @@ mod machine {
     /// `target` is aligned to a line and `lines` is a multiple of lines.
     #[inline]
     pub unsafe fn stream(target: *mut u8, lines: &[u8]) {
-        // SAFETY: as the caller promised; AVX2 was seen.
+        // SAFETY: as the caller promised; AVX2 was detected.
         unsafe {
             if std::arch::is_x86_feature_detected!("avx2") {
                 stream_avx2(target, lines);

@@ -1,7 +1,7 @@
-//! A data segment as a client sees it: mapped for reading, from a descriptor that SharedFS passed over its socket.
+//! A data segment as a client sees it: mapped read-only, from a descriptor that SharedFS passed over its socket.
 //!
-//! What lies there may be reused at any moment; the reader compares generations after its copy (§3.2.2 of the
-//! paper's read path, with the check that our daemon's block reuse needs).
+//! SharedFS may reuse the blocks at any moment, so the reader compares generation words before and after its copy
+//! (the read path of Assise §3.2.2, with the check that block reuse needs).
 
 use crate::copy::{Fault, Sink};
 use crate::mapping::Mapping;
@@ -26,7 +26,7 @@ impl ReadMapping {
         Ok(Self(Backing::Mapped(Mapping::new(file.as_fd(), false, u64::MAX)?.not_for_children()?)))
     }
 
-    /// The same view where no descriptor can be passed: media of tests, and clients in the daemon's own process.
+    /// The same view without a descriptor: for test media, and for clients in the daemon's own process.
     pub fn from_region(region: Region) -> Self {
         Self(Backing::Region(region))
     }
@@ -39,7 +39,7 @@ impl ReadMapping {
         }
     }
 
-    /// Copies `bytes` bytes to memory that a program gave.
+    /// Copies `bytes` bytes to memory of a program.
     ///
     /// # Errors
     /// `Media`, or `Fault` if the program's memory cannot be written.
@@ -54,12 +54,12 @@ impl ReadMapping {
     }
 }
 
-/// Why bytes did not come out.
+/// Reason why a copy failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopyError {
-    /// The medium.
+    /// The medium failed.
     Media(MediaError),
-    /// The memory to copy to.
+    /// The target memory is not accessible.
     Fault(copy::Fault),
 }
 

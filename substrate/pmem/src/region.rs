@@ -1,14 +1,14 @@
-//! One file of a pool, mapped whole: read, write, and the three verbs that make writes durable.
+//! One file of a pool, mapped as a whole: reads, writes, and the three operations that make writes durable.
 //!
 //! | medium | `write`, `persist` | `fence` | `settle` |
 //! | --- | --- | --- | --- |
 //! | memory | non-temporal stores, clwb | sfence | sfence |
-//! | file | the same; the page is dirty | nothing that counts | fdatasync; msync without a descriptor |
+//! | file | the same; the page is dirty | no effect on the medium | fdatasync; msync without a descriptor |
 //! | recorded | logged | logged | logged |
 //!
-//! A fence covers what the same thread wrote or persisted in the same region before. A failed settle poisons the
-//! region: what the medium holds is unknown, and every later settle fails too. Regions have no locks; concurrent
-//! writes to the same bytes leave either's.
+//! A fence covers the bytes that the same thread wrote or persisted in the same region before. A failed `settle`
+//! poisons the region: the contents on the medium are unknown, and every later one fails too. Regions have no
+//! locks; of two concurrent writes to the same bytes either may win.
 
 use crate::copy::{Fault, Sink, Source};
 use crate::fold::{self, Folder, State};
@@ -25,7 +25,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use zerocopy::IntoBytes;
 
-/// A file of a pool. Clones are the same region.
+/// A file of a pool. Clones refer to the same region.
 #[derive(Clone)]
 pub struct Region(Arc<Inner>);
 
@@ -39,7 +39,7 @@ struct Inner {
 }
 
 enum Backing {
-    /// The guard first: fields go in this order.
+    /// Fields are dropped in this order: the guard first.
     Mapped {
         guard: Option<Guard>,
         mapping: Mapping,
@@ -49,10 +49,10 @@ enum Backing {
 }
 
 impl Region {
-    /// Maps a file that came as a descriptor, which is closed: a log, passed over a socket, for a program that may
-    /// close whatever number it likes. Its children do not have the mapping. Its name is unknown here, thus empty. In
-    /// memory its pages are mapped at once, as large ones where the kernel can make such of them: a first touch would
-    /// cost a small write as much as all the rest.
+    /// Maps a file that came as a descriptor, and closes the descriptor: a log, passed over a socket to a program
+    /// that may close any number. The program's children do not inherit the mapping. The name is unknown here, thus
+    /// empty. On a memory medium all pages are mapped at once, as large pages where the kernel can form them,
+    /// because the first touch of a page would cost as much as a small write.
     ///
     /// # Errors
     /// `Length` (an empty file), `Os`.
@@ -65,7 +65,7 @@ impl Region {
         Ok(Self::new(String::new(), bytes, class, Backing::Mapped { guard: None, mapping, file: None }))
     }
 
-    /// Maps memory of this process's own, as [`Self::from_fd`] does; the descriptor stays, for who maps it a second time.
+    /// Maps memory of this process, as [`Self::from_fd`] does, and keeps the descriptor for a second mapping.
     ///
     /// # Errors
     /// `Length` (an empty file), `Os`.
@@ -104,18 +104,18 @@ impl Region {
         self.0.bytes
     }
 
-    /// The file's name in its pool; empty if it came as a descriptor.
+    /// Name of the file in its pool; empty if the file came as a descriptor.
     pub fn name(&self) -> &str {
         &self.0.name
     }
 
-    /// What the medium survives.
+    /// Kind of the medium.
     pub fn class(&self) -> Class {
         self.0.class
     }
 
-    /// The descriptor, with the rights it was opened with, to be passed to another process; `None` of a region that came
-    /// as one, and on a medium that exists only in this process.
+    /// The descriptor, with the rights with which it was opened, for passing to another process. `None` for a
+    /// region that came as a descriptor, and on a medium that exists only in this process.
     pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         match &self.0.backing {
             Backing::Mapped { file, .. } => file.as_ref().map(OwnedFd::as_fd),
@@ -123,7 +123,7 @@ impl Region {
         }
     }
 
-    /// Copies bytes out, each fetched once.
+    /// Copies bytes out; each byte is loaded once.
     ///
     /// # Errors
     /// `Unreadable`; `Lost` of a guarded medium.
@@ -140,7 +140,7 @@ impl Region {
         }
     }
 
-    /// Copies `bytes` bytes to memory that a program gave.
+    /// Copies `bytes` bytes to memory of a program.
     ///
     /// # Errors
     /// `Media(Unreadable)`, `Media(Lost)`, or `Fault` if the program's memory cannot be written.
@@ -161,10 +161,10 @@ impl Region {
         }
     }
 
-    /// Stores bytes and moves them towards the medium. Durable in the sense of [`Region::persist`].
+    /// Stores bytes and moves them towards the medium, as [`Region::persist`] does.
     ///
     /// # Panics
-    /// If the range is not within the region, or the region was opened for reading.
+    /// If the range is not within the region, or the region is read-only.
     #[inline]
     pub fn write(&self, offset: u64, source: &[u8]) {
         self.0.counts.wrote(source.len());
@@ -174,10 +174,10 @@ impl Region {
         }
     }
 
-    /// [`Region::write`] of whole lines, given as words.
+    /// [`Region::write`] of whole cache lines, given as words.
     ///
     /// # Panics
-    /// As [`Region::write`]; if offset and length are not those of whole lines.
+    /// As [`Region::write`]; if offset and length are not multiples of a line.
     #[inline]
     pub(crate) fn write_words(&self, offset: u64, words: &[u64]) {
         self.0.counts.wrote(size_of_val(words));
@@ -187,14 +187,14 @@ impl Region {
         }
     }
 
-    /// [`Region::write`] of whole lines from memory that a program gave, which may change meanwhile: `keep` gets what was
-    /// stored.
+    /// [`Region::write`] of whole cache lines from memory of a program, which may change meanwhile: `keep` receives
+    /// the bytes that were stored.
     ///
     /// # Errors
     /// `Fault`: an unknown part of the range was overwritten.
     ///
     /// # Panics
-    /// As [`Region::write`]; if offset and length are not those of whole lines, or the source is shorter.
+    /// As [`Region::write`]; if offset and length are not multiples of a line, or the source is shorter.
     #[inline]
     pub(crate) fn write_lines(
         &self,
@@ -206,23 +206,24 @@ impl Region {
         match &self.0.backing {
             Backing::Mapped { mapping, .. } => mapping.write_lines(offset, source, keep),
             Backing::Recorded(file) => {
-                // SAFETY: `keep` is ours, and as long as is said.
+                // SAFETY: `keep` is a local buffer of this length.
                 unsafe { source.take_raw(keep.as_mut_ptr().cast(), keep.len())? };
-                // SAFETY: filled just now.
+                // SAFETY: the call above filled it.
                 file.write(offset, unsafe { keep.assume_init_ref() });
                 Ok(())
             }
         }
     }
 
-    /// [`Region::write`] of whole strides from memory that a program gave, which may change meanwhile: what was stored is
-    /// folded into the state.
+    /// [`Region::write`] of whole strides from memory of a program, which may change meanwhile: the stored bytes
+    /// are folded into the state.
     ///
     /// # Errors
     /// `Fault`: an unknown part of the range was overwritten.
     ///
     /// # Panics
-    /// As [`Region::write`]; if offset and length are not those of whole lines and strides, or the source is shorter.
+    /// As [`Region::write`]; if offset and length are not multiples of a line and a stride, or the source is
+    /// shorter.
     #[inline]
     pub(crate) fn write_folded(
         &self,
@@ -244,10 +245,10 @@ impl Region {
         }
     }
 
-    /// Stores bytes and leaves them in the cache: for what is written again soon, and persisted once.
+    /// Stores bytes and leaves them in the cache: for bytes that are written again soon and persisted once.
     ///
     /// # Panics
-    /// If the range is not within the region, or the region was opened for reading.
+    /// If the range is not within the region, or the region is read-only.
     pub fn store(&self, offset: u64, source: &[u8]) {
         self.0.counts.wrote(source.len());
         match &self.0.backing {
@@ -256,7 +257,8 @@ impl Region {
         }
     }
 
-    /// Moves a range towards the medium: it is there after the next fence (memory) or settle (file).
+    /// Moves a range towards the medium. The range is there after the next fence (memory) or [`Region::settle`]
+    /// (file).
     ///
     /// # Panics
     /// If the range is not within the region.
@@ -268,7 +270,7 @@ impl Region {
         }
     }
 
-    /// Orders: what this thread wrote or persisted here before reaches the medium before what it writes later.
+    /// Orders stores: the bytes that this thread wrote or persisted here reach the medium before its later ones.
     #[inline]
     pub fn fence(&self) {
         add(&self.0.counts.fences, 1);
@@ -278,13 +280,14 @@ impl Region {
         }
     }
 
-    /// Makes what was written or persisted survive all that this medium can survive.
+    /// Syncs the region: all bytes that were written or persisted survive everything that this medium can survive.
     ///
     /// # Errors
-    /// What the medium said, or `Lost`, of a guarded medium; from then on `Poisoned`.
+    /// The error of the medium, or `Lost` of a guarded medium; `Poisoned` from then on.
     pub fn settle(&self) -> Result<(), MediaError> {
         add(&self.0.counts.settles, 1);
-        // Pairs with the store below; SeqCst because a settle that starts after another failed must see it.
+        // Pairs with the store below; SeqCst because a sync that starts after another one failed must see the
+        // failure.
         if self.0.poisoned.load(Ordering::SeqCst) {
             return Err(MediaError::Poisoned);
         }
@@ -300,11 +303,11 @@ impl Region {
         settled
     }
 
-    /// Whether all that was read and written here until now was the file. To be asked before a decision that rests on
-    /// writes which were not settled; a region of a medium that is not guarded says nothing.
+    /// Succeeds if all earlier reads and writes here accessed the file. The caller must ask this before a decision
+    /// that depends on writes which were not synced. Without a guard the call always succeeds.
     ///
     /// # Errors
-    /// `Lost`: the file was cut, or its medium failed, where it was read or written.
+    /// `Lost`: the file was truncated, or its medium failed, where it was read or written.
     pub fn check(&self) -> Result<(), MediaError> {
         match &self.0.backing {
             Backing::Mapped { guard, .. } => check_guard(guard),
@@ -312,7 +315,7 @@ impl Region {
         }
     }
 
-    /// What was done since the region was opened.
+    /// Number of operations since the region was opened.
     pub fn counters(&self) -> Counters {
         self.0.counts.get()
     }
@@ -334,7 +337,7 @@ fn settle_mapped(class: Class, mapping: &Mapping, file: Option<&OwnedFd>) -> Res
     if class == Class::Memory {
         return Ok(());
     }
-    // The same to the kernel: it syncs the data of the file behind the mapping.
+    // Equivalent for the kernel: it syncs the data of the file behind the mapping.
     let Some(file) = file else { return mapping.sync() };
     // SAFETY: the descriptor is open.
     if unsafe { libc::fdatasync(file.as_raw_fd()) } != 0 {
@@ -343,24 +346,24 @@ fn settle_mapped(class: Class, mapping: &Mapping, file: Option<&OwnedFd>) -> Res
     Ok(())
 }
 
-/// What was done to a region through this process: the costs that tests assert. Exact while one thread uses the
-/// region; with several some may be lost, because a locked addition would cost as much as a small write.
+/// Operations on a region by this process: the costs that tests assert. Exact while one thread uses the region.
+/// Concurrent threads may lose counts, because a locked addition would cost as much as a small write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Calls of `write` and `store`.
     pub writes: u64,
-    /// Bytes they wrote.
+    /// Bytes that those calls wrote.
     pub bytes: u64,
     /// Calls of `persist`.
     pub persists: u64,
     /// Calls of `fence`.
     pub fences: u64,
-    /// Calls of `settle`, failed ones too.
+    /// Calls of `settle`, including failed ones.
     pub settles: u64,
 }
 
 impl Counters {
-    /// What was done after an earlier look.
+    /// Operations since an earlier reading of the counters.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         Self {

@@ -1,25 +1,26 @@
-//! A log: frames appended to a ring, one after the other, each certifying itself (Assise §3.2.1).
+//! Append ring: a log of frames that validate themselves (Assise §3.2.1).
 //!
-//! A frame is a 64-byte header with an [`Envelope`] and a payload; it begins and ends on a cache line and never wraps:
-//! where one does not fit before the ring's end, a pad frame (kind 1, no payload) says that the next stands at the
-//! start. Pads have a place in the order of their own. There is no tail on the medium: a frame is the next one if its
-//! sequence, checksum (salted with the log's life) and lengths are right, so that one fence makes an append durable,
-//! and a torn or old frame ends the log.
+//! A frame is a 64-byte header with an [`Envelope`] and a payload. It begins and ends on a cache line and never
+//! wraps around: where a frame does not fit before the end of the ring, a pad frame (kind 1, no payload) tells that
+//! the next one begins at the start. Pads have sequence numbers too. The medium has no tail pointer: a frame
+//! continues the log if its sequence, checksum (salted with the log's incarnation) and lengths are right. So one
+//! fence makes an append durable, and a torn or old frame ends the log.
 //!
-//! The owner moves the start of the live frames ([`AppendRing::release_to`]); they are never overwritten. What follows
-//! them may be anything: after a crash the log goes on under a salt of a new incarnation, or a whole frame from behind
-//! a torn one could come to life.
+//! The owner advances the start of the live frames ([`AppendRing::release_to`]); live frames are never overwritten.
+//! The bytes behind them are arbitrary: after a crash the log must continue with the salt of a new incarnation,
+//! since otherwise an intact frame behind a torn one could become valid.
 //!
-//! An append makes no system call and allocates nothing. The bytes stored are those that were summed: sources are
-//! fetched once. Cost: header and payload rounded up to lines, one fence, and writes by the way it is done:
+//! An append makes no system call and allocates nothing. The stored bytes are those of the checksum: sources are
+//! loaded once. Cost: header and payload rounded up to lines, one fence, and a number of writes that depends on the
+//! payload:
 //!
-//! - at most 256 bytes of payload: one write (`short`);
-//! - one longer piece of memory: summed while it is copied, a write for it, for an end of less than 128 bytes, and for
-//!   the header (`fold`);
-//! - several pieces, or a processor that cannot sum so: by pieces of about 4 KB, kept for the sum in a buffer that stays
-//!   in the first-level cache, a write for each, for an end that fills no line, and for the header.
+//! - at most 256 bytes: one write (`short`);
+//! - one longer piece of memory: checksummed while it is copied, with one write for it, one for an end of less than
+//!   128 bytes, and one for the header (`fold`);
+//! - several pieces, or a processor that cannot do this: in pieces of about 4 KB, kept for the checksum in a buffer
+//!   in the first-level cache, with one write for each, one for an end that fills no line, and one for the header.
 //!
-//! What that is beside its floor: `cargo run --release -p pmem --example floors`.
+//! `cargo run --release -p pmem --example floors` compares the cost with its lower bound.
 
 use crate::copy::{Fault, Source};
 use crate::fold::{self, Folder, STRIDE};
@@ -40,31 +41,31 @@ const _: () = assert!(format::record::Kind::Pad as u8 == PAD_KIND);
 const _: () = assert!(format::ledger::Kind::Pad as u8 == PAD_KIND);
 const _: () = assert!(FRAME_ALIGN == LINE_BYTES && HEADER_BYTES == LINE_BYTES);
 
-/// Bytes that are copied, summed and stored at a time.
+/// Bytes that are copied, checksummed and stored at a time.
 const PIECE_BYTES: usize = 4096 + HEADER_BYTES;
 
-/// A place between two frames: where in the region the next one begins, and its sequence.
+/// A position between two frames: the offset in the region where the next one begins, and its sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     /// Offset in the region.
     pub position: u64,
-    /// Sequence of the frame that stands, or will stand, there.
+    /// Sequence of the frame at this position.
     pub sequence: Sequence,
 }
 
-/// A frame that was appended.
+/// Position of an appended frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Appended {
-    /// Where it stands: offset in the region.
+    /// Offset of the frame in the region.
     pub position: u64,
-    /// Its sequence; a pad before it has the one before.
+    /// Sequence of the frame; a pad before it has the previous one.
     pub sequence: Sequence,
 }
 
-/// Why nothing was appended.
+/// Reason why no frame was appended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AppendError {
-    /// The ring has no room for the frame now.
+    /// The ring has no space for the frame now.
     Full,
     /// A source could not be read.
     Fault,
@@ -79,12 +80,12 @@ impl From<Fault> for AppendError {
 /// The appending side of a log.
 pub struct AppendRing {
     region: Region,
-    /// First byte of the ring in its region.
+    /// Offset of the first byte of the ring in its region.
     start: u64,
-    /// Byte after the ring.
+    /// Offset of the byte after the ring.
     end: u64,
     salt: Salt,
-    /// A checksum of nothing, from the salt: a copy of it begins each frame's.
+    /// Checksum of no bytes with the salt: each frame's checksum begins with a copy.
     empty_sum: Running,
     head: Place,
     tail: Place,
@@ -93,18 +94,18 @@ pub struct AppendRing {
 }
 
 impl AppendRing {
-    /// A ring from `start` to the end of the region, with live frames from `head` to `tail`: for a new one both are
-    /// `start` and sequence 1.
+    /// A ring from `start` to the end of the region, with live frames from `head` to `tail`. A new ring has both at
+    /// `start` with sequence 1.
     ///
     /// # Panics
-    /// If `start` is not on a line, no frame fits, or the places are not two of the ring, in order.
+    /// If `start` is not on a line, no frame fits, or the positions are not two positions of the ring, in order.
     pub fn new(region: Region, start: u64, salt: Salt, head: Place, tail: Place) -> Self {
         let end = ring_end(&region, start);
         let live = live_between(start, end, head, tail);
         Self { region, start, end, salt, empty_sum: Running::new(salt), head, tail, live }
     }
 
-    /// An empty ring whose next frame stands at its start.
+    /// An empty ring whose next frame is written at its start.
     ///
     /// # Panics
     /// If `start` is not on a line, or no frame fits.
@@ -113,11 +114,11 @@ impl AppendRing {
         Self::new(region, start, salt, place, place)
     }
 
-    /// Appends a frame. Of the header, sequence and checksum are filled in; its envelope says how long the payload
-    /// is. When it returns, the frame is behind a fence.
+    /// Appends a frame, behind a fence when this returns. The call fills in sequence and checksum of the header;
+    /// the envelope contains the length of the payload.
     ///
     /// # Errors
-    /// `Full`, `Fault`; nothing was appended then.
+    /// `Full`, `Fault`; the ring is unchanged then.
     ///
     /// # Panics
     /// If the envelope's length is not that of the payload.
@@ -142,8 +143,8 @@ impl AppendRing {
         if place.position != self.tail.position {
             self.pad();
         }
-        // Orders the frame, and the pad before it, before the commit word that makes it real and before any later
-        // frame; recovery's scan reads what lies behind it.
+        // Orders the frame, and the pad before it, before the commit word that makes the frame valid and before any
+        // later frame. Pairs with the scan of recovery.
         self.region.fence();
         let bytes = frame_bytes(payload_bytes);
         self.live += bytes;
@@ -151,7 +152,7 @@ impl AppendRing {
         Ok(Appended { position: place.position, sequence: place.sequence })
     }
 
-    /// Stores a frame in one of the ways for those that are not short; it is durable after the next fence.
+    /// Stores a frame with a long payload; it is durable after the next fence.
     #[inline]
     fn append_long(
         &self,
@@ -174,7 +175,7 @@ impl AppendRing {
         }
     }
 
-    /// Where a frame of so many bytes would stand, behind a pad if need be; `None` if it has no room.
+    /// Position of a frame of `bytes` bytes, behind a pad if necessary; `None` if it does not fit.
     #[inline]
     fn place_for(&self, bytes: u64) -> Option<Place> {
         let before_end = self.end - self.tail.position;
@@ -186,7 +187,7 @@ impl AppendRing {
         (with_pad <= self.free_bytes()).then_some(behind_pad)
     }
 
-    /// Fills the ring up to its end; the frame behind it is stored already, and one fence covers both.
+    /// Writes a pad up to the end of the ring. The frame after it is stored already, and one fence covers both.
     fn pad(&mut self) {
         let mut header = [0; HEADER_BYTES];
         let envelope = Envelope::new(PAD_KIND, 0, 0);
@@ -203,10 +204,10 @@ impl AppendRing {
         if position == self.end { self.start } else { position }
     }
 
-    /// Frames before `place` are no longer live: their bytes can be overwritten.
+    /// Releases the frames before `place`: their bytes may be overwritten.
     ///
     /// # Panics
-    /// If the place is not one between live frames, as far as that can be told from its numbers.
+    /// If the numbers of `place` show that it is not a position between live frames.
     pub fn release_to(&mut self, place: Place) {
         assert!(self.head.sequence <= place.sequence, "a release to {place:?} from {:?}", self.head);
         let live = live_between(self.start, self.end, place, self.tail);
@@ -215,12 +216,12 @@ impl AppendRing {
         self.live = live;
     }
 
-    /// Where the live frames begin.
+    /// Start of the live frames.
     pub fn head(&self) -> Place {
         self.head
     }
 
-    /// Where the next frame will stand, if no pad is needed.
+    /// Position of the next frame, if no pad is needed.
     pub fn tail(&self) -> Place {
         self.tail
     }
@@ -235,12 +236,12 @@ impl AppendRing {
         self.live
     }
 
-    /// Bytes not live. A frame that must stand at the start needs room for the pad as well.
+    /// Number of bytes that are not live. A frame that must begin at the start also needs space for the pad.
     pub fn free_bytes(&self) -> u64 {
         self.bytes() - self.live
     }
 
-    /// The region it lies in.
+    /// The region of the ring.
     pub fn region(&self) -> &Region {
         &self.region
     }
@@ -257,7 +258,7 @@ fn check_place(start: u64, end: u64, place: Place) {
     assert!(on_line && (start..end).contains(&place.position), "{place:?} is not in the ring {start}..{end}");
 }
 
-/// Bytes of the live frames.
+/// Number of bytes of the live frames.
 fn live_between(start: u64, end: u64, head: Place, tail: Place) -> u64 {
     check_place(start, end, head);
     check_place(start, end, tail);
@@ -281,14 +282,15 @@ fn set_envelope(header: &mut [u8; HEADER_BYTES], sequence: Sequence, payload_byt
     envelope.sequence = sequence;
 }
 
-/// Bytes of the checksum, which is the first field of the envelope and covers all that follows it.
+/// Bytes of the checksum, which is the first field of the envelope and covers all bytes after it.
 const CHECKSUM_BYTES: usize = size_of::<u32>();
 
-/// A piece of a frame on the stack: not cleared first, since that would cost as much as a small append.
+/// Buffer on the stack for a piece of a frame. Not cleared, since clearing would cost as much as a small append.
 #[repr(align(64))]
 struct Piece([MaybeUninit<u8>; PIECE_BYTES]);
 
-/// Copies, sums and stores a frame; it is durable after the next fence. `sum` is what the frame's checksum begins with.
+/// Copies, checksums and stores a frame; it is durable after the next fence. `sum` is the start of the frame's
+/// checksum.
 fn write_frame(
     region: &Region,
     mut sum: Running,
@@ -298,11 +300,11 @@ fn write_frame(
 ) -> Result<(), Fault> {
     let mut piece = Piece([MaybeUninit::uninit(); PIECE_BYTES]);
     let mut gather = Gather { sources: payload, current: Source::from(&[]) };
-    // Each piece is stored before it is summed. The header stands at the start of the first one for its sum, and is
-    // stored last.
+    // Each piece is stored before it is checksummed. The header stands before the first one for the checksum, and
+    // is stored last.
     piece.0[..HEADER_BYTES].write_copy_of_slice(header);
     let bytes = gather.store(region, position + HEADER_BYTES as u64, &mut piece.0[HEADER_BYTES..])?.len();
-    // SAFETY: the header and what was stored behind it were filled just now.
+    // SAFETY: the header and the bytes stored behind it have just been filled.
     sum.update(unsafe { piece.0[CHECKSUM_BYTES..HEADER_BYTES + bytes].assume_init_ref() });
     let mut stored = HEADER_BYTES + bytes;
     while !gather.is_empty() {
@@ -315,7 +317,7 @@ fn write_frame(
     Ok(())
 }
 
-/// Sources as one row of bytes.
+/// Sources as one sequence of bytes.
 struct Gather<'a, 'b> {
     sources: &'b [Source<'a>],
     current: Source<'a>,
@@ -326,8 +328,8 @@ impl Gather<'_, '_> {
         self.current.bytes() == 0 && self.sources.iter().all(|source| source.bytes() == 0)
     }
 
-    /// Fills as much of `target`, whole lines, as there are bytes, gives that part, and stores it with zeros up to the
-    /// end of its last line.
+    /// Fills `target`, whole lines, as far as there are bytes. Stores that part with zeros up to the end of its
+    /// last line, and returns the part.
     #[inline]
     fn store<'t>(
         &mut self,
@@ -343,7 +345,8 @@ impl Gather<'_, '_> {
                 continue;
             }
             let bytes = self.current.bytes().min(target.len() - filled);
-            // Whole lines go straight to the region, as long as nothing before them waits for the rest of its line.
+            // Whole lines are stored directly in the region if no bytes before them wait for the rest of their
+            // line.
             let lines = if stored == filled { bytes / LINE_BYTES * LINE_BYTES } else { 0 };
             if lines > 0 {
                 let part = &mut target[filled..filled + lines];
@@ -352,13 +355,14 @@ impl Gather<'_, '_> {
                 continue;
             }
             let part = &mut target[filled..filled + bytes];
-            // SAFETY: the part is ours alone and as long as is said.
+            // SAFETY: the part is exclusive to this call and has this length.
             unsafe { self.current.take_raw(part.as_mut_ptr().cast(), bytes)? };
             filled += bytes;
         }
         let end = filled.next_multiple_of(LINE_BYTES);
         target[filled..end].fill(MaybeUninit::new(0));
-        // SAFETY: the copies above filled all before `filled`, and the rest of the line was filled just now.
+        // SAFETY: the copies above filled all bytes before `filled`, and the rest of the line was filled after
+        // them.
         let lines = unsafe { target[..end].assume_init_ref() };
         if stored < end {
             region.write(position + stored as u64, &lines[stored..]);
@@ -367,19 +371,19 @@ impl Gather<'_, '_> {
     }
 }
 
-/// A frame as it was found.
+/// A frame that a scan found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
-    /// Where it stands: offset in the region.
+    /// Offset of the frame in the region.
     pub position: u64,
-    /// Header and payload, without the filling: what `Record::decode` takes.
+    /// Header and payload, without the filling: the input of `Record::decode`.
     pub bytes: Vec<u8>,
-    /// Its envelope, checked.
+    /// Envelope of the frame, checked.
     pub envelope: Envelope,
 }
 
-/// Reads frames from a ring, in order, up to the first that is not valid. Nothing that lies there can make it panic,
-/// read a byte twice, or allocate more than the largest frame allowed.
+/// Reads frames from a ring, in order, up to the first invalid one. No contents of the ring can make it panic, load
+/// a byte twice, or allocate more than the largest permitted frame.
 pub struct Scan {
     region: Region,
     start: u64,
@@ -387,15 +391,15 @@ pub struct Scan {
     salt: Salt,
     next: Place,
     frame_bytes_max: u64,
-    /// Bytes of the ring not yet scanned: a scan goes round once.
+    /// Bytes of the ring not yet scanned: a scan covers the ring once.
     left: u64,
 }
 
-/// Scans the ring that begins at `start` of the region, from a place on. Frames of more than `frame_bytes_max` bytes
-/// are taken as invalid. Pads are yielded as well: they have sequences.
+/// Scans the ring that begins at `start` of the region, from a position on. Frames of more than `frame_bytes_max`
+/// bytes count as invalid. Pads are yielded as well: they have sequences.
 ///
 /// # Panics
-/// If the place is not within the ring.
+/// If the position is not within the ring.
 pub fn scan(region: &Region, start: u64, salt: Salt, from: Place, frame_bytes_max: u64) -> Scan {
     let end = ring_end(region, start);
     check_place(start, end, from);
@@ -403,7 +407,7 @@ pub fn scan(region: &Region, start: u64, salt: Salt, from: Place, frame_bytes_ma
 }
 
 impl Scan {
-    /// The place after the last frame that was yielded.
+    /// Position after the last frame that was yielded.
     pub fn place(&self) -> Place {
         self.next
     }
@@ -425,7 +429,7 @@ impl Scan {
         if !expected {
             return Ok(None);
         }
-        // A frame that is longer than an address is not within the room.
+        // A frame that is longer than an address does not fit the ring.
         let payload_bytes = envelope.payload_bytes.get() as usize;
         let mut frame = vec![0; HEADER_BYTES + payload_bytes];
         let (frame_header, payload) = frame.split_at_mut(HEADER_BYTES);
@@ -447,7 +451,7 @@ impl Scan {
 impl Iterator for Scan {
     type Item = Result<Frame, MediaError>;
 
-    /// The next frame; `Unreadable` ends the log like an invalid frame does, if the caller goes by that.
+    /// The next frame; an `Unreadable` error ends the log as an invalid frame does, unless the caller stops before.
     fn next(&mut self) -> Option<Self::Item> {
         let read = self.read_next();
         if !matches!(read, Ok(Some(_))) {

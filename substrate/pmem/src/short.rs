@@ -1,8 +1,8 @@
-//! Short frames (see `ring`): what a small write costs beside its bytes is mostly what is done around them.
+//! Frames with a short payload (see `ring`): most of the cost of a small write is in the work around its bytes.
 //!
-//! Header and payload are put together on the stack in whole words, summed there by the processor's own instruction,
-//! and stored past the caches in one go. Words, because a load that takes in several younger stores has to wait for
-//! them. Longer frames are faster in other ways (see `ring`).
+//! Header and payload are assembled on the stack in whole words, checksummed there by the processor's own
+//! instruction, and stored past the caches at once. Words are used because a load that covers several recent
+//! smaller stores stalls. Longer frames are faster by the other methods (see `ring`).
 
 use crate::LINE_BYTES;
 use crate::copy::{Fault, Source};
@@ -21,12 +21,12 @@ const LINE_WORDS: usize = LINE_BYTES / WORD_BYTES;
 const HEADER_WORDS: usize = HEADER_BYTES / WORD_BYTES;
 const WORDS: usize = HEADER_WORDS + PAYLOAD_BYTES_MAX / WORD_BYTES;
 
-/// A frame on the stack: not cleared first.
+/// Buffer for a frame on the stack, not cleared.
 #[repr(align(64))]
 struct Words([MaybeUninit<u64>; WORDS]);
 
-/// Stores a frame with its sequence and checksum; it is durable after the next fence. The payload is at most
-/// [`PAYLOAD_BYTES_MAX`] long.
+/// Stores a frame with its sequence and checksum; it is durable after the next fence. The payload has at most
+/// [`PAYLOAD_BYTES_MAX`] bytes.
 ///
 /// # Errors
 /// `Fault`; nothing was stored then.
@@ -53,7 +53,7 @@ pub(crate) fn write(
     for source in payload {
         let (mut source, bytes) = (*source, source.bytes());
         assert!(filled + bytes <= payload_bytes, "the sources are as long as was said");
-        // SAFETY: the words of the payload are ours alone, and have room for all of its bytes.
+        // SAFETY: the words of the payload are exclusive to this call, and have space for all of its bytes.
         unsafe { source.take_raw(body.as_mut_ptr().cast::<u8>().add(filled), bytes)? };
         filled += bytes;
     }
@@ -69,7 +69,7 @@ pub(crate) fn write(
     Ok(())
 }
 
-/// Puts a header with its sequence in words; gives the first two, the first without a checksum.
+/// Writes a header with its sequence as words; returns the first two, the first without a checksum.
 #[inline]
 pub(crate) fn put_header(
     head: &mut [MaybeUninit<u64>],

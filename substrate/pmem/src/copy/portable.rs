@@ -1,4 +1,4 @@
-//! The copy loops of other processors: bytes one after the other; faults are not caught here.
+//! Copy loops for other processors: byte by byte; faults are not caught here.
 
 use crate::fold::State;
 

@@ -1,4 +1,4 @@
-//! The copy loops of x86-64: machine code between two labels, where a fault is landed.
+//! Copy loops of x86-64: machine code between two labels; a fault in between continues at a landing address.
 
 use crate::fold::State;
 use crate::fold::multipliers::MULTIPLIERS;
