@@ -8,7 +8,7 @@ use crate::rules::File;
 use crate::source::Source;
 
 /// Folders (with a slash at the end) and files whose prose keeps the rules. Entries are added, never removed.
-pub const REWRITTEN: [&str; 2] = ["substrate/ipc/", "vfs/"];
+pub const REWRITTEN: [&str; 3] = ["substrate/ipc/", "vfs/", "docs/glossary.md"];
 
 /// Words of a private vocabulary, with the word that an engineer of the field knows. Ordinary words that have a private
 /// meaning too (place, room, promise, life, told) are missing here, because most of their uses are fine.
