@@ -4,11 +4,13 @@
 use crate::calls::{Line, error_of};
 use crate::engine::LibFs;
 use crate::error::Error;
-use crate::state::{State, empty_ring};
+use crate::state::{Session, State, empty_ring};
 use format::Sequence;
 use format::call::{CallKind, GrowRequest, GrowResponse, RefillRequest, RefillResponse, Status};
+use ipc::Word;
 use ipc::sync::Ordering;
 use pmem::Region;
+use std::time::Duration;
 use vfs::engine::Result;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
@@ -16,9 +18,19 @@ use zerocopy::little_endian::{U32, U64};
 /// How many times what is asked for first may be asked for later.
 const REFILL_GROWTH: u64 = 8;
 /// A writer that finds the log full waits for one part of so many of its records.
-const PART: u64 = 4;
+const PART: u64 = 8;
 /// A frame that takes at most one part of so many of the log is small: some records that go make space for it.
-const SMALL_FRAME: u64 = 64;
+const SMALL_FRAME: u64 = 16;
+/// A writer pauses where less than one part of so many of the largest log is free: the daemon gets ahead before the log is
+/// full, so that many short waits take the place of a long one.
+const SCARCE_PART: u64 = 4;
+/// Between two pauses a writer fills at most one part of so many of what is free, but for [`PAUSE_STEP_MIN`].
+const PAUSE_STEP_PART: u64 = 64;
+const PAUSE_STEP_MIN: u64 = 64 << 10;
+/// How long a writer pauses for one step.
+const PAUSE: Duration = Duration::from_micros(400);
+/// A longer record pauses for as many steps as it took, and no more than these.
+const PAUSE_STEPS_MAX: u64 = 3;
 
 fn request(inodes: u64, room_blocks: u64) -> RefillRequest {
     let (shared, reserved) = (U32::new(0), U32::new(0));
@@ -138,24 +150,27 @@ impl LibFs {
     }
 
     /// Asks for a digest without waiting for it, if more than half of the log is full even without what is digested
-    /// already; gives back references whose last records are.
+    /// already; gives back references whose last records are. Pauses if little of the log is free.
     pub(crate) fn relieve(&self) {
-        let (ask, give_back) = {
+        let (ask, give_back, pause) = {
             let mut state = self.state();
             state.half_full = false;
             let give_back = state.take_give_back();
             let Some(session) = state.session.as_ref() else { return };
             // Dropping what was digested looks at every node with records that are not: once for each digest.
-            if session.words.digested().0 >= session.digest_asked {
+            let scarce = session.ring.free_bytes() < session.pause_below;
+            if session.words.digested().0 >= session.digest_asked || scarce {
                 state.purge();
             }
+            let log_bytes_max = self.limits.log_bytes_max;
             let Some(session) = state.session.as_mut() else { return };
+            let pause = session.next_pause(log_bytes_max);
             let full = session.ring.live_bytes() > session.ring.bytes() / 2;
             let ask = full && session.words.digested().0 >= session.digest_asked;
             if ask {
                 session.digest_asked = session.last();
             }
-            (ask.then(|| session.last()), give_back)
+            (ask.then(|| session.last()), give_back, pause)
         };
         self.close_calls(&give_back);
         if let Some(up_to) = ask
@@ -163,6 +178,9 @@ impl LibFs {
         {
             // If it fails, the writer that finds the log full sees it.
             let _ = self.digest_call(&line, up_to, false);
+        }
+        if !pause.is_zero() {
+            self.host.wait(&Word::new(0), 0, Some(self.host.now().after(pause)));
         }
     }
 
@@ -282,6 +300,30 @@ impl LibFs {
     }
 }
 
+impl Session {
+    /// How long the writer pauses now; notes where it pauses next. A log that can grow does that instead.
+    fn next_pause(&mut self, log_bytes_max: u64) -> Duration {
+        let largest = self.welcome.log_bytes_max.get().min(log_bytes_max);
+        let (free, bytes) = (self.ring.free_bytes(), self.ring.bytes());
+        let (pause, below) =
+            if self.log_bytes < largest { (Duration::ZERO, 0) } else { pause(self.pause_below, free, bytes) };
+        self.pause_below = below;
+        pause
+    }
+}
+
+/// How long a writer pauses that was to pause with less than `below` bytes free in the log, and has `free` of `bytes`; and
+/// with less than how many it pauses next.
+fn pause(below: u64, free: u64, bytes: u64) -> (Duration, u64) {
+    let scarce = bytes / SCARCE_PART;
+    if free >= scarce {
+        return (Duration::ZERO, scarce);
+    }
+    let step = (free / PAUSE_STEP_PART).max(PAUSE_STEP_MIN);
+    let steps = below.saturating_sub(free).div_ceil(step).min(PAUSE_STEPS_MAX);
+    (PAUSE * steps as u32, free.saturating_sub(step))
+}
+
 impl State {
     /// Goes on in a larger log; everything up to `last` is digested.
     fn take_log(
@@ -300,5 +342,44 @@ impl State {
         // Who copies from the old one outside of the lock finds out.
         session.released.store(last.next().get(), Ordering::SeqCst);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Pauses of a writer of frames of so many bytes, until the log is full, while nothing is digested.
+    fn pauses(bytes: u64, frame: u64) -> Vec<Duration> {
+        let (mut free, mut below, mut pauses) = (bytes, 0, Vec::new());
+        while free >= frame {
+            free -= frame;
+            if free < below || (below == 0 && free <= bytes / 2) {
+                let (paused, next) = pause(below, free, bytes);
+                below = next;
+                pauses.push(paused);
+            }
+        }
+        pauses.into_iter().filter(|pause| !pause.is_zero()).collect()
+    }
+
+    #[test]
+    fn before_the_log_is_full_a_writer_pauses_often_and_never_for_long() {
+        for frame in [4160, 64 << 10, 1 << 20] {
+            let pauses = pauses(64 << 20, frame);
+            assert!(pauses.iter().all(|pause| *pause <= PAUSE * PAUSE_STEPS_MAX as u32), "{frame}");
+            let all: Duration = pauses.iter().sum();
+            // Short frames: as long as a daemon takes for the rest of the log that digests 1.2 GB a second.
+            assert!(all >= Duration::from_millis(if frame < 1 << 20 { 40 } else { 15 }), "{frame}: {all:?}");
+        }
+    }
+
+    #[test]
+    fn a_writer_with_much_free_space_never_pauses() {
+        for free in [16 << 20, 32 << 20, 64 << 20] {
+            assert_eq!(pause(0, free, 64 << 20), (Duration::ZERO, 16 << 20));
+        }
+        // The first look at a scarce log only says where the first pause is.
+        assert_eq!(pause(0, 8 << 20, 64 << 20).0, Duration::ZERO);
     }
 }

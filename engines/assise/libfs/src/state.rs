@@ -61,6 +61,8 @@ pub(crate) struct Session {
     pub log_bytes: u64,
     /// A digest was asked for at this sequence; the next only after it.
     pub digest_asked: Sequence,
+    /// With less free space in the log than this a writer pauses.
+    pub pause_below: u64,
 }
 
 impl Session {
@@ -92,6 +94,7 @@ impl Session {
             ledger_newest: Sequence::new(welcome.ledger.get()),
             purged: Sequence::new(0),
             digest_asked: Sequence::new(0),
+            pause_below: 0,
             log_bytes,
             welcome,
         })
@@ -188,7 +191,7 @@ pub(crate) struct State {
     pub entries: EntryCount,
     /// The log is being replaced: nothing is appended.
     pub log_frozen: bool,
-    /// More than half of the log is in use.
+    /// More than half of the log is in use, or so much that the writer pauses.
     pub half_full: bool,
     last_time_ns: i64,
 }
@@ -417,9 +420,9 @@ impl State {
         }
         session.room -= room;
         // Once a digest was asked for, there is nothing more to be done until it has come.
-        if session.ring.live_bytes() > session.ring.bytes() / 2
-            && session.words.digested().0 >= session.digest_asked
-        {
+        let half_full = session.ring.live_bytes() > session.ring.bytes() / 2
+            && session.words.digested().0 >= session.digest_asked;
+        if half_full || session.ring.free_bytes() < session.pause_below {
             self.half_full = true;
         }
         Ok(appended)
