@@ -316,6 +316,7 @@ pub fn call(bytes: &[u8]) {
         CallKind::RedeemLock | CallKind::CancelLock => {
             call::split::<call::TicketRequest>(body).map(|(_, rest)| rest.len())
         }
+        CallKind::Recalls => call::split::<call::RecallsRequest>(body).map(|(_, rest)| rest.len()),
         CallKind::SyncAll | CallKind::Statfs => Ok(body.len()),
         CallKind::Share => ShareRequest::decode(body).map(|_| 0),
         _ => call::split::<call::InodeRequest>(body).map(|(_, rest)| rest.len()),

@@ -27,6 +27,9 @@ pub const AHEAD_MAX: usize = 256;
 /// Leases that one call gives back.
 pub const RELEASE_UNITS_MAX: usize = 512;
 
+/// Leases that one answer asks a session to give back.
+pub const RECALLS_MAX: usize = 64;
+
 /// What a request asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u16)]
@@ -88,6 +91,10 @@ pub enum CallKind {
     Pass = 26,
     /// [`crate::session::SyncRequest`]: the ledger is settled, and log and ledger are at every copy, before the response. No response body.
     Sync = 27,
+    /// [`RecallsRequest`]. From the first of these calls on the session's leases are not taken from it: it is asked for them,
+    /// and answers with `Release`. Response: the inode numbers asked for, at most [`RECALLS_MAX`]; none if nothing is, and the
+    /// call does not wait.
+    Recalls = 28,
 }
 
 impl CallKind {
@@ -96,7 +103,7 @@ impl CallKind {
     /// # Errors
     /// `Kind`.
     pub fn from_raw(raw: u16) -> Result<Self, DecodeError> {
-        const ALL: [CallKind; 27] = [
+        const ALL: [CallKind; 28] = [
             CallKind::Walk,
             CallKind::Lease,
             CallKind::Open,
@@ -124,6 +131,7 @@ impl CallKind {
             CallKind::Release,
             CallKind::Pass,
             CallKind::Sync,
+            CallKind::Recalls,
         ];
         usize::from(raw).checked_sub(1).and_then(|index| ALL.get(index)).copied().ok_or(DecodeError::Kind)
     }
@@ -528,6 +536,19 @@ pub struct TicketRequest {
 }
 
 const _: () = assert!(size_of::<TicketRequest>() == 16);
+
+/// A question after leases that others want.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct RecallsRequest {
+    /// 1: the answer is kept back until there is one. 0: it comes at once and asks for nothing, and so do those that were kept
+    /// back.
+    pub wait: U32,
+    /// Zero.
+    pub reserved: U32,
+}
+
+const _: () = assert!(size_of::<RecallsRequest>() == 8);
 
 /// How a call ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

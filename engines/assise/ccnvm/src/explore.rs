@@ -8,6 +8,8 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 /// Limits of a world.
 struct Bounds {
     sessions: u64,
+    /// The first so many of them are asked for their leases.
+    answering: u64,
     /// Sets of leases that a request may ask for.
     requests: Vec<Vec<Want>>,
     /// Requests of one session that wait at once.
@@ -22,6 +24,7 @@ struct Bounds {
 #[derive(Clone)]
 struct World {
     table: Leases,
+    answering: u64,
     next_ticket: u64,
     /// Requests that are not answered, in the order in which they came.
     waiting: BTreeMap<Ticket, (SessionId, Vec<Want>)>,
@@ -29,6 +32,8 @@ struct World {
     granted: BTreeMap<(InodeNumber, SessionId), Mode>,
     /// Holders that were asked, or have begun, to leave.
     leaving: BTreeSet<(SessionId, InodeNumber)>,
+    /// Holders that were asked for a lease that they go on with.
+    recalled: BTreeSet<(SessionId, InodeNumber)>,
     dead: BTreeSet<SessionId>,
     cancelled: u64,
 }
@@ -38,14 +43,20 @@ fn want(unit: u64, mode: Mode) -> Want {
 }
 
 impl World {
-    fn new() -> Self {
+    fn new(answering: u64) -> Self {
         let limits = Limits { hold_min_ns: 0, ..Limits::default() };
+        let mut table = Leases::new(limits, LeaseVersion::new(1));
+        for session in (1..=answering).map(SessionId) {
+            table.step(0, Event::MustAnswer { session });
+        }
         Self {
-            table: Leases::new(limits, LeaseVersion::new(1)),
+            table,
+            answering,
             next_ticket: 1,
             waiting: BTreeMap::new(),
             granted: BTreeMap::new(),
             leaving: BTreeSet::new(),
+            recalled: BTreeSet::new(),
             dead: BTreeSet::new(),
             cancelled: 0,
         }
@@ -63,6 +74,7 @@ impl World {
                 session.0,
                 *mode as u64,
                 u64::from(self.leaving.contains(&(*session, *unit))),
+                u64::from(self.recalled.contains(&(*session, *unit))),
             ]);
         }
         for (session, wants) in self.waiting.values() {
@@ -110,7 +122,10 @@ impl World {
                 self.next_ticket += 1;
             }
             Event::RequestFree { .. } => self.next_ticket += 1,
-            Event::Leaving { session, unit } => drop(self.leaving.insert((*session, *unit))),
+            Event::Leaving { session, unit } => {
+                self.recalled.remove(&(*session, *unit));
+                self.leaving.insert((*session, *unit));
+            }
             Event::Revoked { session, unit } => drop(self.leaving.remove(&(*session, *unit))),
             Event::Cancelled { ticket } => {
                 self.waiting.remove(ticket);
@@ -119,9 +134,10 @@ impl World {
             Event::Ended { session } => {
                 self.dead.insert(*session);
                 self.leaving.retain(|(holder, _)| holder != session);
+                self.recalled.retain(|(holder, _)| holder != session);
                 self.waiting.retain(|_, (asks, _)| asks != session);
             }
-            Event::Created { .. } | Event::Released { .. } | Event::Tick => {
+            Event::Created { .. } | Event::Released { .. } | Event::MustAnswer { .. } | Event::Tick => {
                 unreachable!("not asked for here")
             }
         }
@@ -145,7 +161,13 @@ impl World {
                     self.grant(session, want);
                 }
             }
+            Effect::Recall { session, unit, .. } => {
+                assert!(self.granted.contains_key(&(unit, session)), "what is not held is asked for");
+                assert!(!self.leaving.contains(&(session, unit)), "who leaves is asked to leave");
+                assert!(self.recalled.insert((session, unit)), "it is asked for twice");
+            }
             Effect::Revoke { session, unit, .. } => {
+                assert!(session.0 > self.answering, "it is taken from a session that must answer");
                 assert!(self.granted.contains_key(&(unit, session)), "what is not held is taken back");
                 assert!(self.leaving.insert((session, unit)), "it is asked back twice");
             }
@@ -176,13 +198,23 @@ impl World {
         if before > Some(mode) {
             self.granted.insert((unit, session), Mode::Write);
         }
+        if before.is_some_and(|before| before < mode) {
+            // It has a new version, for which nobody was asked yet.
+            self.recalled.remove(&(session, unit));
+        }
     }
 
     /// Once all who are asked to leave do, and nothing else happens, every request is answered.
     fn judge_end(&self) {
         let mut world = self.clone();
-        while let Some((session, unit)) = world.leaving.first().copied() {
-            world.step(Event::Revoked { session, unit });
+        loop {
+            if let Some((session, unit)) = world.leaving.first().copied() {
+                world.step(Event::Revoked { session, unit });
+            } else if let Some((session, unit)) = world.recalled.first().copied() {
+                world.step(Event::Leaving { session, unit });
+            } else {
+                break;
+            }
         }
         assert!(world.waiting.is_empty(), "these wait for ever: {:?}", world.waiting);
     }
@@ -194,7 +226,8 @@ fn has(wants: &[Want], unit: InodeNumber) -> bool {
 
 /// Visits every state; gives how many there are.
 fn explore(bounds: &Bounds) -> usize {
-    let (mut seen, mut agenda) = (HashSet::from([World::new().key()]), vec![World::new()]);
+    let begin = World::new(bounds.answering);
+    let (mut seen, mut agenda) = (HashSet::from([begin.key()]), vec![begin]);
     while let Some(world) = agenda.pop() {
         world.judge_end();
         for event in world.events(bounds) {
@@ -225,16 +258,22 @@ fn all() -> bool {
 #[test]
 fn two_sessions_with_every_request() {
     let (waiting_max, cancels) = if all() { (2, 1) } else { (1, 1) };
-    let bounds = Bounds { sessions: 2, requests: all_requests(), waiting_max, deaths: 1, cancels };
-    println!("{} states", explore(&bounds));
+    for answering in 0..=2 {
+        let bounds =
+            Bounds { sessions: 2, answering, requests: all_requests(), waiting_max, deaths: 1, cancels };
+        println!("{} states", explore(&bounds));
+    }
 }
 
 #[test]
 fn three_sessions_with_some_requests() {
     use Mode::{Read, Write};
     let singles = [want(1, Read), want(1, Write), want(2, Write)].map(|want| vec![want]);
-    let requests = singles.into_iter().chain([vec![want(1, Write), want(2, Read)]]).collect();
+    let requests: Vec<_> = singles.into_iter().chain([vec![want(1, Write), want(2, Read)]]).collect();
     let (deaths, cancels) = if all() { (1, 1) } else { (1, 0) };
-    let bounds = Bounds { sessions: 3, requests, waiting_max: 1, deaths, cancels };
-    println!("{} states", explore(&bounds));
+    for answering in 0..=1 {
+        let requests = requests.clone();
+        let bounds = Bounds { sessions: 3, answering, requests, waiting_max: 1, deaths, cancels };
+        println!("{} states", explore(&bounds));
+    }
 }

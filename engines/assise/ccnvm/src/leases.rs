@@ -76,6 +76,9 @@ pub enum Event {
     Leaving { session: SessionId, unit: InodeNumber },
     /// Nobody waits for the request any more.
     Cancelled { ticket: Ticket },
+    /// A session keeps things under its leases elsewhere, which it has to drop first: its leases are asked for by
+    /// [`Effect::Recall`] from now on, and `Leaving` and `Released` answer.
+    MustAnswer { session: SessionId },
     /// The session is gone: its log is sealed and digested.
     Ended { session: SessionId },
     /// A time asked for by [`Effect::WakeAt`] has come.
@@ -91,6 +94,8 @@ pub enum Effect {
     Grant { ticket: Ticket, session: SessionId, grants: Vec<(Want, LeaseVersion)> },
     /// Get the holder out of this lease, digest what it wrote under it, then report `Revoked`.
     Revoke { session: SessionId, unit: InodeNumber, version: LeaseVersion },
+    /// Ask the holder for this lease, under which it goes on until it leaves by itself. Said once for each version.
+    Recall { session: SessionId, unit: InodeNumber, version: LeaseVersion },
     /// The lease is over.
     End { session: SessionId, unit: InodeNumber, version: LeaseVersion },
     /// The request asks for more than the limits allow.
@@ -106,6 +111,8 @@ struct Holder {
     version: LeaseVersion,
     granted_at: Nanoseconds,
     revoking: bool,
+    /// The holder was asked for it, and holds it until it leaves.
+    recalled: bool,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -132,6 +139,8 @@ pub struct Leases {
     waited_for: BTreeSet<InodeNumber>,
     /// Requests that wait, by session.
     waiting: BTreeMap<SessionId, BTreeSet<Ticket>>,
+    /// Sessions that are asked for their leases.
+    answering: BTreeSet<SessionId>,
 }
 
 impl Leases {
@@ -145,6 +154,7 @@ impl Leases {
             held: BTreeMap::new(),
             waited_for: BTreeSet::new(),
             waiting: BTreeMap::new(),
+            answering: BTreeSet::new(),
         }
     }
 
@@ -190,6 +200,7 @@ impl Leases {
                 let touched = self.forget_request(ticket);
                 self.settle_units(touched, now, &mut effects);
             }
+            Event::MustAnswer { session } => drop(self.answering.insert(session)),
             Event::Ended { session } => self.end_session(session, now, &mut effects),
             Event::Tick => {
                 let waited_for: Vec<_> = self.waited_for.iter().copied().collect();
@@ -258,7 +269,14 @@ impl Leases {
         let holders = &mut self.units.entry(unit).or_default().holders;
         assert!(holders.is_empty(), "a unit that anybody holds was made known before");
         assert!(version < self.next_version, "a log is opened with a version that was given");
-        holders.push(Holder { session, mode: Mode::Write, version, granted_at: 0, revoking: false });
+        holders.push(Holder {
+            session,
+            mode: Mode::Write,
+            version,
+            granted_at: 0,
+            revoking: false,
+            recalled: false,
+        });
         self.held.entry(session).or_default().insert(unit);
     }
 
@@ -287,6 +305,7 @@ impl Leases {
     }
 
     fn end_session(&mut self, session: SessionId, now: Nanoseconds, effects: &mut Vec<Effect>) {
+        self.answering.remove(&session);
         let mut touched: BTreeSet<InodeNumber> = self.held.remove(&session).unwrap_or_default();
         for unit in touched.clone() {
             self.end_holder(session, unit, effects);
@@ -374,7 +393,8 @@ impl Leases {
             return held.version;
         }
         let version = self.take_version();
-        let granted = Holder { session, mode: want.mode, version, granted_at: now, revoking: false };
+        let granted =
+            Holder { session, mode: want.mode, version, granted_at: now, revoking: false, recalled: false };
         let holders = &mut self.units.entry(want.unit).or_default().holders;
         match own {
             Some(index) => holders[index] = granted,
@@ -394,7 +414,8 @@ impl Leases {
                 continue;
             }
             for holder in &mut unit.holders {
-                if holder.session == request.session || holder.revoking || !holder.mode.excludes(want.mode) {
+                let is_asked = holder.revoking || holder.recalled;
+                if holder.session == request.session || is_asked || !holder.mode.excludes(want.mode) {
                     continue;
                 }
                 let due = holder.granted_at.saturating_add(self.limits.hold_min_ns);
@@ -402,12 +423,14 @@ impl Leases {
                     wake_at = Some(wake_at.map_or(due, |other| other.min(due)));
                     continue;
                 }
-                holder.revoking = true;
-                effects.push(Effect::Revoke {
-                    session: holder.session,
-                    unit: want.unit,
-                    version: holder.version,
-                });
+                let (session, unit, version) = (holder.session, want.unit, holder.version);
+                if self.answering.contains(&session) {
+                    holder.recalled = true;
+                    effects.push(Effect::Recall { session, unit, version });
+                } else {
+                    holder.revoking = true;
+                    effects.push(Effect::Revoke { session, unit, version });
+                }
             }
         }
         if let Some(at) = wake_at {
@@ -640,6 +663,36 @@ mod tests {
         assert_eq!(granted(&revoked(&mut leases, 51, 1, 9)), [1]);
     }
 
+    #[test]
+    fn a_session_that_must_answer_is_asked_once_and_holds_its_lease_until_it_leaves() {
+        let mut leases = table();
+        let (session, unit) = (SessionId(1), InodeNumber::new(5));
+        leases.step(0, Event::MustAnswer { session });
+        ask(&mut leases, 0, 1, 1, &[want(5, Mode::Write)]);
+        let effects = ask(&mut leases, 100, 2, 2, &[want(5, Mode::Write)]);
+        assert!(matches!(effects[..], [Effect::Recall { session: SessionId(1), .. }]), "{effects:?}");
+        assert_eq!(leases.held(session, unit).map(|held| held.0), Some(Mode::Write));
+        assert_eq!(ask(&mut leases, 101, 3, 3, &[want(5, Mode::Read)]), [], "it was asked already");
+        assert_eq!(leases.step(200, Event::Tick), []);
+        assert_eq!(leases.step(300, Event::Leaving { session, unit }), []);
+        assert_eq!(leases.held(session, unit), None);
+        assert_eq!(granted(&revoked(&mut leases, 301, 1, 5)), [2]);
+    }
+
+    #[test]
+    fn what_was_raised_meanwhile_is_asked_for_again() {
+        let mut leases = table();
+        leases.step(0, Event::MustAnswer { session: SessionId(1) });
+        ask(&mut leases, 0, 1, 1, &[want(5, Mode::Read)]);
+        ask(&mut leases, 0, 2, 2, &[want(5, Mode::Read)]);
+        // The first session waits for the second, and a third for both.
+        ask(&mut leases, 100, 3, 1, &[want(5, Mode::Write)]);
+        assert_eq!(ask(&mut leases, 100, 4, 3, &[want(5, Mode::Write)]), []);
+        assert_eq!(granted(&revoked(&mut leases, 101, 2, 5)), [3]);
+        let effects = leases.step(200, Event::Tick);
+        assert!(matches!(effects[..], [Effect::Recall { session: SessionId(1), .. }]), "{effects:?}");
+    }
+
     proptest::proptest! {
         /// Any requests by any sessions, revocations carried out in any order, sessions that die: every request
         /// of a living session is granted in the end, and never two that exclude each other at once.
@@ -648,13 +701,16 @@ mod tests {
             steps in proptest::collection::vec((0u64..5, 0u64..6, 1usize..4, 0u64..64, 0u8..12), 1..120)
         ) {
             let mut leases = table();
+            leases.step(0, Event::MustAnswer { session: SessionId(0) });
             let mut now = 0;
             let mut to_revoke: Vec<(SessionId, InodeNumber)> = Vec::new();
             let mut open: BTreeMap<Ticket, SessionId> = BTreeMap::new();
             let absorb = |effects: Vec<Effect>, to_revoke: &mut Vec<_>, open: &mut BTreeMap<_, _>| {
                 for effect in effects {
                     match effect {
-                        Effect::Revoke { session, unit, .. } => to_revoke.push((session, unit)),
+                        Effect::Revoke { session, unit, .. } | Effect::Recall { session, unit, .. } => {
+                            to_revoke.push((session, unit));
+                        }
                         Effect::Grant { ticket, .. } | Effect::Refuse { ticket } => { open.remove(&ticket); }
                         Effect::End { .. } | Effect::WakeAt(_) => {}
                     }
