@@ -12,6 +12,8 @@ use std::time::Duration;
 pub struct Config {
     /// How long a LibFS may stay inside an operation before a lease is taken by force: its log is sealed then.
     pub grace: Duration,
+    /// How long a session that is asked for a lease, and must answer, may give no sign that it is about it.
+    pub recall_patience: Duration,
     /// A lease is not asked back earlier than this after it was granted.
     pub hold_min: Duration,
     /// Bytes of the log that a session begins with, superblock included.
@@ -68,6 +70,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             grace: Duration::from_millis(100),
+            recall_patience: Duration::from_secs(5),
             hold_min: Duration::from_micros(200),
             log_bytes: 1 << 20,
             log_bytes_max: 64 << 20,

@@ -14,6 +14,7 @@ use crate::leases::Reason;
 use crate::ledger::{LEDGER_BEGINNING, Ledger};
 use crate::lock_questions::Questions;
 use crate::locks::{Bell, Locks};
+use crate::recalls::Patience;
 use crate::register::Register;
 use crate::replay::copy::LocalCopy;
 use crate::serve::{Answer, Request};
@@ -302,7 +303,7 @@ impl Daemon {
 
     /// One call, made directly. `room` is how long the answer's body may be.
     pub fn call(&self, session: u64, kind: u16, body: &[u8], room: usize) -> Answer {
-        self.core.call(SessionId(session), Request { number: 0, kind, body, room })
+        self.core.call(SessionId(session), Request { number: 0, kind, body, room, patience: Patience::Waits })
     }
 
     /// The region of a segment that the session may map, for a LibFS in the same process.

@@ -10,11 +10,12 @@ use crate::daemon::fence_others;
 use crate::digest::Step;
 use crate::error::Error;
 use crate::flips::Entries;
+use crate::recalls::Patience;
 use crate::register::{note_recovered, recovered_entry};
 use crate::replay::apply::CutReason;
 use crate::replay::batch::NO_FRAME;
 use crate::replicate::Reached;
-use crate::session::{Phase, Shared};
+use crate::session::{Held, Phase, Shared};
 use crate::state::{Core, Revocation, State};
 use ccnvm::{Event, Mode, SessionId, Ticket, Want};
 use format::call::{RELEASE_UNITS_MAX, Status};
@@ -35,6 +36,8 @@ pub(crate) enum Reason {
     Left,
     /// An operation stayed inside beyond the grace period.
     Grace,
+    /// It was asked for a lease and gave no sign of being about it.
+    Silent,
     /// Its log does not hold what counts.
     Cut(CutReason),
     /// What it wrote into the request ring is no message.
@@ -78,11 +81,11 @@ impl Core {
         self.host.now().as_ns()
     }
 
-    /// Gets leases for a session, all of them, and waits for that.
+    /// Gets leases for a session, all of them, and waits for that, if it has the patience.
     ///
     /// # Errors
-    /// `Sealed`, `Limit`, `Media`.
-    pub fn acquire(&self, id: SessionId, wants: &[Want]) -> Result<(), Status> {
+    /// `Sealed`, `Limit`, `Media`; `WouldBlock`: it has not.
+    pub fn acquire(&self, id: SessionId, wants: &[Want], patience: Patience) -> Result<(), Status> {
         let Some(ticket) = self.request(id, wants)? else { return Ok(()) };
         loop {
             self.carry_out();
@@ -100,7 +103,14 @@ impl Core {
                 self.tick(&mut state)?;
                 state.wake_at
             };
+            self.end_silent();
             if !self.has_work() {
+                if patience == Patience::Refuses {
+                    let mut state =
+                        self.state_with_room(|state| Entries::plain(state.leases.wants_waiting()));
+                    self.withdraw(&mut state, ticket);
+                    return Err(Status::WouldBlock);
+                }
                 let look = self.host.now().after(LOOK);
                 self.host.wait(
                     &self.events,
@@ -170,6 +180,7 @@ impl Core {
 
     /// Takes away what is to be taken away, as long as there is something that nobody else is about.
     pub fn carry_out(&self) {
+        self.tell_recalls();
         while let Some(work) = self.take_work() {
             self.revoke(work);
         }
@@ -379,13 +390,14 @@ impl Core {
         let mut leaving = Vec::with_capacity(units.len());
         for unit in units {
             let held = state.sessions.get(&id).and_then(|session| session.held.get(unit));
-            let Some(held) = held.filter(|held| !held.leaving && held.word != WORD_OWN_RANGE) else {
-                continue;
-            };
+            // One of the own range costs the session no word: it goes only if others want it.
+            let stays = |held: &Held| held.word == WORD_OWN_RANGE && !state.recalls.is_asked(id, *unit);
+            let Some(held) = held.filter(|held| !held.leaving && !stays(held)) else { continue };
             let version = held.version;
             // A session that asks for it from here on, this one too, waits until it is out.
             let effects = state.leases.step(self.now_ns(), Event::Leaving { session: id, unit: *unit });
             assert!(effects.is_empty(), "a lease that leaves gives nothing to anybody yet");
+            state.recalls.answered(id, *unit, version);
             state.revocations.push_back(Revocation { session: id, unit: *unit, version });
             leaving.push((*unit, version));
         }
@@ -520,6 +532,7 @@ impl State {
         let mut session = self.sessions.remove(&id).expect("looked up above");
         self.ranges.remove(&first);
         self.room.end(id);
+        self.recalls.end(id);
         // A process that was only shut out may come back for what it had.
         let unreferred = if session.returns && session.started.is_some() {
             self.locks.leave(id);

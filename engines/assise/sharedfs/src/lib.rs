@@ -35,6 +35,7 @@ mod locks;
 mod passes;
 mod programs;
 mod ready;
+mod recalls;
 mod references;
 mod register;
 mod replay;

@@ -3,6 +3,7 @@
 //! holds, bounded in what it makes us do.
 
 use crate::leases::Reason;
+use crate::recalls::Patience;
 use crate::state::Core;
 use ccnvm::SessionId;
 use format::call::{CallKind, Status};
@@ -22,6 +23,8 @@ pub(crate) struct Request<'a> {
     pub body: &'a [u8],
     /// How long the answer's body may be.
     pub room: usize,
+    /// Whether it waits for leases.
+    pub patience: Patience,
 }
 
 impl Core {
@@ -50,11 +53,11 @@ impl Core {
     }
 
     fn dispatch(&self, id: SessionId, kind: CallKind, request: Request<'_>) -> Result<Vec<u8>, Status> {
-        let Request { number, body, room, .. } = request;
+        let Request { number, body, room, patience, .. } = request;
         match kind {
-            CallKind::Walk => self.walk(id, body),
-            CallKind::Lease => self.lease(id, body),
-            CallKind::Open => self.open(id, body),
+            CallKind::Walk => self.walk(id, body, patience),
+            CallKind::Lease => self.lease(id, body, patience),
+            CallKind::Open => self.open(id, body, patience),
             CallKind::Close => self.close(id, body),
             CallKind::Entries => self.entries(id, body, room),
             CallKind::Extents => self.extents(id, body, room),
@@ -71,6 +74,7 @@ impl Core {
             CallKind::Share => self.share(id, number, body),
             CallKind::Release => self.release_call(id, body),
             CallKind::Pass => self.pass(id, body),
+            CallKind::Recalls => self.recalls_call(id, body),
             CallKind::RedeemLock => self.redeem_lock(id, body),
             CallKind::Lock
             | CallKind::Unlock
@@ -85,16 +89,19 @@ impl Core {
         let Some(shared) = self.state.lock().sessions.get(&id).map(|session| session.shared.clone()) else {
             return;
         };
+        let mut patience = Patience::Waits;
         loop {
             match shared.ring.next(None) {
                 Ok(taken) => {
-                    let kept = self.park_sync(id, &shared, taken);
-                    if let Some(taken) = kept.and_then(|taken| self.keep_question(id, &shared, taken)) {
-                        let room = shared.ring.body_room(&taken);
-                        let request = Request { number: taken.id, kind: taken.kind, body: &taken.body, room };
-                        let (status, body) = self.call(id, request);
-                        // Too large cannot be: the room was kept. A client that took its slot back gets nothing.
-                        let _ = shared.ring.respond(taken, status as u16, &body);
+                    if taken.kind == CallKind::Recalls as u16 {
+                        patience = Patience::Refuses;
+                    }
+                    let left = self.park_sync(id, &shared, taken);
+                    let left = left.and_then(|taken| self.keep_question(id, &shared, taken));
+                    let left = left.and_then(|taken| self.keep_recalls(id, &shared, taken));
+                    let waits = left.and_then(|taken| self.serve_one(id, &shared, taken, patience));
+                    if let Some(taken) = waits {
+                        self.serve_aside(id, &shared, taken);
                     }
                 }
                 Err(IpcError::Interrupted | IpcError::TimedOut) => {}

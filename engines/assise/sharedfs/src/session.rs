@@ -220,6 +220,11 @@ impl Session {
         self.trusted || self.knows(inode)
     }
 
+    /// Whether its user is root or the daemon's.
+    pub fn is_trusted(&self) -> bool {
+        self.trusted
+    }
+
     /// Whether it is of this process, of which it is known when it started, and of this user.
     pub fn is_of(&self, caller: &Caller, pid: u32, started: Option<u64>) -> bool {
         let user = (self.caller.uid, self.caller.gid) == (caller.uid, caller.gid);

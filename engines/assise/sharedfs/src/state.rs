@@ -13,6 +13,7 @@ use crate::heirs::Heirs;
 use crate::lock_questions::Questions;
 use crate::locks::{Bell, Locks};
 use crate::ready::ReadyLog;
+use crate::recalls::Recalls;
 use crate::references::References;
 use crate::register::Register;
 use crate::replay::copy::LocalCopy;
@@ -96,6 +97,8 @@ pub(crate) struct State {
     pub room: Room,
     pub numbers: Numbers,
     pub revocations: VecDeque<Revocation>,
+    /// What sessions are asked for that must answer.
+    pub recalls: Recalls,
     /// Requests for leases that were answered and not yet fetched.
     pub outcomes: BTreeMap<Ticket, Result<(), Status>>,
     pub next_ticket: u64,
@@ -229,6 +232,7 @@ impl State {
             room: Room::new(config.room_reserve),
             numbers: Numbers::of_life(life),
             revocations: VecDeque::new(),
+            recalls: Recalls::default(),
             outcomes: BTreeMap::new(),
             next_ticket: 1,
             wake_at: None,
@@ -345,7 +349,7 @@ impl State {
         assert!(effects.is_empty(), "what nobody knew of nobody waits for");
     }
 
-    /// Carries out what the table of leases decided, except for revocations, which are queued. There is room in the ledger
+    /// Carries out what the table of leases decided, except for revocations and recalls, which are queued. There is room in the ledger
     /// for it.
     pub fn absorb(&mut self, effects: Vec<Effect>) -> Result<(), Error> {
         for effect in effects {
@@ -362,7 +366,11 @@ impl State {
                 Effect::Revoke { session, unit, version } => {
                     self.revocations.push_back(Revocation { session, unit, version });
                 }
-                Effect::End { session, unit, version } => self.end_lease(session, unit, version)?,
+                Effect::Recall { session, unit, version } => self.recalls.ask(session, unit, version),
+                Effect::End { session, unit, version } => {
+                    self.recalls.answered(session, unit, version);
+                    self.end_lease(session, unit, version)?;
+                }
                 Effect::WakeAt(at) => {
                     self.wake_at = Some(self.wake_at.map_or(at, |other| other.min(at)));
                 }

@@ -6,6 +6,7 @@
 
 use crate::flips::Entries;
 use crate::passes::Token;
+use crate::recalls::Patience;
 use crate::references::Rights;
 use crate::replay::authorize::attributes;
 use crate::session::Known;
@@ -102,9 +103,9 @@ impl Core {
     }
 
     /// Gets a lease and says what is held with it.
-    fn hold(&self, id: SessionId, want: Want, slot: u16) -> Result<NodeReply, Status> {
+    fn hold(&self, id: SessionId, want: Want, slot: u16, patience: Patience) -> Result<NodeReply, Status> {
         for tries in 0..TRIES_MAX {
-            self.acquire(id, &[want])?;
+            self.acquire(id, &[want], patience)?;
             match self.with_own_records(id, |state| state.reply(id, want.unit, slot)) {
                 // It was taken away again before it could be told.
                 Err(Status::WouldBlock) => self.let_others(tries),
@@ -115,7 +116,7 @@ impl Core {
     }
 
     /// [`format::call::CallKind::Walk`].
-    pub fn walk(&self, id: SessionId, body: &[u8]) -> Result<Vec<u8>, Status> {
+    pub fn walk(&self, id: SessionId, body: &[u8], patience: Patience) -> Result<Vec<u8>, Status> {
         let (request, rest) = split::<WalkRequest>(body).map_err(|_| Status::Invalid)?;
         let steps = steps(rest, request.names.get().into())?;
         let (last, parent) = (mode_of(request.last_mode)?, mode_of(request.parent_mode)?);
@@ -127,11 +128,12 @@ impl Core {
         if !self.state.lock().live(id)?.may_use(request.start) {
             return Err(Status::Invalid);
         }
-        let mut replies = vec![self.hold(id, Want { unit: request.start, mode: mode(0) }, 0)?];
+        let mut replies = vec![self.hold(id, Want { unit: request.start, mode: mode(0) }, 0, patience)?];
         let (mut stopped, mut same_hash) = (Status::Ok, 0);
         for (index, step) in steps.iter().enumerate() {
             let at = replies.last().expect("the start is there").inode;
-            match self.step(id, Want { unit: at, mode: mode(index) }, *step, mode(index + 1)) {
+            let from = Want { unit: at, mode: mode(index) };
+            match self.step(id, from, *step, mode(index + 1), patience) {
                 Ok(Ok((reply, file_type))) => {
                     replies.push(reply);
                     if file_type == FileType::Symlink && index + 1 < steps.len() {
@@ -203,15 +205,16 @@ impl Core {
         from: Want,
         to: StepTo<'_>,
         mode: Mode,
+        patience: Patience,
     ) -> Result<Result<(NodeReply, FileType), u32>, Status> {
         for tries in 0..TRIES_MAX {
-            self.acquire(id, &[from])?;
+            self.acquire(id, &[from], patience)?;
             let found = self.with_own_records(id, |state| state.look(id, from.unit, to))?;
             let (child, file_type, slot) = match found {
                 Stepped::To(child, file_type, slot) => (child, file_type, slot),
                 Stepped::Absent(same_hash) => return Ok(Err(same_hash)),
             };
-            match self.hold(id, Want { unit: child, mode }, slot) {
+            match self.hold(id, Want { unit: child, mode }, slot, patience) {
                 Ok(reply) => return Ok(Ok((reply, file_type))),
                 // Another name may stand for something else by now: the name itself is looked up again.
                 Err(Status::NotFound) => self.let_others(tries),
@@ -222,7 +225,7 @@ impl Core {
     }
 
     /// [`format::call::CallKind::Lease`].
-    pub fn lease(&self, id: SessionId, body: &[u8]) -> Result<Vec<u8>, Status> {
+    pub fn lease(&self, id: SessionId, body: &[u8], patience: Patience) -> Result<Vec<u8>, Status> {
         let (request, rest) = split::<LeaseRequest>(body).map_err(|_| Status::Invalid)?;
         let count = usize::try_from(request.count.get()).map_err(|_| Status::Invalid)?;
         if count == 0 || count > LEASE_UNITS_MAX || rest.len() != count * size_of::<LeaseUnit>() {
@@ -242,7 +245,7 @@ impl Core {
             }
         }
         for tries in 0..TRIES_MAX {
-            self.acquire(id, &wants)?;
+            self.acquire(id, &wants, patience)?;
             let replies = self.with_own_records(id, |state| {
                 wants.iter().map(|want| state.reply(id, want.unit, 0)).collect::<Result<Vec<_>, _>>()
             });
@@ -256,7 +259,7 @@ impl Core {
     }
 
     /// [`format::call::CallKind::Open`].
-    pub fn open(&self, id: SessionId, body: &[u8]) -> Result<Vec<u8>, Status> {
+    pub fn open(&self, id: SessionId, body: &[u8], patience: Patience) -> Result<Vec<u8>, Status> {
         let (request, rest) = split::<OpenRequest>(body).map_err(|_| Status::Invalid)?;
         let token = match rest.len() {
             0 => None,
@@ -268,7 +271,7 @@ impl Core {
             return Err(Status::Invalid);
         }
         for tries in 0..TRIES_MAX {
-            self.acquire(id, &[Want { unit: inode, mode }])?;
+            self.acquire(id, &[Want { unit: inode, mode }], patience)?;
             let replied = self.with_own_records(id, |state| {
                 match &token {
                     Some(token) => state.check_pass(id, inode, request.access, token)?,

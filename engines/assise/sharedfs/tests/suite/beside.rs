@@ -17,10 +17,10 @@ use zerocopy::IntoBytes;
 use zerocopy::little_endian::U32;
 
 /// Longer than anything here takes that is not held up.
-const LONG: Duration = Duration::from_secs(20);
+pub const LONG: Duration = Duration::from_secs(20);
 
 /// Does something in a thread of its own; the result comes when it is done.
-fn beside<T: Send + 'static>(act: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {
+pub fn beside<T: Send + 'static>(act: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {
     let (done, result) = channel();
     // A test that does not wait for it any more has failed already.
     SystemHost.spawn("beside", Box::new(move || drop(done.send(act())))).unwrap();
@@ -144,13 +144,13 @@ impl Link for Up {
 }
 
 /// A client whose ring is served, for calls from several threads.
-struct Served {
-    client: Client,
+pub struct Served {
+    pub client: Client,
     ring: Arc<RingClient>,
 }
 
 impl Served {
-    fn new(daemon: &Arc<Daemon>, pid: u32) -> Self {
+    pub fn new(daemon: &Arc<Daemon>, pid: u32) -> Self {
         let client = Client::attach_as(daemon, user(0), pid);
         daemon.serve(client.session).unwrap();
         let (memory, limits) = (client.attached.ring.clone(), client.attached.ring_limits);
@@ -158,16 +158,16 @@ impl Served {
         Self { client, ring: Arc::new(ring) }
     }
 
-    fn call(&self, kind: CallKind, body: &[u8]) -> Receiver<(Status, Vec<u8>)> {
+    pub fn call(&self, kind: CallKind, body: &[u8]) -> Receiver<(Status, Vec<u8>)> {
         let (ring, body) = (self.ring.clone(), body.to_vec());
         beside(move || {
-            let call = Call { id: 1, kind: kind as u16, body: &body, response_bytes_max: 64 };
+            let call = Call { id: 1, kind: kind as u16, body: &body, response_bytes_max: 256 };
             let response = ring.call(&call, Some(SystemHost.now().after(LONG))).unwrap();
             (Status::from_raw(response.status), response.body)
         })
     }
 
-    fn called(&self, kind: CallKind, body: &[u8]) -> (Status, Vec<u8>) {
+    pub fn called(&self, kind: CallKind, body: &[u8]) -> (Status, Vec<u8>) {
         self.call(kind, body).recv_timeout(LONG).expect("nothing holds it up")
     }
 }

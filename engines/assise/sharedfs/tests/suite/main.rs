@@ -25,6 +25,7 @@ mod pair;
 mod pair_threads;
 mod passes;
 mod ready;
+mod recalls;
 mod rounds;
 mod rules;
 mod second_copy;

@@ -1,0 +1,154 @@
+//! Sessions that are asked for their leases, and answer, or do not.
+
+use crate::beside::{LONG, Served, beside};
+use crate::client::{Client, FILE, ROOT, new_pool, tiny, user};
+use crate::door::eventually;
+use format::InodeNumber;
+use format::call::{CallKind, LEASE_WRITE, LeaseRequest, LeaseUnit, RecallsRequest, Status};
+use ipc::ring::RingLimits;
+use ipc::{Host, SystemHost, Word};
+use pmem::Recorder;
+use sharedfs::{Config, Daemon};
+use std::sync::Arc;
+use std::time::Duration;
+use zerocopy::IntoBytes;
+
+/// A daemon that runs, with room for calls that wait, which ends sessions that give no sign for so long.
+fn daemon(recall_patience: Duration) -> Arc<Daemon> {
+    let recorder = Recorder::new();
+    new_pool(&recorder.medium());
+    let ring = RingLimits { slots: 8, ..tiny().ring };
+    let config = Config { recall_patience, ring, ..tiny() };
+    let (daemon, _) = Daemon::open(Arc::new(SystemHost), &recorder.medium(), config).unwrap();
+    let daemon = Arc::new(daemon);
+    daemon.start().unwrap();
+    daemon
+}
+
+fn question(wait: u32) -> Vec<u8> {
+    RecallsRequest { wait: wait.into(), reserved: 0.into() }.as_bytes().to_vec()
+}
+
+/// Lets time go by.
+fn pause(span: Duration) {
+    SystemHost.wait(&Word::new(0), 0, Some(SystemHost.now().after(span)));
+}
+
+/// A session of root that has said that it must answer.
+fn answering(daemon: &Arc<Daemon>, pid: u32) -> Served {
+    let served = Served::new(daemon, pid);
+    assert_eq!(served.called(CallKind::Recalls, &question(0)), (Status::Ok, Vec::new()));
+    served
+}
+
+fn units(body: &[u8]) -> Vec<InodeNumber> {
+    body.as_chunks::<8>().0.iter().map(|bytes| InodeNumber::new(u64::from_le_bytes(*bytes))).collect()
+}
+
+fn wants(inode: InodeNumber) -> Vec<u8> {
+    let head = LeaseRequest { count: 1.into(), reserved: 0.into() };
+    let unit = LeaseUnit { inode, mode: LEASE_WRITE, reserved: [0; 7] };
+    [head.as_bytes(), unit.as_bytes()].concat()
+}
+
+/// A directory's file, made by a program that has ended.
+fn file_of_another(daemon: &Arc<Daemon>) -> InodeNumber {
+    let mut maker = Client::attach_as(daemon, user(0), 9);
+    maker.write_lease(ROOT);
+    let (file, _) = maker.create(ROOT, b"file", FILE | 0o644);
+    maker.digest(true).unwrap();
+    daemon.end(maker.session);
+    file
+}
+
+#[test]
+fn a_session_that_must_answer_holds_its_lease_until_it_gives_it_back() {
+    let daemon = daemon(LONG);
+    let file = file_of_another(&daemon);
+    let (mount, other) = (answering(&daemon, 1), Client::attach_as(&daemon, user(0), 2));
+    let told = mount.call(CallKind::Recalls, &question(1));
+    mount.client.walk("file").unwrap();
+    let held = mount.client.write_lease(file);
+    let waits = beside(move || other.write_lease(file).inode);
+    assert_eq!(told.recv_timeout(LONG).unwrap(), (Status::Ok, file.get().to_le_bytes().to_vec()));
+    // It goes on under the lease, and nothing is asked twice.
+    let again = mount.call(CallKind::Recalls, &question(1));
+    pause(Duration::from_millis(30));
+    assert!(mount.client.still_holds(&held) && waits.try_recv().is_err() && again.try_recv().is_err());
+    assert_eq!(mount.called(CallKind::Release, file.as_bytes()).0, Status::Ok);
+    assert!(!mount.client.still_holds(&held));
+    assert_eq!(waits.recv_timeout(LONG).unwrap(), file);
+    // A question without patience lets the other one go.
+    assert_eq!(units(&mount.called(CallKind::Recalls, &question(0)).1), []);
+    assert_eq!(again.recv_timeout(LONG).unwrap(), (Status::Ok, Vec::new()));
+    daemon.stop();
+}
+
+#[test]
+fn an_inode_of_the_own_range_is_asked_for_too() {
+    let daemon = daemon(LONG);
+    let mut mount = answering(&daemon, 1);
+    let told = mount.call(CallKind::Recalls, &question(1));
+    mount.client.write_lease(ROOT);
+    let (file, _) = mount.client.create(ROOT, b"file", FILE | 0o644);
+    mount.client.digest(true).unwrap();
+    let other = Client::attach_as(&daemon, user(0), 2);
+    let waits = beside(move || other.write_lease(file).inode);
+    assert_eq!(units(&told.recv_timeout(LONG).unwrap().1), [file]);
+    // What nobody asked for stays.
+    assert_eq!(mount.called(CallKind::Release, file.as_bytes()).0, Status::Ok);
+    assert_eq!(waits.recv_timeout(LONG).unwrap(), file);
+    daemon.stop();
+}
+
+/// Two that must answer, each holding what the other waits for: their answers are not behind their own requests.
+#[test]
+fn a_session_answers_while_its_own_request_waits() {
+    let daemon = daemon(LONG);
+    let file = file_of_another(&daemon);
+    let (one, two) = (answering(&daemon, 1), answering(&daemon, 2));
+    let told = [&one, &two].map(|mount| mount.call(CallKind::Recalls, &question(1)));
+    one.client.write_lease(file);
+    let two_s = two.client.write_lease(ROOT);
+    let waiting = [one.call(CallKind::Lease, &wants(ROOT)), two.call(CallKind::Lease, &wants(file))];
+    let [first, second] = told;
+    assert_eq!(units(&first.recv_timeout(LONG).unwrap().1), [file]);
+    assert_eq!(units(&second.recv_timeout(LONG).unwrap().1), [ROOT]);
+    assert!(two.client.still_holds(&two_s));
+    assert_eq!(one.called(CallKind::Release, file.as_bytes()).0, Status::Ok);
+    assert_eq!(two.called(CallKind::Release, ROOT.as_bytes()).0, Status::Ok);
+    for granted in waiting {
+        assert_eq!(granted.recv_timeout(LONG).unwrap().0, Status::Ok);
+    }
+    daemon.stop();
+}
+
+#[test]
+fn one_that_gives_no_sign_is_ended() {
+    let daemon = daemon(Duration::from_millis(300));
+    let mut mount = answering(&daemon, 1);
+    mount.client.write_lease(ROOT);
+    let other = Client::attach_as(&daemon, user(0), 2);
+    let waits = beside(move || other.write_lease(ROOT));
+    // Records in its log are signs.
+    for number in 0..10u8 {
+        pause(Duration::from_millis(60));
+        mount.client.create(ROOT, &[b'a' + number], FILE | 0o644);
+        assert!(waits.try_recv().is_err(), "it is about it");
+    }
+    assert_eq!(waits.recv_timeout(LONG).unwrap().inode, ROOT);
+    let ejections = daemon.ejections();
+    assert_eq!(ejections.iter().map(|ended| ended.reason.as_str()).collect::<Vec<_>>(), ["Silent"]);
+    eventually("its log is digested", || daemon.sessions().len() == 1);
+    daemon.stop();
+}
+
+#[test]
+fn only_root_and_the_daemons_user_may_keep_others_waiting() {
+    let daemon = daemon(LONG);
+    let stranger = Client::attach(&daemon, user(7));
+    assert_eq!(stranger.call(CallKind::Recalls, &[&question(0)]), Err(Status::Access));
+    let root = Client::attach(&daemon, user(0));
+    assert_eq!(root.call(CallKind::Recalls, &[&question(0)]), Ok(Vec::new()));
+    assert_eq!(root.call(CallKind::Recalls, &[b"short"]), Err(Status::Invalid));
+}
