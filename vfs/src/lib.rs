@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod access;
+pub mod cache_leases;
 mod changes;
 pub mod conformance;
 pub mod copy;
@@ -20,6 +21,7 @@ pub mod table;
 pub mod vfs;
 
 pub use access::Caller;
+pub use cache_leases::{CacheLeases, LeaseMode, Recalled};
 pub use engine::Engine;
 pub use error::Error;
 pub use file::File;

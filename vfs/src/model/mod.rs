@@ -297,11 +297,13 @@ impl TreeState {
         now: i64,
     ) -> Result<Written> {
         let number = self.writable(handle)?;
+        let size = self.attributes(number).size;
         let start = match at {
-            At::Offset(offset) => offset,
-            At::End => self.attributes(number).size,
+            At::Offset(offset) | At::Within(offset) => offset,
+            At::End => size,
         };
-        let asked: u64 = from.iter().map(|slice| slice.len() as u64).sum();
+        let all: u64 = from.iter().map(|slice| slice.len() as u64).sum();
+        let asked = if let At::Within(_) = at { all.min(size.saturating_sub(start)) } else { all };
         if asked == 0 {
             return Ok(Written { bytes: 0, end: start });
         }

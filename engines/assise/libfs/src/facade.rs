@@ -20,7 +20,7 @@ use vfs::engine::{
     LockOwner, Locked, New, Removal, RenameMode, SetXattr, Space, Step as WalkStep, Sync, Target, Ticket,
     Written,
 };
-use vfs::{Caller, Error, engine::Result};
+use vfs::{CacheLeases, Caller, Error, engine::Result};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U32;
 
@@ -193,7 +193,7 @@ impl Engine for LibFs {
         let mut written = self.run(|state| state.write(caller, handle, at, from, 0))?;
         // What is longer than a record can be goes on as a row of writes, each whole.
         while written.bytes < all {
-            let at = At::Offset(written.end);
+            let at = if let At::Within(_) = at { At::Within(written.end) } else { At::Offset(written.end) };
             match self.run(|state| state.write(caller, handle, at, from, written.bytes)) {
                 Ok(more) if more.bytes > 0 => {
                     written = Written { bytes: written.bytes + more.bytes, end: more.end };
@@ -337,6 +337,10 @@ impl Engine for LibFs {
 
     fn release(&self, owner: LockOwner, node: Option<InodeNumber>) {
         self.release_locks(owner, node);
+    }
+
+    fn cache_leases(&self) -> Option<&dyn CacheLeases> {
+        Some(self)
     }
 }
 

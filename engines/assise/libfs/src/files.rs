@@ -170,7 +170,8 @@ impl State {
             }
             let node = self.nodes.get(index);
             let is_kept_elsewhere = node.referenced || node.orphaned || node.nameless;
-            let kept = node.opens > 0 || node.dirty || is_kept_elsewhere || node.inode == InodeNumber::ROOT;
+            let is_used = node.opens > 0 || node.dirty || node.held_outside;
+            let kept = is_used || is_kept_elsewhere || node.inode == InodeNumber::ROOT;
             if kept || self.give_back.iter().any(|(_, inode)| *inode == node.inode) {
                 continue;
             }

@@ -13,7 +13,7 @@ use crate::state::State;
 use format::InodeNumber;
 use format::call::{AHEAD_MAX, CallKind, LEASE_UNITS_MAX, RELEASE_UNITS_MAX, WALK_NAMES_MAX};
 use format::session::WORD_OWN_RANGE;
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use zerocopy::IntoBytes;
 
 /// Words that stay free for what one call may bring: a walk, and a lease request of another thread.
@@ -54,7 +54,7 @@ impl LeaseCount {
 
 impl State {
     /// Leases that the session may hold before some go back.
-    fn words_max(&self) -> usize {
+    pub(crate) fn words_max(&self) -> usize {
         let words = self.session.as_ref().map_or(0, |session| session.welcome.lease_words.get() as usize);
         words - SPARE.min(words / 2)
     }
@@ -98,6 +98,8 @@ impl State {
             self.choose(wanted, &mut given_back);
         }
         self.leases.at_most = self.leases.at_most.saturating_sub(given_back.len());
+        // Not held for a cache outside until they are back.
+        self.giving_back.extend(&given_back);
         let short = given_back.len() < wanted;
         (given_back, short)
     }
@@ -135,6 +137,10 @@ impl State {
             if node.lease.is_none() {
                 continue;
             }
+            if node.held_outside {
+                self.leases.held.push_back((index, inode));
+                continue;
+            }
             let clean = !node.dirty && node.last <= purged;
             let recent = clean && std::mem::take(&mut node.recent);
             if clean && !recent && !node.in_use() {
@@ -161,19 +167,25 @@ impl LibFs {
     #[cold]
     pub(crate) fn make_lease_room(&self, refused: bool) -> vfs::engine::Result<bool> {
         let (mut given_back, short) = self.state().give_leases_back(refused);
+        let mut digested = Ok(());
         if short {
             // Too many inodes have records that are not digested.
             let last = self.state().session.as_ref().map(|session| session.last());
-            if let Some(last) = last {
-                self.get_digested(last)?;
-            }
+            digested = last.map_or(Ok(()), |last| self.get_digested(last));
             let (more, _) = self.state().give_leases_back(refused);
             given_back.extend(more);
         }
-        for units in given_back.chunks(RELEASE_UNITS_MAX) {
-            self.release_call(units)?;
-        }
-        Ok(!given_back.is_empty())
+        self.release_all(&given_back)?;
+        digested.map(|()| !given_back.is_empty())
+    }
+
+    /// Gives back leases that stand in the list of those on their way.
+    pub(crate) fn release_all(&self, units: &[InodeNumber]) -> vfs::engine::Result<()> {
+        let released = units.chunks(RELEASE_UNITS_MAX).try_for_each(|units| self.release_call(units));
+        let back: BTreeSet<InodeNumber> = units.iter().copied().collect();
+        self.state().giving_back.retain(|inode| !back.contains(inode));
+        self.turn();
+        released
     }
 
     /// Gives leases back, at most [`RELEASE_UNITS_MAX`].

@@ -28,6 +28,7 @@ mod lookup;
 mod names;
 mod need;
 mod nodes;
+mod outside;
 mod overlay;
 mod read;
 mod records;

@@ -43,6 +43,8 @@ pub(crate) struct Node {
     pub lease: Option<Held>,
     /// An attempt relied on the lease since the last search for leases to give back.
     pub recent: bool,
+    /// The lease is held for a cache outside: it goes back when that has nothing of the inode any more.
+    pub held_outside: bool,
     /// It was met in the present count of leases.
     pub counted: bool,
     pub body: Body,
@@ -83,6 +85,7 @@ impl Node {
             item: InodeItem::default(),
             lease: None,
             recent: false,
+            held_outside: false,
             counted: false,
             body: Body::Unknown,
             changed: Sequence::new(0),

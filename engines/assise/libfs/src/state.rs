@@ -12,6 +12,7 @@ use crate::files::OpenFile;
 use crate::lease_cache::LeaseCount;
 use crate::need::{Need, Step, Stop};
 use crate::nodes::{Mix, NodeIndex, Nodes};
+use crate::outside::Outside;
 use crate::overlay::Pool;
 use crate::records::Header;
 use crate::session::{Attachment, Link};
@@ -179,6 +180,8 @@ pub(crate) struct State {
     pub give_back: Vec<(Sequence, InodeNumber)>,
     /// What is being given back right now.
     pub giving_back: Vec<InodeNumber>,
+    /// Leases that are held for a cache outside.
+    pub outside: Outside,
     /// Where the next search for nodes that are not in use begins.
     pub hand: usize,
     /// With so many nodes the next search is worth it.
@@ -218,6 +221,7 @@ impl State {
             dirty: VecDeque::new(),
             give_back: Vec::new(),
             giving_back: Vec::new(),
+            outside: Outside::default(),
             hand: 0,
             trim_above: 0,
             used: Vec::new(),
@@ -434,6 +438,7 @@ impl State {
             self.former = session.welcome.session.get();
             self.last = Some((session.words, session.link));
         }
+        self.outside.end_session();
         self.era += 1;
         for index in self.nodes.indices() {
             let node = self.nodes.get_mut(index);
@@ -441,6 +446,7 @@ impl State {
             node.dirty = false;
             node.last = Sequence::new(0);
             node.open_place = None;
+            node.held_outside = false;
         }
         self.dirty.clear();
         // Whatever is waited for is digested when the next session begins.

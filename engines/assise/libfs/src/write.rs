@@ -45,11 +45,13 @@ impl State {
         self.acts_as(caller)?;
         let index = self.writable(handle)?;
         self.hold(index, LEASE_WRITE)?;
+        let size = self.nodes.get(index).item.size.get();
         let start = match at {
-            At::Offset(offset) => offset,
-            At::End => self.nodes.get(index).item.size.get(),
+            At::Offset(offset) | At::Within(offset) => offset,
+            At::End => size,
         };
-        let asked = (bytes_of(from) - skip) as u64;
+        let left = (bytes_of(from) - skip) as u64;
+        let asked = if let At::Within(_) = at { left.min(size.saturating_sub(start)) } else { left };
         if asked == 0 {
             return Ok(Written { bytes: 0, end: start });
         }

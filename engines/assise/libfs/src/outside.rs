@@ -1,0 +1,163 @@
+//! Leases that are held for a cache outside of the engine, as [`vfs::CacheLeases`] has it: SharedFS takes none of this
+//! session's leases from it, but asks for them, and the cache's keeper gives them back.
+//!
+//! Guarantees: a lease that is held outside is not among those that go back because there are too many, nor is its inode
+//! forgotten; it ends by [`CacheLeases::give_back`], or with the session, which [`Recalled::Lost`] tells. A lease that is on
+//! its way back is not held outside before it is back.
+
+use crate::engine::LibFs;
+use crate::need::{Need, Step};
+use crate::state::State;
+use format::InodeNumber;
+use format::call::{CallKind, LEASE_READ, LEASE_WRITE, RECALLS_MAX, RecallsRequest, Status};
+use ipc::Word;
+use std::time::Duration;
+use vfs::engine::Result;
+use vfs::{CacheLeases, LeaseMode, Recalled};
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::U32;
+
+/// Pause before a daemon that cannot be reached is tried again.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// What is known of leases held outside.
+#[derive(Debug, Default)]
+pub(crate) struct Outside {
+    /// SharedFS knows that this session answers.
+    answers: bool,
+    /// A session ended that answered, and nobody was told.
+    lost: bool,
+    /// Nobody waits any more.
+    ended: bool,
+}
+
+impl Outside {
+    /// The session ended.
+    pub fn end_session(&mut self) {
+        self.lost |= std::mem::take(&mut self.answers);
+    }
+}
+
+impl State {
+    /// False if SharedFS has to be told first that this session answers.
+    fn hold_outside(&mut self, inode: InodeNumber, mode: LeaseMode) -> Step<bool> {
+        let index = self.pinned(inode)?;
+        if self.is_given_back(inode) {
+            return Err(Need::GivenBack(inode).into());
+        }
+        self.hold(index, raw(mode))?;
+        if !self.outside.answers {
+            return Ok(false);
+        }
+        self.nodes.get_mut(index).held_outside = true;
+        Ok(true)
+    }
+}
+
+fn raw(mode: LeaseMode) -> u8 {
+    match mode {
+        LeaseMode::Read => LEASE_READ,
+        LeaseMode::Write => LEASE_WRITE,
+    }
+}
+
+impl LibFs {
+    /// One question after leases that others want; `None` if the session ended over it.
+    fn ask_for_recalls(&self, wait: bool) -> Result<Option<Vec<InodeNumber>>> {
+        let line = self.line()?;
+        let request = RecallsRequest { wait: U32::new(wait.into()), reserved: U32::new(0) };
+        let mut response = Vec::new();
+        match self.call(&line, CallKind::Recalls, &[request.as_bytes()], &mut response)? {
+            Status::Ok => {}
+            Status::Sealed => return Ok(None),
+            refused => return Err(crate::calls::error_of(refused)),
+        }
+        let mut state = self.state();
+        if state.era != line.era || state.session.is_none() {
+            return Ok(None);
+        }
+        state.outside.answers = true;
+        drop(state);
+        let (whole, _) = response.as_chunks::<8>();
+        Ok(Some(whole.iter().map(|bytes| InodeNumber::new(u64::from_le_bytes(*bytes))).collect()))
+    }
+}
+
+impl CacheLeases for LibFs {
+    fn hold(&self, node: InodeNumber, mode: LeaseMode) -> Result<()> {
+        for _ in 0..self.limits.attempts {
+            if self.run(|state| state.hold_outside(node, mode))? {
+                return Ok(());
+            }
+            self.ask_for_recalls(false)?;
+        }
+        Err(vfs::Error::Io)
+    }
+
+    fn hold_at_once(&self, node: InodeNumber, mode: LeaseMode) -> bool {
+        let mut state = self.state();
+        state.begin();
+        matches!(state.hold_outside(node, mode), Ok(true))
+    }
+
+    fn give_back(&self, nodes: &[InodeNumber]) {
+        {
+            let mut state = self.state();
+            for inode in nodes {
+                if let Some(index) = state.nodes.find(*inode) {
+                    state.nodes.get_mut(index).held_outside = false;
+                }
+            }
+            state.giving_back.extend(nodes);
+        }
+        for units in nodes.chunks(RECALLS_MAX) {
+            // A lease that did not go back ended with its session.
+            let _ = self.release_all(units);
+        }
+    }
+
+    fn leave(&self, node: InodeNumber) {
+        let mut state = self.state();
+        if let Some(index) = state.nodes.find(node) {
+            state.nodes.get_mut(index).held_outside = false;
+        }
+    }
+
+    fn held_max(&self) -> usize {
+        self.state().words_max() / 4 * 3
+    }
+
+    fn recalls(&self) -> Recalled {
+        loop {
+            let answers = {
+                let mut state = self.state();
+                if state.outside.ended {
+                    return Recalled::Ended;
+                }
+                if std::mem::take(&mut state.outside.lost) {
+                    return Recalled::Lost;
+                }
+                state.outside.answers
+            };
+            match self.ask_for_recalls(answers) {
+                Ok(Some(units)) if !units.is_empty() => return Recalled::Units(units),
+                Ok(_) => {}
+                Err(_) => {
+                    self.host.wait(&Word::new(0), 0, Some(self.host.now().after(PAUSE)));
+                }
+            }
+        }
+    }
+
+    fn end_recalls(&self) {
+        let line = {
+            let mut state = self.state();
+            state.outside.ended = true;
+            state.session.is_some()
+        };
+        if line {
+            // A session that ended has let the wait go.
+            let _ = self.ask_for_recalls(false);
+        }
+    }
+}
