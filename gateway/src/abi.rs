@@ -10,9 +10,12 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// Major version of the protocol.
 pub(crate) const MAJOR: u32 = 7;
 /// The newest minor version that is spoken here.
-pub(crate) const MINOR: u32 = 40;
+pub(crate) const MINOR: u32 = 45;
 /// The oldest: longer start-up messages, and what is used of newer fields.
 pub(crate) const MINOR_MIN: u32 = 31;
+/// From this one on names can be made old all at once, and shared maps have no copies on their way (Linux 6.16): what the
+/// kernel keeps can be taken from it.
+pub(crate) const MINOR_CACHED: u32 = 44;
 
 /// What a message asks for; only those that are served.
 pub(crate) mod opcode {
@@ -81,6 +84,10 @@ pub(crate) mod init {
     pub(crate) const HANDLE_KILLPRIV: u64 = 1 << 19;
     /// The reply says how many pages a message may have.
     pub(crate) const MAX_PAGES: u64 = 1 << 22;
+    /// A changed size is no reason to drop pages: they are dropped when we say so.
+    pub(crate) const EXPLICIT_INVALIDATE_DATA: u64 = 1 << 25;
+    /// Set-id bits and capabilities are cleared here, so that the kernel looks for none before each write.
+    pub(crate) const HANDLE_KILLPRIV_V2: u64 = 1 << 28;
     /// There is a second word of flags.
     pub(crate) const EXTENDED: u64 = 1 << 30;
     /// Files opened for direct IO can be mapped, shared too.
@@ -103,6 +110,8 @@ pub(crate) mod fattr {
 
 /// [`OpenOut::flags`]: reads and writes go around the page cache.
 pub(crate) const OPEN_DIRECT_IO: u32 = 1 << 0;
+/// The same: pages that are there already are good.
+pub(crate) const OPEN_KEEP_CACHE: u32 = 1 << 1;
 /// [`WriteIn::write_flags`]: pages of a mapping, with the offset that they have.
 pub(crate) const WRITE_FROM_CACHE: u32 = 1 << 0;
 /// [`FsyncIn::flags`]: `fdatasync`.
@@ -111,6 +120,13 @@ pub(crate) const FSYNC_DATA: u32 = 1 << 0;
 pub(crate) const LOCK_FLOCK: u32 = 1 << 0;
 /// In the flags of `open`: it is opened to be executed. The kernel's own, in no header.
 pub(crate) const OPEN_TO_EXECUTE: u32 = 0x20;
+
+/// Codes of what is told to the kernel unasked.
+pub(crate) mod notice {
+    pub(crate) const INVALIDATE_INODE: u32 = 2;
+    pub(crate) const STORE: u32 = 4;
+    pub(crate) const RAISE_EPOCH: u32 = 8;
+}
 
 /// Begins every message to us.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -184,8 +200,8 @@ pub(crate) struct Attr {
     pub(crate) flags: u32,
 }
 
-/// The times for which the kernel may keep an answer are zero and stay zero: both doors see each other's changes
-/// at once.
+/// The times for which the kernel may keep an answer are zero but for what it is told under a lease (see
+/// [`crate::units`]).
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(crate) struct EntryOut {
@@ -423,6 +439,26 @@ pub(crate) struct FileLock {
 
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
+pub(crate) struct InvalidateInodeOut {
+    pub(crate) node: u64,
+    /// Below zero: attributes only.
+    pub(crate) offset: i64,
+    /// Zero: to the end.
+    pub(crate) bytes: i64,
+}
+
+/// Bytes follow.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(crate) struct StoreOut {
+    pub(crate) node: u64,
+    pub(crate) offset: u64,
+    pub(crate) bytes: u32,
+    pub(crate) unused: u32,
+}
+
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
 pub(crate) struct AccessIn {
     pub(crate) mask: u32,
     pub(crate) unused: u32,
@@ -491,6 +527,7 @@ const _: () = {
     assert!(size_of::<ReadIn>() == 40 && size_of::<WriteIn>() == 40 && size_of::<LockIn>() == 48);
     assert!(size_of::<StatfsOut>() == 80 && size_of::<FallocateIn>() == 32 && size_of::<Dirent>() == 24);
     assert!(size_of::<CopyFileRangeIn>() == 56);
+    assert!(size_of::<InvalidateInodeOut>() == 24 && size_of::<StoreOut>() == 24);
 };
 
 /// What follows the header of a message, taken from the front.
@@ -536,64 +573,5 @@ impl<'a> Body<'a> {
         let (bytes, rest) = self.0.split_at_checked(count as usize).ok_or(Error::Invalid)?;
         self.0 = rest;
         Ok(bytes)
-    }
-}
-
-/// An answer in the making. Its memory is used again and again.
-pub(crate) struct Reply {
-    buffer: Vec<u8>,
-    used: usize,
-}
-
-const HEADER_BYTES: usize = size_of::<OutHeader>();
-
-impl Reply {
-    /// With room for so many bytes beside the header.
-    pub(crate) fn new(bytes_max: usize) -> Self {
-        Self { buffer: vec![0; HEADER_BYTES + bytes_max], used: HEADER_BYTES }
-    }
-
-    /// Empty.
-    pub(crate) fn clear(&mut self) {
-        self.used = HEADER_BYTES;
-    }
-
-    /// Puts bytes behind what there is.
-    pub(crate) fn put_bytes(&mut self, bytes: &[u8]) {
-        self.buffer[self.used..self.used + bytes.len()].copy_from_slice(bytes);
-        self.used += bytes.len();
-    }
-
-    /// Puts fields behind what there is.
-    pub(crate) fn put<T: IntoBytes + Immutable>(&mut self, value: &T) {
-        self.put_bytes(value.as_bytes());
-    }
-
-    /// Bytes to be filled in place; what counts of them is put by [`Self::extend`].
-    pub(crate) fn spare(&mut self, bytes: usize) -> &mut [u8] {
-        let end = self.buffer.len().min(self.used + bytes);
-        &mut self.buffer[self.used..end]
-    }
-
-    /// Bytes filled in place.
-    pub(crate) fn extend(&mut self, bytes: usize) {
-        self.used += bytes;
-        assert!(self.used <= self.buffer.len(), "only what was spare is filled");
-    }
-
-    /// Bytes beside the header.
-    pub(crate) fn bytes(&self) -> usize {
-        self.used - HEADER_BYTES
-    }
-
-    /// The whole message: an answer, or in its place an error.
-    pub(crate) fn finish(&mut self, unique: u64, result: Result<(), i32>) -> &[u8] {
-        if result.is_err() {
-            self.clear();
-        }
-        let error = result.err().map_or(0, |errno| -errno);
-        let header = OutHeader { bytes: self.used as u32, error, unique };
-        self.buffer[..HEADER_BYTES].copy_from_slice(header.as_bytes());
-        &self.buffer[..self.used]
     }
 }

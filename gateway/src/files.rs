@@ -17,6 +17,8 @@ pub(crate) struct OpenFile {
     pub(crate) handle: Handle,
     pub(crate) inode: InodeNumber,
     pub(crate) opener: Caller,
+    /// It is counted among those that may write.
+    pub(crate) is_writer: bool,
 }
 
 /// An owner of `fcntl` locks on one inode.
@@ -121,7 +123,7 @@ mod tests {
         let files = Files::new(Arc::new(SystemHost));
         for number in [5, 6] {
             let (handle, inode) = (Handle::new(number), InodeNumber::new(9));
-            files.add(OpenFile { handle, inode, opener: Caller::ROOT });
+            files.add(OpenFile { handle, inode, opener: Caller::ROOT, is_writer: false });
         }
         files
     }

@@ -1,19 +1,23 @@
 //! One message in, one answer out: what is the same for every kind of message. What the kinds do stands in
 //! `operations`.
 
-use crate::abi::{self, AttrOut, Body, EntryOut, InHeader, Reply, opcode};
+use crate::abi::{self, AttrOut, Body, EntryOut, InHeader, opcode};
 use crate::arrivals::Arrivals;
 use crate::files::Files;
 use crate::nodes::Nodes;
+use crate::notices::{Notices, SendNotice};
 use crate::operations::attr;
+use crate::recalls::{self, Queue};
+use crate::reply::Reply;
 use crate::retries::Retries;
+use crate::units::{Stamp, Stay, Units, VALID_SECONDS};
 use crate::waits::Waits;
 use format::{InodeNumber, Name, name::NameError};
-use ipc::Host;
+use ipc::{Host, Word};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use vfs::engine::Attributes;
-use vfs::{Engine, Error};
+use vfs::engine::{Attributes, Target};
+use vfs::{Engine, Error, LeaseMode};
 
 /// What became of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,11 +45,32 @@ pub(crate) struct Gateway {
     pub(crate) arrivals: Arrivals,
     pub(crate) retries: Retries,
     pub(crate) send: Send,
+    /// The kernel keeps what it is told, under leases.
+    pub(crate) caches: bool,
+    pub(crate) units: Arc<Units>,
+    pub(crate) notices: Notices,
+    /// Recalls of inodes that may have pages in the kernel, and of others.
+    pub(crate) page_recalls: Queue,
+    pub(crate) plain_recalls: Queue,
+    /// Threads for these.
+    pub(crate) threads: Word,
 }
 
 impl Gateway {
-    pub(crate) fn new(engine: Arc<dyn Engine>, host: Arc<dyn Host>, waits_max: usize, send: Send) -> Self {
+    pub(crate) fn new(
+        engine: Arc<dyn Engine>,
+        host: Arc<dyn Host>,
+        waits_max: usize,
+        (send, notify): (Send, SendNotice),
+        caches: bool,
+    ) -> Self {
         Self {
+            caches,
+            units: Arc::new(Units::new(host.clone(), engine.clone())),
+            notices: Notices::new(notify),
+            page_recalls: Queue::new(host.clone()),
+            plain_recalls: Queue::new(host.clone()),
+            threads: Word::new(0),
             nodes: Nodes::new(host.clone()),
             files: Files::new(host.clone()),
             waits: Waits::new(host.clone(), waits_max),
@@ -128,7 +153,7 @@ impl Gateway {
             opcode::LINK => self.link(header, body, reply),
             opcode::OPEN | opcode::OPENDIR => self.open(header, body, reply),
             opcode::CREATE => self.create(header, body, reply),
-            opcode::READ => self.read(body, reply),
+            opcode::READ => self.read(header, body, reply),
             opcode::WRITE => self.write(header, body, reply),
             opcode::FALLOCATE => self.fallocate(header, body),
             opcode::LSEEK => self.lseek(body, reply),
@@ -158,6 +183,7 @@ impl Gateway {
             self.close(number);
         }
         self.retries.end().into_iter().for_each(|handle| self.engine.close(handle));
+        self.end_recalls();
         self.nodes.forget_all(&*self.engine);
     }
 
@@ -167,19 +193,75 @@ impl Gateway {
             for owner in owners {
                 self.engine.release(owner, Some(file.inode));
             }
+            if file.is_writer {
+                self.units.close_writer(file.inode);
+            }
             self.engine.close(file.handle);
         }
     }
 
-    /// Tells the kernel of an inode that was just pinned.
-    pub(crate) fn tell(&self, attributes: &Attributes, reply: &mut Reply) {
-        self.nodes.tell(&*self.engine, attributes.inode);
-        let node = attributes.inode.get();
-        reply.put(&EntryOut { node, attr: attr(attributes), ..EntryOut::default() });
+    /// Starts the threads that tell the kernel what to drop.
+    ///
+    /// # Errors
+    /// There is no thread to be had.
+    pub(crate) fn start_recalls(self: &Arc<Self>) -> Result<(), ipc::Error> {
+        if self.caches { recalls::start(self) } else { Ok(()) }
     }
 
-    pub(crate) fn tell_attributes(attributes: &Attributes, reply: &mut Reply) -> Answer {
-        reply.put(&AttrOut { attr: attr(attributes), ..AttrOut::default() });
+    /// Makes sure that a lease is held under which the kernel may keep what is asked of an inode next; none if it may not keep
+    /// it. What stands in the way of the lease is found by the engine, too, which has the answer.
+    pub(crate) fn stamp(&self, node: InodeNumber) -> Option<Stamp> {
+        if self.caches { self.units.hold(node, LeaseMode::Read).ok().flatten() } else { None }
+    }
+
+    /// How long the kernel may keep an answer: as long as it likes, if there is something that stays until it was sent.
+    fn valid(stay: Option<Stay>, reply: &mut Reply) -> u64 {
+        let Some(stay) = stay else { return 0 };
+        reply.stays(stay);
+        VALID_SECONDS
+    }
+
+    /// Tells the kernel of an inode that was just pinned. It may keep its attributes if `is_new`: then nothing that it had
+    /// before is overtaken; and its name, if that was true under this stamp of the directory.
+    pub(crate) fn tell(
+        self: &Arc<Self>,
+        attributes: &Attributes,
+        directory: Option<Stamp>,
+        is_asked: bool,
+        reply: &mut Reply,
+    ) {
+        let inode = attributes.inode;
+        self.nodes.tell(&*self.engine, inode);
+        let stamp = if self.caches && is_asked { self.units.hold_at_once(inode) } else { None };
+        // Asked once more, under the lease that is held now.
+        let held = stamp.and_then(|stamp| {
+            let fresh = self.engine.getattr(Target::Node(inode)).ok()?;
+            Some((fresh, self.units.tell_attributes(Some(stamp))?))
+        });
+        let (attributes, stay) = held.map_or((*attributes, None), |(fresh, stay)| (fresh, Some(stay)));
+        let attr_valid = Self::valid(stay, reply);
+        let entry_valid = Self::valid(self.units.tell_name(directory), reply);
+        let attr = attr(&attributes);
+        reply.put(&EntryOut { node: inode.get(), attr, attr_valid, entry_valid, ..EntryOut::default() });
+    }
+
+    /// Tells the kernel that a name stands for nothing, which it may keep.
+    pub(crate) fn tell_absent(&self, directory: Option<Stamp>, reply: &mut Reply) -> Result<Answer, Error> {
+        let stay = self.units.tell_name(directory).ok_or(Error::NotFound)?;
+        reply.stays(stay);
+        reply.put(&EntryOut { entry_valid: VALID_SECONDS, ..EntryOut::default() });
+        Ok(Answer::Ready)
+    }
+
+    /// Attributes that the kernel may keep if they were asked for under this stamp.
+    pub(crate) fn tell_attributes(
+        &self,
+        attributes: &Attributes,
+        stamp: Option<Stamp>,
+        reply: &mut Reply,
+    ) -> Answer {
+        let valid = Self::valid(self.units.tell_attributes(stamp), reply);
+        reply.put(&AttrOut { attr: attr(attributes), valid, ..AttrOut::default() });
         Answer::Ready
     }
 

@@ -3,13 +3,11 @@
 //! the source here).
 //!
 //! It guarantees: each request is one operation of the engine, made for the user whom the request names, so that what
-//! it sees and does is what the engine says, at once, whichever door others come through: the kernel keeps no data
-//! (direct IO), no names and no attributes (times of zero). A request that waits for a lock keeps no other from being
-//! served, and ends when a signal comes. A panic answers `EIO` to one request.
-//!
-//! What the kernel does keep is pages of files that are mapped. On one machine they agree with `read` and `write`
-//! through the mount; what comes in through another door is seen when the page is read anew: when the file is
-//! opened, or when the kernel asks for its attributes and finds size or time changed.
+//! it sees and does is what the engine says, at once, whichever door others come through. What the kernel keeps of pages,
+//! attributes and names it keeps under leases of the engine, and is told to drop it before they go to others ([`units`],
+//! `docs/mount.md`). With an engine that has no leases to give, or a kernel before 6.16, it keeps nothing but pages of files
+//! that are mapped. A request that waits for a lock keeps no other from being served, and ends when a signal comes. A panic
+//! answers `EIO` to one request.
 //!
 //! The message loop is our own: see `docs/decisions/0006-own-fuse-message-loop.md`.
 
@@ -19,15 +17,20 @@ mod abi;
 mod arrivals;
 mod callers;
 mod device;
+mod drops;
 mod error;
 mod files;
 mod gateway;
 mod mounted;
 mod nodes;
+mod notices;
 mod operations;
 mod options;
+mod recalls;
+mod reply;
 mod retries;
 mod turn;
+mod units;
 mod waits;
 
 pub use device::{detach, unmount};

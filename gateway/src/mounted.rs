@@ -1,11 +1,13 @@
 //! A mount and the threads that serve it: each takes a message from the kernel, has it answered, and sends the
 //! answer. They end when the mount does; the last one gives back what the kernel had of the engine.
 
-use crate::abi::{self, InitIn, InitOut, MAJOR, MINOR, MINOR_MIN, Reply, init, opcode};
+use crate::abi::{self, InitIn, InitOut, MAJOR, MINOR, MINOR_CACHED, MINOR_MIN, init, opcode};
 use crate::device::Device;
 use crate::error::Error;
-use crate::gateway::Gateway;
+use crate::gateway::{self, Gateway};
+use crate::notices::SendNotice;
 use crate::options::Options;
+use crate::reply::Reply;
 use crate::turn::{self, sharing};
 use format::InodeNumber;
 use format::record::XATTR_BYTES_MAX;
@@ -21,19 +23,21 @@ use vfs::Engine;
 
 /// Header and fixed fields of the longest message, with room to spare.
 const HEADER_BYTES_MAX: usize = 4096;
-/// Of what the kernel offers.
+/// Of what the kernel offers, whether it keeps anything or not.
 const WANTED: u64 = init::ASYNC_READ
     | init::POSIX_LOCKS
     | init::ATOMIC_TRUNCATE
     | init::EXPORT
     | init::BIG_WRITES
     | init::FLOCK_LOCKS
-    | init::INVALIDATE_DATA
     | init::PARALLEL_LOOKUPS
     | init::HANDLE_KILLPRIV
     | init::MAX_PAGES
-    | init::EXTENDED
-    | init::DIRECT_IO_MMAP;
+    | init::EXTENDED;
+/// If it keeps what it is told, until it is told to drop it.
+const WANTED_CACHED: u64 = WANTED | init::EXPLICIT_INVALIDATE_DATA | init::HANDLE_KILLPRIV_V2;
+/// If it keeps nothing but pages of maps.
+const WANTED_DIRECT: u64 = WANTED | init::INVALIDATE_DATA | init::DIRECT_IO_MMAP;
 /// Requests of the kernel's own that may wait for us (writing mapped pages back, reading ahead).
 const BACKGROUND_MAX: u16 = 64;
 
@@ -60,6 +64,9 @@ struct Shared {
     over: Word,
     failure: Lock<Option<Error>>,
     maps_shared: bool,
+    threads_max: usize,
+    /// Threads that take a message, or wait for their turn to.
+    idle: Word,
     /// How often the kernel may be looked at in vain before nobody does.
     looks: Word,
 }
@@ -86,15 +93,22 @@ pub fn serve(
     }
     let root_mode = root.file_type.mode_bits() | root.mode;
     let device = Device::mount(mountpoint, root_mode, options).inspect_err(|_| give_back())?;
-    let maps_shared = shake_hands(&device.file, options.message_bytes_max).inspect_err(|_| {
+    // Kept names are open to everybody who may search the directory: that is for the kernel to see to.
+    let may_cache = engine.cache_leases().is_some() && options.kernel_checks;
+    let agreed = shake_hands(&device.file, options.message_bytes_max, may_cache).inspect_err(|_| {
         // The first error is the one to tell.
         let _ = device.unmount();
         give_back();
     })?;
     let device = Arc::new(device);
-    let later = device.clone();
-    let send = Box::new(move |answer: &[u8]| send(&later.file, answer));
-    let gateway = Arc::new(Gateway::new(engine, host.clone(), options.waits_max, send));
+    let (later, unasked) = (device.clone(), device.clone());
+    let send: gateway::Send = Box::new(move |answer: &[u8]| send(&later.file, answer));
+    let notify: SendNotice = Box::new(move |notice: &[u8]| {
+        let sent = (&unasked.file).write(notice);
+        sent.map(drop).map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))
+    });
+    let ways = (send, notify);
+    let gateway = Arc::new(Gateway::new(engine, host.clone(), options.waits_max, ways, agreed.caches));
     gateway.nodes.tell(&*gateway.engine, root.inode);
     let shared = Arc::new(Shared {
         gateway,
@@ -104,10 +118,14 @@ pub fn serve(
         over: Word::new(0),
         failure: Lock::new(host.clone(), None),
         host,
-        maps_shared,
+        threads_max: options.threads_max.max(options.threads),
+        idle: Word::new(0),
+        maps_shared: agreed.maps_shared,
         looks: Word::new(0),
     });
-    let started = (0..options.threads.max(1)).try_for_each(|index| start(&shared, index));
+    let recalls = shared.gateway.start_recalls().map_err(Error::Host);
+    let started =
+        recalls.and_then(|()| (0..options.threads.max(1)).try_for_each(|index| start(&shared, index)));
     if started.is_err() {
         // The first error is the one to tell; threads that did start end with the mount.
         let _ = shared.device.unmount();
@@ -181,8 +199,16 @@ fn device_error(call: &'static str, errno: Option<i32>) -> Error {
     Error::System { call, path: "/dev/fuse".into(), errno: errno.unwrap_or(libc::EIO) }
 }
 
-/// Agrees with the kernel on what is used; says whether files can be mapped shared.
-fn shake_hands(device: &File, message_bytes_max: u32) -> Result<bool, Error> {
+/// What was agreed on with the kernel.
+struct Agreed {
+    /// Files can be mapped shared.
+    maps_shared: bool,
+    /// The kernel keeps what it is told.
+    caches: bool,
+}
+
+/// Agrees with the kernel on what is used.
+fn shake_hands(device: &File, message_bytes_max: u32, may_cache: bool) -> Result<Agreed, Error> {
     let mut message = vec![0; message_bytes_max as usize + HEADER_BYTES_MAX];
     let Some(bytes) = receive(device, &mut message)? else {
         return Err(device_error("read", Some(libc::ENODEV)));
@@ -200,7 +226,8 @@ fn shake_hands(device: &File, message_bytes_max: u32) -> Result<bool, Error> {
     if offered & init::EXTENDED != 0 {
         offered |= u64::from(body.take::<u32>().map_err(garbled)?) << 32;
     }
-    let flags = offered & WANTED;
+    let caches = may_cache && offer.minor >= MINOR_CACHED;
+    let flags = offered & if caches { WANTED_CACHED } else { WANTED_DIRECT };
     reply.put(&InitOut {
         major: MAJOR,
         minor: MINOR.min(offer.minor),
@@ -215,24 +242,42 @@ fn shake_hands(device: &File, message_bytes_max: u32) -> Result<bool, Error> {
         ..InitOut::default()
     });
     send(device, reply.finish(header.unique, Ok(())));
-    Ok(flags & init::DIRECT_IO_MMAP != 0)
+    Ok(Agreed { maps_shared: caches || flags & init::DIRECT_IO_MMAP != 0, caches })
 }
 
 impl Shared {
-    fn work(&self) -> Result<(), Error> {
+    fn work(self: &Arc<Self>) -> Result<(), Error> {
         let mut message = vec![0; self.message_bytes_max as usize + HEADER_BYTES_MAX];
         let mut reply = Reply::new((self.message_bytes_max as usize).max(XATTR_BYTES_MAX) + HEADER_BYTES_MAX);
         let take = |message: &mut [u8]| self.receive_soon(message);
         let _at_end = turn::AtEnd;
-        while let Some((bytes, _closing)) = self.gateway.arrivals.next(&mut message, take)? {
+        loop {
+            // Relaxed, here and below: a hint.
+            self.idle.fetch_add(1, Ordering::Relaxed);
+            let next = self.gateway.arrivals.next(&mut message, take);
+            let others = self.idle.fetch_add(u32::MAX, Ordering::Relaxed) - 1;
+            let Some((bytes, _closing)) = next? else { return Ok(()) };
+            if others == 0 {
+                self.start_another();
+            }
             if !is_brief(&message[..bytes]) || self.has_more() {
                 turn::give_away();
             }
             if let Some(answer) = self.gateway.answer(&message[..bytes], &mut reply) {
                 send(&self.device.file, answer);
             }
+            reply.sent();
         }
-        Ok(())
+    }
+
+    /// All threads serve, and may all come to wait for leases, which others give back only after they were served
+    /// by one: so there is always one more, up to a bound.
+    fn start_another(self: &Arc<Self>) {
+        let count = self.threads.load(Ordering::Relaxed) as usize;
+        if count < self.threads_max && self.over.load(Ordering::Relaxed) == 0 {
+            // Without it those that there are go on.
+            let _ = start(self, count);
+        }
     }
 
     /// Takes a message. A program that has just been answered often asks again at once, and waking this thread would take
@@ -281,6 +326,16 @@ impl Mounted {
     /// Whether a file can be mapped shared for writing (kernel 6.6).
     pub fn maps_shared(&self) -> bool {
         self.shared.maps_shared
+    }
+
+    /// Pages that the kernel wrote back without a lease: there should be none, but after a session was lost.
+    pub fn stray_write_backs(&self) -> u64 {
+        self.shared.gateway.units.strays()
+    }
+
+    /// Whether the kernel keeps pages, attributes and names.
+    pub fn caches(&self) -> bool {
+        self.shared.gateway.caches
     }
 
     /// Unmounts. If programs use the mount, what they mapped is written back and then the mount is taken away from

@@ -29,8 +29,13 @@ impl Nodes {
         }
     }
 
-    /// The kernel forgets what it was told so many times.
-    pub(crate) fn forget(&self, engine: &dyn Engine, inode: InodeNumber, times: u64) {
+    /// Whether the kernel was told of an inode, and has not forgotten it.
+    pub(crate) fn knows(&self, inode: InodeNumber) -> bool {
+        self.told.lock().contains_key(&inode)
+    }
+
+    /// The kernel forgets what it was told so many times; true if it knows nothing of it any more.
+    pub(crate) fn forget(&self, engine: &dyn Engine, inode: InodeNumber, times: u64) -> bool {
         let gone = {
             let mut told = self.told.lock();
             match told.get_mut(&inode) {
@@ -44,6 +49,7 @@ impl Nodes {
         if gone {
             engine.forget(&[inode]);
         }
+        gone
     }
 
     /// The kernel has gone, and with it all that it knew.

@@ -16,6 +16,8 @@ pub struct Options {
     pub devices: bool,
     /// Threads that serve; as many requests as that are under way at once, beside those that wait for locks.
     pub threads: usize,
+    /// Threads that may come to serve, if all of them do.
+    pub threads_max: usize,
     /// Most bytes that one request reads or writes; larger ones are cut by the kernel. A power of two, at least a page.
     pub message_bytes_max: u32,
     /// Requests that wait for locks; each has a thread.
@@ -31,6 +33,7 @@ impl Default for Options {
             set_ids: false,
             devices: false,
             threads: 8,
+            threads_max: 24,
             message_bytes_max: 1 << 20,
             waits_max: 1024,
         }

@@ -141,7 +141,8 @@ impl Job {
         job
     }
 
-    fn of(mut command: Command) -> Self {
+    /// Starts a program.
+    pub fn of(mut command: Command) -> Self {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let (input, output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
         Self { child, input, output, heard: Vec::new() }

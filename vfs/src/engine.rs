@@ -187,8 +187,7 @@ pub enum At {
     Offset(u64),
     /// At the end of the file, which is determined and extended at one instant.
     End,
-    /// There, as far as the file reaches: what lies beyond its end is left out. A page of a cache that is written back never
-    /// makes a file longer.
+    /// There, as far as the file reaches.
     Within(u64),
 }
 
@@ -589,7 +588,7 @@ pub trait Engine: Send + std::marker::Sync {
     /// Ends all locks and requests of an owner, on one inode or (at the owner's death) on all.
     fn release(&self, owner: LockOwner, node: Option<InodeNumber>);
 
-    /// Leases for a cache that is kept outside of the engine; none if the engine has none to give, and nothing may be kept.
+    /// Leases for a cache outside of the engine; none if it has none to give: nothing may be kept.
     fn cache_leases(&self) -> Option<&dyn CacheLeases> {
         None
     }

@@ -1,8 +1,9 @@
 //! Attributes: asking and changing.
 
-use crate::abi::{AccessIn, Attr, Body, InHeader, Reply, SetattrIn, StatfsOut, StatxOut, StatxTime, fattr};
+use crate::abi::{AccessIn, Attr, Body, InHeader, SetattrIn, StatfsOut, StatxOut, StatxTime, fattr};
 use crate::callers::caller;
 use crate::gateway::{Answer, Gateway, node};
+use crate::reply::Reply;
 use format::name::NAME_BYTES_MAX;
 use vfs::engine::{Attributes, Changes, SetTime, Target};
 use vfs::{Error, access};
@@ -48,8 +49,9 @@ pub(crate) fn attr(attributes: &Attributes) -> Attr {
 
 impl Gateway {
     pub(crate) fn getattr(&self, header: &InHeader, reply: &mut Reply) -> Result<Answer, Error> {
+        let stamp = self.stamp(node(header));
         let attributes = self.engine.getattr(Target::Node(node(header)))?;
-        Ok(Self::tell_attributes(&attributes, reply))
+        Ok(self.tell_attributes(&attributes, stamp, reply))
     }
 
     /// Attributes with the time of creation.
@@ -109,7 +111,8 @@ impl Gateway {
             Target::Node(node(header))
         };
         let attributes = self.engine.setattr(&caller(header), target, &changes)?;
-        Ok(Self::tell_attributes(&attributes, reply))
+        // Not to be kept: the kernel takes it in even if it was told meanwhile to drop what it has.
+        Ok(self.tell_attributes(&attributes, None, reply))
     }
 
     pub(crate) fn access(&self, header: &InHeader, body: &mut Body<'_>) -> Result<Answer, Error> {

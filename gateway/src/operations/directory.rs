@@ -1,8 +1,9 @@
 //! Reading directories. The places of entries are the engine's cookies, so a listing goes on where it was whatever
 //! was made or removed meanwhile. Entries go without attributes: the kernel may keep none, and would ask again.
 
-use crate::abi::{Body, Dirent, ReadIn, Reply};
+use crate::abi::{Body, Dirent, ReadIn};
 use crate::gateway::{Answer, Gateway};
+use crate::reply::Reply;
 use format::name::COOKIE_SLOTS;
 use format::record::FileType;
 use format::{Cookie, InodeNumber};

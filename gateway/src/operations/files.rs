@@ -2,21 +2,26 @@
 
 use crate::abi::{
     Body, CopyFileRangeIn, CreateIn, FSYNC_DATA, FallocateIn, FlushIn, FsyncIn, InHeader, LseekIn,
-    OPEN_DIRECT_IO, OPEN_TO_EXECUTE, OpenIn, OpenOut, ReadIn, ReleaseIn, Reply, SizeOut, WRITE_FROM_CACHE,
-    WriteIn,
+    OPEN_DIRECT_IO, OPEN_KEEP_CACHE, OPEN_TO_EXECUTE, OpenIn, OpenOut, ReadIn, ReleaseIn, SizeOut,
+    WRITE_FROM_CACHE, WriteIn,
 };
 use crate::callers::{caller, caller_of_file};
 use crate::files::OpenFile;
 use crate::gateway::{Answer, Gateway, name, node};
+use crate::recalls::Repair;
+use crate::reply::Reply;
 use format::record::{FILE_BYTES_MAX, FileType};
 use std::io::{IoSlice, IoSliceMut};
+use std::sync::Arc;
 use vfs::copy::copy_pieces;
-use vfs::engine::{Access, At, Attributes, Created, Extent, Handle, New, NewType, Sync};
+use vfs::engine::{Access, At, Attributes, Created, Extent, Handle, New, NewType, Sync, Written};
 use vfs::ranges::allocations;
-use vfs::{Caller, Error, access};
+use vfs::{Caller, Error, LeaseMode, access};
 
 /// Bytes that one message copies at most: others wait meanwhile.
 const COPY_BYTES_MAX: usize = 16 << 20;
+/// A page of the kernel's.
+const PAGE_BYTES: u64 = 4096;
 
 fn has(flags: u32, flag: i32) -> bool {
     flags & flag as u32 != 0
@@ -47,8 +52,7 @@ impl Gateway {
             let truncate = has(fields.flags, libc::O_TRUNC);
             self.engine.open(&caller, node(header), access_of(fields.flags), truncate)?
         };
-        self.opened(handle, &attributes, caller, reply);
-        Ok(Answer::Ready)
+        self.opened(handle, &attributes, (caller, access_of(fields.flags)), reply)
     }
 
     /// A program may be run by who may execute it, even if he may not read it: the kernel reads it for him. Opening
@@ -63,16 +67,34 @@ impl Gateway {
         Ok((handle, attributes))
     }
 
-    pub(crate) fn opened(&self, handle: Handle, attributes: &Attributes, opener: Caller, reply: &mut Reply) {
-        self.files.add(OpenFile { handle, inode: attributes.inode, opener });
-        let direct = attributes.file_type == FileType::Regular;
-        let flags = if direct { OPEN_DIRECT_IO } else { 0 };
+    /// A regular file that may be written has its unit held for that before the kernel knows that it is open: a page of a map
+    /// becomes dirty without our being asked. Pages that the kernel has are good, since it drops them with their lease.
+    pub(crate) fn opened(
+        &self,
+        handle: Handle,
+        attributes: &Attributes,
+        (opener, access): (Caller, Access),
+        reply: &mut Reply,
+    ) -> Result<Answer, Error> {
+        let inode = attributes.inode;
+        let is_regular = attributes.file_type == FileType::Regular;
+        let is_writer = self.caches && is_regular && access.write;
+        if is_writer {
+            self.units.open_writer(inode).inspect_err(|_| self.engine.close(handle))?;
+        }
+        self.files.add(OpenFile { handle, inode, opener, is_writer });
+        let flags = match (is_regular, self.caches) {
+            (true, true) => OPEN_KEEP_CACHE,
+            (true, false) => OPEN_DIRECT_IO,
+            (false, _) => 0,
+        };
         reply.put(&OpenOut { handle: handle.get(), flags, unused: 0 });
+        Ok(Answer::Ready)
     }
 
     /// Creates and opens in one instant; what somebody else has just made is opened.
     pub(crate) fn create(
-        &self,
+        self: &Arc<Self>,
         header: &InHeader,
         body: &mut Body<'_>,
         reply: &mut Reply,
@@ -86,8 +108,11 @@ impl Gateway {
             mode: fields.mode & 0o7777,
             exclusive: has(fields.flags, libc::O_EXCL),
         };
+        let directory = self.stamp(node(header));
+        let mut is_new = false;
         let (handle, attributes) = match self.engine.create(&caller, node(header), name, &new)? {
             Created::New(attributes, handle) => {
+                is_new = true;
                 (handle.expect("a file that is to be opened is opened"), attributes)
             }
             Created::Existing(found) => {
@@ -100,14 +125,22 @@ impl Gateway {
                 opened.inspect_err(|_| self.engine.forget(&[found.inode]))?
             }
         };
-        self.tell(&attributes, reply);
-        self.opened(handle, &attributes, caller, reply);
-        Ok(Answer::Ready)
+        // What it had of one that was there is not overtaken by this.
+        self.tell(&attributes, directory, is_new, reply);
+        self.opened(handle, &attributes, (caller, access), reply)
     }
 
-    pub(crate) fn read(&self, body: &mut Body<'_>, reply: &mut Reply) -> Result<Answer, Error> {
+    pub(crate) fn read(
+        &self,
+        header: &InHeader,
+        body: &mut Body<'_>,
+        reply: &mut Reply,
+    ) -> Result<Answer, Error> {
         let fields: ReadIn = body.take()?;
         let handle = self.files.get(fields.handle)?.handle;
+        if self.caches {
+            reply.stays(self.units.enter_pages(node(header), LeaseMode::Read)?);
+        }
         let mut into = [IoSliceMut::new(reply.spare(fields.bytes as usize))];
         let bytes = self.engine.read(handle, fields.offset, &mut into)?;
         reply.extend(bytes);
@@ -125,14 +158,55 @@ impl Gateway {
         let fields: WriteIn = body.take()?;
         let file = self.files.get(fields.handle)?;
         let bytes = body.bytes(fields.bytes)?;
-        let mapped = fields.write_flags & WRITE_FROM_CACHE != 0;
-        let appends = has(fields.flags, libc::O_APPEND) && !mapped;
+        let from = [IoSlice::new(bytes)];
+        if fields.write_flags & WRITE_FROM_CACHE != 0 && self.caches {
+            return self.write_back(&file, (fields.offset, &from), reply);
+        }
+        let appends = has(fields.flags, libc::O_APPEND) && fields.write_flags & WRITE_FROM_CACHE == 0;
         let at = if appends { At::End } else { At::Offset(fields.offset) };
         let caller = caller_of_file(header, &file.opener);
-        let written = self.engine.write(&caller, file.handle, at, &[IoSlice::new(bytes)])?;
+        if self.caches {
+            reply.stays(self.units.enter_pages(file.inode, LeaseMode::Write)?);
+        }
+        let written = self.engine.write(&caller, file.handle, at, &from)?;
+        if self.caches {
+            self.repair_after(&file, fields.offset, (bytes, &written));
+        }
         let bytes = u32::try_from(written.bytes).expect("no more is written than was given");
         reply.put(&SizeOut { bytes, unused: 0 });
         Ok(Answer::Ready)
+    }
+
+    /// Pages of a map. Who stored to them had the right to, whoever it was and whatever became of the file's mode since. They
+    /// make no file longer: one that was cut meanwhile stays cut.
+    fn write_back(
+        &self,
+        file: &OpenFile,
+        (offset, from): (u64, &[IoSlice<'_>]),
+        reply: &mut Reply,
+    ) -> Result<Answer, Error> {
+        self.units.note_write_back(file.inode);
+        self.engine.write(&Caller::ROOT, file.handle, At::Within(offset), from)?;
+        let bytes = u32::try_from(from.iter().map(|slice| slice.len()).sum::<usize>());
+        reply.put(&SizeOut { bytes: bytes.expect("a message is short"), unused: 0 });
+        Ok(Answer::Ready)
+    }
+
+    /// The kernel put the bytes of a write into its pages before it asked. They are not as the engine has them if the end of
+    /// the file, at which they were put, lay elsewhere; or if the kernel was told to drop pages meanwhile, and read one of
+    /// these before the write took effect.
+    fn repair_after(&self, file: &OpenFile, offset: u64, (bytes, written): (&[u8], &Written)) {
+        let Some(&last) = bytes.get(..written.bytes).and_then(<[u8]>::last) else { return };
+        let start = written.end - written.bytes as u64;
+        let (node, page) = (file.inode, |at: u64| at - at % PAGE_BYTES);
+        if start != offset {
+            let last = (start > offset).then(|| (written.end - 1, last));
+            self.repair(Repair { node, offset: page(start.min(offset)), bytes: 0, last });
+        } else if self.units.is_recalled(node) {
+            let from = page(start);
+            let bytes = page(written.end + PAGE_BYTES - 1) - from;
+            self.repair(Repair { node, offset: from, bytes, last: None });
+        }
     }
 
     pub(crate) fn fallocate(&self, header: &InHeader, body: &mut Body<'_>) -> Result<Answer, Error> {

@@ -1,8 +1,9 @@
 //! Locks, with and without waiting.
 
-use crate::abi::{Body, FileLock, InHeader, LOCK_FLOCK, LockIn, Reply};
+use crate::abi::{Body, FileLock, InHeader, LOCK_FLOCK, LockIn};
 use crate::files::OpenFile;
 use crate::gateway::{Answer, Gateway};
+use crate::reply::Reply;
 use crate::waits::{Reason, Waiter};
 use format::record::FILE_BYTES_MAX;
 use std::panic::{AssertUnwindSafe, catch_unwind};

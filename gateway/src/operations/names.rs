@@ -1,10 +1,12 @@
 //! Names: looking up, making, removing, moving. The kernel has taken the umask off already.
 
-use crate::abi::{BatchForgetIn, Body, ForgetOne, InHeader, MkdirIn, MknodIn, Rename2In, Reply};
+use crate::abi::{BatchForgetIn, Body, ForgetOne, InHeader, MkdirIn, MknodIn, Rename2In};
 use crate::callers::caller;
 use crate::gateway::{Answer, Gateway, name, node};
+use crate::reply::Reply;
 use format::InodeNumber;
 use format::record::{FileType, SYMLINK_BYTES_MAX};
+use std::sync::Arc;
 use vfs::engine::{Access, Attributes, Created, New, NewType, Removal, RenameMode, Step};
 use vfs::{Caller, Error};
 
@@ -14,22 +16,30 @@ const STEPS_MAX: u32 = 1000;
 impl Gateway {
     /// One step of a path. `.` and `..` come from programs that open files by handle.
     pub(crate) fn lookup(
-        &self,
+        self: &Arc<Self>,
         header: &InHeader,
         body: &mut Body<'_>,
         reply: &mut Reply,
     ) -> Result<Answer, Error> {
+        let (mut directory, retries) = (None, self.retries.has(header.pid));
         let attributes = match body.string()? {
             b"." => self.step(header, &[])?,
             b".." => self.step(header, &[Step::Parent])?,
-            child if self.retries.has(header.pid) => {
-                self.step_and_keep(header, &[Step::Child(name(child)?)])?
+            child => {
+                let child = name(child)?;
+                directory = self.stamp(node(header)).filter(|_| !retries);
+                let steps = [Step::Child(child)];
+                let met =
+                    if retries { self.step_and_keep(header, &steps) } else { self.step(header, &steps) };
+                match met {
+                    Err(Error::NotFound) if directory.is_some() => return self.tell_absent(directory, reply),
+                    met => met?,
+                }
             }
-            child => self.step(header, &[Step::Child(name(child)?)])?,
         };
         // What is above the root is the root.
         let attributes = attributes.map_or_else(|| self.engine.root(), Ok)?;
-        self.tell(&attributes, reply);
+        self.tell(&attributes, directory, true, reply);
         Ok(Answer::Ready)
     }
 
@@ -60,7 +70,7 @@ impl Gateway {
     }
 
     pub(crate) fn forget(&self, header: &InHeader, body: &mut Body<'_>) -> Result<Answer, Error> {
-        self.nodes.forget(&*self.engine, node(header), body.take::<u64>()?);
+        self.forget_node(node(header), body.take::<u64>()?);
         Ok(Answer::None)
     }
 
@@ -68,13 +78,19 @@ impl Gateway {
         let batch: BatchForgetIn = body.take()?;
         for _ in 0..batch.count {
             let one: ForgetOne = body.take()?;
-            self.nodes.forget(&*self.engine, InodeNumber::new(one.node), one.lookups);
+            self.forget_node(InodeNumber::new(one.node), one.lookups);
         }
         Ok(Answer::None)
     }
 
+    fn forget_node(&self, node: InodeNumber, lookups: u64) {
+        if self.nodes.forget(&*self.engine, node, lookups) && self.caches {
+            self.units.forget(node);
+        }
+    }
+
     pub(crate) fn symlink(
-        &self,
+        self: &Arc<Self>,
         header: &InHeader,
         body: &mut Body<'_>,
         reply: &mut Reply,
@@ -88,7 +104,7 @@ impl Gateway {
     }
 
     pub(crate) fn mknod(
-        &self,
+        self: &Arc<Self>,
         header: &InHeader,
         body: &mut Body<'_>,
         reply: &mut Reply,
@@ -108,7 +124,7 @@ impl Gateway {
     }
 
     pub(crate) fn mkdir(
-        &self,
+        self: &Arc<Self>,
         header: &InHeader,
         body: &mut Body<'_>,
         reply: &mut Reply,
@@ -118,7 +134,7 @@ impl Gateway {
     }
 
     fn make(
-        &self,
+        self: &Arc<Self>,
         header: &InHeader,
         bytes: &[u8],
         kind: NewType<'_>,
@@ -126,9 +142,10 @@ impl Gateway {
         reply: &mut Reply,
     ) -> Result<Answer, Error> {
         let new = New { kind, mode: mode & 0o7777, exclusive: true };
+        let directory = self.stamp(node(header));
         match self.engine.create(&caller(header), node(header), name(bytes)?, &new)? {
             Created::New(attributes, _) => {
-                self.tell(&attributes, reply);
+                self.tell(&attributes, directory, true, reply);
                 Ok(Answer::Ready)
             }
             Created::Existing(_) => unreachable!("it was to be new: an engine answers `Exists`"),
@@ -136,15 +153,16 @@ impl Gateway {
     }
 
     pub(crate) fn link(
-        &self,
+        self: &Arc<Self>,
         header: &InHeader,
         body: &mut Body<'_>,
         reply: &mut Reply,
     ) -> Result<Answer, Error> {
         let inode = InodeNumber::new(body.take::<u64>()?);
         let name = name(body.string()?)?;
+        let directory = self.stamp(node(header));
         let attributes = self.engine.link(&caller(header), inode, node(header), name)?;
-        self.tell(&attributes, reply);
+        self.tell(&attributes, directory, false, reply);
         Ok(Answer::Ready)
     }
 

@@ -7,12 +7,14 @@
 
 use super::attr;
 use super::files::access_of;
-use crate::abi::{AttrOut, Body, CreateIn, EntryOut, InHeader, Reply, opcode};
+use crate::abi::{AttrOut, Body, CreateIn, EntryOut, InHeader, opcode};
 use crate::callers::caller;
 use crate::gateway::{Answer, Gateway};
+use crate::reply::Reply;
 use format::InodeNumber;
 use format::pass::{FOLDER, PassName};
 use format::record::FileType;
+use std::sync::Arc;
 use vfs::Error;
 use vfs::engine::Attributes;
 
@@ -24,7 +26,7 @@ const FOLDER_MODE: u32 = 0o333;
 impl Gateway {
     /// Serves a message about the folder; none for all others.
     pub(crate) fn passed(
-        &self,
+        self: &Arc<Self>,
         header: &InHeader,
         body: &mut Body<'_>,
         reply: &mut Reply,
@@ -50,7 +52,12 @@ impl Gateway {
         Ok(Attributes { inode: FOLDER_NODE, mode: FOLDER_MODE, uid: 0, gid: 0, links: 2, size: 0, ..root })
     }
 
-    fn in_folder(&self, header: &InHeader, body: &mut Body<'_>, reply: &mut Reply) -> Result<Answer, Error> {
+    fn in_folder(
+        self: &Arc<Self>,
+        header: &InHeader,
+        body: &mut Body<'_>,
+        reply: &mut Reply,
+    ) -> Result<Answer, Error> {
         match header.opcode {
             opcode::FORGET => Ok(Answer::None),
             opcode::GETATTR => {
@@ -65,7 +72,7 @@ impl Gateway {
     }
 
     fn open_passed(
-        &self,
+        self: &Arc<Self>,
         header: &InHeader,
         body: &mut Body<'_>,
         reply: &mut Reply,
@@ -78,8 +85,7 @@ impl Gateway {
             self.engine.forget(&[attributes.inode]);
             return Err(Error::Denied);
         }
-        self.tell(&attributes, reply);
-        self.opened(handle, &attributes, caller(header), reply);
-        Ok(Answer::Ready)
+        self.tell(&attributes, None, false, reply);
+        self.opened(handle, &attributes, (caller(header), access_of(fields.flags)), reply)
     }
 }

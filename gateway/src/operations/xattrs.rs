@@ -1,8 +1,9 @@
 //! Extended attributes.
 
-use crate::abi::{Body, GetxattrIn, InHeader, Reply, SetxattrIn, SizeOut};
+use crate::abi::{Body, GetxattrIn, InHeader, SetxattrIn, SizeOut};
 use crate::callers::caller;
 use crate::gateway::{Answer, Gateway, node};
+use crate::reply::Reply;
 use vfs::Error;
 use vfs::engine::SetXattr;
 

@@ -210,11 +210,6 @@ impl Session {
             || self.former_ranges.iter().any(|range| in_range(inode, *range))
     }
 
-    /// Whether its user is root or the daemon's.
-    pub fn is_trusted(&self) -> bool {
-        self.trusted
-    }
-
     /// Whether its process may use the inode by its number.
     pub fn may_use(&self, inode: InodeNumber) -> bool {
         self.trusted || self.knows(inode)

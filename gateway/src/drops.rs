@@ -1,0 +1,188 @@
+//! Units whose lease goes: the kernel is told to drop what it has of them, pass by pass, while requests on them are served on.
+//! Called by the threads of [`crate::recalls`] alone.
+
+use crate::nodes::Nodes;
+use crate::notices::Notices;
+use crate::units::{Phase, Units};
+use format::InodeNumber;
+use ipc::sync::Ordering;
+use ipc::{Host, Word};
+use std::time::Duration;
+
+/// Pause before the kernel is told again to drop an inode that it does not have yet, or that it forgets just now.
+const PAUSE: Duration = Duration::from_micros(100);
+/// How often that is tried: about as long as SharedFS waits for an answer.
+const TRIES_MAX: u32 = 50_000;
+/// How long a pass waits for requests that are being served before it is made again.
+const SERVED: Duration = Duration::from_millis(1);
+
+impl Units {
+    /// Others want an inode: the kernel drops what it has of it, and the lease goes back.
+    pub(crate) fn recall(&self, nodes: &Nodes, notices: &Notices, node: InodeNumber) {
+        while !self.drop_all(nodes, notices, node) {
+            // Another thread may be about it, but what is asked for may be a lease that came after the one that it gives back.
+            let is_free = self.wait(|table| {
+                let unit = table.units.entry(node).or_default();
+                match unit.phase {
+                    Phase::Free => {
+                        (unit.giving, unit.disturbed) = (unit.giving + 1, true);
+                        Some(true)
+                    }
+                    Phase::Held(_) => Some(false),
+                    Phase::Recalled(_) | Phase::Closed => None,
+                }
+            });
+            if is_free {
+                // The engine has it, and the kernel nothing.
+                self.leases().give_back(&[node]);
+                return self.end_giving(node, false);
+            }
+        }
+        self.give_back(node);
+    }
+
+    /// Makes room: the units that were held first are dropped, those of files that are open for writing last.
+    pub(crate) fn evict(&self, nodes: &Nodes, notices: &Notices) {
+        let victims: Vec<InodeNumber> = {
+            let mut table = self.table.lock();
+            let count = (self.held_max / 8).max(1);
+            let mut victims = Vec::new();
+            for _ in 0..table.order.len() {
+                if victims.len() >= count || table.held <= self.held_max / 8 * 7 + victims.len() {
+                    break;
+                }
+                let Some(node) = table.order.pop_front() else { break };
+                let unit = table.units.get(&node).map(|unit| (unit.phase, unit.writers));
+                match unit {
+                    Some((Phase::Held(_), 0)) if node != InodeNumber::ROOT => victims.push(node),
+                    Some((Phase::Held(_), _)) => table.order.push_back(node),
+                    _ => {}
+                }
+            }
+            victims
+        };
+        for node in victims {
+            if self.drop_all(nodes, notices, node) {
+                self.give_back(node);
+            }
+        }
+    }
+
+    /// All leases were lost: the kernel drops everything that it has.
+    pub(crate) fn lose_all(&self, nodes: &Nodes, notices: &Notices) {
+        let all: Vec<InodeNumber> = self.table.lock().units.keys().copied().collect();
+        for node in all {
+            if self.drop_all(nodes, notices, node) {
+                self.give_back(node);
+            }
+        }
+    }
+
+    /// Has the kernel drop what it has of a unit that is held, pass by pass, until nothing came meanwhile. False if it is not
+    /// held.
+    fn drop_all(&self, nodes: &Nodes, notices: &Notices, node: InodeNumber) -> bool {
+        let (has_pages, names) = {
+            let mut table = self.table.lock();
+            let Some(unit) = table.units.get_mut(&node) else { return false };
+            let Phase::Held(mode) = unit.phase else { return false };
+            unit.phase = Phase::Recalled(mode);
+            (unit.has_pages, unit.names)
+        };
+        // What is being told to be kept is told before the kernel is told to drop it.
+        self.wait(|table| table.units.get(&node).is_none_or(|unit| unit.telling == 0).then_some(()));
+        let mut has_pages = has_pages;
+        loop {
+            self.begin_pass(node);
+            drop_once(&*self.host, nodes, node, || match has_pages {
+                true => notices.drop_pages(node.get(), 0, 0),
+                false => notices.drop_attributes(node.get()),
+            });
+            if self.end_pass(node) {
+                break;
+            }
+            has_pages = true;
+        }
+        self.drop_names(notices, names);
+        true
+    }
+
+    fn begin_pass(&self, node: InodeNumber) {
+        if let Some(unit) = self.table.lock().units.get_mut(&node) {
+            unit.filled = false;
+        }
+    }
+
+    /// Whether nothing came during the pass: then the unit is closed.
+    fn end_pass(&self, node: InodeNumber) -> bool {
+        // Acquire: pairs with the Release in `change`.
+        let seen = self.changed.load(Ordering::Acquire);
+        let serving = {
+            let mut table = self.table.lock();
+            let Some(unit) = table.units.get_mut(&node) else { return true };
+            if !unit.filled && unit.serving == 0 {
+                unit.phase = Phase::Closed;
+                return true;
+            }
+            unit.serving
+        };
+        if serving > 0 {
+            self.host.wait(&self.changed, seen, Some(self.host.now().after(SERVED)));
+        }
+        false
+    }
+
+    /// Names that the kernel was told since the last epoch are made old, with all others.
+    fn drop_names(&self, notices: &Notices, names: Option<u64>) {
+        let Some(told) = names else { return };
+        let _raising = self.raising.lock();
+        {
+            let mut table = self.table.lock();
+            if told < table.epoch {
+                return;
+            }
+            // Before the kernel: a name that is told in between is taken for a newer one than it is.
+            table.epoch += 1;
+        }
+        // A kernel that is gone keeps no names.
+        let _ = notices.drop_names();
+    }
+
+    /// Gives the lease of a unit back that is closed.
+    fn give_back(&self, node: InodeNumber) {
+        if let Some(unit) = self.table.lock().units.get_mut(&node) {
+            (unit.giving, unit.disturbed) = (unit.giving + 1, true);
+        }
+        self.leases().give_back(&[node]);
+        self.end_giving(node, true);
+    }
+
+    /// The lease is back.
+    fn end_giving(&self, node: InodeNumber, was_closed: bool) {
+        {
+            let mut guard = self.table.lock();
+            let table = &mut *guard;
+            if let Some(unit) = table.units.get_mut(&node) {
+                (unit.giving, unit.disturbed) = (unit.giving - 1, true);
+                if was_closed {
+                    unit.phase = Phase::Free;
+                    (unit.has_pages, unit.names) = (unit.serving > 0, None);
+                    table.held -= 1;
+                }
+            }
+            table.drop_if_idle(node);
+        }
+        self.change();
+    }
+}
+
+/// Tells the kernel to drop something. One that it does not have, though it was told of it, it is about to make or to forget.
+fn drop_once(host: &dyn Host, nodes: &Nodes, node: InodeNumber, drop: impl Fn() -> Result<(), i32>) {
+    for _ in 0..TRIES_MAX {
+        match drop() {
+            Err(libc::ENOENT) if nodes.knows(node) => {
+                host.wait(&Word::new(0), 0, Some(host.now().after(PAUSE)));
+            }
+            _ => return,
+        }
+    }
+}

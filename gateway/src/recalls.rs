@@ -1,0 +1,185 @@
+//! The threads that carry recalls out: one hears from the engine what others want, some tell the kernel. None of them answers
+//! requests, and none makes a call on the mount, so that whatever the kernel waits for can be served meanwhile.
+
+use crate::gateway::Gateway;
+use format::InodeNumber;
+use ipc::sync::Ordering;
+use ipc::{Host, Lock, Waited, Word};
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+use vfs::Recalled;
+
+/// Threads for inodes that may have pages in the kernel, for which a request may have to be waited for.
+const WITH_PAGES: usize = 4;
+/// How long the answer to a write waits for pages to be dropped. The writer itself may hold them.
+const DROP: Duration = Duration::from_millis(1);
+
+/// What a thread does for the kernel's caches.
+enum Task {
+    Recall(InodeNumber),
+    Repair(Repair, Arc<Word>),
+}
+
+/// Pages that a write left behind which are not what the engine has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Repair {
+    pub(crate) node: InodeNumber,
+    pub(crate) offset: u64,
+    /// 0: to the end.
+    pub(crate) bytes: u64,
+    /// The last byte of the file and its place, if the kernel takes the file for shorter.
+    pub(crate) last: Option<(u64, u8)>,
+}
+
+/// Tasks that wait for a thread.
+pub(crate) struct Queue {
+    host: Arc<dyn Host>,
+    tasks: Lock<VecDeque<Task>>,
+    /// Grows with each task, and at the end.
+    news: Word,
+    over: Word,
+}
+
+impl Queue {
+    pub(crate) fn new(host: Arc<dyn Host>) -> Self {
+        Self { tasks: Lock::new(host.clone(), VecDeque::new()), news: Word::new(0), over: Word::new(0), host }
+    }
+
+    fn push(&self, task: Task) {
+        self.tasks.lock().push_back(task);
+        self.ring();
+    }
+
+    fn ring(&self) {
+        // Release: pairs with the Acquire in `next`.
+        self.news.fetch_add(1, Ordering::Release);
+        self.host.wake(&self.news, ipc::WAKE_ALL);
+    }
+
+    /// The next task; none at the end.
+    fn next(&self) -> Option<Task> {
+        loop {
+            // Acquire: pairs with the Release in `ring`.
+            let seen = self.news.load(Ordering::Acquire);
+            if let Some(task) = self.tasks.lock().pop_front() {
+                return Some(task);
+            }
+            if self.over.load(Ordering::Acquire) != 0 {
+                return None;
+            }
+            let (Waited::Woken | Waited::TimedOut | Waited::Interrupted) =
+                self.host.wait(&self.news, seen, None);
+        }
+    }
+
+    pub(crate) fn end(&self) {
+        self.over.store(1, Ordering::Release);
+        self.ring();
+    }
+}
+
+/// Starts the threads of a mount whose kernel keeps things.
+///
+/// # Errors
+/// There is no thread to be had; those that were started end with the mount.
+pub(crate) fn start(gateway: &Arc<Gateway>) -> Result<(), ipc::Error> {
+    let spawn = |name: &str, body: fn(&Gateway)| {
+        let gateway = gateway.clone();
+        gateway.threads.fetch_add(1, Ordering::Relaxed);
+        let theirs = gateway.clone();
+        let run = Box::new(move || {
+            // Its requests go on; the daemon ends a session that does not answer.
+            let _ = catch_unwind(AssertUnwindSafe(|| body(&theirs)));
+            theirs.threads.fetch_add(u32::MAX, Ordering::AcqRel);
+            theirs.host.wake(&theirs.threads, ipc::WAKE_ALL);
+        });
+        let spawned = gateway.host.spawn(name, run);
+        if spawned.is_err() {
+            gateway.threads.fetch_add(u32::MAX, Ordering::AcqRel);
+        }
+        spawned.map(drop)
+    };
+    spawn("recalls", Gateway::hear_recalls)?;
+    spawn("drops", |gateway| gateway.work_through(&gateway.plain_recalls))?;
+    spawn("evicts", |gateway| {
+        while gateway.units.wait_crowded() {
+            gateway.units.evict(&gateway.nodes, &gateway.notices);
+        }
+    })?;
+    for _ in 0..WITH_PAGES {
+        spawn("drops pages", |gateway| gateway.work_through(&gateway.page_recalls))?;
+    }
+    Ok(())
+}
+
+impl Gateway {
+    fn hear_recalls(&self) {
+        let Some(leases) = self.engine.cache_leases() else { return };
+        loop {
+            match leases.recalls() {
+                Recalled::Units(units) => {
+                    for node in units {
+                        let has_pages = self.units.has_pages(node);
+                        let queue = if has_pages { &self.page_recalls } else { &self.plain_recalls };
+                        queue.push(Task::Recall(node));
+                    }
+                }
+                Recalled::Lost => self.units.lose_all(&self.nodes, &self.notices),
+                Recalled::Ended => return,
+            }
+        }
+    }
+
+    fn work_through(&self, queue: &Queue) {
+        while let Some(task) = queue.next() {
+            match task {
+                Task::Recall(node) => self.units.recall(&self.nodes, &self.notices, node),
+                Task::Repair(repair, done) => {
+                    self.carry_out(&repair);
+                    done.store(1, Ordering::Release);
+                    self.host.wake(&done, ipc::WAKE_ALL);
+                }
+            }
+        }
+    }
+
+    fn carry_out(&self, repair: &Repair) {
+        let Repair { node, offset, bytes, last } = *repair;
+        // An inode that the kernel forgot meanwhile needs nothing.
+        if let Some((at, byte)) = last {
+            let _ = self.notices.store(node.get(), at, &[byte]);
+        }
+        let _ = self.notices.drop_pages(node.get(), offset, bytes);
+    }
+
+    /// Has the kernel drop pages before a write is answered, if it can.
+    pub(crate) fn repair(&self, repair: Repair) {
+        let done = Arc::new(Word::new(0));
+        self.page_recalls.push(Task::Repair(repair, done.clone()));
+        let until = self.host.now().after(DROP);
+        while done.load(Ordering::Acquire) == 0 && self.host.now() < until {
+            self.host.wait(&done, 0, Some(until));
+        }
+    }
+
+    /// Ends the threads, and waits for them. The kernel has gone, so nothing holds them up.
+    pub(crate) fn end_recalls(&self) {
+        let Some(leases) = self.engine.cache_leases().filter(|_| self.caches) else { return };
+        leases.end_recalls();
+        self.page_recalls.end();
+        self.plain_recalls.end();
+        self.units.end();
+        loop {
+            // Acquire: pairs with the AcqRel of a thread that ends.
+            match self.threads.load(Ordering::Acquire) {
+                0 => return,
+                count => {
+                    let (Waited::Woken | Waited::TimedOut | Waited::Interrupted) =
+                        self.host.wait(&self.threads, count, None);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! Answers in the making.
+
+use crate::abi::OutHeader;
+use crate::units::Stay;
+use zerocopy::{Immutable, IntoBytes};
+
+/// An answer in the making. Its memory is used again and again.
+pub(crate) struct Reply {
+    buffer: Vec<u8>,
+    used: usize,
+    /// What stays as it is until the answer was sent.
+    until_sent: Vec<Stay>,
+}
+
+const HEADER_BYTES: usize = size_of::<OutHeader>();
+
+impl Reply {
+    /// With room for so many bytes beside the header.
+    pub(crate) fn new(bytes_max: usize) -> Self {
+        Self { buffer: vec![0; HEADER_BYTES + bytes_max], used: HEADER_BYTES, until_sent: Vec::new() }
+    }
+
+    /// Empty.
+    pub(crate) fn clear(&mut self) {
+        self.used = HEADER_BYTES;
+    }
+
+    /// Keeps something until the answer was sent.
+    pub(crate) fn stays(&mut self, stay: Stay) {
+        self.until_sent.push(stay);
+    }
+
+    /// The answer was sent, or there is none.
+    pub(crate) fn sent(&mut self) {
+        self.until_sent.clear();
+    }
+
+    /// Puts bytes behind what there is.
+    pub(crate) fn put_bytes(&mut self, bytes: &[u8]) {
+        self.buffer[self.used..self.used + bytes.len()].copy_from_slice(bytes);
+        self.used += bytes.len();
+    }
+
+    /// Puts fields behind what there is.
+    pub(crate) fn put<T: IntoBytes + Immutable>(&mut self, value: &T) {
+        self.put_bytes(value.as_bytes());
+    }
+
+    /// Bytes to be filled in place; what counts of them is put by [`Self::extend`].
+    pub(crate) fn spare(&mut self, bytes: usize) -> &mut [u8] {
+        let end = self.buffer.len().min(self.used + bytes);
+        &mut self.buffer[self.used..end]
+    }
+
+    /// Bytes filled in place.
+    pub(crate) fn extend(&mut self, bytes: usize) {
+        self.used += bytes;
+        assert!(self.used <= self.buffer.len(), "only what was spare is filled");
+    }
+
+    /// Bytes beside the header.
+    pub(crate) fn bytes(&self) -> usize {
+        self.used - HEADER_BYTES
+    }
+
+    /// The whole message: an answer, or in its place an error.
+    pub(crate) fn finish(&mut self, unique: u64, result: Result<(), i32>) -> &[u8] {
+        if result.is_err() {
+            self.clear();
+        }
+        let error = result.err().map_or(0, |errno| -errno);
+        let header = OutHeader { bytes: self.used as u32, error, unique };
+        self.buffer[..HEADER_BYTES].copy_from_slice(header.as_bytes());
+        &self.buffer[..self.used]
+    }
+}

@@ -1,0 +1,441 @@
+//! What the kernel keeps of each inode, and the leases under which it may: a *unit* is an inode, with its pages, its attributes
+//! and, of a directory, its names (`docs/mount.md` has the protocol and the schedules that it is made for).
+//!
+//! Guarantees: an answer that the kernel may keep is given only while the unit's lease is held, from before the engine was asked
+//! until the answer was sent. While the unit is recalled, requests on it are served on, with answers that are not
+//! kept; pages, which the kernel keeps whatever it is told, are dropped once more. A lease is given back after the kernel was
+//! told to drop everything and no page came since. A file that is open for writing has its unit held for writing or not at all.
+//!
+//! Lock order: the table's lock is a leaf, held for no call of the engine or the kernel. A request waits for a lease only in
+//! [`Units::hold`] and [`Units::enter_pages`], and with nothing of another unit in its hand.
+
+use format::InodeNumber;
+use ipc::sync::Ordering;
+use ipc::{Host, Lock, Waited, Word};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+use vfs::{CacheLeases, Engine, LeaseMode};
+
+/// How long the kernel may keep an answer that it is told to keep.
+pub(crate) const VALID_SECONDS: u64 = 3600;
+
+/// Units that may stand in the order without being held.
+const ORDER_SPARE: usize = 1024;
+
+/// How a unit stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// No lease is held, and the kernel has nothing that is good.
+    Free,
+    /// A lease is held.
+    Held(LeaseMode),
+    /// The lease is held, and the kernel is being told to drop everything.
+    Recalled(LeaseMode),
+    /// The kernel has nothing any more; the lease is on its way back.
+    Closed,
+}
+
+#[derive(Debug)]
+pub(crate) struct Unit {
+    pub(crate) phase: Phase,
+    /// Grows when a lease comes after there was none.
+    pub(crate) hold: u64,
+    /// A thread is getting a lease.
+    pub(crate) getting: bool,
+    /// Threads that give a lease back that the engine had, or has.
+    pub(crate) giving: u32,
+    /// That happened since a thread began to get a lease.
+    pub(crate) disturbed: bool,
+    /// Open files that may write.
+    pub(crate) writers: u32,
+    /// Requests being served that put pages into the kernel.
+    pub(crate) serving: u32,
+    /// Answers being sent that the kernel keeps.
+    pub(crate) telling: u32,
+    /// A page came since the pass began.
+    pub(crate) filled: bool,
+    /// The kernel may have pages.
+    pub(crate) has_pages: bool,
+    /// Until which epoch the kernel may have names.
+    pub(crate) names: Option<u64>,
+}
+
+impl Default for Unit {
+    fn default() -> Self {
+        Self {
+            phase: Phase::Free,
+            hold: 0,
+            getting: false,
+            giving: 0,
+            disturbed: false,
+            writers: 0,
+            serving: 0,
+            telling: 0,
+            filled: false,
+            has_pages: false,
+            names: None,
+        }
+    }
+}
+
+impl Unit {
+    fn is_idle(&self) -> bool {
+        let quiet = !self.getting && self.giving == 0 && self.serving == 0 && self.telling == 0;
+        self.phase == Phase::Free && self.writers == 0 && quiet
+    }
+}
+
+#[derive(Default)]
+pub(crate) struct Table {
+    pub(crate) units: BTreeMap<InodeNumber, Unit>,
+    /// Units that are held, in the order in which they came to be.
+    pub(crate) order: VecDeque<InodeNumber>,
+    pub(crate) held: usize,
+    next_hold: u64,
+    /// How often all names were made old.
+    pub(crate) epoch: u64,
+    /// Pages that were written back without a lease.
+    strays: u64,
+}
+
+impl Table {
+    /// Leaves only units that are held in the order, each once.
+    fn tidy_order(&mut self) {
+        let (mut order, mut seen) = (std::mem::take(&mut self.order), BTreeSet::new());
+        let held = |node: &InodeNumber| {
+            self.units.get(node).is_some_and(|unit| unit.phase != Phase::Free) && seen.insert(*node)
+        };
+        order.retain(held);
+        self.order = order;
+    }
+
+    pub(crate) fn drop_if_idle(&mut self, node: InodeNumber) {
+        if self.units.get(&node).is_some_and(Unit::is_idle) {
+            self.units.remove(&node);
+        }
+    }
+}
+
+/// All units of a mount.
+pub(crate) struct Units {
+    pub(crate) host: Arc<dyn Host>,
+    engine: Arc<dyn Engine>,
+    pub(crate) table: Lock<Table>,
+    /// Grows when something that is waited for may have come.
+    pub(crate) changed: Word,
+    /// Something has to be dropped to make room.
+    crowded: Word,
+    /// The thread that has it makes names old.
+    pub(crate) raising: Lock<()>,
+    pub(crate) held_max: usize,
+}
+
+/// That a unit's lease was held, and which hold of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stamp {
+    node: InodeNumber,
+    hold: u64,
+}
+
+/// What a request does to a unit until its answer was sent.
+pub(crate) struct Stay {
+    units: Arc<Units>,
+    node: InodeNumber,
+    pages: bool,
+}
+
+impl Drop for Stay {
+    fn drop(&mut self) {
+        {
+            let mut table = self.units.table.lock();
+            let Some(unit) = table.units.get_mut(&self.node) else { return };
+            if self.pages {
+                unit.serving -= 1;
+                unit.filled = true;
+            } else {
+                unit.telling -= 1;
+            }
+            table.drop_if_idle(self.node);
+        }
+        self.units.change();
+    }
+}
+
+impl Units {
+    pub(crate) fn new(host: Arc<dyn Host>, engine: Arc<dyn Engine>) -> Self {
+        let held_max = engine.cache_leases().map_or(0, CacheLeases::held_max);
+        Self {
+            table: Lock::new(host.clone(), Table::default()),
+            raising: Lock::new(host.clone(), ()),
+            changed: Word::new(0),
+            crowded: Word::new(0),
+            held_max,
+            host,
+            engine,
+        }
+    }
+
+    pub(crate) fn leases(&self) -> &dyn CacheLeases {
+        self.engine.cache_leases().expect("units are for an engine that has leases to give")
+    }
+
+    pub(crate) fn change(&self) {
+        // Release: pairs with the Acquire in `wait`.
+        self.changed.fetch_add(1, Ordering::Release);
+        self.host.wake(&self.changed, ipc::WAKE_ALL);
+    }
+
+    /// Looks under the lock until there is an answer.
+    pub(crate) fn wait<T>(&self, mut look: impl FnMut(&mut Table) -> Option<T>) -> T {
+        loop {
+            // Acquire: pairs with the Release in `change`; before the table is looked at.
+            let seen = self.changed.load(Ordering::Acquire);
+            if let Some(found) = look(&mut self.table.lock()) {
+                return found;
+            }
+            let (Waited::Woken | Waited::TimedOut | Waited::Interrupted) =
+                self.host.wait(&self.changed, seen, None);
+        }
+    }
+
+    /// Makes sure that the unit's lease is held, and gives which hold of it that is, for [`Self::tell`]. None while it is
+    /// recalled: the answer is not kept then. Waits for the lease.
+    ///
+    /// # Errors
+    /// Those of the engine.
+    pub(crate) fn hold(&self, node: InodeNumber, mode: LeaseMode) -> Result<Option<Stamp>, vfs::Error> {
+        loop {
+            enum Found {
+                Is(Option<Stamp>),
+                Get(LeaseMode),
+            }
+            let found = {
+                let mut table = self.table.lock();
+                let unit = table.units.entry(node).or_default();
+                let wanted = if unit.writers > 0 { LeaseMode::Write } else { mode };
+                match unit.phase {
+                    Phase::Held(held) if held >= wanted => Found::Is(Some(Stamp { node, hold: unit.hold })),
+                    Phase::Recalled(_) | Phase::Closed => Found::Is(None),
+                    Phase::Held(_) | Phase::Free if unit.getting => Found::Is(None),
+                    Phase::Held(_) | Phase::Free => {
+                        unit.getting = true;
+                        Found::Get(wanted)
+                    }
+                }
+            };
+            match found {
+                Found::Is(stamp) => return Ok(stamp),
+                Found::Get(mode) => self.get(node, mode, || self.leases().hold(node, mode))?,
+            }
+        }
+    }
+
+    /// The same, if the engine has a lease already; it waits for nothing.
+    pub(crate) fn hold_at_once(&self, node: InodeNumber) -> Option<Stamp> {
+        let mode = {
+            let mut table = self.table.lock();
+            let unit = table.units.entry(node).or_default();
+            let wanted = if unit.writers > 0 { LeaseMode::Write } else { LeaseMode::Read };
+            match unit.phase {
+                Phase::Held(_) => return Some(Stamp { node, hold: unit.hold }),
+                Phase::Free if !unit.getting && unit.giving == 0 => {}
+                _ => return None,
+            }
+            unit.getting = true;
+            wanted
+        };
+        let at_once =
+            || if self.leases().hold_at_once(node, mode) { Ok(()) } else { Err(vfs::Error::WouldBlock) };
+        self.get(node, mode, at_once).ok()?;
+        let table = self.table.lock();
+        let unit = table.units.get(&node)?;
+        matches!(unit.phase, Phase::Held(_)).then_some(Stamp { node, hold: unit.hold })
+    }
+
+    /// Gets a lease for a unit of which this thread has said that it does. A lease that the engine gave back meanwhile, since it
+    /// was asked for it before the unit was held, does not count.
+    fn get(
+        &self,
+        node: InodeNumber,
+        mode: LeaseMode,
+        hold: impl Fn() -> Result<(), vfs::Error>,
+    ) -> Result<(), vfs::Error> {
+        loop {
+            self.wait(|table| {
+                let unit = table.units.get_mut(&node)?;
+                unit.disturbed = false;
+                (unit.giving == 0).then_some(())
+            });
+            let held = hold();
+            let mut guard = self.table.lock();
+            let table = &mut *guard;
+            let unit = table.units.get_mut(&node).expect("a unit stays while somebody gets its lease");
+            let is_good = held.is_ok() && !unit.disturbed && unit.giving == 0;
+            if held.is_ok() && !is_good {
+                continue;
+            }
+            unit.getting = false;
+            // A recall that began meanwhile goes its way, under the lease that there is now.
+            let begins = is_good && unit.phase == Phase::Free;
+            if is_good && matches!(unit.phase, Phase::Free | Phase::Held(_)) {
+                unit.phase = Phase::Held(mode);
+            }
+            if begins {
+                table.next_hold += 1;
+                unit.hold = table.next_hold;
+                table.held += 1;
+                table.order.push_back(node);
+                if table.order.len() > 2 * table.held + ORDER_SPARE {
+                    table.tidy_order();
+                }
+            }
+            let is_crowded = table.held > self.held_max;
+            table.drop_if_idle(node);
+            drop(guard);
+            self.change();
+            if begins && is_crowded {
+                self.crowded.store(1, Ordering::Release);
+                self.host.wake(&self.crowded, ipc::WAKE_ALL);
+            }
+            return held;
+        }
+    }
+
+    /// A request is about to put pages into the kernel: the lease is held from here on until its answer was sent. Waits for
+    /// the lease; while the unit is recalled it goes on under the lease that there is.
+    ///
+    /// # Errors
+    /// Those of the engine.
+    pub(crate) fn enter_pages(
+        self: &Arc<Self>,
+        node: InodeNumber,
+        mode: LeaseMode,
+    ) -> Result<Stay, vfs::Error> {
+        loop {
+            let get = self.wait(|table| {
+                let unit = table.units.entry(node).or_default();
+                let wanted = if unit.writers > 0 { LeaseMode::Write } else { mode };
+                match unit.phase {
+                    Phase::Held(held) | Phase::Recalled(held) if held >= wanted => {
+                        (unit.serving, unit.has_pages) = (unit.serving + 1, true);
+                        Some(None)
+                    }
+                    Phase::Held(_) | Phase::Free if !unit.getting => {
+                        unit.getting = true;
+                        Some(Some(wanted))
+                    }
+                    _ => None,
+                }
+            });
+            match get {
+                None => return Ok(Stay { units: self.clone(), node, pages: true }),
+                Some(mode) => self.get(node, mode, || self.leases().hold(node, mode))?,
+            }
+        }
+    }
+
+    /// A page of a map is written back, which needs the lease that it was made dirty under.
+    pub(crate) fn note_write_back(&self, node: InodeNumber) {
+        let mut table = self.table.lock();
+        let held = table.units.get(&node).map(|unit| unit.phase);
+        if !matches!(held, Some(Phase::Held(LeaseMode::Write) | Phase::Recalled(LeaseMode::Write))) {
+            table.strays += 1;
+        }
+    }
+
+    /// Pages that were written back without a lease: there should be none, but after a session was lost.
+    pub(crate) fn strays(&self) -> u64 {
+        self.table.lock().strays
+    }
+
+    /// Whether the kernel may keep an answer of attributes that were asked for under this hold: if so, it is held until the
+    /// answer was sent.
+    pub(crate) fn tell_attributes(self: &Arc<Self>, stamp: Option<Stamp>) -> Option<Stay> {
+        self.tell(stamp, false)
+    }
+
+    /// The same for a name in a directory.
+    pub(crate) fn tell_name(self: &Arc<Self>, stamp: Option<Stamp>) -> Option<Stay> {
+        self.tell(stamp, true)
+    }
+
+    fn tell(self: &Arc<Self>, stamp: Option<Stamp>, name: bool) -> Option<Stay> {
+        let Stamp { node, hold } = stamp?;
+        let mut table = self.table.lock();
+        let epoch = table.epoch;
+        let unit = table.units.get_mut(&node)?;
+        if unit.hold != hold || !matches!(unit.phase, Phase::Held(_)) {
+            return None;
+        }
+        unit.telling += 1;
+        if name {
+            unit.names = Some(epoch);
+        }
+        Some(Stay { units: self.clone(), node, pages: false })
+    }
+
+    /// A file is being opened that may write: its unit is held for writing from now on, or not at all.
+    ///
+    /// # Errors
+    /// Those of the engine; then it is not open.
+    pub(crate) fn open_writer(&self, node: InodeNumber) -> Result<(), vfs::Error> {
+        self.table.lock().units.entry(node).or_default().writers += 1;
+        // While it is recalled, the next page asks for the lease.
+        self.hold(node, LeaseMode::Write).map(drop).inspect_err(|_| self.close_writer(node))
+    }
+
+    /// It was closed.
+    pub(crate) fn close_writer(&self, node: InodeNumber) {
+        let mut table = self.table.lock();
+        if let Some(unit) = table.units.get_mut(&node) {
+            unit.writers = unit.writers.saturating_sub(1);
+        }
+        table.drop_if_idle(node);
+    }
+
+    /// Whether a pass is being made: a page that a write put there may be dropped, and come back as it was before.
+    pub(crate) fn is_recalled(&self, node: InodeNumber) -> bool {
+        let table = self.table.lock();
+        table.units.get(&node).is_some_and(|unit| matches!(unit.phase, Phase::Recalled(_)))
+    }
+
+    /// The kernel has forgotten a node: it has nothing of it.
+    pub(crate) fn forget(&self, node: InodeNumber) {
+        {
+            let mut table = self.table.lock();
+            let Some(unit) = table.units.get_mut(&node) else { return };
+            let Phase::Held(_) = unit.phase else { return };
+            if unit.telling > 0 || unit.serving > 0 || unit.writers > 0 || unit.getting {
+                return;
+            }
+            table.units.remove(&node);
+            table.held -= 1;
+        }
+        self.leases().leave(node);
+    }
+
+    /// Whether a unit may have pages in the kernel, which a recall has to wait for.
+    pub(crate) fn has_pages(&self, node: InodeNumber) -> bool {
+        self.table.lock().units.get(&node).is_some_and(|unit| unit.has_pages)
+    }
+
+    /// Waits until there is no room, and says so; false at the end.
+    pub(crate) fn wait_crowded(&self) -> bool {
+        loop {
+            // Acquire: pairs with the Release in `get` and `end`.
+            match self.crowded.swap(0, Ordering::Acquire) {
+                0 => {}
+                1 => return true,
+                _ => return false,
+            }
+            let (Waited::Woken | Waited::TimedOut | Waited::Interrupted) =
+                self.host.wait(&self.crowded, 0, None);
+        }
+    }
+
+    /// The kernel has gone.
+    pub(crate) fn end(&self) {
+        self.crowded.store(2, Ordering::Release);
+        self.host.wake(&self.crowded, ipc::WAKE_ALL);
+    }
+}

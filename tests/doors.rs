@@ -1,0 +1,305 @@
+//! The two doors at the same files at once: what a program does through the mount, which keeps pages, attributes and names in
+//! the kernel, and what another does through the library, neither loses nor sees too late (`docs/mount.md` numbers the
+//! schedules).
+//!
+//! `HEARTH_DOORS` says how many times the slice is done that stands here.
+
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "a test ends where something unexpected is")]
+
+mod harness;
+mod processes;
+
+use processes::{Job, Node, count};
+use std::path::Path;
+use std::process::Command;
+
+fn times() -> u64 {
+    count("HEARTH_DOORS", 1)
+}
+
+/// A program that is told what to do.
+struct Actor(Job);
+
+impl Actor {
+    fn ask(&mut self, line: &str) -> String {
+        self.0.tell(line);
+        self.0.line().expect("it goes on")
+    }
+
+    /// The same for what has to succeed.
+    #[track_caller]
+    fn does(&mut self, line: &str) -> String {
+        let answer = self.ask(line);
+        assert!(!answer.contains("Error"), "{line}: {answer}");
+        answer
+    }
+
+    #[track_caller]
+    fn says(&mut self, line: &str, wanted: &str) {
+        assert_eq!(self.ask(line), wanted, "{line}");
+    }
+}
+
+/// A mounted node with a program at each door.
+struct Doors {
+    mount: Actor,
+    library: Actor,
+    node: Node,
+}
+
+fn script() -> String {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/doors/actor.py").to_str().unwrap().to_owned()
+}
+
+impl Doors {
+    fn new() -> Option<Self> {
+        if !harness::can_mount() {
+            return None;
+        }
+        let node = Node::up();
+        node.hearth(&["mount"]);
+        let library = Actor(node.begin_program(&["/usr/bin/python3", &script()]));
+        Some(Self { mount: through_mount(), library, node })
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.node.path(name)
+    }
+
+    fn end(self) {
+        let Self { mount, library, node } = self;
+        drop((mount, library));
+        node.hearth(&["umount"]);
+        node.check();
+    }
+}
+
+fn through_mount() -> Actor {
+    let mut command = Command::new("/usr/bin/python3");
+    command.arg(script());
+    Actor(Job::of(command))
+}
+
+/// M.2: a page that a map made dirty holds what the library wrote before, beside what was stored.
+#[test]
+fn what_the_library_wrote_is_not_undone_by_a_page_of_a_map() {
+    let Some(mut doors) = Doors::new() else { return };
+    for round in 0..20 * times() {
+        let file = doors.path(&format!("file-{round}"));
+        doors.library.does(&format!("open {file} O_RDWR|O_CREAT"));
+        doors.library.does(&format!("fill {file} - 8192"));
+        doors.mount.does(&format!("open {file} O_RDWR"));
+        doors.mount.does(&format!("map {file} 8192"));
+        doors.mount.does(&format!("store {file} 100 STORED"));
+        doors.library.does(&format!("write {file} 200 WRITTEN"));
+        doors.library.does(&format!("sync {file}"));
+        doors.library.says(&format!("read {file} 100 6"), "STORED");
+        doors.mount.says(&format!("load {file} 200 7"), "WRITTEN");
+        doors.mount.does(&format!("store {file} 300 AGAIN"));
+        doors.mount.does(&format!("flush {file}"));
+        doors.library.says(&format!("read {file} 200 7"), "WRITTEN");
+        doors.library.says(&format!("read {file} 300 5"), "AGAIN");
+        doors.mount.does(&format!("close {file}"));
+        doors.library.does(&format!("close {file}"));
+    }
+    doors.end();
+}
+
+/// M.1: a write and stores of another thread to the same pages.
+#[test]
+fn a_write_is_not_undone_by_stores_of_another_thread() {
+    let Some(mut doors) = Doors::new() else { return };
+    for round in 0..20 * times() {
+        let file = doors.path(&format!("race-{round}"));
+        doors.mount.says(&format!("race {file} 256"), "0");
+    }
+    doors.end();
+}
+
+/// M.9, M.26, M.29: attributes and names that the kernel has go when another door changes them.
+#[test]
+fn what_the_kernel_keeps_is_what_the_library_left() {
+    let Some(mut doors) = Doors::new() else { return };
+    let [file, other, dir] = ["file", "other", "dir"].map(|name| doors.path(name));
+    doors.library.does(&format!("open {file} O_RDWR|O_CREAT|O_APPEND"));
+    doors.mount.does(&format!("open {file} O_RDONLY"));
+    for round in 1..50 * times() {
+        doors.library.does(&format!("append {file} abc"));
+        doors.mount.says(&format!("size {file}"), &(round * 3).to_string());
+        doors.mount.says(&format!("read {file} {} 9", round * 3 - 3), "abc");
+        let mode = if round % 2 == 0 { "0o600" } else { "0o640" };
+        doors.library.does(&format!("chmod {file} {mode}"));
+        doors.mount.says(&format!("mode {file}"), mode);
+        doors.mount.says(&format!("there {other}"), "False");
+        doors.library.does(&format!("rename {file} {other}"));
+        doors.mount.says(&format!("there {other}"), "True");
+        doors.mount.says(&format!("there {file}"), "False");
+        doors.library.does(&format!("rename {other} {file}"));
+        doors.mount.says(&format!("there {file}"), "True");
+        doors.library.does(&format!("mkdir {dir}"));
+        doors.mount.says(&format!("list {dir}"), "");
+        doors.mount.does(&format!("mkdir {dir}/in"));
+        doors.library.says(&format!("list {dir}"), "in");
+        doors.mount.does(&format!("rmdir {dir}/in"));
+        doors.library.does(&format!("rmdir {dir}"));
+        doors.mount.says(&format!("there {dir}"), "False");
+    }
+    doors.end();
+}
+
+/// M.6: the kernel puts what is appended where it takes the end of the file to be.
+#[test]
+fn both_doors_append_at_the_end_that_there_is() {
+    let Some(mut doors) = Doors::new() else { return };
+    for bytes in [4, 4096] {
+        let file = doors.path(&format!("log-{bytes}"));
+        doors.mount.does(&format!("open {file} O_RDWR|O_CREAT|O_APPEND"));
+        doors.library.does(&format!("open {file} O_RDWR|O_APPEND"));
+        let mut expected = String::new();
+        for round in 0..30 * times() {
+            let letters = ["M", "L"].map(|door| format!("{door}{round}").repeat(bytes)[..bytes].to_owned());
+            let by_whom = if round % 3 == 2 { [1, 0] } else { [0, 1] };
+            for door in by_whom {
+                let actor = if door == 0 { &mut doors.mount } else { &mut doors.library };
+                actor.says(&format!("append {file} {}", letters[door]), &bytes.to_string());
+                expected += &letters[door];
+            }
+            if round % 2 == 0 {
+                doors.mount.says(&format!("whole {file}"), &expected);
+            }
+            doors.library.says(&format!("whole {file}"), &expected);
+        }
+        // A row of its own, as it does when nobody else is there.
+        for _ in 0..5 {
+            doors.mount.does(&format!("append {file} row"));
+            expected += "row";
+        }
+        doors.mount.says(&format!("size {file}"), &expected.len().to_string());
+        doors.mount.says(&format!("whole {file}"), &expected);
+        doors.library.says(&format!("whole {file}"), &expected);
+    }
+    doors.end();
+}
+
+/// M.13: pages that are written back after the file was cut make it no longer.
+#[test]
+fn a_file_that_was_cut_stays_cut() {
+    let Some(mut doors) = Doors::new() else { return };
+    let file = doors.path("file");
+    doors.mount.does(&format!("open {file} O_RDWR|O_CREAT"));
+    for round in 0..20 * times() {
+        doors.mount.does(&format!("cut {file} 16384"));
+        doors.mount.does(&format!("map {file} 16384"));
+        for page in 0..4 {
+            doors.mount.does(&format!("store {file} {} STORED", page * 4096));
+        }
+        let door = if round % 2 == 0 { &mut doors.library } else { &mut doors.mount };
+        if round % 2 == 0 {
+            door.does(&format!("open {file} O_RDWR"));
+        }
+        door.does(&format!("cut {file} 5000"));
+        doors.library.says(&format!("size {file}"), "5000");
+        doors.mount.says(&format!("size {file}"), "5000");
+        doors.mount.does(&format!("cut {file} 16384"));
+        doors.library.says(&format!("size {file}"), "16384");
+        doors.mount.says(&format!("read {file} 4096 6"), "STORED");
+        doors.mount.says(&format!("read {file} 8192 6"), "......");
+    }
+    doors.end();
+}
+
+/// M.15: pages that were read under a lease for reading, then stored to.
+#[test]
+fn a_file_that_was_read_before_it_was_mapped_is_one_file() {
+    let Some(mut doors) = Doors::new() else { return };
+    let file = doors.path("file");
+    doors.library.does(&format!("open {file} O_RDWR|O_CREAT"));
+    doors.library.does(&format!("fill {file} - 4096"));
+    for round in 0..20 * times() {
+        doors.mount.does(&format!("open {file} O_RDONLY"));
+        doors.mount.does(&format!("read {file} 0 10"));
+        doors.library.does(&format!("read {file} 0 10"));
+        doors.mount.does(&format!("close {file}"));
+        doors.mount.does(&format!("open {file} O_RDWR"));
+        doors.mount.does(&format!("map {file} 4096"));
+        doors.mount.does(&format!("store {file} 0 M{round:03}"));
+        doors.library.says(&format!("read {file} 0 4"), &format!("M{round:03}"));
+        doors.library.does(&format!("write {file} 0 L{round:03}"));
+        doors.mount.says(&format!("load {file} 0 4"), &format!("L{round:03}"));
+        doors.mount.does(&format!("close {file}"));
+    }
+    doors.end();
+}
+
+/// A program that runs through each door at the same counters, one after the other's turn, and each sees the other's.
+const TURNS: &str = r#"
+import os, sys
+file = os.open(sys.argv[1], os.O_RDWR); mine, rounds = int(sys.argv[2]), int(sys.argv[3])
+at = lambda: int(os.pread(file, 8, 0))
+for n in range(rounds):
+    while at() % 2 != mine: pass
+    os.pwrite(file, b"%08d" % (at() + 1), 0)
+    os.pwrite(file, b"%08d" % n, 4096 * (1 + mine))
+print("done")
+"#;
+
+/// M.5: writes of one door between reads of it, and recalls by the other all the time.
+#[test]
+fn two_doors_count_in_turns() {
+    let Some(doors) = Doors::new() else { return };
+    let file = doors.path("file");
+    std::fs::write(&file, b"00000000").unwrap();
+    let rounds = (100 * times()).to_string();
+    let words = |mine: &'static str| ["-c", TURNS, &file, mine, &rounds].map(str::to_owned);
+    let mut command = Command::new("/usr/bin/python3");
+    command.args(words("0"));
+    let mut mount = Job::of(command);
+    let words = words("1");
+    let program: Vec<&str> =
+        ["/usr/bin/python3"].into_iter().chain(words.iter().map(String::as_str)).collect();
+    let mut library = doors.node.begin_program(&program);
+    assert_eq!(mount.rest(), ["done"]);
+    assert_eq!(library.rest(), ["done"]);
+    let counted = std::fs::read_to_string(&file).unwrap();
+    assert_eq!(counted[..8], format!("{:08}", 200 * times()));
+    drop((mount, library));
+    doors.end();
+}
+
+/// Renames that cross, and whatever else takes the locks of two directories, through both doors.
+const CROSS: &str = r#"
+import os, random, sys
+os.chdir(sys.argv[1]); random.seed(int(sys.argv[2]))
+def file(a, b): os.close(os.open(a, os.O_CREAT | os.O_WRONLY))
+calls = [os.rename, os.rename, os.rename, os.link, file, lambda a, b: os.unlink(a), lambda a, b: os.stat(b),
+         lambda a, b: os.listdir(os.path.dirname(a))]
+name = lambda: random.choice(["d", "e"]) + "/" + random.choice("abc")
+for n in range(int(sys.argv[3])):
+    try: random.choice(calls)(name(), name())
+    except FileNotFoundError: pass
+    except FileExistsError: pass
+print("done")
+"#;
+
+/// M.10.
+#[test]
+fn renames_that_cross_end() {
+    let Some(doors) = Doors::new() else { return };
+    let dir = doors.path("");
+    for name in ["d", "e"] {
+        std::fs::create_dir(doors.path(name)).unwrap();
+    }
+    let rounds = (400 * times()).to_string();
+    let plain = |seed: &str| {
+        let mut command = Command::new("/usr/bin/python3");
+        command.args(["-c", CROSS, &dir, seed, &rounds]);
+        Job::of(command)
+    };
+    let library =
+        |seed: &str| doors.node.begin_program(&["/usr/bin/python3", "-c", CROSS, &dir, seed, &rounds]);
+    for mut job in [plain("1"), plain("2"), library("3"), library("4")] {
+        assert_eq!(job.rest(), ["done"]);
+    }
+    doors.end();
+}

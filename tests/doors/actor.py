@@ -1,0 +1,88 @@
+"""One program at a file of the tree, told what to do line by line; each answer is a line."""
+import mmap, os, sys, threading
+
+files, maps = {}, {}
+
+
+def text(data):
+    return data.decode("latin-1").replace("\0", ".")
+
+
+def race(path, pages):
+    """One thread writes half of each page, another stores to the other half of it through a map."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+    os.ftruncate(file, pages * 4096)
+    shared = mmap.mmap(file, pages * 4096)
+
+    def store():
+        for page in range(pages):
+            shared[page * 4096 + 2048:page * 4096 + 2056] = b"storedIt"
+
+    thread = threading.Thread(target=store)
+    thread.start()
+    for page in range(pages):
+        os.pwrite(file, b"writtenX", page * 4096)
+    thread.join()
+    shared.flush()
+    wrong = sum(
+        (os.pread(file, 8, page * 4096), os.pread(file, 8, page * 4096 + 2048)) != (b"writtenX", b"storedIt")
+        for page in range(pages))
+    shared.close()
+    os.close(file)
+    return wrong
+
+
+def act(verb, *rest):
+    if verb == "open":
+        path, flags = rest
+        files[path] = os.open(path, eval(flags, vars(os)), 0o644)
+        return "ok"
+    if verb == "close":
+        os.close(files.pop(rest[0]))
+        return "ok"
+    if verb == "map":
+        maps[rest[0]] = mmap.mmap(files[rest[0]], int(rest[1]))
+        return "ok"
+    if verb == "store":
+        maps[rest[0]][int(rest[1]):int(rest[1]) + len(rest[2])] = rest[2].encode()
+        return "ok"
+    if verb == "load":
+        return text(maps[rest[0]][int(rest[1]):int(rest[1]) + int(rest[2])])
+    if verb == "flush":
+        maps[rest[0]].flush()
+        return "ok"
+    if verb == "write":
+        return str(os.pwrite(files[rest[0]], rest[2].encode(), int(rest[1])))
+    if verb == "append":
+        return str(os.write(files[rest[0]], rest[1].encode()))
+    if verb == "fill":
+        return str(os.write(files[rest[0]], rest[1].encode() * int(rest[2])))
+    if verb == "read":
+        return text(os.pread(files[rest[0]], int(rest[2]), int(rest[1])))
+    if verb == "sync":
+        os.fsync(files[rest[0]])
+        return "ok"
+    if verb == "cut":
+        os.ftruncate(files[rest[0]], int(rest[1]))
+        return "ok"
+    if verb == "size":
+        return str(os.stat(rest[0]).st_size)
+    if verb == "mode":
+        return oct(os.stat(rest[0]).st_mode & 0o7777)
+    if verb == "there":
+        return str(os.path.exists(rest[0]))
+    if verb == "whole":
+        with open(rest[0], "rb") as file:
+            return text(file.read())
+    if verb == "race":
+        return str(race(rest[0], int(rest[1])))
+    if verb == "list":
+        return " ".join(sorted(os.listdir(rest[0])))
+    return str(getattr(os, verb)(*(eval(part) if part.startswith("0") else part for part in rest)))
+
+
+for line in sys.stdin:
+    try:
+        print(act(*line.split()), flush=True)
+    except OSError as error:
+        print(type(error).__name__, error.errno, flush=True)
