@@ -206,6 +206,41 @@ fn a_program_that_is_stopped_meanwhile_delays_nobody_and_keeps_its_lock() {
     node.check();
 }
 
+/// A lock that the program took by itself, under a lock lease: no daemon was told of it, and the program makes no call when
+/// the daemon dies.
+#[test]
+fn a_lock_that_no_daemon_was_told_of_stays_whatever_dies_but_its_program() {
+    let node = Node::up();
+    let [mut one, mut two] = [(); 2].map(|()| obedient(&node));
+    for round in 0..kills() {
+        // The first lock brings the lease, unless two took turns a moment ago: then a later one does.
+        for _ in 0..100 {
+            assert_eq!(ask(&mut one, "try"), ["free"]);
+            ask(&mut one, "unlock");
+            spin(2_000_000);
+        }
+        assert_eq!(ask(&mut one, "try"), ["free"]);
+        let stopped = round % 2 == 0;
+        if stopped {
+            one.stop();
+        }
+        kill_daemon(&node);
+        assert_eq!(ask(&mut two, "try"), ["busy"], "round {round}");
+        if round % 3 == 0 {
+            kill_daemon(&node);
+            assert_eq!(ask(&mut two, "try"), ["busy"], "round {round}, from the register");
+        }
+        if stopped {
+            one.go_on();
+        }
+        ask(&mut one, "unlock");
+        assert_eq!(ask(&mut two, "try"), ["free"], "round {round}");
+        ask(&mut two, "unlock");
+    }
+    drop((one, two));
+    node.check();
+}
+
 #[test]
 fn a_program_goes_on_when_keeper_and_daemon_were_killed() {
     let node = Node::up();

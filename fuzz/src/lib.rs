@@ -12,6 +12,7 @@ use format::checksum::Salt;
 use format::cluster::{CLUSTER_BODY_MAX, ClusterFrameHead, ClusterHead, ClusterKind};
 use format::envelope::{self, Envelope, FRAME_VERSION, HEADER_BYTES};
 use format::ledger::{Entry, Event, GROUPS_MAX, REAP_MAX};
+use format::locks::{LOCK_LIST_BYTES, LOCK_LIST_MAX, LOCK_SLOT_BYTES, LockList, list_offset};
 use format::map::MapPage;
 use format::message::{
     MESSAGE_BODY_MAX, MESSAGE_DESCRIPTORS_MAX, MessageHeader, RequestHeader, ResponseHeader,
@@ -36,12 +37,13 @@ use zerocopy::{FromBytes, IntoBytes};
 pub type Body = fn(&[u8]);
 
 /// All targets, by name.
-pub const TARGETS: [(&str, Body); 16] = [
+pub const TARGETS: [(&str, Body); 17] = [
     ("call", call),
     ("cluster", cluster),
     ("door", door),
     ("envelope", envelope),
     ("ledger", ledger),
+    ("locks", locks),
     ("map", map),
     ("message", message),
     ("mirror", mirror),
@@ -161,6 +163,19 @@ pub fn mirror(bytes: &[u8]) {
             assert_eq!(logs.len(), count);
         }
     }
+}
+
+/// Input: a slot of a lock table.
+pub fn locks(bytes: &[u8]) {
+    let Some(found) = LockList::of_slot(bytes).or_else(|| LockList::decode(bytes).ok()) else { return };
+    assert!(found.locks.len() <= LOCK_LIST_MAX);
+    let (mut slot, mut list) = ([0; LOCK_SLOT_BYTES], [0; LOCK_LIST_BYTES]);
+    let length = found.encode(&mut list);
+    let at = list_offset(found.sequence);
+    slot[at..at + length].copy_from_slice(&list[..length]);
+    assert_eq!(LockList::of_slot(&slot), Some(found));
+    flip_one_bit(&mut slot[at..at + length]);
+    assert_eq!(LockList::of_slot(&slot), None, "a changed list was accepted");
 }
 
 /// Input: a request to give open files away, or a note about them.

@@ -73,6 +73,10 @@ impl Link for LossyLink {
         self.link.segment(segment)
     }
 
+    fn lock_table(&self, session: u64) -> Result<Region, Error> {
+        self.link.lock_table(session)
+    }
+
     fn grown_log(&self, grown: &GrowResponse) -> Result<Region, Error> {
         self.link.grown_log(grown)
     }

@@ -7,6 +7,10 @@
 use crate::engine::{Lock, LockFamily, LockKind, LockOwner, Locked, Result, Ticket};
 use crate::error::Error;
 use format::InodeNumber;
+use format::call::{
+    FAMILY_RANGES, FAMILY_WHOLE, LOCK_EXCLUSIVE, LOCK_SHARED, OWNER_DESCRIPTION, OWNER_PROCESS,
+};
+use format::locks::HeldLock;
 use std::collections::{BTreeMap, BTreeSet};
 use std::task::Waker;
 
@@ -29,9 +33,49 @@ struct LockWaiter {
 pub struct LockTable {
     held: BTreeMap<InodeNumber, Vec<OwnedLock>>,
     queue: Vec<LockWaiter>,
-    granted: BTreeSet<Ticket>,
+    /// Tickets that were granted, and on which inode.
+    granted: BTreeMap<Ticket, InodeNumber>,
     tickets_given: u64,
     count_max: usize,
+}
+
+/// A lock as a lock table has it.
+pub fn to_held(lock: Lock, owner: LockOwner) -> HeldLock {
+    let (owner_kind, owner, pid) = match owner {
+        LockOwner::Process { id, pid } => (OWNER_PROCESS, id, pid),
+        LockOwner::Description(id) => (OWNER_DESCRIPTION, id, 0),
+    };
+    HeldLock {
+        owner: owner.into(),
+        first: lock.first.into(),
+        last: lock.last.into(),
+        pid: pid.into(),
+        owner_kind,
+        family: if lock.family == LockFamily::Ranges { FAMILY_RANGES } else { FAMILY_WHOLE },
+        kind: if lock.kind == LockKind::Shared { LOCK_SHARED } else { LOCK_EXCLUSIVE },
+        reserved: 0,
+    }
+}
+
+/// The lock that an entry of a lock table says; none if no such lock can be.
+pub fn of_held(held: &HeldLock) -> Option<(Lock, LockOwner)> {
+    let owner = match held.owner_kind {
+        OWNER_PROCESS => LockOwner::Process { id: held.owner.get(), pid: held.pid.get() },
+        OWNER_DESCRIPTION => LockOwner::Description(held.owner.get()),
+        _ => return None,
+    };
+    let family = match held.family {
+        FAMILY_RANGES => LockFamily::Ranges,
+        FAMILY_WHOLE => LockFamily::Whole,
+        _ => return None,
+    };
+    let kind = match held.kind {
+        LOCK_SHARED => LockKind::Shared,
+        LOCK_EXCLUSIVE => LockKind::Exclusive,
+        _ => return None,
+    };
+    let (first, last) = (held.first.get(), held.last.get());
+    (first <= last).then_some((Lock { family, kind, first, last }, owner))
 }
 
 fn excludes(held: &OwnedLock, wish: &OwnedLock) -> bool {
@@ -90,7 +134,7 @@ impl LockTable {
     /// # Errors
     /// `Stale`.
     pub fn redeem(&mut self, ticket: Ticket) -> Result<Locked> {
-        if self.granted.remove(&ticket) {
+        if self.granted.remove(&ticket).is_some() {
             return Ok(Locked::Granted);
         }
         let waits = self.queue.iter().any(|waiting| waiting.ticket == ticket);
@@ -99,7 +143,7 @@ impl LockTable {
 
     /// See [`crate::Engine::cancel`].
     pub fn cancel(&mut self, ticket: Ticket) -> bool {
-        if self.granted.remove(&ticket) {
+        if self.granted.remove(&ticket).is_some() {
             return false;
         }
         self.queue.retain(|waiting| waiting.ticket != ticket);
@@ -148,6 +192,23 @@ impl LockTable {
         self.held.retain(|_, locks| !locks.is_empty());
         self.queue.retain(|waiting| waiting.wish.owner != owner || !concerned(waiting.inode));
         self.grant_waiting();
+    }
+
+    /// The locks that are held on one inode.
+    pub fn held_on(&self, inode: InodeNumber) -> impl ExactSizeIterator<Item = (Lock, LockOwner)> {
+        self.on(inode).iter().map(|held| (held.lock, held.owner))
+    }
+
+    /// Whether a request for a lock on the inode waits, or one was granted whose ticket has not ended.
+    pub fn is_asked_for(&self, inode: InodeNumber) -> bool {
+        self.queue.iter().any(|waiting| waiting.inode == inode)
+            || self.granted.values().any(|on| *on == inode)
+    }
+
+    /// Takes all locks on an inode out, for a table that decides about them from now on.
+    pub fn take_out(&mut self, inode: InodeNumber) -> Vec<(Lock, LockOwner)> {
+        let held = self.held.remove(&inode).unwrap_or_default();
+        held.into_iter().map(|held| (held.lock, held.owner)).collect()
     }
 
     /// All held locks.
@@ -220,7 +281,7 @@ impl LockTable {
             let free = !self.on(inode).iter().any(|held| excludes(held, &wish));
             if free && self.take(inode, wish).is_ok() {
                 let waiting = self.queue.remove(index);
-                self.granted.insert(waiting.ticket);
+                self.granted.insert(waiting.ticket, inode);
                 waiting.waker.wake();
                 // The new lock may replace a stronger lock of the same owner.
                 index = 0;

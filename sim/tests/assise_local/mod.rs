@@ -408,6 +408,10 @@ impl Link for LocalLink {
         Ok(ReadMapping::from_region(region))
     }
 
+    fn lock_table(&self, session: u64) -> Result<Region, Error> {
+        self.daemon()?.lock_table(session).ok_or(Error::Refused)
+    }
+
     fn grown_log(&self, _grown: &GrowResponse) -> Result<Region, Error> {
         self.daemon()?.log(self.session).map_err(|_| Error::Refused)
     }

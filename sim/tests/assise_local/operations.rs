@@ -163,6 +163,19 @@ pub fn cases() -> Vec<Case> {
             vec![read(0), Call::Fstat(0), list()],
             other(),
         ),
+    ]
+    .into_iter()
+    .chain(lock_cases())
+    .collect()
+}
+
+/// Operations on locks: a call, or decided by the program.
+fn lock_cases() -> Vec<Case> {
+    let file = || vec![open(0, "d/f", CREATE), write(0, 1, 5000)];
+    let with = |more: Vec<Call>| file().into_iter().chain(more).collect::<Vec<_>>();
+    let case = |name, setup, operation, look, meanwhile| Case { name, setup, operation, look, meanwhile };
+    let other = || vec![mkdir("d/other", 0o755)];
+    vec![
         case(
             "a lock",
             file(),
@@ -184,5 +197,39 @@ pub fn cases() -> Vec<Case> {
             vec![open(2, "d/f", CREATE), Call::Flock { slot: 2, kind: 1 }],
             other(),
         ),
+        // From the second lock on the process decides by itself.
+        case(
+            "a lock that another one takes",
+            with(vec![Call::Flock { slot: 0, kind: 2 }, Call::Flock { slot: 0, kind: 0 }]),
+            Call::Flock { slot: 0, kind: 2 },
+            vec![open(2, "d/f", CREATE), Call::Flock { slot: 2, kind: 1 }, Call::Flock { slot: 0, kind: 1 }],
+            vec![open(4, "d/f", CREATE), Call::Flock { slot: 4, kind: 2 }],
+        ),
+        case(
+            "an unlock that another one waits for",
+            with(vec![Call::Flock { slot: 0, kind: 1 }, Call::Flock { slot: 0, kind: 2 }]),
+            Call::Flock { slot: 0, kind: 0 },
+            vec![Call::Flock { slot: 0, kind: 1 }],
+            vec![open(4, "d/f", CREATE), Call::Flock { slot: 4, kind: 2 }],
+        ),
+        case(
+            "a lock cut in two",
+            with(vec![range(0, 2, 0, 50), range(0, 2, 50, 50)]),
+            range(0, 0, 40, 20),
+            vec![open(2, "d/f", CREATE), range(2, 2, 40, 20), range(2, 1, 39, 1), range(2, 1, 60, 1)],
+            vec![open(4, "d/f", CREATE), range(4, 2, 45, 1), range(4, 1, 0, 1)],
+        ),
+        case(
+            "a close that ends a lock",
+            with(vec![open(1, "d/f", CREATE), range(1, 2, 0, 0), range(1, 1, 0, 10)]),
+            Call::Close(1),
+            vec![range(0, 2, 0, 0)],
+            vec![open(4, "d/f", CREATE), range(4, 2, 5, 1)],
+        ),
     ]
+}
+
+/// A call: a lock of the description's, of a kind, from an offset on.
+fn range(slot: usize, kind: u8, start: i64, bytes: i64) -> Call {
+    Call::OfdLock { slot, kind, start, bytes }
 }

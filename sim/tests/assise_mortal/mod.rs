@@ -148,6 +148,10 @@ impl Link for MortalLink {
         inside(|| self.0.segment(segment))
     }
 
+    fn lock_table(&self, session: u64) -> Result<Region, Error> {
+        inside(|| self.0.lock_table(session))
+    }
+
     fn grown_log(&self, grown: &GrowResponse) -> Result<Region, Error> {
         inside(|| self.0.grown_log(grown))
     }

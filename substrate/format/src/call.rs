@@ -70,9 +70,9 @@ pub enum CallKind {
     Statfs = 16,
     /// [`DigestRequest`] with a ledger sequence: settled up to it before the response. No response body.
     SettleLedger = 17,
-    /// [`LockRequest`]. Response: [`LockResponse`].
+    /// [`LockRequest`]. Response: [`LockResponse`]; with the first lock lease the lock table follows on the socket.
     Lock = 18,
-    /// [`LockRequest`], its `kind` and `wait` meaningless. No response body.
+    /// [`LockRequest`], its `kind` and `flags` meaningless. No response body.
     Unlock = 19,
     /// [`LockRequest`]. Response: the [`LockRequest`] by which a lock in the way was taken; nothing if none is.
     TestLock = 20,
@@ -487,6 +487,11 @@ pub const LOCK_SHARED: u8 = 1;
 /// [`LockRequest::kind`]: one may.
 pub const LOCK_EXCLUSIVE: u8 = 2;
 
+/// [`LockRequest::flags`]: to be queued if another's lock is in the way.
+pub const LOCK_WAITS: u8 = 1;
+/// [`LockRequest::flags`]: the program takes a lock lease on the file, if there may be one.
+pub const LOCK_LEASE: u8 = 2;
+
 /// A lock on a range of a file. Owners are told apart on the whole node by kind and number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
@@ -503,8 +508,8 @@ pub struct LockRequest {
     pub family: u8,
     /// `LOCK_*`.
     pub kind: u8,
-    /// 1 to be queued if another's lock is in the way.
-    pub wait: u8,
+    /// `LOCK_WAITS`, `LOCK_LEASE`.
+    pub flags: u8,
     /// First byte.
     pub first: U64,
     /// Last byte; all ones is the end of the file, wherever it comes to be.
@@ -519,9 +524,13 @@ const _: () = assert!(size_of::<LockRequest>() == 40);
 pub struct LockResponse {
     /// 0 if it was granted, else the ticket of the request that waits.
     pub ticket: U64,
+    /// 0, or one more than the slot where all locks on the file stand from now on: the session holds their lock lease.
+    pub slot: U32,
+    /// The lease word's generation as long as the lease lasts, its lower half.
+    pub expected: U32,
 }
 
-const _: () = assert!(size_of::<LockResponse>() == 8);
+const _: () = assert!(size_of::<LockResponse>() == 16);
 
 /// A request for a lock that waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]

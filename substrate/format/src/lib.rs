@@ -12,6 +12,7 @@ pub mod cluster;
 pub mod envelope;
 pub mod ids;
 pub mod ledger;
+pub mod locks;
 pub mod map;
 pub mod message;
 pub mod mirror;

@@ -43,6 +43,11 @@ pub enum RegisterKind {
     Speak = 12,
     /// It does not any more; if nobody does, the owner's locks end.
     Silent = 13,
+    /// It holds a lock lease on `inode`: the locks there are no more those noted before, but those in slot `first` of its
+    /// lock table ([`crate::locks`]).
+    LockLease = 14,
+    /// It does not any more: the locks on `inode` were noted before this.
+    LockLeaseEnd = 15,
 }
 
 impl RegisterKind {
@@ -65,6 +70,8 @@ impl RegisterKind {
             11 => Self::Range,
             12 => Self::Speak,
             13 => Self::Silent,
+            14 => Self::LockLease,
+            15 => Self::LockLeaseEnd,
             _ => return Err(DecodeError::Kind),
         })
     }

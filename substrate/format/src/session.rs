@@ -3,9 +3,11 @@
 //!
 //! Session words (the LibFS writes): commit word, places to be inside at, table of open inodes. Lease words (SharedFS
 //! writes, the LibFS only reads): up to where the log may be written over, how far the ledger is settled, whether the log is
-//! sealed, what copies have, the lease of the log's own range with the inodes taken from it, then one word a lease.
+//! sealed, what copies have, the lease of the log's own range with the inodes taken from it, a word a lock lease,
+//! then one word a lease.
 
 use crate::ids::{Incarnation, InodeNumber, LeaseVersion, LogUid, PoolUid, Sequence};
+use crate::locks::LOCK_SLOTS;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -50,8 +52,10 @@ pub const REPLICATED_ENTRY_OFFSET: usize = 144;
 pub const ENDED_OFFSET: usize = 192;
 /// Inodes of the own range that can be ended one by one.
 pub const ENDED_MAX: usize = 4096;
+/// Lease words: the words of lock leases, one for each slot of the lock table ([`crate::locks`]).
+pub const LOCK_WORDS_OFFSET: usize = ENDED_OFFSET + ENDED_MAX * size_of::<u64>();
 /// Lease words: the words that [`crate::call::NodeReply::word`] counts from.
-pub const LEASE_WORDS_OFFSET: usize = ENDED_OFFSET + ENDED_MAX * size_of::<u64>();
+pub const LEASE_WORDS_OFFSET: usize = LOCK_WORDS_OFFSET + LOCK_SLOTS * size_of::<u64>();
 
 /// [`crate::call::NodeReply::word`] of an inode of the own range that was not ended.
 pub const WORD_OWN_RANGE: u32 = u32::MAX;

@@ -1,5 +1,7 @@
-//! The bytes of an entry of the register, as `golden.rs` has those of everything else.
+//! The bytes of what a daemon remembers of its programs, and of their lock tables, as `golden.rs` has those of everything
+//! else.
 
+use format::locks::{HeldLock, LockListHead};
 use format::register::RegisterEntry;
 use format::{InodeNumber, Sequence};
 use zerocopy::IntoBytes;
@@ -31,5 +33,32 @@ fn register_structures() {
         },
         "10111213 20 30 40 50 6061626364656667 7071727374757677 8081828384858687 9091929394959697 \
          a0a1a2a3a4a5a6a7 b0b1b2b3 c0c1c2c3 d0d1d2d3d4d5d6d7",
+    );
+}
+
+#[test]
+fn lock_table_structures() {
+    golden(
+        LockListHead {
+            checksum: U32::new(0x1312_1110),
+            count: U32::new(0x2322_2120),
+            inode: InodeNumber::new(0x3736_3534_3332_3130),
+            sequence: Sequence::new(0x4746_4544_4342_4140),
+            reserved: U64::new(0x5756_5554_5352_5150),
+        },
+        "10111213 20212223 3031323334353637 4041424344454647 5051525354555657",
+    );
+    golden(
+        HeldLock {
+            owner: U64::new(0x1716_1514_1312_1110),
+            first: U64::new(0x2726_2524_2322_2120),
+            last: U64::new(0x3736_3534_3332_3130),
+            pid: U32::new(0x4342_4140),
+            owner_kind: 0x50,
+            family: 0x60,
+            kind: 0x70,
+            reserved: 0x80,
+        },
+        "1011121314151617 2021222324252627 3031323334353637 40414243 50 60 70 80",
     );
 }

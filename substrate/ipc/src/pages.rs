@@ -9,11 +9,12 @@ use crate::error::Error;
 use crate::shared::{Mapping, Reads, Words};
 use crate::sync::{LongWord, Ordering, fence, relax};
 use crate::words::{CommitWord, Inside, Lease, LeaseState, LeaseWord, Overflow, Seal, SealWord, Slot};
+use format::locks::LOCK_SLOTS;
 use format::session::{
     COMMIT_OFFSET, DIGEST_TURN_OFFSET, DIGESTED_EVEN_OFFSET, DIGESTED_ODD_OFFSET, ENDED_COUNT_OFFSET,
-    ENDED_MAX, ENDED_OFFSET, LEASE_WORDS_OFFSET, LEDGER_SETTLED_OFFSET, OPEN_TABLE, OPEN_TABLE_OFFSET,
-    OVERFLOW_OFFSET, OWN_RANGE_OFFSET, REPLICATED_ENTRY_OFFSET, REPLICATED_RECORD_OFFSET, REPLICATES_OFFSET,
-    SEAL_OFFSET, SLOTS, SLOTS_OFFSET,
+    ENDED_MAX, ENDED_OFFSET, LEASE_WORDS_OFFSET, LEDGER_SETTLED_OFFSET, LOCK_WORDS_OFFSET, OPEN_TABLE,
+    OPEN_TABLE_OFFSET, OVERFLOW_OFFSET, OWN_RANGE_OFFSET, REPLICATED_ENTRY_OFFSET, REPLICATED_RECORD_OFFSET,
+    REPLICATES_OFFSET, SEAL_OFFSET, SLOTS, SLOTS_OFFSET,
 };
 use format::{InodeNumber, Sequence};
 use std::collections::BTreeSet;
@@ -106,6 +107,7 @@ pub struct DaemonPages {
     copies: Words<LongWord>,
     own_range: Words<LeaseWord>,
     ended: Words<LongWord>,
+    locks: Words<LeaseWord>,
     leases: Words<LeaseWord>,
 }
 
@@ -121,6 +123,7 @@ impl DaemonPages {
             copies: mapping.words(REPLICATES_OFFSET, COPIES_WORDS)?,
             own_range: mapping.words(OWN_RANGE_OFFSET, 1)?,
             ended: mapping.words(ENDED_OFFSET, ENDED_MAX)?,
+            locks: mapping.words(LOCK_WORDS_OFFSET, LOCK_SLOTS)?,
             leases: mapping.words(LEASE_WORDS_OFFSET, lease_words)?,
         })
     }
@@ -138,6 +141,11 @@ impl DaemonPages {
     /// Words of the leases on single inodes.
     pub fn leases(&self) -> &[LeaseWord] {
         &self.leases
+    }
+
+    /// The words of lock leases, by slot of the lock table.
+    pub fn locks(&self) -> &[LeaseWord] {
+        &self.locks
     }
 
     /// Publishes the progress of the digest.
@@ -195,6 +203,7 @@ pub struct DaemonView {
     copies: Reads<LongWord>,
     own_range: Reads<LeaseWord>,
     ended: Reads<LongWord>,
+    locks: Reads<LeaseWord>,
     leases: Reads<LeaseWord>,
 }
 
@@ -210,6 +219,7 @@ impl DaemonView {
             copies: mapping.reads(REPLICATES_OFFSET, COPIES_WORDS)?,
             own_range: mapping.reads(OWN_RANGE_OFFSET, 1)?,
             ended: mapping.reads(ENDED_OFFSET, ENDED_MAX)?,
+            locks: mapping.reads(LOCK_WORDS_OFFSET, LOCK_SLOTS)?,
             leases: mapping.reads(LEASE_WORDS_OFFSET, lease_words)?,
         })
     }
@@ -232,6 +242,14 @@ impl DaemonView {
         let index = index as usize;
         let outside = Lease { state: LeaseState::None, generation: 0 };
         if index < self.leases.count() { self.leases.read(index) } else { outside }
+    }
+
+    /// A lock lease; none for a slot that there is not.
+    #[inline]
+    pub fn lock_lease(&self, slot: u32) -> Lease {
+        let slot = slot as usize;
+        let outside = Lease { state: LeaseState::None, generation: 0 };
+        if slot < self.locks.count() { self.locks.read(slot) } else { outside }
     }
 
     /// Progress of the digest. Reads again only if SharedFS published a newer value meanwhile.
@@ -307,6 +325,9 @@ mod tests {
         assert!(view.needs_copies(record.next(), entry) && view.needs_copies(record, entry.next()));
         assert_eq!((view.lease(4), view.own_range()), (granted, own));
         assert_eq!(view.lease(5).state, LeaseState::None);
+        let locks = daemon.locks()[LOCK_SLOTS - 1].grant(LeaseState::Write);
+        assert_eq!(view.lock_lease(LOCK_SLOTS as u32 - 1), locks);
+        assert_eq!(view.lock_lease(LOCK_SLOTS as u32).state, LeaseState::None);
         assert_eq!((view.ended_count(), daemon.ended_count()), (count, count));
         let list = [view.ended(0), view.ended(count - 2), view.ended(count - 1)];
         assert_eq!(list, [Some(InodeNumber::new(11)), Some(InodeNumber::new(9 + count)), None]);

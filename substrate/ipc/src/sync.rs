@@ -37,6 +37,13 @@ pub fn relax() {
     std::hint::spin_loop();
 }
 
+/// The compiler moves no access across this; what the processor does is for others to see to (see
+/// [`crate::Host::fence_others`]).
+#[inline]
+pub fn hold_compiler_back() {
+    std::sync::atomic::compiler_fence(Ordering::SeqCst);
+}
+
 /// A 32-bit atomic that may lie in memory shared between processes, and that [`crate::Host`] can wait on.
 #[derive(Debug, Default)]
 #[repr(transparent)]

@@ -18,7 +18,7 @@
 //!
 //! `tests/loom.rs` compiles this file over loom's atomics and explores every interleaving of small cases.
 
-use crate::sync::{LongWord, Ordering, fence};
+use crate::sync::{LongWord, Ordering, fence, hold_compiler_back};
 use format::{InodeNumber, Sequence};
 
 /// Largest accepted sequence number; a greater one, from a defective LibFS, is reduced to it.
@@ -33,6 +33,18 @@ pub enum FenceBy {
     /// The thread that revokes, seals or recovers, by [`crate::Host::fence_others`], for which this process is
     /// registered.
     Revoker,
+}
+
+impl FenceBy {
+    /// Between what an operation stored outside of these words and what it looks at next.
+    #[inline]
+    pub fn hold_back(self) {
+        match self {
+            Self::Operation => fence(Ordering::SeqCst),
+            // The processor is held back by whoever fences.
+            Self::Revoker => hold_compiler_back(),
+        }
+    }
 }
 
 /// Sequence of the last committed record of a log, valid while the log is not sealed. Only the LibFS writes it;

@@ -136,6 +136,42 @@ fn no_write_is_lost_or_late_without_a_slot() {
     writer_against_revoker(None, true);
 }
 
+/// A lock that is decided under a lock lease: it stands outside of the words, and whoever took the lease or sealed the log
+/// reads it there.
+fn lock_against_import(force: bool, fence: FenceBy) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(4);
+    builder.check(move || {
+        let (session, granted) = Session::new(1, fence);
+        let list = Arc::new(AtomicU64::new(0));
+        let (theirs, written) = (session.clone(), list.clone());
+        let program = thread::spawn(move || {
+            let inside = theirs.inside();
+            let entered = inside.enter(Some(0), theirs.fence);
+            let mut counts = false;
+            if theirs.lease.load() == granted {
+                written.store(7, Ordering::Relaxed);
+                theirs.fence.hold_back();
+                counts = theirs.seal.load() == Seal::Open;
+            }
+            inside.leave(entered);
+            counts
+        });
+        session.revoke(force);
+        let imported = list.load(Ordering::Relaxed);
+        let counts = program.join().expect("the program does not panic");
+        assert!(!counts || imported == 7, "a lock that counts is imported");
+        assert!(imported == list.load(Ordering::Relaxed) || !counts, "what counts changes no more");
+    });
+}
+
+#[test]
+fn no_lock_that_counts_is_lost_by_an_import() {
+    lock_against_import(false, FenceBy::Operation);
+    lock_against_import(true, FenceBy::Operation);
+    assert!(found(|| lock_against_import(true, FenceBy::Revoker)), "nobody fences");
+}
+
 /// Leaving the fence to a revoker that executes none is an error, and loom, which has no fence in other threads,
 /// finds it.
 #[test]

@@ -154,6 +154,30 @@ impl Medium {
         }
     }
 
+    /// Makes a file as [`Self::create`] does, of which nothing has to survive the machine: it waits for no medium.
+    ///
+    /// # Errors
+    /// As [`Self::create`].
+    pub fn create_transient(&self, name: &str, bytes: u64) -> Result<Region, MediaError> {
+        check_name(name)?;
+        match &self.0 {
+            Kind::Folder(folder) => folder.create_transient(name, bytes),
+            Kind::Recorded(recorder) => recorder.create(name, bytes),
+        }
+    }
+
+    /// Removes a file that [`Self::create_transient`] made: it may be there again after a loss of power.
+    ///
+    /// # Errors
+    /// As [`Self::remove`].
+    pub fn remove_transient(&self, name: &str) -> Result<(), MediaError> {
+        check_name(name)?;
+        match &self.0 {
+            Kind::Folder(folder) => folder.unlink(&c_string(name)?),
+            Kind::Recorded(recorder) => recorder.remove(name),
+        }
+    }
+
     /// Maps a file for reading and writing.
     ///
     /// # Errors
@@ -265,6 +289,19 @@ impl Folder {
         }
         made?;
         Region::mapped(name.to_owned(), file, self.class, (true, bytes), self.watch.as_ref())
+    }
+
+    fn create_transient(&self, name: &str, bytes: u64) -> Result<Region, MediaError> {
+        let path = c_string(name)?;
+        let file = self.open_at(&path, libc::O_RDWR | libc::O_CREAT | libc::O_EXCL)?;
+        let made = allocate(&file, bytes).and_then(|()| {
+            Region::mapped(name.to_owned(), file, self.class, (true, bytes), self.watch.as_ref())
+        });
+        if made.is_err() {
+            // The error that matters is the first.
+            let _ = self.unlink(&path);
+        }
+        made
     }
 
     fn fill_and_name(

@@ -23,6 +23,7 @@ mod extents;
 mod facade;
 mod files;
 mod lease_cache;
+mod local_locks;
 mod locks;
 mod lookup;
 mod names;

@@ -1,4 +1,5 @@
-//! Locks: SharedFS keeps the table of the node, so that processes see each other's. A LibFS has no thread that could
+//! Locks: those on a file that no other process wants are decided here ([`crate::local_locks`]); of all others SharedFS
+//! keeps the table of the node, so that processes see each other's. A LibFS has no thread that could
 //! be woken when a lock comes free; so a request that waits is asked after by [`LibFs::redeem_lock`], which answers
 //! late rather than at once, and the waker is woken right away: its owner asks again.
 //!
@@ -6,17 +7,20 @@
 //! under the tickets that were given here. A request whose answer was lost is made again, too; having what is asked
 //! for already is no harm.
 
-use crate::calls::error_of;
+use crate::calls::{Line, error_of};
 use crate::engine::LibFs;
+use crate::need::Step;
+use crate::state::State;
 use format::InodeNumber;
 use format::call::{
-    CallKind, FAMILY_RANGES, FAMILY_WHOLE, LOCK_EXCLUSIVE, LOCK_SHARED, LockRequest, LockResponse,
-    OWNER_DESCRIPTION, OWNER_PROCESS, Status, TicketRequest,
+    CallKind, FAMILY_RANGES, FAMILY_WHOLE, LOCK_EXCLUSIVE, LOCK_LEASE, LOCK_SHARED, LOCK_WAITS, LockRequest,
+    LockResponse, OWNER_DESCRIPTION, OWNER_PROCESS, Status, TicketRequest, split,
 };
-use std::collections::BTreeSet;
+use format::locks::LOCK_TABLE_BYTES;
 use std::task::Waker;
 use vfs::Error;
 use vfs::engine::{Handle, Lock, LockFamily, LockKind, LockOwner, Locked, Ticket};
+use vfs::locks::LockTable;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
@@ -30,15 +34,6 @@ pub(crate) struct Asked {
     waiting: Vec<Waiting>,
     /// Tickets given here.
     tickets: u64,
-    /// Who may hold a lock on what: an owner that is not here is released without a call.
-    owners: BTreeSet<(LockOwner, InodeNumber)>,
-}
-
-impl Asked {
-    /// An owner may hold a lock there.
-    pub fn note(&mut self, owner: LockOwner, inode: InodeNumber) {
-        self.owners.insert((owner, inode));
-    }
 }
 
 /// A request that waits.
@@ -53,7 +48,7 @@ struct Waiting {
     waker: Waker,
 }
 
-fn request(inode: InodeNumber, owner: LockOwner, lock: Lock, wait: bool) -> LockRequest {
+fn request(inode: InodeNumber, owner: LockOwner, lock: Lock, flags: u8) -> LockRequest {
     let (owner_kind, owner, pid) = match owner {
         LockOwner::Process { id, pid } => (OWNER_PROCESS, id, pid),
         LockOwner::Description(id) => (OWNER_DESCRIPTION, id, 0),
@@ -71,7 +66,7 @@ fn request(inode: InodeNumber, owner: LockOwner, lock: Lock, wait: bool) -> Lock
             LockKind::Shared => LOCK_SHARED,
             LockKind::Exclusive => LOCK_EXCLUSIVE,
         },
-        wait: wait.into(),
+        flags,
         first: U64::new(lock.first),
         last: U64::new(lock.last),
     }
@@ -98,27 +93,27 @@ fn lock_of(request: &LockRequest) -> Option<(Lock, LockOwner)> {
 
 /// SharedFS's ticket; 0 if the lock was granted.
 fn ticket_of(response: &[u8]) -> vfs::engine::Result<u64> {
-    let (answer, _) = format::call::split::<LockResponse>(response).map_err(|_| Error::Io)?;
+    let (answer, _) = split::<LockResponse>(response).map_err(|_| Error::Io)?;
     Ok(answer.ticket.get())
 }
 
-impl LibFs {
-    fn file_of(&self, handle: Handle) -> vfs::engine::Result<InodeNumber> {
-        self.run(|state| {
-            let file = state.file(handle)?;
-            Ok(state.nodes.get(file.node).inode)
-        })
+impl State {
+    fn inode_of(&self, handle: Handle) -> Step<InodeNumber> {
+        let file = self.file(handle)?;
+        Ok(self.nodes.get(file.node).inode)
     }
+}
 
+impl LibFs {
     /// A call that is made again in a new session if the one it was made in ends; with the number of the session that
     /// answered.
-    fn lock_call(&self, kind: CallKind, body: &[u8]) -> vfs::engine::Result<(Status, Vec<u8>, u64)> {
+    fn lock_call(&self, kind: CallKind, body: &[u8]) -> vfs::engine::Result<(Status, Vec<u8>, Line)> {
         for _ in 0..self.limits.attempts {
             let line = self.line()?;
             let mut response = Vec::new();
             match self.call(&line, kind, &[body], &mut response)? {
                 Status::Sealed => {}
-                status => return Ok((status, response, line.era)),
+                status => return Ok((status, response, line)),
             }
         }
         Err(Error::Io)
@@ -131,9 +126,21 @@ impl LibFs {
         lock: Lock,
         waker: Option<&Waker>,
     ) -> vfs::engine::Result<Locked> {
-        let inode = self.file_of(handle)?;
-        self.asked.lock().owners.insert((owner, inode));
-        let request = request(inode, owner, lock, waker.is_some());
+        let (inode, decided) = self.run(|state| {
+            let inode = state.inode_of(handle)?;
+            let decide = |locks: &mut LockTable| locks.lock(inode, owner, lock, None);
+            Ok((inode, state.decide_lock(inode, owner, true, decide)))
+        })?;
+        match decided {
+            // It is waited for at SharedFS.
+            Some(Err(Error::WouldBlock)) if waker.is_some() => {}
+            Some(decided) => return decided,
+            None => {}
+        }
+        self.state().locks.note_told(owner, inode);
+        let waits = if waker.is_some() { LOCK_WAITS } else { 0 };
+        let takes_lease = if self.limits.lock_leases { LOCK_LEASE } else { 0 };
+        let request = request(inode, owner, lock, waits | takes_lease);
         let (server, era) = self.ask_lock(&request)?;
         let Some(waker) = waker.filter(|_| server != 0) else { return Ok(Locked::Granted) };
         let mut asked = self.asked.lock();
@@ -147,9 +154,33 @@ impl LibFs {
     /// SharedFS's ticket for a request, 0 if it was granted; and the session's number.
     fn ask_lock(&self, request: &LockRequest) -> vfs::engine::Result<(u64, u64)> {
         match self.lock_call(CallKind::Lock, request.as_bytes())? {
-            (Status::Ok, response, era) => Ok((ticket_of(&response)?, era)),
+            (Status::Ok, response, line) => {
+                let (answer, _) = split::<LockResponse>(&response).map_err(|_| Error::Io)?;
+                if let Some(slot) = answer.slot.get().checked_sub(1) {
+                    self.take_lock_lease(&line, request.inode, (slot, answer.expected.get()));
+                }
+                Ok((answer.ticket.get(), line.era))
+            }
             (Status::Limit, ..) => Err(Error::NoLocks),
             (refused, ..) => Err(error_of(refused)),
+        }
+    }
+
+    /// From now on the locks on a file are decided here, if its slot of the lock table can be had.
+    fn take_lock_lease(&self, line: &Line, inode: InodeNumber, (slot, expected): (u32, u32)) {
+        let session = {
+            let state = self.state();
+            let session = state.session.as_ref().filter(|_| state.era == line.era);
+            session.filter(|_| state.locks.table.is_none()).map(|session| session.welcome.session.get())
+        };
+        // Of several threads one gets it.
+        let table = session.and_then(|session| line.link.lock_table(session).ok());
+        let mut state = self.state();
+        if state.era == line.era {
+            if let Some(table) = table.filter(|table| table.bytes() >= LOCK_TABLE_BYTES as u64) {
+                state.locks.table = Some(table);
+            }
+            state.learn_lock_lease(inode, slot, expected);
         }
     }
 
@@ -226,9 +257,16 @@ impl LibFs {
         family: LockFamily,
         (first, last): (u64, u64),
     ) -> vfs::engine::Result<()> {
-        let inode = self.file_of(handle)?;
+        let (inode, decided) = self.run(|state| {
+            let inode = state.inode_of(handle)?;
+            let decide = |locks: &mut LockTable| locks.unlock(inode, owner, family, first, last);
+            Ok((inode, state.decide_lock(inode, owner, true, decide)))
+        })?;
+        if let Some(decided) = decided {
+            return decided;
+        }
         let lock = Lock { family, kind: LockKind::Shared, first, last };
-        match self.lock_call(CallKind::Unlock, request(inode, owner, lock, false).as_bytes())?.0 {
+        match self.lock_call(CallKind::Unlock, request(inode, owner, lock, 0).as_bytes())?.0 {
             Status::Ok => Ok(()),
             Status::Limit => Err(Error::NoLocks),
             refused => Err(error_of(refused)),
@@ -241,11 +279,18 @@ impl LibFs {
         owner: LockOwner,
         lock: Lock,
     ) -> vfs::engine::Result<Option<(Lock, LockOwner)>> {
-        let inode = self.file_of(handle)?;
-        match self.lock_call(CallKind::TestLock, request(inode, owner, lock, false).as_bytes())? {
+        let (inode, decided) = self.run(|state| {
+            let inode = state.inode_of(handle)?;
+            let decide = |locks: &mut LockTable| locks.conflict(inode, owner, lock);
+            Ok((inode, state.decide_lock(inode, owner, false, decide)))
+        })?;
+        if let Some(decided) = decided {
+            return Ok(decided);
+        }
+        match self.lock_call(CallKind::TestLock, request(inode, owner, lock, 0).as_bytes())? {
             (Status::Ok, response, _) if response.is_empty() => Ok(None),
             (Status::Ok, response, _) => {
-                let (found, _) = format::call::split::<LockRequest>(&response).map_err(|_| Error::Io)?;
+                let (found, _) = split::<LockRequest>(&response).map_err(|_| Error::Io)?;
                 lock_of(&found).map(Some).ok_or(Error::Io)
             }
             (refused, ..) => Err(error_of(refused)),
@@ -253,16 +298,20 @@ impl LibFs {
     }
 
     pub(crate) fn release_locks(&self, owner: LockOwner, node: Option<InodeNumber>) {
-        let mut asked = self.asked.lock();
-        let concerned =
-            |held: &(LockOwner, InodeNumber)| held.0 == owner && node.is_none_or(|node| node == held.1);
-        if !asked.owners.iter().any(concerned) {
+        let told = {
+            let mut state = self.state();
+            state.begin();
+            for inode in state.locks.files_of(owner, node) {
+                // What cannot be ended here SharedFS knows of by then.
+                let _ = state.decide_lock(inode, owner, true, |locks| locks.release(owner, Some(inode)));
+            }
+            state.locks.take_told(owner, node)
+        };
+        if !told {
             return;
         }
-        asked.owners.retain(|held| !concerned(held));
-        drop(asked);
         let all = Lock { family: LockFamily::Ranges, kind: LockKind::Shared, first: 0, last: u64::MAX };
-        let body = request(node.unwrap_or(InodeNumber::NONE), owner, all, false);
+        let body = request(node.unwrap_or(InodeNumber::NONE), owner, all, 0);
         // If the daemon is gone for good, so are its locks.
         let _ = self.lock_call(CallKind::ReleaseLocks, body.as_bytes());
     }

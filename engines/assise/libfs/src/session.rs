@@ -60,6 +60,15 @@ pub trait Link: Send + Sync {
     /// `Disconnected`, `Media`.
     fn grown_log(&self, grown: &GrowResponse) -> Result<Region, Error>;
 
+    /// The session's lock table, which came with its first lock lease.
+    ///
+    /// # Errors
+    /// `Disconnected`, `Media`; `Refused` where there is none: then all locks go by calls.
+    fn lock_table(&self, session: u64) -> Result<Region, Error> {
+        let _ = session;
+        Err(Error::Refused)
+    }
+
     /// The lifeline that a `Share` call made.
     ///
     /// # Errors

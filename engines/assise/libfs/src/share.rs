@@ -143,7 +143,11 @@ impl LibFs {
     /// SharedFS, whether or not it locked anything.
     pub fn speaks_for(&self, file: &Given) {
         if let Some(owner) = file.owner {
-            self.asked.lock().note(owner, file.inode);
+            let mut state = self.state();
+            state.locks.note_told(owner, file.inode);
+            if matches!(owner, LockOwner::Description(_)) {
+                state.locks.note_shared(owner);
+            }
         }
     }
 

@@ -227,6 +227,11 @@ impl Link for SocketLink {
         self.parcels.take(&self.connection, CallKind::Share, number)
     }
 
+    fn lock_table(&self, session: u64) -> Result<Region, Error> {
+        let descriptor = self.parcels.take(&self.connection, CallKind::Lock, session)?;
+        Ok(Region::from_fd(OwnedFd::from(descriptor), self.class)?)
+    }
+
     fn grown_log(&self, grown: &GrowResponse) -> Result<Region, Error> {
         let descriptor = self.parcels.take(&self.connection, CallKind::GrowLog, grown.log.get())?;
         Ok(Region::from_fd(OwnedFd::from(descriptor), self.class)?)

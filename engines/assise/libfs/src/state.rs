@@ -10,6 +10,7 @@ use crate::entry_cache::EntryCount;
 use crate::error::Error;
 use crate::files::OpenFile;
 use crate::lease_cache::LeaseCount;
+use crate::local_locks::LocalLocks;
 use crate::need::{Need, Step, Stop};
 use crate::nodes::{Mix, NodeIndex, Nodes};
 use crate::outside::Outside;
@@ -190,6 +191,8 @@ pub(crate) struct State {
     pub(crate) used: Vec<NodeIndex>,
     /// How many leases with words there are at most.
     pub leases: LeaseCount,
+    /// Locks that are decided here.
+    pub locks: LocalLocks,
     /// How many entries of directories there are at most.
     pub entries: EntryCount,
     /// The log is being replaced: nothing is appended.
@@ -226,6 +229,7 @@ impl State {
             trim_above: 0,
             used: Vec::new(),
             leases: LeaseCount::default(),
+            locks: LocalLocks::default(),
             entries: EntryCount::default(),
             log_frozen: false,
             half_full: false,
@@ -452,6 +456,7 @@ impl State {
         // Whatever is waited for is digested when the next session begins.
         self.give_back.iter_mut().for_each(|(after, _)| *after = Sequence::new(0));
         self.open_places = open_places();
+        self.locks.end_session();
         self.log_frozen = false;
         self.half_full = false;
     }

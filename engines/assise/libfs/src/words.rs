@@ -100,6 +100,22 @@ impl SharedWords {
         lease.state == state && lease.generation as u32 == held.generation
     }
 
+    /// Whether a lock lease is held still.
+    #[inline]
+    pub fn holds_locks(&self, slot: u32, expected: u32) -> bool {
+        let lease = self.daemon.lock_lease(slot);
+        lease.state == LeaseState::Write && lease.generation as u32 == expected
+    }
+
+    /// Whether what was stored in the lock table until now counts, which SharedFS reads there: no daemon has sealed the log,
+    /// or died. Of what does not count nobody knows whether it was read.
+    #[inline]
+    pub fn counts(&self) -> bool {
+        // Before the looks; pairs with the fence of whoever seals or recovers, and then reads the table.
+        self.fence.hold_back();
+        self.daemon.seal() == Seal::Open && self.is_alive()
+    }
+
     /// The generation of the own range, if anything of it is held.
     #[inline]
     pub fn own_range(&self) -> Option<u32> {

@@ -33,7 +33,12 @@ pub fn log_file(log: LogUid, incarnation: Incarnation) -> String {
     format!("log-{log}-{incarnation}")
 }
 
-/// Whether a pool file is an update log's.
+/// Name of the lock table of a log's session.
+pub fn lock_table_file(log: u64) -> String {
+    format!("log-{log}-locks")
+}
+
+/// Whether a pool file is an update log's, or beside one: of what its owner may cut, and nothing else depends on.
 pub fn is_log_file(name: &str) -> bool {
     name.starts_with("log-")
 }

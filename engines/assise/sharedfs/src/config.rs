@@ -2,6 +2,7 @@
 
 use crate::error::Error;
 use area::Limits as AreaLimits;
+use ccnvm::LockLimits;
 use format::NodeId;
 use format::superblock::OWNER_DAEMON;
 use ipc::ring::RingLimits;
@@ -38,6 +39,8 @@ pub struct Config {
     pub references_max: usize,
     /// Locks on one file, requests that wait for locks, and owners of locks, at once.
     pub locks_max: usize,
+    /// When a program decides about locks on a file by itself.
+    pub lock_limits: LockLimits,
     /// Sessions at once.
     pub sessions_max: usize,
     /// Greetings that are being answered at once; others wait.
@@ -84,6 +87,7 @@ impl Default for Config {
             known_max: 1 << 18,
             references_max: 1 << 14,
             locks_max: 1 << 14,
+            lock_limits: LockLimits::default(),
             sessions_max: 1 << 10,
             greetings_max: 1 << 6,
             batch_records: 16384,

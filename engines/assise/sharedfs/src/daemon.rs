@@ -322,6 +322,11 @@ impl Daemon {
         self.core.log_region(SessionId(session))
     }
 
+    /// The session's lock table, if it has one, for a LibFS in the same process.
+    pub fn lock_table(&self, session: u64) -> Option<Region> {
+        self.core.lock_table(SessionId(session))
+    }
+
     /// Ends a session whose process is gone, and waits until all that counts of it is digested.
     pub fn end(&self, session: u64) {
         self.core.eject(SessionId(session), Reason::Left);

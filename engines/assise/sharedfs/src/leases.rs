@@ -59,7 +59,7 @@ const ENDS_AT_ONCE: usize = 64;
 /// How long a digest stays away from the lock when another thread sleeps until they are free.
 const LET_IN: Duration = Duration::from_micros(50);
 /// A waiter looks again this often without being told: the daemon may have stopped.
-const LOOK: Duration = Duration::from_millis(200);
+pub(crate) const LOOK: Duration = Duration::from_millis(200);
 /// How long beyond the grace period a session waits for leases that it gives back.
 const RELEASE_PATIENCE: Duration = Duration::from_secs(1);
 /// Polling before the first pause.
@@ -77,7 +77,7 @@ struct Work {
 }
 
 impl Core {
-    fn now_ns(&self) -> u64 {
+    pub fn now_ns(&self) -> u64 {
         self.host.now().as_ns()
     }
 
@@ -280,7 +280,7 @@ impl Core {
     }
 
     /// Waits until every operation that is inside now has left once; false if the grace period ends before.
-    fn wait_until_left(&self, shared: &Shared) -> bool {
+    pub fn wait_until_left(&self, shared: &Shared) -> bool {
         // Who is inside is seen from here on; without fences everybody sees to that.
         let _ = self.fences && fence_others(&*self.host);
         let inside = shared.client.inside();
@@ -411,7 +411,7 @@ impl Core {
         self.carry_out();
     }
 
-    fn end(&self, id: SessionId, reason: Reason) {
+    pub fn end(&self, id: SessionId, reason: Reason) {
         if self.begin_end(id, reason) {
             self.finish_end(id);
         } else {
@@ -437,6 +437,11 @@ impl Core {
         for held in session.held.values().filter(|held| held.word != WORD_OWN_RANGE) {
             session.shared.daemon.leases()[held.word as usize].revoke();
         }
+        let now = self.now_ns();
+        for unit in state.lock_leases.end_session(now, id) {
+            state.import_locks(id, unit);
+        }
+        let session = state.sessions.get_mut(&id).expect("looked up above");
         let uid = session.caller.uid;
         session.returns = match reason {
             Reason::Stopping => false,
@@ -453,6 +458,7 @@ impl Core {
     fn finish_end(&self, id: SessionId) {
         let shared = self.state.lock().sessions.get(&id).map(|session| session.shared.clone());
         let Some(shared) = shared else { return };
+        self.remove_lock_table(id);
         // What the word says is an upper bound: the log may hold less, or what does not count.
         let cut = shared.committed();
         let digested = self.digest(id, cut);

@@ -3,16 +3,18 @@
 //! up or takes over a lock of another user, and ends with the last session that named it.
 
 use crate::fair::may_take;
+use crate::lock_requests::{
+    entry_of, family_of, lock_of, owner_of, range_of, request, request_of, response, status_of,
+};
 use crate::register::speak_entry;
 use crate::state::{Core, State};
 use ccnvm::SessionId;
 use format::InodeNumber;
 use format::call::{
-    CallKind, FAMILY_RANGES, FAMILY_WHOLE, LOCK_EXCLUSIVE, LOCK_SHARED, LockRequest, LockResponse,
-    OWNER_DESCRIPTION, OWNER_PROCESS, Status, TicketRequest, split,
+    CallKind, LOCK_SHARED, LOCK_WAITS, LockRequest, OWNER_DESCRIPTION, Status, TicketRequest, split,
 };
+use format::locks::LOCK_LIST_MAX;
 use format::register::{RegisterEntry, RegisterKind};
-use format::share::SharedFile;
 use ipc::host::{Host, Time, WAKE_ALL};
 use ipc::ring::Link;
 use ipc::sync::{Ordering, Word};
@@ -20,10 +22,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::task::{Wake, Waker};
 use std::time::Duration;
-use vfs::engine::{Lock, LockFamily, LockKind, LockOwner, Locked, Ticket};
+use vfs::engine::{Lock, LockFamily, LockOwner, Locked, Ticket};
 use vfs::locks::LockTable;
 use zerocopy::IntoBytes;
-use zerocopy::little_endian::{U32, U64};
 
 /// Longest time that the answer to a question after a lock is kept back.
 const WAIT_MAX: Duration = Duration::from_secs(1);
@@ -80,6 +81,9 @@ pub(crate) struct Locks {
     named: BTreeMap<SessionId, BTreeSet<LockOwner>>,
     /// Requests that wait, and whose.
     tickets: BTreeMap<u64, (SessionId, LockRequest)>,
+    /// Owners that each user's programs may have in lock tables, and all of them.
+    reserved_of_user: BTreeMap<u32, usize>,
+    reserved: usize,
     bell: Arc<Bell>,
     owners_max: usize,
 }
@@ -92,6 +96,8 @@ impl Locks {
             of_user: BTreeMap::new(),
             named: BTreeMap::new(),
             tickets: BTreeMap::new(),
+            reserved_of_user: BTreeMap::new(),
+            reserved: 0,
             bell,
             owners_max: locks_max,
         }
@@ -99,12 +105,63 @@ impl Locks {
 
     /// Whether a session of this user may speak for the owner; if nobody does, it does from now on.
     pub fn claim(&mut self, id: SessionId, uid: u32, owner: LockOwner) -> Result<(), Status> {
-        let mine = self.of_user.get(&uid).copied().unwrap_or(0);
         let is_new = !self.speakers.contains_key(&owner);
-        if is_new && !may_take(uid, mine, self.speakers.len(), self.owners_max) {
+        if is_new && !self.may_have_more(uid, 0) {
             return Err(Status::Limit);
         }
         self.claim_again(id, uid, owner)
+    }
+
+    /// Whether a user may have so many owners and one more.
+    fn may_have_more(&self, uid: u32, more: usize) -> bool {
+        let of = |users: &BTreeMap<u32, usize>| users.get(&uid).copied().unwrap_or(0);
+        let mine = of(&self.of_user) + of(&self.reserved_of_user) + more;
+        may_take(uid, mine, self.speakers.len() + self.reserved + more, self.owners_max)
+    }
+
+    /// Keeps places for the owners that a list of a lock table can have; false if the user has too many.
+    pub fn reserve(&mut self, uid: u32) -> bool {
+        if !self.may_have_more(uid, LOCK_LIST_MAX) {
+            return false;
+        }
+        *self.reserved_of_user.entry(uid).or_default() += LOCK_LIST_MAX;
+        self.reserved += LOCK_LIST_MAX;
+        true
+    }
+
+    /// They are used by owners that are known, or by none.
+    pub fn unreserve(&mut self, uid: u32) {
+        let left = self.reserved_of_user.remove(&uid).unwrap_or(0).saturating_sub(LOCK_LIST_MAX);
+        if left > 0 {
+            self.reserved_of_user.insert(uid, left);
+        }
+        self.reserved = self.reserved.saturating_sub(LOCK_LIST_MAX);
+    }
+
+    /// Whether nobody but a session has or wants a lock on an inode, and at most so many are held.
+    pub fn is_alone_at(&self, id: SessionId, unit: InodeNumber, held_max: usize) -> bool {
+        let only = |owner: LockOwner| {
+            self.speakers.get(&owner).is_some_and(|speaker| speaker.sessions.iter().eq([&id]))
+        };
+        let mut held = self.table.held_on(unit);
+        held.len() <= held_max && held.all(|(_, owner)| only(owner)) && !self.table.is_asked_for(unit)
+    }
+
+    /// Takes all locks on an inode out: a lock table has them.
+    pub fn take_out(&mut self, unit: InodeNumber) -> Vec<(Lock, LockOwner)> {
+        self.table.take_out(unit)
+    }
+
+    /// Takes in a lock that a session decided about. False if it may not have it: then the session is a hostile one.
+    pub fn import(
+        &mut self,
+        id: SessionId,
+        uid: u32,
+        unit: InodeNumber,
+        (lock, owner): (Lock, LockOwner),
+    ) -> bool {
+        self.claim_again(id, uid, owner).is_ok()
+            && self.table.lock(unit, owner, lock, None) == Ok(Locked::Granted)
     }
 
     /// The same for one that was claimed before the daemon was started, when others had fewer.
@@ -255,115 +312,15 @@ impl Locks {
     }
 }
 
-/// The owner of the locks of an open file that is given away, if it has one.
-pub(crate) fn owner_of_file(file: &SharedFile) -> Result<Option<LockOwner>, Status> {
-    match file.owner_kind {
-        0 => Ok(None),
-        OWNER_PROCESS => Ok(Some(LockOwner::Process { id: file.owner.get(), pid: file.pid.get() })),
-        OWNER_DESCRIPTION => Ok(Some(LockOwner::Description(file.owner.get()))),
-        _ => Err(Status::Invalid),
-    }
-}
-
-fn key_of(owner: LockOwner) -> (u8, u64) {
-    match owner {
-        LockOwner::Process { id, .. } => (OWNER_PROCESS, id),
-        LockOwner::Description(id) => (OWNER_DESCRIPTION, id),
-    }
-}
-
-/// A lock as a request says it.
-fn request(inode: InodeNumber, lock: Lock, owner: LockOwner) -> LockRequest {
-    let (owner_kind, number) = key_of(owner);
-    LockRequest {
-        inode,
-        owner: U64::new(number),
-        pid: U32::new(if let LockOwner::Process { pid, .. } = owner { pid } else { 0 }),
-        owner_kind,
-        family: if lock.family == LockFamily::Ranges { FAMILY_RANGES } else { FAMILY_WHOLE },
-        kind: if lock.kind == LockKind::Shared { LOCK_SHARED } else { LOCK_EXCLUSIVE },
-        wait: 0,
-        first: U64::new(lock.first),
-        last: U64::new(lock.last),
-    }
-}
-
-/// A request as the register has it.
-fn entry_of(kind: RegisterKind, id: SessionId, request: &LockRequest) -> RegisterEntry {
-    RegisterEntry {
-        detail: request.owner_kind,
-        family: request.family,
-        lock: request.kind,
-        inode: request.inode,
-        first: request.first,
-        last: request.last,
-        owner: request.owner,
-        pid: request.pid,
-        ..RegisterEntry::new(kind, id.0)
-    }
-}
-
-fn request_of(entry: &RegisterEntry) -> LockRequest {
-    LockRequest {
-        inode: entry.inode,
-        owner: entry.owner,
-        pid: entry.pid,
-        owner_kind: entry.detail,
-        family: entry.family,
-        kind: entry.lock,
-        wait: 0,
-        first: entry.first,
-        last: entry.last,
-    }
-}
-
-fn owner_of(request: &LockRequest) -> Result<LockOwner, Status> {
-    match request.owner_kind {
-        OWNER_PROCESS => Ok(LockOwner::Process { id: request.owner.get(), pid: request.pid.get() }),
-        OWNER_DESCRIPTION => Ok(LockOwner::Description(request.owner.get())),
-        _ => Err(Status::Invalid),
-    }
-}
-
-fn family_of(request: &LockRequest) -> Result<LockFamily, Status> {
-    match request.family {
-        FAMILY_RANGES => Ok(LockFamily::Ranges),
-        FAMILY_WHOLE => Ok(LockFamily::Whole),
-        _ => Err(Status::Invalid),
-    }
-}
-
-fn lock_of(request: &LockRequest) -> Result<Lock, Status> {
-    let kind = match request.kind {
-        LOCK_SHARED => LockKind::Shared,
-        LOCK_EXCLUSIVE => LockKind::Exclusive,
-        _ => return Err(Status::Invalid),
-    };
-    let (first, last) = range_of(request)?;
-    Ok(Lock { family: family_of(request)?, kind, first, last })
-}
-
-fn range_of(request: &LockRequest) -> Result<(u64, u64), Status> {
-    let (first, last) = (request.first.get(), request.last.get());
-    if first <= last { Ok((first, last)) } else { Err(Status::Invalid) }
-}
-
-fn status_of(error: vfs::Error) -> Status {
-    match error {
-        vfs::Error::WouldBlock => Status::WouldBlock,
-        vfs::Error::Deadlock => Status::Deadlock,
-        vfs::Error::NoLocks => Status::Limit,
-        _ => Status::Invalid,
-    }
-}
-
-fn response(ticket: u64) -> Vec<u8> {
-    LockResponse { ticket: U64::new(ticket) }.as_bytes().to_vec()
-}
-
 impl Core {
     /// Calls about locks that are answered at once.
-    pub fn lock_call(&self, id: SessionId, kind: CallKind, body: &[u8]) -> Result<Vec<u8>, Status> {
+    pub fn lock_call(
+        &self,
+        id: SessionId,
+        number: u64,
+        kind: CallKind,
+        body: &[u8],
+    ) -> Result<Vec<u8>, Status> {
         if kind == CallKind::CancelLock {
             let (request, _) = split::<TicketRequest>(body).map_err(|_| Status::Invalid)?;
             let cancelled = self.state.lock().cancel_lock(id, request.ticket.get());
@@ -372,20 +329,57 @@ impl Core {
             return cancelled;
         }
         let (request, _) = split::<LockRequest>(body).map_err(|_| Status::Invalid)?;
-        let mut state = self.state.lock();
+        let unit = request.inode;
+        if kind != CallKind::ReleaseLocks {
+            // Who may not use the file takes no lease on its locks from anybody.
+            self.state.lock().locker(id, unit)?;
+        }
         match kind {
-            CallKind::Lock => match state.take_lock(id, &request) {
-                Err(Status::WouldBlock) => {
-                    state.end_locks_of_dead(self, &request);
-                    state.take_lock(id, &request)
+            CallKind::Lock => {
+                let locked = {
+                    let mut state = self.decide_locks(id, unit)?;
+                    match state.take_lock(id, &request) {
+                        Err(Status::WouldBlock) => {
+                            state.end_locks_of_dead(self, &request);
+                            state.take_lock(id, &request)
+                        }
+                        answer => answer,
+                    }
+                };
+                match locked? {
+                    Locked::Granted => Ok(self.with_lock_lease(id, number, &request).as_bytes().to_vec()),
+                    Locked::Queued(ticket) => {
+                        self.state.lock().lock_leases.keep(self.now_ns(), unit, id);
+                        Ok(response(ticket.get()))
+                    }
                 }
-                answer => answer,
-            },
-            CallKind::Unlock => state.unlock(id, &request),
-            CallKind::TestLock => state.test_lock(id, &request),
-            CallKind::ReleaseLocks => state.release_locks(id, &request),
+            }
+            CallKind::Unlock => self.decide_locks(id, unit)?.unlock(id, &request),
+            CallKind::TestLock => self.decide_locks(id, unit)?.test_lock(id, &request),
+            CallKind::ReleaseLocks => self.release_locks(id, &request),
             _ => Err(Status::Invalid),
         }
+    }
+
+    fn release_locks(&self, id: SessionId, request: &LockRequest) -> Result<Vec<u8>, Status> {
+        let owner = owner_of(request)?;
+        let concerned = {
+            let mut state = self.state.lock();
+            let uid = state.live(id)?.caller.uid;
+            if request.owner_kind == OWNER_DESCRIPTION {
+                // Other processes may have the description open.
+                state.fall_silent(id, owner);
+                return Ok(Vec::new());
+            }
+            state.locks.speaks(id, uid, owner) || state.lock_leases.holder(request.inode) == Some(id)
+        };
+        if request.inode == InodeNumber::NONE {
+            self.take_all_back(id)?;
+            self.state.lock().release_locks(id, request)?;
+        } else if concerned {
+            self.decide_locks(id, request.inode)?.release_locks(id, request)?;
+        }
+        Ok(Vec::new())
     }
 
     /// Whether a request for a lock was granted; `None` if it still waits.
@@ -430,12 +424,12 @@ impl State {
         if session.may_use(inode) { Ok(session.caller.uid) } else { Err(Status::Invalid) }
     }
 
-    fn take_lock(&mut self, id: SessionId, request: &LockRequest) -> Result<Vec<u8>, Status> {
+    fn take_lock(&mut self, id: SessionId, request: &LockRequest) -> Result<Locked, Status> {
         let uid = self.locker(id, request.inode)?;
         let (owner, lock) = (owner_of(request)?, lock_of(request)?);
         self.locks.claim(id, uid, owner)?;
         let waker = Waker::from(self.locks.bell.clone());
-        let waker = (request.wait == 1).then_some(&waker);
+        let waker = (request.flags & LOCK_WAITS != 0).then_some(&waker);
         let locked = self.locks.table.lock(request.inode, owner, lock, waker);
         if locked == Ok(Locked::Granted) {
             self.register.note(entry_of(RegisterKind::Lock, id, request));
@@ -443,13 +437,10 @@ impl State {
             // To change its kind the lock that was held was given up, whatever came of it.
             self.register.note(entry_of(RegisterKind::Unlock, id, request));
         }
-        match locked.map_err(status_of)? {
-            Locked::Granted => Ok(response(0)),
-            Locked::Queued(ticket) => {
-                self.locks.tickets.insert(ticket.get(), (id, *request));
-                Ok(response(ticket.get()))
-            }
+        if let Ok(Locked::Queued(ticket)) = locked {
+            self.locks.tickets.insert(ticket.get(), (id, *request));
         }
+        locked.map_err(status_of)
     }
 
     /// Ends what is in the way and held by nobody who lives: a program's end is seen by others in the order in which
@@ -486,23 +477,18 @@ impl State {
         self.locker(id, request.inode)?;
         let conflict = self.locks.table.conflict(request.inode, owner_of(request)?, lock_of(request)?);
         let Some((lock, owner)) = conflict else { return Ok(Vec::new()) };
-        Ok(self::request(request.inode, lock, owner).as_bytes().to_vec())
+        Ok(crate::lock_requests::request(request.inode, lock, owner).as_bytes().to_vec())
     }
 
-    fn release_locks(&mut self, id: SessionId, request: &LockRequest) -> Result<Vec<u8>, Status> {
+    fn release_locks(&mut self, id: SessionId, request: &LockRequest) -> Result<(), Status> {
         let uid = self.live(id)?.caller.uid;
         let owner = owner_of(request)?;
-        if request.owner_kind == OWNER_DESCRIPTION {
-            // Other processes may have the description open.
-            self.fall_silent(id, owner);
-            return Ok(Vec::new());
-        }
         let node = (request.inode != InodeNumber::NONE).then_some(request.inode);
         if self.locks.speaks(id, uid, owner) {
             self.locks.table.release(owner, node);
             self.register.note(entry_of(RegisterKind::Release, id, request));
         }
-        Ok(Vec::new())
+        Ok(())
     }
 
     fn redeem_lock(&mut self, id: SessionId, ticket: u64) -> Result<Option<Vec<u8>>, Status> {

@@ -7,6 +7,7 @@
 
 use crate::error::Error;
 use crate::heirs::{Estate, Heirs};
+use crate::lock_leases::LockTable;
 use crate::locks::Locks;
 use crate::references::{References, Rights};
 use crate::session::{Known, Session};
@@ -61,6 +62,8 @@ pub(crate) struct Register {
 pub(crate) struct Remembered {
     pub estates: BTreeMap<SessionId, Estate>,
     pub references: References,
+    /// Lock leases that sessions held, with the slots of their lock tables.
+    pub lock_leases: BTreeMap<SessionId, BTreeMap<InodeNumber, u64>>,
 }
 
 impl Register {
@@ -95,6 +98,7 @@ impl Register {
             }
         }
         remembered.drop_dead(host, locks);
+        remembered.import_locks(medium, locks);
         Ok((register, remembered))
     }
 
@@ -242,6 +246,15 @@ impl Remembered {
             | RegisterKind::Silent => {
                 locks.replay(id, estate.uid, kind, entry);
             }
+            RegisterKind::LockLease => {
+                locks.take_out(entry.inode);
+                self.lock_leases.entry(id).or_default().insert(entry.inode, entry.first.get());
+            }
+            RegisterKind::LockLeaseEnd => {
+                if let Some(leases) = self.lock_leases.get_mut(&id) {
+                    leases.remove(&entry.inode);
+                }
+            }
             RegisterKind::Inherit => {
                 let from = SessionId(entry.first.get());
                 let Some(left) = self.estates.remove(&from) else { return };
@@ -257,6 +270,7 @@ impl Remembered {
 
     fn end(&mut self, id: SessionId, locks: &mut Locks) {
         self.estates.remove(&id);
+        self.lock_leases.remove(&id);
         // Inodes without a name are looked for in the area.
         self.references.end(id);
         locks.end(id);
@@ -268,6 +282,22 @@ impl Remembered {
             self.estates.values().filter(|estate| !estate.lives(host)).map(|estate| estate.session).collect();
         for id in dead {
             self.end(id, locks);
+        }
+    }
+
+    /// Locks that programs decided about by themselves: their lock tables say which there are.
+    fn import_locks(&mut self, medium: &Medium, locks: &mut Locks) {
+        for (id, leases) in std::mem::take(&mut self.lock_leases) {
+            let Some(uid) = self.estates.get(&id).map(|estate| estate.uid) else { continue };
+            let table = LockTable::open(medium, id);
+            for (inode, slot) in leases {
+                // The daemon may have died in the middle of noting them.
+                locks.take_out(inode);
+                let list = table.as_ref().and_then(|table| table.list(slot, inode));
+                for (lock, owner) in list.into_iter().flatten() {
+                    locks.import(id, uid, inode, (lock, owner));
+                }
+            }
         }
     }
 
@@ -390,6 +420,7 @@ impl State {
         }
         self.references.put_entries(&mut entries);
         self.locks.put_entries(&mut entries);
+        self.put_lock_leases(&mut entries);
         self.register.rewrite(&entries)
     }
 

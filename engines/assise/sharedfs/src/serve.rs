@@ -80,7 +80,7 @@ impl Core {
             | CallKind::Unlock
             | CallKind::TestLock
             | CallKind::ReleaseLocks
-            | CallKind::CancelLock => self.lock_call(id, kind, body),
+            | CallKind::CancelLock => self.lock_call(id, number, kind, body),
         }
     }
 

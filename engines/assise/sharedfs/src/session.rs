@@ -3,6 +3,7 @@
 
 use crate::config::Config;
 use crate::error::Error;
+use crate::lock_leases::LockTable;
 use crate::passes::Passes;
 use crate::register::Identity;
 use ccnvm::{Mode, SessionId};
@@ -143,6 +144,8 @@ pub(crate) struct Session {
     pub peer: Option<Arc<Peer>>,
     /// Rights to open files that it passes on.
     pub passes: Passes,
+    /// What it decides under lock leases; none before the first.
+    pub lock_table: Option<LockTable>,
 }
 
 /// A session is known by the number of its log, which is never used again.
@@ -194,6 +197,7 @@ impl Session {
             wants_digest: false,
             peer: None,
             passes: Passes::default(),
+            lock_table: None,
         }
     }
 

@@ -7,7 +7,7 @@
 
 use crate::error::Error;
 use crate::heirs::Estate;
-use crate::locks::owner_of_file;
+use crate::lock_requests::owner_of_file;
 use crate::references::Rights;
 use crate::register::{open_entry, speak_entry};
 use crate::session::Known;
@@ -33,6 +33,7 @@ impl Core {
         let (head, files) = ShareRequest::decode(body).map_err(|_| Status::Invalid)?;
         // A LibFS in the same process has no children.
         let peer = self.state.lock().live(id)?.peer.clone().ok_or(Status::Invalid)?;
+        self.take_back_given(id, &files, head.own.get() == 1)?;
         let (ours, theirs) = Connection::pair().map_err(|_| Status::Limit)?;
         let number = self.state.lock().give(self, id, &files, head.own.get() == 1, ours)?;
         let parcel = Parcel { request: U64::new(request), what: U64::new(number.0), bytes: U64::new(0) };

@@ -24,7 +24,7 @@ use crate::sync::Parking;
 use mirror::logs::is_log_file;
 
 use area::Area;
-use ccnvm::{Effect, Event, Leases, Limits, Mode, Nanoseconds, SessionId, Ticket, Want};
+use ccnvm::{Effect, Event, Leases, Limits, LockLeases, Mode, Nanoseconds, SessionId, Ticket, Want};
 use format::call::RENAME_UNIT;
 use format::call::Status;
 use format::ledger::{RIGHT_CONTENTS, RIGHT_WRITE, Unit};
@@ -112,6 +112,8 @@ pub(crate) struct State {
     /// What sealed sessions left for their processes.
     pub heirs: Heirs,
     pub locks: Locks,
+    /// Which sessions decide about the locks on which inodes.
+    pub lock_leases: LockLeases,
     /// What the daemon after this one is told.
     pub register: Register,
     /// Inodes without a name that somebody may have open who has not said so yet.
@@ -240,6 +242,7 @@ impl State {
             reaping: BTreeSet::new(),
             heirs,
             locks,
+            lock_leases: LockLeases::new(config.lock_limits),
             register,
             kept,
             ejections: VecDeque::new(),

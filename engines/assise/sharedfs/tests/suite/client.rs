@@ -41,6 +41,7 @@ pub fn tiny() -> Config {
         known_max: 64,
         references_max: 16,
         locks_max: 16,
+        lock_limits: ccnvm::LockLimits::default(),
         sessions_max: 8,
         greetings_max: 4,
         batch_records: 16,

@@ -19,7 +19,7 @@ pub fn request(inode: InodeNumber, owner: u64, kind: u8, wait: u8) -> LockReques
         owner_kind: OWNER_PROCESS,
         family: FAMILY_RANGES,
         kind,
-        wait,
+        flags: wait,
         first: 0.into(),
         last: u64::MAX.into(),
     }

@@ -27,7 +27,7 @@ fn lock(guest: &Guest, kind: CallKind, owner: u64) -> Status {
         owner_kind: OWNER_DESCRIPTION,
         family: FAMILY_WHOLE,
         kind: LOCK_EXCLUSIVE,
-        wait: 0,
+        flags: 0,
         first: U64::new(0),
         last: U64::new(u64::MAX),
     };

@@ -1,0 +1,163 @@
+//! Locks that are decided here, under lock leases: no other process has or wants anything on the file, and SharedFS reads
+//! the locks from the session's lock table ([`format::locks`]), in which each change is written whole before it counts.
+//!
+//! A lock that others in this process are in the way of is waited for at SharedFS, which takes the lease back for that:
+//! nothing waits here. What cannot be decided here goes by a call, too.
+
+use crate::state::State;
+use format::InodeNumber;
+use format::Sequence;
+use format::locks::{
+    LOCK_LIST_BYTES, LOCK_LIST_MAX, LOCK_SLOT_BYTES, LOCK_TABLE_BYTES, LockList, list_offset,
+};
+use pmem::Region;
+use std::collections::{BTreeMap, BTreeSet};
+use vfs::engine::LockOwner;
+use vfs::locks::{LockTable, of_held, to_held};
+
+/// What is known here of locks.
+#[derive(Default)]
+pub(crate) struct LocalLocks {
+    /// The session's lock table.
+    pub table: Option<Region>,
+    /// Files whose locks are decided here.
+    files: BTreeMap<InodeNumber, LocalFile>,
+    /// Owners of which SharedFS may know, and where: one that is not here ends without a call.
+    told: BTreeSet<(LockOwner, InodeNumber)>,
+    /// Owners for which other processes speak, too: nothing of them is decided here.
+    shared: BTreeSet<LockOwner>,
+}
+
+/// A file whose locks are decided here.
+struct LocalFile {
+    slot: u32,
+    /// Lower half of its word's generation.
+    expected: u32,
+    /// The last change that was written.
+    sequence: Sequence,
+    locks: LockTable,
+}
+
+impl LocalFile {
+    fn owners(&self, inode: InodeNumber) -> impl Iterator<Item = LockOwner> {
+        self.locks.held_on(inode).map(|(_, owner)| owner)
+    }
+
+    /// Writes the locks over the older of the two lists of their slot.
+    fn write(&mut self, table: &Region, inode: InodeNumber) {
+        self.sequence = self.sequence.next();
+        let locks = self.locks.held_on(inode).map(|(lock, owner)| to_held(lock, owner)).collect();
+        let list = LockList { inode, sequence: self.sequence, locks };
+        let mut bytes = [0; LOCK_LIST_BYTES];
+        let length = list.encode(&mut bytes);
+        let at = self.slot as usize * LOCK_SLOT_BYTES + list_offset(self.sequence);
+        table.store(at as u64, &bytes[..length]);
+    }
+}
+
+impl LocalLocks {
+    /// SharedFS knows of an owner there, or will.
+    pub fn note_told(&mut self, owner: LockOwner, inode: InodeNumber) {
+        self.told.insert((owner, inode));
+    }
+
+    /// Other processes speak for an owner, too.
+    pub fn note_shared(&mut self, owner: LockOwner) {
+        self.shared.insert(owner);
+    }
+
+    /// The session is over: SharedFS has the locks.
+    pub fn end_session(&mut self) {
+        let inodes: Vec<InodeNumber> = self.files.keys().copied().collect();
+        inodes.into_iter().for_each(|inode| self.lose(inode));
+        self.table = None;
+    }
+
+    fn lose(&mut self, inode: InodeNumber) {
+        if let Some(file) = self.files.remove(&inode) {
+            self.told.extend(file.owners(inode).map(|owner| (owner, inode)));
+        }
+    }
+
+    /// Whether an owner has locks on a file that are decided here.
+    fn has_locks(&self, owner: LockOwner, inode: InodeNumber) -> bool {
+        self.files.get(&inode).is_some_and(|file| file.owners(inode).any(|other| other == owner))
+    }
+
+    /// Whether SharedFS has to be told of the end of an owner, on one file or on all; from now on it was.
+    pub fn take_told(&mut self, owner: LockOwner, node: Option<InodeNumber>) -> bool {
+        let before = self.told.len();
+        self.told.retain(|(other, inode)| *other != owner || node.is_some_and(|node| node != *inode));
+        if matches!(owner, LockOwner::Description(_)) {
+            self.shared.remove(&owner);
+        }
+        self.told.len() < before
+    }
+
+    /// Files on which an owner's locks are decided here, of one file or of all.
+    pub fn files_of(&self, owner: LockOwner, node: Option<InodeNumber>) -> Vec<InodeNumber> {
+        let concerned = |inode: &InodeNumber| node.is_none_or(|node| node == *inode);
+        let files = self.files.keys().copied().filter(concerned);
+        files.filter(|inode| self.has_locks(owner, *inode)).collect()
+    }
+}
+
+impl State {
+    /// Takes in that a session holds a lock lease from now on, and which locks there are.
+    pub fn learn_lock_lease(&mut self, inode: InodeNumber, slot: u32, expected: u32) {
+        let (Some(session), Some(table)) = (self.session.as_ref(), self.locks.table.as_ref()) else { return };
+        let at = u64::from(slot) * LOCK_SLOT_BYTES as u64;
+        if at >= LOCK_TABLE_BYTES as u64 || !session.words.holds_locks(slot, expected) {
+            return;
+        }
+        let mut bytes = [0; LOCK_SLOT_BYTES];
+        let list = table.read(at, &mut bytes).ok().and_then(|()| LockList::of_slot(&bytes));
+        let Some(list) = list.filter(|list| list.inode == inode) else { return };
+        let mut locks = LockTable::new(LOCK_LIST_MAX + 2);
+        for (lock, owner) in list.locks.iter().filter_map(of_held) {
+            if locks.lock(inode, owner, lock, None).is_err() {
+                return;
+            }
+        }
+        // Of a process's own locks on the file SharedFS knows none any more.
+        self.locks
+            .told
+            .retain(|(owner, other)| *other != inode || matches!(owner, LockOwner::Description(_)));
+        self.locks.files.insert(inode, LocalFile { slot, expected, sequence: list.sequence, locks });
+    }
+
+    /// Decides something about an owner's locks on a file, if that is for this process to decide. None: SharedFS has to be
+    /// asked; what was decided here in vain is decided there again, to the same end.
+    pub fn decide_lock<T>(
+        &mut self,
+        inode: InodeNumber,
+        owner: LockOwner,
+        changes: bool,
+        decide: impl FnOnce(&mut LockTable) -> T,
+    ) -> Option<T> {
+        let LocalLocks { table, files, shared, .. } = &mut self.locks;
+        let (session, table, file) = (self.session.as_ref()?, table.as_ref()?, files.get_mut(&inode)?);
+        // A change adds two locks at most.
+        if shared.contains(&owner) || file.locks.held_on(inode).len() + 2 > LOCK_LIST_MAX {
+            return None;
+        }
+        let entered = session.words.enter();
+        if !session.words.holds_locks(file.slot, file.expected) {
+            session.words.leave(entered);
+            self.locks.lose(inode);
+            return None;
+        }
+        let decided = decide(&mut file.locks);
+        if changes {
+            file.write(table, inode);
+        }
+        let counts = session.words.counts();
+        session.words.leave(entered);
+        if !counts {
+            self.locks.lose(inode);
+            self.locks.note_told(owner, inode);
+            return None;
+        }
+        Some(decided)
+    }
+}

@@ -1,0 +1,332 @@
+//! Lock leases in action: `ccnvm` decides where the locks on a file are decided, and this carries it out (CC-NVM, Assise
+//! §3.3; [`format::locks`]).
+//!
+//! A session that holds the lock lease on a file writes which locks there are into its lock table, a file of the pool. To
+//! take the lease back SharedFS marks its word, fences, waits until every operation that was inside has left once, at most
+//! for the grace period, and imports the locks from the table; a session that does not leave in time is sealed out, which
+//! imports all that it decided. The holder's help is needed for none of it, nor is a holder that lives: what was last
+//! written whole counts. The table is hostile input. It says whose locks there are only for a file whose lease was out, and
+//! as if the session had asked for them by calls.
+//!
+//! Guarantees: while a lease is out, SharedFS knows no lock on the file and decides nothing about it; a daemon that dies
+//! leaves register and table, from which the next one has the same locks; an owner for which others speak has no locks in
+//! a table, so that the end of its session, or a close elsewhere, ends none that it should not.
+
+use crate::leases::{LOOK, Reason};
+use crate::lock_requests::{entry_of, owner_of_file, request};
+use crate::state::{Core, State};
+use ccnvm::{Asked, SessionId};
+use format::InodeNumber;
+use format::Sequence;
+use format::call::{LOCK_LEASE, LockRequest, LockResponse, OWNER_DESCRIPTION, Status};
+use format::locks::{
+    LOCK_LIST_BYTES, LOCK_LIST_MAX, LOCK_SLOT_BYTES, LOCK_SLOTS, LOCK_TABLE_BYTES, LockList, list_offset,
+};
+use format::register::{RegisterEntry, RegisterKind};
+use format::share::SharedFile;
+use ipc::Guard;
+use ipc::sync::Ordering;
+use ipc::words::LeaseState;
+use mirror::logs::lock_table_file;
+use pmem::{Medium, Region};
+use std::collections::BTreeMap;
+use vfs::engine::{Lock, LockOwner};
+use vfs::locks::{of_held, to_held};
+use zerocopy::little_endian::{U32, U64};
+
+/// A file with so many locks is not given to a process, whose list would soon be full.
+const OFFERED_MAX: usize = LOCK_LIST_MAX / 2;
+
+/// The lock table of one session.
+pub(crate) struct LockTable {
+    region: Region,
+    /// Which slot has the locks on which inode.
+    slots: BTreeMap<InodeNumber, u32>,
+    free: Vec<u32>,
+    /// The process has it.
+    is_sent: bool,
+}
+
+impl LockTable {
+    fn new(region: Region) -> Self {
+        let free = (0..LOCK_SLOTS as u32).rev().collect();
+        Self { region, slots: BTreeMap::new(), free, is_sent: false }
+    }
+
+    /// The one that a session of a dead daemon left, if it is whole.
+    pub fn open(medium: &Medium, id: SessionId) -> Option<Self> {
+        let region = medium.open_at_most(&lock_table_file(id.0), LOCK_TABLE_BYTES as u64).ok()?;
+        (region.bytes() == LOCK_TABLE_BYTES as u64).then(|| Self::new(region))
+    }
+
+    /// What a slot says of the locks on an inode. None for a slot that says nothing, or of which nothing can be read.
+    pub fn list(&self, slot: u64, inode: InodeNumber) -> Option<Vec<(Lock, LockOwner)>> {
+        let slot = usize::try_from(slot).ok().filter(|slot| *slot < LOCK_SLOTS)?;
+        let mut bytes = [0; LOCK_SLOT_BYTES];
+        self.region.read((slot * LOCK_SLOT_BYTES) as u64, &mut bytes).ok()?;
+        let list = LockList::of_slot(&bytes).filter(|list| list.inode == inode)?;
+        Some(list.locks.iter().filter_map(of_held).collect())
+    }
+
+    /// What it says of an inode whose lease is out.
+    fn locks_on(&self, inode: InodeNumber) -> Vec<(Lock, LockOwner)> {
+        let slot = self.slots.get(&inode);
+        slot.and_then(|slot| self.list((*slot).into(), inode)).unwrap_or_default()
+    }
+
+    /// Writes a slot that nobody uses: both lists, so that nothing of another lease is left.
+    fn begin(&self, slot: u32, inode: InodeNumber, locks: &[(Lock, LockOwner)]) {
+        let locks = locks.iter().map(|(lock, owner)| to_held(*lock, *owner)).collect();
+        let list = LockList { inode, sequence: Sequence::new(1), locks };
+        let (mut slot_bytes, mut bytes) = ([0; LOCK_SLOT_BYTES], [0; LOCK_LIST_BYTES]);
+        let length = list.encode(&mut bytes);
+        slot_bytes[list_offset(list.sequence)..][..length].copy_from_slice(&bytes[..length]);
+        self.region.store(slot as u64 * LOCK_SLOT_BYTES as u64, &slot_bytes);
+    }
+
+    /// Leases that are out, for the register.
+    fn put_entries(&self, id: SessionId, entries: &mut Vec<RegisterEntry>) {
+        entries.extend(self.slots.iter().map(|(inode, slot)| lease_entry(id, *inode, *slot)));
+    }
+}
+
+fn lease_entry(id: SessionId, inode: InodeNumber, slot: u32) -> RegisterEntry {
+    let first = U64::new(slot.into());
+    RegisterEntry { inode, first, ..RegisterEntry::new(RegisterKind::LockLease, id.0) }
+}
+
+impl Core {
+    /// The state when the locks on an inode are decided here: a lease that is out is taken back for the session that asks.
+    ///
+    /// # Errors
+    /// `Sealed`, `Media`.
+    pub fn decide_locks(&self, asks: SessionId, unit: InodeNumber) -> Result<Guard<'_, State>, Status> {
+        loop {
+            // Acquire: pairs with the Release of `announce_events`; read before the state is looked at.
+            let seen = self.events.load(Ordering::Acquire);
+            let mut state = self.state.lock();
+            state.live(asks)?;
+            match state.lock_leases.ask(self.now_ns(), asks, unit) {
+                Asked::Decide => return Ok(state),
+                Asked::TakeBack(holder) => {
+                    drop(state);
+                    self.take_lock_lease_back(asks, unit, holder);
+                }
+                Asked::Wait => {
+                    drop(state);
+                    self.host.wait(&self.events, seen, Some(self.host.now().after(LOOK)));
+                }
+            }
+        }
+    }
+
+    fn take_lock_lease_back(&self, asks: SessionId, unit: InodeNumber, holder: SessionId) {
+        let shared = {
+            let state = self.state.lock();
+            // A session that ended meanwhile has given back everything.
+            let session = state.sessions.get(&holder);
+            let slot = session.and_then(|session| session.lock_table.as_ref()?.slots.get(&unit).copied());
+            session.zip(slot).map(|(session, slot)| {
+                session.shared.daemon.locks()[slot as usize].revoke();
+                session.shared.clone()
+            })
+        };
+        if let Some(shared) = shared {
+            // Other scans of the session may go on beside this one: a LibFS has a place of its own to be inside at, and never
+            // takes turns with others at the overflow.
+            if !self.wait_until_left(&shared) {
+                self.end(holder, Reason::Grace);
+            }
+            let mut state = self.state.lock();
+            if state.lock_leases.holder(unit) == Some(holder) {
+                state.import_locks(holder, unit);
+                state.lock_leases.taken_back(self.now_ns(), unit, (holder, asks));
+            }
+        }
+        self.announce_events();
+    }
+
+    /// Before open files are given away: locks of owners for which another session will speak, too, are decided here.
+    pub fn take_back_given(&self, id: SessionId, files: &[SharedFile], own: bool) -> Result<(), Status> {
+        let units = {
+            let mut state = self.state.lock();
+            state.live(id)?;
+            state.units_with_given(id, files, own)?
+        };
+        for unit in units {
+            drop(self.decide_locks(id, unit)?);
+        }
+        Ok(())
+    }
+
+    /// Before all locks of an owner end: what its session decides about is decided here.
+    pub fn take_all_back(&self, id: SessionId) -> Result<(), Status> {
+        let units: Vec<InodeNumber> = self.state.lock().lock_leases.held(id).collect();
+        for unit in units {
+            drop(self.decide_locks(id, unit)?);
+        }
+        Ok(())
+    }
+
+    /// A lock was granted: with it the session gets the lease, if it wants it and nobody else has or wants anything there.
+    /// The answer to its request.
+    pub fn with_lock_lease(&self, id: SessionId, number: u64, request: &LockRequest) -> LockResponse {
+        let none = LockResponse { ticket: U64::new(0), slot: U32::new(0), expected: U32::new(0) };
+        if request.flags & LOCK_LEASE == 0 || !self.may_have_lock_lease(id, request.inode) {
+            return none;
+        }
+        let (offered, first) = {
+            let mut state = self.state.lock();
+            let offered = state.offer_lock_lease(self.now_ns(), id, request.inode);
+            let table = state.sessions.get_mut(&id).and_then(|session| session.lock_table.as_mut());
+            let first = table.filter(|table| offered.is_some() && !table.is_sent).map(|table| {
+                table.is_sent = true;
+                table.region.clone()
+            });
+            (offered, first)
+        };
+        if let Some(region) = first {
+            // A process that does not get it cannot use the lease, and asks by calls.
+            let _ = self.send_parcel(id, number, id.0, &region);
+        }
+        offered.map_or(none, |(slot, expected)| LockResponse {
+            slot: U32::new(slot + 1),
+            expected: U32::new(expected),
+            ..none
+        })
+    }
+
+    /// Whether an offer is worth its while; then the session has a lock table.
+    fn may_have_lock_lease(&self, id: SessionId, unit: InodeNumber) -> bool {
+        {
+            let state = self.state.lock();
+            if !state.is_alone_at(id, unit) {
+                return false;
+            }
+            if state.sessions.get(&id).is_some_and(|session| session.lock_table.is_some()) {
+                return true;
+            }
+        }
+        let made = self.medium.create_transient(&lock_table_file(id.0), LOCK_TABLE_BYTES as u64);
+        let Ok(region) = made else { return false };
+        let mut state = self.state.lock();
+        match state.live(id) {
+            Ok(session) => {
+                session.lock_table = Some(LockTable::new(region));
+                true
+            }
+            Err(_) => {
+                drop(state);
+                let _ = self.medium.remove_transient(&lock_table_file(id.0));
+                false
+            }
+        }
+    }
+
+    /// The session ends, and what its table said was imported.
+    pub fn remove_lock_table(&self, id: SessionId) {
+        let table = self.state.lock().sessions.get_mut(&id).and_then(|session| session.lock_table.take());
+        if let Some(table) = table {
+            // A file that stays is removed by the next start.
+            let _ = self.medium.remove_transient(table.region.name());
+        }
+    }
+
+    /// A session's lock table, for a LibFS in the same process.
+    pub fn lock_table(&self, id: SessionId) -> Option<Region> {
+        let state = self.state.lock();
+        Some(state.sessions.get(&id)?.lock_table.as_ref()?.region.clone())
+    }
+}
+
+impl State {
+    /// Whether nobody but a session has or wants a lock on an inode, and few are held.
+    fn is_alone_at(&self, id: SessionId, unit: InodeNumber) -> bool {
+        self.lock_leases.holder(unit).is_none() && self.locks.is_alone_at(id, unit, OFFERED_MAX)
+    }
+
+    /// Grants the lease, with all locks there are; its slot and the lower half of its word's generation.
+    fn offer_lock_lease(&mut self, now: u64, id: SessionId, unit: InodeNumber) -> Option<(u32, u32)> {
+        if !self.is_alone_at(id, unit) {
+            return None;
+        }
+        let session = self.live(id).ok()?;
+        let uid = session.caller.uid;
+        let slot = session.lock_table.as_ref()?.free.last().copied()?;
+        if !self.locks.reserve(uid) {
+            return None;
+        }
+        if !self.lock_leases.offer(now, id, unit) {
+            self.locks.unreserve(uid);
+            return None;
+        }
+        let locks = self.locks.take_out(unit);
+        let session = self.sessions.get_mut(&id)?;
+        let table = session.lock_table.as_mut()?;
+        table.free.pop();
+        table.slots.insert(unit, slot);
+        table.begin(slot, unit, &locks);
+        // From here on the table has them, before the process can change anything there.
+        self.register.note(lease_entry(id, unit, slot));
+        let lease = session.shared.daemon.locks()[slot as usize].grant(LeaseState::Write);
+        Some((slot, lease.generation as u32))
+    }
+
+    /// Takes in the locks that a session decided about on an inode. It is out, or sealed, and its lease is over.
+    pub fn import_locks(&mut self, id: SessionId, unit: InodeNumber) {
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        let uid = session.caller.uid;
+        let Some(table) = session.lock_table.as_mut() else { return };
+        let locks = table.locks_on(unit);
+        let Some(slot) = table.slots.remove(&unit) else { return };
+        table.free.push(slot);
+        session.shared.daemon.locks()[slot as usize].end();
+        self.locks.unreserve(uid);
+        for (lock, owner) in locks {
+            if self.locks.import(id, uid, unit, (lock, owner)) {
+                self.register.note(entry_of(RegisterKind::Lock, id, &request(unit, lock, owner)));
+            }
+        }
+        // Until this is noted, the table counts.
+        self.register
+            .note(RegisterEntry { inode: unit, ..RegisterEntry::new(RegisterKind::LockLeaseEnd, id.0) });
+    }
+
+    /// Of what a session gives away: where it has decided about locks of owners that it gives away, or of its process if
+    /// that goes on in another program.
+    fn units_with_given(
+        &self,
+        id: SessionId,
+        files: &[SharedFile],
+        own: bool,
+    ) -> Result<Vec<InodeNumber>, Status> {
+        let held = self.lock_leases.held(id);
+        if own {
+            return Ok(held.collect());
+        }
+        let table = self.sessions.get(&id).and_then(|session| session.lock_table.as_ref());
+        let Some(table) = table else { return Ok(Vec::new()) };
+        let mut units = Vec::new();
+        for unit in held {
+            let locks = table.locks_on(unit);
+            let given =
+                files.iter().filter(|file| file.inode == unit && file.owner_kind == OWNER_DESCRIPTION);
+            for file in given {
+                let owner = owner_of_file(file)?;
+                if !units.contains(&unit) && locks.iter().any(|(_, other)| Some(*other) == owner) {
+                    units.push(unit);
+                }
+            }
+        }
+        Ok(units)
+    }
+
+    /// Lock leases that are out, for the register.
+    pub fn put_lock_leases(&self, entries: &mut Vec<RegisterEntry>) {
+        for (id, session) in &self.sessions {
+            if let Some(table) = &session.lock_table {
+                table.put_entries(*id, entries);
+            }
+        }
+    }
+}
