@@ -104,7 +104,7 @@ fn history(seed: u64) -> (u64, u64, usize) {
                 killed += 1;
                 continue;
             }
-            1 => programs[who].local.stop_inside(),
+            1 if !programs[who].local.is_inside() => programs[who].local.stop_inside(),
             2..8 => LEFT.set(1 + random.below(120)),
             _ => {}
         }

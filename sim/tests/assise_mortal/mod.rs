@@ -1,6 +1,8 @@
 //! A daemon that dies at a step of an operation, which may be one of its own, and programs that start it again. A step
 //! is an access to a shared word; all runs on one thread, whose words these are.
 
+#![allow(dead_code, reason = "each test takes what it needs")]
+
 use crate::assise_local::trees::process;
 use crate::assise_local::{Local, Node};
 use format::SegmentId;
