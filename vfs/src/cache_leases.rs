@@ -9,13 +9,13 @@ use format::InodeNumber;
 /// Right that a lease gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum LeaseMode {
-    /// Nobody changes the inode.
+    /// The inode does not change.
     Read,
-    /// Nobody else reads or changes it.
+    /// No other holder reads or changes it.
     Write,
 }
 
-/// What is asked of the holder.
+/// The request to the holder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Recalled {
     /// Others want these. No more are asked for than were held, and each is asked for again only after it was given back and
@@ -28,7 +28,7 @@ pub enum Recalled {
 }
 
 /// The leases of an engine, for a cache outside of it. From [`Self::hold`] on a lease is the cache's until it is given back by
-/// [`Self::give_back`]: whatever the engine does, nobody else changes the inode until then (`Read`), or reads it
+/// [`Self::give_back`]: whatever the engine does, no other holder changes the inode until then (`Read`), or reads it
 /// (`Write`).
 pub trait CacheLeases: Send + Sync {
     /// Gets a lease on a pinned inode, if it is not held, and holds it for the cache. Waits for that, also for what

@@ -8,9 +8,10 @@
 use crate::DecodeError;
 use crate::ids::{Block, Incarnation, InodeNumber, LeaseVersion, LogUid, SegmentId, Sequence};
 use crate::node::InodeItem;
-use crate::pass::TOKEN_BYTES;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+pub use crate::session::{PassResponse, RECALLS_MAX, RecallsRequest};
 
 /// Components of a path that one walk takes.
 pub const WALK_NAMES_MAX: usize = 64;
@@ -26,9 +27,6 @@ pub const AHEAD_MAX: usize = 256;
 
 /// Leases that one call gives back.
 pub const RELEASE_UNITS_MAX: usize = 512;
-
-/// Leases that one answer asks a session to give back.
-pub const RECALLS_MAX: usize = 64;
 
 /// What a request asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -253,16 +251,6 @@ pub struct OpenRequest {
 }
 
 const _: () = assert!(size_of::<OpenRequest>() == 16);
-
-/// A right to open a file once, whatever became of its names and its mode.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-pub struct PassResponse {
-    /// Random, and known to nobody else.
-    pub token: [u8; TOKEN_BYTES],
-}
-
-const _: () = assert!(size_of::<PassResponse>() == 16);
 
 /// A request about one inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -545,19 +533,6 @@ pub struct TicketRequest {
 }
 
 const _: () = assert!(size_of::<TicketRequest>() == 16);
-
-/// A question after leases that others want.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-pub struct RecallsRequest {
-    /// 1: the answer is kept back until there is one. 0: it comes at once and asks for nothing, and so do those that were kept
-    /// back.
-    pub wait: U32,
-    /// Zero.
-    pub reserved: U32,
-}
-
-const _: () = assert!(size_of::<RecallsRequest>() == 8);
 
 /// How a call ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -8,6 +8,7 @@
 
 use crate::ids::{Incarnation, InodeNumber, LeaseVersion, LogUid, PoolUid, Sequence};
 use crate::locks::LOCK_SLOTS;
+use crate::pass::TOKEN_BYTES;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -127,3 +128,29 @@ pub struct SyncRequest {
 }
 
 const _: () = assert!(size_of::<SyncRequest>() == 16);
+
+/// A right to open a file once, whatever became of its names and its mode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct PassResponse {
+    /// Random, and known to nobody else.
+    pub token: [u8; TOKEN_BYTES],
+}
+
+const _: () = assert!(size_of::<PassResponse>() == 16);
+
+/// Leases that one answer asks a session to give back.
+pub const RECALLS_MAX: usize = 64;
+
+/// A question after leases that others want.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct RecallsRequest {
+    /// 1: the answer is kept back until there is one. 0: it comes at once and asks for nothing, and so do those that were kept
+    /// back.
+    pub wait: U32,
+    /// Zero.
+    pub reserved: U32,
+}
+
+const _: () = assert!(size_of::<RecallsRequest>() == 8);

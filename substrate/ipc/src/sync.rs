@@ -37,7 +37,7 @@ pub fn relax() {
     std::hint::spin_loop();
 }
 
-/// The compiler moves no access across this; what the processor does is for others to see to (see
+/// The compiler moves no access across this; the revoker orders the accesses of the processor (see
 /// [`crate::Host::fence_others`]).
 #[inline]
 pub fn hold_compiler_back() {

@@ -41,7 +41,7 @@ impl FenceBy {
     pub fn hold_back(self) {
         match self {
             Self::Operation => fence(Ordering::SeqCst),
-            // The processor is held back by whoever fences.
+            // The revoker's fence holds the processor back.
             Self::Revoker => hold_compiler_back(),
         }
     }

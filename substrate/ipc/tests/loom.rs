@@ -136,8 +136,8 @@ fn no_write_is_lost_or_late_without_a_slot() {
     writer_against_revoker(None, true);
 }
 
-/// A lock that is decided under a lock lease: it stands outside of the words, and whoever took the lease or sealed the log
-/// reads it there.
+/// A lock that is decided under a lock lease: it stands outside of the words, and the revoker that took the lease or sealed
+/// the log reads it there.
 fn lock_against_import(force: bool, fence: FenceBy) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(4);
