@@ -33,11 +33,9 @@ pub(super) fn mount(arguments: &Mount) -> Result<ExitCode> {
         return show(&cluster, node);
     }
     if let Some(process) = mountpoint::gateway(&cluster, node) {
-        return Err(Error::new(format!(
-            "node {} is mounted already (process {})",
-            node.number,
-            process.pid()
-        )));
+        // `up` and `start` mount by themselves: what was asked for is there.
+        say::line(format_args!("node {} is mounted already (process {})", node.number, process.pid()));
+        return Ok(ExitCode::SUCCESS);
     }
     let runs = |file: &Path| Process::load(file).is_some();
     if !runs(&cluster.keeper_pid_file(node)) && !runs(&cluster.pid_file(node)) {
