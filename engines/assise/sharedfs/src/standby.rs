@@ -231,7 +231,11 @@ impl Standby {
         // What a thread has taken from the former link, and not written, it does not write any more.
         receiving.link += 1;
         let mut head = inner.head.lock();
-        head.version = head.version.max(hello.version.get());
+        // A fence that was set meanwhile has no link of this head to close: the head is turned away here.
+        if hello.version.get() < head.version {
+            return Err(mirror::Error::Refused(MirrorRefusal::Version));
+        }
+        head.version = hello.version.get();
         head.connection = Some(connection.clone());
         Ok(receiving.link)
     }
