@@ -296,6 +296,8 @@ impl Core {
                 if state.is_stopped() || state.closing || !state.sessions.contains_key(&id) {
                     return;
                 }
+                // The answer says that there is space: the program's word says it before that.
+                state.publish_reusable(self, id);
                 state.reusable_of(self, id).sequence
             };
             if reusable >= up_to || !self.copies.any() {

@@ -128,9 +128,20 @@ fn wait_for(what: &str, mut ready: impl FnMut() -> bool) {
 
 /// A program that writes to a file of its own and syncs each time; gives the file and the last write.
 fn write_and_sync(daemon: &Arc<Daemon>, pid: u32, rounds: u64) -> (InodeNumber, u64) {
+    let (client, file) = begin_program(daemon, pid);
+    go_on(client, file, rounds)
+}
+
+/// A program with a file of its own. Programs begin one after the other: this client does not look whether the lease on the
+/// folder is taken from it while it makes the file.
+fn begin_program(daemon: &Arc<Daemon>, pid: u32) -> (Client, InodeNumber) {
     let mut client = Client::attach_as(daemon, user(0), pid);
     client.write_lease(ROOT);
     let (file, _) = client.create(ROOT, format!("file{pid}").as_bytes(), FILE | 0o644);
+    (client, file)
+}
+
+fn go_on(mut client: Client, file: InodeNumber, rounds: u64) -> (InodeNumber, u64) {
     for round in 1..=rounds {
         assert!(client.write(file, 0, &round.to_le_bytes()));
         let size = 100 * (round as usize % 30);
@@ -151,10 +162,10 @@ fn read_first(daemon: &Arc<Daemon>, path: &str) -> (InodeNumber, Vec<u8>) {
 fn programs_that_sync_at_once_are_on_both() {
     let mut nodes = Nodes::new(config);
     let programs: Vec<_> = (1..=3)
-        .map(|pid| {
-            let daemon = nodes.daemon.clone();
-            spawn(move || write_and_sync(&daemon, pid, 200))
-        })
+        .map(|pid| begin_program(&nodes.daemon, pid))
+        .collect::<Vec<_>>()
+        .into_iter()
+        .map(|(client, file)| spawn(move || go_on(client, file, 200)))
         .collect();
     let written: Vec<_> = programs.into_iter().map(|program| program.end()).collect();
     // The head says nothing any more.
