@@ -181,3 +181,23 @@ fn whoever_waits_gets_the_lock_of_a_program_that_decided_by_itself_and_is_killed
     }
     node.check();
 }
+
+/// The end of a process is seen by its parent before SharedFS has ended its session.
+#[test]
+fn a_process_that_was_waited_for_holds_no_lock() {
+    let node = Node::up();
+    let path = node.path("lock");
+    let program = format!(
+        "import fcntl, os, struct\nf = open({path:?}, 'w')\n\
+         wanted = lambda kind: struct.pack('hhqqi4x', kind, 0, 0, 0, 0)\n\
+         for i in range(300):\n    \
+             if os.fork() == 0:\n        fcntl.lockf(f, fcntl.LOCK_EX); os._exit(0)\n    \
+             os.wait()\n    \
+             found = struct.unpack('hhqqi4x', fcntl.fcntl(f, fcntl.F_GETLK, wanted(1)))\n    \
+             assert found[0] == fcntl.F_UNLCK, (i, found)\n    \
+             if i % 2 == 0: fcntl.lockf(f, fcntl.LOCK_EX | fcntl.LOCK_NB); fcntl.lockf(f, fcntl.LOCK_UN)\n\
+         print('all free')"
+    );
+    assert_eq!(node.run(&["python3", "-c", &program]), "all free\n");
+    node.check();
+}

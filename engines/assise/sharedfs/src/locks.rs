@@ -355,7 +355,13 @@ impl Core {
                 }
             }
             CallKind::Unlock => self.decide_locks(id, unit)?.unlock(id, &request),
-            CallKind::TestLock => self.decide_locks(id, unit)?.test_lock(id, &request),
+            CallKind::TestLock => {
+                let mut state = self.decide_locks(id, unit)?;
+                if !state.test_lock(id, &request)?.is_empty() {
+                    state.end_locks_of_dead(self, &request);
+                }
+                state.test_lock(id, &request)
+            }
             CallKind::ReleaseLocks => self.release_locks(id, &request),
             _ => Err(Status::Invalid),
         }
