@@ -8,8 +8,14 @@ use crate::rules::File;
 use crate::source::Source;
 
 /// Folders (with a slash at the end) and files whose prose keeps the rules. Entries are added, never removed.
-pub const REWRITTEN: [&str; 5] =
-    ["substrate/ipc/", "vfs/", "docs/glossary.md", "docs/testing.md", "docs/decisions/README.md"];
+pub const REWRITTEN: [&str; 6] = [
+    "substrate/ipc/",
+    "substrate/pmem/",
+    "vfs/",
+    "docs/glossary.md",
+    "docs/testing.md",
+    "docs/decisions/README.md",
+];
 
 /// Words of a private vocabulary, with the word that an engineer of the field knows. Ordinary words that have a private
 /// meaning too (place, room, promise, life, told) are missing here, because most of their uses are fine.

@@ -28,7 +28,7 @@ use format::cluster::{ClusterFrame, ClusterFrameHead};
 use format::envelope::FRAME_ALIGN;
 use format::{DecodeError, Envelope, HEADER_BYTES, Incarnation, LogUid, Sequence};
 use pmem::copy::Source;
-use pmem::ring::{AppendError, AppendRing, Place, scan};
+use pmem::ring::{AppendError, AppendRing, RingPosition, scan};
 use pmem::{MediaError, Medium, PoolLock, Region};
 use rustix::io::Errno;
 use std::collections::VecDeque;
@@ -55,7 +55,7 @@ const BEGUN: &str = "begun";
 const OTHER_VERSION: Error =
     Error::Damaged("its log is of another version of this program, or its first bytes were overwritten");
 
-const FIRST: Place = Place { position: 0, sequence: Sequence::new(1) };
+const FIRST: RingPosition = RingPosition { position: 0, sequence: Sequence::new(1) };
 
 /// The open log of a manager.
 pub struct Store {
@@ -311,7 +311,7 @@ fn read(medium: &Medium, number: u64) -> Result<Option<Kept>, Error> {
 
 /// The log ends here, for want of a whole frame. One that stands `apart` or more frames further on was written when the
 /// one that is missing here was durable: then this is no end.
-fn check_end(region: &Region, number: u64, end: Place, apart: u64) -> Result<(), Error> {
+fn check_end(region: &Region, number: u64, end: RingPosition, apart: u64) -> Result<(), Error> {
     let line = FRAME_ALIGN as u64;
     let mut bytes = [0; PIECE_BYTES];
     for start in (end.position + line..LOG_BYTES).step_by(PIECE_BYTES) {
@@ -322,7 +322,7 @@ fn check_end(region: &Region, number: u64, end: Place, apart: u64) -> Result<(),
             let position = start + index as u64 * line;
             // A frame has a line at least.
             let later = apart..=(position - end.position) / line;
-            let place = Place { position, sequence };
+            let place = RingPosition { position, sequence };
             if later.contains(&sequence.get().saturating_sub(end.sequence.get()))
                 && scan(region, 0, salt(number), place, LOG_BYTES).next().transpose()?.is_some()
             {

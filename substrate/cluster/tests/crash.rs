@@ -12,7 +12,7 @@ use format::cluster::{CLUSTER_VERSION, ClusterFrame, ClusterFrameHead};
 use format::{ChangeNumber, Incarnation, LogUid, NodeId, Sequence};
 use ipc::Time;
 use pmem::crash::{Limits, Model, Point, enumerate};
-use pmem::ring::{AppendRing, Place as RingPlace, scan};
+use pmem::ring::{AppendRing, RingPosition, scan};
 use pmem::{Medium, Recorder};
 use std::time::Duration;
 use zerocopy::IntoBytes;
@@ -184,7 +184,7 @@ fn a_rotten_record_in_the_middle_is_no_torn_end() {
     let region = medium.open("manager-1").unwrap();
     let salt = Salt::of_log(LogUid::new(1), Incarnation::new(0));
     let frames: Vec<_> =
-        scan(&region, 0, salt, RingPlace { position: 0, sequence: Sequence::new(1) }, u64::MAX)
+        scan(&region, 0, salt, RingPosition { position: 0, sequence: Sequence::new(1) }, u64::MAX)
             .map(Result::unwrap)
             .collect();
     // The snapshot, the start, and the changes.
@@ -278,7 +278,7 @@ fn a_log_of_another_version_is_told() {
     let recorder = Recorder::new();
     let medium = recorder.medium();
     drop(open(&medium).unwrap());
-    let start = RingPlace { position: 0, sequence: Sequence::new(1) };
+    let start = RingPosition { position: 0, sequence: Sequence::new(1) };
     let salt = Salt::of_log(LogUid::new(2), Incarnation::new(0));
     let mut ring = AppendRing::new(medium.create("manager-2", 4 << 20).unwrap(), 0, salt, start, start);
     let mut head = ClusterFrameHead::new(ClusterFrame::Snapshot, 7, 0, 0);

@@ -1,6 +1,6 @@
-//! What an append costs beside its floor: non-temporal copy, checksum and fence of the same bytes; and beside the same
-//! with the checksum stored in a line of its own before the fence, which is the least that a frame needs (where nobody
-//! waits for the checksum, it is made while the fence before it still waits).
+//! Compares the time of an append with two lower bounds: non-temporal copy, checksum and fence of the same bytes; and the
+//! same with the checksum stored in a line of its own before the fence, which is the least that a frame needs. (In the
+//! first one no store depends on the checksum, so the processor computes it while the previous fence still waits.)
 //!
 //! `cargo run --release -p pmem --example floors [FOLDER]`; the folder should be on tmpfs (default /dev/shm). Prints
 //! the lowest and the median time of each, taken in turns in one run, and the ratio of the medians.
@@ -22,7 +22,7 @@ fn main() {
     let medium = Medium::memory(&folder).expect("the folder opens");
     let region = |name| medium.create(name, REGION_BYTES).expect("the medium has room");
     let (bare, summed, framed, log) = (region("bare"), region("summed"), region("framed"), region("log"));
-    // Touched before, so that nobody pays for the first page faults.
+    // Written before the measurement, so that it contains no page faults.
     for region in [&bare, &summed, &framed, &log] {
         (0..REGION_BYTES / 4096).for_each(|page| region.write(page * 4096, &[0; 64]));
     }
@@ -83,13 +83,13 @@ fn append(ring: &mut AppendRing, source: &[u8]) {
     }
 }
 
-/// Where the next bytes go, so that all three walk through their region alike.
+/// Offset of the next bytes, so that all variants advance through their region alike.
 fn next(at: u64, bytes: usize) -> u64 {
     let next = at + (bytes + HEADER_BYTES).next_multiple_of(64) as u64;
     if next + (bytes + HEADER_BYTES) as u64 > REGION_BYTES { 0 } else { next }
 }
 
-/// Nanoseconds a call.
+/// Nanoseconds for each call.
 #[expect(clippy::disallowed_methods, reason = "a measurement reads the clock of the machine")]
 fn timed(calls: usize, mut call: impl FnMut()) -> f64 {
     let start = std::time::Instant::now();

@@ -1,22 +1,23 @@
-//! The images of one moment: which version of each unit, and whether a file is there, within the limits.
+//! The images that a crash at one moment may leave: every combination of the versions of its units, within limits. A
+//! unit is a cache line or a page ([`crate::crash::Model`]).
 
 use crate::crash::Limits;
 use crate::image::Image;
 use crate::replay::Moment;
 
-/// The choices of a moment. An image is chosen by one version a unit; the last number, if a file is being made or
-/// removed, says whether that has happened.
+/// The choices of a moment. An image is described by a list with one version number for each unit; if a file is being
+/// created or removed, a last number says whether the file system has done it (1) or not (0).
 pub(crate) struct Choices<'a> {
     pub moment: &'a Moment<'a>,
     /// Versions of each unit.
     pub versions: Vec<Versions<'a>>,
 }
 
-/// What one unit may hold.
+/// The versions that one unit may have in an image.
 pub(crate) struct Versions<'a> {
-    /// How many there are, torn ones included.
+    /// Number of versions, including torn ones.
     pub all: usize,
-    /// Those not torn.
+    /// Numbers of the versions that are not torn.
     whole: &'a [usize],
 }
 
@@ -46,8 +47,9 @@ impl<'a> Choices<'a> {
         image
     }
 
-    /// Of all units none, or all, or all but one, or one alone, or of each what comes.
-    pub fn by_chance(&self, chances: &mut Chances) -> Vec<usize> {
+    /// Draws one image at random: the oldest or the newest versions, with up to one unit drawn apart, or all units
+    /// drawn.
+    pub fn by_chance(&self, chances: &mut SeededRandom) -> Vec<usize> {
         let last = |versions: &Versions<'_>| versions.all - 1;
         let shape = chances.below(6);
         let mut chosen: Vec<usize> = match shape {
@@ -76,11 +78,11 @@ impl<'a> Choices<'a> {
         text
     }
 
-    /// Calls with the choices within the limits; true if they were all there are.
+    /// Calls with choices, within the limits; returns true if these were all that exist.
     pub fn each<E>(
         &self,
         limits: &Limits,
-        chances: &mut Chances,
+        chances: &mut SeededRandom,
         mut call: impl FnMut(&[usize]) -> Result<(), E>,
     ) -> Result<bool, E> {
         let product = |count: fn(&Versions<'_>) -> usize| {
@@ -122,7 +124,7 @@ impl<'a> Choices<'a> {
                 chosen[unit] = version(&self.versions[unit], *index);
             }
             call(&chosen)?;
-            // The next number in a system whose digits have as many values as the units have versions.
+            // Counts like an odometer: the digit of a unit has as many values as the unit has versions.
             let Some(unit) =
                 (0..indexes.len()).find(|unit| indexes[*unit] + 1 < count(&self.versions[*unit]))
             else {
@@ -133,15 +135,16 @@ impl<'a> Choices<'a> {
         }
     }
 
-    /// None and all, and what differs from them in up to two units, by whole stores.
+    /// Calls with the oldest versions, the newest versions, and all choices that differ from either in one or two
+    /// units. Torn versions are left out.
     fn each_near<E>(&self, near_max: u64, call: &mut impl FnMut(&[usize]) -> Result<(), E>) -> Result<(), E> {
         let none = vec![0; self.versions.len()];
         let all: Vec<usize> = self.versions.iter().map(|versions| versions.all - 1).collect();
         call(&none)?;
         call(&all)?;
         let (ones, twos) = self.near_counts();
-        let mut ones = Evenly::new(ones, near_max);
-        let mut twos = Evenly::new(twos, near_max.saturating_sub(ones.of));
+        let mut ones = EvenSample::new(ones, near_max);
+        let mut twos = EvenSample::new(twos, near_max.saturating_sub(ones.of));
         for base in [&none, &all] {
             let mut chosen = base.clone();
             for first in 0..self.versions.len() {
@@ -169,7 +172,7 @@ impl<'a> Choices<'a> {
         Ok(())
     }
 
-    /// How many choices differ from none or all in one unit, and in two.
+    /// Number of choices that differ from the oldest or newest versions in one unit, and in two units.
     fn near_counts(&self) -> (u64, u64) {
         let others = self.versions.iter().map(|versions| versions.whole.len() as u64 - 1);
         let (sum, squares) = others.fold((0, 0), |(sum, squares), n| (sum + n, squares + n * n));
@@ -177,15 +180,15 @@ impl<'a> Choices<'a> {
     }
 }
 
-/// Takes so many of a row, evenly spread.
-struct Evenly {
+/// Selects a given number of items from a sequence of known length, evenly spread.
+struct EvenSample {
     of: u64,
-    /// One in so many is taken; 0: none.
+    /// One in this many items is selected; 0 selects none.
     every: u64,
     seen: u64,
 }
 
-impl Evenly {
+impl EvenSample {
     fn new(of: u64, taken_max: u64) -> Self {
         let every = if taken_max == 0 { 0 } else { of.div_ceil(taken_max).max(1) };
         Self { of, every, seen: 0 }
@@ -197,10 +200,10 @@ impl Evenly {
     }
 }
 
-/// Numbers by chance that are the same for the same seed (splitmix64).
-pub(crate) struct Chances(pub u64);
+/// A random number generator whose output depends only on its seed (splitmix64).
+pub(crate) struct SeededRandom(pub u64);
 
-impl Chances {
+impl SeededRandom {
     pub fn below(&mut self, bound: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;

@@ -9,7 +9,7 @@
 #[cfg_attr(not(target_arch = "x86_64"), path = "copy/portable.rs")]
 mod machine;
 
-use crate::fold::{STRIDE, State};
+use crate::fold::{FoldState, STRIDE};
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 
@@ -135,7 +135,7 @@ impl Source<'_> {
     #[inline]
     pub(crate) unsafe fn take_folded(
         &mut self,
-        state: &mut State,
+        state: &mut FoldState,
         target: *mut u8,
         bytes: usize,
         by_lines: bool,

@@ -1,42 +1,47 @@
-//! Crashes a structure at every moment and asks whether it recovers.
+//! Crash explorer for tests: crashes a structure at every point of a workload and checks that it recovers.
 //!
-//! [`enumerate`] runs a workload once on a recorded medium. Then, at every fence, settle, creation and removal and
-//! after every call that returned, it makes the images that a crash there may leave ([`Model`]), recovers each on a
-//! recorded medium of its own, has it checked, and crashes the recovery itself in the same way.
+//! [`enumerate`] runs a workload once on a recorded medium. A crash can differ from the previous one before each
+//! fence, sync, file creation and file removal, and after each call that returned; these are the *moments*. For each
+//! moment the explorer builds the images that a crash there may leave on the medium ([`Model`]). It recovers each
+//! image on a new recorded medium, calls the check of the test, and crashes the recovery itself in the same way.
 //!
-//! A moment is *complete* if all its images were made: torn words and all, or, if those are more than
-//! [`Limits::complete_max`], every combination of whole stores with a sample of torn ones. Else it is *capped*: all
-//! images that differ from none or from all of the stores in up to two units, and a sample by seed.
+//! A moment is *complete* if all its images were built, including images with torn words. If there are more than
+//! [`Limits::complete_max`] of these, a moment still counts as complete if every combination of whole stores was
+//! built and torn ones were sampled. Every other moment is *capped*: the explorer builds the images in which up to
+//! two units differ from none or from all of the pending stores, and a random sample.
 //!
-//! An image of which another one had every byte that recovery, its crashes and the judge read is not judged again: it
+//! An image is not recovered again if another image had the same contents in every byte that recovery, its own
+//! crashes and the check have read ([`crate::seen`]). Such an image is counted as *the same*.
 //! is *the same* ([`crate::seen`]), and counted.
 
-use crate::choices::{Chances, Choices};
+use crate::choices::{Choices, SeededRandom};
 use crate::image::Image;
 use crate::medium::Medium;
 use crate::recorded::Recorder;
 pub use crate::replay::Model;
 use crate::replay::Replay;
-use crate::seen::{Alike, Seen};
+use crate::seen::{JudgedChoices, JudgedImages};
 use std::collections::{BTreeSet, HashMap};
 use std::panic::AssertUnwindSafe;
 
-/// How much is enumerated.
+/// Limits on the number of images.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// All images of a moment are made if they are no more than this.
+    /// All images of a moment are built if there are at most this many.
     pub complete_max: u64,
-    /// Of a capped moment, images that differ from none or all in up to two units are made if they are no more than
-    /// this; else as many of them, evenly spread, those that differ in one unit before those that differ in two.
+    /// At a capped moment: the images that differ from none or from all stores in up to two units are built if there
+    /// are at most this many. Otherwise this many of them are selected evenly; images that differ in one unit come
+    /// first.
     pub near_max: u64,
-    /// Images by chance at a moment where not all with torn words are made.
+    /// Number of random images at a moment where not all images with torn words are built.
     pub sampled: u64,
-    /// Images at each moment of a recovery: none, all, and the rest by chance. 0: recovery is not crashed.
+    /// Images at each moment of a recovery: none of its stores, all of them, and random ones. 0: recovery is not
+    /// crashed.
     pub recovery_images: u64,
-    /// Of a moment's images whose recoveries stored, persisted and fenced the same, recovery of the first is crashed,
-    /// and then that of one in so many. 1: each.
+    /// Among the images of a moment whose recoveries did exactly the same, recovery is crashed for the first one and
+    /// for one in this many of the others. 1: for each.
     pub recovery_every: u64,
-    /// Start of the chances.
+    /// Seed of the random choices.
     pub seed: u64,
 }
 
@@ -54,12 +59,12 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Few enough for a test of every day on a structure that pends many lines at once.
+    /// Limits for the tests of every day, for a structure with many pending lines at once.
     pub fn quick() -> Self {
         Self { complete_max: 256, near_max: 256, sampled: 64, recovery_images: 4, recovery_every: 1, seed: 1 }
     }
 
-    /// Of each moment of a recovery none, all, and the rest by chance.
+    /// Limits for crashes of a recovery: none of its stores, all of them, and random choices.
     fn of_recovery(&self, point: &Point) -> Self {
         Self {
             complete_max: 0,
@@ -72,18 +77,19 @@ impl Limits {
     }
 }
 
-/// What was enumerated.
+/// Numbers of moments and images that a run has checked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Moments of which all images were made.
+    /// Moments of which all images were built.
     pub complete: u64,
-    /// Moments of which a part was made.
+    /// Moments of which only some images were built.
     pub capped: u64,
     /// Images recovered and checked.
     pub images: u64,
     /// Images of crashed recoveries, recovered again and checked.
     pub recovery_images: u64,
-    /// Of both, those of which an image before had every byte that recovery and check read of it ([`crate::seen`]).
+    /// Images of both kinds that were skipped because an earlier image had the same bytes wherever recovery and check
+    /// read ([`crate::seen`]).
     pub same: u64,
 }
 
@@ -107,32 +113,32 @@ impl std::fmt::Display for Counts {
     }
 }
 
-/// The moment of a crash, as far as the one who judges needs it.
+/// A crash, as the check of a test sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Point {
-    /// The operations that had returned ([`Recorder::returned`]), in order.
+    /// The operations that had returned before the crash ([`Recorder::returned`]), in order.
     pub returned: Vec<u64>,
-    /// Events of the log before it.
+    /// Number of events in the recorder's log before the crash.
     pub event: usize,
-    /// The model of the crash.
+    /// The crash model.
     pub model: Model,
 }
 
-/// A crash that was not survived.
+/// A crash from which the structure did not recover correctly.
 #[derive(Clone, Debug)]
 pub struct Violation {
-    /// When.
+    /// The crash.
     pub point: Point,
-    /// What was on the medium of the pending stores, one unit a piece.
+    /// The pending stores that had reached the medium, listed by unit.
     pub image: String,
-    /// If recovery was crashed: what was on the medium of its stores.
+    /// If recovery was crashed: its pending stores that had reached the medium.
     pub recovery: Option<String>,
-    /// What recovery or judge said, or their panic.
+    /// The error or panic message of recovery or check.
     pub message: String,
 }
 
 impl Violation {
-    /// As a fault of the image whose recovery was crashed.
+    /// Converts a violation in a crashed recovery into a failure of the image that was being recovered.
     pub fn of_recovery(self) -> Failure {
         Failure { message: self.message, recovery: Some(self.image) }
     }
@@ -150,12 +156,12 @@ impl std::fmt::Display for Violation {
 
 impl std::error::Error for Violation {}
 
-/// Runs `workload` once, crashes it everywhere, recovers with `recover`, which must bring back something from every
-/// image, and judges with `check`, which may go on to use what was recovered. Recovery is crashed as well, and what it
-/// left recovered and judged by the same.
+/// Runs `workload` once and crashes it at every moment. `recover` must succeed on every image; `check` receives the
+/// recovered structure and may continue to use it. Each recovery is crashed as well, and the resulting images are
+/// recovered and checked in the same way.
 ///
 /// # Errors
-/// The first crash that was not survived.
+/// The first violation.
 pub fn enumerate<R>(
     model: Model,
     limits: &Limits,
@@ -168,10 +174,10 @@ pub fn enumerate<R>(
     crash_recorded(&recorder, model, limits, recover, check)
 }
 
-/// As [`enumerate`], for what was recorded already: one recording serves both models.
+/// [`enumerate`] for a finished recording, so that one recording serves both models.
 ///
 /// # Errors
-/// The first crash that was not survived.
+/// The first violation.
 pub fn crash_recorded<R>(
     recorder: &Recorder,
     model: Model,
@@ -179,7 +185,7 @@ pub fn crash_recorded<R>(
     mut recover: impl FnMut(&Medium) -> Result<R, String>,
     mut check: impl FnMut(R, &Medium, &Point) -> Result<(), String>,
 ) -> Result<Counts, Box<Violation>> {
-    let (mut seen, mut seen_again) = (Seen::default(), Seen::default());
+    let (mut seen, mut seen_again) = (JudgedImages::default(), JudgedImages::default());
     let (mut again, mut recoveries) = (Counts::default(), HashMap::new());
     let mut counts = each_distinct(recorder, model, limits, &mut seen, |point, crashed| {
         let (recovery, judged) = recover_and_check(crashed, point, &mut recover, &mut check);
@@ -205,7 +211,8 @@ pub fn crash_recorded<R>(
     Ok(counts)
 }
 
-/// Recovers an image and judges it; gives the recorder with recovery's own log, without what the judge did after it.
+/// Recovers and checks an image. Returns a recorder with the log of the recovery alone, without what the check did
+/// after it.
 fn recover_and_check<R>(
     crashed: &Recorder,
     point: &Point,
@@ -219,7 +226,7 @@ fn recover_and_check<R>(
     (recovery, judged)
 }
 
-/// Runs a step; its panic is an error like those it returns.
+/// Runs a step, and turns its panic into an error.
 fn caught<T>(step: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     std::panic::catch_unwind(AssertUnwindSafe(step)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
@@ -228,11 +235,11 @@ fn caught<T>(step: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     })
 }
 
-/// Why an image was not good.
+/// The reason for which an image was rejected.
 pub struct Failure {
-    /// What the judge said.
+    /// The message of the check.
     pub message: String,
-    /// The crash of recovery that it took, if any.
+    /// The pending stores of the recovery, if recovery had to be crashed to show the fault.
     pub recovery: Option<String>,
 }
 
@@ -242,10 +249,10 @@ impl From<String> for Failure {
     }
 }
 
-/// Calls `judge` with every image that a crash of what was recorded so far may leave, within the limits.
+/// Calls `judge` with every image that a crash of the recorded workload may leave, within the limits.
 ///
 /// # Errors
-/// The first image that the judge refused.
+/// The first image that `judge` rejects.
 pub fn each_image(
     recorder: &Recorder,
     model: Model,
@@ -257,43 +264,46 @@ pub fn each_image(
     })
 }
 
-/// Of those that were the same, one in so many is judged nonetheless: it shows that the judge keeps to the medium.
+/// One in this many skipped images is checked nevertheless. A failure shows that the check depends on something other
+/// than the medium.
 const SAME_JUDGED_EVERY: u64 = 4096;
 
-/// At moments of up to so many images, each is made before it is asked whether it is new.
+/// At a moment with at most this many images, each image is built before the explorer looks it up.
 const FEW_IMAGES: u64 = 64;
 
-/// Calls `judge` with a recorder of every image, as [`each_image`]; but of images that agree in all that the judge read
-/// of them through the recorder, and in how many calls had returned, with one. What the judge says must not depend
-/// on anything else. What he enumerates himself of a crash of that recorder counts as read of it.
+/// Like [`each_image`], but skips an image if `judge` accepted an earlier one that has the same bytes wherever
+/// `judge` read, after the same number of returned calls. `judge` receives a recorder of the image and must read the
+/// image through it; its result must depend on nothing else. If `judge` enumerates crashes of that recorder itself,
+/// the reads of those runs are included.
 ///
 /// # Errors
-/// The first image that the judge refused.
+/// The first image that `judge` rejects.
 pub fn each_distinct(
     recorder: &Recorder,
     model: Model,
     limits: &Limits,
-    seen: &mut Seen,
+    seen: &mut JudgedImages,
     judge: impl FnMut(&Point, &Recorder) -> Result<(), Failure>,
 ) -> Result<Counts, Box<Violation>> {
     each_distinct_of(recorder, recorder, 0, model, limits, seen, judge)
 }
 
-/// The same for what follows on `before`, in which `returned` calls had returned: what is read counts as read there.
+/// [`each_distinct`] for a run that started from the image of `before`, after `returned` calls had returned. Reads of
+/// the images count as reads of the image of `before`.
 fn each_distinct_of(
     recorder: &Recorder,
     before: &Recorder,
     returned: usize,
     model: Model,
     limits: &Limits,
-    seen: &mut Seen,
+    seen: &mut JudgedImages,
     mut judge: impl FnMut(&Point, &Recorder) -> Result<(), Failure>,
 ) -> Result<Counts, Box<Violation>> {
     let many = limits.complete_max.max(limits.near_max) > FEW_IMAGES;
-    let (mut moment, mut alike, mut same) = (0, Alike::new(many), 0);
+    let (mut moment, mut alike, mut same) = (0, JudgedChoices::new(many), 0);
     each_choice(recorder, model, limits, |point, choices, chosen, number| {
         if number != moment {
-            (moment, alike) = (number, Alike::new(many));
+            (moment, alike) = (number, JudgedChoices::new(many));
         }
         let audited = |same: &mut u64| {
             *same += 1;
@@ -322,8 +332,8 @@ fn each_distinct_of(
     })
 }
 
-/// Calls `judge` with every image of every moment; he says whether he looked at it or knew it. The last argument is the
-/// number of the moment.
+/// Calls `judge` with every image of every moment, and with the number of the moment. `judge` returns true if it
+/// checked the image, and false if it skipped it.
 fn each_choice(
     recorder: &Recorder,
     model: Model,
@@ -332,7 +342,7 @@ fn each_choice(
 ) -> Result<Counts, Box<Violation>> {
     let mut replay = Replay::new(recorder, model);
     let mut counts = Counts::default();
-    let mut chances = Chances(limits.seed);
+    let mut chances = SeededRandom(limits.seed);
     while let Some(moment) = replay.next_moment() {
         let point = Point { returned: moment.returned.to_vec(), event: moment.event, model };
         let choices = Choices::of(&moment);
@@ -355,23 +365,23 @@ fn each_choice(
     Ok(counts)
 }
 
-/// A few crashes of a long run.
+/// Limits for a random sample of crashes of a long run.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample {
-    /// Moments by chance; fewer if there are fewer.
+    /// Number of random moments; fewer if the run has fewer.
     pub moments: u64,
-    /// Images of each.
+    /// Images of each moment.
     pub images: u64,
-    /// Moments of each recovery at which it is crashed, one image each.
+    /// Number of random moments of each recovery at which it is crashed, with one image each.
     pub recovery_images: u64,
-    /// Start of the chances.
+    /// Seed of the random choices.
     pub seed: u64,
 }
 
-/// Crashes a run that was recorded, at a few moments by chance; else as [`enumerate`].
+/// Crashes a recorded run at a few random moments; otherwise like [`enumerate`].
 ///
 /// # Errors
-/// The first crash that was not survived.
+/// The first violation.
 pub fn sample<R>(
     recorder: &Recorder,
     model: Model,
@@ -411,7 +421,7 @@ fn each_sampled(
     }
     let mut replay = Replay::new(recorder, model);
     let moments = std::iter::from_fn(|| replay.advance().then_some(())).count();
-    let mut chances = Chances(sample.seed);
+    let mut chances = SeededRandom(sample.seed);
     let chosen: BTreeSet<usize> = (0..sample.moments).map(|_| chances.below(moments)).collect();
     let mut replay = Replay::new(recorder, model);
     for number in 0..=*chosen.last().expect("at least one moment is chosen") {

@@ -27,10 +27,10 @@ const LINE_WORDS: usize = LINE_BYTES / WORD_BYTES;
 const HEADER_WORDS: usize = HEADER_BYTES / WORD_BYTES;
 const STRIDE_WORDS: usize = STRIDE / WORD_BYTES;
 
-/// State of the folding before and after the pass: the 128 bytes of the registers.
+/// FoldState of the folding before and after the pass: the 128 bytes of the registers.
 #[derive(Clone)]
 #[repr(C, align(64))]
-pub(crate) struct State(pub [u64; STRIDE_WORDS]);
+pub(crate) struct FoldState(pub [u64; STRIDE_WORDS]);
 
 /// Multipliers of 16 bytes for one stride, one for each half.
 #[cfg(target_arch = "x86_64")]
@@ -98,7 +98,7 @@ pub(crate) fn write(
 
     let (folded, rest) = (bytes / STRIDE * STRIDE, bytes % STRIDE);
     assert!(folded > 0, "a payload for folding is long");
-    let mut words = State([0; STRIDE_WORDS]);
+    let mut words = FoldState([0; STRIDE_WORDS]);
     words.0[0] = u64::from(begun);
     let at = position + HEADER_BYTES as u64;
     region.write_folded(folder, at, (&mut payload, folded), &mut words)?;
@@ -120,7 +120,7 @@ pub(crate) fn write(
 }
 
 /// Computes the state that [`Source::take_folded`] leaves by checksums alone: for a recorded region.
-pub(crate) fn fold(Folder(summer): Folder, state: &mut State, bytes: &[u8]) {
+pub(crate) fn fold(Folder(summer): Folder, state: &mut FoldState, bytes: &[u8]) {
     let words: Vec<u64> =
         bytes.as_chunks::<WORD_BYTES>().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
     // The checksum of the last stride, started with that of the others, is the checksum of all.
@@ -136,8 +136,8 @@ mod tests {
     use format::{Incarnation, LogUid};
     use proptest::prelude::*;
 
-    fn begun(salt: Salt) -> State {
-        let mut state = State([0; STRIDE_WORDS]);
+    fn begun(salt: Salt) -> FoldState {
+        let mut state = FoldState([0; STRIDE_WORDS]);
         state.0[0] = u64::from(salt.register());
         state
     }
@@ -157,14 +157,14 @@ mod tests {
             let bytes = source.len() / STRIDE * STRIDE;
             let salt = Salt::of_log(LogUid::new(uid), Incarnation::new(1));
             let expected = format::checksum::of(salt, &source[..bytes]);
-            let sum = |state: &State| of_register(folder.0.go_on(0, &state.0, STRIDE));
+            let sum = |state: &FoldState| of_register(folder.0.go_on(0, &state.0, STRIDE));
 
             let mut state = begun(salt);
             fold(folder, &mut state, &source[..bytes]);
             prop_assert_eq!(sum(&state), expected);
 
             for by_lines in [false, crate::copy::folds_by_lines()] {
-                let mut target = vec![State([0; STRIDE_WORDS]); bytes / STRIDE];
+                let mut target = vec![FoldState([0; STRIDE_WORDS]); bytes / STRIDE];
                 let (mut state, mut from) = (begun(salt), Source::from(source));
                 // SAFETY: the target is ours, as long as is said and aligned to a line; the processor was asked.
                 unsafe { from.take_folded(&mut state, target.as_mut_ptr().cast(), bytes, by_lines) }.unwrap();

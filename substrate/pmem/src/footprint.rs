@@ -1,5 +1,6 @@
-//! What a run read of the image it began with, byte by byte; what it had stored there before it read is not of the
-//! image. A run whose randomness and clock do not reach the medium does the same on every image with these bytes.
+//! Records which bytes of its initial image a run has read. Bytes that the run itself stored before it read them do
+//! not count. A run whose random numbers and clock do not depend on the medium behaves the same on every image that
+//! has the same contents in these bytes.
 
 use crate::LINE_BYTES;
 use crate::image::{Image, PAGE_BYTES, Page};
@@ -10,28 +11,28 @@ use std::sync::Arc;
 
 const PAGE_LINES: usize = PAGE_BYTES / LINE_BYTES;
 
-/// Bytes of a page: a bit a byte, a word a line.
+/// A set of bytes of a page: one bit for each byte, one word for each cache line.
 pub(crate) type Mask = [u64; PAGE_LINES];
 
-/// A page of which something was read.
+/// A page, and the bytes of it that were read.
 #[derive(Clone)]
-pub(crate) struct Part {
-    /// Number of the file in the order of the image's names.
+pub(crate) struct ReadPage {
+    /// Index of the file in the sorted names of the image.
     pub file: usize,
     pub page: u64,
     pub mask: Arc<Mask>,
 }
 
-/// What is read while a run goes on.
+/// The bytes that a run has read so far.
 pub(crate) struct Footprint {
-    /// Files that the image has; those made later are not of it.
+    /// Number of files in the image; files with higher ids were created later and do not count.
     files: u32,
     places: HashMap<(FileId, u64), usize>,
-    /// In the order of the first touch.
-    touched: Vec<Touched>,
+    /// In the order of the first access.
+    touched: Vec<TouchedPage>,
 }
 
-struct Touched {
+struct TouchedPage {
     file: FileId,
     page: u64,
     read: Box<Mask>,
@@ -55,9 +56,9 @@ impl Footprint {
         });
     }
 
-    /// What another run read that began with `later`, which is `first` with some stores of this run: it counts as read
-    /// here as far as both have the same bytes.
-    pub fn absorb(&mut self, parts: &[Part], first: &Image, later: &Image) {
+    /// Adds the reads of another run. The image `later` of that run is `first` with some stores of this run, so a
+    /// byte counts only if both images have the same value there.
+    pub fn absorb(&mut self, parts: &[ReadPage], first: &Image, later: &Image) {
         let (first_files, later_files) = (first.files(), later.files());
         let at_first = |name| first.names().position(|first| first == name);
         let places: Vec<Option<usize>> = later.names().map(at_first).collect();
@@ -76,10 +77,10 @@ impl Footprint {
         }
     }
 
-    /// The pages of which something was read.
-    pub fn parts(&self) -> Vec<Part> {
+    /// The pages of which at least one byte was read.
+    pub fn parts(&self) -> Vec<ReadPage> {
         let read = self.touched.iter().filter(|touched| touched.read.iter().any(|bits| *bits != 0));
-        let part = |touched: &Touched| Part {
+        let part = |touched: &TouchedPage| ReadPage {
             file: touched.file.0 as usize,
             page: touched.page,
             mask: Arc::new(*touched.read),
@@ -90,7 +91,7 @@ impl Footprint {
     fn place(&mut self, file: FileId, page: u64) -> usize {
         *self.places.entry((file, page)).or_insert_with(|| {
             let (read, stored) = (Box::new([0; PAGE_LINES]), Box::new([0; PAGE_LINES]));
-            self.touched.push(Touched { file, page, read, stored });
+            self.touched.push(TouchedPage { file, page, read, stored });
             self.touched.len() - 1
         })
     }
@@ -99,7 +100,7 @@ impl Footprint {
         &mut self,
         file: FileId,
         range: Range<u64>,
-        mut each: impl FnMut(&mut Touched, Range<usize>),
+        mut each: impl FnMut(&mut TouchedPage, Range<usize>),
     ) {
         if file.0 >= self.files {
             return;
@@ -116,7 +117,7 @@ impl Footprint {
     }
 }
 
-/// Calls with each line of a range within a page, and the bits of the range in it.
+/// Calls with each cache line of a range within a page, and with the bits of the range in that line.
 fn each_line(within: Range<usize>, mut each: impl FnMut(usize, u64)) {
     let mut at = within.start;
     while at < within.end {

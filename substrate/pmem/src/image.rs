@@ -1,5 +1,5 @@
-//! What a crash left: files of a recorded pool. Clones share all pages until one of them is written, because a test
-//! makes thousands.
+//! The files of a recorded pool at one time, for example after a crash. Clones share all pages until one of them is
+//! written, because a test makes thousands of images.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
@@ -15,7 +15,7 @@ pub struct Image {
     files: BTreeMap<Arc<str>, File>,
 }
 
-/// Pages that are not there are zero. `changed` covers `base`.
+/// Contents of a file. A page in neither map is zero; `changed` takes precedence over `base`.
 #[derive(Clone)]
 pub(crate) struct File {
     bytes: u64,
@@ -24,7 +24,7 @@ pub(crate) struct File {
 }
 
 impl File {
-    /// A page; one that was never written, or is beyond the end, is zeros.
+    /// A page; a page that was never written, or lies beyond the end of the file, is zero.
     pub fn shared_page(&self, index: u64) -> &Arc<Page> {
         static ZEROS: LazyLock<Arc<Page>> = LazyLock::new(|| Arc::new([0; PAGE_BYTES]));
         self.page(index).unwrap_or(&ZEROS)
@@ -97,7 +97,7 @@ impl Image {
         });
     }
 
-    /// Moves what changed into the shared base, so that clones are small again.
+    /// Moves the changed pages into the shared base, so that later clones are cheap.
     pub(crate) fn fold(&mut self) {
         for file in self.files.values_mut().filter(|file| !file.changed.is_empty()) {
             let changed = std::mem::take(&mut file.changed);
@@ -106,7 +106,7 @@ impl Image {
     }
 }
 
-/// Calls with page, range within it, and bytes done before, for each page that a range touches.
+/// Calls with each page that a range touches: its index, the range within it, and the number of bytes before it.
 fn each_page(offset: u64, bytes: usize, mut each: impl FnMut(u64, std::ops::Range<usize>, usize)) {
     let mut done = 0;
     while done < bytes {

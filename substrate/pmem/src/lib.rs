@@ -99,8 +99,10 @@ impl std::fmt::Display for MediaError {
             Self::Locked => write!(f, "the pool is open in another process"),
             Self::Unreadable => write!(f, "the medium cannot be read here"),
             Self::Damaged(error) => write!(f, "damaged: {error}"),
-            Self::Poisoned => write!(f, "an earlier settle failed"),
-            Self::Lost => write!(f, "a file was cut, or its medium failed, where it was read or written"),
+            Self::Poisoned => write!(f, "an earlier sync failed"),
+            Self::Lost => {
+                write!(f, "a file was truncated, or its medium failed, where it was read or written")
+            }
             Self::Os(code) => write!(f, "{}", std::io::Error::from_raw_os_error(*code)),
         }
     }

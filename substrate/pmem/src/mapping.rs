@@ -1,7 +1,7 @@
 //! A shared mapping of a whole file. It lends no references: all access is by copies, checked against its bounds.
 
 use crate::copy::{self, Fault, Sink, Source};
-use crate::fold::{Folder, STRIDE, State};
+use crate::fold::{FoldState, Folder, STRIDE};
 use crate::guard::{Guard, Watch};
 use crate::primitives;
 use crate::read_mapping::CopyError;
@@ -14,11 +14,11 @@ use std::sync::Arc;
 
 /// Bytes of the pages that mappings consist of.
 const PAGE_BYTES: usize = 4096;
-/// From this size on huge pages are asked for.
+/// From this size on, mappings ask for huge pages.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 /// The largest file that is mapped: half of the addresses that a process has.
 const MAPPED_BYTES_MAX: usize = 1 << 46;
-/// Most bytes that are made ready at once: the largest update log, by default.
+/// Limit of the bytes that are mapped ahead: the largest update log, by default.
 const READY_BYTES_MAX: usize = 64 << 20;
 
 pub(crate) struct Mapping {
@@ -34,7 +34,7 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps all of a file, if it has no more bytes than `bytes_max`: it may have any length that somebody else gave it.
+    /// Maps a whole file of at most `bytes_max` bytes. Another process may have chosen the length of the file.
     pub fn new(file: BorrowedFd<'_>, writable: bool, bytes_max: u64) -> Result<Self, MediaError> {
         let bytes = file_bytes(file)?;
         if bytes as u64 > bytes_max {
@@ -49,7 +49,7 @@ impl Mapping {
         if start == libc::MAP_FAILED {
             let error = MediaError::last_os();
             if !place.is_null() {
-                // SAFETY: what `place_for` reserved, and nobody has mapped anything there.
+                // SAFETY: the range that `place_for` reserved, in which no other mapping was made since.
                 unsafe { libc::munmap(place, bytes) };
             }
             return Err(error);
@@ -62,7 +62,7 @@ impl Mapping {
         Ok(Self { start, bytes, writable })
     }
 
-    /// Keeps it from the children that this process forks: one of them may go on as another user.
+    /// Excludes the mapping from children that this process forks, because a child may change its user.
     pub fn not_for_children(self) -> Result<Self, MediaError> {
         // SAFETY: the range is the mapping; it stays as it is in this process.
         if unsafe { libc::madvise(self.start.as_ptr().cast(), self.bytes, libc::MADV_DONTFORK) } != 0 {
@@ -71,8 +71,8 @@ impl Mapping {
         Ok(self)
     }
 
-    /// Makes the kernel map the pages of a file in memory now, the large ones that it can make of them first, so that
-    /// no store waits for that. Takes half a millisecond a megabyte; only so many bytes from the start.
+    /// Maps the pages of the file now, as large pages where the kernel can form them, so that no store waits for a page
+    /// fault. Takes about half a millisecond for each megabyte, and is limited to the first [`READY_BYTES_MAX`] bytes.
     pub fn make_ready(&self) {
         let bytes = self.bytes.min(READY_BYTES_MAX);
         let start = self.start.as_ptr().cast();
@@ -86,7 +86,7 @@ impl Mapping {
         }
     }
 
-    /// Moves all that was stored to the medium, and waits.
+    /// Writes all stores to the medium, and waits.
     pub fn sync(&self) -> Result<(), MediaError> {
         // SAFETY: the range is the mapping; its bytes stay as they are.
         if unsafe { libc::msync(self.start.as_ptr().cast(), self.bytes, libc::MS_SYNC) } != 0 {
@@ -99,7 +99,7 @@ impl Mapping {
         self.bytes as u64
     }
 
-    /// Guards its pages under a name; the guard is dropped first.
+    /// Guards the pages under a name. The guard must be dropped before the mapping.
     pub fn guard(&self, watch: &Arc<Watch>, name: &str) -> Result<Guard, MediaError> {
         Guard::new(watch, name, self.start.as_ptr() as usize, self.bytes.next_multiple_of(PAGE_BYTES))
     }
@@ -125,7 +125,7 @@ impl Mapping {
         // SAFETY: the source is within the mapping, the target is ours, and no slice overlaps a mapping that lends
         // none.
         unsafe { copy::copy(target.as_mut_ptr(), source, target.len()) }
-            .expect("who reads this way has pages that stay, or a guard over them");
+            .expect("the pages of this mapping stay, or a guard replaces them");
     }
 
     pub fn read_to(&self, offset: u64, sink: &mut Sink<'_>, bytes: usize) -> Result<(), CopyError> {
@@ -138,7 +138,7 @@ impl Mapping {
         })
     }
 
-    /// Whether a range can be read: its pages are gone if the file was cut, or the medium failed there.
+    /// True if a range can be read. Its pages are gone if the file was truncated or the medium failed there.
     fn is_there(&self, offset: u64, bytes: usize) -> bool {
         let last = bytes.saturating_sub(1);
         let mut offsets = (0..bytes).step_by(PAGE_BYTES).chain([last]);
@@ -192,7 +192,7 @@ impl Mapping {
         _proof: Folder,
         offset: u64,
         (source, bytes): (&mut Source<'_>, usize),
-        state: &mut State,
+        state: &mut FoldState,
     ) -> Result<(), Fault> {
         assert!(offset.is_multiple_of(LINE_BYTES as u64) && bytes.is_multiple_of(STRIDE), "whole strides");
         let target = self.at_writable(offset, bytes);
@@ -216,13 +216,13 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the range is what `new` mapped, and nobody holds a reference into it. Nothing is written: it only
+        // SAFETY: the range is the one that `new` mapped, and no reference into it exists. The call writes nothing: it only
         // ends the view.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.bytes) };
     }
 }
 
-/// Address space for so many bytes that begins where a huge page can.
+/// Reserves address space that begins on the boundary of a huge page.
 fn place_for(bytes: usize) -> Result<*mut libc::c_void, MediaError> {
     let reserved = bytes.checked_add(HUGE_PAGE_BYTES).ok_or(MediaError::Length)?;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;

@@ -18,7 +18,7 @@ use std::sync::Arc;
 /// Longest name of a pool file, in bytes.
 pub const NAME_BYTES_MAX: usize = 200;
 
-/// The file on which the pool is locked, in addition to the folder itself: someone can remove the file by hand.
+/// The file on which the pool is locked. The folder itself is locked too, because a user can remove the file by hand.
 const LOCK_NAME: &str = "lock";
 
 /// Prefix of a file under construction; no pool file's name begins with a dot.
@@ -154,7 +154,8 @@ impl Medium {
         }
     }
 
-    /// Makes a file as [`Self::create`] does, of which nothing has to survive the machine: it waits for no medium.
+    /// Creates a file as [`Self::create`] does, but without any sync: the file may be missing after a crash of the
+    /// machine.
     ///
     /// # Errors
     /// As [`Self::create`].
@@ -166,7 +167,7 @@ impl Medium {
         }
     }
 
-    /// Removes a file that [`Self::create_transient`] made: it may be there again after a loss of power.
+    /// Removes a file that [`Self::create_transient`] made. After a crash of the machine the file may exist again.
     ///
     /// # Errors
     /// As [`Self::remove`].
@@ -256,8 +257,10 @@ impl Medium {
     /// `Locked`, `Os`.
     pub fn lock(&self) -> Result<PoolLock, MediaError> {
         match &self.0 {
-            Kind::Folder(folder) => Ok(PoolLock { _held: Held::Folder { _locked: folder.lock()? } }),
-            Kind::Recorded(recorder) => Ok(PoolLock { _held: Held::Recorded { _lock: recorder.lock()? } }),
+            Kind::Folder(folder) => Ok(PoolLock { _held: HeldLock::Folder { _locked: folder.lock()? } }),
+            Kind::Recorded(recorder) => {
+                Ok(PoolLock { _held: HeldLock::Recorded { _lock: recorder.lock()? } })
+            }
         }
     }
 }
@@ -265,11 +268,11 @@ impl Medium {
 /// Exclusive ownership of a pool by this process.
 #[derive(Debug)]
 pub struct PoolLock {
-    _held: Held,
+    _held: HeldLock,
 }
 
 #[derive(Debug)]
-enum Held {
+enum HeldLock {
     Folder { _locked: [OwnedFd; 2] },
     Recorded { _lock: RecordedLock },
 }

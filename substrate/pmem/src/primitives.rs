@@ -252,7 +252,7 @@ mod machine {
 
 #[cfg(not(target_arch = "x86_64"))]
 mod machine {
-    /// Plain stores: such a machine has only media that settle by system call.
+    /// Plain stores: every medium on such a machine is synced by system calls.
     pub unsafe fn stream(target: *mut u8, lines: &[u8]) {
         // SAFETY: as the caller promised.
         unsafe { super::store(target, lines) };

@@ -1,8 +1,9 @@
-//! What a long proof has done: the counts of each case that passed, a file a case, so that a proof that was stopped
-//! goes on where it was.
+//! Saved progress of a long proof: the counts of each case that passed, in one file for each case, so that a proof
+//! that was interrupted continues with the remaining cases.
 //!
-//! The folder belongs to one state of the sources (`scripts/prove-crash` names it by their hash): what was proved of
-//! other sources does not count. A file appears when its case has passed, whole or not at all.
+//! The folder belongs to one version of the sources (`scripts/prove-crash` names it by their hash), so results for
+//! other sources are never used. The file of a case appears only after the case has passed, and appears with its
+//! complete contents.
 
 use crate::crash::Counts;
 use format::checksum::{self, Salt};
@@ -12,16 +13,16 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// Names the folder; without it nothing is kept.
+/// Environment variable with the folder. Without it nothing is saved.
 pub const PROGRESS: &str = "HEARTH_PROGRESS";
 
-/// Runs a case, or gives the counts with which it passed before. Says in a line which case it was.
+/// Runs a case, or returns the counts of an earlier run in which it passed. Prints a line for a case that ran.
 ///
 /// # Errors
-/// Those of the case.
+/// The error of the case.
 ///
 /// # Panics
-/// If the folder cannot be written: a proof that seems to be kept and is not would begin anew for ever.
+/// If the folder cannot be written: without saved progress, an interrupted proof would never finish.
 pub fn case<E>(name: &str, run: impl FnOnce() -> Result<Counts, E>) -> Result<Counts, E> {
     let Some(folder) = std::env::var_os(PROGRESS).map(PathBuf::from) else { return run() };
     let file = folder.join(file_name(name));
@@ -37,10 +38,10 @@ pub fn case<E>(name: &str, run: impl FnOnce() -> Result<Counts, E>) -> Result<Co
     Ok(counts)
 }
 
-/// Runs independent cases, as many at once as there are processors; sums their counts.
+/// Runs independent cases in parallel, one thread for each processor, and sums their counts.
 ///
 /// # Errors
-/// The name of a case that failed, and its error; no case is begun after it.
+/// The name and the error of a case that failed; no case is started after a failure.
 pub fn cases<T: Sync, E: Display>(
     cases: &[T],
     name: impl Fn(&T) -> String + Sync,
@@ -65,7 +66,7 @@ pub fn cases<T: Sync, E: Display>(
     result.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Readable, and another for another case.
+/// A readable file name, different for each case.
 fn file_name(case: &str) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
     let short: String = case.chars().map(plain).take(80).collect();

@@ -1,14 +1,14 @@
-//! The medium of the tests: files in memory, and a log of everything that was done to them. From the log, [`crate::crash`]
-//! makes every image that a crash may leave.
+//! The medium of the tests: files in memory, and a log of every operation on them. [`crate::crash`] builds from the
+//! log every image that a crash may leave.
 //!
-//! It keeps the rules of the worst real medium: a fence covers only what the same thread wrote or persisted in the
-//! same file. It can be told to lie: to leave out the n-th persist, fence or settle, to fail a settle, to fail reads
-//! of a range, to hold calls up. So a test proves that it would notice.
+//! It models the weakest real medium: a fence covers only what the same thread wrote or persisted in the same file.
+//! It can be told to misbehave: to skip the n-th persist, fence or sync, to fail a sync, to fail reads of a range, or
+//! to delay calls. With these faults a test shows that it would notice a missing persist, fence or sync.
 //!
-//! Locks: one, of the recorder; nothing else is taken under it.
+//! Locks: one lock, of the recorder; no other lock is taken under it.
 
 use crate::MediaError;
-use crate::footprint::{Footprint, Part};
+use crate::footprint::{Footprint, ReadPage};
 use crate::image::Image;
 use crate::medium::Medium;
 use crate::region::Region;
@@ -18,56 +18,56 @@ use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::ThreadId;
 
-/// A file, by the order of creation, so that a later file of the same name is another.
+/// Identifies a file by the order of creation: a later file with the same name has another id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct FileId(pub u32);
 
-/// Something that was done.
+/// An entry of the recorder's log.
 #[derive(Clone, Debug, Hash)]
 pub(crate) enum Event {
-    /// A file became durable.
+    /// A file was created durably.
     Create { file: FileId, name: Arc<str>, bytes: u64 },
-    /// A file went.
+    /// A file was removed.
     Remove { file: FileId },
     /// Bytes were stored.
     Store { file: FileId, offset: u64, bytes: Arc<[u8]> },
     /// A range was moved towards the medium.
     Persist { file: FileId, range: Range<u64>, thread: ThreadId },
-    /// What the thread persisted in the file is on the medium.
+    /// All bytes that the thread persisted in the file have reached the medium.
     Fence { file: FileId, thread: ThreadId },
-    /// The file was settled.
+    /// The file was synced.
     Settle { file: FileId, thread: ThreadId },
     /// A call returned to the user of the structure under test.
     Returned { operation: u64 },
 }
 
-/// A verb that can be left out.
+/// An operation that the recorder can skip.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
-    /// The moving of one write or persist towards the medium.
+    /// The write-back of one write or persist.
     Persist,
     /// A fence.
     Fence,
-    /// A settle.
+    /// A sync ([`Region::settle`]).
     Settle,
 }
 
-/// A call that can be held up.
+/// An operation that the recorder can delay.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Held {
-    /// A settle of any file.
+pub enum HeldCall {
+    /// A sync of any file.
     Settle,
     /// A read of the file with this name.
     Read(String),
 }
 
-/// Calls that wait for as long as this lives.
+/// Delays calls until it is dropped.
 #[derive(Debug)]
 #[must_use = "the calls go on when this is dropped"]
 pub struct Hold(Recorder);
 
 impl Hold {
-    /// How many calls wait.
+    /// Number of calls that are waiting.
     pub fn waiting(&self) -> u64 {
         self.0.state().waiting
     }
@@ -80,15 +80,15 @@ impl Drop for Hold {
     }
 }
 
-/// All files of a recorded pool and the log of what was done to them. Clones are the same recorder. The condition is that
-/// calls are not held up any more.
+/// All files of a recorded pool, and the log of the operations on them. Clones refer to the same recorder. The
+/// condition variable is notified when delayed calls may continue.
 #[derive(Clone)]
-pub struct Recorder(Arc<Mutex<State>>, Arc<Condvar>);
+pub struct Recorder(Arc<Mutex<RecorderState>>, Arc<Condvar>);
 
 #[derive(Default)]
-struct State {
+struct RecorderState {
     initial: Image,
-    /// The files of `initial`.
+    /// Ids and names of the files of `initial`.
     first_ids: BTreeMap<FileId, Arc<str>>,
     live: Image,
     ids: BTreeMap<Arc<str>, FileId>,
@@ -96,10 +96,10 @@ struct State {
     log: Vec<Event>,
     locked: bool,
     faults: Faults,
-    held: Option<Held>,
-    /// Calls that are held up.
+    held: Option<HeldCall>,
+    /// Number of delayed calls.
     waiting: u64,
-    /// What is read of `initial`, if somebody wants to know.
+    /// The bytes of `initial` that were read, if they are tracked.
     footprint: Option<Footprint>,
 }
 
@@ -110,11 +110,11 @@ struct Faults {
     settles: Countdown,
     settle_errors: Countdown,
     unreadable: Vec<(String, Range<u64>)>,
-    /// Files that change behind a reader, and what was read of them.
+    /// Files that change after each read, and the ranges that were read.
     restless: Vec<(String, Vec<Range<u64>>)>,
 }
 
-/// Counts calls up to the one that is meant.
+/// Counts calls, and selects one of them.
 #[derive(Default)]
 struct Countdown {
     calls: u64,
@@ -122,7 +122,7 @@ struct Countdown {
 }
 
 impl Countdown {
-    /// Counts a call; true if it is the one.
+    /// Counts a call; true if it is the selected one.
     fn strikes(&mut self) -> bool {
         let call = self.calls;
         self.calls += 1;
@@ -142,9 +142,9 @@ impl Recorder {
         Self::of_image(Image::default())
     }
 
-    /// A pool with what a crash left; its log is empty.
+    /// A pool with the files of an image, and an empty log.
     pub fn of_image(image: Image) -> Self {
-        let mut state = State::default();
+        let mut state = RecorderState::default();
         for name in image.names() {
             let file = FileId(state.next_file);
             state.ids.insert(name.clone(), file);
@@ -156,7 +156,7 @@ impl Recorder {
         Self(Arc::new(Mutex::new(state)), Arc::default())
     }
 
-    /// The same, that notes what is read of the image.
+    /// [`Self::of_image`] with tracking of the bytes that are read.
     pub(crate) fn of_watched_image(image: Image) -> Self {
         let recorder = Self::of_image(image);
         let mut state = recorder.state();
@@ -165,13 +165,13 @@ impl Recorder {
         recorder
     }
 
-    /// What was read of the image.
-    pub(crate) fn parts(&self) -> Vec<Part> {
+    /// The bytes of the image that were read, if they are tracked.
+    pub(crate) fn parts(&self) -> Vec<ReadPage> {
         self.state().footprint.as_ref().map(Footprint::parts).unwrap_or_default()
     }
 
-    /// What was read of an image that this recorder's log may leave counts as read here, if that is noted.
-    pub(crate) fn absorb(&self, parts: &[Part], later: &Image) {
+    /// Adds the reads of a run that started from `later`, an image that this recorder's log may leave.
+    pub(crate) fn absorb(&self, parts: &[ReadPage], later: &Image) {
         let mut state = self.state();
         let state = &mut *state;
         if let Some(footprint) = &mut state.footprint {
@@ -184,22 +184,22 @@ impl Recorder {
         Medium::recorded(self)
     }
 
-    /// Notes that an operation of the structure under test returned: a crash from here on must not lose what it
-    /// promised. The number's meaning is the test's.
+    /// Records that an operation of the structure under test returned. A crash after this point must preserve the
+    /// effects that the operation guarantees. The test chooses the meaning of the number.
     pub fn returned(&self, operation: u64) {
         self.state().log.push(Event::Returned { operation });
     }
 
-    /// Takes everything up to now for granted: it is on the medium, and the log begins anew.
+    /// Makes all files durable as they are now, and clears the log.
     pub fn begin_here(&self) {
         let mut state = self.state();
         state.initial = state.live.clone();
         state.log.clear();
-        // Open regions know their files by number.
+        // Open regions refer to their files by id.
         state.first_ids = state.ids.iter().map(|(name, file)| (*file, name.clone())).collect();
     }
 
-    /// Leaves out the call of `verb` with this number (from 0, over all files); it pretends to succeed.
+    /// Skips the `call`-th call of `verb` (from 0, over all files), which reports success.
     pub fn leave_out(&self, verb: Verb, call: u64) {
         let mut state = self.state();
         let faults = &mut state.faults;
@@ -211,7 +211,7 @@ impl Recorder {
         countdown.meant = Some(call);
     }
 
-    /// How often a verb was called.
+    /// Number of calls of `verb`.
     pub fn calls(&self, verb: Verb) -> u64 {
         let state = self.state();
         match verb {
@@ -221,19 +221,19 @@ impl Recorder {
         }
     }
 
-    /// Fails the settle with this number (from 0, over all files): it reports EIO and settles nothing.
+    /// Makes the `call`-th sync (from 0, over all files) fail with EIO and sync nothing.
     pub fn fail_settle(&self, call: u64) {
         self.state().faults.settle_errors.meant = Some(call);
     }
 
-    /// Holds up calls from now on, each in the thread that makes it, as a slow medium does. One hold at a time.
-    pub fn hold(&self, call: Held) -> Hold {
+    /// Delays all matching calls from now on, each in its own thread, as a slow medium does. One hold at a time.
+    pub fn hold(&self, call: HeldCall) -> Hold {
         self.state().held = Some(call);
         Hold(self.clone())
     }
 
-    /// The recorder's state, when this call is not held up.
-    fn state_for(&self, is_call: impl Fn(&Held) -> bool) -> MutexGuard<'_, State> {
+    /// Locks the state, after waiting while this call is delayed.
+    fn state_for(&self, is_call: impl Fn(&HeldCall) -> bool) -> MutexGuard<'_, RecorderState> {
         let mut state = self.state();
         while state.held.as_ref().is_some_and(&is_call) {
             state.waiting += 1;
@@ -243,26 +243,25 @@ impl Recorder {
         state
     }
 
-    /// Fails every read that touches a range of a file from now on.
+    /// Makes every later read that touches the range fail.
     pub fn fail_reads(&self, name: &str, range: Range<u64>) {
         self.state().faults.unreadable.push((name.to_owned(), range));
     }
 
-    /// Changes every byte of a file from now on as soon as it was read once, as a hostile process may that has it
-    /// mapped.
+    /// Inverts every byte of a file after its first read, as a hostile process may do that has mapped the file.
     pub fn change_after_reads(&self, name: &str) {
         self.state().faults.restless.push((name.to_owned(), Vec::new()));
     }
 
-    /// What the files hold now, as a program sees it.
+    /// The current contents of the files, as a program reads them.
     pub fn image(&self) -> Image {
         self.state().live.clone()
     }
 
-    /// A recorder with the same past, that goes its own way from here.
+    /// An independent copy of this recorder and its log.
     pub(crate) fn snapshot(&self) -> Self {
         let state = self.state();
-        let copy = State {
+        let copy = RecorderState {
             initial: state.initial.clone(),
             first_ids: state.first_ids.clone(),
             live: state.live.clone(),
@@ -278,7 +277,7 @@ impl Recorder {
         Self(Arc::new(Mutex::new(copy)), Arc::default())
     }
 
-    /// True if something was stored, made or removed.
+    /// True if the log contains a store, a creation or a removal.
     pub(crate) fn has_changes(&self) -> bool {
         let changes = |event: &Event| {
             matches!(event, Event::Store { .. } | Event::Create { .. } | Event::Remove { .. })
@@ -286,14 +285,14 @@ impl Recorder {
         self.state().log.iter().any(changes)
     }
 
-    /// The same for the same things done.
+    /// A hash of the log: equal for two runs that did the same.
     pub(crate) fn log_hash(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         self.state().log.hash(&mut hasher);
         hasher.finish()
     }
 
-    /// What the files held at first, and everything done since.
+    /// The initial image with its file ids, and the log.
     pub(crate) fn history(&self) -> (Image, BTreeMap<FileId, Arc<str>>, Vec<Event>) {
         let state = self.state();
         (state.initial.clone(), state.first_ids.clone(), state.log.clone())
@@ -352,7 +351,7 @@ impl Recorder {
         Ok(RecordedLock(self.clone()))
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, RecorderState> {
         self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
@@ -364,7 +363,7 @@ impl std::fmt::Debug for Recorder {
     }
 }
 
-/// A recorded pool's lock.
+/// Lock of a recorded pool.
 #[derive(Debug)]
 pub(crate) struct RecordedLock(Recorder);
 
@@ -374,8 +373,7 @@ impl Drop for RecordedLock {
     }
 }
 
-/// A file of a recorded pool, behind a region. After its removal it still reads and writes, as a mapped file does,
-/// but nothing of it is kept.
+/// A file of a recorded pool, used by a region. After its removal it can still be written, and reads as zeros.
 pub(crate) struct RecordedFile {
     recorder: Recorder,
     file: FileId,
@@ -387,7 +385,7 @@ pub(crate) struct RecordedFile {
 impl RecordedFile {
     pub fn read(&self, offset: u64, target: &mut [u8]) -> Result<(), MediaError> {
         let range = self.range(offset, target.len());
-        let is_of_this = |held: &Held| matches!(held, Held::Read(name) if **name == *self.name);
+        let is_of_this = |held: &HeldCall| matches!(held, HeldCall::Read(name) if **name == *self.name);
         let mut state = self.recorder.state_for(is_of_this);
         let touches = |(name, bad): &(String, Range<u64>)| {
             **name == *self.name && bad.start < range.end && range.start < bad.end
@@ -454,7 +452,7 @@ impl RecordedFile {
     }
 
     pub fn settle(&self) -> Result<(), MediaError> {
-        let mut state = self.recorder.state_for(|held| *held == Held::Settle);
+        let mut state = self.recorder.state_for(|held| *held == HeldCall::Settle);
         if state.faults.settle_errors.strikes() {
             return Err(MediaError::Os(libc::EIO));
         }

@@ -11,7 +11,7 @@
 //! locks; of two concurrent writes to the same bytes either may win.
 
 use crate::copy::{Fault, Sink, Source};
-use crate::fold::{self, Folder, State};
+use crate::fold::{self, FoldState, Folder};
 use crate::guard::{Guard, Watch};
 use crate::mapping::Mapping;
 use crate::medium::Class;
@@ -230,7 +230,7 @@ impl Region {
         folder: Folder,
         offset: u64,
         (source, bytes): (&mut Source<'_>, usize),
-        state: &mut State,
+        state: &mut FoldState,
     ) -> Result<(), Fault> {
         self.0.counts.wrote(bytes);
         match &self.0.backing {

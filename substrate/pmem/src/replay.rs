@@ -1,12 +1,13 @@
-//! Plays the log of a recorder again and knows, at each moment, what is on the medium for sure and what may be there.
+//! Replays the log of a recorder, and computes for each moment which stores are durable and which may be on the
+//! medium.
 //!
-//! **Lines**: of each cache line, any prefix of the stores to it since the last fence that covered it may be there; a
-//! store of more than eight bytes may be torn between its aligned eight-byte words, in their order. What was
-//! persisted is there after the next fence (or settle) of the same thread in the same file; what was never persisted
-//! may or may not be there, at any later time.
+//! **Lines**: the unit is a cache line. Any prefix of the stores to a line since the last fence that covered it may
+//! be on the medium. A store of more than eight bytes may be torn between its aligned eight-byte words, in ascending
+//! order. A range that was persisted is durable after the next fence or sync of the same thread in the same file. A
+//! store that was never persisted may reach the medium at any later time, or never.
 //!
-//! **Pages**: of each 4 KB page, any version since the last settle of its file may be there. A settle covers the
-//! pages in which something was persisted, with all that was stored in them before.
+//! **Pages**: the unit is a page of 4 KB. Any version of a page since the last sync of its file may be on the medium.
+//! A sync covers the pages in which a range was persisted, with all stores to them before.
 
 use crate::LINE_BYTES;
 use crate::image::{Image, PAGE_BYTES};
@@ -16,15 +17,15 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::thread::ThreadId;
 
-/// Bytes that no store is torn within.
+/// The size of an aligned store that is never torn.
 const WORD_BYTES: usize = 8;
 
-/// In which units, and until which verb, what was stored may be missing on the medium.
+/// The crash model: the unit that reaches the medium as one, and the operation that makes it durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Model {
-    /// Cache lines, until a fence: persistent memory.
+    /// Cache lines, durable after a fence: persistent memory.
     Lines,
-    /// Pages, until a settle: a mapped file.
+    /// Pages, durable after a sync: a mapped file.
     Pages,
 }
 
@@ -37,21 +38,21 @@ impl Model {
     }
 }
 
-/// A log being played.
+/// A replay of a log.
 pub(crate) struct Replay {
     model: Model,
     durable: Image,
     names: BTreeMap<FileId, Arc<str>>,
     pending: BTreeMap<(FileId, u64), VecDeque<Store>>,
-    covered: Vec<Covered>,
+    covered: Vec<PersistedStores>,
     stores: u64,
     log: std::vec::IntoIter<Event>,
-    /// Of a create or remove that is being done.
+    /// The creation or removal in progress.
     entry: Option<(Event, Arc<str>)>,
     returned: Vec<u64>,
-    /// Events played.
+    /// Number of events replayed.
     events: usize,
-    /// The moment before the next event was looked at.
+    /// True after the moment before the next event was returned.
     stopped: bool,
     ended: bool,
 }
@@ -59,37 +60,37 @@ pub(crate) struct Replay {
 /// A store to one unit.
 struct Store {
     number: u64,
-    /// Within the unit.
+    /// Offset within the unit.
     offset: usize,
     bytes: Box<[u8]>,
 }
 
-/// Stores to a unit up to a number were moved towards the medium.
-struct Covered {
+/// The stores to a unit with numbers below `up_to` were persisted.
+struct PersistedStores {
     thread: ThreadId,
     file: FileId,
     unit: u64,
     up_to: u64,
 }
 
-/// A unit of which several versions may be there.
+/// A unit that has several possible versions.
 pub(crate) struct Choice {
     pub name: Arc<str>,
     pub offset: u64,
-    /// From what is there for sure to the newest; neighbours differ.
+    /// From the durable version to the newest; adjacent versions differ.
     pub versions: Vec<Box<[u8]>>,
-    /// Which of the versions are not torn; first and last are among them.
+    /// Indexes of the versions that are not torn, among them the first and the last.
     pub whole: Vec<usize>,
 }
 
-/// A file that may be there or not.
+/// A file whose creation or removal may be on the medium or not.
 pub(crate) struct EntryChoice {
     pub name: Arc<str>,
-    /// Length of a file that is being made; `None` for one that goes.
+    /// Length of a file that is being created; `None` for a removal.
     pub made: Option<u64>,
 }
 
-/// What a crash at some moment finds.
+/// The possible states of the medium at one moment.
 pub(crate) struct Moment<'a> {
     pub durable: &'a Image,
     pub choices: Vec<Choice>,
@@ -117,13 +118,13 @@ impl Replay {
         }
     }
 
-    /// Goes on to the next moment at which a crash differs from those before: just before something becomes certain,
-    /// just after a call returned, and at the end.
+    /// Advances to the next moment at which a crash can differ from earlier ones: before an event that makes stores
+    /// durable, after a call returned, and at the end.
     pub fn next_moment(&mut self) -> Option<Moment<'_>> {
         self.advance().then(|| self.moment())
     }
 
-    /// The same, without a look at what is there; false at the end.
+    /// [`Self::next_moment`] without building the choices; false at the end.
     pub fn advance(&mut self) -> bool {
         if let Some((event, name)) = self.entry.take() {
             self.change_entry(&event, name);
@@ -152,7 +153,7 @@ impl Replay {
         }
     }
 
-    /// What a crash at this moment finds.
+    /// The possible states of the medium now.
     pub fn moment(&mut self) -> Moment<'_> {
         self.durable.fold();
         let entry = self.entry.as_ref().map(|(event, name)| EntryChoice {
@@ -168,7 +169,7 @@ impl Replay {
         }
     }
 
-    /// Plays one event; true if the moment after it is to be looked at.
+    /// Replays one event; returns true if a crash after it can differ from earlier ones.
     fn play(&mut self, event: Event) -> bool {
         match event {
             Event::Create { file, ref name, .. } => {
@@ -232,12 +233,12 @@ impl Replay {
         let unit_bytes = self.model.unit_bytes() as u64;
         let (first, end) = (range.start / unit_bytes, range.end.div_ceil(unit_bytes));
         for (&(_, unit), _) in self.pending.range((file, first)..(file, end)) {
-            self.covered.push(Covered { thread, file, unit, up_to: self.stores });
+            self.covered.push(PersistedStores { thread, file, unit, up_to: self.stores });
         }
     }
 
-    /// What was moved towards the medium, as far as it is chosen, is there from now on.
-    fn make_certain(&mut self, chosen: impl Fn(&Covered) -> bool) {
+    /// Makes the selected persisted stores durable.
+    fn make_certain(&mut self, chosen: impl Fn(&PersistedStores) -> bool) {
         let unit_bytes = self.model.unit_bytes() as u64;
         let covered = std::mem::take(&mut self.covered);
         for covered in covered {
@@ -293,7 +294,7 @@ impl Replay {
         Choice { name: name.clone(), offset, versions, whole }
     }
 
-    /// The parts of its unit in which a store arrives.
+    /// The ranges in which a store reaches its unit one after the other.
     fn parts(&self, store: &Store) -> Vec<Range<usize>> {
         let all = store.offset..store.offset + store.bytes.len();
         if self.model == Model::Pages {

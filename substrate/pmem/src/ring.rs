@@ -46,7 +46,7 @@ const PIECE_BYTES: usize = 4096 + HEADER_BYTES;
 
 /// A position between two frames: the offset in the region where the next one begins, and its sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct RingPosition {
     /// Offset in the region.
     pub position: u64,
     /// Sequence of the frame at this position.
@@ -87,8 +87,8 @@ pub struct AppendRing {
     salt: Salt,
     /// Checksum of no bytes with the salt: each frame's checksum begins with a copy.
     empty_sum: Running,
-    head: Place,
-    tail: Place,
+    head: RingPosition,
+    tail: RingPosition,
     /// Bytes from head to tail.
     live: u64,
 }
@@ -99,7 +99,7 @@ impl AppendRing {
     ///
     /// # Panics
     /// If `start` is not on a line, no frame fits, or the positions are not two positions of the ring, in order.
-    pub fn new(region: Region, start: u64, salt: Salt, head: Place, tail: Place) -> Self {
+    pub fn new(region: Region, start: u64, salt: Salt, head: RingPosition, tail: RingPosition) -> Self {
         let end = ring_end(&region, start);
         let live = live_between(start, end, head, tail);
         Self { region, start, end, salt, empty_sum: Running::new(salt), head, tail, live }
@@ -110,7 +110,7 @@ impl AppendRing {
     /// # Panics
     /// If `start` is not on a line, or no frame fits.
     pub fn empty(region: Region, start: u64, salt: Salt, next: Sequence) -> Self {
-        let place = Place { position: start, sequence: next };
+        let place = RingPosition { position: start, sequence: next };
         Self::new(region, start, salt, place, place)
     }
 
@@ -148,7 +148,8 @@ impl AppendRing {
         self.region.fence();
         let bytes = frame_bytes(payload_bytes);
         self.live += bytes;
-        self.tail = Place { position: self.wrapped(place.position + bytes), sequence: place.sequence.next() };
+        self.tail =
+            RingPosition { position: self.wrapped(place.position + bytes), sequence: place.sequence.next() };
         Ok(Appended { position: place.position, sequence: place.sequence })
     }
 
@@ -156,7 +157,7 @@ impl AppendRing {
     #[inline]
     fn append_long(
         &self,
-        place: Place,
+        place: RingPosition,
         header: &mut [u8; HEADER_BYTES],
         (payload, payload_bytes): (&[Source<'_>], u64),
     ) -> Result<(), Fault> {
@@ -177,13 +178,13 @@ impl AppendRing {
 
     /// Position of a frame of `bytes` bytes, behind a pad if necessary; `None` if it does not fit.
     #[inline]
-    fn place_for(&self, bytes: u64) -> Option<Place> {
+    fn place_for(&self, bytes: u64) -> Option<RingPosition> {
         let before_end = self.end - self.tail.position;
         if bytes <= before_end {
             return (bytes <= self.free_bytes()).then_some(self.tail);
         }
         let with_pad = bytes.checked_add(before_end)?;
-        let behind_pad = Place { position: self.start, sequence: self.tail.sequence.next() };
+        let behind_pad = RingPosition { position: self.start, sequence: self.tail.sequence.next() };
         (with_pad <= self.free_bytes()).then_some(behind_pad)
     }
 
@@ -197,7 +198,7 @@ impl AppendRing {
         header[..CHECKSUM_BYTES].copy_from_slice(&sum.to_le_bytes());
         self.region.write(self.tail.position, &header);
         self.live += self.end - self.tail.position;
-        self.tail = Place { position: self.start, sequence: self.tail.sequence.next() };
+        self.tail = RingPosition { position: self.start, sequence: self.tail.sequence.next() };
     }
 
     fn wrapped(&self, position: u64) -> u64 {
@@ -208,7 +209,7 @@ impl AppendRing {
     ///
     /// # Panics
     /// If the numbers of `place` show that it is not a position between live frames.
-    pub fn release_to(&mut self, place: Place) {
+    pub fn release_to(&mut self, place: RingPosition) {
         assert!(self.head.sequence <= place.sequence, "a release to {place:?} from {:?}", self.head);
         let live = live_between(self.start, self.end, place, self.tail);
         assert!(live <= self.live, "a release to {place:?} brings frames back, live are {:?}", self.head);
@@ -217,12 +218,12 @@ impl AppendRing {
     }
 
     /// Start of the live frames.
-    pub fn head(&self) -> Place {
+    pub fn head(&self) -> RingPosition {
         self.head
     }
 
     /// Position of the next frame, if no pad is needed.
-    pub fn tail(&self) -> Place {
+    pub fn tail(&self) -> RingPosition {
         self.tail
     }
 
@@ -253,13 +254,13 @@ fn ring_end(region: &Region, start: u64) -> u64 {
     end
 }
 
-fn check_place(start: u64, end: u64, place: Place) {
+fn check_place(start: u64, end: u64, place: RingPosition) {
     let on_line = place.position.is_multiple_of(FRAME_ALIGN as u64);
     assert!(on_line && (start..end).contains(&place.position), "{place:?} is not in the ring {start}..{end}");
 }
 
 /// Number of bytes of the live frames.
-fn live_between(start: u64, end: u64, head: Place, tail: Place) -> u64 {
+fn live_between(start: u64, end: u64, head: RingPosition, tail: RingPosition) -> u64 {
     check_place(start, end, head);
     check_place(start, end, tail);
     assert!(head.sequence <= tail.sequence, "live frames from {head:?} to {tail:?}");
@@ -389,7 +390,7 @@ pub struct Scan {
     start: u64,
     end: u64,
     salt: Salt,
-    next: Place,
+    next: RingPosition,
     frame_bytes_max: u64,
     /// Bytes of the ring not yet scanned: a scan covers the ring once.
     left: u64,
@@ -400,7 +401,7 @@ pub struct Scan {
 ///
 /// # Panics
 /// If the position is not within the ring.
-pub fn scan(region: &Region, start: u64, salt: Salt, from: Place, frame_bytes_max: u64) -> Scan {
+pub fn scan(region: &Region, start: u64, salt: Salt, from: RingPosition, frame_bytes_max: u64) -> Scan {
     let end = ring_end(region, start);
     check_place(start, end, from);
     Scan { region: region.clone(), start, end, salt, next: from, frame_bytes_max, left: end - start }
@@ -408,7 +409,7 @@ pub fn scan(region: &Region, start: u64, salt: Salt, from: Place, frame_bytes_ma
 
 impl Scan {
     /// Position after the last frame that was yielded.
-    pub fn place(&self) -> Place {
+    pub fn place(&self) -> RingPosition {
         self.next
     }
 

@@ -1,57 +1,59 @@
-//! Images that need no second judgement: of all that was read of an image when it was judged, not a byte is another in
-//! a later one, so that recovery and judge would do the same again.
+//! Recognises images that need no second check. Recovery and check behave the same on two images that agree in all
+//! bytes that were read, so an accepted image stands for all such images.
 //!
-//! [`Seen`] is a tree of the pages that were read, in their order, by what they held; [`Alike`] knows of the images
-//! of one moment, without making them, which units were looked at.
+//! [`JudgedImages`] is a prefix tree: each node asks for the contents of one page, in the order in which the pages
+//! were read, and the contents select the next node. [`JudgedChoices`] answers the same question for the images of
+//! one moment without building them: it knows the units that were read.
 
 use crate::LINE_BYTES;
 use crate::choices::Choices;
-use crate::footprint::{Mask, Part};
+use crate::footprint::{Mask, ReadPage};
 use crate::image::{Image, PAGE_BYTES, Page};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-/// Files and their lengths: whoever reads may ask for them.
+/// Names and lengths of all files, which a program can list.
 type Folder = Vec<(Arc<str>, u64)>;
 
-/// Bytes that what was judged may take, about: with more all of it is forgotten, which costs time and no truth.
+/// Approximate limit of memory for accepted images. Above it, all of them are forgotten, which costs only time.
 const BYTES_MAX: usize = 1 << 29;
 
-/// A node in a list that grows by doubling, the look that leads on, and a map of one page with what the allocator adds.
-const NODE_BYTES: usize = 2 * size_of::<Node>() + size_of::<Look>() + 320;
+/// Memory of a node: its place in a list that grows by doubling, its branch, and a map with one page.
+const NODE_BYTES: usize = 2 * size_of::<Node>() + size_of::<Branch>() + 320;
 
-/// What was judged to be good.
+/// The images that were accepted.
 #[derive(Default)]
-pub struct Seen {
-    /// About what it takes.
+pub struct JudgedImages {
+    /// Approximate memory use.
     bytes: usize,
-    /// Where the pages are that it holds, many of them more than once.
+    /// Addresses of the pages that the tree holds; many nodes may share a page.
     kept: HashSet<usize>,
-    /// Each mask once.
+    /// All masks, each stored once.
     masks: HashSet<Arc<Mask>>,
-    /// By what had returned and by the files there are.
+    /// Root nodes, by the number of returned calls and the names and lengths of the files.
     roots: HashMap<(usize, Folder), usize>,
     nodes: Vec<Node>,
 }
 
 #[derive(Default)]
 struct Node {
-    /// What was looked at next; more than one if what was judged later was read in another order.
-    next: Vec<Look>,
-    /// All that was read on the way here, if a judgement ended here.
-    end: Option<Arc<Vec<Part>>>,
+    /// The pages that runs read next; more than one if runs read in different orders.
+    next: Vec<Branch>,
+    /// All that was read on the path to this node, if a run ended here.
+    end: Option<Arc<Vec<ReadPage>>>,
 }
 
-struct Look {
-    part: Part,
+struct Branch {
+    part: ReadPage,
     found: HashMap<u64, Vec<(Arc<Page>, usize)>>,
-    /// The page that was found last: mostly the same again.
+    /// The page that matched last; most images share it.
     last: Option<(Arc<Page>, usize)>,
 }
 
-impl Seen {
-    /// What was read of an image that was judged to be good and is the same in this one, if there is any.
-    pub(crate) fn find(&mut self, returned: usize, image: &Image) -> Option<Arc<Vec<Part>>> {
+impl JudgedImages {
+    /// Finds an accepted image that agrees with this one in all bytes that were read; returns the bytes that were
+    /// read.
+    pub(crate) fn find(&mut self, returned: usize, image: &Image) -> Option<Arc<Vec<ReadPage>>> {
         let root = *self.roots.get(&(returned, folder(image)))?;
         let files = image.files();
         let mut ways = vec![root];
@@ -67,8 +69,8 @@ impl Seen {
         None
     }
 
-    /// Notes that an image was good, and what was read of it.
-    pub(crate) fn add(&mut self, returned: usize, image: &Image, parts: &[Part]) {
+    /// Records an accepted image and the bytes of it that were read.
+    pub(crate) fn add(&mut self, returned: usize, image: &Image, parts: &[ReadPage]) {
         if self.bytes > BYTES_MAX {
             *self = Self::default();
         }
@@ -82,7 +84,7 @@ impl Seen {
         let mut shared = Vec::with_capacity(parts.len());
         for part in parts.iter() {
             let page = files[part.file].shared_page(part.page).clone();
-            let same = |look: &Look| {
+            let same = |look: &Branch| {
                 (look.part.file, look.part.page, &look.part.mask) == (part.file, part.page, &part.mask)
             };
             let next = &mut self.nodes[node].next;
@@ -92,7 +94,7 @@ impl Seen {
                     self.bytes += 2 * size_of::<Mask>();
                 }
                 next.reserve_exact(1);
-                next.push(Look { part: Part { mask, ..*part }, found: HashMap::new(), last: None });
+                next.push(Branch { part: ReadPage { mask, ..*part }, found: HashMap::new(), last: None });
                 next.len() - 1
             });
             shared.push(self.nodes[node].next[look].part.clone());
@@ -113,8 +115,8 @@ impl Seen {
     }
 }
 
-impl Look {
-    /// The node behind a page, if it is known; a page that is held for the next time is added to the bytes.
+impl Branch {
+    /// The node after this page contents, if it is known. Adds to `bytes` if the call keeps the page.
     fn follow(&mut self, page: &Arc<Page>, bytes: &mut usize) -> Option<usize> {
         if let Some((last, node)) = &self.last
             && Arc::ptr_eq(last, page)
@@ -135,15 +137,15 @@ fn folder(image: &Image) -> Folder {
     image.names().map(|name| (name.clone(), image.bytes(name).expect("a name of the image"))).collect()
 }
 
-/// The eight bytes of a mask's bits from `bit` on, as a mask of bytes.
+/// The eight mask bits from `bit` on, widened to a mask of eight bytes.
 fn spread(bits: u64, bit: usize) -> u64 {
     let eight = (bits >> bit & 0xff).wrapping_mul(0x0101_0101_0101_0101) & 0x8040_2010_0804_0201;
-    // A bit in each byte, wherever it stands, becomes the whole byte.
+    // Turns the single bit in each byte, whatever its position, into a full byte.
     let ones = (eight.wrapping_add(0x7f7f_7f7f_7f7f_7f7f) | eight) >> 7 & 0x0101_0101_0101_0101;
     ones.wrapping_mul(0xff)
 }
 
-/// Of what is under the mask.
+/// Hash of the bytes of a page that are in the mask.
 fn hash(page: &Page, mask: &Mask) -> u64 {
     let mut hashes = [0x9e37_79b9_7f4a_7c15_u64; 4];
     for (line, bits) in page.chunks_exact(LINE_BYTES).zip(mask).filter(|(_, bits)| **bits != 0) {
@@ -159,7 +161,7 @@ fn hash(page: &Page, mask: &Mask) -> u64 {
         .fold(0, |all: u64, hash| (all ^ hash).wrapping_mul(0xd6e8_feb8_6659_fd93).rotate_left(32))
 }
 
-/// The same of two versions of a unit.
+/// True if two versions of a unit agree in all bytes of the mask.
 fn look_equal(one: &[u8], other: &[u8], mask: &[u64]) -> bool {
     let lines = one.chunks(LINE_BYTES).zip(other.chunks(LINE_BYTES)).zip(mask);
     lines.filter(|(_, bits)| **bits != 0).all(|((one, other), bits)| {
@@ -168,19 +170,20 @@ fn look_equal(one: &[u8], other: &[u8], mask: &[u64]) -> bool {
     })
 }
 
-/// To ask more groups than this costs more than to make the image and ask [`Seen`].
+/// Limit of groups that are searched; a longer search costs more than building the image and asking [`JudgedImages`].
 const GROUPS_MAX: usize = 12;
 
-/// The images of one moment that were judged, by the units of which something was read.
-pub(crate) struct Alike {
-    /// So many images of the moment are asked for that it is worth the while.
+/// The accepted images of one moment, as version numbers of the units that were read.
+pub(crate) struct JudgedChoices {
+    /// True if the moment has so many images that this index pays.
     many: bool,
     groups: Vec<Group>,
     versions: Vec<u16>,
 }
 
 struct Group {
-    /// Units whose versions differ in what was read, and which of the versions look the same.
+    /// Units whose versions differ in the bytes that were read; for each version, the number of the first version
+    /// that looks the same.
     units: Vec<(usize, Vec<u16>)>,
     seen: HashSet<Vec<u16>>,
 }
@@ -192,27 +195,27 @@ impl Group {
     }
 }
 
-impl Alike {
+impl JudgedChoices {
     pub fn new(many: bool) -> Self {
         Self { many, groups: Vec::new(), versions: Vec::new() }
     }
 
-    /// True if a good image had all that was read of it as this one.
+    /// True if an accepted image agrees with this one in all bytes that were read.
     pub fn knows(&mut self, chosen: &[usize]) -> bool {
         let versions = &mut self.versions;
         let found = self.groups.iter().position(|group| {
             group.look(chosen, versions);
             group.seen.contains(versions.as_slice())
         });
-        // What was found is asked first the next time.
+        // Moves a group that matched to the front, because the next image probably matches it too.
         if let Some(at) = found.filter(|at| *at > 0) {
             self.groups.swap(at, at - 1);
         }
         found.is_some()
     }
 
-    /// Notes a good image.
-    pub fn add(&mut self, choices: &Choices<'_>, chosen: &[usize], image: &Image, parts: &[Part]) {
+    /// Records an accepted image.
+    pub fn add(&mut self, choices: &Choices<'_>, chosen: &[usize], image: &Image, parts: &[ReadPage]) {
         if !self.many {
             return;
         }
@@ -229,7 +232,7 @@ impl Alike {
     }
 }
 
-fn units(choices: &Choices<'_>, names: &[&Arc<str>], parts: &[Part]) -> Vec<(usize, Vec<u16>)> {
+fn units(choices: &Choices<'_>, names: &[&Arc<str>], parts: &[ReadPage]) -> Vec<(usize, Vec<u16>)> {
     let read: HashMap<(&str, u64), &Mask> =
         parts.iter().map(|part| ((&**names[part.file], part.page), &*part.mask)).collect();
     let mut units = Vec::new();
@@ -275,15 +278,15 @@ mod tests {
         recorder.image()
     }
 
-    fn first_word() -> Vec<Part> {
+    fn first_word() -> Vec<ReadPage> {
         let mut mask: Mask = [0; PAGE_BYTES / LINE_BYTES];
         mask[0] = 0xff;
-        vec![Part { file: 0, page: 0, mask: Arc::new(mask) }]
+        vec![ReadPage { file: 0, page: 0, mask: Arc::new(mask) }]
     }
 
     #[test]
     fn what_is_kept_has_a_bound() {
-        let mut seen = Seen::default();
+        let mut seen = JudgedImages::default();
         let parts = first_word();
         let mut forgotten = 0;
         for word in 0..1000 {
@@ -292,7 +295,7 @@ mod tests {
             seen.add(0, &image, &parts);
             assert!(seen.find(0, &image).is_some());
             assert_eq!(seen.kept.len(), seen.nodes.len() - 1);
-            // Stands for many more of them.
+            // Simulates the memory of many more images.
             seen.bytes += BYTES_MAX / 100;
             forgotten += u64::from(seen.nodes.len() == 2);
         }

@@ -15,7 +15,7 @@ enum Step {
     /// Frees the n-th block in use and up to so many after it.
     Free(usize, u32),
     Flip,
-    /// Goes back to the last flip, as a crash does.
+    /// Returns to the last commit, as a crash does.
     Crash,
 }
 

@@ -1,4 +1,4 @@
-//! What an append costs, counted: bytes, stores, fences, no allocation, no system call.
+//! The cost of an append: counts bytes, stores and fences, and shows that it allocates nothing and makes no system call.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -13,7 +13,7 @@ use zerocopy::IntoBytes;
 struct Counting;
 
 std::thread_local! {
-    /// Of this thread: the runner of the tests has others, which allocate when they like.
+    /// Allocations of this thread; the test runner has other threads that allocate.
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
@@ -34,14 +34,14 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// How a payload is given: long ones are stored by other ways.
+/// The form of a payload: a long payload is stored in a different way if it comes in two pieces.
 #[derive(Clone, Copy, Debug)]
-enum Given {
+enum PayloadForm {
     Whole,
     InTwo,
 }
 
-/// Whether the processor sums a payload while it copies it.
+/// True if the processor can compute the checksum of a payload while it copies it.
 fn folds() -> bool {
     #[cfg(target_arch = "x86_64")]
     return std::arch::is_x86_feature_detected!("vpclmulqdq") && std::arch::is_x86_feature_detected!("avx2");
@@ -49,14 +49,14 @@ fn folds() -> bool {
     false
 }
 
-fn append(ring: &mut AppendRing, payload: &[u8], given: Given) -> bool {
+fn append(ring: &mut AppendRing, payload: &[u8], given: PayloadForm) -> bool {
     let mut header = [0; HEADER_BYTES];
     let envelope = Envelope::new(2, 0, payload.len() as u32);
     header[..size_of::<Envelope>()].copy_from_slice(envelope.as_bytes());
     let (first, second) = payload.split_at(payload.len() / 128 * 64);
     match given {
-        Given::Whole => ring.append(header, &[Source::from(payload)]).is_ok(),
-        Given::InTwo => ring.append(header, &[Source::from(first), Source::from(second)]).is_ok(),
+        PayloadForm::Whole => ring.append(header, &[Source::from(payload)]).is_ok(),
+        PayloadForm::InTwo => ring.append(header, &[Source::from(first), Source::from(second)]).is_ok(),
     }
 }
 
@@ -70,9 +70,9 @@ fn an_append_costs_its_bytes_and_one_fence() {
     let region = Medium::memory(folder.path()).unwrap().create("log", 1 << 20).unwrap();
     let mut ring = ring(&region);
     let payload = vec![7; 100_000];
-    // What is chosen once at first use is chosen now.
-    assert!(append(&mut ring, &payload[..10_000], Given::Whole));
-    assert!(append(&mut ring, &payload[..10_000], Given::InTwo));
+    // The first calls select the variants for this processor.
+    assert!(append(&mut ring, &payload[..10_000], PayloadForm::Whole));
+    assert!(append(&mut ring, &payload[..10_000], PayloadForm::InTwo));
     let allocations = ALLOCATIONS.get();
     for (payload_bytes, bytes, folded, by_pieces) in [
         (128, 192, 1, 1),
@@ -84,15 +84,15 @@ fn an_append_costs_its_bytes_and_one_fence() {
         (10_000, 10_112, 3, 5),
         (100_000, 100_096, 3, 27),
     ] {
-        for given in [Given::Whole, Given::InTwo] {
+        for given in [PayloadForm::Whole, PayloadForm::InTwo] {
             let before = region.counters();
             assert!(append(&mut ring, &payload[..payload_bytes], given));
             let cost = region.counters().since(&before);
             // A second source begins a write of its own.
             let writes = match given {
-                Given::Whole if folds() => folded,
-                Given::Whole => by_pieces,
-                Given::InTwo => by_pieces + u64::from(payload_bytes > 256),
+                PayloadForm::Whole if folds() => folded,
+                PayloadForm::Whole => by_pieces,
+                PayloadForm::InTwo => by_pieces + u64::from(payload_bytes > 256),
             };
             assert_eq!((cost.bytes, cost.writes), (bytes, writes), "{payload_bytes} bytes, {given:?}");
             assert_eq!((cost.fences, cost.persists, cost.settles), (1, 0, 0));
@@ -110,9 +110,9 @@ fn makes_no_system_call(ring: &mut AppendRing, payload: &[u8]) {
         assert!(child >= 0, "fork works");
         if child == 0 {
             libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_STRICT);
-            let done = append(ring, payload, Given::Whole)
-                && append(ring, payload, Given::InTwo)
-                && append(ring, &payload[..128], Given::Whole);
+            let done = append(ring, payload, PayloadForm::Whole)
+                && append(ring, payload, PayloadForm::InTwo)
+                && append(ring, &payload[..128], PayloadForm::Whole);
             libc::syscall(libc::SYS_exit, if done { 0 } else { 1 });
         }
         let mut status = 0;

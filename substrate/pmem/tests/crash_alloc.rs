@@ -1,5 +1,5 @@
-//! The block allocator, crashed everywhere: the map that is opened is that of the root that counts, and no block that
-//! this root uses was given to another.
+//! The block allocator, crashed at every moment: recovery opens the map of the valid root, and no block that this root
+//! uses has been given to another owner.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -56,10 +56,10 @@ impl Plan {
     }
 }
 
-// Words of the root: flips of the workload (recovery makes flips of its own).
+// Words of the root: the step of the workload that committed it (recovery makes commits of its own).
 const STEP: usize = 0;
 
-/// Who owns which block, and since which step: what a tree would say.
+/// The blocks in use, each with the step that allocated it: the information that a tree would hold.
 type Owned = BTreeMap<u32, u64>;
 
 struct Pool {
@@ -111,7 +111,7 @@ impl Pool {
             self.write_other_slot_too(flip);
         }
         if bug == Bug::ReleaseBeforeSettle {
-            // What this step frees is given away before the next root is there.
+            // Gives away the blocks that this step frees before the next root is written.
             self.map.release(flip);
             let (block, _) = self.map.allocate(1, Some(Block::new(1))).unwrap();
             self.put(block.get(), step + 100);
@@ -125,7 +125,7 @@ impl Pool {
         self.map.release(flip);
     }
 
-    /// The planted bug: the map of the root that counts is overwritten.
+    /// The planted bug: overwrites the map of the valid root.
     fn write_other_slot_too(&self, flip: FlipNumber) {
         let slot_bytes = alloc::bytes_needed(BLOCKS) / 2;
         let mut pages = vec![0; slot_bytes as usize];
@@ -135,7 +135,7 @@ impl Pool {
     }
 }
 
-/// What the steps of the workload own, in their order: step 0 is the format.
+/// Runs the workload, and appends to `steps` the blocks in use after each step; step 0 is the format.
 fn workload(recorder: &Recorder, plan: Plan, steps: &RefCell<Vec<Owned>>) {
     if let Bug::LeftOut(verb, call) = plan.bug {
         recorder.leave_out(verb, call);
@@ -145,7 +145,7 @@ fn workload(recorder: &Recorder, plan: Plan, steps: &RefCell<Vec<Owned>>) {
     steps.borrow_mut().push(owned.clone());
     recorder.returned(0);
     let second_page = format::map::MAP_PAGE_BLOCKS;
-    // For each step: hint and length of what is taken, and how many of the oldest blocks are given back.
+    // For each step: hint and length of the allocation, and the number of the oldest blocks that are freed.
     let plan_of_steps = [(1, 3, 0), (1, 2, 2), (second_page + 1, 2, 1), (1, 3, 2), (1, 1, 3), (1, 2, 0)];
     for (step, (hint, count, freed)) in (1..).zip(plan_of_steps) {
         let oldest: Vec<u32> =
@@ -165,7 +165,7 @@ fn workload(recorder: &Recorder, plan: Plan, steps: &RefCell<Vec<Owned>>) {
     }
 }
 
-/// Recovery flips once itself, and so writes over what an abandoned flip left.
+/// Recovery makes a commit of its own, which overwrites the remains of an abandoned commit.
 fn recover(medium: &Medium, plan: Plan) -> Result<(Pool, bool), String> {
     let (mut pool, found) = Pool::open(medium, plan)?;
     let (block, count) = pool.map.allocate(2, Some(Block::new(40))).ok_or("nothing is free")?;

@@ -4,11 +4,11 @@
 
 use pmem::crash::{self, Counts, Failure, Limits, Model, Sample};
 use pmem::recorded::Verb;
-use pmem::seen::Seen;
+use pmem::seen::JudgedImages;
 use pmem::{Image, Medium, Recorder};
 use std::collections::BTreeSet;
 
-/// What a crash at the end of a history may leave in the first bytes of the file; `None`: there is no file.
+/// The contents that a crash at the end of a history may leave in the first bytes of the file; `None`: no file.
 fn at_the_end(
     recorder: &Recorder,
     model: Model,
@@ -207,7 +207,7 @@ fn a_sample_of_crashes_finds_what_enough_of_them_show() {
     assert!((0..40).any(|seed| sampled(Some(5), seed).is_err()));
 }
 
-/// Eight lines, of which the first says which other is read: three pending, two of them in parts.
+/// Eight lines with pending stores. The first line holds the number of the line that a reader reads next.
 fn pointed() -> Recorder {
     let recorder = Recorder::new();
     let file = recorder.medium().create("file", 512).unwrap();
@@ -221,7 +221,7 @@ fn pointed() -> Recorder {
     recorder
 }
 
-/// What a reader finds who follows the first byte.
+/// Reads the line that the first byte refers to.
 fn follow(file: &pmem::Region) -> (u8, [u8; 2]) {
     let (mut at, mut found) = ([0], [0; 2]);
     file.read(0, &mut at).unwrap();
@@ -238,10 +238,10 @@ fn of_images_that_are_read_the_same_one_is_judged_and_none_that_is_not() {
         every.insert((point.returned.len(), follow(&medium.open("file").unwrap())));
         Ok(())
     });
-    let mut seen = Seen::default();
+    let mut seen = JudgedImages::default();
     let distinct = crash::each_distinct(&pointed(), Model::Lines, &limits, &mut seen, |point, crashed| {
         let file = crashed.medium().open("file").unwrap();
-        // What it stored itself is not of the image.
+        // Bytes that the check stored itself do not belong to the image.
         file.store(500, &[7]);
         file.read(500, &mut [0]).unwrap();
         judged.push((point.returned.len(), follow(&file)));
@@ -251,7 +251,8 @@ fn of_images_that_are_read_the_same_one_is_judged_and_none_that_is_not() {
     assert_eq!((all.images, all.same), (distinct.images, 0));
     assert_eq!(judged.iter().copied().collect::<BTreeSet<_>>(), every);
     assert_eq!(distinct.images - distinct.same, judged.len() as u64);
-    // Beside each of what can be found, those that are judged to see that the judge keeps to the medium.
+    // One check for each distinct result, and the repeated checks that test whether the check depends on the medium
+    // alone.
     assert!(judged.len() as u64 <= every.len() as u64 + distinct.images / 1000, "{} judged", judged.len());
 }
 

@@ -1,4 +1,5 @@
-//! The append ring, crashed everywhere: what was appended comes back as a prefix that holds at least what was promised.
+//! The append ring, crashed at every moment: recovery finds a prefix of the appended frames, which contains at least the
+//! frames that were reported as durable.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -10,7 +11,7 @@ use owner::{Root, RootPair};
 use pmem::crash::{self, Counts, Limits, Model, Point, Violation};
 use pmem::progress;
 use pmem::recorded::Verb;
-use pmem::ring::{self, AppendRing, PAD_KIND, Place};
+use pmem::ring::{self, AppendRing, PAD_KIND, RingPosition};
 use pmem::{Medium, Recorder, Region, Source};
 use std::cell::RefCell;
 use zerocopy::{FromBytes, IntoBytes};
@@ -18,7 +19,7 @@ use zerocopy::{FromBytes, IntoBytes};
 const FILE: &str = "log";
 const KIND: u8 = 2;
 
-/// Sizes and payloads of a workload, and what is wrong with it.
+/// Sizes and payloads of a workload, and its planted bug.
 #[derive(Clone)]
 struct Plan {
     model: Model,
@@ -47,7 +48,7 @@ impl Plan {
         Self { model: Model::Lines, slot_bytes: 64, ring_bytes: 9 * 64, payloads, keep: 1, bug: Bug::None }
     }
 
-    /// Longer than what is put together in words (`short`): frames of one to nine lines in a ring of twenty-four.
+    /// Payloads longer than those of `short`: frames of one to nine lines in a ring of twenty-four.
     fn long_lines() -> Self {
         let payloads = vec![300, 40, 512, 257, 0, 400, 64, 511];
         Self { ring_bytes: 24 * 64, payloads, ..Self::lines() }
@@ -90,8 +91,8 @@ struct Log {
     start: u64,
     /// There was no root before.
     is_new: bool,
-    /// Live frames: what follows each, and its payload if it is no pad.
-    live: Vec<(Place, Option<Vec<u8>>)>,
+    /// Live frames: the position behind each, and its payload unless it is a pad.
+    live: Vec<(RingPosition, Option<Vec<u8>>)>,
 }
 
 // Words of the root: head position, head sequence, incarnation, frames digested, their digest.
@@ -131,7 +132,7 @@ impl Log {
             }
         };
         let next = Sequence::new(root.words[SEQUENCE]);
-        let place = Place { position: root.words[HEAD], sequence: next };
+        let place = RingPosition { position: root.words[HEAD], sequence: next };
         let ring = AppendRing::new(region.clone(), plan.start(), salt(root.words[INCARNATION]), place, place);
         let (start, is_new) = (plan.start(), found.is_none());
         Ok(Self { region, roots, root, ring, start, is_new, live: Vec::new() })
@@ -145,7 +146,7 @@ impl Log {
         let sources: &[_] = if before.sequence.get().is_multiple_of(2) { &whole } else { &parts };
         let Ok(appended) = self.ring.append(Self::header(payload.len()), sources) else { return false };
         if appended.sequence != before.sequence {
-            let behind_pad = Place { position: self.start, sequence: appended.sequence };
+            let behind_pad = RingPosition { position: self.start, sequence: appended.sequence };
             self.live.push((behind_pad, None));
         }
         self.live.push((self.ring.tail(), Some(payload.to_vec())));
@@ -169,7 +170,7 @@ impl Log {
             self.ring.release_to(place);
             return;
         }
-        // The root holds the digest itself: nothing else need be there before it.
+        // The root holds the digest itself, so no other write must be durable before it.
         self.write_root();
         self.ring.release_to(place);
     }
@@ -180,7 +181,7 @@ impl Log {
     }
 }
 
-/// What a call's return promises: a root, and frames from the first on.
+/// The effects that must survive once a call has returned: a root, and a number of frames from the first on.
 #[derive(Clone, Copy, Default)]
 struct Promise {
     formatted: bool,
@@ -218,7 +219,7 @@ fn workload(recorder: &Recorder, plan: &Plan, promises: &RefCell<Vec<Promise>>) 
         if early {
             log.write_root();
         }
-        // An append survives at once where a fence is enough; elsewhere every fourth one is settled.
+        // Where a fence is enough, an append is durable at once; elsewhere every fourth one is synced.
         if plan.model == Model::Pages && number % 4 == 3 {
             log.region.settle().unwrap();
         }
@@ -256,12 +257,12 @@ fn recover(medium: &Medium, plan: &Plan) -> Result<Recovered, String> {
     }
     log.root = Root { flip: log.root.flip + 1, words };
     log.write_root();
-    let place = Place { position: words[HEAD], sequence: Sequence::new(words[SEQUENCE]) };
+    let place = RingPosition { position: words[HEAD], sequence: Sequence::new(words[SEQUENCE]) };
     log.ring = AppendRing::new(log.region.clone(), log.start, salt(words[INCARNATION]), place, place);
     Ok(Recovered { log, formatted })
 }
 
-fn careful_scan(log: &Log) -> Vec<(Place, Option<Vec<u8>>)> {
+fn careful_scan(log: &Log) -> Vec<(RingPosition, Option<Vec<u8>>)> {
     let mut scan =
         ring::scan(&log.region, log.start, salt(log.root.words[INCARNATION]), log.ring.head(), u64::MAX);
     let mut frames = Vec::new();
@@ -273,8 +274,8 @@ fn careful_scan(log: &Log) -> Vec<(Place, Option<Vec<u8>>)> {
     frames
 }
 
-/// The planted bug: a frame with the right sequence is taken whatever its checksum says.
-fn careless_scan(log: &Log) -> Vec<(Place, Option<Vec<u8>>)> {
+/// The planted bug: accepts a frame with the right sequence and a wrong checksum.
+fn careless_scan(log: &Log) -> Vec<(RingPosition, Option<Vec<u8>>)> {
     let (mut place, mut frames) = (log.ring.head(), Vec::new());
     let end = log.region.bytes();
     loop {
@@ -309,8 +310,8 @@ fn check(recovered: Recovered, plan: &Plan, promise: Promise) -> Result<(), Stri
     if digest != expected || frames as usize > plan.payloads.len() {
         return Err(format!("{frames} frames came back, but not those that were appended"));
     }
-    // The log goes on, and nothing of its earlier life comes back behind the new frames.
-    // They are as long as the lost ones were, so that what was whole behind a torn frame stands where a scan looks.
+    // New appends succeed, and no frame of the earlier incarnation appears behind them. The new frames are as long as the
+    // lost ones, so that an intact old frame behind a torn one lies exactly where a scan continues.
     for bytes in plan.payloads.iter().skip(frames as usize).take(2) {
         if !log.append(&vec![0xee; *bytes]) {
             return Ok(());
@@ -376,7 +377,7 @@ fn pages() {
     assert!(counts.images > 100, "{counts}");
 }
 
-/// Which calls of a verb can be left out without any crash telling.
+/// The calls of a verb that can be skipped without a violation in any crash.
 fn left_out_unnoticed(plan: &Plan, verb: Verb) -> Vec<u64> {
     let limits = Limits { recovery_images: 0, ..limits() };
     let goes_unnoticed =
@@ -396,8 +397,8 @@ fn every_persist_fence_and_settle_that_is_left_out_is_found() {
 
 #[test]
 fn planted_bugs_are_found() {
-    // A root of one line is stored at once where pages are the unit, and cannot be torn; and with a fence an append
-    // there is no whole frame behind a torn one.
+    // Where pages are the unit, a root of one line cannot be torn. Where lines are the unit, every append has a fence, so
+    // no intact frame follows a torn one.
     for (name, bug, models) in [
         ("frame checksum ignored", Bug::IgnoredFrameChecksum, vec![Plan::lines(), Plan::pages()]),
         ("root checksum ignored", Bug::IgnoredRootChecksum, vec![Plan::lines()]),

@@ -1,4 +1,4 @@
-//! Memory that is not there: a copy from or to it becomes an error value, and nothing was appended.
+//! Copies from and to memory that is not mapped return an error, and the append leaves the ring unchanged.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![cfg(all(target_arch = "x86_64", target_os = "linux"))]
@@ -6,11 +6,12 @@
 use format::checksum::Salt;
 use format::{Envelope, HEADER_BYTES, Sequence};
 use pmem::read_mapping::CopyError;
-use pmem::ring::{self, AppendError, AppendRing, Place};
+use pmem::ring::{self, AppendError, AppendRing, RingPosition};
 use pmem::{Fault, Medium, Sink, Source};
 use zerocopy::IntoBytes;
 
-/// What the preloaded library installs: a fault in a copy goes on at its landing, every other one kills as before.
+/// The handler that the preloaded library installs: a fault in a copy continues at the landing address, and every other
+/// fault ends the process.
 extern "C" fn on_fault(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: the kernel gives a handler with SA_SIGINFO the context of the interrupted code.
     let context = unsafe { &mut *context.cast::<libc::ucontext_t>() };
@@ -33,7 +34,7 @@ fn install() {
 
 const PAGE: usize = 4096;
 
-/// Two pages of which the second is not there.
+/// Two pages, of which the second is not accessible.
 fn half_mapped() -> *mut u8 {
     // SAFETY: new mappings touch nothing that exists.
     unsafe {
@@ -61,12 +62,12 @@ fn copies_that_fault_are_errors() {
     };
     ring.append(header(3), &[Source::from(b"one")]).unwrap();
     let tail = ring.tail();
-    // Every way through the copy: each length class, faulting at its start, in its middle, at its last byte.
+    // Every path of the copy: each class of lengths, with a fault at the start, in the middle and at the last byte.
     for bytes in [1, 2, 7, 8, 15, 16, 31, 32, 63, 64, 127, 128, 129, 500, 5000, 9000] {
         for mapped in [0, 1, bytes / 2, bytes - 1].map(|mapped| mapped.min(bytes - 1).min(PAGE)) {
             // SAFETY: faults are caught by the handler above.
             let source = unsafe { Source::from_raw(memory.add(PAGE - mapped), bytes) };
-            // Whole, and as one of two, which is stored by another way.
+            // As the only source, and as one of two, which takes another path.
             for sources in [&[source][..], &[Source::from(b""), source]] {
                 let appended = ring.append(header(bytes), sources);
                 assert_eq!(appended, Err(AppendError::Fault), "{mapped} of {bytes} bytes are there");
@@ -77,9 +78,9 @@ fn copies_that_fault_are_errors() {
         let mut sink = unsafe { Sink::from_raw(memory.add(PAGE - bytes.min(PAGE) + 1), bytes) };
         assert_eq!(region.read_to(0, &mut sink, bytes), Err(CopyError::Fault(Fault)));
     }
-    // SAFETY: the first page is there.
+    // SAFETY: the first page is mapped.
     let whole = unsafe { Source::from_raw(memory, PAGE) };
     ring.append(header(PAGE), &[whole]).unwrap();
-    let from = Place { position: 0, sequence: Sequence::new(1) };
+    let from = RingPosition { position: 0, sequence: Sequence::new(1) };
     assert_eq!(ring::scan(&region, 0, Salt::NONE, from, u64::MAX).count(), 2);
 }

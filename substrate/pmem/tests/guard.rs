@@ -1,5 +1,6 @@
-//! Files that are cut under their mappings, on a guarded medium and beside it: an error of that file and of no other,
-//! and every other SIGBUS as it was. What ends a process is done in one of its own: this test again, with a case named.
+//! Files that are truncated while they are mapped. On a guarded medium only accesses to that file return an error; every
+//! other SIGBUS acts as without the guard. A case that ends a process runs in a child process: this test program again,
+//! with the name of the case.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![cfg(target_os = "linux")]
@@ -29,7 +30,7 @@ fn read(region: &Region, offset: u64) -> Result<u8, MediaError> {
     region.read(offset, &mut byte).map(|()| byte[0])
 }
 
-/// All ways to touch a page that is gone.
+/// All operations that access a page which no longer exists.
 const TOUCHES: [fn(&Region, u64); 4] = [
     |region, at| assert_eq!(read(region, at), Err(MediaError::Lost)),
     |region, at| region.write(at, &[1; 300]),
@@ -48,20 +49,20 @@ fn a_file_that_is_cut_is_lost_where_it_is_touched_and_no_other_is() {
                 region.settle().unwrap();
             }
             cut(folder, "tree", PAGE);
-            // Nobody has met it.
+            // No access has met the truncated part yet.
             assert_eq!((tree.check(), read(&tree, 0)), (Ok(()), Ok(7)));
             assert_eq!(medium.lost(|_| true), None);
             touch(&tree, 3 * PAGE);
             assert_eq!(tree.check(), Err(MediaError::Lost));
             assert_eq!(medium.lost(|_| true), Some("tree".to_owned()));
             assert_eq!(medium.lost(|name| name != "tree"), None);
-            // Also where it was not touched, and for whoever else has it.
+            // The whole region is lost, also for its other clones.
             assert_eq!(read(&tree.clone(), 0), Err(MediaError::Lost));
             tree.write(PAGE, &[1; 5000]);
             assert_eq!(tree.settle(), Err(MediaError::Lost));
             assert_eq!(tree.settle(), Err(MediaError::Poisoned));
             assert_eq!((other.check(), read(&other, 4999), other.settle()), (Ok(()), Ok(7), Ok(())));
-            // It is remembered when it is closed, and opening it again finds what is left.
+            // The medium remembers the loss after the region is closed; a new region maps the rest of the file.
             drop(tree);
             assert_eq!(medium.lost(|_| true), Some("tree".to_owned()));
             assert_eq!(
@@ -146,7 +147,7 @@ fn send() {
     unsafe { libc::raise(libc::SIGBUS) };
 }
 
-/// Touches a file that is cut, on a medium that nobody guards.
+/// Accesses a truncated file on a medium without a guard.
 fn touch_unguarded(folder: &Path) {
     let region = Medium::memory(folder).unwrap().create("log", 2 * PAGE).unwrap();
     cut(folder, "log", 0);

@@ -1,4 +1,4 @@
-//! Files of a pool on every medium: made whole, found again, locked, and failing as values.
+//! Files of a pool on every medium: creation, reopening, locks, and failures as error values.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -140,7 +140,7 @@ fn a_log_comes_as_a_descriptor() {
     other.settle().unwrap();
 }
 
-/// Kilobytes of a file that this process has mapped and that differ from its medium.
+/// Kilobytes of a file that are mapped in this process and differ from the medium.
 fn dirty_kib(file: &std::path::Path) -> u64 {
     let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
     let mut within = false;
@@ -243,7 +243,7 @@ fn reads_of_a_bad_range_fail() {
     assert_eq!(region.read(101, &mut bytes), Ok(()));
 }
 
-/// Whether a child that is forked has the only mapping of a file that this process has (`dc`: not copied on fork).
+/// True if a forked child inherits the only mapping of a file in this process (flag `dc`: not copied on fork).
 fn is_for_children(file: &std::path::Path) -> bool {
     let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
     let (_, of_file) = maps.split_once(file.to_str().unwrap()).unwrap();

@@ -4,7 +4,7 @@
 
 use format::checksum::Salt;
 use format::{Envelope, HEADER_BYTES, Sequence};
-use pmem::ring::{self, AppendError, AppendRing, PAD_KIND, Place};
+use pmem::ring::{self, AppendError, AppendRing, PAD_KIND, RingPosition};
 use pmem::{Recorder, Region, Source};
 use proptest::prelude::*;
 use std::collections::VecDeque;
@@ -65,7 +65,7 @@ impl Model {
         self.sequence += 1;
     }
 
-    /// Where the frame goes, if it has room.
+    /// Appends a frame, and returns its first line; `None` if the ring has no space for it.
     fn append(&mut self, payload: &[u8]) -> Option<usize> {
         let (lines, all) = (1 + payload.len().div_ceil(LINE), self.live_lines.len());
         let first = self.tail;
@@ -87,10 +87,10 @@ impl Model {
         }
     }
 
-    fn head(&self) -> Place {
+    fn head(&self) -> RingPosition {
         let line = self.frames.front().map_or(self.tail, |(first, ..)| *first);
         let sequence = Sequence::new(self.sequence - self.frames.len() as u64);
-        Place { position: START + (line * LINE) as u64, sequence }
+        RingPosition { position: START + (line * LINE) as u64, sequence }
     }
 }
 
@@ -152,7 +152,7 @@ proptest! {
         let region = region(10);
         region.write(START, &bytes);
         if real {
-            // Whole frames with some bytes changed get further into the code.
+            // Valid frames with some changed bytes reach more of the code.
             let mut ring = AppendRing::empty(region.clone(), START, Salt::NONE, Sequence::new(1));
             for payload in [&bytes[..100], &bytes[..3], &bytes[..64]] {
                 append(&mut ring, payload).unwrap();
@@ -161,7 +161,7 @@ proptest! {
                 region.write(START + at as u64, &[value]);
             }
         }
-        let from = Place { position: START, sequence: Sequence::new(1) };
+        let from = RingPosition { position: START, sequence: Sequence::new(1) };
         let frames = ring::scan(&region, START, Salt::NONE, from, 192).collect::<Vec<_>>();
         prop_assert!(frames.len() <= 10);
         prop_assert!(frames.iter().flatten().all(|frame| frame.bytes.len() <= 192));
@@ -174,7 +174,7 @@ fn a_frame_above_the_limit_ends_the_scan() {
     let mut ring = AppendRing::empty(region.clone(), START, Salt::NONE, Sequence::new(1));
     append(&mut ring, &[1; 64]).unwrap();
     append(&mut ring, &[2; 65]).unwrap();
-    let from = Place { position: START, sequence: Sequence::new(1) };
+    let from = RingPosition { position: START, sequence: Sequence::new(1) };
     assert_eq!(ring::scan(&region, START, Salt::NONE, from, 192).count(), 2);
     assert_eq!(ring::scan(&region, START, Salt::NONE, from, 191).count(), 1);
     assert_eq!(
@@ -200,7 +200,7 @@ fn many_sources_are_one_payload_and_the_last_line_is_filled_with_zeros() {
     let (second, third) = rest.split_at(4_500);
     let sources = [first, &[], second, third].map(Source::from);
     let appended = ring.append(header(payload.len()), &sources).unwrap();
-    let from = Place { position: START, sequence: Sequence::new(5) };
+    let from = RingPosition { position: START, sequence: Sequence::new(5) };
     let frame = ring::scan(&region, START, Salt::NONE, from, u64::MAX).next().unwrap().unwrap();
     assert_eq!((&frame.bytes[HEADER_BYTES..], frame.position), (&payload[..], appended.position));
     let mut fill = [1; 23];
@@ -228,20 +228,20 @@ fn a_source_that_changes_meanwhile_still_gives_a_whole_frame() {
         let mut ring = AppendRing::empty(region.clone(), START, Salt::NONE, Sequence::new(1));
         let mut torn = 0;
         let mut appends = 0;
-        // Until either has seen enough of the other.
+        // Until enough appends have met enough changes.
         while appends < 2000 || shared[0].load(Ordering::Relaxed) < 5000 {
             appends += 1;
             // SAFETY: the words live as long as the scope, and any change of them is what is tested.
             let source = unsafe { Source::from_raw(shared.as_ptr().cast(), shared.len() * 8) };
             let before = ring.tail();
-            // Whole, and as one of two, which is stored by another way.
+            // As the only source, and as one of two, which takes another path.
             let (whole, two) = ([source], [Source::from(b""), source]);
             let sources: &[_] = if appends % 2 == 0 { &whole } else { &two };
             if ring.append(header(source.bytes()), sources).is_err() {
                 ring.release_to(before);
                 continue;
             }
-            let from = Place {
+            let from = RingPosition {
                 position: ring.tail().position - 9_728,
                 sequence: Sequence::new(ring.tail().sequence.get() - 1),
             };
@@ -255,7 +255,7 @@ fn a_source_that_changes_meanwhile_still_gives_a_whole_frame() {
 
 #[test]
 fn lengths_that_lie_end_the_scan() {
-    // A limit far above what there is: the ring's end, and a pad with a payload.
+    // Lengths beyond the end of the ring, and a pad with a payload.
     for (kind, payload_bytes) in
         [(2, 65), (2, 300), (2, u32::MAX), (2, u32::MAX - 63), (PAD_KIND, 1), (PAD_KIND, 65)]
     {
@@ -266,12 +266,12 @@ fn lengths_that_lie_end_the_scan() {
         lie.sequence = Sequence::new(2);
         let mut header = [0; HEADER_BYTES];
         header[..size_of::<Envelope>()].copy_from_slice(lie.as_bytes());
-        // The checksum fits, as one that a hostile writer made does, if there is anything to sum.
+        // A hostile writer would compute a matching checksum, if the payload lies within the ring.
         let mut running = format::envelope::checksum_header(Salt::NONE, &header);
         running.update(&vec![0; payload_bytes.min(64) as usize]);
         header[..4].copy_from_slice(&running.finish().to_le_bytes());
         region.write(START + 128, &header);
-        let from = Place { position: START, sequence: Sequence::new(1) };
+        let from = RingPosition { position: START, sequence: Sequence::new(1) };
         assert_eq!(
             ring::scan(&region, START, Salt::NONE, from, u64::MAX).count(),
             1,

@@ -12,7 +12,7 @@ use area::Area;
 use pmem::crash::{Counts, Failure, Limits, Model, Point, Violation, each_distinct, enumerate};
 use pmem::progress;
 use pmem::recorded::{Recorder, Verb};
-use pmem::seen::Seen;
+use pmem::seen::JudgedImages;
 use support::cases::{self, Case};
 use support::{State, commit, findings, model, new_pool, pool, proving, state_of, text, tiny, write};
 
@@ -75,7 +75,7 @@ fn judge(crashed: &Crashed, recorder: &Recorder, returned: bool) -> Result<bool,
 
 /// Crashes a case under one model. Every `again_every`th image is worked on, and that crashed again.
 fn crash(case: &Case, crashed: &Crashed, model: Model, again_every: u64) -> Result<Counts, Box<Violation>> {
-    let (mut seen, mut seen_again) = (Seen::default(), Seen::default());
+    let (mut seen, mut seen_again) = (JudgedImages::default(), JudgedImages::default());
     let (mut number, mut again) = (0, Counts::default());
     let recorded = &crashed.recorder;
     let mut counts = each_distinct(recorded, model, &limits(), &mut seen, |point: &Point, recorder| {

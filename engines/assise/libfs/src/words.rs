@@ -7,7 +7,7 @@ use format::{InodeNumber, Sequence};
 use ipc::sync::{Ordering, fence};
 use ipc::words::{Entered, FenceBy, GENERATIONS, Generation, LeaseState, Seal};
 use ipc::{AliveView, ClientPages, DaemonView, Life, Mapping, Reads};
-use pmem::ring::Place;
+use pmem::ring::RingPosition;
 use std::sync::Arc;
 
 /// A lease as it was granted: while its word says this, it is held.
@@ -134,9 +134,9 @@ impl SharedWords {
     }
 
     /// The last record that is digested, and where the one after it stands.
-    pub fn digested(&self) -> (Sequence, Place) {
+    pub fn digested(&self) -> (Sequence, RingPosition) {
         let digested = self.daemon.digested();
-        (digested.sequence, Place { position: digested.position, sequence: digested.sequence.next() })
+        (digested.sequence, RingPosition { position: digested.position, sequence: digested.sequence.next() })
     }
 
     /// The last entry of the ledger that is settled.

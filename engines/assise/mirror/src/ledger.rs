@@ -4,7 +4,7 @@ use format::ledger::{Entry, Event, salt_of};
 use format::mirror::LedgerMark;
 use format::{BLOCK_BYTES, DecodeError, Life, Sequence};
 use ipc::Digested;
-use pmem::ring::{Place, scan};
+use pmem::ring::{RingPosition, scan};
 use pmem::{MediaError, Region};
 use zerocopy::little_endian::{U32, U64};
 
@@ -35,8 +35,8 @@ impl LedgerPosition {
     }
 
     /// The place of its ring.
-    pub fn ring_place(&self) -> Place {
-        Place { position: self.position, sequence: self.sequence.next() }
+    pub fn ring_place(&self) -> RingPosition {
+        RingPosition { position: self.position, sequence: self.sequence.next() }
     }
 
     /// The same without the life.

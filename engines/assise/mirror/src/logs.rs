@@ -350,12 +350,12 @@ mod tests {
     use super::*;
     use format::record::{Kind, Record};
     use pmem::Recorder;
-    use pmem::ring::{AppendError, AppendRing, Place};
+    use pmem::ring::{AppendError, AppendRing, RingPosition};
 
     const LOG: (LogUid, Incarnation) = (LogUid::new(7), Incarnation::new(1));
 
-    fn place(at: Digested) -> Place {
-        Place { position: at.position, sequence: at.sequence.next() }
+    fn place(at: Digested) -> RingPosition {
+        RingPosition { position: at.position, sequence: at.sequence.next() }
     }
 
     fn header(bytes: usize) -> [u8; HEADER_BYTES] {

@@ -14,7 +14,7 @@ use format::ledger::Event;
 use format::{Envelope, HEADER_BYTES, Incarnation, Life, LogUid};
 use ipc::Digested;
 use mirror::logs::{BEGINNING, LogFile, RING_START, is_log_file};
-use pmem::ring::{Place, scan};
+use pmem::ring::{RingPosition, scan};
 use pmem::{MediaError, Medium, Region};
 use std::collections::BTreeSet;
 use zerocopy::FromBytes;
@@ -39,7 +39,7 @@ pub(crate) fn ledger_end(
     region: &Region,
     start: u64,
     salt: Salt,
-    end: Place,
+    end: RingPosition,
     mut earlier: impl Iterator<Item = Salt>,
 ) -> Result<LedgerEnd, MediaError> {
     let bytes = region.bytes() / FRAME_ALIGN as u64 * FRAME_ALIGN as u64;
@@ -51,7 +51,7 @@ pub(crate) fn ledger_end(
             let found = Envelope::decode(header).ok().map(|envelope| envelope.sequence);
             let Some(sequence) = found.filter(|sequence| *sequence > end.sequence) else { continue };
             let position = window_at + index * FRAME_ALIGN as u64;
-            let later = scan(region, start, salt, Place { position, sequence }, bytes).next();
+            let later = scan(region, start, salt, RingPosition { position, sequence }, bytes).next();
             if later.transpose()?.is_some() {
                 return Ok(LedgerEnd::GoesOn);
             }
@@ -66,7 +66,7 @@ pub(crate) fn ledger_end(
         return Ok(LedgerEnd::Whole);
     }
     // A life before may have left an entry here.
-    let there = Place { sequence: found.sequence, ..end };
+    let there = RingPosition { sequence: found.sequence, ..end };
     let of_earlier =
         earlier.any(|salt| matches!(scan(region, start, salt, there, bytes).next(), Some(Ok(_))));
     Ok(if of_earlier { LedgerEnd::Whole } else { LedgerEnd::NotWhole })

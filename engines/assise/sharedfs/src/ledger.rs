@@ -19,7 +19,7 @@ use format::{
 };
 use mirror::ledger::{LEDGER_START as RING_START, LedgerError, LedgerPosition, ledger_ring_end};
 use mirror::logs::bytes_between;
-use pmem::ring::{AppendError, AppendRing, Place};
+use pmem::ring::{AppendError, AppendRing, RingPosition};
 use pmem::{MediaError, Medium, Region};
 use std::collections::VecDeque;
 use zerocopy::IntoBytes;
@@ -85,8 +85,8 @@ pub(crate) fn place_of(position: &LedgerPosition) -> LedgerPlace {
 }
 
 /// The ring's place behind a place of the ledger.
-fn ring_place(place: &LedgerPlace) -> Place {
-    Place { position: place.position, sequence: place.sequence.next() }
+fn ring_place(place: &LedgerPlace) -> RingPosition {
+    RingPosition { position: place.position, sequence: place.sequence.next() }
 }
 
 impl Ledger {

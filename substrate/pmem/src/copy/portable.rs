@@ -1,6 +1,6 @@
 //! Copy loops for other processors: byte by byte; faults are not caught here.
 
-use crate::fold::State;
+use crate::fold::FoldState;
 
 /// One volatile byte at a time.
 pub unsafe fn copy_loop(target: *mut u8, source: *const u8, bytes: usize) -> usize {
@@ -28,7 +28,7 @@ pub fn folds_by_lines() -> bool {
     false
 }
 
-pub unsafe fn copy_folded(_: *mut u8, _: *const u8, _: usize, _: (&mut State, bool)) -> usize {
+pub unsafe fn copy_folded(_: *mut u8, _: *const u8, _: usize, _: (&mut FoldState, bool)) -> usize {
     unreachable!("this processor folds by no instruction that is used here")
 }
 

@@ -1,6 +1,6 @@
 //! Copy loops of x86-64: machine code between two labels; a fault in between continues at a landing address.
 
-use crate::fold::State;
+use crate::fold::FoldState;
 use crate::fold::multipliers::MULTIPLIERS;
 
 // Whole lines by 16-byte moves (by 32-byte moves where the processor has them; by moves of a line reads of 4 KB took twice
@@ -224,14 +224,14 @@ unsafe extern "C" {
         target: *mut u8,
         source: *const u8,
         bytes: usize,
-        state: *mut State,
+        state: *mut FoldState,
         multipliers: *const u64,
     ) -> usize;
     fn hearth_copy_folded_wide(
         target: *mut u8,
         source: *const u8,
         bytes: usize,
-        state: *mut State,
+        state: *mut FoldState,
         multipliers: *const u64,
     ) -> usize;
     fn hearth_copy_start();
@@ -281,7 +281,7 @@ pub unsafe fn copy_folded(
     target: *mut u8,
     source: *const u8,
     bytes: usize,
-    (state, by_lines): (&mut State, bool),
+    (state, by_lines): (&mut FoldState, bool),
 ) -> usize {
     // SAFETY: as the caller promised; the wide loop runs only where the processor has it.
     unsafe {

@@ -1,12 +1,12 @@
-//! The smallest owner of a ring or a map: a pair of root slots, each a line, of which the valid one with the larger
-//! flip counts.
+//! A minimal owner of a ring or a map: two root slots of one line each. The slot with a valid checksum and the larger
+//! commit number is the root.
 
 use format::checksum::{self, Salt};
 use pmem::Region;
 
 pub const WORDS: usize = 6;
 
-/// What a root slot holds.
+/// The contents of a root slot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Root {
     pub flip: u64,
@@ -15,9 +15,9 @@ pub struct Root {
 
 pub struct RootPair {
     region: Region,
-    /// Distance of the slots: a line, or a page where pages are the unit.
+    /// Distance between the slots: a line, or a page where pages are the unit.
     slot_bytes: u64,
-    /// A planted bug: a torn slot is taken for whole.
+    /// A planted bug: accepts a torn slot.
     ignores_checksum: bool,
 }
 
@@ -26,7 +26,7 @@ impl RootPair {
         Self { region, slot_bytes, ignores_checksum }
     }
 
-    /// Stores a root; the caller settles.
+    /// Stores a root; the caller syncs the region.
     pub fn write(&self, root: &Root) {
         let mut bytes = [0; 64];
         bytes[8..16].copy_from_slice(&root.flip.to_le_bytes());
@@ -38,7 +38,7 @@ impl RootPair {
         self.region.write(root.flip % 2 * self.slot_bytes, &bytes);
     }
 
-    /// The root that counts.
+    /// The valid root with the larger commit number.
     pub fn read(&self) -> Result<Option<Root>, String> {
         let mut newest: Option<Root> = None;
         for slot in 0..2 {

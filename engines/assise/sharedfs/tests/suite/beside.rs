@@ -8,7 +8,7 @@ use format::{InodeNumber, Sequence};
 use ipc::ring::{Call, Link, RingClient};
 use ipc::{Host, SystemHost};
 use pmem::Recorder;
-use pmem::recorded::{Held, Verb};
+use pmem::recorded::{HeldCall, Verb};
 use sharedfs::{Daemon, log_file};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
@@ -48,7 +48,7 @@ fn two() -> (Recorder, Arc<Daemon>, [(Client, InodeNumber); 2]) {
 fn walks_leases_and_starts_go_on_while_a_flip_waits_for_the_medium() {
     let (recorder, daemon, [(mut one, first), (mut two, second)]) = two();
     assert!(one.create(first, b"file", FILE | 0o644).1);
-    let hold = recorder.hold(Held::Settle);
+    let hold = recorder.hold(HeldCall::Settle);
     let digest = beside(move || one.digest(true));
     eventually("the flip waits", || hold.waiting() == 1);
     let another = daemon.clone();
@@ -74,7 +74,7 @@ fn what_the_ledger_notes_beside_a_batch_is_in_its_flip() {
     let (recorder, daemon, [(mut one, first), (mut two, second)]) = two();
     assert!(one.create(first, b"file", FILE | 0o644).1);
     let hold =
-        recorder.hold(Held::Read(log_file(one.attached.welcome.log, one.attached.welcome.incarnation)));
+        recorder.hold(HeldCall::Read(log_file(one.attached.welcome.log, one.attached.welcome.incarnation)));
     let flips = daemon.flip();
     let digest = beside(move || {
         one.digest(true).unwrap();
@@ -109,7 +109,7 @@ fn one_settle_of_the_ledger_is_good_for_all_that_wait() {
     let clients: Vec<Client> = clients.chain([one, two]).collect();
     let watch = Client::attach_as(&daemon, user(8), 8);
     let is_settled = || watch.view.settled().get() >= watch.attached.welcome.ledger.get();
-    let hold = recorder.hold(Held::Settle);
+    let hold = recorder.hold(HeldCall::Settle);
     let before = recorder.calls(Verb::Settle);
     let settle = |client: Client| {
         let up_to = client.attached.welcome.ledger.get();
@@ -178,7 +178,7 @@ fn the_other_calls_of_a_session_go_on_while_one_waits_for_the_medium() {
     daemon.start().unwrap();
     let served = Served::new(&daemon, 1);
     eventually("a log is ready for the next program", || recorder.medium().list().unwrap().len() > 3);
-    let hold = recorder.hold(Held::Settle);
+    let hold = recorder.hold(HeldCall::Settle);
     let up_to = Sequence::new(served.client.attached.welcome.ledger.get());
     let request = DigestRequest { up_to, wait: U32::new(0), reserved: U32::new(0) };
     let settle = served.call(CallKind::SettleLedger, request.as_bytes());

@@ -11,7 +11,7 @@ use format::record::{CreateBody, Kind, RecordHeader, RenameBody, SetAttrBody};
 use format::{Cookie, Envelope, InodeNumber, Name, Sequence};
 use ipc::words::{Entered, FenceBy, LeaseState, Seal};
 use ipc::{ClientPages, DaemonView, SystemHost};
-use pmem::ring::{AppendError, AppendRing, Place};
+use pmem::ring::{AppendError, AppendRing, RingPosition};
 use pmem::{Medium, Recorder};
 use sharedfs::{Attached, Config, Daemon, Format, RING_START, Recovered, format_pool};
 use std::sync::Arc;
@@ -284,7 +284,8 @@ impl Client {
     /// Lets log space that was digested be used again.
     pub fn release(&mut self) {
         let digested = self.view.digested();
-        self.ring.release_to(Place { position: digested.position, sequence: digested.sequence.next() });
+        self.ring
+            .release_to(RingPosition { position: digested.position, sequence: digested.sequence.next() });
     }
 
     /// Goes on in the file that a GrowLog brought.
