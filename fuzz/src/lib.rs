@@ -26,8 +26,9 @@ use format::root::{ROOT_MAGIC, Root};
 use format::share::{LifelineNote, NOTE_FILES_MAX, SHARE_FILES_MAX, ShareRequest};
 use format::superblock::{FileKind, MAGIC, POOL_VERSION, Superblock};
 use format::wire::{
-    DOOR_MESSAGE_MAX, DoorHead, DoorKind, FrameHead, Knock, RemoteHead, WIRE_VERSION, WIRE_VERSION_MIN,
-    WireChallenge, WireEntry, WireHello, WireProof, WireRefusal, WireWelcome, check_body, common_version,
+    CONTROL_MESSAGE_MAX, ControlHead, ControlKind, FrameHead, RemoteHead, WIRE_VERSION, WIRE_VERSION_MIN,
+    WireChallenge, WireConnectToken, WireHello, WireProof, WireRefusal, WireRequest, WireWelcome, check_body,
+    common_version,
 };
 use format::{BLOCK_BYTES, Block, FlipNumber, Incarnation, LogUid, Name, PoolUid, Sequence};
 use zerocopy::little_endian::U32;
@@ -342,24 +343,24 @@ pub fn call(bytes: &[u8]) {
 /// Input: what somebody says at the door, and what comes with a connection.
 pub fn door(bytes: &[u8]) {
     let mut stream = bytes;
-    while let Ok(Some((kind, body))) = DoorHead::decode(stream) {
-        let whole = size_of::<DoorHead>() + body.len();
-        assert!(body.len() == kind.body_bytes() && whole <= DOOR_MESSAGE_MAX);
+    while let Ok(Some((kind, body))) = ControlHead::decode(stream) {
+        let whole = size_of::<ControlHead>() + body.len();
+        assert!(body.len() == kind.body_bytes() && whole <= CONTROL_MESSAGE_MAX);
         assert!(
-            DoorHead::decode(&stream[..whole - 1]) == Ok(None),
+            ControlHead::decode(&stream[..whole - 1]) == Ok(None),
             "a message was taken before it was whole"
         );
         let fits = match kind {
-            DoorKind::Knock => Knock::decode(body).map(|knock| {
-                let common = common_version(knock.version_min, knock.version_max);
+            ControlKind::Request => WireRequest::decode(body).map(|request| {
+                let common = common_version(request.version_min, request.version_max);
                 assert!(common.is_none_or(|version| (WIRE_VERSION_MIN..=WIRE_VERSION).contains(&version)));
-                knock.as_bytes() == body
+                request.as_bytes() == body
             }),
-            DoorKind::Hello => check_body::<WireHello>(body).map(|hello| hello.as_bytes() == body),
-            DoorKind::Challenge => check_body::<WireChallenge>(body).map(|said| said.as_bytes() == body),
-            DoorKind::Proof => check_body::<WireProof>(body).map(|proof| proof.as_bytes() == body),
-            DoorKind::Welcome => check_body::<WireWelcome>(body).map(|welcome| welcome.as_bytes() == body),
-            DoorKind::Refusal => {
+            ControlKind::Hello => check_body::<WireHello>(body).map(|hello| hello.as_bytes() == body),
+            ControlKind::Challenge => check_body::<WireChallenge>(body).map(|said| said.as_bytes() == body),
+            ControlKind::Proof => check_body::<WireProof>(body).map(|proof| proof.as_bytes() == body),
+            ControlKind::Welcome => check_body::<WireWelcome>(body).map(|welcome| welcome.as_bytes() == body),
+            ControlKind::Refusal => {
                 WireRefusal::decode(body).map(|(said, reason)| said.reason.get() == reason as u16)
             }
         };
@@ -367,9 +368,9 @@ pub fn door(bytes: &[u8]) {
         stream = &stream[whole..];
     }
     // What is neither an error nor a message is still short.
-    assert!(DoorHead::decode(stream) != Ok(None) || stream.len() < DOOR_MESSAGE_MAX);
-    if let Ok(entry) = WireEntry::decode(bytes) {
-        assert_eq!(entry.as_bytes(), &bytes[..size_of::<WireEntry>()]);
+    assert!(ControlHead::decode(stream) != Ok(None) || stream.len() < CONTROL_MESSAGE_MAX);
+    if let Ok(entry) = WireConnectToken::decode(bytes) {
+        assert_eq!(entry.as_bytes(), &bytes[..size_of::<WireConnectToken>()]);
     }
     if let Ok((refusal, reason)) = WireRefusal::decode(bytes) {
         assert_eq!(refusal.reason.get(), reason as u16);

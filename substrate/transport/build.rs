@@ -1,4 +1,5 @@
-//! Compiles the C side of libfabric. Only its headers are needed here; the library itself is opened when it is used.
+//! Compiles the C part of the libfabric bindings. The build needs only the headers; the library is loaded at run
+//! time.
 
 use std::path::Path;
 

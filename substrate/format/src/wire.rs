@@ -1,27 +1,27 @@
-//! What nodes say to each other: the handshake at the door, the entry that comes with a connection, the head of every
-//! frame, and the head of a remote call. `docs/protocol.md` says in which order they come and what they mean.
+//! Messages between nodes: the handshake on the control channel, the connect token of a connection, the head of every
+//! frame, and the head of a remote call. `docs/protocol.md` describes their order and meaning.
 //!
-//! Everything here comes from another machine: lengths and values are checked, and nothing is allocated by what it
-//! says. Each version of the protocol keeps the knock and the refusal as they are, so that neighbours of any two
-//! versions understand why they do not.
+//! All of these come from another machine: lengths and values are checked, and no message decides how much is
+//! allocated. Request and refusal are the same in each version of the protocol, so that two nodes without a common
+//! version can tell each other the reason.
 
 use crate::DecodeError;
 use crate::ids::{Epoch, NodeId};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// First bytes of every message at the door, of a knock, an entry and a refusal.
+/// First bytes of every message on a control channel, and of a request, a connect token and a refusal.
 pub const WIRE_MAGIC: [u8; 4] = *b"HRTW";
 
 /// Newest version of the protocol between nodes that this program speaks.
 pub const WIRE_VERSION: u8 = 2;
 
-/// Oldest version that it speaks: that of the release before, so that a cluster can be renewed node by node; as long as
-/// there was no release before, the newest.
+/// Oldest version that it speaks: that of the previous release, so that a cluster can be upgraded node by node; without
+/// a previous release, the newest.
 pub const WIRE_VERSION_MIN: u8 = 2;
 
-/// Bytes of the proof in a knock.
-pub const KNOCK_PROOF_BYTES: usize = 16;
+/// Bytes of the proof in a request.
+pub const REQUEST_PROOF_BYTES: usize = 16;
 
 /// Bytes of a proof in the handshake.
 pub const PROOF_BYTES: usize = 32;
@@ -39,12 +39,12 @@ pub const fn common_version(theirs_min: u8, theirs_max: u8) -> Option<u8> {
     if fits { Some(newest) } else { None }
 }
 
-/// What a message at the door is. Each has one length.
+/// Kind of a message on a control channel. Each kind has one length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u16)]
-pub enum DoorKind {
-    /// Initiator, first: [`Knock`].
-    Knock = 1,
+pub enum ControlKind {
+    /// Initiator, first: [`WireRequest`].
+    Request = 1,
     /// Initiator, with it: [`WireHello`].
     Hello = 2,
     /// Acceptor: [`WireChallenge`].
@@ -57,10 +57,10 @@ pub enum DoorKind {
     Refusal = 6,
 }
 
-impl DoorKind {
+impl ControlKind {
     fn from_raw(raw: u16) -> Result<Self, DecodeError> {
         Ok(match raw {
-            1 => Self::Knock,
+            1 => Self::Request,
             2 => Self::Hello,
             3 => Self::Challenge,
             4 => Self::Proof,
@@ -73,7 +73,7 @@ impl DoorKind {
     /// Bytes of its body.
     pub const fn body_bytes(self) -> usize {
         match self {
-            Self::Knock => size_of::<Knock>(),
+            Self::Request => size_of::<WireRequest>(),
             Self::Hello => size_of::<WireHello>(),
             Self::Challenge => size_of::<WireChallenge>(),
             Self::Proof => size_of::<WireProof>(),
@@ -83,42 +83,42 @@ impl DoorKind {
     }
 }
 
-/// Bytes of the longest message at the door, with its head.
-pub const DOOR_MESSAGE_MAX: usize = size_of::<DoorHead>() + size_of::<WireChallenge>();
+/// Bytes of the longest message on a control channel, with its head.
+pub const CONTROL_MESSAGE_MAX: usize = size_of::<ControlHead>() + size_of::<WireChallenge>();
 
-/// Head of every message at the door, where bytes come as a stream.
+/// Head of every message on a control channel, which is a stream of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-pub struct DoorHead {
+pub struct ControlHead {
     /// [`WIRE_MAGIC`].
     pub magic: [u8; 4],
-    /// A [`DoorKind`].
+    /// A [`ControlKind`].
     pub kind: U16,
-    /// Bytes of the body: those of its kind.
+    /// Bytes of the body: the length of its kind.
     pub bytes: U16,
 }
 
-const _: () = assert!(size_of::<DoorHead>() == 8);
+const _: () = assert!(size_of::<ControlHead>() == 8);
 
-impl DoorHead {
+impl ControlHead {
     /// The head of a message.
-    pub fn new(kind: DoorKind) -> Self {
+    pub fn new(kind: ControlKind) -> Self {
         let bytes = U16::new(kind.body_bytes() as u16);
         Self { magic: WIRE_MAGIC, kind: U16::new(kind as u16), bytes }
     }
 
     /// The first message of a stream of which `stream` has arrived: its kind and body. None: more bytes are needed,
-    /// of [`DOOR_MESSAGE_MAX`] at most.
+    /// of [`CONTROL_MESSAGE_MAX`] at most.
     ///
     /// # Errors
     /// `Kind`: another magic or kind. `Field`: another length than its kind has.
-    pub fn decode(stream: &[u8]) -> Result<Option<(DoorKind, &[u8])>, DecodeError> {
+    pub fn decode(stream: &[u8]) -> Result<Option<(ControlKind, &[u8])>, DecodeError> {
         let known = stream.len().min(WIRE_MAGIC.len());
         if stream[..known] != WIRE_MAGIC[..known] {
             return Err(DecodeError::Kind);
         }
         let Ok((head, rest)) = Self::read_from_prefix(stream) else { return Ok(None) };
-        let kind = DoorKind::from_raw(head.kind.get())?;
+        let kind = ControlKind::from_raw(head.kind.get())?;
         if usize::from(head.bytes.get()) != kind.body_bytes() {
             return Err(DecodeError::Field("bytes"));
         }
@@ -126,66 +126,66 @@ impl DoorHead {
     }
 }
 
-/// What comes first at the door: who cannot make one is refused before it costs anything more.
+/// The first message of a handshake. A program without the cluster's key cannot create one, and is refused at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-pub struct Knock {
+pub struct WireRequest {
     /// [`WIRE_MAGIC`].
     pub magic: [u8; 4],
     /// Oldest version of the protocol that the initiator speaks.
     pub version_min: u8,
     /// Newest version.
     pub version_max: u8,
-    /// The cluster it belongs to.
+    /// Identity of its cluster.
     pub cluster: [u8; CLUSTER_BYTES],
     /// Random.
     pub nonce: [u8; 16],
-    /// Shows that the initiator once had the cluster's key. Who repeats another's knock is found by the handshake.
-    pub proof: [u8; KNOCK_PROOF_BYTES],
+    /// Proves that the initiator has the cluster's key. The rest of the handshake detects a replayed request.
+    pub proof: [u8; REQUEST_PROOF_BYTES],
 }
 
-const _: () = assert!(size_of::<Knock>() == 54);
+const _: () = assert!(size_of::<WireRequest>() == 54);
 
-impl Knock {
-    /// Reads a knock. Versions are not judged.
+impl WireRequest {
+    /// Decodes a request, without a check of its versions.
     ///
     /// # Errors
     /// `Truncated`, `Kind`, `Field`: bytes too many.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
-        let knock: Self = check_body(bytes)?;
-        if knock.magic != WIRE_MAGIC {
+        let request: Self = check_body(bytes)?;
+        if request.magic != WIRE_MAGIC {
             return Err(DecodeError::Kind);
         }
-        Ok(knock)
+        Ok(request)
     }
 
-    /// The bytes that the proof is about.
+    /// The bytes that the proof covers.
     pub fn claim(&self) -> &[u8] {
-        &self.as_bytes()[..size_of::<Self>() - KNOCK_PROOF_BYTES]
+        &self.as_bytes()[..size_of::<Self>() - REQUEST_PROOF_BYTES]
     }
 }
 
-/// Why a connection is refused.
+/// The reason of a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u16)]
 pub enum RefusalReason {
-    /// What was said is no part of the protocol.
+    /// A message does not conform to the protocol.
     Malformed = 1,
     /// No common version.
     Version = 2,
-    /// Another cluster.
+    /// The cluster is another one.
     Cluster = 3,
-    /// The proof does not fit the key.
+    /// The proof does not match the key.
     Key = 4,
     /// The initiator's epoch is over.
     OldEpoch = 5,
     /// The initiator's epoch has not begun here.
     NewEpoch = 6,
-    /// Another node was wanted.
+    /// The Hello asks for another node.
     Node = 7,
-    /// The initiator is not welcome: no member, or expelled.
+    /// The initiator is not a member, or was expelled.
     NotMember = 8,
-    /// No room.
+    /// A limit of connections is reached.
     Full = 9,
     /// The handshake took too long.
     Late = 10,
@@ -209,7 +209,7 @@ impl RefusalReason {
     }
 }
 
-/// Says why not: at the door, or instead of a connection.
+/// Tells the reason for a refusal, on a control channel or instead of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct WireRefusal {
@@ -221,14 +221,14 @@ pub struct WireRefusal {
     pub version_max: u8,
     /// A [`RefusalReason`].
     pub reason: U16,
-    /// Epoch of the refusing side, where the epoch is the reason; else 0.
+    /// Epoch of the refusing side if the epoch is the reason, otherwise 0.
     pub epoch: Epoch,
 }
 
 const _: () = assert!(size_of::<WireRefusal>() == 12);
 
 impl WireRefusal {
-    /// A refusal; `epoch` is only told to who has shown the key.
+    /// Creates a refusal; `epoch` is revealed only to a peer that has proved the key.
     pub fn new(reason: RefusalReason, epoch: Epoch) -> Self {
         Self {
             magic: WIRE_MAGIC,
@@ -239,12 +239,12 @@ impl WireRefusal {
         }
     }
 
-    /// Reads a refusal and its reason.
+    /// Decodes a refusal and its reason.
     ///
     /// # Errors
     /// `Truncated`, `Kind`, `Field`.
     pub fn decode(bytes: &[u8]) -> Result<(Self, RefusalReason), DecodeError> {
-        // Some fabrics fill up what they carry.
+        // Some fabrics append padding.
         let (refusal, _) = Self::read_from_prefix(bytes).map_err(|_| DecodeError::Truncated)?;
         if refusal.magic != WIRE_MAGIC {
             return Err(DecodeError::Kind);
@@ -254,19 +254,19 @@ impl WireRefusal {
     }
 }
 
-/// What a frame is.
+/// Kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u16)]
 pub enum FrameKind {
-    /// A message of whoever uses the connection.
+    /// A message of the connection's user.
     Message = 1,
-    /// Only the head: how much was taken.
+    /// Only the head, for its count.
     Taken = 2,
-    /// Asks for a sign of life. Only the head.
+    /// Asks for a pong. Only the head.
     Ping = 3,
     /// Answers a ping. Only the head.
     Pong = 4,
-    /// The other side closes. Only the head.
+    /// The sender closes the connection. Only the head.
     Goodbye = 5,
 }
 
@@ -282,13 +282,13 @@ impl FrameKind {
         })
     }
 
-    /// True for the kinds that are nothing but a head.
+    /// True for the kinds without a body.
     pub const fn is_bare(self) -> bool {
         matches!(self, Self::Taken | Self::Ping | Self::Pong | Self::Goodbye)
     }
 }
 
-/// Head of every frame: what one send carries.
+/// Head of a frame, the unit of a send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct FrameHead {
@@ -296,23 +296,23 @@ pub struct FrameHead {
     pub kind: U16,
     /// Zero.
     pub reserved: U16,
-    /// Messages and immediates of the other side that were taken so far, modulo 2^32: it may have a window more
-    /// under way.
+    /// Number of messages and immediates of the other side that were taken so far, modulo 2^32. The other side may
+    /// have one window beyond it in progress.
     pub taken: U32,
 }
 
 const _: () = assert!(size_of::<FrameHead>() == 8);
 
 impl FrameHead {
-    /// A head.
+    /// Creates a head.
     pub fn new(kind: FrameKind, taken: u32) -> Self {
         Self { kind: U16::new(kind as u16), reserved: U16::new(0), taken: U32::new(taken) }
     }
 
-    /// Splits a frame into kind, count of what was taken, and body.
+    /// Splits a frame into kind, count, and body.
     ///
     /// # Errors
-    /// `Truncated`, `Kind`, `Field`: a body where there is none.
+    /// `Truncated`, `Kind`, `Field`: a body of a kind that has none.
     pub fn decode(frame: &[u8]) -> Result<(FrameKind, u32, &[u8]), DecodeError> {
         let (head, body) = Self::read_from_prefix(frame).map_err(|_| DecodeError::Truncated)?;
         let kind = FrameKind::from_raw(head.kind.get())?;
@@ -323,11 +323,11 @@ impl FrameHead {
     }
 }
 
-/// What the initiator of a connection says first.
+/// Follows the request: identity and limits of the initiator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct WireHello {
-    /// Oldest version of the protocol that it speaks.
+    /// Oldest version of the protocol that the initiator speaks.
     pub version_min: u8,
     /// Newest version.
     pub version_max: u8,
@@ -335,27 +335,27 @@ pub struct WireHello {
     pub reserved: U16,
     /// Its epoch.
     pub epoch: Epoch,
-    /// Who it is.
+    /// Id of the sending node.
     pub from: NodeId,
-    /// Whom it wants.
+    /// Id of the node to which it wants to connect.
     pub to: NodeId,
-    /// The cluster it belongs to.
+    /// Identity of its cluster.
     pub cluster: [u8; CLUSTER_BYTES],
     /// Random, never used before.
     pub nonce: [u8; NONCE_BYTES],
-    /// Bytes of the longest message that it takes.
+    /// Bytes of the longest message that it accepts.
     pub message_bytes: U32,
-    /// Messages and immediates that may be under way to it.
+    /// Window: messages and immediates to it that may be in progress.
     pub window: U32,
 }
 
 const _: () = assert!(size_of::<WireHello>() == 72);
 
-/// What the acceptor answers: who it is, and that it has the key.
+/// The acceptor's answer to the Hello: its identity and limits, and a proof that it has the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct WireChallenge {
-    /// The version that is spoken from here on.
+    /// The version that both sides use.
     pub version: u8,
     /// Zero.
     pub reserved: u8,
@@ -363,89 +363,89 @@ pub struct WireChallenge {
     pub reserved2: U16,
     /// Its epoch.
     pub epoch: Epoch,
-    /// Who it is.
+    /// Id of the sending node.
     pub from: NodeId,
-    /// Bytes of the longest message that it takes.
+    /// Bytes of the longest message that it accepts.
     pub message_bytes: U32,
-    /// Messages and immediates that may be under way to it.
+    /// Window: messages and immediates to it that may be in progress.
     pub window: U32,
     /// Random, never used before.
     pub nonce: [u8; NONCE_BYTES],
-    /// Over the Hello and this up to here, with the cluster's key.
+    /// MAC with the cluster's key over the Hello and all fields above.
     pub proof: [u8; PROOF_BYTES],
 }
 
 const _: () = assert!(size_of::<WireChallenge>() == 84);
 
 impl WireChallenge {
-    /// The bytes that the proof is about, after those of the Hello.
+    /// The bytes that the proof covers, after those of the Hello.
     pub fn claim(&self) -> &[u8] {
         &self.as_bytes()[..size_of::<Self>() - PROOF_BYTES]
     }
 }
 
-/// The initiator has the key too, and says where its connection will come from.
+/// Proves that the initiator has the key, and names the port of its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct WireProof {
-    /// The port of its address from which it will connect; 0 where the fabric knows of none.
+    /// The local port from which the initiator will connect; 0 if the fabric has no ports.
     pub port: U16,
     /// Zero.
     pub reserved: U16,
-    /// Over Hello, Challenge and this up to here, with the cluster's key.
+    /// MAC with the cluster's key over Hello, Challenge and all fields above.
     pub proof: [u8; PROOF_BYTES],
 }
 
 const _: () = assert!(size_of::<WireProof>() == 36);
 
 impl WireProof {
-    /// The bytes that the proof is about, after those of Hello and Challenge.
+    /// The bytes that the proof covers, after those of Hello and Challenge.
     pub fn claim(&self) -> &[u8] {
         &self.as_bytes()[..size_of::<Self>() - PROOF_BYTES]
     }
 }
 
-/// The acceptor waits for the initiator's connection.
+/// Tells the initiator where the acceptor listens for its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct WireWelcome {
-    /// The port, at the address of the door, where it waits.
+    /// The port at which the acceptor listens, at the address of its control listener.
     pub port: U16,
     /// Zero.
     pub reserved: U16,
-    /// Over Hello, Challenge, Proof and this up to here, with the cluster's key.
+    /// MAC with the cluster's key over Hello, Challenge, Proof and all fields above.
     pub proof: [u8; PROOF_BYTES],
 }
 
 const _: () = assert!(size_of::<WireWelcome>() == 36);
 
 impl WireWelcome {
-    /// The bytes that the proof is about, after those of Hello, Challenge and Proof.
+    /// The bytes that the proof covers, after those of Hello, Challenge and Proof.
     pub fn claim(&self) -> &[u8] {
         &self.as_bytes()[..size_of::<Self>() - PROOF_BYTES]
     }
 }
 
-/// What comes with the wish for a connection: that it is the one which a Welcome waits for. It fits into what every
-/// fabric carries there (verbs: 55 bytes).
+/// Accompanies a connection request, and proves that the connection is the one that a Welcome expects. It fits into the
+/// private data of every fabric (verbs: 55 bytes).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-pub struct WireEntry {
+pub struct WireConnectToken {
     /// [`WIRE_MAGIC`].
     pub magic: [u8; 4],
-    /// Over Hello, Challenge, Proof and Welcome, with the cluster's key.
+    /// MAC with the cluster's key over Hello, Challenge, Proof and Welcome.
     pub proof: [u8; PROOF_BYTES],
 }
 
-const _: () = assert!(size_of::<WireEntry>() == 36);
+const _: () = assert!(size_of::<WireConnectToken>() == 36);
 
-impl WireEntry {
-    /// Reads an entry. Its proof is not judged.
+impl WireConnectToken {
+    /// Decodes a connect token, without a check of its proof.
     ///
     /// # Errors
     /// `Truncated`, `Kind`.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
-        // Some fabrics fill up what they carry.
+        // Some fabrics append padding.
         let (entry, _) = Self::read_from_prefix(bytes).map_err(|_| DecodeError::Truncated)?;
         if entry.magic != WIRE_MAGIC {
             return Err(DecodeError::Kind);
@@ -454,7 +454,7 @@ impl WireEntry {
     }
 }
 
-/// Reads a body that is one structure, no byte more or less.
+/// Decodes a body that consists of one structure.
 ///
 /// # Errors
 /// `Truncated`, `Field`: bytes too many.
@@ -466,29 +466,29 @@ pub fn check_body<T: FromBytes + KnownLayout + Immutable>(body: &[u8]) -> Result
     Ok(value)
 }
 
-/// Memory that its owner lets a peer write or read, as one tells the other in a message.
+/// Description of granted memory, which its owner sends to the peer in a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct WireRegion {
-    /// Proves the right to it, on this connection.
+    /// Key that authorizes the access.
     pub key: U64,
-    /// Address of its first byte, in the way in which the fabric counts.
+    /// Address or offset of the first byte, as the fabric defines it.
     pub base: U64,
-    /// Bytes of it.
+    /// Length in bytes.
     pub bytes: U64,
 }
 
 const _: () = assert!(size_of::<WireRegion>() == 24);
 
-/// What a message of remote calls is.
+/// Kind of a message of remote calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u16)]
 pub enum RemoteKind {
-    /// Asks. The body is the request.
+    /// A request; the body holds its arguments.
     Request = 1,
-    /// Answers. The body is the answer.
+    /// The answer to a request.
     Response = 2,
-    /// Who asked does not want the answer any more; one comes all the same.
+    /// The caller no longer waits for the answer. The answer is sent nevertheless.
     Cancel = 3,
 }
 
@@ -496,23 +496,23 @@ pub enum RemoteKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct RemoteHead {
-    /// The call: given once in the life of a connection by the side that asks.
+    /// Number of the call, which the caller uses once in the life of the connection.
     pub id: U64,
     /// A [`RemoteKind`].
     pub kind: U16,
-    /// Request: which call. Response: how it ended, 0 if it was carried out. Cancel: 0.
+    /// Request: number of the operation. Response: 0 if it was executed, otherwise a code. Cancel: 0.
     pub code: U16,
-    /// Request: milliseconds that the asking side waits at most, 0 for no limit. Else 0.
+    /// Request: milliseconds for which the caller waits, 0 for no limit. Otherwise 0.
     pub within_ms: U32,
 }
 
 const _: () = assert!(size_of::<RemoteHead>() == 16);
 
-/// [`RemoteHead::code`] of a response: it was cancelled, or its time was over, before it was carried out.
+/// [`RemoteHead::code`] of a response to a call that was cancelled or timed out before it was executed.
 pub const REMOTE_CANCELLED: u16 = u16::MAX;
 
 impl RemoteHead {
-    /// A head.
+    /// Creates a head.
     pub fn new(kind: RemoteKind, id: u64, code: u16, within_ms: u32) -> Self {
         Self {
             id: U64::new(id),
@@ -565,26 +565,31 @@ mod tests {
 
     #[test]
     fn messages_of_a_stream_are_found_and_none_chooses_its_length() {
-        let kinds =
-            [DoorKind::Knock, DoorKind::Hello, DoorKind::Challenge, DoorKind::Proof, DoorKind::Welcome];
-        for kind in kinds.into_iter().chain([DoorKind::Refusal]) {
-            let mut stream = DoorHead::new(kind).as_bytes().to_vec();
+        let kinds = [
+            ControlKind::Request,
+            ControlKind::Hello,
+            ControlKind::Challenge,
+            ControlKind::Proof,
+            ControlKind::Welcome,
+        ];
+        for kind in kinds.into_iter().chain([ControlKind::Refusal]) {
+            let mut stream = ControlHead::new(kind).as_bytes().to_vec();
             stream.resize(stream.len() + kind.body_bytes(), 7);
-            assert!(stream.len() <= DOOR_MESSAGE_MAX);
+            assert!(stream.len() <= CONTROL_MESSAGE_MAX);
             for cut in 0..stream.len() {
-                assert_eq!(DoorHead::decode(&stream[..cut]), Ok(None));
+                assert_eq!(ControlHead::decode(&stream[..cut]), Ok(None));
             }
             stream.push(9);
-            assert_eq!(DoorHead::decode(&stream), Ok(Some((kind, &vec![7; kind.body_bytes()][..]))));
+            assert_eq!(ControlHead::decode(&stream), Ok(Some((kind, &vec![7; kind.body_bytes()][..]))));
             let changed = |at: usize| {
                 let mut changed = stream.clone();
                 changed[at] ^= 0x40;
-                DoorHead::decode(&changed).map(|_| ())
+                ControlHead::decode(&changed).map(|_| ())
             };
             assert_eq!(changed(0), Err(DecodeError::Kind));
             assert_eq!(changed(5), Err(DecodeError::Kind));
             assert_eq!(changed(6), Err(DecodeError::Field("bytes")));
-            assert_eq!(DoorHead::decode(b"G"), Err(DecodeError::Kind), "the first byte tells");
+            assert_eq!(ControlHead::decode(b"G"), Err(DecodeError::Kind), "the first byte tells");
         }
     }
 

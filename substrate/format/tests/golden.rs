@@ -426,7 +426,7 @@ fn counted(first: u8, bytes: u8) -> String {
 
 #[test]
 fn wire_structures() {
-    let knock = Knock {
+    let request = WireRequest {
         magic: counting(0x10),
         version_min: 0x20,
         version_max: 0x30,
@@ -435,7 +435,7 @@ fn wire_structures() {
         proof: counting(0x60),
     };
     let fields = [counted(0x40, 16), counted(0x50, 16), counted(0x60, 16)];
-    golden(knock, &format!("10111213 20 30 {}", fields.concat()));
+    golden(request, &format!("10111213 20 30 {}", fields.concat()));
     let refusal = WireRefusal {
         magic: counting(0x10),
         version_min: 0x20,
@@ -486,8 +486,8 @@ fn wire_structures() {
     golden(WireProof { port, reserved, proof: counting(0x30) }, &fields);
     golden(WireWelcome { port, reserved, proof: counting(0x30) }, &fields);
     let magic = counting(0x10);
-    golden(WireEntry { magic, proof: counting(0x20) }, &format!("10111213 {}", counted(0x20, 32)));
-    golden(DoorHead { magic, kind: U16::new(0x2120), bytes: U16::new(0x3130) }, "10111213 2021 3031");
+    golden(WireConnectToken { magic, proof: counting(0x20) }, &format!("10111213 {}", counted(0x20, 32)));
+    golden(ControlHead { magic, kind: U16::new(0x2120), bytes: U16::new(0x3130) }, "10111213 2021 3031");
     golden(
         RemoteHead {
             id: U64::new(0x1716_1514_1312_1110),

@@ -54,7 +54,7 @@ static uint64_t now_ns(void)
     return (uint64_t) time.tv_sec * 1000000000 + (uint64_t) time.tv_nsec;
 }
 
-/* Two that poll on one processor wait for its scheduler, not for each other. */
+/* Two polling threads on one processor would wait for the scheduler, not for each other. */
 static void pin(unsigned processor)
 {
     cpu_set_t set;

@@ -1,9 +1,9 @@
-//! What a connection costs over tcp on the loopback, between two processes.
+//! Measures connections over tcp on the loopback between two processes.
 //!
-//! bench rounds BYTES COUNT SPIN_NS: writes with an immediate, answered by an 8-byte write with an immediate; prints
-//! the median of a round in nanoseconds. bench stream BYTES COUNT SPIN_NS: writes as fast as they go; prints bytes per
-//! second. Who waits polls for SPIN_NS at most.
-//! bench idle: what connections that do nothing cost. `scripts/bench-transport` puts each beside its floor.
+//! bench rounds BYTES COUNT SPIN_NS: writes with an immediate, each answered by an 8-byte write with an immediate;
+//! prints the median time of a round in nanoseconds. bench stream BYTES COUNT SPIN_NS: writes at the highest rate;
+//! prints bytes per second. Waiting threads poll for at most SPIN_NS.
+//! bench idle: the cost of idle connections. `scripts/bench-transport` prints each beside its lower bound.
 
 #![allow(clippy::unwrap_used, reason = "a measurement that cannot be made ends with its reason")]
 
@@ -42,8 +42,8 @@ fn endpoint(node: u32, spin_ns: u64) -> Endpoint {
     Fabric::tcp("127.0.0.1").endpoint(Arc::new(SystemHost), identity, Epoch::new(1), settings).unwrap()
 }
 
-/// Two that poll on one processor wait for its scheduler, not for each other. Only this thread: that of the endpoint
-/// runs where there is room.
+/// Pins this thread to a processor. Two polling threads on one processor would wait for the scheduler, not for each
+/// other. The thread of the endpoint is not pinned.
 fn pin(processor: usize) {
     // SAFETY: a set of bits; all of them zero is a value.
     let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
@@ -53,7 +53,7 @@ fn pin(processor: usize) {
     unsafe { libc::sched_setaffinity(0, size_of_val(&set), &raw const set) };
 }
 
-/// The other process, and the connection to it.
+/// Starts the other process, and connects to it.
 fn other(words: &[&str], spin_ns: u64) -> (Endpoint, Connection, std::process::Child, WireRegion) {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .arg("answers")
@@ -113,7 +113,7 @@ fn stream(bytes: u64, count: u64, spin_ns: u64) {
     let start = SystemHost.now();
     for number in 1..=count {
         let from = Bytes::Registered(&local, 0..bytes);
-        // The peer is told now and then, and answers the last.
+        // Notifies the peer now and then; the peer answers the last one.
         let told = (number % 16 == 0 || number == count).then_some(0);
         connection.write(from, &to, number % 8 * 65_536, told, Some(soon())).unwrap();
     }
@@ -156,7 +156,7 @@ fn memory_kb() -> u64 {
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
-/// Processor time of this process so far.
+/// Processor time that this process has used.
 fn busy() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the structure is ours.

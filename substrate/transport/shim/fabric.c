@@ -1,8 +1,8 @@
-/* The C side of libfabric: its calls are inline functions over tables, which only C can reach.
+/* The C part of the libfabric bindings: its calls are inline functions over tables of functions.
  *
- * Nothing is decided here. Each function is one step, returns 0 or a positive errno of libfabric, and leaves every
- * rule (who may call when, what lives how long) to `src/fabric/sys.rs`. The library is opened when the first domain
- * is: it takes 200 ms to load, and most programs that can use it never do. */
+ * The file makes no decisions. Each function is one step, and returns 0 or a positive errno of libfabric; the rules for
+ * threads and lifetimes are those of `src/fabric/sys.rs`. The library is loaded with the first domain, because loading
+ * takes 200 ms and most programs never use it. */
 
 #include <arpa/inet.h>
 #include <dlfcn.h>
@@ -49,7 +49,7 @@ struct hf_facts {
 };
 
 struct hf_event {
-    uint32_t kind; /* 1 wants in, 2 connected, 3 gone, 4 failed or refused */
+    uint32_t kind; /* 1 connection request, 2 connected, 3 closed, 4 failed or refused */
     int32_t error;
     void *endpoint;
     struct fi_info *info;
@@ -68,7 +68,7 @@ struct hf_completion {
 struct hf_endpoint {
     struct fid_ep *ep;
     struct fid_cq *cq;
-    uint32_t has_list; /* its queue is waited for by several descriptors, not by one that stands for them */
+    uint32_t has_list; /* several descriptors report events of its queue, not a single one */
 };
 
 static int from_library(ssize_t result)
@@ -76,7 +76,7 @@ static int from_library(ssize_t result)
     return result < 0 ? (int) -result : 0;
 }
 
-/* Held while the library begins: what that changes of the process is put right by the one who changed it. */
+/* Held while the library is loaded, because loading changes state of the process that is restored afterwards. */
 static pthread_mutex_t beginning = PTHREAD_MUTEX_INITIALIZER;
 
 static int load(struct library *library)
@@ -84,9 +84,9 @@ static int load(struct library *library)
     const char *cache = getenv("FI_MR_CACHE_MAX_COUNT");
 
     /*
-     * libfabric's cache of registrations (verbs) gives each region all rights, and leaves it reachable after its
-     * registration was closed. The library takes this setting from the environment only, when it begins. It is written
-     * once: another thread that reads the environment then may read what is being moved.
+     * libfabric's cache of registrations (verbs) grants all rights to each region, and leaves the region reachable after
+     * its registration was closed. The library reads this setting only from the environment, when it is loaded. The
+     * variable is written at most once, because a concurrent getenv of another thread may read moving memory.
      */
     if ((!cache || strcmp(cache, "0") != 0) && setenv("FI_MR_CACHE_MAX_COUNT", "0", 1) != 0)
         return FI_ENOMEM;
@@ -146,7 +146,7 @@ static int find(struct hf_domain *domain, const char *provider, const char *ip, 
         return FI_ENOMEM;
     hints->ep_attr->type = FI_EP_MSG;
     hints->caps = FI_MSG | FI_RMA;
-    /* Without this, verbs offers nothing. */
+    /* Without this flag verbs reports no provider. */
     hints->mode = FI_RX_CQ_DATA;
     hints->addr_format = strchr(ip, ':') ? FI_SOCKADDR_IN6 : FI_SOCKADDR_IN;
     hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
@@ -169,7 +169,7 @@ int hf_domain_open(const char *provider, const char *ip, uint64_t sends, uint64_
 
     if (!domain)
         return FI_ENOMEM;
-    /* What libfabric brings along (libinfinipath, libpsm2) takes over SIGTERM and others, and ends the process in them. */
+    /* Libraries below libfabric (libinfinipath, libpsm2) install handlers of SIGTERM and other signals that exit. */
     pthread_mutex_lock(&beginning);
     remember(&handlers);
     result = load(&domain->library);
@@ -207,7 +207,7 @@ int hf_eq_descriptor(struct hf_domain *domain)
     return descriptor;
 }
 
-/* 0: nothing has come, one may sleep. */
+/* 0 if there is no event, so that the caller may sleep. */
 int hf_eq_may_sleep(struct hf_domain *domain)
 {
     struct fid *fid = &domain->eq->fid;
@@ -381,7 +381,7 @@ static int make(struct hf_domain *domain, struct fi_info *info, uint64_t complet
     return result;
 }
 
-/* For a connection that wants in; `info` is used up. */
+/* For a connection request; `info` is used up. */
 int hf_endpoint_accepting(struct hf_domain *domain, struct fi_info *info, uint64_t completions, struct hf_endpoint *out)
 {
     int result = make(domain, info, completions, out);
@@ -390,7 +390,7 @@ int hf_endpoint_accepting(struct hf_domain *domain, struct fi_info *info, uint64
     return result;
 }
 
-/* With `pep` the endpoint takes over its address, and leaves it nothing but to be closed. */
+/* With `pep` the endpoint takes over its address; `pep` can only be closed afterwards. */
 int hf_endpoint_connecting(struct hf_domain *domain, struct fid_pep *pep, const char *ip, uint16_t port,
                uint64_t completions, struct hf_endpoint *out)
 {
@@ -426,7 +426,7 @@ int hf_connect(struct hf_endpoint *endpoint, const char *ip, uint16_t port, cons
     return result;
 }
 
-/* The descriptors by which the queue is waited for, as of now, and their number; 0 if there is no room for them. */
+/* Stores the descriptors that report events of the queue now, and returns their number; 0 if there are too many. */
 int hf_cq_descriptors(struct hf_endpoint *endpoint, struct pollfd *out, uint64_t most)
 {
     struct fi_wait_pollfd list = { .nfds = most, .fd = out };
@@ -439,7 +439,7 @@ int hf_cq_descriptors(struct hf_endpoint *endpoint, struct pollfd *out, uint64_t
     }
     if (fi_control(&endpoint->cq->fid, FI_GETWAIT, &list) != 0 || list.nfds == 0)
         return 0;
-    /* The first says that the list has changed, and goes on saying so: only a wait within the library unsays it. */
+    /* The first one reports that the list has changed, until a wait within the library, which never happens here. */
     memmove(out, out + 1, (list.nfds - 1) * sizeof(*out));
     return (int) list.nfds - 1;
 }
@@ -458,7 +458,7 @@ static uint32_t kind_of(uint64_t flags)
     return flags & FI_RECV ? 2 : 1;
 }
 
-/* What failed, if there is something. */
+/* Reads the failed operation, if there is one. */
 static int read_failed(struct hf_endpoint *endpoint, struct hf_completion *out)
 {
     struct fi_cq_err_entry failed = { 0 };
@@ -472,7 +472,7 @@ static int read_failed(struct hf_endpoint *endpoint, struct hf_completion *out)
     return 1;
 }
 
-/* Number of completions read. */
+/* Returns the number of completions read. */
 int hf_cq_read(struct hf_endpoint *endpoint, struct hf_completion *out, uint64_t most)
 {
     struct fi_cq_data_entry entries[16];

@@ -1,27 +1,28 @@
-//! A connection to one peer, whatever provider carries it: messages, one-sided operations, their completions, what
-//! arrives, and its end.
+//! A connection to one peer, independent of the provider: messages, one-sided operations, completions, and the end.
 //!
-//! **Order.** Within a connection, what one side posts takes effect at the other in the order of posting; a message or
-//! immediate is taken after every byte written before it is in place. Between connections there is no order.
+//! **Order.** Within a connection, the operations of one side take effect at the peer in the order of posting. The
+//! peer takes a message or an immediate only after every byte written before it is in place. Between connections
+//! there is no order.
 //!
-//! **Completion.** [`Connection::wait`] says that the memory given to an operation is free again (a write) or filled
-//! (a read). It does not say that a write has arrived, that the peer has seen it, or that it survives anything: that
-//! is only known when the peer says so.
+//! **Completion.** [`Connection::wait`] returns when the memory of an operation is free again (a write) or filled (a
+//! read). It does not mean that a write has arrived, that the peer has seen it, or that it is durable; only a message
+//! of the peer can say that.
 //!
-//! **Back-pressure.** A side has at most `depth` operations under way, and at most the peer's `window` of messages and
-//! immediates not taken by the peer's user; beyond, posting waits. Nothing queues without a bound on either side.
+//! **Back-pressure.** A side has at most `depth` operations in progress, and at most the peer's `window` of messages
+//! and immediates that the peer's user has not taken. Posting waits above these limits, so no queue grows without a
+//! bound.
 //!
-//! **End.** [`Connection::close`] returns after the peer's right to write has ended. When the connection ends by itself
-//! the same is done before anybody hears of it: that it is ending (`ending`) is known inside only, and what is told
-//! (`ended`) is set when the fence stands. The end is reported once by [`Connection::take`]; every other call fails with
-//! its reason from then on.
+//! **End.** [`Connection::close`] returns after the peer has lost its access to memory of this side (the fence). A
+//! connection that ends by itself is fenced before its end is reported: `ending` holds the reason until then, and
+//! `ended` is set after the fence. [`Connection::take`] reports the end once; all other calls then fail with its
+//! reason.
 //!
-//! Locks: `fencing`, then the link's own for driving, then `state`, then the link's own for posting and for what is pending. None is
-//! held across a wait.
+//! Locks: `fencing`, then the link's lock for driving, then `state`, then the link's locks for posting and for
+//! pending events. None is held across a wait.
 
 use crate::error::{Ended, Error};
 use crate::handshake::Agreed;
-use crate::link::{Arrival, Driver, Immediate, Link, Work};
+use crate::link::{Arrival, Driver, Immediate, Link, Operation};
 use crate::memory::{Bytes, INLINE_BYTES_MAX, Local, Rights, check_range};
 use crate::settings::Settings;
 use format::wire::{FrameHead, FrameKind, WireRegion};
@@ -38,91 +39,91 @@ use zerocopy::little_endian::U64;
 
 mod user;
 
-/// What arrived from the peer.
+/// An arrival from the peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A message.
     Message(Vec<u8>),
     /// The immediate of a write whose bytes are in place.
     Immediate(u32),
-    /// The connection is over. Reported once, after everything that arrived before.
+    /// The connection has ended. Reported once, after everything that arrived before.
     Ended(Ended),
 }
 
-/// An operation under way. Tickets are in the order of posting.
+/// An operation in progress. Tickets are ordered by posting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticket(u64);
 
-/// A connection to one peer. Clones are the same connection; it is closed when the last one is dropped.
+/// A connection to one peer. Clones refer to the same connection, which is closed when the last one is dropped.
 #[derive(Clone)]
-pub struct Connection(Arc<Core>);
+pub struct Connection(Arc<ConnectionCore>);
 
-pub(crate) struct Core {
+pub(crate) struct ConnectionCore {
     host: Arc<dyn Host>,
     link: Arc<dyn Link>,
-    /// The endpoint whose registered memory may be used here.
+    /// Id of the endpoint whose registered memory may be used here.
     endpoint: u64,
-    /// What the handshake came to.
+    /// The result of the handshake.
     peer: Agreed,
     settings: Settings,
     spin: Spin,
-    /// Held by who takes the peer's rights away: another one waits until they are gone.
+    /// Held by the thread that executes the fence; a second thread waits for the fence here.
     fencing: Lock<()>,
-    state: Lock<State>,
-    /// 1 when the peer's rights are gone; outlives the connection.
+    state: Lock<ConnectionState>,
+    /// 1 after the fence. Outlives the connection.
     fenced: Arc<Word>,
 }
 
-struct State {
+struct ConnectionState {
     up: bool,
-    /// It is over, and the fence may not stand yet.
+    /// The reason of the end; the fence may not have been executed yet.
     ending: Option<Ended>,
-    /// It is over, and may be told.
+    /// The reason of the end, after the fence.
     ended: Option<Ended>,
-    /// The goodbye was posted: what the peer does then is an answer to it.
+    /// The goodbye was posted, so a following end by the peer is its answer.
     leaving: bool,
     end_told: bool,
-    /// What the other side said instead of connecting.
+    /// The refusal of the peer, if it did not accept the connection.
     refusal: Option<Vec<u8>>,
     inbox: VecDeque<Event>,
-    /// Operations: posted, done up to, and those between.
+    /// Number of operations posted, number of operations up to which all are done, and the operations in between.
     issued: u64,
     done: u64,
     under_way: VecDeque<UnderWay>,
-    /// Messages and immediates, counted modulo 2^32: sent, taken by the peer.
+    /// Messages and immediates in the sending direction, modulo 2^32: sent, and taken by the peer.
     sent: u32,
     taken_there: u32,
-    /// The other direction: arrived, taken, taken as the peer knows.
+    /// In the other direction: arrived, taken by the user, and the count that the peer was told.
     arrived: u32,
     taken: u32,
     told: u32,
-    owes: Owes,
+    due: DueFrames,
     heard: Time,
-    /// When it was asked for a sign of life.
+    /// The time of a ping that has no answer yet.
     pinged: Option<Time>,
     grants: Vec<Box<dyn Any + Send + Sync>>,
 }
 
-/// With so many operations under way, whoever posts looks for those that are done: else another thread would be woken
-/// for each.
+/// From this many operations in progress on, a posting thread handles completions itself. Otherwise every completion
+/// would wake the progress thread.
 const LOOK_AT: u64 = 16;
 
 struct UnderWay {
     done: bool,
-    /// Keeps registered memory alive.
+    /// Keeps the registered memory alive.
     _held: Option<Local>,
 }
 
-/// Frames to be sent as soon as there is room.
+/// Frames to be sent as soon as the queue has space.
 #[derive(Clone, Copy, Debug, Default)]
-struct Owes {
+struct DueFrames {
     taken: bool,
     ping: bool,
     pong: bool,
 }
 
-impl Core {
-    /// A connection to `peer` over a link that is about to come up.
+impl ConnectionCore {
+    /// Creates a connection to `peer` over a link that is about to come up.
     pub fn new(
         host: Arc<dyn Host>,
         link: Arc<dyn Link>,
@@ -130,7 +131,7 @@ impl Core {
         peer: Agreed,
         settings: &Settings,
     ) -> Arc<Self> {
-        let state = State {
+        let state = ConnectionState {
             up: false,
             ending: None,
             ended: None,
@@ -146,7 +147,7 @@ impl Core {
             arrived: 0,
             taken: 0,
             told: 0,
-            owes: Owes::default(),
+            due: DueFrames::default(),
             heard: host.now(),
             pinged: None,
             grants: Vec::new(),
@@ -171,7 +172,7 @@ impl Core {
         self.state.lock().ended
     }
 
-    /// 1 when the peer's rights are gone, and woken then; also when the connection is dropped.
+    /// A word that becomes 1, with a wake, after the fence; also when the connection is dropped.
     pub fn fenced(&self) -> &Arc<Word> {
         &self.fenced
     }
@@ -188,32 +189,32 @@ impl Core {
         self.state.lock().refusal.take()
     }
 
-    /// Waits until `ready` gives something: looks, polls for a bounded time, then sleeps. Who finds it at once makes no
-    /// call of the provider.
+    /// Waits until `ready` returns a result: checks it, polls for a bounded time, then sleeps. If the result is there
+    /// at once, the call does not enter the provider.
     pub fn wait_for<T>(
         &self,
         until: Option<Time>,
         mut ready: impl FnMut(&Self) -> Option<Result<T, Error>>,
     ) -> Result<T, Error> {
-        let news = self.link.news();
+        let counter = self.link.counter();
         let mut over = false;
         loop {
-            let seen = news.seen();
+            let seen = counter.value();
             if let Some(result) = ready(self) {
                 return result;
             }
             if over {
                 return Err(Error::TimedOut);
             }
-            // What another thread drove is told.
-            let moved = || self.drive() || news.seen() != seen;
+            // Another thread that drives the link notifies the counter.
+            let moved = || self.drive() || counter.value() != seen;
             if self.spin.poll(&*self.host, moved) {
                 continue;
             }
             let now = self.host.now();
             self.tick(now);
             if until.is_some_and(|until| now >= until) {
-                // The answer may have come together with the end.
+                // Checks once more: the result may have arrived at the deadline.
                 over = true;
                 continue;
             }
@@ -221,7 +222,7 @@ impl Core {
                 continue;
             }
             let wake = [until, self.link.next_due(), self.next_tick(now)].into_iter().flatten().min();
-            match news.sleep(&*self.host, seen, wake) {
+            match counter.wait(&*self.host, seen, wake) {
                 Waited::Woken | Waited::TimedOut => {}
                 Waited::Interrupted => return Err(Error::Interrupted),
             }
@@ -238,42 +239,42 @@ impl Core {
         self.link.next_due()
     }
 
-    /// A deadline within which the own host's clock may be used.
+    /// The time after a span, on the clock of this host.
     pub fn deadline(&self, span: std::time::Duration) -> Time {
         self.host.now().after(span)
     }
 
-    /// Ends the connection, if it has not ended: when this returns no byte of the peer reaches memory of this side
-    /// through it any more.
+    /// Ends the connection, if it has not ended. After the return no byte of the peer reaches memory of this side
+    /// through it.
     pub fn end(&self, why: Ended) {
         self.state.lock().ending.get_or_insert(why);
         self.fence();
     }
 
-    /// Ends what the peer can do here, then tells that it is over. Somebody has said why.
+    /// Ends the peer's access, then reports the end, whose reason is already in `ending`.
     fn fence(&self) {
         let fencing = self.fencing.lock();
         self.link.close();
-        // Only now may what the peer could reach be taken away.
+        // After the close, the memory that the peer could reach is no longer in use.
         let grants = std::mem::take(&mut self.state.lock().grants);
         drop(grants);
         let mut state = self.state.lock();
         state.ended = state.ending;
         drop(state);
-        self.stands();
+        self.mark_fenced();
         drop(fencing);
-        self.link.news().tell(&*self.host);
+        self.link.counter().notify(&*self.host);
     }
 
-    /// The fence stands.
-    fn stands(&self) {
-        // Release: pairs with the Acquire of who waits for it.
+    /// Marks the fence as executed, and wakes the threads that wait for it.
+    fn mark_fenced(&self) {
+        // Release: pairs with the Acquire loads in `endpoint`.
         self.fenced.store(1, Ordering::Release);
         self.host.wake(&self.fenced, WAKE_ALL);
     }
 
-    /// Says goodbye, if there is somebody to say it to.
-    fn say_goodbye(&self) {
+    /// Sends a goodbye, if the connection is up.
+    fn send_goodbye(&self) {
         let ticket = {
             let mut state = self.state.lock();
             if state.ending.is_some() || !state.up {
@@ -284,7 +285,7 @@ impl Core {
         };
         if let Ok(Some(ticket)) = ticket {
             let until = self.deadline(self.settings.goodbye);
-            // However this ends: the close follows.
+            // The result does not matter, because the connection is closed next.
             let _ = self.wait_for(Some(until), |core| {
                 let state = core.state.lock();
                 (state.done >= ticket.0 || state.ending.is_some()).then_some(Ok(()))
@@ -292,16 +293,21 @@ impl Core {
         }
     }
 
-    /// Posts one frame if there is room. Frames of the user are counted by the caller.
-    fn post_frame(&self, state: &mut State, kind: FrameKind, body: &[u8]) -> Result<Option<Ticket>, Error> {
+    /// Posts one frame if the queue has space. The caller counts frames of the user.
+    fn post_frame(
+        &self,
+        state: &mut ConnectionState,
+        kind: FrameKind,
+        body: &[u8],
+    ) -> Result<Option<Ticket>, Error> {
         let head = FrameHead::new(kind, state.taken);
-        self.post(state, &Work::Frame(head.as_bytes(), body), None)
+        self.post(state, &Operation::Frame(head.as_bytes(), body), None)
     }
 
-    /// Posts one write if there is room. Immediates are counted by the caller.
+    /// Posts one write if the queue has space. The caller counts immediates.
     fn post_write(
         &self,
-        state: &mut State,
+        state: &mut ConnectionState,
         from: &Bytes<'_>,
         to: WireRegion,
         immediate: Option<u32>,
@@ -312,20 +318,20 @@ impl Core {
             Bytes::Inline(_) => None,
             Bytes::Registered(local, _) => Some(*local),
         };
-        self.post(state, &Work::Write { from: from.clone(), to, immediate }, held)
+        self.post(state, &Operation::Write { from: from.clone(), to, immediate }, held)
     }
 
     fn post(
         &self,
-        state: &mut State,
-        work: &Work<'_>,
+        state: &mut ConnectionState,
+        work: &Operation<'_>,
         held: Option<&Local>,
     ) -> Result<Option<Ticket>, Error> {
         if let Some(why) = state.ending {
             return Err(Error::Ended(why));
         }
         let number = state.issued + 1;
-        // Numbered before it is posted: a link may be done with it at once, but says so only when driven.
+        // The link may complete the operation at once, but reports it only when driven, after the number is stored.
         if !self.link.post(number, work)? {
             return Ok(None);
         }
@@ -333,27 +339,27 @@ impl Core {
         state.under_way.push_back(UnderWay { done: false, _held: held.cloned() });
         if work.has_count() {
             state.told = state.taken;
-            state.owes.taken = false;
+            state.due.taken = false;
         }
         Ok(Some(Ticket(number)))
     }
 
-    /// Sends what is owed, as far as there is room.
-    fn pay(&self, state: &mut State) {
-        let owes = state.owes;
-        if owes.pong {
-            state.owes.pong = !matches!(self.post_frame(state, FrameKind::Pong, &[]), Ok(Some(_)));
+    /// Sends the frames that are due, as far as the queue has space.
+    fn send_due(&self, state: &mut ConnectionState) {
+        let due = state.due;
+        if due.pong {
+            state.due.pong = !matches!(self.post_frame(state, FrameKind::Pong, &[]), Ok(Some(_)));
         }
-        if owes.ping {
-            state.owes.ping = !matches!(self.post_frame(state, FrameKind::Ping, &[]), Ok(Some(_)));
+        if due.ping {
+            state.due.ping = !matches!(self.post_frame(state, FrameKind::Ping, &[]), Ok(Some(_)));
         }
-        // Either of the two has told it already.
-        if state.owes.taken {
-            state.owes.taken = !matches!(self.post_frame(state, FrameKind::Taken, &[]), Ok(Some(_)));
+        // A ping or pong has already carried the count.
+        if state.due.taken {
+            state.due.taken = !matches!(self.post_frame(state, FrameKind::Taken, &[]), Ok(Some(_)));
         }
     }
 
-    fn arrived(&self, state: &mut State, arrival: Arrival<'_>) {
+    fn arrived(&self, state: &mut ConnectionState, arrival: Arrival<'_>) {
         match arrival {
             Arrival::Up => state.up = true,
             Arrival::Refused(said) => {
@@ -362,7 +368,7 @@ impl Core {
             }
             Arrival::Done(number) => state.finish(number),
             Arrival::Immediate(it) => {
-                if it.taken.is_none_or(|taken| state.hear_count(taken)) {
+                if it.taken.is_none_or(|taken| state.process_count(taken)) {
                     self.keep(state, Event::Immediate(it.value));
                 }
             }
@@ -374,19 +380,19 @@ impl Core {
         }
     }
 
-    fn frame(&self, state: &mut State, kind: FrameKind, taken: u32, body: &[u8]) {
-        if !state.hear_count(taken) {
+    fn frame(&self, state: &mut ConnectionState, kind: FrameKind, taken: u32, body: &[u8]) {
+        if !state.process_count(taken) {
             return;
         }
         match kind {
             FrameKind::Message => self.keep(state, Event::Message(body.to_vec())),
             FrameKind::Taken | FrameKind::Pong => {}
-            FrameKind::Ping => state.owes.pong = true,
+            FrameKind::Ping => state.due.pong = true,
             FrameKind::Goodbye => state.over(Ended::ClosedThere),
         }
     }
 
-    fn keep(&self, state: &mut State, event: Event) {
+    fn keep(&self, state: &mut ConnectionState, event: Event) {
         state.arrived = state.arrived.wrapping_add(1);
         if state.arrived.wrapping_sub(state.taken) > self.settings.window {
             return state.broke("more than its window");
@@ -398,12 +404,12 @@ impl Core {
         Some(now.after(self.settings.silence? / 2))
     }
 
-    /// Waits for room and posts. `counted`: it takes a place in the peer's window.
+    /// Waits for space and posts an operation. `counted`: the operation takes a slot of the peer's window.
     fn submit(
         &self,
         until: Option<Time>,
         counted: bool,
-        mut begin: impl FnMut(&Self, &mut State) -> Result<Option<Ticket>, Error>,
+        mut begin: impl FnMut(&Self, &mut ConnectionState) -> Result<Option<Ticket>, Error>,
     ) -> Result<Ticket, Error> {
         self.wait_for(until, |core| {
             let mut state = core.state.lock();
@@ -414,9 +420,10 @@ impl Core {
                 return None;
             }
             if counted && state.sent.wrapping_sub(state.taken_there) >= core.peer.window.window {
-                // The peer may be waiting for the same: each tells what it has taken, and one of the two goes on.
-                state.owes.taken = state.taken != state.told;
-                core.pay(&mut state);
+                // The peer may be waiting for the same reason. Both sides send their counts, so at least one of them
+                // continues.
+                state.due.taken = state.taken != state.told;
+                core.send_due(&mut state);
                 return None;
             }
             if state.issued - state.done >= u64::from(core.settings.depth) {
@@ -439,15 +446,15 @@ impl Core {
     }
 }
 
-impl State {
-    /// The connection is over by what arrived.
+impl ConnectionState {
+    /// Ends the connection because of an arrival.
     fn over(&mut self, why: Ended) {
         let why = if self.leaving { Ended::ClosedHere } else { why };
         self.ending.get_or_insert(why);
     }
 
-    /// What the peer has taken so far; false if that cannot be.
-    fn hear_count(&mut self, taken: u32) -> bool {
+    /// Processes the peer's count of taken messages; false, and a protocol violation, if the count is impossible.
+    fn process_count(&mut self, taken: u32) -> bool {
         let is_possible = self.sent.wrapping_sub(taken) <= self.sent.wrapping_sub(self.taken_there);
         if is_possible {
             self.taken_there = taken;
@@ -472,13 +479,13 @@ impl State {
     }
 }
 
-impl Driver for Core {
+impl Driver for ConnectionCore {
     fn drive(&self) -> bool {
-        // Who finds nothing disturbs nobody; who finds much locks once.
+        // Takes the lock only if there are events, and once for all of them.
         let mut locked = None;
         let mut signs = false;
         let moved = self.link.drive(&mut |arrival| {
-            // That a ping left is no sign of life.
+            // Only arrivals show that the peer lives, not completions of this side.
             signs |= matches!(arrival, Arrival::Frame(_) | Arrival::Immediate(_));
             self.arrived(locked.get_or_insert_with(|| self.state.lock()), arrival);
         });
@@ -487,20 +494,20 @@ impl Driver for Core {
         }
         let mut state = locked.unwrap_or_else(|| self.state.lock());
         if signs {
-            // What comes may come before it is told that the link is up.
+            // A frame may arrive before the event that the link is up.
             state.up = true;
             state.heard = self.host.now();
             state.pinged = None;
         }
         if state.ending.is_none() {
-            self.pay(&mut state);
+            self.send_due(&mut state);
         }
         let ending = state.ending.is_some();
         drop(state);
         if ending {
             self.fence();
         } else {
-            self.link.news().tell(&*self.host);
+            self.link.counter().notify(&*self.host);
         }
         true
     }
@@ -513,7 +520,7 @@ impl Driver for Core {
         }
         let silent = now.since(state.heard);
         match state.pinged {
-            // After a pause of this machine, too, it has half of the time to answer.
+            // The peer has half of the time to answer, also after a pause of this machine.
             Some(at) if silent >= silence && now.since(at) >= silence / 2 => {
                 state.ending = Some(Ended::Silent);
                 drop(state);
@@ -521,20 +528,20 @@ impl Driver for Core {
             }
             None if silent >= silence / 2 => {
                 state.pinged = Some(now);
-                state.owes.ping = true;
+                state.due.ping = true;
             }
             _ => {}
         }
-        self.pay(&mut state);
+        self.send_due(&mut state);
     }
 }
 
-impl Drop for Core {
-    /// Frees what the connection held. Nothing is said to the peer.
+impl Drop for ConnectionCore {
+    /// Frees the resources of the connection without sending a goodbye.
     fn drop(&mut self) {
         self.link.close();
         let grants = std::mem::take(&mut self.state.lock().grants);
         drop(grants);
-        self.stands();
+        self.mark_fenced();
     }
 }

@@ -1,16 +1,16 @@
-//! A node's end of all its connections: what listens, connects, registers memory, and knows the epoch.
+//! The connections of one node: listens, connects, registers memory, and closes connections when the epoch advances.
 //!
-//! Locks: `members`, then those of connections. The lock is not held across a wait.
+//! Locks: `members`, then those of connections. No lock is held across a wait.
 
-use crate::connection::{Connection, Core};
+use crate::connection::{Connection, ConnectionCore};
 use crate::error::{Ended, Error};
-use crate::handshake::{Agreed, Identity, Initiator, check_epoch, knock};
-use crate::link::{Heard, Link, Provider, Talk};
+use crate::event_counter::EventCounter;
+use crate::handshake::{Agreed, Identity, Initiator, check_epoch, connect_request};
+use crate::link::{ControlChannel, ControlInput, Link, Provider};
 use crate::listener::Listener;
 use crate::memory::Local;
-use crate::news::News;
 use crate::settings::Settings;
-use format::wire::{DoorKind, RefusalReason, WireChallenge, WireRefusal, WireWelcome, check_body};
+use format::wire::{ControlKind, RefusalReason, WireChallenge, WireRefusal, WireWelcome, check_body};
 use format::{DecodeError, Epoch, NodeId};
 use ipc::sync::Ordering;
 use ipc::{Host, Lock, Time, Waited, Word};
@@ -18,7 +18,7 @@ use pmem::Region;
 use std::sync::{Arc, Weak};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// A node's end of its connections. Clones are the same endpoint.
+/// The endpoint of a node. Clones refer to the same endpoint.
 #[derive(Clone)]
 pub struct Endpoint(Arc<Shared>);
 
@@ -27,34 +27,34 @@ pub(crate) struct Shared {
     provider: Arc<dyn Provider>,
     pub identity: Identity,
     pub settings: Settings,
-    /// Tells memory of this endpoint from that of others.
+    /// Identifies the endpoint to which registered memory belongs.
     id: u64,
     members: Lock<Members>,
 }
 
 struct Members {
     epoch: Epoch,
-    /// Who may connect and be connected to; everybody who has the key, if none.
+    /// Nodes with which connections are allowed; `None`: all nodes that have the key.
     allowed: Option<Vec<NodeId>>,
-    connections: Vec<Known>,
+    connections: Vec<KnownConnection>,
 }
 
 /// A connection of this endpoint.
-struct Known {
-    core: Weak<Core>,
-    /// See [`Core::fenced`].
+struct KnownConnection {
+    core: Weak<ConnectionCore>,
+    /// See [`ConnectionCore::fenced`].
     fenced: Arc<Word>,
 }
 
-impl Known {
+impl KnownConnection {
     fn is_fenced(&self) -> bool {
-        // Acquire: pairs with the Release when the fence stands.
+        // Acquire: pairs with the Release in `ConnectionCore::mark_fenced`.
         self.fenced.load(Ordering::Acquire) == 1
     }
 }
 
 impl Endpoint {
-    /// An endpoint over a provider.
+    /// Creates an endpoint over a provider.
     ///
     /// # Errors
     /// `Unavailable`: impossible limits.
@@ -77,16 +77,16 @@ impl Endpoint {
         self.0.members.lock().epoch
     }
 
-    /// Connections that are not over.
+    /// Number of connections that have not ended.
     pub fn connections(&self) -> usize {
         self.0.members.lock().live()
     }
 
-    /// A new epoch has begun, with these members. Every connection of another epoch is closed: when this returns, on
-    /// whichever thread, none of them can write here any more. Who stays connects anew. If a later epoch has begun, it
-    /// stays.
+    /// Starts a new epoch with these members, and closes every connection of another epoch. After the return,
+    /// whichever thread closed them, none of these connections can write into memory of this node. Remaining members
+    /// connect again. The call does not go back from a later epoch.
     pub fn advance(&self, epoch: Epoch, allowed: Option<Vec<NodeId>>) {
-        // They stay in the list until the fence stands, for another advance to see.
+        // The connections stay in the list until they are fenced, so that a concurrent advance finds them.
         let (leaving, dropped) = {
             let mut members = self.0.members.lock();
             if epoch >= members.epoch {
@@ -97,7 +97,8 @@ impl Endpoint {
         };
         leaving.into_iter().for_each(|core| Connection::new(core).close());
         for fenced in dropped {
-            // Acquire: pairs with the Release when the fence stands. Whoever drops it is at it.
+            // Acquire: pairs with the Release in `ConnectionCore::mark_fenced`, which the dropping thread is about to
+            // execute.
             while fenced.load(Ordering::Acquire) == 0 {
                 let _ = self.0.host.wait(&fenced, 0, None);
             }
@@ -117,9 +118,9 @@ impl Endpoint {
     /// # Errors
     /// `Address`, `Unavailable`, `Provider`.
     pub fn listen(&self, at: &str) -> Result<Listener, Error> {
-        let news = News::heard_by(None);
-        let door = self.0.provider.listen(at, news.clone())?;
-        Ok(Listener::new(self.0.clone(), door, news))
+        let counter = EventCounter::new(None);
+        let door = self.0.provider.listen(at, counter.clone())?;
+        Ok(Listener::new(self.0.clone(), door, counter))
     }
 
     /// Connects to a node that listens there.
@@ -144,8 +145,9 @@ impl Members {
         self.connections.iter().filter(|known| !known.is_fenced()).count()
     }
 
-    /// Connections that may not be any more, and the fences of those that are being dropped.
-    fn leaving(&self) -> (Vec<Arc<Core>>, Vec<Arc<Word>>) {
+    /// Connections that the current epoch and members do not allow, and the fence words of those that are being
+    /// dropped.
+    fn leaving(&self) -> (Vec<Arc<ConnectionCore>>, Vec<Arc<Word>>) {
         let (mut leaving, mut dropped) = (Vec::new(), Vec::new());
         for known in self.connections.iter().filter(|known| !known.is_fenced()) {
             match known.core.upgrade() {
@@ -159,55 +161,64 @@ impl Members {
 }
 
 impl Shared {
-    /// A connection over a link that is about to come up.
-    pub fn core(&self, link: Arc<dyn Link>, peer: Agreed) -> Arc<Core> {
-        Core::new(self.host.clone(), link, self.id, peer, &self.settings)
+    /// Creates a connection over a link that is about to come up.
+    pub fn core(&self, link: Arc<dyn Link>, peer: Agreed) -> Arc<ConnectionCore> {
+        ConnectionCore::new(self.host.clone(), link, self.id, peer, &self.settings)
     }
 
     pub fn epoch(&self) -> Epoch {
         self.members.lock().epoch
     }
 
-    /// May there be a connection to this peer now?
+    /// Checks that the current epoch and members allow a connection to this peer.
     pub fn check(&self, peer: &Agreed) -> Result<(), RefusalReason> {
         self.members.lock().check(peer)
     }
 
-    /// Adds a connection to those that an advance closes. Judged under the same lock: none slips by an advance.
-    pub fn add(&self, core: &Arc<Core>) -> Result<(), RefusalReason> {
+    /// Adds a connection to the list that an advance closes. Checks the peer under the same lock, so that no
+    /// connection escapes a concurrent advance.
+    pub fn add(&self, core: &Arc<ConnectionCore>) -> Result<(), RefusalReason> {
         let mut members = self.members.lock();
         members.check(&core.peer())?;
         members.connections.retain(|known| !known.is_fenced());
         if members.connections.len() >= self.settings.connections_max {
             return Err(RefusalReason::Full);
         }
-        members.connections.push(Known { core: Arc::downgrade(core), fenced: core.fenced().clone() });
+        members
+            .connections
+            .push(KnownConnection { core: Arc::downgrade(core), fenced: core.fenced().clone() });
         Ok(())
     }
 
-    /// The initiator's half of the handshake, and the connection that follows.
-    fn initiate(&self, to: &str, epoch: Epoch, node: NodeId, until: Time) -> Result<Arc<Core>, Error> {
+    /// Executes the initiator's half of the handshake, and opens the connection.
+    fn initiate(
+        &self,
+        to: &str,
+        epoch: Epoch,
+        node: NodeId,
+        until: Time,
+    ) -> Result<Arc<ConnectionCore>, Error> {
         let until = until.min(self.host.now().after(self.settings.handshake));
         let identity = &self.identity;
-        let talk = self.provider.talk(to, News::heard_by(None))?;
+        let channel = self.provider.open_channel(to, EventCounter::new(None))?;
         let first = Initiator::new(identity, epoch, node, self.settings.own_window(), &*self.host);
-        talk.say(DoorKind::Knock, knock(identity, &*self.host).as_bytes())?;
-        talk.say(DoorKind::Hello, first.hello().as_bytes())?;
-        let challenge: WireChallenge = self.hear(&*talk, DoorKind::Challenge, until)?;
+        channel.send(ControlKind::Request, connect_request(identity, &*self.host).as_bytes())?;
+        channel.send(ControlKind::Hello, first.hello().as_bytes())?;
+        let challenge: WireChallenge = self.receive(&*channel, ControlKind::Challenge, until)?;
         let own = |reason| Error::Refused { reason, there: false, epoch: challenge.epoch };
         let refuse = |reason| {
-            // That the other side does not hear it is no error.
-            let _ = talk.say(DoorKind::Refusal, WireRefusal::new(reason, Epoch::new(0)).as_bytes());
+            // A failure to send is ignored: the other side then notices the closed channel.
+            let _ = channel.send(ControlKind::Refusal, WireRefusal::new(reason, Epoch::new(0)).as_bytes());
             own(reason)
         };
-        let agreed = first.judge(identity, &challenge).map_err(refuse)?;
-        // The provider hears of somebody who has proved the key only.
-        let approach = self.provider.approach(to)?;
-        let proof = first.answer(identity, &challenge, approach.port());
-        talk.say(DoorKind::Proof, proof.as_bytes())?;
-        let welcome: WireWelcome = self.hear(&*talk, DoorKind::Welcome, until)?;
-        let entry = first.enter(identity, &challenge, &proof, &welcome).map_err(refuse)?;
-        let link = approach.go(welcome.port.get(), entry.as_bytes(), News::heard_by(None))?;
+        let agreed = first.check(identity, &challenge).map_err(refuse)?;
+        // The provider is used only after the other side has proved that it has the key.
+        let pending = self.provider.prepare_connect(to)?;
+        let proof = first.answer(identity, &challenge, pending.port());
+        channel.send(ControlKind::Proof, proof.as_bytes())?;
+        let welcome: WireWelcome = self.receive(&*channel, ControlKind::Welcome, until)?;
+        let token = first.check_welcome(identity, &challenge, &proof, &welcome).map_err(refuse)?;
+        let link = pending.connect(welcome.port.get(), token.as_bytes(), EventCounter::new(None))?;
         let core = self.core(link, agreed);
         let joined = wait_up(&core, until).and_then(|()| self.add(&core).map_err(own));
         if let Err(error) = joined {
@@ -217,27 +228,29 @@ impl Shared {
         Ok(core)
     }
 
-    /// Waits for a message of one kind; a refusal is an error.
-    fn hear<T>(&self, talk: &dyn Talk, wanted: DoorKind, until: Time) -> Result<T, Error>
+    /// Waits for a message of one kind. A refusal is an error.
+    fn receive<T>(&self, channel: &dyn ControlChannel, wanted: ControlKind, until: Time) -> Result<T, Error>
     where
         T: FromBytes + KnownLayout + Immutable,
     {
-        let news = talk.news();
+        let counter = channel.counter();
         loop {
-            let seen = news.seen();
-            match talk.hear() {
-                Heard::Said(kind, body) if kind == wanted => return Ok(check_body(&body)?),
-                Heard::Said(DoorKind::Refusal, body) => return Err(refused_there(&body)),
-                Heard::Said(..) | Heard::Noise => return Err(Error::Message(DecodeError::Kind)),
-                Heard::Gone => return Err(Error::Ended(Ended::Lost)),
-                Heard::Nothing => {}
+            let seen = counter.value();
+            match channel.receive() {
+                ControlInput::Message(kind, body) if kind == wanted => return Ok(check_body(&body)?),
+                ControlInput::Message(ControlKind::Refusal, body) => return Err(refused_there(&body)),
+                ControlInput::Message(..) | ControlInput::Malformed => {
+                    return Err(Error::Message(DecodeError::Kind));
+                }
+                ControlInput::Closed => return Err(Error::Ended(Ended::Lost)),
+                ControlInput::Empty => {}
             }
             if self.host.now() >= until {
                 return Err(Error::TimedOut);
             }
-            talk.arm();
-            let wake = talk.next_due().map_or(until, |due| due.min(until));
-            if matches!(news.sleep(&*self.host, seen, Some(wake)), Waited::Interrupted) {
+            channel.arm();
+            let wake = channel.next_due().map_or(until, |due| due.min(until));
+            if matches!(counter.wait(&*self.host, seen, Some(wake)), Waited::Interrupted) {
                 return Err(Error::Interrupted);
             }
         }
@@ -254,7 +267,7 @@ impl Members {
     }
 }
 
-fn wait_up(core: &Core, until: Time) -> Result<(), Error> {
+fn wait_up(core: &ConnectionCore, until: Time) -> Result<(), Error> {
     core.wait_for(Some(until), |core| {
         if let Some(said) = core.refusal() {
             return Some(Err(refused_there(&said)));

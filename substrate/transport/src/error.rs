@@ -1,22 +1,22 @@
-//! The one error type of this crate, and why a connection is over.
+//! The error type of this crate, and the reasons for which a connection ends.
 
 use format::wire::RefusalReason;
 use format::{DecodeError, Epoch};
 
-/// Why a connection is over. The first reason counts.
+/// The reason for which a connection has ended. The first reason is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Ended {
     /// Closed on this side.
     ClosedHere,
-    /// The peer said goodbye.
+    /// The peer has sent a goodbye.
     ClosedThere,
-    /// The connection broke: the peer, its machine or the way to it.
+    /// The connection broke: the peer, its machine or the network has failed.
     Lost,
-    /// Nothing was heard from the peer for as long as the settings allow.
+    /// No sign of life has come from the peer for the time that the settings allow.
     Silent,
-    /// The peer did not keep to the protocol; what it did.
+    /// The peer has violated the protocol, in this way.
     Broke(&'static str),
-    /// A one-sided operation went where it had no right to.
+    /// A one-sided operation accessed memory without the right to it.
     Forbidden,
 }
 
@@ -33,16 +33,16 @@ impl std::fmt::Display for Ended {
     }
 }
 
-/// Why something between two nodes did not work.
+/// The reason for which an operation between two nodes failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Error {
-    /// The connection is over.
+    /// The connection has ended.
     Ended(Ended),
     /// One side refused the handshake.
     Refused {
-        /// Why.
+        /// The reason.
         reason: RefusalReason,
-        /// True if it was the peer that refused.
+        /// True if the peer refused, false if this side did.
         there: bool,
         /// The peer's epoch, if the epoch is the reason.
         epoch: Epoch,
@@ -51,35 +51,35 @@ pub enum Error {
     TimedOut,
     /// A signal arrived while waiting.
     Interrupted,
-    /// More bytes than fit.
+    /// More bytes than the limit.
     TooLarge {
-        /// Bytes that were to be sent.
+        /// Number of bytes of the call.
         bytes: u64,
-        /// Bytes that fit.
+        /// The limit.
         limit: u64,
     },
-    /// Not within the memory named.
+    /// A range outside of the memory.
     Range,
-    /// Memory that cannot be registered; why.
+    /// The memory cannot be registered, for this reason.
     Memory(&'static str),
     /// Memory that was registered at another endpoint.
     Foreign,
-    /// No address, or none that this provider knows.
+    /// Not an address of this provider.
     Address(String),
-    /// The address is taken, or nobody listens there, or no more connections are allowed; which.
+    /// The address is in use, or no process listens there, or the limit of connections is reached.
     Unavailable(&'static str),
-    /// Bytes that are none of the protocol's.
+    /// A message that does not conform to the protocol.
     Message(DecodeError),
-    /// A call of the provider failed: which, and its code.
+    /// A call of the provider failed.
     Provider {
         /// Name of the call.
         call: &'static str,
-        /// Its errno, or its own code above those.
+        /// Its errno, or a code of the provider above those.
         code: i32,
     },
-    /// No libfabric on this machine, or no such provider in it.
+    /// This machine has no libfabric, or libfabric has no such provider.
     NoProvider(String),
-    /// The machine could not do it.
+    /// A system call of this machine failed.
     Host(ipc::Error),
 }
 
@@ -109,7 +109,7 @@ impl std::fmt::Display for Error {
     }
 }
 
-/// A refusal in words for the operator.
+/// The text of a refusal for the operator.
 fn refusal_text(reason: RefusalReason) -> &'static str {
     match reason {
         RefusalReason::Malformed => "not the protocol",

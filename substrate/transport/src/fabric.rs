@@ -1,22 +1,22 @@
 //! Connections over libfabric, `FI_EP_MSG`: provider `tcp` everywhere, `verbs` where there is hardware, chosen when
-//! the endpoint is made. What differs between them is asked for, never assumed: how remote memory is named, whether an
-//! immediate uses up a receive, what may be inline.
+//! the endpoint is created. The differences between them are queried: how remote memory is named, whether an
+//! immediate uses up a receive, how many bytes may be inline.
 //!
-//! On a software provider nothing arrives unless somebody is inside libfabric. Whoever waits for a connection polls it;
-//! for the rest there is one progress thread a domain, which sleeps until a queue has something. A queue whose user
-//! polls is left to its user: the thread looks at it again after [`WATCH`], ever more seldom up to [`WATCH_MAX`], and has
-//! it back when nobody polled since.
+//! A software provider makes progress only inside calls of libfabric. A thread that waits for a connection polls it.
+//! For all other connections there is one progress thread for each domain, which sleeps until a queue has an event. A
+//! queue that its user polls is left to its user: the thread checks it again after [`WATCH`], then after twice the
+//! time, up to [`WATCH_MAX`], and takes it back once the user has stopped polling.
 //!
-//! The provider listens for one authenticated peer at a time only: [`door`].
+//! The provider listens only for one authenticated peer at a time: [`control`].
 //!
-//! Locks: `events` while events are read or a listener is closed; then `invitations`, `links` and `talks`, each for a
-//! look only.
+//! Locks: `events` while events are read or a listener is closed; then `peer_listeners`, `links` and
+//! `control_sockets`, each for one access.
 
 use crate::Endpoint;
 use crate::error::{Ended, Error};
+use crate::event_counter::EventCounter;
 use crate::handshake::Identity;
-use crate::link::{Approach, Door, Link, Provider, Shape, Talk};
-use crate::news::News;
+use crate::link::{ControlChannel, ControlListener, Link, LinkShape, PendingConnect, Provider};
 use crate::settings::Settings;
 use format::Epoch;
 use ipc::sync::{Ordering, Word};
@@ -29,70 +29,70 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-mod door;
+mod control;
 mod link;
 mod sockets;
 mod sys;
 
-use door::{Coming, Inviting, OpenDoor, TcpTalk};
-use link::{FabricLink, Pending};
+use control::{FabricPendingConnect, PeerListener, TcpChannel, TcpControlListener};
+use link::{FabricLink, LinkEvent};
 use sys::{Domain, Facts};
 
-/// How long a queue is left to its user after it was seen to poll, and twice as long each time that it is seen again: a
-/// look costs a user that polls tens of microseconds where processors are few.
+/// The time for which a queue is left to a user that polls it; doubled each time the user still polls. With few
+/// processors a check costs the user tens of microseconds.
 const WATCH: Duration = Duration::from_millis(1);
 const WATCH_MAX: Duration = Duration::from_millis(8);
 
-/// How often in a row the progress thread finds something before it leaves a queue alone for as long.
+/// Number of successful checks in a row after which the progress thread leaves a queue alone for as long.
 const TURNS_MAX: u32 = 8;
 
-/// How often it looks at a queue, where bytes move and nothing is done yet, before it looks at the others.
+/// Number of checks of a queue that makes progress without completions, before the thread serves other queues.
 const ROUNDS_MAX: u32 = 16;
 
-/// What is to be done with a link that was looked at.
-enum Look {
-    /// It is armed: an event says when.
+/// The next step for a link that was driven.
+enum DriveResult {
+    /// The link is armed: the set of descriptors reports its next event.
     Armed,
-    /// It is left to its user for a while.
+    /// The link is left to its user for a while.
     Left,
-    /// Others first, then again.
+    /// The link is driven again, after others.
     Again,
 }
 
 /// Links that are not armed.
-type Watched = Vec<Watch>;
+type WatchList = Vec<Watch>;
 
-/// When a link is looked at, after so long.
+/// The time of the next check of a link, and the span before it.
 struct Watch {
     link: u64,
     at: Time,
     span: Duration,
 }
 
-/// Events taken from the progress thread's set at once.
+/// Number of events read from the progress thread's set in one call.
 const EVENTS: usize = 64;
 
-/// Numbers in the set that are no link.
+/// Event numbers in the set that belong to no link.
 const WAKE: u64 = 0;
 const CONNECTIONS: u64 = 1;
 
-/// Which provider, and which address of this node it uses.
+/// A provider, and the address of this node that it uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fabric {
-    /// `tcp`, `verbs`.
+    /// Name of the provider: `tcp` or `verbs`.
     pub provider: String,
-    /// An address of this node, as numbers.
+    /// Numeric IP address of this node.
     pub ip: String,
 }
 
 impl Fabric {
-    /// The provider that works everywhere.
+    /// The provider that works on every machine.
     pub fn tcp(ip: &str) -> Self {
         Self { provider: "tcp".to_string(), ip: ip.to_string() }
     }
 
-    /// An endpoint over this provider, with its progress thread. The first one of a process takes some 350 ms: the
-    /// library is loaded then.
+    /// Creates an endpoint over this provider, with its progress thread. The first call in a process takes about 350
+    /// ms, because it loads the library.
     ///
     /// # Errors
     /// `NoProvider`, `Provider`, `Address`, `Host`; `Unavailable`: impossible limits.
@@ -105,31 +105,31 @@ impl Fabric {
     ) -> Result<Endpoint, Error> {
         settings.check()?;
         let running = Running::start(host.clone(), self, &settings)?;
-        Endpoint::new(host, Arc::new(Node(running)), identity, epoch, settings)
+        Endpoint::new(host, Arc::new(FabricProvider(running)), identity, epoch, settings)
     }
 }
 
-/// What the progress thread and all links of a domain share.
+/// State that the progress thread and all links of a domain share.
 struct Inner {
     host: Arc<dyn Host>,
     domain: Arc<Domain>,
     facts: Facts,
-    shape: Shape,
+    shape: LinkShape,
     ip: IpAddr,
-    /// Its listeners have sockets of this process, which can be guarded: not so those of verbs.
+    /// True if listeners have sockets of this process, which can be filtered; false for verbs.
     has_sockets: bool,
-    /// The set of descriptors that the progress thread sleeps on.
+    /// The set of descriptors on which the progress thread sleeps.
     set: OwnedFd,
     wake: OwnedFd,
     stop: Word,
     ids: LongWord,
     tick: Option<Duration>,
     links: Lock<Links>,
-    /// Who is told when a socket of a door has something.
-    talks: Lock<HashMap<u64, Arc<News>>>,
-    /// By the name of their listener.
-    invitations: Lock<HashMap<usize, Arc<Inviting>>>,
-    /// Invitations that are over, whose listener is not closed.
+    /// Counters to notify, by the id of the control socket.
+    control_sockets: Lock<HashMap<u64, Arc<EventCounter>>>,
+    /// By the address of the raw listener.
+    peer_listeners: Lock<HashMap<usize, Arc<PeerListener>>>,
+    /// Number of peer listeners that are finished and not closed.
     over: Word,
     events: Lock<()>,
 }
@@ -140,7 +140,7 @@ struct Links {
     by_name: HashMap<usize, u64>,
 }
 
-/// The domain and its thread; ended when the endpoint and all its connections are gone.
+/// The domain and its thread; they end with the endpoint and all its connections.
 pub(crate) struct Running {
     inner: Arc<Inner>,
     thread: Lock<Option<Box<dyn Join>>>,
@@ -165,8 +165,8 @@ impl Running {
             ids: LongWord::new(CONNECTIONS + 1),
             tick: settings.silence.map(|silence| silence / 4),
             links: Lock::new(host.clone(), Links::default()),
-            talks: Lock::new(host.clone(), HashMap::new()),
-            invitations: Lock::new(host.clone(), HashMap::new()),
+            control_sockets: Lock::new(host.clone(), HashMap::new()),
+            peer_listeners: Lock::new(host.clone(), HashMap::new()),
             over: Word::new(0),
             events: Lock::new(host.clone(), ()),
             ip: fabric.ip.parse().map_err(|_| Error::Address(fabric.ip.clone()))?,
@@ -201,40 +201,40 @@ impl Running {
         &self.inner.facts
     }
 
-    /// What this provider copies at once, of what everybody may send inline.
+    /// Number of inline bytes that this provider copies, at most [`crate::INLINE_BYTES_MAX`].
     fn inline_bytes(&self) -> usize {
         crate::memory::INLINE_BYTES_MAX
             .min(usize::try_from(self.inner.facts.inline_bytes).unwrap_or(usize::MAX))
     }
 
     fn next_id(&self) -> u64 {
-        // Relaxed: only different numbers are asked for.
+        // Relaxed: the numbers only have to differ.
         self.inner.ids.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Has the progress thread tell of a socket of a door.
-    fn hear(&self, socket: i32, news: &Arc<News>) -> u64 {
+    /// Makes the progress thread notify a counter about events of a control socket.
+    fn watch_socket(&self, socket: i32, counter: &Arc<EventCounter>) -> u64 {
         let id = self.next_id();
-        self.inner.talks.lock().insert(id, news.clone());
+        self.inner.control_sockets.lock().insert(id, counter.clone());
         self.inner.control(libc::EPOLL_CTL_ADD, socket, libc::EPOLLONESHOT, id);
         id
     }
 
-    /// Ends that; the socket is about to be closed.
-    fn hear_no_more(&self, id: u64) {
-        let news = self.inner.talks.lock().remove(&id);
-        drop(news);
+    /// Ends the notifications; the caller closes the socket next.
+    fn unwatch_socket(&self, id: u64) {
+        let counter = self.inner.control_sockets.lock().remove(&id);
+        drop(counter);
     }
 
-    /// Makes a link known.
-    fn know(&self, link: &Arc<FabricLink>) {
+    /// Adds a link to the tables.
+    fn add_link(&self, link: &Arc<FabricLink>) {
         let mut links = self.inner.links.lock();
         links.by_id.insert(link.id, Arc::downgrade(link));
         links.by_name.insert(link.name(), link.id);
     }
 
-    /// Takes a link out of the tables.
-    fn forget(&self, id: u64, name: usize) {
+    /// Removes a link from the tables.
+    fn remove_link(&self, id: u64, name: usize) {
         let mut links = self.inner.links.lock();
         links.by_id.remove(&id);
         if links.by_name.get(&name) == Some(&id) {
@@ -242,7 +242,8 @@ impl Running {
         }
     }
 
-    /// Has the progress thread see a link's next event, by these of its descriptors; `set` are those that it had.
+    /// Makes the progress thread report the next event of a link. `descriptors` are those of its queue now, `set`
+    /// those that the progress thread's set already contains.
     fn watch(&self, id: u64, descriptors: &[libc::pollfd], set: &mut Vec<i32>) {
         set.retain(|old| {
             let stays = descriptors.iter().any(|now| now.fd == *old);
@@ -257,7 +258,7 @@ impl Running {
             if !known {
                 set.push(now.fd);
             }
-            // The bits of poll and of epoll are the same.
+            // poll and epoll use the same bits.
             self.inner.control(operation, now.fd, i32::from(now.events) | libc::EPOLLONESHOT, id);
         }
     }
@@ -267,11 +268,11 @@ impl Drop for Running {
     fn drop(&mut self) {
         self.inner.stop.store(1, Ordering::SeqCst);
         self.inner.wake_up();
-        // The thread itself may have held the last connection.
+        // The progress thread itself may have dropped the last connection.
         if self.thread_id.load(Ordering::SeqCst) != own_thread()
             && let Some(thread) = self.thread.lock().take()
         {
-            // That it panicked was said by the panic.
+            // A panic of the thread has printed its own message.
             let _ = thread.join();
         }
     }
@@ -290,8 +291,8 @@ impl Inner {
         unsafe { libc::write(self.wake.as_raw_fd(), one.as_ptr().cast(), one.len()) };
     }
 
-    /// Takes the wake back: one that stayed would be an event for ever, and the thread would never sleep again.
-    fn hear_wake(&self) {
+    /// Clears the wake-up. Otherwise it would be reported for ever, and the thread would never sleep again.
+    fn clear_wake(&self) {
         let mut count = [0u8; 8];
         // SAFETY: eight bytes of ours are written. With nothing to read the call ends at once.
         unsafe { libc::read(self.wake.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
@@ -306,9 +307,9 @@ impl Inner {
         links.by_id.get(links.by_name.get(&name)?).and_then(Weak::upgrade)
     }
 
-    /// The progress thread.
+    /// Runs the progress thread.
     fn progress(&self) {
-        let mut watched = Watched::new();
+        let mut watched = WatchList::new();
         let mut next_tick = self.host.now();
         // SeqCst: pairs with the store before the wake.
         while self.stop.load(Ordering::SeqCst) == 0 {
@@ -329,7 +330,7 @@ impl Inner {
             for event in &events[..count] {
                 let number = event.u64;
                 match number {
-                    WAKE => self.hear_wake(),
+                    WAKE => self.clear_wake(),
                     CONNECTIONS => {}
                     id => match self.link(id) {
                         Some(link) => self.attend(&link, &mut watched),
@@ -340,15 +341,15 @@ impl Inner {
         }
     }
 
-    /// Tells of a socket of a door, if it is one.
+    /// Notifies the counter of a control socket, if the id is one.
     fn tell(&self, id: u64) {
-        let news = self.talks.lock().get(&id).cloned();
-        if let Some(news) = news {
-            news.tell(&*self.host);
+        let counter = self.control_sockets.lock().get(&id).cloned();
+        if let Some(counter) = counter {
+            counter.notify(&*self.host);
         }
     }
 
-    /// Waits for the set.
+    /// Waits for events of the set.
     fn sleep(&self, left: Option<Duration>) -> (usize, [libc::epoll_event; EVENTS]) {
         let mut events = [libc::epoll_event { events: 0, u64: WAKE }; EVENTS];
         let ms = left.map_or(-1, |left| i32::try_from(left.as_micros().div_ceil(1000)).unwrap_or(i32::MAX));
@@ -357,23 +358,23 @@ impl Inner {
         (usize::try_from(count).unwrap_or(0), events)
     }
 
-    /// Drives a link whose queue has something.
-    fn attend(&self, link: &FabricLink, watched: &mut Watched) {
+    /// Drives a link that has an event.
+    fn attend(&self, link: &FabricLink, watched: &mut WatchList) {
         watched.retain(|watch| watch.link != link.id);
         self.keep(link.id, &self.serve(link), WATCH, watched);
     }
 
-    fn keep(&self, link: u64, look: &Look, span: Duration, watched: &mut Watched) {
+    fn keep(&self, link: u64, look: &DriveResult, span: Duration, watched: &mut WatchList) {
         let now = self.host.now();
         match look {
-            Look::Armed => {}
-            Look::Left => watched.push(Watch { link, at: now.after(span), span }),
-            Look::Again => watched.push(Watch { link, at: now, span }),
+            DriveResult::Armed => {}
+            DriveResult::Left => watched.push(Watch { link, at: now.after(span), span }),
+            DriveResult::Again => watched.push(Watch { link, at: now, span }),
         }
     }
 
-    /// Looks at those whose time has come. Who was not polled by its user since is the thread's again.
-    fn look_at_watched(&self, watched: &mut Watched) {
+    /// Checks the watched links that are due. The thread takes back a link that its user has not polled since.
+    fn look_at_watched(&self, watched: &mut WatchList) {
         let now = self.host.now();
         let due: Vec<Watch> = watched.extract_if(.., |watch| watch.at <= now).collect();
         for Watch { link, span, .. } in due {
@@ -384,41 +385,41 @@ impl Inner {
                 link.seen.store(driven, Ordering::Relaxed);
             }
             let (look, span) = match is_polled {
-                true => (Look::Left, (span * 2).min(WATCH_MAX)),
+                true => (DriveResult::Left, (span * 2).min(WATCH_MAX)),
                 false => (self.serve(&link), WATCH),
             };
             self.keep(link.id, &look, span, watched);
         }
     }
 
-    /// Drives a link. If its user was seen to poll it since the last look, it is left to the user for a while.
-    fn serve(&self, link: &FabricLink) -> Look {
-        // It is not given to its user yet: it is looked at again.
-        let Some(driver) = link.driver() else { return Look::Left };
-        // Relaxed, here and below: hints; only this thread writes `seen`.
+    /// Drives a link. If its user polls it at the same time, the link is left to the user for a while.
+    fn serve(&self, link: &FabricLink) -> DriveResult {
+        // A connection without a driver has not been handed to its user yet, so it is checked again later.
+        let Some(driver) = link.driver() else { return DriveResult::Left };
+        // Relaxed, here and below: hints only. Only this thread writes `seen`.
         let mut expected = link.seen.load(Ordering::Relaxed);
         let mut turns = 0;
         for _ in 0..ROUNDS_MAX {
             while driver.drive() {
                 expected = expected.wrapping_add(1);
                 turns += 1;
-                // Its user posts as fast as this thread looks: each would only stop the other.
+                // The user posts as fast as this thread drives: each would only delay the other.
                 if turns == TURNS_MAX {
                     link.seen.store(link.driven.load(Ordering::Relaxed), Ordering::Relaxed);
-                    return Look::Left;
+                    return DriveResult::Left;
                 }
             }
             expected = expected.wrapping_add(1);
             let driven = link.driven.load(Ordering::Relaxed);
             link.seen.store(driven, Ordering::Relaxed);
             if driven != expected {
-                return Look::Left;
+                return DriveResult::Left;
             }
             if link.arm() {
-                return Look::Armed;
+                return DriveResult::Armed;
             }
         }
-        Look::Again
+        DriveResult::Again
     }
 
     fn tick(&self, now: Time) {
@@ -428,11 +429,11 @@ impl Inner {
         }
     }
 
-    fn connection_events(&self, watched: &mut Watched) {
+    fn connection_events(&self, watched: &mut WatchList) {
         loop {
             let events = self.events.lock();
             let Some(event) = self.domain.event() else {
-                return self.close_invitations();
+                return self.close_peer_listeners();
             };
             if event.kind == sys::WANTS_IN {
                 self.comes(&event);
@@ -442,79 +443,79 @@ impl Inner {
             let Some(link) = self.link_named(event.endpoint as usize) else { continue };
             let said = &event.data[..usize::try_from(event.data_bytes).unwrap_or(0).min(event.data.len())];
             link.push(match event.kind {
-                sys::CONNECTED => Pending::Up,
+                sys::CONNECTED => LinkEvent::Up,
                 sys::FAILED if event.error == libc::ECONNREFUSED && !said.is_empty() => {
-                    Pending::Refused(said.to_vec())
+                    LinkEvent::Refused(said.to_vec())
                 }
-                sys::FAILED | sys::GONE => Pending::Ended(Ended::Lost),
+                sys::FAILED | sys::GONE => LinkEvent::Ended(Ended::Lost),
                 _ => continue,
             });
-            // The user may be driving: then it is told, and looks again.
+            // If the user is driving, the notification makes it drive again.
             self.attend(&link, watched);
-            link.news().tell(&*self.host);
+            link.counter().notify(&*self.host);
         }
     }
 
-    /// A connection comes. The lock of events is held.
+    /// Handles a connection request. The caller holds the lock of events.
     fn comes(&self, event: &sys::RawEvent) {
         let said = &event.data[..usize::try_from(event.data_bytes).unwrap_or(0).min(event.data.len())];
-        let invitation = self.invitations.lock().get(&(event.endpoint as usize)).cloned();
-        match invitation {
-            Some(invitation) => invitation.comes(&self.domain, &*self.host, said, event.info),
+        let listener = self.peer_listeners.lock().get(&(event.endpoint as usize)).cloned();
+        match listener {
+            Some(listener) => listener.comes(&self.domain, &*self.host, said, event.info),
             // SAFETY: the info came with this event.
             None => unsafe { self.domain.forget(event.info) },
         }
     }
 
-    /// Closes the listeners of invitations that are over. No event is left, and the lock of events is held.
-    fn close_invitations(&self) {
-        // Acquire: pairs with the Release where an invitation ends.
+    /// Closes the peer listeners that are finished. The queue of events is empty, and the caller holds its lock.
+    fn close_peer_listeners(&self) {
+        // Acquire: pairs with the Release of a listener that finishes.
         if self.over.load(Ordering::Acquire) == 0 {
             return;
         }
         let over: Vec<_> = {
-            let mut invitations = self.invitations.lock();
-            invitations.extract_if(|_, invitation| invitation.may_close()).collect()
+            let mut peer_listeners = self.peer_listeners.lock();
+            peer_listeners.extract_if(|_, listener| listener.may_close()).collect()
         };
-        for (_, invitation) in &over {
+        for (_, listener) in &over {
             self.over.fetch_add(u32::MAX, Ordering::AcqRel);
             // SAFETY: it is in no table any more, no event of it is left, and nothing in the provider leads to it.
-            unsafe { self.domain.close_listener(invitation.raw) };
+            unsafe { self.domain.close_listener(listener.raw) };
         }
     }
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        let invitations = std::mem::take(&mut *self.invitations.lock());
-        for invitation in invitations.values() {
+        let peer_listeners = std::mem::take(&mut *self.peer_listeners.lock());
+        for listener in peer_listeners.values() {
             // SAFETY: the progress thread has ended, so no event is handled any more.
-            unsafe { self.domain.close_listener(invitation.raw) };
+            unsafe { self.domain.close_listener(listener.raw) };
         }
     }
 }
 
-/// A node's way into libfabric.
-struct Node(Arc<Running>);
+/// A node as a provider of libfabric connections.
+struct FabricProvider(Arc<Running>);
 
-impl Provider for Node {
+impl Provider for FabricProvider {
     fn register(&self, region: &Region) -> Result<Box<dyn Any + Send + Sync>, Error> {
         link::register(&self.0.inner.domain, region)
     }
 
-    /// `at`: a port, or empty for any free one; always at this node's own address.
-    fn listen(&self, at: &str, news: Arc<News>) -> Result<Box<dyn Door>, Error> {
+    /// `at`: a port, or empty for any free one; the address is always that of this node.
+    fn listen(&self, at: &str, counter: Arc<EventCounter>) -> Result<Box<dyn ControlListener>, Error> {
         let port = if at.is_empty() { 0 } else { at.parse().map_err(|_| Error::Address(at.to_string()))? };
-        Ok(Box::new(OpenDoor::new(&self.0, port, news)?))
+        Ok(Box::new(TcpControlListener::new(&self.0, port, counter)?))
     }
 
-    fn talk(&self, to: &str, news: Arc<News>) -> Result<Arc<dyn Talk>, Error> {
+    fn open_channel(&self, to: &str, counter: Arc<EventCounter>) -> Result<Arc<dyn ControlChannel>, Error> {
         let socket = sockets::connect(self.0.inner.ip, address(to)?)?;
-        Ok(Arc::new(TcpTalk::new(&self.0, socket, news)))
+        Ok(Arc::new(TcpChannel::new(&self.0, socket, counter)))
     }
 
-    fn approach(&self, to: &str) -> Result<Box<dyn Approach>, Error> {
-        Ok(Box::new(Coming::new(&self.0, address(to)?.ip())?))
+    fn prepare_connect(&self, to: &str) -> Result<Box<dyn PendingConnect>, Error> {
+        Ok(Box::new(FabricPendingConnect::new(&self.0, address(to)?.ip())?))
     }
 }
 
@@ -522,15 +523,15 @@ fn address(to: &str) -> Result<SocketAddr, Error> {
     to.parse().map_err(|_| Error::Address(to.to_string()))
 }
 
-/// Completions that can be there at once.
-fn completions(shape: &Shape) -> u64 {
+/// Limit of completions in a queue.
+fn completions(shape: &LinkShape) -> u64 {
     u64::from(shape.depth) + u64::from(shape.receives)
 }
 
-/// A descriptor that a call of libc has just made.
+/// Takes ownership of a descriptor that a call of libc has just created.
 ///
 /// # Safety
-/// Nobody else has it.
+/// The descriptor has no other owner.
 unsafe fn descriptor(call: &'static str, raw: i32) -> Result<OwnedFd, Error> {
     if raw < 0 {
         let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EMFILE);
@@ -540,7 +541,7 @@ unsafe fn descriptor(call: &'static str, raw: i32) -> Result<OwnedFd, Error> {
     Ok(unsafe { OwnedFd::from_raw_fd(raw) })
 }
 
-/// A number for the calling thread, different from that of every other that lives.
+/// A number that identifies the calling thread among all live threads.
 fn own_thread() -> u64 {
     // SAFETY: no arguments, cannot fail.
     u64::from(unsafe { libc::gettid() }.cast_unsigned())

@@ -1,15 +1,15 @@
-//! How two nodes come to trust each other: the decisions only, no sending, no waiting.
+//! The decisions of the handshake by which two nodes authenticate each other. The module neither sends nor waits.
 //!
-//! Knock, Hello, Challenge, Proof, Welcome, at the door; then the entry, with the connection itself. Each side proves
-//! the cluster's key over everything that both have said, with a nonce of its own in it, so that nothing recorded
-//! proves anything a second time; every proof begins with words of its own, so that none can be sent back to its maker
-//! or stand for another. The traffic afterwards is neither signed nor hidden: that is left to the network.
-//! `docs/protocol.md`.
+//! The messages on the control channel are Request, Hello, Challenge, Proof and Welcome; the connect token follows
+//! with the connection itself. Each side proves that it has the cluster's key, with a MAC over all earlier messages
+//! of both sides. These include a nonce of the checking side, so a recorded message is not accepted again. The input
+//! of each MAC begins with a string for its role, so a proof cannot be reflected to its sender or used for another
+//! message. Later traffic is neither signed nor encrypted; the network has to protect it. See `docs/protocol.md`.
 
 use crate::settings::{MESSAGE_BYTES_MIN, WINDOW_MIN};
 use format::wire::{
-    CLUSTER_BYTES, KNOCK_PROOF_BYTES, Knock, NONCE_BYTES, PROOF_BYTES, RefusalReason, WIRE_MAGIC,
-    WIRE_VERSION, WIRE_VERSION_MIN, WireChallenge, WireEntry, WireHello, WireProof, WireWelcome,
+    CLUSTER_BYTES, NONCE_BYTES, PROOF_BYTES, REQUEST_PROOF_BYTES, RefusalReason, WIRE_MAGIC, WIRE_VERSION,
+    WIRE_VERSION_MIN, WireChallenge, WireConnectToken, WireHello, WireProof, WireRequest, WireWelcome,
     common_version,
 };
 use format::{Epoch, NodeId};
@@ -20,12 +20,12 @@ use std::collections::{HashSet, VecDeque};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32};
 
-/// What the nodes of a cluster know and nobody else.
+/// The secret key that all nodes of a cluster share.
 #[derive(Clone)]
 pub struct ClusterKey([u8; 32]);
 
 impl ClusterKey {
-    /// A key from a file that only the daemon's user reads.
+    /// A key, from a file that only the daemon's user can read.
     pub const fn new(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }
@@ -48,37 +48,37 @@ impl std::fmt::Debug for ClusterKey {
     }
 }
 
-const KNOCKS: &[u8] = b"hearth 1 knock\0";
+const REQUESTS: &[u8] = b"hearth 1 request\0";
 const ACCEPTS: &[u8] = b"hearth 1 acceptor\0";
 const INITIATES: &[u8] = b"hearth 1 initiator\0";
 const WELCOMES: &[u8] = b"hearth 1 welcome\0";
-const ENTERS: &[u8] = b"hearth 1 entry\0";
+const CONNECTS: &[u8] = b"hearth 1 token\0";
 
-/// A node, as it stands towards others.
+/// The identity of a node towards other nodes.
 #[derive(Clone, Debug)]
 pub struct Identity {
-    /// The cluster.
+    /// Identity of the cluster.
     pub cluster: [u8; CLUSTER_BYTES],
-    /// Its key.
+    /// Key of the cluster.
     pub key: ClusterKey,
-    /// The node.
+    /// Id of the node.
     pub node: NodeId,
 }
 
-/// What one side lets the other do.
+/// The limits within which a node accepts messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Window {
     pub message_bytes: u32,
     pub window: u32,
 }
 
-/// What a handshake came to.
+/// The result of a handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Agreed {
     pub node: NodeId,
     pub epoch: Epoch,
     pub version: u8,
-    /// What the peer takes.
+    /// The peer's limits.
     pub window: Window,
 }
 
@@ -90,60 +90,60 @@ pub(crate) fn nonce<const N: usize>(host: &dyn Host) -> [u8; N] {
     bytes
 }
 
-/// The knock of a node.
-pub(crate) fn knock(identity: &Identity, host: &dyn Host) -> Knock {
-    let mut knock = Knock {
+/// Creates the request of a node, the first message of a handshake.
+pub(crate) fn connect_request(identity: &Identity, host: &dyn Host) -> WireRequest {
+    let mut request = WireRequest {
         magic: WIRE_MAGIC,
         version_min: WIRE_VERSION_MIN,
         version_max: WIRE_VERSION,
         cluster: identity.cluster,
         nonce: nonce(host),
-        proof: [0; KNOCK_PROOF_BYTES],
+        proof: [0; REQUEST_PROOF_BYTES],
     };
-    let proof = identity.key.sign(KNOCKS, &[knock.claim()]);
-    knock.proof.copy_from_slice(&proof[..KNOCK_PROOF_BYTES]);
-    knock
+    let proof = identity.key.sign(REQUESTS, &[request.claim()]);
+    request.proof.copy_from_slice(&proof[..REQUEST_PROOF_BYTES]);
+    request
 }
 
-/// Judges a knock; gives its nonce.
-pub(crate) fn judge_knock(identity: &Identity, bytes: &[u8]) -> Result<[u8; 16], RefusalReason> {
-    let knock = Knock::decode(bytes).map_err(|_| RefusalReason::Malformed)?;
-    common_version(knock.version_min, knock.version_max).ok_or(RefusalReason::Version)?;
-    if knock.cluster != identity.cluster {
+/// Checks a request, and returns its nonce.
+pub(crate) fn check_request(identity: &Identity, bytes: &[u8]) -> Result<[u8; 16], RefusalReason> {
+    let request = WireRequest::decode(bytes).map_err(|_| RefusalReason::Malformed)?;
+    common_version(request.version_min, request.version_max).ok_or(RefusalReason::Version)?;
+    if request.cluster != identity.cluster {
         return Err(RefusalReason::Cluster);
     }
-    let mac = identity.key.mac(KNOCKS, &[knock.claim()]);
-    mac.verify_truncated_left(&knock.proof).map_err(|_| RefusalReason::Key)?;
-    Ok(knock.nonce)
+    let mac = identity.key.mac(REQUESTS, &[request.claim()]);
+    mac.verify_truncated_left(&request.proof).map_err(|_| RefusalReason::Key)?;
+    Ok(request.nonce)
 }
 
-/// Knocks that were heard: one opens the handshake once, as long as it is remembered.
+/// Nonces of recent requests: a request opens one handshake only, while its nonce is remembered.
 #[derive(Default)]
-pub(crate) struct Knocks {
-    heard: HashSet<[u8; 16]>,
+pub(crate) struct RecentRequests {
+    known: HashSet<[u8; 16]>,
     order: VecDeque<[u8; 16]>,
 }
 
-/// Knocks remembered.
-const KNOCKS_MAX: usize = 4096;
+/// Number of nonces that are remembered.
+const REQUESTS_MAX: usize = 4096;
 
-impl Knocks {
-    /// Remembers a knock that was judged; false if it was heard before.
-    pub fn hear(&mut self, nonce: [u8; 16]) -> bool {
-        if !self.heard.insert(nonce) {
+impl RecentRequests {
+    /// Remembers the nonce of a valid request; false if the nonce is known.
+    pub fn add(&mut self, nonce: [u8; 16]) -> bool {
+        if !self.known.insert(nonce) {
             return false;
         }
         self.order.push_back(nonce);
-        if self.order.len() > KNOCKS_MAX
+        if self.order.len() > REQUESTS_MAX
             && let Some(oldest) = self.order.pop_front()
         {
-            self.heard.remove(&oldest);
+            self.known.remove(&oldest);
         }
         true
     }
 }
 
-/// The side that connects.
+/// The state of the connecting side.
 pub(crate) struct Initiator {
     hello: WireHello,
 }
@@ -169,8 +169,8 @@ impl Initiator {
         &self.hello
     }
 
-    /// Judges what the acceptor said.
-    pub fn judge(&self, identity: &Identity, challenge: &WireChallenge) -> Result<Agreed, RefusalReason> {
+    /// Checks the Challenge.
+    pub fn check(&self, identity: &Identity, challenge: &WireChallenge) -> Result<Agreed, RefusalReason> {
         let said = [self.hello.as_bytes(), challenge.claim()];
         identity.key.mac(ACCEPTS, &said).verify_slice(&challenge.proof).map_err(|_| RefusalReason::Key)?;
         if !(WIRE_VERSION_MIN..=WIRE_VERSION).contains(&challenge.version) {
@@ -188,7 +188,7 @@ impl Initiator {
         })
     }
 
-    /// The answer to a Challenge that was judged; the connection will come from `port`.
+    /// Creates the Proof after a valid Challenge; the connection will come from `port`.
     pub fn answer(&self, identity: &Identity, challenge: &WireChallenge, port: u16) -> WireProof {
         let mut proof = WireProof { port: U16::new(port), reserved: U16::new(0), proof: [0; PROOF_BYTES] };
         let said = [self.hello.as_bytes(), challenge.as_bytes(), proof.claim()];
@@ -196,41 +196,41 @@ impl Initiator {
         proof
     }
 
-    /// Judges the Welcome; gives what the connection has to bring along.
-    pub fn enter(
+    /// Checks the Welcome, and returns the connect token.
+    pub fn check_welcome(
         &self,
         identity: &Identity,
         challenge: &WireChallenge,
         proof: &WireProof,
         welcome: &WireWelcome,
-    ) -> Result<WireEntry, RefusalReason> {
+    ) -> Result<WireConnectToken, RefusalReason> {
         let said = [self.hello.as_bytes(), challenge.as_bytes(), proof.as_bytes(), welcome.claim()];
         identity.key.mac(WELCOMES, &said).verify_slice(&welcome.proof).map_err(|_| RefusalReason::Key)?;
-        Ok(entry(
+        Ok(connect_token(
             identity,
             [self.hello.as_bytes(), challenge.as_bytes(), proof.as_bytes(), welcome.as_bytes()],
         ))
     }
 }
 
-/// What the connection that a Welcome waits for brings along.
-fn entry(identity: &Identity, said: [&[u8]; 4]) -> WireEntry {
-    WireEntry { magic: WIRE_MAGIC, proof: identity.key.sign(ENTERS, &said) }
+/// Creates the connect token.
+fn connect_token(identity: &Identity, said: [&[u8]; 4]) -> WireConnectToken {
+    WireConnectToken { magic: WIRE_MAGIC, proof: identity.key.sign(CONNECTS, &said) }
 }
 
-/// Looks whether a connection is the one that is waited for; tells nothing by its time.
-pub(crate) fn judge_entry(
+/// Checks the connect token of a connection, in constant time.
+pub(crate) fn check_token(
     identity: &Identity,
-    wanted: &WireEntry,
+    wanted: &WireConnectToken,
     bytes: &[u8],
 ) -> Result<(), RefusalReason> {
-    let entry = WireEntry::decode(bytes).map_err(|_| RefusalReason::Malformed)?;
-    let twice = |entry: &WireEntry| identity.key.mac(ENTERS, &[&entry.proof]);
+    let token = WireConnectToken::decode(bytes).map_err(|_| RefusalReason::Malformed)?;
+    let twice = |token: &WireConnectToken| identity.key.mac(CONNECTS, &[&token.proof]);
     let mac = twice(wanted).finalize().into_bytes();
-    twice(&entry).verify(&mac).map_err(|_| RefusalReason::Key)
+    twice(&token).verify(&mac).map_err(|_| RefusalReason::Key)
 }
 
-/// The side that was connected to, once it has heard the Hello.
+/// The state of the accepting side after the Hello.
 pub(crate) struct Acceptor {
     hello: WireHello,
     challenge: WireChallenge,
@@ -238,7 +238,8 @@ pub(crate) struct Acceptor {
 }
 
 impl Acceptor {
-    /// Judges a Hello, and answers it. What only members may know (epoch, who is one) is judged with the proof.
+    /// Checks a Hello, and creates the Challenge. Epoch and membership are checked after the Proof, so that only
+    /// members learn them.
     pub fn new(
         identity: &Identity,
         epoch: Epoch,
@@ -273,8 +274,8 @@ impl Acceptor {
         &self.challenge
     }
 
-    /// Judges the proof.
-    pub fn judge(&self, identity: &Identity, proof: &WireProof) -> Result<Agreed, RefusalReason> {
+    /// Checks the Proof.
+    pub fn check(&self, identity: &Identity, proof: &WireProof) -> Result<Agreed, RefusalReason> {
         let said = [self.hello.as_bytes(), self.challenge.as_bytes(), proof.claim()];
         identity.key.mac(INITIATES, &said).verify_slice(&proof.proof).map_err(|_| RefusalReason::Key)?;
         check_epoch(self.hello.epoch, self.challenge.epoch)?;
@@ -286,18 +287,24 @@ impl Acceptor {
         })
     }
 
-    /// The Welcome after a Proof that was judged: the initiator is waited for at `port`, with this entry.
-    pub fn welcome(&self, identity: &Identity, proof: &WireProof, port: u16) -> (WireWelcome, WireEntry) {
+    /// Creates the Welcome after a valid Proof: the acceptor expects the initiator at `port`, with the returned
+    /// token.
+    pub fn welcome(
+        &self,
+        identity: &Identity,
+        proof: &WireProof,
+        port: u16,
+    ) -> (WireWelcome, WireConnectToken) {
         let mut welcome =
             WireWelcome { port: U16::new(port), reserved: U16::new(0), proof: [0; PROOF_BYTES] };
         let [hello, challenge] = [self.hello.as_bytes(), self.challenge.as_bytes()];
         welcome.proof = identity.key.sign(WELCOMES, &[hello, challenge, proof.as_bytes(), welcome.claim()]);
-        let entry = entry(identity, [hello, challenge, proof.as_bytes(), welcome.as_bytes()]);
-        (welcome, entry)
+        let token = connect_token(identity, [hello, challenge, proof.as_bytes(), welcome.as_bytes()]);
+        (welcome, token)
     }
 }
 
-/// Nobody talks across epochs: who is behind first learns what has changed.
+/// Compares epochs: nodes communicate only within one epoch, and a node that is behind has to catch up first.
 pub(crate) fn check_epoch(theirs: Epoch, own: Epoch) -> Result<(), RefusalReason> {
     match theirs.cmp(&own) {
         std::cmp::Ordering::Less => Err(RefusalReason::OldEpoch),
@@ -337,12 +344,12 @@ mod tests {
         let one = node(1, 1);
         let first = initiator(&one, 5);
         let second = acceptor(first.hello(), 5).unwrap();
-        let theirs = first.judge(&one, second.challenge()).unwrap();
+        let theirs = first.check(&one, second.challenge()).unwrap();
         let proof = first.answer(&one, second.challenge(), 1234);
-        let ours = second.judge(&node(2, 1), &proof).unwrap();
+        let ours = second.check(&node(2, 1), &proof).unwrap();
         let (welcome, wanted) = second.welcome(&node(2, 1), &proof, 4321);
-        let entry = first.enter(&one, second.challenge(), &proof, &welcome).unwrap();
-        assert_eq!(judge_entry(&node(2, 1), &wanted, entry.as_bytes()), Ok(()));
+        let token = first.check_welcome(&one, second.challenge(), &proof, &welcome).unwrap();
+        assert_eq!(check_token(&node(2, 1), &wanted, token.as_bytes()), Ok(()));
         assert_eq!((theirs.node, ours.node), (NodeId::new(2), NodeId::new(1)));
         assert_eq!((theirs.epoch, ours.epoch, ours.version), (Epoch::new(5), Epoch::new(5), WIRE_VERSION));
     }
@@ -358,7 +365,7 @@ mod tests {
         assert_eq!(refused(WireHello { window: U32::new(0), ..hello }), RefusalReason::Malformed);
     }
 
-    /// An acceptor that leaves the check to the initiator lets an expelled node in that leaves it out too.
+    /// Without this check of the acceptor, an expelled node that skips its own check would be accepted.
     #[test]
     fn the_acceptor_itself_refuses_another_epoch() {
         let one = node(1, 1);
@@ -366,7 +373,7 @@ mod tests {
             let first = initiator(&one, theirs);
             let second = acceptor(first.hello(), 5).unwrap();
             let proof = first.answer(&one, second.challenge(), 0);
-            assert_eq!(second.judge(&node(2, 1), &proof), Err(reason));
+            assert_eq!(second.check(&node(2, 1), &proof), Err(reason));
         }
     }
 
@@ -376,7 +383,7 @@ mod tests {
         for (theirs, reason) in [(4, RefusalReason::OldEpoch), (6, RefusalReason::NewEpoch)] {
             let first = initiator(&one, 5);
             let second = acceptor(first.hello(), theirs).unwrap();
-            assert_eq!(first.judge(&one, second.challenge()).unwrap_err(), reason);
+            assert_eq!(first.check(&one, second.challenge()).unwrap_err(), reason);
         }
     }
 
@@ -387,14 +394,14 @@ mod tests {
         let second = acceptor(first.hello(), 5).unwrap();
         let proof = first.answer(&one, second.challenge(), 0);
         let again = acceptor(first.hello(), 5).unwrap();
-        assert_eq!(again.judge(&node(2, 1), &proof), Err(RefusalReason::Key), "a proof was accepted twice");
+        assert_eq!(again.check(&node(2, 1), &proof), Err(RefusalReason::Key), "a proof was accepted twice");
         let other = initiator(&one, 5);
-        assert_eq!(other.judge(&one, second.challenge()).unwrap_err(), RefusalReason::Key);
-        let (welcome, entry) = second.welcome(&node(2, 1), &proof, 7);
+        assert_eq!(other.check(&one, second.challenge()).unwrap_err(), RefusalReason::Key);
+        let (welcome, token) = second.welcome(&node(2, 1), &proof, 7);
         let later = other.answer(&one, again.challenge(), 0);
-        assert_eq!(other.enter(&one, again.challenge(), &later, &welcome), Err(RefusalReason::Key));
+        assert_eq!(other.check_welcome(&one, again.challenge(), &later, &welcome), Err(RefusalReason::Key));
         let (_, wanted) = again.welcome(&node(2, 1), &later, 7);
-        assert_eq!(judge_entry(&node(2, 1), &wanted, entry.as_bytes()), Err(RefusalReason::Key));
+        assert_eq!(check_token(&node(2, 1), &wanted, token.as_bytes()), Err(RefusalReason::Key));
     }
 
     #[test]
@@ -404,11 +411,14 @@ mod tests {
         let second = acceptor(first.hello(), 5).unwrap();
         let proof = first.answer(&one, second.challenge(), 0);
         let reflected = WireProof { proof: second.challenge().proof, ..proof };
-        assert_eq!(second.judge(&node(2, 1), &reflected), Err(RefusalReason::Key));
+        assert_eq!(second.check(&node(2, 1), &reflected), Err(RefusalReason::Key));
         let (welcome, _) = second.welcome(&node(2, 1), &proof, 0);
         for back in [second.challenge().proof, proof.proof] {
             let reflected = WireWelcome { proof: back, ..welcome };
-            assert_eq!(first.enter(&one, second.challenge(), &proof, &reflected), Err(RefusalReason::Key));
+            assert_eq!(
+                first.check_welcome(&one, second.challenge(), &proof, &reflected),
+                Err(RefusalReason::Key)
+            );
         }
     }
 
@@ -419,15 +429,15 @@ mod tests {
         let second = acceptor(first.hello(), 5).unwrap();
         let proof = first.answer(&one, second.challenge(), 1234);
         let changed = WireProof { port: U16::new(1235), ..proof };
-        assert_eq!(second.judge(&node(2, 1), &changed), Err(RefusalReason::Key));
+        assert_eq!(second.check(&node(2, 1), &changed), Err(RefusalReason::Key));
         let (welcome, wanted) = second.welcome(&node(2, 1), &proof, 4321);
         let changed = WireWelcome { port: U16::new(4322), ..welcome };
-        assert_eq!(first.enter(&one, second.challenge(), &proof, &changed), Err(RefusalReason::Key));
-        let mut entry = first.enter(&one, second.challenge(), &proof, &welcome).unwrap();
-        entry.proof[31] ^= 1;
-        assert_eq!(judge_entry(&node(2, 1), &wanted, entry.as_bytes()), Err(RefusalReason::Key));
+        assert_eq!(first.check_welcome(&one, second.challenge(), &proof, &changed), Err(RefusalReason::Key));
+        let mut token = first.check_welcome(&one, second.challenge(), &proof, &welcome).unwrap();
+        token.proof[31] ^= 1;
+        assert_eq!(check_token(&node(2, 1), &wanted, token.as_bytes()), Err(RefusalReason::Key));
         let short = &wanted.as_bytes()[..30];
-        assert_eq!(judge_entry(&node(2, 1), &wanted, short), Err(RefusalReason::Malformed));
+        assert_eq!(check_token(&node(2, 1), &wanted, short), Err(RefusalReason::Malformed));
     }
 
     #[test]
@@ -435,35 +445,38 @@ mod tests {
         let stranger = node(1, 9);
         let first = initiator(&stranger, 5);
         let second = acceptor(first.hello(), 5).unwrap();
-        assert_eq!(first.judge(&stranger, second.challenge()).unwrap_err(), RefusalReason::Key);
+        assert_eq!(first.check(&stranger, second.challenge()).unwrap_err(), RefusalReason::Key);
         let proof = first.answer(&stranger, second.challenge(), 0);
-        assert_eq!(second.judge(&node(2, 1), &proof), Err(RefusalReason::Key));
+        assert_eq!(second.check(&node(2, 1), &proof), Err(RefusalReason::Key));
     }
 
     #[test]
     fn knocks_are_judged() {
-        let right = knock(&node(1, 1), &SystemHost);
-        let judge = |knock: &Knock| judge_knock(&node(2, 1), knock.as_bytes());
+        let right = connect_request(&node(1, 1), &SystemHost);
+        let judge = |request: &WireRequest| check_request(&node(2, 1), request.as_bytes());
         assert_eq!(judge(&right), Ok(right.nonce));
-        assert_eq!(judge(&knock(&node(1, 9), &SystemHost)), Err(RefusalReason::Key));
-        assert_eq!(judge(&Knock { cluster: [1; 16], ..right }), Err(RefusalReason::Cluster));
-        assert_eq!(judge(&Knock { version_min: 9, version_max: 9, ..right }), Err(RefusalReason::Version));
-        assert_eq!(judge(&Knock { magic: *b"GET ", ..right }), Err(RefusalReason::Malformed));
+        assert_eq!(judge(&connect_request(&node(1, 9), &SystemHost)), Err(RefusalReason::Key));
+        assert_eq!(judge(&WireRequest { cluster: [1; 16], ..right }), Err(RefusalReason::Cluster));
+        assert_eq!(
+            judge(&WireRequest { version_min: 9, version_max: 9, ..right }),
+            Err(RefusalReason::Version)
+        );
+        assert_eq!(judge(&WireRequest { magic: *b"GET ", ..right }), Err(RefusalReason::Malformed));
         let mut changed = right;
         changed.nonce[3] ^= 1;
         assert_eq!(judge(&changed), Err(RefusalReason::Key));
-        assert_eq!(judge_knock(&node(2, 1), &right.as_bytes()[..50]), Err(RefusalReason::Malformed));
+        assert_eq!(check_request(&node(2, 1), &right.as_bytes()[..50]), Err(RefusalReason::Malformed));
     }
     #[test]
     fn a_knock_is_heard_once_and_few_are_remembered() {
-        let mut knocks = Knocks::default();
+        let mut requests = RecentRequests::default();
         let number = |number: usize| (number as u128).to_le_bytes();
-        for knock in 0..2 * KNOCKS_MAX {
-            assert!(knocks.hear(number(knock)));
-            assert!(!knocks.hear(number(knock)));
+        for request in 0..2 * REQUESTS_MAX {
+            assert!(requests.add(number(request)));
+            assert!(!requests.add(number(request)));
         }
-        assert_eq!((knocks.heard.len(), knocks.order.len()), (KNOCKS_MAX, KNOCKS_MAX));
-        assert!(!knocks.hear(number(KNOCKS_MAX)));
-        assert!(knocks.hear(number(0)));
+        assert_eq!((requests.known.len(), requests.order.len()), (REQUESTS_MAX, REQUESTS_MAX));
+        assert!(!requests.add(number(REQUESTS_MAX)));
+        assert!(requests.add(number(0)));
     }
 }

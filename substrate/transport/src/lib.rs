@@ -1,23 +1,23 @@
-//! Between nodes: messages and one-sided operations, over libfabric or in process.
+//! Connections between nodes: messages and one-sided operations, over libfabric or within one process.
 //!
-//! An [`Endpoint`] listens and connects; a [`Connection`] carries messages, writes with or without an immediate, and
-//! reads, to one peer that has proved the cluster's key, for one epoch. [`rpc`] makes calls of messages. What order
-//! there is, and what a completion means and does not mean, stands in `docs/protocol.md`.
+//! An [`Endpoint`] listens and connects. A [`Connection`] carries messages, writes with or without an immediate, and
+//! reads, to one peer that has proved that it has the cluster's key; it is valid for one epoch. [`rpc`] makes calls
+//! over messages. `docs/protocol.md` says which order is guaranteed and what a completion means.
 //!
-//! Two providers behind one seam: [`fabric`], which is libfabric with whatever hardware it finds, and [`local`], which
-//! keeps to the rules of verbs within one process. Ideas: Assise §4.2 (one-sided writes into the replica's log, which
-//! the replica itself makes durable and acknowledges).
+//! Two providers implement one interface: [`fabric`] uses libfabric with the hardware that it finds, and [`local`]
+//! follows the rules of RDMA verbs within one process. The source of the idea is Assise §4.2: a node writes one-sided
+//! into its replica's log, and the replica makes the log durable and acknowledges it.
 
 mod connection;
 mod endpoint;
 pub mod error;
+mod event_counter;
 pub mod fabric;
 mod handshake;
 mod link;
 mod listener;
 pub mod local;
 mod memory;
-mod news;
 pub mod rpc;
 mod secret;
 mod settings;

@@ -1,14 +1,14 @@
-//! What a provider gives: the talk at a door, where two nodes come to trust each other; the bare connection that
-//! follows, under [`crate::Connection`]; and registered memory. The rules that both providers keep are those of verbs,
-//! since code that keeps them is right everywhere.
+//! The interface to a provider: the control channel on which two nodes authenticate each other, the bare connection
+//! (link) that follows and that [`crate::Connection`] drives, and registered memory. Both providers follow the rules
+//! of RDMA verbs, because code that follows these rules is right on every fabric.
 //!
-//! A link never calls upwards on its own: whoever drives it hands in what takes the arrivals. So each side of an
-//! in-process connection runs its own code only, as it would on two machines.
+//! A link never calls into the layer above on its own: the thread that drives the link passes the function that
+//! takes the arrivals. So each side of an in-process connection runs only its own code, as on two machines.
 
 use crate::error::{Ended, Error};
+use crate::event_counter::EventCounter;
 use crate::memory::{Bytes, Local, Rights};
-use crate::news::News;
-use format::wire::{DoorKind, WireRegion};
+use format::wire::{ControlKind, WireRegion};
 use ipc::Time;
 use pmem::Region;
 use std::any::Any;
@@ -16,8 +16,8 @@ use std::net::IpAddr;
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 
-/// What is given to a link to do.
-pub(crate) enum Work<'a> {
+/// An operation to be posted on a link.
+pub(crate) enum Operation<'a> {
     /// Sends one frame: its head, then its body.
     Frame(&'a [u8], &'a [u8]),
     /// Writes into the peer's memory.
@@ -26,8 +26,8 @@ pub(crate) enum Work<'a> {
     Read { into: &'a Local, range: Range<u64>, from: WireRegion },
 }
 
-impl Work<'_> {
-    /// Whether it tells the peer what was taken of what it sent.
+impl Operation<'_> {
+    /// True if the operation tells the peer how many of its messages were taken.
     pub fn has_count(&self) -> bool {
         match self {
             Self::Frame(..) => true,
@@ -37,75 +37,76 @@ impl Work<'_> {
     }
 }
 
-/// What goes with a write and is told when its bytes are in place.
+/// The value that accompanies a write, delivered when all bytes of the write are in place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Immediate {
-    /// The user's.
+    /// The user's value.
     pub value: u32,
-    /// How much the sender has taken so far; only where [`Link::counts_along`].
+    /// Number of messages and immediates that the sender has taken so far; only if [`Link::counts_along`].
     pub taken: Option<u32>,
 }
 
-/// What comes out of a link, in order.
+/// An event of a link. Events are delivered in order.
 pub(crate) enum Arrival<'a> {
-    /// It is connected.
+    /// The link is connected.
     Up,
-    /// The other side refused it; what it said.
+    /// The peer refused the connection, with this message.
     Refused(&'a [u8]),
-    /// The work with this number is done: its memory is free again, or holds what was read.
+    /// The operation with this number is complete: its memory is free again, or holds the bytes that were read.
     Done(u64),
-    /// A frame; the receive that it used up is posted again when this was taken.
+    /// A frame. Its receive is posted again after the driver has taken the frame.
     Frame(&'a [u8]),
-    /// The immediate of a write of the peer, whose bytes are all in place.
+    /// The immediate of a write by the peer, all of whose bytes are in place.
     Immediate(Immediate),
-    /// It is over.
+    /// The link has ended.
     Ended(Ended),
 }
 
-/// Receives are sized for this.
+/// Sizes for which the buffers and queues of a link are allocated.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Shape {
+pub(crate) struct LinkShape {
     /// Bytes of the longest frame.
     pub frame_bytes: usize,
-    /// Receives that are always posted.
+    /// Number of receives that are always posted.
     pub receives: u32,
-    /// Work that may be under way.
+    /// Limit of operations in progress.
     pub depth: u32,
 }
 
-/// Takes what comes out of a link: the connection above it.
+/// The connection above a link, as the progress thread calls it.
 pub(crate) trait Driver: Send + Sync {
-    /// Takes what has arrived; false if nothing had.
+    /// Handles the events that have arrived; false if there were none.
     fn drive(&self) -> bool;
 
-    /// Looks at the clock: is the peer silent?
+    /// Checks at time `now` whether the peer has been silent for too long.
     fn tick(&self, now: Time);
 }
 
 /// A bare connection.
 pub(crate) trait Link: Send + Sync {
-    /// Told when something arrives.
-    fn news(&self) -> &Arc<News>;
+    /// Notified when an event arrives.
+    fn counter(&self) -> &Arc<EventCounter>;
 
-    /// Has `driver` called by whatever drives links while nobody waits.
+    /// Sets the driver that the progress thread calls while no user waits for the connection.
     fn attach(&self, driver: Weak<dyn Driver>);
 
-    /// Whether its immediates have room for what was taken: else it takes a frame of its own to tell.
+    /// True if an immediate can carry the count of taken messages; otherwise the count needs a frame of its own.
     fn counts_along(&self) -> bool;
 
-    /// Begins some work; false if there is no room now.
-    fn post(&self, number: u64, work: &Work<'_>) -> Result<bool, Error>;
+    /// Posts an operation; false if the queue is full.
+    fn post(&self, number: u64, operation: &Operation<'_>) -> Result<bool, Error>;
 
-    /// Hands over what has arrived; false if nothing had. Only one thread drives at a time; another gets false.
+    /// Passes all arrived events to `take`; false if there were none. Only one thread drives a link at a time; a
+    /// concurrent call returns false.
     fn drive(&self, take: &mut dyn FnMut(Arrival<'_>)) -> bool;
 
-    /// Sees to it that arrivals are told while the caller sleeps; false: look again first.
+    /// Prepares for sleeping: the next event will notify the counter. False: the caller must drive again first.
     fn arm(&self) -> bool;
 
-    /// When something is due by itself.
+    /// The time at which something will arrive without an event, if there is one.
     fn next_due(&self) -> Option<Time>;
 
-    /// Lets the peer at some memory, until the value that is returned is dropped.
+    /// Gives the peer access to a range of memory, until the returned handle is dropped.
     fn grant(
         &self,
         region: &Region,
@@ -113,97 +114,107 @@ pub(crate) trait Link: Send + Sync {
         rights: Rights,
     ) -> Result<(WireRegion, Box<dyn Any + Send + Sync>), Error>;
 
-    /// Ends it: when this returns, nothing of the peer reaches memory of this side through it, ever, and nothing
+    /// Ends the link. After the return the peer can never again reach memory of this side through it, and no event
     /// arrives.
     fn close(&self);
 }
 
-/// What came out of a talk.
-pub(crate) enum Heard {
-    /// Nothing yet.
-    Nothing,
-    /// A message, of the length that its kind has.
-    Said(DoorKind, Vec<u8>),
-    /// Bytes that are no message.
-    Noise,
-    /// The other side has gone, after all that it said.
-    Gone,
+/// The result of reading from a control channel.
+pub(crate) enum ControlInput {
+    /// No complete message has arrived.
+    Empty,
+    /// A message with the body length of its kind.
+    Message(ControlKind, Vec<u8>),
+    /// Bytes that are not a message.
+    Malformed,
+    /// The other side has closed the channel, and all its messages were read.
+    Closed,
 }
 
-/// A talk at a door: a few short messages each way, with somebody who may be anybody. It ends when it is dropped; what
-/// was said before still leaves.
-pub(crate) trait Talk: Send + Sync {
-    /// Told when something may be heard.
-    fn news(&self) -> &Arc<News>;
+/// A control channel: a few short messages in each direction, with a program that may not be a node at all. Dropping
+/// the channel closes it; messages that were sent before still leave.
+pub(crate) trait ControlChannel: Send + Sync {
+    /// Notified when there may be something to read.
+    fn counter(&self) -> &Arc<EventCounter>;
 
-    /// Says something. There is room for all that a handshake says; what finds none on its way leaves later, while
-    /// somebody hears.
-    fn say(&self, kind: DoorKind, body: &[u8]) -> Result<(), Error>;
+    /// Queues a message. The queue has space for a whole handshake; bytes that the socket does not accept now leave
+    /// in a later call of `receive`.
+    fn send(&self, kind: ControlKind, body: &[u8]) -> Result<(), Error>;
 
-    /// The next thing that the other side said.
-    fn hear(&self) -> Heard;
+    /// Returns the next message of the other side.
+    fn receive(&self) -> ControlInput;
 
-    /// Nothing more will be said.
-    fn hang_up(&self);
+    /// Closes the sending direction.
+    fn shut_down(&self);
 
-    /// Sees to it that what comes is told.
+    /// Prepares for sleeping: the next arrival will notify the counter.
     fn arm(&self);
 
-    /// When something is due by itself.
+    /// The time at which something will arrive without an event, if there is one.
     fn next_due(&self) -> Option<Time>;
 
-    /// The address of the other side, where it has one.
-    fn from(&self) -> Option<IpAddr>;
+    /// The address of the other side, if the provider has addresses.
+    fn peer_address(&self) -> Option<IpAddr>;
 }
 
-/// Judges what came with the wish for a connection; the refusal, if it is one.
-pub(crate) type Judge = Arc<dyn Fn(&[u8]) -> Result<(), Vec<u8>> + Send + Sync>;
+/// Checks the connect token that accompanies a connection request; the error is the refusal to send.
+pub(crate) type TokenCheck = Arc<dyn Fn(&[u8]) -> Result<(), Vec<u8>> + Send + Sync>;
 
-/// Where talks come in.
-pub(crate) trait Door: Send + Sync {
-    /// Where it is, for others to connect to.
+/// Listens for control channels.
+pub(crate) trait ControlListener: Send + Sync {
+    /// The address to which other nodes connect.
     fn address(&self) -> String;
 
-    /// The next talk.
-    fn next(&self) -> Result<Option<Arc<dyn Talk>>, Error>;
+    /// Accepts the next control channel, if there is one.
+    fn next(&self) -> Result<Option<Arc<dyn ControlChannel>>, Error>;
 
-    /// Sees to it that the next talk is told.
+    /// Prepares for sleeping: the next control channel will notify the counter.
     fn arm(&self);
 
-    /// Waits for one connection: of who is talked to, from its port `port` if that is not 0, which brings along what
-    /// `judge` accepts.
-    fn invite(&self, talk: &dyn Talk, port: u16, judge: Judge) -> Result<Box<dyn Invitation>, Error>;
+    /// Starts to listen for one connection from the peer of a control channel, from its port `port` if that is not 0.
+    /// The connection is accepted if `check_token` accepts its token.
+    fn expect_peer(
+        &self,
+        channel: &dyn ControlChannel,
+        port: u16,
+        check_token: TokenCheck,
+    ) -> Result<Box<dyn PendingAccept>, Error>;
 }
 
-/// Waits for one connection; nobody else comes in by it. Over when it is dropped.
-pub(crate) trait Invitation: Send + Sync {
-    /// Where, at the address of the door.
+/// Listens for one connection of one authenticated peer. Dropping it stops listening.
+pub(crate) trait PendingAccept: Send + Sync {
+    /// The port, at the address of the control listener.
     fn port(&self) -> u16;
 
-    /// The connection, once.
+    /// Returns the connection, once.
     fn next(&self) -> Result<Option<Arc<dyn Link>>, Error>;
 }
 
-/// A connection that is to be made.
-pub(crate) trait Approach {
-    /// The port that it will come from; 0 where none is known.
+/// A connection that this side is about to open.
+pub(crate) trait PendingConnect {
+    /// The local port from which the connection will come; 0 if the provider does not know it.
     fn port(&self) -> u16;
 
-    /// Begins it, towards where it is waited for, bringing something along.
-    fn go(self: Box<Self>, port: u16, said: &[u8], news: Arc<News>) -> Result<Arc<dyn Link>, Error>;
+    /// Starts to connect to a port of the peer, with a connect token.
+    fn connect(
+        self: Box<Self>,
+        port: u16,
+        token: &[u8],
+        counter: Arc<EventCounter>,
+    ) -> Result<Arc<dyn Link>, Error>;
 }
 
-/// A kind of connections.
+/// An implementation of connections.
 pub(crate) trait Provider: Send + Sync {
-    /// Registers memory for work of this side.
+    /// Registers memory for operations of this side.
     fn register(&self, region: &Region) -> Result<Box<dyn Any + Send + Sync>, Error>;
 
-    /// Opens a door.
-    fn listen(&self, at: &str, news: Arc<News>) -> Result<Box<dyn Door>, Error>;
+    /// Listens for control channels at an address.
+    fn listen(&self, at: &str, counter: Arc<EventCounter>) -> Result<Box<dyn ControlListener>, Error>;
 
-    /// Begins a talk at a door.
-    fn talk(&self, to: &str, news: Arc<News>) -> Result<Arc<dyn Talk>, Error>;
+    /// Opens a control channel to the listener at an address.
+    fn open_channel(&self, to: &str, counter: Arc<EventCounter>) -> Result<Arc<dyn ControlChannel>, Error>;
 
-    /// Prepares a connection to the node behind a door.
-    fn approach(&self, to: &str) -> Result<Box<dyn Approach>, Error>;
+    /// Prepares a connection to the node whose control listener has this address.
+    fn prepare_connect(&self, to: &str) -> Result<Box<dyn PendingConnect>, Error>;
 }

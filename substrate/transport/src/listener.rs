@@ -1,115 +1,119 @@
-//! Where peers come in: talks at the door, of which most may be strangers', until each has either proved the cluster's
-//! key, and has its connection, or is gone.
+//! Accepts connections: executes the acceptor's side of the handshake on control channels, of which most may be
+//! opened by programs that have no key.
 //!
-//! A stranger costs a socket and a few hundred bytes, until its time is up or its place is wanted: places are few, and
-//! who has shown least leaves first. Who has proved the key is never pushed out by anybody. Nothing of the provider is
-//! made for anybody else.
+//! A pending peer costs one socket and a few hundred bytes until its time is over or its slot is needed. The number
+//! of slots is small; a new peer replaces the one that has made the least progress in its handshake. A peer that has
+//! proved the key is never replaced. Resources of the provider are allocated only after the proof.
 //!
-//! Locks: `halves` is taken out whole while it is looked at, and is not held across anything.
+//! Locks: `pending` is taken out as a whole while it is processed, and is not held across any call.
 
-use crate::connection::{Connection, Core};
+use crate::connection::{Connection, ConnectionCore};
 use crate::endpoint::Shared;
 use crate::error::{Ended, Error};
-use crate::handshake::{Acceptor, Agreed, Knocks, judge_entry, judge_knock};
-use crate::link::{Door, Driver, Heard, Invitation, Judge, Talk};
-use crate::news::News;
+use crate::event_counter::EventCounter;
+use crate::handshake::{Acceptor, Agreed, RecentRequests, check_request, check_token};
+use crate::link::{ControlChannel, ControlInput, ControlListener, Driver, PendingAccept, TokenCheck};
 use format::Epoch;
-use format::wire::{DoorKind, RefusalReason, WireHello, WireProof, WireRefusal, check_body};
+use format::wire::{ControlKind, RefusalReason, WireHello, WireProof, WireRefusal, check_body};
 use ipc::{Lock, Time, Waited};
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 
-/// Where peers come in. Handshakes go on while somebody is in [`Listener::accept`]; one thread at a time.
+/// Accepts connections. Handshakes make progress while a thread is in [`Listener::accept`]; one thread at a time.
 pub struct Listener {
     shared: Arc<Shared>,
-    door: Box<dyn Door>,
-    news: Arc<News>,
-    halves: Lock<Vec<Half>>,
-    knocks: Lock<Knocks>,
+    control: Box<dyn ControlListener>,
+    counter: Arc<EventCounter>,
+    pending: Lock<Vec<PendingPeer>>,
+    requests: Lock<RecentRequests>,
 }
 
-/// Somebody whose connection is not up.
-struct Half {
-    talk: Arc<dyn Talk>,
+/// A peer whose connection is not up.
+struct PendingPeer {
+    channel: Arc<dyn ControlChannel>,
     stage: Stage,
     until: Time,
 }
 
 enum Stage {
-    /// Has said nothing of worth.
-    Strange,
-    /// Has knocked.
-    Knocked,
-    /// Is to answer the Challenge.
+    /// Has sent no valid message.
+    Silent,
+    /// Has sent a valid request.
+    Requested,
+    /// Has received the Challenge.
     Challenged(Acceptor),
-    /// Was refused; stays until it has heard so.
+    /// Was refused; stays until it has read the refusal.
     Leaving,
-    /// Has proved the key; its connection is waited for.
-    Invited(Box<dyn Invitation>, Agreed),
-    /// Its connection comes up.
-    Entering(Arc<Core>),
+    /// Has proved the key; its connection has not come yet.
+    Invited(Box<dyn PendingAccept>, Agreed),
+    /// Its connection is coming up.
+    Entering(Arc<ConnectionCore>),
 }
 
 impl Stage {
-    /// Who shows less leaves first; none: has proved the key.
-    fn shown(&self) -> Option<u32> {
+    /// Rank of the progress: the lowest rank is replaced first. `None` after the proof of the key.
+    fn progress(&self) -> Option<u32> {
         match self {
             Self::Leaving => Some(0),
-            Self::Strange => Some(1),
-            Self::Knocked | Self::Challenged(_) => Some(2),
+            Self::Silent => Some(1),
+            Self::Requested | Self::Challenged(_) => Some(2),
             Self::Invited(..) | Self::Entering(_) => None,
         }
     }
 }
 
-/// What one look at somebody came to.
+/// The result of processing a peer.
 enum Step {
-    /// Nothing new.
+    /// No new message.
     Stays,
-    /// Look again.
+    /// The stage has changed: process the peer again.
     Moved,
     Gone,
-    Welcome(Arc<Core>),
+    Welcome(Arc<ConnectionCore>),
 }
 
-/// A reason, and the epoch if it may be told.
+/// A reason, and the epoch if it may be revealed.
 type Refused = (RefusalReason, Epoch);
 
-/// Messages taken from one that was refused already, at a look.
+/// Limit of messages read at a time from a peer that was refused.
 const LAST_WORDS_MAX: usize = 16;
 
 impl Listener {
-    pub(crate) fn new(shared: Arc<Shared>, door: Box<dyn Door>, news: Arc<News>) -> Self {
-        let halves = Lock::new(shared.host.clone(), Vec::new());
-        let knocks = Lock::new(shared.host.clone(), Knocks::default());
-        Self { shared, door, news, halves, knocks }
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        control: Box<dyn ControlListener>,
+        counter: Arc<EventCounter>,
+    ) -> Self {
+        let pending = Lock::new(shared.host.clone(), Vec::new());
+        let requests = Lock::new(shared.host.clone(), RecentRequests::default());
+        Self { shared, control, counter, pending, requests }
     }
 
-    /// Where it listens, for others to connect to.
+    /// The address to which other nodes connect.
     pub fn address(&self) -> String {
-        self.door.address()
+        self.control.address()
     }
 
-    /// Those whose connection is not up.
+    /// Number of peers whose connection is not up.
     pub fn half_open(&self) -> usize {
-        self.halves.lock().len()
+        self.pending.lock().len()
     }
 
-    /// The next peer whose connection is up, waited for.
+    /// Waits for the next peer whose connection is up.
     ///
     /// # Errors
     /// `TimedOut`, `Interrupted`, `Host`: no more descriptors.
     pub fn accept(&self, until: Option<Time>) -> Result<Connection, Error> {
         let host = &*self.shared.host;
         loop {
-            let seen = self.news.seen();
-            let mut halves = std::mem::take(&mut *self.halves.lock());
-            let welcome = self.look(&mut halves);
-            let more = if welcome.is_none() { self.let_in(&mut halves) } else { Ok(true) };
-            let due = halves.iter().map(|half| half.until).min();
-            let due = halves.iter().filter_map(Half::next_due).chain(due).min();
-            let armed = halves.iter().filter(|half| !half.arm()).count() == 0;
-            self.halves.lock().append(&mut halves);
+            let seen = self.counter.value();
+            let mut pending = std::mem::take(&mut *self.pending.lock());
+            let welcome = self.look(&mut pending);
+            let more = if welcome.is_none() { self.admit(&mut pending) } else { Ok(true) };
+            let due = pending.iter().map(|peer| peer.until).min();
+            let due = pending.iter().filter_map(PendingPeer::next_due).chain(due).min();
+            let armed = pending.iter().filter(|peer| !peer.arm()).count() == 0;
+            self.pending.lock().append(&mut pending);
             if let Some(core) = welcome {
                 return Ok(Connection::new(core));
             }
@@ -121,21 +125,21 @@ impl Listener {
             if more || !armed {
                 continue;
             }
-            match self.news.sleep(host, seen, until.into_iter().chain(due).min()) {
+            match self.counter.wait(host, seen, until.into_iter().chain(due).min()) {
                 Waited::Woken | Waited::TimedOut => {}
                 Waited::Interrupted => return Err(Error::Interrupted),
             }
         }
     }
 
-    /// Looks at everybody; stops at the first whose connection is up.
-    fn look(&self, halves: &mut Vec<Half>) -> Option<Arc<Core>> {
+    /// Processes the pending peers until the connection of one is up.
+    fn look(&self, pending: &mut Vec<PendingPeer>) -> Option<Arc<ConnectionCore>> {
         let mut welcome = None;
-        halves.retain_mut(|half| {
+        pending.retain_mut(|peer| {
             if welcome.is_some() {
                 return true;
             }
-            match self.step(half) {
+            match self.step(peer) {
                 Step::Stays | Step::Moved => true,
                 Step::Gone => false,
                 Step::Welcome(core) => {
@@ -147,43 +151,43 @@ impl Listener {
         welcome
     }
 
-    /// Takes who has come, a place each; true if there may be more. Each is heard at once, so that who knows how to
-    /// knock is known when a place is wanted.
-    fn let_in(&self, halves: &mut Vec<Half>) -> Result<bool, Error> {
+    /// Accepts new control channels; true if there may be more. Processes each at once, so that its progress is known
+    /// when a slot is needed.
+    fn admit(&self, pending: &mut Vec<PendingPeer>) -> Result<bool, Error> {
         let settings = &self.shared.settings;
         for _ in 0..settings.half_open_max {
-            if halves.len() >= settings.half_open_max && !make_room(halves) {
-                // All have proved the key, and are done soon.
+            if pending.len() >= settings.half_open_max && !evict_one(pending) {
+                // All have proved the key, and are finished soon.
                 return Ok(false);
             }
-            let Some(talk) = self.door.next()? else {
-                self.door.arm();
+            let Some(channel) = self.control.next()? else {
+                self.control.arm();
                 return Ok(false);
             };
             let until = self.shared.host.now().after(settings.handshake);
-            let mut half = Half { talk, stage: Stage::Strange, until };
-            // Nobody is let in by the first look: that takes an answer to the Challenge.
-            if !matches!(self.step(&mut half), Step::Gone) {
-                halves.push(half);
+            let mut peer = PendingPeer { channel, stage: Stage::Silent, until };
+            // A new peer cannot be connected after this step, because it has to answer the Challenge first.
+            if !matches!(self.step(&mut peer), Step::Gone) {
+                pending.push(peer);
             }
         }
         Ok(true)
     }
 
-    /// Looks at somebody until there is nothing new. Its time counts only then: who has answered while nobody looked
-    /// is not late.
-    fn step(&self, half: &mut Half) -> Step {
+    /// Processes a peer until there is nothing new. Only then is its deadline checked: a peer that has answered while
+    /// no thread was in `accept` is not late.
+    fn step(&self, peer: &mut PendingPeer) -> Step {
         loop {
-            let step = match &half.stage {
-                Stage::Leaving => self.see_off(half),
+            let step = match &peer.stage {
+                Stage::Leaving => self.drain_refused(peer),
                 Stage::Entering(core) => entering(core),
-                Stage::Invited(..) => self.wait_for(half),
-                Stage::Strange | Stage::Knocked | Stage::Challenged(_) => self.hear(half),
+                Stage::Invited(..) => self.wait_for(peer),
+                Stage::Silent | Stage::Requested | Stage::Challenged(_) => self.receive(peer),
             };
             match step {
                 Step::Moved => {}
-                Step::Stays if self.shared.host.now() >= half.until => {
-                    half.give_up();
+                Step::Stays if self.shared.host.now() >= peer.until => {
+                    peer.give_up();
                     return Step::Gone;
                 }
                 step => return step,
@@ -191,137 +195,146 @@ impl Listener {
         }
     }
 
-    /// Hears what a stranger says.
-    fn hear(&self, half: &mut Half) -> Step {
-        let judged = match half.talk.hear() {
-            Heard::Nothing => return Step::Stays,
-            Heard::Gone => return Step::Gone,
-            Heard::Noise => Err((RefusalReason::Malformed, Epoch::new(0))),
-            Heard::Said(kind, body) => self.judge(half, kind, &body),
+    /// Receives a message of a peer that has not proved the key.
+    fn receive(&self, peer: &mut PendingPeer) -> Step {
+        let judged = match peer.channel.receive() {
+            ControlInput::Empty => return Step::Stays,
+            ControlInput::Closed => return Step::Gone,
+            ControlInput::Malformed => Err((RefusalReason::Malformed, Epoch::new(0))),
+            ControlInput::Message(kind, body) => self.check_message(peer, kind, &body),
         };
         match judged {
-            Ok(stage) => half.stage = stage,
+            Ok(stage) => peer.stage = stage,
             Err((reason, epoch)) => {
                 let refusal = WireRefusal::new(reason, epoch);
-                if half.talk.say(DoorKind::Refusal, refusal.as_bytes()).is_err() {
+                if peer.channel.send(ControlKind::Refusal, refusal.as_bytes()).is_err() {
                     return Step::Gone;
                 }
-                half.talk.hang_up();
-                half.stage = Stage::Leaving;
+                peer.channel.shut_down();
+                peer.stage = Stage::Leaving;
             }
         }
         Step::Moved
     }
 
-    /// Answers one message of the initiator. The epoch is told to who has proved the key only.
-    fn judge(&self, half: &Half, kind: DoorKind, body: &[u8]) -> Result<Stage, Refused> {
+    /// Checks one message of the initiator, and answers it. The epoch is revealed only after the proof of the key.
+    fn check_message(&self, peer: &PendingPeer, kind: ControlKind, body: &[u8]) -> Result<Stage, Refused> {
         let shared = &self.shared;
         let identity = &shared.identity;
         let unproved = |reason| (reason, Epoch::new(0));
         let malformed = unproved(RefusalReason::Malformed);
-        match (kind, &half.stage) {
-            (DoorKind::Knock, Stage::Strange) => {
-                let nonce = judge_knock(identity, body).map_err(unproved)?;
-                // Who repeats another's would take the place of one that knows how.
-                if !self.knocks.lock().hear(nonce) {
+        match (kind, &peer.stage) {
+            (ControlKind::Request, Stage::Silent) => {
+                let nonce = check_request(identity, body).map_err(unproved)?;
+                // A replayed request would take the slot of a peer that has the key.
+                if !self.requests.lock().add(nonce) {
                     return Err(unproved(RefusalReason::Key));
                 }
-                Ok(Stage::Knocked)
+                Ok(Stage::Requested)
             }
-            (DoorKind::Hello, Stage::Knocked) => {
+            (ControlKind::Hello, Stage::Requested) => {
                 let hello = check_body::<WireHello>(body).map_err(|_| malformed)?;
                 let own = shared.settings.own_window();
                 let acceptor =
                     Acceptor::new(identity, shared.epoch(), &hello, own, &*shared.host).map_err(unproved)?;
                 let challenge = acceptor.challenge().as_bytes();
-                half.talk.say(DoorKind::Challenge, challenge).map_err(|_| malformed)?;
+                peer.channel.send(ControlKind::Challenge, challenge).map_err(|_| malformed)?;
                 Ok(Stage::Challenged(acceptor))
             }
-            (DoorKind::Proof, Stage::Challenged(acceptor)) => {
+            (ControlKind::Proof, Stage::Challenged(acceptor)) => {
                 let proof = check_body::<WireProof>(body).map_err(|_| malformed)?;
-                self.welcome(half, acceptor, &proof)
+                self.welcome(peer, acceptor, &proof)
             }
             _ => Err(malformed),
         }
     }
 
-    /// Judges the Proof; who has the key, and may come now, is waited for.
-    fn welcome(&self, half: &Half, acceptor: &Acceptor, proof: &WireProof) -> Result<Stage, Refused> {
+    /// Checks the Proof. If the peer has the key and may connect now, starts to listen for its connection.
+    fn welcome(&self, peer: &PendingPeer, acceptor: &Acceptor, proof: &WireProof) -> Result<Stage, Refused> {
         let shared = &self.shared;
         let told = |reason| {
             let proved = reason != RefusalReason::Key;
             (reason, if proved { shared.epoch() } else { Epoch::new(0) })
         };
-        let agreed = acceptor.judge(&shared.identity, proof).map_err(told)?;
+        let agreed = acceptor.check(&shared.identity, proof).map_err(told)?;
         shared.check(&agreed).map_err(told)?;
         let wanted = Arc::new(Lock::new(shared.host.clone(), None));
-        let judge = self.entries(agreed, wanted.clone());
-        let invitation = self.door.invite(&*half.talk, proof.port.get(), judge);
-        let invitation = invitation.map_err(|_| told(RefusalReason::Full))?;
-        let (welcome, entry) = acceptor.welcome(&shared.identity, proof, invitation.port());
-        *wanted.lock() = Some(entry);
-        half.talk.say(DoorKind::Welcome, welcome.as_bytes()).map_err(|_| told(RefusalReason::Malformed))?;
-        Ok(Stage::Invited(invitation, agreed))
+        let judge = self.token_check(agreed, wanted.clone());
+        let pending_accept = self.control.expect_peer(&*peer.channel, proof.port.get(), judge);
+        let pending_accept = pending_accept.map_err(|_| told(RefusalReason::Full))?;
+        let (welcome, token) = acceptor.welcome(&shared.identity, proof, pending_accept.port());
+        *wanted.lock() = Some(token);
+        peer.channel
+            .send(ControlKind::Welcome, welcome.as_bytes())
+            .map_err(|_| told(RefusalReason::Malformed))?;
+        Ok(Stage::Invited(pending_accept, agreed))
     }
 
-    /// Judges what comes with a connection: is it the one that is waited for, and may it still come?
-    fn entries(&self, agreed: Agreed, wanted: Arc<Lock<Option<format::wire::WireEntry>>>) -> Judge {
+    /// Returns the check of a connect token: whether it is the expected one, and whether the peer may still connect.
+    fn token_check(
+        &self,
+        agreed: Agreed,
+        wanted: Arc<Lock<Option<format::wire::WireConnectToken>>>,
+    ) -> TokenCheck {
         let shared = Arc::downgrade(&self.shared);
         Arc::new(move |said| {
             let refused = |reason, epoch| WireRefusal::new(reason, epoch).as_bytes().to_vec();
             let (Some(shared), Some(wanted)) = (shared.upgrade(), *wanted.lock()) else {
                 return Err(refused(RefusalReason::Full, Epoch::new(0)));
             };
-            judge_entry(&shared.identity, &wanted, said).map_err(|reason| refused(reason, Epoch::new(0)))?;
+            check_token(&shared.identity, &wanted, said).map_err(|reason| refused(reason, Epoch::new(0)))?;
             shared.check(&agreed).map_err(|reason| refused(reason, shared.epoch()))
         })
     }
 
-    /// Looks whether the connection of somebody who was welcome has come. Who has it hangs up: so the talk is heard
-    /// before the look, or an end of it that comes between the two would be taken for one without a connection.
-    fn wait_for(&self, half: &mut Half) -> Step {
-        let Stage::Invited(invitation, agreed) = &half.stage else { return Step::Stays };
-        let heard = half.talk.hear();
-        match (invitation.next(), heard) {
+    /// Checks whether the connection of a peer has come. A connected peer closes its control channel, so the channel
+    /// is read before the connection is looked for; otherwise a connection that comes between the two would look like
+    /// a peer that gave up.
+    fn wait_for(&self, peer: &mut PendingPeer) -> Step {
+        let Stage::Invited(pending_accept, agreed) = &peer.stage else { return Step::Stays };
+        let heard = peer.channel.receive();
+        match (pending_accept.next(), heard) {
             (Ok(Some(link)), _) => {
                 let core = self.shared.core(link, *agreed);
-                // From here on an advance ends it.
+                // From here on, an advance of the epoch ends the connection.
                 if self.shared.add(&core).is_err() {
                     core.end(Ended::ClosedHere);
                     return Step::Gone;
                 }
-                half.stage = Stage::Entering(core);
+                peer.stage = Stage::Entering(core);
                 Step::Moved
             }
-            (Ok(None), Heard::Nothing) => Step::Stays,
-            // Whoever gives up, or says more, does not come.
-            (Ok(None), Heard::Gone | Heard::Noise | Heard::Said(..)) | (Err(_), _) => Step::Gone,
+            (Ok(None), ControlInput::Empty) => Step::Stays,
+            // A peer that closes the channel or sends more messages does not connect.
+            (Ok(None), ControlInput::Closed | ControlInput::Malformed | ControlInput::Message(..))
+            | (Err(_), _) => Step::Gone,
         }
     }
 
-    /// Hears the last words of somebody who was refused: who was hung up on while it spoke would not hear why.
-    fn see_off(&self, half: &Half) -> Step {
+    /// Reads the remaining messages of a refused peer. If the socket were closed with unread bytes, the peer would
+    /// not receive the refusal.
+    fn drain_refused(&self, peer: &PendingPeer) -> Step {
         for _ in 0..LAST_WORDS_MAX {
-            match half.talk.hear() {
-                Heard::Nothing => return Step::Stays,
-                Heard::Gone | Heard::Noise => return Step::Gone,
-                Heard::Said(..) => {}
+            match peer.channel.receive() {
+                ControlInput::Empty => return Step::Stays,
+                ControlInput::Closed | ControlInput::Malformed => return Step::Gone,
+                ControlInput::Message(..) => {}
             }
         }
         Step::Gone
     }
 }
 
-/// Has the one leave who has shown least, of those the oldest; false if all have proved the key.
-fn make_room(halves: &mut Vec<Half>) -> bool {
-    let first = halves.iter().enumerate().filter_map(|(at, half)| Some((half.stage.shown()?, at))).min();
+/// Removes the peer with the lowest progress, the oldest among these; false if all have proved the key.
+fn evict_one(pending: &mut Vec<PendingPeer>) -> bool {
+    let first = pending.iter().enumerate().filter_map(|(at, peer)| Some((peer.stage.progress()?, at))).min();
     if let Some((_, at)) = first {
-        halves.remove(at);
+        pending.remove(at);
     }
     first.is_some()
 }
 
-fn entering(core: &Arc<Core>) -> Step {
+fn entering(core: &Arc<ConnectionCore>) -> Step {
     core.drive();
     if core.ended().is_some() {
         core.end(Ended::ClosedHere);
@@ -330,10 +343,10 @@ fn entering(core: &Arc<Core>) -> Step {
     if core.is_up() { Step::Welcome(core.clone()) } else { Step::Stays }
 }
 
-impl Half {
-    /// See [`Talk::arm`]; false: look again first.
+impl PendingPeer {
+    /// See [`ControlChannel::arm`]; false: process the peer again first.
     fn arm(&self) -> bool {
-        self.talk.arm();
+        self.channel.arm();
         match &self.stage {
             Stage::Entering(core) => core.arm(),
             _ => true,
@@ -345,10 +358,10 @@ impl Half {
             Stage::Entering(core) => core.next_due(),
             _ => None,
         };
-        link.into_iter().chain(self.talk.next_due()).min()
+        link.into_iter().chain(self.channel.next_due()).min()
     }
 
-    /// Its time is over.
+    /// Ends a connection that is not up.
     fn give_up(&self) {
         if let Stage::Entering(core) = &self.stage {
             core.end(Ended::ClosedHere);
@@ -358,8 +371,8 @@ impl Half {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        for half in &*self.halves.lock() {
-            half.give_up();
+        for peer in &*self.pending.lock() {
+            peer.give_up();
         }
     }
 }
@@ -374,7 +387,7 @@ impl std::fmt::Debug for Listener {
 mod tests {
     use super::*;
     use crate::handshake::{ClusterKey, Identity, Window};
-    use crate::link::{Arrival, Link, Work};
+    use crate::link::{Arrival, Link, Operation};
     use crate::memory::Rights;
     use crate::{Network, Settings};
     use format::NodeId;
@@ -388,7 +401,7 @@ mod tests {
     use std::sync::Weak;
 
     thread_local! {
-        /// Looks at the peer; behind the first one it has connected, and hung up.
+        /// Number of checks of the peer; after the first one it has connected and closed its control channel.
         static LOOKS: Cell<u32> = const { Cell::new(0) };
     }
 
@@ -396,29 +409,29 @@ mod tests {
         LOOKS.replace(LOOKS.get() + 1) > 0
     }
 
-    struct Peer(Arc<News>);
+    struct Peer(Arc<EventCounter>);
 
-    impl Talk for Peer {
-        fn news(&self) -> &Arc<News> {
+    impl ControlChannel for Peer {
+        fn counter(&self) -> &Arc<EventCounter> {
             &self.0
         }
-        fn say(&self, _: DoorKind, _: &[u8]) -> Result<(), Error> {
+        fn send(&self, _: ControlKind, _: &[u8]) -> Result<(), Error> {
             Ok(())
         }
-        fn hear(&self) -> Heard {
-            if has_come() { Heard::Gone } else { Heard::Nothing }
+        fn receive(&self) -> ControlInput {
+            if has_come() { ControlInput::Closed } else { ControlInput::Empty }
         }
-        fn hang_up(&self) {}
+        fn shut_down(&self) {}
         fn arm(&self) {}
         fn next_due(&self) -> Option<Time> {
             None
         }
-        fn from(&self) -> Option<IpAddr> {
+        fn peer_address(&self) -> Option<IpAddr> {
             None
         }
     }
 
-    impl Invitation for Peer {
+    impl PendingAccept for Peer {
         fn port(&self) -> u16 {
             1
         }
@@ -428,7 +441,7 @@ mod tests {
     }
 
     impl Link for Peer {
-        fn news(&self) -> &Arc<News> {
+        fn counter(&self) -> &Arc<EventCounter> {
             &self.0
         }
         fn attach(&self, _: Weak<dyn Driver>) {}
@@ -436,7 +449,7 @@ mod tests {
             false
         }
 
-        fn post(&self, _: u64, _: &Work<'_>) -> Result<bool, Error> {
+        fn post(&self, _: u64, _: &Operation<'_>) -> Result<bool, Error> {
             Ok(true)
         }
         fn drive(&self, take: &mut dyn FnMut(Arrival<'_>)) -> bool {
@@ -467,12 +480,12 @@ mod tests {
         let network = Network::new(host);
         let endpoint = network.endpoint("two", identity, Epoch::new(1), Settings::default()).unwrap();
         let listener = endpoint.listen("").unwrap();
-        let peer = || Peer(News::heard_by(None));
+        let peer = || Peer(EventCounter::new(None));
         let window = Window { message_bytes: 4096, window: 32 };
         let agreed = Agreed { node: NodeId::new(1), epoch: Epoch::new(1), version: 1, window };
         let until = SystemHost.now().after(std::time::Duration::from_secs(60));
         let stage = Stage::Invited(Box::new(peer()), agreed);
-        let mut half = Half { talk: Arc::new(peer()), stage, until };
-        assert!(matches!(listener.step(&mut half), Step::Welcome(_)));
+        let mut peer = PendingPeer { channel: Arc::new(peer()), stage, until };
+        assert!(matches!(listener.step(&mut peer), Step::Welcome(_)));
     }
 }

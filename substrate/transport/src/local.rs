@@ -1,25 +1,27 @@
-//! Connections within one process, for tests and the simulator, that keep to the rules of verbs: remote memory by
-//! exchanged key and base address, registered sources, a posted receive used up by each frame and each immediate,
-//! nothing inline beyond 64 bytes, no remote atomics, order only within a connection. What a peer writes is a plain
-//! store, volatile until the owner of the memory settles it.
+//! Connections within one process, for tests and the simulator. They follow the rules of RDMA verbs: remote memory is
+//! named by a key and a base address that the two sides exchange, sources are registered, each frame and each
+//! immediate uses up a posted receive, at most 64 bytes are inline, there are no remote atomics, and order exists
+//! only within a connection. A peer's write is a plain store, volatile until the owner of the memory syncs it.
 //!
-//! A [`Network`] can hold back one direction between two nodes, delay it, and break connections. Time passes by the
-//! host's clock; nothing here has a thread. What is under way is moved by whoever calls, on either side, so a write
-//! without delay lands while its target does nothing, as it does with verbs.
+//! A [`Network`] can hold back one direction between two nodes, delay it, and break connections. Time is that of the
+//! host's clock, and the module has no thread: a call on either side moves everything that is due. So a write without
+//! delay lands although its target does nothing, as with verbs.
 //!
-//! Locks: of a side that is driven, then of the connection above, then of a wire, of the network, of a door.
+//! Locks: that of a driven side, then that of the connection above it, then those of a wire, of the network, and of a
+//! listener.
 
 use crate::Endpoint;
 use crate::error::{Ended, Error};
+use crate::event_counter::EventCounter;
 use crate::handshake::Identity;
 use crate::link::{
-    Approach, Arrival, Door, Driver, Heard, Invitation, Judge, Link, Provider, Shape, Talk, Work,
+    Arrival, ControlChannel, ControlInput, ControlListener, Driver, Link, LinkShape, Operation,
+    PendingAccept, PendingConnect, Provider, TokenCheck,
 };
 use crate::memory::{Bytes, Rights};
-use crate::news::News;
 use crate::settings::Settings;
 use format::Epoch;
-use format::wire::{DoorHead, DoorKind, RefusalReason, WireRefusal, WireRegion};
+use format::wire::{ControlHead, ControlKind, RefusalReason, WireRefusal, WireRegion};
 use ipc::{Host, Lock, Time};
 use pmem::Region;
 use std::any::Any;
@@ -35,49 +37,49 @@ mod wire;
 
 use wire::{Flight, Wire};
 
-/// Links that wait at a door.
+/// Links that wait to be accepted.
 const KNOCKING_MAX: usize = 256;
 
-/// All endpoints that can reach each other. Clones are the same network.
+/// The endpoints that can reach each other. Clones refer to the same network.
 #[derive(Clone)]
 pub struct Network(Arc<Inner>);
 
 pub(crate) struct Inner {
     host: Arc<dyn Host>,
-    state: Lock<State>,
+    state: Lock<NetworkState>,
 }
 
-struct State {
-    doors: HashMap<String, Arc<LocalDoor>>,
-    ways: HashMap<(String, String), Way>,
+struct NetworkState {
+    listeners: HashMap<String, Arc<LocalListener>>,
+    ways: HashMap<(String, String), DirectionFaults>,
     wires: Vec<Weak<Wire>>,
-    next_door: u64,
-    next_invitation: u16,
+    next_listener: u64,
+    next_port: u16,
 }
 
-/// What one direction between two nodes is like.
+/// The faults of one direction between two nodes.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Way {
+pub(crate) struct DirectionFaults {
     cut: bool,
     delay_min: Duration,
     delay_max: Duration,
 }
 
 impl Network {
-    /// A network without faults.
+    /// Creates a network without faults.
     pub fn new(host: Arc<dyn Host>) -> Self {
-        let state = State {
-            doors: HashMap::new(),
+        let state = NetworkState {
+            listeners: HashMap::new(),
             ways: HashMap::new(),
             wires: Vec::new(),
-            next_door: 1,
-            next_invitation: 0,
+            next_listener: 1,
+            next_port: 0,
         };
         let state = Lock::new(host.clone(), state);
         Self(Arc::new(Inner { host, state }))
     }
 
-    /// An endpoint with a name on this network; faults are between names.
+    /// Creates an endpoint with a name on this network; faults apply between names.
     ///
     /// # Errors
     /// `Unavailable`: impossible limits.
@@ -88,11 +90,11 @@ impl Network {
         epoch: Epoch,
         settings: Settings,
     ) -> Result<Endpoint, Error> {
-        let node = Node { name: name.to_string(), network: self.0.clone(), shape: settings.shape() };
+        let node = LocalProvider { name: name.to_string(), network: self.0.clone(), shape: settings.shape() };
         Endpoint::new(self.0.host.clone(), Arc::new(node), identity, epoch, settings)
     }
 
-    /// Holds back everything from one to the other, until it is healed. Nothing is lost: as on TCP, it comes later,
+    /// Holds back everything from one node to the other until `heal`. Nothing is lost: as over TCP, it arrives later,
     /// or the connection ends first.
     pub fn cut(&self, from: &str, to: &str) {
         self.change(from, to, |way| way.cut = true);
@@ -103,12 +105,12 @@ impl Network {
         self.change(from, to, |way| way.cut = false);
     }
 
-    /// Delays what is sent from now on by a time between the two, never changing its order.
+    /// Delays everything that is sent from now on by a random time between the two, without changing the order.
     pub fn delay(&self, from: &str, to: &str, min: Duration, max: Duration) {
         self.change(from, to, |way| (way.delay_min, way.delay_max) = (min, max));
     }
 
-    /// Breaks every connection between two names; what was under way is lost.
+    /// Breaks every connection between two names; everything in flight is lost.
     pub fn disconnect(&self, one: &str, other: &str) {
         for wire in self.wires() {
             if wire.joins(one, other) {
@@ -117,7 +119,7 @@ impl Network {
         }
     }
 
-    fn change(&self, from: &str, to: &str, change: impl FnOnce(&mut Way)) {
+    fn change(&self, from: &str, to: &str, change: impl FnOnce(&mut DirectionFaults)) {
         change(self.0.state.lock().ways.entry((from.to_string(), to.to_string())).or_default());
         self.wires().iter().for_each(|wire| wire.advance());
     }
@@ -130,12 +132,12 @@ impl Network {
 }
 
 impl Inner {
-    fn way(&self, from: &str, to: &str) -> Way {
+    fn way(&self, from: &str, to: &str) -> DirectionFaults {
         let state = self.state.lock();
         state.ways.get(&(from.to_string(), to.to_string())).copied().unwrap_or_default()
     }
 
-    /// When something sent now arrives.
+    /// The time at which something that is sent now arrives.
     fn due(&self, from: &str, to: &str) -> Time {
         let way = self.way(from, to);
         let more = way.delay_max.saturating_sub(way.delay_min).as_nanos();
@@ -145,88 +147,90 @@ impl Inner {
     }
 }
 
-/// A node's way into the network.
+/// A node as a provider of this network.
 #[derive(Clone)]
-struct Node {
+struct LocalProvider {
     name: String,
     network: Arc<Inner>,
-    shape: Shape,
+    shape: LinkShape,
 }
 
-impl Provider for Node {
+impl Provider for LocalProvider {
     fn register(&self, _region: &Region) -> Result<Box<dyn Any + Send + Sync>, Error> {
         Ok(Box::new(()))
     }
 
-    fn listen(&self, at: &str, news: Arc<News>) -> Result<Box<dyn Door>, Error> {
+    fn listen(&self, at: &str, counter: Arc<EventCounter>) -> Result<Box<dyn ControlListener>, Error> {
         let mut state = self.network.state.lock();
         let address =
-            if at.is_empty() { format!("{}/{}", self.name, state.next_door) } else { at.to_string() };
-        state.next_door += 1;
-        // Anybody may talk.
-        let door = self.network.open(&mut state, address, self, Arc::new(|_| Ok(())), news)?;
-        Ok(Box::new(OpenDoor { node: self.clone(), door }))
+            if at.is_empty() { format!("{}/{}", self.name, state.next_listener) } else { at.to_string() };
+        state.next_listener += 1;
+        // Every node may open a control channel.
+        let listener = self.network.open(&mut state, address, self, Arc::new(|_| Ok(())), counter)?;
+        Ok(Box::new(LocalControlListener { node: self.clone(), listener }))
     }
 
-    fn talk(&self, to: &str, news: Arc<News>) -> Result<Arc<dyn Talk>, Error> {
-        Ok(LocalTalk::new(self.reach(to, &[], news)?))
+    fn open_channel(&self, to: &str, counter: Arc<EventCounter>) -> Result<Arc<dyn ControlChannel>, Error> {
+        Ok(LocalChannel::new(self.reach(to, &[], counter)?))
     }
 
-    fn approach(&self, to: &str) -> Result<Box<dyn Approach>, Error> {
-        Ok(Box::new(Coming { node: self.clone(), to: to.to_string() }))
+    fn prepare_connect(&self, to: &str) -> Result<Box<dyn PendingConnect>, Error> {
+        Ok(Box::new(LocalPendingConnect { node: self.clone(), to: to.to_string() }))
     }
 }
 
-impl Node {
-    /// A link to a door, at which it says something.
-    fn reach(&self, to: &str, said: &[u8], news: Arc<News>) -> Result<Arc<LocalLink>, Error> {
-        let door = self.network.state.lock().doors.get(to).cloned();
-        let door = door.ok_or(Error::Unavailable("nobody listens there"))?;
-        let theirs = News::heard_by(Some(door.news.clone()));
-        let shapes = [self.shape, door.shape];
-        let names = [self.name.clone(), door.name.clone()];
-        let wire = Wire::new(self.network.host.clone(), self.network.clone(), names, [news, theirs], shapes);
+impl LocalProvider {
+    /// Opens a link to a listener, with a connect token.
+    fn reach(&self, to: &str, said: &[u8], counter: Arc<EventCounter>) -> Result<Arc<LocalLink>, Error> {
+        let listener = self.network.state.lock().listeners.get(to).cloned();
+        let listener = listener.ok_or(Error::Unavailable("no process listens there"))?;
+        let theirs = EventCounter::new(Some(listener.counter.clone()));
+        let shapes = [self.shape, listener.shape];
+        let names = [self.name.clone(), listener.name.clone()];
+        let wire =
+            Wire::new(self.network.host.clone(), self.network.clone(), names, [counter, theirs], shapes);
         self.network.state.lock().wires.push(Arc::downgrade(&wire));
         let link = Arc::new(LocalLink::new(wire.clone(), 1));
-        wire.send(0, Flight::Knock { said: said.to_vec(), door, link });
+        wire.send(0, Flight::WireRequest { said: said.to_vec(), listener, link });
         Ok(Arc::new(LocalLink::new(wire, 0)))
     }
 }
 
 impl Inner {
-    /// Makes a door known.
+    /// Registers a listener.
     fn open(
         &self,
-        state: &mut State,
+        state: &mut NetworkState,
         address: String,
-        node: &Node,
-        judge: Judge,
-        news: Arc<News>,
-    ) -> Result<Arc<LocalDoor>, Error> {
-        if state.doors.contains_key(&address) {
+        node: &LocalProvider,
+        judge: TokenCheck,
+        counter: Arc<EventCounter>,
+    ) -> Result<Arc<LocalListener>, Error> {
+        if state.listeners.contains_key(&address) {
             return Err(Error::Unavailable("the address is taken"));
         }
         let queue = Lock::new(self.host.clone(), VecDeque::new());
         let (name, shape) = (node.name.clone(), node.shape);
-        let door = Arc::new(LocalDoor { address: address.clone(), name, shape, judge, news, queue });
-        state.doors.insert(address, door.clone());
-        Ok(door)
+        let listener =
+            Arc::new(LocalListener { address: address.clone(), name, shape, judge, counter, queue });
+        state.listeners.insert(address, listener.clone());
+        Ok(listener)
     }
 }
 
-/// Where links come in: a door for talks, or an invitation for one connection.
-pub(crate) struct LocalDoor {
+/// Accepts links: control channels, or one connection of an authenticated peer.
+pub(crate) struct LocalListener {
     address: String,
     name: String,
-    shape: Shape,
-    judge: Judge,
-    news: Arc<News>,
+    shape: LinkShape,
+    judge: TokenCheck,
+    counter: Arc<EventCounter>,
     queue: Lock<VecDeque<Arc<LocalLink>>>,
 }
 
-impl LocalDoor {
-    /// Lets a link in, or gives the refusal.
-    pub fn knock(&self, said: &[u8], link: Arc<LocalLink>) -> Result<(), Vec<u8>> {
+impl LocalListener {
+    /// Queues a link to be accepted, or returns the refusal.
+    pub fn request(&self, said: &[u8], link: Arc<LocalLink>) -> Result<(), Vec<u8>> {
         (self.judge)(said)?;
         let mut queue = self.queue.lock();
         if queue.len() >= KNOCKING_MAX {
@@ -237,125 +241,135 @@ impl LocalDoor {
     }
 }
 
-struct OpenDoor {
-    node: Node,
-    door: Arc<LocalDoor>,
+struct LocalControlListener {
+    node: LocalProvider,
+    listener: Arc<LocalListener>,
 }
 
-impl Door for OpenDoor {
+impl ControlListener for LocalControlListener {
     fn address(&self) -> String {
-        self.door.address.clone()
+        self.listener.address.clone()
     }
 
-    fn next(&self) -> Result<Option<Arc<dyn Talk>>, Error> {
-        let link = self.door.queue.lock().pop_front();
-        Ok(link.map(|link| LocalTalk::new(link) as Arc<dyn Talk>))
+    fn next(&self) -> Result<Option<Arc<dyn ControlChannel>>, Error> {
+        let link = self.listener.queue.lock().pop_front();
+        Ok(link.map(|link| LocalChannel::new(link) as Arc<dyn ControlChannel>))
     }
 
     fn arm(&self) {}
 
-    fn invite(&self, _talk: &dyn Talk, _port: u16, judge: Judge) -> Result<Box<dyn Invitation>, Error> {
+    fn expect_peer(
+        &self,
+        _talk: &dyn ControlChannel,
+        _port: u16,
+        judge: TokenCheck,
+    ) -> Result<Box<dyn PendingAccept>, Error> {
         let network = &self.node.network;
         let mut state = network.state.lock();
-        state.next_invitation = state.next_invitation.wrapping_add(1);
-        let port = state.next_invitation;
-        let address = invitation_address(&self.door.address, port);
-        let door = network.open(&mut state, address, &self.node, judge, self.door.news.clone())?;
-        Ok(Box::new(OpenInvitation { network: network.clone(), door, port }))
+        state.next_port = state.next_port.wrapping_add(1);
+        let port = state.next_port;
+        let address = token_address(&self.listener.address, port);
+        let listener = network.open(&mut state, address, &self.node, judge, self.listener.counter.clone())?;
+        Ok(Box::new(LocalPendingAccept { network: network.clone(), listener, port }))
     }
 }
 
-impl Drop for OpenDoor {
+impl Drop for LocalControlListener {
     fn drop(&mut self) {
-        self.node.network.close(&self.door);
+        self.node.network.close(&self.listener);
     }
 }
 
-/// Where one connection of somebody from a door is waited for.
-fn invitation_address(door: &str, port: u16) -> String {
-    format!("{door}:{port}")
+/// The address at which one authenticated peer connects.
+fn token_address(listener: &str, port: u16) -> String {
+    format!("{listener}:{port}")
 }
 
 impl Inner {
-    fn close(&self, door: &LocalDoor) {
-        let gone = self.state.lock().doors.remove(&door.address);
+    fn close(&self, listener: &LocalListener) {
+        let gone = self.state.lock().listeners.remove(&listener.address);
         drop(gone);
-        let queue = std::mem::take(&mut *door.queue.lock());
+        let queue = std::mem::take(&mut *listener.queue.lock());
         queue.iter().for_each(|link| link.close());
     }
 }
 
-struct OpenInvitation {
+struct LocalPendingAccept {
     network: Arc<Inner>,
-    door: Arc<LocalDoor>,
+    listener: Arc<LocalListener>,
     port: u16,
 }
 
-impl Invitation for OpenInvitation {
+impl PendingAccept for LocalPendingAccept {
     fn port(&self) -> u16 {
         self.port
     }
 
     fn next(&self) -> Result<Option<Arc<dyn Link>>, Error> {
-        let link = self.door.queue.lock().pop_front();
+        let link = self.listener.queue.lock().pop_front();
         Ok(link.map(|link| link as Arc<dyn Link>))
     }
 }
 
-impl Drop for OpenInvitation {
+impl Drop for LocalPendingAccept {
     fn drop(&mut self) {
-        self.network.close(&self.door);
+        self.network.close(&self.listener);
     }
 }
 
-/// A connection that is to be made.
-struct Coming {
-    node: Node,
+/// A connection that this side is about to open.
+struct LocalPendingConnect {
+    node: LocalProvider,
     to: String,
 }
 
-impl Approach for Coming {
+impl PendingConnect for LocalPendingConnect {
     fn port(&self) -> u16 {
         0
     }
 
-    fn go(self: Box<Self>, port: u16, said: &[u8], news: Arc<News>) -> Result<Arc<dyn Link>, Error> {
-        let link = self.node.reach(&invitation_address(&self.to, port), said, news)?;
+    fn connect(
+        self: Box<Self>,
+        port: u16,
+        said: &[u8],
+        counter: Arc<EventCounter>,
+    ) -> Result<Arc<dyn Link>, Error> {
+        let link = self.node.reach(&token_address(&self.to, port), said, counter)?;
         Ok(link)
     }
 }
 
-/// A talk: frames of a link of its own.
-struct LocalTalk {
+/// A control channel: frames on a link of its own.
+struct LocalChannel {
     link: Arc<LocalLink>,
-    came: Lock<Talked>,
+    came: Lock<ReceivedFrames>,
 }
 
 #[derive(Default)]
-struct Talked {
+struct ReceivedFrames {
     frames: VecDeque<Vec<u8>>,
     over: bool,
 }
 
-impl LocalTalk {
+impl LocalChannel {
     fn new(link: Arc<LocalLink>) -> Arc<Self> {
-        let came = Lock::new(link.wire.host.clone(), Talked::default());
+        let came = Lock::new(link.wire.host.clone(), ReceivedFrames::default());
         Arc::new(Self { link, came })
     }
 }
 
-impl Talk for LocalTalk {
-    fn news(&self) -> &Arc<News> {
-        self.link.news()
+impl ControlChannel for LocalChannel {
+    fn counter(&self) -> &Arc<EventCounter> {
+        self.link.counter()
     }
 
-    fn say(&self, kind: DoorKind, body: &[u8]) -> Result<(), Error> {
-        let frame = [DoorHead::new(kind).as_bytes(), body].concat();
+    fn send(&self, kind: ControlKind, body: &[u8]) -> Result<(), Error> {
+        let frame = [ControlHead::new(kind).as_bytes(), body].concat();
         self.link.wire.send(self.link.side, Flight::Frame { number: None, frame });
         Ok(())
     }
 
-    fn hear(&self) -> Heard {
+    fn receive(&self) -> ControlInput {
         let mut came = self.came.lock();
         self.link.drive(&mut |arrival| match arrival {
             Arrival::Frame(frame) => came.frames.push_back(frame.to_vec()),
@@ -363,17 +377,17 @@ impl Talk for LocalTalk {
             Arrival::Up | Arrival::Done(_) | Arrival::Immediate(_) => {}
         });
         match came.frames.pop_front() {
-            Some(frame) => match DoorHead::decode(&frame) {
-                Ok(Some((kind, body))) => Heard::Said(kind, body.to_vec()),
-                _ => Heard::Noise,
+            Some(frame) => match ControlHead::decode(&frame) {
+                Ok(Some((kind, body))) => ControlInput::Message(kind, body.to_vec()),
+                _ => ControlInput::Malformed,
             },
-            None if came.over => Heard::Gone,
-            None => Heard::Nothing,
+            None if came.over => ControlInput::Closed,
+            None => ControlInput::Empty,
         }
     }
 
-    /// Whoever is talked to hears the end when the talk is dropped.
-    fn hang_up(&self) {}
+    /// Does nothing: the other side sees the end when the channel is dropped.
+    fn shut_down(&self) {}
 
     fn arm(&self) {}
 
@@ -381,12 +395,12 @@ impl Talk for LocalTalk {
         self.link.next_due()
     }
 
-    fn from(&self) -> Option<IpAddr> {
+    fn peer_address(&self) -> Option<IpAddr> {
         None
     }
 }
 
-impl Drop for LocalTalk {
+impl Drop for LocalChannel {
     fn drop(&mut self) {
         self.link.close();
     }
@@ -407,33 +421,33 @@ impl LocalLink {
 }
 
 impl Link for LocalLink {
-    fn news(&self) -> &Arc<News> {
-        &self.wire.news[self.side]
+    fn counter(&self) -> &Arc<EventCounter> {
+        &self.wire.counter[self.side]
     }
 
-    /// Nobody drives but who waits.
+    /// Ignores the driver, because only waiting threads drive a link here.
     fn attach(&self, _driver: Weak<dyn Driver>) {}
 
-    /// As over verbs.
+    /// False, as over verbs.
     fn counts_along(&self) -> bool {
         false
     }
 
-    fn post(&self, number: u64, work: &Work<'_>) -> Result<bool, Error> {
+    fn post(&self, number: u64, work: &Operation<'_>) -> Result<bool, Error> {
         let flight = match work {
-            Work::Frame(head, body) => {
+            Operation::Frame(head, body) => {
                 let frame = [*head, *body].concat();
                 self.wire.check_frame(self.side, frame.len())?;
                 Flight::Frame { number: Some(number), frame }
             }
-            Work::Write { from, to, immediate } => {
+            Operation::Write { from, to, immediate } => {
                 let data = match from {
                     Bytes::Inline(bytes) => bytes.to_vec(),
                     Bytes::Registered(local, range) => copy_out(local.region(), range)?,
                 };
                 Flight::Write { number, data, to: *to, immediate: immediate.map(|it| it.value) }
             }
-            Work::Read { into, range, from } => {
+            Operation::Read { into, range, from } => {
                 Flight::Read { number, into: into.region().clone(), at: range.start, from: *from }
             }
         };
@@ -472,7 +486,7 @@ impl Link for LocalLink {
         rights: Rights,
     ) -> Result<(WireRegion, Box<dyn Any + Send + Sync>), Error> {
         let host = &*self.wire.host;
-        // An address within 47 bits, so that nothing is right by chance.
+        // An address within 47 bits, so that no wrong address is valid by chance.
         let base = (host.random() >> 17 | 1 << 46) & !0xfff;
         let granted = WireRegion {
             key: U64::new(host.random()),
@@ -500,5 +514,5 @@ impl std::fmt::Debug for Network {
     }
 }
 
-/// The reason with which both ends of a broken wire end.
+/// The reason of the end on both sides of a broken wire.
 const BROKEN: Ended = Ended::Lost;

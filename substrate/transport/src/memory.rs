@@ -1,8 +1,8 @@
-//! Memory that one-sided operations touch. All of it is a [`Region`] of `pmem`: a pool file, or plain memory from
+//! Memory for one-sided operations. It always belongs to a [`Region`] of `pmem`: a pool file, or plain memory from
 //! [`dram`].
 //!
-//! A peer's writes are plain stores: they survive nothing until the owner of the region has persisted and settled
-//! them. They may come at any time while the grant stands, so nobody lends such memory out as a slice.
+//! A peer's writes are plain stores: they are durable only after the owner of the region has persisted and synced
+//! them. They may arrive at any time while the memory is granted, so such memory is never accessed as a slice.
 
 use crate::error::Error;
 use pmem::Region;
@@ -11,17 +11,17 @@ use std::ops::Range;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::Arc;
 
-/// What is sent inline at most: what every fabric takes without registered memory.
+/// Limit of bytes that are sent inline: the number that every fabric accepts without registered memory.
 pub const INLINE_BYTES_MAX: usize = 64;
 
-/// What a peer may do with memory.
+/// The access that a peer has to memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rights {
-    /// Write it.
+    /// Write only.
     Write,
-    /// Read it.
+    /// Read only.
     Read,
-    /// Both.
+    /// Read and write.
     Both,
 }
 
@@ -35,7 +35,7 @@ impl Rights {
     }
 }
 
-/// Memory registered for operations of this side: the source of writes, the target of reads.
+/// Memory registered for operations of this side: a source of writes or a target of reads.
 #[derive(Clone)]
 pub struct Local(Arc<Inner>);
 
@@ -50,7 +50,7 @@ impl Local {
         Self(Arc::new(Inner { endpoint, region, handle }))
     }
 
-    /// The memory.
+    /// The registered region.
     pub fn region(&self) -> &Region {
         &self.0.region
     }
@@ -59,7 +59,7 @@ impl Local {
         self.0.endpoint
     }
 
-    /// What the provider made of it.
+    /// The provider's registration.
     pub(crate) fn handle<T: 'static>(&self) -> &T {
         self.0.handle.downcast_ref().expect("the endpoint was compared, so the provider is the same")
     }
@@ -71,12 +71,12 @@ impl std::fmt::Debug for Local {
     }
 }
 
-/// What is written to a peer.
+/// The bytes of a write.
 #[derive(Clone, Debug)]
 pub enum Bytes<'a> {
-    /// At most [`INLINE_BYTES_MAX`] bytes, copied at once.
+    /// At most [`INLINE_BYTES_MAX`] bytes, copied during the call.
     Inline(&'a [u8]),
-    /// Bytes of registered memory, which stay as they are until the write is done.
+    /// A range of registered memory, which must not change until the write is complete.
     Registered(&'a Local, Range<u64>),
 }
 
@@ -89,7 +89,7 @@ impl Bytes<'_> {
     }
 }
 
-/// Checks that a range lies in a region.
+/// Checks that a range lies within a region.
 pub(crate) fn check_range(region: &Region, range: &Range<u64>) -> Result<(), Error> {
     if range.start > range.end || range.end > region.bytes() {
         return Err(Error::Range);
@@ -97,10 +97,10 @@ pub(crate) fn check_range(region: &Region, range: &Range<u64>) -> Result<(), Err
     Ok(())
 }
 
-/// Plain memory, zeros at first, that ends with the process.
+/// Allocates zeroed memory that ends with the process.
 ///
 /// # Errors
-/// `Host`: the machine has none.
+/// `Host`: the machine has no memory.
 pub fn dram(bytes: u64) -> Result<Region, Error> {
     let last = || ipc::Error::System {
         call: "memfd",

@@ -1,16 +1,16 @@
-//! Calls between two nodes over the messages of one connection. Either side may call and serve.
+//! Remote calls between two nodes, over the messages of one connection. Either side may call and serve.
 //!
-//! Each call has a number, a deadline, and a place among a bounded number of calls: a third of the smaller of the two
-//! windows, so that requests, answers and cancellations of both sides always find room and no side waits for the other
-//! in a circle. A call that was given up keeps its place until the other side has answered it, so the bound holds for
-//! the work at the other side too. Deadlines travel as a span: clocks of two nodes are not compared.
+//! Each call has a number, a deadline, and one of a bounded number of slots: a third of the smaller of the two
+//! windows. So the window always has space for requests, answers and cancellations of both sides, and no cycle of
+//! waits can arise. An abandoned call keeps its slot until the other side has answered it, so the bound also holds
+//! for the work at the other side. Deadlines are sent as a span, because the clocks of two nodes are not compared.
 //!
-//! Nobody owns the connection: whoever waits and finds nobody taking takes for all. Locks: `state` only, not across a
-//! wait.
+//! No thread owns the connection: a waiting thread receives for all others if no other thread does. Locks: `state`
+//! only, not across a wait.
 
 use crate::connection::{Connection, Event};
 use crate::error::{Ended, Error};
-use crate::news::News;
+use crate::event_counter::EventCounter;
 use format::wire::{REMOTE_CANCELLED, RemoteHead, RemoteKind};
 use ipc::sync::{Ordering, Word};
 use ipc::{Host, Lock, Time, Waited};
@@ -19,64 +19,64 @@ use std::sync::Arc;
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
-/// Calls over a connection. Clones are the same.
+/// Calls over a connection. Clones refer to the same calls.
 #[derive(Clone)]
 pub struct Rpc(Arc<Shared>);
 
-/// Places in the window that one call can need: a request or an answer each way, and a cancellation.
+/// Number of window slots that one call can need: a request or an answer in each direction, and a cancellation.
 const PLACES: u32 = 3;
 
 struct Shared {
     host: Arc<dyn Host>,
     connection: Connection,
     calls: usize,
-    /// 1 while somebody takes for all.
+    /// 1 while a thread receives for all.
     taking: Word,
-    news: Arc<News>,
-    state: Lock<State>,
+    counter: Arc<EventCounter>,
+    state: Lock<CallTable>,
 }
 
 #[derive(Default)]
-struct State {
+struct CallTable {
     last_id: u64,
     /// Calls of this side that were not answered, or whose answer was not fetched.
-    asked: HashMap<u64, Asked>,
-    /// Requests of the other side that were not answered: true if it gave up.
+    asked: HashMap<u64, OutgoingCall>,
+    /// Requests of the other side that were not answered: true if the call was cancelled.
     serving: HashMap<u64, bool>,
-    requests: VecDeque<Incoming>,
+    requests: VecDeque<IncomingCall>,
     ended: Option<Ended>,
 }
 
 #[derive(Default)]
-struct Asked {
+struct OutgoingCall {
     answer: Option<Answer>,
-    /// Nobody waits for it any more.
+    /// True after the caller has abandoned it.
     given_up: bool,
 }
 
-struct Incoming {
+struct IncomingCall {
     id: u64,
     code: u16,
     until: Option<Time>,
     body: Vec<u8>,
 }
 
-/// What the other side answered.
+/// The answer of the other side.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// How it ended: 0 if it was carried out, else what the two sides have agreed on.
+    /// 0 if the call was executed; otherwise a code of the protocol above.
     pub code: u16,
-    /// The answer.
+    /// The body of the answer.
     pub body: Vec<u8>,
 }
 
-/// A call under way. Dropped without [`Pending::wait`], it is given up without a word to the other side.
+/// A call in progress. Dropping it without [`Pending::wait`] abandons the call without a message to the other side.
 pub struct Pending {
     rpc: Rpc,
     id: u64,
 }
 
-/// A request of the other side. It takes a place until it is answered.
+/// A request of the other side. It occupies a slot until it is answered.
 #[must_use = "a request takes a place until it is answered"]
 pub struct Request {
     rpc: Rpc,
@@ -87,16 +87,16 @@ pub struct Request {
 }
 
 impl Rpc {
-    /// Calls over a connection that carries nothing else.
+    /// Creates calls over a connection, which must carry nothing else.
     pub fn new(host: Arc<dyn Host>, connection: Connection) -> Self {
         let calls = (connection.window() / PLACES).max(1) as usize;
-        let state = Lock::new(host.clone(), State::default());
+        let state = Lock::new(host.clone(), CallTable::default());
         Self(Arc::new(Shared {
             host,
             connection,
             calls,
             taking: Word::new(0),
-            news: News::heard_by(None),
+            counter: EventCounter::new(None),
             state,
         }))
     }
@@ -106,17 +106,17 @@ impl Rpc {
         &self.0.connection
     }
 
-    /// Calls of one side that may be under way.
+    /// Limit of calls of one side in progress.
     pub fn calls_max(&self) -> usize {
         self.0.calls
     }
 
-    /// Bytes of the longest request or answer that the other side takes.
+    /// Bytes of the longest request or answer that the other side accepts.
     pub fn body_bytes_max(&self) -> usize {
         self.0.connection.message_bytes_max() - size_of::<RemoteHead>()
     }
 
-    /// Begins a call, waiting for a place. The other side is told to give up at `until` too.
+    /// Starts a call, waiting for a slot. The other side is told to give up at `until` as well.
     ///
     /// # Errors
     /// `TooLarge`, `TimedOut`, `Interrupted`, `Ended`.
@@ -125,7 +125,7 @@ impl Rpc {
         let id = self.pump(until, |state| {
             (state.asked.len() < calls).then(|| {
                 state.last_id += 1;
-                state.asked.insert(state.last_id, Asked::default());
+                state.asked.insert(state.last_id, OutgoingCall::default());
                 state.last_id
             })
         })?;
@@ -133,13 +133,13 @@ impl Rpc {
         let head = RemoteHead::new(RemoteKind::Request, id, code, left);
         if let Err(error) = self.send(&head, body, until) {
             self.0.state.lock().asked.remove(&id);
-            self.0.news.tell(&*self.0.host);
+            self.0.counter.notify(&*self.0.host);
             return Err(error);
         }
         Ok(Pending { rpc: self.clone(), id })
     }
 
-    /// Calls, and waits for the answer. When the time is over, the other side is told.
+    /// Calls, and waits for the answer. At the deadline the call is cancelled at the other side.
     ///
     /// # Errors
     /// As [`Self::start`].
@@ -147,12 +147,12 @@ impl Rpc {
         self.start(code, body, until)?.wait(until)
     }
 
-    /// The next request of the other side, waited for.
+    /// Waits for the next request of the other side.
     ///
     /// # Errors
     /// `TimedOut`, `Interrupted`, `Ended`.
     pub fn next(&self, until: Option<Time>) -> Result<Request, Error> {
-        let Incoming { id, code, until, body } = self.pump(until, |state| state.requests.pop_front())?;
+        let IncomingCall { id, code, until, body } = self.pump(until, |state| state.requests.pop_front())?;
         Ok(Request { rpc: self.clone(), id, code, until, body })
     }
 
@@ -161,26 +161,26 @@ impl Rpc {
         self.0.connection.send(&message, until).map(|_| ())
     }
 
-    /// Waits until `ready` gives something, taking for all if nobody does.
+    /// Waits until `ready` returns a result; receives for all threads if no other thread does.
     fn pump<T>(
         &self,
         until: Option<Time>,
-        mut ready: impl FnMut(&mut State) -> Option<T>,
+        mut ready: impl FnMut(&mut CallTable) -> Option<T>,
     ) -> Result<T, Error> {
         let shared = &*self.0;
         loop {
-            let seen = shared.news.seen();
-            let Some(_turn) = Turn::new(shared) else {
+            let seen = shared.counter.value();
+            let Some(_turn) = ReceiverTurn::new(shared) else {
                 if let Some(result) = shared.look(&mut ready) {
                     return result;
                 }
-                match shared.news.sleep(&*shared.host, seen, until) {
+                match shared.counter.wait(&*shared.host, seen, until) {
                     Waited::Woken => continue,
                     Waited::TimedOut => return shared.look(&mut ready).unwrap_or(Err(Error::TimedOut)),
                     Waited::Interrupted => return Err(Error::Interrupted),
                 }
             };
-            // With the turn: what was taken before is seen here, what comes later is taken here.
+            // With the turn, no message can arrive between this check and the receive.
             if let Some(result) = shared.look(&mut ready) {
                 return result;
             }
@@ -195,7 +195,7 @@ impl Rpc {
 }
 
 impl Shared {
-    fn look<T>(&self, ready: &mut impl FnMut(&mut State) -> Option<T>) -> Option<Result<T, Error>> {
+    fn look<T>(&self, ready: &mut impl FnMut(&mut CallTable) -> Option<T>) -> Option<Result<T, Error>> {
         let mut state = self.state.lock();
         ready(&mut state).map(Ok).or_else(|| state.ended.map(|why| Err(Error::Ended(why))))
     }
@@ -226,7 +226,7 @@ impl Shared {
                 let within = u64::from(head.within_ms.get());
                 let until = (within > 0).then(|| self.host.now().after(Duration::from_millis(within)));
                 let code = head.code.get();
-                state.requests.push_back(Incoming { id, code, until, body: body.to_vec() });
+                state.requests.push_back(IncomingCall { id, code, until, body: body.to_vec() });
             }
             RemoteKind::Response => match state.asked.get_mut(&id) {
                 Some(asked) if asked.given_up => {
@@ -237,7 +237,7 @@ impl Shared {
                 }
                 _ => return Err("an answer to nothing"),
             },
-            // An unknown one was answered while its cancellation was under way.
+            // Unknown if the answer and the cancellation have crossed.
             RemoteKind::Cancel => {
                 if let Some(given_up) = state.serving.get_mut(&id) {
                     *given_up = true;
@@ -248,30 +248,30 @@ impl Shared {
     }
 }
 
-/// The turn to take from the connection for all.
-struct Turn<'a>(&'a Shared);
+/// The turn to receive from the connection for all threads.
+struct ReceiverTurn<'a>(&'a Shared);
 
-impl<'a> Turn<'a> {
+impl<'a> ReceiverTurn<'a> {
     fn new(shared: &'a Shared) -> Option<Self> {
-        // Acquire: pairs with the Release of the one before.
+        // Acquire: pairs with the Release of the previous turn.
         let won = shared.taking.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed);
         won.is_ok().then(|| Self(shared))
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for ReceiverTurn<'_> {
     fn drop(&mut self) {
-        // Release: pairs with the Acquire of the next.
+        // Release: pairs with the Acquire of the next turn.
         self.0.taking.store(0, Ordering::Release);
-        self.0.news.tell(&*self.0.host);
+        self.0.counter.notify(&*self.0.host);
     }
 }
 
 impl Pending {
-    /// Waits for the answer. When the time is over the call is given up, and the other side is told so.
+    /// Waits for the answer. At the deadline the call is cancelled at the other side.
     ///
     /// # Errors
-    /// `TimedOut`, also if it was the other side that found it late; `Interrupted`, `Ended`.
+    /// `TimedOut`, also if the other side found the call too late; `Interrupted`, `Ended`.
     pub fn wait(self, until: Option<Time>) -> Result<Answer, Error> {
         let id = self.id;
         let answer = self.rpc.pump(until, |state| {
@@ -288,7 +288,7 @@ impl Pending {
         }
     }
 
-    /// Gives the call up, and tells the other side.
+    /// Cancels the call, and tells the other side.
     pub fn cancel(self) {
         let wanted = {
             let state = self.rpc.0.state.lock();
@@ -296,14 +296,14 @@ impl Pending {
         };
         if wanted {
             let head = RemoteHead::new(RemoteKind::Cancel, self.id, 0, 0);
-            // There is room by the count of places; that the connection is over ends the call as well.
+            // The slots reserve space for the cancellation. If the connection has ended, so has the call.
             let _ = self.rpc.send(&head, &[], Some(self.rpc.0.host.now()));
         }
     }
 }
 
 impl Drop for Pending {
-    /// The place is free when the answer has come.
+    /// Abandons the call. Its slot is free when the answer has come.
     fn drop(&mut self) {
         let mut state = self.rpc.0.state.lock();
         let answered = state.asked.get(&self.id).is_some_and(|asked| asked.answer.is_some());
@@ -316,43 +316,43 @@ impl Drop for Pending {
 }
 
 impl Request {
-    /// Which call.
+    /// Number of the called operation.
     pub fn code(&self) -> u16 {
         self.code
     }
 
-    /// What was asked.
+    /// Body of the request.
     pub fn body(&self) -> &[u8] {
         &self.body
     }
 
-    /// When who asked gives up, on this node's clock; none if never.
+    /// The deadline of the caller, on this node's clock; `None` without a deadline.
     pub fn until(&self) -> Option<Time> {
         self.until
     }
 
-    /// True if nobody waits for the answer any more: it was given up, or its time is over.
+    /// True if the caller no longer waits: it has cancelled the call, or the deadline is over.
     pub fn is_cancelled(&self) -> bool {
         let shared = &self.rpc.0;
         let given_up = shared.state.lock().serving.get(&self.id).copied().unwrap_or(true);
         given_up || self.until.is_some_and(|until| shared.host.now() >= until)
     }
 
-    /// Answers.
+    /// Sends the answer.
     ///
     /// # Errors
-    /// `TooLarge`: nothing was sent, and the request still has its place; `TimedOut`, `Interrupted`, `Ended`.
+    /// `TooLarge`: nothing was sent, and the request keeps its slot; `TimedOut`, `Interrupted`, `Ended`.
     pub fn respond(&self, code: u16, body: &[u8], until: Option<Time>) -> Result<(), Error> {
         let limit = self.rpc.body_bytes_max();
         if body.len() > limit {
             return Err(Error::TooLarge { bytes: body.len() as u64, limit: limit as u64 });
         }
-        // The place is free before the other side can know: its next request may come at once.
+        // Frees the slot before the other side can see the answer, because its next request may come at once.
         self.rpc.0.state.lock().serving.remove(&self.id);
         self.rpc.send(&RemoteHead::new(RemoteKind::Response, self.id, code, 0), body, until)
     }
 
-    /// Says that it was not carried out, because nobody waits for it.
+    /// Answers that the call was not executed, because the caller no longer waits.
     ///
     /// # Errors
     /// As [`Self::respond`].
@@ -361,7 +361,7 @@ impl Request {
     }
 }
 
-/// A span as it is sent: at least one millisecond, since 0 means no limit.
+/// A span as it is sent: at least one millisecond, because 0 means no limit.
 fn milliseconds(span: Duration) -> u32 {
     u32::try_from(span.as_millis()).unwrap_or(u32::MAX).max(1)
 }

@@ -1,18 +1,18 @@
-//! What a cluster's nodes have in common and nobody else knows, as a file holds it: which cluster it is, and its key.
+//! The shared secret of a cluster's nodes, in a file: the identity of the cluster, and its key.
 //!
 //! ```text
 //! cluster 00112233445566778899aabbccddeeff
 //! key 0011...eeff
 //! ```
 //!
-//! The file belongs to the user of the daemons, and nobody else reads it: who has it is a node.
+//! Only the daemons' user may read the file: a program that has the key can act as a node.
 
 use crate::handshake::{ClusterKey, Identity};
 use format::NodeId;
 use format::wire::CLUSTER_BYTES;
 use ipc::Host;
 
-/// Bytes of a key.
+/// Bytes of the key.
 const KEY_BYTES: usize = 32;
 
 /// A cluster's identity and key.
@@ -23,12 +23,12 @@ pub struct Secret {
 }
 
 impl Secret {
-    /// That of a new cluster.
+    /// Creates the secret of a new cluster.
     pub fn generate(host: &dyn Host) -> Self {
         Self { cluster: crate::handshake::nonce(host), key: crate::handshake::nonce(host) }
     }
 
-    /// From the text of a file; none if it is not one of these.
+    /// Parses the text of a file; `None` if it has another form.
     pub fn parse(text: &str) -> Option<Self> {
         let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
         let cluster = from_hex(lines.next()?.strip_prefix("cluster ")?)?;
@@ -36,12 +36,12 @@ impl Secret {
         lines.next().is_none().then_some(Self { cluster, key })
     }
 
-    /// As a file holds it.
+    /// The text of the file.
     pub fn text(&self) -> String {
         format!("cluster {}\nkey {}\n", hex(&self.cluster), hex(&self.key))
     }
 
-    /// A node of the cluster.
+    /// The identity of a node of the cluster.
     pub fn identity(&self, node: NodeId) -> Identity {
         Identity { cluster: self.cluster, key: ClusterKey::new(self.key), node }
     }

@@ -1,4 +1,4 @@
-//! The limits of an endpoint: plain data, so that a test can make them tiny.
+//! The limits of an endpoint. They are plain data, so that tests can make them small.
 
 use crate::error::Error;
 use std::time::Duration;
@@ -6,24 +6,25 @@ use std::time::Duration;
 /// Limits of an endpoint and of each of its connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Bytes of the longest message taken from a peer.
+    /// Bytes of the longest message that is accepted from a peer.
     pub message_bytes: u32,
-    /// Messages and immediates that a peer may have under way to here and not yet taken; each has a posted receive.
+    /// Limit of messages and immediates from a peer that are not yet taken; each has a posted receive.
     pub window: u32,
-    /// Operations of this side that may be under way on a connection.
+    /// Limit of operations of this side in progress on a connection.
     pub depth: u32,
-    /// Nanoseconds that a waiter polls at most before it sleeps; see [`ipc::Spin`].
+    /// Longest time for which a waiting thread polls before it sleeps, in nanoseconds; see [`ipc::Spin`].
     pub spin_ns: u32,
-    /// What a handshake may take.
+    /// Time limit of a handshake.
     pub handshake: Duration,
-    /// Connections whose handshake is not done; of those who have shown least the oldest makes room for the next.
+    /// Limit of connections with an unfinished handshake. A new one replaces the oldest of those with the least
+    /// progress.
     pub half_open_max: usize,
-    /// Connections at once.
+    /// Limit of connections.
     pub connections_max: usize,
-    /// A peer that gives no sign of life for so long, though it was asked for one, is gone. None: only a broken
-    /// connection counts.
+    /// The connection of a peer ends if the peer gives no sign of life for this time although it was asked for one.
+    /// `None`: it ends only if it breaks.
     pub silence: Option<Duration>,
-    /// What a close waits at most for its goodbye to leave.
+    /// Longest time for which a close waits for its goodbye to leave.
     pub goodbye: Duration,
 }
 
@@ -43,18 +44,18 @@ impl Default for Settings {
     }
 }
 
-/// A message holds at least the head of a call and something with it.
+/// A message must at least have space for the head of a call and a body.
 pub(crate) const MESSAGE_BYTES_MIN: u32 = 128;
 
-/// One call takes three places: a request or an answer each way, and a cancellation.
+/// One call takes three slots: a request or an answer in each direction, and a cancellation.
 pub(crate) const WINDOW_MIN: u32 = 3;
 
-/// Receives beyond the window, for frames without a place in it: at most two counts of what was taken, a ping, a pong
-/// and a goodbye can be under way.
+/// Receives beyond the window, for frames without a slot in it: at most two counts, a ping, a pong and a goodbye can
+/// be in progress.
 const CONTROL_RECEIVES: u32 = 8;
 
 impl Settings {
-    /// Looks for limits that cannot be.
+    /// Checks for impossible limits.
     pub(crate) fn check(&self) -> Result<(), Error> {
         let right = (MESSAGE_BYTES_MIN..=1 << 20).contains(&self.message_bytes)
             && (WINDOW_MIN..=4096).contains(&self.window)
@@ -64,8 +65,8 @@ impl Settings {
         if right { Ok(()) } else { Err(Error::Unavailable("impossible limits")) }
     }
 
-    pub(crate) fn shape(&self) -> crate::link::Shape {
-        crate::link::Shape {
+    pub(crate) fn shape(&self) -> crate::link::LinkShape {
+        crate::link::LinkShape {
             frame_bytes: self.message_bytes as usize + size_of::<format::wire::FrameHead>(),
             receives: self.window + CONTROL_RECEIVES,
             depth: self.depth + CONTROL_RECEIVES,

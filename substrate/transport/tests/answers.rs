@@ -1,4 +1,4 @@
-//! Who answers each write with one of its own sends nothing else: over tcp the immediates tell what was taken.
+//! A side that answers each write with a write sends no other frames: over tcp the immediates carry the counts.
 
 #![allow(clippy::unwrap_used, reason = "everything here is a test; clippy knows tests by their attribute")]
 
@@ -9,12 +9,12 @@ use support::{Bed, Pair, immediate, message, patient, soon, spawn};
 use transport::{Bytes, Connection, Rights, Ticket, dram};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Writes that are answered: many windows.
+/// Number of answered writes: many windows.
 const ROUNDS: u64 = 1000;
 
 const BYTES: u64 = 8;
 
-/// Lets `here` at memory of `there`.
+/// Grants memory of `there` to `here`.
 fn offer(there: &Connection, here: &Connection) -> WireRegion {
     let granted = there.grant(&dram(BYTES).unwrap(), 0..BYTES, Rights::Write).unwrap();
     there.send(granted.as_bytes(), Some(soon())).unwrap();
@@ -25,7 +25,7 @@ fn write(connection: &Connection, to: &WireRegion) -> Ticket {
     connection.write(Bytes::Inline(&[0; BYTES as usize]), to, 0, Some(0), Some(soon())).unwrap()
 }
 
-/// How many things a connection had posted by then: each has a number.
+/// Number of operations that a connection has posted, read from a ticket.
 fn posted(ticket: Ticket) -> u64 {
     let digits: String = format!("{ticket:?}").chars().filter(char::is_ascii_digit).collect();
     digits.parse().unwrap()
@@ -49,7 +49,7 @@ fn an_answer_tells_what_was_taken() {
     };
     let last = (0..ROUNDS).map(ask).max().unwrap();
     let last_there = answers.join();
-    // One more told of the memory. A frame for each half window would be 62 more.
+    // One more frame told the peer the granted memory. A frame for each half window would be 62 more.
     assert_eq!((last, last_there), (ROUNDS + 1, ROUNDS + 1));
     drop((one, two));
 }

@@ -1,5 +1,4 @@
-//! What every provider has to keep: one list of cases, run on each bed. Started with the name of a bed, it runs that
-//! one only.
+//! The cases that every provider must pass, run on each bed. An argument with the name of a bed selects that one.
 
 #![allow(clippy::unwrap_used, reason = "everything here is a test; clippy knows tests by their attribute")]
 
@@ -213,7 +212,7 @@ fn inline_is_short(bed: &Bed) {
     assert_eq!(immediate(&pair.there), 1);
 }
 
-/// The end of a connection, whatever came before.
+/// Waits for the end of a connection, skipping other events.
 fn end(connection: &transport::Connection) -> Ended {
     loop {
         if let Event::Ended(why) = connection.take(Some(soon())).unwrap() {
@@ -236,7 +235,7 @@ fn outside_is_forbidden(bed: &Bed) {
         if !other_key {
             assert_eq!(result.unwrap_err(), Error::Range);
         }
-        // A hostile peer does not ask its own library.
+        // A hostile peer is not restricted by its own library.
         let forged = WireRegion {
             key: U64::new(if other_key { remote.key.get() ^ 1 } else { remote.key.get() }),
             base: U64::new(remote.base.get().wrapping_add(offset)),
@@ -362,7 +361,7 @@ fn dropped_is_heard(bed: &Bed) {
     assert_eq!(end(&there), Ended::Lost);
 }
 
-/// The error of a connection that cannot come about.
+/// The error of a connection attempt that must fail.
 fn refused(bed: &Bed, one: &Endpoint, to: NodeId, two: &Endpoint) -> Error {
     let listener = bed.inside(2, || two.listen("").unwrap());
     let address = listener.address();
@@ -379,15 +378,15 @@ fn refused(bed: &Bed, one: &Endpoint, to: NodeId, two: &Endpoint) -> Error {
     error
 }
 
-/// Accepts until who comes was refused, and a little longer; gives how many were let in.
+/// Accepts until a peer was refused, and a little longer; returns the number of accepted connections.
 fn serve_nobody(listener: &Listener, refused: &AtomicBool) -> usize {
-    let mut let_in = 0;
+    let mut admit = 0;
     let mut over = false;
     while !over {
         over = refused.load(Ordering::Acquire);
-        let_in += usize::from(listener.accept(Some(in_ms(50))).is_ok());
+        admit += usize::from(listener.accept(Some(in_ms(50))).is_ok());
     }
-    let_in
+    admit
 }
 
 fn refusals(bed: &Bed) {
@@ -487,7 +486,7 @@ fn many_connections(bed: &Bed) {
     for (number, connection) in here.iter().enumerate() {
         connection.send(&number.to_le_bytes(), Some(soon())).unwrap();
     }
-    // Handshakes go on side by side, so the order of the two lists may differ.
+    // Handshakes run concurrently, so the order of the two lists may differ.
     let mut heard: Vec<_> = there.iter().map(message).collect();
     heard.sort_by_key(|bytes| usize::from_le_bytes(bytes[..8].try_into().unwrap()));
     for (number, bytes) in heard.iter().enumerate() {
@@ -526,7 +525,7 @@ fn pool_regions(bed: &Bed) {
     let recorder = pmem::Recorder::new();
     let recorded = recorder.medium().create("mirror", 64 << 10).unwrap();
     match pair.there.grant(&recorded, 0..4096, Rights::Write) {
-        // In process, even the medium on which crashes are enumerated is written like any other.
+        // In process, even the recorded medium of the crash tests can be the target.
         Ok(remote) => {
             pair.here.write(Bytes::Inline(b"record"), &remote, 8, Some(1), Some(soon())).unwrap();
             assert_eq!(immediate(&pair.there), 1);

@@ -1,4 +1,4 @@
-//! When a connection ends, and when it must not: after a pause of this machine, and by two epochs at once.
+//! Cases in which a connection must end or must not: a pause of this machine, and two concurrent epoch changes.
 
 #![allow(clippy::unwrap_used, reason = "everything here is a test; clippy knows tests by their attribute")]
 
@@ -21,12 +21,12 @@ fn who_was_paused_asks_before_it_gives_its_peer_up() {
     let bed = Bed::Local(network.clone());
     let settings = Settings { spin_ns: 1000, silence: Some(silence), ..patient() };
     let pair = Pair::new(&bed, &settings);
-    // In process nobody drives but who waits, so this is a pause of both nodes.
+    // In process only waiting threads drive a link, so this is a pause of both nodes.
     pause(silence + Duration::from_millis(50));
     let way = Duration::from_millis(20);
     network.delay("n1", "n2", way, way);
     network.delay("n2", "n1", way, way);
-    // The ping has left long before its answer is here.
+    // The ping leaves long before its answer arrives.
     assert_eq!(pair.here.take(Some(in_ms(200))), Err(Error::TimedOut));
     assert_eq!(pair.here.ended(), None);
 }

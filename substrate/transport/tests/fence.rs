@@ -1,6 +1,6 @@
-//! The fence: a peer that writes as fast as it can is closed at random instants; from the return of the close on not
-//! one byte of it changes the memory, not while it goes on, not after the memory was registered anew and used for
-//! something else.
+//! The fence: the test closes a connection at random moments while the peer writes at its highest rate. After the
+//! return of the close, no byte of the peer changes the memory, also after the memory was registered again for
+//! another peer.
 
 #![allow(clippy::unwrap_used, reason = "everything here is a test; clippy knows tests by their attribute")]
 
@@ -13,23 +13,23 @@ use support::{Bed, id, soon, spawn};
 use transport::{Bytes, Connection, Endpoint, Error, Event, Listener, Local, Rights, Settings, dram};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Rounds on each bed, of which the full proof runs a thousand.
+/// Number of rounds on each bed; the full proof runs a thousand.
 const ROUNDS: u32 = 60;
 
 const REGION_BYTES: u64 = 256 << 10;
 
-/// The writer's operations: every second one long enough to be cut in the middle.
+/// The writer's operations. Every second one is long enough to be interrupted in the middle.
 const LONG_BYTES: u64 = 48 << 10;
 
 fn rounds() -> u32 {
     if std::env::var_os("HEARTH_PROVE").is_some() { 1000 } else { ROUNDS }
 }
 
-/// Writes until the connection ends; gives the number of writes.
+/// Writes until the connection ends; returns the number of writes.
 fn write_on(connection: &Connection, local: &Local, remote: &WireRegion) -> u64 {
     let mut count = 0u64;
     loop {
-        // Each write has a value of its own, so that no byte is written twice with the same.
+        // Each write has its own value, so no byte is written twice with the same value.
         let fill = count.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let at = fill % (REGION_BYTES - LONG_BYTES);
         let result = if count.is_multiple_of(2) {
@@ -67,7 +67,7 @@ impl Round<'_> {
         (connecting.join(), there)
     }
 
-    /// One close; gives the writes that the peer had begun.
+    /// Runs one close; returns the number of writes that the peer had begun.
     fn run(&self, region: &pmem::Region, number: u32) -> u64 {
         let (here, there) = self.connect();
         let remote = there.grant(region, 0..REGION_BYTES, Rights::Write).unwrap();
@@ -84,7 +84,7 @@ impl Round<'_> {
         }
         there.close();
         let at_close = content(region);
-        // Used anew at once, for another peer, under another key.
+        // Registers the memory at once for another peer, under another key.
         let (next_here, next_there) = self.connect();
         let again = next_there.grant(region, 0..REGION_BYTES, Rights::Write).unwrap();
         assert!(content(region) == at_close, "round {number}: bytes changed after the close");
@@ -106,7 +106,7 @@ impl Round<'_> {
 }
 
 impl Round<'_> {
-    /// One close, of which another thread hears as soon as it may: what it reads then never changes again.
+    /// Runs one close while another thread waits for the end: the memory that it reads then never changes again.
     fn hear(&self, region: &pmem::Region, number: u32) {
         let (here, there) = self.connect();
         let remote = there.grant(region, 0..REGION_BYTES, Rights::Write).unwrap();
@@ -129,7 +129,7 @@ impl Round<'_> {
     }
 }
 
-/// Tells the peer where it may write.
+/// Sends the peer the description of the memory that it may write.
 fn here_is_told(here: &Connection, there: &Connection, remote: &WireRegion) {
     there.send(remote.as_bytes(), Some(soon())).unwrap();
     let told = support::message(here);

@@ -1,5 +1,5 @@
-//! What does nothing costs no processor: a connection that nobody uses, its progress threads, a listener that somebody
-//! waits at, and strangers there that say nothing.
+//! Idle objects use no processor time: an idle connection, its progress threads, a listener with a waiting thread,
+//! and clients of the listener that send nothing.
 
 #![allow(clippy::unwrap_used, reason = "everything here is a test; clippy knows tests by their attribute")]
 
@@ -35,7 +35,7 @@ fn who_does_nothing_costs_nothing() {
     assert!(matches!(listener.accept(Some(in_ms(1500))), Err(Error::TimedOut)));
     let (span, used) = (SystemHost.now().since(start), used() - before);
     println!("{} us of processor time in {} ms", used.as_micros(), span.as_millis());
-    // One thread that does not sleep uses all of it.
+    // A single thread that never sleeps would use all of it.
     assert!(used < span / 10, "{used:?} in {span:?}");
     assert_eq!((here.ended(), there.ended()), (None, None));
     drop(strangers);

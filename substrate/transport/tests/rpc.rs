@@ -1,4 +1,4 @@
-//! Calls: many at once, late, given up, too many, and with a side that does not keep to the rules.
+//! Remote calls: many at once, late, abandoned, too many, and with a peer that violates the protocol.
 
 #![allow(clippy::unwrap_used, reason = "everything here is a test; clippy knows tests by their attribute")]
 
@@ -64,7 +64,7 @@ fn a_late_answer_is_not_waited_for_and_harms_nobody() {
             let late = here.start(round, b"late", Some(in_ms(30))).unwrap();
             assert_eq!(late.wait(Some(in_ms(30))), Err(Error::TimedOut));
             let request = there.next(Some(soon())).unwrap();
-            // Its cancellation comes behind it; the span that came with it has the same effect.
+            // The cancellation follows it; the span in the request has the same effect.
             while !request.is_cancelled() {
                 let _ = there.next(Some(in_ms(1)));
             }
@@ -85,7 +85,7 @@ fn no_more_calls_than_agreed() {
         let (here, there) = rpcs(&pair);
         let pending = [here.start(1, b"", None).unwrap(), here.start(2, b"", None).unwrap()];
         assert!(matches!(here.start(3, b"", Some(in_ms(30))), Err(Error::TimedOut)));
-        // One that was given up keeps its place until it is answered.
+        // An abandoned call keeps its slot until it is answered.
         let [first, second] = pending;
         first.cancel();
         assert!(matches!(here.start(3, b"", Some(in_ms(30))), Err(Error::TimedOut)));

@@ -1,16 +1,18 @@
-//! A live listener over tcp among strangers: raw sockets that say nothing, half a message, garbage, too much, or what
-//! somebody else once said, whole, changed, cut short, at once or a byte at a time; peers with another key or cluster;
-//! and who looks for the provider's own listener behind the door. Nobody of them gets in, memory and descriptors stay
-//! bounded, and legitimate peers go on.
+//! A listener over tcp that unauthenticated clients attack. Raw sockets send nothing, half a message, garbage, too
+//! much, or a recorded handshake: complete, changed, truncated, at once or one byte at a time. Peers use another key
+//! or cluster, and clients look for the provider's listener behind the control listener. None of them gets a
+//! connection, memory and descriptors stay bounded, and legitimate peers are served.
 //!
-//! HEARTH_PROVE=1: more strangers, every bit of a handshake changed, and ten minutes of those that come and go.
+//! HEARTH_PROVE=1: more clients, a change of every bit of a handshake, and ten minutes of clients that come and go.
 
 #![allow(clippy::unwrap_used, reason = "everything here is a test; clippy knows tests by their attribute")]
 
 mod support;
 
 use format::Epoch;
-use format::wire::{DoorHead, DoorKind, Knock, RefusalReason, WIRE_MAGIC, WIRE_VERSION, WireRefusal};
+use format::wire::{
+    ControlHead, ControlKind, RefusalReason, WIRE_MAGIC, WIRE_VERSION, WireRefusal, WireRequest,
+};
 use ipc::Host;
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -18,7 +20,7 @@ use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use support::relay::{CHALLENGE, HEAD, KNOCK, Meddling, SAID, WELCOME, connect_from, hold, meddle, record};
+use support::relay::{CHALLENGE, HEAD, Meddling, REQUEST, SAID, WELCOME, connect_from, hold, meddle, record};
 use support::{Bed, host, id, identity, in_ms, message, soon, spawn};
 use transport::{ClusterKey, Connection, Endpoint, Error, Event, Fabric, Identity, Listener, Settings};
 use zerocopy::{FromZeros, IntoBytes};
@@ -27,7 +29,7 @@ fn proves() -> bool {
     std::env::var_os("HEARTH_PROVE").is_some()
 }
 
-/// Strangers that stay connected at once.
+/// Number of unauthenticated clients that stay connected at once.
 fn strangers() -> usize {
     if proves() { 5000 } else { 1000 }
 }
@@ -36,10 +38,10 @@ fn settings() -> Settings {
     Settings { half_open_max: 8, silence: Some(support::LIMIT), ..Settings::default() }
 }
 
-/// Memory and descriptors are those of the whole process: one test at a time.
+/// One test at a time, because memory and descriptors are measured for the whole process.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// Each half-open socket is a descriptor of this process, twice.
+/// Raises the limit of descriptors: each half-open connection uses two of this process.
 fn raise_descriptors() {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the structure is ours.
@@ -55,7 +57,7 @@ fn resident_kb() -> u64 {
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
-/// Accepts all the time; legitimate peers are answered.
+/// Accepts connections on a thread, and answers legitimate peers.
 struct Service {
     address: String,
     stop: Arc<AtomicBool>,
@@ -72,7 +74,7 @@ impl Service {
         Self { address, stop, thread }
     }
 
-    /// Stops; gives how many were let in.
+    /// Stops the thread; returns the number of accepted connections.
     fn stop(self) -> usize {
         self.stop.store(true, Ordering::SeqCst);
         self.thread.join()
@@ -80,13 +82,13 @@ impl Service {
 }
 
 fn serve(listener: &Listener, stop: &AtomicBool) -> usize {
-    let mut let_in = 0;
+    let mut admit = 0;
     while !stop.load(Ordering::SeqCst) {
         match listener.accept(Some(in_ms(50))) {
             Ok(connection) => {
-                // One that gave up when the handshake was almost done says nothing.
+                // A peer that gave up near the end of its handshake sends nothing.
                 let Ok(Event::Message(said)) = connection.take(Some(soon())) else { continue };
-                let_in += 1;
+                admit += 1;
                 connection.send(&said, Some(soon())).unwrap();
                 connection.close();
             }
@@ -95,7 +97,7 @@ fn serve(listener: &Listener, stop: &AtomicBool) -> usize {
         }
         assert!(listener.half_open() <= 64);
     }
-    let_in
+    admit
 }
 
 fn talk(connection: &Connection) {
@@ -103,7 +105,8 @@ fn talk(connection: &Connection) {
     assert_eq!(message(connection), b"well?");
 }
 
-/// What comes first on a connection of this provider: a head of 16 bytes with the length of what follows, then that.
+/// The first bytes on a connection of this provider: a head of 16 bytes with the length of the payload, then the
+/// payload.
 fn opening(said: &[u8], announced: u16) -> Vec<u8> {
     let mut bytes = vec![3, 0];
     bytes.extend_from_slice(&announced.to_be_bytes());
@@ -112,7 +115,7 @@ fn opening(said: &[u8], announced: u16) -> Vec<u8> {
     bytes
 }
 
-/// Nothing of theirs stays open when they have gone.
+/// Waits until the process has closed the descriptors of all clients that have gone.
 fn await_descriptors(limit: usize) {
     let until = soon();
     while descriptors() > limit {
@@ -128,34 +131,34 @@ fn strangers_cost_little_and_legitimate_peers_go_on() {
     let bed = Bed::Tcp;
     let (one, two) = (bed.endpoint(1, &settings()), bed.endpoint(2, &settings()));
     let service = Service::start(&two);
-    let knock = |at: usize| {
+    let request = |at: usize| {
         let connection = one.connect(&service.address, id(2), soon());
         talk(&connection.unwrap_or_else(|error| panic!("a legitimate peer among {at} strangers: {error}")));
     };
-    knock(0);
+    request(0);
     let (before, before_kb) = (descriptors(), resident_kb());
     let mut silent = Vec::new();
     let garbage: Vec<u8> = (0..4096u32).map(|at| ((at * 131) >> 2) as u8).collect();
-    let like_a_knock = [DoorHead::new(DoorKind::Knock).as_bytes(), &garbage[..54]].concat();
+    let like_a_request = [ControlHead::new(ControlKind::Request).as_bytes(), &garbage[..54]].concat();
     for stranger in 0..strangers() {
         let mut socket = TcpStream::connect(&service.address).unwrap();
-        // Whoever is found out may be hung up on while it still speaks.
+        // The listener may close a connection while the client is still sending.
         let _ = match stranger % 7 {
             0 => Ok(()),
-            1 => socket.write_all(&like_a_knock[..9]),
+            1 => socket.write_all(&like_a_request[..9]),
             2 => socket.write_all(&garbage),
-            3 => socket.write_all(&like_a_knock),
-            4 => socket.write_all(&[&like_a_knock[..6], &[0xff; 4000]].concat()),
+            3 => socket.write_all(&like_a_request),
+            4 => socket.write_all(&[&like_a_request[..6], &[0xff; 4000]].concat()),
             5 => socket.write_all(&opening(&garbage[..54], 54)),
             _ => socket.write_all(b"GET / HTTP/1.1\r\n\r\n"),
         };
         silent.push(socket);
         if stranger % 50 == 0 {
-            knock(stranger);
+            request(stranger);
         }
     }
-    knock(strangers());
-    // Their own ends, and those that are not done.
+    request(strangers());
+    // The clients' own sockets, and the handshakes that are not finished.
     let most = descriptors().saturating_sub(before + silent.len());
     assert!(most <= 64, "{most} descriptors of {} strangers", silent.len());
     let wrong = [
@@ -168,7 +171,7 @@ fn strangers_cost_little_and_legitimate_peers_go_on() {
             assert!(matches!(endpoint.connect(&service.address, id(2), soon()), Err(Error::Refused { .. })));
         }
     }
-    knock(strangers());
+    request(strangers());
     let grown_kb = resident_kb().saturating_sub(before_kb);
     println!("{} strangers, {grown_kb} KB more resident, {most} descriptors", strangers());
     assert!(grown_kb < 16 << 10, "strangers took {grown_kb} KB");
@@ -192,7 +195,7 @@ fn what_was_recorded_opens_no_door() {
         let mut socket = TcpStream::connect(&service.address).unwrap();
         socket.write_all(&said).unwrap();
         socket.set_read_timeout(Some(support::LIMIT)).unwrap();
-        // It is hung up on: no Welcome, no echo of what was said inside.
+        // The listener closes the connection without a Welcome or an echo of the recorded messages.
         let mut heard = Vec::new();
         let _ = socket.read_to_end(&mut heard);
         assert!(!heard.windows(5).any(|part| part == b"well?"), "a recorded handshake was accepted");
@@ -201,11 +204,11 @@ fn what_was_recorded_opens_no_door() {
     assert_eq!(service.stop(), 2, "only the two legitimate connections were let in");
 }
 
-/// What the door says to somebody who says this and no more.
+/// The bytes with which the listener answers a client that sends these bytes and no more.
 fn answer(address: &str, said: &[u8]) -> Vec<u8> {
     let mut socket = TcpStream::connect(address).unwrap();
     socket.set_read_timeout(Some(support::LIMIT)).unwrap();
-    // Whoever is found out may be hung up on while it still speaks.
+    // The listener may close a connection while the client is still sending.
     let _ = socket.write_all(said);
     let _ = socket.shutdown(Shutdown::Write);
     let mut heard = Vec::new();
@@ -213,11 +216,11 @@ fn answer(address: &str, said: &[u8]) -> Vec<u8> {
     heard
 }
 
-/// The refusal at the end of what the door said.
+/// The refusal at the end of an answer.
 fn refusal(heard: &[u8]) -> Option<RefusalReason> {
     let at = heard.len().checked_sub(HEAD + size_of::<WireRefusal>())?;
-    let (kind, body) = DoorHead::decode(&heard[at..]).ok()??;
-    (kind == DoorKind::Refusal).then(|| WireRefusal::decode(body).unwrap().1)
+    let (kind, body) = ControlHead::decode(&heard[at..]).ok()??;
+    (kind == ControlKind::Refusal).then(|| WireRefusal::decode(body).unwrap().1)
 }
 
 #[test]
@@ -226,14 +229,15 @@ fn another_version_is_told_so() {
     let bed = Bed::Tcp;
     let two = bed.endpoint(2, &settings());
     let service = Service::start(&two);
-    let mut knock = Knock::new_zeroed();
-    (knock.magic, knock.version_min, knock.version_max) = (WIRE_MAGIC, WIRE_VERSION + 1, WIRE_VERSION + 2);
-    let newer = [DoorHead::new(DoorKind::Knock).as_bytes(), knock.as_bytes(), &[7; 300]].concat();
+    let mut request = WireRequest::new_zeroed();
+    (request.magic, request.version_min, request.version_max) =
+        (WIRE_MAGIC, WIRE_VERSION + 1, WIRE_VERSION + 2);
+    let newer = [ControlHead::new(ControlKind::Request).as_bytes(), request.as_bytes(), &[7; 300]].concat();
     assert_eq!(refusal(&answer(&service.address, &newer)), Some(RefusalReason::Version));
     assert_eq!(service.stop(), 0);
 }
 
-/// Each from an initiator that lives, so that all before the change is right, and was never heard before.
+/// Each change is made to a live handshake, so that all messages before it are valid and new.
 #[test]
 fn what_was_changed_or_cut_short_opens_no_door() {
     let _alone = ALONE.lock().unwrap_or_else(|other| other.into_inner());
@@ -292,7 +296,7 @@ fn nobody_else_reaches_the_listener_behind_the_door() {
             let connector = one.clone();
             let connecting = spawn("connects", move || connector.connect(&address, id(2), soon()).unwrap());
             let behind = SocketAddr::new(ip.parse().unwrap(), told.recv().unwrap().to);
-            // Nobody answers: not even that there is no listener.
+            // No answer comes, not even a reset for a closed port.
             let strangers: Vec<_> = (0..4)
                 .map(|_| {
                     spawn("strange", move || TcpStream::connect_timeout(&behind, Duration::from_millis(150)))
@@ -305,7 +309,7 @@ fn nobody_else_reaches_the_listener_behind_the_door() {
             go.send(()).unwrap();
             talk(&connecting.join());
             holding.join();
-            // It listened for one.
+            // The listener accepts one connection only.
             let error = TcpStream::connect_timeout(&behind, Duration::from_millis(500)).map(|_| ());
             assert!(error.is_err(), "a listener stayed");
         }
@@ -336,8 +340,8 @@ fn who_was_welcome_and_does_not_come_leaves_nothing() {
     assert_eq!(service.stop(), 2);
 }
 
-/// On one machine even the port can be had that a peer has bound: then the entry is wanting, and what came instead of
-/// the peer's connection leaves nothing behind, whatever it said.
+/// On one machine a program can even use the port that a peer has bound. Then it lacks the connect token, and its
+/// connection leaves no state behind, whatever it sends.
 #[test]
 fn who_comes_in_the_place_of_a_peer_gets_no_further() {
     let _alone = ALONE.lock().unwrap_or_else(|other| other.into_inner());
@@ -359,17 +363,17 @@ fn who_comes_in_the_place_of_a_peer_gets_no_further() {
         let behind = SocketAddr::from(([127, 0, 0, 1], agreed.to));
         let mut imposter = connect_from(agreed.from, behind).unwrap();
         imposter.write_all(said).unwrap();
-        // Long enough to be heard.
+        // Long enough for the listener to process it.
         let _ = ipc::SystemHost.wait(&ipc::Word::new(0), 0, Some(in_ms(50)));
         go.send(()).unwrap();
-        // Once the provider has hung up on the other, the port is the peer's again.
+        // After the provider has closed the other connection, the peer can use its port again.
         if let Ok(connection) = connecting.join() {
             talk(&connection);
             served += 1;
         }
         holding.join();
         imposter.set_read_timeout(Some(support::LIMIT)).unwrap();
-        // The provider hangs up, at the latest when the invitation is over.
+        // The provider closes the connection at the latest when the peer listener is closed.
         let ended = imposter.read_to_end(&mut Vec::new()).map_err(|error| error.kind());
         assert_ne!(ended, Err(std::io::ErrorKind::WouldBlock), "it was kept: {said:?}");
         drop(imposter);
@@ -381,7 +385,7 @@ fn who_comes_in_the_place_of_a_peer_gets_no_further() {
     assert_eq!(service.stop(), served);
 }
 
-/// Numbers that look random, the same in every run.
+/// Pseudo-random numbers, the same in every run.
 struct Numbers(u64);
 
 impl Numbers {
@@ -391,26 +395,26 @@ impl Numbers {
     }
 }
 
-/// A stranger that says its piece a few bytes at a time.
+/// A client that sends its bytes a few at a time.
 struct Slow {
     socket: TcpStream,
     rest: Vec<u8>,
 }
 
 impl Slow {
-    /// What it says is made of what a legitimate peer said: the first `knock` bytes are its knock.
-    fn new(address: &str, said: &[u8], knock: usize, numbers: &mut Numbers) -> Self {
+    /// Derives the bytes from a recorded handshake, of which the first `request` bytes are the request.
+    fn new(address: &str, said: &[u8], request: usize, numbers: &mut Numbers) -> Self {
         let mut all = said.to_vec();
-        // What is said at once; the rest comes slowly.
+        // Sends some bytes at once, and the rest slowly.
         let mut at_once = 0;
         match numbers.below(7) {
-            // Replayed, all of it.
+            // A complete replay.
             0 => at_once = all.len(),
-            // A knock that is right, and then a handshake that never ends.
-            1 => at_once = knock,
-            // Nothing comes quickly.
+            // A valid request, then a handshake that never ends.
+            1 => at_once = request,
+            // Sends no bytes at once.
             2 => {}
-            // Changed somewhere: other versions, clusters, lengths, kinds among them.
+            // A changed byte: among others in versions, clusters, lengths and kinds.
             3 => {
                 for _ in 0..=numbers.below(3) {
                     let at = numbers.below(all.len());
@@ -418,28 +422,28 @@ impl Slow {
                 }
                 at_once = all.len();
             }
-            // Cut short.
+            // A truncated handshake.
             4 => {
                 all.truncate(numbers.below(all.len()));
                 at_once = all.len();
             }
-            // A right knock, then garbage.
+            // A valid request, then garbage.
             5 => {
-                all.truncate(knock);
+                all.truncate(request);
                 all.extend((0..numbers.below(3000)).map(|_| numbers.below(256) as u8));
                 at_once = all.len();
             }
-            // A message that says it is huge.
+            // A message with a huge length.
             _ => {
-                all.truncate(knock);
-                all.extend_from_slice(DoorHead::new(DoorKind::Hello).as_bytes());
+                all.truncate(request);
+                all.extend_from_slice(ControlHead::new(ControlKind::Hello).as_bytes());
                 all.resize(all.len() - 2, 0xff);
                 all.resize(all.len() + 4096, 0xff);
                 at_once = all.len();
             }
         }
         let mut socket = TcpStream::connect(address).unwrap();
-        // A thousand a second that end in order would use up every port.
+        // Resets on close: a thousand orderly closes a second would use up all ports.
         let linger = libc::linger { l_onoff: 1, l_linger: 0 };
         let bytes = libc::socklen_t::try_from(size_of::<libc::linger>()).unwrap();
         // SAFETY: the option's value is read only.
@@ -454,13 +458,13 @@ impl Slow {
 
     fn say_one_byte(&mut self) {
         if let Some(byte) = self.rest.first().copied() {
-            // Whoever was hung up on says no more.
+            // A client whose connection was closed sends no more.
             self.rest.drain(..if self.socket.write_all(&[byte]).is_ok() { 1 } else { self.rest.len() });
         }
     }
 }
 
-/// Descriptors that this process has open.
+/// Number of open descriptors of this process.
 fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
@@ -478,7 +482,7 @@ fn strangers_come_and_go_all_the_time() {
     talk(&one.connect(&address, id(2), soon()).unwrap());
     recorder.join();
     let said = said.lock().unwrap().clone();
-    // One that was there before them goes on all the time.
+    // A connection that existed before the attack is used all the time.
     let (before, after) = support::join(&bed, &one, &two);
     let (descriptors_before, before_kb) = (descriptors(), resident_kb());
     let mut numbers = Numbers(7);
@@ -486,7 +490,7 @@ fn strangers_come_and_go_all_the_time() {
     let (mut came, mut served, mut refused, mut slowest) = (0, 0, 0, std::time::Duration::ZERO);
     let end = in_ms(seconds * 1000);
     while ipc::SystemHost.now() < end {
-        strangers.push_back(Slow::new(&service.address, &said, KNOCK, &mut numbers));
+        strangers.push_back(Slow::new(&service.address, &said, REQUEST, &mut numbers));
         came += 1;
         if strangers.len() > at_once {
             let gone = numbers.below(strangers.len());
@@ -498,7 +502,7 @@ fn strangers_come_and_go_all_the_time() {
         }
         if came % 25 == 0 {
             let began = ipc::SystemHost.now();
-            // Strangers with a recorded knock take room from it for a moment: then it comes again.
+            // Clients with a recorded request may occupy all slots for a moment: then the peer tries again.
             let mut why = Vec::new();
             let connection = (0..20).find_map(|_| {
                 one.connect(&service.address, id(2), soon()).map_err(|error| why.push(error)).ok()
@@ -524,10 +528,10 @@ fn strangers_come_and_go_all_the_time() {
         descriptors()
     );
     assert!(most_kb.saturating_sub(before_kb) < 16 << 10, "strangers took memory");
-    // The recorded one, and those that were counted; a connection that was refused half way may have got in.
-    let let_in = service.stop();
+    // The recorded connection, and those that were counted; a connection refused half way may have been accepted.
+    let admit = service.stop();
     assert!(
-        let_in > served && let_in <= 1 + served + refused,
-        "{let_in} were let in, {served} legitimate, {refused}"
+        admit > served && admit <= 1 + served + refused,
+        "{admit} were let in, {served} legitimate, {refused}"
     );
 }

@@ -1,5 +1,6 @@
-//! Who posts and polls does the work itself: the progress threads of both ends look now and then whether it still
-//! does, and are not woken for each thing that is done. Were they, a stream over tcp would go at half its speed.
+//! A user that posts and polls handles its completions itself. The progress threads of both ends only check now and
+//! then whether it still polls, and are not woken for each completion, which would halve the rate of a stream over
+//! tcp.
 
 #![allow(clippy::unwrap_used, reason = "everything here is a test; clippy knows tests by their attribute")]
 
@@ -15,15 +16,15 @@ use zerocopy::{FromBytes, IntoBytes};
 const BYTES: u64 = 65_536;
 const WRITES: u64 = 8000;
 
-/// Writes of which one has an immediate.
+/// Number of writes for each write with an immediate.
 const TOLD: u64 = 16;
 
-/// How often the progress threads of this process went to sleep.
+/// Number of times the progress threads of this process went to sleep.
 fn sleeps_of_progress_threads() -> u64 {
     let mut sum = 0;
     for thread in fs::read_dir("/proc/self/task").unwrap() {
         let folder = thread.unwrap().path();
-        // A thread may end meanwhile.
+        // A thread may end between the two calls.
         let Ok(name) = fs::read_to_string(folder.join("comm")) else { continue };
         let Ok(status) = fs::read_to_string(folder.join("status")) else { continue };
         if name.trim() == "transport" {
@@ -67,6 +68,7 @@ fn a_stream_leaves_the_progress_threads_alone() {
     here.close();
     taker.unwrap().join().unwrap();
     println!("{WRITES} writes in {ms} ms, the progress threads slept {sleeps} times");
-    // Each looks once a millisecond at most; a third of all writes woke them when they were at it too.
+    // Each thread checks once a millisecond at most. If the threads handled completions too, a third of all writes
+    // would wake them.
     assert!(sleeps < 4 * ms + WRITES / 20, "{sleeps} in {ms} ms");
 }

@@ -1,44 +1,46 @@
-//! What the user of a connection calls: each waits for its turn and its room in `Core`, which knows the rules.
+//! The public operations of a connection. Each waits for its turn and for space in `ConnectionCore`, which holds the
+//! rules.
 
 use super::*;
 
 impl Connection {
-    pub(crate) fn new(core: Arc<Core>) -> Self {
+    pub(crate) fn new(core: Arc<ConnectionCore>) -> Self {
         Self(core)
     }
 
-    /// The node at the other end, as the handshake proved it.
+    /// The peer's node id, as the handshake has proved it.
     pub fn node(&self) -> NodeId {
         self.agreed().node
     }
 
-    /// Whether the two are the same connection.
+    /// True if both refer to the same connection.
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// The epoch for which the connection holds.
+    /// The epoch for which the connection is valid.
     pub fn epoch(&self) -> Epoch {
         self.agreed().epoch
     }
 
-    /// The version of the protocol that is spoken.
+    /// The protocol version in use.
     pub fn version(&self) -> u8 {
         self.agreed().version
     }
 
-    /// Bytes of the longest message in either direction: the smaller of what the two sides take, so both say the same.
+    /// Bytes of the longest message in either direction: the smaller limit of the two sides, so both sides return the
+    /// same.
     pub fn message_bytes_max(&self) -> usize {
         self.agreed().window.message_bytes.min(self.0.settings.message_bytes) as usize
     }
 
-    /// Messages and immediates that may be under way in either direction: the smaller of the two windows, so both
-    /// sides say the same.
+    /// Number of messages and immediates that may be in progress in either direction: the smaller of the two windows,
+    /// so both sides return the same.
     pub fn window(&self) -> u32 {
         self.agreed().window.window.min(self.0.settings.window)
     }
 
-    /// Ends it with a reason of one's own.
+    /// Ends the connection with a given reason.
     pub(crate) fn end(&self, why: Ended) {
         self.0.end(why);
     }
@@ -47,7 +49,7 @@ impl Connection {
         self.0.peer()
     }
 
-    /// Why the connection is over, if it is.
+    /// The reason of the end, if the connection has ended.
     pub fn ended(&self) -> Option<Ended> {
         self.0.ended()
     }
@@ -55,7 +57,7 @@ impl Connection {
     /// Sends a message.
     ///
     /// # Errors
-    /// `TooLarge`; `Ended`; `TimedOut` and `Interrupted` while waiting for room: then nothing was sent.
+    /// `TooLarge`; `Ended`; `TimedOut` and `Interrupted` while waiting for space: then nothing was sent.
     pub fn send(&self, message: &[u8], until: Option<Time>) -> Result<Ticket, Error> {
         let limit = self.message_bytes_max();
         if message.len() > limit {
@@ -64,8 +66,8 @@ impl Connection {
         self.0.submit(until, true, |core, state| core.post_frame(state, FrameKind::Message, message))
     }
 
-    /// Writes into memory that the peer granted, `offset` bytes after its start. With an immediate, the peer is told
-    /// when all of it is in place; without, it is not told.
+    /// Writes into memory that the peer has granted, `offset` bytes after its start. With an immediate, the peer is
+    /// notified when all bytes are in place; without one, it is not notified.
     ///
     /// # Errors
     /// `Range`, `TooLarge` (inline), `Foreign`; as [`Self::send`].
@@ -88,7 +90,7 @@ impl Connection {
         self.0.submit(until, immediate.is_some(), |core, state| core.post_write(state, &from, to, immediate))
     }
 
-    /// Reads memory that the peer granted, from `offset` bytes after its start.
+    /// Reads memory that the peer has granted, from `offset` bytes after its start.
     ///
     /// # Errors
     /// As [`Self::write`].
@@ -102,7 +104,7 @@ impl Connection {
     ) -> Result<Ticket, Error> {
         self.check_local(into, &range)?;
         let from = part(from, offset, range.end - range.start)?;
-        let work = Work::Read { into, range, from };
+        let work = Operation::Read { into, range, from };
         self.0.submit(until, false, |core, state| core.post(state, &work, Some(into)))
     }
 
@@ -113,7 +115,7 @@ impl Connection {
         check_range(local.region(), range)
     }
 
-    /// Waits until this operation and all before it are done.
+    /// Waits until this operation and all earlier ones are complete.
     ///
     /// # Errors
     /// `Ended`, `TimedOut`, `Interrupted`.
@@ -127,7 +129,7 @@ impl Connection {
         })
     }
 
-    /// The next message, immediate, or the end, waited for.
+    /// Waits for the next message, immediate, or the end of the connection.
     ///
     /// # Errors
     /// `TimedOut`, `Interrupted`; `Ended` after the end was reported.
@@ -137,16 +139,17 @@ impl Connection {
             let Some(event) = state.inbox.pop_front() else { return report_end(&mut state) };
             state.taken = state.taken.wrapping_add(1);
             if state.taken.wrapping_sub(state.told) >= (core.settings.window / 2).max(1) {
-                state.owes.taken = true;
-                core.pay(&mut state);
+                state.due.taken = true;
+                core.send_due(&mut state);
             }
             Some(Ok(event))
         })
     }
 
-    /// Lets the peer at a part of `region` until this connection ends: there is no other way to take the right back,
-    /// because a fabric may be in the middle of a write that it allowed. What it answers is told to the peer in a
-    /// message. Over libfabric its key is all that protects it: another peer of this endpoint that knows it may use it.
+    /// Grants the peer access to a part of `region` until this connection ends. A grant cannot be revoked earlier,
+    /// because the fabric may be executing a write that it has already allowed. The caller sends the returned
+    /// description to the peer in a message. Over libfabric only the key protects the memory: another peer of this
+    /// endpoint that knows the key can use it.
     ///
     /// # Errors
     /// `Range`, `Memory`, `Ended`, `Provider`.
@@ -162,23 +165,22 @@ impl Connection {
             Some(why) => {
                 drop(state);
                 drop(handle);
-                // Nobody hears of the end before.
+                // The end is reported only after the fence, so this call waits for it.
                 self.0.fence();
                 Err(Error::Ended(why))
             }
         }
     }
 
-    /// Closes: says goodbye, then ends the peer's rights. When this returns, on whichever thread, no byte of the peer
-    /// reaches memory of this side through this connection any more, and everything granted on it may be used for
-    /// something else.
+    /// Closes the connection: sends a goodbye, then ends the peer's access. After the return, also on another thread,
+    /// no byte of the peer reaches memory of this side through this connection, and all granted memory may be reused.
     pub fn close(&self) {
-        self.0.say_goodbye();
+        self.0.send_goodbye();
         self.0.end(Ended::ClosedHere);
     }
 }
 
-fn report_end(state: &mut Guard<'_, State>) -> Option<Result<Event, Error>> {
+fn report_end(state: &mut Guard<'_, ConnectionState>) -> Option<Result<Event, Error>> {
     let why = state.ended?;
     if std::mem::replace(&mut state.end_told, true) {
         return Some(Err(Error::Ended(why)));
@@ -186,7 +188,7 @@ fn report_end(state: &mut Guard<'_, State>) -> Option<Result<Event, Error>> {
     Some(Ok(Event::Ended(why)))
 }
 
-/// A part of granted memory.
+/// The description of a part of granted memory.
 fn part(region: &WireRegion, offset: u64, bytes: u64) -> Result<WireRegion, Error> {
     let end = offset.checked_add(bytes).ok_or(Error::Range)?;
     let base = region.base.get().checked_add(offset).ok_or(Error::Range)?;

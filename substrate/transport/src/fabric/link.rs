@@ -1,20 +1,20 @@
 //! One connection over libfabric.
 //!
-//! Its two halves are used under a lock each: `completions` by whoever drives, `posting` by whoever posts. Both are
-//! held when it is closed, so that afterwards no call is made on either: with FI_EP_MSG the close of the endpoint ends
-//! what the peer can do through it (tcp: its socket is read no more; verbs: its queue pair is gone), and nothing of
-//! the provider touches the buffers any more.
+//! An endpoint has two halves, each used under a lock: `completions` by the driving thread, `posting` by posting
+//! threads. A close takes both locks, so no call on either half follows it. With FI_EP_MSG the close of the endpoint
+//! ends the peer's access (tcp: its socket is no longer read; verbs: its queue pair is destroyed), and the provider
+//! no longer touches the buffers.
 //!
-//! Who waits polls its own completions; while nobody does, the descriptors of the queue are armed in the progress
-//! thread's set, for one event. Locks: `completions`, then the state of the connection above, then `posting` or
-//! `pending`.
+//! A waiting thread polls its own completions. While no thread waits, the descriptors of the queue are armed in the
+//! progress thread's set, for one event. Locks: `completions`, then the state of the connection above, then `posting`
+//! or `pending`.
 
 use super::Running;
 use super::sys::{Completion, DONE, Domain, FRAME, IMMEDIATE, Piece, RawEndpoint, Registered, View};
 use crate::error::{Ended, Error};
-use crate::link::{Arrival, Driver, Immediate, Link, Shape, Work};
+use crate::event_counter::EventCounter;
+use crate::link::{Arrival, Driver, Immediate, Link, LinkShape, Operation};
 use crate::memory::{Bytes, INLINE_BYTES_MAX, Local, Rights};
-use crate::news::News;
 use format::wire::WireRegion;
 use ipc::sync::{Ordering, Word};
 use ipc::{Lock, Time};
@@ -25,22 +25,22 @@ use std::ops::Range;
 use std::sync::{Arc, Weak};
 use zerocopy::little_endian::U64;
 
-/// Frames too long to be inline that may be on their way out at once.
+/// Limit of frames in progress that are too long to be inline.
 const SEND_BUFFERS: usize = 16;
 
-/// Completions read at once.
+/// Number of completions read in one call.
 const BATCH: usize = 16;
 
-/// Batches taken before other threads have a turn.
+/// Number of batches taken before other threads have a turn.
 const BATCHES_MAX: usize = 16;
 
-/// Contexts of receives: bit 63, and the number of the buffer. Others hold the number of the work, and in the low bits
-/// the send buffer that is free when it is done, from 1.
+/// Contexts of receives: bit 63, and the number of the buffer. Other contexts: the number of the operation, and in
+/// the low bits the number, from 1, of the send buffer that it frees.
 const RECEIVE: u64 = 1 << 63;
 const BUFFER_BITS: u32 = 8;
 
-/// What happened to the connection as a whole, told by the progress thread.
-pub(super) enum Pending {
+/// An event of the connection as a whole, passed on by the progress thread.
+pub(super) enum LinkEvent {
     Up,
     Refused(Vec<u8>),
     Ended(Ended),
@@ -50,35 +50,35 @@ pub(crate) struct FabricLink {
     running: Arc<Running>,
     pub(super) id: u64,
     raw: RawEndpoint,
-    shape: Shape,
-    news: Arc<News>,
+    shape: LinkShape,
+    counter: Arc<EventCounter>,
     /// Receive buffers, then send buffers.
     buffers: Registered,
-    completions: Lock<Half>,
-    posting: Lock<Posting>,
-    pending: Lock<VecDeque<Pending>>,
-    /// 1 while there may be some.
+    completions: Lock<CompletionHalf>,
+    posting: Lock<PostingHalf>,
+    pending: Lock<VecDeque<LinkEvent>>,
+    /// 1 while `pending` may contain events.
     has_pending: Word,
     driver: Lock<Option<Weak<dyn Driver>>>,
-    /// 1 once it is connected.
+    /// 1 after the connection is up.
     up: Word,
-    /// How often somebody drove it.
+    /// Number of calls of `drive`.
     pub(super) driven: Word,
-    /// What that was when the progress thread last looked.
+    /// The value of `driven` when the progress thread last checked it.
     pub(super) seen: Word,
 }
 
-struct Half {
+struct CompletionHalf {
     open: bool,
-    /// Where completions are read to.
+    /// Buffer for completions.
     batch: [Completion; BATCH],
-    /// The descriptors that are in the progress thread's set.
+    /// The descriptors that the progress thread's set contains.
     set: Vec<i32>,
 }
 
-struct Posting {
+struct PostingHalf {
     open: bool,
-    /// Send buffers that are free.
+    /// Free send buffers.
     free: Vec<usize>,
 }
 
@@ -88,12 +88,12 @@ unsafe impl Send for FabricLink {}
 unsafe impl Sync for FabricLink {}
 
 impl FabricLink {
-    /// Takes over an endpoint that is neither connected nor accepted, and posts its receives.
+    /// Takes ownership of an endpoint that is neither connected nor accepted, and posts its receives.
     pub fn new(
         running: &Arc<Running>,
         raw: RawEndpoint,
-        shape: Shape,
-        news: Arc<News>,
+        shape: LinkShape,
+        counter: Arc<EventCounter>,
     ) -> Result<Arc<Self>, Error> {
         let host = running.host().clone();
         let receives = shape.receives as usize;
@@ -104,19 +104,19 @@ impl FabricLink {
         let buffers = match link {
             Ok(buffers) => buffers,
             Err(error) => {
-                // SAFETY: nobody else has it.
+                // SAFETY: it has no other user.
                 unsafe { raw.close() };
                 return Err(error);
             }
         };
-        let half = Half { open: true, batch: [Completion::default(); BATCH], set: Vec::new() };
-        let posting = Posting { open: true, free: (0..SEND_BUFFERS).collect() };
+        let half = CompletionHalf { open: true, batch: [Completion::default(); BATCH], set: Vec::new() };
+        let posting = PostingHalf { open: true, free: (0..SEND_BUFFERS).collect() };
         let link = Arc::new(Self {
             id: running.next_id(),
             running: running.clone(),
             raw,
             shape,
-            news,
+            counter,
             buffers,
             completions: Lock::new(host.clone(), half),
             posting: Lock::new(host.clone(), posting),
@@ -133,7 +133,7 @@ impl FabricLink {
         Ok(link)
     }
 
-    /// What names it in the provider's events.
+    /// The address of the raw endpoint, which identifies it in the provider's events.
     pub(super) fn name(&self) -> usize {
         self.raw.posting as usize
     }
@@ -152,15 +152,15 @@ impl FabricLink {
         unsafe { self.raw.connect(ip, port, said) }
     }
 
-    /// The progress thread has something for it.
-    pub(super) fn push(&self, pending: Pending) {
-        if matches!(pending, Pending::Up) {
-            // Release: pairs with the load where a completion failed.
+    /// Adds an event of the progress thread.
+    pub(super) fn push(&self, pending: LinkEvent) {
+        if matches!(pending, LinkEvent::Up) {
+            // Release: pairs with the load after a failed completion.
             self.up.store(1, Ordering::Release);
         }
         let mut queue = self.pending.lock();
         queue.push_back(pending);
-        // Relaxed: whoever is told afterwards looks again, and the lock is what orders the rest.
+        // Relaxed: the notification makes a thread look again, and the lock orders the rest.
         self.has_pending.store(1, Ordering::Relaxed);
     }
 
@@ -168,7 +168,7 @@ impl FabricLink {
         self.driver.lock().as_ref().and_then(Weak::upgrade)
     }
 
-    /// Posts a receive; there is always room, since no more are posted than the endpoint was made for.
+    /// Posts a receive. The queue always has space, because the endpoint was created for this number of receives.
     fn repost(&self, buffer: u64) -> Result<(), Error> {
         let index = usize::try_from(buffer).expect("the number of a buffer");
         assert!(index < self.shape.receives as usize, "a receive of ours");
@@ -190,7 +190,7 @@ impl FabricLink {
         take: &mut dyn FnMut(Arrival<'_>),
     ) -> Result<(), Ended> {
         if completion.error != 0 {
-            // A connection that never was takes its receives back before it says why. Acquire: pairs with `push`.
+            // A refused connection returns its receives before the event with the reason. Acquire: pairs with `push`.
             if self.up.load(Ordering::Acquire) == 0 {
                 return Ok(());
             }
@@ -214,7 +214,8 @@ impl FabricLink {
                 }
                 let index = usize::try_from(buffer).expect("the number of a buffer");
                 let piece = self.buffers.piece(index * self.shape.frame_bytes, bytes);
-                // SAFETY: the receive is used up and not posted again until this was taken: nobody writes there.
+                // SAFETY: the receive is used up and posted again only after `take` has returned, so no thread writes
+                // the bytes.
                 take(Arrival::Frame(unsafe { std::slice::from_raw_parts(piece.start, bytes) }));
                 self.repost(buffer).map_err(|_| Ended::Lost)?;
             }
@@ -229,7 +230,7 @@ impl FabricLink {
         Ok(())
     }
 
-    /// An immediate as this provider carried it: the user's half, and the count if there is room for it.
+    /// Splits an immediate: the user's half, and the count if the provider has space for it.
     fn immediate(&self, carried: u64) -> Immediate {
         let (value, taken) = (carried & u64::from(u32::MAX), carried >> u32::BITS);
         Immediate { value: value as u32, taken: self.counts_along().then_some(taken as u32) }
@@ -245,14 +246,14 @@ impl FabricLink {
         drop(queue);
         let Some(pending) = next else { return false };
         match &pending {
-            Pending::Up => take(Arrival::Up),
-            Pending::Refused(said) => take(Arrival::Refused(said)),
-            Pending::Ended(why) => take(Arrival::Ended(*why)),
+            LinkEvent::Up => take(Arrival::Up),
+            LinkEvent::Refused(said) => take(Arrival::Refused(said)),
+            LinkEvent::Ended(why) => take(Arrival::Ended(*why)),
         }
         true
     }
 
-    /// A frame: short ones are copied by the provider, longer ones go through a buffer of ours.
+    /// Posts a frame: the provider copies a short one; a longer one goes through a send buffer.
     fn post_frame(&self, number: u64, head: &[u8], body: &[u8]) -> Result<bool, Error> {
         let bytes = head.len() + body.len();
         if bytes > self.shape.frame_bytes {
@@ -280,7 +281,8 @@ impl FabricLink {
             (piece, slot + 1)
         };
         let context = number << BUFFER_BITS | slot as u64;
-        // SAFETY: open, and locked; what is not copied is a buffer that stays ours until its completion.
+        // SAFETY: open, and locked; a frame that is not copied lies in a buffer that is reserved until its
+        // completion.
         let posted = unsafe { self.raw.send(&piece, context, inline) };
         if slot > 0 && !matches!(posted, Ok(true)) {
             posting.free.push(slot - 1);
@@ -313,16 +315,16 @@ impl FabricLink {
             Bytes::Registered(local, range) => {
                 let piece = piece_of(local, range);
                 let short = piece.bytes <= self.running.inline_bytes();
-                // SAFETY: open, and locked; whoever posts holds the memory until it is done.
+                // SAFETY: open, and locked; the operation in progress keeps the memory alive until it is done.
                 unsafe { self.raw.write(&piece, remote, context, short, immediate) }
             }
         }
     }
 }
 
-/// Whether one of them has what it waits for.
+/// True if one of the descriptors is ready.
 fn is_ready(descriptors: &mut [libc::pollfd]) -> bool {
-    // SAFETY: the descriptors are ours, and only what came of each is written.
+    // SAFETY: the descriptors are ours, and only their returned events are written.
     unsafe { libc::poll(descriptors.as_mut_ptr(), descriptors.len() as libc::nfds_t, 0) > 0 }
 }
 
@@ -333,8 +335,8 @@ fn piece_of(local: &Local, range: &Range<u64>) -> Piece {
 }
 
 impl Link for FabricLink {
-    fn news(&self) -> &Arc<News> {
-        &self.news
+    fn counter(&self) -> &Arc<EventCounter> {
+        &self.counter
     }
 
     fn attach(&self, driver: Weak<dyn Driver>) {
@@ -345,18 +347,19 @@ impl Link for FabricLink {
         self.running.facts().immediate_bytes >= 8
     }
 
-    fn post(&self, number: u64, work: &Work<'_>) -> Result<bool, Error> {
+    fn post(&self, number: u64, work: &Operation<'_>) -> Result<bool, Error> {
         match work {
-            Work::Frame(head, body) => self.post_frame(number, head, body),
-            Work::Write { from, to, immediate } => self.post_write(number, from, to, *immediate),
-            Work::Read { into, range, from } => {
+            Operation::Frame(head, body) => self.post_frame(number, head, body),
+            Operation::Write { from, to, immediate } => self.post_write(number, from, to, *immediate),
+            Operation::Read { into, range, from } => {
                 let posting = self.posting.lock();
                 if !posting.open {
                     return Err(Error::Ended(Ended::Lost));
                 }
                 let piece = piece_of(into, range);
                 let remote = (from.base.get(), from.key.get());
-                // SAFETY: open, and locked; whoever posts holds the memory until it is done, and lends it to nobody.
+                // SAFETY: open, and locked; the operation in progress keeps the memory alive until it is done, and no
+                // slice of it exists.
                 unsafe { self.raw.read(&piece, remote, number << BUFFER_BITS) }
             }
         }
@@ -367,14 +370,14 @@ impl Link for FabricLink {
         if !completions.open {
             return false;
         }
-        // Relaxed: only tells that somebody drives; only who drives changes it.
+        // Relaxed: only shows that the link was driven, and only the driving thread changes it.
         self.driven.store(self.driven.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         let mut moved = false;
         for _ in 0..BATCHES_MAX {
             // SAFETY: open, and locked.
             let count = unsafe { self.raw.completions(&mut completions.batch) };
             if count == 0 {
-                // What was said of the connection as a whole comes after everything that arrived on it.
+                // Events of the connection as a whole come after everything that arrived on it.
                 return self.take_pending(take) || moved;
             }
             moved = true;
@@ -384,7 +387,7 @@ impl Link for FabricLink {
                     return true;
                 }
             }
-            // To look again costs system calls, and whoever drives has something to do first.
+            // Checking again costs system calls, and the driving thread first handles what it has.
             if count < BATCH {
                 return true;
             }
@@ -408,7 +411,7 @@ impl Link for FabricLink {
         let (mut descriptors, count) = unsafe { self.raw.descriptors() };
         let descriptors = &mut descriptors[..count];
         assert!(!descriptors.is_empty(), "a queue that is asked can be waited for");
-        // Bytes that move but complete nothing yet are no reason to sleep.
+        // Bytes may move without completing an operation: the caller must drive again.
         if is_ready(descriptors) {
             return false;
         }
@@ -449,8 +452,8 @@ impl Link for FabricLink {
         }
         posting.open = false;
         self.running.watch(self.id, &[], &mut completions.set);
-        self.running.forget(self.id, self.name());
-        // SAFETY: both halves are locked and marked closed, so nobody uses either now or later.
+        self.running.remove_link(self.id, self.name());
+        // SAFETY: both halves are locked and marked closed, so no thread uses either now or later.
         unsafe { self.raw.close() };
     }
 }
@@ -461,7 +464,7 @@ impl Drop for FabricLink {
     }
 }
 
-/// What is registered at an endpoint for operations of this side.
+/// Registers memory for operations of this side.
 pub(super) fn register(domain: &Arc<Domain>, region: &Region) -> Result<Box<dyn Any + Send + Sync>, Error> {
     let view = View::of(region, true).or_else(|_| View::of(region, false))?;
     let bytes = usize::try_from(region.bytes()).map_err(|_| Error::Range)?;

@@ -1,23 +1,22 @@
-//! Sockets below the provider: which of the process's descriptors are those of an address, and whom one of them
-//! listens to.
+//! Finds the sockets that the provider has opened in this process, and restricts a listening socket to one peer.
 //!
-//! The provider `tcp` trusts whoever reaches its listener: libfabric 1.17 ends by a fault there under strangers that
-//! change or cut short what they say. So nobody reaches it but who has proved the key at our own door. The kernel drops
-//! every segment of others, by a filter on the listening socket, before there is a connection.
+//! The provider `tcp` trusts every program that reaches its listener: libfabric 1.17 crashes if a program sends it
+//! changed or truncated messages. So only a peer that has proved the key at the control listener may reach it. A
+//! filter on the listening socket makes the kernel drop the segments of all others before a connection exists.
 
 use crate::error::Error;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
-/// A descriptor of this process, of a socket with a certain address.
+/// A descriptor of this process that is a socket with a certain address.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Found {
     pub socket: RawFd,
-    /// The other end, while it is connected.
+    /// The peer's address, if it is connected.
     pub peer: Option<SocketAddr>,
 }
 
-/// The sockets of this process at an address of their own.
+/// The sockets of this process with this local address.
 pub(super) fn at(address: SocketAddr) -> Result<Vec<Found>, Error> {
     let failed = |error: std::io::Error| system("/proc/self/fd", &error);
     let mut found = Vec::new();
@@ -31,7 +30,7 @@ pub(super) fn at(address: SocketAddr) -> Result<Vec<Found>, Error> {
     Ok(found)
 }
 
-/// The one socket of this process at an address that nobody is connected to yet.
+/// The only unconnected socket of this process with this local address.
 pub(super) fn one_at(address: SocketAddr) -> Result<RawFd, Error> {
     let unconnected: Vec<RawFd> =
         at(address)?.iter().filter(|found| found.peer.is_none()).map(|found| found.socket).collect();
@@ -48,7 +47,7 @@ fn name_of(socket: RawFd, call: NameCall) -> Option<SocketAddr> {
     let mut name: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
     let mut bytes = length::<libc::sockaddr_storage>();
     let start = (&raw mut name).cast::<libc::sockaddr>();
-    // SAFETY: at most `bytes` bytes are written there. What is no socket, or closed by now, is refused.
+    // SAFETY: at most `bytes` bytes are written there. The call fails for a descriptor that is not a socket, or is closed by now.
     if unsafe { call(socket, start, &raw mut bytes) } != 0 {
         return None;
     }
@@ -77,12 +76,13 @@ pub(super) fn system(call: &'static str, error: &std::io::Error) -> Error {
     Error::Host(ipc::Error::System { call, errno: error.raw_os_error().unwrap_or(libc::EIO) })
 }
 
-/// Offset of the network's head for a filter (SKF_NET_OFF); what is not so marked counts from TCP's head.
+/// Base of offsets into the network header in a filter (SKF_NET_OFF); other offsets are relative to the TCP header.
 const NETWORK: u32 = 0xfff0_0000;
 
-/// From now on a listening socket hears this peer only; its connections inherit that.
-pub(super) fn hear_only(socket: RawFd, peer: SocketAddr) -> Result<(), Error> {
-    // Loads a word or a half, compares it, and goes on to the next; whatever differs goes to the last step.
+/// Makes a listening socket accept segments of this peer only; its connections inherit the filter.
+pub(super) fn accept_only(socket: RawFd, peer: SocketAddr) -> Result<(), Error> {
+    // Each step loads a word or half-word and compares it. Equality continues with the next step, a difference goes
+    // to the last one.
     let (words, first): (Vec<u32>, u32) = match peer.ip() {
         IpAddr::V4(ip) => (vec![ip.to_bits()], 12),
         IpAddr::V6(ip) => (ip.octets().chunks(4).map(word).collect(), 8),
@@ -111,8 +111,8 @@ fn step(code: u32, unequal: u8, value: u32) -> libc::sock_filter {
     libc::sock_filter { code: code as u16, jt: 0, jf: unequal, k: value }
 }
 
-/// From now on a listening socket hears nobody.
-pub(super) fn hear_nobody(socket: RawFd) -> Result<(), Error> {
+/// Makes a listening socket drop all segments.
+pub(super) fn accept_none(socket: RawFd) -> Result<(), Error> {
     filter(socket, &mut [step(libc::BPF_RET | libc::BPF_K, 0, 0)])
 }
 
@@ -127,7 +127,7 @@ fn filter(socket: RawFd, program: &mut [libc::sock_filter]) -> Result<(), Error>
     Ok(())
 }
 
-/// Takes the filter off that a connection inherited: what it carries is not looked at.
+/// Removes the filter that a connection has inherited.
 pub(super) fn unfiltered(socket: RawFd) -> Result<(), Error> {
     let nothing: libc::c_int = 0;
     let (start, bytes) = ((&raw const nothing).cast(), length::<libc::c_int>());
@@ -139,13 +139,13 @@ pub(super) fn unfiltered(socket: RawFd) -> Result<(), Error> {
     Ok(())
 }
 
-/// Ends a connection that the provider has, so that the provider lets go of it.
+/// Shuts down a connection of the provider, so that the provider closes it.
 pub(super) fn end(socket: RawFd) {
-    // SAFETY: no memory is used; what is not connected any more is refused, which harms nobody.
+    // SAFETY: no memory is used. The call fails without effect if the socket is no longer connected.
     unsafe { libc::shutdown(socket, libc::SHUT_RDWR) };
 }
 
-/// A name as the kernel takes it.
+/// An address in the kernel's form.
 fn raw_name(address: SocketAddr) -> (libc::sockaddr_storage, libc::socklen_t) {
     // SAFETY: all of it zero is a value.
     let mut name: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
@@ -175,7 +175,7 @@ fn raw_name(address: SocketAddr) -> (libc::sockaddr_storage, libc::socklen_t) {
     }
 }
 
-/// Begins to connect, from an address of this node: that is the one from which the connection itself will come.
+/// Starts to connect from the address of this node, from which the connection of the provider will come too.
 pub(super) fn connect(from: IpAddr, to: SocketAddr) -> Result<TcpStream, Error> {
     let family = if to.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
     let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
@@ -187,7 +187,7 @@ pub(super) fn connect(from: IpAddr, to: SocketAddr) -> Result<TcpStream, Error> 
     // SAFETY: the kernel has just made this descriptor for us.
     let socket = TcpStream::from(unsafe { OwnedFd::from_raw_fd(raw) });
     let one: libc::c_int = 1;
-    // The port is found when it connects, so that one that is used towards elsewhere will do.
+    // Chooses the port only when connecting, so a port that is in use towards another address is possible.
     // SAFETY: the value is read only; where the kernel does not know the option nothing is lost.
     unsafe {
         let bytes = length::<libc::c_int>();
@@ -210,7 +210,7 @@ pub(super) fn connect(from: IpAddr, to: SocketAddr) -> Result<TcpStream, Error> 
             });
         }
     }
-    // Small messages that wait for their answers; refused, they are only slower.
+    // The messages are short and wait for answers. A failure only makes them slower.
     let _ = socket.set_nodelay(true);
     Ok(socket)
 }

@@ -1,9 +1,9 @@
-//! The C side of libfabric as Rust sees it: `shim/fabric.c`, function by function, and memory that it is given.
+//! Bindings of the C functions in `shim/fabric.c`, and the memory that is passed to libfabric.
 //!
-//! Rules of libfabric that the callers here keep, each at the type that carries it: a domain outlives everything made
-//! in it ([`Domain`] is held by all of them); an endpoint's two halves, posting and completions, are each used under a
-//! lock and not after they were closed ([`super::link`]); registered memory stays mapped until its registration is
-//! gone ([`Registered`]).
+//! Callers follow three rules of libfabric. A domain outlives everything that was created in it: all such objects
+//! hold a [`Domain`]. The two halves of an endpoint, for posting and for completions, are each used under a lock, and
+//! not after their close ([`super::link`]). Registered memory stays mapped until its registration is closed
+//! ([`Registered`]).
 
 use crate::error::Error;
 use crate::memory::Rights;
@@ -13,7 +13,7 @@ use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// A provider's own way to say that there is no room now.
+/// The code by which a provider reports a full queue.
 const AGAIN: c_int = libc::EAGAIN;
 
 #[repr(C)]
@@ -36,7 +36,7 @@ struct RawRegistration {
     _opaque: [u8; 0],
 }
 
-/// What a provider can do.
+/// Properties of a provider.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub(super) struct Facts {
@@ -46,11 +46,11 @@ pub(super) struct Facts {
     pub inline_bytes: u64,
     /// Remote memory is named by its address (1), or by its offset (0).
     pub virtual_addresses: u32,
-    /// An immediate uses up a posted receive (1).
+    /// 1 if an immediate uses up a posted receive.
     pub immediate_uses_receive: u32,
 }
 
-/// Something that happened to a connection as a whole.
+/// An event of a connection as a whole.
 #[repr(C)]
 pub(super) struct RawEvent {
     pub kind: u32,
@@ -66,7 +66,7 @@ pub(super) const CONNECTED: u32 = 2;
 pub(super) const GONE: u32 = 3;
 pub(super) const FAILED: u32 = 4;
 
-/// A piece of work that is done, or something that has arrived.
+/// A completed operation or an arrival.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub(super) struct Completion {
@@ -87,11 +87,11 @@ pub(super) const IMMEDIATE: u32 = 3;
 pub(super) struct RawEndpoint {
     pub posting: *mut c_void,
     pub completions: *mut c_void,
-    /// Its queue is waited for by several descriptors (1), or by one (0).
+    /// 1 if several descriptors report events of its queue, 0 for one descriptor.
     has_list: u32,
 }
 
-/// Descriptors by which a queue is waited for, at most.
+/// Limit of the descriptors that report events of a queue.
 pub(super) const DESCRIPTORS: usize = 8;
 
 unsafe extern "C" {
@@ -204,7 +204,7 @@ fn check(call: &'static str, code: c_int) -> Result<(), Error> {
     if code == 0 { Ok(()) } else { Err(Error::Provider { call, code }) }
 }
 
-/// True if posted, false if there is no room now.
+/// True if posted, false if the queue is full.
 fn check_post(call: &'static str, code: c_int) -> Result<bool, Error> {
     if code == AGAIN { Ok(false) } else { check(call, code).map(|()| true) }
 }
@@ -267,7 +267,8 @@ impl Domain {
         (read != 0).then_some(event)
     }
 
-    /// A passive endpoint at any free port, that does not listen yet, and its port, if the provider knows it by now.
+    /// Creates a passive endpoint at any free port, which does not listen yet. Returns its port if the provider knows
+    /// it.
     pub fn passive(&self, ip: &str) -> Result<(*mut RawListener, u16), Error> {
         let source = text(ip)?;
         let mut listener = std::ptr::null_mut();
@@ -328,8 +329,8 @@ impl Domain {
         Ok(out)
     }
 
-    /// An endpoint that will connect; from the address of a passive one, if there is one, which can only be closed
-    /// afterwards.
+    /// Creates an endpoint that will connect. With a passive endpoint, it takes over that endpoint's address; the
+    /// passive one can only be closed afterwards.
     ///
     /// # Safety
     /// The passive endpoint is of this domain, does not listen, and was not used before.
@@ -354,7 +355,7 @@ impl Domain {
 
 impl Drop for Domain {
     fn drop(&mut self) {
-        // SAFETY: whoever made something in it holds it, so this is the last.
+        // SAFETY: every object created in the domain holds it, so none exists any more.
         unsafe { hf_domain_close(self.0.as_ptr()) };
     }
 }
@@ -381,10 +382,10 @@ impl RawEndpoint {
         check("fi_connect", code)
     }
 
-    /// The descriptors by which the queue is waited for. What is connected, posted or taken may change them.
+    /// The descriptors that report events of the queue. Connecting, posting and reading completions may change them.
     ///
     /// # Safety
-    /// The half for completions is open.
+    /// The completion half is open.
     pub unsafe fn descriptors(&self) -> ([libc::pollfd; DESCRIPTORS], usize) {
         let mut out = [libc::pollfd { fd: -1, events: 0, revents: 0 }; DESCRIPTORS];
         // SAFETY: by the contract above; at most as many are written.
@@ -393,16 +394,16 @@ impl RawEndpoint {
     }
 
     /// # Safety
-    /// The half for completions is open.
+    /// The completion half is open.
     pub unsafe fn may_sleep(&self, domain: &Domain) -> bool {
         // SAFETY: by the contract above.
         unsafe { hf_cq_may_sleep(domain.0.as_ptr(), self) != 0 }
     }
 
-    /// Reads completions; gives their number.
+    /// Reads completions, and returns their number.
     ///
     /// # Safety
-    /// The half for completions is open.
+    /// The completion half is open.
     pub unsafe fn completions(&self, out: &mut [Completion]) -> usize {
         // SAFETY: by the contract above; at most `out.len()` entries are written.
         let count = unsafe { hf_cq_read(self, out.as_mut_ptr(), out.len() as u64) };
@@ -418,7 +419,8 @@ impl RawEndpoint {
     }
 
     /// # Safety
-    /// The posting half is open; unless it is copied, the memory stays until the work is done or the endpoint closed.
+    /// The posting half is open; unless the bytes are copied, the memory stays mapped until the completion or the
+    /// close.
     pub unsafe fn send(&self, from: &Piece, context: u64, copied: bool) -> Result<bool, Error> {
         // SAFETY: by the contract above.
         let code = unsafe {
@@ -458,7 +460,7 @@ impl RawEndpoint {
     }
 
     /// # Safety
-    /// As for `send`; nobody else uses the memory meanwhile in a way that a change would harm.
+    /// As for `send`; no other user of the memory relies on it until the completion.
     pub unsafe fn read(&self, to: &Piece, from: (u64, u64), context: u64) -> Result<bool, Error> {
         let (address, key) = from;
         // SAFETY: by the contract above.
@@ -475,14 +477,14 @@ impl RawEndpoint {
     }
 }
 
-/// A piece of memory as an operation names it.
+/// The description of memory in an operation.
 pub(super) struct Piece {
     pub start: *mut u8,
     pub bytes: usize,
     pub descriptor: *mut c_void,
 }
 
-/// Memory of this process that a fabric is given: a view of its own of a region, or buffers.
+/// Memory of this process for libfabric: a second mapping of a region, or buffers.
 pub(super) struct View {
     start: NonNull<u8>,
     bytes: usize,
@@ -494,12 +496,12 @@ unsafe impl Send for View {}
 unsafe impl Sync for View {}
 
 impl View {
-    /// Fresh memory, zeros.
+    /// Maps zeroed memory.
     pub fn buffers(bytes: usize) -> Result<Self, Error> {
         Self::map(bytes, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1)
     }
 
-    /// A region's file, mapped once more: what is written through one view is seen through the other.
+    /// Maps a region's file once more: writes through one mapping are visible through the other.
     pub fn of(region: &Region, writable: bool) -> Result<Self, Error> {
         let file =
             region.descriptor().ok_or(Error::Memory("a recorded medium has no memory to be written"))?;
@@ -527,12 +529,12 @@ impl View {
 
 impl Drop for View {
     fn drop(&mut self) {
-        // SAFETY: the range is what was mapped; nobody holds a reference into it.
+        // SAFETY: the range is the mapping, and no reference into it exists.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.bytes) };
     }
 }
 
-/// Registered memory. The registration goes before the view, the domain last.
+/// Registered memory. Fields are dropped in order: the registration before the view, the domain last.
 pub(super) struct Registered {
     registration: NonNull<RawRegistration>,
     descriptor: *mut c_void,

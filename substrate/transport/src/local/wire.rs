@@ -1,11 +1,11 @@
-//! What lies between the two sides of an in-process connection: what is under way, the posted receives, the granted
-//! memory. All moves happen under its lock, in the order of posting for each direction.
+//! The wire between the two sides of an in-process connection: data in flight, posted receives, granted memory. All
+//! changes happen under its lock, and each direction keeps the order of posting.
 
-use super::{BROKEN, Inner, LocalDoor, LocalLink};
+use super::{BROKEN, Inner, LocalLink, LocalListener};
 use crate::error::{Ended, Error};
-use crate::link::{Arrival, Immediate, Shape};
+use crate::event_counter::EventCounter;
+use crate::link::{Arrival, Immediate, LinkShape};
 use crate::memory::Rights;
-use crate::news::News;
 use format::wire::{FrameHead, FrameKind, WireRegion};
 use ipc::{Host, Lock, Time};
 use pmem::Region;
@@ -13,16 +13,16 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 
-/// Something under way to one side.
+/// Data in flight to one side.
 pub(super) enum Flight {
-    Knock {
+    WireRequest {
         said: Vec<u8>,
-        door: Arc<LocalDoor>,
+        listener: Arc<LocalListener>,
         link: Arc<LocalLink>,
     },
     Up,
     Refused(Vec<u8>),
-    /// A frame, numbered if its sender wants to know.
+    /// A frame, with a number if the sender wants a completion.
     Frame {
         number: Option<u64>,
         frame: Vec<u8>,
@@ -48,8 +48,8 @@ pub(super) enum Flight {
     Ended(Ended),
 }
 
-/// Something that a side can take.
-pub(super) enum Arrived {
+/// An event that a side can take.
+pub(super) enum Delivered {
     Up,
     Refused(Vec<u8>),
     Done(u64),
@@ -58,7 +58,7 @@ pub(super) enum Arrived {
     Ended(Ended),
 }
 
-impl Arrived {
+impl Delivered {
     pub fn lend(&self) -> Arrival<'_> {
         match self {
             Self::Up => Arrival::Up,
@@ -70,13 +70,13 @@ impl Arrived {
         }
     }
 
-    /// Receives that it used up.
+    /// Number of receives that the event uses up.
     pub fn receives(&self) -> u32 {
         u32::from(matches!(self, Self::Frame(_) | Self::Immediate(_)))
     }
 }
 
-struct Granted {
+struct GrantedRegion {
     remote: WireRegion,
     region: Region,
     at: u64,
@@ -85,30 +85,30 @@ struct Granted {
 
 struct Side {
     open: bool,
-    shape: Shape,
-    /// Under way to this side, with the time of arrival.
+    shape: LinkShape,
+    /// In flight to this side, with the time of arrival.
     flights: VecDeque<(Time, Flight)>,
-    /// Arrived, and not taken.
-    arrived: VecDeque<Arrived>,
-    /// Posted and not used up.
+    /// Delivered, and not yet taken.
+    arrived: VecDeque<Delivered>,
+    /// Number of posted receives that are not used up.
     receives: u32,
-    granted: Vec<Granted>,
-    /// What the last frame of this side said it took.
+    granted: Vec<GrantedRegion>,
+    /// The count of taken messages in the last frame of this side.
     taken: u32,
 }
 
-struct State {
+struct WireState {
     sides: [Side; 2],
-    /// For whom something arrived that was not told.
-    news: [bool; 2],
+    /// Sides with new events whose counter was not notified yet.
+    counter: [bool; 2],
 }
 
 pub(super) struct Wire {
     pub host: Arc<dyn Host>,
     network: Arc<Inner>,
     names: [String; 2],
-    pub news: [Arc<News>; 2],
-    state: Lock<State>,
+    pub counter: [Arc<EventCounter>; 2],
+    state: Lock<WireState>,
 }
 
 impl Wire {
@@ -116,10 +116,10 @@ impl Wire {
         host: Arc<dyn Host>,
         network: Arc<Inner>,
         names: [String; 2],
-        news: [Arc<News>; 2],
-        shapes: [Shape; 2],
+        counter: [Arc<EventCounter>; 2],
+        shapes: [LinkShape; 2],
     ) -> Arc<Self> {
-        let side = |shape: Shape| Side {
+        let side = |shape: LinkShape| Side {
             open: true,
             shape,
             flights: VecDeque::new(),
@@ -128,8 +128,8 @@ impl Wire {
             granted: Vec::new(),
             taken: 0,
         };
-        let state = State { sides: shapes.map(side), news: [false; 2] };
-        Arc::new(Self { state: Lock::new(host.clone(), state), host, network, names, news })
+        let state = WireState { sides: shapes.map(side), counter: [false; 2] };
+        Arc::new(Self { state: Lock::new(host.clone(), state), host, network, names, counter })
     }
 
     pub fn joins(&self, one: &str, other: &str) -> bool {
@@ -137,33 +137,33 @@ impl Wire {
         (first == one && second == other) || (first == other && second == one)
     }
 
-    /// Sends something from a side to the other.
+    /// Sends data from a side to the other one.
     pub fn send(&self, from: usize, flight: Flight) {
         self.with(|wire, state| wire.put(state, from, flight));
     }
 
-    /// Moves what is due.
+    /// Delivers everything that is due.
     pub fn advance(&self) {
         self.with(|_, _| {});
     }
 
-    /// Does something, moves what is due, and tells those for whom something arrived.
-    fn with<R>(&self, change: impl FnOnce(&Self, &mut State) -> R) -> R {
-        let (result, news) = {
+    /// Executes a change, delivers everything that is due, and notifies the sides that received an event.
+    fn with<R>(&self, change: impl FnOnce(&Self, &mut WireState) -> R) -> R {
+        let (result, counter) = {
             let mut state = self.state.lock();
             let result = change(self, &mut state);
             self.deliver(&mut state);
-            (result, std::mem::take(&mut state.news))
+            (result, std::mem::take(&mut state.counter))
         };
-        for (side, told) in news.into_iter().enumerate() {
+        for (side, told) in counter.into_iter().enumerate() {
             if told {
-                self.news[side].tell(&*self.host);
+                self.counter[side].notify(&*self.host);
             }
         }
         result
     }
 
-    fn put(&self, state: &mut State, from: usize, flight: Flight) {
+    fn put(&self, state: &mut WireState, from: usize, flight: Flight) {
         let to = 1 - from;
         if let Flight::Frame { frame, .. } = &flight
             && let Ok((_, taken, _)) = FrameHead::decode(frame)
@@ -172,14 +172,15 @@ impl Wire {
         }
         let due = self.network.due(&self.names[from], &self.names[to]);
         let flights = &mut state.sides[to].flights;
-        // Never before what was sent before.
+        // Never earlier than the data sent before it.
         let due = flights.back().map_or(due, |(before, _)| due.max(*before));
         flights.push_back((due, flight));
-        // A waiter may have looked at the clock before.
-        state.news[to] = true;
+        // A waiter may have computed its deadline before this.
+        state.counter[to] = true;
     }
 
-    /// A side's own frames are no longer than those that it takes, as if they went through buffers of its own.
+    /// Checks that a side's frame is not longer than those that it accepts, as if it went through one of its own
+    /// buffers.
     pub fn check_frame(&self, side: usize, bytes: usize) -> Result<(), Error> {
         let limit = self.state.lock().sides[side].shape.frame_bytes;
         if bytes > limit {
@@ -188,7 +189,7 @@ impl Wire {
         Ok(())
     }
 
-    pub fn arrivals(&self, side: usize) -> Vec<Arrived> {
+    pub fn arrivals(&self, side: usize) -> Vec<Delivered> {
         self.state.lock().sides[side].arrived.drain(..).collect()
     }
 
@@ -206,7 +207,7 @@ impl Wire {
             (!way.cut).then_some(*due)
         };
         let now = self.host.now();
-        // What is due and still there waits for a receive, not for the clock.
+        // Data that is due and still in flight waits for a receive, not for the clock.
         (0..2).filter_map(front).filter(|due| *due > now).min()
     }
 
@@ -222,11 +223,11 @@ impl Wire {
         if !state.sides[side].open {
             return Err(Error::Ended(BROKEN));
         }
-        state.sides[side].granted.push(Granted { remote, region, at, rights });
+        state.sides[side].granted.push(GrantedRegion { remote, region, at, rights });
         Ok(())
     }
 
-    /// Closes a side: nothing reaches it from here on.
+    /// Closes a side: nothing is delivered to it any more.
     pub fn close(&self, side: usize) {
         let gone = self.with(|wire, state| {
             if !std::mem::replace(&mut state.sides[side].open, false) {
@@ -238,7 +239,7 @@ impl Wire {
             own.granted.clear();
             Some(std::mem::take(&mut own.flights))
         });
-        // Outside the lock: a knock under way holds a link of this wire.
+        // Dropped outside the lock: a connection request in flight holds a link of this wire.
         drop(gone);
     }
 
@@ -255,7 +256,7 @@ impl Wire {
         drop(gone);
     }
 
-    fn deliver(&self, state: &mut State) {
+    fn deliver(&self, state: &mut WireState) {
         let now = self.host.now();
         loop {
             let mut moved = false;
@@ -275,49 +276,49 @@ impl Wire {
         }
     }
 
-    fn land(&self, state: &mut State, to: usize, flight: Flight) {
+    fn land(&self, state: &mut WireState, to: usize, flight: Flight) {
         let from = 1 - to;
         if !state.sides[to].open {
             return;
         }
         match flight {
-            Flight::Knock { said, door, link } => {
-                let answer = match door.knock(&said, link) {
+            Flight::WireRequest { said, listener, link } => {
+                let answer = match listener.request(&said, link) {
                     Ok(()) => {
-                        state.give(to, Arrived::Up);
+                        state.give(to, Delivered::Up);
                         Flight::Up
                     }
                     Err(refusal) => Flight::Refused(refusal),
                 };
                 self.put(state, to, answer);
             }
-            Flight::Up => state.give(to, Arrived::Up),
-            Flight::Refused(said) => state.give(to, Arrived::Refused(said)),
+            Flight::Up => state.give(to, Delivered::Up),
+            Flight::Refused(said) => state.give(to, Delivered::Refused(said)),
             Flight::Frame { number, frame } => {
                 if let Some(number) = number {
-                    state.give(from, Arrived::Done(number));
+                    state.give(from, Delivered::Done(number));
                 }
                 if frame.len() > state.sides[to].shape.frame_bytes {
                     return state.end_both(from, Ended::Forbidden);
                 }
                 if let Ok((FrameKind::Ping, ..)) = FrameHead::decode(&frame) {
-                    // As a progress thread would, whatever the peer's other threads do.
+                    // Answers at once, as a progress thread would, whatever the peer's other threads do.
                     let pong = FrameHead::new(FrameKind::Pong, state.sides[to].taken);
                     let pong = Flight::Frame { number: None, frame: pong.as_bytes().to_vec() };
                     return self.put(state, to, pong);
                 }
                 state.sides[to].receives -= 1;
-                state.give(to, Arrived::Frame(frame));
+                state.give(to, Delivered::Frame(frame));
             }
             Flight::Write { number, data, to: remote, immediate } => {
                 let Some((region, at)) = state.allowed(to, &remote, Rights::may_write) else {
                     return state.end_both(from, Ended::Forbidden);
                 };
                 region.store(at, &data);
-                state.give(from, Arrived::Done(number));
+                state.give(from, Delivered::Done(number));
                 if let Some(value) = immediate {
                     state.sides[to].receives -= 1;
-                    state.give(to, Arrived::Immediate(value));
+                    state.give(to, Delivered::Immediate(value));
                 }
             }
             Flight::Read { number, into, at, from: remote } => {
@@ -333,22 +334,22 @@ impl Wire {
             }
             Flight::Answer { number, into, at, data } => {
                 into.store(at, &data);
-                state.give(to, Arrived::Done(number));
+                state.give(to, Delivered::Done(number));
             }
-            Flight::Ended(why) => state.give(to, Arrived::Ended(why)),
+            Flight::Ended(why) => state.give(to, Delivered::Ended(why)),
         }
     }
 }
 
-impl State {
-    fn give(&mut self, to: usize, arrived: Arrived) {
+impl WireState {
+    fn give(&mut self, to: usize, arrived: Delivered) {
         if self.sides[to].open {
             self.sides[to].arrived.push_back(arrived);
-            self.news[to] = true;
+            self.counter[to] = true;
         }
     }
 
-    /// True if the next flight to a side needs no receive, or finds one.
+    /// True if the next data to a side needs no receive, or a receive is posted.
     fn has_receive(&self, to: usize) -> bool {
         let side = &self.sides[to];
         let needs = matches!(
@@ -358,7 +359,7 @@ impl State {
         !needs || side.receives > 0 || !side.open
     }
 
-    /// The memory that a remote range stands for, if it was granted by `side` for this.
+    /// The memory that a remote range names, if `side` has granted it with this right.
     fn allowed(&self, side: usize, range: &WireRegion, may: fn(Rights) -> bool) -> Option<(Region, u64)> {
         let granted = self.sides[side].granted.iter().find(|g| g.remote.key == range.key)?;
         let offset = range.base.get().checked_sub(granted.remote.base.get())?;
@@ -369,10 +370,10 @@ impl State {
 
     fn end(&mut self, side: usize, why: Ended) {
         self.sides[side].granted.clear();
-        self.give(side, Arrived::Ended(why));
+        self.give(side, Delivered::Ended(why));
     }
 
-    /// What one side did breaks the connection for both.
+    /// Ends the connection on both sides because of an error of one side.
     fn end_both(&mut self, culprit: usize, why: Ended) {
         self.end(culprit, why);
         self.end(1 - culprit, BROKEN);

@@ -1,6 +1,6 @@
-//! Where the cases run: the same endpoints in process, over tcp on the loopback, over tcp between network namespaces,
-//! and over verbs where [`VERBS_IP`] names an address of an RDMA device (`scripts/verbs`). Every wait has a limit,
-//! every port is a free one.
+//! The beds on which the cases run: the same endpoints in process, over tcp on the loopback, over tcp between network
+//! namespaces, and over verbs if [`VERBS_IP`] names an address of an RDMA device (`scripts/verbs`). Every wait has a
+//! limit, and every port is a free one.
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
@@ -13,10 +13,10 @@ use transport::{ClusterKey, Connection, Endpoint, Event, Fabric, Identity, Netwo
 pub mod namespaces;
 pub mod relay;
 
-/// No single wait of a test takes longer.
+/// Limit of a single wait.
 pub const LIMIT: Duration = Duration::from_secs(20);
 
-/// For whoever is not about time: nobody is given up because the machine is busy.
+/// Settings for cases that do not depend on time: no peer is given up because the machine is busy.
 pub fn patient() -> Settings {
     Settings { handshake: LIMIT, silence: Some(LIMIT), ..Settings::default() }
 }
@@ -41,14 +41,14 @@ pub fn id(node: u32) -> NodeId {
     NodeId::new(node)
 }
 
-/// Where an address of an RDMA device of this machine stands, if it has one.
+/// Environment variable with the address of an RDMA device of this machine.
 pub const VERBS_IP: &str = "HEARTH_VERBS_IP";
 
-/// A place where nodes can reach each other.
+/// An environment in which nodes reach each other.
 pub enum Bed {
     Local(Network),
     Tcp,
-    /// All nodes at this address.
+    /// All nodes use this address.
     Verbs(String),
     Namespaces(namespaces::Namespaces),
 }
@@ -58,7 +58,7 @@ impl Bed {
         Self::Local(Network::new(host()))
     }
 
-    /// Over verbs, if there is a device.
+    /// Over verbs, if the machine has a device.
     pub fn verbs() -> Option<Self> {
         std::env::var(VERBS_IP).ok().map(Self::Verbs)
     }
@@ -72,7 +72,7 @@ impl Bed {
         }
     }
 
-    /// An endpoint of a node; nodes are counted from 1.
+    /// Creates the endpoint of a node; nodes are numbered from 1.
     pub fn endpoint_of(&self, identity: Identity, epoch: u32, settings: Settings) -> Endpoint {
         let epoch = Epoch::new(epoch);
         let node = identity.node.get();
@@ -93,7 +93,7 @@ impl Bed {
         self.endpoint_of(identity(node), 1, settings.clone())
     }
 
-    /// Does something as a node: where sockets are made matters between namespaces.
+    /// Runs a function as a node: the namespace in which a socket is created matters.
     pub fn inside<R: Send>(&self, node: u32, body: impl FnOnce() -> R + Send) -> R {
         match self {
             Self::Namespaces(namespaces) => namespaces.inside(node, body),
@@ -101,7 +101,7 @@ impl Bed {
         }
     }
 
-    /// What a thread of a node does first: see [`Self::inside`].
+    /// Returns the first action of a thread of a node: see [`Self::inside`].
     pub fn entering(&self, node: u32) -> impl FnOnce() + Send + 'static {
         let entrance = match self {
             Self::Namespaces(namespaces) => Some(namespaces.entrance(node)),
@@ -110,7 +110,7 @@ impl Bed {
         move || entrance.iter().for_each(|entrance| namespaces::enter(entrance))
     }
 
-    /// Cuts two nodes from each other.
+    /// Cuts the connection between two nodes.
     pub fn cut(&self, one: u32, other: u32) {
         match self {
             Self::Local(network) => {

@@ -1,5 +1,5 @@
-//! Network namespaces on one machine, one a node, joined by a bridge in a namespace of their own. Needs root and the
-//! program `ip`. They go when this is dropped; a test that is killed leaves namespaces called `hearth-PID-N`, which
+//! Network namespaces on one machine, one for each node, joined by a bridge in a namespace of its own. Needs root and
+//! the program `ip`. Dropping the value removes them; a killed test leaves namespaces called `hearth-PID-N`, which
 //! `ip netns delete` removes.
 
 use std::process::Command;
@@ -15,7 +15,7 @@ fn ip(arguments: &[&str]) -> bool {
 }
 
 impl Namespaces {
-    /// Makes them; none where that is not allowed.
+    /// Creates the namespaces; `None` if the process may not.
     pub fn new(nodes: u32) -> Option<Self> {
         // SAFETY: no arguments, cannot fail.
         if unsafe { libc::geteuid() } != 0 {
@@ -50,13 +50,13 @@ impl Namespaces {
         format!("10.77.0.{node}")
     }
 
-    /// Takes a node's cable out, or puts it in.
+    /// Takes the network interface of a node down or up.
     pub fn link(&self, node: u32, up: bool) {
         let state = if up { "up" } else { "down" };
         assert!(ip(&["-n", &self.name(0), "link", "set", &format!("to{node}"), state]));
     }
 
-    /// Runs something on a thread that is inside a node's namespace, as are the sockets it makes.
+    /// Runs a function on a thread in a node's namespace; sockets that it creates belong to the namespace.
     pub fn inside<R: Send>(&self, node: u32, body: impl FnOnce() -> R + Send) -> R {
         let entrance = self.entrance(node);
         std::thread::scope(|scope| {
@@ -68,13 +68,13 @@ impl Namespaces {
         })
     }
 
-    /// What [`enter`] takes.
+    /// The argument of [`enter`].
     pub fn entrance(&self, node: u32) -> String {
         format!("/run/netns/{}", self.name(node))
     }
 }
 
-/// Has the calling thread be inside a node's namespace from now on.
+/// Moves the calling thread into a node's namespace.
 pub fn enter(entrance: &str) {
     let file = std::fs::File::open(entrance).unwrap();
     // SAFETY: changes this thread only.

@@ -1,24 +1,24 @@
-//! Programs between an initiator and a door that hear, hold back or change what either says.
+//! Relays between an initiator and a control listener that record, delay or change the messages of either side.
 
 use super::spawn;
-use format::wire::{DoorHead, Knock, WireChallenge, WireHello, WireProof, WireWelcome};
+use format::wire::{ControlHead, WireChallenge, WireHello, WireProof, WireRequest, WireWelcome};
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, mpsc};
 
-/// A message at the door: head, then body.
-pub const HEAD: usize = size_of::<DoorHead>();
-pub const KNOCK: usize = HEAD + size_of::<Knock>();
+/// Length of a message on a control channel: head, then body.
+pub const HEAD: usize = size_of::<ControlHead>();
+pub const REQUEST: usize = HEAD + size_of::<WireRequest>();
 pub const CHALLENGE: usize = HEAD + size_of::<WireChallenge>();
 pub const WELCOME: usize = HEAD + size_of::<WireWelcome>();
 
 pub const PROOF: usize = HEAD + size_of::<WireProof>();
 
-/// What an initiator says at the door, all of it.
-pub const SAID: usize = KNOCK + HEAD + size_of::<WireHello>() + PROOF;
+/// Length of all messages of an initiator.
+pub const SAID: usize = REQUEST + HEAD + size_of::<WireHello>() + PROOF;
 
-/// Forwards one connection to the service, and keeps what the initiator said.
+/// Forwards one connection to the service, and records the initiator's bytes.
 pub fn record(to: &str) -> (String, super::Running<()>, Arc<Mutex<Vec<u8>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -45,7 +45,7 @@ pub fn record(to: &str) -> (String, super::Running<()>, Arc<Mutex<Vec<u8>>>) {
     (address, thread, said)
 }
 
-/// What a meddler does with the bytes of one direction of a talk.
+/// A change to the bytes of one direction.
 #[derive(Clone, Copy, Debug)]
 pub enum Meddling {
     Flips { at: usize, bit: usize },
@@ -53,7 +53,7 @@ pub enum Meddling {
 }
 
 impl Meddling {
-    /// Changes what comes at an offset; false if the talk ends there.
+    /// Changes bytes at an offset; false if the relay ends there.
     fn change(self, offset: usize, bytes: &mut Vec<u8>) -> bool {
         match self {
             Self::Flips { at, bit } => {
@@ -71,7 +71,7 @@ impl Meddling {
     }
 }
 
-/// Forwards one talk, and meddles with what the initiator says, or with what it hears.
+/// Forwards one channel, and changes the bytes of the initiator (`forth`) or of the acceptor (`back`).
 pub fn meddle(to: &str, forth: Option<Meddling>, back: Option<Meddling>) -> (String, super::Running<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -101,14 +101,14 @@ fn pass(mut from: TcpStream, mut to: TcpStream, meddling: Option<Meddling>) {
     let _ = from.shutdown(Shutdown::Both);
 }
 
-/// What is agreed in a talk: the port that the connection comes from, and the port where it is waited for.
+/// The two ports that a handshake agrees on: of the initiator's connection, and of the acceptor's listener.
 #[derive(Clone, Copy, Debug)]
 pub struct Agreed {
     pub from: u16,
     pub to: u16,
 }
 
-/// Forwards one talk at the door, and keeps the Welcome back until it is told to let it go.
+/// Forwards one channel, and holds back the Welcome until it is released.
 pub fn hold(to: &str) -> (String, mpsc::Receiver<Agreed>, mpsc::Sender<()>, super::Running<()>) {
     let far: SocketAddr = to.parse().unwrap();
     let listener = TcpListener::bind(SocketAddr::new(far.ip(), 0)).unwrap();
@@ -140,19 +140,19 @@ pub fn hold(to: &str) -> (String, mpsc::Receiver<Agreed>, mpsc::Sender<()>, supe
         let (from, end) = forth.join();
         tell.send(Agreed { from, to: port(&welcome) }).unwrap();
         gone.recv().unwrap();
-        // Who did not wait for it does not hear it.
+        // An initiator that has not waited receives nothing.
         let _ = near.write_all(&welcome);
         end.join();
     });
     (address, told, go, thread)
 }
 
-/// The port that a Proof or a Welcome names.
+/// The port in a Proof or a Welcome.
 fn port(message: &[u8]) -> u16 {
     u16::from_le_bytes([message[HEAD], message[HEAD + 1]])
 }
 
-/// A socket from a port of the loopback that somebody else has bound to connect from, where that one shares it.
+/// Connects from a port of the loopback that another program has bound, if that program shares it.
 pub fn connect_from(from: u16, to: SocketAddr) -> std::io::Result<TcpStream> {
     let name = libc::sockaddr_in {
         sin_family: libc::AF_INET as libc::sa_family_t,
