@@ -8,12 +8,15 @@ use crate::rules::File;
 use crate::source::Source;
 
 /// Folders (with a slash at the end) and files whose prose keeps the rules. Entries are added, never removed.
-pub const REWRITTEN: [&str; 7] = [
+pub const REWRITTEN: [&str; 10] = [
     "substrate/ipc/",
     "substrate/pmem/",
     "substrate/transport/",
     "vfs/",
+    "README.md",
     "docs/glossary.md",
+    "docs/protocol.md",
+    "docs/semantics.md",
     "docs/testing.md",
     "docs/decisions/README.md",
 ];
