@@ -10,10 +10,10 @@ mod harness;
 
 use cluster::line::{EPOCH, settings};
 use cluster::{
-    Address, Change, Joining, Manager, Membership, Party, Path, Place, Placement, Record, Remote, Rules,
-    Store,
+    Address, Change, Joining, Manager, Membership, Party, Path, Place, Placement, PoolCopy, PoolReport,
+    Record, Remote, Rules, Store,
 };
-use format::{ChangeNumber, NodeId};
+use format::{ChangeNumber, NodeId, PoolGeneration, PoolUid};
 use harness::{Expect, limited};
 use ipc::{Host, SystemHost, Time, Word};
 use std::io::{BufRead, BufReader};
@@ -101,7 +101,8 @@ impl ManagerProcess {
 
     fn join(&self, node: u32) -> Arc<Membership> {
         let address = Address::new(&format!("10.0.0.{node}:7")).unwrap();
-        let joining = Joining { node: NodeId::new(node), replaces: None, medium: 0, address };
+        let pool = pool_of(node);
+        let joining = Joining { node: NodeId::new(node), replaces: None, medium: 0, pool, address };
         Membership::join(Arc::new(SystemHost), self.client(node), &joining, soon()).unwrap()
     }
 }
@@ -149,6 +150,17 @@ fn terminate(manager: &ManagerProcess) {
     rustix::process::kill_process(process, rustix::process::Signal::TERM).unwrap();
 }
 
+/// The pool of a node, as a new one says it of itself.
+fn pool_of(node: u32) -> PoolReport {
+    let copy = PoolCopy { uid: PoolUid::new(node.into()), generation: PoolGeneration::new(1) };
+    PoolReport { copy, ..PoolReport::default() }
+}
+
+/// The pool of node 1 founds what is placed.
+fn founder() -> Option<PoolUid> {
+    Some(pool_of(1).copy.uid)
+}
+
 fn pause(span: Duration) {
     let _ = SystemHost.wait(&Word::new(0), 0, Some(SystemHost.now().after(span)));
 }
@@ -166,8 +178,11 @@ fn members_come_and_go_under_the_eyes_of_an_operator() {
     let path = Path::new(b"/mail").unwrap();
     let chain = [1, 2].map(|node| Placement { node: NodeId::new(node), hot: true }).to_vec();
     let version = ChangeNumber::new(0);
-    let place = Change::SetSubtree { path, version, chain, copies_min: 1 };
-    manager.client(9).propose(&place, soon()).unwrap();
+    let place = Change::SetSubtree { path: path.clone(), version, chain, copies_min: 1, founder: founder() };
+    let version = manager.client(9).propose(&place, soon()).unwrap().number;
+    let by = one.party().unwrap();
+    let join = Change::SetSync { path, version, by, node: NodeId::new(2), in_sync: true };
+    manager.client(9).propose(&join, soon()).unwrap();
 
     let members = manager.json(&["members"]);
     assert_eq!(members[0]["node"].as_u64(), Some(1));
@@ -202,9 +217,9 @@ fn members_come_and_go_under_the_eyes_of_an_operator() {
     }
 
     let history = manager.json(&["history"]);
-    let expected = ["start", "join", "join", "set_subtree", "expel", "leave"];
+    let expected = ["start", "join", "join", "set_subtree", "set_sync", "expel", "leave"];
     assert_eq!(kinds(&history), expected, "{history}");
-    assert_eq!(history[4]["node"].as_u64(), Some(2));
+    assert_eq!(history[5]["node"].as_u64(), Some(2));
     assert_eq!(kinds(&manager.json(&["history", "--last", "2"])), ["expel", "leave"]);
     // By the socket of this machine it is the same manager.
     let local = limited(&[HEARTH, "cluster", "members", "--dir", manager.dir()], &[]);
@@ -223,7 +238,8 @@ fn a_manager_that_is_killed_has_lost_nothing_and_members_stay() {
         for number in 0..3 {
             let path = Path::new(format!("/r{round}-{number}").as_bytes()).unwrap();
             let chain = vec![Placement { node: NodeId::new(1), hot: true }];
-            let change = Change::SetSubtree { path, version: ChangeNumber::new(0), chain, copies_min: 1 };
+            let version = ChangeNumber::new(0);
+            let change = Change::SetSubtree { path, version, chain, copies_min: 1, founder: founder() };
             acknowledged.push(operator.propose(&change, soon()).unwrap().number);
         }
         manager.kill();
@@ -379,7 +395,8 @@ fn a_broken_invariant_ends_the_manager_at_once() {
     kept.view.number = ChangeNumber::new(1 << 32);
     // Until the log is full, and the next one begins with this view.
     let path = Path::new(&[&b"/"[..], &[b'a'; 1000]].concat()).unwrap();
-    let change = Change::SetSubtree { path, version: ChangeNumber::new(0), chain: Vec::new(), copies_min: 1 };
+    let (version, chain) = (ChangeNumber::new(0), Vec::new());
+    let change = Change::SetSubtree { path, version, chain, copies_min: 1, founder: founder() };
     let record =
         Record { number: ChangeNumber::new(1), wall_ns: 0, epoch: kept.view.epoch, change, refused: None };
     while medium.list().unwrap().contains(&"manager-1".to_owned()) {
@@ -415,8 +432,8 @@ fn a_manager_whose_log_nobody_reads_ends_in_order() {
     let operator = manager.client(9);
     // More lines than a pipe holds.
     for instance in 1..=500 {
-        let (node, address) = (NodeId::new(1), Address::default());
-        let join = Change::Join { node, instance, replaces: None, medium: 0, address };
+        let (node, pool, address) = (NodeId::new(1), PoolReport::default(), Address::default());
+        let join = Change::Join { node, instance, replaces: None, medium: 0, pool, address };
         let life = operator.propose(&join, soon()).unwrap().epoch;
         operator.propose(&Change::Leave { party: Party { node, life } }, soon()).unwrap();
     }
@@ -469,8 +486,8 @@ fn a_manager_whose_log_is_not_where_it_was_ends() {
     let mut manager = ManagerProcess::new("3600000");
     let client = manager.client(1);
     log(&manager);
-    let (node, address) = (NodeId::new(1), Address::default());
-    let join = Change::Join { node, instance: 5, replaces: None, medium: 0, address };
+    let (node, pool, address) = (NodeId::new(1), PoolReport::default(), Address::default());
+    let join = Change::Join { node, instance: 5, replaces: None, medium: 0, pool, address };
     assert_eq!(client.propose(&join, soon()), Err(cluster::Error::Unknown), "it is not acknowledged");
     assert_eq!(manager.end().code(), Some(2));
 }
@@ -525,7 +542,8 @@ fn a_member_whose_manager_has_lost_changes_ends() {
     for number in 0..5 {
         let path = Path::new(format!("/{number}").as_bytes()).unwrap();
         let chain = vec![Placement { node: NodeId::new(1), hot: true }];
-        let change = Change::SetSubtree { path, version: ChangeNumber::new(0), chain, copies_min: 1 };
+        let version = ChangeNumber::new(0);
+        let change = Change::SetSubtree { path, version, chain, copies_min: 1, founder: founder() };
         last = operator.propose(&change, soon()).unwrap().number;
     }
     let limit = soon();
@@ -553,8 +571,8 @@ fn a_manager_whose_log_is_cut_says_so() {
     log.set_len(0).unwrap();
     // Something is to be written there.
     let client = manager.client(1);
-    let joining =
-        Joining { node: NodeId::new(1), replaces: None, medium: 0, address: Address::new("").unwrap() };
+    let (pool, address) = (PoolReport::default(), Address::default());
+    let joining = Joining { node: NodeId::new(1), replaces: None, medium: 0, pool, address };
     assert!(Membership::join(Arc::new(SystemHost), client, &joining, in_a_second()).is_err());
     assert_eq!(manager.end().code(), Some(2));
 }
@@ -574,13 +592,15 @@ fn a_command_that_reads_expels_nobody() {
     let zoo = ZooKeeper::connect(host, &ensemble.addresses(), "/hearth", rules, soon()).unwrap();
     // Silent from the first, and so many changes that to read them takes many leases.
     let address = Address::new("10.0.0.1:7").unwrap();
-    let join = Change::Join { node: NodeId::new(1), instance: 1, replaces: None, medium: 0, address };
+    let (node, pool) = (NodeId::new(1), pool_of(1));
+    let join = Change::Join { node, instance: 1, replaces: None, medium: 0, pool, address };
     zoo.propose(&join, soon()).unwrap();
     for number in 0..100 {
         let path = Path::new(format!("/{number}").as_bytes()).unwrap();
         let chain = vec![Placement { node: NodeId::new(1), hot: true }];
         let version = ChangeNumber::new(0);
-        zoo.propose(&Change::SetSubtree { path, version, chain, copies_min: 1 }, soon()).unwrap();
+        let place = Change::SetSubtree { path, version, chain, copies_min: 1, founder: founder() };
+        zoo.propose(&place, soon()).unwrap();
     }
     let place = format!("zookeeper://{}/hearth", ensemble.addresses());
     let ask = |command: &[&str]| limited(&[HEARTH, "cluster"], &[command, &["--manager", &place]].concat());

@@ -6,11 +6,17 @@
 //!
 //! Who may serve a subtree is its lease manager, so what this module guarantees is: the role leaves a member only by
 //! that member's own change, or together with its membership.
+//!
+//! A copy is a pool, not a node: (node, pool, generation). A node that comes back with an empty, foreign or older pool is
+//! a member like any other and no copy. One pool founds a subtree; every other becomes a copy by the word of the lease
+//! manager.
 
+use crate::change::PoolReport;
 use crate::change::{Change, Done, Party, Refusal};
-use crate::view::{Member, Path, Placement, Replica, Subtree, View};
+use crate::view::{Member, Path, Placement, PoolCopy, Replica, Subtree, View};
 use format::cluster::{CHAIN_MAX, MEMBERS_MAX, SUBTREES_MAX};
-use format::{ChangeNumber, Epoch, NodeId};
+use format::{ChangeNumber, Epoch, NodeId, PoolUid};
+use std::collections::BTreeMap;
 
 impl View {
     /// Makes a change. A join that was made before by the same process is answered again and changes nothing: then
@@ -39,8 +45,8 @@ impl View {
                 let refused = self.judge(*by, *about, path, *epoch)?;
                 self.members.get_mut(&refused).expect("who is judged is a member").refused = true;
             }
-            Change::SetSubtree { path, version, chain, copies_min } => {
-                self.set_subtree(path, *version, chain, *copies_min, number)?;
+            Change::SetSubtree { path, version, chain, copies_min, founder } => {
+                self.set_subtree(path, *version, (chain, *copies_min, *founder), number)?;
             }
             Change::RemoveSubtree { path, version, by } => self.remove_subtree(path, *version, *by)?,
             Change::SetSync { path, version, by, node, in_sync } => {
@@ -79,9 +85,10 @@ impl View {
     }
 
     fn join(&mut self, change: &Change, number: ChangeNumber) -> Result<(), Refusal> {
-        let Change::Join { node, instance, replaces, medium, address } = change else {
+        let Change::Join { node, instance, replaces, medium, pool, address } = change else {
             unreachable!("only a join joins")
         };
+        self.check_pool(pool)?;
         if [NodeId::NONE, NodeId::MANAGER, NodeId::OPERATOR].contains(node) {
             return Err(Refusal::Field("node"));
         }
@@ -94,31 +101,60 @@ impl View {
             None => {}
         }
         let life = self.epoch.next();
+        if pool.newest > self.number {
+            self.set_back = self.set_back.max(Some(pool.newest));
+        }
         let (instance, medium, address) = (*instance, *medium, address.clone());
-        self.members.insert(*node, Member { life, instance, medium, refused: false, address });
-        let members = &self.members;
-        for subtree in self.subtrees.values_mut().filter(|subtree| subtree.replica(*node).is_some()) {
+        let member = Member { life, instance, medium, pool: pool.copy, refused: false, address };
+        self.members.insert(*node, member);
+        for subtree in self.subtrees.values_mut() {
+            let Some(replica) = subtree.chain.iter_mut().find(|replica| replica.node == *node) else {
+                continue;
+            };
+            if replica.in_sync && pool.continues(&replica.pool) {
+                replica.pool = pool.copy;
+            }
             // Nothing that the life before sent, conditional on the version, counts any more.
             subtree.version = number;
-            appoint(members, subtree);
         }
+        self.count_copies(*node, number);
         Ok(())
+    }
+
+    /// Whether a pool may be in this cluster.
+    fn check_pool(&self, pool: &PoolReport) -> Result<(), Refusal> {
+        match pool.cluster {
+            Some(other) if other != self.cluster => Err(Refusal::ForeignPool(other)),
+            _ if pool.copy.uid == PoolUid::NONE && *pool != PoolReport::default() => {
+                Err(Refusal::Field("pool"))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Takes a member out, with its roles. If it holds what nobody alive holds, it stays the subtree's copy.
     fn remove(&mut self, node: NodeId, number: ChangeNumber) {
         self.members.remove(&node).expect("who is removed was found to be a member");
+        self.count_copies(node, number);
+    }
+
+    /// After a node has gone, or has come with whichever pool: it keeps what it has the copy of, a copy that is not
+    /// there any more counts only where it is the last one, and a subtree without a lease manager gets one.
+    fn count_copies(&mut self, node: NodeId, number: ChangeNumber) {
         let members = &self.members;
         for subtree in self.subtrees.values_mut() {
             let Some(index) = subtree.index_of(node) else { continue };
-            let others = subtree.in_sync().any(|other| members.contains_key(&other));
-            if subtree.chain[index].in_sync && others {
-                subtree.chain[index].in_sync = false;
+            let lives = subtree.chain[index].lives(members);
+            let others = subtree.living(members).any(|other| other.node != node);
+            if subtree.chain[index].in_sync && !lives && others {
+                subtree.chain[index].set_copy(None);
                 subtree.version = number;
             }
-            if subtree.manager == Some(node) {
+            if subtree.manager == Some(node) && !lives {
                 subtree.manager = None;
                 subtree.version = number;
+            }
+            if self.set_back.is_none() {
                 appoint(members, subtree);
             }
         }
@@ -128,8 +164,7 @@ impl View {
     /// Lets members be heard again whose heartbeats were refused, if now nobody else has a copy.
     fn spare_last_copies(&mut self) {
         for subtree in self.subtrees.values() {
-            let living: Vec<NodeId> =
-                subtree.in_sync().filter(|node| self.members.contains_key(node)).collect();
+            let living: Vec<NodeId> = subtree.living(&self.members).map(|replica| replica.node).collect();
             if living.iter().all(|node| self.members[node].refused)
                 && let Some(member) = living.first().and_then(|node| self.members.get_mut(node))
             {
@@ -152,19 +187,23 @@ impl View {
         if own == others {
             return Err(Refusal::Field("about"));
         }
-        let order = if own > others { [by.node, about] } else { [about, by.node] };
+        let mut order = if own > others { [by.node, about] } else { [about, by.node] };
+        // A replica that is slow never costs the lease manager its role.
+        order.sort_by_key(|node| subtree.manager == Some(*node));
         order.into_iter().find(|node| self.can_spare(*node)).ok_or(Refusal::LastCopy)
     }
 
     /// True if every subtree that this member has a copy of has another living one.
     fn can_spare(&self, node: NodeId) -> bool {
-        let concerned = |subtree: &&Subtree| subtree.replica(node).is_some_and(|replica| replica.in_sync);
+        let concerned =
+            |subtree: &&Subtree| subtree.replica(node).is_some_and(|replica| replica.lives(&self.members));
         self.subtrees.values().filter(concerned).all(|subtree| self.has_copy_without(&subtree.chain, node))
     }
 
     /// True if a member other than `without`, whose heartbeats are heard, is in sync.
     fn has_copy_without(&self, chain: &[Replica], without: NodeId) -> bool {
-        chain.iter().any(|replica| replica.in_sync && replica.node != without && self.is_heard(replica.node))
+        let lives = |replica: &Replica| replica.lives(&self.members) && self.is_heard(replica.node);
+        chain.iter().any(|replica| replica.node != without && lives(replica))
     }
 
     /// True if the node is a member whose heartbeats are not refused.
@@ -176,10 +215,10 @@ impl View {
         &mut self,
         path: &Path,
         version: ChangeNumber,
-        chain: &[Placement],
-        copies_min: u8,
+        (chain, copies_min, founder): (&[Placement], u8, Option<PoolUid>),
         number: ChangeNumber,
     ) -> Result<(), Refusal> {
+        self.check_not_set_back()?;
         let before = self.check_version(path, version)?;
         check_chain(chain)?;
         if copies_min == 0 || usize::from(copies_min) > chain.len() {
@@ -188,14 +227,7 @@ impl View {
         if before.is_none() && self.subtrees.len() == SUBTREES_MAX {
             return Err(Refusal::Full);
         }
-        // A subtree that is new holds nothing, so every member holds all of it.
-        let in_sync = |node| match before {
-            Some(subtree) => subtree.replica(node).is_some_and(|replica| replica.in_sync),
-            None => self.members.contains_key(&node),
-        };
-        let replica =
-            |place: &Placement| Replica { node: place.node, hot: place.hot, in_sync: in_sync(place.node) };
-        let chain: Vec<Replica> = chain.iter().map(replica).collect();
+        let chain = self.place(before, chain, founder)?;
         let manager = before.and_then(|subtree| subtree.manager);
         if let Some(node) = manager.filter(|node| !chain.iter().any(|replica| replica.node == *node)) {
             return Err(Refusal::StillManager(node));
@@ -214,6 +246,36 @@ impl View {
         appoint(&self.members, &mut subtree);
         self.subtrees.insert(path.clone(), subtree);
         Ok(())
+    }
+
+    /// The replicas of a chain, each with the copy that it has: of a new subtree, only the founder has one.
+    fn place(
+        &self,
+        before: Option<&Subtree>,
+        chain: &[Placement],
+        founder: Option<PoolUid>,
+    ) -> Result<Vec<Replica>, Refusal> {
+        let pool_of = |node| self.members.get(&node).map(|member| member.pool);
+        let is_founder = |place: &&Placement| {
+            pool_of(place.node).is_some_and(|pool| pool.uid != PoolUid::NONE && Some(pool.uid) == founder)
+        };
+        let founding = chain.iter().find(is_founder).map(|place| place.node);
+        if founding.is_some() != before.is_none() || founder.is_some() != before.is_none() {
+            return Err(Refusal::Field("founder"));
+        }
+        let copy = |node| match before {
+            Some(subtree) => {
+                subtree.replica(node).filter(|replica| replica.in_sync).map(|replica| replica.pool)
+            }
+            None => pool_of(node).filter(|_| founding == Some(node)),
+        };
+        let replica = |place: &Placement| {
+            let mut replica =
+                Replica { node: place.node, hot: place.hot, in_sync: false, pool: PoolCopy::default() };
+            replica.set_copy(copy(place.node));
+            replica
+        };
+        Ok(chain.iter().map(replica).collect())
     }
 
     fn remove_subtree(
@@ -250,7 +312,9 @@ impl View {
             self.check_member(by)?;
         }
         let index = subtree.index_of(node).ok_or(Refusal::NotReplica(node))?;
-        if subtree.chain[index].in_sync == in_sync || (in_sync && !self.is_heard(node)) {
+        let pool = self.members.get(&node).map(|member| member.pool);
+        let pool = pool.filter(|pool| in_sync && pool.uid != PoolUid::NONE);
+        if subtree.chain[index].in_sync == in_sync || (in_sync && !(self.is_heard(node) && pool.is_some())) {
             return Err(Refusal::NotReplica(node));
         }
         if !in_sync && !self.has_copy_without(&subtree.chain, node) {
@@ -259,10 +323,12 @@ impl View {
         let members = &self.members;
         let subtree = self.subtrees.get_mut(path).expect("its version was just checked");
         subtree.version = number;
-        subtree.chain[index].in_sync = in_sync;
+        subtree.chain[index].set_copy(pool);
         if !in_sync && subtree.manager == Some(node) {
             subtree.manager = None;
-            appoint(members, subtree);
+            if self.set_back.is_none() {
+                appoint(members, subtree);
+            }
         }
         Ok(())
     }
@@ -278,7 +344,7 @@ impl View {
         let subtree =
             self.check_version(path, version)?.ok_or(Refusal::StaleVersion(ChangeNumber::new(0)))?;
         self.check_manager(subtree, by)?;
-        let fits = subtree.replica(to).is_some_and(|replica| replica.in_sync);
+        let fits = subtree.replica(to).is_some_and(|replica| replica.lives(&self.members));
         if to != by.node && !(fits && self.is_heard(to)) {
             return Err(Refusal::NotReplica(to));
         }
@@ -286,6 +352,10 @@ impl View {
         subtree.version = number;
         subtree.manager = Some(to);
         Ok(())
+    }
+
+    fn check_not_set_back(&self) -> Result<(), Refusal> {
+        self.set_back.map_or(Ok(()), |number| Err(Refusal::SetBack(number)))
     }
 
     fn check_epoch(&self, epoch: Epoch) -> Result<(), Refusal> {
@@ -318,14 +388,20 @@ fn check_chain(chain: &[Placement]) -> Result<(), Refusal> {
     if wrong { Err(Refusal::Field("chain")) } else { Ok(()) }
 }
 
-/// Gives a subtree without a lease manager its head: the first living replica in sync, one that is heard before one
-/// that is refused, a hot one before a warm one. A warm one becomes hot.
-fn appoint(members: &std::collections::BTreeMap<NodeId, Member>, subtree: &mut Subtree) {
+impl Replica {
+    /// From now on this pool is the copy, or none is.
+    fn set_copy(&mut self, pool: Option<PoolCopy>) {
+        (self.in_sync, self.pool) = (pool.is_some(), pool.unwrap_or_default());
+    }
+}
+
+/// Gives a subtree without a lease manager its head: the first living copy in the chain's order, one that is heard before
+/// one that is refused, a hot one before a warm one. A warm one becomes hot.
+fn appoint(members: &BTreeMap<NodeId, Member>, subtree: &mut Subtree) {
     if subtree.manager.is_some() {
         return;
     }
-    let living =
-        subtree.chain.iter_mut().filter(|replica| replica.in_sync && members.contains_key(&replica.node));
+    let living = subtree.chain.iter_mut().filter(|replica| replica.lives(members));
     if let Some(head) = living.min_by_key(|replica| (members[&replica.node].refused, !replica.hot)) {
         head.hot = true;
         subtree.manager = Some(head.node);

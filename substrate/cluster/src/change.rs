@@ -1,7 +1,7 @@
 //! What can be changed in a cluster, what each change is conditional on, and why one is refused.
 
-use crate::view::{Address, Path, Placement};
-use format::{BeatVersion, ChangeNumber, Epoch, NodeId};
+use crate::view::{Address, Path, Placement, PoolCopy};
+use format::{BeatVersion, ChangeNumber, Epoch, NodeId, PoolGeneration, PoolUid};
 
 /// A member in one of its lives: every joining begins a new one, named by the epoch that it began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -10,6 +10,28 @@ pub struct Party {
     pub node: NodeId,
     /// The epoch in which it joined.
     pub life: Epoch,
+}
+
+/// What a pool says of itself when its node joins. The default is what a node without a pool says: it holds nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PoolReport {
+    /// The cluster in which it is a copy; none if it has never been in one.
+    pub cluster: Option<u64>,
+    /// Which pool, and the generation that it settled before it asked.
+    pub copy: PoolCopy,
+    /// The generation before, as far as the pool knows that its node has joined with it.
+    pub former: PoolGeneration,
+    /// The newest change that it has seen.
+    pub newest: ChangeNumber,
+}
+
+impl PoolReport {
+    /// True if this is the pool that was a copy, as that life of it has left it: an older copy of its folder does not know
+    /// the last generation. The present one is known already where the answer to a join was lost.
+    pub fn continues(&self, recorded: &PoolCopy) -> bool {
+        let knows = [self.former, self.copy.generation].contains(&recorded.generation);
+        self.copy.uid == recorded.uid && self.copy.uid != PoolUid::NONE && knows
+    }
 }
 
 /// A change of the view. Each carries what it is conditional on, so that one that comes late is refused.
@@ -27,6 +49,8 @@ pub enum Change {
         replaces: Option<Epoch>,
         /// What its pool lies on: a `pmem::Class` as a number; the cluster only passes it on.
         medium: u8,
+        /// What its pool says of itself.
+        pool: PoolReport,
         /// Where it listens.
         address: Address,
     },
@@ -56,7 +80,8 @@ pub enum Change {
         /// The epoch.
         epoch: Epoch,
     },
-    /// A subtree gets this chain; replicas that stay keep what they are in sync with.
+    /// A subtree gets this chain; replicas that stay keep what they are in sync with. One pool founds a new subtree, and
+    /// is its only copy until others have joined.
     SetSubtree {
         /// Its path.
         path: Path,
@@ -66,6 +91,8 @@ pub enum Change {
         chain: Vec<Placement>,
         /// Below so many copies an fsync waits.
         copies_min: u8,
+        /// Of a new subtree: the pool that founds it, of a member in the chain. None otherwise.
+        founder: Option<PoolUid>,
     },
     /// A subtree becomes a part of the one above it.
     RemoveSubtree {
@@ -176,6 +203,10 @@ pub enum Refusal {
     Full,
     /// Only the manager itself may make this change.
     Internal,
+    /// The pool of who joins is a copy in this other cluster.
+    ForeignPool(u64),
+    /// A pool has seen this change, which the manager does not have: it was set back to an older state.
+    SetBack(ChangeNumber),
 }
 
 impl std::fmt::Display for Refusal {
@@ -197,6 +228,11 @@ impl std::fmt::Display for Refusal {
             Self::Field(name) => write!(f, "impossible value in field {name}"),
             Self::Full => write!(f, "no room for another one"),
             Self::Internal => write!(f, "only the manager itself makes this change"),
+            Self::ForeignPool(cluster) => write!(f, "the pool belongs to another cluster, {cluster:016x}"),
+            Self::SetBack(number) => write!(
+                f,
+                "the cluster manager was set back: a pool has seen change {number}, which it does not have"
+            ),
         }
     }
 }

@@ -1,14 +1,14 @@
 //! Views, changes and records as the bytes of `format::cluster`, and back. Decoding is total: any bytes give a value
 //! that the rules could have made, or an error.
 
-use crate::change::{Change, Done, Party, Record, Refusal};
+use crate::change::{Change, Done, Party, PoolReport, Record, Refusal};
 use crate::rules::Rules;
-use crate::view::{Address, Member, Path, Placement, Replica, Subtree, View};
+use crate::view::{Address, Member, Path, Placement, PoolCopy, Replica, Subtree, View};
 use format::cluster::{
     ADDRESS_BYTES, CLUSTER_VERSION, ChangeBody, ChangeKind, DoneReply, HISTORY_COUNT_MAX, MEMBERS_MAX,
     MemberBody, RecordHead, RefusalReply, ReplicaBody, SUBTREES_MAX, SubtreeHead, ViewHead,
 };
-use format::{BeatVersion, ChangeNumber, DecodeError, Epoch, NodeId};
+use format::{BeatVersion, ChangeNumber, DecodeError, Epoch, NodeId, PoolUid};
 use std::collections::BTreeMap;
 use std::time::Duration;
 use zerocopy::little_endian::{I64, U16, U32, U64};
@@ -56,15 +56,23 @@ fn flag(raw: u32, name: &'static str) -> Result<bool, DecodeError> {
     }
 }
 
-fn replica_body(node: NodeId, hot: bool, in_sync: bool) -> ReplicaBody {
-    ReplicaBody { node, hot: hot.into(), in_sync: in_sync.into(), reserved: U16::new(0) }
+fn replica_body(replica: &Replica) -> ReplicaBody {
+    ReplicaBody {
+        node: replica.node,
+        hot: replica.hot.into(),
+        in_sync: replica.in_sync.into(),
+        reserved: U16::new(0),
+        pool: replica.pool.uid,
+        generation: replica.pool.generation,
+    }
 }
 
 fn take_replicas(rest: &mut &[u8], count: u8) -> Result<Vec<Replica>, DecodeError> {
     let body = |rest: &mut &[u8]| {
         let body: ReplicaBody = take(rest)?;
         let (hot, in_sync) = (flag(body.hot.into(), "hot")?, flag(body.in_sync.into(), "in_sync")?);
-        Ok(Replica { node: body.node, hot, in_sync })
+        let pool = PoolCopy { uid: body.pool, generation: body.generation };
+        Ok(Replica { node: body.node, hot, in_sync, pool })
     };
     (0..count).map(|_| body(rest)).collect()
 }
@@ -80,6 +88,7 @@ pub fn encode_view(view: &View) -> Vec<u8> {
         epoch: view.epoch,
         members: count(view.members.len()),
         subtrees: count(view.subtrees.len()),
+        set_back: view.set_back.unwrap_or_default(),
     };
     let mut bytes = head.as_bytes().to_vec();
     for (node, member) in &view.members {
@@ -89,6 +98,8 @@ pub fn encode_view(view: &View) -> Vec<u8> {
             instance: U64::new(member.instance),
             medium: U32::new(member.medium.into()),
             refused: U32::new(member.refused.into()),
+            pool: member.pool.uid,
+            generation: member.pool.generation,
             address: encode_address(&member.address),
         };
         bytes.extend_from_slice(body.as_bytes());
@@ -103,7 +114,7 @@ pub fn encode_view(view: &View) -> Vec<u8> {
         };
         bytes.extend_from_slice(head.as_bytes());
         for replica in &subtree.chain {
-            bytes.extend_from_slice(replica_body(replica.node, replica.hot, replica.in_sync).as_bytes());
+            bytes.extend_from_slice(replica_body(replica).as_bytes());
         }
         bytes.extend_from_slice(path.as_bytes());
     }
@@ -124,6 +135,7 @@ pub fn decode_view(bytes: &[u8]) -> Result<View, DecodeError> {
     let rules = Rules::new(Duration::from_nanos(head.lease_ns.get()), head.drift_ppm.get());
     let rules = rules.ok_or(DecodeError::Field("lease_ns"))?;
     let mut view = View { number: head.number, epoch: head.epoch, ..View::new(head.cluster.get(), rules) };
+    view.set_back = (head.set_back != ChangeNumber::default()).then_some(head.set_back);
     for _ in 0..members {
         let (node, member) = take_member(rest)?;
         after_last(&view.members, &node)?;
@@ -156,6 +168,7 @@ fn take_member(rest: &mut &[u8]) -> Result<(NodeId, Member), DecodeError> {
         life: body.life,
         instance: body.instance.get(),
         medium: u8::try_from(body.medium.get()).map_err(|_| DecodeError::Field("medium"))?,
+        pool: PoolCopy { uid: body.pool, generation: body.generation },
         refused: flag(body.refused.get(), "refused")?,
         address: decode_address(&body.address)?,
     };
@@ -177,9 +190,12 @@ pub fn encode_change(change: &Change) -> Vec<u8> {
     let by = |body: &mut ChangeBody, party: &Party| (body.by, body.life) = (party.node, party.life);
     let kind = match change {
         Change::Start => ChangeKind::Start,
-        Change::Join { node, instance, replaces, medium, address } => {
+        Change::Join { node, instance, replaces, medium, pool, address } => {
             (body.node, body.instance, body.medium) = (*node, U64::new(*instance), *medium);
             (body.epoch, body.address) = (replaces.unwrap_or_default(), encode_address(address));
+            (body.pool, body.generation) = (pool.copy.uid, pool.copy.generation);
+            (body.pool_cluster, body.newest) = (U64::new(pool.cluster.unwrap_or(0)), pool.newest);
+            body.former = pool.former;
             ChangeKind::Join
         }
         Change::Leave { party } => {
@@ -196,8 +212,9 @@ pub fn encode_change(change: &Change) -> Vec<u8> {
             (body.node, body.epoch) = (*about, *epoch);
             ChangeKind::Complain
         }
-        Change::SetSubtree { version, chain: placed, copies_min, .. } => {
+        Change::SetSubtree { version, chain: placed, copies_min, founder, .. } => {
             (body.version, body.copies_min) = (*version, *copies_min);
+            body.pool = founder.unwrap_or_default();
             chain = placed;
             ChangeKind::SetSubtree
         }
@@ -222,7 +239,8 @@ pub fn encode_change(change: &Change) -> Vec<u8> {
     body.path_bytes = change.path().map_or(U16::new(0), path_bytes);
     let mut bytes = body.as_bytes().to_vec();
     for place in &chain[..usize::from(body.chain)] {
-        bytes.extend_from_slice(replica_body(place.node, place.hot, false).as_bytes());
+        let replica = Replica { node: place.node, hot: place.hot, in_sync: false, pool: PoolCopy::default() };
+        bytes.extend_from_slice(replica_body(&replica).as_bytes());
     }
     bytes.extend_from_slice(change.path().map_or(&[], Path::as_bytes));
     bytes
@@ -248,6 +266,12 @@ pub fn decode_change(bytes: &[u8]) -> Result<Change, DecodeError> {
             instance: body.instance.get(),
             replaces: (body.epoch != Epoch::default()).then_some(body.epoch),
             medium: body.medium,
+            pool: PoolReport {
+                cluster: (body.pool_cluster.get() != 0).then_some(body.pool_cluster.get()),
+                copy: PoolCopy { uid: body.pool, generation: body.generation },
+                former: body.former,
+                newest: body.newest,
+            },
             address: decode_address(&body.address)?,
         },
         ChangeKind::Leave => Change::Leave { party },
@@ -257,7 +281,8 @@ pub fn decode_change(bytes: &[u8]) -> Result<Change, DecodeError> {
         }
         ChangeKind::SetSubtree => {
             let (version, copies_min) = (body.version, body.copies_min);
-            Change::SetSubtree { path: path(rest)?, version, chain, copies_min }
+            let founder = (body.pool != PoolUid::NONE).then_some(body.pool);
+            Change::SetSubtree { path: path(rest)?, version, chain, copies_min, founder }
         }
         ChangeKind::RemoveSubtree => {
             let by = (party.node != NodeId::NONE).then_some(party);
@@ -323,7 +348,7 @@ pub fn encode_done(done: Done) -> DoneReply {
 }
 
 /// Names that [`Refusal::Field`] can carry over the wire.
-const FIELDS: [&str; 5] = ["node", "about", "chain", "copies_min", "change"];
+const FIELDS: [&str; 7] = ["node", "about", "chain", "copies_min", "pool", "founder", "change"];
 
 /// A refusal as bytes. A field without a number of its own is called `change`.
 pub fn encode_refusal(refusal: Refusal) -> RefusalReply {
@@ -346,6 +371,8 @@ pub fn encode_refusal(refusal: Refusal) -> RefusalReply {
         }
         Refusal::Full => (13, 0),
         Refusal::Internal => (14, 0),
+        Refusal::ForeignPool(cluster) => (15, cluster),
+        Refusal::SetBack(number) => (16, number.get()),
     };
     RefusalReply { reason: U32::new(reason), reserved: U32::new(0), detail: U64::new(detail) }
 }
@@ -372,6 +399,8 @@ pub fn decode_refusal(reply: &RefusalReply) -> Result<Refusal, DecodeError> {
         12 => Refusal::Field(FIELDS.get(small? as usize).ok_or(DecodeError::Field("detail"))?),
         13 => Refusal::Full,
         14 => Refusal::Internal,
+        15 => Refusal::ForeignPool(detail),
+        16 => Refusal::SetBack(ChangeNumber::new(detail)),
         _ => return Err(DecodeError::Kind),
     })
 }

@@ -28,7 +28,7 @@ pub mod wire;
 pub mod zookeeper;
 
 pub use agent::{Agent, Ticket};
-pub use change::{Change, Done, Party, Record, Refusal};
+pub use change::{Change, Done, Party, PoolReport, Record, Refusal};
 pub use client::Remote;
 pub use core::{Answer, Core, Effects, Event, Expeller};
 pub use detector::Detector;
@@ -40,4 +40,4 @@ pub use rules::Rules;
 pub use server::{Embedded, Limits, SOCKET_NAME};
 pub use service::Service;
 pub use store::{Kept, Store};
-pub use view::{Address, Member, Path, Placement, Replica, Subtree, View};
+pub use view::{Address, Member, Path, Placement, PoolCopy, Replica, Subtree, View};

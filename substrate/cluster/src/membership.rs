@@ -9,7 +9,7 @@
 //! to come back is a decision of its owner, who has to deal with what happened meanwhile first.
 
 use crate::agent::Agent;
-use crate::change::{Change, Done, Party, Refusal};
+use crate::change::{Change, Done, Party, PoolReport, Refusal};
 use crate::error::Error;
 use crate::manager::Manager;
 use crate::rules::Rules;
@@ -38,6 +38,8 @@ pub struct Joining {
     pub replaces: Option<Epoch>,
     /// What its pool lies on.
     pub medium: u8,
+    /// What its pool says of itself, with a generation that is settled there and was never said before.
+    pub pool: PoolReport,
     /// Where it listens.
     pub address: Address,
 }
@@ -125,6 +127,7 @@ impl Membership {
             instance: host.random(),
             replaces: joining.replaces,
             medium: joining.medium,
+            pool: joining.pool,
             address: joining.address.clone(),
         };
         loop {

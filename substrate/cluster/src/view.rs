@@ -4,7 +4,7 @@
 use crate::change::Party;
 use crate::rules::Rules;
 use format::cluster::{ADDRESS_BYTES, CHAIN_MAX, MEMBERS_MAX, SUBTREE_PATH_MAX, SUBTREES_MAX};
-use format::{ChangeNumber, Epoch, NodeId};
+use format::{ChangeNumber, Epoch, NodeId, PoolGeneration, PoolUid};
 use std::collections::BTreeMap;
 
 /// Where a member listens, as text: what the transport takes.
@@ -56,6 +56,15 @@ impl std::fmt::Display for Path {
     }
 }
 
+/// A pool in one of its lives.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PoolCopy {
+    /// Which pool; [`PoolUid::NONE`] is no pool.
+    pub uid: PoolUid,
+    /// Its generation.
+    pub generation: PoolGeneration,
+}
+
 /// A member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
@@ -65,6 +74,8 @@ pub struct Member {
     pub instance: u64,
     /// What its pool lies on.
     pub medium: u8,
+    /// Its pool, as it joined with it.
+    pub pool: PoolCopy,
     /// Its heartbeats are refused: it will be expelled.
     pub refused: bool,
     /// Where it listens.
@@ -87,8 +98,17 @@ pub struct Replica {
     pub node: NodeId,
     /// Hot or warm.
     pub hot: bool,
-    /// It holds everything that was acknowledged. A replica that is alive and not in sync is *joining*.
+    /// A pool of this node holds everything that was acknowledged. A replica that is alive and not in sync is *joining*.
     pub in_sync: bool,
+    /// The pool that does, if it is in sync. The node may be a member with another pool, which then is no copy.
+    pub pool: PoolCopy,
+}
+
+impl Replica {
+    /// True if it holds everything, and its node is a member with the very pool that does.
+    pub fn lives(&self, members: &BTreeMap<NodeId, Member>) -> bool {
+        self.in_sync && members.get(&self.node).is_some_and(|member| member.pool == self.pool)
+    }
 }
 
 /// A subtree with a chain of its own.
@@ -115,7 +135,15 @@ impl Subtree {
         self.chain.iter().position(|replica| replica.node == node)
     }
 
-    /// The nodes that hold everything, in the chain's order.
+    /// The replicas that hold everything and are members with the pool that does, in the chain's order.
+    pub fn living<'a>(
+        &'a self,
+        members: &'a BTreeMap<NodeId, Member>,
+    ) -> impl Iterator<Item = &'a Replica> + 'a {
+        self.chain.iter().filter(|replica| replica.lives(members))
+    }
+
+    /// The nodes of which a pool holds everything, in the chain's order.
     pub fn in_sync(&self) -> impl Iterator<Item = NodeId> {
         self.chain.iter().filter(|replica| replica.in_sync).map(|replica| replica.node)
     }
@@ -136,6 +164,9 @@ pub struct View {
     pub members: BTreeMap<NodeId, Member>,
     /// Which subtrees have a chain.
     pub subtrees: BTreeMap<Path, Subtree>,
+    /// The greatest change that a pool was found to have seen and this view does not have: the manager was set back to an
+    /// older state. From then on it gives nobody a role.
+    pub set_back: Option<ChangeNumber>,
 }
 
 impl View {
@@ -148,6 +179,7 @@ impl View {
             epoch: Epoch::new(0),
             members: BTreeMap::new(),
             subtrees: BTreeMap::new(),
+            set_back: None,
         }
     }
 
@@ -158,7 +190,7 @@ impl View {
 
     /// Living replicas of a subtree that hold everything.
     pub fn copies(&self, subtree: &Subtree) -> usize {
-        subtree.in_sync().filter(|node| self.members.contains_key(node)).count()
+        subtree.living(&self.members).count()
     }
 
     /// What is wrong with it; nothing in any view that the rules made.
@@ -169,6 +201,9 @@ impl View {
         }
         if self.members.len() > MEMBERS_MAX || self.subtrees.len() > SUBTREES_MAX {
             return Some("too many members or subtrees");
+        }
+        if self.set_back == Some(ChangeNumber::new(0)) {
+            return Some("set back behind no change");
         }
         if self.members.contains_key(&NodeId::NONE) {
             return Some("no node is a member");
@@ -193,6 +228,13 @@ impl View {
         if subtree.copies_min == 0 || usize::from(subtree.copies_min) > chain.len() {
             return Some("a minimum of copies that no chain has");
         }
+        let is_odd = |replica: &Replica| match replica.in_sync {
+            true => replica.pool.uid == PoolUid::NONE,
+            false => replica.pool != PoolCopy::default(),
+        };
+        if chain.iter().any(is_odd) {
+            return Some("a replica in sync without a pool, or the other way round");
+        }
         let (copies, in_sync) = (self.copies(subtree), subtree.in_sync().count());
         if in_sync == 0 {
             return Some("a subtree without a copy");
@@ -202,12 +244,12 @@ impl View {
             return Some("several last copies");
         }
         if copies > 0 && copies < in_sync {
-            return Some("a node that is no member is in sync beside others");
+            return Some("a copy that no member has is in sync beside others");
         }
         match subtree.manager {
-            None if copies > 0 => Some("a living copy and no lease manager"),
+            None if copies > 0 && self.set_back.is_none() => Some("a living copy and no lease manager"),
             Some(node) if !self.members.contains_key(&node) => Some("a lease manager that is no member"),
-            Some(node) if !subtree.in_sync().any(|other| other == node) => {
+            Some(node) if !subtree.living(&self.members).any(|replica| replica.node == node) => {
                 Some("a lease manager that is not in sync")
             }
             _ => None,

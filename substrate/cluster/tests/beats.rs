@@ -8,8 +8,8 @@
 mod relay;
 
 use cluster::{
-    Address, Change, Done, Embedded, Error, Joining, Limits, Manager, Membership, Party, Record, Remote,
-    Rules, View,
+    Address, Change, Done, Embedded, Error, Joining, Limits, Manager, Membership, Party, PoolReport, Record,
+    Remote, Rules, View,
 };
 use format::{BeatVersion, ChangeNumber, NodeId};
 use ipc::sync::Ordering;
@@ -33,7 +33,8 @@ fn start(folder: &tempfile::TempDir) -> Embedded {
 
 /// Joins, and waits until the membership holds.
 fn join(manager: Arc<dyn Manager>) -> Arc<Membership> {
-    let joining = Joining { node: NodeId::new(1), replaces: None, medium: 2, address: Address::default() };
+    let (pool, address) = (PoolReport::default(), Address::default());
+    let joining = Joining { node: NodeId::new(1), replaces: None, medium: 2, pool, address };
     let member = Membership::join(Arc::new(SystemHost), manager, &joining, soon()).unwrap();
     let until = soon();
     while member.valid_until().is_none() {

@@ -6,10 +6,12 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "clippy knows tests by their attribute, and helpers have none")]
 
-use cluster::{Address, Change, Core, Event, Expeller, Kept, Path, Placement, Rules, Store, View};
+use cluster::{
+    Address, Change, Core, Event, Expeller, Kept, Path, Placement, PoolCopy, PoolReport, Rules, Store, View,
+};
 use format::checksum::Salt;
 use format::cluster::{CLUSTER_VERSION, ClusterFrame, ClusterFrameHead};
-use format::{ChangeNumber, Incarnation, LogUid, NodeId, Sequence};
+use format::{ChangeNumber, Incarnation, LogUid, NodeId, PoolGeneration, PoolUid, Sequence};
 use ipc::Time;
 use pmem::crash::{Limits, Model, Point, enumerate};
 use pmem::ring::{AppendRing, RingPosition, scan};
@@ -34,6 +36,10 @@ fn changes() -> Vec<Change> {
         instance,
         replaces: None,
         medium: 2,
+        pool: PoolReport {
+            copy: PoolCopy { uid: PoolUid::new(instance), generation: PoolGeneration::new(1) },
+            ..PoolReport::default()
+        },
         address: Address::new("127.0.0.1:7000").unwrap(),
     };
     let place = |path: &[u8], nodes: &[u32]| Change::SetSubtree {
@@ -41,6 +47,7 @@ fn changes() -> Vec<Change> {
         version: ChangeNumber::new(0),
         chain: nodes.iter().map(|node| Placement { node: NodeId::new(*node), hot: true }).collect(),
         copies_min: 1,
+        founder: Some(PoolUid::new(u64::from(nodes[0]) * 11)),
     };
     let mut changes = vec![join(1, 11), join(2, 22), place(b"/", &[1, 2]), place(b"/mail", &[2, 1])];
     // So long that they lie on several pages.
@@ -158,10 +165,11 @@ fn a_full_log_is_followed_by_another() {
     let step = |core: &mut Core, change| core.step(now, Event::Propose { change, wall_ns: 0 }).records;
     let records = step(&mut core, changes().remove(0));
     store.append(&records, core.view(), core.history()).unwrap();
-    for _ in 0..5000 {
+    for turn in 0..5000 {
         let chain = vec![Placement { node: NodeId::new(1), hot: true }];
-        let records =
-            step(&mut core, Change::SetSubtree { path: path.clone(), version, chain, copies_min: 1 });
+        let founder = (turn == 0).then_some(PoolUid::new(11));
+        let place = Change::SetSubtree { path: path.clone(), version, chain, copies_min: 1, founder };
+        let records = step(&mut core, place);
         version = records[0].number;
         store.append(&records, core.view(), core.history()).unwrap();
     }

@@ -14,11 +14,11 @@ mod process;
 #[path = "support/relay.rs"]
 mod relay;
 
-use cluster::{Address, Change, Joining, Manager, Membership, Path, Placement, Remote, Rules};
+use cluster::{Address, Change, Joining, Manager, Membership, Party, Path, Placement, Remote, Rules};
 use format::{ChangeNumber, NodeId};
 use ipc::sync::Ordering;
 use ipc::{Host, SystemHost, Time};
-use member::MemberProcess;
+use member::{MemberProcess, pool_of};
 use process::ManagerProcess;
 use relay::{Direction, Relay};
 use std::sync::Arc;
@@ -60,7 +60,8 @@ fn round(manager: &ManagerProcess, number: u32, fault: Fault) -> Option<(Duratio
     let remote = Arc::new(Remote::new(host.clone(), &manager.socket()));
     let relay = Relay::start(&manager.socket());
     let (first, second) = (NodeId::new(2 * number + 1), NodeId::new(2 * number + 2));
-    let joining = Joining { node: second, replaces: None, medium: 2, address: Address::default() };
+    let (pool, address) = (pool_of(second), Address::default());
+    let joining = Joining { node: second, replaces: None, medium: 2, pool, address };
     let other = Membership::join(host.clone(), remote.clone(), &joining, soon()).unwrap();
     let path = Path::new(format!("/round{number}").as_bytes()).unwrap();
     let mut member = MemberProcess::start(relay.socket(), first, &path);
@@ -69,8 +70,13 @@ fn round(manager: &ManagerProcess, number: u32, fault: Fault) -> Option<(Duratio
     }
     let chain = [first, second].map(|node| Placement { node, hot: true }).to_vec();
     let version = ChangeNumber::new(0);
-    let place = Change::SetSubtree { path: path.clone(), version, chain, copies_min: 1 };
-    if remote.propose(&place, soon()).is_err() || !member.wait_for("serves") {
+    let founder = Some(pool_of(first).copy.uid);
+    let place = Change::SetSubtree { path: path.clone(), version, chain, copies_min: 1, founder };
+    let Ok(placed) = remote.propose(&place, soon()) else { return None };
+    let life = remote.watch(ChangeNumber::new(0), SystemHost.now()).unwrap().members.get(&first)?.life;
+    let (version, by) = (placed.number, Party { node: first, life });
+    let join = Change::SetSync { path: path.clone(), version, by, node: second, in_sync: true };
+    if remote.propose(&join, soon()).is_err() || !member.wait_for("serves") {
         return None;
     }
     let at = SystemHost.now();

@@ -9,7 +9,9 @@
 #[path = "support/process.rs"]
 mod process;
 
-use cluster::{Address, Change, Done, Error, Joining, Manager, Membership, Party, Refusal, Remote, Rules};
+use cluster::{
+    Address, Change, Done, Error, Joining, Manager, Membership, Party, PoolReport, Refusal, Remote, Rules,
+};
 use format::{ChangeNumber, NodeId};
 use ipc::sync::Ordering;
 use ipc::{Host, Lock, SystemHost, Word};
@@ -31,7 +33,8 @@ fn work(manager: &Remote, node: NodeId, stop: &Word, acknowledged: &Lock<Vec<(Do
         let change = match life {
             None => {
                 let instance = SystemHost.random();
-                Change::Join { node, instance, replaces: None, medium: 2, address: Address::default() }
+                let (pool, address) = (PoolReport::default(), Address::default());
+                Change::Join { node, instance, replaces: None, medium: 2, pool, address }
             }
             Some(life) => Change::Leave { party: Party { node, life } },
         };
@@ -71,7 +74,8 @@ fn rules() -> Rules {
 fn kill(mut manager: ManagerProcess, rounds: usize) {
     let host: Arc<dyn Host> = Arc::new(SystemHost);
     let client = || manager.client();
-    let joining = Joining { node: NodeId::new(100), replaces: None, medium: 2, address: Address::default() };
+    let (pool, address) = (PoolReport::default(), Address::default());
+    let joining = Joining { node: NodeId::new(100), replaces: None, medium: 2, pool, address };
     let soon = || SystemHost.now().after(Duration::from_secs(20));
     let judge = manager.serving();
     let member = Membership::join(host.clone(), Arc::new(client()), &joining, soon()).unwrap();

@@ -8,7 +8,7 @@
 #[path = "support/process.rs"]
 mod process;
 
-use cluster::{Address, Change, Joining, Manager, Membership, Remote, Rules};
+use cluster::{Address, Change, Joining, Manager, Membership, PoolReport, Remote, Rules};
 use format::{ChangeNumber, NodeId};
 use ipc::sync::Ordering;
 use ipc::{Host, SystemHost, Word};
@@ -45,7 +45,8 @@ fn nobody_is_expelled_on_a_busy_machine() {
         .map(|number| {
             let manager = Arc::new(Remote::new(host.clone(), &manager.socket()));
             let node = NodeId::new(number);
-            let joining = Joining { node, replaces: None, medium: 2, address: Address::default() };
+            let (pool, address) = (PoolReport::default(), Address::default());
+            let joining = Joining { node, replaces: None, medium: 2, pool, address };
             Membership::join(host.clone(), manager, &joining, soon()).unwrap()
         })
         .collect();

@@ -9,10 +9,10 @@ use cluster::codec::{
     take_record,
 };
 use cluster::{
-    Address, Answer, Change, Core, Event, Expeller, Party, Path, Placement, Record, Refusal, Rules, Subtree,
-    View,
+    Address, Answer, Change, Core, Event, Expeller, Party, Path, Placement, PoolCopy, PoolReport, Record,
+    Refusal, Rules, Subtree, View,
 };
-use format::{BeatVersion, ChangeNumber, Epoch, NodeId};
+use format::{BeatVersion, ChangeNumber, Epoch, NodeId, PoolGeneration, PoolUid};
 use ipc::Time;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, VecDeque};
@@ -42,13 +42,77 @@ struct Draft {
     stale: bool,
     flag: bool,
     chain: Vec<(u32, bool)>,
+    pool: PoolDraft,
+}
+
+/// What a node brings along when it joins.
+#[derive(Clone, Copy, Debug)]
+enum PoolDraft {
+    /// Its pool, in a new generation.
+    Own,
+    /// An older copy of its pool.
+    Older,
+    /// Another pool, or an empty one.
+    Foreign,
+    /// None.
+    None,
+    /// A pool of another cluster.
+    OfOtherCluster,
+    /// Its pool, which has seen a change that the manager does not have.
+    Ahead,
+}
+
+fn pool_draft() -> impl Strategy<Value = PoolDraft> {
+    prop_oneof![
+        150 => Just(PoolDraft::Own),
+        15 => Just(PoolDraft::Older),
+        15 => Just(PoolDraft::Foreign),
+        5 => Just(PoolDraft::None),
+        5 => Just(PoolDraft::OfOtherCluster),
+        1 => Just(PoolDraft::Ahead),
+    ]
+}
+
+/// What the pool of a node says. Its own life before is the one that the view has, if it has one.
+fn pool(view: &View, number: u32, draft: PoolDraft) -> PoolReport {
+    let newer = 1000 + view.number.get();
+    let replicas = view.subtrees.values().filter_map(|subtree| subtree.replica(node(number)));
+    let recorded = replicas.map(|replica| replica.pool.generation).max().unwrap_or_default();
+    let copy = |uid: u64, generation| PoolCopy {
+        uid: PoolUid::new(uid),
+        generation: PoolGeneration::new(generation),
+    };
+    let own = u64::from(number);
+    let report =
+        |copy| PoolReport { cluster: Some(view.cluster), copy, former: recorded, newest: view.number };
+    match draft {
+        PoolDraft::Own => report(copy(own, newer)),
+        PoolDraft::Older => PoolReport { former: PoolGeneration::new(7), ..report(copy(own, newer)) },
+        PoolDraft::Foreign => PoolReport { copy: copy(own + 100, newer), ..PoolReport::default() },
+        PoolDraft::None => PoolReport::default(),
+        PoolDraft::OfOtherCluster => {
+            PoolReport { cluster: Some(view.cluster + 1), ..report(copy(own, newer)) }
+        }
+        PoolDraft::Ahead => {
+            PoolReport { newest: ChangeNumber::new(view.number.get() + 1), ..report(copy(own, newer)) }
+        }
+    }
 }
 
 fn draft() -> impl Strategy<Value = Draft> {
     let chain = proptest::collection::vec((1..=NODES, any::<bool>()), 0..5);
-    (0u8..9, 1..=NODES, 1..=NODES, 0usize..2, proptest::bool::weighted(0.1), any::<bool>(), chain).prop_map(
-        |(kind, who, other, path, stale, flag, chain)| Draft { kind, who, other, path, stale, flag, chain },
-    )
+    let kind = (0u8..9, 1..=NODES, 1..=NODES, 0usize..2);
+    let rest = (proptest::bool::weighted(0.1), any::<bool>(), chain, pool_draft());
+    (kind, rest).prop_map(|((kind, who, other, path), (stale, flag, chain, pool))| Draft {
+        kind,
+        who,
+        other,
+        path,
+        stale,
+        flag,
+        chain,
+        pool,
+    })
 }
 
 fn change(view: &View, beats: &BTreeMap<NodeId, BeatVersion>, draft: &Draft) -> Change {
@@ -67,6 +131,7 @@ fn change(view: &View, beats: &BTreeMap<NodeId, BeatVersion>, draft: &Draft) -> 
             instance: view.number.get(),
             replaces: (draft.flag && by.life != Epoch::default()).then_some(by.life),
             medium: 2,
+            pool: pool(view, draft.who, draft.pool),
             address: Address::new("127.0.0.1:7").unwrap(),
         },
         2 => Change::Leave { party: by },
@@ -81,7 +146,10 @@ fn change(view: &View, beats: &BTreeMap<NodeId, BeatVersion>, draft: &Draft) -> 
                 .iter()
                 .map(|(number, hot)| Placement { node: node(*number), hot: *hot })
                 .collect();
-            Change::SetSubtree { path, version, chain, copies_min: 1 + u8::from(draft.flag) }
+            let pool_of = |(number, _): &(u32, bool)| Some(view.members.get(&node(*number))?.pool.uid);
+            let first = draft.chain.iter().filter_map(pool_of).find(|pool| *pool != PoolUid::NONE);
+            let founder = first.filter(|_| view.subtrees.contains_key(&path) == draft.stale);
+            Change::SetSubtree { path, version, chain, copies_min: 1 + u8::from(draft.flag), founder }
         }
         6 => Change::RemoveSubtree { path, version, by: draft.flag.then_some(by) },
         7 => Change::SetSync { path, version, by, node: other, in_sync: draft.flag },
@@ -95,6 +163,7 @@ fn gives(change: &Change, who: NodeId) -> bool {
         Change::Leave { party } | Change::Expel { party, .. } => party.node == who,
         Change::SetManager { by, .. } | Change::SetSync { by, .. } => by.node == who,
         Change::RemoveSubtree { by, .. } => by.is_some_and(|by| by.node == who),
+        Change::Join { node, .. } => *node == who,
         _ => false,
     }
 }
@@ -115,20 +184,31 @@ fn check(before: &View, change: &Change, after: &View) {
             let kept = now.is_some_and(|now| now.manager == Some(manager));
             assert!(kept || gives(change, manager), "{manager} lost {path} by {change:?}");
         }
-        // Who comes into the in-sync set comes by the word of the lease manager, and is alive.
+        // Which pool comes into the in-sync set comes by the word of the lease manager. One that is in it stays the same
+        // pool, and its generation grows, by the word of its node.
         for replica in now.iter().flat_map(|now| &now.chain).filter(|replica| replica.in_sync) {
-            let was = subtree.replica(replica.node).is_some_and(|replica| replica.in_sync);
+            let was = subtree.replica(replica.node).filter(|replica| replica.in_sync);
             let said = matches!(change, Change::SetSync { in_sync: true, node, .. } if *node == replica.node);
-            assert!(was || said, "{} came in sync by {change:?}", replica.node);
+            let joined = matches!(change, Change::Join { node, pool, .. }
+                if *node == replica.node && pool.copy == replica.pool);
+            let stayed = was
+                .is_some_and(|was| was.pool == replica.pool || (joined && replica.pool.uid == was.pool.uid));
+            assert!(stayed || said, "{} came in sync by {change:?}", replica.node);
         }
     }
+    for (path, subtree) in after.subtrees.iter().filter(|(path, _)| !before.subtrees.contains_key(path)) {
+        assert_eq!(subtree.in_sync().count(), 1, "{path} was founded by one pool");
+    }
     for subtree in after.subtrees.values() {
-        let living: Vec<NodeId> = subtree.in_sync().filter(|node| after.members.contains_key(node)).collect();
+        let nodes = |subtree: &Subtree, view: &View| -> Vec<NodeId> {
+            subtree.living(&view.members).map(|replica| replica.node).collect()
+        };
+        let living = nodes(subtree, after);
         let heard = living.iter().any(|node| !after.members[node].refused);
-        let expelled_all = before.subtrees.values().any(|old| {
-            let mut living = old.in_sync().filter(|node| before.members.contains_key(node));
-            living.all(|node| before.members[&node].refused)
-        });
+        let expelled_all = before
+            .subtrees
+            .values()
+            .any(|old| nodes(old, before).iter().all(|node| before.members[node].refused));
         assert!(living.is_empty() || heard || expelled_all, "the last copy is refused by {change:?}");
     }
 }
@@ -241,8 +321,32 @@ impl Bench {
     }
 
     fn join(&mut self, number: u32) -> Result<Epoch, Refusal> {
+        self.join_with(number, PoolDraft::Own)
+    }
+
+    fn join_with(&mut self, number: u32, draft: PoolDraft) -> Result<Epoch, Refusal> {
         let (instance, address) = (self.core.view().number.get() + 77, Address::default());
-        self.propose(Change::Join { node: node(number), instance, replaces: None, medium: 1, address })
+        let replaces = self.core.view().members.get(&node(number)).map(|member| member.life);
+        let pool = pool(self.core.view(), number, draft);
+        self.propose(Change::Join { node: node(number), instance, replaces, medium: 1, pool, address })
+    }
+
+    fn set_sync(&mut self, by: u32, number: u32, in_sync: bool) -> Result<Epoch, Refusal> {
+        let (version, by) = (self.subtree().version, self.party(by));
+        self.propose(Change::SetSync { path: path(0), version, by, node: node(number), in_sync })
+    }
+
+    fn give(&mut self, by: u32, to: u32) -> Result<Epoch, Refusal> {
+        let (version, by) = (self.subtree().version, self.party(by));
+        self.propose(Change::SetManager { path: path(0), version, by, to: node(to) })
+    }
+
+    fn in_sync(&self) -> Vec<u32> {
+        self.subtree().in_sync().map(NodeId::get).collect()
+    }
+
+    fn manager(&self) -> Option<u32> {
+        self.subtree().manager.map(NodeId::get)
     }
 
     fn party(&self, number: u32) -> Party {
@@ -253,11 +357,23 @@ impl Bench {
         &self.core.view().subtrees[&path(0)]
     }
 
+    /// Places the subtree; a new one is founded by the first of the chain, and the others join it.
     fn place(&mut self, chain: &[u32]) -> Result<Epoch, Refusal> {
-        let version =
-            self.core.view().subtrees.get(&path(0)).map_or(ChangeNumber::new(0), |found| found.version);
-        let chain = chain.iter().map(|number| Placement { node: node(*number), hot: true }).collect();
-        self.propose(Change::SetSubtree { path: path(0), version, chain, copies_min: 1 })
+        let known = self.core.view().subtrees.get(&path(0));
+        let version = known.map_or(ChangeNumber::new(0), |found| found.version);
+        let founder = known.is_none().then(|| PoolUid::new(chain[0].into()));
+        let placed = chain.iter().map(|number| Placement { node: node(*number), hot: true }).collect();
+        let done = self.propose(Change::SetSubtree {
+            path: path(0),
+            version,
+            chain: placed,
+            copies_min: 1,
+            founder,
+        })?;
+        for number in chain.iter().skip(1).filter(|_| founder.is_some()) {
+            self.set_sync(chain[0], *number, true)?;
+        }
+        Ok(done)
     }
 
     fn expel(&mut self, number: u32) -> Result<Epoch, Refusal> {
@@ -314,10 +430,8 @@ fn of_two_the_one_later_in_the_chain_is_refused() {
 fn the_last_copy_is_never_refused() {
     let mut bench = Bench::new(Expeller::Member, 2);
     bench.place(&[1, 2]).unwrap();
-    let (version, by) = (bench.subtree().version, bench.party(1));
-    bench.propose(Change::SetManager { path: path(0), version, by, to: node(2) }).unwrap();
-    let (version, by) = (bench.subtree().version, bench.party(2));
-    bench.propose(Change::SetSync { path: path(0), version, by, node: node(1), in_sync: false }).unwrap();
+    bench.give(1, 2).unwrap();
+    bench.set_sync(2, 1, false).unwrap();
     bench.complain(1, 2).unwrap();
     assert_eq!(bench.refused(), [1], "node 2 stands later, but is the only copy");
     let mut bench = Bench::new(Expeller::Member, 2);
@@ -325,6 +439,98 @@ fn the_last_copy_is_never_refused() {
     bench.complain(1, 2).unwrap();
     bench.expel(1).unwrap();
     assert_eq!(bench.refused(), [0u32; 0], "the other one died: whoever was refused is needed");
+}
+
+/// A replica whose disk is slow and that stands before the head in the chain: the head stays.
+#[test]
+fn a_complaint_never_costs_the_lease_manager_its_role() {
+    for (by, about) in [(1, 2), (2, 1)] {
+        let mut bench = Bench::new(Expeller::Member, 2);
+        bench.place(&[1, 2]).unwrap();
+        bench.give(1, 2).unwrap();
+        bench.complain(by, about).unwrap();
+        assert_eq!(bench.refused(), [1], "node {by} complained about node {about}");
+    }
+}
+
+/// One pool founds a subtree: a node that is a member of the chain with an empty pool holds nothing of it.
+#[test]
+fn one_pool_founds_a_subtree() {
+    let mut bench = Bench::new(Expeller::Member, 2);
+    let place = |founder: Option<u64>| Change::SetSubtree {
+        path: path(0),
+        version: ChangeNumber::new(0),
+        chain: [1, 2].map(|number| Placement { node: node(number), hot: true }).to_vec(),
+        copies_min: 1,
+        founder: founder.map(PoolUid::new),
+    };
+    for wrong in [None, Some(0), Some(3)] {
+        assert_eq!(bench.propose(place(wrong)), Err(Refusal::Field("founder")));
+    }
+    bench.propose(place(Some(2))).unwrap();
+    assert_eq!((bench.in_sync(), bench.manager()), (vec![2], Some(2)));
+    bench.expel(2).unwrap();
+    assert_eq!(bench.manager(), None, "node 1 holds nothing");
+    bench.join(2).unwrap();
+    assert_eq!(bench.manager(), Some(2));
+}
+
+/// The last copy comes back with another pool, with none, or with an older copy of its own: the subtree waits for the pool
+/// that holds everything.
+#[test]
+fn a_node_with_another_pool_is_no_copy() {
+    for wrong in [PoolDraft::Foreign, PoolDraft::None, PoolDraft::Older] {
+        let mut bench = Bench::new(Expeller::Member, 2);
+        bench.place(&[1, 2]).unwrap();
+        bench.expel(2).unwrap();
+        bench.expel(1).unwrap();
+        bench.join_with(1, wrong).unwrap();
+        assert_eq!((bench.in_sync(), bench.manager()), (vec![1], None), "{wrong:?}");
+        assert_eq!(bench.core.view().copies(bench.subtree()), 0);
+        // Not by another node's word either, and not by its own.
+        bench.join(2).unwrap();
+        assert_eq!(bench.set_sync(2, 2, true), Err(Refusal::NotManager));
+        assert_eq!(bench.set_sync(1, 1, false), Err(Refusal::LastCopy));
+        bench.join(1).unwrap();
+        assert_eq!(bench.manager(), Some(1), "its own pool is back after {wrong:?}");
+    }
+}
+
+/// The same while others live: the pool loses its place, and its node the role.
+#[test]
+fn a_restart_with_another_pool_loses_the_role() {
+    for wrong in [PoolDraft::Foreign, PoolDraft::None, PoolDraft::Older] {
+        let mut bench = Bench::new(Expeller::Member, 2);
+        bench.place(&[1, 2]).unwrap();
+        bench.join_with(1, wrong).unwrap();
+        assert_eq!((bench.in_sync(), bench.manager()), (vec![2], Some(2)), "{wrong:?}");
+        let mut bench = Bench::new(Expeller::Member, 2);
+        bench.place(&[1, 2]).unwrap();
+        bench.join_with(2, wrong).unwrap();
+        assert_eq!((bench.in_sync(), bench.manager()), (vec![1], Some(1)), "{wrong:?}");
+    }
+    let mut bench = Bench::new(Expeller::Member, 2);
+    bench.place(&[1, 2]).unwrap();
+    bench.join(1).unwrap();
+    assert_eq!((bench.in_sync(), bench.manager()), (vec![1, 2], Some(1)), "its own pool keeps both");
+}
+
+/// A pool of another cluster stays out; one that has seen a change that the manager lacks shows that it was set back.
+#[test]
+fn a_manager_that_was_set_back_appoints_nobody() {
+    let mut bench = Bench::new(Expeller::Member, 3);
+    bench.place(&[1, 2]).unwrap();
+    let other = bench.core.view().cluster + 1;
+    assert_eq!(bench.join_with(3, PoolDraft::OfOtherCluster), Err(Refusal::ForeignPool(other)));
+    let number = bench.core.view().number.next();
+    bench.join_with(3, PoolDraft::Ahead).unwrap();
+    assert_eq!(bench.core.view().set_back, Some(number));
+    assert_eq!(bench.manager(), Some(1), "nobody can take it away from a member");
+    bench.expel(1).unwrap();
+    assert_eq!(bench.manager(), None, "node 2 may have been taken out since");
+    bench.join(1).unwrap();
+    assert_eq!(bench.manager(), None);
+    assert_eq!(bench.place(&[1, 2, 3]), Err(Refusal::SetBack(number)));
 }
 
 #[test]

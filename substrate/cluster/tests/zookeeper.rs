@@ -13,9 +13,12 @@ mod namespaces;
 mod suite;
 
 use cluster::zookeeper::ZooKeeper;
-use cluster::{Address, Change, Error, Joining, Manager, Membership, Party, Path, Placement, Refusal, Rules};
+use cluster::{
+    Address, Change, Error, Joining, Manager, Membership, Party, Path, Placement, PoolCopy, PoolReport,
+    Refusal, Rules,
+};
 use ensemble::{Ensemble, is_there};
-use format::{ChangeNumber, NodeId};
+use format::{ChangeNumber, NodeId, PoolGeneration, PoolUid};
 use ipc::{Host, SystemHost, Time};
 use namespaces::Namespaces;
 use std::sync::{Arc, Mutex};
@@ -101,6 +104,7 @@ fn zookeeper_loses_its_servers_one_by_one() {
         node: NodeId::new(number),
         replaces: None,
         medium: 2,
+        pool: PoolReport::default(),
         address: Address::default(),
     };
     let member = Membership::join(Arc::new(SystemHost), judge.clone(), &joining(1), soon()).unwrap();
@@ -114,6 +118,7 @@ fn zookeeper_loses_its_servers_one_by_one() {
             instance: SystemHost.random(),
             replaces: None,
             medium: 2,
+            pool: PoolReport::default(),
             address: Address::default(),
         };
         // Nobody knows how it ended whose answer was lost: a join that is asked again gives the same life.
@@ -162,8 +167,9 @@ fn join_at(
     namespaces.inside(server as u32 + 1, || {
         let zoo = ZooKeeper::connect(Arc::new(SystemHost), address, root, rules, soon).unwrap();
         zoo.start_expeller().unwrap();
-        let joining =
-            Joining { node: NodeId::new(node), replaces: None, medium: 2, address: Address::default() };
+        let copy = PoolCopy { uid: PoolUid::new(node.into()), generation: PoolGeneration::new(1) };
+        let (pool, address) = (PoolReport { copy, ..PoolReport::default() }, Address::default());
+        let joining = Joining { node: NodeId::new(node), replaces: None, medium: 2, pool, address };
         let member = Membership::join(Arc::new(SystemHost), zoo.clone(), &joining, soon).unwrap();
         Cut { zoo, member }
     })
@@ -204,10 +210,15 @@ fn zookeeper_cut_in_two_fences_the_member_on_the_smaller_side() {
         let second = join_at(&namespaces, &ensemble.address(other), 2, other, &root, rules);
         let path = Path::root();
         let chain = [1, 2].map(|node| Placement { node: NodeId::new(node), hot: true }).to_vec();
-        let place =
-            Change::SetSubtree { path: path.clone(), version: ChangeNumber::new(0), chain, copies_min: 1 };
+        let (version, founder) = (ChangeNumber::new(0), Some(PoolUid::new(1)));
+        let place = Change::SetSubtree { path: path.clone(), version, chain, copies_min: 1, founder };
         let soon = || SystemHost.now().after(Duration::from_secs(60));
-        namespaces.inside(other as u32 + 1, || second.zoo.propose(&place, soon()).unwrap());
+        namespaces.inside(other as u32 + 1, || {
+            let version = second.zoo.propose(&place, soon()).unwrap().number;
+            let (path, by) = (path.clone(), first.member.party().unwrap());
+            let join = Change::SetSync { path, version, by, node: NodeId::new(2), in_sync: true };
+            second.zoo.propose(&join, soon()).unwrap()
+        });
         wait_for("the first lease manager", || first.member.may_serve(&path));
         namespaces.link(cut as u32 + 1, false);
         let at = SystemHost.now();

@@ -6,7 +6,7 @@
 use crate::DecodeError;
 use crate::checksum::{Running, Salt};
 use crate::envelope::{Envelope, HEADER_BYTES};
-use crate::ids::{BeatVersion, ChangeNumber, Epoch, NodeId};
+use crate::ids::{BeatVersion, ChangeNumber, Epoch, NodeId, PoolGeneration, PoolUid};
 use zerocopy::little_endian::{I64, U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -14,7 +14,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub const CLUSTER_MAGIC: [u8; 4] = *b"HCLU";
 
 /// Version of everything in this module.
-pub const CLUSTER_VERSION: u16 = 2;
+pub const CLUSTER_VERSION: u16 = 3;
 
 /// Bytes of body of one message.
 pub const CLUSTER_BODY_MAX: usize = 1 << 20;
@@ -267,9 +267,12 @@ pub struct ViewHead {
     pub members: U32,
     /// Number of subtrees.
     pub subtrees: U32,
+    /// The greatest change that a pool has seen and this view does not have, since the manager was set back; 0 if it was
+    /// not.
+    pub set_back: ChangeNumber,
 }
 
-const _: () = assert!(size_of::<ViewHead>() == 40);
+const _: () = assert!(size_of::<ViewHead>() == 48);
 
 /// A member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -285,11 +288,15 @@ pub struct MemberBody {
     pub medium: U32,
     /// 1 if its heartbeats are refused.
     pub refused: U32,
+    /// Its pool; 0 if it has none.
+    pub pool: PoolUid,
+    /// The generation of the pool with which it joined.
+    pub generation: PoolGeneration,
     /// Where it listens, as text, filled with zeros.
     pub address: [u8; ADDRESS_BYTES],
 }
 
-const _: () = assert!(size_of::<MemberBody>() == 88);
+const _: () = assert!(size_of::<MemberBody>() == 104);
 
 /// A subtree; its [`ReplicaBody`]s and its path follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -321,9 +328,13 @@ pub struct ReplicaBody {
     pub in_sync: u8,
     /// Zero.
     pub reserved: U16,
+    /// The pool that holds everything; 0 if `in_sync` is 0.
+    pub pool: PoolUid,
+    /// The generation of it that does; 0 if `in_sync` is 0.
+    pub generation: PoolGeneration,
 }
 
-const _: () = assert!(size_of::<ReplicaBody>() == 8);
+const _: () = assert!(size_of::<ReplicaBody>() == 24);
 
 /// A change; its [`ReplicaBody`]s and its path follow. What the kind does not use is zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -355,11 +366,21 @@ pub struct ChangeBody {
     pub beat: BeatVersion,
     /// The number of the process that joins.
     pub instance: U64,
+    /// The pool of who joins, or the one that founds a new subtree; 0 if none.
+    pub pool: PoolUid,
+    /// The generation of the pool of who joins.
+    pub generation: PoolGeneration,
+    /// The cluster of the pool of who joins; 0 if it has never been in one.
+    pub pool_cluster: U64,
+    /// The generation before of the pool of who joins, as far as it knows that it has joined; 0 if none.
+    pub former: PoolGeneration,
+    /// The newest change that the pool of who joins has seen.
+    pub newest: ChangeNumber,
     /// Where it listens.
     pub address: [u8; ADDRESS_BYTES],
 }
 
-const _: () = assert!(size_of::<ChangeBody>() == 112);
+const _: () = assert!(size_of::<ChangeBody>() == 152);
 
 /// What a change does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -120,8 +120,13 @@ id!(
     Block, U32, u32
 );
 id!(
-    /// A pool: all its files carry it, so that files of two pools are never mixed.
+    /// A pool: all its files carry it, so that files of two pools are never mixed. 0 is no pool.
     PoolUid, U64, u64
+);
+id!(
+    /// A life of a pool in its cluster: a random number, drawn and settled in the pool before its node asks to join. An
+    /// older copy of the pool's folder does not know the last one. 0 is none.
+    PoolGeneration, U64, u64
 );
 
 /// Bits of a number that say in which life of the chain it was given out. A number that no ledger names, because its
@@ -159,6 +164,16 @@ impl LeaseVersion {
 impl ChainNumber {
     /// The chain of a node that serves one subtree, the whole tree.
     pub const ONLY: Self = Self::new(1);
+}
+
+impl PoolGeneration {
+    /// None.
+    pub const NONE: Self = Self::new(0);
+}
+
+impl PoolUid {
+    /// No pool.
+    pub const NONE: Self = Self::new(0);
 }
 
 impl NodeId {

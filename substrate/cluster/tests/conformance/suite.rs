@@ -1,9 +1,10 @@
 //! What every `Manager` does, whatever stands behind it. Each case takes a fresh cluster.
 
 use cluster::{
-    Address, Change, Error, Joining, Manager, Membership, Party, Path, Placement, Refusal, Rules, View,
+    Address, Change, Error, Joining, Manager, Membership, Party, Path, Placement, PoolCopy, PoolReport,
+    Refusal, Rules, View,
 };
-use format::{ChangeNumber, Epoch, NodeId};
+use format::{ChangeNumber, Epoch, NodeId, PoolGeneration, PoolUid};
 use ipc::{Host, SystemHost, Time};
 use std::sync::Arc;
 use std::time::Duration;
@@ -71,18 +72,36 @@ fn view(manager: &dyn Manager) -> Arc<View> {
     }
 }
 
+/// The pool of a node, always in one life of it.
+fn pool(number: u32) -> PoolReport {
+    let generation = PoolGeneration::new(1);
+    let copy = PoolCopy { uid: PoolUid::new(number.into()), generation };
+    PoolReport { copy, ..PoolReport::default() }
+}
+
 fn join(manager: &dyn Manager, number: u32) -> Party {
     let address = Address::new(&format!("127.0.0.1:{}", 7000 + number)).unwrap();
     let instance = SystemHost.random();
-    let change = Change::Join { node: node(number), instance, replaces: None, medium: 2, address };
+    let pool = pool(number);
+    let change = Change::Join { node: node(number), instance, replaces: None, medium: 2, pool, address };
     Party { node: node(number), life: manager.propose(&change, soon()).unwrap().epoch }
 }
 
 fn place(manager: &dyn Manager, path: &Path, nodes: &[u32]) -> Result<ChangeNumber, Error> {
-    let version = view(manager).subtrees.get(path).map_or(ChangeNumber::new(0), |subtree| subtree.version);
+    let before = view(manager);
+    let known = before.subtrees.get(path);
+    let version = known.map_or(ChangeNumber::new(0), |subtree| subtree.version);
     let chain = nodes.iter().map(|number| Placement { node: node(*number), hot: true }).collect();
-    let change = Change::SetSubtree { path: path.clone(), version, chain, copies_min: 1 };
-    manager.propose(&change, soon()).map(|done| done.number)
+    let founder = known.is_none().then(|| PoolUid::new(nodes[0].into()));
+    let change = Change::SetSubtree { path: path.clone(), version, chain, copies_min: 1, founder };
+    let mut version = manager.propose(&change, soon())?.number;
+    // The others join it.
+    for other in nodes.iter().skip(1).filter(|_| known.is_none()) {
+        let by = Party { node: node(nodes[0]), life: before.members[&node(nodes[0])].life };
+        let sync = Change::SetSync { path: path.clone(), version, by, node: node(*other), in_sync: true };
+        version = manager.propose(&sync, soon())?.number;
+    }
+    Ok(version)
 }
 
 /// Waits until a view fits.
@@ -122,7 +141,8 @@ fn members_come_and_go(backend: &mut dyn Backend) {
 fn a_join_asked_again_gives_the_same_life(backend: &mut dyn Backend) {
     let manager = backend.client();
     let (instance, address) = (99, Address::default());
-    let change = Change::Join { node: node(1), instance, replaces: None, medium: 1, address };
+    let pool = pool(1);
+    let change = Change::Join { node: node(1), instance, replaces: None, medium: 1, pool, address };
     let first = manager.propose(&change, soon()).unwrap();
     let again = manager.propose(&change, soon()).unwrap();
     assert_eq!(first.epoch, again.epoch);
@@ -134,7 +154,7 @@ fn a_successor_ends_the_life_before(backend: &mut dyn Backend) {
     let party = join(&*manager, 1);
     let change = |instance, replaces| {
         let address = Address::default();
-        Change::Join { node: node(1), instance, replaces, medium: 1, address }
+        Change::Join { node: node(1), instance, replaces, medium: 1, pool: pool(1), address }
     };
     let stranger = manager.propose(&change(5, None), soon());
     assert_eq!(stranger, Err(Refusal::AlreadyMember(party.life).into()));
@@ -181,7 +201,8 @@ fn a_watcher_is_woken(backend: &mut dyn Backend) {
 }
 
 fn member(backend: &dyn Backend, number: u32) -> Arc<Membership> {
-    let joining = Joining { node: node(number), replaces: None, medium: 2, address: Address::default() };
+    let (pool, address) = (pool(number), Address::default());
+    let joining = Joining { node: node(number), replaces: None, medium: 2, pool, address };
     Membership::join(Arc::new(SystemHost), backend.client(), &joining, soon()).unwrap()
 }
 
@@ -290,7 +311,9 @@ fn a_heartbeat_s_version_never_comes_twice(backend: &mut dyn Backend) {
     let one = join(&*manager, 1);
     let version = view(&*manager).subtrees[&Path::root()].version;
     let back = Change::SetSync { path: Path::root(), version, by: two, node: node(1), in_sync: true };
-    manager.propose(&back, soon()).unwrap();
+    let version = manager.propose(&back, soon()).unwrap().number;
+    let give = Change::SetManager { path: Path::root(), version, by: two, to: node(1) };
+    manager.propose(&give, soon()).unwrap();
     assert!(complain(one) >= heard);
 }
 

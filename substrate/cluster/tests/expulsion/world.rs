@@ -6,10 +6,10 @@
 
 use crate::parts::{Chance, Clock, Counts, DRIFT_PPM, Plant, drift};
 use cluster::{
-    Address, Agent, Answer, Change, Core, Detector, Event, Expeller, Party, Path, Placement, Record, Refusal,
-    Rules, Ticket, View,
+    Address, Agent, Answer, Change, Core, Detector, Event, Expeller, Party, Path, Placement, PoolCopy,
+    PoolReport, Record, Refusal, Rules, Ticket, View,
 };
-use format::{BeatVersion, NodeId};
+use format::{BeatVersion, NodeId, PoolGeneration, PoolUid};
 use ipc::Time;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
@@ -32,7 +32,8 @@ enum Message {
     Request(Request),
     Beaten(Ticket),
     BeatRefused(Party, Refusal),
-    Joined(cluster::Done),
+    /// With the generation of the pool that was asked for.
+    Joined(cluster::Done, PoolGeneration),
     View(Arc<View>, BTreeMap<NodeId, BeatVersion>),
 }
 
@@ -55,6 +56,9 @@ struct Node {
     paused_until: u64,
     /// The last life, as its pool has it.
     last_life: Option<Party>,
+    /// Of its pool.
+    generation: PoolGeneration,
+    former: PoolGeneration,
     instance: u64,
 }
 
@@ -101,6 +105,8 @@ impl World {
                 process: 0,
                 paused_until: 0,
                 last_life: None,
+                generation: PoolGeneration::NONE,
+                former: PoolGeneration::NONE,
                 instance: 0,
             })
             .collect();
@@ -324,14 +330,17 @@ impl World {
                 {
                     *beat = *present;
                 }
-                let is_join = matches!(change, Change::Join { .. });
+                let joins = match &change {
+                    Change::Join { pool, .. } => Some(pool.copy.generation),
+                    _ => None,
+                };
                 let is_move = matches!(change, Change::SetManager { .. });
                 let effects = core.step(now, Event::Propose { change, wall_ns: 0 });
                 self.persist(&effects.records);
                 if let Answer::Done(done) = effects.answer {
                     self.counts.moves += u64::from(is_move);
-                    if is_join {
-                        self.send(0, from, Message::Joined(done));
+                    if let Some(generation) = joins {
+                        self.send(0, from, Message::Joined(done, generation));
                     }
                 }
             }
@@ -361,8 +370,10 @@ impl World {
                 }
             }
             Message::BeatRefused(..) => {}
-            Message::Joined(done) => {
-                if node.agent.joined(done) {
+            Message::Joined(done, generation) => {
+                // An answer to a question of before is nobody's any more.
+                if generation == node.generation && node.agent.joined(done) {
+                    node.former = std::mem::take(&mut node.generation);
                     node.instance = 0;
                     node.last_life = node.agent.party();
                 }
@@ -390,11 +401,17 @@ impl World {
             if node.instance == 0 {
                 node.instance = fresh;
             }
+            if node.generation == PoolGeneration::NONE {
+                node.generation = PoolGeneration::new(fresh);
+            }
+            let copy = PoolCopy { uid: PoolUid::new(who as u64), generation: node.generation };
+            let former = node.former;
             let change = Change::Join {
                 node: me,
                 instance: node.instance,
                 replaces: node.last_life.map(|party| party.life),
                 medium: 1,
+                pool: PoolReport { copy, former, ..PoolReport::default() },
                 address: Address::default(),
             };
             return self.propose(who, change);
@@ -425,7 +442,8 @@ impl World {
                 let chain = (0..NODES)
                     .map(|n| Placement { node: NodeId::new((n + who as u32) % NODES + 1), hot: n < 2 });
                 let (chain, version) = (chain.collect(), Default::default());
-                self.propose(who, Change::SetSubtree { path, version, chain, copies_min: 1 });
+                let founder = Some(PoolUid::new(who as u64));
+                self.propose(who, Change::SetSubtree { path, version, chain, copies_min: 1, founder });
                 continue;
             };
             let version = subtree.version;

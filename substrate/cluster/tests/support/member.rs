@@ -1,7 +1,7 @@
 //! A member as a process of its own: it joins, and says on its standard output what it believes, as it changes.
 
-use cluster::{Address, Joining, Membership, Path, Remote};
-use format::NodeId;
+use cluster::{Address, Joining, Membership, Path, PoolCopy, PoolReport, Remote};
+use format::{NodeId, PoolGeneration, PoolUid};
 use ipc::sync::Ordering;
 use ipc::{Host, SystemHost, Time};
 use std::io::{BufRead, BufReader, Write};
@@ -91,6 +91,12 @@ fn say(line: &str) {
     let _ = output.flush();
 }
 
+/// The pool of a node of a test, as a new one says it of itself.
+pub fn pool_of(node: NodeId) -> PoolReport {
+    let copy = PoolCopy { uid: PoolUid::new(node.get().into()), generation: PoolGeneration::new(1) };
+    PoolReport { copy, ..PoolReport::default() }
+}
+
 /// The member, if this process was started to be one: until its life ends, or it is killed.
 pub fn serve_if_told() {
     let Some(socket) = std::env::var_os(SOCKET) else {
@@ -101,7 +107,8 @@ pub fn serve_if_told() {
     let host: Arc<dyn Host> = Arc::new(SystemHost);
     let end = host.now().after(Duration::from_secs(60));
     let manager = Arc::new(Remote::new(host.clone(), socket.as_ref()));
-    let joining = Joining { node, replaces: None, medium: 2, address: Address::default() };
+    let (pool, address) = (pool_of(node), Address::default());
+    let joining = Joining { node, replaces: None, medium: 2, pool, address };
     let member = Membership::join(host.clone(), manager, &joining, end).unwrap();
     say("\njoined");
     let (mut valid_until, mut serves) = (None, false);
