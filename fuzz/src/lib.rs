@@ -11,6 +11,7 @@ use format::call::{self, CallKind, Status};
 use format::checksum::Salt;
 use format::cluster::{CLUSTER_BODY_MAX, ClusterFrameHead, ClusterHead, ClusterKind};
 use format::envelope::{self, Envelope, FRAME_VERSION, HEADER_BYTES};
+use format::identity::IdentitySlot;
 use format::ledger::{Entry, Event, GROUPS_MAX, REAP_MAX};
 use format::locks::{LOCK_LIST_BYTES, LOCK_LIST_MAX, LOCK_SLOT_BYTES, LockList, list_offset};
 use format::map::MapPage;
@@ -38,11 +39,12 @@ use zerocopy::{FromBytes, IntoBytes};
 pub type Body = fn(&[u8]);
 
 /// All targets, by name.
-pub const TARGETS: [(&str, Body); 17] = [
+pub const TARGETS: [(&str, Body); 18] = [
     ("call", call),
     ("cluster", cluster),
     ("door", door),
     ("envelope", envelope),
+    ("identity", identity),
     ("ledger", ledger),
     ("locks", locks),
     ("map", map),
@@ -96,6 +98,18 @@ pub fn envelope(bytes: &[u8]) {
     assert!(envelope::check_frame(other_life, &frame).is_err(), "a frame of another life was accepted");
     flip_one_bit(&mut frame);
     assert!(envelope::check_frame(salt, &frame).is_err(), "a changed frame was accepted");
+}
+
+/// Input: the identity of a pool.
+pub fn identity(bytes: &[u8]) {
+    let _ = IdentitySlot::decode(bytes);
+    let Ok((slot, _)) = IdentitySlot::read_from_prefix(bytes) else { return };
+    let mut slot = slot.encode();
+    if let Ok(found) = IdentitySlot::decode(&slot) {
+        assert_eq!(found.encode(), slot, "an identity has one form");
+        flip_one_bit(&mut slot);
+        assert!(IdentitySlot::decode(&slot).is_err(), "a changed bit went unnoticed");
+    }
 }
 
 /// Input: a frame, its checksum not looked at.

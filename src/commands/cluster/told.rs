@@ -2,7 +2,7 @@
 
 use crate::say;
 use ::cluster::{Change, Member, Record, Subtree, View};
-use format::NodeId;
+use format::{ChangeNumber, NodeId};
 use serde::Serialize;
 
 /// A replica of a subtree.
@@ -12,6 +12,8 @@ struct ReplicaTold {
     hot: bool,
     in_sync: bool,
     member: bool,
+    /// The node is a member with another pool than the one that holds everything.
+    other_pool: bool,
 }
 
 /// A subtree with its chain.
@@ -52,6 +54,9 @@ pub(super) struct StatusTold {
     members: usize,
     refused: usize,
     subtrees: Vec<SubtreeTold>,
+    /// The newest change that a pool has seen and this manager does not have: it was set back to an older state.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    set_back: Option<u64>,
 }
 
 impl StatusTold {
@@ -62,7 +67,8 @@ impl StatusTold {
             .iter()
             .map(|(path, subtree)| subtree_told(view, &path.to_string(), subtree))
             .collect();
-        let refusing = if refused > 0 { State::Degraded } else { State::Well };
+        let refusing =
+            if refused > 0 || view.set_back.is_some() { State::Degraded } else { State::Well };
         let state = subtrees.iter().map(SubtreeTold::state).fold(refusing, State::max);
         Self {
             cluster: format!("{:016x}", view.cluster),
@@ -75,6 +81,7 @@ impl StatusTold {
             members: view.members.len(),
             refused,
             subtrees,
+            set_back: view.set_back.map(ChangeNumber::get),
         }
     }
 
@@ -99,6 +106,12 @@ impl StatusTold {
             let refused = counted(self.refused, "member");
             say::line(format_args!("  {refused} not heard any more after a complaint, to be expelled"));
         }
+        if let Some(number) = self.set_back {
+            say::line(format_args!(
+                "  PROBLEM: the manager was set back: a pool has seen change {number}, which it does not have. It gives no role \
+                 any more; put the newest copy of its folder back"
+            ));
+        }
         for subtree in &self.subtrees {
             let manager = subtree.lease_manager.map_or("nobody".to_owned(), |node| format!("node {node}"));
             let chain: Vec<String> = subtree.chain.iter().map(replica_text).collect();
@@ -119,7 +132,7 @@ impl SubtreeTold {
             State::Unserved
         } else if self.copies < usize::from(self.copies_min) {
             State::Waiting
-        } else if self.chain.iter().all(|replica| replica.member && replica.in_sync) {
+        } else if self.chain.iter().all(|replica| replica.member && replica.in_sync && !replica.other_pool) {
             State::Well
         } else {
             State::Degraded
@@ -133,6 +146,9 @@ fn subtree_told(view: &View, path: &str, subtree: &Subtree) -> SubtreeTold {
         hot: replica.hot,
         in_sync: replica.in_sync,
         member: view.members.contains_key(&replica.node),
+        other_pool: replica.in_sync
+            && view.members.contains_key(&replica.node)
+            && !replica.lives(&view.members),
     });
     SubtreeTold {
         path: path.to_owned(),
@@ -146,6 +162,7 @@ fn subtree_told(view: &View, path: &str, subtree: &Subtree) -> SubtreeTold {
 
 fn replica_text(replica: &ReplicaTold) -> String {
     let state = match (replica.member, replica.in_sync) {
+        (true, true) if replica.other_pool => "there with another pool than the last copy",
         (true, true) => "in sync",
         (true, false) => "joining",
         (false, true) => "gone with the last copy",
