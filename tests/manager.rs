@@ -7,15 +7,17 @@
 #[path = "../substrate/cluster/tests/support/ensemble.rs"]
 mod ensemble;
 mod harness;
+mod members;
 
 use cluster::line::{EPOCH, settings};
 use cluster::{
-    Address, Change, Joining, Manager, Membership, Party, Path, Place, Placement, PoolCopy, PoolReport,
-    Record, Remote, Rules, Store,
+    Address, Change, Joining, Manager, Membership, Party, Path, Place, PoolReport, Record, Remote, Rules,
+    Store,
 };
-use format::{ChangeNumber, NodeId, PoolGeneration, PoolUid};
+use format::{ChangeNumber, NodeId};
 use harness::{Expect, limited};
 use ipc::{Host, SystemHost, Time, Word};
+use members::{join, place, pool_of};
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -150,17 +152,6 @@ fn terminate(manager: &ManagerProcess) {
     rustix::process::kill_process(process, rustix::process::Signal::TERM).unwrap();
 }
 
-/// The pool of a node, as a new one says it of itself.
-fn pool_of(node: u32) -> PoolReport {
-    let copy = PoolCopy { uid: PoolUid::new(node.into()), generation: PoolGeneration::new(1) };
-    PoolReport { copy, ..PoolReport::default() }
-}
-
-/// The pool of node 1 founds what is placed.
-fn founder() -> Option<PoolUid> {
-    Some(pool_of(1).copy.uid)
-}
-
 fn pause(span: Duration) {
     let _ = SystemHost.wait(&Word::new(0), 0, Some(SystemHost.now().after(span)));
 }
@@ -176,10 +167,7 @@ fn members_come_and_go_under_the_eyes_of_an_operator() {
     assert_eq!((status["members"].as_u64(), status["lease_ms"].as_u64()), (Some(0), Some(6000)));
     let (one, two) = (manager.join(1), manager.join(2));
     let path = Path::new(b"/mail").unwrap();
-    let chain = [1, 2].map(|node| Placement { node: NodeId::new(node), hot: true }).to_vec();
-    let version = ChangeNumber::new(0);
-    let place = Change::SetSubtree { path: path.clone(), version, chain, copies_min: 1, founder: founder() };
-    let version = manager.client(9).propose(&place, soon()).unwrap().number;
+    let version = manager.client(9).propose(&place(path.clone(), &[1, 2]), soon()).unwrap().number;
     let by = one.party().unwrap();
     let join = Change::SetSync { path, version, by, node: NodeId::new(2), in_sync: true };
     manager.client(9).propose(&join, soon()).unwrap();
@@ -237,9 +225,7 @@ fn a_manager_that_is_killed_has_lost_nothing_and_members_stay() {
     for round in 0..rounds {
         for number in 0..3 {
             let path = Path::new(format!("/r{round}-{number}").as_bytes()).unwrap();
-            let chain = vec![Placement { node: NodeId::new(1), hot: true }];
-            let version = ChangeNumber::new(0);
-            let change = Change::SetSubtree { path, version, chain, copies_min: 1, founder: founder() };
+            let change = place(path, &[1]);
             acknowledged.push(operator.propose(&change, soon()).unwrap().number);
         }
         manager.kill();
@@ -395,8 +381,7 @@ fn a_broken_invariant_ends_the_manager_at_once() {
     kept.view.number = ChangeNumber::new(1 << 32);
     // Until the log is full, and the next one begins with this view.
     let path = Path::new(&[&b"/"[..], &[b'a'; 1000]].concat()).unwrap();
-    let (version, chain) = (ChangeNumber::new(0), Vec::new());
-    let change = Change::SetSubtree { path, version, chain, copies_min: 1, founder: founder() };
+    let change = place(path, &[]);
     let record =
         Record { number: ChangeNumber::new(1), wall_ns: 0, epoch: kept.view.epoch, change, refused: None };
     while medium.list().unwrap().contains(&"manager-1".to_owned()) {
@@ -432,9 +417,8 @@ fn a_manager_whose_log_nobody_reads_ends_in_order() {
     let operator = manager.client(9);
     // More lines than a pipe holds.
     for instance in 1..=500 {
-        let (node, pool, address) = (NodeId::new(1), PoolReport::default(), Address::default());
-        let join = Change::Join { node, instance, replaces: None, medium: 0, pool, address };
-        let life = operator.propose(&join, soon()).unwrap().epoch;
+        let node = NodeId::new(1);
+        let life = operator.propose(&join(instance), soon()).unwrap().epoch;
         operator.propose(&Change::Leave { party: Party { node, life } }, soon()).unwrap();
     }
     terminate(&manager);
@@ -486,9 +470,7 @@ fn a_manager_whose_log_is_not_where_it_was_ends() {
     let mut manager = ManagerProcess::new("3600000");
     let client = manager.client(1);
     log(&manager);
-    let (node, pool, address) = (NodeId::new(1), PoolReport::default(), Address::default());
-    let join = Change::Join { node, instance: 5, replaces: None, medium: 0, pool, address };
-    assert_eq!(client.propose(&join, soon()), Err(cluster::Error::Unknown), "it is not acknowledged");
+    assert_eq!(client.propose(&join(5), soon()), Err(cluster::Error::Unknown), "it is not acknowledged");
     assert_eq!(manager.end().code(), Some(2));
 }
 
@@ -541,9 +523,7 @@ fn a_member_whose_manager_has_lost_changes_ends() {
     let mut last = ChangeNumber::new(0);
     for number in 0..5 {
         let path = Path::new(format!("/{number}").as_bytes()).unwrap();
-        let chain = vec![Placement { node: NodeId::new(1), hot: true }];
-        let version = ChangeNumber::new(0);
-        let change = Change::SetSubtree { path, version, chain, copies_min: 1, founder: founder() };
+        let change = place(path, &[1]);
         last = operator.propose(&change, soon()).unwrap().number;
     }
     let limit = soon();
@@ -591,19 +571,14 @@ fn a_command_that_reads_expels_nobody() {
     let host: Arc<dyn Host> = Arc::new(SystemHost);
     let zoo = ZooKeeper::connect(host, &ensemble.addresses(), "/hearth", rules, soon()).unwrap();
     // Silent from the first, and so many changes that to read them takes many leases.
-    let address = Address::new("10.0.0.1:7").unwrap();
-    let (node, pool) = (NodeId::new(1), pool_of(1));
-    let join = Change::Join { node, instance: 1, replaces: None, medium: 0, pool, address };
-    zoo.propose(&join, soon()).unwrap();
+    zoo.propose(&join(1), soon()).unwrap();
     for number in 0..100 {
         let path = Path::new(format!("/{number}").as_bytes()).unwrap();
-        let chain = vec![Placement { node: NodeId::new(1), hot: true }];
-        let version = ChangeNumber::new(0);
-        let place = Change::SetSubtree { path, version, chain, copies_min: 1, founder: founder() };
-        zoo.propose(&place, soon()).unwrap();
+        zoo.propose(&place(path, &[1]), soon()).unwrap();
     }
-    let place = format!("zookeeper://{}/hearth", ensemble.addresses());
-    let ask = |command: &[&str]| limited(&[HEARTH, "cluster"], &[command, &["--manager", &place]].concat());
+    let ensemble_at = format!("zookeeper://{}/hearth", ensemble.addresses());
+    let ask =
+        |command: &[&str]| limited(&[HEARTH, "cluster"], &[command, &["--manager", &ensemble_at]].concat());
     for command in ["status", "members", "history"].repeat(5) {
         assert!(ask(&[command]).status.code() < Some(2), "{command}");
     }

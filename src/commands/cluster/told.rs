@@ -67,8 +67,7 @@ impl StatusTold {
             .iter()
             .map(|(path, subtree)| subtree_told(view, &path.to_string(), subtree))
             .collect();
-        let refusing =
-            if refused > 0 || view.set_back.is_some() { State::Degraded } else { State::Well };
+        let refusing = if refused > 0 || view.set_back.is_some() { State::Degraded } else { State::Well };
         let state = subtrees.iter().map(SubtreeTold::state).fold(refusing, State::max);
         Self {
             cluster: format!("{:016x}", view.cluster),

@@ -375,7 +375,7 @@ fn perform(shared: &Shared, request: Request) -> Result<Reply, LineError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::change::Change;
+    use crate::change::{Change, PoolReport};
     use crate::client::Remote;
     use crate::view::Address;
     use format::NodeId;
@@ -404,7 +404,14 @@ mod tests {
         let client = Remote::new(Arc::new(SystemHost), &socket);
         recorder.fail_settle(recorder.calls(Verb::Settle));
         let (node, address) = (NodeId::new(1), Address::default());
-        let join = Change::Join { node, instance: 5, replaces: None, medium: 0, address };
+        let join = Change::Join {
+            node,
+            instance: 5,
+            replaces: None,
+            medium: 0,
+            pool: PoolReport::default(),
+            address,
+        };
         let until = SystemHost.now().after(Duration::from_secs(20));
         assert_eq!(client.propose(&join, until), Err(Error::Unknown));
         assert_eq!(client.propose(&join, until), Err(Error::Failed), "it was never taken up");

@@ -242,6 +242,7 @@ impl Manager for Service {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::change::PoolReport;
     use crate::rules::Rules;
     use crate::view::Address;
     use format::NodeId;
@@ -253,7 +254,14 @@ mod tests {
 
     fn join() -> Change {
         let address = Address::default();
-        Change::Join { node: NODE, instance: 5, replaces: None, medium: 0, address }
+        Change::Join {
+            node: NODE,
+            instance: 5,
+            replaces: None,
+            medium: 0,
+            pool: PoolReport::default(),
+            address,
+        }
     }
 
     fn start(recorder: &Recorder) -> Arc<Service> {

@@ -39,7 +39,7 @@ fn messages_and_records_of_the_cluster() {
     in_order(&[number.as_bytes(), epoch.as_bytes(), reserved.as_bytes()]);
     let RefusalReply { reason, reserved, detail } = of_counting();
     in_order(&[reason.as_bytes(), reserved.as_bytes(), detail.as_bytes()]);
-    let ViewHead { cluster, number, lease_ns, drift_ppm, epoch, members, subtrees } = of_counting();
+    let ViewHead { cluster, number, lease_ns, drift_ppm, epoch, members, subtrees, set_back } = of_counting();
     in_order(&[
         cluster.as_bytes(),
         number.as_bytes(),
@@ -48,14 +48,17 @@ fn messages_and_records_of_the_cluster() {
         epoch.as_bytes(),
         members.as_bytes(),
         subtrees.as_bytes(),
+        set_back.as_bytes(),
     ]);
-    let MemberBody { node, life, instance, medium, refused, address } = of_counting();
+    let MemberBody { node, life, instance, medium, refused, pool, generation, address } = of_counting();
     in_order(&[
         node.as_bytes(),
         life.as_bytes(),
         instance.as_bytes(),
         medium.as_bytes(),
         refused.as_bytes(),
+        pool.as_bytes(),
+        generation.as_bytes(),
         address.as_bytes(),
     ]);
     let SubtreeHead { version, manager, copies_min, chain, path_bytes } = of_counting();
@@ -66,8 +69,15 @@ fn messages_and_records_of_the_cluster() {
         chain.as_bytes(),
         path_bytes.as_bytes(),
     ]);
-    let ReplicaBody { node, hot, in_sync, reserved } = of_counting();
-    in_order(&[node.as_bytes(), hot.as_bytes(), in_sync.as_bytes(), reserved.as_bytes()]);
+    let ReplicaBody { node, hot, in_sync, reserved, pool, generation } = of_counting();
+    in_order(&[
+        node.as_bytes(),
+        hot.as_bytes(),
+        in_sync.as_bytes(),
+        reserved.as_bytes(),
+        pool.as_bytes(),
+        generation.as_bytes(),
+    ]);
     let ChangeBody {
         kind,
         path_bytes,
@@ -82,6 +92,11 @@ fn messages_and_records_of_the_cluster() {
         version,
         beat,
         instance,
+        pool,
+        generation,
+        pool_cluster,
+        former,
+        newest,
         address,
     } = of_counting();
     in_order(&[
@@ -98,6 +113,11 @@ fn messages_and_records_of_the_cluster() {
         version.as_bytes(),
         beat.as_bytes(),
         instance.as_bytes(),
+        pool.as_bytes(),
+        generation.as_bytes(),
+        pool_cluster.as_bytes(),
+        former.as_bytes(),
+        newest.as_bytes(),
         address.as_bytes(),
     ]);
     let RecordHead { number, wall_ns, epoch, change_bytes, refused, version } = of_counting();
