@@ -23,6 +23,8 @@ pub enum Error {
     Message(DecodeError),
     /// The manager's medium.
     Media(MediaError),
+    /// The medium of the pool that joins, which can note nothing of the cluster.
+    Pool(MediaError),
     /// What lies on the manager's medium does not fit together: a record that cannot follow those before it.
     Damaged(&'static str),
     /// This is not where the manager left it: whoever looks for it finds nothing, or something else.
@@ -64,6 +66,7 @@ impl std::fmt::Display for Error {
             Self::OtherCluster(cluster) => write!(f, "the manager of another cluster: {cluster:016x}"),
             Self::Message(error) => write!(f, "no message of a cluster manager: {error}"),
             Self::Media(error) => write!(f, "the manager's medium: {error}"),
+            Self::Pool(error) => write!(f, "the pool's place in the cluster: {error}"),
             Self::Damaged(what) => write!(f, "the manager's medium is damaged: {what}"),
             Self::Displaced(what) => write!(f, "{what} was removed, moved or replaced"),
             Self::Open => {

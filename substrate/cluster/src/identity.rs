@@ -94,7 +94,17 @@ impl PoolIdentity {
         self.write()
     }
 
-    /// The cluster and the life in which its node joined last, if it has.
+    /// The newest change that it knows.
+    pub fn newest(&self) -> ChangeNumber {
+        self.slot.newest
+    }
+
+    /// The node of the pool.
+    pub fn node(&self) -> NodeId {
+        self.slot.node
+    }
+
+    /// The life in which its node joined last, if it has: what a join replaces.
     pub fn last_life(&self) -> Option<Epoch> {
         (self.slot.life != Epoch::default()).then_some(self.slot.life)
     }
@@ -103,9 +113,7 @@ impl PoolIdentity {
         let number = self.slot.number.get() + 1;
         self.slot.number = number.into();
         let at = number % 2 * BLOCK_BYTES as u64;
-        let bytes = self.slot.encode();
-        self.region.write(at, &bytes);
-        self.region.persist(at..at + bytes.len() as u64);
+        self.region.write(at, &self.slot.encode());
         self.region.settle()
     }
 }

@@ -11,12 +11,14 @@
 use crate::agent::Agent;
 use crate::change::{Change, Done, Party, PoolReport, Refusal};
 use crate::error::Error;
+use crate::identity::PoolIdentity;
 use crate::manager::Manager;
 use crate::rules::Rules;
 use crate::view::{Address, Path, View};
 use format::{ChangeNumber, Epoch, NodeId};
 use ipc::sync::Ordering;
 use ipc::{Host, Join, Lock, LongWord, Time, WAKE_ALL, Word};
+use pmem::MediaError;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -59,6 +61,8 @@ pub struct Membership {
     threads: Lock<Vec<Box<dyn Join>>>,
     /// Subtrees that are being given away now.
     giving: Lock<Vec<Path>>,
+    /// What the pool's medium said when the pool could not note a view: the membership has ended then.
+    pool_failure: Lock<Option<MediaError>>,
 }
 
 impl Membership {
@@ -73,40 +77,88 @@ impl Membership {
         joining: &Joining,
         until: Time,
     ) -> Result<Arc<Self>, Error> {
-        let rules = Self::ask_for_rules(&*host, &*manager, until)?;
-        let mut agent = Agent::new(joining.node, rules);
+        let rules = Self::ask_for_view(&*host, &*manager, until)?.rules;
         let done = Self::ask_to_join(&*host, &*manager, joining, until)?;
+        Self::begin(host, manager, joining.node, rules, done).start(None, until)
+    }
+
+    /// Joins as the node of this pool, as [`Self::join`]. The pool's last life is replaced, so that a process that follows
+    /// one that died keeps its place as a copy and its roles. The pool knows the new life when this returns, and notes
+    /// each view that comes later. The caller holds the pool's lock.
+    ///
+    /// # Errors
+    /// As [`Self::join`]; `Pool`: the pool cannot note it, and the node is no member.
+    pub fn join_pool(
+        host: Arc<dyn Host>,
+        manager: Arc<dyn Manager>,
+        mut identity: PoolIdentity,
+        (medium, address): (u8, Address),
+        until: Time,
+    ) -> Result<Arc<Self>, Error> {
+        let view = Self::ask_for_view(&*host, &*manager, until)?;
+        let pool = identity.ask(host.random()).map_err(Error::Pool)?;
+        let (node, replaces) = (identity.node(), identity.last_life());
+        let joining = Joining { node, replaces, medium, pool, address };
+        let done = Self::ask_to_join(&*host, &*manager, &joining, until)?;
+        let membership = Self::begin(host, manager, node, view.rules, done);
+        if let Err(error) = identity.joined(view.cluster, done) {
+            let _ = membership.leave(until);
+            return Err(Error::Pool(error));
+        }
+        membership.start(Some(identity), until)
+    }
+
+    /// A membership that has begun, and nothing keeps alive yet.
+    fn begin(
+        host: Arc<dyn Host>,
+        manager: Arc<dyn Manager>,
+        node: NodeId,
+        rules: Rules,
+        done: Done,
+    ) -> Arc<Self> {
+        let mut agent = Agent::new(node, rules);
         assert!(agent.joined(done), "a new agent had no life before");
-        let membership = Arc::new(Self {
+        Arc::new(Self {
             agent: Lock::new(host.clone(), agent),
             threads: Lock::new(host.clone(), Vec::new()),
             giving: Lock::new(host.clone(), Vec::new()),
+            pool_failure: Lock::new(host.clone(), None),
             host,
             manager,
             rules,
             valid_until: LongWord::new(0),
             news: Word::new(0),
             stopping: Word::new(0),
-        });
-        if let Err(error) = membership.start() {
-            // Else what was started would keep a member alive whom nobody has.
-            let _ = membership.leave(until);
-            return Err(error);
-        }
-        Ok(membership)
+        })
     }
 
-    fn start(self: &Arc<Self>) -> Result<(), Error> {
+    /// Starts what keeps it alive. If that fails it leaves: threads that were started would keep alive a member that no
+    /// caller has.
+    fn start(self: Arc<Self>, identity: Option<PoolIdentity>, until: Time) -> Result<Arc<Self>, Error> {
+        match self.start_threads(identity) {
+            Ok(()) => Ok(self),
+            Err(error) => {
+                let _ = self.leave(until);
+                Err(error)
+            }
+        }
+    }
+
+    fn start_threads(self: &Arc<Self>, identity: Option<PoolIdentity>) -> Result<(), Error> {
         (0..BEATS).try_for_each(|_| self.spawn("cluster-beats", Self::run_beats))?;
-        self.spawn("cluster-watch", Self::run_watch)
+        self.spawn("cluster-watch", Self::run_watch)?;
+        match identity {
+            Some(identity) => self.spawn("cluster-notes", |theirs| theirs.run_notes(identity)),
+            None => Ok(()),
+        }
     }
 
     /// The first question: the manager may just be starting.
-    fn ask_for_rules(host: &dyn Host, manager: &dyn Manager, until: Time) -> Result<Rules, Error> {
+    fn ask_for_view(host: &dyn Host, manager: &dyn Manager, until: Time) -> Result<Arc<View>, Error> {
         let never = Word::new(0);
         loop {
             match manager.watch(ChangeNumber::new(0), host.now()) {
-                Ok(view) => return Ok(view.rules),
+                Ok(view) => return Ok(view),
                 Err(Error::Unreachable) if host.now() < until => {
                     let _ = host.wait(&never, 0, Some(host.now().after(PAUSE)));
                 }
@@ -141,7 +193,7 @@ impl Membership {
         }
     }
 
-    fn spawn(self: &Arc<Self>, name: &str, body: fn(&Self)) -> Result<(), Error> {
+    fn spawn(self: &Arc<Self>, name: &str, body: impl FnOnce(&Self) + Send + 'static) -> Result<(), Error> {
         let theirs = self.clone();
         let thread = self.host.spawn(name, Box::new(move || body(&theirs)));
         let thread = thread.map_err(Error::of_host)?;
@@ -175,6 +227,11 @@ impl Membership {
     pub fn may_serve(&self, path: &Path) -> bool {
         let agent = self.agent.lock();
         agent.may_serve(self.host.now(), path)
+    }
+
+    /// Why the pool could note no view: the membership has ended then.
+    pub fn pool_failure(&self) -> Option<MediaError> {
+        *self.pool_failure.lock()
     }
 
     /// A word that changes, and wakes, whenever something here changes.
@@ -336,6 +393,24 @@ impl Membership {
                 }
                 Err(_) => self.pause_until(now.after(PAUSE)),
             }
+        }
+    }
+
+    /// Notes in the pool the newest view, on a thread of its own: a slow medium delays no view.
+    fn run_notes(&self, mut identity: PoolIdentity) {
+        loop {
+            // Acquire: pairs with the Release of `show`. Read before the view: a later one wakes the wait below.
+            let seen = self.news.load(Ordering::Acquire);
+            let newest = self.view().map(|view| view.number);
+            if let Err(error) = newest.map_or(Ok(()), |newest| identity.saw(newest)) {
+                *self.pool_failure.lock() = Some(error);
+                self.end();
+                return;
+            }
+            if self.is_stopping() || self.party().is_none() {
+                return;
+            }
+            let _ = self.host.wait(&self.news, seen, Some(self.host.now().after(WATCH)));
         }
     }
 }

@@ -78,17 +78,26 @@ fn no_crash_forgets_a_generation() {
 
 #[test]
 fn a_settle_left_out_is_found() {
+    each_left_out_is_found(Verb::Settle, Model::Pages);
+}
+
+#[test]
+fn a_persist_left_out_is_found() {
+    each_left_out_is_found(Verb::Persist, Model::Lines);
+}
+
+fn each_left_out_is_found(verb: Verb, model: Model) {
     let recorder = Recorder::new();
     workload(&recorder);
-    let settles = recorder.calls(Verb::Settle);
-    for call in 1..=settles {
+    let calls = recorder.calls(verb);
+    assert!(calls > 0, "no {verb:?} was made");
+    for call in 0..calls {
         let broken = |recorder: &Recorder| {
-            recorder.leave_out(Verb::Settle, call);
+            recorder.leave_out(verb, call);
             workload(recorder);
-            drop(open(&recorder.medium()).unwrap());
         };
-        let found = enumerate(Model::Pages, &Limits::default(), broken, open, check);
-        assert!(found.is_err(), "settle {call} of {settles} was left out unseen");
+        let found = enumerate(model, &Limits::default(), broken, open, check);
+        assert!(found.is_err(), "{verb:?} {call} of {calls} was left out unseen");
     }
 }
 

@@ -1,6 +1,7 @@
 //! The bytes of what the cluster manager keeps and is told, as `golden.rs` has those of everything else.
 
 use format::cluster::*;
+use format::identity::IdentitySlot;
 use zerocopy::IntoBytes;
 
 /// A structure of counting bytes.
@@ -135,6 +136,40 @@ fn messages_and_records_of_the_cluster() {
         cluster.as_bytes(),
         records.as_bytes(),
         version.as_bytes(),
+        reserved.as_bytes(),
+    ]);
+}
+
+#[test]
+fn the_slot_of_an_identity() {
+    let IdentitySlot {
+        magic,
+        checksum,
+        version,
+        number,
+        pool,
+        cluster,
+        newest,
+        joined,
+        asked,
+        node,
+        chain,
+        life,
+        reserved,
+    } = of_counting();
+    in_order(&[
+        magic.as_bytes(),
+        checksum.as_bytes(),
+        version.as_bytes(),
+        number.as_bytes(),
+        pool.as_bytes(),
+        cluster.as_bytes(),
+        newest.as_bytes(),
+        joined.as_bytes(),
+        asked.as_bytes(),
+        node.as_bytes(),
+        chain.as_bytes(),
+        life.as_bytes(),
         reserved.as_bytes(),
     ]);
 }
