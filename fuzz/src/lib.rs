@@ -24,7 +24,7 @@ use format::pass::PassName;
 use format::record::{self, FILE_BYTES_MAX, Operation, Record, SYMLINK_BYTES_MAX, XATTR_BYTES_MAX};
 use format::register::{REGISTER_ENTRY_BYTES, REGISTER_KNOWN_MAX, RegisterEntry};
 use format::root::{ROOT_MAGIC, Root};
-use format::share::{LifelineNote, NOTE_FILES_MAX, SHARE_FILES_MAX, ShareRequest};
+use format::share::{LivenessNote, NOTE_FILES_MAX, SHARE_FILES_MAX, ShareRequest};
 use format::superblock::{FileKind, MAGIC, POOL_VERSION, Superblock};
 use format::wire::{
     CONTROL_MESSAGE_MAX, ControlHead, ControlKind, FrameHead, RemoteHead, WIRE_VERSION, WIRE_VERSION_MIN,
@@ -199,7 +199,7 @@ pub fn share(bytes: &[u8]) {
         assert!(files.len() <= SHARE_FILES_MAX);
         assert_eq!([request.as_bytes(), files.as_bytes()].concat(), bytes);
     }
-    if let Ok((note, files)) = LifelineNote::decode(bytes) {
+    if let Ok((note, files)) = LivenessNote::decode(bytes) {
         assert!(files.len() <= NOTE_FILES_MAX && files.len() == note.count.get() as usize);
         assert_eq!([note.as_bytes(), files.as_bytes()].concat(), bytes);
     }

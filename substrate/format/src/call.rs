@@ -1,9 +1,9 @@
-//! Calls of a LibFS to its SharedFS: what stands in a request and a response of the shared-memory ring, after the
-//! ring's own headers. Both sides copy a message out of shared memory once and decode the copy; SharedFS takes
-//! every request for hostile.
+//! Calls of a LibFS to its SharedFS: the requests and responses in the shared-memory ring, after the ring's own
+//! headers. Both sides copy a message out of shared memory once and decode the copy. SharedFS treats every request as
+//! hostile.
 //!
-//! Steady-state reads and writes make no call. Calls are for what only SharedFS may do or know: walks, leases,
-//! references, contents of the shared area, room, digest.
+//! Reads and writes of cached files make no calls. Calls are for operations that only SharedFS may execute or that
+//! need its state: walks, leases, references, contents of the shared area, space, digest.
 
 use crate::DecodeError;
 use crate::ids::{Block, Incarnation, InodeNumber, LeaseVersion, LogUid, SegmentId, Sequence};
@@ -13,34 +13,33 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 pub use crate::session::{PassResponse, RECALLS_MAX, RecallsRequest};
 
-/// Components of a path that one walk takes.
+/// Limit of path components in one walk.
 pub const WALK_NAMES_MAX: usize = 64;
 
-/// The unit of the lease that renames of directories between directories need, in calls: no inode has this number.
+/// The unit number, in calls, of the lease for renames of directories between directories: no inode has this number.
 pub const RENAME_UNIT: InodeNumber = InodeNumber::new(u64::MAX);
 
-/// Units that one lease request takes: a rename between directories touches five.
+/// Limit of units in one lease request: a rename between directories needs five.
 pub const LEASE_UNITS_MAX: usize = 8;
 
-/// Leases that a walk brings beside those on its way, at most.
+/// Limit of leases ahead that a walk returns, in addition to those on its path.
 pub const AHEAD_MAX: usize = 256;
 
-/// Leases that one call gives back.
+/// Limit of leases released by one call.
 pub const RELEASE_UNITS_MAX: usize = 512;
 
-/// What a request asks for.
+/// Kind of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u16)]
 pub enum CallKind {
-    /// [`WalkRequest`], then names (a length byte each). Response: [`WalkResponse`], then [`NodeReply`]s: those on the way,
-    /// and of entries from the last one on.
+    /// [`WalkRequest`], then names (a length byte each). Response: [`WalkResponse`], then [`NodeReply`]s: of the
+    /// path, then of directory entries from the last name on.
     Walk = 1,
     /// [`LeaseRequest`]. Response: as many [`NodeReply`]s.
     Lease = 2,
-    /// [`OpenRequest`], then nothing or the token of a [`CallKind::Pass`], by which it is opened once. Response: a
-    /// [`NodeReply`]; a reference is held from now on.
+    /// [`OpenRequest`], then the token of a [`CallKind::Pass`], if any. Response: a [`NodeReply`], with a reference.
     Open = 3,
-    /// [`InodeRequest`]. No response body; the reference and, if `flags` is 1, the lease are given back.
+    /// [`InodeRequest`]. No response body. Releases the reference and, if `flags` is 1, the lease.
     Close = 4,
     /// [`EntriesRequest`]. Response: [`EntriesResponse`], then [`EntryReply`]s with their names.
     Entries = 5,
@@ -58,40 +57,41 @@ pub enum CallKind {
     Digest = 11,
     /// [`RefillRequest`]. Response: [`RefillResponse`].
     Refill = 12,
-    /// [`GrowRequest`]. Response: [`GrowResponse`]; the log must be wholly committed and its lock held.
+    /// [`GrowRequest`]. Response: [`GrowResponse`]. All records of the log must be committed, and its lock held.
     GrowLog = 13,
-    /// [`InodeRequest`] with the segment in `inode`: its descriptor follows on the socket. No response body.
+    /// [`InodeRequest`] with the segment in `inode`. No response body; its descriptor follows on the socket.
     MapSegment = 14,
-    /// No body. Every log of the node and the ledger are settled before the response.
+    /// No body. Every log of the node and the ledger are synced before the response.
     SyncAll = 15,
     /// No body. Response: [`StatfsResponse`].
     Statfs = 16,
-    /// [`DigestRequest`] with a ledger sequence: settled up to it before the response. No response body.
+    /// [`DigestRequest`] with a ledger sequence: the ledger is synced up to it before the response. No response body.
     SettleLedger = 17,
     /// [`LockRequest`]. Response: [`LockResponse`]; with the first lock lease the lock table follows on the socket.
     Lock = 18,
-    /// [`LockRequest`], its `kind` and `flags` meaningless. No response body.
+    /// [`LockRequest`]; `kind` and `flags` are ignored. No response body.
     Unlock = 19,
-    /// [`LockRequest`]. Response: the [`LockRequest`] by which a lock in the way was taken; nothing if none is.
+    /// [`LockRequest`]. Response: the [`LockRequest`] of a conflicting lock, or nothing.
     TestLock = 20,
-    /// [`LockRequest`], of which the owner counts: all its locks and requests on the inode (0: on all) end.
+    /// [`LockRequest`], of which only the owner counts: ends all its locks and requests on the inode (0: on all
+    /// inodes).
     ReleaseLocks = 21,
-    /// [`TicketRequest`]: whether it was granted, after at most the time given. Response: [`LockResponse`].
+    /// [`TicketRequest`]: waits at most the given time for the grant. Response: [`LockResponse`].
     RedeemLock = 22,
-    /// [`TicketRequest`]: takes it back. Response: [`LockResponse`], its ticket 0 if it was granted before.
+    /// [`TicketRequest`]: cancels the request. Response: [`LockResponse`], with ticket 0 if it was granted before.
     CancelLock = 23,
-    /// [`crate::share::ShareRequest`]. Response: [`crate::share::ShareResponse`]; the lifeline follows on the socket.
+    /// [`crate::share::ShareRequest`]. Response: [`crate::share::ShareResponse`]; the liveness socket follows on the
+    /// socket.
     Share = 24,
-    /// Inode numbers, at most [`RELEASE_UNITS_MAX`]. The leases on them are given back before the response, which has no
-    /// body; one that is not held is no error.
+    /// Inode numbers, at most [`RELEASE_UNITS_MAX`], whose leases, if any, are released. No response body.
     Release = 25,
-    /// [`OpenRequest`], whose lease does not count: a right to an open file, for the gateway. Response: [`PassResponse`].
+    /// [`OpenRequest`], whose lease is ignored. Creates a right to open a file at the gateway. Response:
+    /// [`PassResponse`].
     Pass = 26,
-    /// [`crate::session::SyncRequest`]: the ledger is settled, and log and ledger are at every copy, before the response. No response body.
+    /// [`crate::session::SyncRequest`]: syncs the ledger, and waits until every copy has both. No response body.
     Sync = 27,
-    /// [`RecallsRequest`]. From the first of these calls on the session's leases are not taken from it: it is asked for them,
-    /// and answers with `Release`. Response: the inode numbers asked for, at most [`RECALLS_MAX`]; none if nothing is, and the
-    /// call does not wait.
+    /// [`RecallsRequest`]. From then on SharedFS asks the session for its leases instead of taking them, and the session
+    /// answers with `Release`. Response: the inode numbers of these leases, at most [`RECALLS_MAX`]; it does not wait.
     Recalls = 28,
 }
 
@@ -135,27 +135,27 @@ impl CallKind {
     }
 }
 
-/// A lease for reading: nobody changes the unit meanwhile.
+/// A lease for reading: no session changes the unit.
 pub const LEASE_READ: u8 = 1;
-/// A lease for writing: nobody else reads or changes the unit meanwhile.
+/// A lease for writing: no other session reads or changes the unit.
 pub const LEASE_WRITE: u8 = 2;
 
-/// Walk from a directory that the session holds (or the root).
+/// Walks from a directory that the session holds, or from the root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct WalkRequest {
-    /// Where it begins.
+    /// The start of the walk.
     pub start: InodeNumber,
     /// Number of names that follow; each a length byte, then the bytes. An empty name is the parent.
     pub names: U16,
-    /// `LEASE_READ` or `LEASE_WRITE`: the lease wanted on what the last name stands for.
+    /// `LEASE_READ` or `LEASE_WRITE`: the wanted lease on the inode of the last name.
     pub last_mode: u8,
-    /// Same for the directory that holds the last name.
+    /// The wanted lease on the directory with the last name.
     pub parent_mode: u8,
-    /// Leases wanted on entries of that directory from the last name on, at most [`AHEAD_MAX`]: those that are free, so that
-    /// a program that goes through the directory makes no call for each.
+    /// Number of wanted leases on entries of that directory from the last name on, at most [`AHEAD_MAX`]. Only free ones
+    /// are granted. They save a program that reads a directory one call for each entry.
     pub ahead: U16,
-    /// `LEASE_READ` or `LEASE_WRITE`: those leases.
+    /// `LEASE_READ` or `LEASE_WRITE`: the mode of those leases.
     pub ahead_mode: u8,
     /// Zero.
     pub reserved: u8,
@@ -163,22 +163,23 @@ pub struct WalkRequest {
 
 const _: () = assert!(size_of::<WalkRequest>() == 16);
 
-/// How a walk ended.
+/// The result of a walk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct WalkResponse {
-    /// Nodes of the way: the start, then one for each name that was found. All others lie ahead.
+    /// Number of nodes of the path: the start, then one for each name that was found. All later nodes are entries
+    /// ahead.
     pub nodes: U16,
-    /// Why it stopped: 0 at the end, else an [`crate::call::Status`].
+    /// 0 at the end of the path, else the [`crate::call::Status`] at which the walk stopped.
     pub stopped: U16,
-    /// If it stopped with `NotFound`: entries of the directory whose cookies have the hash of the name. With none,
-    /// whoever creates the name knows its cookie; else it reads those entries first.
+    /// With `NotFound`: number of the directory's entries whose cookies have the hash of the name. Unless it is 0, the
+    /// creator of the name reads those entries first to choose its cookie.
     pub same_hash: U32,
 }
 
 const _: () = assert!(size_of::<WalkResponse>() == 8);
 
-/// A lease with the state of its unit in the area: what a LibFS caches.
+/// A lease, and the state of its unit in the area, for the cache of a LibFS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct NodeReply {
@@ -186,19 +187,20 @@ pub struct NodeReply {
     pub inode: InodeNumber,
     /// Version of its lease.
     pub version: LeaseVersion,
-    /// Sequence of the grant in the ledger: an fsync that used it waits until it is settled.
+    /// Sequence of the grant in the ledger. An fsync of an operation under this lease waits until that entry is
+    /// synced.
     pub ledger: Sequence,
     /// Last record of the session's own log that `item` contains.
     pub digested: Sequence,
     /// Index of its lease word.
     pub word: U32,
-    /// The word's generation as long as the lease lasts, its lower half.
+    /// The lower half of the word's generation, which is constant while the lease lasts.
     pub expected: U32,
     /// `LEASE_READ` or `LEASE_WRITE`.
     pub mode: u8,
-    /// 1 if the session holds the right to write the file's contents from an open.
+    /// 1 if the session may write the file's contents because it has the file open.
     pub writable: u8,
-    /// Of a walk's node that a name led to: the slot in the cookie of its entry (see [`crate::Cookie`]).
+    /// For the node of a name: the slot in the cookie of its entry (see [`crate::Cookie`]).
     pub slot: U16,
     /// 1 if the inode has extended attributes in the area.
     pub has_xattrs: u8,
@@ -214,7 +216,7 @@ const _: () = assert!(size_of::<NodeReply>() == 152);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct LeaseUnit {
-    /// An inode that the session met on a walk, or created.
+    /// An inode that the session has found on a walk, or created.
     pub inode: InodeNumber,
     /// `LEASE_READ` or `LEASE_WRITE`.
     pub mode: u8,
@@ -224,7 +226,7 @@ pub struct LeaseUnit {
 
 const _: () = assert!(size_of::<LeaseUnit>() == 16);
 
-/// Leases that are granted together or not at all: `count` units follow.
+/// Requests leases that are granted as a whole or not at all; `count` units follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct LeaseRequest {
@@ -236,11 +238,11 @@ pub struct LeaseRequest {
 
 const _: () = assert!(size_of::<LeaseRequest>() == 8);
 
-/// Open: the right is checked now and kept until the close.
+/// Opens an inode: the right is checked now, and valid until the close.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct OpenRequest {
-    /// What is opened.
+    /// The inode to open.
     pub inode: InodeNumber,
     /// Bits: 1 read, 2 write, 4 execute.
     pub access: u8,
@@ -258,13 +260,13 @@ const _: () = assert!(size_of::<OpenRequest>() == 16);
 pub struct InodeRequest {
     /// The inode.
     pub inode: InodeNumber,
-    /// Meaning given by the kind.
+    /// Depends on the kind.
     pub flags: U64,
 }
 
 const _: () = assert!(size_of::<InodeRequest>() == 16);
 
-/// Entries of a directory from a cookie on.
+/// Lists a directory from a cookie on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct EntriesRequest {
@@ -272,8 +274,7 @@ pub struct EntriesRequest {
     pub inode: InodeNumber,
     /// First cookie wanted.
     pub from: U64,
-    /// 1: only entries whose cookies have the hash of `from`, which a session may see that may add names to the
-    /// directory; 0: all, which a session may see that may list the directory.
+    /// 1: only entries whose cookies have the hash of `from`, if the session may add names; 0: all, if it may list.
     pub same_hash: U32,
     /// Zero.
     pub reserved: U32,
@@ -289,7 +290,7 @@ pub struct EntriesResponse {
     pub digested: Sequence,
     /// Number of entries that follow.
     pub count: U32,
-    /// 1 if the directory, or the hash that was asked for, ends with this batch.
+    /// 1 if this batch is the last one of the directory, or of the requested hash.
     pub end: U32,
 }
 
@@ -299,9 +300,9 @@ const _: () = assert!(size_of::<EntriesResponse>() == 16);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct EntryReply {
-    /// What it stands for.
+    /// Its inode.
     pub inode: InodeNumber,
-    /// Its place.
+    /// Its cookie.
     pub cookie: U64,
     /// A `FileType`.
     pub file_type: u8,
@@ -319,9 +320,9 @@ const _: () = assert!(size_of::<EntryReply>() == 24);
 pub struct RangeRequest {
     /// The file.
     pub inode: InodeNumber,
-    /// Where the part begins.
+    /// Start of the part.
     pub offset: U64,
-    /// How long it is.
+    /// Length of the part.
     pub length: U64,
 }
 
@@ -333,11 +334,11 @@ const _: () = assert!(size_of::<RangeRequest>() == 24);
 pub struct ExtentsResponse {
     /// Last record of the session's own log that the batch contains.
     pub digested: Sequence,
-    /// The file's generation word when the batch was made: as long as it stands, no block of it was reused.
+    /// The file's generation word at the time of the batch: while it is unchanged, no block of the file was reused.
     pub generation: U32,
     /// Number of extents that follow.
     pub count: U32,
-    /// The batch says all about blocks before this one.
+    /// The batch describes all blocks before this one.
     pub covered_to: U64,
 }
 
@@ -361,7 +362,7 @@ pub struct ExtentReply {
 
 const _: () = assert!(size_of::<ExtentReply>() == 24);
 
-/// The session may not map the extent's segment: it reads by call.
+/// The session may not map the extent's segment, and has to read by calls.
 pub const EXTENT_BY_CALL: u32 = 0x8000_0000;
 
 /// Digest of the session's own log.
@@ -378,25 +379,25 @@ pub struct DigestRequest {
 
 const _: () = assert!(size_of::<DigestRequest>() == 16);
 
-/// How far a log is digested.
+/// Progress of a digest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct DigestResponse {
     /// Last record contained in the area.
     pub digested: Sequence,
-    /// Where in the ring the record after it begins.
+    /// Offset in the ring of the record after it.
     pub position: U64,
 }
 
 const _: () = assert!(size_of::<DigestResponse>() == 16);
 
-/// More inode numbers and room.
+/// Requests inode numbers and space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct RefillRequest {
     /// Inode numbers wanted; 0 for none.
     pub inodes: U64,
-    /// Blocks of room wanted; 0 for none.
+    /// Wanted blocks of space; 0 for none.
     pub room_blocks: U64,
     /// 1: the session is about to write to files of other users.
     pub shared: U32,
@@ -406,7 +407,7 @@ pub struct RefillRequest {
 
 const _: () = assert!(size_of::<RefillRequest>() == 24);
 
-/// What was granted; less room than wanted means that the pool is nearly full.
+/// The result of a [`RefillRequest`]. Less space than wanted means that the pool is nearly full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct RefillResponse {
@@ -414,13 +415,13 @@ pub struct RefillResponse {
     pub first_inode: InodeNumber,
     /// Numbers in it.
     pub inodes: U64,
-    /// Blocks added to the session's room.
+    /// Blocks added to the session's reservation.
     pub room_blocks: U64,
 }
 
 const _: () = assert!(size_of::<RefillResponse>() == 24);
 
-/// A larger log.
+/// Requests a larger log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct GrowRequest {
@@ -430,7 +431,7 @@ pub struct GrowRequest {
 
 const _: () = assert!(size_of::<GrowRequest>() == 8);
 
-/// The log begins anew, empty, with more room.
+/// The new, empty, larger file of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct GrowResponse {
@@ -452,11 +453,11 @@ const _: () = assert!(size_of::<GrowResponse>() == 24);
 pub struct StatfsResponse {
     /// Blocks for data.
     pub blocks: U64,
-    /// Blocks neither used nor promised.
+    /// Blocks neither used nor reserved.
     pub blocks_free: U64,
-    /// Inodes that there may be.
+    /// Limit of inodes.
     pub inodes: U64,
-    /// Inodes that may still be made.
+    /// Number of inodes that may still be created.
     pub inodes_free: U64,
 }
 
@@ -470,17 +471,17 @@ pub const OWNER_DESCRIPTION: u8 = 2;
 pub const FAMILY_RANGES: u8 = 1;
 /// [`LockRequest::family`]: the whole file (`flock`).
 pub const FAMILY_WHOLE: u8 = 2;
-/// [`LockRequest::kind`]: many may hold it.
+/// [`LockRequest::kind`]: a shared lock.
 pub const LOCK_SHARED: u8 = 1;
-/// [`LockRequest::kind`]: one may.
+/// [`LockRequest::kind`]: an exclusive lock.
 pub const LOCK_EXCLUSIVE: u8 = 2;
 
-/// [`LockRequest::flags`]: to be queued if another's lock is in the way.
+/// [`LockRequest::flags`]: the request waits if another lock conflicts.
 pub const LOCK_WAITS: u8 = 1;
-/// [`LockRequest::flags`]: the program takes a lock lease on the file, if there may be one.
+/// [`LockRequest::flags`]: the program accepts a lock lease on the file.
 pub const LOCK_LEASE: u8 = 2;
 
-/// A lock on a range of a file. Owners are told apart on the whole node by kind and number.
+/// A lock on a range of a file. Kind and number identify the owner on the whole node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct LockRequest {
@@ -488,7 +489,7 @@ pub struct LockRequest {
     pub inode: InodeNumber,
     /// Number of the owner.
     pub owner: U64,
-    /// Process id, for people to read.
+    /// Process id, for information.
     pub pid: U32,
     /// `OWNER_*`.
     pub owner_kind: u8,
@@ -500,33 +501,33 @@ pub struct LockRequest {
     pub flags: u8,
     /// First byte.
     pub first: U64,
-    /// Last byte; all ones is the end of the file, wherever it comes to be.
+    /// Last byte; all ones is the end of the file, also when it moves.
     pub last: U64,
 }
 
 const _: () = assert!(size_of::<LockRequest>() == 40);
 
-/// What became of a lock.
+/// The result of a lock request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct LockResponse {
-    /// 0 if it was granted, else the ticket of the request that waits.
+    /// 0 if the lock was granted, else the ticket of the waiting request.
     pub ticket: U64,
-    /// 0, or one more than the slot where all locks on the file stand from now on: the session holds their lock lease.
+    /// 0, or, with a lock lease, one more than the slot that contains all locks on the file from now on.
     pub slot: U32,
-    /// The lease word's generation as long as the lease lasts, its lower half.
+    /// The lower half of the lease word's generation, which is constant while the lease lasts.
     pub expected: U32,
 }
 
 const _: () = assert!(size_of::<LockResponse>() == 16);
 
-/// A request for a lock that waits.
+/// Refers to a waiting request for a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct TicketRequest {
     /// Its ticket.
     pub ticket: U64,
-    /// How long the answer may take.
+    /// Time for which the response may wait.
     pub wait_ms: U32,
     /// Zero.
     pub reserved: U32,
@@ -534,42 +535,42 @@ pub struct TicketRequest {
 
 const _: () = assert!(size_of::<TicketRequest>() == 16);
 
-/// How a call ended.
+/// The result of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u16)]
 pub enum Status {
-    /// Done.
+    /// Success.
     Ok = 0,
-    /// The request could not be decoded, or names what the session does not hold.
+    /// The request could not be decoded, or refers to an object that the session does not hold.
     Invalid = 1,
     /// No such entry or inode.
     NotFound = 2,
-    /// A component that is walked through is not a directory.
+    /// A component inside the path is not a directory.
     NotDirectory = 3,
-    /// A symbolic link stands before the last name.
+    /// A component before the last one is a symbolic link.
     Symlink = 4,
     /// Permission denied.
     Access = 5,
-    /// No space for the room wanted.
+    /// No space for the requested reservation.
     NoSpace = 6,
-    /// No more units, references or words for this session.
+    /// The session has reached its limit of units, references or words.
     Limit = 7,
-    /// Data or metadata could not be read: a media error or a wrong checksum.
+    /// Data or metadata cannot be read: a media error or a wrong checksum.
     Media = 8,
-    /// The session's log is sealed: attach anew.
+    /// The session's log is sealed: the process must attach again.
     Sealed = 9,
     /// No such attribute.
     NoAttribute = 10,
     /// The operation needs a regular file.
     NotRegular = 11,
-    /// Another's lock is in the way.
+    /// Another lock conflicts.
     WouldBlock = 12,
-    /// Waiting for this lock would never end.
+    /// Waiting for this lock would be a deadlock.
     Deadlock = 13,
 }
 
 impl Status {
-    /// The status with this number; one that is unknown counts as `Invalid`.
+    /// The status with this number; an unknown number becomes `Invalid`.
     pub fn from_raw(raw: u16) -> Self {
         match raw {
             0 => Self::Ok,
@@ -590,7 +591,7 @@ impl Status {
     }
 }
 
-/// Reads a fixed-size body at the start of a message and gives the rest.
+/// Reads a fixed-size body at the start of a message, and returns the rest.
 ///
 /// # Errors
 /// `Truncated`.

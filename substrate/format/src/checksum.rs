@@ -1,10 +1,10 @@
-//! CRC-32C over one or several pieces, from a salt.
+//! CRC-32C over one or several pieces, starting from a salt.
 
 use crate::ids::{Incarnation, LogUid};
 use crc_fast::{CrcAlgorithm, Digest};
 
-/// Start value of a checksum. Frames of a log are salted with its uid and incarnation, so that what another log or
-/// an earlier life of the same file left behind never looks valid (two starts give two checksums for any bytes).
+/// Start value of a checksum. The salt of a log's frames depends on its uid and incarnation, so a frame of another
+/// log or of an earlier incarnation never looks valid: two start values give two checksums for any bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Salt(u32);
 
@@ -12,7 +12,7 @@ impl Salt {
     /// For structures that are found through a checked pointer and need no salt.
     pub const NONE: Self = Self(0xffff_ffff);
 
-    /// The salt of one life of one log.
+    /// The salt of one incarnation of a log.
     pub fn of_log(uid: LogUid, incarnation: Incarnation) -> Self {
         let mut running = Running::new(Self::NONE);
         running.update(&uid.get().to_le_bytes());
@@ -22,25 +22,25 @@ impl Salt {
 }
 
 impl Salt {
-    /// The 32 bits that a sum begins with, for who sums by the processor's own instruction.
+    /// The 32-bit register with which a checksum starts, for code that uses the processor's instruction.
     #[inline]
     pub const fn register(self) -> u32 {
         self.0
     }
 }
 
-/// The checksum that such bits are in the end.
+/// The checksum of a final register.
 #[inline]
 pub const fn of_register(register: u32) -> u32 {
     !register
 }
 
-/// A checksum in the making. A copy goes on by itself: one that is begun is cheaper to copy than to begin again.
+/// A checksum in progress. A clone continues independently, and is cheaper than a new start from the salt.
 #[derive(Clone)]
 pub struct Running(Digest);
 
 impl Running {
-    /// Nothing summed yet.
+    /// Starts a checksum.
     pub fn new(salt: Salt) -> Self {
         Self(Digest::new_with_init_state(CrcAlgorithm::Crc32Iscsi, u64::from(salt.0)))
     }

@@ -1,5 +1,5 @@
-//! The head that every frame of an append ring carries, be it a record of an update log or an entry of a ledger:
-//! what it is, how long, where in the order, and a checksum over all of it.
+//! The envelope at the start of every frame of an append ring, both of an update log and of the ledger: kind, length,
+//! sequence, and a checksum over the whole frame.
 
 use crate::DecodeError;
 use crate::checksum::{Running, Salt};
@@ -21,13 +21,13 @@ pub const FRAME_VERSION: u8 = 1;
 #[repr(C)]
 pub struct Envelope {
     /// CRC-32C, salted with the log, over the frame's bytes after this field: the rest of the header, then the
-    /// payload (not the filling up to the next cache line).
+    /// payload (without the padding up to the next cache line).
     pub checksum: U32,
-    /// What the frame is: a `record::Kind` or a `ledger::Kind`.
+    /// Kind of the frame: a `record::Kind` or a `ledger::Kind`.
     pub kind: u8,
     /// [`FRAME_VERSION`].
     pub version: u8,
-    /// Meaning given by the kind.
+    /// Depends on the kind.
     pub flags: u8,
     /// Zero.
     pub reserved: u8,
@@ -35,14 +35,14 @@ pub struct Envelope {
     pub payload_bytes: U32,
     /// Zero.
     pub reserved2: U32,
-    /// Position in the log's order.
+    /// Sequence in the log.
     pub sequence: Sequence,
 }
 
 const _: () = assert!(size_of::<Envelope>() == 24);
 
 impl Envelope {
-    /// An envelope whose sequence and checksum are filled in when the frame is appended.
+    /// Creates an envelope. Sequence and checksum are filled in when the frame is appended.
     pub fn new(kind: u8, flags: u8, payload_bytes: u32) -> Self {
         Self {
             checksum: U32::new(0),
@@ -56,7 +56,7 @@ impl Envelope {
         }
     }
 
-    /// Reads the envelope at the start of a frame; nothing about the payload is checked.
+    /// Decodes the envelope at the start of a frame, without a check of the payload.
     ///
     /// # Errors
     /// `Truncated`, `Version`.
@@ -68,25 +68,25 @@ impl Envelope {
         Ok(envelope)
     }
 
-    /// Bytes that the whole frame takes in its ring.
+    /// Bytes of the whole frame in its ring.
     pub fn frame_bytes(&self) -> u64 {
         frame_bytes(u64::from(self.payload_bytes.get()))
     }
 }
 
-/// Bytes that a frame with this payload takes in its ring.
+/// Bytes of a frame with this payload in its ring.
 pub const fn frame_bytes(payload_bytes: u64) -> u64 {
     (HEADER_BYTES as u64 + payload_bytes).next_multiple_of(FRAME_ALIGN as u64)
 }
 
-/// A frame's checksum in the making: started with the header, then fed the payload.
+/// Starts a frame's checksum with the header; the caller adds the payload.
 pub fn checksum_header(salt: Salt, header: &[u8; HEADER_BYTES]) -> Running {
     let mut running = Running::new(salt);
     running.update(&header[size_of::<U32>()..]);
     running
 }
 
-/// Checks a whole frame against its envelope: length and checksum.
+/// Checks a complete frame against its envelope: length and checksum.
 ///
 /// # Errors
 /// `Truncated`, `Version`, `Checksum`.

@@ -108,7 +108,7 @@ id!(
     BeatVersion, U64, u64
 );
 id!(
-    /// A root flip of the shared area. The first has 1.
+    /// Number of a commit of the shared area's root. The first commit has 1.
     FlipNumber, U64, u64
 );
 id!(
@@ -199,8 +199,8 @@ impl InodeNumber {
     }
 }
 
-/// What an inode has seen: the lease under which it was last changed, and the record that did it (CC-NVM's order
-/// between logs). Compared by (version, sequence); a record is applied iff its stamp is newer.
+/// The last change of an inode: the version of its lease, and the record (CC-NVM's order between logs). Compared by
+/// (version, sequence); a record is applied if its stamp is newer.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]

@@ -1,9 +1,10 @@
-//! Entries of the ledger: the log that only SharedFS writes. It is the script of what the head of a chain did: which
-//! logs began and ended, who was entitled to what, and which records were digested when (Assise §3.3, "SharedFS logs and
-//! replicates each lease transfer"). A copy that has the update logs and executes the entries in order gets the same tree.
+//! Entries of the ledger, the log that only SharedFS writes. The ledger is the script of the head of a chain: it
+//! records which logs began and ended, which log had which rights, and which records were digested when (Assise §3.3,
+//! "SharedFS logs and replicates each lease transfer"). A copy with the update logs that executes the entries in
+//! order arrives at the same tree.
 //!
-//! Sequence numbers go on over all lives of the chain, so that the number of an entry is a position in the chain's
-//! history: the tree's pointers carry it as their version.
+//! Sequence numbers continue over all lives of the chain, so the number of an entry is a position in the chain's
+//! history. Pointers in the tree carry it as their version.
 
 use crate::DecodeError;
 use crate::checksum::Salt;
@@ -12,23 +13,23 @@ use crate::ids::{Epoch, Incarnation, InodeNumber, LeaseVersion, Life, LogUid, No
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Supplementary groups that an `OpenLog` can carry; Linux allows as many to a process.
+/// Limit of supplementary groups in an `OpenLog`: the limit that Linux has for a process.
 pub const GROUPS_MAX: usize = 65_536;
 
-/// Inodes that one `Reap` can carry.
+/// Limit of inodes in one `Reap`.
 pub const REAP_MAX: usize = 4096;
 
 /// Right of a grant: the inode may be changed.
 pub const RIGHT_WRITE: u32 = 1;
-/// Right of a grant: the contents may be written whatever the mode says, because the inode was opened for writing.
+/// Right of a grant: the contents may be written independent of the mode, because the inode was opened for writing.
 pub const RIGHT_CONTENTS: u32 = 2;
 
-/// The salt of a ledger's checksums in one life: no update log has it.
+/// The salt of a ledger's checksums in one life. No update log has the same salt.
 pub fn salt_of(life: Life) -> Salt {
     Salt::of_log(LogUid::new(u64::MAX), Incarnation::new(life.get()))
 }
 
-/// What an entry says.
+/// Kind of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Kind {
@@ -38,18 +39,19 @@ pub enum Kind {
     OpenLog = 2,
     /// A log may change a unit from now on: records after `record` may use the grant. `detail`: [`GrantDetail`].
     Grant = 3,
-    /// The grant with this version ends; of the log, records up to `record` were digested. `detail`: [`GrantDetail`].
+    /// The grant with this version ends, after the log's records up to `record` were digested. `detail`:
+    /// [`GrantDetail`].
     End = 4,
-    /// The log's last record is `record`; it will never be written again.
+    /// The log ends with `record`, and is never written again.
     CloseLog = 5,
-    /// Records of the log up to `record` are digested, judged by the entries before this one. `detail`: hash of their
-    /// bytes since the last such entry, with the key of the life; 0 while the chain has one copy.
+    /// Records of the log up to `record` are digested, with the rights of the entries before this one. `detail`: hash
+    /// of their bytes since the last such entry, with the key of the life; 0 while the chain has only one copy.
     Digest = 6,
-    /// The log goes on after `record`, all of it digested, in a new file. Payload: [`RenewBody`].
+    /// The log continues after `record` in a new file; all earlier records are digested. Payload: [`RenewBody`].
     Renew = 7,
-    /// Inodes that have no name, and that no process has open, are removed. Payload: their numbers.
+    /// Inodes without a name that no process has open are removed. Payload: their numbers.
     Reap = 8,
-    /// A daemon begins to lead. Payload: [`LifeBody`]. Its checksum is the first that the salt of the new life has.
+    /// A daemon begins to lead. Payload: [`LifeBody`]. This entry is the first one with the salt of the new life.
     Life = 9,
 }
 
@@ -73,23 +75,23 @@ impl Kind {
         })
     }
 
-    /// Whether entries of this kind are about one log.
+    /// True if entries of this kind refer to one log.
     fn names_log(self) -> bool {
         !matches!(self, Self::Pad | Self::Reap | Self::Life)
     }
 }
 
-/// What a grant is on.
+/// Kind of a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum UnitKind {
     /// An inode.
     Inode = 1,
-    /// What renames of directories between directories need; there is one.
+    /// The right to rename directories between directories; there is one such unit.
     Rename = 2,
     /// The file locks of an inode.
     Locks = 3,
-    /// A directory and all that lies below it.
+    /// A directory and everything below it.
     Subtree = 4,
 }
 
@@ -109,12 +111,12 @@ impl UnitKind {
     }
 }
 
-/// A unit of leases: what a grant is on.
+/// A unit of leases, the object of a grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Unit {
-    /// Which kind.
+    /// Its kind.
     pub kind: UnitKind,
-    /// Of which inode; [`InodeNumber::NONE`] for a rename.
+    /// Its inode; [`InodeNumber::NONE`] for a rename.
     pub inode: InodeNumber,
 }
 
@@ -124,17 +126,17 @@ impl Unit {
         Self { kind: UnitKind::Inode, inode }
     }
 
-    /// What renames of directories between directories need.
+    /// The unit of renames of directories between directories.
     pub const RENAME: Self = Self { kind: UnitKind::Rename, inode: InodeNumber::NONE };
 }
 
-/// How a grant excludes others.
+/// Mode of a grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum GrantMode {
-    /// Others may read too.
+    /// Other logs may read too.
     Read = 1,
-    /// The unit is the log's alone.
+    /// No other log may use the unit.
     Write = 2,
 }
 
@@ -152,7 +154,7 @@ impl GrantMode {
     }
 }
 
-/// What a log is.
+/// Kind of a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum LogKind {
@@ -176,15 +178,15 @@ impl LogKind {
 pub struct EntryHeader {
     /// Kind, length, order, checksum.
     pub envelope: Envelope,
-    /// The log it is about; 0 if none.
+    /// The log that it refers to; 0 if none.
     pub log: LogUid,
-    /// The inode of the unit it is about; 0 if none.
+    /// The inode of the unit that it refers to; 0 if none.
     pub inode: InodeNumber,
-    /// Version of the grant, or of a log's own range; 0 if none.
+    /// Version of the grant, or of a log's preallocated inode range; 0 if none.
     pub version: LeaseVersion,
-    /// A record of the log; the kind says which.
+    /// A record of the log; its meaning depends on the kind.
     pub record: Sequence,
-    /// The kind's own: [`GrantDetail`], a hash, or 0.
+    /// Depends on the kind: [`GrantDetail`], a hash, or 0.
     pub detail: [u8; 8],
 }
 
@@ -194,7 +196,7 @@ const _: () = assert!(size_of::<EntryHeader>() == HEADER_BYTES);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct GrantDetail {
-    /// Bits of the right: 1 write, 2 (also) write the contents whatever the mode says. 0 for an `End`.
+    /// Bits of the right: 1 write; 2 write the contents independent of the mode. 0 for an `End`.
     pub rights: U32,
     /// A [`UnitKind`].
     pub unit: u8,
@@ -210,23 +212,23 @@ const _: () = assert!(size_of::<GrantDetail>() == 8);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct OpenLogBody {
-    /// User of the process, as the kernel vouched for it.
+    /// User of the process, as the kernel has reported it.
     pub uid: U32,
     /// Its group.
     pub gid: U32,
     /// Number of supplementary groups that follow.
     pub groups: U32,
-    /// Process id, for people to read.
+    /// Process id, for information.
     pub pid: U32,
-    /// First inode number of the log's own range.
+    /// First number of the log's preallocated inode range.
     pub first_inode: InodeNumber,
     /// Numbers in the range.
     pub inodes: U64,
     /// Bytes of the log's file.
     pub file_bytes: U64,
-    /// Which file of the log it is.
+    /// Incarnation of the log: the number of its file.
     pub incarnation: Incarnation,
-    /// The node that the process runs on.
+    /// The node on which the process runs.
     pub node: NodeId,
     /// A [`LogKind`].
     pub kind: U32,
@@ -242,7 +244,7 @@ const _: () = assert!(size_of::<OpenLogBody>() == 56);
 pub struct RenewBody {
     /// Bytes of the new file.
     pub file_bytes: U64,
-    /// Which file of the log it is.
+    /// Incarnation of the log: the number of its file.
     pub incarnation: Incarnation,
     /// Zero.
     pub reserved: U32,
@@ -254,34 +256,34 @@ const _: () = assert!(size_of::<RenewBody>() == 16);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct LifeBody {
-    /// The life that begins: the one after the last.
+    /// The new life: the one after the last.
     pub life: Life,
-    /// The node that leads.
+    /// The leading node.
     pub node: NodeId,
     /// Epoch of the cluster.
     pub epoch: Epoch,
     /// Zero.
     pub reserved: U32,
-    /// The last entry of the history that this life goes on from.
+    /// The last entry of the history that this life continues.
     pub after: Sequence,
-    /// Key of the hashes in its `Digest` entries: no process knows it.
+    /// Key of the hashes in its `Digest` entries, which no process knows.
     pub key: [u8; 16],
 }
 
 const _: () = assert!(size_of::<LifeBody>() == 40);
 
-/// An entry whose checksum was found right, taken apart.
+/// A decoded entry, whose checksum was checked before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry<'a> {
-    /// Place in the order.
+    /// Sequence in the ledger.
     pub sequence: Sequence,
-    /// The log it is about; 0 if it is about none.
+    /// The log that it refers to; 0 if none.
     pub log: LogUid,
-    /// What happened.
+    /// The event.
     pub event: Event<'a>,
 }
 
-/// What happened.
+/// The event of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields are those of the entry header and bodies above")]
 pub enum Event<'a> {
@@ -297,7 +299,7 @@ pub enum Event<'a> {
 }
 
 impl<'a> Entry<'a> {
-    /// Takes a frame apart; its checksum was checked before.
+    /// Decodes a frame, whose checksum was checked before.
     ///
     /// # Errors
     /// `Truncated`, `Kind`, `Version`, `Field`.

@@ -1,11 +1,11 @@
-//! The lock table of a session: the locks that a program decides by itself, under lock leases, where SharedFS reads them
-//! without the program's help, and where the daemon after one that died finds them.
+//! The lock table of a session: the locks that a program decides on under lock leases. SharedFS reads the table
+//! without the program's help, and so does the next daemon after one that died.
 //!
 //! The table is a file of the pool. It has a slot for each lock lease that the session may hold, and a slot has two
-//! lists of the locks on one inode. A change is written as a whole list over the older of the two: until its last byte is
-//! stored its checksum does not fit, and the other list counts. So of two lists that fit the one with the higher sequence
-//! counts, and a program that is stopped or killed at any instruction leaves the locks as they were before a change or
-//! after it. Nothing of it is ever settled: a process's death leaves what was stored.
+//! lists of the locks on one inode. A change writes a complete list over the older one. Until the last byte is
+//! stored, the checksum of that list is wrong, and the other list is valid; of two valid lists the one with the
+//! higher sequence counts. So a program that is stopped or killed at any instruction leaves the locks as of before or
+//! after the change. The table is never synced, because stored bytes survive the death of a process.
 
 use crate::DecodeError;
 use crate::checksum::{self, Salt};
@@ -13,9 +13,9 @@ use crate::ids::{InodeNumber, Sequence};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Lock leases that one session may hold at once.
+/// Limit of lock leases that one session holds.
 pub const LOCK_SLOTS: usize = 64;
-/// Locks that one list holds; a file with more of them goes by calls.
+/// Limit of locks in one list; a file with more locks is decided by calls.
 pub const LOCK_LIST_MAX: usize = 15;
 /// Bytes of a list.
 pub const LOCK_LIST_BYTES: usize = size_of::<LockListHead>() + LOCK_LIST_MAX * size_of::<HeldLock>();
@@ -36,7 +36,7 @@ pub struct LockListHead {
     pub count: U32,
     /// The file; never 0.
     pub inode: InodeNumber,
-    /// Which change of the slot it is, from 1; the list of an odd one is the second of the slot.
+    /// Number of the change, from 1. Odd changes are in the second list of the slot.
     pub sequence: Sequence,
     /// Zero.
     pub reserved: U64,
@@ -44,7 +44,7 @@ pub struct LockListHead {
 
 const _: () = assert!(size_of::<LockListHead>() == 32);
 
-/// A lock that is held.
+/// A lock in a list.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -70,14 +70,14 @@ pub struct HeldLock {
 
 const _: () = assert!(size_of::<HeldLock>() == 32);
 
-/// One list, in memory.
+/// A decoded list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LockList {
     /// The file.
     pub inode: InodeNumber,
-    /// Which change of the slot it is.
+    /// Number of the change.
     pub sequence: Sequence,
-    /// What is held.
+    /// The locks.
     pub locks: Vec<HeldLock>,
 }
 
@@ -88,13 +88,13 @@ fn checksum_of(head: &LockListHead, locks: &[HeldLock]) -> u32 {
     running.finish()
 }
 
-/// Where the list of a change stands in its slot.
+/// Offset of the list of a change in its slot.
 pub fn list_offset(sequence: Sequence) -> usize {
     (sequence.get() % 2) as usize * LOCK_LIST_BYTES
 }
 
 impl LockList {
-    /// The bytes to be stored at [`list_offset`], fewer than [`LOCK_LIST_BYTES`] if the list is short.
+    /// Encodes the list, to be stored at [`list_offset`]; fewer than [`LOCK_LIST_BYTES`] bytes if the list is short.
     ///
     /// # Panics
     /// If there are more than [`LOCK_LIST_MAX`] locks.
@@ -115,7 +115,7 @@ impl LockList {
         first.len() + locks.len()
     }
 
-    /// The list that these bytes hold.
+    /// Decodes a list.
     ///
     /// # Errors
     /// `Truncated`, `Checksum`, `Field`.
@@ -136,7 +136,7 @@ impl LockList {
         Ok(Self { inode: head.inode, sequence: head.sequence, locks: locks.to_vec() })
     }
 
-    /// The list that counts of a slot; none if neither of its two is whole and in its place.
+    /// The current list of a slot; `None` if neither list is valid and in its place.
     pub fn of_slot(slot: &[u8]) -> Option<Self> {
         let list = |parity: u64| {
             let bytes = slot.get(list_offset(Sequence::new(parity))..)?;

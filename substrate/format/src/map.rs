@@ -1,8 +1,8 @@
-//! Allocation maps: which blocks of a pool file are in use, one bit a block, in pages of their own.
+//! Allocation maps: the blocks of a pool file that are in use, one bit for each block, in pages of their own.
 //!
-//! A map stands twice in its file. Flip N writes the pages of slot N mod 2, so that the map of the last settled root
-//! stays whole until the next one is settled. A page that neither of the last two flips changed is not written again:
-//! a slot's pages may be of different flips, all of its parity.
+//! A file contains its map twice. Commit N writes the pages of slot N mod 2, so the map of the last synced root stays
+//! intact until the next root is synced. A page that neither of the last two commits has changed is not written
+//! again: the pages of a slot may come from different commits, all with the parity of the slot.
 
 use crate::checksum::{self, Salt};
 use crate::ids::FlipNumber;
@@ -19,7 +19,7 @@ pub const MAP_VERSION: u16 = 1;
 /// Bytes of bits in a page.
 pub const MAP_BITS_BYTES: usize = BLOCK_BYTES - 32;
 
-/// Blocks that a page speaks of.
+/// Number of blocks that a page describes.
 pub const MAP_PAGE_BLOCKS: u32 = MAP_BITS_BYTES as u32 * 8;
 
 /// A page of an allocation map.
@@ -34,11 +34,11 @@ pub struct MapPage {
     pub version: U16,
     /// Zero.
     pub reserved: U16,
-    /// The flip that wrote the page.
+    /// The commit that wrote the page.
     pub flip: FlipNumber,
-    /// Which page of the map.
+    /// Index of the page in the map.
     pub page: U32,
-    /// Blocks that the whole map speaks of.
+    /// Number of blocks that the whole map describes.
     pub blocks: U32,
     /// Bit `b % 8` of byte `b / 8` is set if the page's block `b` is in use; bits beyond the last block are zero.
     pub bits: [u8; MAP_BITS_BYTES],
@@ -47,7 +47,7 @@ pub struct MapPage {
 const _: () = assert!(size_of::<MapPage>() == BLOCK_BYTES);
 
 impl MapPage {
-    /// A page with no block in use, unsummed.
+    /// A page with no block in use, without a checksum.
     pub fn new(page: u32, blocks: u32) -> Self {
         let mut empty = Self::new_zeroed();
         empty.magic = MAP_MAGIC;
@@ -57,14 +57,14 @@ impl MapPage {
         empty
     }
 
-    /// Makes the page one of `flip`, with its checksum.
+    /// Stamps the page with commit `flip`, and computes its checksum.
     pub fn seal(&mut self, flip: FlipNumber) {
         self.flip = flip;
         self.checksum = U32::new(0);
         self.checksum = U32::new(checksum::of(Salt::NONE, self.as_bytes()));
     }
 
-    /// Reads and checks a page.
+    /// Decodes and checks a page.
     ///
     /// # Errors
     /// `Truncated`, `Kind`, `Version`, `Checksum`, `Field("page")`, `Field("blocks")` (not the page or map expected).

@@ -1,8 +1,8 @@
-//! Messages between a LibFS and its SharedFS: the head of everything on their socket, the first words each way, and
-//! the heads of requests and responses in the ring (their bodies are in [`crate::call`]).
+//! Messages between a LibFS and its SharedFS: the header of every packet on their socket, the first message in each
+//! direction, and the heads of requests and responses in the ring (their bodies are in [`crate::call`]).
 //!
-//! Both come from the same machine and, by the handshake, from the same version of the program; all the same every
-//! byte from the other side is checked.
+//! Both sides run on the same machine and, after the handshake, have the same version of the program. Nevertheless
+//! each side checks every byte of the other.
 
 use crate::DecodeError;
 use zerocopy::little_endian::{U16, U32, U64};
@@ -11,32 +11,32 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// First bytes of every message on the socket.
 pub const MESSAGE_MAGIC: [u8; 4] = *b"HRTH";
 
-/// Version of everything that LibFS and SharedFS share. One that differs is refused.
+/// Version of all state that LibFS and SharedFS share. A program with another version is rejected.
 pub const PROTOCOL_VERSION: u16 = 5;
 
-/// Bytes of body in one message on the socket.
+/// Limit of body bytes in one message on the socket.
 pub const MESSAGE_BODY_MAX: usize = 4096;
 
-/// Descriptors in one message on the socket.
+/// Limit of descriptors in one message on the socket.
 pub const MESSAGE_DESCRIPTORS_MAX: usize = 16;
 
-/// What a message on the socket is.
+/// Kind of a message on the socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u16)]
 pub enum MessageKind {
-    /// LibFS, first. [`Hello`].
+    /// The first message of a LibFS: [`Hello`].
     Hello = 1,
-    /// SharedFS lets it in. [`RingShape`], then what the session layer says; descriptors.
+    /// SharedFS accepts it: [`RingShape`], then the Welcome of the session; descriptors.
     Welcome = 2,
-    /// SharedFS does not. [`Refusal`], then a text for the user.
+    /// SharedFS rejects it: [`Refusal`], then a text for the user.
     Refusal = 3,
-    /// Descriptors that a request asked for. A [`Parcel`].
+    /// Descriptors for a request: a [`Parcel`].
     Parcel = 4,
-    /// Over a lifeline. A [`crate::share::LifelineNote`].
+    /// On a liveness socket: a [`crate::share::LivenessNote`].
     Note = 5,
 }
 
-/// Head of a message on the socket. A message is one packet.
+/// Header of a message on the socket. A message is one packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct MessageHeader {
@@ -48,14 +48,14 @@ pub struct MessageHeader {
     pub kind: U16,
     /// Bytes after this header, to the packet's end.
     pub body_bytes: U32,
-    /// Descriptors that come with the packet.
+    /// Number of descriptors of the packet.
     pub descriptors: U32,
 }
 
 const _: () = assert!(size_of::<MessageHeader>() == 16);
 
 impl MessageHeader {
-    /// A header.
+    /// Creates a header.
     pub fn new(kind: MessageKind, body_bytes: u32, descriptors: u32) -> Self {
         Self {
             magic: MESSAGE_MAGIC,
@@ -66,7 +66,7 @@ impl MessageHeader {
         }
     }
 
-    /// Splits a packet into kind, number of descriptors announced, and body.
+    /// Splits a packet into kind, announced number of descriptors, and body.
     ///
     /// # Errors
     /// `Truncated`, `Kind`, `Version`, `Field`.
@@ -97,20 +97,20 @@ impl MessageHeader {
     }
 }
 
-/// [`Hello::role`] of a program: it acts as its own user.
+/// [`Hello::role`] of a program, which acts as its own user.
 pub const ROLE_PROGRAM: u32 = 0;
-/// [`Hello::role`] of the gateway: it acts for everybody, and has to be the daemon's user or root.
+/// [`Hello::role`] of the gateway, which acts for all users. Its user must be the daemon's user or root.
 pub const ROLE_GATEWAY: u32 = 1;
 
-/// What a LibFS says first.
+/// The first message of a LibFS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Hello {
-    /// Version of the library, as text, filled with zeros: another than the daemon's is refused.
+    /// Version of the library, as text padded with zeros. It must be that of the daemon.
     pub library: [u8; 32],
     /// Session that this one continues after a restart of the daemon or a seal; 0 for none.
     pub session: U64,
-    /// What it is: [`ROLE_PROGRAM`] or [`ROLE_GATEWAY`].
+    /// [`ROLE_PROGRAM`] or [`ROLE_GATEWAY`].
     pub role: U32,
     /// Zero.
     pub reserved: U32,
@@ -118,15 +118,15 @@ pub struct Hello {
 
 const _: () = assert!(size_of::<Hello>() == 48);
 
-/// Sizes of a request ring, said by SharedFS.
+/// Sizes of a request ring, chosen by SharedFS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct RingShape {
-    /// Requests at once.
+    /// Limit of concurrent requests.
     pub slots: U32,
-    /// Bytes of a request, and of a response, that lie in the slot itself.
+    /// Bytes of a request, and of a response, in the slot itself.
     pub inline_bytes: U32,
-    /// Buffers for larger ones.
+    /// Number of buffers for larger ones.
     pub bulk_buffers: U32,
     /// Bytes of such a buffer.
     pub bulk_bytes: U32,
@@ -134,7 +134,7 @@ pub struct RingShape {
 
 const _: () = assert!(size_of::<RingShape>() == 16);
 
-/// Why a LibFS is not let in; a text for the user follows.
+/// The reason for which a LibFS is rejected; a text for the user follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Refusal {
@@ -146,28 +146,28 @@ pub struct Refusal {
 
 const _: () = assert!(size_of::<Refusal>() == 8);
 
-/// Another version of the program.
+/// The program has another version.
 pub const REFUSED_VERSION: u32 = 1;
-/// No room for another session.
+/// The limit of sessions is reached.
 pub const REFUSED_FULL: u32 = 2;
 /// The credentials may not use this node.
 pub const REFUSED_CREDENTIALS: u32 = 3;
-/// The message was none.
+/// The message could not be decoded.
 pub const REFUSED_MALFORMED: u32 = 4;
-/// What holds the pool has no space for the session's log.
+/// The medium has no space for the session's log.
 pub const REFUSED_SPACE: u32 = 5;
-/// The pool failed: there is no session, and for a daemon that stopped there will be none.
+/// The pool failed. A daemon that has stopped accepts no session.
 pub const REFUSED_MEDIUM: u32 = 6;
 
-/// Descriptors that a request asked for.
+/// Descriptors for a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Parcel {
-    /// The request, by its id.
+    /// Id of the request.
     pub request: U64,
-    /// What the descriptor is, in the words of the request.
+    /// Identifies the descriptor, as the kind of the request defines it.
     pub what: U64,
-    /// Bytes that it maps.
+    /// Bytes to map.
     pub bytes: U64,
 }
 
@@ -177,7 +177,7 @@ const _: () = assert!(size_of::<Parcel>() == 24);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct RequestHeader {
-    /// Given once in the life of a LibFS: a request that is sent again after a new attachment has the same.
+    /// Unique in the life of a LibFS. A request that is sent again after a new attachment keeps its id.
     pub id: U64,
     /// A [`crate::call::CallKind`].
     pub kind: U16,
@@ -193,7 +193,7 @@ const _: () = assert!(size_of::<RequestHeader>() == 16);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct ResponseHeader {
-    /// That of the request.
+    /// Id of the request.
     pub id: U64,
     /// A [`crate::call::Status`], or [`STATUS_NO_ROOM`].
     pub status: U16,
@@ -205,7 +205,7 @@ pub struct ResponseHeader {
 
 const _: () = assert!(size_of::<ResponseHeader>() == 16);
 
-/// The response is longer than the room that the request left for it.
+/// The response is longer than the space that the request has reserved for it.
 pub const STATUS_NO_ROOM: u16 = u16::MAX;
 
 impl RequestHeader {

@@ -3,14 +3,14 @@
 /// Longest name, in bytes.
 pub const NAME_BYTES_MAX: usize = 255;
 
-/// Names with the same hash in one directory that can be told apart: the low bits of a cookie.
+/// Limit of names with the same hash in one directory: the low bits of a cookie distinguish them.
 pub const COOKIE_SLOTS: u64 = 1 << 15;
 
 /// One component of a path: 1 to 255 bytes, without `/` and NUL, and neither `.` nor `..`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Name<'a>(&'a [u8]);
 
-/// Why bytes are not a [`Name`].
+/// The reason for which bytes are not a [`Name`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NameError {
     /// No bytes, or `.` or `..`, or a `/` or NUL in it.
@@ -23,7 +23,7 @@ impl<'a> Name<'a> {
     /// Checks bytes.
     ///
     /// # Errors
-    /// What is wrong with them.
+    /// [`NameError`].
     pub fn new(bytes: &'a [u8]) -> Result<Self, NameError> {
         if bytes.len() > NAME_BYTES_MAX {
             return Err(NameError::TooLong);
@@ -41,10 +41,10 @@ impl<'a> Name<'a> {
     }
 }
 
-/// Place of an entry in the order of its directory, stable for as long as the entry exists: 48 bits of a hash of
-/// the name, then a slot that tells names with equal hashes apart. It is at once the key in the tree and the
-/// offset that `getdents` shows, so whoever knows the name knows the place, digested or not. Below 2^63; the first
-/// two values are kept for `.` and `..`.
+/// Position of an entry in the order of its directory, stable while the entry exists: 48 bits of a hash of the name,
+/// then a slot that distinguishes names with equal hashes. It is the key in the tree and also the offset that
+/// `getdents` returns, so a program that knows the name knows the position, digested or not. Below 2^63; the first
+/// two values are reserved for `.` and `..`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Cookie(u64);
 
@@ -65,7 +65,7 @@ impl Cookie {
         Self(folded * COOKIE_SLOTS)
     }
 
-    /// Takes a number read from a medium or a caller.
+    /// Converts a number read from a medium or given by a caller.
     pub const fn from_raw(raw: u64) -> Self {
         Self(raw)
     }
@@ -80,7 +80,7 @@ impl Cookie {
         (!(self.0 + 1).is_multiple_of(COOKIE_SLOTS)).then_some(Self(self.0 + 1))
     }
 
-    /// True if both stand for names with the same hash.
+    /// True if both belong to names with the same hash.
     pub fn same_hash(self, other: Self) -> bool {
         self.0 / COOKIE_SLOTS == other.0 / COOKIE_SLOTS
     }

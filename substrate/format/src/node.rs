@@ -1,7 +1,7 @@
-//! Nodes of the shared area's tree: keys, values, and the page that holds them.
+//! Nodes of the shared area's tree: keys, values, and the page that contains them.
 //!
-//! One tree holds everything: inodes, directory entries, extents, the table of logs. A key is (object, kind, sub),
-//! so that all that belongs to one inode lies together.
+//! One tree contains all metadata: inodes, directory entries, extents, the table of logs. A key is (object, kind,
+//! sub), so all items of one inode are adjacent.
 
 use crate::checksum::{self, Salt};
 use crate::ids::{
@@ -15,16 +15,16 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// `HN`, read as a little-endian number.
 pub const NODE_MAGIC: u16 = 0x4e48;
 
-/// Bytes of the largest value: four fit a node.
+/// Bytes of the largest value: a node has space for four.
 pub const VALUE_BYTES_MAX: usize = 960;
 
-/// Blocks in one written extent; it bounds the value, which holds a checksum for each.
+/// Limit of blocks in one written extent. It bounds the value, which has a checksum for each block.
 pub const EXTENT_BLOCKS_MAX: u32 = 128;
 
-/// Supplementary groups of a log's process in one item.
+/// Limit of supplementary groups of a log's process in one item.
 pub const LOG_GROUPS_PIECE: usize = VALUE_BYTES_MAX / 4;
 
-/// What a key's value is.
+/// Kind of an item: the meaning of its key and value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum ItemKind {
@@ -38,22 +38,23 @@ pub enum ItemKind {
     Entry = 4,
     /// object: inode; sub: first block of the file that it covers. Value: [`ExtentItem`], checksums.
     Extent = 5,
-    /// object: 0; sub: inode that has no name but was open. No value.
+    /// object: 0; sub: inode without a name that a process has open. No value.
     Orphan = 6,
     /// object: 0; sub: log uid. Value: [`LogItem`]. And object: log uid; sub: number of the piece. Value: up to
     /// [`LOG_GROUPS_PIECE`] supplementary groups, four bytes each.
     Log = 7,
-    /// object: log uid; sub: inode. Value: [`GrantItem`]: a grant that lives, on an inode.
+    /// object: log uid; sub: inode. Value: [`GrantItem`]: a current grant on an inode.
     Grant = 8,
     /// object: 0; sub: segment id. Value: [`SegmentItem`].
     Segment = 9,
-    /// object: 0; sub: life. Value: [`LifeItem`]. The list of lives tells histories apart that two copies wrote.
+    /// object: 0; sub: life. Value: [`LifeItem`]. The list of lives distinguishes histories that two copies have
+    /// written.
     Life = 10,
-    /// object: log uid; sub: 0. Value: [`GrantItem`]: the grant of the unit that renames of directories need.
+    /// object: log uid; sub: 0. Value: [`GrantItem`]: the grant of the unit of renames of directories.
     RenameGrant = 11,
     /// object: log uid; sub: inode. Value: [`GrantItem`]: a grant on the file locks of an inode.
     LocksGrant = 12,
-    /// object: log uid; sub: inode. Value: [`GrantItem`]: a grant on all that lies below a directory.
+    /// object: log uid; sub: inode. Value: [`GrantItem`]: a grant on everything below a directory.
     SubtreeGrant = 13,
 }
 
@@ -97,7 +98,7 @@ pub struct Key {
 const _: () = assert!(size_of::<Key>() == 20);
 
 impl Key {
-    /// Makes a key.
+    /// Creates a key.
     pub const fn new(object: u64, kind: ItemKind, sub: u64) -> Self {
         Self { object: U64::new(object), sub: U64::new(sub), kind: kind as u8, reserved: [0; 3] }
     }
@@ -112,7 +113,7 @@ impl Key {
         self.sub.get()
     }
 
-    /// What the value is.
+    /// The kind of the item.
     ///
     /// # Errors
     /// `Kind`, for a key that was read from a medium.
@@ -136,14 +137,14 @@ impl PartialOrd for Key {
     }
 }
 
-/// First bytes of a node. After it stand `count` [`Slot`]s in the order of their keys; the values stand at the end
-/// of the node. The node is checked by the checksum in the pointer to it.
+/// Head of a node. `count` [`Slot`]s in the order of their keys follow; the values are at the end of the node. The
+/// pointer to the node contains its checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct NodeHeader {
     /// [`NODE_MAGIC`].
     pub magic: U16,
-    /// 0 for a leaf; a child stands one level lower.
+    /// 0 for a leaf; a child has a level one lower.
     pub level: u8,
     /// Zero.
     pub reserved: u8,
@@ -151,25 +152,25 @@ pub struct NodeHeader {
     pub count: U16,
     /// Bytes of all values.
     pub value_bytes: U16,
-    /// The block in which the node lies: a node that was written elsewhere is not it.
+    /// The block of the node. A node found in another block is invalid.
     pub block: Block,
     /// Zero.
     pub reserved2: U32,
-    /// Entry of the ledger that made the flip in which it was written.
+    /// Ledger entry of the commit that wrote the node.
     pub version: Sequence,
 }
 
 const _: () = assert!(size_of::<NodeHeader>() == 24);
 
-/// One key with the place of its value.
+/// A key, and the position of its value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Slot {
-    /// In an inner node: the smallest key that may stand in the child.
+    /// In an inner node: the lower bound of the keys in the child.
     pub key: Key,
-    /// Where in the node the value begins.
+    /// Offset of the value in the node.
     pub offset: U16,
-    /// Its length. In an inner node it is a [`NodePointer`].
+    /// Length of the value. In an inner node the value is a [`NodePointer`].
     pub bytes: U16,
 }
 
@@ -187,11 +188,11 @@ pub struct InodeItem {
     pub uid: U32,
     /// Group.
     pub gid: U32,
-    /// Names; for a directory 2 and one for each directory in it; 0 for an orphan.
+    /// Number of names; for a directory 2 and one for each subdirectory; 0 for an orphan.
     pub links: U32,
     /// Bytes of a file or of a link's target; for a directory the number of its entries.
     pub size: U64,
-    /// Blocks of data segments that it uses.
+    /// Number of data blocks in segments.
     pub blocks: U64,
     /// Last access, nanoseconds since 1970.
     pub atime_ns: I64,
@@ -203,9 +204,9 @@ pub struct InodeItem {
     pub btime_ns: I64,
     /// Device number of a device.
     pub rdev: U64,
-    /// What it has seen.
+    /// The last change that it contains.
     pub stamp: Stamp,
-    /// For a directory: the directory that holds it.
+    /// For a directory: its parent directory.
     pub parent: InodeNumber,
 }
 
@@ -215,7 +216,7 @@ const _: () = assert!(size_of::<InodeItem>() == 104);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct EntryItem {
-    /// What the name stands for.
+    /// The inode of the name.
     pub inode: InodeNumber,
     /// Its type: a `FileType`.
     pub file_type: u8,
@@ -227,10 +228,10 @@ pub struct EntryItem {
 
 const _: () = assert!(size_of::<EntryItem>() == 16);
 
-/// The extent was allocated but never written: it reads as zeros, and no checksums follow.
+/// The extent is allocated but not written: it reads as zeros, and no checksums follow.
 pub const EXTENT_UNWRITTEN: u32 = 1;
 
-/// Blocks of a file that lie together in a segment. A CRC-32C (four bytes) for each block follows.
+/// Adjacent blocks of a file in a segment. A CRC-32C (four bytes) for each block follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct ExtentItem {
@@ -247,8 +248,8 @@ pub struct ExtentItem {
 const _: () = assert!(size_of::<ExtentItem>() == 16);
 const _: () = assert!(size_of::<ExtentItem>() + 4 * EXTENT_BLOCKS_MAX as usize <= VALUE_BYTES_MAX);
 
-/// The last part of the key of an attribute's piece: 32 bits of a hash of its name, a slot that tells names with
-/// equal hashes apart, the number of the piece.
+/// The last part of the key of a piece of an attribute: 32 bits of a hash of its name, a slot that distinguishes
+/// names with equal hashes, and the number of the piece.
 pub fn xattr_sub(name: &[u8], slot: u8, piece: u16) -> u64 {
     let hash = u64::from(checksum::of(Salt::NONE, name));
     (hash << 32) | (u64::from(slot) << 16) | u64::from(piece)
@@ -268,13 +269,13 @@ pub struct XattrItem {
 
 const _: () = assert!(size_of::<XattrItem>() == 8);
 
-/// A log that lives, and how far it is contained in the tree; its supplementary groups follow in further items.
+/// A live log, and how far the tree contains it; its supplementary groups follow in further items.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct LogItem {
-    /// Last record contained.
+    /// The last record that the tree contains.
     pub digested: Sequence,
-    /// Where in the ring the record after it begins.
+    /// Offset in the ring of the record after it.
     pub position: U64,
     /// The log's incarnation.
     pub incarnation: Incarnation,
@@ -282,17 +283,17 @@ pub struct LogItem {
     pub uid: U32,
     /// Its group.
     pub gid: U32,
-    /// Supplementary groups.
+    /// Number of supplementary groups.
     pub groups: U32,
-    /// First inode number of its own range.
+    /// First number of its preallocated inode range.
     pub first_inode: InodeNumber,
     /// Numbers in the range.
     pub inodes: U64,
-    /// Version under which the log holds its own range.
+    /// Version under which the log holds its preallocated range.
     pub version: LeaseVersion,
     /// Bytes of its file.
     pub file_bytes: U64,
-    /// The node that its process runs on.
+    /// The node on which its process runs.
     pub node: NodeId,
     /// A [`crate::ledger::LogKind`].
     pub kind: U32,
@@ -300,13 +301,13 @@ pub struct LogItem {
 
 const _: () = assert!(size_of::<LogItem>() == 72);
 
-/// A grant that lives: the ledger before the flip's position is not needed any more.
+/// A current grant, so that the ledger before the root's position is not needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct GrantItem {
     /// Its version.
     pub version: LeaseVersion,
-    /// Records after this one may use it.
+    /// Records after this one may use the grant.
     pub from: Sequence,
     /// Rights, as in the ledger.
     pub rights: U32,
@@ -322,9 +323,9 @@ const _: () = assert!(size_of::<GrantItem>() == 24);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct LifeItem {
-    /// The entry of the ledger that began it.
+    /// The ledger entry that began it.
     pub first: Sequence,
-    /// The node that led.
+    /// The leading node.
     pub node: NodeId,
     /// Epoch of the cluster in which it began.
     pub epoch: Epoch,
@@ -338,11 +339,11 @@ const _: () = assert!(size_of::<LifeItem>() == 32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct SegmentItem {
-    /// Whose files lie in it, or nobody's but the daemon's.
+    /// The user who owns the files in it, or the daemon.
     pub owner: U32,
     /// Blocks in use.
     pub used: U32,
-    /// Blocks it has.
+    /// Number of blocks.
     pub blocks: U32,
     /// Zero.
     pub reserved: U32,
@@ -350,7 +351,7 @@ pub struct SegmentItem {
 
 const _: () = assert!(size_of::<SegmentItem>() == 16);
 
-/// A node that was found sound: magic, bounds, order of the keys.
+/// A checked node: magic, bounds and order of the keys are valid.
 #[derive(Clone, Copy)]
 pub struct NodeView<'a> {
     header: &'a NodeHeader,
@@ -359,7 +360,7 @@ pub struct NodeView<'a> {
 }
 
 impl<'a> NodeView<'a> {
-    /// Checks a node that should lie in `block`. Its checksum was checked by whoever held the pointer.
+    /// Checks a node that was read from `block`. The caller has checked its checksum.
     ///
     /// # Errors
     /// `Kind`, `Field`.
@@ -396,7 +397,7 @@ impl<'a> NodeView<'a> {
         self.header
     }
 
-    /// The keys with the places of their values.
+    /// The keys, with the positions of their values.
     pub fn slots(&self) -> &'a [Slot] {
         self.slots
     }

@@ -1,5 +1,5 @@
-//! The name by which a program opens, at its node's mount, a file that it has open through the library: below
-//! [`FOLDER`] in the mount's root, `INODE.TOKEN` in hexadecimal digits.
+//! The name by which a program opens a file at its node's mount that it has open through the library: `INODE.TOKEN`
+//! in hexadecimal digits, in folder [`FOLDER`] of the mount's root.
 
 use crate::DecodeError;
 use crate::ids::InodeNumber;
@@ -8,10 +8,10 @@ use std::fmt;
 /// Bytes of a token.
 pub const TOKEN_BYTES: usize = 16;
 
-/// The folder of the mount's root that has these names. It is in no listing.
+/// The folder of the mount's root that contains these names. No listing shows it.
 pub const FOLDER: &[u8] = b".hearth-open";
 
-/// Digits of an inode's number and of a token.
+/// Digits of an inode number, and of a token.
 const INODE_DIGITS: usize = 16;
 const TOKEN_DIGITS: usize = 2 * TOKEN_BYTES;
 
@@ -20,12 +20,12 @@ const TOKEN_DIGITS: usize = 2 * TOKEN_BYTES;
 pub struct PassName {
     /// The file.
     pub inode: InodeNumber,
-    /// What SharedFS gave for it.
+    /// The token that SharedFS has created for it.
     pub token: [u8; TOKEN_BYTES],
 }
 
 impl fmt::Debug for PassName {
-    /// Without the token, which is a secret.
+    /// Omits the token, which is a secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "PassName({:?})", self.inode)
     }
@@ -38,10 +38,10 @@ impl fmt::Display for PassName {
 }
 
 impl PassName {
-    /// Reads a name.
+    /// Parses a name.
     ///
     /// # Errors
-    /// `Field`: it is none of these.
+    /// `Field`: the name has another form.
     pub fn decode(name: &[u8]) -> Result<Self, DecodeError> {
         let no = DecodeError::Field("name");
         let (inode, rest) = name.split_at_checked(INODE_DIGITS).ok_or(no)?;

@@ -1,9 +1,9 @@
-//! Records of the update log: one per operation that changes something (Assise §3.2.1), header of 64 bytes and
-//! payload as given.
+//! Records of the update log: one for each operation that changes the tree (Assise §3.2.1), with a header of 64 bytes
+//! and the payload as the program gave it.
 //!
-//! Every record says all that a replica needs to apply it: numbers the log's owner drew (inode, cookie), the time,
-//! and the names. What it does not say is who may do it and in which order against other logs: that is decided
-//! from the ledger, since the log is written by an untrusted process.
+//! A record contains everything that a replica needs to apply it: numbers that the log's owner has chosen (inode,
+//! cookie), the time, and the names. It does not contain rights or an order relative to other logs: these follow from
+//! the ledger, because an untrusted process writes the log.
 
 use crate::envelope::{Envelope, HEADER_BYTES};
 use crate::ids::{InodeNumber, Sequence};
@@ -18,13 +18,13 @@ pub const SYMLINK_BYTES_MAX: usize = 4095;
 /// Longest value of an extended attribute, in bytes.
 pub const XATTR_BYTES_MAX: usize = 65_536;
 
-/// What a record does. The comment names the header fields that the kind uses beyond `inode` and `time_ns`.
+/// Kind of a record. The comment names the header fields that the kind uses in addition to `inode` and `time_ns`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Kind {
     /// Fills the ring up to its end; no operation.
     Pad = 1,
-    /// Payload: the bytes; `offset`: where they go.
+    /// Payload: the bytes; `offset`: their position in the file.
     Write = 2,
     /// `offset`: the new size.
     Truncate = 3,
@@ -36,7 +36,7 @@ pub enum Kind {
     Link = 6,
     /// Payload: name; `parent`, `extra`: directory and cookie; flags: [`UNLINK_DIRECTORY`], [`UNLINK_OPEN`].
     Unlink = 7,
-    /// Payload: [`RenameBody`], old name, new name; `inode`: what moves; flags: [`RENAME_EXCHANGE`],
+    /// Payload: [`RenameBody`], old name, new name; `inode`: the moved inode; flags: [`RENAME_EXCHANGE`],
     /// [`RENAME_REPLACED_OPEN`].
     Rename = 8,
     /// Payload: [`SetAttrBody`].
@@ -70,17 +70,17 @@ impl Kind {
     }
 }
 
-/// Allocate: the size of the file stays.
+/// Allocate: the size of the file does not change.
 pub const ALLOCATE_KEEP_SIZE: u8 = 1;
 /// Allocate: the range becomes a hole instead.
 pub const ALLOCATE_PUNCH_HOLE: u8 = 2;
 /// Unlink: the entry is a directory (rmdir).
 pub const UNLINK_DIRECTORY: u8 = 1;
-/// Unlink: the log's owner has the inode open, and keeps a reference if this was its last name.
+/// Unlink: the log's owner has the inode open, and keeps a reference to it if this was the last name.
 pub const UNLINK_OPEN: u8 = 2;
 /// Rename: both names exist and change places.
 pub const RENAME_EXCHANGE: u8 = 1;
-/// Rename: same as [`UNLINK_OPEN`] for what is replaced.
+/// Rename: same as [`UNLINK_OPEN`] for the replaced inode.
 pub const RENAME_REPLACED_OPEN: u8 = 2;
 
 /// First 64 bytes of a record.
@@ -89,7 +89,7 @@ pub const RENAME_REPLACED_OPEN: u8 = 2;
 pub struct RecordHeader {
     /// Kind, length, order, checksum.
     pub envelope: Envelope,
-    /// What is changed, created or moved.
+    /// The inode that is changed, created or moved.
     pub inode: InodeNumber,
     /// The directory whose entry is changed.
     pub parent: InodeNumber,
@@ -97,7 +97,7 @@ pub struct RecordHeader {
     pub offset: U64,
     /// See [`Kind`].
     pub extra: U64,
-    /// When: nanoseconds since 1970, by the clock of the node.
+    /// Time of the operation, in nanoseconds since 1970, by the clock of the node.
     pub time_ns: I64,
 }
 
@@ -135,7 +135,7 @@ pub struct RenameBody {
     pub old_cookie: U64,
     /// Cookie of the new name.
     pub new_cookie: U64,
-    /// What the new name stood for before: removed, or (exchange) moved to the old name; 0 if nothing.
+    /// The previous inode of the new name, which is removed or (exchange) moved to the old name; 0 if there was none.
     pub replaced: InodeNumber,
     /// Bytes of the old name that follows.
     pub old_name_bytes: U16,
@@ -147,7 +147,7 @@ pub struct RenameBody {
 
 const _: () = assert!(size_of::<RenameBody>() == 48);
 
-/// Sets mode: permission bits only, the type stays.
+/// Sets mode: permission bits only, without the type.
 pub const SET_MODE: u32 = 1;
 /// Sets the owner.
 pub const SET_UID: u32 = 2;
@@ -180,12 +180,12 @@ pub struct SetAttrBody {
 
 const _: () = assert!(size_of::<SetAttrBody>() == 32);
 
-/// A record whose checksum was found right, taken apart and checked: lengths, names, flags.
+/// A decoded record: its checksum was checked before, its lengths, names and flags are valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record<'a> {
-    /// Place in the order.
+    /// Sequence in the log.
     pub sequence: Sequence,
-    /// What is changed, created or moved; no inode for a pad.
+    /// The inode that is changed, created or moved; no inode for a pad.
     pub inode: InodeNumber,
     /// Nanoseconds since 1970.
     pub time_ns: i64,
@@ -193,7 +193,7 @@ pub struct Record<'a> {
     pub operation: Operation<'a>,
 }
 
-/// The operations, as a digest sees them.
+/// An operation with its operands, as the digest uses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields are those of the record header and bodies above")]
 pub enum Operation<'a> {
@@ -210,12 +210,12 @@ pub enum Operation<'a> {
     RemoveXattr { name: &'a [u8] },
 }
 
-/// Largest file: offsets fit a signed 64-bit number, as `off_t` wants.
+/// Largest file: offsets fit a signed 64-bit number, like `off_t`.
 pub const FILE_BYTES_MAX: u64 = i64::MAX as u64;
 
 impl<'a> Record<'a> {
-    /// Takes a frame apart. The caller has checked its checksum ([`crate::envelope::check_frame`]) and gives
-    /// exactly header and payload; everything else is checked here, because its writer is not trusted.
+    /// Decodes a frame. The caller has checked its checksum ([`crate::envelope::check_frame`]) and passes exactly
+    /// header and payload. Everything else is checked here, because the writer is not trusted.
     ///
     /// # Errors
     /// `Truncated`, `Kind`, `Version`, `Field`.
@@ -337,7 +337,7 @@ impl<'a> Operation<'a> {
     }
 }
 
-/// Whether a frame that was decoded keeps what it removes the last name of open ([`UNLINK_OPEN`],
+/// True if a decoded frame keeps the inode open whose last name it removes ([`UNLINK_OPEN`],
 /// [`RENAME_REPLACED_OPEN`]).
 pub fn keeps_open(frame: &[u8]) -> bool {
     let Ok(envelope) = Envelope::decode(frame) else { return false };
@@ -357,14 +357,14 @@ pub const fn room_of_range(offset: u64, bytes: u64) -> u64 {
     (offset + bytes).div_ceil(BLOCK_BYTES as u64) - offset / BLOCK_BYTES as u64 + ROOM_OF_TREE
 }
 
-/// Blocks of the pool that a record may cost when it is digested, at worst: data blocks that it touches, each
-/// written anew, and a share of the tree. Both sides of a session subtract this from the room promised. What only
-/// removes costs nothing: it works on the reserve.
+/// Upper bound of the pool blocks that a record may cost when it is digested: the data blocks that it touches, each
+/// written to a new block, and a share of the tree. Both sides of a session subtract this from the space reservation.
+/// Records that only remove data cost nothing, because they use the reserve.
 pub fn room_blocks(operation: &Operation<'_>) -> u64 {
     match operation {
         Operation::Pad | Operation::Unlink { .. } | Operation::RemoveXattr { .. } => 0,
         Operation::Write { offset, bytes } => room_of_range(*offset, bytes.len() as u64),
-        // A cut block is written anew.
+        // The block with the new end is written again.
         Operation::Truncate { .. } => 1 + ROOM_OF_TREE,
         Operation::Allocate { punch_hole: true, .. } => 2 + ROOM_OF_TREE,
         Operation::Allocate { offset, bytes, .. } => room_of_range(*offset, *bytes),
@@ -376,13 +376,13 @@ pub fn room_blocks(operation: &Operation<'_>) -> u64 {
     }
 }
 
-/// Whether a record takes data blocks, other than by its share of the tree.
+/// True if a record needs data blocks, in addition to its share of the tree.
 pub fn takes_blocks(operation: &Operation<'_>) -> bool {
     matches!(operation, Operation::Write { .. } | Operation::Truncate { .. } | Operation::Allocate { .. })
 }
 
-/// Whether the data blocks that a user writes to a file of this owner are the user's own; others are the daemon's, and
-/// SharedFS is told before the first.
+/// True if data blocks that a user writes to a file of this owner belong to the user. Otherwise they belong to the
+/// daemon, and the session informs SharedFS before the first one.
 pub fn is_own_file(user: u32, owner: u32) -> bool {
     user == owner || user == 0
 }
@@ -432,7 +432,7 @@ pub enum FileType {
 }
 
 impl FileType {
-    /// The type in a mode; `None` if there is none, or if the mode has bits that no mode has.
+    /// The type in a mode; `None` without a valid type, or if the mode has unknown bits.
     pub const fn of_mode(mode: u32) -> Option<Self> {
         if mode > 0o177_777 { None } else { Self::from_raw((mode >> 12) as u8) }
     }

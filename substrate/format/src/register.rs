@@ -1,9 +1,10 @@
-//! The register: what a daemon remembers of its programs beyond its own death, but not beyond the machine's. Who is
-//! attached, what it met, what it has open, which locks it holds.
+//! The register: state of attached programs that survives the daemon, but not the machine: the sessions, the inodes
+//! that they know, the files that they have open, and the locks that they hold.
 //!
-//! The file is a superblock, whose `id` numbers the daemon's registers and whose `geometry` is the machine's number for
-//! this run, and entries of 64 bytes one after the other. The superblock is written when the entries that a new
-//! register begins with are there. Nothing of it is ever settled: a process's death leaves what was stored.
+//! The file is a superblock, followed by entries of 64 bytes. The superblock's `id` is the number of the register
+//! among those of all daemons, and its `geometry` identifies the current boot of the machine. It is written after the
+//! first entries of a new register. The register is never synced, because stored bytes survive the death of a
+//! process.
 
 use crate::DecodeError;
 use crate::checksum::{self, Salt};
@@ -11,42 +12,42 @@ use crate::ids::{Incarnation, InodeNumber, LogUid, Sequence};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// What an entry says.
+/// Kind of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum RegisterKind {
-    /// A session began: `inode` and `first` are its own range, `last` is when its process started, `owner` its user
-    /// and, in the upper half, its group.
+    /// A session began: `inode` and `first` are its preallocated inode range, `last` is the start time of its
+    /// process, `owner` its user and, in the upper half, its group.
     Attach = 1,
-    /// Log `last`, its own or that of a session it goes on from, was digested to its end: record `first`.
+    /// Log `last`, of the session or of one that it continues, was digested to its end: record `first`.
     Recovered = 2,
-    /// It met inodes: `inode`, `first`, `last`, `owner`, those of them that are not 0; of which by `detail` it may
-    /// read the first, second, third, fourth.
+    /// The session knows these inodes: `inode`, `first`, `last` and `owner`, as far as they are not 0; the bits of
+    /// `detail` say which of them it may read.
     Known = 3,
-    /// It refers to `inode`; `detail`: 1 to read it, 2 to write it.
+    /// The session has a reference to `inode`; `detail`: 1 to read it, 2 to write it.
     Open = 4,
-    /// It does not any more.
+    /// The reference has ended.
     Close = 5,
     /// `owner` got a lock on `inode` from `first` to `last`.
     Lock = 6,
-    /// It gave up what it held there.
+    /// `owner` released its locks in this range.
     Unlock = 7,
-    /// It gave up all that it held on `inode`, or everywhere if that is 0.
+    /// `owner` released all its locks on `inode`, or on all inodes if that is 0.
     Release = 8,
-    /// Everything of session `first` is this session's now.
+    /// The state of session `first` belongs to this session now.
     Inherit = 9,
-    /// The session is over, with all that it had.
+    /// The session has ended, and all its state with it.
     End = 10,
-    /// `first` inodes from `inode` on were the own range of a session that it goes on from.
+    /// `first` inodes from `inode` on were the preallocated range of a session that this one continues.
     Range = 11,
-    /// It speaks for `owner` of locks, a `detail`, together with others.
+    /// The session uses the lock owner `owner`, of kind `detail`, together with other sessions.
     Speak = 12,
-    /// It does not any more; if nobody does, the owner's locks end.
+    /// The session no longer uses it; the locks of an owner that no session uses end.
     Silent = 13,
-    /// It holds a lock lease on `inode`: the locks there are no more those noted before, but those in slot `first` of its
-    /// lock table ([`crate::locks`]).
+    /// The session holds a lock lease on `inode`: its locks are those in slot `first` of the session's lock table
+    /// ([`crate::locks`]), not the earlier entries.
     LockLease = 14,
-    /// It does not any more: the locks on `inode` were noted before this.
+    /// The lock lease has ended: the locks on `inode` are those of the entries before this one.
     LockLeaseEnd = 15,
 }
 
@@ -77,7 +78,7 @@ impl RegisterKind {
     }
 }
 
-/// One entry. What its kind does not use is zero.
+/// An entry. Fields that its kind does not use are zero.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -87,27 +88,27 @@ pub struct RegisterEntry {
     pub checksum: U32,
     /// A [`RegisterKind`].
     pub kind: u8,
-    /// By kind; of a lock whose it is: `OWNER_*`.
+    /// Depends on the kind; for a lock the kind of its owner, `OWNER_*`.
     pub detail: u8,
     /// Of a lock: `FAMILY_*`.
     pub family: u8,
     /// Of a lock: `LOCK_*`.
     pub lock: u8,
-    /// The session, by the number of its log.
+    /// The session, identified by its log.
     pub session: U64,
     /// The inode.
     pub inode: InodeNumber,
-    /// By kind.
+    /// Depends on the kind.
     pub first: U64,
-    /// By kind.
+    /// Depends on the kind.
     pub last: U64,
-    /// By kind; of a lock its owner's number.
+    /// Depends on the kind; for a lock the number of its owner.
     pub owner: U64,
-    /// Process of a session or of a lock's owner, as the kernel numbers it.
+    /// Process id of a session or of a lock's owner.
     pub pid: U32,
     /// Zero.
     pub reserved: U32,
-    /// Place in the order, from 1; it says that the entry is there.
+    /// Sequence of the entry, from 1; it is the last field that is written.
     pub sequence: Sequence,
 }
 
@@ -116,16 +117,16 @@ const _: () = assert!(size_of::<RegisterEntry>() == 64);
 /// Bytes of an entry.
 pub const REGISTER_ENTRY_BYTES: usize = size_of::<RegisterEntry>();
 
-/// Inodes that one entry names as known.
+/// Number of inodes in one entry of kind `Known`.
 pub const REGISTER_KNOWN_MAX: usize = 4;
 
 impl RegisterEntry {
-    /// An entry about a session, everything else to be filled in.
+    /// An entry about a session; the caller sets all other fields.
     pub fn new(kind: RegisterKind, session: u64) -> Self {
         Self { kind: kind as u8, session: U64::new(session), ..Self::default() }
     }
 
-    /// The entry as it stands in register `register` at this place of the order.
+    /// Encodes the entry for register `register`, at this sequence.
     #[must_use]
     pub fn seal(mut self, register: u64, sequence: Sequence) -> Self {
         self.sequence = sequence;
@@ -134,10 +135,10 @@ impl RegisterEntry {
         self
     }
 
-    /// Takes what stands at a place of the order.
+    /// Decodes the entry with this sequence.
     ///
     /// # Errors
-    /// `Truncated`; `Field` if it is no entry of that place; `Checksum`; `Kind`.
+    /// `Truncated`; `Field` for an entry with another sequence; `Checksum`; `Kind`.
     pub fn decode(
         bytes: &[u8],
         register: u64,
@@ -154,7 +155,7 @@ impl RegisterEntry {
         Ok((RegisterKind::from_raw(entry.kind)?, entry))
     }
 
-    /// The inodes of a `Known` entry, and which of them may be read.
+    /// The inodes of a `Known` entry, and whether each may be read.
     pub fn known(&self) -> impl Iterator<Item = (InodeNumber, bool)> {
         let numbers = [self.inode.get(), self.first.get(), self.last.get(), self.owner.get()];
         let readable = self.detail;
@@ -162,7 +163,7 @@ impl RegisterEntry {
         named.map(move |(place, number)| (InodeNumber::new(number), readable >> place & 1 == 1))
     }
 
-    /// A `Known` entry of at most [`REGISTER_KNOWN_MAX`] inodes.
+    /// Creates a `Known` entry of at most [`REGISTER_KNOWN_MAX`] inodes.
     pub fn of_known(session: u64, known: &[(InodeNumber, bool)]) -> Self {
         let number = |place: usize| known.get(place).map_or(0, |(inode, _)| inode.get());
         let readable = known.iter().take(REGISTER_KNOWN_MAX).enumerate();

@@ -1,7 +1,7 @@
-//! The root record of the shared area: one atomic write of it makes a batch of a digest real.
+//! The root record of the shared area. One atomic write of it commits a batch of a digest.
 //!
-//! Two slots stand in blocks 1 and 2 of the tree file; flip N writes slot N mod 2, so that the other slot always
-//! holds a whole root. The valid slot with the larger flip number counts.
+//! Blocks 1 and 2 of the tree file are two slots for roots. Commit N writes slot N mod 2, so the other slot always
+//! contains a complete root. The root is the valid slot with the larger commit number.
 
 use crate::DecodeError;
 use crate::checksum::{self, Salt};
@@ -46,7 +46,7 @@ pub struct Root {
     pub checksum: U32,
     /// Levels of the tree: 1 if the root node is a leaf.
     pub height: U32,
-    /// Number of this flip.
+    /// Number of this commit.
     pub flip: FlipNumber,
     /// The root node.
     pub node: NodePointer,
@@ -62,7 +62,7 @@ pub struct Root {
     pub nodes: U64,
     /// Life of the chain in which the entry after `ledger_sequence` was written, if it does not begin a life.
     pub life: Life,
-    /// Next data segment. Never reused: whoever has a segment mapped knows it by its number.
+    /// Number of the next data segment. Numbers are never reused, because processes identify mapped segments by them.
     pub next_segment: SegmentId,
     /// Zero.
     pub reserved: [u8; 32],

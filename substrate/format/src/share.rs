@@ -1,22 +1,22 @@
-//! Open files that a process gives to a child, or to the program after an exec: what [`crate::call::CallKind::Share`]
-//! carries, and what is said over the *lifeline*, a socket that SharedFS gives for them and that tells by its end
-//! that nobody is left who could come for them.
+//! Open files that a process passes on to a child, or to its next program over an exec: the messages of
+//! [`crate::call::CallKind::Share`], and the notes on the *liveness socket*. SharedFS creates this socket for the
+//! files of one request; its end tells that no process is left that could take them over.
 
 use crate::DecodeError;
 use crate::ids::InodeNumber;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Open files that one request gives.
+/// Limit of open files in one request.
 pub const SHARE_FILES_MAX: usize = 4096;
 
-/// Open files that one [`LifelineNote`] names.
+/// Limit of open files in one [`LivenessNote`].
 pub const NOTE_FILES_MAX: usize = 128;
 
-/// Bit of the numbers of what was given, which are random; sessions have small numbers.
+/// Bit that is set in the random numbers of passed-on files; numbers of sessions are small.
 pub const SHARE_BIT: u64 = 1 << 63;
 
-/// Gives open files away: `count` [`SharedFile`]s follow. The giver keeps them, too.
+/// Passes on open files: `count` [`SharedFile`]s follow. The sender keeps them too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct ShareRequest {
@@ -32,13 +32,13 @@ const _: () = assert!(size_of::<ShareRequest>() == 8);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct SharedFile {
-    /// What is open; 0 for an owner of locks alone.
+    /// The open inode; 0 for an owner of locks without a file.
     pub inode: InodeNumber,
-    /// Number of the owner of its locks.
+    /// Number of the lock owner.
     pub owner: U64,
-    /// Process of an owner that is one, for people to read.
+    /// Process id, for information, if the owner is a process.
     pub pid: U32,
-    /// What the owner is: `OWNER_*`; 0 if there is none.
+    /// Kind of the lock owner: `OWNER_*`; 0 if there is none.
     pub owner_kind: u8,
     /// Bits: 1 read, 2 write.
     pub access: u8,
@@ -48,7 +48,7 @@ pub struct SharedFile {
 
 const _: () = assert!(size_of::<SharedFile>() == 24);
 
-/// What was given: its number, by which somebody says at his greeting that he comes for it.
+/// Number of the passed-on files, which a new process presents in its Hello.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct ShareResponse {
@@ -58,29 +58,29 @@ pub struct ShareResponse {
 
 const _: () = assert!(size_of::<ShareResponse>() == 8);
 
-/// [`LifelineNote::kind`]: the process that was made.
+/// [`LivenessNote::kind`]: the child process was created.
 pub const NOTE_PROCESS: u32 = 1;
-/// [`LifelineNote::kind`]: files that were closed there; `count` [`SharedFile`]s follow.
+/// [`LivenessNote::kind`]: files that were closed in the child; `count` [`SharedFile`]s follow.
 pub const NOTE_CLOSED: u32 = 2;
 
-/// What is said over a lifeline.
+/// A note on the liveness socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-pub struct LifelineNote {
+pub struct LivenessNote {
     /// A `NOTE_*`.
     pub kind: U32,
-    /// Of `NOTE_PROCESS`: its number, as the giver's kernel says it.
+    /// With `NOTE_PROCESS`: the process id of the child, as the parent's kernel shows it.
     pub process: U32,
-    /// Files that follow, at most [`NOTE_FILES_MAX`].
+    /// Number of files that follow, at most [`NOTE_FILES_MAX`].
     pub count: U32,
     /// Zero.
     pub reserved: U32,
 }
 
-const _: () = assert!(size_of::<LifelineNote>() == 16);
+const _: () = assert!(size_of::<LivenessNote>() == 16);
 
-impl LifelineNote {
-    /// Splits a note into its head and the files that it names.
+impl LivenessNote {
+    /// Splits a note into its head and its files.
     ///
     /// # Errors
     /// `Truncated`, `Kind`, `Field`.
@@ -94,7 +94,7 @@ impl LifelineNote {
 }
 
 impl ShareRequest {
-    /// Splits a request into its head and the files that it names.
+    /// Splits a request into its head and its files.
     ///
     /// # Errors
     /// `Truncated`, `Field`.
@@ -127,19 +127,19 @@ mod tests {
             access: 3,
             reserved: [0; 2],
         };
-        let note = LifelineNote {
+        let note = LivenessNote {
             kind: U32::new(NOTE_CLOSED),
             process: U32::new(0),
             count: U32::new(2),
             reserved: U32::new(0),
         };
         let body = [note.as_bytes(), file.as_bytes(), file.as_bytes()].concat();
-        assert_eq!(LifelineNote::decode(&body), Ok((note, vec![file, file])));
-        assert!(LifelineNote::decode(&body[..body.len() - 1]).is_err());
-        assert!(LifelineNote::decode(&[&body[..], &[0]].concat()).is_err());
-        let long = LifelineNote { count: U32::new(NOTE_FILES_MAX as u32 + 1), ..note };
-        assert!(LifelineNote::decode(long.as_bytes()).is_err());
-        assert_eq!(LifelineNote::decode(&[0; 16]), Err(DecodeError::Kind));
+        assert_eq!(LivenessNote::decode(&body), Ok((note, vec![file, file])));
+        assert!(LivenessNote::decode(&body[..body.len() - 1]).is_err());
+        assert!(LivenessNote::decode(&[&body[..], &[0]].concat()).is_err());
+        let long = LivenessNote { count: U32::new(NOTE_FILES_MAX as u32 + 1), ..note };
+        assert!(LivenessNote::decode(long.as_bytes()).is_err());
+        assert_eq!(LivenessNote::decode(&[0; 16]), Err(DecodeError::Kind));
         let request = ShareRequest { count: U32::new(1), own: U32::new(1) };
         let body = [request.as_bytes(), file.as_bytes()].concat();
         assert_eq!(ShareRequest::decode(&body), Ok((request, vec![file])));

@@ -1,4 +1,4 @@
-//! First block of every pool file: what the file is, to which pool it belongs, how large it was made.
+//! First block of every pool file: kind of the file, its pool, and its size.
 
 use crate::checksum::{self, Salt};
 use crate::ids::{ChainNumber, PoolUid};
@@ -9,10 +9,10 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// `HEARTHFS`, read as bytes.
 pub const MAGIC: [u8; 8] = *b"HEARTHFS";
 
-/// Version of the whole pool's layout. A program opens no pool of another version.
+/// Version of the layout of the whole pool. A program does not open a pool of another version.
 pub const POOL_VERSION: u16 = 2;
 
-/// What a pool file holds.
+/// Kind of a pool file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u16)]
 pub enum FileKind {
@@ -24,11 +24,11 @@ pub enum FileKind {
     Log = 3,
     /// The ledger.
     Ledger = 4,
-    /// What a daemon remembers of its programs.
+    /// A register: state of attached programs ([`crate::register`]).
     Register = 5,
 }
 
-/// The superblock: it fills the first block of its file together with zeros.
+/// The superblock. With zeros behind it, it fills the first block of its file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Superblock {
@@ -42,20 +42,21 @@ pub struct Superblock {
     pub checksum: U32,
     /// The pool.
     pub pool: PoolUid,
-    /// Which file of its kind: segment id, log uid, number of the register; 0 for tree and ledger.
+    /// Number of the file among those of its kind: segment id, log uid, number of the register; 0 for tree and
+    /// ledger.
     pub id: U64,
     /// Bytes of the whole file.
     pub file_bytes: U64,
-    /// Owner of what the file holds: for a segment the user whose files lie in it, for a log the user who writes
-    /// it; [`OWNER_DAEMON`] if it is nobody but the daemon.
+    /// Owner of the contents: for a segment the user whose files are in it, for a log the user who writes it;
+    /// [`OWNER_DAEMON`] for files that only the daemon uses.
     pub owner: U32,
-    /// The chain whose subtree the pool holds.
+    /// The chain of the pool's subtree.
     pub chain: ChainNumber,
-    /// When the file was made, of tree and segments: nanoseconds since 1970. Else 0.
+    /// Creation time of tree and segments, in nanoseconds since 1970; otherwise 0.
     pub created_ns: U64,
-    /// Kind's own: for the tree the largest number of nodes it may ever have; for a segment the flip before the
-    /// first that could name it, from which the flips of its map are counted; for a log the incarnation in which it
-    /// was made; for a register the run of the machine; for the ledger 0.
+    /// Depends on the kind. Tree: the maximal number of nodes. Segment: the commit before the first one that may
+    /// refer to it, from which the commits of its map are counted. Log: its incarnation. Register: the boot of the
+    /// machine. Ledger: 0.
     pub geometry: U64,
 }
 
@@ -65,7 +66,7 @@ const _: () = assert!(size_of::<Superblock>() == 64);
 pub const OWNER_DAEMON: u32 = u32::MAX;
 
 impl Superblock {
-    /// The block with its checksum, ready to be written at offset 0.
+    /// Encodes the block with its checksum, to be written at offset 0.
     pub fn encode(mut self) -> [u8; BLOCK_BYTES] {
         self.checksum = U32::new(0);
         self.checksum = U32::new(checksum::of(Salt::NONE, self.as_bytes()));
@@ -74,7 +75,7 @@ impl Superblock {
         block
     }
 
-    /// Reads and checks the first bytes of a pool file.
+    /// Decodes and checks the first bytes of a pool file.
     ///
     /// # Errors
     /// `Truncated`, `Kind` (not a pool file), `Version`, `Checksum`, `Field("kind")` (another kind of pool file).

@@ -1,4 +1,4 @@
-//! Properties of the formats: what is encoded is decoded again, what is changed is refused, and no bytes make a
+//! Properties of the formats: encoding and decoding are inverse, changed bytes are rejected, and no bytes make a
 //! decoder panic.
 
 mod frames;

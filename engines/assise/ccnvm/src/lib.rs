@@ -1,12 +1,13 @@
-//! CC-NVM's decisions: who may hold which lease, who must give one up, in which order (Assise §3.3).
+//! The decisions of the cache-coherence protocol CC-NVM (Assise §3.3): which session may hold which lease, which holder
+//! must give one up, and in which order.
 //!
-//! Pure: `step(now, event) -> effects`; no IO, no clock, no randomness. Whoever runs it (`sharedfs`, the
-//! simulator) carries the effects out and reports back with further events.
+//! The tables are pure state machines, `step(now, event) -> effects`, without IO, clock or randomness. The caller
+//! (`sharedfs`, the simulator) executes the effects and reports the results as further events.
 //!
-//! Guarantees, whatever the events: a unit has one writer or any number of readers; a request is granted whole or
-//! not at all; requests for a unit are granted in the order in which they came; a version is never given twice and
-//! a later grant has a later version; a lease just granted is not asked back before its minimum hold. The locks on a file
-//! are decided in one place: by one session, or by the lease manager.
+//! Guarantees for any sequence of events: a unit has one writer or any number of readers; a request is granted as a
+//! whole or not at all; requests for a unit are granted in the order of their arrival; each grant has a new, higher
+//! version; a new lease is not revoked before its minimum hold. The locks on a file are decided in one place at a
+//! time: in one session, or by the lease manager.
 
 #![forbid(unsafe_code)]
 

@@ -1,25 +1,27 @@
-//! Lock leases: where the locks on a file are decided. The unit is the file's locks ([`format::ledger::UnitKind::Locks`]).
+//! Lock leases: the table of the sessions that decide about the locks on a file. The unit is the set of the file's locks
+//! ([`format::ledger::UnitKind::Locks`]).
 //!
-//! Either one session holds the lease, and decides in its process; or nobody does, and the lease manager decides, call by
-//! call. A lease is never asked for: the manager offers it with a lock that it granted, when no other session has or wants
-//! anything there. As soon as another session asks, the manager takes the lease back, and keeps it for a *quiet time*, which
-//! begins anew whenever the asking session changes: sessions that take turns at a file go by calls.
+//! If a session holds the lease of a file, its process decides about the locks. Otherwise the lease manager decides,
+//! with one call for each operation. Sessions do not request this lease: the manager offers it together with a lock, if
+//! no other session has or wants a lock on the file. When another session asks for a lock, the manager takes the lease
+//! back, and offers none for a *quiet time*, which starts again whenever the asking session changes. So sessions that
+//! lock a file in turns use calls.
 //!
-//! The table decides; the manager reports with [`LockLeases::taken_back`] that it has imported the holder's locks. There
-//! is no queue: all who ask wait for the same thing, and go on together.
+//! The manager reports with [`LockLeases::taken_back`] that it has imported the holder's locks. There is no queue: all
+//! waiting sessions wait for the same import, and continue together.
 
 use crate::leases::{Nanoseconds, SessionId};
 use format::InodeNumber;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Bounds and times.
+/// Limits of the table.
 #[derive(Clone, Copy, Debug)]
 pub struct LockLimits {
-    /// How long the manager keeps a file's locks after two sessions asked for them.
+    /// Time for which the manager offers no lease after a second session has asked.
     pub quiet_ns: Nanoseconds,
-    /// Files that it keeps so at once. With more, no lease is offered.
+    /// Limit of files in their quiet time. Above it, no lease is offered.
     pub quiet_max: usize,
-    /// Leases of one session.
+    /// Limit of leases of one session.
     pub held_max: usize,
 }
 
@@ -29,14 +31,14 @@ impl Default for LockLimits {
     }
 }
 
-/// What somebody who asks about a file's locks has to do first.
+/// The step that comes before a decision about a file's locks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Asked {
-    /// Nothing: the manager decides.
+    /// None: the manager decides.
     Decide,
     /// Take the lease back from this session, import its locks, and report it; then ask again.
     TakeBack(SessionId),
-    /// Another thread takes it back: ask again after that.
+    /// Another thread takes the lease back: ask again after that.
     Wait,
 }
 
@@ -46,7 +48,7 @@ struct LockHolder {
     leaving: bool,
 }
 
-/// The manager keeps a file's locks.
+/// The quiet time of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Quiet {
     until: Nanoseconds,
@@ -54,7 +56,7 @@ struct Quiet {
     last: SessionId,
 }
 
-/// Who decides about the locks of which file.
+/// The table of lock leases.
 #[derive(Clone, Debug)]
 pub struct LockLeases {
     limits: LockLimits,
@@ -64,13 +66,13 @@ pub struct LockLeases {
 }
 
 impl LockLeases {
-    /// Nobody holds anything.
+    /// Creates an empty table.
     pub fn new(limits: LockLimits) -> Self {
         Self { limits, holders: BTreeMap::new(), held: BTreeMap::new(), quiet: BTreeMap::new() }
     }
 
-    /// A session asks something about the locks on a file that the manager has to decide. The holder does so, too, when it
-    /// cannot decide by itself.
+    /// Asks on behalf of a session for a decision of the manager about a file's locks. The holder asks too if it cannot
+    /// decide by itself.
     pub fn ask(&mut self, now: Nanoseconds, session: SessionId, unit: InodeNumber) -> Asked {
         if let Some(holder) = self.holders.get_mut(&unit) {
             let before = std::mem::replace(&mut holder.leaving, true);
@@ -82,8 +84,8 @@ impl LockLeases {
         Asked::Decide
     }
 
-    /// The lease that [`Asked::TakeBack`] named is back from its holder, and its locks are the manager's: `asks` is for whom.
-    /// Nothing happens if the holder's session ended meanwhile.
+    /// Reports that the manager has taken a lease back from its holder after [`Asked::TakeBack`], on behalf of session
+    /// `asks`, and has imported its locks. No effect if the holder's session has ended meanwhile.
     pub fn taken_back(
         &mut self,
         now: Nanoseconds,
@@ -97,7 +99,7 @@ impl LockLeases {
         }
     }
 
-    /// The session is over: its leases are back, and their locks are to be the manager's at once.
+    /// Ends a session. The caller must import the locks of the returned files at once, because their leases are free.
     pub fn end_session(&mut self, now: Nanoseconds, session: SessionId) -> Vec<InodeNumber> {
         let units = self.held.remove(&session).unwrap_or_default();
         for unit in &units {
@@ -107,7 +109,7 @@ impl LockLeases {
         units.into_iter().collect()
     }
 
-    /// The manager keeps a file's locks for a while: somebody waits for one.
+    /// Starts the quiet time of a file, because a session waits for a lock on it.
     pub fn keep(&mut self, now: Nanoseconds, unit: InodeNumber, last: SessionId) {
         self.make_room(now);
         if self.quiet.len() < self.limits.quiet_max || self.quiet.contains_key(&unit) {
@@ -116,8 +118,8 @@ impl LockLeases {
         }
     }
 
-    /// Grants the lease to a session which, as the manager sees, is the only one that has or wants anything there; false if
-    /// it may not have it now.
+    /// Grants the lease to a session, if a lease may be granted now. The manager knows that no other session has or wants
+    /// a lock on the file.
     pub fn offer(&mut self, now: Nanoseconds, session: SessionId, unit: InodeNumber) -> bool {
         self.make_room(now);
         let is_quiet = self.quiet.get(&unit).is_some_and(|quiet| quiet.until > now);
@@ -132,12 +134,12 @@ impl LockLeases {
         true
     }
 
-    /// Who holds the lease on a file's locks, on its way back or not.
+    /// The holder of the lease on a file's locks, also while the lease is being taken back.
     pub fn holder(&self, unit: InodeNumber) -> Option<SessionId> {
         self.holders.get(&unit).map(|holder| holder.session)
     }
 
-    /// The files on whose locks a session holds leases.
+    /// The files whose lock leases a session holds.
     pub fn held(&self, session: SessionId) -> impl Iterator<Item = InodeNumber> {
         self.held.get(&session).into_iter().flatten().copied()
     }
@@ -157,10 +159,10 @@ impl LockLeases {
         }
     }
 
-    /// What must hold after every step; the simulator and the tests call it.
+    /// Checks the invariants of the table; for the simulator and the tests.
     ///
     /// # Panics
-    /// When an invariant is broken.
+    /// If an invariant is broken.
     pub fn assert_invariants(&self) {
         let listed: usize = self.held.values().map(BTreeSet::len).sum();
         assert_eq!(listed, self.holders.len(), "leases by session");
@@ -233,18 +235,18 @@ mod tests {
         assert_eq!(leases.holder(UNIT), Some(TWO));
     }
 
-    /// A small world: sessions that lock and unlock a file, each through its own process if it holds the lease, and die.
+    /// A small model: sessions lock and unlock a file, each in its own process if it holds the lease, and die.
     #[derive(Clone, Debug)]
     struct World {
         leases: LockLeases,
         now: u64,
-        /// Who was told that he has the lock.
+        /// The session that was told that it has the lock.
         told: Option<SessionId>,
-        /// Who has it as the manager knows.
+        /// The owner of the lock in the manager's table.
         manager: Option<SessionId>,
-        /// Who holds the lease and knows it, and whether he has locked.
+        /// The holder of the lease, and whether it has locked the file.
         process: Option<(SessionId, bool)>,
-        /// For whom a lease is on its way back from whom.
+        /// Holder and asking session of a lease that is being taken back.
         leaving: Option<(SessionId, SessionId)>,
         dead: Vec<SessionId>,
     }
@@ -253,7 +255,7 @@ mod tests {
     enum Move {
         Lock(SessionId),
         Unlock(SessionId),
-        /// The holder is out.
+        /// The manager imports the holder's locks.
         Import,
         Die(SessionId),
         Later,
@@ -271,12 +273,12 @@ mod tests {
             moves
         }
 
-        /// Whether a process decides: it holds the lease, and its word is not marked.
+        /// True if the process of a session decides: it holds the lease, and its lease word is not marked.
         fn decides(&self, who: SessionId) -> bool {
             self.leaving.is_none() && self.process.is_some_and(|(holder, _)| holder == who)
         }
 
-        /// Whether the manager may decide for somebody who asks; else a lease is on its way back.
+        /// True if the manager may decide for a session; otherwise a lease is being taken back.
         fn may_decide(&mut self, who: SessionId) -> bool {
             match self.leases.ask(self.now, who, UNIT) {
                 Asked::Decide => true,

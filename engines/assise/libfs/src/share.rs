@@ -12,7 +12,7 @@ use format::call::{
 use format::message::MessageKind;
 use format::pass::PassName;
 use format::share::{
-    LifelineNote, NOTE_CLOSED, NOTE_FILES_MAX, NOTE_PROCESS, SHARE_FILES_MAX, ShareRequest, ShareResponse,
+    LivenessNote, NOTE_CLOSED, NOTE_FILES_MAX, NOTE_PROCESS, SHARE_FILES_MAX, ShareRequest, ShareResponse,
     SharedFile,
 };
 use ipc::Descriptor;
@@ -82,7 +82,7 @@ impl Lifeline {
     }
 
     fn note(&self, kind: u32, process: u32, files: &[SharedFile]) {
-        let note = LifelineNote {
+        let note = LivenessNote {
             kind: U32::new(kind),
             process: U32::new(process),
             count: U32::new(files.len() as u32),

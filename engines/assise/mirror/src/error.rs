@@ -1,19 +1,19 @@
-//! The one error type of this crate.
+//! The error type of this crate.
 
 use format::DecodeError;
 use format::mirror::MirrorRefusal;
 use pmem::MediaError;
 
-/// Why a copy is not fed, or does not take what it is sent.
+/// The reason for which a head cannot send to a copy, or a copy does not accept a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Error {
-    /// The connection is over, or failed.
+    /// The connection has ended or failed.
     Connection(transport::Error),
     /// The medium failed.
     Media(MediaError),
-    /// What came is no message.
+    /// Bytes that are not a message.
     Message(DecodeError),
-    /// What came is a message that does not belong there; why.
+    /// A message that violates the protocol, in this way.
     Broken(&'static str),
     /// The copy refuses this head.
     Refused(MirrorRefusal),

@@ -1,4 +1,4 @@
-//! Frames of the ledger: its ring goes on from life to life, and the frames of each life have a salt of their own.
+//! Reads the frames of the ledger. Its ring continues from life to life, and each life has its own salt.
 
 use format::ledger::{Entry, Event, salt_of};
 use format::mirror::LedgerMark;
@@ -8,58 +8,58 @@ use pmem::ring::{RingPosition, scan};
 use pmem::{MediaError, Region};
 use zerocopy::little_endian::{U32, U64};
 
-/// Where the ring of the ledger begins in its file.
+/// Start of the ring in the ledger's file.
 pub const LEDGER_START: u64 = BLOCK_BYTES as u64;
 
-/// A place in the ledger.
+/// A position in the ledger, behind an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LedgerPosition {
-    /// An entry.
+    /// Sequence of the entry before the position.
     pub sequence: Sequence,
-    /// Where in the file the entry after it begins.
+    /// Offset in the file at which the next entry begins.
     pub position: u64,
-    /// The life of the chain that wrote it.
+    /// The life of the chain that wrote the entry.
     pub life: Life,
 }
 
 impl LedgerPosition {
-    /// As a part of a message.
+    /// The position as a part of a message.
     pub fn to_mark(self) -> LedgerMark {
         let Self { sequence, position, life } = self;
         LedgerMark { sequence, position: U64::new(position), life, reserved: U32::new(0) }
     }
 
-    /// From a part of a message; the caller judges it.
+    /// The position from a part of a message, unchecked.
     pub fn of_mark(mark: &LedgerMark) -> Self {
         Self { sequence: mark.sequence, position: mark.position.get(), life: mark.life }
     }
 
-    /// The place of its ring.
+    /// The position of the next frame in the ring.
     pub fn ring_place(&self) -> RingPosition {
         RingPosition { position: self.position, sequence: self.sequence.next() }
     }
 
-    /// The same without the life.
+    /// The position without the life.
     pub fn place(&self) -> Digested {
         Digested { sequence: self.sequence, position: self.position }
     }
 }
 
-/// An entry that was read.
+/// An entry read from the ledger.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LedgerFrame {
     /// Header and payload.
     pub bytes: Vec<u8>,
-    /// The ledger up to and with this entry.
+    /// The ledger position after this entry.
     pub after: LedgerPosition,
 }
 
-/// Why no entry was read.
+/// The reason for which no entry was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LedgerError {
     /// The medium failed.
     Media(MediaError),
-    /// A frame with the right checksum was written by a daemon of another make.
+    /// A frame with the right checksum contains an entry of another version.
     Entry(DecodeError),
 }
 
@@ -74,12 +74,12 @@ pub fn ledger_ring_end(region: &Region) -> u64 {
     region.bytes() / format::FRAME_ALIGN as u64 * format::FRAME_ALIGN as u64
 }
 
-/// The entry behind a place; `None` where the ledger ends.
+/// Reads the entry at a position; `None` at the end of the ledger.
 ///
 /// # Errors
 /// [`LedgerError`].
 pub fn next_entry(region: &Region, at: &LedgerPosition) -> Result<Option<LedgerFrame>, LedgerError> {
-    // The frames of a life have its salt; the first of another life begins it.
+    // The frames of a life have its salt. The next life starts with frames of the next salt.
     for life in [at.life, at.life.next()] {
         let begins = life != at.life;
         let mut frames = scan(region, LEDGER_START, salt_of(life), at.ring_place(), region.bytes());
@@ -90,7 +90,7 @@ pub fn next_entry(region: &Region, at: &LedgerPosition) -> Result<Option<LedgerF
         let entry = Entry::decode(&frame.bytes).map_err(LedgerError::Entry)?;
         let counts = match entry.event {
             Event::Life { body } => begins && body.life == life,
-            // Of a new life only the pad may stand before its first entry.
+            // Before the first entry of a new life only a pad may come.
             Event::Pad => {
                 after.life = at.life;
                 true

@@ -1,12 +1,13 @@
-//! Copies of update logs and of the ledger on other nodes (Assise §3.2.1, §3.4): byte copies under the same names and at
-//! the same positions, so that a copy's pool is a pool whose daemon has just died.
+//! Replicates update logs and the ledger to other nodes (Assise §3.2.1, §3.4). The copies are byte copies with the
+//! same file names and positions, so the pool of a copy looks like that of a node whose daemon has just died.
 //!
-//! A [`Sender`] at the head feeds one copy: bytes of logs, and the ledger. A [`Receiver`] at the copy writes them, settles
-//! them, and says how far each stream is settled. Neither has a thread, knows a session or a lease, or decides anything.
-//! The protocol, and why it is right, stands in `docs/replication.md`.
+//! A [`Sender`] at the head sends the bytes of logs and of the ledger to one copy. A [`Receiver`] at the copy writes
+//! them, syncs them, and reports how far each stream is synced. Neither has a thread, knows sessions or leases, or
+//! makes decisions. `docs/replication.md` describes the protocol and the reasons for its correctness.
 //!
-//! Guarantees: what a receiver says is settled is on its medium, as whole frames without a gap, in each stream; what a
-//! sender sends are whole frames with the right checksum, none of them onto a place that the copy's tree still needs.
+//! Guarantees: everything that a receiver reports as synced is on its medium, as complete frames without a gap, in
+//! each stream. A sender sends only complete frames with the right checksum, and never overwrites a part of a log
+//! that the copy's tree still needs.
 
 #![forbid(unsafe_code)]
 
@@ -19,15 +20,15 @@ mod stream;
 
 pub use error::Error;
 pub use receiver::{HeadTerms, Receiver, Stepped, refuse, say_executed};
-pub use sender::{CopyEnds, Heard, LogPush, Sender};
+pub use sender::{CopyEnds, CopyReport, LogPush, Sender};
 
 use std::time::Duration;
 use transport::Settings;
 
-/// Bytes of the longest message.
+/// Limit of messages in progress in each direction.
 const MESSAGE_BYTES: u32 = 64 << 10;
 
-/// Messages under way in each direction.
+/// Settings of the endpoints of heads and copies.
 const WINDOW: u32 = 32;
 
 /// Settings of the endpoints between which copies are kept.

@@ -1,9 +1,9 @@
-//! Update logs as SharedFS reads them: by `pread` into memory of its own, never through a mapping, because the file
-//! belongs to a process that may change or truncate it at any time.
+//! Reads update logs on behalf of SharedFS: by `pread` into its own memory, never through a mapping, because the
+//! owner of the file may change or truncate it at any time.
 //!
-//! Guarantees: whatever lies in the file, and however long it is made, reading gives frames that are whole, in order, and
-//! were fetched once, or ends; it neither panics, nor maps or allocates more than the largest log has, nor takes longer
-//! than a time in proportion to that.
+//! Guarantees for any contents and length of the file: reading returns complete frames in order, each fetched once,
+//! or ends. It never panics, never maps or allocates more than the size of the largest log, and takes time
+//! proportional to that size at most.
 
 use format::checksum::Salt;
 use format::envelope::{FRAME_ALIGN, check_frame};
@@ -19,13 +19,13 @@ use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;
 use zerocopy::little_endian::{U16, U32, U64};
 
-/// Where a log's ring begins.
+/// Start of the ring in a log's file.
 pub const RING_START: u64 = BLOCK_BYTES as u64;
 
-/// Bytes fetched at once when frames are small.
+/// Bytes of a fetch.
 const WINDOW_BYTES: u64 = 64 << 10;
 
-/// Bytes fetched at first where few frames are expected.
+/// Bytes of the first fetch if few frames are expected.
 const FEW_BYTES: u64 = 4 << 10;
 
 /// Name of a log's file.
@@ -38,7 +38,8 @@ pub fn lock_table_file(log: u64) -> String {
     format!("log-{log}-locks")
 }
 
-/// Whether a pool file is an update log's, or beside one: of what its owner may cut, and nothing else depends on.
+/// True for the files of update logs and the files beside them: their owner may truncate them, and no other file
+/// depends on them.
 pub fn is_log_file(name: &str) -> bool {
     name.starts_with("log-")
 }
@@ -64,7 +65,7 @@ fn superblock(
     }
 }
 
-/// Bytes of a ring between two of its places, of which `to` is not before `from`.
+/// Number of bytes in a ring between two positions; `to` is not before `from`.
 pub fn bytes_between((ring_start, ring_end): (u64, u64), from: Digested, to: Digested) -> u64 {
     if from.sequence >= to.sequence {
         return 0;
@@ -76,22 +77,22 @@ pub fn bytes_between((ring_start, ring_end): (u64, u64), from: Digested, to: Dig
     }
 }
 
-/// A log's file with what makes its frames its own.
+/// The file of an update log, with the salt of its frames.
 pub struct LogFile {
-    /// Its name in the pool.
+    /// Name of the file in the pool.
     pub name: String,
     region: Region,
-    /// A second descriptor, read by position; none for the medium of the tests, which nobody can truncate.
+    /// A second descriptor for reading by position. `None` on the test medium, whose files cannot be truncated.
     file: Option<File>,
     salt: Salt,
     end: u64,
 }
 
 impl LogFile {
-    /// Makes an empty log. Durable when this returns.
+    /// Creates an empty log. The log is durable when this returns.
     ///
     /// # Errors
-    /// What the medium said: `Exists`, `NoSpace`, `Os`.
+    /// The error of the medium: `Exists`, `NoSpace`, `Os`.
     pub fn create(
         medium: &Medium,
         pool: PoolUid,
@@ -107,17 +108,17 @@ impl LogFile {
         Self::of_region(name, region, salt)
     }
 
-    /// Says in the superblock of a log that was made for nobody whose it is. That need not be durable: it is for people
-    /// who look, the ledger is what a start believes.
+    /// Writes the owner into the superblock of a log that was created without one. This need not be durable: it is
+    /// information for an operator, and a start relies on the ledger.
     pub fn give(&self, pool: PoolUid, life: (LogUid, Incarnation), owner: u32) {
         self.region.write(0, &superblock(pool, life, self.region.bytes(), owner).encode());
     }
 
-    /// Opens a log that an earlier daemon made; `None` if there is none, or what is there is not it: its owner, who can
-    /// give the file any length, made it too short for a record, or longer than `bytes_max`, which no log was made.
+    /// Opens a log of an earlier daemon. Returns `None` if there is none, or if the file is shorter than a record or
+    /// longer than `bytes_max`, which no log is; the owner can give the file any length.
     ///
     /// # Errors
-    /// What the medium or the machine said, for nothing that the log's owner can bring about.
+    /// The error of the medium or of the machine. The owner of the log cannot cause one.
     pub fn open(
         medium: &Medium,
         (log, incarnation): (LogUid, Incarnation),
@@ -140,7 +141,7 @@ impl LogFile {
         Ok(Self { name, region, file, salt, end })
     }
 
-    /// The file as its LibFS gets it.
+    /// The region that LibFS maps.
     pub fn region(&self) -> &Region {
         &self.region
     }
@@ -150,15 +151,15 @@ impl LogFile {
         self.end - RING_START
     }
 
-    /// Makes what was appended survive all that the medium can survive.
+    /// Syncs the log.
     ///
     /// # Errors
-    /// What the medium said.
+    /// The error of the medium.
     pub fn settle(&self) -> Result<(), MediaError> {
         self.region.settle()
     }
 
-    /// Reads as much as is there: less than asked if the file is shorter than it was made.
+    /// Reads the bytes that exist: fewer than requested if the file was truncated.
     fn read(&self, offset: u64, target: &mut [u8]) -> Result<usize, MediaError> {
         let Some(file) = &self.file else {
             self.region.read(offset, target)?;
@@ -176,14 +177,15 @@ impl LogFile {
         Ok(done)
     }
 
-    /// Whether a whole frame stands somewhere that was appended after the one that should follow `end`. Frames are made
-    /// durable one after the other: then the log did not end there, the medium lost what stood there.
+    /// True if the ring contains a complete frame with a higher sequence than the one that should follow `end`.
+    /// Frames are made durable in order, so in that case the log did not end there: the medium has lost a frame.
     ///
-    /// Frames do not overlap, so all together they have no more bytes than the ring, and no more are summed: headers that
-    /// claim more stand in what a user wrote, and a find that is missed for them is missed by him alone.
+    /// Frames do not overlap, so all of them together have at most the bytes of the ring, and no more bytes are
+    /// checksummed. Headers that claim more are forged by the owner of the log; a lost frame missed for that reason
+    /// affects only the owner.
     ///
     /// # Errors
-    /// What the medium said.
+    /// The error of the medium.
     pub fn goes_on_behind(&self, end: Digested) -> Result<bool, MediaError> {
         let (mut window, mut left) = (Vec::new(), self.ring_bytes());
         for window_at in (RING_START..self.end).step_by(WINDOW_BYTES as usize) {
@@ -207,7 +209,7 @@ impl LogFile {
         Ok(false)
     }
 
-    /// Whether the frame of a header, which lies within the ring, has the right checksum.
+    /// True if the frame of a header, which lies within the ring, has the right checksum.
     fn is_whole(&self, position: u64, header: &[u8], envelope: &Envelope) -> Result<bool, MediaError> {
         let payload = usize::try_from(envelope.payload_bytes.get()).expect("a ring fits an address space");
         let mut frame = header.to_vec();
@@ -221,17 +223,17 @@ impl LogFile {
         self.salt
     }
 
-    /// Where its ring ends.
+    /// End of the ring in the file.
     pub fn ring_end(&self) -> u64 {
         self.end
     }
 
-    /// Reads frames in order, the first behind `from`.
+    /// Reads frames in order, starting behind `from`.
     pub fn frames(&self, from: Digested) -> Frames<'_> {
         self.frames_by(from, WINDOW_BYTES)
     }
 
-    /// The same where few are expected: little is read at first.
+    /// [`Self::frames`] for few expected frames: the first fetch is short.
     pub fn few_frames(&self, from: Digested) -> Frames<'_> {
         self.frames_by(from, FEW_BYTES)
     }
@@ -244,20 +246,20 @@ impl LogFile {
     }
 }
 
-/// A frame, whole and checked, in memory of our own.
+/// A complete and checked frame in this process's own memory.
 #[derive(Debug, PartialEq, Eq)]
 pub struct LogFrame<'a> {
-    /// Header and payload: what `Record::decode` takes.
+    /// Header and payload, in the form that `Record::decode` expects.
     pub bytes: &'a [u8],
-    /// The log up to and with this frame.
+    /// The log position after this frame.
     pub after: Digested,
 }
 
-/// Frames of a log, up to the first that is none.
+/// The frames of a log, up to the first invalid one.
 pub struct Frames<'a> {
     log: &'a LogFile,
     at: Digested,
-    /// Bytes of the ring not yet seen: reading goes round once.
+    /// Bytes of the ring that were not read yet; each byte is read once.
     left: u64,
     window: Vec<u8>,
     window_at: u64,
@@ -266,10 +268,10 @@ pub struct Frames<'a> {
 }
 
 impl Frames<'_> {
-    /// The next frame; `None` where the log ends.
+    /// Reads the next frame; `None` at the end of the log.
     ///
     /// # Errors
-    /// What the medium said.
+    /// The error of the medium.
     #[expect(
         clippy::should_implement_trait,
         reason = "a frame borrows the window, which an iterator's items cannot"
@@ -290,7 +292,7 @@ impl Frames<'_> {
             return Ok(None);
         }
         if !self.fetched(position, bytes) {
-            // The header was fetched already: what follows must not fetch it again.
+            // Keeps the header that was checked: a second fetch could return other bytes.
             let header = self.windowed(position, HEADER_BYTES as u64).to_vec();
             let payload = usize::try_from(payload_bytes).expect("a ring fits an address space");
             self.window.resize(HEADER_BYTES + payload, 0);
@@ -324,7 +326,7 @@ impl Frames<'_> {
         &self.window[start..start + usize::try_from(bytes).expect("a window fits an address space")]
     }
 
-    /// Makes the window hold these bytes; false if the file is too short.
+    /// Loads these bytes into the window; false if the file is too short.
     fn fetch(&mut self, position: u64, bytes: u64) -> Result<bool, MediaError> {
         if self.fetched(position, bytes) {
             return Ok(true);
@@ -339,10 +341,10 @@ impl Frames<'_> {
     }
 }
 
-/// The first place of a log.
+/// The first position of a log.
 pub const BEGINNING: Digested = Digested { sequence: Sequence::new(0), position: RING_START };
 
-/// Why a log ended before its commit word said.
+/// The error of a log that ends before its commit word.
 pub const TORN: DecodeError = DecodeError::Truncated;
 
 #[cfg(test)]
@@ -372,7 +374,7 @@ mod tests {
         (log, ring)
     }
 
-    /// Frames with where the log goes on after each.
+    /// Frames with the log position after each.
     fn read_all(log: &LogFile, from: Digested) -> Vec<(Vec<u8>, Digested)> {
         let (mut frames, mut found) = (log.frames(from), Vec::new());
         while let Some(frame) = frames.next().unwrap() {
@@ -381,7 +383,7 @@ mod tests {
         found
     }
 
-    /// What is appended is read, over many rounds of the ring, pads included, small and large.
+    /// Appended frames are read back over many laps of the ring: pads, small and large frames.
     fn rounds(medium: &Medium) {
         let (log, mut ring) = log(medium, 5 * BLOCK_BYTES as u64 + 64);
         let (mut at, mut expected) = (BEGINNING, Vec::new());
@@ -432,8 +434,8 @@ mod tests {
         assert_eq!(read_all(&log, BEGINNING), []);
     }
 
-    /// A record behind one that was lost is found. Behind headers that each claim the rest of the ring it is looked for
-    /// no longer than it takes to sum the ring once.
+    /// Finds a record behind a lost one. With headers that each claim the rest of the ring, the search checksums no
+    /// more bytes than the ring has.
     #[test]
     fn the_search_behind_a_lost_frame_sums_the_ring_once() {
         let folder = tempfile::tempdir().unwrap();
@@ -456,11 +458,11 @@ mod tests {
         let before = bytes_read();
         assert!(!log.goes_on_behind(BEGINNING).unwrap());
         let read = bytes_read() - before;
-        // The ring once for its headers, and once for what they claim.
+        // Reads the ring once for the headers, and once for the bytes that they claim.
         assert!((log.ring_bytes()..3 * log.ring_bytes()).contains(&read), "{read} of {}", log.ring_bytes());
     }
 
-    /// Bytes that this thread has read from files.
+    /// Number of bytes that this thread has read from files.
     fn bytes_read() -> u64 {
         let io = std::fs::read_to_string("/proc/thread-self/io").unwrap();
         io.lines().find_map(|line| line.strip_prefix("rchar: ")).unwrap().parse().unwrap()
@@ -493,7 +495,7 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Any bytes anywhere in the ring: reading ends, and every frame it gives has the right checksum.
+        /// With any bytes in the ring, reading ends, and every returned frame has the right checksum.
         #[test]
         fn any_bytes_are_survived(
             changes in proptest::collection::vec((0u64..16_320, proptest::collection::vec(0u8.., 1..64)), 1..20)

@@ -1,9 +1,9 @@
-//! The receiving side: writes what a head sends to the files of its own pool, settles it, and says how far each stream is.
-//! It has no thread: [`Receiver::take`] takes one message.
+//! The receiving side: writes the bytes from a head to the files of its own pool, syncs them, and reports how far
+//! each stream is synced. It has no thread: [`Receiver::take`] processes one message.
 //!
-//! Guarantees: a byte is written only behind the end of its stream and never onto a place that the own tree still needs;
-//! a stream goes on only over whole frames with the right checksum and the next number. What [`Receiver::settle`] says is on
-//! the medium when it says so.
+//! Guarantees: a byte is written only at the end of its stream, and never over a part that the copy's own tree still
+//! needs. A stream advances only over complete frames with the right checksum and the next number. Everything that
+//! [`Receiver::settle`] reports as synced is on the medium at that time.
 
 use crate::error::Error;
 use crate::ledger::{LEDGER_START, LedgerError, LedgerPosition, ledger_ring_end, next_entry};
@@ -25,52 +25,52 @@ use transport::Connection;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U32;
 
-/// Logs' files at once.
+/// Limit of log files.
 const LOGS_MAX: usize = 1 << 12;
 
-/// What a copy goes by when a head says hello.
+/// The rules by which a copy accepts the greeting of a head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeadTerms {
-    /// The newest version of the subtree that it has heard of.
+    /// The newest version of the subtree's chain that the copy knows.
     pub version: u64,
 }
 
-/// What a step did.
+/// The result of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stepped {
-    /// Nothing came: of whoever looks for a message.
+    /// No message has arrived.
     Nothing,
-    /// Something came; the copy has settled nothing for it yet.
+    /// A message was processed, without a sync.
     Taken,
-    /// Something came, and how far the streams are settled was said.
+    /// A message was processed, and the synced positions were reported.
     Settled,
 }
 
-/// Frames that came of one file.
+/// The frames received for one file.
 struct Stream {
     region: Region,
-    /// Where its ring begins and ends.
+    /// Start and end of its ring.
     ring: (u64, u64),
-    /// Its frames up to here are whole.
+    /// The end of its last complete frame.
     end: Digested,
-    /// Bytes that came behind that, of a frame that is not whole yet.
+    /// Number of bytes received behind `end`, of an incomplete frame.
     pending: u64,
-    /// What was last said to be settled.
+    /// The sequence that was last reported as synced.
     settled: Sequence,
-    /// Something was written since.
+    /// True if bytes were written since the last sync.
     touched: bool,
-    /// The own tree contains it up to here.
+    /// The position up to which this copy's tree contains the stream.
     executed: Digested,
-    /// Of the ledger, where a frame is there whole or not at all, and none before the one before it: as the head appends them.
+    /// For the ledger only. An entry becomes valid as a whole, and only after all earlier ones, as at the head.
     unfinished: Option<UnfinishedEntry>,
 }
 
-/// An entry of which a part came: its first line, which makes it one, is written last.
+/// A partly received entry. Its first line, which makes it valid, is written last.
 #[derive(Default)]
 struct UnfinishedEntry {
-    /// The first line, and where it belongs.
+    /// The first line and its position.
     first: Option<(u64, Vec<u8>)>,
-    /// Bytes behind it that did not come yet.
+    /// Number of bytes behind the first line that are missing.
     left: u64,
 }
 
@@ -102,7 +102,7 @@ impl Stream {
         Self { region, ring, end, pending: 0, settled, touched: false, executed, unfinished: None }
     }
 
-    /// Writes bytes that came, if they belong there.
+    /// Writes received bytes if they belong to the end of the stream.
     fn write(&mut self, position: u64, bytes: &[u8]) -> Result<(), Error> {
         let next = self.end.position + self.pending;
         if position != next {
@@ -122,7 +122,7 @@ impl Stream {
         Ok(())
     }
 
-    /// The frame behind the end, if all of it came: its bytes, and where the stream goes on after it.
+    /// The frame behind the end if all of it has arrived: its bytes, and the position after it.
     fn whole_frame(&self) -> Result<Option<(Vec<u8>, Digested)>, Error> {
         if self.pending < HEADER_BYTES as u64 || self.is_unfinished() {
             return Ok(None);
@@ -148,13 +148,13 @@ impl Stream {
         Ok(Some((frame, Digested { sequence, position })))
     }
 
-    /// Whether the first line of what stands behind the end is kept back.
+    /// True if the first line of the frame behind the end is held back.
     fn is_unfinished(&self) -> bool {
         let first = self.unfinished.as_ref().and_then(|entry| entry.first.as_ref());
         first.is_some_and(|(at, _)| *at == self.end.position)
     }
 
-    /// Goes on over a frame that was found right.
+    /// Advances over a checked frame.
     fn advance(&mut self, frame: &[u8], after: Digested) {
         let payload = (frame.len() - HEADER_BYTES) as u64;
         self.pending -= format::envelope::frame_bytes(payload);
@@ -170,33 +170,33 @@ impl Stream {
     }
 }
 
-/// A log's file.
+/// The file of a log.
 struct MirroredLog {
     stream: Stream,
     salt: Salt,
 }
 
-/// See the module.
+/// The receiver of one copy.
 pub struct Receiver {
     medium: Medium,
     pool: PoolUid,
     log_bytes_max: u64,
     ledger: Stream,
-    /// The end of the ledger's stream, and what the tree contains, with their lives.
+    /// The end of the ledger's stream, and the position up to which the tree contains the ledger, each with its life.
     end: LedgerPosition,
     contained: LedgerPosition,
-    /// Key of the life at that end.
+    /// Key of the life at the end.
     key: [u8; 16],
     logs: BTreeMap<(LogUid, Incarnation), MirroredLog>,
 }
 
 impl Receiver {
-    /// Over the files of a pool: the ledger, of which the tree contains what lies before `contained`, with the key of the
-    /// life there, and the logs that
-    /// are there, each from where the tree contains it. All that is found is settled.
+    /// Opens the files of a pool: the ledger, which the tree contains up to `contained`, with the key of the life
+    /// there; and the existing logs, each from the position up to which the tree contains it. Syncs everything that
+    /// it finds.
     ///
     /// # Errors
-    /// `Media`, `Message`: an entry of another make.
+    /// `Media`; `Message`: an entry of another version.
     pub fn open(
         medium: &Medium,
         pool: PoolUid,
@@ -257,17 +257,17 @@ impl Receiver {
         self.logs.insert(key, MirroredLog { stream, salt: file.salt() });
     }
 
-    /// The last entry of the ledger that is settled: the copy may execute up to it.
+    /// The last synced entry of the ledger: the copy may execute entries up to it.
     pub fn settled(&self) -> Sequence {
         self.ledger.settled
     }
 
-    /// The ledger up to its last whole entry.
+    /// The end of the last complete entry of the ledger.
     pub fn end(&self) -> LedgerPosition {
         self.end
     }
 
-    /// The tree contains the ledger, and the logs, up to here.
+    /// Records the positions up to which the tree contains the ledger and the logs.
     pub fn note_executed(&mut self, contained: LedgerPosition, logs: &[LogMark]) {
         self.contained = contained;
         self.ledger.executed = contained.place();
@@ -278,15 +278,15 @@ impl Receiver {
         }
     }
 
-    /// A log's file is removed: the tree has all of it.
+    /// Forgets a log whose file is removed because the tree contains all of it.
     pub fn remove_log(&mut self, log: LogUid, incarnation: Incarnation) {
         self.logs.remove(&(log, incarnation));
     }
 
-    /// Answers a head's greeting, on its connection.
+    /// Answers the greeting of a head, on its connection.
     ///
     /// # Errors
-    /// `Refused`, after the head was told; `Connection`.
+    /// `Refused`, after a refusal was sent; `Connection`.
     pub fn greet(
         &mut self,
         connection: &Connection,
@@ -331,8 +331,8 @@ impl Receiver {
         }
     }
 
-    /// What the former head began to send and did not finish comes again, from where each stream is whole. What it sent
-    /// and did not ask for is settled.
+    /// Drops incomplete frames of the former head; the new one sends them again from the end of each stream. Syncs
+    /// all complete frames of the former head.
     fn drop_unfinished(&mut self) -> Result<(), Error> {
         for stream in self.streams() {
             stream.pending = 0;
@@ -346,10 +346,11 @@ impl Receiver {
         std::iter::once(&mut self.ledger).chain(self.logs.values_mut().map(|log| &mut log.stream))
     }
 
-    /// Takes a message of a head that was greeted. If it asks for it, all that came is settled, and `say` sends the answer.
+    /// Processes a message of a greeted head. If the message requests it, syncs everything and passes the reports to
+    /// `say`.
     ///
     /// # Errors
-    /// `Message`, `Broken`: the head does not keep to the protocol. `Media`. What `say` gives. The caller closes the
+    /// `Message`, `Broken`: the head violates the protocol. `Media`. Errors of `say`. The caller closes the
     /// connection.
     pub fn take(
         &mut self,
@@ -376,7 +377,7 @@ impl Receiver {
         let key = (open.log, open.incarnation);
         let bytes = open.file_bytes.get();
         let fits = bytes <= self.log_bytes_max && bytes >= RING_START + HEADER_BYTES as u64;
-        // The head did not know that the file was made for an earlier connection.
+        // The file exists from an earlier connection of which this head does not know.
         let is_empty = |log: &MirroredLog| {
             log.stream.end == Digested { sequence: open.before, ..BEGINNING }
                 && log.stream.region.bytes() == bytes
@@ -387,7 +388,7 @@ impl Receiver {
         if self.logs.contains_key(&key) || self.logs.len() >= LOGS_MAX || !fits {
             return Err(Error::Broken("a log that is there, or cannot be"));
         }
-        // A file of this name was left by a removal that a crash interrupted.
+        // A removal that a crash interrupted has left a file of this name.
         match self.medium.remove(&crate::logs::log_file(key.0, key.1)) {
             Ok(()) | Err(MediaError::NotFound) => {}
             Err(error) => return Err(error.into()),
@@ -421,7 +422,7 @@ impl Receiver {
         Ok(())
     }
 
-    /// Follows the ledger over the lives that write it.
+    /// Advances the end of the ledger over complete entries, also into a new life.
     fn follow_ledger(&mut self) -> Result<(), Error> {
         while let Some((frame, after)) = self.ledger.whole_frame()? {
             let of_life = check_frame(salt_of(self.end.life), &frame).is_ok();
@@ -443,10 +444,10 @@ impl Receiver {
         Ok(())
     }
 
-    /// Settles all that came; the messages that say so.
+    /// Syncs all received bytes, and returns the messages that report it.
     ///
     /// # Errors
-    /// `Media`: what is on the medium is unknown; nothing is said.
+    /// `Media`: the contents of the medium are unknown, and no message is returned.
     pub fn settle(&mut self) -> Result<Vec<Vec<u8>>, Error> {
         let mut marks = Vec::new();
         for (key, log) in &mut self.logs {
@@ -464,11 +465,12 @@ impl Receiver {
     }
 }
 
-/// Marks of one message: it is shorter than any limit.
+/// Marks in one message: fewer than any limit.
 const MARKS_IN_MESSAGE: usize = 64;
 
-/// From where a file is read that the tree contains up to a place. A file in which a log goes on begins behind a record that
-/// only an entry names which may not be here yet: its first frame says which, and without one it is made again.
+/// The position from which a log file is read that the tree contains up to `executed`. If the log continued in this
+/// file from an earlier one, only a ledger entry names the first record, and this copy may lack the entry. Then the
+/// first frame tells it, and a file without a frame is created again.
 fn first_of(
     file: &LogFile,
     incarnation: Incarnation,
@@ -485,7 +487,7 @@ fn first_of(
     Ok(before.filter(is_whole))
 }
 
-/// What is there of a log's file, as a part of a message.
+/// The state of a log file, as a part of a message.
 fn ends_of((log, incarnation): (LogUid, Incarnation), stream: &Stream) -> LogEnds {
     LogEnds {
         log,
@@ -498,7 +500,7 @@ fn ends_of((log, incarnation): (LogUid, Incarnation), stream: &Stream) -> LogEnd
     }
 }
 
-/// Tells a head why it is refused.
+/// Sends a refusal to a head.
 ///
 /// # Errors
 /// `Connection`.
@@ -509,7 +511,7 @@ pub fn refuse(connection: &Connection, refusal: MirrorRefusal, until: Time) -> R
     Ok(())
 }
 
-/// Says how far a tree is.
+/// Reports the positions up to which a tree contains ledger and logs.
 ///
 /// # Errors
 /// `Connection`.

@@ -1,8 +1,8 @@
-//! The sending side: bytes of logs and of the ledger, for one copy, in one order.
+//! The sending side: sends the bytes of logs and of the ledger to one copy, in one order.
 //!
-//! Guarantees: of a log only whole frames are sent that follow each other, with the right checksum, read once into memory
-//! of our own, none of them onto a place that the copy's tree does not contain yet; of the ledger only entries. Nothing
-//! here waits: what the connection does not take now is sent later, in the same order.
+//! Guarantees: of a log, only complete consecutive frames with the right checksum are sent. Each is read once into
+//! memory of this process, and none overwrites a part that the copy's tree does not contain yet. Of the ledger only
+//! entries are sent. No call waits: bytes that the connection does not accept now are sent later, in the same order.
 
 use crate::error::Error;
 use crate::ledger::{LedgerError, LedgerPosition, next_entry};
@@ -19,64 +19,64 @@ use std::collections::BTreeMap;
 use transport::{Connection, Event};
 use zerocopy::little_endian::{U32, U64};
 
-/// What is there now, and no later.
+/// A deadline that is already over: take only messages that have arrived.
 const NOW: Option<Time> = Some(Time::from_ns(0));
 
-/// Marks of logs that one `Ends` may bring, and those of all of them.
+/// Limit of log marks in one `Ends` message, and in all of them.
 const MARKS_MAX: usize = 1 << 16;
 
-/// What a copy has, as it says itself.
+/// The state of a copy, as the copy reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CopyEnds {
-    /// End of its ledger, settled.
+    /// The synced end of its ledger.
     pub end: LedgerPosition,
-    /// What its tree contains.
+    /// The ledger position up to which its tree contains the ledger.
     pub contained: LedgerPosition,
-    /// Key of the life at that end; zeros before the first.
+    /// Key of the life at the end of its ledger; zeros before the first life.
     pub key: [u8; 16],
-    /// The logs' files that it has.
+    /// The log files that it has.
     pub logs: Vec<LogEnds>,
 }
 
-/// How a push of a log went.
+/// The result of pushing a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogPush {
-    /// As far as was asked, which is here.
+    /// Everything up to the requested record was pushed, up to this position.
     Done(Digested),
-    /// There is more behind this.
+    /// The byte limit was reached; more frames follow this position.
     More(Digested),
-    /// No whole frame stands behind this: here the log ends.
+    /// No complete frame follows this position: the log ends here.
     Ends(Digested),
 }
 
-/// What a copy said.
+/// A report of a copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Heard {
-    /// How far streams are settled.
+pub enum CopyReport {
+    /// The positions up to which streams are synced.
     Settled(Vec<SettledMark>),
-    /// How far its tree is.
+    /// The positions up to which its tree contains ledger and logs.
     Executed(LedgerPosition, Vec<LogMark>),
 }
 
-/// A log of which bytes are sent.
+/// The state of a log that is being sent.
 #[derive(Clone, Copy, Debug)]
 struct SentLog {
     incarnation: Incarnation,
     sent: Digested,
 }
 
-/// See the module.
+/// The sender of one copy.
 pub struct Sender {
     connection: Connection,
     queue: DataQueue,
     ledger: LedgerPosition,
     logs: BTreeMap<LogUid, SentLog>,
-    /// Something is sent that the copy was not asked to settle.
+    /// True if bytes were sent since the last request to sync.
     unasked: bool,
 }
 
 impl Sender {
-    /// Says who leads, and hears what the copy has.
+    /// Sends a greeting with the head's terms, and receives the state of the copy.
     ///
     /// # Errors
     /// `Refused`, `Connection`, `Message`, `Broken`.
@@ -103,22 +103,22 @@ impl Sender {
         &self.connection
     }
 
-    /// How far the ledger is sent.
+    /// The ledger position up to which the ledger was sent.
     pub fn ledger(&self) -> LedgerPosition {
         self.ledger
     }
 
-    /// The copy has a log's file up to here.
+    /// Continues a log file from the position that the copy has.
     pub fn resume_log(&mut self, log: LogUid, incarnation: Incarnation, has: Digested) {
         self.logs.insert(log, SentLog { incarnation, sent: has });
     }
 
-    /// How far a log's file is sent; `None` if the copy has not been told of it.
+    /// The position up to which a log file was sent; `None` if the copy does not know the file.
     pub fn sent(&self, log: LogUid, incarnation: Incarnation) -> Option<Digested> {
         self.logs.get(&log).filter(|sent| sent.incarnation == incarnation).map(|sent| sent.sent)
     }
 
-    /// Has the copy make a log's file, whose first record follows `before`. Nothing happens if it was told of it.
+    /// Makes the copy create a log file, whose first record follows `before`. No effect if the copy knows the file.
     pub fn open_log(
         &mut self,
         (log, incarnation): (LogUid, Incarnation),
@@ -136,19 +136,19 @@ impl Sender {
         self.logs.insert(log, SentLog { incarnation, sent });
     }
 
-    /// A log is over.
+    /// Forgets a log that has ended.
     pub fn forget_log(&mut self, log: LogUid) {
         self.logs.remove(&log);
     }
 
-    /// Sends frames of a log up to record `up_to`, at most about so many bytes. `executed` is how far the copy's tree
-    /// contains this file: what lies behind must not be overwritten.
+    /// Sends frames of a log up to record `up_to`, at most about `bytes_max` bytes. `executed` is the position up to
+    /// which the copy's tree contains this file: later parts must not be overwritten.
     ///
     /// # Errors
-    /// What the medium said.
+    /// The error of the medium.
     ///
     /// # Panics
-    /// If the copy was not told of the log.
+    /// If the copy does not know the log.
     pub fn push_log(
         &mut self,
         (log, file): (LogUid, &LogFile),
@@ -169,7 +169,8 @@ impl Sender {
                 return Ok(LogPush::More(sent));
             }
             let Some(frame) = frames.next()? else { return Ok(LogPush::Ends(sent)) };
-            // A log that goes round over what the copy has not executed breaks the rule: it ends before that.
+            // A log that wraps onto a part which the copy has not executed violates the rule, so it ends before that
+            // part.
             let taken = bytes_between(ring, sent, frame.after);
             if bytes_between(ring, executed, sent) + taken > file.ring_bytes() {
                 return Ok(LogPush::Ends(sent));
@@ -181,10 +182,10 @@ impl Sender {
         }
     }
 
-    /// Sends entries of the ledger up to a place.
+    /// Sends entries of the ledger up to a position.
     ///
     /// # Errors
-    /// `Media`; `Broken`: the ledger does not reach back to what the copy has.
+    /// `Media`; `Broken`: the ledger no longer contains the entries that the copy lacks.
     pub fn push_ledger(&mut self, region: &Region, up_to: &LedgerPosition) -> Result<(), Error> {
         while self.ledger.sequence < up_to.sequence {
             let read = next_entry(region, &self.ledger).map_err(|error| match error {
@@ -200,14 +201,14 @@ impl Sender {
         Ok(())
     }
 
-    /// Asks the copy to settle what was sent since the last time, and to say so. Nothing happens if that is nothing.
+    /// Asks the copy to sync everything sent since the last request, and to report it. No effect if nothing was sent.
     pub fn ask(&mut self) {
         if std::mem::take(&mut self.unasked) {
             self.queue.finish(true);
         }
     }
 
-    /// Gives the connection what it takes now; true if nothing is left.
+    /// Sends as much as the connection accepts; true if the queue is empty.
     ///
     /// # Errors
     /// `Connection`.
@@ -222,22 +223,22 @@ impl Sender {
         Ok(true)
     }
 
-    /// What a message of the copy says.
+    /// Decodes a report of the copy.
     ///
     /// # Errors
     /// `Message`, `Broken`.
-    pub fn hear(message: &[u8]) -> Result<Heard, Error> {
+    pub fn hear(message: &[u8]) -> Result<CopyReport, Error> {
         match MirrorMessage::decode(message)? {
-            MirrorMessage::Settled(marks) => Ok(Heard::Settled(marks.to_vec())),
+            MirrorMessage::Settled(marks) => Ok(CopyReport::Settled(marks.to_vec())),
             MirrorMessage::Executed { ledger, logs } => {
-                Ok(Heard::Executed(LedgerPosition::of_mark(&ledger), logs.to_vec()))
+                Ok(CopyReport::Executed(LedgerPosition::of_mark(&ledger), logs.to_vec()))
             }
             _ => Err(Error::Broken("a copy says how far it is, and nothing else")),
         }
     }
 }
 
-/// Hears the answer to a greeting.
+/// Receives the answer to a greeting.
 fn hear_ends(connection: &Connection, until: Time) -> Result<CopyEnds, Error> {
     let mut logs = Vec::new();
     loop {

@@ -1,4 +1,4 @@
-//! Messages in the making.
+//! Builds messages.
 
 use format::mirror::{DataPart, MIRROR_FLAG, MirrorHead, MirrorKind};
 use format::{FRAME_ALIGN, Incarnation, LogUid};
@@ -6,13 +6,13 @@ use std::collections::VecDeque;
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{Immutable, IntoBytes};
 
-/// Bytes before the parts of a message.
+/// Bytes of a message before its parts.
 const HEAD_BYTES: usize = size_of::<MirrorHead>();
 
-/// Bytes before those of a part.
+/// Bytes of a part before its data.
 const PART_BYTES: usize = size_of::<DataPart>();
 
-/// A message of a body and a list.
+/// A message that consists of a body and a list.
 pub fn message(
     kind: MirrorKind,
     more: bool,
@@ -25,39 +25,39 @@ pub fn message(
     [head.as_bytes(), body.as_bytes(), list.as_bytes()].concat()
 }
 
-/// Where bytes belong.
+/// The destination of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Target {
-    /// The log, or the ledger's stream.
+    /// The log, or the stream of the ledger.
     pub log: LogUid,
     pub incarnation: Incarnation,
     pub position: u64,
 }
 
-/// `Data` messages, filled one after the other with parts.
+/// A queue of `Data` messages, which are filled with parts one after the other.
 pub struct DataQueue {
     limit: usize,
     ready: VecDeque<Vec<u8>>,
     building: Vec<u8>,
     parts: u16,
-    /// Where in the message the head of the last part stands, and where that goes on.
+    /// Offset of the head of the last part in the message, and the target of the bytes after it.
     last: Option<(usize, Target)>,
 }
 
 impl DataQueue {
-    /// For messages of so many bytes at most.
+    /// Creates a queue for messages of at most `limit` bytes.
     pub fn new(limit: usize) -> Self {
         assert!(limit >= HEAD_BYTES + PART_BYTES + FRAME_ALIGN, "a message holds a line");
         Self { limit, ready: VecDeque::new(), building: Vec::new(), parts: 0, last: None }
     }
 
-    /// A message of another kind, behind all that was put.
+    /// Queues a message of another kind, behind everything that was put.
     pub fn push(&mut self, message: Vec<u8>) {
         self.finish(false);
         self.ready.push_back(message);
     }
 
-    /// A frame, filled up to whole lines.
+    /// Appends a frame, padded to whole lines.
     pub fn put(&mut self, mut target: Target, frame: &[u8]) {
         let mut left = frame;
         while !left.is_empty() {
@@ -73,7 +73,7 @@ impl DataQueue {
         }
     }
 
-    /// Makes sure that the last part is where bytes for a target belong; gives how many fit, whole lines.
+    /// Makes the last part one for the bytes of a target. Returns how many bytes fit, in whole lines.
     fn open_part(&mut self, target: &Target) -> usize {
         let goes_on = self.last.is_some_and(|(_, next)| next == *target);
         let head = if goes_on { 0 } else { PART_BYTES };
@@ -109,8 +109,8 @@ impl DataQueue {
         self.last = Some((at, next));
     }
 
-    /// Ends the message in the making. With `settle` the copy is asked to settle all and to say so, by an empty message if
-    /// there is no other.
+    /// Ends the current message. With `settle` the message asks the copy to sync everything and to report it; the
+    /// queue gets an empty message if there is no other.
     pub fn finish(&mut self, settle: bool) {
         if self.building.is_empty() && !settle {
             return;
@@ -123,7 +123,7 @@ impl DataQueue {
         (self.parts, self.last) = (0, None);
     }
 
-    /// Messages that are to be sent, in order.
+    /// The messages to be sent, in order.
     pub fn ready(&mut self) -> &mut VecDeque<Vec<u8>> {
         &mut self.ready
     }
@@ -138,7 +138,7 @@ mod tests {
         Target { log: LogUid::new(7), incarnation: Incarnation::new(1), position }
     }
 
-    /// What the messages hold, by position, and how many messages and parts they are.
+    /// The contents of the messages by position, and the numbers of messages and parts.
     fn unpack(queue: &mut DataQueue, limit: usize) -> (Vec<(u64, Vec<u8>)>, usize, usize) {
         let (mut found, mut parts_count) = (Vec::<(u64, Vec<u8>)>::new(), 0);
         let messages: Vec<Vec<u8>> = queue.ready().drain(..).collect();

@@ -23,7 +23,7 @@ use ipc::lock::Lock;
 use ipc::sync::{LongWord, Ordering, Word};
 use mirror::ledger::LedgerPosition;
 use mirror::logs::{BEGINNING, LogFile, RING_START};
-use mirror::{CopyEnds, Heard, LogPush, Sender};
+use mirror::{CopyEnds, CopyReport, LogPush, Sender};
 use pmem::Region;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -371,15 +371,15 @@ impl Copy {
         self.host.wake(&self.moved, WAKE_ALL);
     }
 
-    fn take_in(&self, heard: Heard) -> Result<Listened, mirror::Error> {
+    fn take_in(&self, heard: CopyReport) -> Result<Listened, mirror::Error> {
         let mut positions = self.positions.lock();
         positions.moved_at = self.host.now();
         match heard {
-            Heard::Settled(marks) => {
+            CopyReport::Settled(marks) => {
                 marks.iter().try_for_each(|mark| positions.take_settled(mark))?;
                 Ok(Listened::Settled)
             }
-            Heard::Executed(ledger, logs) => {
+            CopyReport::Executed(ledger, logs) => {
                 positions.take_executed(ledger, &logs)?;
                 Ok(Listened::Executed)
             }

@@ -17,7 +17,7 @@ use format::InodeNumber;
 use format::call::Status;
 use format::message::{MessageKind, Parcel};
 use format::register::RegisterKind;
-use format::share::{LifelineNote, NOTE_PROCESS, SHARE_BIT, ShareRequest, ShareResponse, SharedFile};
+use format::share::{LivenessNote, NOTE_PROCESS, SHARE_BIT, ShareRequest, ShareResponse, SharedFile};
 use ipc::socket::Connection;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -152,7 +152,7 @@ impl State {
     }
 
     fn heed(&mut self, core: &Core, number: SessionId, body: &[u8]) -> Result<(), Error> {
-        let (note, files) = LifelineNote::decode(body).map_err(ipc::Error::Message)?;
+        let (note, files) = LivenessNote::decode(body).map_err(ipc::Error::Message)?;
         if note.kind.get() == NOTE_PROCESS {
             self.name_heir(number, note.process.get(), core.host.started(note.process.get()));
             return Ok(());

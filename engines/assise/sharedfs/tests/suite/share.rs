@@ -8,7 +8,7 @@ use format::call::{
 };
 use format::message::MessageKind;
 use format::share::{
-    LifelineNote, NOTE_CLOSED, NOTE_PROCESS, SHARE_BIT, ShareRequest, ShareResponse, SharedFile,
+    LivenessNote, NOTE_CLOSED, NOTE_PROCESS, SHARE_BIT, ShareRequest, ShareResponse, SharedFile,
 };
 use ipc::socket::Connection;
 use ipc::{Host, SystemHost};
@@ -63,7 +63,7 @@ fn give(guest: &Guest) -> (u64, Connection) {
 }
 
 fn say(lifeline: &Connection, kind: u32, files: &[SharedFile]) {
-    let note = LifelineNote {
+    let note = LivenessNote {
         kind: U32::new(kind),
         process: U32::new(std::process::id()),
         count: U32::new(files.len() as u32),
