@@ -59,6 +59,19 @@ impl Peer {
         &self.connection
     }
 
+    /// Whether a thread of the process runs or waits for a processor (or for a disk). False if the process is stopped, if all of its
+    /// threads sleep, or if the daemon may not look.
+    pub fn is_runnable(&self) -> bool {
+        let threads = std::fs::read_dir(format!("/proc/{}/task", self.credentials.pid));
+        let runnable = threads.is_ok_and(|threads| {
+            threads
+                .flatten()
+                .any(|thread| std::fs::read(thread.path().join("stat")).is_ok_and(|stat| is_runnable(&stat)))
+        });
+        // Looked at last: the number is that of this process only as long as the process lives.
+        runnable && self.is_up()
+    }
+
     /// The pidfd; it is readable once the process has ended.
     pub fn process(&self) -> &Descriptor {
         &self.process
@@ -72,6 +85,13 @@ impl Link for Peer {
         let ended = poll(&mut asked, Some(Duration::ZERO)).is_ok() && asked[0].revents != 0;
         !ended && self.connection.is_up()
     }
+}
+
+/// Whether the `stat` line of a thread says that it runs, waits for a processor or waits for a disk.
+fn is_runnable(stat: &[u8]) -> bool {
+    // The name in parentheses may contain anything.
+    let name_end = stat.iter().rposition(|byte| *byte == b')');
+    name_end.and_then(|end| stat.get(end + 2)).is_some_and(|state| matches!(state, b'R' | b'D'))
 }
 
 /// User of a process at the time when it connected.

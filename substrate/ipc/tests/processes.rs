@@ -227,6 +227,13 @@ fn other(role: &str, path: &Path) {
             inside.leave(entered);
             say("sealed");
         }
+        "runs" => {
+            let _attached = attach(path);
+            say("runs");
+            loop {
+                std::hint::spin_loop();
+            }
+        }
         "wrong-version" => {
             let connection = Connection::connect(path).unwrap();
             let refused = connection.greet(&SystemHost, &hello("0.0.9", 0, 0), soon()).unwrap_err();
@@ -369,6 +376,28 @@ fn a_client_stopped_while_inside_is_cut_after_the_grace_period() {
     child.ends_well();
     assert!(scan.done(&inside));
     assert_eq!(seal[0].seal(&commit[0], || ()), Sequence::new(1), "once and for all");
+}
+
+fn a_process_is_runnable_while_a_thread_of_it_runs() {
+    let (_folder, path, listener) = listener();
+    let mut child = Other::start("runs", &path);
+    let session = Session::new();
+    let peer = session.welcome(&listener);
+    assert_eq!(child.line(), "runs");
+    assert!(peer.is_runnable());
+    child.signal(libc::SIGSTOP);
+    let end = SystemHost.now().after(Duration::from_secs(60));
+    while peer.is_runnable() {
+        assert!(SystemHost.now() < end, "a stopped process does not run");
+    }
+    child.signal(libc::SIGCONT);
+    while !peer.is_runnable() {
+        assert!(SystemHost.now() < end, "it goes on");
+    }
+    child.signal(libc::SIGKILL);
+    while peer.is_runnable() {
+        assert!(SystemHost.now() < end, "a dead process does not run");
+    }
 }
 
 fn another_version_is_refused_with_both_named() {
@@ -514,10 +543,11 @@ fn a_lock_is_free_only_when_the_word_says_died() {
     }
 }
 
-const TESTS: [Test; 10] = [
+const TESTS: [Test; 11] = [
     ("two_processes_greet_and_call", two_processes_greet_and_call),
     ("a_client_killed_in_a_request_harms_nobody", a_client_killed_in_a_request_harms_nobody),
     ("a_server_killed_in_a_request_is_told", a_server_killed_in_a_request_is_told),
+    ("a_process_is_runnable_while_a_thread_of_it_runs", a_process_is_runnable_while_a_thread_of_it_runs),
     (
         "a_client_stopped_while_inside_is_cut_after_the_grace_period",
         a_client_stopped_while_inside_is_cut_after_the_grace_period,

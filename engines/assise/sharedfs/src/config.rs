@@ -13,6 +13,9 @@ use std::time::Duration;
 pub struct Config {
     /// How long a LibFS may stay inside an operation before a lease is taken by force: its log is sealed then.
     pub grace: Duration,
+    /// The same for a process of which a thread runs or waits for a processor: a busy machine ends no session early. At least
+    /// `grace`.
+    pub grace_starved: Duration,
     /// How long a session that is asked for a lease, and must answer, may give no sign that it is about it.
     pub recall_patience: Duration,
     /// A lease is not asked back earlier than this after it was granted.
@@ -73,6 +76,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             grace: Duration::from_millis(100),
+            grace_starved: Duration::from_secs(1),
             recall_patience: Duration::from_secs(5),
             hold_min: Duration::from_micros(200),
             log_bytes: 1 << 20,

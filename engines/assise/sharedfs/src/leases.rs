@@ -229,7 +229,7 @@ impl Core {
             self.end(work.id, Reason::OwnRange);
             return;
         }
-        if !work.revocations.is_empty() && !self.wait_until_left(&work.shared) {
+        if !work.revocations.is_empty() && !self.wait_until_left(work.id, &work.shared) {
             self.end(work.id, Reason::Grace);
             return;
         }
@@ -279,28 +279,37 @@ impl Core {
         shared.committed()
     }
 
-    /// Waits until every operation that is inside now has left once; false if the grace period ends before.
-    pub fn wait_until_left(&self, shared: &Shared) -> bool {
+    /// Waits until every operation that is inside now has left once; false if the grace period ends before. A process that
+    /// cannot leave because other processes have the processors gets more time than one that stands still.
+    pub fn wait_until_left(&self, id: SessionId, shared: &Shared) -> bool {
         // Who is inside is seen from here on; without fences everybody sees to that.
         let _ = self.fences && fence_others(&*self.host);
         let inside = shared.client.inside();
         let mut scan: Scan = inside.scan();
-        let end = self.host.now().after(self.config.grace);
+        let begin = self.host.now();
+        let (end, last) = (begin.after(self.config.grace), begin.after(self.config.grace_starved));
         if Spin::new(POLL_NS).poll(self.host.as_ref(), || scan.done(&inside)) {
             return true;
         }
         let (never, mut pause) = (Word::new(0), PAUSE_FIRST);
         loop {
             let now = self.host.now();
-            if now >= end {
+            if now >= end && (now >= last || !self.is_runnable(id)) {
                 return scan.done(&inside);
             }
-            self.host.wait(&never, 0, Some(now.after(pause).min(end)));
+            let until = if now < end { end } else { last };
+            self.host.wait(&never, 0, Some(now.after(pause).min(until)));
             if scan.done(&inside) {
                 return true;
             }
             pause = (pause * 2).min(PAUSE_MAX);
         }
+    }
+
+    /// Whether a thread of the session's process runs or waits for a processor.
+    fn is_runnable(&self, id: SessionId) -> bool {
+        let peer = self.state.lock().sessions.get(&id).and_then(|session| session.peer.clone());
+        peer.is_some_and(|peer| peer.is_runnable())
     }
 
     /// Digests a session's log up to a record, batch by batch, the locks free between them.
@@ -356,7 +365,7 @@ impl Core {
             return Err(Status::Invalid);
         }
         let mut left = self.begin_release(id, units)?;
-        let until = self.host.now().after(self.config.grace + RELEASE_PATIENCE);
+        let until = self.host.now().after(self.config.grace_starved + RELEASE_PATIENCE);
         loop {
             self.carry_out();
             // Acquire: pairs with the Release of `announce_events`; read before the state is looked at.

@@ -134,7 +134,7 @@ impl Core {
         if let Some(shared) = shared {
             // Other scans of the session may go on beside this one: a LibFS has a place of its own to be inside at, and never
             // takes turns with others at the overflow.
-            if !self.wait_until_left(&shared) {
+            if !self.wait_until_left(holder, &shared) {
                 self.end(holder, Reason::Grace);
             }
             let mut state = self.state.lock();

@@ -28,6 +28,7 @@ pub const DIRECTORY: u32 = 0o040_000;
 pub fn tiny() -> Config {
     Config {
         grace: Duration::from_millis(20),
+        grace_starved: Duration::from_millis(20),
         recall_patience: Duration::from_secs(60),
         hold_min: Duration::ZERO,
         log_bytes: 64 << 10,
