@@ -8,12 +8,13 @@ use crate::rules::File;
 use crate::source::Source;
 
 /// Folders (with a slash at the end) and files whose prose keeps the rules. Entries are added, never removed.
-pub const REWRITTEN: [&str; 11] = [
+pub const REWRITTEN: [&str; 12] = [
     "engines/assise/mirror/",
     "substrate/ipc/",
     "substrate/pmem/",
     "substrate/transport/",
     "vfs/",
+    "ARCHITECTURE.md",
     "README.md",
     "docs/glossary.md",
     "docs/protocol.md",

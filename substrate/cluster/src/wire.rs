@@ -4,7 +4,7 @@ use crate::change::{Change, Done, Party, Record, Refusal};
 use crate::codec;
 use crate::view::View;
 use format::cluster::{
-    BeatReply, BeatRequest, ClusterKind, DoneReply, HistoryRequest, RefusalReply, WatchRequest,
+    HeartbeatReply, HeartbeatRequest, ClusterKind, DoneReply, HistoryRequest, RefusalReply, WatchRequest,
 };
 use format::{BeatVersion, ChangeNumber, DecodeError};
 use zerocopy::little_endian::U32;
@@ -98,11 +98,11 @@ impl Request {
 }
 
 fn beat_request(party: Party) -> Vec<u8> {
-    BeatRequest { node: party.node, life: party.life }.as_bytes().to_vec()
+    HeartbeatRequest { node: party.node, life: party.life }.as_bytes().to_vec()
 }
 
 fn party(body: &[u8]) -> Result<Party, DecodeError> {
-    let request: BeatRequest = whole(body)?;
+    let request: HeartbeatRequest = whole(body)?;
     Ok(Party { node: request.node, life: request.life })
 }
 
@@ -112,7 +112,7 @@ impl Reply {
         match self {
             Self::View(view) => (ClusterKind::View, codec::encode_view(view)),
             Self::Done(done) => (ClusterKind::Done, codec::encode_done(*done).as_bytes().to_vec()),
-            Self::Beaten(beat) => (ClusterKind::Beaten, BeatReply { version: *beat }.as_bytes().to_vec()),
+            Self::Beaten(beat) => (ClusterKind::Beaten, HeartbeatReply { version: *beat }.as_bytes().to_vec()),
             Self::Records(records) => {
                 (ClusterKind::Records, records.iter().flat_map(codec::encode_record).collect())
             }
@@ -134,7 +134,7 @@ impl Reply {
                 let reply: DoneReply = whole(body)?;
                 Self::Done(Done { number: reply.number, epoch: reply.epoch })
             }
-            ClusterKind::Beaten => Self::Beaten(whole::<BeatReply>(body)?.version),
+            ClusterKind::Beaten => Self::Beaten(whole::<HeartbeatReply>(body)?.version),
             ClusterKind::Records => Self::Records(codec::decode_records(body)?),
             ClusterKind::Refused => Self::Refused(codec::decode_refusal(&whole::<RefusalReply>(body)?)?),
             ClusterKind::Failed if body.is_empty() => Self::Failed,

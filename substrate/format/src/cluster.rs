@@ -1,7 +1,7 @@
-//! What the cluster manager keeps and what is said to it: the view of the cluster, changes of it, the records of the
-//! manager's log, and the messages between a member and the manager (Assise §3.1).
+//! Data of the cluster manager, and messages to and from it: the view of the cluster, changes of the view, the
+//! records of the manager's log, and the messages between a member and the manager (Assise §3.1).
 //!
-//! Here are the heads and their bounds; the lists behind them are put together and taken apart in `cluster::codec`.
+//! This module has the fixed heads and the limits; `cluster::codec` encodes and decodes the lists behind the heads.
 
 use crate::DecodeError;
 use crate::checksum::{Running, Salt};
@@ -13,55 +13,55 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// First bytes of every message to and from the manager.
 pub const CLUSTER_MAGIC: [u8; 4] = *b"HCLU";
 
-/// Version of everything in this module.
+/// Version of the formats in this module.
 pub const CLUSTER_VERSION: u16 = 3;
 
-/// Bytes of body of one message.
+/// Limit of body bytes in one message.
 pub const CLUSTER_BODY_MAX: usize = 1 << 20;
 
-/// Members of a cluster.
+/// Limit of members of a cluster.
 pub const MEMBERS_MAX: usize = 128;
 
-/// Subtrees with a chain of their own.
+/// Limit of subtrees with a chain of their own.
 pub const SUBTREES_MAX: usize = 256;
 
-/// Replicas of a subtree.
+/// Limit of replicas of a subtree.
 pub const CHAIN_MAX: usize = 16;
 
-/// Bytes of a subtree's path.
+/// Limit of bytes in a subtree's path.
 pub const SUBTREE_PATH_MAX: usize = 1023;
 
-/// Records of one answer to a question for the history.
+/// Limit of records in one answer to [`HistoryRequest`].
 pub const HISTORY_COUNT_MAX: u32 = 256;
 
-/// Bytes of a member's address.
+/// Limit of bytes in a member's address.
 pub const ADDRESS_BYTES: usize = 64;
 
-/// What a message is.
+/// Kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u16)]
 pub enum ClusterKind {
-    /// A [`WatchRequest`]: the view, once it is newer.
+    /// A [`WatchRequest`], which is answered when there is a newer view.
     Watch = 1,
     /// A [`ChangeBody`] with its lists.
     Propose = 2,
-    /// A [`BeatRequest`].
+    /// A [`HeartbeatRequest`].
     Beat = 3,
     /// A [`HistoryRequest`].
     History = 4,
-    /// A [`BeatRequest`]: which heartbeat this member has now.
+    /// A [`HeartbeatRequest`]: asks for the current heartbeat of this member.
     BeatOf = 5,
     /// Answer to `Watch`: a [`ViewHead`] with its lists.
     View = 129,
     /// Answer to `Propose`: a [`DoneReply`].
     Done = 130,
-    /// Answer to `Beat` and `BeatOf`: a [`BeatReply`].
+    /// Answer to `Beat` and `BeatOf`: a [`HeartbeatReply`].
     Beaten = 131,
     /// Answer to `History`: [`RecordHead`]s, each with its change.
     Records = 132,
-    /// Answer to `Propose` and `Beat`: a [`RefusalReply`]; nothing was changed.
+    /// Answer to `Propose` and `Beat`: a [`RefusalReply`]. No change was made.
     Refused = 133,
-    /// Answer to anything: the manager cannot serve; no body.
+    /// Answer to every request while the manager cannot serve; no body.
     Failed = 134,
 }
 
@@ -102,16 +102,16 @@ pub struct ClusterHead {
     pub kind: U16,
     /// Bytes of the body that follows.
     pub body_bytes: U32,
-    /// The request, for its answer.
+    /// Number of the request, repeated in its answer.
     pub id: U64,
-    /// The cluster that the sender belongs to; 0 if it does not know yet.
+    /// Cluster of the sender; 0 if the sender does not know it yet.
     pub cluster: U64,
 }
 
 const _: () = assert!(size_of::<ClusterHead>() == 32);
 
 impl ClusterHead {
-    /// A message: head and body in one piece.
+    /// Encodes a message: head and body in one buffer.
     ///
     /// # Panics
     /// If the body is longer than [`CLUSTER_BODY_MAX`].
@@ -130,7 +130,7 @@ impl ClusterHead {
         [head.as_bytes(), body].concat()
     }
 
-    /// Reads the head of a message whose body is still to come.
+    /// Decodes the head of a message whose body has not arrived yet.
     ///
     /// # Errors
     /// `Truncated`, `Kind`, `Version`, `Field`.
@@ -149,7 +149,7 @@ impl ClusterHead {
         Ok(head)
     }
 
-    /// Checks the body that came behind this head.
+    /// Checks the body that follows this head.
     ///
     /// # Errors
     /// `Truncated`, `Checksum`.
@@ -171,13 +171,13 @@ impl ClusterHead {
     }
 }
 
-/// Asks for the view once it is newer than one that is known.
+/// Asks for the view if it is newer than a known one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct WatchRequest {
-    /// The last change that the asker knows.
+    /// The last change that the sender knows.
     pub after: ChangeNumber,
-    /// How long the manager may wait for a newer one, in milliseconds; then it answers with what it has.
+    /// Milliseconds for which the manager may wait for a newer view; after that it answers with the current one.
     pub wait_ms: U32,
     /// Zero.
     pub reserved: U32,
@@ -188,32 +188,32 @@ const _: () = assert!(size_of::<WatchRequest>() == 16);
 /// A heartbeat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-pub struct BeatRequest {
-    /// Who.
+pub struct HeartbeatRequest {
+    /// Id of the member.
     pub node: NodeId,
-    /// The epoch in which it joined.
+    /// The epoch in which the member joined.
     pub life: Epoch,
 }
 
-const _: () = assert!(size_of::<BeatRequest>() == 8);
+const _: () = assert!(size_of::<HeartbeatRequest>() == 8);
 
-/// A heartbeat was written, or is the present one.
+/// Confirms a heartbeat, or reports the current one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-pub struct BeatReply {
-    /// Its version.
+pub struct HeartbeatReply {
+    /// Version of the heartbeat.
     pub version: BeatVersion,
 }
 
-const _: () = assert!(size_of::<BeatReply>() == 8);
+const _: () = assert!(size_of::<HeartbeatReply>() == 8);
 
 /// Asks for records of the audit trail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct HistoryRequest {
-    /// The first wanted.
+    /// The first wanted record.
     pub from: ChangeNumber,
-    /// How many at most, up to [`HISTORY_COUNT_MAX`].
+    /// Limit of records in the answer, at most [`HISTORY_COUNT_MAX`].
     pub count: U32,
     /// Zero.
     pub reserved: U32,
@@ -221,13 +221,13 @@ pub struct HistoryRequest {
 
 const _: () = assert!(size_of::<HistoryRequest>() == 16);
 
-/// A change was made, and is durable.
+/// Confirms a change that is durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct DoneReply {
-    /// Its number.
+    /// Number of the change.
     pub number: ChangeNumber,
-    /// The epoch after it; to a join, the life that it gave.
+    /// The epoch after the change; for a join, the life of the member.
     pub epoch: Epoch,
     /// Zero.
     pub reserved: U32,
@@ -235,15 +235,15 @@ pub struct DoneReply {
 
 const _: () = assert!(size_of::<DoneReply>() == 16);
 
-/// A change was refused.
+/// Refuses a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct RefusalReply {
-    /// Which reason, by the number that `cluster::Refusal` gives it.
+    /// The reason, as `cluster::Refusal` numbers it.
     pub reason: U32,
     /// Zero.
     pub reserved: U32,
-    /// What the reason adds: an epoch, a life, a version; else 0.
+    /// A value for the reason: an epoch, a life, a version; otherwise 0.
     pub detail: U64,
 }
 
@@ -253,22 +253,22 @@ const _: () = assert!(size_of::<RefusalReply>() == 16);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct ViewHead {
-    /// The cluster.
+    /// Identity of the cluster.
     pub cluster: U64,
-    /// The last change that it has.
+    /// The last change that the view contains.
     pub number: ChangeNumber,
-    /// How long a heartbeat holds, in nanoseconds of true time.
+    /// Time for which a heartbeat is valid, in nanoseconds of true time.
     pub lease_ns: U64,
-    /// By how many parts in a million a clock may run too fast or too slow.
+    /// Limit of the rate error of a clock, in parts per million.
     pub drift_ppm: U32,
-    /// Epoch.
+    /// The epoch.
     pub epoch: Epoch,
     /// Number of members.
     pub members: U32,
     /// Number of subtrees.
     pub subtrees: U32,
-    /// The greatest change that a pool has seen and this view does not have, since the manager was set back; 0 if it was
-    /// not.
+    /// The greatest change that a pool has seen and this view lacks since the manager was set back; 0 if it was not
+    /// set back.
     pub set_back: ChangeNumber,
 }
 
@@ -278,21 +278,21 @@ const _: () = assert!(size_of::<ViewHead>() == 48);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct MemberBody {
-    /// Who.
+    /// Id of the member.
     pub node: NodeId,
     /// The epoch in which it joined.
     pub life: Epoch,
-    /// What the process said when it joined: a number that no other process says.
+    /// A unique number that the process has chosen before it joined.
     pub instance: U64,
-    /// What its pool lies on.
+    /// Medium of its pool.
     pub medium: U32,
     /// 1 if its heartbeats are refused.
     pub refused: U32,
     /// Its pool; 0 if it has none.
     pub pool: PoolUid,
-    /// The generation of the pool with which it joined.
+    /// The generation of the pool at the join.
     pub generation: PoolGeneration,
-    /// Where it listens, as text, filled with zeros.
+    /// The address at which it listens, as text padded with zeros.
     pub address: [u8; ADDRESS_BYTES],
 }
 
@@ -302,11 +302,11 @@ const _: () = assert!(size_of::<MemberBody>() == 104);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct SubtreeHead {
-    /// The last change that touched it.
+    /// The last change of the subtree.
     pub version: ChangeNumber,
     /// Its lease manager; 0 if none.
     pub manager: NodeId,
-    /// Below so many copies an fsync waits.
+    /// An fsync waits while fewer copies than this are in sync.
     pub copies_min: u8,
     /// Number of replicas.
     pub chain: u8,
@@ -320,27 +320,27 @@ const _: () = assert!(size_of::<SubtreeHead>() == 16);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct ReplicaBody {
-    /// Where.
+    /// Id of the member.
     pub node: NodeId,
     /// 1 hot, 0 warm.
     pub hot: u8,
-    /// 1 if it holds everything that was acknowledged.
+    /// 1 if it has all acknowledged data.
     pub in_sync: u8,
     /// Zero.
     pub reserved: U16,
-    /// The pool that holds everything; 0 if `in_sync` is 0.
+    /// The pool that has all acknowledged data; 0 if `in_sync` is 0.
     pub pool: PoolUid,
-    /// The generation of it that does; 0 if `in_sync` is 0.
+    /// The generation of that pool; 0 if `in_sync` is 0.
     pub generation: PoolGeneration,
 }
 
 const _: () = assert!(size_of::<ReplicaBody>() == 24);
 
-/// A change; its [`ReplicaBody`]s and its path follow. What the kind does not use is zero.
+/// A change; its [`ReplicaBody`]s and its path follow. Fields that its kind does not use are zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct ChangeBody {
-    /// Which: a [`ChangeKind`].
+    /// A [`ChangeKind`].
     pub kind: U16,
     /// Bytes of the path.
     pub path_bytes: U16,
@@ -348,41 +348,41 @@ pub struct ChangeBody {
     pub chain: u8,
     /// Minimum of copies of a subtree.
     pub copies_min: u8,
-    /// 1 to come into the in-sync set, 0 to leave it.
+    /// 1 to enter the in-sync set, 0 to leave it.
     pub in_sync: u8,
-    /// What a joining node's pool lies on.
+    /// Medium of a joining node's pool.
     pub medium: u8,
-    /// Who makes the change; 0 an operator.
+    /// Id of the member that makes the change; 0 for an operator.
     pub by: NodeId,
-    /// Its life.
+    /// Life of that member.
     pub life: Epoch,
-    /// Whom it is about.
+    /// Id of the member that the change is about.
     pub node: NodeId,
-    /// The epoch that the change is conditional on, or the life that a join replaces.
+    /// The epoch on which the change is conditional, or the life that a join replaces.
     pub epoch: Epoch,
-    /// The version of the subtree that the change is conditional on; 0: there is no such subtree.
+    /// The version of the subtree on which the change is conditional; 0: the subtree must not exist.
     pub version: ChangeNumber,
-    /// The heartbeat that an expulsion is conditional on.
+    /// The heartbeat on which an expulsion is conditional.
     pub beat: BeatVersion,
-    /// The number of the process that joins.
+    /// The unique number of a joining process.
     pub instance: U64,
-    /// The pool of who joins, or the one that founds a new subtree; 0 if none.
+    /// The pool of a joining node, or the one that founds a new subtree; 0 if none.
     pub pool: PoolUid,
-    /// The generation of the pool of who joins.
+    /// The generation of a joining node's pool.
     pub generation: PoolGeneration,
-    /// The cluster of the pool of who joins; 0 if it has never been in one.
+    /// The cluster of a joining node's pool; 0 if the pool has never been in one.
     pub pool_cluster: U64,
-    /// The generation before of the pool of who joins, as far as it knows that it has joined; 0 if none.
+    /// The previous generation of a joining node's pool, if it is known to have joined; 0 if none.
     pub former: PoolGeneration,
-    /// The newest change that the pool of who joins has seen.
+    /// The newest change that a joining node's pool has seen.
     pub newest: ChangeNumber,
-    /// Where it listens.
+    /// The address at which it listens.
     pub address: [u8; ADDRESS_BYTES],
 }
 
 const _: () = assert!(size_of::<ChangeBody>() == 152);
 
-/// What a change does.
+/// Kind of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u16)]
 pub enum ChangeKind {
@@ -390,19 +390,19 @@ pub enum ChangeKind {
     Start = 1,
     /// A node becomes a member.
     Join = 2,
-    /// A member goes by itself.
+    /// A member leaves.
     Leave = 3,
     /// A member is expelled.
     Expel = 4,
     /// A member complains about another.
     Complain = 5,
-    /// A subtree gets a chain.
+    /// A subtree gets a chain of its own.
     SetSubtree = 6,
     /// A subtree loses its own chain.
     RemoveSubtree = 7,
-    /// A replica comes into the in-sync set or leaves it.
+    /// A replica enters or leaves the in-sync set.
     SetSync = 8,
-    /// Lease management moves.
+    /// Lease management moves to another node.
     SetManager = 9,
 }
 
@@ -427,19 +427,20 @@ impl ChangeKind {
     }
 }
 
-/// A change that was made; the change follows.
+/// Head of a record: a change that was made; the change follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct RecordHead {
-    /// Its place in the order.
+    /// Number of the record.
     pub number: ChangeNumber,
-    /// When, by the manager's wall clock: nanoseconds since 1970, for people to read.
+    /// Time of the manager's wall clock, in nanoseconds since 1970, for information.
     pub wall_ns: I64,
-    /// The epoch after it.
+    /// The epoch after the change.
     pub epoch: Epoch,
     /// Bytes of the change.
     pub change_bytes: U32,
-    /// Whose heartbeats a complaint has refused: this one, or one before of whom is expelled now; 0 if none.
+    /// Id of the member whose heartbeats a complaint has refused: the named member, or an earlier one that is now
+    /// expelled; 0 if none.
     pub refused: NodeId,
     /// [`CLUSTER_VERSION`].
     pub version: U32,
@@ -448,7 +449,7 @@ pub struct RecordHead {
 const _: () = assert!(size_of::<RecordHead>() == 32);
 
 impl RecordHead {
-    /// Whether this program knows what follows.
+    /// Checks that this program knows the version of the following change.
     ///
     /// # Errors
     /// `Version`.
@@ -464,16 +465,16 @@ fn check_version(found: U32) -> Result<(), DecodeError> {
     }
 }
 
-/// What a frame of the manager's log is.
+/// Kind of a frame of the manager's log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum ClusterFrame {
     /// Fills the ring up to its end.
     Pad = 1,
-    /// First of a log: payload a [`ViewHead`] with its lists, then the last records, of [`ClusterFrameHead::records`]
-    /// bytes.
+    /// The first frame of a log. Payload: a [`ViewHead`] with its lists, then the last records,
+    /// [`ClusterFrameHead::records`] bytes of them.
     Snapshot = 2,
-    /// Payload a [`RecordHead`] and its change.
+    /// Payload: a [`RecordHead`] and its change.
     Record = 3,
 }
 
@@ -485,7 +486,7 @@ pub struct ClusterFrameHead {
     pub envelope: Envelope,
     /// The cluster.
     pub cluster: U64,
-    /// Of a snapshot's payload, the bytes of records at its end.
+    /// For a snapshot: the bytes of records at the end of the payload.
     pub records: U32,
     /// [`CLUSTER_VERSION`].
     pub version: U32,
@@ -496,7 +497,7 @@ pub struct ClusterFrameHead {
 const _: () = assert!(size_of::<ClusterFrameHead>() == HEADER_BYTES);
 
 impl ClusterFrameHead {
-    /// The head of a frame with so many bytes of payload, the last `records` of them records of a snapshot.
+    /// Creates the head of a frame with this number of payload bytes, of which `records` are records of a snapshot.
     pub fn new(kind: ClusterFrame, cluster: u64, payload_bytes: u32, records: u32) -> Self {
         Self {
             envelope: Envelope::new(kind as u8, 0, payload_bytes),
@@ -507,7 +508,7 @@ impl ClusterFrameHead {
         }
     }
 
-    /// Takes a frame apart whose checksum was found right: its kind, its head, its payload.
+    /// Decodes a frame whose checksum was checked: its kind, head and payload.
     ///
     /// # Errors
     /// `Truncated`, `Version`, `Kind`.
@@ -518,7 +519,7 @@ impl ClusterFrameHead {
             return Err(DecodeError::Truncated);
         }
         let kind = match envelope.kind {
-            // The ring's own: nothing else is in it.
+            // Pads are the ring's own frames, and contain nothing.
             1 => return Ok((ClusterFrame::Pad, head, payload)),
             2 => ClusterFrame::Snapshot,
             3 => ClusterFrame::Record,

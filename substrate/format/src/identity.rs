@@ -1,7 +1,7 @@
-//! What a pool knows of its place in a cluster: which cluster, and in which of its lives the pool was a copy there.
+//! The identity of a pool in a cluster: the cluster, and the generation in which the pool was a copy there.
 //!
-//! Two slots stand in blocks 0 and 1 of the file; write N goes to slot N mod 2, so that the other slot always holds a whole
-//! identity. The valid slot with the larger number counts.
+//! Blocks 0 and 1 of the file are two slots. Write N goes to slot N mod 2, so the other slot always contains a complete
+//! identity. The valid slot with the larger number is the current one.
 
 use crate::DecodeError;
 use crate::checksum::{self, Salt};

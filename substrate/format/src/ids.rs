@@ -124,8 +124,8 @@ id!(
     PoolUid, U64, u64
 );
 id!(
-    /// A life of a pool in its cluster: a random number, drawn and settled in the pool before its node asks to join. An
-    /// older copy of the pool's folder does not know the last one. 0 is none.
+    /// A generation of a pool in its cluster: a random number that is synced in the pool before its node asks to join. An
+    /// older copy of the pool's folder lacks the last one. 0 is none.
     PoolGeneration, U64, u64
 );
 

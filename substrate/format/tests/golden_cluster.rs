@@ -30,9 +30,9 @@ fn messages_and_records_of_the_cluster() {
     ]);
     let WatchRequest { after, wait_ms, reserved } = of_counting();
     in_order(&[after.as_bytes(), wait_ms.as_bytes(), reserved.as_bytes()]);
-    let BeatRequest { node, life } = of_counting();
+    let HeartbeatRequest { node, life } = of_counting();
     in_order(&[node.as_bytes(), life.as_bytes()]);
-    let BeatReply { version } = of_counting();
+    let HeartbeatReply { version } = of_counting();
     in_order(&[version.as_bytes()]);
     let HistoryRequest { from, count, reserved } = of_counting();
     in_order(&[from.as_bytes(), count.as_bytes(), reserved.as_bytes()]);
