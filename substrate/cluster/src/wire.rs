@@ -4,7 +4,7 @@ use crate::change::{Change, Done, Party, Record, Refusal};
 use crate::codec;
 use crate::view::View;
 use format::cluster::{
-    HeartbeatReply, HeartbeatRequest, ClusterKind, DoneReply, HistoryRequest, RefusalReply, WatchRequest,
+    ClusterKind, DoneReply, HeartbeatReply, HeartbeatRequest, HistoryRequest, RefusalReply, WatchRequest,
 };
 use format::{BeatVersion, ChangeNumber, DecodeError};
 use zerocopy::little_endian::U32;
@@ -112,7 +112,9 @@ impl Reply {
         match self {
             Self::View(view) => (ClusterKind::View, codec::encode_view(view)),
             Self::Done(done) => (ClusterKind::Done, codec::encode_done(*done).as_bytes().to_vec()),
-            Self::Beaten(beat) => (ClusterKind::Beaten, HeartbeatReply { version: *beat }.as_bytes().to_vec()),
+            Self::Beaten(beat) => {
+                (ClusterKind::Beaten, HeartbeatReply { version: *beat }.as_bytes().to_vec())
+            }
             Self::Records(records) => {
                 (ClusterKind::Records, records.iter().flat_map(codec::encode_record).collect())
             }

@@ -213,7 +213,7 @@ pub fn crash_recorded<R>(
 
 /// Recovers and checks an image. Returns a recorder with the log of the recovery alone, without what the check did
 /// after it.
-fn recover_and_check<R>(
+pub(crate) fn recover_and_check<R>(
     crashed: &Recorder,
     point: &Point,
     recover: &mut impl FnMut(&Medium) -> Result<R, String>,

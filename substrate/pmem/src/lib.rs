@@ -28,6 +28,7 @@ mod mapping;
 mod replay;
 pub mod seen;
 mod short;
+pub mod skipped;
 
 pub use copy::{Fault, Sink, Source};
 pub use image::Image;

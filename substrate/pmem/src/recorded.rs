@@ -277,6 +277,13 @@ impl Recorder {
         Self(Arc::new(Mutex::new(copy)), Arc::default())
     }
 
+    /// An independent copy whose log lacks one event, as if the call had been skipped.
+    pub(crate) fn without(&self, event: usize) -> Self {
+        let copy = self.snapshot();
+        copy.state().log.remove(event);
+        copy
+    }
+
     /// True if the log contains a store, a creation or a removal.
     pub(crate) fn has_changes(&self) -> bool {
         let changes = |event: &Event| {

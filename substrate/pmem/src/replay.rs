@@ -153,6 +153,11 @@ impl Replay {
         }
     }
 
+    /// Number of events replayed.
+    pub fn events(&self) -> usize {
+        self.events
+    }
+
     /// The possible states of the medium now.
     pub fn moment(&mut self) -> Moment<'_> {
         self.durable.fold();
