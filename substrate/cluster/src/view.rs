@@ -183,6 +183,11 @@ impl View {
         }
     }
 
+    /// The members, each with the epoch in which it joined: what [`transport::Endpoint::advance`] takes.
+    pub fn lives(&self) -> BTreeMap<NodeId, Epoch> {
+        self.members.iter().map(|(node, member)| (*node, member.life)).collect()
+    }
+
     /// True if the party is a member, in this life.
     pub fn is_member(&self, party: Party) -> bool {
         self.members.get(&party.node).is_some_and(|member| member.life == party.life)

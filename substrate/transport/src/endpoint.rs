@@ -15,6 +15,7 @@ use format::{DecodeError, Epoch, NodeId};
 use ipc::sync::Ordering;
 use ipc::{Host, Lock, Time, Waited, Word};
 use pmem::Region;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -33,9 +34,11 @@ pub(crate) struct Shared {
 }
 
 struct Members {
+    own: NodeId,
     epoch: Epoch,
-    /// Nodes with which connections are allowed; `None`: all nodes that have the key.
-    allowed: Option<Vec<NodeId>>,
+    /// Nodes with which connections are allowed, each with the epoch in which its life began; `None`: all nodes that have
+    /// the key.
+    lives: Option<BTreeMap<NodeId, Epoch>>,
     connections: Vec<KnownConnection>,
 }
 
@@ -66,7 +69,7 @@ impl Endpoint {
         settings: Settings,
     ) -> Result<Self, Error> {
         settings.check()?;
-        let members = Members { epoch, allowed: None, connections: Vec::new() };
+        let members = Members { own: identity.node, epoch, lives: None, connections: Vec::new() };
         let id = host.random();
         let members = Lock::new(host.clone(), members);
         Ok(Self(Arc::new(Shared { host, provider, identity, settings, id, members })))
@@ -82,16 +85,17 @@ impl Endpoint {
         self.0.members.lock().live()
     }
 
-    /// Starts a new epoch with these members, and closes every connection of another epoch. After the return,
-    /// whichever thread closed them, none of these connections can write into memory of this node. Remaining members
-    /// connect again. The call does not go back from a later epoch.
-    pub fn advance(&self, epoch: Epoch, allowed: Option<Vec<NodeId>>) {
+    /// Starts a new epoch with these members, each with the epoch in which it joined. A connection of an earlier epoch
+    /// stays if both ends are members and had joined when it was made: it belongs to two lives that go on. The call closes
+    /// every other connection, and without a list every connection of another epoch. After the return, whichever thread
+    /// closed them, none of these can write into memory of this node. The call does not go back from a later epoch.
+    pub fn advance(&self, epoch: Epoch, lives: Option<BTreeMap<NodeId, Epoch>>) {
         // The connections stay in the list until they are fenced, so that a concurrent advance finds them.
         let (leaving, dropped) = {
             let mut members = self.0.members.lock();
             if epoch >= members.epoch {
                 members.epoch = epoch;
-                members.allowed = allowed;
+                members.lives = lives;
             }
             members.leaving()
         };
@@ -145,13 +149,13 @@ impl Members {
         self.connections.iter().filter(|known| !known.is_fenced()).count()
     }
 
-    /// Connections that the current epoch and members do not allow, and the fence words of those that are being
+    /// Connections that the current epoch and members do not let stay, and the fence words of those that are being
     /// dropped.
     fn leaving(&self) -> (Vec<Arc<ConnectionCore>>, Vec<Arc<Word>>) {
         let (mut leaving, mut dropped) = (Vec::new(), Vec::new());
         for known in self.connections.iter().filter(|known| !known.is_fenced()) {
             match known.core.upgrade() {
-                Some(core) if self.check(&core.peer()).is_err() => leaving.push(core),
+                Some(core) if !self.stands(&core.peer()) => leaving.push(core),
                 Some(_) => {}
                 None => dropped.push(known.fenced.clone()),
             }
@@ -170,7 +174,7 @@ impl Shared {
         self.members.lock().epoch
     }
 
-    /// Checks that the current epoch and members allow a connection to this peer.
+    /// Checks that the current epoch and members allow a new connection to this peer.
     pub fn check(&self, peer: &Agreed) -> Result<(), RefusalReason> {
         self.members.lock().check(peer)
     }
@@ -260,9 +264,19 @@ impl Shared {
 impl Members {
     fn check(&self, peer: &Agreed) -> Result<(), RefusalReason> {
         check_epoch(peer.epoch, self.epoch)?;
-        match &self.allowed {
-            Some(allowed) if !allowed.contains(&peer.node) => Err(RefusalReason::NotMember),
+        match &self.lives {
+            Some(lives) if !lives.contains_key(&peer.node) => Err(RefusalReason::NotMember),
             _ => Ok(()),
+        }
+    }
+
+    /// Checks that a connection that was made may stay.
+    fn stands(&self, peer: &Agreed) -> bool {
+        match &self.lives {
+            Some(lives) if peer.epoch < self.epoch => [self.own, peer.node]
+                .iter()
+                .all(|node| lives.get(node).is_some_and(|joined| *joined <= peer.epoch)),
+            _ => self.check(peer).is_ok(),
         }
     }
 }

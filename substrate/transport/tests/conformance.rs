@@ -8,6 +8,7 @@ use format::wire::{RefusalReason, WireRegion};
 use format::{Epoch, NodeId};
 use ipc::{Host, SystemHost};
 use pmem::Region;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -42,7 +43,9 @@ const CASES: &[Case] = &[
     ("a dropped connection is heard", dropped_is_heard),
     ("a refusal for each thing that does not fit", refusals),
     ("who is no member is refused", members),
-    ("an epoch that begins closes what was before", advance_closes),
+    ("an epoch without a list of members closes what was before", advance_closes),
+    ("a connection of two lives that go on stays when others come and go", advance_keeps),
+    ("a connection of a life that ended is closed", advance_closes_a_life_that_ended),
     (CUT, cut_is_found),
     ("waits end by their time", waits_end),
     ("a sleeper is woken", sleepers_wake),
@@ -412,12 +415,12 @@ fn refusals(bed: &Bed) {
 
 fn members(bed: &Bed) {
     let (one, two) = (bed.endpoint(1, &settings()), bed.endpoint(2, &settings()));
-    two.advance(Epoch::new(1), Some(vec![id(2), id(3)]));
+    two.advance(Epoch::new(1), lives(&[(2, 1), (3, 1)]));
     match refused(bed, &one, id(2), &two) {
         Error::Refused { reason: RefusalReason::NotMember, there: true, epoch } => assert_eq!(epoch.get(), 1),
         other => panic!("refused with {other}"),
     }
-    two.advance(Epoch::new(1), Some(vec![id(1), id(2)]));
+    two.advance(Epoch::new(1), lives(&[(1, 1), (2, 1)]));
     join(bed, &one, &two);
 }
 
@@ -431,6 +434,47 @@ fn advance_closes(bed: &Bed) {
     pair.one.advance(Epoch::new(2), None);
     let (here, _there) = join(bed, &pair.one, &pair.two);
     assert_eq!(here.epoch(), Epoch::new(2));
+}
+
+/// Members, each with the epoch in which it joined.
+fn lives(members: &[(u32, u32)]) -> Option<BTreeMap<NodeId, Epoch>> {
+    Some(members.iter().map(|(node, joined)| (id(*node), Epoch::new(*joined))).collect())
+}
+
+fn advance_keeps(bed: &Bed) {
+    let pair = Pair::new(bed, &settings());
+    let (memory, remote) = granted(&pair, 4096, Rights::Write);
+    let write = |number: u32| {
+        let bytes = [number as u8; 8];
+        pair.here.write(Bytes::Inline(&bytes), &remote, 0, Some(number), Some(soon())).unwrap();
+        assert_eq!(immediate(&pair.there), number);
+        let mut found = [0; 8];
+        memory.read(0, &mut found).unwrap();
+        assert_eq!(found, bytes);
+    };
+    // Node 3 joins and is expelled, again and again; the two ends hear of it at different times.
+    for epoch in 2..20 {
+        let third = (epoch % 2 == 0).then_some((3, epoch));
+        let members: Vec<_> = [(1, 1), (2, 1)].into_iter().chain(third).collect();
+        pair.two.advance(Epoch::new(epoch), lives(&members));
+        write(epoch);
+        pair.one.advance(Epoch::new(epoch), lives(&members));
+        write(epoch + 100);
+    }
+    assert_eq!((pair.one.connections(), pair.two.connections()), (1, 1));
+    assert_eq!((pair.here.ended(), pair.there.ended()), (None, None));
+}
+
+fn advance_closes_a_life_that_ended(bed: &Bed) {
+    // Node 1 has joined anew; node 2 itself has; node 1 is expelled; node 2 itself is.
+    for members in [&[(1, 3), (2, 1)][..], &[(1, 1), (2, 2)], &[(2, 1), (3, 1)], &[(1, 1), (3, 1)]] {
+        let pair = Pair::new(bed, &settings());
+        let (_, remote) = granted(&pair, 4096, Rights::Write);
+        pair.two.advance(Epoch::new(3), lives(members));
+        assert_eq!((pair.there.ended(), pair.two.connections()), (Some(Ended::ClosedHere), 0), "{members:?}");
+        assert_eq!(end(&pair.here), Ended::ClosedThere);
+        assert!(pair.here.write(Bytes::Inline(b"late"), &remote, 0, None, Some(soon())).is_err());
+    }
 }
 
 fn cut_is_found(bed: &Bed) {

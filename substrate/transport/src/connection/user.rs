@@ -18,7 +18,7 @@ impl Connection {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// The epoch for which the connection is valid.
+    /// The epoch in which the connection was made. It can outlast it: see [`Endpoint::advance`](crate::Endpoint::advance).
     pub fn epoch(&self) -> Epoch {
         self.agreed().epoch
     }
