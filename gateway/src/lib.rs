@@ -21,6 +21,7 @@ mod drops;
 mod error;
 mod files;
 mod gateway;
+mod handshake;
 mod mounted;
 mod nodes;
 mod notices;

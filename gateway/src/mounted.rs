@@ -1,10 +1,11 @@
 //! A mount and the threads that serve it: each takes a message from the kernel, has it answered, and sends the
 //! answer. They end when the mount does; the last one gives back what the kernel had of the engine.
 
-use crate::abi::{self, InitIn, InitOut, MAJOR, MINOR, MINOR_CACHED, MINOR_MIN, init, opcode};
+use crate::abi::{self, opcode};
 use crate::device::Device;
 use crate::error::Error;
 use crate::gateway::{self, Gateway};
+use crate::handshake::{self, Agreed};
 use crate::notices::SendNotice;
 use crate::options::Options;
 use crate::reply::Reply;
@@ -23,24 +24,6 @@ use vfs::Engine;
 
 /// Header and fixed fields of the longest message, with room to spare.
 const HEADER_BYTES_MAX: usize = 4096;
-/// Of what the kernel offers, whether it keeps anything or not.
-const WANTED: u64 = init::ASYNC_READ
-    | init::POSIX_LOCKS
-    | init::ATOMIC_TRUNCATE
-    | init::EXPORT
-    | init::BIG_WRITES
-    | init::FLOCK_LOCKS
-    | init::PARALLEL_LOOKUPS
-    | init::HANDLE_KILLPRIV
-    | init::MAX_PAGES
-    | init::EXTENDED;
-/// If it keeps what it is told, until it is told to drop it.
-const WANTED_CACHED: u64 = WANTED | init::EXPLICIT_INVALIDATE_DATA | init::HANDLE_KILLPRIV_V2;
-/// If it keeps nothing but pages of maps.
-const WANTED_DIRECT: u64 = WANTED | init::INVALIDATE_DATA | init::DIRECT_IO_MMAP;
-/// Requests of the kernel's own that may wait for us (writing mapped pages back, reading ahead).
-const BACKGROUND_MAX: u16 = 64;
-
 /// How long the kernel is looked at for a message before a thread sleeps: what waking it takes.
 const LOOK: Duration = Duration::from_micros(40);
 /// Looks in vain, one after the other, until there are none.
@@ -199,50 +182,15 @@ fn device_error(call: &'static str, errno: Option<i32>) -> Error {
     Error::System { call, path: "/dev/fuse".into(), errno: errno.unwrap_or(libc::EIO) }
 }
 
-/// What was agreed on with the kernel.
-struct Agreed {
-    /// Files can be mapped shared.
-    maps_shared: bool,
-    /// The kernel keeps what it is told.
-    caches: bool,
-}
-
 /// Agrees with the kernel on what is used.
 fn shake_hands(device: &File, message_bytes_max: u32, may_cache: bool) -> Result<Agreed, Error> {
     let mut message = vec![0; message_bytes_max as usize + HEADER_BYTES_MAX];
     let Some(bytes) = receive(device, &mut message)? else {
         return Err(device_error("read", Some(libc::ENODEV)));
     };
-    let garbled = |_| device_error("read", Some(libc::EPROTO));
-    let (header, mut body) = abi::split(&message[..bytes]).map_err(garbled)?;
-    let offer: InitIn = body.take().map_err(garbled)?;
-    let mut reply = Reply::new(size_of::<InitOut>());
-    let fits = header.opcode == opcode::INIT && offer.major == MAJOR && offer.minor >= MINOR_MIN;
-    if !fits {
-        send(device, reply.finish(header.unique, Err(libc::EPROTO)));
-        return Err(Error::Protocol { major: offer.major, minor: offer.minor });
-    }
-    let mut offered = u64::from(offer.flags);
-    if offered & init::EXTENDED != 0 {
-        offered |= u64::from(body.take::<u32>().map_err(garbled)?) << 32;
-    }
-    let caches = may_cache && offer.minor >= MINOR_CACHED;
-    let flags = offered & if caches { WANTED_CACHED } else { WANTED_DIRECT };
-    reply.put(&InitOut {
-        major: MAJOR,
-        minor: MINOR.min(offer.minor),
-        readahead_bytes_max: offer.readahead_bytes_max,
-        flags: flags as u32,
-        background_max: BACKGROUND_MAX,
-        congestion_threshold: BACKGROUND_MAX / 4 * 3,
-        write_bytes_max: message_bytes_max,
-        time_granularity_ns: 1,
-        pages_max: (message_bytes_max as usize / rustix::param::page_size()) as u16,
-        flags_high: (flags >> 32) as u32,
-        ..InitOut::default()
-    });
-    send(device, reply.finish(header.unique, Ok(())));
-    Ok(Agreed { maps_shared: caches || flags & init::DIRECT_IO_MMAP != 0, caches })
+    let (answer, agreed) = handshake::agree(&message[..bytes], message_bytes_max, may_cache)?;
+    send(device, &answer);
+    agreed
 }
 
 impl Shared {
