@@ -106,6 +106,22 @@ fn what_the_library_wrote_is_not_undone_by_a_page_of_a_map() {
     doors.end();
 }
 
+/// Locks, writes, fsyncs, attributes: the gateway makes no call to the daemon, which could not answer, for what nobody else wants.
+#[test]
+fn what_nobody_else_wants_is_done_without_the_daemon() {
+    let Some(mut doors) = Doors::new() else { return };
+    let file = doors.path("file");
+    doors.mount.does(&format!("open {file} O_RDWR|O_CREAT"));
+    // Leases and room are fetched once.
+    doors.mount.says(&format!("alone {file} 0 2"), "2");
+    let daemon = doors.node.daemon();
+    daemon.stop();
+    doors.mount.says(&format!("alone {file} 2 50"), "50");
+    daemon.go_on();
+    doors.library.says(&format!("size {file}"), "8");
+    doors.end();
+}
+
 /// M.1: a write and stores of another thread to the same pages.
 #[test]
 fn a_write_is_not_undone_by_stores_of_another_thread() {

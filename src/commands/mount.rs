@@ -153,8 +153,7 @@ fn show(cluster: &Cluster, node: &Node) -> Result<ExitCode> {
     let host = gateway::sharing(Arc::new(SystemHost));
     let version = env!("CARGO_PKG_VERSION");
     let connector = SocketConnector::new(host.clone(), node.socket.clone(), version, ROLE_GATEWAY, Some);
-    let limits = Limits { lock_leases: false, ..Limits::default() };
-    let engine = LibFs::new(host.clone(), Arc::new(connector), limits)
+    let engine = LibFs::new(host.clone(), Arc::new(connector), Limits::default())
         .map_err(|why| Error::new(format!("cannot attach to node {}: {why}", node.number)))?;
     let tree = cluster.tree(node);
     let mounted = Arc::new(place(cluster, node, Arc::new(engine), &host)?);

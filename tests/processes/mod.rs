@@ -113,6 +113,16 @@ impl Daemon {
         let _ = pidfd_send_signal(&self.0, Signal::KILL);
     }
 
+    /// From now on it does nothing.
+    pub fn stop(&self) {
+        pidfd_send_signal(&self.0, Signal::STOP).unwrap();
+    }
+
+    /// It does again what it did.
+    pub fn go_on(&self) {
+        pidfd_send_signal(&self.0, Signal::CONT).unwrap();
+    }
+
     /// Waits until it is gone.
     pub fn wait(&self) {
         let limit = Timespec { tv_sec: LIMIT_S, tv_nsec: 0 };

@@ -205,6 +205,12 @@ impl LockTable {
             || self.granted.values().any(|on| *on == inode)
     }
 
+    /// Whether an owner has a lock anywhere, or waits for one.
+    pub fn knows(&self, owner: LockOwner) -> bool {
+        self.held.values().flatten().any(|held| held.owner == owner)
+            || self.queue.iter().any(|waiting| waiting.wish.owner == owner)
+    }
+
     /// Takes all locks on an inode out, for a table that decides about them from now on.
     pub fn take_out(&mut self, inode: InodeNumber) -> Vec<(Lock, LockOwner)> {
         let held = self.held.remove(&inode).unwrap_or_default();

@@ -36,8 +36,6 @@ pub struct Limits {
     pub nodes: usize,
     /// Entries of directories that are kept in the cache, beside those of the directory in use.
     pub entries: usize,
-    /// Locks that no other process wants are decided here. Not for a mount, whose owners of locks are many processes.
-    pub lock_leases: bool,
 }
 
 impl Default for Limits {
@@ -51,7 +49,6 @@ impl Default for Limits {
             wait: Duration::from_secs(90),
             nodes: 1 << 15,
             entries: 1 << 18,
-            lock_leases: true,
         }
     }
 }

@@ -139,8 +139,7 @@ impl LibFs {
         }
         self.state().locks.note_told(owner, inode);
         let waits = if waker.is_some() { LOCK_WAITS } else { 0 };
-        let takes_lease = if self.limits.lock_leases { LOCK_LEASE } else { 0 };
-        let request = request(inode, owner, lock, waits | takes_lease);
+        let request = request(inode, owner, lock, waits | LOCK_LEASE);
         let (server, era) = self.ask_lock(&request)?;
         let Some(waker) = waker.filter(|_| server != 0) else { return Ok(Locked::Granted) };
         let mut asked = self.asked.lock();

@@ -37,6 +37,10 @@ use zerocopy::little_endian::{U32, U64};
 /// A file with so many locks is not given to a process, whose list would soon be full.
 const OFFERED_MAX: usize = LOCK_LIST_MAX / 2;
 
+/// How long after a slot was made free for another file none is again: who locks more files than there are slots, in turns, goes by
+/// calls for most of them.
+const EVICTION_PAUSE_NS: u64 = 1_000_000;
+
 /// The lock table of one session.
 pub(crate) struct LockTable {
     region: Region,
@@ -45,12 +49,16 @@ pub(crate) struct LockTable {
     free: Vec<u32>,
     /// The process has it.
     is_sent: bool,
+    /// From when on a slot may be made free, and the file that was looked at last for that.
+    evicts_from: u64,
+    looked_at: InodeNumber,
 }
 
 impl LockTable {
     fn new(region: Region) -> Self {
         let free = (0..LOCK_SLOTS as u32).rev().collect();
-        Self { region, slots: BTreeMap::new(), free, is_sent: false }
+        let (slots, looked_at) = (BTreeMap::new(), InodeNumber::NONE);
+        Self { region, slots, free, is_sent: false, evicts_from: 0, looked_at }
     }
 
     /// The one that a session of a dead daemon left, if it is whole.
@@ -72,6 +80,21 @@ impl LockTable {
     fn locks_on(&self, inode: InodeNumber) -> Vec<(Lock, LockOwner)> {
         let slot = self.slots.get(&inode);
         slot.and_then(|slot| self.list((*slot).into(), inode)).unwrap_or_default()
+    }
+
+    /// A file on which there were no locks a moment ago, if all slots are used: its slot can be another file's. Files are
+    /// looked at in turn.
+    fn victim(&mut self, now: u64) -> Option<InodeNumber> {
+        if !self.free.is_empty() || now < self.evicts_from {
+            return None;
+        }
+        self.evicts_from = now.saturating_add(EVICTION_PAUSE_NS);
+        let (before, after): (Vec<_>, Vec<_>) =
+            self.slots.keys().partition(|inode| **inode <= self.looked_at);
+        let victim =
+            after.into_iter().chain(before).copied().find(|inode| self.locks_on(*inode).is_empty())?;
+        self.looked_at = victim;
+        Some(victim)
     }
 
     /// Writes a slot that nobody uses: both lists, so that nothing of another lease is left.
@@ -175,6 +198,7 @@ impl Core {
         if request.flags & LOCK_LEASE == 0 || !self.may_have_lock_lease(id, request.inode) {
             return none;
         }
+        self.make_room_for_lock_lease(id);
         let (offered, first) = {
             let mut state = self.state.lock();
             let offered = state.offer_lock_lease(self.now_ns(), id, request.inode);
@@ -194,6 +218,19 @@ impl Core {
             expected: U32::new(expected),
             ..none
         })
+    }
+
+    /// A program that has locked many files, a mount for one, does not keep the leases on those that it has done with.
+    fn make_room_for_lock_lease(&self, id: SessionId) {
+        let victim = {
+            let mut state = self.state.lock();
+            let table = state.sessions.get_mut(&id).and_then(|session| session.lock_table.as_mut());
+            table.and_then(|table| table.victim(self.now_ns()))
+        };
+        if let Some(unit) = victim {
+            // A session that ended meanwhile needs no room.
+            drop(self.decide_locks(id, unit));
+        }
     }
 
     /// Whether an offer is worth its while; then the session has a lock table.
@@ -269,6 +306,8 @@ impl State {
         // From here on the table has them, before the process can change anything there.
         self.register.note(lease_entry(id, unit, slot));
         let lease = session.shared.daemon.locks()[slot as usize].grant(LeaseState::Write);
+        // Only now: a register that ends before the lease has the locks as those of their owners.
+        locks.iter().for_each(|(_, owner)| self.silence_idle(id, *owner));
         Some((slot, lease.generation as u32))
     }
 

@@ -226,6 +226,14 @@ impl Locks {
         }
     }
 
+    /// Whether nothing is held or asked for in a process's name: then nobody needs to speak for it.
+    pub fn is_idle(&self, owner: LockOwner) -> bool {
+        let asks = |(_, request): &(SessionId, LockRequest)| owner_of(request) == Ok(owner);
+        matches!(owner, LockOwner::Process { .. })
+            && !self.table.knows(owner)
+            && !self.tickets.values().any(asks)
+    }
+
     /// Who speaks for an owner.
     fn speakers_of(&self, owner: LockOwner) -> Vec<SessionId> {
         let speaker = self.speakers.get(&owner);
@@ -493,6 +501,7 @@ impl State {
         if self.locks.speaks(id, uid, owner) {
             self.locks.table.release(owner, node);
             self.register.note(entry_of(RegisterKind::Release, id, request));
+            self.silence_idle(id, owner);
         }
         Ok(())
     }

@@ -178,4 +178,11 @@ impl State {
             self.register.note(entry);
         }
     }
+
+    /// The same for a process that has no locks here: a mount asks for many processes, each of which ends some time.
+    pub fn silence_idle(&mut self, id: SessionId, owner: vfs::engine::LockOwner) {
+        if self.locks.is_idle(owner) {
+            self.fall_silent(id, owner);
+        }
+    }
 }

@@ -13,8 +13,8 @@ use format::locks::{
     list_offset,
 };
 use format::{InodeNumber, Sequence};
-use ipc::SystemHost;
 use ipc::words::{FenceBy, LeaseState};
+use ipc::{Host, SystemHost};
 use pmem::{Medium, Region};
 use sharedfs::{Config, Daemon};
 use std::sync::Arc;
@@ -283,4 +283,43 @@ fn leases_are_bounded_and_those_of_a_user_leave_others_theirs() {
     assert_eq!(leases, LOCK_SLOTS as u64);
     one.call(CallKind::ReleaseLocks, &[request(InodeNumber::NONE, 11, 1, 0).as_bytes()]).unwrap();
     assert!(lease(&one, request(known(&one, 999), 11, LOCK_SHARED, 0)).is_some());
+}
+
+#[test]
+fn a_slot_without_locks_is_for_another_file() {
+    let (_folder, _medium, daemon) = fresh(config());
+    let one = attach(&daemon, 0);
+    let known = |number: u64| InodeNumber::new(one.next_inode + number);
+    let mut all: Vec<Holder> = (0..LOCK_SLOTS as u64)
+        .map(|number| lease(&one, request(known(number), 11, LOCK_SHARED, 0)).expect("there is a slot"))
+        .collect();
+    all[7].write(&[]);
+    all[9].write(&[]);
+    for (number, free) in [7, 9].into_iter().enumerate() {
+        let file = known(1000 + number as u64);
+        // Not at once after a slot was made free.
+        let until = SystemHost.now().after(std::time::Duration::from_secs(20));
+        let holder = std::iter::repeat_with(|| lease(&one, request(file, 11, LOCK_SHARED, 0)))
+            .find(|holder| holder.is_some() || SystemHost.now() > until);
+        let holder = holder.flatten().expect("there is a slot that nobody needs");
+        assert_eq!(holder.slot, all[free].slot);
+        assert!(holder.holds(&one) && !all[free].holds(&one));
+    }
+    let held = all.iter().filter(|holder| holder.holds(&one)).count();
+    assert_eq!(held, LOCK_SLOTS - 2, "the others have locks");
+    assert!(lease(&one, request(known(2000), 11, LOCK_SHARED, 0)).is_none());
+}
+
+#[test]
+fn a_session_that_asks_for_many_processes_is_not_out_of_them_when_these_have_ended() {
+    let (_folder, _medium, daemon) = fresh(Config { locks_max: 4 * LOCK_LIST_MAX, ..config() });
+    let (one, two) = (attach(&daemon, 0), attach(&daemon, 0));
+    for owner in 100..100 + 10 * LOCK_LIST_MAX as u64 {
+        // By calls, and under a lease that was offered with a lock of the process.
+        assert!(lock(&one, request(ROOT, owner, LOCK_SHARED, 0)).is_ok(), "{owner} by calls");
+        one.call(CallKind::ReleaseLocks, &[request(ROOT, owner, 1, 0).as_bytes()]).unwrap();
+        let mut holder = lease(&one, request(ROOT, owner, LOCK_EXCLUSIVE, 0)).expect("nobody has locks");
+        holder.write(&[]);
+        assert_eq!(in_the_way(&two, request(ROOT, 22, LOCK_EXCLUSIVE, 0)), None);
+    }
 }
