@@ -2,8 +2,8 @@
 //!
 //! The allocation map stands twice in the file ([`format::map`]): commit N writes slot N mod 2, so the map of the
 //! last commit stays intact until the root of the next one is synced. A crash at any point finds a map that matches
-//! its root. Only pages that one of the last two commits changed are written. In memory, free runs are indexed by
-//! position and by length.
+//! its root. Only pages that one of the last two commits changed are written. In memory, the blocks that can be allocated
+//! are a set of bits ([`crate::free`]).
 //!
 //! A block freed in a commit is free in that commit's map, but it is allocated again only after
 //! [`BlockAllocator::release`] of that commit: until its root is synced, a crash restores the previous owner.
@@ -12,14 +12,15 @@
 //! syncs the region, writes and syncs its root, then calls [`BlockAllocator::release`]. There is no lock: one
 //! thread owns the allocator.
 //!
-//! Costs: `allocate` and `free` take time logarithmic in the number of free runs; `write` writes 4 KB for each map
-//! page of 32,512 blocks that changed in this commit or the one before.
+//! Costs: `allocate` and `free` take time in proportion to the blocks; `write` writes 4 KB for each map page of 32,512
+//! blocks that changed in this commit or the one before.
 
 use crate::MediaError;
+use crate::free::FreeBlocks;
 use crate::region::Region;
 use format::map::{MAP_PAGE_BLOCKS, MapPage};
 use format::{BLOCK_BYTES, Block, DecodeError, FlipNumber};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use zerocopy::IntoBytes;
 
 /// Bytes of the map of `blocks` blocks in its file.
@@ -31,6 +32,15 @@ const fn pages_of(blocks: u32) -> u32 {
     blocks.div_ceil(MAP_PAGE_BLOCKS)
 }
 
+/// Which free blocks are taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fit {
+    /// The lowest ones, however few lie together.
+    Lowest,
+    /// Many that lie together, where there are some.
+    Run,
+}
+
 /// Allocator of the blocks of one file.
 pub struct BlockAllocator {
     region: Region,
@@ -40,7 +50,7 @@ pub struct BlockAllocator {
     pages: Vec<PageState>,
     /// Number of blocks in use, as the next map will record.
     used: u32,
-    free: FreeRuns,
+    free: FreeBlocks,
     /// Blocks freed since the last commit was written.
     freed: Vec<(Block, u32)>,
     /// Blocks freed by commits that were written and not released, oldest first.
@@ -96,7 +106,7 @@ impl BlockAllocator {
         assert!(blocks > 0, "a map of no blocks");
         assert!(at + bytes_needed(blocks) <= region.bytes(), "a map stands within its region");
         let (freed, unreleased) = (Vec::new(), VecDeque::new());
-        let free = FreeRuns::default();
+        let free = FreeBlocks::new(blocks);
         let mut new = Self { region, at, blocks, pages, used: 0, free, freed, unreleased, flip };
         let mut next = 0;
         let in_use: Vec<_> = new.used_runs().collect();
@@ -109,16 +119,16 @@ impl BlockAllocator {
         new
     }
 
-    /// Allocates a run of at most `count_max` blocks: at `hint` if that block is free, else in the run that fits
-    /// best, else in the longest run. `None` if no block is free.
+    /// Allocates a run of at most `count_max` blocks: at `hint` if that block is free, else where it fits. `None` if no
+    /// block is free.
     ///
     /// # Panics
     /// If `count_max` is zero.
-    pub fn allocate(&mut self, count_max: u32, hint: Option<Block>) -> Option<(Block, u32)> {
+    pub fn allocate(&mut self, count_max: u32, hint: Option<Block>, fit: Fit) -> Option<(Block, u32)> {
         assert!(count_max > 0, "an allocation of no blocks");
         let (start, count) = hint
             .and_then(|hint| self.free.at(hint.get(), count_max))
-            .or_else(|| self.free.best(count_max))?;
+            .or_else(|| self.free.find(count_max, fit))?;
         self.take(start, count);
         Some((Block::new(start), count))
     }
@@ -189,14 +199,7 @@ impl BlockAllocator {
             }
             state.stale = std::mem::take(&mut state.changed);
         }
-        let mut freed = std::mem::take(&mut self.freed);
-        freed.sort_unstable_by_key(|(block, _)| *block);
-        freed.dedup_by(|(block, count), (before, before_count)| {
-            let follows = before.get() + *before_count == block.get();
-            *before_count += if follows { *count } else { 0 };
-            follows
-        });
-        self.unreleased.push_back((flip, freed));
+        self.unreleased.push_back((flip, std::mem::take(&mut self.freed)));
         self.flip = flip;
     }
 
@@ -227,6 +230,11 @@ impl BlockAllocator {
     /// Number of blocks that can be allocated now: neither in use nor waiting for a release.
     pub fn allocatable(&self) -> u32 {
         self.free.blocks
+    }
+
+    /// Whether a run that is asked for begins at `hint`, or in many free blocks that lie together.
+    pub fn has_run(&self, hint: Option<Block>) -> bool {
+        hint.is_some_and(|hint| self.free.at(hint.get(), 1).is_some()) || self.free.has_chunk()
     }
 
     /// True if the block is in use.
@@ -297,73 +305,4 @@ fn read_page(
         return Err(MediaError::Damaged(DecodeError::Field("flip")));
     }
     Ok(page)
-}
-
-/// Runs of free blocks that never touch each other, indexed by position and by length.
-#[derive(Default)]
-struct FreeRuns {
-    by_start: BTreeMap<u32, u32>,
-    by_count: BTreeSet<(u32, u32)>,
-    blocks: u32,
-}
-
-impl FreeRuns {
-    /// The run that contains a block.
-    fn holding(&self, block: u32) -> Option<(u32, u32)> {
-        let (start, count) = self.by_start.range(..=block).next_back()?;
-        (block < start + count).then_some((*start, *count))
-    }
-
-    /// At most `count_max` free blocks from `block` on.
-    fn at(&self, block: u32, count_max: u32) -> Option<(u32, u32)> {
-        let (start, count) = self.holding(block)?;
-        Some((block, count_max.min(start + count - block)))
-    }
-
-    /// Start of the shortest run of at least `count_max` blocks, else of the longest run.
-    fn best(&self, count_max: u32) -> Option<(u32, u32)> {
-        let fitting = self.by_count.range((count_max, 0)..).next();
-        let (count, start) = fitting.or_else(|| self.by_count.last())?;
-        Some((*start, count_max.min(*count)))
-    }
-
-    fn add_run(&mut self, start: u32, count: u32) {
-        if count > 0 {
-            self.by_start.insert(start, count);
-            self.by_count.insert((count, start));
-        }
-    }
-
-    fn drop_run(&mut self, start: u32, count: u32) {
-        self.by_start.remove(&start);
-        self.by_count.remove(&(count, start));
-    }
-
-    /// Adds blocks that are in no run, and merges neighbours.
-    fn insert(&mut self, start: u32, count: u32) {
-        if count == 0 {
-            return;
-        }
-        self.blocks += count;
-        let (mut run_start, mut run_count) = (start, count);
-        if let Some((before, before_count)) = start.checked_sub(1).and_then(|last| self.holding(last)) {
-            self.drop_run(before, before_count);
-            run_start = before;
-            run_count += before_count;
-        }
-        if let Some(after_count) = self.by_start.get(&(start + count)).copied() {
-            self.drop_run(start + count, after_count);
-            run_count += after_count;
-        }
-        self.add_run(run_start, run_count);
-    }
-
-    /// Removes blocks that lie in one run.
-    fn remove(&mut self, start: u32, count: u32) {
-        let (run_start, run_count) = self.holding(start).expect("blocks that are taken are free");
-        self.drop_run(run_start, run_count);
-        self.add_run(run_start, start - run_start);
-        self.add_run(start + count, run_start + run_count - start - count);
-        self.blocks -= count;
-    }
 }

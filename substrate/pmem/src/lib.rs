@@ -22,6 +22,7 @@ pub mod ring;
 mod choices;
 mod fold;
 mod footprint;
+mod free;
 mod guard;
 pub mod image;
 mod mapping;

@@ -4,14 +4,14 @@
 
 use format::map::MAP_PAGE_BLOCKS;
 use format::{Block, FlipNumber};
-use pmem::alloc::{self, BlockAllocator};
+use pmem::alloc::{self, BlockAllocator, Fit};
 use pmem::{MediaError, Recorder};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 
 #[derive(Clone, Debug)]
 enum Step {
-    Allocate(u32, Option<u32>),
+    Allocate(u32, Option<u32>, Fit),
     /// Frees the n-th block in use and up to so many after it.
     Free(usize, u32),
     Flip,
@@ -21,7 +21,9 @@ enum Step {
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
-        5 => (1u32..9, prop::option::of(0u32..100)).prop_map(|(count, hint)| Step::Allocate(count, hint)),
+        5 => (1u32..9, prop::option::of(0u32..100), any::<bool>()).prop_map(|(count, hint, lowest)| {
+            Step::Allocate(count, hint, if lowest { Fit::Lowest } else { Fit::Run })
+        }),
         3 => (0usize..100, 1u32..5).prop_map(|(nth, count)| Step::Free(nth, count)),
         3 => Just(Step::Flip),
         1 => Just(Step::Crash),
@@ -41,13 +43,16 @@ impl Model {
         !self.used.contains(&block) && !self.waiting.contains(&block)
     }
 
-    /// The longest run of free blocks.
-    fn longest(&self, blocks: u32) -> u32 {
-        let step = |(longest, run): (u32, u32), block| {
-            let run = if self.is_free(block) { run + 1 } else { 0 };
-            (longest.max(run), run)
-        };
-        (0..blocks).fold((0, 0), step).0
+    /// The runs of free blocks: first block and length.
+    fn runs(&self, blocks: u32) -> Vec<(u32, u32)> {
+        let mut runs: Vec<(u32, u32)> = Vec::new();
+        for block in (0..blocks).filter(|block| self.is_free(*block)) {
+            match runs.last_mut() {
+                Some((start, count)) if *start + *count == block => *count += 1,
+                _ => runs.push((block, 1)),
+            }
+        }
+        runs
     }
 }
 
@@ -66,13 +71,20 @@ proptest! {
         let mut settled = model.clone();
         for step in steps {
             match step {
-                Step::Allocate(count_max, hint) => {
-                    let longest = model.longest(blocks);
-                    match map.allocate(count_max, hint.map(Block::new)) {
-                        None => prop_assert_eq!(longest, 0),
+                Step::Allocate(count_max, hint, fit) => {
+                    let runs = model.runs(blocks);
+                    match map.allocate(count_max, hint.map(Block::new), fit) {
+                        None => prop_assert!(runs.is_empty()),
                         Some((block, count)) => {
                             let at_hint = hint == Some(block.get());
-                            prop_assert!(count == count_max.min(longest) || (at_hint && count <= count_max));
+                            let (lowest, first) = runs[0];
+                            // As many runs as it looks at; a chunk of 64 blocks is longer than what is asked for.
+                            let longest = runs.iter().take(16).map(|(_, count)| *count).max().unwrap();
+                            let fits = match fit {
+                                Fit::Lowest => (block.get(), count) == (lowest, count_max.min(first)),
+                                Fit::Run => count >= count_max.min(longest),
+                            };
+                            prop_assert!(count <= count_max && (fits || at_hint));
                             prop_assert!(hint.is_none_or(|hint| hint >= blocks || at_hint || !model.is_free(hint)));
                             for block in block.get()..block.get() + count {
                                 prop_assert!(model.is_free(block), "block {} is given twice", block);

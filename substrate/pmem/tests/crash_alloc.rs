@@ -7,7 +7,7 @@ mod owner;
 
 use format::{Block, FlipNumber};
 use owner::{Root, RootPair};
-use pmem::alloc::{self, BlockAllocator};
+use pmem::alloc::{self, BlockAllocator, Fit};
 use pmem::crash::{self, Counts, Limits, Model, Point, Violation};
 use pmem::progress;
 use pmem::recorded::Verb;
@@ -113,7 +113,7 @@ impl Pool {
         if bug == Bug::ReleaseBeforeSettle {
             // Gives away the blocks that this step frees before the next root is written.
             self.map.release(flip);
-            let (block, _) = self.map.allocate(1, Some(Block::new(1))).unwrap();
+            let (block, _) = self.map.allocate(1, Some(Block::new(1)), Fit::Run).unwrap();
             self.put(block.get(), step + 100);
             self.map.free(block, 1);
         }
@@ -146,7 +146,18 @@ fn workload(recorder: &Recorder, plan: Plan, steps: &RefCell<Vec<Owned>>) {
     recorder.returned(0);
     let second_page = format::map::MAP_PAGE_BLOCKS;
     // For each step: hint and length of the allocation, and the number of the oldest blocks that are freed.
-    let plan_of_steps = [(1, 3, 0), (1, 2, 2), (second_page + 1, 2, 1), (1, 3, 2), (1, 1, 3), (1, 2, 0)];
+    let plan_of_steps = [
+        (1, 3, 0),
+        (1, 2, 2),
+        (second_page + 1, 2, 1),
+        (1, 3, 2),
+        (1, 1, 3),
+        (1, 2, 0),
+        (1, 3, 2),
+        (1, 2, 1),
+        (1, 3, 3),
+        (1, 1, 2),
+    ];
     for (step, (hint, count, freed)) in (1..).zip(plan_of_steps) {
         let oldest: Vec<u32> =
             owned.keys().copied().filter(|block| !FIRST_BLOCKS.contains(block)).take(freed).collect();
@@ -154,7 +165,7 @@ fn workload(recorder: &Recorder, plan: Plan, steps: &RefCell<Vec<Owned>>) {
             owned.remove(&block);
             pool.map.free(Block::new(block), 1);
         }
-        let (block, got) = pool.map.allocate(count, Some(Block::new(hint))).unwrap();
+        let (block, got) = pool.map.allocate(count, Some(Block::new(hint)), Fit::Run).unwrap();
         for block in block.get()..block.get() + got {
             assert!(owned.insert(block, step).is_none(), "block {block} has two owners");
             pool.put(block, step);
@@ -168,7 +179,7 @@ fn workload(recorder: &Recorder, plan: Plan, steps: &RefCell<Vec<Owned>>) {
 /// Recovery makes a commit of its own, which overwrites the remains of an abandoned commit.
 fn recover(medium: &Medium, plan: Plan) -> Result<(Pool, bool), String> {
     let (mut pool, found) = Pool::open(medium, plan)?;
-    let (block, count) = pool.map.allocate(2, Some(Block::new(40))).ok_or("nothing is free")?;
+    let (block, count) = pool.map.allocate(2, Some(Block::new(40)), Fit::Run).ok_or("nothing is free")?;
     pool.map.free(block, count);
     let step = pool.root.words[STEP];
     pool.flip(step, Bug::None);

@@ -14,7 +14,7 @@ use format::record::FileType;
 use format::root::Root;
 use format::superblock::{FileKind, MAGIC, POOL_VERSION, Superblock};
 use format::{BLOCK_BYTES, Block, ChainNumber, FlipNumber, InodeNumber, PoolUid, SegmentId};
-use pmem::alloc::BlockAllocator;
+use pmem::alloc::{BlockAllocator, Fit};
 use pmem::{MediaError, Medium, Region};
 use std::ops::Deref;
 use std::sync::Arc;
@@ -177,7 +177,7 @@ impl Area {
         let key = Key::new(InodeNumber::ROOT.get(), ItemKind::Inode, 0);
         tree.put(&store, key, inode.as_bytes())?;
         let written = tree.write(&store, new.ledger.sequence, &mut || {
-            map.allocate(1, None).map(|(block, _)| block).ok_or(AreaError::NoSpace)
+            map.allocate(1, None, Fit::Lowest).map(|(block, _)| block).ok_or(AreaError::NoSpace)
         })?;
         let flip = FlipNumber::new(1);
         map.write(flip);

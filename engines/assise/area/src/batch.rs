@@ -23,6 +23,7 @@ use format::node::{InodeItem, ItemKind, Key};
 use format::record::Operation;
 use format::root::Root;
 use format::{BLOCK_BYTES, Block, FlipNumber, InodeNumber, LeaseVersion, LogUid, SegmentId, Sequence, Stamp};
+use pmem::alloc::Fit;
 use std::collections::{BTreeMap, BTreeSet};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
@@ -467,11 +468,8 @@ impl Batch<'_> {
         let area = &mut *self.area;
         let tree = std::mem::replace(&mut self.tree, Tree::empty());
         let (store, map) = (&area.last.store, &mut area.node_map);
-        let mut hint = None;
         let written = tree.write(store, version, &mut || {
-            let (block, _) = map.allocate(1, hint).ok_or(AreaError::NoSpace)?;
-            hint = block.get().checked_add(1).map(Block::new);
-            Ok(block)
+            map.allocate(1, None, Fit::Lowest).map(|(block, _)| block).ok_or(AreaError::NoSpace)
         })?;
         for block in &written.freed {
             map.free(*block, 1);

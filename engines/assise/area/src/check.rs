@@ -457,7 +457,7 @@ mod tests {
                 batch.put(Key::new(0, ItemKind::Segment, 9), item.as_bytes())
             }),
             ("is taken and nobody's", |batch| {
-                let _leaked = batch.area.node_map.allocate(1, None);
+                let _leaked = batch.area.node_map.allocate(1, None, pmem::alloc::Fit::Lowest);
                 put_item(batch, 2, |_| ())
             }),
         ];
@@ -477,7 +477,7 @@ mod tests {
         };
         let findings = findings_after(|batch| {
             let made = batch.made;
-            let run = batch.area.space.allocate(7, 4, made)?;
+            let run = batch.area.space.allocate(7, 4, pmem::alloc::Fit::Run, made)?;
             let block = run.block.get();
             for (at, item) in
                 [(0, extent(block, 3)), (5, extent(block + 2, 2)), (9, extent(100, 2)), (20, extent(1, 1))]

@@ -8,6 +8,7 @@ use crate::view::Extent;
 use format::checksum::{self, Salt};
 use format::node::{EXTENT_BLOCKS_MAX, EXTENT_UNWRITTEN, ExtentItem, ItemKind, Key};
 use format::{BLOCK_BYTES, Block, InodeNumber, SegmentId};
+use pmem::alloc::Fit;
 use std::ops::Range;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U32;
@@ -141,7 +142,7 @@ impl Batch<'_> {
         let mut first = range.start;
         while first < range.end {
             let blocks_max = u32::try_from(range.end - first).unwrap_or(u32::MAX);
-            let run = self.area.space.allocate(owner, blocks_max, self.made)?;
+            let run = self.area.space.allocate(owner, blocks_max, Fit::Run, self.made)?;
             self.allocated.add(run);
             places.push(Place { first, run, how: How::New });
             first += u64::from(run.blocks);

@@ -19,6 +19,7 @@ use crate::space::Run;
 use format::checksum::{self, Salt};
 use format::node::InodeItem;
 use format::{BLOCK_BYTES, Block, InodeNumber, SegmentId};
+use pmem::alloc::Fit;
 use std::collections::BTreeMap;
 use zerocopy::little_endian::{I64, U64};
 
@@ -204,7 +205,9 @@ impl Batch<'_> {
             .gathered
             .get(&inode)
             .map_or(0, |gathered| blocks.clone().filter(|block| is_known(gathered, block)).count());
-        self.stock_up(blocks.end - blocks.start - known as u64, applying.owner, applying.need())?;
+        // Blocks that take the place of others lie apart anyway: each may go where others were freed.
+        let fit = if end <= item.size.get() { Fit::Lowest } else { Fit::Run };
+        self.stock_up(blocks.end - blocks.start - known as u64, applying.owner, applying.need(), fit)?;
         // Nothing can fail from here on.
         let time = I64::new(applying.time_after(&item));
         (item.mtime_ns, item.ctime_ns) = (time, time);
@@ -272,7 +275,7 @@ impl Batch<'_> {
     }
 
     /// Sees to it that so many blocks are in stock. If there is no room for them nothing changes.
-    fn stock_up(&mut self, wanted: u64, owner: u32, need: Need) -> Result<(), AreaError> {
+    fn stock_up(&mut self, wanted: u64, owner: u32, need: Need, fit: Fit) -> Result<(), AreaError> {
         let unpromised = need == Need::Growing;
         if (self.stock.owner, self.stock.unpromised) != (owner, unpromised) {
             self.end_stock();
@@ -289,7 +292,7 @@ impl Batch<'_> {
                 }
             };
             let blocks_max = u32::try_from(some).expect("a record touches few blocks");
-            let run = self.area.space.allocate(owner, blocks_max, self.made);
+            let run = self.area.space.allocate(owner, blocks_max, fit, self.made);
             let got = run.as_ref().map_or(0, |run| u64::from(run.blocks));
             if unpromised {
                 self.area.space.return_unpromised(some - got);

@@ -21,7 +21,7 @@ use crate::store::byte_of;
 use format::node::SegmentItem;
 use format::superblock::{FileKind, MAGIC, OWNER_DAEMON, POOL_VERSION, Superblock};
 use format::{BLOCK_BYTES, Block, ChainNumber, FlipNumber, PoolUid, SegmentId};
-use pmem::alloc::{self, BlockAllocator};
+use pmem::alloc::{self, BlockAllocator, Fit};
 use pmem::{MediaError, Medium, Region};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -326,16 +326,17 @@ impl Space {
     }
 
     /// Takes a run of at most `blocks_max` blocks for a file with this key.
-    pub fn allocate(&mut self, owner: u32, blocks_max: u32, made: Made) -> Result<Run, AreaError> {
+    pub fn allocate(&mut self, owner: u32, blocks_max: u32, fit: Fit, made: Made) -> Result<Run, AreaError> {
+        let wanted = (blocks_max, fit);
         if owner != OWNER_DAEMON {
-            if let Some(run) = self.allocate_within(owner, blocks_max, |segment| !segment.is_empty()) {
+            if let Some(run) = self.allocate_within(owner, wanted, |segment| !segment.is_empty()) {
                 return Ok(run);
             }
-            if let Some(run) = self.allocate_as_own(owner, blocks_max, made)? {
+            if let Some(run) = self.allocate_as_own(owner, wanted, made)? {
                 return Ok(run);
             }
         }
-        if let Some(run) = self.allocate_within(OWNER_DAEMON, blocks_max, |_| true) {
+        if let Some(run) = self.allocate_within(OWNER_DAEMON, wanted, |_| true) {
             return Ok(run);
         }
         if self.uncreated() == 0 {
@@ -346,14 +347,19 @@ impl Space {
         }
         // The pool has room, what holds it may have none: nobody's fault who was promised some.
         self.create(OWNER_DAEMON, made)?;
-        self.allocate_within(OWNER_DAEMON, blocks_max, |_| true).ok_or(AreaError::NoSpace)
+        self.allocate_within(OWNER_DAEMON, wanted, |_| true).ok_or(AreaError::NoSpace)
     }
 
     /// Takes a run of a segment that becomes a user's own; none if what is shared has to stay so.
-    fn allocate_as_own(&mut self, owner: u32, blocks_max: u32, made: Made) -> Result<Option<Run>, AreaError> {
+    fn allocate_as_own(
+        &mut self,
+        owner: u32,
+        wanted: (u32, Fit),
+        made: Made,
+    ) -> Result<Option<Run>, AreaError> {
         let Some(spare) = self.shared().checked_sub(self.kept) else { return Ok(None) };
         let fits = |segment: &Segment| u64::from(segment.blocks) <= spare;
-        if let Some(run) = self.allocate_within(owner, blocks_max, fits) {
+        if let Some(run) = self.allocate_within(owner, wanted, fits) {
             return Ok(Some(run));
         }
         if self.uncreated() == 0 {
@@ -365,25 +371,30 @@ impl Space {
         }
         match self.create(owner, made) {
             Err(AreaError::Medium(error)) if error.is_shortage() => Ok(None),
-            created => created.map(|()| self.allocate_within(owner, blocks_max, |_| true)),
+            created => created.map(|()| self.allocate_within(owner, wanted, |_| true)),
         }
     }
 
     fn allocate_within(
         &mut self,
         owner: u32,
-        blocks_max: u32,
+        (blocks_max, fit): (u32, Fit),
         may_take: impl Fn(&Segment) -> bool,
     ) -> Option<Run> {
-        // The youngest segment is the emptiest, as a rule.
-        let segments = self.segments.iter_mut().rev();
+        let mut short = None;
+        // The oldest first: the youngest has the most memory that was never written.
+        let segments = self.segments.iter_mut();
         for (id, segment) in segments.filter(|(_, segment)| segment.file.owner == owner && may_take(segment))
         {
-            if let Some((block, blocks)) = segment.allocate(blocks_max) {
+            if fit == Fit::Run && !segment.has_run() {
+                short = short.or_else(|| (segment.allocatable() > 0).then_some(*id));
+            } else if let Some((block, blocks)) = segment.allocate(blocks_max, fit) {
                 return Some(Run { segment: *id, block, blocks });
             }
         }
-        None
+        let id = short?;
+        let (block, blocks) = self.get_mut(id).allocate(blocks_max, fit)?;
+        Some(Run { segment: id, block, blocks })
     }
 
     /// Takes back blocks that the running batch allocated: it may use them again at once.
@@ -494,6 +505,8 @@ impl Space {
         for segment in self.segments.values_mut() {
             if let Some(flip) = map_flip(segment.base, flip) {
                 segment.allocator.release(flip);
+                // What comes next goes to what was freed: its memory was written before.
+                segment.cursor = None;
             }
         }
         let (gone, kept) = self.retired.drain(..).partition(|(retired_in, _)| *retired_in <= flip);
@@ -524,7 +537,12 @@ impl Segment {
         self.damaged.drain(..).for_each(|block| self.file.clear_verified(block));
     }
 
-    fn allocate(&mut self, blocks_max: u32) -> Option<(Block, u32)> {
+    /// Whether there are blocks that lie together, or behind the last ones that were taken.
+    fn has_run(&self) -> bool {
+        !self.recycled.is_empty() || self.allocator.has_run(self.cursor)
+    }
+
+    fn allocate(&mut self, blocks_max: u32, fit: Fit) -> Option<(Block, u32)> {
         if let Some(run) = self.recycled.pop() {
             let blocks = run.blocks.min(blocks_max);
             if blocks < run.blocks {
@@ -533,7 +551,8 @@ impl Segment {
             }
             return Some((run.block, blocks));
         }
-        let (block, blocks) = self.allocator.allocate(blocks_max, self.cursor)?;
+        let hint = if fit == Fit::Run { self.cursor } else { None };
+        let (block, blocks) = self.allocator.allocate(blocks_max, hint, fit)?;
         self.cursor = block.get().checked_add(blocks).map(Block::new);
         Some((block, blocks))
     }
