@@ -1,5 +1,6 @@
 //! CRC-32C over one or several pieces, starting from a salt.
 
+use crate::BLOCK_BYTES;
 use crate::ids::{Incarnation, LogUid};
 use crc_fast::{CrcAlgorithm, Digest};
 
@@ -64,9 +65,82 @@ pub fn of(salt: Salt, bytes: &[u8]) -> u32 {
     running.finish()
 }
 
+/// The checksum of a block alone, unsalted, from that of what stands before it and that of both, which begin with the same
+/// salt: a block that was summed as a part of something is not summed again.
+#[inline]
+pub fn of_block_behind(before: u32, both: u32) -> u32 {
+    let moved = before
+        .to_le_bytes()
+        .iter()
+        .zip(&BEHIND_BLOCK)
+        .fold(0, |sum, (byte, table)| sum ^ table[*byte as usize]);
+    both ^ moved
+}
+
+/// What each byte of a register becomes when as many zeros follow as a block has bytes: a checksum is linear.
+static BEHIND_BLOCK: [[u32; 256]; 4] = behind_block();
+
+/// CRC-32C's polynomial, lowest bit first.
+const POLYNOMIAL: u32 = 0x82f6_3b78;
+
+const fn behind_block() -> [[u32; 256]; 4] {
+    let mut columns = [0; 32];
+    let mut bit = 0;
+    while bit < 32 {
+        // One zero byte.
+        let (mut register, mut step) = (1 << bit, 0);
+        while step < 8 {
+            register = register >> 1 ^ if register & 1 != 0 { POLYNOMIAL } else { 0 };
+            step += 1;
+        }
+        columns[bit] = register;
+        bit += 1;
+    }
+    // Twice as many each time.
+    let mut bytes = 1;
+    while bytes < BLOCK_BYTES {
+        let (mut twice, mut bit) = ([0; 32], 0);
+        while bit < 32 {
+            twice[bit] = times(&columns, columns[bit]);
+            bit += 1;
+        }
+        columns = twice;
+        bytes *= 2;
+    }
+    let mut tables = [[0; 256]; 4];
+    let mut at = 0;
+    while at < 4 * 256 {
+        tables[at / 256][at % 256] = times(&columns, ((at % 256) as u32) << (at / 256 * 8));
+        at += 1;
+    }
+    tables
+}
+
+const fn times(columns: &[u32; 32], register: u32) -> u32 {
+    let (mut product, mut bit) = (0, 0);
+    while bit < 32 {
+        if register >> bit & 1 != 0 {
+            product ^= columns[bit];
+        }
+        bit += 1;
+    }
+    product
+}
+
+const _: () = assert!(BLOCK_BYTES.is_power_of_two());
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_block_behind_something_is_summed_with_it() {
+        let block: Vec<u8> = (0..BLOCK_BYTES).map(|i| (i * i / 7) as u8).collect();
+        for (before, salt) in [(&b""[..], Salt::NONE), (b"header", Salt::NONE), (&[9; 60], Salt(77))] {
+            let both = [before, &block].concat();
+            assert_eq!(of_block_behind(of(salt, before), of(salt, &both)), of(Salt::NONE, &block));
+        }
+    }
 
     #[test]
     fn is_crc32c() {

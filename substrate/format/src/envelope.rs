@@ -1,9 +1,9 @@
 //! The envelope at the start of every frame of an append ring, both of an update log and of the ledger: kind, length,
 //! sequence, and a checksum over the whole frame.
 
-use crate::DecodeError;
-use crate::checksum::{Running, Salt};
+use crate::checksum::{self, Running, Salt};
 use crate::ids::Sequence;
+use crate::{BLOCK_BYTES, DecodeError};
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -91,14 +91,24 @@ pub fn checksum_header(salt: Salt, header: &[u8; HEADER_BYTES]) -> Running {
 /// # Errors
 /// `Truncated`, `Version`, `Checksum`.
 pub fn check_frame(salt: Salt, frame: &[u8]) -> Result<Envelope, DecodeError> {
+    check_and_sum(salt, frame).map(|(envelope, _)| envelope)
+}
+
+/// The same; also gives the checksum of a payload that is one block, as a block of a file has it.
+///
+/// # Errors
+/// As [`check_frame`].
+pub fn check_and_sum(salt: Salt, frame: &[u8]) -> Result<(Envelope, Option<u32>), DecodeError> {
     let envelope = Envelope::decode(frame)?;
     let payload_bytes = usize::try_from(envelope.payload_bytes.get()).map_err(|_| DecodeError::Truncated)?;
     let (header, rest) = frame.split_first_chunk::<HEADER_BYTES>().ok_or(DecodeError::Truncated)?;
     let payload = rest.get(..payload_bytes).ok_or(DecodeError::Truncated)?;
     let mut running = checksum_header(salt, header);
+    let before = (payload_bytes == BLOCK_BYTES).then(|| running.finish());
     running.update(payload);
-    if running.finish() != envelope.checksum.get() {
+    let whole = running.finish();
+    if whole != envelope.checksum.get() {
         return Err(DecodeError::Checksum);
     }
-    Ok(envelope)
+    Ok((envelope, before.map(|before| checksum::of_block_behind(before, whole))))
 }

@@ -46,6 +46,8 @@ pub struct Applying<'a> {
     pub keep_open: bool,
     /// Room was promised for it: it may take from the reserves.
     pub promised: bool,
+    /// The checksum of the bytes that it writes, where these are one block and the checksum is known.
+    pub block_sum: Option<u32>,
 }
 
 impl Applying<'_> {

@@ -21,6 +21,7 @@ use format::node::InodeItem;
 use format::{BLOCK_BYTES, Block, InodeNumber, SegmentId};
 use pmem::alloc::Fit;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use zerocopy::little_endian::{I64, U64};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -85,11 +86,16 @@ impl NewBlocks {
         (chunk.present >> index & 1 != 0).then(|| chunk.blocks[index as usize])
     }
 
-    fn put(&mut self, number: u64, block: NewBlock) {
+    /// The block of this number; what `make` gives if there is none yet.
+    fn entry(&mut self, number: u64, make: impl FnOnce() -> NewBlock) -> &mut NewBlock {
         let new = || Box::new(Chunk { present: 0, blocks: [NewBlock::NONE; CHUNK_BLOCKS as usize] });
         let (chunk, index) = (self.0.entry(number / CHUNK_BLOCKS).or_insert_with(new), number % CHUNK_BLOCKS);
-        chunk.present |= 1 << index;
-        chunk.blocks[index as usize] = block;
+        let block = &mut chunk.blocks[index as usize];
+        if chunk.present >> index & 1 == 0 {
+            chunk.present |= 1 << index;
+            *block = make();
+        }
+        block
     }
 
     /// All of them, in order.
@@ -200,14 +206,7 @@ impl Batch<'_> {
         if blocks.end - blocks.start > 1 {
             bases[1] = self.base(inode, blocks.end - 1, (offset, end))?;
         }
-        let is_known = |gathered: &Gathered, block: &u64| gathered.blocks.get(*block).is_some();
-        let known = self
-            .gathered
-            .get(&inode)
-            .map_or(0, |gathered| blocks.clone().filter(|block| is_known(gathered, block)).count());
-        // Blocks that take the place of others lie apart anyway: each may go where others were freed.
-        let fit = if end <= item.size.get() { Fit::Lowest } else { Fit::Run };
-        self.stock_up(blocks.end - blocks.start - known as u64, applying.owner, applying.need(), fit)?;
+        self.stock_for(inode, blocks.clone(), end <= item.size.get(), applying)?;
         // Nothing can fail from here on.
         let time = I64::new(applying.time_after(&item));
         (item.mtime_ns, item.ctime_ns) = (time, time);
@@ -220,8 +219,9 @@ impl Batch<'_> {
             let block_at = block * BLOCK;
             let (from, to) = (offset.max(block_at), end.min(block_at + BLOCK));
             let source = &bytes[(from - offset) as usize..(to - offset) as usize];
-            let mut new = gathered.blocks.get(block).unwrap_or_else(|| {
-                let (segment, block) = self.stock.take();
+            let stock = &mut self.stock;
+            let new = gathered.blocks.entry(block, || {
+                let (segment, block) = stock.take();
                 NewBlock { segment, block, content: Content::Written(0) }
             });
             if to - from == BLOCK {
@@ -231,8 +231,8 @@ impl Batch<'_> {
                 }
                 self.area.space.write(new.segment, new.block, source);
                 self.data_blocks += 1;
-                new.content = Content::Written(checksum::of(Salt::NONE, source));
-                gathered.blocks.put(block, new);
+                let known = applying.block_sum.filter(|_| bytes.len() == BLOCK_BYTES);
+                new.content = Content::Written(known.unwrap_or_else(|| checksum::of(Salt::NONE, source)));
                 continue;
             }
             let page = match new.content {
@@ -245,7 +245,6 @@ impl Batch<'_> {
             let page_bytes = &mut self.pages[page as usize];
             page_bytes[(from - block_at) as usize..(to - block_at) as usize].copy_from_slice(source);
             new.content = Content::Page(page);
-            gathered.blocks.put(block, new);
         }
         Ok(Applied::Done)
     }
@@ -272,6 +271,28 @@ impl Batch<'_> {
                 Ok(Some(page))
             }
         }
+    }
+
+    /// Sees to it that there are as many blocks in stock as a write takes that was not gathered before.
+    fn stock_for(
+        &mut self,
+        inode: InodeNumber,
+        blocks: Range<u64>,
+        replaces: bool,
+        applying: &Applying<'_>,
+    ) -> Result<(), AreaError> {
+        let (count, need) = (blocks.end - blocks.start, applying.need());
+        let stock = &self.stock;
+        let fits = (stock.owner, stock.unpromised) == (applying.owner, need == Need::Growing);
+        if fits && stock.blocks >= count {
+            return Ok(());
+        }
+        let known = self.gathered.get(&inode).map_or(0, |gathered| {
+            blocks.filter(|block| gathered.blocks.get(*block).is_some()).count() as u64
+        });
+        // Blocks that take the place of others lie apart anyway: each may go where others were freed.
+        let fit = if replaces { Fit::Lowest } else { Fit::Run };
+        self.stock_up(count - known, applying.owner, need, fit)
     }
 
     /// Sees to it that so many blocks are in stock. If there is no room for them nothing changes.

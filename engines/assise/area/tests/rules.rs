@@ -148,6 +148,7 @@ fn apply_at(
         owner: ALICE,
         keep_open: false,
         promised: false,
+        block_sum: None,
     };
     step.with_operation(|operation| batch.apply(InodeNumber::new(step.inode), operation, &applying))
 }
@@ -270,6 +271,7 @@ fn without_room_files_can_be_cut_and_removed() {
         owner: ALICE,
         keep_open: false,
         promised: true,
+        block_sum: None,
     };
     let promised = write(2, blocks * 4096, 1, 4096);
     promised.with_operation(|operation| batch.apply(InodeNumber::new(2), operation, &applying)).unwrap();
@@ -333,6 +335,7 @@ fn blocks_are_kept_by_owner() {
             owner,
             keep_open: false,
             promised: false,
+            block_sum: None,
         };
         step.with_operation(|operation| batch.apply(InodeNumber::new(step.inode), operation, &applying))?;
         let flip = batch.commit(VERSION)?.flip;

@@ -6,7 +6,7 @@
 //! proportional to that size at most.
 
 use format::checksum::Salt;
-use format::envelope::{FRAME_ALIGN, check_frame};
+use format::envelope::{FRAME_ALIGN, check_and_sum, check_frame};
 use format::superblock::{FileKind, MAGIC, POOL_VERSION, Superblock};
 use format::{
     BLOCK_BYTES, ChainNumber, DecodeError, Envelope, HEADER_BYTES, Incarnation, LogUid, PoolUid, Sequence,
@@ -251,6 +251,8 @@ impl LogFile {
 pub struct LogFrame<'a> {
     /// Header and payload, in the form that `Record::decode` expects.
     pub bytes: &'a [u8],
+    /// The unsalted checksum of a payload that has the size of one block.
+    pub block_sum: Option<u32>,
     /// The log position after this frame.
     pub after: Digested,
 }
@@ -302,14 +304,14 @@ impl Frames<'_> {
                 return Ok(None);
             }
         }
-        if check_frame(self.log.salt, self.windowed(position, bytes)).is_err() {
+        let Ok((_, block_sum)) = check_and_sum(self.log.salt, self.windowed(position, bytes)) else {
             return Ok(None);
-        }
+        };
         let taken = if is_pad { self.log.end - position } else { envelope.frame_bytes() };
         self.left -= taken.min(self.left);
         let next = position + taken;
         self.at = Digested { sequence, position: if next == self.log.end { RING_START } else { next } };
-        Ok(Some(LogFrame { bytes: self.windowed(position, bytes), after: self.at }))
+        Ok(Some(LogFrame { bytes: self.windowed(position, bytes), block_sum, after: self.at }))
     }
 
     fn envelope(&self, position: u64) -> Option<Envelope> {

@@ -254,6 +254,7 @@ impl Step {
             owner: owner_of(self.inode),
             keep_open: self.keep_open(),
             promised: false,
+            block_sum: None,
         };
         self.with_operation(|operation| batch.apply(InodeNumber::new(self.inode), operation, &applying))
     }

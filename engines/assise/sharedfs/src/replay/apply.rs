@@ -69,11 +69,12 @@ pub(crate) fn victim_of(record: &Record<'_>) -> Option<InodeNumber> {
     }
 }
 
-/// Judges one record and applies it, with what follows for the mode.
+/// Judges one record and applies it, with what follows for the mode. `block_sum` is the checksum of a payload that is one
+/// block.
 pub(crate) fn apply_record(
     batch: &mut Batch<'_>,
     (uid, open): (LogUid, &OpenLog),
-    record: &Record<'_>,
+    (record, block_sum): (&Record<'_>, Option<u32>),
     keep_open: impl FnOnce() -> bool,
     take_room: &mut dyn FnMut(u64, bool) -> Backing,
 ) -> Result<Applied, Halt> {
@@ -94,6 +95,7 @@ pub(crate) fn apply_record(
         owner,
         keep_open: keep_open(),
         promised: backing == Backing::Promise,
+        block_sum,
     };
     match (allowed, &record.operation) {
         (Allowed::WithMode(mode), Operation::SetAttr { body }) => {

@@ -305,7 +305,7 @@ impl Work<'_> {
                 (Err(error), Role::Entry(_)) => return Err(error.into()),
             };
             let taken = decisions.taken();
-            match self.apply(batch, frame.bytes, decisions) {
+            match self.apply(batch, (frame.bytes, frame.block_sum), decisions) {
                 Ok(()) => {}
                 Err(Halt::Full) if self.records > 0 || changes => {
                     // The record comes again, and pays then.
@@ -325,7 +325,7 @@ impl Work<'_> {
     fn apply(
         &mut self,
         batch: &mut Batch<'_>,
-        frame: &[u8],
+        (frame, block_sum): (&[u8], Option<u32>),
         decisions: &mut Decisions<'_>,
     ) -> Result<(), Halt> {
         let record = Record::decode(frame).map_err(|error| Halt::Cut(CutReason::Decode(error)))?;
@@ -340,7 +340,7 @@ impl Work<'_> {
         let mut take_room = |blocks, shared| decisions.take_room(blocks, shared);
         let no_more = self.removed.len() >= self.removed_max;
         let keeps = || no_more || record::keeps_open(frame) || victim_of(&record).is_some_and(is_open);
-        match apply_record(batch, (self.log, self.open), &record, keeps, &mut take_room)? {
+        match apply_record(batch, (self.log, self.open), (&record, block_sum), keeps, &mut take_room)? {
             Applied::Orphaned(inode) => self.orphans.push((inode, record::keeps_open(frame))),
             Applied::Removed(inode) => self.removed.push(inode),
             Applied::Done | Applied::Stale => {}
