@@ -78,7 +78,7 @@ proptest! {
                         Some((block, count)) => {
                             let at_hint = hint == Some(block.get());
                             let (lowest, first) = runs[0];
-                            // As many runs as it looks at; a chunk of 64 blocks is longer than what is asked for.
+                            // The allocator looks at 16 runs; a chunk of 64 blocks is longer than any request here.
                             let longest = runs.iter().take(16).map(|(_, count)| *count).max().unwrap();
                             let fits = match fit {
                                 Fit::Lowest => (block.get(), count) == (lowest, count_max.min(first)),

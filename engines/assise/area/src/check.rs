@@ -224,7 +224,7 @@ impl<'a> Checker<'a> {
     }
 
     fn segment(&mut self, medium: &Medium, id: SegmentId, item: &SegmentItem) -> Result<(), AreaError> {
-        let (region, superblock) = match space::open_file(medium, id, self.root.pool, item) {
+        let (region, superblock) = match crate::segment_file::open_file(medium, id, self.root.pool, item) {
             Ok(found) => found,
             Err(AreaError::Medium(error)) => return Err(AreaError::Medium(error)),
             Err(error) => {

@@ -16,7 +16,7 @@
 
 use crate::AreaError;
 use crate::area::Limits;
-use crate::segment_file::{SegmentFile, SegmentFiles};
+use crate::segment_file::{SegmentFile, SegmentFiles, open_file};
 use crate::store::byte_of;
 use format::node::SegmentItem;
 use format::superblock::{FileKind, MAGIC, OWNER_DAEMON, POOL_VERSION, Superblock};
@@ -573,42 +573,4 @@ impl Segment {
         let before_data = self.allocator.blocks() - self.blocks;
         self.allocator.used() - before_data - recycled
     }
-}
-
-/// Opens the file of a segment and compares it with what the tree says of it.
-pub(crate) fn open_file(
-    medium: &Medium,
-    id: SegmentId,
-    pool: PoolUid,
-    item: &SegmentItem,
-) -> Result<(Region, Superblock), AreaError> {
-    let name = segment_file(id);
-    let wrong = |field| AreaError::Superblock(name.clone(), format::DecodeError::Field(field));
-    let region = match medium.open(&name) {
-        Ok(region) => region,
-        Err(MediaError::NotFound) => return Err(wrong("file")),
-        Err(MediaError::Length) => return Err(wrong("file_bytes")),
-        Err(error) => return Err(error.into()),
-    };
-    if region.bytes() < BLOCK_BYTES as u64 {
-        return Err(AreaError::Superblock(name, format::DecodeError::Truncated));
-    }
-    let mut bytes = [0; BLOCK_BYTES];
-    region.read(0, &mut bytes)?;
-    let superblock = Superblock::decode(&bytes, FileKind::Segment)
-        .map_err(|error| AreaError::Superblock(name.clone(), error))?;
-    if superblock.pool != pool {
-        return Err(wrong("pool"));
-    }
-    if superblock.id.get() != u64::from(id.get()) {
-        return Err(wrong("id"));
-    }
-    if superblock.owner != item.owner {
-        return Err(wrong("owner"));
-    }
-    let blocks = file_blocks(item.blocks.get()).map_or(0, u64::from);
-    if superblock.file_bytes.get() != region.bytes() || region.bytes() != blocks * BLOCK_BYTES as u64 {
-        return Err(wrong("file_bytes"));
-    }
-    Ok((region, superblock))
 }
