@@ -177,6 +177,23 @@ pub fn mirror(bytes: &[u8]) {
             assert_eq!([ledger.as_bytes(), logs.as_bytes()].concat(), body);
             assert_eq!(logs.len(), count);
         }
+        MirrorMessage::Round(round) => assert_eq!(round.as_bytes(), body),
+        MirrorMessage::Range { range, to_end } => {
+            assert_eq!((range.as_bytes(), to_end), (body, head.flags == MIRROR_FLAG));
+            assert!(to_end || range.first < range.end);
+        }
+        MirrorMessage::Items(items) => {
+            let items: Vec<u8> = items.flat_map(|(item, value)| [item.as_bytes(), value].concat()).collect();
+            assert_eq!(items, body);
+        }
+        MirrorMessage::Blocks { blocks, damaged } => {
+            assert_eq!((blocks.as_flattened(), blocks.len()), (body, count));
+            assert_eq!(damaged, head.flags == MIRROR_FLAG);
+        }
+        MirrorMessage::RoundEnd { end, whole } => {
+            assert_eq!((end.as_bytes(), whole), (body, head.flags == MIRROR_FLAG));
+        }
+        MirrorMessage::Imported(imported) => assert_eq!(imported.as_bytes(), body),
     }
 }
 

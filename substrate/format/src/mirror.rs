@@ -3,9 +3,10 @@
 //!
 //! Everything here comes from another machine: lengths and values are checked, and nothing is allocated by what it says.
 
-use crate::DecodeError;
 use crate::envelope::FRAME_ALIGN;
 use crate::ids::{ChainNumber, Incarnation, Life, LogUid, Sequence};
+use crate::node::{Key, VALUE_BYTES_MAX};
+use crate::{BLOCK_BYTES, DecodeError};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -15,7 +16,8 @@ pub const RULES: u32 = 1;
 /// In the place of a log: the ledger. No log has this number.
 pub const LEDGER_STREAM: LogUid = LogUid::new(u64::MAX);
 
-/// Flag of `Data`: the copy settles what it has and says so. Flag of `Ends`: another `Ends` follows.
+/// Flag of `Data`: the copy settles what it has and says so. Of `Ends`: another `Ends` follows. Of `Range`: it reaches to the
+/// end of the tree. Of `Blocks`: they are damaged at the head. Of `RoundEnd`: the import is whole.
 pub const MIRROR_FLAG: u8 = 1;
 
 /// What a message is.
@@ -35,6 +37,20 @@ pub enum MirrorKind {
     Settled = 5,
     /// Copy to head: [`LedgerMark`], then [`LogMark`]s: how far the copy's tree is, on its medium.
     Executed = 6,
+    /// Head to copy: [`MirrorRound`]; a round of an import begins.
+    Round = 7,
+    /// Head to copy: [`MirrorRange`]; what the import has of these keys is replaced by what follows.
+    Range = 8,
+    /// Head to copy: items of the tree in the order of their keys, each a [`MirrorItem`] and its value.
+    Items = 9,
+    /// Head to copy: contents of blocks, as many as the head of the message counts: those of the written extents of the `Items`
+    /// before, in order.
+    Blocks = 10,
+    /// Head to copy: [`MirrorRoundEnd`]; it is answered when all that came is settled. With [`MIRROR_FLAG`] the copy makes what
+    /// came its tree, and answers as to a `Hello`.
+    RoundEnd = 11,
+    /// Copy to head: [`MirrorImported`]: a round is settled.
+    Imported = 12,
 }
 
 impl MirrorKind {
@@ -46,6 +62,12 @@ impl MirrorKind {
             4 => Self::Data,
             5 => Self::Settled,
             6 => Self::Executed,
+            7 => Self::Round,
+            8 => Self::Range,
+            9 => Self::Items,
+            10 => Self::Blocks,
+            11 => Self::RoundEnd,
+            12 => Self::Imported,
             _ => return Err(DecodeError::Kind),
         })
     }
@@ -67,6 +89,8 @@ pub enum MirrorRefusal {
     Ledger = 4,
     /// It leads, or its pool failed.
     Closed = 5,
+    /// It could not take in the head's tree.
+    Import = 6,
 }
 
 impl MirrorRefusal {
@@ -82,6 +106,7 @@ impl MirrorRefusal {
             3 => Self::Rules,
             4 => Self::Ledger,
             5 => Self::Closed,
+            6 => Self::Import,
             _ => return Err(DecodeError::Field("refusal")),
         })
     }
@@ -244,6 +269,79 @@ pub struct SettledMark {
 
 const _: () = assert!(size_of::<SettledMark>() == 16);
 
+/// A round of an import.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct MirrorRound {
+    /// Entry of the ledger that last changed the head's tree.
+    pub version: Sequence,
+    /// 0: an import begins. Each later round brings what changed since the one before.
+    pub number: U32,
+    /// Zero.
+    pub reserved: U32,
+}
+
+const _: () = assert!(size_of::<MirrorRound>() == 16);
+
+/// Keys of the tree, and blocks of the files that they divide. An extent may be several at the copy: those that belong to
+/// one that begins before the range are left alone, and those of one that begins in it go, wherever they lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct MirrorRange {
+    /// The first key.
+    pub first: Key,
+    /// The key behind the last one.
+    pub end: Key,
+    /// If `first` is one of an extent: the first block of the file that no extent before the range covers.
+    pub blocks_from: U64,
+    /// If `end` is one of an extent: the first block of the file, not before it, that an extent behind the range covers.
+    pub blocks_to: U64,
+}
+
+const _: () = assert!(size_of::<MirrorRange>() == 56);
+
+/// Head of an item of the tree; the value follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct MirrorItem {
+    /// Its key.
+    pub key: Key,
+    /// Of an extent: owner key of the segment in which it lies at the head. Else 0.
+    pub owner: U32,
+    /// Bytes of the value.
+    pub bytes: U16,
+    /// Zero.
+    pub reserved: U16,
+}
+
+const _: () = assert!(size_of::<MirrorItem>() == 28);
+
+/// The end of a round of an import.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct MirrorRoundEnd {
+    /// What the tree that was sent contains of the ledger.
+    pub ledger: LedgerMark,
+    /// Inodes in the tree, orphans included.
+    pub inodes: U64,
+    /// Blocks of data in the tree.
+    pub data_blocks: U64,
+}
+
+const _: () = assert!(size_of::<MirrorRoundEnd>() == 40);
+
+/// A round of an import is settled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct MirrorImported {
+    /// Which round.
+    pub number: U32,
+    /// Zero.
+    pub reserved: U32,
+}
+
+const _: () = assert!(size_of::<MirrorImported>() == 8);
+
 /// A message taken apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields are those of the structures above")]
@@ -254,6 +352,12 @@ pub enum MirrorMessage<'a> {
     Data { parts: DataParts<'a>, settle: bool },
     Settled(&'a [SettledMark]),
     Executed { ledger: LedgerMark, logs: &'a [LogMark] },
+    Round(MirrorRound),
+    Range { range: MirrorRange, to_end: bool },
+    Items(Items<'a>),
+    Blocks { blocks: &'a [[u8; BLOCK_BYTES]], damaged: bool },
+    RoundEnd { end: MirrorRoundEnd, whole: bool },
+    Imported(MirrorImported),
 }
 
 impl<'a> MirrorMessage<'a> {
@@ -264,7 +368,14 @@ impl<'a> MirrorMessage<'a> {
     pub fn decode(message: &'a [u8]) -> Result<Self, DecodeError> {
         let (head, body) = MirrorHead::ref_from_prefix(message).map_err(|_| DecodeError::Truncated)?;
         let kind = MirrorKind::from_raw(head.kind)?;
-        let may_have_flag = matches!(kind, MirrorKind::Ends | MirrorKind::Data);
+        let may_have_flag = matches!(
+            kind,
+            MirrorKind::Ends
+                | MirrorKind::Data
+                | MirrorKind::Range
+                | MirrorKind::Blocks
+                | MirrorKind::RoundEnd
+        );
         if head.flags > MIRROR_FLAG || (head.flags != 0 && !may_have_flag) {
             return Err(DecodeError::Field("flags"));
         }
@@ -290,6 +401,20 @@ impl<'a> MirrorMessage<'a> {
                     LedgerMark::read_from_prefix(body).map_err(|_| DecodeError::Truncated)?;
                 Self::Executed { ledger, logs: marks(rest, count)? }
             }
+            MirrorKind::Round => Self::Round(alone(body, count)?),
+            MirrorKind::Range => {
+                let range: MirrorRange = alone(body, count)?;
+                range.first.kind()?;
+                range.end.kind()?;
+                if !flag && range.first >= range.end {
+                    return Err(DecodeError::Field("end"));
+                }
+                Self::Range { range, to_end: flag }
+            }
+            MirrorKind::Items => Self::Items(Items::check(body, count)?),
+            MirrorKind::Blocks => Self::Blocks { blocks: marks(body, count)?, damaged: flag },
+            MirrorKind::RoundEnd => Self::RoundEnd { end: alone(body, count)?, whole: flag },
+            MirrorKind::Imported => Self::Imported(alone(body, count)?),
         })
     }
 }
@@ -352,6 +477,52 @@ impl<'a> Iterator for DataParts<'a> {
     }
 }
 
+/// An item, and its value.
+type ItemOfTree<'a> = (MirrorItem, &'a [u8]);
+
+/// Items of the tree, checked one by one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Items<'a>(&'a [u8]);
+
+impl<'a> Items<'a> {
+    fn check(bytes: &'a [u8], count: usize) -> Result<Self, DecodeError> {
+        let (mut found, mut left, mut last) = (0, bytes, None);
+        while !left.is_empty() {
+            let ((item, _), rest) = Self::split(left)?;
+            if last.is_some_and(|last: Key| last >= item.key) {
+                return Err(DecodeError::Field("key"));
+            }
+            (last, left) = (Some(item.key), rest);
+            found += 1;
+        }
+        if found == count { Ok(Self(bytes)) } else { Err(DecodeError::Field("count")) }
+    }
+
+    fn split(bytes: &'a [u8]) -> Result<(ItemOfTree<'a>, &'a [u8]), DecodeError> {
+        let (item, rest) = MirrorItem::read_from_prefix(bytes).map_err(|_| DecodeError::Truncated)?;
+        item.key.kind()?;
+        let bytes = usize::from(item.bytes.get());
+        if bytes > VALUE_BYTES_MAX {
+            return Err(DecodeError::Field("bytes"));
+        }
+        let (value, rest) = rest.split_at_checked(bytes).ok_or(DecodeError::Truncated)?;
+        Ok(((item, value), rest))
+    }
+}
+
+impl<'a> Iterator for Items<'a> {
+    type Item = ItemOfTree<'a>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.0.is_empty() {
+            return None;
+        }
+        let (item, rest) = Self::split(self.0).expect("checked when the message was taken apart");
+        self.0 = rest;
+        Some(item)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -382,6 +553,57 @@ mod tests {
         assert_eq!((parts.next(), part(64).position()), (None, 4096));
     }
 
+    fn item(sub: u64, bytes: u16) -> MirrorItem {
+        let key = Key::new(7, crate::node::ItemKind::Entry, sub);
+        MirrorItem { key, owner: U32::new(0), bytes: U16::new(bytes), reserved: U16::new(0) }
+    }
+
+    #[test]
+    fn items_are_taken_apart() {
+        let body = [item(1, 3).as_bytes(), b"abc", item(2, 0).as_bytes()].concat();
+        let bytes = message(MirrorKind::Items, 0, 2, &body);
+        let Ok(MirrorMessage::Items(mut items)) = MirrorMessage::decode(&bytes) else { panic!("no items") };
+        assert_eq!(items.next(), Some((item(1, 3), &b"abc"[..])));
+        assert_eq!(items.next(), Some((item(2, 0), &b""[..])));
+        assert_eq!(items.next(), None);
+        let disordered = [item(2, 0).as_bytes(), item(2, 0).as_bytes()].concat();
+        let mut unknown = body.clone();
+        unknown[16] = 99;
+        for (count, body) in [
+            (1, &body[..]),
+            (2, &body[..body.len() - 1]),
+            (2, &disordered[..]),
+            (2, &unknown[..]),
+            (1, &[item(1, 961).as_bytes(), &[0; 961]].concat()[..]),
+        ] {
+            assert!(MirrorMessage::decode(&message(MirrorKind::Items, 0, count, body)).is_err());
+        }
+    }
+
+    #[test]
+    fn ranges_and_blocks_are_checked() {
+        let key = |sub| Key::new(7, crate::node::ItemKind::Extent, sub);
+        let range = |first, end| MirrorRange {
+            first: key(first),
+            end: key(end),
+            blocks_from: U64::new(0),
+            blocks_to: U64::new(0),
+        };
+        let decode = |flags, range: MirrorRange| {
+            MirrorMessage::decode(&message(MirrorKind::Range, flags, 0, range.as_bytes())).is_ok()
+        };
+        assert!(decode(0, range(1, 2)) && decode(1, range(2, 1)) && !decode(0, range(2, 2)));
+        for (count, bytes) in [(1, 4095), (1, 4097), (2, 4096), (0, 4096)] {
+            let bytes = vec![0; bytes];
+            assert!(MirrorMessage::decode(&message(MirrorKind::Blocks, 0, count, &bytes)).is_err());
+        }
+        let bytes = message(MirrorKind::Blocks, 1, 2, &[5; 8192]);
+        let Ok(MirrorMessage::Blocks { blocks, damaged: true }) = MirrorMessage::decode(&bytes) else {
+            panic!("no blocks")
+        };
+        assert_eq!(blocks.len(), 2);
+    }
+
     #[test]
     fn lengths_and_counts_are_checked() {
         let one = [part(64).as_bytes(), &[1; 64]].concat();
@@ -398,7 +620,7 @@ mod tests {
             message(MirrorKind::Hello, 0, 0, &[0; 25]),
             message(MirrorKind::Open, 0, 0, &[0xff; 32]),
             message(MirrorKind::Ends, 0, 1, &[0; 72]),
-            vec![9, 0, 0, 0],
+            vec![13, 0, 0, 0],
             vec![4, 0, 0],
         ];
         for bytes in bad {

@@ -64,8 +64,11 @@ pub struct Root {
     pub life: Life,
     /// Number of the next data segment. Numbers are never reused, because processes identify mapped segments by them.
     pub next_segment: SegmentId,
+    /// 1: an import made this flip, and the ledger and the logs beside it are of what the pool was before. Whoever opens the
+    /// pool makes them anew before it reads them. Else 0.
+    pub bare: U32,
     /// Zero.
-    pub reserved: [u8; 32],
+    pub reserved: [u8; 28],
 }
 
 const _: () = assert!(size_of::<Root>() == 128);

@@ -120,11 +120,12 @@ fn root_structures() {
             nodes: U64::new(0xb7b6_b5b4_b3b2_b1b0),
             life: Life::new(0xc3c2_c1c0),
             next_segment: SegmentId::new(0xd3d2_d1d0),
-            reserved: [0xe0; 32],
+            bare: U32::new(0xf3f2_f1f0),
+            reserved: [0xe0; 28],
         },
         "1011121314151617 2021222324252627 30313233 40414243 5051525354555657 10111213 20212223 \
          3031323334353637 7071727374757677 8081828384858687 9091929394959697 a0a1a2a3a4a5a6a7 \
-         b0b1b2b3b4b5b6b7 c0c1c2c3 d0d1d2d3 e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0",
+         b0b1b2b3b4b5b6b7 c0c1c2c3 d0d1d2d3 f0f1f2f3 e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0",
     );
 }
 

@@ -1,6 +1,7 @@
 //! The bytes of the messages between a head and its copies, as `golden.rs` has those of everything else.
 
 use format::mirror::*;
+use format::node::{ItemKind, Key};
 use format::{ChainNumber, Incarnation, Life, LogUid, Sequence};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
@@ -92,5 +93,44 @@ fn mirror_structures() {
             sequence: Sequence::new(0x2726_2524_2322_2120),
         },
         "1011121314151617 2021222324252627",
+    );
+}
+
+#[test]
+fn import_structures() {
+    let key = Key::new(0x1716_1514_1312_1110, ItemKind::Extent, 0x2726_2524_2322_2120);
+    let key_bytes = "1011121314151617 2021222324252627 05 000000";
+    golden(
+        MirrorRound {
+            version: Sequence::new(0x1716_1514_1312_1110),
+            number: U32::new(0x2322_2120),
+            reserved: U32::new(0x3332_3130),
+        },
+        "1011121314151617 20212223 30313233",
+    );
+    golden(
+        MirrorRange {
+            first: key,
+            end: key,
+            blocks_from: U64::new(0x3736_3534_3332_3130),
+            blocks_to: U64::new(0x4746_4544_4342_4140),
+        },
+        &format!("{key_bytes} {key_bytes} 3031323334353637 4041424344454647"),
+    );
+    golden(
+        MirrorItem { key, owner: U32::new(0x3332_3130), bytes: U16::new(0x4140), reserved: U16::new(0x5150) },
+        &format!("{key_bytes} 30313233 4041 5051"),
+    );
+    golden(
+        MirrorRoundEnd {
+            ledger: ledger_mark(),
+            inodes: U64::new(0x5756_5554_5352_5150),
+            data_blocks: U64::new(0x6766_6564_6362_6160),
+        },
+        &format!("{LEDGER_MARK} 5051525354555657 6061626364656667"),
+    );
+    golden(
+        MirrorImported { number: U32::new(0x1312_1110), reserved: U32::new(0x2322_2120) },
+        "10111213 20212223",
     );
 }

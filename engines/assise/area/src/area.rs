@@ -4,6 +4,7 @@ use crate::AreaError;
 use crate::gather::Page;
 use crate::layout::{self, Layout};
 use crate::node::HEIGHT_MAX;
+use crate::pin::Pins;
 use crate::snapshot::Snapshot;
 use crate::space::{FreeBlocks, Space};
 use crate::store::NodeStore;
@@ -112,6 +113,8 @@ pub struct Area {
     pub(crate) poisoned: bool,
     /// The slot of the next flip holds a part of a root that was cut off by a crash.
     pub(crate) torn_slot: bool,
+    /// Who reads what flips free, beside them.
+    pub(crate) pins: Pins,
 }
 
 impl Area {
@@ -230,6 +233,7 @@ impl Area {
             kept_nodes: 0,
             poisoned: false,
             torn_slot,
+            pins: Pins::default(),
         })
     }
 
@@ -300,8 +304,8 @@ impl Area {
         self.kept_nodes = nodes;
     }
 
-    /// Lets the blocks that flips up to `flip` freed be allocated again. The caller has raised the generations of
-    /// the files they belonged to, so that no reader takes new bytes for old ones.
+    /// Lets the blocks that flips up to `flip` freed be allocated again, as far as no [`crate::Pin`] keeps them. The caller has
+    /// raised the generations of the files they belonged to, so that no reader takes new bytes for old ones.
     ///
     /// # Errors
     /// `Flip`, if no such flip was made; `Medium`, if the file of a segment that is not needed cannot be removed.
@@ -309,6 +313,7 @@ impl Area {
         if flip > self.last.root.flip {
             return Err(AreaError::Flip(flip));
         }
+        let flip = self.bound_by_pins(flip);
         self.node_map.release(flip);
         self.space.release(flip)
     }

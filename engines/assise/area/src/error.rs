@@ -50,6 +50,8 @@ pub enum AreaError {
     Poisoned,
     /// The record contradicts the tree. Nothing was changed.
     Refused(Refused),
+    /// What came of another node's tree is no such tree; why.
+    Import(&'static str),
 }
 
 /// How a record contradicts the tree.
@@ -134,6 +136,7 @@ impl fmt::Display for AreaError {
             Self::Overfull => write!(f, "the batch holds more than there is room for"),
             Self::Version => write!(f, "the entry lies before one that was executed"),
             Self::Flip(flip) => write!(f, "flip {flip} is not the last one"),
+            Self::Import(why) => write!(f, "the tree of another node is refused: {why}"),
             Self::Poisoned => write!(f, "an earlier commit failed: open the pool again"),
             Self::Refused(refused) => write!(f, "refused: {refused}"),
         }

@@ -253,7 +253,7 @@ impl Snapshot {
 }
 
 /// The largest key.
-const KEY_MAX: Key = Key::new(u64::MAX, ItemKind::SubtreeGrant, u64::MAX);
+pub(crate) const KEY_MAX: Key = Key::new(u64::MAX, ItemKind::SubtreeGrant, u64::MAX);
 
 /// Reads one block of a written extent and compares it with its checksum.
 pub(crate) fn read_block(

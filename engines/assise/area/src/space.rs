@@ -492,6 +492,18 @@ impl Space {
         Ok(())
     }
 
+    /// Settles what was written to the segments; their maps stay as they are.
+    pub fn settle_data(&mut self) -> Result<(), AreaError> {
+        for segment in self.segments.values_mut() {
+            let writes = segment.file.region.counters().writes;
+            if writes != segment.settled_writes {
+                segment.file.region.settle()?;
+                segment.settled_writes = writes;
+            }
+        }
+        Ok(())
+    }
+
     fn remove_file(&self, id: SegmentId) -> Result<(), AreaError> {
         match self.medium.remove(&segment_file(id)) {
             Ok(()) | Err(MediaError::NotFound) => Ok(()),

@@ -71,6 +71,14 @@ impl Tree {
         matches!(&self.root, Child::Clean(pointer) if pointer == root)
     }
 
+    /// Its root, if it is committed, and its height.
+    pub fn committed_root(&self) -> Option<(NodePointer, u32)> {
+        match &self.root {
+            Child::Clean(pointer) => Some((*pointer, self.height)),
+            Child::Leaf(_) | Child::Inner(_) => None,
+        }
+    }
+
     fn root_level(&self) -> u8 {
         u8::try_from(self.height - 1).expect("a tree is at most HEIGHT_MAX high")
     }
@@ -496,6 +504,7 @@ pub(crate) fn keys_within(page: &Page, first: &Key, end: Option<&Key>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::export::changed_keys;
     use format::node::ItemKind;
     use pmem::recorded::Recorder;
     use std::collections::{BTreeMap, BTreeSet};
@@ -603,30 +612,14 @@ mod tests {
         assert!(high >= 3, "height {high}");
     }
 
-    /// Ranges of keys below a pointer that changed after version `since`, as the versions say: those of the leaves with a
-    /// newer pointer, and that of the last leaf of what took over the range behind it.
+    /// Ranges of keys below a pointer that changed after version `since`.
     fn changed_since(
         store: &NodeStore,
-        (pointer, level): (&NodePointer, u8),
-        (first, end): (Key, Option<Key>),
-        (since, widened): (Sequence, bool),
-        found: &mut Vec<(Key, Option<Key>)>,
+        root: (&NodePointer, u8),
+        since: Sequence,
+        ranges: &mut Vec<(Key, Option<Key>)>,
     ) {
-        if pointer.version <= since && !widened {
-            return;
-        }
-        let page = store.load(pointer, level).unwrap();
-        if level == 0 {
-            return found.push((first, end));
-        }
-        let widened = widened || pointer.version > page.version();
-        let last = page.slots().len() - 1;
-        for (index, slot) in page.slots().iter().enumerate() {
-            let outer = widened && index == last;
-            let next = page.slots().get(index + 1).map(|next| next.key).or(end);
-            let child = (&page.child(index), level - 1);
-            changed_since(store, child, (slot.key, next), (since, outer), found);
-        }
+        changed_keys(store, root, (KEY_MIN, None), (since.next(), false), ranges).unwrap();
     }
 
     /// Whatever was put and removed: a tree of an earlier version differs from the present one only in ranges that the
@@ -677,7 +670,7 @@ mod tests {
                 for since in [version - 1, version.saturating_sub(1 + draw(8))] {
                     let mut ranges = Vec::new();
                     let since = Sequence::new(since);
-                    changed_since(&store, root, (KEY_MIN, None), (since, false), &mut ranges);
+                    changed_since(&store, root, since, &mut ranges);
                     let within = |number: &u64| {
                         let key = key(*number);
                         ranges.iter().any(|(first, end)| *first <= key && end.is_none_or(|end| key < end))
@@ -768,7 +761,7 @@ mod tests {
         }
         let written = tree.write(&store, Sequence::new(2), &mut allocate).unwrap();
         let (mut ranges, root) = (Vec::new(), (&written.root, (written.height - 1) as u8));
-        changed_since(&store, root, (KEY_MIN, None), (Sequence::new(1), false), &mut ranges);
+        changed_since(&store, root, Sequence::new(1), &mut ranges);
         for number in second {
             let found = ranges
                 .iter()

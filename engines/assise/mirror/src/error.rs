@@ -17,6 +17,8 @@ pub enum Error {
     Broken(&'static str),
     /// The copy refuses this head.
     Refused(MirrorRefusal),
+    /// The head's tree could not be taken in; why.
+    Import(String),
 }
 
 impl std::fmt::Display for Error {
@@ -26,6 +28,7 @@ impl std::fmt::Display for Error {
             Self::Media(error) => write!(f, "medium: {error}"),
             Self::Message(error) => write!(f, "message refused: {error}"),
             Self::Broken(what) => write!(f, "out of turn: {what}"),
+            Self::Import(why) => write!(f, "the tree of the head could not be taken in: {why}"),
             Self::Refused(refusal) => write!(f, "refused by the copy: {}", reason_of(*refusal)),
         }
     }
@@ -39,6 +42,7 @@ fn reason_of(refusal: MirrorRefusal) -> &'static str {
         MirrorRefusal::Rules => "it goes by other rules",
         MirrorRefusal::Ledger => "its ledger has another length",
         MirrorRefusal::Closed => "it takes nothing",
+        MirrorRefusal::Import => "it could not take in the tree",
     }
 }
 

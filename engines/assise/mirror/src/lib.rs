@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 mod error;
+mod import;
 pub mod ledger;
 pub mod logs;
 mod receiver;
@@ -19,6 +20,7 @@ mod sender;
 mod stream;
 
 pub use error::Error;
+pub use import::{TreeSender, is_of_import, say_imported};
 pub use receiver::{HeadTerms, Receiver, Stepped, refuse, say_executed};
 pub use sender::{CopyEnds, CopyReport, LogPush, Sender};
 

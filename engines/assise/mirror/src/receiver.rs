@@ -309,12 +309,20 @@ impl Receiver {
             refuse(connection, refusal, until)?;
             return Err(Error::Refused(refusal));
         }
+        self.answer(connection, until)
+    }
+
+    /// Says what is there, to a head that was greeted, or whose tree was taken in.
+    ///
+    /// # Errors
+    /// `Connection`, `Media`.
+    pub fn answer(&mut self, connection: &Connection, until: Time) -> Result<(), Error> {
         self.drop_unfinished()?;
         let ends = MirrorEnds {
             end: self.end.to_mark(),
             contained: self.contained.to_mark(),
             key: self.key,
-            refusal: U32::new(refusal as u32),
+            refusal: U32::new(MirrorRefusal::None as u32),
             reserved: U32::new(0),
         };
         let marks: Vec<LogEnds> = self.logs.iter().map(|(key, log)| ends_of(*key, &log.stream)).collect();

@@ -93,9 +93,13 @@ impl Sender {
         };
         connection.send(&message(MirrorKind::Hello, false, &hello, &[] as &[u8]), Some(until))?;
         let ends = hear_ends(&connection, until)?;
+        Ok((Self::of(connection, ends.end), ends))
+    }
+
+    /// For a copy whose ledger ends there.
+    pub(crate) fn of(connection: Connection, ledger: LedgerPosition) -> Self {
         let queue = DataQueue::new(connection.message_bytes_max());
-        let sender = Self { connection, queue, ledger: ends.end, logs: BTreeMap::new(), unasked: false };
-        Ok((sender, ends))
+        Self { connection, queue, ledger, logs: BTreeMap::new(), unasked: false }
     }
 
     /// The connection.
@@ -239,7 +243,7 @@ impl Sender {
 }
 
 /// Receives the answer to a greeting.
-fn hear_ends(connection: &Connection, until: Time) -> Result<CopyEnds, Error> {
+pub(crate) fn hear_ends(connection: &Connection, until: Time) -> Result<CopyEnds, Error> {
     let mut logs = Vec::new();
     loop {
         let answer = match connection.take(Some(until))? {

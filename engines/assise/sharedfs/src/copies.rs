@@ -115,7 +115,11 @@ impl Copy {
     /// A copy that has said what it has, as [`Sender::greet`] heard it.
     pub fn new(host: Arc<dyn Host>, sender: Sender, ends: &CopyEnds) -> Arc<Self> {
         let node = sender.connection().node();
-        let connection = sender.connection().clone();
+        Self::of(host, node, Some(sender), ends)
+    }
+
+    fn of(host: Arc<dyn Host>, node: NodeId, sender: Option<Sender>, ends: &CopyEnds) -> Arc<Self> {
+        let connection = sender.as_ref().map(|sender| sender.connection().clone());
         let positions = Positions {
             ledger_sent: ends.end.sequence,
             ledger: ends.end.sequence,
@@ -126,14 +130,19 @@ impl Copy {
         };
         Arc::new(Self {
             node,
-            sender: Lock::new(host.clone(), Some(sender)),
-            connection: Lock::new(host.clone(), Some(connection)),
+            sender: Lock::new(host.clone(), sender),
+            connection: Lock::new(host.clone(), connection),
             reading: Lock::new(host.clone(), ()),
             positions: Lock::new(host.clone(), positions),
             moved: Word::new(0),
             removed: Word::new(0),
             host,
         })
+    }
+
+    /// A copy that is about to have this, and to which there is no connection yet.
+    pub fn to_come(host: Arc<dyn Host>, node: NodeId, ends: &CopyEnds) -> Arc<Self> {
+        Self::of(host, node, None, ends)
     }
 
     /// The copy has a file of a log that goes on.

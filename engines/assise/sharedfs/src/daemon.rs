@@ -6,6 +6,7 @@
 //! [`Daemon::stop`].
 
 use crate::accept::Door;
+use crate::bare::make_files_anew;
 use crate::config::Config;
 use crate::copies::CopyState;
 use crate::error::Error;
@@ -154,7 +155,8 @@ impl Daemon {
     ) -> Result<(Self, Recovered), Error> {
         config.check()?;
         let pool_lock = lock_pool(&*host, medium, &config)?;
-        let area = Area::open(medium, config.area)?;
+        let mut area = Area::open(medium, config.area)?;
+        make_files_anew(medium, &mut area, &config)?;
         let generations = Arc::new(Generations::new(&*host)?);
         let copy = LocalCopy::open(&area, medium, &config, generations)?;
         let term = Term { node: config.node, epoch: Epoch::default(), version: 0 };
@@ -197,6 +199,7 @@ impl Daemon {
             parked: Word::new(0),
             settling: Lock::new(host.clone(), ()),
             copies: taken.copies,
+            importing: Lock::new(host.clone(), ()),
             medium: medium.clone(),
             pool,
             config,
@@ -266,8 +269,12 @@ impl Daemon {
     /// Counts a member as a copy, over a connection that was made to it, and brings it to what is here: it has everything
     /// then that was acknowledged, digested or seen before. Of a member that counts already the connection is replaced.
     ///
+    /// A member that did not count, and lacks what is here no more or is of another history, gets all of the tree in the place of
+    /// what it has, which may take long. Others wait for it only at the end of that.
+    ///
     /// # Errors
-    /// `Copy`, `NeedsImport`, `CopyIsAhead`: it does not count, unless it did before.
+    /// `Copy`, `NoRoomToSend`: it does not count, unless it did before, and may be added again. `NeedsImport`, `CopyIsAhead`:
+    /// so it is with a member that counts already, whose pool is never replaced.
     pub fn add_copy(&self, connection: Connection) -> Result<(), Error> {
         self.core.add_copy(connection)
     }

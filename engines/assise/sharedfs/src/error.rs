@@ -35,6 +35,8 @@ pub enum Error {
     CopyIsAhead(NodeId),
     /// A pool lacks what is here no more, or is of another history: which node. It has to be made anew from this one.
     NeedsImport(NodeId),
+    /// The tree could not be kept for as long as it was being sent to a node, because room became short: which node.
+    NoRoomToSend(NodeId),
     /// An earlier failure of the medium stopped this daemon: only another start tells what is in the pool.
     Stopped,
 }
@@ -51,7 +53,7 @@ impl Error {
             Self::Media(_) | Self::Area(_) => !self.is_shortage(),
             Self::File(..) | Self::Short(..) | Self::Lost(_) | Self::Removed(_) | Self::Stopped => true,
             Self::Ipc(_) | Self::Settings(_) | Self::Sessions | Self::LivesUsedUp | Self::LedgerFull => false,
-            Self::Copy(..) | Self::CopyIsAhead(_) | Self::NeedsImport(_) => false,
+            Self::Copy(..) | Self::CopyIsAhead(_) | Self::NeedsImport(_) | Self::NoRoomToSend(_) => false,
         }
     }
 
@@ -112,6 +114,9 @@ impl std::fmt::Display for Error {
             Self::CopyIsAhead(node) => write!(f, "node {node} has more than this pool, which cannot lead"),
             Self::NeedsImport(node) => {
                 write!(f, "the pool of node {node} lacks what is here no more, or is of another history")
+            }
+            Self::NoRoomToSend(node) => {
+                write!(f, "there is too little room to keep the tree while it is sent to node {node}")
             }
             Self::Stopped => write!(f, "stopped by an earlier failure of the medium"),
         }

@@ -28,6 +28,9 @@ use zerocopy::little_endian::{U16, U32, U64};
 /// Name of its file.
 pub const LEDGER_FILE: &str = "ledger";
 
+/// Bytes that are cleared at once.
+const CLEARED_AT_ONCE: usize = 64 << 10;
+
 /// Lives of the chain, the last ones, whose entries are told from damaged ones.
 const LIVES_MAX: u32 = 4096;
 
@@ -111,6 +114,20 @@ impl Ledger {
             geometry: U64::new(0),
         };
         region.write(0, &superblock.encode());
+        region.settle()?;
+        Ok(())
+    }
+
+    /// Leaves nothing of the entries that stand in a pool's ledger.
+    pub fn clear(medium: &Medium, pool: PoolUid) -> Result<(), Error> {
+        let region = Self::open_file(medium, pool)?;
+        let zeros = vec![0; CLEARED_AT_ONCE];
+        let mut at = RING_START;
+        while at < region.bytes() {
+            let bytes = zeros.len().min(usize::try_from(region.bytes() - at).unwrap_or(usize::MAX));
+            region.write(at, &zeros[..bytes]);
+            at += bytes as u64;
+        }
         region.settle()?;
         Ok(())
     }

@@ -104,6 +104,7 @@ fn judge_logs(local: &mut LocalCopy, ends: &CopyEnds, node: NodeId) -> Result<Ve
         let end = there.entry(log.log).or_default();
         *end = log.end.max(*end);
     }
+    let at_copy = there.clone();
     let mut goes_on = Vec::new();
     let logs: Vec<LogUid> = local.logs.keys().copied().collect();
     for uid in logs {
@@ -131,12 +132,20 @@ fn judge_logs(local: &mut LocalCopy, ends: &CopyEnds, node: NodeId) -> Result<Ve
         let end = there.entry(uid).or_default();
         *end = digested.sequence.max(*end);
     }
-    for read in entries {
+    // The file that a log had before it grew is here no more.
+    let mut renewed: BTreeMap<LogUid, Sequence> = BTreeMap::new();
+    for read in entries.iter().rev() {
         let entry = read.entry()?;
-        if let Event::Digest { up_to, .. } = entry.event
-            && there.get(&entry.log).is_none_or(|end| *end < up_to)
-        {
-            return Err(Error::NeedsImport(node));
+        match entry.event {
+            Event::Renew { last, .. } => drop(renewed.insert(entry.log, last)),
+            Event::Digest { up_to, .. } => {
+                let in_earlier_file = renewed.get(&entry.log).is_some_and(|last| up_to <= *last);
+                let has = if in_earlier_file { &at_copy } else { &there };
+                if has.get(&entry.log).is_none_or(|end| *end < up_to) {
+                    return Err(Error::NeedsImport(node));
+                }
+            }
+            _ => {}
         }
     }
     Ok(goes_on)

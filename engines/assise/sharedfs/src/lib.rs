@@ -15,6 +15,7 @@
 
 mod accept;
 mod attach;
+mod bare;
 mod config;
 mod contents;
 mod copies;
@@ -27,6 +28,7 @@ mod fair;
 mod flips;
 mod generations;
 mod heirs;
+mod import;
 mod leases;
 mod ledger;
 mod level;

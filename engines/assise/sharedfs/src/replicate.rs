@@ -46,12 +46,13 @@ struct Wanted {
 }
 
 impl Core {
-    /// Counts a member as a copy and brings it to what is here.
+    /// Counts a member as a copy and brings it to what is here. The tree of a member that did not count, and that lacks what
+    /// is here no more or is of another history, is replaced by this one first.
     ///
     /// # Errors
     /// `Copy`, `CopyIsAhead`, `NeedsImport`: it does not count, unless it did before.
     pub fn add_copy(self: &Arc<Self>, connection: Connection) -> Result<(), Error> {
-        let node = connection.node();
+        let (node, link) = (connection.node(), connection.clone());
         let ledger_bytes = self.state.lock().copy.ledger.region().bytes();
         let greeted = greet(&self.host, connection, self.copies.version(), ledger_bytes)?;
         let known = self.copies.of(node);
@@ -60,20 +61,25 @@ impl Core {
             let state = self.state.lock();
             keys_of_lives(&area, &state.copy)?
         };
-        let copy = {
-            let mut state = self.state.lock();
-            let copy = begin_copy(&self.host, &mut state.copy, &lives, greeted)?;
-            match &known {
-                Some(known) => known.reconnect(&copy),
-                None => {
-                    self.copies.add(copy.clone());
-                    for session in state.sessions.values() {
-                        session.shared.daemon.publish_replication(true, Default::default());
-                    }
+        let begun = {
+            let mut guard = self.state.lock();
+            let state = &mut *guard;
+            begin_copy(&self.host, &mut state.copy, &lives, greeted).map(|copy| match &known {
+                Some(known) => {
+                    known.reconnect(&copy);
+                    state.copy.ledger.hold(self.copies.contained());
+                    known.clone()
                 }
-            }
-            state.copy.ledger.hold(self.copies.contained());
-            known.clone().unwrap_or(copy)
+                None => {
+                    self.count(state, copy.clone());
+                    copy
+                }
+            })
+        };
+        let copy = match begun {
+            // What a copy that counts has may have been acknowledged: it is never replaced.
+            Err(Error::NeedsImport(_) | Error::CopyIsAhead(_)) if known.is_none() => self.import(&link)?,
+            begun => begun?,
         };
         let ready: Vec<_> =
             self.state.lock().ready.iter().map(|ready| (ready.log, ready.file.clone())).collect();

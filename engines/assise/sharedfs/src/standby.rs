@@ -10,31 +10,30 @@
 //! one with the newest version of the subtree is believed: when a greeting is answered, nothing that came over an earlier
 //! link is written any more. A copy never skips: if it cannot do what an entry says it stops, and says why.
 //!
-//! Locks: the receiver's, then the link's; the contents' alone. None is held across a wait for a message.
+//! Locks: the import's, then the contents', the receiver's, the link's. None is held across a wait for a message.
 
+mod contents;
+mod joining;
+
+use self::contents::{Contents, open_contents, remove_files};
+use self::joining::Joining;
 use crate::config::Config;
 use crate::daemon::{Daemon, lock_pool};
 use crate::error::Error;
-use crate::generations::Generations;
-use crate::ledger::position_of;
-use crate::replay::copy::{LocalCopy, contain_changes};
+use crate::replay::copy::contain_changes;
 use crate::replay::script::Script;
 use crate::take_over::Recovered;
-use area::Area;
 use format::mirror::{LogMark, MirrorMessage, MirrorRefusal};
-use format::{Epoch, Incarnation, Life, LogUid, NodeId, Sequence};
+use format::{Epoch, Life, NodeId, Sequence};
 use ipc::host::{Host, WAKE_ALL};
 use ipc::lock::Lock;
 use ipc::sync::{LongWord, Ordering, Word};
 use mirror::ledger::LedgerPosition;
-use mirror::logs::{BEGINNING, log_file};
 use mirror::{HeadTerms, Receiver, Stepped, refuse, say_executed};
-use pmem::{MediaError, Medium, PoolLock};
-use std::collections::BTreeMap;
+use pmem::{Medium, PoolLock};
 use std::sync::Arc;
 use std::time::Duration;
 use transport::{Connection, Event};
-use zerocopy::little_endian::{U32, U64};
 
 /// Entries that are executed before somebody is told how far the copy is.
 const ENTRIES_AT_ONCE: usize = 64;
@@ -72,17 +71,6 @@ pub struct StandbyState {
     pub life: Life,
 }
 
-/// What a standby has of the pool.
-struct Contents {
-    area: Area,
-    copy: LocalCopy,
-    /// How far each log was when the head was told last.
-    told: BTreeMap<LogUid, Sequence>,
-    told_ledger: Sequence,
-    /// Files of logs that go with the next flip.
-    over: Vec<(LogUid, Incarnation)>,
-}
-
 /// What takes messages.
 struct Receiving {
     /// None once the standby leads or has stopped.
@@ -111,6 +99,8 @@ struct Inner {
     steps: Config,
     pool: Lock<Option<PoolLock>>,
     contents: Lock<Option<Contents>>,
+    /// The tree of a head, on its way into this pool. Meanwhile there are neither contents nor a receiver.
+    import: Lock<Option<Joining>>,
     receiving: Lock<Receiving>,
     head: Lock<HeadLink>,
     failure: Lock<Option<String>>,
@@ -143,6 +133,7 @@ impl Standby {
         Ok(Self(Arc::new(Inner {
             pool: Lock::new(host.clone(), Some(pool)),
             contents: Lock::new(host.clone(), Some(contents)),
+            import: Lock::new(host.clone(), None),
             receiving: Lock::new(host.clone(), receiving),
             head: Lock::new(host.clone(), HeadLink::default()),
             failure: Lock::new(host.clone(), None),
@@ -191,6 +182,7 @@ impl Standby {
             let stepped = self.receive(connection, link, until);
             if let Err(error) = stepped {
                 connection.close();
+                self.0.give_up_import(Some(link));
                 return Err(of_head(error));
             }
         }
@@ -211,15 +203,19 @@ impl Standby {
         let MirrorMessage::Hello(hello) = MirrorMessage::decode(&hello)? else {
             return Err(mirror::Error::Broken("a head says hello first"));
         };
-        let (former, known) = {
+        let (former, known, newer) = {
             let mut head = inner.head.lock();
             let known = head.version;
             let newer = hello.version.get() >= known;
-            (newer.then(|| head.connection.take()).flatten(), known)
+            (newer.then(|| head.connection.take()).flatten(), known, newer)
         };
         // When this returns nothing of the former head arrives any more.
         if let Some(former) = former {
             former.close();
+        }
+        if newer {
+            inner.receiving.lock().link += 1;
+            inner.give_up_import(None);
         }
         let mut receiving = inner.receiving.lock();
         let Some(receiver) = receiving.receiver.as_mut() else {
@@ -258,6 +254,9 @@ impl Standby {
             Err(transport::Error::TimedOut | transport::Error::Interrupted) => return Ok(Stepped::Nothing),
             Err(error) => return Err(error.into()),
         };
+        if mirror::is_of_import(&came) {
+            return inner.take_import(connection, link, &came);
+        }
         let mut receiving = inner.receiving.lock();
         if receiving.link != link {
             return Err(mirror::Error::Broken("a later head leads"));
@@ -333,13 +332,18 @@ impl Standby {
     /// Gives up the pool: nobody is followed any more, and the thread ends.
     pub fn stop(&self) {
         self.end_following();
+        self.0.import.lock().take();
         self.0.contents.lock().take();
         self.0.pool.lock().take();
     }
 
     /// Ends the link and the thread; nobody is let in any more.
     fn end_following(&self) {
-        self.0.receiving.lock().receiver.take();
+        {
+            let mut receiving = self.0.receiving.lock();
+            receiving.receiver.take();
+            receiving.link += 1;
+        }
         let former = self.0.head.lock().connection.take();
         if let Some(former) = former {
             former.close();
@@ -366,6 +370,9 @@ impl Standby {
     pub fn lead(&self, term: Term, copies: Vec<Connection>) -> Result<(Daemon, Recovered), Error> {
         self.fence(term.version);
         self.end_following();
+        // An import that was not whole leaves the pool what it was.
+        self.0.give_up_import(None);
+        self.0.receiving.lock().receiver.take();
         let contents = self.0.contents.lock().take();
         let pool = self.0.pool.lock().take();
         let (Some(contents), Some(pool)) = (contents, pool) else { return Err(Error::Stopped) };
@@ -389,100 +396,6 @@ impl Standby {
                 Err(error)
             }
         }
-    }
-}
-
-/// Opens what a pool has, executed to its end, and what receives the rest.
-fn open_contents(host: &dyn Host, medium: &Medium, config: &Config) -> Result<(Contents, Receiver), Error> {
-    let mut area = Area::open(medium, config.area)?;
-    let generations = Arc::new(Generations::new(host)?);
-    let mut copy = LocalCopy::open(&area, medium, config, generations)?;
-    // What stands in the ledger may never have been settled: it is, before it is executed.
-    let region = copy.ledger.region().clone();
-    let contained = position_of(&copy.ledger.place());
-    let logs = logs_of(medium, &copy)?;
-    let key = key_at(&area, contained.life)?;
-    let log_bytes_max = config.log_bytes_max.max(config.log_bytes);
-    let opened =
-        Receiver::open(medium, area.pool(), (region, contained, key), logs.into_iter(), log_bytes_max);
-    let mut receiver = opened.map_err(|error| match error {
-        mirror::Error::Media(error) => Error::Media(error),
-        mirror::Error::Message(error) => Error::File(crate::ledger::LEDGER_FILE.to_owned(), error),
-        _ => Error::Stopped,
-    })?;
-    let mut over = Vec::new();
-    loop {
-        let (more, files) = Script::new(&mut area, &mut copy, config).run_one(receiver.settled())?;
-        over.extend(files);
-        if !more {
-            break;
-        }
-    }
-    contain_changes(&mut area, &mut copy, 0)?;
-    remove_files(medium, &mut receiver, &mut over)?;
-    let mut contents = Contents { area, copy, told: BTreeMap::new(), told_ledger: Sequence::default(), over };
-    let marks = contents.marks(true);
-    receiver.note_executed(contents.contained(), &marks);
-    Ok((contents, receiver))
-}
-
-/// The key of a life, as the tree has it.
-fn key_at(area: &Area, life: Life) -> Result<[u8; 16], Error> {
-    let lives = area.lives()?;
-    Ok(lives.iter().find(|(other, _)| *other == life).map_or([0; 16], |(_, item)| item.key))
-}
-
-/// The files of logs in a pool, and from where the tree does not contain each.
-fn logs_of(medium: &Medium, copy: &LocalCopy) -> Result<Vec<(LogUid, Incarnation, ipc::Digested)>, Error> {
-    let table = copy.ledger.table();
-    let names = medium.list()?;
-    let files = names.iter().filter_map(|name| crate::damage::life_of(name));
-    let from = |(uid, incarnation): (LogUid, Incarnation)| {
-        let open = table.log(uid).filter(|open| open.incarnation == incarnation);
-        (uid, incarnation, open.map_or(BEGINNING, |_| copy.digested(uid)))
-    };
-    Ok(files.map(from).collect())
-}
-
-fn remove_files(
-    medium: &Medium,
-    receiver: &mut Receiver,
-    over: &mut Vec<(LogUid, Incarnation)>,
-) -> Result<(), Error> {
-    for (log, incarnation) in over.drain(..) {
-        receiver.remove_log(log, incarnation);
-        match medium.remove(&log_file(log, incarnation)) {
-            Ok(()) | Err(MediaError::NotFound) => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
-    Ok(())
-}
-
-impl Contents {
-    fn contained(&self) -> LedgerPosition {
-        position_of(&self.copy.ledger.last_flip())
-    }
-
-    /// How far the logs are in the tree: those that moved since the last time, or all.
-    fn marks(&mut self, all: bool) -> Vec<LogMark> {
-        let mut marks = Vec::new();
-        let table = self.copy.ledger.table();
-        self.told.retain(|uid, _| table.log(*uid).is_some());
-        for (uid, log) in &self.copy.logs {
-            let Some(open) = table.log(*uid) else { continue };
-            let digested = log.digested;
-            if self.told.insert(*uid, digested.sequence) != Some(digested.sequence) || all {
-                marks.push(LogMark {
-                    log: *uid,
-                    sequence: digested.sequence,
-                    position: U64::new(digested.position),
-                    incarnation: open.incarnation,
-                    reserved: U32::new(0),
-                });
-            }
-        }
-        marks
     }
 }
 

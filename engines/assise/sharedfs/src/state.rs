@@ -154,6 +154,8 @@ pub(crate) struct Core {
     pub settling: Lock<()>,
     /// The copies at other nodes.
     pub copies: Copies,
+    /// Whose turn it is to send the tree to a member.
+    pub importing: Lock<()>,
     /// Rings when a lock was granted.
     pub bell: Arc<Bell>,
     /// Grows whenever a request for leases may have been answered or a session ended.

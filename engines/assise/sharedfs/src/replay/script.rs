@@ -6,6 +6,7 @@
 
 use super::batch::{BatchLimits, Decisions, End, Role, digest_batch};
 use super::copy::{LocalCopy, Visit, contain_changes};
+use crate::bare::make_files_anew;
 use crate::config::Config;
 use crate::error::Error;
 use crate::generations::Generations;
@@ -39,6 +40,7 @@ pub fn execute_ledger(host: &dyn Host, medium: &Medium, config: &Config) -> Resu
     config.check()?;
     let _lock = medium.lock()?;
     let mut area = Area::open(medium, config.area)?;
+    make_files_anew(medium, &mut area, config)?;
     let generations = Arc::new(Generations::new(host)?);
     let mut copy = LocalCopy::open(&area, medium, config, generations)?;
     let executed = Script::new(&mut area, &mut copy, config).run(&mut |_| {})?;

@@ -18,6 +18,7 @@ mod hostile_door;
 mod hostile_files;
 mod hostile_logs;
 mod hostile_memory;
+mod join;
 mod lock_leases;
 mod locks;
 mod one_session;

@@ -1,0 +1,154 @@
+//! Reading a tree to copy it to another node: ranges of keys, the items in them, and blocks as they stand.
+//!
+//! Guarantees: what a range names as its own, by keys and by blocks of files, no other range of the same tree names. The
+//! ranges that changed from an entry of the ledger on hold every key whose item is another than in any flip before that entry.
+
+use crate::AreaError;
+use crate::node::KEY_MIN;
+use crate::snapshot::{Snapshot, read_as_is};
+use crate::store::NodeStore;
+use crate::view::{Extent, Item};
+use format::node::{ItemKind, Key};
+use format::root::NodePointer;
+use format::{BLOCK_BYTES, InodeNumber, Sequence};
+use std::ops::ControlFlow;
+
+/// A range of keys, and what belongs to it of the files that it divides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeyRange {
+    /// The first key.
+    pub first: Key,
+    /// The key behind the last; `None`: it reaches to the end of the tree.
+    pub end: Option<Key>,
+    /// If `first` is one of an extent: the first block of the file that no extent before the range covers.
+    pub blocks_from: u64,
+    /// If `end` is one of an extent: the first block of the file, not before it, that an extent behind the range covers.
+    pub blocks_to: u64,
+}
+
+/// Keys from the first on, before the second.
+type Keys = (Key, Option<Key>);
+
+/// Ranges of keys below a pointer that changed from an entry of the ledger on, as the versions say: those of the leaves with
+/// such a pointer, and that of the last leaf of what took over the range behind it.
+pub(crate) fn changed_keys(
+    store: &NodeStore,
+    (pointer, level): (&NodePointer, u8),
+    (first, end): Keys,
+    (from, widened): (Sequence, bool),
+    found: &mut Vec<Keys>,
+) -> Result<(), AreaError> {
+    if pointer.version < from && !widened {
+        return Ok(());
+    }
+    if level == 0 {
+        found.push((first, end));
+        return Ok(());
+    }
+    let page = store.load(pointer, level)?;
+    let widened = widened || pointer.version > page.version();
+    for (index, slot) in page.slots().iter().enumerate() {
+        let is_last = index + 1 == page.slots().len();
+        let next = page.slots().get(index + 1).map(|next| next.key).or(end);
+        let child = (&page.child(index), level - 1);
+        changed_keys(store, child, (slot.key, next), (from, widened && is_last), found)?;
+    }
+    Ok(())
+}
+
+impl Snapshot {
+    /// The range of all keys.
+    pub fn whole(&self) -> KeyRange {
+        KeyRange { first: KEY_MIN, end: None, blocks_from: 0, blocks_to: 0 }
+    }
+
+    /// The ranges that changed from an entry of the ledger on, in order and apart from each other; and in how many leaves that is.
+    ///
+    /// # Errors
+    /// As [`Snapshot::inode`].
+    pub fn changed_from(&self, from: Sequence) -> Result<(Vec<KeyRange>, usize), AreaError> {
+        let level = u8::try_from(self.root.height.get() - 1).expect("the height was checked");
+        let mut keys = Vec::new();
+        changed_keys(&self.store, (&self.root.node, level), (KEY_MIN, None), (from, false), &mut keys)?;
+        let leaves = keys.len();
+        let mut joined: Vec<Keys> = Vec::new();
+        for (first, end) in keys {
+            match joined.last_mut() {
+                Some((_, last)) if *last == Some(first) => *last = end,
+                _ => joined.push((first, end)),
+            }
+        }
+        let ranges = joined.into_iter().map(|keys| self.range_of(keys));
+        Ok((ranges.collect::<Result<_, AreaError>>()?, leaves))
+    }
+
+    fn range_of(&self, (first, end): Keys) -> Result<KeyRange, AreaError> {
+        let of_extent = |key: &Key| key.kind() == Ok(ItemKind::Extent);
+        let mut range = KeyRange { first, end, blocks_from: first.sub(), blocks_to: 0 };
+        if of_extent(&first)
+            && let Some(last) = first.sub().checked_sub(1)
+        {
+            let before = self.extents(InodeNumber::new(first.object()), last..first.sub(), 1)?;
+            range.blocks_from = before.first().map_or(first.sub(), |extent| extent.end().max(first.sub()));
+        }
+        if let Some(end) = end.filter(of_extent) {
+            range.blocks_to = u64::MAX;
+            self.view().scan_kind(end.object(), ItemKind::Extent, end.sub(), &mut |key, _| {
+                range.blocks_to = key.sub();
+                Ok(ControlFlow::Break(()))
+            })?;
+        }
+        Ok(range)
+    }
+
+    /// Up to `items_max` items of a range, those behind `after`.
+    ///
+    /// # Errors
+    /// As [`Snapshot::inode`].
+    pub fn items_of(
+        &self,
+        range: &KeyRange,
+        after: Option<&Key>,
+        items_max: usize,
+    ) -> Result<Vec<Item>, AreaError> {
+        let mut found = Vec::new();
+        self.view().scan(after.unwrap_or(&range.first), &crate::snapshot::KEY_MAX, &mut |key, value| {
+            if found.len() == items_max || range.end.is_some_and(|end| *key >= end) {
+                return Ok(ControlFlow::Break(()));
+            }
+            if after != Some(key) {
+                found.push((*key, Box::from(value)));
+            }
+            Ok(ControlFlow::Continue(()))
+        })?;
+        Ok(found)
+    }
+
+    /// The extent that an item is.
+    ///
+    /// # Errors
+    /// `Item`.
+    pub fn extent_of(key: &Key, value: &[u8]) -> Result<Extent, AreaError> {
+        Extent::decode(key, value)
+    }
+
+    /// A block of a written extent as it stands there, and whether that is what was written.
+    ///
+    /// # Errors
+    /// `Medium`.
+    ///
+    /// # Panics
+    /// If the extent is not written, or does not cover the block.
+    pub fn block_as_is(
+        &self,
+        extent: &Extent,
+        file_block: u64,
+    ) -> Result<(Box<[u8; BLOCK_BYTES]>, bool), AreaError> {
+        read_as_is(self.segments.get(&extent.segment).map(|file| &**file), extent, file_block)
+    }
+
+    /// Inodes, and blocks of data.
+    pub fn totals(&self) -> (u64, u64) {
+        (self.root.inodes.get(), self.root.data_blocks.get())
+    }
+}

@@ -1,0 +1,388 @@
+//! A whole tree from another node in the place of the own one.
+//!
+//! Items come in ranges of keys, and blocks of data behind the extents that hold them; later ranges replace what
+//! earlier ones brought. All of it goes to nodes and blocks that the last flip does not name. One flip at the end makes it the
+//! pool's tree, and frees what the pool held before.
+//!
+//! Guarantees: until that flip the pool is what it was, and an import that is given up leaves no trace but files of segments
+//! that no tree names. The flip is made only of a tree that is as large as its sender says, with all its data. What is in
+//! the tree has the form that its readers rely on; a message that would bring anything else is refused.
+
+use crate::AreaError;
+use crate::area::Area;
+use crate::export::KeyRange;
+use crate::layout;
+use crate::snapshot::Snapshot;
+use crate::space::{Made, Run};
+use crate::store::NodeStore;
+use crate::table::LedgerPlace;
+use crate::tree::Tree;
+use crate::view::{Extent, View};
+use format::checksum::{self, Salt};
+use format::node::{EXTENT_BLOCKS_MAX, EXTENT_UNWRITTEN, ExtentItem, InodeItem, ItemKind, Key};
+use format::root::{NodePointer, Root};
+use format::{BLOCK_BYTES, Block, SegmentId, Sequence};
+use std::collections::VecDeque;
+use std::ops::ControlFlow;
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, IntoBytes};
+
+/// Keys that are taken out at once.
+const KEYS_AT_ONCE: usize = 1024;
+
+/// Written blocks whose contents are still to come.
+struct Awaited {
+    run: Run,
+    checksums: Vec<u32>,
+    /// Blocks of it that came.
+    came: u32,
+}
+
+/// See the module.
+pub struct Import {
+    area: Area,
+    tree: Tree,
+    made: Made,
+    version: Sequence,
+    inodes: u64,
+    data_blocks: u64,
+    /// The range that is being brought, and its last key that came.
+    range: Option<(KeyRange, Option<Key>)>,
+    awaited: VecDeque<Awaited>,
+    /// What the flip frees: the nodes and the data of the tree that was there.
+    old_nodes: Vec<Block>,
+    old_data: Vec<Run>,
+}
+
+/// Why an import is refused.
+fn refused<T>(why: &'static str) -> Result<T, AreaError> {
+    Err(AreaError::Import(why))
+}
+
+impl Import {
+    /// Begins with nothing. Nobody else may use the area.
+    ///
+    /// # Errors
+    /// `Poisoned`; `Node`, `Item`, `Medium` of the tree that is there.
+    pub fn begin(mut area: Area) -> Result<Self, AreaError> {
+        if area.poisoned {
+            return Err(AreaError::Poisoned);
+        }
+        area.clear_torn_slot()?;
+        // Nothing is promised to anybody here.
+        area.keep(0, 0);
+        let root = area.last.root;
+        let level = u8::try_from(root.height.get() - 1).expect("the height was checked");
+        let (mut old_nodes, mut old_data) = (Vec::new(), Vec::new());
+        collect(&area.last.store, &root.node, level, &mut old_nodes, &mut old_data)?;
+        Ok(Self {
+            made: Made { flip: root.flip.next(), time_ns: 0 },
+            area,
+            tree: Tree::empty(),
+            version: Sequence::new(0),
+            inodes: 0,
+            data_blocks: 0,
+            range: None,
+            awaited: VecDeque::new(),
+            old_nodes,
+            old_data,
+        })
+    }
+
+    /// What comes from now on is of a tree that this entry of the ledger changed last.
+    ///
+    /// # Errors
+    /// `Import`: it is older than what came.
+    pub fn begin_round(&mut self, version: Sequence) -> Result<(), AreaError> {
+        self.end_range()?;
+        if version < self.version {
+            return refused("an older tree");
+        }
+        self.version = version;
+        Ok(())
+    }
+
+    fn view(&self) -> View<'_> {
+        View { store: &self.area.last.store, tree: &self.tree }
+    }
+
+    fn end_range(&mut self) -> Result<(), AreaError> {
+        if !self.awaited.is_empty() {
+            return refused("blocks are missing");
+        }
+        self.range = None;
+        Ok(())
+    }
+
+    /// A range is brought from now on: what came of it before goes.
+    ///
+    /// # Errors
+    /// `Import`: the range before is not whole. `NoSpace`, `Node`, `Medium`.
+    pub fn begin_range(&mut self, range: KeyRange) -> Result<(), AreaError> {
+        self.end_range()?;
+        self.clear(&range)?;
+        self.range = Some((range, None));
+        Ok(())
+    }
+
+    fn clear(&mut self, range: &KeyRange) -> Result<(), AreaError> {
+        let is_extent = |key: &Key| key.kind() == Ok(ItemKind::Extent);
+        let of = |key: &Key, other: &Key| key.object() == other.object() && is_extent(other);
+        let mut from = range.first;
+        loop {
+            let mut found = Vec::new();
+            let mut next = None;
+            self.view().scan(&from, &crate::snapshot::KEY_MAX, &mut |key, value| {
+                let beyond = range.end.filter(|end| key >= end);
+                let is_piece =
+                    is_extent(key) && beyond.is_some_and(|end| of(key, &end) && key.sub() < range.blocks_to);
+                if beyond.is_some() && !is_piece {
+                    return Ok(ControlFlow::Break(()));
+                }
+                if found.len() == KEYS_AT_ONCE {
+                    next = Some(*key);
+                    return Ok(ControlFlow::Break(()));
+                }
+                let is_before = is_extent(key) && of(key, &range.first) && key.sub() < range.blocks_from;
+                if !is_before {
+                    found.push((*key, Box::<[u8]>::from(value)));
+                }
+                Ok(ControlFlow::Continue(()))
+            })?;
+            for (key, value) in found {
+                self.take_out(&key, &value)?;
+            }
+            match next {
+                Some(next) => from = next,
+                None => return Ok(()),
+            }
+        }
+    }
+
+    fn take_out(&mut self, key: &Key, value: &[u8]) -> Result<(), AreaError> {
+        match key.kind() {
+            Ok(ItemKind::Extent) => {
+                let extent = Extent::decode(key, value)?;
+                let run = Run { segment: extent.segment, block: extent.block, blocks: extent.blocks };
+                self.area.space.recycle(run);
+                self.data_blocks -= u64::from(extent.blocks);
+            }
+            Ok(ItemKind::Inode) => self.inodes -= 1,
+            _ => {}
+        }
+        self.tree.remove(&self.area.last.store, key)?;
+        self.spill_some()
+    }
+
+    /// The next item of the range. Of an extent `owner` is the owner key of the segment in which it lies at the sender; if its
+    /// blocks are written they are awaited.
+    ///
+    /// # Errors
+    /// `Import`: it does not belong there. `Item`: a value that no writer produces. `NoSpace`, `Medium`.
+    pub fn put(&mut self, key: Key, value: &[u8], owner: u32) -> Result<(), AreaError> {
+        let Some((range, last)) = &mut self.range else { return refused("an item of no range") };
+        let is_within = key >= range.first && range.end.is_none_or(|end| key < end);
+        if !is_within || last.is_some_and(|last| last >= key) {
+            return refused("an item out of its place");
+        }
+        *last = Some(key);
+        match key.kind().map_err(|_| AreaError::Item(key, "kind"))? {
+            ItemKind::Segment => return refused("a segment of another node"),
+            ItemKind::Extent => self.put_extent(&key, value, owner)?,
+            ItemKind::Inode => {
+                let item = InodeItem::read_from_bytes(value).map_err(|_| AreaError::Item(key, "length"))?;
+                if format::record::FileType::of_mode(item.mode.get()).is_none() {
+                    return Err(AreaError::Item(key, "mode"));
+                }
+                self.tree.put(&self.area.last.store, key, value)?;
+                self.inodes += 1;
+            }
+            _ => self.tree.put(&self.area.last.store, key, value)?,
+        }
+        self.spill_some()
+    }
+
+    fn put_extent(&mut self, key: &Key, value: &[u8], owner: u32) -> Result<(), AreaError> {
+        let extent = Extent::decode(key, value)?;
+        if extent.checksums.is_some() && extent.blocks > EXTENT_BLOCKS_MAX {
+            return Err(AreaError::Item(*key, "blocks"));
+        }
+        let mut first = extent.first;
+        while first < extent.end() {
+            let left = u32::try_from(extent.end() - first).expect("a part of an extent");
+            let run = self.area.space.allocate(owner, left, self.made)?;
+            self.data_blocks += u64::from(run.blocks);
+            let end = first + u64::from(run.blocks);
+            let part = extent.part(first..end);
+            let item = ExtentItem {
+                segment: run.segment,
+                block: run.block,
+                blocks: U32::new(run.blocks),
+                flags: U32::new(if extent.checksums.is_some() { 0 } else { EXTENT_UNWRITTEN }),
+            };
+            let sums: Vec<U32> = part.checksums.iter().flatten().map(|sum| U32::new(*sum)).collect();
+            let value = [item.as_bytes(), sums.as_bytes()].concat();
+            let key = Key::new(key.object(), ItemKind::Extent, first);
+            self.tree.put(&self.area.last.store, key, &value)?;
+            if let Some(checksums) = part.checksums {
+                self.awaited.push_back(Awaited { run, checksums, came: 0 });
+            }
+            first = end;
+        }
+        Ok(())
+    }
+
+    /// Whether blocks are awaited.
+    pub fn awaits_blocks(&self) -> bool {
+        !self.awaited.is_empty()
+    }
+
+    /// The contents of the next block that is awaited. If it is damaged at the sender it is damaged here.
+    ///
+    /// # Errors
+    /// `Import`: none is awaited, or it has another checksum.
+    pub fn put_block(&mut self, bytes: &[u8; BLOCK_BYTES], damaged: bool) -> Result<(), AreaError> {
+        let Some(awaited) = self.awaited.front_mut() else { return refused("a block of nothing") };
+        let expected = awaited.checksums[awaited.came as usize];
+        if (checksum::of(Salt::NONE, bytes) != expected) != damaged {
+            return refused("a block that is not what its checksum says");
+        }
+        let (segment, block) = (awaited.run.segment, Block::new(awaited.run.block.get() + awaited.came));
+        awaited.came += 1;
+        if awaited.came == awaited.run.blocks {
+            self.awaited.pop_front();
+        }
+        self.write_block((segment, block), bytes, damaged);
+        Ok(())
+    }
+
+    fn write_block(&mut self, at: (SegmentId, Block), bytes: &[u8; BLOCK_BYTES], damaged: bool) {
+        let space = &mut self.area.space;
+        if damaged { space.write_damaged(at.0, at.1, bytes) } else { space.write(at.0, at.1, bytes) }
+    }
+
+    /// Writes nodes if many wait in memory.
+    fn spill_some(&mut self) -> Result<(), AreaError> {
+        if self.tree.changed() < self.area.limits.batch_nodes_max { Ok(()) } else { self.spill() }
+    }
+
+    /// Writes the nodes that wait in memory.
+    fn spill(&mut self) -> Result<(), AreaError> {
+        let tree = std::mem::replace(&mut self.tree, Tree::empty());
+        let (store, map) = (&self.area.last.store, &mut self.area.node_map);
+        let mut hint = None;
+        let written = tree.write(store, self.version, &mut || {
+            let (block, _) = map.allocate(1, hint).ok_or(AreaError::NoSpace)?;
+            hint = block.get().checked_add(1).map(Block::new);
+            Ok(block)
+        })?;
+        // No flip named them.
+        written.freed.iter().for_each(|block| map.unallocate(*block, 1));
+        self.tree = Tree::committed(written.root, written.height);
+        Ok(())
+    }
+
+    /// Settles all that came, so that the flip has little to wait for.
+    ///
+    /// # Errors
+    /// `Import`: a range is not whole. `NoSpace`, `Medium`.
+    pub fn settle(&mut self) -> Result<(), AreaError> {
+        self.end_range()?;
+        self.spill()?;
+        self.area.space.settle_data()?;
+        self.area.last.store.region().settle()?;
+        Ok(())
+    }
+
+    /// Makes what came the pool's tree, in one flip. It contains the ledger up to `ledger`, and the ledger and the logs beside
+    /// it do not belong to it ([`Area::is_bare`]). `totals` are those of the sender's tree: inodes, and blocks of data.
+    ///
+    /// # Errors
+    /// `Import`: not all came. `NoSpace`, `Medium`.
+    pub fn finish(mut self, ledger: &LedgerPlace, totals: (u64, u64)) -> Result<Area, AreaError> {
+        self.end_range()?;
+        if (self.inodes, self.data_blocks) != totals {
+            return refused("a tree of another size than was sent");
+        }
+        let flip = self.made.flip;
+        for run in std::mem::take(&mut self.old_data) {
+            self.area.space.free(run);
+        }
+        self.area.space.free_recycled();
+        for block in std::mem::take(&mut self.old_nodes) {
+            self.area.node_map.free(block, 1);
+        }
+        let items: Vec<_> = self.area.space.items().collect();
+        for (id, item) in items {
+            let key = Key::new(0, ItemKind::Segment, u64::from(id.get()));
+            self.tree.put(&self.area.last.store, key, item.as_bytes())?;
+        }
+        self.spill()?;
+        let (inodes, data_blocks) = (self.inodes, self.data_blocks);
+        let (mut area, tree) = (self.area, self.tree);
+        let (node, height) = tree.committed_root().expect("it was just written");
+        let root = Root {
+            node,
+            height: U32::new(height),
+            flip,
+            inodes: U64::new(inodes),
+            data_blocks: U64::new(data_blocks),
+            nodes: U64::new(u64::from(area.node_map.used() - area.layout.first_node)),
+            next_segment: area.space.next(),
+            bare: U32::new(1),
+            ..area.last.root
+        };
+        let root = ledger.in_root(root);
+        area.node_map.write(flip);
+        area.space.settle(flip)?;
+        let region = area.last.store.region();
+        region.settle()?;
+        region.write(layout::root_at(flip), &root.encode());
+        region.settle()?;
+        area.space.finish_retiring(flip);
+        let (store, segments) = (area.last.store.clone(), area.space.files(&area.last.segments));
+        area.last = Snapshot::of_root(store, root, segments);
+        area.release(flip)?;
+        Ok(area)
+    }
+}
+
+/// All nodes and all data below a pointer.
+fn collect(
+    store: &NodeStore,
+    pointer: &NodePointer,
+    level: u8,
+    nodes: &mut Vec<Block>,
+    data: &mut Vec<Run>,
+) -> Result<(), AreaError> {
+    nodes.push(pointer.block);
+    let page = store.load(pointer, level)?;
+    for (index, slot) in page.slots().iter().enumerate() {
+        if level > 0 {
+            collect(store, &page.child(index), level - 1, nodes, data)?;
+        } else if slot.key.kind() == Ok(ItemKind::Extent) {
+            let Extent { segment, block, blocks, .. } = Extent::decode(&slot.key, page.value(index))?;
+            data.push(Run { segment, block, blocks });
+        }
+    }
+    Ok(())
+}
+
+impl Area {
+    /// Whether an import made the last flip, so that the ledger and the logs beside the tree do not belong to it.
+    pub fn is_bare(&self) -> bool {
+        self.last.root.bare.get() != 0
+    }
+
+    /// The ledger and the logs were made anew: a flip says so.
+    ///
+    /// # Errors
+    /// As [`crate::Batch::commit`].
+    pub fn clothe(&mut self) -> Result<(), AreaError> {
+        let mut batch = self.begin()?;
+        batch.root.bare = U32::new(0);
+        let version = batch.version();
+        let committed = batch.commit(version)?;
+        self.release(committed.flip)
+    }
+}

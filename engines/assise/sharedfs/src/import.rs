@@ -1,0 +1,312 @@
+//! The head sends its tree to a member that lacks what the logs and the ledger no longer hold, or is of another history
+//! (Assise §3.4, node recovery; return and first join in `docs/replication.md`).
+//!
+//! The tree of a flip is pinned and sent whole; then, of a later flip, the ranges that changed since, and so on, until that is
+//! little. While the last round is sent the member counts as a copy already, as one that has executed the ledger up to the pin:
+//! so the ledger and the logs keep what it will lack, and nothing is acknowledged, digested or seen that it will not have. When
+//! it has made the tree its own it is brought up as every copy is.
+//!
+//! Guarantees: no lock is held while something is sent. What others wait for a member that joins is bounded by the last round.
+//! A pin that is lost, because room became short, ends the import; the member is what it was then.
+
+use crate::copies::Copy;
+use crate::error::Error;
+use crate::ledger::position_of;
+use crate::level::{begin_copy, keys_of_lives};
+use crate::state::{Core, State};
+use area::{Area, KeyRange, Pin, Snapshot};
+use format::mirror::{LogEnds, MirrorRange};
+use format::node::{ItemKind, Key};
+use format::{NodeId, Sequence};
+use ipc::host::Time;
+use ipc::sync::Ordering;
+use mirror::{CopyEnds, TreeSender};
+use std::sync::Arc;
+use std::time::Duration;
+use transport::Connection;
+use zerocopy::little_endian::{U32, U64};
+
+/// How long a member may take to take one message, or to settle a round.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How long a member that counts may take for the last round: whoever syncs waits for it.
+const LAST_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Leaves of the tree that may have changed before the last round.
+const LAST_LEAVES: usize = 128;
+
+/// Rounds before the last one; writers that change more than can be sent meanwhile are made to wait then.
+const ROUNDS_MAX: u32 = 16;
+
+/// Items that are read at once.
+const ITEMS_AT_ONCE: usize = 256;
+
+/// Blocks of data behind one message of items.
+const BLOCKS_AT_ONCE: usize = 256;
+
+/// Flips of the table before the last round.
+const FLIPS_MAX: usize = 16;
+
+/// A flip that is kept for as long as it is sent.
+struct Pinned {
+    snapshot: Snapshot,
+    pin: Pin,
+}
+
+impl Pinned {
+    fn of(area: &mut Area) -> Self {
+        let (snapshot, pin) = area.pin();
+        Self { snapshot, pin }
+    }
+}
+
+/// One tree on its way to one member.
+struct Exporter<'a> {
+    core: &'a Core,
+    node: NodeId,
+    sender: TreeSender,
+    patience: Duration,
+}
+
+impl Exporter<'_> {
+    fn until(&self) -> Time {
+        self.core.host.now().after(self.patience)
+    }
+
+    fn of_copy(&self, error: mirror::Error) -> Error {
+        Error::Copy(self.node, error)
+    }
+
+    /// What was read of a flip counts only if it was kept until now.
+    fn kept<T>(&self, pinned: &Pinned, read: Result<T, area::AreaError>) -> Result<T, Error> {
+        if !pinned.pin.is_held() {
+            return Err(Error::NoRoomToSend(self.node));
+        }
+        if self.core.ending.load(Ordering::Acquire) != 0 || self.core.state.lock().is_stopped() {
+            return Err(Error::Stopped);
+        }
+        Ok(read?)
+    }
+
+    /// Sends ranges of a flip.
+    fn send(&mut self, pinned: &Pinned, number: u32, ranges: &[KeyRange]) -> Result<(), Error> {
+        let begun = self.sender.begin_round(number, pinned.snapshot.version(), self.until());
+        begun.map_err(|error| self.of_copy(error))?;
+        ranges.iter().try_for_each(|range| self.send_range(pinned, range))
+    }
+
+    fn send_range(&mut self, pinned: &Pinned, range: &KeyRange) -> Result<(), Error> {
+        let head = MirrorRange {
+            first: range.first,
+            end: range.end.unwrap_or(range.first),
+            blocks_from: U64::new(range.blocks_from),
+            blocks_to: U64::new(range.blocks_to),
+        };
+        let begun = self.sender.begin_range(&head, range.end.is_none(), self.until());
+        begun.map_err(|error| self.of_copy(error))?;
+        let mut after: Option<Key> = None;
+        loop {
+            let items = pinned.snapshot.items_of(range, after.as_ref(), ITEMS_AT_ONCE);
+            let items = self.kept(pinned, items)?;
+            let Some((last, _)) = items.last() else { return Ok(()) };
+            after = Some(*last);
+            self.send_items(pinned, &items)?;
+        }
+    }
+
+    fn send_items(&mut self, pinned: &Pinned, items: &[area::Item]) -> Result<(), Error> {
+        let (mut extents, mut blocks) = (Vec::new(), 0);
+        for (key, value) in items {
+            let mut owner = 0;
+            match key.kind() {
+                // Where blocks lie is each node's own affair.
+                Ok(ItemKind::Segment) => continue,
+                Ok(ItemKind::Extent) => {
+                    let extent = Snapshot::extent_of(key, value)?;
+                    owner = pinned.snapshot.segment_owner(extent.segment).unwrap_or_default();
+                    if self.sender.is_full(value) || blocks >= BLOCKS_AT_ONCE {
+                        self.flush(pinned, &mut extents)?;
+                        blocks = 0;
+                    }
+                    if extent.checksums.is_some() {
+                        blocks += extent.blocks as usize;
+                        extents.push(extent);
+                    }
+                }
+                _ if self.sender.is_full(value) => {
+                    self.flush(pinned, &mut extents)?;
+                    blocks = 0;
+                }
+                _ => {}
+            }
+            self.sender.put(*key, value, owner);
+        }
+        self.flush(pinned, &mut extents)
+    }
+
+    /// Sends the items that are packed, and the blocks of their extents.
+    fn flush(&mut self, pinned: &Pinned, extents: &mut Vec<area::Extent>) -> Result<(), Error> {
+        let until = self.until();
+        self.sender.send_items(until).map_err(|error| self.of_copy(error))?;
+        for extent in extents.drain(..) {
+            for block in extent.first..extent.end() {
+                let read = pinned.snapshot.block_as_is(&extent, block);
+                let (bytes, is_whole) = self.kept(pinned, read)?;
+                let until = self.until();
+                self.sender.put_block(&bytes, !is_whole, until).map_err(|error| self.of_copy(error))?;
+            }
+        }
+        let until = self.until();
+        self.sender.send_blocks(until).map_err(|error| self.of_copy(error))
+    }
+
+    fn end_round(&mut self, pinned: &Pinned, whole: bool) -> Result<(), Error> {
+        let (ledger, totals) = (position_of(&pinned.snapshot.ledger()), pinned.snapshot.totals());
+        let ended = self.sender.end_round(ledger, totals, whole, self.until());
+        ended.map_err(|error| self.of_copy(error))
+    }
+}
+
+impl Core {
+    /// Makes the tree of this node that of a member, over a connection on which it was greeted. It counts as a copy when this
+    /// returns, and is not brought up yet.
+    ///
+    /// # Errors
+    /// `Copy`, `NeedsImport`, `NoRoomToSend`, `Stopped`; `Area`: the member does not count.
+    pub fn import(&self, connection: &Connection) -> Result<Arc<Copy>, Error> {
+        let _turn = self.importing.lock();
+        let node = connection.node();
+        let sender = TreeSender::new(connection.clone());
+        let mut exporter = Exporter { core: self, node, sender, patience: PATIENCE };
+        let mut sent = self.send_rounds(&mut exporter)?;
+        exporter.patience = LAST_PATIENCE;
+        let (pinned, ends) = self.count_from_now(node)?;
+        let joined = self.send_last(exporter, &pinned, &ends, &mut sent);
+        drop(pinned);
+        self.release_pinned()?;
+        joined.inspect_err(|_| self.remove_copy(node))
+    }
+
+    /// Sends the tree, and what changes meanwhile, until that is little; the number of the next round, and the version from
+    /// which on something may have changed since.
+    fn send_rounds(&self, exporter: &mut Exporter<'_>) -> Result<(u32, Sequence), Error> {
+        let (mut number, mut from) = (0, None);
+        loop {
+            let pinned = Pinned::of(&mut self.area_for(None));
+            let ranges = match from {
+                None => vec![pinned.snapshot.whole()],
+                Some(from) => {
+                    let changed = pinned.snapshot.changed_from(from);
+                    let (ranges, leaves) = exporter.kept(&pinned, changed)?;
+                    if leaves <= LAST_LEAVES || number >= ROUNDS_MAX {
+                        return Ok((number, from));
+                    }
+                    ranges
+                }
+            };
+            exporter.send(&pinned, number, &ranges)?;
+            exporter.end_round(&pinned, false)?;
+            let settled = exporter.sender.hear_settled(number, exporter.until());
+            settled.map_err(|error| exporter.of_copy(error))?;
+            // A later flip may have the version of this one.
+            from = Some(pinned.snapshot.version());
+            number += 1;
+            drop(pinned);
+            self.release_pinned()?;
+        }
+    }
+
+    /// Pins a flip, and counts a member as a copy that has executed what this flip contains, and has nothing beyond.
+    fn count_from_now(&self, node: NodeId) -> Result<(Pinned, CopyEnds), Error> {
+        let mut area = self.area_for(None);
+        let mut guard = self.state.lock();
+        for _ in 0..FLIPS_MAX {
+            if guard.copy.ledger.pending().next().is_none() {
+                break;
+            }
+            drop(guard);
+            self.contain_changes(&mut area)?;
+            guard = self.state.lock();
+        }
+        if guard.is_stopped() {
+            return Err(Error::Stopped);
+        }
+        let state = &mut *guard;
+        let pinned = Pinned::of(&mut area);
+        let place = position_of(&pinned.snapshot.ledger());
+        let logs = logs_of(state, &pinned.snapshot)?;
+        let key = keys_of_lives(&area, &state.copy)?.get(&place.life).copied().unwrap_or_default();
+        let marks = logs.iter().map(|(ends, _)| *ends).collect();
+        let ends = CopyEnds { end: place, contained: place, key, logs: marks };
+        let copy = Copy::to_come(self.host.clone(), node, &ends);
+        logs.iter().for_each(|(ends, ring_bytes)| copy.resume_log(ends, *ring_bytes));
+        self.count(state, copy);
+        Ok((pinned, ends))
+    }
+
+    fn send_last(
+        &self,
+        mut exporter: Exporter<'_>,
+        pinned: &Pinned,
+        ends: &CopyEnds,
+        (number, from): &mut (u32, Sequence),
+    ) -> Result<Arc<Copy>, Error> {
+        let changed = pinned.snapshot.changed_from(*from);
+        let (ranges, _) = exporter.kept(pinned, changed)?;
+        exporter.send(pinned, *number, &ranges)?;
+        exporter.end_round(pinned, true)?;
+        let (until, node) = (exporter.until(), exporter.node);
+        let heard = exporter.sender.hear_ends(until).map_err(|error| Error::Copy(node, error))?;
+        if (heard.1.end, heard.1.contained) != (ends.end, ends.contained) {
+            return Err(Error::Copy(node, mirror::Error::Broken("a tree that is not what was sent")));
+        }
+        let lives = {
+            let area = self.area.lock();
+            let state = self.state.lock();
+            keys_of_lives(&area, &state.copy)?
+        };
+        let mut state = self.state.lock();
+        let counted = self.copies.of(node).ok_or(Error::NeedsImport(node))?;
+        let copy = begin_copy(&self.host, &mut state.copy, &lives, heard)?;
+        counted.reconnect(&copy);
+        state.copy.ledger.hold(self.copies.contained());
+        Ok(counted)
+    }
+
+    /// What a pin kept may be used again.
+    fn release_pinned(&self) -> Result<(), Error> {
+        let mut area = self.area_for(None);
+        let flip = area.flip();
+        area.release(flip)?;
+        self.state.lock().copy.free = crate::room::Free::of(&area);
+        Ok(())
+    }
+
+    /// A member counts as a copy from now on.
+    pub fn count(&self, state: &mut State, copy: Arc<Copy>) {
+        self.copies.add(copy);
+        for session in state.sessions.values() {
+            session.shared.daemon.publish_replication(true, Default::default());
+        }
+        state.copy.ledger.hold(self.copies.contained());
+    }
+}
+
+/// The logs of a tree's table, each as a copy has it whose file is empty, with the bytes of its ring.
+fn logs_of(state: &mut State, snapshot: &Snapshot) -> Result<Vec<(LogEnds, u64)>, Error> {
+    let mut found = Vec::new();
+    for (log, item) in snapshot.logs()? {
+        let ends = LogEnds {
+            log,
+            end: item.digested,
+            end_position: item.position,
+            executed: item.digested,
+            executed_position: item.position,
+            incarnation: item.incarnation,
+            reserved: U32::new(0),
+        };
+        let ring_bytes = state.copy.file(log)?.map_or(0, |file| file.ring_bytes());
+        found.push((ends, ring_bytes));
+    }
+    Ok(found)
+}

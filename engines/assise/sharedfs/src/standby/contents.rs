@@ -1,0 +1,130 @@
+//! What a standby has of the pool: the tree, the ledger with its table, and the logs, executed to their end.
+
+use crate::bare::make_files_anew;
+use crate::config::Config;
+use crate::error::Error;
+use crate::generations::Generations;
+use crate::ledger::position_of;
+use crate::replay::copy::{LocalCopy, contain_changes};
+use crate::replay::script::Script;
+use area::Area;
+use format::mirror::LogMark;
+use format::{Incarnation, Life, LogUid, Sequence};
+use ipc::host::Host;
+use mirror::Receiver;
+use mirror::ledger::LedgerPosition;
+use mirror::logs::{BEGINNING, log_file};
+use pmem::{MediaError, Medium};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use zerocopy::little_endian::{U32, U64};
+
+/// What a standby has of the pool.
+pub(super) struct Contents {
+    pub area: Area,
+    pub copy: LocalCopy,
+    /// How far each log was when the head was told last.
+    pub told: BTreeMap<LogUid, Sequence>,
+    pub told_ledger: Sequence,
+    /// Files of logs that go with the next flip.
+    pub over: Vec<(LogUid, Incarnation)>,
+}
+
+/// Opens what a pool has, executed to its end, and what receives the rest.
+pub(super) fn open_contents(
+    host: &dyn Host,
+    medium: &Medium,
+    config: &Config,
+) -> Result<(Contents, Receiver), Error> {
+    let mut area = Area::open(medium, config.area)?;
+    make_files_anew(medium, &mut area, config)?;
+    let generations = Arc::new(Generations::new(host)?);
+    let mut copy = LocalCopy::open(&area, medium, config, generations)?;
+    // What stands in the ledger may never have been settled: it is, before it is executed.
+    let region = copy.ledger.region().clone();
+    let contained = position_of(&copy.ledger.place());
+    let logs = logs_of(medium, &copy)?;
+    let key = key_at(&area, contained.life)?;
+    let log_bytes_max = config.log_bytes_max.max(config.log_bytes);
+    let opened =
+        Receiver::open(medium, area.pool(), (region, contained, key), logs.into_iter(), log_bytes_max);
+    let mut receiver = opened.map_err(|error| match error {
+        mirror::Error::Media(error) => Error::Media(error),
+        mirror::Error::Message(error) => Error::File(crate::ledger::LEDGER_FILE.to_owned(), error),
+        _ => Error::Stopped,
+    })?;
+    let mut over = Vec::new();
+    loop {
+        let (more, files) = Script::new(&mut area, &mut copy, config).run_one(receiver.settled())?;
+        over.extend(files);
+        if !more {
+            break;
+        }
+    }
+    contain_changes(&mut area, &mut copy, 0)?;
+    remove_files(medium, &mut receiver, &mut over)?;
+    let mut contents = Contents { area, copy, told: BTreeMap::new(), told_ledger: Sequence::default(), over };
+    let marks = contents.marks(true);
+    receiver.note_executed(contents.contained(), &marks);
+    Ok((contents, receiver))
+}
+
+/// The key of a life, as the tree has it.
+fn key_at(area: &Area, life: Life) -> Result<[u8; 16], Error> {
+    let lives = area.lives()?;
+    Ok(lives.iter().find(|(other, _)| *other == life).map_or([0; 16], |(_, item)| item.key))
+}
+
+/// The files of logs in a pool, and from where the tree does not contain each.
+fn logs_of(medium: &Medium, copy: &LocalCopy) -> Result<Vec<(LogUid, Incarnation, ipc::Digested)>, Error> {
+    let table = copy.ledger.table();
+    let names = medium.list()?;
+    let files = names.iter().filter_map(|name| crate::damage::life_of(name));
+    let from = |(uid, incarnation): (LogUid, Incarnation)| {
+        let open = table.log(uid).filter(|open| open.incarnation == incarnation);
+        (uid, incarnation, open.map_or(BEGINNING, |_| copy.digested(uid)))
+    };
+    Ok(files.map(from).collect())
+}
+
+pub(super) fn remove_files(
+    medium: &Medium,
+    receiver: &mut Receiver,
+    over: &mut Vec<(LogUid, Incarnation)>,
+) -> Result<(), Error> {
+    for (log, incarnation) in over.drain(..) {
+        receiver.remove_log(log, incarnation);
+        match medium.remove(&log_file(log, incarnation)) {
+            Ok(()) | Err(MediaError::NotFound) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+impl Contents {
+    pub fn contained(&self) -> LedgerPosition {
+        position_of(&self.copy.ledger.last_flip())
+    }
+
+    /// How far the logs are in the tree: those that moved since the last time, or all.
+    pub fn marks(&mut self, all: bool) -> Vec<LogMark> {
+        let mut marks = Vec::new();
+        let table = self.copy.ledger.table();
+        self.told.retain(|uid, _| table.log(*uid).is_some());
+        for (uid, log) in &self.copy.logs {
+            let Some(open) = table.log(*uid) else { continue };
+            let digested = log.digested;
+            if self.told.insert(*uid, digested.sequence) != Some(digested.sequence) || all {
+                marks.push(LogMark {
+                    log: *uid,
+                    sequence: digested.sequence,
+                    position: U64::new(digested.position),
+                    incarnation: open.incarnation,
+                    reserved: U32::new(0),
+                });
+            }
+        }
+        marks
+    }
+}
