@@ -56,6 +56,9 @@ pub struct Config {
     pub batch_changes: usize,
     /// Items of an inode without a name that are removed in one flip.
     pub reap_items: usize,
+    /// Leaves of the tree that may have changed since they were sent to a member that joins, before what still changes is held
+    /// back until it is there.
+    pub join_leaves: usize,
     /// A log with records that were not digested for so long is digested, full or not.
     pub idle_digest: Duration,
     /// Shape of the request rings.
@@ -98,6 +101,7 @@ impl Default for Config {
             batch_bytes: 64 << 20,
             batch_changes: 1024,
             reap_items: 1024,
+            join_leaves: 128,
             idle_digest: Duration::from_secs(1),
             ring: RingLimits::DEFAULT,
             spin_ns: 10_000,

@@ -32,9 +32,6 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// How long a member that counts may take for the last round: whoever syncs waits for it.
 const LAST_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Leaves of the tree that may have changed before the last round.
-const LAST_LEAVES: usize = 128;
-
 /// Rounds before the last one; writers that change more than can be sent meanwhile are made to wait then.
 const ROUNDS_MAX: u32 = 16;
 
@@ -198,7 +195,7 @@ impl Core {
                 Some(from) => {
                     let changed = pinned.snapshot.changed_from(from);
                     let (ranges, leaves) = exporter.kept(&pinned, changed)?;
-                    if leaves <= LAST_LEAVES || number >= ROUNDS_MAX {
+                    if leaves <= self.config.join_leaves || number >= ROUNDS_MAX {
                         return Ok((number, from));
                     }
                     ranges

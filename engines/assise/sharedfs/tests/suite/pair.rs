@@ -62,11 +62,25 @@ pub struct Follows {
     follower: Follower,
     /// So many times nothing is executed where something could be.
     pub paused: u32,
+    /// What programs do at the head when the copy has taken so many messages.
+    pub meanwhile: Option<(u32, Box<dyn FnMut()>)>,
 }
 
 impl Follows {
     /// One step; false if there was nothing to do.
     pub fn step(&mut self) -> bool {
+        let stepped = self.take_step();
+        if stepped && let Some((left, act)) = &mut self.meanwhile {
+            *left = left.saturating_sub(1);
+            if *left == 0 {
+                act();
+                self.meanwhile = None;
+            }
+        }
+        stepped
+    }
+
+    fn take_step(&mut self) -> bool {
         let now = Some(ipc::Time::from_ns(0));
         match std::mem::replace(&mut self.follower, Follower::Over) {
             Follower::Waiting => {
@@ -139,11 +153,26 @@ impl Pair {
         let host = StillHost::first();
         format_for(&head.medium(), HEAD);
         format_for(&copy.medium(), COPY);
+        let pair = Self::apart(host, head, copy, config(COPY));
+        let connection = pair.connect();
+        pair.daemon.add_copy(connection).unwrap();
+        pair
+    }
+
+    /// Pools that are there, of which the first leads and the second does not count yet. Messages are short, and few are
+    /// under way.
+    pub fn apart(host: Arc<StillHost>, head: &Recorder, copy: &Recorder, of_copy: Config) -> Self {
         let standby = Standby::open(host.clone(), &head.medium(), config(HEAD)).unwrap();
         let daemon = Arc::new(standby.lead(term(HEAD, 1), Vec::new()).unwrap().0);
-        let follower = Standby::open(host.clone(), &copy.medium(), config(COPY)).unwrap();
+        let follower = Standby::open(host.clone(), &copy.medium(), of_copy).unwrap();
         let network = Network::new(host.clone());
-        let settings = transport::Settings { spin_ns: 0, silence: None, ..mirror::settings() };
+        let settings = transport::Settings {
+            spin_ns: 0,
+            silence: None,
+            message_bytes: 16 << 10,
+            window: 4,
+            ..mirror::settings()
+        };
         let of =
             |node| network.endpoint(&format!("n{node}"), identity(node), Epoch::new(1), settings.clone());
         let (endpoint, other) = (of(HEAD).unwrap(), of(COPY).unwrap());
@@ -153,11 +182,9 @@ impl Pair {
             listener,
             follower: Follower::Waiting,
             paused: 0,
+            meanwhile: None,
         }));
-        let pair = Self { copy: copy.clone(), daemon, follows, endpoint, host };
-        let connection = pair.connect();
-        pair.daemon.add_copy(connection).unwrap();
-        pair
+        Self { copy: copy.clone(), daemon, follows, endpoint, host }
     }
 
     /// A connection from the head to the copy; the copy answers its hello.

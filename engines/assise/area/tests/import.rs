@@ -1,0 +1,285 @@
+//! A tree that is sent to another area, in rounds while it changes, is there in the end as it was at the last pin; a crash
+//! at any moment leaves the area what it was before, or that.
+
+#![allow(clippy::unwrap_used, reason = "in a test a panic is the report")]
+
+mod support;
+
+use area::{Area, AreaError, Import, KeyRange, LedgerPlace, Limits, Snapshot};
+use format::node::{ItemKind, Key};
+use format::{Life, Sequence};
+use pmem::crash::{Model, Point};
+use pmem::{Medium, Recorder};
+use support::{
+    Draws, State, Step, cases, commit, file, findings, pool, proving, state_of, text, truncate, unlink, write,
+};
+
+/// Nodes of the trees.
+const NODES: u32 = 1024;
+
+fn head_limits() -> Limits {
+    Limits {
+        capacity_blocks: 4096,
+        segment_blocks: 512,
+        batch_nodes_max: 256,
+        cached_nodes: 64,
+        ..support::tiny()
+    }
+}
+
+/// Segments so small that most extents of the head are several here, and few nodes in memory.
+fn joiner_limits() -> Limits {
+    Limits { segment_blocks: 24, batch_nodes_max: 3, ..head_limits() }
+}
+
+fn place(sequence: u64) -> LedgerPlace {
+    LedgerPlace { sequence: Sequence::new(sequence), position: 4096, life: Life::new(3) }
+}
+
+/// Sends ranges of a flip; `between` is called now and then, while the flip is kept.
+fn send(snapshot: &Snapshot, ranges: &[KeyRange], import: &mut Import, between: &mut dyn FnMut()) {
+    for range in ranges {
+        import.begin_range(*range).unwrap();
+        let mut after: Option<Key> = None;
+        loop {
+            let items = snapshot.items_of(range, after.as_ref(), 3).unwrap();
+            let Some((last, _)) = items.last() else { break };
+            after = Some(*last);
+            between();
+            for (key, value) in &items {
+                send_item(snapshot, key, value, import);
+            }
+        }
+    }
+}
+
+fn send_item(snapshot: &Snapshot, key: &Key, value: &[u8], import: &mut Import) {
+    match key.kind().unwrap() {
+        ItemKind::Segment => {}
+        ItemKind::Extent => {
+            let extent = Snapshot::extent_of(key, value).unwrap();
+            let owner = snapshot.segment_owner(extent.segment).unwrap();
+            import.put(*key, value, owner).unwrap();
+            let written = if extent.checksums.is_some() { extent.first..extent.end() } else { 0..0 };
+            for block in written {
+                let (bytes, is_whole) = snapshot.block_as_is(&extent, block).unwrap();
+                import.put_block(&bytes, !is_whole).unwrap();
+            }
+        }
+        _ => import.put(*key, value, 0).unwrap(),
+    }
+}
+
+/// The whole tree in one round.
+fn import_of(from: &Area, to: Area, ledger: u64) -> Area {
+    let mut import = Import::begin(to).unwrap();
+    import.begin_round(from.version()).unwrap();
+    send(from, &[from.whole()], &mut import, &mut || {});
+    import.settle().unwrap();
+    import.finish(&place(ledger), from.totals()).unwrap()
+}
+
+/// A head that changes by random steps.
+struct Head {
+    area: Area,
+    draws: Draws,
+    version: u64,
+    sequence: u64,
+    /// Files, and how many of them are users' own.
+    files: Vec<u64>,
+    made: u64,
+}
+
+impl Head {
+    fn change(&mut self) {
+        let count = 1 + self.draws.below(3);
+        let steps: Vec<Step> = (0..count).map(|_| self.step()).collect();
+        // A later flip may execute the rest of the same entry.
+        self.version += u64::from(self.draws.below(4) > 0);
+        let mut batch = self.area.begin().unwrap();
+        for step in steps {
+            self.sequence += 1;
+            step.apply(&mut batch, self.sequence).unwrap();
+        }
+        let flip = batch.commit(Sequence::new(self.version)).unwrap().flip;
+        self.area.release(flip).unwrap();
+    }
+
+    fn step(&mut self) -> Step {
+        let draw = self.draws.below(10);
+        if self.files.len() < 3 || (draw < 2 && self.files.len() < 60) {
+            self.made += 1;
+            let inode = if self.made % 3 == 0 { 9_000 + self.made } else { 100 + self.made };
+            self.files.push(inode);
+            return file(inode, 1, format!("file-{}", self.made));
+        }
+        let index = self.draws.below(self.files.len() as u64) as usize;
+        let inode = self.files[index];
+        let block = self.draws.below(120) * 4096;
+        match draw {
+            2 => {
+                self.files.remove(index);
+                let number = if inode > 9_000 { inode - 9_000 } else { inode - 100 };
+                unlink(inode, 1, format!("file-{number}"))
+            }
+            3 => truncate(inode, block / 2),
+            4 => {
+                let blocks = 1 + self.draws.below(60) as usize;
+                write(inode, block, draw as u8, blocks * 4096)
+            }
+            5 => support::punch(inode, block, 4096 * (1 + self.draws.below(20))),
+            6 => support::allocate(inode, block, 4096 * (1 + self.draws.below(20)), false),
+            _ => write(inode, block + self.draws.below(5000), draw as u8, 100),
+        }
+    }
+}
+
+fn rounds(seed: u64) -> usize {
+    let (one, two) = (Recorder::new(), Recorder::new());
+    let area = pool(&one.medium(), NODES, head_limits());
+    let mut head = Head { area, draws: Draws(seed), version: 1, sequence: 0, files: Vec::new(), made: 0 };
+    (0..150).for_each(|_| head.change());
+    // What the joiner has of its own goes.
+    let mut own = pool(&two.medium(), NODES, joiner_limits());
+    commit(&mut own, &cases::base(), 1).unwrap();
+    let mut import = Import::begin(own).unwrap();
+    let (mut from, mut left_alone) = (None, 0);
+    for round in 0..4 {
+        let (snapshot, pin) = head.area.pin();
+        let (ranges, _) = match from {
+            None => (vec![snapshot.whole()], 0),
+            Some(from) => snapshot.changed_from(from).unwrap(),
+        };
+        left_alone += usize::from(!ranges.contains(&snapshot.whole()));
+        import.begin_round(snapshot.version()).unwrap();
+        let mut changes = 0;
+        send(&snapshot, &ranges, &mut import, &mut || {
+            changes += 1;
+            if changes % 40 == 0 && round < 3 {
+                head.change();
+            }
+        });
+        import.settle().unwrap();
+        assert!(pin.is_held());
+        from = Some(snapshot.version());
+        if round == 3 {
+            let joined = import.finish(&place(head.version), snapshot.totals()).unwrap();
+            assert!(joined.is_bare() && joined.ledger() == place(head.version));
+            let (ours, theirs) = (state_of(&head.area).unwrap(), state_of(&joined).unwrap());
+            assert!(ours == theirs, "seed {seed}: {}", differs(&ours, &theirs));
+            break;
+        }
+        drop(pin);
+        let flip = head.area.flip();
+        head.area.release(flip).unwrap();
+        head.change();
+    }
+    findings(&one.medium()).unwrap();
+    findings(&two.medium()).unwrap();
+    // It goes on as any other area.
+    let mut joined = Area::open(&two.medium(), joiner_limits()).unwrap();
+    joined.clothe().unwrap();
+    assert!(!joined.is_bare());
+    let mut batch = joined.begin().unwrap();
+    file(50, 1, "after").apply(&mut batch, head.sequence + 1).unwrap();
+    batch.commit(Sequence::new(head.version + 1)).unwrap();
+    findings(&two.medium()).unwrap();
+    left_alone
+}
+
+fn differs(ours: &State, theirs: &State) -> String {
+    let wrong = |inode: &&u64| ours.get(inode) != theirs.get(inode);
+    let inodes: Vec<&u64> = ours.keys().chain(theirs.keys()).filter(wrong).collect();
+    format!("inodes {inodes:?}")
+}
+
+#[test]
+fn a_tree_that_changes_while_it_is_sent_is_there_in_the_end() {
+    let left_alone: usize = (0..if proving() { 400 } else { 40 }).map(rounds).sum();
+    assert!(left_alone > 20, "{left_alone} rounds left something alone");
+}
+
+#[test]
+fn a_crash_leaves_what_was_there_or_all_that_came() {
+    let source = Recorder::new();
+    let mut from = pool(&source.medium(), 256, support::tiny());
+    commit(&mut from, &[file(40, 1, "other"), write(40, 0, 7, 50_000), file(9_001, 1, "own")], 1).unwrap();
+    commit(&mut from, &[write(9_001, 100, 4, 9_000)], 10).unwrap();
+    let after = state_of(&from).unwrap();
+    let mut before = State::new();
+    for model in [Model::Lines, Model::Pages] {
+        let mut workload = |recorder: &Recorder| {
+            let mut own = pool(&recorder.medium(), 256, support::tiny());
+            commit(&mut own, &cases::base(), 1).unwrap();
+            before = state_of(&own).unwrap();
+            recorder.returned(1);
+            drop(import_of(&from, own, 9));
+            recorder.returned(2);
+        };
+        let recover = |medium: &Medium| match Area::open(medium, support::tiny()) {
+            Err(AreaError::Missing) => Ok(None),
+            opened => Ok(Some(opened.map_err(text)?)),
+        };
+        let limits = pmem::crash::Limits::quick();
+        // The state before is known when the workload is done.
+        let recorder = Recorder::new();
+        workload(&recorder);
+        let judge = |opened: Option<Area>, medium: &Medium, point: &Point| {
+            let last = point.returned.last().copied().unwrap_or(0);
+            let Some(area) = opened else { return if last == 0 { Ok(()) } else { Err("lost".to_owned()) } };
+            findings(medium)?;
+            let state = state_of(&area).map_err(text)?;
+            match (area.is_bare(), last) {
+                (true, _) if state == after && area.ledger() == place(9) => Ok(()),
+                (true, _) => Err("not all of the import".to_owned()),
+                (false, 2) => Err("the import is lost".to_owned()),
+                (false, 1) if state != before => Err("not what it was".to_owned()),
+                (false, _) => Ok(()),
+            }
+        };
+        let counts = pmem::crash::crash_recorded(&recorder, model, &limits, recover, judge);
+        let counts = counts.unwrap_or_else(|violation| panic!("{violation}"));
+        assert!(counts.images > 20, "{counts}");
+    }
+}
+
+#[test]
+fn what_is_no_tree_is_refused() {
+    let source = Recorder::new();
+    let mut from = pool(&source.medium(), 256, support::tiny());
+    commit(&mut from, &[file(40, 1, "other"), write(40, 0, 7, 9_000)], 1).unwrap();
+    let items: Vec<_> = from.range(None, usize::MAX).unwrap();
+    let begin = || {
+        let recorder = Recorder::new();
+        let mut import = Import::begin(pool(&recorder.medium(), 256, support::tiny())).unwrap();
+        import.begin_round(Sequence::new(5)).unwrap();
+        import
+    };
+    let is_refused = |done: Result<(), AreaError>| {
+        assert!(matches!(done, Err(AreaError::Import(_) | AreaError::Item(..))), "{done:?}");
+    };
+    let inode = Key::new(40, ItemKind::Inode, 0);
+    let value = from.get(&inode).unwrap().unwrap();
+    let extent = items.iter().find(|(key, _)| key.kind() == Ok(ItemKind::Extent)).unwrap();
+    is_refused(begin().put(inode, &value, 0));
+    let whole = || {
+        let mut import = begin();
+        import.begin_range(from.whole()).unwrap();
+        import
+    };
+    is_refused(whole().put(inode, &value[1..], 0));
+    is_refused(whole().put(Key::new(0, ItemKind::Segment, 1), &[0; 16], 0));
+    is_refused(whole().put(extent.0, &extent.1[..extent.1.len() - 4], 0));
+    is_refused(whole().put_block(&[0; 4096], false));
+    let mut twice = whole();
+    twice.put(inode, &value, 0).unwrap();
+    is_refused(twice.put(inode, &value, 0));
+    is_refused(twice.begin_round(Sequence::new(4)));
+    let mut other_bytes = whole();
+    other_bytes.put(extent.0, &extent.1, 0).unwrap();
+    is_refused(other_bytes.put_block(&[0; 4096], false));
+    is_refused(other_bytes.settle());
+    let mut less = whole();
+    less.put(inode, &value, 0).unwrap();
+    is_refused(less.finish(&place(1), from.totals()).map(|_| ()));
+}
