@@ -66,7 +66,7 @@ pub struct Root {
     pub next_segment: SegmentId,
     /// 1: an import made this flip, and the ledger and the logs beside it are of what the pool was before. Whoever opens the
     /// pool makes them anew before it reads them. Else 0.
-    pub bare: U32,
+    pub imported: U32,
     /// Zero.
     pub reserved: [u8; 28],
 }

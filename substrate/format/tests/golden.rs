@@ -120,7 +120,7 @@ fn root_structures() {
             nodes: U64::new(0xb7b6_b5b4_b3b2_b1b0),
             life: Life::new(0xc3c2_c1c0),
             next_segment: SegmentId::new(0xd3d2_d1d0),
-            bare: U32::new(0xf3f2_f1f0),
+            imported: U32::new(0xf3f2_f1f0),
             reserved: [0xe0; 28],
         },
         "1011121314151617 2021222324252627 30313233 40414243 5051525354555657 10111213 20212223 \

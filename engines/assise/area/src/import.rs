@@ -295,7 +295,7 @@ impl Import {
     }
 
     /// Makes what came the pool's tree, in one flip. It contains the ledger up to `ledger`, and the ledger and the logs beside
-    /// it do not belong to it ([`Area::is_bare`]). `totals` are those of the sender's tree: inodes, and blocks of data.
+    /// it do not belong to it ([`Area::is_imported`]). `totals` are those of the sender's tree: inodes, and blocks of data.
     ///
     /// # Errors
     /// `Import`: not all came. `NoSpace`, `Medium`.
@@ -329,7 +329,7 @@ impl Import {
             data_blocks: U64::new(data_blocks),
             nodes: U64::new(u64::from(area.node_map.used() - area.layout.first_node)),
             next_segment: area.space.next(),
-            bare: U32::new(1),
+            imported: U32::new(1),
             ..area.last.root
         };
         let root = ledger.in_root(root);
@@ -370,17 +370,17 @@ fn collect(
 
 impl Area {
     /// Whether an import made the last flip, so that the ledger and the logs beside the tree do not belong to it.
-    pub fn is_bare(&self) -> bool {
-        self.last.root.bare.get() != 0
+    pub fn is_imported(&self) -> bool {
+        self.last.root.imported.get() != 0
     }
 
     /// The ledger and the logs were made anew: a flip says so.
     ///
     /// # Errors
     /// As [`crate::Batch::commit`].
-    pub fn clothe(&mut self) -> Result<(), AreaError> {
+    pub fn end_import(&mut self) -> Result<(), AreaError> {
         let mut batch = self.begin()?;
-        batch.root.bare = U32::new(0);
+        batch.root.imported = U32::new(0);
         let version = batch.version();
         let committed = batch.commit(version)?;
         self.release(committed.flip)

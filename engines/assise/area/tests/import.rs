@@ -164,7 +164,7 @@ fn rounds(seed: u64) -> usize {
         from = Some(snapshot.version());
         if round == 3 {
             let joined = import.finish(&place(head.version), snapshot.totals()).unwrap();
-            assert!(joined.is_bare() && joined.ledger() == place(head.version));
+            assert!(joined.is_imported() && joined.ledger() == place(head.version));
             let (ours, theirs) = (state_of(&head.area).unwrap(), state_of(&joined).unwrap());
             assert!(ours == theirs, "seed {seed}: {}", differs(&ours, &theirs));
             break;
@@ -178,8 +178,8 @@ fn rounds(seed: u64) -> usize {
     findings(&two.medium()).unwrap();
     // It goes on as any other area.
     let mut joined = Area::open(&two.medium(), joiner_limits()).unwrap();
-    joined.clothe().unwrap();
-    assert!(!joined.is_bare());
+    joined.end_import().unwrap();
+    assert!(!joined.is_imported());
     let mut batch = joined.begin().unwrap();
     file(50, 1, "after").apply(&mut batch, head.sequence + 1).unwrap();
     batch.commit(Sequence::new(head.version + 1)).unwrap();
@@ -229,7 +229,7 @@ fn a_crash_leaves_what_was_there_or_all_that_came() {
             let Some(area) = opened else { return if last == 0 { Ok(()) } else { Err("lost".to_owned()) } };
             findings(medium)?;
             let state = state_of(&area).map_err(text)?;
-            match (area.is_bare(), last) {
+            match (area.is_imported(), last) {
                 (true, _) if state == after && area.ledger() == place(9) => Ok(()),
                 (true, _) => Err("not all of the import".to_owned()),
                 (false, 2) => Err("the import is lost".to_owned()),

@@ -6,11 +6,11 @@
 //! [`Daemon::stop`].
 
 use crate::accept::Door;
-use crate::bare::make_files_anew;
 use crate::config::Config;
 use crate::copies::CopyState;
 use crate::error::Error;
 use crate::generations::Generations;
+use crate::imported::make_files_anew;
 use crate::leases::Reason;
 use crate::ledger::{LEDGER_BEGINNING, Ledger};
 use crate::lock_questions::Questions;

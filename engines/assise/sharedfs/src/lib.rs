@@ -15,7 +15,7 @@
 
 mod accept;
 mod attach;
-mod bare;
+
 mod config;
 mod contents;
 mod copies;
@@ -29,6 +29,7 @@ mod flips;
 mod generations;
 mod heirs;
 mod import;
+mod imported;
 mod leases;
 mod ledger;
 mod level;

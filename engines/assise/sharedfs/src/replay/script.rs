@@ -6,10 +6,10 @@
 
 use super::batch::{BatchLimits, Decisions, End, Role, digest_batch};
 use super::copy::{LocalCopy, Visit, contain_changes};
-use crate::bare::make_files_anew;
 use crate::config::Config;
 use crate::error::Error;
 use crate::generations::Generations;
+use crate::imported::make_files_anew;
 use crate::ledger::ReadEntry;
 use area::{Area, AreaError};
 use format::ledger::{Entry, Event};

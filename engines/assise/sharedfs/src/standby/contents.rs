@@ -1,9 +1,9 @@
 //! What a standby has of the pool: the tree, the ledger with its table, and the logs, executed to their end.
 
-use crate::bare::make_files_anew;
 use crate::config::Config;
 use crate::error::Error;
 use crate::generations::Generations;
+use crate::imported::make_files_anew;
 use crate::ledger::position_of;
 use crate::replay::copy::{LocalCopy, contain_changes};
 use crate::replay::script::Script;

@@ -16,7 +16,7 @@ use pmem::{MediaError, Medium};
 /// # Errors
 /// `Area`, `Media`, `File`.
 pub(crate) fn make_files_anew(medium: &Medium, area: &mut Area, config: &Config) -> Result<(), Error> {
-    if !area.is_bare() {
+    if !area.is_imported() {
         return Ok(());
     }
     for name in medium.list()?.iter().filter(|name| is_log_file(name)) {
@@ -34,5 +34,5 @@ pub(crate) fn make_files_anew(medium: &Medium, area: &mut Area, config: &Config)
             LogFile::create(medium, area.pool(), (log, item.incarnation), bytes, item.uid.get())?;
         }
     }
-    Ok(area.clothe()?)
+    Ok(area.end_import()?)
 }
