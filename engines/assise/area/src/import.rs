@@ -22,6 +22,7 @@ use format::checksum::{self, Salt};
 use format::node::{EXTENT_BLOCKS_MAX, EXTENT_UNWRITTEN, ExtentItem, InodeItem, ItemKind, Key};
 use format::root::{NodePointer, Root};
 use format::{BLOCK_BYTES, Block, SegmentId, Sequence};
+use pmem::alloc::Fit;
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use zerocopy::little_endian::{U32, U64};
@@ -210,7 +211,7 @@ impl Import {
         let mut first = extent.first;
         while first < extent.end() {
             let left = u32::try_from(extent.end() - first).expect("a part of an extent");
-            let run = self.area.space.allocate(owner, left, self.made)?;
+            let run = self.area.space.allocate(owner, left, Fit::Run, self.made)?;
             self.data_blocks += u64::from(run.blocks);
             let end = first + u64::from(run.blocks);
             let part = extent.part(first..end);
@@ -270,11 +271,8 @@ impl Import {
     fn spill(&mut self) -> Result<(), AreaError> {
         let tree = std::mem::replace(&mut self.tree, Tree::empty());
         let (store, map) = (&self.area.last.store, &mut self.area.node_map);
-        let mut hint = None;
         let written = tree.write(store, self.version, &mut || {
-            let (block, _) = map.allocate(1, hint).ok_or(AreaError::NoSpace)?;
-            hint = block.get().checked_add(1).map(Block::new);
-            Ok(block)
+            map.allocate(1, None, Fit::Lowest).map(|(block, _)| block).ok_or(AreaError::NoSpace)
         })?;
         // No flip named them.
         written.freed.iter().for_each(|block| map.unallocate(*block, 1));
