@@ -109,7 +109,7 @@ impl Head {
         let draw = self.draws.below(10);
         if self.files.len() < 3 || (draw < 2 && self.files.len() < 60) {
             self.made += 1;
-            let inode = if self.made % 3 == 0 { 9_000 + self.made } else { 100 + self.made };
+            let inode = if self.made.is_multiple_of(3) { 9_000 + self.made } else { 100 + self.made };
             self.files.push(inode);
             return file(inode, 1, format!("file-{}", self.made));
         }
