@@ -158,6 +158,8 @@ pub const REFUSED_MALFORMED: u32 = 4;
 pub const REFUSED_SPACE: u32 = 5;
 /// The pool failed. A daemon that has stopped accepts no session.
 pub const REFUSED_MEDIUM: u32 = 6;
+/// Another node leads: programs have their sessions there.
+pub const REFUSED_STANDBY: u32 = 7;
 
 /// Descriptors for a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]

@@ -14,7 +14,8 @@ use crate::fair::may_take;
 use crate::state::Core;
 use ccnvm::SessionId;
 use format::message::{
-    Hello, MessageKind, Parcel, REFUSED_FULL, REFUSED_MEDIUM, REFUSED_SPACE, ROLE_GATEWAY, RingShape,
+    Hello, MessageKind, Parcel, REFUSED_FULL, REFUSED_MEDIUM, REFUSED_SPACE, REFUSED_STANDBY, ROLE_GATEWAY,
+    RingShape,
 };
 use ipc::host::Time;
 use ipc::peer::{Peer, uid_of};
@@ -379,12 +380,21 @@ const TURNED_AWAY_MAX: u32 = 8192;
 /// Tells all who wait at the door that what holds the pool is full: no daemon lets them in before somebody makes room,
 /// and they would wait for a minute and a half.
 pub fn turn_away(listener: &Listener, why: &Error) {
+    turn_all_away(listener, REFUSED_SPACE, &why.to_string());
+}
+
+/// Tells all who wait at the door of a node that does not lead why there is no session for them.
+pub fn turn_away_from_standby(listener: &Listener, why: &str) {
+    turn_all_away(listener, REFUSED_STANDBY, why);
+}
+
+fn turn_all_away(listener: &Listener, reason: u32, why: &str) {
     // Those who come back at once would else keep this process from its end. An error is the end of those who can be told.
     for _ in 0..TURNED_AWAY_MAX {
         let Ok(Some(waiting)) = listener.accept() else { return };
         // With a greeting that nobody has read its sender would hear of a broken connection, and not what was said.
         let _ = waiting.receive();
-        waiting.refuse(REFUSED_SPACE, &why.to_string());
+        waiting.refuse(reason, why);
     }
 }
 

@@ -56,7 +56,7 @@ mod take_over;
 mod upkeep;
 mod walk;
 
-pub use accept::{Door, turn_away};
+pub use accept::{Door, turn_away, turn_away_from_standby};
 pub use config::Config;
 pub use copies::CopyState;
 pub use daemon::{Attached, Daemon, Format, format_pool};

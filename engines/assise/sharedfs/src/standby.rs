@@ -35,6 +35,10 @@ use std::sync::Arc;
 use std::time::Duration;
 use transport::{Connection, Event};
 
+mod asked;
+
+pub use asked::StandbyState;
+
 /// Entries that are executed before somebody is told how far the copy is.
 const ENTRIES_AT_ONCE: usize = 64;
 /// Records of a batch, and their bytes.
@@ -56,19 +60,6 @@ pub struct Term {
     pub epoch: Epoch,
     /// Version of the subtree in whose view it leads: it grows whenever another node may lead.
     pub version: u64,
-}
-
-/// How far a standby is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StandbyState {
-    /// The node that sends to it.
-    pub head: Option<NodeId>,
-    /// The last entry of the ledger that is settled.
-    pub ledger: Sequence,
-    /// The last entry that was executed.
-    pub executed: Sequence,
-    /// The life of the chain at that entry.
-    pub life: Life,
 }
 
 /// What takes messages.
@@ -281,34 +272,23 @@ impl Standby {
     /// Heads of earlier versions of the subtree are refused from now on, and if one is linked its link is closed when this
     /// returns.
     pub fn fence(&self, version: u64) {
+        self.fence_but(version, NodeId::NONE);
+    }
+
+    /// The same, where a node leads in the view of this version: if it is linked its link goes on.
+    pub fn fence_but(&self, version: u64, leader: NodeId) {
         let former = {
             let mut head = self.0.head.lock();
             if version <= head.version {
                 return;
             }
             head.version = version;
-            head.connection.take()
+            head.connection.take_if(|linked| linked.node() != leader)
         };
         if let Some(former) = former {
             former.close();
             self.0.receiving.lock().link += 1;
         }
-    }
-
-    /// How far it is.
-    pub fn state(&self) -> StandbyState {
-        let head = self
-            .0
-            .head
-            .lock()
-            .connection
-            .as_ref()
-            .filter(|link| link.ended().is_none())
-            .map(Connection::node);
-        // Acquire: pairs with the Release of `announce`.
-        let ledger = Sequence::new(self.0.settled.load(Ordering::Acquire));
-        let executed = Sequence::new(self.0.executed.load(Ordering::Relaxed));
-        StandbyState { head, ledger, executed, life: Life::new(self.0.life.load(Ordering::Relaxed)) }
     }
 
     /// Why nothing is executed any more; `None` while it goes on.
