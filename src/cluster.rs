@@ -13,7 +13,18 @@
 //! DIR/node-1/gateway.pid the process that serves its mount
 //! DIR/node-1/failure    why the last daemon ended of itself or could not begin, since its keeper began
 //! ```
+//!
+//! A cluster of several nodes has a folder `node-K` for each, and
+//!
+//! ```text
+//! DIR/key               the cluster's key
+//! DIR/manager           what the cluster manager keeps, and its socket
+//! DIR/manager.pid       the cluster manager
+//! DIR/manager-keeper.pid its keeper
+//! DIR/manager.log       what both say
+//! ```
 
+use crate::chain::settings::ChainSettings;
 use crate::error::{Error, Result};
 use crate::limits::Limits;
 use crate::making::Made;
@@ -77,6 +88,8 @@ pub struct Settings {
     pub mount: bool,
     /// Bounds.
     pub limits: Limits,
+    /// Of several nodes: what they share.
+    pub chain: Option<ChainSettings>,
     /// The nodes.
     pub nodes: Vec<Node>,
 }
@@ -119,22 +132,35 @@ impl Cluster {
         let written: Written = toml::from_str(&text).map_err(Error::at("understand", &file))?;
         let dir = dir.canonicalize().map_err(Error::at("find", dir))?;
         let nodes = written.nodes.iter().map(|node| node.node(&dir)).collect::<Result<_>>()?;
-        let Written { medium, capacity_bytes, mount, limits, .. } = written;
+        let Written { medium, capacity_bytes, mount, limits, chain, .. } = written;
         limits.check()?;
-        let settings = Settings { medium, capacity_bytes, mount, limits, nodes };
+        if let Some(chain) = &chain {
+            chain.check()?;
+        }
+        let settings = Settings { medium, capacity_bytes, mount, limits, chain, nodes };
         Ok(Self { dir, settings })
     }
 
-    /// Makes the folder of a new cluster of one node; the pool itself is made by the daemon's first start.
+    /// Makes the folder of a new cluster of so many nodes, of several with what they share; each pool is made by its daemon's first start.
     ///
     /// # Errors
     /// A folder or the settings cannot be written.
-    pub fn create(dir: &Path, medium: MediumKind, capacity_bytes: u64, made: &mut Made) -> Result<Self> {
+    pub fn create(
+        dir: &Path,
+        (medium, capacity_bytes): (MediumKind, u64),
+        (nodes, chain): (u32, Option<ChainSettings>),
+        made: &mut Made,
+    ) -> Result<Self> {
         made.shared(dir)?;
         let dir = dir.canonicalize().map_err(Error::at("find", dir))?;
-        let nodes = vec![create_node(&dir, 1, medium, made)?];
+        let nodes =
+            (1..=nodes).map(|number| create_node(&dir, number, medium, made)).collect::<Result<_>>()?;
         let limits = Limits::default();
-        let cluster = Self { dir, settings: Settings { medium, capacity_bytes, mount: true, limits, nodes } };
+        let settings = Settings { medium, capacity_bytes, mount: true, limits, chain, nodes };
+        let cluster = Self { dir, settings };
+        if cluster.settings.chain.is_some() {
+            crate::chain::make_files(&cluster.dir, made)?;
+        }
         made.file(cluster.dir.join("hearth.toml"));
         // Last: a folder without it is no cluster yet, and `up` begins again.
         cluster.save()?;
@@ -146,9 +172,9 @@ impl Cluster {
     /// # Errors
     /// They cannot be written.
     pub fn save(&self) -> Result<()> {
-        let Settings { medium, capacity_bytes, mount, limits, nodes } = self.settings.clone();
+        let Settings { medium, capacity_bytes, mount, limits, chain, nodes } = self.settings.clone();
         let nodes = nodes.iter().map(|node| WrittenNode::of(&self.dir, node)).collect::<Result<_>>()?;
-        let text = toml::to_string(&Written { medium, capacity_bytes, mount, limits, nodes })
+        let text = toml::to_string(&Written { medium, capacity_bytes, mount, limits, chain, nodes })
             .map_err(|why| Error::new(format!("cannot write settings: {why}")))?;
         let (file, unfinished) = (self.dir.join("hearth.toml"), self.dir.join("hearth.toml.new"));
         fs::write(&unfinished, text).map_err(Error::at("write", &unfinished))?;

@@ -4,6 +4,7 @@
 // They panic when nobody reads: `say` does not.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
+mod chain;
 mod cluster;
 mod commands;
 mod error;

@@ -2,6 +2,7 @@
 //! relative to it, so that it can be moved and copied; files of before have them absolute, and are read as if they had
 //! not. Only two things may lie elsewhere: a pool in memory, and a socket whose path would be too long.
 
+use crate::chain::settings::ChainSettings;
 use crate::cluster::{MediumKind, Node, fingerprint, pool_within, socket_path};
 use crate::error::{Error, Result};
 use crate::limits::Limits;
@@ -23,6 +24,9 @@ pub struct Written {
     /// Bounds, if any was chosen.
     #[serde(default, skip_serializing_if = "Limits::is_default")]
     pub limits: Limits,
+    /// Of a cluster of several nodes: what they share.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chain: Option<ChainSettings>,
     /// The nodes.
     pub nodes: Vec<WrittenNode>,
 }

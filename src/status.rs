@@ -1,5 +1,6 @@
 //! What a daemon says of itself, and how it is asked: whoever connects to the control socket gets one JSON document.
 
+use crate::chain::told::ChainStatus;
 use ipc::{Host, SystemHost};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use serde::{Deserialize, Serialize};
@@ -31,7 +32,7 @@ pub struct ProgramStatus {
 }
 
 /// State of one node. The schema is stable: fields are added, never changed.
-#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 pub struct NodeStatus {
     /// Number of the node.
     pub node: u32,
@@ -86,6 +87,9 @@ pub struct NodeStatus {
     /// Daemons of the node that died and were replaced by their keeper, since the keeper started.
     #[serde(default)]
     pub restarts: u64,
+    /// Of a cluster of several nodes: its part in the chain.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chain: Option<ChainStatus>,
 }
 
 /// What daemons of before do not say of themselves.

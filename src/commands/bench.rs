@@ -76,8 +76,12 @@ pub(super) fn with_cluster<T>(
     measure: impl FnOnce(&Measuring<'_>) -> Result<T>,
 ) -> Result<T> {
     let folder = Scratch::new()?;
-    let cluster =
-        Cluster::create(&folder.0.join("cluster"), medium, capacity_mib << 20, &mut Made::default())?;
+    let cluster = Cluster::create(
+        &folder.0.join("cluster"),
+        (medium, capacity_mib << 20),
+        (1, None),
+        &mut Made::default(),
+    )?;
     let node = cluster.node(1)?;
     let scratch = folder.0.join("scratch");
     fs::create_dir_all(&scratch).map_err(Error::at("make", &scratch))?;

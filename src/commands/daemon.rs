@@ -1,11 +1,12 @@
 //! `hearth daemon`: one daemon in the foreground. It recovers its pool, lets programs in, and ends on SIGTERM with
 //! everything digested; or at once, saying why, when a file of the pool is lost under it or what holds the pool is full.
 //! Its socket is its standard input, if that is one that listens (a keeper holds it over the deaths of daemons), else its
-//! own.
+//! own. That of a cluster of several nodes is [`crate::chain::daemon`].
 
 use super::OneNode;
 use super::serve::ENVIRONMENT_RESTARTS;
 use super::up::say_ready;
+use crate::chain::settings::PoolShape;
 use crate::cluster::{Cluster, MediumKind, Node};
 use crate::error::{Error, Result};
 use crate::presence::Presence;
@@ -16,7 +17,7 @@ use ipc::socket::Listener;
 use ipc::{Descriptor, Host, SystemHost, Word};
 use pmem::Medium;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use sharedfs::{Config, Daemon, Door, Format, format_pool, turn_away};
+use sharedfs::{Config, Daemon, Door, Recovered, format_pool, turn_away};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::collections::BTreeSet;
@@ -31,21 +32,19 @@ use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 use tracing::{error, info, warn};
 
-/// Data bytes for each node of the tree that a pool has room for: files of one block each still fit.
-const DATA_BYTES_PER_NODE: u64 = 16 << 10;
 /// So long nobody is told how the node is after somebody could not be.
 const CONTROL_PAUSE: Duration = Duration::from_millis(50);
 /// How often the daemon looks whether its pool was removed.
 const POOL_LOOK: Duration = Duration::from_millis(500);
-/// The smallest tree.
-const NODES_MIN: u64 = 4096;
-
 pub(super) fn run(arguments: &OneNode) -> Result<ExitCode> {
     super::speak();
     super::abort_on_panic();
     raise_descriptors();
     let cluster = arguments.place.cluster()?;
     let node = cluster.node(arguments.node)?;
+    if let Some(chain) = &cluster.settings.chain {
+        return crate::chain::daemon::run(&cluster, node, chain);
+    }
     let (sender, ends) = channel();
     forward_signals(sender.clone())?;
 
@@ -60,12 +59,7 @@ pub(super) fn run(arguments: &OneNode) -> Result<ExitCode> {
     }
     let (daemon, losses) = opened?;
     daemon.start().map_err(of_daemon("start"))?;
-    let door = Door {
-        listener,
-        library: env!("CARGO_PKG_VERSION").to_owned(),
-        uid: rustix::process::geteuid().as_raw(),
-    };
-    daemon.listen(door).map_err(of_daemon("listen"))?;
+    daemon.listen(door(listener)).map_err(of_daemon("listen"))?;
     let daemon = Arc::new(daemon);
     tell_failure(&daemon, sender)?;
     let pool = Arc::new(pool_files(node)?);
@@ -74,7 +68,8 @@ pub(super) fn run(arguments: &OneNode) -> Result<ExitCode> {
     Process::this()?.save(&cluster.pid_file(node))?;
     say_ready()?;
     // The keeper hears first that the daemon serves: a daemon that dies after it told others so is started again.
-    answer_status(control, (&cluster, node), &daemon, (losses, pool))?;
+    let asked = (cluster.clone(), node.clone(), daemon.clone());
+    answer_status(control, move || daemon_status((&asked.0, &asked.1), &asked.2, &losses, &pool))?;
     info!(node = node.number, "serving");
 
     let end = ends.recv().expect("the threads that send never end");
@@ -108,13 +103,13 @@ fn raise_descriptors() {
 }
 
 /// Why a daemon ends.
-enum End {
+pub(crate) enum End {
     Signal(i32),
     /// The pool cannot be used: why, in a sentence.
     Failed(String),
 }
 
-fn forward_signals(sender: Sender<End>) -> Result<()> {
+pub(crate) fn forward_signals(sender: Sender<End>) -> Result<()> {
     let mut signals = Signals::new([SIGTERM, SIGINT])
         .map_err(|why| Error::new(format!("cannot wait for signals: {why}")))?;
     let body = move || {
@@ -129,7 +124,7 @@ fn forward_signals(sender: Sender<End>) -> Result<()> {
 
 /// Says it when the daemon stops. If a file is lost, or there is no space, it ends, and the next one looks what there is;
 /// after other failures of the medium nobody knows what a look would be worth, so it stays, and refuses everything.
-fn tell_failure(daemon: &Arc<Daemon>, sender: Sender<End>) -> Result<()> {
+pub(crate) fn tell_failure(daemon: &Arc<Daemon>, sender: Sender<End>) -> Result<()> {
     let daemon = daemon.clone();
     let body = move || {
         let failure = daemon.until_failure();
@@ -143,20 +138,20 @@ fn tell_failure(daemon: &Arc<Daemon>, sender: Sender<End>) -> Result<()> {
 }
 
 /// Files of a pool without which there is none.
-fn pool_files(node: &Node) -> Result<Vec<Presence>> {
+pub(crate) fn pool_files(node: &Node) -> Result<Vec<Presence>> {
     let paths = [node.pool.clone(), node.pool.join("tree"), node.pool.join("ledger")];
     paths.iter().map(|path| Presence::of(path)).collect()
 }
 
 /// The first of them that was removed, with a sentence about it.
-fn removed(pool: &[Presence]) -> Option<sharedfs::Error> {
+pub(crate) fn removed(pool: &[Presence]) -> Option<sharedfs::Error> {
     let found = pool.iter().find(|file| file.is_removed())?;
     Some(sharedfs::Error::Removed(found.path.display().to_string()))
 }
 
 /// Tells which blocks are found damaged, and stops the daemon when its pool is removed: what programs commit from then on would be acknowledged, and lost. The
 /// process stays until it is told to end, since the contents of the pool can be copied through its descriptors.
-fn watch_pool(daemon: &Arc<Daemon>, pool: &Arc<Vec<Presence>>) -> Result<()> {
+pub(crate) fn watch_pool(daemon: &Arc<Daemon>, pool: &Arc<Vec<Presence>>) -> Result<()> {
     let (daemon, pool) = (daemon.clone(), pool.clone());
     let body = move || {
         let mut told = BTreeSet::new();
@@ -184,24 +179,39 @@ fn damaged_block((inode, block): &(InodeNumber, u64)) -> String {
     )
 }
 
-fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<()> {
+pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<()> {
     let thread = SystemHost.spawn(name, Box::new(body));
     thread.map_err(|why| Error::new(format!("cannot start a thread: {why}"))).map(drop)
 }
 
 /// Leaves a sentence for `hearth status`.
-fn note_failure(cluster: &Cluster, node: &Node, failure: &str) {
+pub(crate) fn note_failure(cluster: &Cluster, node: &Node, failure: &str) {
     // Without it the log still says it.
     let _ = fs::write(cluster.failure_file(node), failure);
 }
 
-fn of_daemon(what: &'static str) -> impl FnOnce(sharedfs::Error) -> Error {
+pub(crate) fn of_daemon(what: &'static str) -> impl FnOnce(sharedfs::Error) -> Error {
     move |why| Error::new(format!("cannot {what}: {why}"))
 }
 
 /// Opens the pool, made first if the folder is empty; with what was lost of it. If what holds a pool that
 /// was there is full, those who wait at the socket are told.
 fn open(cluster: &Cluster, node: &Node, listener: &Listener) -> Result<(Daemon, Vec<String>)> {
+    let pool = &node.pool;
+    let (medium, config) = (medium(cluster, node)?, config(cluster));
+    make_new_pool(&medium, cluster, node)?;
+    let begin = SystemHost.now();
+    let opened = Daemon::open(Arc::new(SystemHost), &medium, config).inspect_err(|why| {
+        if why.is_no_space() {
+            turn_away(listener, why);
+        }
+    });
+    let (daemon, recovered) = opened.map_err(Error::at("open", pool))?;
+    Ok((daemon, tell_recovered(&recovered, SystemHost.now().since(begin))))
+}
+
+/// The medium of a node's pool, whose folder has to be there.
+pub(crate) fn medium(cluster: &Cluster, node: &Node) -> Result<Medium> {
     let pool = &node.pool;
     if !pool.exists() {
         let lost = match cluster.settings.medium {
@@ -212,30 +222,37 @@ fn open(cluster: &Cluster, node: &Node, listener: &Listener) -> Result<(Daemon, 
         };
         return Err(Error::new(format!("the pool {} is gone{lost}", pool.display())));
     }
-    let medium = match cluster.settings.medium {
+    match cluster.settings.medium {
         MediumKind::File => Medium::file(pool),
         MediumKind::Memory => Medium::memory(pool),
     }
-    .map_err(Error::at("open", pool))?;
+    .map_err(Error::at("open", pool))
+}
+
+/// The settings of a daemon.
+pub(crate) fn config(cluster: &Cluster) -> Config {
     let capacity_blocks = cluster.settings.capacity_bytes / format::BLOCK_BYTES as u64;
     let trusted_uid = rustix::process::geteuid().as_raw();
     let mut config = Config { trusted_uid, ..Config::default() };
     cluster.settings.limits.apply(&mut config);
     config.area.capacity_blocks = capacity_blocks;
     config.area.segment_blocks = segment_blocks(capacity_blocks);
-    make_new_pool(&medium, cluster, node, &config)?;
-    let begin = SystemHost.now();
-    let opened = Daemon::open(Arc::new(SystemHost), &medium, config).inspect_err(|why| {
-        if why.is_no_space() {
-            turn_away(listener, why);
-        }
-    });
-    let (daemon, recovered) = opened.map_err(Error::at("open", pool))?;
+    config
+}
+
+/// What a daemon's door is told.
+pub(crate) fn door(listener: Listener) -> Door {
+    let uid = rustix::process::geteuid().as_raw();
+    Door { listener, library: env!("CARGO_PKG_VERSION").to_owned(), uid }
+}
+
+/// Says what was found when a daemon began to lead; gives what was lost.
+pub(crate) fn tell_recovered(recovered: &Recovered, took: Duration) -> Vec<String> {
     info!(
         logs = recovered.logs.len(),
         records = recovered.records,
         orphans = recovered.orphans,
-        microseconds = SystemHost.now().since(begin).as_micros() as u64,
+        microseconds = took.as_micros() as u64,
         "recovered"
     );
     for (log, reason) in &recovered.cuts {
@@ -253,7 +270,7 @@ fn open(cluster: &Cluster, node: &Node, listener: &Listener) -> Result<(Daemon, 
     let losses: Vec<String> =
         recovered.damaged.iter().map(lost).chain(recovered.kept.iter().map(unjudged)).collect();
     losses.iter().for_each(|loss| error!(loss));
-    Ok((daemon, losses))
+    losses
 }
 
 /// Data blocks of a segment in a pool of so many: so small that several users find segments of their own, and that an empty
@@ -264,7 +281,7 @@ fn segment_blocks(capacity_blocks: u64) -> u32 {
 }
 
 /// Makes the pool of a node that never had one.
-fn make_new_pool(medium: &Medium, cluster: &Cluster, node: &Node, config: &Config) -> Result<()> {
+pub(crate) fn make_new_pool(medium: &Medium, cluster: &Cluster, node: &Node) -> Result<()> {
     let pool = &node.pool;
     let made = cluster.pool_made_file(node);
     if medium.list().map_err(Error::at("read", pool))?.is_empty() {
@@ -276,7 +293,7 @@ fn make_new_pool(medium: &Medium, cluster: &Cluster, node: &Node, config: &Confi
                 pool.display()
             )));
         }
-        make_pool(medium, cluster, config)?;
+        make_pool(medium, cluster)?;
         info!(pool = %pool.display(), "made the pool");
     }
     // Clusters of before have none.
@@ -286,22 +303,17 @@ fn make_new_pool(medium: &Medium, cluster: &Cluster, node: &Node, config: &Confi
     Ok(())
 }
 
-fn make_pool(medium: &Medium, cluster: &Cluster, config: &Config) -> Result<()> {
-    let nodes = (cluster.settings.capacity_bytes / DATA_BYTES_PER_NODE).max(NODES_MIN);
-    let new = Format {
-        pool: PoolUid::new(SystemHost.random()),
-        tree_nodes_max: u32::try_from(nodes).map_err(|_| Error::new("the capacity is out of range"))?,
-        root_mode: 0o755,
-        root_uid: rustix::process::geteuid().as_raw(),
-        root_gid: rustix::process::getegid().as_raw(),
-        time_ns: SystemHost.wall(),
-        ledger_bytes: config.ledger_bytes,
+fn make_pool(medium: &Medium, cluster: &Cluster) -> Result<()> {
+    let shape = match &cluster.settings.chain {
+        Some(chain) => chain.pools,
+        None => PoolShape::new(cluster.settings.capacity_bytes)?,
     };
+    let new = shape.format(PoolUid::new(SystemHost.random()));
     format_pool(medium, &new).map_err(of_daemon("make the pool"))
 }
 
 /// The socket that a keeper gave as standard input, if it did.
-fn kept_listener() -> Result<Option<Listener>> {
+pub(crate) fn kept_listener() -> Result<Option<Listener>> {
     let stdin = std::io::stdin();
     if !rustix::net::sockopt::socket_acceptconn(&stdin).unwrap_or(false) {
         return Ok(None);
@@ -313,26 +325,23 @@ fn kept_listener() -> Result<Option<Listener>> {
 
 /// A socket that programs attach to, where nobody listens any more: everybody may knock, and is then what the kernel
 /// says he is.
-pub(super) fn listen(path: &Path) -> Result<Listener> {
+pub(crate) fn listen(path: &Path) -> Result<Listener> {
     let _ = fs::remove_file(path);
     Listener::bind(path).map_err(Error::at("listen at", path))
 }
 
 /// The socket at which others ask how the node is; they wait there until they are answered.
-fn listen_for_questions(cluster: &Cluster, node: &Node) -> Result<UnixListener> {
+pub(crate) fn listen_for_questions(cluster: &Cluster, node: &Node) -> Result<UnixListener> {
     let control = cluster.control(node);
     let _ = fs::remove_file(&control);
     UnixListener::bind(&control).map_err(Error::at("listen at", &control))
 }
 
 /// Starts the thread that tells each process that connects how the node is.
-fn answer_status(
+pub(crate) fn answer_status(
     listener: UnixListener,
-    (cluster, node): (&Cluster, &Node),
-    daemon: &Arc<Daemon>,
-    (losses, pool): (Vec<String>, Arc<Vec<Presence>>),
+    status: impl Fn() -> NodeStatus + Send + 'static,
 ) -> Result<()> {
-    let (cluster, node, daemon) = (cluster.clone(), node.clone(), daemon.clone());
     let body = move || {
         for stream in listener.incoming() {
             let Ok(mut stream) = stream else {
@@ -340,21 +349,30 @@ fn answer_status(
                 SystemHost.wait(&Word::new(0), 0, Some(SystemHost.now().after(CONTROL_PAUSE)));
                 continue;
             };
-            let failure = removed(&pool).map(|why| {
-                // It has been so by the time that it is told.
-                daemon.give_up(&why);
-                why.to_string()
-            });
-            let failure = failure.or_else(|| daemon.failure());
-            let mut losses = losses.clone();
-            losses.extend(daemon.damaged_blocks().iter().map(damaged_block));
-            let status = NodeStatus { losses, ..status(&cluster, &node, &daemon, failure) };
-            let text = serde_json::to_vec(&status).unwrap_or_default();
+            let text = serde_json::to_vec(&status()).unwrap_or_default();
             // Whoever asked and went away is not missed.
             let _ = stream.write_all(&text);
         }
     };
     spawn("control", body)
+}
+
+/// How a node is whose daemon serves.
+pub(crate) fn daemon_status(
+    (cluster, node): (&Cluster, &Node),
+    daemon: &Daemon,
+    losses: &[String],
+    pool: &[Presence],
+) -> NodeStatus {
+    let failure = removed(pool).map(|why| {
+        // It has been so by the time that it is told.
+        daemon.give_up(&why);
+        why.to_string()
+    });
+    let failure = failure.or_else(|| daemon.failure());
+    let mut losses = losses.to_vec();
+    losses.extend(daemon.damaged_blocks().iter().map(damaged_block));
+    NodeStatus { losses, ..status(cluster, node, daemon, failure) }
 }
 
 /// `failure`: why the daemon does nothing any more.
@@ -372,14 +390,6 @@ fn status(cluster: &Cluster, node: &Node, daemon: &Daemon, failure: Option<Strin
         })
         .collect();
     NodeStatus {
-        node: node.number,
-        pid: rustix::process::getpid().as_raw_nonzero().get(),
-        tree: cluster.tree(node).display().to_string(),
-        pool: node.pool.display().to_string(),
-        medium: cluster.settings.medium.to_string(),
-        copies: 1,
-        // Of a folder that cannot be looked at no more is promised than of memory.
-        survives: cluster.survives(node).unwrap_or("process").to_owned(),
         blocks: usage.blocks,
         blocks_free: usage.blocks_free,
         blocks_available: Some(daemon.free_blocks(rustix::process::geteuid().as_raw())),
@@ -388,17 +398,32 @@ fn status(cluster: &Cluster, node: &Node, daemon: &Daemon, failure: Option<Strin
         programs,
         estates: daemon.estates() as u64,
         references: daemon.references() as u64,
-        losses: Vec::new(),
-        stopped: failure.is_some(),
-        kept: std::env::var_os(ENVIRONMENT_RESTARTS).is_some(),
-        failure: failure.or_else(|| {
-            cluster.failure(node).map(|failure| format!("the daemon before this one: {failure}"))
-        }),
         forced_ends: daemon
             .ejections()
             .iter()
             .map(|end| format!("session {} of user {}: {}", end.session, end.uid, end.reason))
             .collect(),
+        ..process_status(cluster, node, failure)
+    }
+}
+
+/// What every daemon says of itself, also one that serves nobody. `failure`: why it does nothing any more.
+pub(crate) fn process_status(cluster: &Cluster, node: &Node, failure: Option<String>) -> NodeStatus {
+    NodeStatus {
+        node: node.number,
+        pid: rustix::process::getpid().as_raw_nonzero().get(),
+        tree: cluster.tree(node).display().to_string(),
+        pool: node.pool.display().to_string(),
+        medium: cluster.settings.medium.to_string(),
+        copies: 1,
+        // Of a folder that cannot be looked at no more is promised than of memory.
+        survives: cluster.survives(node).unwrap_or("process").to_owned(),
+        stopped: failure.is_some(),
+        kept: std::env::var_os(ENVIRONMENT_RESTARTS).is_some(),
+        failure: failure.or_else(|| {
+            cluster.failure(node).map(|failure| format!("the daemon before this one: {failure}"))
+        }),
         restarts: std::env::var(ENVIRONMENT_RESTARTS).ok().and_then(|count| count.parse().ok()).unwrap_or(0),
+        ..NodeStatus::default()
     }
 }

@@ -2,6 +2,7 @@
 
 use super::Down;
 use super::mount::{Taken, take_away};
+use crate::chain::{self, waiting::Parts};
 use crate::cluster::{Cluster, Node};
 use crate::error::{Error, Result};
 use crate::process::{Process, with_environment, with_mapping};
@@ -21,7 +22,7 @@ pub(super) fn run(arguments: &Down) -> Result<ExitCode> {
     let cluster = arguments.place.cluster()?;
     let nodes: Vec<&Node> = match arguments.node {
         Some(number) => vec![cluster.node(number)?],
-        None => cluster.settings.nodes.iter().collect(),
+        None => in_order(&cluster, arguments.hard),
     };
     let mut ended = 0;
     for node in nodes {
@@ -45,10 +46,23 @@ pub(super) fn run(arguments: &Down) -> Result<ExitCode> {
             say::line(format_args!("node {} was down", node.number));
         }
     }
+    if arguments.node.is_none() {
+        chain::manager::stop(&cluster, arguments.hard)?;
+    }
     if ended == 0 && arguments.node.is_some() {
         return Err(Error::new("nothing was running"));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// All nodes, in the order in which they end: the one that leads last, else another one would take its place.
+fn in_order(cluster: &Cluster, hard: bool) -> Vec<&Node> {
+    let mut nodes: Vec<&Node> = cluster.settings.nodes.iter().collect();
+    if cluster.settings.chain.is_some() && !hard {
+        let leader = Parts::ask(cluster).leader().map(|(number, _)| number);
+        nodes.sort_by_key(|node| Some(node.number) == leader);
+    }
+    nodes
 }
 
 /// What has to be said of a mount without a daemon.

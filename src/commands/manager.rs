@@ -4,6 +4,7 @@
 
 use super::Where;
 use super::cluster::told;
+use crate::chain;
 use crate::cluster::SOCKET_PATH_BYTES_MAX;
 use crate::error::{Error, Result};
 use crate::key;
@@ -31,7 +32,7 @@ const LEASE_MS: u64 = 1000;
 const DRIFT_PPM: u32 = 1000;
 
 #[derive(Debug, Args)]
-pub(super) struct Arguments {
+pub(crate) struct Arguments {
     #[command(flatten)]
     place: Where,
     /// Where nodes of other machines reach it: an address of this machine, with a port or without for a free one
@@ -49,15 +50,18 @@ pub(super) struct Arguments {
     /// own [default: 1000]
     #[arg(long, value_name = "PPM")]
     drift: Option<u32>,
+    /// Run the manager as a process of its own, and start it again when it dies: `hearth up --nodes` does it
+    #[arg(long, hide = true, conflicts_with_all = ["listen", "key", "drift"])]
+    keep: bool,
 }
 
 /// Where a cluster's manager keeps its files.
-pub(super) fn folder(dir: &Path) -> PathBuf {
+pub(crate) fn folder(dir: &Path) -> PathBuf {
     dir.join("manager")
 }
 
 /// Where a cluster's key is, if nothing else is said.
-pub(super) fn key_file(dir: &Path) -> PathBuf {
+pub(crate) fn key_file(dir: &Path) -> PathBuf {
     dir.join("key")
 }
 
@@ -65,9 +69,13 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode> {
     super::speak();
     super::abort_on_panic();
     let dir = arguments.place.dir()?;
+    if arguments.keep {
+        return chain::manager::keep(&dir, arguments.lease);
+    }
     let folder = folder(&dir);
     let ending = Arc::new(Ending::new());
     hear_signals(&ending)?;
+    chain::manager::note_process(&dir)?;
     // What can be refused is refused before anything is made or changed.
     let key = arguments.key.clone().unwrap_or_else(|| key_file(&dir));
     let (rules, is_new) = rules(arguments, &folder)?;

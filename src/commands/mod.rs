@@ -3,18 +3,19 @@
 mod bench;
 mod check;
 mod cluster;
-mod daemon;
+pub(crate) mod daemon;
 mod down;
 mod inspect;
-mod manager;
-mod mount;
+pub(crate) mod manager;
+pub(crate) mod mount;
 mod pages;
 mod run;
-mod serve;
+pub(crate) mod serve;
 mod status;
 mod sustained;
-mod up;
+pub(crate) mod up;
 
+use crate::chain::settings::NODES_MAX;
 use crate::cluster::{Cluster, MediumKind};
 use crate::error::Result;
 use crate::say;
@@ -109,6 +110,18 @@ impl Where {
 struct Up {
     #[command(flatten)]
     place: Where,
+    /// How many nodes, each with a copy of all files: an fsync returns when every one of them has what was written; only for
+    /// a new cluster, and all on this machine [default: 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(NODES_MAX)))]
+    nodes: Option<u32>,
+    /// How long a node may be silent before another one takes its place, in ms, 10 to 3600000; only for a new cluster
+    /// [default: 1000]
+    #[arg(long, value_name = "MS", requires = "nodes")]
+    lease: Option<u64>,
+    /// How long a copy may keep programs waiting before it does not count any more, in ms; only for a new cluster
+    /// [default: 250]
+    #[arg(long, value_name = "MS", requires = "nodes")]
+    patience: Option<u64>,
     /// Where the pools lie; only for a new cluster [default: file]
     #[arg(long, value_enum, value_name = "MEDIUM")]
     medium: Option<MediumKind>,
@@ -166,9 +179,9 @@ struct Umount {
 struct Run {
     #[command(flatten)]
     place: Where,
-    /// The node on which it runs
-    #[arg(long, value_name = "K", default_value_t = 1)]
-    node: u32,
+    /// The node on which it runs: of several the one that leads [default: that one]
+    #[arg(long, value_name = "K")]
+    node: Option<u32>,
     /// Where the program sees the tree; needs no mount [default: DIR/nK]
     #[arg(long, value_name = "PATH")]
     at: Option<PathBuf>,
@@ -310,7 +323,7 @@ pub fn run(arguments: Arguments) -> ExitCode {
 const FAILED: u8 = 2;
 
 /// From here on what happens is told on standard error, which is a log file; `HEARTH_LOG` says how much.
-fn speak() {
+pub(crate) fn speak() {
     let chosen = std::env::var("HEARTH_LOG").unwrap_or_default();
     let level = match chosen.as_str() {
         "" => Some(LevelFilter::INFO),
@@ -330,7 +343,7 @@ fn speak() {
 
 /// From here on a panic on any thread ends the process, once it is told. For those that keep what others rely on: what a
 /// thread left half done is seen by nobody, and whoever starts the process again recovers.
-fn abort_on_panic() {
+pub(crate) fn abort_on_panic() {
     let tell = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         tell(panic);

@@ -2,6 +2,7 @@
 
 use super::up::{alone, say_ready, wait_until_ready};
 use super::{Mount, Umount};
+use crate::chain::waiting::Parts;
 use crate::cluster::{Cluster, Node};
 use crate::error::{Error, Result};
 use crate::mountpoint::{self, Stand, gateway_file};
@@ -45,6 +46,16 @@ pub(super) fn mount(arguments: &Mount) -> Result<ExitCode> {
             quoted(&cluster.dir)
         )));
     }
+    if cluster.settings.chain.is_some()
+        && let Some((leader, _)) = Parts::ask(&cluster).leader()
+        && leader != node.number
+    {
+        say::aside(format_args!(
+            "hearth: node {leader} leads, not node {}: that one is mounted",
+            node.number
+        ));
+        return Ok(ExitCode::FAILURE);
+    }
     mountpoint::tidy(&cluster, node);
     if mountpoint::stand(&cluster, node) == Stand::Other {
         let tree = cluster.tree(node);
@@ -58,7 +69,7 @@ pub(super) fn mount(arguments: &Mount) -> Result<ExitCode> {
 
 /// Mounts a node that was started, unless it is mounted or is not to be. That it may not be is no failure: the line says what
 /// is missing.
-pub(super) fn show_if_wanted(cluster: &Cluster, node: &Node) {
+pub(crate) fn show_if_wanted(cluster: &Cluster, node: &Node) {
     if !cluster.settings.mount || mountpoint::gateway(cluster, node).is_some() {
         return;
     }

@@ -2,6 +2,7 @@
 
 use super::down::ENVIRONMENT_SOCKET;
 use super::{Run, Within};
+use crate::chain::waiting::Parts;
 use crate::cluster::{Cluster, Node};
 use crate::error::{Error, Result};
 use crate::health;
@@ -26,7 +27,13 @@ const LIBRARY: &str = "libhearth.so";
 
 pub(super) fn run(arguments: &Run) -> Result<ExitCode> {
     let cluster = arguments.place.cluster()?;
-    let node = cluster.node(arguments.node)?;
+    let node = match chosen(&cluster, arguments.node)? {
+        Ok(node) => node,
+        Err(why) => {
+            say::aside(format_args!("hearth: {why}"));
+            return Ok(ExitCode::FAILURE);
+        }
+    };
     let at = match &arguments.at {
         Some(path) if path == Path::new("/") => {
             return Err(Error::new("--at / would hide every other file"));
@@ -89,6 +96,29 @@ pub(super) fn run(arguments: &Run) -> Result<ExitCode> {
         why = preloaded(&own, &cluster, node, &at)?.args(["within", "--"]).args(&arguments.command).exec();
     }
     Ok(not_run(program, &why))
+}
+
+/// The node on which a program runs; or why there is none for it now.
+fn chosen(cluster: &Cluster, named: Option<u32>) -> Result<std::result::Result<&Node, String>> {
+    let node = cluster.node(named.unwrap_or(1))?;
+    if cluster.settings.chain.is_none() {
+        return Ok(Ok(node));
+    }
+    let parts = Parts::ask(cluster);
+    match (parts.leader(), named) {
+        (Some((leader, _)), None) => Ok(Ok(cluster.node(leader)?)),
+        (Some((leader, _)), Some(named)) if leader == named => Ok(Ok(node)),
+        (Some((leader, _)), Some(named)) => Ok(Err(format!(
+            "node {leader} leads, not node {named}: hearth run --dir {} --node {leader}",
+            quoted(&cluster.dir)
+        ))),
+        // Who may not ask finds out by himself.
+        (None, _) if parts.are_forbidden() => Ok(Ok(node)),
+        (None, _) => Ok(Err(format!(
+            "no node leads now (hearth status --dir {} says what they wait for)",
+            quoted(&cluster.dir)
+        ))),
+    }
 }
 
 /// Where this process, under a `hearth run` itself, sees a tree that the program to run will not see.

@@ -171,6 +171,9 @@ fn problems(cluster: &Cluster, node: &Node, status: &NodeStatus, mount: Stand) -
     if status.blocks_available == Some(0) && !status.stopped {
         problems.push("the pool is full: writes get ENOSPC until files are removed".to_owned());
     }
+    if let Some(chain) = &status.chain {
+        problems.extend(chain.problems(status.node));
+    }
     if mount == Stand::DeadMount {
         problems.push("the process of its mount is gone: calls through the mount fail".to_owned());
     }
@@ -205,6 +208,9 @@ fn print(answer: &Answer) {
 }
 
 fn print_serving(status: &NodeStatus, gateway: Option<i32>) {
+    if let Some(chain) = &status.chain {
+        chain.lines().iter().for_each(|line| say::line(format_args!("  {line}")));
+    }
     if !status.stopped {
         say::line(format_args!("  an fsync survives: {}", survives(&status.survives)));
     }

@@ -1,6 +1,9 @@
 //! `hearth up` and `hearth start`: start daemons and wait until they serve.
 
+use super::down::stop;
 use super::{OneNode, Up, mount};
+use crate::chain::settings::ChainSettings;
+use crate::chain::{self, waiting};
 use crate::cluster::{Cluster, MediumKind, Node};
 use crate::error::{Error, Result};
 use crate::health::{self, NodeHealth};
@@ -11,6 +14,7 @@ use crate::say::{self, quoted};
 use crate::status::ask;
 use ipc::{Host, SystemHost, Word};
 use rustix::fs::{FlockOperation, flock, statvfs};
+use std::ffi::OsString;
 use std::fs::{self, OpenOptions};
 use std::io::{Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -42,11 +46,7 @@ pub(super) fn run(arguments: &Up) -> Result<ExitCode> {
         start_all(&cluster)?;
         cluster
     } else {
-        let medium = arguments.medium.unwrap_or(MediumKind::File);
-        let begun = begin(&dir, medium, capacity_bytes, &mut made).and_then(|mut cluster| {
-            choose_mount(&mut cluster, arguments)?;
-            Ok(cluster)
-        });
+        let begun = begin(&dir, arguments, capacity_bytes, &mut made);
         match begun {
             Ok(cluster) => {
                 say_room(&cluster);
@@ -60,8 +60,14 @@ pub(super) fn run(arguments: &Up) -> Result<ExitCode> {
     };
     // What serves a mount is alone, too, when it makes it.
     drop(alone);
-    cluster.settings.nodes.iter().for_each(|node| mount::show_if_wanted(&cluster, node));
-    let node = cluster.node(1)?;
+    let node = match &cluster.settings.chain {
+        Some(_) => waiting::for_leader(&cluster)?,
+        None => {
+            let node = cluster.node(1)?;
+            mount::show_if_wanted(&cluster, node);
+            node
+        }
+    };
     say::line(format_args!("Run programs with: hearth run --dir {} -- COMMAND", quoted(&cluster.dir)));
     say::line(format_args!("They see the tree at {}", cluster.tree(node).display()));
     Ok(ExitCode::SUCCESS)
@@ -92,29 +98,53 @@ fn say_room(cluster: &Cluster) {
 }
 
 /// Makes a cluster and starts it for the first time.
-fn begin(dir: &Path, medium: MediumKind, capacity_bytes: u64, made: &mut Made) -> Result<Cluster> {
+fn begin(dir: &Path, arguments: &Up, capacity_bytes: u64, made: &mut Made) -> Result<Cluster> {
     let none =
         |why: &dyn std::fmt::Display| Error::new(format!("no cluster was made in {}: {why}", dir.display()));
-    let cluster = Cluster::create(dir, medium, capacity_bytes, made).map_err(|why| none(&why))?;
-    let started = start_all(&cluster);
-    started.map_err(|why| {
-        let node = &cluster.settings.nodes[0];
-        let mib = 1 << 20;
-        let room = statvfs(&node.pool).map_or(0, |medium| medium.f_bavail * medium.f_frsize);
-        match cluster.failure(node) {
-            Some(failure) => none(&format_args!(
-                "{failure} (--capacity {}, and {} MiB are free where the pool was to lie)",
-                capacity_bytes / mib,
-                room / mib
-            )),
-            None => none(&why),
+    let medium = arguments.medium.unwrap_or(MediumKind::File);
+    let nodes = arguments.nodes.unwrap_or(1);
+    let chain = match nodes {
+        1 => None,
+        _ => Some(chain_settings(arguments, capacity_bytes).map_err(|why| none(&why))?),
+    };
+    let created = Cluster::create(dir, (medium, capacity_bytes), (nodes, chain), made);
+    let mut cluster = created.map_err(|why| none(&why))?;
+    choose_mount(&mut cluster, arguments)?;
+    if let Err(why) = start_all(&cluster) {
+        // What was started before it failed.
+        for node in &cluster.settings.nodes {
+            let _ = stop(&cluster, node, true);
         }
-    })?;
+        let _ = chain::manager::stop(&cluster, true);
+        let mib = 1 << 20;
+        let failed = cluster.settings.nodes.iter().find_map(|node| Some((node, cluster.failure(node)?)));
+        return Err(match failed {
+            Some((node, failure)) => {
+                let room = statvfs(&node.pool).map_or(0, |medium| medium.f_bavail * medium.f_frsize);
+                none(&format_args!(
+                    "{failure} (--capacity {}, and {} MiB are free where the pool was to lie)",
+                    capacity_bytes / mib,
+                    room / mib
+                ))
+            }
+            None => none(&why),
+        });
+    }
     Ok(cluster)
+}
+
+/// What the nodes of a new cluster share.
+fn chain_settings(arguments: &Up, capacity_bytes: u64) -> Result<ChainSettings> {
+    let mut chain = ChainSettings::new(capacity_bytes)?;
+    chain.lease_ms = arguments.lease.unwrap_or(chain.lease_ms);
+    chain.patience_ms = arguments.patience.unwrap_or(chain.patience_ms);
+    chain.check()?;
+    Ok(chain)
 }
 
 /// Starts every node that is not up, and says so.
 fn start_all(cluster: &Cluster) -> Result<()> {
+    chain::manager::start(cluster)?;
     for node in &cluster.settings.nodes {
         look_at_tree(cluster, node);
         say_start(node.number, &start_node(cluster, node)?);
@@ -126,10 +156,14 @@ pub(super) fn start(arguments: &OneNode) -> Result<ExitCode> {
     let cluster = arguments.place.cluster()?;
     let alone = alone(&cluster.dir)?;
     let node = cluster.node(arguments.node)?;
+    chain::manager::start(&cluster)?;
     look_at_tree(&cluster, node);
     say_start(arguments.node, &start_node(&cluster, node)?);
     drop(alone);
-    mount::show_if_wanted(&cluster, node);
+    // A node of several is mounted when it leads.
+    if cluster.settings.chain.is_none() {
+        mount::show_if_wanted(&cluster, node);
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -176,6 +210,22 @@ fn agree(cluster: &Cluster, arguments: &Up) -> Result<()> {
     let other_medium = arguments.medium.is_some_and(|medium| medium != settings.medium);
     let other_capacity =
         arguments.capacity.is_some_and(|mib| mib.saturating_mul(1 << 20) != settings.capacity_bytes);
+    let other = |wanted: Option<u64>, has: Option<u64>| wanted.is_some() && wanted != has;
+    if other(arguments.lease, settings.chain.map(|chain| chain.lease_ms))
+        || other(arguments.patience, settings.chain.map(|chain| chain.patience_ms))
+    {
+        return Err(Error::new(format!(
+            "the cluster in {} exists with another lease or patience; these are given to a new one",
+            cluster.dir.display()
+        )));
+    }
+    let nodes = settings.nodes.len();
+    if arguments.nodes.is_some_and(|wanted| wanted as usize != nodes) {
+        return Err(Error::new(format!(
+            "the cluster in {} exists with --nodes {nodes}, which cannot be changed yet",
+            cluster.dir.display()
+        )));
+    }
     if other_medium || other_capacity {
         return Err(Error::new(format!(
             "the cluster in {} exists with --medium {} and capacity {} MiB; these cannot be changed",
@@ -243,18 +293,38 @@ fn wait_until_answered(cluster: &Cluster, node: &Node) -> Result<()> {
 }
 
 /// Starts this program anew in the background, for a node, and waits until it says that it is ready.
-pub(super) fn wait_until_ready(cluster: &Cluster, node: &Node, command: &[&str], log: &str) -> Result<()> {
+pub(crate) fn wait_until_ready(cluster: &Cluster, node: &Node, command: &[&str], log: &str) -> Result<()> {
+    let log = cluster.folder(node).join(log);
+    let mut arguments: Vec<OsString> = command.iter().map(OsString::from).collect();
+    let number = node.number.to_string();
+    arguments.extend(["--dir".into(), cluster.dir.clone().into(), "--node".into(), number.into()]);
+    let Err(why) = run_in_background(&arguments, &log)? else { return Ok(()) };
+    let log = log.display();
+    Err(Error::new(if command == ["serve"] {
+        let pool = node.pool.display();
+        format!(
+            "node {} did not start: {why} (all of it: {log}; hearth check {pool} says what the pool holds)",
+            node.number
+        )
+    } else {
+        format!("node {} was not mounted: {why} (all of it: {log})", node.number)
+    }))
+}
+
+/// Starts this program anew in the background, and waits until it says that it is ready; an error within is why it ended
+/// before that.
+pub(crate) fn run_in_background(
+    arguments: &[OsString],
+    log: &Path,
+) -> Result<std::result::Result<(), String>> {
     let program =
         std::env::current_exe().map_err(|why| Error::new(format!("cannot find this program: {why}")))?;
-    let log = cluster.folder(node).join(log);
     // The folder is searched by all who come to the socket; what the daemon says is for who runs it.
-    let stderr = OpenOptions::new().create(true).append(true).mode(0o600).open(&log);
-    let stderr = stderr.map_err(Error::at("open", &log))?;
+    let stderr = OpenOptions::new().create(true).append(true).mode(0o600).open(log);
+    let stderr = stderr.map_err(Error::at("open", log))?;
     let before = stderr.metadata().map_or(0, |log| log.len() as usize);
     let mut child = Command::new(&program)
-        .args(command)
-        .args([Path::new("--dir"), &cluster.dir])
-        .args(["--node", &node.number.to_string()])
+        .args(arguments)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(stderr)
@@ -266,23 +336,13 @@ pub(super) fn wait_until_ready(cluster: &Cluster, node: &Node, command: &[&str],
     let mut stdout = child.stdout.take().expect("the child was started with a pipe");
     stdout.read_to_string(&mut said).map_err(Error::at("hear", &program))?;
     if said.trim() == READY {
-        return Ok(());
+        return Ok(Ok(()));
     }
     // It is gone or goes; until then it may still write.
     let _ = child.wait();
     // What earlier starts said is not the reason.
-    let text = fs::read(&log).unwrap_or_default();
-    let why = reason(&String::from_utf8_lossy(text.get(before..).unwrap_or_default()));
-    let log = log.display();
-    Err(Error::new(if command == ["serve"] {
-        let pool = node.pool.display();
-        format!(
-            "node {} did not start: {why} (all of it: {log}; hearth check {pool} says what the pool holds)",
-            node.number
-        )
-    } else {
-        format!("node {} was not mounted: {why} (all of it: {log})", node.number)
-    }))
+    let text = fs::read(log).unwrap_or_default();
+    Ok(Err(reason(&String::from_utf8_lossy(text.get(before..).unwrap_or_default()))))
 }
 
 /// Why a process ended, of what it wrote to its log: its last word to a person, if there is one, else the last lines.
@@ -296,7 +356,7 @@ fn reason(log: &str) -> String {
 }
 
 /// Tells who started this process that it is ready, and lets go of the pipe.
-pub(super) fn say_ready() -> Result<()> {
+pub(crate) fn say_ready() -> Result<()> {
     let why = |why: &dyn std::fmt::Display| Error::new(format!("cannot tell that it is ready: {why}"));
     let mut stdout = std::io::stdout();
     let told = writeln!(stdout, "{READY}").and_then(|()| stdout.flush());

@@ -34,13 +34,23 @@ impl Node {
         Self::of(64, "file")
     }
 
+    /// A cluster of several nodes, whose lease and patience are so long that a busy machine costs nobody his place.
+    pub fn of_nodes(count: u32) -> Self {
+        let (count, lease, patience) = (count.to_string(), "4000", "2500");
+        let nodes = ["--nodes", &count, "--lease", lease, "--patience", patience];
+        Self::with(&[&["--medium", "memory", "--capacity", "64"], &nodes[..]].concat())
+    }
+
     fn of(mib: u64, medium: &str) -> Self {
+        Self::with(&["--medium", medium, "--capacity", &mib.to_string()])
+    }
+
+    fn with(chosen: &[&str]) -> Self {
         let library = Path::new(env!("CARGO_BIN_EXE_hearth")).with_file_name("libhearth.so");
         assert!(library.exists(), "{} is missing: cargo build -p interpose", library.display());
         let dir = tempfile::Builder::new().prefix("hearth-test-").tempdir_in("/dev/shm").unwrap();
         let node = Self { dir, programs: (!everybody_reaches(&library)).then(|| copies_of(&library)) };
-        node.hearth(&["up", "--no-mount", "--medium", medium, "--capacity", &mib.to_string()])
-            .expect_success();
+        node.hearth(&[&["up", "--no-mount"], chosen].concat()).expect_success();
         node
     }
 
@@ -91,7 +101,12 @@ impl Node {
     }
 
     pub fn check(&self) {
-        let pool = format!("{}/node-1/pool", self.dir());
+        self.check_of(1);
+    }
+
+    /// The pool of one of several nodes is as it should be.
+    pub fn check_of(&self, number: u32) {
+        let pool = format!("{}/node-{number}/pool", self.dir());
         limited(&[env!("CARGO_BIN_EXE_hearth"), "check"], &[&pool]).expect_success();
     }
 }

@@ -36,6 +36,31 @@ impl Node {
         Self(harness::Node::up())
     }
 
+    /// A cluster of several, whose first is meant where none is named.
+    pub fn several(count: u32) -> Self {
+        Self(harness::Node::of_nodes(count))
+    }
+
+    /// The cluster's folder.
+    pub fn dir(&self) -> &str {
+        self.0.dir()
+    }
+
+    /// What `hearth COMMAND --dir DIR REST` came to.
+    pub fn try_hearth(&self, arguments: &[&str]) -> std::process::Output {
+        self.0.hearth(arguments)
+    }
+
+    /// The pool of one of several nodes is as it should be.
+    pub fn check_of(&self, number: u32) {
+        self.0.check_of(number);
+    }
+
+    /// What `hearth status` says of all nodes.
+    pub fn statuses(&self) -> Vec<serde_json::Value> {
+        serde_json::from_slice(&self.0.hearth(&["status", "--json"]).stdout).unwrap()
+    }
+
     /// A path in the tree.
     pub fn path(&self, name: &str) -> String {
         self.0.path(name)
@@ -89,6 +114,14 @@ impl Node {
         Job::spawn(command, test, words)
     }
 
+    /// The same at one of several nodes.
+    pub fn begin_at(&self, number: u32, test: &str, words: &[&str]) -> Job {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_hearth"));
+        command.args(["run", "--dir", self.0.dir(), "--node", &number.to_string(), "--"]);
+        command.arg(std::env::current_exe().unwrap());
+        Job::spawn(command, test, words)
+    }
+
     /// Starts a program on the tree.
     pub fn begin_program(&self, program: &[&str]) -> Job {
         let mut command = Command::new(env!("CARGO_BIN_EXE_hearth"));
@@ -100,9 +133,12 @@ impl Node {
 impl Drop for Node {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let log = std::fs::read_to_string(self.0.dir.path().join("node-1/serve.log")).unwrap_or_default();
-            let last: Vec<&str> = log.lines().rev().take(LOG_LINES).collect();
-            eprintln!("the daemon's last words, the last first:\n{}", last.join("\n"));
+            let logs = ["node-1/serve.log", "node-2/serve.log", "node-3/serve.log", "manager.log"];
+            for log in logs {
+                let Ok(text) = std::fs::read_to_string(self.0.dir.path().join(log)) else { continue };
+                let last: Vec<&str> = text.lines().rev().take(LOG_LINES).collect();
+                eprintln!("the last words of {log}, the last first:\n{}", last.join("\n"));
+            }
         }
     }
 }

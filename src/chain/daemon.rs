@@ -1,0 +1,111 @@
+//! The daemon of a node of a cluster of several. Its pool is opened as a standby and followed from there on; which part the
+//! node has, the view of the cluster manager says ([`super::member`]). It ends on SIGTERM in order, and leaves the cluster.
+//!
+//! A node that must not serve any more ends as a kill does, at once: what keeps it from acknowledging anything is that it is
+//! not there. Its keeper starts it again, as a standby.
+
+use super::door::StandbyDoor;
+use super::links::Links;
+use super::member::{Member, Parts};
+use super::settings::ChainSettings;
+use crate::cluster::{Cluster, Node};
+use crate::commands::daemon::{
+    End, answer_status, config, forward_signals, kept_listener, listen, listen_for_questions, make_new_pool,
+    medium, note_failure, of_daemon, spawn,
+};
+use crate::commands::manager::{folder, key_file};
+use crate::commands::up::say_ready;
+use crate::error::{Error, Result};
+use crate::key;
+use crate::process::Process;
+use cluster::{Place, Remote, SOCKET_NAME};
+use format::NodeId;
+use ipc::socket::Listener;
+use ipc::{Host, SystemHost};
+use sharedfs::Standby;
+use std::fs;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use tracing::{error, info};
+
+/// The node with its pool.
+pub struct Begun {
+    pub cluster: Cluster,
+    pub node: Node,
+    pub chain: ChainSettings,
+    pub standby: Standby,
+}
+
+/// Runs the daemon until it ends.
+///
+/// # Errors
+/// Why it could not begin.
+pub fn run(cluster: &Cluster, node: &Node, chain: &ChainSettings) -> Result<ExitCode> {
+    let (sender, ends) = channel();
+    forward_signals(sender.clone())?;
+    // First of all: its socket is where programs wait meanwhile.
+    let (listener, kept) = match kept_listener()? {
+        Some(listener) => (listener, true),
+        None => (listen(&node.socket)?, false),
+    };
+    let begun = begin((cluster, node, chain), listener, sender);
+    let member = Arc::new(begun.inspect_err(|why| note_failure(cluster, node, &why.to_string()))?);
+    let control = listen_for_questions(cluster, node)?;
+    Process::this()?.save(&cluster.pid_file(node))?;
+    say_ready()?;
+    let asked = member.clone();
+    answer_status(control, move || asked.status())?;
+    let running = member.clone();
+    spawn("chain", move || running.run())?;
+    info!(node = node.number, "holds its pool");
+    let code = end((cluster, node), &member, &ends);
+    for path in [&cluster.control(node), &cluster.pid_file(node)] {
+        let _ = fs::remove_file(path);
+    }
+    if !kept {
+        let _ = fs::remove_file(&node.socket);
+    }
+    Ok(code)
+}
+
+/// Waits until the daemon is to end.
+fn end((cluster, node): (&Cluster, &Node), member: &Member, ends: &Receiver<End>) -> ExitCode {
+    match ends.recv().expect("the threads that send never end") {
+        End::Signal(signal) => {
+            info!(signal, "ending");
+            member.stop();
+            ExitCode::SUCCESS
+        }
+        End::Failed(failure) => {
+            error!(failure, "ending");
+            note_failure(cluster, node, &failure);
+            member.leave();
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Opens the pool, made first if the folder is empty, and listens for other nodes.
+fn begin(
+    (cluster, node, chain): (&Cluster, &Node, &ChainSettings),
+    listener: Listener,
+    ends: Sender<End>,
+) -> Result<Member> {
+    let host: Arc<dyn Host> = Arc::new(SystemHost);
+    let medium = medium(cluster, node)?;
+    make_new_pool(&medium, cluster, node)?;
+    let standby =
+        Standby::open(host.clone(), &medium, config(cluster)).map_err(Error::at("open", &node.pool))?;
+    let pool = standby.pool().ok_or_else(|| Error::new("the standby has no pool"))?;
+    let id = NodeId::new(node.number);
+    standby.start().map_err(of_daemon("start"))?;
+    let secret = key::read(&key_file(&cluster.dir))?;
+    let links = Links::open(chain.address, &secret, id, &standby)?;
+    let socket = folder(&cluster.dir).join(SOCKET_NAME);
+    let manager = Arc::new(Remote::at(host, Place::Socket(socket)));
+    let (cluster, node, chain) = (cluster.clone(), node.clone(), *chain);
+    let begun = Begun { cluster, node, chain, standby };
+    let door = StandbyDoor::open(listener)?;
+    Ok(Member::new(Parts { begun, medium, pool, links, door, manager, ends }))
+}

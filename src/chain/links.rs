@@ -1,0 +1,108 @@
+//! A node's connections to the others: it listens for the one that leads, and connects to those that follow.
+
+use crate::commands::daemon::spawn;
+use crate::error::{Error, Result};
+use cluster::View;
+use format::wire::RefusalReason;
+use format::{Epoch, NodeId};
+use ipc::{Host, SystemHost, Time, Word};
+use sharedfs::Standby;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tracing::{info, warn};
+use transport::{Connection, Endpoint, Fabric, Listener, Secret};
+
+/// Pause before another attempt to connect.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// The node's end of its connections.
+pub struct Links {
+    endpoint: Endpoint,
+    /// Where others reach it.
+    pub address: String,
+}
+
+impl Links {
+    /// Listens at an address of this machine, at a free port, and lets the standby follow whoever connects.
+    ///
+    /// # Errors
+    /// The machine has no such address, no libfabric, or no thread left.
+    pub fn open(address: IpAddr, secret: &Secret, node: NodeId, standby: &Standby) -> Result<Self> {
+        let why = |why: &dyn std::fmt::Display| {
+            Error::new(format!("cannot listen for other nodes at {address}: {why}"))
+        };
+        let fabric = Fabric::tcp(&address.to_string());
+        let host: Arc<dyn Host> = Arc::new(SystemHost);
+        let endpoint = fabric
+            .endpoint(host, secret.identity(node), Epoch::default(), mirror::settings())
+            .map_err(|error| why(&error))?;
+        let listener = endpoint.listen("0").map_err(|error| why(&error))?;
+        let address = listener.address();
+        let standby = standby.clone();
+        spawn("links", move || accept(&listener, &standby))?;
+        Ok(Self { endpoint, address })
+    }
+
+    /// The view has these members in this epoch: connections of a life that is over are closed when this returns.
+    pub fn advance(&self, view: &View) {
+        if self.endpoint.epoch() != view.epoch {
+            self.endpoint.advance(view.epoch, Some(view.lives()));
+        }
+    }
+
+    /// Connects to a member, trying until then: the other side may not have seen the epoch yet.
+    ///
+    /// # Errors
+    /// Why the last attempt failed.
+    pub fn connect(
+        &self,
+        view: &View,
+        node: NodeId,
+        until: Time,
+    ) -> std::result::Result<Connection, transport::Error> {
+        let Some(member) = view.members.get(&node) else {
+            return Err(transport::Error::Address("it is no member".to_owned()));
+        };
+        loop {
+            match self.endpoint.connect(member.address.as_str(), node, until) {
+                Err(transport::Error::Refused { reason, .. })
+                    if is_passing(reason) && SystemHost.now() < until =>
+                {
+                    SystemHost.wait(&Word::new(0), 0, Some(SystemHost.now().after(PAUSE)));
+                }
+                connected => return connected,
+            }
+        }
+    }
+}
+
+/// Whether the same attempt may succeed a moment later.
+fn is_passing(reason: RefusalReason) -> bool {
+    use RefusalReason::{Full, Late, NewEpoch, NotMember, OldEpoch};
+    matches!(reason, OldEpoch | NewEpoch | NotMember | Full | Late)
+}
+
+/// Each connection is followed on a thread of its own, until it ends or a later one comes.
+fn accept(listener: &Listener, standby: &Standby) {
+    loop {
+        match listener.accept(None) {
+            Ok(connection) => {
+                let standby = standby.clone();
+                let follow = move || {
+                    let head = connection.node();
+                    let ended = standby.follow(&connection);
+                    info!(node = head.get(), why = ended.err().map(|why| why.to_string()), "followed");
+                };
+                if let Err(why) = spawn("follow", follow) {
+                    warn!(%why, "a connection of another node is not followed");
+                }
+            }
+            Err(transport::Error::TimedOut | transport::Error::Interrupted) => {}
+            Err(why) => {
+                warn!(%why, "no connection of another node is taken for a while");
+                SystemHost.wait(&Word::new(0), 0, Some(SystemHost.now().after(PAUSE * 20)));
+            }
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! The embedded cluster manager of a cluster on this machine: a process of its own, and a keeper that starts it again when it
+//! dies. Members go on for as long as their heartbeats hold; so one that is away for a moment is not missed.
+
+use crate::cluster::Cluster;
+use crate::commands::daemon::spawn;
+use crate::commands::manager::folder;
+use crate::commands::up::{run_in_background, say_ready};
+use crate::error::{Error, Result};
+use crate::process::Process;
+use cluster::SOCKET_NAME;
+use cluster::line::knock;
+use ipc::{Host, SystemHost, Word};
+use rustix::process::{Pid, Signal, kill_process};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use std::ffi::OsString;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::time::Duration;
+use tracing::{info, warn};
+
+/// How long the manager may take to end in order.
+const ORDERLY: Duration = Duration::from_secs(10);
+/// Pause before it is started again; each further one is twice as long.
+const PAUSE_MIN: Duration = Duration::from_millis(10);
+/// The longest pause.
+const PAUSE_MAX: Duration = Duration::from_secs(2);
+/// A manager that lived so long begins with the shortest pause again.
+const LONG: Duration = Duration::from_secs(10);
+/// Numbers in the keeper's word for the process: there is none; it is to end.
+const NONE: i32 = 0;
+const ENDING: i32 = -1;
+
+/// How a manager knows that a keeper started it.
+const ENVIRONMENT_KEPT: &str = "HEARTH_KEPT";
+
+fn pid_file(dir: &Path) -> PathBuf {
+    dir.join("manager.pid")
+}
+
+fn keeper_pid_file(dir: &Path) -> PathBuf {
+    dir.join("manager-keeper.pid")
+}
+
+/// Whether somebody listens at the manager's socket.
+pub fn answers(cluster: &Cluster) -> bool {
+    knock(&folder(&cluster.dir).join(SOCKET_NAME)).is_ok()
+}
+
+/// Starts the manager, if it does not run.
+///
+/// # Errors
+/// It does not start: why.
+pub fn start(cluster: &Cluster) -> Result<()> {
+    let dir = &cluster.dir;
+    let Some(chain) = &cluster.settings.chain else { return Ok(()) };
+    // One that somebody runs himself is as good.
+    if Process::load(&keeper_pid_file(dir)).is_some() || answers(cluster) {
+        return Ok(());
+    }
+    let arguments: Vec<OsString> = vec![
+        "manager".into(),
+        "--keep".into(),
+        "--dir".into(),
+        dir.into(),
+        "--lease".into(),
+        chain.lease_ms.to_string().into(),
+    ];
+    let log = dir.join("manager.log");
+    let started = run_in_background(&arguments, &log)?;
+    started.map_err(|why| {
+        Error::new(format!("the cluster manager did not start: {why} (all of it: {})", log.display()))
+    })
+}
+
+/// Ends the manager; by force as a power cut does.
+///
+/// # Errors
+/// It does not end.
+pub fn stop(cluster: &Cluster, hard: bool) -> Result<()> {
+    let signal = if hard { Signal::KILL } else { Signal::TERM };
+    end(&keeper_pid_file(&cluster.dir), signal)?;
+    end(&pid_file(&cluster.dir), signal)
+}
+
+fn end(file: &Path, signal: Signal) -> Result<()> {
+    if let Some(process) = Process::load(file) {
+        process.end(signal, ORDERLY)?;
+    }
+    let _ = fs::remove_file(file);
+    Ok(())
+}
+
+/// `hearth manager --keep`: runs the manager, and starts it again when it dies.
+///
+/// # Errors
+/// The first one does not serve.
+pub fn keep(dir: &Path, lease_ms: Option<u64>) -> Result<ExitCode> {
+    let _ = rustix::process::setsid();
+    let process = Arc::new(AtomicI32::new(NONE));
+    end_on_signal(process.clone())?;
+    Process::this()?.save(&keeper_pid_file(dir))?;
+    let mut pause = PAUSE_MIN;
+    let mut told = false;
+    loop {
+        let begin = SystemHost.now();
+        let mut child = begin_manager(dir, lease_ms)?;
+        let pid = i32::try_from(child.id()).unwrap_or(NONE);
+        let ends = process.compare_exchange(NONE, pid, Ordering::AcqRel, Ordering::Acquire).is_err();
+        if ends {
+            signal(pid);
+        }
+        let serves = serves(&mut child);
+        if serves && !told {
+            say_ready()?;
+            told = true;
+        }
+        let how = child.wait().map_err(|why| Error::new(format!("cannot wait for the manager: {why}")))?;
+        let ended = process.compare_exchange(pid, NONE, Ordering::AcqRel, Ordering::Acquire).is_err();
+        if ended || ends || !told {
+            let _ = fs::remove_file(keeper_pid_file(dir));
+            return Ok(if told { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+        }
+        warn!(%how, "the cluster manager ended: starting it again");
+        pause = if SystemHost.now().since(begin) > LONG { PAUSE_MIN } else { (pause * 2).min(PAUSE_MAX) };
+        SystemHost.wait(&Word::new(0), 0, Some(SystemHost.now().after(pause)));
+        if process.load(Ordering::Acquire) == ENDING {
+            let _ = fs::remove_file(keeper_pid_file(dir));
+            return Ok(ExitCode::SUCCESS);
+        }
+    }
+}
+
+fn begin_manager(dir: &Path, lease_ms: Option<u64>) -> Result<Child> {
+    let program =
+        std::env::current_exe().map_err(|why| Error::new(format!("cannot find this program: {why}")))?;
+    let mut command = Command::new(&program);
+    command.args([Path::new("manager"), Path::new("--dir"), dir]);
+    if let Some(lease_ms) = lease_ms {
+        command.args(["--lease", &lease_ms.to_string()]);
+    }
+    command.env(ENVIRONMENT_KEPT, "1").stdin(Stdio::null()).stdout(Stdio::piped());
+    command.spawn().map_err(Error::at("run", &program))
+}
+
+/// Waits until the manager says that it serves; false if it ends first.
+fn serves(child: &mut Child) -> bool {
+    let Some(stdout) = child.stdout.take() else { return false };
+    let mut said = String::new();
+    let heard = BufReader::new(stdout).read_line(&mut said);
+    heard.is_ok() && said.starts_with("serving at")
+}
+
+/// A signal to the keeper ends the manager, and then the keeper.
+fn end_on_signal(process: Arc<AtomicI32>) -> Result<()> {
+    let mut signals = Signals::new([SIGTERM, SIGINT])
+        .map_err(|why| Error::new(format!("cannot wait for signals: {why}")))?;
+    spawn("signals", move || {
+        for _ in signals.forever() {
+            info!("ending");
+            // A manager that is started just now is ended by who starts it.
+            signal(process.swap(ENDING, Ordering::AcqRel));
+        }
+    })
+}
+
+fn signal(pid: i32) {
+    if let Some(pid) = Pid::from_raw(pid).filter(|_| pid > 0) {
+        let _ = kill_process(pid, Signal::TERM);
+    }
+}
+
+/// A manager that a keeper started says for `hearth down` which process it is.
+///
+/// # Errors
+/// It cannot be written down.
+pub fn note_process(dir: &Path) -> Result<()> {
+    if std::env::var_os(ENVIRONMENT_KEPT).is_none() {
+        return Ok(());
+    }
+    Process::this()?.save(&pid_file(dir))
+}

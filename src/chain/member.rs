@@ -1,0 +1,517 @@
+//! A node as a member of its cluster: it joins, follows the view, and has the part that the view gives it.
+//!
+//! Guarantees: it serves programs only while it is the lease manager in a view of its present life, and its heartbeat holds.
+//! Who was in sync in that view has all that was acknowledged, and has the first entries of the new life, before the first
+//! program is let in. A standby takes nothing from a head of an older version than the newest view says.
+//!
+//! One thread looks at the view, whenever it changes and every [`LOOK`]. Nothing else gives the node another part.
+
+use super::daemon::Begun;
+use super::door::StandbyDoor;
+use super::head::{Head, Turn};
+use super::links::Links;
+use super::told::{ChainStatus, Role, TakeOver};
+use crate::cluster::MediumKind;
+use crate::commands::daemon::{End, daemon_status, door, of_daemon, process_status, spawn, tell_recovered};
+use crate::commands::mount::show_if_wanted;
+use crate::error::Result;
+use crate::status::NodeStatus;
+use cluster::{
+    Address, Change, Done, Manager, Membership, Party, Path, Placement, PoolIdentity, Refusal, Remote,
+    Subtree, View,
+};
+use format::{ChangeNumber, NodeId, PoolUid};
+use ipc::sync::Ordering;
+use ipc::{Host, Lock, SystemHost, Time, Word};
+use pmem::Medium;
+use rustix::process::{Signal, getpid, kill_process};
+use sharedfs::{Daemon, Term};
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::time::Duration;
+use tracing::{error, info, warn};
+use transport::Connection;
+
+/// How often the node looks at how it is, if nothing changes.
+const LOOK: Duration = Duration::from_millis(20);
+/// How long one attempt to join is.
+const JOIN: Duration = Duration::from_secs(2);
+/// Pause before the next one.
+const JOIN_PAUSE: Duration = Duration::from_millis(50);
+/// How long a copy may take to answer before the node that is to lead looks at the view again.
+const CONNECT: Duration = Duration::from_millis(100);
+/// How long the manager may take to answer, before the view is looked at again.
+const PROPOSE: Duration = Duration::from_millis(500);
+/// How long a node that ends waits for the manager.
+const LEAVE: Duration = Duration::from_secs(2);
+/// A node that leads ends so long before its heartbeat does not hold any more.
+const MARGIN: Duration = Duration::from_millis(10);
+
+/// What a member is made of.
+pub struct Parts {
+    pub begun: Begun,
+    pub medium: Medium,
+    pub pool: PoolUid,
+    pub links: Links,
+    pub door: StandbyDoor,
+    pub manager: Arc<Remote>,
+    pub ends: Sender<End>,
+}
+
+/// See the module.
+pub struct Member {
+    begun: Begun,
+    id: NodeId,
+    pool: PoolUid,
+    medium: Medium,
+    links: Arc<Links>,
+    door: StandbyDoor,
+    manager: Arc<Remote>,
+    ends: Sender<End>,
+    now: Lock<Now>,
+    /// Held while the view is looked at.
+    looking: Lock<()>,
+    /// 1 when the node ends; 2 when it serves nobody any more.
+    stopping: Word,
+}
+
+/// What the node is.
+#[derive(Default)]
+struct Now {
+    membership: Option<Arc<Membership>>,
+    head: Option<Arc<Head>>,
+    /// It is to lead since then, in views in which nothing else changed.
+    beginning: Option<Time>,
+    take_over: Option<TakeOver>,
+    waits: Option<String>,
+}
+
+impl Member {
+    /// A node that is no member yet.
+    pub fn new(parts: Parts) -> Self {
+        let Parts { begun, medium, pool, links, door, manager, ends } = parts;
+        let host: Arc<dyn Host> = Arc::new(SystemHost);
+        Self {
+            id: NodeId::new(begun.node.number),
+            medium,
+            now: Lock::new(host.clone(), Now::default()),
+            looking: Lock::new(host, ()),
+            links: Arc::new(links),
+            stopping: Word::new(0),
+            begun,
+            pool,
+            door,
+            manager,
+            ends,
+        }
+    }
+
+    /// The thread that follows the view, until the node ends.
+    pub fn run(self: &Arc<Self>) {
+        let Some(membership) = self.join() else { return };
+        loop {
+            // Acquire: pairs with the Release of whoever changes it.
+            let seen = membership.news().load(Ordering::Acquire);
+            {
+                let _looking = self.looking.lock();
+                if self.is_stopping() {
+                    return;
+                }
+                self.look(&membership);
+            }
+            SystemHost.wait(membership.news(), seen, Some(SystemHost.now().after(LOOK)));
+        }
+    }
+
+    fn is_stopping(&self) -> bool {
+        // Acquire: pairs with the Release of `stop`.
+        self.stopping.load(Ordering::Acquire) != 0
+    }
+
+    fn set_waits(&self, why: Option<String>) {
+        let mut now = self.now.lock();
+        if now.waits != why {
+            if let Some(why) = &why {
+                info!(why, "waits");
+            }
+            now.waits = why;
+        }
+    }
+
+    /// Joins the cluster, however long that takes; none if the node ends before it, or may not be in it.
+    fn join(&self) -> Option<Arc<Membership>> {
+        loop {
+            let joined = self.try_to_join();
+            let _looking = self.looking.lock();
+            match joined {
+                Ok(membership) if self.is_stopping() => {
+                    let _ = membership.leave(SystemHost.now().after(LEAVE));
+                    return None;
+                }
+                Ok(membership) => {
+                    self.set_waits(None);
+                    self.now.lock().membership = Some(membership.clone());
+                    return Some(membership);
+                }
+                Err(_) if self.is_stopping() => return None,
+                Err((why, true)) => {
+                    // Nobody listens any more when it ends already.
+                    let _ = self.ends.send(End::Failed(why));
+                    return None;
+                }
+                Err((why, false)) => self.set_waits(Some(why)),
+            }
+            SystemHost.wait(&self.stopping, 0, Some(SystemHost.now().after(JOIN_PAUSE)));
+        }
+    }
+
+    /// One attempt; an error is for good, or not.
+    fn try_to_join(&self) -> std::result::Result<Arc<Membership>, (String, bool)> {
+        use cluster::Error::{NotLetIn, OtherCluster, Pool, Refused};
+        let why = |why: cluster::Error| {
+            let passes = match &why {
+                Refused(refusal) => matches!(refusal, Refusal::AlreadyMember(_) | Refusal::Full),
+                NotLetIn(_) | OtherCluster(_) | Pool(_) => false,
+                _ => true,
+            };
+            (format!("it cannot join the cluster: {why}"), !passes)
+        };
+        let identity = PoolIdentity::open(&self.medium, self.pool, self.id);
+        let identity = identity.map_err(|error| why(Pool(error)))?;
+        let class = class_of(self.begun.cluster.settings.medium);
+        let address = Address::new(&self.links.address).unwrap_or_default();
+        let host: Arc<dyn Host> = Arc::new(SystemHost);
+        let until = SystemHost.now().after(JOIN);
+        let membership = Membership::join_pool(host, self.manager.clone(), identity, (class, address), until);
+        let membership = membership.map_err(why)?;
+        let life = membership.party().map(|party| party.life.get());
+        info!(life, address = self.links.address, "joined the cluster");
+        Ok(membership)
+    }
+
+    /// Looks at the view, and does what it asks of this node.
+    fn look(self: &Arc<Self>, membership: &Arc<Membership>) {
+        let Some(party) = membership.party() else {
+            let why = membership.pool_failure().map(|why| format!(": its pool could note no view: {why}"));
+            end_at_once(&format!(
+                "this node is no member of the cluster any more{}",
+                why.unwrap_or_default()
+            ));
+        };
+        let Some(view) = membership.view() else { return };
+        self.links.advance(&view);
+        let head = self.now.lock().head.clone();
+        match (view.subtrees.get(&Path::root()), head) {
+            (None, _) => self.found(&view),
+            (Some(subtree), Some(head)) if subtree.manager == Some(self.id) => {
+                let turn = Turn { party, view: &view, subtree, links: &self.links };
+                head.look(&turn, |change| self.propose(change));
+                if head.is_over() {
+                    self.leave_in_sync(party, subtree, "its daemon stopped");
+                }
+            }
+            (Some(_), Some(_)) => end_at_once("another node leads"),
+            (Some(subtree), None) if subtree.manager == Some(self.id) => {
+                self.begin(membership, party, &view, subtree);
+            }
+            (Some(subtree), None) => self.follow(party, subtree),
+        }
+    }
+
+    /// The first node of a new cluster places the tree on all of them: its pool is what the others copy.
+    fn found(&self, view: &View) {
+        if self.begun.chain.founder != self.begun.node.number {
+            return self
+                .set_waits(Some(format!("node {} has to begin the cluster", self.begun.chain.founder)));
+        }
+        let placed = |number: u32| Placement { node: NodeId::new(number), hot: true };
+        let chain = self.begun.cluster.settings.nodes.iter().map(|node| placed(node.number)).collect();
+        let (path, version, founder) = (Path::root(), ChangeNumber::default(), Some(self.pool));
+        let change = Change::SetSubtree { path, version, chain, copies_min: 1, founder };
+        if let Err(why) = self.propose(&change) {
+            warn!(%why, epoch = view.epoch.get(), "the tree could not be placed");
+        }
+    }
+
+    /// Another node leads, or none.
+    fn follow(&self, party: Party, subtree: &Subtree) {
+        let leader = subtree.manager.unwrap_or(NodeId::NONE);
+        self.begun.standby.fence_but(subtree.version.get(), leader);
+        self.now.lock().beginning = None;
+        match subtree.manager {
+            Some(leader) => {
+                self.door.turn_away(&format!("node {leader} leads, not node {}", self.id));
+                self.set_waits(None);
+            }
+            None => {
+                self.door.hold();
+                let of: Vec<String> = subtree.in_sync().map(|node| node.to_string()).collect();
+                self.set_waits(Some(format!(
+                    "nobody has all that was acknowledged but node {}, which is not up, or has another pool",
+                    of.join(", ")
+                )));
+            }
+        }
+        if let Some(why) = self.begun.standby.failure() {
+            self.leave_in_sync(party, subtree, &why);
+        }
+    }
+
+    /// This pool is of no use any more: if it counts as a copy it does so no longer, and the daemon ends.
+    fn leave_in_sync(&self, party: Party, subtree: &Subtree, why: &str) {
+        let (path, version, node) = (Path::root(), subtree.version, self.id);
+        if subtree.in_sync().any(|other| other == node) {
+            let change = Change::SetSync { path, version, by: party, node, in_sync: false };
+            if let Err(refused) = self.give(subtree.version, &change) {
+                // The last copy stays, and says what is wrong; a newer view is looked at.
+                warn!(why, %refused, "this pool stays a copy");
+                return;
+            }
+        }
+        let _ = self.ends.send(End::Failed(why.to_owned()));
+    }
+
+    /// This node is to lead.
+    fn begin(self: &Arc<Self>, membership: &Arc<Membership>, party: Party, view: &View, subtree: &Subtree) {
+        let begun = SystemHost.now();
+        let after = self.begun.standby.state().head;
+        self.begun.standby.fence(subtree.version.get());
+        self.door.hold();
+        let since = *self.now.lock().beginning.get_or_insert(begun);
+        if !membership.may_serve(&Path::root()) {
+            return self.set_waits(Some("a heartbeat has to be answered before it may lead".to_owned()));
+        }
+        let Some(copies) = self.connect_to_copies(party, view, subtree, since) else { return };
+        let term = Term { node: self.id, epoch: view.epoch, version: subtree.version.get() };
+        match self.begun.standby.lead(term, copies) {
+            Ok((daemon, recovered)) => {
+                let losses = tell_recovered(&recovered, SystemHost.now().since(begun));
+                if let Err(why) = self.serve(membership, daemon, losses, subtree) {
+                    end_at_once(&format!("cannot serve: {why}"));
+                }
+                let took_us = SystemHost.now().since(since).as_micros() as u64;
+                let after = after.map(NodeId::get);
+                info!(took_us, after, version = subtree.version.get(), "leads");
+                let mut now = self.now.lock();
+                (now.beginning, now.waits) = (None, None);
+                now.take_over = Some(TakeOver { at_ns: SystemHost.wall(), took_us, after });
+            }
+            Err(why) => self.not_led(party, subtree, since, &why),
+        }
+    }
+
+    /// Connections to all others that are in sync; none if one cannot be reached now.
+    fn connect_to_copies(
+        &self,
+        party: Party,
+        view: &View,
+        subtree: &Subtree,
+        since: Time,
+    ) -> Option<Vec<Connection>> {
+        let others =
+            subtree.living(&view.members).map(|replica| replica.node).filter(|node| *node != self.id);
+        let mut copies = Vec::new();
+        for node in others {
+            match self.links.connect(view, node, SystemHost.now().after(CONNECT)) {
+                Ok(connection) => copies.push(connection),
+                Err(why) => {
+                    self.set_waits(Some(format!("node {node}, which is in sync, cannot be reached: {why}")));
+                    self.drop_unless_patient(party, subtree, node, since);
+                    return None;
+                }
+            }
+        }
+        Some(copies)
+    }
+
+    /// A copy that keeps this node from leading for too long is none any more.
+    fn drop_unless_patient(&self, party: Party, subtree: &Subtree, node: NodeId, since: Time) {
+        if SystemHost.now().since(since) >= self.begun.chain.patience() {
+            self.drop_copy(party, subtree, node);
+        }
+    }
+
+    fn drop_copy(&self, party: Party, subtree: &Subtree, node: NodeId) {
+        let (path, version) = (Path::root(), subtree.version);
+        let change = Change::SetSync { path, version, by: party, node, in_sync: false };
+        let done = if node == self.id { self.give(version, &change) } else { self.propose(&change) };
+        if let Err(why) = done {
+            warn!(%why, node = node.get(), "a copy stays one");
+        }
+    }
+
+    /// Leading failed: what can be done about it.
+    fn not_led(&self, party: Party, subtree: &Subtree, since: Time, why: &sharedfs::Error) {
+        warn!(%why, "does not lead");
+        self.set_waits(Some(format!("it does not lead: {why}")));
+        match why {
+            // The next one leads.
+            sharedfs::Error::CopyIsAhead(_) => self.drop_copy(party, subtree, self.id),
+            sharedfs::Error::NeedsImport(node) => self.drop_copy(party, subtree, *node),
+            sharedfs::Error::Copy(node, _) => self.drop_unless_patient(party, subtree, *node, since),
+            _ => return self.leave_in_sync(party, subtree, &why.to_string()),
+        }
+        if let Err(why) = self.begun.standby.start() {
+            let _ = self.ends.send(End::Failed(why.to_string()));
+        }
+    }
+
+    /// Lets programs in.
+    fn serve(
+        self: &Arc<Self>,
+        membership: &Arc<Membership>,
+        daemon: Daemon,
+        losses: Vec<String>,
+        subtree: &Subtree,
+    ) -> Result<()> {
+        daemon.start().map_err(of_daemon("start"))?;
+        let head = Head::new(daemon, losses, &self.begun, subtree.version)?;
+        let (watched, member) = (membership.clone(), self.clone());
+        spawn("valid", move || member.end_when_over(&watched))?;
+        if !membership.may_serve(&Path::root()) {
+            end_at_once("its membership ended while it began to lead");
+        }
+        head.daemon.listen(door(self.door.let_in()?)).map_err(of_daemon("listen"))?;
+        self.now.lock().head = Some(Arc::new(head));
+        let (cluster, node) = (self.begun.cluster.clone(), self.begun.node.clone());
+        spawn("mount", move || show_if_wanted(&cluster, &node))
+    }
+
+    /// Ends the process in time, when no heartbeat was answered: from then on another node may lead.
+    fn end_when_over(&self, membership: &Membership) {
+        loop {
+            // Acquire: pairs with the Release of `stop`.
+            let seen = self.stopping.load(Ordering::Acquire);
+            if seen > 1 {
+                return;
+            }
+            let now = SystemHost.now();
+            let left = membership.valid_until().map(|until| until.since(now)).unwrap_or_default();
+            if left <= MARGIN {
+                end_at_once("no heartbeat was answered in time: another node may lead from now on");
+            }
+            SystemHost.wait(&self.stopping, seen, Some(now.after(left - MARGIN)));
+        }
+    }
+
+    fn propose(&self, change: &Change) -> std::result::Result<Done, cluster::Error> {
+        let done = self.manager.propose(change, SystemHost.now().after(PROPOSE));
+        info!(?change, made = done.is_ok(), "proposed");
+        done
+    }
+
+    /// Proposes what may cost this node the lead: it does not serve again before a view shows that it leads all the same.
+    fn give(&self, version: ChangeNumber, change: &Change) -> std::result::Result<Done, cluster::Error> {
+        let membership = self.now.lock().membership.clone();
+        let membership = membership.ok_or(cluster::Error::Refused(Refusal::NotMember))?;
+        let done = membership.give(&Path::root(), version, change, SystemHost.now().after(PROPOSE));
+        info!(?change, made = done.is_ok(), "proposed");
+        done
+    }
+
+    /// Ends in order: nobody is served any more, and the cluster hears that this node goes.
+    pub fn stop(&self) {
+        // Release: pairs with the Acquire of the threads.
+        self.stopping.store(1, Ordering::Release);
+        SystemHost.wake(&self.stopping, ipc::WAKE_ALL);
+        let _looking = self.looking.lock();
+        let (head, membership) = {
+            let now = self.now.lock();
+            (now.head.clone(), now.membership.clone())
+        };
+        match head {
+            Some(head) => head.daemon.stop(),
+            None => self.begun.standby.stop(),
+        }
+        self.stopping.store(2, Ordering::Release);
+        if let Some(membership) = membership
+            && let Err(why) = membership.leave(SystemHost.now().after(LEAVE))
+        {
+            warn!(%why, "the cluster manager did not hear that this node goes");
+        }
+    }
+}
+
+impl Member {
+    /// How the node is.
+    pub fn status(&self) -> NodeStatus {
+        let (membership, head, beginning, take_over, waits) = {
+            let now = self.now.lock();
+            (
+                now.membership.clone(),
+                now.head.clone(),
+                now.beginning,
+                now.take_over.clone(),
+                now.waits.clone(),
+            )
+        };
+        let node = (&self.begun.cluster, &self.begun.node);
+        let mut status = match &head {
+            Some(head) => daemon_status(node, &head.daemon, &head.losses, &head.pool),
+            None => self.standby_status(),
+        };
+        let role = match (&head, beginning, &membership) {
+            (Some(_), ..) => Role::Leads,
+            (None, Some(_), _) => Role::Beginning,
+            (None, None, Some(_)) => Role::Follows,
+            (None, None, None) => Role::Joining,
+        };
+        let mut chain = ChainStatus { role, take_over, waits, ..ChainStatus::default() };
+        let state = self.begun.standby.state();
+        (chain.ledger, chain.executed) = (state.ledger.get(), state.executed.get());
+        chain.follows = state.head.map(NodeId::get);
+        if let Some(view) = membership.and_then(|membership| membership.view()) {
+            self.tell_view(&mut chain, head.as_deref(), &view);
+        }
+        status.copies = u32::try_from(chain.in_sync.len()).unwrap_or(u32::MAX);
+        status.chain = Some(chain);
+        status
+    }
+
+    fn tell_view(&self, chain: &mut ChainStatus, head: Option<&Head>, view: &View) {
+        chain.epoch = view.epoch.get();
+        let Some(subtree) = view.subtrees.get(&Path::root()) else { return };
+        chain.version = subtree.version.get();
+        chain.leader = subtree.manager.map(NodeId::get);
+        chain.nodes = subtree.chain.iter().map(|replica| replica.node.get()).collect();
+        chain.in_sync = subtree.in_sync().map(NodeId::get).collect();
+        chain.copies = head.map(|head| head.told(self.id, view, subtree)).unwrap_or_default();
+    }
+
+    fn standby_status(&self) -> NodeStatus {
+        let (cluster, node) = (&self.begun.cluster, &self.begun.node);
+        let status = process_status(cluster, node, self.begun.standby.failure());
+        let Some((usage, flip)) = self.begun.standby.usage() else { return status };
+        NodeStatus {
+            blocks: usage.blocks,
+            blocks_free: usage.blocks_free,
+            blocks_available: Some(usage.blocks_free),
+            inodes: usage.inodes,
+            flips: flip.get(),
+            ..status
+        }
+    }
+
+    /// After a failure: the cluster hears that this node goes.
+    pub fn leave(&self) {
+        let membership = self.now.lock().membership.clone();
+        // Else it is found to be silent.
+        let _ = membership.map(|membership| membership.leave(SystemHost.now().after(LEAVE)));
+    }
+}
+
+/// What a pool lies on, as the cluster says it.
+fn class_of(medium: MediumKind) -> u8 {
+    match medium {
+        MediumKind::Memory => 0,
+        MediumKind::File => 1,
+    }
+}
+
+/// Ends this process as a kill does: from here on it does nothing at all, and its keeper starts it again.
+fn end_at_once(why: &str) -> ! {
+    error!("{why}: ending at once");
+    loop {
+        let _ = kill_process(getpid(), Signal::KILL);
+    }
+}

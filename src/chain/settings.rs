@@ -1,0 +1,144 @@
+//! `[chain]` in `hearth.toml`: what the nodes of a cluster of several have in common.
+
+use crate::error::{Error, Result};
+use cluster::Rules;
+use format::PoolUid;
+use ipc::{Host, SystemHost};
+use serde::{Deserialize, Serialize};
+use sharedfs::{Config, Format};
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
+
+/// Nodes of a cluster, at most.
+pub const NODES_MAX: u32 = format::cluster::CHAIN_MAX as u32;
+
+/// Data bytes for each node of the tree that a pool has room for: files of one block each still fit.
+const DATA_BYTES_PER_NODE: u64 = 16 << 10;
+/// The smallest tree.
+const TREE_NODES_MIN: u64 = 4096;
+
+/// Lease of a cluster for which none is chosen.
+const LEASE_MS: u64 = 1000;
+/// How long a copy may keep programs waiting.
+const PATIENCE_MS: u64 = 250;
+/// By how many parts in a million a clock may be wrong.
+const DRIFT_PPM: u32 = 1000;
+
+/// What the nodes share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChainSettings {
+    /// The node whose pool the others are copies of at first.
+    pub founder: u32,
+    /// The address of this machine at which nodes reach each other.
+    #[serde(default = "loopback")]
+    pub address: IpAddr,
+    /// How long a node may be silent before another one takes its place, in ms; given to the cluster when it is made.
+    #[serde(default = "lease_ms")]
+    pub lease_ms: u64,
+    /// How long a copy may keep programs waiting before it does not count any more, in ms.
+    #[serde(default = "patience_ms")]
+    pub patience_ms: u64,
+    /// How every pool is made.
+    pub pools: PoolShape,
+}
+
+/// How a pool is made: equal for all that are copies of each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PoolShape {
+    /// The largest number of nodes that the tree may ever have.
+    pub tree_nodes_max: u32,
+    /// Permission bits of the root directory.
+    pub root_mode: u32,
+    /// Its owner.
+    pub root_uid: u32,
+    /// Its group.
+    pub root_gid: u32,
+    /// When it was made, in nanoseconds since 1970.
+    pub time_ns: i64,
+    /// Bytes of the ledger's file.
+    pub ledger_bytes: u64,
+}
+
+fn loopback() -> IpAddr {
+    Ipv4Addr::LOCALHOST.into()
+}
+
+fn lease_ms() -> u64 {
+    LEASE_MS
+}
+
+fn patience_ms() -> u64 {
+    PATIENCE_MS
+}
+
+impl PoolShape {
+    /// Of a new pool for so much data.
+    ///
+    /// # Errors
+    /// There cannot be such a pool.
+    pub fn new(capacity_bytes: u64) -> Result<Self> {
+        let nodes = (capacity_bytes / DATA_BYTES_PER_NODE).max(TREE_NODES_MIN);
+        Ok(Self {
+            tree_nodes_max: u32::try_from(nodes).map_err(|_| Error::new("the capacity is out of range"))?,
+            root_mode: 0o755,
+            root_uid: rustix::process::geteuid().as_raw(),
+            root_gid: rustix::process::getegid().as_raw(),
+            time_ns: SystemHost.wall(),
+            ledger_bytes: Config::default().ledger_bytes,
+        })
+    }
+
+    /// How a pool of this shape is made.
+    pub fn format(&self, pool: PoolUid) -> Format {
+        Format {
+            pool,
+            tree_nodes_max: self.tree_nodes_max,
+            root_mode: self.root_mode,
+            root_uid: self.root_uid,
+            root_gid: self.root_gid,
+            time_ns: self.time_ns,
+            ledger_bytes: self.ledger_bytes,
+        }
+    }
+}
+
+impl ChainSettings {
+    /// Of a new cluster whose pools hold so much data.
+    ///
+    /// # Errors
+    /// There cannot be such a pool.
+    pub fn new(capacity_bytes: u64) -> Result<Self> {
+        Ok(Self {
+            founder: 1,
+            address: loopback(),
+            lease_ms: LEASE_MS,
+            patience_ms: PATIENCE_MS,
+            pools: PoolShape::new(capacity_bytes)?,
+        })
+    }
+
+    /// Refuses what cannot work.
+    ///
+    /// # Errors
+    /// One of them is out of its bounds.
+    pub fn check(&self) -> Result<()> {
+        if Rules::new(Duration::from_millis(self.lease_ms), DRIFT_PPM).is_none() {
+            return Err(Error::new(format!(
+                "hearth.toml: lease_ms = {} in [chain] is not between 10 and 3600000",
+                self.lease_ms
+            )));
+        }
+        if self.address.is_unspecified() || self.address.is_multicast() {
+            return Err(Error::new(format!(
+                "hearth.toml: address = \"{}\" in [chain] is no address of one machine",
+                self.address
+            )));
+        }
+        Ok(())
+    }
+
+    /// How long a copy may keep programs waiting.
+    pub fn patience(&self) -> Duration {
+        Duration::from_millis(self.patience_ms)
+    }
+}

@@ -1,0 +1,136 @@
+//! What a node says of its part in the chain, for `hearth status`.
+
+use serde::{Deserialize, Serialize};
+
+/// What a node does.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// It is no member yet: it waits for the cluster manager.
+    #[default]
+    Joining,
+    /// It holds a copy, or is about to.
+    Follows,
+    /// It is to lead, and brings its pool and the copies to where it can.
+    Beginning,
+    /// It leads.
+    Leads,
+}
+
+/// A copy at another node, as the node that leads sees it.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
+pub struct CopyTold {
+    /// The node.
+    pub node: u32,
+    /// It is a member of the cluster.
+    pub member: bool,
+    /// It holds all that was acknowledged, and an fsync waits for it.
+    pub in_sync: bool,
+    /// There is a connection to it.
+    pub connected: bool,
+    /// About how many bytes of logs it lacks.
+    pub behind_bytes: u64,
+    /// For so long it lacks something and has not moved, in ms.
+    pub stalled_ms: Option<u64>,
+    /// Why it does not become a copy.
+    pub problem: Option<String>,
+}
+
+/// The last time that a node began to lead.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
+pub struct TakeOver {
+    /// When it served, in nanoseconds since 1970.
+    pub at_ns: i64,
+    /// From the view that named it to the first program that is let in, in microseconds.
+    pub took_us: u64,
+    /// The node that led before, as far as this one heard; its own number after its daemon was started again.
+    pub after: Option<u32>,
+}
+
+/// A node's part in the chain. The schema is stable: fields are added, never changed.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
+pub struct ChainStatus {
+    /// What it does.
+    pub role: Role,
+    /// The node that leads.
+    pub leader: Option<u32>,
+    /// All nodes, in the chain's order.
+    pub nodes: Vec<u32>,
+    /// Those that hold all that was acknowledged.
+    pub in_sync: Vec<u32>,
+    /// Epoch of the cluster.
+    pub epoch: u32,
+    /// Version of the chain.
+    pub version: u64,
+    /// The node from which entries come.
+    pub follows: Option<u32>,
+    /// The last entry of the ledger that is settled here.
+    pub ledger: u64,
+    /// The last entry of the ledger that was executed here.
+    pub executed: u64,
+    /// Copies at other nodes, if this one leads.
+    pub copies: Vec<CopyTold>,
+    /// When it began to lead, if it leads.
+    pub take_over: Option<TakeOver>,
+    /// What the node waits for.
+    pub waits: Option<String>,
+}
+
+fn numbers(nodes: &[u32]) -> String {
+    nodes.iter().map(u32::to_string).collect::<Vec<_>>().join(", ")
+}
+
+impl ChainStatus {
+    /// What is not as it should be, a sentence each.
+    pub fn problems(&self, node: u32) -> Vec<String> {
+        let waits = self.waits.clone().unwrap_or_default();
+        match self.role {
+            Role::Joining => vec![format!("it is no member of the cluster: {waits}")],
+            Role::Beginning => vec![format!("it is to lead, and does not yet: {waits}")],
+            Role::Follows if self.leader.is_none() => vec![format!("no node leads: {waits}")],
+            Role::Follows if !self.in_sync.contains(&node) => {
+                vec!["it does not hold all that was acknowledged: it cannot take over".to_owned()]
+            }
+            Role::Follows => Vec::new(),
+            Role::Leads => self.copies.iter().filter_map(CopyTold::fault).collect(),
+        }
+    }
+
+    /// How it is, in lines.
+    pub fn lines(&self) -> Vec<String> {
+        let part = match (self.role, self.leader) {
+            (Role::Leads, _) => "it leads".to_owned(),
+            (Role::Beginning, _) => "it is to lead".to_owned(),
+            (Role::Follows, Some(leader)) => format!("it follows node {leader}"),
+            (Role::Follows, None) => "it follows nobody".to_owned(),
+            (Role::Joining, _) => "it is no member yet".to_owned(),
+        };
+        let mut lines = vec![format!("{part}; an fsync is on node {}", numbers(&self.in_sync))];
+        for copy in self.copies.iter().filter(|copy| copy.behind_bytes > 0) {
+            lines.push(format!("node {} lacks about {} bytes of logs", copy.node, copy.behind_bytes));
+        }
+        if let Some(take_over) = &self.take_over {
+            let after = match take_over.after {
+                Some(node) => format!(" after node {node}"),
+                None => String::new(),
+            };
+            lines.push(format!("it began to lead{after} in {:.1} ms", take_over.took_us as f64 / 1000.0));
+        }
+        lines
+    }
+}
+
+impl CopyTold {
+    fn fault(&self) -> Option<String> {
+        let node = self.node;
+        let why = self.problem.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
+        match (self.in_sync, self.connected, self.member) {
+            (true, true, _) => None,
+            (true, false, _) => {
+                Some(format!("node {node} has no connection, and an fsync waits for it{why}"))
+            }
+            (false, _, true) => Some(format!("node {node} is no copy{why}")),
+            (false, _, false) => Some(format!("node {node} is no copy: it is not up")),
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! Clusters of several nodes, with real processes: what a program synced at one node is at the next one when the first is
+//! killed; a copy that dies holds nobody up for long; a node that comes back is a copy again; and nobody is served where
+//! another node leads.
+
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "a test ends where something unexpected is")]
+
+mod harness;
+mod processes;
+
+use harness::{Expect, until};
+use processes::{Job, Node, job, say};
+use std::fs::{File, OpenOptions, read};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+/// The test that does the jobs.
+const JOBS: &str = "a_program_syncs_what_it_writes";
+/// Bytes of a record of the file that a program writes.
+const RECORD: usize = 8;
+/// Records before something is done to a node.
+const SOME: u64 = 40;
+
+#[test]
+fn a_program_syncs_what_it_writes() {
+    let Some(words) = job() else { return };
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    match words[..] {
+        ["write", path] => write(Path::new(path)),
+        ["read", path] => say(&records(&read(path).unwrap()).to_string()),
+        _ => panic!("no such job: {words:?}"),
+    }
+    std::process::exit(0);
+}
+
+/// Writes one number after the other, each synced before it is said.
+fn write(path: &Path) {
+    let file: File = OpenOptions::new().create(true).truncate(true).write(true).open(path).unwrap();
+    for number in 1u64.. {
+        let done = file
+            .write_all_at(&number.to_le_bytes(), (number - 1) * RECORD as u64)
+            .and_then(|()| file.sync_all());
+        match done {
+            Ok(()) => say(&number.to_string()),
+            Err(why) => return say(&format!("failed: {why}")),
+        }
+    }
+}
+
+/// How many numbers a file holds, which are those from 1 on.
+fn records(bytes: &[u8]) -> u64 {
+    let numbers = bytes.chunks(RECORD).map(|number| u64::from_le_bytes(number.try_into().unwrap()));
+    let wrong = numbers.clone().zip(1..).find(|(number, expected)| number != expected);
+    assert_eq!(wrong, None, "it is a prefix of what was written");
+    numbers.count() as u64
+}
+
+/// The number that a program said last, of the next so many.
+fn some(job: &mut Job) -> u64 {
+    (0..SOME).map(|_| job.line().unwrap().parse().unwrap()).last().unwrap()
+}
+
+/// What all nodes say of the chain.
+fn chain(node: &Node, number: u32) -> serde_json::Value {
+    node.statuses()[number as usize - 1]["chain"].clone()
+}
+
+fn until_leads(node: &Node, number: u32) {
+    until(&format!("node {number} leads"), || chain(node, number)["role"] == "leads");
+}
+
+fn until_in_sync(node: &Node, leader: u32, wanted: &[u32]) {
+    until(&format!("{wanted:?} are in sync"), || {
+        chain(node, leader)["in_sync"] == serde_json::Value::from(wanted)
+    });
+}
+
+/// A node that was started again is a copy again.
+fn until_back(node: &Node, leader: u32, number: u32) {
+    until(&format!("node {number} is a copy again"), || {
+        let copies = chain(node, leader)["copies"].clone();
+        let copy = copies.as_array().and_then(|copies| copies.iter().find(|copy| copy["node"] == number));
+        copy.is_some_and(|copy| copy["in_sync"] == true)
+    });
+}
+
+/// How many numbers are in a file, as a node has it.
+fn read_at(node: &Node, number: u32, file: &str) -> u64 {
+    let path = format!("{}/n{number}/{file}", node.dir());
+    node.begin_at(number, JOBS, &["read", &path]).line().unwrap().parse().unwrap()
+}
+
+#[test]
+fn what_was_synced_at_a_node_that_is_killed_is_at_the_next_one() {
+    let node = Node::several(2);
+    let mut job = node.begin(JOBS, &["write", &node.path("file")]);
+    some(&mut job);
+    node.hearth(&["down", "--node", "1", "--hard"]);
+    let said = job.rest();
+    // The line that was under way when it was killed may be cut.
+    let last: u64 = said.iter().rev().find_map(|line| line.parse().ok()).unwrap_or(SOME);
+    until_leads(&node, 2);
+    let found = read_at(&node, 2, "file");
+    assert!((last..=last + 1).contains(&found), "{last} were said to be synced, and {found} are there");
+    // It leads alone until the other one is back.
+    assert_eq!(node.try_hearth(&["status"]).status.code(), Some(1));
+    let mut job = node.begin_at(2, JOBS, &["write", &format!("{}/n2/other", node.dir())]);
+    some(&mut job);
+    node.hearth(&["start", "--node", "1"]);
+    until_back(&node, 2, 1);
+    some(&mut job);
+    job.kill();
+    node.hearth(&["down"]);
+    [1, 2].iter().for_each(|number| node.check_of(*number));
+}
+
+#[test]
+fn a_copy_that_is_killed_holds_a_program_up_for_a_while_only() {
+    let node = Node::several(2);
+    let mut job = node.begin(JOBS, &["write", &node.path("file")]);
+    some(&mut job);
+    node.hearth(&["down", "--node", "2", "--hard"]);
+    some(&mut job);
+    until_in_sync(&node, 1, &[1]);
+    node.hearth(&["start", "--node", "2"]);
+    until_back(&node, 1, 2);
+    some(&mut job);
+    job.kill();
+    node.hearth(&["down"]);
+    [1, 2].iter().for_each(|number| node.check_of(*number));
+}
+
+#[test]
+fn a_node_that_ends_in_order_hands_over() {
+    let node = Node::several(2);
+    let mut job = node.begin(JOBS, &["write", &node.path("file")]);
+    let last = some(&mut job);
+    job.kill();
+    node.hearth(&["down", "--node", "1"]);
+    until_leads(&node, 2);
+    assert!(read_at(&node, 2, "file") >= last);
+    node.hearth(&["start", "--node", "1"]);
+    until_back(&node, 2, 1);
+    node.hearth(&["down"]);
+    [1, 2].iter().for_each(|number| node.check_of(*number));
+    // In whichever order they come up: the one leads that has everything.
+    node.hearth(&["start", "--node", "1"]);
+    node.hearth(&["up"]);
+    until_leads(&node, 2);
+    assert!(read_at(&node, 2, "file") >= last);
+}
+
+#[test]
+fn programs_go_on_when_only_a_daemon_dies() {
+    let node = Node::several(2);
+    let mut job = node.begin(JOBS, &["write", &node.path("file")]);
+    for number in [1, 2, 1] {
+        some(&mut job);
+        let daemon = node.statuses()[number - 1]["pid"].as_i64().unwrap();
+        harness::kill(i32::try_from(daemon).unwrap());
+        some(&mut job);
+        until("all is well again", || node.try_hearth(&["status"]).status.code() == Some(0));
+        assert_eq!(chain(&node, 1)["role"], "leads");
+    }
+}
+
+#[test]
+fn programs_are_turned_away_where_another_node_leads() {
+    let node = Node::several(2);
+    let refused = node.try_hearth(&["run", "--node", "2", "--", "true"]);
+    assert_eq!(refused.status.code(), Some(1));
+    refused.expect_failure("node 1 leads, not node 2");
+    let refused = node.try_hearth(&["mount", "--node", "2"]);
+    assert_eq!(refused.status.code(), Some(1));
+    refused.expect_failure("node 1 leads, not node 2");
+    // Who does not ask before finds nobody who serves him.
+    let socket = format!("HEARTH_SOCKET={}/node-2/socket", node.dir());
+    let script = ["run", "--", "env", &socket, "ls", &node.path("")];
+    node.try_hearth(&script).expect_failure("Input/output error");
+    node.run(&["ls", &node.path("")]);
+}
+
+#[test]
+fn three_nodes_and_all_ways_to_name_how_many_there_are() {
+    let node = Node::several(3);
+    node.try_hearth(&["up", "--nodes", "2"]).expect_failure("exists with --nodes 3");
+    node.hearth(&["up", "--nodes", "3"]);
+    until_in_sync(&node, 1, &[1, 2, 3]);
+    let mut job = node.begin(JOBS, &["write", &node.path("file")]);
+    some(&mut job);
+    node.hearth(&["down", "--node", "1", "--hard"]);
+    until_leads(&node, 2);
+    until_in_sync(&node, 2, &[2, 3]);
+    assert!(read_at(&node, 2, "file") >= SOME);
+    node.hearth(&["down"]);
+    [1, 2, 3].iter().for_each(|number| node.check_of(*number));
+}
