@@ -24,7 +24,7 @@ use crate::replay::copy::contain_changes;
 use crate::replay::script::Script;
 use crate::take_over::Recovered;
 use format::mirror::{LogMark, MirrorMessage, MirrorRefusal};
-use format::{Epoch, Life, NodeId, Sequence};
+use format::{Epoch, NodeId, Sequence};
 use ipc::host::{Host, WAKE_ALL};
 use ipc::lock::Lock;
 use ipc::sync::{LongWord, Ordering, Word};
