@@ -317,7 +317,7 @@ mod tests {
     }
 
     /// Every state that there can be.
-    fn all() -> impl Iterator<Item = Seen> {
+    fn all() -> impl Iterator<Item = Seen> + Clone {
         (0..1 << 9).filter_map(|bits: u32| {
             let bit = |number: u32| bits >> number & 1 == 1;
             let copy = CopySeen { is_connected: bit(0), is_level: bit(1), is_stuck: bit(2) };

@@ -142,7 +142,7 @@ impl TreeSender {
         self.send(&message(MirrorKind::RoundEnd, whole, &end, &[] as &[u8]), until)
     }
 
-    /// Waits until a round is settled.
+    /// Waits until a round is persistent.
     ///
     /// # Errors
     /// `Connection`; `Message`, `Broken`; `Refused`.
@@ -175,7 +175,7 @@ fn counted(kind: MirrorKind, flag: bool, count: u16, body: &[u8]) -> Vec<u8> {
     [head.as_bytes(), body].concat()
 }
 
-/// Says that a round is settled.
+/// Says that a round is persistent.
 ///
 /// # Errors
 /// `Connection`.
