@@ -28,8 +28,11 @@ const HEADER_BYTES_MAX: usize = 4096;
 const LOOK: Duration = Duration::from_micros(40);
 /// Looks in vain, one after the other, until there are none.
 const LOOKS_MAX: u32 = 4;
-/// A longer write is not brief.
+/// A longer read or write is not brief.
 const BRIEF_BYTES_MAX: usize = 64 << 10;
+/// Messages in a row that came while another one waited, from which on threads serve side by side. A few are those that the
+/// kernel waits for no answer to, each with the next request of the same program behind it: handing over takes longer than they do.
+const BACKLOG: u32 = 4;
 
 /// A mount that is being served. It goes on when this is dropped, until it is unmounted or the process ends.
 pub struct Mounted {
@@ -52,6 +55,8 @@ struct Shared {
     idle: Word,
     /// How often the kernel may be looked at in vain before nobody does.
     looks: Word,
+    /// Messages in a row that came while another one waited.
+    backlog: Word,
 }
 
 /// Mounts the engine's tree at a folder and serves it in threads of its own.
@@ -105,6 +110,7 @@ pub fn serve(
         idle: Word::new(0),
         maps_shared: agreed.maps_shared,
         looks: Word::new(0),
+        backlog: Word::new(0),
     });
     let recalls = shared.gateway.start_recalls().map_err(Error::Host);
     let started =
@@ -136,18 +142,12 @@ fn start(shared: &Arc<Shared>, index: usize) -> Result<(), Error> {
 
 /// Whether a message is served in a moment, or by waiting as [`crate::turn`] knows it: it settles nothing, and copies little.
 fn is_brief(message: &[u8]) -> bool {
-    let Ok((header, _)) = abi::split(message) else { return true };
-    let is_long = matches!(
-        header.opcode,
-        opcode::READ
-            | opcode::FSYNC
-            | opcode::FSYNCDIR
-            | opcode::COPY_FILE_RANGE
-            | opcode::FALLOCATE
-            | opcode::SETLKW
-            | opcode::LSEEK
-    );
-    !is_long && message.len() <= BRIEF_BYTES_MAX
+    let Ok((header, mut body)) = abi::split(message) else { return true };
+    match header.opcode {
+        opcode::COPY_FILE_RANGE | opcode::FALLOCATE | opcode::LSEEK => false,
+        opcode::READ => body.take::<abi::ReadIn>().is_ok_and(|read| read.bytes as usize <= BRIEF_BYTES_MAX),
+        _ => message.len() <= BRIEF_BYTES_MAX,
+    }
 }
 
 /// Takes a message; none if the mount has ended.
@@ -208,7 +208,7 @@ impl Shared {
             if others == 0 {
                 self.start_another();
             }
-            if !is_brief(&message[..bytes]) || self.has_more() {
+            if !is_brief(&message[..bytes]) || self.is_behind() {
                 turn::give_away();
             }
             if let Some(answer) = self.gateway.answer(&message[..bytes], &mut reply) {
@@ -249,6 +249,16 @@ impl Shared {
             self.looks.store(LOOKS_MAX, Ordering::Relaxed);
         }
         received
+    }
+
+    /// Whether messages wait for us, and have for a while.
+    fn is_behind(&self) -> bool {
+        // Relaxed: a hint.
+        if !self.has_more() {
+            self.backlog.store(0, Ordering::Relaxed);
+            return false;
+        }
+        self.backlog.fetch_add(1, Ordering::Relaxed) >= BACKLOG
     }
 
     /// Whether the kernel has a message, or the end of the mount, for us now.

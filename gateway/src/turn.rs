@@ -93,6 +93,11 @@ impl Host for Sharing {
         self.0.wait(word, expected, until)
     }
 
+    fn will_block(&self) {
+        give_away();
+        self.0.will_block();
+    }
+
     fn wake(&self, word: &Word, count: u32) {
         self.0.wake(word, count);
     }

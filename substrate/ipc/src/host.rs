@@ -97,6 +97,9 @@ pub trait Host: Send + Sync {
     /// are atomic against [`Self::wake`]. Spurious wakeups are possible.
     fn wait(&self, word: &Word, expected: u32, until: Option<Time>) -> Waited;
 
+    /// This thread may block in a moment where the host does not see it.
+    fn will_block(&self) {}
+
     /// Wakes at most `count` threads, of any process, that wait on `word`.
     fn wake(&self, word: &Word, count: u32);
 

@@ -303,6 +303,11 @@ impl Region {
         settled
     }
 
+    /// Whether [`Self::settle`] may wait for a device.
+    pub fn settles_slowly(&self) -> bool {
+        self.0.class == Class::File
+    }
+
     /// Succeeds if all earlier reads and writes here accessed the file. The caller must ask this before a decision
     /// that depends on writes which were not synced. Without a guard the call always succeeds.
     ///

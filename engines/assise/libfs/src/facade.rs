@@ -374,6 +374,9 @@ impl LibFs {
             let copies = session.words.needs_copies(last, ledger).then_some(last);
             Ok((session.ring.region().clone(), era, ledger, settled, copies))
         })?;
+        if log.settles_slowly() {
+            self.host.will_block();
+        }
         log.settle().map_err(|_| Error::Io)?;
         if let Some(record) = copies {
             let line = self.line()?;
