@@ -34,6 +34,29 @@ pub fn gateway_file(cluster: &Cluster, node: &Node) -> PathBuf {
     cluster.folder(node).join("gateway.pid")
 }
 
+/// Locked, by its open file description, for as long as the kernel may have something of a node's mount that it keeps under
+/// leases.
+pub fn caches_file(cluster: &Cluster, node: &Node) -> PathBuf {
+    cluster.folder(node).join("mount.lock")
+}
+
+/// Locks that file, when the kernel has nothing of a mount of before.
+///
+/// # Errors
+/// It cannot be made or locked.
+pub fn lock_caches(file: &Path) -> Result<File> {
+    let made = File::options().create(true).write(true).truncate(false).open(file);
+    let lock = made.map_err(Error::at("open", file))?;
+    flock(&lock, FlockOperation::LockExclusive).map_err(Error::at("lock", file))?;
+    Ok(lock)
+}
+
+/// Whether the kernel may have something of a node's mount.
+pub fn has_caches(file: &Path) -> bool {
+    let locked = File::open(file).map(|file| flock(&file, FlockOperation::NonBlockingLockShared));
+    locked.is_ok_and(|locked| locked == Err(Errno::WOULDBLOCK))
+}
+
 /// The gateway, if there is one.
 pub fn gateway(cluster: &Cluster, node: &Node) -> Option<Process> {
     Process::load(&gateway_file(cluster, node))
@@ -202,6 +225,19 @@ fn is_mount(path: &Path, found: &Statx) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn caches_are_there_while_anybody_has_the_lock() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("lock");
+        assert!(!has_caches(&file));
+        let lock = lock_caches(&file).unwrap();
+        let other = lock.try_clone().unwrap();
+        drop(lock);
+        assert!(has_caches(&file), "another process may have it");
+        drop(other);
+        assert!(!has_caches(&file) && lock_caches(&file).is_ok());
+    }
 
     #[test]
     fn a_place_in_or_above_a_file_system_of_the_kernel_is_found() {

@@ -67,6 +67,31 @@ impl Doors {
         self.node.path(name)
     }
 
+    /// A file that a program at the mount has mapped and stored to, so that the kernel has a page that is not written back.
+    fn mapped(&mut self, name: &str) -> String {
+        let file = self.path(name);
+        self.library.does(&format!("open {file} O_RDWR|O_CREAT"));
+        self.library.does(&format!("fill {file} - 8192"));
+        self.mount.does(&format!("open {file} O_RDWR"));
+        self.mount.does(&format!("map {file} 8192"));
+        self.mount.does(&format!("store {file} 100 STORED"));
+        file
+    }
+
+    /// The library writes to a file that is mapped at a mount which is no more: whoever maps it is told before that is
+    /// granted, and the next mount has what the library wrote.
+    fn write_beside_a_mount_that_is_gone(mut self, file: &str) {
+        self.library.does(&format!("write {file} 200 WRITTEN"));
+        self.mount.0.tell(&format!("load {file} 200 7"));
+        assert_eq!(self.mount.0.line(), None, "a page that was mapped is there still");
+        self.library.says(&format!("read {file} 200 7"), "WRITTEN");
+        self.node.hearth(&["mount"]);
+        self.mount = through_mount();
+        self.mount.does(&format!("open {file} O_RDWR"));
+        self.mount.says(&format!("read {file} 200 7"), "WRITTEN");
+        self.end();
+    }
+
     fn end(self) {
         let Self { mount, library, node } = self;
         drop((mount, library));
@@ -119,6 +144,52 @@ fn what_nobody_else_wants_is_done_without_the_daemon() {
     doors.mount.says(&format!("alone {file} 2 50"), "50");
     daemon.go_on();
     doors.library.says(&format!("size {file}"), "8");
+    doors.end();
+}
+
+/// M.16: a gateway that stands still is killed, and what it had in the kernel is gone before others get its leases.
+#[test]
+fn a_map_fails_before_others_get_the_leases_of_a_gateway_that_stands_still() {
+    let Some(mut doors) = Doors::new() else { return };
+    let file = doors.mapped("file");
+    doors.node.gateway().stop();
+    doors.write_beside_a_mount_that_is_gone(&file);
+}
+
+/// M.16, M.17: the same for one that was killed.
+#[test]
+fn a_map_fails_before_others_get_the_leases_of_a_gateway_that_was_killed() {
+    let Some(mut doors) = Doors::new() else { return };
+    let file = doors.mapped("file");
+    doors.node.gateway().kill();
+    doors.write_beside_a_mount_that_is_gone(&file);
+}
+
+#[test]
+fn a_map_fails_before_others_get_the_leases_of_a_mount_that_was_taken_away() {
+    let Some(mut doors) = Doors::new() else { return };
+    let file = doors.mapped("file");
+    doors.node.hearth(&["umount", "--force"]);
+    doors.write_beside_a_mount_that_is_gone(&file);
+}
+
+/// M.19: a daemon that is started again gives nobody what the kernel has pages of, before these are written back.
+#[test]
+fn a_page_that_is_not_written_back_outlives_the_daemon() {
+    let Some(mut doors) = Doors::new() else { return };
+    for round in 0..3 * times() {
+        let file = doors.mapped(&format!("file-{round}"));
+        doors.node.daemon().kill();
+        doors.library.does(&format!("write {file} 200 WRITTEN"));
+        doors.library.says(&format!("read {file} 100 6"), "STORED");
+        doors.mount.says(&format!("load {file} 200 7"), "WRITTEN");
+        doors.mount.does(&format!("store {file} 300 AGAIN"));
+        doors.library.says(&format!("read {file} 200 7"), "WRITTEN");
+        doors.library.says(&format!("read {file} 300 5"), "AGAIN");
+        doors.mount.does(&format!("close {file}"));
+        doors.library.does(&format!("close {file}"));
+        doors.node.wait_until_up();
+    }
     doors.end();
 }
 

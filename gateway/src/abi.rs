@@ -125,6 +125,7 @@ pub(crate) const OPEN_TO_EXECUTE: u32 = 0x20;
 pub(crate) mod notice {
     pub(crate) const INVALIDATE_INODE: u32 = 2;
     pub(crate) const STORE: u32 = 4;
+    pub(crate) const RESEND: u32 = 7;
     pub(crate) const RAISE_EPOCH: u32 = 8;
 }
 

@@ -1,6 +1,7 @@
 //! Units whose lease goes: the kernel is told to drop what it has of them, pass by pass, while requests on them are served on.
 //! Called by the threads of [`crate::recalls`] alone.
 
+use crate::guard::Guarded;
 use crate::nodes::Nodes;
 use crate::notices::Notices;
 use crate::units::{Phase, Units};
@@ -68,14 +69,29 @@ impl Units {
         }
     }
 
-    /// All leases were lost: the kernel drops everything that it has.
-    pub(crate) fn lose_all(&self, nodes: &Nodes, notices: &Notices) {
-        let all: Vec<InodeNumber> = self.table.lock().units.keys().copied().collect();
-        for node in all {
-            if self.drop_all(nodes, notices, node) {
-                self.give_back(node);
+    /// All leases were lost: the kernel drops everything that it has. Returns when it has.
+    pub(crate) fn lose_all(&self, nodes: &Nodes, notices: &Notices, guarded: Option<&Guarded>) {
+        let drops = |any| guarded.into_iter().for_each(|guarded| guarded.drops(any));
+        let all: Vec<(InodeNumber, u64)> = {
+            let table = self.table.lock();
+            let held = table.units.iter().filter(|(_, unit)| unit.phase != Phase::Free);
+            held.map(|(node, unit)| (*node, unit.hold)).collect()
+        };
+        for (node, _) in &all {
+            drops(true);
+            if self.drop_all(nodes, notices, *node) {
+                self.give_back(*node);
             }
         }
+        // Other threads may be about some of them.
+        self.wait(|table| {
+            let is_left = |(node, hold): &(InodeNumber, u64)| {
+                let unit = table.units.get(node).filter(|unit| unit.hold == *hold);
+                unit.is_some_and(|unit| unit.phase != Phase::Free)
+            };
+            (!all.iter().any(is_left)).then_some(())
+        });
+        drops(false);
     }
 
     /// Has the kernel drop what it has of a unit that is held, pass by pass, until nothing came meanwhile. False if it is not
@@ -158,20 +174,39 @@ impl Units {
 
     /// The lease is back.
     fn end_giving(&self, node: InodeNumber, was_closed: bool) {
-        {
+        let place = {
             let mut guard = self.table.lock();
             let table = &mut *guard;
+            let mut place = None;
             if let Some(unit) = table.units.get_mut(&node) {
                 (unit.giving, unit.disturbed) = (unit.giving - 1, true);
                 if was_closed {
                     unit.phase = Phase::Free;
+                    place = unit.place.take();
                     (unit.has_pages, unit.names) = (unit.serving > 0, None);
                     table.held -= 1;
                 }
             }
             table.drop_if_idle(node);
-        }
+            place
+        };
+        self.clear(place);
         self.change();
+    }
+
+    /// The connection is over, and nothing of it can be asked for; what programs have mapped of it is there still. The kernel
+    /// drops it before the leases go.
+    pub(crate) fn drop_at_end(&self, notices: &Notices) {
+        let held: Vec<InodeNumber> = {
+            let table = self.table.lock();
+            let held = table.units.iter().filter(|(_, unit)| unit.phase != Phase::Free);
+            held.map(|(node, _)| *node).collect()
+        };
+        // A page that was dirty the first time is clean the second time, whatever became of its write.
+        for node in held.iter().chain(&held) {
+            // Of a mount that nobody uses any more the kernel has nothing.
+            let _ = notices.drop_pages(node.get(), 0, 0);
+        }
     }
 }
 

@@ -4,6 +4,7 @@
 use crate::abi::{self, AttrOut, Body, EntryOut, InHeader, opcode};
 use crate::arrivals::Arrivals;
 use crate::files::Files;
+use crate::guard::Guarded;
 use crate::nodes::Nodes;
 use crate::notices::{Notices, SendNotice};
 use crate::operations::attr;
@@ -48,6 +49,8 @@ pub(crate) struct Gateway {
     /// The kernel keeps what it is told, under leases.
     pub(crate) caches: bool,
     pub(crate) units: Arc<Units>,
+    /// Another process sees to it that the kernel drops what it has if this one dies.
+    pub(crate) guarded: Option<Arc<Guarded>>,
     pub(crate) notices: Notices,
     /// Recalls of inodes that may have pages in the kernel, and of others.
     pub(crate) page_recalls: Queue,
@@ -63,10 +66,13 @@ impl Gateway {
         waits_max: usize,
         (send, notify): (Send, SendNotice),
         caches: bool,
+        guarded: Option<Arc<Guarded>>,
     ) -> Self {
+        let kernel_has = guarded.as_ref().map(|guarded| guarded.kernel_has.clone());
         Self {
             caches,
-            units: Arc::new(Units::new(host.clone(), engine.clone())),
+            guarded,
+            units: Arc::new(Units::new(host.clone(), engine.clone(), kernel_has)),
             notices: Notices::new(notify),
             page_recalls: Queue::new(host.clone()),
             plain_recalls: Queue::new(host.clone()),
@@ -179,6 +185,9 @@ impl Gateway {
     /// Gives the engine back all that the kernel had: it has gone.
     pub(crate) fn end(&self) {
         self.waits.end();
+        if self.caches {
+            self.units.drop_at_end(&self.notices);
+        }
         for number in self.files.numbers() {
             self.close(number);
         }

@@ -21,6 +21,7 @@ mod drops;
 mod error;
 mod files;
 mod gateway;
+mod guard;
 mod handshake;
 mod mounted;
 mod nodes;
@@ -36,6 +37,7 @@ mod waits;
 
 pub use device::{detach, unmount};
 pub use error::Error;
-pub use mounted::{Mounted, serve};
+pub use guard::{Ended, Guarding, guard};
+pub use mounted::{Mounted, serve, serve_guarded};
 pub use options::Options;
 pub use turn::sharing;

@@ -5,6 +5,7 @@ use crate::abi::{self, opcode};
 use crate::device::Device;
 use crate::error::Error;
 use crate::gateway::{self, Gateway};
+use crate::guard::{Guarded, Guarding, KernelHas};
 use crate::handshake::{self, Agreed};
 use crate::notices::SendNotice;
 use crate::options::Options;
@@ -72,6 +73,21 @@ pub fn serve(
     mountpoint: &Path,
     options: &Options,
 ) -> Result<Mounted, Error> {
+    serve_guarded(engine, host, mountpoint, options, None)
+}
+
+/// The same; if the kernel keeps anything, another process sees to it that it is gone before the engine's leases are, however
+/// this process ends.
+///
+/// # Errors
+/// All of [`Error`].
+pub fn serve_guarded(
+    engine: Arc<dyn Engine>,
+    host: Arc<dyn Host>,
+    mountpoint: &Path,
+    options: &Options,
+    guarding: Option<Guarding>,
+) -> Result<Mounted, Error> {
     let host = sharing(host);
     let root = engine.root().map_err(|error| Error::Root(Some(error)))?;
     let give_back = || engine.forget(&[root.inode]);
@@ -88,6 +104,12 @@ pub fn serve(
         let _ = device.unmount();
         give_back();
     })?;
+    let guarding = guarding.filter(|_| agreed.caches);
+    let guarded = guarding.map(|guarding| begin_guarding(&host, &device.file, guarding));
+    let guarded = guarded.transpose().inspect_err(|_| {
+        let _ = device.unmount();
+        give_back();
+    })?;
     let device = Arc::new(device);
     let (later, unasked) = (device.clone(), device.clone());
     let send: gateway::Send = Box::new(move |answer: &[u8]| send(&later.file, answer));
@@ -96,7 +118,8 @@ pub fn serve(
         sent.map(drop).map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))
     });
     let ways = (send, notify);
-    let gateway = Arc::new(Gateway::new(engine, host.clone(), options.waits_max, ways, agreed.caches));
+    let gateway = Gateway::new(engine, host.clone(), options.waits_max, ways, agreed.caches, guarded);
+    let gateway = Arc::new(gateway);
     gateway.nodes.tell(&*gateway.engine, root.inode);
     let shared = Arc::new(Shared {
         gateway,
@@ -121,6 +144,17 @@ pub fn serve(
     }
     shared.leave();
     started.map(|()| Mounted { shared })
+}
+
+/// Starts a guard, and the thread that says to it that this process goes on.
+fn begin_guarding(host: &Arc<dyn Host>, device: &File, guarding: Guarding) -> Result<Arc<Guarded>, Error> {
+    let kernel_has = Arc::new(KernelHas::new(host.clone())?);
+    let guarded = Arc::new(Guarded::new(host.clone(), device, &guarding.lock, kernel_has)?);
+    let guard = guarded.start(&*guarding.start)?;
+    let theirs = guarded.clone();
+    let pulse = Box::new(move || theirs.pulse(guard, &*guarding.start));
+    host.spawn("pulse", pulse).map_err(Error::Host)?;
+    Ok(guarded)
 }
 
 fn start(shared: &Arc<Shared>, index: usize) -> Result<(), Error> {
@@ -273,6 +307,7 @@ impl Shared {
         // AcqRel: the last one sees what the others did.
         if self.threads.fetch_add(u32::MAX, Ordering::AcqRel) == 1 {
             self.gateway.end();
+            self.gateway.guarded.iter().for_each(|guarded| guarded.end());
             // Release: pairs with the load in `wait`.
             self.over.store(1, Ordering::Release);
             self.host.wake(&self.over, ipc::WAKE_ALL);

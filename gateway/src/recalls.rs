@@ -19,6 +19,8 @@ const DROP: Duration = Duration::from_millis(1);
 /// What a thread does for the kernel's caches.
 enum Task {
     Recall(InodeNumber),
+    /// All leases were lost.
+    LoseAll,
     Repair(Repair, Arc<Word>),
 }
 
@@ -126,7 +128,7 @@ impl Gateway {
                         queue.push(Task::Recall(node));
                     }
                 }
-                Recalled::Lost => self.units.lose_all(&self.nodes, &self.notices),
+                Recalled::Lost => self.page_recalls.push(Task::LoseAll),
                 Recalled::Ended => return,
             }
         }
@@ -136,6 +138,10 @@ impl Gateway {
         while let Some(task) = queue.next() {
             match task {
                 Task::Recall(node) => self.units.recall(&self.nodes, &self.notices, node),
+                Task::LoseAll => {
+                    self.units.lose_all(&self.nodes, &self.notices, self.guarded.as_deref());
+                    self.engine.cache_leases().into_iter().for_each(|leases| leases.dropped());
+                }
                 Task::Repair(repair, done) => {
                     self.carry_out(&repair);
                     done.store(1, Ordering::Release);

@@ -9,6 +9,7 @@
 //! Lock order: the table's lock is a leaf, held for no call of the engine or the kernel. A request waits for a lease only in
 //! [`Units::hold`] and [`Units::enter_pages`], and with nothing of another unit in its hand.
 
+use crate::guard::KernelHas;
 use format::InodeNumber;
 use ipc::sync::Ordering;
 use ipc::{Host, Lock, Waited, Word};
@@ -58,6 +59,8 @@ pub(crate) struct Unit {
     pub(crate) has_pages: bool,
     /// Until which epoch the kernel may have names.
     pub(crate) names: Option<u64>,
+    /// Where it is noted that the kernel may have something of it.
+    pub(crate) place: Option<u32>,
 }
 
 impl Default for Unit {
@@ -74,6 +77,7 @@ impl Default for Unit {
             filled: false,
             has_pages: false,
             names: None,
+            place: None,
         }
     }
 }
@@ -127,6 +131,8 @@ pub(crate) struct Units {
     crowded: Word,
     /// The thread that has it makes names old.
     pub(crate) raising: Lock<()>,
+    /// What the guard of the mount reads, if there is one.
+    pub(crate) kernel_has: Option<Arc<KernelHas>>,
     pub(crate) held_max: usize,
 }
 
@@ -162,7 +168,11 @@ impl Drop for Stay {
 }
 
 impl Units {
-    pub(crate) fn new(host: Arc<dyn Host>, engine: Arc<dyn Engine>) -> Self {
+    pub(crate) fn new(
+        host: Arc<dyn Host>,
+        engine: Arc<dyn Engine>,
+        kernel_has: Option<Arc<KernelHas>>,
+    ) -> Self {
         let held_max = engine.cache_leases().map_or(0, CacheLeases::held_max);
         Self {
             table: Lock::new(host.clone(), Table::default()),
@@ -170,6 +180,7 @@ impl Units {
             changed: Word::new(0),
             crowded: Word::new(0),
             held_max,
+            kernel_has,
             host,
             engine,
         }
@@ -261,17 +272,20 @@ impl Units {
         hold: impl Fn() -> Result<(), vfs::Error>,
     ) -> Result<(), vfs::Error> {
         loop {
-            self.wait(|table| {
+            let is_free = self.wait(|table| {
                 let unit = table.units.get_mut(&node)?;
                 unit.disturbed = false;
-                (unit.giving == 0).then_some(())
+                (unit.giving == 0).then_some(unit.phase == Phase::Free)
             });
             let held = hold();
+            let place = if is_free && held.is_ok() { self.note(node) } else { None };
             let mut guard = self.table.lock();
             let table = &mut *guard;
             let unit = table.units.get_mut(&node).expect("a unit stays while somebody gets its lease");
             let is_good = held.is_ok() && !unit.disturbed && unit.giving == 0;
             if held.is_ok() && !is_good {
+                drop(guard);
+                self.clear(place);
                 continue;
             }
             unit.getting = false;
@@ -283,6 +297,7 @@ impl Units {
             if begins {
                 table.next_hold += 1;
                 unit.hold = table.next_hold;
+                unit.place = place;
                 table.held += 1;
                 table.order.push_back(node);
                 if table.order.len() > 2 * table.held + ORDER_SPARE {
@@ -292,12 +307,27 @@ impl Units {
             let is_crowded = table.held > self.held_max;
             table.drop_if_idle(node);
             drop(guard);
+            if !begins {
+                self.clear(place);
+            }
             self.change();
             if begins && is_crowded {
-                self.crowded.store(1, Ordering::Release);
+                // Not over the word by which the thread ends.
+                let _ = self.crowded.compare_exchange(0, 1, Ordering::Release, Ordering::Relaxed);
                 self.host.wake(&self.crowded, ipc::WAKE_ALL);
             }
             return held;
+        }
+    }
+
+    fn note(&self, node: InodeNumber) -> Option<u32> {
+        self.kernel_has.as_ref().and_then(|noted| noted.note(node))
+    }
+
+    /// What was noted at a place is over.
+    pub(crate) fn clear(&self, place: Option<u32>) {
+        if let (Some(noted), Some(place)) = (&self.kernel_has, place) {
+            noted.clear(place);
         }
     }
 
@@ -401,16 +431,19 @@ impl Units {
 
     /// The kernel has forgotten a node: it has nothing of it.
     pub(crate) fn forget(&self, node: InodeNumber) {
-        {
+        let place = {
             let mut table = self.table.lock();
             let Some(unit) = table.units.get_mut(&node) else { return };
             let Phase::Held(_) = unit.phase else { return };
             if unit.telling > 0 || unit.serving > 0 || unit.writers > 0 || unit.getting {
                 return;
             }
+            let place = unit.place;
             table.units.remove(&node);
             table.held -= 1;
-        }
+            place
+        };
+        self.clear(place);
         self.leases().leave(node);
     }
 
@@ -423,9 +456,12 @@ impl Units {
     pub(crate) fn wait_crowded(&self) -> bool {
         loop {
             // Acquire: pairs with the Release in `get` and `end`.
-            match self.crowded.swap(0, Ordering::Acquire) {
+            match self.crowded.load(Ordering::Acquire) {
                 0 => {}
-                1 => return true,
+                1 => {
+                    let _ = self.crowded.compare_exchange(1, 0, Ordering::Acquire, Ordering::Relaxed);
+                    return true;
+                }
                 _ => return false,
             }
             let (Waited::Woken | Waited::TimedOut | Waited::Interrupted) =

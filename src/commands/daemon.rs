@@ -9,6 +9,7 @@ use super::up::say_ready;
 use crate::chain::settings::PoolShape;
 use crate::cluster::{Cluster, MediumKind, Node};
 use crate::error::{Error, Result};
+use crate::mountpoint;
 use crate::presence::Presence;
 use crate::process::Process;
 use crate::status::{NodeStatus, ProgramStatus};
@@ -58,6 +59,8 @@ pub(super) fn run(arguments: &OneNode) -> Result<ExitCode> {
         note_failure(&cluster, node, &why.to_string());
     }
     let (daemon, losses) = opened?;
+    let caches = mountpoint::caches_file(&cluster, node);
+    daemon.watch_caches(Box::new(move || mountpoint::has_caches(&caches)));
     daemon.start().map_err(of_daemon("start"))?;
     daemon.listen(door(listener)).map_err(of_daemon("listen"))?;
     let daemon = Arc::new(daemon);

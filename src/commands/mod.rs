@@ -81,6 +81,9 @@ enum Command {
     /// Run a program that lies in the tree: `run` does it, inside a program that sees the tree
     #[command(hide = true)]
     Within(Within),
+    /// Hold a mount's connection, so that nothing of it is left when the process that serves it dies: `mount` starts it
+    #[command(hide = true)]
+    Guard,
     /// One part of a measurement, inside a program that sees the tree
     #[command(hide = true)]
     Measure(Measure),
@@ -300,6 +303,7 @@ pub fn run(arguments: Arguments) -> ExitCode {
         Command::Within(within) => run::within(&within),
         Command::Mount(arguments) => mount::mount(&arguments),
         Command::Umount(arguments) => mount::umount(&arguments),
+        Command::Guard => mount::guard(),
         Command::Bench(Benches::Latency(bench)) => bench::latency(&bench),
         Command::Bench(Benches::Ops(ops)) => bench::ops(&ops),
         Command::Bench(Benches::Sustained(arguments)) => sustained::sustained(&arguments),

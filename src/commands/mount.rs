@@ -9,7 +9,7 @@ use crate::mountpoint::{self, Stand, gateway_file};
 use crate::process::{Process, using};
 use crate::say::{self, quoted};
 use format::message::ROLE_GATEWAY;
-use gateway::{Mounted, Options, serve};
+use gateway::{Ended, Guarding, Mounted, Options, serve_guarded};
 use ipc::{Host, SystemHost};
 use libfs::socket::SocketConnector;
 use libfs::{LibFs, Limits};
@@ -17,8 +17,10 @@ use rustix::io::Errno;
 use rustix::process::Signal;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -164,10 +166,12 @@ fn show(cluster: &Cluster, node: &Node) -> Result<ExitCode> {
     let host = gateway::sharing(Arc::new(SystemHost));
     let version = env!("CARGO_PKG_VERSION");
     let connector = SocketConnector::new(host.clone(), node.socket.clone(), version, ROLE_GATEWAY, Some);
+    // Its leases are withheld from others from here on, if the daemon dies.
+    let lock = mountpoint::lock_caches(&mountpoint::caches_file(cluster, node))?;
     let engine = LibFs::new(host.clone(), Arc::new(connector), Limits::default())
         .map_err(|why| Error::new(format!("cannot attach to node {}: {why}", node.number)))?;
     let tree = cluster.tree(node);
-    let mounted = Arc::new(place(cluster, node, Arc::new(engine), &host)?);
+    let mounted = Arc::new(place(cluster, node, Arc::new(engine), &host, lock)?);
     let told = mounted.clone();
     let listen = move || {
         if signals.forever().next().is_some()
@@ -187,14 +191,57 @@ fn show(cluster: &Cluster, node: &Node) -> Result<ExitCode> {
 }
 
 /// Makes the folder and mounts there; others who would remove it again wait meanwhile.
-fn place(cluster: &Cluster, node: &Node, engine: Arc<LibFs>, host: &Arc<dyn Host>) -> Result<Mounted> {
+fn place(
+    cluster: &Cluster,
+    node: &Node,
+    engine: Arc<LibFs>,
+    host: &Arc<dyn Host>,
+    lock: File,
+) -> Result<Mounted> {
     let tree = cluster.tree(node);
     let _alone = alone(&cluster.dir)?;
     mountpoint::make(cluster, node)?;
-    let mounted = serve(engine, host.clone(), &tree, &Options::default()).map_err(Error::at("mount", &tree));
+    let guarding = Guarding { lock, start: Box::new(start_guard) };
+    let mounted = serve_guarded(engine, host.clone(), &tree, &Options::default(), Some(guarding))
+        .map_err(Error::at("mount", &tree));
     match &mounted {
         Ok(_) => Process::this()?.save(&gateway_file(cluster, node))?,
         Err(_) => mountpoint::remove(cluster, node),
     }
     mounted
+}
+
+/// Starts this program as a mount's guard. It speaks where this process does.
+fn start_guard(gateway: OwnedFd) -> std::io::Result<()> {
+    let program = std::env::current_exe()?;
+    let child = Command::new(program)
+        .arg("guard")
+        .current_dir("/")
+        .stdin(Stdio::from(gateway))
+        .stdout(Stdio::null())
+        .spawn()?;
+    // It lives longer than this process, or ends with the mount.
+    drop(child);
+    Ok(())
+}
+
+/// The guard's own process.
+pub(super) fn guard() -> Result<ExitCode> {
+    super::speak();
+    // What ends the gateway is not to end this.
+    let _ = rustix::process::setsid();
+    let cannot = |why: &dyn std::fmt::Display| Error::new(format!("cannot guard a mount: {why}"));
+    let gateway = std::io::stdin().as_fd().try_clone_to_owned().map_err(|why| cannot(&why))?;
+    let nothing = File::open("/dev/null").map_err(|why| cannot(&why))?;
+    rustix::stdio::dup2_stdin(nothing).map_err(|why| cannot(&why))?;
+    let host: Arc<dyn Host> = Arc::new(SystemHost);
+    match gateway::guard(&host, &gateway).map_err(|why| cannot(&why))? {
+        Ended::InOrder => {}
+        Ended::Poisoned => {
+            tracing::error!(
+                "the gateway died or stood still: its mount fails from now on, and hearth mount makes another"
+            );
+        }
+    }
+    Ok(ExitCode::SUCCESS)
 }

@@ -95,6 +95,13 @@ impl Node {
         Daemon(pidfd_open(Pid::from_raw(pid).unwrap(), PidfdFlags::empty()).unwrap())
     }
 
+    /// Who serves its mount.
+    pub fn gateway(&self) -> Daemon {
+        let text = std::fs::read_to_string(self.0.dir.path().join("node-1/gateway.pid")).unwrap();
+        let pid = text.split_whitespace().next().unwrap().parse().unwrap();
+        Daemon(pidfd_open(Pid::from_raw(pid).unwrap(), PidfdFlags::empty()).unwrap())
+    }
+
     /// Waits for the daemon that its keeper starts again.
     pub fn wait_until_up(&self) {
         self.hearth(&["start"]);

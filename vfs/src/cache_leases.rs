@@ -21,7 +21,8 @@ pub enum Recalled {
     /// Others want these. No more are asked for than were held, and each is asked for again only after it was given back and
     /// held anew; it may be one that the cache does not hold, but the engine.
     Units(Vec<InodeNumber>),
-    /// All that was held is lost, without having been given back.
+    /// All that was held is lost, without having been given back. The cache drops everything that it has under these leases,
+    /// changes written to the engine first, and then calls [`CacheLeases::dropped`].
     Lost,
     /// [`CacheLeases::end_recalls`] was called.
     Ended,
@@ -52,6 +53,10 @@ pub trait CacheLeases: Send + Sync {
 
     /// Waits until others want leases that this engine has. For one thread at a time.
     fn recalls(&self) -> Recalled;
+
+    /// The cache has nothing any more of what it had when [`Recalled::Lost`] came; once for each. Until then no other holder
+    /// changes, or reads, what it had leases for. [`Self::recalls`] is to be called meanwhile: the next session may be lost, too.
+    fn dropped(&self);
 
     /// Ends a wait in [`Self::recalls`], and all that follow.
     fn end_recalls(&self);

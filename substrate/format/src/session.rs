@@ -152,8 +152,8 @@ pub struct RecallsRequest {
     /// 1: the answer waits until there are any. 0: the answer comes at once and is empty, and so do the answers that
     /// wait.
     pub wait: U32,
-    /// Zero.
-    pub reserved: U32,
+    /// 1: of what was kept elsewhere under leases of an earlier session, which is over, nothing is left.
+    pub dropped: U32,
 }
 
 const _: () = assert!(size_of::<RecallsRequest>() == 8);

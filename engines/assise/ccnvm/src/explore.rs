@@ -18,6 +18,8 @@ struct Bounds {
     deaths: u64,
     /// Requests that are given up.
     cancels: u64,
+    /// Leases may be withheld from sessions that are not asked.
+    withholds: bool,
 }
 
 /// One state: the table, and what is known of it from outside.
@@ -36,6 +38,7 @@ struct World {
     recalled: BTreeSet<(SessionId, InodeNumber)>,
     dead: BTreeSet<SessionId>,
     cancelled: u64,
+    withheld: bool,
 }
 
 fn want(unit: u64, mode: Mode) -> Want {
@@ -59,6 +62,7 @@ impl World {
             recalled: BTreeSet::new(),
             dead: BTreeSet::new(),
             cancelled: 0,
+            withheld: false,
         }
     }
 
@@ -66,7 +70,11 @@ impl World {
     fn key(&self) -> Vec<u8> {
         let mut key = Vec::new();
         let mut add = |parts: &[u64]| key.extend(parts.iter().map(|part| *part as u8));
-        add(&[self.cancelled, self.dead.iter().map(|session| 1 << session.0).sum()]);
+        add(&[
+            u64::from(self.withheld),
+            self.cancelled,
+            self.dead.iter().map(|session| 1 << session.0).sum(),
+        ]);
         for ((unit, session), mode) in &self.granted {
             add(&[
                 1,
@@ -108,6 +116,9 @@ impl World {
                 events.push(Event::Leaving { session: *session, unit: *unit });
             }
         }
+        if bounds.withholds {
+            events.push(if self.withheld { Event::Resume } else { Event::Withhold });
+        }
         if self.cancelled < bounds.cancels {
             events.extend(self.waiting.keys().map(|ticket| Event::Cancelled { ticket: *ticket }));
         }
@@ -137,12 +148,19 @@ impl World {
                 self.recalled.retain(|(holder, _)| holder != session);
                 self.waiting.retain(|_, (asks, _)| asks != session);
             }
+            Event::Withhold => self.withheld = true,
+            Event::Resume => self.withheld = false,
             Event::Created { .. } | Event::Released { .. } | Event::MustAnswer { .. } | Event::Tick => {
                 unreachable!("not asked for here")
             }
         }
         let free = matches!(event, Event::RequestFree { .. });
-        for effect in self.table.step(0, event) {
+        let ticks = matches!(event, Event::Withhold | Event::Resume);
+        let mut effects = self.table.step(0, event);
+        if ticks {
+            effects.extend(self.table.step(0, Event::Tick));
+        }
+        for effect in effects {
             self.judge(effect, free);
         }
         self.table.assert_invariants();
@@ -152,6 +170,7 @@ impl World {
         match effect {
             Effect::Grant { ticket, session, grants } => {
                 assert!(!self.dead.contains(&session), "a dead session is granted something");
+                assert!(self.may_get(session) || grants.is_empty(), "what is withheld is granted");
                 if !free {
                     self.judge_order(ticket, session, &grants);
                 }
@@ -183,9 +202,14 @@ impl World {
         let (asks, wants) = self.waiting.remove(&ticket).expect("what waits is granted, once");
         let granted: Vec<Want> = grants.iter().map(|(want, _)| *want).collect();
         assert_eq!((session, &granted), (asks, &wants), "it is granted whole");
-        let earlier = self.waiting.range(..ticket).map(|(_, (_, earlier))| earlier);
+        let earlier = self.waiting.range(..ticket).filter(|(_, (asks, _))| self.may_get(*asks));
+        let earlier = earlier.map(|(_, (_, earlier))| earlier);
         let overtaken = earlier.filter(|earlier| wants.iter().any(|want| has(earlier, want.unit))).count();
         assert_eq!(overtaken, 0, "who came first is served first");
+    }
+
+    fn may_get(&self, session: SessionId) -> bool {
+        !self.withheld || session.0 <= self.answering
     }
 
     fn grant(&mut self, session: SessionId, Want { unit, mode }: Want) {
@@ -207,6 +231,19 @@ impl World {
     /// Once all who are asked to leave do, and nothing else happens, every request is answered.
     fn judge_end(&self) {
         let mut world = self.clone();
+        if world.withheld {
+            let waits = |world: &Self| world.waiting.values().any(|(asks, _)| world.may_get(*asks));
+            world.leave_all();
+            assert!(!waits(&world), "a session that must answer waits for what is withheld from others");
+            world.step(Event::Resume);
+        }
+        world.leave_all();
+        assert!(world.waiting.is_empty(), "these wait for ever: {:?}", world.waiting);
+    }
+
+    /// All who are asked to leave do.
+    fn leave_all(&mut self) {
+        let world = self;
         loop {
             if let Some((session, unit)) = world.leaving.first().copied() {
                 world.step(Event::Revoked { session, unit });
@@ -216,7 +253,6 @@ impl World {
                 break;
             }
         }
-        assert!(world.waiting.is_empty(), "these wait for ever: {:?}", world.waiting);
     }
 }
 
@@ -259,8 +295,15 @@ fn all() -> bool {
 fn two_sessions_with_every_request() {
     let (waiting_max, cancels) = if all() { (2, 1) } else { (1, 1) };
     for answering in 0..=2 {
-        let bounds =
-            Bounds { sessions: 2, answering, requests: all_requests(), waiting_max, deaths: 1, cancels };
+        let bounds = Bounds {
+            sessions: 2,
+            answering,
+            requests: all_requests(),
+            waiting_max,
+            deaths: 1,
+            cancels,
+            withholds: false,
+        };
         println!("{} states", explore(&bounds));
     }
 }
@@ -273,7 +316,15 @@ fn three_sessions_with_some_requests() {
     let (deaths, cancels) = if all() { (1, 1) } else { (1, 0) };
     for answering in 0..=1 {
         let requests = requests.clone();
-        let bounds = Bounds { sessions: 3, answering, requests, waiting_max: 1, deaths, cancels };
+        let bounds = Bounds {
+            sessions: 3,
+            answering,
+            requests,
+            waiting_max: 1,
+            deaths,
+            cancels,
+            withholds: answering > 0,
+        };
         println!("{} states", explore(&bounds));
     }
 }

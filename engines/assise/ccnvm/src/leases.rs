@@ -77,8 +77,14 @@ pub enum Event {
     /// Nobody waits for the request any more.
     Cancelled { ticket: Ticket },
     /// A session keeps things under its leases elsewhere, which it has to drop first: its leases are asked for by
-    /// [`Effect::Recall`] from now on, and `Leaving` and `Released` answer.
+    /// [`Effect::Recall`] from now on, and `Leaving` and `Released` answer. If leases are withheld, a `Tick` has to follow.
     MustAnswer { session: SessionId },
+    /// What a session that must answer kept elsewhere may be there still, though the session is gone: from now on only sessions
+    /// that must answer are granted anything, and they do not wait behind others. A
+    /// `Tick` has to follow.
+    Withhold,
+    /// It is there no more. A `Tick` has to follow.
+    Resume,
     /// The session is gone: its log is sealed and digested.
     Ended { session: SessionId },
     /// A time asked for by [`Effect::WakeAt`] has come.
@@ -141,6 +147,8 @@ pub struct Leases {
     waiting: BTreeMap<SessionId, BTreeSet<Ticket>>,
     /// Sessions that are asked for their leases.
     answering: BTreeSet<SessionId>,
+    /// Only these are granted anything.
+    withheld: bool,
 }
 
 impl Leases {
@@ -155,7 +163,13 @@ impl Leases {
             waited_for: BTreeSet::new(),
             waiting: BTreeMap::new(),
             answering: BTreeSet::new(),
+            withheld: false,
         }
+    }
+
+    /// Whether leases are withheld from all sessions but those that must answer.
+    pub fn are_withheld(&self) -> bool {
+        self.withheld
     }
 
     /// The version that the next grant gets; kept in the area's root so that it never goes back.
@@ -201,13 +215,28 @@ impl Leases {
                 self.settle_units(touched, now, &mut effects);
             }
             Event::MustAnswer { session } => drop(self.answering.insert(session)),
+            Event::Withhold => self.withheld = true,
+            Event::Resume => self.withheld = false,
             Event::Ended { session } => self.end_session(session, now, &mut effects),
-            Event::Tick => {
-                let waited_for: Vec<_> = self.waited_for.iter().copied().collect();
-                self.settle_units(waited_for, now, &mut effects);
-            }
+            Event::Tick => self.settle_all(now, &mut effects),
         }
         effects
+    }
+
+    fn settle_all(&mut self, now: Nanoseconds, effects: &mut Vec<Effect>) {
+        let waited_for: Vec<_> = self.waited_for.iter().copied().collect();
+        self.settle_units(waited_for, now, effects);
+    }
+
+    /// Whether a session may be granted anything now.
+    fn may_get(&self, session: SessionId) -> bool {
+        !self.withheld || self.answering.contains(&session)
+    }
+
+    /// The request whose turn it is at a unit.
+    fn first_at(&self, unit: InodeNumber) -> Option<Ticket> {
+        let mut waiting = self.units.get(&unit)?.waiting.iter();
+        waiting.find(|ticket| self.requests.get(ticket).is_some_and(|it| self.may_get(it.session))).copied()
     }
 
     fn request(
@@ -258,7 +287,7 @@ impl Leases {
             let excluded =
                 unit.holders.iter().any(|holder| self.stands_in_the_way(holder, session, want.mode));
             let room = own.is_some() || self.count(session) < self.limits.leases_max;
-            if lacks && room && !excluded && unit.waiting.is_empty() {
+            if self.may_get(session) && lacks && room && !excluded && unit.waiting.is_empty() {
                 grants.push((want, self.grant_one(session, want, now)));
             }
         }
@@ -346,7 +375,7 @@ impl Leases {
     ) {
         let mut agenda: VecDeque<InodeNumber> = units.into_iter().collect();
         while let Some(key) = agenda.pop_front() {
-            while let Some(ticket) = self.units.get(&key).and_then(|unit| unit.waiting.front().copied()) {
+            while let Some(ticket) = self.first_at(key) {
                 if !self.try_grant(ticket, now, effects) {
                     self.ask_back(ticket, now, effects);
                     break;
@@ -361,8 +390,7 @@ impl Leases {
 
     fn try_grant(&mut self, ticket: Ticket, now: Nanoseconds, effects: &mut Vec<Effect>) -> bool {
         let Some(request) = self.requests.get(&ticket).cloned() else { return false };
-        let first_everywhere =
-            request.wants.iter().all(|want| self.units[&want.unit].waiting.front() == Some(&ticket));
+        let first_everywhere = request.wants.iter().all(|want| self.first_at(want.unit) == Some(ticket));
         let excluded = request.wants.iter().any(|want| {
             self.units[&want.unit]
                 .holders
@@ -409,10 +437,10 @@ impl Leases {
         let Some(request) = self.requests.get(&ticket).cloned() else { return };
         let mut wake_at: Option<Nanoseconds> = None;
         for want in &request.wants {
-            let Some(unit) = self.units.get_mut(&want.unit) else { continue };
-            if unit.waiting.front() != Some(&ticket) {
+            if self.first_at(want.unit) != Some(ticket) {
                 continue;
             }
+            let Some(unit) = self.units.get_mut(&want.unit) else { continue };
             for holder in &mut unit.holders {
                 let is_asked = holder.revoking || holder.recalled;
                 if holder.session == request.session || is_asked || !holder.mode.excludes(want.mode) {

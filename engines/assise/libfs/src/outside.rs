@@ -3,7 +3,8 @@
 //!
 //! Guarantees: a lease that is held outside is not among those that go back because there are too many, nor is its inode
 //! forgotten; it ends by [`CacheLeases::give_back`], or with the session, which [`Recalled::Lost`] tells. A lease that is on
-//! its way back is not held outside before it is back.
+//! its way back is not held outside before it is back. After a session was lost, SharedFS gives no other session a lease
+//! until [`CacheLeases::dropped`] was told ([`RecallsRequest::dropped`]).
 
 use crate::engine::LibFs;
 use crate::need::{Need, Step};
@@ -29,6 +30,8 @@ pub(crate) struct Outside {
     lost: bool,
     /// Nobody waits any more.
     ended: bool,
+    /// Losses that were told, after which not all that was kept outside is dropped yet.
+    dropping: u32,
 }
 
 impl Outside {
@@ -65,7 +68,11 @@ impl LibFs {
     /// One question after leases that others want; `None` if the session ended over it.
     fn ask_for_recalls(&self, wait: bool) -> Result<Option<Vec<InodeNumber>>> {
         let line = self.line()?;
-        let request = RecallsRequest { wait: U32::new(wait.into()), reserved: U32::new(0) };
+        let dropped = {
+            let state = self.state();
+            !state.outside.lost && state.outside.dropping == 0 && state.era == line.era
+        };
+        let request = RecallsRequest { wait: U32::new(wait.into()), dropped: U32::new(dropped.into()) };
         let mut response = Vec::new();
         match self.call(&line, CallKind::Recalls, &[request.as_bytes()], &mut response)? {
             Status::Ok => {}
@@ -134,7 +141,10 @@ impl CacheLeases for LibFs {
                 if state.outside.ended {
                     return Recalled::Ended;
                 }
-                if std::mem::take(&mut state.outside.lost) {
+                // Not before the session after it answers: others get nothing until then, and this one gets what it needs for
+                // what is dropped.
+                if state.outside.answers && std::mem::take(&mut state.outside.lost) {
+                    state.outside.dropping += 1;
                     return Recalled::Lost;
                 }
                 state.outside.answers
@@ -147,6 +157,15 @@ impl CacheLeases for LibFs {
                 }
             }
         }
+    }
+
+    fn dropped(&self) {
+        {
+            let mut state = self.state();
+            state.outside.dropping -= 1;
+        }
+        // The next question says it, too.
+        let _ = self.ask_for_recalls(false);
     }
 
     fn end_recalls(&self) {

@@ -20,7 +20,7 @@ use crate::register::Register;
 use crate::replay::copy::LocalCopy;
 use crate::serve::{Answer, Request};
 use crate::standby::Term;
-use crate::state::{Core, Ejection, State};
+use crate::state::{CacheWatch, Core, Ejection, State};
 use crate::sync::Parking;
 use crate::take_over::{Left, Recovered, take_over};
 use area::{Area, NewPool, Usage};
@@ -34,7 +34,7 @@ use ipc::shared::Mapping;
 use ipc::sync::{LongWord, Ordering, Word};
 use mirror::logs::is_log_file;
 use pmem::{Medium, PoolLock, Region};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use transport::Connection;
 use vfs::Caller;
@@ -211,6 +211,7 @@ impl Daemon {
             ending: Word::new(0),
             threads: Word::new(0),
             started: Word::new(0),
+            caches: OnceLock::new(),
             host,
         };
         Ok((Arc::new(core), taken.recovered))
@@ -232,6 +233,18 @@ impl Daemon {
         self.core.spawn("locks", move || core.answer_questions())?;
         let core = self.core.clone();
         self.core.spawn("digest", move || core.background())
+    }
+
+    /// From now on, when a session that must answer ends, `watch` is asked whether what it kept elsewhere under its leases may be
+    /// there still. While it is, leases go only to sessions that must answer. The same holds from here on if it says so now,
+    /// since that may be of a session with an earlier daemon. To be called before anybody is let in, once.
+    pub fn watch_caches(&self, watch: CacheWatch) {
+        let withheld = watch();
+        let first = self.core.caches.set(watch);
+        assert!(first.is_ok(), "caches are watched by one");
+        if withheld {
+            self.core.state.lock().withhold(self.core.host.now().as_ns(), true);
+        }
     }
 
     /// Starts the thread that lets processes in.

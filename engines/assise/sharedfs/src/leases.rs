@@ -60,6 +60,8 @@ const ENDS_AT_ONCE: usize = 64;
 const LET_IN: Duration = Duration::from_micros(50);
 /// A waiter looks again this often without being told: the daemon may have stopped.
 pub(crate) const LOOK: Duration = Duration::from_millis(200);
+/// The same while leases are withheld, which ends without anybody being told.
+const LOOK_WITHHELD: Duration = Duration::from_millis(5);
 /// How long beyond the grace period a session waits for leases that it gives back.
 const RELEASE_PATIENCE: Duration = Duration::from_secs(1);
 /// Polling before the first pause.
@@ -89,9 +91,10 @@ impl Core {
         let Some(ticket) = self.request(id, wants)? else { return Ok(()) };
         loop {
             self.carry_out();
+            self.look_at_caches();
             // Acquire: pairs with the Release of `announce_events`; read before the state is looked at.
             let seen = self.events.load(Ordering::Acquire);
-            let wake_at = {
+            let (wake_at, withheld) = {
                 let mut state = self.state_with_room(|state| Entries::plain(state.leases.wants_waiting()));
                 if let Some(outcome) = state.outcomes.remove(&ticket) {
                     return outcome;
@@ -101,7 +104,7 @@ impl Core {
                     return Err(status);
                 }
                 self.tick(&mut state)?;
-                state.wake_at
+                (state.wake_at, state.leases.are_withheld())
             };
             self.end_silent();
             if !self.has_work() {
@@ -111,7 +114,7 @@ impl Core {
                     self.withdraw(&mut state, ticket);
                     return Err(Status::WouldBlock);
                 }
-                let look = self.host.now().after(LOOK);
+                let look = self.host.now().after(if withheld { LOOK_WITHHELD } else { LOOK });
                 self.host.wait(
                     &self.events,
                     seen,
@@ -542,6 +545,9 @@ impl State {
         self.register.note(recovered_entry(id, id.0, cut));
         self.copy.ledger.close_log(log, cut)?;
         self.copy.logs.remove(&log);
+        if self.recalls.must_answer(id) && core.is_kept_elsewhere() {
+            self.withhold(now, true);
+        }
         let effects = self.leases.step(now, Event::Ended { session: id });
         self.absorb(effects)?;
         let mut session = self.sessions.remove(&id).expect("looked up above");

@@ -69,5 +69,5 @@ pub use replay::authorize::Refusal;
 pub use replay::script::{Executed, execute_ledger};
 pub use serve::Answer;
 pub use standby::{Standby, StandbyState, Term};
-pub use state::Ejection;
+pub use state::{CacheWatch, Ejection};
 pub use take_over::Recovered;

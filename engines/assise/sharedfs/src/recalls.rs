@@ -4,6 +4,8 @@
 //!
 //! Guarantees: a question is asked once for each version of a lease, in the answer of a `Recalls` call. A session of which
 //! nothing is heard for [`Config::recall_patience`](crate::config::Config), neither an answer nor a record in its log, is ended, so that nobody waits for longer.
+//! When such a session ends, what it kept may be there still: if [`crate::Daemon::watch_caches`] says so, leases are withheld from all
+//! others until it is gone, or until the session after it says that nothing of it is left. So does a daemon that starts.
 //! While it is asked, the session's other calls are served: one that has to wait for a lease is put aside, with a thread of
 //! its own, so that the session's answers are never behind it.
 
@@ -105,8 +107,13 @@ impl Answering {
 }
 
 impl State {
-    /// Notes that a session must answer from now on.
-    fn begin_answering(&mut self, id: SessionId, now_ns: u64) -> Result<&mut Answering, Status> {
+    /// Notes that a session must answer from now on; `dropped` says that it has nothing that an earlier one kept.
+    fn begin_answering(
+        &mut self,
+        id: SessionId,
+        now_ns: u64,
+        dropped: bool,
+    ) -> Result<&mut Answering, Status> {
         let session = self.live(id)?;
         // Others would wait for it at each of its leases.
         if !session.is_trusted() {
@@ -115,8 +122,25 @@ impl State {
         if !self.recalls.must_answer(id) {
             let effects = self.leases.step(now_ns, Event::MustAnswer { session: id });
             assert!(effects.is_empty(), "nothing follows from it yet");
+            if self.leases.are_withheld() {
+                self.wake_at = Some(now_ns);
+            }
+        }
+        if dropped {
+            self.withhold(now_ns, false);
         }
         Ok(self.recalls.sessions.entry(id).or_default())
+    }
+
+    /// Withholds leases from all sessions that need not answer, or does so no more. Whoever waits for some is told by the tick
+    /// that is due now.
+    pub fn withhold(&mut self, now_ns: u64, withheld: bool) {
+        if self.leases.are_withheld() != withheld {
+            let event = if withheld { Event::Withhold } else { Event::Resume };
+            let effects = self.leases.step(now_ns, event);
+            assert!(effects.is_empty(), "nothing follows from it before a tick");
+            self.wake_at = Some(now_ns);
+        }
     }
 }
 
@@ -128,9 +152,10 @@ impl Core {
             Ok((request, _)) if taken.kind == CallKind::Recalls as u16 && request.wait.get() == 1 => {}
             _ => return Some(taken),
         }
+        let dropped = request.is_ok_and(|(request, _)| request.dropped.get() == 1);
         let kept = {
             let mut state = self.state.lock();
-            match state.begin_answering(id, self.host.now().as_ns()) {
+            match state.begin_answering(id, self.host.now().as_ns(), dropped) {
                 Ok(session) => {
                     session.kept.push((shared.clone(), taken));
                     None
@@ -140,7 +165,23 @@ impl Core {
             }
         };
         self.carry_out();
+        if dropped {
+            self.announce_events();
+        }
         kept
+    }
+
+    /// Whether something may be kept under leases of a session that has ended.
+    pub fn is_kept_elsewhere(&self) -> bool {
+        self.caches.get().is_some_and(|watch| watch())
+    }
+
+    /// Leases that are withheld are so no more once what was kept under others is gone.
+    pub fn look_at_caches(&self) {
+        if self.state.lock().leases.are_withheld() && !self.is_kept_elsewhere() {
+            self.state.lock().withhold(self.host.now().as_ns(), false);
+            self.announce_events();
+        }
     }
 
     /// [`CallKind::Recalls`].
@@ -152,7 +193,8 @@ impl Core {
             let seen = self.events.load(Ordering::Acquire);
             let (units, kept) = {
                 let mut state = self.state.lock();
-                let session = state.begin_answering(id, self.host.now().as_ns())?;
+                let dropped = request.dropped.get() == 1;
+                let session = state.begin_answering(id, self.host.now().as_ns(), dropped)?;
                 if request.wait.get() == 0 {
                     session.hurried += 1;
                     (Some(Vec::new()), std::mem::take(&mut session.kept))

@@ -86,10 +86,13 @@ impl Core {
 
     /// For a session that is served through its ring: answers until it ends.
     pub fn serve(self: &Arc<Self>, id: SessionId) {
-        let Some(shared) = self.state.lock().sessions.get(&id).map(|session| session.shared.clone()) else {
-            return;
+        let (shared, mut patience) = {
+            let state = self.state.lock();
+            let Some(session) = state.sessions.get(&id) else { return };
+            // It may be about to say that it must answer, which is not to be behind what is withheld until it has.
+            let waits = !(state.leases.are_withheld() && session.is_trusted());
+            (session.shared.clone(), if waits { Patience::Waits } else { Patience::Refuses })
         };
-        let mut patience = Patience::Waits;
         loop {
             match shared.ring.next(None) {
                 Ok(taken) => {

@@ -36,7 +36,7 @@ use ipc::lock::Lock;
 use ipc::sync::{LongWord, Ordering, Word};
 use pmem::Medium;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// Numbers that are given out once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -170,7 +170,12 @@ pub(crate) struct Core {
     pub threads: Word,
     /// 1 once there are threads in the background.
     pub started: Word,
+    /// Says whether something is kept elsewhere under leases, though its session may be over.
+    pub caches: OnceLock<CacheWatch>,
 }
+
+/// Says whether something may be kept elsewhere under leases of this node: see [`crate::Daemon::watch_caches`].
+pub type CacheWatch = Box<dyn Fn() -> bool + Send + Sync>;
 
 impl Core {
     /// Tells every waiter to look again.

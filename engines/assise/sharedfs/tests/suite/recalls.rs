@@ -6,6 +6,7 @@ use crate::door::eventually;
 use format::InodeNumber;
 use format::call::{CallKind, LEASE_WRITE, LeaseRequest, LeaseUnit, RecallsRequest, Status};
 use ipc::ring::RingLimits;
+use ipc::sync::Ordering;
 use ipc::{Host, SystemHost, Word};
 use pmem::Recorder;
 use sharedfs::{Config, Daemon};
@@ -26,7 +27,7 @@ fn daemon(recall_patience: Duration) -> Arc<Daemon> {
 }
 
 fn question(wait: u32) -> Vec<u8> {
-    RecallsRequest { wait: wait.into(), reserved: 0.into() }.as_bytes().to_vec()
+    RecallsRequest { wait: wait.into(), dropped: 0.into() }.as_bytes().to_vec()
 }
 
 /// Lets time go by.
@@ -140,6 +141,71 @@ fn one_that_gives_no_sign_is_ended() {
     let ejections = daemon.ejections();
     assert_eq!(ejections.iter().map(|ended| ended.reason.as_str()).collect::<Vec<_>>(), ["Silent"]);
     eventually("its log is digested", || daemon.sessions().len() == 1);
+    daemon.stop();
+}
+
+/// A daemon whose caches elsewhere may be there still for as long as the word is 1.
+fn watching(there: u32) -> (Arc<Daemon>, Arc<Word>) {
+    let (daemon, word) = (daemon(LONG), Arc::new(Word::new(there)));
+    let watched = word.clone();
+    daemon.watch_caches(Box::new(move || watched.load(Ordering::SeqCst) == 1));
+    (daemon, word)
+}
+
+#[test]
+fn what_a_session_kept_elsewhere_goes_before_its_leases_do() {
+    let (daemon, there) = watching(0);
+    let file = file_of_another(&daemon);
+    let mount = answering(&daemon, 1);
+    mount.client.walk("file").unwrap();
+    mount.client.write_lease(file);
+    let other = Client::attach_as(&daemon, user(0), 2);
+    let waits = beside(move || other.write_lease(file).inode);
+    there.store(1, Ordering::SeqCst);
+    daemon.end(mount.client.session);
+    pause(Duration::from_millis(50));
+    assert!(waits.try_recv().is_err(), "the kernel may have its pages still");
+    // Who comes after it writes back what it left, under the same lease.
+    let after = answering(&daemon, 3);
+    after.client.walk("file").unwrap();
+    after.client.write_lease(file);
+    assert_eq!(after.called(CallKind::Release, file.as_bytes()).0, Status::Ok);
+    pause(Duration::from_millis(50));
+    assert!(waits.try_recv().is_err(), "not all is written back");
+    let dropped = RecallsRequest { wait: 0.into(), dropped: 1.into() };
+    assert_eq!(after.called(CallKind::Recalls, dropped.as_bytes()).0, Status::Ok);
+    assert_eq!(waits.recv_timeout(LONG).unwrap(), file);
+    daemon.stop();
+}
+
+#[test]
+fn a_session_says_that_it_must_answer_while_its_own_request_waits_for_that() {
+    let (daemon, _there) = watching(1);
+    let mount = Served::new(&daemon, 1);
+    let granted = mount.call(CallKind::Lease, &wants(ROOT));
+    pause(Duration::from_millis(30));
+    assert!(granted.try_recv().is_err());
+    assert_eq!(mount.called(CallKind::Recalls, &question(0)), (Status::Ok, Vec::new()));
+    assert_eq!(granted.recv_timeout(LONG).unwrap().0, Status::Ok);
+    daemon.stop();
+}
+
+#[test]
+fn leases_are_not_withheld_for_a_mount_that_is_gone() {
+    // As after a daemon that died: what its mount has is known to nobody.
+    let (daemon, there) = watching(1);
+    let other = Client::attach_as(&daemon, user(0), 2);
+    let waits = beside(move || other.write_lease(ROOT).inode);
+    pause(Duration::from_millis(50));
+    assert!(waits.try_recv().is_err());
+    there.store(0, Ordering::SeqCst);
+    assert_eq!(waits.recv_timeout(LONG).unwrap(), ROOT);
+    let mut mount = answering(&daemon, 1);
+    mount.client.write_lease(ROOT);
+    mount.client.create(ROOT, b"file", FILE | 0o644);
+    daemon.end(mount.client.session);
+    let other = Client::attach_as(&daemon, user(0), 4);
+    assert_eq!(beside(move || other.write_lease(ROOT).inode).recv_timeout(LONG).unwrap(), ROOT);
     daemon.stop();
 }
 
