@@ -152,7 +152,7 @@ fn what_nobody_else_wants_is_done_without_the_daemon() {
 fn a_map_fails_before_others_get_the_leases_of_a_gateway_that_stands_still() {
     let Some(mut doors) = Doors::new() else { return };
     let file = doors.mapped("file");
-    doors.node.gateway().stop();
+    doors.node.stop_gateway();
     doors.write_beside_a_mount_that_is_gone(&file);
 }
 

@@ -89,6 +89,12 @@ pub fn serve_guarded(
     guarding: Option<Guarding>,
 ) -> Result<Mounted, Error> {
     let host = sharing(host);
+    if options.kernel_checks
+        && let Some(leases) = engine.cache_leases()
+    {
+        // An engine that may not hold any says so at the first hold, and nothing is kept.
+        let _ = leases.begin();
+    }
     let root = engine.root().map_err(|error| Error::Root(Some(error)))?;
     let give_back = || engine.forget(&[root.inode]);
     if root.inode != InodeNumber::ROOT {

@@ -102,6 +102,22 @@ impl Node {
         Daemon(pidfd_open(Pid::from_raw(pid).unwrap(), PidfdFlags::empty()).unwrap())
     }
 
+    /// Stops the process that serves its mount, and waits until each of its threads stands.
+    pub fn stop_gateway(&self) {
+        let text = std::fs::read_to_string(self.0.dir.path().join("node-1/gateway.pid")).unwrap();
+        let pid = text.split_whitespace().next().unwrap();
+        kill_process(Pid::from_raw(pid.parse().unwrap()).unwrap(), Signal::STOP).unwrap();
+        let stands = |task: std::io::Result<std::fs::DirEntry>| {
+            let stat = std::fs::read_to_string(task.unwrap().path().join("stat")).unwrap_or_default();
+            stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T'))
+        };
+        let until = SystemHost.now().after(std::time::Duration::from_secs(60));
+        while !std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().all(stands) {
+            assert!(SystemHost.now() < until, "it does not stand still");
+            spin(1_000_000);
+        }
+    }
+
     /// Waits for the daemon that its keeper starts again.
     pub fn wait_until_up(&self) {
         self.hearth(&["start"]);

@@ -32,6 +32,13 @@ pub enum Recalled {
 /// [`Self::give_back`]: whatever the engine does, no other holder changes the inode until then (`Read`), or reads it
 /// (`Write`).
 pub trait CacheLeases: Send + Sync {
+    /// Says that leases of this engine will be held for a cache that is empty now. Comes before everything else: until then
+    /// the engine gets no lease if the node withholds leases because of a cache of before.
+    ///
+    /// # Errors
+    /// Those of the engine.
+    fn begin(&self) -> Result<()>;
+
     /// Gets a lease on a pinned inode, if it is not held, and holds it for the cache. Waits for that, also for what
     /// the caller itself holds of other inodes.
     ///

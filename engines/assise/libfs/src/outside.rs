@@ -91,6 +91,10 @@ impl LibFs {
 }
 
 impl CacheLeases for LibFs {
+    fn begin(&self) -> Result<()> {
+        self.ask_for_recalls(false).map(drop)
+    }
+
     fn hold(&self, node: InodeNumber, mode: LeaseMode) -> Result<()> {
         for _ in 0..self.limits.attempts {
             if self.run(|state| state.hold_outside(node, mode))? {

@@ -545,7 +545,7 @@ impl State {
         self.register.note(recovered_entry(id, id.0, cut));
         self.copy.ledger.close_log(log, cut)?;
         self.copy.logs.remove(&log);
-        if self.recalls.must_answer(id) && core.is_kept_elsewhere() {
+        if self.recalls.must_answer(id) && !self.recalls.is_followed(id) && core.is_kept_elsewhere() {
             self.withhold(now, true);
         }
         let effects = self.leases.step(now, Event::Ended { session: id });

@@ -56,6 +56,8 @@ struct Answering {
     kept: Vec<(Arc<Shared>, Taken)>,
     /// Grows with each call that wants those answers at once.
     hurried: u64,
+    /// It has said that nothing is left of what was kept under leases of an earlier session.
+    is_clean: bool,
 }
 
 /// All of them.
@@ -91,6 +93,11 @@ impl Recalls {
     /// Whether a session must answer.
     pub fn must_answer(&self, id: SessionId) -> bool {
         self.sessions.contains_key(&id)
+    }
+
+    /// Whether another session has said that nothing is left of what was kept under leases of sessions before it.
+    pub fn is_followed(&self, id: SessionId) -> bool {
+        self.sessions.iter().any(|(other, session)| *other != id && session.is_clean)
     }
 
     /// The session is gone. Calls that were kept back end with its ring.
@@ -129,7 +136,9 @@ impl State {
         if dropped {
             self.withhold(now_ns, false);
         }
-        Ok(self.recalls.sessions.entry(id).or_default())
+        let session = self.recalls.sessions.entry(id).or_default();
+        session.is_clean |= dropped;
+        Ok(session)
     }
 
     /// Withholds leases from all sessions that need not answer, or does so no more. Whoever waits for some is told by the tick
