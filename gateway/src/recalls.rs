@@ -13,8 +13,15 @@ use vfs::Recalled;
 
 /// Threads for inodes that may have pages in the kernel, for which a request may have to be waited for.
 const WITH_PAGES: usize = 4;
-/// How long the answer to a write waits for pages to be dropped. The writer itself may hold them.
+/// How long the answer to a write waits for a thread that drops pages: on a busy machine none may run for a while.
+const BEGIN: Duration = Duration::from_millis(200);
+/// How long it waits from then on. The writer itself may hold the pages.
 const DROP: Duration = Duration::from_millis(1);
+
+/// States of a repair.
+const WAITING: u32 = 0;
+const BEGUN: u32 = 1;
+const DONE: u32 = 2;
 
 /// What a thread does for the kernel's caches.
 enum Task {
@@ -143,9 +150,9 @@ impl Gateway {
                     self.engine.cache_leases().into_iter().for_each(|leases| leases.dropped());
                 }
                 Task::Repair(repair, done) => {
+                    self.say(&done, BEGUN);
                     self.carry_out(&repair);
-                    done.store(1, Ordering::Release);
-                    self.host.wake(&done, ipc::WAKE_ALL);
+                    self.say(&done, DONE);
                 }
             }
         }
@@ -162,12 +169,21 @@ impl Gateway {
 
     /// Has the kernel drop pages before a write is answered, if it can.
     pub(crate) fn repair(&self, repair: Repair) {
-        let done = Arc::new(Word::new(0));
+        let done = Arc::new(Word::new(WAITING));
         self.page_recalls.push(Task::Repair(repair, done.clone()));
-        let until = self.host.now().after(DROP);
-        while done.load(Ordering::Acquire) == 0 && self.host.now() < until {
-            self.host.wait(&done, 0, Some(until));
+        for (state, patience) in [(WAITING, BEGIN), (BEGUN, DROP)] {
+            let until = self.host.now().after(patience);
+            // Acquire: pairs with the Release of `say`.
+            while done.load(Ordering::Acquire) == state && self.host.now() < until {
+                self.host.wait(&done, state, Some(until));
+            }
         }
+    }
+
+    fn say(&self, done: &Word, state: u32) {
+        // Release: pairs with the Acquire of `repair`.
+        done.store(state, Ordering::Release);
+        self.host.wake(done, ipc::WAKE_ALL);
     }
 
     /// Ends the threads, and waits for them. The kernel has gone, so nothing holds them up.
