@@ -365,9 +365,11 @@ impl Core {
             CallKind::Unlock => self.decide_locks(id, unit)?.unlock(id, &request),
             CallKind::TestLock => {
                 let mut state = self.decide_locks(id, unit)?;
-                if !state.test_lock(id, &request)?.is_empty() {
-                    state.end_locks_of_dead(self, &request);
+                let found = state.test_lock(id, &request)?;
+                if found.is_empty() {
+                    return Ok(found);
                 }
+                state.end_locks_of_dead(self, &request);
                 state.test_lock(id, &request)
             }
             CallKind::ReleaseLocks => self.release_locks(id, &request),
