@@ -1,40 +1,40 @@
-//! Every state of a small world is visited: some sessions that ask, give back, are taken back from, and die, at each moment
-//! that the table allows. What the table promises is judged by its effects alone, beside its own invariants.
+//! Visits every state of a small model: sessions that request and release leases, lose them, and die, in every order that
+//! the table allows. The guarantees are checked by the effects alone, in addition to the invariants of the table.
 
 use crate::leases::{Effect, Event, Leases, Limits, Mode, SessionId, Ticket, Want};
 use format::{InodeNumber, LeaseVersion};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
-/// Limits of a world.
+/// Limits of a model.
 struct Bounds {
     sessions: u64,
-    /// The first so many of them are asked for their leases.
+    /// Number of the first sessions whose leases are recalled.
     answering: u64,
     /// Sets of leases that a request may ask for.
     requests: Vec<Vec<Want>>,
-    /// Requests of one session that wait at once.
+    /// Limit of waiting requests of one session.
     waiting_max: usize,
-    /// Sessions that die.
+    /// Limit of sessions that die.
     deaths: u64,
-    /// Requests that are given up.
+    /// Limit of cancelled requests.
     cancels: u64,
-    /// Leases may be withheld from sessions that are not asked.
+    /// True if leases may be withheld from the other sessions.
     withholds: bool,
 }
 
-/// One state: the table, and what is known of it from outside.
+/// A state: the table, and the knowledge of its users.
 #[derive(Clone)]
 struct World {
     table: Leases,
     answering: u64,
     next_ticket: u64,
-    /// Requests that are not answered, in the order in which they came.
+    /// Unanswered requests, in the order of their arrival.
     waiting: BTreeMap<Ticket, (SessionId, Vec<Want>)>,
     /// Leases that were granted and have not ended.
     granted: BTreeMap<(InodeNumber, SessionId), Mode>,
-    /// Holders that were asked, or have begun, to leave.
+    /// Holders that were told to leave, or have begun to.
     leaving: BTreeSet<(SessionId, InodeNumber)>,
-    /// Holders that were asked for a lease that they go on with.
+    /// Holders that were asked for a lease and continue to use it.
     recalled: BTreeSet<(SessionId, InodeNumber)>,
     dead: BTreeSet<SessionId>,
     cancelled: u64,
@@ -66,7 +66,7 @@ impl World {
         }
     }
 
-    /// Identity of a state: of versions and ticket numbers only the order counts.
+    /// Identity of a state. Only the order of versions and ticket numbers matters.
     fn key(&self) -> Vec<u8> {
         let mut key = Vec::new();
         let mut add = |parts: &[u64]| key.extend(parts.iter().map(|part| *part as u8));
@@ -92,7 +92,7 @@ impl World {
         key
     }
 
-    /// Every event that may come next.
+    /// All events that may come next.
     fn events(&self, bounds: &Bounds) -> Vec<Event> {
         let mut events = Vec::new();
         let ticket = Ticket(self.next_ticket);
@@ -125,7 +125,7 @@ impl World {
         events
     }
 
-    /// Takes one event, and judges what follows.
+    /// Executes one event, and checks its effects.
     fn step(&mut self, event: Event) {
         match &event {
             Event::Request { ticket, session, wants } => {
@@ -197,7 +197,7 @@ impl World {
         }
     }
 
-    /// A request is granted whole, once, and after all that came before it for one of its units.
+    /// Checks that a request is granted as a whole, once, and after all earlier ones for one of its units.
     fn judge_order(&mut self, ticket: Ticket, session: SessionId, grants: &[(Want, LeaseVersion)]) {
         let (asks, wants) = self.waiting.remove(&ticket).expect("what waits is granted, once");
         let granted: Vec<Want> = grants.iter().map(|(want, _)| *want).collect();
@@ -223,12 +223,12 @@ impl World {
             self.granted.insert((unit, session), Mode::Write);
         }
         if before.is_some_and(|before| before < mode) {
-            // It has a new version, for which nobody was asked yet.
+            // The lease has a new version, for which no holder was asked yet.
             self.recalled.remove(&(session, unit));
         }
     }
 
-    /// Once all who are asked to leave do, and nothing else happens, every request is answered.
+    /// Checks that every request is answered once all holders that were told to leave have left.
     fn judge_end(&self) {
         let mut world = self.clone();
         if world.withheld {
@@ -241,7 +241,7 @@ impl World {
         assert!(world.waiting.is_empty(), "these wait for ever: {:?}", world.waiting);
     }
 
-    /// All who are asked to leave do.
+    /// Makes all holders leave that were told to.
     fn leave_all(&mut self) {
         let world = self;
         loop {
@@ -260,7 +260,7 @@ fn has(wants: &[Want], unit: InodeNumber) -> bool {
     wants.iter().any(|want| want.unit == unit)
 }
 
-/// Visits every state; gives how many there are.
+/// Visits every state, and returns their number.
 fn explore(bounds: &Bounds) -> usize {
     let begin = World::new(bounds.answering);
     let (mut seen, mut agenda) = (HashSet::from([begin.key()]), vec![begin]);
@@ -277,7 +277,7 @@ fn explore(bounds: &Bounds) -> usize {
     seen.len()
 }
 
-/// Reads and writes of either unit, and of both.
+/// Requests to read and write either unit, and both.
 fn all_requests() -> Vec<Vec<Want>> {
     use Mode::{Read, Write};
     let pairs = [(Read, Read), (Read, Write), (Write, Read), (Write, Write)];
@@ -286,7 +286,7 @@ fn all_requests() -> Vec<Vec<Want>> {
     one.chain(both).collect()
 }
 
-/// Whether all of the large worlds are visited: `HEARTH_WORLDS=all`, minutes.
+/// True if all states of the large models are visited (`HEARTH_WORLDS=all`), which takes minutes.
 fn all() -> bool {
     std::env::var("HEARTH_WORLDS").is_ok_and(|worlds| worlds == "all")
 }

@@ -1,4 +1,4 @@
-//! The table of leases of one lease manager.
+//! The lease table of one lease manager: the holders of each unit, and the requests that wait for it.
 
 use format::{InodeNumber, LeaseVersion};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -6,20 +6,20 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 /// A point on the caller's clock, or a length of time.
 pub type Nanoseconds = u64;
 
-/// One LibFS, for as long as its log is not sealed.
+/// A session of a LibFS, until its log is sealed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SessionId(pub u64);
 
-/// One request that waits.
+/// Identifies a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(pub u64);
 
-/// Right that a lease gives.
+/// The right of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Mode {
-    /// Nobody changes the unit.
+    /// The holder may read the unit, and no session changes it.
     Read,
-    /// Nobody else reads or changes it.
+    /// The holder may read and change the unit, and no other session reads or changes it.
     Write,
 }
 
@@ -38,14 +38,14 @@ pub struct Want {
     pub mode: Mode,
 }
 
-/// Bounds and times.
+/// Limits of the table.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// A lease is not asked back earlier than this after it was granted: time for one operation.
+    /// Minimum hold: the time after a grant in which the lease is not revoked, enough for one operation.
     pub hold_min_ns: Nanoseconds,
-    /// Units in one request.
+    /// Limit of units in one request.
     pub units_max: usize,
-    /// Leases that one session may hold.
+    /// Limit of leases of one session.
     pub leases_max: usize,
 }
 
@@ -55,56 +55,55 @@ impl Default for Limits {
     }
 }
 
-/// What happened.
+/// An input of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "a session, a unit, a ticket, a version: the types say it")]
 pub enum Event {
-    /// A session wants leases, all at once. The ticket is new.
+    /// A session requests leases, all of them at once. The ticket is new.
     Request { ticket: Ticket, session: SessionId, wants: Vec<Want> },
-    /// A session takes of these leases those that it lacks and that are free: nothing is asked back for it, and nobody
-    /// who waits is overtaken. Answered at once by the grants, which may be none.
+    /// A session requests those of these leases that are free. No lease is revoked for it, and it overtakes no waiting
+    /// request. It is answered at once by a grant, which may be empty.
     RequestFree { ticket: Ticket, session: SessionId, wants: Vec<Want> },
-    /// A session drew this inode from its own range: it has held it for writing from the start, under the version
-    /// that its log was opened with. Said when somebody asks for the unit, before that request.
+    /// A session has created this inode from its preallocated range, and has held it for writing since, under the
+    /// version of its log's opening. The event comes before the first request of another session for the unit.
     Created { session: SessionId, unit: InodeNumber, version: LeaseVersion },
-    /// What an [`Effect::Revoke`] asked for is done: the holder is out, its records are digested.
+    /// An [`Effect::Revoke`] is complete: the holder has left the lease, and its records are digested.
     Revoked { session: SessionId, unit: InodeNumber },
-    /// A session gives a lease back by itself; its records are digested.
+    /// A session has released a lease on its own; its records are digested.
     Released { session: SessionId, unit: InodeNumber },
-    /// A session begins to give a lease back by itself: it holds it no more, and gets it anew only after the
-    /// `Released` that follows.
+    /// A session begins to release a lease on its own: it no longer holds the lease, and can get it again only after
+    /// the following `Released`.
     Leaving { session: SessionId, unit: InodeNumber },
-    /// Nobody waits for the request any more.
+    /// The session no longer waits for the request.
     Cancelled { ticket: Ticket },
-    /// A session keeps things under its leases elsewhere, which it has to drop first: its leases are asked for by
-    /// [`Effect::Recall`] from now on, and `Leaving` and `Released` answer. If leases are withheld, a `Tick` has to follow.
+    /// A session has caches outside of its process (the kernel's, for a mount), which it must drop before it leaves a
+    /// lease. From now on its leases are requested by [`Effect::Recall`], which `Leaving` and `Released` answer. If leases are withheld, a `Tick` has to follow.
     MustAnswer { session: SessionId },
-    /// What a session that must answer kept elsewhere may be there still, though the session is gone: from now on only sessions
-    /// that must answer are granted anything, and they do not wait behind others. A
-    /// `Tick` has to follow.
+    /// The outside caches of a session that must answer may still exist, although the session has ended. From now on only
+    /// sessions that must answer get leases, and they do not wait behind others. A `Tick` has to follow.
     Withhold,
-    /// It is there no more. A `Tick` has to follow.
+    /// These caches are gone. A `Tick` has to follow.
     Resume,
-    /// The session is gone: its log is sealed and digested.
+    /// A session has ended: its log is sealed and digested.
     Ended { session: SessionId },
-    /// A time asked for by [`Effect::WakeAt`] has come.
+    /// The time of an [`Effect::WakeAt`] has come.
     Tick,
 }
 
-/// What is to be done.
+/// An action that the caller has to execute.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "a session, a unit, a ticket, a version: the types say it")]
 pub enum Effect {
-    /// The request is granted: one version for each of its units, or for each that was free, in the order of the inode
-    /// numbers.
+    /// The request is granted, with a version for each of its units, or for each unit that was free, in the order of
+    /// their inode numbers.
     Grant { ticket: Ticket, session: SessionId, grants: Vec<(Want, LeaseVersion)> },
-    /// Get the holder out of this lease, digest what it wrote under it, then report `Revoked`.
+    /// Make the holder leave this lease, digest the records written under it, then report `Revoked`.
     Revoke { session: SessionId, unit: InodeNumber, version: LeaseVersion },
-    /// Ask the holder for this lease, under which it goes on until it leaves by itself. Said once for each version.
+    /// Ask the holder for this lease. The holder continues to use it until it leaves on its own. Once for each version.
     Recall { session: SessionId, unit: InodeNumber, version: LeaseVersion },
-    /// The lease is over.
+    /// The lease has ended.
     End { session: SessionId, unit: InodeNumber, version: LeaseVersion },
-    /// The request asks for more than the limits allow.
+    /// The request exceeds a limit.
     Refuse { ticket: Ticket },
     /// Send `Tick` at this time.
     WakeAt(Nanoseconds),
@@ -117,7 +116,7 @@ struct Holder {
     version: LeaseVersion,
     granted_at: Nanoseconds,
     revoking: bool,
-    /// The holder was asked for it, and holds it until it leaves.
+    /// The holder was asked for the lease, and keeps it until it leaves.
     recalled: bool,
 }
 
@@ -133,7 +132,7 @@ struct Request {
     wants: Vec<Want>,
 }
 
-/// The table.
+/// The lease table.
 #[derive(Clone, Debug)]
 pub struct Leases {
     limits: Limits,
@@ -141,18 +140,18 @@ pub struct Leases {
     units: BTreeMap<InodeNumber, Unit>,
     requests: BTreeMap<Ticket, Request>,
     held: BTreeMap<SessionId, BTreeSet<InodeNumber>>,
-    /// Units at which requests wait.
+    /// Units with waiting requests.
     waited_for: BTreeSet<InodeNumber>,
-    /// Requests that wait, by session.
+    /// Waiting requests, by session.
     waiting: BTreeMap<SessionId, BTreeSet<Ticket>>,
-    /// Sessions that are asked for their leases.
+    /// Sessions whose leases are recalled, not revoked.
     answering: BTreeSet<SessionId>,
-    /// Only these are granted anything.
+    /// True if only sessions in `answering` get leases.
     withheld: bool,
 }
 
 impl Leases {
-    /// Nothing held; versions are given from `next_version` on.
+    /// Creates an empty table, whose first grant gets `next_version`.
     pub fn new(limits: Limits, next_version: LeaseVersion) -> Self {
         Self {
             limits,
@@ -167,12 +166,12 @@ impl Leases {
         }
     }
 
-    /// Whether leases are withheld from all sessions but those that must answer.
+    /// True if only sessions that must answer get leases.
     pub fn are_withheld(&self) -> bool {
         self.withheld
     }
 
-    /// The version that the next grant gets; kept in the area's root so that it never goes back.
+    /// The version of the next grant. The caller keeps it in the area's root, so that it never decreases.
     pub fn next_version(&self) -> LeaseVersion {
         self.next_version
     }
@@ -188,12 +187,12 @@ impl Leases {
         self.held.get(&session).map_or(0, BTreeSet::len)
     }
 
-    /// Leases that requests wait for: no event grants more of them at once, beside those that it asks for itself.
+    /// Number of leases in waiting requests: an event grants at most these and the leases that it requests itself.
     pub fn wants_waiting(&self) -> usize {
         self.requests.values().map(|request| request.wants.len()).sum()
     }
 
-    /// Takes one event and says what follows from it.
+    /// Processes an event, and returns the actions that follow from it.
     pub fn step(&mut self, now: Nanoseconds, event: Event) -> Vec<Effect> {
         let mut effects = Vec::new();
         match event {
@@ -228,12 +227,12 @@ impl Leases {
         self.settle_units(waited_for, now, effects);
     }
 
-    /// Whether a session may be granted anything now.
+    /// True if the session may get leases now.
     fn may_get(&self, session: SessionId) -> bool {
         !self.withheld || self.answering.contains(&session)
     }
 
-    /// The request whose turn it is at a unit.
+    /// The first request in the queue of a unit that may be granted now.
     fn first_at(&self, unit: InodeNumber) -> Option<Ticket> {
         let mut waiting = self.units.get(&unit)?.waiting.iter();
         waiting.find(|ticket| self.requests.get(ticket).is_some_and(|it| self.may_get(it.session))).copied()
@@ -247,8 +246,8 @@ impl Leases {
         now: Nanoseconds,
         effects: &mut Vec<Effect>,
     ) {
-        // One want a unit, the stronger one, in inode order: requests that overlap queue in the same order at
-        // each unit they share, so none waits in a circle.
+        // Keeps one want for each unit, the stronger one, in inode order. Requests that overlap are queued in the same
+        // order at each common unit, so there is no cycle of waits.
         wants.sort_by_key(|want| (want.unit, std::cmp::Reverse(want.mode)));
         wants.dedup_by_key(|want| want.unit);
         let held = self.held.get(&session);
@@ -309,7 +308,7 @@ impl Leases {
         self.held.entry(session).or_default().insert(unit);
     }
 
-    /// A version for something that is no lease of one unit: the opening of a log.
+    /// Takes a version for an event that is not the grant of a unit: the opening of a log.
     pub fn take_version(&mut self) -> LeaseVersion {
         let version = self.next_version;
         self.next_version = version.next();
@@ -365,8 +364,8 @@ impl Leases {
         units
     }
 
-    /// Moves on whatever waits at these units: grants what is first everywhere and excluded by nobody, asks back
-    /// what stands in the way of those who are first.
+    /// Advances the requests that wait for these units. Grants a request that is first at all its units without a
+    /// conflict, and revokes the leases that conflict with first requests.
     fn settle_units(
         &mut self,
         units: impl IntoIterator<Item = InodeNumber>,
@@ -406,8 +405,8 @@ impl Leases {
         true
     }
 
-    /// The session's own lease never stands in its way, unless it is on its way out: then the request waits, so
-    /// that a new lease never overtakes the end of the old one.
+    /// The session's own lease does not conflict, unless it is ending: then the request waits, so that a new lease never
+    /// overtakes the end of the old one.
     fn stands_in_the_way(&self, holder: &Holder, session: SessionId, mode: Mode) -> bool {
         if holder.session == session { holder.revoking } else { holder.mode.excludes(mode) }
     }
@@ -416,7 +415,7 @@ impl Leases {
         let holders = &mut self.units.entry(want.unit).or_default().holders;
         let own = holders.iter().position(|holder| holder.session == session);
         if let Some(held) = own.map(|index| &mut holders[index]).filter(|held| held.mode >= want.mode) {
-            // It is there for one operation with what was granted beside it.
+            // The minimum hold starts again, because the operation needs this lease together with the new ones.
             held.granted_at = now;
             return held.version;
         }
@@ -432,7 +431,7 @@ impl Leases {
         version
     }
 
-    /// Asks back, for the request that is first at some unit, every lease in its way at units where it is first.
+    /// Revokes, for a request that is first at some units, every conflicting lease at these units.
     fn ask_back(&mut self, ticket: Ticket, now: Nanoseconds, effects: &mut Vec<Effect>) {
         let Some(request) = self.requests.get(&ticket).cloned() else { return };
         let mut wake_at: Option<Nanoseconds> = None;
@@ -466,10 +465,10 @@ impl Leases {
         }
     }
 
-    /// What must hold after every step; the simulator and the tests call it.
+    /// Checks the invariants of the table; for the simulator and the tests.
     ///
     /// # Panics
-    /// When an invariant is broken.
+    /// If an invariant is broken.
     pub fn assert_invariants(&self) {
         for (key, unit) in &self.units {
             let writers = unit.holders.iter().filter(|holder| holder.mode == Mode::Write).count();
@@ -607,7 +606,7 @@ mod tests {
         assert!(matches!(effects[..], [Effect::Revoke { session: SessionId(2), .. }]), "{effects:?}");
         assert!(ask(&mut leases, 100, 4, 2, &both).is_empty(), "nothing is taken from who is first");
         assert_eq!(granted(&revoked(&mut leases, 101, 2, 6)), [3]);
-        // Both are held for a while, also the one that was held before.
+        // Both have a new minimum hold, also the one that was held before.
         let effects = leases.step(105, Event::Tick);
         assert!(effects.iter().all(|effect| *effect == Effect::WakeAt(111)), "{effects:?}");
         let effects = leases.step(111, Event::Tick);
@@ -660,7 +659,7 @@ mod tests {
     fn what_is_asked_for_if_it_is_free_takes_nothing_from_others() {
         let mut leases = table();
         ask(&mut leases, 0, 1, 1, &[want(5, Mode::Read), want(6, Mode::Write)]);
-        // Somebody waits for the seventh, which a third one reads.
+        // A session waits for the seventh unit, which a third session reads.
         ask(&mut leases, 0, 2, 3, &[want(7, Mode::Read)]);
         ask(&mut leases, 0, 3, 4, &[want(7, Mode::Write)]);
         let read: Vec<_> = (5..9).map(|unit| want(unit, Mode::Read)).collect();
@@ -722,8 +721,8 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Any requests by any sessions, revocations carried out in any order, sessions that die: every request
-        /// of a living session is granted in the end, and never two that exclude each other at once.
+        /// With any requests, revocations in any order, and dying sessions: every request of a living session is
+        /// finally granted, and two conflicting leases never exist at the same time.
         #[test]
         fn everything_is_granted_in_the_end(
             steps in proptest::collection::vec((0u64..5, 0u64..6, 1usize..4, 0u64..64, 0u8..12), 1..120)
