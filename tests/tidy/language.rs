@@ -8,9 +8,10 @@ use crate::rules::File;
 use crate::source::Source;
 
 /// Folders (with a slash at the end) and files whose prose keeps the rules. Entries are added, never removed.
-pub const REWRITTEN: [&str; 13] = [
+pub const REWRITTEN: [&str; 15] = [
     "engines/assise/ccnvm/",
     "engines/assise/mirror/",
+    "substrate/format/",
     "substrate/ipc/",
     "substrate/pmem/",
     "substrate/transport/",
@@ -18,6 +19,7 @@ pub const REWRITTEN: [&str; 13] = [
     "ARCHITECTURE.md",
     "README.md",
     "docs/glossary.md",
+    "docs/media-format.md",
     "docs/protocol.md",
     "docs/semantics.md",
     "docs/testing.md",
@@ -62,8 +64,12 @@ const BARE_NAMES: [&str; 21] = [
 ];
 
 /// Public names that still have users in packages outside the list.
-const NAMES_IN_USE: [(&str, &str); 3] =
-    [("substrate/ipc/", "Taken"), ("substrate/ipc/", "Waited"), ("vfs/", "Place")];
+const NAMES_IN_USE: [(&str, &str); 4] = [
+    ("substrate/format/", "SettledMark"),
+    ("substrate/ipc/", "Taken"),
+    ("substrate/ipc/", "Waited"),
+    ("vfs/", "Place"),
+];
 
 /// Words that never name the subject of a sentence.
 const NO_SUBJECTS: [&str; 6] = ["nobody", "somebody", "anybody", "everybody", "someone", "anyone"];

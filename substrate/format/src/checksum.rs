@@ -65,8 +65,8 @@ pub fn of(salt: Salt, bytes: &[u8]) -> u32 {
     running.finish()
 }
 
-/// The checksum of a block alone, unsalted, from that of what stands before it and that of both, which begin with the same
-/// salt: a block that was summed as a part of something is not summed again.
+/// The unsalted checksum of one block, computed from two checksums with the same salt: that of the bytes before the block,
+/// and that of these bytes together with the block. A block that was summed as a part of a frame is not summed again.
 #[inline]
 pub fn of_block_behind(before: u32, both: u32) -> u32 {
     let moved = before
@@ -77,7 +77,8 @@ pub fn of_block_behind(before: u32, both: u32) -> u32 {
     both ^ moved
 }
 
-/// What each byte of a register becomes when as many zeros follow as a block has bytes: a checksum is linear.
+/// For each byte of a register, the register after [`BLOCK_BYTES`] zero bytes. A CRC is linear, so the register after the zero
+/// bytes is the exclusive-or of the entries for its four bytes.
 static BEHIND_BLOCK: [[u32; 256]; 4] = behind_block();
 
 /// CRC-32C's polynomial, lowest bit first.
@@ -87,7 +88,7 @@ const fn behind_block() -> [[u32; 256]; 4] {
     let mut columns = [0; 32];
     let mut bit = 0;
     while bit < 32 {
-        // One zero byte.
+        // The register after one zero byte.
         let (mut register, mut step) = (1 << bit, 0);
         while step < 8 {
             register = register >> 1 ^ if register & 1 != 0 { POLYNOMIAL } else { 0 };
@@ -96,7 +97,7 @@ const fn behind_block() -> [[u32; 256]; 4] {
         columns[bit] = register;
         bit += 1;
     }
-    // Twice as many each time.
+    // Each round doubles the number of zero bytes.
     let mut bytes = 1;
     while bytes < BLOCK_BYTES {
         let (mut twice, mut bit) = ([0; 32], 0);
@@ -116,6 +117,7 @@ const fn behind_block() -> [[u32; 256]; 4] {
     tables
 }
 
+/// The product of a matrix over bits, given by its columns, and a register.
 const fn times(columns: &[u32; 32], register: u32) -> u32 {
     let (mut product, mut bit) = (0, 0);
     while bit < 32 {
@@ -134,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_block_behind_something_is_summed_with_it() {
+    fn the_sum_of_a_block_is_computed_from_the_sum_of_the_frame() {
         let block: Vec<u8> = (0..BLOCK_BYTES).map(|i| (i * i / 7) as u8).collect();
         for (before, salt) in [(&b""[..], Salt::NONE), (b"header", Salt::NONE), (&[9; 60], Salt(77))] {
             let both = [before, &block].concat();

@@ -116,7 +116,7 @@ impl ClusterHead {
     /// # Panics
     /// If the body is longer than [`CLUSTER_BODY_MAX`].
     pub fn encode(kind: ClusterKind, id: u64, cluster: u64, body: &[u8]) -> Vec<u8> {
-        assert!(body.len() <= CLUSTER_BODY_MAX, "a body of {} bytes fits no message", body.len());
+        assert!(body.len() <= CLUSTER_BODY_MAX, "a body of {} bytes is too long for a message", body.len());
         let mut head = Self {
             magic: CLUSTER_MAGIC,
             checksum: U32::new(0),
@@ -536,7 +536,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_message_is_what_was_said() {
+    fn a_message_is_decoded_as_it_was_encoded() {
         let message = ClusterHead::encode(ClusterKind::Beat, 7, 9, b"body");
         let head = ClusterHead::decode(&message).unwrap();
         assert_eq!((head.id.get(), head.cluster.get(), head.kind.get()), (7, 9, ClusterKind::Beat as u16));

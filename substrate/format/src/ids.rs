@@ -88,7 +88,7 @@ id!(
     Life, U32, u32
 );
 id!(
-    /// A chain: the copies that hold one subtree. Each pool holds one.
+    /// A chain: the copies of one subtree. Each pool is a copy of one chain.
     ChainNumber, U32, u32
 );
 id!(
@@ -100,11 +100,11 @@ id!(
     NodeId, U32, u32
 );
 id!(
-    /// Place of a change in the order of all changes of the cluster; the first has 1.
+    /// Position of a change in the order of all changes of the cluster; the first one has 1.
     ChangeNumber, U64, u64
 );
 id!(
-    /// A heartbeat of a member: grows with each, and is never the same twice in one life of the member.
+    /// Version of a member's heartbeat. It grows with each heartbeat, and never repeats within one life of the member.
     BeatVersion, U64, u64
 );
 id!(
@@ -142,7 +142,7 @@ impl Life {
 
     /// The first number that this life gives out.
     fn first_number(self) -> u64 {
-        assert!(self <= Self::LAST, "a life behind the last is refused when it would begin");
+        assert!(self <= Self::LAST, "a life after the last one is refused before it begins");
         (u64::from(self.get()) << COUNT_BITS) + 1
     }
 }
@@ -177,10 +177,10 @@ impl PoolUid {
 }
 
 impl NodeId {
-    /// As which the cluster's manager is reached.
+    /// The id of the cluster's manager as the target of a connection.
     pub const MANAGER: Self = Self::new(u32::MAX);
 
-    /// As which people ask the manager.
+    /// The id of an operator who sends requests to the manager.
     pub const OPERATOR: Self = Self::new(u32::MAX - 1);
 
     /// No node.
@@ -228,7 +228,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lives_give_out_numbers_of_their_own() {
+    fn numbers_of_two_lives_differ() {
         let [zero, one, last] = [0, 1, Life::LAST.get()].map(|life| InodeNumber::first_of(Life::new(life)));
         assert_eq!((zero, one.get()), (InodeNumber::ROOT, (1 << 44) + 1));
         assert_eq!(last.get() >> 44, (1 << 20) - 1);

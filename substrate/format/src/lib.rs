@@ -1,8 +1,8 @@
-//! Names things and fixes their bytes: every structure that lies on a medium or crosses from one process to
-//! another is defined here, once, and nowhere else.
+//! Identifiers and layouts: the only definition of every structure that lies on a medium or passes from one process to
+//! another.
 //!
 //! All integers are little-endian; no structure has implicit padding; decoding is total (any input gives a value
-//! or an error). `docs/media-format.md` shows the same layouts and is compared with these structs by a test.
+//! or an error). `docs/media-format.md` shows the same layouts, and a test compares it with these structs.
 
 #![forbid(unsafe_code)]
 
@@ -38,16 +38,16 @@ pub use name::{Cookie, Name, NameError};
 /// Bytes of a block: the unit of data segments and of area nodes.
 pub const BLOCK_BYTES: usize = 4096;
 
-/// Why bytes were not accepted as the structure they were taken for.
+/// The reason for which bytes could not be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DecodeError {
-    /// Fewer bytes than the structure, or than a length inside it says.
+    /// Fewer bytes than the structure has, or than a length inside it requires.
     Truncated,
-    /// The magic number or the kind is none of ours.
+    /// The magic number or the kind is unknown.
     Kind,
-    /// A version this program does not know; the version found.
+    /// A version that this program does not know; the version found.
     Version(u16),
-    /// The checksum does not fit the bytes.
+    /// The checksum does not match the bytes.
     Checksum,
     /// A field holds a value that no writer produces; the field's name.
     Field(&'static str),

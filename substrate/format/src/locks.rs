@@ -99,7 +99,7 @@ impl LockList {
     /// # Panics
     /// If there are more than [`LOCK_LIST_MAX`] locks.
     pub fn encode(&self, bytes: &mut [u8; LOCK_LIST_BYTES]) -> usize {
-        assert!(self.locks.len() <= LOCK_LIST_MAX, "whoever decides keeps lists short");
+        assert!(self.locks.len() <= LOCK_LIST_MAX, "the caller keeps lists short");
         let mut head = LockListHead {
             checksum: U32::new(0),
             count: U32::new(self.locks.len() as u32),
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_part_of_a_change_was_stored_the_locks_are_those_before_it_or_after_it() {
+    fn a_partly_stored_change_gives_the_locks_before_it_or_after_it() {
         let mut slot = vec![0; LOCK_SLOT_BYTES];
         let counts = [0, 3, 1, LOCK_LIST_MAX as u64, 2, 2, 0, 5];
         let mut before = list(1, 1);
@@ -183,7 +183,7 @@ mod tests {
             let bytes = store(&mut slot, &after);
             let at = list_offset(after.sequence);
             for word in 0..=bytes.len() / 8 {
-                // The first words are there, or all but one.
+                // Only the first words are stored, or all words but one.
                 let mut cut = old.clone();
                 cut[at..at + 8 * word].copy_from_slice(&bytes[..8 * word]);
                 let mut most = slot.clone();

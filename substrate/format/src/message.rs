@@ -247,7 +247,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn what_was_encoded_is_decoded() {
+    fn a_message_is_decoded_as_it_was_encoded() {
         let mut packet = MessageHeader::new(MessageKind::Parcel, 3, 2).as_bytes().to_vec();
         packet.extend_from_slice(b"abc");
         assert_eq!(MessageHeader::decode(&packet), Ok((MessageKind::Parcel, 2, &b"abc"[..])));
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn another_version_is_named() {
+    fn the_error_for_another_version_contains_the_version() {
         let mut header = MessageHeader::new(MessageKind::Hello, 0, 0);
         header.protocol = U16::new(77);
         assert_eq!(MessageHeader::decode(header.as_bytes()), Err(DecodeError::Version(77)));

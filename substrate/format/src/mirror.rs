@@ -1,7 +1,6 @@
-//! What a head and its copies say to each other, in messages of a connection: `docs/replication.md` says in which order
-//! they come and what they mean.
+//! Messages between a head and its copies, over a connection. `docs/replication.md` describes their order and meaning.
 //!
-//! Everything here comes from another machine: lengths and values are checked, and nothing is allocated by what it says.
+//! All of these come from another machine: lengths and values are checked, and no message decides how much is allocated.
 
 use crate::envelope::FRAME_ALIGN;
 use crate::ids::{ChainNumber, Incarnation, Life, LogUid, Sequence};
@@ -10,46 +9,47 @@ use crate::{BLOCK_BYTES, DecodeError};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Number of the rules by which records are judged and applied. A copy that goes by others would get another tree.
+/// Version of the rules by which records are checked and applied. A copy with other rules would get another tree.
 pub const RULES: u32 = 1;
 
-/// In the place of a log: the ledger. No log has this number.
+/// The number that stands for the ledger where a message names a log. No log has this number.
 pub const LEDGER_STREAM: LogUid = LogUid::new(u64::MAX);
 
-/// Flag of `Data`: the copy settles what it has and says so. Of `Ends`: another `Ends` follows. Of `Range`: it reaches to the
-/// end of the tree. Of `Blocks`: they are damaged at the head. Of `RoundEnd`: the import is whole.
+/// Flag of `Data`: the copy syncs everything it has received and reports it. Of `Ends`: another `Ends` follows. Of `Range`:
+/// the range reaches to the end of the tree. Of `Blocks`: these blocks are damaged at the head. Of `RoundEnd`: the import is
+/// complete.
 pub const MIRROR_FLAG: u8 = 1;
 
-/// What a message is.
+/// Kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum MirrorKind {
-    /// Head to copy, first: [`MirrorHello`].
+    /// Head to copy, the first message: [`MirrorHello`].
     Hello = 1,
-    /// Copy to head, the answer: [`MirrorEnds`], then as many [`LogEnds`] as the head of the message counts. With
-    /// [`MIRROR_FLAG`] another one follows.
+    /// Copy to head, the answer to `Hello`: [`MirrorEnds`], then [`MirrorHead::count`] times [`LogEnds`]. With
+    /// [`MIRROR_FLAG`] another `Ends` follows.
     Ends = 2,
-    /// Head to copy: [`MirrorOpen`]; the file of a log is made.
+    /// Head to copy: [`MirrorOpen`]; the copy creates the file of a log.
     Open = 3,
-    /// Head to copy: parts, each a [`DataPart`] and its bytes: whole frames, or pieces of one.
+    /// Head to copy: parts, each a [`DataPart`] and its bytes, which are whole frames or a piece of one frame.
     Data = 4,
-    /// Copy to head: [`SettledMark`]s, one for each stream that moved.
+    /// Copy to head: [`SettledMark`]s, one for each stream of which the copy has synced more.
     Settled = 5,
-    /// Copy to head: [`LedgerMark`], then [`LogMark`]s: how far the copy's tree is, on its medium.
+    /// Copy to head: [`LedgerMark`], then [`LogMark`]s: how far the copy has executed the ledger and the logs in its synced
+    /// tree.
     Executed = 6,
     /// Head to copy: [`MirrorRound`]; a round of an import begins.
     Round = 7,
-    /// Head to copy: [`MirrorRange`]; what the import has of these keys is replaced by what follows.
+    /// Head to copy: [`MirrorRange`]; the `Items` that follow replace all items of the import in this range of keys.
     Range = 8,
     /// Head to copy: items of the tree in the order of their keys, each a [`MirrorItem`] and its value.
     Items = 9,
-    /// Head to copy: contents of blocks, as many as the head of the message counts: those of the written extents of the `Items`
-    /// before, in order.
+    /// Head to copy: [`MirrorHead::count`] blocks, in order: the contents of the written extents in the `Items` before.
     Blocks = 10,
-    /// Head to copy: [`MirrorRoundEnd`]; it is answered when all that came is settled. With [`MIRROR_FLAG`] the copy makes what
-    /// came its tree, and answers as to a `Hello`.
+    /// Head to copy: [`MirrorRoundEnd`]; the copy answers when it has synced everything that it has received. With
+    /// [`MIRROR_FLAG`] the import becomes the tree of the copy, and the answer is that to a `Hello`.
     RoundEnd = 11,
-    /// Copy to head: [`MirrorImported`]: a round is settled.
+    /// Copy to head: [`MirrorImported`]: the copy has synced a round.
     Imported = 12,
 }
 
@@ -73,23 +73,23 @@ impl MirrorKind {
     }
 }
 
-/// Why a copy refuses a head.
+/// The reason for which a copy refuses a head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum MirrorRefusal {
-    /// It does not.
+    /// The copy does not refuse.
     None = 0,
-    /// It has heard of a later version of the subtree.
+    /// The copy knows a later version of the subtree.
     Version = 1,
-    /// It is a copy of another chain.
+    /// The copy belongs to another chain.
     Chain = 2,
-    /// It goes by other rules.
+    /// The copy has other rules.
     Rules = 3,
-    /// Its ledger has another length.
+    /// The ledger of the copy has another length.
     Ledger = 4,
-    /// It leads, or its pool failed.
+    /// The copy leads, or its pool failed.
     Closed = 5,
-    /// It could not take in the head's tree.
+    /// The copy could not import the head's tree.
     Import = 6,
 }
 
@@ -126,11 +126,11 @@ pub struct MirrorHead {
 
 const _: () = assert!(size_of::<MirrorHead>() == 4);
 
-/// What a head begins with.
+/// The first message of a head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct MirrorHello {
-    /// Version of the subtree in whose view the sender leads.
+    /// Version of the subtree in the view that makes the sender the head.
     pub version: U64,
     /// Bytes of the ledger's file.
     pub ledger_bytes: U64,
@@ -142,15 +142,15 @@ pub struct MirrorHello {
 
 const _: () = assert!(size_of::<MirrorHello>() == 24);
 
-/// A place in the ledger.
+/// A position in the ledger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct LedgerMark {
     /// An entry.
     pub sequence: Sequence,
-    /// Where in the file the entry after it begins.
+    /// Offset in the file of the entry after it.
     pub position: U64,
-    /// The life of the chain that wrote it.
+    /// The life of the chain in which it was written.
     pub life: Life,
     /// Zero.
     pub reserved: U32,
@@ -158,7 +158,7 @@ pub struct LedgerMark {
 
 const _: () = assert!(size_of::<LedgerMark>() == 24);
 
-/// A place in a log.
+/// A position in a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct LogMark {
@@ -166,9 +166,9 @@ pub struct LogMark {
     pub log: LogUid,
     /// A record.
     pub sequence: Sequence,
-    /// Where in the file the record after it begins.
+    /// Offset in the file of the record after it.
     pub position: U64,
-    /// Which file of the log.
+    /// Incarnation of the log: the number of its file.
     pub incarnation: Incarnation,
     /// Zero.
     pub reserved: U32,
@@ -176,21 +176,21 @@ pub struct LogMark {
 
 const _: () = assert!(size_of::<LogMark>() == 32);
 
-/// What a copy has of a log's file.
+/// How much a copy has of the file of a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct LogEnds {
     /// The log.
     pub log: LogUid,
-    /// Its last record that is settled.
+    /// The last record that the copy has synced.
     pub end: Sequence,
-    /// Where in the file the record after that begins.
+    /// Offset in the file of the record after `end`.
     pub end_position: U64,
     /// The last record that the copy's tree contains.
     pub executed: Sequence,
-    /// Where in the file the record after that begins.
+    /// Offset in the file of the record after `executed`.
     pub executed_position: U64,
-    /// Which file of the log.
+    /// Incarnation of the log: the number of its file.
     pub incarnation: Incarnation,
     /// Zero.
     pub reserved: U32,
@@ -198,17 +198,17 @@ pub struct LogEnds {
 
 const _: () = assert!(size_of::<LogEnds>() == 48);
 
-/// What a copy has.
+/// How much a copy has of the ledger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct MirrorEnds {
-    /// End of its ledger, settled.
+    /// The last entry that the copy has synced.
     pub end: LedgerMark,
-    /// What its tree contains, settled.
+    /// The last entry that its synced tree contains.
     pub contained: LedgerMark,
-    /// Key of the life at the end of its ledger, zeros before the first: it tells histories apart.
+    /// Key of the life at the end of its ledger, which distinguishes histories; zeros before the first life.
     pub key: [u8; 16],
-    /// A [`MirrorRefusal`]; then nothing else counts.
+    /// A [`MirrorRefusal`]. After a refusal all other fields are meaningless.
     pub refusal: U32,
     /// Zero.
     pub reserved: U32,
@@ -216,54 +216,54 @@ pub struct MirrorEnds {
 
 const _: () = assert!(size_of::<MirrorEnds>() == 72);
 
-/// A log's file that is to be made.
+/// Tells a copy to create the file of a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct MirrorOpen {
     /// The log.
     pub log: LogUid,
-    /// The record before the first that it holds.
+    /// The record before the first one in the file.
     pub before: Sequence,
     /// Bytes of the file.
     pub file_bytes: U64,
-    /// Which file of the log.
+    /// Incarnation of the log: the number of its file.
     pub incarnation: Incarnation,
-    /// User whose log it is, for people who look.
+    /// The user who owns the log, for information.
     pub owner: U32,
 }
 
 const _: () = assert!(size_of::<MirrorOpen>() == 32);
 
-/// Head of bytes of one file.
+/// Head of a part of a file; the bytes follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct DataPart {
     /// The log, or [`LEDGER_STREAM`].
     pub log: LogUid,
-    /// Which file of the log; 0 for the ledger.
+    /// Incarnation of the log: the number of its file; 0 for the ledger.
     pub incarnation: Incarnation,
-    /// Where in the file, in units of `FRAME_ALIGN`.
+    /// Offset of the part in the file, in lines of `FRAME_ALIGN` bytes.
     pub line: U32,
-    /// Bytes that follow, whole lines.
+    /// Length of the part in bytes: a multiple of `FRAME_ALIGN`.
     pub bytes: U32,
 }
 
 const _: () = assert!(size_of::<DataPart>() == 20);
 
 impl DataPart {
-    /// Where in the file.
+    /// Offset of the part in the file, in bytes.
     pub fn position(&self) -> u64 {
         u64::from(self.line.get()) * FRAME_ALIGN as u64
     }
 }
 
-/// How far a stream is settled at a copy.
+/// How far a copy has synced a stream: a log or the ledger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct SettledMark {
     /// The log, or [`LEDGER_STREAM`].
     pub log: LogUid,
-    /// Its records, or the entries, up to this one.
+    /// The last record or entry that is synced.
     pub sequence: Sequence,
 }
 
@@ -275,7 +275,7 @@ const _: () = assert!(size_of::<SettledMark>() == 16);
 pub struct MirrorRound {
     /// Entry of the ledger that last changed the head's tree.
     pub version: Sequence,
-    /// 0: an import begins. Each later round brings what changed since the one before.
+    /// 0 begins an import. Each later round transfers the changes since the round before.
     pub number: U32,
     /// Zero.
     pub reserved: U32,
@@ -283,18 +283,19 @@ pub struct MirrorRound {
 
 const _: () = assert!(size_of::<MirrorRound>() == 16);
 
-/// Keys of the tree, and blocks of the files that they divide. An extent may be several at the copy: those that belong to
-/// one that begins before the range are left alone, and those of one that begins in it go, wherever they lie.
+/// A range of keys of the tree. If a bound lies inside a file, the range also has a range of blocks of that file, because one
+/// extent of the head may be several extents at the copy. The copy keeps the extents that belong to an extent of the head
+/// before the range, and removes those that belong to an extent in the range, even if they begin behind its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct MirrorRange {
     /// The first key.
     pub first: Key,
-    /// The key behind the last one.
+    /// The key after the last one.
     pub end: Key,
-    /// If `first` is one of an extent: the first block of the file that no extent before the range covers.
+    /// If `first` is the key of an extent: the first block of the file that no extent before the range covers.
     pub blocks_from: U64,
-    /// If `end` is one of an extent: the first block of the file, not before it, that an extent behind the range covers.
+    /// If `end` is the key of an extent: the first block of the file at or after it that an extent after the range covers.
     pub blocks_to: U64,
 }
 
@@ -306,7 +307,7 @@ const _: () = assert!(size_of::<MirrorRange>() == 56);
 pub struct MirrorItem {
     /// Its key.
     pub key: Key,
-    /// Of an extent: owner key of the segment in which it lies at the head. Else 0.
+    /// For an extent: the owner of the segment that contains it at the head. Otherwise 0.
     pub owner: U32,
     /// Bytes of the value.
     pub bytes: U16,
@@ -320,7 +321,7 @@ const _: () = assert!(size_of::<MirrorItem>() == 28);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct MirrorRoundEnd {
-    /// What the tree that was sent contains of the ledger.
+    /// The last entry of the ledger that the transferred tree contains.
     pub ledger: LedgerMark,
     /// Inodes in the tree, orphans included.
     pub inodes: U64,
@@ -330,11 +331,11 @@ pub struct MirrorRoundEnd {
 
 const _: () = assert!(size_of::<MirrorRoundEnd>() == 40);
 
-/// A round of an import is settled.
+/// Reports that a round of an import is synced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct MirrorImported {
-    /// Which round.
+    /// Number of the round.
     pub number: U32,
     /// Zero.
     pub reserved: U32,
@@ -342,7 +343,7 @@ pub struct MirrorImported {
 
 const _: () = assert!(size_of::<MirrorImported>() == 8);
 
-/// A message taken apart.
+/// A decoded message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields are those of the structures above")]
 pub enum MirrorMessage<'a> {
@@ -361,7 +362,7 @@ pub enum MirrorMessage<'a> {
 }
 
 impl<'a> MirrorMessage<'a> {
-    /// Takes a message apart.
+    /// Decodes a message.
     ///
     /// # Errors
     /// `Truncated`, `Kind`, `Field`.
@@ -419,7 +420,7 @@ impl<'a> MirrorMessage<'a> {
     }
 }
 
-/// A body without a list.
+/// Decodes a body that has no list.
 fn alone<T: FromBytes + KnownLayout + Immutable>(body: &[u8], count: usize) -> Result<T, DecodeError> {
     if count != 0 {
         return Err(DecodeError::Field("count"));
@@ -427,7 +428,7 @@ fn alone<T: FromBytes + KnownLayout + Immutable>(body: &[u8], count: usize) -> R
     T::read_from_bytes(body).map_err(|_| DecodeError::Truncated)
 }
 
-/// A list of so many, and nothing behind it.
+/// Decodes a list of `count` structures that fills the rest of the message.
 fn marks<T: FromBytes + Immutable + KnownLayout + Unaligned>(
     bytes: &[u8],
     count: usize,
@@ -439,7 +440,7 @@ fn marks<T: FromBytes + Immutable + KnownLayout + Unaligned>(
 /// A part, and its bytes.
 type PartOfData<'a> = (DataPart, &'a [u8]);
 
-/// The parts of a `Data`, checked.
+/// The parts of a `Data` message, which were checked before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DataParts<'a>(&'a [u8]);
 
@@ -480,7 +481,7 @@ impl<'a> Iterator for DataParts<'a> {
 /// An item, and its value.
 type ItemOfTree<'a> = (MirrorItem, &'a [u8]);
 
-/// Items of the tree, checked one by one.
+/// The items of an `Items` message, which were checked before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Items<'a>(&'a [u8]);
 
@@ -542,7 +543,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_taken_apart() {
+    fn parts_of_data_are_decoded() {
         let body = [part(64).as_bytes(), &[1; 64], part(128).as_bytes(), &[2; 128]].concat();
         let bytes = message(MirrorKind::Data, MIRROR_FLAG, 2, &body);
         let Ok(MirrorMessage::Data { mut parts, settle: true }) = MirrorMessage::decode(&bytes) else {
@@ -559,7 +560,7 @@ mod tests {
     }
 
     #[test]
-    fn items_are_taken_apart() {
+    fn items_are_decoded() {
         let body = [item(1, 3).as_bytes(), b"abc", item(2, 0).as_bytes()].concat();
         let bytes = message(MirrorKind::Items, 0, 2, &body);
         let Ok(MirrorMessage::Items(mut items)) = MirrorMessage::decode(&bytes) else { panic!("no items") };

@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_read_as_it_was_written_and_nothing_else_is() {
+    fn only_a_name_of_the_exact_form_is_parsed() {
         let pass = PassName { inode: InodeNumber::new(0x1_0000_002a), token: *b"0123456789abcdef" };
         let name = pass.to_string();
         assert_eq!(name, "000000010000002a.30313233343536373839616263646566");

@@ -188,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_entry_is_of_one_register_and_one_place() {
+    fn an_entry_is_valid_only_in_its_register_at_its_sequence() {
         let known =
             [(7, true), (8, false), (9, true)].map(|(inode, readable)| (InodeNumber::new(inode), readable));
         let entry = RegisterEntry::of_known(3, &known).seal(5, Sequence::new(2));

@@ -12,11 +12,11 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// `HROOT`, read as bytes.
 pub const ROOT_MAGIC: [u8; 8] = *b"HROOT\0\0\0";
 
-/// Where a node lies, what it must contain, and which entry of the ledger last changed anything in the range of keys
-/// that it covers (which is the paper's per-epoch bitmap of changed inodes, §3.4, without the bitmap).
+/// Position and checksum of a node, and the entry of the ledger that last changed anything in the range of keys that the
+/// node covers. The versions replace the paper's per-epoch bitmap of changed inodes (§3.4).
 ///
-/// A pointer whose version is newer than that in its node's header took over the range of a neighbour behind it that
-/// became empty: the node itself did not change, but the range of its last child reaches further.
+/// The version may be newer than that in the node's header. In this case the node after it became empty, and this node took
+/// over its range of keys: the node itself did not change, but the range of its last child became larger.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -64,8 +64,8 @@ pub struct Root {
     pub life: Life,
     /// Number of the next data segment. Numbers are never reused, because processes identify mapped segments by them.
     pub next_segment: SegmentId,
-    /// 1: an import made this flip, and the ledger and the logs beside it are of what the pool was before. Whoever opens the
-    /// pool makes them anew before it reads them. Else 0.
+    /// 1 if an import made this commit, so that the ledger and the logs of the pool still belong to its former contents. The
+    /// daemon that opens the pool creates them anew before it reads them. Otherwise 0.
     pub imported: U32,
     /// Zero.
     pub reserved: [u8; 28],

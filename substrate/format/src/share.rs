@@ -1,6 +1,6 @@
 //! Open files that a process passes on to a child, or to its next program over an exec: the messages of
 //! [`crate::call::CallKind::Share`], and the notes on the *liveness socket*. SharedFS creates this socket for the
-//! files of one request; its end tells that no process is left that could take them over.
+//! files of one request; its end means that no process is left that could take them over.
 
 use crate::DecodeError;
 use crate::ids::InodeNumber;
@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_note_names_as_many_files_as_it_says() {
+    fn a_note_has_as_many_files_as_its_count() {
         let file = SharedFile {
             inode: InodeNumber::new(7),
             owner: U64::new(9),

@@ -552,7 +552,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_split_into_what_they_were_made_of() {
+    fn a_frame_is_split_into_kind_count_and_body() {
         let mut frame = FrameHead::new(FrameKind::Message, 7).as_bytes().to_vec();
         frame.extend_from_slice(b"abc");
         assert_eq!(FrameHead::decode(&frame), Ok((FrameKind::Message, 7, &b"abc"[..])));
@@ -564,7 +564,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_of_a_stream_are_found_and_none_chooses_its_length() {
+    fn messages_of_a_stream_are_split_by_the_length_of_their_kind() {
         let kinds = [
             ControlKind::Request,
             ControlKind::Hello,
@@ -589,12 +589,12 @@ mod tests {
             assert_eq!(changed(0), Err(DecodeError::Kind));
             assert_eq!(changed(5), Err(DecodeError::Kind));
             assert_eq!(changed(6), Err(DecodeError::Field("bytes")));
-            assert_eq!(ControlHead::decode(b"G"), Err(DecodeError::Kind), "the first byte tells");
+            assert_eq!(ControlHead::decode(b"G"), Err(DecodeError::Kind), "the first byte is enough");
         }
     }
 
     #[test]
-    fn every_reason_is_read_as_it_was_said() {
+    fn every_reason_is_decoded_as_it_was_encoded() {
         for raw in 0..20 {
             let Ok(reason) = RefusalReason::from_raw(raw) else { continue };
             let refusal = WireRefusal::new(reason, Epoch::new(3));

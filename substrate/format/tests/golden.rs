@@ -1,6 +1,7 @@
-//! The bytes of every structure that lies on a medium. Each field holds bytes that say which field it is (`10 11 12 ..` is the first, `20
-//! 21 ..` the second), so a golden text shows order, width and byte order at a glance. A change here is a change of
-//! the format: the version of what it stands in must change with it.
+//! Golden tests: the expected bytes of every structure that lies on a medium or crosses the network. The bytes of each
+//! field begin with the number of the field (`10 11 12 ..` is the first one, `20 21 ..` the second), so an expected text
+//! shows order, width and byte order of the fields. A change of these texts is a change of the format, and needs a new
+//! version of the format that contains the structure.
 
 use format::envelope::Envelope;
 use format::ledger::{EntryHeader, GrantDetail, LifeBody, OpenLogBody, RenewBody};
@@ -349,7 +350,7 @@ fn a_map_page() {
     assert!(bits[0] == 0x40 && bits[1..].iter().all(|b| *b == 0));
 }
 
-/// Numbers of kinds and bits that lie on media: the compiler does not notice when they move.
+/// Numbers of kinds and bits that are stored on media. The compiler does not notice when they change.
 #[test]
 fn kinds_keep_their_numbers() {
     use format::{ledger, record, superblock};
@@ -396,7 +397,7 @@ fn kinds_keep_their_numbers() {
     assert_eq!(bits, [1, 2, 4, 8, 16]);
 }
 
-/// The order of names in a directory is fixed by their cookies: another hash is another format.
+/// Cookies fix the order of names in a directory, so another hash is another format.
 #[test]
 fn cookies_of_names() {
     let cookie = |name: &[u8]| Cookie::of_name(Name::new(name).expect("a name")).get();
@@ -405,7 +406,7 @@ fn cookies_of_names() {
     assert_eq!(cookie(&[b'x'; 255]), 8_180_742_475_407_228_928);
 }
 
-/// Checksums of finished structures: another polynomial or another range is another format.
+/// Checksums of complete structures: another polynomial or another range of bytes is another format.
 #[test]
 fn checksums_of_whole_structures() {
     let magic = superblock::MAGIC;
@@ -416,11 +417,12 @@ fn checksums_of_whole_structures() {
     golden(<[u8; 4]>::try_from(&root[16..20]).expect("four bytes"), "93d57499");
 }
 
+/// A field whose bytes count up from `first`.
 fn counting<const N: usize>(first: u8) -> [u8; N] {
     std::array::from_fn(|index| first.wrapping_add(index as u8))
 }
 
-/// The bytes of a counting field.
+/// The bytes of such a field, in hexadecimal.
 fn counted(first: u8, bytes: u8) -> String {
     (0..bytes).map(|index| format!("{:02x}", first.wrapping_add(index))).collect()
 }
@@ -500,7 +502,8 @@ fn wire_structures() {
     );
 }
 
-/// Every structure of the sources stands in this file, the cluster's, the mirror's or the register's. Messages do not: they pass between processes of one build.
+/// Every structure of the sources has expected bytes in one of the four golden tests. Messages between processes on one
+/// machine are exempt, because both sides have the same version of the program.
 #[test]
 fn no_structure_is_forgotten() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src");

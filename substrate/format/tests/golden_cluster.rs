@@ -1,10 +1,10 @@
-//! The bytes of what the cluster manager keeps and is told, as `golden.rs` has those of everything else.
+//! Golden tests of the cluster manager's log and messages, and of the identity of a pool. See `golden.rs`.
 
 use format::cluster::*;
 use format::identity::IdentitySlot;
 use zerocopy::IntoBytes;
 
-/// A structure of counting bytes.
+/// A structure whose bytes count up.
 fn of_counting<T: zerocopy::FromBytes>() -> T {
     let bytes: Vec<u8> = (0..size_of::<T>()).map(|index| index as u8).collect();
     T::read_from_bytes(&bytes).expect("as many bytes as it has")

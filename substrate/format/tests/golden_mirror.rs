@@ -1,4 +1,4 @@
-//! The bytes of the messages between a head and its copies, as `golden.rs` has those of everything else.
+//! Golden tests of the messages between a head and its copies. See `golden.rs`.
 
 use format::mirror::*;
 use format::node::{ItemKind, Key};

@@ -1,5 +1,4 @@
-//! The bytes of what a daemon remembers of its programs, and of their lock tables, as `golden.rs` has those of everything
-//! else.
+//! Golden tests of the register and of the lock tables of sessions. See `golden.rs`.
 
 use format::locks::{HeldLock, LockListHead};
 use format::register::RegisterEntry;

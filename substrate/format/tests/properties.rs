@@ -25,7 +25,7 @@ use proptest::prelude::*;
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-/// Bytes of a name: 1 to 255, none of them `/` or zero, and not the names of the dots.
+/// Bytes of a name: 1 to 255, without `/` and zero, and neither `.` nor `..`.
 fn name_bytes() -> impl Strategy<Value = Vec<u8>> {
     vec((1u8..=255).prop_filter("no slash", |b| *b != b'/'), 1..=255)
         .prop_filter("no dots", |name| name != b"." && name != b"..")
@@ -47,7 +47,7 @@ fn record_header(kind: record::Kind, flags: u8, offset: u64, extra: u64) -> Reco
     }
 }
 
-/// A header and a payload that a writer could have made, with what decoding should give.
+/// A header and a payload that a writer could have created, with the expected result of decoding.
 #[derive(Clone, Debug)]
 struct Written {
     header: RecordHeader,
@@ -106,7 +106,7 @@ fn written() -> impl Strategy<Value = Written> {
     ]
 }
 
-/// Puts an operation together again as its writer gave it.
+/// Encodes the payload of an operation again.
 fn payload_of(operation: &Operation<'_>) -> Vec<u8> {
     match operation {
         Operation::Pad | Operation::Truncate { .. } | Operation::Allocate { .. } => vec![],
@@ -122,7 +122,7 @@ fn payload_of(operation: &Operation<'_>) -> Vec<u8> {
     }
 }
 
-/// The same cases at every run.
+/// Generates the same cases in every run.
 fn config() -> ProptestConfig {
     let rng_seed = proptest::test_runner::RngSeed::Fixed(0x4845_4152_5448);
     ProptestConfig { cases: 1024, failure_persistence: None, rng_seed, ..ProptestConfig::default() }
@@ -218,7 +218,7 @@ proptest! {
             ledger::Kind::Life => Event::Life { body: life },
         };
         prop_assert_eq!(entry.event, expected);
-        // An entry names a log exactly if its kind is about one.
+        // An entry names a log if and only if its kind refers to one.
         let other = EntryHeader { log: LogUid::new(if of_log { 0 } else { log }), ..header };
         let bytes = frame(Salt::NONE, Sequence::new(8), &zerocopy::transmute!(other), &payload);
         prop_assert_eq!(Entry::decode(&bytes), Err(DecodeError::Field("log")));
@@ -312,10 +312,10 @@ proptest! {
     }
 }
 
-/// A key by its parts (object, kind, sub), and its value.
+/// The parts of a key (object, kind, sub), and the value.
 type Item = ((u64, u8, u64), Vec<u8>);
 
-/// A node at block 12 with these items, and where its slots lie.
+/// A node at block 12 with these items, and the offset of its slots.
 fn node(items: &[Item]) -> ([u8; BLOCK_BYTES], usize) {
     let mut page = [0; BLOCK_BYTES];
     let mut end = BLOCK_BYTES;

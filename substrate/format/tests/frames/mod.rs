@@ -1,11 +1,11 @@
-//! Frames as a writer makes them, for the tests.
+//! Frames for the tests, encoded as a writer encodes them.
 
 use format::Sequence;
 use format::checksum::Salt;
 use format::envelope::{Envelope, HEADER_BYTES, checksum_header};
 use zerocopy::IntoBytes;
 
-/// Header and payload with length and checksum made right, without the filling to the next cache line.
+/// Header and payload with the right length, sequence and checksum, without the padding to the next cache line.
 pub fn frame(salt: Salt, sequence: Sequence, header: &[u8; HEADER_BYTES], payload: &[u8]) -> Vec<u8> {
     let mut frame = header.to_vec();
     frame.extend_from_slice(payload);
