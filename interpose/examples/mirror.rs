@@ -1,9 +1,9 @@
-//! The tests' library: the shipped crate over a mount that is a folder of the kernel's, `HEARTH_MIRROR_ROOT`, shown
-//! at `HEARTH_AT`. Open files are kernel descriptors of the library's own, so everything that processes share after
-//! fork, vfork and exec is really shared, and what the interposition does can be compared with the folder itself.
+//! The library of the tests: the shipped crate over a mount that mirrors a folder of the kernel's,
+//! `HEARTH_MIRROR_ROOT`, at `HEARTH_AT`. Open files are kernel descriptors of the library, so processes really share
+//! them after fork, vfork and exec, and the tests can compare the results of programs with the folder itself.
 
 use hearth::descriptors::Internal;
-use hearth::mount::{Change, Entry, Errno, Handle, Lock, Mount, New, Place, Result, Target};
+use hearth::mount::{Change, Entry, Errno, Handle, Lock, Mount, MountPath, New, Result, Target};
 use hearth::raw;
 use std::ffi::CString;
 use std::io::{IoSlice, IoSliceMut};
@@ -15,7 +15,7 @@ struct Mirror {
     path: Vec<u8>,
 }
 
-/// The attribute by which a program asks whether it counts as one thread.
+/// The attribute by which a program asks whether it counts as single-threaded.
 const ALONE: &[u8] = b"user.hearth.alone";
 
 static MIRROR: OnceLock<Mirror> = OnceLock::new();
@@ -59,7 +59,7 @@ fn text(bytes: &[u8]) -> Result<CString> {
     CString::new(bytes).map_err(|_| Errno(libc::EINVAL))
 }
 
-/// A system call whose pointers are into memory of this file's functions.
+/// A system call whose pointers refer to memory of functions in this file.
 fn kernel(call: i64, arguments: &[u64]) -> Result<u64> {
     // SAFETY: every caller here passes pointers to memory that lives across the call.
     unsafe { raw::try_call(call, arguments) }
@@ -70,16 +70,16 @@ fn proc_path(fd: i32) -> CString {
 }
 
 impl Mirror {
-    fn dir(&self, place: &Place<'_>) -> i32 {
+    fn dir(&self, place: &MountPath<'_>) -> i32 {
         place.dir.map_or(self.root.number(), descriptor)
     }
 
-    /// Opens below the root; `LEAVES` if the path does not stay there.
+    /// Opens a file below the root; `LEAVES` if the path leaves it.
     fn open_beneath(&self, dir: i32, path: &[u8], flags: i32, mode: u32) -> Result<i32> {
         self.open_within(dir, path, (flags, mode), 0)
     }
 
-    /// The same by a walk that may be restricted to less.
+    /// The same, by a walk with further restrictions.
     fn open_within(&self, dir: i32, path: &[u8], (flags, mode): (i32, u32), resolve: u64) -> Result<i32> {
         let path = text(if path.is_empty() { b"." } else { path })?;
         let flags = (flags | libc::O_CLOEXEC) as u32;
@@ -93,8 +93,8 @@ impl Mirror {
         }
     }
 
-    /// The directory that holds a place, and its name there.
-    fn parent(&self, place: &Place<'_>) -> Result<(Temporary, CString)> {
+    /// The directory of a path, and the name in it.
+    fn parent(&self, place: &MountPath<'_>) -> Result<(Temporary, CString)> {
         let trimmed = place.path.iter().rposition(|byte| *byte != b'/').map_or(0, |end| end + 1);
         let start = place.path[..trimmed].iter().rposition(|byte| *byte == b'/').map_or(0, |at| at + 1);
         let name = if trimmed == 0 { b"." } else { &place.path[start..] };
@@ -105,7 +105,7 @@ impl Mirror {
         Ok((Temporary(self.open_beneath(self.dir(place), &place.path[..start], flags, 0)?), text(name)?))
     }
 
-    /// The inode that a target names.
+    /// The inode of a target.
     fn node(&self, target: Target<'_>) -> Result<Temporary> {
         match target {
             Target::Open(file) => {
@@ -131,9 +131,9 @@ fn nothing() -> u64 {
 }
 
 impl Mount for Mirror {
-    fn open(&self, place: Place<'_>, flags: i32, mode: u32, resolve: u64) -> Result<Handle> {
-        // A descriptor of the mirror's own takes two numbers until it lies where it is kept. Where they are not left,
-        // nothing is created.
+    fn open(&self, place: MountPath<'_>, flags: i32, mode: u32, resolve: u64) -> Result<Handle> {
+        // A descriptor of the mirror needs two numbers until it is at its final place. Without them, nothing is
+        // created.
         let root = self.root.number();
         let kept = hearth::descriptors::move_up(root, true)?;
         let opened = raw::fcntl(root, libc::F_DUPFD_CLOEXEC, 3);
@@ -267,13 +267,13 @@ impl Mount for Mirror {
         .map(|_| ())
     }
 
-    fn access(&self, place: Place<'_>, mode: i32, flags: i32) -> Result<()> {
+    fn access(&self, place: MountPath<'_>, mode: i32, flags: i32) -> Result<()> {
         let node = self.node(Target::Named(place, flags & libc::AT_SYMLINK_NOFOLLOW == 0))?;
         let flags = (flags & libc::AT_EACCESS) as u64 | BOTH;
         kernel(libc::SYS_faccessat2, &[raw::number(node.0), nothing(), mode as u64, flags]).map(|_| ())
     }
 
-    fn make(&self, place: Place<'_>, new: New<'_>) -> Result<()> {
+    fn make(&self, place: MountPath<'_>, new: New<'_>) -> Result<()> {
         let (dir, name) = self.parent(&place)?;
         let (dir, name) = (raw::number(dir.0), name.as_ptr() as u64);
         match new {
@@ -284,7 +284,7 @@ impl Mount for Mirror {
         .map(|_| ())
     }
 
-    fn link(&self, from: Target<'_>, to: Place<'_>) -> Result<()> {
+    fn link(&self, from: Target<'_>, to: MountPath<'_>) -> Result<()> {
         let node = self.node(from)?;
         let (dir, name) = self.parent(&to)?;
         let path = proc_path(node.0);
@@ -294,13 +294,13 @@ impl Mount for Mirror {
         kernel(libc::SYS_linkat, &arguments).map(|_| ())
     }
 
-    fn remove(&self, place: Place<'_>, directory: bool) -> Result<()> {
+    fn remove(&self, place: MountPath<'_>, directory: bool) -> Result<()> {
         let (dir, name) = self.parent(&place)?;
         let flags = if directory { libc::AT_REMOVEDIR as u64 } else { 0 };
         kernel(libc::SYS_unlinkat, &[raw::number(dir.0), name.as_ptr() as u64, flags]).map(|_| ())
     }
 
-    fn rename(&self, from: Place<'_>, to: Place<'_>, flags: u32) -> Result<()> {
+    fn rename(&self, from: MountPath<'_>, to: MountPath<'_>, flags: u32) -> Result<()> {
         let (from_dir, from) = self.parent(&from)?;
         let (to_dir, to) = self.parent(&to)?;
         let (from_dir, to_dir) = (raw::number(from_dir.0), raw::number(to_dir.0));
@@ -308,7 +308,7 @@ impl Mount for Mirror {
         kernel(libc::SYS_renameat2, &arguments).map(|_| ())
     }
 
-    fn readlink(&self, place: Place<'_>) -> Result<Vec<u8>> {
+    fn readlink(&self, place: MountPath<'_>) -> Result<Vec<u8>> {
         let (dir, name) = match place.dir {
             Some(link) if place.path.is_empty() => (self.node(Target::Open(link))?, text(b"")?),
             _ => self.parent(&place)?,

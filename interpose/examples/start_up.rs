@@ -1,10 +1,11 @@
-//! What the library costs a program that does nothing: `start_up LIBRARY [ROUNDS]` runs `/bin/true` without it, with
-//! it and nothing to serve, and with it serving a mirror, in turns, and prints the lowest and the middle of each.
+//! The cost of the library for a program that does nothing: `start_up LIBRARY [ROUNDS]` runs `/bin/true` without the
+//! library, with it but without a mount, and with it over a mirror, in turns, and prints the lowest and the median time
+//! of each.
 
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-#[allow(clippy::disallowed_methods, reason = "a stopwatch for people")]
+#[allow(clippy::disallowed_methods, reason = "a measurement for people")]
 fn milliseconds(settings: &[(&str, &str)]) -> f64 {
     let mut command = Command::new("/bin/true");
     command.envs(settings.iter().copied()).stdin(Stdio::null());

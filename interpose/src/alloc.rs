@@ -1,17 +1,18 @@
-//! The library's own memory: never the program's malloc, which may be replaced, locked, or not ready.
+//! The library's own memory. The library never uses the program's malloc, which may be replaced, locked, or not ready.
 //!
-//! One region of address space, a pointer into it that only grows, and a free list a size class. Everything is
-//! lock-free, so a signal handler, a fork in the middle of another thread's allocation and a child between vfork
-//! and exec find it whole. Links are 32-bit indices of 16-byte units, tagged with a count against reuse between a
-//! load and its compare-and-swap. Allocations from [`LARGE_BYTES`] on are mappings of their own. What a size class
-//! gets it keeps.
+//! The arena has one region of address space, a pointer into it that only grows, and a free list for each size class.
+//! Everything is lock-free, so a signal handler, a fork in the middle of another thread's allocation and a child
+//! between vfork and exec find it consistent. Links are 32-bit indices of 16-byte units. A link has a count as its tag,
+//! against reuse of a block between a load and its compare-and-swap. Allocations of at least [`LARGE_BYTES`] are
+//! mappings of their own. Memory never moves from one size class to another.
 
 use crate::raw;
 use std::alloc::{GlobalAlloc, Layout};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
-/// Address space tried for, then halved down to [`REGION_BYTES_MIN`]: a limit may stand in the way.
+/// Bytes of address space that the arena requests first. If a limit prevents that, it halves the size, down to
+/// [`REGION_BYTES_MIN`].
 const REGION_BYTES: usize = 16 << 30;
 const REGION_BYTES_MIN: usize = 4 << 20;
 /// Smallest allocation with a mapping of its own.
@@ -23,7 +24,7 @@ const NO_UNIT: u64 = 0;
 
 /// The allocator of `libhearth.so`.
 pub struct Arena {
-    /// Begins with its own length, in the unit that no list names.
+    /// The region begins with its own length, in unit 0, which is in no list.
     region: AtomicPtr<u8>,
     used: AtomicU64,
     free: [AtomicU64; CLASSES],
@@ -40,7 +41,7 @@ impl Arena {
         }
     }
 
-    /// The region, mapped if nobody has yet; null if there is no address space.
+    /// The region, which the first caller maps; null if there is no address space.
     fn region(&self) -> *mut u8 {
         let region = self.region.load(Ordering::Acquire);
         if !region.is_null() {
@@ -49,7 +50,7 @@ impl Arena {
         let mut bytes = REGION_BYTES;
         while bytes >= REGION_BYTES_MIN {
             if let Some(fresh) = map_lazily(bytes) {
-                // SAFETY: fresh memory that nobody else knows yet.
+                // SAFETY: fresh memory that no other thread knows yet.
                 unsafe { fresh.cast::<u64>().write(bytes as u64) };
                 return match self.region.compare_exchange(
                     null_mut(),
@@ -114,10 +115,10 @@ impl Arena {
         if region.is_null() {
             return null_mut();
         }
-        // SAFETY: written before the region was published and never again.
+        // SAFETY: written before the region was published, and never again.
         let room = unsafe { region.cast::<u64>().read() };
         let padded = (bytes + align - UNIT) as u64;
-        // Never taken and given back: in between another thread's block could begin behind it.
+        // The pointer must not grow and shrink again: another thread's block could begin behind it in between.
         let end = |used: u64| used.checked_add(padded).filter(|end| *end <= room);
         let Ok(start) = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, end) else {
             return null_mut();
@@ -134,7 +135,7 @@ impl Default for Arena {
     }
 }
 
-/// Address space that takes memory only where it is touched, and is left out of core files.
+/// Maps address space that uses memory only where it is touched, and that core files omit.
 fn map_lazily(bytes: usize) -> Option<*mut u8> {
     let protection = (libc::PROT_READ | libc::PROT_WRITE) as u64;
     let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE) as u64;
@@ -145,7 +146,7 @@ fn map_lazily(bytes: usize) -> Option<*mut u8> {
 }
 
 fn unmap(address: *mut u8, bytes: usize) {
-    // SAFETY: the mapping was made here and nobody refers to it.
+    // SAFETY: the mapping was made here, and no reference to it exists.
     let _ = unsafe { raw::try_call(libc::SYS_munmap, &[address as u64, bytes as u64]) };
 }
 
@@ -200,7 +201,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn classes_hold_what_they_say_and_waste_little() {
+    fn size_classes_are_large_enough_and_waste_little() {
         let mut last = 0;
         for bytes in 1..LARGE_BYTES {
             let (index, rounded) = class(bytes);
@@ -212,9 +213,9 @@ mod tests {
         }
     }
 
-    /// What is taken back after a refusal may be somebody else's by then: two blocks would overlap.
+    /// If a refused allocation moved the pointer for a moment, another thread's block could overlap with the next one.
     #[test]
-    fn what_is_refused_is_not_taken_for_a_moment() {
+    fn a_refused_allocation_never_moves_the_pointer() {
         const ROOM: usize = 1 << 20;
         let arena = Arena::new();
         let region = map_lazily(ROOM).unwrap();
@@ -229,7 +230,7 @@ mod tests {
             }
             assert!(refused.join().unwrap());
         });
-        assert!(!arena.bump(ROOM - UNIT, UNIT).is_null(), "all the room is there");
+        assert!(!arena.bump(ROOM - UNIT, UNIT).is_null(), "the whole region is free");
         assert!(arena.bump(UNIT, UNIT).is_null());
         unmap(region, ROOM);
     }

@@ -1,14 +1,14 @@
-//! What calls cost, for the test that asserts it from inside a program: `tests/cost.rs` of the program `hearth`.
+//! Costs of calls, for the test that asserts them from inside a program: `tests/cost.rs` of the program `hearth`.
 
 use crate::local::local;
 use crate::start::site;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Allocations of the library since the process began. Exact while one thread allocates; with several some may be
-/// lost, because a locked addition would cost more than it is worth.
+/// Allocations of the library since the process began. The count is exact while one thread allocates. With several
+/// threads some may be lost, because an atomic addition would cost too much.
 pub static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 
-/// One more allocation.
+/// Counts one allocation.
 #[inline]
 pub fn count_allocation() {
     ALLOCATIONS.store(ALLOCATIONS.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
@@ -21,6 +21,6 @@ pub fn count_allocation() {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn hearth_costs(costs: *mut [u64; 3]) {
     let (fences, bytes) = local().inside(|| site().map_or((0, 0), |site| site.mount.log_costs()));
-    // SAFETY: the caller's promise.
+    // SAFETY: as the caller guarantees.
     unsafe { costs.write([ALLOCATIONS.load(Ordering::Relaxed), fences, bytes]) };
 }

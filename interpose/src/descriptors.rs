@@ -1,18 +1,19 @@
-//! Which of the process's descriptors are ours, and what they stand for.
+//! The table of the process's descriptors that are ours, with the open file description of each.
 //!
-//! Each is a real kernel descriptor, a duplicate of one opened O_PATH on something harmless, so that numbers never
-//! collide, limits, CLOEXEC and `/proc/self/fd` behave, and a call that was missed gets EBADF. A bitmap says which
-//! numbers are ours (the only thing that a call pays that is not), a table which description each stands for.
+//! Each of them is a real kernel descriptor, a *placeholder*: a duplicate of a harmless one that was opened with
+//! O_PATH. So numbers never collide, limits, CLOEXEC and `/proc/self/fd` behave as usual, and a call that misses the
+//! library gets EBADF. A bitmap says which numbers are ours (its load is the only cost for all other calls), and a
+//! table holds the description of each.
 //!
-//! **Close against read.** A call takes a reference on the description and then looks again whether the number still
-//! stands for it; whoever drops the last reference closes the file. No locks: a fork, a signal handler and a child
-//! between vfork and exec find the table whole.
+//! **Close against read.** A call takes a reference on the description, and then checks again that the number still
+//! stands for it. The drop of the last reference closes the file. There are no locks, so a fork, a signal handler and a
+//! child between vfork and exec find the table consistent.
 //!
-//! **Between vfork and exec** the child has a kernel table of its own but shares this memory. What it changes goes
-//! into its [`Overlay`], which its parent drops when it goes on.
+//! **Between vfork and exec** the child has its own table in the kernel but shares this memory. Its changes go into its
+//! [`Overlay`], which its parent drops when it continues.
 //!
-//! **The library's own** ([`Internal`]) lie high, are marked as ours without a description, and move if the program wants
-//! their number; whoever uses one asks for its number anew for each call.
+//! **The library's own descriptors** ([`Internal`]) have high numbers, are marked as ours without a description, and
+//! move if the program wants their number. So their users ask for the number again for each call.
 
 use crate::limits;
 use crate::local::local;
@@ -20,36 +21,36 @@ use crate::mount::{Errno, Handle};
 use crate::{raw, real};
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
-/// Descriptors from here on are never ours.
+/// Descriptors from this number on are never ours.
 pub const NUMBERS: usize = 1 << 20;
-/// Entry of the table that no descriptor has: the working directory, if it is ours.
+/// The entry of the table for the working directory, if it is ours. No descriptor has this number.
 pub const CWD: i32 = NUMBERS as i32 - 1;
-/// Most files open at once in a process.
+/// Limit of open file descriptions in a process.
 const DESCRIPTIONS: usize = 1 << 16;
-/// References of a description whose last one was dropped and whose file is being closed.
+/// Value of `references` while the file is being closed, after the last reference was dropped.
 const CLOSING: u32 = u32::MAX;
 
-/// One bit a number: is it ours?
+/// One bit for each number: set if the number is ours.
 pub static BITMAP: [AtomicU64; NUMBERS / 64] = [const { AtomicU64::new(0) }; NUMBERS / 64];
 /// Description of each number, plus one; 0 for none.
 static TABLE: [AtomicU32; NUMBERS] = [const { AtomicU32::new(0) }; NUMBERS];
 static FILES: [Description; DESCRIPTIONS] = [const { Description::new() }; DESCRIPTIONS];
-/// Where to look for a free description first.
+/// The index at which the search for a free description begins.
 static HINT: AtomicU32 = AtomicU32::new(0);
-/// How many numbers are ours.
+/// Number of descriptors that are ours.
 static COUNT: AtomicU32 = AtomicU32::new(0);
-/// Most descriptors of the library itself.
+/// Limit of descriptors of the library itself.
 const INTERNALS: usize = 4096;
-/// Where no high number is left they lie from here on: above those of the standard files.
+/// Lowest number of the library's own descriptors if no high number is free: above those of the standard files.
 const LEAST: u64 = 3;
 /// Numbers of the library's own descriptors, plus one; 0 for a free slot.
 static INTERNAL: [AtomicI32; INTERNALS] = [const { AtomicI32::new(0) }; INTERNALS];
-/// Slots of the internal descriptors that are the mount's client's, plus one; 0 for a free entry.
+/// Slots of the internal descriptors that belong to the client of the mount, plus one; 0 for a free entry.
 static CLIENTS: [AtomicU32; 64] = [const { AtomicU32::new(0) }; 64];
-/// The O_PATH descriptor that placeholders are duplicates of: its slot, plus one; 0 before the first use.
+/// Slot of the O_PATH descriptor of which placeholders are duplicates, plus one; 0 before the first use.
 static BASE: AtomicU32 = AtomicU32::new(0);
 
-/// An open file description: an entry for each number and for each call under way.
+/// An open file description, with a reference for each number and for each call in progress.
 struct Description {
     references: AtomicU32,
     handle: AtomicU64,
@@ -61,13 +62,13 @@ impl Description {
     }
 }
 
-/// A descriptor of the library itself or of the mount, which the program cannot close: it lies high, out of the
-/// program's way, and moves if the program wants its very number.
+/// A descriptor of the library itself or of the mount. The program cannot close it: it has a high number, and moves if
+/// the program wants just that number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Internal(u32);
 
 impl Internal {
-    /// Keeps a descriptor: moves it up and closes the number it had.
+    /// Keeps a descriptor: moves it to a high number, and closes the old number.
     ///
     /// # Errors
     /// EMFILE: no number or no slot is left; the descriptor is closed.
@@ -82,12 +83,12 @@ impl Internal {
             raw::close(moved);
             return Err(Errno(libc::EMFILE));
         };
-        // Marked as ours without a description: whatever the program tries with the number ends in EBADF.
+        // Marked as ours without a description, so every call of the program with this number fails with EBADF.
         mark(moved, true);
         Ok(Self(slot as u32))
     }
 
-    /// A slot by its number, as [`Self::slot`] gave it.
+    /// The internal descriptor in a slot, as [`Self::slot`] has returned it.
     pub fn from_slot(slot: u32) -> Self {
         assert!((slot as usize) < INTERNALS, "no such slot");
         Self(slot)
@@ -98,7 +99,7 @@ impl Internal {
         self.0
     }
 
-    /// Its number, for a system call made at once.
+    /// Its number, for a system call that follows at once.
     pub fn number(self) -> i32 {
         if let Some((_, number)) = moved().iter().find(|(slot, _)| *slot == self.0) {
             return *number;
@@ -113,7 +114,7 @@ impl Internal {
         raw::close(fd);
     }
 
-    /// Gives its number away: it goes on under another one.
+    /// Frees its number for the program, and moves the descriptor to another one.
     ///
     /// # Errors
     /// EMFILE.
@@ -169,7 +170,7 @@ pub fn close_clients(slot: u32) {
     Internal(slot).close();
 }
 
-/// In a forked child: closes what its parent's client kept open.
+/// In a forked child: closes all descriptors of the parent's client.
 pub fn close_all_of_client() {
     for entry in &CLIENTS {
         if let Some(slot) = entry.swap(0, Ordering::Relaxed).checked_sub(1) {
@@ -178,8 +179,8 @@ pub fn close_all_of_client() {
     }
 }
 
-/// Duplicates a descriptor to a high number: above the limit on descriptors if that is low, else below it. Where there is
-/// none, to any that is not a standard one's.
+/// Duplicates a descriptor to a high number: above the limit on descriptors if that limit is low, else below it. If no
+/// high number is free, to any number that is not a standard file's.
 ///
 /// # Errors
 /// EMFILE.
@@ -214,12 +215,12 @@ pub fn internal_numbers() -> Vec<i32> {
     numbers
 }
 
-/// A reference on a description, for the length of a call or of a descriptor.
+/// A reference on an open file description. A call or a descriptor owns it.
 #[derive(Debug)]
-pub struct Held(u32);
+pub struct DescriptionRef(u32);
 
-impl Held {
-    /// A new description; its one reference is the answer.
+impl DescriptionRef {
+    /// Creates a description, and returns its first reference.
     ///
     /// # Errors
     /// ENFILE.
@@ -265,8 +266,8 @@ impl Held {
         Handle(FILES[self.0 as usize].handle.load(Ordering::Relaxed))
     }
 
-    /// Lets go of what a number stood for that was closed: the process's own locks on the file end with any of its
-    /// descriptors. The last one ends everything by itself.
+    /// Drops the reference of a number that was closed. The process's own locks on the file end with any of its
+    /// descriptors; the last reference ends everything anyway.
     pub fn close(self) {
         if FILES[self.0 as usize].references.load(Ordering::Relaxed) > 1
             && local().borrowed().is_none()
@@ -276,7 +277,7 @@ impl Held {
         }
     }
 
-    /// Closes the file: the last reference is gone.
+    /// Closes the file after the last reference was dropped.
     #[cold]
     fn end(&self) {
         if let Some(site) = crate::start::site().filter(|_| !crate::dispatch::poisoned()) {
@@ -292,13 +293,13 @@ impl Held {
     }
 }
 
-impl Clone for Held {
+impl Clone for DescriptionRef {
     fn clone(&self) -> Self {
         Self::of_index(self.0).expect("a description with a reference is alive")
     }
 }
 
-impl Drop for Held {
+impl Drop for DescriptionRef {
     #[inline]
     fn drop(&mut self) {
         let file = &FILES[self.0 as usize];
@@ -316,23 +317,24 @@ impl Drop for Held {
     }
 }
 
-/// What a child between vfork and exec has: its whole set of our descriptors, and memory of its exec.
+/// The state of a child between vfork and exec: all its descriptors that are ours, and the memory of its exec.
 #[derive(Default)]
 pub struct Overlay {
-    files: Vec<(i32, Held)>,
-    /// Internal descriptors that moved in its table of descriptors: slots and numbers. Its parent's are where they were.
+    files: Vec<(i32, DescriptionRef)>,
+    /// Internal descriptors that moved in the child's table: slots and numbers. They stay where they are in the
+    /// parent's table.
     moved: Vec<(u32, i32)>,
-    /// What they were at first.
-    pub given: Vec<Held>,
-    /// Memory of an exec that succeeded, which nobody else frees.
+    /// The descriptions at the start of the child.
+    pub given: Vec<DescriptionRef>,
+    /// Memory of an exec that succeeded; the parent frees it with the overlay.
     pub exec: Option<crate::exec::Image>,
 }
 
 impl Overlay {
-    /// The process's descriptors as they are now.
+    /// A copy of the process's current descriptors.
     pub fn snapshot() -> Self {
         let found = ours().into_iter().chain([CWD]).filter_map(|fd| Some((fd, of_number(fd)?)));
-        let files: Vec<(i32, Held)> = found.collect();
+        let files: Vec<(i32, DescriptionRef)> = found.collect();
         let given = files.iter().map(|(_, held)| held.clone()).collect();
         Self { files, moved: Vec::new(), given, exec: None }
     }
@@ -341,11 +343,11 @@ impl Overlay {
 /// The calling thread's overlay.
 #[inline]
 fn overlay() -> Option<&'static mut Overlay> {
-    // SAFETY: set by the parent for the time it sleeps in vfork; only the child, one thread, uses it meanwhile.
+    // SAFETY: the parent sets it while it sleeps in vfork; meanwhile only the child, which has one thread, uses it.
     local().borrowed().map(|overlay| unsafe { &mut *overlay })
 }
 
-/// Where the calling thread's internal descriptors are instead.
+/// The internal descriptors that have other numbers in the calling thread.
 fn moved() -> &'static [(u32, i32)] {
     overlay().map_or(&[], |overlay| &overlay.moved)
 }
@@ -366,13 +368,13 @@ pub fn any() -> bool {
 }
 
 #[inline]
-fn of_number(fd: i32) -> Option<Held> {
+fn of_number(fd: i32) -> Option<DescriptionRef> {
     let entry = TABLE.get(usize::try_from(fd).ok()?)?;
     loop {
         // Acquire pairs with the Release of `put`.
         let index = entry.load(Ordering::Acquire).checked_sub(1)?;
-        let held = Held::of_index(index);
-        // Looked at again: the slot may have been closed and used for another file in between.
+        let held = DescriptionRef::of_index(index);
+        // Checked again: the number may have been closed and used for another file in between.
         if entry.load(Ordering::Acquire) == index + 1 {
             return held;
         }
@@ -382,9 +384,9 @@ fn of_number(fd: i32) -> Option<Held> {
 /// The description that a number stands for.
 ///
 /// # Errors
-/// EBADF: none of ours (any more).
+/// EBADF: the number is not ours, or not any more.
 #[inline]
-pub fn get(fd: i32) -> Result<Held, Errno> {
+pub fn get(fd: i32) -> Result<DescriptionRef, Errno> {
     let held = match overlay() {
         Some(overlay) => overlay.files.iter().find(|(number, _)| *number == fd).map(|(_, held)| held.clone()),
         None => of_number(fd),
@@ -392,11 +394,11 @@ pub fn get(fd: i32) -> Result<Held, Errno> {
     held.ok_or(Errno(libc::EBADF))
 }
 
-/// Makes a number of the kernel's stand for a description; what it stood for is let go.
+/// Makes a number that the kernel has assigned stand for a description; releases its former description.
 ///
 /// # Errors
 /// EMFILE if the number is beyond those that can be ours.
-pub fn put(fd: i32, held: Held) -> Result<(), Errno> {
+pub fn put(fd: i32, held: DescriptionRef) -> Result<(), Errno> {
     if let Some(overlay) = overlay() {
         overlay.files.retain(|(number, _)| *number != fd);
         overlay.files.push((fd, held));
@@ -413,15 +415,15 @@ pub fn put(fd: i32, held: Held) -> Result<(), Errno> {
         0 => {
             COUNT.fetch_add(1, Ordering::Relaxed);
         }
-        // Where the process stood is no descriptor.
-        other if fd == CWD => drop(Held(other - 1)),
-        other => Held(other - 1).close(),
+        // The working directory is not a descriptor, so no locks end with it.
+        other if fd == CWD => drop(DescriptionRef(other - 1)),
+        other => DescriptionRef(other - 1).close(),
     }
     Ok(())
 }
 
-/// Makes a number not ours; what it stood for, if it was.
-pub fn take(fd: i32) -> Option<Held> {
+/// Makes a number not ours; returns its description if it had one.
+pub fn take(fd: i32) -> Option<DescriptionRef> {
     if let Some(overlay) = overlay() {
         let at = overlay.files.iter().position(|(number, _)| *number == fd)?;
         return Some(overlay.files.swap_remove(at).1);
@@ -434,7 +436,7 @@ pub fn take(fd: i32) -> Option<Held> {
     real::forget(fd);
     mark(fd, false);
     COUNT.fetch_sub(1, Ordering::Relaxed);
-    Some(Held(before - 1))
+    Some(DescriptionRef(before - 1))
 }
 
 /// All descriptors that are ours, lowest first.
@@ -466,8 +468,8 @@ pub fn ours() -> Vec<i32> {
     numbers
 }
 
-/// The descriptor that placeholders are duplicates of: a folder in which nothing can be made. Who opens one behind our
-/// back (`/proc/PID/fd/N`, from another process) can neither read nor write there, and is told.
+/// The descriptor of which placeholders are duplicates: a folder in which no file can be created. Another process that
+/// opens a placeholder without the library (`/proc/PID/fd/N`) can neither read nor write there, and gets an error.
 fn base() -> Result<i32, Errno> {
     if let Some(slot) = BASE.load(Ordering::Acquire).checked_sub(1) {
         return Ok(Internal(slot).number());
@@ -495,7 +497,7 @@ pub fn replace(fd: i32) {
     }
 }
 
-/// A new kernel descriptor that only holds a number.
+/// Creates a kernel descriptor that only occupies a number.
 ///
 /// # Errors
 /// EMFILE.
@@ -509,7 +511,7 @@ pub fn placeholder(close_on_exec: bool) -> Result<i32, Errno> {
 ///
 /// # Errors
 /// EMFILE.
-pub fn install(held: Held, close_on_exec: bool) -> Result<i32, Errno> {
+pub fn install(held: DescriptionRef, close_on_exec: bool) -> Result<i32, Errno> {
     let fd = placeholder(close_on_exec)?;
     let put = if fd == CWD { Err(Errno(libc::EMFILE)) } else { put(fd, held) };
     put.inspect_err(|_| raw::close(fd))?;

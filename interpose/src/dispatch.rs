@@ -1,25 +1,27 @@
 //! The one place where every call ends, from a symbol or from a patched instruction: `dispatch(number, arguments)`.
 //!
-//! First, outside: does the call concern us? A descriptor's bit, a path's first bytes. If not, nothing was touched.
-//! Then, inside: the row's function answers, or says that the kernel is to be asked after all, perhaps about another
-//! path. Signals that came meanwhile are delivered on the way out; a call that one of them interrupted is made
-//! again if its handler says SA_RESTART. A panic poisons the mount: one line on stderr, EIO from then on.
+//! First, the dispatcher decides outside whether the call concerns the library, by the bit of a descriptor or the first
+//! bytes of a path. If it does not, nothing has been touched. Otherwise the function of the row runs inside. It
+//! answers, or it says that the kernel has to serve the call, perhaps with another path. The dispatcher delivers
+//! signals that arrived meanwhile when the thread leaves; it makes a call again that a signal has interrupted, if the
+//! signal's handler has SA_RESTART. A panic poisons the mount: one line on stderr, and EIO from then on.
 //!
-//! Numbers are those of x86-64 on every architecture: they name the calls, and only `raw` speaks to the kernel.
+//! Numbers are those of x86-64 on every architecture: they only name the calls, and only `raw` calls the kernel.
 
 use crate::local::local;
 use crate::mount::Errno;
 use crate::raw::{self, Arguments};
-use crate::table::{ROWS, Spot, Treatment};
+use crate::table::{PathArgument, ROWS, Treatment};
 use crate::{descriptors, fork, paths, real, regions, signals};
 use std::ffi::CString;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Numbers that [`KINDS`] covers; above it nothing is ours.
+/// Numbers that [`KINDS`] covers; no call with a higher number concerns the library.
 pub const KINDS_COUNT: usize = 512;
 
-/// For the entry code: 0 never concerns us, 1 only if the first argument is a descriptor of ours, 2 ask.
+/// For the entry code: 0 if the call never concerns the library, 1 if it does only when its first argument is a
+/// descriptor of ours, 2 if the dispatcher decides.
 pub static KINDS: [u8; KINDS_COUNT] = kinds();
 
 const fn kinds() -> [u8; KINDS_COUNT] {
@@ -54,15 +56,15 @@ const fn index() -> [u16; KINDS_COUNT] {
     rows
 }
 
-/// Why a row's function gives no result of its own.
+/// The reason for which a row's function gives no result of its own.
 #[derive(Debug)]
 pub enum Refusal {
-    /// It failed.
+    /// The call failed.
     Errno(Errno),
-    /// It is the kernel's call, as it stands.
+    /// The kernel serves the call, unchanged.
     Pass,
-    /// It is the kernel's call, with other paths.
-    Elsewhere(Vec<(Spot, CString)>),
+    /// The kernel serves the call, with other paths.
+    Elsewhere(Vec<(PathArgument, CString)>),
 }
 
 impl From<Errno> for Refusal {
@@ -71,10 +73,10 @@ impl From<Errno> for Refusal {
     }
 }
 
-/// What a row's function answers.
+/// The answer of a row's function.
 pub type Answer = Result<u64, Refusal>;
 
-/// A call under way.
+/// A call in progress.
 #[derive(Clone, Copy, Debug)]
 pub struct Call {
     /// Its number.
@@ -90,55 +92,55 @@ impl Call {
         self.arguments[argument] as u32 as i32
     }
 
-    /// The description behind a descriptor argument.
+    /// The open file description behind a descriptor argument.
     ///
     /// # Errors
     /// EBADF.
     #[inline]
-    pub fn file(&self, argument: usize) -> Result<descriptors::Held, Errno> {
+    pub fn file(&self, argument: usize) -> Result<descriptors::DescriptionRef, Errno> {
         descriptors::get(self.int(argument))
     }
 
-    /// The same, if it is an open file: what was opened with `O_PATH` is none.
+    /// The same for an open file; a description that was opened with `O_PATH` is an error.
     ///
     /// # Errors
     /// EBADF.
-    pub fn open_file(&self, argument: usize) -> Result<descriptors::Held, Errno> {
+    pub fn open_file(&self, argument: usize) -> Result<descriptors::DescriptionRef, Errno> {
         let held = self.file(argument)?;
         if is_path(&held) { Err(Errno(libc::EBADF)) } else { Ok(held) }
     }
 
-    /// The call with other paths, absolute ones.
-    fn redirected(&self, paths: &[(Spot, CString)]) -> Self {
+    /// The call with other, absolute paths.
+    fn redirected(&self, paths: &[(PathArgument, CString)]) -> Self {
         let mut call = *self;
-        for (spot, path) in paths {
-            if let Some(dir) = spot.dir {
+        for (argument, path) in paths {
+            if let Some(dir) = argument.dir {
                 call.arguments[usize::from(dir)] = raw::number(libc::AT_FDCWD);
             }
-            call.arguments[usize::from(spot.path)] = path.as_ptr() as u64;
+            call.arguments[usize::from(argument.path)] = path.as_ptr() as u64;
         }
         call
     }
 
     /// Makes the call in the kernel.
     fn raw(&self) -> i64 {
-        // SAFETY: the program's own call, or the same with a path of ours that lives across it.
+        // SAFETY: the program's own call, or the same with a path of the library's that lives across it.
         unsafe { raw::call(self.number as u64, &self.arguments) }
     }
 }
 
 /// Whether a description is only a path (`O_PATH`).
-pub fn is_path(held: &descriptors::Held) -> bool {
+pub fn is_path(held: &descriptors::DescriptionRef) -> bool {
     crate::start::site().is_some_and(|site| site.mount.flags(held.handle()) & libc::O_PATH != 0)
 }
 
 /// Number of `mmap`.
 const MMAP: usize = 9;
 
-/// Set by the first panic; nothing is served any more.
+/// Set by the first panic; no call is served after it.
 static POISONED: AtomicBool = AtomicBool::new(false);
 
-/// Serves a call, or makes it.
+/// Serves a call, or passes it to the kernel.
 pub fn system_call(number: u64, arguments: &Arguments) -> i64 {
     let call = Call { number: number as usize, arguments: *arguments };
     let (call, paths) = match dispatch(&call) {
@@ -157,14 +159,14 @@ pub fn system_call(number: u64, arguments: &Arguments) -> i64 {
     result
 }
 
-/// The kernel has mapped code: nothing of it has run yet.
+/// Called when the kernel has mapped code, of which nothing has run yet.
 #[cold]
 fn new_code(call: &Call, start: u64) {
     let [_, length, protection, flags, _, offset] = call.arguments;
     // SAFETY: a structure of integers, which the kernel fills.
     let mut status: libc::stat = unsafe { std::mem::zeroed() };
     let arguments = [call.arguments[4], (&raw mut status) as u64];
-    // Behind the file's end there is nothing to read.
+    // There is nothing to read beyond the end of the file.
     // SAFETY: the structure lives across the call.
     let bytes = unsafe { raw::try_call(libc::SYS_fstat, &arguments) }
         .map_or(0, |_| length.min(status.st_size.cast_unsigned().saturating_sub(offset)));
@@ -175,17 +177,17 @@ fn new_code(call: &Call, start: u64) {
     }
 }
 
-/// What became of a call.
+/// The outcome of the dispatch of a call.
 pub enum Routed {
-    /// The kernel's result, or one like it.
+    /// A result of the library, in the form of a kernel result.
     Answered(i64),
-    /// Not ours.
+    /// The call does not concern the library.
     Kernel,
-    /// The kernel's, with paths of ours, which have to live until it is made.
-    Elsewhere(Call, Vec<(Spot, CString)>),
+    /// The kernel has to serve the call, with paths of the library's, which have to live until then.
+    Elsewhere(Call, Vec<(PathArgument, CString)>),
 }
 
-/// [`dispatch`] of a call that concerns us by its first argument alone, which is ours.
+/// [`dispatch`] for a call of kind 1 (see [`KINDS`]) whose first argument is a descriptor of ours.
 #[inline]
 pub fn dispatch_ours(call: &Call) -> Routed {
     let row = &ROWS[usize::from(INDEX[call.number]) - 1];
@@ -215,7 +217,9 @@ pub fn dispatch(call: &Call) -> Routed {
             let ours = |argument: u8| is_ours(call, argument);
             (ours(one) || ours(two), function)
         }
-        Treatment::Paths(spots, function) => (spots.iter().any(|spot| paths::concern(call, *spot)), function),
+        Treatment::Paths(path_arguments, function) => {
+            (path_arguments.iter().any(|argument| paths::concern(call, *argument)), function)
+        }
         Treatment::Memory(function) => (regions::any(), function),
         Treatment::Always(function) => (true, function),
     };
@@ -236,10 +240,10 @@ fn is_still(call: &Call, argument: u8) -> bool {
     local().is_inside() || local().inside(|| real::is_still(call.int(usize::from(argument))))
 }
 
-/// How often a call is asked again because the process becomes another user meanwhile.
+/// Limit of restarts of a call because the process becomes another user meanwhile.
 const RESTARTS_MAX: u32 = 1 << 16;
 
-/// Runs a row's function inside, until it has an answer that no signal interrupted.
+/// Runs a row's function inside, until its answer is not due to a signal.
 fn serve(call: &Call, name: &str, function: fn(&Call) -> Answer) -> Routed {
     let local = local();
     let mut restarts = RESTARTS_MAX;
@@ -271,18 +275,20 @@ fn serve(call: &Call, name: &str, function: fn(&Call) -> Answer) -> Routed {
     }
 }
 
-/// The kernel did not find a path of the program's: it may lead into the mount by a symbolic link or by `..`.
+/// Called when the kernel did not find a path of the program's: the path may lead into the mount by a symbolic link or
+/// by `..`.
 pub fn second_look(number: usize, arguments: &Arguments) -> Option<i64> {
     let call = &Call { number, arguments: *arguments };
     let row = &ROWS[usize::from(*INDEX.get(call.number)?).checked_sub(1)?];
-    let Treatment::Paths(spots, function) = row.treatment else { return None };
+    let Treatment::Paths(path_arguments, function) = row.treatment else { return None };
     if local().is_inside() {
         return None;
     }
     let site = crate::start::site()?;
     let found = local().inside(|| {
-        let lead = |spot: &Spot| paths::leads_in(site, call, *spot).map(|path| (*spot, path));
-        spots.iter().filter_map(lead).collect::<Vec<_>>()
+        let lead =
+            |argument: &PathArgument| paths::leads_in(site, call, *argument).map(|path| (*argument, path));
+        path_arguments.iter().filter_map(lead).collect::<Vec<_>>()
     });
     signals::deliver(local());
     if found.is_empty() {
@@ -294,7 +300,7 @@ pub fn second_look(number: usize, arguments: &Arguments) -> Option<i64> {
     }
 }
 
-/// Where the panic was, for the line that says so.
+/// The place and message of the panic, for the line on stderr.
 static REASON: std::sync::Mutex<Option<String>> = std::sync::Mutex::new(None);
 
 /// True after the first panic.
@@ -302,7 +308,7 @@ pub fn poisoned() -> bool {
     POISONED.load(Ordering::Relaxed)
 }
 
-/// Calls that a program needs to get rid of a file which fails: a shell puts back its standard output by `dup2`.
+/// Calls that a program needs to get rid of a file that fails: a shell restores its standard output by `dup2`.
 fn about_numbers(number: usize) -> bool {
     const CLOSE: usize = 3;
     const DUP: usize = 32;
@@ -314,7 +320,7 @@ fn about_numbers(number: usize) -> bool {
     always || matches!(number, CLOSE | DUP | DUP2 | FCNTL | DUP3)
 }
 
-/// Nothing is printed by a panic itself; its reason is kept.
+/// Keeps the reason of a panic instead of printing it.
 pub fn quiet_panics() {
     std::panic::set_hook(Box::new(|panic| {
         if let Ok(mut reason) = REASON.try_lock() {

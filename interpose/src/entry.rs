@@ -1,10 +1,10 @@
-//! Where a patched `syscall` instruction arrives: the bitmap test in assembly, so that a call that is none of ours
-//! costs a few nanoseconds and touches no register, and the way into Rust for the rest.
+//! The code to which a patched `syscall` instruction jumps. The test of the bitmap is in assembly, so that a call that
+//! does not concern the library costs a few nanoseconds and touches no register. All other calls continue in Rust.
 //!
-//! Like the kernel, it changes nothing but rax, rcx and r11: flags and general registers are put back, and
-//! xmm0-15, which Rust code may use. The upper halves of ymm registers need no care: the only code that comes here
-//! is libc's and ld.so's own, which is compiled without AVX, and for its callers they are dead across a call.
-//! It comes by `call`, with the red zone of the interrupted code already skipped.
+//! Like the kernel, the entry changes only rax, rcx and r11. It restores the flags, the general registers, and xmm0 to
+//! xmm15, which Rust code may use. It does not save the upper halves of the ymm registers: its only callers are libc
+//! and ld.so, which are compiled without AVX, and for their callers these halves are dead across a call. The
+//! trampolines reach the entry by `call`, with the red zone of the interrupted code already skipped.
 
 use crate::descriptors::{BITMAP, NUMBERS};
 use crate::dispatch::KINDS;
@@ -79,8 +79,8 @@ std::arch::global_asm!(
     "pop rbp",
     "popfq",
     "ret",
-    // Around the `syscall` of clone, clone3 and vfork, which stays where it is: the kernel may return it on
-    // another stack. Both preserve every register.
+    // These two surround the `syscall` of clone, clone3 and vfork, which stays in its place because the kernel may
+    // return from it on another stack. Both preserve every register.
     ".globl hearth_before_clone", ".hidden hearth_before_clone", ".type hearth_before_clone, @function",
     "hearth_before_clone:",
     "lea r11, [rip + {before_clone}]",
@@ -143,7 +143,7 @@ unsafe extern "C" {
     fn hearth_after_clone();
 }
 
-/// Addresses that trampolines call: the common entry, and those before and after a clone.
+/// The addresses that trampolines call: the common entry, and the entries before and after a clone.
 pub fn addresses() -> [u64; 3] {
     [
         hearth_entry as *const () as u64,
@@ -152,12 +152,12 @@ pub fn addresses() -> [u64; 3] {
     ]
 }
 
-/// Serves the call or makes it; the result is the kernel's or like it.
+/// Serves the call, or passes it to the kernel; returns a result as the kernel would.
 ///
 /// # Safety
 /// `arguments` points to six words; the caller is the entry code.
 unsafe extern "C" fn hearth_dispatch(number: u64, arguments: *const Arguments) -> i64 {
-    // SAFETY: the entry code pushed them on the stack just now.
+    // SAFETY: the entry code has just pushed them on the stack.
     let arguments = unsafe { *arguments };
     crate::dispatch::system_call(number, &arguments)
 }
@@ -166,7 +166,7 @@ unsafe extern "C" fn hearth_dispatch(number: u64, arguments: *const Arguments) -
 mod tests {
     use super::*;
 
-    /// Everything that the kernel would preserve, seen before and after one call of the entry.
+    /// Everything that the kernel preserves, before and after one call of the entry.
     #[repr(C, align(16))]
     #[derive(Clone, PartialEq, Debug)]
     struct Machine {
@@ -179,7 +179,7 @@ mod tests {
         ".text",
         ".globl hearth_test_entry",
         ".hidden hearth_test_entry",
-        // hearth_test_entry(machine, number, entry) -> rax; the machine is loaded, called and stored.
+        // hearth_test_entry(machine, number, entry) -> rax: loads the machine, calls the entry, stores the machine.
         "hearth_test_entry:",
         "push rbx",
         "push rbp",
@@ -240,13 +240,14 @@ mod tests {
         fn hearth_test_entry(machine: *mut Machine, number: u64, entry: u64) -> i64;
     }
 
-    /// Carry and zero set, and what is always set.
+    /// The carry flag and the zero flag, and the flags that are always set.
     const FLAGS: u64 = 0x247;
 
     #[test]
     fn registers_flags_and_vectors_come_back() {
         let vectors = std::array::from_fn(|index| [index as u8 + 0xa0; 16]);
-        // getpid never concerns us; close(-1) is the bitmap's; poll of nothing goes through Rust.
+        // getpid never concerns the library; the bitmap decides about close(-1); poll without entries is decided in
+        // Rust.
         for (number, first, expected) in
             [(39, 0, i64::from(std::process::id())), (3, u64::MAX, -9), (7, 0, 0)]
         {
@@ -262,7 +263,7 @@ mod tests {
         for entry in &addresses()[1..] {
             let before = Machine { words: [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, FLAGS], vectors };
             let mut after = before.clone();
-            // SAFETY: before and after a clone that makes a thread nothing happens.
+            // SAFETY: the entries before and after a clone do nothing for a number that is no clone.
             let result = unsafe { hearth_test_entry(&raw mut after, 999, *entry) };
             assert_eq!((result, after), (999, before));
         }

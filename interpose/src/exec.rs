@@ -1,35 +1,35 @@
-//! exec: the next program is preloaded too and takes over the descriptors that are ours.
+//! exec: the library is also preloaded into the next program, which takes over the descriptors that are ours.
 //!
-//! What each placeholder stands for goes into a memfd, whose number the environment names; the library in the next
-//! program reads it and takes both away. `LD_PRELOAD` and the settings (`HEARTH_*`) that this process was started
-//! with are put back if the program took them out of the environment it passes on, `env -i` included: without them
-//! its child would find placeholders where it expects files. A setuid program ignores them, as the dynamic linker
-//! does.
+//! The library writes a record of the placeholders and their descriptions into a memfd, and puts the number of the
+//! memfd into the environment. The library in the next program reads the record and removes both. It also restores
+//! `LD_PRELOAD` and the settings (`HEARTH_*`) of this process if the program has removed them from the environment
+//! (also `env -i`): without them the next program would find placeholders where it expects files. A setuid program
+//! ignores them, as the dynamic linker does.
 //!
-//! A program file in the mount is copied into a memfd and run from there; a script is run by its interpreter. A
-//! program that cannot be preloaded (statically linked) gets real descriptors, if the mount also is one of the
-//! kernel's; else it keeps the placeholders and gets EBADF.
+//! A program file in the mount is copied into a memfd and executed from there; a script is executed by its interpreter.
+//! A program that cannot be preloaded (statically linked) gets real descriptors, if the node's tree is also mounted in
+//! the kernel; otherwise it keeps the placeholders, and gets EBADF.
 //!
-//! The system call itself is made outside: a signal goes to its handler before it or is the next program's. What such a
-//! handler does to descriptors at the last moment is not in the record any more.
+//! The system call itself runs outside: a signal either runs its handler before it, or stays pending for the next
+//! program. If such a handler changes descriptors at the last moment, the record does not contain the change.
 
 use crate::calls::data::mount;
-use crate::descriptors::{self, Held};
+use crate::descriptors::{self, DescriptionRef};
 use crate::dispatch::{Answer, Call, Refusal};
 use crate::limits;
 use crate::local::local;
 use crate::memory;
-use crate::mount::{Errno, Handle, Place};
-use crate::paths::{self, Spotted};
+use crate::mount::{Errno, Handle, MountPath};
+use crate::paths::{self, ResolvedPath};
 use crate::raw;
 use crate::signals;
-use crate::table::Spot;
+use crate::table::PathArgument;
 use std::ffi::{CStr, CString};
 use std::io::IoSliceMut;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 const MAGIC: &[u8; 8] = b"HEARTHFD";
-/// Longest record that is read: 65,536 descriptors with long tokens.
+/// Limit of bytes of a record: 65,536 descriptors with long tokens.
 const RECORD_BYTES_MAX: usize = 64 << 20;
 const STRINGS_MAX: usize = 1 << 20;
 const STRING_BYTES_MAX: usize = 128 << 10;
@@ -38,15 +38,15 @@ const INHERIT: &[u8] = b"HEARTH_INHERIT=";
 const PRELOAD: &[u8] = b"LD_PRELOAD=";
 const MEMFD: &CStr = c"hearth-inherit";
 
-/// What the next program needs in its environment: `NAME=value` of the settings, and the library's path.
-struct Kept {
+/// The part of the environment that the next program needs: the settings as `NAME=value`, and the path of the library.
+struct KeptSettings {
     settings: Vec<CString>,
     library: Vec<u8>,
 }
 
-static KEPT: AtomicPtr<Kept> = AtomicPtr::new(std::ptr::null_mut());
+static KEPT_SETTINGS: AtomicPtr<KeptSettings> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Memory of an exec: has to live until the program is gone.
+/// Memory of an exec, which has to live until the program is replaced.
 #[derive(Default, Debug)]
 pub struct Image {
     path: CString,
@@ -57,14 +57,14 @@ pub struct Image {
     environment: Vec<u64>,
     record: Option<i32>,
     program: Option<i32>,
-    /// What the mount passes on.
-    passage: Option<i32>,
+    /// A descriptor that the mount passes on.
+    handover: Option<i32>,
 }
 
 /// Serves `execve` and `execveat`.
 ///
 /// # Errors
-/// Those of the kernel; it does not return otherwise.
+/// Those of the kernel. After a success the call does not return.
 pub fn exec(dir: i32, path: u64, arguments: u64, environment: u64, flags: u64) -> Answer {
     let kept = kept_settings().ok_or(Refusal::Pass)?;
     let mut image = Image { dir, flags, ..Image::default() };
@@ -87,18 +87,18 @@ pub fn exec(dir: i32, path: u64, arguments: u64, environment: u64, flags: u64) -
     Err(errno.into())
 }
 
-/// Where a program's path leads that the kernel does not find, if that is into the mount.
-fn leads_in(call: &Call, spot: Spot) -> Option<CString> {
+/// The path in the mount to which a program's path leads, if the kernel does not find it.
+fn leads_in(call: &Call, argument: PathArgument) -> Option<CString> {
     let [dir, path, ..] = call.arguments;
-    // SAFETY: the kernel looks at a path of the program's, or says that it cannot be read.
+    // SAFETY: the kernel checks the path, and reports an error if it cannot be read.
     let found = unsafe { raw::try_call(libc::SYS_faccessat, &[dir, path, libc::F_OK as u64]) };
     if !matches!(found, Err(Errno(libc::ENOENT | libc::ENOTDIR))) {
         return None;
     }
-    paths::leads_in(crate::start::site()?, call, spot)
+    paths::leads_in(crate::start::site()?, call, argument)
 }
 
-/// Pointers of a NULL-terminated array.
+/// The pointers of a NULL-terminated array.
 fn pointers(address: u64) -> Result<Vec<u64>, Errno> {
     let mut pointers = Vec::new();
     if address == 0 {
@@ -125,60 +125,63 @@ fn c_string(bytes: &[u8]) -> Result<CString, Errno> {
 }
 
 impl Image {
-    /// A string of ours that lives as long as the image; its address.
+    /// Keeps a string as long as the image lives; returns its address.
     fn own(&mut self, bytes: &[u8]) -> Result<u64, Errno> {
         self.strings.push(c_string(bytes)?);
         Ok(self.strings.last().map_or(0, |string| string.as_ptr() as u64))
     }
 
-    /// Finds the program: the kernel's as named, or one in the mount.
+    /// Finds the program: the kernel's file of that name, or one in the mount.
     fn find(&mut self, call: &Call, flags: u64) -> Result<(), Refusal> {
         let follow = flags & libc::AT_SYMLINK_NOFOLLOW as u64 == 0;
         let empty = flags & libc::AT_EMPTY_PATH as u64 != 0;
-        let mut spot = Spot { dir: Some(0), path: 1, follow, empty };
+        let mut argument = PathArgument { dir: Some(0), path: 1, follow, empty };
         let mut call = *call;
         for _ in 0..INTERPRETERS_MAX {
-            let file =
-                match if paths::concern(&call, spot) { paths::spot(&call, spot)? } else { Spotted::Kernel } {
-                    Spotted::Kernel => {
-                        if let Some(path) = leads_in(&call, spot) {
-                            let path = self.own(path.as_bytes())?;
-                            call.arguments = [raw::number(libc::AT_FDCWD), path, 0, 0, 0, 0];
-                            spot.empty = false;
-                            continue;
-                        }
-                        self.path = c_string(&string_at(call.arguments[1])?)?;
+            let file = match if paths::concern(&call, argument) {
+                paths::resolve(&call, argument)?
+            } else {
+                ResolvedPath::Kernel
+            } {
+                ResolvedPath::Kernel => {
+                    if let Some(path) = leads_in(&call, argument) {
+                        let path = self.own(path.as_bytes())?;
+                        call.arguments = [raw::number(libc::AT_FDCWD), path, 0, 0, 0, 0];
+                        argument.empty = false;
+                        continue;
+                    }
+                    self.path = c_string(&string_at(call.arguments[1])?)?;
+                    return Ok(());
+                }
+                ResolvedPath::Open(held) => paths::shown(&held)?,
+                ResolvedPath::Mount(..) => match absolute_name(&call, argument) {
+                    Err(Refusal::Elsewhere(redirected)) => {
+                        // A link in the mount leads to a program outside of it.
+                        self.dir = libc::AT_FDCWD;
+                        self.path = redirected.into_iter().next().map(|(_, path)| path).unwrap_or_default();
                         return Ok(());
                     }
-                    Spotted::Open(held) => paths::shown(&held)?,
-                    Spotted::Mount(..) => match absolute_name(&call, spot) {
-                        Err(Refusal::Elsewhere(redirected)) => {
-                            // A link in the mount leads to a program of the kernel's.
-                            self.dir = libc::AT_FDCWD;
-                            self.path =
-                                redirected.into_iter().next().map(|(_, path)| path).unwrap_or_default();
-                            return Ok(());
-                        }
-                        other => other?,
-                    },
-                };
+                    other => other?,
+                },
+            };
             let Some(interpreter) = self.load(&file)? else { return Ok(()) };
             let path = self.own(&interpreter)?;
             self.dir = libc::AT_FDCWD;
             self.flags = 0;
-            spot = Spot { dir: Some(0), path: 1, follow: true, empty: false };
+            argument = PathArgument { dir: Some(0), path: 1, follow: true, empty: false };
             call.arguments = [raw::number(libc::AT_FDCWD), path, 0, 0, 0, 0];
         }
         Err(Errno(libc::ELOOP).into())
     }
 
-    /// Makes a program of the mount's ready to run; if it is a script, its interpreter, with the arguments changed.
+    /// Prepares a program file of the mount for execution. For a script, changes the arguments and returns the
+    /// interpreter.
     fn load(&mut self, file: &[u8]) -> Result<Option<Vec<u8>>, Errno> {
         let site = crate::start::site().ok_or(Errno(libc::EIO))?;
         let rest = file.strip_prefix(site.prefix.as_slice()).ok_or(Errno(libc::ENOENT))?;
-        let place = Place { dir: None, path: rest.strip_prefix(b"/").unwrap_or(rest) };
+        let place = MountPath { dir: None, path: rest.strip_prefix(b"/").unwrap_or(rest) };
         mount().access(place, libc::X_OK, libc::AT_EACCESS)?;
-        let held = Held::new(mount().open(place, libc::O_RDONLY | libc::O_CLOEXEC, 0, 0)?)?;
+        let held = DescriptionRef::new(mount().open(place, libc::O_RDONLY | libc::O_CLOEXEC, 0, 0)?)?;
         let status = mount().attributes(crate::mount::Target::Open(held.handle()))?;
         if u32::from(status.stx_mode) & libc::S_IFMT != libc::S_IFREG {
             return Err(Errno(libc::EACCES));
@@ -214,8 +217,8 @@ impl Image {
         Ok(interpreter)
     }
 
-    /// The program's environment, with what the next program needs.
-    fn set_environment(&mut self, kept: &Kept) -> Result<(), Errno> {
+    /// Completes the program's environment with everything that the next program needs.
+    fn set_environment(&mut self, kept: &KeptSettings) -> Result<(), Errno> {
         let mut environment = Vec::with_capacity(self.environment.len() + kept.settings.len() + 3);
         let mut names = Vec::new();
         let mut preloaded = false;
@@ -256,7 +259,8 @@ impl Image {
         Ok(())
     }
 
-    /// Writes down what the descriptors that stay open stand for; the numbers that were made real ones.
+    /// Writes the record of the descriptors that stay open. For a program that cannot be preloaded, makes them real
+    /// descriptors instead, and returns their numbers.
     fn hand_over(&mut self) -> Result<Vec<i32>, Errno> {
         let stays = |fd: &i32| {
             raw::fcntl(*fd, libc::F_GETFD, 0).is_ok_and(|flags| flags & libc::FD_CLOEXEC as u64 == 0)
@@ -274,16 +278,16 @@ impl Image {
         if inherited.is_empty() {
             return Ok(Vec::new());
         }
-        let passage = self.pass_on(&inherited, &closing)?;
+        let handover = self.pass_on(&inherited, &closing)?;
         if !preloaded {
             return Ok(inherited[..numbers].iter().filter_map(|(fd, held)| make_real(*fd, held)).collect());
         }
         let mut record = MAGIC.to_vec();
         record.extend_from_slice(&raw::process().to_le_bytes());
-        record.extend_from_slice(&(passage.len() as u32).to_le_bytes());
-        record.extend_from_slice(&passage);
-        // Numbers of one description share its token.
-        let mut done: Vec<&Held> = Vec::new();
+        record.extend_from_slice(&(handover.len() as u32).to_le_bytes());
+        record.extend_from_slice(&handover);
+        // All numbers of one description share its token.
+        let mut done: Vec<&DescriptionRef> = Vec::new();
         for (_, held) in &inherited {
             if done.iter().any(|other| other.same(held)) {
                 continue;
@@ -311,8 +315,12 @@ impl Image {
         Ok(Vec::new())
     }
 
-    /// What the mount tells the next program. An exec that cannot succeed gives nothing away.
-    fn pass_on(&mut self, inherited: &[(i32, Held)], closing: &[Held]) -> Result<Vec<u8>, Errno> {
+    /// Hands over the state that the mount keeps beside its files. If the exec cannot succeed, hands over nothing.
+    fn pass_on(
+        &mut self,
+        inherited: &[(i32, DescriptionRef)],
+        closing: &[DescriptionRef],
+    ) -> Result<Vec<u8>, Errno> {
         if self.program.is_none() {
             const AT_EACCESS: u64 = libc::AT_EACCESS as u64;
             let follow = self.flags & libc::AT_SYMLINK_NOFOLLOW as u64;
@@ -325,7 +333,8 @@ impl Image {
             ];
             // SAFETY: the path lives across the call.
             let may = unsafe { raw::try_call(libc::SYS_faccessat2, &arguments) };
-            // Kernels before 5.8 and some sandboxes do not know the call: then the exec itself tells.
+            // Kernels before 5.8 and some sandboxes do not have this call; in that case only the exec itself shows the
+            // error.
             if let Err(Errno(errno @ (libc::ENOENT | libc::ENOTDIR | libc::EACCES | libc::ELOOP))) = may {
                 return Err(Errno(errno));
             }
@@ -333,15 +342,16 @@ impl Image {
         let mut staying: Vec<Handle> = inherited.iter().map(|(_, held)| held.handle()).collect();
         staying.sort_unstable_by_key(|handle| handle.0);
         staying.dedup();
-        let mut closing: Vec<Handle> = closing.iter().map(Held::handle).collect();
+        let mut closing: Vec<Handle> = closing.iter().map(DescriptionRef::handle).collect();
         closing.sort_unstable_by_key(|handle| handle.0);
         closing.dedup();
-        let passage = mount().before_exec(&staying, &closing);
-        self.passage = passage.descriptor;
-        Ok(passage.token)
+        let handover = mount().before_exec(&staying, &closing);
+        self.handover = handover.descriptor;
+        Ok(handover.token)
     }
 
-    /// True for an ELF program without an interpreter, and one for another user: it would find placeholders.
+    /// True for an ELF program without an interpreter, and for a program that runs as another user: in both, the
+    /// dynamic linker preloads no library, so they would find placeholders.
     fn cannot_be_preloaded(&self) -> bool {
         let flags = libc::O_RDONLY | libc::O_CLOEXEC;
         let opened = match self.program {
@@ -356,12 +366,12 @@ impl Image {
         changes || is_static(&bytes[..got])
     }
 
-    /// Descriptors to be closed if it does not succeed.
+    /// Descriptors to be closed if the exec fails.
     fn left_over(&self) -> impl Iterator<Item = i32> + use<> {
-        [self.record, self.program, self.passage].into_iter().flatten()
+        [self.record, self.program, self.handover].into_iter().flatten()
     }
 
-    /// Runs it; comes back only with an error.
+    /// Executes the program; returns only an error.
     fn go(mut self) -> Errno {
         self.arguments.push(0);
         self.environment.push(0);
@@ -375,15 +385,16 @@ impl Image {
         let left_over = self.left_over();
         let local = local();
         if let Some(overlay) = local.borrowed() {
-            // The memory is the parent's: it is freed when the parent goes on.
+            // This memory belongs to the parent, which frees it when it continues.
             // SAFETY: only this child uses the overlay until then.
             unsafe { (*overlay).exec = Some(self) };
         }
         let result = local.outside(|| {
-            // The next program inherits the mask, and what is pending: a signal that came meanwhile is this one's.
+            // The next program inherits the mask and the pending signals, so a signal that has arrived is delivered in
+            // this one.
             signals::deliver(local);
-            // SAFETY: arrays and strings live in `self`, or in the overlay, across the call; what they point to of
-            // the program's is checked by the kernel.
+            // SAFETY: arrays and strings live in `self`, or in the overlay, across the call; the kernel checks the
+            // program's own pointers in them.
             unsafe { raw::try_call(libc::SYS_execveat, &arguments) }
         });
         let errno = result.err().unwrap_or(Errno(libc::EIO));
@@ -392,7 +403,7 @@ impl Image {
     }
 }
 
-/// True if the bytes begin an ELF program that names no interpreter.
+/// True if the bytes are the start of an ELF program without an interpreter.
 fn is_static(bytes: &[u8]) -> bool {
     const PT_INTERP: u32 = 3;
     let half = |at: usize| bytes.get(at..at + 2).map(|b| u16::from_le_bytes([b[0], b[1]]));
@@ -409,8 +420,8 @@ fn is_static(bytes: &[u8]) -> bool {
     !(0..usize::from(count)).any(|index| kind(index) == Some(PT_INTERP))
 }
 
-/// Puts a descriptor of the kernel's in a placeholder's place; the number, if there was one.
-fn make_real(fd: i32, held: &Held) -> Option<i32> {
+/// Replaces a placeholder by a descriptor of the file in the kernel; the number, if that was possible.
+fn make_real(fd: i32, held: &DescriptionRef) -> Option<i32> {
     let real = mount().kernel_file(held.handle()).ok()?;
     // SAFETY: takes no memory; the number is one of ours.
     let done = unsafe { raw::try_call(libc::SYS_dup3, &[raw::number(real), raw::number(fd), 0]) };
@@ -423,7 +434,7 @@ fn memfd(name: &CStr, flags: u64) -> Result<i32, Errno> {
     Ok(unsafe { raw::try_call(libc::SYS_memfd_create, &[name.as_ptr() as u64, flags]) }? as i32)
 }
 
-/// A program's file as a descriptor that the kernel can run.
+/// Copies a program's file into a memfd, which the kernel can execute.
 fn copy_to_memfd(file: Handle) -> Result<i32, Errno> {
     let fd = limits::with_room(|_| memfd(c"hearth-program", libc::MFD_CLOEXEC as u64))?;
     let mut buffer = vec![0; 256 << 10];
@@ -442,34 +453,35 @@ fn copy_to_memfd(file: Handle) -> Result<i32, Errno> {
     }
 }
 
-/// The absolute path, without links, of what a call names in the mount.
-fn absolute_name(call: &Call, spot: Spot) -> Result<Vec<u8>, Refusal> {
+/// The absolute path, without links, of the file in the mount that a call names.
+fn absolute_name(call: &Call, argument: PathArgument) -> Result<Vec<u8>, Refusal> {
     let found = std::cell::RefCell::new(Vec::new());
-    paths::serve(call, spot, |target| {
+    paths::serve(call, argument, |target| {
         let crate::mount::Target::Named(place, _) = target else { return Err(Errno(libc::EACCES)) };
         let handle = mount().open(place, libc::O_PATH | libc::O_CLOEXEC, 0, 0)?;
-        let held = Held::new(handle).inspect_err(|_| mount().close(handle))?;
+        let held = DescriptionRef::new(handle).inspect_err(|_| mount().close(handle))?;
         found.replace(paths::shown(&held)?);
         Ok(0)
     })?;
     Ok(found.into_inner())
 }
 
-fn kept_settings() -> Option<&'static Kept> {
+fn kept_settings() -> Option<&'static KeptSettings> {
     // SAFETY: set once, to a leaked box; Acquire pairs with the Release of `inherit`.
-    unsafe { KEPT.load(Ordering::Acquire).as_ref() }
+    unsafe { KEPT_SETTINGS.load(Ordering::Acquire).as_ref() }
 }
 
 unsafe extern "C" {
     static mut environ: *mut *const libc::c_char;
 }
 
-/// In a constructor: remembers what the next program needs, and takes over what the last one handed on.
+/// In a constructor: stores everything that the next program will need, and takes over the descriptors of the previous
+/// one.
 pub fn inherit() {
     let mut settings = Vec::new();
     let mut handed = None;
     let mut keep = 0;
-    // SAFETY: the process has one thread, and the array ends in NULL. An entry is taken out by moving up the rest.
+    // SAFETY: the process has one thread, and the array ends in NULL. An entry is removed by moving the later ones.
     unsafe {
         let mut at = 0;
         while !environ.is_null() && !(*environ.add(at)).is_null() {
@@ -490,14 +502,14 @@ pub fn inherit() {
             *environ.add(keep) = std::ptr::null();
         }
     }
-    let kept = Box::into_raw(Box::new(Kept { settings, library: own_path() }));
-    KEPT.store(kept, Ordering::Release);
+    let kept = Box::into_raw(Box::new(KeptSettings { settings, library: own_path() }));
+    KEPT_SETTINGS.store(kept, Ordering::Release);
     if let Some(fd) = handed {
         take_over(fd);
     }
 }
 
-/// Path of this library as the dynamic linker knows it.
+/// The path of this library, as the dynamic linker knows it.
 fn own_path() -> Vec<u8> {
     // SAFETY: dladdr fills the structure; the name it points to lives as long as the library.
     unsafe {
@@ -509,13 +521,13 @@ fn own_path() -> Vec<u8> {
     }
 }
 
-/// Reads the record, if it really is one for this very process.
+/// Reads the record, if the descriptor is a record for this process.
 fn take_over(fd: i32) {
     let mut name = [0u8; 64];
     let Ok(link) = CString::new(format!("/proc/self/fd/{fd}")) else { return };
     let arguments =
         [raw::number(libc::AT_FDCWD), link.as_ptr() as u64, name.as_mut_ptr() as u64, name.len() as u64];
-    // SAFETY: path and buffer are ours.
+    // SAFETY: path and buffer are the library's own.
     let bytes = unsafe { raw::try_call(libc::SYS_readlinkat, &arguments) }.unwrap_or(0) as usize;
     if !name[..bytes].strip_prefix(b"/memfd:").is_some_and(|name| name.starts_with(MEMFD.to_bytes())) {
         return;
@@ -531,10 +543,10 @@ fn take_over(fd: i32) {
         }
     }
     raw::close(fd);
-    let Some((passage, inherited)) = decode(&record, raw::process()) else { return };
-    mount().after_exec(&passage);
+    let Some((handover, inherited)) = decode(&record, raw::process()) else { return };
+    mount().after_exec(&handover);
     for (numbers, token) in inherited {
-        let Ok(held) = mount().import(&token).and_then(Held::new) else { continue };
+        let Ok(held) = mount().import(&token).and_then(DescriptionRef::new) else { continue };
         for fd in numbers {
             let _ = descriptors::put(fd, held.clone());
         }
@@ -542,10 +554,10 @@ fn take_over(fd: i32) {
     mount().after_import();
 }
 
-/// What the mount passed on; then numbers of descriptors, and what they stand for.
+/// The token of the mount; then, for each description, its numbers and its token.
 type Inherited = (Vec<u8>, Vec<(Vec<i32>, Vec<u8>)>);
 
-/// The record's contents; `None` if it is not one, or another process's.
+/// Decodes a record; `None` if the bytes are no record, or one for another process.
 fn decode(record: &[u8], process: i32) -> Option<Inherited> {
     let mut rest = record.strip_prefix(MAGIC)?;
     let mut word = || {
@@ -556,8 +568,8 @@ fn decode(record: &[u8], process: i32) -> Option<Inherited> {
     if word()? != process.cast_unsigned() {
         return None;
     }
-    let passage_bytes = word()? as usize;
-    let (passage, tail) = rest.split_at_checked(passage_bytes)?;
+    let handover_bytes = word()? as usize;
+    let (handover, tail) = rest.split_at_checked(handover_bytes)?;
     rest = tail;
     let mut found = Vec::new();
     while !rest.is_empty() {
@@ -570,7 +582,7 @@ fn decode(record: &[u8], process: i32) -> Option<Inherited> {
         found.push((numbers, tail.get(..length)?.to_vec()));
         rest = &tail[length..];
     }
-    Some((passage.to_vec(), found))
+    Some((handover.to_vec(), found))
 }
 
 #[cfg(test)]
@@ -598,7 +610,7 @@ mod tests {
     }
 
     #[test]
-    fn static_programs_are_told_from_others() {
+    fn static_programs_are_recognized() {
         let own = std::fs::read("/proc/self/exe").unwrap();
         assert!(!is_static(&own));
         let mut patched = own.clone();

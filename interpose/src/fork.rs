@@ -1,14 +1,15 @@
-//! New processes.
+//! New processes: children that fork, vfork and clone create.
 //!
-//! **fork**: a page that the kernel wipes in every forked child tells the child, at its first call that concerns us,
-//! that it is one, however it was made. It is then a new client of the mount. Before a fork that the patched code makes
-//! the mount gives the open files to the child; one made in another way opens them anew.
+//! **fork**: the kernel clears a certain page in every forked child, however it was created. By this page a child
+//! learns at its first call that concerns the library that it is a child. It is then a new client of the mount. Before
+//! a fork by patched code, the mount shares the open files with the child; after a fork in another way, the child opens
+//! them anew.
 //!
-//! **vfork** and `posix_spawn`: the child runs on its parent's memory, with a descriptor table of its own. The
-//! `syscall` of clone, clone3 and vfork stays in place (the kernel may return from it on another stack); around it
-//! the parent is asked what it is about to make. Until it goes on, whoever runs on its thread block is that child,
-//! and works on an overlay. From the overlay's first moment to its last the parent's signals are blocked, so that no
-//! handler of the parent's finds it; the child has the mask that the program set.
+//! **vfork** and `posix_spawn`: the child runs in its parent's memory, with a descriptor table of its own. The
+//! `syscall` of clone, clone3 and vfork stays in place (the kernel may return from it on another stack), and the
+//! patched code calls `hearth_before` and `hearth_after` around it. Until the parent continues, the child runs on the
+//! parent's thread block, and its changes go to an overlay. While the overlay exists the parent's signals are blocked,
+//! so that no handler of the parent runs with it; the child has the mask that the program has set.
 
 use crate::descriptors::{self, Overlay};
 use crate::dispatch;
@@ -21,14 +22,14 @@ use crate::start::site;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
-/// A word in the page that a fork wipes: 1 in the process that wrote it.
+/// A word in the page that a fork clears: 1 in the process that wrote it.
 static SEEN: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
 const PAGE: usize = 4096;
-/// [`crate::local::Local::cloning`]: a child on this thread's memory is under way.
+/// [`crate::local::Local::cloning`]: the clone in progress creates a child in this thread's memory.
 const VFORK: u32 = 1;
-/// The same: one with memory of its own that was given files.
+/// The same: a child with its own memory, with which files are shared.
 const FORK: u32 = 2;
-/// The same: this is the child on its parent's memory, under way.
+/// The same: this thread is the child in its parent's memory.
 const CHILD: u32 = 3;
 
 /// Maps the page.
@@ -46,7 +47,7 @@ pub fn watch() -> Result<(), Errno> {
     Ok(())
 }
 
-/// Called inside, before anything else: is this a child that has not noticed yet?
+/// Called inside, before anything else: notices that this process is a new child.
 #[inline]
 pub fn notice() {
     // SAFETY: the page is never unmapped.
@@ -57,7 +58,7 @@ pub fn notice() {
     noticed(seen);
 }
 
-/// This process is a child that had not noticed.
+/// Makes this process a client of its own, after a fork.
 #[cold]
 fn noticed(seen: &AtomicU32) {
     seen.store(1, Ordering::Relaxed);
@@ -66,14 +67,15 @@ fn noticed(seen: &AtomicU32) {
     }
 }
 
-/// From now on somebody may make processes and threads that come by nobody: they may run on this memory, and have the
-/// files that are open.
+/// From now on, processes and threads may be created that the library does not see. They may share this memory and the
+/// open files.
 pub fn note_unseen() {
     ipc::note_sharing();
-    crate::openings::note_unseen();
+    crate::slots::note_unseen();
 }
 
-/// Before a clone: `number` and its first argument, the flags or a structure that begins with them. A plain fork has none.
+/// Before a clone: `number` and the first argument, which is the flags or a structure that begins with them. A plain
+/// fork has no flags.
 pub unsafe extern "C" fn hearth_before(number: u64, first: u64) {
     // The kernel takes the number as an int.
     let flags = match i64::from(number as u32) {
@@ -85,7 +87,7 @@ pub unsafe extern "C" fn hearth_before(number: u64, first: u64) {
     };
     let shares = flags & libc::CLONE_VM as u64 != 0;
     if !shares {
-        crate::openings::note_fork();
+        crate::slots::note_fork();
     } else if flags & libc::CLONE_VFORK as u64 == 0 {
         ipc::note_sharing();
     }
@@ -95,8 +97,8 @@ pub unsafe extern "C" fn hearth_before(number: u64, first: u64) {
         return;
     }
     if descriptors::any() {
-        local.inside(give);
-        // Before the child is made: it would have the signal, too.
+        local.inside(share_files);
+        // Before the child exists, which would otherwise receive the signal too.
         signals::deliver(local);
     }
     if !shares {
@@ -104,7 +106,7 @@ pub unsafe extern "C" fn hearth_before(number: u64, first: u64) {
         local.cloning.store(if given { FORK } else { 0 }, Ordering::Relaxed);
         return;
     }
-    // A parent that does not sleep meanwhile may be the first to go on: there the mask stays as it is.
+    // A parent that does not sleep meanwhile may be the first to continue, so its mask stays as it is.
     let sleeps = flags & libc::CLONE_VFORK as u64 != 0;
     let mask = if sleeps { signals::block() } else { signals::mask() };
     local.maker_mask.store(mask, Ordering::Relaxed);
@@ -117,17 +119,17 @@ pub unsafe extern "C" fn hearth_before(number: u64, first: u64) {
     local.mode.fetch_or(BORROWED, Ordering::Relaxed);
 }
 
-/// Gives the child that is about to be made the open files. A failure is the mount's affair: the call goes on.
-fn give() {
+/// Shares the open files with the child that is about to be created. If that fails, the call continues nevertheless.
+fn share_files() {
     notice();
     if let Some(site) = site().filter(|_| !dispatch::poisoned()) {
         let _ = catch_unwind(AssertUnwindSafe(|| site.mount.before_fork()));
     }
 }
 
-/// After a clone, in parent and child: its result.
+/// After a clone, in parent and child, with its result.
 pub unsafe extern "C" fn hearth_after(result: u64, _first: u64) {
-    crate::openings::note_fork();
+    crate::slots::note_fork();
     let local = local();
     match local.cloning.load(Ordering::Relaxed) {
         FORK => {
@@ -135,26 +137,26 @@ pub unsafe extern "C" fn hearth_after(result: u64, _first: u64) {
             if result == 0 {
                 local.inside(notice);
             } else {
-                let_go(local, result);
+                release_child(local, result);
             }
         }
         VFORK if result == 0 => {
             local.cloning.store(CHILD, Ordering::Relaxed);
             signals::set_mask(local.maker_mask.load(Ordering::Relaxed));
         }
-        // A child may make children of its own: what it has is not theirs to end.
+        // A child may create children itself, which must not end the state of their parent.
         VFORK | CHILD if result != 0 && is_maker(local) => {
             local.cloning.store(0, Ordering::Relaxed);
             end_overlay(local);
-            let_go(local, result);
+            release_child(local, result);
             signals::set_mask(local.maker_mask.load(Ordering::Relaxed));
         }
         _ => {}
     }
 }
 
-/// In the parent: what the child was given is its own now.
-fn let_go(local: &Local, result: u64) {
+/// In the parent: keeps nothing of the state that was shared with the child.
+fn release_child(local: &Local, result: u64) {
     if local.given.load(Ordering::Relaxed) == 0 {
         return;
     }
@@ -170,14 +172,14 @@ fn is_maker(local: &Local) -> bool {
     local.maker.load(Ordering::Relaxed) == raw::process().cast_unsigned()
 }
 
-/// The child on this thread's memory is gone from it.
+/// Ends the overlay, after the child has left this thread's memory.
 fn end_overlay(local: &Local) {
-    // An exec of the child's never came back, or it was killed: what it left here is not the parent's, which could
-    // have no signal meanwhile.
+    // The child may have left state here, if its exec did not return or if it was killed. The parent had no signal
+    // meanwhile.
     local.mode.store(0, Ordering::Relaxed);
     local.deferred.store(0, Ordering::Relaxed);
     local.interrupted.store(0, Ordering::Relaxed);
     let overlay = local.overlay.swap(std::ptr::null_mut(), Ordering::Relaxed);
-    // SAFETY: made by `hearth_before` on this thread; the child has exec'ed or ended.
+    // SAFETY: made by `hearth_before` on this thread; the child has executed a program or ended.
     local.inside(|| drop(unsafe { Box::from_raw(overlay) }));
 }

@@ -1,13 +1,13 @@
-//! Who the process is to the kernel, as far as it decides with whom memory may be shared.
+//! The users of a process, as far as they decide with which processes it may share memory.
 
 use crate::raw;
 
-/// The real, the effective and the saved user: whom the process is or can be.
+/// The real, the effective and the saved user: the users that the process is or can become.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Users([u32; 3]);
 
 impl Users {
-    /// Those of this process.
+    /// The users of this process.
     pub fn now() -> Self {
         let mut users = [0u32; 3];
         let [real, effective, saved] = users.each_mut().map(|user| std::ptr::from_mut(user) as u64);
@@ -16,22 +16,22 @@ impl Users {
         Self(users)
     }
 
-    /// Those of the next program, if the process executes one: it can only go back to the real one.
+    /// The users after an exec: the next program can only return to the real user.
     pub fn after_exec() -> Self {
         let Self([real, effective, _]) = Self::now();
         Self([real, effective, effective])
     }
 
-    /// Whether processes that are these may go on sharing memory with one that is `later`: it can still be each of them,
-    /// and has not become root.
+    /// Whether processes with these users may continue to share memory with one whose users are `later`: it can still
+    /// become each of them, and has not become root.
     pub fn may_share_with(self, later: Self) -> bool {
         let root = |users: Self| users.0.contains(&0);
         self.0.iter().all(|user| later.0.contains(user)) && (root(self) || !root(later))
     }
 }
 
-/// Whether a program's file makes who runs it another user or group: the dynamic linker preloads nothing there, and what
-/// is handed on would stay open in whatever that runs.
+/// Whether an exec of this program file changes the user or group: the dynamic linker preloads no library then, and a
+/// descriptor that is passed on would stay open in that program.
 pub fn is_changed_by(program: i32) -> bool {
     let Some(status) = status(program) else { return false };
     // SAFETY: calls without pointers.
@@ -46,7 +46,7 @@ pub fn is_changed_by(program: i32) -> bool {
         || (set(libc::S_ISGID) && set(libc::S_IXGRP) && status.st_gid != id(libc::SYS_getegid))
 }
 
-/// What the kernel says about a descriptor.
+/// The status of a descriptor in the kernel.
 pub fn status(fd: i32) -> Option<libc::stat> {
     let mut status = std::mem::MaybeUninit::<libc::stat>::zeroed();
     // SAFETY: the kernel fills the structure, of which all bits zero are a value too.
@@ -61,12 +61,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_cannot_go_back_shares_no_more() {
+    fn a_process_that_changed_its_user_for_good_shares_no_memory() {
         let share = |before: [u32; 3], after: [u32; 3]| Users(before).may_share_with(Users(after));
-        assert!(share([0, 0, 0], [0, 7, 0]) && share([0, 0, 0], [0, 0, 0]), "back and forth");
+        assert!(share([0, 0, 0], [0, 7, 0]) && share([0, 0, 0], [0, 0, 0]), "the saved user is still root");
         assert!(share([7, 7, 7], [7, 7, 7]));
         assert!(!share([0, 0, 0], [7, 7, 7]) && !share([0, 7, 0], [7, 7, 7]), "for good");
-        assert!(!share([7, 7, 7], [7, 0, 0]) && !share([7, 7, 7], [0, 0, 0]), "root trusts nobody");
+        assert!(
+            !share([7, 7, 7], [7, 0, 0]) && !share([7, 7, 7], [0, 0, 0]),
+            "root shares memory with no other user"
+        );
         assert!(!share([7, 7, 7], [8, 8, 8]) && share([7, 7, 7], [7, 8, 7]));
     }
 }

@@ -1,26 +1,26 @@
-//! The process's limits: that on the size of files, which is kept for files of the tree too, and that on descriptors, where
-//! it meets the library's own.
+//! Limits of the process: on the size of files, which the library enforces for files of the tree, and on descriptors,
+//! where the library's own descriptors matter.
 //!
-//! The kernel keeps the limits; that on sizes is remembered, so that a write need not ask for it. Another process that sets
-//! it (`prlimit`) is not seen before the next program.
+//! The kernel keeps both limits. The library caches the limit on sizes, so that a write need not ask for it. If another
+//! process changes it (`prlimit`), only the next program notices.
 //!
-//! A program whose limit on descriptors is low needs all of its numbers. So the library's own lie above that limit: for the
-//! moment in which they are made the limit is higher. Who may not raise it (neither is the hard limit higher, nor is the
-//! process root's) shares its numbers with the library.
+//! A program whose limit on descriptors is low needs all of its numbers. So the library's own descriptors have numbers
+//! above that limit: the library raises the limit while it creates them. If the process may not raise it (the hard
+//! limit is not higher, and the process is not root), its descriptors share the numbers with those of the library.
 
 use crate::mount::Errno;
 use crate::raw;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A limit on descriptors below which the library's own lie above it.
+/// If the limit on descriptors is below this number, the library's own descriptors are above the limit.
 const LOW: u64 = 1024;
-/// By how much the limit is raised.
+/// The number by which the limit is raised.
 const ROOM: u64 = 4096;
 
 /// The soft and the hard limit.
 ///
 /// # Errors
-/// Those of a sandbox.
+/// Those of a sandbox that refuses the call.
 pub fn of(resource: u32) -> Result<[u64; 2], Errno> {
     let mut limit = [0u64; 2];
     let arguments = [0, u64::from(resource), 0, limit.as_mut_ptr() as u64];
@@ -29,23 +29,23 @@ pub fn of(resource: u32) -> Result<[u64; 2], Errno> {
     Ok(limit)
 }
 
-/// Bytes that a file may have by this process's writes; all ones without a limit.
+/// Limit of bytes of a file that this process writes; all ones without a limit.
 static FILE_BYTES: AtomicU64 = AtomicU64::new(u64::MAX);
 
-/// Asks the kernel for the limit on the size of files: at the start, and when the process has set it.
+/// Asks the kernel for the limit on the size of files: at the start, and when the process has changed it.
 pub fn learn_file_bytes() {
     let limit = of(libc::RLIMIT_FSIZE).map_or(u64::MAX, |limit| limit[0]);
     FILE_BYTES.store(limit, Ordering::Relaxed);
 }
 
-/// Bytes that a file may have by this process's writes, if there is a limit.
+/// Limit of bytes of a file that this process writes, if there is one.
 #[inline]
 pub fn file_bytes() -> Option<u64> {
     let limit = FILE_BYTES.load(Ordering::Relaxed);
     (limit != u64::MAX).then_some(limit)
 }
 
-/// What a call answers that would make a file too large: the thread gets the signal that says so.
+/// The error of a call that would make a file too large. Sends SIGXFSZ to the thread.
 #[cold]
 pub fn too_large() -> Errno {
     let thread = raw::number(raw::thread());
@@ -61,8 +61,8 @@ fn set_descriptors(limit: &[u64; 2]) -> Result<(), Errno> {
     unsafe { raw::try_call(libc::SYS_prlimit64, &arguments) }.map(|_| ())
 }
 
-/// Runs something that makes descriptors of the library's own. It is told from which number on they are out of the program's
-/// way; none if the limit stays as it is.
+/// Runs a function that creates descriptors of the library. Its argument is the first number that the program does not
+/// need; `None` if the limit stays as it is.
 pub fn with_room<T>(act: impl FnOnce(Option<u64>) -> T) -> T {
     let before = match of(libc::RLIMIT_NOFILE) {
         Ok(limit) if limit[0] < LOW => limit,

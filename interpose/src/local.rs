@@ -1,12 +1,12 @@
-//! What this library keeps for each thread. It lies in the static TLS block (initial-exec), so that reaching it is
-//! two instructions and never an allocation: it is used inside signal handlers and between vfork and exec.
+//! State of the library for each thread. It is in the static TLS block (initial-exec), so that an access takes two
+//! instructions and never allocates: signal handlers and children between vfork and exec use it.
 //!
-//! Only its own thread and signal handlers on that thread touch it; the words are atomics so that the compiler
-//! neither caches nor splits them, and `Relaxed` is enough within one thread.
+//! Only its own thread and signal handlers on that thread use it. The words are atomics so that the compiler neither
+//! caches nor splits them, and `Relaxed` is enough within one thread.
 
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering, compiler_fence};
 
-/// The thread is inside: its own system calls go straight to the kernel, signals wait.
+/// The thread is inside: its own system calls go directly to the kernel, and signals wait.
 pub const INSIDE: u32 = 1;
 /// The thread is a child between vfork and exec: it shares memory with its parent, but not descriptors.
 pub const BORROWED: u32 = 2;
@@ -19,29 +19,29 @@ pub const SIGINFO_BYTES: usize = 128;
 pub struct Local {
     /// [`INSIDE`] and [`BORROWED`].
     pub mode: AtomicU32,
-    /// What kind of process the clone under way makes (see `fork`); 0 for none.
+    /// The kind of process that the clone in progress creates (see `fork`); 0 for none.
     pub cloning: AtomicU32,
-    /// Signal that waits for the way out; 0 for none.
+    /// The signal that waits until the thread leaves; 0 for none.
     pub deferred: AtomicU32,
     /// Set when a wait ended early because of the deferred signal.
     pub interrupted: AtomicU32,
-    /// The thread's signal mask from before the deferral.
+    /// The thread's signal mask before the deferral.
     pub mask: AtomicU64,
-    /// Descriptors of a borrowed child.
+    /// Descriptors of a child between vfork and exec.
     pub overlay: AtomicPtr<crate::descriptors::Overlay>,
-    /// What the kernel said about the deferred signal.
+    /// The kernel's `siginfo_t` of the deferred signal.
     pub info: [AtomicU64; SIGINFO_BYTES / 8],
-    /// What a child that is being made is given (see `tree`): its number, and the slot of its lifeline plus one.
+    /// The files that are shared with a child which is being created (see `tree`): their number.
     pub given: AtomicU64,
-    /// See [`Self::given`].
-    pub lifeline: AtomicU32,
-    /// Process that made the overlay.
+    /// Slot of the liveness socket of these files, plus one.
+    pub liveness: AtomicU32,
+    /// The process that made the overlay.
     pub maker: AtomicU32,
-    /// Its signal mask, while a child is on this thread's memory (see `fork`).
+    /// The signal mask of that process, while a child runs in this thread's memory (see `fork`).
     pub maker_mask: AtomicU64,
 }
 
-/// Bytes kept for [`Local`] in the TLS block.
+/// Bytes for [`Local`] in the TLS block.
 const LOCAL_BYTES: usize = 192;
 const _: () = assert!(size_of::<Local>() <= LOCAL_BYTES);
 
@@ -64,7 +64,7 @@ std::arch::global_asm!(
 #[inline]
 pub fn local() -> &'static Local {
     let address: *const Local;
-    // SAFETY: reads the thread pointer and the offset that the dynamic linker filled in.
+    // SAFETY: reads the thread pointer, and the offset that the dynamic linker has filled in.
     unsafe {
         std::arch::asm!(
             "mov {0}, qword ptr [rip + hearth_local@GOTTPOFF]",
@@ -101,7 +101,7 @@ impl Local {
             overlay: AtomicPtr::new(std::ptr::null_mut()),
             info: [const { AtomicU64::new(0) }; SIGINFO_BYTES / 8],
             given: AtomicU64::new(0),
-            lifeline: AtomicU32::new(0),
+            liveness: AtomicU32::new(0),
             maker: AtomicU32::new(0),
             maker_mask: AtomicU64::new(0),
         }
@@ -113,12 +113,12 @@ impl Local {
         self.mode.load(Ordering::Relaxed) & INSIDE != 0
     }
 
-    /// Runs something inside. Calls nest: only the outermost one leaves.
+    /// Runs a function inside. Calls nest: only the outermost one leaves.
     #[inline]
     pub fn inside<R>(&self, work: impl FnOnce() -> R) -> R {
         let before = self.mode.load(Ordering::Relaxed);
         self.mode.store(before | INSIDE, Ordering::Relaxed);
-        // Pairs with the handler's load of `mode` on this thread: what `work` does stays between the stores.
+        // Pairs with the handler's load of `mode` on this thread: the accesses of `work` stay between the stores.
         compiler_fence(Ordering::SeqCst);
         let result = work();
         compiler_fence(Ordering::SeqCst);
@@ -126,11 +126,11 @@ impl Local {
         result
     }
 
-    /// Runs something as if outside, in the middle of what runs inside: signals go to the program.
+    /// Runs a function as if outside, within code that runs inside: the program gets its signals.
     pub fn outside<R>(&self, work: impl FnOnce() -> R) -> R {
         let before = self.mode.load(Ordering::Relaxed);
         self.mode.store(before & !INSIDE, Ordering::Relaxed);
-        // Pairs as in `inside`: what `work` does stays between the stores.
+        // Pairs as in `inside`: the accesses of `work` stay between the stores.
         compiler_fence(Ordering::SeqCst);
         let result = work();
         compiler_fence(Ordering::SeqCst);

@@ -1,7 +1,8 @@
-//! The program's memory: addresses that come from it may be bad, and must then give EFAULT and not a signal.
+//! Access to the program's memory. An address from the program may be invalid, and must then give EFAULT instead of a
+//! signal.
 //!
-//! Every access here is one instruction between two labels; `signals` sends a fault whose instruction lies there
-//! to the landing, which answers "fault".
+//! Every access is one instruction between two labels. For a fault at such an instruction, `signals` continues
+//! execution at the landing, which returns "fault".
 
 use crate::mount::Errno;
 use std::io::{IoSlice, IoSliceMut};
@@ -9,10 +10,10 @@ use std::io::{IoSlice, IoSliceMut};
 /// EFAULT.
 pub const FAULT: Errno = Errno(libc::EFAULT);
 
-/// Most bytes one read or write moves: Linux's MAX_RW_COUNT.
+/// Limit of bytes of one read or write: Linux's MAX_RW_COUNT.
 pub const TRANSFER_BYTES_MAX: usize = 0x7fff_f000;
 
-/// Most buffers of one vectored call: Linux's UIO_MAXIOV.
+/// Limit of buffers of one vectored call: Linux's UIO_MAXIOV.
 pub const VECTORS_MAX: usize = 1024;
 
 const PAGE: usize = 4096;
@@ -69,39 +70,40 @@ unsafe extern "C" {
     fn hearth_landing();
 }
 
-/// Where a fault at this instruction goes on; `None` if the instruction is not one of the guarded ones.
+/// The address at which execution continues after a fault at this instruction; `None` if it is not one of the guarded
+/// instructions.
 #[cfg(target_arch = "x86_64")]
 pub fn landing(instruction: u64) -> Option<u64> {
     let guarded = hearth_guarded_begin as *const () as u64..hearth_guarded_end as *const () as u64;
     guarded.contains(&instruction).then_some(hearth_landing as *const () as u64)
 }
 
-/// Copies with a landing; returns the bytes not copied.
+/// Copies memory, with a landing for faults; returns the bytes not copied.
 ///
 /// # Safety
-/// One side is valid memory of ours for `bytes`; the other may be anything that the program named.
+/// One side is valid memory of the library for `bytes`; the other may be any address from the program.
 #[cfg(target_arch = "x86_64")]
 unsafe fn copy(to: *mut u8, from: *const u8, bytes: usize) -> usize {
-    // SAFETY: the caller's promise; faults on the program's side land.
+    // SAFETY: as the caller guarantees; faults on the program's side have a landing.
     unsafe { hearth_copy(to, from, bytes) }
 }
 
 #[cfg(target_arch = "x86_64")]
 fn touch(address: *mut u8) -> bool {
-    // SAFETY: the instruction changes nothing, and a fault lands.
+    // SAFETY: the instruction changes nothing, and a fault has a landing.
     unsafe { hearth_touch(address) == 0 }
 }
 
 #[cfg(target_arch = "x86_64")]
 fn peek(address: *const u8) -> Option<u8> {
-    // SAFETY: one byte is read, and a fault lands.
+    // SAFETY: one byte is read, and a fault has a landing.
     u8::try_from(unsafe { hearth_peek(address) }).ok()
 }
 
-/// Copies by the kernel, which knows what is mapped; returns the bytes not copied.
+/// Copies through the kernel, which knows the mappings; returns the bytes not copied.
 ///
 /// # Safety
-/// One side is valid memory of ours for `bytes`; the other may be anything that the program named.
+/// One side is valid memory of the library for `bytes`; the other may be any address from the program.
 #[cfg(not(target_arch = "x86_64"))]
 unsafe fn copy(to: *mut u8, from: *const u8, bytes: usize) -> usize {
     let local = [to as u64, bytes as u64];
@@ -117,63 +119,63 @@ unsafe fn copy(to: *mut u8, from: *const u8, bytes: usize) -> usize {
 
 #[cfg(not(target_arch = "x86_64"))]
 fn touch(address: *mut u8) -> bool {
-    // The byte is put back by the kernel, which refuses where the program may not write.
-    // SAFETY: a byte of ours, and the program's address checked by the kernel.
+    // The kernel writes the same byte again, and refuses if the program may not write there.
+    // SAFETY: a byte of the library, and the program's address checked by the kernel.
     peek(address).is_some_and(|byte| unsafe { copy(address, &byte, 1) } == 0)
 }
 
 #[cfg(not(target_arch = "x86_64"))]
 fn peek(address: *const u8) -> Option<u8> {
     let mut byte = 0;
-    // SAFETY: a byte of ours, and the program's address checked by the kernel.
+    // SAFETY: a byte of the library, and the program's address checked by the kernel.
     (unsafe { copy(&mut byte, address, 1) } == 0).then_some(byte)
 }
 
-/// A plain value at an address of the program's.
+/// Reads a plain value at an address in the program's memory.
 ///
 /// # Errors
 /// EFAULT.
 pub fn read_value<T: Copy>(address: u64) -> Result<T, Errno> {
     let mut value = std::mem::MaybeUninit::<T>::uninit();
-    // SAFETY: the destination is ours; the value is only used when every byte of it was copied, and every type
-    // this is called with (integers and structs of them) is valid for any bytes.
+    // SAFETY: the destination belongs to the library. The value is used only if every byte was copied, and every type
+    // with which this is called (integers and structs of them) is valid for any bytes.
     unsafe {
         let left = copy(value.as_mut_ptr().cast(), address as *const u8, size_of::<T>());
         if left == 0 { Ok(value.assume_init()) } else { Err(FAULT) }
     }
 }
 
-/// Stores a plain value at an address of the program's.
+/// Stores a plain value at an address in the program's memory.
 ///
 /// # Errors
-/// EFAULT; part of it may then be stored.
+/// EFAULT; a part of the value may be stored.
 pub fn write_value<T: Copy>(address: u64, value: &T) -> Result<(), Errno> {
-    // SAFETY: the source is ours; the program asked for the bytes at that address.
+    // SAFETY: the source belongs to the library; the program asked for the bytes at that address.
     let left = unsafe { copy(address as *mut u8, std::ptr::from_ref(value).cast(), size_of::<T>()) };
     if left == 0 { Ok(()) } else { Err(FAULT) }
 }
 
-/// Stores bytes at an address of the program's.
+/// Stores bytes at an address in the program's memory.
 ///
 /// # Errors
-/// EFAULT; part of it may then be stored.
+/// EFAULT; a part of the bytes may be stored.
 pub fn write_bytes(address: u64, bytes: &[u8]) -> Result<(), Errno> {
-    // SAFETY: the source is ours; the program asked for the bytes at that address.
+    // SAFETY: the source belongs to the library; the program asked for the bytes at that address.
     let left = unsafe { copy(address as *mut u8, bytes.as_ptr(), bytes.len()) };
     if left == 0 { Ok(()) } else { Err(FAULT) }
 }
 
-/// Copies bytes of the program's.
+/// Copies bytes from the program's memory.
 ///
 /// # Errors
 /// EFAULT.
 pub fn read_bytes(address: u64, into: &mut [u8]) -> Result<(), Errno> {
-    // SAFETY: the destination is ours.
+    // SAFETY: the destination belongs to the library.
     let left = unsafe { copy(into.as_mut_ptr(), address as *const u8, into.len()) };
     if left == 0 { Ok(()) } else { Err(FAULT) }
 }
 
-/// Copies a string of the program's without its NUL. Never reads beyond the page that the NUL is in.
+/// Copies a string from the program's memory without its NUL. Never reads beyond the page that contains the NUL.
 ///
 /// # Errors
 /// EFAULT, ENAMETOOLONG when there is no NUL in `limit` bytes.
@@ -199,18 +201,18 @@ pub fn byte(address: u64) -> Option<u8> {
     peek(address as *const u8)
 }
 
-/// Memory of programs ends here: with five levels of pages, and with four.
+/// End of the address space of programs: with five levels of page tables, and with four.
 const MEMORY_END: u64 = 1 << 56;
 const MEMORY_END_USUAL: u64 = 1 << 47;
 
-/// Whether programs may have memory in all of a range, whatever is there now.
+/// Whether a range is within the address space of programs, mapped or not.
 #[inline]
 fn is_of_programs(address: u64, bytes: u64) -> bool {
     let end = if address < MEMORY_END_USUAL { MEMORY_END_USUAL } else { MEMORY_END };
     address.checked_add(bytes).is_some_and(|behind| behind <= end)
 }
 
-/// How a buffer of the program's is going to be used.
+/// The direction in which a buffer of the program is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
     /// Its bytes are written to a file.
@@ -219,9 +221,9 @@ pub enum Use {
     Target,
 }
 
-/// Bytes from `address` on that can be used so, at most `bytes`: each page is tried.
+/// The number of bytes from `address` on, at most `bytes`, that can be used in this direction; each page is tried.
 ///
-/// A program that unmaps its buffer while the call runs gets the signal it asked for.
+/// If the program unmaps its buffer during the call, it gets a signal.
 #[inline]
 fn usable(address: u64, bytes: usize, purpose: Use) -> usize {
     let mut good = 0;
@@ -239,7 +241,7 @@ fn usable(address: u64, bytes: usize, purpose: Use) -> usize {
     good.min(bytes)
 }
 
-/// The one buffer of a call, checked: it can be used up to where it ends.
+/// The buffer of a call with one buffer, cut where it stops being usable.
 #[derive(Clone, Copy, Debug)]
 pub struct Buffer {
     address: u64,
@@ -247,10 +249,11 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// What of the memory at an address can be used so.
+    /// The usable part of the memory at an address.
     ///
     /// # Errors
-    /// EFAULT if nothing of it can, or it goes on behind all memory: a length of -1 is a mistake, and no short write.
+    /// EFAULT if no byte of it is usable, or if it reaches beyond the address space: a length of -1 is an error, and
+    /// not a short write.
     #[inline]
     pub fn new(address: u64, bytes: u64, purpose: Use) -> Result<Self, Errno> {
         if !is_of_programs(address, bytes) {
@@ -266,19 +269,19 @@ impl Buffer {
         self.bytes
     }
 
-    /// Runs something on it as a slice to read from.
+    /// Runs a function on the buffer as a slice to read from.
     #[inline]
     pub fn with_source<R>(&self, run: impl FnOnce(&[IoSlice<'_>]) -> R) -> R {
         if self.bytes == 0 {
             return run(&[]);
         }
-        // SAFETY: found readable; the program lends it for the length of its call, and what other threads of it do to
-        // it meanwhile only changes which bytes are seen.
+        // SAFETY: found readable; the program lends it for the length of its call. If other threads of the program
+        // change it meanwhile, that only changes which bytes are seen.
         let slice = unsafe { std::slice::from_raw_parts(self.address as *const u8, self.bytes) };
         run(&[IoSlice::new(slice)])
     }
 
-    /// Runs something on it as a slice to write to.
+    /// Runs a function on the buffer as a slice to write to.
     #[inline]
     pub fn with_target<R>(&self, run: impl FnOnce(&mut [IoSliceMut<'_>]) -> R) -> R {
         if self.bytes == 0 {
@@ -290,14 +293,14 @@ impl Buffer {
     }
 }
 
-/// Parts of a call that need no memory of their own; more stand in a list.
+/// Number of buffers of a call that need no allocation; more of them are in a list.
 const PARTS_ON_STACK: usize = 8;
 
-/// Several buffers of one call, checked: what they name can be used up to where they end. They end before the first bad
-/// page, as the kernel's copies do.
+/// The buffers of a vectored call, cut where they stop being usable: they end before the first bad page, as the
+/// kernel's copies do.
 pub struct Buffers {
     few: [(u64, usize); PARTS_ON_STACK],
-    /// All of them, if they are more than a few.
+    /// All of them, if there are more than fit into `few`.
     many: Vec<(u64, usize)>,
     count: usize,
     bytes: usize,
@@ -311,7 +314,7 @@ impl Buffers {
     /// The buffers of an `iovec` array.
     ///
     /// # Errors
-    /// EFAULT, EINVAL (too many, or a length that is not one).
+    /// EFAULT; EINVAL (too many buffers, or an impossible length).
     pub fn vector(address: u64, count: u64, purpose: Use) -> Result<Self, Errno> {
         let count = usize::try_from(count).ok().filter(|count| *count <= VECTORS_MAX);
         let count = count.ok_or(Errno(libc::EINVAL))?;
@@ -321,13 +324,13 @@ impl Buffers {
             if bytes > i64::MAX.cast_unsigned() {
                 return Err(Errno(libc::EINVAL));
             }
-            // Behind the first bad page only lengths are looked at.
+            // After the first bad page, only the lengths are checked.
             good = good && buffers.add(base, bytes, purpose);
         }
         if good || buffers.bytes > 0 { Ok(buffers) } else { Err(FAULT) }
     }
 
-    /// Adds what can be used of a buffer; false if that is not all of it.
+    /// Adds the usable part of a buffer; false if that is not the whole buffer.
     #[inline]
     fn add(&mut self, address: u64, wanted: u64, purpose: Use) -> bool {
         let room = TRANSFER_BYTES_MAX - self.bytes;
@@ -358,11 +361,11 @@ impl Buffers {
         if self.count <= PARTS_ON_STACK { &self.few[..self.count] } else { &self.many }
     }
 
-    /// Runs something on the buffers as slices to read from.
+    /// Runs a function on the buffers as slices to read from.
     #[inline]
     pub fn with_sources<R>(&self, run: impl FnOnce(&[IoSlice<'_>]) -> R) -> R {
-        // SAFETY: each part was found readable; the program lends it for the length of its call, and what other
-        // threads of it do to it meanwhile only changes which bytes are seen.
+        // SAFETY: each part was found readable; the program lends it for the length of its call. If other threads of
+        // the program change it meanwhile, that only changes which bytes are seen.
         let slice =
             |&(at, bytes): &(u64, usize)| unsafe { std::slice::from_raw_parts(at as *const u8, bytes) };
         let parts = self.parts();
@@ -377,11 +380,11 @@ impl Buffers {
         run(&slices[..parts.len()])
     }
 
-    /// Runs something on the buffers as slices to write to.
+    /// Runs a function on the buffers as slices to write to.
     #[inline]
     pub fn with_targets<R>(&mut self, run: impl FnOnce(&mut [IoSliceMut<'_>]) -> R) -> R {
-        // SAFETY: each part was found writable and the program lends it for the length of its call. Parts that
-        // overlap are only ever stored to, one after the other.
+        // SAFETY: each part was found writable, and the program lends it for the length of its call. Parts that overlap
+        // are only stored to, one after the other.
         let slice =
             |&(at, bytes): &(u64, usize)| unsafe { std::slice::from_raw_parts_mut(at as *mut u8, bytes) };
         let parts = self.parts();

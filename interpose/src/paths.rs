@@ -1,61 +1,63 @@
-//! Which paths lead into the mount. The mount stands at a prefix that needs no mount of the kernel's; the kernel
-//! resolves what never touches it, the mount what stays within it, and this module what crosses between them.
+//! Decides which paths lead into the mount. The mount appears at a prefix, which needs no mount in the kernel. The
+//! kernel resolves paths that never touch the mount, the mount resolves paths that stay in it, and this module resolves
+//! paths that cross between the two.
 //!
-//! - An absolute path is compared with the prefix byte by byte, without a copy. Everything else goes straight to the
-//!   kernel. If the kernel does not find it (ENOENT, ENOTDIR), it is looked at again: `/usr/../PREFIX/x`, a symbolic
-//!   link of the kernel's into the mount, and a relative path from a folder above the prefix are found then. So the
-//!   prefix must not exist in the kernel's tree, or be a mount of the same files; the folder above it must exist.
-//!   Calls that make a name are looked at first if it is that of the prefix: the kernel would make it beside the mount.
-//! - A relative path is ours if the working directory or the directory descriptor is; also from a working directory
-//!   above the prefix (`mkdir -p` goes down step by step), if it goes down into it.
-//! - The mount refuses a path that leaves it (`Errno::LEAVES`); it is then walked one component at a time from `/`,
-//!   reading links from either side, to an absolute path without links, which is served or passed.
-//! - `/proc/self/fd/N`, `/dev/fd/N` and `/dev/stdin` and its kin are the file that N stands for, if it is ours.
+//! - An absolute path is compared with the prefix byte by byte, without a copy. All other absolute paths go directly to
+//!   the kernel. If the kernel does not find such a path (ENOENT, ENOTDIR), it is checked again: this finds
+//!   `/usr/../PREFIX/x`, a symbolic link of the kernel's into the mount, and a relative path from a folder above the
+//!   prefix. So the prefix must not exist in the kernel's tree, or must be a mount of the same files; the folder above
+//!   it must exist. Calls that create a name equal to the last component of the prefix are checked first, because the
+//!   kernel would create it beside the mount.
+//! - A relative path is ours if the working directory or the directory descriptor is ours. It is also ours if it leads
+//!   down into the mount from a working directory above the prefix (`mkdir -p` goes down step by step).
+//! - The mount refuses a path that leaves it (`Errno::LEAVES`). This module then walks it one component at a time from
+//!   `/`, reads links on both sides, and gets an absolute path without links, which the mount or the kernel serves.
+//! - `/proc/self/fd/N`, `/dev/fd/N`, `/dev/stdin` and similar paths stand for the file of descriptor N, if it is ours.
 //!
-//! While the working directory is ours, the kernel's is a folder of `/proc` in which nothing can be made, so that a
-//! relative path which was missed fails loudly.
+//! While the working directory is ours, the kernel's is a folder of `/proc` in which no file can be created, so that a
+//! relative path which misses the library gives an error.
 
-use crate::descriptors::{self, Held};
+use crate::descriptors::{self, DescriptionRef};
 use crate::dispatch::{Answer, Call, Refusal};
 use crate::memory;
-use crate::mount::{Errno, Place, Target};
+use crate::mount::{Errno, MountPath, Target};
 use crate::raw;
 use crate::start::{Site, site};
-use crate::table::Spot;
+use crate::table::PathArgument;
 use std::ffi::{CStr, CString};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// Linux's PATH_MAX, with its NUL.
 pub const PATH_BYTES_MAX: usize = 4096;
 const LINKS_MAX: usize = 40;
-/// Folder that the kernel stands in while the working directory is ours.
+/// The kernel's working directory while that of the process is ours.
 const NOWHERE: &CStr = c"/proc/self/fdinfo";
 
-/// The kernel's working directory is one of those that the prefix lies in.
+/// The kernel's working directory is a folder above the prefix.
 static ABOVE: AtomicBool = AtomicBool::new(false);
-/// The process has another root than the one in which the prefix lies: the same path is another one there.
+/// The process has changed its root, and the prefix is a path outside of the mount there.
 static ELSEWHERE: AtomicBool = AtomicBool::new(false);
 static UMASK: AtomicU32 = AtomicU32::new(0o022);
 
-/// A path of a call, found out.
-pub enum Spotted {
-    /// From a directory of the mount (none is the root), this path.
-    Mount(Option<Held>, Vec<u8>),
+/// The result of resolving a path of a call.
+pub enum ResolvedPath {
+    /// A path in the mount, from an open directory or (`None`) from the root.
+    Mount(Option<DescriptionRef>, Vec<u8>),
     /// The open file itself (`AT_EMPTY_PATH`, `/proc/self/fd/N`).
-    Open(Held),
-    /// The kernel's, as it stands.
+    Open(DescriptionRef),
+    /// The kernel resolves the path, unchanged.
     Kernel,
 }
 
 /// An absolute path without links, `.` and `..`.
 enum Walked {
-    /// Below the prefix; the rest of it.
+    /// The part below the prefix.
     Mount(Vec<u8>),
-    /// Outside.
+    /// A path outside of the mount.
     Kernel(CString),
 }
 
-/// Asks the kernel for the umask; before the program has threads.
+/// Asks the kernel for the umask, before the program has threads.
 pub fn learn_umask() {
     // SAFETY: takes a number, cannot fail.
     unsafe {
@@ -65,18 +67,17 @@ pub fn learn_umask() {
     }
 }
 
-/// The program set it.
+/// Notes that the program has set the umask.
 pub fn set_umask(mask: u32) {
     UMASK.store(mask & 0o777, Ordering::Relaxed);
 }
 
-/// Bits that are taken off the mode of what is made.
+/// Bits that are removed from the mode of a new file.
 pub fn umask() -> u32 {
     UMASK.load(Ordering::Relaxed)
 }
 
-/// The path with its `.` and doubled slashes taken out, and without a slash at the end; `None` if it is not
-/// absolute or has a `..`.
+/// The path without `.`, doubled slashes and a slash at its end; `None` if it is not absolute or contains `..`.
 pub fn normal(path: &[u8]) -> Option<Vec<u8>> {
     if path.first() != Some(&b'/') {
         return None;
@@ -109,10 +110,11 @@ fn below<'a>(site: &Site, path: &'a [u8]) -> Option<&'a [u8]> {
     }
 }
 
-/// Does this path of the call concern us? Outside, without a copy; wrong only towards "yes".
-pub fn concern(call: &Call, spot: Spot) -> bool {
-    let address = call.arguments[usize::from(spot.path)];
-    let dir = spot.dir.map_or(libc::AT_FDCWD, |dir| call.int(usize::from(dir)));
+/// Whether this path of the call concerns the library. Runs outside, without a copy; only a positive answer may be
+/// wrong.
+pub fn concern(call: &Call, argument: PathArgument) -> bool {
+    let address = call.arguments[usize::from(argument.path)];
+    let dir = argument.dir.map_or(libc::AT_FDCWD, |dir| call.int(usize::from(dir)));
     let dir_ours = || match dir {
         libc::AT_FDCWD => cwd_ours() || may_go_down(),
         dir => descriptors::is_ours(dir),
@@ -129,7 +131,7 @@ pub fn concern(call: &Call, spot: Spot) -> bool {
     }
 }
 
-/// May the call make a name whose last component is that of the prefix? Outside, without a copy.
+/// Whether the call may create a name equal to the last component of the prefix. Runs outside, without a copy.
 fn may_make_prefix(site: &Site, call: &Call, address: u64) -> bool {
     const MAKERS: [i64; 11] = [
         libc::SYS_mkdir,
@@ -166,8 +168,8 @@ fn may_make_prefix(site: &Site, call: &Call, address: u64) -> bool {
     end - begin == name.len() && (begin..end).map(at).eq(name.iter().copied().map(Some))
 }
 
-/// The path in the mount of one that the kernel would make beside it.
-fn made_in(site: &Site, call: &Call, at: Spot) -> Option<Vec<u8>> {
+/// The path in the mount, if the kernel would create this name beside the mount.
+fn made_in(site: &Site, call: &Call, at: PathArgument) -> Option<Vec<u8>> {
     if !may_make_prefix(site, call, call.arguments[usize::from(at.path)]) {
         return None;
     }
@@ -175,7 +177,7 @@ fn made_in(site: &Site, call: &Call, at: Spot) -> Option<Vec<u8>> {
     below(site, &path).map(<[u8]>::to_vec)
 }
 
-/// True if the string at the address begins with these bytes and a whole component.
+/// True if the string at the address begins with these bytes, followed by the end of a component.
 fn begins(address: u64, with: &[u8]) -> bool {
     let at = |index: usize| memory::byte(address.wrapping_add(index as u64));
     (1..with.len()).all(|index| at(index) == Some(with[index])) && matches!(at(with.len()), Some(0 | b'/'))
@@ -186,21 +188,21 @@ fn cwd_ours() -> bool {
 }
 
 /// The working directory, if it is ours.
-pub fn cwd() -> Option<Held> {
+pub fn cwd() -> Option<DescriptionRef> {
     if cwd_ours() { descriptors::get(descriptors::CWD).ok() } else { None }
 }
 
 /// Makes a directory of ours the working directory.
 ///
 /// # Errors
-/// None that a table with room for it has.
-pub fn enter(held: Held) -> Result<(), Errno> {
-    // SAFETY: the string is static. If it fails, the kernel stays where it was.
+/// Only if the table of descriptors has no entry for the working directory, which never happens.
+pub fn enter(held: DescriptionRef) -> Result<(), Errno> {
+    // SAFETY: the string is static. If the call fails, the kernel's working directory stays the same.
     let _ = unsafe { raw::try_call(libc::SYS_chdir, &[NOWHERE.as_ptr() as u64]) };
     descriptors::put(descriptors::CWD, held)
 }
 
-/// The kernel's working directory is the process's again, and is another one.
+/// Notes that the kernel's working directory is that of the process again, and has changed.
 pub fn leave() {
     drop(descriptors::take(descriptors::CWD));
     if crate::local::local().borrowed().is_none() {
@@ -208,20 +210,20 @@ pub fn leave() {
     }
 }
 
-/// Does the prefix lie in the kernel's working directory?
+/// Whether the kernel's working directory is above the prefix.
 fn stands_above() -> bool {
     let Ok(here) = kernel_link(b"/proc/self/cwd") else { return false };
     let here = here.strip_suffix(b"/").unwrap_or(&here);
     site().and_then(|site| site.prefix.strip_prefix(here)).is_some_and(|rest| rest.first() == Some(&b'/'))
 }
 
-/// A relative path may go down into the mount from where the kernel stands. A child between vfork and exec has a
-/// working directory of its own, of which nothing is kept.
+/// Whether a relative path may lead down into the mount from the kernel's working directory. A child between vfork and
+/// exec has its own working directory, which the library does not store.
 fn may_go_down() -> bool {
     ABOVE.load(Ordering::Relaxed) || crate::local::local().borrowed().is_some()
 }
 
-/// The part after the prefix of a relative path that goes down into the mount from the kernel's working directory.
+/// The part after the prefix of a relative path that leads down into the mount from the kernel's working directory.
 fn goes_down(site: &Site, path: &[u8]) -> Option<Vec<u8>> {
     let here = kernel_link(b"/proc/self/cwd").ok()?;
     let whole = [here.as_slice(), b"/", path].concat();
@@ -229,7 +231,7 @@ fn goes_down(site: &Site, path: &[u8]) -> Option<Vec<u8>> {
     Some([below(site, &normal(&whole)?)?, directory].concat())
 }
 
-/// The folder above the prefix, as this process finds it.
+/// Device and inode of the folder above the prefix, as this process sees it.
 fn above() -> Option<(u32, u32, u64)> {
     let prefix = &site()?.prefix;
     let end = prefix.iter().rposition(|byte| *byte == b'/')?;
@@ -244,7 +246,7 @@ fn above() -> Option<(u32, u32, u64)> {
     Some((status.stx_dev_major, status.stx_dev_minor, status.stx_ino))
 }
 
-/// Changes the root, by this call. If the prefix means another place afterwards, only what is open leads to the mount.
+/// Changes the root by this call. If the prefix is another path afterwards, only open files lead to the mount.
 ///
 /// # Errors
 /// Those of the call.
@@ -255,7 +257,7 @@ pub fn change_root(change: impl FnOnce() -> Result<u64, Errno>) -> Result<u64, E
     }
     let changed = change()?;
     if before.is_none() || above() != before {
-        // A child between vfork and exec shares this with its parent, whose root is as it was.
+        // A child between vfork and exec shares this flag with its parent, whose root stays the same.
         ELSEWHERE.fetch_or(crate::local::local().borrowed().is_none(), Ordering::Relaxed);
     }
     Ok(changed)
@@ -273,7 +275,7 @@ pub fn cwd_path() -> Result<Option<Vec<u8>>, Errno> {
 ///
 /// # Errors
 /// ENOENT: it has no name any more.
-pub fn shown(held: &Held) -> Result<Vec<u8>, Errno> {
+pub fn shown(held: &DescriptionRef) -> Result<Vec<u8>, Errno> {
     let site = site().ok_or(Errno(libc::EIO))?;
     let rest = site.mount.path(held.handle())?;
     let mut path = site.prefix.clone();
@@ -284,7 +286,7 @@ pub fn shown(held: &Held) -> Result<Vec<u8>, Errno> {
     Ok(path)
 }
 
-/// Descriptor that a path names by `/proc/self/fd/N` or one of its other names, if it is ours, and what follows.
+/// The descriptor that a path names by `/proc/self/fd/N` or a similar path, if it is ours, and the rest of the path.
 fn magic(path: &[u8]) -> Option<(i32, &[u8])> {
     let standard = [(&b"/dev/stdin"[..], 0), (b"/dev/stdout", 1), (b"/dev/stderr", 2)];
     if let Some((_, fd)) = standard.into_iter().find(|(name, _)| *name == path) {
@@ -307,29 +309,32 @@ fn number(digits: &[u8]) -> Option<i32> {
     plain.then(|| std::str::from_utf8(digits).ok()?.parse().ok()).flatten()
 }
 
-/// Finds out what a path of a call names.
+/// Resolves a path of a call.
 ///
 /// # Errors
 /// EFAULT, ENAMETOOLONG, ENOENT (empty), ENOTDIR.
-pub fn spot(call: &Call, spot: Spot) -> Result<Spotted, Errno> {
+pub fn resolve(call: &Call, argument: PathArgument) -> Result<ResolvedPath, Errno> {
     let site = site().ok_or(Errno(libc::EIO))?;
-    let dir = spot.dir.map_or(libc::AT_FDCWD, |dir| call.int(usize::from(dir)));
-    let address = call.arguments[usize::from(spot.path)];
-    if address == 0 && spot.empty && dir != libc::AT_FDCWD {
-        return descriptors::get(dir).map(Spotted::Open);
+    let dir = argument.dir.map_or(libc::AT_FDCWD, |dir| call.int(usize::from(dir)));
+    let address = call.arguments[usize::from(argument.path)];
+    if address == 0 && argument.empty && dir != libc::AT_FDCWD {
+        return descriptors::get(dir).map(ResolvedPath::Open);
     }
     let path = memory::read_string(address, PATH_BYTES_MAX)?;
     if path.first() == Some(&b'/') {
         if let Some(rest) = below(site, &path) {
-            return Ok(Spotted::Mount(None, rest.to_vec()));
+            return Ok(ResolvedPath::Mount(None, rest.to_vec()));
         }
         return match magic(&path) {
-            Some((fd, rest)) if rest.is_empty() && spot.follow => descriptors::get(fd).map(Spotted::Open),
+            Some((fd, rest)) if rest.is_empty() && argument.follow => {
+                descriptors::get(fd).map(ResolvedPath::Open)
+            }
             Some((fd, rest)) if !rest.is_empty() => {
                 let rest = rest.iter().skip_while(|byte| **byte == b'/').copied().collect();
-                Ok(Spotted::Mount(Some(descriptors::get(fd)?), rest))
+                Ok(ResolvedPath::Mount(Some(descriptors::get(fd)?), rest))
             }
-            _ => Ok(made_in(site, call, spot).map_or(Spotted::Kernel, |rest| Spotted::Mount(None, rest))),
+            _ => Ok(made_in(site, call, argument)
+                .map_or(ResolvedPath::Kernel, |rest| ResolvedPath::Mount(None, rest))),
         };
     }
     let held = if dir == libc::AT_FDCWD {
@@ -341,61 +346,61 @@ pub fn spot(call: &Call, spot: Spot) -> Result<Spotted, Errno> {
     };
     let Some(held) = held else {
         let down = if dir == libc::AT_FDCWD && may_go_down() { goes_down(site, &path) } else { None };
-        let rest = down.or_else(|| made_in(site, call, spot));
-        return Ok(rest.map_or(Spotted::Kernel, |rest| Spotted::Mount(None, rest)));
+        let rest = down.or_else(|| made_in(site, call, argument));
+        return Ok(rest.map_or(ResolvedPath::Kernel, |rest| ResolvedPath::Mount(None, rest)));
     };
     if path.is_empty() {
-        return if spot.empty { Ok(Spotted::Open(held)) } else { Err(Errno(libc::ENOENT)) };
+        return if argument.empty { Ok(ResolvedPath::Open(held)) } else { Err(Errno(libc::ENOENT)) };
     }
-    Ok(Spotted::Mount(Some(held), path))
+    Ok(ResolvedPath::Mount(Some(held), path))
 }
 
-/// Serves a call about one path: `work` gets the open file, or the place and whether a link at its end is
-/// followed; it may be called a second time with another place.
+/// Serves a call with one path. `work` gets the open file, or the path and whether a link at its end is followed; it
+/// may be called a second time with another path.
 ///
 /// # Errors
-/// Those of `work`; or that the kernel is to be asked.
-pub fn serve(call: &Call, at: Spot, work: impl Fn(Target<'_>) -> Result<u64, Errno>) -> Answer {
-    let (dir, path) = match spot(call, at)? {
-        Spotted::Kernel => return Err(Refusal::Pass),
-        Spotted::Open(held) => return Ok(work(Target::Open(held.handle()))?),
-        Spotted::Mount(dir, path) => (dir, path),
+/// Those of `work`; or that the kernel has to serve the call.
+pub fn serve(call: &Call, at: PathArgument, work: impl Fn(Target<'_>) -> Result<u64, Errno>) -> Answer {
+    let (dir, path) = match resolve(call, at)? {
+        ResolvedPath::Kernel => return Err(Refusal::Pass),
+        ResolvedPath::Open(held) => return Ok(work(Target::Open(held.handle()))?),
+        ResolvedPath::Mount(dir, path) => (dir, path),
     };
-    let place = Place { dir: dir.as_ref().map(Held::handle), path: &path };
+    let place = MountPath { dir: dir.as_ref().map(DescriptionRef::handle), path: &path };
     match work(Target::Named(place, at.follow)) {
         Err(Errno::LEAVES) => match walk(&absolute(dir.as_ref(), &path)?, at.follow)? {
-            Walked::Mount(path) => Ok(work(Target::Named(Place { dir: None, path: &path }, false))?),
+            Walked::Mount(path) => Ok(work(Target::Named(MountPath { dir: None, path: &path }, false))?),
             Walked::Kernel(path) => Err(Refusal::Elsewhere(vec![(at, path)])),
         },
         result => Ok(result?),
     }
 }
 
-/// Serves a call about two paths that both have to be in the mount.
+/// Serves a call with two paths, which both have to be in the mount.
 ///
 /// # Errors
-/// Those of `work`; EXDEV across the border; or that the kernel is to be asked.
+/// Those of `work`; EXDEV if one path is in the mount and the other is not; or that the kernel has to serve the call.
 pub fn serve_two(
     call: &Call,
-    one: Spot,
-    two: Spot,
-    work: impl Fn(Target<'_>, Place<'_>) -> Result<u64, Errno>,
+    one: PathArgument,
+    two: PathArgument,
+    work: impl Fn(Target<'_>, MountPath<'_>) -> Result<u64, Errno>,
 ) -> Answer {
-    let (from, to) = (spot(call, one)?, spot(call, two)?);
-    let border = Refusal::Errno(Errno(libc::EXDEV));
+    let (from, to) = (resolve(call, one)?, resolve(call, two)?);
+    let cross_device = Refusal::Errno(Errno(libc::EXDEV));
     let (from_dir, from_path, to_dir, to_path) = match (from, to) {
-        (Spotted::Kernel, Spotted::Kernel) => return Err(Refusal::Pass),
-        (Spotted::Open(from), Spotted::Mount(dir, path)) => {
-            let place = Place { dir: dir.as_ref().map(Held::handle), path: &path };
+        (ResolvedPath::Kernel, ResolvedPath::Kernel) => return Err(Refusal::Pass),
+        (ResolvedPath::Open(from), ResolvedPath::Mount(dir, path)) => {
+            let place = MountPath { dir: dir.as_ref().map(DescriptionRef::handle), path: &path };
             return Ok(work(Target::Open(from.handle()), place)?);
         }
-        (Spotted::Mount(from_dir, from_path), Spotted::Mount(to_dir, to_path)) => {
+        (ResolvedPath::Mount(from_dir, from_path), ResolvedPath::Mount(to_dir, to_path)) => {
             (from_dir, from_path, to_dir, to_path)
         }
-        _ => return Err(border),
+        _ => return Err(cross_device),
     };
-    let from = Place { dir: from_dir.as_ref().map(Held::handle), path: &from_path };
-    let to = Place { dir: to_dir.as_ref().map(Held::handle), path: &to_path };
+    let from = MountPath { dir: from_dir.as_ref().map(DescriptionRef::handle), path: &from_path };
+    let to = MountPath { dir: to_dir.as_ref().map(DescriptionRef::handle), path: &to_path };
     match work(Target::Named(from, one.follow), to) {
         Err(Errno::LEAVES) => {}
         result => return Ok(result?),
@@ -404,16 +409,16 @@ pub fn serve_two(
     let to = walk(&absolute(to_dir.as_ref(), &to_path)?, two.follow)?;
     match (from, to) {
         (Walked::Mount(from), Walked::Mount(to)) => {
-            let from = Target::Named(Place { dir: None, path: &from }, false);
-            Ok(work(from, Place { dir: None, path: &to })?)
+            let from = Target::Named(MountPath { dir: None, path: &from }, false);
+            Ok(work(from, MountPath { dir: None, path: &to })?)
         }
         (Walked::Kernel(from), Walked::Kernel(to)) => Err(Refusal::Elsewhere(vec![(one, from), (two, to)])),
-        _ => Err(border),
+        _ => Err(cross_device),
     }
 }
 
-/// The path from `/`, for one that starts at a directory of ours.
-fn absolute(dir: Option<&Held>, path: &[u8]) -> Result<Vec<u8>, Errno> {
+/// The path from `/`, for a path that starts at a directory of ours.
+fn absolute(dir: Option<&DescriptionRef>, path: &[u8]) -> Result<Vec<u8>, Errno> {
     let mut whole = match dir {
         Some(held) => shown(held)?,
         None => site().ok_or(Errno(libc::EIO))?.prefix.clone(),
@@ -423,7 +428,8 @@ fn absolute(dir: Option<&Held>, path: &[u8]) -> Result<Vec<u8>, Errno> {
     Ok(whole)
 }
 
-/// Walks an absolute path component by component, through the kernel's tree and the mount, to one without links.
+/// Walks an absolute path component by component, through the kernel's tree and the mount; returns a path without
+/// links.
 fn walk(path: &[u8], follow: bool) -> Result<Walked, Errno> {
     let site = site().ok_or(Errno(libc::EIO))?;
     let mut done: Vec<u8> = Vec::new();
@@ -464,14 +470,14 @@ fn walk(path: &[u8], follow: bool) -> Result<Walked, Errno> {
     CString::new(done).map(Walked::Kernel).map_err(|_| Errno(libc::EINVAL))
 }
 
-/// Target of the link at an absolute path without links before its end; none if there is no link.
+/// The target of the link at an absolute path that has no links before its end; `None` if there is no link.
 fn link_at(site: &Site, path: &[u8]) -> Result<Option<Vec<u8>>, Errno> {
     if let Some((fd, _)) = magic(path) {
         return descriptors::get(fd).and_then(|held| shown(&held)).map(Some);
     }
     let target = match below(site, path) {
         Some([]) => return Ok(None),
-        Some(rest) => site.mount.readlink(Place { dir: None, path: rest }),
+        Some(rest) => site.mount.readlink(MountPath { dir: None, path: rest }),
         None => kernel_link(path),
     };
     match target {
@@ -481,7 +487,7 @@ fn link_at(site: &Site, path: &[u8]) -> Result<Option<Vec<u8>>, Errno> {
     }
 }
 
-/// Target of a link of the kernel's.
+/// The target of a link in the kernel's tree.
 fn kernel_link(path: &[u8]) -> Result<Vec<u8>, Errno> {
     let path = CString::new(path).map_err(|_| Errno(libc::EINVAL))?;
     let mut target = vec![0u8; PATH_BYTES_MAX];
@@ -493,8 +499,8 @@ fn kernel_link(path: &[u8]) -> Result<Vec<u8>, Errno> {
     Ok(target)
 }
 
-/// After the kernel found nothing: the path that this one leads to, if that is in the mount.
-pub fn leads_in(site: &Site, call: &Call, at: Spot) -> Option<CString> {
+/// Called if the kernel did not find a path: the path in the mount to which it leads, if any.
+pub fn leads_in(site: &Site, call: &Call, at: PathArgument) -> Option<CString> {
     let path = memory::read_string(call.arguments[usize::from(at.path)], PATH_BYTES_MAX).ok()?;
     let dir = at.dir.map_or(libc::AT_FDCWD, |dir| call.int(usize::from(dir)));
     let mut whole = Vec::new();
@@ -505,7 +511,7 @@ pub fn leads_in(site: &Site, call: &Call, at: Spot) -> Option<CString> {
         whole.push(b'/');
     }
     whole.extend_from_slice(&path);
-    // Without `..` and without a link of the kernel's in it, a path leads in only by its own text.
+    // Without `..` and without a link of the kernel's, the text of the path alone decides.
     let by_text = normal(&whole).map(|whole| below(site, &whole).is_some());
     if by_text == Some(false) && !meets_link(dir, path) {
         return None;
@@ -514,7 +520,7 @@ pub fn leads_in(site: &Site, call: &Call, at: Spot) -> Option<CString> {
     CString::new([site.prefix.as_slice(), b"/", &rest].concat()).ok()
 }
 
-/// Is there a symbolic link of the kernel's on this path?
+/// Whether the path contains a symbolic link of the kernel's.
 fn meets_link(dir: i32, path: Vec<u8>) -> bool {
     let Ok(path) = CString::new(path) else { return false };
     let how = [(libc::O_PATH | libc::O_CLOEXEC) as u64, 0, libc::RESOLVE_NO_SYMLINKS];
@@ -525,7 +531,7 @@ fn meets_link(dir: i32, path: Vec<u8>) -> bool {
             raw::close(fd as i32);
             false
         }
-        // A kernel without openat2 cannot tell.
+        // A kernel without openat2 gives no answer.
         Err(errno) => matches!(errno, Errno(libc::ELOOP | libc::ENOSYS)),
     }
 }

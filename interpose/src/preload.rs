@@ -1,5 +1,6 @@
-//! What happens when the library is loaded into a program: if `hearth run` says where (`HEARTH_SOCKET`) and as what
-//! (`HEARTH_AT`), the program's calls are routed; it also says where the tree is mounted, if it is (`HEARTH_MOUNT`). Nothing is attached before the first call that concerns the tree.
+//! Starts the library when it is loaded into a program. If `hearth run` has set the daemon's socket (`HEARTH_SOCKET`)
+//! and the path of the tree (`HEARTH_AT`), the library routes the program's calls. `HEARTH_MOUNT` is the mount point of
+//! the tree, if it is mounted. The library attaches at the first call that concerns the tree.
 
 use crate::start;
 use crate::tree::Tree;
@@ -16,7 +17,7 @@ extern "C" fn begin() {
     let mounted = var_os("HEARTH_MOUNT").map(PathBuf::from);
     let tree = Box::leak(Box::new(Tree::new(socket.into(), mounted.as_deref())));
     if let Err(refused) = start::serve(tree, &at.into_vec()) {
-        // The one line that a program's user sees: without it, the program would quietly use another folder.
+        // A line for the program's user: without it, the program would silently use another folder.
         eprintln!("hearth: this program does not see the tree: {refused}");
     }
 }

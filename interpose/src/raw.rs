@@ -1,4 +1,5 @@
-//! System calls of our own: a private `syscall` instruction that nobody patches, never libc's functions.
+//! The library's own system calls: a private `syscall` instruction, which is never patched. The library never calls
+//! libc's functions for them.
 //!
 //! Results are the kernel's: negative numbers from -4095 on are errnos.
 
@@ -10,11 +11,11 @@ pub type Arguments = [u64; 6];
 /// Makes a system call.
 ///
 /// # Safety
-/// Whatever the call does to the process's memory and descriptors has to be what the caller wants.
+/// The effect of the call on the process's memory and descriptors has to be what the caller wants.
 #[cfg(target_arch = "x86_64")]
 pub unsafe fn call(number: u64, arguments: &Arguments) -> i64 {
     let result: i64;
-    // SAFETY: the kernel preserves everything but rax, rcx and r11; the rest is the caller's promise.
+    // SAFETY: the kernel preserves everything but rax, rcx and r11; the caller guarantees the rest.
     unsafe {
         std::arch::asm!(
             "syscall",
@@ -36,11 +37,11 @@ pub unsafe fn call(number: u64, arguments: &Arguments) -> i64 {
 /// Makes a system call.
 ///
 /// # Safety
-/// Whatever the call does to the process's memory and descriptors has to be what the caller wants.
+/// The effect of the call on the process's memory and descriptors has to be what the caller wants.
 #[cfg(target_arch = "aarch64")]
 pub unsafe fn call(number: u64, arguments: &Arguments) -> i64 {
     let result: i64;
-    // SAFETY: the kernel preserves everything but x0; the rest is the caller's promise.
+    // SAFETY: the kernel preserves everything but x0; the caller guarantees the rest.
     unsafe {
         std::arch::asm!(
             "svc 0",
@@ -65,7 +66,7 @@ pub fn outcome(result: i64) -> Result<u64, Errno> {
     }
 }
 
-/// A call that takes numbers, and pointers to memory of ours that outlives it.
+/// A call whose arguments are numbers, and pointers to memory of the library that outlives it.
 ///
 /// # Errors
 /// The kernel's errno.
@@ -75,7 +76,7 @@ pub fn outcome(result: i64) -> Result<u64, Errno> {
 pub unsafe fn try_call(number: i64, arguments: &[u64]) -> Result<u64, Errno> {
     let mut all = [0; 6];
     all[..arguments.len()].copy_from_slice(arguments);
-    // SAFETY: the caller's promise.
+    // SAFETY: as the caller guarantees.
     outcome(unsafe { call(number.cast_unsigned(), &all) })
 }
 
@@ -84,9 +85,9 @@ pub fn number(fd: i32) -> u64 {
     u64::from(fd.cast_unsigned())
 }
 
-/// Closes a kernel descriptor; the result is of no use to anybody.
+/// Closes a kernel descriptor, and ignores errors.
 pub fn close(fd: i32) {
-    // SAFETY: closing takes no memory; which descriptor is the caller's business.
+    // SAFETY: closing takes no memory; the caller owns the descriptor.
     let _ = unsafe { try_call(libc::SYS_close, &[number(fd)]) };
 }
 
@@ -111,7 +112,7 @@ pub fn open_at(dir: i32, path: &std::ffi::CStr, flags: i32, mode: u32) -> Result
     Ok(i32::try_from(fd).expect("the kernel's descriptors are ints"))
 }
 
-/// `pread64` into memory of ours.
+/// `pread64` into memory of the library.
 ///
 /// # Errors
 /// The kernel's errno.
@@ -122,7 +123,7 @@ pub fn read_at(fd: i32, into: &mut [u8], offset: u64) -> Result<usize, Errno> {
     Ok(usize::try_from(got).expect("at most the slice's length"))
 }
 
-/// `write` of memory of ours.
+/// `write` from memory of the library.
 ///
 /// # Errors
 /// The kernel's errno.

@@ -1,20 +1,21 @@
-//! Programs that let the kernel work on their descriptors by itself (`io_uring`, libaio): before the first such call returns,
-//! the numbers of files of the tree are made descriptors of the files on the mount, and so are those opened later. They stay
-//! ours: a call on one is served as ever, its contents through the mount.
+//! Support for programs that let the kernel work on their descriptors by itself (`io_uring`, libaio). Before the first
+//! such call returns, the library replaces the placeholders of files of the tree by descriptors of the same files on
+//! the node's mount; it does the same for files that are opened later. Calls of the program on these numbers still go
+//! through the library, which uses the mount for the contents.
 //!
-//! A ring closes descriptors, too, which nobody sees; the kernel then gives the number away. So a number that was made real
-//! is compared with the file that it stood for before each call on it.
+//! The kernel may also close a descriptor by itself, without the library's knowledge, and then reuse its number. So
+//! before each call on such a number, the library compares the kernel's file with its own.
 //!
-//! **Locks.** None: two words and a bitmap.
+//! **Locks.** None: the state is one flag and a bitmap.
 
 use crate::calls::data::mount;
-use crate::descriptors::{self, Held, NUMBERS};
+use crate::descriptors::{self, DescriptionRef, NUMBERS};
 use crate::mount::Errno;
 use crate::raw;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 static ON: AtomicBool = AtomicBool::new(false);
-/// One bit a number: is it the kernel's descriptor of a file on the mount?
+/// One bit for each number: set if the kernel has a descriptor of the file on the mount there.
 static REAL: [AtomicU64; NUMBERS / 64] = [const { AtomicU64::new(0) }; NUMBERS / 64];
 
 /// Whether the kernel works on the process's descriptors by itself.
@@ -23,10 +24,10 @@ pub fn is_on() -> bool {
     ON.load(Ordering::Relaxed)
 }
 
-/// From now on it does.
+/// Prepares for this, from now on.
 ///
 /// # Errors
-/// `Errno::UNMOUNTED`: files of the tree would have to be on a mount.
+/// `Errno::UNMOUNTED`: the tree is not mounted.
 pub fn begin() -> Result<(), Errno> {
     if !is_on() {
         if !mount().is_mounted() {
@@ -43,20 +44,21 @@ fn word(fd: i32) -> Option<(&'static AtomicU64, u64)> {
     Some((REAL.get(index / 64)?, 1 << (index % 64)))
 }
 
-/// Puts the file on the mount in a placeholder's place, if it is one of contents. What has no twin stays as it is.
+/// Replaces a placeholder by a descriptor of the file on the mount, if it is a regular file. Without a twin (see
+/// `tree::mounted`), the placeholder stays.
 pub fn make(fd: i32) {
     let Ok(held) = descriptors::get(fd) else { return };
     let Ok(twin) = mount().mapped_file(held.handle()) else { return };
     let Ok(flags) = raw::fcntl(fd, libc::F_GETFD, 0) else { return };
     let flags = if flags & libc::FD_CLOEXEC as u64 == 0 { 0 } else { libc::O_CLOEXEC };
-    // SAFETY: takes no memory; the number is one of ours.
+    // SAFETY: takes no memory; the number belongs to the library.
     let made = unsafe { raw::try_call(libc::SYS_dup3, &[raw::number(twin), raw::number(fd), flags as u64]) };
     if let (Ok(_), Some((word, bit))) = (made, word(fd)) {
         word.fetch_or(bit, Ordering::Relaxed);
     }
 }
 
-/// The number stands for something else from now on.
+/// Notes that the number stands for another file from now on.
 #[inline]
 pub fn forget(fd: i32) {
     if is_on()
@@ -66,7 +68,7 @@ pub fn forget(fd: i32) {
     }
 }
 
-/// Whether a number that is ours is still what it was made; else it is not ours any more.
+/// Whether a number that is ours still stands for the same file in the kernel; if not, it is not ours any more.
 #[cold]
 pub fn is_still(fd: i32) -> bool {
     let made = word(fd).is_some_and(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0);
@@ -83,8 +85,9 @@ pub fn is_still(fd: i32) -> bool {
     false
 }
 
-/// Whether the kernel's descriptor is the twin of an open file: by number and device, of which the kernel knows itself.
-fn is_same(fd: i32, held: &Held) -> bool {
+/// Whether the kernel's descriptor is the twin of an open file, by inode number and device, which the kernel answers
+/// itself.
+fn is_same(fd: i32, held: &DescriptionRef) -> bool {
     let Ok(twin) = mount().mapped_file(held.handle()) else { return false };
     let place = |fd: i32| {
         // SAFETY: a structure of integers.

@@ -1,50 +1,52 @@
-//! Signals and threads that are inside.
+//! Signals for threads that are inside.
 //!
-//! The kernel delivers a signal to a thread in a system call when the call is over. So do we: each handler of the
-//! program's is installed behind ours, which runs it at once if the thread is outside. If it is inside, ours keeps
-//! what the kernel said about the signal, blocks every further one in the interrupted context (so one is kept,
-//! not more), and returns; on the way out the signal is queued anew for the thread and the mask put back, and the
-//! kernel delivers it with a real frame, on the right stack. Being inside costs two stores and one load.
+//! The kernel delivers a signal to a thread in a system call when the call is over, and so does the library. In the
+//! kernel, the library's handler replaces each handler of the program. It calls the program's handler at once if the
+//! thread is outside. If the thread is inside, it stores the signal's `siginfo_t`, blocks all further signals in the
+//! interrupted context (so it never stores more than one), and returns. When the thread leaves, it queues the signal
+//! again for itself and restores the mask, and the kernel delivers the signal with a real frame on the right stack.
+//! Being inside costs two stores and one load.
 //!
-//! A wait that is to end at a signal goes through [`wait_until_signal`]: a signal that comes at any instant before
-//! the wait ends makes it return, without a window between the look and the sleep.
+//! A wait that has to end at a signal uses [`wait_until_signal`]: it returns for a signal at any instant before the end
+//! of the wait, without a window between the check and the sleep.
 //!
-//! SA_RESETHAND is kept from the kernel, which would take our handler away at the first signal, also one that only waits
-//! or lands. The action becomes the default one when the program's function is called: whoever exchanges its word in the
-//! table calls it, so one of several threads does, and for the others the default action is taken. Then the kernel is told.
+//! The kernel never sees SA_RESETHAND: it would remove the library's handler at the first signal, even if that signal
+//! is only deferred or is a fault with a landing. Instead, the action becomes the default one when the program's
+//! handler is called. A thread calls the handler only after it has exchanged the handler's word in the table, so of
+//! several threads one calls it, and the others take the default action. After that the library tells the kernel.
 //!
-//! A SIGSEGV or SIGBUS whose instruction is one of `memory`'s goes on at its landing; every other one is the
-//! program's. A thread that has blocked SIGSEGV and then passes a bad buffer is killed, as the kernel does to
-//! every fault of a blocked signal.
+//! For a SIGSEGV or SIGBUS at an instruction of `memory`, execution continues at its *landing*, the address for faults.
+//! All other faults belong to the program. A thread that has blocked SIGSEGV and then passes a bad buffer is killed, as
+//! the kernel does for every fault whose signal is blocked.
 //!
-//! The C library's signal of a cancelled thread unwinds the stack below its handler. If functions of Rust's are there,
-//! which that would not survive, the handler is called where the unwinder finds nothing more: the cleanup functions
-//! run, and the thread ends.
+//! The C library ends a cancelled thread by a signal whose handler unwinds the stack below it. Frames of Rust functions
+//! do not survive that. If the signal interrupts the library, the handler is called in a frame at which the unwinder
+//! stops: the cleanup functions run, and the thread ends.
 //!
-//! Where nothing is patched (other architectures) handlers stay as they are and run inside, on top of us.
+//! On architectures without patching, handlers stay as they are, and run inside, on top of the library's frames.
 
 use crate::local::{Local, SIGINFO_BYTES, local};
 use crate::mount::Errno;
 use crate::raw;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Highest signal number, plus one.
+/// The highest signal number, plus one.
 const SIGNALS: usize = 65;
-/// By which the C library tells a thread that it is cancelled.
+/// The signal by which the C library cancels a thread.
 const SIGCANCEL: i32 = 32;
 const SA_RESTORER: u64 = 0x0400_0000;
 const SA_RESETHAND: u64 = 0x8000_0000;
 const DEFAULT: u64 = libc::SIG_DFL as u64;
 const IGNORE: u64 = libc::SIG_IGN as u64;
 
-/// Signals of instructions: blocking them kills.
+/// Signals for faults of instructions: if one of them occurs while it is blocked, the process is killed.
 const FAULTS: u64 = 1 << (libc::SIGSEGV - 1)
     | 1 << (libc::SIGBUS - 1)
     | 1 << (libc::SIGFPE - 1)
     | 1 << (libc::SIGILL - 1)
     | 1 << (libc::SIGTRAP - 1);
 
-/// Signals whose default action is nothing.
+/// Signals that are ignored by default.
 const IGNORED_BY_DEFAULT: u64 =
     1 << (libc::SIGCHLD - 1) | 1 << (libc::SIGCONT - 1) | 1 << (libc::SIGURG - 1) | 1 << (libc::SIGWINCH - 1);
 
@@ -52,18 +54,18 @@ const IGNORED_BY_DEFAULT: u64 =
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Action {
-    /// Function, or default or ignore.
+    /// The function, `SIG_DFL` or `SIG_IGN`.
     pub handler: u64,
     /// `SA_*`.
     pub flags: u64,
-    /// Where the handler returns to.
+    /// The function to which the handler returns.
     pub restorer: u64,
     /// Signals blocked while it runs.
     pub mask: u64,
 }
 
-/// What the program set for a signal. A seqlock would be needed to read it whole; only function and flags are ever
-/// read while it may change, and each alone is one word.
+/// The program's action for a signal. It is not read atomically as a whole: while it may change, only the function and
+/// the flags are used, and each of them is one word.
 struct Wanted {
     handler: AtomicU64,
     flags: AtomicU64,
@@ -117,7 +119,7 @@ fn kernel_action(signal: usize, new: Option<&Action>) -> Result<Action, Errno> {
     let mut old = Action::default();
     let new = new.map_or(0, |new| std::ptr::from_ref(new) as u64);
     let arguments = [signal as u64, new, (&raw mut old) as u64, 8];
-    // SAFETY: both structures are ours and live across the call.
+    // SAFETY: both structures belong to the library, and live across the call.
     unsafe { raw::try_call(libc::SYS_rt_sigaction, &arguments) }?;
     Ok(old)
 }
@@ -126,7 +128,7 @@ fn ours() -> u64 {
     on_signal as *const () as u64
 }
 
-/// Sets or asks what the program wants for a signal; what it wanted before.
+/// Sets or returns the program's action for a signal; the result is the former action.
 ///
 /// # Errors
 /// The kernel's.
@@ -139,7 +141,7 @@ pub fn set(signal: usize, new: Option<&Action>) -> Result<Action, Errno> {
         // A child between vfork and exec has handlers of its own in the kernel, but shares our table.
         Some(new) if borrowed => kernel_action(signal, Some(new))?,
         Some(new) => {
-            // First the table: the handler must find the program's function when it runs.
+            // The table comes first: the library's handler must find the program's function when it runs.
             wanted.store(new);
             kernel_action(signal, Some(&in_kernel(signal, new))).inspect_err(|_| wanted.store(&before))?
         }
@@ -147,7 +149,8 @@ pub fn set(signal: usize, new: Option<&Action>) -> Result<Action, Errno> {
     Ok(if there.handler == ours() { before } else { there })
 }
 
-/// What the kernel has for what the program wants: our handler, where there is one of the program's or faults land.
+/// The kernel's action for an action of the program: the library's handler, if the program has a handler or the signal
+/// is a fault.
 fn in_kernel(signal: usize, wanted: &Action) -> Action {
     if matches!(wanted.handler, DEFAULT | IGNORE) && !is_fault(signal) {
         return *wanted;
@@ -157,8 +160,9 @@ fn in_kernel(signal: usize, wanted: &Action) -> Action {
     Action { handler: ours(), flags, restorer, mask: wanted.mask }
 }
 
-/// Makes the kernel's action what the table says, also if another thread sets it meanwhile: who sets stores into the
-/// table before it tells the kernel, so either that comes after all of ours, or we see it here and go round again.
+/// Makes the kernel's action match the table, also if another thread sets it meanwhile. That thread stores into the
+/// table before it tells the kernel: either its call to the kernel is later than the one here, or this loop sees its
+/// store and repeats.
 fn tell_kernel(signal: usize) {
     loop {
         let wanted = WANTED[signal].load();
@@ -169,7 +173,8 @@ fn tell_kernel(signal: usize) {
     }
 }
 
-/// Every action needs a way back; the program's, or ours where it gave none.
+/// The function to which the handler returns, which every action needs: the program's, or the library's if the program
+/// gave none.
 fn restorer_of(action: &Action) -> (u64, u64) {
     if action.flags & SA_RESTORER != 0 {
         (action.restorer, 0)
@@ -212,7 +217,7 @@ std::arch::global_asm!(
     "hearth_wait_end:",
     "mov rax, -4",
     "ret",
-    // hearth_last_frame(signal, info, context, handler): the unwinder does not know it, and ends here
+    // hearth_last_frame(signal, info, context, handler): has no unwind information, so the unwinder stops here
     ".globl hearth_last_frame",
     ".hidden hearth_last_frame",
     ".type hearth_last_frame, @function",
@@ -237,12 +242,12 @@ unsafe extern "C" {
         context: *mut libc::ucontext_t,
         handler: u64,
     );
-    /// The library's first byte, and the one after its code: the linker's names.
+    /// The first byte of the library, and the one after its code, as the linker names them.
     static __ehdr_start: u8;
     static etext: u8;
 }
 
-/// True of an instruction of the library's.
+/// True for an instruction of the library.
 #[cfg(target_arch = "x86_64")]
 fn is_of_library(instruction: u64) -> bool {
     ((&raw const __ehdr_start) as u64..(&raw const etext) as u64).contains(&instruction)
@@ -251,12 +256,12 @@ fn is_of_library(instruction: u64) -> bool {
 #[cfg(not(target_arch = "x86_64"))]
 extern "C" fn hearth_restorer() {}
 
-/// Sleeps while the word is what is expected, at most until the point in time (CLOCK_BOOTTIME does not exist for
-/// futexes: it is CLOCK_MONOTONIC, in nanoseconds), or until a signal waits for the way out.
+/// Sleeps while the word has the expected value, at most until a point in time (CLOCK_MONOTONIC in nanoseconds; futexes
+/// have no CLOCK_BOOTTIME), or until a signal is deferred.
 ///
 /// # Errors
-/// EAGAIN (the word is another), ETIMEDOUT, EINTR: leave, so that the signal is delivered; a handler that says
-/// SA_RESTART brings the same call back.
+/// EAGAIN (the word has another value); ETIMEDOUT; EINTR: the caller has to leave, so that the signal is delivered; if
+/// the handler has SA_RESTART, the same call is made again.
 ///
 /// # Safety
 /// The word stays mapped until this returns.
@@ -268,7 +273,7 @@ pub unsafe fn wait_until_signal(word: *const u32, expected: u32, until_ns: Optio
     let operation = libc::FUTEX_WAIT_BITSET as u64;
     let pending = (&raw const local.deferred) as u64;
     let number = libc::SYS_futex as u64;
-    // SAFETY: the caller's word; the rest is ours and lives across the call.
+    // SAFETY: the word is the caller's; everything else belongs to the library and lives across the call.
     let result = unsafe { hearth_wait(word as u64, operation, expected.into(), timeout, pending, number) };
     if result == -i64::from(libc::EINTR) {
         local.interrupted.store(1, Ordering::Relaxed);
@@ -276,8 +281,8 @@ pub unsafe fn wait_until_signal(word: *const u32, expected: u32, until_ns: Optio
     raw::outcome(result).map(|_| ())
 }
 
-/// Installs the handler of faults, whatever the program wants for them: it has to be there before the program's
-/// memory is first touched.
+/// Installs the handler of faults, whatever the program's action is: it must be there before the library first touches
+/// the program's memory.
 pub fn catch_faults() {
     for signal in [libc::SIGSEGV as usize, libc::SIGBUS as usize] {
         let Ok(before) = kernel_action(signal, None) else { continue };
@@ -285,8 +290,8 @@ pub fn catch_faults() {
     }
 }
 
-/// Signals whose kernel action is ours although the program ignores them: before exec they have to be ignored in
-/// the kernel too, because that is what the next program inherits.
+/// Before an exec: makes the kernel ignore the faults that the program ignores, as the next program inherits ignored
+/// signals.
 pub fn before_exec() {
     for signal in [libc::SIGSEGV as usize, libc::SIGBUS as usize] {
         if WANTED[signal].load().handler == IGNORE && local().borrowed().is_none() {
@@ -295,7 +300,7 @@ pub fn before_exec() {
     }
 }
 
-/// The other way round, after an exec that failed.
+/// Restores these actions after a failed exec.
 pub fn after_failed_exec() {
     for signal in [libc::SIGSEGV as usize, libc::SIGBUS as usize] {
         let wanted = WANTED[signal].load();
@@ -305,7 +310,7 @@ pub fn after_failed_exec() {
     }
 }
 
-/// Blocks every signal of the thread that is not a fault; its mask from before.
+/// Blocks every signal of the thread that is not a fault; returns the former mask.
 pub fn block() -> u64 {
     change_mask(libc::SIG_BLOCK, Some(!FAULTS))
 }
@@ -315,7 +320,7 @@ pub fn mask() -> u64 {
     change_mask(libc::SIG_BLOCK, None)
 }
 
-/// Puts back a mask.
+/// Restores a mask.
 pub fn set_mask(mask: u64) {
     change_mask(libc::SIG_SETMASK, Some(mask));
 }
@@ -324,13 +329,13 @@ fn change_mask(how: i32, new: Option<u64>) -> u64 {
     let mut before = 0u64;
     let new = new.as_ref().map_or(0, |new| std::ptr::from_ref(new) as u64);
     let arguments = [how as u64, new, (&raw mut before) as u64, 8];
-    // SAFETY: both words are ours and live across the call.
+    // SAFETY: both words belong to the library, and live across the call.
     let _ = unsafe { raw::try_call(libc::SYS_rt_sigprocmask, &arguments) };
     before
 }
 
-/// On the way out: delivers what waited. True if a wait was ended for it and its handler says that the call is to
-/// be made again.
+/// Delivers the deferred signal when the thread leaves. True if a wait ended for it and its handler has SA_RESTART, so
+/// that the call has to be made again.
 #[inline]
 pub fn deliver(local: &Local) -> bool {
     let signal = local.deferred.load(Ordering::Relaxed);
@@ -347,20 +352,20 @@ fn deliver_signal(local: &Local, signal: u32) -> bool {
     local.deferred.store(0, Ordering::Relaxed);
     let (process, thread) = (raw::number(raw::process()), raw::number(raw::thread()));
     let arguments = [process, thread, u64::from(signal), info.as_ptr() as u64];
-    // SAFETY: queues a signal for this very thread with what the kernel said about it; the structure is ours.
+    // SAFETY: queues a signal for this thread with the stored `siginfo_t`; the structure belongs to the library.
     let _ = unsafe { raw::try_call(libc::SYS_rt_tgsigqueueinfo, &arguments) };
     set_mask(mask);
     restart
 }
 
-/// Registers of the interrupted context, as the C library names them.
+/// Index of the instruction pointer in the interrupted context.
 #[cfg(target_arch = "x86_64")]
 const RIP: usize = libc::REG_RIP as usize;
 
-/// Our handler, in front of every one of the program's.
+/// The library's handler, which the kernel calls in place of the program's handlers.
 #[cfg(target_arch = "x86_64")]
 unsafe extern "C" fn on_signal(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::ucontext_t) {
-    // SAFETY: the kernel gave both, for the time the handler runs.
+    // SAFETY: the kernel passes valid pointers, which live while the handler runs.
     let (code, instruction) = unsafe { ((*info).si_code, (*context).uc_mcontext.gregs[RIP] as u64) };
     let sync = code > 0 && is_fault(signal as usize);
     let of_copy = || pmem::copy::landing_of(instruction as usize).map(|landing| landing as u64);
@@ -380,18 +385,19 @@ unsafe extern "C" fn on_signal(signal: i32, info: *mut libc::siginfo_t, context:
         return;
     }
     if signal == SIGCANCEL && !matches!(wanted, DEFAULT | IGNORE) && is_of_library(instruction) {
-        // SAFETY: the C library's own handler, with what the kernel gave. What it leaves on the stack is outside.
+        // SAFETY: the C library's own handler, with the kernel's arguments. It leaves nothing of the library on the
+        // stack.
         unsafe { hearth_last_frame(signal, info, context, wanted) };
         return;
     }
-    // SAFETY: as above; it is the program's turn.
+    // SAFETY: as above; the program's handler runs as if the kernel had called it.
     unsafe { pass_on(signal, info, context, sync) };
 }
 
 #[cfg(not(target_arch = "x86_64"))]
 unsafe extern "C" fn on_signal(_: i32, _: *mut libc::siginfo_t, _: *mut libc::ucontext_t) {}
 
-/// Keeps the signal for the way out and blocks all others until then; a wait under way ends.
+/// Defers the signal until the thread leaves, and blocks all others until then; ends a wait that is in progress.
 #[cfg(target_arch = "x86_64")]
 unsafe fn defer(local: &Local, signal: i32, info: *mut libc::siginfo_t, context: *mut libc::ucontext_t) {
     for (index, word) in local.info.iter().enumerate() {
@@ -412,13 +418,14 @@ unsafe fn defer(local: &Local, signal: i32, info: *mut libc::siginfo_t, context:
     local.deferred.store(signal as u32, Ordering::Relaxed);
 }
 
-/// Whether the action is to do nothing. The kernel leaves out such signals by itself, but for those of faults, and after a
+/// Whether the action is to ignore the signal. The kernel drops such signals itself, except for faults, and after a
 /// handler with SA_RESETHAND (see [`take_only_call`]).
 fn is_nothing(signal: usize, wanted: u64) -> bool {
     wanted == IGNORE || (wanted == DEFAULT && is_ignored_by_default(signal))
 }
 
-/// The action of a signal that is being delivered. If its handler is to be called once, it is this caller's call.
+/// The action of a signal that is being delivered. If its handler may be called only once, the caller must make this
+/// call.
 fn take(signal: usize) -> Action {
     loop {
         let wanted = WANTED[signal].load();
@@ -429,11 +436,11 @@ fn take(signal: usize) -> Action {
     }
 }
 
-/// Makes the action the default one, with the flags and the mask that it had, as the kernel does for SA_RESETHAND. False
-/// if another thread did so first, or the program has set another one.
+/// Makes the action the default one, with its former flags and mask, as the kernel does for SA_RESETHAND. False if
+/// another thread has done so before, or the program has set another action.
 fn take_only_call(signal: usize, wanted: &Action) -> bool {
     if local().borrowed().is_some() {
-        // The child's actions in the kernel are its own, the table is its parent's. It has one thread.
+        // The child has its own actions in the kernel, but the table belongs to its parent. It has one thread.
         let _ = kernel_action(signal, Some(&Action { handler: DEFAULT, ..*wanted }));
         return true;
     }
@@ -442,15 +449,16 @@ fn take_only_call(signal: usize, wanted: &Action) -> bool {
     if handler.compare_exchange(wanted.handler, DEFAULT, Ordering::AcqRel, Ordering::Acquire).is_err() {
         return false;
     }
-    // Faults go on landing. And a signal that the default action ignores: being told so, the kernel would throw away
-    // those that wait until the handler returns, which it may have set anew by then.
+    // The kernel keeps the library's handler for faults because of the landings. It also keeps it for a signal that is
+    // ignored by default: if the kernel ignored the signal, it would discard pending ones, and the handler may set
+    // itself again before it returns.
     if !is_fault(signal) && !is_ignored_by_default(signal) {
         tell_kernel(signal);
     }
     true
 }
 
-/// Does what the program wants for a signal.
+/// Runs the program's action for a signal.
 unsafe fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::ucontext_t, sync: bool) {
     let number = signal as usize;
     match take(number).handler {
@@ -458,7 +466,7 @@ unsafe fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::u
             if !sync && is_nothing(number, wanted) {
                 return;
             }
-            // Once more, with the default action: the instruction faults again, or the signal is sent again.
+            // Repeats the signal with the default action: the instruction faults again, or the signal is sent again.
             if is_fault(number) || local().borrowed().is_some() {
                 let _ = kernel_action(number, Some(&Action::default()));
             } else {
@@ -499,7 +507,7 @@ mod tests {
         assert_eq!(sent, Ok(0));
     }
 
-    /// Ten seconds from now, so that a signal that is missed fails the test instead of stopping it.
+    /// A time in ten seconds, so that a missed signal fails the test instead of blocking it.
     fn soon() -> u64 {
         let mut now = [0u64; 2];
         let arguments = [libc::CLOCK_MONOTONIC as u64, now.as_mut_ptr() as u64];
@@ -508,7 +516,7 @@ mod tests {
         (now[0] + 10) * 1_000_000_000
     }
 
-    /// Waits for a word that never changes, with a signal before the wait, and with one in the middle of it.
+    /// Waits for a word that never changes, with a signal before the wait, and with one during it.
     #[test]
     fn a_signal_ends_a_wait_and_is_delivered_on_the_way_out() {
         let signal = libc::SIGUSR2;
@@ -538,7 +546,7 @@ mod tests {
                     // SAFETY: the word outlives the wait.
                     let waited = unsafe { wait_until_signal(word.as_ptr(), 7, Some(soon())) };
                     assert_eq!(waited, Err(Errno(libc::EINTR)));
-                    assert_eq!(HITS.load(Ordering::SeqCst), before, "not inside");
+                    assert_eq!(HITS.load(Ordering::SeqCst), before, "no handler runs inside");
                 });
                 assert_eq!(deliver(local), restart);
                 assert_eq!(HITS.load(Ordering::SeqCst), before + 1);
@@ -552,7 +560,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_ends_by_its_word_and_by_its_time() {
+    fn a_wait_ends_when_the_word_differs_and_at_its_time() {
         let word = AtomicU32::new(7);
         // SAFETY: the word outlives the waits.
         unsafe {

@@ -1,4 +1,4 @@
-//! From an ordinary process to one whose calls are routed, once.
+//! Starts the routing of a process's calls, once.
 
 use crate::local::local;
 use crate::mount::Mount;
@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 #[global_allocator]
 static MEMORY: alloc::Arena = alloc::Arena::new();
 
-/// The mount that this process sees, and where.
+/// The mount that this process sees, and its path.
 pub struct Site {
-    /// What serves it.
+    /// The implementation.
     pub mount: &'static dyn Mount,
     /// Absolute path of its root, without `.`, `..`, doubled slashes and a slash at the end.
     pub prefix: Vec<u8>,
@@ -26,14 +26,14 @@ pub fn site() -> Option<&'static Site> {
     unsafe { SITE.load(Ordering::Acquire).as_ref() }
 }
 
-/// Why nothing is served.
+/// The reason for which no call is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {
     /// The prefix is not an absolute path below `/`.
     Prefix,
     /// The process has a mount already.
     Twice,
-    /// The kernel lacks something needed: its error number.
+    /// The kernel lacks a necessary feature: its error number.
     Kernel(i32),
 }
 
@@ -53,14 +53,14 @@ impl std::error::Error for Refused {}
 /// library, before the program has threads.
 ///
 /// # Errors
-/// Why nothing is served; the process is then as it was.
+/// The reason for which no call is served; the process is then unchanged.
 pub fn serve(mount: &'static dyn Mount, prefix: &[u8]) -> Result<(), Refused> {
     local().inside(|| {
         let prefix = paths::normal(prefix).filter(|prefix| prefix.len() > 1).ok_or(Refused::Prefix)?;
         if site().is_some() {
             return Err(Refused::Twice);
         }
-        // While there is one thread: later it would take long. Without it writes wait for themselves.
+        // Now, because it takes long in a process with several threads. If it fails, writers use a slower barrier.
         let _ = ipc::barrier::accept();
         fork::watch().map_err(|errno| Refused::Kernel(errno.0))?;
         crate::dispatch::quiet_panics();

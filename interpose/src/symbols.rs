@@ -1,14 +1,15 @@
-//! The first way in: the C library's hot functions, by name.
+//! The first way into the library: functions of the C library, by name.
 //!
-//! A call that is not ours goes on to the next library's function of that name, so that it stays a cancellation
-//! point and other preloaded libraries see it. Ours end in `dispatch`, and in `errno`. On x86-64 everything else that
-//! libc does arrives by the patched instructions; on other architectures these names are all there is: what libc
-//! calls inside itself is missed there, and then meets a placeholder (EBADF).
+//! A call that does not concern the library continues in the next library's function of that name, so that it stays a
+//! cancellation point and other preloaded libraries see it. Calls that do concern it end in `dispatch`, and set
+//! `errno`. On x86-64 all other calls of libc arrive by the patched instructions. On other architectures there are only
+//! these names: calls that libc makes by itself miss the library, and get EBADF from a placeholder.
 //!
-//! **Cancellation.** A thread ends in the C library's own way, by unwinding from where it is. A call of ours that POSIX
-//! names looks for that before it is served, while nothing of ours is on the stack but functions without destructors;
-//! what the library itself calls by these names while it is inside goes straight to the kernel, where nobody looks. A
-//! wait for a lock goes through libc, which lets it end.
+//! **Cancellation.** A thread ends in the way of the C library, which unwinds the stack from where it is. For the
+//! cancellation points of POSIX, the library checks for cancellation before it serves the call, while its only frames
+//! on the stack are functions without destructors. If the library itself calls one of these names while it is inside,
+//! the call goes directly to the kernel, which does not check for cancellation. A wait for a lock goes through libc,
+//! which can cancel it.
 
 use crate::descriptors;
 use crate::dispatch::{self, Call, KINDS, Routed};
@@ -18,7 +19,7 @@ use std::ffi::CStr;
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A function that goes by a name of the C library's.
+/// A function with a name of the C library.
 struct Symbol {
     name: &'static CStr,
     next: AtomicUsize,
@@ -30,19 +31,20 @@ impl Symbol {
         Self { name, next: AtomicUsize::new(0), cancels: is_cancellation_point(number) }
     }
 
-    /// Ends the thread here if it was cancelled and this is a point for it.
+    /// Ends the thread here if it was cancelled and the function is a cancellation point.
     #[inline]
     fn point(&self) {
         if self.cancels && !local().is_inside() {
-            // SAFETY: takes nothing. What it unwinds has no destructors: `answer` and the function of this name.
+            // SAFETY: takes no arguments. The frames that it unwinds have no destructors: `answer` and the function of
+            // this name.
             unsafe { pthread_testcancel() };
         }
     }
 
-    /// The library's own call, which is no cancellation point: the kernel's result.
+    /// Makes the library's own call, which is no cancellation point; returns its result.
     fn call_kernel(&self, call: &Call) -> Option<i64> {
         let own = cfg!(target_arch = "x86_64") && self.cancels && local().is_inside();
-        // SAFETY: the caller's own call of a function that is a system call and nothing else.
+        // SAFETY: the caller's own call of a function that only makes a system call.
         own.then(|| returned(unsafe { raw::call(call.number as u64, &call.arguments) }))
     }
 
@@ -58,7 +60,7 @@ impl Symbol {
         found
     }
 
-    /// Calls it with the arguments as they came.
+    /// Calls the next library's function with the original arguments.
     ///
     /// # Safety
     /// They are the arguments of a function of this name.
@@ -67,7 +69,7 @@ impl Symbol {
         if next == 0 {
             return fail(libc::ENOSYS);
         }
-        // SAFETY: every function here takes words in registers; those beyond its own are ignored.
+        // SAFETY: every function here takes words in registers, and ignores those beyond its own.
         unsafe {
             let next: unsafe extern "C-unwind" fn(u64, u64, u64, u64, u64, u64) -> i64 =
                 std::mem::transmute(next);
@@ -80,8 +82,8 @@ unsafe extern "C-unwind" {
     fn pthread_testcancel();
 }
 
-/// Whether a thread that was cancelled ends at a function that makes this call: open, close, read and write in all
-/// their kinds, fsync, fdatasync, fallocate.
+/// Whether a function that makes this call is a cancellation point: all kinds of open, close, read and write, and
+/// fsync, fdatasync, fallocate.
 const fn is_cancellation_point(number: usize) -> bool {
     const OPENS: [usize; 3] = [2, 85, 257];
     const MOVES: [usize; 11] = [0, 1, 17, 18, 19, 20, 295, 296, 326, 327, 328];
@@ -117,14 +119,14 @@ fn failed_to_find() -> bool {
     matches!(unsafe { *libc::__errno_location() }, libc::ENOENT | libc::ENOTDIR)
 }
 
-/// Where a function's arguments stand in those of its system call: `_` of a number from 10 on is that number less 10
-/// as a constant.
+/// The positions of a system call's arguments in those of the function. A number from 10 on is a constant: the number
+/// less 10.
 type Order = [u8; 6];
 const SAME: Order = [0, 1, 2, 3, 4, 5];
 /// The constant zero.
 const ZERO: u8 = 10;
 
-/// Answers a function of the C library's.
+/// Serves a function of the C library.
 ///
 /// # Safety
 /// The arguments are those of a function of this name.
@@ -142,22 +144,22 @@ unsafe fn answer(symbol: &Symbol, order: Order, given: &Call) -> i64 {
     } else if descriptors::is_ours(call.int(0)) {
         symbol.point();
         if cfg!(target_arch = "x86_64") && call.number == FCNTL && waits_for_lock(call) {
-            // SAFETY: the caller's promise. It comes back by the patched instruction.
+            // SAFETY: as the caller guarantees. The call comes back by the patched instruction.
             return unsafe { symbol.call_next(&given.arguments) };
         }
         dispatch::dispatch_ours(call)
     } else {
-        // SAFETY: the caller's promise.
+        // SAFETY: as the caller guarantees.
         return symbol.call_kernel(call).unwrap_or_else(|| unsafe { symbol.call_next(&given.arguments) });
     };
     match routed {
         Routed::Answered(result) => returned(result),
-        // SAFETY: the caller's promise.
+        // SAFETY: as the caller guarantees.
         routed => unsafe { go_on(symbol, order, (&given.arguments, call), routed) },
     }
 }
 
-/// Goes on to the next library's function, with other paths if that is what came of the call.
+/// Continues in the next library's function, with other paths if the dispatcher has replaced them.
 ///
 /// # Safety
 /// As [`answer`].
@@ -166,7 +168,7 @@ unsafe fn go_on(symbol: &Symbol, order: Order, (given, call): (&Arguments, &Call
     if let Some(result) = symbol.call_kernel(call) {
         return result;
     }
-    // Not dropped by itself: a thread that ends in the call leaves it.
+    // Not dropped automatically, because a thread may be cancelled in the call.
     let mut paths = ManuallyDrop::new(Vec::new());
     let mut given = *given;
     match routed {
@@ -178,7 +180,7 @@ unsafe fn go_on(symbol: &Symbol, order: Order, (given, call): (&Arguments, &Call
             paths = ManuallyDrop::new(redirected);
         }
     }
-    // SAFETY: the caller's promise; a path that was replaced lives in `paths`.
+    // SAFETY: as the caller guarantees; a path that was replaced lives in `paths`.
     let result = unsafe { symbol.call_next(&given) };
     drop(ManuallyDrop::into_inner(paths));
     if result as i32 == -1 && failed_to_find() {
@@ -187,7 +189,7 @@ unsafe fn go_on(symbol: &Symbol, order: Order, (given, call): (&Arguments, &Call
     result
 }
 
-/// A function's arguments as those of its system call.
+/// The arguments of the system call, from those of the function.
 fn ordered(order: Order, given: &Arguments) -> Arguments {
     order.map(|from| if from < ZERO { given[usize::from(from)] } else { u64::from(from - ZERO) })
 }
@@ -203,7 +205,7 @@ pub fn resolve() {
     }
 }
 
-/// The functions. A macro, because each is an item under its own name and nothing else about them differs.
+/// The functions. A macro, because each is an item with its own name, and nothing else about them differs.
 mod exported {
     use super::{Call, Order, SAME, Symbol, ZERO, answer};
 
@@ -229,7 +231,7 @@ mod exported {
 
     /// The first argument is the version of a structure.
     const AFTER_VERSION: Order = [1, 2, 3, 4, 5, ZERO];
-    /// An offset, then flags: the kernel has the offset's upper half in between.
+    /// An offset, then flags: in the kernel's call, the upper half of the offset is between the two.
     const OFFSET_FLAGS: Order = [0, 1, 2, 3, ZERO, 4];
     /// `futimens`: no path.
     const NO_PATH: Order = [0, ZERO, 1, ZERO, ZERO, ZERO];

@@ -1,34 +1,35 @@
-//! Every system call of x86-64, and what becomes of it when it concerns a file of ours: a function that serves or
-//! refuses it, or a reason why it cannot concern one. A test holds the table against the kernel's numbers.
+//! Every system call of x86-64, and its treatment when it concerns a file of ours: a function that serves or refuses
+//! it, or a reason why it cannot concern one. A test compares the table with the kernel's numbers.
 
 use crate::calls::{
-    copies, data, maps, names, numbers, opens, places, process, refused, rings, special, status, waits,
+    copies, data, directory, maps, names, numbers, opens, process, refused, rings, special, status, waits,
 };
 use crate::dispatch::{Answer, Call};
 
-/// Where a call carries a path.
+/// The position of a path in the arguments of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Spot {
+pub struct PathArgument {
     /// Argument with the directory descriptor that a relative path starts from.
     pub dir: Option<u8>,
     /// Argument with the path.
     pub path: u8,
-    /// A symbolic link at the path's end is followed. Calls that say so by a flag change it themselves.
+    /// A symbolic link at the path's end is followed. Calls that decide this by a flag change the field themselves.
     pub follow: bool,
-    /// An empty path, or none, can stand for the descriptor itself. Calls with `AT_EMPTY_PATH` check that flag.
+    /// An empty path, or a null pointer, can stand for the descriptor itself. Calls with `AT_EMPTY_PATH` check that
+    /// flag.
     pub empty: bool,
 }
 
-const fn path(path: u8) -> Spot {
-    Spot { dir: None, path, follow: true, empty: false }
+const fn path(path: u8) -> PathArgument {
+    PathArgument { dir: None, path, follow: true, empty: false }
 }
 
-const fn at(dir: u8, path: u8) -> Spot {
-    Spot { dir: Some(dir), path, follow: true, empty: false }
+const fn at(dir: u8, path: u8) -> PathArgument {
+    PathArgument { dir: Some(dir), path, follow: true, empty: false }
 }
 
-impl Spot {
-    /// The same for a call about the link itself.
+impl PathArgument {
+    /// The same for a call on the link itself.
     pub const fn itself(self) -> Self {
         Self { follow: false, ..self }
     }
@@ -38,23 +39,23 @@ impl Spot {
     }
 }
 
-/// What answers a call that concerns us.
+/// A function that serves a call.
 pub type Function = fn(&Call) -> Answer;
 
-/// What becomes of a call.
+/// The treatment of a call.
 #[derive(Clone, Copy)]
 pub enum Treatment {
-    /// It goes to the kernel: why that is right whatever it is about.
+    /// It goes to the kernel; the text says why that is always right.
     Passes(#[allow(dead_code, reason = "for the reader and the test")] &'static str),
     /// It concerns us if this argument is a descriptor of ours.
     File(u8, Function),
     /// It concerns us if one of these arguments is.
     Files(u8, u8, Function),
     /// It concerns us if one of these paths is.
-    Paths(&'static [Spot], Function),
+    Paths(&'static [PathArgument], Function),
     /// It concerns us while a file of ours is mapped shared.
     Memory(Function),
-    /// Its function finds out.
+    /// Its function decides.
     Always(Function),
 }
 
@@ -66,7 +67,7 @@ pub struct Row {
     pub number: usize,
     /// Its name in the kernel.
     pub name: &'static str,
-    /// What becomes of it.
+    /// Its treatment.
     pub treatment: Treatment,
 }
 
@@ -169,9 +170,9 @@ pub static ROWS: &[Row] = &[
     row(76, "truncate", Paths(const { &[path(0)] }, status::truncate)),
     row(77, "ftruncate", File(0, data::ftruncate)),
     row(78, "getdents", File(0, refused::not_supported)),
-    row(79, "getcwd", Always(places::getcwd)),
-    row(80, "chdir", Always(places::chdir)),
-    row(81, "fchdir", Always(places::fchdir)),
+    row(79, "getcwd", Always(directory::getcwd)),
+    row(80, "chdir", Always(directory::chdir)),
+    row(81, "fchdir", Always(directory::fchdir)),
     row(82, "rename", Paths(const { &[path(0).itself(), path(1).itself()] }, names::rename)),
     row(83, "mkdir", Paths(const { &[path(0).itself()] }, names::mkdir)),
     row(84, "rmdir", Paths(const { &[path(0).itself()] }, names::rmdir)),
@@ -251,7 +252,7 @@ pub static ROWS: &[Row] = &[
     row(158, "arch_prctl", Passes(PROCESSES)),
     row(159, "adjtimex", Passes(TIME)),
     row(160, "setrlimit", Always(process::set_limit)),
-    row(161, "chroot", Always(places::chroot)),
+    row(161, "chroot", Always(directory::chroot)),
     row(162, "sync", Always(data::sync)),
     row(163, "acct", Paths(const { &[path(0)] }, refused::not_permitted)),
     row(164, "settimeofday", Passes(TIME)),
@@ -479,7 +480,7 @@ pub static ROWS: &[Row] = &[
 mod tests {
     use super::*;
 
-    /// Highest number that the table knows of: Linux 6.18.
+    /// The highest number in the table: Linux 6.18.
     const LAST: usize = 469;
 
     #[test]
@@ -493,7 +494,7 @@ mod tests {
         assert!(assigned.eq(ROWS.iter().map(|row| row.number)), "a number is missing or made up");
     }
 
-    /// The kernel's own list, as the headers of this machine have it.
+    /// The kernel's own list, from the headers of this machine.
     #[test]
     fn names_and_numbers_are_the_kernels() {
         let header = ["/usr/include/x86_64-linux-gnu/asm/unistd_64.h", "/usr/include/asm/unistd_64.h"]
@@ -513,7 +514,7 @@ mod tests {
         assert!(seen > 300, "only {seen} numbers in the header");
     }
 
-    /// Whatever takes a path or a descriptor by its name in the C library is not among those that pass.
+    /// Calls whose name shows that they take a path or a descriptor must not be among those that pass.
     #[test]
     fn calls_on_files_do_not_pass() {
         let marks =

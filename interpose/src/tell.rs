@@ -1,4 +1,5 @@
-//! What a program's user is told of a call that the library alone cannot serve: a line on standard error, once a process.
+//! Messages to the program's user about calls that the library alone cannot serve: one line on standard error for each
+//! process.
 
 use crate::calls::data::mount;
 use crate::raw;
@@ -8,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 static TOLD: AtomicBool = AtomicBool::new(false);
 
-/// Says that something of the tree cannot be done, which the mount of the node would do.
+/// Prints that an operation on the tree needs the node's mount.
 #[cold]
 pub fn needs_mount(what: &str) {
     if TOLD.swap(true, Ordering::Relaxed) {
@@ -27,7 +28,7 @@ pub fn needs_mount(what: &str) {
     let _ = raw::write(libc::STDERR_FILENO, line.as_bytes());
 }
 
-/// Says that something of the tree was refused by its mount.
+/// Prints that the node's mount has refused an operation on the tree.
 #[cold]
 pub fn refused(what: &str) {
     if !TOLD.swap(true, Ordering::Relaxed) {

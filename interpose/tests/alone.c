@@ -1,6 +1,6 @@
-/* Whether a process counts as one thread: `alone FOLDER [LIBRARY | write | change]` says it for itself, and once more after
- * a library, or executable memory that nobody can look through, has come. Made with OWN_CALL there is a call in it that
- * the C library does not make; without a main it is such a library. */
+/* Prints whether the process counts as single-threaded: `alone FOLDER [LIBRARY | write | change]` prints it at the
+ * start, and again after it has loaded a library or mapped executable memory that cannot be checked. With OWN_CALL
+ * the program contains a `syscall` outside of the C library; with NO_MAIN it is such a library. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>

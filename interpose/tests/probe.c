@@ -1,5 +1,6 @@
-/* What ordinary C programs do to files, one case a function: `probe CASE DIR`. DIR is an empty directory on the file
- * system under test; unless a case says otherwise it ends with 0 on every correct one, the kernel's included. */
+/* Operations of ordinary C programs on files, in one function for each case: `probe CASE DIR`. DIR is an empty
+ * directory on the file system under test. Unless a case says otherwise, it exits with 0 on every correct file
+ * system, including the kernel's. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
@@ -72,8 +73,8 @@ static void descriptors(void) {
     CHECK(read(three, &byte, 1) == 1 && byte == '3' && lseek(fd, 0, SEEK_CUR) == 4);
     int pipes[2];
     CHECK(pipe(pipes) == 0);
-    CHECK(dup2(fd, pipes[0]) == pipes[0] && lseek(pipes[0], 0, SEEK_CUR) == 4); /* ours over theirs */
-    CHECK(dup2(pipes[1], two) == two && lseek(two, 0, SEEK_CUR) == -1 && errno == ESPIPE); /* theirs over ours */
+    CHECK(dup2(fd, pipes[0]) == pipes[0] && lseek(pipes[0], 0, SEEK_CUR) == 4); /* of the file system under test over the kernel's */
+    CHECK(dup2(pipes[1], two) == two && lseek(two, 0, SEEK_CUR) == -1 && errno == ESPIPE); /* and the other way round */
     CHECK(dup2(fd, fd) == fd && dup3(fd, fd, 0) == -1 && errno == EINVAL);
     CHECK(dup2(999, fd) == -1 && errno == EBADF && lseek(fd, 0, SEEK_CUR) == 4);
     CHECK(close(fd) == 0 && close(fd) == -1 && errno == EBADF);
@@ -92,12 +93,12 @@ static void close_ranges(void) {
     CHECK(syscall(SYS_close_range, 3u, ~0u, 4 /* CLOEXEC */) == 0 && (fcntl(high, F_GETFD) & FD_CLOEXEC));
     CHECK(syscall(SYS_close_range, 3u, ~0u, 0) == 0);
     CHECK(fcntl(high, F_GETFD) == -1);
-    holds("a", "a"); /* and it still works */
+    holds("a", "a"); /* the descriptor still works */
     closefrom(3);
     for (int fd = 3; fd < 70000; fd++) close(fd);
     holds("a", "a");
     CHECK(open("a", O_RDONLY) == 3);
-    for (int fd = 3; fd < 20000; fd++) dup2(1, fd); /* also over whatever a library keeps for itself */
+    for (int fd = 3; fd < 20000; fd++) dup2(1, fd); /* also over numbers that a library keeps for itself */
     closefrom(3);
     holds("a", "a");
 }
@@ -105,7 +106,7 @@ static void close_ranges(void) {
 static void numbers_run_out(void) {
     struct rlimit limit = {64, 64};
     CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
-    for (int others = 0; others < 4; others++) { /* descriptors of other files, so that each count of free ones comes */
+    for (int others = 0; others < 4; others++) { /* other files are open, so that each count of free descriptors is tried */
         for (int other = 0; other < others; other++) CHECK(dup(0) >= 0);
         int fd, count = 0;
         while ((fd = open("a", O_RDWR | O_CREAT, 0644)) >= 0) count++;
@@ -134,7 +135,7 @@ static void fork_shares_offset(void) {
     struct stat st;
     CHECK(fstat(fd, &st) == 0 && st.st_size == 4000 && lseek(fd, 0, SEEK_CUR) == 4000);
     pid_t child = fork();
-    if (child == 0) { /* a daemon: forks again, the parent gone */
+    if (child == 0) { /* a daemon: forks again, its parent has ended */
         if (fork() > 0) _exit(0);
         setsid();
         int mine = make("daemon", "x");
@@ -144,7 +145,7 @@ static void fork_shares_offset(void) {
     wait_for(child);
 }
 
-static void inherits(void) { /* run by others: descriptor 7 is open on a file, 8 is not */
+static void inherits(void) { /* executed by other cases: descriptor 7 is open on a file, 8 is not */
     CHECK(write(7, "child ", 6) == 6);
     CHECK(fcntl(8, F_GETFD) == -1);
 }
@@ -163,7 +164,7 @@ static void fork_exec(void) {
     child = fork();
     if (child == 0) {
         char *none[] = {0}, *arguments[] = {(char *)self, "inherits", ".", 0};
-        execve(self, arguments, none); /* an environment that was thrown away */
+        execve(self, arguments, none); /* an empty environment */
         _exit(9);
     }
     wait_for(child);
@@ -185,7 +186,7 @@ static void vfork_exec(void) {
             _exit(9);
         }
         wait_for(child);
-        CHECK(fcntl(7, F_GETFD) == -1); /* the child's, not ours */
+        CHECK(fcntl(7, F_GETFD) == -1); /* the child's descriptor only */
         CHECK(lseek(fd, 0, SEEK_CUR) == 6 * (round + 1));
     }
     pid_t child = vfork();
@@ -241,7 +242,7 @@ static void *closer(void *argument) {
         int fd = open("race", O_RDONLY);
         CHECK(fd >= 0 && pread(fd, &byte, 1, 0) == 1 && byte == 'r');
         CHECK(close(fd) == 0);
-        (void)!pread(5 + round % 20, &byte, 1, 0); /* somebody's, or nobody's */
+        (void)!pread(5 + round % 20, &byte, 1, 0); /* the number may belong to any thread, or to none */
     }
     return argument;
 }
@@ -293,7 +294,7 @@ static void bad_buffers(void) {
     CHECK(pread(fd, memory + page, 10, 0) == -1 && errno == EFAULT);
     CHECK(pread(fd, wild, 10, 0) == -1 && errno == EFAULT);
     CHECK(pread(fd, text, 4, 0) == -1 && errno == EFAULT);
-    volatile size_t minus_one = -1; /* what a read that failed answered, taken for a length */
+    volatile size_t minus_one = -1; /* the result of a failed read, taken for a length */
     CHECK(write(fd, memory, minus_one) == -1 && errno == EFAULT && pwrite(fd, memory, minus_one, 0) == -1);
     CHECK(errno == EFAULT && pread(fd, memory, minus_one, 0) == -1 && errno == EFAULT && lseek(fd, 0, SEEK_END) == 10);
     struct iovec bad = {memory + page, 5};
@@ -351,10 +352,10 @@ static void signals(void) {
     sigset_t mask;
     CHECK(sigprocmask(SIG_SETMASK, 0, &mask) == 0);
     for (int number = 1; number < 32; number++) CHECK(sigismember(&mask, number) == 0);
-    /* A wait of the kernel's is still interrupted, and the rest of it as it was. */
+    /* A wait in the kernel is still interrupted, and gives the remaining time. */
     action.sa_flags = 0;
     CHECK(sigaction(SIGALRM, &action, 0) == 0);
-    timer.it_interval.tv_usec = timer.it_value.tv_usec = 20000; /* again, if the first comes before the wait */
+    timer.it_interval.tv_usec = timer.it_value.tv_usec = 20000; /* again, if the first one comes before the wait */
     int pipes[2];
     CHECK(pipe(pipes) == 0 && setitimer(ITIMER_REAL, &timer, 0) == 0);
     CHECK(read(pipes[0], block, 1) == -1 && errno == EINTR);
@@ -364,13 +365,13 @@ static void signals(void) {
     CHECK(raise(SIGALRM) == 0);
 }
 
-/* How a child says that it is about to wait; made by its parent. */
+/* The memory in which a child reports that it is about to wait; its parent creates it. */
 static int about_to[2];
 static void says_so(void) {
     CHECK(write(about_to[1], "w", 1) == 1);
 }
 
-/* Until it has said so, and sleeps. */
+/* Waits until the child has reported it, and sleeps. */
 static void until_it_waits(pid_t child) {
     char path[64], text[512];
     CHECK(read(about_to[0], text, 1) == 1);
@@ -386,7 +387,7 @@ static void until_it_waits(pid_t child) {
     }
 }
 
-/* A thread waits for a lock that its parent holds; a signal ends the wait, or not, as its handler says. */
+/* A thread waits for a lock that its parent holds. A signal ends the wait or not, depending on its handler. */
 static void lock_waits(void) {
     int fd = make("a", ""), status;
     handler_fd = make("b", "");
@@ -434,7 +435,7 @@ static void program_faults(void) {
     CHECK(sigqueue(getpid(), SIGUSR1, value) == 0 && info_ok == 1);
     int status;
     pid_t child = fork();
-    if (child == 0) *(volatile int *)16 = 1; /* default action: the signal itself */
+    if (child == 0) *(volatile int *)16 = 1; /* default action: the signal ends the process */
     CHECK(waitpid(child, &status, 0) == child && WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
     child = fork();
     if (child == 0) {
@@ -448,7 +449,7 @@ static void program_faults(void) {
     child = fork();
     if (child == 0) {
         CHECK(sigaction(SIGSEGV, &action, 0) == 0);
-        CHECK(open((char *)16, O_RDONLY) == -1 && errno == EFAULT); /* not the program's fault */
+        CHECK(open((char *)16, O_RDONLY) == -1 && errno == EFAULT); /* not a fault of the program */
         *(volatile int *)16 = 1;
     }
     wait_for(child);
@@ -504,7 +505,7 @@ static void *syncs_forever(void *unused) {
 }
 
 static void *opens_forever(void *unused) {
-    for (;;) { /* one that ends at its close keeps the number: as natively */
+    for (;;) { /* ends at its close and keeps the number, as natively */
         int fd = open("a", O_RDONLY);
         CHECK(fd >= 0 && close(fd) == 0);
     }
@@ -512,7 +513,7 @@ static void *opens_forever(void *unused) {
 }
 
 static void *prints_forever(void *unused) {
-    for (;;) { /* within the C library: a flush of one thread's own stream */
+    for (;;) { /* cancelled within the C library, at the flush of the thread's own stream */
         FILE *file = fopen("stream", "w");
         CHECK(file);
         for (int i = 0; i < 100; i++) CHECK(putc('x', file) == 'x' && fflush(file) == 0);
@@ -578,7 +579,7 @@ static void cancels_waits(void) {
     CHECK(pipe(pipes) == 0);
     pid_t child = fork();
     if (child == 0) {
-        alarm(60); /* if nobody ends it */
+        alarm(60); /* ends the test if the cancellation does not */
         waits_for_lock(0);
         CHECK(write(pipes[1], "x", 1) == 1);
         pause();
@@ -643,7 +644,7 @@ static void links(void) {
     snprintf(path, sizeof path, "%s/a", here);
     CHECK(symlink(path, "absolute") == 0);
     holds("relative", "here");
-    holds("absolute", "here"); /* through / and back in */
+    holds("absolute", "here"); /* through / and back into the mount */
     int fd = open("away", O_RDONLY);
     char got[PATH_MAX];
     CHECK(fd >= 0 && read(fd, got, 4) == 4 && memcmp(got, "root", 4) == 0);
@@ -659,7 +660,7 @@ static void links(void) {
     snprintf(path, sizeof path, "%s/in/a", outside);
     holds(path, "here"); /* from outside, through a link */
     snprintf(path, sizeof path, "%s/../..%s/a", outside, here);
-    holds(path, "here"); /* by .. */
+    holds(path, "here"); /* through .. */
     snprintf(path, sizeof path, "%s/in/new", outside);
     fd = open(path, O_CREAT | O_EXCL | O_WRONLY, 0644);
     CHECK(fd >= 0 && access("new", F_OK) == 0);
@@ -677,7 +678,7 @@ static void links(void) {
     CHECK(unlink(in) == 0 && rmdir(outside) == 0);
 }
 
-static void across(void) { /* only where DIR is another file system than /tmp's */
+static void across(void) { /* only where DIR is on another file system than /tmp */
     char outside[] = "/tmp/probe-XXXXXX";
     int fd = mkstemp(outside);
     close(make("a", "x"));
@@ -731,7 +732,7 @@ static void maps(void) {
     CHECK(mmap(0, page, PROT_READ, MAP_PRIVATE, fd, 0) == MAP_FAILED && errno == EACCES);
 }
 
-static void refused(void) { /* not on the kernel's own: what only a preloaded file system refuses */
+static void refused(void) { /* not on the kernel's own: calls that only a preloaded file system refuses */
     int fd = make("a", "x"), other = open("/dev/null", O_RDWR);
     CHECK(mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) == MAP_FAILED && errno == ENODEV);
     char params[256] = {0};
@@ -783,7 +784,7 @@ static void programs(void) { /* a program file and a script in DIR */
     CHECK(lseek(fd, 0, SEEK_CUR) > 20);
 }
 
-static void statically(void) { /* descriptor 7 handed to a statically linked program named by PROBE_STATIC */
+static void statically(void) { /* a statically linked program, named by PROBE_STATIC, inherits descriptor 7 */
     int fd = make("a", "");
     CHECK(dup2(fd, 7) == 7);
     pid_t child = fork();
@@ -853,7 +854,8 @@ static void *sends_to_itself(void *unused) {
     return unused;
 }
 
-/* A handler with SA_RESETHAND: called by one signal, wherever that comes, and what comes next finds the default action. */
+/* A handler with SA_RESETHAND: the first signal calls it, wherever it comes, and the next one gets the default
+ * action. */
 static void handlers_for_once(void) {
     int fd = make("a", ""), *count = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     struct rlimit no_core = {0, 0};
@@ -869,7 +871,8 @@ static void handlers_for_once(void) {
     CHECK(sigqueue(child, SIGUSR1, value) == 0);
     ends_by(child, SIGUSR1);
     holds("b", "once");
-    /* A fault of ours takes nothing from the program's handler, nor that one from us. */
+    /* A fault in the library does not use up the program's handler, and the handler does not disturb the library's
+     * faults. */
     struct sigaction action = {.sa_sigaction = leaves_fault, .sa_flags = SA_SIGINFO | SA_RESETHAND}, old;
     child = fork();
     if (child == 0) {
@@ -884,14 +887,14 @@ static void handlers_for_once(void) {
     }
     ends_by(child, SIGSEGV);
     holds("c", "twice");
-    /* System V's: it sets itself again. */
+    /* A handler as in System V: it sets itself again. */
     action.sa_handler = again;
     action.sa_flags = SA_RESETHAND | SA_NODEFER;
     CHECK(sigaction(SIGUSR2, &action, 0) == 0 && sigaction(SIGCHLD, &action, 0) == 0);
     for (int i = 1; i < 4; i++) CHECK(raise(SIGUSR2) == 0 && hits == i);
     CHECK(raise(SIGCHLD) == 0 && raise(SIGCHLD) == 0 && hits == 5);
     CHECK(signal(SIGCHLD, SIG_DFL) == again && raise(SIGCHLD) == 0 && hits == 5);
-    /* A child on our memory has its own. */
+    /* A child in its parent's memory has its own handlers. */
     action.sa_handler = quiet_handler;
     CHECK(sigaction(SIGUSR2, &action, 0) == 0);
     child = vfork();
@@ -921,7 +924,7 @@ static void handlers_for_once(void) {
     }
 }
 
-/* What syscall() goes on with on a new stack: its return, then the function. */
+/* The new stack of a thread that syscall() creates: the address to which it returns, then the function. */
 static char stack[1 << 16] __attribute__((aligned(16)));
 static void *stack_for(void (*function)(void)) {
     void (**top)(void) = (void (**)(void))(stack + sizeof stack - 64);
@@ -940,13 +943,13 @@ static void ends(void) {
     syscall(SYS_exit, 0);
 }
 
-/* 1 if the process counts as one thread, 0 if not, -1 where nobody says. */
+/* 1 if the process counts as single-threaded, 0 if not, -1 if the mount does not tell. */
 static int alone(void) {
     char answer;
     return getxattr(".", "user.hearth.alone", &answer, 1) == 1 ? answer == '1' : -1;
 }
 
-/* A thread that the C library does not know of. */
+/* A thread that the C library does not know. */
 static void threads_by_number(void) {
     CHECK(alone() != 0);
     pid_t child = vfork();
@@ -964,7 +967,7 @@ static void threads_by_number(void) {
     close(make("a", "x"));
 }
 
-#ifdef OWN_CALL /* one that nobody sees */
+#ifdef OWN_CALL /* a call that the library does not see */
 static long makes(long number, long one, long two) {
     long result;
     register long none __asm__("r10") = 0;
@@ -975,7 +978,7 @@ static long makes(long number, long one, long two) {
 #define makes syscall
 #endif
 
-/* Children that the C library does not know of. What their parent closes is theirs all the same. */
+/* Children that the C library does not know. They keep files that their parent closes. */
 static void forks_by_number(void) {
     unsigned long long how[11] = {[4] = SIGCHLD};
     char byte, got[20];
@@ -1002,7 +1005,7 @@ static void forks_by_number(void) {
         CHECK(close(pipes[0]) == 0 && close(pipes[1]) == 0);
     }
 #ifndef OWN_CALL
-    /* One on our memory has descriptors of its own. */
+    /* A child in its parent's memory has its own descriptors. */
     int fd = closed_by_child = make("c", "kept");
     pid_t child = syscall(SYS_clone, CLONE_VM | CLONE_VFORK | SIGCHLD, stack_for(closes), 0, 0, 0);
     CHECK(child > 0);
@@ -1012,7 +1015,7 @@ static void forks_by_number(void) {
 #endif
 }
 
-/* Signals that come while a child on the parent's memory is made and while it runs. */
+/* Signals that arrive while a child in the parent's memory is created and while it runs. */
 static void vfork_signals(void) {
     int fd = make("a", "");
     handler_fd = make("b", "");
@@ -1024,7 +1027,7 @@ static void vfork_signals(void) {
         int before = hits;
         pid_t child = vfork();
         if (child == 0) {
-            if (round % 3 == 0) { /* one of the child's own */
+            if (round % 3 == 0) { /* a signal to the child itself */
                 if (fork() == 0) _exit(0);
                 if (vfork() == 0) _exit(0);
             }
@@ -1042,7 +1045,8 @@ static void vfork_signals(void) {
     CHECK(fstat(handler_fd, &st) == 0 && st.st_size == hits);
 }
 
-/* A child's end is heard by a handler at any moment of an exec: the next program has the mask and hears the next one. */
+/* A handler runs for the end of a child at any moment of an exec: the next program has the mask, and its handler
+ * runs for the next child. */
 static void exec_signals(void) {
     const char *left = getenv("PROBE_LEFT");
     int rounds = left ? atoi(left) : 200;
@@ -1100,7 +1104,7 @@ static void chroots(void) { /* a folder of another root, by the same path */
     CHECK(system(remove) == 0);
 }
 
-static void of_others(void) { /* by /proc: what another process has open is that, or nothing at all */
+static void of_others(void) { /* by /proc: a file that another process has open, or nothing at all */
     char path[64], text[16];
     int fd = make("a", "content");
     pid_t parent = getpid(), child = fork();

@@ -1,9 +1,9 @@
-//! Unmodified programs over the library: the C cases of `probe.c`, and the programs that everybody uses.
+//! Unmodified programs over the library: the C cases of `probe.c`, and programs in everyday use.
 //!
-//! By default the mount is a mirror of a temporary folder (`examples/mirror.rs`), so all that processes share is real
-//! and what a program did can be compared with the folder. With `HEARTH_TEST_WRAPPER` (a command put in front of
-//! every program, for example `hearth run --dir D --node 1 --`) and `HEARTH_TEST_AT` (a folder that programs see
-//! under it) the same tests run on whatever is behind those.
+//! By default the mount is a mirror of a temporary folder (`examples/mirror.rs`), so processes share real files, and
+//! the tests can compare the results of programs with the folder. With `HEARTH_TEST_WRAPPER` (a command in front of
+//! every program, for example `hearth run --dir D --node 1 --`) and `HEARTH_TEST_AT` (a folder that programs see under
+//! it) the same tests run on any other mount.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -12,7 +12,7 @@ use std::process::{Command, Output};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Longest that a program may take.
+/// Limit of seconds for a program.
 const LIMIT_SECONDS: &str = "60";
 
 /// The tests' library, built with them by `cargo test` (but not by `cargo test --test programs`).
@@ -25,7 +25,11 @@ fn library() -> PathBuf {
             for entry in std::fs::read_dir(PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(folder)).unwrap() {
                 let changed =
                     entry.and_then(|entry| entry.metadata()).and_then(|status| status.modified()).unwrap();
-                assert!(changed <= built, "{} is older than its source: build the examples", path.display());
+                assert!(
+                    changed <= built,
+                    "{} is older than a source file: build the examples",
+                    path.display()
+                );
             }
         }
         path
@@ -71,7 +75,7 @@ fn probe(linked: &str) -> PathBuf {
 struct World {
     at: String,
     behind: Option<tempfile::TempDir>,
-    /// Holds the path at which the folder is shown, which does not exist there.
+    /// Contains the path at which the folder appears, which does not exist there.
     _above: Option<tempfile::TempDir>,
 }
 
@@ -91,7 +95,7 @@ impl World {
 
     /// A program that sees the folder at `self.at`.
     fn command(&self, arguments: &[&str]) -> Command {
-        // Programs get the standard descriptors alone, whoever runs the tests.
+        // Programs get only the standard descriptors, however the tests were started.
         // SAFETY: marks descriptors, takes no memory.
         unsafe { libc::close_range(3, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC as i32) };
         let mut command = Command::new("timeout");
@@ -119,7 +123,7 @@ impl World {
         self.command(arguments).output().unwrap()
     }
 
-    /// Runs a program that has to succeed; what it printed.
+    /// Runs a program that has to succeed; returns its output.
     fn good(&self, arguments: &[&str]) -> String {
         let output = self.run(arguments);
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -144,7 +148,7 @@ impl World {
         cases.iter().for_each(|case| self.probe(case));
     }
 
-    /// What the mirror's own folder holds.
+    /// Checks the contents of a file in the mirror's own folder.
     fn holds(&self, name: &str, text: &str) {
         if let Some(folder) = &self.behind {
             assert_eq!(std::fs::read_to_string(folder.path().join(name)).unwrap(), text, "{name}");
@@ -206,7 +210,7 @@ fn alone(name: &str, how: &[&str]) -> String {
 }
 
 #[test]
-fn who_has_code_that_nobody_sees_counts_as_several_threads() {
+fn a_process_with_calls_that_the_library_does_not_see_counts_as_multithreaded() {
     let world = World::new();
     if world.behind.is_none() {
         return;
@@ -216,18 +220,18 @@ fn who_has_code_that_nobody_sees_counts_as_several_threads() {
     let (harmless, other) = (alone("alone.so", &shared[..3]), alone("alone-calling.so", &shared));
     let said = |program: &str, more: &[&str]| world.good(&[&[program, &world.at], more].concat());
     assert_eq!(said(&plain, &[]), "11\n");
-    assert_eq!(said(&calling, &[]), "00\n", "its own code");
+    assert_eq!(said(&calling, &[]), "00\n", "the program has a syscall of its own");
     assert_eq!(said(&plain, &[&harmless]), "11\n");
-    assert_eq!(said(&plain, &[&other]), "10\n", "a library that came later");
+    assert_eq!(said(&plain, &[&other]), "10\n", "a library that is loaded later");
     world.good(&["cp", &harmless, &other, &world.at]);
     assert_eq!(said(&plain, &[&format!("{}/alone.so", world.at)]), "11\n");
-    assert_eq!(said(&plain, &[&format!("{}/alone-calling.so", world.at)]), "10\n", "one of the mount");
+    assert_eq!(said(&plain, &[&format!("{}/alone-calling.so", world.at)]), "10\n", "a library in the mount");
     assert_eq!(said(&plain, &["write"]), "10\n", "code that is written later");
-    assert_eq!(said(&plain, &["change"]), "10\n", "memory that becomes code");
+    assert_eq!(said(&plain, &["change"]), "10\n", "memory that is made executable");
     for preloaded in [&harmless, &other] {
         let both = format!("LD_PRELOAD={}:{preloaded}", library().display());
         let expected = if *preloaded == other { "00\n" } else { "11\n" };
-        assert_eq!(world.good(&["env", &both, &plain, &world.at]), expected, "preloaded too");
+        assert_eq!(world.good(&["env", &both, &plain, &world.at]), expected, "another preloaded library");
     }
 }
 
@@ -277,7 +281,7 @@ fn names_attributes_and_links() {
 }
 
 #[test]
-fn the_border_and_what_cannot_be_served() {
+fn calls_across_file_systems_and_refused_calls() {
     let world = World::new();
     world.probes(&["across", "refused", "chroots", "of_others"]);
 }
@@ -301,7 +305,7 @@ fn the_cases_hold_for_the_kernel() {
 }
 
 #[test]
-fn a_shell_and_its_friends() {
+fn a_shell_and_other_tools() {
     let world = World::new();
     let printed = world.shell(
         "echo one >f; cat <f; cp f g; mv g h; (echo two; echo three) >>h; wc -l <h; sort h >s; cat s; grep -r t . | sort
@@ -314,7 +318,7 @@ fn a_shell_and_its_friends() {
     world.holds("h", "one\ntwo\nthree\n");
 }
 
-/// `mkdir -p` makes each step relative to the one above: the last ones have to arrive in the mount.
+/// `mkdir -p` makes each step relative to the one above, so the last steps have to reach the mount.
 #[test]
 fn paths_that_go_down_into_the_mount() {
     let world = World::new();
@@ -325,7 +329,7 @@ fn paths_that_go_down_into_the_mount() {
     assert_eq!(world.good(&["sh", "-ec", &script]), format!("x\n{}/a/b\nx\nb\n", world.at));
     world.holds("f", "x\n");
     if world.behind.is_some() {
-        assert!(!std::path::Path::new(&world.at).exists(), "nothing was made in the kernel's tree");
+        assert!(!std::path::Path::new(&world.at).exists(), "nothing was created in the kernel's tree");
     }
 }
 
@@ -335,7 +339,7 @@ fn bash_redirections() {
     let script = "cd $0; echo a >x; { echo b; echo c >&2; } >>x 2>err; cat <<<here >y; mapfile -t lines <x
                   exec 5>z; ls -d . >&5; exec 5>&-; echo ${#lines[@]}; diff <(cat x) <(printf 'a\\nb\\n') && cat err y z";
     assert_eq!(world.good(&["bash", "-ec", script, &world.at]), "2\nc\nhere\n.\n");
-    // The descriptor comes from a process that is not preloaded with anything else than the shell is.
+    // The file has to arrive in programs that are started without the environment of the shell.
     world.shell("(cat; env -i cat) <x >copied; env -i sh -c 'cat x' >again; cmp x copied; cmp x again");
     world.holds("copied", "a\nb\n");
 }
@@ -405,8 +409,8 @@ fn a_panic_poisons_the_mount_with_one_line() {
     assert!(errors.contains("Input/output error") || errors.contains("I/O error"), "{errors}");
 }
 
-/// A start takes its plan from the cache; without a folder for it, or with one that is damaged or somebody else could
-/// write, the library is decoded and everything works all the same.
+/// A start takes its plan from the cache. If there is no folder for it, or the file is damaged or writable by other
+/// users, the library is decoded, and everything works all the same.
 #[test]
 fn the_cache_of_plans() {
     let world = World::new();

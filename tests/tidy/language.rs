@@ -8,9 +8,10 @@ use crate::rules::File;
 use crate::source::Source;
 
 /// Folders (with a slash at the end) and files whose prose keeps the rules. Entries are added, never removed.
-pub const REWRITTEN: [&str; 15] = [
+pub const REWRITTEN: [&str; 16] = [
     "engines/assise/ccnvm/",
     "engines/assise/mirror/",
+    "interpose/",
     "substrate/format/",
     "substrate/ipc/",
     "substrate/pmem/",

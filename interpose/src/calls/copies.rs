@@ -1,27 +1,27 @@
-//! Copying between descriptors: within the tree the mount copies by itself; to and from files of the kernel's the library
+//! Copies between descriptors. Within the tree the mount copies; between the tree and files of the kernel the library
 //! reads and writes.
 
 use super::data::mount;
 use super::sizes;
-use crate::descriptors::{self, Held};
+use crate::descriptors::{self, DescriptionRef};
 use crate::dispatch::{Answer, Call, is_path};
 use crate::memory;
 use crate::mount::{Errno, Target};
 use crate::raw;
 use std::io::{IoSlice, IoSliceMut};
 
-/// Bytes that go through the library's memory at a time.
+/// Bytes that are copied in one step through the library's memory.
 const PIECE_BYTES: usize = 128 << 10;
 
-/// A file of a copy: one of ours, or the kernel's by its number.
+/// A side of a copy: a file of ours, or the kernel's by its descriptor.
 enum Side {
-    Ours(Held),
+    Ours(DescriptionRef),
     Kernel(i32),
 }
 
 impl Side {
     /// # Errors
-    /// EBADF, also for a path.
+    /// EBADF, also for a description that is only a path.
     fn of(fd: i32) -> Result<Self, Errno> {
         if descriptors::is_ours(fd) {
             let held = descriptors::get(fd)?;
@@ -85,7 +85,7 @@ impl Side {
         }
     }
 
-    /// Writes at its position, which moves.
+    /// Writes at the file's position, which moves.
     fn write(&self, bytes: &[u8]) -> Result<usize, Errno> {
         match self {
             Self::Ours(held) => {
@@ -103,12 +103,13 @@ fn seek(fd: i32, by: i64, whence: i32) -> Result<i64, Errno> {
     moved.map(|at| at as i64)
 }
 
-/// An offset that a call gives by its address, if it does.
+/// The offset at an address of the program, if the address is not null.
 fn given(address: u64) -> Result<Option<i64>, Errno> {
     if address == 0 { Ok(None) } else { memory::read_value(address).map(Some) }
 }
 
-/// `copy_file_range`: across the border it is refused as between file systems, and programs copy themselves.
+/// `copy_file_range`: between the tree and other files it fails as between file systems, and programs copy by
+/// themselves.
 pub fn copy_file_range(call: &Call) -> Answer {
     let [_, from_address, _, to_address, bytes, flags] = call.arguments;
     let (from, to) = (Side::of(call.int(0))?, Side::of(call.int(2))?);
@@ -138,7 +139,7 @@ pub fn copy_file_range(call: &Call) -> Answer {
     Ok(copied as u64)
 }
 
-/// `sendfile`: what it reads are the contents of a file, what it writes goes where the other descriptor stands.
+/// `sendfile`: copies the contents of a file to the position of the other descriptor.
 pub fn sendfile(call: &Call) -> Answer {
     let [_, _, address, bytes, ..] = call.arguments;
     let offset = given(address)?;
@@ -172,7 +173,7 @@ pub fn sendfile(call: &Call) -> Answer {
     Ok(sent as u64)
 }
 
-/// Sends so many bytes, or as many as there are.
+/// Sends this number of bytes, or fewer at the end of the file.
 fn send(from: &Side, begin: i64, to: &Side, bytes: usize) -> Result<usize, Errno> {
     let mut buffer = vec![0; bytes.min(PIECE_BYTES)];
     let mut sent = 0;

@@ -1,4 +1,4 @@
-//! Contents: reading, writing, positions, durability, entries of directories, mappings.
+//! Calls on contents: reading, writing, positions, durability, entries of directories.
 
 use super::sizes;
 use crate::dispatch::{Answer, Call, Refusal};
@@ -7,12 +7,12 @@ use crate::mount::{Errno, Handle, Mount, Target};
 use crate::start::site;
 use std::io::IoSlice;
 
-/// Bytes of directory entries that one call gives at most.
+/// Limit of bytes of directory entries in one call.
 const LIST_BYTES_MAX: usize = 1 << 20;
 /// Bytes before the name in a `linux_dirent64`.
 const ENTRY_HEAD: usize = 19;
 
-/// The mount; there is one when a row's function runs.
+/// The mount, which exists when a row's function runs.
 pub fn mount() -> &'static dyn Mount {
     site().expect("calls are only served for a mount").mount
 }
@@ -34,7 +34,7 @@ fn send(file: Handle, at: Option<u64>, buffers: &Buffers) -> Answer {
     Ok(buffers.with_sources(write)? as u64)
 }
 
-/// The first bytes of the slices, so many.
+/// The first `left` bytes of the slices.
 #[cold]
 fn first_of<'a>(slices: &'a [IoSlice<'_>], mut left: usize) -> Vec<IoSlice<'a>> {
     let cut = slices.iter().map(|slice| {
@@ -45,14 +45,14 @@ fn first_of<'a>(slices: &'a [IoSlice<'_>], mut left: usize) -> Vec<IoSlice<'a>> 
     cut.collect()
 }
 
-/// What a call with one buffer receives.
+/// Serves a call that reads into one buffer.
 #[inline]
 fn receive_one(file: Handle, at: Option<u64>, call: &Call) -> Answer {
     let buffer = Buffer::new(call.arguments[1], call.arguments[2], Use::Target)?;
     Ok(buffer.with_target(|slices| mount().read(file, at, slices))? as u64)
 }
 
-/// What a call with one buffer sends.
+/// Serves a call that writes from one buffer.
 #[inline]
 fn send_one(file: Handle, at: Option<u64>, call: &Call) -> Answer {
     let buffer = Buffer::new(call.arguments[1], call.arguments[2], Use::Source)?;
@@ -118,7 +118,7 @@ pub fn pwritev(call: &Call) -> Answer {
     send(file.handle(), at, &Buffers::vector(call.arguments[1], call.arguments[2], Use::Source)?)
 }
 
-/// Offset and flags of the calls that have both; all ones is the file's position.
+/// Offset and flags of the calls that have both; an offset of all ones is the file's position.
 fn offset_and_flags(call: &Call) -> Result<(Option<u64>, i32), Errno> {
     let flags = call.int(5);
     if flags & !(libc::RWF_HIPRI | libc::RWF_DSYNC | libc::RWF_SYNC) != 0 {
@@ -171,7 +171,7 @@ pub fn sync_file_range(call: &Call) -> Answer {
     Ok(0)
 }
 
-/// `sync`: ours, then the kernel's.
+/// `sync`: of the mount, then of the kernel.
 pub fn sync(_call: &Call) -> Answer {
     mount().sync_all()?;
     Err(Refusal::Pass)
@@ -196,7 +196,7 @@ pub fn ftruncate(call: &Call) -> Answer {
     Ok(0)
 }
 
-/// Whether an open file is one of contents.
+/// Whether an open file is a regular one.
 fn is_regular(file: Handle) -> Result<bool, Errno> {
     let mode = mount().attributes(Target::Open(file))?.stx_mode;
     Ok(u32::from(mode) & libc::S_IFMT == libc::S_IFREG)
@@ -234,7 +234,7 @@ pub fn fallocate(call: &Call) -> Answer {
 pub fn getdents64(call: &Call) -> Answer {
     let file = call.file(0)?;
     let room = usize::try_from(call.arguments[2] as u32).unwrap_or(0).min(LIST_BYTES_MAX);
-    // Tried before, so that no entry is passed over when the copy fails.
+    // Checked before, so that no entry is lost when the copy fails.
     Buffer::new(call.arguments[1], room as u64, Use::Target)
         .and_then(|buffer| if buffer.bytes() == room { Ok(()) } else { Err(memory::FAULT) })?;
     let mut bytes = Vec::with_capacity(room);

@@ -1,5 +1,5 @@
-//! Mappings of files: shared ones are the node's mount's, as the library cannot see stores to memory; what it can give by
-//! itself is a copy of the file as it is when it is mapped.
+//! Mappings of files. Shared mappings use the node's mount, as the library cannot see stores to memory. Without the
+//! mount, the library can only map a copy of the file's current contents.
 
 use super::data::mount;
 use crate::dispatch::{Answer, Call, Refusal};
@@ -8,9 +8,9 @@ use crate::{raw, regions, tell};
 use std::io::IoSliceMut;
 
 const PAGE: u64 = 4096;
-/// Longer than any memory of a program.
+/// More than the address space of a program.
 const BYTES_MAX: u64 = 1 << 56;
-/// Flags that `MAP_SHARED_VALIDATE` knows: those that were there before it, and `MAP_SYNC`.
+/// Flags that `MAP_SHARED_VALIDATE` accepts: the flags that are older than it, and `MAP_SYNC`.
 const VALID_FLAGS: i32 = libc::MAP_TYPE
     | libc::MAP_FIXED
     | libc::MAP_ANONYMOUS
@@ -33,15 +33,15 @@ const MAP_32BIT: i32 = 0x40;
 #[allow(clippy::cast_possible_wrap, reason = "bits")]
 const MAP_HUGE_MASK: i32 = (0x3f_u32 << 26) as i32;
 
-/// What is asked for, and the file's inode.
+/// A checked request for a mapping, and the file's inode.
 struct Request {
     shared: bool,
-    /// A mapping, or what it is made later, may change the file.
+    /// A mapping of this file may write to it, now or after a change of protection.
     may_change: bool,
     inode: u64,
 }
 
-/// Whether the request is one that Linux would serve, in the order of its checks.
+/// Checks whether Linux would serve the request, in the order of its checks.
 fn check(call: &Call, file: Handle) -> Result<Request, Errno> {
     let [_, length, protection, flags, _, offset] = call.arguments;
     let flags = flags as u32 as i32;
@@ -74,9 +74,9 @@ fn check(call: &Call, file: Handle) -> Result<Request, Errno> {
     Ok(Request { shared, may_change: access != libc::O_RDONLY, inode: status.stx_ino })
 }
 
-/// `mmap`: a shared mapping is one of the node's mount; from then on the process uses the file there ([`regions`]). A private
-/// mapping is a copy of the file as it is now, and so is, without a mount, a shared one of a file that is open for reading
-/// only; any other is refused then, as by a file system that cannot map.
+/// `mmap`: a shared mapping uses the node's mount; from then on the process uses the file there ([`regions`]). A
+/// private mapping is a copy of the file's current contents. Without a mount, so is a shared mapping of a file that is
+/// open for reading only; any other shared mapping is refused then, as by a file system that cannot map.
 pub fn mmap(call: &Call) -> Answer {
     let flags = call.arguments[3] as u32 as i32;
     if flags & libc::MAP_ANONYMOUS != 0 {
@@ -90,7 +90,8 @@ pub fn mmap(call: &Call) -> Answer {
     if !request.shared {
         return copy(call, file.handle());
     }
-    // Opened anew for each: the kernel then has the file's size, and no page of it, from before what the library did.
+    // Opened again for each mapping, so that the kernel has no size and no page of the file from before changes of the
+    // library.
     match mount().file_to_map(file.handle()) {
         Ok(fd) => {
             let shared = share(call, fd, request.inode);
@@ -110,7 +111,7 @@ pub fn mmap(call: &Call) -> Answer {
 fn share(call: &Call, fd: i32, inode: u64) -> Answer {
     let [address, length, protection, flags, _, offset] = call.arguments;
     let arguments = [address, length, protection, flags, raw::number(fd), offset];
-    // SAFETY: the program's own mapping request, with the same file of the kernel's.
+    // SAFETY: the program's own mapping request, with the kernel's descriptor of the same file.
     let mapped = unsafe { raw::try_call(libc::SYS_mmap, &arguments) };
     if mapped == Err(Errno(libc::ENODEV)) {
         tell::refused("this kernel cannot map files of a mount shared: it needs Linux 6.6");
@@ -118,7 +119,7 @@ fn share(call: &Call, fd: i32, inode: u64) -> Answer {
     let start = mapped?;
     regions::add(start, length, inode);
     if protection & libc::PROT_EXEC as u64 != 0 {
-        // Its code is the file's, in which nothing is patched.
+        // The file's code is not patched.
         crate::fork::note_unseen();
     }
     Ok(start)
@@ -143,7 +144,7 @@ pub fn mremap(call: &Call) -> Answer {
     Ok(to)
 }
 
-/// Fills anonymous memory with the file, as it is now.
+/// Fills anonymous memory with the file's current contents.
 fn copy(call: &Call, file: Handle) -> Answer {
     let [address, length, protection, flags, _, offset] = call.arguments;
     let flags = flags as u32 as i32;
@@ -157,7 +158,7 @@ fn copy(call: &Call, file: Handle) -> Answer {
         unsafe { raw::try_call(libc::SYS_mprotect, &[start, length, protection]) }
     });
     if let Err(errno) = filled {
-        // SAFETY: the mapping was made just now and nobody knows of it.
+        // SAFETY: the mapping was made just now, and no other code knows it.
         let _ = unsafe { raw::try_call(libc::SYS_munmap, &[start, length]) };
         return Err(errno.into());
     }
@@ -176,7 +177,7 @@ fn copy(call: &Call, file: Handle) -> Answer {
 /// Reads a file into fresh memory until it ends.
 fn fill(file: Handle, start: u64, length: u64, offset: u64) -> Result<(), Errno> {
     let length = usize::try_from(length).map_err(|_| Errno(libc::ENOMEM))?;
-    // SAFETY: mapped readable and writable just now, for at least this length, and not yet known to anybody.
+    // SAFETY: mapped readable and writable just now, for at least this length, and not yet known to other code.
     let memory = unsafe { std::slice::from_raw_parts_mut(start as *mut u8, length) };
     let mut done = 0;
     while done < length {

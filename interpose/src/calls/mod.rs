@@ -1,14 +1,14 @@
-//! What each system call does when it concerns a file of ours: the functions that the table names, one file a
-//! subject. They decode the kernel's arguments, ask the mount, and encode its answer as the kernel would.
+//! The functions of the table: each serves one system call that concerns a file of ours, in one file for each subject.
+//! They decode the kernel's arguments, call the mount, and encode its result as the kernel would.
 
-pub mod border;
 pub mod copies;
+pub mod cross_device;
 pub mod data;
+pub mod directory;
 pub mod maps;
 pub mod names;
 pub mod numbers;
 pub mod opens;
-pub mod places;
 pub mod process;
 pub mod refused;
 pub mod rings;

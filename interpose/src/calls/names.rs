@@ -1,28 +1,28 @@
-//! Names: making, linking, renaming, removing.
+//! Calls on names: creating, linking, renaming, removing.
 
-use super::border;
+use super::cross_device;
 use super::data::mount;
 use crate::dispatch::{Answer, Call, Refusal};
 use crate::memory;
-use crate::mount::{Errno, New, Place, Target};
+use crate::mount::{Errno, MountPath, New, Target};
 use crate::paths::{self, PATH_BYTES_MAX};
-use crate::table::Spot;
+use crate::table::PathArgument;
 
-const fn path(path: u8) -> Spot {
-    Spot { dir: None, path, follow: true, empty: false }
+const fn path(path: u8) -> PathArgument {
+    PathArgument { dir: None, path, follow: true, empty: false }
 }
 
-const fn at(dir: u8, path: u8) -> Spot {
-    Spot { dir: Some(dir), path, follow: true, empty: false }
+const fn at(dir: u8, path: u8) -> PathArgument {
+    PathArgument { dir: Some(dir), path, follow: true, empty: false }
 }
 
 fn no_file() -> Errno {
     Errno(libc::ENOENT)
 }
 
-/// Makes something at a spot.
-fn make(call: &Call, spot: Spot, new: New<'_>) -> Answer {
-    paths::serve(call, spot.itself(), |target| {
+/// Creates an object at a path of the call.
+fn make(call: &Call, argument: PathArgument, new: New<'_>) -> Answer {
+    paths::serve(call, argument.itself(), |target| {
         let Target::Named(place, _) = target else { return Err(Errno(libc::EEXIST)) };
         mount().make(place, new).map(|()| 0)
     })
@@ -52,12 +52,12 @@ pub fn mknodat(call: &Call) -> Answer {
     make(call, at(0, 1), New::Node(less_umask(call.arguments[2]), call.arguments[3]))
 }
 
-fn symlink_to(call: &Call, target: u64, spot: Spot) -> Answer {
+fn symlink_to(call: &Call, target: u64, argument: PathArgument) -> Answer {
     let target = memory::read_string(target, PATH_BYTES_MAX)?;
     if target.is_empty() {
         return Err(no_file().into());
     }
-    make(call, spot, New::Link(&target))
+    make(call, argument, New::Link(&target))
 }
 
 /// `symlink`
@@ -70,14 +70,14 @@ pub fn symlinkat(call: &Call) -> Answer {
     symlink_to(call, call.arguments[0], at(1, 2))
 }
 
-fn link_spots(call: &Call, from: Spot, to: Spot) -> Answer {
+fn link_paths(call: &Call, from: PathArgument, to: PathArgument) -> Answer {
     let linked = paths::serve_two(call, from, to.itself(), |from, to| mount().link(from, to).map(|()| 0));
-    if is_border(&linked) { Err(border::link(call, from, to.itself()).into()) } else { linked }
+    if is_cross_device(&linked) { Err(cross_device::link(call, from, to.itself()).into()) } else { linked }
 }
 
 /// `link`
 pub fn link(call: &Call) -> Answer {
-    link_spots(call, path(0).itself(), path(1))
+    link_paths(call, path(0).itself(), path(1))
 }
 
 /// `linkat`
@@ -87,16 +87,16 @@ pub fn linkat(call: &Call) -> Answer {
         return Err(Errno(libc::EINVAL).into());
     }
     let follow = flags & libc::AT_SYMLINK_FOLLOW != 0;
-    let from = Spot { follow, empty: flags & libc::AT_EMPTY_PATH != 0, ..at(0, 1) };
-    link_spots(call, from, at(2, 3))
+    let from = PathArgument { follow, empty: flags & libc::AT_EMPTY_PATH != 0, ..at(0, 1) };
+    link_paths(call, from, at(2, 3))
 }
 
 /// Whether the two paths lie on different file systems.
-fn is_border(answer: &Answer) -> bool {
+fn is_cross_device(answer: &Answer) -> bool {
     matches!(answer, Err(Refusal::Errno(Errno(libc::EXDEV))))
 }
 
-fn rename_spots(call: &Call, from: Spot, to: Spot, flags: u32) -> Answer {
+fn rename_paths(call: &Call, from: PathArgument, to: PathArgument, flags: u32) -> Answer {
     const KNOWN: u32 = libc::RENAME_NOREPLACE | libc::RENAME_EXCHANGE | libc::RENAME_WHITEOUT;
     let exchanges = flags & libc::RENAME_EXCHANGE != 0;
     if flags & !KNOWN != 0 || exchanges && flags & !libc::RENAME_EXCHANGE != 0 {
@@ -106,26 +106,26 @@ fn rename_spots(call: &Call, from: Spot, to: Spot, flags: u32) -> Answer {
         let Target::Named(from, _) = from else { return Err(Errno(libc::EBUSY)) };
         mount().rename(from, to, flags).map(|()| 0)
     });
-    if is_border(&renamed) { Err(border::rename(call, from, to).into()) } else { renamed }
+    if is_cross_device(&renamed) { Err(cross_device::rename(call, from, to).into()) } else { renamed }
 }
 
 /// `rename`
 pub fn rename(call: &Call) -> Answer {
-    rename_spots(call, path(0), path(1), 0)
+    rename_paths(call, path(0), path(1), 0)
 }
 
 /// `renameat`
 pub fn renameat(call: &Call) -> Answer {
-    rename_spots(call, at(0, 1), at(2, 3), 0)
+    rename_paths(call, at(0, 1), at(2, 3), 0)
 }
 
 /// `renameat2`
 pub fn renameat2(call: &Call) -> Answer {
-    rename_spots(call, at(0, 1), at(2, 3), call.arguments[4] as u32)
+    rename_paths(call, at(0, 1), at(2, 3), call.arguments[4] as u32)
 }
 
-fn remove(call: &Call, spot: Spot, directory: bool) -> Answer {
-    paths::serve(call, spot.itself(), |target| {
+fn remove(call: &Call, argument: PathArgument, directory: bool) -> Answer {
+    paths::serve(call, argument.itself(), |target| {
         let Target::Named(place, _) = target else { return Err(no_file()) };
         if place.dir.is_none() && place.path.is_empty() {
             return Err(Errno(if directory { libc::EBUSY } else { libc::EISDIR }));
@@ -154,7 +154,7 @@ pub fn unlinkat(call: &Call) -> Answer {
 }
 
 /// The target of a link, or of `/proc/self/fd/N` for a descriptor of ours. An empty path reads the link that is open.
-fn read_link(call: &Call, spot: Spot, buffer: u64, room: u64) -> Answer {
+fn read_link(call: &Call, argument: PathArgument, buffer: u64, room: u64) -> Answer {
     if room as i32 <= 0 {
         return Err(Errno(libc::EINVAL).into());
     }
@@ -162,18 +162,20 @@ fn read_link(call: &Call, spot: Spot, buffer: u64, room: u64) -> Answer {
         let bytes = target.len().min(room as usize);
         memory::write_bytes(buffer, &target[..bytes]).map(|()| bytes as u64)
     };
-    let path = call.arguments[usize::from(spot.path)];
+    let path = call.arguments[usize::from(argument.path)];
     if path == 0 {
         return Err(memory::FAULT.into());
     }
-    if let paths::Spotted::Open(held) = paths::spot(call, Spot { follow: true, empty: true, ..spot })? {
+    if let paths::ResolvedPath::Open(held) =
+        paths::resolve(call, PathArgument { follow: true, empty: true, ..argument })?
+    {
         if memory::byte(path) == Some(0) {
-            let itself = Place { dir: Some(held.handle()), path: b"" };
+            let itself = MountPath { dir: Some(held.handle()), path: b"" };
             return Ok(store(&mount().readlink(itself)?)?);
         }
         return Ok(store(&paths::shown(&held)?)?);
     }
-    paths::serve(call, spot.itself(), |target| {
+    paths::serve(call, argument.itself(), |target| {
         let Target::Named(place, _) = target else { return Err(Errno(libc::EINVAL)) };
         store(&mount().readlink(place)?)
     })

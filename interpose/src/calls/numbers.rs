@@ -1,7 +1,7 @@
-//! Descriptors as numbers: duplicating, closing, flags, locks.
+//! Calls on descriptors: duplicating, closing, flags, locks.
 
 use super::data::mount;
-use crate::descriptors::{self, Held};
+use crate::descriptors::{self, DescriptionRef};
 use crate::dispatch::{Answer, Call, Refusal, is_path};
 use crate::memory;
 use crate::mount::{Errno, Lock};
@@ -21,7 +21,7 @@ fn bad() -> Errno {
     Errno(libc::EBADF)
 }
 
-/// `close`. The number is let go before the kernel may give it to somebody else.
+/// `close`. The number is released before the kernel may reuse it.
 pub fn close(call: &Call) -> Answer {
     let held = descriptors::take(call.int(0)).ok_or_else(bad)?;
     raw::close(call.int(0));
@@ -29,8 +29,8 @@ pub fn close(call: &Call) -> Answer {
     Ok(0)
 }
 
-/// Makes the number that the kernel gave a duplicate of a placeholder stand for the same file.
-fn duplicated(fd: u64, held: Held) -> Answer {
+/// Makes the number of a duplicated placeholder stand for the same file.
+fn duplicated(fd: u64, held: DescriptionRef) -> Answer {
     if fd == descriptors::CWD as u64 {
         raw::close(fd as i32);
         return Err(Errno(libc::EMFILE).into());
@@ -46,9 +46,9 @@ pub fn dup(call: &Call) -> Answer {
     duplicated(unsafe { raw::try_call(libc::SYS_dup, &[raw::number(call.int(0))]) }?, held)
 }
 
-/// `dup2`, of and onto ours and theirs.
+/// `dup2`, for any pair of descriptors, ours or the kernel's.
 pub fn dup2(call: &Call) -> Answer {
-    // With equal numbers it only asks whether there is such a descriptor.
+    // With equal numbers the call only checks that the descriptor exists.
     if call.int(0) == call.int(1) { Err(Refusal::Pass) } else { duplicate_onto(call, 0) }
 }
 
@@ -76,7 +76,7 @@ fn duplicate_onto(call: &Call, flags: u64) -> Answer {
     }
 }
 
-/// `close_range`: all but the library's own.
+/// `close_range`: closes all descriptors but the library's own.
 pub fn close_range(call: &Call) -> Answer {
     let (first, last, flags) = (call.arguments[0] as u32, call.arguments[1] as u32, call.arguments[2] as u32);
     if first > last {
@@ -109,7 +109,7 @@ pub fn close_range(call: &Call) -> Answer {
             return Err(errno.into());
         }
     }
-    held.into_iter().for_each(Held::close);
+    held.into_iter().for_each(DescriptionRef::close);
     Ok(0)
 }
 
@@ -151,7 +151,7 @@ pub fn fcntl(call: &Call) -> Answer {
             }
             Ok(0)
         }
-        // Who is signalled about a regular file never matters.
+        // A regular file never sends these signals.
         libc::F_SETOWN | libc::F_GETOWN => Ok(0),
         libc::F_GETLEASE => Ok(libc::F_UNLCK as u64),
         libc::F_SETLEASE => Err(Errno(libc::EAGAIN).into()),
@@ -165,7 +165,8 @@ pub fn flock(call: &Call) -> Answer {
     Ok(0)
 }
 
-/// `ioctl`: what the kernel does itself for every file, and "not a terminal".
+/// `ioctl`: the requests that the kernel serves for every file; for all others, the error of a file that is no
+/// terminal.
 pub fn ioctl(call: &Call) -> Answer {
     let held = call.open_file(0)?;
     let file = held.handle();

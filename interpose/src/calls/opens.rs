@@ -1,16 +1,16 @@
-//! Opening, by each of its calls.
+//! All calls that open files.
 
 use super::data::mount;
 use super::special;
-use crate::descriptors::{self, Held};
+use crate::descriptors::{self, DescriptionRef};
 use crate::dispatch::{Answer, Call, Refusal};
 use crate::memory;
-use crate::mount::{Errno, Handle, Place, Target};
+use crate::mount::{Errno, Handle, MountPath, Target};
 use crate::paths;
-use crate::table::Spot;
+use crate::table::PathArgument;
 use crate::{raw, real, tell};
 
-/// Flags that `openat2` knows; `O_LARGEFILE`, which the C library has as 0, is the kernel's own.
+/// Flags that `openat2` knows. `O_LARGEFILE` is the kernel's own; in the C library it is 0.
 const KNOWN_FLAGS: u64 = (libc::O_ACCMODE
     | libc::O_CREAT
     | libc::O_EXCL
@@ -31,7 +31,7 @@ const KNOWN_FLAGS: u64 = (libc::O_ACCMODE
 const KERNEL_LARGE_FILE: i32 = 0o100_000;
 #[cfg(not(target_arch = "x86_64"))]
 const KERNEL_LARGE_FILE: i32 = libc::O_LARGEFILE;
-/// Flags that a path can be opened with.
+/// Flags that `O_PATH` allows.
 const PATH_FLAGS: u64 = (libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_CLOEXEC) as u64;
 const CONFINED: u64 = libc::RESOLVE_BENEATH | libc::RESOLVE_IN_ROOT;
 const KNOWN_RESTRICTIONS: u64 = CONFINED
@@ -39,19 +39,19 @@ const KNOWN_RESTRICTIONS: u64 = CONFINED
     | libc::RESOLVE_NO_MAGICLINKS
     | libc::RESOLVE_NO_XDEV
     | libc::RESOLVE_CACHED;
-/// Bytes of the structure that `openat2` takes: as it was at first, and at most.
+/// Bytes of the structure of `openat2`: of its first version, and at most.
 const HOW_BYTES: usize = 24;
 const HOW_BYTES_MAX: u64 = 4096;
 
-const fn path(path: u8) -> Spot {
-    Spot { dir: None, path, follow: true, empty: false }
+const fn path(path: u8) -> PathArgument {
+    PathArgument { dir: None, path, follow: true, empty: false }
 }
 
-const fn at(dir: u8, path: u8) -> Spot {
-    Spot { dir: Some(dir), path, follow: true, empty: false }
+const fn at(dir: u8, path: u8) -> PathArgument {
+    PathArgument { dir: Some(dir), path, follow: true, empty: false }
 }
 
-/// What is asked for: the structure of `openat2`.
+/// The request: the structure of `openat2`.
 #[derive(Clone, Copy)]
 struct How {
     flags: i32,
@@ -65,11 +65,11 @@ impl How {
     }
 }
 
-/// Gives what is opened a number. The number comes first: where none is free, nothing is created.
+/// Opens a file and gives it a number. The number comes first: if none is free, no file is created.
 fn numbered(how: &How, open: impl FnOnce(&dyn Fn(Handle) -> Result<u64, Errno>) -> Answer) -> Answer {
     let fd = descriptors::placeholder(how.has(libc::O_CLOEXEC))?;
     let opened = open(&|handle| {
-        let held = Held::new(handle).inspect_err(|_| mount().close(handle))?;
+        let held = DescriptionRef::new(handle).inspect_err(|_| mount().close(handle))?;
         descriptors::put(fd, held)?;
         if real::is_on() {
             real::make(fd);
@@ -82,19 +82,19 @@ fn numbered(how: &How, open: impl FnOnce(&dyn Fn(Handle) -> Result<u64, Errno>) 
     opened
 }
 
-/// Opens what a spot names.
-fn open_spot(call: &Call, spot: Spot, how: How) -> Answer {
+/// Opens the file at a path of the call.
+fn open_path(call: &Call, argument: PathArgument, how: How) -> Answer {
     let exclusive = libc::O_CREAT | libc::O_EXCL;
-    let spot = Spot { follow: !how.has(libc::O_NOFOLLOW) && !how.has(exclusive), ..spot };
+    let argument = PathArgument { follow: !how.has(libc::O_NOFOLLOW) && !how.has(exclusive), ..argument };
     let creates = how.has(libc::O_CREAT) || how.has(libc::O_TMPFILE);
     let mode = if creates { how.mode & 0o7777 & !paths::umask() } else { 0 };
     let opened = numbered(&how, |number| {
-        paths::serve(call, spot, |target| {
+        paths::serve(call, argument, |target| {
             let handle = match target {
                 Target::Named(place, _) => mount()
                     .open(place, how.flags, mode, how.resolve)
                     .map_err(|errno| left(errno, how.resolve))?,
-                // Only `/proc/self/fd/N` and its kin stand for a file that is open.
+                // Only `/proc/self/fd/N` and similar paths lead to a file that is open.
                 Target::Open(_)
                     if how.resolve & (libc::RESOLVE_NO_MAGICLINKS | libc::RESOLVE_NO_SYMLINKS) != 0 =>
                 {
@@ -102,18 +102,18 @@ fn open_spot(call: &Call, spot: Spot, how: How) -> Answer {
                 }
                 Target::Open(file) => {
                     let path = mount().path(file)?;
-                    mount().open(Place { dir: None, path: &path }, how.flags & !exclusive, 0, 0)?
+                    mount().open(MountPath { dir: None, path: &path }, how.flags & !exclusive, 0, 0)?
                 }
             };
             number(handle)
         })
     });
     match opened {
-        // A pipe is opened by the kernel, at the mount.
+        // The kernel opens a pipe, at the node's mount.
         Err(Refusal::Errno(Errno::SPECIAL)) => {
-            let path = paths::spot(call, spot).and_then(|spotted| special::at_mount(&spotted));
+            let path = paths::resolve(call, argument).and_then(|resolved| special::at_mount(&resolved));
             match path {
-                Ok(Some(path)) => Err(Refusal::Elsewhere(vec![(spot, path)])),
+                Ok(Some(path)) => Err(Refusal::Elsewhere(vec![(argument, path)])),
                 _ => {
                     tell::needs_mount("a pipe or a device in the tree cannot be opened");
                     Err(Errno(libc::EOPNOTSUPP).into())
@@ -124,8 +124,8 @@ fn open_spot(call: &Call, spot: Spot, how: How) -> Answer {
     }
 }
 
-/// What a restricted walk that leaves the tree is told. Where it would go on among links of the kernel's that it may not
-/// follow, it is told what a kernel without `openat2` says.
+/// The error of a restricted walk that leaves the tree. If it would have to continue in the kernel's tree without
+/// following links, the error is that of a kernel without `openat2`.
 fn left(errno: Errno, resolve: u64) -> Errno {
     match errno {
         Errno::LEAVES if resolve & libc::RESOLVE_NO_XDEV != 0 => Errno(libc::EXDEV),
@@ -137,22 +137,22 @@ fn left(errno: Errno, resolve: u64) -> Errno {
 /// `open`
 pub fn open(call: &Call) -> Answer {
     let how = How { flags: call.int(1), mode: call.arguments[2] as u32, resolve: 0 };
-    open_spot(call, path(0), how)
+    open_path(call, path(0), how)
 }
 
 /// `creat`
 pub fn creat(call: &Call) -> Answer {
     let flags = libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC;
-    open_spot(call, path(0), How { flags, mode: call.arguments[1] as u32, resolve: 0 })
+    open_path(call, path(0), How { flags, mode: call.arguments[1] as u32, resolve: 0 })
 }
 
 /// `openat`
 pub fn openat(call: &Call) -> Answer {
     let how = How { flags: call.int(2), mode: call.arguments[3] as u32, resolve: 0 };
-    open_spot(call, at(0, 1), how)
+    open_path(call, at(0, 1), how)
 }
 
-/// The structure at an address.
+/// Reads and checks the structure at an address.
 fn how_at(address: u64, bytes: u64) -> Result<How, Errno> {
     let invalid = Err(Errno(libc::EINVAL));
     match bytes {
@@ -185,8 +185,8 @@ fn how_at(address: u64, bytes: u64) -> Result<How, Errno> {
     Ok(how)
 }
 
-/// `openat2`: a walk that is confined to a directory of ours never leaves the tree. One from a directory of the kernel's
-/// into the tree is told what a kernel without the call says.
+/// `openat2`: a walk that is confined to a directory of ours never leaves the tree. A confined walk from a directory of
+/// the kernel into the tree fails as on a kernel without the call.
 pub fn openat2(call: &Call) -> Answer {
     let how = how_at(call.arguments[2], call.arguments[3]);
     let confined = how.as_ref().is_ok_and(|how| how.resolve & CONFINED != 0);
@@ -197,14 +197,14 @@ pub fn openat2(call: &Call) -> Answer {
         _ => None,
     };
     let Some(base) = base else {
-        let spotted = paths::spot(call, at(0, 1));
-        if let Ok(paths::Spotted::Kernel) = spotted {
+        let resolved = paths::resolve(call, at(0, 1));
+        if let Ok(paths::ResolvedPath::Kernel) = resolved {
             return Err(Refusal::Pass);
         }
-        // What is wrong with the structure comes before what is wrong with the path.
+        // Errors of the structure come before errors of the path.
         let how = how?;
-        spotted?;
-        return if confined { Err(Errno(libc::ENOSYS).into()) } else { open_spot(call, at(0, 1), how) };
+        resolved?;
+        return if confined { Err(Errno(libc::ENOSYS).into()) } else { open_path(call, at(0, 1), how) };
     };
     let how = how?;
     let path = memory::read_string(call.arguments[1], paths::PATH_BYTES_MAX)?;
@@ -214,7 +214,7 @@ pub fn openat2(call: &Call) -> Answer {
     let creates = how.has(libc::O_CREAT) || how.has(libc::O_TMPFILE);
     let mode = if creates { how.mode & 0o7777 & !paths::umask() } else { 0 };
     numbered(&how, |number| {
-        let place = Place { dir: Some(base.handle()), path: &path };
+        let place = MountPath { dir: Some(base.handle()), path: &path };
         Ok(number(mount().open(place, how.flags, mode, how.resolve)?)?)
     })
 }

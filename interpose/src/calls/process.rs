@@ -1,4 +1,4 @@
-//! What the process itself does: exec, its umask, its signal handlers.
+//! Calls on the process itself: exec, umask, users, limits, signal handlers.
 
 use crate::dispatch::{Answer, Call, Refusal};
 use crate::local::local;
@@ -10,8 +10,8 @@ pub fn umask(call: &Call) -> Answer {
     Err(Refusal::Pass)
 }
 
-/// `setuid` and its like: the kernel decides, then the mount is told. A child that has its parent's memory changes its own
-/// user alone, and what it executes comes by itself.
+/// `setuid` and similar calls: the kernel decides, then the mount is informed. A child in its parent's memory changes
+/// only its own user, and the program that it executes attaches by itself.
 pub fn set_user(call: &Call) -> Answer {
     let Some(site) = start::site().filter(|_| local().borrowed().is_none()) else {
         return Err(Refusal::Pass);
@@ -23,7 +23,8 @@ pub fn set_user(call: &Call) -> Answer {
     Ok(done)
 }
 
-/// `setrlimit` and `prlimit64`: the kernel keeps the limits. A child that has its parent's memory sets its own alone.
+/// `setrlimit` and `prlimit64`: the kernel keeps the limits. A child in its parent's memory changes only its own
+/// limits.
 pub fn set_limit(call: &Call) -> Answer {
     const SETRLIMIT: usize = 160;
     // SAFETY: the program's own call.
@@ -37,7 +38,7 @@ pub fn set_limit(call: &Call) -> Answer {
     Ok(done)
 }
 
-/// `mprotect` and `pkey_mprotect`: what a program makes executable by itself nobody has looked at.
+/// `mprotect` and `pkey_mprotect`: the library has not checked memory that a program makes executable by itself.
 pub fn protect(call: &Call) -> Answer {
     if call.arguments[2] & libc::PROT_EXEC as u64 != 0 {
         fork::note_unseen();

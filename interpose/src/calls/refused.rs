@@ -1,4 +1,4 @@
-//! Calls that cannot be served, each with the errno by which Linux says so for a file that lacks the operation.
+//! Calls that are refused, each with the errno of Linux for a file that lacks the operation.
 
 use crate::dispatch::{Answer, Call};
 use crate::mount::Errno;
@@ -9,7 +9,7 @@ const fn refuse(number: i32) -> Answer {
 
 /// Calls on sockets.
 pub fn not_a_socket(call: &Call) -> Answer {
-    // The library's own are no descriptors at all for the program.
+    // The program must see the library's own descriptors as closed.
     call.file(0)?;
     refuse(libc::ENOTSOCK)
 }
@@ -19,7 +19,7 @@ pub fn not_permitted(_call: &Call) -> Answer {
     refuse(libc::EPERM)
 }
 
-/// Operations that files of this kind do not take; mounts on the mount.
+/// Operations that files of this kind do not have; mount calls on the mount.
 pub fn invalid(_call: &Call) -> Answer {
     refuse(libc::EINVAL)
 }
@@ -39,7 +39,7 @@ pub fn no_block_device(_call: &Call) -> Answer {
     refuse(libc::ENOTBLK)
 }
 
-/// `inotify_add_watch`: programs poll when the kernel has no watch left.
+/// `inotify_add_watch`: the error of a kernel without free watches, after which programs poll.
 pub fn no_watch(_call: &Call) -> Answer {
     refuse(libc::ENOSPC)
 }

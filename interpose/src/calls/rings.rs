@@ -5,7 +5,7 @@ use crate::local::local;
 use crate::mount::Errno;
 use crate::{descriptors, real, tell};
 
-/// `io_uring_setup`: without a mount programs do without.
+/// `io_uring_setup`: refused without a mount, as on a kernel without io_uring.
 pub fn io_uring_setup(_call: &Call) -> Answer {
     if local().borrowed().is_some() {
         return Err(Errno(libc::ENOSYS).into());
@@ -19,7 +19,7 @@ pub fn io_uring_setup(_call: &Call) -> Answer {
     }
 }
 
-/// `io_setup`: without a mount files of the tree are left out, by EBADF.
+/// `io_setup`: without a mount, requests on files of the tree get EBADF.
 pub fn io_setup(_call: &Call) -> Answer {
     if local().borrowed().is_none() && real::begin().is_err() && descriptors::any() {
         tell::needs_mount("asynchronous IO (io_submit) cannot be used on files of the tree");

@@ -1,14 +1,14 @@
-//! The limit on the size of files, as Linux keeps it: a write ends at the limit, and one that begins there or a file that is
-//! to be longer gets a signal and EFBIG.
+//! The limit on the size of files, as in Linux: a write ends at the limit. A write that begins there, or a change to a
+//! larger size, gets SIGXFSZ and EFBIG.
 
 use super::data::mount;
 use crate::limits;
 use crate::mount::{Errno, Handle, Target};
 
-/// How many of the bytes may be written, at an offset or at the file's own.
+/// Number of the bytes that may be written, at an offset or at the file's own.
 ///
 /// # Errors
-/// EFBIG: none.
+/// EFBIG: no byte may be written.
 #[inline]
 pub fn room(file: Handle, at: Option<u64>, bytes: usize) -> Result<usize, Errno> {
     match limits::file_bytes() {
@@ -21,7 +21,7 @@ pub fn room(file: Handle, at: Option<u64>, bytes: usize) -> Result<usize, Errno>
 fn room_below(limit: u64, file: Handle, at: Option<u64>, bytes: usize) -> Result<usize, Errno> {
     let flags = mount().flags(file);
     if flags & libc::O_PATH != 0 || flags & libc::O_ACCMODE == libc::O_RDONLY {
-        // It says what is wrong by itself.
+        // The write itself reports the error.
         return Ok(bytes);
     }
     let begin = match at {
@@ -36,7 +36,7 @@ fn room_below(limit: u64, file: Handle, at: Option<u64>, bytes: usize) -> Result
 /// Whether a file may get this size.
 ///
 /// # Errors
-/// EFBIG. What else is wrong the change itself says.
+/// EFBIG. The change itself reports other errors.
 pub fn check(target: Target<'_>, size: i64) -> Result<(), Errno> {
     let Some(limit) = limits::file_bytes() else { return Ok(()) };
     let Ok(size) = u64::try_from(size) else { return Ok(()) };

@@ -1,4 +1,4 @@
-//! Names that the kernel has to find: sockets and pipes in the tree are reached at the mount.
+//! Sockets and pipes in the tree, which the kernel finds at the node's mount.
 
 use super::data::mount;
 use crate::descriptors;
@@ -6,21 +6,21 @@ use crate::dispatch::{Answer, Call, Refusal};
 use crate::local::local;
 use crate::memory;
 use crate::mount::Errno;
-use crate::paths::{self, Spotted};
-use crate::table::Spot;
+use crate::paths::{self, ResolvedPath};
+use crate::table::PathArgument;
 use crate::{raw, tell};
 use std::ffi::CString;
 
-/// Bytes of an address before its path, and of the longest address.
+/// Bytes of an address before its path, and limit of bytes of an address.
 const HEAD_BYTES: usize = 2;
 const ADDRESS_BYTES: usize = 110;
 
-/// What a spot names in the tree, as a path of the mount's.
+/// The path at the node's mount of a resolved path in the tree.
 ///
 /// # Errors
 /// `Errno::UNMOUNTED`.
-pub fn at_mount(spotted: &Spotted) -> Result<Option<CString>, Errno> {
-    let Spotted::Mount(dir, rest) = spotted else { return Ok(None) };
+pub fn at_mount(resolved: &ResolvedPath) -> Result<Option<CString>, Errno> {
+    let ResolvedPath::Mount(dir, rest) = resolved else { return Ok(None) };
     let root = mount().kernel_path().filter(|_| mount().is_mounted()).ok_or(Errno::UNMOUNTED)?;
     let mut path = root.to_bytes().to_vec();
     let base = dir.as_ref().map(|held| mount().path(held.handle())).transpose()?;
@@ -31,7 +31,7 @@ pub fn at_mount(spotted: &Spotted) -> Result<Option<CString>, Errno> {
     CString::new(path).map(Some).map_err(|_| Errno(libc::EINVAL))
 }
 
-/// `bind` and `connect`: an address in the tree is that of the mount.
+/// `bind` and `connect`: an address in the tree is replaced by that at the node's mount.
 pub fn name_socket(call: &Call) -> Answer {
     if descriptors::is_ours(call.int(0)) {
         call.file(0)?;
@@ -48,14 +48,14 @@ pub fn name_socket(call: &Call) -> Answer {
         return Err(Refusal::Pass);
     }
     let path = address[HEAD_BYTES..length].split(|byte| *byte == 0).next().unwrap_or_default();
-    // An empty path is a name that is no file's.
+    // An empty path is an abstract or missing name.
     let path = CString::new(path).unwrap_or_default();
     let named = Call { number: call.number, arguments: [0, path.as_ptr() as u64, 0, 0, 0, 0] };
-    let spot = Spot { dir: None, path: 1, follow: true, empty: false };
-    if path.is_empty() || !paths::concern(&named, spot) {
+    let argument = PathArgument { dir: None, path: 1, follow: true, empty: false };
+    if path.is_empty() || !paths::concern(&named, argument) {
         return Err(Refusal::Pass);
     }
-    match at_mount(&paths::spot(&named, spot)?) {
+    match at_mount(&paths::resolve(&named, argument)?) {
         Ok(Some(path)) => name_at(call, path.to_bytes()),
         Ok(None) => Err(Refusal::Pass),
         Err(_) => {
@@ -65,7 +65,7 @@ pub fn name_socket(call: &Call) -> Answer {
     }
 }
 
-/// Makes the call with a path, which may be longer than an address has room for.
+/// Makes the call with a path that may be too long for an address.
 fn name_at(call: &Call, path: &[u8]) -> Answer {
     if HEAD_BYTES + path.len() < ADDRESS_BYTES {
         return with_path(call, path);
@@ -91,7 +91,7 @@ fn with_path(call: &Call, path: &[u8]) -> Answer {
     let mut arguments = call.arguments;
     arguments[1] = address.as_ptr() as u64;
     arguments[2] = (HEAD_BYTES + path.len() + 1) as u64;
-    // It may wait, and be interrupted.
+    // The call may wait, and be interrupted.
     // SAFETY: the program's own call, with an address of ours that lives across it.
     let result = local().outside(|| unsafe { raw::call(call.number as u64, &arguments) });
     Ok(raw::outcome(result)?)

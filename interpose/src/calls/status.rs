@@ -1,4 +1,4 @@
-//! Attributes: `stat` and its kin, permissions, owners, times, sizes, extended attributes.
+//! Attributes: `stat` and similar calls, permissions, owners, times, sizes, extended attributes.
 
 use super::data::mount;
 use super::sizes;
@@ -6,27 +6,27 @@ use crate::dispatch::{Answer, Call};
 use crate::memory;
 use crate::mount::{Change, Errno, Target};
 use crate::paths;
-use crate::table::Spot;
+use crate::table::PathArgument;
 
 /// Linux's XATTR_SIZE_MAX and XATTR_NAME_MAX with a NUL.
 const XATTR_BYTES_MAX: u64 = 65536;
 const XATTR_NAME_BYTES_MAX: usize = 256;
 
-const fn path(path: u8) -> Spot {
-    Spot { dir: None, path, follow: true, empty: false }
+const fn path(path: u8) -> PathArgument {
+    PathArgument { dir: None, path, follow: true, empty: false }
 }
 
-/// A spot whose treatment of links and of an empty path stands in the flags.
-fn at(dir: u8, path: u8, flags: i32) -> Spot {
+/// An argument whose flags decide about links and an empty path.
+fn at(dir: u8, path: u8, flags: i32) -> PathArgument {
     let follow = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
-    Spot { dir: Some(dir), path, follow, empty: flags & libc::AT_EMPTY_PATH != 0 }
+    PathArgument { dir: Some(dir), path, follow, empty: flags & libc::AT_EMPTY_PATH != 0 }
 }
 
 fn only(flags: i32, known: i32) -> Result<(), Errno> {
     if flags & !known == 0 { Ok(()) } else { Err(Errno(libc::EINVAL)) }
 }
 
-/// The same attributes as `stat` shows them.
+/// The same attributes in the form of `stat`.
 fn as_stat(from: &libc::statx) -> libc::stat {
     // SAFETY: a structure of integers.
     let mut to: libc::stat = unsafe { std::mem::zeroed() };
@@ -49,20 +49,20 @@ fn as_stat(from: &libc::statx) -> libc::stat {
     to
 }
 
-fn stat_spot(call: &Call, spot: Spot, buffer: u64) -> Answer {
-    paths::serve(call, spot, |target| {
+fn stat_path(call: &Call, argument: PathArgument, buffer: u64) -> Answer {
+    paths::serve(call, argument, |target| {
         memory::write_value(buffer, &as_stat(&mount().attributes(target)?)).map(|()| 0)
     })
 }
 
 /// `stat`
 pub fn stat(call: &Call) -> Answer {
-    stat_spot(call, path(0), call.arguments[1])
+    stat_path(call, path(0), call.arguments[1])
 }
 
 /// `lstat`
 pub fn lstat(call: &Call) -> Answer {
-    stat_spot(call, path(0).itself(), call.arguments[1])
+    stat_path(call, path(0).itself(), call.arguments[1])
 }
 
 /// `fstat`
@@ -76,13 +76,13 @@ pub fn fstat(call: &Call) -> Answer {
 pub fn newfstatat(call: &Call) -> Answer {
     let flags = call.int(3);
     only(flags, libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH | libc::AT_NO_AUTOMOUNT)?;
-    stat_spot(call, at(0, 1, flags), call.arguments[2])
+    stat_path(call, at(0, 1, flags), call.arguments[2])
 }
 
-/// Bits of the mask of `statx` that Linux keeps for itself.
+/// Bits of the mask of `statx` that Linux reserves.
 const STATX_RESERVED: u32 = 0x8000_0000;
 
-/// `statx`: always everything.
+/// `statx`: always stores all attributes.
 pub fn statx(call: &Call) -> Answer {
     const SYNC: i32 = libc::AT_STATX_FORCE_SYNC | libc::AT_STATX_DONT_SYNC;
     let flags = call.int(2);
@@ -95,36 +95,36 @@ pub fn statx(call: &Call) -> Answer {
     })
 }
 
-fn access_spot(call: &Call, spot: Spot, mode: i32, flags: i32) -> Answer {
+fn access_path(call: &Call, argument: PathArgument, mode: i32, flags: i32) -> Answer {
     only(mode, libc::R_OK | libc::W_OK | libc::X_OK)?;
-    paths::serve(call, spot, |target| match target {
+    paths::serve(call, argument, |target| match target {
         Target::Named(place, _) => mount().access(place, mode, flags).map(|()| 0),
         Target::Open(file) => {
             let path = mount().path(file)?;
-            mount().access(crate::mount::Place { dir: None, path: &path }, mode, flags).map(|()| 0)
+            mount().access(crate::mount::MountPath { dir: None, path: &path }, mode, flags).map(|()| 0)
         }
     })
 }
 
 /// `access`
 pub fn access(call: &Call) -> Answer {
-    access_spot(call, path(0), call.int(1), 0)
+    access_path(call, path(0), call.int(1), 0)
 }
 
 /// `faccessat`, which has no flags in the kernel.
 pub fn faccessat(call: &Call) -> Answer {
-    access_spot(call, at(0, 1, 0), call.int(2), 0)
+    access_path(call, at(0, 1, 0), call.int(2), 0)
 }
 
 /// `faccessat2`
 pub fn faccessat2(call: &Call) -> Answer {
     let flags = call.int(3);
     only(flags, libc::AT_EACCESS | libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH)?;
-    access_spot(call, at(0, 1, flags), call.int(2), flags)
+    access_path(call, at(0, 1, flags), call.int(2), flags)
 }
 
-fn change_spot(call: &Call, spot: Spot, change: Change) -> Answer {
-    paths::serve(call, spot, |target| mount().change(target, change).map(|()| 0))
+fn change_path(call: &Call, argument: PathArgument, change: Change) -> Answer {
+    paths::serve(call, argument, |target| mount().change(target, change).map(|()| 0))
 }
 
 fn mode(argument: u64) -> Change {
@@ -137,7 +137,7 @@ fn owner(uid: u64, gid: u64) -> Change {
 
 /// `chmod`
 pub fn chmod(call: &Call) -> Answer {
-    change_spot(call, path(0), mode(call.arguments[1]))
+    change_path(call, path(0), mode(call.arguments[1]))
 }
 
 /// `fchmod`
@@ -148,24 +148,24 @@ pub fn fchmod(call: &Call) -> Answer {
 
 /// `fchmodat`, which has no flags in the kernel.
 pub fn fchmodat(call: &Call) -> Answer {
-    change_spot(call, at(0, 1, 0), mode(call.arguments[2]))
+    change_path(call, at(0, 1, 0), mode(call.arguments[2]))
 }
 
 /// `fchmodat2`
 pub fn fchmodat2(call: &Call) -> Answer {
     let flags = call.int(3);
     only(flags, libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH)?;
-    change_spot(call, at(0, 1, flags), mode(call.arguments[2]))
+    change_path(call, at(0, 1, flags), mode(call.arguments[2]))
 }
 
 /// `chown`
 pub fn chown(call: &Call) -> Answer {
-    change_spot(call, path(0), owner(call.arguments[1], call.arguments[2]))
+    change_path(call, path(0), owner(call.arguments[1], call.arguments[2]))
 }
 
 /// `lchown`
 pub fn lchown(call: &Call) -> Answer {
-    change_spot(call, path(0).itself(), owner(call.arguments[1], call.arguments[2]))
+    change_path(call, path(0).itself(), owner(call.arguments[1], call.arguments[2]))
 }
 
 /// `fchown`
@@ -179,12 +179,12 @@ pub fn fchown(call: &Call) -> Answer {
 pub fn fchownat(call: &Call) -> Answer {
     let flags = call.int(4);
     only(flags, libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH)?;
-    change_spot(call, at(0, 1, flags), owner(call.arguments[2], call.arguments[3]))
+    change_path(call, at(0, 1, flags), owner(call.arguments[2], call.arguments[3]))
 }
 
 const NOW: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: libc::UTIME_NOW };
 
-/// Two times at an address; none means now.
+/// Two times at an address; a null address means now.
 fn times(address: u64, ns_per_unit: i64) -> Result<[libc::timespec; 2], Errno> {
     if address == 0 {
         return Ok([NOW; 2]);
@@ -211,30 +211,30 @@ pub fn utime(call: &Call) -> Answer {
         memory::read_value::<[i64; 2]>(call.arguments[1])?
             .map(|seconds| libc::timespec { tv_sec: seconds, tv_nsec: 0 })
     };
-    change_spot(call, path(0), Change::Times(times))
+    change_path(call, path(0), Change::Times(times))
 }
 
 /// `utimes`
 pub fn utimes(call: &Call) -> Answer {
-    change_spot(call, path(0), Change::Times(times(call.arguments[1], 1000)?))
+    change_path(call, path(0), Change::Times(times(call.arguments[1], 1000)?))
 }
 
-/// Times of the open file, for the calls whose path is missing.
+/// Changes the times of the open file, for calls with a null path.
 fn change_times_of_file(call: &Call, times: [libc::timespec; 2]) -> Answer {
     mount().change(Target::Open(call.open_file(0)?.handle()), Change::Times(times))?;
     Ok(0)
 }
 
-/// `futimesat`; without a path it is about the descriptor.
+/// `futimesat`; a null path means the descriptor.
 pub fn futimesat(call: &Call) -> Answer {
     let times = times(call.arguments[2], 1000)?;
     if call.arguments[1] == 0 && call.int(0) != libc::AT_FDCWD {
         return change_times_of_file(call, times);
     }
-    change_spot(call, at(0, 1, 0), Change::Times(times))
+    change_path(call, at(0, 1, 0), Change::Times(times))
 }
 
-/// `utimensat`; without a path it is about the descriptor, and takes no flags.
+/// `utimensat`; a null path means the descriptor, and allows no flags.
 pub fn utimensat(call: &Call) -> Answer {
     let (flags, times) = (call.int(3), times(call.arguments[2], 1)?);
     if call.arguments[1] == 0 && call.int(0) != libc::AT_FDCWD {
@@ -242,7 +242,7 @@ pub fn utimensat(call: &Call) -> Answer {
         return change_times_of_file(call, times);
     }
     only(flags, libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH)?;
-    change_spot(call, at(0, 1, flags), Change::Times(times))
+    change_path(call, at(0, 1, flags), Change::Times(times))
 }
 
 /// `truncate`
@@ -278,7 +278,7 @@ fn xattr_name(address: u64) -> Result<Vec<u8>, Errno> {
     name.map_err(|errno| if errno.0 == libc::ENAMETOOLONG { Errno(libc::ERANGE) } else { errno })
 }
 
-/// Stores a value, or tells its length if there is no room asked for.
+/// Stores a value; returns only its length if the buffer has no bytes.
 fn give(value: &[u8], buffer: u64, room: u64) -> Result<u64, Errno> {
     if room > 0 {
         if value.len() as u64 > room {

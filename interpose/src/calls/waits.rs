@@ -1,11 +1,11 @@
-//! `poll` and `select`: files of ours are ready at once, as regular files are; the kernel waits for the rest.
+//! `poll` and `select`: files of ours are ready at once, as regular files are; the kernel waits for the others.
 
 use crate::descriptors;
 use crate::dispatch::{Answer, Call, Refusal, is_path};
 use crate::memory;
 use crate::raw;
 
-/// Most entries of a `poll` that are looked at: more descriptors cannot be open.
+/// Limit of entries of a `poll` that the library reads: a process cannot have more descriptors open.
 const ENTRIES_MAX: u64 = 1 << 20;
 const READY: i16 = libc::POLLIN | libc::POLLOUT | libc::POLLRDNORM | libc::POLLWRNORM;
 const NO_TIME: [i64; 2] = [0, 0];
@@ -39,7 +39,7 @@ pub fn poll(call: &Call) -> Answer {
         (false, _) => timeout,
     };
     let arguments = [asked.as_mut_ptr() as u64, count, timeout, mask, mask_bytes, 0];
-    // SAFETY: the entries are ours; timeout and mask are the program's own.
+    // SAFETY: the entries belong to the library; timeout and mask are the program's own.
     ready += raw::outcome(unsafe { raw::call(call.number as u64, &arguments) })?;
     for (index, (entry, asked)) in entries.iter().zip(&asked).enumerate() {
         let events = if ours[index] { entry.revents } else { asked.revents };
@@ -92,7 +92,7 @@ pub fn select(call: &Call) -> Answer {
         *argument = set.as_mut_ptr() as u64;
     }
     arguments[4] = timeout;
-    // SAFETY: the sets are ours and as long as the count says; the rest is the program's own.
+    // SAFETY: the sets belong to the library and have the length of the count; the rest is the program's own.
     let found = raw::outcome(unsafe { raw::call(call.number as u64, &arguments) })?;
     for &(index, fd) in &ready {
         sets[index][fd as usize / 64] |= 1 << (fd % 64);

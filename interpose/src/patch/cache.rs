@@ -1,18 +1,19 @@
-//! Plans in files, one a build of a library, in the user's cache folder: decoding a libc takes longer than most
-//! programs run.
+//! A cache of plans, in one file for each build of a library, in the user's cache folder: decoding a libc takes longer
+//! than most programs run.
 //!
-//! A file counts only if it belongs to this user or to root and nobody else can write it, if its checksum holds, and
-//! if it was made for this build, this table of calls and this code. It is written beside its name and renamed, so
-//! several processes can do it at once. Every site is compared with the library's bytes again before it is used.
+//! A file is used only if it belongs to this user or to root and no other user can write it, if its checksum is right,
+//! and if it was made for this build, this table of calls and this code. It is written under a temporary name and
+//! renamed, so several processes can write it at once. Every site is compared with the library's bytes again before it
+//! is used.
 
 use super::image::Library;
-use super::plan::{Fixup, Place, Plan, Site, WINDOW_BYTES_MAX};
+use super::plan::{Fixup, FixupTarget, Plan, Site, WINDOW_BYTES_MAX};
 use crate::dispatch::KINDS;
 use crate::raw;
 use std::ffi::CString;
 
 const MAGIC: &[u8; 8] = b"HEARTHPL";
-/// Goes up whenever trampolines look different.
+/// Changes whenever the trampolines change.
 const VERSION: u64 = 2;
 const FILE_BYTES_MAX: usize = 1 << 20;
 const CODE_BYTES_MAX: usize = 200;
@@ -39,7 +40,7 @@ fn file_name(library: &Library) -> Vec<u8> {
     format!("/patch-{hex}").into_bytes()
 }
 
-/// Reads the plan for a library, if there is a good one.
+/// Reads the plan for a library, if there is a valid one.
 pub fn load(library: &Library) -> Option<Plan> {
     let path = CString::new([folder()?, file_name(library)].concat()).ok()?;
     let flags = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NOFOLLOW | libc::O_NONBLOCK;
@@ -53,7 +54,7 @@ pub fn load(library: &Library) -> Option<Plan> {
     decode(&bytes?, library)
 }
 
-/// Length of an open file that nobody but this user and root can have written.
+/// Length of an open file that only this user and root can have written.
 fn trusted_bytes(fd: i32) -> Option<usize> {
     // SAFETY: a structure of integers, which the kernel fills.
     let mut status: libc::stat = unsafe { std::mem::zeroed() };
@@ -74,7 +75,7 @@ fn user() -> u32 {
     unsafe { raw::call(libc::SYS_geteuid as u64, &[0; 6]) as u32 }
 }
 
-/// Keeps a plan for the next process; nothing happens if it cannot.
+/// Stores a plan for the next process, and ignores failures.
 pub fn store(library: &Library, plan: &Plan) {
     let Some(folder) = folder() else { return };
     let name = [folder.as_slice(), &file_name(library)].concat();
@@ -99,7 +100,7 @@ pub fn store(library: &Library, plan: &Plan) {
     }
 }
 
-/// Makes the folder and the one above it.
+/// Creates the folder and its parent.
 fn make_folder(folder: &CString) {
     let bytes = folder.as_bytes();
     let parent = bytes.iter().rposition(|byte| *byte == b'/').map(|end| &bytes[..end]);
@@ -107,7 +108,7 @@ fn make_folder(folder: &CString) {
         [parent.and_then(|parent| CString::new(parent).ok()), Some(folder.clone())].into_iter().flatten()
     {
         let here = raw::number(libc::AT_FDCWD);
-        // SAFETY: the string lives across the call; that it exists already is no matter.
+        // SAFETY: the string lives across the call; the folder may exist already.
         let _ = unsafe { raw::try_call(libc::SYS_mkdirat, &[here, path.as_ptr() as u64, 0o700]) };
     }
 }
@@ -129,8 +130,8 @@ fn encode(library: &Library, plan: &Plan) -> Vec<u8> {
         out.extend_from_slice(&site.code);
         for fixup in &site.fixups {
             let (kind, value) = match fixup.to {
-                Place::Library(offset) => (0, offset),
-                Place::Entry(entry) => (1, entry.into()),
+                FixupTarget::Library(offset) => (0, offset),
+                FixupTarget::Entry(entry) => (1, entry.into()),
             };
             out.extend_from_slice(&[fixup.at, fixup.from, kind]);
             out.extend_from_slice(&value.to_le_bytes());
@@ -139,7 +140,7 @@ fn encode(library: &Library, plan: &Plan) -> Vec<u8> {
     [MAGIC.as_slice(), &hash(&out).to_le_bytes(), &out].concat()
 }
 
-/// Takes bytes from the front of a slice.
+/// Reads from the start of a slice.
 struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -158,8 +159,8 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// A file's plan; `None` for anything but a whole one for this library and this code. Any input is safe: what it
-/// asks to be written lies within the text and trampolines.
+/// Decodes a plan; `None` unless it is complete and made for this library and this code. Any input is safe: all writes
+/// of the result are within the text and the trampolines.
 fn decode(bytes: &[u8], library: &Library) -> Option<Plan> {
     let mut reader = Reader(bytes.strip_prefix(MAGIC)?);
     if reader.word()? != hash(reader.0) {
@@ -196,8 +197,8 @@ fn decode(bytes: &[u8], library: &Library) -> Option<Plan> {
 fn fixup(reader: &mut Reader<'_>) -> Option<Fixup> {
     let (at, from, kind, value) = (reader.byte()?, reader.byte()?, reader.byte()?, reader.word()?);
     let to = match kind {
-        0 => Place::Library(value),
-        1 => Place::Entry(u8::try_from(value).ok().filter(|entry| *entry < 3)?),
+        0 => FixupTarget::Library(value),
+        1 => FixupTarget::Entry(u8::try_from(value).ok().filter(|entry| *entry < 3)?),
         _ => return None,
     };
     Some(Fixup { at, from, to })
@@ -226,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_are_checked_even_under_a_good_checksum() {
+    fn lengths_are_checked_even_with_a_valid_checksum() {
         let library = image::libraries().into_iter().next().unwrap();
         let plan = Plan::of(&library);
         let good = encode(&library, &plan);
@@ -247,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn files_of_others_do_not_count() {
+    fn files_of_other_users_are_not_trusted() {
         // SAFETY: a structure of integers.
         let mut status: libc::stat = unsafe { std::mem::zeroed() };
         status.st_mode = libc::S_IFREG | 0o600;

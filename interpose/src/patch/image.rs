@@ -1,18 +1,18 @@
-//! The libraries to be patched, where they lie in memory.
+//! The libraries to be patched, in the memory of this process.
 
 use std::ffi::{CStr, c_int, c_void};
 
 /// A loaded library.
 pub struct Library {
-    /// Where its offset 0 lies.
+    /// Address of its offset 0.
     pub base: u64,
-    /// Offset of its code, and the code as it is.
+    /// Offset of its code, and the code.
     pub text: (u64, &'static [u8]),
-    /// Name of its exact build.
+    /// Its build id.
     pub build_id: Vec<u8>,
 }
 
-/// How many [`libraries`] gives, if they say which build they are.
+/// Number of libraries that [`libraries`] returns, if all of them have a build id.
 pub const COUNT: usize = 2;
 
 /// libc and ld.so of this process.
@@ -36,12 +36,12 @@ unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: libc::size_t, found
     0
 }
 
-/// Whether an object is one of those, by its name.
+/// Whether an object is one of these libraries, by its name.
 ///
 /// # Safety
 /// The structure is the dynamic linker's.
 pub unsafe fn is_patched(info: &libc::dl_phdr_info) -> bool {
-    // SAFETY: the caller's promise: the name is a string.
+    // SAFETY: as the caller guarantees, the name is a string.
     let name = unsafe { CStr::from_ptr(info.dlpi_name) }.to_bytes();
     let name = name.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
     name == b"libc.so.6" || name.starts_with(b"ld-linux")

@@ -1,41 +1,42 @@
-//! The `syscall` instructions of libc and ld.so become jumps to trampolines: that is how the calls which libc makes
-//! inside itself (stdio, `opendir`, `posix_spawn`) reach us.
+//! Replaces the `syscall` instructions of libc and ld.so by jumps to trampolines. In this way the library also sees
+//! calls that libc makes by itself (stdio, `opendir`, `posix_spawn`).
 //!
 //! - `image` finds the two libraries in memory, by the dynamic linker's own list, with their build-ids.
-//! - `plan` decodes their code and decides, once for each build of a library, which instructions move where.
-//! - `cache` keeps plans in files, so that a start does not decode.
-//! - `place` puts a plan into effect: trampolines within reach, then jumps.
-//! - `others` looks whether all other code leaves system calls to those two.
+//! - `plan` decodes their code and decides, once for each build of a library, which instructions move into a
+//!   trampoline.
+//! - `cache` keeps plans in files, so that a start need not decode.
+//! - `apply` applies a plan: it writes trampolines within reach, then jumps.
+//! - `others` checks whether all other code leaves system calls to these two libraries.
 //!
-//! Instructions whose call can never concern a file are left alone, and `rt_sigreturn` always. Whatever fails (no
-//! memory in reach, a policy against it) leaves the library as it was: the symbols still work.
+//! Instructions whose call can never concern a file are not patched, and neither is `rt_sigreturn`. Any failure (no
+//! memory in reach, a policy against it) leaves the library unchanged; the symbols still work.
 //!
-//! Idea: `SUBSTRATE.md` §3 (e2); syscall_intercept's windows.
+//! Idea: the windows of syscall_intercept.
 
+mod apply;
 mod cache;
 mod image;
 mod others;
-mod place;
 mod plan;
 
 use crate::memory::{Buffer, Use};
-use place::Outcome;
+use apply::Outcome;
 
-/// Patches what can be patched; to be called before the program has threads. False if somebody makes calls, clones among
-/// them, that come by nobody.
+/// Patches everything that can be patched, before the program has threads. False if some code may make calls, including
+/// clones, that the library does not see.
 pub fn install() -> bool {
     let patches = patch();
     patches.patched != 0 && patches.left == 0 && !others::any_calls()
 }
 
-/// Whether code that is there from now on, in executable memory, may make calls that come by nobody: if it can be
-/// changed or is no file's, nobody knows what it will be.
+/// Whether code that has just been mapped executable may make calls that the library does not see. If it is writable,
+/// or is not from a file, its future contents are unknown, so it may.
 pub fn calls_come_with(start: u64, bytes: u64, protection: u64, is_file: bool) -> bool {
     const CODE: u64 = (libc::PROT_READ | libc::PROT_EXEC) as u64;
     if protection & CODE != CODE || protection & libc::PROT_WRITE as u64 != 0 || !is_file {
         return true;
     }
-    // What of it cannot be read cannot be run.
+    // Memory that cannot be read cannot be executed.
     Buffer::new(start, bytes, Use::Source)
         .is_ok_and(|code| code.with_source(|pieces| pieces.iter().any(|piece| others::has_call(piece))))
 }
@@ -47,12 +48,12 @@ fn patch() -> Outcome {
     }
     let libraries = image::libraries();
     if libraries.len() < image::COUNT {
-        // One that cannot be told from others: of what it holds nothing is known.
+        // A library without a build id was not found, so nothing is known about its code.
         total.left += 1;
     }
     for library in libraries {
         let Some(plan) = cache::load(&library).or_else(|| plan_anew(&library)) else { continue };
-        let outcome = place::apply(&library, &plan);
+        let outcome = apply::apply(&library, &plan);
         total.patched += outcome.patched;
         total.left += outcome.left;
     }
@@ -75,6 +76,6 @@ fn threads() -> Option<u64> {
     // SAFETY: path and structure live across the call.
     unsafe { crate::raw::try_call(libc::SYS_statx, &[dir, path, 0, libc::STATX_NLINK.into(), buffer]) }
         .ok()?;
-    // The folder's own two names, and one for each thread.
+    // The link count of the folder is two, plus one for each thread.
     u64::from(status.stx_nlink).checked_sub(2)
 }

@@ -1,11 +1,12 @@
-//! Code that is not patched: everything but libc, ld.so and us. What it calls by a `syscall` of its own nobody sees, a
-//! clone among others.
+//! Checks the code that is not patched: everything except libc, ld.so and this library. The library does not see system
+//! calls, including clones, that this code makes by its own `syscall` instructions.
 //!
-//! Two bytes are an instruction only where one begins, and x86 is read from anywhere: whoever begins somewhere falls into
-//! step after a few instructions. So the code before is read from several places, and what one of them meets is taken for
-//! an instruction. In the code of some fifty programs and libraries of Debian, none of which calls by itself, that was so
-//! of one place of 100, in a table among libcrypto's code. Code that is taken for more than it is costs a process locks
-//! that it does not need.
+//! The two bytes of a `syscall` are an instruction only if an instruction begins there, and x86 code can be decoded
+//! from any address. A decoder that starts at a wrong address is usually in step after a few instructions. So the code
+//! before the two bytes is decoded from several addresses, and they count as an instruction if any of these decodings
+//! reaches them. In some fifty programs and libraries of Debian, none of which makes calls itself, this was wrong for
+//! one of 100 such places, in a table within libcrypto's code. A wrong positive costs the process locks that it does
+//! not need.
 
 use super::image;
 use iced_x86::{Decoder, DecoderOptions};
@@ -13,22 +14,22 @@ use std::ffi::{c_int, c_void};
 use std::ops::Range;
 
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
-/// How many bytes before an instruction reading begins.
+/// Distances before the two bytes at which decoding starts.
 const BEFORE: Range<usize> = 48..64;
-/// Bytes that are looked at in one go.
+/// Bytes that are searched in one step.
 const BLOCK_BYTES: usize = 64;
 
-/// Whether some loaded object makes system calls by itself, or may.
+/// Whether some loaded object makes system calls itself, or may do so.
 pub fn any_calls() -> bool {
     let mut found = false;
-    // SAFETY: the callback gets back the word, which lives across the call.
+    // SAFETY: the callback gets the address of the word, which lives across the call.
     unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut found).cast()) };
     found
 }
 
 unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: libc::size_t, found: *mut c_void) -> c_int {
-    // SAFETY: the dynamic linker gives a valid structure of an object that stays loaded meanwhile; the word is
-    // `any_calls`'s.
+    // SAFETY: the dynamic linker gives a valid structure of an object that stays loaded meanwhile; the pointer is that
+    // of `any_calls`.
     unsafe {
         let info = &*info;
         if !image::is_patched(info) && !is_kernels(info) && !is_ours(info) && calls(info) {
@@ -39,7 +40,7 @@ unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: libc::size_t, found
     0
 }
 
-/// The kernel's own, whose few calls ask for the time.
+/// The object that the kernel maps (vDSO), whose few calls ask for the time.
 fn is_kernels(info: &libc::dl_phdr_info) -> bool {
     // SAFETY: takes a number.
     let base = unsafe { libc::getauxval(libc::AT_SYSINFO_EHDR) };
@@ -50,7 +51,7 @@ fn is_ours(info: &libc::dl_phdr_info) -> bool {
     segments(info).any(|(range, _)| range.contains(&(any_calls as *const () as u64)))
 }
 
-/// Where an object's segments lie, and what may be done with them.
+/// The address ranges of an object's segments, and their protection.
 fn segments(info: &libc::dl_phdr_info) -> impl Iterator<Item = (Range<u64>, u32)> {
     // SAFETY: the dynamic linker's own table.
     let headers = unsafe { std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)) };
@@ -64,7 +65,7 @@ fn segments(info: &libc::dl_phdr_info) -> impl Iterator<Item = (Range<u64>, u32)
 /// The structure describes a loaded object.
 unsafe fn calls(info: &libc::dl_phdr_info) -> bool {
     segments(info).filter(|(_, flags)| flags & libc::PF_X != 0).any(|(range, flags)| {
-        // What is written later, or cannot be read, nobody can judge.
+        // Code that can be written later, or cannot be read, cannot be checked.
         if flags & libc::PF_W != 0 || flags & libc::PF_R == 0 {
             return true;
         }
@@ -78,7 +79,7 @@ unsafe fn calls(info: &libc::dl_phdr_info) -> bool {
 pub fn has_call(code: &[u8]) -> bool {
     (0..code.len()).step_by(BLOCK_BYTES).any(|start| {
         let block = &code[start..code.len().min(start + BLOCK_BYTES + 1)];
-        // Without a branch, so that it is done for many bytes at once.
+        // Without a branch, so that the compiler vectorizes it.
         let near = block.iter().zip(&block[1..]).fold(0, |hit: u8, (one, next)| {
             hit | (u8::from(*one == SYSCALL[0]) & u8::from(*next == SYSCALL[1]))
         });
@@ -116,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_of_other_instructions_are_none() {
+    fn bytes_within_other_instructions_do_not_count() {
         let among = |bytes: &[u8]| [&[0x90; 20], bytes].concat().repeat(100);
         // mov eax, 0x50f
         assert!(!has_call(&among(&[0xb8, 0x0f, 0x05, 0, 0])));

@@ -1,14 +1,14 @@
-//! Which instructions of a library move where: decided from its code alone, so it holds for every process that has
-//! the same build loaded, wherever it lies.
+//! Decides which instructions of a library move into trampolines. The plan depends only on the library's code, so it is
+//! valid for every process that has the same build loaded, at any address.
 //!
-//! A jump takes five bytes, a `syscall` two, so neighbours have to move with it. The window is the smallest run of
-//! instructions around it into which nothing jumps (direct branches and addresses taken, over the whole text) and
-//! which can run elsewhere. Instructions before the `syscall` are preferred: code reached by a jump table never
-//! begins between the number's load and the call.
+//! A jump has five bytes and a `syscall` two, so neighbouring instructions have to move with it. The *window* is the
+//! smallest run of instructions around the `syscall` that can run at another address, and into which no code jumps
+//! (direct branches and addresses taken, over the whole text). Instructions before the `syscall` are preferred: a
+//! target of a jump table is never between the load of the call's number and the `syscall`.
 //!
-//! The `syscall` of a clone stays what it is, between two calls of ours, because the kernel may return from it on another
-//! stack. Where the number is only known when it is made (the C library's `syscall()`), the trampoline looks at it and goes
-//! one way or the other.
+//! The `syscall` of a clone stays in place, between two calls of the library, because the kernel may return from it on
+//! another stack. If the number is only known at run time (the C library's `syscall()`), the trampoline checks it and
+//! takes one of the two ways.
 
 use super::image::Library;
 use crate::dispatch::KINDS;
@@ -16,32 +16,32 @@ use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic
 
 /// Bytes of `jmp rel32`.
 pub const JUMP_BYTES: usize = 5;
-/// Longest window.
+/// Limit of bytes of a window.
 pub const WINDOW_BYTES_MAX: usize = 40;
-/// Instructions on either side of a `syscall` that are looked at.
+/// Number of instructions on either side of a `syscall` that are considered.
 const REACH: usize = 8;
-/// clone, fork, vfork, clone3: what makes processes and threads.
+/// clone, fork, vfork, clone3: the calls that create processes and threads.
 const CLONES: [u32; 4] = [56, 57, 58, 435];
 const SYS_RT_SIGRETURN: u64 = 15;
 
-/// What a field of a trampoline refers to.
+/// The target of a field of a trampoline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum FixupTarget {
     /// An offset in the library.
     Library(u64),
-    /// One of the entry code's addresses, kept beside the trampolines.
+    /// One of the addresses of the entry code, which are stored beside the trampolines.
     Entry(u8),
 }
 
 /// A 32-bit field of a trampoline, relative to a position in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fixup {
-    /// Where it stands.
+    /// Offset of the field in the trampoline.
     pub at: u8,
-    /// What it is relative to: the end of its instruction.
+    /// The offset to which it is relative: the end of its instruction.
     pub from: u8,
-    /// What it refers to.
-    pub to: Place,
+    /// Its target.
+    pub to: FixupTarget,
 }
 
 /// One `syscall` instruction and its window.
@@ -49,7 +49,7 @@ pub struct Fixup {
 pub struct Site {
     /// Offset of the window in the library.
     pub offset: u64,
-    /// The window as it was.
+    /// The original bytes of the window.
     pub original: Vec<u8>,
     /// The trampoline.
     pub code: Vec<u8>,
@@ -60,13 +60,13 @@ pub struct Site {
 /// A library's sites.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// Those that can be patched.
+    /// Sites that can be patched.
     pub sites: Vec<Site>,
-    /// How many could not.
+    /// Number of sites that cannot be patched.
     pub left: u32,
 }
 
-/// Places in the text that something jumps to, one bit a byte.
+/// Addresses in the text that are targets of jumps, one bit for each byte.
 struct Targets {
     start: u64,
     bits: Vec<u64>,
@@ -85,19 +85,19 @@ impl Targets {
     }
 }
 
-/// What a site may make.
+/// The kind of calls of a site.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Makes {
-    /// Calls, of which some may concern us.
+    /// Calls of which some may concern the library.
     Calls,
-    /// Processes and threads.
+    /// Calls that create processes and threads.
     Clones,
-    /// Whatever the number says that it is made with.
+    /// The number is known only at run time.
     Anything,
 }
 
 impl Makes {
-    /// Of a site with this number; `None` if it is to be left alone.
+    /// The kind for this number; `None` if the site is not patched.
     fn of(number: Option<u64>) -> Option<Self> {
         match number {
             None => Some(Self::Anything),
@@ -114,7 +114,7 @@ impl Plan {
         let (start, text) = library.text;
         let mut decoder = Decoder::with_ip(64, text, start, DecoderOptions::NONE);
         let mut targets = Targets { start, bits: vec![0; text.len().div_ceil(64)] };
-        // The last instructions seen; at each `syscall` those before it are kept with it, those after follow.
+        // The last instructions. At each `syscall`, those before it are stored with it; those after it follow.
         let mut recent: Vec<Instruction> = Vec::with_capacity(2 * REACH);
         let mut found: Vec<(Vec<Instruction>, usize)> = Vec::new();
         while decoder.can_decode() {
@@ -167,11 +167,11 @@ fn note_targets(instruction: &Instruction, targets: &mut Targets) {
     }
 }
 
-/// The number that a `syscall` is made with, if the instructions right before it say so.
+/// The number of a `syscall`, if the instructions right before it load a constant.
 fn number_of(before: &[Instruction], targets: &Targets) -> Option<u64> {
     for (index, instruction) in before.iter().enumerate().rev() {
         let next = before.get(index + 1).map_or(instruction.next_ip(), Instruction::ip);
-        // Who jumps in between may have loaded another number.
+        // Code that jumps to an instruction in between may have loaded another number.
         if next != instruction.next_ip() || targets.has(instruction.next_ip()) {
             return None;
         }
@@ -203,7 +203,7 @@ fn number_of(before: &[Instruction], targets: &Targets) -> Option<u64> {
     None
 }
 
-/// First and last instruction of the smallest window around the one at `at`; it begins not before `end`.
+/// First and last instruction of the smallest window around the instruction at `at`; it does not begin before `end`.
 fn window(around: &[Instruction], at: usize, targets: &Targets, end: u64) -> Option<(usize, usize)> {
     let mut best: Option<(usize, usize, usize)> = None;
     for last in at..around.len() {
@@ -218,7 +218,7 @@ fn window(around: &[Instruction], at: usize, targets: &Targets, end: u64) -> Opt
                 break;
             }
             let bytes = (around[last].next_ip() - around[first].ip()) as usize;
-            // Those after the call count more.
+            // Instructions after the call cost more.
             let cost = bytes + 16 * (last - at);
             if (JUMP_BYTES..=WINDOW_BYTES_MAX).contains(&bytes) {
                 if best.is_none_or(|(cheapest, ..)| cost < cheapest) {
@@ -231,8 +231,8 @@ fn window(around: &[Instruction], at: usize, targets: &Targets, end: u64) -> Opt
     best.map(|(_, first, last)| (first, last))
 }
 
-/// Can the last of these move, the ones before it having been found to? After what never goes on only padding may
-/// follow.
+/// Whether the last of these instructions can move, if the ones before it can. After an instruction that never
+/// continues at the next one, only padding may follow.
 fn movable_after(after: &[Instruction], targets: &Targets) -> bool {
     let (Some(last), before) = (after.last(), &after[..after.len() - 1]) else { return false };
     let over = before
@@ -252,7 +252,7 @@ fn movable_after(after: &[Instruction], targets: &Targets) -> bool {
     branches && last.mnemonic() != Mnemonic::Syscall
 }
 
-/// A trampoline in the making.
+/// A trampoline under construction.
 #[derive(Default)]
 struct Assembler {
     code: Vec<u8>,
@@ -264,29 +264,29 @@ impl Assembler {
         self.code.extend_from_slice(bytes);
     }
 
-    /// A 32-bit field that ends its instruction.
-    fn field(&mut self, to: Place) {
+    /// Appends a 32-bit field that ends its instruction.
+    fn field(&mut self, to: FixupTarget) {
         let at = self.code.len() as u8;
         self.fixups.push(Fixup { at, from: at + 4, to });
         self.bytes(&[0; 4]);
     }
 
-    /// A call of an entry, over the red zone.
+    /// Appends a call of an entry, with the red zone skipped.
     fn enter(&mut self, entry: u8) {
         self.bytes(&[0x48, 0x8d, 0x64, 0x24, 0x80]);
         self.bytes(&[0xff, 0x15]);
-        self.field(Place::Entry(entry));
+        self.field(FixupTarget::Entry(entry));
         self.bytes(&[0x48, 0x8d, 0xa4, 0x24, 0x80, 0, 0, 0]);
     }
 
-    /// The `syscall` itself, with us before and after it.
+    /// Appends the `syscall` itself, between the calls before and after it.
     fn clone_around(&mut self, call: &[u8]) {
         self.enter(1);
         self.bytes(call);
         self.enter(2);
     }
 
-    /// Both ways, for the number in eax. Only rcx is used, which the call destroys, and no flag.
+    /// Appends both ways, chosen by the number in eax. Uses only rcx, which the call destroys, and no flag.
     fn either(&mut self, call: &[u8]) {
         let (mut one, mut other) = (Self::default(), Self::default());
         one.enter(0);
@@ -314,10 +314,10 @@ impl Assembler {
 
     fn jump(&mut self, to: u64) {
         self.bytes(&[0xe9]);
-        self.field(Place::Library(to));
+        self.field(FixupTarget::Library(to));
     }
 
-    /// An instruction of the window; `None` for what cannot run elsewhere.
+    /// Appends an instruction of the window; `None` if it cannot run at another address.
     fn moved(&mut self, instruction: &Instruction, bytes: &[u8], decoder: &Decoder<'_>) -> Option<()> {
         let branch = instruction.op_count() > 0 && instruction.op0_kind() == OpKind::NearBranch64;
         if branch {
@@ -331,7 +331,7 @@ impl Assembler {
                 }
                 _ => return None,
             }
-            self.field(Place::Library(instruction.near_branch64()));
+            self.field(FixupTarget::Library(instruction.near_branch64()));
             return Some(());
         }
         let start = self.code.len() as u8;
@@ -341,7 +341,7 @@ impl Assembler {
                 return None;
             }
             let at = start + constants.displacement_offset() as u8;
-            let to = Place::Library(instruction.ip_rel_memory_address());
+            let to = FixupTarget::Library(instruction.ip_rel_memory_address());
             self.fixups.push(Fixup { at, from: start + bytes.len() as u8, to });
         }
         self.bytes(bytes);
@@ -359,7 +359,7 @@ fn site(library: &Library, window: &[Instruction], at: usize, makes: Makes) -> O
         let from = (instruction.ip() - start) as usize;
         let bytes = &text[from..from + instruction.len()];
         if index != at {
-            // Decoded again, because only the decoder knows where the constants stand.
+            // Decoded again, because only the decoder knows the positions of the constants.
             let mut decoder = Decoder::with_ip(64, bytes, instruction.ip(), DecoderOptions::NONE);
             let again = decoder.decode();
             out.moved(&again, bytes, &decoder)?;
@@ -391,11 +391,11 @@ mod tests {
         let plan = plan(&[0xb8, 1, 0, 0, 0, 0x0f, 0x05, 0xc3]);
         assert_eq!((plan.sites.len(), plan.left), (1, 0));
         assert_eq!((plan.sites[0].offset, plan.sites[0].original.len()), (0x1000, 7));
-        assert_eq!(plan.sites[0].fixups.last().unwrap().to, Place::Library(0x1007));
+        assert_eq!(plan.sites[0].fixups.last().unwrap().to, FixupTarget::Library(0x1007));
     }
 
     #[test]
-    fn calls_that_cannot_concern_us_and_sigreturn_stay() {
+    fn calls_that_never_concern_the_library_and_sigreturn_stay() {
         for number in [202, 39, 15, 12] {
             let code: &'static [u8] = Vec::leak(vec![0xb8, number, 0, 0, 0, 0x0f, 0x05, 0xc3]);
             assert_eq!(plan(code), Plan::default(), "{number}");
@@ -403,43 +403,44 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_processes_is_called_in_place() {
+    fn clones_are_made_in_place() {
         let calls = |code: &[u8]| code.windows(2).filter(|two| *two == [0x0f, 0x05]).count();
         for number in CLONES {
             let [a, b, ..] = number.to_le_bytes();
             let known = plan(Vec::leak(vec![0xb8, a, b, 0, 0, 0x0f, 0x05, 0xc3]));
             assert_eq!((known.sites.len(), calls(&known.sites[0].code)), (1, 1), "{number}");
-            let entries = known.sites[0].fixups.iter().filter(|fixup| matches!(fixup.to, Place::Entry(_)));
+            let entries =
+                known.sites[0].fixups.iter().filter(|fixup| matches!(fixup.to, FixupTarget::Entry(_)));
             assert_eq!(entries.count(), 2, "{number}: before and after");
         }
         // mov rax, rdi; mov rdi, rsi; syscall; ret
         let unknown = plan(&[0x48, 0x89, 0xf8, 0x48, 0x89, 0xf7, 0x0f, 0x05, 0xc3]);
         assert_eq!((unknown.sites.len(), calls(&unknown.sites[0].code)), (1, 1));
         let entries = unknown.sites[0].fixups.iter().filter_map(|fixup| match fixup.to {
-            Place::Entry(entry) => Some(entry),
-            Place::Library(_) => None,
+            FixupTarget::Entry(entry) => Some(entry),
+            FixupTarget::Library(_) => None,
         });
         assert_eq!(entries.collect::<Vec<_>>(), [0, 1, 2], "either way");
     }
 
     #[test]
-    fn nothing_jumps_into_a_window() {
+    fn a_window_contains_no_jump_target() {
         // mov eax, 1; 1: syscall; cmp rax, -4; je 1b; ret
         let code = [0xb8, 1, 0, 0, 0, 0x0f, 0x05, 0x48, 0x3d, 0xfc, 0xff, 0xff, 0xff, 0x74, 0xf6, 0xc3];
         let plan = plan(Vec::leak(code.to_vec()));
         assert_eq!(plan.sites.len(), 1);
-        assert_eq!(plan.sites[0].offset, 0x1005, "the window begins where the jump arrives");
+        assert_eq!(plan.sites[0].offset, 0x1005, "the window begins at the target of the jump");
     }
 
     #[test]
-    fn what_cannot_move_is_left() {
+    fn instructions_that_cannot_move_stay() {
         // 1: syscall; call 1b
         let plan = plan(&[0x0f, 0x05, 0xe8, 0xf9, 0xff, 0xff, 0xff, 0xc3]);
         assert_eq!((plan.sites.len(), plan.left), (0, 1));
     }
 
     #[test]
-    fn the_real_libraries_can_be_patched_whole() {
+    fn the_real_libraries_can_be_patched_completely() {
         let libraries = image::libraries();
         assert!(!libraries.is_empty());
         for library in libraries {

@@ -1,12 +1,12 @@
-//! What the tree says, as numbers and structures of the kernel's.
+//! Answers of the tree as numbers and structures of the kernel.
 
 use crate::mount::Errno;
 use vfs::engine::{Attributes, Space};
 use vfs::{Stop, errno};
 
-/// What `f_type` of `statfs` says: `HRTH`.
+/// The value of `f_type` in `statfs`: `HRTH`.
 const FILE_SYSTEM_TYPE: i64 = 0x4854_5248;
-/// Minor number of the device that the tree's files seem to lie on; the major number is 0, that of no device.
+/// Minor number of the device of the tree's files; the major number is 0, which no real device has.
 pub(super) const DEVICE_MINOR: u32 = 0x4854;
 /// Bytes of a block, for `st_blksize`.
 const BLOCK_BYTES: u32 = 4096;

@@ -5,8 +5,8 @@ use super::mounted::{self, Twin, on_twin, seek_twin, status_of_twin};
 use super::paths::{joined, path_of_directory};
 use super::{Current, Open, TOKEN_NUMBERS, Tree, handle_of, locks, open_of};
 use crate::descriptors;
-use crate::mount::{Change, Entry, Errno, Handle, Lock, Mount, New, Passage, Place, Result, Target};
-use crate::openings;
+use crate::mount::{Change, Entry, Errno, ExecHandover, Handle, Lock, Mount, MountPath, New, Result, Target};
+use crate::slots;
 use crate::{raw, regions};
 use format::InodeNumber;
 use format::record::FileType;
@@ -21,12 +21,12 @@ use vfs::{Base, File, Restriction, Scope};
 const RECORDS_BYTES: usize = 16 << 10;
 
 impl Mount for Tree {
-    fn open(&self, place: Place<'_>, flags: i32, mode: u32, resolve: u64) -> Result<Handle> {
+    fn open(&self, place: MountPath<'_>, flags: i32, mode: u32, resolve: u64) -> Result<Handle> {
         let base = place.dir.as_ref().map_or(&b""[..], |dir| &open_of(dir).path);
         let path = joined(base, place.path);
         let client = self.client()?;
-        // First: what cannot be shared is not opened, nor made.
-        let state = openings::Place::take()?;
+        // The slot comes first: without one, the file is neither opened nor created.
+        let state = slots::FileSlot::take()?;
         let restriction = Restriction {
             scope: match resolve & (libc::RESOLVE_BENEATH | libc::RESOLVE_IN_ROOT) {
                 0 => Scope::Anywhere,
@@ -43,34 +43,34 @@ impl Mount for Tree {
         let file = file.shared(Box::new(state), state.owner());
         let current = Box::into_raw(Box::new(Current { era: self.era(), file }));
         let current = AtomicPtr::new(current);
-        Ok(handle_of(Open { current, path, inode, flags, place: state, twin: Twin::default() }))
+        Ok(handle_of(Open { current, path, inode, flags, slot: state, twin: Twin::default() }))
     }
 
     fn close(&self, file: Handle) {
         // SAFETY: the last use of the handle; it came from `handle_of`.
         let open = unsafe { Box::from_raw(file.0 as *mut Open) };
         let current = open.current.load(Ordering::Acquire);
-        // SAFETY: as above. One of another era is a parent's: its memory is left alone.
+        // SAFETY: as above. A file of another era belongs to a parent, and its memory is left alone.
         if let Some(current) = unsafe { current.as_ref() }
             && current.era == self.era()
         {
             if let Ok(vfs) = self.client() {
                 vfs.close(&current.file, true);
             }
-            // SAFETY: nobody else knows it any more.
+            // SAFETY: no other reference is left.
             drop(unsafe { Box::from_raw(open.current.load(Ordering::Acquire)) });
         } else if self.attached.load(Ordering::Acquire).is_null() {
-            self.say_closed(&open);
+            self.report_closed(&open);
         }
         open.twin.end();
-        open.place.give_back();
+        open.slot.give_back();
     }
 
     fn descriptor_closed(&self, file: Handle) {
         if !self.ranges.may_hold() || !self.may_have_locked(open_of(&file)) {
             return;
         }
-        // What cannot be opened anew has gone with its locks.
+        // If the file cannot be opened anew, it has no locks.
         if let (Ok(vfs), Ok(file)) = (self.client(), self.file(&file)) {
             vfs.close(file, false);
         }
@@ -110,7 +110,7 @@ impl Mount for Tree {
 
     fn seek(&self, file: Handle, offset: i64, whence: i32) -> Result<u64> {
         let by_contents = !matches!(whence, libc::SEEK_SET | libc::SEEK_CUR);
-        let seek = |fd| seek_twin(&open_of(&file).place, fd, offset, whence);
+        let seek = |fd| seek_twin(&open_of(&file).slot, fd, offset, whence);
         if by_contents && let Some(done) = self.by_twin(&file, seek) {
             return done;
         }
@@ -213,13 +213,13 @@ impl Mount for Tree {
         })
     }
 
-    fn access(&self, place: Place<'_>, mode: i32, flags: i32) -> Result<()> {
+    fn access(&self, place: MountPath<'_>, mode: i32, flags: i32) -> Result<()> {
         let ids = if flags & libc::AT_EACCESS != 0 { AccessIds::Effective } else { AccessIds::Real };
         let follow = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
         self.on(Target::Named(place, follow), |vfs, subject| vfs.access(subject, mode, ids))
     }
 
-    fn make(&self, place: Place<'_>, new: New<'_>) -> Result<()> {
+    fn make(&self, place: MountPath<'_>, new: New<'_>) -> Result<()> {
         let (vfs, place) = (self.client()?, self.place(&place)?);
         match new {
             New::Directory(mode) => vfs.mkdir(place, mode),
@@ -229,22 +229,22 @@ impl Mount for Tree {
         .map_err(stop_of)
     }
 
-    fn link(&self, from: Target<'_>, to: Place<'_>) -> Result<()> {
+    fn link(&self, from: Target<'_>, to: MountPath<'_>) -> Result<()> {
         let to = self.place(&to)?;
         self.on(from, |vfs, subject| vfs.link(subject, to))
     }
 
-    fn remove(&self, place: Place<'_>, directory: bool) -> Result<()> {
+    fn remove(&self, place: MountPath<'_>, directory: bool) -> Result<()> {
         let (vfs, place) = (self.client()?, self.place(&place)?);
         if directory { vfs.rmdir(place) } else { vfs.unlink(place) }.map_err(stop_of)
     }
 
-    fn rename(&self, from: Place<'_>, to: Place<'_>, flags: u32) -> Result<()> {
+    fn rename(&self, from: MountPath<'_>, to: MountPath<'_>, flags: u32) -> Result<()> {
         let (from, to) = (self.place(&from)?, self.place(&to)?);
         self.client()?.rename(from, to, flags).map_err(stop_of)
     }
 
-    fn readlink(&self, place: Place<'_>) -> Result<Vec<u8>> {
+    fn readlink(&self, place: MountPath<'_>) -> Result<Vec<u8>> {
         let place = match &place.dir {
             Some(link) if place.path.is_empty() => vfs::Place { base: Base::At(self.file(link)?), path: b"" },
             _ => self.place(&place)?,
@@ -286,7 +286,7 @@ impl Mount for Tree {
 
     fn export(&self, file: Handle) -> Result<Vec<u8>> {
         let open = open_of(&file);
-        let (number, memfd) = open.place.pass_on()?;
+        let (number, memfd) = open.slot.pass_on()?;
         let mut token = Vec::with_capacity(TOKEN_NUMBERS + open.path.len());
         token.extend_from_slice(&number.to_le_bytes());
         token.extend_from_slice(&memfd.to_le_bytes());
@@ -299,11 +299,11 @@ impl Mount for Tree {
     fn import(&self, token: &[u8]) -> Result<Handle> {
         let (numbers, path) = token.split_at_checked(TOKEN_NUMBERS).ok_or(Errno(libc::EINVAL))?;
         let word = |at: usize| i32::from_le_bytes(numbers[at..at + 4].try_into().expect("four bytes"));
-        let place = openings::Place::adopt(word(0) as u32, word(4)).ok_or(Errno(libc::EINVAL))?;
+        let slot = slots::FileSlot::adopt(word(0) as u32, word(4)).ok_or(Errno(libc::EINVAL))?;
         let inode = u64::from_le_bytes(numbers[12..].try_into().expect("eight bytes"));
         let (current, inode) = (AtomicPtr::default(), InodeNumber::new(inode));
         let (path, flags, twin) = (path.to_vec(), word(8), Twin::default());
-        Ok(handle_of(Open { current, path, inode, flags, place, twin }))
+        Ok(handle_of(Open { current, path, inode, flags, slot, twin }))
     }
 
     fn kernel_file(&self, file: Handle) -> Result<i32> {
@@ -322,7 +322,7 @@ impl Mount for Tree {
     }
 
     fn is_mounted(&self) -> bool {
-        self.mounted.as_ref().is_some_and(mounted::Place::is_there)
+        self.mounted.as_ref().is_some_and(mounted::MountPoint::is_there)
     }
 
     fn before_root_change(&self) {
@@ -332,7 +332,7 @@ impl Mount for Tree {
     }
 
     fn kernel_path(&self) -> Option<&CStr> {
-        self.mounted.as_ref().map(mounted::Place::root)
+        self.mounted.as_ref().map(mounted::MountPoint::root)
     }
 
     fn log_costs(&self) -> (u64, u64) {
@@ -340,12 +340,12 @@ impl Mount for Tree {
         counters.map_or((0, 0), |counters| (counters.fences, counters.bytes))
     }
 
-    fn before_exec(&self, staying: &[Handle], closing: &[Handle]) -> Passage {
+    fn before_exec(&self, staying: &[Handle], closing: &[Handle]) -> ExecHandover {
         self.pass_on(staying, closing)
     }
 
     fn after_exec(&self, token: &[u8]) {
-        self.come_after(token);
+        self.take_from_previous_program(token);
     }
 
     fn after_import(&self) {
@@ -357,20 +357,20 @@ impl Mount for Tree {
     }
 
     fn after_fork(&self, child: Option<u32>) {
-        Self::let_child_go(child);
+        Self::release_child(child);
     }
 
     fn user_changed(&self) {
-        openings::note_user();
+        slots::note_user();
         self.note_user();
     }
 
     fn after_fork_child(&self) {
-        openings::note_child();
+        slots::note_child();
         regions::note_child();
         self.attaching.store(0, Ordering::Relaxed);
         self.take_as_child();
-        // The parent's client, its locks and mappings are the parent's: they are forgotten, not ended.
+        // The client, locks and mappings belong to the parent: the child forgets them, and does not end them.
         self.client.store(std::ptr::null_mut(), Ordering::Release);
         self.attached.store(std::ptr::null_mut(), Ordering::Release);
         self.era.fetch_add(1, Ordering::Relaxed);

@@ -1,19 +1,21 @@
-//! Open files that go from process to process: to a child when it is made, to the next program at an exec.
+//! Inherited files: open files that a process shares with a child when it is created, or with the next program at an
+//! exec.
 //!
-//! Before a fork, with a file of the tree open, the process gives its open files to whoever comes for them by a
-//! number, and gets a lifeline (`libfs::share`), of which the child has a copy: by its end the daemon knows that
-//! nobody will come. A child that never uses the tree does not attach; what it closes it says over the lifeline. At an
-//! exec the number goes to the next program, and the lifeline stays open. A process that attaches comes for everything
-//! at once. One that has not, and makes a child itself, attaches first.
+//! Before a fork, a process with open files of the tree shares them with the daemon under a random number
+//! (`libfs::share`), and gets a liveness socket, of which the child has a copy. When all copies are closed, the daemon
+//! knows that no process can claim the files any more. A child that never uses the tree does not attach; it reports
+//! over the liveness socket which files it closes. At an exec the number goes to the next program, and the liveness
+//! socket stays open. A process that attaches claims all files at once. If a process has not attached and creates a
+//! child itself, it attaches first.
 //!
-//! **Locks.** None: numbers of descriptors are single words. Lifelines of other threads' children that a child has
-//! copies of are closed there.
+//! **Locks.** None: numbers of descriptors are single words. A child closes its copies of the liveness sockets of other
+//! threads' children.
 
 use super::{Open, Tree, open_of};
-use crate::descriptors::{self, CWD, Held, Internal};
+use crate::descriptors::{self, CWD, DescriptionRef, Internal};
 use crate::limits;
 use crate::local::local;
-use crate::mount::{Handle, Passage, Result};
+use crate::mount::{ExecHandover, Handle, Result};
 use crate::raw;
 use format::InodeNumber;
 use ipc::Descriptor;
@@ -25,48 +27,48 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use vfs::Vfs;
 use vfs::engine::{Access, LockOwner};
 
-/// Bytes of what the next program is told before the files whose locks end: the number, the lifeline, the owner of the
-/// process's locks.
+/// Bytes of the token for the next program before the files whose locks end: the number, the liveness socket, the owner
+/// of the process's locks.
 const TOKEN_BYTES: usize = 20;
-/// Children that may be made at once by different threads.
+/// Limit of children that different threads create at the same time.
 const PENDING_MAX: usize = 64;
 
-/// Slots of lifelines, plus one, whose children are being made.
+/// Slots of liveness sockets, plus one, of children that are being created.
 static PENDING: [AtomicU32; PENDING_MAX] = [const { AtomicU32::new(0) }; PENDING_MAX];
 
-/// What this process was given and has not come for.
+/// The files that this process has inherited and not claimed yet.
 #[derive(Debug, Default)]
-pub(super) struct Gift {
+pub(super) struct InheritedFiles {
     number: AtomicU64,
-    /// Slot of the lifeline, plus one.
-    lifeline: AtomicU32,
+    /// Slot of the liveness socket, plus one.
+    liveness: AtomicU32,
 }
 
-impl Gift {
-    /// The number to come with; 0 for nothing.
+impl InheritedFiles {
+    /// The number with which to claim them; 0 for none.
     pub fn number(&self) -> u64 {
         self.number.load(Ordering::Relaxed)
     }
 
-    fn lifeline(&self) -> Option<Internal> {
-        self.lifeline.load(Ordering::Relaxed).checked_sub(1).map(Internal::from_slot)
+    fn liveness(&self) -> Option<Internal> {
+        self.liveness.load(Ordering::Relaxed).checked_sub(1).map(Internal::from_slot)
     }
 
-    fn set(&self, number: u64, lifeline: u32) {
+    fn set(&self, number: u64, liveness: u32) {
         self.number.store(number, Ordering::Relaxed);
-        self.lifeline.store(lifeline, Ordering::Relaxed);
+        self.liveness.store(liveness, Ordering::Relaxed);
     }
 
-    /// It was come for, or is somebody else's.
+    /// Ends the claim: the files were claimed, or belong to another process now.
     pub fn end(&self) {
         self.number.store(0, Ordering::Relaxed);
-        if let Some(slot) = self.lifeline.swap(0, Ordering::Relaxed).checked_sub(1) {
+        if let Some(slot) = self.liveness.swap(0, Ordering::Relaxed).checked_sub(1) {
             Internal::from_slot(slot).close();
         }
     }
 }
 
-/// What an open file may be used for, by the flags that it was opened with.
+/// The access that the flags of an open file allow.
 pub(super) fn access_of(flags: i32) -> Access {
     if flags & libc::O_PATH != 0 {
         return Access::default();
@@ -78,15 +80,15 @@ pub(super) fn access_of(flags: i32) -> Access {
     }
 }
 
-/// An open file as it is given away.
+/// An open file, as it is shared.
 pub(super) fn given(open: &Open) -> Given {
-    let owner = Some(LockOwner::Description(open.place.owner()));
+    let owner = Some(LockOwner::Description(open.slot.owner()));
     Given { inode: open.inode, access: access_of(open.flags), owner }
 }
 
-/// Each description of the process once.
-pub(super) fn open_files() -> Vec<Held> {
-    let mut found: Vec<Held> = Vec::new();
+/// Each open file description of the process once.
+pub(super) fn open_files() -> Vec<DescriptionRef> {
+    let mut found: Vec<DescriptionRef> = Vec::new();
     for fd in descriptors::ours().into_iter().chain([CWD]) {
         if let Ok(held) = descriptors::get(fd)
             && !found.iter().any(|other| other.same(&held))
@@ -97,14 +99,15 @@ pub(super) fn open_files() -> Vec<Held> {
     found
 }
 
-/// Runs something on a lifeline, whose descriptor stays whose it is.
-fn on_lifeline(number: u64, fd: i32, act: impl FnOnce(&Lifeline)) {
-    // SAFETY: the descriptor is open; what would close it is not dropped.
+/// Runs a function on a liveness socket, whose descriptor stays with its owner.
+fn on_liveness_socket(number: u64, fd: i32, act: impl FnOnce(&Lifeline)) {
+    // SAFETY: the descriptor is open, and the value that would close it is never dropped.
     let descriptor = unsafe { Descriptor::from_raw(fd) };
     act(&ManuallyDrop::new(Lifeline::from_descriptor(number, descriptor)));
 }
 
-/// Those of some files that are not among others, for their lifeline.
+/// The files that are not in `left`, as the liveness socket reports them. The inode is 0 if another file of the inode
+/// is left.
 fn closed(files: &[Given], left: &[Given]) -> Vec<Given> {
     let mut closed: Vec<Given> = files.iter().filter(|file| !left.contains(file)).copied().collect();
     for index in 0..closed.len() {
@@ -121,23 +124,23 @@ fn shared(vfs: &Vfs<LibFs>, files: &[Given], own: bool) -> Result<Lifeline> {
     limits::with_room(|_| vfs.engine().share(files, own)).map_err(super::errno_of)
 }
 
-fn number_of(lifeline: Lifeline) -> i32 {
-    OwnedFd::from(lifeline.into_descriptor()).into_raw_fd()
+fn number_of(liveness: Lifeline) -> i32 {
+    OwnedFd::from(liveness.into_descriptor()).into_raw_fd()
 }
 
 impl Tree {
-    /// Gives a child that is about to be made the open files.
+    /// Shares the open files with a child that is about to be created.
     pub(super) fn give_to_child(&self) {
         let files: Vec<Given> = open_files().iter().map(|held| given(open_of(&held.handle()))).collect();
         if files.is_empty() {
             return;
         }
-        // Without it the child opens them anew by their paths.
-        let Ok(lifeline) = self.client().and_then(|vfs| shared(vfs, &files, false)) else {
+        // If this fails, the child opens them anew by their paths.
+        let Ok(liveness) = self.client().and_then(|vfs| shared(vfs, &files, false)) else {
             return;
         };
-        let number = lifeline.number;
-        let Ok(kept) = Internal::keep(number_of(lifeline)) else { return };
+        let number = liveness.number;
+        let Ok(kept) = Internal::keep(number_of(liveness)) else { return };
         let slot = kept.slot() + 1;
         let free =
             |entry: &AtomicU32| entry.compare_exchange(0, slot, Ordering::Relaxed, Ordering::Relaxed).is_ok();
@@ -145,27 +148,27 @@ impl Tree {
             return kept.close();
         }
         local().given.store(number, Ordering::Relaxed);
-        local().lifeline.store(slot, Ordering::Relaxed);
+        local().liveness.store(slot, Ordering::Relaxed);
     }
 
-    /// The child was made, or was not: only its copy of the lifeline stays.
-    pub(super) fn let_child_go(child: Option<u32>) {
+    /// The child was created, or was not: the parent closes its copy of the liveness socket.
+    pub(super) fn release_child(child: Option<u32>) {
         let number = local().given.swap(0, Ordering::Relaxed);
-        let slot = local().lifeline.swap(0, Ordering::Relaxed);
-        let Some(lifeline) = slot.checked_sub(1).map(Internal::from_slot) else { return };
+        let slot = local().liveness.swap(0, Ordering::Relaxed);
+        let Some(liveness) = slot.checked_sub(1).map(Internal::from_slot) else { return };
         if let Some(child) = child {
-            on_lifeline(number, lifeline.number(), |lifeline| lifeline.name(child));
+            on_liveness_socket(number, liveness.number(), |liveness| liveness.name(child));
         }
         for entry in &PENDING {
             let _ = entry.compare_exchange(slot, 0, Ordering::Relaxed, Ordering::Relaxed);
         }
-        lifeline.close();
+        liveness.close();
     }
 
-    /// In the child: what it was given is its own, and nothing of what its parent was.
+    /// In the child: takes over the shared files, and forgets the state of the parent.
     pub(super) fn take_as_child(&self) {
         let number = local().given.swap(0, Ordering::Relaxed);
-        let slot = local().lifeline.swap(0, Ordering::Relaxed);
+        let slot = local().liveness.swap(0, Ordering::Relaxed);
         for entry in &PENDING {
             let other = entry.swap(0, Ordering::Relaxed);
             if other != slot
@@ -174,59 +177,65 @@ impl Tree {
                 Internal::from_slot(other).close();
             }
         }
-        self.gift.end();
-        self.gift.set(number, slot);
+        self.inherited.end();
+        self.inherited.set(number, slot);
         self.owner.store(0, Ordering::Relaxed);
         self.ranges.forget();
     }
 
-    /// A file was closed that this process was given and has not come for.
-    pub(super) fn say_closed(&self, open: &Open) {
-        let Some(lifeline) = self.gift.lifeline() else { return };
+    /// Reports that an inherited file was closed before it was claimed.
+    pub(super) fn report_closed(&self, open: &Open) {
+        let Some(liveness) = self.inherited.liveness() else { return };
         let left: Vec<Given> = open_files().iter().map(|held| given(open_of(&held.handle()))).collect();
         let files = closed(&[given(open)], &left);
-        on_lifeline(self.gift.number(), lifeline.number(), |lifeline| lifeline.closed(&files));
+        on_liveness_socket(self.inherited.number(), liveness.number(), |liveness| liveness.closed(&files));
     }
 
-    /// Before an exec that these files stay open over, and others or the same are closed by: what the next program needs.
-    pub(super) fn pass_on(&self, staying: &[Handle], closing: &[Handle]) -> Passage {
+    /// Before an exec over which the `staying` files stay open, and which closes descriptors of the `closing` ones: the
+    /// token for the next program.
+    pub(super) fn pass_on(&self, staying: &[Handle], closing: &[Handle]) -> ExecHandover {
         let left: Vec<Given> = staying.iter().map(|handle| given(open_of(handle))).collect();
         let attached = !self.attached.load(Ordering::Acquire).is_null();
-        let (number, lifeline) = match local().borrowed() {
+        let (number, liveness) = match local().borrowed() {
             // SAFETY: only this child uses the overlay until its exec.
-            Some(overlay) => self.pass_on_gift(
+            Some(overlay) => self.pass_on_inherited(
                 local().given.load(Ordering::Relaxed),
-                local().lifeline.load(Ordering::Relaxed).checked_sub(1).map(Internal::from_slot),
+                local().liveness.load(Ordering::Relaxed).checked_sub(1).map(Internal::from_slot),
                 unsafe { &(*overlay).given },
                 &left,
             ),
             None if attached => self.give_to_next_program(&left),
-            None => self.pass_on_gift(self.gift.number(), self.gift.lifeline(), &open_files(), &left),
+            None => self.pass_on_inherited(
+                self.inherited.number(),
+                self.inherited.liveness(),
+                &open_files(),
+                &left,
+            ),
         };
         let owner = if local().borrowed().is_some() { 0 } else { self.owner.load(Ordering::Relaxed) };
         let mut token = Vec::with_capacity(TOKEN_BYTES);
         token.extend_from_slice(&number.to_le_bytes());
-        token.extend_from_slice(&lifeline.unwrap_or(-1).to_le_bytes());
+        token.extend_from_slice(&liveness.unwrap_or(-1).to_le_bytes());
         token.extend_from_slice(&owner.to_le_bytes());
         self.locks_that_end(closing, &mut token);
-        Passage { token, descriptor: lifeline }
+        ExecHandover { token, descriptor: liveness }
     }
 
-    /// What was given goes on to the next program, less what is closed at the exec.
-    fn pass_on_gift(
+    /// Passes the inherited files on to the next program, without those that the exec closes.
+    fn pass_on_inherited(
         &self,
         number: u64,
-        lifeline: Option<Internal>,
-        all: &[Held],
+        liveness: Option<Internal>,
+        all: &[DescriptionRef],
         left: &[Given],
     ) -> (u64, Option<i32>) {
-        let Some(lifeline) = lifeline.filter(|_| !left.is_empty()) else { return (0, None) };
+        let Some(liveness) = liveness.filter(|_| !left.is_empty()) else { return (0, None) };
         let all: Vec<Given> = all.iter().map(|held| given(open_of(&held.handle()))).collect();
         let files = closed(&all, left);
         if !files.is_empty() {
-            on_lifeline(number, lifeline.number(), |lifeline| lifeline.closed(&files));
+            on_liveness_socket(number, liveness.number(), |liveness| liveness.closed(&files));
         }
-        match descriptors::move_up(lifeline.number(), false) {
+        match descriptors::move_up(liveness.number(), false) {
             Ok(fd) => (number, Some(fd)),
             Err(_) => (0, None),
         }
@@ -243,9 +252,9 @@ impl Tree {
             files.push(Given { inode: InodeNumber::NONE, access: Access::default(), owner });
         }
         let shared = self.client().and_then(|vfs| shared(vfs, &files, true));
-        let Ok(lifeline) = shared else { return (0, None) };
-        let number = lifeline.number;
-        let fd = number_of(lifeline);
+        let Ok(liveness) = shared else { return (0, None) };
+        let number = liveness.number;
+        let fd = number_of(liveness);
         let passed = descriptors::move_up(fd, false);
         raw::close(fd);
         match passed {
@@ -254,8 +263,8 @@ impl Tree {
         }
     }
 
-    /// The other side of [`Self::pass_on`].
-    pub(super) fn come_after(&self, token: &[u8]) {
+    /// In the next program: takes over the token of [`Self::pass_on`].
+    pub(super) fn take_from_previous_program(&self, token: &[u8]) {
         let Some((token, ended)) = token.split_first_chunk::<TOKEN_BYTES>() else { return };
         let eight = |at: usize| u64::from_le_bytes(token[at..at + 8].try_into().expect("eight bytes"));
         let fd = i32::from_le_bytes(token[8..12].try_into().expect("four bytes"));
@@ -264,7 +273,7 @@ impl Tree {
         if fd >= 0
             && let Ok(kept) = Internal::keep(fd)
         {
-            self.gift.set(eight(0), kept.slot() + 1);
+            self.inherited.set(eight(0), kept.slot() + 1);
         }
     }
 }
@@ -274,7 +283,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_inode_is_given_back_with_its_last_file() {
+    fn an_inode_is_reported_with_its_last_file() {
         let file = |inode: u64, owner: u64| Given {
             inode: InodeNumber::new(inode),
             access: Access { read: true, write: false },
@@ -287,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn rights_are_those_of_the_opening() {
+    fn the_access_follows_from_the_flags() {
         assert_eq!(access_of(libc::O_WRONLY | libc::O_APPEND), Access { read: false, write: true });
         assert_eq!(access_of(libc::O_RDONLY | libc::O_DIRECTORY), Access { read: true, write: false });
         assert_eq!(access_of(libc::O_RDWR | libc::O_PATH), Access::default());

@@ -1,7 +1,8 @@
 //! `fcntl` and `flock` on files of the tree.
 //!
-//! `fcntl` locks are the process's and stay over an exec, but for those on files of which the exec closes a descriptor. An
-//! exec can fail, so the next program ends them, before its first instruction: it is told which files those are.
+//! `fcntl` locks belong to the process and survive an exec, except those on files of which the exec closes a
+//! descriptor. An exec can fail, so the next program ends these locks before its first instruction; the token of the
+//! exec names the files.
 
 use super::answers::errno_of;
 use super::{Open, Tree, open_of};
@@ -16,38 +17,40 @@ use vfs::engine::{Access, Engine, LockKind, LockOwner};
 use vfs::vfs::{LockRequest, Patience, Pause, RangeKind};
 use vfs::{File, Vfs};
 
-/// What is known of the process's own locks.
+/// State about the process's own `fcntl` locks.
 #[derive(Debug, Default)]
 pub(super) struct RangeLocks {
-    /// There may be some.
+    /// The process may have such locks.
     asked: AtomicBool,
-    /// Inodes whose locks the exec has ended that began this program.
+    /// Inodes whose locks have ended with the exec that started this program.
     ended: AtomicPtr<Vec<InodeNumber>>,
 }
 
 impl RangeLocks {
-    /// Whether there may be some.
+    /// Whether the process may have such locks.
     pub fn may_hold(&self) -> bool {
         self.asked.load(Ordering::Relaxed)
     }
 
-    /// A request is about to be made.
+    /// Notes a request for a lock.
     pub fn note(&self, command: i32) {
         if matches!(command, libc::F_SETLK | libc::F_SETLKW) {
             self.asked.store(true, Ordering::Relaxed);
         }
     }
 
-    /// The process is a forked child, which has none of its parent's.
+    /// The process is a forked child, which has no locks of its parent.
     pub fn forget(&self) {
         self.asked.store(false, Ordering::Relaxed);
     }
 }
 
 impl Tree {
-    /// Whether the process's own locks may be on this file: it has used it, or another program that it was has.
+    /// Whether the process's own locks may be on this file: this program has used it, or an earlier program of the
+    /// process has.
     pub(super) fn may_have_locked(&self, open: &Open) -> bool {
-        // SAFETY: freed only at the close, which comes later. Acquire pairs with the Release of who opened it.
+        // SAFETY: freed only at the close, which comes later. Acquire pairs with the Release of the thread that opened
+        // it.
         let current = unsafe { open.current.load(Ordering::Acquire).as_ref() };
         // SAFETY: a client is never freed.
         let client = unsafe { self.attached.load(Ordering::Acquire).as_ref() };
@@ -55,7 +58,7 @@ impl Tree {
             || client.is_none_or(|client| client.owner.is_some())
     }
 
-    /// For the next program: the files whose locks end at the exec.
+    /// Adds the files whose locks end at the exec to the token for the next program.
     pub(super) fn locks_that_end(&self, closing: &[Handle], token: &mut Vec<u8>) {
         if !self.ranges.may_hold() || local().borrowed().is_some() {
             return;
@@ -65,7 +68,7 @@ impl Tree {
         }
     }
 
-    /// The other side of it. Whoever has an owner from before may have locks of its own.
+    /// In the next program: takes over these files. A process with an owner from before the exec may have locks.
     pub(super) fn locks_ended(&self, inodes: &[u8]) {
         self.ranges.asked.store(self.owner.load(Ordering::Relaxed) != 0, Ordering::Relaxed);
         let (inodes, _) = inodes.as_chunks::<8>();
@@ -103,7 +106,7 @@ fn lock_kind(kind: i32) -> Result<Option<LockKind>> {
     }
 }
 
-/// One look at a lock that is waited for took its time already: between two looks only a signal is asked for.
+/// The pause between two attempts to get a lock: each attempt waits by itself, so this only checks for a signal.
 fn pause() -> Pause {
     let local = local();
     if local.deferred.load(Ordering::Relaxed) == 0 {

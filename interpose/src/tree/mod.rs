@@ -1,13 +1,13 @@
-//! The node's tree as the mount of this crate: [`Vfs`] over a [`LibFs`] that attaches at the first call that
+//! The node's tree as the mount of this crate: a [`Vfs`] over a [`LibFs`], which attaches at the first call that
 //! concerns it.
 //!
-//! A forked child is a new client: it attaches by itself and comes for what its parent had open; so does the next
-//! program after exec ([`given`]). What they share is the offset, the flags and the number of the description's locks
-//! ([`crate::openings`]). A child that was made so that nobody saw it coming opens anew, by the path it was opened by,
-//! what its parent had open: what lost that name since is ESTALE.
+//! A forked child is a new client: it attaches by itself, and claims the open files of its parent; so does the next
+//! program after an exec ([`given`]). They share the offset, the flags and the number of the description's locks
+//! ([`crate::slots`]). A child that was created without the library's knowledge opens these files anew, by the paths
+//! with which they were opened. If a file does not have that name any more, its calls fail with ESTALE.
 //!
-//! **Locks.** One, held by the thread that attaches; a forked child has it free. What else a fork may find half done is
-//! either swapped in whole or left behind.
+//! **Locks.** One lock, held by the thread that attaches; it is free in a forked child. All other state that a fork may
+//! interrupt is either replaced as a whole or left behind in the parent.
 
 mod answers;
 mod calls;
@@ -20,12 +20,12 @@ mod user;
 
 use crate::descriptors::{self, Internal};
 use crate::limits;
-use crate::mount::{Errno, Handle, Place, Result, Target};
-use crate::openings;
+use crate::mount::{Errno, Handle, MountPath, Result, Target};
+use crate::slots;
 use answers::{errno_of, stop_of};
 use format::InodeNumber;
 use format::message::ROLE_PROGRAM;
-use given::Gift;
+use given::InheritedFiles;
 use ipc::{Descriptor, Host, Keeper, SystemHost, WAKE_ALL, Word};
 use libfs::share::Given;
 use libfs::socket::SocketConnector;
@@ -38,49 +38,50 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use vfs::engine::LockOwner;
 use vfs::{Base, File, Subject, Vfs};
 
-/// Flags that an opening anew leaves out: they were for the first time.
+/// Flags that apply only to the first opening of a file.
 const ONLY_ONCE: i32 = libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC;
 
-/// Bytes of an exported file's token before the path: place, memfd, flags, inode.
+/// Bytes of an exported file's token before the path: slot, memfd, flags, inode.
 const TOKEN_NUMBERS: usize = 20;
 
 /// The tree of one node.
 pub struct Tree {
     socket: PathBuf,
-    /// Where the node's mount stands, if it does.
-    mounted: Option<mounted::Place>,
-    /// What every call uses; none before the first, and until somebody has looked after a change of the user.
+    /// The mount point of the node's mount, if there is one.
+    mounted: Option<mounted::MountPoint>,
+    /// The client of every call; null before the first call, and after a change of the user until a call has checked
+    /// it.
     client: AtomicPtr<Client>,
-    /// What this process is attached by; none before the first call.
+    /// The client of this process; null before the first call.
     attached: AtomicPtr<Client>,
-    /// Changes of the user.
+    /// Counts changes of the user.
     users: AtomicU32,
-    /// Counts the forks between the first program and this process: a [`Current`] of another era is a parent's.
+    /// Counts the forks between the first program and this process: a [`Current`] of another era belongs to a parent.
     era: AtomicU32,
-    /// What this process was given.
-    gift: Gift,
+    /// The files that this process has inherited.
+    inherited: InheritedFiles,
     /// Number of the owner of the process's own locks, which stay over an exec; 0 before the first attachment.
     owner: AtomicU64,
     /// The process's own locks.
     ranges: RangeLocks,
-    /// 1 while a thread attaches: who was given something comes for it once.
+    /// 1 while a thread attaches, so that inherited files are claimed once.
     attaching: Word,
 }
 
-/// What the process is to its node, once attached. Never freed: a fork may leave it to a child.
+/// The client of the node. Never freed: a fork may leave it to a child.
 struct Client {
     vfs: Vfs<LibFs>,
-    /// The owner of the process's own locks, if it may have some from before an exec.
+    /// The owner of the process's own locks, if it may have locks from before an exec.
     owner: Option<LockOwner>,
 }
 
-/// Attaches the first time as the one who comes for what the process was given.
-struct Heir {
+/// A connector whose first attachment continues the session that shared the inherited files.
+struct SuccessorConnector {
     inner: SocketConnector,
     number: AtomicU64,
 }
 
-impl Connector for Heir {
+impl Connector for SuccessorConnector {
     fn attach(&self, former: u64) -> std::result::Result<Attachment, libfs::Error> {
         let number = self.number.load(Ordering::Relaxed);
         let attached = self.inner.attach(if former == 0 { number } else { former })?;
@@ -89,10 +90,10 @@ impl Connector for Heir {
     }
 }
 
-/// The right to attach, one thread's at a time.
-struct Turn<'a>(&'a Word);
+/// The lock for attaching.
+struct AttachLock<'a>(&'a Word);
 
-impl<'a> Turn<'a> {
+impl<'a> AttachLock<'a> {
     fn take(word: &'a Word) -> Self {
         // Acquire pairs with the Release below.
         while word.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_err() {
@@ -102,7 +103,7 @@ impl<'a> Turn<'a> {
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for AttachLock<'_> {
     fn drop(&mut self) {
         self.0.store(0, Ordering::Release);
         SystemHost.wake(self.0, WAKE_ALL);
@@ -112,12 +113,12 @@ impl Drop for Turn<'_> {
 /// An open file description, behind a [`Handle`].
 struct Open {
     current: AtomicPtr<Current>,
-    /// By which it is opened anew: from the root of the tree.
+    /// The path from the root of the tree, by which the file is opened anew.
     path: Vec<u8>,
-    /// What that path led to: another file that has the name now is not it.
+    /// The inode to which the path led: if another file has the name now, the opening fails.
     inode: InodeNumber,
     flags: i32,
-    place: openings::Place,
+    slot: slots::FileSlot,
     twin: mounted::Twin,
 }
 
@@ -127,7 +128,7 @@ struct Current {
     file: File,
 }
 
-/// Descriptors that the LibFS keeps open stand out of the program's reach.
+/// The descriptors that the LibFS keeps open are internal descriptors.
 static KEEPER: Keeper =
     Keeper { number: |slot| Internal::from_slot(slot).number(), close: descriptors::close_clients };
 
@@ -137,16 +138,16 @@ fn keep(descriptor: Descriptor) -> Option<Descriptor> {
 }
 
 impl Tree {
-    /// The tree behind a socket, and where it may be mounted. Nothing is attached yet.
+    /// The tree behind a socket, and its possible mount point. Attaches nothing yet.
     pub fn new(socket: PathBuf, mounted: Option<&Path>) -> Self {
         Self {
             socket,
-            mounted: mounted.and_then(mounted::Place::new),
+            mounted: mounted.and_then(mounted::MountPoint::new),
             client: AtomicPtr::default(),
             attached: AtomicPtr::default(),
             users: AtomicU32::new(0),
             era: AtomicU32::new(0),
-            gift: Gift::default(),
+            inherited: InheritedFiles::default(),
             owner: AtomicU64::new(0),
             ranges: RangeLocks::default(),
             attaching: Word::new(0),
@@ -161,12 +162,12 @@ impl Tree {
         self.attach()
     }
 
-    /// Attaches, and opens all that the process was given; or goes on as another user. One thread does.
+    /// Attaches and opens all inherited files; or continues as another user. One thread at a time does this.
     #[cold]
     fn attach(&self) -> Result<&Vfs<LibFs>> {
-        // Dropped after the turn.
+        // Dropped after the lock.
         let mut held = Vec::new();
-        let turn = Turn::take(&self.attaching);
+        let lock = AttachLock::take(&self.attaching);
         loop {
             // SAFETY: as in `client`.
             if let Some(client) = unsafe { self.client.load(Ordering::Acquire).as_ref() } {
@@ -174,7 +175,7 @@ impl Tree {
             }
             // Acquire: pairs with the Release of `note_user`.
             let users = self.users.load(Ordering::Acquire);
-            // SAFETY: a client is never freed. Only who has the turn stores it.
+            // SAFETY: a client is never freed. Only the thread with the lock stores it.
             let known = unsafe { self.attached.load(Ordering::Acquire).as_ref() };
             let client = match known {
                 Some(client) => {
@@ -187,14 +188,14 @@ impl Tree {
             // Pairs with the Acquire of `client`.
             self.client.store(client, Ordering::Release);
             if self.users.load(Ordering::Acquire) != users {
-                // Another one again, and who noted it may have done so before the store.
+                // The user has changed again, and `note_user` may have run before the store.
                 self.client.store(std::ptr::null_mut(), Ordering::Release);
             }
             if known.is_none() {
-                drop(turn);
-                self.gift.end();
+                drop(lock);
+                self.inherited.end();
                 for held in given::open_files() {
-                    // What cannot be opened now says so when it is used.
+                    // If a file cannot be opened now, its calls report the error.
                     let _ = self.file(&held.handle());
                 }
                 // SAFETY: never freed.
@@ -207,7 +208,8 @@ impl Tree {
         let host: Arc<dyn Host> = Arc::new(SystemHost);
         let version = env!("CARGO_PKG_VERSION");
         let inner = SocketConnector::new(host.clone(), self.socket.clone(), version, ROLE_PROGRAM, keep);
-        let connector = Arc::new(Heir { inner, number: AtomicU64::new(self.gift.number()) });
+        let connector =
+            Arc::new(SuccessorConnector { inner, number: AtomicU64::new(self.inherited.number()) });
         let libfs = limits::with_room(|_| LibFs::new(host, connector, Limits::default()));
         let libfs = libfs.map_err(|why| match why {
             libfs::Error::Descriptors => Errno(libc::EMFILE),
@@ -241,22 +243,22 @@ impl Tree {
         }
     }
 
-    /// Opens what the process inherited. Of several threads that try, the first one's counts.
+    /// Opens an inherited file. If several threads try, the file of the first one is used.
     fn open_anew<'a>(&self, open: &'a Open) -> Result<&'a File> {
         let vfs = self.client()?;
         let file = match self.adopt(vfs, open) {
             Ok(file) => file,
             Err(_) => open_by_path(vfs, open)?,
         };
-        let file = joined::joined_with(file, open.place);
+        let file = joined::joined_with(file, open.slot);
         let fresh = Box::into_raw(Box::new(Current { era: self.era(), file }));
         let before = open.current.load(Ordering::Acquire);
-        // SAFETY: what is there belongs to this era or to a parent's; neither is freed before the close.
+        // SAFETY: the pointer belongs to this era or to a parent's; neither is freed before the close.
         let stale = unsafe { before.as_ref() }.is_none_or(|current| current.era != self.era());
         let replaced = stale
             && open.current.compare_exchange(before, fresh, Ordering::AcqRel, Ordering::Acquire).is_ok();
         if !replaced {
-            // SAFETY: made here, known to nobody.
+            // SAFETY: made here, and known to no other thread.
             let mine = unsafe { Box::from_raw(fresh) };
             vfs.close(&mine.file, true);
         }
@@ -264,7 +266,7 @@ impl Tree {
         Ok(unsafe { &(*open.current.load(Ordering::Acquire)).file })
     }
 
-    /// Opens what the process was given, by its number.
+    /// Opens an inherited file by its inode.
     fn adopt(&self, vfs: &Vfs<LibFs>, open: &Open) -> std::result::Result<File, vfs::Error> {
         let (handle, attributes) = vfs.engine().adopt(open.inode, given::access_of(open.flags))?;
         let given = given::given(open);
@@ -277,8 +279,8 @@ impl Tree {
         vfs.adopt(&attributes, handle, open.flags & !ONLY_ONCE)
     }
 
-    /// The place of a call, for the tree.
-    fn place<'a>(&self, place: &'a Place<'_>) -> Result<vfs::Place<'a>> {
+    /// The path of a call, for the tree.
+    fn place<'a>(&self, place: &'a MountPath<'_>) -> Result<vfs::Place<'a>> {
         let base = match &place.dir {
             Some(dir) => Base::At(self.file(dir)?),
             None => Base::Root,
@@ -286,7 +288,7 @@ impl Tree {
         Ok(vfs::Place { base, path: if place.path.is_empty() { b"." } else { place.path } })
     }
 
-    /// Runs a call on what it is about.
+    /// Runs a call on its target.
     fn on<T>(
         &self,
         target: Target<'_>,
@@ -302,7 +304,7 @@ impl Tree {
     }
 }
 
-/// Opens what the process has from another by the path that it was opened by, if that still leads there.
+/// Opens an inherited file by the path with which it was opened, if that path still leads to it.
 fn open_by_path(vfs: &Vfs<LibFs>, open: &Open) -> Result<File> {
     // The root's own path has no name in it.
     let path = if open.path.is_empty() { b"." } else { open.path.as_slice() };
@@ -315,7 +317,7 @@ fn open_by_path(vfs: &Vfs<LibFs>, open: &Open) -> Result<File> {
     Ok(file)
 }
 
-/// What stands behind a handle.
+/// The file behind a handle.
 fn open_of(handle: &Handle) -> &Open {
     // SAFETY: a handle is the address of an `Open` from `handle_of`; it is used only until its close.
     unsafe { &*(handle.0 as *const Open) }

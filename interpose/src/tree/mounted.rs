@@ -1,9 +1,12 @@
-//! Files of the tree on the node's mount, for what the kernel has to see: a file that is mapped shared, and from then on
-//! the calls on its contents. The process opens the file there by a right that SharedFS gives for what it has open
-//! ([`format::pass`]); so names, modes, and where the process stands do not count. No thread that serves anything is in it.
+//! Files of the tree on the node's mount, for operations of the kernel on their contents: files that are mapped shared,
+//! and from then on all calls on their contents. The process opens the file on the mount by a right from SharedFS for a
+//! file that it has open ([`format::pass`]), so the result is independent of names, modes and the process's root. The
+//! kernel's descriptor of a file on the mount is called the *twin* of the open file. No thread of this process serves
+//! the mount.
 //!
-//! What the library has in its update log for the file is in what the mount reads, as for any other process: the gateway
-//! reads under a lease. Locks stay the library's, and so do the offset and the flags, which other processes share.
+//! A reader at the mount also sees data that is still in this process's update log, as any other process does, because
+//! the gateway reads under a lease. Locks stay in the library, and so do the offset and the flags, which other
+//! processes share.
 
 use super::answers::{DEVICE_MINOR, errno_of};
 use super::{Open, Tree, given, open_of};
@@ -11,7 +14,7 @@ use crate::descriptors::Internal;
 use crate::limits;
 use crate::local::local;
 use crate::mount::{Errno, Handle, Mount, Result};
-use crate::{openings, raw, real, regions};
+use crate::{raw, real, regions, slots};
 use format::pass::FOLDER;
 use format::record::FileType;
 use std::ffi::{CStr, CString};
@@ -21,23 +24,23 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use vfs::file::OpenState;
 
-/// Flags of an open file that its twin on the mount has too.
+/// Flags of an open file that its twin also has.
 const KEPT_FLAGS: i32 = libc::O_ACCMODE | libc::O_APPEND | libc::O_SYNC | libc::O_DSYNC | libc::O_DIRECT;
-/// How often a right is asked for: one that a daemon gave is gone when that died.
+/// Limit of requests for a right: a right ends when its daemon dies.
 const TRIES: u32 = 3;
 
-/// Bytes that are copied at a time.
+/// Bytes that are copied in one step.
 const PIECE_BYTES: usize = 128 << 10;
 
-/// Where the mount stands.
-pub(super) struct Place {
+/// The mount point of the node's tree.
+pub(super) struct MountPoint {
     root: CString,
     folder: CString,
-    /// Slot of a descriptor of the folder, plus one, for a process whose root is another one; 0 for none.
+    /// Slot of a descriptor of the folder, plus one, for a process that has changed its root; 0 for none.
     kept: AtomicU32,
 }
 
-impl Place {
+impl MountPoint {
     pub fn new(root: &Path) -> Option<Self> {
         let root = root.as_os_str().as_bytes();
         let folder = CString::new([root, b"/", FOLDER].concat()).ok()?;
@@ -49,13 +52,13 @@ impl Place {
         limits::with_room(|_| raw::open_at(libc::AT_FDCWD, &self.folder, flags, 0))
     }
 
-    /// Whether the mount is there now.
+    /// Whether the tree is mounted now.
     pub fn is_there(&self) -> bool {
         let kept = self.kept.load(Ordering::Relaxed) != 0;
         kept || self.open().map(raw::close).is_ok()
     }
 
-    /// Keeps what the paths lead to, which lead elsewhere from another root.
+    /// Keeps a descriptor of the folder, because the path leads elsewhere after a change of the root.
     pub fn keep(&self) {
         if self.kept.load(Ordering::Relaxed) != 0 || local().borrowed().is_some() {
             return;
@@ -67,7 +70,7 @@ impl Place {
         }
     }
 
-    /// Opens what a name in the folder stands for.
+    /// Opens the file for a name in the folder.
     fn open_at(&self, name: &str, flags: i32) -> Result<i32> {
         let kept = self.kept.load(Ordering::Relaxed).checked_sub(1).map(Internal::from_slot);
         let path = match kept {
@@ -84,24 +87,24 @@ impl Place {
     }
 }
 
-/// The twin on the mount of an open file.
+/// The twin of an open file.
 #[derive(Default)]
 pub(super) struct Twin {
     /// Slot of its descriptor, plus one; 0 before the first use.
     slot: AtomicU32,
-    /// The mount was taken away: the calls go by the library.
+    /// The mount is gone, so the calls go through the library.
     lost: AtomicBool,
-    /// Whether the calls go through it, twice the generation of the regions for which that was found out; odd if so.
+    /// Twice the generation of the regions for which the use was determined, plus one if calls go through the twin.
     found: AtomicU64,
 }
 
 impl Twin {
     fn number(&self) -> Option<i32> {
-        // Acquire pairs with the Release of `mapped_file`.
+        // Acquire pairs with the Release of [`Tree::twin`].
         self.slot.load(Ordering::Acquire).checked_sub(1).map(|slot| Internal::from_slot(slot).number())
     }
 
-    /// The file is closed.
+    /// Closes the twin with the file.
     pub fn end(&self) {
         if let Some(slot) = self.slot.swap(0, Ordering::AcqRel).checked_sub(1) {
             Internal::from_slot(slot).close();
@@ -125,7 +128,7 @@ impl Twin {
 }
 
 impl Tree {
-    /// Opens a file on the mount anew.
+    /// Opens the file on the mount again.
     pub(super) fn open_twin(&self, handle: &Handle) -> Result<i32> {
         let place = self.mounted.as_ref().ok_or(Errno::UNMOUNTED)?;
         let (open, flags) = (open_of(handle), self.file(handle)?.flags());
@@ -135,7 +138,7 @@ impl Tree {
                 self.client()?.engine().pass(open.inode, given::access_of(open.flags)).map_err(errno_of)?;
             match place.open_at(&pass.to_string(), flags) {
                 Ok(fd) => return Ok(fd),
-                // The daemon that gave the right is gone, and a child or a crowd of others may have used it up.
+                // The daemon that has issued the right is gone, or another process has used up the right.
                 Err(Errno(libc::EACCES | libc::ESTALE)) => {}
                 Err(Errno(libc::ENOENT | libc::ENOTDIR | libc::ENOTCONN | libc::ECONNABORTED)) => {
                     return Err(Errno::UNMOUNTED);
@@ -146,7 +149,7 @@ impl Tree {
         Err(Errno(libc::EACCES))
     }
 
-    /// The twin's descriptor, which is opened if there is none.
+    /// The descriptor of the twin, which the first call opens.
     pub(super) fn twin(&self, handle: &Handle) -> Result<i32> {
         let open = open_of(handle);
         if open.twin.lost.load(Ordering::Relaxed) {
@@ -158,7 +161,7 @@ impl Tree {
         if self.file(handle)?.file_type() != FileType::Regular || open.flags & libc::O_PATH != 0 {
             return Err(Errno::UNMOUNTED);
         }
-        // Its descriptors are its own, and the memory its parent's.
+        // A child in borrowed memory has its own descriptors, but the memory of its parent.
         if local().borrowed().is_some() {
             return Err(Errno::UNMOUNTED);
         }
@@ -172,8 +175,8 @@ impl Tree {
         }
     }
 
-    /// The descriptor by which calls on a file's contents go, if that is the twin's. Without a mount, which has gone then,
-    /// they go by the library.
+    /// The twin's descriptor, if calls on the file's contents go through it. If the mount is gone, they go through the
+    /// library.
     #[inline]
     pub(super) fn through_mount(&self, handle: &Handle) -> Option<i32> {
         let open = open_of(handle);
@@ -185,7 +188,7 @@ impl Tree {
         self.twin(handle).ok()
     }
 
-    /// Makes a call through the mount, if it goes there: none if the library is to serve it.
+    /// Makes a call through the mount if it has to go there; `None` if the library has to serve it.
     #[inline]
     pub(super) fn by_twin<T>(
         &self,
@@ -248,7 +251,7 @@ impl Tree {
         Ok(done)
     }
 
-    /// `writev`, `pwritev`; at the end if the file is open so.
+    /// `writev`, `pwritev`; at the end of the file if it has `O_APPEND`.
     #[cold]
     pub(super) fn write_twin(
         &self,
@@ -268,7 +271,7 @@ impl Tree {
             return at_offset(open_of(file), at, write);
         }
         let mut written = Ok(0);
-        open_of(file).place.with_offset(&mut |offset| {
+        open_of(file).slot.with_offset(&mut |offset| {
             written = write(*offset);
             if let (Ok(_), Ok(status)) = (&written, status_of_twin(fd)) {
                 *offset = status.stx_size;
@@ -278,13 +281,13 @@ impl Tree {
     }
 }
 
-/// Reads or writes, at an offset of the call's or at the file's own, which moves.
+/// Reads or writes at the given offset, or at the file's own, which moves.
 fn at_offset(open: &Open, at: Option<u64>, act: impl Fn(u64) -> Result<usize>) -> Result<usize> {
     if let Some(offset) = at {
         return act(offset);
     }
     let mut done = Ok(0);
-    open.place.with_offset(&mut |offset| {
+    open.slot.with_offset(&mut |offset| {
         done = act(*offset);
         *offset += done.unwrap_or(0) as u64;
     });
@@ -292,13 +295,13 @@ fn at_offset(open: &Open, at: Option<u64>, act: impl Fn(u64) -> Result<usize>) -
 }
 
 fn transfer(call: i64, fd: i32, (vector, count): (u64, u64), offset: u64) -> Result<usize> {
-    // SAFETY: the slices are memory that may be read or, if the call is one that reads, written; the kernel checks them too.
+    // SAFETY: the slices are valid memory, and writable if the call reads into them; the kernel checks them too.
     unsafe { raw::try_call(call, &[raw::number(fd), vector, count, offset, 0]) }.map(|bytes| bytes as usize)
 }
 
-/// `lseek` to a place that the contents decide.
+/// `lseek` to a position that depends on the contents.
 #[cold]
-pub(super) fn seek_twin(place: &openings::Place, fd: i32, offset: i64, whence: i32) -> Result<u64> {
+pub(super) fn seek_twin(place: &slots::FileSlot, fd: i32, offset: i64, whence: i32) -> Result<u64> {
     let mut moved = Ok(0);
     place.with_offset(&mut |own| {
         moved = on_twin(libc::SYS_lseek, fd, &[offset as u64, whence as u64]);
@@ -307,7 +310,7 @@ pub(super) fn seek_twin(place: &openings::Place, fd: i32, offset: i64, whence: i
     moved
 }
 
-/// A call on a twin that takes numbers.
+/// A call on a twin whose arguments are numbers.
 pub(super) fn on_twin(call: i64, fd: i32, arguments: &[u64]) -> Result<u64> {
     let mut all = [0; 6];
     all[0] = raw::number(fd);
@@ -316,7 +319,7 @@ pub(super) fn on_twin(call: i64, fd: i32, arguments: &[u64]) -> Result<u64> {
     unsafe { raw::try_call(call, &all) }
 }
 
-/// Attributes, as the library tells them otherwise: of the same device.
+/// Attributes with the same device number as the library gives.
 pub(super) fn status_of_twin(fd: i32) -> Result<libc::statx> {
     // SAFETY: a structure of integers.
     let mut status: libc::statx = unsafe { std::mem::zeroed() };

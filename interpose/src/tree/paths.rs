@@ -1,4 +1,4 @@
-//! Paths from the root of the tree: as a call names them, and as they are.
+//! Paths from the root of the tree: of a call's arguments, and of open directories.
 
 use super::answers::errno_of;
 use crate::mount::{Errno, Result};
@@ -7,14 +7,14 @@ use libfs::LibFs;
 use vfs::engine::{Engine, Step};
 use vfs::{Caller, Vfs};
 
-/// A path without empty components and `.`; `..` stays, since only a walk knows where it leads.
+/// A path without empty components and `.`; `..` stays, since only a walk can resolve it.
 pub fn joined(base: &[u8], path: &[u8]) -> Vec<u8> {
     let parts = base.split(|byte| *byte == b'/').chain(path.split(|byte| *byte == b'/'));
     let parts: Vec<&[u8]> = parts.filter(|part| !part.is_empty() && *part != b".").collect();
     parts.join(&b'/')
 }
 
-/// Path of a directory, from its parents' entries.
+/// Path of a directory, from the entries of its parents.
 pub fn path_of_directory(vfs: &Vfs<LibFs>, directory: InodeNumber) -> Result<Vec<u8>> {
     let engine = vfs.engine();
     let root = engine.root().map_err(errno_of)?.inode;
@@ -39,7 +39,7 @@ fn climb(
         let above = found.first().ok_or(Errno(libc::ENOENT))?.inode;
         pins.push(above);
         let access = vfs::engine::Access { read: true, write: false };
-        // The names of a directory that may be searched but not read are found all the same by the kernel.
+        // As in the kernel, this needs no right to read the parent directory.
         let (handle, _) = engine.open(&Caller::ROOT, above, access, false).map_err(errno_of)?;
         let mut name = None;
         let read = engine.readdir(handle, None, &mut |entry| {

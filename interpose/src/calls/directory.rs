@@ -4,13 +4,13 @@ use super::data::mount;
 use crate::dispatch::{Answer, Call, Refusal};
 use crate::memory;
 use crate::mount::{Errno, Target};
-use crate::paths::{self, Spotted};
+use crate::paths::{self, ResolvedPath};
 use crate::raw;
 use crate::start::site;
-use crate::table::Spot;
-use crate::{descriptors, descriptors::Held};
+use crate::table::PathArgument;
+use crate::{descriptors, descriptors::DescriptionRef};
 
-const HERE: Spot = Spot { dir: None, path: 0, follow: true, empty: false };
+const HERE: PathArgument = PathArgument { dir: None, path: 0, follow: true, empty: false };
 
 /// `getcwd`
 pub fn getcwd(call: &Call) -> Answer {
@@ -31,7 +31,7 @@ pub fn chdir(call: &Call) -> Answer {
     let entered = paths::serve(call, HERE, |target| match target {
         Target::Open(file) => {
             let path = mount().path(file)?;
-            stand(Target::Named(crate::mount::Place { dir: None, path: &path }, true))
+            stand(Target::Named(crate::mount::MountPath { dir: None, path: &path }, true))
         }
         named @ Target::Named(..) => stand(named),
     });
@@ -39,7 +39,7 @@ pub fn chdir(call: &Call) -> Answer {
         Err(Refusal::Pass) => chdir_in_kernel(call),
         Err(Refusal::Elsewhere(redirect)) => {
             let path = redirect.first().map_or(0, |(_, path)| path.as_ptr() as u64);
-            // SAFETY: a path of ours that lives across the call.
+            // SAFETY: a path of the library's that lives across the call.
             let changed = unsafe { raw::try_call(libc::SYS_chdir, &[path]) }?;
             paths::leave();
             Ok(changed)
@@ -69,9 +69,9 @@ fn chdir_in_kernel(call: &Call) -> Answer {
 fn stand(target: Target<'_>) -> Result<u64, Errno> {
     let Target::Named(place, _) = target else { return Err(Errno(libc::ENOTDIR)) };
     let handle = mount().open(place, libc::O_PATH | libc::O_DIRECTORY | libc::O_CLOEXEC, 0, 0)?;
-    let held = Held::new(handle).inspect_err(|_| mount().close(handle))?;
+    let held = DescriptionRef::new(handle).inspect_err(|_| mount().close(handle))?;
     let path = mount().path(handle)?;
-    mount().access(crate::mount::Place { dir: None, path: &path }, libc::X_OK, libc::AT_EACCESS)?;
+    mount().access(crate::mount::MountPath { dir: None, path: &path }, libc::X_OK, libc::AT_EACCESS)?;
     paths::enter(held).map(|()| 0)
 }
 
@@ -83,7 +83,7 @@ pub fn fchdir(call: &Call) -> Answer {
         if u32::from(status.stx_mode) & libc::S_IFMT != libc::S_IFDIR {
             return Err(Errno(libc::ENOTDIR).into());
         }
-        let itself = crate::mount::Place { dir: Some(held.handle()), path: b"" };
+        let itself = crate::mount::MountPath { dir: Some(held.handle()), path: b"" };
         mount().access(itself, libc::X_OK, libc::AT_EACCESS)?;
         return Ok(paths::enter(held).map(|()| 0)?);
     }
@@ -93,9 +93,9 @@ pub fn fchdir(call: &Call) -> Answer {
     Ok(changed)
 }
 
-/// `chroot`: never into the mount, of which the kernel knows nothing.
+/// `chroot`: never into the mount, which does not exist for the kernel.
 pub fn chroot(call: &Call) -> Answer {
-    if paths::concern(call, HERE) && !matches!(paths::spot(call, HERE)?, Spotted::Kernel) {
+    if paths::concern(call, HERE) && !matches!(paths::resolve(call, HERE)?, ResolvedPath::Kernel) {
         return Err(Errno(libc::EPERM).into());
     }
     // SAFETY: the program's own call.

@@ -1,5 +1,5 @@
-//! What a call about two names answers if one lies in the tree and the other does not: Linux finds what is wrong with
-//! either path before it finds that they lie on different file systems.
+//! Errors of calls with two paths, one in the tree and one outside: Linux reports all errors of either path before it
+//! reports that they are on different file systems.
 
 use super::data::mount;
 use crate::dispatch::{Call, Refusal};
@@ -7,30 +7,30 @@ use crate::memory;
 use crate::mount::Errno;
 use crate::paths::{self, PATH_BYTES_MAX};
 use crate::raw;
-use crate::table::Spot;
+use crate::table::PathArgument;
 use std::ffi::CString;
 
-const BORDER: Errno = Errno(libc::EXDEV);
+const CROSS_DEVICE: Errno = Errno(libc::EXDEV);
 
-/// The error of `link`: there has to be something, and the new name must be free.
-pub fn link(call: &Call, from: Spot, to: Spot) -> Errno {
+/// The error of `link`: the source has to exist, and the new name must be free.
+pub fn link(call: &Call, from: PathArgument, to: PathArgument) -> Errno {
     if let Err(errno) = exists(call, from) {
         return errno;
     }
     match exists(call, to) {
         Ok(()) => Errno(libc::EEXIST),
-        Err(Errno(libc::ENOENT)) => parent_exists(call, to).err().unwrap_or(BORDER),
+        Err(Errno(libc::ENOENT)) => parent_exists(call, to).err().unwrap_or(CROSS_DEVICE),
         Err(errno) => errno,
     }
 }
 
-/// The error of `rename`: both directories have to be there.
-pub fn rename(call: &Call, from: Spot, to: Spot) -> Errno {
-    parent_exists(call, from).and_then(|()| parent_exists(call, to)).err().unwrap_or(BORDER)
+/// The error of `rename`: both directories have to exist.
+pub fn rename(call: &Call, from: PathArgument, to: PathArgument) -> Errno {
+    parent_exists(call, from).and_then(|()| parent_exists(call, to)).err().unwrap_or(CROSS_DEVICE)
 }
 
-/// Whether there is something at a spot, in the tree or outside.
-fn exists(call: &Call, at: Spot) -> Result<(), Errno> {
+/// Whether a file exists at a path of the call, in the tree or outside.
+fn exists(call: &Call, at: PathArgument) -> Result<(), Errno> {
     match paths::serve(call, at, |target| mount().attributes(target).map(|_| 0)) {
         Ok(_) => Ok(()),
         Err(Refusal::Errno(errno)) => Err(errno),
@@ -45,17 +45,18 @@ fn exists(call: &Call, at: Spot) -> Result<(), Errno> {
     }
 }
 
-fn exists_in_kernel(dir: u64, path: u64, at: Spot) -> Result<(), Errno> {
+fn exists_in_kernel(dir: u64, path: u64, at: PathArgument) -> Result<(), Errno> {
     let flags = if at.follow { 0 } else { libc::AT_SYMLINK_NOFOLLOW }
         | if at.empty { libc::AT_EMPTY_PATH } else { 0 };
     let mut status = std::mem::MaybeUninit::<libc::stat>::zeroed();
     let arguments = [dir, path, status.as_mut_ptr() as u64, flags as u64];
-    // SAFETY: the path is the program's, which the kernel checks, or one of ours; the structure lives across the call.
+    // SAFETY: the path is the program's, which the kernel checks, or the library's; the structure lives across the
+    // call.
     unsafe { raw::try_call(libc::SYS_newfstatat, &arguments) }.map(|_| ())
 }
 
-/// Whether the directory is there that holds, or would hold, the name at a spot.
-fn parent_exists(call: &Call, at: Spot) -> Result<(), Errno> {
+/// Whether the directory of a path exists.
+fn parent_exists(call: &Call, at: PathArgument) -> Result<(), Errno> {
     let path = memory::read_string(call.arguments[usize::from(at.path)], PATH_BYTES_MAX)?;
     let end = path.iter().rposition(|byte| *byte != b'/').map_or(0, |last| last + 1);
     let name = path[..end].iter().rposition(|byte| *byte == b'/').map_or(0, |slash| slash + 1);
@@ -63,5 +64,5 @@ fn parent_exists(call: &Call, at: Spot) -> Result<(), Errno> {
     let above = CString::new(above).map_err(|_| Errno(libc::EINVAL))?;
     let mut call = *call;
     call.arguments[usize::from(at.path)] = above.as_ptr() as u64;
-    exists(&call, Spot { follow: true, empty: false, ..at })
+    exists(&call, PathArgument { follow: true, empty: false, ..at })
 }

@@ -1,16 +1,16 @@
-//! Puts a plan into effect: trampolines within reach of the library, then a jump over each window.
+//! Applies a plan: writes trampolines within reach of the library, then a jump over each window.
 //!
-//! Memory is never writable and executable at once. While the library's text is writable it cannot run, and our own
-//! code calls its `memcpy`; so everything is prepared before, and one block of assembly makes the text writable,
-//! stores all jumps, and makes it executable again.
+//! Memory is never writable and executable at the same time. While the library's text is writable it cannot run, and
+//! the library's `memcpy` is part of it. So everything is prepared before, and one block of assembly makes the text
+//! writable, stores all jumps, and makes it executable again.
 
 use super::image::Library;
-use super::plan::{JUMP_BYTES, Place, Plan, Site, WINDOW_BYTES_MAX};
+use super::plan::{FixupTarget, JUMP_BYTES, Plan, Site, WINDOW_BYTES_MAX};
 use crate::entry;
 use crate::raw;
 
 const PAGE: u64 = 4096;
-/// Distance between the addresses tried for the trampolines, and how many are tried on each side.
+/// Distance between the addresses that are tried for the trampolines, and number of tries on each side.
 const STEP: u64 = 8 << 20;
 const TRIES: u64 = 100;
 /// Bytes before the first trampoline: the entry code's addresses.
@@ -22,7 +22,7 @@ const TRAP: u8 = 0xcc;
 pub struct Outcome {
     /// Patched.
     pub patched: u32,
-    /// Left, although their call may concern us.
+    /// Not patched, although their call may concern the library.
     pub left: u32,
 }
 
@@ -76,7 +76,7 @@ fn near(address: u64, bytes: u64) -> Option<u64> {
         // SAFETY: the flag makes the kernel refuse an address that is in use.
         match unsafe { raw::try_call(libc::SYS_mmap, &[hint, bytes, protection, flags, u64::MAX, 0]) } {
             Ok(got) if got == hint => return Some(got),
-            // A kernel that does not know the flag took it for a hint.
+            // A kernel that does not know the flag took the address as a hint.
             Ok(other) => {
                 // SAFETY: mapped just now.
                 let _ = unsafe { raw::try_call(libc::SYS_munmap, &[other, bytes]) };
@@ -87,9 +87,9 @@ fn near(address: u64, bytes: u64) -> Option<u64> {
     None
 }
 
-/// Fills the block with trampolines; the jumps to them.
+/// Fills the block with trampolines; returns the jumps to them.
 fn lay(library: &Library, sites: &[&Site], block: u64, bytes: u64) -> Vec<Store> {
-    // SAFETY: mapped just now, writable, and known to nobody else.
+    // SAFETY: mapped just now, writable, and known to no other code.
     let memory = unsafe { std::slice::from_raw_parts_mut(block as *mut u8, bytes as usize) };
     for (index, address) in entry::addresses().into_iter().enumerate() {
         memory[index * 8..index * 8 + 8].copy_from_slice(&address.to_le_bytes());
@@ -111,13 +111,13 @@ fn lay(library: &Library, sites: &[&Site], block: u64, bytes: u64) -> Vec<Store>
     stores
 }
 
-/// A site's trampoline for an address.
+/// The trampoline of a site, for an address.
 fn fill(library: &Library, site: &Site, block: u64, address: u64) -> Option<Vec<u8>> {
     let mut code = site.code.clone();
     for fixup in &site.fixups {
         let to = match fixup.to {
-            Place::Library(offset) => library.base.checked_add(offset)?,
-            Place::Entry(entry) => block + 8 * u64::from(entry),
+            FixupTarget::Library(offset) => library.base.checked_add(offset)?,
+            FixupTarget::Entry(entry) => block + 8 * u64::from(entry),
         };
         let distance = displacement(address + u64::from(fixup.from), to)?;
         let at = usize::from(fixup.at);
@@ -130,14 +130,14 @@ fn displacement(from: u64, to: u64) -> Option<i32> {
     i32::try_from(to.wrapping_sub(from).cast_signed()).ok()
 }
 
-/// Makes a range writable, stores, makes it executable again. False if the range could not be made writable; then
-/// nothing was stored.
+/// Makes a range writable, stores the jumps, and makes it executable again. False if the range could not be made
+/// writable; then nothing was stored.
 ///
 /// # Safety
 /// The stores are within the range, and no thread runs code in it.
 unsafe fn write(from: u64, length: u64, stores: &[Store]) -> bool {
     let result: i64;
-    // SAFETY: the caller's promise; nothing between the two calls leaves this block.
+    // SAFETY: as the caller guarantees; the code between the two calls never leaves this block.
     unsafe {
         std::arch::asm!(
             "syscall",

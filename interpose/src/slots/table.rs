@@ -1,9 +1,10 @@
-//! A sheet of places: a memfd and its mapping in this process.
+//! A table of slots: a memfd and its mapping in this process.
 //!
-//! It is as large as the process's limit on files allows (whole pages); where that allows none it is memory that a child
-//! shares and the next program after an exec does not. Who calls here has the turn.
+//! It is as large as the process's limit on file sizes allows (whole pages). If that allows no page, the table is
+//! anonymous memory, which a child shares but the next program after an exec does not. Callers of this module hold
+//! [`LOCK`](super::LOCK).
 
-use super::{CURRENT, MINE, Opening, PLACES, TABLE, lock, unlock};
+use super::{CURRENT, SLOTS_MAX, SlotData, TABLES, TAKEN_AT, lock, unlock};
 use crate::descriptors::{Internal, move_up};
 use crate::identity::{Users, status};
 use crate::limits;
@@ -15,29 +16,29 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 const PAGE: u64 = 4096;
-const BYTES_MAX: u64 = (PLACES * size_of::<Opening>()) as u64;
+const BYTES_MAX: u64 = (SLOTS_MAX * size_of::<SlotData>()) as u64;
 
-/// Who the processes are that share the sheets; none before the first one.
+/// The users of the processes that share the tables; null before the first table.
 static SHARED_BY: AtomicPtr<Users> = AtomicPtr::new(std::ptr::null_mut());
 
-/// A sheet as one process has it.
-pub(super) struct Sheet {
-    /// None if there is no such sheet. It is set last, and unset first.
-    start: AtomicPtr<Opening>,
+/// A table in one process.
+pub(super) struct SlotTable {
+    /// Null if there is no such table. It is set last, and cleared first.
+    start: AtomicPtr<SlotData>,
     bytes: AtomicU64,
-    /// Slot of the memfd among the internal descriptors, plus one.
+    /// Slot of its memfd among the internal descriptors, plus one.
     kept: AtomicU32,
-    /// The number of a memfd that only a child on borrowed memory has, plus one.
+    /// The number of a memfd that only a child in borrowed memory has, plus one.
     borrowed: AtomicI32,
-    /// What tells the memfd from others; 0 for memory without one.
+    /// The inode of the memfd, which identifies it; 0 for memory without one.
     inode: AtomicU64,
-    /// How many of its places the process has.
+    /// Number of its slots that the process has.
     pub held: AtomicU32,
-    /// Where the search for a free place begins.
+    /// The slot at which the search for a free one begins.
     pub next: AtomicU32,
 }
 
-impl Sheet {
+impl SlotTable {
     pub const fn none() -> Self {
         Self {
             start: AtomicPtr::new(std::ptr::null_mut()),
@@ -50,24 +51,24 @@ impl Sheet {
         }
     }
 
-    /// Its places.
+    /// Its slots.
     #[inline]
-    pub fn places(&self) -> &'static [Opening] {
-        let start = NonNull::new(self.start.load(Ordering::Acquire)).expect("a place is in a sheet");
-        let count = self.bytes.load(Ordering::Relaxed) as usize / size_of::<Opening>();
-        // SAFETY: mapped for so many openings, and unmapped only when the process has no place in it; made of atomics,
-        // so shared writing is defined.
+    pub fn slots(&self) -> &'static [SlotData] {
+        let start = NonNull::new(self.start.load(Ordering::Acquire)).expect("a slot is in a table");
+        let count = self.bytes.load(Ordering::Relaxed) as usize / size_of::<SlotData>();
+        // SAFETY: mapped for this number of slots, and unmapped only when the process has no slot in it. A slot
+        // consists of atomics, so shared writing is defined.
         unsafe { std::slice::from_raw_parts(start.as_ptr(), count) }
     }
 
-    /// Its memfd, for a call made at once.
+    /// Its memfd, for a call that follows at once.
     pub fn memfd(&self) -> Option<i32> {
         let kept = self.kept.load(Ordering::Relaxed).checked_sub(1);
         let kept = kept.map(|slot| Internal::from_slot(slot).number());
         kept.or(self.borrowed.load(Ordering::Relaxed).checked_sub(1).filter(|fd| *fd >= 0))
     }
 
-    /// The process has no file in it: it goes.
+    /// Removes the table, in which the process has no file any more.
     pub fn end(&self) {
         let start = self.start.swap(std::ptr::null_mut(), Ordering::AcqRel);
         if let Some(slot) = self.kept.swap(0, Ordering::Relaxed).checked_sub(1) {
@@ -75,47 +76,49 @@ impl Sheet {
         }
         self.borrowed.store(0, Ordering::Relaxed);
         self.inode.store(0, Ordering::Relaxed);
-        // SAFETY: the sheet's own mapping, in which no place is used any more.
+        // SAFETY: the table's own mapping, in which no slot is used any more.
         let _ =
             unsafe { raw::try_call(libc::SYS_munmap, &[start as u64, self.bytes.load(Ordering::Relaxed)]) };
     }
 
-    /// Puts a copy with the process's places where the sheet is. Whoever uses one meanwhile is waited for, so that threads of
-    /// this process see one sheet or the other.
+    /// Replaces the table by a copy with the process's slots. Holds the words of these slots meanwhile, so that each
+    /// thread of this process sees either the old or the new table.
     fn replace(&self, number: usize) {
         let (start, bytes) = (self.start.load(Ordering::Relaxed) as u64, self.bytes.load(Ordering::Relaxed));
         let (mut memfd, mut copied) = fresh(bytes);
         if copied != bytes {
-            // The limit on files is lower by now.
+            // The limit on file sizes is lower by now.
             memfd.take().into_iter().for_each(raw::close);
             copied = bytes;
         }
         let fresh = map(memfd, copied).expect("there is memory for what a process has open");
         let moves = libc::MREMAP_MAYMOVE as u64;
-        // SAFETY: a second mapping of the sheet, which touches no other memory.
+        // SAFETY: a second mapping of the table, which touches no other memory.
         let before = unsafe { raw::try_call(libc::SYS_mremap, &[start, 0, bytes, moves]) };
         let before = before.expect("there is room for what a process has open");
-        let (from, to) = (openings_at(before, bytes), openings_at(fresh, bytes));
-        let mine = |index: &usize| MINE[number * PLACES + index].load(Ordering::Relaxed) != 0;
-        let places: Vec<usize> = (1..from.len()).filter(mine).collect();
-        for index in &places {
+        let (from, to) = (slots_at(before, bytes), slots_at(fresh, bytes));
+        let mine = |index: &usize| TAKEN_AT[number * SLOTS_MAX + index].load(Ordering::Relaxed) != 0;
+        let slots: Vec<usize> = (1..from.len()).filter(mine).collect();
+        for index in &slots {
             lock(&from[*index]);
             copy(from, to, *index);
         }
         let moves = moves | libc::MREMAP_FIXED as u64;
-        // SAFETY: both are mappings of ours of the same size. Whoever uses the old one has a place in it, whose word is held.
+        // SAFETY: both are mappings of the library, of the same size. A thread that uses the old one has a slot in it,
+        // whose word is held here.
         let moved = unsafe { raw::try_call(libc::SYS_mremap, &[fresh, bytes, bytes, moves, start]) };
-        places.iter().for_each(|index| unlock(&from[*index]));
+        slots.iter().for_each(|index| unlock(&from[*index]));
         unmap(before, bytes);
-        moved.expect("a mapping takes another one's place");
+        moved.expect("a mapping takes another one's slot");
         if let Some(slot) = self.kept.swap(0, Ordering::Relaxed).checked_sub(1) {
             Internal::from_slot(slot).close();
         }
-        // Without a number for it a child shares it, and an exec is refused.
+        // Without a descriptor, children share the table, and an exec is refused.
         let _ = self.keep(memfd);
     }
 
-    /// Keeps a memfd of its own. In a child on borrowed memory, whose descriptors the parent has not, as long as it lives.
+    /// Keeps the memfd. In a child in borrowed memory it is not an internal descriptor, because the parent's table of
+    /// descriptors does not have it.
     fn keep(&self, memfd: Option<i32>) -> Result<(), Errno> {
         self.inode.store(memfd.map_or(0, inode_of), Ordering::Relaxed);
         match memfd {
@@ -127,13 +130,13 @@ impl Sheet {
     }
 }
 
-/// Takes over the sheet of a memfd, and the descriptor: its number in this process.
+/// Takes over the table of a memfd, and the descriptor; returns the table's number in this process.
 pub(super) fn adopt(memfd: i32) -> Option<usize> {
     let inode = inode_of(memfd);
-    let known = |sheet: &Sheet| {
-        !sheet.start.load(Ordering::Relaxed).is_null() && sheet.inode.load(Ordering::Relaxed) == inode
+    let known = |table: &SlotTable| {
+        !table.start.load(Ordering::Relaxed).is_null() && table.inode.load(Ordering::Relaxed) == inode
     };
-    if let Some(found) = TABLE.iter().position(known) {
+    if let Some(found) = TABLES.iter().position(known) {
         raw::close(memfd);
         return Some(found);
     }
@@ -147,31 +150,31 @@ pub(super) fn adopt(memfd: i32) -> Option<usize> {
     Some(adopted)
 }
 
-/// Makes a sheet: its number.
+/// Creates a table, and returns its number.
 #[cold]
 pub(super) fn make() -> Result<usize, Errno> {
     let (memfd, bytes) = fresh(BYTES_MAX);
     let made = install(memfd, bytes)?;
     note_users();
-    TABLE[made].places()[0].sheet.store(SystemHost.random() >> 16, Ordering::Relaxed);
+    TABLES[made].slots()[0].table.store(SystemHost.random() >> 16, Ordering::Relaxed);
     Ok(made)
 }
 
-/// A memfd as large as is wanted, or as the limits allow; and how large it is.
+/// A memfd of the wanted size, or of the size that the limits allow; and its size.
 fn fresh(wanted: u64) -> (Option<i32>, u64) {
-    // What is longer than the limit costs the program a signal that ends it.
+    // Extending the file beyond the limit would send a signal that ends the program.
     let bytes = limits::of(libc::RLIMIT_FSIZE).map_or(wanted, |limit| limit[0].min(wanted) & !(PAGE - 1));
     if bytes == 0 {
         return (None, wanted);
     }
     let arguments = [c"hearth-openings".as_ptr() as u64, libc::MFD_CLOEXEC as u64];
-    // SAFETY: a name, and no memory of ours is written.
+    // SAFETY: the argument is a string, and the call writes no memory.
     let Ok(memfd) = limits::with_room(|_| unsafe { raw::try_call(libc::SYS_memfd_create, &arguments) })
     else {
         return (None, wanted);
     };
     let memfd = memfd as i32;
-    // SAFETY: the descriptor is ours.
+    // SAFETY: the descriptor was created just now.
     match unsafe { raw::try_call(libc::SYS_ftruncate, &[raw::number(memfd), bytes]) } {
         Ok(_) => (Some(memfd), bytes),
         Err(_) => {
@@ -190,12 +193,12 @@ fn map(memfd: Option<i32>, bytes: u64) -> Result<u64, Errno> {
     unsafe { raw::try_call(libc::SYS_mmap, &[0, bytes, rights, flags, memfd, 0]) }
 }
 
-/// Maps a memfd as one more sheet. Takes the descriptor.
+/// Maps a memfd as one more table, and takes over the descriptor.
 fn install(memfd: Option<i32>, bytes: u64) -> Result<usize, Errno> {
-    let free = |(index, sheet): &(usize, &Sheet)| {
-        sheet.start.load(Ordering::Relaxed).is_null() && CURRENT.load(Ordering::Relaxed) != *index as u32 + 1
+    let free = |(index, table): &(usize, &SlotTable)| {
+        table.start.load(Ordering::Relaxed).is_null() && CURRENT.load(Ordering::Relaxed) != *index as u32 + 1
     };
-    let Some((number, sheet)) = TABLE.iter().enumerate().find(free) else {
+    let Some((number, table)) = TABLES.iter().enumerate().find(free) else {
         memfd.into_iter().for_each(raw::close);
         return Err(Errno(libc::EMFILE));
     };
@@ -203,17 +206,17 @@ fn install(memfd: Option<i32>, bytes: u64) -> Result<usize, Errno> {
         memfd.into_iter().for_each(raw::close);
         Errno(libc::EMFILE)
     })?;
-    sheet.keep(memfd).inspect_err(|_| {
+    table.keep(memfd).inspect_err(|_| {
         unmap(start, bytes);
     })?;
-    sheet.bytes.store(bytes, Ordering::Relaxed);
-    sheet.held.store(0, Ordering::Relaxed);
-    sheet.next.store(0, Ordering::Relaxed);
-    sheet.start.store(start as *mut Opening, Ordering::Release);
+    table.bytes.store(bytes, Ordering::Relaxed);
+    table.held.store(0, Ordering::Relaxed);
+    table.next.store(0, Ordering::Relaxed);
+    table.start.store(start as *mut SlotData, Ordering::Release);
     Ok(number)
 }
 
-/// Who shares the sheets, from the first one on.
+/// Notes the users that share the tables, when the first table appears.
 fn note_users() {
     if SHARED_BY.load(Ordering::Relaxed).is_null() {
         set_users(Users::now());
@@ -221,40 +224,40 @@ fn note_users() {
 }
 
 fn set_users(users: Users) {
-    // A few bytes, for each time that the process becomes somebody else for good; a fork may leave them to a child.
+    // Leaks a few bytes each time the process changes its user for good; after a fork, a child may still use them.
     SHARED_BY.store(Box::into_raw(Box::new(users)), Ordering::Release);
 }
 
-/// Whether these may not share the process's sheets with those that it has them from and gave them to.
+/// Whether these users may not share the tables with the current ones.
 pub(super) fn is_somebody_else(now: Users) -> bool {
     // SAFETY: never freed. Acquire pairs with the Release of `set_users`.
     let users = unsafe { SHARED_BY.load(Ordering::Acquire).as_ref() };
     users.is_some_and(|users| !users.may_share_with(now))
 }
 
-/// Goes on with sheets of its own, where the process's places are as they were. Nothing more is taken from these: a
-/// number is no other description's that has it elsewhere.
+/// Continues with copies of the tables in which the process has slots. No slot is taken in them any more: another
+/// process may take the same slot in the original.
 pub(super) fn leave(users: Users) {
     CURRENT.store(0, Ordering::Relaxed);
-    for (number, sheet) in TABLE.iter().enumerate() {
-        if sheet.start.load(Ordering::Relaxed).is_null() {
+    for (number, table) in TABLES.iter().enumerate() {
+        if table.start.load(Ordering::Relaxed).is_null() {
             continue;
         }
-        if sheet.held.load(Ordering::Relaxed) == 0 {
-            sheet.end();
+        if table.held.load(Ordering::Relaxed) == 0 {
+            table.end();
         } else {
-            sheet.replace(number);
+            table.replace(number);
         }
     }
     set_users(users);
 }
 
-/// A copy of a sheet, with one place alone, for the next program after an exec: its descriptor.
-pub(super) fn copy_of_one(sheet: &Sheet, index: usize) -> Result<i32, Errno> {
-    let (memfd, bytes) = fresh(sheet.bytes.load(Ordering::Relaxed));
+/// A copy of a table with one slot only, for the next program after an exec: its descriptor.
+pub(super) fn copy_of_one(table: &SlotTable, index: usize) -> Result<i32, Errno> {
+    let (memfd, bytes) = fresh(table.bytes.load(Ordering::Relaxed));
     let memfd = memfd.ok_or(Errno(libc::EMFILE))?;
     let copied = map(Some(memfd), bytes).map(|start| {
-        let (from, to) = (sheet.places(), openings_at(start, bytes));
+        let (from, to) = (table.slots(), slots_at(start, bytes));
         lock(&from[index]);
         copy(from, to, index);
         unlock(&from[index]);
@@ -265,22 +268,22 @@ pub(super) fn copy_of_one(sheet: &Sheet, index: usize) -> Result<i32, Errno> {
     passed
 }
 
-/// Copies what a place is, and the sheet's number.
-fn copy(from: &[Opening], to: &[Opening], index: usize) {
-    to[0].sheet.store(from[0].sheet.load(Ordering::Relaxed), Ordering::Relaxed);
+/// Copies a slot, and the table's number for locks.
+fn copy(from: &[SlotData], to: &[SlotData], index: usize) {
+    to[0].table.store(from[0].table.load(Ordering::Relaxed), Ordering::Relaxed);
     to[index].taken.store(1, Ordering::Relaxed);
     to[index].flags.store(from[index].flags.load(Ordering::Relaxed), Ordering::Relaxed);
     to[index].offset.store(from[index].offset.load(Ordering::Relaxed), Ordering::Relaxed);
 }
 
-/// A mapping of ours as openings.
-fn openings_at(start: u64, bytes: u64) -> &'static [Opening] {
-    // SAFETY: whoever calls mapped it, and uses it no more once it is unmapped.
-    unsafe { std::slice::from_raw_parts(start as *const Opening, bytes as usize / size_of::<Opening>()) }
+/// A mapping of the library as slots.
+fn slots_at(start: u64, bytes: u64) -> &'static [SlotData] {
+    // SAFETY: the caller has mapped it, and does not use it after it is unmapped.
+    unsafe { std::slice::from_raw_parts(start as *const SlotData, bytes as usize / size_of::<SlotData>()) }
 }
 
 fn unmap(start: u64, bytes: u64) {
-    // SAFETY: a mapping of ours, in which nothing is used any more.
+    // SAFETY: a mapping of the library, in which no slot is used any more.
     let _ = unsafe { raw::try_call(libc::SYS_munmap, &[start, bytes]) };
 }
 
