@@ -8,7 +8,7 @@ use crate::rules::File;
 use crate::source::Source;
 
 /// Folders (with a slash at the end) and files whose prose keeps the rules. Entries are added, never removed.
-pub const REWRITTEN: [&str; 16] = [
+pub const REWRITTEN: [&str; 17] = [
     "engines/assise/ccnvm/",
     "engines/assise/mirror/",
     "interpose/",
@@ -23,6 +23,7 @@ pub const REWRITTEN: [&str; 16] = [
     "docs/media-format.md",
     "docs/protocol.md",
     "docs/semantics.md",
+    "docs/sessions.md",
     "docs/testing.md",
     "docs/decisions/README.md",
 ];
