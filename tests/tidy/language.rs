@@ -8,10 +8,11 @@ use crate::rules::File;
 use crate::source::Source;
 
 /// Folders (with a slash at the end) and files whose prose keeps the rules. Entries are added, never removed.
-pub const REWRITTEN: [&str; 17] = [
+pub const REWRITTEN: [&str; 19] = [
     "engines/assise/ccnvm/",
     "engines/assise/mirror/",
     "interpose/",
+    "substrate/cluster/",
     "substrate/format/",
     "substrate/ipc/",
     "substrate/pmem/",
@@ -19,6 +20,7 @@ pub const REWRITTEN: [&str; 17] = [
     "vfs/",
     "ARCHITECTURE.md",
     "README.md",
+    "docs/cluster.md",
     "docs/glossary.md",
     "docs/media-format.md",
     "docs/protocol.md",
@@ -66,7 +68,10 @@ const BARE_NAMES: [&str; 21] = [
 ];
 
 /// Public names that still have users in packages outside the list.
-const NAMES_IN_USE: [(&str, &str); 4] = [
+const NAMES_IN_USE: [(&str, &str); 7] = [
+    ("substrate/cluster/", "Done"),
+    ("substrate/cluster/", "Party"),
+    ("substrate/cluster/", "Place"),
     ("substrate/format/", "SettledMark"),
     ("substrate/ipc/", "Taken"),
     ("substrate/ipc/", "Waited"),

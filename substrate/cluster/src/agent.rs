@@ -1,9 +1,9 @@
-//! The member's side as a state machine: until when its membership holds, and whether it may serve a subtree now.
+//! The member's side as a state machine: until when its membership is valid, and whether it may serve a subtree now.
 //!
 //! A heartbeat counts from the instant before it was sent, never from its answer: the manager, or any expeller, can
-//! only see it later. What the member believes rests on three things, each of which can come late without harm:
-//! `valid until` (only heartbeats of this life move it), a view no older than this life, and, for a subtree whose
-//! management it gave away or may have, a version newer than the one it gave away.
+//! only see it later. The state of a member has three parts, and each of them may be late without harm: `valid_until`,
+//! which only heartbeats of this life move; a view, which must not be older than this life; and, for a subtree whose
+//! management it gave away, a view with a newer version than the one at which it did so.
 
 use crate::change::{Done, Party};
 use crate::rules::Rules;
@@ -13,10 +13,10 @@ use ipc::Time;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Heartbeats on their way at once; one more forgets the oldest.
+/// Limit of heartbeats without an answer; a further one forgets the oldest.
 const SENT_MAX: usize = 8;
 
-/// A heartbeat on its way.
+/// A heartbeat that has no answer yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticket(u64);
 
@@ -24,38 +24,38 @@ pub struct Ticket(u64);
 #[derive(Clone, Debug)]
 struct Life {
     party: Party,
-    /// The change that began it, or a later one: views before it are of another life.
+    /// The change that began it, or a later one; older views belong to another life.
     since: ChangeNumber,
     valid_until: Option<Time>,
     sent: BTreeMap<Ticket, Time>,
     last_sent: Option<Time>,
-    /// The first heartbeat since the manager was last heard.
+    /// The time of the first heartbeat since the last message from the manager.
     unheard_since: Option<Time>,
-    /// Subtrees given away at these versions.
+    /// Subtrees whose management it gave away, with their versions.
     given: BTreeMap<Path, ChangeNumber>,
 }
 
-/// What a node knows of its own membership.
+/// The state of a node's own membership.
 #[derive(Clone, Debug)]
 pub struct Agent {
     node: NodeId,
     rules: Rules,
     life: Option<Life>,
-    /// The newest life it ever had: the answer to an old join, come late, brings none back.
+    /// Its newest life so far: a late answer to an old join does not bring an old life back.
     newest: Epoch,
     view: Option<Arc<View>>,
     next_ticket: u64,
 }
 
 impl Agent {
-    /// A node that is no member.
+    /// A node that is not a member.
     pub fn new(node: NodeId, rules: Rules) -> Self {
         Self { node, rules, life: None, newest: Epoch::new(0), view: None, next_ticket: 0 }
     }
 
-    /// It joined; the answer to its join. It serves nothing before a heartbeat was answered and a view has come.
-    /// False, and nothing is changed, if that is a life that it has, had, or left: a late answer. It may have asked to
-    /// leave that life, and be taken at its word at any time.
+    /// Notes the answer to a join. The node serves nothing before a heartbeat was answered and a view has arrived.
+    /// Returns false, and changes nothing, for a late answer: if the node has this life, has had it, or has left it. It
+    /// may have asked to leave that life, and this may take effect at any time.
     pub fn joined(&mut self, done: Done) -> bool {
         if done.epoch <= self.newest {
             return false;
@@ -69,12 +69,12 @@ impl Agent {
         true
     }
 
-    /// It ended its membership, or learned that it has ended.
+    /// Notes that the node has ended its membership, or knows that it has ended.
     pub fn leave(&mut self) {
         self.life = None;
     }
 
-    /// Its present life.
+    /// Its current life.
     pub fn party(&self) -> Option<Party> {
         self.life.as_ref().map(|life| life.party)
     }
@@ -84,9 +84,9 @@ impl Agent {
         self.view.as_ref()
     }
 
-    /// True if a heartbeat is of use now. Where requests arrive and answers do not, a member would be kept for ever by
-    /// heartbeats that never let it serve: after a lease without an answer it is silent for long enough to be expelled,
-    /// if anybody can take over, and then tries again.
+    /// True if a heartbeat is useful now. If requests arrive at the manager and answers do not arrive here, heartbeats
+    /// would keep a member forever that cannot serve. So after a lease without an answer the member is silent until it
+    /// can be expelled, if another node can take over, and then tries again.
     pub fn wants_beat(&self, now: Time) -> bool {
         let Some(life) = &self.life else { return false };
         match (life.unheard_since, life.last_sent) {
@@ -97,23 +97,23 @@ impl Agent {
         }
     }
 
-    /// When the next heartbeat is to go out, whether or not those before it were answered; at once if none was sent.
+    /// The time of the next heartbeat, whether earlier ones were answered or not; `None` if it is due at once.
     pub fn next_beat(&self) -> Option<Time> {
         let last = self.life.as_ref().and_then(|life| life.last_sent);
         last.map(|last| last.after(self.rules.beat_every()))
     }
 
-    /// Something came from the manager: answers reach this node.
+    /// Notes a message from the manager: its answers reach this node.
     pub fn heard(&mut self) {
         if let Some(life) = &mut self.life {
             life.unheard_since = None;
         }
     }
 
-    /// A heartbeat goes out after this, and `now` was read before: gives what names it.
+    /// Notes that a heartbeat is about to be sent; the caller has read `now` before. Returns its ticket.
     ///
     /// # Panics
-    /// If it is no member.
+    /// If the node is not a member.
     pub fn send_beat(&mut self, now: Time) -> (Ticket, Party) {
         let life = self.life.as_mut().expect("only a member sends heartbeats");
         let ticket = Ticket(self.next_ticket);
@@ -127,7 +127,7 @@ impl Agent {
         (ticket, life.party)
     }
 
-    /// The heartbeat was written. An answer that comes twice, or to an earlier life, changes nothing.
+    /// Notes that the heartbeat was written. A second answer, or an answer to an earlier life, changes nothing.
     pub fn beaten(&mut self, ticket: Ticket) {
         self.heard();
         let Some(life) = &mut self.life else { return };
@@ -136,8 +136,8 @@ impl Agent {
         life.valid_until = life.valid_until.max(Some(until));
     }
 
-    /// The heartbeat of this party was refused because it is no member: true if that was its present life, which has
-    /// ended then.
+    /// Notes that a heartbeat of this life was refused because the node is not a member. True if this was its current
+    /// life, which has ended.
     pub fn not_member(&mut self, party: Party) -> bool {
         let ended = self.party() == Some(party);
         if ended {
@@ -146,7 +146,7 @@ impl Agent {
         ended
     }
 
-    /// A view has come. True if it is newer than what was known.
+    /// Takes a view. True if it is newer than the known one.
     pub fn see(&mut self, view: Arc<View>) -> bool {
         if self.view.as_ref().is_some_and(|known| known.number >= view.number) {
             return false;
@@ -165,8 +165,8 @@ impl Agent {
         true
     }
 
-    /// It is about to send a change of this version of a subtree that gives its management away: from now on it does
-    /// not serve it, until a view shows that the subtree went another way.
+    /// Notes that the node is about to send a change at this version of a subtree that gives its management away. From
+    /// now on it does not serve the subtree, until a newer view shows that it is the lease manager again.
     pub fn give(&mut self, path: &Path, version: ChangeNumber) {
         if let Some(life) = &mut self.life {
             let given = life.given.entry(path.clone()).or_insert(version);
@@ -174,13 +174,13 @@ impl Agent {
         }
     }
 
-    /// Until when its membership holds, if it does. Checked before and after every piece of work: what ends later is
-    /// an error, never a success.
+    /// The time until which its membership is valid. Checked before and after every piece of work: work that ends later
+    /// is an error, never a success.
     pub fn valid_until(&self) -> Option<Time> {
         self.life.as_ref().and_then(|life| life.valid_until)
     }
 
-    /// True if it is this subtree's lease manager, and nobody else can be now.
+    /// True if it is the lease manager of this subtree, and no other node can be now.
     pub fn may_serve(&self, now: Time, path: &Path) -> bool {
         let (Some(life), Some(view)) = (&self.life, &self.view) else { return false };
         let valid = life.valid_until.is_some_and(|until| now < until);
@@ -188,9 +188,9 @@ impl Agent {
         valid && own && view.number >= life.since && !life.given.contains_key(path)
     }
 
-    /// Its subtrees whose management it gave away without hearing how that ended, with their versions: asking for
-    /// itself once more settles it.
-    pub fn unsettled(&self) -> Vec<(Path, ChangeNumber)> {
+    /// Its subtrees whose management it gave away without knowing the outcome, with their versions. A request for
+    /// itself makes the outcome known.
+    pub fn undecided_roles(&self) -> Vec<(Path, ChangeNumber)> {
         let given = self.life.iter().flat_map(|life| &life.given);
         given.map(|(path, version)| (path.clone(), *version)).collect()
     }
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn who_hears_nothing_falls_silent() {
+    fn a_member_without_answers_stops_its_heartbeats() {
         let mut agent = agent();
         let at = |ms: u64| Time::from_ns(ms * 1_000_000);
         for ms in [0, 300, 600, 900] {
@@ -231,7 +231,7 @@ mod tests {
             agent.send_beat(at(ms));
         }
         assert!(!agent.wants_beat(at(1000)));
-        assert!(!agent.wants_beat(at(1000 + 1000)), "it would be kept by what arrives");
+        assert!(!agent.wants_beat(at(1000 + 1000)), "its heartbeats would keep it a member");
         assert!(agent.wants_beat(at(900 + 2000)));
         agent.heard();
         assert!(agent.wants_beat(at(1000)));

@@ -1,14 +1,15 @@
-//! What a change does to the view, and when it is refused: pure, the same for every backend (Assise §3.1, §3.4).
+//! The effect of a change on the view, and the reasons for a refusal: pure, the same for every backend (Assise §3.1,
+//! §3.4).
 //!
-//! A change either fits what it is conditional on and is made whole, or nothing is changed. Heartbeats and time are
-//! judged in [`crate::core`]; here an expulsion only has to fit member and epoch. After every change
-//! [`View::fault`] finds nothing, which is asserted.
+//! A change is made completely if its conditions hold; otherwise nothing changes. [`crate::core`] checks heartbeats and
+//! time; this module only checks member and epoch of an expulsion. After every change, [`View::fault`] finds nothing,
+//! which is asserted.
 //!
-//! Who may serve a subtree is its lease manager, so what this module guarantees is: the role leaves a member only by
+//! Only the lease manager of a subtree may serve it. So this module guarantees that the role leaves a member only by
 //! that member's own change, or together with its membership.
 //!
-//! A copy is a pool, not a node: (node, pool, generation). A node that comes back with an empty, foreign or older pool is
-//! a member like any other and no copy. One pool founds a subtree; every other becomes a copy by the word of the lease
+//! A copy is a pool, not a node: (node, pool, generation). A node that comes back with an empty, foreign or older pool
+//! is a member without a copy. One pool founds a subtree; every other pool becomes a copy by a change of the lease
 //! manager.
 
 use crate::change::PoolReport;
@@ -19,11 +20,11 @@ use format::{ChangeNumber, Epoch, NodeId, PoolUid};
 use std::collections::BTreeMap;
 
 impl View {
-    /// Makes a change. A join that was made before by the same process is answered again and changes nothing: then
+    /// Makes a change. A join that the same process has made before gives the same answer again and changes nothing:
     /// the view's number stays.
     ///
     /// # Errors
-    /// Why it does not fit; nothing was changed.
+    /// The reason of the refusal; nothing was changed.
     pub fn apply(&mut self, change: &Change) -> Result<Done, Refusal> {
         if let Some(done) = self.joined_before(change) {
             return Ok(done);
@@ -64,7 +65,7 @@ impl View {
         Ok(Done { number, epoch: self.epoch })
     }
 
-    /// What the record of a change, not made yet, says of heartbeats that are refused: [`Record::refused`].
+    /// The member whose heartbeats this change, which is not made yet, refuses or has refused: [`Record::refused`].
     ///
     /// [`Record::refused`]: crate::change::Record::refused
     pub fn refused_by(&self, change: &Change) -> Option<NodeId> {
@@ -77,7 +78,7 @@ impl View {
         }
     }
 
-    /// The answer to a join that was made already.
+    /// The answer to a join that was made before.
     fn joined_before(&self, change: &Change) -> Option<Done> {
         let Change::Join { node, instance, .. } = change else { return None };
         let member = self.members.get(node).filter(|member| member.instance == *instance)?;
@@ -86,7 +87,7 @@ impl View {
 
     fn join(&mut self, change: &Change, number: ChangeNumber) -> Result<(), Refusal> {
         let Change::Join { node, instance, replaces, medium, pool, address } = change else {
-            unreachable!("only a join joins")
+            unreachable!("the caller passes a join")
         };
         self.check_pool(pool)?;
         if [NodeId::NONE, NodeId::MANAGER, NodeId::OPERATOR].contains(node) {
@@ -114,14 +115,14 @@ impl View {
             if replica.in_sync && pool.continues(&replica.pool) {
                 replica.pool = pool.copy;
             }
-            // Nothing that the life before sent, conditional on the version, counts any more.
+            // A change that the former life sent on the condition of the version is refused from now on.
             subtree.version = number;
         }
         self.count_copies(*node, number);
         Ok(())
     }
 
-    /// Whether a pool may be in this cluster.
+    /// Checks that a pool may be in this cluster.
     fn check_pool(&self, pool: &PoolReport) -> Result<(), Refusal> {
         match pool.cluster {
             Some(other) if other != self.cluster => Err(Refusal::ForeignPool(other)),
@@ -132,14 +133,14 @@ impl View {
         }
     }
 
-    /// Takes a member out, with its roles. If it holds what nobody alive holds, it stays the subtree's copy.
+    /// Removes a member and its roles. If no living member has another copy, it stays the subtree's copy.
     fn remove(&mut self, node: NodeId, number: ChangeNumber) {
         self.members.remove(&node).expect("who is removed was found to be a member");
         self.count_copies(node, number);
     }
 
-    /// After a node has gone, or has come with whichever pool: it keeps what it has the copy of, a copy that is not
-    /// there any more counts only where it is the last one, and a subtree without a lease manager gets one.
+    /// Updates all subtrees after a node has left or joined. It keeps its copy if it has the same pool; a copy that is
+    /// not available any more counts only if it is the last one; a subtree without a lease manager gets one.
     fn count_copies(&mut self, node: NodeId, number: ChangeNumber) {
         let members = &self.members;
         for subtree in self.subtrees.values_mut() {
@@ -161,7 +162,7 @@ impl View {
         self.spare_last_copies();
     }
 
-    /// Lets members be heard again whose heartbeats were refused, if now nobody else has a copy.
+    /// Accepts the heartbeats of a refused member again if no other member has a copy now.
     fn spare_last_copies(&mut self) {
         for subtree in self.subtrees.values() {
             let living: Vec<NodeId> = subtree.living(&self.members).map(|replica| replica.node).collect();
@@ -173,7 +174,7 @@ impl View {
         }
     }
 
-    /// Which of two members is refused from now on.
+    /// The member of the two whose heartbeats are refused from now on.
     fn judge(&self, by: Party, about: NodeId, path: &Path, epoch: Epoch) -> Result<NodeId, Refusal> {
         self.check_epoch(epoch)?;
         self.check_member(by)?;
@@ -193,14 +194,14 @@ impl View {
         order.into_iter().find(|node| self.can_spare(*node)).ok_or(Refusal::LastCopy)
     }
 
-    /// True if every subtree that this member has a copy of has another living one.
+    /// True if every subtree of which this member has a copy has another living copy.
     fn can_spare(&self, node: NodeId) -> bool {
         let concerned =
             |subtree: &&Subtree| subtree.replica(node).is_some_and(|replica| replica.lives(&self.members));
         self.subtrees.values().filter(concerned).all(|subtree| self.has_copy_without(&subtree.chain, node))
     }
 
-    /// True if a member other than `without`, whose heartbeats are heard, is in sync.
+    /// True if another member than `without`, whose heartbeats are accepted, is in sync.
     fn has_copy_without(&self, chain: &[Replica], without: NodeId) -> bool {
         let lives = |replica: &Replica| replica.lives(&self.members) && self.is_heard(replica.node);
         chain.iter().any(|replica| replica.node != without && lives(replica))
@@ -233,7 +234,7 @@ impl View {
             return Err(Refusal::StillManager(node));
         }
         let keeps = match before {
-            // Nobody alive has it: whoever has it must stay.
+            // No living member has a copy, so all nodes with a copy must stay.
             Some(subtree) if manager.is_none() => {
                 subtree.in_sync().all(|node| chain.iter().any(|replica| replica.node == node))
             }
@@ -248,7 +249,7 @@ impl View {
         Ok(())
     }
 
-    /// The replicas of a chain, each with the copy that it has: of a new subtree, only the founder has one.
+    /// The replicas of a chain, each with its copy. In a new subtree only the founder has one.
     fn place(
         &self,
         before: Option<&Subtree>,
@@ -289,7 +290,7 @@ impl View {
         match (subtree.manager, by) {
             (Some(_), Some(party)) => self.check_manager(subtree, party)?,
             (Some(node), None) => return Err(Refusal::StillManager(node)),
-            // Its copy is with a node that is gone: nobody can say that it is not needed.
+            // The node with its copy is gone, so the copy may still be needed.
             (None, _) => return Err(Refusal::LastCopy),
         }
         self.subtrees.remove(path);
@@ -389,14 +390,14 @@ fn check_chain(chain: &[Placement]) -> Result<(), Refusal> {
 }
 
 impl Replica {
-    /// From now on this pool is the copy, or none is.
+    /// Makes this pool the copy, or none.
     fn set_copy(&mut self, pool: Option<PoolCopy>) {
         (self.in_sync, self.pool) = (pool.is_some(), pool.unwrap_or_default());
     }
 }
 
-/// Gives a subtree without a lease manager its head: the first living copy in the chain's order, one that is heard before
-/// one that is refused, a hot one before a warm one. A warm one becomes hot.
+/// Gives a subtree without a lease manager its head: the first living copy in the chain's order. A member whose
+/// heartbeats are accepted comes before a refused one, and a hot replica before a warm one, which becomes hot.
 fn appoint(members: &BTreeMap<NodeId, Member>, subtree: &mut Subtree) {
     if subtree.manager.is_some() {
         return;

@@ -1,97 +1,97 @@
-//! What can be changed in a cluster, what each change is conditional on, and why one is refused.
+//! Changes of the cluster, the conditions of each, and the reasons for refusals.
 
 use crate::view::{Address, Path, Placement, PoolCopy};
 use format::{BeatVersion, ChangeNumber, Epoch, NodeId, PoolGeneration, PoolUid};
 
-/// A member in one of its lives: every joining begins a new one, named by the epoch that it began.
+/// A member in one of its lives. Each join begins a new life, which is named by the epoch that it began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Party {
-    /// Who.
+    /// The node.
     pub node: NodeId,
     /// The epoch in which it joined.
     pub life: Epoch,
 }
 
-/// What a pool says of itself when its node joins. The default is what a node without a pool says: it holds nothing.
+/// The state of a pool when its node joins. The default is that of a node without a pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PoolReport {
-    /// The cluster in which it is a copy; none if it has never been in one.
+    /// The cluster in which it is a copy; `None` if it has never been in one.
     pub cluster: Option<u64>,
-    /// Which pool, and the generation that it settled before it asked.
+    /// The pool, and the generation that was synced in it before the join.
     pub copy: PoolCopy,
-    /// The generation before, as far as the pool knows that its node has joined with it.
+    /// The former generation, if the pool knows that its node has joined with it.
     pub former: PoolGeneration,
     /// The newest change that it has seen.
     pub newest: ChangeNumber,
 }
 
 impl PoolReport {
-    /// True if this is the pool that was a copy, as that life of it has left it: an older copy of its folder does not know
-    /// the last generation. The present one is known already where the answer to a join was lost.
+    /// True if this pool is the recorded copy, as its last life has left it: an older copy of its folder does not know
+    /// the last generation. If the answer to a join was lost, the record already has the current generation.
     pub fn continues(&self, recorded: &PoolCopy) -> bool {
         let knows = [self.former, self.copy.generation].contains(&recorded.generation);
         self.copy.uid == recorded.uid && self.copy.uid != PoolUid::NONE && knows
     }
 }
 
-/// A change of the view. Each carries what it is conditional on, so that one that comes late is refused.
+/// A change of the view. Each has its conditions, so that a late change is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// The manager's process started: all heartbeats before it are of the past.
+    /// The manager's process started: all earlier heartbeats are outdated.
     Start,
     /// A node becomes a member, in a new life.
     Join {
-        /// Who.
+        /// The node.
         node: NodeId,
-        /// A random number of the process: asked again with the same, the manager gives the same life.
+        /// A random number of the process: a second request with the same number gets the same life.
         instance: u64,
-        /// The life before, if the process is its successor on the same pool, and so knows that it has ended.
+        /// The former life, if the process is its successor on the same pool, and so knows that it has ended.
         replaces: Option<Epoch>,
-        /// What its pool lies on: a `pmem::Class` as a number; the cluster only passes it on.
+        /// The medium of its pool: a `pmem::Class` as a number, which the cluster only passes on.
         medium: u8,
-        /// What its pool says of itself.
+        /// The state of its pool.
         pool: PoolReport,
-        /// Where it listens.
+        /// The address at which it listens.
         address: Address,
     },
-    /// A member goes; it has stopped serving.
+    /// A member leaves; it has stopped serving.
     Leave {
-        /// Which.
+        /// The member.
         party: Party,
     },
-    /// A member is removed because its heartbeat did not change for as long as the rules ask.
+    /// A member is removed because its heartbeat did not change for the time that the rules require.
     Expel {
-        /// Which.
+        /// The member.
         party: Party,
-        /// The heartbeat that the expeller has seen for all that time.
+        /// The version of the heartbeat during that time.
         beat: BeatVersion,
         /// The epoch.
         epoch: Epoch,
     },
-    /// `by` gets no acknowledgement from `about`, along the chain of `path`: the heartbeats of one of them are refused
-    /// from now on.
+    /// `by` gets no acknowledgement from `about`, along the chain of `path`: the heartbeats of one of the two are
+    /// refused from now on.
     Complain {
-        /// Who complains.
+        /// The member that complains.
         by: Party,
-        /// About whom.
+        /// The member that does not acknowledge.
         about: NodeId,
-        /// The subtree whose chain both are in.
+        /// The subtree whose chain contains both.
         path: Path,
         /// The epoch.
         epoch: Epoch,
     },
-    /// A subtree gets this chain; replicas that stay keep what they are in sync with. One pool founds a new subtree, and
-    /// is its only copy until others have joined.
+    /// A subtree gets this chain; replicas that stay keep their copies. One pool founds a new subtree, and is its only
+    /// copy until others have joined.
     SetSubtree {
         /// Its path.
         path: Path,
-        /// Its version; 0: there is none.
+        /// Its version; 0 if the subtree does not exist.
         version: ChangeNumber,
         /// The replicas, in order.
         chain: Vec<Placement>,
-        /// Below so many copies an fsync waits.
+        /// An fsync waits while there are fewer copies than this.
         copies_min: u8,
-        /// Of a new subtree: the pool that founds it, of a member in the chain. None otherwise.
+        /// For a new subtree, the pool that founds it, which belongs to a member in the chain. Otherwise none.
         founder: Option<PoolUid>,
     },
     /// A subtree becomes a part of the one above it.
@@ -100,23 +100,23 @@ pub enum Change {
         path: Path,
         /// Its version.
         version: ChangeNumber,
-        /// Its lease manager; nobody if none is alive.
+        /// Its lease manager; `None` if none is alive.
         by: Option<Party>,
     },
-    /// A replica comes into the in-sync set or leaves it.
+    /// A replica enters the in-sync set or leaves it.
     SetSync {
         /// The subtree.
         path: Path,
         /// Its version.
         version: ChangeNumber,
-        /// Its lease manager, or, to leave, the replica itself.
+        /// The lease manager; to leave, also the replica itself.
         by: Party,
-        /// Which replica.
+        /// The node of the replica.
         node: NodeId,
-        /// Comes or goes.
+        /// True to enter, false to leave.
         in_sync: bool,
     },
-    /// Lease management moves. Who gives it stops serving before it asks.
+    /// Lease management moves. The old lease manager stops serving before it sends the change.
     SetManager {
         /// The subtree.
         path: Path,
@@ -124,13 +124,13 @@ pub enum Change {
         version: ChangeNumber,
         /// The lease manager.
         by: Party,
-        /// The next one; itself, to make sure that nothing it sent before still counts.
+        /// The next lease manager. A request for itself makes sure that no earlier change of its own is made any more.
         to: NodeId,
     },
 }
 
 impl Change {
-    /// The subtree it is about.
+    /// The subtree that it changes.
     pub fn path(&self) -> Option<&Path> {
         match self {
             Self::Start | Self::Join { .. } | Self::Leave { .. } | Self::Expel { .. } => None,
@@ -151,61 +151,62 @@ impl Change {
 /// A change that was made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// Its place in the order.
+    /// Its position in the order of changes.
     pub number: ChangeNumber,
-    /// When, by the manager's wall clock: nanoseconds since 1970, for people to read.
+    /// Time of the manager's wall clock, in nanoseconds since 1970, for information.
     pub wall_ns: i64,
     /// The epoch after it.
     pub epoch: Epoch,
-    /// What.
+    /// The change itself.
     pub change: Change,
-    /// Of a complaint: whose heartbeats are refused from now on. Of an expulsion: who is expelled, if that is why.
+    /// For a complaint, the member whose heartbeats are refused from now on. For an expulsion, the expelled member if
+    /// its heartbeats were refused.
     pub refused: Option<NodeId>,
 }
 
-/// That a change was made.
+/// The answer to a change that was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Done {
-    /// Its number, or for a join that was asked again one not before it.
+    /// The number of the change; for a repeated join, the current number.
     pub number: ChangeNumber,
-    /// The epoch after it; to a join, the life that it gave.
+    /// The epoch after it; for a join, the life of the member.
     pub epoch: Epoch,
 }
 
-/// Why nothing was changed.
+/// The reason for which nothing was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// The party is no member, or another life of it is.
+    /// The node is not a member, or has another life.
     NotMember,
     /// Its heartbeats are refused after a complaint: it will be expelled.
     HeartbeatRefused,
     /// The node is a member in this life, which has to end first.
     AlreadyMember(Epoch),
-    /// The epoch is this one.
+    /// The current epoch is this one.
     StaleEpoch(Epoch),
-    /// The subtree is at this version; 0: there is none.
+    /// The subtree has this version; 0 if it does not exist.
     StaleVersion(ChangeNumber),
-    /// The member's heartbeat is at this version.
+    /// The member's heartbeat has this version.
     StaleBeat(BeatVersion),
-    /// The heartbeat has not been seen for as long as the rules ask.
+    /// The heartbeat has not been unchanged for the time that the rules require.
     TooEarly,
-    /// Only the lease manager of the subtree may do that.
+    /// Only the lease manager of the subtree may make this change.
     NotManager,
-    /// The subtree's lease manager would lose it without having given it.
+    /// The subtree's lease manager would lose its role without having given it away.
     StillManager(NodeId),
-    /// The node is not in the chain, not in sync, or not a member, as the change needs it.
+    /// The node is not in the chain, not in sync, or not a member, although the change needs this.
     NotReplica(NodeId),
     /// No living copy would be left.
     LastCopy,
-    /// A field has a value that no change may have: its name.
+    /// The name of a field with a value that no change may have.
     Field(&'static str),
-    /// No room for another member or subtree.
+    /// The limit of members or subtrees is reached.
     Full,
     /// Only the manager itself may make this change.
     Internal,
-    /// The pool of who joins is a copy in this other cluster.
+    /// The pool of the joining node is a copy in this other cluster.
     ForeignPool(u64),
-    /// A pool has seen this change, which the manager does not have: it was set back to an older state.
+    /// A pool has seen this change, which the manager does not have: the manager was set back to an older state.
     SetBack(ChangeNumber),
 }
 

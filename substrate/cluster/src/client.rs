@@ -1,9 +1,9 @@
-//! A client of the embedded manager: connects when it has to, again when it must, and says plainly when nobody knows
-//! whether a change was made.
+//! A client of the embedded manager. It connects when necessary, also again, and reports when the outcome of a change
+//! is unknown.
 
 use crate::change::{Change, Done, Party, Record};
 use crate::error::Error;
-use crate::line::{Line, Place};
+use crate::line::{ManagerConnection, Place};
 use crate::manager::Manager;
 use crate::view::View;
 use crate::wire::{Reply, Request};
@@ -15,32 +15,32 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Connections kept for the next call, beside that of who watches.
+/// Limit of idle connections that are kept for the next call, in addition to the connection of the watcher.
 pub(crate) const IDLE_MAX: usize = 2;
 
 /// Pause before the first new attempt to connect; it doubles up to [`PAUSE_MAX`].
 const PAUSE_MIN: Duration = Duration::from_millis(2);
 const PAUSE_MAX: Duration = Duration::from_millis(50);
 
-/// Longest wait that one message of a watcher asks for.
+/// Limit of the wait for which one message of a watcher asks.
 const WATCH_SLICE_MS: u32 = 5000;
 
-/// What an answer may take to come, even to somebody who does not want to wait.
+/// Time for an answer to arrive, even for a caller that does not want to wait.
 const ANSWER: Duration = Duration::from_secs(2);
 
-/// The manager at a place.
+/// A client of the manager at one place.
 pub struct Remote {
     host: Arc<dyn Host>,
     place: Place,
-    idle: Lock<Vec<Line>>,
+    idle: Lock<Vec<ManagerConnection>>,
     next_id: LongWord,
-    /// The cluster that answered first; 0 before that.
+    /// The cluster that has answered first; 0 before that.
     cluster: LongWord,
-    /// The newest view that was seen.
+    /// The number of the newest view that the client has seen.
     newest: LongWord,
-    /// Heartbeats that wait for their answer.
+    /// Number of heartbeats that wait for their answer.
     beats: Word,
-    /// Never woken: pauses wait for it.
+    /// Never woken: a word for pauses.
     never: Word,
 }
 
@@ -64,17 +64,17 @@ impl Remote {
         }
     }
 
-    /// One request and its answer. One that can do no harm twice is sent again until it is answered; another is sent
-    /// again only if it did not go out whole.
+    /// One request and its answer. A request that does no harm twice is sent again until it is answered; another
+    /// request is sent again only if it was not sent completely.
     fn call(&self, request: &Request, until: Time) -> Result<Reply, Error> {
-        self.call_by(Lines::Kept, request, until)
+        self.call_by(ConnectionChoice::Idle, request, until)
     }
 
-    fn call_by(&self, lines: Lines, request: &Request, until: Time) -> Result<Reply, Error> {
+    fn call_by(&self, choice: ConnectionChoice, request: &Request, until: Time) -> Result<Reply, Error> {
         let repeats = !matches!(request, Request::Propose(_));
         let mut pause = PAUSE_MIN;
         loop {
-            match self.attempt(lines, request, until) {
+            match self.attempt(choice, request, until) {
                 Ok(Reply::Failed) => return Err(Error::Failed),
                 Ok(Reply::Refused(refusal)) => return Err(refusal.into()),
                 Ok(reply) => return Ok(reply),
@@ -91,18 +91,18 @@ impl Remote {
         }
     }
 
-    fn attempt(&self, lines: Lines, request: &Request, until: Time) -> Result<Reply, Error> {
-        let idle = match lines {
-            Lines::Kept => self.idle.lock().pop(),
-            Lines::Fresh => None,
+    fn attempt(&self, choice: ConnectionChoice, request: &Request, until: Time) -> Result<Reply, Error> {
+        let idle = match choice {
+            ConnectionChoice::Idle => self.idle.lock().pop(),
+            ConnectionChoice::New => None,
         };
         let mut line = match idle.filter(|line| !line.is_over()) {
             Some(line) => line,
-            None => Line::connect(self.host.clone(), &self.place, until)?,
+            None => ManagerConnection::connect(self.host.clone(), &self.place, until)?,
         };
-        // Relaxed: only has to be another one each time.
+        // Relaxed: the number only has to be different each time.
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        // Relaxed, as its store below: the number says nothing about other memory.
+        // Relaxed, like its store below: the number is independent of other memory.
         let known = self.cluster.load(Ordering::Relaxed);
         let (kind, body) = request.encode();
         line.send(&ClusterHead::encode(kind, id, known, &body), until).map_err(|_| Error::Unreachable)?;
@@ -124,9 +124,9 @@ impl Remote {
         Ok(reply)
     }
 
-    /// Remembers what was seen: nothing older is believed by a call that begins after this.
+    /// Notes a view: a later call accepts nothing older.
     fn saw(&self, number: ChangeNumber) {
-        // Relaxed: the number says nothing about other memory.
+        // Relaxed: the number is independent of other memory.
         let mut newest = self.newest.load(Ordering::Relaxed);
         while newest < number.get() {
             match self.newest.compare_exchange(newest, number.get(), Ordering::Relaxed, Ordering::Relaxed) {
@@ -137,16 +137,16 @@ impl Remote {
     }
 }
 
-/// By which connection a request goes out.
+/// The choice of the connection for a request.
 #[derive(Clone, Copy)]
-enum Lines {
-    /// One that is kept, if there is any.
-    Kept,
-    /// A new one: those that are kept may be dead, with nobody there to say so.
-    Fresh,
+enum ConnectionChoice {
+    /// An idle one, if there is any.
+    Idle,
+    /// A new one, because idle ones may be dead without an error.
+    New,
 }
 
-/// An answer to another question.
+/// An answer of the wrong kind.
 const OTHER: Error = Error::Message(format::DecodeError::Kind);
 
 impl Manager for Remote {
@@ -182,11 +182,12 @@ impl Manager for Remote {
     }
 
     fn beat(&self, party: Party, until: Time) -> Result<BeatVersion, Error> {
-        // Relaxed, both: the number says nothing about other memory.
+        // Relaxed, both: the number is independent of other memory.
         let unanswered = self.beats.fetch_add(1, Ordering::Relaxed);
-        // The next one comes L/3 after the one before it: so long its line has been silent then.
-        let lines = if unanswered == 0 { Lines::Kept } else { Lines::Fresh };
-        let answer = self.call_by(lines, &Request::Beat(party), until);
+        // The next heartbeat comes L/3 after this one; if this one has no answer by then, its connection was silent for
+        // that time.
+        let choice = if unanswered == 0 { ConnectionChoice::Idle } else { ConnectionChoice::New };
+        let answer = self.call_by(choice, &Request::Beat(party), until);
         self.beats.fetch_add(u32::MAX, Ordering::Relaxed);
         match answer? {
             Reply::Beaten(beat) => Ok(beat),

@@ -1,5 +1,5 @@
-//! Views, changes and records as the bytes of `format::cluster`, and back. Decoding is total: any bytes give a value
-//! that the rules could have made, or an error.
+//! Encodes and decodes views, changes and records as the bytes of `format::cluster`. Decoding is total: any bytes give
+//! a value that the rules could have made, or an error.
 
 use crate::change::{Change, Done, Party, PoolReport, Record, Refusal};
 use crate::rules::Rules;
@@ -14,7 +14,7 @@ use std::time::Duration;
 use zerocopy::little_endian::{I64, U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
-/// Takes a structure off the front of `rest`.
+/// Takes a structure from the front of `rest`.
 fn take<T: FromBytes + KnownLayout + Immutable>(rest: &mut &[u8]) -> Result<T, DecodeError> {
     let (value, after) = T::read_from_prefix(rest).map_err(|_| DecodeError::Truncated)?;
     *rest = after;
@@ -77,7 +77,7 @@ fn take_replicas(rest: &mut &[u8], count: u8) -> Result<Vec<Replica>, DecodeErro
     (0..count).map(|_| body(rest)).collect()
 }
 
-/// A view as bytes.
+/// Encodes a view.
 pub fn encode_view(view: &View) -> Vec<u8> {
     let count = |length: usize| U32::new(u32::try_from(length).expect("views have bounds"));
     let head = ViewHead {
@@ -121,10 +121,10 @@ pub fn encode_view(view: &View) -> Vec<u8> {
     bytes
 }
 
-/// A view from its bytes.
+/// Decodes a view.
 ///
 /// # Errors
-/// `Truncated`, `Field`: also if it is not one that the rules could have made.
+/// `Truncated`, `Field`: also if the rules could not have made the view.
 pub fn decode_view(bytes: &[u8]) -> Result<View, DecodeError> {
     let rest = &mut &bytes[..];
     let head: ViewHead = take(rest)?;
@@ -183,7 +183,7 @@ fn take_subtree(rest: &mut &[u8]) -> Result<(Path, Subtree), DecodeError> {
     Ok((path, Subtree { version: head.version, chain, copies_min: head.copies_min, manager }))
 }
 
-/// A change as bytes.
+/// Encodes a change.
 pub fn encode_change(change: &Change) -> Vec<u8> {
     let mut body = ChangeBody::new_zeroed();
     let mut chain: &[Placement] = &[];
@@ -246,7 +246,7 @@ pub fn encode_change(change: &Change) -> Vec<u8> {
     bytes
 }
 
-/// A change from its bytes.
+/// Decodes a change.
 ///
 /// # Errors
 /// `Truncated`, `Kind`, `Field`: also if a field is set that the kind does not use.
@@ -296,11 +296,11 @@ pub fn decode_change(bytes: &[u8]) -> Result<Change, DecodeError> {
             Change::SetManager { path: path(rest)?, version: body.version, by: party, to: body.node }
         }
     };
-    // One change has one form: what a kind does not use, and what follows, is not there.
+    // Each change has only one encoding: fields that its kind does not use are zero, and nothing follows.
     if encode_change(&change) == bytes { Ok(change) } else { Err(DecodeError::Field("reserved")) }
 }
 
-/// A record as bytes.
+/// Encodes a record.
 pub fn encode_record(record: &Record) -> Vec<u8> {
     let change = encode_change(&record.change);
     let head = RecordHead {
@@ -314,7 +314,7 @@ pub fn encode_record(record: &Record) -> Vec<u8> {
     [head.as_bytes(), &change].concat()
 }
 
-/// Takes a record off the front of `rest`.
+/// Takes a record from the front of `rest`.
 ///
 /// # Errors
 /// `Truncated`, `Version`, `Kind`, `Field`.
@@ -326,10 +326,10 @@ pub fn take_record(rest: &mut &[u8]) -> Result<Record, DecodeError> {
     Ok(Record { number: head.number, wall_ns: head.wall_ns.get(), epoch: head.epoch, change, refused })
 }
 
-/// Records one behind the other, as many as there are bytes.
+/// Decodes a sequence of records that fills the bytes.
 ///
 /// # Errors
-/// As [`take_record`]; `Field` if they are more than a history holds.
+/// As [`take_record`]; `Field` if there are more than a history may have.
 pub fn decode_records(bytes: &[u8]) -> Result<Vec<Record>, DecodeError> {
     let rest = &mut &bytes[..];
     let mut records = Vec::new();
@@ -347,10 +347,10 @@ pub fn encode_done(done: Done) -> DoneReply {
     DoneReply { number: done.number, epoch: done.epoch, reserved: U32::new(0) }
 }
 
-/// Names that [`Refusal::Field`] can carry over the wire.
+/// The field names of [`Refusal::Field`] that have a number in messages.
 const FIELDS: [&str; 7] = ["node", "about", "chain", "copies_min", "pool", "founder", "change"];
 
-/// A refusal as bytes. A field without a number of its own is called `change`.
+/// Encodes a refusal. A field without a number becomes `change`.
 pub fn encode_refusal(refusal: Refusal) -> RefusalReply {
     let node = |node: NodeId| u64::from(node.get());
     let (reason, detail) = match refusal {
@@ -377,7 +377,7 @@ pub fn encode_refusal(refusal: Refusal) -> RefusalReply {
     RefusalReply { reason: U32::new(reason), reserved: U32::new(0), detail: U64::new(detail) }
 }
 
-/// A refusal from its bytes.
+/// Decodes a refusal.
 ///
 /// # Errors
 /// `Kind`, `Field`.

@@ -1,10 +1,10 @@
-//! The manager as a state machine: `step(now, event)` gives effects; no clock, no IO, no randomness. Every backend that
-//! has a process of its own runs this one; the driver makes records durable, in order, before it lets anybody see them
-//! or the answer, and shows nobody a view that is not durable.
+//! The manager as a state machine: `step(now, event)` returns effects, without a clock, IO or randomness. Every backend
+//! with a process of its own runs this code. The driver makes records durable, in order, before it shows them or sends
+//! the answer, and never shows a view that is not durable.
 //!
-//! Heartbeats are not durable. Their versions begin with the number of the manager's start, which is a change like any
-//! other and durable, so that a version never comes twice; and a manager that started anew has seen nobody yet, so that
-//! nobody is expelled before a whole lease has passed since.
+//! Heartbeats are not durable. Their versions begin with the number of the manager's start, which is a durable change,
+//! so that a version never repeats. A manager that has just started has seen no heartbeat yet, so it expels no member
+//! before a whole lease has passed.
 
 use crate::change::{Change, Done, Party, Record, Refusal};
 use crate::detector::Detector;
@@ -13,10 +13,10 @@ use format::{BeatVersion, NodeId};
 use ipc::Time;
 use std::collections::{BTreeMap, VecDeque};
 
-/// Records of the audit trail that are kept.
+/// Limit of records in the audit trail.
 pub const HISTORY_MAX: usize = 1024;
 
-/// Who measures that a heartbeat was not renewed for as long as the rules ask.
+/// The process that measures the time for which a heartbeat was not renewed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expeller {
     /// This core, by the time of its steps; it expels by itself.
@@ -25,14 +25,14 @@ pub enum Expeller {
     Member,
 }
 
-/// What happens to a manager.
+/// An event for the manager.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A member writes its heartbeat.
     Beat(Party),
-    /// Somebody asks for a change. `wall_ns` is the manager's wall clock.
+    /// A request for a change. `wall_ns` is the manager's wall clock.
     Propose {
-        /// What.
+        /// The change.
         change: Change,
         /// For the record.
         wall_ns: i64,
@@ -44,7 +44,7 @@ pub enum Event {
     },
 }
 
-/// What a step answers to whoever caused it.
+/// The answer of a step to the sender of its event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// A tick has no answer.
@@ -57,18 +57,18 @@ pub enum Answer {
     Refused(Refusal),
 }
 
-/// What a step asks of its driver.
+/// The effects of a step, which the driver executes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Effects {
-    /// To be made durable, in this order, before anything of them is seen.
+    /// Records to be made durable, in this order, before anything of them is shown.
     pub records: Vec<Record>,
-    /// Then this goes out.
+    /// The answer, which is sent after that.
     pub answer: Answer,
 }
 
 /// The manager.
 #[derive(Clone, Debug)]
-pub struct Core {
+pub struct ManagerCore {
     view: View,
     history: VecDeque<Record>,
     expeller: Expeller,
@@ -78,8 +78,8 @@ pub struct Core {
     detector: Detector,
 }
 
-impl Core {
-    /// Starts a manager on what is durable; the record of the start is the first to be made durable.
+impl ManagerCore {
+    /// Starts a manager on the durable state; the record of the start is the first one to be made durable.
     pub fn start(
         view: View,
         history: VecDeque<Record>,
@@ -110,7 +110,7 @@ impl Core {
         &self.beats
     }
 
-    /// When to call with a tick at the latest.
+    /// The latest time for the next tick.
     pub fn next_tick(&self) -> Option<Time> {
         match self.expeller {
             Expeller::Core => self.detector.next(&self.view.rules),
@@ -118,7 +118,7 @@ impl Core {
         }
     }
 
-    /// One event.
+    /// Executes one event.
     pub fn step(&mut self, now: Time, event: Event) -> Effects {
         match event {
             Event::Beat(party) => Effects { records: Vec::new(), answer: self.beat(now, party) },
@@ -162,7 +162,7 @@ impl Core {
         silent.into_iter().filter_map(expel).collect()
     }
 
-    /// Makes a change if it fits; no record if it was made before.
+    /// Makes a change if its conditions hold; returns no record if it was made before.
     fn change(&mut self, now: Time, change: Change, wall_ns: i64) -> Result<(Option<Record>, Done), Refusal> {
         if let Change::Expel { party, beat, .. } = &change {
             self.check_silence(now, *party, *beat)?;
@@ -183,7 +183,7 @@ impl Core {
         Ok((Some(record), done))
     }
 
-    /// The other half of an expulsion's conditions.
+    /// Checks the condition of an expulsion on the heartbeat.
     fn check_silence(&self, now: Time, party: Party, beat: BeatVersion) -> Result<(), Refusal> {
         if !self.view.is_member(party) {
             return Err(Refusal::NotMember);
@@ -199,7 +199,7 @@ impl Core {
         if silent { Ok(()) } else { Err(Refusal::TooEarly) }
     }
 
-    /// After a change: a heartbeat for every member. A life that replaces another goes on from its version.
+    /// After a change: keeps a heartbeat for each member. A life that replaces another one continues its version.
     fn follow_members(&mut self, now: Time) {
         let Self { view, beats, detector, .. } = self;
         beats.retain(|node, _| view.members.contains_key(node));

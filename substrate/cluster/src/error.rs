@@ -4,36 +4,36 @@ use crate::change::Refusal;
 use format::DecodeError;
 use pmem::MediaError;
 
-/// Why a manager did not do what it was asked, or why nobody knows whether it did.
+/// The reason for which a manager did not execute a request, or for which the outcome is unknown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Error {
-    /// It does not fit what it was conditional on; nothing was changed.
+    /// The conditions of the change do not hold; nothing was changed.
     Refused(Refusal),
     /// The manager could not be reached in time; nothing was changed.
     Unreachable,
-    /// The request went out and no answer came: it was done, or is done later, or never.
+    /// The request was sent and no answer arrived: it was executed, or is executed later, or never.
     Unknown,
-    /// The manager does not speak with this node, and why: it has another key, or is of another cluster.
+    /// The manager rejects this node, with the reason: it has another key, or belongs to another cluster.
     NotLetIn(transport::Error),
-    /// The manager answers, and cannot serve: its medium failed, or it stops.
+    /// The manager answers, but cannot serve: its medium failed, or it stops.
     Failed,
-    /// The manager is one of another cluster; its number.
+    /// The manager belongs to another cluster; its number.
     OtherCluster(u64),
-    /// What the other side said is no message.
+    /// A message of the other side could not be decoded.
     Message(DecodeError),
-    /// The manager's medium.
+    /// An error of the manager's medium.
     Media(MediaError),
-    /// The medium of the pool that joins, which can note nothing of the cluster.
+    /// An error of the medium of the joining pool, which cannot store its identity.
     Pool(MediaError),
-    /// What lies on the manager's medium does not fit together: a record that cannot follow those before it.
+    /// The log of the manager is inconsistent: a record cannot follow the ones before it.
     Damaged(&'static str),
-    /// This is not where the manager left it: whoever looks for it finds nothing, or something else.
+    /// The manager's files are not in their place any more: a start would find none, or other ones.
     Displaced(&'static str),
-    /// The manager's folder is another user's, or others may use it.
+    /// The manager's folder belongs to another user, or other users may use it.
     Open,
-    /// The machine: threads, sockets.
+    /// The operating system: threads, sockets.
     System {
-        /// What was wanted of it.
+        /// The call that failed.
         call: &'static str,
         /// Its errno; 0 if it gave none.
         errno: i32,
@@ -41,7 +41,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// What the machine said.
+    /// An error of the host.
     pub fn of_host(error: ipc::Error) -> Self {
         match error {
             ipc::Error::System { call, errno } => Self::System { call, errno },
@@ -49,7 +49,7 @@ impl Error {
         }
     }
 
-    /// What the operating system said to `call`.
+    /// An error of the operating system in `call`.
     pub fn of_io(call: &'static str, error: &std::io::Error) -> Self {
         Self::System { call, errno: error.raw_os_error().unwrap_or(0) }
     }

@@ -1,12 +1,12 @@
-//! What a pool knows durably of its place in the cluster, in a file of the pool. Format: [`format::identity`].
+//! The durable identity of a pool in the cluster, in a file of the pool. Format: [`format::identity`].
 //!
-//! A copy is a pool, not a node. The manager counts a pool only if it knows the generation with which it last was a copy.
-//! So the next generation is drawn and settled before each join, and stays the same until that join is known to have been
-//! made: whatever became of the question, the pool knows the generation that the manager may have recorded, and an older
-//! copy of the folder does not.
+//! A copy is a pool, not a node. The manager accepts a pool as a copy only if the pool knows the generation with which
+//! it last was a copy. So the next generation is chosen and synced before each join, and stays the same until the pool
+//! knows that this join was made. Whatever happens to the request, the pool knows the generation that the manager may
+//! have recorded, and an older copy of the folder does not.
 //!
-//! Guarantees: after a crash at any point the identity is that before or after the call under way; what a call returned
-//! is there. A file in which no slot is whole is an identity that never joined, which counts nowhere.
+//! Guarantees: after a crash at any point, the file has the identity before or after the call in progress, and the
+//! effect of a call that returned is durable. A file without a valid slot is an identity that has never joined.
 
 use crate::change::{Done, PoolReport};
 use crate::view::PoolCopy;
@@ -17,7 +17,7 @@ use pmem::{MediaError, Medium, Region};
 /// Name of the file.
 const FILE: &str = "identity";
 
-/// One block a slot.
+/// One block for each slot.
 const BYTES: u64 = 2 * BLOCK_BYTES as u64;
 
 /// The identity of a pool. The caller holds the pool's lock.
@@ -27,7 +27,7 @@ pub struct PoolIdentity {
 }
 
 impl PoolIdentity {
-    /// Opens the identity of this pool, or begins it.
+    /// Opens the identity of this pool, or creates it.
     ///
     /// # Errors
     /// Those of the medium.
@@ -47,17 +47,17 @@ impl PoolIdentity {
         });
         let slots = slots.collect::<Result<Vec<_>, MediaError>>()?;
         let found = slots.into_iter().flatten().max_by_key(|slot| slot.number.get());
-        // The file of another pool, or of this one under another node, says nothing of this one.
+        // If the file belongs to another pool, or to this one under another node, its contents are ignored.
         let found = found.filter(|slot| (slot.pool, slot.node) == (pool, node));
         let new = IdentitySlot { pool, node, chain: ChainNumber::ONLY, ..IdentitySlot::default() };
         Ok(Self { region, slot: found.unwrap_or(new) })
     }
 
-    /// The generation to ask with, settled when this returns, and all that the pool says when its node joins. `random` is
-    /// used if none is under way.
+    /// The state of the pool for a join, with a generation that is synced when this returns. If no join is in progress,
+    /// the generation is `random`.
     ///
     /// # Errors
-    /// Those of the medium; nothing may be asked then.
+    /// Those of the medium; then no join may be requested.
     pub fn ask(&mut self, random: u64) -> Result<PoolReport, MediaError> {
         if self.slot.asked == PoolGeneration::NONE {
             self.slot.asked = PoolGeneration::new(random.max(1));
@@ -71,7 +71,7 @@ impl PoolIdentity {
         })
     }
 
-    /// The node has joined this cluster as it asked.
+    /// Notes that the node has joined this cluster with the requested generation.
     ///
     /// # Errors
     /// Those of the medium.
@@ -82,7 +82,7 @@ impl PoolIdentity {
         self.write()
     }
 
-    /// The node has seen a view with this change.
+    /// Notes that the node has seen a view with this change.
     ///
     /// # Errors
     /// Those of the medium.
@@ -104,7 +104,7 @@ impl PoolIdentity {
         self.slot.node
     }
 
-    /// The life in which its node joined last, if it has: what a join replaces.
+    /// The life in which its node joined last, if it has joined: the next join replaces it.
     pub fn last_life(&self) -> Option<Epoch> {
         (self.slot.life != Epoch::default()).then_some(self.slot.life)
     }

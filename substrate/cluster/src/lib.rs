@@ -1,9 +1,9 @@
-//! Who is alive, in which epoch, who replicates which subtree.
+//! The cluster manager: the members of the cluster, the epoch, the replicas of each subtree.
 //!
-//! [`Manager`] is the seam: the view, watching it, changing it on conditions, heartbeats, the audit trail. The rules
-//! are written once and are pure: [`View::apply`] says what a change does, [`Core`] is a manager, [`Agent`] a member,
-//! [`Rules`] the arithmetic of the fence. Around them stand the backends. `docs/cluster.md` shows how it all works
-//! together. Source of the roles: Assise §3.1, §3.4.
+//! [`Manager`] is the interface: read and watch the view, change it under conditions, heartbeats, the audit trail. The
+//! rules exist once, as pure code: [`View::apply`] defines the effect of a change, [`ManagerCore`] is a manager,
+//! [`Agent`] is a member, [`Rules`] has the arithmetic of the fence. The backends run this code. `docs/cluster.md`
+//! describes how everything works together. Source of the roles: Assise §3.1, §3.4.
 
 #![forbid(unsafe_code)]
 
@@ -31,7 +31,7 @@ pub mod zookeeper;
 pub use agent::{Agent, Ticket};
 pub use change::{Change, Done, Party, PoolReport, Record, Refusal};
 pub use client::Remote;
-pub use core::{Answer, Core, Effects, Event, Expeller};
+pub use core::{Answer, Effects, Event, Expeller, ManagerCore};
 pub use detector::Detector;
 pub use error::Error;
 pub use identity::PoolIdentity;
@@ -41,5 +41,5 @@ pub use membership::{Joining, Membership};
 pub use rules::Rules;
 pub use server::{Embedded, Limits, SOCKET_NAME};
 pub use service::Service;
-pub use store::{Kept, Store};
+pub use store::{Store, StoredState};
 pub use view::{Address, Member, Path, Placement, PoolCopy, Replica, Subtree, View};

@@ -1,6 +1,7 @@
-//! Messages to and from a manager, each with a deadline, in one of two ways: over a Unix socket, where the permissions
-//! of its folder say who may open it; or over [`transport`], where both sides have proved the cluster's key. There a
-//! message of the manager travels in as many messages of the connection as it takes: its head says how long it is.
+//! Connections to a manager, of two kinds: over a Unix socket, where the permissions of its folder control the access;
+//! and over [`transport`], where both sides have proved the cluster's key. Each message has a deadline. Over
+//! [`transport`], a message of the manager may take several messages of the connection, as its head contains its
+//! length.
 
 use crate::error::Error;
 use format::cluster::{ClusterHead, ClusterKind};
@@ -19,181 +20,181 @@ use transport::{Connection, Endpoint, Event, Settings};
 /// Bytes of a head.
 const HEAD_BYTES: usize = size_of::<ClusterHead>();
 
-/// The epoch of all connections to a manager: who wants to join is in none yet.
+/// The epoch of all connections to a manager, because a joining node has no epoch yet.
 pub const EPOCH: Epoch = Epoch::new(0);
 
-/// Limits of an endpoint on either side of a connection to a manager, which is [`EPOCH`]'s: little memory, no polling.
+/// Settings of an endpoint on either side of a connection to a manager, in [`EPOCH`]: little memory, no polling.
 pub fn settings() -> Settings {
     let silence = Some(Duration::from_secs(5));
     Settings { message_bytes: 4096, window: 8, depth: 8, spin_ns: 0, silence, ..Settings::default() }
 }
 
-/// Where a manager is.
+/// The place of a manager.
 #[derive(Clone, Debug)]
 pub enum Place {
-    /// Behind the socket at this path, on this machine.
+    /// The path of a socket on this machine.
     Socket(PathBuf),
-    /// Where the manager listens for nodes, by an endpoint with [`settings`], in [`EPOCH`].
+    /// The address at which the manager listens for nodes, in [`EPOCH`].
     Node {
-        /// The own end.
+        /// The local endpoint, with [`settings`].
         endpoint: Endpoint,
         /// Address of the manager.
         address: String,
     },
 }
 
-/// One connection.
-pub struct Line {
+/// A connection to a manager, or of a client.
+pub struct ManagerConnection {
     host: Arc<dyn Host>,
-    way: Way,
+    channel: Channel,
 }
 
-enum Way {
+enum Channel {
     Socket(UnixStream),
-    Node(Node),
+    Node(NodeStream),
 }
 
 /// A connection of [`transport`] as a stream of bytes.
-struct Node {
+struct NodeStream {
     connection: Connection,
     arrived: Vec<u8>,
-    /// How much of it was read.
+    /// Number of its bytes that were read.
     read: usize,
 }
 
-/// Why nothing was read or written.
+/// The reason for which nothing was read or written.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum LineError {
-    /// The deadline came.
+pub enum ConnectionError {
+    /// The deadline has passed.
     TimedOut,
-    /// The other side is gone, or what it sent is no message: the connection is of no more use.
+    /// The other side is gone, or has sent an invalid message: the connection cannot be used any more.
     Broken,
 }
 
-impl Line {
+impl ManagerConnection {
     /// Connects to the manager at this place.
     ///
     /// # Errors
     /// `Unreachable`; `NotLetIn`.
     pub fn connect(host: Arc<dyn Host>, place: &Place, until: Time) -> Result<Self, Error> {
-        let way = match place {
-            Place::Socket(path) => Way::Socket(knock(path).map_err(of_knock)?),
+        let channel = match place {
+            Place::Socket(path) => Channel::Socket(knock(path).map_err(of_connect)?),
             Place::Node { endpoint, address } => {
-                Way::of(endpoint.connect(address, NodeId::MANAGER, until).map_err(of_handshake)?)
+                Channel::of(endpoint.connect(address, NodeId::MANAGER, until).map_err(of_handshake)?)
             }
         };
-        Ok(Self { host, way })
+        Ok(Self { host, channel })
     }
 
-    /// A connection that was accepted on the socket.
+    /// A connection that the socket has accepted.
     pub fn accepted(host: Arc<dyn Host>, stream: UnixStream) -> Self {
-        Self { host, way: Way::Socket(stream) }
+        Self { host, channel: Channel::Socket(stream) }
     }
 
     /// A connection of a node that has proved the key.
     pub fn of_node(host: Arc<dyn Host>, connection: Connection) -> Self {
-        Self { host, way: Way::of(connection) }
+        Self { host, channel: Channel::of(connection) }
     }
 
-    /// True if it is known to be of no more use.
+    /// True if it is known to be broken.
     pub fn is_over(&self) -> bool {
-        matches!(&self.way, Way::Node(node) if node.connection.ended().is_some())
+        matches!(&self.channel, Channel::Node(node) if node.connection.ended().is_some())
     }
 
-    /// Sends a message. One that failed was not sent whole, so the other side does not take it for one.
+    /// Sends a message. After a failure the message was not sent completely, so the other side does not execute it.
     ///
     /// # Errors
-    /// [`LineError`].
-    pub fn send(&mut self, message: &[u8], until: Time) -> Result<(), LineError> {
+    /// [`ConnectionError`].
+    pub fn send(&mut self, message: &[u8], until: Time) -> Result<(), ConnectionError> {
         let mut rest = message;
         while !rest.is_empty() {
             let left = self.left(until)?;
-            let count = match &mut self.way {
-                Way::Socket(stream) => write_some(stream, rest, left)?,
-                Way::Node(node) => node.send_some(rest, until)?,
+            let count = match &mut self.channel {
+                Channel::Socket(stream) => write_some(stream, rest, left)?,
+                Channel::Node(node) => node.send_some(rest, until)?,
             };
             rest = &rest[count..];
         }
         Ok(())
     }
 
-    /// Waits for the first byte of a message; none when `until` has come.
+    /// Waits for the first byte of a message; `None` at the deadline.
     ///
     /// # Errors
     /// `Broken`.
-    pub fn first_byte(&mut self, until: Time) -> Result<Option<u8>, LineError> {
+    pub fn first_byte(&mut self, until: Time) -> Result<Option<u8>, ConnectionError> {
         let mut byte = [0];
         match self.fill(&mut byte, until) {
             Ok(()) => Ok(Some(byte[0])),
-            Err(LineError::TimedOut) => Ok(None),
-            Err(LineError::Broken) => Err(LineError::Broken),
+            Err(ConnectionError::TimedOut) => Ok(None),
+            Err(ConnectionError::Broken) => Err(ConnectionError::Broken),
         }
     }
 
     /// Receives the rest of a message that begins with this byte: its head, its kind, its body.
     ///
     /// # Errors
-    /// [`LineError`].
+    /// [`ConnectionError`].
     pub fn receive(
         &mut self,
         first: u8,
         until: Time,
-    ) -> Result<(ClusterHead, ClusterKind, Vec<u8>), LineError> {
+    ) -> Result<(ClusterHead, ClusterKind, Vec<u8>), ConnectionError> {
         let mut bytes = [0; HEAD_BYTES];
         bytes[0] = first;
         self.fill(&mut bytes[1..], until)?;
-        let head = ClusterHead::decode(&bytes).map_err(|_| LineError::Broken)?;
-        let kind = ClusterKind::from_raw(head.kind.get()).map_err(|_| LineError::Broken)?;
-        // The head is checked: no more than a message may have.
+        let head = ClusterHead::decode(&bytes).map_err(|_| ConnectionError::Broken)?;
+        let kind = ClusterKind::from_raw(head.kind.get()).map_err(|_| ConnectionError::Broken)?;
+        // The head was checked, so the length is within the limit of a message.
         let mut body = vec![0; head.body_bytes.get() as usize];
         self.fill(&mut body, until)?;
-        head.check_body(&body).map_err(|_| LineError::Broken)?;
+        head.check_body(&body).map_err(|_| ConnectionError::Broken)?;
         Ok((head, kind, body))
     }
 
-    fn fill(&mut self, target: &mut [u8], until: Time) -> Result<(), LineError> {
+    fn fill(&mut self, target: &mut [u8], until: Time) -> Result<(), ConnectionError> {
         let mut filled = 0;
         while filled < target.len() {
             let left = self.left(until)?;
-            filled += match &mut self.way {
-                Way::Socket(stream) => read_some(stream, &mut target[filled..], left)?,
-                Way::Node(node) => node.read_some(&mut target[filled..], until)?,
+            filled += match &mut self.channel {
+                Channel::Socket(stream) => read_some(stream, &mut target[filled..], left)?,
+                Channel::Node(node) => node.read_some(&mut target[filled..], until)?,
             };
         }
         Ok(())
     }
 
-    fn left(&self, until: Time) -> Result<Duration, LineError> {
+    fn left(&self, until: Time) -> Result<Duration, ConnectionError> {
         let left = until.since(self.host.now());
-        if left.is_zero() { Err(LineError::TimedOut) } else { Ok(left) }
+        if left.is_zero() { Err(ConnectionError::TimedOut) } else { Ok(left) }
     }
 }
 
-impl Way {
+impl Channel {
     fn of(connection: Connection) -> Self {
-        Self::Node(Node { connection, arrived: Vec::new(), read: 0 })
+        Self::Node(NodeStream { connection, arrived: Vec::new(), read: 0 })
     }
 }
 
-impl Node {
-    /// Sends the beginning of some bytes; gives how many.
-    fn send_some(&self, bytes: &[u8], until: Time) -> Result<usize, LineError> {
+impl NodeStream {
+    /// Sends the first bytes of a slice; returns their number.
+    fn send_some(&self, bytes: &[u8], until: Time) -> Result<usize, ConnectionError> {
         let count = bytes.len().min(self.connection.message_bytes_max());
         match self.connection.send(&bytes[..count], Some(until)) {
             Ok(_) => Ok(count),
             Err(transport::Error::Interrupted) => Ok(0),
-            Err(transport::Error::TimedOut) => Err(LineError::TimedOut),
-            Err(_) => Err(LineError::Broken),
+            Err(transport::Error::TimedOut) => Err(ConnectionError::TimedOut),
+            Err(_) => Err(ConnectionError::Broken),
         }
     }
 
-    fn read_some(&mut self, target: &mut [u8], until: Time) -> Result<usize, LineError> {
+    fn read_some(&mut self, target: &mut [u8], until: Time) -> Result<usize, ConnectionError> {
         if self.read == self.arrived.len() {
             self.arrived = match self.connection.take(Some(until)) {
                 Ok(Event::Message(bytes)) if !bytes.is_empty() => bytes,
                 Err(transport::Error::Interrupted) => return Ok(0),
-                Err(transport::Error::TimedOut) => return Err(LineError::TimedOut),
-                Ok(_) | Err(_) => return Err(LineError::Broken),
+                Err(transport::Error::TimedOut) => return Err(ConnectionError::TimedOut),
+                Ok(_) | Err(_) => return Err(ConnectionError::Broken),
             };
             self.read = 0;
         }
@@ -205,23 +206,24 @@ impl Node {
     }
 }
 
-/// Connects at once or not at all: a manager that is stopped accepts nobody, and where its backlog is full the kernel would
-/// wait for it without end.
+/// Connects at once or fails: a stopped manager accepts no connection, and if its backlog is full, the kernel would
+/// wait without end.
 ///
 /// # Errors
-/// What the kernel says: `CONNREFUSED` if nobody listens there, `AGAIN` if whoever does has no room.
+/// Those of the kernel: `CONNREFUSED` if no process listens there, `AGAIN` if its backlog is full.
 pub fn knock(path: &Path) -> Result<UnixStream, Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     connect(&socket, &SocketAddrUnix::new(path)?)?;
     let stream = UnixStream::from(socket);
-    // From here on each call has its time.
+    // From here on, each call has its own timeout.
     ioctl_fionbio(&stream, false)?;
     Ok(stream)
 }
 
-/// What a knock that failed means: a manager that is not there now, or a place where there is none for this user.
-fn of_knock(errno: Errno) -> Error {
+/// The error for a failed connection request: a manager that is not there now, or a path where this user cannot reach
+/// one.
+fn of_connect(errno: Errno) -> Error {
     match errno {
         Errno::ACCESS | Errno::PERM | Errno::NOTDIR | Errno::LOOP | Errno::PROTOTYPE | Errno::NAMETOOLONG => {
             Error::System { call: "connect", errno: errno.raw_os_error() }
@@ -230,26 +232,26 @@ fn of_knock(errno: Errno) -> Error {
     }
 }
 
-/// Writes the beginning of some bytes; gives how many, none if the time was up.
-fn write_some(stream: &mut UnixStream, bytes: &[u8], left: Duration) -> Result<usize, LineError> {
-    stream.set_write_timeout(Some(left)).map_err(|_| LineError::Broken)?;
+/// Writes the first bytes of a slice; returns their number, 0 after a timeout.
+fn write_some(stream: &mut UnixStream, bytes: &[u8], left: Duration) -> Result<usize, ConnectionError> {
+    stream.set_write_timeout(Some(left)).map_err(|_| ConnectionError::Broken)?;
     match stream.write(bytes) {
-        Ok(0) => Err(LineError::Broken),
+        Ok(0) => Err(ConnectionError::Broken),
         Ok(count) => Ok(count),
         Err(error) => may_go_on(&error).map(|()| 0),
     }
 }
 
-fn read_some(stream: &mut UnixStream, target: &mut [u8], left: Duration) -> Result<usize, LineError> {
-    stream.set_read_timeout(Some(left)).map_err(|_| LineError::Broken)?;
+fn read_some(stream: &mut UnixStream, target: &mut [u8], left: Duration) -> Result<usize, ConnectionError> {
+    stream.set_read_timeout(Some(left)).map_err(|_| ConnectionError::Broken)?;
     match stream.read(target) {
-        Ok(0) => Err(LineError::Broken),
+        Ok(0) => Err(ConnectionError::Broken),
         Ok(count) => Ok(count),
         Err(error) => may_go_on(&error).map(|()| 0),
     }
 }
 
-/// What a handshake that failed means: a refusal for good, or a manager that is not there now.
+/// The error for a failed handshake: a permanent refusal, or a manager that is not there now.
 fn of_handshake(error: transport::Error) -> Error {
     let passes = [RefusalReason::Full, RefusalReason::Late];
     match error {
@@ -259,10 +261,10 @@ fn of_handshake(error: transport::Error) -> Error {
     }
 }
 
-/// A call that was interrupted, or whose time was up, is followed by a look at the clock.
-fn may_go_on(error: &std::io::Error) -> Result<(), LineError> {
+/// After an interrupted call or a timeout, the caller checks the clock and continues.
+fn may_go_on(error: &std::io::Error) -> Result<(), ConnectionError> {
     match error.kind() {
         ErrorKind::Interrupted | ErrorKind::WouldBlock | ErrorKind::TimedOut => Ok(()),
-        _ => Err(LineError::Broken),
+        _ => Err(ConnectionError::Broken),
     }
 }

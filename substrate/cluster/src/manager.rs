@@ -1,4 +1,4 @@
-//! The seam: what the rest of Hearth sees of the cluster manager, whatever stands behind it (Assise §3.1).
+//! The interface of the cluster manager for the rest of Hearth, for all backends (Assise §3.1).
 
 use crate::change::{Change, Done, Party, Record};
 use crate::error::Error;
@@ -7,37 +7,37 @@ use format::{BeatVersion, ChangeNumber};
 use ipc::Time;
 use std::sync::Arc;
 
-/// A cluster manager. Every call ends at `until`, on the clock of the caller's host; `watch` and `history`, whose answer
-/// has to come even to somebody who does not want to wait, may take two seconds more.
+/// A cluster manager. Every call ends at `until`, on the clock of the caller's host. `watch` and `history` may take two
+/// seconds more, as they need an answer even for a caller that does not want to wait.
 ///
-/// Whoever has seen a view, or the answer to a change, sees nothing older from the same manager afterwards, and a
-/// change that was answered is never lost. It is not on the path of any IO.
+/// After a caller has seen a view, or the answer to a change, the same manager never shows it anything older, and never
+/// loses a change that it has answered. The manager is not on the path of any IO.
 pub trait Manager: Send + Sync {
-    /// The view, once it is newer than `after`; the present one when `until` has come.
+    /// The view, once it is newer than `after`; the current view when `until` has passed.
     ///
     /// # Errors
     /// `Unreachable`, `Failed`, `OtherCluster`, `Message`.
     fn watch(&self, after: ChangeNumber, until: Time) -> Result<Arc<View>, Error>;
 
-    /// Makes a change, all of it or nothing, and answers when it is durable.
+    /// Makes a change, completely or not at all, and answers when it is durable.
     ///
     /// # Errors
     /// `Refused`, `Unknown`, and those of [`Self::watch`].
     fn propose(&self, change: &Change, until: Time) -> Result<Done, Error>;
 
-    /// Writes a member's heartbeat. It counts from before the call, and only if this succeeds.
+    /// Writes a member's heartbeat. It counts from the time before the call, and only if the call succeeds.
     ///
     /// # Errors
     /// `Refused` (`NotMember`, `HeartbeatRefused`), and those of [`Self::propose`].
     fn beat(&self, party: Party, until: Time) -> Result<BeatVersion, Error>;
 
-    /// Which heartbeat a member has now: what an expulsion is conditional on.
+    /// The current heartbeat of a member, on which an expulsion is conditional.
     ///
     /// # Errors
     /// `Refused` (`NotMember`), and those of [`Self::watch`].
     fn beat_of(&self, party: Party, until: Time) -> Result<BeatVersion, Error>;
 
-    /// Changes that were made, oldest first, from this number on, and how they were made. The oldest may be gone.
+    /// The changes that were made, from this number on, oldest first. The oldest ones may be gone.
     ///
     /// # Errors
     /// Those of [`Self::watch`].

@@ -1,12 +1,12 @@
-//! A node's membership, kept alive: an [`Agent`] with threads, some that write heartbeats and one that watches the view.
-//! The same over every backend.
+//! Keeps a node's membership alive: an [`Agent`] with threads that write heartbeats, and one that watches the view. The
+//! same for every backend.
 //!
-//! A heartbeat goes out every L/3, also while earlier ones have no answer yet: one that waits on a connection that is dead
-//! holds up none, and an answer that comes late still counts, from its own sending.
+//! A heartbeat is sent every L/3, also while earlier ones have no answer yet: a heartbeat that waits on a dead
+//! connection delays no other one, and a late answer still counts, from the sending of its heartbeat.
 //!
-//! Whoever serves asks [`Membership::may_serve`] before and after its work, or compares its clock with
-//! [`Membership::valid_until`]; what ends later than that is an error, never a success. A membership that ended stays so:
-//! to come back is a decision of its owner, who has to deal with what happened meanwhile first.
+//! A node that serves a subtree calls [`Membership::may_serve`] before and after its work, or compares its clock with
+//! [`Membership::valid_until`]; work that ends later is an error, never a success. A membership that has ended stays
+//! ended: its owner decides about joining again, after it has dealt with everything that happened meanwhile.
 
 use crate::agent::Agent;
 use crate::change::{Change, Done, Party, PoolReport, Refusal};
@@ -22,27 +22,27 @@ use pmem::MediaError;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Pause between two attempts that failed.
+/// Pause between two failed attempts.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Longest wait for a view at a time: so long may the end of the threads take.
+/// Limit of one wait for a view, and so of the time that the end of the threads takes.
 const WATCH: Duration = Duration::from_millis(500);
 
-/// Threads that write heartbeats: one is waited for L at most, so four that take turns always have one at hand.
+/// Threads that write heartbeats. Each heartbeat is waited for at most L, so with four threads one is always free.
 const BEATS: usize = 4;
 
-/// What a node says when it joins.
+/// The arguments of a join.
 #[derive(Clone, Debug)]
 pub struct Joining {
-    /// Who.
+    /// The node.
     pub node: NodeId,
-    /// Its last life, as its pool has it: only who holds the pool's lock knows that this one has ended.
+    /// Its last life, as its pool has it. Only the process that holds the pool's lock knows that this life has ended.
     pub replaces: Option<Epoch>,
-    /// What its pool lies on.
+    /// The medium of its pool.
     pub medium: u8,
-    /// What its pool says of itself, with a generation that is settled there and was never said before.
+    /// The state of its pool, with a generation that is synced there and was never used before.
     pub pool: PoolReport,
-    /// Where it listens.
+    /// The address at which it listens.
     pub address: Address,
 }
 
@@ -52,22 +52,22 @@ pub struct Membership {
     manager: Arc<dyn Manager>,
     rules: Rules,
     agent: Lock<Agent>,
-    /// Until when it holds, in nanoseconds of the host's clock; 0 when it does not.
+    /// The time until which it is valid, in nanoseconds of the host's clock; 0 if it is not.
     valid_until: LongWord,
     /// Changes, and wakes, with every view, every heartbeat that was written, and the end.
     news: Word,
-    /// 1 when the threads are to end.
+    /// 1 when the threads have to end.
     stopping: Word,
     threads: Lock<Vec<Box<dyn Join>>>,
-    /// Subtrees that are being given away now.
+    /// Subtrees whose management is being given away now.
     giving: Lock<Vec<Path>>,
-    /// What the pool's medium said when the pool could not note a view: the membership has ended then.
+    /// The error of the pool's medium when the pool could not store a view: the membership has ended then.
     pool_failure: Lock<Option<MediaError>>,
 }
 
 impl Membership {
-    /// Joins, trying until `until`, and keeps the membership alive from then on. A former life that nobody can say has
-    /// ended is waited for.
+    /// Joins, with attempts until `until`, and keeps the membership alive from then on. If the node has a former life
+    /// that may not have ended, it waits for its end.
     ///
     /// # Errors
     /// `Refused`, `Unreachable`, `Failed`, `OtherCluster`, `System`.
@@ -82,12 +82,12 @@ impl Membership {
         Self::begin(host, manager, joining.node, rules, done).start(None, until)
     }
 
-    /// Joins as the node of this pool, as [`Self::join`]. The pool's last life is replaced, so that a process that follows
-    /// one that died keeps its place as a copy and its roles. The pool knows the new life when this returns, and notes
-    /// each view that comes later. The caller holds the pool's lock.
+    /// Joins as the node of this pool, like [`Self::join`]. The new life replaces the pool's last one, so that a
+    /// process that follows a dead one keeps its copy and its roles. The new life is durable in the pool when this
+    /// returns, and so is each later view soon after. The caller holds the pool's lock.
     ///
     /// # Errors
-    /// As [`Self::join`]; `Pool`: the pool cannot note it, and the node is no member.
+    /// As [`Self::join`]; `Pool`: the pool cannot store the life, and the node is not a member.
     pub fn join_pool(
         host: Arc<dyn Host>,
         manager: Arc<dyn Manager>,
@@ -108,7 +108,7 @@ impl Membership {
         membership.start(Some(identity), until)
     }
 
-    /// A membership that has begun, and nothing keeps alive yet.
+    /// A membership that has begun, without the threads that keep it alive.
     fn begin(
         host: Arc<dyn Host>,
         manager: Arc<dyn Manager>,
@@ -132,8 +132,8 @@ impl Membership {
         })
     }
 
-    /// Starts what keeps it alive. If that fails it leaves: threads that were started would keep alive a member that no
-    /// caller has.
+    /// Starts the threads. If that fails, the membership ends: the threads that were started would keep a member alive
+    /// that no caller owns.
     fn start(self: Arc<Self>, identity: Option<PoolIdentity>, until: Time) -> Result<Arc<Self>, Error> {
         match self.start_threads(identity) {
             Ok(()) => Ok(self),
@@ -153,7 +153,7 @@ impl Membership {
         }
     }
 
-    /// The first question: the manager may just be starting.
+    /// The first request: the manager may be starting just now.
     fn ask_for_view(host: &dyn Host, manager: &dyn Manager, until: Time) -> Result<Arc<View>, Error> {
         let never = Word::new(0);
         loop {
@@ -184,7 +184,7 @@ impl Membership {
         };
         loop {
             match manager.propose(&change, until) {
-                // Asked again with the same instance, it is answered with the same life.
+                // A repeated request with the same instance gets the same life.
                 Err(Error::Unknown | Error::Refused(Refusal::AlreadyMember(_))) if host.now() < until => {
                     let _ = host.wait(&never, 0, Some(host.now().after(PAUSE)));
                 }
@@ -201,7 +201,7 @@ impl Membership {
         Ok(())
     }
 
-    /// Its life, while it lasts.
+    /// Its current life, if it has one.
     pub fn party(&self) -> Option<Party> {
         self.agent.lock().party()
     }
@@ -216,32 +216,34 @@ impl Membership {
         self.rules
     }
 
-    /// Until when it holds: the sending of the last heartbeat that was written, and L less drift. One load.
+    /// The time until which it is valid: L without drift after the sending of the last heartbeat that was written. One
+    /// load.
     pub fn valid_until(&self) -> Option<Time> {
-        // Acquire: pairs with the Release of whoever moves it; work done after the load belongs to a time it holds for.
+        // Acquire: pairs with the Release of `show`; the work after the load is in the time for which it is valid.
         let until = self.valid_until.load(Ordering::Acquire);
         (until != 0).then(|| Time::from_ns(until))
     }
 
-    /// True if this node is the subtree's lease manager, and nobody else can be now.
+    /// True if this node is the lease manager of the subtree, and no other node can be now.
     pub fn may_serve(&self, path: &Path) -> bool {
         let agent = self.agent.lock();
         agent.may_serve(self.host.now(), path)
     }
 
-    /// Why the pool could note no view: the membership has ended then.
+    /// The error for which the pool could not store a view: the membership has ended then.
     pub fn pool_failure(&self) -> Option<MediaError> {
         *self.pool_failure.lock()
     }
 
-    /// A word that changes, and wakes, whenever something here changes.
+    /// A word that changes, and wakes, whenever the state here changes.
     pub fn news(&self) -> &Word {
         &self.news
     }
 
-    /// Asks for a change by which this member gives away the management of a subtree. It stops serving it before it
-    /// asks, and serves it again only if a view shows that it came back to it. If nobody knows how that ended, or it was
-    /// refused, it asks for itself from then on, until a view shows who has it.
+    /// Proposes a change by which this member gives away the management of a subtree. It stops serving the subtree
+    /// before it sends the change, and serves it again only if a view shows that it is the lease manager again. If the
+    /// change was refused, or its outcome is unknown, it requests the role for itself, until a view shows the lease
+    /// manager.
     ///
     /// # Errors
     /// Those of [`Manager::propose`].
@@ -261,26 +263,26 @@ impl Membership {
         done
     }
 
-    /// Asks for itself where it gave a role away and has not heard that it is gone.
-    fn settle(&self) {
-        let (party, unsettled) = {
+    /// Requests the roles for itself that it gave away without knowing the outcome.
+    fn request_given_roles(&self) {
+        let (party, undecided_roles) = {
             let agent = self.agent.lock();
             let Some(party) = agent.party() else { return };
-            (party, agent.unsettled())
+            (party, agent.undecided_roles())
         };
-        for (path, version) in unsettled {
+        for (path, version) in undecided_roles {
             if !self.giving.lock().contains(&path) {
                 let change = Change::SetManager { path, version, by: party, to: party.node };
-                // Made or refused, a newer view shows it; else it is asked again.
+                // Made or refused, a newer view shows the outcome; otherwise the request is repeated.
                 let _ = self.manager.propose(&change, self.host.now().after(self.rules.lease()));
             }
         }
     }
 
-    /// Stops serving, says so to the manager, and ends the threads.
+    /// Stops serving, reports this to the manager, and ends the threads.
     ///
     /// # Errors
-    /// Those of [`Manager::propose`]; the membership has ended here all the same.
+    /// Those of [`Manager::propose`]; the membership has ended here in any case.
     pub fn leave(&self, until: Time) -> Result<(), Error> {
         let said = match self.end() {
             Some(party) => self.manager.propose(&Change::Leave { party }, until).map(|_| ()),
@@ -290,8 +292,8 @@ impl Membership {
         said
     }
 
-    /// Ends the threads without telling anybody, as a process that ends does: the others see it by its silence. Takes
-    /// as long as the calls that are on their way.
+    /// Ends the threads without a report, like the end of the process: the other nodes notice its silence. Takes as
+    /// long as the calls in progress.
     pub fn stop(&self) {
         self.end();
         // Release: pairs with the Acquire of the threads.
@@ -299,12 +301,12 @@ impl Membership {
         self.host.wake(&self.stopping, WAKE_ALL);
         let threads = std::mem::take(&mut *self.threads.lock());
         for thread in threads {
-            // One that panicked has ended as well.
+            // A thread that panicked has ended as well.
             let _ = thread.join();
         }
     }
 
-    /// No more belief from here on.
+    /// Ends the membership in this process.
     fn end(&self) -> Option<Party> {
         let mut agent = self.agent.lock();
         let party = agent.party();
@@ -313,7 +315,7 @@ impl Membership {
         party
     }
 
-    /// Shows what the agent believes; under its lock, so that an older belief never follows a newer one.
+    /// Publishes the state of the agent, under its lock, so that an older state never overwrites a newer one.
     fn show(&self, agent: &Agent) {
         let until = agent.valid_until().map_or(0, Time::as_ns);
         // Release: pairs with the Acquire of `valid_until`.
@@ -333,7 +335,7 @@ impl Membership {
 
     fn run_beats(&self) {
         while !self.is_stopping() {
-            // Read before anything is sent: the heartbeat counts from here.
+            // Read before the heartbeat is sent, because it counts from here.
             let now = self.host.now();
             let (ticket, party) = {
                 let mut agent = self.agent.lock();
@@ -351,7 +353,7 @@ impl Membership {
                     }
                 }
             };
-            // One that takes longer than its lease is worth nothing.
+            // After a whole lease an answer is useless.
             let result = self.manager.beat(party, now.after(self.rules.lease()));
             let mut agent = self.agent.lock();
             match result {
@@ -360,7 +362,7 @@ impl Membership {
                     agent.not_member(party);
                 }
                 Err(Error::Refused(_)) => agent.heard(),
-                // What it has goes on until its time ends.
+                // The membership stays valid until its time ends.
                 Err(_) => {}
             }
             self.show(&agent);
@@ -385,9 +387,9 @@ impl Membership {
                         self.show(&agent);
                     }
                     drop(agent);
-                    self.settle();
+                    self.request_given_roles();
                 }
-                // What it believes, nobody else may know of any more.
+                // No other node may know this member's last view any more.
                 Err(Error::Damaged(_) | Error::OtherCluster(_)) => {
                     self.end();
                 }
@@ -396,7 +398,7 @@ impl Membership {
         }
     }
 
-    /// Notes in the pool the newest view, on a thread of its own: a slow medium delays no view.
+    /// Stores the newest view in the pool, on a thread of its own, so that a slow medium delays no view.
     fn run_notes(&self, mut identity: PoolIdentity) {
         loop {
             // Acquire: pairs with the Release of `show`. Read before the view: a later one wakes the wait below.

@@ -1,13 +1,13 @@
-//! The embedded manager: a [`Service`] behind a socket in its folder, and for nodes of other machines behind a listener
-//! of [`transport`]; one thread a connection.
+//! The embedded manager: a [`Service`] behind a socket in its folder and, for nodes on other machines, behind a
+//! listener of [`transport`]; with one thread for each connection.
 //!
-//! Whatever comes in is checked before anything is done: a message that is none ends its connection, one that does not
-//! come whole in time too, and so does one connection more than there may be. Nothing outlives [`Embedded::stop`].
+//! All input is checked before it has any effect: an invalid message ends its connection, and so does a message that
+//! does not arrive completely in time. Connections beyond the limit are closed. No thread outlives [`Embedded::stop`].
 
 use crate::client::IDLE_MAX;
 use crate::core::Expeller;
 use crate::error::Error;
-use crate::line::{Line, LineError};
+use crate::line::{ConnectionError, ManagerConnection};
 use crate::manager::Manager;
 use crate::rules::Rules;
 use crate::service::Service;
@@ -32,20 +32,20 @@ use transport::Listener;
 /// Name of the socket in the manager's folder.
 pub const SOCKET_NAME: &str = "socket";
 
-/// Bounds of a server.
+/// Limits of a server.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Connections at once: one a thread.
+    /// Limit of concurrent connections, each with one thread.
     pub connections_max: u32,
-    /// Time in which a message that has begun must be there, and an answer taken.
+    /// Time in which a message that has begun must arrive, and an answer must be taken.
     pub message: Duration,
-    /// Longest wait of a watcher; then it is answered with what there is.
+    /// Limit of the wait of a watcher; after it, the answer is the current view.
     pub watch_max: Duration,
-    /// How often an idle connection looks whether it is the end.
+    /// Interval in which an idle connection checks for the end of the server.
     pub idle_slice: Duration,
 }
 
-/// Connections at once: those that every member keeps, and some for people and for what is sent twice.
+/// Limit of concurrent connections: those that every member keeps, and some for operators and repeated requests.
 const CONNECTIONS_MAX: usize = 512;
 const _: () = assert!(MEMBERS_MAX * (1 + IDLE_MAX) + 128 <= CONNECTIONS_MAX);
 
@@ -64,7 +64,7 @@ impl Default for Limits {
 pub struct Embedded {
     shared: Arc<Shared>,
     socket: Arc<SocketName>,
-    /// The socket that listens once more: who accepts is woken by its end, whatever became of its name.
+    /// A copy of the listening socket: its shutdown wakes the thread that accepts, even if the socket's file is gone.
     listening: UnixStream,
     threads: Vec<Box<dyn Join>>,
 }
@@ -73,20 +73,20 @@ struct Shared {
     host: Arc<dyn Host>,
     service: Arc<Service>,
     limits: Limits,
-    /// Connections that are served.
+    /// Number of connections that are served.
     live: Word,
-    /// 1 when it stops.
+    /// 1 when the server stops.
     stopping: Word,
 }
 
 impl Embedded {
-    /// Starts the manager of a folder, which is made if it is missing. A new folder becomes that of a new cluster with
-    /// these rules; an old one keeps its own. Nodes come by `nodes`, if it is there: a listener of
+    /// Starts the manager of a folder, which is created if it is missing. A new folder becomes that of a new cluster
+    /// with these rules; an existing one keeps its own rules. Nodes connect to `nodes`, if it is given: a listener of
     /// [`format::NodeId::MANAGER`], in [`crate::line::EPOCH`].
     ///
     /// # Errors
-    /// `Media` (`Locked`: it runs already), `Damaged`, `Open`, `System`. What the machine refuses it refuses before anything
-    /// is written.
+    /// `Media` (`Locked`: it runs already), `Damaged`, `Open`, `System`. Errors of the operating system occur before
+    /// anything is written.
     pub fn start(
         host: Arc<dyn Host>,
         folder: &Path,
@@ -100,7 +100,7 @@ impl Embedded {
         let medium = Medium::file(folder)?.guarded()?;
         let lock = medium.lock()?;
         let socket = folder.join(SOCKET_NAME);
-        // The lock on the folder is ours, so nobody listens there any more.
+        // This process holds the lock on the folder, so no other manager listens there any more.
         let _ = std::fs::remove_file(&socket);
         let listener = UnixListener::bind(&socket).map_err(|error| Error::of_io("bind", &error))?;
         let again = listener.try_clone().map_err(|error| Error::of_io("dup", &error))?;
@@ -134,7 +134,7 @@ impl Embedded {
         Ok(Self { shared, socket, listening, threads })
     }
 
-    /// The rules of the cluster whose manager has this folder; none if it was never started there. Nothing of it is changed.
+    /// The rules of the cluster whose manager has this folder; `None` if none was ever started there. Changes nothing.
     ///
     /// # Errors
     /// As [`Self::start`].
@@ -146,7 +146,7 @@ impl Embedded {
         Store::rules(&Medium::file(folder)?)
     }
 
-    /// Where clients of this machine connect.
+    /// The path of the socket for clients of this machine.
     pub fn socket(&self) -> &Path {
         &self.socket.path
     }
@@ -156,16 +156,16 @@ impl Embedded {
         &self.shared.service
     }
 
-    /// Ends it: nothing is answered any more, and every thread, and the socket, has gone when this returns.
+    /// Stops the manager: it answers no request any more, and all threads and the socket are gone when this returns.
     pub fn stop(self) {
         let Shared { host, service, live, stopping, .. } = &*self.shared;
-        // Release: pairs with the Acquire of those who look whether it is the end.
+        // Release: pairs with the Acquire of the threads that check for the end.
         stopping.store(1, Ordering::Release);
         service.stop();
-        // Who accepts sits in the kernel.
+        // The thread that accepts waits in the kernel.
         let _ = self.listening.shutdown(Shutdown::Both);
         for thread in self.threads {
-            // One that panicked has ended as well.
+            // A thread that panicked has ended as well.
             let _ = thread.join();
         }
         loop {
@@ -176,7 +176,7 @@ impl Embedded {
             }
             let _ = host.wait(live, count, None);
         }
-        // The folder is locked still. What stays, the next start takes.
+        // The folder is still locked. The next start removes what remains.
         if self.socket.is_ours().unwrap_or(false) {
             let _ = std::fs::remove_file(&self.socket.path);
         }
@@ -200,7 +200,7 @@ impl SocketName {
         std::fs::symlink_metadata(path).map(|found| (found.dev(), found.ino()))
     }
 
-    /// Whether the name leads to the socket still.
+    /// Whether the path still leads to the socket.
     fn is_ours(&self) -> std::io::Result<bool> {
         match Self::identity(&self.path) {
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(false),
@@ -209,7 +209,7 @@ impl SocketName {
     }
 }
 
-/// Who else may write in the manager's folder could put a log of his own there, or take the lock.
+/// A user who may write in the manager's folder could put a forged log there, or take the lock.
 fn check_private(folder: &Path) -> Result<(), Error> {
     let found = std::fs::metadata(folder).map_err(|error| Error::of_io("stat", &error))?;
     let is_private = found.uid() == rustix::process::geteuid().as_raw() && found.mode() & 0o077 == 0;
@@ -224,8 +224,8 @@ fn spawn(
     host.spawn(name, Box::new(body)).map_err(Error::of_host)
 }
 
-/// A thread that waits for what it is to do: whether the machine has one more is known before anything is changed. Dropped,
-/// it does nothing and ends.
+/// A thread that waits for its function. It exists before anything is changed, so that a start without threads fails
+/// early. If it is dropped, it ends without running anything.
 struct Reserved {
     thread: Box<dyn Join>,
     gives: Sender<Box<dyn FnOnce() + Send>>,
@@ -243,7 +243,7 @@ impl Reserved {
     }
 
     fn run(self, body: impl FnOnce() + Send + 'static) -> Box<dyn Join> {
-        // It waits for this alone.
+        // The thread waits only for this.
         let _ = self.gives.send(Box::new(body));
         self.thread
     }
@@ -256,17 +256,17 @@ impl Shared {
     }
 }
 
-/// A place among the connections that are served, free again however its thread ends.
-struct Seat(Arc<Shared>);
+/// A served connection in the count, which is given back in any case when its thread ends.
+struct ServedConnection(Arc<Shared>);
 
-impl Seat {
+impl ServedConnection {
     fn take(shared: &Arc<Shared>) -> Self {
         shared.live.fetch_add(1, Ordering::Relaxed);
         Self(shared.clone())
     }
 }
 
-impl Drop for Seat {
+impl Drop for ServedConnection {
     fn drop(&mut self) {
         // Release: pairs with the Acquire of `stop`.
         self.0.live.fetch_add(u32::MAX, Ordering::Release);
@@ -274,7 +274,7 @@ impl Drop for Seat {
     }
 }
 
-/// Takes connections until the end.
+/// Accepts connections until the end.
 fn accept(shared: &Arc<Shared>, listener: &UnixListener) {
     loop {
         let accepted = listener.accept();
@@ -282,21 +282,23 @@ fn accept(shared: &Arc<Shared>, listener: &UnixListener) {
             return;
         }
         let Ok((stream, _)) = accepted else {
-            // No descriptors left, most likely: those that end make room.
+            // Probably no descriptor is left; connections that end will free some.
             let until = shared.host.now().after(shared.limits.idle_slice);
             let _ = shared.host.wait(&shared.stopping, 0, Some(until));
             continue;
         };
-        let_in(shared, Line::accepted(shared.host.clone(), stream));
+        start_serving(shared, ManagerConnection::accepted(shared.host.clone(), stream));
     }
 }
 
-/// Takes nodes that have proved the key, until the end.
+/// Accepts nodes that have proved the key, until the end.
 fn accept_nodes(shared: &Arc<Shared>, listener: &Listener) {
     while !shared.is_stopping() {
         let slice = shared.host.now().after(shared.limits.idle_slice);
         match listener.accept(Some(slice)) {
-            Ok(connection) => let_in(shared, Line::of_node(shared.host.clone(), connection)),
+            Ok(connection) => {
+                start_serving(shared, ManagerConnection::of_node(shared.host.clone(), connection))
+            }
             Err(transport::Error::TimedOut | transport::Error::Interrupted) => {}
             // As above.
             Err(_) => {
@@ -306,20 +308,20 @@ fn accept_nodes(shared: &Arc<Shared>, listener: &Listener) {
     }
 }
 
-/// Has a connection served, if there is room for one more.
-fn let_in(shared: &Arc<Shared>, line: Line) {
-    // Relaxed: two that add at once may let in one more than there may be.
+/// Serves a connection on a new thread, if the limit allows one more.
+fn start_serving(shared: &Arc<Shared>, line: ManagerConnection) {
+    // Relaxed: two concurrent calls may exceed the limit by one.
     if shared.live.load(Ordering::Relaxed) >= shared.limits.connections_max {
         return;
     }
-    let seat = Seat::take(shared);
-    // Without a thread the line ends here, and its place is free.
+    let seat = ServedConnection::take(shared);
+    // Without a thread the connection is closed here, and its slot is free again.
     let _ = spawn(&shared.host, "cluster-line", move || serve(&seat.0, line));
 }
 
-/// Answers one connection until it ends. Who asks nothing in the time of a message makes room; who has asked may be silent
-/// from then on.
-fn serve(shared: &Shared, mut line: Line) {
+/// Answers the requests of one connection until it ends. The connection is closed if the client sends no request in the
+/// time for a message; after its first request it may be silent.
+fn serve(shared: &Shared, mut line: ManagerConnection) {
     let mut asks_by = Some(shared.host.now().after(shared.limits.message));
     while !shared.is_stopping() {
         let now = shared.host.now();
@@ -337,21 +339,26 @@ fn serve(shared: &Shared, mut line: Line) {
     }
 }
 
-fn answer(shared: &Shared, line: &mut Line, first: u8, deadline: impl Fn() -> Time) -> Result<(), LineError> {
+fn answer(
+    shared: &Shared,
+    line: &mut ManagerConnection,
+    first: u8,
+    deadline: impl Fn() -> Time,
+) -> Result<(), ConnectionError> {
     let (head, kind, body) = line.receive(first, deadline())?;
     let cluster = shared.service.cluster();
     let reply = match Request::decode(kind, &body) {
-        // Somebody of another cluster reads ours in the answer.
+        // A client of another cluster sees this cluster's number in the answer.
         Ok(_) if ![0, cluster].contains(&head.cluster.get()) => Reply::Failed,
         Ok(request) => perform(shared, request)?,
-        Err(_) => return Err(LineError::Broken),
+        Err(_) => return Err(ConnectionError::Broken),
     };
     let (kind, body) = reply.encode();
     line.send(&ClusterHead::encode(kind, head.id.get(), cluster, &body), deadline())
 }
 
-/// What a request is answered with; a connection that ends without an answer says that nobody knows.
-fn perform(shared: &Shared, request: Request) -> Result<Reply, LineError> {
+/// Executes a request. If a connection ends without an answer, the outcome is unknown.
+fn perform(shared: &Shared, request: Request) -> Result<Reply, ConnectionError> {
     let service = &*shared.service;
     let now = shared.host.now();
     let result = match request {
@@ -367,7 +374,7 @@ fn perform(shared: &Shared, request: Request) -> Result<Reply, LineError> {
     match result {
         Ok(reply) => Ok(reply),
         Err(Error::Refused(refusal)) => Ok(Reply::Refused(refusal)),
-        Err(Error::Unknown) => Err(LineError::Broken),
+        Err(Error::Unknown) => Err(ConnectionError::Broken),
         Err(_) => Ok(Reply::Failed),
     }
 }
@@ -397,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_learns_that_nobody_knows_of_its_change() {
+    fn a_client_learns_that_the_outcome_of_its_change_is_unknown() {
         let (recorder, folder) = (Recorder::new(), tempfile::tempdir().unwrap());
         let (shared, thread) = serve_one(&recorder, folder.path());
         let socket = folder.path().join(SOCKET_NAME);

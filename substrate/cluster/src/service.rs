@@ -1,21 +1,23 @@
-//! A manager as a part of this process: a [`Core`], its [`Store`], and threads that call. The embedded manager is this
-//! behind a socket; the simulated one is this on a recorded medium and a simulated host.
+//! A manager in this process: a [`ManagerCore`], its [`Store`], and the threads of its callers. The embedded manager is
+//! this code behind a socket; the simulated one is this code on a recorded medium and a simulated host.
 //!
-//! A change is decided under the lock `state`, made durable under the lock `store`, and only then shown: views, history,
-//! and answers, refusals too, are those of a settle. Whoever waits for `store` while another one settles finds its own
-//! records written with those of others. Whose settle failed does not know what is on the medium, and says so.
+//! A change is decided under the lock `state`, made durable under the lock `store`, and only then published: views,
+//! history, and answers, including refusals, always show durable state. A thread that waited for `store` while another
+//! one synced finds its own records written together with other records. After a failed sync the contents of the medium
+//! are unknown, and the answer says so.
 //!
-//! Heartbeats take `state` only, so that a slow medium expels nobody. So the answer to one may come of a change that is
-//! not durable, and that a crash undoes. A heartbeat that was written then counts for a life that nobody knows of: no
-//! view will ever show it as a lease manager. One that was refused ends a life, which is what its node may do at any time.
+//! Heartbeats take only `state`, so that a slow medium does not cause expulsions. So the answer to a heartbeat may
+//! depend on a change that is not durable, and that a crash may undo. A heartbeat that was written then counts for a
+//! life that does not exist: no view will ever show it as a lease manager. A heartbeat that was refused ends a life,
+//! and a node may end its life at any time.
 //!
-//! Lock order: `store` before `state`. A settle is not a wait: it ends by itself, or fails.
+//! Lock order: `store` before `state`. A sync is not a wait: it ends by itself, or fails.
 
 use crate::change::{Change, Done, Party, Record, Refusal};
-use crate::core::{Answer, Core, Event, Expeller};
+use crate::core::{Answer, Event, Expeller, ManagerCore};
 use crate::error::Error;
 use crate::manager::Manager;
-use crate::store::{Kept, Store};
+use crate::store::{Store, StoredState};
 use crate::view::View;
 use format::cluster::HISTORY_COUNT_MAX;
 use format::{BeatVersion, ChangeNumber};
@@ -24,13 +26,13 @@ use ipc::{Host, Join, Lock, Time, WAKE_ALL, Word};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-struct State {
-    core: Core,
-    /// Decided, and not yet durable.
+struct ServiceState {
+    core: ManagerCore,
+    /// Records that are decided, and not yet durable.
     pending: Vec<Record>,
-    /// The last view that is durable.
+    /// The last durable view.
     shown: Arc<View>,
-    /// Why nothing is answered any more.
+    /// The reason for which no request is answered any more.
     failed: Option<Error>,
 }
 
@@ -38,28 +40,28 @@ struct State {
 pub struct Service {
     host: Arc<dyn Host>,
     store: Lock<Store>,
-    state: Lock<State>,
-    /// Changes, and wakes, with every view that is shown, and at the end.
+    state: Lock<ServiceState>,
+    /// Changes, and wakes, with every published view, and at the end.
     news: Word,
     /// 1 when it stops.
     stopping: Word,
 }
 
 impl Service {
-    /// Starts a manager on an opened store. It expels nobody until [`Self::start_clock`].
+    /// Starts a manager on an opened store. It expels no member until [`Self::start_clock`].
     ///
     /// # Errors
     /// `Media`: the start could not be made durable.
     pub fn new(
         host: Arc<dyn Host>,
         mut store: Store,
-        kept: Kept,
+        kept: StoredState,
         expeller: Expeller,
     ) -> Result<Arc<Self>, Error> {
-        let (core, record) = Core::start(kept.view, kept.history, expeller, host.now(), host.wall());
+        let (core, record) = ManagerCore::start(kept.view, kept.history, expeller, host.now(), host.wall());
         store.append(&[record], core.view(), core.history())?;
         let shown = Arc::new(core.view().clone());
-        let state = State { core, pending: Vec::new(), shown, failed: None };
+        let state = ServiceState { core, pending: Vec::new(), shown, failed: None };
         Ok(Arc::new(Self {
             store: Lock::new(host.clone(), store),
             state: Lock::new(host.clone(), state),
@@ -69,7 +71,7 @@ impl Service {
         }))
     }
 
-    /// Starts the thread that expels who is silent.
+    /// Starts the thread that expels silent members.
     ///
     /// # Errors
     /// `System`.
@@ -79,7 +81,7 @@ impl Service {
         self.host.spawn("cluster-clock", body).map_err(Error::of_host)
     }
 
-    /// Ends the clock and every wait; calls fail from now on.
+    /// Ends the thread and every wait; calls fail from now on.
     pub fn stop(&self) {
         self.fail(Error::Failed);
         // Release: pairs with the Acquire of the clock.
@@ -87,7 +89,8 @@ impl Service {
         self.host.wake(&self.stopping, WAKE_ALL);
     }
 
-    /// Why nothing is answered any more: `Failed` after [`Self::stop`], else what the medium said.
+    /// The reason for which no request is answered any more: `Failed` after [`Self::stop`], otherwise the error of the
+    /// medium.
     pub fn failure(&self) -> Option<Error> {
         self.state.lock().failed.clone()
     }
@@ -97,14 +100,14 @@ impl Service {
         self.state.lock().shown.cluster
     }
 
-    /// The body of that thread, which looks at `place` too each time, and ends when it is not well there.
+    /// The body of that thread. It also runs `place` each time, which checks the manager's files, and ends at an error.
     pub(crate) fn run_clock(&self, place: &dyn Fn() -> Result<(), Error>) {
         loop {
             let (next, rules) = {
                 let state = self.state.lock();
                 (state.core.next_tick(), state.shown.rules)
             };
-            // Whoever joins meanwhile has all this time.
+            // A member that joins meanwhile has all this time.
             let latest = self.host.now().after(rules.expel_after());
             let next = next.map_or(latest, |next| next.min(latest));
             let _ = self.host.wait(&self.stopping, 0, Some(next));
@@ -126,7 +129,7 @@ impl Service {
             if due && self.commit().is_err() {
                 return;
             }
-            // Who holds the store looks itself.
+            // A thread that holds the store checks this itself.
             let log = self.store.try_lock().map_or(Ok(()), |store| store.check_place());
             if let Err(error) = log.and_then(|()| place()) {
                 return self.fail(error);
@@ -134,7 +137,7 @@ impl Service {
         }
     }
 
-    /// Makes everything that was decided durable, and shows it.
+    /// Makes all decided records durable, and publishes their view.
     fn commit(&self) -> Result<(), Error> {
         let mut store = self.store.lock();
         let (records, view, history) = {
@@ -156,22 +159,22 @@ impl Service {
         assert!(state.shown.epoch <= view.epoch && state.shown.number < view.number, "a view went back");
         state.shown = view;
         drop(state);
-        self.tell();
+        self.notify();
         Ok(())
     }
 
     fn fail(&self, error: Error) {
         self.state.lock().failed.get_or_insert(error);
-        self.tell();
+        self.notify();
     }
 
-    fn tell(&self) {
-        // Release: pairs with the Acquire of those who watch; what they look for is under the lock.
+    fn notify(&self) {
+        // Release: pairs with the Acquire of the watchers; the view is under the lock.
         self.news.fetch_add(1, Ordering::Release);
         self.host.wake(&self.news, WAKE_ALL);
     }
 
-    fn checked(&self) -> Result<ipc::Guard<'_, State>, Error> {
+    fn checked(&self) -> Result<ipc::Guard<'_, ServiceState>, Error> {
         let state = self.state.lock();
         match &state.failed {
             None => Ok(state),
@@ -183,7 +186,7 @@ impl Service {
 impl Manager for Service {
     fn watch(&self, after: ChangeNumber, until: Time) -> Result<Arc<View>, Error> {
         loop {
-            // Acquire: pairs with the Release of `tell`: a view shown later changes the word again.
+            // Acquire: pairs with the Release of `notify`: a view shown later changes the word again.
             let news = self.news.load(Ordering::Acquire);
             let shown = self.checked()?.shown.clone();
             if shown.number > after || self.host.now() >= until {
@@ -201,10 +204,10 @@ impl Manager for Service {
             state.pending.extend(effects.records.iter().cloned());
             effects
         };
-        // Also when there is nothing of its own to write: what it was answered by may not be durable yet.
+        // Also without records of its own, because the answer may depend on records that are not durable yet.
         let durable = self.commit();
         match effects.answer {
-            // What is on the medium then, the next start may find.
+            // The next start may find the change on the medium.
             Answer::Done(done) => durable.map(|()| done).map_err(|_| Error::Unknown),
             Answer::Refused(refusal) => Err(durable.map_or(Error::Failed, |()| refusal.into())),
             Answer::Nothing | Answer::Beaten(_) => unreachable!("a change is made or refused"),
@@ -225,7 +228,7 @@ impl Manager for Service {
             let state = self.checked()?;
             state.core.beats().get(&party.node).filter(|_| state.core.view().is_member(party)).copied()
         };
-        // Whether it is a member may not be durable yet.
+        // Its membership may not be durable yet.
         self.commit().map_err(|_| Error::Failed)?;
         known.ok_or(Error::Refused(Refusal::NotMember))
     }
@@ -271,12 +274,12 @@ mod tests {
     }
 
     #[test]
-    fn nobody_knows_of_a_change_whose_settle_failed() {
+    fn the_outcome_of_a_change_whose_sync_failed_is_unknown() {
         let recorder = Recorder::new();
         let service = start(&recorder);
         recorder.fail_settle(recorder.calls(Verb::Settle));
         assert_eq!(service.propose(&join(), Time::from_ns(0)), Err(Error::Unknown));
-        assert_eq!(service.propose(&join(), Time::from_ns(0)), Err(Error::Failed), "it was never taken up");
+        assert_eq!(service.propose(&join(), Time::from_ns(0)), Err(Error::Failed), "it was never decided");
         // The next start finds it.
         let service = start(&Recorder::of_image(recorder.image()));
         let view = service.watch(ChangeNumber::new(0), Time::from_ns(0)).unwrap();
@@ -295,7 +298,7 @@ mod tests {
             let done = service.propose(&join(), Time::from_ns(0)).unwrap();
             let party = Party { node: NODE, life: done.epoch };
             {
-                // Another thread has got this far.
+                // Another thread has decided this change, and not synced it yet.
                 let mut state = service.state.lock();
                 let leave = Event::Propose { change: Change::Leave { party }, wall_ns: 0 };
                 let records = state.core.step(Time::from_ns(0), leave).records;
@@ -304,7 +307,7 @@ mod tests {
             assert_eq!(ask(&service, party), Error::Refused(Refusal::NotMember));
             let again = start(&Recorder::of_image(recorder.image()));
             let view = again.watch(ChangeNumber::new(0), Time::from_ns(0)).unwrap();
-            assert!(!view.is_member(party), "it came back");
+            assert!(!view.is_member(party), "the refused member is one again");
         }
     }
 }

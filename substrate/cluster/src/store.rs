@@ -1,21 +1,21 @@
-//! The manager's log in its folder: a snapshot, then a record for every change, each durable before anybody sees it.
+//! The manager's log in its folder: a snapshot, then a record for each change, which is durable before it is published.
 //!
-//! A log is one file, `manager-N`, an append ring that is filled once and never wraps. Every start, and every log that
-//! is full, begins the next one with a snapshot; when that is settled the older ones are removed. So nothing is ever
-//! appended behind a torn frame, and a crash leaves the older log, or a whole newer one, or both. The names
-//! of finished logs are not used again, and a file's frames are salted with its number.
+//! A log is one file, `manager-N`: an append ring that is filled once and never wraps. Every start, and every full log,
+//! begins the next file with a snapshot; when the snapshot is synced, the older files are removed. So no frame is ever
+//! appended behind a torn frame, and after a crash there is the older log, or a complete newer one, or both. The names
+//! of finished logs are never used again, and the frames of a file are salted with its number.
 //!
-//! A crash tears frames of the settle that it came before, and nothing older: the snapshot has a settle of its own, and no
-//! other covers more than [`BATCH_MAX`] records. So a frame that is not whole ends the log only if none follows that was
-//! written after its settle; otherwise the medium has lost what was acknowledged, and the log is damaged. What a medium
-//! loses of the end is not missed.
+//! A crash may tear frames that were not synced yet, but no older ones. The snapshot has its own sync, and no other
+//! sync covers more than [`BATCH_MAX`] records. So an invalid frame is the end of the log only if no frame follows that
+//! was written after the sync of this one; otherwise the medium has lost acknowledged data, and the log is damaged.
+//! Losses at the end of the log cannot be detected.
 //!
-//! Once the first log is durable the file [`BEGUN`] says so. Before, a first log without a whole snapshot is a start that
-//! crashed, and nobody has seen anything of it; afterwards a folder without a whole log has lost what was acknowledged,
-//! and no cluster begins in it.
+//! Once the first log is durable, the file [`BEGUN`] exists. Without this file, a first log without a valid snapshot
+//! comes from a crashed start, of which no client has seen anything. With this file, a folder without a valid log has
+//! lost acknowledged data, and no cluster begins in it.
 //!
-//! A settle that failed, or whose file is not in its folder any more, ends it: what the medium holds then is unknown,
-//! and nothing is answered any more.
+//! A failed sync, or a file that is not in its folder any more, ends the store: the contents of the medium are unknown
+//! then, and no request is answered any more.
 
 use crate::change::Record;
 use crate::codec::{decode_view, encode_record, encode_view, take_record};
@@ -34,22 +34,23 @@ use rustix::io::Errno;
 use std::collections::VecDeque;
 use zerocopy::IntoBytes;
 
-/// Bytes of a log: room for the largest snapshot, and for thousands of records.
+/// Bytes of a log: enough for the largest snapshot, and for thousands of records.
 pub const LOG_BYTES: u64 = 4 << 20;
 
-/// Records under one settle. The fewer, the nearer to its end a log's damage is told from a crash.
+/// Limit of records in one sync. The lower it is, the nearer to its end damage of a log can be distinguished from a
+/// crash.
 const BATCH_MAX: usize = 4;
 
-/// Bytes that are looked through at a time.
+/// Bytes that are searched in one step.
 const PIECE_BYTES: usize = 64 * FRAME_ALIGN;
 
-/// Bytes of the records in a snapshot; older ones are left out.
+/// Limit of bytes of records in a snapshot; older records are left out.
 const HISTORY_BYTES_MAX: usize = 1 << 20;
 
-/// What a folder, a pipe or a link says that is opened as a log.
+/// The errors of opening a folder, a pipe or a link as a log.
 const NO_FILE: [Errno; 3] = [Errno::NODEV, Errno::ISDIR, Errno::LOOP];
 
-/// Says that a cluster has begun here.
+/// Name of the file that exists once a cluster has begun in the folder.
 const BEGUN: &str = "begun";
 
 const OTHER_VERSION: Error =
@@ -68,27 +69,27 @@ pub struct Store {
     _lock: PoolLock,
 }
 
-/// What a store had when it was opened.
+/// The state of a store when it was opened.
 #[derive(Clone, Debug)]
-pub struct Kept {
+pub struct StoredState {
     /// The view with all changes that are durable.
     pub view: View,
-    /// The last of them.
+    /// The last changes.
     pub history: VecDeque<Record>,
 }
 
 impl Store {
-    /// Opens the manager's folder; a folder without logs becomes that of a new cluster, with the number and the rules
-    /// given.
+    /// Opens the manager's folder; a folder without logs becomes that of a new cluster with this number and these
+    /// rules.
     ///
     /// # Errors
     /// `Media` (`Locked`: another manager runs on it), `Damaged`.
-    pub fn open(medium: Medium, cluster: u64, rules: Rules) -> Result<(Self, Kept), Error> {
+    pub fn open(medium: Medium, cluster: u64, rules: Rules) -> Result<(Self, StoredState), Error> {
         let lock = medium.lock()?;
         Self::open_locked(medium, lock, cluster, rules)
     }
 
-    /// The same for who has taken the folder.
+    /// The same for a caller that has locked the folder.
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -97,14 +98,15 @@ impl Store {
         lock: PoolLock,
         cluster: u64,
         rules: Rules,
-    ) -> Result<(Self, Kept), Error> {
+    ) -> Result<(Self, StoredState), Error> {
         let mut logs = logs(&medium)?;
         let kept = match newest(&medium, &logs)? {
             Some(kept) => kept,
-            // What crashed before it had begun. Its successor is a first log again, so that a crash now is no other case.
+            // A start that crashed before the cluster had begun. Its successor is a first log again, so that another
+            // crash is the same case.
             None => {
                 logs.drain(..).try_for_each(|number| medium.remove(&name(number)))?;
-                Kept { view: View::new(cluster, rules), history: VecDeque::new() }
+                StoredState { view: View::new(cluster, rules), history: VecDeque::new() }
             }
         };
         let number = logs.last().map_or(Some(1), |last| last.checked_add(1));
@@ -117,7 +119,7 @@ impl Store {
         Ok((Self { medium, number, ring, begun, cluster, failed: false, _lock: lock }, kept))
     }
 
-    /// The rules of the cluster of a manager's folder; none if it has no whole log. Nothing of it is changed.
+    /// The rules of the cluster of a manager's folder; `None` if it has no valid log. Changes nothing.
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -126,10 +128,10 @@ impl Store {
         Ok(newest(medium, &logs(medium)?)?.map(|kept| kept.view.rules))
     }
 
-    /// Makes records durable. `view` and `history` are those after them: what a new log would begin with.
+    /// Makes records durable. `view` and `history` include them: a new log begins with these.
     ///
     /// # Errors
-    /// `Media`; then nothing is ever durable here again.
+    /// `Media`; after that no record is ever durable here again.
     pub fn append(
         &mut self,
         records: &[Record],
@@ -144,7 +146,7 @@ impl Store {
             match self.write(batch) {
                 Ok(()) => self.ring.region().settle()?,
                 Err(AppendError::Full) => {
-                    // The snapshot holds all of the records, those before this batch too.
+                    // The snapshot contains all records, also those before this batch.
                     self.rotate(view, history)?;
                     break;
                 }
@@ -156,10 +158,10 @@ impl Store {
         Ok(())
     }
 
-    /// Looks whether a start would find this log, and that a cluster has begun.
+    /// Checks that a start would find this log, and the file that says that a cluster has begun.
     ///
     /// # Errors
-    /// `Displaced`: it would not; `Media`.
+    /// `Displaced`: it would not find one of them; `Media`.
     pub fn check_place(&self) -> Result<(), Error> {
         if !self.medium.holds(self.ring.region())? {
             return Err(Error::Displaced("its log or its folder"));
@@ -168,7 +170,7 @@ impl Store {
         is_there.then_some(()).ok_or(Error::Displaced("the file begun in its folder"))
     }
 
-    /// Appends records, of which none is durable yet.
+    /// Appends records, which are not durable yet.
     fn write(&mut self, records: &[Record]) -> Result<(), AppendError> {
         for record in records {
             let bytes = encode_record(record);
@@ -200,7 +202,7 @@ fn name(number: u64) -> String {
 fn logs(medium: &Medium) -> Result<Vec<u64>, Error> {
     let names = medium.list()?;
     let number = |text: &String| text.strip_prefix("manager-").and_then(|number| number.parse().ok());
-    // A name that we do not give is no log of ours.
+    // The manager never creates files of other names.
     let ours = |text: &&String| number(text).is_some_and(|number| name(number) == **text);
     let mut numbers: Vec<u64> = names.iter().filter(ours).filter_map(number).collect();
     numbers.sort_unstable();
@@ -217,7 +219,7 @@ fn head(kind: ClusterFrame, cluster: u64, payload: usize, records: usize) -> [u8
     head.as_bytes().try_into().expect("the head of a frame is that long")
 }
 
-/// Makes a log whose snapshot is durable when this returns.
+/// Creates a log, whose snapshot is durable when this returns.
 fn begin(medium: &Medium, number: u64, view: &View, history: &VecDeque<Record>) -> Result<AppendRing, Error> {
     let region = medium.create(&name(number), LOG_BYTES)?;
     let mut ring = AppendRing::new(region, 0, salt(number), FIRST, FIRST);
@@ -246,8 +248,8 @@ fn has_begun(medium: &Medium) -> Result<bool, Error> {
     Ok(medium.list()?.iter().any(|name| name == BEGUN))
 }
 
-/// What the newest log that begins with a whole snapshot says; none if no cluster has begun here.
-fn newest(medium: &Medium, logs: &[u64]) -> Result<Option<Kept>, Error> {
+/// The state of the newest log with a valid snapshot; `None` if no cluster has begun here.
+fn newest(medium: &Medium, logs: &[u64]) -> Result<Option<StoredState>, Error> {
     for number in logs.iter().rev() {
         if let Some(kept) = read(medium, *number)? {
             return Ok(Some(kept));
@@ -262,9 +264,9 @@ fn newest(medium: &Medium, logs: &[u64]) -> Result<Option<Kept>, Error> {
     }
 }
 
-/// What a log says; nothing if its snapshot is not whole.
-fn read(medium: &Medium, number: u64) -> Result<Option<Kept>, Error> {
-    // It had its length before it had its name.
+/// The state of a log; `None` if its snapshot is invalid.
+fn read(medium: &Medium, number: u64) -> Result<Option<StoredState>, Error> {
+    // A log has its full length before it has its name.
     let region = match medium.open_read_only(&name(number)) {
         Ok(region) if region.bytes() == LOG_BYTES => region,
         Ok(_) | Err(MediaError::Length) => return Err(Error::Damaged("a log has not the length of one")),
@@ -277,7 +279,7 @@ fn read(medium: &Medium, number: u64) -> Result<Option<Kept>, Error> {
     let Some(first) = frames.next().transpose()? else {
         let mut header = [0; FRAME_ALIGN];
         region.read(FIRST.position, &mut header)?;
-        // What nobody wrote is zero.
+        // Bytes that were never written are zero.
         if Envelope::decode(&header).is_err_and(|why| matches!(why, DecodeError::Version(1..))) {
             return Err(OTHER_VERSION);
         }
@@ -309,8 +311,8 @@ fn read(medium: &Medium, number: u64) -> Result<Option<Kept>, Error> {
     Ok(Some(kept))
 }
 
-/// The log ends here, for want of a whole frame. One that stands `apart` or more frames further on was written when the
-/// one that is missing here was durable: then this is no end.
+/// Checks that the log really ends at an invalid frame. A valid frame that is `apart` or more frames later was written
+/// after the frame here was durable, so the log is damaged.
 fn check_end(region: &Region, number: u64, end: RingPosition, apart: u64) -> Result<(), Error> {
     let line = FRAME_ALIGN as u64;
     let mut bytes = [0; PIECE_BYTES];
@@ -320,7 +322,7 @@ fn check_end(region: &Region, number: u64, end: RingPosition, apart: u64) -> Res
         for (index, header) in piece.chunks(FRAME_ALIGN).enumerate() {
             let Ok(Envelope { sequence, .. }) = Envelope::decode(header) else { continue };
             let position = start + index as u64 * line;
-            // A frame has a line at least.
+            // A frame has at least one line.
             let later = apart..=(position - end.position) / line;
             let place = RingPosition { position, sequence };
             if later.contains(&sequence.get().saturating_sub(end.sequence.get()))
@@ -340,7 +342,7 @@ fn of_decoding(error: DecodeError) -> Error {
     }
 }
 
-fn read_snapshot(frame: &[u8]) -> Result<Kept, Error> {
+fn read_snapshot(frame: &[u8]) -> Result<StoredState, Error> {
     let (kind, head, payload) = ClusterFrameHead::split(frame).map_err(of_decoding)?;
     if kind != ClusterFrame::Snapshot {
         return Err(Error::Damaged("a log that does not begin with a snapshot"));
@@ -352,5 +354,5 @@ fn read_snapshot(frame: &[u8]) -> Result<Kept, Error> {
     while !records.is_empty() {
         history.push_back(take_record(&mut records).map_err(of_decoding)?);
     }
-    Ok(Kept { view, history })
+    Ok(StoredState { view, history })
 }

@@ -1,5 +1,5 @@
-//! The view: everything that is agreed about the cluster, except heartbeats. What may be changed in it, and when, is
-//! in [`crate::apply`]; this module is how it looks and what always holds in it.
+//! The view: the agreed state of the cluster, without heartbeats. [`crate::apply`] has the rules for its changes; this
+//! module has its structure and its invariants.
 
 use crate::change::Party;
 use crate::rules::Rules;
@@ -7,7 +7,7 @@ use format::cluster::{ADDRESS_BYTES, CHAIN_MAX, MEMBERS_MAX, SUBTREE_PATH_MAX, S
 use format::{ChangeNumber, Epoch, NodeId, PoolGeneration, PoolUid};
 use std::collections::BTreeMap;
 
-/// Where a member listens, as text: what the transport takes.
+/// The address at which a member listens, as text for the transport.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Address(String);
 
@@ -56,10 +56,10 @@ impl std::fmt::Display for Path {
     }
 }
 
-/// A pool in one of its lives.
+/// A pool in one of its generations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PoolCopy {
-    /// Which pool; [`PoolUid::NONE`] is no pool.
+    /// The pool; [`PoolUid::NONE`] is no pool.
     pub uid: PoolUid,
     /// Its generation.
     pub generation: PoolGeneration,
@@ -70,22 +70,22 @@ pub struct PoolCopy {
 pub struct Member {
     /// The epoch in which it joined.
     pub life: Epoch,
-    /// What its process said when it joined.
+    /// The random number of its process.
     pub instance: u64,
-    /// What its pool lies on.
+    /// The medium of its pool.
     pub medium: u8,
-    /// Its pool, as it joined with it.
+    /// The pool with which it joined.
     pub pool: PoolCopy,
     /// Its heartbeats are refused: it will be expelled.
     pub refused: bool,
-    /// Where it listens.
+    /// The address at which it listens.
     pub address: Address,
 }
 
-/// A replica as an operator places it.
+/// A replica, as an operator defines it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placement {
-    /// Where.
+    /// The node.
     pub node: NodeId,
     /// Hot or warm.
     pub hot: bool,
@@ -94,18 +94,18 @@ pub struct Placement {
 /// A replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Replica {
-    /// Where.
+    /// The node.
     pub node: NodeId,
     /// Hot or warm.
     pub hot: bool,
-    /// A pool of this node holds everything that was acknowledged. A replica that is alive and not in sync is *joining*.
+    /// A pool of this node has all acknowledged data. A living replica that is not in sync is *joining*.
     pub in_sync: bool,
-    /// The pool that does, if it is in sync. The node may be a member with another pool, which then is no copy.
+    /// That pool, if the replica is in sync. The node may be a member with another pool, which then is no copy.
     pub pool: PoolCopy,
 }
 
 impl Replica {
-    /// True if it holds everything, and its node is a member with the very pool that does.
+    /// True if it is in sync, and its node is a member with the same pool.
     pub fn lives(&self, members: &BTreeMap<NodeId, Member>) -> bool {
         self.in_sync && members.get(&self.node).is_some_and(|member| member.pool == self.pool)
     }
@@ -118,9 +118,9 @@ pub struct Subtree {
     pub version: ChangeNumber,
     /// The replicas, in order.
     pub chain: Vec<Replica>,
-    /// Below so many copies an fsync waits.
+    /// An fsync waits while there are fewer copies than this.
     pub copies_min: u8,
-    /// Its lease manager: a member that is in sync; none if no replica in sync is alive.
+    /// Its lease manager: a member that is in sync; `None` if no replica in sync is alive.
     pub manager: Option<NodeId>,
 }
 
@@ -130,12 +130,12 @@ impl Subtree {
         self.chain.iter().find(|replica| replica.node == node)
     }
 
-    /// Place of a node in the chain's order.
+    /// Position of a node in the chain's order.
     pub fn index_of(&self, node: NodeId) -> Option<usize> {
         self.chain.iter().position(|replica| replica.node == node)
     }
 
-    /// The replicas that hold everything and are members with the pool that does, in the chain's order.
+    /// The living replicas that are in sync, in the chain's order.
     pub fn living<'a>(
         &'a self,
         members: &'a BTreeMap<NodeId, Member>,
@@ -143,16 +143,16 @@ impl Subtree {
         self.chain.iter().filter(|replica| replica.lives(members))
     }
 
-    /// The nodes of which a pool holds everything, in the chain's order.
+    /// The nodes with a replica in sync, in the chain's order.
     pub fn in_sync(&self) -> impl Iterator<Item = NodeId> {
         self.chain.iter().filter(|replica| replica.in_sync).map(|replica| replica.node)
     }
 }
 
-/// What is agreed. Equal sequences of changes give equal views.
+/// The agreed state. Equal sequences of changes give equal views.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct View {
-    /// The cluster: a random number that its creation gave it.
+    /// The cluster: a random number from its creation.
     pub cluster: u64,
     /// Lease and drift bound.
     pub rules: Rules,
@@ -160,12 +160,12 @@ pub struct View {
     pub number: ChangeNumber,
     /// Grows with every change of the members.
     pub epoch: Epoch,
-    /// Who is a member.
+    /// The members.
     pub members: BTreeMap<NodeId, Member>,
-    /// Which subtrees have a chain.
+    /// The subtrees with a chain of their own.
     pub subtrees: BTreeMap<Path, Subtree>,
-    /// The greatest change that a pool was found to have seen and this view does not have: the manager was set back to an
-    /// older state. From then on it gives nobody a role.
+    /// The greatest change that a pool has seen and this view does not have: the manager was set back to an older
+    /// state. From then on it appoints no lease manager.
     pub set_back: Option<ChangeNumber>,
 }
 
@@ -183,22 +183,22 @@ impl View {
         }
     }
 
-    /// The members, each with the epoch in which it joined: what [`transport::Endpoint::advance`] takes.
+    /// The members, each with the epoch in which it joined, for [`transport::Endpoint::advance`].
     pub fn lives(&self) -> BTreeMap<NodeId, Epoch> {
         self.members.iter().map(|(node, member)| (*node, member.life)).collect()
     }
 
-    /// True if the party is a member, in this life.
+    /// True if this node is a member in this life.
     pub fn is_member(&self, party: Party) -> bool {
         self.members.get(&party.node).is_some_and(|member| member.life == party.life)
     }
 
-    /// Living replicas of a subtree that hold everything.
+    /// Number of living replicas of a subtree that are in sync.
     pub fn copies(&self, subtree: &Subtree) -> usize {
         subtree.living(&self.members).count()
     }
 
-    /// What is wrong with it; nothing in any view that the rules made.
+    /// The violated invariant; `None` for every view that the rules have made.
     pub fn fault(&self) -> Option<&'static str> {
         let newest = self.members.values().map(|member| member.life).max();
         if newest > Some(self.epoch) {
@@ -244,7 +244,8 @@ impl View {
         if in_sync == 0 {
             return Some("a subtree without a copy");
         }
-        // Who was the last copy stays it until it comes back: nobody else holds what it acknowledged.
+        // The last copy stays in sync until its node comes back, because only it has the data that it acknowledged
+        // alone.
         if copies == 0 && in_sync > 1 {
             return Some("several last copies");
         }

@@ -1,4 +1,4 @@
-//! What is said between a client of the embedded manager and the manager: one message a request, one an answer.
+//! Messages between a client of the embedded manager and the manager: one message for a request, one for its answer.
 
 use crate::change::{Change, Done, Party, Record, Refusal};
 use crate::codec;
@@ -13,24 +13,24 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// A request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request {
-    /// The view, once it is newer, or after so many milliseconds.
+    /// Asks for the view, once it is newer, or after this number of milliseconds.
     Watch {
-        /// What is known.
+        /// The number of the known view.
         after: ChangeNumber,
-        /// How long the manager may wait.
+        /// The time for which the manager may wait.
         wait_ms: u32,
     },
     /// A change.
     Propose(Change),
     /// A heartbeat.
     Beat(Party),
-    /// Which heartbeat is the present one?
+    /// Asks for the current heartbeat.
     BeatOf(Party),
-    /// What was changed?
+    /// Asks for records of the audit trail.
     History {
-        /// The first wanted.
+        /// The first wanted record.
         from: ChangeNumber,
-        /// How many.
+        /// Limit of records.
         count: u32,
     },
 }
@@ -42,7 +42,7 @@ pub enum Reply {
     View(View),
     /// The change is made.
     Done(Done),
-    /// The heartbeat is this.
+    /// The version of the heartbeat.
     Beaten(BeatVersion),
     /// The changes.
     Records(Vec<Record>),
@@ -57,7 +57,7 @@ fn whole<T: FromBytes + KnownLayout + Immutable>(body: &[u8]) -> Result<T, Decod
 }
 
 impl Request {
-    /// Kind and body of its message.
+    /// Encodes kind and body of its message.
     pub fn encode(&self) -> (ClusterKind, Vec<u8>) {
         let zero = U32::new(0);
         match self {
@@ -75,7 +75,7 @@ impl Request {
         }
     }
 
-    /// From kind and body of a message.
+    /// Decodes kind and body of a message.
     ///
     /// # Errors
     /// `Truncated`, `Kind`, `Field`.
@@ -107,7 +107,7 @@ fn party(body: &[u8]) -> Result<Party, DecodeError> {
 }
 
 impl Reply {
-    /// Kind and body of its message.
+    /// Encodes kind and body of its message.
     pub fn encode(&self) -> (ClusterKind, Vec<u8>) {
         match self {
             Self::View(view) => (ClusterKind::View, codec::encode_view(view)),
@@ -125,7 +125,7 @@ impl Reply {
         }
     }
 
-    /// From kind and body of a message.
+    /// Decodes kind and body of a message.
     ///
     /// # Errors
     /// `Truncated`, `Kind`, `Field`.

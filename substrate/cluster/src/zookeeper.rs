@@ -1,18 +1,18 @@
-//! The manager over a ZooKeeper ensemble: the same rules, applied by whoever changes something, to a view that
-//! ZooKeeper keeps (Assise §3.1 takes ZooKeeper as its cluster manager).
+//! The manager over a ZooKeeper ensemble: ZooKeeper stores the view, and the client that makes a change applies the
+//! rules (Assise §3.1 uses ZooKeeper as its cluster manager).
 //!
-//! Under the root: `view`, the whole view as bytes; `beats/NODE-LIFE`, one for each member that is heard, written by its
-//! heartbeats; `beats/NODE-LIFE-refused`, one for each member that is not heard any more, written by nobody;
-//! `history/NUMBER`, the record of each change. A change is one transaction: the view at the version it was computed
-//! from, its record, and the nodes of `beats` that come and go; an expulsion deletes the heartbeat that the expeller has
-//! seen for all the time.
+//! Under the root are: `view`, the whole view as bytes; `beats/NODE-LIFE`, one for each member whose heartbeats are
+//! accepted, which its heartbeats write; `beats/NODE-LIFE-refused`, one for each member whose heartbeats are refused,
+//! which is never written; `history/NUMBER`, the record of each change. A change is one transaction: the view at the
+//! version from which it was computed, its record, and the nodes of `beats` that are created or deleted. An expulsion
+//! deletes the heartbeat at the version that the expeller has seen for the whole time.
 //!
-//! A heartbeat's version is the transaction that wrote it (`mzxid`). The version that ZooKeeper counts for a node begins
-//! anew when a member that was refused is heard again; an expeller that slept meanwhile would take the new heartbeat for
-//! one that it has seen for long.
+//! The version of a heartbeat is the transaction that wrote it (`mzxid`). ZooKeeper's own version of a node begins anew
+//! when the heartbeats of a refused member are accepted again; an expeller that slept meanwhile would mistake the new
+//! heartbeat for one that it has seen for a long time.
 //!
-//! Sessions mean nothing here: they may expire, move or be lost. Every member is an expeller, with a [`Detector`] of
-//! its own. Reads of a change begin with a sync, so that a follower that lags makes nobody refuse wrongly.
+//! Sessions have no meaning here: they may expire, move or be lost. Every member is an expeller, with a [`Detector`] of
+//! its own. The reads of a change begin with a sync, so that a follower that lags behind causes no wrong refusal.
 
 use crate::change::{Change, Done, Party, Record, Refusal};
 use crate::codec;
@@ -32,10 +32,10 @@ use std::time::Duration;
 use tokio::runtime::Runtime;
 use zookeeper_client::{Acls, Client, CreateMode, CreateOptions, Error as ZooError, Stat};
 
-/// Session that is asked for; nothing depends on it.
+/// Timeout of a session; nothing depends on it.
 const SESSION: Duration = Duration::from_secs(6);
 
-/// Pause between attempts that failed.
+/// Pause between failed attempts.
 const PAUSE: Duration = Duration::from_millis(10);
 
 const PERSISTENT: CreateOptions<'static> = CreateMode::Persistent.with_acls(Acls::anyone_all());
@@ -54,13 +54,13 @@ pub struct ZooKeeper {
     threads: Lock<Vec<Box<dyn Join>>>,
 }
 
-/// How an attempt ended that did not succeed.
+/// The outcome of a failed attempt.
 enum Attempt {
-    /// Somebody else was faster, or nothing was sent: again.
+    /// Another client was faster, or nothing was sent: try again.
     Again,
-    /// It may have been done.
+    /// It may have been executed.
     Unknown,
-    /// For good.
+    /// Permanent.
     Final(Error),
 }
 
@@ -77,8 +77,8 @@ impl From<ZooError> for Attempt {
 }
 
 impl ZooKeeper {
-    /// A client of an ensemble (`host:port,host:port`), for the cluster under `root` (`/hearth`), which is made with
-    /// these rules if it is not there. It expels nobody until [`Self::start_expeller`].
+    /// A client of an ensemble (`host:port,host:port`), for the cluster under `root` (`/hearth`), which is created with
+    /// these rules if it does not exist. It expels no member until [`Self::start_expeller`].
     ///
     /// # Errors
     /// `Unreachable`, `Failed`, `System`.
@@ -93,10 +93,10 @@ impl ZooKeeper {
         zoo.or_stop(zoo.make(rules, until))
     }
 
-    /// A client of an ensemble for the cluster that is under `root` already; nothing is made.
+    /// A client of an ensemble for the existing cluster under `root`; creates nothing.
     ///
     /// # Errors
-    /// `Unreachable`, also if there is none; `Failed`, `System`, `Message`.
+    /// `Unreachable`, also if there is no cluster; `Failed`, `System`, `Message`.
     pub fn open(host: Arc<dyn Host>, ensemble: &str, root: &str, until: Time) -> Result<Arc<Self>, Error> {
         let zoo = Self::start(host, ensemble, root)?;
         let seen = zoo.repeat(until, true, |client| {
@@ -106,7 +106,7 @@ impl ZooKeeper {
         zoo.or_stop(seen)
     }
 
-    /// Itself, or its threads ended and the error.
+    /// Returns the client, or stops its threads and returns the error.
     fn or_stop(self: &Arc<Self>, result: Result<(), Error>) -> Result<Arc<Self>, Error> {
         match result {
             Ok(()) => Ok(self.clone()),
@@ -132,12 +132,12 @@ impl ZooKeeper {
             stopping: Word::new(0),
             stop_driver: tokio::sync::Notify::new(),
         });
-        // Sessions are kept alive while nobody calls.
+        // Keeps the session alive between calls.
         zoo.spawn("zookeeper", |zoo| zoo.runtime.block_on(zoo.stop_driver.notified()))?;
         Ok(zoo)
     }
 
-    /// Makes the cluster if it is not there.
+    /// Creates the cluster if it does not exist.
     fn make(self: &Arc<Self>, rules: Rules, until: Time) -> Result<(), Error> {
         let view = View::new(self.host.random() | 1, rules);
         self.repeat(until, true, |client| {
@@ -154,7 +154,7 @@ impl ZooKeeper {
         })
     }
 
-    /// Starts the thread that looks at everybody's heartbeat and expels who is silent.
+    /// Starts the thread that reads all heartbeats and expels silent members.
     ///
     /// # Errors
     /// `System`.
@@ -170,7 +170,7 @@ impl ZooKeeper {
         self.stop_driver.notify_one();
         let threads = std::mem::take(&mut *self.threads.lock());
         for thread in threads {
-            // One that panicked has ended as well.
+            // A thread that panicked has ended as well.
             let _ = thread.join();
         }
     }
@@ -191,7 +191,7 @@ impl ZooKeeper {
         format!("{}/beats/{}-{}{mark}", self.root, party.node, party.life)
     }
 
-    /// A client whose session lives.
+    /// A client with a live session.
     fn client(&self, until: Time) -> Result<Client, Attempt> {
         let known = self.client.lock().clone();
         if let Some(client) = known.filter(|client| !client.state().is_terminated()) {
@@ -208,8 +208,8 @@ impl ZooKeeper {
         Ok(connected)
     }
 
-    /// Attempts until one succeeds or ends for good. One that may have been done is attempted again only if it can do
-    /// no harm twice.
+    /// Tries until an attempt succeeds or fails permanently. An attempt that may have been executed is repeated only if
+    /// that does no harm.
     fn repeat<T, F: Future<Output = Result<T, Attempt>>>(
         &self,
         until: Time,
@@ -243,7 +243,7 @@ impl ZooKeeper {
         Ok((view, stat.version))
     }
 
-    /// A read takes this long at least, even for somebody who does not want to wait.
+    /// A read may take at least this long, even for a caller that does not want to wait.
     fn patient(&self, until: Time) -> Time {
         until.max(self.host.now().after(SESSION / 3))
     }
@@ -298,7 +298,7 @@ impl ZooKeeper {
         Ok(done)
     }
 
-    /// The present heartbeat of a member, and the version of its node in ZooKeeper.
+    /// The current heartbeat of a member, and the version of its node in ZooKeeper.
     async fn present(
         &self,
         client: &Client,
@@ -310,12 +310,12 @@ impl ZooKeeper {
         }
         let path = self.beat_path(party, view.members[&party.node].refused);
         let stat = client.check_stat(&path).await.map_err(|_| Attempt::Again)?;
-        // Expelled, refused or heard again since the view was read.
+        // The member was expelled, refused or accepted again since the view was read.
         let stat = stat.ok_or(Attempt::Again)?;
         Ok((beat_version(&stat), stat.version))
     }
 
-    /// The nodes of `beats` that go with a view.
+    /// The nodes of `beats` that belong to a view.
     fn beat_nodes(&self, view: &View) -> BTreeSet<String> {
         let members = view.members.iter();
         let path = |(node, member): (&NodeId, &Member)| {
@@ -339,7 +339,7 @@ impl ZooKeeper {
         }
     }
 
-    /// Looks at everybody's heartbeat. What is seen was there before the clock is read.
+    /// Reads all heartbeats. They were written before the clock is read.
     fn look(&self, until: Time) -> Result<View, Error> {
         let (view, beats) = self.repeat(until, true, |client| async move {
             let (view, _) = self.read(&client).await?;
@@ -361,7 +361,7 @@ impl ZooKeeper {
         let silent = self.detector.lock().silent(self.host.now(), &view.rules);
         let mut epoch = view.epoch;
         for (party, beat) in silent {
-            // Another expeller may be faster: whoever is refused looks again.
+            // Another expeller may be faster; after a refusal the next round reads again.
             if let Ok(done) = self.propose(&Change::Expel { party, beat, epoch }, until) {
                 epoch = done.epoch;
             }
@@ -369,9 +369,9 @@ impl ZooKeeper {
     }
 }
 
-/// The heartbeat that a node of `beats` is.
+/// The version of a heartbeat's node.
 fn beat_version(stat: &Stat) -> BeatVersion {
-    // From 1 on: whole numbers, that grow over elections too.
+    // Positive numbers that also grow over elections.
     BeatVersion::new(stat.mzxid.cast_unsigned())
 }
 
@@ -387,10 +387,10 @@ impl Manager for ZooKeeper {
                     codec::decode_view(&bytes).map_err(|error| Attempt::Final(Error::Message(error)))?;
                 let left = until.since(self.host.now());
                 if view.number > after || left.is_zero() {
-                    // What was seen through another server may not be here yet.
+                    // This server may not have a change yet that was seen through another one.
                     return if view.number >= least { Ok(view) } else { Err(Attempt::Again) };
                 }
-                // However the wait ends, the view is read again.
+                // Whatever ends the wait, the view is read again.
                 let _ = tokio::time::timeout(left, watcher.changed()).await;
             }
         })?;
@@ -418,7 +418,7 @@ impl Manager for ZooKeeper {
                         Some(member) if member.life == party.life && member.refused => {
                             Err(Attempt::Final(Refusal::HeartbeatRefused.into()))
                         }
-                        // It came back between the two looks.
+                        // Its heartbeats were accepted again between the two reads.
                         Some(member) if member.life == party.life => Err(Attempt::Again),
                         _ => Err(Attempt::Final(Refusal::NotMember.into())),
                     }
@@ -451,7 +451,7 @@ impl Manager for ZooKeeper {
                         records.push(record.map_err(|error| Attempt::Final(Error::Message(error)))?);
                         number += 1;
                     }
-                    // An operator may have removed the oldest.
+                    // An operator may have removed the oldest ones.
                     Err(ZooError::NoNode) if !std::mem::replace(&mut looked, true) => {
                         let kept = client.list_children(&self.path("history")).await?;
                         let oldest = kept.iter().filter_map(|name| name.parse().ok()).min();

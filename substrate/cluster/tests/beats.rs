@@ -1,5 +1,5 @@
-//! Heartbeats that are slow or lost: a member whose manager lives and can be reached keeps its membership, whatever became
-//! of one connection, and however long an answer takes within the lease.
+//! Slow and lost heartbeats: a member whose manager is alive and reachable keeps its membership, whatever happens to
+//! one connection, and however long an answer takes within the lease.
 
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "clippy knows tests by their attribute, and helpers have none")]
@@ -18,7 +18,7 @@ use relay::Relay;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Of which a sixth is left when all goes well: so long may a busy machine keep a thread waiting.
+/// If nothing goes wrong, a sixth of the lease is left: a busy machine may delay a thread by this time.
 const LEASE: Duration = Duration::from_secs(4);
 
 fn soon() -> Time {
@@ -45,28 +45,28 @@ fn join(manager: Arc<dyn Manager>) -> Arc<Membership> {
     member
 }
 
-/// Looks for two leases whether the membership holds.
+/// Checks for two leases that the membership stays valid.
 fn holds(member: &Membership) {
     let never = Word::new(0);
     let (end, mut least) = (SystemHost.now().after(LEASE * 2), LEASE);
     while SystemHost.now() < end {
         let until = member.valid_until().expect("it is a member");
         let now = SystemHost.now();
-        assert!(now < until, "its time was up");
+        assert!(now < until, "the membership has ended");
         least = least.min(until.since(now));
         let _ = SystemHost.wait(&never, 0, Some(now.after(Duration::from_millis(5))));
     }
-    println!("a lease of {LEASE:?}, of which {least:?} was always left");
+    println!("a lease of {LEASE:?}, of which {least:?} was left at least");
 }
 
 #[test]
-fn connections_that_died_cost_no_member_its_lease() {
+fn dead_connections_cost_no_member_its_lease() {
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
     let embedded = start(&folder);
     let relay = Relay::start(embedded.socket());
     let remote = Arc::new(Remote::new(Arc::new(SystemHost), relay.socket()));
     let member = join(remote.clone());
-    // As many as a client keeps for later; they die with the one that the heartbeats take.
+    // As many connections as a client keeps idle; they die together with the one that the heartbeats use.
     let watches = (0..4).map(|_| {
         let remote = remote.clone();
         let until = SystemHost.now().after(Duration::from_millis(200));
@@ -109,7 +109,7 @@ impl Manager for Slow {
 }
 
 #[test]
-fn answers_that_come_late_count_all_the_same() {
+fn late_answers_count() {
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
     let embedded = start(&folder);
     let member = join(Arc::new(Slow(Remote::new(Arc::new(SystemHost), embedded.socket()))));

@@ -1,5 +1,5 @@
 //! One suite for every backend of `Manager`: the simulated one (a service in this process, on a recorded medium), and
-//! the embedded one (a process of its own on a folder, reached by its socket, ended by SIGKILL).
+//! the embedded one (its own process on a folder, reached by its socket, ended by SIGKILL).
 
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "clippy knows tests by their attribute, and helpers have none")]
@@ -51,7 +51,7 @@ impl Backend for Simulated {
 
     fn restart(&mut self) {
         self.stop();
-        // The folder's lock goes with the last one who holds the service.
+        // The lock of the folder ends with the last reference to the service.
         let image = self.recorder.image();
         self.recorder = Recorder::of_image(image);
         self.start();
@@ -66,7 +66,7 @@ impl Drop for Simulated {
     }
 }
 
-/// A process of its own.
+/// The manager in its own process.
 struct Embedded(ManagerProcess);
 
 impl Backend for Embedded {
@@ -104,8 +104,8 @@ fn embedded_over_transport() {
     run("embedded over transport", |rules| Box::new(Embedded(ManagerProcess::listening(rules))));
 }
 
-/// The manager's process: this test binary again, told by its environment that it is one.
+/// The manager's process: this test binary again, started with the environment of a manager.
 #[test]
 fn manager_process() {
-    process::serve_if_told();
+    process::serve_if_requested();
 }

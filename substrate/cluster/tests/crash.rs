@@ -1,5 +1,5 @@
-//! The manager's log, crashed at every fence, settle, creation and removal: no acknowledged change is lost, none that
-//! was never asked for comes to be, and the manager goes on from there.
+//! The manager's log, crashed at every fence, sync, creation and removal: no acknowledged change is lost, no change
+//! appears that was never requested, and the manager continues from there.
 //!
 //! HEARTH_PROVE=1 enumerates with the full limits.
 
@@ -7,7 +7,8 @@
 #![allow(clippy::unwrap_used, reason = "clippy knows tests by their attribute, and helpers have none")]
 
 use cluster::{
-    Address, Change, Core, Event, Expeller, Kept, Path, Placement, PoolCopy, PoolReport, Rules, Store, View,
+    Address, Change, Event, Expeller, ManagerCore, Path, Placement, PoolCopy, PoolReport, Rules, Store,
+    StoredState, View,
 };
 use format::checksum::Salt;
 use format::cluster::{CLUSTER_VERSION, ClusterFrame, ClusterFrameHead};
@@ -25,11 +26,11 @@ fn rules() -> Rules {
     Rules::new(Duration::from_secs(1), 200).unwrap()
 }
 
-fn open(medium: &Medium) -> Result<(Store, Kept), String> {
+fn open(medium: &Medium) -> Result<(Store, StoredState), String> {
     Store::open(medium.clone(), CLUSTER, rules()).map_err(|error| error.to_string())
 }
 
-/// The changes of the workload, in order; the first is made as number 2, after the start.
+/// The changes of the workload, in order; the first one has number 2, after the start.
 fn changes() -> Vec<Change> {
     let join = |number, instance| Change::Join {
         node: NodeId::new(number),
@@ -50,13 +51,13 @@ fn changes() -> Vec<Change> {
         founder: Some(PoolUid::new(u64::from(nodes[0]) * 11)),
     };
     let mut changes = vec![join(1, 11), join(2, 22), place(b"/", &[1, 2]), place(b"/mail", &[2, 1])];
-    // So long that they lie on several pages.
+    // So long that they take several pages.
     let long = [&b"/"[..], &[b'a'; 900]].concat();
     changes.extend((b'a'..b'i').map(|last| place(&[&long, &[last][..]].concat(), &[1])));
     changes
 }
 
-/// The view after the start and so many of the changes.
+/// The view after the start and this number of changes.
 fn expected(count: usize) -> View {
     let mut view = View::new(CLUSTER, rules());
     view.apply(&Change::Start).unwrap();
@@ -66,12 +67,12 @@ fn expected(count: usize) -> View {
     view
 }
 
-/// Starts a manager and makes the changes, two of them in one settle, and eight together, which take two settles; says
-/// after each call which are acknowledged.
+/// Starts a manager and makes the changes, two of them in one sync, and eight together, which take two syncs. Marks
+/// after each call how many are acknowledged.
 fn workload(recorder: &Recorder) {
     let (mut store, kept) = open(&recorder.medium()).unwrap();
     let now = Time::from_ns(1);
-    let (mut core, start) = Core::start(kept.view, kept.history, Expeller::Core, now, 0);
+    let (mut core, start) = ManagerCore::start(kept.view, kept.history, Expeller::Core, now, 0);
     store.append(&[start], core.view(), core.history()).unwrap();
     recorder.returned(0);
     let changes = changes();
@@ -86,24 +87,24 @@ fn workload(recorder: &Recorder) {
     }
 }
 
-fn check((mut store, kept): (Store, Kept), medium: &Medium, point: &Point) -> Result<(), String> {
+fn check((mut store, kept): (Store, StoredState), medium: &Medium, point: &Point) -> Result<(), String> {
     let acknowledged = point.returned.last().copied();
     let least = acknowledged.unwrap_or(0) as usize;
     let found = (least..=changes().len()).any(|count| kept.view == expected(count));
     let nothing_yet = acknowledged.is_none() && kept.view == View::new(CLUSTER, rules());
     if !(found || nothing_yet) {
-        return Err(format!("{least} changes were acknowledged, and there is {:?}", kept.view));
+        return Err(format!("{least} changes were acknowledged, and the log has {:?}", kept.view));
     }
     if kept.history.len() as u64 != kept.view.number.get() {
         return Err(format!("{} changes and {} records", kept.view.number, kept.history.len()));
     }
-    // It goes on, and what it does then is there too.
-    let (core, start) = Core::start(kept.view, kept.history, Expeller::Core, Time::from_ns(5), 0);
+    // The manager continues, and its later changes are durable too.
+    let (core, start) = ManagerCore::start(kept.view, kept.history, Expeller::Core, Time::from_ns(5), 0);
     store.append(&[start], core.view(), core.history()).map_err(|error| error.to_string())?;
     drop(store);
     let (_, again) = open(medium)?;
     if again.view != *core.view() {
-        return Err("what was done after the recovery is lost".to_owned());
+        return Err("a change after the recovery is lost".to_owned());
     }
     Ok(())
 }
@@ -132,10 +133,10 @@ fn no_crash_loses_an_acknowledged_change() {
     }
 }
 
-/// The planted bugs: an acknowledgement without its settle, and an older log removed before the snapshot of the newer
-/// one is settled. (The very first snapshot needs none of its own: the settle of the first change covers it.)
+/// The planted bugs: an acknowledgement without its sync, and an older log removed before the snapshot of the newer one
+/// is synced. (The very first snapshot needs no sync of its own: the sync of the first change covers it.)
 #[test]
-fn a_settle_left_out_is_found() {
+fn an_omitted_sync_is_found() {
     let recorder = Recorder::new();
     workload(&recorder);
     let settles = recorder.calls(pmem::recorded::Verb::Settle);
@@ -146,23 +147,23 @@ fn a_settle_left_out_is_found() {
             drop(open(&recorder.medium()).unwrap());
         };
         let found = enumerate(Model::Pages, &limits(), broken, open, check);
-        assert!(found.is_err(), "settle {call} of {settles} was left out unseen");
+        assert!(found.is_err(), "the omission of sync {call} of {settles} was not found");
     }
 }
 
-/// A log that is full is followed by another; after thousands of changes everything is still there.
+/// Another log follows a full one; after thousands of changes all of them are still there.
 #[test]
 fn a_full_log_is_followed_by_another() {
     let recorder = Recorder::new();
     let medium = recorder.medium();
     let (mut store, kept) = open(&medium).unwrap();
     let now = Time::from_ns(1);
-    let (mut core, start) = Core::start(kept.view, kept.history, Expeller::Core, now, 0);
+    let (mut core, start) = ManagerCore::start(kept.view, kept.history, Expeller::Core, now, 0);
     store.append(&[start], core.view(), core.history()).unwrap();
     let first = medium.list().unwrap();
     let long = [&b"/"[..], &[b'a'; 1000]].concat();
     let (path, mut version) = (Path::new(&long).unwrap(), ChangeNumber::new(0));
-    let step = |core: &mut Core, change| core.step(now, Event::Propose { change, wall_ns: 0 }).records;
+    let step = |core: &mut ManagerCore, change| core.step(now, Event::Propose { change, wall_ns: 0 }).records;
     let records = step(&mut core, changes().remove(0));
     store.append(&records, core.view(), core.history()).unwrap();
     for turn in 0..5000 {
@@ -181,10 +182,10 @@ fn a_full_log_is_followed_by_another() {
     assert_eq!(kept.history.back(), core.history().back());
 }
 
-/// Flips a bit in each frame in turn. A crash leaves no hole that is followed by so much: nothing is taken for the end
-/// of the log, nothing is removed, nothing of a new history is written. Near the end it is as after a crash.
+/// Flips a bit in each frame in turn. A crash leaves no such hole with so many frames behind it, so the manager takes
+/// nothing for the end of the log, removes nothing, and begins no new history. Near the end it is as after a crash.
 #[test]
-fn a_rotten_record_in_the_middle_is_no_torn_end() {
+fn a_damaged_record_in_the_middle_is_not_a_torn_end() {
     let recorder = Recorder::new();
     workload(&recorder);
     let whole = recorder.image();
@@ -208,12 +209,12 @@ fn a_rotten_record_in_the_middle_is_no_torn_end() {
         region.settle().unwrap();
         let before = medium.list().unwrap();
         let opened = open(&medium).map(|(_, kept)| kept.view.number.get());
-        // As many as one settle may cover.
+        // As many records as one sync may cover.
         if index == 0 || index + 4 < frames.len() {
             let why = opened.expect_err("acknowledged changes were lost");
             assert!(why.contains("a record was lost"), "frame {index}: {why}");
             assert_eq!(medium.list().unwrap(), before, "frame {index}");
-            assert!(open(&medium).is_err(), "frame {index}: damage is not forgotten");
+            assert!(open(&medium).is_err(), "frame {index}: the damage is found again");
         } else {
             assert_eq!(opened, Ok(index as u64 - 1), "frame {index}");
         }
@@ -221,7 +222,7 @@ fn a_rotten_record_in_the_middle_is_no_torn_end() {
 }
 
 #[test]
-fn a_file_that_is_no_log_is_told_and_one_of_another_name_is_nobodys() {
+fn an_invalid_log_file_is_an_error_and_other_names_are_ignored() {
     let opened = |name: &str, bytes: u64| {
         let recorder = Recorder::new();
         let medium = recorder.medium();
@@ -229,7 +230,7 @@ fn a_file_that_is_no_log_is_told_and_one_of_another_name_is_nobodys() {
         medium.create(name, bytes).unwrap();
         let before = medium.list().unwrap();
         let why = open(&medium).err();
-        assert_eq!(medium.list().unwrap() == before, why.is_some(), "what is damaged stays as it is");
+        assert_eq!(medium.list().unwrap() == before, why.is_some(), "a damaged folder stays unchanged");
         why
     };
     for (name, bytes, told) in [
@@ -247,7 +248,7 @@ fn a_file_that_is_no_log_is_told_and_one_of_another_name_is_nobodys() {
     }
 }
 
-/// Once a cluster has begun in a folder no other begins there, whatever becomes of its only log.
+/// Once a cluster has begun in a folder, no other cluster begins there, whatever happens to its only log.
 #[test]
 fn a_cluster_whose_log_is_lost_is_not_begun_anew() {
     type Loss = (&'static str, fn(&Medium));
@@ -275,14 +276,14 @@ fn a_cluster_whose_log_is_lost_is_not_begun_anew() {
             let why = open(&medium).err();
             assert!(why.as_ref().is_some_and(|why| why.contains(told)), "{told}: {why:?}");
         }
-        assert_eq!(medium.list().unwrap(), before, "{told}: what is left stays as it is");
+        assert_eq!(medium.list().unwrap(), before, "{told}: the remaining files stay unchanged");
         assert!(Store::rules(&medium).is_err(), "{told}");
     }
 }
 
-/// A whole log, of a version that this program does not know, is neither read nor replaced.
+/// A complete log of an unknown version is neither read nor replaced.
 #[test]
-fn a_log_of_another_version_is_told() {
+fn a_log_of_another_version_is_an_error() {
     let recorder = Recorder::new();
     let medium = recorder.medium();
     drop(open(&medium).unwrap());
@@ -299,7 +300,7 @@ fn a_log_of_another_version_is_told() {
 }
 
 #[test]
-fn a_second_manager_is_kept_out() {
+fn a_second_manager_is_refused() {
     let recorder = Recorder::new();
     let _first = open(&recorder.medium()).unwrap();
     assert!(open(&recorder.medium()).is_err());

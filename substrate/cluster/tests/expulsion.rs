@@ -1,7 +1,7 @@
-//! Never two members believe at one instant that they may serve the same subtree: over many seeds, with wrong clocks,
-//! pauses, one-way cuts, late and doubled messages, deaths, and managers that start anew; half of the seeds with the
-//! manager as expeller, half with the members (a store that only keeps, as ZooKeeper does). Then faults end, and each
-//! subtree is served by exactly one.
+//! Two members never believe at the same instant that they may serve the same subtree: for many seeds, with wrong
+//! clocks, pauses, cuts in one direction, late and repeated messages, deaths, and restarts of the manager. In half of
+//! the seeds the manager is the expeller, in the other half the members are (with a store like ZooKeeper). After that
+//! the faults end, and exactly one member serves each subtree.
 //!
 //! HEARTH_PROVE=1 runs 10,000 seeds.
 
@@ -16,7 +16,7 @@ mod world;
 use parts::{Counts, Plant};
 use world::World;
 
-/// Leases that the faults of a run last.
+/// Leases for which the faults of a run last.
 const LEASES: u64 = 20;
 
 fn seeds() -> u64 {
@@ -36,7 +36,7 @@ fn never_two_serve_the_same_subtree() {
     let many = seeds();
     assert!(counts.expulsions > many && counts.moves > many && counts.restarts > many && counts.late > many);
     assert!(counts.refused_beats > many, "complaints were never followed");
-    assert!(counts.served_ms > many * 1000, "hardly anybody served: nothing was shown");
+    assert!(counts.served_ms > many * 1000, "almost no member served, so the runs show nothing");
 }
 
 fn found(plant: Plant) {

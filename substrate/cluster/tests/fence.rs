@@ -1,8 +1,9 @@
-//! The fence with real processes and real clocks: a member that is killed, stopped, or cut off from the manager (both
-//! ways, or only one) has stopped serving before its expulsion is granted; both instants are printed. The cut is made
-//! by a relay between the member and the manager's socket.
+//! The fence with real processes and real clocks: a member that is killed, stopped, or cut off from the manager (in
+//! both directions, or only in one) has stopped serving before it is expelled; both instants are printed. A relay
+//! between the member and the manager's socket makes the cut.
 //!
-//! HEARTH_PROVE=1 runs 200 rounds. How soon a dead member is out of the others' view is printed, never asserted.
+//! HEARTH_PROVE=1 runs 200 rounds. The time until the other members' view lacks a dead member is printed, never
+//! asserted.
 
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "clippy knows tests by their attribute, and helpers have none")]
@@ -39,7 +40,7 @@ fn soon() -> Time {
     SystemHost.now().after(Duration::from_secs(30))
 }
 
-/// Waits until the membership fits; false if it ended first.
+/// Waits until the condition holds; false if the membership ended first.
 fn wait_until(member: &Membership, fits: impl Fn(&Membership) -> bool) -> bool {
     let until = soon();
     loop {
@@ -47,14 +48,14 @@ fn wait_until(member: &Membership, fits: impl Fn(&Membership) -> bool) -> bool {
         if fits(member) || member.party().is_none() {
             return member.party().is_some();
         }
-        assert!(SystemHost.now() < until, "what was waited for never came");
+        assert!(SystemHost.now() < until, "the condition never held");
         let slice = SystemHost.now().after(Duration::from_millis(5));
         let _ = SystemHost.wait(member.news(), seen, Some(slice));
     }
 }
 
-/// One round; gives how long before the grant the member had stopped, and how long after the fault it was out. Nothing
-/// if a machine that is busy with other things had somebody else expelled: then there was nothing to see.
+/// One round; returns how long before the expulsion the member had stopped, and how long after the fault it was
+/// expelled. Returns nothing if another member was expelled on a busy machine: then there was nothing to see.
 fn round(manager: &ManagerProcess, number: u32, fault: Fault) -> Option<(Duration, Duration)> {
     let host: Arc<dyn Host> = Arc::new(SystemHost);
     let remote = Arc::new(Remote::new(host.clone(), &manager.socket()));
@@ -91,7 +92,7 @@ fn round(manager: &ManagerProcess, number: u32, fault: Fault) -> Option<(Duratio
         return None;
     }
     let out = SystemHost.now();
-    // The change by which it was expelled, by the clock that everybody here shares, the manager for its history too.
+    // The change that expelled it. All processes here use the same clock, also the manager for its history.
     let newest = remote.watch(ChangeNumber::new(0), SystemHost.now()).unwrap().number.get();
     let from = ChangeNumber::new(newest.saturating_sub(30).max(1));
     let records = remote.history(from, 256, soon()).unwrap();
@@ -103,7 +104,7 @@ fn round(manager: &ManagerProcess, number: u32, fault: Fault) -> Option<(Duratio
         member.signal("CONT");
     }
     let valid_until = match fault {
-        // What it said last: it may have been told once more, and told nobody.
+        // Its last output: it may have known a later time without having written it.
         Fault::Kill => member.last_valid_until(),
         _ => {
             member.wait_for("ended");
@@ -123,7 +124,7 @@ fn round(manager: &ManagerProcess, number: u32, fault: Fault) -> Option<(Duratio
     Some((granted.since(valid_until), out.since(at)))
 }
 
-/// Rounds on one cluster with this lease, each with the next of the faults.
+/// Rounds on one cluster with this lease, with the faults in turn.
 fn rounds(lease: Duration, count: u32, faults: &[Fault]) {
     let mut manager = ManagerProcess::new(Rules::new(lease, 1000).unwrap());
     drop(manager.serving());
@@ -169,14 +170,14 @@ fn a_dead_member_is_out_after_its_lease() {
     rounds(Duration::from_secs(1), if proving() { 30 } else { 1 }, &[Fault::Kill]);
 }
 
-/// The manager's process: this test binary again, told by its environment that it is one.
+/// The manager's process: this test binary again, started with the environment of a manager.
 #[test]
 fn manager_process() {
-    process::serve_if_told();
+    process::serve_if_requested();
 }
 
 /// A member's process, likewise.
 #[test]
 fn member_process() {
-    member::serve_if_told();
+    member::serve_if_requested();
 }

@@ -1,5 +1,5 @@
-//! The bytes of a view, of a change and of a record, in which each field says which it is. A change here is a change of
-//! the format: the version of messages and log must change with it.
+//! Golden tests: the expected bytes of a view, a change and a record, with fields of different values. A change of
+//! these texts is a change of the format, and needs a new version of the messages and of the log.
 
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "clippy knows tests by their attribute, and helpers have none")]
@@ -63,7 +63,7 @@ fn a_record_of_a_change() {
 }
 
 #[test]
-fn a_join_with_what_its_pool_says() {
+fn a_join_with_the_state_of_its_pool() {
     let copy = PoolCopy { uid: PoolUid::new(0x5756), generation: PoolGeneration::new(0x6766) };
     let pool = PoolReport {
         cluster: Some(0x7776),
@@ -80,7 +80,7 @@ fn a_join_with_what_its_pool_says() {
 }
 
 #[test]
-fn a_subtree_that_is_founded() {
+fn a_change_that_founds_a_subtree() {
     let (path, version) = (Path::new(b"/m").unwrap(), ChangeNumber::new(0));
     let chain = vec![Placement { node: NodeId::new(0x31), hot: true }];
     let founder = Some(PoolUid::new(0x5756));

@@ -1,5 +1,5 @@
-//! The listener of the embedded manager, against whatever connects: garbage, truncated and oversized messages, other
-//! versions and clusters, senders that never finish, and more connections than there may be. Legitimate clients go on.
+//! The listener of the embedded manager against hostile clients: garbage, truncated and oversized messages, other
+//! versions and clusters, senders that never finish, and too many connections. Legitimate clients keep working.
 
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "clippy knows tests by their attribute, and helpers have none")]
@@ -34,18 +34,18 @@ fn beat() -> (ClusterKind, Vec<u8>) {
     Request::Beat(Party { node: NodeId::new(1), life: Epoch::new(1) }).encode()
 }
 
-/// Sends bytes; true if the connection was ended without an answer.
+/// Sends bytes; true if the manager ended the connection without an answer.
 fn is_thrown_out(embedded: &Embedded, bytes: &[u8]) -> bool {
     let mut stream = UnixStream::connect(embedded.socket()).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-    // It may be thrown out while it still sends.
+    // The manager may close the connection during the sending.
     let _ = stream.write_all(bytes);
     let mut answer = [0];
     matches!(stream.read(&mut answer), Ok(0) | Err(_))
 }
 
 #[test]
-fn whoever_connects_the_others_go_on() {
+fn hostile_connections_do_not_disturb_others() {
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
     let host: Arc<dyn Host> = Arc::new(SystemHost);
     let rules = Rules::new(Duration::from_secs(60), 1000).unwrap();
@@ -60,7 +60,7 @@ fn whoever_connects_the_others_go_on() {
     let cluster = embedded.service().cluster();
     let (kind, body) = beat();
     let right = ClusterHead::encode(kind, 1, cluster, &body);
-    assert!(!is_thrown_out(&embedded, &right), "a right one is answered");
+    assert!(!is_thrown_out(&embedded, &right), "a valid message is answered");
     let mut wrong: Vec<(&str, Vec<u8>)> = vec![
         ("text", b"GET / HTTP/1.1\r\nHost: manager.example.org\r\n\r\n".to_vec()),
         ("zeros", vec![0; 4096]),
@@ -79,12 +79,12 @@ fn whoever_connects_the_others_go_on() {
         wrong.push((name, message));
     }
     let largest = ClusterHead::encode(ClusterKind::Propose, 1, cluster, &vec![7; CLUSTER_BODY_MAX]);
-    wrong.push(("the largest body, of nothing", largest));
+    wrong.push(("the largest body, of zeros", largest));
     for (name, message) in wrong {
         assert!(is_thrown_out(&embedded, &message), "{name} was answered");
         works();
     }
-    // Random bytes, and right ones with one bit wrong.
+    // Random bytes, and valid messages with one wrong bit.
     for turn in 0..300usize {
         let mut message = right.clone();
         let bit = (SystemHost.random() as usize) % (message.len() * 8);
@@ -99,7 +99,7 @@ fn whoever_connects_the_others_go_on() {
 }
 
 #[test]
-fn those_who_never_finish_make_room() {
+fn connections_that_never_finish_are_closed() {
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
     let host: Arc<dyn Host> = Arc::new(SystemHost);
     let rules = Rules::new(Duration::from_secs(60), 1000).unwrap();
@@ -107,18 +107,26 @@ fn those_who_never_finish_make_room() {
         Embedded::start(host.clone(), &folder.path().join("manager"), rules, limits(), None).unwrap();
     let client = Remote::new(host, embedded.socket());
     client.watch(ChangeNumber::new(0), SystemHost.now()).unwrap();
-    // Ten times as many as there may be: each sends one byte, or none, and waits.
+    // Ten times the limit of connections: each sends one byte, or none, and waits.
     let mut slow: Vec<UnixStream> = Vec::new();
     for number in 0..10 * CONNECTIONS_MAX {
         let mut stream = UnixStream::connect(embedded.socket()).unwrap();
-        // One that is not let in is closed at once.
+        // A connection beyond the limit is closed at once.
         let _ = stream.write_all(&b"H"[number as usize % 2..]);
         slow.push(stream);
     }
     let party = Party { node: NodeId::new(1), life: Epoch::new(1) };
-    assert_eq!(client.beat(party, soon()), Err(Error::Refused(Refusal::NotMember)), "the one it has goes on");
+    assert_eq!(
+        client.beat(party, soon()),
+        Err(Error::Refused(Refusal::NotMember)),
+        "its own connection still works"
+    );
     let other = Remote::new(Arc::new(SystemHost), embedded.socket());
-    assert_eq!(other.beat(party, soon()), Err(Error::Refused(Refusal::NotMember)), "the slow ones made room");
+    assert_eq!(
+        other.beat(party, soon()),
+        Err(Error::Refused(Refusal::NotMember)),
+        "the slow connections were closed"
+    );
     embedded.stop();
 }
 
@@ -145,7 +153,7 @@ fn a_manager_of_another_cluster_is_recognised() {
     second.stop();
 }
 
-/// The machine, but for its wall clock: who asks for a change panics by it.
+/// The machine, except for its wall clock, which panics in a thread that makes a change.
 struct NoCalendar;
 
 impl Host for NoCalendar {
@@ -185,14 +193,14 @@ fn a_connection_whose_thread_panicked_is_not_waited_for() {
         Embedded::start(Arc::new(NoCalendar), &folder.path().join("manager"), rules, limits(), None).unwrap();
     let client = Remote::new(Arc::new(SystemHost), embedded.socket());
     let change = cluster::Change::Leave { party: Party { node: NodeId::new(1), life: Epoch::new(1) } };
-    // More than there may be at once: each makes room.
+    // More than the limit of concurrent connections: each one is closed again.
     for _ in 0..2 * CONNECTIONS_MAX {
         assert_eq!(client.propose(&change, soon()), Err(Error::Unknown));
     }
     within_time(move || embedded.stop());
 }
 
-/// Runs something that could wait without end, and waits for it for as long as it may take.
+/// Runs a function that could wait without end, and waits for it within a limit.
 fn within_time(body: impl FnOnce() + Send + 'static) {
     let done = Arc::new(Word::new(0));
     let theirs = done.clone();
@@ -204,18 +212,18 @@ fn within_time(body: impl FnOnce() + Send + 'static) {
     SystemHost.spawn("waits", Box::new(body)).unwrap();
     let until = soon();
     while done.load(Ordering::Acquire) == 0 {
-        assert!(SystemHost.now() < until, "it waits without end");
+        assert!(SystemHost.now() < until, "the call did not return");
         let _ = SystemHost.wait(&done, 0, Some(until));
     }
 }
 
-/// As one that was stopped by a signal: it listens, and accepts nobody.
+/// Like a manager that a signal has stopped: it listens, and accepts no connection.
 #[test]
 fn a_manager_that_accepts_nobody_is_waited_for_no_longer_than_asked() {
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
     let socket = folder.path().join("socket");
     let listener = UnixListener::bind(&socket).unwrap();
-    // A backlog of none has room for one.
+    // A backlog of zero has space for one connection.
     rustix::net::listen(&listener, 0).unwrap();
     let _first = UnixStream::connect(&socket).unwrap();
     let client = Remote::new(Arc::new(SystemHost), &socket);

@@ -1,4 +1,5 @@
-//! Every crash of a pool's identity: the generation that was asked with is known afterwards, and one that was joined with.
+//! Every crash of a pool's identity: afterwards the pool knows the requested generation, and the one with which it has
+//! joined.
 
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "clippy knows tests by their attribute, and helpers have none")]
@@ -20,7 +21,7 @@ fn done(number: u64) -> Done {
     Done { number: ChangeNumber::new(number), epoch: Epoch::new(number as u32) }
 }
 
-/// Three lives, each asked for, joined, and shown a newer view. Marks say how many calls have returned.
+/// Three lives, each with a request, a join, and a newer view. Marks count the calls that have returned.
 fn workload(recorder: &Recorder) {
     let medium = recorder.medium();
     let mut identity = open(&medium).unwrap();
@@ -34,7 +35,8 @@ fn workload(recorder: &Recorder) {
     }
 }
 
-/// The generations that the manager may have recorded after so many calls. The call that notes a join is made after it.
+/// The generations that the manager may have recorded after this number of calls. The call that notes a join comes
+/// after it.
 fn recorded(calls: u64, report: &PoolReport) -> Vec<u64> {
     let lives = calls.div_ceil(3);
     let last = (lives > 0).then(|| 99 + lives);
@@ -61,7 +63,7 @@ fn check(mut identity: PoolIdentity, _: &Medium, point: &Point) -> Result<(), St
         _ => None,
     });
     if report.newest < ChangeNumber::new(newest.unwrap_or(0)) {
-        return Err(format!("after {calls} calls {newest:?} was seen: {report:?}"));
+        return Err(format!("after {calls} calls {newest:?} was the newest seen change: {report:?}"));
     }
     Ok(())
 }
@@ -77,12 +79,12 @@ fn no_crash_forgets_a_generation() {
 }
 
 #[test]
-fn a_settle_left_out_is_found() {
+fn an_omitted_sync_is_found() {
     each_left_out_is_found(Verb::Settle, Model::Pages);
 }
 
 #[test]
-fn a_persist_left_out_is_found() {
+fn an_omitted_persist_is_found() {
     each_left_out_is_found(Verb::Persist, Model::Lines);
 }
 
@@ -97,13 +99,13 @@ fn each_left_out_is_found(verb: Verb, model: Model) {
             workload(recorder);
         };
         let found = enumerate(model, &Limits::default(), broken, open, check);
-        assert!(found.is_err(), "{verb:?} {call} of {calls} was left out unseen");
+        assert!(found.is_err(), "the omission of {verb:?} {call} of {calls} was not found");
     }
 }
 
-/// A generation stays the same until its join is known; the identity of another pool or node says nothing.
+/// A generation stays the same until the pool knows of its join; the identity of another pool or node is ignored.
 #[test]
-fn a_question_is_asked_again_with_the_same_generation() {
+fn a_repeated_request_has_the_same_generation() {
     let recorder = Recorder::new();
     let medium = recorder.medium();
     let first = open(&medium).unwrap().ask(1).unwrap();

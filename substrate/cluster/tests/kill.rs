@@ -1,5 +1,5 @@
-//! The embedded manager is killed, again and again, while members and operators change the cluster: what was
-//! acknowledged is there afterwards, numbers and epochs only grow, and a member stays one without anybody's help.
+//! The embedded manager is killed repeatedly while members and operators change the cluster: acknowledged changes are
+//! durable, numbers and epochs only grow, and a member keeps its membership without help.
 //!
 //! HEARTH_PROVE=1 kills 500 times by the socket, and 100 times by `transport`.
 
@@ -26,7 +26,7 @@ fn pause(duration: Duration) {
     let _ = SystemHost.wait(&word, 0, Some(SystemHost.now().after(duration)));
 }
 
-/// Joins and leaves until told to stop, and remembers everything that was acknowledged.
+/// Joins and leaves until it is stopped, and stores everything that was acknowledged.
 fn work(manager: &Remote, node: NodeId, stop: &Word, acknowledged: &Lock<Vec<(Done, Change)>>) {
     let mut life = None;
     while stop.load(Ordering::Acquire) == 0 {
@@ -43,7 +43,7 @@ fn work(manager: &Remote, node: NodeId, stop: &Word, acknowledged: &Lock<Vec<(Do
                 life = if life.is_none() { Some(done.epoch) } else { None };
                 acknowledged.lock().push((done, change));
             }
-            // Nobody knows: the next answer tells.
+            // The outcome is unknown: the next answer shows it.
             Err(Error::Unknown) => {}
             Err(Error::Refused(Refusal::AlreadyMember(found))) => life = Some(found),
             Err(Error::Refused(Refusal::NotMember)) => life = None,
@@ -57,13 +57,13 @@ fn proving() -> bool {
 }
 
 #[test]
-fn a_killed_manager_has_lost_nothing() {
+fn a_killed_manager_loses_nothing() {
     kill(ManagerProcess::new(rules()), if proving() { 500 } else { 12 });
 }
 
-/// The same over the network, where a start takes longer: libfabric is loaded.
+/// The same over the network, where a start takes longer because it loads libfabric.
 #[test]
-fn a_killed_manager_has_lost_nothing_over_transport() {
+fn a_killed_manager_loses_nothing_over_transport() {
     kill(ManagerProcess::listening(rules()), if proving() { 100 } else { 3 });
 }
 
@@ -91,7 +91,7 @@ fn kill(mut manager: ManagerProcess, rounds: usize) {
         .collect();
     let (mut checked, mut last) = (0, (ChangeNumber::new(0), format::Epoch::new(0)));
     for _ in 0..rounds {
-        // Something to find again, however long they take to come back.
+        // Changes to find again, however long the processes need to recover.
         let until = soon();
         while acknowledged.lock().is_empty() && SystemHost.now() < until {
             pause(Duration::from_millis(1));
@@ -103,7 +103,7 @@ fn kill(mut manager: ManagerProcess, rounds: usize) {
         let view = judge.watch(ChangeNumber::new(0), soon()).unwrap();
         assert!((view.number, view.epoch) >= last, "{:?} after {last:?}", (view.number, view.epoch));
         last = (view.number, view.epoch);
-        // The newest first: on a fast medium more is acknowledged than the history keeps.
+        // The newest ones first: on a fast medium more changes are acknowledged than the history keeps.
         for (done, change) in before.iter().rev() {
             assert!(done.number <= view.number && done.epoch <= view.epoch, "{done:?} of {change:?} is lost");
             let records = judge.history(done.number, 1, soon()).unwrap();
@@ -134,8 +134,8 @@ fn kill(mut manager: ManagerProcess, rounds: usize) {
     assert!(checked >= rounds, "nothing was acknowledged between two kills");
 }
 
-/// The manager's process: this test binary again, told by its environment that it is one.
+/// The manager's process: this test binary again, started with the environment of a manager.
 #[test]
 fn manager_process() {
-    process::serve_if_told();
+    process::serve_if_requested();
 }

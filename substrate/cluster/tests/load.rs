@@ -1,4 +1,5 @@
-//! A machine whose cores are all busy expels nobody: members with a lease of a second beside threads that never rest.
+//! On a machine whose cores are all busy no member is expelled: members with a lease of one second run beside threads
+//! that never rest.
 //!
 //! HEARTH_PROVE=1 runs ten minutes.
 
@@ -19,7 +20,7 @@ use std::time::Duration;
 const MEMBERS: u32 = 3;
 
 #[test]
-fn nobody_is_expelled_on_a_busy_machine() {
+fn no_member_is_expelled_on_a_busy_machine() {
     let span = Duration::from_secs(if std::env::var_os("HEARTH_PROVE").is_some() { 600 } else { 4 });
     let host: Arc<dyn Host> = Arc::new(SystemHost);
     let manager = ManagerProcess::new(Rules::new(Duration::from_secs(1), 1000).unwrap());
@@ -69,8 +70,8 @@ fn nobody_is_expelled_on_a_busy_machine() {
     assert_eq!(expelled, 0, "{records:?}");
 }
 
-/// The manager's process: this test binary again, told by its environment that it is one.
+/// The manager's process: this test binary again, started with the environment of a manager.
 #[test]
 fn manager_process() {
-    process::serve_if_told();
+    process::serve_if_requested();
 }

@@ -1,4 +1,5 @@
-//! Members with a pool: what the pool notes, and what a process that follows another one on the same pool keeps.
+//! Members with a pool: the changes that the pool stores, and the roles that a successor process on the same pool
+//! keeps.
 
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "clippy knows tests by their attribute, and helpers have none")]
@@ -15,7 +16,7 @@ use pmem::{MediaError, Medium};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Long: nobody is expelled here.
+/// A long lease, so that no member is expelled.
 const LEASE: Duration = Duration::from_secs(60);
 
 const POOL: PoolUid = PoolUid::new(7);
@@ -69,7 +70,7 @@ impl Bed {
     }
 }
 
-/// Waits until it holds of the membership.
+/// Waits until a condition holds for the membership.
 fn until(member: &Membership, what: impl Fn(&Membership) -> bool) {
     let end = soon();
     loop {
@@ -77,12 +78,12 @@ fn until(member: &Membership, what: impl Fn(&Membership) -> bool) {
         if what(member) {
             return;
         }
-        assert!(SystemHost.now() < end, "it did not come true");
+        assert!(SystemHost.now() < end, "the condition never held");
         let _ = SystemHost.wait(member.news(), seen, Some(SystemHost.now().after(Duration::from_millis(20))));
     }
 }
 
-/// The newest change that the pool knows.
+/// The newest change in the pool's identity.
 fn noted(medium: &Medium) -> ChangeNumber {
     PoolIdentity::open(medium, POOL, NODE).unwrap().newest()
 }
@@ -93,7 +94,7 @@ fn a_process_that_follows_another_on_its_pool_keeps_copy_and_role() {
     let first = bed.join(&recorder.medium());
     bed.found();
     until(&first, |member| member.may_serve(&Path::root()));
-    // As a process that is killed: the manager hears nothing of it.
+    // Like a killed process: the manager gets no message about it.
     first.stop();
     let second = bed.join(&recorder.medium());
     until(&second, |member| member.may_serve(&Path::root()));
@@ -116,7 +117,7 @@ fn an_older_copy_of_the_pool_is_no_copy() {
     bed.join(&recorder.medium()).leave(soon()).unwrap();
     let member = bed.join(&older.medium());
     until(&member, |member| member.view().is_some());
-    assert_eq!(bed.head(), None, "a pool that lacks a life of its own leads");
+    assert_eq!(bed.head(), None, "a pool that does not know its own last life leads");
     member.leave(soon()).unwrap();
     let member = bed.join(&recorder.medium());
     until(&member, |member| member.may_serve(&Path::root()));
@@ -149,9 +150,9 @@ fn a_pool_of_another_cluster_is_refused() {
 }
 
 #[test]
-fn a_pool_that_can_note_nothing_is_in_no_cluster() {
+fn a_pool_that_cannot_store_its_identity_joins_no_cluster() {
     let (bed, recorder) = (Bed::new(), Recorder::new());
-    // The generation is settled by the first, the life by the second, the view behind it by the third.
+    // The first sync is that of the generation, the second that of the life, the third that of a later view.
     recorder.fail_settle(0);
     assert_eq!(bed.try_to_join(&recorder.medium()).map(|_| ()), Err(Error::Pool(failure())));
     assert!(bed.view().members.is_empty(), "it joined with a generation that its pool may not know");
@@ -185,7 +186,7 @@ fn copy_of(medium: &Medium) -> Recorder {
     copy
 }
 
-/// What a settle that fails says.
+/// The error of a failed sync.
 fn failure() -> MediaError {
     let recorder = Recorder::new();
     recorder.fail_settle(0);

@@ -1,5 +1,4 @@
-//! The rules against what must hold after any changes in any order, and the bytes of everything against what they were
-//! made from.
+//! The rules against the invariants after any changes in any order, and all encodings against their values.
 
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "clippy knows tests by their attribute, and helpers have none")]
@@ -9,8 +8,8 @@ use cluster::codec::{
     take_record,
 };
 use cluster::{
-    Address, Answer, Change, Core, Event, Expeller, Party, Path, Placement, PoolCopy, PoolReport, Record,
-    Refusal, Rules, Subtree, View,
+    Address, Answer, Change, Event, Expeller, ManagerCore, Party, Path, Placement, PoolCopy, PoolReport,
+    Record, Refusal, Rules, Subtree, View,
 };
 use format::{BeatVersion, ChangeNumber, Epoch, NodeId, PoolGeneration, PoolUid};
 use ipc::Time;
@@ -32,7 +31,7 @@ fn path(index: usize) -> Path {
     Path::new([&b"/"[..], b"/mail"][index]).unwrap()
 }
 
-/// A change that may fit: conditions are those of the view, or those of a moment before.
+/// A change that may be valid: its conditions are those of the view, or those of an earlier view.
 #[derive(Clone, Debug)]
 struct Draft {
     kind: u8,
@@ -45,20 +44,20 @@ struct Draft {
     pool: PoolDraft,
 }
 
-/// What a node brings along when it joins.
+/// The pool with which a node joins.
 #[derive(Clone, Copy, Debug)]
 enum PoolDraft {
-    /// Its pool, in a new generation.
+    /// Its own pool, in a new generation.
     Own,
-    /// An older copy of its pool.
+    /// An older copy of its own pool.
     Older,
     /// Another pool, or an empty one.
     Foreign,
-    /// None.
+    /// No pool.
     None,
     /// A pool of another cluster.
     OfOtherCluster,
-    /// Its pool, which has seen a change that the manager does not have.
+    /// Its own pool, which has seen a change that the manager does not have.
     Ahead,
 }
 
@@ -73,7 +72,7 @@ fn pool_draft() -> impl Strategy<Value = PoolDraft> {
     ]
 }
 
-/// What the pool of a node says. Its own life before is the one that the view has, if it has one.
+/// The state of a node's pool. Its former life is the one in the view, if there is one.
 fn pool(view: &View, number: u32, draft: PoolDraft) -> PoolReport {
     let newer = 1000 + view.number.get();
     let replicas = view.subtrees.values().filter_map(|subtree| subtree.replica(node(number)));
@@ -157,7 +156,7 @@ fn change(view: &View, beats: &BTreeMap<NodeId, BeatVersion>, draft: &Draft) -> 
     }
 }
 
-/// True if the change is one by which this member itself lets go of its role.
+/// True if the change is one by which this member gives away its role itself.
 fn gives(change: &Change, who: NodeId) -> bool {
     match change {
         Change::Leave { party } | Change::Expel { party, .. } => party.node == who,
@@ -168,7 +167,7 @@ fn gives(change: &Change, who: NodeId) -> bool {
     }
 }
 
-/// What must hold between a view, a change that was made, and the view after it.
+/// The invariants between a view, a change that was made, and the view after it.
 fn check(before: &View, change: &Change, after: &View) {
     assert_eq!(after.number, before.number.next());
     let grown = if change.begins_epoch() { before.epoch.next() } else { before.epoch };
@@ -184,8 +183,8 @@ fn check(before: &View, change: &Change, after: &View) {
             let kept = now.is_some_and(|now| now.manager == Some(manager));
             assert!(kept || gives(change, manager), "{manager} lost {path} by {change:?}");
         }
-        // Which pool comes into the in-sync set comes by the word of the lease manager. One that is in it stays the same
-        // pool, and its generation grows, by the word of its node.
+        // The lease manager decides which pool enters the in-sync set. A pool that is in it stays the same, and only a
+        // join of its node changes its generation.
         for replica in now.iter().flat_map(|now| &now.chain).filter(|replica| replica.in_sync) {
             let was = subtree.replica(replica.node).filter(|replica| replica.in_sync);
             let said = matches!(change, Change::SetSync { in_sync: true, node, .. } if *node == replica.node);
@@ -213,7 +212,7 @@ fn check(before: &View, change: &Change, after: &View) {
     }
 }
 
-/// The record says who is not heard any more by a complaint, and whether that is why somebody is expelled.
+/// The record contains the member that a complaint has refused, and whether this is the reason of an expulsion.
 fn check_refused(before: &View, record: &Record, after: &View) {
     let refused = |view: &View, node| view.members.get(&node).is_some_and(|member| member.refused);
     let told = match &record.change {
@@ -240,7 +239,7 @@ proptest! {
 
     #[test]
     fn any_changes_keep_the_rules(drafts in proptest::collection::vec(draft(), 1..120)) {
-        let (mut core, start) = Core::start(View::new(7, rules()), VecDeque::new(), Expeller::Member, Time::from_ns(1), 0);
+        let (mut core, start) = ManagerCore::start(View::new(7, rules()), VecDeque::new(), Expeller::Member, Time::from_ns(1), 0);
         let mut replayed = View::new(7, rules());
         replayed.apply(&start.change).unwrap();
         let (mut made, mut earlier) = (1, start.change);
@@ -277,7 +276,7 @@ proptest! {
             }
         }
         prop_assert_eq!(core.history().len(), made);
-        // Asked again, nothing that was made fits any more, but for a join, which is answered by the life it gave.
+        // A second request is refused for every change that was made, except a join, which gets the same life again.
         let before = core.view().clone();
         let again = core.step(Time::from_ns(999), Event::Propose { change: earlier.clone(), wall_ns: 5 });
         if !matches!(earlier, Change::Start) {
@@ -297,14 +296,14 @@ proptest! {
 }
 
 struct Bench {
-    core: Core,
+    core: ManagerCore,
     now: Time,
 }
 
 impl Bench {
     fn new(expeller: Expeller, nodes: u32) -> Self {
         let now = Time::from_ns(1_000_000_000);
-        let (core, _) = Core::start(View::new(7, rules()), VecDeque::new(), expeller, now, 0);
+        let (core, _) = ManagerCore::start(View::new(7, rules()), VecDeque::new(), expeller, now, 0);
         let mut bench = Self { core, now };
         for number in 1..=nodes {
             bench.join(number).unwrap();
@@ -357,7 +356,7 @@ impl Bench {
         &self.core.view().subtrees[&path(0)]
     }
 
-    /// Places the subtree; a new one is founded by the first of the chain, and the others join it.
+    /// Places the subtree; the first node of the chain founds a new one, and the others join it.
     fn place(&mut self, chain: &[u32]) -> Result<Epoch, Refusal> {
         let known = self.core.view().subtrees.get(&path(0));
         let version = known.map_or(ChangeNumber::new(0), |found| found.version);
@@ -393,9 +392,9 @@ impl Bench {
     }
 }
 
-/// Two nodes, the second dies, the first dies, the second comes back: it must not be taken for a copy.
+/// Two nodes: the second dies, the first dies, the second comes back. It must not be taken for a copy.
 #[test]
-fn a_stale_node_never_heads_a_subtree() {
+fn a_node_without_the_newest_data_never_heads_a_subtree() {
     let mut bench = Bench::new(Expeller::Member, 2);
     bench.place(&[1, 2]).unwrap();
     bench.expel(2).unwrap();
@@ -410,7 +409,7 @@ fn a_stale_node_never_heads_a_subtree() {
 }
 
 #[test]
-fn of_two_the_one_later_in_the_chain_is_refused() {
+fn the_member_later_in_the_chain_is_refused() {
     let mut bench = Bench::new(Expeller::Member, 3);
     bench.place(&[3, 1, 2]).unwrap();
     bench.complain(2, 3).unwrap();
@@ -433,15 +432,15 @@ fn the_last_copy_is_never_refused() {
     bench.give(1, 2).unwrap();
     bench.set_sync(2, 1, false).unwrap();
     bench.complain(1, 2).unwrap();
-    assert_eq!(bench.refused(), [1], "node 2 stands later, but is the only copy");
+    assert_eq!(bench.refused(), [1], "node 2 is later in the chain, but the only copy");
     let mut bench = Bench::new(Expeller::Member, 2);
     bench.place(&[1, 2]).unwrap();
     bench.complain(1, 2).unwrap();
     bench.expel(1).unwrap();
-    assert_eq!(bench.refused(), [0u32; 0], "the other one died: whoever was refused is needed");
+    assert_eq!(bench.refused(), [0u32; 0], "the other node died, so the refused one is needed");
 }
 
-/// A replica whose disk is slow and that stands before the head in the chain: the head stays.
+/// A replica with a slow disk that is before the head in the chain: the head keeps its role.
 #[test]
 fn a_complaint_never_costs_the_lease_manager_its_role() {
     for (by, about) in [(1, 2), (2, 1)] {
@@ -453,7 +452,7 @@ fn a_complaint_never_costs_the_lease_manager_its_role() {
     }
 }
 
-/// One pool founds a subtree: a node that is a member of the chain with an empty pool holds nothing of it.
+/// One pool founds a subtree: a node in the chain with an empty pool has no copy of it.
 #[test]
 fn one_pool_founds_a_subtree() {
     let mut bench = Bench::new(Expeller::Member, 2);
@@ -475,8 +474,8 @@ fn one_pool_founds_a_subtree() {
     assert_eq!(bench.manager(), Some(2));
 }
 
-/// The last copy comes back with another pool, with none, or with an older copy of its own: the subtree waits for the pool
-/// that holds everything.
+/// The last copy comes back with another pool, with none, or with an older copy of its own: the subtree waits for the
+/// pool that has all data.
 #[test]
 fn a_node_with_another_pool_is_no_copy() {
     for wrong in [PoolDraft::Foreign, PoolDraft::None, PoolDraft::Older] {
@@ -487,7 +486,7 @@ fn a_node_with_another_pool_is_no_copy() {
         bench.join_with(1, wrong).unwrap();
         assert_eq!((bench.in_sync(), bench.manager()), (vec![1], None), "{wrong:?}");
         assert_eq!(bench.core.view().copies(bench.subtree()), 0);
-        // Not by another node's word either, and not by its own.
+        // Neither another node nor the node itself can change that.
         bench.join(2).unwrap();
         assert_eq!(bench.set_sync(2, 2, true), Err(Refusal::NotManager));
         assert_eq!(bench.set_sync(1, 1, false), Err(Refusal::LastCopy));
@@ -496,7 +495,7 @@ fn a_node_with_another_pool_is_no_copy() {
     }
 }
 
-/// The same while others live: the pool loses its place, and its node the role.
+/// The same while other copies are alive: the pool loses its place in the set, and its node the role.
 #[test]
 fn a_restart_with_another_pool_loses_the_role() {
     for wrong in [PoolDraft::Foreign, PoolDraft::None, PoolDraft::Older] {
@@ -515,9 +514,10 @@ fn a_restart_with_another_pool_loses_the_role() {
     assert_eq!((bench.in_sync(), bench.manager()), (vec![1, 2], Some(1)), "its own pool keeps both");
 }
 
-/// A pool of another cluster stays out; one that has seen a change that the manager lacks shows that it was set back.
+/// A pool of another cluster is refused; one that has seen a change that the manager lacks shows that the manager was
+/// set back.
 #[test]
-fn a_manager_that_was_set_back_appoints_nobody() {
+fn a_manager_that_was_set_back_appoints_no_lease_manager() {
     let mut bench = Bench::new(Expeller::Member, 3);
     bench.place(&[1, 2]).unwrap();
     let other = bench.core.view().cluster + 1;
@@ -525,7 +525,7 @@ fn a_manager_that_was_set_back_appoints_nobody() {
     let number = bench.core.view().number.next();
     bench.join_with(3, PoolDraft::Ahead).unwrap();
     assert_eq!(bench.core.view().set_back, Some(number));
-    assert_eq!(bench.manager(), Some(1), "nobody can take it away from a member");
+    assert_eq!(bench.manager(), Some(1), "a member keeps the role");
     bench.expel(1).unwrap();
     assert_eq!(bench.manager(), None, "node 2 may have been taken out since");
     bench.join(1).unwrap();
@@ -534,7 +534,7 @@ fn a_manager_that_was_set_back_appoints_nobody() {
 }
 
 #[test]
-fn nobody_is_expelled_before_its_time() {
+fn no_member_is_expelled_too_early() {
     let mut bench = Bench::new(Expeller::Core, 2);
     let wait = rules().expel_after();
     assert_eq!(bench.core.next_tick(), Some(bench.now.after(wait)));
@@ -545,15 +545,15 @@ fn nobody_is_expelled_before_its_time() {
     assert!(matches!(bench.core.step(bench.now, Event::Beat(party)).answer, Answer::Beaten(_)));
     bench.now = bench.now.after(Duration::from_nanos(1));
     let records = bench.core.step(bench.now, Event::Tick { wall_ns: 0 }).records;
-    assert_eq!(records.len(), 1, "node 1 was heard, node 2 was not");
+    assert_eq!(records.len(), 1, "the heartbeats of node 1 arrived, those of node 2 did not");
     assert!(matches!(records[0].change, Change::Expel { party, .. } if party.node == node(2)));
     let answer = bench.core.step(bench.now, Event::Propose { change: Change::Start, wall_ns: 0 }).answer;
     assert_eq!(answer, Answer::Refused(Refusal::Internal));
 }
 
-/// A heartbeat that somebody saw before the manager started anew is never the present one afterwards.
+/// A heartbeat that an expeller saw before the manager restarted is never the current one afterwards.
 #[test]
-fn no_heartbeat_has_the_same_version_twice() {
+fn a_heartbeat_version_never_repeats() {
     let mut bench = Bench::new(Expeller::Member, 1);
     let mut seen = std::collections::BTreeSet::new();
     for _ in 0..3 {
@@ -566,6 +566,6 @@ fn no_heartbeat_has_the_same_version_twice() {
         }
         let view = bench.core.view().clone();
         let history = bench.core.history().clone();
-        (bench.core, _) = Core::start(view, history, Expeller::Member, bench.now, 0);
+        (bench.core, _) = ManagerCore::start(view, history, Expeller::Member, bench.now, 0);
     }
 }

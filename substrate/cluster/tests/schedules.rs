@@ -1,6 +1,5 @@
-//! Schedules of membership from beginning to end, with a manager that is a process, members that have pools, and links
-//! between them: the manager is gone for a moment, and for three leases; two nodes are both alone; a third member
-//! comes and goes.
+//! Complete schedules of membership, with a manager in its own process, members with pools, and links between them: the
+//! manager is away for a moment, and for three leases; two nodes are both alone; a third member joins and leaves.
 
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "clippy knows tests by their attribute, and helpers have none")]
@@ -39,7 +38,7 @@ fn pause(duration: Duration) {
 fn until(what: impl Fn() -> bool) {
     let end = soon();
     while !what() {
-        assert!(SystemHost.now() < end, "it did not come true");
+        assert!(SystemHost.now() < end, "the condition never held");
         pause(Duration::from_millis(5));
     }
 }
@@ -60,7 +59,7 @@ impl Node {
         Self { id, recorder, manager, member }
     }
 
-    /// As the process that follows: the membership before has ended.
+    /// The successor process: the former membership has ended.
     fn join_again(&mut self) {
         self.member.stop();
         self.member = join(self.id, &self.recorder, &self.manager);
@@ -86,7 +85,7 @@ fn join(node: NodeId, recorder: &Recorder, manager: &Arc<Remote>) -> Arc<Members
         .unwrap()
 }
 
-/// Node 1 founds the tree and takes node 2 in.
+/// Node 1 founds the tree, and lets node 2 join it.
 fn found(first: &Node, second: &Node) {
     let chain = vec![Placement { node: FIRST, hot: true }, Placement { node: SECOND, hot: true }];
     let (path, version, founder) = (Path::root(), ChangeNumber::new(0), Some(pool_of(FIRST)));
@@ -105,7 +104,7 @@ fn start(lease: Duration) -> ManagerProcess {
     manager
 }
 
-/// What must not change while the manager is away.
+/// The state that must not change while the manager is away.
 fn agreed(node: &Node) -> (Option<Party>, format::Epoch, Vec<NodeId>, ChangeNumber) {
     let view = node.member.view().unwrap();
     (node.member.party(), view.epoch, node.copies(), view.subtrees[&Path::root()].version)
@@ -121,7 +120,7 @@ fn a_manager_killed_for_a_moment_interrupts_nothing() {
     manager.kill();
     let held = [&first, &second].map(|node| node.member.valid_until().unwrap());
     manager.start();
-    // Until heartbeats of both have been written since.
+    // Until heartbeats of both were written after that.
     let extended = |(node, held): (&Node, Time)| node.member.valid_until().unwrap() > held.after(lease / 2);
     until(|| {
         assert!(first.serves(), "the head stopped");
@@ -132,7 +131,7 @@ fn a_manager_killed_for_a_moment_interrupts_nothing() {
 }
 
 #[test]
-fn a_manager_away_for_three_leases_stops_all_and_then_all_goes_on() {
+fn members_stop_without_a_manager_for_three_leases_and_then_continue() {
     let lease = Duration::from_secs(2);
     let mut manager = start(lease);
     let (first, second) = (Node::join(FIRST, &manager.socket()), Node::join(SECOND, &manager.socket()));
@@ -143,7 +142,7 @@ fn a_manager_away_for_three_leases_stops_all_and_then_all_goes_on() {
     let ends = first.member.valid_until().unwrap();
     assert!(ends < back);
     until(|| !first.serves());
-    assert!(SystemHost.now() >= ends, "it stopped though its time was not up");
+    assert!(SystemHost.now() >= ends, "it stopped although its membership was still valid");
     while SystemHost.now() < back {
         assert!(!first.serves() && !second.serves(), "a node serves without a manager");
         pause(Duration::from_millis(5));
@@ -155,10 +154,10 @@ fn a_manager_away_for_three_leases_stops_all_and_then_all_goes_on() {
     [&first, &second].iter().for_each(|node| node.member.stop());
 }
 
-/// Both are cut off from the manager, and so they stop. Both are expelled; the copy that went last has everything, and it
-/// alone may lead when they come back, in whichever order.
+/// Both are cut off from the manager, so they stop, and both are expelled. The copy that was expelled last has all
+/// data, and it alone may lead when they come back, in any order.
 #[test]
-fn of_two_nodes_that_were_both_alone_the_last_copy_leads() {
+fn the_last_copy_leads_after_two_nodes_were_both_alone() {
     let manager = start(Duration::from_secs(2));
     let relays = [Relay::start(&manager.socket()), Relay::start(&manager.socket())];
     let (mut first, mut second) =
@@ -175,10 +174,10 @@ fn of_two_nodes_that_were_both_alone_the_last_copy_leads() {
     relays.iter().for_each(|relay| relay.cut(&[]));
     until(|| first.member.party().is_none() && second.member.party().is_none());
     let (leads, follows) = if last == FIRST { (&mut first, &mut second) } else { (&mut second, &mut first) };
-    // The other one first: a role that is free does not fall to it.
+    // The other node comes first: it does not get the free role.
     follows.join_again();
     until(|| follows.member.view().is_some());
-    assert_eq!(head(&view()), None, "a pool leads that lacks what the last copy has");
+    assert_eq!(head(&view()), None, "a pool leads that lacks data of the last copy");
     leads.join_again();
     until(|| leads.serves());
     assert_eq!((leads.copies(), head(&view())), (vec![last], Some(last)));
@@ -191,7 +190,7 @@ fn head(view: &View) -> Option<NodeId> {
     view.subtrees[&Path::root()].manager
 }
 
-/// Node 3 joins and leaves, again and again; the two others advance with every view, and their link stays.
+/// Node 3 joins and leaves again and again; the two other nodes advance with every view, and their link stays.
 #[test]
 fn a_member_that_comes_and_goes_interrupts_no_link() {
     let manager = start(Duration::from_secs(60));
@@ -215,7 +214,7 @@ fn a_member_that_comes_and_goes_interrupts_no_link() {
         assert!(matches!(there.take(Some(soon())), Ok(Event::Message(message)) if message[..] == [round]));
     }
     assert_eq!((here.ended(), there.ended()), (None, None));
-    // Its own new life ends the link: what the life before sent does not arrive any more.
+    // A new life of its own ends the link: messages of the former life do not arrive any more.
     let mut second = second;
     second.join_again();
     until(|| {
@@ -257,8 +256,8 @@ fn connect([one, two]: &[Endpoint; 2]) -> (Connection, Connection) {
     (made.recv().unwrap(), there)
 }
 
-/// The manager's process: this test binary again, told by its environment that it is one.
+/// The manager's process: this test binary again, started with the environment of a manager.
 #[test]
 fn manager_process() {
-    process::serve_if_told();
+    process::serve_if_requested();
 }

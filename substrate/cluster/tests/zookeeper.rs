@@ -1,6 +1,6 @@
-//! The suite of `Manager` on ZooKeeper: ensembles of one and three, ended by SIGKILL where a case asks for a restart. It
-//! needs Java and Debian's `libzookeeper-java`, and the feature `zookeeper`; without the packages it says that it was skipped.
-//! Servers that are cut from each other stand in network namespaces, which need root.
+//! The suite of `Manager` on ZooKeeper: ensembles of one and three servers, ended by SIGKILL where a case needs a
+//! restart. It needs Java, Debian's `libzookeeper-java` and the feature `zookeeper`; without the packages it prints
+//! that it was skipped. Servers that are cut off from each other run in network namespaces, which need root.
 
 #![cfg(feature = "zookeeper")]
 #![allow(clippy::unwrap_used, reason = "clippy knows tests by their attribute, and helpers have none")]
@@ -87,8 +87,8 @@ fn zookeeper_with_three_servers() {
     run(3);
 }
 
-/// Each of three servers is killed in turn, so the leader too: what was acknowledged stays, changes go on, and a member
-/// stays one without anybody's help.
+/// Each of three servers is killed in turn, including the leader: acknowledged changes are durable, new changes are
+/// made, and a member keeps its membership without help.
 #[test]
 fn zookeeper_loses_its_servers_one_by_one() {
     if !is_there() {
@@ -121,7 +121,7 @@ fn zookeeper_loses_its_servers_one_by_one() {
             pool: PoolReport::default(),
             address: Address::default(),
         };
-        // Nobody knows how it ended whose answer was lost: a join that is asked again gives the same life.
+        // If the answer to a join was lost, a repeated request gets the same life.
         let until = soon();
         let done = loop {
             match other.propose(&change, soon()) {
@@ -148,7 +148,7 @@ fn zookeeper_loses_its_servers_one_by_one() {
     println!("zookeeper x3: {rounds} servers killed in turn, at number {} epoch {}", last.number, last.epoch);
 }
 
-/// A member that reaches one server only, which stands in the same namespace.
+/// A member that reaches only one server, which runs in the same namespace.
 struct Cut {
     zoo: Arc<ZooKeeper>,
     member: Arc<Membership>,
@@ -163,7 +163,7 @@ fn join_at(
     rules: Rules,
 ) -> Cut {
     let soon = SystemHost.now().after(Duration::from_secs(60));
-    // Threads and sockets that are made in here are in the namespace.
+    // Threads and sockets that are created in here belong to the namespace.
     namespaces.inside(server as u32 + 1, || {
         let zoo = ZooKeeper::connect(Arc::new(SystemHost), address, root, rules, soon).unwrap();
         zoo.start_expeller().unwrap();
@@ -185,8 +185,8 @@ fn wait_for(what: &str, mut there: impl FnMut() -> bool) -> Time {
     SystemHost.now()
 }
 
-/// A server is cut off together with a member beside it: a follower from its leader, and a leader from its followers.
-/// The member has stopped before the other one serves.
+/// A server is cut off together with a member in its namespace: a follower from its leader, and a leader from its
+/// followers. The member has stopped before the other one serves.
 #[test]
 fn zookeeper_cut_in_two_fences_the_member_on_the_smaller_side() {
     let Some(namespaces) = Some(3).filter(|_| is_there()).and_then(Namespaces::new) else {

@@ -1,4 +1,4 @@
-//! What every `Manager` does, whatever stands behind it. Each case takes a fresh cluster.
+//! The behaviour of every `Manager`, for all backends. Each case uses a fresh cluster.
 
 use cluster::{
     Address, Change, Error, Joining, Manager, Membership, Party, Path, Placement, PoolCopy, PoolReport,
@@ -11,10 +11,10 @@ use std::time::Duration;
 
 /// A backend under test, with one cluster.
 pub trait Backend {
-    /// A client of the manager, independent of those before.
+    /// A client of the manager, independent of the earlier ones.
     fn client(&self) -> Arc<dyn Manager>;
 
-    /// Ends the manager as hard as the backend can and starts it again on what is durable.
+    /// Ends the manager as abruptly as the backend can, and starts it again on the durable state.
     fn restart(&mut self);
 }
 
@@ -23,13 +23,13 @@ pub fn rules(lease_ms: u64) -> Rules {
     Rules::new(Duration::from_millis(lease_ms), 1000).unwrap()
 }
 
-/// Lease where nobody is to be expelled, however slow the machine is.
+/// A lease for cases in which no member may be expelled, however slow the machine is.
 const LONG_MS: u64 = 60_000;
 
-/// Lease where somebody is waited for to be expelled.
+/// A lease for cases that wait for an expulsion.
 const SHORT_MS: u64 = 3000;
 
-/// A case: its name, the lease of its cluster, and what it does with it.
+/// A case: its name, the lease of its cluster, and its function.
 pub type Case = (&'static str, u64, fn(&mut dyn Backend));
 
 pub const CASES: [Case; 14] = [
@@ -72,7 +72,7 @@ fn view(manager: &dyn Manager) -> Arc<View> {
     }
 }
 
-/// The pool of a node, always in one life of it.
+/// The pool of a node, always in the same generation.
 fn pool(number: u32) -> PoolReport {
     let generation = PoolGeneration::new(1);
     let copy = PoolCopy { uid: PoolUid::new(number.into()), generation };
@@ -104,7 +104,7 @@ fn place(manager: &dyn Manager, path: &Path, nodes: &[u32]) -> Result<ChangeNumb
     Ok(version)
 }
 
-/// Waits until a view fits.
+/// Waits until a view satisfies the condition.
 fn wait_for(manager: &dyn Manager, fits: impl Fn(&View) -> bool) -> Arc<View> {
     let (until, mut after) = (soon(), ChangeNumber::new(0));
     loop {
@@ -112,7 +112,7 @@ fn wait_for(manager: &dyn Manager, fits: impl Fn(&View) -> bool) -> Arc<View> {
         if fits(&view) {
             return view;
         }
-        assert!(now() < until, "the view that was waited for never came: {view:?}");
+        assert!(now() < until, "no view satisfied the condition: {view:?}");
         after = view.number;
     }
 }
@@ -146,7 +146,7 @@ fn a_join_asked_again_gives_the_same_life(backend: &mut dyn Backend) {
     let first = manager.propose(&change, soon()).unwrap();
     let again = manager.propose(&change, soon()).unwrap();
     assert_eq!(first.epoch, again.epoch);
-    assert_eq!(view(&*manager).epoch, first.epoch, "asked twice, made once");
+    assert_eq!(view(&*manager).epoch, first.epoch, "two requests, one change");
 }
 
 fn a_successor_ends_the_life_before(backend: &mut dyn Backend) {
@@ -186,7 +186,7 @@ fn a_watcher_is_woken(backend: &mut dyn Backend) {
     let before = view(&*manager);
     let until = now().after(Duration::from_millis(30));
     assert_eq!(watcher.watch(before.number, until).unwrap().number, before.number);
-    assert!(now() >= until, "there was nothing new to tell");
+    assert!(now() >= until, "there was no newer view");
     let seen = Arc::new(ipc::LongWord::new(0));
     let theirs = seen.clone();
     let after = before.number;
@@ -206,7 +206,7 @@ fn member(backend: &dyn Backend, number: u32) -> Arc<Membership> {
     Membership::join(Arc::new(SystemHost), backend.client(), &joining, soon()).unwrap()
 }
 
-/// Waits until a membership fits.
+/// Waits until a membership satisfies the condition.
 fn wait_until(member: &Membership, fits: impl Fn(&Membership) -> bool) {
     let until = soon();
     loop {
@@ -214,8 +214,8 @@ fn wait_until(member: &Membership, fits: impl Fn(&Membership) -> bool) {
         if fits(member) {
             return;
         }
-        assert!(now() < until, "what was waited for never came: {:?}", member.view());
-        // Time alone may change what is waited for.
+        assert!(now() < until, "the condition never held: {:?}", member.view());
+        // The passing of time alone may make the condition true.
         let slice = now().after(Duration::from_millis(20));
         let _ = SystemHost.wait(member.news(), seen, Some(slice));
     }
@@ -230,7 +230,7 @@ fn heartbeats_keep_a_member(backend: &mut dyn Backend) {
     let first = one.valid_until().unwrap();
     wait_until(&one, |one| one.valid_until().unwrap() > first.after(one.rules().lease() * 3));
     assert_eq!(view(&*manager).members.len(), 2, "nobody was expelled who was heard");
-    // One gives the role away, and does not serve from the instant in which it asks.
+    // One member gives the role away, and stops serving at the instant in which it sends the request.
     let version = view(&*manager).subtrees[&Path::root()].version;
     let change = Change::SetManager { path: Path::root(), version, by: one.party().unwrap(), to: node(2) };
     one.give(&Path::root(), version, &change, soon()).unwrap();
@@ -252,10 +252,10 @@ fn a_silent_member_is_expelled_after_its_time(backend: &mut dyn Backend) {
     let refused = manager.propose(&early, soon());
     assert!(matches!(refused, Err(Error::Refused(Refusal::TooEarly | Refusal::StaleBeat(_)))), "{refused:?}");
     let valid_until = one.valid_until().unwrap();
-    // As a process that dies: its last promise stands.
+    // Like a process that dies: its membership stays valid until its time ends.
     one.stop();
     wait_until(&two, |two| two.may_serve(&Path::root()));
-    assert!(now() >= valid_until, "the other one served while the first still might have");
+    assert!(now() >= valid_until, "the other one served while the first one still may have served");
     let seen = view(&*manager);
     assert_eq!(seen.subtrees[&Path::root()].in_sync().collect::<Vec<_>>(), [node(2)]);
     assert_eq!(manager.beat(party, soon()), Err(Refusal::NotMember.into()));
@@ -273,7 +273,7 @@ fn who_is_later_in_the_chain_is_refused(backend: &mut dyn Backend) {
     wait_for(&*manager, |view| !view.members.contains_key(&node(2)));
     wait_until(&two, |two| two.party().is_none());
     wait_until(&one, |one| one.may_serve(&Path::root()));
-    // The one complained about stays: the audit trail says so.
+    // The other member stays, as the audit trail shows.
     let records = manager.history(ChangeNumber::new(1), 100, soon()).unwrap();
     let complaint = records.iter().find(|record| matches!(record.change, Change::Complain { .. })).unwrap();
     let expulsion = records.iter().find(|record| matches!(record.change, Change::Expel { .. })).unwrap();
@@ -282,8 +282,8 @@ fn who_is_later_in_the_chain_is_refused(backend: &mut dyn Backend) {
     two.stop();
 }
 
-/// An expeller that slept takes none for one that it has seen for long: not when a member that was refused is heard
-/// again, nor when it is refused again.
+/// An expeller that slept mistakes no new heartbeat for one that it has seen for a long time: neither when the
+/// heartbeats of a refused member are accepted again, nor when they are refused again.
 fn a_heartbeat_s_version_never_comes_twice(backend: &mut dyn Backend) {
     let manager = backend.client();
     let (one, two) = (join(&*manager, 1), join(&*manager, 2));
@@ -303,7 +303,7 @@ fn a_heartbeat_s_version_never_comes_twice(backend: &mut dyn Backend) {
     }
     let refused = complain(one);
     assert!(refused >= last);
-    // Nobody else has a copy now: node 2 is heard again.
+    // No other node has a copy now, so the heartbeats of node 2 are accepted again.
     manager.propose(&Change::Leave { party: one }, soon()).unwrap();
     assert!(manager.beat_of(two, soon()).unwrap() >= refused);
     let heard = manager.beat(two, soon()).unwrap();
@@ -317,7 +317,7 @@ fn a_heartbeat_s_version_never_comes_twice(backend: &mut dyn Backend) {
     assert!(complain(one) >= heard);
 }
 
-/// Whoever gives a role away and hears that nothing came of it has not lost it.
+/// A member whose change to give a role away was not made keeps the role.
 fn a_role_that_nobody_took_is_served_again(backend: &mut dyn Backend) {
     let one = member(backend, 1);
     let manager = backend.client();
@@ -328,7 +328,7 @@ fn a_role_that_nobody_took_is_served_again(backend: &mut dyn Backend) {
     let given = one.give(&Path::root(), version, &nobody, soon());
     assert_eq!(given, Err(Refusal::NotReplica(node(7)).into()));
     wait_until(&one, |one| one.may_serve(&Path::root()));
-    assert!(view(&*manager).subtrees[&Path::root()].version > version, "it asked for itself");
+    assert!(view(&*manager).subtrees[&Path::root()].version > version, "it requested the role for itself");
     one.stop();
 }
 

@@ -1,11 +1,11 @@
-//! What a world is made of: chances, wrong clocks, what is broken on purpose, and what is counted.
+//! Parts of a simulated world: probabilities, wrong clocks, planted bugs, and counters.
 
 use ipc::Time;
 
 /// The drift bound of the rules.
 pub const DRIFT_PPM: u32 = 50_000;
 
-/// What is broken on purpose.
+/// A planted bug.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Plant {
     /// Nothing.
@@ -16,15 +16,15 @@ pub enum Plant {
     ExpelWithoutVersion,
     /// A manager that starts anew has lost its last changes.
     EpochNotDurable,
-    /// Clocks run further off than the rules allow.
+    /// Clocks are more wrong than the rules allow.
     DriftBeyond,
-    /// A lease manager that gives its role away goes on until it hears of it.
+    /// A lease manager that gives its role away keeps serving until it gets the answer.
     GiveWithoutStopping,
-    /// A manager that starts anew does not wait: it takes what it finds as seen long ago.
+    /// A manager that restarts does not wait: it treats the heartbeats that it finds as seen long ago.
     RestartForgetsToWait,
 }
 
-/// What happened in one run, so that a run in which nothing did is seen.
+/// Counts of the events of one run, so that a run without events is noticed.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counts {
     pub events: u64,
@@ -68,7 +68,7 @@ impl Chance {
     }
 }
 
-/// A clock that is wrong by so many parts in a million.
+/// A clock with this error, in parts per million.
 pub struct Clock {
     pub real: u64,
     pub shown: u64,
@@ -87,7 +87,7 @@ impl Clock {
     }
 }
 
-/// A wrong clock, more often than not at one of the ends of what is allowed.
+/// A wrong clock; in most cases its error is at one of the allowed limits.
 pub fn drift(chance: &mut Chance, plant: Plant) -> i64 {
     let bound = i64::from(DRIFT_PPM) * if plant == Plant::DriftBeyond { 4 } else { 1 };
     match chance.below(4) {

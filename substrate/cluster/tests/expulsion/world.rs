@@ -1,12 +1,12 @@
-//! A cluster in a world of one seed: every process has a clock of its own that runs too fast or too slow, processes
-//! pause and die, links are cut one way, messages are lost, late, or come twice. The rules are the ones that ship:
-//! [`Core`], [`Agent`] and [`Detector`]; the world only carries their messages.
+//! A cluster in a simulated world with one seed: every process has its own clock, which runs too fast or too slow;
+//! processes pause and die, links are cut in one direction, messages are lost, late, or repeated. The rules are the
+//! shipped ones: [`ManagerCore`], [`Agent`] and [`Detector`]; the world only transports their messages.
 //!
-//! After every event it counts who believes that it may serve each subtree.
+//! After every event it counts the nodes that believe that they may serve each subtree.
 
 use crate::parts::{Chance, Clock, Counts, DRIFT_PPM, Plant, drift};
 use cluster::{
-    Address, Agent, Answer, Change, Core, Detector, Event, Expeller, Party, Path, Placement, PoolCopy,
+    Address, Agent, Answer, Change, Detector, Event, Expeller, ManagerCore, Party, Path, Placement, PoolCopy,
     PoolReport, Record, Refusal, Rules, Ticket, View,
 };
 use format::{BeatVersion, NodeId, PoolGeneration, PoolUid};
@@ -32,18 +32,18 @@ enum Message {
     Request(Request),
     Beaten(Ticket),
     BeatRefused(Party, Refusal),
-    /// With the generation of the pool that was asked for.
+    /// With the generation of the pool in the request.
     Joined(cluster::Done, PoolGeneration),
     View(Arc<View>, BTreeMap<NodeId, BeatVersion>),
 }
 
 #[derive(Clone, Debug)]
 enum What {
-    /// To a node or, as 0, to the manager; to the process that had this number when it was sent.
+    /// To a node or, as 0, to the manager; only to the process that had this number when the message was sent.
     Deliver { to: usize, from: usize, process: u64, message: Message },
     /// A process does its regular work.
     Turn { who: usize, process: u64 },
-    /// Something goes wrong.
+    /// A fault happens.
     Mischief,
 }
 
@@ -54,9 +54,9 @@ struct Node {
     /// Number of the process; odd while none runs.
     process: u64,
     paused_until: u64,
-    /// The last life, as its pool has it.
+    /// The last life in its pool.
     last_life: Option<Party>,
-    /// Of its pool.
+    /// The generation of its pool.
     generation: PoolGeneration,
     former: PoolGeneration,
     instance: u64,
@@ -73,9 +73,9 @@ pub struct World {
     queue: BinaryHeap<Reverse<(u64, u64, usize)>>,
     pending: BTreeMap<usize, What>,
     nodes: Vec<Node>,
-    core: Option<Core>,
+    core: Option<ManagerCore>,
     durable: (View, VecDeque<Record>),
-    /// Views of the past, for a manager that loses what it decided.
+    /// Earlier views, for a manager that loses its last changes.
     past: VecDeque<(View, VecDeque<Record>)>,
     manager_clock: Clock,
     manager_process: u64,
@@ -141,7 +141,7 @@ impl World {
         world
     }
 
-    /// Runs `leases` leases with faults, then as long as it takes to heal. Says what was wrong.
+    /// Runs `leases` leases with faults, then long enough to recover. The error is the violated property.
     pub fn run(mut self, leases: u64) -> Result<Counts, String> {
         let end = leases * LEASE_MS * MS;
         self.run_until(end)?;
@@ -157,7 +157,7 @@ impl World {
                 self.start_node(who);
             }
         }
-        // The last late message, then a whole expulsion and another one after it.
+        // The time of the last late message, then a whole expulsion and another one after it.
         self.run_until(end + 16 * LEASE_MS * MS)?;
         let core = self.core.as_ref().expect("it was started");
         for (path, subtree) in &core.view().subtrees {
@@ -213,10 +213,10 @@ impl World {
         if who == 0 { self.manager_process } else { self.nodes[who - 1].process }
     }
 
-    /// Sends, with what the network does to it.
+    /// Sends a message through the network with its faults.
     fn send(&mut self, from: usize, to: usize, message: Message) {
         let cut = self.cuts.contains_key(&(from, to));
-        // A cut link loses, or keeps and delivers later.
+        // A cut link loses messages, or keeps them and delivers them later.
         if cut && self.chance.one_in(2) {
             return;
         }
@@ -227,7 +227,8 @@ impl World {
         let process = self.process_of(to);
         if !self.healing && self.chance.one_in(50) {
             let again = self.chance.below(3 * LEASE_MS * MS);
-            // The manager takes what was sent to the process before it: connections are made anew, requests sent again.
+            // The manager accepts messages that were sent to its former process: clients connect again and repeat their
+            // requests.
             self.at(again, What::Deliver { to, from, process, message: message.clone() });
         }
         self.at(delay, What::Deliver { to, from, process, message });
@@ -273,7 +274,7 @@ impl World {
         }
     }
 
-    /// Makes records durable, then shows the view to everybody.
+    /// Makes records durable, then sends the view to all nodes.
     fn persist(&mut self, records: &[Record]) {
         let expelled = |record: &&Record| matches!(record.change, Change::Expel { .. });
         self.counts.expulsions += records.iter().filter(expelled).count() as u64;
@@ -301,7 +302,7 @@ impl World {
         if self.plant == Plant::RestartForgetsToWait {
             now = Time::from_ns(now.as_ns().saturating_sub(2 * LEASE_MS * MS));
         }
-        let (core, record) = Core::start(view, history, self.expeller, now, 0);
+        let (core, record) = ManagerCore::start(view, history, self.expeller, now, 0);
         self.core = Some(core);
         self.persist(&[record]);
         let process = self.manager_process;
@@ -371,7 +372,7 @@ impl World {
             }
             Message::BeatRefused(..) => {}
             Message::Joined(done, generation) => {
-                // An answer to a question of before is nobody's any more.
+                // An answer to an older request is ignored.
                 if generation == node.generation && node.agent.joined(done) {
                     node.former = std::mem::take(&mut node.generation);
                     node.instance = 0;
@@ -390,7 +391,7 @@ impl World {
         }
     }
 
-    /// What a node does again and again: join, heartbeat, look, and now and then something else.
+    /// The regular work of a node: it joins, sends heartbeats, reads views, and sometimes makes a change.
     fn turn(&mut self, who: usize) {
         let me = NodeId::new(who as u32);
         let now = self.nodes[who - 1].clock.at(self.now);
@@ -420,7 +421,7 @@ impl World {
             let (ticket, _) = self.nodes[who - 1].agent.send_beat(now);
             self.send(who, 0, Message::Request(Request::Beat(ticket, party)));
         }
-        for (path, version) in self.nodes[who - 1].agent.unsettled() {
+        for (path, version) in self.nodes[who - 1].agent.undecided_roles() {
             self.propose(who, Change::SetManager { path, version, by: party, to: me });
         }
         let Some(view) = self.nodes[who - 1].agent.view().cloned() else { return };
@@ -529,7 +530,7 @@ impl World {
             3 => self.nodes[who - 1].paused_until = self.now + span,
             4 => self.manager_paused_until = self.now + span / 2,
             5 | 6 => {
-                // The manager's process ends; when the next one starts nothing but the durable part is known.
+                // The manager's process ends; when the next one starts, it has only the durable state.
                 self.manager_process += 1;
                 self.counts.restarts += 1;
                 self.core = None;

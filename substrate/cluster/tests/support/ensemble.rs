@@ -1,4 +1,4 @@
-//! ZooKeeper servers as processes of their own: on the loopback, or one in each of some network namespaces.
+//! ZooKeeper servers as separate processes: on the loopback, or one in each of several network namespaces.
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 
 const JAR: &str = "/usr/share/java/zookeeper.jar";
 
-/// True if there are ZooKeeper and a Java; says so if not.
+/// True if ZooKeeper and Java are installed; otherwise prints that the test was skipped.
 pub fn is_there() -> bool {
     let there = Path::new(JAR).exists() && Command::new("java").arg("-version").output().is_ok();
     if !there {
@@ -29,7 +29,7 @@ pub struct Ensemble {
 impl Ensemble {
     /// On the loopback.
     pub fn new(servers: usize) -> Self {
-        // Ports that are free now, all held until each is known.
+        // Ports that are free now; all are held until each is known.
         let held: Vec<[TcpListener; 3]> = (0..servers)
             .map(|_| std::array::from_fn(|_| TcpListener::bind("127.0.0.1:0").unwrap()))
             .collect();
@@ -42,7 +42,7 @@ impl Ensemble {
         ensemble
     }
 
-    /// One at each of these addresses, none of them started yet.
+    /// One at each of these addresses; none of them is started yet.
     pub fn at(addresses: impl Iterator<Item = String>) -> Self {
         Self::of(addresses.map(|address| (address, [2181, 2888, 3888])).collect())
     }
@@ -52,7 +52,7 @@ impl Ensemble {
         Self { folder: tempfile::tempdir().unwrap(), servers, children }
     }
 
-    /// Where one server listens for clients.
+    /// The address of one server for clients.
     pub fn address(&self, server: usize) -> String {
         let (ip, ports) = &self.servers[server];
         format!("{ip}:{}", ports[0])
@@ -63,7 +63,7 @@ impl Ensemble {
         addresses.join(",")
     }
 
-    /// True if this server leads, as it says itself. To be asked where it can be reached.
+    /// True if this server is the leader, by its own answer. The caller has to be able to reach it.
     pub fn leads(&self, server: usize) -> bool {
         let ask = || {
             let mut stream = TcpStream::connect(self.address(server))?;

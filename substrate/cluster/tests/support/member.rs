@@ -1,4 +1,4 @@
-//! A member as a process of its own: it joins, and says on its standard output what it believes, as it changes.
+//! A member in its own process: it joins, and writes each change of its state to its standard output.
 
 use cluster::{Address, Joining, Membership, Path, PoolCopy, PoolReport, Remote};
 use format::{NodeId, PoolGeneration, PoolUid};
@@ -15,7 +15,7 @@ const SOCKET: &str = "HEARTH_TEST_MEMBER_SOCKET";
 const NODE: &str = "HEARTH_TEST_MEMBER_NODE";
 const SUBTREE: &str = "HEARTH_TEST_MEMBER_SUBTREE";
 
-/// The process, seen from outside.
+/// The process, for its parent.
 pub struct MemberProcess {
     child: Child,
     output: BufReader<ChildStdout>,
@@ -37,7 +37,7 @@ impl MemberProcess {
         Self { child, output, last_valid_until: 0 }
     }
 
-    /// Reads what it says until it says this; false if it ended first.
+    /// Reads its output up to this line; false if it ended first.
     pub fn wait_for(&mut self, word: &str) -> bool {
         while let Some(line) = self.next_line() {
             if line == word || line == "ended" {
@@ -58,7 +58,7 @@ impl MemberProcess {
         Some(line.trim().to_owned())
     }
 
-    /// The latest instant until which it said that it is valid. Of a killed one everything is read.
+    /// The latest time up to which it has reported its membership as valid. For a killed process, reads all its output.
     pub fn last_valid_until(&mut self) -> Time {
         if self.child.try_wait().unwrap().is_some() {
             while self.next_line().is_some() {}
@@ -86,19 +86,19 @@ impl Drop for MemberProcess {
 
 fn say(line: &str) {
     let mut output = std::io::stdout().lock();
-    // Whoever reads may be gone.
+    // The reader may be gone.
     let _ = writeln!(output, "{line}");
     let _ = output.flush();
 }
 
-/// The pool of a node of a test, as a new one says it of itself.
+/// The state of the pool of a node in a test, for its first join.
 pub fn pool_of(node: NodeId) -> PoolReport {
     let copy = PoolCopy { uid: PoolUid::new(node.get().into()), generation: PoolGeneration::new(1) };
     PoolReport { copy, ..PoolReport::default() }
 }
 
-/// The member, if this process was started to be one: until its life ends, or it is killed.
-pub fn serve_if_told() {
+/// The member, if this process was started as one: until its life ends, or it is killed.
+pub fn serve_if_requested() {
     let Some(socket) = std::env::var_os(SOCKET) else {
         return println!("no test: what a child process runs");
     };
@@ -122,7 +122,7 @@ pub fn serve_if_told() {
             serves = true;
             say("serves");
         }
-        // Cut off, it never hears that it is no member: its time ends all the same.
+        // If it is cut off, it never gets the answer that it is not a member: its time ends nevertheless.
         let over = valid_until.is_some_and(|until| until <= host.now()) && !member.may_serve(&path);
         if member.party().is_none() || (serves && over) {
             say("ended");

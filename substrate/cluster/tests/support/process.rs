@@ -1,5 +1,5 @@
-//! The embedded manager as a process of its own: the test binary starts itself, with the test that becomes the manager
-//! if the environment says so. The process ends with SIGKILL, or by itself when its parent is gone.
+//! The embedded manager in its own process: the test binary starts itself with a test that becomes the manager if the
+//! environment requests it. The process ends by SIGKILL, or by itself when its parent is gone.
 
 use cluster::line::{EPOCH, settings};
 use cluster::{Embedded, Limits, Manager, Place, Remote, Rules};
@@ -16,11 +16,11 @@ const FOLDER: &str = "HEARTH_TEST_MANAGER_FOLDER";
 const LEASE_MS: &str = "HEARTH_TEST_MANAGER_LEASE_MS";
 const PORT: &str = "HEARTH_TEST_MANAGER_PORT";
 
-/// How the process says where it listens.
+/// The line by which the process reports its address.
 const LISTENS: &str = "listens at 127.0.0.1:";
 
-/// The machine, with one clock for everything: the times in the manager's history are then those of everybody's deadlines,
-/// whatever somebody does to the machine's calendar meanwhile.
+/// The machine, with one clock for everything: the times in the manager's history can be compared with deadlines, even
+/// if the machine's calendar changes meanwhile.
 struct OneClock;
 
 impl Host for OneClock {
@@ -55,11 +55,11 @@ fn endpoint(node: NodeId) -> Endpoint {
     Fabric::tcp("127.0.0.1").endpoint(Arc::new(SystemHost), identity, EPOCH, settings()).unwrap()
 }
 
-/// A manager's folder with its process.
+/// The folder of a manager, with its process.
 pub struct ManagerProcess {
     folder: tempfile::TempDir,
     rules: Rules,
-    /// Where it listens for nodes too; 0 before it has chosen.
+    /// The port at which it listens for nodes too; 0 before it has chosen one.
     port: Option<u16>,
     child: Option<Child>,
 }
@@ -83,7 +83,7 @@ impl ManagerProcess {
         process
     }
 
-    /// A client, by the way in which the manager is to be reached.
+    /// A client, over the socket or the network, as the manager was started.
     #[allow(dead_code, reason = "not every test asks over the network")]
     pub fn client(&self) -> Remote {
         let host = Arc::new(SystemHost);
@@ -96,7 +96,7 @@ impl ManagerProcess {
         }
     }
 
-    /// A client of the manager, which has answered it.
+    /// A client of the manager, to which it has already answered.
     #[allow(dead_code, reason = "not every test needs it at once")]
     pub fn serving(&self) -> Remote {
         let client = self.client();
@@ -108,7 +108,7 @@ impl ManagerProcess {
         client
     }
 
-    /// Where clients connect.
+    /// The path of the socket for clients.
     pub fn socket(&self) -> PathBuf {
         self.folder.path().join("manager").join(cluster::SOCKET_NAME)
     }
@@ -134,7 +134,7 @@ impl ManagerProcess {
         self.child = Some(child);
     }
 
-    /// SIGKILL, and waits until it is gone.
+    /// Sends SIGKILL, and waits until the process is gone.
     pub fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
             child.kill().unwrap();
@@ -149,8 +149,8 @@ impl Drop for ManagerProcess {
     }
 }
 
-/// The manager, if this process was started to be one: until its parent closes its standard input, or dies.
-pub fn serve_if_told() {
+/// The manager, if this process was started as one: until its parent closes its standard input, or dies.
+pub fn serve_if_requested() {
     let Some(folder) = std::env::var_os(FOLDER) else {
         return println!("no test: what a child process runs");
     };
@@ -172,7 +172,7 @@ pub fn serve_if_told() {
                 }
                 break manager;
             }
-            // The kernel has not let go of what the killed one held.
+            // The kernel has not yet released the lock and the address of the killed process.
             Err(_) if host.now() < until => {
                 let _ = host.wait(&never, 0, Some(host.now().after(Duration::from_millis(5))));
             }

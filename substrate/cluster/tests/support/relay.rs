@@ -1,4 +1,4 @@
-//! A relay in front of a socket, that can stop passing bytes on in either direction: a network that is cut.
+//! A relay in front of a socket that can stop to pass bytes in either direction, as a network with a cut does.
 
 use ipc::sync::Ordering;
 use ipc::{Host, SystemHost, WAKE_ALL, Word};
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Which way bytes go.
+/// The direction of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     Requests = 1,
@@ -19,12 +19,12 @@ pub enum Direction {
 struct Shared {
     /// Bits of the directions that are cut.
     cut: Word,
-    /// Connections that were made.
+    /// Number of connections that were made.
     made: Word,
-    /// The first so many of them pass nothing on any more.
+    /// The first connections, in this number, pass nothing any more.
     dead: Word,
     stop: Word,
-    /// Threads that run.
+    /// Number of running threads.
     live: Word,
 }
 
@@ -36,7 +36,7 @@ pub struct Relay {
 }
 
 impl Relay {
-    /// In front of the socket at `behind`.
+    /// Starts a relay in front of the socket at `behind`.
     pub fn start(behind: &Path) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("relay");
@@ -62,20 +62,20 @@ impl Relay {
         &self.socket
     }
 
-    /// From now on nothing goes these ways.
+    /// Stops to pass bytes in these directions.
     #[allow(dead_code, reason = "not every test asks for it")]
     pub fn cut(&self, directions: &[Direction]) {
         let bits = directions.iter().fold(0, |bits, direction| bits | *direction as u32);
         self.shared.cut.store(bits, Ordering::Release);
     }
 
-    /// From now on nothing goes by the connections that there are, and nobody is told; new ones work.
+    /// Stops to pass bytes on the existing connections, without an error for their ends; new connections work.
     #[allow(dead_code, reason = "not every test asks for it")]
     pub fn lose_connections(&self) {
         self.shared.dead.store(self.shared.made.load(Ordering::Acquire), Ordering::Release);
     }
 
-    /// Ends every thread of it.
+    /// Ends all its threads.
     pub fn stop(self) {
         self.shared.stop.store(1, Ordering::Release);
         let _ = UnixStream::connect(&self.socket);
@@ -100,7 +100,7 @@ fn start(shared: &Arc<Shared>, body: impl FnOnce() + Send + 'static) {
     SystemHost.spawn("relay", Box::new(run)).unwrap();
 }
 
-/// Passes bytes on, one way, from the first end to the second.
+/// Passes bytes from the first end to the second.
 fn pump(
     shared: &Arc<Shared>,
     number: u32,
@@ -119,7 +119,7 @@ fn pump(
         while theirs.stop.load(Ordering::Acquire) == 0 {
             match from.read(&mut bytes) {
                 Ok(0) => break,
-                // What was read after the cut is lost with everything that follows.
+                // Bytes that were read after the cut are lost, with everything that follows.
                 Ok(_) if passes_nothing() => {}
                 Ok(count) => {
                     if to.write_all(&bytes[..count]).is_err() {
