@@ -33,7 +33,7 @@ use crate::settings::{Written, WrittenNode};
 use rustix::fs::{FsWord, statfs};
 use serde::{Deserialize, Serialize};
 use std::fs;
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -167,7 +167,20 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Writes the settings down, in one step.
+    /// Makes the folders of more nodes, up to so many, and remembers the nodes; [`Self::save`] makes them the cluster's.
+    ///
+    /// # Errors
+    /// A folder cannot be made.
+    pub fn add_nodes(&mut self, nodes: u32, made: &mut Made) -> Result<()> {
+        let first = self.settings.nodes.iter().map(|node| node.number).max().unwrap_or(0) + 1;
+        let medium = self.settings.medium;
+        let new = (first..=nodes).map(|number| create_node(&self.dir, number, medium, made));
+        let new = new.collect::<Result<Vec<_>>>()?;
+        self.settings.nodes.extend(new);
+        Ok(())
+    }
+
+    /// Writes the settings down, in one step, which is durable when this returns.
     ///
     /// # Errors
     /// They cannot be written.
@@ -177,8 +190,12 @@ impl Cluster {
         let text = toml::to_string(&Written { medium, capacity_bytes, mount, limits, chain, nodes })
             .map_err(|why| Error::new(format!("cannot write settings: {why}")))?;
         let (file, unfinished) = (self.dir.join("hearth.toml"), self.dir.join("hearth.toml.new"));
-        fs::write(&unfinished, text).map_err(Error::at("write", &unfinished))?;
-        fs::rename(&unfinished, &file).map_err(Error::at("write", &file))
+        let written = fs::File::create(&unfinished);
+        let written =
+            written.and_then(|mut new| new.write_all(text.as_bytes()).and_then(|()| new.sync_all()));
+        written.map_err(Error::at("write", &unfinished))?;
+        fs::rename(&unfinished, &file).map_err(Error::at("write", &file))?;
+        fs::File::open(&self.dir).and_then(|dir| dir.sync_all()).map_err(Error::at("write", &file))
     }
 
     /// Before a node is started: a socket elsewhere needs its folder, which goes with the runtime folder, and has to be

@@ -29,19 +29,19 @@ impl Links {
     /// # Errors
     /// The machine has no such address, no libfabric, or no thread left.
     pub fn open(address: IpAddr, secret: &Secret, node: NodeId, standby: &Standby) -> Result<Self> {
-        let why = |why: &dyn std::fmt::Display| {
-            Error::new(format!("cannot listen for other nodes at {address}: {why}"))
-        };
-        let fabric = Fabric::tcp(&address.to_string());
-        let host: Arc<dyn Host> = Arc::new(SystemHost);
-        let endpoint = fabric
-            .endpoint(host, secret.identity(node), Epoch::default(), mirror::settings())
-            .map_err(|error| why(&error))?;
-        let listener = endpoint.listen("0").map_err(|error| why(&error))?;
+        let (endpoint, listener) = listen(address, secret, node)?;
         let address = listener.address();
         let standby = standby.clone();
         spawn("links", move || accept(&listener, &standby))?;
         Ok(Self { endpoint, address })
+    }
+
+    /// Refuses an address at which no node could be reached.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn try_to_listen(address: IpAddr, secret: &Secret) -> Result<()> {
+        listen(address, secret, NodeId::NONE).map(drop)
     }
 
     /// The view has these members in this epoch: connections of a life that is over are closed when this returns.
@@ -75,6 +75,19 @@ impl Links {
             }
         }
     }
+}
+
+/// Listens at an address of this machine, at a free port.
+fn listen(address: IpAddr, secret: &Secret, node: NodeId) -> Result<(Endpoint, Listener)> {
+    let why = |why: &dyn std::fmt::Display| {
+        Error::new(format!("cannot listen for other nodes at {address}: {why}"))
+    };
+    let fabric = Fabric::tcp(&address.to_string());
+    let host: Arc<dyn Host> = Arc::new(SystemHost);
+    let endpoint = fabric.endpoint(host, secret.identity(node), Epoch::default(), mirror::settings());
+    let endpoint = endpoint.map_err(|error| why(&error))?;
+    let listener = endpoint.listen("0").map_err(|error| why(&error))?;
+    Ok((endpoint, listener))
 }
 
 /// Whether the same attempt may succeed a moment later.

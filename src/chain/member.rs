@@ -10,6 +10,7 @@ use super::daemon::Begun;
 use super::door::StandbyDoor;
 use super::head::{Head, Turn};
 use super::links::Links;
+use super::settings::NODES_MAX;
 use super::told::{ChainStatus, Role, TakeOver};
 use crate::cluster::MediumKind;
 use crate::commands::daemon::{End, daemon_status, door, of_daemon, process_status, spawn, tell_recovered};
@@ -205,6 +206,7 @@ impl Member {
             (None, _) => self.found(&view),
             (Some(subtree), Some(head)) if subtree.manager == Some(self.id) => {
                 let turn = Turn { party, view: &view, subtree, links: &self.links };
+                self.place_new_members(&view, subtree);
                 head.look(&turn, |change| self.propose(change));
                 if head.is_over() {
                     self.leave_in_sync(party, subtree, "its daemon stopped");
@@ -230,6 +232,24 @@ impl Member {
         let change = Change::SetSubtree { path, version, chain, copies_min: 1, founder };
         if let Err(why) = self.propose(&change) {
             warn!(%why, epoch = view.epoch.get(), "the tree could not be placed");
+        }
+    }
+
+    /// Members that came to the cluster later get copies, too, behind those that were there.
+    fn place_new_members(&self, view: &View, subtree: &Subtree) {
+        let placed = |node: &NodeId| subtree.chain.iter().any(|replica| replica.node == *node);
+        let mut new = view.members.keys().copied().filter(|node| !placed(node)).peekable();
+        if new.peek().is_none() || subtree.chain.len() >= NODES_MAX as usize {
+            return;
+        }
+        let chain = subtree.chain.iter().map(|replica| Placement { node: replica.node, hot: replica.hot });
+        let chain =
+            chain.chain(new.map(|node| Placement { node, hot: true })).take(NODES_MAX as usize).collect();
+        let (path, version, copies_min) = (Path::root(), subtree.version, subtree.copies_min);
+        let change = Change::SetSubtree { path, version, chain, copies_min, founder: None };
+        if let Err(why) = self.propose(&change) {
+            // The next look tries again.
+            warn!(%why, "a new member is not placed");
         }
     }
 

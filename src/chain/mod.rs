@@ -7,6 +7,7 @@
 
 pub mod daemon;
 pub mod door;
+pub mod growth;
 pub mod head;
 pub mod links;
 pub mod manager;

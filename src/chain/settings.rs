@@ -4,6 +4,7 @@ use crate::error::{Error, Result};
 use cluster::Rules;
 use format::PoolUid;
 use ipc::{Host, SystemHost};
+use pmem::Medium;
 use serde::{Deserialize, Serialize};
 use sharedfs::{Config, Format};
 use std::net::{IpAddr, Ipv4Addr};
@@ -88,6 +89,16 @@ impl PoolShape {
         })
     }
 
+    /// Of a pool that exists.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn of_pool(medium: &Medium) -> std::result::Result<Self, sharedfs::Error> {
+        let Format { pool: _, tree_nodes_max, root_mode, root_uid, root_gid, time_ns, ledger_bytes } =
+            sharedfs::format_of(medium)?;
+        Ok(Self { tree_nodes_max, root_mode, root_uid, root_gid, time_ns, ledger_bytes })
+    }
+
     /// How a pool of this shape is made.
     pub fn format(&self, pool: PoolUid) -> Format {
         Format {
@@ -103,18 +114,21 @@ impl PoolShape {
 }
 
 impl ChainSettings {
-    /// Of a new cluster whose pools hold so much data.
+    /// Of a cluster whose pools are made so.
+    pub fn new(pools: PoolShape) -> Self {
+        let (lease_ms, patience_ms) = (LEASE_MS, PATIENCE_MS);
+        Self { founder: 1, address: loopback(), lease_ms, patience_ms, pools }
+    }
+
+    /// With these times where they are chosen.
     ///
     /// # Errors
-    /// There cannot be such a pool.
-    pub fn new(capacity_bytes: u64) -> Result<Self> {
-        Ok(Self {
-            founder: 1,
-            address: loopback(),
-            lease_ms: LEASE_MS,
-            patience_ms: PATIENCE_MS,
-            pools: PoolShape::new(capacity_bytes)?,
-        })
+    /// One of them is out of its bounds.
+    pub fn with_times(mut self, lease: Option<u64>, patience: Option<u64>) -> Result<Self> {
+        self.lease_ms = lease.unwrap_or(self.lease_ms);
+        self.patience_ms = patience.unwrap_or(self.patience_ms);
+        self.check()?;
+        Ok(self)
     }
 
     /// Refuses what cannot work.

@@ -35,6 +35,9 @@ use tracing::{error, info, warn};
 
 /// So long nobody is told how the node is after somebody could not be.
 const CONTROL_PAUSE: Duration = Duration::from_millis(50);
+/// Files that a pool begins with.
+const LEDGER: &str = "ledger";
+const TREE: &str = "tree";
 /// How often the daemon looks whether its pool was removed.
 const POOL_LOOK: Duration = Duration::from_millis(500);
 pub(super) fn run(arguments: &OneNode) -> Result<ExitCode> {
@@ -287,7 +290,11 @@ fn segment_blocks(capacity_blocks: u64) -> u32 {
 pub(crate) fn make_new_pool(medium: &Medium, cluster: &Cluster, node: &Node) -> Result<()> {
     let pool = &node.pool;
     let made = cluster.pool_made_file(node);
-    if medium.list().map_err(Error::at("read", pool))?.is_empty() {
+    let names = medium.list().map_err(Error::at("read", pool))?;
+    // The making of one was interrupted: there is no tree, and these files are all.
+    let is_begun = |name: &String| [LEDGER, TREE].contains(&name.as_str());
+    let begun = !made.exists() && names.iter().all(is_begun) && !sharedfs::is_pool(medium);
+    if names.is_empty() || begun {
         // A new one would look as if the files had never been.
         if made.exists() {
             return Err(Error::new(format!(

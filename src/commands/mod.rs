@@ -113,15 +113,15 @@ impl Where {
 struct Up {
     #[command(flatten)]
     place: Where,
-    /// How many nodes, each with a copy of all files: an fsync returns when every one of them has what was written; only for
-    /// a new cluster, and all on this machine [default: 1]
+    /// How many nodes, each with a copy of all files: an fsync returns when every one of them has what was written. All are on
+    /// this machine. A cluster that exists gets more, and never fewer; one of one node has to be down for that [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(NODES_MAX)))]
     nodes: Option<u32>,
-    /// How long a node may be silent before another one takes its place, in ms, 10 to 3600000; only for a new cluster
-    /// [default: 1000]
+    /// How long a node may be silent before another one takes its place, in ms, 10 to 3600000; only when several nodes are
+    /// made [default: 1000]
     #[arg(long, value_name = "MS", requires = "nodes")]
     lease: Option<u64>,
-    /// How long a copy may keep programs waiting before it does not count any more, in ms; only for a new cluster
+    /// How long a copy may keep programs waiting before it does not count any more, in ms; only when several nodes are made
     /// [default: 250]
     #[arg(long, value_name = "MS", requires = "nodes")]
     patience: Option<u64>,

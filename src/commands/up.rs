@@ -2,7 +2,7 @@
 
 use super::down::stop;
 use super::{OneNode, Up, mount};
-use crate::chain::settings::ChainSettings;
+use crate::chain::settings::{ChainSettings, PoolShape};
 use crate::chain::{self, waiting};
 use crate::cluster::{Cluster, MediumKind, Node};
 use crate::error::{Error, Result};
@@ -16,7 +16,7 @@ use ipc::{Host, SystemHost, Word};
 use rustix::fs::{FlockOperation, flock, statvfs};
 use std::ffi::OsString;
 use std::fs::{self, OpenOptions};
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
@@ -42,6 +42,9 @@ pub(super) fn run(arguments: &Up) -> Result<ExitCode> {
     let cluster = if dir.join("hearth.toml").exists() {
         let mut cluster = Cluster::open(&dir)?;
         agree(&cluster, arguments)?;
+        if let Some(nodes) = arguments.nodes.filter(|nodes| *nodes as usize > cluster.settings.nodes.len()) {
+            chain::growth::grow(&mut cluster, nodes, (arguments.lease, arguments.patience))?;
+        }
         choose_mount(&mut cluster, arguments)?;
         start_all(&cluster)?;
         cluster
@@ -135,11 +138,7 @@ fn begin(dir: &Path, arguments: &Up, capacity_bytes: u64, made: &mut Made) -> Re
 
 /// What the nodes of a new cluster share.
 fn chain_settings(arguments: &Up, capacity_bytes: u64) -> Result<ChainSettings> {
-    let mut chain = ChainSettings::new(capacity_bytes)?;
-    chain.lease_ms = arguments.lease.unwrap_or(chain.lease_ms);
-    chain.patience_ms = arguments.patience.unwrap_or(chain.patience_ms);
-    chain.check()?;
-    Ok(chain)
+    ChainSettings::new(PoolShape::new(capacity_bytes)?).with_times(arguments.lease, arguments.patience)
 }
 
 /// Starts every node that is not up, and says so.
@@ -210,19 +209,21 @@ fn agree(cluster: &Cluster, arguments: &Up) -> Result<()> {
     let other_medium = arguments.medium.is_some_and(|medium| medium != settings.medium);
     let other_capacity =
         arguments.capacity.is_some_and(|mib| mib.saturating_mul(1 << 20) != settings.capacity_bytes);
-    let other = |wanted: Option<u64>, has: Option<u64>| wanted.is_some() && wanted != has;
+    let nodes = settings.nodes.len();
+    if arguments.nodes.is_some_and(|wanted| (wanted as usize) < nodes) {
+        return Err(Error::new(format!(
+            "the cluster in {} exists with --nodes {nodes}: it can get more nodes, and not fewer",
+            cluster.dir.display()
+        )));
+    }
+    // One node that gets others is given them.
+    let given = settings.chain.is_none() && arguments.nodes.is_some_and(|wanted| wanted > 1);
+    let other = |wanted: Option<u64>, has: Option<u64>| !given && wanted.is_some() && wanted != has;
     if other(arguments.lease, settings.chain.map(|chain| chain.lease_ms))
         || other(arguments.patience, settings.chain.map(|chain| chain.patience_ms))
     {
         return Err(Error::new(format!(
-            "the cluster in {} exists with another lease or patience; these are given to a new one",
-            cluster.dir.display()
-        )));
-    }
-    let nodes = settings.nodes.len();
-    if arguments.nodes.is_some_and(|wanted| wanted as usize != nodes) {
-        return Err(Error::new(format!(
-            "the cluster in {} exists with --nodes {nodes}, which cannot be changed yet",
+            "the cluster in {} exists with another lease or patience; these are given when several nodes are made",
             cluster.dir.display()
         )));
     }
@@ -359,8 +360,11 @@ fn reason(log: &str) -> String {
 pub(crate) fn say_ready() -> Result<()> {
     let why = |why: &dyn std::fmt::Display| Error::new(format!("cannot tell that it is ready: {why}"));
     let mut stdout = std::io::stdout();
-    let told = writeln!(stdout, "{READY}").and_then(|()| stdout.flush());
-    told.map_err(|error| why(&error))?;
+    match writeln!(stdout, "{READY}").and_then(|()| stdout.flush()) {
+        // The process that wanted to know is gone: this one goes on without it.
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
+        told => told.map_err(|error| why(&error))?,
+    }
     let nothing = OpenOptions::new().write(true).open("/dev/null").map_err(|error| why(&error))?;
     rustix::stdio::dup2_stdout(nothing).map_err(|error| why(&error))
 }

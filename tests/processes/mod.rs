@@ -36,6 +36,11 @@ impl Node {
         Self(harness::Node::up())
     }
 
+    /// A new one whose pool may hold so many MiB.
+    pub fn of_mib(mib: u64) -> Self {
+        Self(harness::Node::of_mib(mib))
+    }
+
     /// A cluster of several, whose first is meant where none is named.
     pub fn several(count: u32) -> Self {
         Self(harness::Node::of_nodes(count))

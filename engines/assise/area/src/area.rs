@@ -160,6 +160,25 @@ impl Area {
         Ok(())
     }
 
+    /// What the tree on this medium, which is this one, was made with; the root directory's as it is now.
+    ///
+    /// # Errors
+    /// Those of reading.
+    pub fn made_with(&self, medium: &Medium) -> Result<NewPool, AreaError> {
+        let (_, superblock) = Self::read_superblock(medium)?;
+        let nodes = u32::try_from(superblock.geometry.get());
+        let root = self.last.inode(InodeNumber::ROOT)?.ok_or(AreaError::Missing)?;
+        Ok(NewPool {
+            pool: superblock.pool,
+            tree_nodes_max: nodes.map_err(|_| AreaError::Geometry("tree_nodes_max"))?,
+            root_mode: root.mode.get() & 0o7777,
+            root_uid: root.uid.get(),
+            root_gid: root.gid.get(),
+            time_ns: i64::try_from(superblock.created_ns.get()).unwrap_or(0),
+            ledger: self.last.ledger(),
+        })
+    }
+
     fn write_first_root(region: &Region, layout: &Layout, new: &NewPool) -> Result<(), AreaError> {
         let mut map = BlockAllocator::format(region.clone(), layout.map_at(), layout.blocks);
         map.allocate_at(Block::new(0), layout.first_node);

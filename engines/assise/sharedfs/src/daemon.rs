@@ -81,6 +81,23 @@ pub fn format_pool(medium: &Medium, new: &Format) -> Result<(), Error> {
     Ok(Area::format(medium, &new)?)
 }
 
+/// Whether a medium holds a pool, whole or not: there is none yet if the making of one was interrupted.
+pub fn is_pool(medium: &Medium) -> bool {
+    !matches!(Area::open(medium, area::Limits::default()), Err(area::AreaError::Missing))
+}
+
+/// What the pool of a medium was made with, so that another one can be made like it; the root directory's as it is now.
+///
+/// # Errors
+/// `Area` (`Missing`: there is none), `File`, `Media`.
+pub fn format_of(medium: &Medium) -> Result<Format, Error> {
+    let area = Area::open(medium, area::Limits::default())?;
+    let NewPool { pool, tree_nodes_max, root_mode, root_uid, root_gid, time_ns, .. } =
+        area.made_with(medium)?;
+    let ledger_bytes = Ledger::file_bytes(medium, pool)?;
+    Ok(Format { pool, tree_nodes_max, root_mode, root_uid, root_gid, time_ns, ledger_bytes })
+}
+
 /// What a session is given, for a LibFS in the same process; [`crate::accept`] passes the same as descriptors.
 pub struct Attached {
     /// What SharedFS says first.

@@ -118,6 +118,11 @@ impl Ledger {
         Ok(())
     }
 
+    /// Length of a pool's ledger.
+    pub fn file_bytes(medium: &Medium, pool: PoolUid) -> Result<u64, Error> {
+        Ok(Self::open_file(medium, pool)?.bytes())
+    }
+
     /// Leaves nothing of the entries that stand in a pool's ledger.
     pub fn clear(medium: &Medium, pool: PoolUid) -> Result<(), Error> {
         let region = Self::open_file(medium, pool)?;

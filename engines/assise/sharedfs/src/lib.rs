@@ -59,7 +59,7 @@ mod walk;
 pub use accept::{Door, turn_away, turn_away_from_standby};
 pub use config::Config;
 pub use copies::CopyState;
-pub use daemon::{Attached, Daemon, Format, format_pool};
+pub use daemon::{Attached, Daemon, Format, format_of, format_pool, is_pool};
 pub use damage::check;
 pub use error::Error;
 pub use mirror::logs::{RING_START, log_file};

@@ -1,0 +1,63 @@
+//! Clusters that get more nodes, and the copies that these have, with real processes.
+
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "a test ends where something unexpected is")]
+
+mod harness;
+mod processes;
+
+use harness::{Expect, until};
+use processes::Node;
+
+/// What a node says of the chain.
+fn chain(node: &Node, number: u32) -> serde_json::Value {
+    node.statuses().get(number as usize - 1).map(|status| status["chain"].clone()).unwrap_or_default()
+}
+
+fn until_in_sync(node: &Node, leader: u32, wanted: &[u32]) {
+    until(&format!("{wanted:?} are in sync"), || {
+        chain(node, leader)["in_sync"] == serde_json::Value::from(wanted)
+    });
+}
+
+/// Some folders, files, links and attributes of a tree, and how they are told.
+const FILL: &str = "mkdir -p $T/a/b; i=0; while [ $i -lt 50 ]; do echo file $i > $T/a/f$i; i=$((i+1)); done; \
+                    ln -s f1 $T/a/link; ln $T/a/f2 $T/a/b/hard; chmod 640 $T/a/f3; \
+                    dd if=/dev/zero bs=65536 count=40 status=none | tr '\\0' x > $T/a/b/large; : > $T/empty";
+const TELL: &str =
+    "cd $T; find . -printf '%p %m %n %s %l %T@\\n' | sort; find . -type f | sort | xargs sha1sum";
+
+/// A shell script on the tree as one node shows it.
+fn sh(node: &Node, number: u32, script: &str) -> String {
+    let script = format!("T={}/n{number}\n{script}", node.dir());
+    node.hearth(&["run", "--node", &number.to_string(), "--", "sh", "-ec", &script])
+}
+
+#[test]
+fn a_cluster_of_one_node_with_files_gets_a_second_and_a_third() {
+    let node = Node::of_mib(64);
+    sh(&node, 1, FILL);
+    let told = sh(&node, 1, TELL);
+    let refused = node.try_hearth(&["up", "--nodes", "2"]);
+    assert_eq!(refused.status.code(), Some(2));
+    refused.expect_failure("stays one of --nodes 1: its node runs");
+    assert_eq!(sh(&node, 1, TELL), told);
+    node.hearth(&["down"]);
+    node.try_hearth(&["up", "--nodes", "2", "--medium", "file"])
+        .expect_failure("exists with --medium memory");
+    node.hearth(&["up", "--nodes", "2", "--lease", "4000", "--patience", "2500"]);
+    until_in_sync(&node, 1, &[1, 2]);
+    assert_eq!(sh(&node, 1, TELL), told);
+    // Programs go on while another node is added.
+    node.hearth(&["up", "--nodes", "3"]);
+    until_in_sync(&node, 1, &[1, 2, 3]);
+    node.try_hearth(&["up", "--nodes", "2"]).expect_failure("it can get more nodes, and not fewer");
+    node.hearth(&["down", "--node", "1"]);
+    until("node 2 leads", || chain(&node, 2)["role"] == "leads");
+    assert_eq!(sh(&node, 2, TELL), told);
+    node.hearth(&["down", "--node", "2"]);
+    until("node 3 leads", || chain(&node, 3)["role"] == "leads");
+    assert_eq!(sh(&node, 3, TELL), told);
+    node.hearth(&["down"]);
+    [1, 2, 3].iter().for_each(|number| node.check_of(*number));
+}
