@@ -238,7 +238,7 @@ impl Cluster {
             return;
         };
         // Those of processes that were killed.
-        for socket in [&node.socket, &self.control(node)] {
+        for socket in [&node.socket, &self.control(node), &self.orders(node)] {
             let _ = fs::remove_file(socket);
         }
         let _ = fs::remove_dir(private);
@@ -301,6 +301,11 @@ impl Cluster {
     /// Where `hearth status` asks the daemon.
     pub fn control(&self, node: &Node) -> PathBuf {
         node.socket.with_extension("control")
+    }
+
+    /// Where the daemon of one of several nodes is told what to do; the path is as long as the other one.
+    pub fn orders(&self, node: &Node) -> PathBuf {
+        node.socket.with_extension("command")
     }
 }
 

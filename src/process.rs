@@ -134,6 +134,13 @@ pub fn with_environment(variable: &str, value: &Path) -> Vec<Process> {
         .collect()
 }
 
+/// Whether a process of which this user may know that has a variable in its environment.
+pub fn has_variable(pid: u32, variable: &str) -> bool {
+    let begin = format!("{variable}=").into_bytes();
+    fs::read(format!("/proc/{pid}/environ"))
+        .is_ok_and(|environment| environment.split(|byte| *byte == 0).any(|part| part.starts_with(&begin)))
+}
+
 /// Every process of which this user may know that it maps a file whose path begins so, and that is there still.
 pub fn with_mapping(path: &Path) -> Vec<Process> {
     let path = path.display().to_string();

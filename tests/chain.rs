@@ -9,6 +9,7 @@ mod harness;
 mod processes;
 
 use harness::{Expect, until};
+use ipc::{Host, SystemHost};
 use processes::{Job, Node, job, say};
 use std::fs::{File, OpenOptions, read};
 use std::os::unix::fs::FileExt;
@@ -148,6 +149,62 @@ fn a_node_that_ends_in_order_hands_over() {
     node.hearth(&["up"]);
     until_leads(&node, 2);
     assert!(read_at(&node, 2, "file") >= last);
+}
+
+/// A planned move there and back: nothing is lost, and each node is a copy as soon as it does not lead.
+#[test]
+fn the_lead_moves_and_moves_back() {
+    let node = Node::several(2);
+    let daemons =
+        |node: &Node| node.statuses().iter().map(|status| status["pid"].clone()).collect::<Vec<_>>();
+    let before = daemons(&node);
+    let mut job = node.begin(JOBS, &["write", &node.path("file")]);
+    some(&mut job);
+    let refused = node.try_hearth(&["move", "--to", "2"]);
+    assert_eq!(refused.status.code(), Some(1));
+    refused.expect_failure("programs are attached to node 1");
+    // It changed nothing.
+    let last = some(&mut job);
+    job.kill();
+    let begin = SystemHost.now();
+    node.hearth(&["move", "--to", "2"]);
+    let mut job = node.begin_at(2, JOBS, &["write", &format!("{}/n2/other", node.dir())]);
+    job.line().unwrap();
+    println!("from the command to the first fsync: {:?}", SystemHost.now().since(begin));
+    assert_eq!(chain(&node, 1)["role"], "follows");
+    assert_eq!(chain(&node, 2)["in_sync"], serde_json::json!([1, 2]));
+    let other = some(&mut job);
+    job.kill();
+    assert!(read_at(&node, 2, "file") >= last);
+    let told: serde_json::Value =
+        serde_json::from_str(&node.hearth(&["move", "--to", "1", "--json"])).unwrap();
+    assert_eq!((&told["from"], &told["to"]), (&2.into(), &1.into()));
+    assert!(read_at(&node, 1, "file") >= last && read_at(&node, 1, "other") >= other);
+    until("all is well", || node.try_hearth(&["status"]).status.code() == Some(0));
+    assert_eq!(daemons(&node), before, "no daemon was started again");
+    assert!(node.hearth(&["move", "--to", "1"]).contains("node 1 leads already"));
+    node.try_hearth(&["move", "--to", "3"]).expect_failure("node 3 does not exist");
+    node.hearth(&["down", "--node", "2"]);
+    let refused = node.try_hearth(&["move", "--to", "2"]);
+    assert_eq!(refused.status.code(), Some(1));
+    refused.expect_failure("node 2 is not in sync: it is down");
+    node.hearth(&["down"]);
+    [1, 2].iter().for_each(|number| node.check_of(*number));
+}
+
+#[test]
+fn a_move_by_force_keeps_what_programs_wrote_and_their_calls_fail_from_then_on() {
+    let node = Node::several(2);
+    let mut job = node.begin(JOBS, &["write", &node.path("file")]);
+    some(&mut job);
+    node.hearth(&["move", "--to", "2", "--force"]);
+    let said = job.rest();
+    let (last, numbers) = said.split_last().unwrap();
+    assert!(last.starts_with("failed: Input/output error"), "{last}");
+    let last: u64 = numbers.last().map_or(SOME, |line| line.parse().unwrap());
+    let found = read_at(&node, 2, "file");
+    assert!((last..=last + 1).contains(&found), "{last} were said to be synced, and {found} are there");
+    node.try_hearth(&["run", "--node", "1", "--", "true"]).expect_failure("node 2 leads, not node 1");
 }
 
 #[test]

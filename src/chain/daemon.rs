@@ -7,6 +7,7 @@
 use super::door::StandbyDoor;
 use super::links::Links;
 use super::member::{Member, Parts};
+use super::orders;
 use super::settings::ChainSettings;
 use crate::cluster::{Cluster, Node};
 use crate::commands::daemon::{
@@ -51,16 +52,18 @@ pub fn run(cluster: &Cluster, node: &Node, chain: &ChainSettings) -> Result<Exit
     };
     let begun = begin((cluster, node, chain), listener, sender);
     let member = Arc::new(begun.inspect_err(|why| note_failure(cluster, node, &why.to_string()))?);
-    let control = listen_for_questions(cluster, node)?;
+    let (control, commands) = (listen_for_questions(cluster, node)?, orders::listen(cluster, node)?);
     Process::this()?.save(&cluster.pid_file(node))?;
     say_ready()?;
     let asked = member.clone();
     answer_status(control, move || asked.status())?;
+    let told = member.clone();
+    orders::obey(commands, move |order| told.move_to(order))?;
     let running = member.clone();
     spawn("chain", move || running.run())?;
     info!(node = node.number, "holds its pool");
     let code = end((cluster, node), &member, &ends);
-    for path in [&cluster.control(node), &cluster.pid_file(node)] {
+    for path in [&cluster.control(node), &cluster.orders(node), &cluster.pid_file(node)] {
         let _ = fs::remove_file(path);
     }
     if !kept {

@@ -44,9 +44,13 @@ impl StandbyDoor {
         let host: Arc<dyn Host> = Arc::new(SystemHost);
         let inner = Arc::new(Inner { treatment: Lock::new(host, Treatment::Wait), changed: Word::new(0) });
         let door = Self { listener: OwnedFd::from(listener.into_descriptor()), inner };
-        let (knocks, own, inner) = (door.descriptor()?, door.second()?, door.inner.clone());
-        spawn("standby-door", move || inner.keep(&knocks, &own))?;
+        door.start()?;
         Ok(door)
+    }
+
+    fn start(&self) -> Result<()> {
+        let (knocks, own, inner) = (self.descriptor()?, self.second()?, self.inner.clone());
+        spawn("standby-door", move || inner.keep(&knocks, &own))
     }
 
     /// Who knocks waits: this node may lead soon.
@@ -66,6 +70,15 @@ impl StandbyDoor {
     pub fn let_in(&self) -> Result<Listener> {
         self.inner.set(Treatment::LetIn);
         self.second()
+    }
+
+    /// This node leads no more, and the daemon that had the socket has ended: who knocks waits.
+    ///
+    /// # Errors
+    /// No thread or descriptor is left.
+    pub fn take_back(&self) -> Result<()> {
+        self.inner.set(Treatment::Wait);
+        self.start()
     }
 
     fn descriptor(&self) -> Result<OwnedFd> {

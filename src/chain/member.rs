@@ -42,7 +42,7 @@ const JOIN_PAUSE: Duration = Duration::from_millis(50);
 /// How long a copy may take to answer before the node that is to lead looks at the view again.
 const CONNECT: Duration = Duration::from_millis(100);
 /// How long the manager may take to answer, before the view is looked at again.
-const PROPOSE: Duration = Duration::from_millis(500);
+pub(super) const PROPOSE: Duration = Duration::from_millis(500);
 /// How long a node that ends waits for the manager.
 const LEAVE: Duration = Duration::from_secs(2);
 /// A node that leads ends so long before its heartbeat does not hold any more.
@@ -61,30 +61,32 @@ pub struct Parts {
 
 /// See the module.
 pub struct Member {
-    begun: Begun,
+    pub(super) begun: Begun,
     id: NodeId,
     pool: PoolUid,
     medium: Medium,
     links: Arc<Links>,
-    door: StandbyDoor,
+    pub(super) door: StandbyDoor,
     manager: Arc<Remote>,
     ends: Sender<End>,
-    now: Lock<Now>,
+    pub(super) now: Lock<Now>,
     /// Held while the view is looked at.
-    looking: Lock<()>,
+    pub(super) looking: Lock<()>,
     /// 1 when the node ends; 2 when it serves nobody any more.
     stopping: Word,
 }
 
 /// What the node is.
 #[derive(Default)]
-struct Now {
-    membership: Option<Arc<Membership>>,
-    head: Option<Arc<Head>>,
+pub(super) struct Now {
+    pub(super) membership: Option<Arc<Membership>>,
+    pub(super) head: Option<Arc<Head>>,
     /// It is to lead since then, in views in which nothing else changed.
-    beginning: Option<Time>,
-    take_over: Option<TakeOver>,
-    waits: Option<String>,
+    pub(super) beginning: Option<Time>,
+    pub(super) take_over: Option<TakeOver>,
+    pub(super) waits: Option<String>,
+    /// The node to which it is about to give the lead.
+    pub(super) moving: Option<u32>,
 }
 
 impl Member {
@@ -386,23 +388,25 @@ impl Member {
     ) -> Result<()> {
         daemon.start().map_err(of_daemon("start"))?;
         let head = Head::new(daemon, losses, &self.begun, subtree.version)?;
-        let (watched, member) = (membership.clone(), self.clone());
-        spawn("valid", move || member.end_when_over(&watched))?;
+        let head = Arc::new(head);
+        let (watched, member, led) = (membership.clone(), self.clone(), head.clone());
+        spawn("valid", move || member.end_when_over(&watched, &led))?;
         if !membership.may_serve(&Path::root()) {
             end_at_once("its membership ended while it began to lead");
         }
         head.daemon.listen(door(self.door.let_in()?)).map_err(of_daemon("listen"))?;
-        self.now.lock().head = Some(Arc::new(head));
+        self.now.lock().head = Some(head);
         let (cluster, node) = (self.begun.cluster.clone(), self.begun.node.clone());
         spawn("mount", move || show_if_wanted(&cluster, &node))
     }
 
     /// Ends the process in time, when no heartbeat was answered: from then on another node may lead.
-    fn end_when_over(&self, membership: &Membership) {
+    fn end_when_over(&self, membership: &Membership, head: &Head) {
         loop {
             // Acquire: pairs with the Release of `stop`.
             let seen = self.stopping.load(Ordering::Acquire);
-            if seen > 1 {
+            // A daemon that has ended answers nobody.
+            if seen > 1 || head.daemon.has_ended() {
                 return;
             }
             let now = SystemHost.now();
@@ -421,7 +425,11 @@ impl Member {
     }
 
     /// Proposes what may cost this node the lead: it does not serve again before a view shows that it leads all the same.
-    fn give(&self, version: ChangeNumber, change: &Change) -> std::result::Result<Done, cluster::Error> {
+    pub(super) fn give(
+        &self,
+        version: ChangeNumber,
+        change: &Change,
+    ) -> std::result::Result<Done, cluster::Error> {
         let membership = self.now.lock().membership.clone();
         let membership = membership.ok_or(cluster::Error::Refused(Refusal::NotMember))?;
         let done = membership.give(&Path::root(), version, change, SystemHost.now().after(PROPOSE));
@@ -440,7 +448,7 @@ impl Member {
             (now.head.clone(), now.membership.clone())
         };
         match head {
-            Some(head) => head.daemon.stop(),
+            Some(head) => stop_for_good(&head),
             None => self.begun.standby.stop(),
         }
         self.stopping.store(2, Ordering::Release);
@@ -455,15 +463,11 @@ impl Member {
 impl Member {
     /// How the node is.
     pub fn status(&self) -> NodeStatus {
-        let (membership, head, beginning, take_over, waits) = {
+        let (membership, head, beginning, chain) = {
             let now = self.now.lock();
-            (
-                now.membership.clone(),
-                now.head.clone(),
-                now.beginning,
-                now.take_over.clone(),
-                now.waits.clone(),
-            )
+            let (take_over, waits, moving_to) = (now.take_over.clone(), now.waits.clone(), now.moving);
+            let chain = ChainStatus { take_over, waits, moving_to, ..ChainStatus::default() };
+            (now.membership.clone(), now.head.clone(), now.beginning, chain)
         };
         let node = (&self.begun.cluster, &self.begun.node);
         let mut status = match &head {
@@ -476,7 +480,8 @@ impl Member {
             (None, None, Some(_)) => Role::Follows,
             (None, None, None) => Role::Joining,
         };
-        let mut chain = ChainStatus { role, take_over, waits, ..ChainStatus::default() };
+        let valid_until = membership.as_ref().and_then(|membership| membership.valid_until());
+        let mut chain = ChainStatus { role, valid_until_ns: valid_until.map(Time::as_ns), ..chain };
         let state = self.begun.standby.state();
         (chain.ledger, chain.executed) = (state.ledger.get(), state.executed.get());
         chain.follows = state.head.map(NodeId::get);
@@ -520,6 +525,17 @@ impl Member {
     }
 }
 
+/// Ends a daemon that leads, before its process ends: copies that answer get all that it has, so that this pool is one of them
+/// again when it comes back.
+fn stop_for_good(head: &Head) {
+    if !head.daemon.copies().iter().all(|copy| copy.connected) {
+        return head.daemon.stop();
+    }
+    if let Err(why) = head.daemon.stop_level(SystemHost.now().after(LEAVE)) {
+        warn!(%why, "a copy did not get what the last programs wrote");
+    }
+}
+
 /// What a pool lies on, as the cluster says it.
 fn class_of(medium: MediumKind) -> u8 {
     match medium {
@@ -529,7 +545,7 @@ fn class_of(medium: MediumKind) -> u8 {
 }
 
 /// Ends this process as a kill does: from here on it does nothing at all, and its keeper starts it again.
-fn end_at_once(why: &str) -> ! {
+pub(super) fn end_at_once(why: &str) -> ! {
     error!("{why}: ending at once");
     loop {
         let _ = kill_process(getpid(), Signal::KILL);

@@ -12,7 +12,9 @@ pub mod head;
 pub mod links;
 pub mod manager;
 pub mod member;
+pub mod orders;
 pub mod settings;
+mod step_down;
 pub mod told;
 pub mod waiting;
 

@@ -74,6 +74,11 @@ pub struct ChainStatus {
     pub take_over: Option<TakeOver>,
     /// What the node waits for.
     pub waits: Option<String>,
+    /// The node to which it is about to give the lead (`hearth move`).
+    pub moving_to: Option<u32>,
+    /// Until when it is a member for certain, on CLOCK_BOOTTIME of its machine, in nanoseconds. If it leads, no other node does
+    /// before that.
+    pub valid_until_ns: Option<u64>,
 }
 
 fn numbers(nodes: &[u32]) -> String {
@@ -109,6 +114,9 @@ impl ChainStatus {
         for copy in self.copies.iter().filter(|copy| copy.behind_bytes > 0) {
             lines.push(format!("node {} lacks about {} bytes of logs", copy.node, copy.behind_bytes));
         }
+        if let Some(to) = self.moving_to {
+            lines.push(format!("it gives the lead to node {to} when no program is attached any more"));
+        }
         if let Some(take_over) = &self.take_over {
             let after = match take_over.after {
                 Some(node) => format!(" after node {node}"),
@@ -121,6 +129,12 @@ impl ChainStatus {
 }
 
 impl CopyTold {
+    /// Why it is not in sync, as the end of a sentence.
+    pub fn lack(&self) -> &str {
+        let is_there = if self.member { "it is being brought up" } else { "it is down" };
+        self.problem.as_deref().unwrap_or(is_there)
+    }
+
     fn fault(&self) -> Option<String> {
         let node = self.node;
         let why = self.problem.as_ref().map(|why| format!(": {why}")).unwrap_or_default();

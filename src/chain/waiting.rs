@@ -11,6 +11,8 @@ use std::time::Duration;
 
 /// How often it is asked.
 const LOOK: Duration = Duration::from_millis(20);
+/// The same where the answer is expected at any moment.
+const LOOK_SOON: Duration = Duration::from_millis(2);
 /// How long a node may take to lead before it is said what is waited for.
 const LEADS: Duration = Duration::from_secs(60);
 /// How long the others may take to be in sync before that is said.
@@ -22,14 +24,12 @@ pub struct Parts(Vec<(u32, std::result::Result<ChainStatus, Unanswered>)>);
 impl Parts {
     /// Asks all nodes.
     pub fn ask(cluster: &Cluster) -> Self {
-        let part = |node: &Node| {
-            let told = ask(&cluster.control(node), PATIENCE);
-            let told = told.and_then(|status| {
-                status.chain.ok_or_else(|| Unanswered::Absent("it is a node of one".to_owned()))
-            });
-            (node.number, told)
-        };
-        Self(cluster.settings.nodes.iter().map(part).collect())
+        Self(cluster.settings.nodes.iter().map(|node| part(cluster, node)).collect())
+    }
+
+    /// Asks one of them.
+    fn of(cluster: &Cluster, node: &Node) -> Self {
+        Self(vec![part(cluster, node)])
     }
 
     /// The node that leads, or is about to.
@@ -54,6 +54,13 @@ impl Parts {
         };
         self.0.iter().filter_map(waits).collect()
     }
+}
+
+fn part(cluster: &Cluster, node: &Node) -> (u32, std::result::Result<ChainStatus, Unanswered>) {
+    let told = ask(&cluster.control(node), PATIENCE);
+    let told = told
+        .and_then(|status| status.chain.ok_or_else(|| Unanswered::Absent("it is a node of one".to_owned())));
+    (node.number, told)
 }
 
 /// Waits until a node leads, and, a while, until all others are in sync; says how it is. Gives the node that leads.
@@ -82,15 +89,29 @@ pub fn for_leader(cluster: &Cluster) -> Result<&Node> {
     }
 }
 
+/// Waits until this node leads.
+///
+/// # Errors
+/// It does not, for a long time: what it waits for.
+pub fn until_leads(cluster: &Cluster, node: &Node) -> Result<()> {
+    let until = SystemHost.now().after(LEADS);
+    loop {
+        let part = Parts::of(cluster, node);
+        if part.leader().is_some_and(|(_, told)| told.role == Role::Leads) {
+            return Ok(());
+        }
+        if SystemHost.now() >= until {
+            let waits = part.waits().join("; ");
+            return Err(Error::new(format!("node {} does not lead: {waits}", node.number)));
+        }
+        SystemHost.wait(&Word::new(0), 0, Some(SystemHost.now().after(LOOK_SOON)));
+    }
+}
+
 fn say_chain(leader: u32, told: &ChainStatus) {
     let in_sync: Vec<String> = told.in_sync.iter().map(u32::to_string).collect();
     say::line(format_args!("node {leader} leads, and an fsync is on node {}", in_sync.join(", ")));
     for copy in told.copies.iter().filter(|copy| !copy.in_sync) {
-        let why = copy.problem.as_deref().unwrap_or(if copy.member {
-            "it is being brought up"
-        } else {
-            "it is down"
-        });
-        say::aside(format_args!("hearth: node {} is no copy yet: {why}", copy.node));
+        say::aside(format_args!("hearth: node {} is no copy yet: {}", copy.node, copy.lack()));
     }
 }

@@ -161,7 +161,8 @@ pub(crate) fn watch_pool(daemon: &Arc<Daemon>, pool: &Arc<Vec<Presence>>) -> Res
     let (daemon, pool) = (daemon.clone(), pool.clone());
     let body = move || {
         let mut told = BTreeSet::new();
-        loop {
+        // The pool of a daemon that has ended is another one's to watch.
+        while !daemon.has_ended() {
             if let Some(why) = removed(&pool) {
                 return daemon.give_up(&why);
             }

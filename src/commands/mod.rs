@@ -8,6 +8,7 @@ mod down;
 mod inspect;
 pub(crate) mod manager;
 pub(crate) mod mount;
+mod move_lead;
 mod pages;
 mod run;
 pub(crate) mod serve;
@@ -60,6 +61,10 @@ enum Command {
     Status(Status),
     /// Stop the cluster, or one node of it
     Down(Down),
+    /// Let another node lead: a planned hand-over to one in sync, after which the former one is a standby
+    ///
+    /// Exit code 0: node K leads (it may have led before); 1: refused, and nothing has changed; 2: it could not be done.
+    Move(Move),
     /// Start a stopped node
     Start(OneNode),
     /// Measure, each figure beside its floor
@@ -149,6 +154,24 @@ struct Down {
     /// Kill the daemon and every attached program at once, as a power cut does
     #[arg(long)]
     hard: bool,
+}
+
+#[derive(Debug, Args)]
+struct Move {
+    #[command(flatten)]
+    place: Where,
+    /// The node that leads then
+    #[arg(long, value_name = "K")]
+    to: u32,
+    /// Move also while programs are attached or use the mount: what they wrote is kept, and their calls get EIO from then on
+    #[arg(long)]
+    force: bool,
+    /// How long programs under hearth run --standby may take to end when they are asked to
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(0..=3600))]
+    grace: u64,
+    /// For machines
+    #[arg(long)]
+    json: bool,
 }
 
 #[derive(Debug, Args)]
@@ -298,6 +321,7 @@ pub fn run(arguments: Arguments) -> ExitCode {
     let done = match arguments.command {
         Command::Up(up) => up::run(&up),
         Command::Down(down) => down::run(&down),
+        Command::Move(arguments) => move_lead::run(&arguments),
         Command::Start(node) => up::start(&node),
         Command::Run(run) => run::run(&run),
         Command::Within(within) => run::within(&within),

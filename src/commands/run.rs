@@ -22,6 +22,8 @@ use std::process::{Command, ExitCode};
 const ENVIRONMENT_AT: &str = "HEARTH_AT";
 /// The variable that says where the tree is mounted, if it is.
 const ENVIRONMENT_MOUNT: &str = "HEARTH_MOUNT";
+/// The variable by which a program that `run --standby` started is known, which ends when it is asked to.
+pub(super) const ENVIRONMENT_STANDBY: &str = "HEARTH_STANDBY";
 /// File name of the library.
 const LIBRARY: &str = "libhearth.so";
 

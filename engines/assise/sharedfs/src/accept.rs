@@ -115,8 +115,18 @@ impl Core {
     pub fn open_door(self: &Arc<Self>, door: Door) -> Result<(), Error> {
         let (bell, heard) = Connection::pair()?;
         let (core, bell) = (self.clone(), Arc::new(bell));
+        // A second door of the same daemon looks by itself whether the daemon ends.
+        let _ = self.door_bell.set(bell.clone());
         let mut keeper = Keeper { core, door, bell, heard, knocked: Vec::new(), inside: Vec::new() };
         self.spawn("door", move || keeper.keep())
+    }
+
+    /// Has the door look at once whether the daemon ends.
+    pub fn ring_at_door(&self) {
+        if let Some(bell) = self.door_bell.get() {
+            // A bell that was rung so often that it cannot be rung again is heard anyway.
+            let _ = bell.send(MessageKind::Note, &[], &[]);
+        }
     }
 
     /// Lets in who has greeted, in the thread of his session: whoever it has to wait for, the door does not. `None` if he

@@ -147,7 +147,8 @@ const LOCK_LOOK: Duration = Duration::from_millis(2);
 /// A running SharedFS.
 pub struct Daemon {
     core: Arc<Core>,
-    _pool: PoolLock,
+    /// None once the pool is a standby's again.
+    pool: Lock<Option<PoolLock>>,
 }
 
 impl Daemon {
@@ -183,7 +184,13 @@ impl Daemon {
 
     /// A daemon over a pool that it has the lock of.
     pub(crate) fn of(core: Arc<Core>, pool: PoolLock) -> Self {
-        Self { core, _pool: pool }
+        let pool = Lock::new(core.host.clone(), Some(pool));
+        Self { core, pool }
+    }
+
+    /// The lock of the pool, for whoever holds the pool from now on.
+    pub(crate) fn take_pool(&self) -> Option<PoolLock> {
+        self.pool.lock().take()
     }
 
     /// Lets what a pool has lead, with these connections to its copies.
@@ -229,6 +236,7 @@ impl Daemon {
             threads: Word::new(0),
             started: Word::new(0),
             caches: OnceLock::new(),
+            door_bell: OnceLock::new(),
             host,
         };
         Ok((Arc::new(core), taken.recovered))
@@ -456,6 +464,7 @@ impl Daemon {
         self.core.announce_work();
         self.core.stop_parking();
         self.core.bell.ring();
+        self.core.ring_at_door();
         loop {
             // Acquire: pairs with the Release of a thread's end.
             let running = self.core.threads.load(Ordering::Acquire);

@@ -51,6 +51,7 @@ mod session;
 mod share;
 mod standby;
 mod state;
+mod step_down;
 mod sync;
 mod take_over;
 mod upkeep;

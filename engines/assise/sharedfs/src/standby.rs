@@ -362,20 +362,39 @@ impl Standby {
         match Daemon::begin(host, &self.0.medium, config, (area, copy), (term, copies)) {
             Ok((core, recovered)) => Ok((Daemon::of(core, pool), recovered)),
             Err(error) => {
-                let again = open_contents(&*self.0.host, &self.0.medium, &self.0.config);
-                match again {
-                    Ok((contents, receiver)) => {
-                        self.0.announce(&receiver);
-                        *self.0.contents.lock() = Some(contents);
-                        self.0.receiving.lock().receiver = Some(receiver);
-                        self.0.ending.store(0, Ordering::Release);
-                    }
-                    Err(error) => self.0.fail(&error),
+                if let Err(error) = self.open_again() {
+                    self.0.fail(&error);
                 }
                 *self.0.pool.lock() = Some(pool);
                 Err(error)
             }
         }
+    }
+
+    /// Follows again, with the pool of a daemon that this standby became and that has ended ([`Daemon::stop`]). Heads are
+    /// answered when this returns; what executes entries is started as at first.
+    ///
+    /// # Errors
+    /// What [`Self::open`] says: the pool cannot be read. `Stopped`: the daemon gave its pool up before.
+    ///
+    /// # Panics
+    /// The daemon has not ended.
+    pub fn resume(&self, daemon: &Daemon) -> Result<(), Error> {
+        assert!(daemon.has_ended(), "a pool has one writer");
+        let pool = daemon.take_pool().ok_or(Error::Stopped)?;
+        let opened = self.open_again();
+        *self.0.pool.lock() = Some(pool);
+        opened.inspect_err(|error| self.0.fail(error))
+    }
+
+    /// Opens what the pool has. Nothing executes yet what arrives.
+    fn open_again(&self) -> Result<(), Error> {
+        let (contents, receiver) = open_contents(&*self.0.host, &self.0.medium, &self.0.config)?;
+        self.0.announce(&receiver);
+        *self.0.contents.lock() = Some(contents);
+        self.0.receiving.lock().receiver = Some(receiver);
+        self.0.ending.store(0, Ordering::Release);
+        Ok(())
     }
 }
 

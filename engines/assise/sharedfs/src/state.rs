@@ -33,6 +33,7 @@ use format::{InodeNumber, LeaseVersion, Life, LogUid, PoolUid};
 use ipc::Digested;
 use ipc::host::{Host, WAKE_ALL};
 use ipc::lock::Lock;
+use ipc::socket::Connection;
 use ipc::sync::{LongWord, Ordering, Word};
 use pmem::Medium;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -172,6 +173,8 @@ pub(crate) struct Core {
     pub started: Word,
     /// Says whether something is kept elsewhere under leases, though its session may be over.
     pub caches: OnceLock<CacheWatch>,
+    /// Wakes the thread at the door, once there is one.
+    pub door_bell: OnceLock<Arc<Connection>>,
 }
 
 /// Says whether something may be kept elsewhere under leases of this node: see [`crate::Daemon::watch_caches`].

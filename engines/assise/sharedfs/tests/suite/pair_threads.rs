@@ -87,8 +87,12 @@ impl Follower {
 
 struct Nodes {
     daemon: Arc<Daemon>,
+    /// What the head was before it led.
+    head: Standby,
     follower: Follower,
     endpoint: Endpoint,
+    /// Of the copy.
+    other: Endpoint,
     // After what uses it.
     folder: tempfile::TempDir,
 }
@@ -107,7 +111,8 @@ impl Nodes {
         let listener = Arc::new(other.listen("").unwrap());
         let copy = Standby::open(host(), &media[1], config_of(COPY)).unwrap();
         let follower = Follower::start(copy, listener);
-        let nodes = Self { daemon, follower, endpoint: endpoint(HEAD), folder };
+        let endpoint = endpoint(HEAD);
+        let nodes = Self { daemon, head: standby, follower, endpoint, other, folder };
         nodes.daemon.add_copy(nodes.connect()).unwrap();
         nodes
     }
@@ -252,4 +257,32 @@ fn a_head_that_is_started_again_brings_its_copy_along() {
     nodes.follower.end();
     let copy = Arc::new(nodes.follower.standby.lead(term(COPY, 2), Vec::new()).unwrap().0);
     assert_eq!(read_first(&copy, "file1"), (file, last.to_vec()));
+}
+
+/// A head gives the lead away and follows in the same process: its copy leads with it as a copy at once, and back.
+#[test]
+fn a_head_that_gives_the_lead_away_is_a_copy_at_once() {
+    let mut nodes = Nodes::new(config);
+    write_and_sync(&nodes.daemon, 1, 50);
+    let (mut client, file) = begin_program(&nodes.daemon, 2);
+    assert!(client.write(file, 0, b"unsynced"));
+    assert!(!nodes.daemon.close_if_unused(), "a program is attached");
+    let soon = || SystemHost.now().after(LIMIT);
+    nodes.daemon.stop_level(soon()).unwrap();
+    assert!(nodes.daemon.close_if_unused(), "its session is over");
+    nodes.head.resume(&nodes.daemon).unwrap();
+    let listener = Arc::new(nodes.endpoint.listen("").unwrap());
+    let mut former = Follower::start(nodes.head.clone(), listener.clone());
+    nodes.follower.end();
+    let connection = nodes.other.connect(&listener.address(), NodeId::new(HEAD), soon()).unwrap();
+    let led = nodes.follower.standby.lead(term(COPY, 2), vec![connection]);
+    let daemon = Arc::new(led.expect("the former head has nothing that its copy lacks").0);
+    daemon.start().unwrap();
+    assert!(daemon.copies()[0].level);
+    assert_eq!(read_first(&daemon, "file2"), (file, b"unsynced".to_vec()));
+    let (file, last) = write_and_sync(&daemon, 3, 50);
+    former.end();
+    let again = Arc::new(nodes.head.lead(term(HEAD, 3), Vec::new()).unwrap().0);
+    assert_eq!(read_first(&again, "file3"), (file, last.to_le_bytes().to_vec()));
+    daemon.remove_copy(NodeId::new(HEAD));
 }

@@ -1,0 +1,132 @@
+//! A planned move: the node that leads gives the lead to a copy, and is a copy itself from then on.
+//!
+//! Guarantees: it serves nobody any more before it asks the manager, and every copy in sync has then all that it has, so the next
+//! head has this node as a copy from its first entry on. If the manager refuses, or its answer is lost, a view says who leads; if
+//! that is this node it leads again, as after a restart.
+
+use super::head::Head;
+use super::member::{Member, PROPOSE, end_at_once};
+use super::orders::MoveOrder;
+use cluster::{Change, Membership, Party, Path, Subtree};
+use format::{ChangeNumber, NodeId};
+use ipc::sync::Ordering;
+use ipc::{Host, SystemHost, Word};
+use std::sync::Arc;
+use std::time::Duration;
+use tracing::{info, warn};
+
+/// How often it is looked whether programs have ended.
+const LOOK: Duration = Duration::from_millis(2);
+/// How long the copies may take to get what the last sessions left.
+const LEVEL: Duration = Duration::from_secs(1);
+
+/// Why a move is not made, in a sentence.
+type Refused<T> = std::result::Result<T, String>;
+
+impl Member {
+    /// Gives the lead to another node.
+    ///
+    /// # Errors
+    /// Why not. If the daemon had ended its sessions by then, it leads again.
+    pub fn move_to(&self, order: &MoveOrder) -> Refused<()> {
+        let (head, ..) = self.may_move(order.to)?;
+        self.now.lock().moving = Some(order.to);
+        let moved = wait_for_programs(&head, order).and_then(|()| self.give_lead(order.to, &head));
+        self.now.lock().moving = None;
+        if let Err(why) = &moved {
+            warn!(to = order.to, why, "the lead stays");
+        }
+        moved
+    }
+
+    /// What this node leads with, if a node can take its place now.
+    fn may_move(&self, to: u32) -> Refused<(Arc<Head>, Arc<Membership>, Party, Subtree)> {
+        let (head, membership) = {
+            let now = self.now.lock();
+            (now.head.clone(), now.membership.clone())
+        };
+        let (Some(head), Some(membership)) = (head, membership) else {
+            return Err("this node does not lead".to_owned());
+        };
+        let subtree = membership.view().and_then(|view| view.subtrees.get(&Path::root()).cloned());
+        let (Some(party), Some(subtree)) = (membership.party(), subtree) else {
+            return Err("this node is no member of the cluster now".to_owned());
+        };
+        let node = NodeId::new(to);
+        let copy = head.daemon.copies().into_iter().find(|copy| copy.node == node);
+        let is_level = copy.is_some_and(|copy| copy.connected && copy.level);
+        if !is_level || !subtree.in_sync().any(|other| other == node) {
+            return Err(format!("node {to} is not in sync"));
+        }
+        Ok((head, membership, party, subtree))
+    }
+
+    /// Ends what this node leads with, and asks the manager to let another one lead.
+    fn give_lead(&self, to: u32, head: &Head) -> Refused<()> {
+        // The view is not looked at meanwhile: it would have this node lead again.
+        let _looking = self.looking.lock();
+        let begun = SystemHost.now();
+        let still = self.may_move(to);
+        // Nobody is let in by this daemon any more: the next one, here or there, lets in.
+        let level = self.step_down(head);
+        let (_, membership, party, subtree) = still?;
+        level.map_err(|why| format!("the copies did not get what the last programs wrote: {why}"))?;
+        let (path, version) = (Path::root(), subtree.version);
+        let change = Change::SetManager { path, version, by: party, to: NodeId::new(to) };
+        let done = self.give(version, &change);
+        let done = done.map_err(|why| format!("the cluster manager did not let node {to} lead: {why}"))?;
+        until_seen(&membership, done.number);
+        let took_us = SystemHost.now().since(begun).as_micros() as u64;
+        info!(to, took_us, "gave the lead away");
+        Ok(())
+    }
+
+    /// From a node that leads to one that follows, in the same process. An error is of a copy: this node follows all the same.
+    fn step_down(&self, head: &Head) -> Result<(), sharedfs::Error> {
+        let level = head.daemon.stop_level(SystemHost.now().after(LEVEL));
+        let standby = &self.begun.standby;
+        let follows = standby.resume(&head.daemon).and_then(|()| standby.start());
+        if let Err(why) = follows {
+            end_at_once(&format!("cannot follow with this pool: {why}"));
+        }
+        {
+            let mut now = self.now.lock();
+            (now.head, now.take_over, now.beginning) = (None, None, None);
+        }
+        if let Err(why) = self.door.take_back() {
+            end_at_once(&format!("cannot turn programs away: {why}"));
+        }
+        level
+    }
+}
+
+/// Waits until no program is attached, and lets none in from then on.
+fn wait_for_programs(head: &Head, order: &MoveOrder) -> Refused<()> {
+    let until = SystemHost.now().after(Duration::from_millis(order.grace_ms));
+    while !head.daemon.close_if_unused() {
+        if SystemHost.now() >= until {
+            if order.force {
+                return Ok(());
+            }
+            let pids: Vec<String> =
+                head.daemon.programs().iter().map(|program| program.pid.to_string()).collect();
+            return Err(format!("programs are attached (process {})", pids.join(", ")));
+        }
+        SystemHost.wait(&Word::new(0), 0, Some(SystemHost.now().after(LOOK)));
+    }
+    Ok(())
+}
+
+/// Waits a while for the view with this change.
+fn until_seen(membership: &Membership, number: ChangeNumber) {
+    let until = SystemHost.now().after(PROPOSE);
+    loop {
+        // Acquire: pairs with the Release of whoever changes it.
+        let seen = membership.news().load(Ordering::Acquire);
+        let has_come = membership.view().is_some_and(|view| view.number >= number);
+        if has_come || SystemHost.now() >= until {
+            return;
+        }
+        SystemHost.wait(membership.news(), seen, Some(until));
+    }
+}

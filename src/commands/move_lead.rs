@@ -1,0 +1,149 @@
+//! `hearth move`: a planned hand-over of the lead.
+
+use super::Move;
+use super::mount::{Taken, show_if_wanted, take_away};
+use super::run::ENVIRONMENT_STANDBY;
+use crate::chain::orders::{MoveOrder, give};
+use crate::chain::told::{ChainStatus, Role};
+use crate::chain::waiting::{Parts, until_leads};
+use crate::cluster::{Cluster, Node};
+use crate::error::{Error, Result};
+use crate::health::PATIENCE;
+use crate::mountpoint;
+use crate::process::has_variable;
+use crate::say::{self, quoted};
+use crate::status::ask;
+use ipc::{Host, SystemHost};
+use serde::Serialize;
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// How long processes that have ended may take to be noticed.
+const ENDED: Duration = Duration::from_secs(2);
+
+/// A move that was made, for machines.
+#[derive(Serialize)]
+struct Moved {
+    /// The node that led before.
+    from: u32,
+    /// The node that leads.
+    to: u32,
+    /// From the start of the command until it leads, in ms; 0 if it led before.
+    took_ms: f64,
+}
+
+pub(super) fn run(arguments: &Move) -> Result<ExitCode> {
+    let begin = SystemHost.now();
+    let cluster = arguments.place.cluster()?;
+    let to = cluster.node(arguments.to)?;
+    if cluster.settings.chain.is_none() {
+        return Err(Error::new("the cluster has one node, which always leads"));
+    }
+    let parts = Parts::ask(&cluster);
+    if parts.are_forbidden() {
+        return Err(Error::new("this user may not ask the nodes: only their user and root may"));
+    }
+    let Some((leader, told)) = parts.leader() else {
+        let dir = quoted(&cluster.dir);
+        return Ok(refused(format_args!(
+            "no node leads now (hearth status --dir {dir} says what they wait for)"
+        )));
+    };
+    if leader == to.number {
+        until_leads(&cluster, to)?;
+        tell(arguments, &Moved { from: leader, to: leader, took_ms: 0.0 })?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let from = cluster.node(leader)?;
+    if let Some(why) = cannot_lead(told, to.number) {
+        return Ok(refused(format_args!("{why}")));
+    }
+    let attached = Attached::to(&cluster, from)?;
+    if !attached.others.is_empty() && !arguments.force {
+        return Ok(refused(format_args!("{}", attached.refusal(&cluster, from))));
+    }
+    if let Taken::Busy(users) = take_away(&cluster, from, arguments.force)? {
+        return Ok(refused(format_args!(
+            "the mount at {} is busy{users}: end what uses it, or move all the same with --force",
+            cluster.tree(from).display()
+        )));
+    }
+    // A process that has just ended counts until its end is noticed.
+    let grace = match attached {
+        Attached { standbys: 0, .. } if arguments.force => Duration::ZERO,
+        Attached { standbys: 0, .. } => ENDED,
+        _ => Duration::from_secs(arguments.grace),
+    };
+    let order = MoveOrder { to: to.number, force: arguments.force, grace_ms: grace.as_millis() as u64 };
+    if let Err(why) = give(&cluster, from, &order) {
+        show_if_wanted(&cluster, from);
+        return Ok(refused(format_args!("{why}")));
+    }
+    until_leads(&cluster, to)?;
+    let took_ms = SystemHost.now().since(begin).as_secs_f64() * 1000.0;
+    tell(arguments, &Moved { from: leader, to: to.number, took_ms })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn refused(why: std::fmt::Arguments<'_>) -> ExitCode {
+    say::aside(format_args!("hearth: {why}"));
+    ExitCode::FAILURE
+}
+
+fn tell(arguments: &Move, moved: &Moved) -> Result<()> {
+    let Moved { from, to, took_ms } = moved;
+    if arguments.json {
+        let text = serde_json::to_string_pretty(moved);
+        say::line(text.map_err(|why| Error::new(format!("cannot write the answer: {why}")))?);
+    } else if from == to {
+        say::line(format_args!("node {to} leads already"));
+    } else {
+        say::line(format_args!("node {to} leads after {took_ms:.0} ms, and node {from} follows it"));
+    }
+    Ok(())
+}
+
+/// Why a node cannot take the place of the one that says this.
+fn cannot_lead(told: &ChainStatus, to: u32) -> Option<String> {
+    if told.role != Role::Leads {
+        return Some("the node that is to lead does not serve yet: try again".to_owned());
+    }
+    if told.in_sync.contains(&to) {
+        return None;
+    }
+    let lack = told.copies.iter().find(|copy| copy.node == to).map_or("it is no copy", |copy| copy.lack());
+    Some(format!("node {to} is not in sync: {lack}"))
+}
+
+/// Programs that are attached to a node.
+struct Attached {
+    /// Those that end when they are asked to, since `hearth run --standby` started them.
+    standbys: usize,
+    /// Numbers of the others.
+    others: Vec<u32>,
+}
+
+impl Attached {
+    /// Those that are alive, without the mount.
+    fn to(cluster: &Cluster, node: &Node) -> Result<Self> {
+        let status = ask(&cluster.control(node), PATIENCE);
+        let status = status.map_err(|why| Error::new(format!("node {}: {why}", node.number)))?;
+        let gateway = mountpoint::gateway(cluster, node).map(|process| process.pid().unsigned_abs());
+        let pids = status.programs.iter().map(|program| program.pid);
+        let alive = pids.filter(|pid| SystemHost.started(*pid).is_some() && Some(*pid) != gateway);
+        let (standbys, others): (Vec<u32>, Vec<u32>) =
+            alive.partition(|pid| has_variable(*pid, ENVIRONMENT_STANDBY));
+        Ok(Self { standbys: standbys.len(), others })
+    }
+
+    fn refusal(&self, cluster: &Cluster, node: &Node) -> String {
+        let pids: Vec<String> = self.others.iter().map(u32::to_string).collect();
+        format!(
+            "programs are attached to node {} (process {}): end them, or move all the same with --force, after which their \
+             calls get EIO; hearth status --dir {} names them",
+            node.number,
+            pids.join(", "),
+            quoted(&cluster.dir)
+        )
+    }
+}
