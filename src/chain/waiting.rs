@@ -4,9 +4,10 @@ use super::told::{ChainStatus, Role};
 use crate::cluster::{Cluster, Node};
 use crate::error::{Error, Result};
 use crate::health::PATIENCE;
+use crate::process::Process;
 use crate::say;
 use crate::status::{Unanswered, ask};
-use ipc::{Host, SystemHost, Word};
+use ipc::{Host, SystemHost, Time, Word};
 use std::time::Duration;
 
 /// How often it is asked.
@@ -15,6 +16,8 @@ const LOOK: Duration = Duration::from_millis(20);
 const LOOK_SOON: Duration = Duration::from_millis(2);
 /// How long a node may take to lead before it is said what is waited for.
 const LEADS: Duration = Duration::from_secs(60);
+/// How long a program waits for a node that leads before that is said.
+const NOTICE: Duration = Duration::from_secs(1);
 /// How long the others may take to be in sync before that is said.
 const IN_SYNC: Duration = Duration::from_secs(10);
 
@@ -24,12 +27,12 @@ pub struct Parts(Vec<(u32, std::result::Result<ChainStatus, Unanswered>)>);
 impl Parts {
     /// Asks all nodes.
     pub fn ask(cluster: &Cluster) -> Self {
-        Self(cluster.settings.nodes.iter().map(|node| part(cluster, node)).collect())
+        Self(cluster.settings.nodes.iter().map(|node| part(cluster, node, PATIENCE)).collect())
     }
 
     /// Asks one of them.
     fn of(cluster: &Cluster, node: &Node) -> Self {
-        Self(vec![part(cluster, node)])
+        Self(vec![part(cluster, node, PATIENCE)])
     }
 
     /// The node that leads, or is about to.
@@ -46,6 +49,10 @@ impl Parts {
         self.0.iter().any(|(_, told)| matches!(told, Err(Unanswered::Forbidden(_))))
     }
 
+    fn none_answers(&self) -> bool {
+        self.0.iter().all(|(_, told)| matches!(told, Err(Unanswered::Absent(_))))
+    }
+
     /// What nodes wait for, a sentence for each that says it.
     fn waits(&self) -> Vec<String> {
         let waits = |(number, told): &(u32, std::result::Result<ChainStatus, Unanswered>)| match told {
@@ -56,8 +63,12 @@ impl Parts {
     }
 }
 
-fn part(cluster: &Cluster, node: &Node) -> (u32, std::result::Result<ChainStatus, Unanswered>) {
-    let told = ask(&cluster.control(node), PATIENCE);
+fn part(
+    cluster: &Cluster,
+    node: &Node,
+    patience: Duration,
+) -> (u32, std::result::Result<ChainStatus, Unanswered>) {
+    let told = ask(&cluster.control(node), patience);
     let told = told
         .and_then(|status| status.chain.ok_or_else(|| Unanswered::Absent("it is a node of one".to_owned())));
     (node.number, told)
@@ -89,6 +100,77 @@ pub fn for_leader(cluster: &Cluster) -> Result<&Node> {
     }
 }
 
+/// Waits until a node leads or is about to, at most so long; says what for. If no node is up there is nothing to wait for. Gives
+/// what the nodes say at the end.
+pub fn until_any_leads(cluster: &Cluster, patience: Duration) -> Parts {
+    let begin = SystemHost.now();
+    let mut is_told = false;
+    loop {
+        let parts = Parts::ask(cluster);
+        let waited = SystemHost.now().since(begin);
+        let is_down = |node: &Node| Process::load(&cluster.keeper_pid_file(node)).is_none();
+        let all_down = parts.none_answers() && cluster.settings.nodes.iter().all(is_down);
+        if parts.leader().is_some() || parts.are_forbidden() || all_down || waited >= patience {
+            return parts;
+        }
+        if waited >= NOTICE && !std::mem::replace(&mut is_told, true) {
+            say::aside(format_args!("hearth: waiting until a node leads: {}", parts.waits().join("; ")));
+        }
+        SystemHost.wait(&Word::new(0), 0, Some(SystemHost.now().after(LOOK)));
+    }
+}
+
+/// Whether programs may run at a node, as its daemon says it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Lead {
+    /// It serves, and no other node leads before this time.
+    Serves(Time),
+    /// The same, and it gives the lead to this node as soon as no program is attached.
+    Gives(Time, u32),
+    /// It is to lead, and does not serve yet; no other node leads before this time.
+    Begins(Time),
+    /// This other node leads.
+    Other(u32),
+    /// It does not lead, or says nothing; no other node is known to lead. A sentence says why.
+    Unknown(String),
+}
+
+impl Lead {
+    /// Asks a node, which may take so long to answer.
+    ///
+    /// # Errors
+    /// This user may not ask.
+    pub fn ask(cluster: &Cluster, node: &Node, patience: Duration) -> Result<Self> {
+        match part(cluster, node, patience).1 {
+            Ok(told) => Ok(Self::of(&told, node.number)),
+            Err(Unanswered::Forbidden(why)) => {
+                Err(Error::new(format!("only the user of node {} and root may ask it: {why}", node.number)))
+            }
+            Err(Unanswered::Silent) => Ok(Self::Unknown("its daemon does not answer".to_owned())),
+            Err(Unanswered::Absent(_)) => Ok(Self::Unknown("it is down".to_owned())),
+        }
+    }
+
+    fn of(told: &ChainStatus, own: u32) -> Self {
+        let until = told.valid_until_ns.map(Time::from_ns);
+        match (told.leader, until) {
+            (Some(leader), _) if leader != own => Self::Other(leader),
+            (Some(_), Some(until)) if told.role == Role::Leads => match told.moving_to {
+                Some(to) => Self::Gives(until, to),
+                None => Self::Serves(until),
+            },
+            (Some(_), Some(until)) => Self::Begins(until),
+            _ => Self::Unknown(told.waits.clone().unwrap_or_else(|| "no node leads".to_owned())),
+        }
+    }
+
+    /// When it is asked again by whoever waits until it serves.
+    pub fn next_look(&self) -> Time {
+        let soon = matches!(self, Self::Begins(_));
+        SystemHost.now().after(if soon { LOOK_SOON } else { LOOK })
+    }
+}
+
 /// Waits until this node leads.
 ///
 /// # Errors
@@ -113,5 +195,33 @@ fn say_chain(leader: u32, told: &ChainStatus) {
     say::line(format_args!("node {leader} leads, and an fsync is on node {}", in_sync.join(", ")));
     for copy in told.copies.iter().filter(|copy| !copy.in_sync) {
         say::aside(format_args!("hearth: node {} is no copy yet: {}", copy.node, copy.lack()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whatever a daemon says while it dies and starts again, a program is taken for one that may run only until the time that
+    /// the daemon named, and not at all where another node leads.
+    #[test]
+    fn a_program_may_run_where_the_view_names_its_node_and_no_longer_than_that_holds() {
+        let until = Time::from_ns(7);
+        let told = |role, leader, valid_until_ns| ChainStatus {
+            role,
+            leader,
+            valid_until_ns,
+            ..ChainStatus::default()
+        };
+        let lead = |told: ChainStatus| Lead::of(&told, 1);
+        assert_eq!(lead(told(Role::Leads, Some(1), Some(7))), Lead::Serves(until));
+        let gives = ChainStatus { moving_to: Some(2), ..told(Role::Leads, Some(1), Some(7)) };
+        assert_eq!(lead(gives), Lead::Gives(until, 2));
+        assert_eq!(lead(told(Role::Beginning, Some(1), Some(7))), Lead::Begins(until));
+        for role in [Role::Joining, Role::Follows, Role::Beginning, Role::Leads] {
+            assert_eq!(lead(told(role, Some(2), Some(7))), Lead::Other(2));
+            assert!(matches!(lead(told(role, None, Some(7))), Lead::Unknown(_)));
+            assert!(matches!(lead(told(role, Some(1), None)), Lead::Unknown(_)));
+        }
     }
 }

@@ -12,6 +12,7 @@ mod move_lead;
 mod pages;
 mod run;
 pub(crate) mod serve;
+mod standby;
 mod status;
 mod sustained;
 pub(crate) mod up;
@@ -190,6 +191,9 @@ struct Mount {
     /// Serve the mount in this process, until SIGTERM
     #[arg(long)]
     foreground: bool,
+    /// Of a node of several: wait until it leads
+    #[arg(long, conflicts_with = "foreground")]
+    standby: bool,
 }
 
 #[derive(Debug, Args)]
@@ -208,7 +212,15 @@ struct Run {
     /// The node on which it runs: of several the one that leads [default: that one]
     #[arg(long, value_name = "K")]
     node: Option<u32>,
-    /// Where the program sees the tree; needs no mount [default: DIR/nK]
+    /// Wait until node K leads, then run the program, and end it when another node may lead; then wait again. The exit code is
+    /// the program's, 128 + N if signal N ended it; while it waits signals end the command. Says on standard error what it waits
+    /// for
+    #[arg(long, requires = "node")]
+    standby: bool,
+    /// Of several nodes: how long it waits for one to lead, if none does
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, conflicts_with = "standby")]
+    wait: u64,
+    /// Where the program sees the tree; needs no mount. The program finds this path in its variable HEARTH_TREE [default: DIR/nK]
     #[arg(long, value_name = "PATH")]
     at: Option<PathBuf>,
     /// The program and its arguments
@@ -218,6 +230,9 @@ struct Run {
 
 #[derive(Debug, Args)]
 struct Within {
+    /// End with the process of this number, which started this one
+    #[arg(long, value_name = "PID")]
+    under: Option<u32>,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
     command: Vec<OsString>,

@@ -1,7 +1,7 @@
 //! `hearth mount` and `hearth umount`: the gateway, a process of its own that shows the tree to every program.
 
 use super::up::{alone, say_ready, wait_until_ready};
-use super::{Mount, Umount};
+use super::{Mount, Umount, standby};
 use crate::chain::waiting::Parts;
 use crate::cluster::{Cluster, Node};
 use crate::error::{Error, Result};
@@ -34,6 +34,10 @@ pub(super) fn mount(arguments: &Mount) -> Result<ExitCode> {
     let node = cluster.node(arguments.node.node)?;
     if arguments.foreground {
         return show(&cluster, node);
+    }
+    if arguments.standby {
+        // Which mounts it by itself, unless it is not to be mounted.
+        standby::wait(&cluster, node)?;
     }
     if let Some(process) = mountpoint::gateway(&cluster, node) {
         // `up` and `start` mount by themselves: what was asked for is there.

@@ -1,8 +1,9 @@
-//! `hearth run`: the command itself, in this process, with the library loaded before its own.
+//! `hearth run`: the command itself, in this process, with the library loaded before its own; with `--standby` it is a child
+//! ([`standby`]).
 
 use super::down::ENVIRONMENT_SOCKET;
-use super::{Run, Within};
-use crate::chain::waiting::Parts;
+use super::{Run, Within, standby};
+use crate::chain::waiting::until_any_leads;
 use crate::cluster::{Cluster, Node};
 use crate::error::{Error, Result};
 use crate::health;
@@ -17,9 +18,12 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Component, Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::time::Duration;
 
 /// The variable that says where the program sees the tree.
 const ENVIRONMENT_AT: &str = "HEARTH_AT";
+/// The same for the program itself, as a part of what is promised to it.
+const ENVIRONMENT_TREE: &str = "HEARTH_TREE";
 /// The variable that says where the tree is mounted, if it is.
 const ENVIRONMENT_MOUNT: &str = "HEARTH_MOUNT";
 /// The variable by which a program that `run --standby` started is known, which ends when it is asked to.
@@ -29,13 +33,51 @@ const LIBRARY: &str = "libhearth.so";
 
 pub(super) fn run(arguments: &Run) -> Result<ExitCode> {
     let cluster = arguments.place.cluster()?;
-    let node = match chosen(&cluster, arguments.node)? {
+    let chosen = match arguments.node.filter(|_| arguments.standby) {
+        Some(number) => Ok(cluster.node(number)?),
+        None => chosen(&cluster, arguments.node, Duration::from_secs(arguments.wait))?,
+    };
+    let node = match chosen {
         Ok(node) => node,
         Err(why) => {
             say::aside(format_args!("hearth: {why}"));
             return Ok(ExitCode::FAILURE);
         }
     };
+    let at = seen_at(arguments, &cluster, node)?;
+    let [program, rest @ ..] = &arguments.command[..] else {
+        return Err(Error::new("no command was given"));
+    };
+    mountpoint::tidy(&cluster, node);
+    let mut command = preloaded(Path::new(program), &cluster, node, &at)?;
+    warn(program, &cluster, node, &at)?;
+    let own = env::current_exe().map_err(|why| Error::new(format!("cannot find this program: {why}")))?;
+    let within = || preloaded(&own, &cluster, node, &at);
+    if arguments.standby {
+        return standby::run(&cluster, node, || {
+            let mut command = within()?;
+            command.arg("within").args(["--under", &std::process::id().to_string(), "--"]);
+            command.args(&arguments.command).env(ENVIRONMENT_STANDBY, "1");
+            Ok(command)
+        });
+    }
+    match reach(&cluster.control(node)).map_err(|why| why.kind()) {
+        Err(ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
+            tell_that_no_daemon_serves(&cluster, node, &at)
+        }
+        // A user to whom the daemon's own socket is closed (`PermissionDenied`) is served all the same.
+        _ => tell_of_silence(&cluster, node),
+    }
+    let mut why = command.args(rest).exec();
+    // It may lie in the tree, which this process does not see, but one that is preloaded does.
+    if matches!(why.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) {
+        why = within()?.args(["within", "--"]).args(&arguments.command).exec();
+    }
+    Ok(not_run(program, &why))
+}
+
+/// Where the program sees the tree.
+fn seen_at(arguments: &Run, cluster: &Cluster, node: &Node) -> Result<PathBuf> {
     let at = match &arguments.at {
         Some(path) if path == Path::new("/") => {
             return Err(Error::new("--at / would hide every other file"));
@@ -48,9 +90,6 @@ pub(super) fn run(arguments: &Run) -> Result<ExitCode> {
         }
         None => cluster.tree(node),
     };
-    let [program, rest @ ..] = &arguments.command[..] else {
-        return Err(Error::new("no command was given"));
-    };
     if let Some((mount, kind)) = mountpoint::of_the_kernel(&at) {
         return Err(Error::new(format!(
             "--at {} would hide {}, a file system of the kernel ({kind}) that programs need",
@@ -58,18 +97,21 @@ pub(super) fn run(arguments: &Run) -> Result<ExitCode> {
             mount.display()
         )));
     }
-    mountpoint::tidy(&cluster, node);
-    if let Some(warning) = mountpoint::warning_at(&cluster, node, &at) {
+    Ok(at)
+}
+
+/// Says what the user who started the program may not expect.
+fn warn(program: &OsStr, cluster: &Cluster, node: &Node, at: &Path) -> Result<()> {
+    if let Some(warning) = mountpoint::warning_at(cluster, node, at) {
         say::aside(format_args!("hearth: {warning}"));
     }
-    if let Some(outer) = outer_tree(node, &at) {
+    if let Some(outer) = outer_tree(node, at) {
         say::aside(format_args!(
             "hearth: warning: this is a hearth run within another: the program does not see the tree at {}, only that at {}",
             outer.display(),
             at.display()
         ));
     }
-    let mut command = preloaded(Path::new(program), &cluster, node, &at)?;
     if let Some(closed) = closed_to_others(&library()?).filter(|_| rustix::process::geteuid().is_root()) {
         say::aside(format_args!(
             "hearth: warning: other users cannot reach {}, so a program that becomes another user and starts the next one \
@@ -84,29 +126,20 @@ pub(super) fn run(arguments: &Run) -> Result<ExitCode> {
             quoted(&cluster.dir)
         ));
     }
-    match reach(&cluster.control(node)).map_err(|why| why.kind()) {
-        Err(ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
-            tell_that_no_daemon_serves(&cluster, node, &at)
-        }
-        // A user to whom the daemon's own socket is closed (`PermissionDenied`) is served all the same.
-        _ => tell_of_silence(&cluster, node),
-    }
-    let mut why = command.args(rest).exec();
-    // It may lie in the tree, which this process does not see, but one that is preloaded does.
-    if matches!(why.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) {
-        let own = env::current_exe().map_err(|why| Error::new(format!("cannot find this program: {why}")))?;
-        why = preloaded(&own, &cluster, node, &at)?.args(["within", "--"]).args(&arguments.command).exec();
-    }
-    Ok(not_run(program, &why))
+    Ok(())
 }
 
 /// The node on which a program runs; or why there is none for it now.
-fn chosen(cluster: &Cluster, named: Option<u32>) -> Result<std::result::Result<&Node, String>> {
+fn chosen(
+    cluster: &Cluster,
+    named: Option<u32>,
+    patience: Duration,
+) -> Result<std::result::Result<&Node, String>> {
     let node = cluster.node(named.unwrap_or(1))?;
     if cluster.settings.chain.is_none() {
         return Ok(Ok(node));
     }
-    let parts = Parts::ask(cluster);
+    let parts = until_any_leads(cluster, patience);
     match (parts.leader(), named) {
         (Some((leader, _)), None) => Ok(Ok(cluster.node(leader)?)),
         (Some((leader, _)), Some(named)) if leader == named => Ok(Ok(node)),
@@ -136,6 +169,9 @@ pub(super) fn within(arguments: &Within) -> Result<ExitCode> {
     let [program, rest @ ..] = &arguments.command[..] else {
         return Err(Error::new("no command was given"));
     };
+    if let Some(parent) = arguments.under {
+        standby::die_with(parent)?;
+    }
     let why = Command::new(program).args(rest).exec();
     Ok(not_run(program, &why))
 }
@@ -176,7 +212,7 @@ pub(super) fn preloaded(program: &Path, cluster: &Cluster, node: &Node, at: &Pat
     }
     let mut command = Command::new(program);
     command.env("LD_PRELOAD", preload).env(ENVIRONMENT_SOCKET, &node.socket).env(ENVIRONMENT_AT, at);
-    command.env(ENVIRONMENT_MOUNT, cluster.tree(node));
+    command.env(ENVIRONMENT_MOUNT, cluster.tree(node)).env(ENVIRONMENT_TREE, at);
     Ok(command)
 }
 

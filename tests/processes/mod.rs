@@ -150,6 +150,15 @@ impl Node {
         Job::spawn(command, test, words)
     }
 
+    /// A job that starts each time that a node leads; it begins when [`Job::until_begun`] returns. What its parent says goes
+    /// into a file.
+    pub fn begin_standby(&self, number: u32, test: &str, words: &[&str], said: &std::path::Path) -> Job {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_hearth"));
+        command.args(["run", "--dir", self.0.dir(), "--node", &number.to_string(), "--standby", "--"]);
+        command.arg(std::env::current_exe().unwrap()).stderr(std::fs::File::create(said).unwrap());
+        Job::of(Job::command(command, test, words))
+    }
+
     /// Starts a program on the tree.
     pub fn begin_program(&self, program: &[&str]) -> Job {
         let mut command = Command::new(env!("CARGO_BIN_EXE_hearth"));
@@ -208,11 +217,30 @@ impl Job {
         Self::spawn(Command::new(std::env::current_exe().unwrap()), test, words)
     }
 
-    fn spawn(mut command: Command, test: &str, words: &[&str]) -> Self {
-        command.args([test, "--exact", "--nocapture", "--test-threads=1"]).env(JOB, words.join("\n"));
-        let mut job = Self::of(command);
-        while job.line().expect("a job that begins says so") != BEGUN {}
+    fn spawn(command: Command, test: &str, words: &[&str]) -> Self {
+        let mut job = Self::of(Self::command(command, test, words));
+        job.until_begun();
         job
+    }
+
+    fn command(mut command: Command, test: &str, words: &[&str]) -> Command {
+        command.args([test, "--exact", "--nocapture", "--test-threads=1"]).env(JOB, words.join("\n"));
+        command
+    }
+
+    /// Waits until a job begins, or begins again.
+    pub fn until_begun(&mut self) {
+        while self.line().expect("a job that begins says so") != BEGUN {}
+    }
+
+    /// Sends a signal to its process.
+    pub fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    /// Waits for the end of its process.
+    pub fn wait(&mut self) -> std::process::ExitStatus {
+        self.child.wait().unwrap()
     }
 
     /// Starts a program.

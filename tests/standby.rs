@@ -1,0 +1,163 @@
+//! Programs that run where their node leads (`hearth run --standby`): started at a take-over and at a move, told to end before a
+//! move, killed before another node leads, and gone with their parent.
+
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "a test ends where something unexpected is")]
+
+mod harness;
+mod processes;
+
+use harness::{Expect, until};
+use ipc::{Host, SystemHost};
+use processes::{Job, Node, job, say};
+use rustix::process::Signal;
+use std::fs::{File, OpenOptions, read_to_string};
+use std::io::Write;
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::process::Command;
+
+/// The test that does the jobs.
+const JOBS: &str = "a_program_says_who_it_is";
+
+#[test]
+fn a_program_says_who_it_is() {
+    let Some(words) = job() else { return };
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    match words[..] {
+        // Adds a line to a file in the tree, synced, and says its number; then does nothing.
+        ["serve", path] => {
+            let mut file = OpenOptions::new().create(true).append(true).open(path).unwrap();
+            writeln!(file, "{}", std::process::id()).unwrap();
+            file.sync_all().unwrap();
+            say(&std::process::id().to_string());
+            // Until nobody is there who could say something.
+            let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+            std::process::exit(0);
+        }
+        ["end", code] => std::process::exit(code.parse().unwrap()),
+        _ => panic!("no such job: {words:?}"),
+    }
+}
+
+fn leads(node: &Node, number: u32) -> bool {
+    node.statuses()[number as usize - 1]["chain"]["role"] == "leads"
+}
+
+/// What the parent of a job at a node says.
+fn said(node: &Node, number: u32) -> PathBuf {
+    PathBuf::from(format!("{}/said-{number}", node.dir()))
+}
+
+fn until_said(node: &Node, number: u32, sentence: &str) {
+    let file = said(node, number);
+    until(sentence, || read_to_string(&file).unwrap().contains(sentence));
+}
+
+/// A program at a node that serves where the node leads.
+fn standby(node: &Node, number: u32) -> Job {
+    let path = format!("{}/n{number}/served", node.dir());
+    node.begin_standby(number, JOBS, &["serve", &path], &said(node, number))
+}
+
+/// The number of the program's process, once it has begun.
+fn begun(job: &mut Job) -> u32 {
+    job.until_begun();
+    job.line().unwrap().parse().unwrap()
+}
+
+fn is_gone(pid: u32) -> bool {
+    SystemHost.started(pid).is_none()
+}
+
+#[test]
+fn a_program_follows_the_lead() {
+    let node = Node::several(2);
+    let (mut first, mut second) = (standby(&node, 1), standby(&node, 2));
+    let one = begun(&mut first);
+    until_said(&node, 2, "waiting until node 2 leads: node 1 does");
+    // Told to end, since the lead moves; and started again when it comes back.
+    node.hearth(&["move", "--to", "2"]);
+    let two = begun(&mut second);
+    assert!(is_gone(one));
+    until_said(&node, 1, "waiting until node 1 leads: node 2 does");
+    node.hearth(&["down", "--node", "2", "--hard"]);
+    let one = begun(&mut first);
+    assert!(is_gone(two));
+    assert_eq!(second.wait().code(), Some(137), "it was killed, which is its end");
+    let served = node.run(&["cat", &node.path("served")]);
+    assert_eq!(served.lines().last(), Some(one.to_string().as_str()));
+    assert_eq!(served.lines().count(), 3);
+    // A signal is the program's, and then it is over.
+    first.signal(Signal::TERM);
+    assert_eq!(first.wait().code(), Some(143));
+    assert!(is_gone(one));
+    // While it waits it is its parent's.
+    let mut second = standby(&node, 2);
+    until_said(&node, 2, "waiting until node 2 leads: it is down");
+    second.signal(Signal::TERM);
+    assert_eq!(second.wait().signal(), Some(15));
+}
+
+#[test]
+fn a_program_that_ends_by_itself_ends_its_parent_and_one_whose_parent_is_killed_is_gone() {
+    let node = Node::several(2);
+    let mut job = node.begin_standby(1, JOBS, &["end", "7"], &said(&node, 1));
+    assert_eq!(job.wait().code(), Some(7));
+    let mut job = standby(&node, 1);
+    let pid = begun(&mut job);
+    job.kill();
+    until("the program is gone", || is_gone(pid));
+    // Only the daemon dies: the program goes on.
+    let mut job = standby(&node, 1);
+    let pid = begun(&mut job);
+    node.daemon().kill();
+    until("the daemon leads again", || leads(&node, 1));
+    until("all is well", || node.try_hearth(&["status"]).status.code() == Some(0));
+    assert!(!is_gone(pid));
+    let refused = node.try_hearth(&["run", "--standby", "--", "true"]);
+    refused.expect_failure("--node <K>");
+}
+
+/// The daemon hangs: no view reaches anybody at the node, and the parent ends the program by the clock.
+#[test]
+fn a_program_is_gone_before_another_node_leads_though_the_daemon_hangs() {
+    let node = Node::several(2);
+    let (mut first, mut second) = (standby(&node, 1), standby(&node, 2));
+    let one = begun(&mut first);
+    let daemon = node.daemon();
+    daemon.stop();
+    begun(&mut second);
+    assert!(is_gone(one), "it ran while node 2 led");
+    assert!(read_to_string(said(&node, 1)).unwrap().contains("another node may lead from now on"));
+    daemon.go_on();
+    until("node 1 follows", || node.statuses()[1]["chain"]["in_sync"] == serde_json::json!([1, 2]));
+}
+
+#[test]
+fn a_mount_that_waits_is_there_when_its_node_leads_and_goes_with_the_lead() {
+    if !harness::can_mount() {
+        return;
+    }
+    let node = Node::several(2);
+    node.run(&["sh", "-c", &format!("echo before > {}", node.path("file"))]);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_hearth"));
+    command.args(["mount", "--dir", node.dir(), "--node", "2", "--standby"]);
+    let mut waiting = Job::of({
+        command.stderr(File::create(said(&node, 2)).unwrap());
+        command
+    });
+    until_said(&node, 2, "waiting until node 2 leads: node 1 does");
+    node.hearth(&["move", "--to", "2"]);
+    assert_eq!(waiting.wait().code(), Some(0));
+    let file = format!("{}/n2/file", node.dir());
+    let open = File::open(&file).unwrap();
+    assert_eq!(read_to_string(&file).unwrap(), "before\n");
+    let refused = node.try_hearth(&["move", "--to", "1"]);
+    assert_eq!(refused.status.code(), Some(1));
+    refused.expect_failure("is busy");
+    drop(open);
+    node.hearth(&["move", "--to", "1"]);
+    assert!(File::open(&file).is_err(), "the mount is gone");
+    assert_eq!(node.run(&["cat", &node.path("file")]), "before\n");
+}
