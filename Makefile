@@ -13,15 +13,16 @@ build:
 	@scripts/setup libfabric-dev
 	cargo build --release --locked -p hearth -p interpose
 
-# The main job, shown: sqlite3 and RocksDB killed in the middle, and nothing acknowledged lost; then latencies.
+# The main job, shown: sqlite3 and RocksDB on two nodes, the first killed in the middle, carried on at the second, and nothing
+# acknowledged lost; then latencies.
 demo:
-	@scripts/room 1536 3072
-	@scripts/setup libfabric-dev sqlite3 db_bench pkill
+	@scripts/room 1536 3072 2048
+	@scripts/setup libfabric-dev sqlite3 db_bench pkill python3
 	@$(MAKE) --no-print-directory build
 	@scripts/demo
 
 test:
-	@scripts/room 1536 16384
+	@scripts/room 1536 16384 2048
 	@scripts/setup libfabric-dev sqlite3 db_bench pkill cc make git rsync cpio patch python3 setfattr ip fusermount3
 	@( scripts/check format cargo fmt --all --check; \
 	   scripts/check clippy cargo clippy --workspace --all-targets --locked -- -D warnings; \
