@@ -8,6 +8,8 @@ mod processes;
 
 use harness::{Expect, until};
 use processes::Node;
+use std::path::Path;
+use std::process::{Command, Stdio};
 
 /// What a node says of the chain.
 fn chain(node: &Node, number: u32) -> serde_json::Value {
@@ -60,4 +62,37 @@ fn a_cluster_of_one_node_with_files_gets_a_second_and_a_third() {
     assert_eq!(sh(&node, 3, TELL), told);
     node.hearth(&["down"]);
     [1, 2, 3].iter().for_each(|number| node.check_of(*number));
+}
+
+/// Begins to add a node, kills what does it as soon as `reached` is, or lets it end; the processes that it started stay.
+fn add_until(node: &Node, reached: impl Fn(&Path) -> bool) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_hearth"));
+    command.args(["up", "--dir", node.dir(), "--nodes", "2", "--lease", "4000", "--patience", "2500"]);
+    let mut up = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    until("the node is being added", || reached(Path::new(node.dir())) || up.try_wait().unwrap().is_some());
+    let _ = up.kill();
+    let _ = up.wait();
+}
+
+#[test]
+fn adding_a_node_can_be_interrupted_and_is_done_again() {
+    let node = Node::of_mib(64);
+    sh(&node, 1, FILL);
+    let told = sh(&node, 1, TELL);
+    node.hearth(&["down"]);
+    add_until(&node, |dir| dir.join("node-2").exists());
+    // A cluster of one node still, or one of two: what is there is there.
+    add_until(&node, |dir| {
+        std::fs::read_to_string(dir.join("hearth.toml")).unwrap_or_default().contains("[chain]")
+    });
+    add_until(&node, |dir| dir.join("manager.pid").exists());
+    add_until(&node, |dir| dir.join("node-2/pool/ledger").exists());
+    node.hearth(&["up", "--nodes", "2"]);
+    until_in_sync(&node, 1, &[1, 2]);
+    assert_eq!(sh(&node, 1, TELL), told);
+    node.hearth(&["down", "--node", "1"]);
+    until("node 2 leads", || chain(&node, 2)["role"] == "leads");
+    assert_eq!(sh(&node, 2, TELL), told);
+    node.hearth(&["down"]);
+    [1, 2].iter().for_each(|number| node.check_of(*number));
 }

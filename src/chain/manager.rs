@@ -71,10 +71,13 @@ pub fn start(cluster: &Cluster) -> Result<()> {
         chain.lease_ms.to_string().into(),
     ];
     let log = dir.join("manager.log");
-    let started = run_in_background(&arguments, &log)?;
-    started.map_err(|why| {
-        Error::new(format!("the cluster manager did not start: {why} (all of it: {})", log.display()))
-    })
+    match run_in_background(&arguments, &log)? {
+        // A command that was killed may have started one just before.
+        Err(_) if answers(cluster) => Ok(()),
+        started => started.map_err(|why| {
+            Error::new(format!("the cluster manager did not start: {why} (all of it: {})", log.display()))
+        }),
+    }
 }
 
 /// Ends the manager; by force as a power cut does.

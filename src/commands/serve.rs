@@ -18,6 +18,7 @@ use crate::presence::Presence;
 use crate::process::Process;
 use ipc::{Host, SystemHost, Word};
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -36,6 +37,9 @@ use tracing::{error, info, warn};
 const ATTEMPTS: u32 = 20;
 /// A daemon that dies of itself sooner after it began to serve would do so for ever.
 const SOON: Duration = Duration::from_secs(10);
+/// How long a keeper that begins may take to say which process it is, and how often it is looked for.
+const BEGINS: Duration = Duration::from_secs(5);
+const LOOK: Duration = Duration::from_millis(10);
 /// How often the keeper looks whether the node's folder was removed.
 const FOLDER_LOOK: Duration = Duration::from_millis(500);
 /// Pause before the second attempt; each further one is twice as long.
@@ -55,6 +59,27 @@ enum Event {
     Signal,
     /// The node's folder was removed.
     FolderRemoved,
+}
+
+/// Keeps other keepers from the node for as long as it is held.
+fn alone(cluster: &Cluster, node: &Node) -> Result<fs::File> {
+    let path = cluster.folder(node);
+    let folder = fs::File::open(&path).map_err(Error::at("open", &path))?;
+    if flock(&folder, FlockOperation::NonBlockingLockExclusive).is_ok() {
+        return Ok(folder);
+    }
+    // One that has just begun does not say yet which process it is.
+    let until = SystemHost.now().after(BEGINS);
+    loop {
+        if let Some(process) = Process::load(&cluster.keeper_pid_file(node)) {
+            let (number, pid) = (node.number, process.pid());
+            return Err(Error::new(format!("node {number} has a keeper already (process {pid})")));
+        }
+        if SystemHost.now() >= until {
+            return Err(Error::new(format!("another process holds the lock of {}", path.display())));
+        }
+        SystemHost.wait(&Word::new(0), 0, Some(SystemHost.now().after(LOOK)));
+    }
 }
 
 /// The daemon that runs now.
@@ -80,13 +105,7 @@ pub(super) fn run(arguments: &OneNode) -> Result<ExitCode> {
     super::abort_on_panic();
     let cluster = arguments.place.cluster()?;
     let node = cluster.node(arguments.node)?;
-    if let Some(process) = Process::load(&cluster.keeper_pid_file(node)) {
-        return Err(Error::new(format!(
-            "node {} has a keeper already (process {})",
-            node.number,
-            process.pid()
-        )));
-    }
+    let _alone = alone(&cluster, node)?;
     // A session of its own: a terminal that closes ends the programs in it, not the node.
     let _ = rustix::process::setsid();
     let (sender, events) = channel();

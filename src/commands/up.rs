@@ -275,7 +275,13 @@ pub(super) fn start_node(cluster: &Cluster, node: &Node) -> Result<Start> {
         (NodeHealth::Starting { .. } | NodeHealth::Down, Some(_)) => wait_until_answered(cluster, node)?,
         (NodeHealth::Starting { .. } | NodeHealth::Down, None) => {
             cluster.settle(node)?;
-            wait_until_ready(cluster, node, &["serve"], "serve.log")?;
+            let started = wait_until_ready(cluster, node, &["serve"], "serve.log");
+            // A command that was killed may have started a keeper just before.
+            if started.is_err() && Process::load(&cluster.keeper_pid_file(node)).is_some() {
+                wait_until_answered(cluster, node)?;
+            } else {
+                started?;
+            }
         }
     }
     Ok(Start::Done)
