@@ -65,7 +65,10 @@ pub(super) fn open_contents(
     remove_files(medium, &mut receiver, &mut over)?;
     let mut contents = Contents { area, copy, told: BTreeMap::new(), told_ledger: Sequence::default(), over };
     let marks = contents.marks(true);
-    receiver.note_executed(contents.contained(), &marks);
+    let contained = contents.contained();
+    receiver.note_executed(contained, &marks);
+    // A head hears this much with the ends, and nothing before them.
+    contents.told_ledger = contained.sequence;
     Ok((contents, receiver))
 }
 

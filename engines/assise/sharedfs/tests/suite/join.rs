@@ -75,6 +75,28 @@ fn a_member_that_was_away_for_long_returns() {
     assert!(client.walk("gone").is_err());
 }
 
+/// The head believes the first message of a copy to be its ends.
+#[test]
+fn a_standby_says_nothing_before_it_has_executed_something() {
+    let recorders = [Recorder::new(), Recorder::new()];
+    let pair = Pair::on(&recorders[0], &recorders[1]);
+    let mut one = pair.attach();
+    one.write_lease(ROOT);
+    one.create(ROOT, b"file", FILE | 0o644);
+    sync(&one, &[(ROOT, 1)]).unwrap();
+    pair.settle_down();
+    pair.daemon.remove_copy(NodeId::new(COPY));
+    pair.follows.borrow().standby.stop();
+    let standby = Standby::open(StillHost::again(), &recorders[1].medium(), config(COPY)).unwrap();
+    pair.follows.borrow_mut().standby = standby.clone();
+    let ever = ipc::Time::from_ns(u64::MAX / 2);
+    let greeted = mirror::Sender::greet(pair.connect(), (1, tiny().ledger_bytes), ever);
+    let (sender, ends) = greeted.unwrap();
+    assert!(ends.contained.sequence.get() > 0 && !standby.execute().unwrap());
+    let said = sender.connection().take(Some(ipc::Time::from_ns(0)));
+    assert!(matches!(said, Err(transport::Error::TimedOut)), "{said:?}");
+}
+
 /// The operations of the crash proofs, of which the last ones are in logs when the member joins.
 #[test]
 fn what_only_logs_hold_is_there_after_a_join() {
