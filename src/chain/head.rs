@@ -6,6 +6,7 @@
 
 use super::daemon::Begun;
 use super::links::Links;
+use super::member::LOOK;
 use super::told::CopyTold;
 use crate::commands::daemon::{pool_files, spawn, watch_pool};
 use crate::error::Result;
@@ -23,6 +24,8 @@ use tracing::{info, warn};
 const PAUSE: Duration = Duration::from_millis(200);
 /// The same for one that was a copy and did not keep up.
 const PAUSE_AFTER_STALL: Duration = Duration::from_secs(2);
+/// A node that is looked at in time is looked at so many times less often than it could be.
+const LOOKS_PART: u32 = 2;
 /// How long an attempt to connect is.
 const CONNECT: Duration = Duration::from_millis(500);
 
@@ -42,6 +45,9 @@ struct Peer {
     next_try: Option<Time>,
     /// Since when there is no connection to it.
     lost_at: Option<Time>,
+    /// How long it had kept programs waiting when it was looked at last, and how often in a row it had not moved.
+    waited: Duration,
+    waited_looks: u32,
     /// The version at which the view was asked to call it in sync.
     proposed: Option<ChangeNumber>,
     /// The life in which its pool was found to be of no use.
@@ -156,6 +162,8 @@ impl Head {
         if std::mem::replace(&mut *self.version.lock(), version) != version {
             self.daemon.lead_on(version.get());
         }
+        // What they said and no call has taken counts.
+        self.daemon.hear_copies();
         let copies = self.daemon.copies();
         for replica in turn.subtree.chain.iter().filter(|replica| replica.node != turn.party.node) {
             let node = replica.node;
@@ -176,7 +184,12 @@ impl Head {
                 peer.lost_at = None;
             }
             let waited = if copy.connected { copy.stalled } else { lost };
-            let is_stuck = waited.is_some_and(|waited| waited > self.patience);
+            let goes_on = waited.is_some_and(|waited| waited > peer.waited);
+            peer.waited_looks = if goes_on { peer.waited_looks.saturating_add(1) } else { 0 };
+            peer.waited = waited.unwrap_or_default();
+            // A node that gets too little of its processor to look in time does not blame another one for it.
+            let is_stuck = waited.is_some_and(|waited| waited > self.patience)
+                && LOOK * peer.waited_looks * LOOKS_PART >= self.patience;
             CopySeen { is_connected: copy.connected, is_level: copy.level, is_stuck }
         });
         let is_refused = member.is_some_and(|member| peer.refused == Some(member.life));

@@ -34,7 +34,7 @@ use tracing::{error, info, warn};
 use transport::Connection;
 
 /// How often the node looks at how it is, if nothing changes.
-const LOOK: Duration = Duration::from_millis(20);
+pub(super) const LOOK: Duration = Duration::from_millis(20);
 /// How long one attempt to join is.
 const JOIN: Duration = Duration::from_secs(2);
 /// Pause before the next one.
