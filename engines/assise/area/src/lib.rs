@@ -48,7 +48,7 @@ pub use error::{AreaError, Refused};
 pub use export::KeyRange;
 pub use import::Import;
 pub use layout::TREE_FILE;
-pub use pin::Pin;
+pub use pin::{FREE_PART as PIN_FREE_PART, Pin};
 pub use snapshot::Snapshot;
 pub use space::{FreeBlocks, segment_file};
 pub use table::LedgerPlace;

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// One part of so many of all nodes has to be free while something is kept, and as much of the blocks.
-const FREE_PART: u64 = 8;
+pub const FREE_PART: u64 = 16;
 
 /// A flip that is kept until this is dropped, or lost.
 #[derive(Debug)]

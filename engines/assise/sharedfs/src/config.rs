@@ -59,6 +59,8 @@ pub struct Config {
     /// Leaves of the tree that may have changed since they were sent to a member that joins, before what still changes is held
     /// back until it is there.
     pub join_leaves: usize,
+    /// The same for blocks of data.
+    pub join_blocks: u64,
     /// A log with records that were not digested for so long is digested, full or not.
     pub idle_digest: Duration,
     /// Shape of the request rings.
@@ -102,6 +104,7 @@ impl Default for Config {
             batch_changes: 1024,
             reap_items: 1024,
             join_leaves: 128,
+            join_blocks: 8 << 10,
             idle_digest: Duration::from_secs(1),
             ring: RingLimits::DEFAULT,
             spin_ns: 10_000,

@@ -15,6 +15,7 @@ use crate::leases::Reason;
 use crate::ledger::{LEDGER_BEGINNING, Ledger};
 use crate::lock_questions::Questions;
 use crate::locks::{Bell, Locks};
+use crate::pace::Pace;
 use crate::recalls::Patience;
 use crate::register::Register;
 use crate::replay::copy::LocalCopy;
@@ -224,6 +225,7 @@ impl Daemon {
             settling: Lock::new(host.clone(), ()),
             copies: taken.copies,
             importing: Lock::new(host.clone(), ()),
+            pace: Pace::new(&host),
             medium: medium.clone(),
             pool,
             config,

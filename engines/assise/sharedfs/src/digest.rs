@@ -59,7 +59,8 @@ impl Core {
             let state = &mut *guard;
             state.room.lend(blocks, &state.copy.free)
         };
-        let is_awaited = || self.is_batch_awaited();
+        // While a tree is sent a batch takes little more than was allowed.
+        let is_awaited = || self.is_batch_awaited() || self.pace.is_kept();
         let mut decisions =
             Decisions { is_open: &is_open, room: Some(room), lend: &lend, is_awaited: &is_awaited };
         let limits = BatchLimits::of(&self.config);

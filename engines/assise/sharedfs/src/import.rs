@@ -6,6 +6,8 @@
 //! so the ledger and the logs keep what it will lack, and nothing is acknowledged, digested or seen that it will not have. When
 //! it has made the tree its own it is brought up as every copy is.
 //!
+//! Writers are slowed meanwhile as far as it needs ([`crate::pace`]).
+//!
 //! Guarantees: no lock is held while something is sent. What others wait for a member that joins is bounded by the last round.
 //! A pin that is lost, because room became short, ends the import; the member is what it was then.
 
@@ -13,6 +15,7 @@ use crate::copies::Copy;
 use crate::error::Error;
 use crate::ledger::position_of;
 use crate::level::{begin_copy, keys_of_lives};
+use crate::pace::{self, TreeRoom};
 use crate::state::{Core, State};
 use area::{Area, KeyRange, Pin, Snapshot};
 use format::mirror::{LogEnds, MirrorRange};
@@ -32,7 +35,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// How long a member that counts may take for the last round: whoever syncs waits for it.
 const LAST_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Rounds before the last one; writers that change more than can be sent meanwhile are made to wait then.
+/// Rounds before the last one. Each leaves half of what the one before it left, if the member takes what it is sent.
 const ROUNDS_MAX: u32 = 16;
 
 /// Items that are read at once.
@@ -63,6 +66,8 @@ struct Exporter<'a> {
     node: NodeId,
     sender: TreeSender,
     patience: Duration,
+    /// Items that were sent and count as no block yet.
+    items: u64,
 }
 
 impl Exporter<'_> {
@@ -92,6 +97,25 @@ impl Exporter<'_> {
         ranges.iter().try_for_each(|range| self.send_range(pinned, range))
     }
 
+    /// What there is to send of ranges, in blocks.
+    fn total(&self, pinned: &Pinned, ranges: &[KeyRange]) -> Result<u64, Error> {
+        let (mut items, mut blocks) = (0, 0);
+        for range in ranges {
+            let mut after: Option<Key> = None;
+            loop {
+                let found = pinned.snapshot.items_of(range, after.as_ref(), ITEMS_AT_ONCE);
+                let found = self.kept(pinned, found)?;
+                let Some((last, _)) = found.last() else { break };
+                after = Some(*last);
+                items += found.len() as u64;
+                for (key, value) in found.iter().filter(|(key, _)| key.kind() == Ok(ItemKind::Extent)) {
+                    blocks += u64::from(Snapshot::extent_of(key, value)?.blocks);
+                }
+            }
+        }
+        Ok(pace::total(items, blocks))
+    }
+
     fn send_range(&mut self, pinned: &Pinned, range: &KeyRange) -> Result<(), Error> {
         let head = MirrorRange {
             first: range.first,
@@ -108,6 +132,7 @@ impl Exporter<'_> {
             let Some((last, _)) = items.last() else { return Ok(()) };
             after = Some(*last);
             self.send_items(pinned, &items)?;
+            self.core.pace.note_sent(items.len() as u64, 0, &mut self.items);
         }
     }
 
@@ -145,16 +170,20 @@ impl Exporter<'_> {
     fn flush(&mut self, pinned: &Pinned, extents: &mut Vec<area::Extent>) -> Result<(), Error> {
         let until = self.until();
         self.sender.send_items(until).map_err(|error| self.of_copy(error))?;
+        let mut sent = 0;
         for extent in extents.drain(..) {
             for block in extent.first..extent.end() {
                 let read = pinned.snapshot.block_as_is(&extent, block);
                 let (bytes, is_whole) = self.kept(pinned, read)?;
                 let until = self.until();
                 self.sender.put_block(&bytes, !is_whole, until).map_err(|error| self.of_copy(error))?;
+                sent += 1;
             }
         }
         let until = self.until();
-        self.sender.send_blocks(until).map_err(|error| self.of_copy(error))
+        self.sender.send_blocks(until).map_err(|error| self.of_copy(error))?;
+        self.core.pace.note_sent(0, sent, &mut self.items);
+        Ok(())
     }
 
     fn end_round(&mut self, pinned: &Pinned, whole: bool) -> Result<(), Error> {
@@ -174,8 +203,10 @@ impl Core {
         let _turn = self.importing.lock();
         let node = connection.node();
         let sender = TreeSender::new(connection.clone());
-        let mut exporter = Exporter { core: self, node, sender, patience: PATIENCE };
-        let mut sent = self.send_rounds(&mut exporter)?;
+        let mut exporter = Exporter { core: self, node, sender, patience: PATIENCE, items: 0 };
+        let sent = self.send_rounds(&mut exporter);
+        self.end_round();
+        let mut sent = sent?;
         exporter.patience = LAST_PATIENCE;
         let (pinned, ends) = self.count_from_now(node)?;
         let joined = self.send_last(exporter, &pinned, &ends, &mut sent);
@@ -187,30 +218,45 @@ impl Core {
     /// Sends the tree, and what changes meanwhile, until that is little; the number of the next round, and the version from
     /// which on something may have changed since.
     fn send_rounds(&self, exporter: &mut Exporter<'_>) -> Result<(u32, Sequence), Error> {
-        let (mut number, mut from) = (0, None);
+        let (mut number, mut from, mut taken) = (0, None, None);
+        let least =
+            TreeRoom { blocks: self.config.join_blocks / 2, nodes: self.config.join_leaves as u64 / 2 };
         loop {
-            let pinned = Pinned::of(&mut self.area_for(None));
+            let (pinned, usage) = {
+                let mut area = self.area_for(None);
+                (Pinned::of(&mut area), area.usage())
+            };
             let ranges = match from {
                 None => vec![pinned.snapshot.whole()],
                 Some(from) => {
                     let changed = pinned.snapshot.changed_from(from);
                     let (ranges, leaves) = exporter.kept(&pinned, changed)?;
-                    if leaves <= self.config.join_leaves || number >= ROUNDS_MAX {
+                    let blocks = taken.map_or(0, |taken: TreeRoom| taken.blocks);
+                    let is_little = leaves <= self.config.join_leaves && blocks <= self.config.join_blocks;
+                    if is_little || number >= ROUNDS_MAX {
                         return Ok((number, from));
                     }
                     ranges
                 }
             };
+            let total = exporter.total(&pinned, &ranges)?;
+            self.pace.begin(&usage, taken, least, total);
             exporter.send(&pinned, number, &ranges)?;
             exporter.end_round(&pinned, false)?;
             let settled = exporter.sender.hear_settled(number, exporter.until());
             settled.map_err(|error| exporter.of_copy(error))?;
             // A later flip may have the version of this one.
-            from = Some(pinned.snapshot.version());
+            (from, taken) = (Some(pinned.snapshot.version()), Some(self.end_round()));
             number += 1;
             drop(pinned);
             self.release_pinned()?;
         }
+    }
+
+    /// A round is over; what digests took meanwhile.
+    fn end_round(&self) -> TreeRoom {
+        let usage = self.state.lock().copy.free.usage;
+        self.pace.end(&usage)
     }
 
     /// Pins a flip, and counts a member as a copy that has executed what this flip contains, and has nothing beyond.

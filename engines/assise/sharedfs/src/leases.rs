@@ -10,6 +10,7 @@ use crate::daemon::fence_others;
 use crate::digest::Step;
 use crate::error::Error;
 use crate::flips::Entries;
+use crate::pace::TreeRoom;
 use crate::recalls::Patience;
 use crate::register::{note_recovered, recovered_entry};
 use crate::replay::apply::CutReason;
@@ -335,6 +336,7 @@ impl Core {
                 return Ok(if reachable < up_to { Step::Cut(NO_FRAME) } else { Step::Done });
             }
             self.wait_for_batch_room()?;
+            self.pace.wait(|| TreeRoom::free(&self.state.lock().copy.free.usage));
             let up_to = reachable;
             let (step, wanted) = {
                 let mut area = self.area_for(Some(id));

@@ -37,6 +37,7 @@ mod lock_leases;
 mod lock_questions;
 mod lock_requests;
 mod locks;
+mod pace;
 mod passes;
 mod programs;
 mod ready;

@@ -12,6 +12,7 @@ use crate::generations::Generations;
 use crate::heirs::Heirs;
 use crate::lock_questions::Questions;
 use crate::locks::{Bell, Locks};
+use crate::pace::Pace;
 use crate::ready::ReadyLog;
 use crate::recalls::Recalls;
 use crate::references::References;
@@ -157,6 +158,8 @@ pub(crate) struct Core {
     pub copies: Copies,
     /// Whose turn it is to send the tree to a member.
     pub importing: Lock<()>,
+    /// How fast writers may be meanwhile.
+    pub pace: Pace,
     /// Rings when a lock was granted.
     pub bell: Arc<Bell>,
     /// Grows whenever a request for leases may have been answered or a session ended.

@@ -50,6 +50,7 @@ pub fn tiny() -> Config {
         batch_changes: 16,
         reap_items: 4,
         join_leaves: 4,
+        join_blocks: 64,
         idle_digest: Duration::from_millis(5),
         ring: ipc::ring::RingLimits { slots: 2, inline_bytes: 512, bulk_buffers: 1, bulk_bytes: 64 << 10 },
         spin_ns: 0,

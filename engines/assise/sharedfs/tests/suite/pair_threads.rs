@@ -62,6 +62,11 @@ struct Follower {
 
 impl Follower {
     fn start(standby: Standby, listener: Arc<Listener>) -> Self {
+        Self::start_slowed(standby, listener, Duration::ZERO)
+    }
+
+    /// One that takes so long for each message that it does not answer.
+    fn start_slowed(standby: Standby, listener: Arc<Listener>, pause: Duration) -> Self {
         standby.start().unwrap();
         let ending = Arc::new(AtomicBool::new(false));
         let thread = {
@@ -70,7 +75,10 @@ impl Follower {
                 while !ending.load(Ordering::Acquire) {
                     let until = SystemHost.now().after(Duration::from_millis(20));
                     if let Ok(connection) = listener.accept(Some(until)) {
-                        let _ = standby.follow(&connection);
+                        match pause {
+                            Duration::ZERO => drop(standby.follow(&connection)),
+                            pause => follow_slowly(&standby, &connection, pause),
+                        }
                     }
                 }
             })
@@ -82,6 +90,20 @@ impl Follower {
         self.ending.store(true, Ordering::Release);
         self.standby.fence(u64::MAX);
         self.thread.take().unwrap().end();
+    }
+}
+
+fn follow_slowly(standby: &Standby, connection: &Connection, pause: Duration) {
+    let Ok(link) = standby.greet(connection) else { return connection.close() };
+    loop {
+        let until = SystemHost.now().after(Duration::from_millis(20));
+        match standby.receive(connection, link, until) {
+            Ok(mirror::Stepped::Taken) => {
+                SystemHost.wait(&Word::new(0), 0, Some(SystemHost.now().after(pause)));
+            }
+            Ok(_) => {}
+            Err(_) => return connection.close(),
+        }
     }
 }
 
@@ -285,4 +307,59 @@ fn a_head_that_gives_the_lead_away_is_a_copy_at_once() {
     let again = Arc::new(nodes.head.lead(term(HEAD, 3), Vec::new()).unwrap().0);
     assert_eq!(read_first(&again, "file3"), (file, last.to_le_bytes().to_vec()));
     daemon.remove_copy(NodeId::new(HEAD));
+}
+
+/// A program that overwrites a file without a pause, until it is told to end.
+fn overwrite(mut client: Client, file: InodeNumber, ending: &AtomicBool) -> u64 {
+    let mut rounds = 0;
+    while !ending.load(Ordering::Acquire) {
+        assert!(client.write(file, rounds % 30 * 3_000, &[rounds as u8; 3_000]));
+        rounds += 1;
+    }
+    client.daemon.end(client.session);
+    rounds
+}
+
+/// Programs write more than can be kept beside a tree that is sent, and change all of it again while it is sent. They are
+/// slowed, and the member joins while they go on.
+#[test]
+fn a_member_joins_while_programs_write_without_a_pause() {
+    let small = |node| {
+        let area = area::Limits { capacity_blocks: 1024, segment_blocks: 128, ..config(node).area };
+        Config { area, ..config(node) }
+    };
+    let mut nodes = Nodes::new(small);
+    nodes.follower.end();
+    nodes.follower.standby.stop();
+    nodes.daemon.remove_copy(NodeId::new(COPY));
+    let ending = Arc::new(AtomicBool::new(false));
+    let programs: Vec<_> = (1..=2).map(|pid| begin_program(&nodes.daemon, pid)).collect();
+    let begin = |(client, file)| {
+        let ending = ending.clone();
+        spawn(move || overwrite(client, file, &ending))
+    };
+    let programs: Vec<_> = programs.into_iter().map(begin).collect();
+    std::fs::remove_dir_all(nodes.folder.path().join(format!("n{COPY}"))).unwrap();
+    let medium = medium(nodes.folder.path(), COPY);
+    format_for(&medium, COPY);
+    let new = Standby::open(host(), &medium, small(COPY)).unwrap();
+    let listener = nodes.follower.listener.clone();
+    nodes.follower = Follower::start_slowed(new, listener, Duration::from_millis(20));
+    // A member that gets no processor for long is waited for by no program, so more than one attempt may be needed.
+    let mut attempts = (0..10).map(|_| nodes.daemon.add_copy(nodes.connect()));
+    let joined = attempts.find_map(|added| added.map_err(|why| println!("{why}")).ok());
+    assert_eq!(joined, Some(()), "programs kept it from joining");
+    ending.store(true, Ordering::Release);
+    let rounds: u64 = programs.into_iter().map(|program| program.end()).sum();
+    assert!(rounds > 0 && nodes.daemon.copies()[0].level && nodes.daemon.ejections().is_empty());
+    let contents = |daemon: &Arc<Daemon>| {
+        let client = Client::attach(daemon, user(0));
+        let read =
+            |pid: u32| client.read(client.walk(&format!("file{pid}")).unwrap().inode, 0, 90_000).unwrap();
+        [read(1), read(2)]
+    };
+    let ours = contents(&nodes.daemon);
+    nodes.follower.end();
+    let daemon = Arc::new(nodes.follower.standby.lead(term(COPY, 2), Vec::new()).unwrap().0);
+    assert!(contents(&daemon) == ours, "the member has what the head has");
 }
