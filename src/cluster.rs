@@ -131,11 +131,12 @@ impl Cluster {
         })?;
         let written: Written = toml::from_str(&text).map_err(Error::at("understand", &file))?;
         let dir = dir.canonicalize().map_err(Error::at("find", dir))?;
-        let nodes = written.nodes.iter().map(|node| node.node(&dir)).collect::<Result<_>>()?;
+        let nodes = written.nodes.iter().map(|node| node.node(&dir)).collect::<Result<Vec<_>>>()?;
         let Written { medium, capacity_bytes, mount, limits, chain, .. } = written;
         limits.check()?;
         if let Some(chain) = &chain {
             chain.check()?;
+            chain.check_nodes(nodes.len())?;
         }
         let settings = Settings { medium, capacity_bytes, mount, limits, chain, nodes };
         Ok(Self { dir, settings })

@@ -96,3 +96,35 @@ fn adding_a_node_can_be_interrupted_and_is_done_again() {
     node.hearth(&["down"]);
     [1, 2].iter().for_each(|number| node.check_of(*number));
 }
+
+#[test]
+fn an_fsync_waits_while_there_are_fewer_copies_than_there_have_to_be() {
+    let node = Node::several(2);
+    node.hearth(&["down"]);
+    let file = format!("{}/hearth.toml", node.dir());
+    let settings = std::fs::read_to_string(&file).unwrap();
+    std::fs::write(&file, settings.replace("min_copies = 1", "min_copies = 3")).unwrap();
+    node.try_hearth(&["up"]).expect_failure("min_copies = 3 in [chain], and the cluster has 2 nodes");
+    std::fs::write(&file, settings.replace("min_copies = 1", "min_copies = 2")).unwrap();
+    node.hearth(&["up"]);
+    let leader = if chain(&node, 1)["role"] == "leads" { 1 } else { 2 };
+    until_in_sync(&node, leader, &[1, 2]);
+    let other = (3 - leader).to_string();
+    node.hearth(&["down", "--hard", "--node", &other]);
+    until_in_sync(&node, leader, &[leader]);
+    let told = node.try_hearth(&["status"]);
+    assert_eq!(told.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&told.stdout).contains("each fsync waits: 1 of the 2 nodes"));
+    // The program's fsync waits, and its other calls do not.
+    let script = format!(
+        "cd {}/n{leader}; echo synced > a; (sync a && echo done) & echo other > b; cat b; wait",
+        node.dir()
+    );
+    let mut job = node.begin_program(&["sh", "-c", &script]);
+    job.expect("other");
+    assert_eq!(sh(&node, leader, "echo more > $T/c; cat $T/a $T/c"), "synced\nmore\n");
+    assert!(!job.says_something(), "an fsync returned");
+    node.hearth(&["start", "--node", &other]);
+    job.expect("done");
+    until_in_sync(&node, leader, &[1, 2]);
+}

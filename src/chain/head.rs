@@ -61,6 +61,7 @@ pub struct Head {
     pub losses: Vec<String>,
     pub pool: Arc<Vec<Presence>>,
     patience: Duration,
+    min_copies: usize,
     peers: Lock<BTreeMap<NodeId, Peer>>,
     version: Lock<ChangeNumber>,
 }
@@ -132,18 +133,22 @@ impl Head {
     ///
     /// # Errors
     /// Its pool is gone, or no thread is left.
-    pub fn new(daemon: Daemon, losses: Vec<String>, begun: &Begun, version: ChangeNumber) -> Result<Self> {
+    pub fn new(daemon: Daemon, losses: Vec<String>, begun: &Begun, subtree: &Subtree) -> Result<Self> {
         let daemon = Arc::new(daemon);
         let pool = Arc::new(pool_files(&begun.node)?);
         watch_pool(&daemon, &pool)?;
         let host: Arc<dyn Host> = Arc::new(SystemHost);
+        let min_copies = begun.chain.min_copies as usize;
+        // Before the first program is let in.
+        daemon.set_short(subtree.in_sync().count() < min_copies);
         Ok(Self {
+            min_copies,
             daemon,
             losses,
             pool,
             patience: begun.chain.patience(),
             peers: Lock::new(host.clone(), BTreeMap::new()),
-            version: Lock::new(host, version),
+            version: Lock::new(host, subtree.version),
         })
     }
 
@@ -162,6 +167,8 @@ impl Head {
         if std::mem::replace(&mut *self.version.lock(), version) != version {
             self.daemon.lead_on(version.get());
         }
+        // Before one of them counts no more, so that no fsync is answered with fewer.
+        self.daemon.set_short(turn.subtree.in_sync().count() < self.min_copies);
         // What they said and no call has taken counts.
         self.daemon.hear_copies();
         let copies = self.daemon.copies();

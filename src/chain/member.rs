@@ -231,28 +231,37 @@ impl Member {
         let placed = |number: u32| Placement { node: NodeId::new(number), hot: true };
         let chain = self.begun.cluster.settings.nodes.iter().map(|node| placed(node.number)).collect();
         let (path, version, founder) = (Path::root(), ChangeNumber::default(), Some(self.pool));
-        let change = Change::SetSubtree { path, version, chain, copies_min: 1, founder };
+        let copies_min = self.copies_min(self.begun.cluster.settings.nodes.len());
+        let change = Change::SetSubtree { path, version, chain, copies_min, founder };
         if let Err(why) = self.propose(&change) {
             warn!(%why, epoch = view.epoch.get(), "the tree could not be placed");
         }
     }
 
-    /// Members that came to the cluster later get copies, too, behind those that were there.
+    /// Members that came to the cluster later get copies, too, behind those that were there; and the cluster is told of how many
+    /// copies there have to be.
     fn place_new_members(&self, view: &View, subtree: &Subtree) {
         let placed = |node: &NodeId| subtree.chain.iter().any(|replica| replica.node == *node);
         let mut new = view.members.keys().copied().filter(|node| !placed(node)).peekable();
-        if new.peek().is_none() || subtree.chain.len() >= NODES_MAX as usize {
+        let has_room = subtree.chain.len() < NODES_MAX as usize;
+        let copies_min = self.copies_min(subtree.chain.len());
+        if !(has_room && new.peek().is_some()) && subtree.copies_min == copies_min {
             return;
         }
         let chain = subtree.chain.iter().map(|replica| Placement { node: replica.node, hot: replica.hot });
         let chain =
             chain.chain(new.map(|node| Placement { node, hot: true })).take(NODES_MAX as usize).collect();
-        let (path, version, copies_min) = (Path::root(), subtree.version, subtree.copies_min);
+        let (path, version) = (Path::root(), subtree.version);
         let change = Change::SetSubtree { path, version, chain, copies_min, founder: None };
         if let Err(why) = self.propose(&change) {
             // The next look tries again.
             warn!(%why, "a new member is not placed");
         }
+    }
+
+    /// Copies that there have to be, of so many nodes.
+    fn copies_min(&self, nodes: usize) -> u8 {
+        u8::try_from(nodes.min(self.begun.chain.min_copies as usize)).unwrap_or(u8::MAX).max(1)
     }
 
     /// Another node leads, or none.
@@ -387,8 +396,7 @@ impl Member {
         subtree: &Subtree,
     ) -> Result<()> {
         daemon.start().map_err(of_daemon("start"))?;
-        let head = Head::new(daemon, losses, &self.begun, subtree.version)?;
-        let head = Arc::new(head);
+        let head = Arc::new(Head::new(daemon, losses, &self.begun, subtree)?);
         let (watched, member, led) = (membership.clone(), self.clone(), head.clone());
         spawn("valid", move || member.end_when_over(&watched, &led))?;
         if !membership.may_serve(&Path::root()) {
@@ -499,6 +507,7 @@ impl Member {
         chain.version = subtree.version.get();
         chain.leader = subtree.manager.map(NodeId::get);
         chain.nodes = subtree.chain.iter().map(|replica| replica.node.get()).collect();
+        chain.min_copies = self.begun.chain.min_copies;
         chain.in_sync = subtree.in_sync().map(NodeId::get).collect();
         chain.copies = head.map(|head| head.told(self.id, view, subtree)).unwrap_or_default();
     }

@@ -22,6 +22,8 @@ const TREE_NODES_MIN: u64 = 4096;
 const LEASE_MS: u64 = 1000;
 /// How long a copy may keep programs waiting.
 const PATIENCE_MS: u64 = 250;
+/// Nodes on which an fsync has to be.
+const MIN_COPIES: u32 = 1;
 /// By how many parts in a million a clock may be wrong.
 const DRIFT_PPM: u32 = 1000;
 
@@ -39,6 +41,9 @@ pub struct ChainSettings {
     /// How long a copy may keep programs waiting before it does not count any more, in ms.
     #[serde(default = "patience_ms")]
     pub patience_ms: u64,
+    /// On how many nodes that hold all that was acknowledged an fsync has to be; it waits while there are fewer.
+    #[serde(default = "min_copies")]
+    pub min_copies: u32,
     /// How every pool is made.
     pub pools: PoolShape,
 }
@@ -62,6 +67,10 @@ pub struct PoolShape {
 
 fn loopback() -> IpAddr {
     Ipv4Addr::LOCALHOST.into()
+}
+
+fn min_copies() -> u32 {
+    MIN_COPIES
 }
 
 fn lease_ms() -> u64 {
@@ -117,7 +126,7 @@ impl ChainSettings {
     /// Of a cluster whose pools are made so.
     pub fn new(pools: PoolShape) -> Self {
         let (lease_ms, patience_ms) = (LEASE_MS, PATIENCE_MS);
-        Self { founder: 1, address: loopback(), lease_ms, patience_ms, pools }
+        Self { founder: 1, address: loopback(), lease_ms, patience_ms, min_copies: MIN_COPIES, pools }
     }
 
     /// With these times where they are chosen.
@@ -136,6 +145,11 @@ impl ChainSettings {
     /// # Errors
     /// One of them is out of its bounds.
     pub fn check(&self) -> Result<()> {
+        if self.min_copies == 0 {
+            return Err(Error::new(
+                "hearth.toml: min_copies = 0 in [chain]: an fsync is on one node at least",
+            ));
+        }
         if Rules::new(Duration::from_millis(self.lease_ms), DRIFT_PPM).is_none() {
             return Err(Error::new(format!(
                 "hearth.toml: lease_ms = {} in [chain] is not between 10 and 3600000",
@@ -146,6 +160,20 @@ impl ChainSettings {
             return Err(Error::new(format!(
                 "hearth.toml: address = \"{}\" in [chain] is no address of one machine",
                 self.address
+            )));
+        }
+        Ok(())
+    }
+
+    /// Refuses more copies than there are nodes.
+    ///
+    /// # Errors
+    /// No fsync could ever return.
+    pub fn check_nodes(&self, nodes: usize) -> Result<()> {
+        if self.min_copies as usize > nodes {
+            let wanted = self.min_copies;
+            return Err(Error::new(format!(
+                "hearth.toml: min_copies = {wanted} in [chain], and the cluster has {nodes} nodes: no fsync could return"
             )));
         }
         Ok(())

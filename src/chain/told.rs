@@ -58,6 +58,9 @@ pub struct ChainStatus {
     pub nodes: Vec<u32>,
     /// Those that hold all that was acknowledged.
     pub in_sync: Vec<u32>,
+    /// How many of those there have to be: an fsync waits while there are fewer.
+    #[serde(default)]
+    pub min_copies: u32,
     /// Epoch of the cluster.
     pub epoch: u32,
     /// Version of the chain.
@@ -97,8 +100,17 @@ impl ChainStatus {
                 vec!["it does not hold all that was acknowledged: it cannot take over".to_owned()]
             }
             Role::Follows => Vec::new(),
-            Role::Leads => self.copies.iter().filter_map(CopyTold::fault).collect(),
+            Role::Leads => {
+                self.too_few().into_iter().chain(self.copies.iter().filter_map(CopyTold::fault)).collect()
+            }
         }
+    }
+
+    fn too_few(&self) -> Option<String> {
+        let (have, wanted) = (self.in_sync.len(), self.min_copies);
+        (have < wanted as usize).then(|| {
+            format!("each fsync waits: {have} of the {wanted} nodes that there have to be hold all that was acknowledged (min_copies)")
+        })
     }
 
     /// How it is, in lines.

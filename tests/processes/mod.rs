@@ -273,6 +273,13 @@ impl Job {
         std::iter::from_fn(|| self.line()).collect()
     }
 
+    /// Whether something is there to be heard now, or in a moment.
+    pub fn says_something(&self) -> bool {
+        let moment = Timespec { tv_sec: 0, tv_nsec: 300_000_000 };
+        !self.heard.is_empty()
+            || poll(&mut [PollFd::new(&self.output, PollFlags::IN)], Some(&moment)) != Ok(0)
+    }
+
     /// Waits for a line.
     pub fn expect(&mut self, wanted: &str) {
         assert_eq!(self.line().as_deref(), Some(wanted));

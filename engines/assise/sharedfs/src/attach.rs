@@ -146,7 +146,7 @@ impl Core {
         let settles_file = u32::from(file.region().class() == pmem::Class::File);
         let session = Session::new(beginning, shared.clone(), &self.config);
         shared.daemon.publish_settled(state.copy.ledger.settled());
-        shared.daemon.publish_replication(self.copies.any(), Default::default());
+        shared.daemon.publish_replication(self.copies.are_asked(), Default::default());
         if let Some(who) = session.identity() {
             state.register.note(attach_entry(id, &who, (first_inode, inodes)));
         }

@@ -488,6 +488,8 @@ pub(crate) struct Copies {
     list: Lock<Vec<Arc<Copy>>>,
     /// How many.
     count: Word,
+    /// 1 while there are fewer than there have to be.
+    short: Word,
     /// The version of the subtree in whose view this node leads.
     version: LongWord,
 }
@@ -496,7 +498,8 @@ impl Copies {
     /// These.
     pub fn new(host: &Arc<dyn Host>, copies: Vec<Arc<Copy>>, version: u64) -> Self {
         let count = Word::new(u32::try_from(copies.len()).expect("a chain is short"));
-        Self { list: Lock::new(host.clone(), copies), count, version: LongWord::new(version) }
+        let (short, version) = (Word::new(0), LongWord::new(version));
+        Self { list: Lock::new(host.clone(), copies), count, short, version }
     }
 
     /// The version of the subtree in whose view this node leads.
@@ -514,6 +517,24 @@ impl Copies {
     pub fn any(&self) -> bool {
         // Acquire: pairs with the Release of `add`.
         self.count.load(Ordering::Acquire) != 0
+    }
+
+    /// Whether an fsync has to ask for copies.
+    pub fn are_asked(&self) -> bool {
+        self.any() || self.is_short()
+    }
+
+    /// Whether there are fewer than there have to be.
+    pub fn is_short(&self) -> bool {
+        // Acquire: pairs with the Release of `set_short`, which comes before that of `remove`.
+        self.short.load(Ordering::Acquire) != 0
+    }
+
+    /// Notes whether there are; false if that is known.
+    pub fn set_short(&self, short: bool) -> bool {
+        let (new, old) = (u32::from(short), u32::from(!short));
+        // Release: pairs with the Acquire of `is_short`.
+        self.short.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
     /// All of them.

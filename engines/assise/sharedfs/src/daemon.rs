@@ -225,6 +225,7 @@ impl Daemon {
             settling: Lock::new(host.clone(), ()),
             copies: taken.copies,
             importing: Lock::new(host.clone(), ()),
+            kept_calls: Lock::new(host.clone(), Vec::new()),
             pace: Pace::new(&host),
             medium: medium.clone(),
             pool,
@@ -322,6 +323,12 @@ impl Daemon {
     /// A member counts as a copy no more, since a view shows that it is none; whoever waits for it goes on.
     pub fn remove_copy(&self, node: NodeId) {
         self.core.remove_copy(node);
+    }
+
+    /// Whether there are fewer copies than there have to be: no fsync is answered while there are, and other calls are. To be
+    /// said before [`Self::remove_copy`], and before anybody is let in.
+    pub fn set_short(&self, short: bool) {
+        self.core.set_short(short);
     }
 
     /// The version of the subtree in a later view in which this node leads, too: connections to copies are made under it from

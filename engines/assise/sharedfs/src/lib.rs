@@ -50,6 +50,7 @@ mod room;
 mod serve;
 mod session;
 mod share;
+mod short;
 mod standby;
 mod state;
 mod step_down;

@@ -133,8 +133,8 @@ impl Core {
         }
         self.note_executed();
         let state = self.state.lock();
-        let any = self.copies.any();
-        for session in state.sessions.values().filter(|_| !any) {
+        let asked = self.copies.are_asked();
+        for session in state.sessions.values().filter(|_| !asked) {
             session.shared.daemon.publish_replication(false, Default::default());
         }
         drop(state);
@@ -324,8 +324,8 @@ impl Core {
         self.reach(id, up_to, request.entry, until)?;
         let state = self.state.lock();
         if let Some(session) = state.sessions.get(&id) {
-            let any = self.copies.any();
-            session.shared.daemon.publish_replication(any, (up_to, request.entry.max(session.right)));
+            let asked = self.copies.are_asked();
+            session.shared.daemon.publish_replication(asked, (up_to, request.entry.max(session.right)));
         }
         Ok(())
     }

@@ -102,6 +102,7 @@ impl Core {
                     let left = self.park_sync(id, &shared, taken);
                     let left = left.and_then(|taken| self.keep_question(id, &shared, taken));
                     let left = left.and_then(|taken| self.keep_recalls(id, &shared, taken));
+                    let left = left.and_then(|taken| self.serve_sync(id, &shared, taken));
                     let waits = left.and_then(|taken| self.serve_one(id, &shared, taken, patience));
                     if let Some(taken) = waits {
                         self.serve_aside(id, &shared, taken);

@@ -21,7 +21,7 @@ use crate::replay::copy::LocalCopy;
 use crate::replay::table::Grant;
 use crate::room::Room;
 use crate::session::{Held, Phase, Session};
-use crate::sync::Parking;
+use crate::sync::{ParkedCall, Parking};
 use mirror::logs::is_log_file;
 
 use area::Area;
@@ -158,6 +158,8 @@ pub(crate) struct Core {
     pub copies: Copies,
     /// Whose turn it is to send the tree to a member.
     pub importing: Lock<()>,
+    /// Sync calls that wait until there are enough copies.
+    pub kept_calls: Lock<Vec<ParkedCall>>,
     /// How fast writers may be meanwhile.
     pub pace: Pace,
     /// Rings when a lock was granted.

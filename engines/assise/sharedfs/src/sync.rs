@@ -7,6 +7,7 @@
 use crate::error::Error;
 use crate::replicate::status_of;
 use crate::session::Shared;
+use crate::short::SHORT;
 use crate::state::Core;
 use ccnvm::SessionId;
 use format::Sequence;
@@ -28,17 +29,17 @@ enum Wanted {
     Copies(Sequence),
 }
 
-/// A call whose answer waits for the medium.
-struct Parked {
-    session: SessionId,
-    shared: Arc<Shared>,
-    taken: Taken,
+/// A call whose answer waits for the medium, or for copies.
+pub(crate) struct ParkedCall {
+    pub session: SessionId,
+    pub shared: Arc<Shared>,
+    pub taken: Taken,
 }
 
 /// Calls that wait for the thread that settles.
 #[derive(Default)]
 pub(crate) struct Parking {
-    calls: Vec<Parked>,
+    calls: Vec<ParkedCall>,
     /// The thread runs: no call waits for one that does not.
     is_open: bool,
 }
@@ -55,7 +56,7 @@ impl Core {
             if !parking.is_open {
                 return Some(taken);
             }
-            parking.calls.push(Parked { session, shared: shared.clone(), taken });
+            parking.calls.push(ParkedCall { session, shared: shared.clone(), taken });
         }
         // Release: pairs with the Acquire of the thread, which takes the lock anyway.
         self.parked.fetch_add(1, Ordering::Release);
@@ -64,7 +65,7 @@ impl Core {
     }
 
     /// Answers parked calls until the daemon ends: all that are there with one settle of each file.
-    pub fn answer_parked(&self) {
+    pub fn answer_parked(self: &Arc<Self>) {
         self.parking.lock().is_open = true;
         loop {
             // Acquire: pairs with the Release of `park_sync` and of `stop_parking`.
@@ -94,18 +95,22 @@ impl Core {
         self.host.wake(&self.parked, ipc::host::WAKE_ALL);
     }
 
-    fn answer_all(&self, calls: Vec<Parked>) {
+    pub fn answer_all(self: &Arc<Self>, calls: Vec<ParkedCall>) {
         let wanted = calls.into_iter().map(|call| {
             let wanted = self.wanted_by(call.session, call.taken.kind, &call.taken.body);
             (call, wanted)
         });
         let wanted: Vec<_> = wanted.collect();
         let settled = self.settle(wanted.iter().filter_map(|(_, wanted)| wanted.ok()));
-        for (Parked { shared, taken, session: call_session }, wanted) in wanted {
+        for (ParkedCall { shared, taken, session }, wanted) in wanted {
             let result = wanted.and_then(|wanted| {
                 settled?;
-                self.copy_out(call_session, wanted, &taken.body)
+                self.copy_out(session, wanted, &taken.body)
             });
+            if result == Err(SHORT) {
+                self.keep_call(ParkedCall { session, shared, taken });
+                continue;
+            }
             let result = result.map(|()| Vec::new());
             let (status, body) = self.answer(result, usize::MAX);
             // A session that ended meanwhile gets nothing.
@@ -123,14 +128,18 @@ impl Core {
 
     /// Waits until the copies have what is settled here.
     fn copy_out(&self, id: SessionId, wanted: Wanted, body: &[u8]) -> Result<(), Status> {
-        if !self.copies.any() {
+        if matches!(wanted, Wanted::Ledger(_)) || !self.copies.are_asked() {
             return Ok(());
         }
-        match wanted {
-            Wanted::Ledger(_) => Ok(()),
-            Wanted::Copies(_) => status_of(self.sync_copies(id, body, None)),
-            Wanted::All => status_of(self.reach_all()),
+        if self.copies.is_short() {
+            return Err(SHORT);
         }
+        status_of(match wanted {
+            Wanted::All => self.reach_all(),
+            _ => self.sync_copies(id, body, None),
+        })?;
+        // A copy that counts no more was waited for by nobody; that there are too few was said before.
+        if self.copies.is_short() { Err(SHORT) } else { Ok(()) }
     }
 
     fn wanted_by(&self, id: SessionId, kind: u16, body: &[u8]) -> Result<Wanted, Status> {
