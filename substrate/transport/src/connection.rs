@@ -229,6 +229,11 @@ impl ConnectionCore {
         }
     }
 
+    /// The connection is up and has a user: its events wake no thread that waits for another connection.
+    pub fn leave_listener(&self) {
+        self.link.counter().detach();
+    }
+
     /// See [`Link::arm`].
     pub fn arm(&self) -> bool {
         self.link.arm()

@@ -4,7 +4,6 @@
 
 use crate::connection::{Connection, ConnectionCore};
 use crate::error::{Ended, Error};
-use crate::event_counter::EventCounter;
 use crate::handshake::{Agreed, Identity, Initiator, check_epoch, connect_request};
 use crate::link::{ControlChannel, ControlInput, Link, Provider};
 use crate::listener::Listener;
@@ -13,7 +12,7 @@ use crate::settings::Settings;
 use format::wire::{ControlKind, RefusalReason, WireChallenge, WireRefusal, WireWelcome, check_body};
 use format::{DecodeError, Epoch, NodeId};
 use ipc::sync::Ordering;
-use ipc::{Host, Lock, Time, Waited, Word};
+use ipc::{EventCounter, Host, Lock, Time, Waited, Word};
 use pmem::Region;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};

@@ -14,13 +14,12 @@
 
 use crate::Endpoint;
 use crate::error::{Ended, Error};
-use crate::event_counter::EventCounter;
 use crate::handshake::Identity;
 use crate::link::{ControlChannel, ControlListener, Link, LinkShape, PendingConnect, Provider};
 use crate::settings::Settings;
 use format::Epoch;
 use ipc::sync::{Ordering, Word};
-use ipc::{Host, Join, Lock, LongWord, Time};
+use ipc::{EventCounter, Host, Join, Lock, LongWord, Time};
 use pmem::Region;
 use std::any::Any;
 use std::collections::HashMap;

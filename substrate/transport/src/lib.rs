@@ -11,7 +11,6 @@
 mod connection;
 mod endpoint;
 pub mod error;
-mod event_counter;
 pub mod fabric;
 mod handshake;
 mod link;

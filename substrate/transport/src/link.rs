@@ -6,10 +6,9 @@
 //! takes the arrivals. So each side of an in-process connection runs only its own code, as on two machines.
 
 use crate::error::{Ended, Error};
-use crate::event_counter::EventCounter;
 use crate::memory::{Bytes, Local, Rights};
 use format::wire::{ControlKind, WireRegion};
-use ipc::Time;
+use ipc::{EventCounter, Time};
 use pmem::Region;
 use std::any::Any;
 use std::net::IpAddr;

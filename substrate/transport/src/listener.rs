@@ -10,12 +10,11 @@
 use crate::connection::{Connection, ConnectionCore};
 use crate::endpoint::Shared;
 use crate::error::{Ended, Error};
-use crate::event_counter::EventCounter;
 use crate::handshake::{Acceptor, Agreed, RecentRequests, check_request, check_token};
 use crate::link::{ControlChannel, ControlInput, ControlListener, Driver, PendingAccept, TokenCheck};
 use format::Epoch;
 use format::wire::{ControlKind, RefusalReason, WireHello, WireProof, WireRefusal, check_body};
-use ipc::{Lock, Time, Waited};
+use ipc::{EventCounter, Lock, Time, Waited};
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 
@@ -115,6 +114,7 @@ impl Listener {
             let armed = pending.iter().filter(|peer| !peer.arm()).count() == 0;
             self.pending.lock().append(&mut pending);
             if let Some(core) = welcome {
+                core.leave_listener();
                 return Ok(Connection::new(core));
             }
             let more = more?;
@@ -389,7 +389,7 @@ mod tests {
     use crate::handshake::{ClusterKey, Identity, Window};
     use crate::link::{Arrival, Link, Operation};
     use crate::memory::Rights;
-    use crate::{Network, Settings};
+    use crate::{Event, Network, Settings};
     use format::NodeId;
     use format::wire::WireRegion;
     use ipc::{Host, SystemHost};
@@ -399,6 +399,7 @@ mod tests {
     use std::net::IpAddr;
     use std::ops::Range;
     use std::sync::Weak;
+    use std::time::Duration;
 
     thread_local! {
         /// Number of checks of the peer; after the first one it has connected and closed its control channel.
@@ -473,17 +474,50 @@ mod tests {
         fn close(&self) {}
     }
 
+    fn identity(node: u32) -> Identity {
+        Identity { cluster: [1; 16], key: ClusterKey::new([1; 32]), node: NodeId::new(node) }
+    }
+
+    #[test]
+    fn what_arrives_on_an_accepted_connection_does_not_wake_the_listener() {
+        let host: Arc<dyn Host> = Arc::new(SystemHost);
+        let network = Network::new(host.clone());
+        let endpoint =
+            |name, node| network.endpoint(name, identity(node), Epoch::new(1), Settings::default()).unwrap();
+        let (one, two) = (endpoint("one", 1), endpoint("two", 2));
+        let (listener, until) = (two.listen("").unwrap(), SystemHost.now().after(Duration::from_secs(60)));
+        let address = listener.address();
+        let sends = move || {
+            let connection = one.connect(&address, NodeId::new(2), until).unwrap();
+            while let Ok(Event::Message(message)) = connection.take(Some(until)) {
+                connection.send(&message, Some(until)).unwrap();
+            }
+        };
+        let sender = host.spawn("sender", Box::new(sends)).unwrap();
+        let connection = listener.accept(Some(until)).unwrap();
+        let round = || {
+            connection.send(b"message", Some(until)).unwrap();
+            connection.take(Some(until)).unwrap();
+        };
+        // After the first round the other side has done all that belongs to its connect.
+        round();
+        let before = listener.counter.value();
+        (0..8).for_each(|_| round());
+        assert_eq!(listener.counter.value(), before);
+        connection.close();
+        sender.join().unwrap();
+    }
+
     #[test]
     fn who_connects_and_hangs_up_while_it_is_looked_at_has_come() {
         let host: Arc<dyn Host> = Arc::new(SystemHost);
-        let identity = Identity { cluster: [1; 16], key: ClusterKey::new([1; 32]), node: NodeId::new(2) };
         let network = Network::new(host);
-        let endpoint = network.endpoint("two", identity, Epoch::new(1), Settings::default()).unwrap();
+        let endpoint = network.endpoint("two", identity(2), Epoch::new(1), Settings::default()).unwrap();
         let listener = endpoint.listen("").unwrap();
         let peer = || Peer(EventCounter::new(None));
         let window = Window { message_bytes: 4096, window: 32 };
         let agreed = Agreed { node: NodeId::new(1), epoch: Epoch::new(1), version: 1, window };
-        let until = SystemHost.now().after(std::time::Duration::from_secs(60));
+        let until = SystemHost.now().after(Duration::from_secs(60));
         let stage = Stage::Invited(Box::new(peer()), agreed);
         let mut peer = PendingPeer { channel: Arc::new(peer()), stage, until };
         assert!(matches!(listener.step(&mut peer), Step::Welcome(_)));

@@ -12,7 +12,6 @@
 
 use crate::Endpoint;
 use crate::error::{Ended, Error};
-use crate::event_counter::EventCounter;
 use crate::handshake::Identity;
 use crate::link::{
     Arrival, ControlChannel, ControlInput, ControlListener, Driver, Link, LinkShape, Operation,
@@ -22,7 +21,7 @@ use crate::memory::{Bytes, Rights};
 use crate::settings::Settings;
 use format::Epoch;
 use format::wire::{ControlHead, ControlKind, RefusalReason, WireRefusal, WireRegion};
-use ipc::{Host, Lock, Time};
+use ipc::{EventCounter, Host, Lock, Time};
 use pmem::Region;
 use std::any::Any;
 use std::collections::{HashMap, VecDeque};

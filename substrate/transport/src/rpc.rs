@@ -10,10 +10,9 @@
 
 use crate::connection::{Connection, Event};
 use crate::error::{Ended, Error};
-use crate::event_counter::EventCounter;
 use format::wire::{REMOTE_CANCELLED, RemoteHead, RemoteKind};
 use ipc::sync::{Ordering, Word};
-use ipc::{Host, Lock, Time, Waited};
+use ipc::{EventCounter, Host, Lock, Time, Waited};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;

@@ -14,14 +14,13 @@ use super::sockets::{self, system};
 use super::sys::{Domain, RawInfo, RawListener};
 use super::{FabricLink, Running, completions};
 use crate::error::{Ended, Error};
-use crate::event_counter::EventCounter;
 use crate::link::{
     ControlChannel, ControlInput, ControlListener, Link, PendingAccept, PendingConnect, TokenCheck,
 };
 use format::Epoch;
 use format::wire::{CONTROL_MESSAGE_MAX, ControlHead, ControlKind, RefusalReason, WireRefusal};
 use ipc::sync::Ordering;
-use ipc::{Host, Lock, Time};
+use ipc::{EventCounter, Host, Lock, Time};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, RawFd};

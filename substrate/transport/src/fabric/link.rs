@@ -12,12 +12,11 @@
 use super::Running;
 use super::sys::{Completion, DONE, Domain, FRAME, IMMEDIATE, Piece, RawEndpoint, Registered, View};
 use crate::error::{Ended, Error};
-use crate::event_counter::EventCounter;
 use crate::link::{Arrival, Driver, Immediate, Link, LinkShape, Operation};
 use crate::memory::{Bytes, INLINE_BYTES_MAX, Local, Rights};
 use format::wire::WireRegion;
 use ipc::sync::{Ordering, Word};
-use ipc::{Lock, Time};
+use ipc::{EventCounter, Lock, Time};
 use pmem::Region;
 use std::any::Any;
 use std::collections::VecDeque;

@@ -3,11 +3,10 @@
 
 use super::{BROKEN, Inner, LocalLink, LocalListener};
 use crate::error::{Ended, Error};
-use crate::event_counter::EventCounter;
 use crate::link::{Arrival, Immediate, LinkShape};
 use crate::memory::Rights;
 use format::wire::{FrameHead, FrameKind, WireRegion};
-use ipc::{Host, Lock, Time};
+use ipc::{EventCounter, Host, Lock, Time};
 use pmem::Region;
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -1,24 +1,34 @@
-//! A counter of events that a thread can wait for: it wakes threads that wait for a connection or for a listener.
+//! A counter of events that threads of one process can wait for.
 //!
 //! The notifier increments the counter, then checks for sleepers; the sleeper registers itself, then compares the
 //! counter (inside the kernel's wait). SeqCst keeps both orders, so at least one of the two sees the other, and a
 //! notifier without sleepers makes no system call.
 
-use ipc::sync::{Ordering, Word};
-use ipc::{Host, Time, WAKE_ALL, Waited};
+use crate::host::{Host, Time, WAKE_ALL, Waited};
+use crate::sync::{Ordering, Word};
 use std::sync::Arc;
 
+/// See the module.
 #[derive(Debug, Default)]
-pub(crate) struct EventCounter {
+pub struct EventCounter {
     count: Word,
     sleepers: Word,
-    /// Notified with this one: a listener waits for all its half-open connections at once.
+    /// Notified with this one until [`Self::detach`]: a listener waits for all its half-open connections at once.
     parent: Option<Arc<EventCounter>>,
+    /// 1 after [`Self::detach`].
+    detached: Word,
 }
 
 impl EventCounter {
+    /// Makes a counter that notifies its parent, if it has one.
     pub fn new(parent: Option<Arc<EventCounter>>) -> Arc<Self> {
-        Arc::new(Self { count: Word::new(0), sleepers: Word::new(0), parent })
+        Arc::new(Self { parent, ..Self::default() })
+    }
+
+    /// The parent is not notified from now on: a later event does not concern the threads that wait for it.
+    pub fn detach(&self) {
+        // Relaxed: one notification more wakes a thread for nothing, and causes no error.
+        self.detached.store(1, Ordering::Relaxed);
     }
 
     /// The current value. A thread reads it before it checks for work, and passes it to [`Self::wait`].
@@ -34,7 +44,9 @@ impl EventCounter {
         if self.sleepers.load(Ordering::SeqCst) != 0 {
             host.wake(&self.count, WAKE_ALL);
         }
-        if let Some(parent) = &self.parent {
+        if let Some(parent) = &self.parent
+            && self.detached.load(Ordering::Relaxed) == 0
+        {
             parent.notify(host);
         }
     }
@@ -60,5 +72,22 @@ impl<'a> Sleeper<'a> {
 impl Drop for Sleeper<'_> {
     fn drop(&mut self) {
         self.0.sleepers.fetch_add(u32::MAX, Ordering::SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::SystemHost;
+
+    #[test]
+    fn a_parent_is_notified_until_it_is_left() {
+        let parent = EventCounter::new(None);
+        let child = EventCounter::new(Some(parent.clone()));
+        child.notify(&SystemHost);
+        assert_eq!((child.value(), parent.value()), (1, 1));
+        child.detach();
+        child.notify(&SystemHost);
+        assert_eq!((child.value(), parent.value()), (2, 1));
     }
 }
