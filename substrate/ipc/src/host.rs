@@ -97,6 +97,9 @@ pub trait Host: Send + Sync {
     /// are atomic against [`Self::wake`]. Spurious wakeups are possible.
     fn wait(&self, word: &Word, expected: u32, until: Option<Time>) -> Waited;
 
+    /// Lets another thread run that waits for this processor, if there is one.
+    fn yield_now(&self) {}
+
     /// This thread may block in a moment where the host does not see it.
     fn will_block(&self) {}
 
@@ -213,6 +216,11 @@ impl Host for SystemHost {
         }
     }
 
+    fn yield_now(&self) {
+        // SAFETY: sched_yield uses no memory, and does not fail.
+        let _ = unsafe { syscall(libc::SYS_sched_yield, [0; 6]) };
+    }
+
     fn wake(&self, word: &Word, count: u32) {
         let count = count.min(WAKE_ALL) as usize;
         // SAFETY: FUTEX_WAKE uses the address only as a key.
@@ -272,33 +280,39 @@ impl Join for SystemThread {
     }
 }
 
-/// Adaptive polling: the time for which a waiter polls before it sleeps. A success while polling doubles the time
-/// up to the limit, a sleep halves it down to a sixteenth of the limit. All threads with the same kind of wait
-/// share one.
+/// Adaptive polling: the time for which a waiter polls before it sleeps. A wait that ended within the limit, polling or
+/// asleep, doubles the time up to the limit; a longer one halves it down to a sixteenth of the limit. All threads with
+/// the same kind of wait share one.
+///
+/// A waiter that polls for longer than [`OWN_NS`] yields its processor between two polls: the thread whose answer it
+/// waits for, or the next one in the chain, may have no other.
 #[derive(Debug)]
 pub struct Spin {
     limit_ns: u32,
     now_ns: AtomicU32,
-    /// True if the processor pauses between two polls.
-    rests: bool,
+    /// Time for which a waiter keeps its processor.
+    own_ns: u32,
 }
 
 /// Default limit. Waking a sleeping thread costs 30 to 60 us; longer polling on a busy machine costs more than
 /// that.
 pub const SPIN_NS_MAX: u32 = 20_000;
 
-/// Polls between two reads of the clock.
+/// An answer of a thread on another processor is there within this time; see [`Spin`].
+const OWN_NS: u32 = 3_000;
+
+/// Polls between two reads of the clock, while the waiter keeps its processor.
 const SPIN_ROUND: u32 = 16;
 
 impl Spin {
     /// Polls for at most `limit_ns` nanoseconds; 0 sleeps at once.
     pub const fn new(limit_ns: u32) -> Self {
-        Self { limit_ns, now_ns: AtomicU32::new(limit_ns), rests: true }
+        Self { limit_ns, now_ns: AtomicU32::new(limit_ns), own_ns: OWN_NS }
     }
 
-    /// Same for polls that are system calls, which need no pause in between.
+    /// Same for polls that are system calls: a waiter yields after each.
     pub const fn by_calls(limit_ns: u32) -> Self {
-        Self { rests: false, ..Self::new(limit_ns) }
+        Self { own_ns: 0, ..Self::new(limit_ns) }
     }
 
     /// Polls until `ready` returns true or the time is over; returns whether it was ready.
@@ -306,29 +320,43 @@ impl Spin {
         if self.limit_ns == 0 {
             return ready();
         }
-        // Relaxed: a hint that orders nothing.
-        let span_ns = self.now_ns.load(Ordering::Relaxed);
-        let grown_ns = span_ns.saturating_mul(2).min(self.limit_ns);
-        // An immediate success does not read the clock.
+        // An immediate success does not read the clock, and shows nothing: the waiter may have slept before.
         if ready() {
-            self.now_ns.store(grown_ns, Ordering::Relaxed);
             return true;
         }
-        let end = host.now().after(Duration::from_nanos(span_ns.into()));
-        loop {
-            for _ in 0..SPIN_ROUND {
+        // Relaxed: a hint that orders nothing.
+        let span_ns = self.now_ns.load(Ordering::Relaxed);
+        let begin = host.now();
+        let end = begin.after(Duration::from_nanos(span_ns.into()));
+        let own_end = begin.after(Duration::from_nanos(self.own_ns.into()));
+        let mut now = begin;
+        while now < end {
+            if now >= own_end {
+                host.yield_now();
+            }
+            for _ in 0..if now < own_end { SPIN_ROUND } else { 1 } {
                 if ready() {
-                    self.now_ns.store(grown_ns, Ordering::Relaxed);
+                    self.learn(Duration::ZERO);
                     return true;
                 }
-                if self.rests {
-                    relax();
-                }
+                relax();
             }
-            if host.now() >= end {
-                self.now_ns.store((span_ns / 2).max(self.limit_ns / 16).max(1), Ordering::Relaxed);
-                return false;
-            }
+            now = host.now();
+        }
+        false
+    }
+
+    /// To be told how long a wait took whose waiter slept after [`Self::poll`].
+    pub fn learn(&self, waited: Duration) {
+        // Relaxed: a hint that orders nothing.
+        let span_ns = self.now_ns.load(Ordering::Relaxed);
+        let next_ns = if waited <= Duration::from_nanos(self.limit_ns.into()) {
+            span_ns.saturating_mul(2).min(self.limit_ns)
+        } else {
+            (span_ns / 2).max(self.limit_ns / 16).max(1)
+        };
+        if next_ns != span_ns {
+            self.now_ns.store(next_ns, Ordering::Relaxed);
         }
     }
 }
@@ -347,12 +375,14 @@ pub fn wait_until(
 ) -> Result<u32, Error> {
     // Acquire: pairs with the store, of whatever strength, by which the other side published its data.
     let mut value = word.load(Ordering::Acquire);
-    spin.poll(host, || {
+    let polled = spin.poll(host, || {
         value = word.load(Ordering::Acquire);
         predicate(value)
     });
+    let slept = (!polled).then(|| host.now());
     loop {
         if predicate(value) {
+            slept.inspect(|begin| spin.learn(host.now().since(*begin)));
             return Ok(value);
         }
         match host.wait(word, value, until) {
@@ -371,6 +401,34 @@ pub fn wait_until(
 mod tests {
     use super::*;
     use std::sync::Arc;
+
+    /// The time that a waiter would poll for now.
+    fn span(spin: &Spin) -> u32 {
+        spin.now_ns.load(Ordering::Relaxed)
+    }
+
+    #[test]
+    fn a_waiter_polls_for_as_long_as_its_last_waits_took() {
+        let (spin, host) = (Spin::new(16_000), SystemHost);
+        assert!(!spin.poll(&host, || false));
+        assert_eq!(span(&spin), 16_000);
+        for expected in [8_000, 4_000, 2_000, 1_000, 1_000] {
+            spin.learn(Duration::from_millis(1));
+            assert_eq!(span(&spin), expected);
+        }
+        // The waiter slept, and polling up to the limit would have been enough.
+        spin.learn(Duration::from_micros(15));
+        assert_eq!(span(&spin), 2_000);
+        assert!(spin.poll(&host, || true));
+        assert_eq!(span(&spin), 2_000);
+        let mut polls = 0;
+        let third = || {
+            polls += 1;
+            polls == 3
+        };
+        assert!(spin.poll(&host, third));
+        assert_eq!(span(&spin), 4_000);
+    }
 
     #[test]
     fn a_wait_ends_by_value_wake_or_time() {

@@ -147,6 +147,13 @@ impl LongWord {
         self.0.store(value, order);
     }
 
+    /// Stores a value and returns the previous one.
+    #[inline]
+    pub fn swap(&self, value: u64, order: Ordering) -> u64 {
+        step();
+        self.0.swap(value, order)
+    }
+
     /// Stores a value with Release ordering. The compiler moves no later load before the store; the caller must
     /// arrange that the processor does not either (see [`crate::Host::fence_others`]).
     #[inline]

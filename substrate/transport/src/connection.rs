@@ -198,9 +198,12 @@ impl ConnectionCore {
     ) -> Result<T, Error> {
         let counter = self.link.counter();
         let mut over = false;
+        // Since when this thread sleeps.
+        let mut slept = None;
         loop {
             let seen = counter.value();
             if let Some(result) = ready(self) {
+                slept.inspect(|begin| self.spin.learn(self.host.now().since(*begin)));
                 return result;
             }
             if over {
@@ -221,6 +224,7 @@ impl ConnectionCore {
             if !self.link.arm() {
                 continue;
             }
+            slept.get_or_insert(now);
             let wake = [until, self.link.next_due(), self.next_tick(now)].into_iter().flatten().min();
             match counter.wait(&*self.host, seen, wake) {
                 Waited::Woken | Waited::TimedOut => {}

@@ -27,8 +27,8 @@ use zerocopy::FromBytes;
 const GREETING: Duration = Duration::from_secs(10);
 /// How long a call may take: a daemon that does not answer for so long is taken for dead.
 const CALL: Duration = Duration::from_secs(60);
-/// A client polls its ring for so long before it sleeps.
-const SPIN_NS: u32 = 20_000;
+/// A client polls its ring for at most so long before it sleeps: longer than a copy takes to answer an fsync.
+const SPIN_NS: u32 = 100_000;
 /// Bytes of a response's body, at most: extents, entries, a piece of a file, an attribute's value.
 const LONG_RESPONSE_BYTES: usize = 128 << 10;
 /// The same for calls that answer with a few structures.

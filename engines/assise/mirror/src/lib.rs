@@ -33,11 +33,16 @@ const MESSAGE_BYTES: u32 = 64 << 10;
 /// Settings of the endpoints of heads and copies.
 const WINDOW: u32 = 32;
 
+/// Longest time for which a head or a copy polls for a message before it sleeps: longer than an fsync takes from one
+/// message to the next, while a program syncs without a pause.
+const SPIN_NS: u32 = 100_000;
+
 /// Settings of the endpoints between which copies are kept.
 pub fn settings() -> Settings {
     Settings {
         message_bytes: MESSAGE_BYTES,
         window: WINDOW,
+        spin_ns: SPIN_NS,
         silence: Some(Duration::from_secs(1)),
         ..Settings::default()
     }

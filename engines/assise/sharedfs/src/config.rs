@@ -65,7 +65,7 @@ pub struct Config {
     pub idle_digest: Duration,
     /// Shape of the request rings.
     pub ring: RingLimits,
-    /// How long a server thread polls before it sleeps.
+    /// How long a server thread polls before it sleeps, at most.
     pub spin_ns: u32,
     /// How long a daemon that starts waits for the pool, which one that dies holds until the kernel is done with it.
     pub lock_patience: Duration,
@@ -107,7 +107,7 @@ impl Default for Config {
             join_blocks: 8 << 10,
             idle_digest: Duration::from_secs(1),
             ring: RingLimits::DEFAULT,
-            spin_ns: 10_000,
+            spin_ns: 50_000,
             lock_patience: Duration::from_secs(10),
             trusted_uid: OWNER_DAEMON,
             node: NodeId::new(1),

@@ -230,6 +230,7 @@ impl RingClient {
             return Ok(());
         }
         let word = &self.ring.slots[slot][STATE];
+        let begin = self.host.now();
         loop {
             // AcqRel: Acquire as in `state`. Either the server's swap sees the flag, or this thread sees the
             // response.
@@ -239,6 +240,7 @@ impl RingClient {
             }
             let paused = self.pause(word, before | WAITING, until);
             if answered() {
+                self.spin.learn(self.host.now().since(begin));
                 return Ok(());
             }
             paused?;

@@ -74,6 +74,7 @@ impl RingServer {
     /// `TimedOut`. `Disconnected` after [`Self::close`]. `Message`: the client violates the protocol, and its
     /// session must be ended.
     pub fn next(&self, until: Option<Time>) -> Result<Taken, Error> {
+        let mut slept = None;
         loop {
             let mut found = None;
             self.spin.poll(self.host.as_ref(), || {
@@ -84,8 +85,12 @@ impl RingServer {
                 return Err(Error::Disconnected);
             }
             match found {
-                Some(found) => return found,
+                Some(found) => {
+                    slept.inspect(|begin| self.spin.learn(self.host.now().since(*begin)));
+                    return found;
+                }
                 None => {
+                    slept.get_or_insert_with(|| self.host.now());
                     if let Some(found) = self.sleep(until)? {
                         return found;
                     }
