@@ -17,10 +17,10 @@ use area::LedgerPlace;
 use format::mirror::LogEnds;
 use format::superblock::OWNER_DAEMON;
 use format::{Incarnation, LogUid, NodeId, Sequence};
-use ipc::Digested;
-use ipc::host::{Host, Time, WAKE_ALL};
+use ipc::host::{Host, Time};
 use ipc::lock::Lock;
 use ipc::sync::{LongWord, Ordering, Word};
+use ipc::{Digested, EventCounter};
 use mirror::ledger::LedgerPosition;
 use mirror::logs::{BEGINNING, LogFile, RING_START};
 use mirror::{CopyEnds, CopyReport, LogPush, Sender};
@@ -65,8 +65,11 @@ pub(crate) struct Copy {
     /// Whose turn it is to take what the copy says.
     reading: Lock<()>,
     positions: Lock<Positions>,
-    /// Grows when a position moved, when the connection changed, and when the copy does not count any more.
-    moved: Word,
+    /// Counts when a position moved, when the connection changed, and when the copy does not count any more: for the
+    /// callers that wait for the copy.
+    moved: Arc<EventCounter>,
+    /// The same without the positions: for the thread in the background, which fsyncs do not wake.
+    changed: Arc<EventCounter>,
     /// 1 when it does not.
     removed: Word,
 }
@@ -134,7 +137,8 @@ impl Copy {
             connection: Lock::new(host.clone(), connection),
             reading: Lock::new(host.clone(), ()),
             positions: Lock::new(host.clone(), positions),
-            moved: Word::new(0),
+            moved: EventCounter::new(None),
+            changed: EventCounter::new(None),
             removed: Word::new(0),
             host,
         })
@@ -312,20 +316,22 @@ impl Copy {
     /// Waits until then for what the copy says, or for another thread that takes it; the connection is driven meanwhile.
     /// `seen` is what [`Self::look`] gave before the caller looked at the positions.
     pub fn listen(&self, seen: u32, until: Time) -> Listened {
-        let Some(reading) = self.reading.try_lock() else {
-            self.host.wait(&self.moved, seen, Some(until));
-            return Listened::Nothing;
-        };
-        let connection = self.connection.lock().clone();
-        let Some(connection) = connection else {
-            drop(reading);
-            self.host.wait(&self.moved, seen, Some(until));
-            return Listened::Nothing;
-        };
+        self.try_listen(seen, until).unwrap_or_else(|| {
+            self.moved.wait(&*self.host, seen, Some(until));
+            Listened::Nothing
+        })
+    }
+
+    /// [`Self::listen`]; `None` at once if another thread listens, or if there is no connection.
+    fn try_listen(&self, seen: u32, until: Time) -> Option<Listened> {
+        let reading = self.reading.try_lock()?;
+        let connection = self.connection.lock().clone()?;
         // A position may have moved between the look and the turn.
-        // Acquire: pairs with the Release of `announce`.
-        if self.moved.load(Ordering::Acquire) != seen {
-            return Listened::Nothing;
+        if self.moved.value() != seen {
+            drop(reading);
+            // Another thread may have found the turn taken, and sleeps until it is over.
+            self.moved.notify(&*self.host);
+            return Some(Listened::Nothing);
         }
         let heard = match connection.take(Some(until)) {
             Ok(Event::Message(message)) => Sender::hear(&message),
@@ -333,51 +339,54 @@ impl Copy {
             Ok(Event::Ended(why)) => Err(transport::Error::Ended(why).into()),
             Err(transport::Error::TimedOut | transport::Error::Interrupted) => {
                 drop(reading);
-                // Somebody may sleep until this turn is over.
-                self.announce();
-                return Listened::Nothing;
+                // Another thread may sleep until this turn is over.
+                self.moved.notify(&*self.host);
+                return Some(Listened::Nothing);
             }
             Err(error) => Err(error.into()),
         };
         let heard = heard.and_then(|heard| self.take_in(heard));
         drop(reading);
-        match heard {
+        Some(match heard {
             Ok(listened) => {
-                self.announce();
+                self.moved.notify(&*self.host);
                 listened
             }
             Err(error) => {
                 self.lose_if(&connection, &error);
                 Listened::Nothing
             }
-        }
+        })
     }
 
-    /// [`Self::listen`] for whoever feeds the copy in the background: calls that wait for the copy take what it says
-    /// themselves, and are not kept from it.
-    pub fn listen_behind(&self, seen: u32, until: Time) -> Listened {
-        if !self.positions.lock().waits() {
-            self.host.wait(&self.moved, seen, Some(until));
+    /// [`Self::listen`] for the thread that feeds the copy in the background: calls that wait for the copy take what it
+    /// says themselves, and neither wake this thread nor wait for it.
+    pub fn listen_behind(&self, until: Time) -> Listened {
+        let changed = self.changed.value();
+        let waits = || self.positions.lock().waits();
+        if waits() {
+            let heard = self.try_listen(self.look(), self.host.now().after(TURN));
+            if let Some(heard) = heard {
+                return heard;
+            }
         }
-        let until = if self.positions.lock().waits() { self.host.now().after(TURN) } else { NOW };
-        self.listen(self.look(), until)
+        self.changed.wait(&*self.host, changed, Some(until));
+        self.try_listen(self.look(), NOW).unwrap_or(Listened::Nothing)
     }
 
-    /// Whoever waits looks again.
+    /// All threads that wait look again.
     pub fn wake(&self) {
         self.announce();
     }
 
     /// To be read before positions are looked at, for [`Self::listen`].
     pub fn look(&self) -> u32 {
-        // Acquire: pairs with the Release of `announce`.
-        self.moved.load(Ordering::Acquire)
+        self.moved.value()
     }
 
     fn announce(&self) {
-        // Release: pairs with the Acquire of those who wait.
-        self.moved.fetch_add(1, Ordering::Release);
-        self.host.wake(&self.moved, WAKE_ALL);
+        self.moved.notify(&*self.host);
+        self.changed.notify(&*self.host);
     }
 
     fn take_in(&self, heard: CopyReport) -> Result<Listened, mirror::Error> {

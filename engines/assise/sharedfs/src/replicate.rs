@@ -381,12 +381,11 @@ impl Core {
             if self.ending.load(Ordering::Acquire) != 0 || self.state.lock().is_stopped() {
                 return;
             }
-            let seen = copy.look();
             if self.feed_round(&copy).is_err() {
                 return;
             }
             let until = self.host.now().after(ROUND);
-            match copy.listen_behind(seen, until) {
+            match copy.listen_behind(until) {
                 Listened::Executed => self.note_executed(),
                 Listened::Settled => self.announce_work(),
                 Listened::Nothing => {}

@@ -399,11 +399,13 @@ impl Standby {
 }
 
 impl Inner {
-    /// Says to the thread that executes how far it may.
+    /// Tells the thread that executes how far it may. Records of a log alone give it no work: the ledger's entries do.
     fn announce(&self, receiver: &Receiver) {
-        // Release: pairs with the Acquire of the thread.
-        self.settled.store(receiver.settled().get(), Ordering::Release);
-        self.wake();
+        let settled = receiver.settled().get();
+        // AcqRel: Release pairs with the Acquire of the thread.
+        if self.settled.swap(settled, Ordering::AcqRel) != settled {
+            self.wake();
+        }
     }
 
     fn wake(&self) {
