@@ -8,6 +8,7 @@ mod chain;
 mod cluster;
 mod commands;
 mod error;
+mod floor;
 mod health;
 mod key;
 mod limits;
@@ -22,6 +23,7 @@ mod say;
 mod settings;
 mod status;
 mod sustained;
+mod syncs;
 
 use clap::Parser;
 use mimalloc::MiMalloc;

@@ -79,6 +79,24 @@ fn part(
 /// # Errors
 /// None leads: what they wait for.
 pub fn for_leader(cluster: &Cluster) -> Result<&Node> {
+    let (leader, told) = wait(cluster)?;
+    say_chain(leader, &told);
+    cluster.node(leader)
+}
+
+/// Waits until a node leads and all others are in sync. Gives the node that leads.
+///
+/// # Errors
+/// That does not come to be: what they wait for.
+pub fn until_in_sync(cluster: &Cluster) -> Result<&Node> {
+    let (leader, told) = wait(cluster)?;
+    if told.in_sync.len() < cluster.settings.nodes.len() {
+        return Err(Error::new("not all nodes are in sync"));
+    }
+    cluster.node(leader)
+}
+
+fn wait(cluster: &Cluster) -> Result<(u32, ChainStatus)> {
     let begin = SystemHost.now();
     loop {
         let parts = Parts::ask(cluster);
@@ -87,8 +105,7 @@ pub fn for_leader(cluster: &Cluster) -> Result<&Node> {
             Some((leader, told)) if told.role == Role::Leads => {
                 let all = told.in_sync.len() == cluster.settings.nodes.len();
                 if all || waited >= IN_SYNC {
-                    say_chain(leader, told);
-                    return cluster.node(leader);
+                    return Ok((leader, told.clone()));
                 }
             }
             _ if waited >= LEADS => {

@@ -1,12 +1,15 @@
 //! `hearth bench`: a cluster of its own for as long as it measures, and a table at the end.
 
 use super::{Bench, Measure, Ops, down, run, sustained, up};
+use crate::chain::settings::ChainSettings;
+use crate::chain::{self, waiting};
 use crate::cluster::{Cluster, MediumKind, Node};
 use crate::error::{Error, Result};
 use crate::making::Made;
 use crate::measure::{self, Row};
 use crate::operations::{self, Figure};
 use crate::say;
+use crate::syncs;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsStr;
@@ -18,7 +21,7 @@ use std::process::{ExitCode, Stdio};
 const CAPACITY_MIB: u64 = 1024;
 
 pub(super) fn latency(arguments: &Bench) -> Result<ExitCode> {
-    let rows = with_cluster(arguments.medium, CAPACITY_MIB, |measuring| {
+    let rows = with_cluster((arguments.medium, 1), CAPACITY_MIB, |measuring| {
         let mut rows: Vec<Row> = measuring.part("writes", &[])?;
         let file = measuring.scratch.join("rows");
         let text = serde_json::to_vec(&rows).map_err(|why| Error::new(why.to_string()))?;
@@ -35,21 +38,27 @@ pub(super) fn latency(arguments: &Bench) -> Result<ExitCode> {
 }
 
 pub(super) fn ops(arguments: &Ops) -> Result<ExitCode> {
-    let beside = match &arguments.beside {
-        Some(folder) => folder.clone(),
-        None => std::env::current_dir().map_err(|why| Error::new(format!("where is this: {why}")))?,
-    };
-    let beside = beside.canonicalize().map_err(Error::at("find", &beside))?;
+    let beside = folder_beside(arguments.beside.as_deref())?;
     let count = arguments.count.to_string();
     let rest = [OsStr::new("--beside"), beside.as_os_str(), OsStr::new("--count"), OsStr::new(&count)];
-    let places: Vec<Place> =
-        with_cluster(arguments.bench.medium, CAPACITY_MIB, |measuring| measuring.part("operations", &rest))?;
+    let places: Vec<Place> = with_cluster((arguments.bench.medium, 1), CAPACITY_MIB, |measuring| {
+        measuring.part("operations", &rest)
+    })?;
     if arguments.bench.json {
         print_json(&places)?;
     } else {
         print_operations(arguments.bench.medium, &beside, &places);
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The folder of the file system that is measured beside: the present one if none was named.
+pub(super) fn folder_beside(named: Option<&Path>) -> Result<PathBuf> {
+    let beside = match named {
+        Some(folder) => folder.to_owned(),
+        None => std::env::current_dir().map_err(|why| Error::new(format!("where is this: {why}")))?,
+    };
+    beside.canonicalize().map_err(Error::at("find", &beside))
 }
 
 /// Operations in one folder.
@@ -64,6 +73,7 @@ struct Place {
 /// A cluster that is there to be measured.
 pub(super) struct Measuring<'a> {
     pub cluster: &'a Cluster,
+    /// The node that leads.
     pub node: &'a Node,
     /// Folder on a tmpfs.
     pub scratch: PathBuf,
@@ -71,31 +81,49 @@ pub(super) struct Measuring<'a> {
 
 /// Runs measurements on a cluster of its own, which goes with them.
 pub(super) fn with_cluster<T>(
-    medium: MediumKind,
+    (medium, nodes): (MediumKind, u32),
     capacity_mib: u64,
     measure: impl FnOnce(&Measuring<'_>) -> Result<T>,
 ) -> Result<T> {
     let folder = Scratch::new()?;
-    let cluster = Cluster::create(
+    let capacity_bytes = capacity_mib << 20;
+    let chain = if nodes > 1 { Some(ChainSettings::new(capacity_bytes)?) } else { None };
+    let mut cluster = Cluster::create(
         &folder.0.join("cluster"),
-        (medium, capacity_mib << 20),
-        (1, None),
+        (medium, capacity_bytes),
+        (nodes, chain),
         &mut Made::default(),
     )?;
-    let node = cluster.node(1)?;
+    // A node of several mounts itself when it leads.
+    cluster.settings.mount = false;
+    cluster.save()?;
     let scratch = folder.0.join("scratch");
     fs::create_dir_all(&scratch).map_err(Error::at("make", &scratch))?;
-    up::start_node(&cluster, node)?;
-    let measured = measure(&Measuring { cluster: &cluster, node, scratch });
-    down::stop(&cluster, node, false)?;
-    // A pool in memory does not lie in the folder that goes with the scratch space.
-    let _ = fs::remove_dir_all(&node.pool);
+    chain::manager::start(&cluster)?;
+    let measured = started(&cluster)
+        .and_then(|node| measure(&Measuring { cluster: &cluster, node, scratch: scratch.clone() }));
+    for node in cluster.settings.nodes.iter().rev() {
+        down::stop(&cluster, node, measured.is_err())?;
+    }
+    chain::manager::stop(&cluster, measured.is_err())?;
+    for node in &cluster.settings.nodes {
+        // A pool in memory does not lie in the folder that goes with the scratch space.
+        let _ = fs::remove_dir_all(&node.pool);
+    }
     measured
+}
+
+/// Starts all nodes; gives the one that leads when all are in sync.
+fn started(cluster: &Cluster) -> Result<&Node> {
+    for node in &cluster.settings.nodes {
+        up::start_node(cluster, node)?;
+    }
+    if cluster.settings.chain.is_some() { waiting::until_in_sync(cluster) } else { cluster.node(1) }
 }
 
 impl Measuring<'_> {
     /// Runs a part of a measurement in a program of its own that sees the tree.
-    fn part<T: DeserializeOwned>(&self, what: &str, rest: &[&OsStr]) -> Result<T> {
+    pub fn part<T: DeserializeOwned>(&self, what: &str, rest: &[&OsStr]) -> Result<T> {
         say::aside(format_args!("measuring {what} ..."));
         let program =
             std::env::current_exe().map_err(|why| Error::new(format!("cannot find this program: {why}")))?;
@@ -122,6 +150,10 @@ pub(super) fn measure(arguments: &Measure) -> Result<ExitCode> {
             let mut rows: Vec<Row> = serde_json::from_slice(&text).map_err(Error::at("understand", &file))?;
             measure::reads(tree, scratch, &mut rows)?;
             serde_json::to_string(&rows)
+        }
+        "syncs" => {
+            let beside = arguments.beside.as_deref().unwrap_or(scratch);
+            serde_json::to_string(&syncs::measure(tree, scratch, beside)?)
         }
         "folder" | "sustained" => serde_json::to_string(&sustained::measure(arguments)?),
         _ => {
@@ -223,16 +255,16 @@ fn print(medium: MediumKind, rows: &[Row]) {
     }
 }
 
-fn line(cells: &[String; 7]) {
+pub(super) fn line(cells: &[String]) {
     let text: Vec<_> = cells.iter().map(|cell| format!("{cell:>11}")).collect();
     say::line(text.join(" ").trim_end());
 }
 
-fn us(ns: u64) -> String {
+pub(super) fn us(ns: u64) -> String {
     format!("{:.3}", ns as f64 / 1000.0)
 }
 
-fn ratio(ns: u64, floor_ns: u64) -> String {
+pub(super) fn ratio(ns: u64, floor_ns: u64) -> String {
     format!("{:.2}x", ns as f64 / floor_ns.max(1) as f64)
 }
 

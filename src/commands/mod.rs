@@ -15,6 +15,7 @@ pub(crate) mod serve;
 mod standby;
 mod status;
 mod sustained;
+mod syncs;
 pub(crate) mod up;
 
 use crate::chain::settings::NODES_MAX;
@@ -93,6 +94,9 @@ enum Command {
     /// One part of a measurement, inside a program that sees the tree
     #[command(hide = true)]
     Measure(Measure),
+    /// A party of the floor of an fsync on two nodes
+    #[command(hide = true, subcommand)]
+    Floor(FloorParty),
     /// Write man pages and shell completions into a folder: `make install` does it
     #[command(hide = true)]
     Pages(Pages),
@@ -265,8 +269,8 @@ struct Pages {
 
 #[derive(Debug, Subcommand)]
 enum Benches {
-    /// Write, write+fsync, read hit and first read, at five sizes, beside floor and tmpfs
-    Latency(Bench),
+    /// Write, write+fsync, read hit and first read, at five sizes, beside floor and tmpfs; with --nodes write+fsync
+    Latency(Latency),
     /// Create, stat, rename and so on, each a second and its middle time, beside tmpfs and a file system of a disk
     Ops(Ops),
     /// Overwrite, append, replace and commit without a pause: rates and stalls beside tmpfs, in three rounds
@@ -281,6 +285,19 @@ struct Bench {
     /// For machines
     #[arg(long)]
     json: bool,
+}
+
+#[derive(Debug, Args)]
+struct Latency {
+    #[command(flatten)]
+    bench: Bench,
+    /// Measure a write and its fsync on so many nodes, at three sizes, beside a floor with as many parties, a tmpfs and a
+    /// file system of a disk
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=2))]
+    nodes: Option<u32>,
+    /// A folder of the file system that is measured beside [default: the present folder]
+    #[arg(long, value_name = "DIR", requires = "nodes")]
+    beside: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -310,9 +327,25 @@ struct Sustained {
     only: Vec<String>,
 }
 
+#[derive(Debug, Subcommand)]
+enum FloorParty {
+    /// Sends what the program stores to the replica
+    Head {
+        /// Folder on a tmpfs
+        folder: PathBuf,
+        /// Where the replica listens
+        replica: String,
+    },
+    /// Stores what the head sends
+    Replica {
+        /// Folder on a tmpfs
+        folder: PathBuf,
+    },
+}
+
 #[derive(Debug, Args)]
 struct Measure {
-    /// `writes`, `reads`, `operations`, `folder` or `sustained`
+    /// `writes`, `reads`, `syncs`, `operations`, `folder` or `sustained`
     what: String,
     /// Folder in the tree
     tree: PathBuf,
@@ -343,10 +376,11 @@ pub fn run(arguments: Arguments) -> ExitCode {
         Command::Mount(arguments) => mount::mount(&arguments),
         Command::Umount(arguments) => mount::umount(&arguments),
         Command::Guard => mount::guard(),
-        Command::Bench(Benches::Latency(bench)) => bench::latency(&bench),
+        Command::Bench(Benches::Latency(latency)) => syncs::latency(&latency),
         Command::Bench(Benches::Ops(ops)) => bench::ops(&ops),
         Command::Bench(Benches::Sustained(arguments)) => sustained::sustained(&arguments),
         Command::Measure(measure) => bench::measure(&measure),
+        Command::Floor(party) => syncs::floor(&party),
         Command::Status(status) => status::run(&status),
         Command::Check(pool) => check::run(&pool),
         Command::Inspect(pool) => inspect::run(&pool),

@@ -77,7 +77,7 @@ pub(super) fn sustained(arguments: &Sustained) -> Result<ExitCode> {
     let rows: Vec<&Row> = ROWS.iter().filter(wanted).collect();
     let mut rounds: Vec<Vec<Round>> = vec![Vec::new(); rows.len()];
     for number in 1..=arguments.rounds {
-        with_cluster(arguments.bench.medium, CAPACITY_MIB, |measuring| {
+        with_cluster((arguments.bench.medium, 1), CAPACITY_MIB, |measuring| {
             for (row, rounds) in rows.iter().zip(&mut rounds) {
                 say::aside(format_args!("round {number} of {}: {} ...", arguments.rounds, row.told));
                 rounds.push(round(measuring, row, arguments.mib)?);

@@ -1,0 +1,60 @@
+//! `hearth bench latency --nodes`: a write and its fsync on several nodes, beside its floor.
+
+use super::bench::{self, folder_beside, line, print_json, ratio, us, with_cluster};
+use super::{FloorParty, Latency};
+use crate::error::Result;
+use crate::floor;
+use crate::say;
+use crate::syncs::{SyncRow, Times};
+use std::ffi::OsStr;
+use std::path::Path;
+use std::process::ExitCode;
+
+/// Data that the pools of the measurement may hold, in MiB.
+const CAPACITY_MIB: u64 = 256;
+
+pub(super) fn latency(arguments: &Latency) -> Result<ExitCode> {
+    let Some(nodes) = arguments.nodes else { return bench::latency(&arguments.bench) };
+    let beside = folder_beside(arguments.beside.as_deref())?;
+    let medium = arguments.bench.medium;
+    let rows: Vec<SyncRow> = with_cluster((medium, nodes), CAPACITY_MIB, |measuring| {
+        measuring.part("syncs", &[OsStr::new("--beside"), beside.as_os_str()])
+    })?;
+    if arguments.bench.json {
+        print_json(&rows)?;
+    } else {
+        print(arguments, &beside, &rows);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn print(arguments: &Latency, beside: &Path, rows: &[SyncRow]) {
+    say::line(format_args!(
+        "Medium {}; microseconds of a write and its fsync on {} nodes of this machine. The floor is three processes that",
+        arguments.bench.medium,
+        arguments.nodes.unwrap_or(1)
+    ));
+    say::line(
+        "store the same bytes at two places and do nothing else, over the same connection. All take turns in this run;",
+    );
+    say::line(format_args!("disk is {}.", beside.display()));
+    let table = |name: &str, of: &dyn Fn(&Times) -> u64| {
+        say::line("");
+        line(&["bytes", name, "floor", "ratio", "tmpfs", "disk"].map(String::from));
+        for row in rows {
+            let [hearth, floor, tmpfs, disk] = [&row.hearth, &row.floor, &row.tmpfs, &row.beside].map(of);
+            line(&[row.bytes.to_string(), us(hearth), us(floor), ratio(hearth, floor), us(tmpfs), us(disk)]);
+        }
+    };
+    table("median", &|times| times.p50_ns);
+    table("99 of 100", &|times| times.p99_ns);
+}
+
+/// `hearth floor`: a party of the floor.
+pub(super) fn floor(party: &FloorParty) -> Result<ExitCode> {
+    match party {
+        FloorParty::Head { folder, replica } => floor::head(folder, replica)?,
+        FloorParty::Replica { folder } => floor::replica(folder)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}

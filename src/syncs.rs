@@ -1,0 +1,111 @@
+//! What `hearth bench latency --nodes` measures: a write and its fsync, through libc, beside the floor with as many parties,
+//! a tmpfs, and a file system on a disk.
+//!
+//! The process runs under `hearth run`. The places take turns of a few calls each, so that other load of the machine slows
+//! all of them.
+
+use crate::error::{Error, Result};
+use crate::floor::Floor;
+use crate::measure::timed;
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+/// Sizes of a write, and the number of measured calls of each.
+const SIZES: [(usize, usize); 3] = [(128, 4000), (4 << 10, 4000), (64 << 10, 1000)];
+/// Calls before those that are measured.
+const WARM_UP: usize = 100;
+/// Calls of a turn.
+const TURN: usize = 25;
+/// The same on a disk, which takes milliseconds for each.
+const DISK_TURN: usize = 1;
+/// The file is written over from the start after so many bytes.
+const FILE_BYTES: usize = 16 << 20;
+
+/// Times of a place.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Times {
+    /// The median, in nanoseconds.
+    pub p50_ns: u64,
+    /// 99 of 100 calls took at most this.
+    pub p99_ns: u64,
+}
+
+/// All places at one size.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct SyncRow {
+    /// Bytes of the write.
+    pub bytes: usize,
+    /// In the tree.
+    pub hearth: Times,
+    /// Three processes that do nothing else.
+    pub floor: Times,
+    /// On a tmpfs.
+    pub tmpfs: Times,
+    /// In the folder that was named.
+    pub beside: Times,
+}
+
+fn times(mut samples: Vec<u64>) -> Times {
+    samples.sort_unstable();
+    let at = |percent: usize| samples.get(samples.len() * percent / 100).copied().unwrap_or(0);
+    Times { p50_ns: at(50), p99_ns: at(99) }
+}
+
+/// A file that is removed with this value.
+struct Scratch<'a>(&'a Path, File);
+
+impl<'a> Scratch<'a> {
+    fn new(path: &'a Path) -> Result<Self> {
+        let file = OpenOptions::new().write(true).create_new(true).open(path);
+        Ok(Self(path, file.map_err(Error::at("create", path))?))
+    }
+
+    fn sync(&self, bytes: &[u8], index: usize) -> Result<()> {
+        let offset = index * bytes.len() % FILE_BYTES;
+        let done = self.1.write_all_at(bytes, offset as u64).and_then(|()| self.1.sync_all());
+        done.map_err(Error::at("write", self.0))
+    }
+}
+
+impl Drop for Scratch<'_> {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(self.0);
+    }
+}
+
+/// Measures all sizes. `tree` lies in Hearth, `scratch` on a tmpfs, `beside` on a disk.
+///
+/// # Errors
+/// A call failed.
+pub fn measure(tree: &Path, scratch: &Path, beside: &Path) -> Result<Vec<SyncRow>> {
+    let mut floor = Floor::start(scratch)?;
+    let name = format!("hearth-syncs-{}", std::process::id());
+    let paths = [tree, scratch, beside].map(|folder| folder.join(&name));
+    let [tree, scratch, beside] = paths.each_ref().map(|path| Scratch::new(path));
+    let (tree, scratch, beside) = (tree?, scratch?, beside?);
+    let mut rows = Vec::new();
+    for (bytes, calls) in SIZES {
+        let payload: Vec<u8> = (0..bytes).map(|index| (index * 31) as u8).collect();
+        let mut samples = [const { Vec::new() }; 4];
+        for first in (0..WARM_UP + calls).step_by(TURN) {
+            let mut place = |place: usize, calls: usize, call: &mut dyn FnMut(usize) -> Result<()>| {
+                for index in first..first + calls {
+                    let spent_ns = timed(|| call(index))?;
+                    if first >= WARM_UP {
+                        samples[place].push(spent_ns);
+                    }
+                }
+                Ok::<(), Error>(())
+            };
+            place(0, TURN, &mut |index| tree.sync(&payload, index))?;
+            place(1, TURN, &mut |_| floor.round(&payload))?;
+            place(2, TURN, &mut |index| scratch.sync(&payload, index))?;
+            place(3, DISK_TURN, &mut |index| beside.sync(&payload, index))?;
+        }
+        let [hearth, floor, tmpfs, beside] = samples.map(times);
+        rows.push(SyncRow { bytes, hearth, floor, tmpfs, beside });
+    }
+    Ok(rows)
+}
