@@ -4,15 +4,18 @@
 mod assise_local;
 
 use assise_local::trees::{at, process, whole_tree};
-use assise_local::{Node, tiny};
-use format::call::CallKind;
-use format::{InodeNumber, Name};
-use libfs::{LibFs, Limits};
+use assise_local::{Local, Node, tiny};
+use format::call::{CallKind, GrowResponse, Status};
+use format::{InodeNumber, Name, SegmentId};
+use ipc::sync::Ordering;
+use ipc::{Host, SystemHost, Word};
+use libfs::{Attachment, Connector, Error, LibFs, Limits, Link};
+use pmem::{ReadMapping, Region};
 use sharedfs::Config;
 use std::sync::Arc;
 use vfs::conformance::{Actor, Answer, Call, Player};
 use vfs::engine::Step;
-use vfs::{Caller, Engine};
+use vfs::{CacheLeases, Caller, Engine, Recalled};
 
 const FOLDERS: usize = 5;
 const FILES: usize = 60;
@@ -169,4 +172,90 @@ fn two_programs_with_few_words_meet_at_the_same_files() {
         assert!(answers.iter().any(written), "{}: {answers:?}", file(number, name));
     }
     node.tidy();
+}
+
+/// A way to SharedFS on which the first question after recalls that waits is overtaken by the next call.
+struct Overtaken {
+    link: Arc<dyn Link>,
+    /// 1 while that question is on its way, 2 when it was overtaken.
+    state: Arc<Word>,
+}
+
+impl Link for Overtaken {
+    fn call(&self, kind: CallKind, request: &[&[u8]], response: &mut Vec<u8>) -> Result<Status, Error> {
+        let waits = kind == CallKind::Recalls && request.concat()[0] == 1;
+        if waits && self.state.compare_exchange(0, 1, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+            SystemHost.wake(&self.state, ipc::WAKE_ALL);
+            wait_for(&self.state, 2);
+        }
+        let called = self.link.call(kind, request, response);
+        if !waits && self.state.compare_exchange(1, 2, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+            SystemHost.wake(&self.state, ipc::WAKE_ALL);
+        }
+        called
+    }
+
+    fn segment(&self, segment: SegmentId) -> Result<ReadMapping, Error> {
+        self.link.segment(segment)
+    }
+
+    fn grown_log(&self, grown: &GrowResponse) -> Result<Region, Error> {
+        self.link.grown_log(grown)
+    }
+}
+
+/// Attaches by such a way.
+struct Overtaking(Local, Arc<Word>);
+
+impl Connector for Overtaking {
+    fn attach(&self, former: u64) -> Result<Attachment, Error> {
+        let attached = self.0.attach(former)?;
+        let link = Arc::new(Overtaken { link: attached.link.clone(), state: self.1.clone() });
+        Ok(Attachment { link, ..attached })
+    }
+}
+
+/// Waits until a word has a value, not for ever.
+fn wait_for(word: &Word, wanted: u32) {
+    let until = SystemHost.now().after(std::time::Duration::from_secs(60));
+    loop {
+        match word.load(Ordering::SeqCst) {
+            value if value == wanted => return,
+            value => {
+                assert!(SystemHost.now() < until, "{wanted} does not come, it is {value}");
+                SystemHost.wait(word, value, Some(until));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_wait_for_recalls_ends_if_it_was_told_to_before_its_question_came() {
+    let (node, state) = (Node::new(tiny()), Arc::new(Word::new(0)));
+    let connector = Arc::new(Overtaking(Local::new(node.clone(), Caller::ROOT), state.clone()));
+    let libfs = Arc::new(LibFs::new(node.host.clone(), connector, Limits::default()).expect("it runs"));
+    let leases = libfs.cache_leases().expect("it has leases to give");
+    leases.begin().expect("nothing is kept anywhere");
+    let (ended, theirs, word) = (Arc::new(Word::new(0)), libfs.clone(), Arc::new(Word::new(0)));
+    let told = ended.clone();
+    let hear = Box::new(move || {
+        let recalled = theirs.cache_leases().map(CacheLeases::recalls);
+        told.store(if recalled == Some(Recalled::Ended) { 1 } else { 2 }, Ordering::SeqCst);
+        SystemHost.wake(&told, ipc::WAKE_ALL);
+    });
+    let hears = SystemHost.spawn("hears", hear).expect("a thread");
+    wait_for(&state, 1);
+    let theirs = libfs.clone();
+    let over = word.clone();
+    let end = Box::new(move || {
+        theirs.cache_leases().into_iter().for_each(CacheLeases::end_recalls);
+        over.store(1, Ordering::SeqCst);
+        SystemHost.wake(&over, ipc::WAKE_ALL);
+    });
+    let ends = SystemHost.spawn("ends", end).expect("a thread");
+    wait_for(&ended, 1);
+    wait_for(&word, 1);
+    for thread in [hears, ends] {
+        thread.join().expect("it ends");
+    }
 }

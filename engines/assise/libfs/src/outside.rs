@@ -20,6 +20,8 @@ use zerocopy::little_endian::U32;
 
 /// Pause before a daemon that cannot be reached is tried again.
 const PAUSE: Duration = Duration::from_millis(50);
+/// Pause before a wait that is to end is let go once more.
+const AGAIN: Duration = Duration::from_millis(1);
 
 /// What is known of leases held outside.
 #[derive(Debug, Default)]
@@ -30,6 +32,8 @@ pub(crate) struct Outside {
     lost: bool,
     /// Nobody waits any more.
     ended: bool,
+    /// Threads in [`CacheLeases::recalls`].
+    waiting: u32,
     /// Losses that were told, after which not all that was kept outside is dropped yet.
     dropping: u32,
 }
@@ -139,6 +143,52 @@ impl CacheLeases for LibFs {
     }
 
     fn recalls(&self) -> Recalled {
+        self.state().outside.waiting += 1;
+        let _waits = Waits(self);
+        self.wait_for_recalls()
+    }
+
+    fn dropped(&self) {
+        {
+            let mut state = self.state();
+            state.outside.dropping -= 1;
+        }
+        // The next question says it, too.
+        let _ = self.ask_for_recalls(false);
+    }
+
+    /// SharedFS lets a question go that waits there. One that is on its way comes later, so it is let go again, until the thread
+    /// that asks has seen that it is to end.
+    fn end_recalls(&self) {
+        self.state().outside.ended = true;
+        loop {
+            let has_session = {
+                let state = self.state();
+                if state.outside.waiting == 0 {
+                    return;
+                }
+                state.session.is_some()
+            };
+            if has_session {
+                // A session that ended has let the wait go.
+                let _ = self.ask_for_recalls(false);
+            }
+            self.host.wait(&Word::new(0), 0, Some(self.host.now().after(AGAIN)));
+        }
+    }
+}
+
+/// A thread in [`CacheLeases::recalls`].
+struct Waits<'a>(&'a LibFs);
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        self.0.state().outside.waiting -= 1;
+    }
+}
+
+impl LibFs {
+    fn wait_for_recalls(&self) -> Recalled {
         loop {
             let answers = {
                 let mut state = self.state();
@@ -160,27 +210,6 @@ impl CacheLeases for LibFs {
                     self.host.wait(&Word::new(0), 0, Some(self.host.now().after(PAUSE)));
                 }
             }
-        }
-    }
-
-    fn dropped(&self) {
-        {
-            let mut state = self.state();
-            state.outside.dropping -= 1;
-        }
-        // The next question says it, too.
-        let _ = self.ask_for_recalls(false);
-    }
-
-    fn end_recalls(&self) {
-        let line = {
-            let mut state = self.state();
-            state.outside.ended = true;
-            state.session.is_some()
-        };
-        if line {
-            // A session that ended has let the wait go.
-            let _ = self.ask_for_recalls(false);
         }
     }
 }
