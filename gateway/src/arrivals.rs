@@ -20,6 +20,8 @@ pub(crate) struct Arrivals {
     closing: Lock<BTreeSet<u64>>,
     /// Counts closings that were served.
     closed: Word,
+    /// Threads that wait for one.
+    waiting: Word,
 }
 
 /// A closing that is being served.
@@ -32,11 +34,13 @@ impl Drop for Closing<'_> {
     fn drop(&mut self) {
         let mut closing = self.arrivals.closing.lock();
         closing.remove(&self.unique);
-        // Release: pairs with the loads in `after_closings` and `served`. Counted while the set is held: who does not
-        // find it there finds it counted.
-        self.arrivals.closed.fetch_add(1, Ordering::Release);
+        // SeqCst: pairs with the loads in `after_closings` and `served`. Counted while the set is held: who does not
+        // find it there finds it counted. A thread that is not seen to wait sees that the count is another one.
+        self.arrivals.closed.fetch_add(1, Ordering::SeqCst);
         drop(closing);
-        self.arrivals.host.wake(&self.arrivals.closed, ipc::WAKE_ALL);
+        if self.arrivals.waiting.load(Ordering::SeqCst) > 0 {
+            self.arrivals.host.wake(&self.arrivals.closed, ipc::WAKE_ALL);
+        }
     }
 }
 
@@ -46,8 +50,14 @@ impl Arrivals {
             turn: Turn::new(host.clone()),
             closing: Lock::new(host.clone(), BTreeSet::new()),
             closed: Word::new(0),
+            waiting: Word::new(0),
             host,
         }
+    }
+
+    /// Waits until it is this thread's turn to take a message, which it keeps.
+    pub(crate) fn wait_for_turn(&self) {
+        self.turn.take();
     }
 
     /// Takes the next message by `take`, which fills the buffer and says how far, or says that there is none. The thread has
@@ -97,8 +107,11 @@ impl Arrivals {
             let closed = self.closed.load(Ordering::Acquire);
             left = self.closing.lock().intersection(before).copied().collect();
             if !left.is_empty() {
+                // SeqCst: pairs with a closing that was served.
+                self.waiting.fetch_add(1, Ordering::SeqCst);
                 let (Waited::Woken | Waited::TimedOut | Waited::Interrupted) =
                     self.host.wait(&self.closed, closed, None);
+                self.waiting.fetch_add(u32::MAX, Ordering::Relaxed);
             }
         }
     }

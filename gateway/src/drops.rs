@@ -6,8 +6,7 @@ use crate::nodes::Nodes;
 use crate::notices::Notices;
 use crate::units::{Phase, Units};
 use format::InodeNumber;
-use ipc::sync::Ordering;
-use ipc::{Host, Word};
+use ipc::Word;
 use std::time::Duration;
 
 /// Pause before the kernel is told again to drop an inode that it does not have yet, or that it forgets just now.
@@ -109,7 +108,7 @@ impl Units {
         let mut has_pages = has_pages;
         loop {
             self.begin_pass(node);
-            drop_once(&*self.host, nodes, node, || match has_pages {
+            self.drop_once(nodes, node, || match has_pages {
                 true => notices.drop_pages(node.get(), 0, 0),
                 false => notices.drop_attributes(node.get()),
             });
@@ -130,8 +129,7 @@ impl Units {
 
     /// Whether nothing came during the pass: then the unit is closed.
     fn end_pass(&self, node: InodeNumber) -> bool {
-        // Acquire: pairs with the Release in `change`.
-        let seen = self.changed.load(Ordering::Acquire);
+        let seen = self.seen();
         let serving = {
             let mut table = self.table.lock();
             let Some(unit) = table.units.get_mut(&node) else { return true };
@@ -142,7 +140,7 @@ impl Units {
             unit.serving
         };
         if serving > 0 {
-            self.host.wait(&self.changed, seen, Some(self.host.now().after(SERVED)));
+            self.sleep(seen, Some(self.host.now().after(SERVED)));
         }
         false
     }
@@ -208,16 +206,17 @@ impl Units {
             let _ = notices.drop_pages(node.get(), 0, 0);
         }
     }
-}
 
-/// Tells the kernel to drop something. One that it does not have, though it was told of it, it is about to make or to forget.
-fn drop_once(host: &dyn Host, nodes: &Nodes, node: InodeNumber, drop: impl Fn() -> Result<(), i32>) {
-    for _ in 0..TRIES_MAX {
-        match drop() {
-            Err(libc::ENOENT) if nodes.knows(node) => {
-                host.wait(&Word::new(0), 0, Some(host.now().after(PAUSE)));
+    /// Tells the kernel to drop something. One that it does not have, though it was told of it, it is about to make or to forget;
+    /// it does neither once the connection is over.
+    fn drop_once(&self, nodes: &Nodes, node: InodeNumber, drop: impl Fn() -> Result<(), i32>) {
+        for _ in 0..TRIES_MAX {
+            match drop() {
+                Err(libc::ENOENT) if nodes.knows(node) && !self.is_over() => {
+                    self.host.wait(&Word::new(0), 0, Some(self.host.now().after(PAUSE)));
+                }
+                _ => return,
             }
-            _ => return,
         }
     }
 }

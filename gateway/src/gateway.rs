@@ -11,6 +11,7 @@ use crate::operations::attr;
 use crate::recalls::{self, Queue};
 use crate::reply::Reply;
 use crate::retries::Retries;
+use crate::tally::Tally;
 use crate::units::{Stamp, Stay, Units, VALID_SECONDS};
 use crate::waits::Waits;
 use format::{InodeNumber, Name, name::NameError};
@@ -45,6 +46,7 @@ pub(crate) struct Gateway {
     pub(crate) waits: Waits,
     pub(crate) arrivals: Arrivals,
     pub(crate) retries: Retries,
+    pub(crate) tally: Tally,
     pub(crate) send: Send,
     /// The kernel keeps what it is told, under leases.
     pub(crate) caches: bool,
@@ -82,6 +84,7 @@ impl Gateway {
             waits: Waits::new(host.clone(), waits_max),
             arrivals: Arrivals::new(host.clone()),
             retries: Retries::new(host.clone()),
+            tally: Tally::new(),
             engine,
             host,
             send,
@@ -93,6 +96,7 @@ impl Gateway {
     pub(crate) fn answer<'a>(self: &Arc<Self>, message: &[u8], reply: &'a mut Reply) -> Option<&'a [u8]> {
         reply.clear();
         let (header, body) = abi::split(message).ok()?;
+        self.tally.count(header.opcode);
         let served = catch_unwind(AssertUnwindSafe(|| self.serve(&header, body, reply)));
         if let Ok(served) = &served {
             self.note_retry(&header, served.as_ref().err());
@@ -185,6 +189,7 @@ impl Gateway {
     /// Gives the engine back all that the kernel had: it has gone.
     pub(crate) fn end(&self) {
         self.waits.end();
+        self.units.end_connection();
         if self.caches {
             self.units.drop_at_end(&self.notices);
         }

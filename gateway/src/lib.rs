@@ -15,6 +15,7 @@
 
 mod abi;
 mod arrivals;
+mod buffers;
 mod callers;
 mod device;
 mod drops;
@@ -31,6 +32,9 @@ mod options;
 mod recalls;
 mod reply;
 mod retries;
+#[cfg(test)]
+mod schedules;
+mod tally;
 mod turn;
 mod units;
 mod waits;

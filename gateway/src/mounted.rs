@@ -2,6 +2,7 @@
 //! answer. They end when the mount does; the last one gives back what the kernel had of the engine.
 
 use crate::abi::{self, opcode};
+use crate::buffers::{Buffers, Pool};
 use crate::device::Device;
 use crate::error::Error;
 use crate::gateway::{self, Gateway};
@@ -29,6 +30,10 @@ const HEADER_BYTES_MAX: usize = 4096;
 const LOOK: Duration = Duration::from_micros(40);
 /// Looks in vain, one after the other, until there are none.
 const LOOKS_MAX: u32 = 4;
+/// A look that takes so long was interrupted: another program wants this processor, perhaps the one that is waited for.
+const INTERRUPTED: Duration = Duration::from_micros(20);
+/// Messages that are then waited for asleep.
+const REST: u32 = 256;
 /// A longer read or write is not brief.
 const BRIEF_BYTES_MAX: usize = 64 << 10;
 /// Messages in a row that came while another one waited, from which on threads serve side by side. A few are those that the
@@ -44,7 +49,7 @@ struct Shared {
     gateway: Arc<Gateway>,
     device: Arc<Device>,
     host: Arc<dyn Host>,
-    message_bytes_max: u32,
+    buffers: Pool,
     /// Threads that serve, and one more while they are started.
     threads: Word,
     /// Not zero when all is over.
@@ -56,6 +61,8 @@ struct Shared {
     idle: Word,
     /// How often the kernel may be looked at in vain before nobody does.
     looks: Word,
+    /// Messages before the next look.
+    rest: Word,
     /// Messages in a row that came while another one waited.
     backlog: Word,
 }
@@ -127,10 +134,12 @@ pub fn serve_guarded(
     let gateway = Gateway::new(engine, host.clone(), options.waits_max, ways, agreed.caches, guarded);
     let gateway = Arc::new(gateway);
     gateway.nodes.tell(&*gateway.engine, root.inode);
+    let bytes_max = options.message_bytes_max as usize;
+    let reply_bytes = bytes_max.max(XATTR_BYTES_MAX) + HEADER_BYTES_MAX;
     let shared = Arc::new(Shared {
         gateway,
         device,
-        message_bytes_max: options.message_bytes_max,
+        buffers: Pool::new(host.clone(), bytes_max + HEADER_BYTES_MAX, reply_bytes),
         threads: Word::new(1),
         over: Word::new(0),
         failure: Lock::new(host.clone(), None),
@@ -139,6 +148,7 @@ pub fn serve_guarded(
         idle: Word::new(0),
         maps_shared: agreed.maps_shared,
         looks: Word::new(0),
+        rest: Word::new(0),
         backlog: Word::new(0),
     });
     let recalls = shared.gateway.start_recalls().map_err(Error::Host);
@@ -235,14 +245,18 @@ fn shake_hands(device: &File, message_bytes_max: u32, may_cache: bool) -> Result
 
 impl Shared {
     fn work(self: &Arc<Self>) -> Result<(), Error> {
-        let mut message = vec![0; self.message_bytes_max as usize + HEADER_BYTES_MAX];
-        let mut reply = Reply::new((self.message_bytes_max as usize).max(XATTR_BYTES_MAX) + HEADER_BYTES_MAX);
         let take = |message: &mut [u8]| self.receive_soon(message);
         let _at_end = turn::AtEnd;
+        let mut kept = None;
         loop {
             // Relaxed, here and below: a hint.
             self.idle.fetch_add(1, Ordering::Relaxed);
-            let next = self.gateway.arrivals.next(&mut message, take);
+            if let Some(buffers) = kept.take_if(|_| !turn::is_held()) {
+                self.buffers.give_back(buffers);
+            }
+            self.gateway.arrivals.wait_for_turn();
+            let Buffers { message, reply } = kept.get_or_insert_with(|| self.buffers.take());
+            let next = self.gateway.arrivals.next(message, take);
             let others = self.idle.fetch_add(u32::MAX, Ordering::Relaxed) - 1;
             let Some((bytes, _closing)) = next? else { return Ok(()) };
             if others == 0 {
@@ -251,7 +265,7 @@ impl Shared {
             if !is_brief(&message[..bytes]) || self.is_behind() {
                 turn::give_away();
             }
-            if let Some(answer) = self.gateway.answer(&message[..bytes], &mut reply) {
+            if let Some(answer) = self.gateway.answer(&message[..bytes], reply) {
                 send(&self.device.file, answer);
             }
             reply.sent();
@@ -269,17 +283,30 @@ impl Shared {
     }
 
     /// Takes a message. A program that has just been answered often asks again at once, and waking this thread would take
-    /// longer than that: so it looks for a while before it sleeps, unless that was in vain lately.
+    /// longer than that: so it looks for a while before it sleeps, unless that was in vain lately, or the processor is wanted by
+    /// others.
     fn receive_soon(&self, message: &mut [u8]) -> Result<Option<usize>, Error> {
-        // Relaxed, here and below: a hint.
+        // Relaxed, here and below: a hint. Only the thread whose turn it is writes these words.
+        let rest = self.rest.load(Ordering::Relaxed);
+        if rest > 0 {
+            self.rest.store(rest - 1, Ordering::Relaxed);
+            return receive(&self.device.file, message);
+        }
         let looks = self.looks.load(Ordering::Relaxed);
         if looks > 0 {
-            let until = self.host.now().after(LOOK);
-            while self.host.now() < until {
+            let mut last = self.host.now();
+            let until = last.after(LOOK);
+            while last < until {
                 if self.has_more() {
                     self.looks.store(LOOKS_MAX, Ordering::Relaxed);
                     return receive(&self.device.file, message);
                 }
+                let now = self.host.now();
+                if now.since(last) > INTERRUPTED {
+                    self.rest.store(REST, Ordering::Relaxed);
+                    return receive(&self.device.file, message);
+                }
+                last = now;
             }
             self.looks.store(looks - 1, Ordering::Relaxed);
         }
@@ -330,6 +357,11 @@ impl Mounted {
     /// Pages that the kernel wrote back without a lease: there should be none, but after a session was lost.
     pub fn stray_write_backs(&self) -> u64 {
         self.shared.gateway.units.strays()
+    }
+
+    /// How many messages of each kind came, by the kernel's names for them.
+    pub fn messages(&self) -> Vec<(&'static str, u64)> {
+        self.shared.gateway.tally.counts()
     }
 
     /// Whether the kernel keeps pages, attributes and names.

@@ -10,8 +10,10 @@ use ipc::{Error, Host, Join, Time, Waited, Word, Words};
 use std::cell::RefCell;
 use std::sync::Arc;
 
-/// The value of a free turn.
+/// Values of a turn: a thread has it, it is free, or a thread has it and another one may sleep until it is free.
+const TAKEN: u32 = 0;
 const FREE: u32 = 1;
+const WANTED: u32 = 2;
 
 thread_local! {
     /// The turn that this thread has.
@@ -40,22 +42,31 @@ impl Turn {
 
     /// Waits until this thread has the turn, which it may have already.
     pub fn take(self: &Arc<Self>) {
-        if HELD.with_borrow(Option::is_some) {
+        if is_held() {
             return;
         }
-        // Acquire pairs with the Release of who gave it away.
-        while self.word.compare_exchange(FREE, 0, Ordering::Acquire, Ordering::Relaxed).is_err() {
-            let (Waited::Woken | Waited::TimedOut | Waited::Interrupted) =
-                self.host.wait(&self.word, 0, None);
+        // Acquire, here and below: pairs with the AcqRel of the thread that gave it away.
+        if self.word.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            // A thread that had to wait wakes another one later, which finds out whether there is more.
+            while self.word.swap(WANTED, Ordering::Acquire) != FREE {
+                let (Waited::Woken | Waited::TimedOut | Waited::Interrupted) =
+                    self.host.wait(&self.word, WANTED, None);
+            }
         }
         HELD.set(Some(self.clone()));
     }
 }
 
+/// Whether it is this thread's turn.
+pub(crate) fn is_held() -> bool {
+    HELD.with_borrow(Option::is_some)
+}
+
 /// Lets another thread take the next message, if it is this one's turn.
 pub(crate) fn give_away() {
-    if let Some(turn) = HELD.take() {
-        turn.word.store(FREE, Ordering::Release);
+    if let Some(turn) = HELD.take()
+        && turn.word.swap(FREE, Ordering::AcqRel) == WANTED
+    {
         turn.host.wake(&turn.word, 1);
     }
 }

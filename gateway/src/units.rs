@@ -126,9 +126,13 @@ pub(crate) struct Units {
     engine: Arc<dyn Engine>,
     pub(crate) table: Lock<Table>,
     /// Grows when something that is waited for may have come.
-    pub(crate) changed: Word,
+    changed: Word,
+    /// Threads that wait for it.
+    waiting: Word,
     /// Something has to be dropped to make room.
     crowded: Word,
+    /// 1 from when the connection is over: the kernel makes no inode any more.
+    over: Word,
     /// The thread that has it makes names old.
     pub(crate) raising: Lock<()>,
     /// What the guard of the mount reads, if there is one.
@@ -178,7 +182,9 @@ impl Units {
             table: Lock::new(host.clone(), Table::default()),
             raising: Lock::new(host.clone(), ()),
             changed: Word::new(0),
+            waiting: Word::new(0),
             crowded: Word::new(0),
+            over: Word::new(0),
             held_max,
             kernel_has,
             host,
@@ -191,21 +197,36 @@ impl Units {
     }
 
     pub(crate) fn change(&self) {
-        // Release: pairs with the Acquire in `wait`.
-        self.changed.fetch_add(1, Ordering::Release);
-        self.host.wake(&self.changed, ipc::WAKE_ALL);
+        // SeqCst: pairs with `sleep`. A thread that is not seen here to wait sees that the word is another one. The word changes
+        // with each request, so a system call is made only if there is a thread to be woken.
+        self.changed.fetch_add(1, Ordering::SeqCst);
+        if self.waiting.load(Ordering::SeqCst) > 0 {
+            self.host.wake(&self.changed, ipc::WAKE_ALL);
+        }
+    }
+
+    /// What [`Self::sleep`] is told: how often something has changed. Asked for before the table is looked at.
+    pub(crate) fn seen(&self) -> u32 {
+        // Acquire: pairs with the addition in `change`.
+        self.changed.load(Ordering::Acquire)
+    }
+
+    /// Sleeps until something changes.
+    pub(crate) fn sleep(&self, seen: u32, until: Option<ipc::Time>) {
+        // SeqCst: pairs with `change`.
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        self.host.wait(&self.changed, seen, until);
+        self.waiting.fetch_add(u32::MAX, Ordering::Relaxed);
     }
 
     /// Looks under the lock until there is an answer.
     pub(crate) fn wait<T>(&self, mut look: impl FnMut(&mut Table) -> Option<T>) -> T {
         loop {
-            // Acquire: pairs with the Release in `change`; before the table is looked at.
-            let seen = self.changed.load(Ordering::Acquire);
+            let seen = self.seen();
             if let Some(found) = look(&mut self.table.lock()) {
                 return found;
             }
-            let (Waited::Woken | Waited::TimedOut | Waited::Interrupted) =
-                self.host.wait(&self.changed, seen, None);
+            self.sleep(seen, None);
         }
     }
 
@@ -467,6 +488,17 @@ impl Units {
             let (Waited::Woken | Waited::TimedOut | Waited::Interrupted) =
                 self.host.wait(&self.crowded, 0, None);
         }
+    }
+
+    /// The connection is over.
+    pub(crate) fn end_connection(&self) {
+        self.over.store(1, Ordering::Release);
+    }
+
+    /// Whether it is.
+    pub(crate) fn is_over(&self) -> bool {
+        // Acquire: pairs with the Release in `end_connection`.
+        self.over.load(Ordering::Acquire) != 0
     }
 
     /// The kernel has gone.

@@ -2,6 +2,7 @@
 
 use super::{Body, Model};
 use crate::access::{self, Caller};
+use crate::cache_leases::CacheLeases;
 use crate::engine::{
     Access, Allocate, At, Attributes, Changes, Created, Engine, Entry, Extent, Handle, Lock, LockFamily,
     LockOwner, Locked, New, Removal, RenameMode, Result, SetXattr, Space, Step, Sync, Target, Ticket,
@@ -255,5 +256,9 @@ impl Engine for Model {
 
     fn release(&self, owner: LockOwner, node: Option<InodeNumber>) {
         self.state().locks.release(owner, node);
+    }
+
+    fn cache_leases(&self) -> Option<&dyn CacheLeases> {
+        self.leases.as_deref()
     }
 }

@@ -9,6 +9,7 @@ mod engine;
 mod names;
 
 use crate::access::{self, Caller};
+use crate::cache_leases::CacheLeases;
 use crate::engine::{Access, Allocate, At, Attributes, Changes, Handle, Result, SetTime, Target, Written};
 use crate::error::Error;
 use crate::locks::LockTable;
@@ -84,11 +85,13 @@ struct TreeState {
 pub struct Model {
     clock: Clock,
     state: Mutex<TreeState>,
+    leases: Option<Arc<dyn CacheLeases>>,
 }
 
 impl Clone for Model {
     fn clone(&self) -> Self {
-        Self { clock: self.clock.clone(), state: Mutex::new(self.state().clone()) }
+        let state = Mutex::new(self.state().clone());
+        Self { clock: self.clock.clone(), state, leases: self.leases.clone() }
     }
 }
 
@@ -127,7 +130,13 @@ impl Model {
             blocks_used: 0,
             locks: LockTable::new(limits.locks),
         };
-        Self { clock, state: Mutex::new(state) }
+        Self { clock, state: Mutex::new(state), leases: None }
+    }
+
+    /// The same model with leases to give for a cache outside of it, which are the caller's to decide about.
+    #[must_use]
+    pub fn with_leases(self, leases: Arc<dyn CacheLeases>) -> Self {
+        Self { leases: Some(leases), ..self }
     }
 
     fn state(&self) -> MutexGuard<'_, TreeState> {

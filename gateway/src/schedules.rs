@@ -1,0 +1,363 @@
+//! Schedules of the kernel's caches against requests and recalls, in orders that a real kernel shows once in a long while: the
+//! gateway between a kernel and leases that are the test's. `docs/mount.md` numbers them.
+
+use crate::abi::{
+    AttrOut, CreateIn, EntryOut, InHeader, OpenIn, OpenOut, OutHeader, ReadIn, ReleaseIn, SetattrIn,
+    WRITE_FROM_CACHE, WriteIn, fattr, notice, opcode,
+};
+use crate::gateway::Gateway;
+use crate::reply::Reply;
+use crate::units::VALID_SECONDS;
+use format::InodeNumber;
+use ipc::sync::Ordering;
+use ipc::{Host, Join, SystemHost, Word};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use vfs::engine::Result;
+use vfs::model::Limits;
+use vfs::{CacheLeases, LeaseMode, Model, Recalled};
+use zerocopy::{FromBytes, IntoBytes};
+
+const LONG: Duration = Duration::from_secs(60);
+const FOLDER: u32 = libc::S_IFDIR | 0o755;
+const ROOT: u64 = 1;
+
+/// Grants everything, and notes it.
+#[derive(Default)]
+struct FreeLeases {
+    held: Mutex<BTreeMap<InodeNumber, LeaseMode>>,
+    given_back: Mutex<Vec<InodeNumber>>,
+}
+
+impl FreeLeases {
+    fn mode(&self, node: u64) -> Option<LeaseMode> {
+        self.held.lock().unwrap().get(&InodeNumber::new(node)).copied()
+    }
+}
+
+impl CacheLeases for FreeLeases {
+    fn begin(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn hold(&self, node: InodeNumber, mode: LeaseMode) -> Result<()> {
+        let mut held = self.held.lock().unwrap();
+        let now = held.get(&node).copied().map_or(mode, |before| before.max(mode));
+        held.insert(node, now);
+        Ok(())
+    }
+
+    fn hold_at_once(&self, node: InodeNumber, mode: LeaseMode) -> bool {
+        self.hold(node, mode).is_ok()
+    }
+
+    fn give_back(&self, nodes: &[InodeNumber]) {
+        self.held.lock().unwrap().retain(|node, _| !nodes.contains(node));
+        self.given_back.lock().unwrap().extend(nodes);
+    }
+
+    fn leave(&self, node: InodeNumber) {
+        self.held.lock().unwrap().remove(&node);
+    }
+
+    fn held_max(&self) -> usize {
+        1000
+    }
+
+    fn recalls(&self) -> Recalled {
+        Recalled::Ended
+    }
+
+    fn dropped(&self) {}
+
+    fn end_recalls(&self) {}
+}
+
+/// What a kernel does with notices.
+#[derive(Default)]
+struct Kernel {
+    /// 1 while a request holds the page that a notice wants to drop.
+    locked: Word,
+    /// Notices that began to drop something.
+    begun: Word,
+    /// So many of the next ones find no inode.
+    absent: Word,
+    epochs: Word,
+}
+
+impl Kernel {
+    fn hear(&self, message: &[u8]) -> std::result::Result<(), i32> {
+        let (header, _) = OutHeader::read_from_prefix(message).unwrap();
+        match header.error as u32 {
+            notice::INVALIDATE_INODE => {
+                self.begun.fetch_add(1, Ordering::SeqCst);
+                SystemHost.wake(&self.begun, ipc::WAKE_ALL);
+                wait_while(&self.locked, |locked| locked == 1);
+                let absent = self.absent.load(Ordering::SeqCst);
+                self.absent.store(absent.saturating_sub(1), Ordering::SeqCst);
+                if absent > 0 { Err(libc::ENOENT) } else { Ok(()) }
+            }
+            notice::RAISE_EPOCH => {
+                self.epochs.fetch_add(1, Ordering::SeqCst);
+                Ok(())
+            }
+            code => panic!("a notice with code {code}"),
+        }
+    }
+
+    fn lock(&self) {
+        self.locked.store(1, Ordering::SeqCst);
+    }
+
+    fn unlock(&self) {
+        self.locked.store(0, Ordering::SeqCst);
+        SystemHost.wake(&self.locked, ipc::WAKE_ALL);
+    }
+
+    fn drops(&self) -> u32 {
+        self.begun.load(Ordering::SeqCst)
+    }
+}
+
+/// Waits while a word is as it should not stay, not for ever.
+fn wait_while(word: &Word, stays: impl Fn(u32) -> bool) {
+    let until = SystemHost.now().after(LONG);
+    loop {
+        let value = word.load(Ordering::SeqCst);
+        if !stays(value) {
+            return;
+        }
+        assert!(SystemHost.now() < until, "it stays {value}");
+        SystemHost.wait(word, value, Some(until));
+    }
+}
+
+/// A gateway, and what is around it.
+struct Around {
+    gateway: Arc<Gateway>,
+    leases: Arc<FreeLeases>,
+    kernel: Arc<Kernel>,
+}
+
+impl Around {
+    fn new() -> Self {
+        let (leases, kernel) = (Arc::new(FreeLeases::default()), Arc::new(Kernel::default()));
+        let model = Model::new(Arc::new(|| SystemHost.wall()), Limits::default()).with_leases(leases.clone());
+        let (engine, host): (Arc<dyn vfs::Engine>, Arc<dyn Host>) = (Arc::new(model), Arc::new(SystemHost));
+        let hears = kernel.clone();
+        let ways: (crate::gateway::Send, crate::notices::SendNotice) =
+            (Box::new(|_| ()), Box::new(move |message| hears.hear(message)));
+        let root = engine.root().unwrap();
+        let gateway = Arc::new(Gateway::new(engine, host, 8, ways, true, None));
+        gateway.nodes.tell(&*gateway.engine, root.inode);
+        Self { gateway, leases, kernel }
+    }
+
+    /// The answer, which is not sent before `reply` is told so.
+    fn ask_slowly(&self, opcode: u32, node: u64, parts: &[&[u8]], reply: &mut Reply) -> Vec<u8> {
+        let header = InHeader { opcode, node, unique: 2, ..InHeader::default() };
+        let message = [header.as_bytes(), &parts.concat()].concat();
+        let answer = self.gateway.answer(&message, reply).expect("an answer").to_vec();
+        let (header, rest) = OutHeader::read_from_prefix(&answer).unwrap();
+        assert_eq!(header.error, 0, "opcode {opcode}");
+        rest.to_vec()
+    }
+
+    fn ask(&self, opcode: u32, node: u64, parts: &[&[u8]]) -> Vec<u8> {
+        let mut reply = Reply::new(8192);
+        let answer = self.ask_slowly(opcode, node, parts, &mut reply);
+        reply.sent();
+        answer
+    }
+
+    fn entry(&self, opcode: u32, node: u64, parts: &[&[u8]]) -> EntryOut {
+        EntryOut::read_from_prefix(&self.ask(opcode, node, parts)).unwrap().0
+    }
+
+    fn attributes(&self, opcode: u32, node: u64, parts: &[&[u8]]) -> AttrOut {
+        AttrOut::read_from_prefix(&self.ask(opcode, node, parts)).unwrap().0
+    }
+
+    /// Creates a file, or opens one that is there: what the kernel is told of it, and its handle.
+    fn create(&self, name: &[u8]) -> (EntryOut, u64) {
+        let fields =
+            CreateIn { flags: libc::O_RDWR as u32, mode: libc::S_IFREG | 0o644, ..CreateIn::default() };
+        let answer = self.ask(opcode::CREATE, ROOT, &[fields.as_bytes(), name, b"\0"]);
+        let (entry, rest) = EntryOut::read_from_prefix(&answer).unwrap();
+        (entry, OpenOut::read_from_prefix(rest).unwrap().0.handle)
+    }
+
+    fn open(&self, node: u64, flags: i32) -> u64 {
+        let fields = OpenIn { flags: flags as u32, ..OpenIn::default() };
+        OpenOut::read_from_prefix(&self.ask(opcode::OPEN, node, &[fields.as_bytes()])).unwrap().0.handle
+    }
+
+    fn release(&self, node: u64, handle: u64) {
+        self.ask(opcode::RELEASE, node, &[ReleaseIn { handle, ..ReleaseIn::default() }.as_bytes()]);
+    }
+
+    fn write(&self, node: u64, handle: u64, write_flags: u32) {
+        let fields = WriteIn { handle, bytes: 4, write_flags, ..WriteIn::default() };
+        self.ask(opcode::WRITE, node, &[fields.as_bytes(), b"text"]);
+    }
+
+    /// Others want an inode.
+    fn begin_recall(&self, node: u64) -> Box<dyn Join> {
+        let gateway = self.gateway.clone();
+        let recall = move || gateway.units.recall(&gateway.nodes, &gateway.notices, InodeNumber::new(node));
+        SystemHost.spawn("recalls", Box::new(recall)).unwrap()
+    }
+
+    fn recall(&self, node: u64) {
+        self.begin_recall(node).join().unwrap();
+    }
+
+    fn given_back(&self) -> Vec<u64> {
+        self.leases.given_back.lock().unwrap().iter().map(|node| node.get()).collect()
+    }
+}
+
+/// M.3, M.4: a READ has its page locked when the pass comes to it, and puts it there behind the pass.
+#[test]
+fn a_read_is_answered_while_its_page_is_to_be_dropped_and_the_page_is_dropped_once_more() {
+    let around = Around::new();
+    let (EntryOut { node, .. }, handle) = around.create(b"file");
+    around.write(node, handle, 0);
+    around.kernel.lock();
+    let recall = around.begin_recall(node);
+    wait_while(&around.kernel.begun, |begun| begun == 0);
+    let mut reply = Reply::new(8192);
+    let fields = ReadIn { handle, bytes: 4096, ..ReadIn::default() };
+    assert_eq!(around.ask_slowly(opcode::READ, node, &[fields.as_bytes()], &mut reply), b"text");
+    around.kernel.unlock();
+    // Passes are made, but the answer is not sent.
+    wait_while(&around.kernel.begun, |begun| begun < 4);
+    assert_eq!(around.given_back(), [0; 0], "a page may come still");
+    let before = around.kernel.drops();
+    reply.sent();
+    recall.join().unwrap();
+    assert!(around.kernel.drops() > before, "a pass begins after the answer was sent");
+    assert_eq!(around.given_back(), [node]);
+}
+
+/// M.7: the kernel was told of an inode that it has not made yet.
+#[test]
+fn an_inode_that_the_kernel_is_about_to_make_is_dropped_when_it_is_there() {
+    let around = Around::new();
+    let (EntryOut { node, .. }, _) = around.create(b"file");
+    around.kernel.absent.store(3, Ordering::SeqCst);
+    around.recall(node);
+    assert_eq!((around.kernel.drops(), around.given_back()), (4, vec![node]));
+    // Nothing is made any more when the connection is over.
+    around.attributes(opcode::GETATTR, node, &[&[0; 16]]);
+    around.kernel.absent.store(3, Ordering::SeqCst);
+    around.gateway.units.end_connection();
+    around.recall(node);
+    assert_eq!(around.kernel.drops(), 5);
+}
+
+/// M.8: answers that the kernel takes in whatever it was told meanwhile.
+#[test]
+fn answers_that_nothing_overtakes_are_not_kept() {
+    let around = Around::new();
+    let (new, handle) = around.create(b"file");
+    assert_eq!((new.attr_valid, new.entry_valid), (VALID_SECONDS, VALID_SECONDS));
+    let (found, again) = around.create(b"file");
+    assert_eq!((found.node, found.attr_valid), (new.node, 0));
+    let fields = SetattrIn { valid: fattr::MODE, mode: 0o600, ..SetattrIn::default() };
+    assert_eq!(around.attributes(opcode::SETATTR, new.node, &[fields.as_bytes()]).valid, 0);
+    let linked = around.entry(opcode::LINK, ROOT, &[new.node.as_bytes(), b"other\0"]);
+    assert_eq!((linked.node, linked.attr_valid), (new.node, 0));
+    let asked = around.attributes(opcode::GETATTR, new.node, &[&[0; 16]]);
+    assert_eq!((asked.valid, asked.attr.mode & 0o777, asked.attr.links), (VALID_SECONDS, 0o600, 2));
+    [handle, again].iter().for_each(|handle| around.release(new.node, *handle));
+}
+
+/// M.29: names and attributes that are asked for when the kernel was told already to drop them.
+#[test]
+fn what_is_asked_for_during_a_recall_is_not_kept() {
+    let around = Around::new();
+    let (EntryOut { node, .. }, _) = around.create(b"file");
+    for of in [node, ROOT] {
+        around.kernel.lock();
+        let (before, recall) = (around.kernel.drops(), around.begin_recall(of));
+        wait_while(&around.kernel.begun, |begun| begun == before);
+        assert_eq!(around.attributes(opcode::GETATTR, of, &[&[0; 16]]).valid, 0);
+        let found = around.entry(opcode::LOOKUP, ROOT, &[b"file\0"]);
+        let absent = self::absent(&around, b"none\0");
+        let valid =
+            if of == ROOT { (VALID_SECONDS, 0, None) } else { (0, VALID_SECONDS, Some(VALID_SECONDS)) };
+        assert_eq!((found.attr_valid, found.entry_valid, absent), valid);
+        around.kernel.unlock();
+        recall.join().unwrap();
+        assert_eq!(around.leases.mode(of), None);
+        assert_eq!(around.attributes(opcode::GETATTR, of, &[&[0; 16]]).valid, VALID_SECONDS);
+    }
+}
+
+/// How long the kernel may keep it that a name stands for nothing; none if it is told so by an error.
+fn absent(around: &Around, name: &[u8]) -> Option<u64> {
+    let header = InHeader { opcode: opcode::LOOKUP, node: ROOT, unique: 2, ..InHeader::default() };
+    let mut reply = Reply::new(8192);
+    let answer = around.gateway.answer(&[header.as_bytes(), name].concat(), &mut reply).unwrap().to_vec();
+    reply.sent();
+    let (header, rest) = OutHeader::read_from_prefix(&answer).unwrap();
+    (header.error == 0).then(|| EntryOut::read_from_prefix(rest).unwrap().0.entry_valid)
+}
+
+/// M.15, M.28: while a file is open for writing its unit is held for that, or not at all.
+#[test]
+fn an_open_file_that_may_be_written_is_held_for_writing() {
+    let around = Around::new();
+    let (EntryOut { node, .. }, handle) = around.create(b"file");
+    around.release(node, handle);
+    around.recall(node);
+    let reads = around.open(node, libc::O_RDONLY);
+    let fields = ReadIn { handle: reads, bytes: 4096, ..ReadIn::default() };
+    around.ask(opcode::READ, node, &[fields.as_bytes()]);
+    assert_eq!(around.leases.mode(node), Some(LeaseMode::Read));
+    let writes = around.open(node, libc::O_WRONLY);
+    assert_eq!(around.leases.mode(node), Some(LeaseMode::Write), "before the kernel knows that it is open");
+    around.recall(node);
+    around.attributes(opcode::GETATTR, node, &[&[0; 16]]);
+    assert_eq!(around.leases.mode(node), Some(LeaseMode::Write), "attributes, too, are held by this alone");
+    [reads, writes].iter().for_each(|handle| around.release(node, *handle));
+    around.recall(node);
+    around.attributes(opcode::GETATTR, node, &[&[0; 16]]);
+    assert_eq!(around.leases.mode(node), Some(LeaseMode::Read));
+}
+
+/// M.14: a page that is written back when its lease is gone.
+#[test]
+fn pages_written_back_without_a_lease_are_counted() {
+    let around = Around::new();
+    let (EntryOut { node, .. }, handle) = around.create(b"file");
+    around.kernel.lock();
+    let recall = around.begin_recall(node);
+    wait_while(&around.kernel.begun, |begun| begun == 0);
+    around.write(node, handle, WRITE_FROM_CACHE);
+    around.kernel.unlock();
+    recall.join().unwrap();
+    assert_eq!(around.gateway.units.strays(), 0);
+    around.write(node, handle, WRITE_FROM_CACHE);
+    assert_eq!(around.gateway.units.strays(), 1);
+}
+
+/// M.11: one epoch is good for all directories that are recalled after it, and none is needed where no name was told.
+#[test]
+fn an_epoch_serves_all_directories() {
+    let around = Around::new();
+    let fields = crate::abi::MkdirIn { mode: FOLDER, umask: 0 };
+    let folder = around.entry(opcode::MKDIR, ROOT, &[fields.as_bytes(), b"folder\0"]).node;
+    around.recall(folder);
+    assert_eq!(around.kernel.epochs.load(Ordering::SeqCst), 0, "no name of it was told");
+    around.attributes(opcode::GETATTR, folder, &[&[0; 16]]);
+    let inner = around.entry(opcode::MKDIR, folder, &[fields.as_bytes(), b"inner\0"]);
+    assert_eq!(inner.entry_valid, VALID_SECONDS);
+    [ROOT, folder].iter().for_each(|node| around.recall(*node));
+    assert_eq!(around.kernel.epochs.load(Ordering::SeqCst), 1);
+    assert_eq!(around.entry(opcode::LOOKUP, folder, &[b"inner\0"]).entry_valid, VALID_SECONDS);
+    around.recall(folder);
+    assert_eq!(around.kernel.epochs.load(Ordering::SeqCst), 2);
+}
