@@ -11,6 +11,7 @@ mod harness;
 mod processes;
 
 use processes::{Job, Node, count};
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
@@ -93,11 +94,30 @@ impl Doors {
     }
 
     fn end(self) {
+        self.end_with(|_| ());
+    }
+
+    /// The same; what the gateway said at its end is looked at.
+    fn end_with(self, look: impl FnOnce(&str)) {
         let Self { mount, library, node } = self;
         drop((mount, library));
         node.hearth(&["umount"]);
+        let log = std::fs::read_to_string(format!("{}/node-1/gateway.log", node.dir())).unwrap();
+        look(&log);
         node.check();
     }
+}
+
+/// How many messages of each kind a gateway served, and how many calls it made, by the last line of its log.
+fn counts(log: &str) -> (BTreeMap<String, u64>, u64) {
+    let line = log.lines().rev().find(|line| line.contains("messages=")).expect("it says what it served");
+    let (_, rest) = line.split_once("messages=\"").unwrap();
+    let (messages, rest) = rest.split_once('"').unwrap();
+    let (_, calls) = rest.split_once("calls=").unwrap();
+    let count = |text: &str| text.parse().expect("a number");
+    let pair = |text: &str| text.split_once(' ').map(|(many, kind)| (kind.to_owned(), count(many)));
+    let messages = messages.split(", ").filter_map(pair).collect();
+    (messages, count(calls.split_whitespace().next().unwrap()))
 }
 
 fn through_mount() -> Actor {
@@ -147,6 +167,36 @@ fn what_nobody_else_wants_is_done_without_the_daemon() {
     doors.end();
 }
 
+/// What the kernel asks for while a program works at files that nobody else wants; the gateway says it at its end.
+#[test]
+fn a_file_costs_so_many_messages_and_less_than_a_call() {
+    let Some(mut doors) = Doors::new() else { return };
+    let dir = doors.path("dir");
+    doors.library.does(&format!("mkdir {dir}"));
+    doors.mount.says(&format!("churn {dir} 200"), "200");
+    doors.mount.says(&format!("stats {dir} 200"), "200");
+    let mut served = None;
+    doors.end_with(|log| served = Some(counts(log)));
+    let (messages, calls) = served.unwrap();
+    let of = |kind: &str| messages.get(kind).copied().unwrap_or(0);
+    // A name that is not there, one to be replaced, and the directory's attributes, as each change makes them old.
+    for (kind, least, most) in [
+        ("CREATE", 200, 200),
+        ("WRITE", 200, 200),
+        ("FLUSH", 200, 200),
+        ("RELEASE", 200, 200),
+        ("RENAME2", 0, 200),
+        ("GETXATTR", 0, 200),
+        ("LOOKUP", 400, 420),
+        ("GETATTR", 200, 620),
+        ("OPEN", 0, 0),
+        ("READ", 0, 0),
+    ] {
+        assert!((least..=most).contains(&of(kind)), "{kind}: {messages:?}");
+    }
+    assert!(calls < 200, "{calls} calls to the daemon");
+}
+
 /// M.16: a gateway that stands still is killed, and what it had in the kernel is gone before others get its leases.
 #[test]
 fn a_map_fails_before_others_get_the_leases_of_a_gateway_that_stands_still() {
@@ -191,6 +241,66 @@ fn a_page_that_is_not_written_back_outlives_the_daemon() {
         doors.node.wait_until_up();
     }
     doors.end();
+}
+
+/// M.12: root has looked a name up; another user may not use it who may not search the directory.
+#[test]
+fn a_kept_name_is_only_for_users_who_may_search_its_directory() {
+    let Some(mut doors) = Doors::new() else { return };
+    let dir = doors.path("private");
+    doors.library.does(&format!("mkdir {dir} 0o700"));
+    doors.mount.does(&format!("open {dir}/file O_RDWR|O_CREAT"));
+    doors.mount.does(&format!("chmod {dir}/file 0o666"));
+    doors.mount.says(&format!("size {dir}/file"), "0");
+    doors.mount.says(&format!("another {dir}/file"), "13");
+    doors.library.does(&format!("chmod {dir} 0o711"));
+    doors.mount.says(&format!("another {dir}/file"), "0");
+    doors.library.does(&format!("chmod {dir} 0o700"));
+    doors.mount.says(&format!("another {dir}/file"), "13");
+    doors.end();
+}
+
+/// M.21: a recall of more dirty pages than the log has room for.
+#[test]
+fn a_map_larger_than_the_log_is_written_back() {
+    let Some(Doors { mount, library, node }) = Doors::new() else { return };
+    drop((mount, library));
+    node.hearth(&["down"]);
+    let settings = format!("{}/hearth.toml", node.dir());
+    let text = std::fs::read_to_string(&settings).unwrap();
+    std::fs::write(&settings, format!("{text}\n[limits]\nlog_mib = 1\n")).unwrap();
+    node.hearth(&["up"]);
+    node.hearth(&["mount"]);
+    let library = Actor(node.begin_program(&["/usr/bin/python3", &script()]));
+    let mut doors = Doors { mount: through_mount(), library, node };
+    let file = doors.path("large");
+    doors.mount.does(&format!("open {file} O_RDWR|O_CREAT"));
+    doors.mount.does(&format!("cut {file} 8388608"));
+    doors.mount.does(&format!("map {file} 8388608"));
+    doors.library.does(&format!("open {file} O_RDWR"));
+    for round in 0..2 * times() {
+        doors.mount.does(&format!("store_all {file} 8388608 {round:03}"));
+        doors.library.says(&format!("check_all {file} 8388608 {round:03}"), "0");
+    }
+    doors.end();
+}
+
+/// What the library refuses and a mount shows only if it is asked to: a device.
+#[test]
+fn device_files_open_if_the_mount_was_asked_to() {
+    let Some(mut doors) = Doors::new() else { return };
+    let null = doors.path("null");
+    doors.mount.does(&format!("mknod {null} 0o20666 0x103"));
+    doors.mount.says(&format!("open {null} O_RDWR"), "PermissionError 13");
+    let Doors { mount, library, node } = doors;
+    drop((mount, library));
+    let refused = node.try_hearth(&["mount", "--dev"]);
+    assert!(!refused.status.success(), "it is mounted otherwise");
+    node.hearth(&["umount"]);
+    node.hearth(&["mount", "--dev", "--suid"]);
+    assert_eq!(through_mount().ask(&format!("open {null} O_RDWR")), "ok");
+    node.hearth(&["umount"]);
+    node.check();
 }
 
 /// M.1: a write and stores of another thread to the same pages.
@@ -356,10 +466,16 @@ fn two_doors_count_in_turns() {
 
 /// Renames that cross, and whatever else takes the locks of two directories, through both doors.
 const CROSS: &str = r#"
-import os, random, sys
+import errno, os, random, sys
 os.chdir(sys.argv[1]); random.seed(int(sys.argv[2]))
 def file(a, b): os.close(os.open(a, os.O_CREAT | os.O_WRONLY))
-calls = [os.rename, os.rename, os.rename, os.link, file, lambda a, b: os.unlink(a), lambda a, b: os.stat(b),
+def copy(a, b):
+    f = os.open(a, os.O_RDONLY); g = os.open(b, os.O_WRONLY)
+    try: os.write(g, b"x" * 5000); os.copy_file_range(f, g, 4096)
+    except OSError as e:
+        if e.errno not in (errno.EXDEV, errno.EINVAL): raise
+    finally: os.close(f); os.close(g)
+calls = [copy, os.rename, os.rename, os.rename, os.link, file, lambda a, b: os.unlink(a), lambda a, b: os.stat(b),
          lambda a, b: os.listdir(os.path.dirname(a))]
 name = lambda: random.choice(["d", "e"]) + "/" + random.choice("abc")
 for n in range(int(sys.argv[3])):

@@ -198,6 +198,12 @@ struct Mount {
     /// Of a node of several: wait until it leads
     #[arg(long, conflicts_with = "foreground")]
     standby: bool,
+    /// Set-user-id and set-group-id bits of programs count; for root
+    #[arg(long)]
+    suid: bool,
+    /// Device files can be opened; for root
+    #[arg(long)]
+    dev: bool,
 }
 
 #[derive(Debug, Args)]

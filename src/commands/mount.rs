@@ -32,14 +32,24 @@ const UNMOUNT: Duration = Duration::from_secs(30);
 pub(super) fn mount(arguments: &Mount) -> Result<ExitCode> {
     let cluster = arguments.node.place.cluster()?;
     let node = cluster.node(arguments.node.node)?;
+    let options = Options { set_ids: arguments.suid, devices: arguments.dev, ..Options::default() };
+    if (arguments.suid || arguments.dev) && !rustix::process::geteuid().is_root() {
+        return Err(Error::new("--suid and --dev are for root"));
+    }
     if arguments.foreground {
-        return show(&cluster, node);
+        return show(&cluster, node, &options);
     }
     if arguments.standby {
         // Which mounts it by itself, unless it is not to be mounted.
         standby::wait(&cluster, node)?;
     }
     if let Some(process) = mountpoint::gateway(&cluster, node) {
+        if arguments.suid || arguments.dev {
+            return Err(Error::new(format!(
+                "node {} is mounted already, without --suid or --dev perhaps: hearth umount comes first",
+                node.number
+            )));
+        }
         // `up` and `start` mount by themselves: what was asked for is there.
         say::line(format_args!("node {} is mounted already (process {})", node.number, process.pid()));
         return Ok(ExitCode::SUCCESS);
@@ -68,7 +78,10 @@ pub(super) fn mount(arguments: &Mount) -> Result<ExitCode> {
         let tree = tree.display();
         say::aside(format_args!("hearth: the mount hides what lies in {tree}, which is not in the tree"));
     }
-    wait_until_ready(&cluster, node, &["mount", "--foreground"], "gateway.log")?;
+    let chosen = [(arguments.suid, "--suid"), (arguments.dev, "--dev")];
+    let chosen = chosen.iter().filter_map(|(is_chosen, option)| is_chosen.then_some(*option));
+    let command: Vec<&str> = ["mount", "--foreground"].into_iter().chain(chosen).collect();
+    wait_until_ready(&cluster, node, &command, "gateway.log")?;
     say::line(format_args!("node {} is mounted at {}", node.number, cluster.tree(node).display()));
     Ok(ExitCode::SUCCESS)
 }
@@ -162,7 +175,7 @@ fn users(tree: &Path) -> String {
 }
 
 /// The gateway's own process: serves the mount until it is told to end, or the mount is taken away.
-fn show(cluster: &Cluster, node: &Node) -> Result<ExitCode> {
+fn show(cluster: &Cluster, node: &Node, options: &Options) -> Result<ExitCode> {
     super::speak();
     let _ = rustix::process::setsid();
     let mut signals = Signals::new([SIGTERM, SIGINT])
@@ -174,8 +187,8 @@ fn show(cluster: &Cluster, node: &Node) -> Result<ExitCode> {
     let lock = mountpoint::lock_caches(&mountpoint::caches_file(cluster, node))?;
     let engine = LibFs::new(host.clone(), Arc::new(connector), Limits::default())
         .map_err(|why| Error::new(format!("cannot attach to node {}: {why}", node.number)))?;
-    let tree = cluster.tree(node);
-    let mounted = Arc::new(place(cluster, node, Arc::new(engine), &host, lock)?);
+    let (engine, tree) = (Arc::new(engine), cluster.tree(node));
+    let mounted = Arc::new(place(cluster, node, (engine.clone(), options), &host, lock)?);
     let told = mounted.clone();
     let listen = move || {
         if signals.forever().next().is_some()
@@ -188,7 +201,12 @@ fn show(cluster: &Cluster, node: &Node) -> Result<ExitCode> {
         .map_err(|why| Error::new(format!("cannot start a thread: {why}")))?;
     say_ready()?;
     tracing::info!(node = node.number, "mounted");
-    mounted.wait().map_err(Error::at("serve", &tree))?;
+    let ended = mounted.wait().map_err(Error::at("serve", &tree));
+    let messages = mounted.messages();
+    let messages: Vec<String> = messages.iter().map(|(kind, count)| format!("{count} {kind}")).collect();
+    let (calls, strays) = (engine.calls_made(), mounted.stray_write_backs());
+    tracing::info!(messages = messages.join(", "), calls, strays, "not mounted any more");
+    ended?;
     let _ = std::fs::remove_file(gateway_file(cluster, node));
     mountpoint::tidy(cluster, node);
     Ok(ExitCode::SUCCESS)
@@ -198,7 +216,7 @@ fn show(cluster: &Cluster, node: &Node) -> Result<ExitCode> {
 fn place(
     cluster: &Cluster,
     node: &Node,
-    engine: Arc<LibFs>,
+    (engine, options): (Arc<LibFs>, &Options),
     host: &Arc<dyn Host>,
     lock: File,
 ) -> Result<Mounted> {
@@ -206,7 +224,7 @@ fn place(
     let _alone = alone(&cluster.dir)?;
     mountpoint::make(cluster, node)?;
     let guarding = Guarding { lock, start: Box::new(start_guard) };
-    let mounted = serve_guarded(engine, host.clone(), &tree, &Options::default(), Some(guarding))
+    let mounted = serve_guarded(engine, host.clone(), &tree, options, Some(guarding))
         .map_err(Error::at("mount", &tree));
     match &mounted {
         Ok(_) => Process::this()?.save(&gateway_file(cluster, node))?,

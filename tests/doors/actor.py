@@ -88,6 +88,35 @@ def act(verb, *rest):
     if verb == "whole":
         with open(rest[0], "rb") as file:
             return text(file.read())
+    if verb == "churn":
+        for number in range(int(rest[1])):
+            made, name = f"{rest[0]}/t{number}", f"{rest[0]}/f{number}"
+            file = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+            os.write(file, b"x" * 4096)
+            os.close(file)
+            os.rename(made, name)
+        return rest[1]
+    if verb == "another":
+        child = os.fork()
+        if child == 0:
+            os.setgroups([])
+            os.setgid(12345)
+            os.setuid(12345)
+            try:
+                os.close(os.open(rest[0], os.O_RDWR))
+            except OSError as error:
+                os._exit(error.errno)
+            os._exit(0)
+        return str(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    if verb == "store_all":
+        for at in range(0, int(rest[1]), 4096):
+            maps[rest[0]][at:at + len(rest[2])] = rest[2].encode()
+        return "ok"
+    if verb == "check_all":
+        pages = range(0, int(rest[1]), 4096)
+        return str(sum(os.pread(files[rest[0]], len(rest[2]), at) != rest[2].encode() for at in pages))
+    if verb == "stats":
+        return str(sum(os.stat(f"{rest[0]}/f{number}").st_size == 4096 for number in range(int(rest[1]))))
     if verb == "race":
         return str(race(rest[0], int(rest[1])))
     if verb == "alone":

@@ -18,6 +18,7 @@ use format::call::{
 use format::record::FileType;
 use format::session::WORD_OWN_RANGE;
 use format::{Cookie, InodeNumber, Name, SegmentId, Sequence};
+use ipc::sync::Ordering;
 use std::sync::Arc;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -78,6 +79,8 @@ impl LibFs {
         request: &[&[u8]],
         response: &mut Vec<u8>,
     ) -> vfs::engine::Result<Status> {
+        // Relaxed: a count that orders nothing.
+        self.calls.fetch_add(1, Ordering::Relaxed);
         let called = line.link.call(kind, request, response);
         let over = matches!(called, Ok(Status::Sealed) | Err(Error::Disconnected));
         if over {
@@ -85,6 +88,11 @@ impl LibFs {
             return Ok(Status::Sealed);
         }
         called.map_err(vfs::Error::from)
+    }
+
+    /// How many calls to SharedFS were made.
+    pub fn calls_made(&self) -> u64 {
+        self.calls.load(Ordering::Relaxed)
     }
 
     /// The session of this line is over.

@@ -11,7 +11,7 @@ use crate::need::{Need, Step, Stop};
 use crate::session::Connector;
 use crate::state::{Session, State};
 use format::Sequence;
-use ipc::{Guard, Host, Lock, Word};
+use ipc::{Guard, Host, Lock, LongWord, Word};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -72,6 +72,8 @@ pub struct LibFs {
     attaching: Lock<()>,
     /// What is known here of locks.
     pub(crate) asked: Lock<Asked>,
+    /// Calls to SharedFS.
+    pub(crate) calls: LongWord,
 }
 
 impl LibFs {
@@ -97,6 +99,7 @@ impl LibFs {
             state: Lock::new(host.clone(), state),
             attaching: Lock::new(host.clone(), ()),
             asked: Lock::new(host.clone(), Asked::default()),
+            calls: LongWord::new(0),
             turn: Word::new(0),
             host,
             connector,
