@@ -204,8 +204,10 @@ fn show(cluster: &Cluster, node: &Node, options: &Options) -> Result<ExitCode> {
     let ended = mounted.wait().map_err(Error::at("serve", &tree));
     let messages = mounted.messages();
     let messages: Vec<String> = messages.iter().map(|(kind, count)| format!("{count} {kind}")).collect();
-    let (calls, strays) = (engine.calls_made(), mounted.stray_write_backs());
-    tracing::info!(messages = messages.join(", "), calls, strays, "not mounted any more");
+    let calls = engine.calls_made();
+    let calls: Vec<String> = calls.iter().map(|(kind, count)| format!("{count} {kind:?}")).collect();
+    let (messages, calls, strays) = (messages.join(", "), calls.join(", "), mounted.stray_write_backs());
+    tracing::info!(messages, calls, strays, "not mounted any more");
     ended?;
     let _ = std::fs::remove_file(gateway_file(cluster, node));
     mountpoint::tidy(cluster, node);

@@ -26,6 +26,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// Blocks of a file that are described at once, at least.
 const EXTENT_BLOCKS: u64 = 4096;
 
+/// More than the largest number of a kind of call.
+pub(crate) const KINDS: usize = 32;
+
 /// The way to SharedFS in one session.
 pub(crate) struct Line {
     pub link: Arc<dyn Link>,
@@ -80,7 +83,7 @@ impl LibFs {
         response: &mut Vec<u8>,
     ) -> vfs::engine::Result<Status> {
         // Relaxed: a count that orders nothing.
-        self.calls.fetch_add(1, Ordering::Relaxed);
+        self.calls[kind as usize].fetch_add(1, Ordering::Relaxed);
         let called = line.link.call(kind, request, response);
         let over = matches!(called, Ok(Status::Sealed) | Err(Error::Disconnected));
         if over {
@@ -90,9 +93,11 @@ impl LibFs {
         called.map_err(vfs::Error::from)
     }
 
-    /// How many calls to SharedFS were made.
-    pub fn calls_made(&self) -> u64 {
-        self.calls.load(Ordering::Relaxed)
+    /// The kinds of calls to SharedFS that were made, and how often.
+    pub fn calls_made(&self) -> Vec<(CallKind, u64)> {
+        let of = |kind: CallKind| (kind, self.calls[kind as usize].load(Ordering::Relaxed));
+        let kinds = (0..KINDS as u16).filter_map(|raw| CallKind::from_raw(raw).ok());
+        kinds.map(of).filter(|(_, count)| *count > 0).collect()
     }
 
     /// The session of this line is over.

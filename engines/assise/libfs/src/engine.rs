@@ -4,6 +4,7 @@
 //! and no other is taken under it. The lock of attachments is held across one, by threads that could do nothing else
 //! than wait for it.
 
+use crate::calls::KINDS;
 use crate::doubt::Doubt;
 use crate::error::Error;
 use crate::locks::Asked;
@@ -72,8 +73,8 @@ pub struct LibFs {
     attaching: Lock<()>,
     /// What is known here of locks.
     pub(crate) asked: Lock<Asked>,
-    /// Calls to SharedFS.
-    pub(crate) calls: LongWord,
+    /// Calls to SharedFS, by kind.
+    pub(crate) calls: [LongWord; KINDS],
 }
 
 impl LibFs {
@@ -99,7 +100,7 @@ impl LibFs {
             state: Lock::new(host.clone(), state),
             attaching: Lock::new(host.clone(), ()),
             asked: Lock::new(host.clone(), Asked::default()),
-            calls: LongWord::new(0),
+            calls: [const { LongWord::new(0) }; KINDS],
             turn: Word::new(0),
             host,
             connector,
