@@ -6,8 +6,8 @@ FUZZ_MINUTES ?= 10
 # Where `make install` puts things; DESTDIR is put in front, for packages.
 PREFIX ?= /usr/local
 
-.PHONY: build demo test help install prove prove-cluster prove-crash prove-damage prove-fuzz prove-kill prove-planted \
-	prove-sim prove-properties prove-suites prove-transport prove-verbs
+.PHONY: build demo test help install prove prove-cluster prove-crash prove-damage prove-doors prove-fuzz prove-kill \
+	prove-planted prove-sim prove-properties prove-suites prove-transport prove-verbs
 
 build:
 	@scripts/setup libfabric-dev
@@ -41,7 +41,7 @@ help:
 install: build
 	@scripts/install "$(DESTDIR)$(PREFIX)"
 
-prove: prove-crash prove-damage prove-kill prove-sim prove-properties prove-fuzz prove-transport prove-cluster \
+prove: prove-crash prove-damage prove-kill prove-doors prove-sim prove-properties prove-fuzz prove-transport prove-cluster \
 	prove-planted
 
 # Every crash state of every structure, with the full counts; a run that was stopped goes on where it was.
@@ -59,6 +59,14 @@ prove-kill: build
 	@scripts/setup sqlite3
 	@HEARTH_KILLS=300 HEARTH_RESTARTS_EACH=100 HEARTH_TOGETHER=10 scripts/check tests \
 	 cargo test --release --locked -p hearth --test kill --test restart --test inherited --test together --no-fail-fast \
+	 -- --nocapture --test-threads=2 \
+	 2>&1 | scripts/sum-tests
+
+# Programs at the library and at the mount at the same files: ten times the schedules of `make test`, and programs that share
+# a hundred files while the daemon, and what serves the mount, is killed a hundred times.
+prove-doors: build
+	@scripts/setup sqlite3
+	@HEARTH_DOORS=10 HEARTH_STRESS=100 scripts/check tests cargo test --release --locked -p hearth --test doors --no-fail-fast \
 	 -- --nocapture --test-threads=2 \
 	 2>&1 | scripts/sum-tests
 

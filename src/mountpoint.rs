@@ -14,6 +14,10 @@ use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// How long a gateway that was killed may take to end: longer than its guard waits for it.
+const ENDING: Duration = Duration::from_secs(20);
 
 /// What the kernel has where a node's tree is seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -60,6 +64,14 @@ pub fn has_caches(file: &Path) -> bool {
 /// The gateway, if there is one.
 pub fn gateway(cluster: &Cluster, node: &Node) -> Option<Process> {
     Process::load(&gateway_file(cluster, node))
+}
+
+/// The same for a caller who wants to mount: one that was killed is waited for, while its guard takes its mount away from
+/// programs.
+pub fn gateway_that_stays(cluster: &Cluster, node: &Node) -> Option<Process> {
+    let process = gateway(cluster, node).filter(Process::is_ending);
+    process.into_iter().for_each(|process| process.wait_until_gone(ENDING));
+    gateway(cluster, node)
 }
 
 /// What stands there now.

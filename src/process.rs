@@ -64,9 +64,26 @@ impl Process {
 
     /// Whether it stands still because it was sent SIGSTOP, or is traced.
     pub fn is_stopped(&self) -> bool {
+        self.is_in(['T', 't'])
+    }
+
+    /// Whether it was killed, and ends as soon as the kernel lets its last thread go.
+    pub fn is_ending(&self) -> bool {
+        self.is_in(['Z', 'X'])
+    }
+
+    fn is_in(&self, states: [char; 2]) -> bool {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid())).unwrap_or_default();
         // Behind the name of the program, which may have any letter in it.
-        stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with(['T', 't']))
+        stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with(states))
+    }
+
+    /// Waits until it is gone, for so long.
+    pub fn wait_until_gone(&self, limit: Duration) {
+        if let (Some(pidfd), Ok(timeout)) = (self.descriptor(), limit.try_into()) {
+            // One that stays is met again by who asked.
+            let _ = poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&timeout));
+        }
     }
 
     /// A descriptor by which its end is waited for; none if it has ended.
@@ -223,8 +240,10 @@ mod tests {
             std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
         let pid = Pid::from_raw(child.id() as i32).unwrap();
         let process = Process { pid, started: started(pid).unwrap() };
+        assert!(!process.is_ending());
         process.end(Signal::KILL, Duration::from_secs(10)).unwrap();
-        assert!(started(pid).is_none());
+        assert!(started(pid).is_none() && process.is_ending());
+        process.wait_until_gone(Duration::from_secs(10));
         child.wait().unwrap();
         process.end(Signal::KILL, Duration::from_secs(10)).unwrap();
     }

@@ -9,6 +9,8 @@
 
 mod harness;
 mod processes;
+#[path = "doors/stress.rs"]
+mod stress;
 
 use processes::{Job, Node, count};
 use std::collections::BTreeMap;
@@ -50,7 +52,11 @@ struct Doors {
 }
 
 fn script() -> String {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/doors/actor.py").to_str().unwrap().to_owned()
+    script_of("actor.py")
+}
+
+fn script_of(name: &str) -> String {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/doors").join(name).to_str().unwrap().to_owned()
 }
 
 impl Doors {

@@ -28,7 +28,7 @@ use rustix::process::{PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_signal}
 use std::fs::File;
 use std::io::{IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -218,7 +218,7 @@ pub fn guard(host: &Arc<dyn Host>, gateway: &OwnedFd) -> Result<Ended, Error> {
     let given: [OwnedFd; DESCRIPTORS] = given.try_into().map_err(|_| failed("recvmsg")(Errno::PROTO))?;
     let [device, kernel_has, _lock, process] = given;
     rustix::net::send(gateway, &[GOES_ON], SendFlags::NOSIGNAL).map_err(failed("send"))?;
-    if hear_until_over(gateway) {
+    if hear_until_over(gateway, &process) {
         return Ok(Ended::InOrder);
     }
     let guard = Poison { host: host.clone(), device: device.into(), done: Word::new(0) };
@@ -226,12 +226,24 @@ pub fn guard(host: &Arc<dyn Host>, gateway: &OwnedFd) -> Result<Ended, Error> {
     Ok(Ended::Poisoned)
 }
 
+/// Whether a process was killed, and ends as soon as the kernel lets its last thread go. It keeps its descriptors until then.
+fn is_ending(process: &OwnedFd) -> bool {
+    let read = |path: String| std::fs::read_to_string(path).unwrap_or_default();
+    let about = read(format!("/proc/self/fdinfo/{}", process.as_raw_fd()));
+    let Some(pid) = about.lines().find_map(|line| line.strip_prefix("Pid:")) else { return false };
+    let stat = read(format!("/proc/{}/stat", pid.trim()));
+    // Behind the name of the program, which may have any letter in it.
+    stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with(['Z', 'X']))
+}
+
 /// Hears the pulse; true if the mount ended in order, false if its gateway ended otherwise or is silent.
-fn hear_until_over(gateway: &OwnedFd) -> bool {
+fn hear_until_over(gateway: &OwnedFd, process: &OwnedFd) -> bool {
     let mut silent = 0;
     while silent < SILENT_MAX {
         let mut ready = [PollFd::new(gateway, PollFlags::IN)];
         match poll(&mut ready, Some(&span(PULSE))) {
+            // A thread of it may wait for an answer that it would have given, and so stands in the way of its end.
+            Ok(0) if is_ending(process) => return false,
             Ok(0) => silent += 1,
             Err(Errno::INTR) => {}
             Ok(_) | Err(_) => {

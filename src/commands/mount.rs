@@ -43,7 +43,7 @@ pub(super) fn mount(arguments: &Mount) -> Result<ExitCode> {
         // Which mounts it by itself, unless it is not to be mounted.
         standby::wait(&cluster, node)?;
     }
-    if let Some(process) = mountpoint::gateway(&cluster, node) {
+    if let Some(process) = mountpoint::gateway_that_stays(&cluster, node) {
         if arguments.suid || arguments.dev {
             return Err(Error::new(format!(
                 "node {} is mounted already, without --suid or --dev perhaps: hearth umount comes first",
@@ -89,7 +89,7 @@ pub(super) fn mount(arguments: &Mount) -> Result<ExitCode> {
 /// Mounts a node that was started, unless it is mounted or is not to be. That it may not be is no failure: the line says what
 /// is missing.
 pub(crate) fn show_if_wanted(cluster: &Cluster, node: &Node) {
-    if !cluster.settings.mount || mountpoint::gateway(cluster, node).is_some() {
+    if !cluster.settings.mount || mountpoint::gateway_that_stays(cluster, node).is_some() {
         return;
     }
     mountpoint::tidy(cluster, node);
