@@ -118,7 +118,7 @@ impl Internal {
     ///
     /// # Errors
     /// EMFILE.
-    pub fn give_way(self) -> Result<(), Errno> {
+    pub fn free_number(self) -> Result<(), Errno> {
         let before = self.number();
         let moved = move_up(before, true)?;
         if let Some(overlay) = overlay() {

@@ -64,7 +64,7 @@ pub enum Refusal {
     /// The kernel serves the call, unchanged.
     Pass,
     /// The kernel serves the call, with other paths.
-    Elsewhere(Vec<(PathArgument, CString)>),
+    OtherPaths(Vec<(PathArgument, CString)>),
 }
 
 impl From<Errno> for Refusal {
@@ -146,7 +146,7 @@ pub fn system_call(number: u64, arguments: &Arguments) -> i64 {
     let (call, paths) = match dispatch(&call) {
         Routed::Answered(result) => return result,
         Routed::Kernel => (call, Vec::new()),
-        Routed::Elsewhere(call, paths) => (call, paths),
+        Routed::OtherPaths(call, paths) => (call, paths),
     };
     let result = call.raw();
     drop(paths);
@@ -154,7 +154,7 @@ pub fn system_call(number: u64, arguments: &Arguments) -> i64 {
         new_code(&call, result.cast_unsigned());
     }
     if result == -i64::from(libc::ENOENT) || result == -i64::from(libc::ENOTDIR) {
-        return second_look(call.number, &call.arguments).unwrap_or(result);
+        return retry_in_mount(call.number, &call.arguments).unwrap_or(result);
     }
     result
 }
@@ -184,7 +184,7 @@ pub enum Routed {
     /// The call does not concern the library.
     Kernel,
     /// The kernel has to serve the call, with paths of the library's, which have to live until then.
-    Elsewhere(Call, Vec<(PathArgument, CString)>),
+    OtherPaths(Call, Vec<(PathArgument, CString)>),
 }
 
 /// [`dispatch`] for a call of kind 1 (see [`KINDS`]) whose first argument is a descriptor of ours.
@@ -192,7 +192,7 @@ pub enum Routed {
 pub fn dispatch_ours(call: &Call) -> Routed {
     let row = &ROWS[usize::from(INDEX[call.number]) - 1];
     match row.treatment {
-        Treatment::File(argument, _) if real::is_on() && !is_still(call, argument) => Routed::Kernel,
+        Treatment::File(argument, _) if real::is_on() && !is_unchanged(call, argument) => Routed::Kernel,
         Treatment::File(_, function) if serves() => serve(call, row.name, function),
         _ => Routed::Kernel,
     }
@@ -232,12 +232,12 @@ pub fn dispatch(call: &Call) -> Routed {
 /// Whether a descriptor argument is ours.
 #[inline]
 fn is_ours(call: &Call, argument: u8) -> bool {
-    descriptors::is_ours(call.int(usize::from(argument))) && (!real::is_on() || is_still(call, argument))
+    descriptors::is_ours(call.int(usize::from(argument))) && (!real::is_on() || is_unchanged(call, argument))
 }
 
 #[cold]
-fn is_still(call: &Call, argument: u8) -> bool {
-    local().is_inside() || local().inside(|| real::is_still(call.int(usize::from(argument))))
+fn is_unchanged(call: &Call, argument: u8) -> bool {
+    local().is_inside() || local().inside(|| real::is_unchanged(call.int(usize::from(argument))))
 }
 
 /// Limit of restarts of a call because the process becomes another user meanwhile.
@@ -270,14 +270,14 @@ fn serve(call: &Call, name: &str, function: fn(&Call) -> Answer) -> Routed {
             Err(Refusal::Errno(Errno(libc::ERESTART))) => Routed::Answered(-i64::from(libc::EACCES)),
             Err(Refusal::Errno(errno)) => Routed::Answered(-i64::from(errno.0)),
             Err(Refusal::Pass) => Routed::Kernel,
-            Err(Refusal::Elsewhere(paths)) => Routed::Elsewhere(call.redirected(&paths), paths),
+            Err(Refusal::OtherPaths(paths)) => Routed::OtherPaths(call.redirected(&paths), paths),
         };
     }
 }
 
 /// Called when the kernel did not find a path of the program's: the path may lead into the mount by a symbolic link or
 /// by `..`.
-pub fn second_look(number: usize, arguments: &Arguments) -> Option<i64> {
+pub fn retry_in_mount(number: usize, arguments: &Arguments) -> Option<i64> {
     let call = &Call { number, arguments: *arguments };
     let row = &ROWS[usize::from(*INDEX.get(call.number)?).checked_sub(1)?];
     let Treatment::Paths(path_arguments, function) = row.treatment else { return None };
@@ -286,8 +286,9 @@ pub fn second_look(number: usize, arguments: &Arguments) -> Option<i64> {
     }
     let site = crate::start::site()?;
     let found = local().inside(|| {
-        let lead =
-            |argument: &PathArgument| paths::leads_in(site, call, *argument).map(|path| (*argument, path));
+        let lead = |argument: &PathArgument| {
+            paths::path_into_mount(site, call, *argument).map(|path| (*argument, path))
+        };
         path_arguments.iter().filter_map(lead).collect::<Vec<_>>()
     });
     signals::deliver(local());
@@ -296,7 +297,7 @@ pub fn second_look(number: usize, arguments: &Arguments) -> Option<i64> {
     }
     match serve(&call.redirected(&found), row.name, function) {
         Routed::Answered(result) => Some(result),
-        Routed::Kernel | Routed::Elsewhere(..) => None,
+        Routed::Kernel | Routed::OtherPaths(..) => None,
     }
 }
 

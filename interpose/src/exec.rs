@@ -88,14 +88,14 @@ pub fn exec(dir: i32, path: u64, arguments: u64, environment: u64, flags: u64) -
 }
 
 /// The path in the mount to which a program's path leads, if the kernel does not find it.
-fn leads_in(call: &Call, argument: PathArgument) -> Option<CString> {
+fn path_into_mount(call: &Call, argument: PathArgument) -> Option<CString> {
     let [dir, path, ..] = call.arguments;
     // SAFETY: the kernel checks the path, and reports an error if it cannot be read.
     let found = unsafe { raw::try_call(libc::SYS_faccessat, &[dir, path, libc::F_OK as u64]) };
     if !matches!(found, Err(Errno(libc::ENOENT | libc::ENOTDIR))) {
         return None;
     }
-    paths::leads_in(crate::start::site()?, call, argument)
+    paths::path_into_mount(crate::start::site()?, call, argument)
 }
 
 /// The pointers of a NULL-terminated array.
@@ -144,7 +144,7 @@ impl Image {
                 ResolvedPath::Kernel
             } {
                 ResolvedPath::Kernel => {
-                    if let Some(path) = leads_in(&call, argument) {
+                    if let Some(path) = path_into_mount(&call, argument) {
                         let path = self.own(path.as_bytes())?;
                         call.arguments = [raw::number(libc::AT_FDCWD), path, 0, 0, 0, 0];
                         argument.empty = false;
@@ -153,9 +153,9 @@ impl Image {
                     self.path = c_string(&string_at(call.arguments[1])?)?;
                     return Ok(());
                 }
-                ResolvedPath::Open(held) => paths::shown(&held)?,
+                ResolvedPath::Open(held) => paths::path_of(&held)?,
                 ResolvedPath::Mount(..) => match absolute_name(&call, argument) {
-                    Err(Refusal::Elsewhere(redirected)) => {
+                    Err(Refusal::OtherPaths(redirected)) => {
                         // A link in the mount leads to a program outside of it.
                         self.dir = libc::AT_FDCWD;
                         self.path = redirected.into_iter().next().map(|(_, path)| path).unwrap_or_default();
@@ -460,7 +460,7 @@ fn absolute_name(call: &Call, argument: PathArgument) -> Result<Vec<u8>, Refusal
         let crate::mount::Target::Named(place, _) = target else { return Err(Errno(libc::EACCES)) };
         let handle = mount().open(place, libc::O_PATH | libc::O_CLOEXEC, 0, 0)?;
         let held = DescriptionRef::new(handle).inspect_err(|_| mount().close(handle))?;
-        found.replace(paths::shown(&held)?);
+        found.replace(paths::path_of(&held)?);
         Ok(0)
     })?;
     Ok(found.into_inner())

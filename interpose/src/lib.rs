@@ -26,7 +26,7 @@
 
 #![allow(
     clippy::cast_possible_truncation,
-    reason = "system calls are words that whose meaning depends on the call"
+    reason = "system calls are words whose meaning depends on the call"
 )]
 
 // The unwinder is linked statically: otherwise every program with this library would also load libgcc_s.

@@ -31,12 +31,12 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 pub const PATH_BYTES_MAX: usize = 4096;
 const LINKS_MAX: usize = 40;
 /// The kernel's working directory while that of the process is ours.
-const NOWHERE: &CStr = c"/proc/self/fdinfo";
+const UNWRITABLE_FOLDER: &CStr = c"/proc/self/fdinfo";
 
 /// The kernel's working directory is a folder above the prefix.
-static ABOVE: AtomicBool = AtomicBool::new(false);
+static CWD_IS_ABOVE_PREFIX: AtomicBool = AtomicBool::new(false);
 /// The process has changed its root, and the prefix is a path outside of the mount there.
-static ELSEWHERE: AtomicBool = AtomicBool::new(false);
+static HAS_OTHER_ROOT: AtomicBool = AtomicBool::new(false);
 static UMASK: AtomicU32 = AtomicU32::new(0o022);
 
 /// The result of resolving a path of a call.
@@ -99,7 +99,7 @@ fn components(path: &[u8]) -> impl DoubleEndedIterator<Item = &[u8]> {
 
 /// The part of an absolute path after the prefix, without its leading slashes.
 fn below<'a>(site: &Site, path: &'a [u8]) -> Option<&'a [u8]> {
-    if ELSEWHERE.load(Ordering::Relaxed) {
+    if HAS_OTHER_ROOT.load(Ordering::Relaxed) {
         return None;
     }
     let rest = path.strip_prefix(site.prefix.as_slice())?;
@@ -116,7 +116,7 @@ pub fn concern(call: &Call, argument: PathArgument) -> bool {
     let address = call.arguments[usize::from(argument.path)];
     let dir = argument.dir.map_or(libc::AT_FDCWD, |dir| call.int(usize::from(dir)));
     let dir_ours = || match dir {
-        libc::AT_FDCWD => cwd_ours() || may_go_down(),
+        libc::AT_FDCWD => is_cwd_ours() || may_lead_below_prefix(),
         dir => descriptors::is_ours(dir),
     };
     match memory::byte(address) {
@@ -169,11 +169,11 @@ fn may_make_prefix(site: &Site, call: &Call, address: u64) -> bool {
 }
 
 /// The path in the mount, if the kernel would create this name beside the mount.
-fn made_in(site: &Site, call: &Call, at: PathArgument) -> Option<Vec<u8>> {
+fn path_of_created_prefix(site: &Site, call: &Call, at: PathArgument) -> Option<Vec<u8>> {
     if !may_make_prefix(site, call, call.arguments[usize::from(at.path)]) {
         return None;
     }
-    let path = leads_in(site, call, at)?.into_bytes();
+    let path = path_into_mount(site, call, at)?.into_bytes();
     below(site, &path).map(<[u8]>::to_vec)
 }
 
@@ -183,35 +183,35 @@ fn begins(address: u64, with: &[u8]) -> bool {
     (1..with.len()).all(|index| at(index) == Some(with[index])) && matches!(at(with.len()), Some(0 | b'/'))
 }
 
-fn cwd_ours() -> bool {
+fn is_cwd_ours() -> bool {
     descriptors::is_ours(descriptors::CWD)
 }
 
 /// The working directory, if it is ours.
 pub fn cwd() -> Option<DescriptionRef> {
-    if cwd_ours() { descriptors::get(descriptors::CWD).ok() } else { None }
+    if is_cwd_ours() { descriptors::get(descriptors::CWD).ok() } else { None }
 }
 
 /// Makes a directory of ours the working directory.
 ///
 /// # Errors
 /// Only if the table of descriptors has no entry for the working directory, which never happens.
-pub fn enter(held: DescriptionRef) -> Result<(), Errno> {
+pub fn set_cwd(held: DescriptionRef) -> Result<(), Errno> {
     // SAFETY: the string is static. If the call fails, the kernel's working directory stays the same.
-    let _ = unsafe { raw::try_call(libc::SYS_chdir, &[NOWHERE.as_ptr() as u64]) };
+    let _ = unsafe { raw::try_call(libc::SYS_chdir, &[UNWRITABLE_FOLDER.as_ptr() as u64]) };
     descriptors::put(descriptors::CWD, held)
 }
 
 /// Notes that the kernel's working directory is that of the process again, and has changed.
-pub fn leave() {
+pub fn clear_cwd() {
     drop(descriptors::take(descriptors::CWD));
     if crate::local::local().borrowed().is_none() {
-        ABOVE.store(stands_above(), Ordering::Relaxed);
+        CWD_IS_ABOVE_PREFIX.store(is_above_prefix(), Ordering::Relaxed);
     }
 }
 
 /// Whether the kernel's working directory is above the prefix.
-fn stands_above() -> bool {
+fn is_above_prefix() -> bool {
     let Ok(here) = kernel_link(b"/proc/self/cwd") else { return false };
     let here = here.strip_suffix(b"/").unwrap_or(&here);
     site().and_then(|site| site.prefix.strip_prefix(here)).is_some_and(|rest| rest.first() == Some(&b'/'))
@@ -219,12 +219,12 @@ fn stands_above() -> bool {
 
 /// Whether a relative path may lead down into the mount from the kernel's working directory. A child between vfork and
 /// exec has its own working directory, which the library does not store.
-fn may_go_down() -> bool {
-    ABOVE.load(Ordering::Relaxed) || crate::local::local().borrowed().is_some()
+fn may_lead_below_prefix() -> bool {
+    CWD_IS_ABOVE_PREFIX.load(Ordering::Relaxed) || crate::local::local().borrowed().is_some()
 }
 
 /// The part after the prefix of a relative path that leads down into the mount from the kernel's working directory.
-fn goes_down(site: &Site, path: &[u8]) -> Option<Vec<u8>> {
+fn path_below_prefix(site: &Site, path: &[u8]) -> Option<Vec<u8>> {
     let here = kernel_link(b"/proc/self/cwd").ok()?;
     let whole = [here.as_slice(), b"/", path].concat();
     let directory: &[u8] = if path.ends_with(b"/") { b"/" } else { b"" };
@@ -258,7 +258,7 @@ pub fn change_root(change: impl FnOnce() -> Result<u64, Errno>) -> Result<u64, E
     let changed = change()?;
     if before.is_none() || above() != before {
         // A child between vfork and exec shares this flag with its parent, whose root stays the same.
-        ELSEWHERE.fetch_or(crate::local::local().borrowed().is_none(), Ordering::Relaxed);
+        HAS_OTHER_ROOT.fetch_or(crate::local::local().borrowed().is_none(), Ordering::Relaxed);
     }
     Ok(changed)
 }
@@ -268,14 +268,14 @@ pub fn change_root(change: impl FnOnce() -> Result<u64, Errno>) -> Result<u64, E
 /// # Errors
 /// ENOENT: it was removed.
 pub fn cwd_path() -> Result<Option<Vec<u8>>, Errno> {
-    cwd().map(|held| shown(&held)).transpose()
+    cwd().map(|held| path_of(&held)).transpose()
 }
 
 /// Path of an open file as the program sees it.
 ///
 /// # Errors
 /// ENOENT: it has no name any more.
-pub fn shown(held: &DescriptionRef) -> Result<Vec<u8>, Errno> {
+pub fn path_of(held: &DescriptionRef) -> Result<Vec<u8>, Errno> {
     let site = site().ok_or(Errno(libc::EIO))?;
     let rest = site.mount.path(held.handle())?;
     let mut path = site.prefix.clone();
@@ -333,7 +333,7 @@ pub fn resolve(call: &Call, argument: PathArgument) -> Result<ResolvedPath, Errn
                 let rest = rest.iter().skip_while(|byte| **byte == b'/').copied().collect();
                 Ok(ResolvedPath::Mount(Some(descriptors::get(fd)?), rest))
             }
-            _ => Ok(made_in(site, call, argument)
+            _ => Ok(path_of_created_prefix(site, call, argument)
                 .map_or(ResolvedPath::Kernel, |rest| ResolvedPath::Mount(None, rest))),
         };
     }
@@ -345,8 +345,12 @@ pub fn resolve(call: &Call, argument: PathArgument) -> Result<ResolvedPath, Errn
         None
     };
     let Some(held) = held else {
-        let down = if dir == libc::AT_FDCWD && may_go_down() { goes_down(site, &path) } else { None };
-        let rest = down.or_else(|| made_in(site, call, argument));
+        let down = if dir == libc::AT_FDCWD && may_lead_below_prefix() {
+            path_below_prefix(site, &path)
+        } else {
+            None
+        };
+        let rest = down.or_else(|| path_of_created_prefix(site, call, argument));
         return Ok(rest.map_or(ResolvedPath::Kernel, |rest| ResolvedPath::Mount(None, rest)));
     };
     if path.is_empty() {
@@ -370,7 +374,7 @@ pub fn serve(call: &Call, at: PathArgument, work: impl Fn(Target<'_>) -> Result<
     match work(Target::Named(place, at.follow)) {
         Err(Errno::LEAVES) => match walk(&absolute(dir.as_ref(), &path)?, at.follow)? {
             Walked::Mount(path) => Ok(work(Target::Named(MountPath { dir: None, path: &path }, false))?),
-            Walked::Kernel(path) => Err(Refusal::Elsewhere(vec![(at, path)])),
+            Walked::Kernel(path) => Err(Refusal::OtherPaths(vec![(at, path)])),
         },
         result => Ok(result?),
     }
@@ -412,7 +416,7 @@ pub fn serve_two(
             let from = Target::Named(MountPath { dir: None, path: &from }, false);
             Ok(work(from, MountPath { dir: None, path: &to })?)
         }
-        (Walked::Kernel(from), Walked::Kernel(to)) => Err(Refusal::Elsewhere(vec![(one, from), (two, to)])),
+        (Walked::Kernel(from), Walked::Kernel(to)) => Err(Refusal::OtherPaths(vec![(one, from), (two, to)])),
         _ => Err(cross_device),
     }
 }
@@ -420,7 +424,7 @@ pub fn serve_two(
 /// The path from `/`, for a path that starts at a directory of ours.
 fn absolute(dir: Option<&DescriptionRef>, path: &[u8]) -> Result<Vec<u8>, Errno> {
     let mut whole = match dir {
-        Some(held) => shown(held)?,
+        Some(held) => path_of(held)?,
         None => site().ok_or(Errno(libc::EIO))?.prefix.clone(),
     };
     whole.push(b'/');
@@ -473,7 +477,7 @@ fn walk(path: &[u8], follow: bool) -> Result<Walked, Errno> {
 /// The target of the link at an absolute path that has no links before its end; `None` if there is no link.
 fn link_at(site: &Site, path: &[u8]) -> Result<Option<Vec<u8>>, Errno> {
     if let Some((fd, _)) = magic(path) {
-        return descriptors::get(fd).and_then(|held| shown(&held)).map(Some);
+        return descriptors::get(fd).and_then(|held| path_of(&held)).map(Some);
     }
     let target = match below(site, path) {
         Some([]) => return Ok(None),
@@ -500,7 +504,7 @@ fn kernel_link(path: &[u8]) -> Result<Vec<u8>, Errno> {
 }
 
 /// Called if the kernel did not find a path: the path in the mount to which it leads, if any.
-pub fn leads_in(site: &Site, call: &Call, at: PathArgument) -> Option<CString> {
+pub fn path_into_mount(site: &Site, call: &Call, at: PathArgument) -> Option<CString> {
     let path = memory::read_string(call.arguments[usize::from(at.path)], PATH_BYTES_MAX).ok()?;
     let dir = at.dir.map_or(libc::AT_FDCWD, |dir| call.int(usize::from(dir)));
     let mut whole = Vec::new();

@@ -70,7 +70,7 @@ pub fn forget(fd: i32) {
 
 /// Whether a number that is ours still stands for the same file in the kernel; if not, it is not ours any more.
 #[cold]
-pub fn is_still(fd: i32) -> bool {
+pub fn is_unchanged(fd: i32) -> bool {
     let made = word(fd).is_some_and(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0);
     if !made {
         return true;

@@ -60,7 +60,7 @@ pub fn serve(mount: &'static dyn Mount, prefix: &[u8]) -> Result<(), Refused> {
         if site().is_some() {
             return Err(Refused::Twice);
         }
-        // Now, because it takes long in a process with several threads. If it fails, writers use a slower barrier.
+        // Now, because it takes long in a process with several threads. If it fails, operations execute their fences themselves.
         let _ = ipc::barrier::accept();
         fork::watch().map_err(|errno| Refused::Kernel(errno.0))?;
         crate::dispatch::quiet_panics();
@@ -69,7 +69,7 @@ pub fn serve(mount: &'static dyn Mount, prefix: &[u8]) -> Result<(), Refused> {
         SITE.store(site, Ordering::Release);
         paths::learn_umask();
         limits::learn_file_bytes();
-        paths::leave();
+        paths::clear_cwd();
         crate::symbols::resolve();
         #[cfg(target_arch = "x86_64")]
         let seen = {

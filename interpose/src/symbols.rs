@@ -173,7 +173,7 @@ unsafe fn go_on(symbol: &Symbol, order: Order, (given, call): (&Arguments, &Call
     let mut given = *given;
     match routed {
         Routed::Answered(_) | Routed::Kernel => {}
-        Routed::Elsewhere(call, redirected) => {
+        Routed::OtherPaths(call, redirected) => {
             for (from, argument) in order.into_iter().zip(call.arguments).filter(|(from, _)| *from < ZERO) {
                 given[usize::from(from)] = argument;
             }
@@ -184,7 +184,7 @@ unsafe fn go_on(symbol: &Symbol, order: Order, (given, call): (&Arguments, &Call
     let result = unsafe { symbol.call_next(&given) };
     drop(ManuallyDrop::into_inner(paths));
     if result as i32 == -1 && failed_to_find() {
-        return dispatch::second_look(call.number, &call.arguments).map_or(result, returned);
+        return dispatch::retry_in_mount(call.number, &call.arguments).map_or(result, returned);
     }
     result
 }

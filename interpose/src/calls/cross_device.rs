@@ -38,7 +38,7 @@ fn exists(call: &Call, at: PathArgument) -> Result<(), Errno> {
             let dir = at.dir.map_or(raw::number(libc::AT_FDCWD), |dir| call.arguments[usize::from(dir)]);
             exists_in_kernel(dir, call.arguments[usize::from(at.path)], at)
         }
-        Err(Refusal::Elsewhere(paths)) => {
+        Err(Refusal::OtherPaths(paths)) => {
             let path = paths.first().map_or(0, |(_, path)| path.as_ptr() as u64);
             exists_in_kernel(raw::number(libc::AT_FDCWD), path, at)
         }

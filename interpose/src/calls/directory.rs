@@ -31,17 +31,17 @@ pub fn chdir(call: &Call) -> Answer {
     let entered = paths::serve(call, HERE, |target| match target {
         Target::Open(file) => {
             let path = mount().path(file)?;
-            stand(Target::Named(crate::mount::MountPath { dir: None, path: &path }, true))
+            set_working_directory(Target::Named(crate::mount::MountPath { dir: None, path: &path }, true))
         }
-        named @ Target::Named(..) => stand(named),
+        named @ Target::Named(..) => set_working_directory(named),
     });
     match entered {
         Err(Refusal::Pass) => chdir_in_kernel(call),
-        Err(Refusal::Elsewhere(redirect)) => {
+        Err(Refusal::OtherPaths(redirect)) => {
             let path = redirect.first().map_or(0, |(_, path)| path.as_ptr() as u64);
             // SAFETY: a path of the library's that lives across the call.
             let changed = unsafe { raw::try_call(libc::SYS_chdir, &[path]) }?;
-            paths::leave();
+            paths::clear_cwd();
             Ok(changed)
         }
         other => other,
@@ -52,27 +52,27 @@ fn chdir_in_kernel(call: &Call) -> Answer {
     // SAFETY: the program's own call.
     match raw::outcome(unsafe { raw::call(libc::SYS_chdir as u64, &call.arguments) }) {
         Ok(changed) => {
-            paths::leave();
+            paths::clear_cwd();
             Ok(changed)
         }
         Err(Errno(libc::ENOENT | libc::ENOTDIR)) => {
-            let lead = site().and_then(|site| paths::leads_in(site, call, HERE));
+            let lead = site().and_then(|site| paths::path_into_mount(site, call, HERE));
             let Some(path) = lead else { return Err(Errno(libc::ENOENT).into()) };
             let call = Call { number: call.number, arguments: [path.as_ptr() as u64, 0, 0, 0, 0, 0] };
-            paths::serve(&call, HERE, stand)
+            paths::serve(&call, HERE, set_working_directory)
         }
         Err(errno) => Err(errno.into()),
     }
 }
 
 /// Makes a directory of the mount the working directory, if it may be searched.
-fn stand(target: Target<'_>) -> Result<u64, Errno> {
+fn set_working_directory(target: Target<'_>) -> Result<u64, Errno> {
     let Target::Named(place, _) = target else { return Err(Errno(libc::ENOTDIR)) };
     let handle = mount().open(place, libc::O_PATH | libc::O_DIRECTORY | libc::O_CLOEXEC, 0, 0)?;
     let held = DescriptionRef::new(handle).inspect_err(|_| mount().close(handle))?;
     let path = mount().path(handle)?;
     mount().access(crate::mount::MountPath { dir: None, path: &path }, libc::X_OK, libc::AT_EACCESS)?;
-    paths::enter(held).map(|()| 0)
+    paths::set_cwd(held).map(|()| 0)
 }
 
 /// `fchdir`
@@ -85,11 +85,11 @@ pub fn fchdir(call: &Call) -> Answer {
         }
         let itself = crate::mount::MountPath { dir: Some(held.handle()), path: b"" };
         mount().access(itself, libc::X_OK, libc::AT_EACCESS)?;
-        return Ok(paths::enter(held).map(|()| 0)?);
+        return Ok(paths::set_cwd(held).map(|()| 0)?);
     }
     // SAFETY: the program's own call, which takes no memory.
     let changed = raw::outcome(unsafe { raw::call(libc::SYS_fchdir as u64, &call.arguments) })?;
-    paths::leave();
+    paths::clear_cwd();
     Ok(changed)
 }
 

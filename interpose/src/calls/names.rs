@@ -173,7 +173,7 @@ fn read_link(call: &Call, argument: PathArgument, buffer: u64, room: u64) -> Ans
             let itself = MountPath { dir: Some(held.handle()), path: b"" };
             return Ok(store(&mount().readlink(itself)?)?);
         }
-        return Ok(store(&paths::shown(&held)?)?);
+        return Ok(store(&paths::path_of(&held)?)?);
     }
     paths::serve(call, argument.itself(), |target| {
         let Target::Named(place, _) = target else { return Err(Errno(libc::EINVAL)) };

@@ -60,7 +60,7 @@ pub fn dup3(call: &Call) -> Answer {
 fn duplicate_onto(call: &Call, flags: u64) -> Answer {
     let (from, to) = (call.int(0), call.int(1));
     if let Some(internal) = descriptors::internal(to) {
-        internal.give_way()?;
+        internal.free_number()?;
     }
     let held = if descriptors::is_ours(from) { Some(call.file(0)?) } else { None };
     // SAFETY: takes no memory.

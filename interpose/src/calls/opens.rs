@@ -93,7 +93,7 @@ fn open_path(call: &Call, argument: PathArgument, how: How) -> Answer {
             let handle = match target {
                 Target::Named(place, _) => mount()
                     .open(place, how.flags, mode, how.resolve)
-                    .map_err(|errno| left(errno, how.resolve))?,
+                    .map_err(|errno| error_of_leaving(errno, how.resolve))?,
                 // Only `/proc/self/fd/N` and similar paths lead to a file that is open.
                 Target::Open(_)
                     if how.resolve & (libc::RESOLVE_NO_MAGICLINKS | libc::RESOLVE_NO_SYMLINKS) != 0 =>
@@ -113,7 +113,7 @@ fn open_path(call: &Call, argument: PathArgument, how: How) -> Answer {
         Err(Refusal::Errno(Errno::SPECIAL)) => {
             let path = paths::resolve(call, argument).and_then(|resolved| special::at_mount(&resolved));
             match path {
-                Ok(Some(path)) => Err(Refusal::Elsewhere(vec![(argument, path)])),
+                Ok(Some(path)) => Err(Refusal::OtherPaths(vec![(argument, path)])),
                 _ => {
                     tell::needs_mount("a pipe or a device in the tree cannot be opened");
                     Err(Errno(libc::EOPNOTSUPP).into())
@@ -126,7 +126,7 @@ fn open_path(call: &Call, argument: PathArgument, how: How) -> Answer {
 
 /// The error of a restricted walk that leaves the tree. If it would have to continue in the kernel's tree without
 /// following links, the error is that of a kernel without `openat2`.
-fn left(errno: Errno, resolve: u64) -> Errno {
+fn error_of_leaving(errno: Errno, resolve: u64) -> Errno {
     match errno {
         Errno::LEAVES if resolve & libc::RESOLVE_NO_XDEV != 0 => Errno(libc::EXDEV),
         Errno::LEAVES if resolve & libc::RESOLVE_NO_SYMLINKS != 0 => Errno(libc::ENOSYS),

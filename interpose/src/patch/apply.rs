@@ -47,8 +47,8 @@ pub fn apply(library: &Library, plan: &Plan) -> Outcome {
     let sites: Vec<&Site> = plan.sites.iter().filter(same).collect();
     let bytes = HEAD + sites.iter().map(|site| site.code.len().next_multiple_of(16)).sum::<usize>();
     let bytes = (bytes as u64).next_multiple_of(PAGE);
-    let Some(block) = near(library.base + start, bytes) else { return Outcome { patched: 0, left: all } };
-    let stores = lay(library, &sites, block, bytes);
+    let Some(block) = map_near(library.base + start, bytes) else { return Outcome { patched: 0, left: all } };
+    let stores = write_trampolines(library, &sites, block, bytes);
     let executable = (libc::PROT_READ | libc::PROT_EXEC) as u64;
     // SAFETY: the block was mapped just now, for this.
     let ready = unsafe { raw::try_call(libc::SYS_mprotect, &[block, bytes, executable]) }.is_ok();
@@ -65,7 +65,7 @@ pub fn apply(library: &Library, plan: &Plan) -> Outcome {
 }
 
 /// Memory that a 32-bit displacement reaches from the whole library.
-fn near(address: u64, bytes: u64) -> Option<u64> {
+fn map_near(address: u64, bytes: u64) -> Option<u64> {
     const FIXED_NOREPLACE: i32 = 0x10_0000;
     let protection = (libc::PROT_READ | libc::PROT_WRITE) as u64;
     let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | FIXED_NOREPLACE) as u64;
@@ -88,7 +88,7 @@ fn near(address: u64, bytes: u64) -> Option<u64> {
 }
 
 /// Fills the block with trampolines; returns the jumps to them.
-fn lay(library: &Library, sites: &[&Site], block: u64, bytes: u64) -> Vec<Store> {
+fn write_trampolines(library: &Library, sites: &[&Site], block: u64, bytes: u64) -> Vec<Store> {
     // SAFETY: mapped just now, writable, and known to no other code.
     let memory = unsafe { std::slice::from_raw_parts_mut(block as *mut u8, bytes as usize) };
     for (index, address) in entry::addresses().into_iter().enumerate() {
@@ -98,7 +98,7 @@ fn lay(library: &Library, sites: &[&Site], block: u64, bytes: u64) -> Vec<Store>
     let mut stores = Vec::with_capacity(sites.len());
     for site in sites {
         let code = block + at as u64;
-        let Some(filled) = fill(library, site, block, code) else { continue };
+        let Some(filled) = fill_trampoline(library, site, block, code) else { continue };
         memory[at..at + filled.len()].copy_from_slice(&filled);
         at += filled.len().next_multiple_of(16);
         let address = library.base + site.offset;
@@ -112,7 +112,7 @@ fn lay(library: &Library, sites: &[&Site], block: u64, bytes: u64) -> Vec<Store>
 }
 
 /// The trampoline of a site, for an address.
-fn fill(library: &Library, site: &Site, block: u64, address: u64) -> Option<Vec<u8>> {
+fn fill_trampoline(library: &Library, site: &Site, block: u64, address: u64) -> Option<Vec<u8>> {
     let mut code = site.code.clone();
     for fixup in &site.fixups {
         let to = match fixup.to {

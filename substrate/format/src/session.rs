@@ -48,7 +48,7 @@ pub const SEAL_OFFSET: usize = 64;
 pub const REPLICATES_OFFSET: usize = 128;
 /// Lease words: the last record of the log that all copies have, together with all entries that its rights depend on.
 pub const REPLICATED_RECORD_OFFSET: usize = 136;
-/// Lease words: the last entry of the ledger that all copies have, as far as the session was told.
+/// Lease words: the last entry of the ledger that all copies have, as far as SharedFS has told the session.
 pub const REPLICATED_ENTRY_OFFSET: usize = 144;
 /// Lease words: the first [`ENDED_MAX`] inodes whose lease has ended. If there are more, the lease of the whole range
 /// has.
