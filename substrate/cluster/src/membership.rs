@@ -216,7 +216,7 @@ impl Membership {
         self.rules
     }
 
-    /// The time until which it is valid: L without drift after the sending of the last heartbeat that was written. One
+    /// The time until which it is valid: L less the drift after the sending of the last heartbeat that was written. One
     /// load.
     pub fn valid_until(&self) -> Option<Time> {
         // Acquire: pairs with the Release of `show`; the work after the load is in the time for which it is valid.
