@@ -1,7 +1,7 @@
 //! `hearth bench`: a cluster of its own for as long as it measures, and a table at the end.
 
 use super::{Bench, Measure, Ops, down, run, sustained, up};
-use crate::chain::settings::ChainSettings;
+use crate::chain::settings::{ChainSettings, PoolShape};
 use crate::chain::{self, waiting};
 use crate::cluster::{Cluster, MediumKind, Node};
 use crate::error::{Error, Result};
@@ -87,7 +87,7 @@ pub(super) fn with_cluster<T>(
 ) -> Result<T> {
     let folder = Scratch::new()?;
     let capacity_bytes = capacity_mib << 20;
-    let chain = if nodes > 1 { Some(ChainSettings::new(capacity_bytes)?) } else { None };
+    let chain = if nodes > 1 { Some(ChainSettings::new(PoolShape::new(capacity_bytes)?)) } else { None };
     let mut cluster = Cluster::create(
         &folder.0.join("cluster"),
         (medium, capacity_bytes),
