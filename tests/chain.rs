@@ -8,7 +8,7 @@
 mod harness;
 mod processes;
 
-use harness::{Expect, until};
+use harness::{Expect, can_mount, until};
 use ipc::{Host, SystemHost};
 use processes::{Job, Node, job, say};
 use std::fs::{File, OpenOptions, read};
@@ -255,4 +255,21 @@ fn three_nodes_and_all_ways_to_name_how_many_there_are() {
     assert!(read_at(&node, 2, "file") >= SOME);
     node.hearth(&["down"]);
     [1, 2, 3].iter().for_each(|number| node.check_of(*number));
+}
+
+#[test]
+fn up_returns_when_the_tree_of_the_node_that_leads_is_mounted() {
+    if !can_mount() {
+        return;
+    }
+    let node = Node::several(2);
+    node.hearth(&["down"]);
+    node.hearth(&["up", "--mount"]);
+    let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
+    assert!(mounts.contains(&format!("{}/n1 ", node.dir())), "{mounts}");
+    let status = node.hearth(&["status"]);
+    assert!(!status.contains("degraded"), "{status}");
+    std::fs::write(node.path("file"), "seen").unwrap();
+    assert_eq!(node.run(&["cat", &node.path("file")]), "seen");
+    node.hearth(&["umount"]);
 }

@@ -87,6 +87,8 @@ pub(super) struct Now {
     pub(super) waits: Option<String>,
     /// The node to which it is about to give the lead.
     pub(super) moving: Option<u32>,
+    /// It leads, and its tree is being mounted.
+    mounting: bool,
 }
 
 impl Member {
@@ -403,9 +405,15 @@ impl Member {
             end_at_once("its membership ended while it began to lead");
         }
         head.daemon.listen(door(self.door.let_in()?)).map_err(of_daemon("listen"))?;
-        self.now.lock().head = Some(head);
-        let (cluster, node) = (self.begun.cluster.clone(), self.begun.node.clone());
-        spawn("mount", move || show_if_wanted(&cluster, &node))
+        {
+            let mut now = self.now.lock();
+            (now.head, now.mounting) = (Some(head), true);
+        }
+        let member = self.clone();
+        spawn("mount", move || {
+            show_if_wanted(&member.begun.cluster, &member.begun.node);
+            member.now.lock().mounting = false;
+        })
     }
 
     /// Ends the process in time, when no heartbeat was answered: from then on another node may lead.
@@ -474,7 +482,8 @@ impl Member {
         let (membership, head, beginning, chain) = {
             let now = self.now.lock();
             let (take_over, waits, moving_to) = (now.take_over.clone(), now.waits.clone(), now.moving);
-            let chain = ChainStatus { take_over, waits, moving_to, ..ChainStatus::default() };
+            let mounting = now.mounting;
+            let chain = ChainStatus { take_over, waits, moving_to, mounting, ..ChainStatus::default() };
             (now.membership.clone(), now.head.clone(), now.beginning, chain)
         };
         let node = (&self.begun.cluster, &self.begun.node);

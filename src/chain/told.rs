@@ -82,6 +82,9 @@ pub struct ChainStatus {
     /// Until when it is a member for certain, on CLOCK_BOOTTIME of its machine, in nanoseconds. If it leads, no other node does
     /// before that.
     pub valid_until_ns: Option<u64>,
+    /// It leads, and its tree is being mounted.
+    #[serde(default)]
+    pub mounting: bool,
 }
 
 fn numbers(nodes: &[u32]) -> String {

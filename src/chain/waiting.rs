@@ -18,7 +18,7 @@ const LOOK_SOON: Duration = Duration::from_millis(2);
 const LEADS: Duration = Duration::from_secs(60);
 /// How long a program waits for a node that leads before that is said.
 const NOTICE: Duration = Duration::from_secs(1);
-/// How long the others may take to be in sync before that is said.
+/// How long the others may take to be in sync, and the mount to be there, before that is said.
 const IN_SYNC: Duration = Duration::from_secs(10);
 
 /// What each node says of its part, if it answers.
@@ -74,7 +74,8 @@ fn part(
     (node.number, told)
 }
 
-/// Waits until a node leads, and, a while, until all others are in sync; says how it is. Gives the node that leads.
+/// Waits until a node leads, and, a while, until it is mounted and all others are in sync; says how it is. Gives the node that
+/// leads.
 ///
 /// # Errors
 /// None leads: what they wait for.
@@ -104,7 +105,7 @@ fn wait(cluster: &Cluster) -> Result<(u32, ChainStatus)> {
         match parts.leader() {
             Some((leader, told)) if told.role == Role::Leads => {
                 let all = told.in_sync.len() == cluster.settings.nodes.len();
-                if all || waited >= IN_SYNC {
+                if all && !told.mounting || waited >= IN_SYNC {
                     return Ok((leader, told.clone()));
                 }
             }

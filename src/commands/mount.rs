@@ -225,12 +225,14 @@ fn place(
     let tree = cluster.tree(node);
     let _alone = alone(&cluster.dir)?;
     mountpoint::make(cluster, node)?;
+    // Before the mount is there: a mount without this file is one whose gateway is gone.
+    Process::this()?.save(&gateway_file(cluster, node))?;
     let guarding = Guarding { lock, start: Box::new(start_guard) };
     let mounted = serve_guarded(engine, host.clone(), &tree, options, Some(guarding))
         .map_err(Error::at("mount", &tree));
-    match &mounted {
-        Ok(_) => Process::this()?.save(&gateway_file(cluster, node))?,
-        Err(_) => mountpoint::remove(cluster, node),
+    if mounted.is_err() {
+        let _ = std::fs::remove_file(gateway_file(cluster, node));
+        mountpoint::remove(cluster, node);
     }
     mounted
 }
