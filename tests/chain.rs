@@ -170,6 +170,7 @@ fn the_lead_moves_and_moves_back() {
     // It changed nothing.
     let last = some(&mut job);
     job.kill();
+    job.wait();
     let begin = SystemHost.now();
     node.hearth(&["move", "--to", "2"]);
     let mut job = node.begin_at(2, JOBS, &["write", &format!("{}/n2/other", node.dir())]);
@@ -179,6 +180,7 @@ fn the_lead_moves_and_moves_back() {
     assert_eq!(chain(&node, 2)["in_sync"], serde_json::json!([1, 2]));
     let other = some(&mut job);
     job.kill();
+    job.wait();
     assert!(read_at(&node, 2, "file") >= last);
     let told: serde_json::Value =
         serde_json::from_str(&node.hearth(&["move", "--to", "1", "--json"])).unwrap();
@@ -194,6 +196,38 @@ fn the_lead_moves_and_moves_back() {
     refused.expect_failure("node 2 is not in sync");
     node.hearth(&["down"]);
     [1, 2].iter().for_each(|number| node.check_of(*number));
+}
+
+/// A move that cannot be made: to a node whose daemon hangs, and while the manager does not answer. Programs run again soon, at
+/// one node, and nothing is lost.
+#[test]
+fn a_move_that_fails_leaves_one_node_that_leads() {
+    let node = Node::several(2);
+    let mut job = node.begin(JOBS, &["write", &node.path("file")]);
+    let last = some(&mut job);
+    job.kill();
+    job.wait();
+    // The manager answers too late, or not at all: a view says who leads.
+    let manager = node.stop_process("manager.pid");
+    let refused = node.try_hearth(&["move", "--to", "2"]);
+    manager.go_on();
+    assert_eq!(refused.status.code(), Some(1));
+    refused.expect_failure("sessions were ended, and the cluster manager did not let node 2 lead");
+    until("one node leads", || [1, 2].iter().any(|number| chain(&node, *number)["role"] == "leads"));
+    let bytes: u64 = node.run(&["sh", "-c", "wc -c < $HEARTH_TREE/file"]).trim().parse().unwrap();
+    assert!(bytes >= last * RECORD as u64);
+    until("all is well", || node.try_hearth(&["status"]).status.code() == Some(0));
+    node.hearth(&["move", "--to", "1"]);
+    // The other node's daemon hangs: it gets nothing, and does not lead.
+    let other = node.stop_process("node-2/serve.pid");
+    let refused = node.try_hearth(&["move", "--to", "2"]);
+    assert_eq!(refused.status.code(), Some(1));
+    until_leads(&node, 1);
+    assert!(read_at(&node, 1, "file") >= last);
+    other.go_on();
+    until_back(&node, 1, 2);
+    node.hearth(&["move", "--to", "2"]);
+    assert!(read_at(&node, 2, "file") >= last);
 }
 
 #[test]

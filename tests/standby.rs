@@ -125,8 +125,7 @@ fn a_program_is_gone_before_another_node_leads_though_the_daemon_hangs() {
     let node = Node::several(2);
     let (mut first, mut second) = (standby(&node, 1), standby(&node, 2));
     let one = begun(&mut first);
-    let daemon = node.daemon();
-    daemon.stop();
+    let daemon = node.stop_process("node-1/serve.pid");
     begun(&mut second);
     assert!(is_gone(one), "it ran while node 2 led");
     assert!(read_to_string(said(&node, 1)).unwrap().contains("another node may lead from now on"));

@@ -70,11 +70,15 @@ impl Member {
         // Nobody is let in by this daemon any more: the next one, here or there, lets in.
         let level = self.step_down(head);
         let (_, membership, party, subtree) = still?;
-        level.map_err(|why| format!("the copies did not get what the last programs wrote: {why}"))?;
+        level.map_err(|why| {
+            format!("sessions were ended, and a copy did not get what programs wrote last: {why}")
+        })?;
         let (path, version) = (Path::root(), subtree.version);
         let change = Change::SetManager { path, version, by: party, to: NodeId::new(to) };
         let done = self.give(version, &change);
-        let done = done.map_err(|why| format!("the cluster manager did not let node {to} lead: {why}"))?;
+        let done = done.map_err(|why| {
+            format!("sessions were ended, and the cluster manager did not let node {to} lead: {why}")
+        })?;
         until_seen(&membership, done.number);
         let took_us = SystemHost.now().since(begun).as_micros() as u64;
         info!(to, took_us, "gave the lead away");

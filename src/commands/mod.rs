@@ -65,7 +65,8 @@ enum Command {
     Down(Down),
     /// Let another node lead: a planned hand-over to one in sync, after which the former one is a standby
     ///
-    /// Exit code 0: node K leads (it may have led before); 1: refused, and nothing has changed; 2: it could not be done.
+    /// Exit code 0: node K leads (it may have led before); 1: refused, and the reason says whether sessions were ended; 2: it
+    /// could not be asked for.
     Move(Move),
     /// Start a stopped node
     Start(OneNode),

@@ -13,11 +13,14 @@ use crate::mountpoint;
 use crate::process::has_variable;
 use crate::say::{self, quoted};
 use crate::status::ask;
-use ipc::{Host, SystemHost};
+use ipc::{Host, SystemHost, Word};
 use serde::Serialize;
 use std::process::ExitCode;
 use std::time::Duration;
 
+/// How long a process may go on before it keeps the lead where it is, and how often that is looked at.
+const ENDING: Duration = Duration::from_millis(300);
+const LOOK: Duration = Duration::from_millis(10);
 /// How long processes that have ended may take to be noticed.
 const ENDED: Duration = Duration::from_secs(2);
 
@@ -58,7 +61,7 @@ pub(super) fn run(arguments: &Move) -> Result<ExitCode> {
     if let Some(why) = cannot_lead(told, to.number) {
         return Ok(refused(format_args!("{why}")));
     }
-    let attached = Attached::to(&cluster, from)?;
+    let attached = Attached::for_a_while(&cluster, from, arguments.force)?;
     if !attached.others.is_empty() && !arguments.force {
         return Ok(refused(format_args!("{}", attached.refusal(&cluster, from))));
     }
@@ -124,6 +127,18 @@ struct Attached {
 }
 
 impl Attached {
+    /// Those that stay: a process that was told to end just now has a moment for it.
+    fn for_a_while(cluster: &Cluster, node: &Node, force: bool) -> Result<Self> {
+        let until = SystemHost.now().after(ENDING);
+        loop {
+            let attached = Self::to(cluster, node)?;
+            if attached.others.is_empty() || force || SystemHost.now() >= until {
+                return Ok(attached);
+            }
+            SystemHost.wait(&Word::new(0), 0, Some(SystemHost.now().after(LOOK)));
+        }
+    }
+
     /// Those that are alive, without the mount.
     fn to(cluster: &Cluster, node: &Node) -> Result<Self> {
         let status = ask(&cluster.control(node), PATIENCE);

@@ -95,23 +95,32 @@ impl Node {
 
     /// Who starts its daemons.
     pub fn keeper(&self) -> Daemon {
-        let text = std::fs::read_to_string(self.0.dir.path().join("node-1/keeper.pid")).unwrap();
-        let pid = text.split_whitespace().next().unwrap().parse().unwrap();
-        Daemon(pidfd_open(Pid::from_raw(pid).unwrap(), PidfdFlags::empty()).unwrap())
+        self.process("node-1/keeper.pid")
     }
 
     /// Who serves its mount.
     pub fn gateway(&self) -> Daemon {
-        let text = std::fs::read_to_string(self.0.dir.path().join("node-1/gateway.pid")).unwrap();
+        self.process("node-1/gateway.pid")
+    }
+
+    /// The process that a pid file in the cluster's folder names.
+    pub fn process(&self, file: &str) -> Daemon {
+        let text = std::fs::read_to_string(self.0.dir.path().join(file)).unwrap();
         let pid = text.split_whitespace().next().unwrap().parse().unwrap();
         Daemon(pidfd_open(Pid::from_raw(pid).unwrap(), PidfdFlags::empty()).unwrap())
     }
 
     /// Stops the process that serves its mount, and waits until each of its threads stands.
     pub fn stop_gateway(&self) {
-        let text = std::fs::read_to_string(self.0.dir.path().join("node-1/gateway.pid")).unwrap();
+        self.stop_process("node-1/gateway.pid");
+    }
+
+    /// The same with the process that a pid file names, which is given.
+    pub fn stop_process(&self, file: &str) -> Daemon {
+        let text = std::fs::read_to_string(self.0.dir.path().join(file)).unwrap();
         let pid = text.split_whitespace().next().unwrap();
-        kill_process(Pid::from_raw(pid.parse().unwrap()).unwrap(), Signal::STOP).unwrap();
+        let process = self.process(file);
+        process.stop();
         let stands = |task: std::io::Result<std::fs::DirEntry>| {
             let stat = std::fs::read_to_string(task.unwrap().path().join("stat")).unwrap_or_default();
             stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T'))
@@ -121,6 +130,7 @@ impl Node {
             assert!(SystemHost.now() < until, "it does not stand still");
             spin(1_000_000);
         }
+        process
     }
 
     /// Waits for the daemon that its keeper starts again.
