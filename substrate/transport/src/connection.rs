@@ -50,6 +50,16 @@ pub enum Event {
     Ended(Ended),
 }
 
+/// The operations and bytes that a side has handed to the provider on a connection, pings and counts included: the cost that
+/// tests assert.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Frames, writes and reads.
+    pub operations: u64,
+    /// Bytes of the frames, heads included, and of the writes.
+    pub bytes: u64,
+}
+
 /// An operation in progress. Tickets are ordered by posting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticket(u64);
@@ -102,6 +112,7 @@ struct ConnectionState {
     /// The time of a ping that has no answer yet.
     pinged: Option<Time>,
     grants: Vec<Box<dyn Any + Send + Sync>>,
+    traffic: Traffic,
 }
 
 /// From this many operations in progress on, a posting thread handles completions itself. Otherwise every completion
@@ -151,6 +162,7 @@ impl ConnectionCore {
             heard: host.now(),
             pinged: None,
             grants: Vec::new(),
+            traffic: Traffic::default(),
         };
         let core = Arc::new(Self {
             spin: Spin::by_calls(settings.spin_ns),
@@ -345,6 +357,8 @@ impl ConnectionCore {
             return Ok(None);
         }
         state.issued = number;
+        state.traffic.operations += 1;
+        state.traffic.bytes += work.bytes();
         state.under_way.push_back(UnderWay { done: false, _held: held.cloned() });
         if work.has_count() {
             state.told = state.taken;

@@ -21,7 +21,7 @@ pub mod rpc;
 mod secret;
 mod settings;
 
-pub use connection::{Connection, Event, Ticket};
+pub use connection::{Connection, Event, Ticket, Traffic};
 pub use endpoint::Endpoint;
 pub use error::{Ended, Error};
 pub use fabric::Fabric;

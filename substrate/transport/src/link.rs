@@ -34,6 +34,15 @@ impl Operation<'_> {
             Self::Read { .. } => false,
         }
     }
+
+    /// Number of bytes that go to the peer.
+    pub fn bytes(&self) -> u64 {
+        match self {
+            Self::Frame(head, body) => (head.len() + body.len()) as u64,
+            Self::Write { from, .. } => from.count(),
+            Self::Read { .. } => 0,
+        }
+    }
 }
 
 /// The value that accompanies a write, delivered when all bytes of the write are in place.

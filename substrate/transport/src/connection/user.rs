@@ -172,6 +172,11 @@ impl Connection {
         }
     }
 
+    /// The operations and bytes that this side has handed to the provider so far.
+    pub fn traffic(&self) -> Traffic {
+        self.0.state.lock().traffic
+    }
+
     /// Closes the connection: sends a goodbye, then ends the peer's access. After the return, also on another thread,
     /// no byte of the peer reaches memory of this side through this connection, and all granted memory may be reused.
     pub fn close(&self) {

@@ -14,13 +14,14 @@ use format::session::SyncRequest;
 use format::{Epoch, InodeNumber, NodeId, PoolUid, Sequence};
 use ipc::Host;
 use pmem::crash::{Counts, Limits, Model, crash_recorded};
+use pmem::recorded::Verb;
 use pmem::{Medium, Recorder, progress};
 use sharedfs::{Config, Daemon, Format, Standby, Term, format_pool};
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
-use transport::{ClusterKey, Connection, Endpoint, Identity, Listener, Network};
+use transport::{ClusterKey, Connection, Endpoint, Identity, Listener, Network, Traffic};
 use zerocopy::IntoBytes;
 
 pub const HEAD: u32 = 1;
@@ -137,6 +138,8 @@ pub struct Pair {
     pub follows: Rc<RefCell<Follows>>,
     endpoint: Endpoint,
     host: Arc<StillHost>,
+    /// The head's side of the last connection.
+    link: RefCell<Option<Connection>>,
 }
 
 pub fn identity(node: u32) -> Identity {
@@ -145,10 +148,6 @@ pub fn identity(node: u32) -> Identity {
 
 impl Pair {
     /// New pools, a head that leads, and a copy that counts.
-    pub fn new() -> Self {
-        Self::on(&Recorder::new(), &Recorder::new())
-    }
-
     pub fn on(head: &Recorder, copy: &Recorder) -> Self {
         let host = StillHost::first();
         format_for(&head.medium(), HEAD);
@@ -184,7 +183,7 @@ impl Pair {
             paused: 0,
             meanwhile: None,
         }));
-        Self { copy: copy.clone(), daemon, follows, endpoint, host }
+        Self { copy: copy.clone(), daemon, follows, endpoint, host, link: RefCell::new(None) }
     }
 
     /// A connection from the head to the copy; the copy answers its hello.
@@ -207,7 +206,18 @@ impl Pair {
         drive_by(Box::new(move || {
             follows.try_borrow_mut().is_ok_and(|mut follows| follows.greet() || follows.step())
         }));
+        *self.link.borrow_mut() = Some(connection.clone());
         connection
+    }
+
+    /// What head and copy have handed to the transport on their connection.
+    pub fn traffic(&self) -> [Traffic; 2] {
+        let head = self.link.borrow().as_ref().map(Connection::traffic).unwrap_or_default();
+        let copy = match &self.follows.borrow().follower {
+            Follower::Accepted(connection) | Follower::Linked(connection, _) => connection.traffic(),
+            Follower::Waiting | Follower::Over => Traffic::default(),
+        };
+        [head, copy]
     }
 
     pub fn attach(&self) -> Client {
@@ -390,17 +400,34 @@ fn a_copy_that_executes_late_loses_nothing() {
     assert!(pair.daemon.copies()[0].ledger.get() * 64 > 2 * ledger, "the ledger went round");
 }
 
-/// An fsync of little costs one message each way.
+/// A write of 128 B and its fsync hand at most 256 B to the transport in both directions, in one message each way. The copy
+/// makes one write durable and syncs one file, and only the thread that waits for its answer is woken.
 #[test]
 fn an_fsync_hands_little_to_the_transport() {
-    let pair = Pair::new();
+    let recorders = [Recorder::new(), Recorder::new()];
+    let pair = Pair::on(&recorders[0], &recorders[1]);
     let mut one = pair.attach();
     one.write_lease(ROOT);
     let (file, _) = one.create(ROOT, b"file", FILE | 0o644);
     sync(&one, &[(file, 1)]).unwrap();
-    assert!(one.write(file, 0, &[7; 128]));
-    assert!(one.view.needs_copies(one.pages.commit().load(), opened(&one)));
-    sync(&one, &[(file, 1)]).unwrap();
-    // Nothing is asked again for what the copies have.
-    assert!(!one.view.needs_copies(one.pages.commit().load(), opened(&one)));
+    pair.settle_down();
+    let counts = || {
+        let calls = [Verb::Persist, Verb::Fence, Verb::Settle].map(|verb| recorders[1].calls(verb));
+        (pair.traffic(), calls, pair.host.wakes())
+    };
+    for round in 0..40 {
+        let (traffic, calls, wakes) = counts();
+        assert!(one.write(file, round * 128, &[7; 128]));
+        assert!(one.view.needs_copies(one.pages.commit().load(), opened(&one)));
+        sync(&one, &[(file, 1)]).unwrap();
+        // Nothing is asked again for what the copies have.
+        assert!(!one.view.needs_copies(one.pages.commit().load(), opened(&one)));
+        let (later, later_calls, later_wakes) = counts();
+        let operations = later.map(|side| side.operations);
+        assert_eq!(operations, traffic.map(|side| side.operations + 1), "round {round}");
+        let bytes: u64 = (0..2).map(|side| later[side].bytes - traffic[side].bytes).sum();
+        assert!(bytes <= 256, "{bytes} in round {round}");
+        let done: Vec<u64> = later_calls.iter().zip(&calls).map(|(later, before)| later - before).collect();
+        assert_eq!((done, later_wakes - wakes), (vec![1, 0, 1], 1), "round {round}");
+    }
 }

@@ -39,6 +39,7 @@ fn drive() -> bool {
 /// See the module.
 pub struct StillHost {
     now_ns: AtomicU64,
+    wakes: AtomicU64,
 }
 
 impl StillHost {
@@ -50,7 +51,12 @@ impl StillHost {
 
     /// The machine after it died.
     pub fn again() -> Arc<Self> {
-        Arc::new(Self { now_ns: AtomicU64::new(0) })
+        Arc::new(Self { now_ns: AtomicU64::new(0), wakes: AtomicU64::new(0) })
+    }
+
+    /// Number of calls that wake threads.
+    pub fn wakes(&self) -> u64 {
+        self.wakes.load(Ordering::Relaxed)
     }
 }
 
@@ -85,5 +91,7 @@ impl Host for StillHost {
         Waited::TimedOut
     }
 
-    fn wake(&self, _: &Word, _: u32) {}
+    fn wake(&self, _: &Word, _: u32) {
+        self.wakes.fetch_add(1, Ordering::Relaxed);
+    }
 }
