@@ -12,8 +12,8 @@ use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// Sizes of a write, and the number of measured calls of each.
-const SIZES: [(usize, usize); 3] = [(128, 4000), (4 << 10, 4000), (64 << 10, 1000)];
+/// Sizes of a write, and the part of the measured calls that each gets.
+const SIZES: [(usize, usize); 3] = [(128, 1), (4 << 10, 1), (64 << 10, 4)];
 /// Calls before those that are measured.
 const WARM_UP: usize = 100;
 /// Calls of a turn.
@@ -75,18 +75,20 @@ impl Drop for Scratch<'_> {
     }
 }
 
-/// Measures all sizes. `tree` lies in Hearth, `scratch` on a tmpfs, `beside` on a disk.
+/// Measures all sizes, with `count` calls of the shortest. Of the three folders the first lies in Hearth, the second on a
+/// tmpfs, the third on a disk.
 ///
 /// # Errors
 /// A call failed.
-pub fn measure(tree: &Path, scratch: &Path, beside: &Path) -> Result<Vec<SyncRow>> {
-    let mut floor = Floor::start(scratch)?;
+pub fn measure(folders: [&Path; 3], count: usize) -> Result<Vec<SyncRow>> {
+    let mut floor = Floor::start(folders[1])?;
     let name = format!("hearth-syncs-{}", std::process::id());
-    let paths = [tree, scratch, beside].map(|folder| folder.join(&name));
+    let paths = folders.map(|folder| folder.join(&name));
     let [tree, scratch, beside] = paths.each_ref().map(|path| Scratch::new(path));
     let (tree, scratch, beside) = (tree?, scratch?, beside?);
     let mut rows = Vec::new();
-    for (bytes, calls) in SIZES {
+    for (bytes, part) in SIZES {
+        let calls = (count / part).max(TURN);
         let payload: Vec<u8> = (0..bytes).map(|index| (index * 31) as u8).collect();
         let mut samples = [const { Vec::new() }; 4];
         for first in (0..WARM_UP + calls).step_by(TURN) {

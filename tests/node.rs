@@ -197,6 +197,26 @@ fn every_operation_is_measured_in_the_tree_and_beside_it() {
 }
 
 #[test]
+fn an_fsync_on_two_nodes_is_measured_beside_its_floor() {
+    let beside = tempfile::tempdir().unwrap();
+    let folder = beside.path().to_str().unwrap();
+    let told = limited(
+        &[env!("CARGO_BIN_EXE_hearth")],
+        &["bench", "latency", "--nodes", "2", "--json", "--count", "50", "--beside", folder],
+    );
+    let rows: serde_json::Value = serde_json::from_str(&told.expect_success()).unwrap();
+    let rows = rows.as_array().unwrap();
+    let sizes: Vec<_> = rows.iter().map(|row| row["bytes"].as_u64().unwrap()).collect();
+    assert_eq!(sizes, [128, 4096, 65536]);
+    for (row, place) in rows.iter().flat_map(|row| ["hearth", "floor", "tmpfs", "beside"].map(|at| (row, at)))
+    {
+        let [p50, p99] = ["p50_ns", "p99_ns"].map(|name| row[place][name].as_u64().unwrap());
+        assert!(p50 > 0 && p99 >= p50, "{place}: {row}");
+    }
+    assert_eq!(std::fs::read_dir(folder).unwrap().count(), 0, "nothing is left behind");
+}
+
+#[test]
 fn writers_without_a_pause_are_measured_in_the_tree_and_on_a_tmpfs() {
     let rows = ["append-4k-fresh", "append-1m", "overwrite-two", "replace", "journal"];
     let told = limited(

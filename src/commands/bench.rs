@@ -153,7 +153,7 @@ pub(super) fn measure(arguments: &Measure) -> Result<ExitCode> {
         }
         "syncs" => {
             let beside = arguments.beside.as_deref().unwrap_or(scratch);
-            serde_json::to_string(&syncs::measure(tree, scratch, beside)?)
+            serde_json::to_string(&syncs::measure([tree, scratch, beside], arguments.count as usize)?)
         }
         "folder" | "sustained" => serde_json::to_string(&sustained::measure(arguments)?),
         _ => {

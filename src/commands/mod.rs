@@ -305,6 +305,10 @@ struct Latency {
     /// A folder of the file system that is measured beside [default: the present folder]
     #[arg(long, value_name = "DIR", requires = "nodes")]
     beside: Option<PathBuf>,
+    /// How many writes of each size, at most; fewer of long ones
+    #[arg(long, value_name = "N", default_value_t = 4000, requires = "nodes",
+        value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    count: u32,
 }
 
 #[derive(Debug, Args)]

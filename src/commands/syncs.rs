@@ -16,9 +16,10 @@ const CAPACITY_MIB: u64 = 256;
 pub(super) fn latency(arguments: &Latency) -> Result<ExitCode> {
     let Some(nodes) = arguments.nodes else { return bench::latency(&arguments.bench) };
     let beside = folder_beside(arguments.beside.as_deref())?;
-    let medium = arguments.bench.medium;
+    let (medium, count) = (arguments.bench.medium, arguments.count.to_string());
     let rows: Vec<SyncRow> = with_cluster((medium, nodes), CAPACITY_MIB, |measuring| {
-        measuring.part("syncs", &[OsStr::new("--beside"), beside.as_os_str()])
+        let rest = [OsStr::new("--beside"), beside.as_os_str(), OsStr::new("--count"), OsStr::new(&count)];
+        measuring.part("syncs", &rest)
     })?;
     if arguments.bench.json {
         print_json(&rows)?;
