@@ -230,7 +230,8 @@ fn writers_without_a_pause_are_measured_in_the_tree_and_on_a_tmpfs() {
     for (line, place) in lines.iter().flat_map(|line| ["tree", "tmpfs"].map(|place| (line, &line[place]))) {
         let figure = |name: &str| place[name].as_f64().unwrap();
         assert!(figure("per_second") > 0.0 && figure("p99_us") > 0.0, "{line}");
-        assert!(figure("longest_ms") * 1000.0 >= figure("p99_us"), "{line}");
+        // Two units of one time: the last digit may differ.
+        assert!(figure("longest_ms") * 1000.1 >= figure("p99_us"), "{line}");
     }
 }
 
