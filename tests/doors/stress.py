@@ -1,7 +1,8 @@
 """Programs at the same hundred files, each with a cell of its own in them that it stamps: what was written stays, and whoever
 reads after a write has returned sees it. And at one file to which all append lines.
 
-stress.py work FOLDER TABLE NUMBER [maps] [dies]    a worker; `maps`: it maps files too; `dies`: its mount may be killed
+stress.py work FOLDER TABLE NUMBER [maps] [dies]    a worker; `maps`: it maps files too; `dies`: what serves it may be
+                                                    killed: calls fail, mapped pages are gone, reads are short
 stress.py judge FOLDER TABLE WORKERS                compares what is there at the end
 
 TABLE is a folder outside of the tree: `cells` has for each cell the last stamp that a write began and the last that it
@@ -86,7 +87,7 @@ class Worker:
             map = self.map(file)
             memoryview(map)[at:at + 8].cast("Q")[0] = stamp
             if self.dies:
-                # What a mount that is killed had not written back is lost.
+                # What could not be written back is lost.
                 map.flush()
             self.counts["stored"] += 1
         else:
@@ -103,6 +104,9 @@ class Worker:
             self.counts["loaded"] += 1
         else:
             data = os.pread(self.file(file), BYTES, 0)
+            if self.dies and len(data) < BYTES:
+                # The second page could not be read.
+                raise OSError(errno.EIO, "short read")
             assert len(data) == BYTES, f"{self.path(file)} has {len(data)} bytes"
             found = [CELL.unpack_from(data, place(*cell))[0] for cell in whole]
             self.counts["read"] += 1
@@ -219,7 +223,7 @@ verb, folder, table, number = sys.argv[1:5]
 flags = sys.argv[5:]
 if verb == "judge":
     judge(folder, table, int(number))
-elif "maps" in flags and "dies" in flags:
-    supervise(lambda: Worker(folder, table, int(number), True, True))
+elif "dies" in flags:
+    supervise(lambda: Worker(folder, table, int(number), "maps" in flags, True))
 else:
     Worker(folder, table, int(number), "maps" in flags, "dies" in flags).work()
