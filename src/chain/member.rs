@@ -18,7 +18,7 @@ use crate::commands::mount::show_if_wanted;
 use crate::error::Result;
 use crate::status::NodeStatus;
 use cluster::{
-    Address, Change, Done, Manager, Membership, Party, Path, Placement, PoolIdentity, Refusal, Remote,
+    Address, Change, Done, Manager, Membership, Part, Party, Path, Placement, PoolIdentity, Refusal, Remote,
     Subtree, View,
 };
 use format::{ChangeNumber, NodeId, PoolUid};
@@ -206,9 +206,9 @@ impl Member {
         let Some(view) = membership.view() else { return };
         self.links.advance(&view);
         let head = self.now.lock().head.clone();
-        match (view.subtrees.get(&Path::root()), head) {
-            (None, _) => self.found(&view),
-            (Some(subtree), Some(head)) if subtree.manager == Some(self.id) => {
+        let subtree = view.subtrees.get(&Path::root());
+        match (Part::of(subtree, self.id, head.is_some()), subtree, head) {
+            (Part::Lead, Some(subtree), Some(head)) => {
                 let turn = Turn { party, view: &view, subtree, links: &self.links };
                 self.place_new_members(&view, subtree);
                 head.look(&turn, |change| self.propose(change));
@@ -216,11 +216,10 @@ impl Member {
                     self.leave_in_sync(party, subtree, "its daemon stopped");
                 }
             }
-            (Some(_), Some(_)) => end_at_once("another node leads"),
-            (Some(subtree), None) if subtree.manager == Some(self.id) => {
-                self.begin(membership, party, &view, subtree);
-            }
-            (Some(subtree), None) => self.follow(party, subtree),
+            (Part::Begin, Some(subtree), _) => self.begin(membership, party, &view, subtree),
+            (Part::Follow, Some(subtree), _) => self.follow(party, subtree),
+            (Part::End, ..) => end_at_once("another node leads"),
+            (Part::Found, ..) | (_, None, _) | (Part::Lead, _, None) => self.found(&view),
         }
     }
 
