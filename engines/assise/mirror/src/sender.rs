@@ -146,7 +146,8 @@ impl Sender {
     }
 
     /// Sends frames of a log up to record `up_to`, at most about `bytes_max` bytes. `executed` is the position up to
-    /// which the copy's tree contains this file: later parts must not be overwritten.
+    /// which the copy's tree contains this file: later parts must not be overwritten. A frame that would overwrite one is
+    /// sent later if the head's own tree contains more, up to record `digested`; otherwise the log ends before it.
     ///
     /// # Errors
     /// The error of the medium.
@@ -157,7 +158,7 @@ impl Sender {
         &mut self,
         (log, file): (LogUid, &LogFile),
         up_to: Sequence,
-        executed: Digested,
+        (executed, digested): (Digested, Sequence),
         bytes_max: usize,
     ) -> Result<LogPush, MediaError> {
         let entry = self.logs.get_mut(&log).expect("the copy was told of the log");
@@ -173,11 +174,12 @@ impl Sender {
                 return Ok(LogPush::More(sent));
             }
             let Some(frame) = frames.next()? else { return Ok(LogPush::Ends(sent)) };
-            // A log that wraps onto a part which the copy has not executed violates the rule, so it ends before that
-            // part.
             let taken = bytes_between(ring, sent, frame.after);
             if bytes_between(ring, executed, sent) + taken > file.ring_bytes() {
-                return Ok(LogPush::Ends(sent));
+                // The program may have been told of this room before the copy counted. Once the copy has executed all
+                // that the head has digested, a log that wraps onto more violates the rule, so it ends here.
+                let waits = executed.sequence < digested;
+                return Ok(if waits { LogPush::More(sent) } else { LogPush::Ends(sent) });
             }
             self.queue.put(Target { log, incarnation, position: sent.position }, frame.bytes);
             bytes += frame.bytes.len();

@@ -72,6 +72,10 @@ pub(crate) struct Copy {
     changed: Arc<EventCounter>,
     /// 1 when it does not.
     removed: Word,
+    /// 1 while it lacks records that entries name which are to be sent: nothing is sent but those.
+    lacks_records: Word,
+    /// The logs that these are of, and up to where.
+    lacking: Lock<Vec<(LogUid, Sequence)>>,
 }
 
 /// A log that is to be sent.
@@ -84,6 +88,8 @@ pub(crate) struct LogToSend {
     pub before: Option<Sequence>,
     pub owner: u32,
     pub up_to: Sequence,
+    /// How far the own tree contains it.
+    pub digested: Sequence,
 }
 
 /// The ledger that is to be sent.
@@ -140,6 +146,8 @@ impl Copy {
             moved: EventCounter::new(None),
             changed: EventCounter::new(None),
             removed: Word::new(0),
+            lacks_records: Word::new(0),
+            lacking: Lock::new(host.clone(), Vec::new()),
             host,
         })
     }
@@ -173,6 +181,36 @@ impl Copy {
     /// Sends all of the ledger, then of a log, at most about so many bytes, and asks for both. What the connection does not
     /// take now is sent by the next push.
     pub fn push(&self, log: Option<&LogToSend>, ledger: &LedgerToSend, bytes_max: usize) {
+        // Acquire: pairs with the Release of `set_lacks_nothing`.
+        if self.lacks_records.load(Ordering::Acquire) == 0 {
+            self.push_both(log, Some(ledger), bytes_max);
+        }
+    }
+
+    /// Sends records of a log that is digested to there, before the entries that name them.
+    pub fn push_digested(&self, log: &LogToSend, bytes_max: usize) {
+        self.push_both(Some(log), None, bytes_max);
+    }
+
+    /// It begins to count: up to where each log is digested. Nothing else is sent until that is there.
+    pub fn set_lacking(&self, digested: Vec<(LogUid, Sequence)>) {
+        *self.lacking.lock() = digested;
+        // Release: pairs with the Acquire of `push`.
+        self.lacks_records.store(1, Ordering::Release);
+    }
+
+    /// What [`Self::set_lacking`] was told.
+    pub fn lacking(&self) -> Vec<(LogUid, Sequence)> {
+        self.lacking.lock().clone()
+    }
+
+    /// It has that.
+    pub fn set_lacks_nothing(&self) {
+        // Release: pairs with the Acquire of `push`.
+        self.lacks_records.store(0, Ordering::Release);
+    }
+
+    fn push_both(&self, log: Option<&LogToSend>, ledger: Option<&LedgerToSend>, bytes_max: usize) {
         let pushed = {
             let mut guard = self.sender.lock();
             let Some(sender) = guard.as_mut() else { return };
@@ -187,7 +225,7 @@ impl Copy {
         &self,
         sender: &mut Sender,
         log: Option<&LogToSend>,
-        ledger: &LedgerToSend,
+        ledger: Option<&LedgerToSend>,
         bytes_max: usize,
     ) -> Result<(), mirror::Error> {
         if !sender.pump()? {
@@ -195,7 +233,9 @@ impl Copy {
         }
         // Rights before the records that rest on them, as they were written here. An entry that rests on records is written
         // when the copies have those.
-        sender.push_ledger(&ledger.region, &ledger.end)?;
+        if let Some(ledger) = ledger {
+            sender.push_ledger(&ledger.region, &ledger.end)?;
+        }
         if let Some(item) = log {
             self.push_log(sender, item, bytes_max)?;
         }
@@ -225,7 +265,8 @@ impl Copy {
         }
         let executed = self.positions.lock().logs.get(&item.log).map(|log| log.executed);
         let executed = executed.ok_or(mirror::Error::Broken("a log that was not begun"))?;
-        let pushed = sender.push_log((item.log, &item.file), item.up_to, executed, bytes_max)?;
+        let places = (executed, item.digested);
+        let pushed = sender.push_log((item.log, &item.file), item.up_to, places, bytes_max)?;
         if let Some(log) = self.positions.lock().logs.get_mut(&item.log) {
             log.ends = match pushed {
                 LogPush::Ends(at) => Some((at.sequence, item.up_to)),

@@ -325,8 +325,10 @@ impl Core {
         Ok(())
     }
 
-    /// A member counts as a copy from now on.
+    /// A member counts as a copy from now on; [`Core::send_digested`] is what it gets first.
     pub fn count(&self, state: &mut State, copy: Arc<Copy>) {
+        let digested = state.copy.logs.iter().map(|(log, copy)| (*log, copy.digested.sequence));
+        copy.set_lacking(digested.collect());
         self.copies.add(copy);
         for session in state.sessions.values() {
             session.shared.daemon.publish_replication(true, Default::default());

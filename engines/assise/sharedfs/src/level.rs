@@ -14,6 +14,7 @@ use format::mirror::LogEnds;
 use format::{Life, LogUid, NodeId, Sequence};
 use ipc::Digested;
 use ipc::host::{Host, Time};
+use mirror::logs::{RING_START, bytes_between};
 use mirror::{CopyEnds, Sender};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -116,7 +117,15 @@ fn judge_logs(local: &mut LocalCopy, ends: &CopyEnds, node: NodeId) -> Result<Ve
         let from = match known {
             Some(log) => {
                 goes_on.push((*log, file.ring_bytes()));
-                Digested { sequence: log.end, position: log.end_position.get() }
+                let executed = Digested { sequence: log.executed, position: log.executed_position.get() };
+                let ring = (RING_START, RING_START + file.ring_bytes());
+                let end = Digested { sequence: log.end, position: log.end_position.get() };
+                // It gets what is digested here before the entries by which it would make room for that.
+                let more = bytes_between(ring, end, digested);
+                if bytes_between(ring, executed, end) + more > file.ring_bytes() {
+                    return Err(Error::NeedsImport(node));
+                }
+                end
             }
             None => match local.logs.get(&uid).and_then(|log| log.before) {
                 Some(before) => Digested { sequence: before, ..mirror::logs::BEGINNING },
@@ -164,7 +173,8 @@ pub(crate) fn log_to_send(
     let (incarnation, owner) = (open.incarnation, open.caller.uid);
     let Some(file) = local.file(uid)? else { return Ok(None) };
     let before = local.logs.get(&uid).and_then(|log| log.before);
-    Ok(Some(LogToSend { log: uid, incarnation, file, before, owner, up_to }))
+    let digested = local.digested(uid).sequence;
+    Ok(Some(LogToSend { log: uid, incarnation, file, before, owner, up_to, digested }))
 }
 
 /// Before a life begins: every copy gets what the logs hold and all of the ledger, and its tree contains that, so that all of
@@ -235,7 +245,7 @@ pub(crate) fn send_ledger(host: &Arc<dyn Host>, copies: &Copies, local: &LocalCo
     Ok(())
 }
 
-fn wait(host: &Arc<dyn Host>, copy: &Copy, seen: u32, until: Time) -> Result<(), Error> {
+pub(crate) fn wait(host: &Arc<dyn Host>, copy: &Copy, seen: u32, until: Time) -> Result<(), Error> {
     let now = host.now();
     if !copy.is_connected() || now >= until {
         return Err(Error::Copy(copy.node, transport::Error::TimedOut.into()));

@@ -7,7 +7,7 @@
 
 use crate::copies::{CopyState, Has, Listened, LogToSend, ledger_to_send};
 use crate::error::Error;
-use crate::level::{LEVEL_PATIENCE, LOOK, TURN_BYTES, begin_copy, greet, keys_of_lives, log_to_send};
+use crate::level::{LEVEL_PATIENCE, LOOK, TURN_BYTES, begin_copy, greet, keys_of_lives, log_to_send, wait};
 use crate::state::{Core, State};
 use ccnvm::SessionId;
 use format::call::{Status, split};
@@ -62,9 +62,11 @@ impl Core {
             keys_of_lives(&area, &state.copy)?
         };
         let begun = {
+            // No batch is under way that was judged by what copies had before.
+            let area = self.area_for(None);
             let mut guard = self.state.lock();
             let state = &mut *guard;
-            begin_copy(&self.host, &mut state.copy, &lives, greeted).map(|copy| match &known {
+            let begun = begin_copy(&self.host, &mut state.copy, &lives, greeted).map(|copy| match &known {
                 Some(known) => {
                     known.reconnect(&copy);
                     state.copy.ledger.hold(self.copies.contained());
@@ -74,13 +76,18 @@ impl Core {
                     self.count(state, copy.clone());
                     copy
                 }
-            })
+            });
+            drop((guard, area));
+            begun
         };
         let copy = match begun {
             // What a copy that counts has may have been acknowledged: it is never replaced.
             Err(Error::NeedsImport(_) | Error::CopyIsAhead(_)) if known.is_none() => self.import(&link)?,
             begun => begun?,
         };
+        if known.is_none() {
+            self.send_digested(&copy).inspect_err(|_| self.remove_copy(node))?;
+        }
         let ready: Vec<_> =
             self.state.lock().ready.iter().map(|ready| (ready.log, ready.file.clone())).collect();
         ready.iter().for_each(|(log, file)| copy.prepare_log(*log, file));
@@ -95,6 +102,35 @@ impl Core {
             let feeder = self.clone();
             self.spawn("copy", move || feeder.feed(node))?;
         }
+        Ok(())
+    }
+
+    /// A copy that counts since just now gets all records that are digested here. Only then it gets the entries that name
+    /// them, as a copy gets each that is written from now on.
+    fn send_digested(&self, copy: &crate::copies::Copy) -> Result<(), Error> {
+        let until = self.host.now().after(LEVEL_PATIENCE);
+        for (log, up_to) in copy.lacking() {
+            loop {
+                let seen = copy.look();
+                if copy.has(log, up_to, Sequence::new(0)) != Has::Less {
+                    break;
+                }
+                let item = {
+                    let mut state = self.state.lock();
+                    if state.is_stopped() {
+                        return Err(Error::Stopped);
+                    }
+                    log_to_send(&mut state.copy, log, up_to)?
+                };
+                // It is over, and its file is gone: the next attempt finds that out before anything is sent.
+                let Some(item) = item else {
+                    return Err(Error::Copy(copy.node, transport::Error::TimedOut.into()));
+                };
+                copy.push_digested(&item, TURN_BYTES);
+                wait(&self.host, copy, seen, until)?;
+            }
+        }
+        copy.set_lacks_nothing();
         Ok(())
     }
 

@@ -28,6 +28,7 @@ mod pair_threads;
 mod passes;
 mod ready;
 mod recalls;
+mod returns;
 mod rounds;
 mod rules;
 mod second_copy;

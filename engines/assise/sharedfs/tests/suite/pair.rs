@@ -63,6 +63,8 @@ pub struct Follows {
     follower: Follower,
     /// So many times nothing is executed where something could be.
     pub paused: u32,
+    /// What is settled is executed before the next message is taken.
+    pub eager: bool,
     /// What programs do at the head when the copy has taken so many messages.
     pub meanwhile: Option<(u32, Box<dyn FnMut()>)>,
 }
@@ -104,6 +106,7 @@ impl Follows {
                     }
                     Ok(_) => {
                         self.follower = Follower::Linked(connection, link);
+                        while self.eager && self.standby.execute().unwrap() {}
                         true
                     }
                     Err(_) => {
@@ -181,6 +184,7 @@ impl Pair {
             listener,
             follower: Follower::Waiting,
             paused: 0,
+            eager: false,
             meanwhile: None,
         }));
         Self { copy: copy.clone(), daemon, follows, endpoint, host, link: RefCell::new(None) }
