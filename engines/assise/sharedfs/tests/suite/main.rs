@@ -14,6 +14,7 @@ mod fences;
 mod greetings;
 mod hand_over;
 mod hostile;
+mod hostile_copies;
 mod hostile_door;
 mod hostile_files;
 mod hostile_logs;
