@@ -63,7 +63,7 @@ impl Simulation {
     ///
     /// # Errors
     /// See [`Stuck`]. The threads have ended all the same, except after `Silent`.
-    pub fn run(self) -> Result<Ended, Stuck> {
+    pub fn run(&self) -> Result<Ended, Stuck> {
         let ended = self.core.run();
         if matches!(ended, Err(Stuck::Silent(_))) {
             return ended;
@@ -174,7 +174,13 @@ impl Host for SimHost {
     }
 
     fn wait(&self, word: &Word, expected: u32, until: Option<Time>) -> Waited {
-        let Some(current) = current() else { return Waited::Interrupted };
+        let Some(current) = current() else {
+            // A thread that unwinds waits for what others have to do first.
+            if let Some(Current { core, thread }) = CURRENT.with_borrow(Clone::clone) {
+                core.let_others_run(thread);
+            }
+            return Waited::Interrupted;
+        };
         // A switch comes before the load and none comes after it, so load and sleep are one step.
         if word.load(Ordering::SeqCst) != expected {
             return Waited::Woken;
@@ -183,10 +189,9 @@ impl Host for SimHost {
     }
 
     fn wake(&self, word: &Word, count: u32) {
+        // First: a thread that is killed here has freed what others wait for.
+        self.core.wake(word.address(), count);
         step();
-        if !std::thread::panicking() {
-            self.core.wake(word.address(), count);
-        }
     }
 }
 

@@ -229,6 +229,14 @@ impl Core {
         self.hand_over(inner, me)
     }
 
+    /// A thread that unwinds lets others run, and unwinds on when it has the turn again.
+    pub fn let_others_run(&self, me: usize) {
+        let mut inner = self.lock();
+        inner.tick();
+        self.pass_turn(&mut inner, Some(me));
+        drop(self.sleep(inner, me));
+    }
+
     pub fn wait_thread(&self, me: usize, other: usize) {
         let mut inner = self.lock();
         if inner.threads[other].state != State::Done {

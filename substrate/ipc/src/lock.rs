@@ -62,6 +62,17 @@ impl<T> Lock<T> {
         Some(Guard { lock: self, unshared: std::marker::PhantomData })
     }
 
+    /// Frees the lock; true if a thread may sleep until it is free.
+    #[inline]
+    fn free(&self) -> bool {
+        // Release: pairs with the Acquire of the next holder.
+        let is_wanted = self.state.compare_exchange_here(HELD, FREE).is_err();
+        if is_wanted {
+            self.state.store(FREE, Ordering::Release);
+        }
+        is_wanted
+    }
+
     /// True if a thread sleeps until the lock is free, as far as the holder can tell.
     #[inline]
     pub fn is_wanted(&self) -> bool {
@@ -111,10 +122,24 @@ impl<T> std::ops::DerefMut for Guard<'_, T> {
 impl<T> Drop for Guard<'_, T> {
     #[inline]
     fn drop(&mut self) {
-        // Release: pairs with the Acquire of the next holder.
-        if self.lock.state.compare_exchange_here(HELD, FREE).is_err() {
-            self.lock.state.store(FREE, Ordering::Release);
+        // The simulator ends a killed thread at an access to a word: the lock is free then, too.
+        let unwinding = FreeOnUnwind(self.lock);
+        let is_wanted = self.lock.free();
+        std::mem::forget(unwinding);
+        if is_wanted {
             self.lock.host.wake(&self.lock.state, 1);
+        }
+    }
+}
+
+/// Frees a lock whose guard is unwound while it frees it.
+struct FreeOnUnwind<'a, T>(&'a Lock<T>);
+
+impl<T> Drop for FreeOnUnwind<'_, T> {
+    #[cold]
+    fn drop(&mut self) {
+        if self.0.free() {
+            self.0.host.wake(&self.0.state, 1);
         }
     }
 }
