@@ -71,11 +71,11 @@ prove-doors: build
 	 2>&1 | scripts/sum-tests
 
 # The real LibFS and SharedFS under the stepped host: a thousand histories that end with the machine, every instant of
-# an operation at which another can come between, a thousand schedules.
+# an operation at which another can come between, a thousand schedules, 3,000 worlds of two and three nodes.
 prove-sim:
-	@HEARTH_PROVE=1 HEARTH_SEEDS=50 scripts/check tests cargo test --release --locked -p sim --no-fail-fast \
+	@HEARTH_PROVE=1 HEARTH_SEEDS=50 HEARTH_WORLD_SEEDS=3000 scripts/check tests cargo test --release --locked -p sim --no-fail-fast \
 	 --test assise_machine_death --test assise_preempted --test assise_schedules --test assise_read_once \
-	 --test assise_restart -- --nocapture \
+	 --test assise_restart --test world -- --nocapture \
 	 2>&1 | scripts/sum-tests
 
 # What must hold for any input, for other inputs each time: the model beside the kernel, LibFS beside the model, and all

@@ -13,6 +13,7 @@ pub mod host;
 pub mod place;
 pub mod random;
 pub mod step;
+pub mod world;
 
 pub use host::{SimHost, Simulation, elsewhere};
 pub use step::{Ended, Limits, Stuck, ThreadReport};

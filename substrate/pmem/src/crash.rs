@@ -378,6 +378,15 @@ pub struct Sample {
     pub seed: u64,
 }
 
+/// A medium as a loss of power now may leave it, drawn by `seed`.
+pub fn lose_power(recorder: &Recorder, model: Model, seed: u64) -> Image {
+    let mut replay = Replay::new(recorder, model);
+    while replay.advance() {}
+    let moment = replay.moment();
+    let choices = Choices::of(&moment);
+    choices.image(&choices.by_chance(&mut SeededRandom(seed)))
+}
+
 /// Crashes a recorded run at a few random moments; otherwise like [`enumerate`].
 ///
 /// # Errors

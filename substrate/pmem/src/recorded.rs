@@ -179,6 +179,23 @@ impl Recorder {
         }
     }
 
+    /// The same folder after the process that used it was killed: everything that it stored is there, and what it did not
+    /// make durable may still be lost. Later stores of that process's threads do not reach it.
+    #[must_use]
+    pub fn after_kill(&self) -> Self {
+        let state = self.state();
+        let copy = RecorderState {
+            initial: state.initial.clone(),
+            first_ids: state.first_ids.clone(),
+            live: state.live.clone(),
+            ids: state.ids.clone(),
+            next_file: state.next_file,
+            log: state.log.clone(),
+            ..RecorderState::default()
+        };
+        Self(Arc::new(Mutex::new(copy)), Arc::default())
+    }
+
     /// The pool's folder.
     pub fn medium(&self) -> Medium {
         Medium::recorded(self)
