@@ -11,6 +11,7 @@
 //! Locks: of a sender, then of positions; the state's may be held when positions are locked, and never the other way
 //! round. None is held across a wait.
 
+pub use crate::copy_positions::CopyState;
 use crate::copy_positions::{CopiedLog, Positions};
 use crate::ledger::{place_of, position_of};
 use area::LedgerPlace;
@@ -35,25 +36,6 @@ const NOW: Time = Time::from_ns(0);
 
 /// How long the thread in the background listens at once.
 const TURN: Duration = Duration::from_millis(1);
-
-/// How a copy is, for people and for whoever decides whether it stays one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CopyState {
-    /// Where it is.
-    pub node: NodeId,
-    /// There is a connection to it.
-    pub connected: bool,
-    /// It had all that was acknowledged, digested or published when it was added.
-    pub level: bool,
-    /// It lacks something, and none of its positions has moved for so long.
-    pub stalled: Option<Duration>,
-    /// Bytes of logs that were sent and that it has not said to have, about.
-    pub behind_bytes: u64,
-    /// Last entry of the ledger that it has settled.
-    pub ledger: Sequence,
-    /// Last entry of the ledger that its tree contains.
-    pub executed: Sequence,
-}
 
 /// One copy.
 pub(crate) struct Copy {

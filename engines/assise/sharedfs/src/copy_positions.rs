@@ -3,11 +3,31 @@
 //! Guarantees: a copy that says to have more than it was sent, or a tree that contains what is not settled, is found.
 
 use format::mirror::{LEDGER_STREAM, LogMark, SettledMark};
-use format::{Incarnation, LogUid, Sequence};
+use format::{Incarnation, LogUid, NodeId, Sequence};
 use ipc::Digested;
 use ipc::host::Time;
 use mirror::ledger::LedgerPosition;
 use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// How a copy is, for people and for whoever decides whether it stays one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CopyState {
+    /// Where it is.
+    pub node: NodeId,
+    /// There is a connection to it.
+    pub connected: bool,
+    /// It had all that was acknowledged, digested or published when it was added.
+    pub level: bool,
+    /// It lacks something, and none of its positions has moved for so long.
+    pub stalled: Option<Duration>,
+    /// Bytes of logs that were sent and that it has not said to have, about.
+    pub behind_bytes: u64,
+    /// Last entry of the ledger that it has settled.
+    pub ledger: Sequence,
+    /// Last entry of the ledger that its tree contains.
+    pub executed: Sequence,
+}
 
 /// A log of which a copy has a file.
 #[derive(Clone, Copy, Debug)]
