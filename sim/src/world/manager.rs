@@ -1,10 +1,12 @@
-//! The cluster manager of a world: the rules that ship ([`cluster::Core`]), on a clock of its own, reached over links that
+//! The cluster manager of a world: the rules that ship ([`cluster::ManagerCore`]), on a clock of its own, reached over links that
 //! are slow, cut, or lose an answer. What it decided is durable before it is seen; it dies and starts again from that.
 
 use super::clock::NodeClock;
 use super::{World, lock};
 use crate::host::SimHost;
-use cluster::{Answer, Change, Core, Done, Error, Event, Expeller, Manager, Party, Record, Rules, View};
+use cluster::{
+    Answer, Change, Done, Error, Event, Expeller, Manager, ManagerCore, Party, Record, Rules, View,
+};
 use format::{BeatVersion, ChangeNumber, NodeId};
 use ipc::sync::Ordering;
 use ipc::{Host, Time, WAKE_ALL, Word};
@@ -19,7 +21,7 @@ const WAY_NS: u64 = 300_000;
 
 /// What runs, and what is durable.
 struct State {
-    core: Option<Core>,
+    core: Option<ManagerCore>,
     durable: (View, VecDeque<Record>),
     /// Nodes that it does not hear, and nodes that do not hear it.
     deaf: BTreeSet<NodeId>,
@@ -50,7 +52,7 @@ impl SimManager {
         {
             let mut state = lock(&self.state);
             let (view, history) = state.durable.clone();
-            let (core, _) = Core::start(view, history, Expeller::Core, now, 0);
+            let (core, _) = ManagerCore::start(view, history, Expeller::Core, now, 0);
             state.durable = (core.view().clone(), core.history().clone());
             state.core = Some(core);
         }

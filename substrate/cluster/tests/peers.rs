@@ -2,8 +2,8 @@
 //! calls in sync is always counted by the head, so no fsync is acknowledged without it (`docs/replication.md`, C8).
 
 use cluster::{
-    Address, Answer, Change, CopyFacts, Core, Event, Expeller, Party, Path, PeerFacts, PeerStep, Peers,
-    Placement, PoolCopy, PoolReport, Rules, View,
+    Address, Answer, Change, CopyFacts, Event, Expeller, ManagerCore, Party, Path, PeerFacts, PeerStep,
+    Peers, Placement, PoolCopy, PoolReport, Rules, View,
 };
 use format::{NodeId, PoolGeneration, PoolUid};
 use ipc::Time;
@@ -47,7 +47,7 @@ fn join(core: &mut Core, node: NodeId, instance: u64) -> Party {
 fn begin() -> (Core, Party) {
     let rules = Rules::new(Duration::from_secs(1), 0).unwrap();
     let (mut core, _) =
-        Core::start(View::new(1, rules), VecDeque::new(), Expeller::Core, Time::from_ns(1), 0);
+        ManagerCore::start(View::new(1, rules), VecDeque::new(), Expeller::Core, Time::from_ns(1), 0);
     let head = join(&mut core, HEAD, 1);
     OTHERS.iter().for_each(|node| drop(join(&mut core, *node, 1)));
     let chain = [HEAD].iter().chain(&OTHERS).map(|node| Placement { node: *node, hot: true }).collect();
