@@ -30,7 +30,7 @@ impl Draws {
     }
 }
 
-fn join(core: &mut Core, node: NodeId, instance: u64) -> Party {
+fn join(core: &mut ManagerCore, node: NodeId, instance: u64) -> Party {
     let copy =
         PoolCopy { uid: PoolUid::new(u64::from(node.get())), generation: PoolGeneration::new(instance) };
     let former = core.view().members.get(&node).map(|member| member.pool.generation).unwrap_or_default();
@@ -44,7 +44,7 @@ fn join(core: &mut Core, node: NodeId, instance: u64) -> Party {
 }
 
 /// A chain of three of which the first founds the tree.
-fn begin() -> (Core, Party) {
+fn begin() -> (ManagerCore, Party) {
     let rules = Rules::new(Duration::from_secs(1), 0).unwrap();
     let (mut core, _) =
         ManagerCore::start(View::new(1, rules), VecDeque::new(), Expeller::Core, Time::from_ns(1), 0);
