@@ -1,6 +1,8 @@
 //! A head and the other nodes of its chain, with requests to the manager and views that come late or never: what the manager
 //! calls in sync is always counted by the head, so no fsync is acknowledged without it (`docs/replication.md`, C8).
 
+#![allow(clippy::unwrap_used, reason = "a test ends where something unexpected is")]
+
 use cluster::{
     Address, Answer, Change, CopyFacts, Event, Expeller, ManagerCore, Party, Path, PeerFacts, PeerStep,
     Peers, Placement, PoolCopy, PoolReport, Rules, View,
@@ -49,7 +51,9 @@ fn begin() -> (ManagerCore, Party) {
     let (mut core, _) =
         ManagerCore::start(View::new(1, rules), VecDeque::new(), Expeller::Core, Time::from_ns(1), 0);
     let head = join(&mut core, HEAD, 1);
-    OTHERS.iter().for_each(|node| drop(join(&mut core, *node, 1)));
+    for node in OTHERS {
+        let _ = join(&mut core, node, 1);
+    }
     let chain = [HEAD].iter().chain(&OTHERS).map(|node| Placement { node: *node, hot: true }).collect();
     let (path, version, founder) = (Path::root(), Default::default(), Some(PoolUid::new(1)));
     let change = Change::SetSubtree { path, version, chain, copies_min: 1, founder };
