@@ -6,8 +6,8 @@ FUZZ_MINUTES ?= 10
 # Where `make install` puts things; DESTDIR is put in front, for packages.
 PREFIX ?= /usr/local
 
-.PHONY: build demo test help install prove prove-cluster prove-crash prove-damage prove-doors prove-fuzz prove-kill \
-	prove-planted prove-sim prove-properties prove-suites prove-transport prove-verbs
+.PHONY: build demo test help install prove prove-cluster prove-copies prove-crash prove-damage prove-doors prove-fuzz \
+	prove-kill prove-planted prove-sim prove-properties prove-suites prove-transport prove-verbs
 
 build:
 	@scripts/setup libfabric-dev
@@ -41,7 +41,8 @@ help:
 install: build
 	@scripts/install "$(DESTDIR)$(PREFIX)"
 
-prove: prove-crash prove-damage prove-kill prove-doors prove-sim prove-properties prove-fuzz prove-transport prove-cluster \
+prove: prove-crash prove-damage prove-kill prove-copies prove-doors prove-sim prove-properties prove-fuzz prove-transport \
+	prove-cluster \
 	prove-planted
 
 # Every crash state of every structure, with the full counts; a run that was stopped goes on where it was.
@@ -68,6 +69,13 @@ prove-doors: build
 	@scripts/setup sqlite3
 	@HEARTH_DOORS=10 HEARTH_STRESS=100 scripts/check tests cargo test --release --locked -p hearth --test doors --no-fail-fast \
 	 -- --nocapture --test-threads=2 \
+	 2>&1 | scripts/sum-tests
+
+# Nodes of clusters killed at any instant: the one that leads, copies, daemons alone, two nodes at once, all in any order.
+prove-copies: build
+	@HEARTH_COPIES_TOLD=1 HEARTH_COPIES_HEADS=200 HEARTH_COPIES_REPLICAS=100 HEARTH_COPIES_DAEMONS=100 \
+	 HEARTH_COPIES_DOUBLES=20 HEARTH_COPIES_ORDERS=36 scripts/check tests \
+	 cargo test --release --locked -p hearth --test copies --no-fail-fast -- --nocapture --test-threads=1 \
 	 2>&1 | scripts/sum-tests
 
 # The real LibFS and SharedFS under the stepped host: a thousand histories that end with the machine, every instant of

@@ -36,8 +36,13 @@ impl Node {
 
     /// A cluster of several nodes, whose lease and patience are so long that a busy machine costs nobody his place.
     pub fn of_nodes(count: u32) -> Self {
-        let (count, lease, patience) = (count.to_string(), "4000", "2500");
-        let nodes = ["--nodes", &count, "--lease", lease, "--patience", patience];
+        Self::of_nodes_with(count, 4000, 2500)
+    }
+
+    /// A cluster of several nodes with this lease and patience, in ms.
+    pub fn of_nodes_with(count: u32, lease: u64, patience: u64) -> Self {
+        let [count, lease, patience] = [count.into(), lease, patience].map(|number| number.to_string());
+        let nodes = ["--nodes", &count, "--lease", &lease, "--patience", &patience];
         Self::with(&[&["--medium", "memory", "--capacity", "64"], &nodes[..]].concat())
     }
 

@@ -46,6 +46,11 @@ impl Node {
         Self(harness::Node::of_nodes(count))
     }
 
+    /// The same with this lease and patience, in ms.
+    pub fn several_with(count: u32, lease: u64, patience: u64) -> Self {
+        Self(harness::Node::of_nodes_with(count, lease, patience))
+    }
+
     /// The cluster's folder.
     pub fn dir(&self) -> &str {
         self.0.dir()

@@ -1,0 +1,214 @@
+//! Nodes of a cluster killed at any instant, in any order, under mixed operations: what was synced is there, the rest is a
+//! prefix closed under what was seen, and all trees are equal when the nodes are back.
+//!
+//! Two workers do operations from a seed, and say what they did, what they synced, and what they saw of each other. The
+//! counts of each kind are variables; `make prove-copies` has the full ones.
+
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "a test ends where something unexpected is")]
+
+mod harness;
+mod prefix;
+mod processes;
+mod several;
+
+use ipc::{Host, SystemHost, Word};
+use prefix::{Random, list};
+use processes::{count, job, say};
+use several::cluster::Chain;
+use several::worker::{self, Said};
+use std::path::Path;
+use std::time::Duration;
+
+/// The test that does the jobs.
+const JOBS: &str = "a_worker_says_what_it_did";
+/// A lease that a busy machine does not cost anybody, in ms.
+const LONG: u64 = 4000;
+/// The lease of full rounds.
+const SHORT: u64 = 300;
+
+#[test]
+fn a_worker_says_what_it_did() {
+    let Some(words) = job() else { return worker::the_oracle_refuses_what_is_lost() };
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    match words[..] {
+        ["make", root] => worker::make_homes(Path::new(root)),
+        ["work", root, seed, who] => {
+            worker::work(Path::new(root), seed.parse().unwrap(), who.parse().unwrap());
+        }
+        ["list", root] => {
+            for (path, line) in list(Path::new(root)).unwrap() {
+                say(&format!("{path}: {line}"));
+            }
+            say("listed");
+        }
+        _ => panic!("no such job: {words:?}"),
+    }
+    std::process::exit(0);
+}
+
+fn pause(milliseconds: u64) {
+    let until = SystemHost.now().after(Duration::from_millis(milliseconds));
+    SystemHost.wait(&Word::new(0), 0, Some(until));
+}
+
+/// The lease of a run of so many rounds: short only where a person wanted many.
+fn lease(rounds: u64) -> u64 {
+    if rounds > 10 { SHORT } else { LONG }
+}
+
+/// What happens to the nodes in a round, from the node that leads on; all are started again in the end.
+type Fault = fn(&Chain, u32, &mut Random);
+
+/// Rounds in which workers at the node that leads are ended by a fault.
+fn rounds(what: &str, nodes: u32, rounds: u64, fault: Fault) {
+    if rounds == 0 {
+        return;
+    }
+    let chain = Chain::up(nodes, lease(rounds));
+    let (mut there, mut beyond, mut leader) = (0, 0, chain.until_whole());
+    for number in 0..rounds {
+        let seed = count("HEARTH_COPIES_SEED", 1) * 1000 + number;
+        let mut random = Random(seed);
+        let root = format!("round-{number}");
+        let jobs = chain.begin_workers(leader, &root, seed);
+        let said = chain.during(jobs, &mut random.clone(), |chain| chain.cut(leader));
+        random.next();
+        fault(&chain, leader, &mut random);
+        (1..=nodes).for_each(|number| chain.start(number));
+        let at = chain.until_whole();
+        let found = chain.listing_at(at, &root);
+        let judged = worker::judge(&found, seed, &said);
+        there += judged.iter().sum::<u64>();
+        beyond += judged.iter().zip(&said).map(|(judged, said)| judged - said.synced).sum::<u64>();
+        leader = chain.compare(&root, &found);
+        if count("HEARTH_COPIES_TOLD", 0) != 0 {
+            println!("{what}, {nodes} nodes, round {number}: {judged:?} are there, node {leader} leads");
+        }
+    }
+    chain.close();
+    println!("{what}, {nodes} nodes: {rounds} rounds, {there} operations there, {beyond} of them not synced");
+}
+
+/// Another node leads before the first is back.
+fn taken_over(chain: &Chain, leader: u32, _: &mut Random) {
+    chain.until_leads_but(&[leader]);
+}
+
+#[test]
+fn the_node_that_leads_is_killed_and_nothing_that_was_synced_is_lost() {
+    rounds("head killed", 2, count("HEARTH_COPIES_HEADS", 1), taken_over);
+}
+
+/// The node that took over is killed while the first one joins again.
+fn donor_killed(chain: &Chain, leader: u32, random: &mut Random) {
+    let donor = chain.until_leads_but(&[leader]);
+    chain.start(leader);
+    pause(random.below(400));
+    chain.cut(donor);
+}
+
+/// The node that takes over is killed while it does.
+fn successor_killed(chain: &Chain, leader: u32, random: &mut Random) {
+    pause(random.below(700));
+    let successor = if leader == 1 { 2 } else { 1 };
+    chain.cut(successor);
+}
+
+/// A copy is killed while the first node joins again.
+fn copy_killed(chain: &Chain, leader: u32, random: &mut Random) {
+    let now = chain.until_leads_but(&[leader]);
+    chain.start(leader);
+    pause(random.below(400));
+    if let Some(copy) = (1..=3).find(|number| ![leader, now].contains(number)) {
+        chain.cut(copy);
+    }
+}
+
+#[test]
+fn two_faults_at_once_lose_nothing_that_was_synced() {
+    let wanted = count("HEARTH_COPIES_DOUBLES", 1);
+    rounds("donor killed during a join", 2, wanted, donor_killed);
+    let wanted = if wanted > 1 { wanted } else { 0 };
+    rounds("donor killed during a join", 3, wanted, donor_killed);
+    rounds("new head killed during take-over", 2, wanted, successor_killed);
+    rounds("new head killed during take-over", 3, wanted, successor_killed);
+    rounds("copy killed while the head returns", 3, wanted, copy_killed);
+}
+
+/// Rounds in which programs go on: something happens to another process than they and their daemon's node.
+fn undisturbed(what: &str, rounds: u64, fault: fn(&Chain, u32, u64)) {
+    if rounds == 0 {
+        return;
+    }
+    let chain = Chain::up(2, LONG);
+    let leader = chain.until_whole();
+    for number in 0..rounds {
+        let seed = count("HEARTH_COPIES_SEED", 1) * 1000 + 500 + number;
+        let root = format!("round-{number}");
+        let jobs = chain.begin_workers(leader, &root, seed);
+        let pids = jobs.each_ref().map(processes::Job::pid);
+        let said = chain.during(jobs, &mut Random(seed), |chain| {
+            fault(chain, leader, number);
+            assert_eq!(chain.until_whole(), leader, "{what}: the same node leads");
+            pids.iter().for_each(|pid| harness::kill(i32::try_from(*pid).unwrap()));
+        });
+        for Said { last, .. } in &said {
+            assert!(!last.starts_with("failed"), "{what}, round {number}: {last}");
+        }
+        worker::judge(&chain.listing_at(leader, &root), seed, &said);
+        if count("HEARTH_COPIES_TOLD", 0) != 0 {
+            println!("{what}, round {number}: {} and {} synced", said[0].synced, said[1].synced);
+        }
+    }
+    chain.close();
+    println!("{what}: {rounds} rounds");
+}
+
+#[test]
+fn a_copy_that_is_killed_is_no_error_for_programs() {
+    undisturbed("copy killed", count("HEARTH_COPIES_REPLICAS", 1), |chain, leader, _| {
+        chain.cut(3 - leader);
+        chain.start(3 - leader);
+    });
+}
+
+#[test]
+fn programs_go_on_when_daemons_die_at_either_node() {
+    undisturbed("daemon killed", count("HEARTH_COPIES_DAEMONS", 1), |chain, _, number| {
+        let node = 1 + (number % 2) as u32;
+        let before = chain.daemon_of(node);
+        harness::kill(before.unwrap());
+        harness::until("its keeper starts another daemon", || {
+            chain.daemon_of(node).is_some_and(|pid| Some(pid) != before)
+        });
+    });
+}
+
+/// All nodes end and come back in some order: the one leads that has everything, and nothing is lost.
+#[test]
+fn three_nodes_that_were_all_down_come_back_in_any_order() {
+    let orders = [[1, 2, 3], [3, 1, 2], [2, 3, 1], [1, 3, 2], [3, 2, 1], [2, 1, 3]];
+    let wanted = count("HEARTH_COPIES_ORDERS", 1);
+    let chain = Chain::up(3, lease(wanted));
+    let mut leader = chain.until_whole();
+    for number in 0..wanted {
+        let (down, up) = (orders[(number % 6) as usize], orders[(number / 6 % 6) as usize]);
+        let seed = count("HEARTH_COPIES_SEED", 1) * 1000 + 800 + number;
+        let root = format!("round-{number}");
+        let jobs = chain.begin_workers(leader, &root, seed);
+        let said = chain.during(jobs, &mut Random(seed), |chain| {
+            down.iter().for_each(|node| chain.cut(*node));
+        });
+        up.iter().for_each(|node| chain.start(*node));
+        let at = chain.until_whole();
+        let found = chain.listing_at(at, &root);
+        worker::judge(&found, seed, &said);
+        leader = chain.compare(&root, &found);
+        if count("HEARTH_COPIES_TOLD", 0) != 0 {
+            println!("down {down:?}, up {up:?}: node {leader} leads");
+        }
+    }
+    chain.close();
+    println!("all down and up: {wanted} rounds");
+}

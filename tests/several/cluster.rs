@@ -1,0 +1,152 @@
+//! A cluster whose nodes are killed and come back, as the tests of copies see it.
+
+use crate::JOBS;
+use crate::harness::until;
+use crate::prefix::{Listing, Random};
+use crate::processes::{Job, Node, spin};
+use crate::several::worker::{Said, differences};
+use std::ops::Deref;
+
+/// Nanoseconds between two things that a test does, at most.
+const DELAY_MAX: u64 = 2_000_000;
+/// Operations before a kill, at most.
+const OPERATIONS_MAX: u64 = 300;
+
+/// A cluster of several nodes.
+pub struct Chain {
+    node: Node,
+    count: u32,
+}
+
+impl Deref for Chain {
+    type Target = Node;
+
+    fn deref(&self) -> &Node {
+        &self.node
+    }
+}
+
+impl Chain {
+    /// Of so many nodes, with this lease in ms.
+    pub fn up(count: u32, lease: u64) -> Self {
+        let patience = if lease < 1000 { 250 } else { lease * 5 / 8 };
+        Self { node: Node::several_with(count, lease, patience), count }
+    }
+
+    fn part(&self, number: u32) -> serde_json::Value {
+        self.node.statuses()[number as usize - 1]["chain"].clone()
+    }
+
+    /// The node that leads, if one does.
+    pub fn leader(&self) -> Option<u32> {
+        let statuses = self.node.statuses();
+        let leads = statuses.iter().position(|status| status["chain"]["role"] == "leads");
+        leads.map(|index| index as u32 + 1)
+    }
+
+    /// Waits until a node leads; none of these.
+    pub fn until_leads_but(&self, gone: &[u32]) -> u32 {
+        let mut found = None;
+        until(&format!("a node leads that is none of {gone:?}"), || {
+            found = self.leader().filter(|leader| !gone.contains(leader));
+            found.is_some()
+        });
+        found.unwrap()
+    }
+
+    /// Waits until all are in sync; the node that leads.
+    pub fn until_whole(&self) -> u32 {
+        let mut found = 0;
+        until("all nodes are in sync", || {
+            let Some(leader) = self.leader() else { return false };
+            found = leader;
+            self.part(leader)["in_sync"].as_array().is_some_and(|nodes| nodes.len() == self.count as usize)
+        });
+        found
+    }
+
+    /// `kill -9` of all of a node.
+    pub fn cut(&self, number: u32) {
+        self.node.hearth(&["down", "--node", &number.to_string(), "--hard"]);
+    }
+
+    /// Ends a node in order.
+    pub fn end(&self, number: u32) {
+        self.node.hearth(&["down", "--node", &number.to_string()]);
+    }
+
+    /// Starts a node, without waiting for what it becomes.
+    pub fn start(&self, number: u32) {
+        self.node.try_hearth(&["start", "--node", &number.to_string()]);
+    }
+
+    /// The process of a node's daemon, if it answers.
+    pub fn daemon_of(&self, number: u32) -> Option<i32> {
+        let pid = self.node.statuses()[number as usize - 1]["pid"].as_i64();
+        pid.map(|pid| i32::try_from(pid).unwrap())
+    }
+
+    /// A path in the tree, as a node has it.
+    pub fn path_at(&self, number: u32, name: &str) -> String {
+        format!("{}/n{number}/{name}", self.node.dir())
+    }
+
+    /// All that is below a folder, as a node that leads has it.
+    pub fn listing_at(&self, number: u32, root: &str) -> Listing {
+        let mut job = self.node.begin_at(number, JOBS, &["list", &self.path_at(number, root)]);
+        let mut lines = job.rest();
+        assert_eq!(lines.pop().as_deref(), Some("listed"), "the listing ends well: {lines:?}");
+        let pairs = lines.iter().map(|line| line.split_once(": ").unwrap());
+        pairs.map(|(path, line)| (path.into(), line.into())).collect()
+    }
+
+    /// Two workers at a node, in a folder of their own that is on all copies.
+    pub fn begin_workers(&self, number: u32, root: &str, seed: u64) -> [Job; 2] {
+        let path = self.path_at(number, root);
+        assert_eq!(self.begin_at(number, JOBS, &["make", &path]).line().as_deref(), Some("made"));
+        let seed = seed.to_string();
+        [0, 1].map(|who: u32| self.begin_at(number, JOBS, &["work", &path, &seed, &who.to_string()]))
+    }
+
+    /// Lets both do something; then something is done, in the middle of what they do; then they are heard to their end.
+    pub fn during(&self, mut jobs: [Job; 2], random: &mut Random, act: impl FnOnce(&Self)) -> [Said; 2] {
+        let (at, delay) = (1 + random.below(OPERATIONS_MAX), random.below(DELAY_MAX));
+        let [first, second] = &mut jobs;
+        let mut said = [Said::default(), Said::default()];
+        let [said_first, said_second] = &mut said;
+        std::thread::scope(|scope| {
+            scope.spawn(move || said_second.hear_rest(second));
+            said_first.hear(first, at);
+            let heard = scope.spawn(move || said_first.hear_rest(first));
+            spin(delay);
+            act(self);
+            heard.join().unwrap();
+        });
+        said
+    }
+
+    /// The trees of all nodes are equal: one after the other leads, and is asked, and ends in order, until the last one is
+    /// left; then all come back. Gives the node that leads in the end.
+    pub fn compare(&self, root: &str, found: &Listing) -> u32 {
+        let mut ended = Vec::new();
+        self.until_whole();
+        loop {
+            let leader = self.until_leads_but(&ended);
+            let there = self.listing_at(leader, root);
+            assert_eq!(differences(&there, found), "", "node {leader} has another tree");
+            if ended.len() + 1 == self.count as usize {
+                break;
+            }
+            self.end(leader);
+            ended.push(leader);
+        }
+        ended.iter().for_each(|number| self.start(*number));
+        self.until_whole()
+    }
+
+    /// All end in order, and each pool is as it should be.
+    pub fn close(&self) {
+        self.node.hearth(&["down"]);
+        (1..=self.count).for_each(|number| self.node.check_of(number));
+    }
+}

@@ -1,0 +1,4 @@
+//! Parts of the tests of copies.
+
+pub mod cluster;
+pub mod worker;
