@@ -1,5 +1,6 @@
-//! What a node that leads a chain does about the other nodes of that chain: which one it connects to, calls in sync, gives
-//! up. Pure: the caller reads the clock, knows the view and how its copies are, and carries out what is decided.
+//! The decisions of a node that leads a chain about the other nodes of that chain: to which one it connects, and which one
+//! it calls in sync or gives up. No thread and no clock is used here: the caller reads the clock, the view and the state of
+//! its copies, and executes each decision.
 //!
 //! Guarantees (`docs/replication.md`, C8): a node is called in sync only while the daemon counts it, so that every fsync
 //! waits for it. It counts before the view is asked to say so, and until a view says that it is no copy any more; if the
@@ -70,7 +71,7 @@ pub struct CopyFacts {
     pub stalled: Option<Duration>,
 }
 
-/// What is done about another node.
+/// A decision about another node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PeerStep {
     /// Nothing.
@@ -87,7 +88,7 @@ pub enum PeerStep {
     Forget,
 }
 
-/// What is known of another node beside the view and the daemon's copy.
+/// The state of another node beside the view and the daemon's copy.
 #[derive(Clone, Debug, Default)]
 struct Peer {
     /// A thread connects to it and brings it up.
@@ -114,30 +115,30 @@ pub struct Peers {
     peers: BTreeMap<NodeId, Peer>,
 }
 
-/// What decides about another node.
+/// The input of a decision about another node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Seen {
+struct PeerView {
     is_member: bool,
     /// The view says so.
     in_sync: bool,
     /// A question whether it is in sync may still be answered with yes.
     is_open: bool,
     /// It counts, and how it is.
-    copy: Option<CopySeen>,
+    copy: Option<CopyView>,
     /// It may be tried to connect to it and bring it up.
     may_try: bool,
     is_busy: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct CopySeen {
+struct CopyView {
     is_connected: bool,
     is_level: bool,
     /// It kept programs waiting for too long.
     is_stuck: bool,
 }
 
-impl Seen {
+impl PeerView {
     fn step(&self) -> PeerStep {
         let adds = self.is_member && self.may_try && !self.is_busy;
         let Some(copy) = self.copy else {
@@ -188,7 +189,7 @@ impl Peers {
         step
     }
 
-    fn see(&mut self, now: Time, node: NodeId, facts: &PeerFacts) -> Seen {
+    fn see(&mut self, now: Time, node: NodeId, facts: &PeerFacts) -> PeerView {
         let peer = self.peers.entry(node).or_default();
         let copy = facts.copy.map(|copy| {
             let lost = (!copy.connected).then(|| now.since(*peer.lost_at.get_or_insert(now)));
@@ -202,10 +203,10 @@ impl Peers {
             // A node that gets too little of its processor to decide in time does not blame another one for it.
             let is_stuck = waited.is_some_and(|waited| waited > self.patience)
                 && self.look.saturating_mul(peer.waited_looks).saturating_mul(LOOKS_PART) >= self.patience;
-            CopySeen { is_connected: copy.connected, is_level: copy.level, is_stuck }
+            CopyView { is_connected: copy.connected, is_level: copy.level, is_stuck }
         });
         let is_refused = facts.life.is_some() && peer.refused == facts.life;
-        Seen {
+        PeerView {
             is_member: facts.life.is_some(),
             in_sync: facts.in_sync,
             is_open: !facts.in_sync && peer.proposed.is_some_and(|proposed| facts.version <= proposed),
@@ -244,12 +245,12 @@ impl Peers {
 mod tests {
     use super::*;
 
-    fn copy() -> CopySeen {
-        CopySeen { is_connected: true, is_level: true, is_stuck: false }
+    fn copy() -> CopyView {
+        CopyView { is_connected: true, is_level: true, is_stuck: false }
     }
 
-    fn seen() -> Seen {
-        Seen {
+    fn seen() -> PeerView {
+        PeerView {
             is_member: true,
             in_sync: true,
             is_open: false,
@@ -260,11 +261,11 @@ mod tests {
     }
 
     /// Every state that there can be.
-    fn all() -> impl Iterator<Item = Seen> + Clone {
+    fn all() -> impl Iterator<Item = PeerView> + Clone {
         (0..1 << 9).filter_map(|bits: u32| {
             let bit = |number: u32| bits >> number & 1 == 1;
-            let copy = CopySeen { is_connected: bit(0), is_level: bit(1), is_stuck: bit(2) };
-            let seen = Seen {
+            let copy = CopyView { is_connected: bit(0), is_level: bit(1), is_stuck: bit(2) };
+            let seen = PeerView {
                 copy: bit(3).then_some(copy),
                 is_member: bit(4),
                 in_sync: bit(5),
@@ -280,7 +281,7 @@ mod tests {
     #[test]
     fn a_node_is_called_in_sync_only_while_it_counts_and_is_level() {
         let asked = all().filter(|seen| seen.step() == PeerStep::SaySync);
-        let counts = |copy: CopySeen| copy.is_connected && copy.is_level && !copy.is_stuck;
+        let counts = |copy: CopyView| copy.is_connected && copy.is_level && !copy.is_stuck;
         assert!(asked.clone().count() > 0);
         assert!(asked.clone().all(|seen| seen.copy.is_some_and(counts) && seen.is_member && !seen.is_busy));
     }
@@ -307,10 +308,10 @@ mod tests {
     #[test]
     fn a_connection_that_ended_is_made_again_and_a_copy_that_is_well_is_left_alone() {
         assert_eq!(seen().step(), PeerStep::Nothing);
-        let lost = Seen { copy: Some(CopySeen { is_connected: false, ..copy() }), ..seen() };
+        let lost = PeerView { copy: Some(CopyView { is_connected: false, ..copy() }), ..seen() };
         assert_eq!(lost.step(), PeerStep::Add);
-        assert_eq!(Seen { is_busy: true, ..lost }.step(), PeerStep::Nothing);
-        assert_eq!(Seen { copy: None, in_sync: false, ..seen() }.step(), PeerStep::Add);
-        assert_eq!(Seen { copy: None, ..seen() }.step(), PeerStep::SayLost);
+        assert_eq!(PeerView { is_busy: true, ..lost }.step(), PeerStep::Nothing);
+        assert_eq!(PeerView { copy: None, in_sync: false, ..seen() }.step(), PeerStep::Add);
+        assert_eq!(PeerView { copy: None, ..seen() }.step(), PeerStep::SayLost);
     }
 }

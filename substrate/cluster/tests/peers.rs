@@ -1,5 +1,5 @@
-//! A head and the other nodes of its chain, with requests to the manager and views that come late or never: what the manager
-//! calls in sync is always counted by the head, so no fsync is acknowledged without it (`docs/replication.md`, C8).
+//! A head and the other nodes of its chain, with requests to the manager and views that come late or never: the head always
+//! counts each node that the manager calls in sync, so no fsync is acknowledged without it (`docs/replication.md`, C8).
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something unexpected is")]
 
@@ -63,19 +63,19 @@ fn begin() -> (ManagerCore, Party) {
 
 /// How often each of the interesting things happened.
 #[derive(Debug, Default)]
-struct Seen {
+struct Events {
     in_sync: u64,
     lost: u64,
     asked_anew: u64,
     forgotten: u64,
 }
 
-fn walk(seed: u64, seen: &mut Seen) {
+fn walk(seed: u64, seen: &mut Events) {
     let mut draws = Draws(seed);
     let (mut core, head) = begin();
     let mut peers = Peers::new(PATIENCE, PATIENCE);
     let mut view = core.view().clone();
-    // What the daemon counts; requests on their way; nodes on which an attempt is under way.
+    // Copies that the daemon counts, requests on their way, and nodes that are being connected.
     let mut counted: BTreeMap<NodeId, CopyFacts> = BTreeMap::new();
     let mut requests: Vec<Change> = Vec::new();
     let mut adding: Vec<NodeId> = Vec::new();
@@ -154,11 +154,11 @@ fn walk(seed: u64, seen: &mut Seen) {
 
 #[test]
 fn what_the_manager_calls_in_sync_counts_at_the_head_whatever_is_late_or_lost() {
-    let mut seen = Seen::default();
+    let mut seen = Events::default();
     for seed in 0..2_000 {
         walk(seed, &mut seen);
     }
     println!("{seen:?}");
-    let Seen { in_sync, lost, asked_anew, forgotten } = seen;
+    let Events { in_sync, lost, asked_anew, forgotten } = seen;
     assert!(in_sync.min(lost).min(asked_anew).min(forgotten) > 500);
 }

@@ -4,7 +4,8 @@
 //! Guarantees: a copy is fed only if it is a prefix of the own history and all that it lacks is here; else it is refused
 //! before anything is sent to it.
 
-use crate::copies::{Copies, Copy, Has, LogToSend, ledger_to_send};
+use crate::copies::{Copy, Has, LogToSend, ledger_to_send};
+use crate::counted_copies::Copies;
 use crate::error::Error;
 use crate::ledger::place_of;
 use crate::replay::copy::LocalCopy;

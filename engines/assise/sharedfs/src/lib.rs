@@ -20,6 +20,7 @@ mod config;
 mod contents;
 mod copies;
 mod copy_positions;
+mod counted_copies;
 mod daemon;
 mod damage;
 mod digest;

@@ -6,7 +6,7 @@
 //! another call; the state's across no flip and no settle either ([`crate::flips`]).
 
 use crate::config::Config;
-use crate::copies::Copies;
+use crate::counted_copies::Copies;
 use crate::error::Error;
 use crate::generations::Generations;
 use crate::heirs::Heirs;

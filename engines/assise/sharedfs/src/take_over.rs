@@ -11,7 +11,7 @@
 //! that lives learns how far its log counted before the log is gone.
 
 use crate::config::Config;
-use crate::copies::Copies;
+use crate::counted_copies::Copies;
 use crate::damage::{LedgerEnd, Unjudged, unaccounted};
 use crate::error::Error;
 use crate::level::{begin_copy, greet, keys_of_lives, level, send_ledger};
