@@ -134,7 +134,7 @@ impl Stress {
 
 fn stress(killed: Killed, kills: u64) {
     if kills == 0 {
-        println!("skipped: needs HEARTH_STRESS, as make prove-doors has it");
+        println!("no test: it takes minutes, and make prove-doors runs it");
         return;
     }
     let Some(mut stress) = Stress::new(killed) else { return };
