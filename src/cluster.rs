@@ -204,7 +204,7 @@ impl Cluster {
     ///
     /// # Errors
     /// The folder cannot be made, or the settings not written.
-    pub fn settle(&self, node: &Node) -> Result<()> {
+    pub fn sync(&self, node: &Node) -> Result<()> {
         let Some(private) = node.socket.parent().filter(|private| !private.starts_with(&self.dir)) else {
             return Ok(());
         };
@@ -234,7 +234,7 @@ impl Cluster {
 
     /// After a node has ended: removes what lies outside of the cluster's folder and is of no use without a daemon, which is
     /// the folder of a socket elsewhere.
-    pub fn unsettle(&self, node: &Node) {
+    pub fn unsync(&self, node: &Node) {
         let Some(private) = node.socket.parent().filter(|private| !private.starts_with(&self.dir)) else {
             return;
         };

@@ -57,8 +57,8 @@ pub struct NodeStatus {
     pub blocks_available: Option<u64>,
     /// Inodes in use.
     pub inodes: u64,
-    /// Root flips since the pool was made.
-    pub flips: u64,
+    /// Root commits since the pool was made.
+    pub commits: u64,
     /// What is attached.
     pub programs: Vec<ProgramStatus>,
     /// What is kept for processes that may come for it: open files that were given to a child or over an exec, or that

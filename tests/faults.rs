@@ -365,7 +365,7 @@ fn a_bit_in_a_log_counts() -> bool {
     waitpid(Some(Pid::from_child(&program)), WaitOptions::UNTRACED).unwrap();
     node.hearth(&["down", "--hard"]).expect_success();
     program.wait().unwrap();
-    let mut flipped = false;
+    let mut committed = false;
     for entry in fs::read_dir(pool(&node)).unwrap() {
         let path = entry.unwrap().path();
         let mut bytes = fs::read(&path).unwrap();
@@ -374,12 +374,12 @@ fn a_bit_in_a_log_counts() -> bool {
         if let (true, Some(at)) = (is_log, found) {
             bytes[at] ^= 1;
             fs::write(&path, &bytes).unwrap();
-            flipped = true;
+            committed = true;
         }
     }
     let checked = check(&node);
     let counts = !checked.status.success();
-    assert!(flipped || !counts);
+    assert!(committed || !counts);
     assert_eq!(checked.status.code(), Some(i32::from(counts)));
     assert_eq!(String::from_utf8_lossy(&checked.stdout).contains("wrong: file log-"), counts);
     node.hearth(&["start"]).expect_success();

@@ -31,7 +31,7 @@ use format::wire::{
     WireChallenge, WireConnectToken, WireHello, WireProof, WireRefusal, WireRequest, WireWelcome, check_body,
     common_version,
 };
-use format::{BLOCK_BYTES, Block, FlipNumber, Incarnation, LogUid, Name, PoolUid, Sequence};
+use format::{BLOCK_BYTES, Block, CommitNumber, Incarnation, LogUid, Name, PoolUid, Sequence};
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -168,11 +168,11 @@ pub fn mirror(bytes: &[u8]) {
             assert_eq!([ends.as_bytes(), logs.as_bytes()].concat(), body);
             assert_eq!((logs.len(), more), (count, head.flags == MIRROR_FLAG));
         }
-        MirrorMessage::Data { parts, settle } => {
+        MirrorMessage::Data { parts, sync } => {
             let parts: Vec<u8> = parts.flat_map(|(part, data)| [part.as_bytes(), data].concat()).collect();
-            assert_eq!((&parts[..], settle), (body, head.flags == MIRROR_FLAG));
+            assert_eq!((&parts[..], sync), (body, head.flags == MIRROR_FLAG));
         }
-        MirrorMessage::Settled(marks) => assert_eq!((marks.as_bytes(), marks.len()), (body, count)),
+        MirrorMessage::Synced(marks) => assert_eq!((marks.as_bytes(), marks.len()), (body, count)),
         MirrorMessage::Executed { ledger, logs } => {
             assert_eq!([ledger.as_bytes(), logs.as_bytes()].concat(), body);
             assert_eq!(logs.len(), count);
@@ -290,7 +290,7 @@ pub fn map(bytes: &[u8]) {
     let mut own = MapPage::new(page, blocks);
     let taken = rest.len().min(own.bits.len());
     own.bits[..taken].copy_from_slice(&rest[..taken]);
-    own.seal(FlipNumber::new(u64::from(page) + 1));
+    own.seal(CommitNumber::new(u64::from(page) + 1));
     assert_eq!(MapPage::decode(own.as_bytes(), page, blocks).as_ref(), Ok(&own));
     assert!(MapPage::decode(own.as_bytes(), page ^ 1, blocks).is_err(), "another page was accepted");
     flip_one_bit(own.as_mut_bytes());
@@ -352,7 +352,7 @@ pub fn call(bytes: &[u8]) {
         CallKind::Extents | CallKind::Read => {
             call::split::<call::RangeRequest>(body).map(|(_, rest)| rest.len())
         }
-        CallKind::Digest | CallKind::SettleLedger => {
+        CallKind::Digest | CallKind::SyncLedger => {
             call::split::<call::DigestRequest>(body).map(|(_, rest)| rest.len())
         }
         CallKind::Refill => call::split::<call::RefillRequest>(body).map(|(_, rest)| rest.len()),

@@ -181,7 +181,7 @@ mod tests {
             assert_eq!(tried, 2);
             done.store(1, Ordering::Release);
         };
-        let thread = SystemHost.spawn("settles", Box::new(body)).unwrap();
+        let thread = SystemHost.spawn("syncs", Box::new(body)).unwrap();
         while asked.load(Ordering::Acquire) == 0 {
             SystemHost.wait(&asked, 0, None);
         }

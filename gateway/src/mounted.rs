@@ -190,7 +190,7 @@ fn start(shared: &Arc<Shared>, index: usize) -> Result<(), Error> {
     })
 }
 
-/// Whether a message is served in a moment, or by waiting as [`crate::turn`] knows it: it settles nothing, and copies little.
+/// Whether a message is served in a moment, or by waiting as [`crate::turn`] knows it: it syncs nothing, and copies little.
 fn is_brief(message: &[u8]) -> bool {
     let Ok((header, mut body)) = abi::split(message) else { return true };
     match header.opcode {

@@ -2,7 +2,7 @@
 //! stepped host, on the recorded medium, cut where something becomes certain, under both models of the medium. After
 //! recovery, which is crashed as well, everything is there that was promised, and the rest is a prefix: of each
 //! program's changes, and of all changes that concern each other ([semantics](../../docs/semantics.md): programs,
-//! settled, the shared area). On persistent memory (lines) all that had returned is promised, on a mapped file (pages)
+//! synced, the shared area). On persistent memory (lines) all that had returned is promised, on a mapped file (pages)
 //! what was synced: a program's own changes, and whatever was done before to the inode that it named.
 //!
 //! `HEARTH_PROVE=1` runs a thousand histories, `HEARTH_SEED=N` one.
@@ -441,7 +441,7 @@ fn what_is_not_made_durable_is_missed() {
     for seed in 0..if proves() { 40 } else { 2 } {
         let history = run(seed).expect("the history is a good one");
         skip(&history, (Model::Lines, Verb::Fence), seed, &mut fences);
-        skip(&history, (Model::Pages, Verb::Settle), seed, &mut syncs);
+        skip(&history, (Model::Pages, Verb::Sync), seed, &mut syncs);
     }
     println!("shown of skipped fences {fences:?}, of skipped syncs {syncs:?}");
     // Far below the measured shares, because each change of the daemon shifts the histories.

@@ -523,13 +523,13 @@ impl Member {
     fn standby_status(&self) -> NodeStatus {
         let (cluster, node) = (&self.begun.cluster, &self.begun.node);
         let status = process_status(cluster, node, self.begun.standby.failure());
-        let Some((usage, flip)) = self.begun.standby.usage() else { return status };
+        let Some((usage, commit)) = self.begun.standby.usage() else { return status };
         NodeStatus {
             blocks: usage.blocks,
             blocks_free: usage.blocks_free,
             blocks_available: Some(usage.blocks_free),
             inodes: usage.inodes,
-            flips: flip.get(),
+            commits: commit.get(),
             ..status
         }
     }

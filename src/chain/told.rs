@@ -67,7 +67,7 @@ pub struct ChainStatus {
     pub version: u64,
     /// The node from which entries come.
     pub follows: Option<u32>,
-    /// The last entry of the ledger that is settled here.
+    /// The last entry of the ledger that is synced here.
     pub ledger: u64,
     /// The last entry of the ledger that was executed here.
     pub executed: u64,

@@ -98,7 +98,7 @@ fn json(report: &Report) -> serde_json::Value {
         "findings": report.findings,
         "findings_more": report.findings_more,
         "notes": report.notes,
-        "flip": report.flip.get(),
+        "commit": report.commit.get(),
         "nodes": report.nodes,
         "items": report.items,
         "inodes": report.inodes,
@@ -113,8 +113,8 @@ fn json(report: &Report) -> serde_json::Value {
 
 fn print(report: &Report) {
     say::line(format_args!(
-        "flip {}: {}, {}, {} in {} of the tree",
-        report.flip,
+        "commit {}: {}, {}, {} in {} of the tree",
+        report.commit,
         count(report.inodes, "inode"),
         count(report.entries, "name"),
         count(report.orphans, "orphan"),

@@ -405,7 +405,7 @@ fn status(cluster: &Cluster, node: &Node, daemon: &Daemon, failure: Option<Strin
         blocks_free: usage.blocks_free,
         blocks_available: Some(daemon.free_blocks(rustix::process::geteuid().as_raw())),
         inodes: usage.inodes,
-        flips: daemon.flip().get(),
+        commits: daemon.commit().get(),
         programs,
         estates: daemon.estates() as u64,
         references: daemon.references() as u64,

@@ -128,7 +128,7 @@ pub(super) fn run(arguments: &OneNode) -> Result<ExitCode> {
     for path in [&node.socket, &cluster.keeper_pid_file(node)] {
         let _ = fs::remove_file(path);
     }
-    cluster.unsettle(node);
+    cluster.unsync(node);
     ended
 }
 

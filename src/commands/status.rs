@@ -222,7 +222,7 @@ fn print_serving(status: &NodeStatus, gateway: Option<i32>) {
         used >> 8,
         status.blocks >> 8,
         count(status.inodes, "inode"),
-        count(status.flips, "flip")
+        count(status.commits, "commit")
     ));
     if status.restarts > 0 {
         let times = count(status.restarts, "time");

@@ -114,6 +114,6 @@ impl PoolIdentity {
         self.slot.number = number.into();
         let at = number % 2 * BLOCK_BYTES as u64;
         self.region.write(at, &self.slot.encode());
-        self.region.settle()
+        self.region.sync()
     }
 }

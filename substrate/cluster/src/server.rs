@@ -409,7 +409,7 @@ mod tests {
         let (shared, thread) = serve_one(&recorder, folder.path());
         let socket = folder.path().join(SOCKET_NAME);
         let client = Remote::new(Arc::new(SystemHost), &socket);
-        recorder.fail_settle(recorder.calls(Verb::Settle));
+        recorder.fail_sync(recorder.calls(Verb::Sync));
         let (node, address) = (NodeId::new(1), Address::default());
         let join = Change::Join {
             node,

@@ -277,7 +277,7 @@ mod tests {
     fn the_outcome_of_a_change_whose_sync_failed_is_unknown() {
         let recorder = Recorder::new();
         let service = start(&recorder);
-        recorder.fail_settle(recorder.calls(Verb::Settle));
+        recorder.fail_sync(recorder.calls(Verb::Sync));
         assert_eq!(service.propose(&join(), Time::from_ns(0)), Err(Error::Unknown));
         assert_eq!(service.propose(&join(), Time::from_ns(0)), Err(Error::Failed), "it was never decided");
         // The next start finds it.

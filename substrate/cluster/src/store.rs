@@ -144,7 +144,7 @@ impl Store {
         self.failed = true;
         for batch in records.chunks(BATCH_MAX) {
             match self.write(batch) {
-                Ok(()) => self.ring.region().settle()?,
+                Ok(()) => self.ring.region().sync()?,
                 Err(AppendError::Full) => {
                     // The snapshot contains all records, also those before this batch.
                     self.rotate(view, history)?;
@@ -240,7 +240,7 @@ fn begin(medium: &Medium, number: u64, view: &View, history: &VecDeque<Record>) 
     let head = head(ClusterFrame::Snapshot, view.cluster, payload, records.len());
     ring.append(head, &[Source::from(&view_bytes[..]), Source::from(&records[..])])
         .expect("a new log has room for the largest snapshot");
-    ring.region().settle()?;
+    ring.region().sync()?;
     Ok(ring)
 }
 

@@ -139,15 +139,15 @@ fn no_crash_loses_an_acknowledged_change() {
 fn an_omitted_sync_is_found() {
     let recorder = Recorder::new();
     workload(&recorder);
-    let settles = recorder.calls(pmem::recorded::Verb::Settle);
-    for call in 1..=settles {
+    let syncs = recorder.calls(pmem::recorded::Verb::Sync);
+    for call in 1..=syncs {
         let broken = |recorder: &Recorder| {
-            recorder.leave_out(pmem::recorded::Verb::Settle, call);
+            recorder.leave_out(pmem::recorded::Verb::Sync, call);
             workload(recorder);
             drop(open(&recorder.medium()).unwrap());
         };
         let found = enumerate(Model::Pages, &limits(), broken, open, check);
-        assert!(found.is_err(), "the omission of sync {call} of {settles} was not found");
+        assert!(found.is_err(), "the omission of sync {call} of {syncs} was not found");
     }
 }
 
@@ -182,7 +182,7 @@ fn a_full_log_is_followed_by_another() {
     assert_eq!(kept.history.back(), core.history().back());
 }
 
-/// Flips a bit in each frame in turn. A crash leaves no such hole with so many frames behind it, so the manager takes
+/// Commits a bit in each frame in turn. A crash leaves no such hole with so many frames behind it, so the manager takes
 /// nothing for the end of the log, removes nothing, and begins no new history. Near the end it is as after a crash.
 #[test]
 fn a_damaged_record_in_the_middle_is_not_a_torn_end() {
@@ -206,7 +206,7 @@ fn a_damaged_record_in_the_middle_is_not_a_torn_end() {
         let mut byte = [0];
         region.read(at, &mut byte).unwrap();
         region.write(at, &[byte[0] ^ 4]);
-        region.settle().unwrap();
+        region.sync().unwrap();
         let before = medium.list().unwrap();
         let opened = open(&medium).map(|(_, kept)| kept.view.number.get());
         // As many records as one sync may cover.
@@ -293,7 +293,7 @@ fn a_log_of_another_version_is_an_error() {
     let mut head = ClusterFrameHead::new(ClusterFrame::Snapshot, 7, 0, 0);
     head.version = (u32::from(CLUSTER_VERSION) + 1).into();
     ring.append(head.as_bytes().try_into().unwrap(), &[]).unwrap();
-    ring.region().settle().unwrap();
+    ring.region().sync().unwrap();
     let why = open(&medium).err().expect("it was read");
     assert!(why.contains("another version"), "{why}");
     assert!(medium.list().unwrap().contains(&"manager-1".to_owned()));

@@ -80,7 +80,7 @@ fn no_crash_forgets_a_generation() {
 
 #[test]
 fn an_omitted_sync_is_found() {
-    each_left_out_is_found(Verb::Settle, Model::Pages);
+    each_left_out_is_found(Verb::Sync, Model::Pages);
 }
 
 #[test]

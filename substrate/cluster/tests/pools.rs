@@ -153,17 +153,17 @@ fn a_pool_of_another_cluster_is_refused() {
 fn a_pool_that_cannot_store_its_identity_joins_no_cluster() {
     let (bed, recorder) = (Bed::new(), Recorder::new());
     // The first sync is that of the generation, the second that of the life, the third that of a later view.
-    recorder.fail_settle(0);
+    recorder.fail_sync(0);
     assert_eq!(bed.try_to_join(&recorder.medium()).map(|_| ()), Err(Error::Pool(failure())));
     assert!(bed.view().members.is_empty(), "it joined with a generation that its pool may not know");
 
     let recorder = Recorder::new();
-    recorder.fail_settle(1);
+    recorder.fail_sync(1);
     assert_eq!(bed.try_to_join(&recorder.medium()).map(|_| ()), Err(Error::Pool(failure())));
     assert!(bed.view().members.is_empty(), "it is a member without a pool that knows it");
 
     let recorder = Recorder::new();
-    recorder.fail_settle(2);
+    recorder.fail_sync(2);
     let member = bed.join(&recorder.medium());
     bed.found();
     until(&member, |member| member.party().is_none());
@@ -181,7 +181,7 @@ fn copy_of(medium: &Medium) -> Recorder {
         region.read(0, &mut bytes).unwrap();
         let copied = copy.medium().create(&name, region.bytes()).unwrap();
         copied.write(0, &bytes);
-        copied.settle().unwrap();
+        copied.sync().unwrap();
     }
     copy
 }
@@ -189,8 +189,8 @@ fn copy_of(medium: &Medium) -> Recorder {
 /// The error of a failed sync.
 fn failure() -> MediaError {
     let recorder = Recorder::new();
-    recorder.fail_settle(0);
+    recorder.fail_sync(0);
     let region = recorder.medium().create("any", 4096).unwrap();
     region.write(0, &[1]);
-    region.settle().unwrap_err()
+    region.sync().unwrap_err()
 }

@@ -66,7 +66,7 @@ pub enum CallKind {
     /// No body. Response: [`StatfsResponse`].
     Statfs = 16,
     /// [`DigestRequest`] with a ledger sequence: the ledger is synced up to it before the response. No response body.
-    SettleLedger = 17,
+    SyncLedger = 17,
     /// [`LockRequest`]. Response: [`LockResponse`]; with the first lock lease the lock table follows on the socket.
     Lock = 18,
     /// [`LockRequest`]; `kind` and `flags` are ignored. No response body.
@@ -118,7 +118,7 @@ impl CallKind {
             CallKind::MapSegment,
             CallKind::SyncAll,
             CallKind::Statfs,
-            CallKind::SettleLedger,
+            CallKind::SyncLedger,
             CallKind::Lock,
             CallKind::Unlock,
             CallKind::TestLock,

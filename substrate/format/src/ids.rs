@@ -109,7 +109,7 @@ id!(
 );
 id!(
     /// Number of a commit of the shared area's root. The first commit has 1.
-    FlipNumber, U64, u64
+    CommitNumber, U64, u64
 );
 id!(
     /// A data segment, by the number in its file's name.

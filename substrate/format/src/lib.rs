@@ -30,8 +30,8 @@ pub mod wire;
 
 pub use envelope::{Envelope, FRAME_ALIGN, HEADER_BYTES};
 pub use ids::{
-    BeatVersion, Block, ChainNumber, ChangeNumber, Epoch, FlipNumber, Incarnation, InodeNumber, LeaseVersion,
-    Life, LogUid, NodeId, PoolGeneration, PoolUid, SegmentId, Sequence, Stamp,
+    BeatVersion, Block, ChainNumber, ChangeNumber, CommitNumber, Epoch, Incarnation, InodeNumber,
+    LeaseVersion, Life, LogUid, NodeId, PoolGeneration, PoolUid, SegmentId, Sequence, Stamp,
 };
 pub use name::{Cookie, Name, NameError};
 

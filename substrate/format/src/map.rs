@@ -5,7 +5,7 @@
 //! again: the pages of a slot may come from different commits, all with the parity of the slot.
 
 use crate::checksum::{self, Salt};
-use crate::ids::FlipNumber;
+use crate::ids::CommitNumber;
 use crate::{BLOCK_BYTES, DecodeError};
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -35,7 +35,7 @@ pub struct MapPage {
     /// Zero.
     pub reserved: U16,
     /// The commit that wrote the page.
-    pub flip: FlipNumber,
+    pub commit: CommitNumber,
     /// Index of the page in the map.
     pub page: U32,
     /// Number of blocks that the whole map describes.
@@ -57,9 +57,9 @@ impl MapPage {
         empty
     }
 
-    /// Stamps the page with commit `flip`, and computes its checksum.
-    pub fn seal(&mut self, flip: FlipNumber) {
-        self.flip = flip;
+    /// Stamps the page with commit `commit`, and computes its checksum.
+    pub fn seal(&mut self, commit: CommitNumber) {
+        self.commit = commit;
         self.checksum = U32::new(0);
         self.checksum = U32::new(checksum::of(Salt::NONE, self.as_bytes()));
     }
@@ -99,7 +99,7 @@ mod tests {
     fn a_page_comes_back_and_a_changed_one_does_not() {
         let mut page = MapPage::new(3, 100_000);
         page.bits[17] = 0xa5;
-        page.seal(FlipNumber::new(9));
+        page.seal(CommitNumber::new(9));
         assert_eq!(MapPage::decode(page.as_bytes(), 3, 100_000), Ok(page.clone()));
         assert_eq!(MapPage::decode(page.as_bytes(), 2, 100_000), Err(DecodeError::Field("page")));
         assert_eq!(MapPage::decode(page.as_bytes(), 3, 99_999), Err(DecodeError::Field("blocks")));

@@ -33,8 +33,8 @@ pub enum MirrorKind {
     Open = 3,
     /// Head to copy: parts, each a [`DataPart`] and its bytes, which are whole frames or a piece of one frame.
     Data = 4,
-    /// Copy to head: [`SettledMark`]s, one for each stream of which the copy has synced more.
-    Settled = 5,
+    /// Copy to head: [`SyncedMark`]s, one for each stream of which the copy has synced more.
+    Synced = 5,
     /// Copy to head: [`LedgerMark`], then [`LogMark`]s: how far the copy has executed the ledger and the logs in its synced
     /// tree.
     Executed = 6,
@@ -60,7 +60,7 @@ impl MirrorKind {
             2 => Self::Ends,
             3 => Self::Open,
             4 => Self::Data,
-            5 => Self::Settled,
+            5 => Self::Synced,
             6 => Self::Executed,
             7 => Self::Round,
             8 => Self::Range,
@@ -260,14 +260,14 @@ impl DataPart {
 /// How far a copy has synced a stream: a log or the ledger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-pub struct SettledMark {
+pub struct SyncedMark {
     /// The log, or [`LEDGER_STREAM`].
     pub log: LogUid,
     /// The last record or entry that is synced.
     pub sequence: Sequence,
 }
 
-const _: () = assert!(size_of::<SettledMark>() == 16);
+const _: () = assert!(size_of::<SyncedMark>() == 16);
 
 /// A round of an import.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -350,8 +350,8 @@ pub enum MirrorMessage<'a> {
     Hello(MirrorHello),
     Ends { ends: MirrorEnds, refusal: MirrorRefusal, logs: &'a [LogEnds], more: bool },
     Open(MirrorOpen),
-    Data { parts: DataParts<'a>, settle: bool },
-    Settled(&'a [SettledMark]),
+    Data { parts: DataParts<'a>, sync: bool },
+    Synced(&'a [SyncedMark]),
     Executed { ledger: LedgerMark, logs: &'a [LogMark] },
     Round(MirrorRound),
     Range { range: MirrorRange, to_end: bool },
@@ -395,8 +395,8 @@ impl<'a> MirrorMessage<'a> {
                 let refusal = MirrorRefusal::from_raw(ends.refusal.get())?;
                 Self::Ends { ends, refusal, logs: marks(rest, count)?, more: flag }
             }
-            MirrorKind::Data => Self::Data { parts: DataParts::check(body, count)?, settle: flag },
-            MirrorKind::Settled => Self::Settled(marks(body, count)?),
+            MirrorKind::Data => Self::Data { parts: DataParts::check(body, count)?, sync: flag },
+            MirrorKind::Synced => Self::Synced(marks(body, count)?),
             MirrorKind::Executed => {
                 let (ledger, rest) =
                     LedgerMark::read_from_prefix(body).map_err(|_| DecodeError::Truncated)?;
@@ -546,7 +546,7 @@ mod tests {
     fn parts_of_data_are_decoded() {
         let body = [part(64).as_bytes(), &[1; 64], part(128).as_bytes(), &[2; 128]].concat();
         let bytes = message(MirrorKind::Data, MIRROR_FLAG, 2, &body);
-        let Ok(MirrorMessage::Data { mut parts, settle: true }) = MirrorMessage::decode(&bytes) else {
+        let Ok(MirrorMessage::Data { mut parts, sync: true }) = MirrorMessage::decode(&bytes) else {
             panic!("no data")
         };
         assert_eq!(parts.next(), Some((part(64), &[1; 64][..])));
@@ -614,9 +614,9 @@ mod tests {
             message(MirrorKind::Data, 0, 1, &one[..one.len() - 1]),
             message(MirrorKind::Data, 0, 1, &[part(65).as_bytes(), &[1; 65]].concat()),
             message(MirrorKind::Data, 0, 1, part(0).as_bytes()),
-            message(MirrorKind::Settled, 0, 2, &[0; 16]),
-            message(MirrorKind::Settled, 0, 1, &[0; 15]),
-            message(MirrorKind::Settled, 1, 1, &[0; 16]),
+            message(MirrorKind::Synced, 0, 2, &[0; 16]),
+            message(MirrorKind::Synced, 0, 1, &[0; 15]),
+            message(MirrorKind::Synced, 1, 1, &[0; 16]),
             message(MirrorKind::Hello, 0, 1, &[0; 24]),
             message(MirrorKind::Hello, 0, 0, &[0; 25]),
             message(MirrorKind::Open, 0, 0, &[0xff; 32]),

@@ -5,7 +5,7 @@
 
 use crate::DecodeError;
 use crate::checksum::{self, Salt};
-use crate::ids::{Block, FlipNumber, Life, PoolUid, SegmentId, Sequence};
+use crate::ids::{Block, CommitNumber, Life, PoolUid, SegmentId, Sequence};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -47,7 +47,7 @@ pub struct Root {
     /// Levels of the tree: 1 if the root node is a leaf.
     pub height: U32,
     /// Number of this commit.
-    pub flip: FlipNumber,
+    pub commit: CommitNumber,
     /// The root node.
     pub node: NodePointer,
     /// Last entry of the ledger that is contained in the tree, by sequence.

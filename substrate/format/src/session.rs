@@ -103,7 +103,7 @@ pub struct Welcome {
     /// Number of lease words.
     pub lease_words: U32,
     /// 1 if the log needs fdatasync to survive every failure that its medium survives; 0 if a fence is enough.
-    pub settles_file: U32,
+    pub syncs_file: U32,
     /// User by whose rights the session's records are checked, as the kernel has reported it.
     pub uid: U32,
     /// Its group.

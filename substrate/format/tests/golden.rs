@@ -112,7 +112,7 @@ fn root_structures() {
             pool: PoolUid::new(0x2726_2524_2322_2120),
             checksum: U32::new(0x3332_3130),
             height: U32::new(0x4342_4140),
-            flip: FlipNumber::new(0x5756_5554_5352_5150),
+            commit: CommitNumber::new(0x5756_5554_5352_5150),
             node: node_pointer(),
             ledger_sequence: Sequence::new(0x7776_7574_7372_7170),
             ledger_position: U64::new(0x8786_8584_8382_8180),
@@ -342,7 +342,7 @@ fn node_structures() {
 fn a_map_page() {
     let mut page = MapPage::new(0x2322_2120, 0x3332_3130);
     page.bits[0] = 0x40;
-    page.seal(FlipNumber::new(0x1716_1514_1312_1110));
+    page.seal(CommitNumber::new(0x1716_1514_1312_1110));
     let (head, bits) = page.as_bytes().split_at(32);
     let checksum = format!("{:08x}", page.checksum.get().swap_bytes());
     let head: String = head.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -412,7 +412,7 @@ fn checksums_of_whole_structures() {
     let magic = superblock::MAGIC;
     let (version, kind) = (superblock::POOL_VERSION.into(), (superblock::FileKind::Log as u16).into());
     let superblock = Superblock { magic, version, kind, ..Superblock::new_zeroed() }.encode();
-    let root = Root { pool: PoolUid::new(7), flip: FlipNumber::new(3), ..Root::default() }.encode();
+    let root = Root { pool: PoolUid::new(7), commit: CommitNumber::new(3), ..Root::default() }.encode();
     golden(<[u8; 4]>::try_from(&superblock[12..16]).expect("four bytes"), "2ea7786a");
     golden(<[u8; 4]>::try_from(&root[16..20]).expect("four bytes"), "93d57499");
 }

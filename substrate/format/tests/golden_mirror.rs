@@ -88,7 +88,7 @@ fn mirror_structures() {
         "1011121314151617 20212223 30313233 40414243",
     );
     golden(
-        SettledMark {
+        SyncedMark {
             log: LogUid::new(0x1716_1514_1312_1110),
             sequence: Sequence::new(0x2726_2524_2322_2120),
         },

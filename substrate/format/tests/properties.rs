@@ -16,7 +16,7 @@ use format::record::{self, CreateBody, Operation, Record, RecordHeader, RenameBo
 use format::root::Root;
 use format::superblock::{FileKind, MAGIC, POOL_VERSION, Superblock};
 use format::{
-    BLOCK_BYTES, Block, Cookie, DecodeError, FlipNumber, Incarnation, InodeNumber, LeaseVersion, LogUid,
+    BLOCK_BYTES, Block, CommitNumber, Cookie, DecodeError, Incarnation, InodeNumber, LeaseVersion, LogUid,
 };
 use format::{Name, PoolUid, Sequence, Stamp};
 use frames::frame;
@@ -239,7 +239,7 @@ proptest! {
         block[bit / 8] ^= 1 << (bit % 8);
         prop_assert!(Superblock::decode(&block, FileKind::Log).is_err());
 
-        let root = Root { pool: PoolUid::new(pool), flip: FlipNumber::new(id), ..Root::default() };
+        let root = Root { pool: PoolUid::new(pool), commit: CommitNumber::new(id), ..Root::default() };
         let mut slot = root.encode();
         prop_assert_eq!(Root::decode(&slot, root.pool).map(Root::encode), Ok(slot));
         prop_assert_eq!(Root::decode(&slot, PoolUid::new(!pool)), Err(DecodeError::Field("pool")));

@@ -163,7 +163,7 @@ impl DaemonPages {
     }
 
     /// Publishes the sequence up to which the ledger is synced.
-    pub fn publish_settled(&self, ledger: Sequence) {
+    pub fn publish_synced(&self, ledger: Sequence) {
         // Release: pairs with the Acquire of the reader.
         self.head[SETTLED].store(ledger.get(), Ordering::Release);
     }
@@ -271,7 +271,7 @@ impl DaemonView {
     }
 
     /// Sequence up to which the ledger is synced.
-    pub fn settled(&self) -> Sequence {
+    pub fn synced(&self) -> Sequence {
         Sequence::new(self.head.read(SETTLED))
     }
 
@@ -310,14 +310,14 @@ mod tests {
         let (daemon, view) = (DaemonPages::new(&mapping, 5).unwrap(), DaemonView::new(&mapping, 5).unwrap());
         let digested = Digested { sequence: Sequence::new(7), position: 8192 };
         daemon.publish_digested(digested);
-        daemon.publish_settled(Sequence::new(9));
+        daemon.publish_synced(Sequence::new(9));
         let granted = daemon.leases()[4].grant(LeaseState::Read);
         let own = daemon.own_range().grant(LeaseState::Write);
         let count = ENDED_MAX as u64 + 1;
         for inode in 0..count {
             daemon.push_ended(InodeNumber::new(11 + inode));
         }
-        assert_eq!((view.digested(), view.settled()), (digested, Sequence::new(9)));
+        assert_eq!((view.digested(), view.synced()), (digested, Sequence::new(9)));
         let (record, entry) = (Sequence::new(20), Sequence::new(30));
         assert!(!view.needs_copies(record, entry));
         daemon.publish_replication(true, (record, entry));

@@ -19,7 +19,7 @@ use crate::MediaError;
 use crate::free::FreeBlocks;
 use crate::region::Region;
 use format::map::{MAP_PAGE_BLOCKS, MapPage};
-use format::{BLOCK_BYTES, Block, DecodeError, FlipNumber};
+use format::{BLOCK_BYTES, Block, CommitNumber, DecodeError};
 use std::collections::VecDeque;
 use zerocopy::IntoBytes;
 
@@ -54,9 +54,9 @@ pub struct BlockAllocator {
     /// Blocks freed since the last commit was written.
     freed: Vec<(Block, u32)>,
     /// Blocks freed by commits that were written and not released, oldest first.
-    unreleased: VecDeque<(FlipNumber, Vec<(Block, u32)>)>,
+    unreleased: VecDeque<(CommitNumber, Vec<(Block, u32)>)>,
     /// The last commit written.
-    flip: FlipNumber,
+    commit: CommitNumber,
 }
 
 struct PageState {
@@ -80,34 +80,34 @@ impl BlockAllocator {
                 stale: true,
             })
             .collect();
-        Self::new(region, at, blocks, pages, FlipNumber::new(0))
+        Self::new(region, at, blocks, pages, CommitNumber::new(0))
     }
 
-    /// Reads the map of commit `flip`, which must be that of the valid root.
+    /// Reads the map of commit `commit`, which must be that of the valid root.
     ///
     /// # Errors
     /// `Damaged` (a page of that commit's slot is invalid), `Unreadable`.
     ///
     /// # Panics
     /// If the map does not fit there, or `blocks` is zero.
-    pub fn open(region: Region, at: u64, blocks: u32, flip: FlipNumber) -> Result<Self, MediaError> {
+    pub fn open(region: Region, at: u64, blocks: u32, commit: CommitNumber) -> Result<Self, MediaError> {
         let mut pages = Vec::new();
         for index in 0..pages_of(blocks) {
-            let page = read_page(&region, at, blocks, index, flip)?;
+            let page = read_page(&region, at, blocks, index, commit)?;
             // The slot that the next commit overwrites: an older state, or the remains of an abandoned attempt.
-            let other = read_page(&region, at, blocks, index, flip.next());
+            let other = read_page(&region, at, blocks, index, commit.next());
             let stale = other.map_or(true, |other| other.bits != page.bits);
             pages.push(PageState { page: Box::new(page), changed: false, stale });
         }
-        Ok(Self::new(region, at, blocks, pages, flip))
+        Ok(Self::new(region, at, blocks, pages, commit))
     }
 
-    fn new(region: Region, at: u64, blocks: u32, pages: Vec<PageState>, flip: FlipNumber) -> Self {
+    fn new(region: Region, at: u64, blocks: u32, pages: Vec<PageState>, commit: CommitNumber) -> Self {
         assert!(blocks > 0, "a map of no blocks");
         assert!(at + bytes_needed(blocks) <= region.bytes(), "a map stands within its region");
         let (freed, unreleased) = (Vec::new(), VecDeque::new());
         let free = FreeBlocks::new(blocks);
-        let mut new = Self { region, at, blocks, pages, used: 0, free, freed, unreleased, flip };
+        let mut new = Self { region, at, blocks, pages, used: 0, free, freed, unreleased, commit };
         let mut next = 0;
         let in_use: Vec<_> = new.used_runs().collect();
         for (block, count) in in_use {
@@ -188,28 +188,28 @@ impl BlockAllocator {
     /// Writes the map of a commit. The caller must sync the region before it writes the commit's root.
     ///
     /// # Panics
-    /// If `flip` does not follow the last commit.
-    pub fn write(&mut self, flip: FlipNumber) {
-        assert!(flip == self.flip.next(), "flip {flip} is written after flip {}", self.flip);
+    /// If `commit` does not follow the last commit.
+    pub fn write(&mut self, commit: CommitNumber) {
+        assert!(commit == self.commit.next(), "commit {commit} is written after commit {}", self.commit);
         for (index, state) in self.pages.iter_mut().enumerate() {
             if state.changed || state.stale {
-                state.page.seal(flip);
-                let at = page_at(self.at, self.blocks, index as u32, flip);
+                state.page.seal(commit);
+                let at = page_at(self.at, self.blocks, index as u32, commit);
                 self.region.write(at, state.page.as_bytes());
             }
             state.stale = std::mem::take(&mut state.changed);
         }
-        self.unreleased.push_back((flip, std::mem::take(&mut self.freed)));
-        self.flip = flip;
+        self.unreleased.push_back((commit, std::mem::take(&mut self.freed)));
+        self.commit = commit;
     }
 
-    /// Makes the blocks freed up to commit `flip`, whose root is synced, available.
+    /// Makes the blocks freed up to commit `commit`, whose root is synced, available.
     ///
     /// # Panics
-    /// If `flip` was not written.
-    pub fn release(&mut self, flip: FlipNumber) {
-        assert!(flip <= self.flip, "flip {flip} is released before it was written");
-        while self.unreleased.front().is_some_and(|(freed_in, _)| *freed_in <= flip) {
+    /// If `commit` was not written.
+    pub fn release(&mut self, commit: CommitNumber) {
+        assert!(commit <= self.commit, "commit {commit} is released before it was written");
+        while self.unreleased.front().is_some_and(|(freed_in, _)| *freed_in <= commit) {
             let (_, runs) = self.unreleased.pop_front().expect("there is a first one");
             for (block, count) in runs {
                 self.free.insert(block.get(), count);
@@ -284,25 +284,25 @@ impl BlockAllocator {
     }
 }
 
-fn page_at(map_at: u64, blocks: u32, index: u32, flip: FlipNumber) -> u64 {
-    let slot = flip.get() % 2;
+fn page_at(map_at: u64, blocks: u32, index: u32, commit: CommitNumber) -> u64 {
+    let slot = commit.get() % 2;
     map_at + (slot * u64::from(pages_of(blocks)) + u64::from(index)) * BLOCK_BYTES as u64
 }
 
-/// Reads the page of the slot of commit `flip`.
+/// Reads the page of the slot of commit `commit`.
 fn read_page(
     region: &Region,
     map_at: u64,
     blocks: u32,
     index: u32,
-    flip: FlipNumber,
+    commit: CommitNumber,
 ) -> Result<MapPage, MediaError> {
     let mut bytes = [0; BLOCK_BYTES];
-    region.read(page_at(map_at, blocks, index, flip), &mut bytes)?;
+    region.read(page_at(map_at, blocks, index, commit), &mut bytes)?;
     let page = MapPage::decode(&bytes, index, blocks).map_err(MediaError::Damaged)?;
-    let found = page.flip;
-    if found > flip || found.get() % 2 != flip.get() % 2 {
-        return Err(MediaError::Damaged(DecodeError::Field("flip")));
+    let found = page.commit;
+    if found > commit || found.get() % 2 != commit.get() % 2 {
+        return Err(MediaError::Damaged(DecodeError::Field("commit")));
     }
     Ok(page)
 }

@@ -4,7 +4,7 @@
 //! ([`crate::Medium::guarded`]) a handler finds the region of the address, marks it as lost, and replaces its whole
 //! mapping by zero pages that belong to no file, so that the access completes. Later reads and writes of the region
 //! are meaningless: the caller must check the region before it decides by them ([`crate::Region::check`]; reads and
-//! [`crate::Region::settle`] check by themselves). A lost region stays lost.
+//! [`crate::Region::sync`] check by themselves). A lost region stays lost.
 //!
 //! The mark is set before the zeros appear, so a thread that read zeros finds the mark. The handler takes no lock
 //! and allocates nothing: it reads a fixed table of the guarded regions, each entry behind a version that is odd

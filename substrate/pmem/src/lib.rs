@@ -2,7 +2,7 @@
 //!
 //! A pool is a folder of named files ([`Medium`]); each file is mapped as a whole ([`Region`]). Three operations
 //! make stores durable, independent of the kind of medium: [`Region::persist`] moves bytes towards the medium,
-//! [`Region::fence`] orders them, and [`Region::settle`] (a sync) returns once all persisted bytes survive
+//! [`Region::fence`] orders them, and [`Region::sync`] (a sync) returns once all persisted bytes survive
 //! everything that this medium can survive. The [`ring`] for logs and the [`alloc`] for blocks are built on these.
 //! [`recorded`] and [`crash`] are the test medium, on which every structure above is crashed at every point.
 //!

@@ -36,7 +36,7 @@ pub(crate) enum Event {
     /// All bytes that the thread persisted in the file have reached the medium.
     Fence { file: FileId, thread: ThreadId },
     /// The file was synced.
-    Settle { file: FileId, thread: ThreadId },
+    Sync { file: FileId, thread: ThreadId },
     /// A call returned to the user of the structure under test.
     Returned { operation: u64 },
 }
@@ -48,15 +48,15 @@ pub enum Verb {
     Persist,
     /// A fence.
     Fence,
-    /// A sync ([`Region::settle`]).
-    Settle,
+    /// A sync ([`Region::sync`]).
+    Sync,
 }
 
 /// An operation that the recorder can delay.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HeldCall {
     /// A sync of any file.
-    Settle,
+    Sync,
     /// A read of the file with this name.
     Read(String),
 }
@@ -107,8 +107,8 @@ struct RecorderState {
 struct Faults {
     persists: Countdown,
     fences: Countdown,
-    settles: Countdown,
-    settle_errors: Countdown,
+    syncs: Countdown,
+    sync_errors: Countdown,
     unreadable: Vec<(String, Range<u64>)>,
     /// Files that change after each read, and the ranges that were read.
     restless: Vec<(String, Vec<Range<u64>>)>,
@@ -223,7 +223,7 @@ impl Recorder {
         let countdown = match verb {
             Verb::Persist => &mut faults.persists,
             Verb::Fence => &mut faults.fences,
-            Verb::Settle => &mut faults.settles,
+            Verb::Sync => &mut faults.syncs,
         };
         countdown.meant = Some(call);
     }
@@ -234,13 +234,13 @@ impl Recorder {
         match verb {
             Verb::Persist => state.faults.persists.calls,
             Verb::Fence => state.faults.fences.calls,
-            Verb::Settle => state.faults.settles.calls,
+            Verb::Sync => state.faults.syncs.calls,
         }
     }
 
     /// Makes the `call`-th sync (from 0, over all files) fail with EIO and sync nothing.
-    pub fn fail_settle(&self, call: u64) {
-        self.state().faults.settle_errors.meant = Some(call);
+    pub fn fail_sync(&self, call: u64) {
+        self.state().faults.sync_errors.meant = Some(call);
     }
 
     /// Delays all matching calls from now on, each in its own thread, as a slow medium does. One hold at a time.
@@ -475,14 +475,14 @@ impl RecordedFile {
         }
     }
 
-    pub fn settle(&self) -> Result<(), MediaError> {
-        let mut state = self.recorder.state_for(|held| *held == HeldCall::Settle);
-        if state.faults.settle_errors.strikes() {
+    pub fn sync(&self) -> Result<(), MediaError> {
+        let mut state = self.recorder.state_for(|held| *held == HeldCall::Sync);
+        if state.faults.sync_errors.strikes() {
             return Err(MediaError::Os(libc::EIO));
         }
-        if !state.faults.settles.strikes() {
+        if !state.faults.syncs.strikes() {
             let thread = std::thread::current().id();
-            state.log.push(Event::Settle { file: self.file, thread });
+            state.log.push(Event::Sync { file: self.file, thread });
         }
         Ok(())
     }

@@ -1,12 +1,12 @@
 //! One file of a pool, mapped as a whole: reads, writes, and the three operations that make writes durable.
 //!
-//! | medium | `write`, `persist` | `fence` | `settle` |
+//! | medium | `write`, `persist` | `fence` | `sync` |
 //! | --- | --- | --- | --- |
 //! | memory | non-temporal stores, clwb | sfence | sfence |
 //! | file | the same; the page is dirty | no effect on the medium | fdatasync; msync without a descriptor |
 //! | recorded | logged | logged | logged |
 //!
-//! A fence covers the bytes that the same thread wrote or persisted in the same region before. A failed `settle`
+//! A fence covers the bytes that the same thread wrote or persisted in the same region before. A failed `sync`
 //! poisons the region: the contents on the medium are unknown, and every later one fails too. Regions have no
 //! locks; of two concurrent writes to the same bytes either may win.
 
@@ -257,7 +257,7 @@ impl Region {
         }
     }
 
-    /// Moves a range towards the medium. The range is there after the next fence (memory) or [`Region::settle`]
+    /// Moves a range towards the medium. The range is there after the next fence (memory) or [`Region::sync`]
     /// (file).
     ///
     /// # Panics
@@ -284,27 +284,27 @@ impl Region {
     ///
     /// # Errors
     /// The error of the medium, or `Lost` of a guarded medium; `Poisoned` from then on.
-    pub fn settle(&self) -> Result<(), MediaError> {
-        add(&self.0.counts.settles, 1);
+    pub fn sync(&self) -> Result<(), MediaError> {
+        add(&self.0.counts.syncs, 1);
         // Pairs with the store below; SeqCst because a sync that starts after another one failed must see the
         // failure.
         if self.0.poisoned.load(Ordering::SeqCst) {
             return Err(MediaError::Poisoned);
         }
-        let settled = match &self.0.backing {
+        let synced = match &self.0.backing {
             Backing::Mapped { guard, mapping, file } => {
-                settle_mapped(self.0.class, mapping, file.as_ref()).and_then(|()| check_guard(guard))
+                sync_mapped(self.0.class, mapping, file.as_ref()).and_then(|()| check_guard(guard))
             }
-            Backing::Recorded(file) => file.settle(),
+            Backing::Recorded(file) => file.sync(),
         };
-        if settled.is_err() {
+        if synced.is_err() {
             self.0.poisoned.store(true, Ordering::SeqCst);
         }
-        settled
+        synced
     }
 
-    /// Whether [`Self::settle`] may wait for a device.
-    pub fn settles_slowly(&self) -> bool {
+    /// Whether [`Self::sync`] may wait for a device.
+    pub fn syncs_slowly(&self) -> bool {
         self.0.class == Class::File
     }
 
@@ -337,7 +337,7 @@ fn check_guard(guard: &Option<Guard>) -> Result<(), MediaError> {
     if guard.as_ref().is_some_and(Guard::is_lost) { Err(MediaError::Lost) } else { Ok(()) }
 }
 
-fn settle_mapped(class: Class, mapping: &Mapping, file: Option<&OwnedFd>) -> Result<(), MediaError> {
+fn sync_mapped(class: Class, mapping: &Mapping, file: Option<&OwnedFd>) -> Result<(), MediaError> {
     primitives::fence();
     if class == Class::Memory {
         return Ok(());
@@ -363,8 +363,8 @@ pub struct Counters {
     pub persists: u64,
     /// Calls of `fence`.
     pub fences: u64,
-    /// Calls of `settle`, including failed ones.
-    pub settles: u64,
+    /// Calls of `sync`, including failed ones.
+    pub syncs: u64,
 }
 
 impl Counters {
@@ -376,7 +376,7 @@ impl Counters {
             bytes: self.bytes - earlier.bytes,
             persists: self.persists - earlier.persists,
             fences: self.fences - earlier.fences,
-            settles: self.settles - earlier.settles,
+            syncs: self.syncs - earlier.syncs,
         }
     }
 }
@@ -387,7 +387,7 @@ struct Counts {
     bytes: AtomicU64,
     persists: AtomicU64,
     fences: AtomicU64,
-    settles: AtomicU64,
+    syncs: AtomicU64,
 }
 
 impl Counts {
@@ -404,7 +404,7 @@ impl Counts {
             bytes: get(&self.bytes),
             persists: get(&self.persists),
             fences: get(&self.fences),
-            settles: get(&self.settles),
+            syncs: get(&self.syncs),
         }
     }
 }

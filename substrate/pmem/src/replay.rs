@@ -137,7 +137,7 @@ impl Replay {
                     return true;
                 }
                 Some(Event::Fence { .. }) => self.model == Model::Lines,
-                Some(Event::Settle { .. }) => true,
+                Some(Event::Sync { .. }) => true,
                 Some(_) => false,
             };
             if stop && !self.stopped {
@@ -199,7 +199,7 @@ impl Replay {
                     self.make_certain(|covered| covered.file == file && covered.thread == thread);
                 }
             }
-            Event::Settle { file, thread } => {
+            Event::Sync { file, thread } => {
                 let any_thread = self.model == Model::Pages;
                 self.make_certain(|covered| covered.file == file && (any_thread || covered.thread == thread));
             }

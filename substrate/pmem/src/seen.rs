@@ -274,7 +274,7 @@ mod tests {
         let medium: Medium = recorder.medium();
         let region = medium.create("file", PAGE_BYTES as u64).unwrap();
         region.write(0, &word.to_le_bytes());
-        region.settle().unwrap();
+        region.sync().unwrap();
         recorder.image()
     }
 

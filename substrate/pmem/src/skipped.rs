@@ -34,7 +34,7 @@ pub fn calls(recorder: &Recorder, model: Model, verb: Verb) -> Vec<SkippableCall
         match (at, verb) {
             (_, Verb::Persist) => panic!("a persist is not skipped alone"),
             (Event::Create { file, name, .. }, _) => drop(names.insert(*file, name.clone())),
-            (Event::Fence { file, .. }, Verb::Fence) | (Event::Settle { file, .. }, Verb::Settle) => {
+            (Event::Fence { file, .. }, Verb::Fence) | (Event::Sync { file, .. }, Verb::Sync) => {
                 let covers = |later: &Event| covers(later, at, model);
                 let next = log[event + 1..].iter().position(covers).unwrap_or(log.len() - event - 1);
                 found.push(SkippableCall {
@@ -51,10 +51,10 @@ pub fn calls(recorder: &Recorder, model: Model, verb: Verb) -> Vec<SkippableCall
 
 /// True if `later` makes all stores durable that `call` does, or removes them.
 fn covers(later: &Event, call: &Event, model: Model) -> bool {
-    let (Event::Fence { file, thread } | Event::Settle { file, thread }) = call else { return false };
+    let (Event::Fence { file, thread } | Event::Sync { file, thread }) = call else { return false };
     match later {
         Event::Fence { file: other, thread: by } => model == Model::Lines && (other, by) == (file, thread),
-        Event::Settle { file: other, thread: by } => other == file && (model == Model::Pages || by == thread),
+        Event::Sync { file: other, thread: by } => other == file && (model == Model::Pages || by == thread),
         Event::Remove { file: other } => other == file,
         _ => false,
     }

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use format::map::MAP_PAGE_BLOCKS;
-use format::{Block, FlipNumber};
+use format::{Block, CommitNumber};
 use pmem::alloc::{self, BlockAllocator, Fit};
 use pmem::{MediaError, Recorder};
 use proptest::prelude::*;
@@ -14,7 +14,7 @@ enum Step {
     Allocate(u32, Option<u32>, Fit),
     /// Frees the n-th block in use and up to so many after it.
     Free(usize, u32),
-    Flip,
+    Commit,
     /// Returns to the last commit, as a crash does.
     Crash,
 }
@@ -25,7 +25,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
             Step::Allocate(count, hint, if lowest { Fit::Lowest } else { Fit::Run })
         }),
         3 => (0usize..100, 1u32..5).prop_map(|(nth, count)| Step::Free(nth, count)),
-        3 => Just(Step::Flip),
+        3 => Just(Step::Commit),
         1 => Just(Step::Crash),
     ];
     prop::collection::vec(step, 1..120)
@@ -65,10 +65,10 @@ proptest! {
     fn the_map_holds_what_the_model_holds(blocks in 1u32..90, steps in steps()) {
         let region = Recorder::new().medium().create("file", 4096 + alloc::bytes_needed(blocks)).unwrap();
         let mut map = BlockAllocator::format(region.clone(), 4096, blocks);
-        let mut flip = FlipNumber::new(1);
-        map.write(flip);
+        let mut commit = CommitNumber::new(1);
+        map.write(commit);
         let mut model = Model::default();
-        let mut settled = model.clone();
+        let mut synced = model.clone();
         for step in steps {
             match step {
                 Step::Allocate(count_max, hint, fit) => {
@@ -104,17 +104,17 @@ proptest! {
                         }
                     }
                 }
-                Step::Flip => {
-                    flip = flip.next();
-                    map.write(flip);
-                    map.release(flip);
+                Step::Commit => {
+                    commit = commit.next();
+                    map.write(commit);
+                    map.release(commit);
                     model.waiting.clear();
-                    settled = model.clone();
+                    synced = model.clone();
                 }
                 Step::Crash => {
-                    map.write(flip.next());
-                    map = BlockAllocator::open(region.clone(), 4096, blocks, flip).unwrap();
-                    model = settled.clone();
+                    map.write(commit.next());
+                    map = BlockAllocator::open(region.clone(), 4096, blocks, commit).unwrap();
+                    model = synced.clone();
                 }
             }
             prop_assert_eq!(used(&map), model.used.clone());
@@ -139,32 +139,32 @@ fn a_double_free_is_a_broken_invariant() {
 }
 
 #[test]
-fn a_flip_writes_only_the_pages_of_the_last_two() {
+fn a_commit_writes_only_the_pages_of_the_last_two() {
     let blocks = 3 * MAP_PAGE_BLOCKS;
     let region = Recorder::new().medium().create("file", alloc::bytes_needed(blocks)).unwrap();
     let mut map = BlockAllocator::format(region.clone(), 0, blocks);
-    let pages_of_flip = |map: &mut BlockAllocator, flip| {
+    let pages_of_commit = |map: &mut BlockAllocator, commit| {
         let before = region.counters();
-        map.write(FlipNumber::new(flip));
+        map.write(CommitNumber::new(commit));
         let cost = region.counters().since(&before);
         assert_eq!(cost.bytes, cost.writes * 4096);
         cost.writes
     };
-    assert_eq!(pages_of_flip(&mut map, 1), 3);
+    assert_eq!(pages_of_commit(&mut map, 1), 3);
     map.allocate_at(Block::new(MAP_PAGE_BLOCKS + 1), 1);
-    assert_eq!(pages_of_flip(&mut map, 2), 3, "the other slot was never written");
+    assert_eq!(pages_of_commit(&mut map, 2), 3, "the other slot was never written");
     map.allocate_at(Block::new(2 * MAP_PAGE_BLOCKS), 1);
-    assert_eq!(pages_of_flip(&mut map, 3), 2);
-    assert_eq!(pages_of_flip(&mut map, 4), 1);
-    assert_eq!(pages_of_flip(&mut map, 5), 0);
+    assert_eq!(pages_of_commit(&mut map, 3), 2);
+    assert_eq!(pages_of_commit(&mut map, 4), 1);
+    assert_eq!(pages_of_commit(&mut map, 5), 0);
 }
 
 #[test]
 fn a_damaged_page_is_an_error() {
     let region = Recorder::new().medium().create("file", alloc::bytes_needed(100)).unwrap();
     let mut map = BlockAllocator::format(region.clone(), 0, 100);
-    map.write(FlipNumber::new(1));
-    let open = |flip| BlockAllocator::open(region.clone(), 0, 100, FlipNumber::new(flip)).map(|_| ());
+    map.write(CommitNumber::new(1));
+    let open = |commit| BlockAllocator::open(region.clone(), 0, 100, CommitNumber::new(commit)).map(|_| ());
     assert_eq!(open(1), Ok(()));
     assert_eq!(open(2), Err(MediaError::Damaged(format::DecodeError::Kind)));
     region.write(4096 + 1000, &[1]);

@@ -95,7 +95,7 @@ fn an_append_costs_its_bytes_and_one_fence() {
                 PayloadForm::InTwo => by_pieces + u64::from(payload_bytes > 256),
             };
             assert_eq!((cost.bytes, cost.writes), (bytes, writes), "{payload_bytes} bytes, {given:?}");
-            assert_eq!((cost.fences, cost.persists, cost.settles), (1, 0, 0));
+            assert_eq!((cost.fences, cost.persists, cost.syncs), (1, 0, 0));
         }
     }
     assert_eq!(ALLOCATIONS.get(), allocations, "an append allocates");

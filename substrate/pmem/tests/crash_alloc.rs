@@ -5,7 +5,7 @@
 
 mod owner;
 
-use format::{Block, FlipNumber};
+use format::{Block, CommitNumber};
 use owner::{Root, RootPair};
 use pmem::alloc::{self, BlockAllocator, Fit};
 use pmem::crash::{self, Counts, Limits, Model, Point, Violation};
@@ -28,7 +28,7 @@ enum Bug {
     None,
     LeftOut(Verb, u64),
     MapInPlace,
-    ReleaseBeforeSettle,
+    ReleaseBeforeSync,
     IgnoredRootChecksum,
 }
 
@@ -83,8 +83,8 @@ impl Pool {
         let region = region.map_err(text)?;
         let roots = RootPair::new(region.clone(), plan.slot_bytes(), plan.bug == Bug::IgnoredRootChecksum);
         if let Some(root) = roots.read()? {
-            let flip = FlipNumber::new(root.flip);
-            let map = BlockAllocator::open(region.clone(), plan.map_at(), BLOCKS, flip).map_err(text)?;
+            let commit = CommitNumber::new(root.commit);
+            let map = BlockAllocator::open(region.clone(), plan.map_at(), BLOCKS, commit).map_err(text)?;
             return Ok((Self { region, roots, root, map }, true));
         }
         let map = BlockAllocator::format(region.clone(), plan.map_at(), BLOCKS);
@@ -92,7 +92,7 @@ impl Pool {
         for block in FIRST_BLOCKS {
             pool.map.allocate_at(Block::new(block), 1);
         }
-        pool.flip(0, Bug::None);
+        pool.commit(0, Bug::None);
         Ok((pool, false))
     }
 
@@ -104,34 +104,34 @@ impl Pool {
         self.region.write(self.content_at(block), &[step as u8 + 1; CONTENT_BYTES as usize]);
     }
 
-    fn flip(&mut self, step: u64, bug: Bug) {
-        let flip = FlipNumber::new(self.root.flip + 1);
-        self.map.write(flip);
+    fn commit(&mut self, step: u64, bug: Bug) {
+        let commit = CommitNumber::new(self.root.commit + 1);
+        self.map.write(commit);
         if bug == Bug::MapInPlace {
-            self.write_other_slot_too(flip);
+            self.write_other_slot_too(commit);
         }
-        if bug == Bug::ReleaseBeforeSettle {
+        if bug == Bug::ReleaseBeforeSync {
             // Gives away the blocks that this step frees before the next root is written.
-            self.map.release(flip);
+            self.map.release(commit);
             let (block, _) = self.map.allocate(1, Some(Block::new(1)), Fit::Run).unwrap();
             self.put(block.get(), step + 100);
             self.map.free(block, 1);
         }
-        self.region.settle().unwrap();
-        self.root.flip = flip.get();
+        self.region.sync().unwrap();
+        self.root.commit = commit.get();
         self.root.words[STEP] = step;
         self.roots.write(&self.root);
-        self.region.settle().unwrap();
-        self.map.release(flip);
+        self.region.sync().unwrap();
+        self.map.release(commit);
     }
 
     /// The planted bug: overwrites the map of the valid root.
-    fn write_other_slot_too(&self, flip: FlipNumber) {
+    fn write_other_slot_too(&self, commit: CommitNumber) {
         let slot_bytes = alloc::bytes_needed(BLOCKS) / 2;
         let mut pages = vec![0; slot_bytes as usize];
-        let at = |flip: u64| 8192 + flip % 2 * slot_bytes;
-        self.region.read(at(flip.get()), &mut pages).unwrap();
-        self.region.write(at(flip.get() + 1), &pages);
+        let at = |commit: u64| 8192 + commit % 2 * slot_bytes;
+        self.region.read(at(commit.get()), &mut pages).unwrap();
+        self.region.write(at(commit.get() + 1), &pages);
     }
 }
 
@@ -171,7 +171,7 @@ fn workload(recorder: &Recorder, plan: Plan, steps: &RefCell<Vec<Owned>>) {
             pool.put(block, step);
         }
         steps.borrow_mut().push(owned.clone());
-        pool.flip(step, plan.bug);
+        pool.commit(step, plan.bug);
         recorder.returned(step);
     }
 }
@@ -182,7 +182,7 @@ fn recover(medium: &Medium, plan: Plan) -> Result<(Pool, bool), String> {
     let (block, count) = pool.map.allocate(2, Some(Block::new(40)), Fit::Run).ok_or("nothing is free")?;
     pool.map.free(block, count);
     let step = pool.root.words[STEP];
-    pool.flip(step, Bug::None);
+    pool.commit(step, Bug::None);
     Ok((pool, found))
 }
 
@@ -266,9 +266,9 @@ fn pages() {
 }
 
 #[test]
-fn every_persist_and_settle_that_is_left_out_is_found() {
+fn every_persist_and_sync_that_is_left_out_is_found() {
     for (model, verb) in
-        [(Model::Lines, Verb::Persist), (Model::Lines, Verb::Settle), (Model::Pages, Verb::Settle)]
+        [(Model::Lines, Verb::Persist), (Model::Lines, Verb::Sync), (Model::Pages, Verb::Sync)]
     {
         assert_eq!(left_out_unnoticed(model, verb), Vec::<u64>::new(), "{model:?}, {verb:?}");
     }
@@ -278,7 +278,7 @@ fn every_persist_and_settle_that_is_left_out_is_found() {
 fn planted_bugs_are_found() {
     for (name, bug, models) in [
         ("map written in place", Bug::MapInPlace, vec![Model::Lines, Model::Pages]),
-        ("release before settle", Bug::ReleaseBeforeSettle, vec![Model::Lines, Model::Pages]),
+        ("release before sync", Bug::ReleaseBeforeSync, vec![Model::Lines, Model::Pages]),
         ("root checksum ignored", Bug::IgnoredRootChecksum, vec![Model::Lines]),
     ] {
         for model in models {

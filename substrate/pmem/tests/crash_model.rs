@@ -81,8 +81,8 @@ fn only_what_was_persisted_before_the_fence_is_certain() {
         at_the_end(&recorder, Model::Lines, bytes([0, 64, 128])),
         set([[1, 2, 0], [1, 3, 0], [1, 2, 4], [1, 3, 4]])
     );
-    assert_eq!(at_the_end(&recorder, Model::Pages, bytes([0])), set([[0], [1]]), "a fence settles nothing");
-    file.settle().unwrap();
+    assert_eq!(at_the_end(&recorder, Model::Pages, bytes([0])), set([[0], [1]]), "a fence syncs nothing");
+    file.sync().unwrap();
     assert_eq!(
         at_the_end(&recorder, Model::Pages, bytes([0, 64, 128])),
         set([[1, 2, 0], [1, 3, 0], [1, 3, 4]])

@@ -37,7 +37,7 @@ enum Bug {
     LeftOut(Verb, u64),
     IgnoredFrameChecksum,
     IgnoredRootChecksum,
-    ReleaseBeforeSettle,
+    ReleaseBeforeSync,
     SameIncarnation,
 }
 
@@ -125,9 +125,9 @@ impl Log {
         let root = match found {
             Some(root) => root,
             None => {
-                let root = Root { flip: 1, words: [plan.start(), 1, 1, 0, 0, 0] };
+                let root = Root { commit: 1, words: [plan.start(), 1, 1, 0, 0, 0] };
                 roots.write(&root);
-                region.settle().map_err(|error| error.to_string())?;
+                region.sync().map_err(|error| error.to_string())?;
                 root
             }
         };
@@ -153,7 +153,7 @@ impl Log {
         true
     }
 
-    fn flip(&mut self, plan: &Plan, count: usize) {
+    fn commit(&mut self, plan: &Plan, count: usize) {
         let mut words = self.root.words;
         let mut place = self.ring.head();
         for (after, payload) in self.live.drain(..count) {
@@ -165,8 +165,8 @@ impl Log {
         }
         words[HEAD] = place.position;
         words[SEQUENCE] = place.sequence.get();
-        self.root = Root { flip: self.root.flip + 1, words };
-        if plan.bug == Bug::ReleaseBeforeSettle {
+        self.root = Root { commit: self.root.commit + 1, words };
+        if plan.bug == Bug::ReleaseBeforeSync {
             self.ring.release_to(place);
             return;
         }
@@ -177,7 +177,7 @@ impl Log {
 
     fn write_root(&mut self) {
         self.roots.write(&self.root);
-        self.region.settle().unwrap();
+        self.region.sync().unwrap();
     }
 }
 
@@ -204,15 +204,15 @@ fn workload(recorder: &Recorder, plan: &Plan, promises: &RefCell<Vec<Promise>>) 
         let mut early = false;
         if !log.append(&payload) {
             let count = log.live.len() - plan.keep;
-            log.flip(plan, count);
-            early = plan.bug == Bug::ReleaseBeforeSettle;
+            log.commit(plan, count);
+            early = plan.bug == Bug::ReleaseBeforeSync;
             if !early {
                 promise.frames = promise.frames.max(number as u64);
                 returned(promise);
             }
             if !log.append(&payload) {
                 let count = log.live.len();
-                log.flip(plan, count);
+                log.commit(plan, count);
                 assert!(log.append(&payload), "a payload of {bytes} bytes never fits");
             }
         }
@@ -221,7 +221,7 @@ fn workload(recorder: &Recorder, plan: &Plan, promises: &RefCell<Vec<Promise>>) 
         }
         // Where a fence is enough, an append is durable at once; elsewhere every fourth one is synced.
         if plan.model == Model::Pages && number % 4 == 3 {
-            log.region.settle().unwrap();
+            log.region.sync().unwrap();
         }
         if plan.model == Model::Lines || number % 4 == 3 {
             promise.frames = number as u64 + 1;
@@ -255,7 +255,7 @@ fn recover(medium: &Medium, plan: &Plan) -> Result<Recovered, String> {
     if plan.bug != Bug::SameIncarnation {
         words[INCARNATION] += 1;
     }
-    log.root = Root { flip: log.root.flip + 1, words };
+    log.root = Root { commit: log.root.commit + 1, words };
     log.write_root();
     let place = RingPosition { position: words[HEAD], sequence: Sequence::new(words[SEQUENCE]) };
     log.ring = AppendRing::new(log.region.clone(), log.start, salt(words[INCARNATION]), place, place);
@@ -386,13 +386,13 @@ fn left_out_unnoticed(plan: &Plan, verb: Verb) -> Vec<u64> {
 }
 
 #[test]
-fn every_persist_fence_and_settle_that_is_left_out_is_found() {
+fn every_persist_fence_and_sync_that_is_left_out_is_found() {
     let none: Vec<u64> = Vec::new();
     assert!(calls(&Plan::lines(), Verb::Fence) >= 11 && calls(&Plan::lines(), Verb::Persist) >= 19);
     assert_eq!(left_out_unnoticed(&Plan::lines(), Verb::Persist), none);
     assert_eq!(left_out_unnoticed(&Plan::lines(), Verb::Fence), none);
-    assert_eq!(left_out_unnoticed(&Plan::lines(), Verb::Settle), none);
-    assert_eq!(left_out_unnoticed(&Plan::pages(), Verb::Settle), none);
+    assert_eq!(left_out_unnoticed(&Plan::lines(), Verb::Sync), none);
+    assert_eq!(left_out_unnoticed(&Plan::pages(), Verb::Sync), none);
 }
 
 #[test]
@@ -402,7 +402,7 @@ fn planted_bugs_are_found() {
     for (name, bug, models) in [
         ("frame checksum ignored", Bug::IgnoredFrameChecksum, vec![Plan::lines(), Plan::pages()]),
         ("root checksum ignored", Bug::IgnoredRootChecksum, vec![Plan::lines()]),
-        ("release before settle", Bug::ReleaseBeforeSettle, vec![Plan::lines(), Plan::pages()]),
+        ("release before sync", Bug::ReleaseBeforeSync, vec![Plan::lines(), Plan::pages()]),
         ("same incarnation after a cut", Bug::SameIncarnation, vec![Plan::pages()]),
     ] {
         for plan in models {

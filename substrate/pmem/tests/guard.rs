@@ -46,7 +46,7 @@ fn a_file_that_is_cut_is_lost_where_it_is_touched_and_no_other_is() {
                 (medium.create("tree", 3 * PAGE + 400).unwrap(), medium.create("other", 2 * PAGE).unwrap());
             for region in [&tree, &other] {
                 region.write(0, &[7; 5000]);
-                region.settle().unwrap();
+                region.sync().unwrap();
             }
             cut(folder, "tree", PAGE);
             // No access has met the truncated part yet.
@@ -59,9 +59,9 @@ fn a_file_that_is_cut_is_lost_where_it_is_touched_and_no_other_is() {
             // The whole region is lost, also for its other clones.
             assert_eq!(read(&tree.clone(), 0), Err(MediaError::Lost));
             tree.write(PAGE, &[1; 5000]);
-            assert_eq!(tree.settle(), Err(MediaError::Lost));
-            assert_eq!(tree.settle(), Err(MediaError::Poisoned));
-            assert_eq!((other.check(), read(&other, 4999), other.settle()), (Ok(()), Ok(7), Ok(())));
+            assert_eq!(tree.sync(), Err(MediaError::Lost));
+            assert_eq!(tree.sync(), Err(MediaError::Poisoned));
+            assert_eq!((other.check(), read(&other, 4999), other.sync()), (Ok(()), Ok(7), Ok(())));
             // The medium remembers the loss after the region is closed; a new region maps the rest of the file.
             drop(tree);
             assert_eq!(medium.lost(|_| true), Some("tree".to_owned()));
@@ -90,7 +90,7 @@ fn many_touch_what_is_cut_while_others_come_and_go() {
                         region.write(page % 64 * PAGE, &[1; PAGE as usize]);
                         page += 1;
                     }
-                    assert!(region.settle().is_err());
+                    assert!(region.sync().is_err());
                 });
             }
             scope.spawn(|| {

@@ -25,7 +25,7 @@ fn files_come_and_go() {
         assert_eq!(bytes, [0; 100]);
         region.write(37, b"hello");
         region.fence();
-        region.settle().unwrap();
+        region.sync().unwrap();
         medium.create("log-1", 4096).unwrap();
         assert_eq!(medium.create("tree", 5).unwrap_err(), MediaError::Exists);
         assert_eq!(medium.list().unwrap(), ["log-1", "tree"]);
@@ -137,7 +137,7 @@ fn a_log_comes_as_a_descriptor() {
     region.read(64, &mut bytes).unwrap();
     assert_eq!(&bytes, b"from the other side");
     assert!(other.descriptor().is_none(), "nothing is left that a program could close");
-    other.settle().unwrap();
+    other.sync().unwrap();
 }
 
 /// Kilobytes of a file that are mapped in this process and differ from the medium.
@@ -157,7 +157,7 @@ fn dirty_kib(file: &std::path::Path) -> u64 {
 }
 
 #[test]
-fn a_log_that_came_as_a_descriptor_is_settled_without_it() {
+fn a_log_that_came_as_a_descriptor_is_synced_without_it() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let medium = Medium::file(folder.path()).unwrap();
     let region = medium.create("log", 1 << 20).unwrap();
@@ -168,7 +168,7 @@ fn a_log_that_came_as_a_descriptor_is_settled_without_it() {
     assert_eq!(dirty_kib(&path), 0);
     log.write(1 << 19, b"to the medium");
     assert_eq!(dirty_kib(&path), 4);
-    log.settle().unwrap();
+    log.sync().unwrap();
     assert_eq!(dirty_kib(&path), 0);
 }
 
@@ -220,15 +220,15 @@ fn a_pipe_is_no_file_and_nobody_waits_at_it() {
 }
 
 #[test]
-fn a_failed_settle_poisons_the_region() {
+fn a_failed_sync_poisons_the_region() {
     let recorder = Recorder::new();
     let medium = recorder.medium();
     let region = medium.create("file", 4096).unwrap();
-    region.settle().unwrap();
-    recorder.fail_settle(1);
-    assert_eq!(region.settle(), Err(MediaError::Os(libc::EIO)));
-    assert_eq!(region.settle(), Err(MediaError::Poisoned));
-    assert_eq!(region.clone().settle(), Err(MediaError::Poisoned));
+    region.sync().unwrap();
+    recorder.fail_sync(1);
+    assert_eq!(region.sync(), Err(MediaError::Os(libc::EIO)));
+    assert_eq!(region.sync(), Err(MediaError::Poisoned));
+    assert_eq!(region.clone().sync(), Err(MediaError::Poisoned));
 }
 
 #[test]

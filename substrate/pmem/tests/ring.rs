@@ -148,7 +148,7 @@ proptest! {
     }
 
     #[test]
-    fn a_scan_of_any_bytes_ends(bytes in prop::collection::vec(any::<u8>(), 640), flips in prop::collection::vec((0usize..640, any::<u8>()), 0..6), real: bool) {
+    fn a_scan_of_any_bytes_ends(bytes in prop::collection::vec(any::<u8>(), 640), commits in prop::collection::vec((0usize..640, any::<u8>()), 0..6), real: bool) {
         let region = region(10);
         region.write(START, &bytes);
         if real {
@@ -157,7 +157,7 @@ proptest! {
             for payload in [&bytes[..100], &bytes[..3], &bytes[..64]] {
                 append(&mut ring, payload).unwrap();
             }
-            for (at, value) in flips {
+            for (at, value) in commits {
                 region.write(START + at as u64, &[value]);
             }
         }

@@ -585,6 +585,6 @@ fn pool_regions(bed: &Bed) {
     assert_eq!(immediate(&pair.there), 2);
     assert_eq!(filled(&region, 4096, 6), b"record");
     region.persist(4096..4102);
-    region.settle().unwrap();
+    region.sync().unwrap();
     let _ = host();
 }

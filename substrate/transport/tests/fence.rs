@@ -99,8 +99,8 @@ impl Round<'_> {
             "round {number}: late bytes in reused memory"
         );
         next_there.close();
-        let settled = content(region);
-        assert!(settled == found, "round {number}: bytes changed after the second close");
+        let synced = content(region);
+        assert!(synced == found, "round {number}: bytes changed after the second close");
         count
     }
 }

@@ -263,10 +263,10 @@ fn what_was_changed_or_cut_short_opens_no_door() {
     for at in 0..SAID.max(CHALLENGE + WELCOME) {
         for bit in (0..8).filter(|bit| proves() || *bit == at % 8) {
             if at < SAID {
-                refused(Some(Meddling::Flips { at, bit }), None);
+                refused(Some(Meddling::Commits { at, bit }), None);
             }
             if at < CHALLENGE + WELCOME {
-                refused(None, Some(Meddling::Flips { at, bit }));
+                refused(None, Some(Meddling::Commits { at, bit }));
             }
         }
         if at < SAID {

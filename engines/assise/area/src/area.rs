@@ -14,7 +14,7 @@ use format::node::{InodeItem, ItemKind, Key};
 use format::record::FileType;
 use format::root::Root;
 use format::superblock::{FileKind, MAGIC, POOL_VERSION, Superblock};
-use format::{BLOCK_BYTES, Block, ChainNumber, FlipNumber, InodeNumber, PoolUid, SegmentId};
+use format::{BLOCK_BYTES, Block, ChainNumber, CommitNumber, InodeNumber, PoolUid, SegmentId};
 use pmem::alloc::{BlockAllocator, Fit};
 use pmem::{MediaError, Medium, Region};
 use std::ops::Deref;
@@ -96,10 +96,10 @@ pub struct Usage {
 
 /// The shared area of one node.
 ///
-/// It is read as its last flip; readers that are not to wait for a batch take a [`Snapshot`] of that. A batch has the area
+/// It is read as its last commit; readers that are not to wait for a batch take a [`Snapshot`] of that. A batch has the area
 /// for itself.
 pub struct Area {
-    /// The last flip.
+    /// The last commit.
     pub(crate) last: Snapshot,
     pub(crate) node_map: BlockAllocator,
     pub(crate) layout: Layout,
@@ -111,15 +111,15 @@ pub struct Area {
     pub(crate) kept_nodes: u32,
     /// A commit failed half way.
     pub(crate) poisoned: bool,
-    /// The slot of the next flip holds a part of a root that was cut off by a crash.
+    /// The slot of the next commit holds a part of a root that was cut off by a crash.
     pub(crate) torn_slot: bool,
-    /// Who reads what flips free, beside them.
+    /// Who reads what commits free, beside them.
     pub(crate) pins: Pins,
 }
 
 impl Area {
     /// Makes the tree of a new pool: a root directory and nothing else. The superblock's magic number is written last,
-    /// when all that it promises is settled: a crash before leaves a folder that holds no pool and can be formatted
+    /// when all that it promises is synced: a crash before leaves a folder that holds no pool and can be formatted
     /// again.
     ///
     /// # Errors
@@ -153,10 +153,10 @@ impl Area {
         let block = superblock.encode();
         let (magic, rest) = block.split_at(MAGIC.len());
         region.write(MAGIC.len() as u64, rest);
-        region.settle()?;
-        // One word, which never tears: with it the file is a pool. All that it promises was settled just now.
+        region.sync()?;
+        // One word, which never tears: with it the file is a pool. All that it promises was synced just now.
         region.write(0, magic);
-        region.settle()?;
+        region.sync()?;
         Ok(())
     }
 
@@ -201,23 +201,23 @@ impl Area {
         let written = tree.write(&store, new.ledger.sequence, &mut || {
             map.allocate(1, None, Fit::Lowest).map(|(block, _)| block).ok_or(AreaError::NoSpace)
         })?;
-        let flip = FlipNumber::new(1);
-        map.write(flip);
+        let commit = CommitNumber::new(1);
+        map.write(commit);
         let root = Root {
             pool: new.pool,
             height: U32::new(written.height),
-            flip,
+            commit,
             node: written.root,
             inodes: U64::new(1),
             nodes: U64::new(1),
             next_segment: SegmentId::new(1),
             ..Root::default()
         };
-        region.write(layout::root_at(flip), &new.ledger.in_root(root).encode());
+        region.write(layout::root_at(commit), &new.ledger.in_root(root).encode());
         Ok(())
     }
 
-    /// Opens a pool at its last flip. Writes nothing: an open that is interrupted leaves what it found.
+    /// Opens a pool at its last commit. Writes nothing: an open that is interrupted leaves what it found.
     ///
     /// # Errors
     /// `Missing`, `Superblock`, `Roots`, `Map`, `Node`, `Item`, `Geometry`, `Medium`.
@@ -228,8 +228,8 @@ impl Area {
         if limits.segment_blocks == 0 {
             return Err(AreaError::Geometry("segment_blocks"));
         }
-        let torn_slot = layout::slot_is_torn(&region, superblock.pool, root.flip.next())?;
-        let node_map = BlockAllocator::open(region.clone(), layout.map_at(), layout.blocks, root.flip);
+        let torn_slot = layout::slot_is_torn(&region, superblock.pool, root.commit.next())?;
+        let node_map = BlockAllocator::open(region.clone(), layout.map_at(), layout.blocks, root.commit);
         let node_map = node_map.map_err(|error| match error {
             MediaError::Damaged(_) => AreaError::Map(layout::TREE_FILE.to_owned()),
             error => AreaError::Medium(error),
@@ -238,7 +238,7 @@ impl Area {
         let mut space = Space::new(medium.clone(), superblock.pool, &limits, root.next_segment);
         let mut last = Snapshot::of_root(Arc::new(store), root, Arc::default());
         for (id, item) in last.segments()? {
-            space.open(id, &item, root.flip)?;
+            space.open(id, &item, root.commit)?;
         }
         space.note_leftover()?;
         last.segments = space.files(&last.segments);
@@ -277,19 +277,19 @@ impl Area {
         Ok((region, superblock))
     }
 
-    /// Clears what a cut-off flip left in the slot of the next one, before anything is written to the blocks that it
+    /// Clears what a cut-off commit left in the slot of the next one, before anything is written to the blocks that it
     /// names: a part of that root, completed by a part of the next, could be whole again when its nodes are not.
     pub(crate) fn clear_torn_slot(&mut self) -> Result<(), AreaError> {
         if self.torn_slot {
             let region = self.last.store.region();
-            region.write(layout::root_at(self.last.root.flip.next()), &[0; size_of::<Root>()]);
-            region.settle()?;
+            region.write(layout::root_at(self.last.root.commit.next()), &[0; size_of::<Root>()]);
+            region.sync()?;
             self.torn_slot = false;
         }
         Ok(())
     }
 
-    /// The last flip, to be read beside the next batch. Its reader lets go of it before the release of that batch's flip.
+    /// The last commit, to be read beside the next batch. Its reader lets go of it before the release of that batch's commit.
     pub fn snapshot(&self) -> Snapshot {
         self.last.clone()
     }
@@ -323,18 +323,18 @@ impl Area {
         self.kept_nodes = nodes;
     }
 
-    /// Lets the blocks that flips up to `flip` freed be allocated again, as far as no [`crate::Pin`] keeps them. The caller has
+    /// Lets the blocks that commits up to `commit` freed be allocated again, as far as no [`crate::Pin`] keeps them. The caller has
     /// raised the generations of the files they belonged to, so that no reader takes new bytes for old ones.
     ///
     /// # Errors
-    /// `Flip`, if no such flip was made; `Medium`, if the file of a segment that is not needed cannot be removed.
-    pub fn release(&mut self, flip: FlipNumber) -> Result<(), AreaError> {
-        if flip > self.last.root.flip {
-            return Err(AreaError::Flip(flip));
+    /// `Commit`, if no such commit was made; `Medium`, if the file of a segment that is not needed cannot be removed.
+    pub fn release(&mut self, commit: CommitNumber) -> Result<(), AreaError> {
+        if commit > self.last.root.commit {
+            return Err(AreaError::Commit(commit));
         }
-        let flip = self.bound_by_pins(flip);
-        self.node_map.release(flip);
-        self.space.release(flip)
+        let commit = self.bound_by_pins(commit);
+        self.node_map.release(commit);
+        self.space.release(commit)
     }
 }
 

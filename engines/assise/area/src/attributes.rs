@@ -57,7 +57,7 @@ impl Batch<'_> {
     /// # Errors
     /// `Refused(NoInode)`; `BatchFull`, `NoSpace`, `Poisoned`, `Node`, `Item`, `Medium`.
     pub fn set_mode(&mut self, inode: InodeNumber, mode: u32) -> Result<(), AreaError> {
-        self.settle_file(inode)?;
+        self.sync_file(inode)?;
         self.guarded(|batch| {
             let mut item = batch.view().inode(inode)?.ok_or(Refused::NoInode(inode))?;
             item.mode = U32::new((item.mode.get() & TYPE_BITS) | (mode & 0o7777));
@@ -180,7 +180,7 @@ impl Batch<'_> {
     /// # Errors
     /// `Refused(NoInode)` if it is no orphan; `BatchFull`, `NoSpace`, `Poisoned`, `Node`, `Item`, `Medium`.
     pub fn reap(&mut self, inode: InodeNumber, items_max: usize) -> Result<bool, AreaError> {
-        self.settle_file(inode)?;
+        self.sync_file(inode)?;
         self.guarded(|batch| {
             if !batch.view().is_orphan(inode)? {
                 return Err(Refused::NoInode(inode).into());

@@ -1,12 +1,12 @@
-//! A batch: changes in memory, made real together by one root flip (Assise §3.2.1, digest).
+//! A batch: changes in memory, made real together by one root commit (Assise §3.2.1, digest).
 //!
 //! Records are applied one after the other. Each is checked against the tree as the batch has changed it so far;
 //! what contradicts it is refused and changes nothing. Data goes to blocks that no committed tree names, whole
 //! blocks at once, parts of blocks by way of memory, so that small writes to one block cost one block. Dropping a
 //! batch leaves the area as it was.
 //!
-//! A commit writes data, nodes and allocation maps to places that the last flip does not name, settles them, writes
-//! the root into the slot of the flip before the last, and settles that. What the flip freed is not allocated again
+//! A commit writes data, nodes and allocation maps to places that the last commit does not name, syncs them, writes
+//! the root into the slot of the commit before the last, and syncs that. What the commit freed is not allocated again
 //! before [`Area::release`].
 
 use crate::AreaError;
@@ -22,7 +22,9 @@ use crate::view::View;
 use format::node::{InodeItem, ItemKind, Key};
 use format::record::Operation;
 use format::root::Root;
-use format::{BLOCK_BYTES, Block, FlipNumber, InodeNumber, LeaseVersion, LogUid, SegmentId, Sequence, Stamp};
+use format::{
+    BLOCK_BYTES, Block, CommitNumber, InodeNumber, LeaseVersion, LogUid, SegmentId, Sequence, Stamp,
+};
 use pmem::alloc::Fit;
 use std::collections::{BTreeMap, BTreeSet};
 use zerocopy::IntoBytes;
@@ -106,8 +108,8 @@ pub enum Applied {
 /// What a commit did.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Committed {
-    /// The flip: what it freed is allocated again after [`Area::release`] of it.
-    pub flip: FlipNumber,
+    /// The commit: what it freed is allocated again after [`Area::release`] of it.
+    pub commit: CommitNumber,
     /// Inodes of which blocks were freed: their generations are raised before the release.
     pub freed_of: Vec<InodeNumber>,
     /// Nodes written.
@@ -142,7 +144,7 @@ enum State {
 pub struct Batch<'a> {
     pub(crate) area: &'a mut Area,
     pub(crate) tree: Tree,
-    /// The root as the commit will write it, except for node, map and flip.
+    /// The root as the commit will write it, except for node, map and commit.
     pub(crate) root: Root,
     pub(crate) pending: BTreeMap<(InodeNumber, u64), Pending>,
     /// Writes that are not in the tree yet.
@@ -180,7 +182,7 @@ impl Area {
         self.clear_torn_slot()?;
         let root = self.last.root;
         let tree = Tree::committed(root.node, root.height.get());
-        let made = Made { flip: root.flip.next(), time_ns: 0 };
+        let made = Made { commit: root.commit.next(), time_ns: 0 };
         let pages = std::mem::take(&mut self.pages);
         Ok(Batch {
             area: self,
@@ -240,22 +242,22 @@ impl Batch<'_> {
         if let Operation::Write { offset, bytes } = *operation
             && self.gathers(offset, bytes)
         {
-            self.settle_unlike(inode, applying)?;
+            self.sync_unlike(inode, applying)?;
             match self.guarded(|batch| batch.gather(inode, offset, bytes, applying)) {
                 // There is no place for a new block; the file may have one.
                 Err(AreaError::NoSpace | AreaError::BatchFull) if !self.is_full() => {}
                 done => return done,
             }
         }
-        self.settle_file(inode)?;
+        self.sync_file(inode)?;
         if let Operation::Rename { body, .. } = operation {
-            self.settle_file(body.replaced)?;
+            self.sync_file(body.replaced)?;
         }
-        self.guarded(|batch| batch.apply_settled(inode, operation, applying))
+        self.guarded(|batch| batch.apply_synced(inode, operation, applying))
     }
 
     /// Applies a record to what is in the tree.
-    fn apply_settled(
+    fn apply_synced(
         &mut self,
         inode: InodeNumber,
         operation: &Operation<'_>,
@@ -357,7 +359,7 @@ impl Batch<'_> {
         self.put(Key::new(inode.get(), ItemKind::Inode, 0), item.as_bytes())
     }
 
-    /// The version of the last flip that changed the tree: the commit's is not smaller.
+    /// The version of the last commit that changed the tree: the commit's is not smaller.
     pub fn version(&self) -> Sequence {
         self.area.version()
     }
@@ -397,12 +399,12 @@ impl Batch<'_> {
 
     /// Makes the batch real. `version` is the entry of the ledger that it executes, whole or in part; every pointer to
     /// what it changed carries it. If the commit fails half way, the area is poisoned: only another [`Area::open`] tells
-    /// whether the flip came about.
+    /// whether the commit came about.
     ///
     /// # Errors
-    /// `Version` (before that of an earlier flip), `Overfull`, `Poisoned`, `Medium`, `Node`.
+    /// `Version` (before that of an earlier commit), `Overfull`, `Poisoned`, `Medium`, `Node`.
     pub fn commit(mut self, version: Sequence) -> Result<Committed, AreaError> {
-        self.settle_writes()?;
+        self.sync_writes()?;
         self.end_stock();
         if self.state != State::Whole {
             return Err(AreaError::Poisoned);
@@ -412,9 +414,9 @@ impl Batch<'_> {
         }
         if self.tree.is_committed_as(&self.area.last.root.node) && self.root == self.area.last.root {
             self.state = State::Committed;
-            let flip = self.root.flip;
+            let commit = self.root.commit;
             return Ok(Committed {
-                flip,
+                commit,
                 freed_of: Vec::new(),
                 nodes: 0,
                 data_blocks: 0,
@@ -428,16 +430,16 @@ impl Batch<'_> {
         }
         self.area.space.free_recycled();
         self.put_segments()?;
-        let flip = self.made.flip;
+        let commit = self.made.commit;
         let nodes = self.write_nodes(version)?;
-        self.area.node_map.write(flip);
-        // Everything that the root will name is settled before the root is written.
-        self.area.space.settle(flip)?;
+        self.area.node_map.write(commit);
+        // Everything that the root will name is synced before the root is written.
+        self.area.space.sync(commit)?;
         let region = self.area.last.store.region();
-        region.settle()?;
-        region.write(layout::root_at(flip), &self.root.encode());
-        region.settle()?;
-        self.area.space.finish_retiring(flip);
+        region.sync()?;
+        region.write(layout::root_at(commit), &self.root.encode());
+        region.sync()?;
+        self.area.space.finish_retiring(commit);
         let Snapshot { store, segments, .. } = &self.area.last;
         let (store, segments) = (store.clone(), self.area.space.files(segments));
         self.area.last = Snapshot::of_root(store, self.root, segments);
@@ -446,7 +448,7 @@ impl Batch<'_> {
         let freed_of = std::mem::take(&mut self.freed_of).into_iter().collect();
         let damaged = self.damaged.iter().filter(|(_, is_damaged)| **is_damaged).map(|(block, _)| *block);
         let (damaged, data_blocks) = (damaged.collect(), self.data_blocks);
-        Ok(Committed { flip, freed_of, nodes, data_blocks, damaged })
+        Ok(Committed { commit, freed_of, nodes, data_blocks, damaged })
     }
 
     /// Brings the items of the segments up to date.
@@ -478,7 +480,7 @@ impl Batch<'_> {
         }
         self.root.node = written.root;
         self.root.height = U32::new(written.height);
-        self.root.flip = self.made.flip;
+        self.root.commit = self.made.commit;
         self.root.next_segment = area.space.next();
         self.root.nodes = U64::new(u64::from(map.used() - area.layout.first_node));
         Ok(written.nodes)
@@ -495,6 +497,6 @@ impl Drop for Batch<'_> {
             return;
         }
         self.end_stock();
-        self.area.space.abandon(self.made.flip, self.allocated.take());
+        self.area.space.abandon(self.made.commit, self.allocated.take());
     }
 }

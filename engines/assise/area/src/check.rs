@@ -14,7 +14,7 @@ use crate::tree::keys_within;
 use format::checksum::{self, Salt};
 use format::node::{ItemKind, Key, SegmentItem};
 use format::root::{NodePointer, Root};
-use format::{BLOCK_BYTES, Block, DecodeError, FlipNumber, SegmentId};
+use format::{BLOCK_BYTES, Block, CommitNumber, DecodeError, SegmentId};
 use pmem::alloc::BlockAllocator;
 use pmem::{Medium, Region};
 use zerocopy::FromBytes;
@@ -31,8 +31,8 @@ pub struct Report {
     pub findings_more: u64,
     /// What is worth knowing and not wrong: the traces of a crash.
     pub notes: Vec<String>,
-    /// The flip that was checked.
-    pub flip: FlipNumber,
+    /// The commit that was checked.
+    pub commit: CommitNumber,
     /// Nodes of the tree.
     pub nodes: u64,
     /// Items of the tree.
@@ -88,9 +88,9 @@ fn begin(medium: &Medium, report: &mut Report) -> Result<(Region, Layout, Root),
     let layout = layout::of_superblock(&superblock, region.bytes())?;
     for (slot, found) in layout::read_roots(&region, superblock.pool)?.iter().enumerate() {
         match found {
-            // A slot that was never written, before the second flip.
+            // A slot that was never written, before the second commit.
             Ok(_) | Err(DecodeError::Kind) => {}
-            Err(error) => report.notes.push(format!("root slot {slot}: {error}: a flip was cut off")),
+            Err(error) => report.notes.push(format!("root slot {slot}: {error}: a commit was cut off")),
         }
     }
     let root = layout::read_root(&region, superblock.pool)?;
@@ -121,7 +121,7 @@ impl<'a> Checker<'a> {
 
     fn run(mut self, medium: &Medium) -> Result<(), AreaError> {
         let root = self.root;
-        self.report.flip = root.flip;
+        self.report.commit = root.commit;
         let level = (root.height.get() - 1) as u8;
         self.node(&root.node, level, &Bounds { first: KEY_MIN, end: None })?;
         self.node_map()?;
@@ -184,7 +184,7 @@ impl<'a> Checker<'a> {
 
     fn node_map(&mut self) -> Result<(), AreaError> {
         let (map_at, blocks) = (self.layout.map_at(), self.layout.blocks);
-        let map = match BlockAllocator::open(self.region.clone(), map_at, blocks, self.root.flip) {
+        let map = match BlockAllocator::open(self.region.clone(), map_at, blocks, self.root.commit) {
             Ok(map) => map,
             Err(error) => {
                 self.report.find(format!("allocation map of the tree: {error}"));
@@ -266,8 +266,8 @@ impl<'a> Checker<'a> {
                 }
             }
         }
-        let flip = space::map_flip(superblock.geometry.get(), self.root.flip);
-        let map = flip.map(|flip| BlockAllocator::open(region, BLOCK_BYTES as u64, blocks, flip));
+        let commit = space::map_commit(superblock.geometry.get(), self.root.commit);
+        let map = commit.map(|commit| BlockAllocator::open(region, BLOCK_BYTES as u64, blocks, commit));
         match map {
             Some(Ok(map)) => {
                 compare_map(&map, &reached, &format!("segment {id}"), self.report);

@@ -1,7 +1,7 @@
 //! What can go wrong in the shared area, as values.
 
 use format::node::Key;
-use format::{Block, DecodeError, FlipNumber, InodeNumber, SegmentId};
+use format::{Block, CommitNumber, DecodeError, InodeNumber, SegmentId};
 use std::fmt;
 
 /// Why an operation on the area did not happen.
@@ -38,14 +38,14 @@ pub enum AreaError {
     },
     /// No room; what must leave the system's reserve alone stops here.
     NoSpace,
-    /// The batch holds as much as it may: commit it, release what the flip freed, and begin another one.
+    /// The batch holds as much as it may: commit it, release what the commit freed, and begin another one.
     BatchFull,
     /// What was gathered does not fit: the batch is dropped, and made again with less.
     Overfull,
     /// The ledger's entry that a batch executes lies before one that was executed.
     Version,
-    /// A flip was released that was not the last one.
-    Flip(FlipNumber),
+    /// A commit was released that was not the last one.
+    Commit(CommitNumber),
     /// An earlier commit failed half way: only opening the pool again tells what is in it.
     Poisoned,
     /// The record contradicts the tree. Nothing was changed.
@@ -135,7 +135,7 @@ impl fmt::Display for AreaError {
             Self::BatchFull => write!(f, "the batch is full"),
             Self::Overfull => write!(f, "the batch holds more than there is room for"),
             Self::Version => write!(f, "the entry lies before one that was executed"),
-            Self::Flip(flip) => write!(f, "flip {flip} is not the last one"),
+            Self::Commit(commit) => write!(f, "commit {commit} is not the last one"),
             Self::Import(why) => write!(f, "the tree of another node is refused: {why}"),
             Self::Poisoned => write!(f, "an earlier commit failed: open the pool again"),
             Self::Refused(refused) => write!(f, "refused: {refused}"),

@@ -169,14 +169,14 @@ impl Batch<'_> {
     }
 
     /// Brings what was gathered for a file to the tree if a record takes its room from elsewhere.
-    pub(crate) fn settle_unlike(
+    pub(crate) fn sync_unlike(
         &mut self,
         inode: InodeNumber,
         applying: &Applying<'_>,
     ) -> Result<(), AreaError> {
         let (owner, need) = (applying.owner, applying.need());
         match self.gathered.get(&inode) {
-            Some(gathered) if (gathered.owner, gathered.need) != (owner, need) => self.settle_file(inode),
+            Some(gathered) if (gathered.owner, gathered.need) != (owner, need) => self.sync_file(inode),
             _ => Ok(()),
         }
     }
@@ -341,15 +341,15 @@ impl Batch<'_> {
     ///
     /// # Errors
     /// `Overfull`; `Poisoned`; `Node`, `Item`, `Medium`.
-    pub fn settle_writes(&mut self) -> Result<(), AreaError> {
+    pub fn sync_writes(&mut self) -> Result<(), AreaError> {
         while let Some(inode) = self.gathered.keys().next().copied() {
-            self.settle_file(inode)?;
+            self.sync_file(inode)?;
         }
         Ok(())
     }
 
     /// Brings what was gathered for one file to the tree. If that fails the batch is broken.
-    pub(crate) fn settle_file(&mut self, inode: InodeNumber) -> Result<(), AreaError> {
+    pub(crate) fn sync_file(&mut self, inode: InodeNumber) -> Result<(), AreaError> {
         let Some(gathered) = self.gathered.remove(&inode) else { return Ok(()) };
         // A batch that has as many nodes as it may takes what it took already.
         self.unbounded(|batch| batch.put_gathered(inode, gathered)).map_err(|error| {

@@ -1,11 +1,11 @@
 //! A whole tree from another node in the place of the own one.
 //!
 //! Items come in ranges of keys, and blocks of data behind the extents that hold them; later ranges replace what
-//! earlier ones brought. All of it goes to nodes and blocks that the last flip does not name. One flip at the end makes it the
+//! earlier ones brought. All of it goes to nodes and blocks that the last commit does not name. One commit at the end makes it the
 //! pool's tree, and frees what the pool held before.
 //!
-//! Guarantees: until that flip the pool is what it was, and an import that is given up leaves no trace but files of segments
-//! that no tree names. The flip is made only of a tree that is as large as its sender says, with all its data. What is in
+//! Guarantees: until that commit the pool is what it was, and an import that is given up leaves no trace but files of segments
+//! that no tree names. The commit is made only of a tree that is as large as its sender says, with all its data. What is in
 //! the tree has the form that its readers rely on; a message that would bring anything else is refused.
 
 use crate::AreaError;
@@ -50,7 +50,7 @@ pub struct Import {
     /// The range that is being brought, and its last key that came.
     range: Option<(KeyRange, Option<Key>)>,
     awaited: VecDeque<Awaited>,
-    /// What the flip frees: the nodes and the data of the tree that was there.
+    /// What the commit frees: the nodes and the data of the tree that was there.
     old_nodes: Vec<Block>,
     old_data: Vec<Run>,
 }
@@ -77,7 +77,7 @@ impl Import {
         let (mut old_nodes, mut old_data) = (Vec::new(), Vec::new());
         collect(&area.last.store, &root.node, level, &mut old_nodes, &mut old_data)?;
         Ok(Self {
-            made: Made { flip: root.flip.next(), time_ns: 0 },
+            made: Made { commit: root.commit.next(), time_ns: 0 },
             area,
             tree: Tree::empty(),
             version: Sequence::new(0),
@@ -274,25 +274,25 @@ impl Import {
         let written = tree.write(store, self.version, &mut || {
             map.allocate(1, None, Fit::Lowest).map(|(block, _)| block).ok_or(AreaError::NoSpace)
         })?;
-        // No flip named them.
+        // No commit named them.
         written.freed.iter().for_each(|block| map.unallocate(*block, 1));
         self.tree = Tree::committed(written.root, written.height);
         Ok(())
     }
 
-    /// Settles all that came, so that the flip has little to wait for.
+    /// Syncs all that came, so that the commit has little to wait for.
     ///
     /// # Errors
     /// `Import`: a range is not whole. `NoSpace`, `Medium`.
-    pub fn settle(&mut self) -> Result<(), AreaError> {
+    pub fn sync(&mut self) -> Result<(), AreaError> {
         self.end_range()?;
         self.spill()?;
-        self.area.space.settle_data()?;
-        self.area.last.store.region().settle()?;
+        self.area.space.sync_data()?;
+        self.area.last.store.region().sync()?;
         Ok(())
     }
 
-    /// Makes what came the pool's tree, in one flip. It contains the ledger up to `ledger`, and the ledger and the logs beside
+    /// Makes what came the pool's tree, in one commit. It contains the ledger up to `ledger`, and the ledger and the logs beside
     /// it do not belong to it ([`Area::is_imported`]). `totals` are those of the sender's tree: inodes, and blocks of data.
     ///
     /// # Errors
@@ -302,7 +302,7 @@ impl Import {
         if (self.inodes, self.data_blocks) != totals {
             return refused("a tree of another size than was sent");
         }
-        let flip = self.made.flip;
+        let commit = self.made.commit;
         for run in std::mem::take(&mut self.old_data) {
             self.area.space.free(run);
         }
@@ -322,7 +322,7 @@ impl Import {
         let root = Root {
             node,
             height: U32::new(height),
-            flip,
+            commit,
             inodes: U64::new(inodes),
             data_blocks: U64::new(data_blocks),
             nodes: U64::new(u64::from(area.node_map.used() - area.layout.first_node)),
@@ -331,16 +331,16 @@ impl Import {
             ..area.last.root
         };
         let root = ledger.in_root(root);
-        area.node_map.write(flip);
-        area.space.settle(flip)?;
+        area.node_map.write(commit);
+        area.space.sync(commit)?;
         let region = area.last.store.region();
-        region.settle()?;
-        region.write(layout::root_at(flip), &root.encode());
-        region.settle()?;
-        area.space.finish_retiring(flip);
+        region.sync()?;
+        region.write(layout::root_at(commit), &root.encode());
+        region.sync()?;
+        area.space.finish_retiring(commit);
         let (store, segments) = (area.last.store.clone(), area.space.files(&area.last.segments));
         area.last = Snapshot::of_root(store, root, segments);
-        area.release(flip)?;
+        area.release(commit)?;
         Ok(area)
     }
 }
@@ -367,12 +367,12 @@ fn collect(
 }
 
 impl Area {
-    /// Whether an import made the last flip, so that the ledger and the logs beside the tree do not belong to it.
+    /// Whether an import made the last commit, so that the ledger and the logs beside the tree do not belong to it.
     pub fn is_imported(&self) -> bool {
         self.last.root.imported.get() != 0
     }
 
-    /// The ledger and the logs were made anew: a flip says so.
+    /// The ledger and the logs were made anew: a commit says so.
     ///
     /// # Errors
     /// As [`crate::Batch::commit`].
@@ -381,6 +381,6 @@ impl Area {
         batch.root.imported = U32::new(0);
         let version = batch.version();
         let committed = batch.commit(version)?;
-        self.release(committed.flip)
+        self.release(committed.commit)
     }
 }

@@ -16,9 +16,9 @@ pub fn headline(area: &Area) -> String {
     // Not of the capacity, which is a setting of the daemon and nothing that the pool says.
     let (segments, blocks) = area.segment_totals();
     format!(
-        "pool {} flip {} life {} ledger {} height {} nodes {} inodes {} data blocks {} of {blocks} in {segments} segment{}",
+        "pool {} commit {} life {} ledger {} height {} nodes {} inodes {} data blocks {} of {blocks} in {segments} segment{}",
         root.pool,
-        root.flip,
+        root.commit,
         root.life,
         root.ledger_sequence,
         root.height,

@@ -4,7 +4,7 @@ use crate::AreaError;
 use crate::node::HEIGHT_MAX;
 use format::root::Root;
 use format::superblock::{MAGIC, Superblock};
-use format::{BLOCK_BYTES, DecodeError, FlipNumber, PoolUid};
+use format::{BLOCK_BYTES, CommitNumber, DecodeError, PoolUid};
 use pmem::{Region, alloc};
 use std::ops::Range;
 
@@ -57,9 +57,9 @@ impl Layout {
     }
 }
 
-/// Where the root of a flip stands, in bytes.
-pub(crate) fn root_at(flip: FlipNumber) -> u64 {
-    (1 + flip.get() % 2) * BLOCK_BYTES as u64
+/// Where the root of a commit stands, in bytes.
+pub(crate) fn root_at(commit: CommitNumber) -> u64 {
+    (1 + commit.get() % 2) * BLOCK_BYTES as u64
 }
 
 /// True if the file has no magic number yet, which is the last thing written when it is made.
@@ -92,17 +92,17 @@ pub(crate) fn read_roots(
     Ok(roots)
 }
 
-/// True if the slot of this flip holds neither a root nor nothing: the traces of a flip that was cut off.
-pub(crate) fn slot_is_torn(region: &Region, pool: PoolUid, flip: FlipNumber) -> Result<bool, AreaError> {
+/// True if the slot of this commit holds neither a root nor nothing: the traces of a commit that was cut off.
+pub(crate) fn slot_is_torn(region: &Region, pool: PoolUid, commit: CommitNumber) -> Result<bool, AreaError> {
     let mut bytes = [0; size_of::<Root>()];
-    region.read(root_at(flip), &mut bytes)?;
-    let root = Root::decode(&bytes, pool).and_then(|root| check_root(root, flip.get() % 2));
+    region.read(root_at(commit), &mut bytes)?;
+    let root = Root::decode(&bytes, pool).and_then(|root| check_root(root, commit.get() % 2));
     Ok(root.is_err() && bytes.iter().any(|byte| *byte != 0))
 }
 
 fn check_root(root: Root, slot: u64) -> Result<Root, DecodeError> {
-    if root.flip.get() % 2 != slot || root.flip.get() == 0 {
-        return Err(DecodeError::Field("flip"));
+    if root.commit.get() % 2 != slot || root.commit.get() == 0 {
+        return Err(DecodeError::Field("commit"));
     }
     if !(1..=HEIGHT_MAX).contains(&root.height.get()) {
         return Err(DecodeError::Field("height"));
@@ -110,10 +110,10 @@ fn check_root(root: Root, slot: u64) -> Result<Root, DecodeError> {
     Ok(root)
 }
 
-/// The root that counts: the valid one with the larger flip.
+/// The root that counts: the valid one with the larger commit.
 pub(crate) fn read_root(region: &Region, pool: PoolUid) -> Result<Root, AreaError> {
     match read_roots(region, pool)? {
-        [Ok(first), Ok(second)] if first.flip > second.flip => Ok(first),
+        [Ok(first), Ok(second)] if first.commit > second.commit => Ok(first),
         [Ok(_), Ok(root)] | [Ok(root), Err(_)] | [Err(_), Ok(root)] => Ok(root),
         [Err(first), Err(second)] => Err(AreaError::Roots(first, second)),
     }

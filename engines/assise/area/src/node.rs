@@ -47,7 +47,7 @@ impl Page {
         Ok(Self { bytes, slots, level, version })
     }
 
-    /// The ledger's entry that made the flip in which it was written.
+    /// The ledger's entry that made the commit in which it was written.
     pub fn version(&self) -> Sequence {
         self.version
     }

@@ -1,4 +1,4 @@
-//! A flip that is kept while others follow: what they free is not used again, so that whoever reads the tree of that flip, as
+//! A commit that is kept while others follow: what they free is not used again, so that whoever reads the tree of that commit, as
 //! long as it takes, finds it whole.
 //!
 //! What a pin keeps is missing to everybody else, so it gives way: when little is free it is lost, before anything that it kept
@@ -6,25 +6,25 @@
 
 use crate::area::Area;
 use crate::snapshot::Snapshot;
-use format::FlipNumber;
+use format::CommitNumber;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// One part of so many of all nodes has to be free while something is kept, and as much of the blocks.
 pub const FREE_PART: u64 = 16;
 
-/// A flip that is kept until this is dropped, or lost.
+/// A commit that is kept until this is dropped, or lost.
 #[derive(Debug)]
 pub struct Pin(Arc<State>);
 
 #[derive(Debug)]
 struct State {
-    flip: FlipNumber,
+    commit: CommitNumber,
     lost: AtomicBool,
 }
 
 impl Pin {
-    /// Whether all that was read until now is of the flip.
+    /// Whether all that was read until now is of the commit.
     pub fn is_held(&self) -> bool {
         // Acquire: what is written to blocks that were given up is written after this says so.
         !self.0.lost.load(Ordering::Acquire)
@@ -36,21 +36,21 @@ impl Pin {
 pub(crate) struct Pins(Vec<Arc<State>>);
 
 impl Area {
-    /// The last flip, to be read while others follow.
+    /// The last commit, to be read while others follow.
     pub fn pin(&mut self) -> (Snapshot, Pin) {
-        let pin = Arc::new(State { flip: self.last.flip(), lost: AtomicBool::new(false) });
+        let pin = Arc::new(State { commit: self.last.commit(), lost: AtomicBool::new(false) });
         self.pins.0.push(pin.clone());
         (self.snapshot(), Pin(pin))
     }
 
-    /// Up to which flip what was freed may be used again, if `flip` were it without pins.
-    pub(crate) fn bound_by_pins(&mut self, flip: FlipNumber) -> FlipNumber {
+    /// Up to which commit what was freed may be used again, if `commit` were it without pins.
+    pub(crate) fn bound_by_pins(&mut self, commit: CommitNumber) -> CommitNumber {
         self.pins.0.retain(|pin| Arc::strong_count(pin) > 1);
         if !self.pins.0.is_empty() && self.is_short() {
             // Release: pairs with the Acquire of `is_held`.
             self.pins.0.drain(..).for_each(|pin| pin.lost.store(true, Ordering::Release));
         }
-        self.pins.0.iter().map(|pin| pin.flip).min().map_or(flip, |pinned| pinned.min(flip))
+        self.pins.0.iter().map(|pin| pin.commit).min().map_or(commit, |pinned| pinned.min(commit))
     }
 
     /// Whether little is free.

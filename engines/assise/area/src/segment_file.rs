@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The segments that one flip names, with those that were made since.
+/// The segments that one commit names, with those that were made since.
 pub(crate) type SegmentFiles = BTreeMap<SegmentId, Arc<SegmentFile>>;
 
 /// The file of a segment.

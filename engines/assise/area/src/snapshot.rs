@@ -1,6 +1,6 @@
-//! The tree of one flip, to be read while a batch prepares the next one.
+//! The tree of one commit, to be read while a batch prepares the next one.
 //!
-//! Guarantees: blocks and nodes that a flip names keep their contents until the release of a later flip that freed them. A
+//! Guarantees: blocks and nodes that a commit names keep their contents until the release of a later commit that freed them. A
 //! reader that drops its snapshot before that release never reads reused blocks. A block that one reader compared with its
 //! checksum is noted for all.
 
@@ -14,11 +14,11 @@ use crate::view::{Entry, Extent, Item, View};
 use format::checksum::{self, Salt};
 use format::node::{InodeItem, ItemKind, Key, SegmentItem};
 use format::root::Root;
-use format::{BLOCK_BYTES, Cookie, FlipNumber, InodeNumber, Name, PoolUid, SegmentId, Sequence};
+use format::{BLOCK_BYTES, CommitNumber, Cookie, InodeNumber, Name, PoolUid, SegmentId, Sequence};
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
-/// The tree of one flip. A clone copies no node.
+/// The tree of one commit. A clone copies no node.
 #[derive(Clone)]
 pub struct Snapshot {
     pub(crate) store: Arc<NodeStore>,
@@ -43,17 +43,17 @@ impl Snapshot {
         self.root.pool
     }
 
-    /// The last flip.
-    pub fn flip(&self) -> FlipNumber {
-        self.root.flip
+    /// The last commit.
+    pub fn commit(&self) -> CommitNumber {
+        self.root.commit
     }
 
-    /// Where the ledger stood in the last flip.
+    /// Where the ledger stood in the last commit.
     pub fn ledger(&self) -> LedgerPlace {
         LedgerPlace::of_root(&self.root)
     }
 
-    /// The entry of the ledger that the last flip which changed the tree executed.
+    /// The entry of the ledger that the last commit which changed the tree executed.
     pub fn version(&self) -> Sequence {
         self.root.node.version
     }

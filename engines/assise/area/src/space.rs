@@ -8,10 +8,10 @@
 //! yet, empty segments, and the daemon's. Any file can have any of those, at worst in a segment of the daemon's. A
 //! segment becomes a user's own only if the shared blocks that are kept stay shared: so many have been promised.
 //!
-//! A segment comes to be in two steps: its file is made, then a flip names it in the tree, and settles it before.
-//! When all capacity is given to segments and one of another key is empty, it goes the other way: a flip names it
-//! no more, and after that flip's release its file is removed. A crash between leaves a file that no tree names; it is
-//! removed when the next segment is made. Its map is counted from the flip before the first that names it, which its
+//! A segment comes to be in two steps: its file is made, then a commit names it in the tree, and syncs it before.
+//! When all capacity is given to segments and one of another key is empty, it goes the other way: a commit names it
+//! no more, and after that commit's release its file is removed. A crash between leaves a file that no tree names; it is
+//! removed when the next segment is made. Its map is counted from the commit before the first that names it, which its
 //! superblock says.
 
 use crate::AreaError;
@@ -20,7 +20,7 @@ use crate::segment_file::{SegmentFile, SegmentFiles, open_file};
 use crate::store::byte_of;
 use format::node::SegmentItem;
 use format::superblock::{FileKind, MAGIC, OWNER_DAEMON, POOL_VERSION, Superblock};
-use format::{BLOCK_BYTES, Block, ChainNumber, FlipNumber, PoolUid, SegmentId};
+use format::{BLOCK_BYTES, Block, ChainNumber, CommitNumber, PoolUid, SegmentId};
 use pmem::alloc::{self, BlockAllocator, Fit};
 use pmem::{MediaError, Medium, Region};
 use std::collections::BTreeMap;
@@ -44,10 +44,10 @@ pub struct FreeBlocks {
     pub own: BTreeMap<u32, u64>,
 }
 
-/// When something is made: the flip that will name it, and the time.
+/// When something is made: the commit that will name it, and the time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Made {
-    pub flip: FlipNumber,
+    pub commit: CommitNumber,
     pub time_ns: u64,
 }
 
@@ -57,14 +57,14 @@ pub(crate) struct Segment {
     /// Blocks that can hold data.
     pub blocks: u32,
     allocator: BlockAllocator,
-    /// The map's flips are counted from here.
+    /// The map's commits are counted from here.
     base: u64,
     /// Allocated and given up by one batch: no tree ever named them, so the batch may take them again.
     recycled: Vec<Run>,
     /// Behind the last allocation, where the next one should go on.
     cursor: Option<Block>,
-    /// Writes to the file that are known to be settled.
-    settled_writes: u64,
+    /// Writes to the file that are known to be synced.
+    synced_writes: u64,
     /// Blocks that were written and are not noted as verified yet: an atomic change of a bit waits until what was stored
     /// before it has left the processor.
     unnoted: Vec<(Block, u32)>,
@@ -89,8 +89,8 @@ pub(crate) struct Space {
     next: SegmentId,
     /// Empty segments that the running batch takes out of the pool.
     retiring: BTreeMap<SegmentId, Segment>,
-    /// Segments that are out of the pool since a flip which was not released.
-    retired: Vec<(FlipNumber, SegmentId)>,
+    /// Segments that are out of the pool since a commit which was not released.
+    retired: Vec<(CommitNumber, SegmentId)>,
     /// Files of segments that no tree names: a crash cut off their making or their removal.
     leftover: Vec<SegmentId>,
 }
@@ -120,9 +120,9 @@ pub(crate) fn file_blocks(data_blocks: u32) -> Option<u32> {
     data_blocks.checked_add(blocks_before_data(second))
 }
 
-/// The flip of a segment's map that belongs to a flip of the tree; `None` if the segment is younger.
-pub(crate) fn map_flip(base: u64, flip: FlipNumber) -> Option<FlipNumber> {
-    flip.get().checked_sub(base).filter(|flip| *flip > 0).map(FlipNumber::new)
+/// The commit of a segment's map that belongs to a commit of the tree; `None` if the segment is younger.
+pub(crate) fn map_commit(base: u64, commit: CommitNumber) -> Option<CommitNumber> {
+    commit.get().checked_sub(base).filter(|commit| *commit > 0).map(CommitNumber::new)
 }
 
 impl Space {
@@ -151,15 +151,15 @@ impl Space {
         Ok(())
     }
 
-    /// Opens a segment that the tree of `flip` names.
-    pub fn open(&mut self, id: SegmentId, item: &SegmentItem, flip: FlipNumber) -> Result<(), AreaError> {
+    /// Opens a segment that the tree of `commit` names.
+    pub fn open(&mut self, id: SegmentId, item: &SegmentItem, commit: CommitNumber) -> Result<(), AreaError> {
         let (region, superblock) = open_file(&self.medium, id, self.pool, item)?;
         let name = segment_file(id);
         let base = superblock.geometry.get();
         let blocks = region.bytes() / BLOCK_BYTES as u64;
         let blocks = u32::try_from(blocks).map_err(|_| AreaError::Map(name.clone()))?;
-        let flip = map_flip(base, flip).ok_or_else(|| AreaError::Map(name.clone()))?;
-        let allocator = BlockAllocator::open(region.clone(), BLOCK_BYTES as u64, blocks, flip);
+        let commit = map_commit(base, commit).ok_or_else(|| AreaError::Map(name.clone()))?;
+        let allocator = BlockAllocator::open(region.clone(), BLOCK_BYTES as u64, blocks, commit);
         let allocator = allocator.map_err(|error| match error {
             MediaError::Damaged(_) => AreaError::Map(name),
             error => AreaError::Medium(error),
@@ -182,7 +182,7 @@ impl Space {
         Arc::new(self.segments.iter().map(|(id, found)| (*id, found.file.clone())).collect())
     }
 
-    /// Writes data into blocks that no committed tree names as written. Durable once the segment is settled.
+    /// Writes data into blocks that no committed tree names as written. Durable once the segment is synced.
     pub fn write(&mut self, segment: SegmentId, block: Block, bytes: &[u8]) {
         let found = self.get_mut(segment);
         found.file.region.write(byte_of(block), bytes);
@@ -284,15 +284,15 @@ impl Space {
         self.next
     }
 
-    /// Segments that the next flip must not name.
+    /// Segments that the next commit must not name.
     pub fn retiring(&self) -> impl Iterator<Item = SegmentId> + '_ {
         self.retiring.keys().copied()
     }
 
-    /// The running batch, which would have made `flip`, is given up with all that it allocated: the segments it made
+    /// The running batch, which would have made `commit`, is given up with all that it allocated: the segments it made
     /// go, those it took out of the pool are in it again.
-    pub fn abandon(&mut self, flip: FlipNumber, allocated: impl Iterator<Item = Run>) {
-        let made = |segment: &Segment| segment.base + 1 == flip.get();
+    pub fn abandon(&mut self, commit: CommitNumber, allocated: impl Iterator<Item = Run>) {
+        let made = |segment: &Segment| segment.base + 1 == commit.get();
         let ids = self.segments.iter().filter(|(_, segment)| made(segment)).map(|(id, _)| *id);
         self.leftover.extend(ids);
         self.segments.retain(|_, segment| !made(segment));
@@ -304,10 +304,10 @@ impl Space {
         self.free_recycled();
     }
 
-    /// The flip that takes segments out of the pool is settled.
-    pub fn finish_retiring(&mut self, flip: FlipNumber) {
+    /// The commit that takes segments out of the pool is synced.
+    pub fn finish_retiring(&mut self, commit: CommitNumber) {
         let retiring = std::mem::take(&mut self.retiring);
-        self.retired.extend(retiring.into_keys().map(|id| (flip, id)));
+        self.retired.extend(retiring.into_keys().map(|id| (commit, id)));
     }
 
     /// Blocks that files with this key can still take.
@@ -410,7 +410,7 @@ impl Space {
     }
 
     /// Frees blocks that the committed tree names, or that an abandoned batch took. They can be allocated again
-    /// after the release of the next flip.
+    /// after the release of the next commit.
     pub fn free(&mut self, run: Run) {
         self.get_mut(run.segment).allocator.free(run.block, run.blocks);
     }
@@ -430,7 +430,7 @@ impl Space {
             .expect("blocks are written and freed in the segment they were allocated in")
     }
 
-    /// Makes a segment for files with this key. It is part of the pool once a flip names it.
+    /// Makes a segment for files with this key. It is part of the pool once a commit names it.
     fn create(&mut self, owner: u32, made: Made) -> Result<(), AreaError> {
         let blocks = u32::try_from(self.uncreated()).unwrap_or(u32::MAX).min(self.segment_blocks);
         for id in std::mem::take(&mut self.leftover) {
@@ -442,7 +442,7 @@ impl Space {
         let in_file = file_blocks(blocks).ok_or(AreaError::Geometry("segment_blocks"))?;
         let file_bytes = u64::from(in_file) * BLOCK_BYTES as u64;
         let region = self.medium.create(&name, file_bytes)?;
-        let base = made.flip.get().checked_sub(1).expect("flips are counted from 1");
+        let base = made.commit.get().checked_sub(1).expect("commits are counted from 1");
         let superblock = Superblock {
             magic: MAGIC,
             version: U16::new(POOL_VERSION),
@@ -456,7 +456,7 @@ impl Space {
             created_ns: U64::new(made.time_ns),
             geometry: U64::new(base),
         };
-        // Settled with the map, before the root that names the segment.
+        // Synced with the map, before the root that names the segment.
         region.write(0, &superblock.encode());
         let mut allocator = BlockAllocator::format(region.clone(), BLOCK_BYTES as u64, in_file);
         allocator.allocate_at(Block::new(0), in_file - blocks);
@@ -464,7 +464,7 @@ impl Space {
         Ok(())
     }
 
-    /// The items of all segments as the next flip should name them.
+    /// The items of all segments as the next commit should name them.
     pub fn items(&self) -> impl Iterator<Item = (SegmentId, SegmentItem)> + '_ {
         self.segments.iter().map(|(id, segment)| {
             let item = SegmentItem {
@@ -477,28 +477,28 @@ impl Space {
         })
     }
 
-    /// Writes the maps of a flip and settles what was written to the segments.
-    pub fn settle(&mut self, flip: FlipNumber) -> Result<(), AreaError> {
+    /// Writes the maps of a commit and syncs what was written to the segments.
+    pub fn sync(&mut self, commit: CommitNumber) -> Result<(), AreaError> {
         for segment in self.segments.values_mut() {
             segment.note_verified();
-            let flip = map_flip(segment.base, flip).expect("a segment is not younger than the flip");
-            segment.allocator.write(flip);
+            let commit = map_commit(segment.base, commit).expect("a segment is not younger than the commit");
+            segment.allocator.write(commit);
             let writes = segment.file.region.counters().writes;
-            if writes != segment.settled_writes {
-                segment.file.region.settle()?;
-                segment.settled_writes = writes;
+            if writes != segment.synced_writes {
+                segment.file.region.sync()?;
+                segment.synced_writes = writes;
             }
         }
         Ok(())
     }
 
-    /// Settles what was written to the segments; their maps stay as they are.
-    pub fn settle_data(&mut self) -> Result<(), AreaError> {
+    /// Syncs what was written to the segments; their maps stay as they are.
+    pub fn sync_data(&mut self) -> Result<(), AreaError> {
         for segment in self.segments.values_mut() {
             let writes = segment.file.region.counters().writes;
-            if writes != segment.settled_writes {
-                segment.file.region.settle()?;
-                segment.settled_writes = writes;
+            if writes != segment.synced_writes {
+                segment.file.region.sync()?;
+                segment.synced_writes = writes;
             }
         }
         Ok(())
@@ -511,19 +511,19 @@ impl Space {
         }
     }
 
-    /// What the flips up to this one freed can be allocated again; the files of segments that they took out of the
+    /// What the commits up to this one freed can be allocated again; the files of segments that they took out of the
     /// pool go.
-    pub fn release(&mut self, flip: FlipNumber) -> Result<(), AreaError> {
+    pub fn release(&mut self, commit: CommitNumber) -> Result<(), AreaError> {
         for segment in self.segments.values_mut() {
-            if let Some(flip) = map_flip(segment.base, flip) {
-                segment.allocator.release(flip);
+            if let Some(commit) = map_commit(segment.base, commit) {
+                segment.allocator.release(commit);
                 // What comes next goes to what was freed: its memory was written before.
                 segment.cursor = None;
             }
         }
-        let (gone, kept) = self.retired.drain(..).partition(|(retired_in, _)| *retired_in <= flip);
+        let (gone, kept) = self.retired.drain(..).partition(|(retired_in, _)| *retired_in <= commit);
         self.retired = kept;
-        let gone: Vec<(FlipNumber, SegmentId)> = gone;
+        let gone: Vec<(CommitNumber, SegmentId)> = gone;
         for (_, id) in gone {
             self.remove_file(id)?;
         }
@@ -534,9 +534,9 @@ impl Space {
 impl Segment {
     fn new(region: Region, owner: u32, blocks: u32, allocator: BlockAllocator, base: u64) -> Self {
         let file = Arc::new(SegmentFile::new(region, owner, allocator.blocks()));
-        let (recycled, cursor, settled_writes) = (Vec::new(), None, 0);
+        let (recycled, cursor, synced_writes) = (Vec::new(), None, 0);
         let (unnoted, damaged) = (Vec::new(), Vec::new());
-        Self { file, blocks, allocator, base, recycled, cursor, settled_writes, unnoted, damaged }
+        Self { file, blocks, allocator, base, recycled, cursor, synced_writes, unnoted, damaged }
     }
 
     /// Notes which blocks hold what was written there. A block that was ever written as damaged is left to its readers.
@@ -569,7 +569,7 @@ impl Segment {
         Some((block, blocks))
     }
 
-    /// Holds nothing, and nothing that a flip to come gives up.
+    /// Holds nothing, and nothing that a commit to come gives up.
     fn is_empty(&self) -> bool {
         self.recycled.is_empty() && self.allocatable() == self.blocks
     }

@@ -55,7 +55,7 @@ impl NodeStore {
         Ok(page)
     }
 
-    /// Writes a node; it is durable when the tree file is settled. Gives the pointer to it.
+    /// Writes a node; it is durable when the tree file is synced. Gives the pointer to it.
     pub fn write(
         &self,
         bytes: Box<[u8; BLOCK_BYTES]>,

@@ -12,7 +12,7 @@ use std::ops::ControlFlow;
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Where the ledger stands in a flip.
+/// Where the ledger stands in a commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LedgerPlace {
     /// The last entry that the tree contains.

@@ -183,7 +183,7 @@ impl Tree {
     }
 
     /// Writes every changed node to a block of its own that `allocate` gives, lower nodes first. Nothing is
-    /// settled here.
+    /// synced here.
     pub fn write(
         self,
         store: &NodeStore,

@@ -81,7 +81,7 @@ fn crash(case: &Case, crashed: &Crashed, model: Model, again_every: u64) -> Resu
     let mut counts = each_distinct(recorded, model, &limits(), &mut seen, |point: &Point, recorder| {
         let done = judge(crashed, recorder, !point.returned.is_empty())?;
         // An open writes nothing: to be interrupted in it changes nothing.
-        if recorder.calls(Verb::Persist) + recorder.calls(Verb::Settle) > 0 {
+        if recorder.calls(Verb::Persist) + recorder.calls(Verb::Sync) > 0 {
             return Err("recovery wrote to the medium".to_owned().into());
         }
         number += 1;
@@ -177,9 +177,9 @@ fn is_found(case: &Case, verb: Verb, call: u64) -> bool {
 }
 
 #[test]
-fn each_settle_and_each_flush_that_is_left_out_is_found() {
+fn each_sync_and_each_flush_that_is_left_out_is_found() {
     let case = rich();
-    for verb in [Verb::Settle, Verb::Persist] {
+    for verb in [Verb::Sync, Verb::Persist] {
         let calls = record(&case, |_| {}).recorder.calls(verb);
         assert!(calls >= 4, "{calls} calls");
         for call in 0..calls {

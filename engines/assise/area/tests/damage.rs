@@ -105,7 +105,7 @@ fn any_bytes_give_a_value_or_an_error() {
             Err(_) => unopened += 1,
         }
         let report = area::check::check(&medium);
-        assert!(report.is_err() || report.unwrap().flip.get() < u64::MAX);
+        assert!(report.is_err() || report.unwrap().commit.get() < u64::MAX);
     }
     println!("{rounds} damaged pools: {unopened} do not open, {noticed} have errors");
     assert!(unopened > rounds / 20 && noticed > rounds / 10);
@@ -169,12 +169,12 @@ fn damage_that_checksums_do_not_show_gives_a_value_or_an_error() {
             region.read(slot * 4096, &mut bytes).unwrap();
             roots.extend(Root::decode(&bytes, PoolUid::new(0x1234)));
         }
-        let mut root = roots.into_iter().max_by_key(|root| root.flip).unwrap();
+        let mut root = roots.into_iter().max_by_key(|root| root.commit).unwrap();
         let level = root.height.get() - 1;
         assert_eq!(level, 2, "the tree has three levels");
         let stop = if draws.chance(70) { 0 } else { draws.below(3) as u32 };
         damage_and_seal(&medium, &mut root.node, level, &mut draws, stop);
-        region.write((1 + root.flip.get() % 2) * 4096, &root.encode());
+        region.write((1 + root.commit.get() % 2) * 4096, &root.encode());
         noticed += u64::from(read_all(&medium, &mut draws).is_ok_and(|errors| errors > 0));
         found += u64::from(!area::check::check(&medium).unwrap().is_clean());
     }
@@ -195,7 +195,7 @@ fn a_dump_shows_every_item_of_every_kind() {
     }
     assert!(lines.iter().any(|line| line.contains("entry") && line.contains("\"many-300\"")));
     assert!(!lines.iter().any(|line| line.contains("unreadable")));
-    assert!(area::inspect::headline(&area).starts_with("pool 4660 flip "));
+    assert!(area::inspect::headline(&area).starts_with("pool 4660 commit "));
 }
 
 /// Overwrites bytes of a file of the pool.
@@ -310,7 +310,7 @@ fn what_is_written_into_a_damaged_block_stays_damaged_until_all_of_it_is() {
         }
         let committed = batch.commit(VERSION).unwrap();
         assert_eq!(committed.damaged, if *stays { vec![(FILE, 1)] } else { vec![] }, "{steps:?}");
-        area.release(committed.flip).unwrap();
+        area.release(committed.commit).unwrap();
         for _ in 0..2 {
             assert_eq!(damaged(&area), *stays, "{steps:?}, gathers: {gathers}");
             let extent = area.extents(FILE, 1..2, 1).unwrap().first().cloned();
@@ -331,13 +331,13 @@ fn what_is_written_into_a_damaged_block_stays_damaged_until_all_of_it_is() {
 }
 
 #[test]
-fn a_failed_settle_poisons_until_the_pool_is_opened_again() {
+fn a_failed_sync_poisons_until_the_pool_is_opened_again() {
     for call in 0..3 {
         let recorder = Recorder::new();
         let medium = recorder.medium();
         let mut area = pool(&medium, 256, tiny());
         commit(&mut area, &cases::base(), 1).unwrap();
-        recorder.fail_settle(recorder.calls(Verb::Settle) + call);
+        recorder.fail_sync(recorder.calls(Verb::Sync) + call);
         let failed = commit(&mut area, &[write(10, 0, 7, 100)], 100);
         assert!(matches!(failed, Err(AreaError::Medium(_))), "{failed:?}");
         assert!(matches!(area.begin(), Err(AreaError::Poisoned)));

@@ -36,7 +36,7 @@ fn place(sequence: u64) -> LedgerPlace {
     LedgerPlace { sequence: Sequence::new(sequence), position: 4096, life: Life::new(3) }
 }
 
-/// Sends ranges of a flip; `between` is called now and then, while the flip is kept.
+/// Sends ranges of a commit; `between` is called now and then, while the commit is kept.
 fn send(snapshot: &Snapshot, ranges: &[KeyRange], import: &mut Import, between: &mut dyn FnMut()) {
     for range in ranges {
         import.begin_range(*range).unwrap();
@@ -75,7 +75,7 @@ fn import_of(from: &Area, to: Area, ledger: u64) -> Area {
     let mut import = Import::begin(to).unwrap();
     import.begin_round(from.version()).unwrap();
     send(from, &[from.whole()], &mut import, &mut || {});
-    import.settle().unwrap();
+    import.sync().unwrap();
     import.finish(&place(ledger), from.totals()).unwrap()
 }
 
@@ -94,15 +94,15 @@ impl Head {
     fn change(&mut self) {
         let count = 1 + self.draws.below(3);
         let steps: Vec<Step> = (0..count).map(|_| self.step()).collect();
-        // A later flip may execute the rest of the same entry.
+        // A later commit may execute the rest of the same entry.
         self.version += u64::from(self.draws.below(4) > 0);
         let mut batch = self.area.begin().unwrap();
         for step in steps {
             self.sequence += 1;
             step.apply(&mut batch, self.sequence).unwrap();
         }
-        let flip = batch.commit(Sequence::new(self.version)).unwrap().flip;
-        self.area.release(flip).unwrap();
+        let commit = batch.commit(Sequence::new(self.version)).unwrap().commit;
+        self.area.release(commit).unwrap();
     }
 
     fn step(&mut self) -> Step {
@@ -159,7 +159,7 @@ fn rounds(seed: u64) -> usize {
                 head.change();
             }
         });
-        import.settle().unwrap();
+        import.sync().unwrap();
         assert!(pin.is_held());
         from = Some(snapshot.version());
         if round == 3 {
@@ -170,8 +170,8 @@ fn rounds(seed: u64) -> usize {
             break;
         }
         drop(pin);
-        let flip = head.area.flip();
-        head.area.release(flip).unwrap();
+        let commit = head.area.commit();
+        head.area.release(commit).unwrap();
         head.change();
     }
     findings(&one.medium()).unwrap();
@@ -278,7 +278,7 @@ fn what_is_no_tree_is_refused() {
     let mut other_bytes = whole();
     other_bytes.put(extent.0, &extent.1, 0).unwrap();
     is_refused(other_bytes.put_block(&[0; 4096], false));
-    is_refused(other_bytes.settle());
+    is_refused(other_bytes.sync());
     let mut less = whole();
     less.put(inode, &value, 0).unwrap();
     is_refused(less.finish(&place(1), from.totals()).map(|_| ()));

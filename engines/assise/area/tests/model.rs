@@ -216,7 +216,7 @@ fn run(seed: u64, batches: u64) -> (u64, u64) {
             match batch.commit(VERSION) {
                 Ok(committed) => {
                     if draws.chance(80) || full {
-                        area.release(committed.flip).unwrap();
+                        area.release(committed.commit).unwrap();
                     }
                     expected = planned;
                 }

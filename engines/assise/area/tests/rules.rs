@@ -29,19 +29,18 @@ fn begin(area: &mut Area) -> Batch<'_> {
     area.begin().unwrap()
 }
 
-/// What one batch costs: nodes and data blocks, then writes and settles as the medium counted them.
+/// What one batch costs: nodes and data blocks, then writes and syncs as the medium counted them.
 fn cost(recorder: &Recorder, area: &mut Area, steps: &[Step]) -> (u32, u64, u64, u64) {
-    let before = (recorder.calls(Verb::Persist), recorder.calls(Verb::Settle));
-    let area_flip = area.flip().get();
+    let before = (recorder.calls(Verb::Persist), recorder.calls(Verb::Sync));
+    let area_commit = area.commit().get();
     let mut batch = begin(area);
-    for (step, sequence) in steps.iter().zip(1_000_000 * area_flip..) {
+    for (step, sequence) in steps.iter().zip(1_000_000 * area_commit..) {
         step.apply(&mut batch, sequence).unwrap();
     }
     let committed = batch.commit(VERSION).unwrap();
-    area.release(committed.flip).unwrap();
-    let (writes, settles) =
-        (recorder.calls(Verb::Persist) - before.0, recorder.calls(Verb::Settle) - before.1);
-    (committed.nodes, committed.data_blocks, writes, settles)
+    area.release(committed.commit).unwrap();
+    let (writes, syncs) = (recorder.calls(Verb::Persist) - before.0, recorder.calls(Verb::Sync) - before.1);
+    (committed.nodes, committed.data_blocks, writes, syncs)
 }
 
 #[test]
@@ -56,7 +55,7 @@ fn a_batch_costs_what_it_touches() {
     let mut area = pool(&recorder.medium(), 4000, roomy());
     commit(&mut area, &[file(2, 1, "first"), write(2, 0, 1, 4096)], 1).unwrap();
     let small = [file(3, 1, "a.tmp"), write(3, 0, 1, 4096), rename(3, at(1, "a.tmp"), at(1, "a"), 0)];
-    // The only node, the block, a page of the map of each file, the root; settled: segment, tree, root.
+    // The only node, the block, a page of the map of each file, the root; synced: segment, tree, root.
     assert_eq!(cost(&recorder, &mut area, &small), (1, 1, 5, 3));
     let steps: Vec<Step> = (10..5010).map(|inode| file(inode, 1, format!("file-{inode}"))).collect();
     for (steps, number) in steps.chunks(500).zip(1..) {
@@ -85,7 +84,7 @@ fn items_in_order_cost_the_nodes_that_they_fill() {
 }
 
 #[test]
-fn what_a_flip_freed_is_not_used_before_its_release() {
+fn what_a_commit_freed_is_not_used_before_its_release() {
     let recorder = Recorder::new();
     let mut area = pool(&recorder.medium(), 256, tiny());
     commit(&mut area, &[file(2, 1, "f"), write(2, 0, 1, 10 * 4096)], 1).unwrap();
@@ -98,19 +97,19 @@ fn what_a_flip_freed_is_not_used_before_its_release() {
         blocks.collect()
     };
     let mut seen = places(&area);
-    let mut flips = Vec::new();
+    let mut commits = Vec::new();
     for round in 0..3 {
         let mut batch = begin(&mut area);
         write(2, 0, round, 10 * 4096).apply(&mut batch, 10 + u64::from(round)).unwrap();
         let committed = batch.commit(VERSION).unwrap();
         assert_eq!(committed.freed_of, [InodeNumber::new(2)]);
-        flips.push(committed.flip);
+        commits.push(committed.commit);
         let now = places(&area);
-        assert!(seen.is_disjoint(&now), "a block was used again before its flip was released");
+        assert!(seen.is_disjoint(&now), "a block was used again before its commit was released");
         seen.extend(now);
     }
-    assert!(area.release(flips[2].next()).is_err(), "a flip that was not made");
-    area.release(flips[2]).unwrap();
+    assert!(area.release(commits[2].next()).is_err(), "a commit that was not made");
+    area.release(commits[2]).unwrap();
     commit(&mut area, &[write(2, 0, 9, 10 * 4096)], 20).unwrap();
     assert!(!seen.is_disjoint(&places(&area)), "released blocks are used again");
     findings(&recorder.medium()).unwrap();
@@ -121,13 +120,13 @@ fn a_dropped_batch_changes_nothing_and_takes_nothing() {
     let recorder = Recorder::new();
     let mut area = pool(&recorder.medium(), 256, tiny());
     commit(&mut area, &cases::base(), 1).unwrap();
-    let (before, usage, writes) = (state_of(&area).unwrap(), area.usage(), area.flip());
+    let (before, usage, writes) = (state_of(&area).unwrap(), area.usage(), area.commit());
     let mut batch = begin(&mut area);
     write(10, 0, 7, 9000).apply(&mut batch, 100).unwrap();
     unlink(22, 20, "g").apply(&mut batch, 101).unwrap();
     drop(batch);
-    assert_eq!((state_of(&area).unwrap(), area.flip()), (before.clone(), writes));
-    // What it had taken is there again after the next flip.
+    assert_eq!((state_of(&area).unwrap(), area.commit()), (before.clone(), writes));
+    // What it had taken is there again after the next commit.
     commit(&mut area, &[support::set_attr(10, 1)], 102).unwrap();
     assert_eq!(area.usage(), usage);
     findings(&recorder.medium()).unwrap();
@@ -275,8 +274,8 @@ fn without_room_files_can_be_cut_and_removed() {
     };
     let promised = write(2, blocks * 4096, 1, 4096);
     promised.with_operation(|operation| batch.apply(InodeNumber::new(2), operation, &applying)).unwrap();
-    let flip = batch.commit(VERSION).unwrap().flip;
-    area.release(flip).unwrap();
+    let made = batch.commit(VERSION).unwrap().commit;
+    area.release(made).unwrap();
     // Then all nodes.
     let mut names = 0;
     loop {
@@ -338,8 +337,8 @@ fn blocks_are_kept_by_owner() {
             block_sum: None,
         };
         step.with_operation(|operation| batch.apply(InodeNumber::new(step.inode), operation, &applying))?;
-        let flip = batch.commit(VERSION)?.flip;
-        area.release(flip)
+        let made = batch.commit(VERSION)?.commit;
+        area.release(made)
     };
     let owners = [ALICE, 2000, OWNER_DAEMON];
     for (inode, owner) in (2..).zip(owners) {
@@ -389,14 +388,14 @@ fn an_emptied_pool_serves_another_user() {
     findings(&medium).unwrap();
     let mut batch = begin(&mut area);
     his.apply(&mut batch, 30).unwrap();
-    let flip = batch.commit(VERSION).unwrap().flip;
+    let made = batch.commit(VERSION).unwrap().commit;
     let before = segments(&medium).len();
     findings(&medium).unwrap();
-    area.release(flip).unwrap();
+    area.release(made).unwrap();
     assert!(segments(&medium).len() < before, "files go with the release");
     let ids: Vec<u32> = area.segments().unwrap().iter().map(|(id, _)| id.get()).collect();
     assert_eq!(segments(&medium).len(), ids.len());
-    // The emptied ones had the numbers 2 to 4; none of them comes again, whichever flips follow.
+    // The emptied ones had the numbers 2 to 4; none of them comes again, whichever commits follow.
     assert!(ids.iter().filter(|id| **id > 4).count() >= 3, "{ids:?}");
     let mut area = Area::open(&medium, tiny()).unwrap();
     commit(&mut area, &[truncate(9000, 0)], 40).unwrap();
@@ -408,7 +407,7 @@ fn an_emptied_pool_serves_another_user() {
 }
 
 #[test]
-fn tables_and_the_ledgers_place_travel_with_the_flip() {
+fn tables_and_the_ledgers_place_travel_with_the_commit() {
     let recorder = Recorder::new();
     let medium = recorder.medium();
     let mut area = pool(&medium, 256, tiny());
@@ -458,7 +457,7 @@ fn versions(medium: &Medium) -> (Sequence, Vec<Sequence>) {
         region.read(slot * 4096, &mut bytes).unwrap();
         roots.extend(Root::decode(&bytes, PoolUid::new(0x1234)));
     }
-    let root = roots.into_iter().max_by_key(|root| root.flip).unwrap();
+    let root = roots.into_iter().max_by_key(|root| root.commit).unwrap();
     let mut bytes = [0; BLOCK_BYTES];
     region.read(u64::from(root.node.block.get()) * 4096, &mut bytes).unwrap();
     let view = NodeView::decode(&bytes, Block::new(root.node.block.get())).unwrap();

@@ -19,7 +19,7 @@ fn a_torn_root_stays_dead() {
     let mut area = pool(&first.medium(), 256, tiny());
     commit(&mut area, &[directory(10, 1, "folder")], 1).unwrap();
     let before = state_of(&area).unwrap();
-    let slot = (1 + area.flip().next().get() % 2) * format::BLOCK_BYTES as u64;
+    let slot = (1 + area.commit().next().get() % 2) * format::BLOCK_BYTES as u64;
     let older = first.image();
     commit(&mut area, &[file(11, 10, "one"), file(12, 10, "two")], 100).unwrap();
     let newer = first.image();

@@ -206,25 +206,25 @@ impl Leases {
             Event::Created { session, unit, version } => self.created(session, unit, version),
             Event::Revoked { session, unit } | Event::Released { session, unit } => {
                 self.end_holder(session, unit, &mut effects);
-                self.settle_units([unit], now, &mut effects);
+                self.sync_units([unit], now, &mut effects);
             }
             Event::Leaving { session, unit } => self.mark_leaving(session, unit),
             Event::Cancelled { ticket } => {
                 let touched = self.forget_request(ticket);
-                self.settle_units(touched, now, &mut effects);
+                self.sync_units(touched, now, &mut effects);
             }
             Event::MustAnswer { session } => drop(self.answering.insert(session)),
             Event::Withhold => self.withheld = true,
             Event::Resume => self.withheld = false,
             Event::Ended { session } => self.end_session(session, now, &mut effects),
-            Event::Tick => self.settle_all(now, &mut effects),
+            Event::Tick => self.sync_all(now, &mut effects),
         }
         effects
     }
 
-    fn settle_all(&mut self, now: Nanoseconds, effects: &mut Vec<Effect>) {
+    fn sync_all(&mut self, now: Nanoseconds, effects: &mut Vec<Effect>) {
         let waited_for: Vec<_> = self.waited_for.iter().copied().collect();
-        self.settle_units(waited_for, now, effects);
+        self.sync_units(waited_for, now, effects);
     }
 
     /// True if the session may get leases now.
@@ -266,7 +266,7 @@ impl Leases {
         let units: Vec<_> = wants.iter().map(|want| want.unit).collect();
         let previous = self.requests.insert(ticket, Request { session, wants });
         assert!(previous.is_none(), "a ticket is used once");
-        self.settle_units(units, now, effects);
+        self.sync_units(units, now, effects);
     }
 
     fn grant_free(
@@ -341,7 +341,7 @@ impl Leases {
         for ticket in self.waiting.get(&session).cloned().unwrap_or_default() {
             touched.extend(self.forget_request(ticket));
         }
-        self.settle_units(touched, now, effects);
+        self.sync_units(touched, now, effects);
     }
 
     fn forget_request(&mut self, ticket: Ticket) -> Vec<InodeNumber> {
@@ -366,7 +366,7 @@ impl Leases {
 
     /// Advances the requests that wait for these units. Grants a request that is first at all its units without a
     /// conflict, and revokes the leases that conflict with first requests.
-    fn settle_units(
+    fn sync_units(
         &mut self,
         units: impl IntoIterator<Item = InodeNumber>,
         now: Nanoseconds,

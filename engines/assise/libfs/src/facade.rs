@@ -351,7 +351,7 @@ impl LibFs {
     }
 
     /// The own log on the medium, the ledger up to what its leases rest on, and a lease on the inode: whoever
-    /// changed it before had it digested, and digests are settled.
+    /// changed it before had it digested, and digests are synced.
     fn sync_node(&self, node: InodeNumber) -> Result<()> {
         for _ in 0..self.limits.attempts {
             if self.sync_in_session(node)? {
@@ -363,21 +363,21 @@ impl LibFs {
 
     /// False if the session ended meanwhile: of a daemon that died, that only says nothing yet.
     fn sync_in_session(&self, node: InodeNumber) -> Result<bool> {
-        let (log, era, ledger, settled, copies) = self.run(|state| {
+        let (log, era, ledger, synced, copies) = self.run(|state| {
             let index = state.pinned(node)?;
             state.hold(index, LEASE_READ)?;
             let era = state.era;
             let session = state.session()?;
-            let settled = session.words.ledger_settled();
+            let synced = session.words.ledger_synced();
             let ledger = session.ledger_newest;
             let last = session.last();
             let copies = session.words.needs_copies(last, ledger).then_some(last);
-            Ok((session.ring.region().clone(), era, ledger, settled, copies))
+            Ok((session.ring.region().clone(), era, ledger, synced, copies))
         })?;
-        if log.settles_slowly() {
+        if log.syncs_slowly() {
             self.host.will_block();
         }
-        log.settle().map_err(|_| Error::Io)?;
+        log.sync().map_err(|_| Error::Io)?;
         if let Some(record) = copies {
             let line = self.line()?;
             if line.era == era {
@@ -388,11 +388,11 @@ impl LibFs {
                     refused => return Err(error_of(refused)),
                 }
             }
-        } else if ledger > settled {
+        } else if ledger > synced {
             let line = self.line()?;
             if line.era == era {
                 let request = DigestRequest { up_to: ledger, wait: U32::new(1), reserved: U32::new(0) };
-                match self.call(&line, CallKind::SettleLedger, &[request.as_bytes()], &mut Vec::new())? {
+                match self.call(&line, CallKind::SyncLedger, &[request.as_bytes()], &mut Vec::new())? {
                     Status::Ok => {}
                     Status::Sealed => return Ok(false),
                     refused => return Err(error_of(refused)),

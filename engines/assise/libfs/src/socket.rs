@@ -74,7 +74,7 @@ impl Connector for SocketConnector {
 
         let limits = ring_limits(&shape);
         let words = usize::try_from(welcome.lease_words.get()).map_err(|_| Error::Response)?;
-        let class = if welcome.settles_file.get() == 1 { Class::File } else { Class::Memory };
+        let class = if welcome.syncs_file.get() == 1 { Class::File } else { Class::Memory };
         let log = Region::from_fd(OwnedFd::from(log), class)?;
         let connection = Arc::new(connection);
         let ring = Mapping::new(&ring, limits.bytes()?, Access::Write)?;

@@ -139,9 +139,9 @@ impl SharedWords {
         (digested.sequence, RingPosition { position: digested.position, sequence: digested.sequence.next() })
     }
 
-    /// The last entry of the ledger that is settled.
-    pub fn ledger_settled(&self) -> Sequence {
-        self.daemon.settled()
+    /// The last entry of the ledger that is synced.
+    pub fn ledger_synced(&self) -> Sequence {
+        self.daemon.synced()
     }
 
     /// Whether an fsync up to a record, which rests on the ledger up to an entry, needs to ask for copies.

@@ -146,7 +146,7 @@ impl TreeSender {
     ///
     /// # Errors
     /// `Connection`; `Message`, `Broken`; `Refused`.
-    pub fn hear_settled(&self, number: u32, until: Time) -> Result<(), Error> {
+    pub fn hear_synced(&self, number: u32, until: Time) -> Result<(), Error> {
         let answer = match self.connection.take(Some(until))? {
             Event::Message(answer) => answer,
             Event::Immediate(_) => return Err(Error::Broken("an immediate")),
@@ -155,14 +155,14 @@ impl TreeSender {
         match MirrorMessage::decode(&answer)? {
             MirrorMessage::Imported(imported) if imported.number.get() == number => Ok(()),
             MirrorMessage::Ends { refusal, .. } => Err(Error::Refused(refusal)),
-            _ => Err(Error::Broken("a round is answered when it is settled")),
+            _ => Err(Error::Broken("a round is answered when it is synced")),
         }
     }
 
     /// Waits until the member has made the tree its own, and says what it has.
     ///
     /// # Errors
-    /// As [`Self::hear_settled`].
+    /// As [`Self::hear_synced`].
     pub fn hear_ends(self, until: Time) -> Result<(Sender, CopyEnds), Error> {
         let ends = hear_ends(&self.connection, until)?;
         Ok((Sender::of(self.connection, ends.end), ends))

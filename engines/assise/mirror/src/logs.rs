@@ -104,7 +104,7 @@ impl LogFile {
         let region = medium.create(&name, file_bytes)?;
         let salt = Salt::of_log(log, incarnation);
         region.write(0, &superblock(pool, (log, incarnation), file_bytes, owner).encode());
-        region.settle()?;
+        region.sync()?;
         Self::of_region(name, region, salt)
     }
 
@@ -155,8 +155,8 @@ impl LogFile {
     ///
     /// # Errors
     /// The error of the medium.
-    pub fn settle(&self) -> Result<(), MediaError> {
-        self.region.settle()
+    pub fn sync(&self) -> Result<(), MediaError> {
+        self.region.sync()
     }
 
     /// Reads the bytes that exist: fewer than requested if the file was truncated.

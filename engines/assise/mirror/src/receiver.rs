@@ -3,7 +3,7 @@
 //!
 //! Guarantees: a byte is written only at the end of its stream, and never over a part that the copy's own tree still
 //! needs. A stream advances only over complete frames with the right checksum and the next number. Everything that
-//! [`Receiver::settle`] reports as synced is on the medium at that time.
+//! [`Receiver::sync`] reports as synced is on the medium at that time.
 
 use crate::error::Error;
 use crate::ledger::{LEDGER_START, LedgerError, LedgerPosition, ledger_ring_end, next_entry};
@@ -14,7 +14,7 @@ use format::envelope::{Envelope, check_frame};
 use format::ledger::{Entry, Event as EntryEvent, salt_of};
 use format::mirror::{
     DataPart, DataParts, LEDGER_STREAM, LogEnds, LogMark, MirrorEnds, MirrorHead, MirrorHello, MirrorKind,
-    MirrorMessage, MirrorOpen, MirrorRefusal, RULES, SettledMark,
+    MirrorMessage, MirrorOpen, MirrorRefusal, RULES, SyncedMark,
 };
 use format::{ChainNumber, FRAME_ALIGN, HEADER_BYTES, Incarnation, LogUid, PoolUid, Sequence};
 use ipc::{Digested, Time};
@@ -43,7 +43,7 @@ pub enum Stepped {
     /// A message was processed, without a sync.
     Taken,
     /// A message was processed, and the synced positions were reported.
-    Settled,
+    Synced,
 }
 
 /// The frames received for one file.
@@ -56,7 +56,7 @@ struct Stream {
     /// Number of bytes received behind `end`, of an incomplete frame.
     pending: u64,
     /// The sequence that was last reported as synced.
-    settled: Sequence,
+    synced: Sequence,
     /// True if bytes were written since the last sync.
     touched: bool,
     /// The position up to which this copy's tree contains the stream.
@@ -98,8 +98,8 @@ impl UnfinishedEntry {
 
 impl Stream {
     fn new(region: Region, ring: (u64, u64), end: Digested, executed: Digested) -> Self {
-        let settled = end.sequence;
-        Self { region, ring, end, pending: 0, settled, touched: false, executed, unfinished: None }
+        let synced = end.sequence;
+        Self { region, ring, end, pending: 0, synced, touched: false, executed, unfinished: None }
     }
 
     /// Writes received bytes if they belong to the end of the stream.
@@ -161,10 +161,10 @@ impl Stream {
         self.end = after;
     }
 
-    fn settle(&mut self) -> Result<(), MediaError> {
+    fn sync(&mut self) -> Result<(), MediaError> {
         if self.touched {
-            self.region.settle()?;
-            (self.touched, self.settled) = (false, self.end.sequence);
+            self.region.sync()?;
+            (self.touched, self.synced) = (false, self.end.sequence);
         }
         Ok(())
     }
@@ -214,7 +214,7 @@ impl Receiver {
             }
             end = frame.after;
         }
-        ledger.settle()?;
+        ledger.sync()?;
         let ring = (LEDGER_START, ledger_ring_end(&ledger));
         let ledger = Stream {
             unfinished: Some(UnfinishedEntry::default()),
@@ -246,7 +246,7 @@ impl Receiver {
         while let Some(frame) = frames.next()? {
             end = frame.after;
         }
-        file.settle()?;
+        file.sync()?;
         self.add_log((log, incarnation), &file, end, executed);
         Ok(())
     }
@@ -258,8 +258,8 @@ impl Receiver {
     }
 
     /// The last synced entry of the ledger: the copy may execute entries up to it.
-    pub fn settled(&self) -> Sequence {
-        self.ledger.settled
+    pub fn synced(&self) -> Sequence {
+        self.ledger.synced
     }
 
     /// The end of the last complete entry of the ledger.
@@ -345,7 +345,7 @@ impl Receiver {
         for stream in self.streams() {
             stream.pending = 0;
             stream.unfinished = stream.unfinished.take().map(|_| UnfinishedEntry::default());
-            stream.settle()?;
+            stream.sync()?;
         }
         Ok(())
     }
@@ -367,15 +367,15 @@ impl Receiver {
     ) -> Result<Stepped, Error> {
         match MirrorMessage::decode(came)? {
             MirrorMessage::Open(open) => self.open_log(&open).map(|()| Stepped::Taken),
-            MirrorMessage::Data { parts, settle } => {
+            MirrorMessage::Data { parts, sync } => {
                 self.write(parts)?;
-                if !settle {
+                if !sync {
                     return Ok(Stepped::Taken);
                 }
-                for answer in self.settle()? {
+                for answer in self.sync()? {
                     say(&answer)?;
                 }
-                Ok(Stepped::Settled)
+                Ok(Stepped::Synced)
             }
             _ => Err(Error::Broken("a head sends data")),
         }
@@ -456,20 +456,20 @@ impl Receiver {
     ///
     /// # Errors
     /// `Media`: the contents of the medium are unknown, and no message is returned.
-    pub fn settle(&mut self) -> Result<Vec<Vec<u8>>, Error> {
+    pub fn sync(&mut self) -> Result<Vec<Vec<u8>>, Error> {
         let mut marks = Vec::new();
         for (key, log) in &mut self.logs {
             if log.stream.touched {
-                log.stream.settle()?;
-                marks.push(SettledMark { log: key.0, sequence: log.stream.settled });
+                log.stream.sync()?;
+                marks.push(SyncedMark { log: key.0, sequence: log.stream.synced });
             }
         }
         if self.ledger.touched {
-            self.ledger.settle()?;
-            marks.push(SettledMark { log: LEDGER_STREAM, sequence: self.ledger.settled });
+            self.ledger.sync()?;
+            marks.push(SyncedMark { log: LEDGER_STREAM, sequence: self.ledger.synced });
         }
         let messages = marks.chunks(MARKS_IN_MESSAGE);
-        Ok(messages.map(|marks| message(MirrorKind::Settled, false, &[] as &[u8], marks)).collect())
+        Ok(messages.map(|marks| message(MirrorKind::Synced, false, &[] as &[u8], marks)).collect())
     }
 }
 

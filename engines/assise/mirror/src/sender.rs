@@ -10,7 +10,7 @@ use crate::logs::{LogFile, RING_START, bytes_between};
 use crate::stream::{DataQueue, Target, message};
 use format::mirror::{
     LEDGER_STREAM, LogEnds, LogMark, MirrorEnds, MirrorHello, MirrorKind, MirrorMessage, MirrorOpen,
-    MirrorRefusal, RULES, SettledMark,
+    MirrorRefusal, RULES, SyncedMark,
 };
 use format::{ChainNumber, Incarnation, LogUid, Sequence};
 use ipc::{Digested, Time};
@@ -53,7 +53,7 @@ pub enum LogPush {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CopyReport {
     /// The positions up to which streams are synced.
-    Settled(Vec<SettledMark>),
+    Synced(Vec<SyncedMark>),
     /// The positions up to which its tree contains ledger and logs.
     Executed(LedgerPosition, Vec<LogMark>),
 }
@@ -235,7 +235,7 @@ impl Sender {
     /// `Message`, `Broken`.
     pub fn hear(message: &[u8]) -> Result<CopyReport, Error> {
         match MirrorMessage::decode(message)? {
-            MirrorMessage::Settled(marks) => Ok(CopyReport::Settled(marks.to_vec())),
+            MirrorMessage::Synced(marks) => Ok(CopyReport::Synced(marks.to_vec())),
             MirrorMessage::Executed { ledger, logs } => {
                 Ok(CopyReport::Executed(LedgerPosition::of_mark(&ledger), logs.to_vec()))
             }

@@ -109,14 +109,14 @@ impl DataQueue {
         self.last = Some((at, next));
     }
 
-    /// Ends the current message. With `settle` the message asks the copy to sync everything and to report it; the
+    /// Ends the current message. With `sync` the message asks the copy to sync everything and to report it; the
     /// queue gets an empty message if there is no other.
-    pub fn finish(&mut self, settle: bool) {
-        if self.building.is_empty() && !settle {
+    pub fn finish(&mut self, sync: bool) {
+        if self.building.is_empty() && !sync {
             return;
         }
         self.building.resize(self.building.len().max(HEAD_BYTES), 0);
-        let flags = if settle { MIRROR_FLAG } else { 0 };
+        let flags = if sync { MIRROR_FLAG } else { 0 };
         let head = MirrorHead { kind: MirrorKind::Data as u8, flags, count: U16::new(self.parts) };
         self.building[..HEAD_BYTES].copy_from_slice(head.as_bytes());
         self.ready.push_back(std::mem::take(&mut self.building));
@@ -195,7 +195,7 @@ mod tests {
         assert!(queue.ready().is_empty());
         queue.finish(true);
         let bytes = queue.ready().pop_front().unwrap();
-        let Ok(MirrorMessage::Data { mut parts, settle: true }) = MirrorMessage::decode(&bytes) else {
+        let Ok(MirrorMessage::Data { mut parts, sync: true }) = MirrorMessage::decode(&bytes) else {
             panic!("no data")
         };
         assert_eq!(parts.next(), None);

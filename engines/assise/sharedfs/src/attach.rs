@@ -6,10 +6,10 @@
 //! the same step that puts it into the table, so nobody else gets it; and in that step it is seen whether the daemon ends,
 //! whose list of sessions to be ended is read later.
 
+use crate::commits::Entries;
 use crate::daemon::Attached;
 use crate::error::Error;
 use crate::fair::may_take;
-use crate::flips::Entries;
 use crate::leases::Reason;
 use crate::register::attach_entry;
 use crate::replay::table::OpenLog;
@@ -143,9 +143,9 @@ impl Core {
         beginning.opened = state.copy.ledger.open_log(log, &open, pid)?;
         state.copy.begin_log(log, Some(file.clone()));
         let (id, opened) = (session_of(log), beginning.opened);
-        let settles_file = u32::from(file.region().class() == pmem::Class::File);
+        let syncs_file = u32::from(file.region().class() == pmem::Class::File);
         let session = Session::new(beginning, shared.clone(), &self.config);
-        shared.daemon.publish_settled(state.copy.ledger.settled());
+        shared.daemon.publish_synced(state.copy.ledger.synced());
         shared.daemon.publish_replication(self.copies.are_asked(), Default::default());
         if let Some(who) = session.identity() {
             state.register.note(attach_entry(id, &who, (first_inode, inodes)));
@@ -169,7 +169,7 @@ impl Core {
             room_blocks: U64::new(room),
             incarnation: Incarnation::new(1),
             lease_words: U32::new(self.config.lease_words),
-            settles_file: U32::new(settles_file),
+            syncs_file: U32::new(syncs_file),
             uid: U32::new(caller.uid),
             gid: U32::new(caller.gid),
             goes_on: U32::new(recovered.is_some().into()),

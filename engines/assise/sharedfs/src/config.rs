@@ -52,9 +52,9 @@ pub struct Config {
     pub batch_records: usize,
     /// Bytes of records in one batch of a digest; one larger record makes a batch of its own.
     pub batch_bytes: usize,
-    /// Changes of the ledger's table in one flip.
+    /// Changes of the ledger's table in one commit.
     pub batch_changes: usize,
-    /// Items of an inode without a name that are removed in one flip.
+    /// Items of an inode without a name that are removed in one commit.
     pub reap_items: usize,
     /// Leaves of the tree that may have changed since they were sent to a member that joins, before what still changes is held
     /// back until it is there.

@@ -1,4 +1,4 @@
-//! The copies of this pool at other nodes, as the head knows them: what was sent to each, what it has settled, what its tree
+//! The copies of this pool at other nodes, as the head knows them: what was sent to each, what it has synced, what its tree
 //! contains (Assise §3.2.1, §3.3; rules in `docs/replication.md`).
 //!
 //! Whoever waits for a copy drives it: it sends what is missing, then one of the waiters takes what the copy says and the
@@ -7,7 +7,7 @@
 //!
 //! Guarantees: a copy counts from [`Copies::add`](crate::counted_copies::Copies::add) until
 //! [`Copies::remove`](crate::counted_copies::Copies::remove), whatever becomes of its connection. What it is
-//! believed to have it has said itself, after it settled it.
+//! believed to have it has said itself, after it synced it.
 //!
 //! Locks: of a sender, then of positions; the state's may be held when positions are locked, and never the other way
 //! round. None is held across a wait.
@@ -97,8 +97,8 @@ pub(crate) enum Has {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Listened {
     Nothing,
-    /// It has settled something.
-    Settled,
+    /// It has synced something.
+    Synced,
     /// Its tree is further.
     Executed,
 }
@@ -148,8 +148,8 @@ impl Copy {
             sender.resume_log(ends.log, ends.incarnation, end);
         }
         let incarnation = ends.incarnation;
-        let settled = end.sequence;
-        let log = CopiedLog { incarnation, sent: end, settled, executed, ends: None, ring_bytes };
+        let synced = end.sequence;
+        let log = CopiedLog { incarnation, sent: end, synced, executed, ends: None, ring_bytes };
         self.positions.lock().logs.insert(ends.log, log);
     }
 
@@ -286,9 +286,9 @@ impl Copy {
         sender.open_log((log, incarnation), before, file.region().bytes(), owner);
         let begin = Digested { sequence: before, position: RING_START };
         let mut positions = self.positions.lock();
-        let settled = positions.logs.get(&log).map_or(before, |log| log.settled.max(before));
+        let synced = positions.logs.get(&log).map_or(before, |log| log.synced.max(before));
         let ring_bytes = file.ring_bytes();
-        let copied = CopiedLog { incarnation, sent: begin, settled, executed: begin, ends: None, ring_bytes };
+        let copied = CopiedLog { incarnation, sent: begin, synced, executed: begin, ends: None, ring_bytes };
         positions.logs.insert(log, copied);
     }
 
@@ -299,9 +299,9 @@ impl Copy {
             return Has::Less;
         }
         match positions.logs.get(&log) {
-            Some(log) if log.settled >= up_to => Has::All,
-            Some(log) if log.ends.is_some_and(|(at, asked)| asked >= up_to && log.settled >= at) => {
-                Has::Until(log.settled)
+            Some(log) if log.synced >= up_to => Has::All,
+            Some(log) if log.ends.is_some_and(|(at, asked)| asked >= up_to && log.synced >= at) => {
+                Has::Until(log.synced)
             }
             _ if up_to == Sequence::new(0) => Has::All,
             _ => Has::Less,
@@ -314,10 +314,10 @@ impl Copy {
     }
 
     /// The last record of a log that the copy has together with the ledger up to an entry; none if it lacks that.
-    pub fn settled(&self, log: LogUid, entry: Sequence) -> Option<Sequence> {
+    pub fn synced(&self, log: LogUid, entry: Sequence) -> Option<Sequence> {
         let positions = self.positions.lock();
-        let settled = positions.logs.get(&log).map_or(Sequence::new(0), |log| log.settled);
-        (positions.ledger >= entry).then_some(settled)
+        let synced = positions.logs.get(&log).map_or(Sequence::new(0), |log| log.synced);
+        (positions.ledger >= entry).then_some(synced)
     }
 
     /// How far the copy's tree contains a log's file; `None` if it has nothing of that file.
@@ -417,9 +417,9 @@ impl Copy {
         let mut positions = self.positions.lock();
         positions.moved_at = self.host.now();
         match heard {
-            CopyReport::Settled(marks) => {
-                marks.iter().try_for_each(|mark| positions.take_settled(mark))?;
-                Ok(Listened::Settled)
+            CopyReport::Synced(marks) => {
+                marks.iter().try_for_each(|mark| positions.take_synced(mark))?;
+                Ok(Listened::Synced)
             }
             CopyReport::Executed(ledger, logs) => {
                 positions.take_executed(ledger, &logs)?;
@@ -499,7 +499,7 @@ impl Copy {
         let connected = self.is_connected();
         let positions = self.positions.lock();
         let behind = |log: &CopiedLog| {
-            let from = Digested { sequence: log.settled, position: log.executed.position };
+            let from = Digested { sequence: log.synced, position: log.executed.position };
             let ring = (RING_START, RING_START + log.ring_bytes);
             mirror::logs::bytes_between(ring, from, log.sent)
         };

@@ -1,8 +1,8 @@
 //! How far a copy is, as it said itself: positions, which only grow.
 //!
-//! Guarantees: a copy that says to have more than it was sent, or a tree that contains what is not settled, is found.
+//! Guarantees: a copy that says to have more than it was sent, or a tree that contains what is not synced, is found.
 
-use format::mirror::{LEDGER_STREAM, LogMark, SettledMark};
+use format::mirror::{LEDGER_STREAM, LogMark, SyncedMark};
 use format::{Incarnation, LogUid, NodeId, Sequence};
 use ipc::Digested;
 use ipc::host::Time;
@@ -23,7 +23,7 @@ pub struct CopyState {
     pub stalled: Option<Duration>,
     /// Bytes of logs that were sent and that it has not said to have, about.
     pub behind_bytes: u64,
-    /// Last entry of the ledger that it has settled.
+    /// Last entry of the ledger that it has synced.
     pub ledger: Sequence,
     /// Last entry of the ledger that its tree contains.
     pub executed: Sequence,
@@ -34,7 +34,7 @@ pub struct CopyState {
 pub(crate) struct CopiedLog {
     pub incarnation: Incarnation,
     pub sent: Digested,
-    pub settled: Sequence,
+    pub synced: Sequence,
     pub executed: Digested,
     /// The log was found to end at the first record when it was to be sent up to the second.
     pub ends: Option<(Sequence, Sequence)>,
@@ -47,36 +47,36 @@ pub(crate) struct Positions {
     pub ledger: Sequence,
     pub contained: LedgerPosition,
     pub logs: BTreeMap<LogUid, CopiedLog>,
-    /// When one of them moved, or when something was sent after all that was sent had been settled.
+    /// When one of them moved, or when something was sent after all that was sent had been synced.
     pub moved_at: Time,
     pub level: bool,
 }
 
 impl Positions {
-    /// Whether something was sent that is not settled.
+    /// Whether something was sent that is not synced.
     pub fn waits(&self) -> bool {
-        self.ledger_sent > self.ledger || self.logs.values().any(|log| log.sent.sequence > log.settled)
+        self.ledger_sent > self.ledger || self.logs.values().any(|log| log.sent.sequence > log.synced)
     }
 }
 
 impl Positions {
-    pub fn take_settled(&mut self, mark: &SettledMark) -> Result<(), mirror::Error> {
-        let (settled, sent) = match self.logs.get_mut(&mark.log) {
+    pub fn take_synced(&mut self, mark: &SyncedMark) -> Result<(), mirror::Error> {
+        let (synced, sent) = match self.logs.get_mut(&mark.log) {
             _ if mark.log == LEDGER_STREAM => (&mut self.ledger, self.ledger_sent),
-            Some(log) => (&mut log.settled, log.sent.sequence),
+            Some(log) => (&mut log.synced, log.sent.sequence),
             // It is over.
             None => return Ok(()),
         };
         if mark.sequence > sent {
             return Err(mirror::Error::Broken("a copy has more than was sent"));
         }
-        *settled = mark.sequence.max(*settled);
+        *synced = mark.sequence.max(*synced);
         Ok(())
     }
 
     pub fn take_executed(&mut self, ledger: LedgerPosition, logs: &[LogMark]) -> Result<(), mirror::Error> {
         if ledger.sequence > self.ledger {
-            return Err(mirror::Error::Broken("a tree contains what is not settled"));
+            return Err(mirror::Error::Broken("a tree contains what is not synced"));
         }
         if ledger.sequence > self.contained.sequence {
             self.contained = ledger;
@@ -84,8 +84,8 @@ impl Positions {
         for mark in logs {
             let log = self.logs.get_mut(&mark.log).filter(|log| log.incarnation == mark.incarnation);
             let Some(log) = log else { continue };
-            if mark.sequence > log.settled {
-                return Err(mirror::Error::Broken("a tree contains what is not settled"));
+            if mark.sequence > log.synced {
+                return Err(mirror::Error::Broken("a tree contains what is not synced"));
             }
             if mark.sequence > log.executed.sequence {
                 log.executed = Digested { sequence: mark.sequence, position: mark.position.get() };

@@ -97,7 +97,7 @@ impl Copies {
     /// The last record of a log that every copy has with the ledger up to an entry; `None` without copies.
     pub fn watermark(&self, log: LogUid, entry: Sequence) -> Option<Sequence> {
         let all = self.all();
-        all.iter().map(|copy| copy.settled(log, entry).unwrap_or_default()).min()
+        all.iter().map(|copy| copy.synced(log, entry).unwrap_or_default()).min()
     }
 
     /// How far every copy's tree, and the own one, contains a log's file.

@@ -222,7 +222,7 @@ impl Daemon {
             questions: Lock::new(host.clone(), Questions::default()),
             parking: Lock::new(host.clone(), Parking::default()),
             parked: Word::new(0),
-            settling: Lock::new(host.clone(), ()),
+            syncing: Lock::new(host.clone(), ()),
             copies: taken.copies,
             importing: Lock::new(host.clone(), ()),
             kept_calls: Lock::new(host.clone(), Vec::new()),

@@ -188,7 +188,7 @@ impl Unjudged {
             source.read(at, &mut window)?;
             target.write(at, &window);
         }
-        Ok(target.settle()?)
+        Ok(target.sync()?)
     }
 }
 

@@ -3,8 +3,8 @@
 //!
 //! Guarantees: the log's owner is told last, when its records are in the area and may be overwritten.
 
+use crate::commits::{DaemonCopy, Entries};
 use crate::error::Error;
-use crate::flips::{DaemonCopy, Entries};
 use crate::references::Rights;
 use crate::replay::apply::CutReason;
 use crate::replay::authorize;
@@ -17,7 +17,7 @@ use format::node::InodeItem;
 use format::session::OPEN_TABLE;
 use format::{InodeNumber, Sequence};
 
-/// Inodes that one flip removes.
+/// Inodes that one commit removes.
 const REAP_AT_ONCE: usize = 64;
 
 /// How far a step of a digest came.
@@ -32,7 +32,7 @@ pub(crate) enum Step {
 }
 
 impl Core {
-    /// One batch: records of a session's log up to `up_to` at most, in one flip. The caller has the area.
+    /// One batch: records of a session's log up to `up_to` at most, in one commit. The caller has the area.
     ///
     /// # Errors
     /// Failures of medium or tree, after which the daemon has stopped.
@@ -73,7 +73,7 @@ impl Core {
         state.guard(step)
     }
 
-    /// One flip that removes inodes without a name that no process refers to, behind the entry that says so. True if
+    /// One commit that removes inodes without a name that no process refers to, behind the entry that says so. True if
     /// there is more.
     ///
     /// # Errors
@@ -127,7 +127,7 @@ impl State {
     fn is_open(&self, inode: InodeNumber) -> bool {
         self.references.any(inode)
             || self.sessions.values().any(|session| {
-                session.knows(inode) && (session.unsettled || session.shared.client.is_open(inode))
+                session.knows(inode) && (session.unsynced || session.shared.client.is_open(inode))
             })
             || self.heirs.may_have_open(inode)
     }

@@ -34,7 +34,7 @@ pub(crate) struct Estate {
     pub recovered: Vec<(u64, Sequence)>,
     /// Everything that it had open is among the references. What a dead daemon's program had open is only known when
     /// the program says so.
-    pub settled: bool,
+    pub synced: bool,
     /// Of what was given away: ends when nobody is left who could come for it.
     lifeline: Option<Arc<Connection>>,
 }
@@ -57,7 +57,7 @@ impl Estate {
             known: BTreeMap::new(),
             ranges: vec![(entry.inode, entry.first.get())],
             recovered: Vec::new(),
-            settled: false,
+            synced: false,
             lifeline: None,
         }
     }
@@ -78,7 +78,7 @@ impl Estate {
             known,
             ranges: vec![(InodeNumber::NONE, 0)],
             recovered: Vec::new(),
-            settled: true,
+            synced: true,
             lifeline: Some(lifeline),
         }
     }
@@ -100,7 +100,7 @@ impl Estate {
         for (log, last) in left.recovered {
             register::note_recovered(&mut self.recovered, log, last);
         }
-        self.settled &= left.settled;
+        self.synced &= left.synced;
     }
 
     /// Whether its process lives; who may come for what was given is told by the lifeline.
@@ -178,7 +178,7 @@ impl Heirs {
 
     /// Whether a process that did not come back yet may have the inode open without a reference.
     pub fn may_have_open(&self, inode: InodeNumber) -> bool {
-        self.0.iter().any(|estate| !estate.settled && estate.knows(inode))
+        self.0.iter().any(|estate| !estate.synced && estate.knows(inode))
     }
 }
 
@@ -205,7 +205,7 @@ impl State {
             known: std::mem::take(&mut session.known),
             ranges,
             recovered: std::mem::take(&mut session.recovered),
-            settled: !session.unsettled,
+            synced: !session.unsynced,
             lifeline: None,
         };
         if let Some(index) = self.heirs.who_gives_way(uid, core.config.sessions_max) {
@@ -233,7 +233,7 @@ impl State {
             }
             session.former_ranges.extend(estate.ranges);
             session.unheard = true;
-            session.unsettled |= !estate.settled;
+            session.unsynced |= !estate.synced;
             for (log, last) in estate.recovered {
                 register::note_recovered(&mut session.recovered, log, last);
             }
@@ -247,9 +247,9 @@ impl State {
     }
 
     /// Takes in what an heir has open, by the table that it has filled before its first call.
-    pub fn settle_heir(&mut self, id: SessionId) {
+    pub fn sync_heir(&mut self, id: SessionId) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
-        session.unsettled = false;
+        session.unsynced = false;
         for inode in open_here(session) {
             // What has a name is referred to when that is taken.
             let Ok(Some(item)) = self.copy.tree.inode(inode) else { continue };
@@ -264,7 +264,7 @@ impl State {
     /// Whether somebody may have an inode open without a reference and without having said so.
     pub fn may_be_open(&self, inode: InodeNumber) -> bool {
         self.heirs.may_have_open(inode)
-            || self.sessions.values().any(|session| session.unsettled && session.knows(inode))
+            || self.sessions.values().any(|session| session.unsynced && session.knows(inode))
     }
 
     /// Inodes without a name that were kept for somebody are looked at again.

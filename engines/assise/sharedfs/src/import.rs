@@ -1,7 +1,7 @@
 //! The head sends its tree to a member that lacks what the logs and the ledger no longer hold, or is of another history
 //! (Assise §3.4, node recovery; return and first join in `docs/replication.md`).
 //!
-//! The tree of a flip is pinned and sent whole; then, of a later flip, the ranges that changed since, and so on, until that is
+//! The tree of a commit is pinned and sent whole; then, of a later commit, the ranges that changed since, and so on, until that is
 //! little. While the last round is sent the member counts as a copy already, as one that has executed the ledger up to the pin:
 //! so the ledger and the logs keep what it will lack, and nothing is acknowledged, digested or seen that it will not have. When
 //! it has made the tree its own it is brought up as every copy is.
@@ -29,7 +29,7 @@ use std::time::Duration;
 use transport::Connection;
 use zerocopy::little_endian::{U32, U64};
 
-/// How long a member may take to take one message, or to settle a round.
+/// How long a member may take to take one message, or to sync a round.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// How long a member that counts may take for the last round: whoever syncs waits for it.
@@ -44,10 +44,10 @@ const ITEMS_AT_ONCE: usize = 256;
 /// Blocks of data behind one message of items.
 const BLOCKS_AT_ONCE: usize = 256;
 
-/// Flips of the table before the last round.
+/// Commits of the table before the last round.
 const FLIPS_MAX: usize = 16;
 
-/// A flip that is kept for as long as it is sent.
+/// A commit that is kept for as long as it is sent.
 struct Pinned {
     snapshot: Snapshot,
     pin: Pin,
@@ -79,7 +79,7 @@ impl Exporter<'_> {
         Error::Copy(self.node, error)
     }
 
-    /// What was read of a flip counts only if it was kept until now.
+    /// What was read of a commit counts only if it was kept until now.
     fn kept<T>(&self, pinned: &Pinned, read: Result<T, area::AreaError>) -> Result<T, Error> {
         if !pinned.pin.is_held() {
             return Err(Error::NoRoomToSend(self.node));
@@ -90,7 +90,7 @@ impl Exporter<'_> {
         Ok(read?)
     }
 
-    /// Sends ranges of a flip.
+    /// Sends ranges of a commit.
     fn send(&mut self, pinned: &Pinned, number: u32, ranges: &[KeyRange]) -> Result<(), Error> {
         let begun = self.sender.begin_round(number, pinned.snapshot.version(), self.until());
         begun.map_err(|error| self.of_copy(error))?;
@@ -243,9 +243,9 @@ impl Core {
             self.pace.begin(&usage, taken, least, total);
             exporter.send(&pinned, number, &ranges)?;
             exporter.end_round(&pinned, false)?;
-            let settled = exporter.sender.hear_settled(number, exporter.until());
-            settled.map_err(|error| exporter.of_copy(error))?;
-            // A later flip may have the version of this one.
+            let synced = exporter.sender.hear_synced(number, exporter.until());
+            synced.map_err(|error| exporter.of_copy(error))?;
+            // A later commit may have the version of this one.
             (from, taken) = (Some(pinned.snapshot.version()), Some(self.end_round()));
             number += 1;
             drop(pinned);
@@ -259,7 +259,7 @@ impl Core {
         self.pace.end(&usage)
     }
 
-    /// Pins a flip, and counts a member as a copy that has executed what this flip contains, and has nothing beyond.
+    /// Pins a commit, and counts a member as a copy that has executed what this commit contains, and has nothing beyond.
     fn count_from_now(&self, node: NodeId) -> Result<(Pinned, CopyEnds), Error> {
         let mut area = self.area_for(None);
         let mut guard = self.state.lock();
@@ -319,8 +319,8 @@ impl Core {
     /// What a pin kept may be used again.
     fn release_pinned(&self) -> Result<(), Error> {
         let mut area = self.area_for(None);
-        let flip = area.flip();
-        area.release(flip)?;
+        let commit = area.commit();
+        area.release(commit)?;
         self.state.lock().copy.free = crate::room::Free::of(&area);
         Ok(())
     }

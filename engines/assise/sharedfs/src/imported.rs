@@ -11,7 +11,7 @@ use area::Area;
 use mirror::logs::{LogFile, RING_START, is_log_file};
 use pmem::{MediaError, Medium};
 
-/// Makes ledger and logs anew if an import made the last flip.
+/// Makes ledger and logs anew if an import made the last commit.
 ///
 /// # Errors
 /// `Area`, `Media`, `File`.

@@ -6,10 +6,10 @@
 //! leave in time is ejected whole: its log is sealed, which is the cut, and nothing of it has to be waited for any
 //! more. Whichever thread finds work does it: there is no thread of leases, so a request waits for nobody's turn.
 
+use crate::commits::Entries;
 use crate::daemon::fence_others;
 use crate::digest::Step;
 use crate::error::Error;
-use crate::flips::Entries;
 use crate::pace::TreeRoom;
 use crate::recalls::Patience;
 use crate::register::{note_recovered, recovered_entry};
@@ -566,7 +566,7 @@ impl State {
             self.register.note(RegisterEntry::new(RegisterKind::End, id.0));
             self.references.end(id)
         };
-        if session.unsettled {
+        if session.unsynced {
             self.reapable.extend(std::mem::take(&mut self.kept));
         }
         for inode in unreferred {

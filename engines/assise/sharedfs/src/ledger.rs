@@ -1,7 +1,7 @@
 //! The ledger on its medium: read to its end when a daemon begins, then appended to, entry by entry (formats:
 //! [`format::ledger`]). Its ring goes on from life to life; each life has a salt of its own.
 //!
-//! Guarantees: an entry that was appended is read again after a crash, as far as it was settled; what a life left
+//! Guarantees: an entry that was appended is read again after a crash, as far as it was synced; what a life left
 //! unfinished at its end is never taken for an entry of a later one. An entry that fits the room that was reserved for
 //! it is never refused.
 
@@ -34,7 +34,7 @@ const CLEARED_AT_ONCE: usize = 64 << 10;
 /// Lives of the chain, the last ones, whose entries are told from damaged ones.
 const LIVES_MAX: u32 = 4096;
 
-/// A change that no flip contains yet, and where the ledger goes on after its entry.
+/// A change that no commit contains yet, and where the ledger goes on after its entry.
 pub(crate) struct Pending {
     pub change: Change,
     pub after: LedgerPlace,
@@ -47,13 +47,13 @@ pub(crate) struct Ledger {
     ring: Option<AppendRing>,
     table: Table,
     pending: VecDeque<Pending>,
-    /// What the last flip contains.
+    /// What the last commit contains.
     contained: LedgerPlace,
     /// What the trees of all copies contain, if that is less.
     held: Option<LedgerPlace>,
     /// Where it goes on.
     end: LedgerPlace,
-    settled: Sequence,
+    synced: Sequence,
 }
 
 /// An entry as it was read.
@@ -114,7 +114,7 @@ impl Ledger {
             geometry: U64::new(0),
         };
         region.write(0, &superblock.encode());
-        region.settle()?;
+        region.sync()?;
         Ok(())
     }
 
@@ -133,7 +133,7 @@ impl Ledger {
             region.write(at, &zeros[..bytes]);
             at += bytes as u64;
         }
-        region.settle()?;
+        region.sync()?;
         Ok(())
     }
 
@@ -160,7 +160,7 @@ impl Ledger {
         Ok(region)
     }
 
-    /// Opens a ledger to be read from where the last flip stands, which holds this table. Writes nothing.
+    /// Opens a ledger to be read from where the last commit stands, which holds this table. Writes nothing.
     pub fn open(medium: &Medium, pool: PoolUid, contained: LedgerPlace, table: Table) -> Result<Self, Error> {
         let region = Self::open_file(medium, pool)?;
         let end = region.bytes() / HEADER_BYTES as u64 * HEADER_BYTES as u64;
@@ -168,8 +168,8 @@ impl Ledger {
         if !position.is_multiple_of(HEADER_BYTES as u64) || !(RING_START..end).contains(&position) {
             return Err(Error::File(LEDGER_FILE.to_owned(), format::DecodeError::Field("position")));
         }
-        let (pending, settled) = (VecDeque::new(), contained.sequence);
-        Ok(Self { region, ring: None, table, pending, contained, held: None, end: contained, settled })
+        let (pending, synced) = (VecDeque::new(), contained.sequence);
+        Ok(Self { region, ring: None, table, pending, contained, held: None, end: contained, synced })
     }
 
     /// Reads the next entry of a ledger that was not read to its end; `None` there. It counts once it is
@@ -202,7 +202,7 @@ impl Ledger {
         ledger_end(&self.region, RING_START, salt_of(self.end.life), ring_place(&self.end), earlier)
     }
 
-    /// Begins a life behind the last entry, and settles that. From here on entries are appended.
+    /// Begins a life behind the last entry, and syncs that. From here on entries are appended.
     pub fn begin_life(&mut self, body: LifeBody) -> Result<Sequence, Error> {
         assert!(
             self.ring.is_none() && body.life == self.end.life.next(),
@@ -215,7 +215,7 @@ impl Ledger {
         let header =
             header_of(LogUid::default(), InodeNumber::NONE, LeaseVersion::default(), Sequence::default());
         let sequence = self.append(Kind::Life, header, body.as_bytes())?;
-        self.settle()?;
+        self.sync()?;
         Ok(sequence)
     }
 
@@ -233,26 +233,26 @@ impl Ledger {
         self.end.sequence
     }
 
-    /// Last entry that was settled.
-    pub fn settled(&self) -> Sequence {
-        self.settled
+    /// Last entry that was synced.
+    pub fn synced(&self) -> Sequence {
+        self.synced
     }
 
-    /// Its file, to be settled beside what is appended meanwhile.
+    /// Its file, to be synced beside what is appended meanwhile.
     pub fn region(&self) -> &Region {
         &self.region
     }
 
-    /// The file was settled when `up_to` was its last entry.
-    pub fn note_settled(&mut self, up_to: Sequence) {
-        self.settled = self.settled.max(up_to);
+    /// The file was synced when `up_to` was its last entry.
+    pub fn note_synced(&mut self, up_to: Sequence) {
+        self.synced = self.synced.max(up_to);
     }
 
-    /// Settles all that was appended.
-    pub fn settle(&mut self) -> Result<(), Error> {
-        if self.settled < self.end.sequence {
-            self.region.settle()?;
-            self.settled = self.end.sequence;
+    /// Syncs all that was appended.
+    pub fn sync(&mut self) -> Result<(), Error> {
+        if self.synced < self.end.sequence {
+            self.region.sync()?;
+            self.synced = self.end.sequence;
         }
         Ok(())
     }
@@ -262,14 +262,14 @@ impl Ledger {
         self.end
     }
 
-    /// What the last flip contains.
-    pub fn last_flip(&self) -> LedgerPlace {
+    /// What the last commit contains.
+    pub fn last_commit(&self) -> LedgerPlace {
         self.contained
     }
 
-    /// True when it is time for a flip that contains what is pending: less than half of the ring would be free if no copy
+    /// True when it is time for a commit that contains what is pending: less than half of the ring would be free if no copy
     /// held it back, or there are many changes.
-    pub fn wants_flip(&self, pending_max: usize) -> bool {
+    pub fn wants_commit(&self, pending_max: usize) -> bool {
         let ring = (RING_START, ledger_ring_end(&self.region));
         let (from, to) = (position_of(&self.contained).place(), position_of(&self.end).place());
         bytes_between(ring, from, to) > (ring.1 - ring.0) / 2 || self.pending.len() >= pending_max
@@ -325,7 +325,7 @@ impl Ledger {
         usize::try_from(part).map_or(REAP_MAX, |bytes| (bytes / size_of::<InodeNumber>()).clamp(1, REAP_MAX))
     }
 
-    /// Changes that no flip contains, oldest first.
+    /// Changes that no commit contains, oldest first.
     pub fn pending(&self) -> impl Iterator<Item = &Pending> {
         self.pending.iter()
     }
@@ -336,7 +336,7 @@ impl Ledger {
         before.map_or(self.contained, |pending| pending.after)
     }
 
-    /// A flip contains the first `changes` pending ones.
+    /// A commit contains the first `changes` pending ones.
     pub fn contained(&mut self, changes: usize) {
         self.contained = self.place_after(changes);
         self.pending.drain(..changes);
@@ -355,7 +355,7 @@ impl Ledger {
             AppendError::Full => Error::LedgerFull,
             AppendError::Fault => unreachable!("the payload lies in this process"),
         })?;
-        // Others rely on the entry, settled or not.
+        // Others rely on the entry, synced or not.
         self.region.check()?;
         let tail = ring.tail();
         let mut envelope = header.envelope;
@@ -371,7 +371,7 @@ impl Ledger {
     /// A log begins.
     ///
     /// # Errors
-    /// `LedgerFull`, as of all appends: flip, then append again.
+    /// `LedgerFull`, as of all appends: commit, then append again.
     pub fn open_log(&mut self, uid: LogUid, log: &OpenLog, pid: u32) -> Result<Sequence, Error> {
         let groups: Vec<U32> = log.caller.groups.iter().map(|group| U32::new(*group)).collect();
         let payload = [log.to_body(pid).as_bytes(), groups.as_bytes()].concat();
@@ -556,13 +556,13 @@ mod tests {
     }
 
     #[test]
-    fn a_flip_makes_room_and_the_rest_is_read_from_it() {
+    fn a_commit_makes_room_and_the_rest_is_read_from_it() {
         let medium = Recorder::new().medium();
         let mut ledger = ledger(&medium, 3 * BLOCK_BYTES as u64);
         let (one, mut contained) = (LogUid::new(1), None);
         ledger.open_log(one, &open_log(100), 1).unwrap();
         for version in 200..600 {
-            if ledger.wants_flip(20) {
+            if ledger.wants_commit(20) {
                 let changes = ledger.pending().count() / 2;
                 let place = ledger.place_after(changes);
                 ledger.contained(changes);

@@ -9,13 +9,14 @@
 //! before another gets the lease; nothing that a process writes into memory, log or ring makes the daemon panic or
 //! changes what its user may not change.
 //!
-//! Locks: the area's, then the state's ([`state`] says more). The state's is held across no wait and no flip.
+//! Locks: the area's, then the state's ([`state`] says more). The state's is held across no wait and no commit.
 
 #![forbid(unsafe_code)]
 
 mod accept;
 mod attach;
 
+mod commits;
 mod config;
 mod contents;
 mod copies;
@@ -26,7 +27,6 @@ mod damage;
 mod digest;
 mod error;
 mod fair;
-mod flips;
 mod generations;
 mod heirs;
 mod import;

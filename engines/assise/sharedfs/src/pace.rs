@@ -1,6 +1,6 @@
 //! The pace of writers while the tree is sent to a member that joins (`docs/replication.md`, return and first join).
 //!
-//! A round sends a pinned flip, and what later flips free is not used again meanwhile. So a digest takes room that it does not
+//! A round sends a pinned commit, and what later commits free is not used again meanwhile. So a digest takes room that it does not
 //! give back, and leaves something to send in the next round. Each round allows digests so much of both, in the proportion in
 //! which it has been sent: a program that writes faster than that waits before its log is digested, and one that writes less
 //! does not. So a pin is not lost to writers, and each round leaves at most half of what the one before it left.
@@ -96,7 +96,7 @@ impl Pace {
         Self { round: Lock::new(host.clone(), None), moved: Word::new(0), host: host.clone() }
     }
 
-    /// A round begins whose flip was pinned just now. Digests may take half of what they took in the round before, `least` at
+    /// A round begins whose commit was pinned just now. Digests may take half of what they took in the round before, `least` at
     /// least, and not so much that the pin is lost.
     pub fn begin(&self, usage: &Usage, before: Option<TreeRoom>, least: TreeRoom, total: u64) {
         let free = TreeRoom::free(usage);

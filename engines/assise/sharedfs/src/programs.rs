@@ -1,7 +1,7 @@
 //! What a daemon says about those who are attached, for people to look at.
 
 use crate::daemon::Daemon;
-use format::{FlipNumber, InodeNumber, LogUid};
+use format::{CommitNumber, InodeNumber, LogUid};
 
 /// A session as a person sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,8 +57,8 @@ impl Daemon {
         state.room.free_blocks_of(uid, &state.copy.free)
     }
 
-    /// The last root flip.
-    pub fn flip(&self) -> FlipNumber {
-        self.core().state.lock().copy.tree.flip()
+    /// The last root commit.
+    pub fn commit(&self) -> CommitNumber {
+        self.core().state.lock().copy.tree.commit()
     }
 }

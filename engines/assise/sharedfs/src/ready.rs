@@ -1,6 +1,6 @@
-//! Logs that are made before a program needs them. Where a settle takes milliseconds a program would wait for three of them
+//! Logs that are made before a program needs them. Where a sync takes milliseconds a program would wait for three of them
 //! at its start: the log's file, its name and its first block. It waits for none: the entry of the ledger that opens its log
-//! is settled with its first fsync.
+//! is synced with its first fsync.
 //!
 //! A ready log is durable and empty, and its number is given to nobody else. The ledger does not know it: after a death
 //! the next start removes its file, like that of any log that was not begun.

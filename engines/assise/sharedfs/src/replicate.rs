@@ -1,7 +1,7 @@
 //! The head's side of replication: what waits for copies, and what feeds them meanwhile (Assise §3.2.1; the rules are
 //! numbered in `docs/replication.md`).
 //!
-//! Guarantees: an fsync is answered when every copy has settled the log to where the program wrote it and the ledger to the
+//! Guarantees: an fsync is answered when every copy has synced the log to where the program wrote it and the ledger to the
 //! newest entry that gave the log a right. Nothing is digested before all copies have that much. Space of a log is used
 //! again when all trees contain what stood there; so is space of the ledger. No lock is held while a copy is waited for.
 
@@ -349,7 +349,7 @@ impl Core {
         }
     }
 
-    /// [`format::call::CallKind::Sync`], whose ledger is settled here.
+    /// [`format::call::CallKind::Sync`], whose ledger is synced here.
     pub fn sync_copies(&self, id: SessionId, body: &[u8], until: Option<Time>) -> Result<(), Error> {
         let Ok((request, _)) = split::<SyncRequest>(body) else { return Ok(()) };
         let up_to = {
@@ -403,7 +403,7 @@ impl Core {
                     self.note_executed();
                     heard = true;
                 }
-                Listened::Settled => heard = true,
+                Listened::Synced => heard = true,
                 Listened::Nothing => {}
             }
         }
@@ -423,7 +423,7 @@ impl Core {
             let until = self.host.now().after(ROUND);
             match copy.listen_behind(until) {
                 Listened::Executed => self.note_executed(),
-                Listened::Settled => self.announce_work(),
+                Listened::Synced => self.announce_work(),
                 Listened::Nothing => {}
             }
         }

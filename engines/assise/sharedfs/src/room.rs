@@ -7,7 +7,7 @@
 //! never need more than there are, less a reserve for copy-on-write. Blocks of another user's file are no part of any
 //! user's own segments, so the whole promise of a session that writes to one is backed by shared blocks.
 //!
-//! While a batch is prepared what is free is known as of the last flip. What the batch takes is promised until the flip; of
+//! While a batch is prepared what is free is known as of the last commit. What the batch takes is promised until the commit; of
 //! what it leaves alone, no more is promised meanwhile than it was told to keep.
 
 use area::{FreeBlocks, Usage};
@@ -22,7 +22,7 @@ const SHARE_MIN: u64 = 64;
 /// One part of so many of the capacity stays shared, so that a user who comes late finds room.
 const STAYS_SHARED: u64 = 8;
 
-/// Free space after a flip.
+/// Free space after a commit.
 #[derive(Clone, Debug)]
 pub(crate) struct Free {
     pub usage: Usage,

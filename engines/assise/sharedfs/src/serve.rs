@@ -70,7 +70,7 @@ impl Core {
             CallKind::GrowLog => self.grow_log(id, number, body),
             CallKind::MapSegment => self.send_segment(id, number, body),
             CallKind::Statfs => self.statfs(id),
-            CallKind::SettleLedger | CallKind::SyncAll | CallKind::Sync => self.sync(id, kind, body),
+            CallKind::SyncLedger | CallKind::SyncAll | CallKind::Sync => self.sync(id, kind, body),
             CallKind::Share => self.share(id, number, body),
             CallKind::Release => self.release_call(id, body),
             CallKind::Pass => self.pass(id, body),

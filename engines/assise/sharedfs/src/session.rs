@@ -133,7 +133,7 @@ pub(crate) struct Session {
     /// process has said that it goes on from this one, and has made no call since.
     pub unheard: bool,
     /// It goes on from a session of a dead daemon, and has not said yet what it has open.
-    pub unsettled: bool,
+    pub unsynced: bool,
     /// How far the logs of the sessions were recovered that it goes on from.
     pub recovered: Vec<(u64, Sequence)>,
     /// Own ranges of sessions that it goes on from.
@@ -191,7 +191,7 @@ impl Session {
             started,
             returns: false,
             unheard: false,
-            unsettled: false,
+            unsynced: false,
             recovered: Vec::new(),
             former_ranges: Vec::new(),
             wants_digest: false,

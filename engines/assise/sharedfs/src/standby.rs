@@ -2,11 +2,11 @@
 //! on replicas; §3.4).
 //!
 //! A standby has the pool under its lock, begins no life and serves no session. [`Standby::follow`] receives from one head;
-//! another thread executes the entries that are settled, with the records that they name, by the same `replay` that the
+//! another thread executes the entries that are synced, with the records that they name, by the same `replay` that the
 //! head digests with. [`Standby::lead`] ends both, and makes a daemon of it: what a standby has is a pool whose daemon has
 //! just died.
 //!
-//! Guarantees: the head hears that something is settled when it is; nothing is executed that is not. Of several heads the
+//! Guarantees: the head hears that something is synced when it is; nothing is executed that is not. Of several heads the
 //! one with the newest version of the subtree is believed: when a greeting is answered, nothing that came over an earlier
 //! link is written any more. A copy never skips: if it cannot do what an entry says it stops, and says why.
 //!
@@ -95,8 +95,8 @@ struct Inner {
     receiving: Lock<Receiving>,
     head: Lock<HeadLink>,
     failure: Lock<Option<String>>,
-    /// The last entry that is settled.
-    settled: LongWord,
+    /// The last entry that is synced.
+    synced: LongWord,
     /// The last entry that was executed, and the life of the chain there.
     executed: LongWord,
     life: Word,
@@ -118,7 +118,7 @@ impl Standby {
         let medium = medium.guarded()?;
         let pool = lock_pool(&*host, &medium, &config)?;
         let (contents, receiver) = open_contents(&*host, &medium, &config)?;
-        let settled = LongWord::new(receiver.settled().get());
+        let synced = LongWord::new(receiver.synced().get());
         let place = contents.copy.ledger.place();
         let receiving = Receiving { receiver: Some(receiver), link: 0 };
         Ok(Self(Arc::new(Inner {
@@ -128,7 +128,7 @@ impl Standby {
             receiving: Lock::new(host.clone(), receiving),
             head: Lock::new(host.clone(), HeadLink::default()),
             failure: Lock::new(host.clone(), None),
-            settled,
+            synced,
             executed: LongWord::new(place.sequence.get()),
             life: Word::new(place.life.get()),
             arrived: Word::new(0),
@@ -259,7 +259,7 @@ impl Standby {
             connection.send(answer, None)?;
             Ok(())
         });
-        if let Ok(Stepped::Settled) = &stepped {
+        if let Ok(Stepped::Synced) = &stepped {
             inner.announce(receiver);
         }
         drop(receiving);
@@ -296,7 +296,7 @@ impl Standby {
         self.0.failure.lock().clone()
     }
 
-    /// Executes some entries that are settled, or, if there are none, has the tree contain what was executed; false if there
+    /// Executes some entries that are synced, or, if there are none, has the tree contain what was executed; false if there
     /// was nothing to do. For whoever has no thread for it.
     ///
     /// # Errors
@@ -401,9 +401,9 @@ impl Standby {
 impl Inner {
     /// Tells the thread that executes how far it may. Records of a log alone give it no work: the ledger's entries do.
     fn announce(&self, receiver: &Receiver) {
-        let settled = receiver.settled().get();
+        let synced = receiver.synced().get();
         // AcqRel: Release pairs with the Acquire of the thread.
-        if self.settled.swap(settled, Ordering::AcqRel) != settled {
+        if self.synced.swap(synced, Ordering::AcqRel) != synced {
             self.wake();
         }
     }
@@ -450,16 +450,16 @@ impl Inner {
         self.host.wake(&self.threads, WAKE_ALL);
     }
 
-    /// Executes what is settled, some of it; if there is nothing and `contain` is said, has the tree contain all.
+    /// Executes what is synced, some of it; if there is nothing and `contain` is said, has the tree contain all.
     fn execute_some(&self, contain: bool) -> Result<bool, Error> {
         let mut guard = self.contents.lock();
         let Some(contents) = guard.as_mut() else { return Ok(false) };
         // Acquire: pairs with the Release of `announce`.
-        let settled = Sequence::new(self.settled.load(Ordering::Acquire));
+        let synced = Sequence::new(self.synced.load(Ordering::Acquire));
         let mut moved = false;
         for _ in 0..ENTRIES_AT_ONCE {
             let script = Script::new(&mut contents.area, &mut contents.copy, &self.steps);
-            let (more, over) = script.run_one(settled)?;
+            let (more, over) = script.run_one(synced)?;
             contents.over.extend(over);
             if !more {
                 break;

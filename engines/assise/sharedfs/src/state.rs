@@ -1,9 +1,9 @@
 //! The state that one lock protects, and the steps under it: changes of tables, entries of the ledger, grants and their
 //! ends.
 //!
-//! Lock order: the area's lock, held by whoever prepares a flip, then the state's ([`ipc::Lock`]); under it the medium's own
+//! Lock order: the area's lock, held by whoever prepares a commit, then the state's ([`ipc::Lock`]); under it the medium's own
 //! are taken (of the test medium, and of the guard over mapped files), nothing else. No lock is held across a wait for
-//! another call; the state's across no flip and no settle either ([`crate::flips`]).
+//! another call; the state's across no commit and no sync either ([`crate::commits`]).
 
 use crate::config::Config;
 use crate::counted_copies::Copies;
@@ -108,7 +108,7 @@ pub(crate) struct State {
     pub wake_at: Option<Nanoseconds>,
     /// Inodes without a name that nobody refers to.
     pub reapable: VecDeque<InodeNumber>,
-    /// Those that the next flips remove.
+    /// Those that the next commits remove.
     pub reaping: BTreeSet<InodeNumber>,
     pub ejections: VecDeque<Ejection>,
     /// What sealed sessions left for their processes.
@@ -140,7 +140,7 @@ pub(crate) struct Core {
     /// The machine fences the threads of others: a commit need not.
     pub fences: bool,
     pub state: Lock<State>,
-    /// The area, for whoever prepares its next flip. A log is closed, or goes on in another file, only by whoever has it.
+    /// The area, for whoever prepares its next commit. A log is closed, or goes on in another file, only by whoever has it.
     pub area: Lock<Area>,
     /// The session whose log the batch in preparation is of; 0 for none.
     pub batch_of: LongWord,
@@ -152,8 +152,8 @@ pub(crate) struct Core {
     pub parking: Lock<Parking>,
     /// Grows when there is one more.
     pub parked: Word,
-    /// Whose turn it is to settle the ledger. Who waits for it may find it settled.
-    pub settling: Lock<()>,
+    /// Whose turn it is to sync the ledger. Who waits for it may find it synced.
+    pub syncing: Lock<()>,
     /// The copies at other nodes.
     pub copies: Copies,
     /// Whose turn it is to send the tree to a member.
@@ -206,7 +206,7 @@ impl Core {
     }
 
     /// Whether the daemon goes on. If a file of the pool was lost it stops: what stands in the ledger or the register is
-    /// settled by nothing else, so this comes before every answer, which would say that it does stand there.
+    /// synced by nothing else, so this comes before every answer, which would say that it does stand there.
     pub fn goes_on(&self) -> bool {
         let Some(name) = self.lost() else { return true };
         self.state.lock().stop(&Error::Lost(name));
@@ -276,8 +276,8 @@ impl State {
         if self.is_stopped() {
             return Err(Status::Media);
         }
-        if self.sessions.get(&id).is_some_and(|session| session.unsettled) {
-            self.settle_heir(id);
+        if self.sessions.get(&id).is_some_and(|session| session.unsynced) {
+            self.sync_heir(id);
         }
         let session = self.sessions.get_mut(&id).filter(|session| session.phase == Phase::Live);
         let session = session.ok_or(Status::Sealed)?;

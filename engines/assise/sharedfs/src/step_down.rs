@@ -26,7 +26,7 @@ impl Daemon {
         let core = self.core();
         let last = {
             let ledger = &mut core.state.lock().copy.ledger;
-            ledger.settle()?;
+            ledger.sync()?;
             ledger.last()
         };
         core.reach_ledger(last, Some(until))

@@ -1,8 +1,8 @@
-//! Sync calls of programs: the ledger is settled up to an entry, or everything is settled (Assise §3.2.1).
+//! Sync calls of programs: the ledger is synced up to an entry, or everything is synced (Assise §3.2.1).
 //!
-//! Guarantees: an answer comes when all that it says is settled. One settle is good for every call whose entries were there
+//! Guarantees: an answer comes when all that it says is synced. One sync is good for every call whose entries were there
 //! when it began. A session whose medium takes milliseconds goes on with its other calls meanwhile: its question is parked,
-//! and answered by a thread that does nothing else. The state's lock is held across no settle.
+//! and answered by a thread that does nothing else. The state's lock is held across no sync.
 
 use crate::error::Error;
 use crate::replicate::status_of;
@@ -36,7 +36,7 @@ pub(crate) struct ParkedCall {
     pub taken: Taken,
 }
 
-/// Calls that wait for the thread that settles.
+/// Calls that wait for the thread that syncs.
 #[derive(Default)]
 pub(crate) struct Parking {
     calls: Vec<ParkedCall>,
@@ -47,7 +47,7 @@ pub(crate) struct Parking {
 impl Core {
     /// A call that has to wait for the medium is parked, if there is a thread that answers it; else it comes back.
     pub fn park_sync(&self, session: SessionId, shared: &Arc<Shared>, taken: Taken) -> Option<Taken> {
-        let syncs = [CallKind::SettleLedger, CallKind::SyncAll, CallKind::Sync].map(|kind| kind as u16);
+        let syncs = [CallKind::SyncLedger, CallKind::SyncAll, CallKind::Sync].map(|kind| kind as u16);
         if !syncs.contains(&taken.kind) || self.medium.class() == Class::Memory {
             return Some(taken);
         }
@@ -64,7 +64,7 @@ impl Core {
         None
     }
 
-    /// Answers parked calls until the daemon ends: all that are there with one settle of each file.
+    /// Answers parked calls until the daemon ends: all that are there with one sync of each file.
     pub fn answer_parked(self: &Arc<Self>) {
         self.parking.lock().is_open = true;
         loop {
@@ -101,10 +101,10 @@ impl Core {
             (call, wanted)
         });
         let wanted: Vec<_> = wanted.collect();
-        let settled = self.settle(wanted.iter().filter_map(|(_, wanted)| wanted.ok()));
+        let synced = self.sync_wanted(wanted.iter().filter_map(|(_, wanted)| wanted.ok()));
         for (ParkedCall { shared, taken, session }, wanted) in wanted {
             let result = wanted.and_then(|wanted| {
-                settled?;
+                synced?;
                 self.copy_out(session, wanted, &taken.body)
             });
             if result == Err(SHORT) {
@@ -118,15 +118,15 @@ impl Core {
         }
     }
 
-    /// [`format::call::CallKind::SettleLedger`] and [`format::call::CallKind::SyncAll`], by the thread that has the call.
+    /// [`format::call::CallKind::SyncLedger`] and [`format::call::CallKind::SyncAll`], by the thread that has the call.
     pub fn sync(&self, id: SessionId, kind: CallKind, body: &[u8]) -> Result<Vec<u8>, Status> {
         let wanted = self.wanted_by(id, kind as u16, body)?;
-        self.settle([wanted].into_iter())?;
+        self.sync_wanted([wanted].into_iter())?;
         self.copy_out(id, wanted, body)?;
         Ok(Vec::new())
     }
 
-    /// Waits until the copies have what is settled here.
+    /// Waits until the copies have what is synced here.
     fn copy_out(&self, id: SessionId, wanted: Wanted, body: &[u8]) -> Result<(), Status> {
         if matches!(wanted, Wanted::Ledger(_)) || !self.copies.are_asked() {
             return Ok(());
@@ -162,8 +162,8 @@ impl Core {
         Ok(Wanted::Ledger(request.up_to))
     }
 
-    /// Settles all that is wanted.
-    fn settle(&self, wanted: impl Iterator<Item = Wanted> + Clone) -> Result<(), Status> {
+    /// Syncs all that is wanted.
+    fn sync_wanted(&self, wanted: impl Iterator<Item = Wanted> + Clone) -> Result<(), Status> {
         let everything = wanted.clone().any(|wanted| wanted == Wanted::All);
         let entries = wanted.filter_map(|wanted| match wanted {
             Wanted::Ledger(up_to) | Wanted::Copies(up_to) => Some(up_to),
@@ -177,31 +177,31 @@ impl Core {
             (entries.chain(all).max(), files)
         };
         if let Some(up_to) = up_to {
-            self.settle_ledger(up_to)?;
+            self.sync_ledger(up_to)?;
         }
         for file in files {
-            file.settle().map_err(|_| Status::Media)?;
+            file.sync().map_err(|_| Status::Media)?;
         }
         Ok(())
     }
 
-    /// Settles the ledger at least up to an entry, and tells every session. One caller at a time does; those that waited
+    /// Syncs the ledger at least up to an entry, and tells every session. One caller at a time does; those that waited
     /// find nothing left to do.
-    fn settle_ledger(&self, up_to: Sequence) -> Result<(), Status> {
-        let _turn = self.settling.lock();
+    fn sync_ledger(&self, up_to: Sequence) -> Result<(), Status> {
+        let _turn = self.syncing.lock();
         let (region, last) = {
             let state = self.state.lock();
-            if state.copy.ledger.settled() >= up_to {
+            if state.copy.ledger.synced() >= up_to {
                 return Ok(());
             }
             (state.copy.ledger.region().clone(), state.copy.ledger.last())
         };
-        let settled = region.settle();
+        let synced = region.sync();
         let mut state = self.state.lock();
-        state.guard(settled.map_err(Error::from)).map_err(|_| Status::Media)?;
-        state.copy.ledger.note_settled(last);
+        state.guard(synced.map_err(Error::from)).map_err(|_| Status::Media)?;
+        state.copy.ledger.note_synced(last);
         for session in state.sessions.values() {
-            session.shared.daemon.publish_settled(last);
+            session.shared.daemon.publish_synced(last);
         }
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! What a daemon does before it serves (Assise §3.4): it brings its copy to the end of the ledger, then begins a life of the
 //! chain, takes what the logs hold beyond, and closes them.
 //!
-//! The first half is [`crate::replay::script`]: it repeats what was decided, and writes nothing but flips. The second is
+//! The first half is [`crate::replay::script`]: it repeats what was decided, and writes nothing but commits. The second is
 //! for the daemon that leads from now on. Each of its steps is an entry of the ledger: the tail of each log is digested
 //! under what the log is entitled to at the ledger's end; then logs are closed, and inodes without a name go. What a log is
 //! entitled to at the end belongs to it alone, and what ended before was digested before it ended: so the logs can be
@@ -110,7 +110,7 @@ pub(crate) fn take_over(
         let lives = keys_of_lives(area, &copy)?;
         copies.add(begin_copy(host, &mut copy, &lives, greeted)?);
     }
-    copy.ledger.settle()?;
+    copy.ledger.sync()?;
     let ends = if copies.any() { level(host, &copies, &mut copy)? } else { BTreeMap::new() };
     let table = copy.ledger.table();
     let unjudged = Unjudged::left_in(&copy.medium, config, |uid| table.log(uid).is_some())?;
@@ -225,7 +225,7 @@ impl TakeOver<'_> {
     /// Takes all logs out of the table and the tree, and removes their files, and those that nothing names.
     fn close_logs(&mut self) -> Result<(), Error> {
         while let Some((uid, log)) = self.copy.logs.pop_first() {
-            if self.copy.ledger.wants_flip(self.config.batch_changes) {
+            if self.copy.ledger.wants_commit(self.config.batch_changes) {
                 contain_changes(self.area, &mut self.copy, 0)?;
             }
             self.copy.ledger.close_log(uid, log.digested.sequence)?;

@@ -1,7 +1,7 @@
-//! Calls about the session itself: digest, room, a larger log, segments to map, what is settled.
+//! Calls about the session itself: digest, room, a larger log, segments to map, what is synced.
 
+use crate::commits::Entries;
 use crate::error::Error;
-use crate::flips::Entries;
 use crate::session::session_of;
 use crate::state::{Core, State};
 use ccnvm::SessionId;
@@ -98,7 +98,7 @@ impl Core {
         if state.room.share(id, &state.copy.free) { Ok(()) } else { Err(Status::NoSpace) }
     }
 
-    /// [`format::call::CallKind::GrowLog`]. All records are digested, a new file takes the log's place in one flip,
+    /// [`format::call::CallKind::GrowLog`]. All records are digested, a new file takes the log's place in one commit,
     /// then the old one goes.
     pub fn grow_log(&self, id: SessionId, number: u64, body: &[u8]) -> Result<Vec<u8>, Status> {
         let (request, _) = split::<GrowRequest>(body).map_err(|_| Status::Invalid)?;
@@ -113,7 +113,7 @@ impl Core {
             (log, uid, open.incarnation.next(), up_to)
         };
         self.digest_own(id, up_to)?;
-        // A file of this name can only be left from an attempt that did not come to its flip.
+        // A file of this name can only be left from an attempt that did not come to its commit.
         let _ = self.medium.remove(&mirror::logs::log_file(log, incarnation));
         let made = LogFile::create(&self.medium, self.pool, (log, incarnation), file_bytes, uid);
         let file = Arc::new(made.map_err(|_| Status::NoSpace)?);

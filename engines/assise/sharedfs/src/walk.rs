@@ -4,7 +4,7 @@
 //! Every check is made on the area's attributes under a lease that the session holds at that moment, so what other
 //! sessions did before is in them; what the session did itself is digested when it could matter.
 
-use crate::flips::Entries;
+use crate::commits::Entries;
 use crate::passes::Token;
 use crate::recalls::Patience;
 use crate::references::Rights;

@@ -48,7 +48,7 @@ pub fn record(to: &str) -> (String, super::Running<()>, Arc<Mutex<Vec<u8>>>) {
 /// A change to the bytes of one direction.
 #[derive(Clone, Copy, Debug)]
 pub enum Meddling {
-    Flips { at: usize, bit: usize },
+    Commits { at: usize, bit: usize },
     Cuts { at: usize },
 }
 
@@ -56,7 +56,7 @@ impl Meddling {
     /// Changes bytes at an offset; false if the relay ends there.
     fn change(self, offset: usize, bytes: &mut Vec<u8>) -> bool {
         match self {
-            Self::Flips { at, bit } => {
+            Self::Commits { at, bit } => {
                 if let Some(byte) = at.checked_sub(offset).and_then(|at| bytes.get_mut(at)) {
                     *byte ^= 1 << bit;
                 }

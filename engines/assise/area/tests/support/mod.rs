@@ -325,8 +325,8 @@ pub fn commit(area: &mut Area, steps: &[Step], first_sequence: u64) -> Result<()
     for (step, sequence) in steps.iter().zip(first_sequence..) {
         step.apply(&mut batch, sequence)?;
     }
-    let flip = batch.commit(VERSION)?.flip;
-    area.release(flip)
+    let commit = batch.commit(VERSION)?.commit;
+    area.release(commit)
 }
 
 /// An inode as plain values.

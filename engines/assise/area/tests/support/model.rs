@@ -80,17 +80,17 @@ fn add_entry(state: &mut State, at: &At, inode: u64, time_ns: i64) {
     let parent = get_mut(state, at.parent);
     parent.entries.insert(at.name.clone(), (inode, at.cookie().get(), file_type as u8));
     changed(parent, time_ns);
-    settle_directory(state, at.parent);
+    sync_directory(state, at.parent);
 }
 
 fn remove_entry(state: &mut State, at: &At, time_ns: i64) {
     let parent = get_mut(state, at.parent);
     parent.entries.remove(&at.name);
     changed(parent, time_ns);
-    settle_directory(state, at.parent);
+    sync_directory(state, at.parent);
 }
 
-fn settle_directory(state: &mut State, directory: u64) {
+fn sync_directory(state: &mut State, directory: u64) {
     let found = get_mut(state, directory);
     let below = found.entries.values().filter(|entry| entry.2 == FileType::Directory as u8).count();
     found.size = found.entries.len() as u64;

@@ -1,15 +1,15 @@
-//! Digest: frames of one update log become part of the shared area by one flip, or end the log (Assise §3.2.1; schedules
+//! Digest: frames of one update log become part of the shared area by one commit, or end the log (Assise §3.2.1; schedules
 //! 1.1, 1.13, 1.21, 2.1).
 //!
 //! The area is the batch's alone. The copy of which it is, with ledger and table, is visited three times: for what the log
 //! may do and the changes that the ledger has noted; for the changes noted meanwhile and the entries that say what the batch
-//! did; and for the flip. In between records are read, judged and applied while others look at the tree of the last flip.
+//! did; and for the commit. In between records are read, judged and applied while others look at the tree of the last commit.
 //! A log is closed, or goes on in another file, only by whoever has the area: none ends under its batch.
 //!
 //! Guarantees: a record is judged on a copy of its own, by the table as it is and the attributes that the records before
-//! it left; the first one that does not count ends the log there. A batch is bounded, and one flip makes it real together
+//! it left; the first one that does not count ends the log there. A batch is bounded, and one commit makes it real together
 //! with "digested up to" and all that the ledger said before. A head writes the entries that say what the batch did before
-//! the flip, so that a copy which has the flip's ledger can repeat it.
+//! the commit, so that a copy which has the commit's ledger can repeat it.
 
 use super::apply::{Backing, CutReason, Halt, apply_record, victim_of};
 use super::copy::{LocalCopy, Visit, contain_changes};
@@ -139,7 +139,7 @@ struct Work<'a> {
     at: Digested,
 }
 
-/// One flip: records of a log, up to `up_to` at most.
+/// One commit: records of a log, up to `up_to` at most.
 ///
 /// # Errors
 /// `Area`, `Media`, `LedgerFull`.
@@ -190,7 +190,7 @@ fn try_batch(
         Ok::<_, AreaError>((changes == copy.ledger.pending().count()).then_some(changes))
     })?;
     let Some(changes) = changes else {
-        // They need a flip of their own.
+        // They need a commit of their own.
         drop(batch);
         contain_changes(area, copy, 0)?;
         return Ok(nothing(before, End::More));
@@ -215,13 +215,13 @@ fn try_batch(
         drop(batch);
         return Ok(nothing(before, end));
     }
-    batch.settle_writes()?;
+    batch.sync_writes()?;
     batch.put_log(uid, &open.item(at.sequence, at.position))?;
     let (changes, version) = copy.visit(|copy| copy.enter(&mut batch, changes, (uid, at), &removed, role))?;
     let committed = batch.commit(version)?;
     copy.visit(|copy| {
         copy.logs.get_mut(&uid).expect("a log is closed by whoever has the area").digested = at;
-        copy.after_flip(area, &committed, changes)
+        copy.after_commit(area, &committed, changes)
     })?;
     Ok(Digest { at, end, records, orphans })
 }
@@ -247,7 +247,7 @@ impl LocalCopy {
     }
 
     /// Notes in the ledger what a batch did, with all that was noted since it began before it. Gives the changes that its
-    /// flip contains, and its version.
+    /// commit contains, and its version.
     fn enter(
         &mut self,
         batch: &mut Batch<'_>,
@@ -260,7 +260,7 @@ impl LocalCopy {
         if changes < self.ledger.pending().count() {
             return Err(AreaError::BatchFull.into());
         }
-        // The entries come first: whoever has the flip has what it was made by.
+        // The entries come first: whoever has the commit has what it was made by.
         if role == Role::Head {
             self.ledger.digest(uid, at.sequence)?;
             changes += 1;

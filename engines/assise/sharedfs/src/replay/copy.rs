@@ -1,9 +1,9 @@
 //! What one node has of the chain: the tree, the ledger with its table, and the update logs.
 //!
 //! A batch is prepared beside it, by whoever has the [`Area`]: it visits the copy where it begins, where the ledger is told
-//! what it did, and where its flip becomes what everybody reads.
+//! what it did, and where its commit becomes what everybody reads.
 //!
-//! Guarantees: a flip contains the ledger up to one entry, and its table as of that entry; readers of what a flip freed
+//! Guarantees: a commit contains the ledger up to one entry, and its table as of that entry; readers of what a commit freed
 //! are told before it is used again. No lock is taken here, and nothing is waited for.
 
 use super::table::{Change, Table};
@@ -32,7 +32,7 @@ pub(crate) struct UpdateLog {
     pub before: Option<Sequence>,
 }
 
-/// The table that the tree's last flip holds, and how far its logs are in the tree.
+/// The table that the tree's last commit holds, and how far its logs are in the tree.
 pub(crate) fn table_of(area: &Area) -> Result<(Table, BTreeMap<LogUid, Digested>), Error> {
     let (mut table, mut progress) = (Table::default(), BTreeMap::new());
     for (uid, item) in area.logs()? {
@@ -57,9 +57,9 @@ impl Visit for LocalCopy {
 /// What one node has of the chain.
 pub(crate) struct LocalCopy {
     pub medium: Medium,
-    /// The tree of the last flip.
+    /// The tree of the last commit.
     pub tree: Snapshot,
-    /// Free space after that flip.
+    /// Free space after that commit.
     pub free: Free,
     pub ledger: Ledger,
     /// The logs of the table.
@@ -69,12 +69,12 @@ pub(crate) struct LocalCopy {
     pub damaged: BTreeSet<(InodeNumber, u64)>,
     /// A larger file is no log that was made.
     log_bytes_max: u64,
-    /// Changes of the ledger in one flip.
+    /// Changes of the ledger in one commit.
     pub(super) batch_changes: usize,
 }
 
 impl LocalCopy {
-    /// What a pool holds, at its last flip. Nothing is written.
+    /// What a pool holds, at its last commit. Nothing is written.
     ///
     /// # Errors
     /// `Area`, `Media`, `File`.
@@ -131,7 +131,7 @@ impl LocalCopy {
         std::mem::replace(&mut log.file, file)
     }
 
-    /// Puts what the ledger said since the last flip into a batch, from the change with this number on and as far as fits,
+    /// Puts what the ledger said since the last commit into a batch, from the change with this number on and as far as fits,
     /// which may be nothing; gives how many changes the batch has then.
     pub fn put_changes(
         &self,
@@ -149,14 +149,14 @@ impl LocalCopy {
         Ok(self.ledger.pending().count().min(changes_max))
     }
 
-    /// Changes of the ledger that a flip takes beside something else.
+    /// Changes of the ledger that a commit takes beside something else.
     pub fn changes_beside(&self) -> usize {
         (self.batch_changes / 2).max(1)
     }
 
-    /// Follows a flip: readers get its tree, the generations of files whose blocks it freed are raised, then the blocks may be
+    /// Follows a commit: readers get its tree, the generations of files whose blocks it freed are raised, then the blocks may be
     /// used again.
-    pub fn after_flip(
+    pub fn after_commit(
         &mut self,
         area: &mut Area,
         committed: &Committed,
@@ -164,7 +164,7 @@ impl LocalCopy {
     ) -> Result<(), Error> {
         self.tree = area.snapshot();
         self.generations.raise(&committed.freed_of);
-        area.release(committed.flip)?;
+        area.release(committed.commit)?;
         self.free = Free::of(area);
         let left = DAMAGED_MAX.saturating_sub(self.damaged.len());
         self.damaged.extend(committed.damaged.iter().take(left));
@@ -173,7 +173,7 @@ impl LocalCopy {
     }
 }
 
-/// Flips until at most `left` changes of the ledger are not contained in the tree.
+/// Commits until at most `left` changes of the ledger are not contained in the tree.
 pub(crate) fn contain_changes(area: &mut Area, copy: &mut impl Visit, left: usize) -> Result<(), Error> {
     while copy.visit(|copy| copy.ledger.pending().count() > left) {
         let mut batch = area.begin()?;
@@ -185,10 +185,10 @@ pub(crate) fn contain_changes(area: &mut Area, copy: &mut impl Visit, left: usiz
             return Err(Error::LedgerFull);
         }
         batch.set_ledger(&place);
-        // The entries that these changes are of are the last that the flip contains.
+        // The entries that these changes are of are the last that the commit contains.
         let version = place.sequence.max(batch.version());
         let committed = batch.commit(version)?;
-        copy.visit(|copy| copy.after_flip(area, &committed, changes))?;
+        copy.visit(|copy| copy.after_commit(area, &committed, changes))?;
     }
     Ok(())
 }

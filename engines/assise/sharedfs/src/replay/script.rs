@@ -1,4 +1,4 @@
-//! Executes the ledger: entry after entry from where the last flip stands, with the records that they name.
+//! Executes the ledger: entry after entry from where the last commit stands, with the records that they name.
 //!
 //! Guarantees: it decides nothing and appends nothing; executing an entry twice, after a crash in the middle, comes to the
 //! same. A record that an entry names and the log does not have is reported: after a crash of the machine that is how far
@@ -54,7 +54,7 @@ pub(crate) struct Script<'a> {
     copy: &'a mut LocalCopy,
     config: &'a Config,
     executed: Executed,
-    /// A log that ends before the record that the last entry names: so it does if the machine died before the flip.
+    /// A log that ends before the record that the last entry names: so it does if the machine died before the commit.
     short: Option<(LogUid, Sequence)>,
     /// Files of logs that no entry names any more.
     over: Vec<(LogUid, Incarnation)>,
@@ -76,7 +76,7 @@ impl<'a> Script<'a> {
     }
 
     /// Executes the next entry, if it is not behind `up_to` and its log has the records that it names; gives the files that
-    /// no entry names any more once the next flip is made, and whether there was such an entry.
+    /// no entry names any more once the next commit is made, and whether there was such an entry.
     ///
     /// # Errors
     /// `Area`, `Media`, `File`; `Short`: the log does not have them.
@@ -97,7 +97,7 @@ impl<'a> Script<'a> {
         let Some(read) = self.copy.ledger.next_entry()? else { return Ok(false) };
         seen(&read.entry()?);
         self.step(&read)?;
-        if self.copy.ledger.wants_flip(self.config.batch_changes) {
+        if self.copy.ledger.wants_commit(self.config.batch_changes) {
             contain_changes(self.area, self.copy, 0)?;
         }
         Ok(true)
@@ -106,11 +106,11 @@ impl<'a> Script<'a> {
     /// Executes one entry.
     fn step(&mut self, read: &ReadEntry) -> Result<(), Error> {
         let entry = read.entry()?;
-        // What a digest removed is written behind it, before the flip.
+        // What a digest removed is written behind it, before the commit.
         if !matches!(entry.event, Event::Reap { .. } | Event::Pad) {
             self.executed.damaged.extend(self.short.take());
         }
-        // An entry that needs records, or removes inodes, is noted when that is done: a flip in the middle of it stands
+        // An entry that needs records, or removes inodes, is noted when that is done: a commit in the middle of it stands
         // before it.
         match entry.event {
             Event::Digest { up_to, .. } => self.digest(entry.log, up_to, entry.sequence)?,
@@ -155,7 +155,7 @@ impl<'a> Script<'a> {
     }
 }
 
-/// Removes inodes without a name, in as many flips as it takes; gives how many there were.
+/// Removes inodes without a name, in as many commits as it takes; gives how many there were.
 ///
 /// # Errors
 /// `Area`, `Media`.
@@ -175,7 +175,7 @@ pub(crate) fn reap_all(
     Ok(reaped)
 }
 
-/// One flip that removes inodes without a name, the first ones; gives how many of them are gone.
+/// One commit that removes inodes without a name, the first ones; gives how many of them are gone.
 ///
 /// # Errors
 /// `Area`, `Media`.
@@ -207,6 +207,6 @@ pub(crate) fn reap_step(
     batch.set_ledger(&place);
     let version = version.max(batch.version());
     let committed = batch.commit(version)?;
-    copy.visit(|copy| copy.after_flip(area, &committed, changes))?;
+    copy.visit(|copy| copy.after_commit(area, &committed, changes))?;
     Ok(done)
 }

@@ -1,7 +1,7 @@
 //! The table that the ledger's entries make: which logs live, which log was entitled to what, from which record on, under
 //! which version (Assise §3.3, the replicated lease log; schedules 1.1, 1.3, 1.12).
 //!
-//! Pure. Guarantees: the table after a restart (tree items of the last flip, then the entries after it) is the table
+//! Pure. Guarantees: the table after a restart (tree items of the last commit, then the entries after it) is the table
 //! before the crash, as far as the ledger survived; replaying entries that the tree already contains changes
 //! nothing. At most one log is entitled to change an inode at any time.
 
@@ -223,7 +223,7 @@ impl Table {
         self.logs.iter().map(|(uid, log)| (*uid, &**log))
     }
 
-    /// Takes what the last flip holds of a log.
+    /// Takes what the last commit holds of a log.
     pub fn restore(&mut self, uid: LogUid, item: &LogItem, groups: Vec<u32>, grants: &[(Unit, GrantItem)]) {
         let log = OpenLog {
             caller: Caller { uid: item.uid.get(), gid: item.gid.get(), groups },

@@ -2,7 +2,7 @@
 
 use super::Standby;
 use area::Usage;
-use format::{FlipNumber, Life, NodeId, PoolUid, Sequence};
+use format::{CommitNumber, Life, NodeId, PoolUid, Sequence};
 use ipc::sync::Ordering;
 use transport::Connection;
 
@@ -11,7 +11,7 @@ use transport::Connection;
 pub struct StandbyState {
     /// The node that sends to it.
     pub head: Option<NodeId>,
-    /// The last entry of the ledger that is settled.
+    /// The last entry of the ledger that is synced.
     pub ledger: Sequence,
     /// The last entry that was executed.
     pub executed: Sequence,
@@ -25,9 +25,9 @@ impl Standby {
         self.0.contents.lock().as_ref().map(|contents| contents.area.pool())
     }
 
-    /// How full the area is, and at which flip; none once the standby leads or has stopped.
-    pub fn usage(&self) -> Option<(Usage, FlipNumber)> {
-        self.0.contents.lock().as_ref().map(|contents| (contents.area.usage(), contents.area.flip()))
+    /// How full the area is, and at which commit; none once the standby leads or has stopped.
+    pub fn usage(&self) -> Option<(Usage, CommitNumber)> {
+        self.0.contents.lock().as_ref().map(|contents| (contents.area.usage(), contents.area.commit()))
     }
 
     /// How far it is.
@@ -41,7 +41,7 @@ impl Standby {
             .filter(|link| link.ended().is_none())
             .map(Connection::node);
         // Acquire: pairs with the Release of `announce`.
-        let ledger = Sequence::new(self.0.settled.load(Ordering::Acquire));
+        let ledger = Sequence::new(self.0.synced.load(Ordering::Acquire));
         let executed = Sequence::new(self.0.executed.load(Ordering::Relaxed));
         StandbyState { head, ledger, executed, life: Life::new(self.0.life.load(Ordering::Relaxed)) }
     }

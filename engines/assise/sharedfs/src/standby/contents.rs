@@ -26,7 +26,7 @@ pub(super) struct Contents {
     /// How far each log was when the head was told last.
     pub told: BTreeMap<LogUid, Sequence>,
     pub told_ledger: Sequence,
-    /// Files of logs that go with the next flip.
+    /// Files of logs that go with the next commit.
     pub over: Vec<(LogUid, Incarnation)>,
 }
 
@@ -40,7 +40,7 @@ pub(super) fn open_contents(
     make_files_anew(medium, &mut area, config)?;
     let generations = Arc::new(Generations::new(host)?);
     let mut copy = LocalCopy::open(&area, medium, config, generations)?;
-    // What stands in the ledger may never have been settled: it is, before it is executed.
+    // What stands in the ledger may never have been synced: it is, before it is executed.
     let region = copy.ledger.region().clone();
     let contained = position_of(&copy.ledger.place());
     let logs = logs_of(medium, &copy)?;
@@ -55,7 +55,7 @@ pub(super) fn open_contents(
     })?;
     let mut over = Vec::new();
     loop {
-        let (more, files) = Script::new(&mut area, &mut copy, config).run_one(receiver.settled())?;
+        let (more, files) = Script::new(&mut area, &mut copy, config).run_one(receiver.synced())?;
         over.extend(files);
         if !more {
             break;
@@ -107,7 +107,7 @@ pub(super) fn remove_files(
 
 impl Contents {
     pub fn contained(&self) -> LedgerPosition {
-        position_of(&self.copy.ledger.last_flip())
+        position_of(&self.copy.ledger.last_commit())
     }
 
     /// How far the logs are in the tree: those that moved since the last time, or all.

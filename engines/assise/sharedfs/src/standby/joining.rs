@@ -2,7 +2,7 @@
 //! lacks of the logs and the ledger, or the pool is of another history.
 //!
 //! Guarantees: until the last message of an import is taken the pool is what it was, and is opened again as that if the import
-//! ends early, however it ends. Then it is, in one flip, a copy that has executed the ledger up to the head's pin.
+//! ends early, however it ends. Then it is, in one commit, a copy that has executed the ledger up to the head's pin.
 
 use super::Inner;
 use super::contents::open_contents;
@@ -97,13 +97,13 @@ impl Inner {
                 blocks.iter().try_for_each(|block| taking.put_block(block, damaged)).map_err(of_area)?;
             }
             MirrorMessage::RoundEnd { whole: false, .. } => {
-                taking.settle().map_err(of_area)?;
+                taking.sync().map_err(of_area)?;
                 say_imported(connection, *number)?;
             }
             MirrorMessage::RoundEnd { end, whole: true } => {
                 let Joining { import, .. } = import.take().expect("it was there");
                 self.finish_import(import, &end, connection)?;
-                return Ok(Stepped::Settled);
+                return Ok(Stepped::Synced);
             }
             _ => return Err(mirror::Error::Broken("an import is taken in to its end")),
         }
@@ -151,8 +151,8 @@ impl Inner {
         // Relaxed: for whoever asks how far it is.
         self.executed.store(place.sequence.get(), Ordering::Relaxed);
         self.life.store(place.life.get(), Ordering::Relaxed);
-        // Release: before there is anything to be executed, no more than this pool has is said to be settled.
-        self.settled.store(receiver.settled().get(), Ordering::Release);
+        // Release: before there is anything to be executed, no more than this pool has is said to be synced.
+        self.synced.store(receiver.synced().get(), Ordering::Release);
         *self.contents.lock() = Some(contents);
         self.receiving.lock().receiver = Some(receiver);
         self.wake();

@@ -1,4 +1,4 @@
-//! Calls beside a batch: while it reads, and while its flip waits for the medium.
+//! Calls beside a batch: while it reads, and while its commit waits for the medium.
 
 use crate::client::{Client, DIRECTORY, FILE, ROOT, fresh, open, user};
 use crate::door::eventually;
@@ -45,12 +45,12 @@ fn two() -> (Recorder, Arc<Daemon>, [(Client, InodeNumber); 2]) {
 }
 
 #[test]
-fn walks_leases_and_starts_go_on_while_a_flip_waits_for_the_medium() {
+fn walks_leases_and_starts_go_on_while_a_commit_waits_for_the_medium() {
     let (recorder, daemon, [(mut one, first), (mut two, second)]) = two();
     assert!(one.create(first, b"file", FILE | 0o644).1);
-    let hold = recorder.hold(HeldCall::Settle);
+    let hold = recorder.hold(HeldCall::Sync);
     let digest = beside(move || one.digest(true));
-    eventually("the flip waits", || hold.waiting() == 1);
+    eventually("the commit waits", || hold.waiting() == 1);
     let another = daemon.clone();
     let others = beside(move || {
         let three = Client::attach_as(&another, user(5), 3);
@@ -61,7 +61,7 @@ fn walks_leases_and_starts_go_on_while_a_flip_waits_for_the_medium() {
         assert!(two.under(&[held], |two| two.create(second, b"after", FILE | 0o644).1));
         two.walk("second").unwrap();
     });
-    others.recv_timeout(LONG).expect("nothing of this waits for the flip");
+    others.recv_timeout(LONG).expect("nothing of this waits for the commit");
     drop(hold);
     digest.recv_timeout(LONG).unwrap().unwrap();
     let mut three = Client::attach_as(&daemon, user(0), 4);
@@ -70,12 +70,12 @@ fn walks_leases_and_starts_go_on_while_a_flip_waits_for_the_medium() {
 }
 
 #[test]
-fn what_the_ledger_notes_beside_a_batch_is_in_its_flip() {
+fn what_the_ledger_notes_beside_a_batch_is_in_its_commit() {
     let (recorder, daemon, [(mut one, first), (mut two, second)]) = two();
     assert!(one.create(first, b"file", FILE | 0o644).1);
     let hold =
         recorder.hold(HeldCall::Read(log_file(one.attached.welcome.log, one.attached.welcome.incarnation)));
-    let flips = daemon.flip();
+    let commits = daemon.commit();
     let digest = beside(move || {
         one.digest(true).unwrap();
         one
@@ -87,10 +87,10 @@ fn what_the_ledger_notes_beside_a_batch_is_in_its_flip() {
     two.release();
     three.write_lease(second);
     assert!(three.create(second, b"by three", FILE | 0o644).1);
-    assert_eq!(daemon.flip(), flips);
+    assert_eq!(daemon.commit(), commits);
     drop(hold);
     let one = digest.recv_timeout(LONG).unwrap();
-    assert!(daemon.flip() > flips);
+    assert!(daemon.commit() > commits);
     // The medium as a crash of the machine leaves it.
     let image = recorder.image();
     drop((one, two, three));
@@ -102,16 +102,16 @@ fn what_the_ledger_notes_beside_a_batch_is_in_its_flip() {
 }
 
 #[test]
-fn one_settle_of_the_ledger_is_good_for_all_that_wait() {
+fn one_sync_of_the_ledger_is_good_for_all_that_wait() {
     let (recorder, daemon, [(one, first), (two, second)]) = two();
     let leases = [one.write_lease(first), two.write_lease(second)];
     let clients = (3..7).map(|pid| Client::attach_as(&daemon, user(pid), pid));
     let clients: Vec<Client> = clients.chain([one, two]).collect();
     let watch = Client::attach_as(&daemon, user(8), 8);
-    let is_settled = || watch.view.settled().get() >= watch.attached.welcome.ledger.get();
-    let hold = recorder.hold(HeldCall::Settle);
-    let before = recorder.calls(Verb::Settle);
-    let settle = |client: Client| {
+    let is_synced = || watch.view.synced().get() >= watch.attached.welcome.ledger.get();
+    let hold = recorder.hold(HeldCall::Sync);
+    let before = recorder.calls(Verb::Sync);
+    let sync = |client: Client| {
         let up_to = client.attached.welcome.ledger.get();
         beside(move || {
             let request = DigestRequest {
@@ -119,18 +119,18 @@ fn one_settle_of_the_ledger_is_good_for_all_that_wait() {
                 wait: U32::new(0),
                 reserved: U32::new(0),
             };
-            client.call(CallKind::SettleLedger, &[request.as_bytes()]).unwrap();
-            assert!(client.view.settled().get() >= up_to);
+            client.call(CallKind::SyncLedger, &[request.as_bytes()]).unwrap();
+            assert!(client.view.synced().get() >= up_to);
         })
     };
-    let all: Vec<_> = clients.into_iter().map(settle).collect();
-    eventually("the first one settles", || hold.waiting() == 1);
-    assert!(!is_settled(), "nothing is told before it is so");
+    let all: Vec<_> = clients.into_iter().map(sync).collect();
+    eventually("the first one syncs", || hold.waiting() == 1);
+    assert!(!is_synced(), "nothing is told before it is so");
     drop(hold);
     for one in all {
         one.recv_timeout(LONG).unwrap();
     }
-    assert_eq!((recorder.calls(Verb::Settle) - before, is_settled()), (1, true));
+    assert_eq!((recorder.calls(Verb::Sync) - before, is_synced()), (1, true));
     assert!(leases.iter().all(|lease| lease.version.get() > 0));
 }
 
@@ -178,15 +178,15 @@ fn the_other_calls_of_a_session_go_on_while_one_waits_for_the_medium() {
     daemon.start().unwrap();
     let served = Served::new(&daemon, 1);
     eventually("a log is ready for the next program", || recorder.medium().list().unwrap().len() > 3);
-    let hold = recorder.hold(HeldCall::Settle);
+    let hold = recorder.hold(HeldCall::Sync);
     let up_to = Sequence::new(served.client.attached.welcome.ledger.get());
     let request = DigestRequest { up_to, wait: U32::new(0), reserved: U32::new(0) };
-    let settle = served.call(CallKind::SettleLedger, request.as_bytes());
-    eventually("the ledger is being settled", || hold.waiting() > 0);
+    let sync = served.call(CallKind::SyncLedger, request.as_bytes());
+    eventually("the ledger is being synced", || hold.waiting() > 0);
     assert_eq!(served.called(CallKind::Statfs, &[]).0, Status::Ok);
-    assert!(settle.try_recv().is_err(), "no answer before it is settled");
+    assert!(sync.try_recv().is_err(), "no answer before it is synced");
     drop(hold);
-    assert_eq!(settle.recv_timeout(LONG).unwrap().0, Status::Ok);
+    assert_eq!(sync.recv_timeout(LONG).unwrap().0, Status::Ok);
     assert_eq!(served.called(CallKind::SyncAll, &[]).0, Status::Ok);
     daemon.stop();
 }

@@ -1,4 +1,4 @@
-//! Crashes at every fence, settle, creation and removal of: the making of a pool, attaching, grants, digests,
+//! Crashes at every fence, sync, creation and removal of: the making of a pool, attaching, grants, digests,
 //! hand-overs, a log that grows, the end of a session, and recovery itself.
 //!
 //! The oracle: all operations are in one folder that is handed from session to session, so what is recovered must be
@@ -71,11 +71,11 @@ impl Run<'_> {
 
     /// What fsync does: the log's file, then the ledger up to the newest grant.
     fn sync(&self, client: &Client) {
-        client.attached.log.settle().unwrap();
+        client.attached.log.sync().unwrap();
         let newest = client.lease(&[(self.folder, 1), (self.shared, 1)]).unwrap();
         let up_to = newest.iter().map(|reply| reply.ledger).max().unwrap();
         let request = DigestRequest { up_to, wait: 0.into(), reserved: 0.into() };
-        client.call(CallKind::SettleLedger, &[request.as_bytes()]).unwrap();
+        client.call(CallKind::SyncLedger, &[request.as_bytes()]).unwrap();
         self.mark_synced();
     }
 
@@ -235,18 +235,18 @@ fn a_crash_of_recovery_is_recovered() {
     assert!(prove(&limits_of_recovery()).recovery_images > 500);
 }
 
-/// A settle or fence that is left out where it matters is found by the same oracle: the proof can fail.
+/// A sync or fence that is left out where it matters is found by the same oracle: the proof can fail.
 #[test]
-fn a_left_out_settle_is_noticed() {
+fn a_left_out_sync_is_noticed() {
     let mut noticed = 0;
-    let settles = {
+    let syncs = {
         let recorder = Recorder::new();
         workload(&recorder);
-        recorder.calls(Verb::Settle)
+        recorder.calls(Verb::Sync)
     };
-    for call in (0..settles).step_by(3) {
+    for call in (0..syncs).step_by(3) {
         let lying = |recorder: &Recorder| {
-            recorder.leave_out(Verb::Settle, call);
+            recorder.leave_out(Verb::Sync, call);
             workload(recorder);
         };
         let few = Limits {
@@ -259,7 +259,7 @@ fn a_left_out_settle_is_noticed() {
         };
         noticed += u64::from(enumerate(Model::Pages, &few, lying, recover, check).is_err());
     }
-    assert!(noticed > 0, "none of {settles} settles matters");
+    assert!(noticed > 0, "none of {syncs} syncs matters");
 }
 
 #[test]
@@ -305,7 +305,7 @@ fn a_late_record_is_refused_by_every_recovery() {
         one.walk("file").unwrap();
         one.write_lease(file);
         assert!(one.write(file, 0, b"one"));
-        // So that a flip contains the grant.
+        // So that a commit contains the grant.
         one.digest(true).unwrap();
         one.write_lease(ROOT);
         one.digest(true).unwrap();

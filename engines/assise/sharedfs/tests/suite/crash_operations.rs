@@ -376,7 +376,7 @@ fn a_ledger_that_comes_round_survives_a_crash() {
     assert!(total.images > 500, "{total}");
 }
 
-/// The proof can fail: of the settles and persists of an operation that is synced and digested, those that are left
+/// The proof can fail: of the syncs and persists of an operation that is synced and digested, those that are left
 /// out where it matters are found.
 #[test]
 fn what_is_left_out_of_an_operation_is_found() {
@@ -403,7 +403,7 @@ fn what_is_left_out_of_an_operation_is_found() {
         recovery_every: 1,
         seed: 23,
     };
-    for verb in [Verb::Settle, Verb::Persist] {
+    for verb in [Verb::Sync, Verb::Persist] {
         let calls = lying(verb, None).1;
         let found = (0..calls).filter(|call| {
             let world = lying(verb, Some(*call)).0;

@@ -9,7 +9,7 @@ use sharedfs::{Config, Daemon};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Records that the session leaves; each is a flip of its own, so that its end takes a while.
+/// Records that the session leaves; each is a commit of its own, so that its end takes a while.
 const RECORDS: u64 = 400;
 /// Ends that are met: on a busy machine this thread may come when one is over.
 const ROUNDS: usize = 10;

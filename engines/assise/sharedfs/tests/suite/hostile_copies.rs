@@ -13,7 +13,7 @@ fn assert_level(pair: &Pair, recorders: &[Recorder; 2]) {
     for id in pair.daemon.sessions() {
         pair.daemon.end(id);
     }
-    pair.settle_down();
+    pair.quiesce();
     assert!(pair.daemon.copies()[0].connected);
     let (ours, theirs) = (items(&recorders[0].medium(), false), items(&recorders[1].medium(), false));
     assert!(ours == theirs, "{:#?}", difference(&ours.0, &theirs.0));
@@ -47,7 +47,7 @@ fn a_program_that_ignores_how_much_is_reusable_is_cut() {
     hostile.write_lease(ROOT);
     let (file, _) = hostile.create(ROOT, b"file", FILE | 0o644);
     hostile.digest(true).unwrap();
-    pair.settle_down();
+    pair.quiesce();
     hostile.release();
     // Twice the ring at once, without a look at what others have.
     let mut sent = 0;

@@ -221,7 +221,7 @@ fn live_round(draws: &mut Draws) {
     for _ in 0..1 + draws.below(10) {
         reads_right_or_not_at_all(&daemon, &said);
     }
-    // An entry in the ledger, and a flip.
+    // An entry in the ledger, and a commit.
     if let Ok(attached) = daemon.attach(user(0), 5) {
         daemon.end(attached.welcome.session.get());
     }
@@ -237,7 +237,7 @@ fn live_round(draws: &mut Draws) {
     }
     assert!(!name.starts_with("log-") || lost.is_none(), "{said}: a log is its user's to cut");
     let surely = left == 0 && (name == "tree" || name == "ledger");
-    assert!(!surely || lost.is_some(), "{said}: a flip, and an entry, were taken for written");
+    assert!(!surely || lost.is_some(), "{said}: a commit, and an entry, were taken for written");
     daemon.stop();
     drop(daemon);
     opens_or_names_the_file(folder.path(), name, left);

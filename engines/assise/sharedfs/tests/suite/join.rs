@@ -51,7 +51,7 @@ fn a_member_that_was_away_for_long_returns() {
     let (gone, _) = one.create(ROOT, b"gone", FILE | 0o644);
     assert!(one.write(gone, 0, &[5; 30_000]));
     sync(&one, &[(gone, 1)]).unwrap();
-    pair.settle_down();
+    pair.quiesce();
     pair.daemon.remove_copy(NodeId::new(COPY));
     assert!(one.unlink(ROOT, b"gone", gone, 0));
     go_round(&pair, 400);
@@ -66,7 +66,7 @@ fn a_member_that_was_away_for_long_returns() {
     for id in pair.daemon.sessions() {
         pair.daemon.end(id);
     }
-    pair.settle_down();
+    pair.quiesce();
     assert_equal([&recorders[0], &recorders[1]]);
     let (daemon, _) = pair.take_over();
     let client = Client::attach(&daemon, user(0));
@@ -84,7 +84,7 @@ fn a_standby_says_nothing_before_it_has_executed_something() {
     one.write_lease(ROOT);
     one.create(ROOT, b"file", FILE | 0o644);
     sync(&one, &[(ROOT, 1)]).unwrap();
-    pair.settle_down();
+    pair.quiesce();
     pair.daemon.remove_copy(NodeId::new(COPY));
     pair.follows.borrow().standby.stop();
     let standby = Standby::open(StillHost::again(), &recorders[1].medium(), config(COPY)).unwrap();
@@ -193,7 +193,7 @@ fn a_new_member_joins_a_head_that_goes_on() {
     pair.follows.borrow_mut().meanwhile = Some((30, Box::new(act)));
     pair.daemon.add_copy(connection).unwrap();
     assert_eq!(changed.get(), 1, "the head changed while its tree was sent");
-    pair.settle_down();
+    pair.quiesce();
     assert_equal([&recorders[0], &recorders[1]]);
     let segments = |recorder: &Recorder| {
         recorder.medium().list().unwrap().iter().filter(|name| name.starts_with("segment-")).count()
@@ -221,7 +221,7 @@ fn a_pool_of_another_history_is_replaced() {
         let pair = Pair::apart(host, &recorders[0], &recorders[1], config(COPY));
         fill(&pair, 0..3, 30_000);
         pair.daemon.add_copy(pair.connect()).unwrap();
-        pair.settle_down();
+        pair.quiesce();
         assert_equal([&recorders[0], &recorders[1]]);
         let (daemon, _) = pair.take_over();
         let client = Client::attach(&daemon, user(0));
@@ -241,7 +241,7 @@ fn away_and_back(recorders: [&Recorder; 2]) -> (u64, u64) {
     run.operate(&mut one);
     run.operate(&mut one);
     sync(&one, &[(folder, 1), (shared, 1)]).unwrap();
-    pair.settle_down();
+    pair.quiesce();
     let had = run.done;
     recorders[1].returned(AWAY);
     pair.daemon.remove_copy(NodeId::new(COPY));
@@ -312,7 +312,7 @@ fn an_import_that_ends_early_changes_nothing() {
         let recorders = [Recorder::new(), Recorder::new()];
         let pair = Rc::new(Pair::on(&recorders[0], &recorders[1]));
         fill(&pair, 0..2, 20_000);
-        pair.settle_down();
+        pair.quiesce();
         pair.daemon.remove_copy(NodeId::new(COPY));
         fill(&pair, 2..8, 60_000);
         go_round(&pair, 300);
@@ -325,7 +325,7 @@ fn an_import_that_ends_early_changes_nothing() {
         assert!(pair.daemon.copies().is_empty());
         assert!(before == items(&recorders[1].medium(), false), "after {messages} messages");
         pair.daemon.add_copy(pair.connect()).unwrap();
-        pair.settle_down();
+        pair.quiesce();
         assert_equal([&recorders[0], &recorders[1]]);
     }
 }
@@ -336,7 +336,7 @@ fn a_copy_that_counts_is_not_replaced() {
     let recorders = [Recorder::new(), Recorder::new()];
     let pair = Pair::on(&recorders[0], &recorders[1]);
     fill(&pair, 0..2, 20_000);
-    pair.settle_down();
+    pair.quiesce();
     let other = Recorder::new();
     format_for(&other.medium(), COPY);
     {
@@ -390,7 +390,7 @@ fn an_import_out_of_order_is_refused() {
         let recorders = [Recorder::new(), Recorder::new()];
         let pair = Pair::on(&recorders[0], &recorders[1]);
         fill(&pair, 0..2, 20_000);
-        pair.settle_down();
+        pair.quiesce();
         let before = items(&recorders[1].medium(), false);
         pair.daemon.remove_copy(NodeId::new(COPY));
         let connection = pair.connect();

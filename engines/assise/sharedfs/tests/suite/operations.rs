@@ -171,10 +171,10 @@ impl World {
 
     /// What fsync does: the log's file, then the ledger up to the newest grant.
     pub fn sync(&mut self) {
-        self.one.attached.log.settle().unwrap();
+        self.one.attached.log.sync().unwrap();
         let up_to = self.one.lease(&[(InodeNumber::ROOT, format::call::LEASE_READ)]).unwrap()[0].ledger;
         let request = DigestRequest { up_to, wait: 0.into(), reserved: 0.into() };
-        self.one.call(CallKind::SettleLedger, &[request.as_bytes()]).unwrap();
+        self.one.call(CallKind::SyncLedger, &[request.as_bytes()]).unwrap();
         self.recorder.returned(SYNCED + self.own);
     }
 

@@ -1,5 +1,5 @@
 //! Two nodes on one thread: a head with a session, and a standby that follows it. Whoever waits at the head drives the
-//! standby, so a run is the same each time, and every fence, settle, creation and removal at either side is a moment at
+//! standby, so a run is the same each time, and every fence, sync, creation and removal at either side is a moment at
 //! which the machines can die.
 //!
 //! The oracle is that of the crash proofs of one node: all operations are in one folder, so what a pool recovers must be a
@@ -63,7 +63,7 @@ pub struct Follows {
     follower: Follower,
     /// So many times nothing is executed where something could be.
     pub paused: u32,
-    /// What is settled is executed before the next message is taken.
+    /// What is synced is executed before the next message is taken.
     pub eager: bool,
     /// What programs do at the head when the copy has taken so many messages.
     pub meanwhile: Option<(u32, Box<dyn FnMut()>)>,
@@ -229,7 +229,7 @@ impl Pair {
     }
 
     /// Everything that is under way arrives and is executed.
-    pub fn settle_down(&self) {
+    pub fn quiesce(&self) {
         loop {
             self.daemon.feed_copies().unwrap();
             let mut moved = false;
@@ -257,7 +257,7 @@ impl Pair {
 
 /// An fsync as LibFS makes it.
 pub fn sync(client: &Client, units: &[(InodeNumber, u8)]) -> Result<(), format::call::Status> {
-    client.attached.log.settle().unwrap();
+    client.attached.log.sync().unwrap();
     let held = client.lease(units)?;
     let entry = held.iter().map(|reply| reply.ledger).max().unwrap().max(opened(client));
     let record = client.pages.commit().load();
@@ -266,7 +266,7 @@ pub fn sync(client: &Client, units: &[(InodeNumber, u8)]) -> Result<(), format::
         client.call(CallKind::Sync, &[request.as_bytes()])?;
     } else {
         let request = DigestRequest { up_to: entry, wait: 0.into(), reserved: 0.into() };
-        client.call(CallKind::SettleLedger, &[request.as_bytes()])?;
+        client.call(CallKind::SyncLedger, &[request.as_bytes()])?;
     }
     Ok(())
 }
@@ -353,7 +353,7 @@ fn both_trees_are_equal() {
     for id in pair.daemon.sessions() {
         pair.daemon.end(id);
     }
-    pair.settle_down();
+    pair.quiesce();
     let (ours, theirs) = (items(&recorders[0].medium(), false), items(&recorders[1].medium(), false));
     assert!(ours == theirs, "{:#?}", difference(&ours.0, &theirs.0));
     assert!(ours.0.len() > 10);
@@ -397,7 +397,7 @@ fn a_copy_that_executes_late_loses_nothing() {
     for id in pair.daemon.sessions() {
         pair.daemon.end(id);
     }
-    pair.settle_down();
+    pair.quiesce();
     let (ours, theirs) = (items(&recorders[0].medium(), false), items(&recorders[1].medium(), false));
     assert!(ours == theirs, "{:#?}", difference(&ours.0, &theirs.0));
     let ledger = recorders[1].medium().open("ledger").unwrap().bytes();
@@ -414,9 +414,9 @@ fn an_fsync_hands_little_to_the_transport() {
     one.write_lease(ROOT);
     let (file, _) = one.create(ROOT, b"file", FILE | 0o644);
     sync(&one, &[(file, 1)]).unwrap();
-    pair.settle_down();
+    pair.quiesce();
     let counts = || {
-        let calls = [Verb::Persist, Verb::Fence, Verb::Settle].map(|verb| recorders[1].calls(verb));
+        let calls = [Verb::Persist, Verb::Fence, Verb::Sync].map(|verb| recorders[1].calls(verb));
         (pair.traffic(), calls, pair.host.wakes())
     };
     for round in 0..40 {

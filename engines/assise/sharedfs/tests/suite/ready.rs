@@ -16,22 +16,22 @@ fn owner_of(medium: &Medium, log: &str) -> u32 {
     Superblock::decode(&block, FileKind::Log).unwrap().owner.get()
 }
 
-/// Settles that a session's beginning waits for.
-fn settles_to_begin(recorder: &Recorder, begin: impl FnOnce() -> Client) -> (Client, u64) {
-    let before = recorder.calls(Verb::Settle);
+/// Syncs that a session's beginning waits for.
+fn syncs_to_begin(recorder: &Recorder, begin: impl FnOnce() -> Client) -> (Client, u64) {
+    let before = recorder.calls(Verb::Sync);
     let client = begin();
-    (client, recorder.calls(Verb::Settle) - before)
+    (client, recorder.calls(Verb::Sync) - before)
 }
 
 #[test]
-fn a_session_on_a_ready_log_waits_for_no_settle() {
+fn a_session_on_a_ready_log_waits_for_no_sync() {
     let (recorder, daemon) = fresh();
     let medium = recorder.medium();
-    let (_, without) = settles_to_begin(&recorder, || Client::attach(&daemon, user(5)));
+    let (_, without) = syncs_to_begin(&recorder, || Client::attach(&daemon, user(5)));
     daemon.make_ready_logs();
     let ready = logs(&medium).pop().unwrap();
     assert_eq!((logs(&medium).len(), owner_of(&medium, &ready)), (1 + tiny().ready_logs, OWNER_DAEMON));
-    let (mut client, with) = settles_to_begin(&recorder, || Client::attach_as(&daemon, user(0), 2));
+    let (mut client, with) = syncs_to_begin(&recorder, || Client::attach_as(&daemon, user(0), 2));
     assert_eq!((with, with < without), (0, true), "without: {without}");
     assert_eq!(owner_of(&medium, &ready), 0);
     assert_eq!(client.attached.welcome.log.get().to_string(), ready.split('-').nth(1).unwrap());

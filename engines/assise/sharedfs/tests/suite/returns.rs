@@ -11,7 +11,7 @@ fn assert_level(pair: &Pair, recorders: &[Recorder; 2]) {
     for id in pair.daemon.sessions() {
         pair.daemon.end(id);
     }
-    pair.settle_down();
+    pair.quiesce();
     let (ours, theirs) = (items(&recorders[0].medium(), false), items(&recorders[1].medium(), false));
     assert!(ours == theirs, "{:#?}", difference(&ours.0, &theirs.0));
     assert_eq!(pair.daemon.ejections(), []);
@@ -35,7 +35,7 @@ fn a_copy_gets_digested_records_before_the_entries_that_name_them() {
         let pair = Pair::on(&recorders[0], &recorders[1]);
         let mut programs: Vec<_> =
             if new { Vec::new() } else { (1..4).map(|pid| begin(&pair, pid)).collect() };
-        pair.settle_down();
+        pair.quiesce();
         pair.daemon.remove_copy(NodeId::new(COPY));
         if new {
             programs.extend((1..4).map(|pid| begin(&pair, pid)));
@@ -65,7 +65,7 @@ fn a_log_does_not_end_where_the_copy_has_not_executed_yet() {
     };
     (0..12).for_each(|round| write(&mut client, round));
     // It has the bytes, and no entry that says how far they count.
-    pair.settle_down();
+    pair.quiesce();
     pair.daemon.remove_copy(NodeId::new(COPY));
     client.digest(true).unwrap();
     client.release();

@@ -59,7 +59,7 @@ fn a_grant_that_lives_is_known_after_a_crash() {
     let mut one = Client::attach(&daemon, user(0));
     one.write_lease(ROOT);
     let (folder, _) = one.create(ROOT, b"folder", DIRECTORY | 0o755);
-    // Many grants and ends, over many flips, some of them in the tree and some only in the ledger.
+    // Many grants and ends, over many commits, some of them in the tree and some only in the ledger.
     let mut two = Client::attach(&daemon, user(0));
     for round in 0..30u32 {
         let client = if round % 2 == 0 { &mut two } else { &mut one };

@@ -1,7 +1,7 @@
-//! Flips of the tree beside everything else: the batch that prepares one has the area's lock, and takes the state's for
+//! Commits of the tree beside everything else: the batch that prepares one has the area's lock, and takes the state's for
 //! moments ([`crate::replay`]).
 //!
-//! Guarantees: no flip is made, and nothing is settled, while the state's lock is held. The ledger has room for the entries of
+//! Guarantees: no commit is made, and nothing is synced, while the state's lock is held. The ledger has room for the entries of
 //! a step before the step begins.
 
 use crate::error::Error;
@@ -63,7 +63,7 @@ impl Core {
         loop {
             match self.look_for_room(&entries) {
                 Ok(state) => return state,
-                Err(NoRoom::Flip) => {
+                Err(NoRoom::Commit) => {
                     let mut area = self.area_for(None);
                     // A failure stops the daemon, which the next look sees.
                     let _ = self.contain_changes(&mut area);
@@ -83,7 +83,7 @@ impl Core {
             match self.look_for_room(&entries) {
                 Ok(state) => return state,
                 // As above.
-                Err(NoRoom::Flip) => drop(self.contain_changes(area)),
+                Err(NoRoom::Commit) => drop(self.contain_changes(area)),
                 // What they lack was sent, and asks nothing of this node's tree.
                 Err(NoRoom::Copies) => self.wait_for_trees(),
             }
@@ -95,17 +95,17 @@ impl Core {
         let ledger = &state.copy.ledger;
         let Entries { count, payload_bytes } = entries(&state);
         let has_room = ledger.has_room(count as u64, payload_bytes as u64);
-        let fits = has_room && !ledger.wants_flip(self.config.batch_changes);
+        let fits = has_room && !ledger.wants_commit(self.config.batch_changes);
         let can_have_more = ledger.pending().next().is_some();
         match () {
             () if fits || state.is_stopped() => Ok(state),
-            () if can_have_more => Err(NoRoom::Flip),
+            () if can_have_more => Err(NoRoom::Commit),
             () if !has_room && ledger.is_held_back() => Err(NoRoom::Copies),
             () => Ok(state),
         }
     }
 
-    /// Flips until the tree has all that the ledger says.
+    /// Commits until the tree has all that the ledger says.
     pub fn contain_changes(&self, area: &mut Area) -> Result<(), Error> {
         if self.state.lock().is_stopped() {
             return Err(Error::Stopped);
@@ -117,8 +117,8 @@ impl Core {
 
 /// When the ledger has room.
 enum NoRoom {
-    /// After a flip.
-    Flip,
+    /// After a commit.
+    Commit,
     /// When the trees of copies are further.
     Copies,
 }
