@@ -68,11 +68,10 @@ const BARE_NAMES: [&str; 21] = [
 ];
 
 /// Public names that still have users in packages outside the list.
-const NAMES_IN_USE: [(&str, &str); 7] = [
+const NAMES_IN_USE: [(&str, &str); 6] = [
     ("substrate/cluster/", "Done"),
     ("substrate/cluster/", "Party"),
     ("substrate/cluster/", "Place"),
-    ("substrate/format/", "SettledMark"),
     ("substrate/ipc/", "Taken"),
     ("substrate/ipc/", "Waited"),
     ("vfs/", "Place"),

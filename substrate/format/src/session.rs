@@ -35,7 +35,7 @@ pub const DIGEST_TURN_OFFSET: usize = 0;
 /// the log file of the record after it. Everything before may be overwritten.
 pub const DIGESTED_EVEN_OFFSET: usize = 8;
 /// Lease words: the last entry of the ledger that is synced.
-pub const LEDGER_SETTLED_OFFSET: usize = 24;
+pub const LEDGER_SYNCED_OFFSET: usize = 24;
 /// Lease words: the lease of all inodes of the preallocated range, except those whose lease has ended.
 pub const OWN_RANGE_OFFSET: usize = 32;
 /// Lease words: number of these exceptions so far. The word of the range changes after each exception is listed.

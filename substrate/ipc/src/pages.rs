@@ -12,7 +12,7 @@ use crate::words::{CommitWord, Inside, Lease, LeaseState, LeaseWord, Overflow, S
 use format::locks::LOCK_SLOTS;
 use format::session::{
     COMMIT_OFFSET, DIGEST_TURN_OFFSET, DIGESTED_EVEN_OFFSET, DIGESTED_ODD_OFFSET, ENDED_COUNT_OFFSET,
-    ENDED_MAX, ENDED_OFFSET, LEASE_WORDS_OFFSET, LEDGER_SETTLED_OFFSET, LOCK_WORDS_OFFSET, OPEN_TABLE,
+    ENDED_MAX, ENDED_OFFSET, LEASE_WORDS_OFFSET, LEDGER_SYNCED_OFFSET, LOCK_WORDS_OFFSET, OPEN_TABLE,
     OPEN_TABLE_OFFSET, OVERFLOW_OFFSET, OWN_RANGE_OFFSET, REPLICATED_ENTRY_OFFSET, REPLICATED_RECORD_OFFSET,
     REPLICATES_OFFSET, SEAL_OFFSET, SLOTS, SLOTS_OFFSET,
 };
@@ -91,7 +91,7 @@ const TURN: usize = DIGEST_TURN_OFFSET / size_of::<LongWord>();
 /// Two pairs of words, used by even and by odd turns.
 const DIGESTED: [usize; 2] =
     [DIGESTED_EVEN_OFFSET / size_of::<LongWord>(), DIGESTED_ODD_OFFSET / size_of::<LongWord>()];
-const SETTLED: usize = LEDGER_SETTLED_OFFSET / size_of::<LongWord>();
+const SYNCED: usize = LEDGER_SYNCED_OFFSET / size_of::<LongWord>();
 const ENDED: usize = ENDED_COUNT_OFFSET / size_of::<LongWord>();
 /// Places among the words about copies.
 const REPLICATED_RECORD: usize = (REPLICATED_RECORD_OFFSET - REPLICATES_OFFSET) / size_of::<LongWord>();
@@ -165,7 +165,7 @@ impl DaemonPages {
     /// Publishes the sequence up to which the ledger is synced.
     pub fn publish_synced(&self, ledger: Sequence) {
         // Release: pairs with the Acquire of the reader.
-        self.head[SETTLED].store(ledger.get(), Ordering::Release);
+        self.head[SYNCED].store(ledger.get(), Ordering::Release);
     }
 
     /// Says whether an fsync needs copies, and which record of the log and entry of the ledger all of them have.
@@ -272,7 +272,7 @@ impl DaemonView {
 
     /// Sequence up to which the ledger is synced.
     pub fn synced(&self) -> Sequence {
-        Sequence::new(self.head.read(SETTLED))
+        Sequence::new(self.head.read(SYNCED))
     }
 
     /// Whether an fsync of the log up to a record, which rests on the ledger up to an entry, needs to ask for copies.

@@ -45,7 +45,7 @@ const ITEMS_AT_ONCE: usize = 256;
 const BLOCKS_AT_ONCE: usize = 256;
 
 /// Commits of the table before the last round.
-const FLIPS_MAX: usize = 16;
+const COMMITS_MAX: usize = 16;
 
 /// A commit that is kept for as long as it is sent.
 struct Pinned {
@@ -263,7 +263,7 @@ impl Core {
     fn count_from_now(&self, node: NodeId) -> Result<(Pinned, CopyEnds), Error> {
         let mut area = self.area_for(None);
         let mut guard = self.state.lock();
-        for _ in 0..FLIPS_MAX {
+        for _ in 0..COMMITS_MAX {
             if guard.copy.ledger.pending().next().is_none() {
                 break;
             }
