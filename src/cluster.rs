@@ -68,6 +68,14 @@ pub struct Node {
     pub socket: PathBuf,
 }
 
+impl Node {
+    /// Bytes that the pool takes where it lies.
+    pub fn pool_bytes(&self) -> u64 {
+        let files = fs::read_dir(&self.pool).into_iter().flatten().flatten();
+        files.filter_map(|file| Some(file.metadata().ok()?.blocks() * 512)).sum()
+    }
+}
+
 impl std::fmt::Display for MediumKind {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
@@ -204,7 +212,7 @@ impl Cluster {
     ///
     /// # Errors
     /// The folder cannot be made, or the settings not written.
-    pub fn sync(&self, node: &Node) -> Result<()> {
+    pub fn make_socket_folder(&self, node: &Node) -> Result<()> {
         let Some(private) = node.socket.parent().filter(|private| !private.starts_with(&self.dir)) else {
             return Ok(());
         };
@@ -234,7 +242,7 @@ impl Cluster {
 
     /// After a node has ended: removes what lies outside of the cluster's folder and is of no use without a daemon, which is
     /// the folder of a socket elsewhere.
-    pub fn unsync(&self, node: &Node) {
+    pub fn remove_socket_folder(&self, node: &Node) {
         let Some(private) = node.socket.parent().filter(|private| !private.starts_with(&self.dir)) else {
             return;
         };

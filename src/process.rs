@@ -62,6 +62,17 @@ impl Process {
         (started(saved.pid)? == saved.started).then_some(saved)
     }
 
+    /// Removes its pid file and the files that exist only while the process does. If the folder was removed and made anew, the
+    /// pid file names another process by now, and all of them are that one's.
+    pub fn remove_files(&self, pid_file: &Path, others: &[&Path]) {
+        if Self::load(pid_file).as_ref() != Some(self) {
+            return;
+        }
+        for file in others.iter().chain([&pid_file]) {
+            let _ = fs::remove_file(file);
+        }
+    }
+
     /// Whether it stands still because it was sent SIGSTOP, or is traced.
     pub fn is_stopped(&self) -> bool {
         self.is_in(['T', 't'])
@@ -225,6 +236,23 @@ mod tests {
         assert_eq!(Process::load(&file), Some(this), "as files of before are");
         fs::write(&file, format!("{} {}\n", this.pid(), this.started + 1)).unwrap();
         assert_eq!(Process::load(&file), None);
+    }
+
+    #[test]
+    fn a_process_removes_its_own_files_and_not_those_of_its_successor() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, socket) = (dir.path().join("pid"), dir.path().join("socket"));
+        let this = Process::this().unwrap();
+        let other = std::os::unix::process::parent_id().cast_signed();
+        let other = Pid::from_raw(other).unwrap();
+        let other = Process { pid: other, started: started(other).unwrap() };
+        for (named, stay) in [(other, true), (this, false)] {
+            named.save(&file).unwrap();
+            fs::write(&socket, "").unwrap();
+            this.remove_files(&file, &[&socket]);
+            assert_eq!([file.exists(), socket.exists()], [stay; 2]);
+        }
+        this.remove_files(&file, &[&socket]);
     }
 
     #[test]

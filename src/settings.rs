@@ -96,12 +96,15 @@ impl WrittenNode {
         if self.pool.ends_with(here.strip_prefix(dir).unwrap_or(&here)) {
             return Ok(here);
         }
+        // If it is gone, that is what has to be told.
+        if !self.pool.exists() {
+            return Ok(self.pool.clone());
+        }
         let own = match &self.made_for {
             Some(identity) => *identity == Identity::of(folder)?,
             None => named_for(&self.pool, folder),
         };
-        // If it is gone, that is what has to be told.
-        if own || !self.pool.exists() {
+        if own {
             return Ok(self.pool.clone());
         }
         Err(Error::new(format!(

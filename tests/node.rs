@@ -278,6 +278,44 @@ fn a_new_cluster_that_cannot_start_is_taken_away_again() {
     limited(&[env!("CARGO_BIN_EXE_hearth"), "down", "--dir"], &[&within]).expect_success();
 }
 
+/// Its pool in memory lies where `rm -r` of the folder would leave it.
+#[test]
+fn a_cluster_that_is_down_is_removed_with_its_pools_and_nothing_else() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let cluster = dir.path().join("cluster");
+    let path = cluster.to_str().unwrap();
+    let hearth =
+        |command: &str, rest: &[&str]| limited(&[env!("CARGO_BIN_EXE_hearth"), command, "--dir", path], rest);
+    for nodes in ["1", "2"] {
+        let made = ["--nodes", nodes, "--medium", "memory", "--capacity", "64", "--no-mount"];
+        hearth("up", &made).expect_success();
+        let told: serde_json::Value = serde_json::from_slice(&hearth("status", &["--json"]).stdout).unwrap();
+        let pools: Vec<_> = told.as_array().unwrap().iter().map(|node| node["pool"].as_str()).collect();
+        let pools: Vec<PathBuf> = pools.into_iter().flatten().map(PathBuf::from).collect();
+        assert_eq!(pools.len().to_string(), nodes, "{told}");
+        let there = || pools.iter().filter(|pool| pool.exists()).count();
+        hearth("remove", &["--yes"]).expect_failure("node 1 is up");
+        hearth("down", &["--node", "1"]).expect_success();
+        hearth("down", &[]).expect_success();
+        let asked = hearth("remove", &[]);
+        asked.expect_failure("nothing was removed");
+        assert_eq!((asked.status.code(), there()), (Some(1), pools.len()));
+        let listed = String::from_utf8_lossy(&asked.stdout).into_owned();
+        assert!(pools.iter().all(|pool| listed.contains(pool.to_str().unwrap())), "{listed}");
+        let own = cluster.join("own");
+        if nodes == "1" {
+            std::fs::write(&own, "").unwrap();
+        }
+        hearth("remove", &["--yes"]).expect_success();
+        assert_eq!(there(), 0, "{pools:?}");
+        let left = std::fs::read_dir(&cluster).into_iter().flatten().flatten().map(|entry| entry.path());
+        assert_eq!(left.collect::<Vec<_>>(), if nodes == "1" { vec![own.clone()] } else { Vec::new() });
+        let _ = std::fs::remove_file(own);
+        assert!(nodes == "1" || !cluster.exists());
+        hearth("remove", &["--yes"]).expect_failure("there is no cluster in");
+    }
+}
+
 /// What `hearth.toml` bounds: few leases are enough for any number of files; what cannot work is refused by name.
 #[test]
 fn limits_of_the_settings_hold_from_the_next_start_on() {

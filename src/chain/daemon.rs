@@ -24,7 +24,7 @@ use format::NodeId;
 use ipc::socket::Listener;
 use ipc::{Host, SystemHost};
 use sharedfs::Standby;
-use std::fs;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -53,7 +53,8 @@ pub fn run(cluster: &Cluster, node: &Node, chain: &ChainSettings) -> Result<Exit
     let begun = begin((cluster, node, chain), listener, sender);
     let member = Arc::new(begun.inspect_err(|why| note_failure(cluster, node, &why.to_string()))?);
     let (control, commands) = (listen_for_questions(cluster, node)?, orders::listen(cluster, node)?);
-    Process::this()?.save(&cluster.pid_file(node))?;
+    let process = Process::this()?;
+    process.save(&cluster.pid_file(node))?;
     say_ready()?;
     let asked = member.clone();
     answer_status(control, move || asked.status())?;
@@ -63,12 +64,9 @@ pub fn run(cluster: &Cluster, node: &Node, chain: &ChainSettings) -> Result<Exit
     spawn("chain", move || running.run())?;
     info!(node = node.number, "holds its pool");
     let code = end((cluster, node), &member, &ends);
-    for path in [&cluster.control(node), &cluster.orders(node), &cluster.pid_file(node)] {
-        let _ = fs::remove_file(path);
-    }
-    if !kept {
-        let _ = fs::remove_file(&node.socket);
-    }
+    let (control, orders) = (cluster.control(node), cluster.orders(node));
+    let files = [&control, &orders, &node.socket].map(PathBuf::as_path);
+    process.remove_files(&cluster.pid_file(node), if kept { &files[..2] } else { &files });
     Ok(code)
 }
 

@@ -23,7 +23,6 @@ use crate::say::{self, quoted};
 use pmem::MediaError;
 use rustix::fs::statvfs;
 use std::fs;
-use std::os::unix::fs::MetadataExt;
 
 /// Adds nodes to a cluster, up to so many, with these times if it had one node. The caller keeps others from starting nodes.
 ///
@@ -90,14 +89,8 @@ fn make_nodes(grown: &mut Cluster, nodes: u32, chain: &ChainSettings, made: &mut
     grown.add_nodes(nodes, made)?;
     make_files(&grown.dir, made)?;
     Links::try_to_listen(chain.address, &key::read(&key_file(&grown.dir))?)?;
-    let full = grown.settings.nodes.iter().take(first).map(bytes_of).max().unwrap_or(0);
+    let full = grown.settings.nodes.iter().take(first).map(Node::pool_bytes).max().unwrap_or(0);
     grown.settings.nodes.iter().skip(first).try_for_each(|node| has_room(node, full))
-}
-
-/// Bytes that a pool takes where it lies.
-fn bytes_of(node: &Node) -> u64 {
-    let files = fs::read_dir(&node.pool).into_iter().flatten().flatten();
-    files.filter_map(|file| Some(file.metadata().ok()?.blocks() * 512)).sum()
 }
 
 /// Refuses a place for a pool that could not hold what it is to be a copy of.

@@ -46,6 +46,22 @@ fn keeper_pid_file(dir: &Path) -> PathBuf {
     dir.join("manager-keeper.pid")
 }
 
+/// Holds what the manager and its keeper say.
+pub fn log_file(dir: &Path) -> PathBuf {
+    dir.join("manager.log")
+}
+
+/// What lies beside the manager's folder.
+pub fn files(dir: &Path) -> [PathBuf; 3] {
+    [pid_file(dir), keeper_pid_file(dir), log_file(dir)]
+}
+
+/// Whether there is a manager, or a keeper of one.
+pub fn runs(cluster: &Cluster) -> bool {
+    let [process, keeper, _] = files(&cluster.dir);
+    [process, keeper].iter().any(|file| Process::load(file).is_some()) || answers(cluster)
+}
+
 /// Whether somebody listens at the manager's socket.
 pub fn answers(cluster: &Cluster) -> bool {
     knock(&folder(&cluster.dir).join(SOCKET_NAME)).is_ok()
@@ -70,7 +86,7 @@ pub fn start(cluster: &Cluster) -> Result<()> {
         "--lease".into(),
         chain.lease_ms.to_string().into(),
     ];
-    let log = dir.join("manager.log");
+    let log = log_file(dir);
     match run_in_background(&arguments, &log)? {
         // A command that was killed may have started one just before.
         Err(_) if answers(cluster) => Ok(()),
@@ -106,7 +122,8 @@ pub fn keep(dir: &Path, lease_ms: Option<u64>) -> Result<ExitCode> {
     let _ = rustix::process::setsid();
     let process = Arc::new(AtomicI32::new(NONE));
     end_on_signal(process.clone())?;
-    Process::this()?.save(&keeper_pid_file(dir))?;
+    let keeper = Process::this()?;
+    keeper.save(&keeper_pid_file(dir))?;
     let mut pause = PAUSE_MIN;
     let mut told = false;
     loop {
@@ -125,14 +142,14 @@ pub fn keep(dir: &Path, lease_ms: Option<u64>) -> Result<ExitCode> {
         let how = child.wait().map_err(|why| Error::new(format!("cannot wait for the manager: {why}")))?;
         let ended = process.compare_exchange(pid, NONE, Ordering::AcqRel, Ordering::Acquire).is_err();
         if ended || ends || !told {
-            let _ = fs::remove_file(keeper_pid_file(dir));
+            keeper.remove_files(&keeper_pid_file(dir), &[]);
             return Ok(if told { ExitCode::SUCCESS } else { ExitCode::FAILURE });
         }
         warn!(%how, "the cluster manager ended: starting it again");
         pause = if SystemHost.now().since(begin) > LONG { PAUSE_MIN } else { (pause * 2).min(PAUSE_MAX) };
         SystemHost.wait(&Word::new(0), 0, Some(SystemHost.now().after(pause)));
         if process.load(Ordering::Acquire) == ENDING {
-            let _ = fs::remove_file(keeper_pid_file(dir));
+            keeper.remove_files(&keeper_pid_file(dir), &[]);
             return Ok(ExitCode::SUCCESS);
         }
     }

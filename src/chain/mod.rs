@@ -21,7 +21,7 @@ pub mod waiting;
 use crate::commands::manager::{folder, key_file};
 use crate::error::Result;
 use crate::making::Made;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Makes what a new cluster of several nodes has beside their folders: a key. What its manager will make is the cluster's, too.
 ///
@@ -36,6 +36,11 @@ pub fn make_files(dir: &Path, made: &mut Made) -> Result<()> {
     if !folder(dir).exists() {
         made.file(folder(dir));
     }
-    made.file(dir.join("manager.log"));
+    made.file(manager::log_file(dir));
     Ok(())
+}
+
+/// What a cluster of several nodes has beside their folders.
+pub fn files(dir: &Path) -> impl Iterator<Item = PathBuf> {
+    [key_file(dir), folder(dir)].into_iter().chain(manager::files(dir))
 }

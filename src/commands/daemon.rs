@@ -26,7 +26,7 @@ use std::fs;
 use std::io::Write;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixListener;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
@@ -71,7 +71,8 @@ pub(super) fn run(arguments: &OneNode) -> Result<ExitCode> {
     let pool = Arc::new(pool_files(node)?);
     watch_pool(&daemon, &pool)?;
     let control = listen_for_questions(&cluster, node)?;
-    Process::this()?.save(&cluster.pid_file(node))?;
+    let process = Process::this()?;
+    process.save(&cluster.pid_file(node))?;
     say_ready()?;
     // The keeper hears first that the daemon serves: a daemon that dies after it told others so is started again.
     let asked = (cluster.clone(), node.clone(), daemon.clone());
@@ -91,12 +92,9 @@ pub(super) fn run(arguments: &OneNode) -> Result<ExitCode> {
             ExitCode::FAILURE
         }
     };
-    for path in [&cluster.control(node), &cluster.pid_file(node)] {
-        let _ = fs::remove_file(path);
-    }
-    if !kept {
-        let _ = fs::remove_file(&node.socket);
-    }
+    let control = cluster.control(node);
+    let files = [&control, &node.socket].map(PathBuf::as_path);
+    process.remove_files(&cluster.pid_file(node), if kept { &files[..1] } else { &files });
     Ok(code)
 }
 

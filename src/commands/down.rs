@@ -33,7 +33,7 @@ pub(super) fn run(arguments: &Down) -> Result<ExitCode> {
             // As after a power cut, nothing is mounted; a mount that is left has no gateway.
             take_away(&cluster, node, true)?;
         }
-        cluster.unsync(node);
+        cluster.remove_socket_folder(node);
         if let Some(stays) =
             mount.map_or_else(|why| Some(why.to_string()), |taken| stays(&cluster, node, &taken))
         {

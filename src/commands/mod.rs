@@ -10,6 +10,7 @@ pub(crate) mod manager;
 pub(crate) mod mount;
 mod move_lead;
 mod pages;
+mod remove;
 mod run;
 pub(crate) mod serve;
 mod standby;
@@ -68,6 +69,10 @@ enum Command {
     /// Exit code 0: node K leads (it may have led before); 1: refused, and the reason says whether sessions were ended; 2: it
     /// could not be asked for.
     Move(Move),
+    /// Remove a cluster that is down, with all files in it
+    ///
+    /// Without --yes it says what would be removed. Exit code 0: it is removed; 1: nothing was removed, for the reason that is told.
+    Remove(Remove),
     /// Start a stopped node
     Start(OneNode),
     /// Measure, each figure beside its floor
@@ -160,6 +165,15 @@ struct Down {
     /// Kill the daemon and every attached program at once, as a power cut does
     #[arg(long)]
     hard: bool,
+}
+
+#[derive(Debug, Args)]
+struct Remove {
+    #[command(flatten)]
+    place: Where,
+    /// Remove it; without this only what would be removed is told
+    #[arg(long)]
+    yes: bool,
 }
 
 #[derive(Debug, Args)]
@@ -380,6 +394,7 @@ pub fn run(arguments: Arguments) -> ExitCode {
     let done = match arguments.command {
         Command::Up(up) => up::run(&up),
         Command::Down(down) => down::run(&down),
+        Command::Remove(arguments) => remove::run(&arguments),
         Command::Move(arguments) => move_lead::run(&arguments),
         Command::Start(node) => up::start(&node),
         Command::Run(run) => run::run(&run),

@@ -61,8 +61,8 @@ enum Event {
     FolderRemoved,
 }
 
-/// Keeps other keepers from the node for as long as it is held.
-fn alone(cluster: &Cluster, node: &Node) -> Result<fs::File> {
+/// Keeps keepers from the node for as long as it is held.
+pub(super) fn alone(cluster: &Cluster, node: &Node) -> Result<fs::File> {
     let path = cluster.folder(node);
     let folder = fs::File::open(&path).map_err(Error::at("open", &path))?;
     if flock(&folder, FlockOperation::NonBlockingLockExclusive).is_ok() {
@@ -120,15 +120,16 @@ pub(super) fn run(arguments: &OneNode) -> Result<ExitCode> {
             let _ = fs::remove_file(path);
         }
     }
-    Process::this()?.save(&cluster.keeper_pid_file(node))?;
+    let process = Process::this()?;
+    process.save(&cluster.keeper_pid_file(node))?;
     let ended = match running {
         Some(process) => keeper.adopt(process),
         None => keeper.keep(false),
     };
-    for path in [&node.socket, &cluster.keeper_pid_file(node)] {
-        let _ = fs::remove_file(path);
+    process.remove_files(&cluster.keeper_pid_file(node), &[&node.socket]);
+    if !node.socket.exists() {
+        cluster.remove_socket_folder(node);
     }
-    cluster.unsync(node);
     ended
 }
 

@@ -274,7 +274,7 @@ pub(super) fn start_node(cluster: &Cluster, node: &Node) -> Result<Start> {
         // A daemon that just died is being started again.
         (NodeHealth::Starting { .. } | NodeHealth::Down, Some(_)) => wait_until_answered(cluster, node)?,
         (NodeHealth::Starting { .. } | NodeHealth::Down, None) => {
-            cluster.sync(node)?;
+            cluster.make_socket_folder(node)?;
             let started = wait_until_ready(cluster, node, &["serve"], "serve.log");
             // A command that was killed may have started a keeper just before.
             if started.is_err() && Process::load(&cluster.keeper_pid_file(node)).is_some() {
