@@ -6,6 +6,7 @@ mod assise_local;
 use assise_local::operations::{CREATE, open, read, write};
 use assise_local::trees::{at, process};
 use assise_local::{Local, Node, tiny};
+use format::Name;
 use ipc::{Host, Join, Time, Waited, Word};
 use libfs::{Attachment, Connector, Error, FIRST_WAIT, LibFs, Limits};
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use vfs::Caller;
 use vfs::conformance::{Actor, Answer, Call};
+use vfs::engine::{Access, Engine, Step};
 
 /// A program that does not hear the answers to its first greetings of another daemon.
 struct Deaf {
@@ -155,4 +157,29 @@ fn a_session_that_used_up_its_numbers_hands_over_files_and_locks() {
     }
     assert_eq!(one.call(&Call::Flock { slot: 1, kind: 0 }), Answer::Done);
     assert_eq!(two.call(&Call::Flock { slot: 0, kind: 2 }), Answer::Done);
+}
+
+/// A thread whose call began before the process became another user.
+#[test]
+fn a_file_is_not_opened_for_writing_by_the_right_of_a_user_that_the_session_is_not_of() {
+    let node = Node::new(tiny());
+    let user = Caller { uid: 1002, gid: 1002, groups: Vec::new() };
+    let of = |caller: &Caller| {
+        let local = Arc::new(Local::new(node.clone(), caller.clone()));
+        Arc::new(LibFs::new(node.host.clone(), local, Limits::default()).expect("the daemon runs"))
+    };
+    let made = process(of(&Caller::ROOT), 1).call(&open(0, "f", CREATE));
+    assert!(!matches!(made, Answer::Failed(_)), "{made}");
+    let libfs = of(&user);
+    let root = libfs.root().expect("everybody may").inode;
+    let name = Name::new(b"f").expect("a name");
+    let mut found = Vec::new();
+    libfs.walk(&user, root, &[Step::Child(name)], &mut found).expect("everybody may search");
+    let inode = found.last().expect("it is there").inode;
+    let (read, write) = (Access { read: true, write: false }, Access { read: true, write: true });
+    assert!(matches!(libfs.open(&user, inode, write, false), Err(vfs::Error::Denied)));
+    for (access, truncate) in [(write, false), (read, true)] {
+        let opened = libfs.open(&Caller::ROOT, inode, access, truncate);
+        assert!(matches!(opened, Err(vfs::Error::Restart)), "{opened:?}");
+    }
 }

@@ -72,21 +72,18 @@ impl Tree {
             client.vfs.set_caller(now.0, now.1);
             return Ok(());
         }
-        let engine = client.vfs.engine();
-        let from = held.len();
-        held.extend(open_files());
         let id = self.owner.load(Ordering::Relaxed);
         let owner = Some(LockOwner::Process { id, pid: crate::raw::process().unsigned_abs() });
-        let mut files = vec![Given { inode: InodeNumber::NONE, access: Access::default(), owner }];
-        files.extend(held[from..].iter().map(|held| given(open_of(&held.handle()))));
-        match engine.share(&files, true) {
-            Ok(liveness) => engine.begin_anew(liveness.number, &files).map_err(errno_of)?,
-            // If the daemon does not know these files any more, they cannot be shared: each is opened anew by its path
-            // when it is used.
-            Err(_) => {
-                engine.begin_anew(0, &[]).map_err(errno_of)?;
-                self.era.fetch_add(1, Ordering::Relaxed);
-            }
+        let mut listed = || {
+            let from = held.len();
+            held.extend(open_files());
+            let mut files = vec![Given { inode: InodeNumber::NONE, access: Access::default(), owner }];
+            files.extend(held[from..].iter().map(|held| given(open_of(&held.handle()))));
+            files
+        };
+        if !client.vfs.engine().become_user(&mut listed).map_err(errno_of)? {
+            // The daemon does not know these files any more: each is opened anew by its path when it is used.
+            self.era.fetch_add(1, Ordering::Relaxed);
         }
         client.vfs.set_caller(now.0, now.1);
         Ok(())

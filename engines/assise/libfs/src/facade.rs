@@ -35,6 +35,10 @@ impl State {
         access: Access,
         truncate: bool,
     ) -> Step<(Handle, Attributes)> {
+        if access.write || truncate {
+            // Its records will be the session's.
+            self.acts_as(caller)?;
+        }
         let index = self.pinned(node)?;
         self.hold(index, LEASE_READ)?;
         access::open(caller, &self.attributes(index), access, truncate)?;

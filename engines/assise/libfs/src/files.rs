@@ -4,11 +4,13 @@
 
 use crate::need::Step;
 use crate::nodes::NodeIndex;
+use crate::share::Given;
 use crate::state::State;
 use format::InodeNumber;
 use format::call::LEASE_READ;
 use format::session::WORD_OWN_RANGE;
 use ipc::sync::{Ordering, fence};
+use std::collections::HashMap;
 use vfs::engine::{Access, Handle};
 
 /// Nodes looked at in one search for those that nobody uses.
@@ -27,16 +29,76 @@ pub(crate) struct OpenFile {
     pub node: NodeIndex,
     pub access: Access,
     serial: u32,
+    /// The user of the process, by count, whose session has the right to this file.
+    user: u32,
+}
+
+/// What a list of files gives, by inode.
+#[derive(Default)]
+struct Rights(HashMap<InodeNumber, Access>);
+
+impl Rights {
+    fn of(list: &[Given]) -> Self {
+        let mut rights = Self::default();
+        for given in list {
+            rights.add(given.inode, given.access);
+        }
+        rights
+    }
+
+    fn include(&self, inode: InodeNumber, access: Access) -> bool {
+        let found = self.0.get(&inode);
+        found.is_some_and(|found| found.read >= access.read && found.write >= access.write)
+    }
+
+    /// True if they did not include it.
+    fn add(&mut self, inode: InodeNumber, access: Access) -> bool {
+        let is_new = !self.include(inode, access);
+        let found = self.0.entry(inode).or_default();
+        (found.read, found.write) = (found.read || access.read, found.write || access.write);
+        is_new
+    }
 }
 
 impl State {
-    /// An open file.
+    /// An open file that the session may use. A file that did not come along when the process changed its user is stale: a record
+    /// without the right to it would end the session.
     #[inline]
     pub fn file(&self, handle: Handle) -> Step<OpenFile> {
+        match self.file_of(handle) {
+            Some(file) if file.user == self.user => Ok(file),
+            Some(_) => Err(vfs::Error::Stale.into()),
+            None => Err(vfs::Error::BadDescriptor.into()),
+        }
+    }
+
+    #[inline]
+    fn file_of(&self, handle: Handle) -> Option<OpenFile> {
         let (index, serial) = (handle.get() as u32 as usize, (handle.get() >> 32) as u32);
-        match self.files.get(index).copied().flatten() {
-            Some(file) if file.serial == serial => Ok(file),
-            _ => Err(vfs::Error::BadDescriptor.into()),
+        self.files.get(index).copied().flatten().filter(|file| file.serial == serial)
+    }
+
+    /// Adds the open files that are not in a list: those of threads that do not know yet that they have opened one.
+    pub fn add_unlisted(&self, list: &mut Vec<Given>) {
+        let mut rights = Rights::of(list);
+        for file in self.files.iter().flatten() {
+            let (inode, access) = (self.nodes.get(file.node).inode, file.access);
+            if rights.add(inode, access) {
+                list.push(Given { inode, access, owner: None });
+            }
+        }
+    }
+
+    /// Another user goes on with the files in a list, and with no other.
+    pub fn go_on_with(&mut self, list: &[Given]) {
+        self.user = self.user.wrapping_add(1);
+        let rights = Rights::of(list);
+        for place in 0..self.files.len() {
+            let Some(file) = self.files[place] else { continue };
+            let inode = self.nodes.get(file.node).inode;
+            if rights.include(inode, file.access) {
+                self.files[place] = Some(OpenFile { user: self.user, ..file });
+            }
         }
     }
 
@@ -54,7 +116,7 @@ impl State {
         });
         self.serial = self.serial.wrapping_add(1);
         let serial = self.serial;
-        self.files[index as usize] = Some(OpenFile { node, access, serial });
+        self.files[index as usize] = Some(OpenFile { node, access, serial, user: self.user });
         self.nodes.get_mut(node).opens += 1;
         if self.nodes.get(node).open_place.is_none() {
             self.enter_open_table(node);
@@ -81,7 +143,7 @@ impl State {
 
     /// Closes; gives the node back for [`Self::drop_if_unused`].
     pub fn remove_file(&mut self, handle: Handle) -> Option<NodeIndex> {
-        let file = self.file(handle).ok()?;
+        let file = self.file_of(handle)?;
         let index = handle.get() as u32;
         self.files[index as usize] = None;
         self.files_free.push(index);
@@ -184,5 +246,41 @@ impl State {
         self.trim_above = if found < TRIM_PLACES / 8 { count + count / 16 } else { 0 };
         self.giving_back.extend(given_back.iter().map(|given| given.inode));
         given_back
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::need::Stop;
+    use ipc::SystemHost;
+    use std::sync::Arc;
+
+    const READ: Access = Access { read: true, write: false };
+    const WRITE: Access = Access { read: false, write: true };
+
+    #[test]
+    fn another_user_goes_on_with_the_files_that_came_along_and_no_others() {
+        let mut state = State::new(Arc::new(SystemHost), 16);
+        let mut open = |inode: u64, access: Access| {
+            let node = state.nodes.enter(InodeNumber::new(inode));
+            state.add_file(node, access)
+        };
+        let listed = open(5, READ);
+        let [unlisted, same_inode] = [open(6, WRITE), open(5, WRITE)];
+        let mut list = vec![Given { inode: InodeNumber::new(5), access: READ, owner: None }];
+        state.add_unlisted(&mut list);
+        let given: Vec<_> = list.iter().map(|given| (given.inode.get(), given.access)).collect();
+        assert_eq!(given, [(5, READ), (6, WRITE), (5, WRITE)]);
+        // The last one is left out, as where there are more than a request takes.
+        state.go_on_with(&list[..2]);
+        assert!(state.file(listed).is_ok() && state.file(unlisted).is_ok());
+        let refused = |stop: Step<OpenFile>| matches!(stop, Err(Stop::Failed(vfs::Error::Stale)));
+        assert!(refused(state.file(same_inode)), "its records would end the session");
+        assert!(state.remove_file(same_inode).is_some(), "it is closed all the same");
+        assert!(matches!(state.file(same_inode), Err(Stop::Failed(vfs::Error::BadDescriptor))));
+        let node = state.nodes.enter(InodeNumber::new(7));
+        let later = state.add_file(node, WRITE);
+        assert!(state.file(later).is_ok());
     }
 }

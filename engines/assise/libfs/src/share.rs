@@ -121,22 +121,46 @@ impl LibFs {
         Err(vfs::Error::Io)
     }
 
-    /// The process is another user's from now on: goes on in a session of that one, with these files, which it gave away
-    /// under this number, and nothing else.
+    /// The process is another user's from now on: it goes on in a session of that user with its open files. `listed` gives those
+    /// that the process knows of; what its threads are opening meanwhile comes along, too.
+    ///
+    /// False if the daemon does not know the files any more: the session has none of them, and each is to be opened anew.
     ///
     /// # Errors
     /// `Io`: the daemon is gone, or lets nobody in.
-    pub fn begin_anew(&self, number: u64, files: &[Given]) -> vfs::engine::Result<()> {
-        self.state().leave_for(number);
-        self.attach()?;
-        let mut state = self.state();
-        for inode in files.iter().map(|file| file.inode).filter(|_| number != 0) {
-            if let Some(index) = state.nodes.find(inode) {
-                // The references came, too: they are given back by whoever closes last.
-                state.nodes.get_mut(index).referenced = true;
+    pub fn become_user(&self, mut listed: impl FnMut() -> Vec<Given>) -> vfs::engine::Result<bool> {
+        for _ in 0..self.limits.attempts {
+            let mut files = listed();
+            let opened = {
+                let state = self.state();
+                state.add_unlisted(&mut files);
+                state.serial
+            };
+            files.truncate(SHARE_FILES_MAX);
+            // Held until the next session has come for the files.
+            let shared = self.share(&files, true);
+            let mut state = self.state();
+            if shared.is_ok() && state.serial != opened {
+                continue;
             }
+            let number = shared.as_ref().map_or(0, |shared| shared.number);
+            if number == 0 {
+                files.clear();
+            }
+            state.leave_for(number);
+            state.go_on_with(&files);
+            drop(state);
+            self.attach()?;
+            let mut state = self.state();
+            for inode in files.iter().map(|file| file.inode) {
+                if let Some(index) = state.nodes.find(inode) {
+                    // The references came, too: they are given back by whoever closes last.
+                    state.nodes.get_mut(index).referenced = true;
+                }
+            }
+            return Ok(number != 0);
         }
-        Ok(())
+        Err(vfs::Error::Io)
     }
 
     /// Others have the description open, too, or the owner is older than this program: its end here is told to

@@ -173,6 +173,8 @@ pub(crate) struct State {
     pub files_free: Vec<u32>,
     pub files_max: usize,
     pub serial: u32,
+    /// How often the process went on as another user.
+    pub user: u32,
     pub open_places: Vec<u16>,
     /// Nodes with records that are not digested.
     dirty: VecDeque<NodeIndex>,
@@ -220,6 +222,7 @@ impl State {
             files_free: Vec::new(),
             files_max,
             serial: 0,
+            user: 0,
             open_places: open_places(),
             dirty: VecDeque::new(),
             give_back: Vec::new(),
