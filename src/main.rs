@@ -19,6 +19,7 @@ mod operations;
 mod presence;
 mod process;
 mod program;
+mod programs;
 mod say;
 mod settings;
 mod status;

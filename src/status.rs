@@ -59,6 +59,9 @@ pub struct NodeStatus {
     pub inodes: u64,
     /// Root commits since the pool was made.
     pub commits: u64,
+    /// Requests of programs since the daemon started.
+    #[serde(default)]
+    pub requests: u64,
     /// What is attached.
     pub programs: Vec<ProgramStatus>,
     /// What is kept for processes that may come for it: open files that were given to a child or over an exec, or that

@@ -235,6 +235,28 @@ fn writers_without_a_pause_are_measured_in_the_tree_and_on_a_tmpfs() {
     }
 }
 
+/// Those that every machine of ours has; a mount only where it may be.
+#[test]
+fn programs_are_measured_through_both_doors_beside_a_tmpfs() {
+    let rows = ["make", "untar", "cp", "rm"];
+    let told = limited(
+        &[env!("CARGO_BIN_EXE_hearth")],
+        &["bench", "programs", "--json", "--rounds", "1", "--only", &rows.join(",")],
+    );
+    let lines: serde_json::Value = serde_json::from_str(&told.expect_success()).unwrap();
+    let lines = lines.as_array().unwrap();
+    let names: Vec<_> = lines.iter().map(|line| line["row"].as_str().unwrap()).collect();
+    assert_eq!(names, rows);
+    for line in lines {
+        for place in [Some(&line["tmpfs"]), Some(&line["library"]), line.get("mount")].into_iter().flatten() {
+            assert!(place["failed"] == 0 && place["seconds"].as_f64().unwrap() > 0.0, "{line}");
+        }
+        assert!(line["library"]["requests"].as_u64().unwrap() > 0, "the daemon is asked for files: {line}");
+    }
+    let wrong = limited(&[env!("CARGO_BIN_EXE_hearth")], &["bench", "programs", "--only", "no-such-program"]);
+    wrong.expect_failure("no-such-program");
+}
+
 /// As every program: SIGPIPE ends it, and a shell says 141.
 #[test]
 fn a_reader_that_goes_away_ends_a_command_quietly() {

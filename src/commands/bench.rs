@@ -16,6 +16,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{ExitCode, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Data that the measurement's pool may hold, in MiB.
 const CAPACITY_MIB: u64 = 1024;
@@ -273,7 +274,9 @@ struct Scratch(PathBuf);
 
 impl Scratch {
     fn new() -> Result<Self> {
-        let path = PathBuf::from(format!("/dev/shm/hearth-bench-{}", std::process::id()));
+        static MADE: AtomicU32 = AtomicU32::new(1);
+        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        let path = PathBuf::from(format!("/dev/shm/hearth-bench-{}-{number}", std::process::id()));
         fs::create_dir(&path).map_err(Error::at("make", &path))?;
         Ok(Self(path))
     }

@@ -404,6 +404,7 @@ fn status(cluster: &Cluster, node: &Node, daemon: &Daemon, failure: Option<Strin
         blocks_available: Some(daemon.free_blocks(rustix::process::geteuid().as_raw())),
         inodes: usage.inodes,
         commits: daemon.commit().get(),
+        requests: daemon.requests(),
         programs,
         estates: daemon.estates() as u64,
         references: daemon.references() as u64,

@@ -10,6 +10,7 @@ pub(crate) mod manager;
 pub(crate) mod mount;
 mod move_lead;
 mod pages;
+mod programs;
 mod remove;
 mod run;
 pub(crate) mod serve;
@@ -296,6 +297,10 @@ enum Benches {
     Ops(Ops),
     /// Overwrite, append, replace and commit without a pause: rates and stalls beside tmpfs, in three rounds
     Sustained(Sustained),
+    /// SQLite, RocksDB, git, compilers, tar, rsync and so on, those that are here, through library and mount beside tmpfs
+    ///
+    /// Exit code 1: a program failed, or its result was wrong.
+    Programs(Programs),
 }
 
 #[derive(Debug, Args)]
@@ -352,6 +357,21 @@ struct Sustained {
     only: Vec<String>,
 }
 
+#[derive(Debug, Args)]
+struct Programs {
+    #[command(flatten)]
+    bench: Bench,
+    /// A folder of a further file system that is measured beside
+    #[arg(long, value_name = "DIR")]
+    beside: Option<PathBuf>,
+    /// Rounds
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    rounds: u32,
+    /// Only these programs
+    #[arg(long, value_name = "ROW", value_delimiter = ',', value_parser = programs::row_names())]
+    only: Vec<String>,
+}
+
 #[derive(Debug, Subcommand)]
 enum FloorParty {
     /// Sends what the program stores to the replica
@@ -405,6 +425,7 @@ pub fn run(arguments: Arguments) -> ExitCode {
         Command::Bench(Benches::Latency(latency)) => syncs::latency(&latency),
         Command::Bench(Benches::Ops(ops)) => bench::ops(&ops),
         Command::Bench(Benches::Sustained(arguments)) => sustained::sustained(&arguments),
+        Command::Bench(Benches::Programs(arguments)) => programs::programs(&arguments),
         Command::Measure(measure) => bench::measure(&measure),
         Command::Floor(party) => syncs::floor(&party),
         Command::Status(status) => status::run(&status),

@@ -218,6 +218,7 @@ impl Daemon {
             state: Lock::new(host.clone(), left),
             area: Lock::new(host.clone(), area),
             batch_of: LongWord::new(0),
+            requests: LongWord::new(0),
             batch_awaited: Word::new(0),
             questions: Lock::new(host.clone(), Questions::default()),
             parking: Lock::new(host.clone(), Parking::default()),

@@ -2,6 +2,7 @@
 
 use crate::daemon::Daemon;
 use format::{CommitNumber, InodeNumber, LogUid};
+use ipc::sync::Ordering;
 
 /// A session as a person sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +56,11 @@ impl Daemon {
     pub fn free_blocks(&self, uid: u32) -> u64 {
         let state = self.core().state.lock();
         state.room.free_blocks_of(uid, &state.copy.free)
+    }
+
+    /// Requests of programs since the daemon started.
+    pub fn requests(&self) -> u64 {
+        self.core().requests.load(Ordering::Relaxed)
     }
 
     /// The last root commit.

@@ -8,6 +8,7 @@ use crate::state::Core;
 use ccnvm::SessionId;
 use format::call::{CallKind, Status};
 use ipc::Error as IpcError;
+use ipc::sync::Ordering;
 use std::sync::Arc;
 
 /// What a call gives: a status, and the body of the response.
@@ -96,6 +97,7 @@ impl Core {
         loop {
             match shared.ring.next(None) {
                 Ok(taken) => {
+                    self.requests.fetch_add(1, Ordering::Relaxed);
                     if taken.kind == CallKind::Recalls as u16 {
                         patience = Patience::Refuses;
                     }

@@ -144,6 +144,8 @@ pub(crate) struct Core {
     pub area: Lock<Area>,
     /// The session whose log the batch in preparation is of; 0 for none.
     pub batch_of: LongWord,
+    /// Requests that came through rings.
+    pub requests: LongWord,
     /// Calls that wait for the area, other than for the digest of that log: the batch ends soon for them.
     pub batch_awaited: Word,
     /// Calls that wait for a lock.
