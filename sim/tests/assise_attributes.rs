@@ -6,11 +6,12 @@ mod assise_local;
 use assise_local::trees::{at, process};
 use assise_local::{Node, tiny};
 use format::Name;
+use format::call::CallKind;
 use libfs::{LibFs, Limits};
 use std::io::IoSlice;
 use std::sync::Arc;
 use vfs::conformance::{Actor, Answer, Call};
-use vfs::engine::{Access, Allocate, At, Attributes, Created, Extent, New, NewType, Step, Target};
+use vfs::engine::{Access, Allocate, At, Attributes, Changes, Created, Extent, New, NewType, Step, Target};
 use vfs::{Caller, Engine, Error};
 
 const PATHS: [&str; 7] = ["", "d", "e", "d/a", "d/b", "b", "e/d"];
@@ -134,5 +135,69 @@ fn after_the_digest_the_blocks_of_a_file_are_those_that_it_has() {
     own.close(handle);
     own.forget(&[file.inode, root]);
     drop(own);
+    node.tidy();
+}
+
+/// What unpacks many files and looks at each again asks for none of them.
+#[test]
+fn a_file_that_was_written_as_a_whole_has_its_blocks_without_a_question() {
+    let node = Node::new(tiny());
+    let (own, local) = node.attach(Caller::ROOT, Limits::default());
+    let root = own.root().unwrap().inode;
+    let both = Access { read: true, write: true };
+    let new = New { kind: NewType::Regular(Some(both)), mode: 0o600, exclusive: true };
+    /// Offsets and bytes of the writes, a size at the end, and whether the area has to be asked.
+    type Written<'a> = (&'a [(u64, usize)], Option<u64>, bool);
+    let files: [Written<'_>; 8] = [
+        (&[], None, false),
+        (&[(0, 1)], None, false),
+        (&[(0, 4096), (4096, 4096)], None, false),
+        (&[(0, 5000), (5000, 5000), (100, 300)], None, false),
+        (&[(0, 9000)], Some(5000), false),
+        (&[(8192, 100)], None, true),
+        (&[(0, 100)], Some(9000), true),
+        (&[(0, 9000)], Some(0), false),
+    ];
+    let mut made = Vec::new();
+    for (number, (writes, size, asked)) in files.into_iter().enumerate() {
+        let name = format!("f{number}");
+        let created = own.create(&Caller::ROOT, root, Name::new(name.as_bytes()).unwrap(), &new).unwrap();
+        let Created::New(file, Some(handle)) = created else { panic!("it was to be made and opened") };
+        for (offset, bytes) in writes {
+            let data = vec![1; *bytes];
+            own.write(&Caller::ROOT, handle, At::Offset(*offset), &[IoSlice::new(&data)]).unwrap();
+        }
+        if size.is_some() {
+            let changes = Changes { size, ..Changes::default() };
+            own.setattr(&Caller::ROOT, Target::Open(handle), &changes).unwrap();
+        }
+        made.push((name, file.inode, handle, asked));
+    }
+    // This digests.
+    own.extents(made[1].2, 0, Extent::Data).unwrap();
+    let mut known = Vec::new();
+    for (name, inode, _, asked) in &made {
+        let before = local.counts.of(CallKind::Lease);
+        known.push(own.getattr(Target::Node(*inode)).unwrap().blocks);
+        let calls = local.counts.of(CallKind::Lease) - before;
+        assert_eq!(calls, u64::from(*asked), "{name}");
+    }
+    for (_, inode, handle, _) in &made {
+        own.close(*handle);
+        own.forget(&[*inode]);
+    }
+    own.forget(&[root]);
+    drop(own);
+    let other = node.attach(Caller::ROOT, Limits::default()).0;
+    let root = other.root().unwrap().inode;
+    for ((name, ..), known) in made.iter().zip(known) {
+        let mut found = Vec::new();
+        let step = Step::Child(Name::new(name.as_bytes()).unwrap());
+        other.walk(&Caller::ROOT, root, &[step], &mut found).unwrap();
+        assert_eq!(found[0].blocks, known, "{name}");
+        other.forget(&[found[0].inode]);
+    }
+    other.forget(&[root]);
+    drop(other);
     node.tidy();
 }

@@ -7,7 +7,7 @@ use crate::overlay::{Overlay, Pool};
 use crate::words::Held;
 use format::node::InodeItem;
 use format::record::FileType;
-use format::{InodeNumber, Sequence};
+use format::{BLOCK_BYTES, InodeNumber, Sequence};
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
@@ -169,10 +169,19 @@ impl Node {
     pub fn purge(&mut self, pool: &mut Pool, digested: Sequence) -> bool {
         match &mut self.body {
             Body::File { overlay, extents } => {
+                let created = self.created > Sequence::new(0) && self.created <= digested;
+                let area_has_none = self.item.blocks.get() == 0 && !self.blocks_moved;
+                let blocks = if area_has_none { overlay.blocks_of_new_file(pool) } else { None };
                 let purged = overlay.purge(pool, digested);
-                if purged || (self.created > Sequence::new(0) && self.created <= digested) {
+                if purged || created {
                     extents.clear();
-                    self.blocks_moved |= purged || self.item.size.get() > 0;
+                    let full = self.item.size.get().div_ceil(BLOCK_BYTES as u64);
+                    match blocks {
+                        Some(_) if !purged => {}
+                        // Written as a whole and without a hole: the area need not be asked.
+                        Some(blocks) if overlay.is_empty() && blocks == full => self.item.blocks.set(full),
+                        _ => self.blocks_moved |= purged || self.item.size.get() > 0,
+                    }
                 }
             }
             Body::Directory(directory) => directory.purge(digested),

@@ -142,6 +142,11 @@ impl Overlay {
         counted + self.taken
     }
 
+    /// Blocks of a file of which the area has nothing; none if some may be counted twice.
+    pub fn blocks_of_new_file(&self, pool: &Pool) -> Option<u64> {
+        (self.taken == 0).then(|| self.blocks_beside_area(pool))
+    }
+
     /// A range was reserved.
     pub fn note_reserved(&mut self, start: u64, end: u64) {
         self.taken += end.div_ceil(BLOCK_BYTES as u64) - start / BLOCK_BYTES as u64;
