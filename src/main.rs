@@ -22,6 +22,7 @@ mod program;
 mod programs;
 mod say;
 mod settings;
+mod spare;
 mod status;
 mod sustained;
 mod syncs;

@@ -307,3 +307,49 @@ fn up_returns_when_the_tree_of_the_node_that_leads_is_mounted() {
     assert_eq!(node.run(&["cat", &node.path("file")]), "seen");
     node.hearth(&["umount"]);
 }
+
+/// A process whose command line has these words, other than one.
+fn process_with(words: &[&str], other: i32) -> Option<i32> {
+    let of = |pid: i32| {
+        let line = read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let line: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
+        words.iter().all(|word| line.contains(&word.as_bytes()))
+    };
+    let numbers = std::fs::read_dir("/proc").unwrap().flatten();
+    let mut numbers = numbers.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    numbers.find(|pid| *pid != other && of(*pid))
+}
+
+/// What takes long is loaded before it is needed, so that a copy whose daemon died is silent for milliseconds.
+#[test]
+fn a_daemon_of_several_that_dies_is_replaced_by_one_that_was_ready() {
+    let node = Node::several(2);
+    // One that has begun is called so still.
+    let spare =
+        |number: &str, begun: i32| process_with(&["daemon", node.dir(), "--node", number, "--spare"], begun);
+    let daemon = |number: &str| -> i32 {
+        let file = std::fs::read_to_string(format!("{}/node-{number}/serve.pid", node.dir()));
+        file.ok().and_then(|text| text.split(' ').next()?.parse().ok()).unwrap_or_default()
+    };
+    for number in ["2", "1"] {
+        let mut before = daemon(number);
+        for round in 1..=3 {
+            let mut ready = None;
+            until("a spare is there", || {
+                ready = spare(number, before);
+                ready.is_some()
+            });
+            if round == 3 {
+                harness::kill(ready.unwrap());
+            }
+            harness::kill(before);
+            until("another daemon serves", || ![before, 0].contains(&daemon(number)));
+            if round < 3 {
+                assert_eq!(Some(daemon(number)), ready, "node {number}, round {round}");
+            }
+            before = daemon(number);
+        }
+    }
+    node.hearth(&["down"]);
+    until("no spare is left", || spare("1", 0).is_none() && spare("2", 0).is_none());
+}

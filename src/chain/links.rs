@@ -77,6 +77,15 @@ impl Links {
     }
 }
 
+/// Loads what is needed to listen at an address, which takes long the first time in a process.
+///
+/// # Errors
+/// The machine has no such address or no libfabric.
+pub fn prepare(address: IpAddr) -> Result<()> {
+    let prepared = Fabric::tcp(&address.to_string()).prepare();
+    prepared.map_err(|why| Error::new(format!("cannot listen for other nodes at {address}: {why}")))
+}
+
 /// Listens at an address of this machine, at a free port.
 fn listen(address: IpAddr, secret: &Secret, node: NodeId) -> Result<(Endpoint, Listener)> {
     let why = |why: &dyn std::fmt::Display| {

@@ -3,15 +3,16 @@
 //! Its socket is its standard input, if that is one that listens (a keeper holds it over the deaths of daemons), else its
 //! own. That of a cluster of several nodes is [`crate::chain::daemon`].
 
-use super::OneNode;
 use super::serve::ENVIRONMENT_RESTARTS;
 use super::up::say_ready;
+use super::{DaemonArguments, OneNode};
 use crate::chain::settings::PoolShape;
 use crate::cluster::{Cluster, MediumKind, Node};
 use crate::error::{Error, Result};
 use crate::mountpoint;
 use crate::presence::Presence;
 use crate::process::Process;
+use crate::spare;
 use crate::status::{NodeStatus, ProgramStatus};
 use format::{BLOCK_BYTES, InodeNumber, LogUid, PoolUid, Sequence};
 use ipc::socket::Listener;
@@ -40,12 +41,21 @@ const LEDGER: &str = "ledger";
 const TREE: &str = "tree";
 /// How often the daemon looks whether its pool was removed.
 const POOL_LOOK: Duration = Duration::from_millis(500);
-pub(super) fn run(arguments: &OneNode) -> Result<ExitCode> {
+
+pub(super) fn run(arguments: &DaemonArguments) -> Result<ExitCode> {
     super::speak();
     super::abort_on_panic();
     raise_descriptors();
-    let cluster = arguments.place.cluster()?;
-    let node = cluster.node(arguments.node)?;
+    let OneNode { place, node } = &arguments.node;
+    let mut cluster = place.cluster()?;
+    if arguments.spare {
+        if !spare::wait(&cluster, cluster.node(*node)?)? {
+            return Ok(ExitCode::SUCCESS);
+        }
+        // The settings may have changed since.
+        cluster = place.cluster()?;
+    }
+    let node = cluster.node(*node)?;
     if let Some(chain) = &cluster.settings.chain {
         return crate::chain::daemon::run(&cluster, node, chain);
     }

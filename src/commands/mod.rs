@@ -86,7 +86,7 @@ enum Command {
     /// Keep a node up in the foreground: run its daemon, and start it again when it dies (`up` does this for you)
     Serve(OneNode),
     /// Run a node's daemon in the foreground, with no keeper; the socket may come as standard input
-    Daemon(OneNode),
+    Daemon(DaemonArguments),
     /// Run the embedded cluster manager in the foreground: for clusters of several nodes
     Manager(manager::Arguments),
     /// What the cluster manager knows, and who is out
@@ -202,6 +202,15 @@ struct OneNode {
     /// The node
     #[arg(long, value_name = "K", default_value_t = 1)]
     node: u32,
+}
+
+#[derive(Debug, Args)]
+struct DaemonArguments {
+    #[command(flatten)]
+    node: OneNode,
+    /// Wait until the keeper sends the socket over standard input
+    #[arg(long, hide = true)]
+    spare: bool,
 }
 
 #[derive(Debug, Args)]

@@ -16,6 +16,7 @@ use crate::cluster::{Cluster, Node};
 use crate::error::{Error, Result};
 use crate::presence::Presence;
 use crate::process::Process;
+use crate::spare::Spare;
 use ipc::{Host, SystemHost, Word};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{FlockOperation, flock};
@@ -25,7 +26,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::fs;
 use std::io::Read;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
@@ -96,6 +97,8 @@ struct Keeper<'a> {
     listener: Option<OwnedFd>,
     events: Receiver<Event>,
     sender: Sender<Event>,
+    /// Of a node of several: takes the place of the daemon when that dies.
+    spare: Option<Spare>,
     /// Daemons that died while they served.
     restarts: u64,
 }
@@ -111,7 +114,8 @@ pub(super) fn run(arguments: &OneNode) -> Result<ExitCode> {
     let (sender, events) = channel();
     forward_signals(sender.clone())?;
     tell_when_removed(&cluster.folder(node), sender.clone())?;
-    let mut keeper = Keeper { cluster: &cluster, node, listener: None, events, sender, restarts: 0 };
+    let mut keeper =
+        Keeper { cluster: &cluster, node, listener: None, events, sender, spare: None, restarts: 0 };
     let running = Process::load(&cluster.pid_file(node)).and_then(|daemon| daemon.descriptor());
     if running.is_none() {
         keeper.listen()?;
@@ -209,6 +213,7 @@ impl Keeper<'_> {
                         say_ready()?;
                         told = true;
                     }
+                    self.keep_a_spare();
                     let since = SystemHost.now();
                     let Event::Ended(how) = self.next() else { return self.end(&running) };
                     self.restarts += 1;
@@ -238,21 +243,18 @@ impl Keeper<'_> {
     }
 
     /// Starts a daemon, and the threads that tell of it.
-    fn start(&self) -> Result<Running> {
-        let program =
-            std::env::current_exe().map_err(|why| Error::new(format!("cannot find this program: {why}")))?;
-        let socket =
-            self.listener.as_ref().expect("the keeper listens before it starts a daemon").try_clone();
-        let socket = socket.map_err(|why| Error::new(format!("cannot pass the socket on: {why}")))?;
-        let mut child = Command::new(&program)
-            .arg("daemon")
-            .args([Path::new("--dir"), &self.cluster.dir])
-            .args(["--node", &self.node.number.to_string()])
-            .env(ENVIRONMENT_RESTARTS, self.restarts.to_string())
-            .stdin(Stdio::from(socket))
-            .stdout(Stdio::piped())
-            .spawn()
-            .map_err(Error::at("run", &program))?;
+    fn start(&mut self) -> Result<Running> {
+        let socket = self.listener.as_ref().expect("the keeper listens before it starts a daemon");
+        let mut child = match self.spare.take().and_then(|spare| spare.begin(socket.as_fd())) {
+            Some(child) => child,
+            None => {
+                let socket = socket.try_clone();
+                let socket = socket.map_err(|why| Error::new(format!("cannot pass the socket on: {why}")))?;
+                let mut command = self.command(self.restarts)?;
+                let child = command.stdin(Stdio::from(socket)).stdout(Stdio::piped()).spawn();
+                child.map_err(|why| Error::new(format!("cannot start a daemon: {why}")))?
+            }
+        };
         // It is not waited for yet, so the number is its own.
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).expect("a child has a number");
         let process = pidfd_open(pid, PidfdFlags::empty())
@@ -260,6 +262,30 @@ impl Keeper<'_> {
         let sender = self.sender.clone();
         spawn("daemon", move || watch(&mut child, &sender))?;
         Ok(Running { process })
+    }
+
+    /// The command of a daemon before which so many died.
+    fn command(&self, restarts: u64) -> Result<Command> {
+        let program =
+            std::env::current_exe().map_err(|why| Error::new(format!("cannot find this program: {why}")))?;
+        let mut command = Command::new(&program);
+        command.arg("daemon").args([Path::new("--dir"), &self.cluster.dir]);
+        command.args(["--node", &self.node.number.to_string()]);
+        command.env(ENVIRONMENT_RESTARTS, restarts.to_string());
+        Ok(command)
+    }
+
+    /// A daemon alone starts in milliseconds; one of several loads libraries that take long.
+    fn keep_a_spare(&mut self) {
+        if self.cluster.settings.chain.is_none() || self.spare.is_some() {
+            return;
+        }
+        let started = self.command(self.restarts + 1).map(Spare::start);
+        match started {
+            Ok(Ok(spare)) => self.spare = Some(spare),
+            Ok(Err(why)) => warn!(%why, "no spare daemon"),
+            Err(why) => warn!(%why, "no spare daemon"),
+        }
     }
 
     /// Ends the daemon in order.
