@@ -86,6 +86,18 @@ impl Mapping {
         }
     }
 
+    /// Makes the kernel map the pages of a part of a file in memory now.
+    pub fn touch(&self, range: Range<u64>) {
+        let bytes =
+            usize::try_from(range.end - range.start).expect("a part of a mapping fits an address space");
+        let start = self.at_writable(range.start, bytes);
+        // SAFETY: the range is within the mapping, and its bytes stay as they are. Where the kernel cannot, the pages
+        // come as they are touched.
+        unsafe {
+            libc::madvise(start.cast(), bytes, libc::MADV_POPULATE_WRITE);
+        }
+    }
+
     /// Writes all stores to the medium, and waits.
     pub fn sync(&self) -> Result<(), MediaError> {
         // SAFETY: the range is the mapping; its bytes stay as they are.

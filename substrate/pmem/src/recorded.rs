@@ -109,6 +109,8 @@ struct Faults {
     fences: Countdown,
     syncs: Countdown,
     sync_errors: Countdown,
+    /// Bytes that the files together may have.
+    space: Option<u64>,
     unreadable: Vec<(String, Range<u64>)>,
     /// Files that change after each read, and the ranges that were read.
     restless: Vec<(String, Vec<Range<u64>>)>,
@@ -243,6 +245,11 @@ impl Recorder {
         self.state().faults.sync_errors.meant = Some(call);
     }
 
+    /// Lets the files together have so many bytes at most: a larger one cannot be made.
+    pub fn limit_space(&self, bytes: u64) {
+        self.state().faults.space = Some(bytes);
+    }
+
     /// Delays all matching calls from now on, each in its own thread, as a slow medium does. One hold at a time.
     pub fn hold(&self, call: HeldCall) -> Hold {
         self.state().held = Some(call);
@@ -326,6 +333,10 @@ impl Recorder {
         let mut state = self.state();
         if state.ids.contains_key(name) {
             return Err(MediaError::Exists);
+        }
+        let used: u64 = state.ids.keys().filter_map(|name| state.live.bytes(name)).sum();
+        if state.faults.space.is_some_and(|space| used + bytes > space) {
+            return Err(MediaError::NoSpace);
         }
         let (file, shared) = (FileId(state.next_file), Arc::<str>::from(name));
         state.next_file += 1;

@@ -71,10 +71,16 @@ impl Region {
     /// `Length` (an empty file), `Os`.
     pub fn own(file: OwnedFd) -> Result<Self, MediaError> {
         let region = Self::mapped(String::new(), file, Class::Memory, (true, u64::MAX), None)?;
-        if let Backing::Mapped { mapping, .. } = &region.0.backing {
+        region.make_ready();
+        Ok(region)
+    }
+
+    /// Maps the pages at once, as large pages where the kernel can form them; a second mapping finds them formed. Nothing on
+    /// other media than memory.
+    pub fn make_ready(&self) {
+        if let (Class::Memory, Backing::Mapped { mapping, .. }) = (self.0.class, &self.0.backing) {
             mapping.make_ready();
         }
-        Ok(region)
     }
 
     pub(crate) fn mapped(
@@ -97,6 +103,14 @@ impl Region {
     fn new(name: String, bytes: u64, class: Class, backing: Backing) -> Self {
         let poisoned = AtomicBool::new(false);
         Self(Arc::new(Inner { name, bytes, class, backing, poisoned, counts: Counts::default() }))
+    }
+
+    /// Touches memory that nothing was written to yet, so that no store waits for the kernel; its contents stay. Nothing on
+    /// other media than memory.
+    pub fn touch(&self, range: Range<u64>) {
+        if let (Class::Memory, Backing::Mapped { mapping, .. }) = (self.0.class, &self.0.backing) {
+            mapping.touch(range);
+        }
     }
 
     /// Bytes of the file.
