@@ -86,6 +86,8 @@ impl Round {
 pub(crate) struct Pace {
     host: Arc<dyn Host>,
     round: Lock<Option<Round>>,
+    /// 1 while there is a round: each record of a batch asks, without the lock.
+    is_kept: Word,
     /// Grows when more was sent, and when a round ends.
     moved: Word,
 }
@@ -93,7 +95,8 @@ pub(crate) struct Pace {
 impl Pace {
     /// Nothing is being sent.
     pub fn new(host: &Arc<dyn Host>) -> Self {
-        Self { round: Lock::new(host.clone(), None), moved: Word::new(0), host: host.clone() }
+        let round = Lock::new(host.clone(), None);
+        Self { round, is_kept: Word::new(0), moved: Word::new(0), host: host.clone() }
     }
 
     /// A round begins whose commit was pinned just now. Digests may take half of what they took in the round before, `least` at
@@ -104,7 +107,10 @@ impl Pace {
         let half = before.unwrap_or(used).each(|room| room / 2).with(least, u64::max);
         let room = free.less(limit_of(usage)).each(|room| room * ROOM_PART.0 / ROOM_PART.1);
         let may = half.with(room, u64::min);
-        *self.round.lock() = Some(Round { free, may, total, sent: 0, moved_at: self.host.now() });
+        self.set_round(
+            &mut self.round.lock(),
+            Some(Round { free, may, total, sent: 0, moved_at: self.host.now() }),
+        );
     }
 
     /// So much more was sent.
@@ -120,14 +126,22 @@ impl Pace {
 
     /// The round is over; what digests took meanwhile.
     pub fn end(&self, usage: &Usage) -> TreeRoom {
-        let taken = self.round.lock().take().map(|round| round.free.less(TreeRoom::free(usage)));
+        let round = self.set_round(&mut self.round.lock(), None);
+        let taken = round.map(|round| round.free.less(TreeRoom::free(usage)));
         self.announce();
         taken.unwrap_or_default()
     }
 
     /// Whether a round is being sent.
     pub fn is_kept(&self) -> bool {
-        self.round.lock().is_some()
+        // Relaxed: a hint, of which a batch makes itself shorter; whoever must know looks at the round.
+        self.is_kept.load(Ordering::Relaxed) != 0
+    }
+
+    /// Replaces the round; the one before.
+    fn set_round(&self, round: &mut Option<Round>, new: Option<Round>) -> Option<Round> {
+        self.is_kept.store(new.is_some().into(), Ordering::Relaxed);
+        std::mem::replace(round, new)
     }
 
     /// Waits until a digest may begin. `free` says what is free.
@@ -142,7 +156,9 @@ impl Pace {
             {
                 let mut guard = self.round.lock();
                 match guard.as_ref() {
-                    Some(round) if now.since(round.moved_at) > PATIENCE => *guard = None,
+                    Some(round) if now.since(round.moved_at) > PATIENCE => {
+                        self.set_round(&mut guard, None);
+                    }
                     Some(round) if !round.allows(free) => {}
                     _ => return,
                 }
