@@ -210,7 +210,8 @@ def judge(folder, table, workers):
     with open(folder + "/log") as opened:
         lines = opened.read().splitlines()
     assert len(lines) == len(set(lines)), "a line is there twice"
-    assert completed <= set(lines) <= begun, "a line is missing, or torn"
+    missing, strange = sorted(completed - set(lines)), sorted(set(lines) - begun)
+    assert not missing and not strange, f"missing: {missing}, torn: {strange}, of {len(lines)}"
     last = {}
     for line in lines:
         worker, number = line.split()[:2]
