@@ -12,9 +12,10 @@ use ipc::{Host, SystemHost, Word};
 use libfs::{Attachment, Connector, Error, LibFs, Limits, Link};
 use pmem::{ReadMapping, Region};
 use sharedfs::Config;
+use std::io::IoSliceMut;
 use std::sync::Arc;
 use vfs::conformance::{Actor, Answer, Call, Player};
-use vfs::engine::Step;
+use vfs::engine::{Access, Step};
 use vfs::{CacheLeases, Caller, Engine, Recalled};
 
 const FOLDERS: usize = 5;
@@ -172,6 +173,75 @@ fn two_programs_with_few_words_meet_at_the_same_files() {
         assert!(answers.iter().any(written), "{}: {answers:?}", file(number, name));
     }
     node.tidy();
+}
+
+/// Reads files of a folder through an engine, in the order of its listing, and gives their names and contents; `between` is called
+/// after the first ones.
+fn read_in_order(libfs: &LibFs, folder: &str, between: impl FnOnce()) -> Vec<(String, Vec<u8>)> {
+    let root = libfs.root().expect("there is a root").inode;
+    let read = Access { read: true, write: false };
+    let name = |text: &str| text.as_bytes().to_vec();
+    let step = |from, text: &str| {
+        let (mut found, bytes) = (Vec::new(), name(text));
+        let steps = [Step::Child(Name::new(&bytes).expect("a good name"))];
+        libfs.walk(&Caller::ROOT, from, &steps, &mut found).expect("it is there");
+        found.pop().expect("one was met").inode
+    };
+    let directory = step(root, folder);
+    let (handle, _) = libfs.open(&Caller::ROOT, directory, read, false).expect("it opens");
+    let (mut names, mut read_bytes, mut between) = (Vec::new(), Vec::new(), Some(between));
+    let list = &mut |entry: vfs::engine::Entry<'_>| {
+        names.push(String::from_utf8_lossy(entry.name.bytes()).into_owned());
+        true
+    };
+    libfs.readdir(handle, None, list).expect("it is listed");
+    for (number, name) in names.into_iter().enumerate() {
+        if number == 3 {
+            between.take().into_iter().for_each(|between| between());
+        }
+        let inode = step(directory, &name);
+        let (file, _) = libfs.open(&Caller::ROOT, inode, read, false).expect("it opens");
+        let mut bytes = [0; 300];
+        let count = libfs.read(file, 0, &mut [IoSliceMut::new(&mut bytes)]).expect("it is read");
+        libfs.close(file);
+        libfs.forget(&[inode]);
+        read_bytes.push((name, bytes[..count].to_vec()));
+    }
+    read_bytes
+}
+
+#[test]
+fn where_small_files_lie_is_asked_for_many_at_once() {
+    let node = Node::new(Config { known_max: 1 << 12, ..tiny() });
+    made_by_another(&node, &Caller::ROOT);
+    let (libfs, local) = node.attach(Caller::ROOT, Limits::default());
+    for number in 0..FOLDERS {
+        // Another program changes some that were asked for with the first ones.
+        let (other, _) = node.attach(Caller::ROOT, Limits::default());
+        let mut writer = process(Arc::new(other), 7);
+        let mut change = || {
+            for name in 0..FILES {
+                done(&mut writer, &Call::Open { slot: 0, path: at(&file(number, name)), flags: 1, mode: 0 });
+                done(&mut writer, &Call::Pwrite { slot: 0, offset: 100, data: vec![0xee; 50] });
+                done(&mut writer, &Call::Close(0));
+            }
+        };
+        let (changes, before) = (number == 0, local.counts.of(CallKind::Extents));
+        let found = read_in_order(&libfs, &folder(number), || {
+            if changes {
+                change()
+            }
+        });
+        assert_eq!(found.len(), FILES);
+        for (at, (name, bytes)) in found.iter().enumerate() {
+            let name: u8 = name[1..].parse().expect("a number");
+            let expected =
+                if changes && at >= 3 { [vec![name; 100], vec![0xee; 50]].concat() } else { vec![name; 100] };
+            assert_eq!(*bytes, expected, "folder {number}, file {name}");
+        }
+        let calls = local.counts.of(CallKind::Extents) - before;
+        assert!(changes || calls <= 8, "{calls} calls for {FILES} files of folder {number}");
+    }
 }
 
 /// A way to SharedFS on which the first question after recalls that waits is overtaken by the next call.

@@ -1,9 +1,8 @@
-//! Calls of a LibFS to its SharedFS: the requests and responses in the shared-memory ring, after the ring's own
-//! headers. Both sides copy a message out of shared memory once and decode the copy. SharedFS treats every request as
-//! hostile.
+//! Calls of a LibFS to its SharedFS: the requests and responses in the shared-memory ring, after the ring's own headers. Both sides
+//! copy a message out of shared memory once and decode the copy. SharedFS treats every request as hostile.
 //!
-//! Reads and writes of cached files make no calls. Calls are for operations that only SharedFS may execute or that
-//! need its state: walks, leases, references, contents of the shared area, space, digest.
+//! Reads and writes of cached files make no calls. Calls are for operations that only SharedFS may execute or that need its state:
+//! walks, leases, references, contents of the shared area, space, digest.
 
 use crate::DecodeError;
 use crate::ids::{Block, Incarnation, InodeNumber, LeaseVersion, LogUid, SegmentId, Sequence};
@@ -25,6 +24,9 @@ pub const LEASE_UNITS_MAX: usize = 8;
 /// Limit of leases ahead that a walk returns, in addition to those on its path.
 pub const AHEAD_MAX: usize = 256;
 
+/// Limit of files of which one call asks for extents, in addition to the one that it is about.
+pub const EXTENTS_AHEAD_MAX: usize = 64;
+
 /// Limit of leases released by one call.
 pub const RELEASE_UNITS_MAX: usize = 512;
 
@@ -32,8 +34,8 @@ pub const RELEASE_UNITS_MAX: usize = 512;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u16)]
 pub enum CallKind {
-    /// [`WalkRequest`], then names (a length byte each). Response: [`WalkResponse`], then [`NodeReply`]s: of the
-    /// path, then of directory entries from the last name on.
+    /// [`WalkRequest`], then names (a length byte each). Response: [`WalkResponse`], then [`NodeReply`]s: of the path, then of
+    /// directory entries from the last name on, in the order of the directory.
     Walk = 1,
     /// [`LeaseRequest`]. Response: as many [`NodeReply`]s.
     Lease = 2,
@@ -43,7 +45,8 @@ pub enum CallKind {
     Close = 4,
     /// [`EntriesRequest`]. Response: [`EntriesResponse`], then [`EntryReply`]s with their names.
     Entries = 5,
-    /// [`RangeRequest`] in blocks. Response: [`ExtentsResponse`], then [`ExtentReply`]s.
+    /// [`RangeRequest`]s in blocks. Response: for each an [`ExtentsResponse`], then [`ExtentReply`]s. If the first one fails, the call
+    /// fails; a later one that fails covers nothing, and the last ones are left out if there is no room.
     Extents = 6,
     /// [`RangeRequest`] in bytes. Response: bytes, fewer only at the end of the file.
     Read = 7,
@@ -73,15 +76,13 @@ pub enum CallKind {
     Unlock = 19,
     /// [`LockRequest`]. Response: the [`LockRequest`] of a conflicting lock, or nothing.
     TestLock = 20,
-    /// [`LockRequest`], of which only the owner counts: ends all its locks and requests on the inode (0: on all
-    /// inodes).
+    /// [`LockRequest`], of which only the owner counts: ends all its locks and requests on the inode (0: on all inodes).
     ReleaseLocks = 21,
     /// [`TicketRequest`]: waits at most the given time for the grant. Response: [`LockResponse`].
     RedeemLock = 22,
     /// [`TicketRequest`]: cancels the request. Response: [`LockResponse`], with ticket 0 if it was granted before.
     CancelLock = 23,
-    /// [`crate::share::ShareRequest`]. Response: [`crate::share::ShareResponse`]; the liveness socket follows on the
-    /// socket.
+    /// [`crate::share::ShareRequest`]. Response: [`crate::share::ShareResponse`]; the liveness socket follows on the socket.
     Share = 24,
     /// Inode numbers, at most [`RELEASE_UNITS_MAX`], whose leases, if any, are released. No response body.
     Release = 25,
@@ -167,8 +168,7 @@ const _: () = assert!(size_of::<WalkRequest>() == 16);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct WalkResponse {
-    /// Number of nodes of the path: the start, then one for each name that was found. All later nodes are entries
-    /// ahead.
+    /// Number of nodes of the path: the start, then one for each name that was found. All later nodes are entries ahead.
     pub nodes: U16,
     /// 0 at the end of the path, else the [`crate::call::Status`] at which the walk stopped.
     pub stopped: U16,
@@ -187,8 +187,7 @@ pub struct NodeReply {
     pub inode: InodeNumber,
     /// Version of its lease.
     pub version: LeaseVersion,
-    /// Sequence of the grant in the ledger. An fsync of an operation under this lease waits until that entry is
-    /// synced.
+    /// Sequence of the grant in the ledger. An fsync of an operation under this lease waits until that entry is synced.
     pub ledger: Sequence,
     /// Last record of the session's own log that `item` contains.
     pub digested: Sequence,

@@ -175,10 +175,16 @@ impl LibFs {
                 nodes.push(take(&mut rest)?);
             }
             state.learn_walk(&nodes, names, &head)?;
-            while !rest.is_empty() {
-                let index = state.learn_node(&take(&mut rest)?)?;
-                // The first to go back if it is not used.
-                state.nodes.get_mut(index).recent = false;
+            // Those after the last one in its directory, in the order of that.
+            if let ([.., directory, last], false) = (nodes.as_slice(), rest.is_empty()) {
+                state.add_file_ahead(directory.inode, last.inode);
+                while !rest.is_empty() {
+                    let reply: NodeReply = take(&mut rest)?;
+                    let index = state.learn_node(&reply)?;
+                    state.add_file_ahead(directory.inode, reply.inode);
+                    // The first to go back if it is not used.
+                    state.nodes.get_mut(index).recent = false;
+                }
             }
             Ok(())
         })?;
@@ -288,14 +294,33 @@ impl LibFs {
         let line = self.line()?;
         let asked_under = self.lease_of(inode);
         let length = U64::new(blocks.max(EXTENT_BLOCKS));
-        let request = RangeRequest { inode, offset: U64::new(block), length };
+        let mut requests = vec![RangeRequest { inode, offset: U64::new(block), length }];
+        let others = self.state().files_after(inode);
+        let ahead = |(inode, _): &(InodeNumber, Held)| RangeRequest {
+            inode: *inode,
+            offset: U64::new(0),
+            length: U64::new(EXTENT_BLOCKS),
+        };
+        requests.extend(others.iter().map(ahead));
         let mut response = Vec::new();
-        match self.call(&line, CallKind::Extents, &[request.as_bytes()], &mut response)? {
+        match self.call(&line, CallKind::Extents, &[requests.as_bytes()], &mut response)? {
             Status::Ok => {}
             Status::Sealed | Status::Invalid => return Ok(()),
             refused => return Err(error_of(refused)),
         }
-        self.learn(&line, |state| state.learn_extents(inode, block, asked_under, &response))
+        self.learn(&line, |state| {
+            let mut rest = response.as_slice();
+            if !state.learn_extents(inode, block, asked_under, &mut rest)? {
+                return Err(Error::Response);
+            }
+            for (inode, asked_under) in others {
+                if rest.is_empty() {
+                    break;
+                }
+                state.learn_extents(inode, 0, Some(asked_under), &mut rest)?;
+            }
+            Ok(())
+        })
     }
 
     pub(crate) fn segment_call(&self, segment: SegmentId) -> vfs::engine::Result<()> {
@@ -498,27 +523,27 @@ impl State {
         Ok(())
     }
 
+    /// Takes one file's extents from the front of an answer; false if it describes none.
     fn learn_extents(
         &mut self,
         inode: InodeNumber,
         block: u64,
         asked_under: Option<Held>,
-        response: &[u8],
-    ) -> Result<(), Error> {
-        let mut rest = response;
-        let head: ExtentsResponse = take(&mut rest)?;
+        rest: &mut &[u8],
+    ) -> Result<bool, Error> {
+        let head: ExtentsResponse = take(rest)?;
         let mut extents = Vec::new();
         for _ in 0..head.count.get() {
-            extents.push(take::<ExtentReply>(&mut rest)?);
+            extents.push(take::<ExtentReply>(rest)?);
         }
-        let Some(index) = self.still(inode, asked_under, head.digested) else { return Ok(()) };
         if head.covered_to.get() <= block {
-            return Err(Error::Response);
+            return Ok(false);
         }
+        let Some(index) = self.still(inode, asked_under, head.digested) else { return Ok(true) };
         if let Body::File { extents: window, .. } = &mut self.nodes.get_mut(index).body {
             window.learn(block, head.covered_to.get(), head.generation.get(), extents.into_iter());
         }
-        Ok(())
+        Ok(true)
     }
 }
 

@@ -22,6 +22,7 @@ mod doubt;
 mod extents;
 mod facade;
 mod files;
+mod files_ahead;
 mod lease_cache;
 mod local_locks;
 mod locks;

@@ -9,6 +9,7 @@ use crate::doubt::Taken;
 use crate::entry_cache::EntryCount;
 use crate::error::Error;
 use crate::files::OpenFile;
+use crate::files_ahead::FilesAhead;
 use crate::lease_cache::LeaseCount;
 use crate::local_locks::LocalLocks;
 use crate::need::{Need, Step, Stop};
@@ -197,6 +198,7 @@ pub(crate) struct State {
     pub locks: LocalLocks,
     /// How many entries of directories there are at most.
     pub entries: EntryCount,
+    pub(crate) files_ahead: FilesAhead,
     /// The log is being replaced: nothing is appended.
     pub log_frozen: bool,
     /// More than half of the log is in use, or so much that the writer pauses.
@@ -234,6 +236,7 @@ impl State {
             leases: LeaseCount::default(),
             locks: LocalLocks::default(),
             entries: EntryCount::default(),
+            files_ahead: FilesAhead::default(),
             log_frozen: false,
             half_full: false,
             last_time_ns: 0,

@@ -9,12 +9,12 @@ use crate::walk::status_of;
 use area::AreaError;
 use ccnvm::{Mode, SessionId, Want};
 use format::call::{
-    EXTENT_BY_CALL, EntriesRequest, EntriesResponse, EntryReply, ExtentReply, ExtentsResponse, InodeRequest,
-    RangeRequest, Status, split,
+    EXTENT_BY_CALL, EXTENTS_AHEAD_MAX, EntriesRequest, EntriesResponse, EntryReply, ExtentReply,
+    ExtentsResponse, InodeRequest, RangeRequest, Status, split,
 };
 use format::node::{EXTENT_UNWRITTEN, InodeItem};
 use format::record::FileType;
-use format::{Cookie, InodeNumber};
+use format::{Cookie, InodeNumber, Sequence};
 use vfs::access;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
@@ -46,8 +46,29 @@ impl Core {
 
     /// [`format::call::CallKind::Extents`].
     pub fn extents(&self, id: SessionId, body: &[u8], room: usize) -> Result<Vec<u8>, Status> {
-        let (request, _) = split::<RangeRequest>(body).map_err(|_| Status::Invalid)?;
-        self.with_own_records(id, |state| state.extents(self, id, &request, room))
+        let (request, mut rest) = split::<RangeRequest>(body).map_err(|_| Status::Invalid)?;
+        let mut others: Vec<RangeRequest> = Vec::new();
+        while !rest.is_empty() && others.len() < EXTENTS_AHEAD_MAX {
+            let (other, after) = split(rest).map_err(|_| Status::Invalid)?;
+            others.push(other);
+            rest = after;
+        }
+        if !rest.is_empty() {
+            return Err(Status::Invalid);
+        }
+        self.with_own_records(id, |state| {
+            let mut verified_max = VERIFIED_BLOCKS_MAX;
+            let mut answer = state.extents(self, id, &request, (room, &mut verified_max))?;
+            for other in &others {
+                let room = room.saturating_sub(answer.len());
+                if room < size_of::<ExtentsResponse>() + size_of::<ExtentReply>() || verified_max == 0 {
+                    break;
+                }
+                let more = state.extents(self, id, other, (room, &mut verified_max));
+                answer.extend(more.unwrap_or_else(|_| nothing_of(other).as_bytes().to_vec()));
+            }
+            Ok(answer)
+        })
     }
 
     /// [`format::call::CallKind::Read`].
@@ -98,6 +119,16 @@ impl Core {
             let shown = names.iter().filter(|name| access::lists_xattr(caller, name));
             Ok(shown.flat_map(|name| name.iter().copied().chain([0])).collect())
         })
+    }
+}
+
+/// The answer that describes no block of a file.
+fn nothing_of(request: &RangeRequest) -> ExtentsResponse {
+    ExtentsResponse {
+        digested: Sequence::default(),
+        generation: U32::new(0),
+        count: U32::new(0),
+        covered_to: request.offset,
     }
 }
 
@@ -185,7 +216,7 @@ impl State {
         core: &Core,
         id: SessionId,
         request: &RangeRequest,
-        room: usize,
+        (room, verified_max): (usize, &mut u32),
     ) -> Result<Vec<u8>, Status> {
         self.readable_file(id, request.inode)?;
         let fits = room.saturating_sub(size_of::<ExtentsResponse>()) / size_of::<ExtentReply>();
@@ -204,20 +235,18 @@ impl State {
         };
         let (uid, digested) = (self.live(id)?.caller.uid, self.digested_of(id).sequence);
         let mut replies = Vec::with_capacity(found.len());
-        let mut verified_max = VERIFIED_BLOCKS_MAX;
         for extent in &found {
             let mapped = self.copy.tree.segment_owner(extent.segment) == Some(uid);
             let unwritten = if extent.checksums.is_none() { EXTENT_UNWRITTEN } else { 0 };
             let first = extent.first.max(start);
             // What is read through a mapping nobody compares with its checksum later.
-            let whole_to = match mapped
-                .then(|| self.copy.tree.verify(request.inode, extent, first, &mut verified_max))
-            {
-                None => extent.end(),
-                Some(Ok(whole_to)) => whole_to,
-                Some(Err(AreaError::Data { .. })) if first > start => first,
-                Some(Err(error)) => return Err(of_area(error)),
-            };
+            let whole_to =
+                match mapped.then(|| self.copy.tree.verify(request.inode, extent, first, verified_max)) {
+                    None => extent.end(),
+                    Some(Ok(whole_to)) => whole_to,
+                    Some(Err(AreaError::Data { .. })) if first > start => first,
+                    Some(Err(error)) => return Err(of_area(error)),
+                };
             if whole_to > first {
                 replies.push(ExtentReply {
                     file_block: U64::new(first),

@@ -23,6 +23,7 @@ use format::register::RegisterEntry;
 use format::session::WORD_OWN_RANGE;
 use format::{Cookie, InodeNumber, LogUid, Name, Sequence};
 use ipc::Word;
+use std::collections::BTreeSet;
 use std::time::Duration;
 use vfs::access;
 use zerocopy::little_endian::{U16, U32};
@@ -169,8 +170,8 @@ impl Core {
         Ok([head.as_bytes(), replies.as_bytes()].concat())
     }
 
-    /// Gives leases on entries of a directory from a name on: those that the session lacks and that are free, at most so
-    /// many.
+    /// Gives leases on entries of a directory from a name on, in the order of the directory: those that the session lacks and
+    /// that are free, at most so many.
     fn walk_ahead(
         &self,
         id: SessionId,
@@ -182,11 +183,12 @@ impl Core {
         let mut guard = self.state_with_room(|_| Entries::plain(count_max));
         let state = &mut *guard;
         let wants = state.ahead_of(id, (directory, last), mode, count_max)?;
+        let order: Vec<InodeNumber> = wants.iter().map(|want| want.unit).collect();
         let ticket = Ticket(state.next_ticket);
         state.next_ticket += 1;
         let event = Event::RequestFree { ticket, session: id, wants };
         let effects = state.leases.step(self.host.now().as_ns(), event);
-        let mut granted = Vec::new();
+        let mut granted = BTreeSet::new();
         for effect in &effects {
             if let Effect::Grant { grants, .. } = effect {
                 granted.extend(grants.iter().map(|(want, _)| want.unit));
@@ -195,7 +197,8 @@ impl Core {
         let absorbed = state.absorb(effects);
         state.guard(absorbed).map_err(|_| Status::Media)?;
         state.outcomes.remove(&ticket);
-        granted.into_iter().map(|unit| state.reply(id, unit, 0)).collect()
+        let granted = order.into_iter().filter(|unit| granted.contains(unit));
+        granted.map(|unit| state.reply(id, unit, 0)).collect()
     }
 
     /// One step of a walk: from a directory to what stands there, with a lease. `Ok(Err)`: nothing stands there.
