@@ -4,7 +4,7 @@
 use crate::guard::Guarded;
 use crate::nodes::Nodes;
 use crate::notices::Notices;
-use crate::units::{Phase, Units};
+use crate::units::{PageRange, Phase, Units};
 use format::InodeNumber;
 use ipc::Word;
 use std::time::Duration;
@@ -96,18 +96,17 @@ impl Units {
     /// Has the kernel drop what it has of a unit that is held, pass by pass, until nothing came meanwhile. False if it is not
     /// held.
     fn drop_all(&self, nodes: &Nodes, notices: &Notices, node: InodeNumber) -> bool {
-        let (has_pages, names) = {
+        let names = {
             let mut table = self.table.lock();
             let Some(unit) = table.units.get_mut(&node) else { return false };
             let Phase::Held(mode) = unit.phase else { return false };
             unit.phase = Phase::Recalled(mode);
-            (unit.has_pages, unit.names)
+            unit.names
         };
         // What is being told to be kept is told before the kernel is told to drop it.
         self.wait(|table| table.units.get(&node).is_none_or(|unit| unit.telling == 0).then_some(()));
-        let mut has_pages = has_pages;
         loop {
-            self.begin_pass(node);
+            let has_pages = self.begin_pass(node);
             self.drop_once(nodes, node, || match has_pages {
                 true => notices.drop_pages(node.get(), 0, 0),
                 false => notices.drop_attributes(node.get()),
@@ -115,16 +114,18 @@ impl Units {
             if self.end_pass(node) {
                 break;
             }
-            has_pages = true;
         }
         self.drop_names(notices, names);
         true
     }
 
-    fn begin_pass(&self, node: InodeNumber) {
-        if let Some(unit) = self.table.lock().units.get_mut(&node) {
-            unit.filled = false;
-        }
+    /// Whether the kernel may have pages, which requests may have put there since the unit is recalled.
+    fn begin_pass(&self, node: InodeNumber) -> bool {
+        let mut table = self.table.lock();
+        let Some(unit) = table.units.get_mut(&node) else { return false };
+        unit.filled = false;
+        unit.read_since_pass = Some(PageRange::NONE);
+        unit.has_pages
     }
 
     /// Whether nothing came during the pass: then the unit is closed.
@@ -171,7 +172,7 @@ impl Units {
     }
 
     /// The lease is back.
-    fn end_giving(&self, node: InodeNumber, was_closed: bool) {
+    pub(crate) fn end_giving(&self, node: InodeNumber, was_closed: bool) {
         let place = {
             let mut guard = self.table.lock();
             let table = &mut *guard;

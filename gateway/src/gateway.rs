@@ -14,6 +14,7 @@ use crate::retries::Retries;
 use crate::tally::Tally;
 use crate::units::{Stamp, Stay, Units, VALID_SECONDS};
 use crate::waits::Waits;
+use crate::write_order::WriteOrder;
 use format::{InodeNumber, Name, name::NameError};
 use ipc::{Host, Word};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -45,6 +46,7 @@ pub(crate) struct Gateway {
     pub(crate) files: Files,
     pub(crate) waits: Waits,
     pub(crate) arrivals: Arrivals,
+    pub(crate) writes: WriteOrder,
     pub(crate) retries: Retries,
     pub(crate) tally: Tally,
     pub(crate) send: Send,
@@ -83,6 +85,7 @@ impl Gateway {
             files: Files::new(host.clone()),
             waits: Waits::new(host.clone(), waits_max),
             arrivals: Arrivals::new(host.clone()),
+            writes: WriteOrder::new(host.clone()),
             retries: Retries::new(host.clone()),
             tally: Tally::new(),
             engine,

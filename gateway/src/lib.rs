@@ -38,6 +38,7 @@ mod tally;
 mod turn;
 mod units;
 mod waits;
+mod write_order;
 
 pub use device::{detach, unmount};
 pub use error::Error;

@@ -259,12 +259,14 @@ impl Shared {
             let next = self.gateway.arrivals.next(message, take);
             let others = self.idle.fetch_add(u32::MAX, Ordering::Relaxed) - 1;
             let Some((bytes, _closing)) = next? else { return Ok(()) };
+            let arrival = self.gateway.writes.arrives(&message[..bytes]);
             if others == 0 {
                 self.start_another();
             }
             if !is_brief(&message[..bytes]) || self.is_behind() {
                 turn::give_away();
             }
+            arrival.wait();
             if let Some(answer) = self.gateway.answer(&message[..bytes], reply) {
                 send(&self.device.file, answer);
             }

@@ -33,13 +33,18 @@ enum Task {
 
 /// Pages that a write left behind which are not what the engine has.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Repair {
-    pub(crate) node: InodeNumber,
-    pub(crate) offset: u64,
-    /// 0: to the end.
-    pub(crate) bytes: u64,
-    /// The last byte of the file and its place, if the kernel takes the file for shorter.
-    pub(crate) last: Option<(u64, u8)>,
+pub(crate) enum Repair {
+    /// The write is elsewhere than the kernel took it to be.
+    Moved {
+        node: InodeNumber,
+        /// Pages from here on are dropped.
+        from: u64,
+        /// The last byte of the file and its place, if the kernel takes the file for shorter.
+        last: Option<(u64, u8)>,
+    },
+    /// Pages may have been read before the write took effect. They are not dropped: one that a map made dirty would be written
+    /// back as it was before the write.
+    Overtaken { node: InodeNumber, offset: u64, bytes: Vec<u8> },
 }
 
 /// Tasks that wait for a thread.
@@ -159,15 +164,21 @@ impl Gateway {
     }
 
     fn carry_out(&self, repair: &Repair) {
-        let Repair { node, offset, bytes, last } = *repair;
         // An inode that the kernel forgot meanwhile needs nothing.
-        if let Some((at, byte)) = last {
-            let _ = self.notices.store(node.get(), at, &[byte]);
+        match repair {
+            Repair::Moved { node, from, last } => {
+                if let Some((at, byte)) = last {
+                    let _ = self.notices.store(node.get(), *at, &[*byte]);
+                }
+                let _ = self.notices.drop_pages(node.get(), *from, 0);
+            }
+            Repair::Overtaken { node, offset, bytes } => {
+                let _ = self.notices.store(node.get(), *offset, bytes);
+            }
         }
-        let _ = self.notices.drop_pages(node.get(), offset, bytes);
     }
 
-    /// Has the kernel drop pages before a write is answered, if it can.
+    /// Puts pages of the kernel right before a write is answered, if that is possible.
     pub(crate) fn repair(&self, repair: Repair) {
         let done = Arc::new(Word::new(WAITING));
         self.page_recalls.push(Task::Repair(repair, done.clone()));

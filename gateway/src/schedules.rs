@@ -2,8 +2,8 @@
 //! gateway between a kernel and leases that are the test's. `docs/mount.md` numbers them.
 
 use crate::abi::{
-    AttrOut, CreateIn, EntryOut, InHeader, OpenIn, OpenOut, OutHeader, ReadIn, ReleaseIn, SetattrIn,
-    WRITE_FROM_CACHE, WriteIn, fattr, notice, opcode,
+    AttrOut, CreateIn, EntryOut, InHeader, InvalidateInodeOut, OpenIn, OpenOut, OutHeader, ReadIn, ReleaseIn,
+    SetattrIn, WRITE_FROM_CACHE, WriteIn, fattr, notice, opcode,
 };
 use crate::gateway::Gateway;
 use crate::reply::Reply;
@@ -27,6 +27,10 @@ const ROOT: u64 = 1;
 #[derive(Default)]
 struct FreeLeases {
     held: Mutex<BTreeMap<InodeNumber, LeaseMode>>,
+    /// 1 while nothing is granted for reading.
+    withheld: Word,
+    /// Threads that wait for that.
+    waiting: Word,
     given_back: Mutex<Vec<InodeNumber>>,
 }
 
@@ -42,6 +46,11 @@ impl CacheLeases for FreeLeases {
     }
 
     fn hold(&self, node: InodeNumber, mode: LeaseMode) -> Result<()> {
+        if mode == LeaseMode::Read {
+            self.waiting.fetch_add(1, Ordering::SeqCst);
+            SystemHost.wake(&self.waiting, ipc::WAKE_ALL);
+            wait_while(&self.withheld, |withheld| withheld == 1);
+        }
         let mut held = self.held.lock().unwrap();
         let now = held.get(&node).copied().map_or(mode, |before| before.max(mode));
         held.insert(node, now);
@@ -81,6 +90,9 @@ struct Kernel {
     locked: Word,
     /// Notices that began to drop something.
     begun: Word,
+    /// Those that drop pages, and those that store into them.
+    pages: Word,
+    stores: Word,
     /// So many of the next ones find no inode.
     absent: Word,
     epochs: Word,
@@ -88,15 +100,21 @@ struct Kernel {
 
 impl Kernel {
     fn hear(&self, message: &[u8]) -> std::result::Result<(), i32> {
-        let (header, _) = OutHeader::read_from_prefix(message).unwrap();
+        let (header, rest) = OutHeader::read_from_prefix(message).unwrap();
         match header.error as u32 {
             notice::INVALIDATE_INODE => {
+                let (fields, _) = InvalidateInodeOut::read_from_prefix(rest).unwrap();
+                self.pages.fetch_add(u32::from(fields.offset >= 0), Ordering::SeqCst);
                 self.begun.fetch_add(1, Ordering::SeqCst);
                 SystemHost.wake(&self.begun, ipc::WAKE_ALL);
                 wait_while(&self.locked, |locked| locked == 1);
                 let absent = self.absent.load(Ordering::SeqCst);
                 self.absent.store(absent.saturating_sub(1), Ordering::SeqCst);
                 if absent > 0 { Err(libc::ENOENT) } else { Ok(()) }
+            }
+            notice::STORE => {
+                self.stores.fetch_add(1, Ordering::SeqCst);
+                Ok(())
             }
             notice::RAISE_EPOCH => {
                 self.epochs.fetch_add(1, Ordering::SeqCst);
@@ -130,6 +148,15 @@ fn wait_while(word: &Word, stays: impl Fn(u32) -> bool) {
         }
         assert!(SystemHost.now() < until, "it stays {value}");
         SystemHost.wait(word, value, Some(until));
+    }
+}
+
+/// Waits until something is so, not for ever.
+fn until(is_so: impl Fn() -> bool) {
+    let until = SystemHost.now().after(LONG);
+    while !is_so() {
+        assert!(SystemHost.now() < until, "it does not come to be");
+        SystemHost.wait(&Word::new(0), 0, Some(SystemHost.now().after(Duration::from_millis(1))));
     }
 }
 
@@ -197,6 +224,11 @@ impl Around {
         self.ask(opcode::RELEASE, node, &[ReleaseIn { handle, ..ReleaseIn::default() }.as_bytes()]);
     }
 
+    fn read(&self, node: u64, handle: u64, offset: u64) {
+        let fields = ReadIn { handle, offset, bytes: 4096, ..ReadIn::default() };
+        self.ask(opcode::READ, node, &[fields.as_bytes()]);
+    }
+
     fn write(&self, node: u64, handle: u64, write_flags: u32) {
         let fields = WriteIn { handle, bytes: 4, write_flags, ..WriteIn::default() };
         self.ask(opcode::WRITE, node, &[fields.as_bytes(), b"text"]);
@@ -239,6 +271,54 @@ fn a_read_is_answered_while_its_page_is_to_be_dropped_and_the_page_is_dropped_on
     recall.join().unwrap();
     assert!(around.kernel.drops() > before, "a pass begins after the answer was sent");
     assert_eq!(around.given_back(), [node]);
+}
+
+/// M.4: the first page comes after the recall began, and before its first pass.
+#[test]
+fn a_page_that_comes_before_the_first_pass_is_dropped() {
+    let around = Around::new();
+    let (EntryOut { node, .. }, handle) = around.create(b"file");
+    let mut reply = Reply::new(8192);
+    around.ask_slowly(opcode::GETATTR, node, &[&[0; 16]], &mut reply);
+    let recall = around.begin_recall(node);
+    let is_recalled = || {
+        let table = around.gateway.units.table.lock();
+        matches!(table.units[&InodeNumber::new(node)].phase, crate::units::Phase::Recalled(_))
+    };
+    until(is_recalled);
+    around.read(node, handle, 0);
+    assert_eq!(around.kernel.drops(), 0, "it waits for an answer that is kept");
+    reply.sent();
+    recall.join().unwrap();
+    assert!(around.kernel.pages.load(Ordering::SeqCst) > 0, "pages are dropped, and not attributes alone");
+    assert_eq!(around.given_back(), [node]);
+}
+
+/// M.5: the kernel put a write into a page, which was dropped and read again before it asked for the write. A map may have made
+/// the page dirty, so it gets the bytes of the write.
+#[test]
+fn pages_that_were_read_before_a_write_that_the_kernel_has_made_get_its_bytes() {
+    let around = Around::new();
+    around.gateway.start_recalls().unwrap();
+    let stores = || around.kernel.stores.load(Ordering::SeqCst);
+    let (EntryOut { node, .. }, handle) = around.create(b"file");
+    around.write(node, handle, 0);
+    around.read(node, handle, 0);
+    around.write(node, handle, 0);
+    assert_eq!(stores(), 0, "nothing was dropped, so nothing was read again");
+    around.recall(node);
+    let dropped = around.kernel.drops();
+    around.read(node, handle, 0);
+    around.write(node, handle, 0);
+    assert_eq!(stores(), 1);
+    around.write(node, handle, 0);
+    assert_eq!(stores(), 1, "this write began after the one before it was answered");
+    assert_eq!(around.kernel.drops(), dropped);
+    around.recall(node);
+    around.read(node, handle, 8192);
+    around.write(node, handle, 0);
+    assert_eq!(stores(), 1, "another page");
+    around.gateway.end_recalls();
 }
 
 /// M.7: the kernel was told of an inode that it has not made yet.
@@ -326,6 +406,47 @@ fn an_open_file_that_may_be_written_is_held_for_writing() {
     around.recall(node);
     around.attributes(opcode::GETATTR, node, &[&[0; 16]]);
     assert_eq!(around.leases.mode(node), Some(LeaseMode::Read));
+}
+
+/// M.28: a file is opened for writing while another thread gets its lease for reading.
+#[test]
+fn a_file_is_not_open_for_writing_before_a_lease_for_reading_is_raised() {
+    let around = Around::new();
+    let (EntryOut { node, .. }, handle) = around.create(b"file");
+    around.release(node, handle);
+    around.recall(node);
+    let before = around.leases.waiting.load(Ordering::SeqCst);
+    around.leases.withheld.store(1, Ordering::SeqCst);
+    std::thread::scope(|scope| {
+        let asks = scope.spawn(|| around.attributes(opcode::GETATTR, node, &[&[0; 16]]));
+        wait_while(&around.leases.waiting, |waiting| waiting == before);
+        let opens = scope.spawn(|| {
+            around.open(node, libc::O_RDWR);
+            around.leases.mode(node)
+        });
+        let units = &around.gateway.units;
+        until(|| units.table.lock().units.get(&InodeNumber::new(node)).is_some_and(|unit| unit.writers > 0));
+        around.leases.withheld.store(0, Ordering::SeqCst);
+        SystemHost.wake(&around.leases.withheld, ipc::WAKE_ALL);
+        assert_eq!(opens.join().unwrap(), Some(LeaseMode::Write));
+        asks.join().unwrap();
+    });
+}
+
+/// The kernel forgets an inode, and is told of it anew before that is known.
+#[test]
+fn an_inode_that_the_kernel_was_told_of_anew_stays_held() {
+    let around = Around::new();
+    let (EntryOut { node, .. }, handle) = around.create(b"file");
+    around.release(node, handle);
+    let (units, nodes, inode) = (&around.gateway.units, &around.gateway.nodes, InodeNumber::new(node));
+    assert!(nodes.forget(&*around.gateway.engine, inode, 1));
+    around.entry(opcode::LOOKUP, ROOT, &[b"file\0"]);
+    units.forget(nodes, inode);
+    assert!(around.leases.mode(node).is_some());
+    around.recall(node);
+    assert_eq!(around.given_back(), [node]);
+    assert!(around.kernel.drops() > 0);
 }
 
 /// M.14: a page that is written back when its lease is gone.

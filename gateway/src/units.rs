@@ -6,10 +6,11 @@
 //! kept; pages, which the kernel keeps whatever it is told, are dropped once more. A lease is given back after the kernel was
 //! told to drop everything and no page came since. A file that is open for writing has its unit held for writing or not at all.
 //!
-//! Lock order: the table's lock is a leaf, held for no call of the engine or the kernel. A request waits for a lease only in
+//! Lock order: the table's lock, then that of the nodes; held for no call of the engine or the kernel. A request waits for a lease only in
 //! [`Units::hold`] and [`Units::enter_pages`], and with nothing of another unit in its hand.
 
 use crate::guard::KernelHas;
+use crate::nodes::Nodes;
 use format::InodeNumber;
 use ipc::sync::Ordering;
 use ipc::{Host, Lock, Waited, Word};
@@ -19,6 +20,9 @@ use vfs::{CacheLeases, Engine, LeaseMode};
 
 /// How long the kernel may keep an answer that it is told to keep.
 pub(crate) const VALID_SECONDS: u64 = 3600;
+
+/// Pages of the kernel.
+pub(crate) const PAGE_BYTES: u64 = 4096;
 
 /// Units that may stand in the order without being held.
 const ORDER_SPARE: usize = 1024;
@@ -34,6 +38,27 @@ pub(crate) enum Phase {
     Recalled(LeaseMode),
     /// The kernel has nothing any more; the lease is on its way back.
     Closed,
+}
+
+/// Bytes from the first to before the second, about: whole pages, with what lies between them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PageRange(u64, u64);
+
+impl PageRange {
+    pub(crate) const NONE: Self = Self(u64::MAX, 0);
+
+    pub(crate) fn of(offset: u64, bytes: u64) -> Self {
+        let end = offset.saturating_add(bytes).checked_next_multiple_of(PAGE_BYTES);
+        Self(offset - offset % PAGE_BYTES, end.unwrap_or(u64::MAX))
+    }
+
+    fn with(self, other: Self) -> Self {
+        Self(self.0.min(other.0), self.1.max(other.1))
+    }
+
+    fn overlaps(self, other: Self) -> bool {
+        self.0.max(other.0) < self.1.min(other.1)
+    }
 }
 
 #[derive(Debug)]
@@ -57,6 +82,8 @@ pub(crate) struct Unit {
     pub(crate) filled: bool,
     /// The kernel may have pages.
     pub(crate) has_pages: bool,
+    /// What was read since the last pass began; none if a write that began since then was served.
+    pub(crate) read_since_pass: Option<PageRange>,
     /// Until which epoch the kernel may have names.
     pub(crate) names: Option<u64>,
     /// Where it is noted that the kernel may have something of it.
@@ -76,6 +103,7 @@ impl Default for Unit {
             telling: 0,
             filled: false,
             has_pages: false,
+            read_since_pass: None,
             names: None,
             place: None,
         }
@@ -352,6 +380,33 @@ impl Units {
         }
     }
 
+    /// Pages are about to be read into the kernel, as [`Self::enter_pages`].
+    ///
+    /// # Errors
+    /// Those of the engine.
+    pub(crate) fn enter_read(
+        self: &Arc<Self>,
+        node: InodeNumber,
+        range: PageRange,
+    ) -> Result<Stay, vfs::Error> {
+        let stay = self.enter_pages(node, LeaseMode::Read)?;
+        if let Some(unit) = self.table.lock().units.get_mut(&node) {
+            unit.read_since_pass = unit.read_since_pass.map(|read| read.with(range));
+        }
+        Ok(stay)
+    }
+
+    /// A write that the kernel has in its pages took effect: whether these may have been dropped meanwhile, and read again as
+    /// they were before. The kernel makes one write to an inode at a time, so only the first one after a pass can have begun
+    /// before it.
+    pub(crate) fn write_was_overtaken(&self, node: InodeNumber, range: PageRange) -> bool {
+        let mut table = self.table.lock();
+        let Some(unit) = table.units.get_mut(&node) else { return false };
+        let is_passing = matches!(unit.phase, Phase::Recalled(_));
+        let read = if is_passing { unit.read_since_pass } else { unit.read_since_pass.take() };
+        read.is_some_and(|read| read.overlaps(range))
+    }
+
     /// A request is about to put pages into the kernel: the lease is held from here on until its answer was sent. Waits for
     /// the lease; while the unit is recalled it goes on under the lease that there is.
     ///
@@ -431,8 +486,19 @@ impl Units {
     /// Those of the engine; then it is not open.
     pub(crate) fn open_writer(&self, node: InodeNumber) -> Result<(), vfs::Error> {
         self.table.lock().units.entry(node).or_default().writers += 1;
-        // While it is recalled, the next page asks for the lease.
-        self.hold(node, LeaseMode::Write).map(drop).inspect_err(|_| self.close_writer(node))
+        loop {
+            self.hold(node, LeaseMode::Write).inspect_err(|_| self.close_writer(node))?;
+            // A lease for reading may be there still, or on its way to a thread that asked before there was a writer.
+            let is_held_for_reading = self.wait(|table| match table.units.get(&node) {
+                Some(unit) if unit.getting => None,
+                Some(Unit { phase: Phase::Recalled(LeaseMode::Read), .. }) => None,
+                unit => Some(unit.is_some_and(|unit| unit.phase == Phase::Held(LeaseMode::Read))),
+            });
+            // If it is not held, the next page asks for the lease.
+            if !is_held_for_reading {
+                return Ok(());
+            }
+        }
     }
 
     /// It was closed.
@@ -444,28 +510,21 @@ impl Units {
         table.drop_if_idle(node);
     }
 
-    /// Whether a pass is being made: a page that a write put there may be dropped, and come back as it was before.
-    pub(crate) fn is_recalled(&self, node: InodeNumber) -> bool {
-        let table = self.table.lock();
-        table.units.get(&node).is_some_and(|unit| matches!(unit.phase, Phase::Recalled(_)))
-    }
-
-    /// The kernel has forgotten a node: it has nothing of it.
-    pub(crate) fn forget(&self, node: InodeNumber) {
-        let place = {
+    /// The kernel has forgotten a node: it has nothing of it, unless it was told of it anew.
+    pub(crate) fn forget(&self, nodes: &Nodes, node: InodeNumber) {
+        {
             let mut table = self.table.lock();
             let Some(unit) = table.units.get_mut(&node) else { return };
             let Phase::Held(_) = unit.phase else { return };
-            if unit.telling > 0 || unit.serving > 0 || unit.writers > 0 || unit.getting {
+            if unit.telling > 0 || unit.serving > 0 || unit.writers > 0 || unit.getting || nodes.knows(node) {
                 return;
             }
-            let place = unit.place;
-            table.units.remove(&node);
-            table.held -= 1;
-            place
-        };
-        self.clear(place);
+            // A thread that needs the lease again gets it after it is left.
+            unit.phase = Phase::Closed;
+            (unit.giving, unit.disturbed) = (unit.giving + 1, true);
+        }
         self.leases().leave(node);
+        self.end_giving(node, true);
     }
 
     /// Whether a unit may have pages in the kernel, which a recall has to wait for.

@@ -10,6 +10,7 @@ use crate::files::OpenFile;
 use crate::gateway::{Answer, Gateway, name, node};
 use crate::recalls::Repair;
 use crate::reply::Reply;
+use crate::units::{PAGE_BYTES, PageRange};
 use format::record::{FILE_BYTES_MAX, FileType};
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
@@ -20,8 +21,6 @@ use vfs::{Caller, Error, LeaseMode, access};
 
 /// Bytes that one message copies at most: others wait meanwhile.
 const COPY_BYTES_MAX: usize = 16 << 20;
-/// A page of the kernel's.
-const PAGE_BYTES: u64 = 4096;
 
 fn has(flags: u32, flag: i32) -> bool {
     flags & flag as u32 != 0
@@ -139,7 +138,8 @@ impl Gateway {
         let fields: ReadIn = body.take()?;
         let handle = self.files.get(fields.handle)?.handle;
         if self.caches {
-            reply.stays(self.units.enter_pages(node(header), LeaseMode::Read)?);
+            let range = PageRange::of(fields.offset, fields.bytes.into());
+            reply.stays(self.units.enter_read(node(header), range)?);
         }
         let mut into = [IoSliceMut::new(reply.spare(fields.bytes as usize))];
         let bytes = self.engine.read(handle, fields.offset, &mut into)?;
@@ -196,16 +196,16 @@ impl Gateway {
     /// the file, at which they were put, lay elsewhere; or if the kernel was told to drop pages meanwhile, and read one of
     /// these before the write took effect.
     fn repair_after(&self, file: &OpenFile, offset: u64, (bytes, written): (&[u8], &Written)) {
-        let Some(&last) = bytes.get(..written.bytes).and_then(<[u8]>::last) else { return };
+        let Some(bytes) = bytes.get(..written.bytes) else { return };
+        let Some(&last) = bytes.last() else { return };
         let start = written.end - written.bytes as u64;
-        let (node, page) = (file.inode, |at: u64| at - at % PAGE_BYTES);
+        let node = file.inode;
         if start != offset {
+            let from = start.min(offset);
             let last = (start > offset).then(|| (written.end - 1, last));
-            self.repair(Repair { node, offset: page(start.min(offset)), bytes: 0, last });
-        } else if self.units.is_recalled(node) {
-            let from = page(start);
-            let bytes = page(written.end + PAGE_BYTES - 1) - from;
-            self.repair(Repair { node, offset: from, bytes, last: None });
+            self.repair(Repair::Moved { node, from: from - from % PAGE_BYTES, last });
+        } else if self.units.write_was_overtaken(node, PageRange::of(start, written.bytes as u64)) {
+            self.repair(Repair::Overtaken { node, offset, bytes: bytes.to_vec() });
         }
     }
 

@@ -85,7 +85,7 @@ impl Gateway {
 
     fn forget_node(&self, node: InodeNumber, lookups: u64) {
         if self.nodes.forget(&*self.engine, node, lookups) && self.caches {
-            self.units.forget(node);
+            self.units.forget(&self.nodes, node);
         }
     }
 

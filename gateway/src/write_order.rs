@@ -1,0 +1,166 @@
+//! Reads after writes of one file, in the order in which they came. The kernel puts the bytes of a write into its pages before it
+//! asks. If these pages are dropped meanwhile, another program has them read again; a read that was served before the write would
+//! give them without its bytes, and a map that makes such a page dirty would undo the write. So a read waits for the writes that
+//! came before it.
+//!
+//! A write waits for the lease of its file, for room and for the daemon, and for no read; so no two wait for each other.
+
+use crate::abi::{self, Body, WRITE_FROM_CACHE, WriteIn, opcode};
+use crate::turn;
+use format::InodeNumber;
+use ipc::sync::Ordering;
+use ipc::{Host, Lock, Waited, Word};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Writes of one file. The kernel makes one at a time, so that they end in their order.
+#[derive(Default)]
+struct Count {
+    came: u64,
+    served: u64,
+}
+
+pub(crate) struct WriteOrder {
+    host: Arc<dyn Host>,
+    /// Files with writes that are being served.
+    files: Lock<BTreeMap<InodeNumber, Count>>,
+    /// How many there are, so that a read of another file takes no lock.
+    count: Word,
+    /// Grows with each write that was served.
+    served: Word,
+    /// Threads that wait for one.
+    waiting: Word,
+}
+
+/// A message, by its place in the order.
+pub(crate) struct Arrival<'a> {
+    order: &'a WriteOrder,
+    what: What,
+}
+
+enum What {
+    Other,
+    Write(InodeNumber),
+    /// A read after so many writes.
+    Read(InodeNumber, u64),
+}
+
+impl WriteOrder {
+    pub(crate) fn new(host: Arc<dyn Host>) -> Self {
+        let (count, served, waiting) = (Word::new(0), Word::new(0), Word::new(0));
+        Self { files: Lock::new(host.clone(), BTreeMap::new()), count, served, waiting, host }
+    }
+
+    /// A message was taken; to be called by the thread that has taken it, while it has the turn.
+    pub(crate) fn arrives(&self, message: &[u8]) -> Arrival<'_> {
+        Arrival { order: self, what: self.what(message) }
+    }
+
+    fn what(&self, message: &[u8]) -> What {
+        let Ok((header, body)) = abi::split(message) else { return What::Other };
+        let node = InodeNumber::new(header.node);
+        match header.opcode {
+            opcode::WRITE if !is_from_cache(body) => {
+                let mut files = self.files.lock();
+                files.entry(node).or_default().came += 1;
+                // Relaxed: read by the thread that has the turn, which this one has now.
+                self.count.store(files.len() as u32, Ordering::Relaxed);
+                What::Write(node)
+            }
+            // Relaxed: a write that came before was counted by the thread that had the turn then.
+            opcode::READ if self.count.load(Ordering::Relaxed) > 0 => {
+                self.files.lock().get(&node).map_or(What::Other, |count| What::Read(node, count.came))
+            }
+            _ => What::Other,
+        }
+    }
+
+    fn is_served(&self, node: InodeNumber, writes: u64) -> bool {
+        self.files.lock().get(&node).is_none_or(|count| count.served >= writes)
+    }
+}
+
+fn is_from_cache(mut body: Body<'_>) -> bool {
+    body.take::<WriteIn>().is_ok_and(|write| write.write_flags & WRITE_FROM_CACHE != 0)
+}
+
+impl Arrival<'_> {
+    /// Waits for the writes that came before; others take messages meanwhile.
+    pub(crate) fn wait(&self) {
+        let What::Read(node, writes) = self.what else { return };
+        loop {
+            // Acquire: pairs with the count of a write that was served.
+            let seen = self.order.served.load(Ordering::Acquire);
+            if self.order.is_served(node, writes) {
+                return;
+            }
+            turn::give_away();
+            // SeqCst: pairs with the loads of a write that was served.
+            self.order.waiting.fetch_add(1, Ordering::SeqCst);
+            let (Waited::Woken | Waited::TimedOut | Waited::Interrupted) =
+                self.order.host.wait(&self.order.served, seen, None);
+            self.order.waiting.fetch_add(u32::MAX, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for Arrival<'_> {
+    fn drop(&mut self) {
+        let What::Write(node) = self.what else { return };
+        let order = self.order;
+        {
+            let mut files = order.files.lock();
+            if let Some(count) = files.get_mut(&node) {
+                count.served += 1;
+                if count.served == count.came {
+                    files.remove(&node);
+                }
+            }
+            order.count.store(files.len() as u32, Ordering::Relaxed);
+        }
+        // SeqCst: pairs with `wait`. A thread that is not seen to wait sees that the word is another one.
+        order.served.fetch_add(1, Ordering::SeqCst);
+        if order.waiting.load(Ordering::SeqCst) > 0 {
+            order.host.wake(&order.served, ipc::WAKE_ALL);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::abi::InHeader;
+    use ipc::SystemHost;
+    use zerocopy::IntoBytes;
+
+    fn message(opcode: u32, node: u64, write_flags: u32) -> Vec<u8> {
+        let header = InHeader { opcode, node, ..InHeader::default() };
+        let fields = WriteIn { write_flags, ..WriteIn::default() };
+        [header.as_bytes(), fields.as_bytes()].concat()
+    }
+
+    #[test]
+    fn a_read_waits_for_the_writes_of_its_file_that_came_before_it() {
+        let order = WriteOrder::new(Arc::new(SystemHost));
+        let arrives = |opcode, node, flags| order.arrives(&message(opcode, node, flags));
+        arrives(opcode::READ, 5, 0).wait();
+        let write = arrives(opcode::WRITE, 5, 0);
+        let from_cache = arrives(opcode::WRITE, 6, WRITE_FROM_CACHE);
+        [arrives(opcode::READ, 6, 0), arrives(opcode::GETATTR, 5, 0)].iter().for_each(Arrival::wait);
+        let read = arrives(opcode::READ, 5, 0);
+        let later = arrives(opcode::WRITE, 5, 0);
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| read.wait());
+            let until = SystemHost.now().after(std::time::Duration::from_secs(60));
+            while order.waiting.load(Ordering::SeqCst) == 0 {
+                assert!(!waits.is_finished() && SystemHost.now() < until, "it does not wait");
+                std::hint::spin_loop();
+            }
+            drop(write);
+            waits.join().unwrap();
+        });
+        drop((later, from_cache));
+        assert!(order.files.lock().is_empty());
+        assert_eq!(order.count.load(Ordering::Relaxed), 0);
+    }
+}
