@@ -130,17 +130,25 @@ impl Units {
 
     /// Whether nothing came during the pass: then the unit is closed.
     fn end_pass(&self, node: InodeNumber) -> bool {
+        loop {
+            let (seen, now) = (self.seen(), self.host.now());
+            let rest = {
+                let mut table = self.table.lock();
+                let Some(unit) = table.units.get_mut(&node) else { return true };
+                if unit.filled || unit.serving > 0 {
+                    break;
+                }
+                let rest = unit.append_until.filter(|until| now < *until);
+                if rest.is_none() {
+                    unit.phase = Phase::Closed;
+                    return true;
+                }
+                rest
+            };
+            self.sleep(seen, rest);
+        }
         let seen = self.seen();
-        let serving = {
-            let mut table = self.table.lock();
-            let Some(unit) = table.units.get_mut(&node) else { return true };
-            if !unit.filled && unit.serving == 0 {
-                unit.phase = Phase::Closed;
-                return true;
-            }
-            unit.serving
-        };
-        if serving > 0 {
+        if self.table.lock().units.get(&node).is_some_and(|unit| unit.serving > 0) {
             self.sleep(seen, Some(self.host.now().after(SERVED)));
         }
         false

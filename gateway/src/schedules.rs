@@ -321,6 +321,32 @@ fn pages_that_were_read_before_a_write_that_the_kernel_has_made_get_its_bytes() 
     around.gateway.end_recalls();
 }
 
+/// M.6: an append of which the kernel asks in two messages, as it goes over the end of a page.
+#[test]
+fn nothing_comes_between_the_parts_of_an_append() {
+    let around = Around::new();
+    let (EntryOut { node, .. }, handle) = around.create(b"file");
+    let append = |offset, bytes: &[u8]| {
+        let flags = libc::O_APPEND as u32;
+        let fields = WriteIn { handle, offset, bytes: bytes.len() as u32, flags, ..WriteIn::default() };
+        around.ask(opcode::WRITE, node, &[fields.as_bytes(), bytes]);
+    };
+    let patience = &around.gateway.units.rest_of_append_ms;
+    patience.store(LONG.as_millis() as u32, Ordering::SeqCst);
+    append(0, &[1; 4096]);
+    let recall = around.begin_recall(node);
+    wait_while(&around.kernel.begun, |begun| begun == 0);
+    until(|| around.gateway.units.waiting.load(Ordering::SeqCst) > 0);
+    assert_eq!(around.given_back(), [0; 0], "the rest may come");
+    append(4096, b"rest");
+    recall.join().unwrap();
+    assert_eq!(around.given_back(), [node]);
+    // One that has no rest is not waited for long.
+    patience.store(1, Ordering::SeqCst);
+    append(4100, &[1; 8192 - 4100]);
+    around.recall(node);
+}
+
 /// M.7: the kernel was told of an inode that it has not made yet.
 #[test]
 fn an_inode_that_the_kernel_is_about_to_make_is_dropped_when_it_is_there() {

@@ -13,9 +13,10 @@ use crate::guard::KernelHas;
 use crate::nodes::Nodes;
 use format::InodeNumber;
 use ipc::sync::Ordering;
-use ipc::{Host, Lock, Waited, Word};
+use ipc::{Host, Lock, Time, Waited, Word};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 use vfs::{CacheLeases, Engine, LeaseMode};
 
 /// How long the kernel may keep an answer that it is told to keep.
@@ -23,6 +24,9 @@ pub(crate) const VALID_SECONDS: u64 = 3600;
 
 /// Pages of the kernel.
 pub(crate) const PAGE_BYTES: u64 = 4096;
+
+/// How long a recall waits for the rest of an append that the kernel may have split.
+const REST_OF_APPEND_MS: u32 = 20;
 
 /// Units that may stand in the order without being held.
 const ORDER_SPARE: usize = 1024;
@@ -84,6 +88,8 @@ pub(crate) struct Unit {
     pub(crate) has_pages: bool,
     /// What was read since the last pass began; none if a write that began since then was served.
     pub(crate) read_since_pass: Option<PageRange>,
+    /// Until when the rest of an append may come.
+    pub(crate) append_until: Option<Time>,
     /// Until which epoch the kernel may have names.
     pub(crate) names: Option<u64>,
     /// Where it is noted that the kernel may have something of it.
@@ -104,6 +110,7 @@ impl Default for Unit {
             filled: false,
             has_pages: false,
             read_since_pass: None,
+            append_until: None,
             names: None,
             place: None,
         }
@@ -156,7 +163,7 @@ pub(crate) struct Units {
     /// Grows when something that is waited for may have come.
     changed: Word,
     /// Threads that wait for it.
-    waiting: Word,
+    pub(crate) waiting: Word,
     /// Something has to be dropped to make room.
     crowded: Word,
     /// 1 from when the connection is over: the kernel makes no inode any more.
@@ -166,6 +173,8 @@ pub(crate) struct Units {
     /// What the guard of the mount reads, if there is one.
     pub(crate) kernel_has: Option<Arc<KernelHas>>,
     pub(crate) held_max: usize,
+    /// See [`Self::append_ends`].
+    pub(crate) rest_of_append_ms: Word,
 }
 
 /// That a unit's lease was held, and which hold of it.
@@ -213,6 +222,7 @@ impl Units {
             waiting: Word::new(0),
             crowded: Word::new(0),
             over: Word::new(0),
+            rest_of_append_ms: Word::new(REST_OF_APPEND_MS),
             held_max,
             kernel_has,
             host,
@@ -424,6 +434,9 @@ impl Units {
                 match unit.phase {
                     Phase::Held(held) | Phase::Recalled(held) if held >= wanted => {
                         (unit.serving, unit.has_pages) = (unit.serving + 1, true);
+                        if mode == LeaseMode::Write {
+                            unit.append_until = None;
+                        }
                         Some(None)
                     }
                     Phase::Held(_) | Phase::Free if !unit.getting => {
@@ -437,6 +450,18 @@ impl Units {
                 None => return Ok(Stay { units: self.clone(), node, pages: true }),
                 Some(mode) => self.get(node, mode, || self.leases().hold(node, mode))?,
             }
+        }
+    }
+
+    /// A write took effect at the end of the file, up to `kernel_end` as the kernel sees it. The kernel asks in two messages for an
+    /// append that goes over the end of a page which it does not have, and nothing is to come between them: a recall waits
+    /// for the second one. There may be none, so it does not wait for long.
+    pub(crate) fn append_ends(&self, node: InodeNumber, kernel_end: u64) {
+        if kernel_end.is_multiple_of(PAGE_BYTES)
+            && let Some(unit) = self.table.lock().units.get_mut(&node)
+        {
+            let patience = Duration::from_millis(self.rest_of_append_ms.load(Ordering::Relaxed).into());
+            unit.append_until = Some(self.host.now().after(patience));
         }
     }
 

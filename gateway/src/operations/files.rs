@@ -170,6 +170,9 @@ impl Gateway {
         }
         let written = self.engine.write(&caller, file.handle, at, &from)?;
         if self.caches {
+            if appends {
+                self.units.append_ends(file.inode, fields.offset + written.bytes as u64);
+            }
             self.repair_after(&file, fields.offset, (bytes, &written));
         }
         let bytes = u32::try_from(written.bytes).expect("no more is written than was given");
