@@ -249,7 +249,7 @@ impl Core {
         let mut inner = self.lock();
         let mut waiting: Vec<_> = (0..inner.threads.len())
             .filter_map(|thread| match inner.threads[thread].state {
-                State::Word(theirs, _) => Some((thread, theirs)),
+                State::Word(theirs, _) if Places::may_be_same(theirs, address) => Some((thread, theirs)),
                 _ => None,
             })
             .collect();
