@@ -4,8 +4,9 @@
 //! A map from ranges of bytes to pieces that never overlap. A piece stands for bytes of a record, or for zeros that
 //! a truncation or a hole made; each remembers the record's sequence, so that what was digested can be dropped.
 //!
-//! Pieces stand in chunks of a fixed size that come from a [`Pool`], shared by all files of a session: in steady
-//! state, when as much is purged as is added, nothing is allocated.
+//! Pieces stand in chunks of two sizes that come from a [`Pool`], shared by all files of a session: in steady
+//! state, when as much is purged as is added, nothing is allocated. Most files have a piece or two, for which a small chunk is
+//! enough.
 
 use format::{BLOCK_BYTES, Sequence};
 use std::cell::Cell;
@@ -46,25 +47,29 @@ impl Piece {
     }
 }
 
-/// Pieces of a chunk.
+/// Pieces of a chunk, and of a small one.
 const CHUNK: usize = 32;
+const SMALL: usize = 2;
 
-#[derive(Debug)]
-struct Chunk {
-    count: usize,
-    pieces: [Piece; CHUNK],
-}
+/// Chunks of a size that are kept although none is in use.
+const SPARE_MAX: usize = 512;
 
 const EMPTY: Piece = Piece { start: 0, end: 0, origin: Origin::Zero, sequence: Sequence::new(0) };
 
-/// Chunks of all files of a session.
+#[derive(Debug)]
+struct Chunk<const PIECES: usize> {
+    count: usize,
+    pieces: [Piece; PIECES],
+}
+
+/// All chunks of one size.
 #[derive(Debug, Default)]
-pub(crate) struct Pool {
-    chunks: Vec<Chunk>,
+struct Chunks<const PIECES: usize> {
+    chunks: Vec<Chunk<PIECES>>,
     free: Vec<u32>,
 }
 
-impl Pool {
+impl<const PIECES: usize> Chunks<PIECES> {
     fn take(&mut self) -> u32 {
         if let Some(index) = self.free.pop() {
             self.chunks[index as usize].count = 0;
@@ -72,7 +77,7 @@ impl Pool {
         }
         let index =
             u32::try_from(self.chunks.len()).expect("a log has fewer records than a number has values");
-        self.chunks.push(Chunk { count: 0, pieces: [EMPTY; CHUNK] });
+        self.chunks.push(Chunk { count: 0, pieces: [EMPTY; PIECES] });
         // So that giving chunks back never allocates.
         self.free.reserve(self.chunks.len());
         index
@@ -80,11 +85,60 @@ impl Pool {
 
     fn give_back(&mut self, index: u32) {
         self.free.push(index);
+        if self.free.len() == self.chunks.len() && self.chunks.len() > SPARE_MAX {
+            *self = Self { chunks: Vec::new(), free: Vec::new() };
+        }
+    }
+}
+
+/// Marks the number of a small chunk.
+const IS_SMALL: u32 = 1 << 31;
+
+/// Chunks of all files of a session.
+#[derive(Debug, Default)]
+pub(crate) struct Pool {
+    large: Chunks<CHUNK>,
+    small: Chunks<SMALL>,
+}
+
+impl Pool {
+    fn take_small(&mut self) -> u32 {
+        self.small.take() | IS_SMALL
     }
 
+    fn take_large(&mut self) -> u32 {
+        self.large.take()
+    }
+
+    fn give_back(&mut self, index: u32) {
+        if index & IS_SMALL == 0 {
+            self.large.give_back(index);
+        } else {
+            self.small.give_back(index & !IS_SMALL);
+        }
+    }
+
+    /// The places of a chunk, and how many of them are in use.
+    #[inline]
+    fn chunk(&mut self, index: u32) -> (&mut [Piece], &mut usize) {
+        if index & IS_SMALL == 0 {
+            let chunk = &mut self.large.chunks[index as usize];
+            (&mut chunk.pieces, &mut chunk.count)
+        } else {
+            let chunk = &mut self.small.chunks[(index & !IS_SMALL) as usize];
+            (&mut chunk.pieces, &mut chunk.count)
+        }
+    }
+
+    #[inline]
     fn pieces(&self, index: u32) -> &[Piece] {
-        let chunk = &self.chunks[index as usize];
-        &chunk.pieces[..chunk.count]
+        if index & IS_SMALL == 0 {
+            let chunk = &self.large.chunks[index as usize];
+            &chunk.pieces[..chunk.count]
+        } else {
+            let chunk = &self.small.chunks[(index & !IS_SMALL) as usize];
+            &chunk.pieces[..chunk.count]
+        }
     }
 }
 
@@ -188,14 +242,15 @@ impl Overlay {
             self.counted.set(None);
             return self.insert_within(pool, piece);
         }
-        let last = pool.chunks[self.chunks[at.chunk].1 as usize].pieces[at.piece - 1];
+        let (places, count) = pool.chunk(self.chunks[at.chunk].1);
+        let last = places[at.piece - 1];
+        // Behind all others, where there is room: a file that grows.
+        let has_room = at.piece < places.len();
+        if has_room {
+            (places[at.piece], *count) = (piece, at.piece + 1);
+        }
         self.count_last(&last, &piece);
-        if at.piece < CHUNK {
-            // Behind all others, where there is room: a file that grows.
-            let chunk = &mut pool.chunks[self.chunks[at.chunk].1 as usize];
-            chunk.pieces[at.piece] = piece;
-            chunk.count = at.piece + 1;
-        } else {
+        if !has_room {
             self.put(pool, at, piece);
         }
     }
@@ -238,23 +293,23 @@ impl Overlay {
         let mut dropped = false;
         let mut count = BlockCount::default();
         self.chunks.retain_mut(|(first, index)| {
-            let chunk = &mut pool.chunks[*index as usize];
+            let (places, used) = pool.chunk(*index);
             let mut kept = 0;
-            for piece in 0..chunk.count {
-                if chunk.pieces[piece].sequence > digested {
-                    chunk.pieces[kept] = chunk.pieces[piece];
+            for piece in 0..*used {
+                if places[piece].sequence > digested {
+                    places[kept] = places[piece];
                     kept += 1;
                 } else {
-                    count.add(&chunk.pieces[piece]);
+                    count.add(&places[piece]);
                 }
             }
-            dropped |= kept < chunk.count;
-            chunk.count = kept;
+            dropped |= kept < *used;
+            *used = kept;
             if kept == 0 {
-                pool.free.push(*index);
+                pool.give_back(*index);
                 return false;
             }
-            *first = chunk.pieces[0].start;
+            *first = places[0].start;
             true
         });
         if dropped {
@@ -276,9 +331,8 @@ impl Overlay {
     #[inline]
     fn end(&self, pool: &Pool) -> Option<(u64, At)> {
         let (_, index) = self.chunks.last()?;
-        let chunk = &pool.chunks[*index as usize];
-        let last = chunk.pieces[chunk.count.checked_sub(1)?];
-        Some((last.end, At { chunk: self.chunks.len() - 1, piece: chunk.count }))
+        let pieces = pool.pieces(*index);
+        Some((pieces.last()?.end, At { chunk: self.chunks.len() - 1, piece: pieces.len() }))
     }
 
     /// Where the first piece stands that ends after `offset`.
@@ -292,9 +346,7 @@ impl Overlay {
     /// The same place, if it is behind the last piece of a chunk, at the start of the next.
     fn normal(&self, pool: &Pool, at: At) -> At {
         match self.chunks.get(at.chunk) {
-            Some((_, index)) if at.piece >= pool.chunks[*index as usize].count => {
-                At { chunk: at.chunk + 1, piece: 0 }
-            }
+            Some((_, index)) if at.piece >= pool.pieces(*index).len() => At { chunk: at.chunk + 1, piece: 0 },
             _ => at,
         }
     }
@@ -306,7 +358,7 @@ impl Overlay {
 
     fn set(&mut self, pool: &mut Pool, at: At, piece: Piece) {
         let (first, index) = &mut self.chunks[at.chunk];
-        pool.chunks[*index as usize].pieces[at.piece] = piece;
+        pool.chunk(*index).0[at.piece] = piece;
         if at.piece == 0 {
             *first = piece.start;
         }
@@ -314,15 +366,15 @@ impl Overlay {
 
     fn remove(&mut self, pool: &mut Pool, at: At) {
         let (first, index) = &mut self.chunks[at.chunk];
-        let chunk = &mut pool.chunks[*index as usize];
-        chunk.pieces.copy_within(at.piece + 1..chunk.count, at.piece);
-        chunk.count -= 1;
-        if chunk.count == 0 {
+        let (places, count) = pool.chunk(*index);
+        places.copy_within(at.piece + 1..*count, at.piece);
+        *count -= 1;
+        if *count == 0 {
             let index = *index;
             self.chunks.remove(at.chunk);
             pool.give_back(index);
         } else if at.piece == 0 {
-            *first = chunk.pieces[0].start;
+            *first = places[0].start;
         }
     }
 
@@ -331,41 +383,53 @@ impl Overlay {
         // Behind the last piece of the chunk before is the same place, and mostly where there is room.
         let at = match at {
             At { piece: 0, chunk } if chunk > 0 => {
-                At { chunk: chunk - 1, piece: pool.chunks[self.chunks[chunk - 1].1 as usize].count }
+                At { chunk: chunk - 1, piece: pool.pieces(self.chunks[chunk - 1].1).len() }
             }
             at => at,
         };
         if self.chunks.is_empty() {
-            let index = pool.take();
+            let index = pool.take_small();
             self.chunks.push((piece.start, index));
         }
         let at = self.make_room(pool, at);
         let (first, index) = &mut self.chunks[at.chunk];
-        let chunk = &mut pool.chunks[*index as usize];
-        chunk.pieces.copy_within(at.piece..chunk.count, at.piece + 1);
-        chunk.pieces[at.piece] = piece;
-        chunk.count += 1;
+        let (places, count) = pool.chunk(*index);
+        places.copy_within(at.piece..*count, at.piece + 1);
+        places[at.piece] = piece;
+        *count += 1;
         if at.piece == 0 {
             *first = piece.start;
         }
     }
 
-    /// Splits the chunk of a place if it is full; the place may move.
+    /// Splits the chunk of a place if it is full; the place may move. A small one becomes a large one.
     fn make_room(&mut self, pool: &mut Pool, at: At) -> At {
-        let index = self.chunks[at.chunk].1 as usize;
-        if pool.chunks[index].count < CHUNK {
+        let index = self.chunks[at.chunk].1;
+        let (places, count) = pool.chunk(index);
+        if *count < places.len() {
             return at;
         }
-        let new = pool.take();
+        if index & IS_SMALL != 0 {
+            let small: [Piece; SMALL] = places.try_into().expect("a small chunk has so many places");
+            let large = pool.take_large();
+            let (places, count) = pool.chunk(large);
+            places[..SMALL].copy_from_slice(&small);
+            *count = SMALL;
+            pool.give_back(index);
+            self.chunks[at.chunk].1 = large;
+            return at;
+        }
+        let new = pool.take_large();
         // At the end of a chunk a file probably grows: leave the old one full.
         let kept = if at.piece == CHUNK { CHUNK } else { CHUNK / 2 };
         let moved = CHUNK - kept;
+        let chunks = &mut pool.large.chunks;
         for piece in 0..moved {
-            pool.chunks[new as usize].pieces[piece] = pool.chunks[index].pieces[kept + piece];
+            chunks[new as usize].pieces[piece] = chunks[index as usize].pieces[kept + piece];
         }
-        pool.chunks[new as usize].count = moved;
-        pool.chunks[index].count = kept;
-        self.chunks.insert(at.chunk + 1, (pool.chunks[new as usize].pieces[0].start, new));
+        chunks[new as usize].count = moved;
+        chunks[index as usize].count = kept;
+        self.chunks.insert(at.chunk + 1, (chunks[new as usize].pieces[0].start, new));
         if at.piece < kept || (at.piece == kept && moved > 0) {
             at
         } else {
@@ -424,7 +488,11 @@ mod tests {
                 "a chunk is known by its first"
             );
         }
-        assert_eq!(overlay.chunks.len() + pool.free.len(), pool.chunks.len(), "no chunk is lost");
+        let (free, all) = (
+            pool.large.free.len() + pool.small.free.len(),
+            pool.large.chunks.len() + pool.small.chunks.len(),
+        );
+        assert_eq!(overlay.chunks.len() + free, all, "no chunk is lost");
     }
 
     proptest! {
@@ -486,6 +554,24 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn many_files_with_a_piece_each_take_little_and_leave_nothing() {
+        let (mut pool, mut files) = (Pool::default(), Vec::new());
+        for number in 0..3 * SPARE_MAX as u64 {
+            let mut overlay = Overlay::default();
+            for start in [0, 5000] {
+                let sequence = Sequence::new(number + 1);
+                overlay.insert(&mut pool, Piece { start, end: start + 100, origin: Origin::Zero, sequence });
+            }
+            files.push(overlay);
+        }
+        assert_eq!((pool.small.chunks.len(), pool.large.chunks.len()), (files.len(), 0));
+        for overlay in &mut files {
+            overlay.purge(&mut pool, Sequence::new(u64::MAX - 1));
+        }
+        assert_eq!((pool.small.chunks.len(), pool.small.free.len()), (0, 0));
     }
 
     #[test]
