@@ -94,6 +94,8 @@ struct Peer {
     /// A thread connects to it and brings it up.
     is_busy: bool,
     next_try: Option<Time>,
+    /// The life in which it was tried last.
+    tried: Option<Epoch>,
     /// Since when there is no connection to it.
     lost_at: Option<Time>,
     /// How long it had kept programs waiting at the last decision, and at how many decisions in a row it had not moved.
@@ -174,7 +176,7 @@ impl Peers {
         let peer = self.peers.entry(node).or_default();
         match step {
             PeerStep::Nothing | PeerStep::AskAnew => {}
-            PeerStep::Add => peer.is_busy = true,
+            PeerStep::Add => (peer.is_busy, peer.tried) = (true, facts.life),
             PeerStep::SaySync => peer.proposed = Some(facts.version),
             PeerStep::SayLost => {
                 peer.problem = Some("it did not answer in time".to_owned());
@@ -206,12 +208,15 @@ impl Peers {
             CopyView { is_connected: copy.connected, is_level: copy.level, is_stuck }
         });
         let is_refused = facts.life.is_some() && peer.refused == facts.life;
+        // A daemon that took the place of one that died is another one: what failed before says nothing of it.
+        let is_new = facts.life.is_some() && peer.tried != facts.life;
+        let is_time = is_new || peer.next_try.is_none_or(|next| now >= next);
         PeerView {
             is_member: facts.life.is_some(),
             in_sync: facts.in_sync,
             is_open: !facts.in_sync && peer.proposed.is_some_and(|proposed| facts.version <= proposed),
             copy,
-            may_try: peer.next_try.is_none_or(|next| now >= next) && !is_refused,
+            may_try: is_time && !is_refused,
             is_busy: peer.is_busy,
         }
     }
@@ -313,5 +318,26 @@ mod tests {
         assert_eq!(PeerView { is_busy: true, ..lost }.step(), PeerStep::Nothing);
         assert_eq!(PeerView { copy: None, in_sync: false, ..seen() }.step(), PeerStep::Add);
         assert_eq!(PeerView { copy: None, ..seen() }.step(), PeerStep::SayLost);
+    }
+
+    #[test]
+    fn a_node_whose_daemon_was_replaced_is_tried_without_a_pause() {
+        let (node, start) = (NodeId::new(2), Time::from_ns(0));
+        let facts = |life: u32, connected: bool| PeerFacts {
+            life: Some(Epoch::new(life)),
+            in_sync: true,
+            version: ChangeNumber::new(1),
+            copy: Some(CopyFacts { connected, level: true, stalled: None }),
+        };
+        let mut peers = Peers::new(Duration::from_millis(250), Duration::from_millis(10));
+        assert_eq!(peers.step(start, node, &facts(4, true)), PeerStep::Nothing);
+        // It died. The address that is known is that of the dead daemon.
+        assert_eq!(peers.step(start, node, &facts(4, false)), PeerStep::Add);
+        peers.added(start, node, Err(("refused".to_owned(), None)));
+        assert_eq!(peers.step(start, node, &facts(4, false)), PeerStep::Nothing, "a pause");
+        assert_eq!(peers.step(start, node, &facts(5, false)), PeerStep::Add, "another daemon is there");
+        peers.added(start, node, Err(("it is busy".to_owned(), None)));
+        assert_eq!(peers.step(start, node, &facts(5, false)), PeerStep::Nothing);
+        assert_eq!(peers.step(start.after(PAUSE), node, &facts(5, false)), PeerStep::Add);
     }
 }
