@@ -56,7 +56,7 @@ impl Head {
             daemon,
             losses,
             pool,
-            peers: Lock::new(host.clone(), Peers::new(begun.chain.patience(), LOOK)),
+            peers: Lock::new(host.clone(), Peers::new(begun.chain.patience(), begun.chain.lag(), LOOK)),
             version: Lock::new(host, subtree.version),
         })
     }
@@ -179,5 +179,11 @@ impl Head {
 
 /// How a copy is, of what decides what is done about it.
 fn facts_of(copy: &CopyState) -> CopyFacts {
-    CopyFacts { connected: copy.connected, level: copy.level, stalled: copy.stalled }
+    CopyFacts {
+        connected: copy.connected,
+        level: copy.level,
+        stalled: copy.stalled,
+        behind_bytes: copy.behind_bytes,
+        executed_bytes: copy.executed_bytes,
+    }
 }

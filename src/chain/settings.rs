@@ -1,7 +1,7 @@
 //! `[chain]` in `hearth.toml`: what the nodes of a cluster of several have in common.
 
 use crate::error::{Error, Result};
-use cluster::Rules;
+use cluster::{LagBound, Rules};
 use format::PoolUid;
 use ipc::{Host, SystemHost};
 use pmem::Medium;
@@ -22,6 +22,10 @@ const TREE_NODES_MIN: u64 = 4096;
 const LEASE_MS: u64 = 1000;
 /// How long a copy may keep programs waiting.
 const PATIENCE_MS: u64 = 250;
+/// What a copy may lack: a quarter of the largest log of a program, which is sent in a fraction of a second.
+const LAG_BYTES: u64 = 16 << 20;
+/// How long it may lack more: longer than any pause of a machine that is busy.
+const LAG_SECONDS: u64 = 5;
 /// Nodes on which an fsync has to be.
 const MIN_COPIES: u32 = 1;
 /// By how many parts in a million a clock may be wrong.
@@ -41,6 +45,12 @@ pub struct ChainSettings {
     /// How long a copy may keep programs waiting before it does not count any more, in ms.
     #[serde(default = "patience_ms")]
     pub patience_ms: u64,
+    /// A copy in sync may lack so many bytes of logs for any time, and more for [`Self::lag_seconds`].
+    #[serde(default = "lag_bytes")]
+    pub lag_bytes: u64,
+    /// So long a copy in sync may lack more, unless it gets on by as much.
+    #[serde(default = "lag_seconds")]
+    pub lag_seconds: u64,
     /// On how many nodes that hold all that was acknowledged an fsync has to be; it waits while there are fewer.
     #[serde(default = "min_copies")]
     pub min_copies: u32,
@@ -67,6 +77,14 @@ pub struct PoolShape {
 
 fn loopback() -> IpAddr {
     Ipv4Addr::LOCALHOST.into()
+}
+
+fn lag_bytes() -> u64 {
+    LAG_BYTES
+}
+
+fn lag_seconds() -> u64 {
+    LAG_SECONDS
 }
 
 fn min_copies() -> u32 {
@@ -126,7 +144,17 @@ impl ChainSettings {
     /// Of a cluster whose pools are made so.
     pub fn new(pools: PoolShape) -> Self {
         let (lease_ms, patience_ms) = (LEASE_MS, PATIENCE_MS);
-        Self { founder: 1, address: loopback(), lease_ms, patience_ms, min_copies: MIN_COPIES, pools }
+        let (lag_bytes, lag_seconds) = (LAG_BYTES, LAG_SECONDS);
+        Self {
+            founder: 1,
+            address: loopback(),
+            lease_ms,
+            patience_ms,
+            lag_bytes,
+            lag_seconds,
+            min_copies: MIN_COPIES,
+            pools,
+        }
     }
 
     /// With these times where they are chosen.
@@ -148,6 +176,11 @@ impl ChainSettings {
         if self.min_copies == 0 {
             return Err(Error::new(
                 "hearth.toml: min_copies = 0 in [chain]: an fsync is on one node at least",
+            ));
+        }
+        if self.lag_seconds == 0 {
+            return Err(Error::new(
+                "hearth.toml: lag_seconds = 0 in [chain]: no copy could stay in sync under load",
             ));
         }
         if Rules::new(Duration::from_millis(self.lease_ms), DRIFT_PPM).is_none() {
@@ -177,6 +210,12 @@ impl ChainSettings {
             )));
         }
         Ok(())
+    }
+
+    /// How slow a copy may be.
+    pub fn lag(&self) -> LagBound {
+        let time = Duration::from_secs(self.lag_seconds);
+        LagBound { bytes: self.lag_bytes, time }
     }
 
     /// How long a copy may keep programs waiting.

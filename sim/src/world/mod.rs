@@ -21,7 +21,7 @@ use self::node::Life;
 use crate::host::{SimHost, Simulation};
 use crate::random::Random;
 use crate::step::{Ended, Limits};
-use cluster::Rules;
+use cluster::{LagBound, Rules};
 use format::{NodeId, PoolUid};
 use ipc::sync::Ordering;
 use ipc::{Host, Time, Word};
@@ -36,6 +36,8 @@ use transport::{ClusterKey, Identity, Network};
 pub(crate) const LEASE: Duration = Duration::from_millis(60);
 /// How long a copy may keep programs waiting.
 pub(crate) const PATIENCE: Duration = Duration::from_millis(20);
+/// How slow a copy may be.
+pub(crate) const LAG: LagBound = LagBound { bytes: 64 << 10, time: Duration::from_millis(100) };
 /// The bound on how wrong a clock runs.
 const DRIFT_PPM: u32 = 20_000;
 /// How long the nodes may take to be level when nothing goes wrong any more.

@@ -4,7 +4,7 @@
 
 use super::clock::NodeClock;
 use super::manager::ManagerLink;
-use super::{LEASE, PATIENCE, World, config, lock};
+use super::{LAG, LEASE, PATIENCE, World, config, lock};
 use crate::host::SimHost;
 use cluster::{
     Address, Change, CopyFacts, Manager, Membership, Part, Party, Path, PeerFacts, PeerStep, Peers,
@@ -99,7 +99,7 @@ impl Life {
                 Err(_) => world.pause(&self.host, LOOK),
             }
         };
-        let peers = Lock::new(self.host(), Peers::new(PATIENCE, PATIENCE));
+        let peers = Lock::new(self.host(), Peers::new(PATIENCE, LAG, PATIENCE));
         let manager = link(self.host());
         let (version, beginning) = (Mutex::default(), Mutex::default());
         let member =
@@ -350,5 +350,11 @@ impl Member {
 }
 
 fn facts_of(copy: &CopyState) -> CopyFacts {
-    CopyFacts { connected: copy.connected, level: copy.level, stalled: copy.stalled }
+    CopyFacts {
+        connected: copy.connected,
+        level: copy.level,
+        stalled: copy.stalled,
+        behind_bytes: copy.behind_bytes,
+        executed_bytes: copy.executed_bytes,
+    }
 }

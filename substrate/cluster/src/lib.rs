@@ -39,7 +39,7 @@ pub use identity::PoolIdentity;
 pub use line::Place;
 pub use manager::Manager;
 pub use membership::{Joining, Membership};
-pub use peers::{CopyFacts, Part, PeerFacts, PeerStep, Peers};
+pub use peers::{CopyFacts, LagBound, Part, PeerFacts, PeerStep, Peers};
 pub use rules::Rules;
 pub use server::{Embedded, Limits, SOCKET_NAME};
 pub use service::Service;

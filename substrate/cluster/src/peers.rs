@@ -69,6 +69,28 @@ pub struct CopyFacts {
     pub level: bool,
     /// It lacks something, and none of its positions has moved for so long.
     pub stalled: Option<Duration>,
+    /// Bytes that were sent, and that it has not said to have.
+    pub behind_bytes: u64,
+    /// Bytes of logs that its tree took in since the daemon counts it.
+    pub executed_bytes: u64,
+}
+
+/// How slow a copy may be. One that gets on in this time by as much as it lacked at the beginning is never too slow: else a busy
+/// machine would give up its copies in turns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LagBound {
+    /// It may lack so many bytes for any time.
+    pub bytes: u64,
+    /// More than these only for so long.
+    pub time: Duration,
+}
+
+/// Since when a copy lacks too much, and how it was then.
+#[derive(Clone, Copy, Debug)]
+struct Lag {
+    since: Time,
+    behind_bytes: u64,
+    executed_bytes: u64,
 }
 
 /// A decision about another node.
@@ -98,6 +120,7 @@ struct Peer {
     tried: Option<Epoch>,
     /// Since when there is no connection to it.
     lost_at: Option<Time>,
+    lag: Option<Lag>,
     /// How long it had kept programs waiting at the last decision, and at how many decisions in a row it had not moved.
     waited: Duration,
     waited_looks: u32,
@@ -112,6 +135,7 @@ struct Peer {
 #[derive(Clone, Debug)]
 pub struct Peers {
     patience: Duration,
+    lag: LagBound,
     /// How often the caller decides.
     look: Duration,
     peers: BTreeMap<NodeId, Peer>,
@@ -136,7 +160,7 @@ struct PeerView {
 struct CopyView {
     is_connected: bool,
     is_level: bool,
-    /// It kept programs waiting for too long.
+    /// It kept programs waiting for too long, or was too slow.
     is_stuck: bool,
 }
 
@@ -164,10 +188,10 @@ impl PeerView {
 }
 
 impl Peers {
-    /// No other node is known yet. A copy may keep programs waiting for `patience`. The caller decides every `look`, if it gets
-    /// its processor in time.
-    pub fn new(patience: Duration, look: Duration) -> Self {
-        Self { patience, look, peers: BTreeMap::new() }
+    /// No other node is known yet. A copy may keep programs waiting for `patience`, and be as slow as `lag` says. The caller
+    /// decides every `look`, if it gets its processor in time.
+    pub fn new(patience: Duration, lag: LagBound, look: Duration) -> Self {
+        Self { patience, lag, look, peers: BTreeMap::new() }
     }
 
     /// Decides what is done about a node now, and takes it as begun.
@@ -179,7 +203,14 @@ impl Peers {
             PeerStep::Add => (peer.is_busy, peer.tried) = (true, facts.life),
             PeerStep::SaySync => peer.proposed = Some(facts.version),
             PeerStep::SayLost => {
-                peer.problem = Some("it did not answer in time".to_owned());
+                let lacked = peer.lag.filter(|lag| now.since(lag.since) >= self.lag.time);
+                peer.problem = Some(lacked.map_or_else(
+                    || "it did not answer in time".to_owned(),
+                    |lag| {
+                        let (mib, seconds) = (lag.behind_bytes >> 20, self.lag.time.as_secs());
+                        format!("it lacked {mib} MiB of logs and did not get on by as much in {seconds} s")
+                    },
+                ));
                 peer.next_try = Some(now.after(PAUSE_AFTER_STALL));
             }
             PeerStep::Forget => {
@@ -191,8 +222,26 @@ impl Peers {
         step
     }
 
+    /// Whether a copy in sync was too slow for too long.
+    fn lags(&self, peer: &mut Peer, now: Time, copy: &CopyFacts) -> bool {
+        let begin = Lag { since: now, behind_bytes: copy.behind_bytes, executed_bytes: copy.executed_bytes };
+        if !copy.connected || copy.behind_bytes <= self.lag.bytes {
+            peer.lag = None;
+            return false;
+        }
+        let lag = peer.lag.get_or_insert(begin);
+        if now.since(lag.since) < self.lag.time {
+            return false;
+        }
+        if copy.executed_bytes.saturating_sub(lag.executed_bytes) >= lag.behind_bytes {
+            *lag = begin;
+            return false;
+        }
+        true
+    }
+
     fn see(&mut self, now: Time, node: NodeId, facts: &PeerFacts) -> PeerView {
-        let peer = self.peers.entry(node).or_default();
+        let mut peer = self.peers.remove(&node).unwrap_or_default();
         let copy = facts.copy.map(|copy| {
             let lost = (!copy.connected).then(|| now.since(*peer.lost_at.get_or_insert(now)));
             if copy.connected {
@@ -205,20 +254,27 @@ impl Peers {
             // A node that gets too little of its processor to decide in time does not blame another one for it.
             let is_stuck = waited.is_some_and(|waited| waited > self.patience)
                 && self.look.saturating_mul(peer.waited_looks).saturating_mul(LOOKS_PART) >= self.patience;
-            CopyView { is_connected: copy.connected, is_level: copy.level, is_stuck }
+            // One that is brought up lacks as much as it lacks.
+            let lags = facts.in_sync && self.lags(&mut peer, now, &copy);
+            CopyView { is_connected: copy.connected, is_level: copy.level, is_stuck: is_stuck || lags }
         });
+        if copy.is_none() || !facts.in_sync {
+            peer.lag = None;
+        }
         let is_refused = facts.life.is_some() && peer.refused == facts.life;
         // A daemon that took the place of one that died is another one: what failed before says nothing of it.
         let is_new = facts.life.is_some() && peer.tried != facts.life;
         let is_time = is_new || peer.next_try.is_none_or(|next| now >= next);
-        PeerView {
+        let seen = PeerView {
             is_member: facts.life.is_some(),
             in_sync: facts.in_sync,
             is_open: !facts.in_sync && peer.proposed.is_some_and(|proposed| facts.version <= proposed),
             copy,
             may_try: is_time && !is_refused,
             is_busy: peer.is_busy,
-        }
+        };
+        self.peers.insert(node, peer);
+        seen
     }
 
     /// An attempt to add a node ended: why it failed, and, if its pool is of no use, the life in which that is so. True if
@@ -320,16 +376,51 @@ mod tests {
         assert_eq!(PeerView { copy: None, ..seen() }.step(), PeerStep::SayLost);
     }
 
-    #[test]
-    fn a_node_whose_daemon_was_replaced_is_tried_without_a_pause() {
-        let (node, start) = (NodeId::new(2), Time::from_ns(0));
-        let facts = |life: u32, connected: bool| PeerFacts {
+    const LAG: LagBound = LagBound { bytes: 1 << 20, time: Duration::from_secs(5) };
+
+    fn facts(life: u32, copy: CopyFacts) -> PeerFacts {
+        PeerFacts {
             life: Some(Epoch::new(life)),
             in_sync: true,
             version: ChangeNumber::new(1),
-            copy: Some(CopyFacts { connected, level: true, stalled: None }),
+            copy: Some(copy),
+        }
+    }
+
+    const WELL: CopyFacts =
+        CopyFacts { connected: true, level: true, stalled: None, behind_bytes: 0, executed_bytes: 0 };
+
+    #[test]
+    fn a_copy_that_lacks_too_much_for_too_long_is_given_up_unless_it_gets_on_by_as_much() {
+        let node = NodeId::new(2);
+        let mib = |count: u64| count << 20;
+        // Seconds, MiB that it lacks, and MiB that it has taken in.
+        let run = |looks: &[(u64, u64, u64)], in_sync: bool| {
+            let mut peers = Peers::new(Duration::from_millis(250), LAG, Duration::from_millis(10));
+            let lost = looks.iter().position(|(seconds, behind, executed)| {
+                let copy = CopyFacts { behind_bytes: mib(*behind), executed_bytes: mib(*executed), ..WELL };
+                let now = Time::from_ns(0).after(Duration::from_secs(*seconds));
+                let facts = PeerFacts { in_sync, ..facts(4, copy) };
+                peers.step(now, node, &facts) == PeerStep::SayLost
+            });
+            (lost, peers.problem(node))
         };
-        let mut peers = Peers::new(Duration::from_millis(250), Duration::from_millis(10));
+        let slow = [(0, 0, 0), (1, 4, 0), (4, 5, 1), (6, 6, 3), (7, 6, 3)];
+        let (lost, why) = run(&slow, true);
+        assert_eq!(lost, Some(3), "it lacked 4 MiB, and took in 3 of them in 5 s");
+        assert_eq!(why.as_deref(), Some("it lacked 4 MiB of logs and did not get on by as much in 5 s"));
+        assert_eq!(run(&slow, false).0, None, "one that is brought up");
+        assert_eq!(run(&[(1, 4, 0), (6, 6, 4), (10, 6, 4)], true).0, None, "it got on");
+        assert_eq!(run(&[(1, 4, 0), (6, 6, 4), (11, 9, 9)], true).0, Some(2), "and then did not");
+        assert_eq!(run(&[(1, 4, 0), (5, 1, 0), (6, 4, 0), (10, 4, 0)], true).0, None, "it had come near");
+        assert_eq!(run(&[(1, 1, 0), (60, 1, 0)], true).0, None, "so much it may lack");
+    }
+
+    #[test]
+    fn a_node_whose_daemon_was_replaced_is_tried_without_a_pause() {
+        let (node, start) = (NodeId::new(2), Time::from_ns(0));
+        let facts = |life: u32, connected: bool| facts(life, CopyFacts { connected, ..WELL });
+        let mut peers = Peers::new(Duration::from_millis(250), LAG, Duration::from_millis(10));
         assert_eq!(peers.step(start, node, &facts(4, true)), PeerStep::Nothing);
         // It died. The address that is known is that of the dead daemon.
         assert_eq!(peers.step(start, node, &facts(4, false)), PeerStep::Add);

@@ -4,8 +4,8 @@
 #![allow(clippy::unwrap_used, reason = "a test ends where something unexpected is")]
 
 use cluster::{
-    Address, Answer, Change, CopyFacts, Event, Expeller, ManagerCore, Party, Path, PeerFacts, PeerStep,
-    Peers, Placement, PoolCopy, PoolReport, Rules, View,
+    Address, Answer, Change, CopyFacts, Event, Expeller, LagBound, ManagerCore, Party, Path, PeerFacts,
+    PeerStep, Peers, Placement, PoolCopy, PoolReport, Rules, View,
 };
 use format::{NodeId, PoolGeneration, PoolUid};
 use ipc::Time;
@@ -15,6 +15,7 @@ use std::time::Duration;
 const HEAD: NodeId = NodeId::new(1);
 const OTHERS: [NodeId; 2] = [NodeId::new(2), NodeId::new(3)];
 const PATIENCE: Duration = Duration::from_millis(250);
+const LAG: LagBound = LagBound { bytes: 1 << 20, time: Duration::from_secs(1) };
 
 /// SplitMix64.
 struct Draws(u64);
@@ -73,7 +74,7 @@ struct Events {
 fn walk(seed: u64, seen: &mut Events) {
     let mut draws = Draws(seed);
     let (mut core, head) = begin();
-    let mut peers = Peers::new(PATIENCE, PATIENCE);
+    let mut peers = Peers::new(PATIENCE, LAG, PATIENCE);
     let mut view = core.view().clone();
     // Copies that the daemon counts, requests on their way, and nodes that are being connected.
     let mut counted: BTreeMap<NodeId, CopyFacts> = BTreeMap::new();
@@ -104,6 +105,7 @@ fn walk(seed: u64, seen: &mut Events) {
                 for facts in counted.values_mut() {
                     facts.connected = !draws.one_in(3);
                     facts.stalled = draws.one_in(3).then_some(PATIENCE * 2);
+                    facts.behind_bytes = draws.below(2) * LAG.bytes * 2;
                 }
             }
             6 if !adding.is_empty() => {
@@ -111,7 +113,13 @@ fn walk(seed: u64, seen: &mut Events) {
                 if draws.one_in(3) {
                     peers.added(now, node, Err(("no".to_owned(), None)));
                 } else {
-                    let well = CopyFacts { connected: true, level: true, stalled: None };
+                    let well = CopyFacts {
+                        connected: true,
+                        level: true,
+                        stalled: None,
+                        behind_bytes: 0,
+                        executed_bytes: 0,
+                    };
                     counted.insert(node, well);
                     peers.added(now, node, Ok(()));
                 }

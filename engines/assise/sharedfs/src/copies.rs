@@ -117,6 +117,7 @@ impl Copy {
             ledger: ends.end.sequence,
             contained: ends.contained,
             logs: BTreeMap::new(),
+            executed_bytes: 0,
             moved_at: host.now(),
             level: false,
         };
@@ -500,8 +501,7 @@ impl Copy {
         let positions = self.positions.lock();
         let behind = |log: &CopiedLog| {
             let from = Digested { sequence: log.synced, position: log.executed.position };
-            let ring = (RING_START, RING_START + log.ring_bytes);
-            mirror::logs::bytes_between(ring, from, log.sent)
+            mirror::logs::bytes_between(log.ring(), from, log.sent)
         };
         let stalled = (positions.waits() || !connected).then(|| self.host.now().since(positions.moved_at));
         CopyState {
@@ -510,6 +510,7 @@ impl Copy {
             level: positions.level,
             stalled,
             behind_bytes: positions.logs.values().map(behind).sum(),
+            executed_bytes: positions.executed_bytes,
             ledger: positions.ledger,
             executed: positions.contained.sequence,
         }

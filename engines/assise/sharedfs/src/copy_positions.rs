@@ -7,6 +7,7 @@ use format::{Incarnation, LogUid, NodeId, Sequence};
 use ipc::Digested;
 use ipc::host::Time;
 use mirror::ledger::LedgerPosition;
+use mirror::logs::RING_START;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -23,6 +24,8 @@ pub struct CopyState {
     pub stalled: Option<Duration>,
     /// Bytes of logs that were sent and that it has not said to have, about.
     pub behind_bytes: u64,
+    /// Bytes of logs that its tree took in since it is counted.
+    pub executed_bytes: u64,
     /// Last entry of the ledger that it has synced.
     pub ledger: Sequence,
     /// Last entry of the ledger that its tree contains.
@@ -41,12 +44,21 @@ pub(crate) struct CopiedLog {
     pub ring_bytes: u64,
 }
 
+impl CopiedLog {
+    /// Where the ring lies in the log's file.
+    pub fn ring(&self) -> (u64, u64) {
+        (RING_START, RING_START + self.ring_bytes)
+    }
+}
+
 /// How far a copy is.
 pub(crate) struct Positions {
     pub ledger_sent: Sequence,
     pub ledger: Sequence,
     pub contained: LedgerPosition,
     pub logs: BTreeMap<LogUid, CopiedLog>,
+    /// Bytes of logs that its tree took in.
+    pub executed_bytes: u64,
     /// When one of them moved, or when something was sent after all that was sent had been synced.
     pub moved_at: Time,
     pub level: bool,
@@ -88,7 +100,9 @@ impl Positions {
                 return Err(mirror::Error::Broken("a tree contains what is not synced"));
             }
             if mark.sequence > log.executed.sequence {
-                log.executed = Digested { sequence: mark.sequence, position: mark.position.get() };
+                let executed = Digested { sequence: mark.sequence, position: mark.position.get() };
+                self.executed_bytes += mirror::logs::bytes_between(log.ring(), log.executed, executed);
+                log.executed = executed;
             }
         }
         Ok(())
