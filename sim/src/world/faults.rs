@@ -122,6 +122,9 @@ fn kill(world: &Arc<World>, random: &mut Random, node: NodeId, now: Time) {
     let (again, seed) = (now.after(some_ms(random, pause)), random.bits());
     life.host.kill();
     lock(&world.counts).power_cuts += u64::from(!has_power);
+    if !has_power {
+        world.set_torn(node, true);
+    }
     let model = world.model;
     let left = |recorder: &Recorder| match has_power {
         true => recorder.after_kill(),

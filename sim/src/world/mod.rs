@@ -110,6 +110,8 @@ struct Node {
     life: Option<Arc<Life>>,
     /// When its keeper starts it, if it does not run.
     start_at: Option<Time>,
+    /// Its pool survived a power cut, and it has not led since: of what was not synced any part may be left.
+    is_torn: bool,
 }
 
 /// See the module.
@@ -210,6 +212,7 @@ pub fn run(seed: u64, plan: Plan) -> Result<Outcome, String> {
         recorder: Recorder::of_image(new_pool(id)),
         life: None,
         start_at: Some(Time::from_ns(0)),
+        is_torn: false,
     });
     let nodes = Mutex::new(nodes.collect());
     let world = Arc::new(World {
@@ -354,6 +357,15 @@ impl World {
         for other in self.nodes().map(node::name).filter(|other| *other != name) {
             self.network.disconnect(&name, &other);
         }
+    }
+
+    /// A node's power was cut; or it has taken over, after which none of its logs is from before.
+    fn set_torn(&self, node: NodeId, is_torn: bool) {
+        lock(&self.nodes).iter_mut().filter(|other| other.id == node).for_each(|node| node.is_torn = is_torn);
+    }
+
+    fn is_torn(&self, node: NodeId) -> bool {
+        lock(&self.nodes).iter().any(|other| other.id == node && other.is_torn)
     }
 
     fn start(self: &Arc<Self>, machines: &Simulation, index: usize) {

@@ -222,9 +222,13 @@ impl Member {
         let term = Term { node: self.life.node, epoch: view.epoch, version: subtree.version.get() };
         match self.standby.lead(term, copies) {
             Ok((daemon, recovered)) => {
-                if !recovered.damaged.is_empty() || recovered.kept.is_some() {
+                // Behind what was synced a power cut leaves any part, which looks like damage; whether what was synced is there
+                // is judged at the programs.
+                let is_damaged = !recovered.damaged.is_empty() || recovered.kept.is_some();
+                if is_damaged && !self.world.is_torn(self.life.node) {
                     self.world.violate(&format!("a copy that leads lost something: {recovered:?}"));
                 }
+                self.world.set_torn(self.life.node, false);
                 self.serve(daemon, subtree);
             }
             Err(why) => {
