@@ -6,6 +6,14 @@ wal.py DATABASE: makes the table."""
 import sqlite3
 import sys
 
+
+def tell(kind, error, trace):
+    """Names SQLite's extended error, which says which of its calls failed."""
+    print(getattr(error, "sqlite_errorname", ""), file=sys.stderr)
+    sys.__excepthook__(kind, error, trace)
+
+
+sys.excepthook = tell
 database = sqlite3.connect(sys.argv[1], timeout=100, isolation_level=None)
 assert database.execute("pragma journal_mode=wal").fetchone() == ("wal",)
 if len(sys.argv) == 2:
