@@ -10,21 +10,20 @@ use crate::turn;
 use format::InodeNumber;
 use ipc::sync::Ordering;
 use ipc::{Host, Lock, Waited, Word};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Writes of one file. The kernel makes one at a time, so that they end in their order.
+/// Writes that are being served, by their numbers, which are never used again.
 #[derive(Default)]
-struct Count {
-    came: u64,
-    served: u64,
+struct Writes {
+    next: u64,
+    files: BTreeMap<InodeNumber, BTreeSet<u64>>,
 }
 
 pub(crate) struct WriteOrder {
     host: Arc<dyn Host>,
-    /// Files with writes that are being served.
-    files: Lock<BTreeMap<InodeNumber, Count>>,
-    /// How many there are, so that a read of another file takes no lock.
+    writes: Lock<Writes>,
+    /// How many files have some, so that a read of another file takes no lock.
     count: Word,
     /// Grows with each write that was served.
     served: Word,
@@ -40,15 +39,15 @@ pub(crate) struct Arrival<'a> {
 
 enum What {
     Other,
-    Write(InodeNumber),
-    /// A read after so many writes.
+    Write(InodeNumber, u64),
+    /// A read after the writes with lower numbers.
     Read(InodeNumber, u64),
 }
 
 impl WriteOrder {
     pub(crate) fn new(host: Arc<dyn Host>) -> Self {
         let (count, served, waiting) = (Word::new(0), Word::new(0), Word::new(0));
-        Self { files: Lock::new(host.clone(), BTreeMap::new()), count, served, waiting, host }
+        Self { writes: Lock::new(host.clone(), Writes::default()), count, served, waiting, host }
     }
 
     /// A message was taken; to be called by the thread that has taken it, while it has the turn.
@@ -61,22 +60,27 @@ impl WriteOrder {
         let node = InodeNumber::new(header.node);
         match header.opcode {
             opcode::WRITE if !is_from_cache(body) => {
-                let mut files = self.files.lock();
-                files.entry(node).or_default().came += 1;
+                let mut writes = self.writes.lock();
+                let number = writes.next;
+                writes.next += 1;
+                writes.files.entry(node).or_default().insert(number);
                 // Relaxed: read by the thread that has the turn, which this one has now.
-                self.count.store(files.len() as u32, Ordering::Relaxed);
-                What::Write(node)
+                self.count.store(writes.files.len() as u32, Ordering::Relaxed);
+                What::Write(node, number)
             }
             // Relaxed: a write that came before was counted by the thread that had the turn then.
             opcode::READ if self.count.load(Ordering::Relaxed) > 0 => {
-                self.files.lock().get(&node).map_or(What::Other, |count| What::Read(node, count.came))
+                What::Read(node, self.writes.lock().next)
             }
             _ => What::Other,
         }
     }
 
-    fn is_served(&self, node: InodeNumber, writes: u64) -> bool {
-        self.files.lock().get(&node).is_none_or(|count| count.served >= writes)
+    /// Whether all writes of a file with lower numbers were served, however many came since.
+    fn are_served(&self, node: InodeNumber, before: u64) -> bool {
+        let writes = self.writes.lock();
+        let oldest = writes.files.get(&node).and_then(BTreeSet::first);
+        oldest.is_none_or(|oldest| *oldest >= before)
     }
 }
 
@@ -87,11 +91,11 @@ fn is_from_cache(mut body: Body<'_>) -> bool {
 impl Arrival<'_> {
     /// Waits for the writes that came before; others take messages meanwhile.
     pub(crate) fn wait(&self) {
-        let What::Read(node, writes) = self.what else { return };
+        let What::Read(node, before) = self.what else { return };
         loop {
             // Acquire: pairs with the count of a write that was served.
             let seen = self.order.served.load(Ordering::Acquire);
-            if self.order.is_served(node, writes) {
+            if self.order.are_served(node, before) {
                 return;
             }
             turn::give_away();
@@ -106,17 +110,17 @@ impl Arrival<'_> {
 
 impl Drop for Arrival<'_> {
     fn drop(&mut self) {
-        let What::Write(node) = self.what else { return };
+        let What::Write(node, number) = self.what else { return };
         let order = self.order;
         {
-            let mut files = order.files.lock();
-            if let Some(count) = files.get_mut(&node) {
-                count.served += 1;
-                if count.served == count.came {
-                    files.remove(&node);
+            let mut writes = order.writes.lock();
+            if let Some(numbers) = writes.files.get_mut(&node) {
+                numbers.remove(&number);
+                if numbers.is_empty() {
+                    writes.files.remove(&node);
                 }
             }
-            order.count.store(files.len() as u32, Ordering::Relaxed);
+            order.count.store(writes.files.len() as u32, Ordering::Relaxed);
         }
         // SeqCst: pairs with `wait`. A thread that is not seen to wait sees that the word is another one.
         order.served.fetch_add(1, Ordering::SeqCst);
@@ -156,11 +160,14 @@ mod tests {
                 assert!(!waits.is_finished() && SystemHost.now() < until, "it does not wait");
                 std::hint::spin_loop();
             }
+            // Others that come meanwhile do not hold it up.
+            let latest = arrives(opcode::WRITE, 5, 0);
             drop(write);
             waits.join().unwrap();
+            drop(latest);
         });
         drop((later, from_cache));
-        assert!(order.files.lock().is_empty());
+        assert!(order.writes.lock().files.is_empty());
         assert_eq!(order.count.load(Ordering::Relaxed), 0);
     }
 }

@@ -51,7 +51,8 @@ impl Gateway {
             let truncate = has(fields.flags, libc::O_TRUNC);
             self.engine.open(&caller, node(header), access_of(fields.flags), truncate)?
         };
-        self.opened(handle, &attributes, (caller, access_of(fields.flags)), reply)
+        let is_writer = self.count_writer(handle, &attributes, access_of(fields.flags))?;
+        self.opened(handle, &attributes, (caller, is_writer), reply)
     }
 
     /// A program may be run by who may execute it, even if he may not read it: the kernel reads it for him. Opening
@@ -66,21 +67,32 @@ impl Gateway {
         Ok((handle, attributes))
     }
 
-    /// A regular file that may be written has its unit held for that before the kernel knows that it is open: a page of a map
-    /// becomes dirty without our being asked. Pages that the kernel has are good, since it drops them with their lease.
+    /// Counts an open file that may be written, and gives whether it is one. Its unit is held for writing before the kernel knows
+    /// that it is open: a page of a map becomes dirty without our being asked. Nothing of the answer may be told to be kept
+    /// before: a recall waits until what is told was sent, and this waits for a recall.
+    pub(crate) fn count_writer(
+        &self,
+        handle: Handle,
+        attributes: &Attributes,
+        access: Access,
+    ) -> Result<bool, Error> {
+        let is_writer = self.caches && attributes.file_type == FileType::Regular && access.write;
+        if is_writer {
+            self.units.open_writer(attributes.inode).inspect_err(|_| self.engine.close(handle))?;
+        }
+        Ok(is_writer)
+    }
+
+    /// The end of an answer that opens a file. Pages that the kernel has are good, since it drops them with their lease.
     pub(crate) fn opened(
         &self,
         handle: Handle,
         attributes: &Attributes,
-        (opener, access): (Caller, Access),
+        (opener, is_writer): (Caller, bool),
         reply: &mut Reply,
     ) -> Result<Answer, Error> {
         let inode = attributes.inode;
         let is_regular = attributes.file_type == FileType::Regular;
-        let is_writer = self.caches && is_regular && access.write;
-        if is_writer {
-            self.units.open_writer(inode).inspect_err(|_| self.engine.close(handle))?;
-        }
         self.files.add(OpenFile { handle, inode, opener, is_writer });
         let flags = match (is_regular, self.caches) {
             (true, true) => OPEN_KEEP_CACHE,
@@ -124,9 +136,12 @@ impl Gateway {
                 opened.inspect_err(|_| self.engine.forget(&[found.inode]))?
             }
         };
+        let is_writer = self
+            .count_writer(handle, &attributes, access)
+            .inspect_err(|_| self.engine.forget(&[attributes.inode]))?;
         // What it had of one that was there is not overtaken by this.
         self.tell(&attributes, directory, is_new, reply);
-        self.opened(handle, &attributes, (caller, access), reply)
+        self.opened(handle, &attributes, (caller, is_writer), reply)
     }
 
     pub(crate) fn read(

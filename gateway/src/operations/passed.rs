@@ -85,7 +85,10 @@ impl Gateway {
             self.engine.forget(&[attributes.inode]);
             return Err(Error::Denied);
         }
+        let is_writer = self
+            .count_writer(handle, &attributes, access_of(fields.flags))
+            .inspect_err(|_| self.engine.forget(&[attributes.inode]))?;
         self.tell(&attributes, None, false, reply);
-        self.opened(handle, &attributes, (caller(header), access_of(fields.flags)), reply)
+        self.opened(handle, &attributes, (caller(header), is_writer), reply)
     }
 }
