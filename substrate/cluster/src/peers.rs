@@ -262,7 +262,7 @@ impl Peers {
             peer.lag = None;
         }
         let is_refused = facts.life.is_some() && peer.refused == facts.life;
-        // A daemon that took the place of one that died is another one: what failed before says nothing of it.
+        // A daemon that took the place of one that died is another one, whatever failed before.
         let is_new = facts.life.is_some() && peer.tried != facts.life;
         let is_time = is_new || peer.next_try.is_none_or(|next| now >= next);
         let seen = PeerView {
