@@ -11,6 +11,8 @@ mod harness;
 mod processes;
 #[path = "doors/stress.rs"]
 mod stress;
+#[path = "doors/ways.rs"]
+mod ways;
 
 use processes::{Job, Node, count};
 use std::collections::BTreeMap;

@@ -9,7 +9,10 @@
 //!   it must exist. Calls that create a name equal to the last component of the prefix are checked first, because the
 //!   kernel would create it beside the mount.
 //! - A relative path is ours if the working directory or the directory descriptor is ours. It is also ours if it leads
-//!   down into the mount from a working directory above the prefix (`mkdir -p` goes down step by step).
+//!   down into the mount from a working directory or a descriptor above the prefix (`mkdir -p` and `rsync` go down step
+//!   by step). Otherwise the kernel would open the same files at the node's mount, where each call is a message.
+//! - If the kernel's working directory is in the node's mount (a shell without the library was there, or a link leads
+//!   there), the first relative path makes it ours.
 //! - The mount refuses a path that leaves it (`Errno::LEAVES`). This module then walks it one component at a time from
 //!   `/`, reads links on both sides, and gets an absolute path without links, which the mount or the kernel serves.
 //! - `/proc/self/fd/N`, `/dev/fd/N`, `/dev/stdin` and similar paths stand for the file of descriptor N, if it is ours.
@@ -35,6 +38,8 @@ const UNWRITABLE_FOLDER: &CStr = c"/proc/self/fdinfo";
 
 /// The kernel's working directory is a folder above the prefix.
 static CWD_IS_ABOVE_PREFIX: AtomicBool = AtomicBool::new(false);
+/// The kernel's working directory is at the prefix or below: in the node's mount.
+static CWD_IS_IN_MOUNT: AtomicBool = AtomicBool::new(false);
 /// The process has changed its root, and the prefix is a path outside of the mount there.
 static HAS_OTHER_ROOT: AtomicBool = AtomicBool::new(false);
 static UMASK: AtomicU32 = AtomicU32::new(0o022);
@@ -117,7 +122,7 @@ pub fn concern(call: &Call, argument: PathArgument) -> bool {
     let dir = argument.dir.map_or(libc::AT_FDCWD, |dir| call.int(usize::from(dir)));
     let dir_ours = || match dir {
         libc::AT_FDCWD => is_cwd_ours() || may_lead_below_prefix(),
-        dir => descriptors::is_ours(dir),
+        dir => descriptors::is_ours(dir) || site().is_some_and(|site| may_pass_prefix(site, call, address)),
     };
     match memory::byte(address) {
         None => address == 0 && dir != libc::AT_FDCWD && descriptors::is_ours(dir),
@@ -129,6 +134,32 @@ pub fn concern(call: &Call, argument: PathArgument) -> bool {
         }),
         Some(_) => dir_ours() || site().is_some_and(|site| may_make_prefix(site, call, address)),
     }
+}
+
+/// Whether a path relative to a descriptor of the kernel's has a component equal to the last one of the prefix: only such a
+/// path can lead down into the mount. Runs outside, without a copy. The restrictions of `openat2` are the kernel's to check
+/// at its own descriptors.
+fn may_pass_prefix(site: &Site, call: &Call, address: u64) -> bool {
+    if call.number as i64 == libc::SYS_openat2 {
+        return false;
+    }
+    let name = last_component(site);
+    // Bytes of the component that are equal so far; none once one differs.
+    let mut equal = Some(0);
+    for index in 0..PATH_BYTES_MAX {
+        match memory::byte(address.wrapping_add(index as u64)) {
+            None => return false,
+            Some(0) => return equal == Some(name.len()),
+            Some(b'/') if equal == Some(name.len()) => return true,
+            Some(b'/') => equal = Some(0),
+            Some(byte) => equal = equal.filter(|at| name.get(*at) == Some(&byte)).map(|at| at + 1),
+        }
+    }
+    false
+}
+
+fn last_component(site: &Site) -> &[u8] {
+    components(&site.prefix).next_back().unwrap_or_default()
 }
 
 /// Whether the call may create a name equal to the last component of the prefix. Runs outside, without a copy.
@@ -164,7 +195,7 @@ fn may_make_prefix(site: &Site, call: &Call, address: u64) -> bool {
             }
         }
     }
-    let name = components(&site.prefix).next_back().unwrap_or_default();
+    let name = last_component(site);
     end - begin == name.len() && (begin..end).map(at).eq(name.iter().copied().map(Some))
 }
 
@@ -205,30 +236,58 @@ pub fn set_cwd(held: DescriptionRef) -> Result<(), Errno> {
 /// Notes that the kernel's working directory is that of the process again, and has changed.
 pub fn clear_cwd() {
     drop(descriptors::take(descriptors::CWD));
-    if crate::local::local().borrowed().is_none() {
-        CWD_IS_ABOVE_PREFIX.store(is_above_prefix(), Ordering::Relaxed);
+    if crate::local::local().borrowed().is_some() {
+        return;
     }
+    let here = kernel_directory(libc::AT_FDCWD).unwrap_or_default();
+    let (above, within) = site().map_or((false, false), |site| {
+        let up = here.strip_suffix(b"/").unwrap_or(&here);
+        let rest = site.prefix.strip_prefix(up);
+        (rest.is_some_and(|rest| rest.first() == Some(&b'/')), below(site, &here).is_some())
+    });
+    CWD_IS_ABOVE_PREFIX.store(above, Ordering::Relaxed);
+    CWD_IS_IN_MOUNT.store(within, Ordering::Relaxed);
 }
 
-/// Whether the kernel's working directory is above the prefix.
-fn is_above_prefix() -> bool {
-    let Ok(here) = kernel_link(b"/proc/self/cwd") else { return false };
-    let here = here.strip_suffix(b"/").unwrap_or(&here);
-    site().and_then(|site| site.prefix.strip_prefix(here)).is_some_and(|rest| rest.first() == Some(&b'/'))
+/// The working directory, if it is ours, or the kernel's is in the node's mount and becomes ours by this.
+pub fn entered_cwd() -> Option<DescriptionRef> {
+    if is_cwd_ours() || !CWD_IS_IN_MOUNT.load(Ordering::Relaxed) || crate::local::local().borrowed().is_some()
+    {
+        return cwd();
+    }
+    let site = site()?;
+    let here = kernel_directory(libc::AT_FDCWD)?;
+    let place = MountPath { dir: None, path: below(site, &here)? };
+    let handle = site.mount.open(place, libc::O_PATH | libc::O_DIRECTORY | libc::O_CLOEXEC, 0, 0).ok()?;
+    let held = DescriptionRef::new(handle).inspect_err(|_| site.mount.close(handle)).ok()?;
+    set_cwd(held).ok()?;
+    cwd()
 }
 
-/// Whether a relative path may lead down into the mount from the kernel's working directory. A child between vfork and
+/// Whether a relative path may lead into the mount from the kernel's working directory, above or in it. A child between vfork and
 /// exec has its own working directory, which the library does not store.
 fn may_lead_below_prefix() -> bool {
-    CWD_IS_ABOVE_PREFIX.load(Ordering::Relaxed) || crate::local::local().borrowed().is_some()
+    let (above, within) = (&CWD_IS_ABOVE_PREFIX, &CWD_IS_IN_MOUNT);
+    let leads = above.load(Ordering::Relaxed) || within.load(Ordering::Relaxed);
+    leads || crate::local::local().borrowed().is_some()
 }
 
-/// The part after the prefix of a relative path that leads down into the mount from the kernel's working directory.
-fn path_below_prefix(site: &Site, path: &[u8]) -> Option<Vec<u8>> {
-    let here = kernel_link(b"/proc/self/cwd").ok()?;
+/// The part after the prefix of a relative path that leads down into the mount from a directory of the kernel's.
+fn path_below_prefix(site: &Site, dir: i32, path: &[u8]) -> Option<Vec<u8>> {
+    let here = kernel_directory(dir)?;
     let whole = [here.as_slice(), b"/", path].concat();
-    let directory: &[u8] = if path.ends_with(b"/") { b"/" } else { b"" };
+    let directory: &[u8] = match path {
+        [.., b'/'] => b"/",
+        [.., b'/', b'.'] => b"/.",
+        _ => b"",
+    };
     Some([below(site, &normal(&whole)?)?, directory].concat())
+}
+
+/// The path of a directory that the kernel has open, or of its working directory.
+fn kernel_directory(dir: i32) -> Option<Vec<u8>> {
+    let link = if dir == libc::AT_FDCWD { "/proc/self/cwd".into() } else { format!("/proc/self/fd/{dir}") };
+    kernel_link(link.as_bytes()).ok().filter(|path| path.first() == Some(&b'/'))
 }
 
 /// Device and inode of the folder above the prefix, as this process sees it.
@@ -338,18 +397,18 @@ pub fn resolve(call: &Call, argument: PathArgument) -> Result<ResolvedPath, Errn
         };
     }
     let held = if dir == libc::AT_FDCWD {
-        cwd()
+        entered_cwd()
     } else if descriptors::is_ours(dir) {
         Some(descriptors::get(dir)?)
     } else {
         None
     };
     let Some(held) = held else {
-        let down = if dir == libc::AT_FDCWD && may_lead_below_prefix() {
-            path_below_prefix(site, &path)
-        } else {
-            None
+        let may_lead_down = match dir {
+            libc::AT_FDCWD => may_lead_below_prefix(),
+            _ => components(&path).any(|part| part == last_component(site)),
         };
+        let down = if may_lead_down { path_below_prefix(site, dir, &path) } else { None };
         let rest = down.or_else(|| path_of_created_prefix(site, call, argument));
         return Ok(rest.map_or(ResolvedPath::Kernel, |rest| ResolvedPath::Mount(None, rest)));
     };
@@ -509,9 +568,7 @@ pub fn path_into_mount(site: &Site, call: &Call, at: PathArgument) -> Option<CSt
     let dir = at.dir.map_or(libc::AT_FDCWD, |dir| call.int(usize::from(dir)));
     let mut whole = Vec::new();
     if path.first()? != &b'/' {
-        let link =
-            if dir == libc::AT_FDCWD { "/proc/self/cwd".into() } else { format!("/proc/self/fd/{dir}") };
-        whole = kernel_link(link.as_bytes()).ok().filter(|base| base.first() == Some(&b'/'))?;
+        whole = kernel_directory(dir)?;
         whole.push(b'/');
     }
     whole.extend_from_slice(&path);

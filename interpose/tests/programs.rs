@@ -333,6 +333,53 @@ fn paths_that_go_down_into_the_mount() {
     }
 }
 
+/// The folder of the kernel's stands for the node's mount, and has other files than the tree, so that they tell which was used.
+#[test]
+fn every_way_leads_past_a_folder_of_the_kernels_at_the_same_path() {
+    let world = World::new();
+    if world.behind.is_none() {
+        return;
+    }
+    let kernel = std::path::Path::new(&world.at);
+    std::fs::create_dir_all(kernel.join("inner")).unwrap();
+    let link = kernel.with_file_name("link");
+    std::os::unix::fs::symlink(kernel, &link).unwrap();
+    world.good(&["mkdir", "-p", &format!("{}/inner", world.at)]);
+    let script = "
+import os, sys
+prefix, link = sys.argv[1:]
+above, name = os.path.split(prefix)
+here = os.open('/', os.O_PATH)
+for part in prefix.split('/')[1:]:
+    os.stat(part, dir_fd=here, follow_symlinks=False)
+    here = os.open(part, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=here)
+os.close(os.open('descriptor', os.O_CREAT, dir_fd=here))
+above = os.open(above, os.O_PATH)
+os.mkdir(f'./{name}/inner/below', dir_fd=above)
+os.rename(f'{name}/descriptor', f'{name}/inner/renamed', src_dir_fd=above, dst_dir_fd=above)
+os.chdir(link)
+os.mkdir('linked')
+os.chdir(link + '/inner')
+os.mkdir('../deeper')
+print(os.getcwd(), sorted(os.listdir()), sorted(os.listdir('..')))
+";
+    let wanted = format!("{}/inner ['below', 'renamed'] ['deeper', 'inner', 'linked']\n", world.at);
+    let script = ["/usr/bin/python3", "-c", script, &world.at, link.to_str().unwrap()];
+    assert_eq!(world.good(&script), wanted);
+    // A shell without the library was there.
+    let mut command =
+        world.command(&["sh", "-ec", "mkdir ../started; touch file; cat ../inner/file; ls ..; ls .; pwd"]);
+    let said = command.current_dir(kernel.join("inner")).output().unwrap();
+    let said = String::from_utf8_lossy(&said.stdout);
+    assert_eq!(said, format!("deeper\ninner\nlinked\nstarted\nbelow\nfile\nrenamed\n{}/inner\n", world.at));
+    let made = |folder: &std::path::Path| std::fs::read_dir(folder).unwrap().count();
+    assert_eq!(
+        (made(kernel), made(&kernel.join("inner"))),
+        (1, 0),
+        "something was made in the kernel's folder"
+    );
+}
+
 #[test]
 fn bash_redirections() {
     let world = World::new();

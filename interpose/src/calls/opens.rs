@@ -192,7 +192,7 @@ pub fn openat2(call: &Call) -> Answer {
     let confined = how.as_ref().is_ok_and(|how| how.resolve & CONFINED != 0);
     let base = match call.int(0) {
         _ if !confined => None,
-        libc::AT_FDCWD => paths::cwd(),
+        libc::AT_FDCWD => paths::entered_cwd(),
         dir if descriptors::is_ours(dir) => Some(descriptors::get(dir)?),
         _ => None,
     };
