@@ -16,6 +16,8 @@ pub(crate) const MINOR_MIN: u32 = 31;
 /// From this one on names can be made old all at once, and shared maps have no copies on their way (Linux 6.16): what the
 /// kernel keeps can be taken from it.
 pub(crate) const MINOR_CACHED: u32 = 44;
+/// From this one on the kernel can be asked to forget inodes (Linux 6.18).
+pub(crate) const MINOR_FORGETS: u32 = 45;
 
 /// What a message asks for; only those that are served.
 pub(crate) mod opcode {
@@ -127,6 +129,15 @@ pub(crate) mod notice {
     pub(crate) const STORE: u32 = 4;
     pub(crate) const RESEND: u32 = 7;
     pub(crate) const RAISE_EPOCH: u32 = 8;
+    pub(crate) const FORGET: u32 = 9;
+}
+
+/// Inodes that the kernel forgets if nobody uses them; their numbers follow.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(crate) struct ForgetOut {
+    pub(crate) count: u32,
+    pub(crate) unused: [u32; 3],
 }
 
 /// Begins every message to us.

@@ -5,9 +5,11 @@ use crate::abi::{self, AttrOut, Body, EntryOut, InHeader, opcode};
 use crate::arrivals::Arrivals;
 use crate::files::Files;
 use crate::guard::Guarded;
+use crate::handshake::Agreed;
 use crate::nodes::Nodes;
 use crate::notices::{Notices, SendNotice};
 use crate::operations::attr;
+use crate::options::Options;
 use crate::recalls::{self, Queue};
 use crate::reply::Reply;
 use crate::retries::Retries;
@@ -52,6 +54,8 @@ pub(crate) struct Gateway {
     pub(crate) send: Send,
     /// The kernel keeps what it is told, under leases.
     pub(crate) caches: bool,
+    /// The kernel can be asked to forget inodes.
+    pub(crate) forgets: bool,
     pub(crate) units: Arc<Units>,
     /// Another process sees to it that the kernel drops what it has if this one dies.
     pub(crate) guarded: Option<Arc<Guarded>>,
@@ -67,23 +71,24 @@ impl Gateway {
     pub(crate) fn new(
         engine: Arc<dyn Engine>,
         host: Arc<dyn Host>,
-        waits_max: usize,
+        options: &Options,
         (send, notify): (Send, SendNotice),
-        caches: bool,
+        agreed: &Agreed,
         guarded: Option<Arc<Guarded>>,
     ) -> Self {
         let kernel_has = guarded.as_ref().map(|guarded| guarded.kernel_has.clone());
         Self {
-            caches,
+            caches: agreed.caches,
+            forgets: agreed.forgets,
             guarded,
             units: Arc::new(Units::new(host.clone(), engine.clone(), kernel_has)),
             notices: Notices::new(notify),
             page_recalls: Queue::new(host.clone()),
             plain_recalls: Queue::new(host.clone()),
             threads: Word::new(0),
-            nodes: Nodes::new(host.clone()),
+            nodes: Nodes::new(host.clone(), options.inodes_max),
             files: Files::new(host.clone()),
-            waits: Waits::new(host.clone(), waits_max),
+            waits: Waits::new(host.clone(), options.waits_max),
             arrivals: Arrivals::new(host.clone()),
             writes: WriteOrder::new(host.clone()),
             retries: Retries::new(host.clone()),
@@ -217,11 +222,14 @@ impl Gateway {
         }
     }
 
-    /// Starts the threads that tell the kernel what to drop.
+    /// Starts the threads that tell the kernel what to drop, and to forget.
     ///
     /// # Errors
     /// There is no thread to be had.
     pub(crate) fn start_recalls(self: &Arc<Self>) -> Result<(), ipc::Error> {
+        if self.forgets {
+            recalls::start_forgetting(self)?;
+        }
         if self.caches { recalls::start(self) } else { Ok(()) }
     }
 

@@ -1,6 +1,8 @@
 //! What is agreed on with the kernel before the first request.
 
-use crate::abi::{self, InitIn, InitOut, MAJOR, MINOR, MINOR_CACHED, MINOR_MIN, OutHeader, init, opcode};
+use crate::abi::{
+    self, InitIn, InitOut, MAJOR, MINOR, MINOR_CACHED, MINOR_FORGETS, MINOR_MIN, OutHeader, init, opcode,
+};
 use crate::error::Error;
 use zerocopy::IntoBytes;
 
@@ -28,6 +30,8 @@ pub(crate) struct Agreed {
     pub(crate) maps_shared: bool,
     /// The kernel keeps what it is told.
     pub(crate) caches: bool,
+    /// The kernel forgets inodes when it is asked to.
+    pub(crate) forgets: bool,
 }
 
 /// Answers the kernel's first message: the bytes to be sent, and what was agreed on.
@@ -70,5 +74,8 @@ pub(crate) fn agree(
         ..InitOut::default()
     };
     let maps_shared = caches || flags & init::DIRECT_IO_MMAP != 0;
-    Ok((answer(0, fields.as_bytes()), Ok(Agreed { maps_shared, caches })))
+    Ok((
+        answer(0, fields.as_bytes()),
+        Ok(Agreed { maps_shared, caches, forgets: offer.minor >= MINOR_FORGETS }),
+    ))
 }

@@ -131,7 +131,7 @@ pub fn serve_guarded(
         sent.map(drop).map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))
     });
     let ways = (send, notify);
-    let gateway = Gateway::new(engine, host.clone(), options.waits_max, ways, agreed.caches, guarded);
+    let gateway = Gateway::new(engine, host.clone(), options, ways, &agreed, guarded);
     let gateway = Arc::new(gateway);
     gateway.nodes.tell(&*gateway.engine, root.inode);
     let bytes_max = options.message_bytes_max as usize;
@@ -364,6 +364,11 @@ impl Mounted {
     /// How many messages of each kind came, by the kernel's names for them.
     pub fn messages(&self) -> Vec<(&'static str, u64)> {
         self.shared.gateway.tally.counts()
+    }
+
+    /// How many inodes the kernel knows, and the most that it knew at a time: each takes memory here.
+    pub fn inodes(&self) -> (usize, usize) {
+        self.shared.gateway.nodes.counts()
     }
 
     /// Whether the kernel keeps pages, attributes and names.

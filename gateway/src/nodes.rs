@@ -1,49 +1,102 @@
 //! Which inodes the kernel knows, and how often it was told: a node of the kernel is an inode number, and stays good
 //! until the kernel has forgotten it as often as it was told. The engine is asked for one pin of each.
+//!
+//! The kernel keeps an inode for as long as it has memory, which is of its own: each also takes memory here and in the engine.
+//! So beyond a number of them the kernel is asked to forget some, in the order of their numbers, round and round. It keeps
+//! those that programs use, and directories until what it has of them is forgotten.
 
 use format::InodeNumber;
-use ipc::{Host, Lock};
+use ipc::sync::Ordering;
+use ipc::{Host, Lock, Waited, Word};
 use std::collections::BTreeMap;
+use std::ops::Bound;
 use std::sync::Arc;
 use vfs::Engine;
 
+/// The kernel is asked to forget one inode of so many at a time.
+const PART: usize = 8;
+
+/// States of [`Nodes::crowded`].
+const ROOM: u32 = 0;
+const CROWDED: u32 = 1;
+const OVER: u32 = 2;
+
+#[derive(Default)]
+struct Told {
+    /// How often the kernel was told of each.
+    counts: BTreeMap<InodeNumber, u64>,
+    /// The most that there were at a time.
+    most: usize,
+    /// Where the next that are to be forgotten begin.
+    hand: Option<InodeNumber>,
+    /// After the kernel was asked it is not asked again before there are more than so many: it may use all that it has.
+    again_above: usize,
+}
+
 pub(crate) struct Nodes {
-    told: Lock<BTreeMap<InodeNumber, u64>>,
+    host: Arc<dyn Host>,
+    told: Lock<Told>,
+    /// With more the kernel is asked to forget some.
+    count_max: usize,
+    /// Whether a thread has to ask the kernel.
+    crowded: Word,
 }
 
 impl Nodes {
-    pub(crate) fn new(host: Arc<dyn Host>) -> Self {
-        Self { told: Lock::new(host, BTreeMap::new()) }
+    pub(crate) fn new(host: Arc<dyn Host>, count_max: usize) -> Self {
+        let told = Lock::new(host.clone(), Told::default());
+        Self { host, told, count_max, crowded: Word::new(ROOM) }
     }
 
     /// The kernel is told of an inode that the engine has just pinned. Only the first pin is kept.
     pub(crate) fn tell(&self, engine: &dyn Engine, inode: InodeNumber) {
-        let count = {
+        let (is_new, is_crowded) = {
             let mut told = self.told.lock();
-            let count = told.entry(inode).or_insert(0);
+            let count = told.counts.entry(inode).or_insert(0);
             *count += 1;
-            *count
+            let is_new = *count == 1;
+            let all = told.counts.len();
+            told.most = told.most.max(all);
+            (is_new, is_new && all > self.count_max.max(told.again_above))
         };
-        if count > 1 {
+        if !is_new {
             engine.forget(&[inode]);
+        }
+        // Release: pairs with the Acquire of `wait_crowded`. Not over the word by which the thread ends.
+        if is_crowded
+            && self.crowded.compare_exchange(ROOM, CROWDED, Ordering::Release, Ordering::Relaxed).is_ok()
+        {
+            self.host.wake(&self.crowded, ipc::WAKE_ALL);
         }
     }
 
     /// Whether the kernel was told of an inode, and has not forgotten it.
     pub(crate) fn knows(&self, inode: InodeNumber) -> bool {
-        self.told.lock().contains_key(&inode)
+        self.told.lock().counts.contains_key(&inode)
+    }
+
+    /// How many inodes the kernel knows, and the most that it knew at a time.
+    pub(crate) fn counts(&self) -> (usize, usize) {
+        let told = self.told.lock();
+        (told.counts.len(), told.most)
     }
 
     /// The kernel forgets what it was told so many times; true if it knows nothing of it any more.
     pub(crate) fn forget(&self, engine: &dyn Engine, inode: InodeNumber, times: u64) -> bool {
         let gone = {
             let mut told = self.told.lock();
-            match told.get_mut(&inode) {
+            match told.counts.get_mut(&inode) {
                 Some(count) if *count > times => {
                     *count -= times;
                     false
                 }
-                _ => told.remove(&inode).is_some(),
+                _ => {
+                    let gone = told.counts.remove(&inode).is_some();
+                    if told.counts.len() <= self.count_max {
+                        told.again_above = 0;
+                    }
+                    gone
+                }
             }
         };
         if gone {
@@ -54,7 +107,49 @@ impl Nodes {
 
     /// The kernel has gone, and with it all that it knew.
     pub(crate) fn forget_all(&self, engine: &dyn Engine) {
-        let told = std::mem::take(&mut *self.told.lock());
+        let told = std::mem::take(&mut self.told.lock().counts);
         engine.forget(&told.into_keys().collect::<Vec<_>>());
+    }
+
+    /// Waits until the kernel knows too many inodes; false at the end.
+    pub(crate) fn wait_crowded(&self) -> bool {
+        loop {
+            if let Some(goes_on) = self.take_crowded() {
+                return goes_on;
+            }
+            let (Waited::Woken | Waited::TimedOut | Waited::Interrupted) =
+                self.host.wait(&self.crowded, ROOM, None);
+        }
+    }
+
+    /// The same, if that is known already.
+    pub(crate) fn take_crowded(&self) -> Option<bool> {
+        // Acquire: pairs with the Release in `tell` and `end`.
+        match self.crowded.compare_exchange(CROWDED, ROOM, Ordering::Acquire, Ordering::Acquire) {
+            Ok(_) => Some(true),
+            Err(OVER) => Some(false),
+            Err(_) => None,
+        }
+    }
+
+    /// Nobody waits any more.
+    pub(crate) fn end(&self) {
+        self.crowded.store(OVER, Ordering::Release);
+        self.host.wake(&self.crowded, ipc::WAKE_ALL);
+    }
+
+    /// The inodes that the kernel is asked to forget next.
+    pub(crate) fn next_to_forget(&self) -> Vec<InodeNumber> {
+        let mut told = self.told.lock();
+        let (all, wanted) = (told.counts.len(), (self.count_max / PART).max(1));
+        let from = told.hand.map_or(Bound::Unbounded, Bound::Excluded);
+        let behind = told.counts.range((from, Bound::Unbounded));
+        let before = told.counts.iter();
+        let chosen =
+            behind.chain(before).map(|(inode, _)| *inode).filter(|inode| *inode != InodeNumber::ROOT);
+        let chosen: Vec<InodeNumber> = chosen.take(wanted.min(all)).collect();
+        told.hand = chosen.last().copied();
+        told.again_above = all + wanted / PART;
+        chosen
     }
 }

@@ -2,7 +2,8 @@
 //! A notice waits for locks of the kernel (those of pages, for one, which a request that is being served may hold), so none is
 //! sent by a thread that serves requests.
 
-use crate::abi::{InvalidateInodeOut, OutHeader, StoreOut, notice};
+use crate::abi::{ForgetOut, InvalidateInodeOut, OutHeader, StoreOut, notice};
+use format::InodeNumber;
 use zerocopy::IntoBytes;
 
 /// Sends bytes to the kernel; its errno if it does not take them.
@@ -53,6 +54,16 @@ impl Notices {
     /// The errno.
     pub(crate) fn drop_names(&self) -> Result<(), i32> {
         self.send(notice::RAISE_EPOCH, &[])
+    }
+
+    /// Asks for inodes to be forgotten that no program uses; of each that is, a FORGET comes.
+    ///
+    /// # Errors
+    /// The errno.
+    pub(crate) fn forget(&self, nodes: &[InodeNumber]) -> Result<(), i32> {
+        let fields = ForgetOut { count: nodes.len() as u32, ..ForgetOut::default() };
+        let numbers: Vec<u64> = nodes.iter().map(|node| node.get()).collect();
+        self.send(notice::FORGET, &[fields.as_bytes(), numbers.as_bytes()])
     }
 
     /// Puts bytes into a node's pages; a file that ends before them ends behind them then, as the kernel sees it.

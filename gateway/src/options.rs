@@ -22,6 +22,8 @@ pub struct Options {
     pub message_bytes_max: u32,
     /// Requests that wait for locks; each has a thread.
     pub waits_max: usize,
+    /// Inodes that the kernel may know before it is asked to forget some, if it can be (Linux 6.18).
+    pub inodes_max: usize,
 }
 
 impl Default for Options {
@@ -36,6 +38,7 @@ impl Default for Options {
             threads_max: 24,
             message_bytes_max: 1 << 20,
             waits_max: 1024,
+            inodes_max: 1 << 17,
         }
     }
 }

@@ -18,6 +18,9 @@ const BEGIN: Duration = Duration::from_millis(200);
 /// How long it waits from then on. The writer itself may hold the pages.
 const DROP: Duration = Duration::from_millis(1);
 
+/// Inodes that one notice asks to be forgotten.
+const FORGETS_A_NOTICE: usize = 512;
+
 /// States of a repair.
 const WAITING: u32 = 0;
 const BEGUN: u32 = 1;
@@ -94,27 +97,40 @@ impl Queue {
     }
 }
 
+fn spawn(gateway: &Arc<Gateway>, name: &str, body: fn(&Gateway)) -> Result<(), ipc::Error> {
+    gateway.threads.fetch_add(1, Ordering::Relaxed);
+    let theirs = gateway.clone();
+    let run = Box::new(move || {
+        // Its requests go on; the daemon ends a session that does not answer.
+        let _ = catch_unwind(AssertUnwindSafe(|| body(&theirs)));
+        theirs.threads.fetch_add(u32::MAX, Ordering::AcqRel);
+        theirs.host.wake(&theirs.threads, ipc::WAKE_ALL);
+    });
+    let spawned = gateway.host.spawn(name, run);
+    if spawned.is_err() {
+        gateway.threads.fetch_add(u32::MAX, Ordering::AcqRel);
+    }
+    spawned.map(drop)
+}
+
+/// Starts the thread that asks the kernel to forget inodes when it knows too many.
+///
+/// # Errors
+/// There is no thread to be had.
+pub(crate) fn start_forgetting(gateway: &Arc<Gateway>) -> Result<(), ipc::Error> {
+    spawn(gateway, "forgets", |gateway| {
+        while gateway.nodes.wait_crowded() {
+            gateway.forget_some();
+        }
+    })
+}
+
 /// Starts the threads of a mount whose kernel keeps things.
 ///
 /// # Errors
 /// There is no thread to be had; those that were started end with the mount.
 pub(crate) fn start(gateway: &Arc<Gateway>) -> Result<(), ipc::Error> {
-    let spawn = |name: &str, body: fn(&Gateway)| {
-        let gateway = gateway.clone();
-        gateway.threads.fetch_add(1, Ordering::Relaxed);
-        let theirs = gateway.clone();
-        let run = Box::new(move || {
-            // Its requests go on; the daemon ends a session that does not answer.
-            let _ = catch_unwind(AssertUnwindSafe(|| body(&theirs)));
-            theirs.threads.fetch_add(u32::MAX, Ordering::AcqRel);
-            theirs.host.wake(&theirs.threads, ipc::WAKE_ALL);
-        });
-        let spawned = gateway.host.spawn(name, run);
-        if spawned.is_err() {
-            gateway.threads.fetch_add(u32::MAX, Ordering::AcqRel);
-        }
-        spawned.map(drop)
-    };
+    let spawn = |name: &str, body: fn(&Gateway)| spawn(gateway, name, body);
     spawn("recalls", Gateway::hear_recalls)?;
     spawn("drops", |gateway| gateway.work_through(&gateway.plain_recalls))?;
     spawn("evicts", |gateway| {
@@ -129,6 +145,14 @@ pub(crate) fn start(gateway: &Arc<Gateway>) -> Result<(), ipc::Error> {
 }
 
 impl Gateway {
+    /// Asks the kernel to forget inodes, some at a time.
+    pub(crate) fn forget_some(&self) {
+        for some in self.nodes.next_to_forget().chunks(FORGETS_A_NOTICE) {
+            // A kernel that is gone has forgotten all.
+            let _ = self.notices.forget(some);
+        }
+    }
+
     fn hear_recalls(&self) {
         let Some(leases) = self.engine.cache_leases() else { return };
         loop {
@@ -199,8 +223,10 @@ impl Gateway {
 
     /// Ends the threads, and waits for them. The kernel has gone, so nothing holds them up.
     pub(crate) fn end_recalls(&self) {
-        let Some(leases) = self.engine.cache_leases().filter(|_| self.caches) else { return };
-        leases.end_recalls();
+        self.nodes.end();
+        if let Some(leases) = self.engine.cache_leases().filter(|_| self.caches) {
+            leases.end_recalls();
+        }
         self.page_recalls.end();
         self.plain_recalls.end();
         self.units.end();

@@ -2,10 +2,12 @@
 //! gateway between a kernel and leases that are the test's. `docs/mount.md` numbers them.
 
 use crate::abi::{
-    AttrOut, CreateIn, EntryOut, InHeader, InvalidateInodeOut, OpenIn, OpenOut, OutHeader, ReadIn, ReleaseIn,
-    SetattrIn, WRITE_FROM_CACHE, WriteIn, fattr, notice, opcode,
+    AttrOut, CreateIn, EntryOut, ForgetOut, InHeader, InvalidateInodeOut, OpenIn, OpenOut, OutHeader, ReadIn,
+    ReleaseIn, SetattrIn, WRITE_FROM_CACHE, WriteIn, fattr, notice, opcode,
 };
 use crate::gateway::Gateway;
+use crate::handshake::Agreed;
+use crate::options::Options;
 use crate::reply::Reply;
 use crate::units::VALID_SECONDS;
 use format::InodeNumber;
@@ -22,6 +24,8 @@ use zerocopy::{FromBytes, IntoBytes};
 const LONG: Duration = Duration::from_secs(60);
 const FOLDER: u32 = libc::S_IFDIR | 0o755;
 const ROOT: u64 = 1;
+/// Inodes that the kernel may know.
+const INODES_MAX: usize = 64;
 
 /// Grants everything, and notes it.
 #[derive(Default)]
@@ -96,6 +100,8 @@ struct Kernel {
     /// So many of the next ones find no inode.
     absent: Word,
     epochs: Word,
+    /// What it was asked to forget, in turn.
+    forgotten: Mutex<Vec<u64>>,
 }
 
 impl Kernel {
@@ -118,6 +124,13 @@ impl Kernel {
             }
             notice::RAISE_EPOCH => {
                 self.epochs.fetch_add(1, Ordering::SeqCst);
+                Ok(())
+            }
+            notice::FORGET => {
+                let (fields, numbers) = ForgetOut::read_from_prefix(rest).unwrap();
+                let numbers = numbers.as_chunks::<8>().0.iter().map(|bytes| u64::from_ne_bytes(*bytes));
+                self.forgotten.lock().unwrap().extend(numbers.clone());
+                assert_eq!(fields.count as usize, numbers.count());
                 Ok(())
             }
             code => panic!("a notice with code {code}"),
@@ -176,7 +189,9 @@ impl Around {
         let ways: (crate::gateway::Send, crate::notices::SendNotice) =
             (Box::new(|_| ()), Box::new(move |message| hears.hear(message)));
         let root = engine.root().unwrap();
-        let gateway = Arc::new(Gateway::new(engine, host, 8, ways, true, None));
+        let options = Options { waits_max: 8, inodes_max: INODES_MAX, ..Options::default() };
+        let agreed = Agreed { maps_shared: true, caches: true, forgets: true };
+        let gateway = Arc::new(Gateway::new(engine, host, &options, ways, &agreed, None));
         gateway.nodes.tell(&*gateway.engine, root.inode);
         Self { gateway, leases, kernel }
     }
@@ -507,4 +522,42 @@ fn an_epoch_serves_all_directories() {
     assert_eq!(around.entry(opcode::LOOKUP, folder, &[b"inner\0"]).entry_valid, VALID_SECONDS);
     around.recall(folder);
     assert_eq!(around.kernel.epochs.load(Ordering::SeqCst), 2);
+}
+
+/// What the kernel knows is bounded: it is asked to forget what has the lowest number, then the next. What it uses it keeps, and
+/// is not asked again for each inode that comes.
+#[test]
+fn the_kernel_is_asked_to_forget_inodes_when_it_knows_too_many() {
+    let around = Around::new();
+    let (gateway, engine) = (&around.gateway, &*around.gateway.engine);
+    // What is made, and what the kernel is asked to forget over it.
+    let make = |number: usize| {
+        let (entry, handle) = around.create(format!("file-{number}").as_bytes());
+        around.release(entry.node, handle);
+        if gateway.nodes.take_crowded() == Some(true) {
+            gateway.forget_some();
+        }
+        (entry.node, std::mem::take(&mut *around.kernel.forgotten.lock().unwrap()))
+    };
+    let mut files = Vec::new();
+    for number in 1..5 * INODES_MAX {
+        let (file, forgotten) = make(number);
+        files.push(file);
+        let wanted = if gateway.nodes.counts().0 > INODES_MAX { INODES_MAX / 8 } else { 0 };
+        assert_eq!(forgotten, files[..wanted], "file {number}");
+        for node in files.drain(..wanted) {
+            assert!(gateway.nodes.forget(engine, InodeNumber::new(node), 1));
+        }
+    }
+    assert_eq!(gateway.nodes.counts(), (files.len() + 1, INODES_MAX + 1));
+    let asked = (0..INODES_MAX).filter(|number| !make(1000 + number).1.is_empty()).count();
+    assert!((1..=INODES_MAX / 2).contains(&asked), "{asked} times");
+    // It has nothing else left to be asked for, and comes round.
+    let (all, mut round) = (gateway.nodes.counts().0 - 1, Vec::new());
+    while round.len() < all {
+        round.extend(gateway.nodes.next_to_forget());
+    }
+    round.sort_unstable();
+    round.dedup();
+    assert!(round.len() == all && !round.contains(&InodeNumber::ROOT), "{} of {all}", round.len());
 }

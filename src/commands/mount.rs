@@ -185,7 +185,7 @@ fn show(cluster: &Cluster, node: &Node, options: &Options) -> Result<ExitCode> {
     let connector = SocketConnector::new(host.clone(), node.socket.clone(), version, ROLE_GATEWAY, Some);
     // Its leases are withheld from others from here on, if the daemon dies.
     let lock = mountpoint::lock_caches(&mountpoint::caches_file(cluster, node))?;
-    let engine = LibFs::new(host.clone(), Arc::new(connector), Limits::default())
+    let engine = LibFs::new(host.clone(), Arc::new(connector), limits())
         .map_err(|why| Error::new(format!("cannot attach to node {}: {why}", node.number)))?;
     let (engine, tree) = (Arc::new(engine), cluster.tree(node));
     let mounted = Arc::new(place(cluster, node, (engine.clone(), options), &host, lock)?);
@@ -207,11 +207,18 @@ fn show(cluster: &Cluster, node: &Node, options: &Options) -> Result<ExitCode> {
     let calls = engine.calls_made();
     let calls: Vec<String> = calls.iter().map(|(kind, count)| format!("{count} {kind:?}")).collect();
     let (messages, calls, strays) = (messages.join(", "), calls.join(", "), mounted.stray_write_backs());
-    tracing::info!(messages, calls, strays, "not mounted any more");
+    let (_, inodes) = mounted.inodes();
+    tracing::info!(messages, calls, strays, inodes, "not mounted any more");
     ended?;
     let _ = std::fs::remove_file(gateway_file(cluster, node));
     mountpoint::tidy(cluster, node);
     Ok(ExitCode::SUCCESS)
+}
+
+/// What the gateway keeps in memory. The kernel keeps attributes and names under leases, so what is kept here besides serves only
+/// what it asks for anew.
+fn limits() -> Limits {
+    Limits { nodes: 1 << 14, entries: 1 << 16, ..Limits::default() }
 }
 
 /// Makes the folder and mounts there; others who would remove it again wait meanwhile.

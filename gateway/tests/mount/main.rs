@@ -10,6 +10,7 @@ mod actor;
 mod child;
 mod failing;
 mod files;
+mod kept;
 mod locks;
 mod names;
 mod users;
