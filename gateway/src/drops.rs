@@ -7,6 +7,7 @@ use crate::notices::Notices;
 use crate::units::{PageRange, Phase, Units};
 use format::InodeNumber;
 use ipc::Word;
+use std::cell::RefCell;
 use std::time::Duration;
 
 /// Pause before the kernel is told again to drop an inode that it does not have yet, or that it forgets just now.
@@ -15,11 +16,13 @@ const PAUSE: Duration = Duration::from_micros(100);
 const TRIES_MAX: u32 = 50_000;
 /// How long a pass waits for requests that are being served before it is made again.
 const SERVED: Duration = Duration::from_millis(1);
+/// Units whose leases go back together to make room.
+const EVICTED_AT_ONCE: usize = 64;
 
 impl Units {
     /// Others want an inode: the kernel drops what it has of it, and the lease goes back.
     pub(crate) fn recall(&self, nodes: &Nodes, notices: &Notices, node: InodeNumber) {
-        while !self.drop_all(nodes, notices, node) {
+        while !self.drop_all(nodes, notices, node, || ()) {
             // Another thread may be about it, but what is asked for may be a lease that came after the one that it gives back.
             let is_free = self.wait(|table| {
                 let unit = table.units.entry(node).or_default();
@@ -38,10 +41,11 @@ impl Units {
                 return self.end_giving(node, false);
             }
         }
-        self.give_back(node);
+        self.give_back(&[node]);
     }
 
-    /// Makes room: the units that were held first are dropped, those of files that are open for writing last.
+    /// Makes room: the units that were held first are dropped, those of files that are open for writing last. Several leases go
+    /// back by one call.
     pub(crate) fn evict(&self, nodes: &Nodes, notices: &Notices) {
         let victims: Vec<InodeNumber> = {
             let mut table = self.table.lock();
@@ -61,11 +65,19 @@ impl Units {
             }
             victims
         };
+        // Requests wait for a unit that is closed: it goes back before another one's requests are waited for, which need the
+        // threads that serve.
+        let closed = RefCell::new(Vec::new());
+        let give_back = || self.give_back(&closed.take());
         for node in victims {
-            if self.drop_all(nodes, notices, node) {
-                self.give_back(node);
+            if self.drop_all(nodes, notices, node, give_back) {
+                closed.borrow_mut().push(node);
+            }
+            if closed.borrow().len() >= EVICTED_AT_ONCE {
+                give_back();
             }
         }
+        give_back();
     }
 
     /// All leases were lost: the kernel drops everything that it has. Returns when it has.
@@ -78,8 +90,8 @@ impl Units {
         };
         for (node, _) in &all {
             drops(true);
-            if self.drop_all(nodes, notices, *node) {
-                self.give_back(*node);
+            if self.drop_all(nodes, notices, *node, || ()) {
+                self.give_back(&[*node]);
             }
         }
         // Other threads may be about some of them.
@@ -94,19 +106,27 @@ impl Units {
     }
 
     /// Has the kernel drop what it has of a unit that is held, pass by pass, until nothing came meanwhile. False if it is not
-    /// held.
-    fn drop_all(&self, nodes: &Nodes, notices: &Notices, node: InodeNumber) -> bool {
+    /// held. Requests of the unit are waited for only after `before_wait`.
+    fn drop_all(&self, nodes: &Nodes, notices: &Notices, node: InodeNumber, before_wait: impl Fn()) -> bool {
         let names = {
             let mut table = self.table.lock();
             let Some(unit) = table.units.get_mut(&node) else { return false };
             let Phase::Held(mode) = unit.phase else { return false };
             unit.phase = Phase::Recalled(mode);
-            unit.names
+            if unit.telling > 0 || unit.serving > 0 {
+                drop(table);
+                before_wait();
+                table = self.table.lock();
+            }
+            table.units.get(&node).and_then(|unit| unit.names)
         };
         // What is being told to be kept is told before the kernel is told to drop it.
         self.wait(|table| table.units.get(&node).is_none_or(|unit| unit.telling == 0).then_some(()));
         loop {
             let has_pages = self.begin_pass(node);
+            if has_pages {
+                before_wait();
+            }
             self.drop_once(nodes, node, || match has_pages {
                 true => notices.drop_pages(node.get(), 0, 0),
                 false => notices.drop_attributes(node.get()),
@@ -170,13 +190,18 @@ impl Units {
         let _ = notices.drop_names();
     }
 
-    /// Gives the lease of a unit back that is closed.
-    fn give_back(&self, node: InodeNumber) {
-        if let Some(unit) = self.table.lock().units.get_mut(&node) {
-            (unit.giving, unit.disturbed) = (unit.giving + 1, true);
+    /// Gives the leases of units back that are closed.
+    fn give_back(&self, closed: &[InodeNumber]) {
+        if closed.is_empty() {
+            return;
         }
-        self.leases().give_back(&[node]);
-        self.end_giving(node, true);
+        for node in closed {
+            if let Some(unit) = self.table.lock().units.get_mut(node) {
+                (unit.giving, unit.disturbed) = (unit.giving + 1, true);
+            }
+        }
+        self.leases().give_back(closed);
+        closed.iter().for_each(|node| self.end_giving(*node, true));
     }
 
     /// The lease is back.

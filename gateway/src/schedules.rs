@@ -24,6 +24,8 @@ use zerocopy::{FromBytes, IntoBytes};
 const LONG: Duration = Duration::from_secs(60);
 const FOLDER: u32 = libc::S_IFDIR | 0o755;
 const ROOT: u64 = 1;
+/// Units that may be held.
+const HELD_MAX: usize = 400;
 /// Inodes that the kernel may know.
 const INODES_MAX: usize = 64;
 
@@ -36,6 +38,8 @@ struct FreeLeases {
     /// Threads that wait for that.
     waiting: Word,
     given_back: Mutex<Vec<InodeNumber>>,
+    /// Calls by which they were given back.
+    calls: Word,
 }
 
 impl FreeLeases {
@@ -68,6 +72,7 @@ impl CacheLeases for FreeLeases {
     fn give_back(&self, nodes: &[InodeNumber]) {
         self.held.lock().unwrap().retain(|node, _| !nodes.contains(node));
         self.given_back.lock().unwrap().extend(nodes);
+        self.calls.fetch_add(1, Ordering::SeqCst);
     }
 
     fn leave(&self, node: InodeNumber) {
@@ -75,7 +80,7 @@ impl CacheLeases for FreeLeases {
     }
 
     fn held_max(&self) -> usize {
-        1000
+        HELD_MAX
     }
 
     fn recalls(&self) -> Recalled {
@@ -92,6 +97,8 @@ impl CacheLeases for FreeLeases {
 struct Kernel {
     /// 1 while a request holds the page that a notice wants to drop.
     locked: Word,
+    /// 1 while one holds a page, and notices about attributes alone go on.
+    page_locked: Word,
     /// Notices that began to drop something.
     begun: Word,
     /// Those that drop pages, and those that store into them.
@@ -114,6 +121,7 @@ impl Kernel {
                 self.begun.fetch_add(1, Ordering::SeqCst);
                 SystemHost.wake(&self.begun, ipc::WAKE_ALL);
                 wait_while(&self.locked, |locked| locked == 1);
+                wait_while(&self.page_locked, |locked| locked == 1 && fields.offset >= 0);
                 let absent = self.absent.load(Ordering::SeqCst);
                 self.absent.store(absent.saturating_sub(1), Ordering::SeqCst);
                 if absent > 0 { Err(libc::ENOENT) } else { Ok(()) }
@@ -560,4 +568,32 @@ fn the_kernel_is_asked_to_forget_inodes_when_it_knows_too_many() {
     round.sort_unstable();
     round.dedup();
     assert!(round.len() == all && !round.contains(&InodeNumber::ROOT), "{} of {all}", round.len());
+}
+
+/// Leases that go back to make room go together; but before requests of one unit are waited for, which need threads that may wait
+/// for others, those that are closed are back.
+#[test]
+fn room_is_made_by_few_calls_and_no_closed_unit_waits_for_the_requests_of_another() {
+    let around = Around::new();
+    let mut files = Vec::new();
+    for number in 0..=HELD_MAX {
+        let (entry, handle) = around.create(format!("file-{number}").as_bytes());
+        if number == 9 {
+            around.write(entry.node, handle, 0);
+        }
+        around.release(entry.node, handle);
+        files.push(entry.node);
+    }
+    around.kernel.page_locked.store(1, Ordering::SeqCst);
+    let gateway = around.gateway.clone();
+    let evict = move || gateway.units.evict(&gateway.nodes, &gateway.notices);
+    let evict = SystemHost.spawn("evicts", Box::new(evict)).unwrap();
+    until(|| around.kernel.pages.load(Ordering::SeqCst) == 1);
+    assert_eq!(around.given_back(), files[..9]);
+    around.kernel.page_locked.store(0, Ordering::SeqCst);
+    SystemHost.wake(&around.kernel.page_locked, ipc::WAKE_ALL);
+    evict.join().unwrap();
+    let given_back = around.given_back();
+    assert!(given_back.len() >= HELD_MAX / 8 && given_back[..] == files[..given_back.len()]);
+    assert_eq!(around.leases.calls.load(Ordering::SeqCst), 2, "{} leases", given_back.len());
 }
