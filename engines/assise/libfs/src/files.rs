@@ -219,13 +219,28 @@ impl State {
     }
 
     /// Forgets some nodes that are not open and whose records are all digested, down to `count_max` if it finds as
-    /// many; of a pinned one the pins are kept. Gives what SharedFS keeps for them. Where it finds few, because most are in use, the next search waits until
-    /// there are more.
+    /// many; of a pinned one the pins are kept. Gives what SharedFS keeps for them. It goes on past nodes that are in use, which may
+    /// stand side by side. Where it finds few in all places, because most are in use, the next search waits until there are more.
     pub fn trim(&mut self, count_max: usize) -> Vec<GivenBack> {
-        let count = self.nodes.count();
+        let (count, mut places) = (self.nodes.count(), self.nodes.places());
+        let mut given_back = Vec::new();
+        let found = loop {
+            self.trim_places(count_max, &mut given_back);
+            let found = count - self.nodes.count();
+            places = places.saturating_sub(TRIM_PLACES);
+            if places == 0 || found >= TRIM_PLACES / 8 || self.nodes.count() <= count_max {
+                break found;
+            }
+        };
+        self.trim_above = if found < TRIM_PLACES / 8 { count + count / 16 } else { 0 };
+        self.giving_back.extend(given_back.iter().map(|given| given.inode));
+        given_back
+    }
+
+    /// Looks at the next places.
+    fn trim_places(&mut self, count_max: usize, given_back: &mut Vec<GivenBack>) {
         let (looked_at, next) = self.nodes.round(self.hand, TRIM_PLACES);
         self.hand = next;
-        let mut given_back = Vec::new();
         for index in looked_at {
             if self.nodes.count() <= count_max {
                 break;
@@ -242,10 +257,6 @@ impl State {
             }
             self.nodes.set_aside(index, &mut self.pool);
         }
-        let found = count - self.nodes.count();
-        self.trim_above = if found < TRIM_PLACES / 8 { count + count / 16 } else { 0 };
-        self.giving_back.extend(given_back.iter().map(|given| given.inode));
-        given_back
     }
 }
 
@@ -282,5 +293,34 @@ mod tests {
         let node = state.nodes.enter(InodeNumber::new(7));
         let later = state.add_file(node, WRITE);
         assert!(state.file(later).is_ok());
+    }
+
+    /// Nodes that are in use stand side by side, more than one search looks at: it goes on past them, so that the number of nodes
+    /// stays bounded by the limit, and what is in use.
+    #[test]
+    fn nodes_are_forgotten_though_many_beside_them_are_in_use() {
+        const LIMIT: usize = 32 * TRIM_PLACES;
+        let mut state = State::new(Arc::new(SystemHost), 16);
+        let mut most = 0;
+        for number in 1..100 * TRIM_PLACES as u64 {
+            let index = state.nodes.enter(InodeNumber::new(number));
+            state.nodes.get_mut(index).held_outside = number <= LIMIT as u64 / 2;
+            if state.nodes.count() > state.trim_above.max(LIMIT) {
+                state.trim(LIMIT);
+            }
+            most = most.max(state.nodes.count());
+        }
+        assert!(most <= LIMIT + LIMIT / 8, "{most} nodes");
+        let used =
+            (1..=LIMIT as u64 / 2).filter(|number| state.nodes.find(InodeNumber::new(*number)).is_some());
+        assert_eq!(used.count(), LIMIT / 2);
+        // All are in use: not every one that comes is worth a search.
+        state.nodes.indices().for_each(|index| state.nodes.get_mut(index).held_outside = true);
+        for number in 0..=LIMIT as u64 / 8 {
+            let index = state.nodes.enter(InodeNumber::new(1 << 30 | number));
+            state.nodes.get_mut(index).held_outside = true;
+        }
+        state.trim(LIMIT);
+        assert!(state.trim_above > state.nodes.count());
     }
 }

@@ -300,6 +300,11 @@ impl Nodes {
         self.by_inode.len()
     }
 
+    /// Number of places, used or not.
+    pub fn places(&self) -> usize {
+        self.nodes.len()
+    }
+
     /// The nodes of so many places from one on, going round, and the place after them.
     pub fn round(&self, from: usize, places: usize) -> (Vec<NodeIndex>, usize) {
         let all = self.nodes.len().max(1);
