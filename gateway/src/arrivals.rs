@@ -67,8 +67,8 @@ impl Arrivals {
     /// Those of `take`.
     pub(crate) fn next<E>(
         &self,
-        message: &mut [u8],
-        take: impl FnOnce(&mut [u8]) -> Result<Option<usize>, E>,
+        message: &mut Vec<u8>,
+        take: impl FnOnce(&mut Vec<u8>) -> Result<Option<usize>, E>,
     ) -> Result<Option<(usize, Option<Closing<'_>>)>, E> {
         self.turn.take();
         let Some(bytes) = take(message)? else { return Ok(None) };
@@ -126,7 +126,7 @@ mod tests {
 
     fn arrives(arrivals: &Arrivals, opcode: u32, unique: u64) -> Option<Closing<'_>> {
         let header = InHeader { opcode, unique, ..InHeader::default() };
-        let mut message = [0; 64];
+        let mut message = vec![0; 64];
         let taken = arrivals.next(&mut message, |message| {
             message[..size_of::<InHeader>()].copy_from_slice(header.as_bytes());
             Ok::<_, ()>(Some(size_of::<InHeader>()))

@@ -1,6 +1,6 @@
 //! Memory for a message and its answer, which may each be as long as the largest read or write. A thread has some while it has
 //! the turn to take a message, and until that is served: so there are no more than messages being served, and one. Those that were
-//! used last are used next, and few are kept, so that a rush of long messages leaves little behind.
+//! used last are used next, and few are kept, of which fewer have been long: a rush of long messages leaves little behind.
 
 use crate::reply::Reply;
 use ipc::{Host, Lock};
@@ -8,11 +8,28 @@ use std::sync::Arc;
 
 /// Buffers that are kept while no thread has them.
 const SPARE_MAX: usize = 6;
+/// Those among them that a long message or answer has made so.
+const LONG_MAX: usize = 2;
+/// A message of more bytes is long.
+const LONG_BYTES: usize = 64 << 10;
 
 /// Room for one message and one answer.
 pub(crate) struct Buffers {
     pub(crate) message: Vec<u8>,
     pub(crate) reply: Reply,
+    /// A message was long.
+    pub(crate) was_long: bool,
+}
+
+impl Buffers {
+    /// Notes the length of the message, for which memory was needed.
+    pub(crate) fn note(&mut self) {
+        self.was_long |= self.message.len() > LONG_BYTES;
+    }
+
+    fn is_long(&self) -> bool {
+        self.was_long || self.reply.is_long()
+    }
 }
 
 /// Those that no thread has.
@@ -31,12 +48,17 @@ impl Pool {
     pub(crate) fn take(&self) -> Buffers {
         let spare = self.spare.lock().pop();
         let (message_bytes, reply_bytes) = (self.message_bytes, self.reply_bytes);
-        spare.unwrap_or_else(|| Buffers { message: vec![0; message_bytes], reply: Reply::new(reply_bytes) })
+        spare.unwrap_or_else(|| Buffers {
+            message: Vec::with_capacity(message_bytes),
+            reply: Reply::new(reply_bytes),
+            was_long: false,
+        })
     }
 
     pub(crate) fn give_back(&self, buffers: Buffers) {
         let mut spare = self.spare.lock();
-        if spare.len() < SPARE_MAX {
+        let is_one_too_many = || spare.iter().filter(|buffers| buffers.is_long()).count() >= LONG_MAX;
+        if spare.len() < SPARE_MAX && !(buffers.is_long() && is_one_too_many()) {
             spare.push(buffers);
         }
     }
@@ -51,9 +73,30 @@ mod tests {
     fn few_buffers_are_kept_and_the_last_is_used_first() {
         let pool = Pool::new(Arc::new(SystemHost), 10, 20);
         let mut taken: Vec<_> = (0..9).map(|_| pool.take()).collect();
-        taken.iter_mut().enumerate().for_each(|(number, buffers)| buffers.message[0] = number as u8);
+        taken.iter_mut().enumerate().for_each(|(number, buffers)| buffers.message.push(number as u8));
         taken.into_iter().for_each(|buffers| pool.give_back(buffers));
-        let again: Vec<u8> = (0..7).map(|_| pool.take().message[0]).collect();
-        assert_eq!(again, [5, 4, 3, 2, 1, 0, 0], "six were kept, and one is new");
+        let again: Vec<_> = (0..7).map(|_| pool.take().message.first().copied()).collect();
+        assert_eq!(again, [Some(5), Some(4), Some(3), Some(2), Some(1), Some(0), None], "one is new");
+    }
+
+    #[test]
+    fn few_that_were_long_are_kept() {
+        let pool = Pool::new(Arc::new(SystemHost), LONG_BYTES + 1, 1 << 20);
+        let mut taken: Vec<_> = (0..6).map(|_| pool.take()).collect();
+        taken[0].message.resize(LONG_BYTES + 1, 0);
+        taken[1].reply.put_bytes(&[0; LONG_BYTES]);
+        taken[2].reply.spare(1 << 20).fill(1);
+        taken[3].message.resize(LONG_BYTES, 0);
+        taken[4].reply.put_bytes(b"short");
+        for mut buffers in taken {
+            buffers.note();
+            buffers.reply.clear();
+            buffers.message.clear();
+            pool.give_back(buffers);
+        }
+        let spare = pool.spare.lock();
+        let long: Vec<bool> = spare.iter().map(Buffers::is_long).collect();
+        assert_eq!(long, [true, true, false, false, false]);
+        assert!(spare.iter().all(|buffers| buffers.message.capacity() > LONG_BYTES), "a message may be long");
     }
 }

@@ -16,9 +16,11 @@ use format::InodeNumber;
 use format::record::XATTR_BYTES_MAX;
 use ipc::sync::Ordering;
 use ipc::{Host, Lock, Waited, Word};
+use rustix::buffer::spare_capacity;
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -201,17 +203,25 @@ fn is_brief(message: &[u8]) -> bool {
 }
 
 /// Takes a message; none if the mount has ended.
-fn receive(mut device: impl Read, message: &mut [u8]) -> Result<Option<usize>, Error> {
+fn receive(device: &File, message: &mut Vec<u8>) -> Result<Option<usize>, Error> {
+    receive_by(|message| rustix::io::read(device, spare_capacity(message)), message)
+}
+
+/// The same by a function that puts a message behind what there is, for which there is room. What a message does not need of the
+/// room is never touched, and so takes no memory.
+fn receive_by(
+    read: impl Fn(&mut Vec<u8>) -> rustix::io::Result<usize>,
+    message: &mut Vec<u8>,
+) -> Result<Option<usize>, Error> {
+    message.clear();
     loop {
-        match device.read(message) {
+        match read(message) {
             Ok(bytes) => return Ok(Some(bytes)),
-            Err(error) => match error.raw_os_error() {
-                // ENOENT: who asked has gone before we took the message.
-                Some(libc::EINTR | libc::EAGAIN | libc::ENOENT) => {}
-                // ECONNABORTED: it ended while we were taking one (`fuse_dev_do_read` in the kernel).
-                Some(libc::ENODEV | libc::ECONNABORTED) => return Ok(None),
-                errno => return Err(device_error("read", errno)),
-            },
+            // ENOENT: who asked has gone before we took the message.
+            Err(Errno::INTR | Errno::AGAIN | Errno::NOENT) => {}
+            // ECONNABORTED: it ended while we were taking one (`fuse_dev_do_read` in the kernel).
+            Err(Errno::NODEV | Errno::CONNABORTED) => return Ok(None),
+            Err(errno) => return Err(device_error("read", Some(errno.raw_os_error()))),
         }
     }
 }
@@ -234,7 +244,7 @@ fn device_error(call: &'static str, errno: Option<i32>) -> Error {
 
 /// Agrees with the kernel on what is used.
 fn shake_hands(device: &File, message_bytes_max: u32, may_cache: bool) -> Result<Agreed, Error> {
-    let mut message = vec![0; message_bytes_max as usize + HEADER_BYTES_MAX];
+    let mut message = Vec::with_capacity(message_bytes_max as usize + HEADER_BYTES_MAX);
     let Some(bytes) = receive(device, &mut message)? else {
         return Err(device_error("read", Some(libc::ENODEV)));
     };
@@ -245,7 +255,7 @@ fn shake_hands(device: &File, message_bytes_max: u32, may_cache: bool) -> Result
 
 impl Shared {
     fn work(self: &Arc<Self>) -> Result<(), Error> {
-        let take = |message: &mut [u8]| self.receive_soon(message);
+        let take = |message: &mut Vec<u8>| self.receive_soon(message);
         let _at_end = turn::AtEnd;
         let mut kept = None;
         loop {
@@ -255,10 +265,12 @@ impl Shared {
                 self.buffers.give_back(buffers);
             }
             self.gateway.arrivals.wait_for_turn();
-            let Buffers { message, reply } = kept.get_or_insert_with(|| self.buffers.take());
-            let next = self.gateway.arrivals.next(message, take);
+            let buffers = kept.get_or_insert_with(|| self.buffers.take());
+            let next = self.gateway.arrivals.next(&mut buffers.message, take);
             let others = self.idle.fetch_add(u32::MAX, Ordering::Relaxed) - 1;
             let Some((bytes, _closing)) = next? else { return Ok(()) };
+            buffers.note();
+            let Buffers { message, reply, .. } = buffers;
             let arrival = self.gateway.writes.arrives(&message[..bytes]);
             if others == 0 {
                 self.start_another();
@@ -287,7 +299,7 @@ impl Shared {
     /// Takes a message. A program that has just been answered often asks again at once, and waking this thread would take
     /// longer than that: so it looks for a while before it sleeps, unless that was in vain lately, or the processor is wanted by
     /// others.
-    fn receive_soon(&self, message: &mut [u8]) -> Result<Option<usize>, Error> {
+    fn receive_soon(&self, message: &mut Vec<u8>) -> Result<Option<usize>, Error> {
         // Relaxed, here and below: a hint. Only the thread whose turn it is writes these words.
         let rest = self.rest.load(Ordering::Relaxed);
         if rest > 0 {
@@ -403,22 +415,22 @@ impl Mounted {
 mod tests {
     use super::*;
 
-    /// Reads fail with these, one after the other; then there are five bytes.
-    struct Failing(Vec<i32>);
-
-    impl Read for Failing {
-        fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
-            if self.0.is_empty() {
-                into[..5].copy_from_slice(b"asked");
-                return Ok(5);
-            }
-            Err(std::io::Error::from_raw_os_error(self.0.remove(0)))
-        }
-    }
-
     #[test]
     fn a_message_is_taken_whatever_came_before_it_and_a_mount_that_ends_is_no_failure() {
-        let take = |errnos: &[i32]| receive(Failing(errnos.to_vec()), &mut [0; 8]);
+        // Reads fail with these, one after the other; then there are five bytes.
+        let take = |errnos: &[i32]| {
+            let (left, mut message) = (std::cell::RefCell::new(errnos.to_vec()), b"before".to_vec());
+            let read = |message: &mut Vec<u8>| {
+                if !left.borrow().is_empty() {
+                    return Err(Errno::from_raw_os_error(left.borrow_mut().remove(0)));
+                }
+                message.extend_from_slice(b"asked");
+                Ok(5)
+            };
+            let taken = receive_by(read, &mut message);
+            assert_eq!(message, if taken == Ok(Some(5)) { &b"asked"[..] } else { b"" });
+            taken
+        };
         assert_eq!(take(&[libc::EINTR, libc::ENOENT, libc::EAGAIN]), Ok(Some(5)));
         assert_eq!(take(&[libc::ENOENT, libc::ENODEV]), Ok(None));
         assert_eq!(take(&[libc::EINTR, libc::ECONNABORTED]), Ok(None));

@@ -4,20 +4,37 @@ use crate::abi::OutHeader;
 use crate::units::Stay;
 use zerocopy::{Immutable, IntoBytes};
 
-/// An answer in the making. Its memory is used again and again.
+/// An answer in the making. Its memory is used again and again, and grows with the answers.
 pub(crate) struct Reply {
     buffer: Vec<u8>,
+    bytes_max: usize,
     used: usize,
     /// What stays as it is until the answer was sent.
     until_sent: Vec<Stay>,
 }
 
 const HEADER_BYTES: usize = size_of::<OutHeader>();
+/// Bytes of most answers, at most.
+const SHORT_BYTES: usize = 16 << 10;
 
 impl Reply {
-    /// With room for so many bytes beside the header.
+    /// Of so many bytes beside the header, at most.
     pub(crate) fn new(bytes_max: usize) -> Self {
-        Self { buffer: vec![0; HEADER_BYTES + bytes_max], used: HEADER_BYTES, until_sent: Vec::new() }
+        let buffer = vec![0; HEADER_BYTES + bytes_max.min(SHORT_BYTES)];
+        Self { buffer, bytes_max: HEADER_BYTES + bytes_max, used: HEADER_BYTES, until_sent: Vec::new() }
+    }
+
+    /// Whether an answer was longer than most are.
+    pub(crate) fn is_long(&self) -> bool {
+        self.buffer.len() > HEADER_BYTES + SHORT_BYTES
+    }
+
+    /// Makes room for so many bytes in all.
+    fn reach(&mut self, bytes: usize) {
+        if bytes > self.buffer.len() {
+            assert!(bytes <= self.bytes_max, "an answer is no longer than it may be");
+            self.buffer.resize(bytes.next_power_of_two().min(self.bytes_max), 0);
+        }
     }
 
     /// Empty.
@@ -37,6 +54,7 @@ impl Reply {
 
     /// Puts bytes behind what there is.
     pub(crate) fn put_bytes(&mut self, bytes: &[u8]) {
+        self.reach(self.used + bytes.len());
         self.buffer[self.used..self.used + bytes.len()].copy_from_slice(bytes);
         self.used += bytes.len();
     }
@@ -48,7 +66,8 @@ impl Reply {
 
     /// Bytes to be filled in place; what counts of them is put by [`Self::extend`].
     pub(crate) fn spare(&mut self, bytes: usize) -> &mut [u8] {
-        let end = self.buffer.len().min(self.used + bytes);
+        let end = self.bytes_max.min(self.used + bytes);
+        self.reach(end);
         &mut self.buffer[self.used..end]
     }
 
