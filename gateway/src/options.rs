@@ -38,7 +38,7 @@ impl Default for Options {
             threads_max: 24,
             message_bytes_max: 1 << 20,
             waits_max: 1024,
-            inodes_max: 1 << 17,
+            inodes_max: 1 << 16,
         }
     }
 }
