@@ -13,7 +13,7 @@ use std::ops::Bound;
 use std::sync::Arc;
 use vfs::Engine;
 
-/// The kernel is asked to forget one inode of so many at a time.
+/// The kernel is asked to forget one inode of so many at a time, beside those that are too many.
 const PART: usize = 8;
 
 /// States of [`Nodes::crowded`].
@@ -92,9 +92,9 @@ impl Nodes {
                 }
                 _ => {
                     let gone = told.counts.remove(&inode).is_some();
-                    if told.counts.len() <= self.count_max {
-                        told.again_above = 0;
-                    }
+                    let left = told.counts.len();
+                    let above = told.again_above.min(left + self.part() / 2);
+                    told.again_above = if left <= self.count_max { 0 } else { above };
                     gone
                 }
             }
@@ -138,10 +138,16 @@ impl Nodes {
         self.host.wake(&self.crowded, ipc::WAKE_ALL);
     }
 
+    fn part(&self) -> usize {
+        (self.count_max / PART).max(1)
+    }
+
     /// The inodes that the kernel is asked to forget next.
     pub(crate) fn next_to_forget(&self) -> Vec<InodeNumber> {
         let mut told = self.told.lock();
-        let (all, wanted) = (told.counts.len(), (self.count_max / PART).max(1));
+        let (all, part) = (told.counts.len(), self.part());
+        // Some that it was asked for may be on their way still.
+        let wanted = all.saturating_sub(self.count_max) + part;
         let from = told.hand.map_or(Bound::Unbounded, Bound::Excluded);
         let behind = told.counts.range((from, Bound::Unbounded));
         let before = told.counts.iter();
@@ -149,7 +155,7 @@ impl Nodes {
             behind.chain(before).map(|(inode, _)| *inode).filter(|inode| *inode != InodeNumber::ROOT);
         let chosen: Vec<InodeNumber> = chosen.take(wanted.min(all)).collect();
         told.hand = chosen.last().copied();
-        told.again_above = all + wanted / PART;
+        told.again_above = all + part / 2;
         chosen
     }
 }
