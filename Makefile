@@ -75,7 +75,9 @@ prove-doors: build
 
 # Nodes of clusters killed at any instant: the one that leads, copies, daemons alone, two nodes at once, all in any order.
 prove-copies: build
-	@HEARTH_COPIES_TOLD=1 HEARTH_COPIES_HEADS=200 HEARTH_COPIES_REPLICAS=100 HEARTH_COPIES_DAEMONS=100 \
+	@scripts/setup sqlite3 db_bench python3
+	@HEARTH_COPIES_TOLD=1 HEARTH_COPIES_HEADS=100 HEARTH_COPIES_DATABASES=100 \
+	 HEARTH_COPIES_REPLICAS=100 HEARTH_COPIES_DAEMONS=100 \
 	 HEARTH_COPIES_DOUBLES=20 HEARTH_COPIES_ORDERS=36 scripts/check tests \
 	 cargo test --release --locked -p hearth --test copies --no-fail-fast -- --nocapture --test-threads=1 \
 	 2>&1 | scripts/sum-tests

@@ -41,9 +41,15 @@ impl Node {
 
     /// A cluster of several nodes with this lease and patience, in ms.
     pub fn of_nodes_with(count: u32, lease: u64, patience: u64) -> Self {
-        let [count, lease, patience] = [count.into(), lease, patience].map(|number| number.to_string());
+        Self::of_nodes_of(count, lease, patience, 64)
+    }
+
+    /// The same, whose pools may hold so many MiB.
+    pub fn of_nodes_of(count: u32, lease: u64, patience: u64, mib: u64) -> Self {
+        let numbers = [count.into(), lease, patience, mib];
+        let [count, lease, patience, mib] = numbers.map(|number| number.to_string());
         let nodes = ["--nodes", &count, "--lease", &lease, "--patience", &patience];
-        Self::with(&[&["--medium", "memory", "--capacity", "64"], &nodes[..]].concat())
+        Self::with(&[&["--medium", "memory", "--capacity", &mib], &nodes[..]].concat())
     }
 
     fn of(mib: u64, medium: &str) -> Self {

@@ -51,6 +51,11 @@ impl Node {
         Self(harness::Node::of_nodes_with(count, lease, patience))
     }
 
+    /// The same, whose pools may hold so many MiB.
+    pub fn several_of(count: u32, lease: u64, patience: u64, mib: u64) -> Self {
+        Self(harness::Node::of_nodes_of(count, lease, patience, mib))
+    }
+
     /// The cluster's folder.
     pub fn dir(&self) -> &str {
         self.0.dir()
@@ -172,6 +177,13 @@ impl Node {
         command.args(["run", "--dir", self.0.dir(), "--node", &number.to_string(), "--standby", "--"]);
         command.arg(std::env::current_exe().unwrap()).stderr(std::fs::File::create(said).unwrap());
         Job::of(Job::command(command, test, words))
+    }
+
+    /// Starts a program on the tree, at one of several nodes.
+    pub fn begin_program_at(&self, number: u32, program: &[&str]) -> Job {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_hearth"));
+        command.args(["run", "--dir", self.0.dir(), "--node", &number.to_string(), "--"]).args(program);
+        Job::of(command)
     }
 
     /// Starts a program on the tree.
@@ -336,6 +348,24 @@ impl Drop for Job {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// Kills jobs that others hear, now or when a test fails meanwhile. They are not dropped before.
+pub struct Killer(Vec<u32>);
+
+impl Killer {
+    pub fn of<'a>(jobs: impl IntoIterator<Item = &'a Job>) -> Self {
+        Self(jobs.into_iter().map(Job::pid).collect())
+    }
+}
+
+impl Drop for Killer {
+    fn drop(&mut self) {
+        for pid in &self.0 {
+            let pid = i32::try_from(*pid).ok().and_then(Pid::from_raw);
+            let _ = pid.map(|pid| kill_process(pid, Signal::KILL));
+        }
     }
 }
 

@@ -3,8 +3,8 @@
 use crate::JOBS;
 use crate::harness::until;
 use crate::prefix::{Listing, Random};
-use crate::processes::{Job, Node, spin};
-use crate::several::worker::{Said, differences};
+use crate::processes::{Job, Killer, Node, spin};
+use crate::several::worker::{Live, Said, differences};
 use std::ops::Deref;
 
 /// Nanoseconds between two things that a test does, at most.
@@ -29,12 +29,27 @@ impl Deref for Chain {
 impl Chain {
     /// Of so many nodes, with this lease in ms.
     pub fn up(count: u32, lease: u64) -> Self {
-        let patience = if lease < 1000 { 250 } else { lease * 5 / 8 };
+        Self::patient(count, lease, if lease < 1000 { 250 } else { lease * 5 / 8 })
+    }
+
+    /// The same, where a copy may be silent for so many ms.
+    pub fn patient(count: u32, lease: u64, patience: u64) -> Self {
         Self { node: Node::several_with(count, lease, patience), count }
+    }
+
+    /// Two nodes with this lease, and room for what RocksDB allocates ahead.
+    pub fn for_databases(lease: u64) -> Self {
+        Self { node: Node::several_of(2, lease, lease * 5 / 8, 512), count: 2 }
     }
 
     fn part(&self, number: u32) -> serde_json::Value {
         self.node.statuses()[number as usize - 1]["chain"].clone()
+    }
+
+    /// How often a member in sync left, or came back, as the manager says.
+    pub fn changes_in_sync(&self) -> usize {
+        let log = std::fs::read_to_string(format!("{}/manager.log", self.node.dir())).unwrap();
+        log.lines().filter(|line| line.contains("in sync of") || line.contains("was expelled")).count()
     }
 
     /// The node that leads, if one does.
@@ -80,6 +95,12 @@ impl Chain {
         self.node.try_hearth(&["start", "--node", &number.to_string()]);
     }
 
+    /// Starts all that do not run, and waits until all are in sync; the node that leads.
+    pub fn all_back(&self) -> u32 {
+        (1..=self.count).for_each(|number| self.start(number));
+        self.until_whole()
+    }
+
     /// The process of a node's daemon, if it answers.
     pub fn daemon_of(&self, number: u32) -> Option<i32> {
         let pid = self.node.statuses()[number as usize - 1]["pid"].as_i64();
@@ -89,6 +110,13 @@ impl Chain {
     /// A path in the tree, as a node has it.
     pub fn path_at(&self, number: u32, name: &str) -> String {
         format!("{}/n{number}/{name}", self.node.dir())
+    }
+
+    /// Removes a folder with all that is in it.
+    pub fn remove_at(&self, number: u32, root: &str) {
+        let number = number.to_string();
+        let path = format!("{}/n{number}/{root}", self.node.dir());
+        self.node.hearth(&["run", "--node", &number, "--", "rm", "-r", &path]);
     }
 
     /// All that is below a folder, as a node that leads has it.
@@ -108,18 +136,29 @@ impl Chain {
         [0, 1].map(|who: u32| self.begin_at(number, JOBS, &["work", &path, &seed, &who.to_string()]))
     }
 
-    /// Lets both do something; then something is done, in the middle of what they do; then they are heard to their end.
-    pub fn during(&self, mut jobs: [Job; 2], random: &mut Random, act: impl FnOnce(&Self)) -> [Said; 2] {
+    /// Lets both sync something; then something is done, in the middle of what they do; then they are killed, and heard to
+    /// their end.
+    pub fn during(
+        &self,
+        mut jobs: [Job; 2],
+        random: &mut Random,
+        act: impl FnOnce(&Self, &Live),
+    ) -> [Said; 2] {
         let (at, delay) = (1 + random.below(OPERATIONS_MAX), random.below(DELAY_MAX));
+        let killer = Killer::of(&jobs);
         let [first, second] = &mut jobs;
         let mut said = [Said::default(), Said::default()];
+        let live = Live::of(&said);
         let [said_first, said_second] = &mut said;
         std::thread::scope(|scope| {
+            let killer = killer;
             scope.spawn(move || said_second.hear_rest(second));
             said_first.hear(first, at);
             let heard = scope.spawn(move || said_first.hear_rest(first));
+            until("both workers synced something", || live.are_beyond([0, 0]));
             spin(delay);
-            act(self);
+            act(self, &live);
+            drop(killer);
             heard.join().unwrap();
         });
         said
@@ -127,13 +166,15 @@ impl Chain {
 
     /// The trees of all nodes are equal: one after the other leads, and is asked, and ends in order, until the last one is
     /// left; then all come back. Gives the node that leads in the end.
-    pub fn compare(&self, root: &str, found: &Listing) -> u32 {
+    pub fn compare(&self, found: &[(&str, &Listing)]) -> u32 {
         let mut ended = Vec::new();
         self.until_whole();
         loop {
             let leader = self.until_leads_but(&ended);
-            let there = self.listing_at(leader, root);
-            assert_eq!(differences(&there, found), "", "node {leader} has another tree");
+            for (root, found) in found {
+                let there = self.listing_at(leader, root);
+                assert_eq!(differences(&there, found), "", "node {leader} has another tree in {root}");
+            }
             if ended.len() + 1 == self.count as usize {
                 break;
             }

@@ -1,4 +1,5 @@
 //! Parts of the tests of copies.
 
 pub mod cluster;
+pub mod database;
 pub mod worker;

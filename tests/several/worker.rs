@@ -1,10 +1,15 @@
 //! A worker that does operations from a seed and says what became of them, and the oracle: how much of it is there.
 
+use crate::harness::until;
 use crate::prefix::{HOMES, Listing, Operation, Plan, Worker, owner};
 use crate::processes::{Job, say};
+use ipc::{Host, SystemHost, Time};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 /// Makes the folders of a round, on all copies.
 pub fn make_homes(root: &Path) {
@@ -58,16 +63,56 @@ pub struct Said {
     saw: Vec<(u64, u64)>,
     /// What else it said last.
     pub last: String,
+    /// [`Self::synced`], for whoever looks while it is heard.
+    live: Arc<AtomicU64>,
+    /// When its last line was heard.
+    heard: Option<Time>,
+    /// The longest time between two of its lines.
+    pub stall: Duration,
+}
+
+/// How far the workers are that are being heard.
+pub struct Live([Arc<AtomicU64>; 2]);
+
+impl Live {
+    /// Of workers that are heard into these.
+    pub fn of(said: &[Said; 2]) -> Self {
+        Self(said.each_ref().map(|said| Arc::clone(&said.live)))
+    }
+
+    /// What each of them had synced when it was heard last.
+    pub fn synced(&self) -> [u64; 2] {
+        self.0.each_ref().map(|synced| synced.load(Ordering::Relaxed))
+    }
+
+    /// Whether each of them has synced more than this.
+    pub fn are_beyond(&self, before: [u64; 2]) -> bool {
+        self.synced().iter().zip(before).all(|(now, before)| *now > before)
+    }
+
+    /// Waits until each of them has synced something that it did from now on.
+    pub fn until_they_go_on(&self) {
+        for _ in 0..2 {
+            let before = self.synced();
+            until("both workers sync more", || self.are_beyond(before));
+        }
+    }
 }
 
 impl Said {
     /// Takes in a line; the last one may be cut by a kill.
     fn take_in(&mut self, line: &str) {
+        let now = SystemHost.now();
+        self.stall = self.stall.max(self.heard.map_or(Duration::ZERO, |heard| now.since(heard)));
+        self.heard = Some(now);
         let words: Vec<&str> = line.split(' ').collect();
         let number = |at: usize| words.get(at).and_then(|word| word.parse().ok());
         match (words[0], number(1), number(2)) {
             ("did", Some(number), None) => self.did = number,
-            ("synced", Some(number), None) => self.synced = number,
+            ("synced", Some(number), None) => {
+                self.synced = number;
+                self.live.store(number, Ordering::Relaxed);
+            }
             ("saw", Some(number), Some(seen)) => self.saw.push((number, seen)),
             _ => {
                 assert!(!line.starts_with("wrong"), "{line}, after {}", self.did);
@@ -87,7 +132,9 @@ impl Said {
 
     /// Hears a job until it ends.
     pub fn hear_rest(&mut self, job: &mut Job) {
-        job.rest().iter().for_each(|line| self.take_in(line));
+        while let Some(line) = job.line() {
+            self.take_in(&line);
+        }
     }
 
     /// What of the other worker has to be there if this much of this one is.
