@@ -44,6 +44,8 @@ const RAMFS: FsWord = 0x8584_58f6;
 /// Longest path that a Unix socket's address holds, less one for the closing zero byte.
 pub const SOCKET_PATH_BYTES_MAX: usize = 107;
 
+/// What stands in [`Cluster::pool_made_file`] from when a node's pool was lost.
+pub const POOL_LOST: &str = "lost";
 /// Pools in memory elsewhere of clusters that were in one folder, at most.
 const POOLS_MAX: u32 = 100;
 
@@ -276,6 +278,11 @@ impl Cluster {
     /// Is there once the node's pool was made.
     pub fn pool_made_file(&self, node: &Node) -> PathBuf {
         self.folder(node).join("pool-made")
+    }
+
+    /// Whether the node had a pool that was lost, and has another one since.
+    pub fn pool_was_lost(&self, node: &Node) -> bool {
+        fs::read_to_string(self.pool_made_file(node)).is_ok_and(|text| text == POOL_LOST)
     }
 
     /// Says which process the daemon is.

@@ -13,12 +13,11 @@ mod processes;
 mod several;
 
 use ipc::{Host, SystemHost, Word};
-use prefix::{Random, list};
-use processes::{count, job, say};
+use prefix::Random;
+use processes::{count, job};
 use several::cluster::Chain;
 use several::database::{self, Database};
 use several::worker::{self, Said};
-use std::path::Path;
 use std::time::Duration;
 
 /// The test that does the jobs.
@@ -31,21 +30,7 @@ const SHORT: u64 = 300;
 #[test]
 fn a_worker_says_what_it_did() {
     let Some(words) = job() else { return worker::the_oracle_refuses_what_is_lost() };
-    let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    match words[..] {
-        ["make", root] => worker::make_homes(Path::new(root)),
-        ["work", root, seed, who] => {
-            worker::work(Path::new(root), seed.parse().unwrap(), who.parse().unwrap());
-        }
-        ["list", root] => {
-            for (path, line) in list(Path::new(root)).unwrap() {
-                say(&format!("{path}: {line}"));
-            }
-            say("listed");
-        }
-        _ => panic!("no such job: {words:?}"),
-    }
-    std::process::exit(0);
+    worker::job(&words);
 }
 
 fn pause(milliseconds: u64) {

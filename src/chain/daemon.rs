@@ -11,8 +11,8 @@ use super::orders;
 use super::settings::ChainSettings;
 use crate::cluster::{Cluster, Node};
 use crate::commands::daemon::{
-    End, answer_status, config, forward_signals, kept_listener, listen, listen_for_questions, make_new_pool,
-    medium, note_failure, of_daemon, spawn,
+    End, answer_status, config, forward_signals, give_up_lost_pool, kept_listener, listen,
+    listen_for_questions, make_new_pool, medium, note_failure, of_daemon, spawn,
 };
 use crate::commands::manager::{folder, key_file};
 use crate::commands::up::say_ready;
@@ -94,6 +94,7 @@ fn begin(
     ends: Sender<End>,
 ) -> Result<Member> {
     let host: Arc<dyn Host> = Arc::new(SystemHost);
+    give_up_lost_pool(cluster, node)?;
     let medium = medium(cluster, node)?;
     make_new_pool(&medium, cluster, node)?;
     let standby =

@@ -229,6 +229,10 @@ impl Member {
             return self
                 .set_waits(Some(format!("node {} has to begin the cluster", self.begun.chain.founder)));
         }
+        if self.begun.cluster.pool_was_lost(&self.begun.node) {
+            let why = "the pool is lost, and the manager knows no other one: remove the cluster's folder, and begin anew";
+            return self.set_waits(Some(why.to_owned()));
+        }
         let placed = |number: u32| Placement { node: NodeId::new(number), hot: true };
         let chain = self.begun.cluster.settings.nodes.iter().map(|node| placed(node.number)).collect();
         let (path, version, founder) = (Path::root(), ChangeNumber::default(), Some(self.pool));

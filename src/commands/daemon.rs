@@ -7,7 +7,7 @@ use super::serve::ENVIRONMENT_RESTARTS;
 use super::up::say_ready;
 use super::{DaemonArguments, OneNode};
 use crate::chain::settings::PoolShape;
-use crate::cluster::{Cluster, MediumKind, Node};
+use crate::cluster::{Cluster, MediumKind, Node, POOL_LOST};
 use crate::error::{Error, Result};
 use crate::mountpoint;
 use crate::presence::Presence;
@@ -24,8 +24,9 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::os::fd::AsFd;
+use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -232,8 +233,13 @@ pub(crate) fn medium(cluster: &Cluster, node: &Node) -> Result<Medium> {
         let lost = match cluster.settings.medium {
             MediumKind::Memory => {
                 " (a pool in memory ends with the machine: remove the cluster's folder, and begin anew)"
+                    .to_owned()
             }
-            MediumKind::File => "",
+            MediumKind::File if cluster.settings.chain.is_some() => format!(
+                ": bring it back; or, if it is lost, make the folder and remove {}, and the node gets the tree from the others",
+                cluster.pool_made_file(node).display()
+            ),
+            MediumKind::File => String::new(),
         };
         return Err(Error::new(format!("the pool {} is gone{lost}", pool.display())));
     }
@@ -295,17 +301,39 @@ fn segment_blocks(capacity_blocks: u64) -> u32 {
     (capacity_blocks / SEGMENTS).clamp(1 << 10, 256 << 10) as u32
 }
 
-/// Makes the pool of a node that never had one.
+/// The pool of one of several nodes that was in memory, and ended with the machine, may be made anew: the node gets the tree
+/// from the others, and does not begin a cluster with it.
+pub(crate) fn give_up_lost_pool(cluster: &Cluster, node: &Node) -> Result<()> {
+    let (pool, made) = (&node.pool, cluster.pool_made_file(node));
+    let is_lost = match fs::read_dir(pool) {
+        Ok(mut files) => files.next().is_none(),
+        Err(why) => why.kind() == ErrorKind::NotFound,
+    };
+    let may_be = cluster.settings.medium == MediumKind::Memory && cluster.settings.chain.is_some();
+    if !(is_lost && may_be && made.exists()) {
+        return Ok(());
+    }
+    warn!(pool = %pool.display(), "the pool is lost, and is made anew: the node gets the tree from the others");
+    // First: if the making of the new one is interrupted, it is made again.
+    fs::write(&made, POOL_LOST).map_err(Error::at("write", &made))?;
+    match fs::DirBuilder::new().mode(0o700).create(pool) {
+        Err(why) if why.kind() != ErrorKind::AlreadyExists => Err(Error::at("make", pool)(why)),
+        _ => Ok(()),
+    }
+}
+
+/// Makes the pool of a node that never had one, or whose pool was lost.
 pub(crate) fn make_new_pool(medium: &Medium, cluster: &Cluster, node: &Node) -> Result<()> {
     let pool = &node.pool;
     let made = cluster.pool_made_file(node);
     let names = medium.list().map_err(Error::at("read", pool))?;
     // The making of one was interrupted: there is no tree, and these files are all.
     let is_begun = |name: &String| [LEDGER, TREE].contains(&name.as_str());
-    let begun = !made.exists() && names.iter().all(is_begun) && !sharedfs::is_pool(medium);
+    let may_make = !made.exists() || cluster.pool_was_lost(node);
+    let begun = may_make && names.iter().all(is_begun) && !sharedfs::is_pool(medium);
     if names.is_empty() || begun {
         // A new one would look as if the files had never been.
-        if made.exists() {
+        if !may_make {
             return Err(Error::new(format!(
                 "the pool {} is empty, and a pool was made there: bring its files back, or remove the cluster's folder and \
                  begin anew",

@@ -52,6 +52,22 @@ impl Chain {
         log.lines().filter(|line| line.contains("in sync of") || line.contains("was expelled")).count()
     }
 
+    /// What a node does.
+    pub fn role(&self, number: u32) -> String {
+        self.part(number)["role"].as_str().unwrap_or_default().to_owned()
+    }
+
+    /// What a node waits for.
+    pub fn waits(&self, number: u32) -> String {
+        self.part(number)["waits"].as_str().unwrap_or_default().to_owned()
+    }
+
+    /// Which nodes are in sync, as one says.
+    pub fn in_sync(&self, number: u32) -> Vec<u64> {
+        let part = self.part(number);
+        part["in_sync"].as_array().into_iter().flatten().filter_map(serde_json::Value::as_u64).collect()
+    }
+
     /// The node that leads, if one does.
     pub fn leader(&self) -> Option<u32> {
         let statuses = self.node.statuses();

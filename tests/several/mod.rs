@@ -1,5 +1,7 @@
 //! Parts of the tests of copies.
 
+#![allow(dead_code, reason = "each test binary uses a part of it")]
+
 pub mod cluster;
 pub mod database;
 pub mod worker;

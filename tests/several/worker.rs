@@ -1,7 +1,7 @@
 //! A worker that does operations from a seed and says what became of them, and the oracle: how much of it is there.
 
 use crate::harness::until;
-use crate::prefix::{HOMES, Listing, Operation, Plan, Worker, owner};
+use crate::prefix::{HOMES, Listing, Operation, Plan, Worker, list, owner};
 use crate::processes::{Job, say};
 use ipc::{Host, SystemHost, Time};
 use std::fs::File;
@@ -11,8 +11,25 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+/// Does a job, and ends the process.
+pub fn job(words: &[String]) -> ! {
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    match words[..] {
+        ["make", root] => make_homes(Path::new(root)),
+        ["work", root, seed, who] => work(Path::new(root), seed.parse().unwrap(), who.parse().unwrap()),
+        ["list", root] => {
+            for (path, line) in list(Path::new(root)).unwrap() {
+                say(&format!("{path}: {line}"));
+            }
+            say("listed");
+        }
+        _ => panic!("no such job: {words:?}"),
+    }
+    std::process::exit(0);
+}
+
 /// Makes the folders of a round, on all copies.
-pub fn make_homes(root: &Path) {
+fn make_homes(root: &Path) {
     for home in HOMES {
         std::fs::create_dir_all(root.join(home)).unwrap();
     }
@@ -23,7 +40,7 @@ pub fn make_homes(root: &Path) {
 }
 
 /// Does operations and syncs until it is killed, or fails.
-pub fn work(root: &Path, seed: u64, who: usize) {
+fn work(root: &Path, seed: u64, who: usize) {
     let mut plan = Plan::new(seed, who, true);
     let mut worker = Worker::default();
     let (own, others) = (root.join(HOMES[who]), root.join(Plan::count_file(HOMES[1 - who])));
