@@ -116,6 +116,8 @@ pub(crate) const OPEN_DIRECT_IO: u32 = 1 << 0;
 pub(crate) const OPEN_KEEP_CACHE: u32 = 1 << 1;
 /// [`WriteIn::write_flags`]: pages of a mapping, with the offset that they have.
 pub(crate) const WRITE_FROM_CACHE: u32 = 1 << 0;
+/// [`GetattrIn::flags`]: asked for an open file.
+pub(crate) const GETATTR_HANDLE: u32 = 1 << 0;
 /// [`FsyncIn::flags`]: `fdatasync`.
 pub(crate) const FSYNC_DATA: u32 = 1 << 0;
 /// [`LockIn::flags`]: it is `flock`.
@@ -271,6 +273,14 @@ pub(crate) struct StatxOut {
     pub(crate) dev_major: u32,
     pub(crate) dev_minor: u32,
     pub(crate) spare: [u64; 14],
+}
+
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(crate) struct GetattrIn {
+    pub(crate) flags: u32,
+    pub(crate) unused: u32,
+    pub(crate) handle: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]

@@ -3,6 +3,7 @@
 
 use crate::abi::{self, AttrOut, Body, EntryOut, InHeader, opcode};
 use crate::arrivals::Arrivals;
+use crate::ends::Ends;
 use crate::files::Files;
 use crate::guard::Guarded;
 use crate::handshake::Agreed;
@@ -57,6 +58,7 @@ pub(crate) struct Gateway {
     /// The kernel can be asked to forget inodes.
     pub(crate) forgets: bool,
     pub(crate) units: Arc<Units>,
+    pub(crate) ends: Ends,
     /// Another process sees to it that the kernel drops what it has if this one dies.
     pub(crate) guarded: Option<Arc<Guarded>>,
     pub(crate) notices: Notices,
@@ -81,6 +83,7 @@ impl Gateway {
             caches: agreed.caches,
             forgets: agreed.forgets,
             guarded,
+            ends: Ends::new(host.clone()),
             units: Arc::new(Units::new(host.clone(), engine.clone(), kernel_has)),
             notices: Notices::new(notify),
             page_recalls: Queue::new(host.clone()),
@@ -156,7 +159,7 @@ impl Gateway {
             opcode::LOOKUP => self.lookup(header, body, reply),
             opcode::FORGET => self.forget(header, body),
             opcode::BATCH_FORGET => self.batch_forget(body),
-            opcode::GETATTR => self.getattr(header, reply),
+            opcode::GETATTR => self.getattr(header, body, reply),
             opcode::STATX => self.statx(header, reply),
             opcode::SETATTR => self.setattr(header, body, reply),
             opcode::ACCESS => self.access(header, body),
@@ -264,6 +267,7 @@ impl Gateway {
             Some((fresh, self.units.tell_attributes(Some(stamp))?))
         });
         let (attributes, stay) = held.map_or((*attributes, None), |(fresh, stay)| (fresh, Some(stay)));
+        self.ends.end_at(inode, attributes.size);
         let attr_valid = Self::valid(stay, reply);
         let entry_valid = Self::valid(self.units.tell_name(directory), reply);
         let attr = attr(&attributes);
@@ -285,6 +289,7 @@ impl Gateway {
         stamp: Option<Stamp>,
         reply: &mut Reply,
     ) -> Answer {
+        self.ends.end_at(attributes.inode, attributes.size);
         let valid = Self::valid(self.units.tell_attributes(stamp), reply);
         reply.put(&AttrOut { attr: attr(attributes), valid, ..AttrOut::default() });
         Answer::Ready

@@ -19,6 +19,7 @@ mod buffers;
 mod callers;
 mod device;
 mod drops;
+mod ends;
 mod error;
 mod files;
 mod gateway;

@@ -2,6 +2,7 @@
 //! requests, and none makes a call on the mount, so that whatever the kernel waits for can be served meanwhile.
 
 use crate::gateway::Gateway;
+use crate::units::PAGE_BYTES;
 use format::InodeNumber;
 use ipc::sync::Ordering;
 use ipc::{Host, Lock, Waited, Word};
@@ -45,6 +46,8 @@ pub(crate) enum Repair {
         /// The last byte of the file and its place, if the kernel takes the file for shorter.
         last: Option<(u64, u8)>,
     },
+    /// The kernel may take the file for shorter than up to this byte.
+    Longer { node: InodeNumber, at: u64, byte: u8 },
     /// Pages may have been read before the write took effect. They are not dropped: one that a map made dirty would be written
     /// back as it was before the write.
     Overtaken { node: InodeNumber, offset: u64, bytes: Vec<u8> },
@@ -196,23 +199,35 @@ impl Gateway {
                 }
                 let _ = self.notices.drop_pages(node.get(), *from, 0);
             }
+            Repair::Longer { node, at, byte } => {
+                let _ = self.notices.store(node.get(), *at, &[*byte]);
+                // With the first byte of a page the kernel takes the page for whole: should the file just have been cut, it
+                // must not stay.
+                if at.is_multiple_of(PAGE_BYTES) {
+                    let _ = self.notices.drop_pages(node.get(), *at, 1);
+                }
+            }
             Repair::Overtaken { node, offset, bytes } => {
                 let _ = self.notices.store(node.get(), *offset, bytes);
             }
         }
     }
 
-    /// Puts pages of the kernel right before a write is answered, if that is possible.
-    pub(crate) fn repair(&self, repair: Repair) {
+    /// Puts pages of the kernel right before a request is answered, if that is possible, and says whether it was.
+    pub(crate) fn repair(&self, repair: Repair) -> bool {
+        // A write may itself hold the pages; one that asks for attributes holds none.
+        let patience = if matches!(repair, Repair::Longer { .. }) { BEGIN } else { DROP };
         let done = Arc::new(Word::new(WAITING));
         self.page_recalls.push(Task::Repair(repair, done.clone()));
-        for (state, patience) in [(WAITING, BEGIN), (BEGUN, DROP)] {
+        for (state, patience) in [(WAITING, BEGIN), (BEGUN, patience)] {
             let until = self.host.now().after(patience);
             // Acquire: pairs with the Release of `say`.
             while done.load(Ordering::Acquire) == state && self.host.now() < until {
                 self.host.wait(&done, state, Some(until));
             }
         }
+        // Acquire: pairs with the Release of `say`.
+        done.load(Ordering::Acquire) == DONE
     }
 
     fn say(&self, done: &Word, state: u32) {

@@ -1,9 +1,11 @@
 //! Schedules of the kernel's caches against requests and recalls, in orders that a real kernel shows once in a long while: the
 //! gateway between a kernel and leases that are the test's. `docs/mount.md` numbers them.
 
+mod ends;
+
 use crate::abi::{
     AttrOut, CreateIn, EntryOut, ForgetOut, InHeader, InvalidateInodeOut, OpenIn, OpenOut, OutHeader, ReadIn,
-    ReleaseIn, SetattrIn, WRITE_FROM_CACHE, WriteIn, fattr, notice, opcode,
+    ReleaseIn, SetattrIn, StoreOut, WRITE_FROM_CACHE, WriteIn, fattr, notice, opcode,
 };
 use crate::gateway::Gateway;
 use crate::handshake::Agreed;
@@ -101,9 +103,10 @@ struct Kernel {
     page_locked: Word,
     /// Notices that began to drop something.
     begun: Word,
-    /// Those that drop pages, and those that store into them.
+    /// Those that drop pages.
     pages: Word,
-    stores: Word,
+    /// What was stored into pages, and where.
+    stores: Mutex<Vec<(u64, Vec<u8>)>>,
     /// So many of the next ones find no inode.
     absent: Word,
     epochs: Word,
@@ -127,7 +130,8 @@ impl Kernel {
                 if absent > 0 { Err(libc::ENOENT) } else { Ok(()) }
             }
             notice::STORE => {
-                self.stores.fetch_add(1, Ordering::SeqCst);
+                let (fields, bytes) = StoreOut::read_from_prefix(rest).unwrap();
+                self.stores.lock().unwrap().push((fields.offset, bytes.to_vec()));
                 Ok(())
             }
             notice::RAISE_EPOCH => {
@@ -323,7 +327,7 @@ fn a_page_that_comes_before_the_first_pass_is_dropped() {
 fn pages_that_were_read_before_a_write_that_the_kernel_has_made_get_its_bytes() {
     let around = Around::new();
     around.gateway.start_recalls().unwrap();
-    let stores = || around.kernel.stores.load(Ordering::SeqCst);
+    let stores = || around.kernel.stores.lock().unwrap().len();
     let (EntryOut { node, .. }, handle) = around.create(b"file");
     around.write(node, handle, 0);
     around.read(node, handle, 0);

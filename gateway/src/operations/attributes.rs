@@ -1,12 +1,15 @@
 //! Attributes: asking and changing.
 
-use crate::abi::{AccessIn, Attr, Body, InHeader, SetattrIn, StatfsOut, StatxOut, StatxTime, fattr};
+use crate::abi::{
+    AccessIn, Attr, Body, GETATTR_HANDLE, GetattrIn, InHeader, SetattrIn, StatfsOut, StatxOut, StatxTime,
+    fattr,
+};
 use crate::callers::caller;
 use crate::gateway::{Answer, Gateway, node};
 use crate::reply::Reply;
 use format::name::NAME_BYTES_MAX;
 use vfs::engine::{Attributes, Changes, SetTime, Target};
-use vfs::{Error, access};
+use vfs::{Error, LeaseMode, access};
 
 const NS: i64 = 1_000_000_000;
 
@@ -48,9 +51,24 @@ pub(crate) fn attr(attributes: &Attributes) -> Attr {
 }
 
 impl Gateway {
-    pub(crate) fn getattr(&self, header: &InHeader, reply: &mut Reply) -> Result<Answer, Error> {
-        let stamp = self.stamp(node(header));
-        let attributes = self.engine.getattr(Target::Node(node(header)))?;
+    pub(crate) fn getattr(
+        &self,
+        header: &InHeader,
+        body: &mut Body<'_>,
+        reply: &mut Reply,
+    ) -> Result<Answer, Error> {
+        let fields: GetattrIn = body.take()?;
+        let node = node(header);
+        let mut stamp = self.stamp(node);
+        let mut attributes = self.engine.getattr(Target::Node(node))?;
+        let for_end = self.caches && fields.flags & GETATTR_HANDLE != 0;
+        if for_end && !self.ends.reaches(node, attributes.size) {
+            // Asked once more, under a lease that is held until the answer was sent.
+            reply.stays(self.units.enter_pages(node, LeaseMode::Read)?);
+            stamp = self.stamp(node);
+            attributes = self.engine.getattr(Target::Node(node))?;
+            self.store_end(node, self.files.get(fields.handle)?.handle, attributes.size)?;
+        }
         Ok(self.tell_attributes(&attributes, stamp, reply))
     }
 
@@ -111,6 +129,9 @@ impl Gateway {
             Target::Node(node(header))
         };
         let attributes = self.engine.setattr(&caller(header), target, &changes)?;
+        if let Some(size) = changes.size {
+            self.ends.cut(attributes.inode, size);
+        }
         // Not to be kept: the kernel takes it in even if it was told meanwhile to drop what it has.
         Ok(self.tell_attributes(&attributes, None, reply))
     }

@@ -51,6 +51,9 @@ impl Gateway {
             let truncate = has(fields.flags, libc::O_TRUNC);
             self.engine.open(&caller, node(header), access_of(fields.flags), truncate)?
         };
+        if has(fields.flags, libc::O_TRUNC) {
+            self.ends.cut(attributes.inode, 0);
+        }
         let is_writer = self.count_writer(handle, &attributes, access_of(fields.flags))?;
         self.opened(handle, &attributes, (caller, is_writer), reply)
     }
@@ -136,6 +139,9 @@ impl Gateway {
                 opened.inspect_err(|_| self.engine.forget(&[found.inode]))?
             }
         };
+        if has(fields.flags, libc::O_TRUNC) {
+            self.ends.cut(attributes.inode, 0);
+        }
         let is_writer = self
             .count_writer(handle, &attributes, access)
             .inspect_err(|_| self.engine.forget(&[attributes.inode]))?;
@@ -159,6 +165,9 @@ impl Gateway {
         let mut into = [IoSliceMut::new(reply.spare(fields.bytes as usize))];
         let bytes = self.engine.read(handle, fields.offset, &mut into)?;
         reply.extend(bytes);
+        if bytes < fields.bytes as usize {
+            self.ends.end_at(node(header), fields.offset + bytes as u64);
+        }
         Ok(Answer::Ready)
     }
 

@@ -85,6 +85,7 @@ impl Gateway {
 
     fn forget_node(&self, node: InodeNumber, lookups: u64) {
         if self.nodes.forget(&*self.engine, node, lookups) && self.caches {
+            self.ends.end_at(node, 0);
             self.units.forget(&self.nodes, node);
         }
     }

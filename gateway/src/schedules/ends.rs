@@ -1,0 +1,82 @@
+//! A read of the kernel's asks where a file ends that programs elsewhere have made longer.
+
+use super::*;
+use crate::abi::{GETATTR_HANDLE, GetattrIn, SetattrIn, fattr};
+use std::io::IoSlice;
+use vfs::Caller;
+use vfs::engine::{At, Handle};
+
+/// What a read asks that goes beyond the end which the kernel knows: the size that it is told.
+fn ask_size(around: &Around, node: u64, handle: u64) -> u64 {
+    let fields = GetattrIn { flags: GETATTR_HANDLE, handle, ..GetattrIn::default() };
+    around.attributes(opcode::GETATTR, node, &[fields.as_bytes()]).attr.size
+}
+
+/// Where bytes were stored into the kernel's pages since this was asked for last.
+fn stored(around: &Around) -> Vec<(u64, Vec<u8>)> {
+    std::mem::take(&mut around.kernel.stores.lock().unwrap())
+}
+
+/// A program elsewhere writes.
+fn write_elsewhere(around: &Around, handle: u64, offset: u64, bytes: &[u8]) {
+    around.recall(around.gateway.files.get(handle).unwrap().inode.get());
+    let written = around.gateway.engine.write(
+        &Caller::ROOT,
+        Handle::new(handle),
+        At::Offset(offset),
+        &[IoSlice::new(bytes)],
+    );
+    assert_eq!(written.unwrap().bytes, bytes.len());
+}
+
+/// The kernel may not take the size of an answer in (`ends.rs` says when), so it has the last byte before.
+#[test]
+fn the_kernel_has_the_last_byte_of_a_file_before_it_is_told_the_size() {
+    let around = Around::new();
+    around.gateway.start_recalls().unwrap();
+    let (EntryOut { node, .. }, handle) = around.create(b"file");
+    assert_eq!(ask_size(&around, node, handle), 0);
+    write_elsewhere(&around, handle, 0, b"longer");
+    assert_eq!(ask_size(&around, node, handle), 6);
+    assert_eq!(stored(&around), [(5, b"r".to_vec())]);
+    assert_eq!(ask_size(&around, node, handle), 6);
+    assert_eq!(around.attributes(opcode::GETATTR, node, &[&[0; 16]]).attr.size, 6);
+    assert_eq!(stored(&around), [], "the kernel has it");
+    write_elsewhere(&around, handle, 6, b" still");
+    assert_eq!(around.attributes(opcode::GETATTR, node, &[&[0; 16]]).attr.size, 12);
+    assert_eq!(stored(&around), [], "no read asked");
+    assert_eq!(ask_size(&around, node, handle), 12);
+    assert_eq!(stored(&around), [(11, b"l".to_vec())]);
+    around.gateway.end_recalls();
+}
+
+/// Whatever tells the kernel that the file is shorter.
+#[test]
+fn a_file_that_was_cut_and_grows_again_has_its_last_byte_stored_again() {
+    let around = Around::new();
+    around.gateway.start_recalls().unwrap();
+    let (EntryOut { node, .. }, handle) = around.create(b"file");
+    let cut = |size| {
+        let fields = SetattrIn { valid: fattr::SIZE, size, ..SetattrIn::default() };
+        around.attributes(opcode::SETATTR, node, &[fields.as_bytes()]);
+    };
+    let cuts: [&dyn Fn(); 3] = [
+        &|| cut(3),
+        &|| around.release(node, around.open(node, libc::O_RDWR | libc::O_TRUNC)),
+        // Cut elsewhere, which a read finds.
+        &|| {
+            let changes = vfs::engine::Changes { size: Some(1), ..Default::default() };
+            let target = vfs::engine::Target::Open(Handle::new(handle));
+            around.recall(node);
+            around.gateway.engine.setattr(&Caller::ROOT, target, &changes).unwrap();
+            around.read(node, handle, 0);
+        },
+    ];
+    for (round, cut) in cuts.iter().enumerate() {
+        write_elsewhere(&around, handle, 0, b"text");
+        assert_eq!(ask_size(&around, node, handle), 4);
+        assert_eq!(stored(&around), [(3, b"t".to_vec())], "round {round}");
+        cut();
+    }
+    around.gateway.end_recalls();
+}
