@@ -194,6 +194,12 @@ pub fn mirror(bytes: &[u8]) {
             assert_eq!((end.as_bytes(), whole), (body, head.flags == MIRROR_FLAG));
         }
         MirrorMessage::Imported(imported) => assert_eq!(imported.as_bytes(), body),
+        MirrorMessage::Compare(hello) => assert_eq!(hello.as_bytes(), body),
+        MirrorMessage::Held(mark) | MirrorMessage::CompareAt(mark) => assert_eq!(mark.as_bytes(), body),
+        MirrorMessage::Sums { sums, last } => {
+            assert_eq!((sums.as_bytes(), sums.len()), (body, count));
+            assert_eq!(last, head.flags == MIRROR_FLAG);
+        }
     }
 }
 

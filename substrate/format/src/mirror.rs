@@ -3,7 +3,7 @@
 //! All of these come from another machine: lengths and values are checked, and no message decides how much is allocated.
 
 use crate::envelope::FRAME_ALIGN;
-use crate::ids::{ChainNumber, Incarnation, Life, LogUid, Sequence};
+use crate::ids::{ChainNumber, Incarnation, InodeNumber, Life, LogUid, Sequence};
 use crate::node::{Key, VALUE_BYTES_MAX};
 use crate::{BLOCK_BYTES, DecodeError};
 use zerocopy::little_endian::{U16, U32, U64};
@@ -17,8 +17,11 @@ pub const LEDGER_STREAM: LogUid = LogUid::new(u64::MAX);
 
 /// Flag of `Data`: the copy syncs everything it has received and reports it. Of `Ends`: another `Ends` follows. Of `Range`:
 /// the range reaches to the end of the tree. Of `Blocks`: these blocks are damaged at the head. Of `RoundEnd`: the import is
-/// complete.
+/// complete. Of `Sums`: no more follow.
 pub const MIRROR_FLAG: u8 = 1;
+
+/// Flag of a [`MirrorSum`]: a block of the file differs from its own checksum at the copy.
+pub const SUM_DAMAGED: u32 = 1;
 
 /// Kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -51,6 +54,15 @@ pub enum MirrorKind {
     RoundEnd = 11,
     /// Copy to head: [`MirrorImported`]: the copy has synced a round.
     Imported = 12,
+    /// Head to copy, the first message of a connection of its own: [`MirrorHello`]; the copy is to execute no further entry of
+    /// the ledger until it is told where the trees are compared.
+    Compare = 13,
+    /// Copy to head, the answer to `Compare`: [`LedgerMark`], the last entry that the copy has executed.
+    Held = 14,
+    /// Head to copy: [`LedgerMark`]; the copy compares its tree as of this entry.
+    CompareAt = 15,
+    /// Copy to head: [`MirrorSum`]s of its inodes, in the order of their numbers. With [`MIRROR_FLAG`] no more follow.
+    Sums = 16,
 }
 
 impl MirrorKind {
@@ -68,6 +80,10 @@ impl MirrorKind {
             10 => Self::Blocks,
             11 => Self::RoundEnd,
             12 => Self::Imported,
+            13 => Self::Compare,
+            14 => Self::Held,
+            15 => Self::CompareAt,
+            16 => Self::Sums,
             _ => return Err(DecodeError::Kind),
         })
     }
@@ -91,6 +107,8 @@ pub enum MirrorRefusal {
     Closed = 5,
     /// The copy could not import the head's tree.
     Import = 6,
+    /// The copy could not keep its tree as of the entry, or compares it already.
+    Compare = 7,
 }
 
 impl MirrorRefusal {
@@ -107,6 +125,7 @@ impl MirrorRefusal {
             4 => Self::Ledger,
             5 => Self::Closed,
             6 => Self::Import,
+            7 => Self::Compare,
             _ => return Err(DecodeError::Field("refusal")),
         })
     }
@@ -343,6 +362,26 @@ pub struct MirrorImported {
 
 const _: () = assert!(size_of::<MirrorImported>() == 8);
 
+/// Checksums of an inode with a name, which are equal in equal trees. They do not depend on where a node stores the contents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct MirrorSum {
+    /// The inode.
+    pub inode: InodeNumber,
+    /// CRC-64 of its attributes.
+    pub attributes: U64,
+    /// CRC-64 of the entries of a directory, the target of a symbolic link, or of the blocks of a file that are not all zeros.
+    pub contents: U64,
+    /// CRC-64 of its extended attributes.
+    pub xattrs: U64,
+    /// 0 or [`SUM_DAMAGED`].
+    pub flags: U32,
+    /// Zero.
+    pub reserved: U32,
+}
+
+const _: () = assert!(size_of::<MirrorSum>() == 40);
+
 /// A decoded message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields are those of the structures above")]
@@ -359,6 +398,10 @@ pub enum MirrorMessage<'a> {
     Blocks { blocks: &'a [[u8; BLOCK_BYTES]], damaged: bool },
     RoundEnd { end: MirrorRoundEnd, whole: bool },
     Imported(MirrorImported),
+    Compare(MirrorHello),
+    Held(LedgerMark),
+    CompareAt(LedgerMark),
+    Sums { sums: &'a [MirrorSum], last: bool },
 }
 
 impl<'a> MirrorMessage<'a> {
@@ -376,6 +419,7 @@ impl<'a> MirrorMessage<'a> {
                 | MirrorKind::Range
                 | MirrorKind::Blocks
                 | MirrorKind::RoundEnd
+                | MirrorKind::Sums
         );
         if head.flags > MIRROR_FLAG || (head.flags != 0 && !may_have_flag) {
             return Err(DecodeError::Field("flags"));
@@ -416,6 +460,10 @@ impl<'a> MirrorMessage<'a> {
             MirrorKind::Blocks => Self::Blocks { blocks: marks(body, count)?, damaged: flag },
             MirrorKind::RoundEnd => Self::RoundEnd { end: alone(body, count)?, whole: flag },
             MirrorKind::Imported => Self::Imported(alone(body, count)?),
+            MirrorKind::Compare => Self::Compare(alone(body, count)?),
+            MirrorKind::Held => Self::Held(alone(body, count)?),
+            MirrorKind::CompareAt => Self::CompareAt(alone(body, count)?),
+            MirrorKind::Sums => Self::Sums { sums: marks(body, count)?, last: flag },
         })
     }
 }
@@ -621,7 +669,11 @@ mod tests {
             message(MirrorKind::Hello, 0, 0, &[0; 25]),
             message(MirrorKind::Open, 0, 0, &[0xff; 32]),
             message(MirrorKind::Ends, 0, 1, &[0; 72]),
-            vec![13, 0, 0, 0],
+            message(MirrorKind::Sums, 0, 2, &[0; 40]),
+            message(MirrorKind::Sums, 0, 1, &[0; 39]),
+            message(MirrorKind::Sums, 2, 1, &[0; 40]),
+            message(MirrorKind::CompareAt, 1, 0, &[0; 24]),
+            vec![17, 0, 0, 0],
             vec![4, 0, 0],
         ];
         for bytes in bad {
@@ -629,5 +681,10 @@ mod tests {
         }
         assert!(MirrorMessage::decode(&message(MirrorKind::Ends, 1, 1, &[0; 120])).is_ok());
         assert!(MirrorMessage::decode(&message(MirrorKind::Executed, 0, 0, &[0; 24])).is_ok());
+        let sums = message(MirrorKind::Sums, MIRROR_FLAG, 2, &[0; 80]);
+        let Ok(MirrorMessage::Sums { sums, last: true }) = MirrorMessage::decode(&sums) else {
+            panic!("no sums")
+        };
+        assert_eq!(sums.len(), 2);
     }
 }

@@ -2,7 +2,7 @@
 
 use format::mirror::*;
 use format::node::{ItemKind, Key};
-use format::{ChainNumber, Incarnation, Life, LogUid, Sequence};
+use format::{ChainNumber, Incarnation, InodeNumber, Life, LogUid, Sequence};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
 
@@ -132,5 +132,20 @@ fn import_structures() {
     golden(
         MirrorImported { number: U32::new(0x1312_1110), reserved: U32::new(0x2322_2120) },
         "10111213 20212223",
+    );
+}
+
+#[test]
+fn comparison_structures() {
+    golden(
+        MirrorSum {
+            inode: InodeNumber::new(0x1716_1514_1312_1110),
+            attributes: U64::new(0x2726_2524_2322_2120),
+            contents: U64::new(0x3736_3534_3332_3130),
+            xattrs: U64::new(0x4746_4544_4342_4140),
+            flags: U32::new(0x5352_5150),
+            reserved: U32::new(0x6362_6160),
+        },
+        "1011121314151617 2021222324252627 3031323334353637 4041424344454647 50515253 60616263",
     );
 }

@@ -19,6 +19,8 @@ pub enum Error {
     Refused(MirrorRefusal),
     /// The head's tree could not be taken in; why.
     Import(String),
+    /// The copy's tree could not be read; why.
+    Tree(String),
 }
 
 impl std::fmt::Display for Error {
@@ -29,6 +31,7 @@ impl std::fmt::Display for Error {
             Self::Message(error) => write!(f, "message refused: {error}"),
             Self::Broken(what) => write!(f, "out of turn: {what}"),
             Self::Import(why) => write!(f, "the tree of the head could not be taken in: {why}"),
+            Self::Tree(why) => write!(f, "the tree of the copy could not be read: {why}"),
             Self::Refused(refusal) => write!(f, "refused by the copy: {}", reason_of(*refusal)),
         }
     }
@@ -43,6 +46,7 @@ fn reason_of(refusal: MirrorRefusal) -> &'static str {
         MirrorRefusal::Ledger => "its ledger has another length",
         MirrorRefusal::Closed => "it takes nothing",
         MirrorRefusal::Import => "it could not take in the tree",
+        MirrorRefusal::Compare => "it cannot compare its tree now",
     }
 }
 

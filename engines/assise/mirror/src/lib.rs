@@ -11,6 +11,7 @@
 
 #![forbid(unsafe_code)]
 
+mod compare;
 mod error;
 mod import;
 pub mod ledger;
@@ -19,6 +20,7 @@ mod receiver;
 mod sender;
 mod stream;
 
+pub use compare::{Comparison, is_compare, judge_compare, say_held, say_sums, sums_max};
 pub use error::Error;
 pub use import::{TreeSender, is_of_import, say_imported};
 pub use receiver::{HeadTerms, Receiver, Stepped, refuse, say_executed};

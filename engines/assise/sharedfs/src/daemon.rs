@@ -6,6 +6,7 @@
 //! [`Daemon::stop`].
 
 use crate::accept::Door;
+use crate::compare::Compared;
 use crate::config::Config;
 use crate::copies::CopyState;
 use crate::error::Error;
@@ -336,6 +337,15 @@ impl Daemon {
     /// now on.
     pub fn lead_on(&self, version: u64) {
         self.core.copies.set_version(version);
+    }
+
+    /// Compares the tree with that of a copy, over a connection of its own that was made to it, while both go on. Tells from time
+    /// to time how many inodes of how many were compared.
+    ///
+    /// # Errors
+    /// `Copy`: the copy is none, or cannot compare its tree now; `NoRoomToSend`; `Stopped`; failures of the medium.
+    pub fn compare(&self, connection: Connection, told: &mut dyn FnMut(u64, u64)) -> Result<Compared, Error> {
+        self.core.compare(connection, told)
     }
 
     /// How the copies are.

@@ -35,7 +35,8 @@ pub enum Error {
     CopyIsAhead(NodeId),
     /// A pool lacks what is here no more, or is of another history: which node. It has to be made anew from this one.
     NeedsImport(NodeId),
-    /// The tree could not be kept for as long as it was being sent to a node, because room became short: which node.
+    /// The tree could not be kept for as long as it was sent to a node, or compared with its tree, because room became short:
+    /// which node.
     NoRoomToSend(NodeId),
     /// An earlier failure of the medium stopped this daemon: only another start tells what is in the pool.
     Stopped,
@@ -116,7 +117,10 @@ impl std::fmt::Display for Error {
                 write!(f, "the pool of node {node} lacks what is here no more, or is of another history")
             }
             Self::NoRoomToSend(node) => {
-                write!(f, "there is too little room to keep the tree while it is sent to node {node}")
+                write!(
+                    f,
+                    "there is too little room to keep the tree while it is sent to, or compared with, node {node}"
+                )
             }
             Self::Stopped => write!(f, "stopped by an earlier failure of the medium"),
         }

@@ -17,11 +17,13 @@ use crate::ledger::position_of;
 use crate::level::{begin_copy, keys_of_lives};
 use crate::pace::{self, TreeRoom};
 use crate::state::{Core, State};
-use area::{Area, KeyRange, Pin, Snapshot};
+use crate::sums::Pinned;
+use area::{Area, KeyRange, Snapshot};
 use format::mirror::{LogEnds, MirrorRange};
 use format::node::{ItemKind, Key};
 use format::{NodeId, Sequence};
 use ipc::host::Time;
+use ipc::lock::Guard;
 use ipc::sync::Ordering;
 use mirror::{CopyEnds, TreeSender};
 use std::sync::Arc;
@@ -47,19 +49,6 @@ const BLOCKS_AT_ONCE: usize = 256;
 /// Commits of the table before the last round.
 const COMMITS_MAX: usize = 16;
 
-/// A commit that is kept for as long as it is sent.
-struct Pinned {
-    snapshot: Snapshot,
-    pin: Pin,
-}
-
-impl Pinned {
-    fn of(area: &mut Area) -> Self {
-        let (snapshot, pin) = area.pin();
-        Self { snapshot, pin }
-    }
-}
-
 /// One tree on its way to one member.
 struct Exporter<'a> {
     core: &'a Core,
@@ -81,13 +70,7 @@ impl Exporter<'_> {
 
     /// What was read of a commit counts only if it was kept until now.
     fn kept<T>(&self, pinned: &Pinned, read: Result<T, area::AreaError>) -> Result<T, Error> {
-        if !pinned.pin.is_held() {
-            return Err(Error::NoRoomToSend(self.node));
-        }
-        if self.core.ending.load(Ordering::Acquire) != 0 || self.core.state.lock().is_stopped() {
-            return Err(Error::Stopped);
-        }
-        Ok(read?)
+        self.core.kept(self.node, pinned, read)
     }
 
     /// Sends ranges of a commit.
@@ -259,21 +242,40 @@ impl Core {
         self.pace.end(&usage)
     }
 
-    /// Pins a commit, and counts a member as a copy that has executed what this commit contains, and has nothing beyond.
-    fn count_from_now(&self, node: NodeId) -> Result<(Pinned, CopyEnds), Error> {
-        let mut area = self.area_for(None);
+    /// The state, with a tree that contains all that the ledger says, or nearly so if others go on to write there.
+    pub fn contain_all(&self, area: &mut Area) -> Result<Guard<'_, State>, Error> {
         let mut guard = self.state.lock();
         for _ in 0..COMMITS_MAX {
             if guard.copy.ledger.pending().next().is_none() {
                 break;
             }
             drop(guard);
-            self.contain_changes(&mut area)?;
+            self.contain_changes(area)?;
             guard = self.state.lock();
         }
-        if guard.is_stopped() {
+        if guard.is_stopped() { Err(Error::Stopped) } else { Ok(guard) }
+    }
+
+    /// What was read of a commit counts only if it was kept until now.
+    pub fn kept<T>(
+        &self,
+        node: NodeId,
+        pinned: &Pinned,
+        read: Result<T, area::AreaError>,
+    ) -> Result<T, Error> {
+        if !pinned.pin.is_held() {
+            return Err(Error::NoRoomToSend(node));
+        }
+        if self.ending.load(Ordering::Acquire) != 0 || self.state.lock().is_stopped() {
             return Err(Error::Stopped);
         }
+        Ok(read?)
+    }
+
+    /// Pins a commit, and counts a member as a copy that has executed what this commit contains, and has nothing beyond.
+    fn count_from_now(&self, node: NodeId) -> Result<(Pinned, CopyEnds), Error> {
+        let mut area = self.area_for(None);
+        let mut guard = self.contain_all(&mut area)?;
         let state = &mut *guard;
         let pinned = Pinned::of(&mut area);
         let place = position_of(&pinned.snapshot.ledger());
@@ -317,7 +319,7 @@ impl Core {
     }
 
     /// What a pin kept may be used again.
-    fn release_pinned(&self) -> Result<(), Error> {
+    pub fn release_pinned(&self) -> Result<(), Error> {
         let mut area = self.area_for(None);
         let commit = area.commit();
         area.release(commit)?;

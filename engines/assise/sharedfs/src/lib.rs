@@ -17,6 +17,7 @@ mod accept;
 mod attach;
 
 mod commits;
+mod compare;
 mod config;
 mod contents;
 mod copies;
@@ -55,12 +56,14 @@ mod short;
 mod standby;
 mod state;
 mod step_down;
+mod sums;
 mod sync;
 mod take_over;
 mod upkeep;
 mod walk;
 
 pub use accept::{Door, turn_away, turn_away_from_standby};
+pub use compare::{Compared, Difference, Unequal};
 pub use config::Config;
 pub use copies::CopyState;
 pub use daemon::{Attached, Daemon, Format, format_of, format_pool, is_pool};

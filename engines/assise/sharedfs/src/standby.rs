@@ -12,6 +12,7 @@
 //!
 //! Locks: the import's, then the contents', the receiver's, the link's. None is held across a wait for a message.
 
+mod comparing;
 mod contents;
 mod joining;
 
@@ -29,7 +30,7 @@ use ipc::host::{Host, WAKE_ALL};
 use ipc::lock::Lock;
 use ipc::sync::{LongWord, Ordering, Word};
 use mirror::ledger::LedgerPosition;
-use mirror::{HeadTerms, Receiver, Stepped, refuse, say_executed};
+use mirror::{HeadTerms, Receiver, Stepped, is_compare, refuse, say_executed};
 use pmem::{Medium, PoolLock};
 use std::sync::Arc;
 use std::time::Duration;
@@ -94,6 +95,8 @@ struct Inner {
     import: Lock<Option<Joining>>,
     receiving: Lock<Receiving>,
     head: Lock<HeadLink>,
+    /// The connection over which the tree is compared with that of a head.
+    comparing: Lock<Option<Connection>>,
     failure: Lock<Option<String>>,
     /// The last entry that is synced.
     synced: LongWord,
@@ -127,6 +130,7 @@ impl Standby {
             import: Lock::new(host.clone(), None),
             receiving: Lock::new(host.clone(), receiving),
             head: Lock::new(host.clone(), HeadLink::default()),
+            comparing: Lock::new(host.clone(), None),
             failure: Lock::new(host.clone(), None),
             synced,
             executed: LongWord::new(place.sequence.get()),
@@ -160,14 +164,20 @@ impl Standby {
         Ok(())
     }
 
-    /// Receives from a head over a connection that was accepted from it, until that ends or a later head comes; gives why it
-    /// ended.
+    /// Serves a head over a connection that was accepted from it: receives from it until the connection ends or a later head
+    /// comes, or compares this copy with its tree.
     ///
     /// # Errors
-    /// `Copy`: always, with the reason.
+    /// `Copy`, with the reason. Receiving always ends with one.
     pub fn follow(&self, connection: &Connection) -> Result<(), Error> {
         let of_head = |error| Error::Copy(connection.node(), error);
-        let link = self.greet(connection).inspect_err(|_| connection.close()).map_err(of_head)?;
+        let close = |_: &mirror::Error| connection.close();
+        let first = self.first_message(connection).inspect_err(close).map_err(of_head)?;
+        if is_compare(&first) {
+            // The head closes the connection when it has all.
+            return self.0.compare(connection, &first).inspect_err(close).map_err(of_head);
+        }
+        let link = self.answer(connection, &first).inspect_err(close).map_err(of_head)?;
         loop {
             let until = self.0.host.now().after(LOOK);
             let stepped = self.receive(connection, link, until);
@@ -184,14 +194,21 @@ impl Standby {
     /// # Errors
     /// `Refused`, `Connection`, `Message`, `Broken`, `Media`.
     pub fn greet(&self, connection: &Connection) -> Result<u64, mirror::Error> {
+        self.answer(connection, &self.first_message(connection)?)
+    }
+
+    fn first_message(&self, connection: &Connection) -> Result<Vec<u8>, mirror::Error> {
+        match connection.take(Some(self.0.host.now().after(GREETING)))? {
+            Event::Message(message) => Ok(message),
+            Event::Immediate(_) => Err(mirror::Error::Broken("an immediate")),
+            Event::Ended(why) => Err(transport::Error::Ended(why).into()),
+        }
+    }
+
+    fn answer(&self, connection: &Connection, first: &[u8]) -> Result<u64, mirror::Error> {
         let inner = &self.0;
         let until = inner.host.now().after(GREETING);
-        let hello = match connection.take(Some(until))? {
-            Event::Message(message) => message,
-            Event::Immediate(_) => return Err(mirror::Error::Broken("an immediate")),
-            Event::Ended(why) => return Err(transport::Error::Ended(why).into()),
-        };
-        let MirrorMessage::Hello(hello) = MirrorMessage::decode(&hello)? else {
+        let MirrorMessage::Hello(hello) = MirrorMessage::decode(first)? else {
             return Err(mirror::Error::Broken("a head says hello first"));
         };
         let (former, known, newer) = {
@@ -325,9 +342,8 @@ impl Standby {
             receiving.link += 1;
         }
         let former = self.0.head.lock().connection.take();
-        if let Some(former) = former {
-            former.close();
-        }
+        let compared = self.0.comparing.lock().take();
+        former.into_iter().chain(compared).for_each(|connection| connection.close());
         // Release: pairs with the Acquire of the thread.
         self.0.ending.store(1, Ordering::Release);
         self.0.wake();
@@ -456,6 +472,7 @@ impl Inner {
         let Some(contents) = guard.as_mut() else { return Ok(false) };
         // Acquire: pairs with the Release of `announce`.
         let synced = Sequence::new(self.synced.load(Ordering::Acquire));
+        let synced = contents.executable(synced, self.host.now());
         let mut moved = false;
         for _ in 0..ENTRIES_AT_ONCE {
             let script = Script::new(&mut contents.area, &mut contents.copy, &self.steps);

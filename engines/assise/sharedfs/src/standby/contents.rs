@@ -1,5 +1,6 @@
 //! What a standby has of the pool: the tree, the ledger with its table, and the logs, executed to their end.
 
+use super::comparing::Hold;
 use crate::config::Config;
 use crate::error::Error;
 use crate::generations::Generations;
@@ -28,6 +29,8 @@ pub(super) struct Contents {
     pub told_ledger: Sequence,
     /// Files of logs that go with the next commit.
     pub over: Vec<(LogUid, Incarnation)>,
+    /// Where a comparison has execution stop.
+    pub hold: Option<Hold>,
 }
 
 /// Opens what a pool has, executed to its end, and what receives the rest.
@@ -63,7 +66,8 @@ pub(super) fn open_contents(
     }
     contain_changes(&mut area, &mut copy, 0)?;
     remove_files(medium, &mut receiver, &mut over)?;
-    let mut contents = Contents { area, copy, told: BTreeMap::new(), told_ledger: Sequence::default(), over };
+    let mut contents =
+        Contents { area, copy, told: BTreeMap::new(), told_ledger: Sequence::default(), over, hold: None };
     let marks = contents.marks(true);
     let contained = contents.contained();
     receiver.note_executed(contained, &marks);

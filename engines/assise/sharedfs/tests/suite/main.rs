@@ -5,6 +5,7 @@
 
 mod beside;
 mod client;
+mod compare;
 mod crash;
 mod crash_operations;
 mod damaged_ledger;

@@ -15,7 +15,7 @@ use std::time::Duration;
 use transport::{Connection, Endpoint, Fabric, Listener};
 
 /// No single wait takes longer.
-const LIMIT: Duration = Duration::from_secs(20);
+pub const LIMIT: Duration = Duration::from_secs(20);
 
 fn host() -> Arc<dyn Host> {
     Arc::new(SystemHost)
@@ -33,19 +33,19 @@ fn endpoint(node: u32) -> Endpoint {
 }
 
 /// A thread, and what it gives.
-struct Program<T> {
+pub struct Program<T> {
     result: mpsc::Receiver<T>,
     thread: Box<dyn ipc::host::Join>,
 }
 
-fn spawn<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) -> Program<T> {
+pub fn spawn<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) -> Program<T> {
     let (sender, result) = mpsc::channel();
     let thread = SystemHost.spawn("program", Box::new(move || sender.send(body()).unwrap())).unwrap();
     Program { result, thread }
 }
 
 impl<T> Program<T> {
-    fn end(self) -> T {
+    pub fn end(self) -> T {
         let result = self.result.recv_timeout(LIMIT).expect("it ends in time");
         self.thread.join().unwrap();
         result
@@ -53,9 +53,9 @@ impl<T> Program<T> {
 }
 
 /// A standby that follows whoever connects.
-struct Follower {
-    standby: Standby,
-    listener: Arc<Listener>,
+pub struct Follower {
+    pub standby: Standby,
+    pub listener: Arc<Listener>,
     ending: Arc<AtomicBool>,
     thread: Option<Program<()>>,
 }
@@ -86,7 +86,7 @@ impl Follower {
         Self { standby, listener, ending, thread: Some(thread) }
     }
 
-    fn end(&mut self) {
+    pub fn end(&mut self) {
         self.ending.store(true, Ordering::Release);
         self.standby.fence(u64::MAX);
         self.thread.take().unwrap().end();
@@ -107,20 +107,20 @@ fn follow_slowly(standby: &Standby, connection: &Connection, pause: Duration) {
     }
 }
 
-struct Nodes {
-    daemon: Arc<Daemon>,
+pub struct Nodes {
+    pub daemon: Arc<Daemon>,
     /// What the head was before it led.
     head: Standby,
-    follower: Follower,
+    pub follower: Follower,
     endpoint: Endpoint,
     /// Of the copy.
     other: Endpoint,
     // After what uses it.
-    folder: tempfile::TempDir,
+    pub folder: tempfile::TempDir,
 }
 
 impl Nodes {
-    fn new(config_of: impl Fn(u32) -> Config) -> Self {
+    pub fn new(config_of: impl Fn(u32) -> Config) -> Self {
         let folder = tempfile::tempdir_in("/dev/shm").unwrap();
         let media = [medium(folder.path(), HEAD), medium(folder.path(), COPY)];
         format_for(&media[0], HEAD);
@@ -139,13 +139,13 @@ impl Nodes {
         nodes
     }
 
-    fn connect(&self) -> Connection {
+    pub fn connect(&self) -> Connection {
         let until = SystemHost.now().after(LIMIT);
         self.endpoint.connect(&self.follower.listener.address(), NodeId::new(COPY), until).unwrap()
     }
 }
 
-fn wait_for(what: &str, mut ready: impl FnMut() -> bool) {
+pub fn wait_for(what: &str, mut ready: impl FnMut() -> bool) {
     let until = SystemHost.now().after(LIMIT);
     while !ready() {
         assert!(SystemHost.now() < until, "waited for: {what}");
@@ -161,7 +161,7 @@ fn write_and_sync(daemon: &Arc<Daemon>, pid: u32, rounds: u64) -> (InodeNumber, 
 
 /// A program with a file of its own. Programs begin one after the other: this client does not look whether the lease on the
 /// folder is taken from it while it makes the file.
-fn begin_program(daemon: &Arc<Daemon>, pid: u32) -> (Client, InodeNumber) {
+pub fn begin_program(daemon: &Arc<Daemon>, pid: u32) -> (Client, InodeNumber) {
     let mut client = Client::attach_as(daemon, user(0), pid);
     client.write_lease(ROOT);
     let (file, _) = client.create(ROOT, format!("file{pid}").as_bytes(), FILE | 0o644);
@@ -310,7 +310,7 @@ fn a_head_that_gives_the_lead_away_is_a_copy_at_once() {
 }
 
 /// A program that overwrites a file without a pause, until it is told to end.
-fn overwrite(mut client: Client, file: InodeNumber, ending: &AtomicBool) -> u64 {
+pub fn overwrite(mut client: Client, file: InodeNumber, ending: &AtomicBool) -> u64 {
     let mut rounds = 0;
     while !ending.load(Ordering::Acquire) {
         assert!(client.write(file, rounds % 30 * 3_000, &[rounds as u8; 3_000]));
