@@ -353,3 +353,69 @@ fn a_daemon_of_several_that_dies_is_replaced_by_one_that_was_ready() {
     node.hearth(&["down"]);
     until("no spare is left", || spare("1", 0).is_none() && spare("2", 0).is_none());
 }
+
+/// Damages one byte of the block of a pool that begins with a text.
+fn damage(node: &Node, number: u32, text: &str) {
+    let pool = node.statuses()[number as usize - 1]["pool"].as_str().unwrap().to_owned();
+    let files = std::fs::read_dir(pool).unwrap().map(|entry| entry.unwrap().path());
+    let segments = files.filter(|path| path.file_name().unwrap().to_string_lossy().starts_with("segment-"));
+    let mut found = 0;
+    for path in segments {
+        let bytes = read(&path).unwrap();
+        for block in bytes.chunks(4096).enumerate().filter(|(_, block)| block.starts_with(text.as_bytes())) {
+            let file = OpenOptions::new().write(true).open(&path).unwrap();
+            file.write_all_at(b"!", block.0 as u64 * 4096 + 100).unwrap();
+            found += 1;
+        }
+    }
+    assert_eq!(found, 1, "the block with {text} is in the pool of node {number}");
+}
+
+/// Both copies are compared while a program writes; then one of them is damaged below the file system.
+#[test]
+fn the_copies_of_two_nodes_are_compared() {
+    let node = Node::several(2);
+    let mut job = node.begin(JOBS, &["write", &node.path("file")]);
+    node.run(&["mkdir", &node.path("folder")]);
+    for _ in 0..3 {
+        some(&mut job);
+        let told = node.hearth(&["check", "--against", "2"]);
+        assert!(
+            told.starts_with("nodes 1 and 2 at entry ") && told.ends_with("3 inodes, all equal\n"),
+            "{told}"
+        );
+    }
+    job.kill();
+    job.wait();
+    let script = format!("yes pattern | head -c 100000 > {}", node.path("folder/file"));
+    node.run(&["sh", "-c", &script]);
+    let told = node.hearth(&["check", "--against", "2", "--json"]);
+    let told: serde_json::Value = serde_json::from_str(&told).unwrap();
+    assert_eq!((&told["leader"], &told["copy"], &told["different"]), (&1.into(), &2.into(), &0.into()));
+    assert_eq!((&told["inodes"], told["differences"].as_array().unwrap().len()), (&4.into(), 0));
+    let unique =
+        format!("printf 'only here' | dd of={} bs=1 seek=40960 conv=notrunc", node.path("folder/file"));
+    node.run(&["sh", "-c", &unique]);
+    node.hearth(&["check", "--against", "2"]);
+    damage(&node, 2, "only here");
+    let differ = node.try_hearth(&["check", "--against", "2"]);
+    assert_eq!(differ.status.code(), Some(1));
+    let told = String::from_utf8(differ.stdout).unwrap();
+    let lines: Vec<&str> = told.lines().collect();
+    assert_eq!(lines[0], "folder/file: contents differ, a block is damaged at node 2");
+    assert!(lines.len() == 2 && lines[1].ends_with("4 inodes, 1 different"), "{told}");
+    for (words, why) in [
+        (&["--against", "1"][..], "node 1 leads"),
+        (&["--against", "3"], "node 3"),
+        (&[], "required"),
+        (&["--against", "2", "pool"], "cannot be used with"),
+    ] {
+        let refused = node.try_hearth(&[&["check"], words].concat());
+        assert_eq!(refused.status.code(), Some(2), "{words:?}");
+        refused.expect_failure(why);
+    }
+    node.hearth(&["down", "--node", "2", "--hard"]);
+    let refused = node.try_hearth(&["check", "--against", "2"]);
+    assert_eq!(refused.status.code(), Some(2));
+    refused.expect_failure("node 2");
+}

@@ -207,6 +207,7 @@ fn undisturbed(what: &str, rounds: u64, bounds: &Bounds, fault: fn(&Chain, u32, 
             live.until_they_go_on();
             assert_eq!(chain.until_whole(), leader, "{what}: the same node leads");
             live.until_they_go_on();
+            assert_eq!(chain.until_equal(), leader, "{what}: the same node leads");
             if bounds.stays {
                 assert_eq!(chain.changes_in_sync(), before, "{what}, round {number}: a member left");
             }

@@ -4,10 +4,11 @@
 //! A node that must not serve any more ends as a kill does, at once: what keeps it from acknowledging anything is that it is
 //! not there. Its keeper starts it again, as a standby.
 
+use super::comparison::TreesCompared;
 use super::door::StandbyDoor;
 use super::links::Links;
 use super::member::{Member, Parts};
-use super::orders;
+use super::orders::{self, MoveOrder, Obey};
 use super::settings::ChainSettings;
 use crate::cluster::{Cluster, Node};
 use crate::commands::daemon::{
@@ -58,8 +59,7 @@ pub fn run(cluster: &Cluster, node: &Node, chain: &ChainSettings) -> Result<Exit
     say_ready()?;
     let asked = member.clone();
     answer_status(control, move || asked.status())?;
-    let told = member.clone();
-    orders::obey(commands, move |order| told.move_to(order))?;
+    orders::obey(commands, member.clone())?;
     let running = member.clone();
     spawn("chain", move || running.run())?;
     info!(node = node.number, "holds its pool");
@@ -68,6 +68,20 @@ pub fn run(cluster: &Cluster, node: &Node, chain: &ChainSettings) -> Result<Exit
     let files = [&control, &orders, &node.socket].map(PathBuf::as_path);
     process.remove_files(&cluster.pid_file(node), if kept { &files[..2] } else { &files });
     Ok(code)
+}
+
+impl Obey for Member {
+    fn move_to(&self, order: &MoveOrder) -> std::result::Result<(), String> {
+        self.give_lead_away(order)
+    }
+
+    fn compare(
+        &self,
+        with: u32,
+        told: &mut dyn FnMut(u64, u64),
+    ) -> std::result::Result<TreesCompared, String> {
+        self.compare_with(with, told)
+    }
 }
 
 /// Waits until the daemon is to end.

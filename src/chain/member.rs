@@ -65,7 +65,7 @@ pub struct Member {
     id: NodeId,
     pool: PoolUid,
     medium: Medium,
-    links: Arc<Links>,
+    pub(super) links: Arc<Links>,
     pub(super) door: StandbyDoor,
     manager: Arc<Remote>,
     ends: Sender<End>,

@@ -5,6 +5,7 @@
 //! there on the view of the cluster manager says: [`member`] follows it. The node that leads feeds the others, and says who
 //! of them is in sync ([`head`]).
 
+pub mod comparison;
 pub mod daemon;
 pub mod door;
 pub mod growth;

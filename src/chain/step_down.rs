@@ -28,7 +28,7 @@ impl Member {
     ///
     /// # Errors
     /// Why not. If the daemon had ended its sessions by then, it leads again.
-    pub fn move_to(&self, order: &MoveOrder) -> Refused<()> {
+    pub(super) fn give_lead_away(&self, order: &MoveOrder) -> Refused<()> {
         let (head, ..) = self.may_move(order.to)?;
         self.now.lock().moving = Some(order.to);
         let moved = wait_for_programs(&head, order).and_then(|()| self.give_lead(order.to, &head));

@@ -1,6 +1,6 @@
-//! `hearth check`: is everything in a pool where it should be, and what it should be?
+//! `hearth check`: is everything in a pool where it should be, and what it should be? With `--against` see [`super::compare`].
 
-use super::PoolFolder;
+use super::{Check, compare};
 use crate::error::{Error, Result};
 use crate::process::with_mapping;
 use crate::say::{self, count, quoted};
@@ -18,10 +18,18 @@ use std::process::ExitCode;
 const LEDGER: &str = "ledger";
 const TREE: &str = "tree";
 
-pub(super) fn run(arguments: &PoolFolder) -> Result<ExitCode> {
-    let medium = open(arguments)?;
-    let _lock = lock(&medium, arguments)?;
-    let mut report = check(&medium).map_err(Error::at("check", &arguments.pool))?;
+pub(super) fn run(arguments: &Check) -> Result<ExitCode> {
+    match (&arguments.pool, arguments.against) {
+        (_, Some(against)) => compare::run(arguments.dir.as_deref(), against, arguments.json),
+        (Some(pool), None) => check_pool(pool, arguments.json),
+        (None, None) => Err(Error::new("say which pool, or --against which node")),
+    }
+}
+
+fn check_pool(pool: &Path, is_json: bool) -> Result<ExitCode> {
+    let medium = open(pool)?;
+    let _lock = lock(&medium, pool)?;
+    let mut report = check(&medium).map_err(Error::at("check", pool))?;
     if let Err(why) = ledger(&medium) {
         report.findings.push(format!("file {LEDGER}: {why}"));
     }
@@ -31,7 +39,7 @@ pub(super) fn run(arguments: &PoolFolder) -> Result<ExitCode> {
         Err(_) if !report.is_clean() => {}
         Err(why) => report.findings.push(why.to_string()),
     }
-    if arguments.json {
+    if is_json {
         say::line(json(&report));
     } else {
         print(&report);
@@ -59,14 +67,13 @@ fn ledger(medium: &Medium) -> std::result::Result<(), MediaError> {
 
 /// The pool's folder, of which a part may be gone by the time it is read. Which medium it was on does not matter for
 /// reading.
-pub(super) fn open(arguments: &PoolFolder) -> Result<Medium> {
-    let medium = Medium::file(&arguments.pool).and_then(|medium| medium.guarded());
-    medium.map_err(Error::at("open", &arguments.pool))
+pub(super) fn open(pool: &Path) -> Result<Medium> {
+    let medium = Medium::file(pool).and_then(|medium| medium.guarded());
+    medium.map_err(Error::at("open", pool))
 }
 
 /// Takes the pool, which no daemon may use meanwhile.
-pub(super) fn lock(medium: &Medium, arguments: &PoolFolder) -> Result<PoolLock> {
-    let pool = &arguments.pool;
+pub(super) fn lock(medium: &Medium, pool: &Path) -> Result<PoolLock> {
     medium.lock().map_err(|why| match daemon_of(pool).filter(|_| why == MediaError::Locked) {
         Some((pid, node, dir)) => Error::new(format!(
             "the pool {} is in use: node {node} is up and uses it (process {pid}): hearth down --dir {} first",

@@ -8,8 +8,8 @@ use std::io::Write;
 use std::process::ExitCode;
 
 pub(super) fn run(arguments: &PoolFolder) -> Result<ExitCode> {
-    let medium = check::open(arguments)?;
-    let _lock = check::lock(&medium, arguments)?;
+    let medium = check::open(&arguments.pool)?;
+    let _lock = check::lock(&medium, &arguments.pool)?;
     let area = Area::open(&medium, Limits::default()).map_err(Error::at("open", &arguments.pool))?;
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
     let mut print = |text: &str| say::written(writeln!(out, "{}", line(arguments, text)));

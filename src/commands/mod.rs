@@ -3,6 +3,7 @@
 mod bench;
 mod check;
 mod cluster;
+mod compare;
 pub(crate) mod daemon;
 mod down;
 mod inspect;
@@ -79,8 +80,11 @@ enum Command {
     /// Measure, each figure beside its floor
     #[command(subcommand)]
     Bench(Benches),
-    /// Verify a pool that no daemon uses
-    Check(PoolFolder),
+    /// Verify a pool that no daemon uses, or compare the copies of two nodes while programs go on
+    ///
+    /// With --against both nodes keep their tree as of the same moment and read all of it, with all data. Exit code 0: nothing is
+    /// wrong, or the copies are equal; 1: something is wrong, or they differ; 2: it could not be found out.
+    Check(Check),
     /// Print what a pool holds, in words
     Inspect(PoolFolder),
     /// Keep a node up in the foreground: run its daemon, and start it again when it dies (`up` does this for you)
@@ -293,6 +297,22 @@ struct PoolFolder {
 }
 
 #[derive(Debug, Args)]
+struct Check {
+    /// Folder of the pool: DIR/node-K/pool, or what `hearth status` calls pool
+    #[arg(value_name = "POOL", required_unless_present = "against", conflicts_with = "against")]
+    pool: Option<PathBuf>,
+    /// Compare the copy at node K with that at the node that leads
+    #[arg(long, value_name = "K")]
+    against: Option<u32>,
+    /// The cluster's folder [default: $HEARTH_DIR, else ~/.hearth]
+    #[arg(long, value_name = "DIR", requires = "against")]
+    dir: Option<PathBuf>,
+    /// For machines
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
 struct Pages {
     /// The folder
     folder: PathBuf,
@@ -438,7 +458,7 @@ pub fn run(arguments: Arguments) -> ExitCode {
         Command::Measure(measure) => bench::measure(&measure),
         Command::Floor(party) => syncs::floor(&party),
         Command::Status(status) => status::run(&status),
-        Command::Check(pool) => check::run(&pool),
+        Command::Check(arguments) => check::run(&arguments),
         Command::Inspect(pool) => inspect::run(&pool),
         Command::Manager(manager) => manager::run(&manager),
         Command::Cluster(command) => cluster::run(&command),

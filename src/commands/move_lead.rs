@@ -3,7 +3,7 @@
 use super::Move;
 use super::mount::{Taken, show_if_wanted, take_away};
 use super::run::ENVIRONMENT_STANDBY;
-use crate::chain::orders::{MoveOrder, give};
+use crate::chain::orders::{MoveOrder, order_move};
 use crate::chain::told::{ChainStatus, Role};
 use crate::chain::waiting::{Parts, until_leads};
 use crate::cluster::{Cluster, Node};
@@ -78,7 +78,7 @@ pub(super) fn run(arguments: &Move) -> Result<ExitCode> {
         _ => Duration::from_secs(arguments.grace),
     };
     let order = MoveOrder { to: to.number, force: arguments.force, grace_ms: grace.as_millis() as u64 };
-    if let Err(why) = give(&cluster, from, &order) {
+    if let Err(why) = order_move(&cluster, from, &order) {
         show_if_wanted(&cluster, from);
         return Ok(refused(format_args!("{why}")));
     }

@@ -96,6 +96,24 @@ impl Chain {
         found
     }
 
+    /// All copies are equal, whatever programs do meanwhile; the node that leads.
+    pub fn until_equal(&self) -> u32 {
+        let leader = self.until_whole();
+        for number in (1..=self.count).filter(|number| *number != leader) {
+            until(&format!("node {number} is compared with node {leader}"), || {
+                let done = self.node.try_hearth(&["check", "--against", &number.to_string()]);
+                let said = String::from_utf8_lossy(&done.stdout);
+                assert_ne!(
+                    done.status.code(),
+                    Some(1),
+                    "the copies of nodes {leader} and {number} differ: {said}"
+                );
+                done.status.success()
+            });
+        }
+        leader
+    }
+
     /// `kill -9` of all of a node.
     pub fn cut(&self, number: u32) {
         self.node.hearth(&["down", "--node", &number.to_string(), "--hard"]);
@@ -111,10 +129,10 @@ impl Chain {
         self.node.try_hearth(&["start", "--node", &number.to_string()]);
     }
 
-    /// Starts all that do not run, and waits until all are in sync; the node that leads.
+    /// Starts all that do not run, and waits until all are in sync, and equal; the node that leads.
     pub fn all_back(&self) -> u32 {
         (1..=self.count).for_each(|number| self.start(number));
-        self.until_whole()
+        self.until_equal()
     }
 
     /// The process of a node's daemon, if it answers.
@@ -198,7 +216,7 @@ impl Chain {
             ended.push(leader);
         }
         ended.iter().for_each(|number| self.start(*number));
-        self.until_whole()
+        self.until_equal()
     }
 
     /// All end in order, and each pool is as it should be.
