@@ -67,9 +67,14 @@ fn a_block_that_is_damaged_at_the_copy_is_told_with_its_path() {
     let (file, _) = client.create(directory, b"file", FILE | 0o644);
     assert!(client.write(file, 0, &pattern(8)));
     sync(&client, &[(file, 1)]).unwrap();
-    // What is in no tree yet is compared, too.
-    let compared = compare(&nodes).unwrap();
-    assert_eq!((compared.inodes, compared.unequal), (3, 0));
+    // A file is compared at once, though it is in no tree before.
+    for number in 0..20 {
+        let name = format!("more-{number}");
+        client.write_lease(directory);
+        client.create(directory, name.as_bytes(), FILE | 0o644);
+        let compared = compare(&nodes).unwrap();
+        assert_eq!((compared.inodes, compared.unequal), (4 + number, 0));
+    }
     let folder = nodes.folder.path().join(format!("n{COPY}"));
     let is_segment =
         |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("seg"));
