@@ -8,7 +8,9 @@ use std::fs;
 use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 /// A process that cannot be mistaken for a later one with the same number.
@@ -148,6 +150,13 @@ impl Process {
         }
         Err(Error::new(format!("process {pid} did not end within {} s", limit.as_secs())))
     }
+}
+
+/// A command that runs the program of this process, the same version of it also after another one was installed in its place.
+pub fn this_program() -> Command {
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0("hearth");
+    command
 }
 
 /// Every process of which this user may know that it has `variable=value` in its environment.

@@ -149,13 +149,27 @@ fn what_is_installed_works_where_it_lies() {
         assert!(text.contains("umount"), "{completion}");
     }
     let dir = folder.path().join("cluster");
-    let hearth = |arguments: &[&str]| {
+    let hearth_of = |program: &std::path::Path, arguments: &[&str]| {
         let mut command = Command::new("timeout");
-        run(command.arg("60").arg(prefix.join("bin/hearth")).args(arguments).env("HEARTH_DIR", &dir))
+        run(command.arg("60").arg(program).args(arguments).env("HEARTH_DIR", &dir))
     };
-    hearth(&["up", "--no-mount", "--medium", "memory", "--capacity", "64"]);
+    let (installed, other) = (prefix.join("bin/hearth"), built.join("hearth"));
+    let daemon = || {
+        let answers: serde_json::Value =
+            serde_json::from_str(&hearth_of(&other, &["status", "--json"])).expect("what status says");
+        answers[0]["pid"].as_i64().expect("a daemon answers").to_string()
+    };
+    hearth_of(&installed, &["up", "--no-mount", "--medium", "memory", "--capacity", "64"]);
     let file = dir.join("n1/file").display().to_string();
     let script = format!("echo text > {file}; cat {file}");
-    assert_eq!(hearth(&["run", "--", "sh", "-c", &script]), "text\n");
-    hearth(&["down"]);
+    assert_eq!(hearth_of(&installed, &["run", "--", "sh", "-c", &script]), "text\n");
+    // Another version takes its place, which cannot even be run: the node goes on with its own.
+    std::fs::remove_file(&installed).expect("it is there");
+    std::fs::write(&installed, "no program").expect("it can be replaced");
+    let former = daemon();
+    run(Command::new("kill").args(["-9", &former]));
+    let script = format!("cat {file}");
+    assert_eq!(hearth_of(&other, &["run", "--", "sh", "-c", &script]), "text\n");
+    assert_ne!(daemon(), former);
+    hearth_of(&other, &["down"]);
 }

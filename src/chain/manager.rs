@@ -6,7 +6,7 @@ use crate::commands::daemon::spawn;
 use crate::commands::manager::folder;
 use crate::commands::up::{run_in_background, say_ready};
 use crate::error::{Error, Result};
-use crate::process::Process;
+use crate::process::{Process, this_program};
 use cluster::SOCKET_NAME;
 use cluster::line::knock;
 use ipc::{Host, SystemHost, Word};
@@ -17,7 +17,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitCode, Stdio};
+use std::process::{Child, ExitCode, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::Duration;
@@ -156,15 +156,13 @@ pub fn keep(dir: &Path, lease_ms: Option<u64>) -> Result<ExitCode> {
 }
 
 fn begin_manager(dir: &Path, lease_ms: Option<u64>) -> Result<Child> {
-    let program =
-        std::env::current_exe().map_err(|why| Error::new(format!("cannot find this program: {why}")))?;
-    let mut command = Command::new(&program);
+    let mut command = this_program();
     command.args([Path::new("manager"), Path::new("--dir"), dir]);
     if let Some(lease_ms) = lease_ms {
         command.args(["--lease", &lease_ms.to_string()]);
     }
     command.env(ENVIRONMENT_KEPT, "1").stdin(Stdio::null()).stdout(Stdio::piped());
-    command.spawn().map_err(Error::at("run", &program))
+    command.spawn().map_err(|why| Error::new(format!("cannot start a manager: {why}")))
 }
 
 /// Waits until the manager says that it serves; false if it ends first.

@@ -6,7 +6,7 @@ use crate::chain::waiting::Parts;
 use crate::cluster::{Cluster, Node};
 use crate::error::{Error, Result};
 use crate::mountpoint::{self, Stand, gateway_file};
-use crate::process::{Process, using};
+use crate::process::{Process, this_program, using};
 use crate::say::{self, quoted};
 use format::message::ROLE_GATEWAY;
 use gateway::{Ended, Guarding, Mounted, Options, serve_guarded};
@@ -20,7 +20,7 @@ use signal_hook::iterator::Signals;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{ExitCode, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -246,8 +246,7 @@ fn place(
 
 /// Starts this program as a mount's guard. It speaks where this process does.
 fn start_guard(gateway: OwnedFd) -> std::io::Result<()> {
-    let program = std::env::current_exe()?;
-    let child = Command::new(program)
+    let child = this_program()
         .arg("guard")
         .current_dir("/")
         .stdin(Stdio::from(gateway))

@@ -15,7 +15,7 @@ use super::up::{READY, say_ready};
 use crate::cluster::{Cluster, Node};
 use crate::error::{Error, Result};
 use crate::presence::Presence;
-use crate::process::Process;
+use crate::process::{Process, this_program};
 use crate::spare::Spare;
 use ipc::{Host, SystemHost, Word};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -250,7 +250,7 @@ impl Keeper<'_> {
             None => {
                 let socket = socket.try_clone();
                 let socket = socket.map_err(|why| Error::new(format!("cannot pass the socket on: {why}")))?;
-                let mut command = self.command(self.restarts)?;
+                let mut command = self.command(self.restarts);
                 let child = command.stdin(Stdio::from(socket)).stdout(Stdio::piped()).spawn();
                 child.map_err(|why| Error::new(format!("cannot start a daemon: {why}")))?
             }
@@ -265,14 +265,12 @@ impl Keeper<'_> {
     }
 
     /// The command of a daemon before which so many died.
-    fn command(&self, restarts: u64) -> Result<Command> {
-        let program =
-            std::env::current_exe().map_err(|why| Error::new(format!("cannot find this program: {why}")))?;
-        let mut command = Command::new(&program);
+    fn command(&self, restarts: u64) -> Command {
+        let mut command = this_program();
         command.arg("daemon").args([Path::new("--dir"), &self.cluster.dir]);
         command.args(["--node", &self.node.number.to_string()]);
         command.env(ENVIRONMENT_RESTARTS, restarts.to_string());
-        Ok(command)
+        command
     }
 
     /// A daemon alone starts in milliseconds; one of several loads libraries that take long.
@@ -280,10 +278,8 @@ impl Keeper<'_> {
         if self.cluster.settings.chain.is_none() || self.spare.is_some() {
             return;
         }
-        let started = self.command(self.restarts + 1).map(Spare::start);
-        match started {
-            Ok(Ok(spare)) => self.spare = Some(spare),
-            Ok(Err(why)) => warn!(%why, "no spare daemon"),
+        match Spare::start(self.command(self.restarts + 1)) {
+            Ok(spare) => self.spare = Some(spare),
             Err(why) => warn!(%why, "no spare daemon"),
         }
     }

@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::health::{self, NodeHealth};
 use crate::making::Made;
 use crate::mountpoint;
-use crate::process::Process;
+use crate::process::{Process, this_program};
 use crate::say::{self, quoted};
 use crate::status::ask;
 use ipc::{Host, SystemHost, Word};
@@ -19,7 +19,7 @@ use std::fs::{self, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{ExitCode, Stdio};
 use std::time::Duration;
 
 /// How often it is looked whether a daemon answers again.
@@ -331,27 +331,26 @@ pub(crate) fn run_in_background(
     arguments: &[OsString],
     log: &Path,
 ) -> Result<std::result::Result<(), String>> {
-    let program =
-        std::env::current_exe().map_err(|why| Error::new(format!("cannot find this program: {why}")))?;
     // The folder is searched by all who come to the socket; what the daemon says is for who runs it.
     let stderr = OpenOptions::new().create(true).append(true).mode(0o600).open(log);
     let stderr = stderr.map_err(Error::at("open", log))?;
     let before = stderr.metadata().map_or(0, |log| log.len() as usize);
     let is_gateway = arguments.first().is_some_and(|command| command == "mount");
     let allocator: &[_] = if is_gateway { &GATEWAY_ALLOCATOR } else { &[] };
-    let mut child = Command::new(&program)
+    let mut child = this_program()
         .args(arguments)
         .envs(allocator.iter().filter(|(name, _)| std::env::var_os(name).is_none()).copied())
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(stderr)
         .spawn()
-        .map_err(Error::at("run", &program))?;
+        .map_err(|why| Error::new(format!("cannot start a process in the background: {why}")))?;
     // It closes its end when it is ready, or when it dies: no time limit is needed, and a long recovery is waited
     // for.
     let mut said = String::new();
     let mut stdout = child.stdout.take().expect("the child was started with a pipe");
-    stdout.read_to_string(&mut said).map_err(Error::at("hear", &program))?;
+    let heard = stdout.read_to_string(&mut said);
+    heard.map_err(|why| Error::new(format!("cannot hear the process in the background: {why}")))?;
     if said.trim() == READY {
         return Ok(Ok(()));
     }
