@@ -232,7 +232,17 @@ fn writers_without_a_pause_are_measured_in_the_tree_and_on_a_tmpfs() {
         assert!(figure("per_second") > 0.0 && figure("p99_us") > 0.0, "{line}");
         // Two units of one time: the last digit may differ.
         assert!(figure("longest_ms") * 1000.1 >= figure("p99_us"), "{line}");
+        assert!(line.get("one_node").is_none(), "{line}");
     }
+    let told = limited(
+        &[env!("CARGO_BIN_EXE_hearth")],
+        &["bench", "sustained", "--nodes", "2", "--json", "--rounds", "1", "--mib", "2", "--only", "append-4k"],
+    );
+    let lines: serde_json::Value = serde_json::from_str(&told.expect_success()).unwrap();
+    for place in ["tree", "tmpfs", "one_node"] {
+        assert!(lines[0][place]["per_second"].as_f64().unwrap() > 0.0, "{lines}");
+    }
+    assert!(lines[0]["ratio_to_one_node"].as_f64().unwrap() > 0.0, "{lines}");
 }
 
 /// Those that every machine of ours has; a mount only where it may be.

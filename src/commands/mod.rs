@@ -375,6 +375,9 @@ struct Ops {
 struct Sustained {
     #[command(flatten)]
     bench: Bench,
+    /// Measure clusters of so many nodes of this machine, and beside them one of one node
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=3))]
+    nodes: Option<u32>,
     /// MiB that each row writes
     #[arg(long, value_name = "MIB", default_value_t = 2048, value_parser = clap::value_parser!(u32).range(1..=4096))]
     mib: u32,

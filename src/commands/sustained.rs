@@ -1,7 +1,7 @@
 //! `hearth bench sustained`: writers that never pause, in the tree and on a tmpfs, in turns.
 //!
-//! Each round has a cluster of its own, so that its first row finds a pool that was never written. Figures are medians of
-//! the rounds.
+//! Each round has a cluster of its own, so that its first row finds a pool that was never written; with several nodes it has a
+//! further one of one node. Figures are medians of the rounds.
 
 use super::bench::{Measuring, print_json, with_cluster};
 use super::{Measure, Sustained, run};
@@ -11,7 +11,7 @@ use crate::sustained::{Figure, Load};
 use clap::builder::PossibleValuesParser;
 use serde::Serialize;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 
 /// Data that the pool of a round may hold, in MiB: more than a row writes, since what it removed is freed a moment later.
@@ -67,20 +67,51 @@ struct Line {
     tmpfs: Place,
     /// Median of the rounds' ratios of the two rates.
     ratio: f64,
+    /// The tree of one node, if that of several is measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    one_node: Option<Place>,
+    /// Median of the rounds' ratios of the rates on several nodes and on one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ratio_to_one_node: Option<f64>,
 }
 
-/// What the writers of one row did in one round: in the tree, and on the tmpfs.
-type Round = [Vec<Figure>; 2];
+/// What the writers of one row did in one round.
+#[derive(Clone, Debug, Default)]
+struct Round {
+    tree: Vec<Figure>,
+    tmpfs: Vec<Figure>,
+    /// In the tree of one node, if that of several is measured.
+    one_node: Option<Vec<Figure>>,
+}
 
 pub(super) fn sustained(arguments: &Sustained) -> Result<ExitCode> {
     let wanted = |row: &&Row| arguments.only.is_empty() || arguments.only.iter().any(|name| name == row.name);
     let rows: Vec<&Row> = ROWS.iter().filter(wanted).collect();
     let mut rounds: Vec<Vec<Round>> = vec![Vec::new(); rows.len()];
+    let (medium, nodes) = (arguments.bench.medium, arguments.nodes.unwrap_or(1));
     for number in 1..=arguments.rounds {
-        with_cluster((arguments.bench.medium, 1), CAPACITY_MIB, |measuring| {
+        let tell = |row: &Row, on: &str| {
+            say::aside(format_args!("round {number} of {}: {}{on} ...", arguments.rounds, row.told));
+        };
+        with_cluster((medium, nodes), CAPACITY_MIB, |measuring| {
             for (row, rounds) in rows.iter().zip(&mut rounds) {
-                say::aside(format_args!("round {number} of {}: {} ...", arguments.rounds, row.told));
-                rounds.push(round(measuring, row, arguments.mib)?);
+                tell(row, "");
+                let tree = in_tree(measuring, row, arguments.mib)?;
+                let scratch = &measuring.scratch;
+                let tmpfs =
+                    writers(measuring, row, arguments.mib, scratch, &|| Ok(Command::new(program()?)))?;
+                rounds.push(Round { tree, tmpfs, one_node: None });
+            }
+            Ok(())
+        })?;
+        if nodes == 1 {
+            continue;
+        }
+        with_cluster((medium, 1), CAPACITY_MIB, |measuring| {
+            for (row, rounds) in rows.iter().zip(&mut rounds) {
+                tell(row, ", on one node");
+                let round = rounds.last_mut().expect("it was measured on several");
+                round.one_node = Some(in_tree(measuring, row, arguments.mib)?);
             }
             Ok(())
         })?;
@@ -94,16 +125,15 @@ pub(super) fn sustained(arguments: &Sustained) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// One row in one round.
-fn round(measuring: &Measuring<'_>, row: &Row, mib: u32) -> Result<Round> {
-    let tree = measuring.cluster.tree(measuring.node);
-    let program =
-        std::env::current_exe().map_err(|why| Error::new(format!("cannot find this program: {why}")))?;
+fn program() -> Result<PathBuf> {
+    std::env::current_exe().map_err(|why| Error::new(format!("cannot find this program: {why}")))
+}
+
+/// One row in the tree.
+fn in_tree(measuring: &Measuring<'_>, row: &Row, mib: u32) -> Result<Vec<Figure>> {
+    let (tree, program) = (measuring.cluster.tree(measuring.node), program()?);
     let preloaded = || run::preloaded(&program, measuring.cluster, measuring.node, &tree);
-    Ok([
-        writers(measuring, row, mib, &tree, &preloaded)?,
-        writers(measuring, row, mib, &measuring.scratch, &|| Ok(Command::new(&program)))?,
-    ])
+    writers(measuring, row, mib, &tree, &preloaded)
 }
 
 /// Lets the writers of a row write below a folder, at once. A process of its own makes the folders, so that the writers did
@@ -160,12 +190,17 @@ pub(super) fn measure(arguments: &Measure) -> Result<Option<Figure>> {
 }
 
 fn line_of(row: &Row, rounds: &[Round]) -> Line {
-    let ratios = rounds.iter().map(|[tree, tmpfs]| rate(tree) / rate(tmpfs).max(f64::MIN_POSITIVE));
+    let ratio = |of: f64, to: f64| of / to.max(f64::MIN_POSITIVE);
+    let one_node = || rounds.iter().filter_map(|round| Some((round, round.one_node.as_deref()?)));
+    let is_beside_one = one_node().next().is_some();
     Line {
         row: row.name,
-        tree: place(rounds.iter().map(|[tree, _]| &tree[..])),
-        tmpfs: place(rounds.iter().map(|[_, tmpfs]| &tmpfs[..])),
-        ratio: median(ratios),
+        tree: place(rounds.iter().map(|round| &round.tree[..])),
+        tmpfs: place(rounds.iter().map(|round| &round.tmpfs[..])),
+        ratio: median(rounds.iter().map(|round| ratio(rate(&round.tree), rate(&round.tmpfs)))),
+        one_node: is_beside_one.then(|| place(one_node().map(|(_, figures)| figures))),
+        ratio_to_one_node: is_beside_one
+            .then(|| median(one_node().map(|(round, one)| ratio(rate(&round.tree), rate(one))))),
     }
 }
 
@@ -194,33 +229,48 @@ fn median(figures: impl Iterator<Item = f64>) -> f64 {
 }
 
 fn print(arguments: &Sustained, rows: &[&Row], lines: &[Line]) {
+    let nodes = match arguments.nodes {
+        Some(nodes) => format!("; {nodes} nodes, and one node beside them"),
+        None => String::new(),
+    };
     say::line(format_args!(
-        "Medium {}; {} MiB each without a pause, until all is digested; calls a second (files, commits). Medians of {} \
+        "Medium {}{nodes}; {} MiB each without a pause, until all is digested; calls a second (files, commits). Medians of {} \
          rounds,",
         arguments.bench.medium, arguments.mib, arguments.rounds
     ));
     say::line("tree and tmpfs in turns. Calls of over 2 ms: percentage of the time that went into them.");
     say::line("");
-    let told = |name: &str, cells: [String; 9]| {
+    let told = |name: &str, cells: &[String]| {
         let cells: Vec<_> = cells.iter().map(|cell| format!("{cell:>9}")).collect();
         say::line(format_args!("{name:>32} {}", cells.join(" ")));
     };
-    let head = ["tree/s", "tmpfs/s", "ratio", "p99 us", "tmpfs", "longest ms", "tmpfs", ">2 ms %", "tmpfs"];
-    told("", head.map(String::from));
-    for (row, Line { tree, tmpfs, ratio, .. }) in rows.iter().zip(lines) {
-        told(
-            row.told,
-            [
-                format!("{:.0}", tree.per_second),
-                format!("{:.0}", tmpfs.per_second),
+    let mut head =
+        vec!["tree/s", "tmpfs/s", "ratio", "p99 us", "tmpfs", "longest ms", "tmpfs", ">2 ms %", "tmpfs"];
+    if arguments.nodes.is_some() {
+        head.extend(["one node/s", "ratio", "p99 us", "longest ms", ">2 ms %"]);
+    }
+    told("", &head.iter().map(ToString::to_string).collect::<Vec<_>>());
+    for (row, Line { tree, tmpfs, ratio, one_node, ratio_to_one_node, .. }) in rows.iter().zip(lines) {
+        let mut cells = vec![
+            format!("{:.0}", tree.per_second),
+            format!("{:.0}", tmpfs.per_second),
+            format!("{ratio:.2}x"),
+            format!("{:.1}", tree.p99_us),
+            format!("{:.1}", tmpfs.p99_us),
+            format!("{:.1}", tree.longest_ms),
+            format!("{:.1}", tmpfs.longest_ms),
+            format!("{:.1}", tree.over_2ms_percent),
+            format!("{:.1}", tmpfs.over_2ms_percent),
+        ];
+        if let (Some(one), Some(ratio)) = (one_node, ratio_to_one_node) {
+            cells.extend([
+                format!("{:.0}", one.per_second),
                 format!("{ratio:.2}x"),
-                format!("{:.1}", tree.p99_us),
-                format!("{:.1}", tmpfs.p99_us),
-                format!("{:.1}", tree.longest_ms),
-                format!("{:.1}", tmpfs.longest_ms),
-                format!("{:.1}", tree.over_2ms_percent),
-                format!("{:.1}", tmpfs.over_2ms_percent),
-            ],
-        );
+                format!("{:.1}", one.p99_us),
+                format!("{:.1}", one.longest_ms),
+                format!("{:.1}", one.over_2ms_percent),
+            ]);
+        }
+        told(row.told, &cells);
     }
 }

@@ -36,7 +36,8 @@ fn pattern(blocks: u64) -> Vec<u8> {
 
 #[test]
 fn two_copies_are_equal_while_programs_write() {
-    let nodes = Nodes::new(config);
+    // The copy is behind: the entry as of which they are compared is one that it does not have yet.
+    let nodes = Nodes::slowed(config, Duration::from_millis(5));
     let ending = Arc::new(AtomicBool::new(false));
     let programs: Vec<_> = (1..=2).map(|pid| begin_program(&nodes.daemon, pid)).collect();
     let begin = |(client, file)| {
@@ -45,7 +46,7 @@ fn two_copies_are_equal_while_programs_write() {
     };
     let programs: Vec<_> = programs.into_iter().map(begin).collect();
     let mut last = format::Sequence::default();
-    for _ in 0..20 {
+    for _ in 0..40 {
         wait_for("programs write", || nodes.follower.standby.state().executed > last);
         let compared = compare(&nodes).unwrap();
         assert_eq!((compared.unequal, &compared.differences[..]), (0, &[][..]));

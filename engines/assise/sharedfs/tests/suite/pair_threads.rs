@@ -65,7 +65,7 @@ impl Follower {
         Self::start_slowed(standby, listener, Duration::ZERO)
     }
 
-    /// One that takes so long for each message that it does not answer.
+    /// One that takes so long for each message.
     fn start_slowed(standby: Standby, listener: Arc<Listener>, pause: Duration) -> Self {
         standby.start().unwrap();
         let ending = Arc::new(AtomicBool::new(false));
@@ -121,6 +121,11 @@ pub struct Nodes {
 
 impl Nodes {
     pub fn new(config_of: impl Fn(u32) -> Config) -> Self {
+        Self::slowed(config_of, Duration::ZERO)
+    }
+
+    /// The copy takes so long for each message.
+    pub fn slowed(config_of: impl Fn(u32) -> Config, pause: Duration) -> Self {
         let folder = tempfile::tempdir_in("/dev/shm").unwrap();
         let media = [medium(folder.path(), HEAD), medium(folder.path(), COPY)];
         format_for(&media[0], HEAD);
@@ -132,7 +137,7 @@ impl Nodes {
         let other = endpoint(COPY);
         let listener = Arc::new(other.listen("").unwrap());
         let copy = Standby::open(host(), &media[1], config_of(COPY)).unwrap();
-        let follower = Follower::start(copy, listener);
+        let follower = Follower::start_slowed(copy, listener, pause);
         let endpoint = endpoint(HEAD);
         let nodes = Self { daemon, head: standby, follower, endpoint, other, folder };
         nodes.daemon.add_copy(nodes.connect()).unwrap();
