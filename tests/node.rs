@@ -236,7 +236,19 @@ fn writers_without_a_pause_are_measured_in_the_tree_and_on_a_tmpfs() {
     }
     let told = limited(
         &[env!("CARGO_BIN_EXE_hearth")],
-        &["bench", "sustained", "--nodes", "2", "--json", "--rounds", "1", "--mib", "2", "--only", "append-4k"],
+        &[
+            "bench",
+            "sustained",
+            "--nodes",
+            "2",
+            "--json",
+            "--rounds",
+            "1",
+            "--mib",
+            "2",
+            "--only",
+            "append-4k",
+        ],
     );
     let lines: serde_json::Value = serde_json::from_str(&told.expect_success()).unwrap();
     for place in ["tree", "tmpfs", "one_node"] {

@@ -235,6 +235,7 @@ pub fn run(seed: u64, plan: Plan) -> Result<Outcome, String> {
     };
     drop(host.spawn("keeper", Box::new(body)).expect("a simulated thread"));
     let ended = simulation.run().map_err(|stuck| stuck.to_string());
+    world.invariants.one_head.clear();
     if let Some(violation) = lock(&world.violation).take() {
         return Err(violation);
     }

@@ -16,6 +16,12 @@ impl OneHead {
         lock(&self.0).push(Arc::new(HeadLife { life, version, believes }));
     }
 
+    /// The run is over. What each life believes holds on to the world, which would keep the memory of every run.
+    pub(crate) fn clear(&self) {
+        let heads = std::mem::take(&mut *lock(&self.0));
+        drop(heads);
+    }
+
     fn alive(&self) -> Vec<Arc<HeadLife>> {
         lock(&self.0).iter().filter(|head| head.life.host.is_alive()).cloned().collect()
     }
