@@ -8,7 +8,7 @@ use crate::rules::File;
 use crate::source::Source;
 
 /// Folders (with a slash at the end) and files whose prose keeps the rules. Entries are added, never removed.
-pub const REWRITTEN: [&str; 19] = [
+pub const REWRITTEN: [&str; 20] = [
     "engines/assise/ccnvm/",
     "engines/assise/mirror/",
     "interpose/",
@@ -21,13 +21,14 @@ pub const REWRITTEN: [&str; 19] = [
     "ARCHITECTURE.md",
     "README.md",
     "docs/cluster.md",
+    "docs/decisions/README.md",
     "docs/glossary.md",
     "docs/media-format.md",
+    "docs/mount.md",
     "docs/protocol.md",
     "docs/semantics.md",
     "docs/sessions.md",
     "docs/testing.md",
-    "docs/decisions/README.md",
 ];
 
 /// Words of a private vocabulary, with the word that an engineer of the field knows. Ordinary words that have a private
