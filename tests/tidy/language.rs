@@ -8,7 +8,7 @@ use crate::rules::File;
 use crate::source::Source;
 
 /// Folders (with a slash at the end) and files whose prose keeps the rules. Entries are added, never removed.
-pub const REWRITTEN: [&str; 20] = [
+pub const REWRITTEN: [&str; 21] = [
     "engines/assise/ccnvm/",
     "engines/assise/mirror/",
     "interpose/",
@@ -26,6 +26,7 @@ pub const REWRITTEN: [&str; 20] = [
     "docs/media-format.md",
     "docs/mount.md",
     "docs/protocol.md",
+    "docs/replication-schedules.md",
     "docs/semantics.md",
     "docs/sessions.md",
     "docs/testing.md",
