@@ -8,7 +8,7 @@ use crate::rules::File;
 use crate::source::Source;
 
 /// Folders (with a slash at the end) and files whose prose keeps the rules. Entries are added, never removed.
-pub const REWRITTEN: [&str; 21] = [
+pub const REWRITTEN: [&str; 22] = [
     "engines/assise/ccnvm/",
     "engines/assise/mirror/",
     "interpose/",
@@ -21,6 +21,7 @@ pub const REWRITTEN: [&str; 21] = [
     "ARCHITECTURE.md",
     "README.md",
     "docs/cluster.md",
+    "docs/compatibility.md",
     "docs/decisions/README.md",
     "docs/glossary.md",
     "docs/media-format.md",
