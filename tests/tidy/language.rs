@@ -22,7 +22,7 @@ pub const REWRITTEN: [&str; 22] = [
     "README.md",
     "docs/cluster.md",
     "docs/compatibility.md",
-    "docs/decisions/README.md",
+    "docs/decisions/",
     "docs/glossary.md",
     "docs/media-format.md",
     "docs/mount.md",
