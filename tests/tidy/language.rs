@@ -8,8 +8,9 @@ use crate::rules::File;
 use crate::source::Source;
 
 /// Folders (with a slash at the end) and files whose prose keeps the rules. Entries are added, never removed.
-pub const REWRITTEN: [&str; 22] = [
+pub const REWRITTEN: [&str; 23] = [
     "engines/assise/ccnvm/",
+    "engines/assise/libfs/",
     "engines/assise/mirror/",
     "interpose/",
     "substrate/cluster/",
@@ -70,8 +71,16 @@ const BARE_NAMES: [&str; 21] = [
     "Place", "Seen", "State", "Stopped", "Taken", "Talked", "Told", "Waited", "Work",
 ];
 
-/// Public names that still have users in packages outside the list.
-const NAMES_IN_USE: [(&str, &str); 6] = [
+/// Names that are not changed yet: public ones with users in packages outside the list, and those of packages of which
+/// only the comments were rewritten.
+const NAMES_IN_USE: [(&str, &str); 13] = [
+    ("engines/assise/libfs/", "Given"),
+    ("engines/assise/libfs/", "Held"),
+    ("engines/assise/libfs/", "Known"),
+    ("engines/assise/libfs/", "Lifeline"),
+    ("engines/assise/libfs/", "Place"),
+    ("engines/assise/libfs/", "State"),
+    ("engines/assise/libfs/", "Taken"),
     ("substrate/cluster/", "Done"),
     ("substrate/cluster/", "Party"),
     ("substrate/cluster/", "Place"),

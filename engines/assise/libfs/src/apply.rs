@@ -1,5 +1,5 @@
-//! What each record does to the attributes of the inodes it names: the same rules by which the shared area takes the
-//! record in at digest, so that what is cached before and what is read after are the same.
+//! The effect of each record on the attributes of the inodes that it names. The rules are those by which a digest
+//! applies the record to the shared area, so that attributes are the same before and after the digest.
 
 use format::InodeNumber;
 use format::node::InodeItem;
@@ -21,7 +21,7 @@ pub(crate) fn is_directory(item: &InodeItem) -> bool {
     file_type(item) == FileType::Directory
 }
 
-/// As the front ends see it.
+/// The attributes in the form of `vfs`.
 pub(crate) fn attributes(inode: InodeNumber, item: &InodeItem) -> Attributes {
     Attributes {
         inode,
@@ -61,7 +61,7 @@ pub(crate) fn mode_after_write(caller: &Caller, item: &InodeItem) -> u32 {
     access::after_write(caller, &attributes(InodeNumber::NONE, item))
 }
 
-/// Clears what a change of the contents by this caller clears.
+/// Clears the set-id bits that a change of the contents by this caller clears.
 #[inline]
 fn clear_set_ids(item: &mut InodeItem, caller: &Caller) {
     if has_set_ids(item) {
@@ -73,7 +73,7 @@ fn set_bits(item: &mut InodeItem, bits: u32) {
     item.mode = U32::new(item.mode.get() & !BITS | bits);
 }
 
-/// A write that ends at `end`. `credential` is the log's.
+/// Applies a write that ends at `end`. `credential` is the log's.
 #[inline]
 pub(crate) fn write(item: &mut InodeItem, credential: &Caller, end: u64, time_ns: i64) {
     clear_set_ids(item, credential);
@@ -81,19 +81,19 @@ pub(crate) fn write(item: &mut InodeItem, credential: &Caller, end: u64, time_ns
     contents_changed(item, time_ns);
 }
 
-/// A new size.
+/// Applies a new size.
 pub(crate) fn truncate(item: &mut InodeItem, credential: &Caller, size: u64, time_ns: i64) {
     clear_set_ids(item, credential);
     item.size = U64::new(size);
     contents_changed(item, time_ns);
 }
 
-/// A range reserved or made a hole; `end` if the size grows to it.
+/// Applies a reservation or a hole; `end` if the size grows to it.
 pub(crate) fn allocate(item: &mut InodeItem, credential: &Caller, end: Option<u64>, time_ns: i64) {
     write(item, credential, end.unwrap_or(0), time_ns);
 }
 
-/// A change of attributes.
+/// Applies a change of attributes.
 pub(crate) fn set_attr(item: &mut InodeItem, body: &SetAttrBody, time_ns: i64) {
     let mask = body.mask.get();
     if mask & SET_MODE != 0 {
@@ -114,12 +114,12 @@ pub(crate) fn set_attr(item: &mut InodeItem, body: &SetAttrBody, time_ns: i64) {
     changed(item, time_ns);
 }
 
-/// An extended attribute was set or removed.
+/// Applies the change or the removal of an extended attribute.
 pub(crate) fn xattr(item: &mut InodeItem, time_ns: i64) {
     changed(item, time_ns);
 }
 
-/// A new inode.
+/// The item of a new inode.
 pub(crate) fn created(
     body: &CreateBody,
     parent: InodeNumber,
@@ -144,41 +144,41 @@ pub(crate) fn created(
     }
 }
 
-/// A directory got an entry.
+/// Applies a new entry to a directory.
 pub(crate) fn entry_added(directory: &mut InodeItem, adds_directory: bool, time_ns: i64) {
     directory.size = U64::new(directory.size.get() + 1);
     directory.links = U32::new(directory.links.get() + u32::from(adds_directory));
     contents_changed(directory, time_ns);
 }
 
-/// A directory lost an entry.
+/// Applies the removal of an entry to a directory.
 pub(crate) fn entry_removed(directory: &mut InodeItem, was_directory: bool, time_ns: i64) {
     directory.size = U64::new(directory.size.get().saturating_sub(1));
     directory.links = U32::new(directory.links.get().saturating_sub(u32::from(was_directory)));
     contents_changed(directory, time_ns);
 }
 
-/// What an entry of a directory stands for is another type of thing now.
+/// Applies an exchange after which an entry of the directory refers to an inode of another type.
 pub(crate) fn entry_exchanged(directory: &mut InodeItem, was: bool, is: bool, time_ns: i64) {
     let links = directory.links.get() + u32::from(is);
     directory.links = U32::new(links.saturating_sub(u32::from(was)));
     contents_changed(directory, time_ns);
 }
 
-/// An inode got another name.
+/// Applies another name to an inode.
 pub(crate) fn linked(item: &mut InodeItem, time_ns: i64) {
     item.links = U32::new(item.links.get() + 1);
     changed(item, time_ns);
 }
 
-/// An inode lost a name; a directory has only one.
+/// Applies the removal of a name to an inode; a directory has only one.
 pub(crate) fn lost_name(item: &mut InodeItem, time_ns: i64) {
     let links = if is_directory(item) { 0 } else { item.links.get().saturating_sub(1) };
     item.links = U32::new(links);
     changed(item, time_ns);
 }
 
-/// An inode's name moved to this directory.
+/// Applies a move of the inode's name to this directory.
 pub(crate) fn moved(item: &mut InodeItem, to: InodeNumber, time_ns: i64) {
     if is_directory(item) {
         item.parent = to;

@@ -1,4 +1,4 @@
-//! Attributes, and extended attributes: the session's own changes over what the area holds.
+//! Attributes and extended attributes: the session's own changes, on top of the contents of the area.
 
 use crate::apply;
 use crate::calls::error_of;
@@ -22,8 +22,8 @@ use zerocopy::IntoBytes;
 use zerocopy::little_endian::{I64, U32, U64};
 
 impl State {
-    /// Makes sure that the attributes of a node on which a lease is held can be told to a program: how many blocks a
-    /// file has is the area's to say, as soon as what was written to it lies there.
+    /// Makes sure that a program may get the attributes of a node on which a lease is held. Once written data of a file
+    /// is in the area, only the area knows how many blocks the file has.
     pub fn know_blocks(&self, index: NodeIndex) -> Step<()> {
         let node = self.nodes.get(index);
         let moved =
@@ -38,12 +38,12 @@ impl State {
         }
     }
 
-    /// What a node is, as the front ends see it.
+    /// The attributes of a node, with an upper bound for the blocks that are not digested yet.
     pub fn attributes(&self, index: NodeIndex) -> Attributes {
         let node = self.nodes.get(index);
         let mut attributes = apply::attributes(node.inode, &node.item);
-        // Which blocks the area will use is not known before the digest: holes are none, and what was written where the
-        // area has blocks already may count twice, up to the size.
+        // Before the digest it is unknown which blocks the area will use. Holes use none, and writes to ranges that
+        // already have blocks in the area may be counted twice, so the sum is limited by the size.
         if let Body::File { overlay, .. } = &node.body {
             let blocks = node.item.blocks.get() + overlay.blocks_beside_area(&self.pool);
             let blocks = blocks.min(attributes.size.div_ceil(BLOCK_BYTES as u64));
@@ -92,15 +92,15 @@ impl State {
         Ok(self.attributes(index))
     }
 
-    /// What identifies the knowledge about a node's extended attributes: if it is the same before and after a call,
-    /// the answer is of now.
+    /// Identifies the state of a node's extended attributes. If it is the same before and after a call, the answer of
+    /// the call is current.
     fn xattr_view(&mut self, index: NodeIndex) -> XattrView {
         let purged = self.session.as_ref().map_or(Sequence::new(0), |session| session.purged);
         let node = self.nodes.get(index);
         XattrView { era: self.era, lease: node.lease, purged, changed: node.changed }
     }
 
-    /// Value of an attribute as far as own records say it: `Some(None)` if there is none.
+    /// The value of an attribute if own records determine it: `Some(None)` if they show that there is none.
     fn own_xattr(&self, index: NodeIndex, name: &[u8]) -> Option<Option<Vec<u8>>> {
         let node = self.nodes.get(index);
         if let Some((value, _)) = node.xattrs.get(name) {
@@ -142,14 +142,14 @@ struct XattrView {
     changed: Sequence,
 }
 
-/// What is known of an attribute without a call.
+/// The result of looking an attribute up without a call.
 enum Known {
     Value(Option<Vec<u8>>),
     Ask(XattrView),
 }
 
 impl LibFs {
-    /// Value of an attribute, and the view under which it is that.
+    /// The value of an attribute, and the view for which it is valid.
     fn xattr(
         &self,
         node: InodeNumber,
@@ -177,7 +177,7 @@ impl LibFs {
                     Status::Ok => Some(response),
                     Status::NoAttribute => None,
                     Status::Sealed | Status::Invalid => continue,
-                    // Removed meanwhile: whoever walked to it walks again.
+                    // The inode was removed meanwhile; the caller repeats the walk.
                     Status::NotFound => return Err(Error::Stale),
                     refused => return Err(error_of(refused)),
                 };
@@ -233,7 +233,7 @@ impl LibFs {
         self.change_xattr(caller, node, name, None, |exists| if exists { Ok(()) } else { Err(Error::NoData) })
     }
 
-    /// Sets or removes an attribute, if `check` agrees with its being there.
+    /// Sets or removes an attribute if `check`, which gets whether it exists, agrees.
     fn change_xattr(
         &self,
         caller: &Caller,
@@ -295,7 +295,7 @@ impl LibFs {
                 match self.call(&line, CallKind::ListXattr, &[request.as_bytes()], &mut response)? {
                     Status::Ok => {}
                     Status::Sealed | Status::Invalid => continue,
-                    // Removed meanwhile: whoever walked to it walks again.
+                    // The inode was removed meanwhile; the caller repeats the walk.
                     Status::NotFound => return Err(Error::Stale),
                     refused => return Err(error_of(refused)),
                 }
@@ -315,7 +315,7 @@ impl LibFs {
     }
 }
 
-/// Names of the area, each ended by a zero byte, with own changes.
+/// The names in the area, each ended by a zero byte, merged with own changes.
 fn merge_names(area: &[u8], state: &State, index: NodeIndex) -> std::collections::BTreeSet<Vec<u8>> {
     let named = area.split(|byte| *byte == 0).filter(|name| !name.is_empty());
     let mut names: std::collections::BTreeSet<Vec<u8>> = named.map(<[u8]>::to_vec).collect();

@@ -1,5 +1,5 @@
-//! Calls to SharedFS and what is learned from their answers. No lock is held while a call is under way; what comes
-//! back counts only if session and lease are still those under which it was asked for.
+//! Calls to SharedFS, and the caching of their answers. No lock is held during a call. An answer is used only if the
+//! session and the lease are still those under which the call was made.
 
 use crate::directory::Target;
 use crate::engine::LibFs;
@@ -23,19 +23,19 @@ use std::sync::Arc;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Blocks of a file that are described at once, at least.
+/// Minimum of blocks of a file for which one call requests extents.
 const EXTENT_BLOCKS: u64 = 4096;
 
-/// More than the largest number of a kind of call.
+/// An upper bound for the numbers of the kinds of calls.
 pub(crate) const KINDS: usize = 32;
 
-/// The way to SharedFS in one session.
+/// The connection to SharedFS in one session.
 pub(crate) struct Line {
     pub link: Arc<dyn Link>,
     pub era: u64,
 }
 
-/// What a program sees of a call that was refused.
+/// The error that a program gets for a refused call.
 pub(crate) fn error_of(status: Status) -> vfs::Error {
     match status {
         Status::NotFound => vfs::Error::NotFound,
@@ -53,7 +53,7 @@ pub(crate) fn error_of(status: Status) -> vfs::Error {
     }
 }
 
-/// Values that stand one after the other at the start of bytes; takes one.
+/// Takes one value from the front of the bytes.
 fn take<T: FromBytes + KnownLayout + Immutable>(bytes: &mut &[u8]) -> Result<T, Error> {
     let (value, rest) = format::call::split(bytes).map_err(|_| Error::Response)?;
     *bytes = rest;
@@ -61,7 +61,7 @@ fn take<T: FromBytes + KnownLayout + Immutable>(bytes: &mut &[u8]) -> Result<T, 
 }
 
 impl LibFs {
-    /// The way to SharedFS; attaches if there is no session.
+    /// The connection to SharedFS; attaches if there is no session.
     pub(crate) fn line(&self) -> vfs::engine::Result<Line> {
         for _ in 0..self.limits.attempts {
             let state = self.state();
@@ -74,7 +74,7 @@ impl LibFs {
         Err(vfs::Error::Io)
     }
 
-    /// Calls. A session that is over is ended here, too: then the answer is `Sealed`.
+    /// Makes a call. If the session is over, ends it here too; the answer is `Sealed` then.
     pub(crate) fn call(
         &self,
         line: &Line,
@@ -100,7 +100,7 @@ impl LibFs {
         kinds.map(of).filter(|(_, count)| *count > 0).collect()
     }
 
-    /// The session of this line is over.
+    /// Ends the session of this connection.
     pub(crate) fn end_of(&self, line: &Line) -> vfs::engine::Result<()> {
         let mut state = self.state();
         if state.era == line.era && state.session.is_some() {
@@ -109,7 +109,7 @@ impl LibFs {
         Ok(())
     }
 
-    /// Takes in an answer, if the session is still the one that asked.
+    /// Processes an answer if the session is still the one that asked.
     fn learn<T>(
         &self,
         line: &Line,
@@ -175,14 +175,14 @@ impl LibFs {
                 nodes.push(take(&mut rest)?);
             }
             state.learn_walk(&nodes, names, &head)?;
-            // Those after the last one in its directory, in the order of that.
+            // These are the entries after the last one in its directory, in the order of the directory.
             if let ([.., directory, last], false) = (nodes.as_slice(), rest.is_empty()) {
                 state.add_file_ahead(directory.inode, last.inode);
                 while !rest.is_empty() {
                     let reply: NodeReply = take(&mut rest)?;
                     let index = state.learn_node(&reply)?;
                     state.add_file_ahead(directory.inode, reply.inode);
-                    // The first to go back if it is not used.
+                    // A lease that was granted ahead is the first to go back if the program does not use it.
                     state.nodes.get_mut(index).recent = false;
                 }
             }
@@ -190,7 +190,7 @@ impl LibFs {
         })?;
         match Status::from_raw(head.stopped.get()) {
             Status::Ok | Status::NotFound | Status::Symlink => Ok(()),
-            // The next attempt goes as far, and judges by what was met there.
+            // The next attempt walks as far, and decides by the cached nodes.
             _ if head.nodes.get() > 1 => Ok(()),
             refused => Err(error_of(refused)),
         }
@@ -217,8 +217,8 @@ impl LibFs {
         }
     }
 
-    /// Gives back what SharedFS keeps for inodes that this process does not use any more: references, and leases
-    /// if that is said.
+    /// Releases the references, and the leases if so marked, that SharedFS keeps for inodes which this process no
+    /// longer uses.
     pub(crate) fn close_calls(&self, given_back: &[GivenBack]) {
         if given_back.is_empty() {
             return;
@@ -226,7 +226,7 @@ impl LibFs {
         let leases: Vec<InodeNumber> =
             given_back.iter().filter(|given| given.lease).map(|given| given.inode).collect();
         for leases in leases.chunks(RELEASE_UNITS_MAX) {
-            // Leases end with their session, too.
+            // An error is harmless: leases also end with their session.
             let _ = self.release_call(leases);
         }
         let references: Vec<GivenBack> = given_back.iter().filter(|given| !given.lease).copied().collect();
@@ -234,15 +234,15 @@ impl LibFs {
         {
             let mut state = self.state();
             state.end_give_back(given_back);
-            // References are the next session's, and are given back when there is one.
+            // The references pass to the next session, which releases them.
             let untold = references[told..].iter();
             state.give_back.extend(untold.map(|given| (Sequence::new(0), given.inode)));
         }
         self.turn();
     }
 
-    /// Gives a reference back. A session that ends meanwhile has left its references to the next one, which is told
-    /// again. False if no session was told.
+    /// Releases a reference. If the session ends meanwhile, its references pass to the next session, and the call is
+    /// repeated there. False if no session got the call.
     fn close_call(&self, given: &GivenBack) -> bool {
         let request = InodeRequest { inode: given.inode, flags: U64::new(0) };
         for _ in 0..self.limits.attempts {
@@ -255,7 +255,7 @@ impl LibFs {
         false
     }
 
-    /// The lease of a node as it is now, to be compared when an answer comes.
+    /// The present lease of a node, to be compared when an answer arrives.
     fn lease_of(&self, inode: InodeNumber) -> Option<Held> {
         let state = self.state();
         state.nodes.find(inode).and_then(|index| state.nodes.get(index).lease)
@@ -278,7 +278,7 @@ impl LibFs {
         let mut response = Vec::new();
         match self.call(&line, CallKind::Entries, &[request.as_bytes()], &mut response)? {
             Status::Ok => {}
-            // The lease went meanwhile: the next attempt takes it again.
+            // The lease ended meanwhile; the next attempt requests it again.
             Status::Sealed | Status::Invalid => return Ok(()),
             refused => return Err(error_of(refused)),
         }
@@ -331,7 +331,7 @@ impl LibFs {
         let mapping = match status {
             Status::Ok => match line.link.segment(segment) {
                 Err(Error::Disconnected) => return self.end_of(&line),
-                // A program that may open nothing more goes on reading: by call.
+                // A program without free descriptors continues to read by calls.
                 mapping => mapping.ok().map(Arc::new),
             },
             Status::Sealed => return Ok(()),
@@ -351,7 +351,7 @@ impl LibFs {
         let request = InodeRequest { inode, flags: U64::new(0) };
         let mut response = Vec::new();
         match self.call(&line, CallKind::Readlink, &[request.as_bytes()], &mut response)? {
-            // A target never changes: it needs no lease to be kept.
+            // A target never changes, so it is kept without a lease.
             Status::Ok => self.learn(&line, |state| {
                 if let Some(index) = state.nodes.find(inode)
                     && let Body::Symlink(target) = &mut state.nodes.get_mut(index).body
@@ -365,7 +365,7 @@ impl LibFs {
         }
     }
 
-    /// Has the own log digested; gives how far it is.
+    /// Requests a digest of the session's log up to a record; with `wait` returns after the digest.
     pub(crate) fn digest_call(&self, line: &Line, up_to: Sequence, wait: bool) -> vfs::engine::Result<()> {
         let request = DigestRequest { up_to, wait: U32::new(wait.into()), reserved: U32::new(0) };
         match self.call(line, CallKind::Digest, &[request.as_bytes()], &mut Vec::new())? {
@@ -376,7 +376,7 @@ impl LibFs {
 }
 
 impl State {
-    /// Takes in what SharedFS says of an inode and the lease on it.
+    /// Stores SharedFS's answer about an inode and its lease.
     pub(crate) fn learn_node(&mut self, reply: &NodeReply) -> Result<NodeIndex, Error> {
         let file_type = FileType::of_mode(reply.item.mode.get());
         let is_unit = reply.inode == RENAME_UNIT;
@@ -398,14 +398,15 @@ impl State {
             }
         }
         if reply.digested < node.changed || older_than_caches {
-            // Own records that the answer does not contain changed it since: what is cached is newer. An attempt
-            // that lacks something still asks again.
+            // Own records that the answer does not contain changed the inode since, so the cached state is newer. An
+            // attempt that lacks something asks again.
             if !own && node.lease.is_none_or(|held| held.word != lease.word) {
                 self.leases.add_stray(reply.inode);
             }
             return Ok(index);
         }
-        // Raising a lease gives it another generation; nobody changed the inode in between if it has seen the same.
+        // A lease that was raised has another generation. An equal stamp shows that no other session changed the inode
+        // in between.
         let same = node.lease == Some(lease)
             || (node.lease.is_some()
                 && node.item.stamp == reply.item.stamp
@@ -461,7 +462,7 @@ impl State {
         Ok(())
     }
 
-    /// Whether a node's lease is the one of this answer.
+    /// Whether a node's present lease is the one of this answer.
     fn is_current(&self, index: NodeIndex, reply: &NodeReply) -> bool {
         let own = reply.word.get() == WORD_OWN_RANGE;
         self.nodes.get(index).lease.is_some_and(|held| {
@@ -469,8 +470,8 @@ impl State {
         })
     }
 
-    /// The node of which something was asked under a lease, if that is held still and the answer contains what was
-    /// dropped from the caches.
+    /// The node that a call was about, if the lease under which the call was made is still held and the answer contains
+    /// all records that were dropped from the caches.
     fn still(
         &mut self,
         inode: InodeNumber,
@@ -523,7 +524,8 @@ impl State {
         Ok(())
     }
 
-    /// Takes one file's extents from the front of an answer; false if it describes none.
+    /// Stores one file's extents from the front of an answer; false if the answer does not describe the requested
+    /// block.
     fn learn_extents(
         &mut self,
         inode: InodeNumber,
@@ -548,8 +550,8 @@ impl State {
 }
 
 impl LibFs {
-    /// Asks for leases when there is room for them; if SharedFS says that there are too many all the same, makes room and
-    /// lets the attempt be made again.
+    /// Requests leases, after releasing others if the words run out. If SharedFS still refuses because there are too
+    /// many, releases leases so that the attempt can be repeated.
     fn with_lease_room(&self, ask: impl FnOnce(&Self) -> vfs::engine::Result<()>) -> vfs::engine::Result<()> {
         if self.state().words_run_out() {
             self.make_lease_room(false)?;
@@ -560,7 +562,7 @@ impl LibFs {
         }
     }
 
-    /// Gets what an attempt lacked.
+    /// Gets what a stopped attempt needs.
     pub(crate) fn get(&self, need: Need) -> vfs::engine::Result<()> {
         match need {
             Need::Again => Ok(()),

@@ -1,9 +1,10 @@
-//! What is known of one directory: entries and absent names by cookie, the session's own changes among them.
+//! The cached entries of one directory: entries and absent names by cookie, with the session's own changes.
 //!
-//! Knowledge comes from the area (walks, batches of entries) and from the session's own records. A place that an own
-//! record changed keeps that record's sequence; what the area says of it counts only when it contains the record.
-//! In one range of cookies everything is known, so that a name that is not there does not exist; a directory that the
-//! session created itself is known completely from the start, and one in which it changes much is read whole.
+//! The cached entries come from the area (walks, batches of entries) and from the session's own records. An entry that
+//! an own record changed keeps that record's sequence; information from the area replaces it only if the area contains
+//! the record. In one range of cookies all entries are known, so that a name that is not there does not exist. A
+//! directory that the session created is known completely from the start, and a directory in which the session changes
+//! many entries is read completely.
 
 use format::call::AHEAD_MAX;
 use format::name::COOKIE_SLOTS;
@@ -11,22 +12,23 @@ use format::record::FileType;
 use format::{Cookie, InodeNumber, Name, Sequence};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Absent names that are remembered, at most, beside those that own records removed; and known hashes.
+/// Limit of absent names that are cached, in addition to those that own records removed; and of hashes of which all
+/// entries are known.
 const ABSENT_MAX: usize = 4096;
 
-/// A directory with more entries is never read whole for the sake of single names.
+/// A directory with more entries is never read completely for the sake of single names.
 const WHOLE_MAX: u64 = 1 << 16;
 
-/// Names of a directory that a program looks up one by one before it counts as one that looks up many.
+/// After this number of names of a directory that a program has looked up one by one, it is expected to look up many.
 const LOOKUPS_FIRST: u64 = 2;
 
-/// A directory with more entries is one of which a program that has read it may need few.
+/// In a directory with more entries, a program that has listed all of them may still need only few.
 const AHEAD_WHOLE_MAX: u64 = 1 << 12;
 
-/// How many times more leases are asked for ahead each time; and at the first time.
+/// Factor by which the number of leases requested ahead grows each time; also the first number.
 const AHEAD_GROWTH: u16 = 8;
 
-/// Entries that one call brings, about.
+/// Approximate number of entries in the answer to one call.
 const ENTRIES_A_CALL: u64 = 512;
 
 /// An entry.
@@ -39,20 +41,20 @@ pub(crate) struct Target {
 #[derive(Clone, Debug)]
 struct Place {
     name: Box<[u8]>,
-    /// None: no entry stands here.
+    /// None: the entry was removed.
     target: Option<Target>,
-    /// Own record that made it so; 0 if the area said it.
+    /// The own record that made this change; 0 if it comes from the area.
     sequence: Sequence,
 }
 
-/// What is known of a name.
+/// The result of a lookup in the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Found {
-    /// It exists.
+    /// The name exists.
     Entry(Cookie, Target),
-    /// It does not exist.
+    /// The name does not exist.
     Absent,
-    /// Ask.
+    /// The cache does not know; SharedFS has to be asked.
     Unknown,
 }
 
@@ -60,24 +62,24 @@ pub(crate) enum Found {
 #[derive(Clone, Debug)]
 pub(crate) struct Directory {
     places: BTreeMap<Cookie, Place>,
-    /// Everything is known of cookies from the first to before the second.
+    /// All entries are known whose cookies are at or after the first and before the second.
     known: (u64, u64),
-    /// Names that were not known when they were looked up, under the present lease.
+    /// Lookups of names that were not cached, under the present lease.
     misses: u64,
-    /// For how many entries leases were asked for ahead the last time, and from which entry on to which.
+    /// The number of entries for which leases were last requested ahead, and the first and last of these entries.
     ahead: u16,
     ahead_places: (Cookie, Cookie),
-    /// Names known to be absent, one a hash, by the first cookie of that.
+    /// Names known to be absent, one for each hash, by the first cookie of the hash.
     absent: BTreeMap<Cookie, Box<[u8]>>,
-    /// Hashes, by their first cookies, of which all entries are known.
+    /// The first cookies of hashes of which all entries are known.
     hashes: BTreeSet<Cookie>,
 }
 
-/// Beyond every cookie.
+/// A value greater than every cookie.
 const END: u64 = u64::MAX;
 
 impl Directory {
-    /// Nothing known.
+    /// A directory of which no entry is known.
     pub fn unknown() -> Self {
         Self {
             places: BTreeMap::new(),
@@ -90,12 +92,12 @@ impl Directory {
         }
     }
 
-    /// Known to be empty.
+    /// A directory that is known to be empty.
     pub fn empty() -> Self {
         Self { known: (Cookie::START.get(), END), ..Self::unknown() }
     }
 
-    /// The first cookie from one on of which nothing is known for certain; none if all is known to the end.
+    /// The first cookie, from a cookie on, from which entries may be unknown; none if all are known to the end.
     pub fn unknown_from(&self, from: Cookie) -> Option<Cookie> {
         let (first, end) = self.known;
         match from.get() {
@@ -105,10 +107,10 @@ impl Directory {
         }
     }
 
-    /// A name is not known, in a directory of so many entries: where to go on reading all of them, if that will have been
-    /// less work than asking name by name. That is so when as many names were asked for one by one as the whole takes
-    /// calls. A program that changes one name usually changes more; one that only looks names up has to look up a few
-    /// first.
+    /// Called for a name that is not cached, in a directory of so many entries. Returns the cookie from which to
+    /// continue reading all entries, if this takes fewer calls than asking name by name: when as many names were looked
+    /// up one by one as the whole directory takes calls. A program that changes one name usually changes more; a
+    /// program that only looks names up first has to look up a few.
     pub fn read_whole(&mut self, entries: u64, changes: bool) -> Option<Cookie> {
         self.misses += 1;
         let asked = if changes { self.misses } else { self.misses.saturating_sub(LOOKUPS_FIRST) };
@@ -116,10 +118,10 @@ impl Directory {
         if pays { self.unknown_from(Cookie::START) } else { None }
     }
 
-    /// A lease is lacking on what the entry here stands for, in a directory of so many: for how many of the entries after
-    /// it leases are asked for as well. More each time, as long as a program goes on in the order of the entries, or has
-    /// read all of a directory that is not large: then it often goes through it in another order. None for the same entry
-    /// again.
+    /// Called if the lease on the inode of an entry is missing, in a directory of so many entries. Returns the number
+    /// of following entries whose leases are requested in the same call. The number grows each time, as long as the
+    /// program follows the order of the entries, or has read all of a directory that is not large, because then it
+    /// often uses them in another order. Returns 0 if the entry is the same as last time.
     pub fn ahead(&mut self, at: Cookie, entries: u64) -> u16 {
         let (first, end) = self.known;
         let (from, to) = self.ahead_places;
@@ -140,17 +142,17 @@ impl Directory {
         self.ahead
     }
 
-    /// Where entries stand, from a cookie on.
+    /// The cookies of existing entries, from a cookie on.
     fn standing(&self, from: Cookie) -> impl Iterator<Item = Cookie> {
         self.places.range(from..).filter(|(_, place)| place.target.is_some()).map(|(cookie, _)| *cookie)
     }
 
-    /// Number of entries, and of removals, that are kept.
+    /// Number of cached entries and removals.
     pub fn len(&self) -> usize {
         self.places.len()
     }
 
-    /// Drops what the area can say again.
+    /// Drops all entries that the area contains.
     pub fn forget_digested(&mut self) {
         let mut own = std::mem::take(&mut self.places);
         own.retain(|_, place| place.sequence > Sequence::new(0));
@@ -197,17 +199,17 @@ impl Directory {
         Some(Ok(cookie))
     }
 
-    /// An own record put an entry here, or changed what it stands for.
+    /// Applies an own record that added an entry here, or changed the inode to which it refers.
     pub fn put(&mut self, cookie: Cookie, name: Name<'_>, target: Target, sequence: Sequence) {
         self.places.insert(cookie, Place { name: name.bytes().into(), target: Some(target), sequence });
     }
 
-    /// An own record removed the entry here.
+    /// Applies an own record that removed the entry here.
     pub fn remove(&mut self, cookie: Cookie, name: Name<'_>, sequence: Sequence) {
         self.places.insert(cookie, Place { name: name.bytes().into(), target: None, sequence });
     }
 
-    /// The area, which contains own records up to `digested`, says that an entry stands here.
+    /// Stores an entry of the area, which contains own records up to `digested`.
     pub fn learn(&mut self, cookie: Cookie, name: Name<'_>, target: Target, digested: Sequence) {
         let newer = self.places.get(&cookie).is_some_and(|place| place.sequence > digested);
         if !newer {
@@ -216,7 +218,7 @@ impl Directory {
         }
     }
 
-    /// The area says that a name is absent, and how many entries have its hash.
+    /// Stores that the area has no entry of this name, and the number of entries with its hash.
     pub fn learn_absent(&mut self, name: Name<'_>, same_hash: u32) {
         if self.absent.len() >= ABSENT_MAX {
             self.absent.clear();
@@ -228,8 +230,8 @@ impl Directory {
         }
     }
 
-    /// All entries of the area from `from` to before `to` were learned from a batch (`to` none: to the end). One range is
-    /// remembered: one that does not touch it takes its place.
+    /// Notes that all entries of the area from `from` to before `to` are cached (`to` none: to the end). Only one range
+    /// is kept: one that does not touch it replaces it.
     pub fn learn_range(&mut self, from: Cookie, to: Option<Cookie>) {
         let (from, to) = (from.get(), to.map_or(END, Cookie::get));
         let (first, end) = self.known;
@@ -239,7 +241,7 @@ impl Directory {
         };
     }
 
-    /// All entries of the area with the hash of which this is the first cookie were learned.
+    /// Notes that all entries of the area with the hash of this first cookie are cached.
     pub fn learn_hash(&mut self, first: Cookie) {
         if self.hashes.len() >= ABSENT_MAX {
             self.hashes.clear();
@@ -247,7 +249,7 @@ impl Directory {
         self.hashes.insert(first);
     }
 
-    /// Own records up to `digested` are in the area: what they changed is knowledge like any other.
+    /// Own records up to `digested` are in the area now: their changes are treated like other entries of the area.
     pub fn purge(&mut self, digested: Sequence) {
         self.places.retain(|_, place| {
             let gone = place.target.is_none() && place.sequence <= digested;
@@ -258,7 +260,7 @@ impl Directory {
         });
     }
 
-    /// Entries from a cookie on, as far as everything is known: cookie, name, target.
+    /// The entries from a cookie on, as far as all of them are known: cookie, name, target.
     pub fn entries(&self, from: Cookie) -> impl Iterator<Item = (Cookie, &[u8], Target)> {
         let (first, end) = self.known;
         let end = if from.get() < first { 0 } else { end };
@@ -267,12 +269,12 @@ impl Directory {
     }
 }
 
-/// The last cookie with the hash of which this is the first.
+/// The last cookie with the hash of this first cookie.
 fn last_of_hash(first: Cookie) -> u64 {
     first.get() + (COOKIE_SLOTS - 1)
 }
 
-/// All slots of a hash are taken.
+/// All slots of a hash are in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Full;
 
@@ -294,7 +296,7 @@ mod tests {
     enum Step {
         /// An own record creates or removes the name.
         Toggle(u8),
-        /// The area takes in all own records but the last so many.
+        /// The area digests all own records but the last so many.
         Digest(u64),
         Walk(u8),
         Batch {
@@ -302,7 +304,7 @@ mod tests {
             count: usize,
         },
         SameHash(u8),
-        /// What the area has is dropped.
+        /// Entries of the area are dropped.
         Drop,
         Forget,
     }
@@ -373,7 +375,7 @@ mod tests {
                     Step::Walk(number) => {
                         let bytes = name(number);
                         let name = Name::new(&bytes).unwrap();
-                        // Asked only when nothing is known, as the engine does.
+                        // The engine also asks only for names that are not cached.
                         if cache.find(name) != Found::Unknown {
                             continue;
                         }
@@ -442,7 +444,7 @@ mod tests {
         let mut cache = Directory::empty();
         let wanted = Name::new(b"wanted").unwrap();
         let first = Cookie::of_name(wanted);
-        // As if these two had the hash of the name.
+        // Gives these two names the hash of the wanted name.
         for (slot, other) in [&b"other"[..], b"third"].into_iter().enumerate() {
             let cookie = Cookie::from_raw(first.get() + slot as u64);
             cache.put(cookie, Name::new(other).unwrap(), target(slot as u64 + 2), Sequence::new(1));
@@ -461,7 +463,7 @@ mod tests {
         cache.learn(cookie, wanted, target(5), Sequence::new(0));
         cache.remove(cookie, wanted, Sequence::new(1));
         assert_eq!((cache.find(wanted), cache.free_cookie(wanted)), (Found::Absent, None));
-        // The area still has the entry; what else has its hash is known from now on.
+        // The area still has the entry; all other entries with its hash are known from now on.
         cache.learn(cookie, wanted, target(5), Sequence::new(0));
         cache.learn_hash(cookie);
         assert_eq!((cache.find(wanted), cache.free_cookie(wanted)), (Found::Absent, Some(Ok(cookie))));

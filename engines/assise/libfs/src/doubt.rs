@@ -1,10 +1,10 @@
-//! What an attempt's answer is worth when the daemon died, or stands still while it seals the log: nothing, unless its
-//! last record counts, which the next session is told (see `ipc::alive`; Assise §3.4).
+//! Handling of records whose daemon died, or stalls while it seals the log: such a record is valid only if the next
+//! session says so (see `ipc::alive`; Assise §3.4).
 //!
-//! An attempt begins with a daemon that lives, so what is cached is true then. If it appended a record, and the
-//! daemon is alive still afterwards, the record was there before anybody could recover the log. If not, it is in
-//! doubt: the log may have been read before. The session that goes on from this one is told how far; then the
-//! answer stands, or the attempt is made again.
+//! An attempt begins with a live daemon, so the cached state is current then. If the daemon is still alive after the
+//! attempt has appended a record, the record was there before any other process could recover the log. If not, the
+//! record is in doubt: the log may have been read before. The Welcome of the session that continues this one contains
+//! the last valid record. Depending on it, the result of the attempt stands, or the attempt is repeated.
 
 use crate::need::{Need, Step};
 use crate::nodes::NodeIndex;
@@ -18,21 +18,20 @@ use pmem::ring::Appended;
 use std::time::Duration;
 use vfs::engine::Handle;
 
-/// Logs of dead daemons of which it is remembered how far they were recovered: a thread asks after one right after its
-/// daemon's death.
+/// Limit of former sessions whose last valid record is kept. A thread asks for it right after the daemon's death.
 const RECOVERED_MAX: usize = 64;
 
-/// How long an operation waits to be told where its log is cut; microseconds, unless the daemon stands still.
+/// How long an operation waits for the cut of its log. A live daemon takes microseconds to determine the cut.
 const SEAL_WAIT: Duration = Duration::from_millis(100);
-/// It looks every so often.
+/// Interval at which the operation checks the seal word.
 const SEAL_LOOK: Duration = Duration::from_micros(20);
 
-/// A record of which it is not known whether it counts.
+/// A record that may be valid or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Doubt {
     session: u64,
     last: Sequence,
-    /// What its attempt took: until it is resolved, other threads take things, too.
+    /// The file and the pin that its attempt took. Other threads may take some before the doubt is resolved.
     pub taken: Taken,
 }
 
@@ -40,8 +39,8 @@ pub(crate) struct Doubt {
 pub(crate) type Taken = (Option<Handle>, Option<NodeIndex>);
 
 impl State {
-    /// What is in doubt after an attempt: its last record, if the daemon died before it was seen alive (whoever recovers
-    /// the log may have read it before the record was there), or stood still while it sealed the log.
+    /// The doubt about an attempt's last record: the daemon died before it was seen alive after the commit (a process
+    /// that recovers the log may have read it without the record), or it stalled while it sealed the log.
     #[inline]
     pub fn doubt(&mut self) -> Option<Doubt> {
         if self.appended == Sequence::new(0) {
@@ -62,12 +61,12 @@ impl State {
         let counts = matches!(session.words.seal(), Seal::Sealed(cut) if self.appended <= cut);
         let unknown = session.words.life() == Life::Died || (self.cut_unknown && !counts);
         self.end_session();
-        // A daemon that ended in order has digested all that counts.
+        // A daemon that ended in order has digested all valid records.
         unknown.then_some(doubt)
     }
 
-    /// A record that was committed to a log that is sealed, or is being sealed: it counts if the cut is it or behind it.
-    /// Its leases are over either way; the next operation learns that.
+    /// Handles a record that was committed to a log that is sealed, or is being sealed: it is valid if it is not after
+    /// the cut. Its leases are over in any case; the next operation notices that.
     #[cold]
     pub fn sealed(&mut self, appended: Appended, seal: Seal) -> Step<Appended> {
         match self.after_sealing(seal) {
@@ -81,8 +80,8 @@ impl State {
         }
     }
 
-    /// What a seal word says that said this, when the daemon is through with sealing; waited for only a moment. The lock
-    /// is held, as for no other wait: a daemon that seals is about to end the session.
+    /// The value of the seal word after the daemon has finished sealing; waits only a moment. This is the only wait
+    /// under the state's lock: a daemon that seals the log is about to end the session.
     fn after_sealing(&self, mut seal: Seal) -> Seal {
         let Some(session) = self.session.as_ref() else { return seal };
         let until = self.host.now().after(SEAL_WAIT);
@@ -93,15 +92,16 @@ impl State {
         seal
     }
 
-    /// A record behind the cut: it does not count, and the session is over. The frame is made void, so that nobody who
-    /// recovers the log from now on takes it for one that counts; a daemon that is dead already may have a successor
-    /// that has read it, which knows.
+    /// Handles a record after the cut: it is not valid, and the session is over. The frame is overwritten, so that a
+    /// process that recovers the log from now on does not read it as valid. If the daemon is already dead, its
+    /// successor may have read the frame before, and decides.
     fn refused(&mut self, appended: Appended) -> Step<Appended> {
         let session = self.session.as_mut().expect("it has just appended");
         let log = session.ring.region();
         log.write(appended.position, &[0; HEADER_BYTES]);
         log.fence();
-        // Pairs with the locks of a daemon that begins: it sees the frame void, or its predecessor is seen dead here.
+        // Pairs with the locks of a daemon that begins: either it sees the overwritten frame, or this thread sees that
+        // its predecessor is dead.
         fence(Ordering::SeqCst);
         if session.words.life() == Life::Died {
             return Ok(appended);
@@ -113,7 +113,7 @@ impl State {
         Err(Need::Attach.into())
     }
 
-    /// An attempt that is not to be believed is made again: gives back what it took.
+    /// Releases the file and the pin of an attempt whose result is not valid and which is repeated.
     pub fn undo(&mut self, (file, pin): Taken) {
         let opened = file.and_then(|handle| self.remove_file(handle));
         if let Some(index) = pin {
@@ -125,18 +125,18 @@ impl State {
         }
     }
 
-    /// Whether a daemon that cannot be reached will be there again: unless it ended in order.
+    /// Whether a daemon that cannot be reached will be restarted: true unless it ended in order.
     pub fn expects_daemon(&self) -> bool {
         self.last.as_ref().is_some_and(|(words, _)| words.life() != Life::Ended)
     }
 
-    /// Whether what was in doubt counts; none if that is not known.
+    /// Whether a record in doubt is valid; none if that is not known.
     pub fn counted(&self, doubt: &Doubt) -> Option<bool> {
         let of_session = self.recovered.iter().find(|(session, _)| *session == doubt.session);
         of_session.map(|(_, last)| *last >= doubt.last)
     }
 
-    /// The session that begins goes on from the former one: of the log of that so much counts.
+    /// Notes the last valid record of the former session's log, which the new session continues.
     pub fn note_recovered(&mut self, last: Sequence) {
         if self.recovered.len() == RECOVERED_MAX {
             self.recovered.pop_front();

@@ -1,8 +1,9 @@
-//! The engine: attempts under the lock, what they lack got without it.
+//! The engine: attempts run under the state's lock. The calls for leases, entries or space that an attempt lacks are
+//! made without it.
 //!
-//! Lock order: the state's lock is held for an attempt, never across a call, nor a wait but for a seal that is under way,
-//! and no other is taken under it. The lock of attachments is held across one, by threads that could do nothing else
-//! than wait for it.
+//! Lock order: the state's lock is held for an attempt, but never during a call, and during no wait except the short
+//! one for a seal in progress; no other lock is taken under it. The lock of attachments is held during an attachment,
+//! by threads that have to wait for it in any case.
 
 use crate::calls::KINDS;
 use crate::doubt::Doubt;
@@ -16,26 +17,25 @@ use ipc::{Guard, Host, Lock, LongWord, Word};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Bounds; a test makes them tiny.
+/// Limits; tests use tiny ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Files open at once.
+    /// Open files.
     pub files: usize,
-    /// How often an operation is tried before it is given up with an error; each time it lost a race, or learned
-    /// something.
+    /// Attempts of one operation before it fails; each attempt lost a race or added to the cache.
     pub attempts: usize,
-    /// Blocks of room asked for at once by a session that has had few; one that takes more and more asks for up to eight
-    /// times as many.
+    /// Blocks that a session requests at first for its reservation. A session that uses many requests up to eight times
+    /// as many.
     pub refill_blocks: u64,
-    /// Inode numbers asked for at once.
+    /// Inode numbers in one request.
     pub refill_inodes: u64,
-    /// The log does not grow beyond this, whatever SharedFS would allow.
+    /// Maximum size of the log, even if SharedFS would allow more.
     pub log_bytes_max: u64,
-    /// How long a thread waits for another that is about something with SharedFS.
+    /// How long a thread waits for another thread's communication with SharedFS.
     pub wait: Duration,
-    /// Nodes that are kept in the cache when nobody uses them.
+    /// Nodes that are kept in the cache while unused.
     pub nodes: usize,
-    /// Entries of directories that are kept in the cache, beside those of the directory in use.
+    /// Entries of directories that are kept in the cache, in addition to those of the directory in use.
     pub entries: usize,
 }
 
@@ -54,35 +54,35 @@ impl Default for Limits {
     }
 }
 
-/// How long a process that comes while nobody serves waits: a keeper has started the next daemon by then.
+/// How long a new process waits if no daemon serves: by then a keeper has started the next one.
 pub const FIRST_WAIT: Duration = Duration::from_secs(2);
-/// First pause before a daemon that died is looked for again; each is twice as long as the one before.
+/// First pause before a dead daemon is contacted again; each pause is twice as long as the one before.
 const ATTACH_PAUSE: Duration = Duration::from_millis(1);
 /// Longest such pause.
 const ATTACH_PAUSE_MAX: Duration = Duration::from_millis(50);
 
-/// The client half of Assise, for one process and one credential. An engine of `vfs`.
+/// The client half of Assise, for one process and one credential. Implements `vfs::Engine`.
 pub struct LibFs {
     pub(crate) host: Arc<dyn Host>,
     connector: Arc<dyn Connector>,
     pub(crate) limits: Limits,
     state: Lock<State>,
-    /// Changes when a thread has ended what others wait for.
+    /// Changes when a thread has finished something that other threads wait for.
     pub(crate) turn: Word,
-    /// One thread at a time attaches.
+    /// Serializes attachments.
     attaching: Lock<()>,
-    /// What is known here of locks.
+    /// Pending requests for locks.
     pub(crate) asked: Lock<Asked>,
-    /// Calls to SharedFS, by kind.
+    /// Number of calls to SharedFS, by kind.
     pub(crate) calls: [LongWord; KINDS],
 }
 
 impl LibFs {
-    /// Attaches. A daemon that dies over the greeting, or does not answer it, is waited for, a moment: its keeper starts
-    /// another.
+    /// Attaches. If the daemon dies during the greeting, or does not answer it, waits for a moment, in which the keeper
+    /// starts another one.
     ///
     /// # Errors
-    /// As the connector's.
+    /// Those of the connector.
     pub fn new(host: Arc<dyn Host>, connector: Arc<dyn Connector>, limits: Limits) -> Result<Self, Error> {
         let until = host.now().after(FIRST_WAIT);
         let attachment = loop {
@@ -112,14 +112,13 @@ impl LibFs {
         self.state.lock()
     }
 
-    /// The last record of the session's log that counts, and of its log's order the last that is digested; none
-    /// without a session.
+    /// The last committed record of the session's log, and the last digested one; none without a session.
     pub fn progress(&self) -> Option<(Sequence, Sequence)> {
         let state = self.state();
         state.session.as_ref().map(|session| (session.words.committed(), session.words.digested().0))
     }
 
-    /// Begins a new session if there is none. A daemon that died is waited for until it was started again.
+    /// Begins a new session if there is none. Waits for the restart of a daemon that died.
     pub(crate) fn attach(&self) -> vfs::engine::Result<()> {
         let attaching = self.attaching.lock();
         let former = {
@@ -152,7 +151,7 @@ impl LibFs {
         self.state().expects_daemon()
     }
 
-    /// Whether a record counts that is in doubt because the daemon died: the one after it knows.
+    /// Whether a record that is in doubt because the daemon died is valid: attaches to the next daemon, which knows.
     #[cold]
     fn resolve(&self, doubt: &Doubt) -> vfs::engine::Result<bool> {
         loop {
@@ -160,14 +159,14 @@ impl LibFs {
                 return Ok(counted);
             }
             if self.state().session.is_some() {
-                // A session that goes on from nothing: nobody knows any more.
+                // The new session does not continue the old one, so the fate of the record is unknown.
                 return Err(vfs::Error::Io);
             }
             self.attach()?;
         }
     }
 
-    /// Attempts an operation until it is done. What an attempt lacks is got in between.
+    /// Repeats attempts until the operation is done. Between attempts, requests what they lacked.
     #[inline]
     pub(crate) fn run<T>(&self, mut attempt: impl FnMut(&mut State) -> Step<T>) -> vfs::engine::Result<T> {
         for _ in 0..self.limits.attempts {
@@ -202,7 +201,7 @@ impl LibFs {
                 }
                 Err(Stop::Failed(error)) => match state.validate() {
                     Ok(()) => return Err(error),
-                    // What led to the error may not have been true at one instant.
+                    // The state that led to the error may not have existed at one instant.
                     Err(_) => continue,
                 },
                 Err(Stop::Need(need)) => {
@@ -219,7 +218,7 @@ impl LibFs {
         self.get(need)
     }
 
-    /// Forgets inodes that nobody uses. Only between operations: an attempt would learn them again and again.
+    /// Forgets unused inodes. Called only between operations, because an attempt would load them again and again.
     #[cold]
     fn trim(&self) {
         let given_back = self.state().trim(self.limits.nodes);

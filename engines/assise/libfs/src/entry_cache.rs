@@ -1,34 +1,34 @@
-//! Entries of directories as a cache: bounded over all directories, so that a process that goes through a large tree keeps
-//! only a part of what it saw.
+//! Directory entries as a cache: the number of entries over all directories is bounded, so that a process that reads a
+//! large tree keeps only a part of it.
 //!
-//! Guarantees: entries that own records made, or removed, stay until the area holds them; the directories of the operation
-//! at hand stay whole, however large they are.
+//! Guarantees: entries that own records added or removed stay until the area contains them; the directories of the
+//! current operation stay complete, whatever their size.
 
 use crate::nodes::Body;
 use crate::state::State;
 
-/// One part of so many is forgotten beyond what has to be.
+/// Beyond the excess, the fraction `1 / PART` of the limit is forgotten too.
 const PART: usize = 8;
 
-/// What is known of the number of entries.
+/// An estimate of the number of cached entries.
 #[derive(Debug, Default)]
 pub(crate) struct EntryCount {
-    /// Those counted last, and those learned since: no fewer than there are.
+    /// The last count, plus the entries cached since: an upper bound.
     at_most: usize,
-    /// With so many the next search is worth it.
+    /// The next search begins only above this number.
     search_above: usize,
-    /// Where the next search begins.
+    /// Position at which the next search begins.
     hand: usize,
 }
 
 impl EntryCount {
-    /// So many were learned.
+    /// Adds newly cached entries.
     #[inline]
     pub fn add(&mut self, count: usize) {
         self.at_most += count;
     }
 
-    /// Whether there may be more than so many, which are not all in use.
+    /// Whether there may be more entries than the limit, and enough of them unused for a search.
     #[inline]
     pub fn exceeds(&self, entries_max: usize) -> bool {
         self.at_most > entries_max.max(self.search_above)
@@ -36,7 +36,8 @@ impl EntryCount {
 }
 
 impl State {
-    /// Forgets entries of directories that the present operation does not use, until there are so many and some fewer.
+    /// Forgets entries of directories that the current operation does not use, until the number is below the limit by a
+    /// fraction.
     #[cold]
     pub fn forget_entries(&mut self, entries_max: usize) {
         let directories: Vec<_> = self
@@ -65,7 +66,7 @@ impl State {
             count -= before - directory.len();
         }
         self.entries.at_most = count;
-        // What cannot be forgotten now is not looked for again at once.
+        // Entries that cannot be forgotten now do not cause another search at once.
         self.entries.search_above = if count > goal { count + count / PART } else { 0 };
     }
 }

@@ -1,4 +1,4 @@
-//! Why a session cannot be used. What a program sees is `vfs::Error`; these become that in one place.
+//! The errors of sessions. They are mapped to `vfs::Error` in one place.
 
 use format::message::{REFUSED_FULL, REFUSED_SPACE, REFUSED_VERSION};
 use pmem::MediaError;
@@ -9,27 +9,27 @@ const ENFILE: i32 = rustix::io::Errno::NFILE.raw_os_error();
 /// Why a call or an attachment failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Error {
-    /// SharedFS is gone.
+    /// SharedFS has ended.
     Disconnected,
-    /// SharedFS did not let the session in, or not give what was asked for.
+    /// SharedFS did not accept the session, or did not send a requested descriptor.
     Refused,
-    /// No answer within the bound.
+    /// No answer within the time limit.
     TimedOut,
-    /// A signal arrived while waiting; nothing happened.
+    /// A signal interrupted a wait; there is no effect.
     Interrupted,
     /// A file of the pool cannot be mapped.
     Media(MediaError),
-    /// The process may have no more descriptors.
+    /// The process has no free descriptors.
     Descriptors,
-    /// SharedFS has no room for another session.
+    /// SharedFS accepts no further session.
     Full,
     /// The medium has no space for the session's log.
     NoSpace,
-    /// SharedFS is of another build, with which this one cannot talk.
+    /// SharedFS is of another build, with an incompatible protocol.
     Build(String),
-    /// What came from SharedFS is no response.
+    /// An answer of SharedFS cannot be decoded.
     Response,
-    /// Shared memory or a ring is not what it has to be.
+    /// Shared memory or a ring is invalid.
     Ipc(ipc::Error),
 }
 
@@ -69,7 +69,7 @@ impl From<ipc::Error> for Error {
             ipc::Error::TimedOut => Self::TimedOut,
             ipc::Error::Interrupted => Self::Interrupted,
             ipc::Error::System { errno: EMFILE | ENFILE, .. } => Self::Descriptors,
-            // SharedFS sends no more of them than fit a message.
+            // SharedFS never sends more descriptors than fit one message, so the process had no free ones.
             ipc::Error::DescriptorsLost => Self::Descriptors,
             ipc::Error::Refused(REFUSED_FULL, _) => Self::Full,
             ipc::Error::Refused(REFUSED_SPACE, _) => Self::NoSpace,

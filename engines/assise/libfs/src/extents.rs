@@ -1,6 +1,6 @@
-//! What is known of where a file's blocks lie in the shared area: one window of the file, as SharedFS described it.
-//! It stays good while the lease is held, the file's generation stands, and no record that the window does not
-//! contain was dropped from the log index.
+//! The cached extents of a file in the shared area: one window of the file, as SharedFS described it. The window is
+//! valid while the lease is held, the file's generation is unchanged, and all records that were dropped from the log
+//! index are contained in it.
 
 use format::call::{EXTENT_BY_CALL, ExtentReply};
 use format::node::EXTENT_UNWRITTEN;
@@ -8,19 +8,19 @@ use format::{BLOCK_BYTES, Block, SegmentId};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 
-/// Extents kept of one file.
+/// Limit of extents that are cached for one file.
 const EXTENTS_MAX: usize = 4096;
 
-/// Where a run of a file's bytes is.
+/// The location of a run of a file's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Area {
     /// In a segment, from this byte on.
     Segment(SegmentId, u64),
-    /// It may not be mapped: asked for by call.
+    /// In a segment that the process may not map; read by calls.
     ByCall,
     /// Never written.
     Zero,
-    /// Not known.
+    /// Outside the window.
     Unknown,
 }
 
@@ -33,30 +33,31 @@ struct Extent {
     by_call: bool,
 }
 
-/// The window.
+/// The window of cached extents.
 #[derive(Debug, Default)]
 pub(crate) struct Extents {
-    /// Known from this block to before that one.
+    /// The window contains the blocks from this one to before `to`.
     from: u64,
     to: u64,
     extents: Vec<Extent>,
-    /// Lower half of the generation when it was described; none while nothing lies in the area.
+    /// Lower half of the generation at which SharedFS described the window; none while the file has no data in the
+    /// area.
     pub generation: Option<u32>,
 }
 
 impl Extents {
-    /// Of a file that the area knows nothing of.
+    /// The window of a file that is not in the area.
     pub fn nothing() -> Self {
         Self { to: u64::MAX, ..Self::default() }
     }
 
-    /// Forgets.
+    /// Drops all extents.
     pub fn clear(&mut self) {
         (self.from, self.to, self.generation) = (0, 0, None);
         self.extents.clear();
     }
 
-    /// Takes a description of the blocks from `from` on.
+    /// Adds a description of the blocks from `from` on.
     pub fn learn(
         &mut self,
         from: u64,
@@ -85,7 +86,7 @@ impl Extents {
         }
     }
 
-    /// Where the byte at `offset` is, and how many bytes from it on are together.
+    /// The location of the byte at `offset`, and the number of contiguous bytes from it on.
     pub fn find(&self, offset: u64) -> (Area, u64) {
         let block = offset / BLOCK;
         if block < self.from || block >= self.to {

@@ -1,4 +1,4 @@
-//! `vfs::Engine` for [`LibFs`]: each operation is an attempt (see `engine`), or a call.
+//! `vfs::Engine` for [`LibFs`]: each operation is an attempt (see `engine`) or a call.
 
 use crate::calls::error_of;
 use crate::directory::Target as EntryTarget;
@@ -24,7 +24,7 @@ use vfs::{CacheLeases, Caller, Error, engine::Result};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U32;
 
-/// Entries that are shown after one look.
+/// Entries that one attempt lists.
 const LIST_BATCH: usize = 128;
 
 impl State {
@@ -36,7 +36,7 @@ impl State {
         truncate: bool,
     ) -> Step<(Handle, Attributes)> {
         if access.write || truncate {
-            // Its records will be the session's.
+            // The records of the open file will be written in the session's name.
             self.acts_as(caller)?;
         }
         let index = self.pinned(node)?;
@@ -55,13 +55,14 @@ impl State {
             access::open(caller, &self.attributes(index), access, truncate)?;
         }
         let handle = self.add_file(index, access);
-        // Only now: who takes the last name away sees in the open table that the file is open, or its lease went before.
+        // Only after the open table contains the file: a session that removes the last name then either sees that the
+        // file is open, or has already ended this session's lease.
         let done = if truncate { self.truncate(caller, index, 0) } else { self.validate() };
         if let Err(stop) = done {
             self.remove_file(handle);
             return Err(if truncate { stop } else { Need::Again.into() });
         }
-        // A record begins with nothing taken: the file is its attempt's all the same.
+        // `append` clears `taken`, but the file belongs to this attempt.
         self.taken.0 = Some(handle);
         Ok((handle, self.attributes(index)))
     }
@@ -195,7 +196,7 @@ impl Engine for LibFs {
     fn write(&self, caller: &Caller, handle: Handle, at: At, from: &[IoSlice<'_>]) -> Result<Written> {
         let all = bytes_of(from);
         let mut written = self.run(|state| state.write(caller, handle, at, from, 0))?;
-        // What is longer than a record can be goes on as a row of writes, each whole.
+        // Data that does not fit one record is written by several records, each atomic.
         while written.bytes < all {
             let at = if let At::Within(_) = at { At::Within(written.end) } else { At::Offset(written.end) };
             match self.run(|state| state.write(caller, handle, at, from, written.bytes)) {
@@ -349,13 +350,13 @@ impl Engine for LibFs {
 }
 
 impl LibFs {
-    /// What was done to the log of the session since that has it; none without a session.
+    /// Counters of the operations on the session's log; none without a session.
     pub fn log_counters(&self) -> Option<Counters> {
         self.state().session.as_ref().map(|session| session.ring.region().counters())
     }
 
-    /// The own log on the medium, the ledger up to what its leases rest on, and a lease on the inode: whoever
-    /// changed it before had it digested, and digests are synced.
+    /// Syncs the session's log, and the ledger up to the newest grant used, under a lease on the inode. Earlier changes
+    /// by other sessions were digested before the grant, and digests are synced.
     fn sync_node(&self, node: InodeNumber) -> Result<()> {
         for _ in 0..self.limits.attempts {
             if self.sync_in_session(node)? {
@@ -365,7 +366,7 @@ impl LibFs {
         Err(Error::Io)
     }
 
-    /// False if the session ended meanwhile: of a daemon that died, that only says nothing yet.
+    /// False if the session ended meanwhile. After the death of a daemon, this says nothing about the data yet.
     fn sync_in_session(&self, node: InodeNumber) -> Result<bool> {
         let (log, era, ledger, synced, copies) = self.run(|state| {
             let index = state.pinned(node)?;

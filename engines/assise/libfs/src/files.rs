@@ -1,6 +1,6 @@
-//! What this process refers to: open files and pins, and what SharedFS keeps because of them. A file that is open
-//! here stands in the open table that SharedFS reads when a last name goes; what it keeps otherwise is given back by a
-//! call.
+//! Open files and pins of this process, and the state that SharedFS keeps because of them. An open file is listed in
+//! the open table, which SharedFS reads when a last name is removed; references that SharedFS keeps otherwise are
+//! released by a call.
 
 use crate::need::Step;
 use crate::nodes::NodeIndex;
@@ -13,10 +13,10 @@ use ipc::sync::{Ordering, fence};
 use std::collections::HashMap;
 use vfs::engine::{Access, Handle};
 
-/// Nodes looked at in one search for those that nobody uses.
+/// Positions of the node table that one search for unused nodes visits.
 const TRIM_PLACES: usize = 256;
 
-/// What goes back to SharedFS: the reference to an inode, and the lease on it if that is said.
+/// An inode that is released: the reference to it, or the lease on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct GivenBack {
     pub inode: InodeNumber,
@@ -29,11 +29,11 @@ pub(crate) struct OpenFile {
     pub node: NodeIndex,
     pub access: Access,
     serial: u32,
-    /// The user of the process, by count, whose session has the right to this file.
+    /// Number of the process's user, counted from 0, whose session has the right to this file.
     user: u32,
 }
 
-/// What a list of files gives, by inode.
+/// The access rights in a list of files, by inode.
 #[derive(Default)]
 struct Rights(HashMap<InodeNumber, Access>);
 
@@ -51,7 +51,7 @@ impl Rights {
         found.is_some_and(|found| found.read >= access.read && found.write >= access.write)
     }
 
-    /// True if they did not include it.
+    /// Adds a right; true if it is new.
     fn add(&mut self, inode: InodeNumber, access: Access) -> bool {
         let is_new = !self.include(inode, access);
         let found = self.0.entry(inode).or_default();
@@ -61,8 +61,8 @@ impl Rights {
 }
 
 impl State {
-    /// An open file that the session may use. A file that did not come along when the process changed its user is stale: a record
-    /// without the right to it would end the session.
+    /// An open file that the session may use. A file that was not passed on when the process changed its user is stale:
+    /// a record without the right to the file would end the session.
     #[inline]
     pub fn file(&self, handle: Handle) -> Step<OpenFile> {
         match self.file_of(handle) {
@@ -78,7 +78,8 @@ impl State {
         self.files.get(index).copied().flatten().filter(|file| file.serial == serial)
     }
 
-    /// Adds the open files that are not in a list: those of threads that do not know yet that they have opened one.
+    /// Adds open files that are missing in the list: threads have just opened them, and the caller does not know them
+    /// yet.
     pub fn add_unlisted(&self, list: &mut Vec<Given>) {
         let mut rights = Rights::of(list);
         for file in self.files.iter().flatten() {
@@ -89,7 +90,7 @@ impl State {
         }
     }
 
-    /// Another user goes on with the files in a list, and with no other.
+    /// Changes to the next user, who may use the files in the list and no others.
     pub fn go_on_with(&mut self, list: &[Given]) {
         self.user = self.user.wrapping_add(1);
         let rights = Rights::of(list);
@@ -102,13 +103,13 @@ impl State {
         }
     }
 
-    /// Whether one more file can be opened.
+    /// Fails if the process may not open another file.
     pub fn check_files(&self) -> Step<()> {
         let open = self.files.len() - self.files_free.len();
         if open < self.files_max { Ok(()) } else { Err(vfs::Error::TooManyFiles.into()) }
     }
 
-    /// Opens; [`Self::check_files`] was asked before.
+    /// Adds an open file; the caller has called [`Self::check_files`].
     pub fn add_file(&mut self, node: NodeIndex, access: Access) -> Handle {
         let index = self.files_free.pop().unwrap_or_else(|| {
             self.files.push(None);
@@ -126,7 +127,7 @@ impl State {
         handle
     }
 
-    /// Says in the open table that a node is open, if there is a place.
+    /// Lists the node in the open table, if there is a free place.
     pub fn enter_open_table(&mut self, index: NodeIndex) {
         let Some(session) = self.session.as_ref() else { return };
         let node = self.nodes.get_mut(index);
@@ -136,12 +137,12 @@ impl State {
         }
     }
 
-    /// Whether the open table has a place for one more inode.
+    /// Whether the open table has no place for another inode.
     pub fn open_table_full(&self) -> bool {
         self.open_places.is_empty()
     }
 
-    /// Closes; gives the node back for [`Self::drop_if_unused`].
+    /// Closes the file; returns the node for [`Self::drop_if_unused`].
     pub fn remove_file(&mut self, handle: Handle) -> Option<NodeIndex> {
         let file = self.file_of(handle)?;
         let index = handle.get() as u32;
@@ -161,17 +162,19 @@ impl State {
         Some(file.node)
     }
 
-    /// Who takes an inode's last name ends the leases of others first, and SharedFS then keeps the inode for whoever has
-    /// it in the open table: so without a lease, or without a name, it may be kept for this session.
+    /// A session that removes an inode's last name first ends the leases of other sessions; SharedFS then keeps the
+    /// inode for the sessions that have it in their open tables. So if this session has no lease, or the inode no name,
+    /// SharedFS may keep the inode for this session.
     fn note_orphan(&mut self, index: NodeIndex) {
-        // Full fence: the place is empty to whoever ends the lease after it was looked at.
+        // Full fence: a revoker that ends the lease after this check sees the empty place.
         fence(Ordering::SeqCst);
         let held = matches!(self.holds(index, LEASE_READ), Ok(true));
         let node = self.nodes.get_mut(index);
         node.orphaned |= !held || node.item.links.get() == 0;
     }
 
-    /// After a pin or an open file went: gives back what SharedFS keeps for it, and forgets an inode without a name.
+    /// Called after a pin or an open file was removed. Releases the references that SharedFS keeps for the inode, and
+    /// forgets an inode without a name.
     pub fn drop_if_unused(&mut self, index: NodeIndex) {
         let node = self.nodes.get_mut(index);
         if node.in_use() {
@@ -182,13 +185,13 @@ impl State {
             self.give_back.push((node.last, node.inode));
         }
         node.orphaned = false;
-        // One with records that are not digested goes when they are.
+        // A node with undigested records is removed after their digest.
         if node.nameless && !node.dirty {
             self.forget_node(index);
         }
     }
 
-    /// References that can be given back now.
+    /// The references that can be released now.
     pub fn take_give_back(&mut self) -> Vec<GivenBack> {
         let Some(session) = self.session.as_ref() else { return Vec::new() };
         let (digested, _) = session.words.digested();
@@ -200,7 +203,7 @@ impl State {
             }
             !now
         });
-        // Opened again meanwhile: it is still wanted.
+        // A file that was opened again meanwhile keeps its reference.
         ready.retain(|given| {
             self.nodes.find(given.inode).is_none_or(|index| !self.nodes.get(index).referenced)
         });
@@ -208,19 +211,20 @@ impl State {
         ready
     }
 
-    /// Whether what SharedFS keeps for an inode is on its way back.
+    /// Whether the inode's reference or lease is being released.
     pub fn is_given_back(&self, inode: InodeNumber) -> bool {
         self.giving_back.contains(&inode)
     }
 
-    /// It was given back.
+    /// Removes inodes from the list of those that are being released.
     pub fn end_give_back(&mut self, given_back: &[GivenBack]) {
         self.giving_back.retain(|inode| !given_back.iter().any(|given| given.inode == *inode));
     }
 
-    /// Forgets some nodes that are not open and whose records are all digested, down to `count_max` if it finds as
-    /// many; of a pinned one the pins are kept. Gives what SharedFS keeps for them. It goes on past nodes that are in use, which may
-    /// stand side by side. Where it finds few in all places, because most are in use, the next search waits until there are more.
+    /// Forgets nodes that are not open and whose records are all digested, down to `count_max` if it finds enough; the
+    /// pins of a forgotten node are kept. Returns the leases to be released. Nodes in use may be adjacent, so the
+    /// search continues beyond them. If it finds few unused nodes in the whole table, the next search waits until there
+    /// are more nodes.
     pub fn trim(&mut self, count_max: usize) -> Vec<GivenBack> {
         let (count, mut places) = (self.nodes.count(), self.nodes.places());
         let mut given_back = Vec::new();
@@ -237,7 +241,7 @@ impl State {
         given_back
     }
 
-    /// Looks at the next places.
+    /// Visits the next positions of the table.
     fn trim_places(&mut self, count_max: usize, given_back: &mut Vec<GivenBack>) {
         let (looked_at, next) = self.nodes.round(self.hand, TRIM_PLACES);
         self.hand = next;
@@ -283,7 +287,7 @@ mod tests {
         state.add_unlisted(&mut list);
         let given: Vec<_> = list.iter().map(|given| (given.inode.get(), given.access)).collect();
         assert_eq!(given, [(5, READ), (6, WRITE), (5, WRITE)]);
-        // The last one is left out, as where there are more than a request takes.
+        // The last file is left out, as if there were more than a request can contain.
         state.go_on_with(&list[..2]);
         assert!(state.file(listed).is_ok() && state.file(unlisted).is_ok());
         let refused = |stop: Step<OpenFile>| matches!(stop, Err(Stop::Failed(vfs::Error::Stale)));
@@ -295,8 +299,8 @@ mod tests {
         assert!(state.file(later).is_ok());
     }
 
-    /// Nodes that are in use stand side by side, more than one search looks at: it goes on past them, so that the number of nodes
-    /// stays bounded by the limit, and what is in use.
+    /// Nodes in use are adjacent, more than one search visits. The search continues beyond them, so that the number of
+    /// nodes stays bounded by the limit and the number of nodes in use.
     #[test]
     fn nodes_are_forgotten_though_many_beside_them_are_in_use() {
         const LIMIT: usize = 32 * TRIM_PLACES;
@@ -314,7 +318,7 @@ mod tests {
         let used =
             (1..=LIMIT as u64 / 2).filter(|number| state.nodes.find(InodeNumber::new(*number)).is_some());
         assert_eq!(used.count(), LIMIT / 2);
-        // All are in use: not every one that comes is worth a search.
+        // All nodes are in use: a new node does not cause another search each time.
         state.nodes.indices().for_each(|index| state.nodes.get_mut(index).held_outside = true);
         for number in 0..=LIMIT as u64 / 8 {
             let index = state.nodes.enter(InodeNumber::new(1 << 30 | number));

@@ -1,7 +1,7 @@
-//! Small files on which leases came ahead, in the order of their directory. A program that reads one of them usually reads the
-//! next ones too, so LibFS asks in one call where the blocks of several lie.
+//! Small files whose leases were granted ahead, in the order of their directory. A program that reads one of them
+//! usually reads the next ones too, so LibFS requests the extents of several files in one call.
 //!
-//! Nothing relies on what is remembered here; an answer counts only under the lease under which it was asked for.
+//! The list is only a hint; an answer is used only under the lease under which the request was made.
 
 use crate::extents::Area;
 use crate::nodes::Body;
@@ -11,19 +11,21 @@ use format::call::EXTENTS_AHEAD_MAX;
 use format::{BLOCK_BYTES, InodeNumber};
 use std::collections::VecDeque;
 
-/// Files that are remembered.
+/// Limit of remembered files.
 const FILES_MAX: usize = 1024;
 
-/// A larger file is asked for by itself: the daemon compares all of its blocks with their checksums.
+/// The extents of a larger file are requested separately, because the daemon verifies the checksums of all of its
+/// blocks.
 const BYTES_MAX: u64 = 4 * BLOCK_BYTES as u64;
 
-/// How many are asked for at the first time; twice as many each time for a program that keeps to the order of the directory.
+/// The number of files in the first request. It doubles each time for a program that follows the order of the
+/// directory.
 const FIRST: usize = 8;
 
-/// The files that were not asked for, and how many others came along the last time.
+/// Files whose extents were not requested yet, and the number of other files in the last request.
 #[derive(Debug, Default)]
 pub(crate) struct FilesAhead {
-    /// Each with its directory. What follows the last question stands in front.
+    /// Each file with its directory. The files after the last requested one are in front.
     files: VecDeque<(InodeNumber, InodeNumber)>,
     count: usize,
 }
@@ -36,7 +38,7 @@ impl FilesAhead {
         self.files.push_back((directory, file));
     }
 
-    /// Takes a file out, and those of its directory that a program is likely to read next.
+    /// Removes a file, and the files of its directory that a program is likely to read next; returns the latter.
     fn take_after(&mut self, file: InodeNumber) -> Vec<InodeNumber> {
         let Some(at) = self.files.iter().position(|(_, other)| *other == file) else {
             self.count = 0;
@@ -60,7 +62,7 @@ impl FilesAhead {
 }
 
 impl State {
-    /// A lease on a file of this directory came with that on one before it.
+    /// A lease on a file of this directory was granted together with the lease on an earlier entry.
     pub(crate) fn add_file_ahead(&mut self, directory: InodeNumber, inode: InodeNumber) {
         let Some(index) = self.nodes.find(inode) else { return };
         let node = self.nodes.get(index);
@@ -69,7 +71,7 @@ impl State {
         }
     }
 
-    /// Files that a program is likely to read after this one and whose blocks LibFS does not know, with the leases on them.
+    /// Files that a program is likely to read after this one and whose extents are not cached, with their leases.
     pub(crate) fn files_after(&mut self, inode: InodeNumber) -> Vec<(InodeNumber, Held)> {
         let files = self.files_ahead.take_after(inode);
         let of = |inode| {

@@ -1,11 +1,11 @@
-//! The leases of a session as a cache. A session has so many lease words, however many inodes a program meets: before
-//! they run out, leases that were not used for longest go back to SharedFS, many in one call (Assise §3.3: leases are kept
-//! until somebody else asks, or until there are too many).
+//! The leases of a session as a cache. The number of lease words of a session is fixed, whatever the number of inodes
+//! that a program uses. Before the words run out, LibFS releases the leases that were not used for the longest time,
+//! many in one call (Assise §3.3: a lease is kept until another process requests it, or until there are too many).
 //!
-//! Guarantees: only what has no records that are not digested goes back, so that nothing is lost with what was cached
-//! under it; the inode itself stays known, open files and pins stay good, and the next use asks for the lease again. A
-//! refusal for want of words is a reason to give back, and never the answer of an operation, as long as anything can go
-//! back.
+//! Guarantees: only leases on inodes without undigested records are released, so no change is lost with the cached
+//! state. The inode itself stays known, open files and pins stay valid, and the next use requests the lease again. If
+//! SharedFS refuses a lease because no word is free, LibFS releases leases, and the operation does not fail as long as
+//! one can be released.
 
 use crate::engine::LibFs;
 use crate::nodes::NodeIndex;
@@ -16,50 +16,52 @@ use format::session::WORD_OWN_RANGE;
 use std::collections::{BTreeSet, VecDeque};
 use zerocopy::IntoBytes;
 
-/// Words that stay free for what one call may bring: a walk, and a lease request of another thread.
+/// Words that stay free for the leases of one call: a walk, and a lease request of another thread.
 const SPARE: usize = WALK_NAMES_MAX + AHEAD_MAX + LEASE_UNITS_MAX;
 
-/// One part of so many goes back at once.
+/// The fraction `1 / PART` of the leases is released at once.
 const PART: usize = 8;
 
-/// What is known of the words in use.
+/// An estimate of the words in use.
 #[derive(Debug, Default)]
 pub(crate) struct LeaseCount {
-    /// Leases with words that were granted since the count was made, and those counted then: no fewer than are held.
+    /// The last count, plus the leases with words granted since: an upper bound.
     at_most: usize,
-    /// Nodes with such leases, those that were looked at or granted last at the end. Some have lost theirs, or were forgotten.
+    /// Nodes with such leases, the last visited or granted ones at the end. Some may have lost their lease, or were
+    /// forgotten.
     held: VecDeque<(NodeIndex, InodeNumber)>,
-    /// Inodes of which the session holds a lease that nothing here needs: the first to go back.
+    /// Inodes on which the session holds a lease that no node needs: the first to be released.
     stray: Vec<InodeNumber>,
 }
 
 impl LeaseCount {
-    /// A lease with a word of its own came.
+    /// Counts a lease with a word of its own.
     pub fn add(&mut self, index: NodeIndex, inode: InodeNumber) {
         self.at_most += 1;
         self.held.push_back((index, inode));
     }
 
-    /// A lease came that nothing here needs.
+    /// Counts a lease that no node needs.
     pub fn add_stray(&mut self, inode: InodeNumber) {
         self.at_most += 1;
         self.stray.push(inode);
     }
 
-    /// A session without leases begins.
+    /// Begins a session without leases.
     pub fn reset(&mut self) {
         *self = Self::default();
     }
 }
 
 impl State {
-    /// Leases that the session may hold before some go back.
+    /// Number of leases that the session may hold before some are released.
     pub(crate) fn words_max(&self) -> usize {
         let words = self.session.as_ref().map_or(0, |session| session.welcome.lease_words.get() as usize);
         words - SPARE.min(words / 2)
     }
 
-    /// Drops what is cached of a node under its lease, which is not needed any more; it goes back with the next ones.
+    /// Drops the state cached under a node's lease, which is no longer needed; the lease is released with the next
+    /// ones.
     pub fn drop_lease(&mut self, index: NodeIndex) {
         let node = self.nodes.get_mut(index);
         if node.lease.is_some_and(|lease| lease.word != WORD_OWN_RANGE) {
@@ -68,20 +70,20 @@ impl State {
         node.lose(&mut self.pool);
     }
 
-    /// Forgets a node.
+    /// Removes a node and its lease.
     pub fn forget_node(&mut self, index: NodeIndex) {
         self.drop_lease(index);
         self.nodes.remove(index, &mut self.pool);
     }
 
-    /// Whether leases should go back before more are asked for.
+    /// Whether leases should be released before more are requested.
     pub fn words_run_out(&self) -> bool {
         self.leases.at_most >= self.words_max()
     }
 
-    /// Drops what was cached under leases that were not used for longest, and gives the inodes whose leases go back; and
-    /// whether there should be more of them, if records that are not digested did not stand in the way. None if there are
-    /// fewer leases than were thought, unless `refused`: SharedFS said that there are too many.
+    /// Drops the state cached under the leases that were not used for the longest time, and returns the inodes to be
+    /// released. The second value is true if more leases could be released after a digest. Returns none if there are
+    /// fewer leases than estimated, unless `refused`: SharedFS reported that there are too many.
     fn give_leases_back(&mut self, refused: bool) -> (Vec<InodeNumber>, bool) {
         self.count_leases();
         if !refused && !self.words_run_out() {
@@ -89,22 +91,22 @@ impl State {
         }
         let wanted = (self.words_max() / PART).clamp(1, RELEASE_UNITS_MAX);
         let mut given_back = std::mem::take(&mut self.leases.stray);
-        // Met again meanwhile, under the lease that was there.
+        // An inode that is used again keeps the lease.
         given_back.retain(|inode| {
             self.nodes.find(*inode).is_none_or(|index| self.nodes.get(index).lease.is_none())
         });
-        // Once round, and once more: what was used since the last time stays for another round.
+        // Two rounds: the first one spares nodes that were used since the last search.
         for _ in 0..2 {
             self.choose(wanted, &mut given_back);
         }
         self.leases.at_most = self.leases.at_most.saturating_sub(given_back.len());
-        // Not held for a cache outside until they are back.
+        // They cannot be held for an outside cache before they are released.
         self.giving_back.extend(&given_back);
         let short = given_back.len() < wanted;
         (given_back, short)
     }
 
-    /// Keeps of the nodes with leases those that hold one still, each once, and counts them.
+    /// Keeps each node that still holds a lease once, and counts them.
     fn count_leases(&mut self) {
         let mut held = std::mem::take(&mut self.leases.held);
         for (index, inode) in &held {
@@ -124,7 +126,8 @@ impl State {
         self.leases.held = held;
     }
 
-    /// Goes round once: what nothing in the process refers to goes back first, the rest only if there is too little of that.
+    /// Makes one round. Nodes to which the process has no reference are chosen first, others only if there are too few
+    /// of these.
     fn choose(&mut self, wanted: usize, given_back: &mut Vec<InodeNumber>) {
         let purged = self.session.as_ref().map_or(format::Sequence::new(0), |session| session.purged);
         let mut in_use = Vec::new();
@@ -162,14 +165,14 @@ impl State {
 }
 
 impl LibFs {
-    /// Gives leases back, between attempts: before SharedFS is asked for more if they run out, or because it `refused` one
-    /// more. False if there is nothing to give back.
+    /// Releases leases between attempts: before more are requested, or because SharedFS `refused` another one. False if
+    /// there are none to release.
     #[cold]
     pub(crate) fn make_lease_room(&self, refused: bool) -> vfs::engine::Result<bool> {
         let (mut given_back, short) = self.state().give_leases_back(refused);
         let mut digested = Ok(());
         if short {
-            // Too many inodes have records that are not digested.
+            // Too many inodes have undigested records.
             let last = self.state().session.as_ref().map(|session| session.last());
             digested = last.map_or(Ok(()), |last| self.get_digested(last));
             let (more, _) = self.state().give_leases_back(refused);
@@ -179,7 +182,7 @@ impl LibFs {
         digested.map(|()| !given_back.is_empty())
     }
 
-    /// Gives back leases that stand in the list of those on their way.
+    /// Releases leases that are in the list of those being released.
     pub(crate) fn release_all(&self, units: &[InodeNumber]) -> vfs::engine::Result<()> {
         let released = units.chunks(RELEASE_UNITS_MAX).try_for_each(|units| self.release_call(units));
         let back: BTreeSet<InodeNumber> = units.iter().copied().collect();
@@ -188,10 +191,10 @@ impl LibFs {
         released
     }
 
-    /// Gives leases back, at most [`RELEASE_UNITS_MAX`].
+    /// Releases at most [`RELEASE_UNITS_MAX`] leases.
     pub(crate) fn release_call(&self, units: &[InodeNumber]) -> vfs::engine::Result<()> {
         let line = self.line()?;
-        // Whatever comes of it: a lease that did not go back is asked for again, or ends with the session.
+        // The status is irrelevant: a lease that was not released is requested again, or ends with the session.
         self.call(&line, CallKind::Release, &[units.as_bytes()], &mut Vec::new()).map(|_| ())
     }
 }

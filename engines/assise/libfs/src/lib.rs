@@ -1,9 +1,9 @@
-//! The client half of Assise, inside the program that uses the file system: its update log, the index of what is not
-//! digested yet, caches, and the leases under which they are good (Assise §3.2, §3.3).
+//! The client half of Assise, inside the program that uses the file system: its update log, the index of undigested
+//! data, caches, and the leases under which they are valid (Assise §3.2, §3.3).
 //!
-//! It guarantees to the program what `vfs::Engine` promises: every operation takes effect at one instant, whole or
-//! not at all, and what has returned survives the program. It starts no thread, prints nothing, and in steady state a
-//! write allocates nothing and calls nobody.
+//! It gives the program the guarantees of `vfs::Engine`: every operation takes effect atomically at one instant, and an
+//! operation that has returned survives the program. It starts no thread and prints nothing. In steady state a write
+//! allocates no memory and makes no call.
 
 #![forbid(unsafe_code)]
 

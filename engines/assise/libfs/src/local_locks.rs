@@ -1,8 +1,10 @@
-//! Locks that are decided here, under lock leases: no other process has or wants anything on the file, and SharedFS reads
-//! the locks from the session's lock table ([`format::locks`]), in which each change is written whole before it counts.
+//! Locks that this process decides, under lock leases: no other process has or requests a lock on the file. Each change
+//! is written completely to the session's lock table ([`format::locks`]) before it is valid, and SharedFS reads the
+//! locks from there.
 //!
-//! A lock that others in this process are in the way of is waited for at SharedFS, which takes the lease back for that:
-//! nothing waits here. What cannot be decided here goes by a call, too.
+//! A lock for which the program has to wait for another owner in the same process is requested from SharedFS, which
+//! revokes the lease for that; no request waits here. Other cases that cannot be decided here are also decided by a
+//! call.
 
 use crate::state::State;
 use format::InodeNumber;
@@ -15,25 +17,25 @@ use std::collections::{BTreeMap, BTreeSet};
 use vfs::engine::LockOwner;
 use vfs::locks::{LockTable, of_held, to_held};
 
-/// What is known here of locks.
+/// The state of locks in this process.
 #[derive(Default)]
 pub(crate) struct LocalLocks {
     /// The session's lock table.
     pub table: Option<Region>,
-    /// Files whose locks are decided here.
+    /// Files whose locks this process decides.
     files: BTreeMap<InodeNumber, LocalFile>,
-    /// Owners of which SharedFS may know, and where: one that is not here ends without a call.
+    /// Owners and files that SharedFS may know. The end of any other owner needs no call.
     told: BTreeSet<(LockOwner, InodeNumber)>,
-    /// Owners for which other processes speak, too: nothing of them is decided here.
+    /// Owners that other processes share: their locks are decided by SharedFS.
     shared: BTreeSet<LockOwner>,
 }
 
-/// A file whose locks are decided here.
+/// A file whose locks this process decides.
 struct LocalFile {
     slot: u32,
-    /// Lower half of its word's generation.
+    /// Lower half of the generation of its lock lease.
     expected: u32,
-    /// The last change that was written.
+    /// Number of the last change written.
     sequence: Sequence,
     locks: LockTable,
 }
@@ -43,7 +45,7 @@ impl LocalFile {
         self.locks.held_on(inode).map(|(_, owner)| owner)
     }
 
-    /// Writes the locks over the older of the two lists of their slot.
+    /// Writes the locks over the older of the two lists in their slot.
     fn write(&mut self, table: &Region, inode: InodeNumber) {
         self.sequence = self.sequence.next();
         let locks = self.locks.held_on(inode).map(|(lock, owner)| to_held(lock, owner)).collect();
@@ -56,17 +58,17 @@ impl LocalFile {
 }
 
 impl LocalLocks {
-    /// SharedFS knows of an owner there, or will.
+    /// Notes that SharedFS knows an owner on a file, or will.
     pub fn note_told(&mut self, owner: LockOwner, inode: InodeNumber) {
         self.told.insert((owner, inode));
     }
 
-    /// Other processes speak for an owner, too.
+    /// Notes that other processes share an owner.
     pub fn note_shared(&mut self, owner: LockOwner) {
         self.shared.insert(owner);
     }
 
-    /// The session is over: SharedFS has the locks.
+    /// The session is over, and SharedFS has the locks.
     pub fn end_session(&mut self) {
         let inodes: Vec<InodeNumber> = self.files.keys().copied().collect();
         inodes.into_iter().for_each(|inode| self.lose(inode));
@@ -79,12 +81,13 @@ impl LocalLocks {
         }
     }
 
-    /// Whether an owner has locks on a file that are decided here.
+    /// Whether an owner has locks on a file that this process decides.
     fn has_locks(&self, owner: LockOwner, inode: InodeNumber) -> bool {
         self.files.get(&inode).is_some_and(|file| file.owners(inode).any(|other| other == owner))
     }
 
-    /// Whether SharedFS has to be told of the end of an owner, on one file or on all; from now on it was.
+    /// Whether SharedFS has to be informed of the end of an owner, on one file or on all. Forgets that SharedFS knows
+    /// it.
     pub fn take_told(&mut self, owner: LockOwner, node: Option<InodeNumber>) -> bool {
         let before = self.told.len();
         self.told.retain(|(other, inode)| *other != owner || node.is_some_and(|node| node != *inode));
@@ -94,7 +97,7 @@ impl LocalLocks {
         self.told.len() < before
     }
 
-    /// Files on which an owner's locks are decided here, of one file or of all.
+    /// Files on which this process decides locks that the owner has; only `node`, or all.
     pub fn files_of(&self, owner: LockOwner, node: Option<InodeNumber>) -> Vec<InodeNumber> {
         let concerned = |inode: &InodeNumber| node.is_none_or(|node| node == *inode);
         let files = self.files.keys().copied().filter(concerned);
@@ -103,7 +106,7 @@ impl LocalLocks {
 }
 
 impl State {
-    /// Takes in that a session holds a lock lease from now on, and which locks there are.
+    /// Begins to decide the locks on a file under a new lock lease; reads the present ones from the table.
     pub fn learn_lock_lease(&mut self, inode: InodeNumber, slot: u32, expected: u32) {
         let (Some(session), Some(table)) = (self.session.as_ref(), self.locks.table.as_ref()) else { return };
         let at = u64::from(slot) * LOCK_SLOT_BYTES as u64;
@@ -119,15 +122,15 @@ impl State {
                 return;
             }
         }
-        // Of a process's own locks on the file SharedFS knows none any more.
+        // SharedFS no longer knows locks of this process's own owners on the file.
         self.locks
             .told
             .retain(|(owner, other)| *other != inode || matches!(owner, LockOwner::Description(_)));
         self.locks.files.insert(inode, LocalFile { slot, expected, sequence: list.sequence, locks });
     }
 
-    /// Decides something about an owner's locks on a file, if that is for this process to decide. None: SharedFS has to be
-    /// asked; what was decided here in vain is decided there again, to the same end.
+    /// Decides about an owner's locks on a file, if the session holds the lock lease. None: the caller has to ask
+    /// SharedFS. A change that was decided here but may not be valid is decided again there, with the same result.
     pub fn decide_lock<T>(
         &mut self,
         inode: InodeNumber,

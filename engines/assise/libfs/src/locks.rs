@@ -1,11 +1,11 @@
-//! Locks: those on a file that no other process wants are decided here ([`crate::local_locks`]); of all others SharedFS
-//! keeps the table of the node, so that processes see each other's. A LibFS has no thread that could
-//! be woken when a lock comes free; so a request that waits is asked after by [`LibFs::redeem_lock`], which answers
-//! late rather than at once, and the waker is woken right away: its owner asks again.
+//! Locks. Uncontended locks are decided in this process ([`crate::local_locks`]); SharedFS has the node's table of all
+//! others, so that processes see each other's locks. LibFS has no thread that could be woken when a lock becomes free.
+//! So the owner of a waiting request asks for its state by [`LibFs::redeem_lock`], whose answer SharedFS delays, and
+//! the waker is woken at once so that the owner asks again.
 //!
-//! A new session of the process has the locks of the one before it, and none of its requests: those are made again
-//! under the tickets that were given here. A request whose answer was lost is made again, too; having what is asked
-//! for already is no harm.
+//! A new session of the process inherits the locks of its predecessor, but not its waiting requests: these are repeated
+//! under the same tickets. A request whose answer was lost is repeated too; requesting a lock that is already held is
+//! harmless.
 
 use crate::calls::{Line, error_of};
 use crate::engine::LibFs;
@@ -24,27 +24,27 @@ use vfs::locks::LockTable;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
-/// How long SharedFS may keep the answer to a question after a lock.
+/// How long SharedFS may delay the answer about a waiting request.
 const REDEEM_MS: u32 = 100;
 
-/// What this process asked of the table of locks.
+/// The process's requests to SharedFS's table of locks.
 #[derive(Default)]
 pub(crate) struct Asked {
-    /// Requests that wait.
+    /// Waiting requests.
     waiting: Vec<Waiting>,
-    /// Tickets given here.
+    /// Number of tickets issued.
     tickets: u64,
 }
 
-/// A request that waits.
+/// A waiting request.
 struct Waiting {
-    /// As it is called here.
+    /// The ticket that the caller has.
     ticket: Ticket,
-    /// As SharedFS calls it, in the session of this number.
+    /// SharedFS's ticket, in the session with number `era`.
     server: u64,
     era: u64,
     request: LockRequest,
-    /// Is woken to ask after it again.
+    /// Woken so that the owner asks again.
     waker: Waker,
 }
 
@@ -105,8 +105,8 @@ impl State {
 }
 
 impl LibFs {
-    /// A call that is made again in a new session if the one it was made in ends; with the number of the session that
-    /// answered.
+    /// Makes a call, and repeats it in the next session if its session ends. Also returns the connection of the session
+    /// that answered.
     fn lock_call(&self, kind: CallKind, body: &[u8]) -> vfs::engine::Result<(Status, Vec<u8>, Line)> {
         for _ in 0..self.limits.attempts {
             let line = self.line()?;
@@ -132,7 +132,7 @@ impl LibFs {
             Ok((inode, state.decide_lock(inode, owner, true, decide)))
         })?;
         match decided {
-            // It is waited for at SharedFS.
+            // SharedFS queues the request.
             Some(Err(Error::WouldBlock)) if waker.is_some() => {}
             Some(decided) => return decided,
             None => {}
@@ -150,7 +150,7 @@ impl LibFs {
         Ok(Locked::Queued(ticket))
     }
 
-    /// SharedFS's ticket for a request, 0 if it was granted; and the session's number.
+    /// Sends a request; returns SharedFS's ticket, 0 if the lock was granted, and the number of the session.
     fn ask_lock(&self, request: &LockRequest) -> vfs::engine::Result<(u64, u64)> {
         match self.lock_call(CallKind::Lock, request.as_bytes())? {
             (Status::Ok, response, line) => {
@@ -165,14 +165,14 @@ impl LibFs {
         }
     }
 
-    /// From now on the locks on a file are decided here, if its slot of the lock table can be had.
+    /// Begins to decide the locks on a file in this process, if the lock table can be mapped.
     fn take_lock_lease(&self, line: &Line, inode: InodeNumber, (slot, expected): (u32, u32)) {
         let session = {
             let state = self.state();
             let session = state.session.as_ref().filter(|_| state.era == line.era);
             session.filter(|_| state.locks.table.is_none()).map(|session| session.welcome.session.get())
         };
-        // Of several threads one gets it.
+        // If several threads try, one of them gets the table.
         let table = session.and_then(|session| line.link.lock_table(session).ok());
         let mut state = self.state();
         if state.era == line.era {
@@ -207,7 +207,7 @@ impl LibFs {
         }
     }
 
-    /// Asks after a request, or makes it again in a new session.
+    /// Asks for the state of a request, or repeats the request in a new session.
     fn ask_after_lock(
         &self,
         server: u64,
@@ -235,7 +235,7 @@ impl LibFs {
             let index = asked.waiting.iter().position(|waiting| waiting.ticket == ticket);
             index.map(|index| asked.waiting.swap_remove(index))
         };
-        // A request that nobody was told of is gone with its session.
+        // A request without a ticket in this list ended with its session.
         let Some(Waiting { server, era, .. }) = found else { return true };
         let Ok(line) = self.line() else { return true };
         if line.era != era {
@@ -301,7 +301,7 @@ impl LibFs {
             let mut state = self.state();
             state.begin();
             for inode in state.locks.files_of(owner, node) {
-                // What cannot be ended here SharedFS knows of by then.
+                // If a lock cannot be released here, SharedFS knows its owner by then.
                 let _ = state.decide_lock(inode, owner, true, |locks| locks.release(owner, Some(inode)));
             }
             state.locks.take_told(owner, node)
@@ -311,7 +311,7 @@ impl LibFs {
         }
         let all = Lock { family: LockFamily::Ranges, kind: LockKind::Shared, first: 0, last: u64::MAX };
         let body = request(node.unwrap_or(InodeNumber::NONE), owner, all, 0);
-        // If the daemon is gone for good, so are its locks.
+        // If the daemon has ended for good, so have its locks.
         let _ = self.lock_call(CallKind::ReleaseLocks, body.as_bytes());
     }
 }

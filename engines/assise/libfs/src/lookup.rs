@@ -1,4 +1,4 @@
-//! Looking names up in what is cached, and walking.
+//! Lookups of names in the cached entries, and walks.
 
 use crate::apply;
 use crate::directory::{Found, Target};
@@ -13,7 +13,7 @@ use vfs::engine::Step as WalkStep;
 use vfs::{Caller, Error};
 
 impl State {
-    /// An entry of a directory on which a lease is held in `mode`.
+    /// Looks up an entry of a directory on which a lease is held in `mode`.
     pub(crate) fn lookup(
         &mut self,
         directory: NodeIndex,
@@ -27,8 +27,8 @@ impl State {
         }
     }
 
-    /// What to get for a name that is about to be changed and of which nothing is known: with a write lease, soon all
-    /// entries of the directory, so that a program that makes, renames and removes files in it needs no call for each.
+    /// The need for a name that is not cached. If the directory is about to be changed under a write lease, all of its
+    /// entries are soon read, so that a program which creates, renames and removes files in it needs no call for each.
     #[cold]
     fn unknown(&mut self, directory: NodeIndex, name: Name<'_>, mode: u8) -> Need {
         let node = self.nodes.get(directory);
@@ -39,7 +39,7 @@ impl State {
         }
     }
 
-    /// Where to go on reading all entries of a directory, if that is worth it now, for the sake of a name that is not known.
+    /// Where to continue reading all entries of a directory, if this pays off for a name that is not cached.
     fn read_whole(&mut self, directory: NodeIndex, changes: bool) -> Option<Cookie> {
         let lists = self.session.as_ref().is_some_and(|session| {
             access::permits(&session.credential, &self.attributes(directory), access::READ)
@@ -49,8 +49,8 @@ impl State {
         lists.then(|| node.directory().read_whole(entries, changes)).flatten()
     }
 
-    /// The node that an entry stands for, with a lease for reading at least. A listing tells numbers, and a number
-    /// alone gives no right to a lease: the way to it leads by its name.
+    /// The node of an entry, with at least a read lease. A listing shows inode numbers, but a number alone gives no
+    /// right to a lease; the lease is requested by a walk to the name.
     pub(crate) fn entry_node(
         &mut self,
         directory: NodeIndex,
@@ -69,8 +69,8 @@ impl State {
         Walk::new(self.nodes.get(directory).inode, vec![name.bytes().to_vec()], parent_mode)
     }
 
-    /// [`Self::entry_node`] of an entry that is about to be removed. A program that removes one name of a directory often
-    /// removes the next ones: the leases for that come along, those that are free.
+    /// [`Self::entry_node`] for an entry that is about to be removed. A program that removes one name of a directory
+    /// often removes the next ones, so free leases on these are requested in the same call.
     pub(crate) fn removed_node(
         &mut self,
         directory: NodeIndex,
@@ -88,15 +88,16 @@ impl State {
         self.entry_node(directory, name, inode)
     }
 
-    /// For how many entries after this one of a directory leases are asked for as well.
+    /// The number of entries after this one for which leases are requested in the same call.
     fn ahead_of(&mut self, directory: NodeIndex, cookie: Cookie) -> u16 {
         let node = self.nodes.get_mut(directory);
         let entries = node.item.size.get();
         node.directory().ahead(cookie, entries)
     }
 
-    /// Whether an attempt may append in this user's name: a session's records are its user's, and a process may have become
-    /// another user since it was asked. Root's session is a gateway's, too, and acts for everybody.
+    /// Fails if an attempt may not append records in this user's name. A session's records belong to its user, and the
+    /// process may have changed its user since the call began. Root's session may be a gateway's, and acts for every
+    /// user.
     #[inline]
     pub fn acts_as(&self, caller: &Caller) -> Step<()> {
         match &self.session {
@@ -109,7 +110,7 @@ impl State {
         }
     }
 
-    /// A directory that the caller may search, by a pinned number, with a lease for reading at least.
+    /// A directory, by a pinned number, that the caller may search, with at least a read lease.
     pub(crate) fn searched(&mut self, caller: &Caller, inode: InodeNumber) -> Step<NodeIndex> {
         let index = self.pinned(inode)?;
         self.hold(index, LEASE_READ)?;
@@ -117,7 +118,7 @@ impl State {
         Ok(index)
     }
 
-    /// Takes steps; pins nothing yet. Gives what was met, and the error that ended the walk before its end.
+    /// Walks the steps without pinning. Returns the nodes on the path, and the error that ended the walk early.
     pub(crate) fn walk(
         &mut self,
         caller: &Caller,
@@ -139,7 +140,7 @@ impl State {
             let mut cookie = None;
             let next = match step {
                 WalkStep::Parent if self.nodes.get(here).inode == InodeNumber::ROOT => break,
-                // The directory above a removed one may be gone as well.
+                // The parent of a removed directory may be removed as well.
                 WalkStep::Parent if self.nodes.get(here).item.links.get() == 0 => {
                     ended = Some(Error::NotFound);
                     break;
@@ -173,8 +174,9 @@ impl State {
         Ok((met, ended))
     }
 
-    /// The rest of a walk; `cookie` is that of its first name, if it is known. If it is not, and is the last name, a program
-    /// that looks up many names of the directory gets all of its entries, and from then on leases on many with one walk.
+    /// The need for the rest of a walk; `cookie` is that of its first name, if it is cached. If it is not, and is the
+    /// last name, a program that looks up many names of the directory gets all of its entries, and then leases on many
+    /// of them with one walk.
     #[cold]
     fn walk_need(&mut self, here: NodeIndex, steps: &[WalkStep<'_>], cookie: Option<Cookie>) -> Stop {
         if let (None, [WalkStep::Child(_)]) = (cookie, steps)
@@ -194,11 +196,11 @@ impl State {
         Need::Walk(Walk::new(start, names.collect(), LEASE_READ).ahead(ahead, LEASE_READ)).into()
     }
 
-    /// Whether a directory is another, or lies below it. While the rename unit is held, or for as long as the
-    /// leases taken here are, this does not change.
+    /// Whether a directory is `above`, or below it. The answer stays valid while the rename unit, or the leases taken
+    /// here, are held.
     pub(crate) fn is_within(&mut self, directory: NodeIndex, above: NodeIndex) -> Step<bool> {
         let mut here = directory;
-        // A path is not longer than the tree has directories; what is deeper than this is broken.
+        // No valid path has more directories than this.
         for _ in 0..DEPTH_MAX {
             if here == above {
                 return Ok(true);
@@ -221,7 +223,7 @@ impl State {
         Err(Error::Loop.into())
     }
 
-    /// A cookie for a new name in a directory.
+    /// A free cookie for a new name in a directory.
     pub(crate) fn free_cookie(&mut self, directory: NodeIndex, name: Name<'_>) -> Step<Cookie> {
         match self.nodes.get_mut(directory).directory().free_cookie(name) {
             Some(Ok(cookie)) => Ok(cookie),
@@ -234,5 +236,5 @@ impl State {
     }
 }
 
-/// Directories above one another.
+/// Limit of directories on a path.
 const DEPTH_MAX: usize = 1 << 16;

@@ -18,7 +18,7 @@ use vfs::{Caller, Error};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
 
-/// Names of one inode; directories in one directory.
+/// Limit of names of one inode, and of directories in one directory.
 const LINKS_MAX: u32 = 65_000;
 
 impl State {
@@ -61,7 +61,7 @@ impl State {
         let (mut index, mut handle) = (None, None);
         let made = self.append_and(header, &payload, ROOM_OF_TREE, |state, _| {
             let entered = state.nodes.enter(inode);
-            // Open before anybody can take the name away again.
+            // The file is open before another process can remove the name.
             handle = access.map(|access| state.add_file(entered, access));
             index = Some(entered);
         })?;
@@ -125,7 +125,7 @@ impl State {
             return Err(Error::NotFound.into());
         };
         let entry = (cookie, name);
-        // Who may not change the directory takes nothing from others.
+        // Only a caller who may change the directory takes leases ahead from other sessions.
         let may_change = access::permits(caller, &self.attributes(directory), access::WRITE);
         let index = match may_change {
             true => self.removed_node(directory, entry, target.inode)?,
@@ -182,7 +182,7 @@ impl State {
         let changes_parent = apart
             && (self.is_directory(moved)
                 || (exchange && replaced.is_some_and(|index| self.is_directory(index))));
-        // Nobody else moves directories until this is done.
+        // The rename unit prevents other moves of directories until this one is done.
         let tree = changes_parent.then(|| (self.nodes.enter(RENAME_UNIT), LEASE_WRITE));
         if let Some(unit) = tree {
             let all = [unit, (from_directory, LEASE_WRITE), (to_directory, LEASE_WRITE)];
@@ -217,9 +217,9 @@ impl State {
         self.rename_record(old, new, moved, replaced, exchange)
     }
 
-    /// The folders of a rename, and whether the caller may change both: then with leases for writing, if they are two.
-    /// Those are asked for together: who gets one and then the other may lose the first in the meantime, again and
-    /// again.
+    /// The directories of a rename, and whether the caller may change both; if so, and if they are two, with write
+    /// leases. Both leases are requested together: a session that requested them one after the other could lose the
+    /// first one again and again.
     fn both_searched(
         &mut self,
         caller: &Caller,
@@ -232,7 +232,7 @@ impl State {
         }
         let found = (self.searched(caller, from)?, self.searched(caller, to)?);
         let permits = |index: &NodeIndex| access::permits(caller, &self.attributes(*index), access::WRITE);
-        // Nobody takes from others what he may not use.
+        // A session does not revoke leases of others for directories that its caller may not change.
         let may_change = both.iter().all(permits);
         if may_change && from != to {
             self.hold_all(&both.map(|directory| (directory, LEASE_WRITE)))?;
@@ -325,7 +325,7 @@ impl State {
         apply::is_directory(&self.nodes.get(index).item)
     }
 
-    /// For a directory the size is the number of its entries.
+    /// Whether a directory has entries; its size is their number.
     fn holds_entries(&self, index: NodeIndex) -> bool {
         self.is_directory(index) && self.nodes.get(index).item.size.get() > 0
     }
@@ -371,7 +371,7 @@ impl State {
         self.mark(directory, sequence);
     }
 
-    /// A record took a name of an inode.
+    /// Applies a record that removed a name of an inode.
     fn lost_name(&mut self, index: NodeIndex, sequence: Sequence, time_ns: i64) {
         apply::lost_name(&mut self.nodes.get_mut(index).item, time_ns);
         self.mark(index, sequence);
@@ -383,13 +383,12 @@ impl State {
         if node.in_use() {
             node.orphaned = true;
         } else {
-            // No operation can ask for it any more; the node goes when the record is digested.
+            // No operation can reach the inode any more; the node is removed when the record is digested.
             self.drop_lease(index);
         }
     }
 
-    /// Shows entries from a cookie on to `show`, as many as are known, at most `count_max`; gives where to go on,
-    /// none at the end.
+    /// Appends known entries from a cookie on to `batch`, at most `count_max`; true if these are the last ones.
     pub(crate) fn list(
         &mut self,
         index: NodeIndex,

@@ -1,85 +1,85 @@
-//! Why an attempt at an operation stopped: it failed, or it lacks something that only SharedFS can give. An attempt
-//! runs under the state's lock and waits for nothing; what it needs is got without the lock, and then it is made
-//! again, from its beginning. It leaves nothing behind that anybody could see.
+//! The reasons for which an attempt at an operation stops: it failed, or it lacks a thing that only SharedFS can give.
+//! An attempt runs under the state's lock and waits for nothing. The missing thing is requested without the lock, and
+//! then the attempt is repeated from its beginning. A stopped attempt has no visible effect.
 
 use format::call::LEASE_READ;
 use format::pass::TOKEN_BYTES;
 use format::{Cookie, InodeNumber, SegmentId, Sequence};
 
-/// What shows the right to open a file that another process has open.
+/// A token that proves the right to open a file that another process has open.
 pub(crate) type Token = [u8; TOKEN_BYTES];
 
-/// Why an attempt stopped.
+/// The reason for which an attempt stopped.
 #[derive(Debug)]
 pub(crate) enum Stop {
-    /// This is its result.
+    /// The operation failed.
     Failed(vfs::Error),
-    /// Get this and try again.
+    /// The attempt is repeated after this need is met.
     Need(Need),
 }
 
-/// What an attempt gives.
+/// The result of an attempt.
 pub(crate) type Step<T> = Result<T, Stop>;
 
-/// What an attempt lacks.
+/// A thing that an attempt lacks.
 #[derive(Debug)]
 pub(crate) enum Need {
-    /// A lease was lost meanwhile: only a new look.
+    /// Only another attempt: a lease was lost meanwhile.
     Again,
     /// A session.
     Attach,
-    /// The log is being replaced by a larger one.
+    /// The end of a replacement of the log by a larger one.
     LogReplaced,
-    /// What was kept for this inode is being given back: nobody opens it meanwhile.
+    /// The end of a release: the reference to this inode, or the lease on it, is being released.
     GivenBack(InodeNumber),
-    /// These leases, together: inode and `LEASE_READ` or `LEASE_WRITE`.
+    /// These leases, all together: inode and `LEASE_READ` or `LEASE_WRITE`.
     Leases(Vec<(InodeNumber, u8)>),
-    /// What names lead to.
+    /// The inodes and leases on a path.
     Walk(Walk),
-    /// A reference: access bits 1 read, 2 write; by a token that was given for it, if there is one.
+    /// A reference: access bits 1 read, 2 write; by a token, if there is one.
     Open(InodeNumber, u8, Option<Token>),
     /// Entries of a directory from a cookie on.
     Entries(InodeNumber, Cookie),
-    /// All entries of a directory whose cookies have the hash of this one, which is the first with it.
+    /// All entries of a directory whose cookies have the same hash as this first one.
     SameHash(InodeNumber, Cookie),
-    /// Where a file's blocks lie, from one on.
+    /// The extents of a file: first block and number of blocks.
     Extents(InodeNumber, u64, u64),
     /// A segment's mapping.
     Segment(SegmentId),
     /// Target of a symbolic link.
     Readlink(InodeNumber),
-    /// So many blocks of room.
+    /// A reservation of this number of blocks.
     Room(u64),
-    /// That room is good for other users' files, too.
+    /// A reservation that may also be used for other users' files.
     SharedRoom,
     /// Inode numbers.
     Inodes,
-    /// So many bytes of log for one record.
+    /// Space in the log for a record of this number of bytes.
     LogSpace(u64),
-    /// The own records up to this one in the area.
+    /// The digest of own records up to this one.
     Digested(Sequence),
 }
 
-/// A walk from a directory, and the leases that it brings.
+/// A walk from a directory, and the leases that it requests.
 #[derive(Debug)]
 pub(crate) struct Walk {
     pub start: InodeNumber,
-    /// An empty one is the parent.
+    /// The names on the path; an empty one is the parent.
     pub names: Vec<Vec<u8>>,
-    /// On the directory with the last name.
+    /// Mode of the lease on the directory that contains the last name.
     pub parent_mode: u8,
-    /// On so many of the entries from the last name on, as far as they are free.
+    /// Number of further entries, from the last name on, whose free leases are requested.
     pub ahead: u16,
     pub ahead_mode: u8,
 }
 
 impl Walk {
-    /// One that does not look ahead.
+    /// A walk that requests no leases ahead.
     pub fn new(start: InodeNumber, names: Vec<Vec<u8>>, parent_mode: u8) -> Self {
         Self { start, names, parent_mode, ahead: 0, ahead_mode: LEASE_READ }
     }
 
-    /// The same with leases ahead.
+    /// The same walk, with leases requested ahead.
     pub fn ahead(self, ahead: u16, ahead_mode: u8) -> Self {
         Self { ahead, ahead_mode, ..self }
     }

@@ -1,5 +1,5 @@
-//! What a LibFS keeps of each inode: its lease, its attributes with the session's own changes, its log index or its
-//! entries, and who in this process refers to it.
+//! The cached state of each inode: its lease, its attributes with the session's own changes, its log index or its
+//! entries, and the references that this process has to it.
 
 use crate::directory::Directory;
 use crate::extents::Extents;
@@ -12,14 +12,14 @@ use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// Place of a node in its table, for as long as the node stays.
+/// Position of a node in its table, while the node exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct NodeIndex(u32);
 
-/// By type of inode.
+/// The part of a node that depends on the type of the inode.
 #[derive(Debug)]
 pub(crate) enum Body {
-    /// Nothing known yet.
+    /// The type is not known yet.
     Unknown,
     /// Contents.
     File { overlay: Overlay, extents: Extents },
@@ -31,50 +31,51 @@ pub(crate) enum Body {
     Special,
 }
 
-/// Value of an extended attribute that an own record set (none: removed), and the record.
+/// An own change of an extended attribute: value (none: removed) and record.
 pub(crate) type OwnXattr = (Option<Box<[u8]>>, Sequence);
 
 /// An inode.
 #[derive(Debug)]
 pub(crate) struct Node {
     pub inode: InodeNumber,
-    /// With own changes; good while the lease is held.
+    /// The attributes with own changes; valid while the lease is held.
     pub item: InodeItem,
     pub lease: Option<Held>,
-    /// An attempt relied on the lease since the last search for leases to give back.
+    /// An attempt has relied on the lease since the last search for leases to release.
     pub recent: bool,
-    /// The lease is held for a cache outside: it goes back when that has nothing of the inode any more.
+    /// The lease is held for a cache outside the engine, and released after that cache has dropped its data of the
+    /// inode.
     pub held_outside: bool,
-    /// It was met in the present count of leases.
+    /// The present count of leases has visited the node.
     pub counted: bool,
     pub body: Body,
-    /// Last own record that changed the item under the present lease.
+    /// The last own record that changed the item under the present lease.
     pub changed: Sequence,
-    /// Own record that created it, until it is digested; else 0.
+    /// The own record that created the inode, until it is digested; then 0.
     pub created: Sequence,
-    /// There are no extended attributes but those that own records that are not digested set.
+    /// The inode has no extended attributes except those that undigested own records set.
     pub bare: bool,
-    /// Own changes of extended attributes that are not digested.
+    /// Undigested own changes of extended attributes.
     pub xattrs: BTreeMap<Box<[u8]>, OwnXattr>,
-    /// How often a walk led here that was not forgotten.
+    /// Number of walks that led here and were not forgotten yet.
     pub pins: u64,
-    /// Open files.
+    /// Number of open files.
     pub opens: u32,
-    /// Where the open table says so.
+    /// Position in the open table, if the node is listed there.
     pub open_place: Option<u16>,
-    /// SharedFS keeps a reference of the session, by an `Open` call.
+    /// SharedFS keeps a reference for the session, from an `Open` call.
     pub referenced: bool,
-    /// Last record of the session that changed it, under whatever lease.
+    /// The last record of the session that changed the inode, under any lease.
     pub last: Sequence,
-    /// SharedFS may keep it for the session, as its last name went while it was in use.
+    /// SharedFS may keep the inode for the session, because its last name was removed while it was in use.
     pub orphaned: bool,
     /// An own record removed its last name.
     pub nameless: bool,
-    /// It stands in the list of those with records that are not digested.
+    /// The node is in the list of those with undigested records.
     pub dirty: bool,
-    /// Grows when its contents are changed.
+    /// Grows with each change of the contents.
     pub contents_version: u64,
-    /// Own records were digested that changed how many blocks it has: only the area knows that number now.
+    /// Digested own records changed the number of blocks; only the area knows the number now.
     pub blocks_moved: bool,
 }
 
@@ -105,15 +106,15 @@ impl Node {
         }
     }
 
-    /// Whether this process refers to it by an open file or a pin.
+    /// Whether this process has an open file or a pin of the inode.
     pub fn in_use(&self) -> bool {
         self.pins > 0 || self.opens > 0
     }
 
-    /// Its entries.
+    /// The entries.
     ///
     /// # Panics
-    /// If it is no directory, which the caller has seen.
+    /// If the inode is not a directory, which the caller has checked.
     pub fn directory(&mut self) -> &mut Directory {
         match &mut self.body {
             Body::Directory(directory) => directory,
@@ -121,10 +122,10 @@ impl Node {
         }
     }
 
-    /// Its log index and its window into the area.
+    /// The log index and the window of cached extents.
     ///
     /// # Panics
-    /// If it is no file, which the caller has seen.
+    /// If the inode is not a regular file, which the caller has checked.
     pub fn file(&mut self) -> (&mut Overlay, &mut Extents) {
         match &mut self.body {
             Body::File { overlay, extents } => (overlay, extents),
@@ -132,7 +133,7 @@ impl Node {
         }
     }
 
-    /// Makes a body for a type, of an inode of which nothing (`new`: that it holds nothing) is known.
+    /// Sets the body for a type. If `new`, the inode is known to be empty.
     pub fn set_body(&mut self, file_type: FileType, new: bool) {
         self.body = match file_type {
             FileType::Regular => {
@@ -147,7 +148,7 @@ impl Node {
         };
     }
 
-    /// Drops everything that was known under the lease. The target of a link stays: it never changes.
+    /// Drops all state that was cached under the lease. The target of a symbolic link stays, because it never changes.
     pub fn lose(&mut self, pool: &mut Pool) {
         self.lease = None;
         self.changed = Sequence::new(0);
@@ -165,7 +166,7 @@ impl Node {
         }
     }
 
-    /// Drops what records up to `digested` left in the caches; true if some of its records remain.
+    /// Drops the state of records up to `digested` from the caches; true if later records remain.
     pub fn purge(&mut self, pool: &mut Pool, digested: Sequence) -> bool {
         match &mut self.body {
             Body::File { overlay, extents } => {
@@ -178,7 +179,8 @@ impl Node {
                     let full = self.item.size.get().div_ceil(BLOCK_BYTES as u64);
                     match blocks {
                         Some(_) if !purged => {}
-                        // Written as a whole and without a hole: the area need not be asked.
+                        // The file was written completely and without a hole, so the number of blocks is known without
+                        // asking.
                         Some(blocks) if overlay.is_empty() && blocks == full => self.item.blocks.set(full),
                         _ => self.blocks_moved |= purged || self.item.size.get() > 0,
                     }
@@ -197,7 +199,7 @@ impl Node {
     }
 }
 
-/// Inode numbers come from counters: one multiplication spreads them.
+/// A hasher for inode numbers. They come from counters, and one multiplication spreads them.
 #[derive(Default)]
 pub(crate) struct Mix(u64);
 
@@ -224,7 +226,7 @@ pub(crate) struct Nodes {
     nodes: Vec<Option<Node>>,
     free: Vec<u32>,
     by_inode: HashMap<u64, u32, BuildHasherDefault<Mix>>,
-    /// Pins of inodes that have no node: a mount's kernel keeps many more than anybody uses.
+    /// Pins of inodes without a node: a mount's kernel pins many more inodes than programs use.
     pins_apart: HashMap<u64, u64, BuildHasherDefault<Mix>>,
 }
 
@@ -233,7 +235,7 @@ impl Nodes {
         self.by_inode.get(&inode.get()).copied().map(NodeIndex)
     }
 
-    /// The node of an inode, made if there is none.
+    /// The node of an inode; creates it if there is none.
     pub fn enter(&mut self, inode: InodeNumber) -> NodeIndex {
         if let Some(found) = self.find(inode) {
             return found;
@@ -258,7 +260,7 @@ impl Nodes {
         self.nodes[index.0 as usize].as_mut().expect("an index is used while its node stays")
     }
 
-    /// The node of an inode, if it stays where it was.
+    /// The node at an index, if it is still that of the inode.
     pub fn get_if_there(&mut self, index: NodeIndex, inode: InodeNumber) -> Option<&mut Node> {
         self.nodes[index.0 as usize].as_mut().filter(|node| node.inode == inode)
     }
@@ -271,7 +273,7 @@ impl Nodes {
         }
     }
 
-    /// Removes a node of which nothing but its pins is needed; these are kept.
+    /// Removes a node of which only the pins are needed; these are kept.
     pub fn set_aside(&mut self, index: NodeIndex, pool: &mut Pool) {
         let Node { inode, pins, .. } = *self.get(index);
         self.remove(index, pool);
@@ -285,7 +287,7 @@ impl Nodes {
         self.pins_apart.contains_key(&inode.get())
     }
 
-    /// One pin less of an inode that has no node.
+    /// Removes one pin of an inode that has no node.
     pub fn unpin_apart(&mut self, inode: InodeNumber) {
         if let Entry::Occupied(mut pins) = self.pins_apart.entry(inode.get()) {
             *pins.get_mut() -= 1;
@@ -300,12 +302,12 @@ impl Nodes {
         self.by_inode.len()
     }
 
-    /// Number of places, used or not.
+    /// Number of positions, used or not.
     pub fn places(&self) -> usize {
         self.nodes.len()
     }
 
-    /// The nodes of so many places from one on, going round, and the place after them.
+    /// The nodes at so many positions from one on, wrapping around, and the position after them.
     pub fn round(&self, from: usize, places: usize) -> (Vec<NodeIndex>, usize) {
         let all = self.nodes.len().max(1);
         let indices = (from..from + places.min(all)).map(|place| place % all);

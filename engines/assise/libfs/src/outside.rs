@@ -1,10 +1,10 @@
-//! Leases that are held for a cache outside of the engine, as [`vfs::CacheLeases`] has it: SharedFS takes none of this
-//! session's leases from it, but asks for them, and the cache's keeper gives them back.
+//! Leases that are held for a cache outside the engine, as in [`vfs::CacheLeases`]. SharedFS asks this session for its
+//! leases instead of revoking them, and the owner of the cache gives them back.
 //!
-//! Guarantees: a lease that is held outside is not among those that go back because there are too many, nor is its inode
-//! forgotten; it ends by [`CacheLeases::give_back`], or with the session, which [`Recalled::Lost`] tells. A lease that is on
-//! its way back is not held outside before it is back. After a session was lost, SharedFS gives no other session a lease
-//! until [`CacheLeases::dropped`] was told ([`RecallsRequest::dropped`]).
+//! Guarantees: a lease that is held outside is not released because there are too many, and its inode is not forgotten.
+//! It ends by [`CacheLeases::give_back`] or with the session, which [`Recalled::Lost`] reports. A lease that is being
+//! released cannot be held outside before it is released. After a session was lost, SharedFS gives no other session a
+//! lease until [`CacheLeases::dropped`] was reported ([`RecallsRequest::dropped`]).
 
 use crate::engine::LibFs;
 use crate::need::{Need, Step};
@@ -18,35 +18,35 @@ use vfs::{CacheLeases, LeaseMode, Recalled};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U32;
 
-/// Pause before a daemon that cannot be reached is tried again.
+/// Pause before another attempt to reach a daemon.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Pause before a wait that is to end is let go once more.
+/// Pause before a pending call is cancelled again.
 const AGAIN: Duration = Duration::from_millis(1);
 
-/// What is known of leases held outside.
+/// The state of the leases that are held outside.
 #[derive(Debug, Default)]
 pub(crate) struct Outside {
-    /// SharedFS knows that this session answers.
+    /// SharedFS knows that this session answers recalls.
     answers: bool,
-    /// A session ended that answered, and nobody was told.
+    /// A session that answered recalls has ended, and the loss is not reported yet.
     lost: bool,
-    /// Nobody waits any more.
+    /// No thread may wait for recalls any more.
     ended: bool,
     /// Threads in [`CacheLeases::recalls`].
     waiting: u32,
-    /// Losses that were told, after which not all that was kept outside is dropped yet.
+    /// Number of reported losses after which the outside cache has not dropped all of its data yet.
     dropping: u32,
 }
 
 impl Outside {
-    /// The session ended.
+    /// Notes the end of the session.
     pub fn end_session(&mut self) {
         self.lost |= std::mem::take(&mut self.answers);
     }
 }
 
 impl State {
-    /// False if SharedFS has to be told first that this session answers.
+    /// False if SharedFS does not know yet that this session answers recalls.
     fn hold_outside(&mut self, inode: InodeNumber, mode: LeaseMode) -> Step<bool> {
         let index = self.pinned(inode)?;
         if self.is_given_back(inode) {
@@ -69,7 +69,7 @@ fn raw(mode: LeaseMode) -> u8 {
 }
 
 impl LibFs {
-    /// One question after leases that others want; `None` if the session ended over it.
+    /// Asks SharedFS once for leases that other sessions request; `None` if the session ended meanwhile.
     fn ask_for_recalls(&self, wait: bool) -> Result<Option<Vec<InodeNumber>>> {
         let line = self.line()?;
         let dropped = {
@@ -126,7 +126,7 @@ impl CacheLeases for LibFs {
             state.giving_back.extend(nodes);
         }
         for units in nodes.chunks(RECALLS_MAX) {
-            // A lease that did not go back ended with its session.
+            // A lease that was not released ended with its session.
             let _ = self.release_all(units);
         }
     }
@@ -153,12 +153,12 @@ impl CacheLeases for LibFs {
             let mut state = self.state();
             state.outside.dropping -= 1;
         }
-        // The next question says it, too.
+        // The next call reports it too.
         let _ = self.ask_for_recalls(false);
     }
 
-    /// SharedFS lets a question go that waits there. One that is on its way comes later, so it is let go again, until the thread
-    /// that asks has seen that it is to end.
+    /// The call makes SharedFS answer a pending one. A call that is still on its way arrives later, so this is repeated
+    /// until the waiting thread has seen the end.
     fn end_recalls(&self) {
         self.state().outside.ended = true;
         loop {
@@ -170,7 +170,7 @@ impl CacheLeases for LibFs {
                 state.session.is_some()
             };
             if has_session {
-                // A session that ended has let the wait go.
+                // If the session has ended, so has the pending call.
                 let _ = self.ask_for_recalls(false);
             }
             self.host.wait(&Word::new(0), 0, Some(self.host.now().after(AGAIN)));
@@ -178,7 +178,7 @@ impl CacheLeases for LibFs {
     }
 }
 
-/// A thread in [`CacheLeases::recalls`].
+/// Counts a thread in [`CacheLeases::recalls`].
 struct Waits<'a>(&'a LibFs);
 
 impl Drop for Waits<'_> {
@@ -195,8 +195,8 @@ impl LibFs {
                 if state.outside.ended {
                     return Recalled::Ended;
                 }
-                // Not before the session after it answers: others get nothing until then, and this one gets what it needs for
-                // what is dropped.
+                // The loss is reported only when the next session answers recalls: until then other sessions get no
+                // leases, and this one gets the leases that the outside cache needs while it drops its data.
                 if state.outside.answers && std::mem::take(&mut state.outside.lost) {
                     state.outside.dropping += 1;
                     return Recalled::Lost;

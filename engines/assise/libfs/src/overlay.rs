@@ -1,22 +1,21 @@
-//! The log index of one file: which of its bytes are newer than the shared area, and where in the log they stand
-//! (Assise §3.2, "LibFS caches ... in process-local memory").
+//! The log index of one file: the ranges that are newer than the shared area, and their positions in the log (Assise
+//! §3.2, "LibFS caches ... in process-local memory").
 //!
-//! A map from ranges of bytes to pieces that never overlap. A piece stands for bytes of a record, or for zeros that
-//! a truncation or a hole made; each remembers the record's sequence, so that what was digested can be dropped.
+//! The index maps ranges of bytes to pieces that never overlap. A piece refers to bytes of a record, or to zeros after
+//! a truncation or a hole. It has the sequence of the record, so that digested pieces can be dropped.
 //!
-//! Pieces stand in chunks of two sizes that come from a [`Pool`], shared by all files of a session: in steady
-//! state, when as much is purged as is added, nothing is allocated. Most files have a piece or two, for which a small chunk is
-//! enough.
+//! The pieces are in chunks of two sizes from a [`Pool`], which all files of a session share. In steady state, when as
+//! many pieces are dropped as added, nothing is allocated. Most files have one or two pieces and use a small chunk.
 
 use format::{BLOCK_BYTES, Sequence};
 use std::cell::Cell;
 
-/// Where the bytes of a piece are.
+/// The source of the bytes of a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Origin {
-    /// In the log file, from this offset on.
+    /// The log file, from this offset on.
     Log(u64),
-    /// They are zeros.
+    /// Zeros.
     Zero,
 }
 
@@ -26,7 +25,7 @@ pub(crate) struct Piece {
     pub start: u64,
     pub end: u64,
     pub origin: Origin,
-    /// The record that made it.
+    /// The record of the piece.
     pub sequence: Sequence,
 }
 
@@ -47,11 +46,11 @@ impl Piece {
     }
 }
 
-/// Pieces of a chunk, and of a small one.
+/// Pieces in a chunk, and in a small one.
 const CHUNK: usize = 32;
 const SMALL: usize = 2;
 
-/// Chunks of a size that are kept although none is in use.
+/// Limit of unused chunks of one size that are kept.
 const SPARE_MAX: usize = 512;
 
 const EMPTY: Piece = Piece { start: 0, end: 0, origin: Origin::Zero, sequence: Sequence::new(0) };
@@ -78,7 +77,7 @@ impl<const PIECES: usize> Chunks<PIECES> {
         let index =
             u32::try_from(self.chunks.len()).expect("a log has fewer records than a number has values");
         self.chunks.push(Chunk { count: 0, pieces: [EMPTY; PIECES] });
-        // So that giving chunks back never allocates.
+        // So that returning chunks never allocates.
         self.free.reserve(self.chunks.len());
         index
     }
@@ -118,7 +117,7 @@ impl Pool {
         }
     }
 
-    /// The places of a chunk, and how many of them are in use.
+    /// The positions of a chunk, and the number of those in use.
     #[inline]
     fn chunk(&mut self, index: u32) -> (&mut [Piece], &mut usize) {
         if index & IS_SMALL == 0 {
@@ -142,30 +141,30 @@ impl Pool {
     }
 }
 
-/// The pieces of one file, in order. Every chunk named here holds at least one.
+/// The pieces of one file, in order. Every chunk in the list has at least one piece.
 #[derive(Debug, Default)]
 pub(crate) struct Overlay {
     /// Start of the first piece of each chunk, and the chunk.
     chunks: Vec<(u64, u32)>,
-    /// Blocks that bytes of the log touch, if they were counted since pieces were last replaced.
+    /// Number of blocks that bytes of the log touch, if it was counted since pieces were last replaced.
     counted: Cell<Option<u64>>,
-    /// Blocks of bytes of the log that were digested, and of ranges that were reserved, since the area last said how many
-    /// blocks the file has.
+    /// Blocks of digested log bytes and of reserved ranges, since the area last reported the number of blocks of the
+    /// file.
     taken: u64,
 }
 
-/// A place in an overlay: which chunk, which piece of it.
+/// A position in an overlay: index of the chunk, index of the piece in it.
 #[derive(Clone, Copy)]
 struct At {
     chunk: usize,
     piece: usize,
 }
 
-/// Blocks that pieces in order touch with bytes of the log, each counted once.
+/// Counts the blocks that ordered pieces touch with bytes of the log, each block once.
 #[derive(Default)]
 struct BlockCount {
     blocks: u64,
-    /// Before this block all are counted.
+    /// All blocks before this one are counted.
     end: u64,
 }
 
@@ -184,7 +183,8 @@ impl Overlay {
         self.chunks.is_empty()
     }
 
-    /// Blocks that the file may have beside those that the area last knew of: holes are none. Some may be counted twice.
+    /// Number of blocks that the file may have in addition to those that the area reported; holes do not count. Some
+    /// blocks may be counted twice.
     pub fn blocks_beside_area(&self, pool: &Pool) -> u64 {
         let counted = self.counted.get().unwrap_or_else(|| {
             let mut count = BlockCount::default();
@@ -196,26 +196,26 @@ impl Overlay {
         counted + self.taken
     }
 
-    /// Blocks of a file of which the area has nothing; none if some may be counted twice.
+    /// Number of blocks of a file of which the area has no data; none if some may be counted twice.
     pub fn blocks_of_new_file(&self, pool: &Pool) -> Option<u64> {
         (self.taken == 0).then(|| self.blocks_beside_area(pool))
     }
 
-    /// A range was reserved.
+    /// Counts a reserved range.
     pub fn note_reserved(&mut self, start: u64, end: u64) {
         self.taken += end.div_ceil(BLOCK_BYTES as u64) - start / BLOCK_BYTES as u64;
     }
 
-    /// The area said how many blocks the file has.
+    /// Called when the area has reported the number of blocks.
     pub fn note_area_known(&mut self) {
         self.taken = 0;
     }
 
-    /// Keeps the count up to date with a piece that is put behind all others.
+    /// Updates the count for a piece that is added at the end.
     fn count_last(&self, last: &Piece, piece: &Piece) {
         let Some(counted) = self.counted.get() else { return };
         let mut count = BlockCount { blocks: counted, end: last.end.div_ceil(BLOCK_BYTES as u64) };
-        // Whether zeros share their last block with bytes before them only a count tells.
+        // Only a new count shows whether zeros share their last block with the bytes before them.
         let apart = last.end <= piece.start / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
         let known = apart || matches!(last.origin, Origin::Log(_));
         count.add(piece);
@@ -228,7 +228,7 @@ impl Overlay {
         self.get(pool, at)
     }
 
-    /// Replaces what stands at `start..end`.
+    /// Replaces the range `start..end`.
     #[inline]
     pub fn insert(&mut self, pool: &mut Pool, piece: Piece) {
         if piece.start >= piece.end {
@@ -244,7 +244,7 @@ impl Overlay {
         }
         let (places, count) = pool.chunk(self.chunks[at.chunk].1);
         let last = places[at.piece - 1];
-        // Behind all others, where there is room: a file that grows.
+        // The piece is added at the end of the file, and the chunk has a free position: the case of a growing file.
         let has_room = at.piece < places.len();
         if has_room {
             (places[at.piece], *count) = (piece, at.piece + 1);
@@ -255,18 +255,19 @@ impl Overlay {
         }
     }
 
-    /// The same of what begins before the last piece ends.
+    /// Inserts a piece that begins before the end of the last one.
     fn insert_within(&mut self, pool: &mut Pool, piece: Piece) {
         let mut at = self.seek(pool, piece.start);
         if let Some(found) = self.get(pool, at).filter(|found| found.start < piece.start) {
-            // Its front part stays, and what reaches beyond the new piece as well.
+            // Its front part stays, and so does the part beyond the new piece.
             self.set(pool, at, found.to(piece.start));
             if found.end > piece.end {
                 self.put(pool, At { piece: at.piece + 1, ..at }, found.from(piece.end));
             }
             at = self.seek(pool, piece.start);
         }
-        // The first that it covers gives it its place; mostly it is the only one: the same bytes are written again.
+        // The new piece takes the position of the first piece that it covers. Often it is the only one, if the same
+        // bytes are written again.
         let mut placed = false;
         loop {
             at = self.normal(pool, at);
@@ -288,7 +289,7 @@ impl Overlay {
         }
     }
 
-    /// Drops what records up to `digested` made; true if something was dropped.
+    /// Drops the pieces of records up to `digested`; true if any were dropped.
     pub fn purge(&mut self, pool: &mut Pool, digested: Sequence) -> bool {
         let mut dropped = false;
         let mut count = BlockCount::default();
@@ -319,7 +320,7 @@ impl Overlay {
         dropped
     }
 
-    /// Drops everything.
+    /// Drops all pieces.
     pub fn clear(&mut self, pool: &mut Pool) {
         (self.counted, self.taken) = (Cell::new(None), 0);
         for (_, index) in self.chunks.drain(..) {
@@ -327,7 +328,7 @@ impl Overlay {
         }
     }
 
-    /// Where the last piece ends, and the place behind it; none without pieces.
+    /// The end of the last piece, and the position after it; none without pieces.
     #[inline]
     fn end(&self, pool: &Pool) -> Option<(u64, At)> {
         let (_, index) = self.chunks.last()?;
@@ -335,7 +336,7 @@ impl Overlay {
         Some((pieces.last()?.end, At { chunk: self.chunks.len() - 1, piece: pieces.len() }))
     }
 
-    /// Where the first piece stands that ends after `offset`.
+    /// The position of the first piece that ends after `offset`.
     fn seek(&self, pool: &Pool, offset: u64) -> At {
         let after = self.chunks.partition_point(|(start, _)| *start <= offset);
         let Some(chunk) = after.checked_sub(1) else { return At { chunk: 0, piece: 0 } };
@@ -343,7 +344,7 @@ impl Overlay {
         self.normal(pool, At { chunk, piece: pieces.partition_point(|piece| piece.end <= offset) })
     }
 
-    /// The same place, if it is behind the last piece of a chunk, at the start of the next.
+    /// Converts a position after the last piece of a chunk to the start of the next one.
     fn normal(&self, pool: &Pool, at: At) -> At {
         match self.chunks.get(at.chunk) {
             Some((_, index)) if at.piece >= pool.pieces(*index).len() => At { chunk: at.chunk + 1, piece: 0 },
@@ -378,9 +379,10 @@ impl Overlay {
         }
     }
 
-    /// Puts a piece before what stands at a place.
+    /// Inserts a piece at a position.
     fn put(&mut self, pool: &mut Pool, at: At, piece: Piece) {
-        // Behind the last piece of the chunk before is the same place, and mostly where there is room.
+        // The position after the last piece of the previous chunk is equivalent, and often that chunk has free
+        // positions.
         let at = match at {
             At { piece: 0, chunk } if chunk > 0 => {
                 At { chunk: chunk - 1, piece: pool.pieces(self.chunks[chunk - 1].1).len() }
@@ -402,7 +404,7 @@ impl Overlay {
         }
     }
 
-    /// Splits the chunk of a place if it is full; the place may move. A small one becomes a large one.
+    /// Splits the chunk of a position if it is full; the position may change. A small chunk becomes a large one.
     fn make_room(&mut self, pool: &mut Pool, at: At) -> At {
         let index = self.chunks[at.chunk].1;
         let (places, count) = pool.chunk(index);
@@ -420,7 +422,7 @@ impl Overlay {
             return at;
         }
         let new = pool.take_large();
-        // At the end of a chunk a file probably grows: leave the old one full.
+        // At the end of a chunk the file probably grows, so the old chunk stays full.
         let kept = if at.piece == CHUNK { CHUNK } else { CHUNK / 2 };
         let moved = CHUNK - kept;
         let chunks = &mut pool.large.chunks;
@@ -443,7 +445,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// What a byte array says of each byte: position and sequence, or zero and sequence.
+    /// A reference model with an entry for each byte: origin and sequence.
     type Naive = Vec<Option<(Origin, u64)>>;
 
     #[derive(Clone, Debug)]
@@ -531,14 +533,14 @@ mod tests {
             check_chunks(&overlay, &pool);
         }
 
-        /// Asked at some steps only: between them the count is kept up to date, or dropped.
+        /// Asked only at some steps; between them the count is kept up to date, or dropped.
         #[test]
         fn blocks_are_those_with_bytes_of_the_log(steps in steps(), asked in prop::collection::vec(any::<bool>(), 400)) {
             const UNIT: u64 = 512;
             let (mut pool, mut overlay) = (Pool::default(), Overlay::default());
             let mut naive = vec![false; 1000];
             for (number, step) in steps.into_iter().enumerate() {
-                // A file that grows, too: every other piece comes behind all others.
+                // Every other piece is added at the end, as in a growing file.
                 let Step::Insert { start, bytes, zero } = step else { continue };
                 let last = naive.iter().rposition(|log| *log).map_or(0, |last| last as u64 + 1);
                 let start = if number % 2 == 0 && last < 900 { last } else { start };

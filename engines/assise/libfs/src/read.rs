@@ -1,7 +1,7 @@
-//! Reading (Assise §3.2.2): from the log index, then from the shared area through read-only mappings. Where the bytes
-//! are is found under the lock, they are copied outside of it, and then it is checked that what was copied was still
-//! what it had been: the log not reused, the file's generation not raised. What was found was true at
-//! the instant of the look, and the copy is of that instant.
+//! Reads (Assise §3.2.2), from the log index, and then from the shared area through read-only mappings. The locations
+//! of the bytes are found under the lock, and the bytes are copied without it. Then the copy is checked: the log must
+//! not have been reused, and the file's generation must be unchanged. The locations were valid at the instant of the
+//! lookup, so the copy is of that instant.
 
 use crate::engine::LibFs;
 use crate::extents::Area;
@@ -25,10 +25,11 @@ use zerocopy::little_endian::U64;
 
 /// Reads up to this length are copied under the lock.
 const SMALL_BYTES: usize = 8 << 10;
-/// So often a longer one is planned anew because another thread writes to the file; then it is copied under the lock too.
+/// A longer read is planned again this many times if another thread writes to the file; then it is copied under the
+/// lock too.
 const PLANS_MAX: usize = 16;
 
-/// Where a run of bytes was found.
+/// The location of a run of bytes.
 enum Where {
     Log(u64, Sequence),
     Segment(SegmentId, u64),
@@ -36,7 +37,7 @@ enum Where {
     Zero,
 }
 
-/// Pieces that are copied after one look.
+/// Pieces that are copied after one lookup.
 const PLAN_MAX: usize = 16;
 
 enum From {
@@ -51,17 +52,17 @@ struct Part {
     bytes: usize,
 }
 
-/// What to copy.
+/// The pieces of a copy.
 struct Plan {
     inode: InodeNumber,
     parts: [Option<Part>; PLAN_MAX],
     count: usize,
     /// Bytes of all parts.
     bytes: usize,
-    /// True if the plan reaches the end of what was asked for, or of the file.
+    /// The plan reaches the end of the requested range, or of the file.
     whole: bool,
     log: Option<Region>,
-    /// The oldest record that is copied from.
+    /// The oldest record from which bytes are copied.
     oldest: Sequence,
     generation: Option<u64>,
     words: Arc<SharedWords>,
@@ -76,9 +77,9 @@ impl Plan {
         self.bytes += bytes;
     }
 
-    /// Whether all that was copied was what it had been.
+    /// Whether all copied bytes were still valid after the copy.
     fn still(&self) -> bool {
-        // Acquire: the copies come before the looks. Pairs with the fence after the store of `released`.
+        // Acquire: the copies come before these loads. Pairs with the fence after the store of `released`.
         fence(Ordering::Acquire);
         let log_stands = self.log.is_none() || self.released.load(Ordering::Relaxed) <= self.oldest.get();
         log_stands
@@ -88,8 +89,8 @@ impl Plan {
 }
 
 impl State {
-    /// The first offset of data or of a hole. What own records made of the file is digested first: which blocks
-    /// hold data is for the area to say.
+    /// The first offset of data or of a hole. Own records of the file are digested first, because only the area knows
+    /// which blocks have data.
     pub(crate) fn seek(&mut self, handle: Handle, offset: u64, what: Extent) -> Step<u64> {
         let index = self.file(handle)?.node;
         self.hold(index, LEASE_READ)?;
@@ -142,7 +143,8 @@ impl State {
         }
     }
 
-    /// Where the byte at `at` of a file is on which a lease is held, and how many, not beyond `end`, are together.
+    /// The location of the byte at `at` of a file on which a lease is held, and the number of contiguous bytes, not
+    /// beyond `end`.
     #[inline]
     fn locate(&mut self, index: NodeIndex, at: u64, end: u64) -> Step<(Where, u64)> {
         let session = self.session.as_ref().ok_or(Need::Attach)?;
@@ -182,7 +184,7 @@ impl State {
         Ok((found, bytes))
     }
 
-    /// Where the bytes from `offset` on are, at most `bytes`, of a file on which a lease is held.
+    /// The locations of at most `bytes` bytes from `offset` on, of a file on which a lease is held.
     fn plan(&mut self, index: NodeIndex, offset: u64, bytes: usize) -> Step<Plan> {
         let node = self.nodes.get(index);
         let end = offset.saturating_add(bytes as u64).min(node.item.size.get());
@@ -226,7 +228,7 @@ impl State {
         Ok(plan)
     }
 
-    /// A read that is copied under the lock: of a small one that costs less than a plan. None if some of it has to come by
+    /// Copies under the lock, which for a small read costs less than a plan. None if some bytes have to be read by a
     /// call.
     fn read_locked(
         &mut self,
@@ -246,7 +248,7 @@ impl State {
             match found {
                 Where::ByCall => return Ok(None),
                 Where::Zero => target.fill(bytes as usize, |_, sink, bytes| put_zeros(sink, bytes))?,
-                // The log's space is given free under the lock only: nothing to be checked afterwards.
+                // Log space is released only under the lock, so no check is needed afterwards.
                 Where::Log(position, _) => target.fill(bytes as usize, |within, sink, bytes| {
                     copied(session.ring.region().read_to(position + within as u64, sink, bytes))
                 })?,
@@ -261,7 +263,7 @@ impl State {
             at += bytes;
         }
         let session = self.session.as_ref().ok_or(Need::Attach)?;
-        // A daemon that is gone raises no generation before another one uses the blocks again.
+        // A dead daemon no longer raises generations, and the next one may reuse the blocks.
         if from_area && !(session.words.generation_still(inode, generation) && session.words.is_alive()) {
             return Err(Need::Again.into());
         }
@@ -269,7 +271,7 @@ impl State {
     }
 }
 
-/// Memory of a program, filled from a point on.
+/// The memory of a program, filled from a position on.
 struct Target<'a, 'b> {
     slices: &'a mut [IoSliceMut<'b>],
     slice: usize,
@@ -277,7 +279,7 @@ struct Target<'a, 'b> {
 }
 
 impl<'a, 'b> Target<'a, 'b> {
-    /// After so many bytes.
+    /// The position after so many bytes.
     fn at(slices: &'a mut [IoSliceMut<'b>], mut bytes: usize) -> Self {
         let mut slice = 0;
         while slice < slices.len() && bytes >= slices[slice].len() {
@@ -287,7 +289,7 @@ impl<'a, 'b> Target<'a, 'b> {
         Self { slices, slice, within: bytes }
     }
 
-    /// Fills `bytes` bytes piece by piece: `copy` gets where in the part a piece begins, and a sink for it.
+    /// Fills `bytes` bytes piece by piece: `copy` gets the offset of the piece in the part, and a sink for the piece.
     fn fill(
         &mut self,
         bytes: usize,
@@ -359,7 +361,7 @@ impl LibFs {
                     let index = state.readable(handle)?;
                     state.plan(index, offset + done as u64, asked - done)
                 })?;
-                // A read that takes several looks is one operation: nothing may change between them.
+                // A read that takes several lookups is one operation: the contents must not change between them.
                 if version.is_some_and(|version| version != plan.contents_version) {
                     continue 'again;
                 }
@@ -368,7 +370,8 @@ impl LibFs {
                     continue 'again;
                 }
                 done += plan.bytes;
-                // What came by call may be younger than the look: then it must not have changed since.
+                // Bytes that were read by a call may be newer than the lookup, so the contents must not have changed
+                // since.
                 if (by_call || !plan.whole) && version.is_none() {
                     version = Some(plan.contents_version);
                 }
@@ -391,7 +394,7 @@ impl LibFs {
         })
     }
 
-    /// Copies what a plan says; true if some of it came by call.
+    /// Copies the parts of a plan; true if some were read by a call.
     fn copy(
         &self,
         plan: &Plan,
@@ -427,7 +430,7 @@ impl LibFs {
         Ok(by_call)
     }
 
-    /// Bytes of the area by call, zeros behind its end. In pieces of what one response carries.
+    /// Reads bytes of the area by calls, as much as one response can contain in each; zeros after its end.
     fn read_call(&self, inode: InodeNumber, offset: u64, bytes: usize) -> vfs::engine::Result<Vec<u8>> {
         let mut read = Vec::with_capacity(bytes);
         let mut response = Vec::new();
@@ -439,7 +442,8 @@ impl LibFs {
             match self.call(&line, CallKind::Read, &[request.as_bytes()], &mut response)? {
                 Status::Ok if response.is_empty() => break,
                 Status::Ok => read.extend_from_slice(&response[..response.len().min(bytes - read.len())]),
-                // The lease went: what was read so far is checked, and found too old, by the caller.
+                // The lease ended: the caller checks the bytes that were read so far, and finds that they are out of
+                // date.
                 Status::Sealed | Status::Invalid => break,
                 refused => return Err(crate::calls::error_of(refused)),
             }
@@ -449,5 +453,5 @@ impl LibFs {
     }
 }
 
-/// Bytes asked for by one call.
+/// Limit of bytes that one call reads.
 const READ_BYTES_MAX: usize = 128 << 10;

@@ -1,5 +1,5 @@
-//! Records as they are appended: header and fixed body in buffers of the caller's stack, names and contents as they
-//! were given. Nothing is allocated.
+//! Encoding of records for the log: header and fixed body are in buffers on the caller's stack, names and contents are
+//! used in place. Nothing is allocated.
 
 use format::record::{
     ALLOCATE_KEEP_SIZE, ALLOCATE_PUNCH_HOLE, CreateBody, Kind, RENAME_EXCHANGE, RENAME_REPLACED_OPEN,
@@ -8,7 +8,7 @@ use format::record::{
 use format::{Cookie, Envelope, HEADER_BYTES, InodeNumber};
 use zerocopy::little_endian::{I64, U64};
 
-/// The header of a record, all but sequence and checksum.
+/// The header of a record without sequence and checksum.
 pub(crate) type Header = [u8; HEADER_BYTES];
 
 struct Fields {

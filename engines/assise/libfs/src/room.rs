@@ -1,5 +1,5 @@
-//! Room: inode numbers, blocks that are promised, space in the log (Assise §3.2.1, digest; schedules 2.3, 2.7). All of
-//! it is got without the state's lock; a writer waits here, never inside.
+//! Space: inode numbers, reservations of blocks, space in the log (Assise §3.2.1, digest; schedules 2.3, 2.7). All of
+//! it is requested without the state's lock; a writer waits here, and never while it is inside.
 
 use crate::calls::{Line, error_of};
 use crate::engine::LibFs;
@@ -15,21 +15,22 @@ use vfs::engine::Result;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
-/// How many times what is asked for first may be asked for later.
+/// Factor by which later requests for blocks may be larger than the first.
 const REFILL_GROWTH: u64 = 8;
-/// A writer that finds the log full waits for one part of so many of its records.
+/// A writer that finds the log full waits until the fraction `1 / PART` of its records is digested.
 const PART: u64 = 8;
-/// A frame that takes at most one part of so many of the log is small: some records that go make space for it.
+/// A frame that takes at most the fraction `1 / SMALL_FRAME` of the log is small: the digest of some records frees
+/// enough space for it.
 const SMALL_FRAME: u64 = 16;
-/// A writer pauses where less than one part of so many of the largest log is free: the daemon gets ahead before the log is
-/// full, so that many short waits take the place of a long one.
+/// A writer pauses when less than `1 / SCARCE_PART` of the largest log is free: the daemon catches up before the log is
+/// full, so that many short waits replace a long one.
 const SCARCE_PART: u64 = 4;
-/// Between two pauses a writer fills at most one part of so many of what is free, but for [`PAUSE_STEP_MIN`].
+/// Between two pauses a writer fills at most this fraction of the free space, or [`PAUSE_STEP_MIN`] if that is more.
 const PAUSE_STEP_PART: u64 = 64;
 const PAUSE_STEP_MIN: u64 = 64 << 10;
-/// How long a writer pauses for one step.
+/// Duration of the pause for one step.
 const PAUSE: Duration = Duration::from_micros(400);
-/// A longer record pauses for as many steps as it took, and no more than these.
+/// A record that takes several steps pauses for each of them, but at most for this number.
 const PAUSE_STEPS_MAX: u64 = 3;
 
 fn request(inodes: u64, room_blocks: u64) -> RefillRequest {
@@ -69,10 +70,11 @@ impl LibFs {
         Ok(Some(granted))
     }
 
-    /// Room for a record of so many blocks, and for some more. It is promised in parts.
+    /// Extends the reservation for a record of so many blocks, and for some more. SharedFS may grant less than
+    /// requested.
     ///
     /// # Errors
-    /// `NoSpace`: also after everything is digested, which gives back what was promised and not used.
+    /// `NoSpace`: even after a digest of all records, which frees reserved blocks that were not used.
     pub(crate) fn get_room(&self, blocks: u64) -> Result<()> {
         let mut digested = None;
         let few = self.limits.refill_blocks;
@@ -86,13 +88,13 @@ impl LibFs {
             };
             if nothing {
                 let last = self.last();
-                // Other threads may have used what a digest gave back; then theirs gives something back in turn.
+                // Other threads may have used the blocks that the digest freed; then their digest frees some in turn.
                 if digested == Some(last) {
                     break;
                 }
                 self.get_digested(last)?;
                 digested = Some(last);
-                // Files that this process removed give their room when it does not refer to them any more.
+                // The blocks of removed files become free when this process has no reference to the files any more.
                 let give_back = self.state().take_give_back();
                 self.close_calls(&give_back);
             }
@@ -100,10 +102,10 @@ impl LibFs {
         Err(vfs::Error::NoSpace)
     }
 
-    /// Room that is good for other users' files.
+    /// Makes the reservation usable for other users' files.
     ///
     /// # Errors
-    /// As [`Self::get_room`].
+    /// Those of [`Self::get_room`].
     pub(crate) fn share_room(&self) -> Result<()> {
         for all_digested in [false, true] {
             let line = self.line()?;
@@ -126,7 +128,8 @@ impl LibFs {
         Err(vfs::Error::NoSpace)
     }
 
-    /// New inode numbers. A range that cannot be made longer is left: a new session begins with a new one.
+    /// Requests new inode numbers. If the range cannot be extended, the session ends, and the next one begins with a
+    /// new range.
     pub(crate) fn get_inodes(&self) -> Result<()> {
         let granted = self.refill(request(self.limits.refill_inodes, 0))?;
         if granted.is_some_and(|granted| granted.inodes.get() == 0) {
@@ -141,7 +144,7 @@ impl LibFs {
         self.state().session.as_ref().map_or(Sequence::new(0), |session| session.last())
     }
 
-    /// The own records up to this one are in the area, and in no cache any more.
+    /// Returns when own records up to this one are in the area, and dropped from the caches.
     pub(crate) fn get_digested(&self, sequence: Sequence) -> Result<()> {
         let line = self.line()?;
         self.digest_call(&line, sequence, true)?;
@@ -149,15 +152,15 @@ impl LibFs {
         Ok(())
     }
 
-    /// Asks for a digest without waiting for it, if more than half of the log is full even without what is digested
-    /// already; gives back references whose last records are. Pauses if little of the log is free.
+    /// Requests a digest, without waiting for it, if more than half of the log is full apart from records that are
+    /// already digested; releases references whose last records are digested. Pauses if little of the log is free.
     pub(crate) fn relieve(&self) {
         let (ask, give_back, pause) = {
             let mut state = self.state();
             state.half_full = false;
             let give_back = state.take_give_back();
             let Some(session) = state.session.as_ref() else { return };
-            // Dropping what was digested looks at every node with records that are not: once for each digest.
+            // `purge` visits every node with undigested records, so it runs once for each digest.
             let scarce = session.ring.free_bytes() < session.pause_below;
             if session.words.digested().0 >= session.digest_asked || scarce {
                 state.purge();
@@ -176,7 +179,7 @@ impl LibFs {
         if let Some(up_to) = ask
             && let Ok(line) = self.line()
         {
-            // If it fails, the writer that finds the log full sees it.
+            // A failure is seen by the writer that finds the log full.
             let _ = self.digest_call(&line, up_to, false);
         }
         if !pause.is_zero() {
@@ -184,7 +187,7 @@ impl LibFs {
         }
     }
 
-    /// Space in the log for a frame of so many bytes.
+    /// Makes space in the log for a frame of so many bytes.
     pub(crate) fn get_log_space(&self, bytes: u64) -> Result<()> {
         let (largest, digested, last, log_bytes, log_bytes_max) = {
             let mut state = self.state();
@@ -197,13 +200,14 @@ impl LibFs {
             let digested = session.words.digested().0;
             (session.ring.bytes(), digested, session.last(), session.log_bytes, max)
         };
-        // A frame is in an empty ring wherever that begins if it takes at most half of it.
+        // A frame fits an empty ring, wherever the ring begins, if it takes at most half of it.
         let mut wanted = log_bytes;
         while wanted - (log_bytes - largest) < 2 * bytes && wanted < log_bytes_max {
             wanted = (wanted * 2).min(log_bytes_max);
         }
         if wanted == log_bytes {
-            // In the largest log a writer goes on when there is space, while the rest is digested.
+            // In a log of the largest size a writer continues as soon as there is enough space, while the rest is
+            // digested.
             let goes_on = log_bytes == log_bytes_max && bytes <= largest / SMALL_FRAME;
             let part = last.get().saturating_sub(digested.get()) / PART;
             let first = Sequence::new(digested.get() + part);
@@ -213,11 +217,11 @@ impl LibFs {
         if wanted > log_bytes { self.grow_log(wanted, largest >= 2 * bytes) } else { Ok(()) }
     }
 
-    /// Replaces the log by a larger one. Nothing is appended meanwhile. If there is no space for it this one goes on, if
-    /// the frame that is to be written `fits` it.
+    /// Replaces the log by a larger one. Nothing is appended meanwhile. If there is no space for it, this log stays in
+    /// use, if the next frame `fits` it.
     ///
     /// # Errors
-    /// `NoSpace`: for the larger one, and the frame does not fit this one.
+    /// `NoSpace`: there is no space for the larger log, and the frame does not fit this one.
     fn grow_log(&self, file_bytes: u64, fits: bool) -> Result<()> {
         let line = self.line()?;
         let last = {
@@ -250,7 +254,7 @@ impl LibFs {
             Ok(Status::NoSpace | Status::Limit) if fits => return Ok(()),
             Ok(Status::NoSpace | Status::Limit) => return Err(vfs::Error::NoSpace),
             failed => {
-                // SharedFS may read another log by now, and not find there what would be appended here.
+                // SharedFS may read the new log by now, and would not find records that are appended to this one.
                 self.end_of(line)?;
                 return Err(failed.map_or_else(|error| error, error_of));
             }
@@ -264,24 +268,24 @@ impl LibFs {
         state.purge();
         let replaced = taken.and_then(|(grown, log)| state.take_log(&grown, log, last));
         if replaced.is_err() {
-            // SharedFS reads a log that is not here: only a new session helps.
+            // SharedFS reads a log that this process does not have, so the session ends.
             state.end_session();
         }
         match replaced {
-            // The session ended after its log had grown: the operation goes on in the next one.
+            // The session ended after its log had grown: the operation continues in the next session.
             Err(Error::Refused | Error::Disconnected) => Ok(()),
             replaced => Ok(replaced?),
         }
     }
 
-    /// Says to those who wait in [`Self::wait_while`] that something has ended.
+    /// Wakes the threads in [`Self::wait_while`].
     pub(crate) fn turn(&self) {
-        // Release: pairs with the Acquire of those who wait.
+        // Release: pairs with the Acquire in `wait_while`.
         self.turn.fetch_add(1, Ordering::Release);
         self.host.wake(&self.turn, ipc::WAKE_ALL);
     }
 
-    /// Waits for another thread of this process that is about something with SharedFS.
+    /// Waits for another thread of this process that communicates with SharedFS.
     ///
     /// # Errors
     /// `Io`: it takes too long.
@@ -301,7 +305,8 @@ impl LibFs {
 }
 
 impl Session {
-    /// How long the writer pauses now; notes where it pauses next. A log that can grow does that instead.
+    /// How long the writer pauses now; also determines the next pause. A log that can still grow is replaced by a
+    /// larger one instead.
     fn next_pause(&mut self, log_bytes_max: u64) -> Duration {
         let largest = self.welcome.log_bytes_max.get().min(log_bytes_max);
         let (free, bytes) = (self.ring.free_bytes(), self.ring.bytes());
@@ -312,8 +317,8 @@ impl Session {
     }
 }
 
-/// How long a writer pauses that was to pause with less than `below` bytes free in the log, and has `free` of `bytes`; and
-/// with less than how many it pauses next.
+/// How long a writer pauses that should pause with less than `below` bytes free, if `free` of `bytes` are free in the
+/// log; and the free space below which it pauses next.
 fn pause(below: u64, free: u64, bytes: u64) -> (Duration, u64) {
     let scarce = bytes / SCARCE_PART;
     if free >= scarce {
@@ -325,7 +330,7 @@ fn pause(below: u64, free: u64, bytes: u64) -> (Duration, u64) {
 }
 
 impl State {
-    /// Goes on in a larger log; everything up to `last` is digested.
+    /// Continues in a larger log; all records up to `last` are digested.
     fn take_log(
         &mut self,
         grown: &GrowResponse,
@@ -339,7 +344,7 @@ impl State {
         session.welcome.log = grown.log;
         session.log_bytes = log.bytes();
         session.ring = empty_ring(log, &session.welcome, grown.incarnation, last.next())?;
-        // Who copies from the old one outside of the lock finds out.
+        // Readers that copy from the old log without the lock detect the change by this value.
         session.released.store(last.next().get(), Ordering::SeqCst);
         Ok(())
     }
@@ -349,7 +354,7 @@ impl State {
 mod tests {
     use super::*;
 
-    /// Pauses of a writer of frames of so many bytes, until the log is full, while nothing is digested.
+    /// The pauses of a writer of frames of so many bytes until the log is full, while nothing is digested.
     fn pauses(bytes: u64, frame: u64) -> Vec<Duration> {
         let (mut free, mut below, mut pauses) = (bytes, 0, Vec::new());
         while free >= frame {
@@ -369,7 +374,8 @@ mod tests {
             let pauses = pauses(64 << 20, frame);
             assert!(pauses.iter().all(|pause| *pause <= PAUSE * PAUSE_STEPS_MAX as u32), "{frame}");
             let all: Duration = pauses.iter().sum();
-            // Short frames: as long as a daemon takes for the rest of the log that digests 1.2 GB a second.
+            // With short frames, the pauses add up to the time in which a daemon digests the rest of the log at 1.2 GB
+            // a second.
             assert!(all >= Duration::from_millis(if frame < 1 << 20 { 40 } else { 15 }), "{frame}: {all:?}");
         }
     }
@@ -379,7 +385,7 @@ mod tests {
         for free in [16 << 20, 32 << 20, 64 << 20] {
             assert_eq!(pause(0, free, 64 << 20), (Duration::ZERO, 16 << 20));
         }
-        // The first look at a scarce log only says where the first pause is.
+        // The first check of a scarce log only determines the first pause.
         assert_eq!(pause(0, 8 << 20, 64 << 20).0, Duration::ZERO);
     }
 }

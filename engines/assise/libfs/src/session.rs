@@ -1,8 +1,9 @@
-//! How a LibFS comes to a session: what it is given, and the way its calls and descriptors go.
+//! The attachment of a LibFS to SharedFS: the shared memory and files of a session, and the interface for calls and
+//! descriptors.
 //!
-//! A [`Connector`] attaches; by socket in a program, within the process in the simulator and in tests. Both give the
-//! same: the pages described by [`format::session`], the log, and a [`Link`]. After a session has ended (its log was
-//! sealed, or the daemon died and was started again), the LibFS attaches anew through the same connector.
+//! A [`Connector`] attaches: over a socket in a program, inside the process in the simulator and in tests. Both give
+//! the same: the pages described by [`format::session`], the log, and a [`Link`]. After a session has ended (its log
+//! was sealed, or the daemon died and was restarted), LibFS attaches again through the same connector.
 
 use crate::error::Error;
 use format::SegmentId;
@@ -15,64 +16,65 @@ use vfs::Caller;
 
 /// Attaches to the SharedFS of this node.
 pub trait Connector: Send + Sync {
-    /// Begins a session, with a new log; it goes on from session `former` if that is not 0.
+    /// Begins a session with a new log; it continues session `former` if that is not 0.
     ///
     /// # Errors
-    /// `Disconnected`: nobody is there, now. `TimedOut`: who is there does not answer. `Refused`.
+    /// `Disconnected`: no daemon serves now. `TimedOut`: the daemon does not answer. `Refused`.
     fn attach(&self, former: u64) -> Result<Attachment, Error>;
 }
 
-/// What a session shares.
+/// The resources of a session.
 pub struct Attachment {
-    /// What SharedFS said.
+    /// The session's parameters from SharedFS.
     pub welcome: Welcome,
-    /// Whose records they are, as the kernel vouched for it.
+    /// The user whose records the log contains, as the kernel reported it.
     pub credential: Caller,
-    /// The log file; its ring begins behind the superblock.
+    /// The log file; its ring begins after the superblock.
     pub log: Region,
     /// Session words, mapped for writing.
     pub session: Arc<Mapping>,
     /// Lease words.
     pub leases: Arc<Mapping>,
-    /// Generations of the node.
+    /// Generations of the node's files, and the alive word.
     pub generations: Arc<Mapping>,
-    /// For calls.
+    /// The connection for calls.
     pub link: Arc<dyn Link>,
 }
 
-/// The way to SharedFS. Calls wait; no lock of the LibFS is held meanwhile.
+/// A connection to SharedFS. Calls wait; LibFS holds no lock meanwhile.
 pub trait Link: Send + Sync {
-    /// Sends a request, made of these pieces, and waits for its response, which replaces `response`.
+    /// Sends a request, whose body is the concatenation of these pieces, and waits for its response, which replaces
+    /// `response`.
     ///
     /// # Errors
-    /// `Disconnected`, `TimedOut` (the daemon is dead or does not answer within the bound), `Interrupted`.
+    /// `Disconnected`, `TimedOut` (the daemon is dead or does not answer within the time limit), `Interrupted`.
     fn call(&self, kind: CallKind, request: &[&[u8]], response: &mut Vec<u8>) -> Result<Status, Error>;
 
-    /// The data segment that the last `MapSegment` call asked for, mapped for reading.
+    /// Maps the data segment of the last `MapSegment` call for reading.
     ///
     /// # Errors
     /// `Disconnected`, `Refused`, `Media`.
     fn segment(&self, segment: SegmentId) -> Result<ReadMapping, Error>;
 
-    /// The log after a `GrowLog` call, mapped at its new length.
+    /// Maps the log after a `GrowLog` call, at its new length.
     ///
     /// # Errors
     /// `Disconnected`, `Media`.
     fn grown_log(&self, grown: &GrowResponse) -> Result<Region, Error>;
 
-    /// The session's lock table, which came with its first lock lease.
+    /// Maps the session's lock table, which arrives with its first lock lease.
     ///
     /// # Errors
-    /// `Disconnected`, `Media`; `Refused` where there is none: then all locks go by calls.
+    /// `Disconnected`, `Media`; `Refused` if there is none: then all locks are decided by calls.
     fn lock_table(&self, session: u64) -> Result<Region, Error> {
         let _ = session;
         Err(Error::Refused)
     }
 
-    /// The lifeline that a `Share` call made.
+    /// The liveness socket from a `Share` call.
     ///
     /// # Errors
-    /// `Disconnected`; `Refused` where there are no processes that something could be given to.
+    /// `Disconnected`; `Refused` if there are no processes with which files can be shared.
     fn lifeline(&self, number: u64) -> Result<Descriptor, Error> {
         let _ = number;
         Err(Error::Refused)

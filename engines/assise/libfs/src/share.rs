@@ -1,5 +1,6 @@
-//! Open files that this process gives to a child or to its next program, and those that it was given: by number, with
-//! the rights that the giver had, whatever became of names and modes since (`format::share`).
+//! Inherited files: open files that this process shares with a child or with its next program, and those that it
+//! inherited itself. They are shared by number, with the rights that the former process had, independent of later
+//! changes of names and modes (`format::share`).
 
 use crate::calls::error_of;
 use crate::engine::LibFs;
@@ -21,14 +22,14 @@ use vfs::engine::{Access, Attributes, Handle, LockOwner};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
-/// An open file description that is given away.
+/// An open file description that is shared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Given {
-    /// What is open; none for an owner of locks alone.
+    /// The open inode; none if only an owner of locks is shared.
     pub inode: InodeNumber,
-    /// What it may be used for.
+    /// The access rights of the description.
     pub access: Access,
-    /// Whose its locks are.
+    /// The owner of its locks.
     pub owner: Option<LockOwner>,
 }
 
@@ -50,32 +51,33 @@ impl Given {
     }
 }
 
-/// What holds files that were given away, until somebody comes for them.
+/// The liveness socket of shared files: SharedFS keeps them while it is open.
 #[derive(Debug)]
 pub struct Lifeline {
-    /// Who says it when he attaches gets them: as the session that his goes on from.
+    /// The number of the detached session. A process that names it as its former session when it attaches inherits the
+    /// files.
     pub number: u64,
     connection: Connection,
 }
 
 impl Lifeline {
-    /// Goes on with one that came as a descriptor.
+    /// Takes a liveness socket that arrived as a descriptor.
     pub fn from_descriptor(number: u64, descriptor: Descriptor) -> Self {
         Self { number, connection: Connection::from_descriptor(descriptor) }
     }
 
-    /// Its descriptor.
+    /// Returns its descriptor.
     pub fn into_descriptor(self) -> Descriptor {
         self.connection.into_descriptor()
     }
 
-    /// Says which process was made. That the daemon is gone is no error: with it went what was given.
+    /// Reports which process was created. If the daemon is gone this is no error: the shared files ended with it.
     pub fn name(&self, process: u32) {
         self.note(NOTE_PROCESS, process, &[]);
     }
 
-    /// Says that files were closed where they were given. An inode of which another file is open there still is left
-    /// out: [`InodeNumber::NONE`].
+    /// Reports which files were closed by the process that inherited them. An inode is [`InodeNumber::NONE`] if another
+    /// file of it is still open there.
     pub fn closed(&self, files: &[Given]) {
         let files: Vec<SharedFile> = files.iter().map(Given::encoded).collect();
         files.chunks(NOTE_FILES_MAX).for_each(|some| self.note(NOTE_CLOSED, 0, some));
@@ -93,7 +95,7 @@ impl Lifeline {
 }
 
 impl LibFs {
-    /// Gives open files away, to the process's next program if `own`. More than a request takes are left out.
+    /// Shares open files, with the process's next program if `own`. Files beyond the limit of a request are left out.
     ///
     /// # Errors
     /// `TooManyFiles`; `Io`.
@@ -121,13 +123,14 @@ impl LibFs {
         Err(vfs::Error::Io)
     }
 
-    /// The process is another user's from now on: it goes on in a session of that user with its open files. `listed` gives those
-    /// that the process knows of; what its threads are opening meanwhile comes along, too.
+    /// Changes the process's user: LibFS continues in a session of the new user with its open files. `listed` returns
+    /// the files that the caller knows; files that other threads open meanwhile are added.
     ///
-    /// False if the daemon does not know the files any more: the session has none of them, and each is to be opened anew.
+    /// Returns false if the daemon does not know the files any more: then the session has none of them, and each has to
+    /// be opened again.
     ///
     /// # Errors
-    /// `Io`: the daemon is gone, or lets nobody in.
+    /// `Io`: the daemon is gone, or does not accept the session.
     pub fn become_user(&self, mut listed: impl FnMut() -> Vec<Given>) -> vfs::engine::Result<bool> {
         for _ in 0..self.limits.attempts {
             let mut files = listed();
@@ -137,7 +140,7 @@ impl LibFs {
                 state.serial
             };
             files.truncate(SHARE_FILES_MAX);
-            // Held until the next session has come for the files.
+            // Held until the next session has inherited the files.
             let shared = self.share(&files, true);
             let mut state = self.state();
             if shared.is_ok() && state.serial != opened {
@@ -154,7 +157,7 @@ impl LibFs {
             let mut state = self.state();
             for inode in files.iter().map(|file| file.inode) {
                 if let Some(index) = state.nodes.find(inode) {
-                    // The references came, too: they are given back by whoever closes last.
+                    // The session inherited the references too, so closing the last file releases them.
                     state.nodes.get_mut(index).referenced = true;
                 }
             }
@@ -163,8 +166,8 @@ impl LibFs {
         Err(vfs::Error::Io)
     }
 
-    /// Others have the description open, too, or the owner is older than this program: its end here is told to
-    /// SharedFS, whether or not it locked anything.
+    /// Notes that other processes share the description, or that the owner is older than this program: SharedFS gets
+    /// its end in this process even if it has no locks.
     pub fn speaks_for(&self, file: &Given) {
         if let Some(owner) = file.owner {
             let mut state = self.state();
@@ -175,10 +178,11 @@ impl LibFs {
         }
     }
 
-    /// A right to open a file that this process has open, for the mount of the node: [`vfs::Engine::open_passed`] takes it.
+    /// Requests a token for a file that this process has open, for the mount of the node: [`vfs::Engine::open_passed`]
+    /// takes it.
     ///
     /// # Errors
-    /// `Denied`: the process may not use the file so; `Io`.
+    /// `Denied`: the process does not have the file open with this access; `Io`.
     pub fn pass(&self, inode: InodeNumber, access: Access) -> vfs::engine::Result<PassName> {
         let bits = u8::from(access.read) | u8::from(access.write) << 1;
         let request = OpenRequest { inode, access: bits, mode: 0, reserved: [0; 6] };
@@ -196,15 +200,15 @@ impl LibFs {
         Err(vfs::Error::Io)
     }
 
-    /// Opens what this process was given. The inode is pinned, as by a walk.
+    /// Opens an inherited file. The inode is pinned, as by a walk.
     ///
     /// # Errors
-    /// `Denied`, `Stale`: it was not given, or not for this; `TooManyFiles`.
+    /// `Denied`, `Stale`: the process did not inherit the file, or not with this access; `TooManyFiles`.
     pub fn adopt(&self, inode: InodeNumber, access: Access) -> vfs::engine::Result<(Handle, Attributes)> {
         self.adopt_by(inode, access, None)
     }
 
-    /// The same by a token, which is shown once.
+    /// Opens an inherited file, or a file by a token, which is used only once.
     pub(crate) fn adopt_by(
         &self,
         inode: InodeNumber,

@@ -1,7 +1,7 @@
-//! The way of a program to its SharedFS: the socket for the greeting and for descriptors, the ring for calls.
+//! The connection of a program to its SharedFS: a socket for the greeting and for descriptors, a ring for calls.
 //!
-//! One descriptor stays open, that of the socket; everything that comes with the Welcome is mapped and closed. How it is
-//! kept from the program's own `close` and `dup2` is the front end's affair ([`SocketConnector::new`]).
+//! Only the descriptor of the socket stays open; all descriptors that arrive with the Welcome are mapped and closed.
+//! The front end protects the socket from the program's own `close` and `dup2` ([`SocketConnector::new`]).
 
 use crate::error::Error;
 use crate::session::{Attachment, Connector, Link};
@@ -23,21 +23,21 @@ use std::time::Duration;
 use vfs::Caller;
 use zerocopy::FromBytes;
 
-/// How long a daemon may take to let a process in, recovery of its pool included.
+/// How long a daemon may take to accept a session, including the recovery of its pool.
 const GREETING: Duration = Duration::from_secs(10);
-/// How long a call may take: a daemon that does not answer for so long is taken for dead.
+/// How long a call may take: a daemon that does not answer within this time counts as dead.
 const CALL: Duration = Duration::from_secs(60);
-/// A client polls its ring for at most so long before it sleeps: longer than a copy takes to answer an fsync.
+/// How long a client polls its ring before it sleeps: longer than a copy takes to answer an fsync.
 const SPIN_NS: u32 = 100_000;
-/// Bytes of a response's body, at most: extents, entries, a piece of a file, an attribute's value.
+/// Limit of the body of a response: extents, entries, a piece of a file, an attribute's value.
 const LONG_RESPONSE_BYTES: usize = 128 << 10;
-/// The same for calls that answer with a few structures.
+/// The same limit for calls that answer with a few structures.
 const SHORT_RESPONSE_BYTES: usize = 1536;
-/// Descriptors of a Welcome.
+/// Number of descriptors in a Welcome.
 const DESCRIPTORS: usize = 5;
 
-/// Takes a descriptor that stays open, and gives it back as it is to be used: out of the program's reach. `None` if there
-/// is no room for it.
+/// Gets a descriptor that stays open, and returns it at a number that the program does not use. `None` if no number is
+/// free.
 pub type Keep = fn(Descriptor) -> Option<Descriptor>;
 
 /// Attaches by a Unix socket.
@@ -47,13 +47,13 @@ pub struct SocketConnector {
     library: String,
     role: u32,
     keep: Keep,
-    /// Counts requests over the whole life of the LibFS.
+    /// Counts requests over the whole lifetime of the LibFS.
     requests: Arc<AtomicU64>,
 }
 
 impl SocketConnector {
-    /// Attaches at this path, as a library of this version; `role` is that of [`format::message::Hello`]. `keep` is
-    /// given each descriptor that stays open.
+    /// Attaches at this path, as a library of this version; `role` is that of [`format::message::Hello`]. `keep` gets
+    /// each descriptor that stays open.
     pub fn new(host: Arc<dyn Host>, path: PathBuf, library: &str, role: u32, keep: Keep) -> Self {
         let requests = Arc::new(AtomicU64::new(1));
         Self { host, path, library: library.to_owned(), role, keep, requests }
@@ -98,7 +98,8 @@ impl Connector for SocketConnector {
     }
 }
 
-/// The user of this process; his supplementary groups as they are now, which is what the daemon was told.
+/// The user of this process, with its present supplementary groups, which are those that the daemon got from the
+/// kernel.
 fn credential(welcome: &Welcome) -> Caller {
     let groups = rustix::process::getgroups().unwrap_or_default();
     Caller {
@@ -133,7 +134,7 @@ struct SocketLink {
     parcels: Parcels,
 }
 
-/// Parcels that wait for their threads, at most: more never come, each needs a request under way.
+/// Limit of parcels that wait for their threads. There are never more, because each belongs to a pending request.
 const PARCELS_MAX: usize = 64;
 
 impl SocketLink {
@@ -142,9 +143,9 @@ impl SocketLink {
     }
 }
 
-/// Descriptors that came and were not asked for yet by the thread whose request brought them: what kind of request
-/// that was, what they are in its words, and they themselves. A log, a segment and a lifeline may have the same
-/// number, so the number alone says nothing.
+/// Descriptors that have arrived and that the thread of their request has not taken yet: kind of the request, number of
+/// the object, descriptor. A log, a segment and a liveness socket may have the same number, so the number alone is
+/// ambiguous.
 struct Parcels(Lock<Vec<(u16, u64, Descriptor)>>);
 
 impl Parcels {
@@ -152,7 +153,7 @@ impl Parcels {
         Self(Lock::new(host.clone(), Vec::new()))
     }
 
-    /// The descriptor that SharedFS sent for `what`. It was sent before the response, so it is here already.
+    /// The descriptor that SharedFS sent for object `what`. It was sent before the response, so it has arrived.
     fn take(&self, connection: &Connection, kind: CallKind, what: u64) -> Result<Descriptor, Error> {
         let mut parcels = self.0.lock();
         loop {
@@ -170,7 +171,7 @@ impl Parcels {
     }
 }
 
-/// The id of a request: how many there were before it, and its kind, which comes back with what it brings.
+/// The id of a request: a counter and the kind of the call. A parcel contains the id of its request.
 fn request_id(count: u64, kind: CallKind) -> u64 {
     count << u16::BITS | u64::from(kind as u16)
 }
@@ -179,7 +180,7 @@ fn kind_of(request: u64) -> u16 {
     (request & u64::from(u16::MAX)) as u16
 }
 
-/// What a response may need: a long one takes one of the ring's few buffers.
+/// The space that a response may need: a long one uses one of the ring's few buffers.
 fn response_bytes_max(kind: CallKind) -> usize {
     match kind {
         CallKind::Walk
@@ -211,7 +212,7 @@ impl Link for SocketLink {
             body: &body,
             response_bytes_max: response_bytes_max(kind),
         };
-        // Others may want nothing for as long as they like; a daemon that is gone is seen.
+        // A `Recalls` call may be pending without a limit. The end of the daemon ends it.
         let until = if kind == CallKind::Recalls { None } else { self.until() };
         let answer = self.ring.call(&call, until)?;
         *response = answer.body;
@@ -247,8 +248,8 @@ mod tests {
     use zerocopy::IntoBytes;
     use zerocopy::little_endian::U64;
 
-    /// Threads wait, one for its grown log, one for a segment of the same number, one for a lifeline, and any of them
-    /// looks first: each gets its own. With another's, a program read the log for its file.
+    /// Threads wait for a grown log, a segment of the same number, and a liveness socket, and any of them may receive
+    /// first: each gets its own descriptor. With a wrong one, a program once read the log as its file.
     #[test]
     fn what_has_one_number_is_not_taken_for_each_other() {
         let host: Arc<dyn Host> = Arc::new(SystemHost);

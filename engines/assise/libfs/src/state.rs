@@ -1,9 +1,9 @@
-//! The state of a LibFS under its one lock: session, caches, open files; and the one way in which a record becomes
-//! real (Assise §3.2.1, §3.3; schedules 1.2, 1.6, 2.3).
+//! The state of a LibFS under its one lock: session, caches, open files; and the only way in which a record is
+//! committed (Assise §3.2.1, §3.3; schedules 1.2, 1.6, 2.3).
 //!
-//! An attempt takes the leases it needs by [`State::hold`], decides on what is cached under them, and appends by
-//! [`State::append`]: inside, all words looked at, frame stored and fenced, commit word moved, seal looked at, outside.
-//! What it then changes in the caches cannot fail.
+//! An attempt takes its leases by [`State::hold`], decides by the state cached under them, and appends by
+//! [`State::append`]: enter, check all lease words, store the frame and a fence, store the commit word, check the seal,
+//! leave. The changes that it then makes in the caches cannot fail.
 
 use crate::doubt::Taken;
 use crate::entry_cache::EntryCount;
@@ -35,44 +35,44 @@ use std::sync::Arc;
 use vfs::Caller;
 use vfs::engine::Attributes;
 
-/// One session: what it was given, and its log.
+/// One session: its parameters and its log.
 pub(crate) struct Session {
     pub welcome: Welcome,
     pub credential: Caller,
     pub link: Arc<dyn Link>,
     pub words: Arc<SharedWords>,
     pub ring: AppendRing,
-    /// First record that still lies in the log: readers outside of the lock compare.
+    /// The first record that is still in the log. Readers that copy without the lock compare it.
     pub released: Arc<LongWord>,
-    /// Segments that were mapped; none for one that may not be.
+    /// Mapped segments; none for a segment that may not be mapped.
     pub segments: HashMap<SegmentId, Option<Arc<ReadMapping>>, BuildHasherDefault<Mix>>,
-    /// Generation of the own-range word up to which the list of ended inodes was taken in.
+    /// The generation of the own-range word at which the list of ended inodes was last read.
     own_generation: Option<u32>,
     ended_seen: u64,
     pub next_inode: u64,
     pub inodes_left: u64,
-    /// Blocks promised.
+    /// Reserved blocks that are left.
     pub room: u64,
-    /// All blocks that were promised since the session began.
+    /// All blocks reserved since the session began.
     pub room_granted: u64,
-    /// They are good for other users' files, too.
+    /// The reservation may be used for other users' files too.
     pub room_is_shared: bool,
-    /// Newest ledger entry that a lease in use depends on.
+    /// The newest ledger entry on which a lease in use depends.
     pub ledger_newest: Sequence,
-    /// Caches hold nothing of own records up to this.
+    /// The caches have no state of own records up to this one.
     pub purged: Sequence,
     pub log_bytes: u64,
-    /// A digest was asked for at this sequence; the next only after it.
+    /// The last record up to which a digest was asked for; the next digest is asked for only after it.
     pub digest_asked: Sequence,
-    /// With less free space in the log than this a writer pauses.
+    /// A writer pauses when the log has less free space than this.
     pub pause_below: u64,
 }
 
 impl Session {
-    /// Takes what a connector gave.
+    /// Creates a session from an attachment.
     ///
     /// # Errors
-    /// `Ipc`: memory that is too small. `Response`: a log without room.
+    /// `Ipc`: a mapping is too small. `Response`: the log has no space for records.
     pub fn new(host: &dyn Host, attachment: Attachment) -> Result<Self, Error> {
         let Attachment { welcome, credential, log, session, leases, generations, link } = attachment;
         let fences = welcome.fences.get() == 1 && host.accept_fences();
@@ -108,13 +108,13 @@ impl Session {
         Sequence::new(self.ring.tail().sequence.get() - 1)
     }
 
-    /// The lease on a new inode of the own range; none if the whole range was taken.
+    /// The lease on a new inode of the preallocated range; none if the whole range was revoked.
     fn own_lease(&self) -> Option<Held> {
         self.own_generation.map(|_| Held { word: WORD_OWN_RANGE, generation: 0, write: true })
     }
 
-    /// Whether a lease is held now. One of the own range is as long as the list of those that were ended has not
-    /// grown; then the list is taken in.
+    /// Whether a lease is held now. A lease of the preallocated range is held as long as the list of ended inodes has
+    /// not grown; otherwise the list is read.
     #[inline]
     pub fn holds(&self, held: &Held) -> bool {
         if held.word == WORD_OWN_RANGE {
@@ -125,7 +125,7 @@ impl Session {
     }
 }
 
-/// The ring of a log file that holds no frames.
+/// The ring of a log file without frames.
 ///
 /// # Errors
 /// `Response`: the file is too short.
@@ -142,31 +142,31 @@ pub(crate) fn empty_ring(
     Ok(AppendRing::empty(log, BLOCK_BYTES as u64, salt, next))
 }
 
-/// What an attempt without a session stops for.
+/// The need of an attempt without a session.
 #[cold]
 fn no_session() -> Stop {
     Need::Attach.into()
 }
 
-/// Everything that the lock guards.
+/// All state that the lock protects.
 pub(crate) struct State {
     pub host: Arc<dyn Host>,
     pub session: Option<Session>,
-    /// The session before it, or the last one if there is none now: what a new one goes on from; 0 for none.
+    /// The former session, or the last one if there is none now, which a new one continues; 0 for none.
     pub former: u64,
-    /// How far the logs of daemons that died were recovered: what is not in it did not count.
+    /// The last valid records of the logs of dead daemons; later records are not valid.
     pub recovered: VecDeque<(u64, Sequence)>,
-    /// That session: its words say whether its daemon will be started again, and its connection stays, so that it is
-    /// not over before another goes on from it.
+    /// That session. Its words show whether its daemon will be restarted. Its connection stays open, so that the
+    /// session does not end before another one continues it.
     pub last: Option<(Arc<SharedWords>, Arc<dyn Link>)>,
-    /// Last record of the present attempt; 0 for none.
+    /// The last record of the present attempt; 0 for none.
     pub appended: Sequence,
-    /// Its log was being sealed when it was committed, for longer than was waited: the next session is told whether it
-    /// counts.
+    /// The log was still being sealed when the wait for the cut ended: the next session learns whether the record is
+    /// valid.
     pub cut_unknown: bool,
     /// The file and the pin that the present attempt took with that record or after it.
     pub taken: Taken,
-    /// Number of the session: answers to calls of an earlier one are dropped.
+    /// Number of the session. Answers to calls of an earlier session are dropped.
     pub era: u64,
     pub nodes: Nodes,
     pub pool: Pool,
@@ -174,32 +174,32 @@ pub(crate) struct State {
     pub files_free: Vec<u32>,
     pub files_max: usize,
     pub serial: u32,
-    /// How often the process went on as another user.
+    /// Number of changes of the process's user.
     pub user: u32,
     pub open_places: Vec<u16>,
-    /// Nodes with records that are not digested.
+    /// Nodes with undigested records.
     dirty: VecDeque<NodeIndex>,
-    /// References to be given back: after this record, the last one of the inode, is digested. An inode without a name
-    /// goes with its last reference, and a record that comes after it would cut the log.
+    /// References to release after this record, the last one of the inode, is digested. An inode without a name is
+    /// removed with its last reference, and a later record would cut the log.
     pub give_back: Vec<(Sequence, InodeNumber)>,
-    /// What is being given back right now.
+    /// Inodes whose reference or lease is being released.
     pub giving_back: Vec<InodeNumber>,
-    /// Leases that are held for a cache outside.
+    /// Leases that are held for a cache outside the engine.
     pub outside: Outside,
-    /// Where the next search for nodes that are not in use begins.
+    /// Position at which the next search for unused nodes begins.
     pub hand: usize,
-    /// With so many nodes the next search is worth it.
+    /// The next search begins only above this number of nodes.
     pub trim_above: usize,
-    /// Leases that the present attempt relies on.
+    /// Leases on which the present attempt relies.
     pub(crate) used: Vec<NodeIndex>,
-    /// How many leases with words there are at most.
+    /// An upper bound for the number of leases with words.
     pub leases: LeaseCount,
-    /// Locks that are decided here.
+    /// Locks that this process decides.
     pub locks: LocalLocks,
-    /// How many entries of directories there are at most.
+    /// An upper bound for the number of directory entries.
     pub entries: EntryCount,
     pub(crate) files_ahead: FilesAhead,
-    /// The log is being replaced: nothing is appended.
+    /// The log is being replaced, and nothing may be appended.
     pub log_frozen: bool,
     /// More than half of the log is in use, or so much that the writer pauses.
     pub half_full: bool,
@@ -243,8 +243,8 @@ impl State {
         }
     }
 
-    /// Begins an attempt. With a daemon that lives now, what is cached under leases that are held is true now, and
-    /// an attempt that appends nothing may give it for its answer. A session whose daemon is gone is over.
+    /// Begins an attempt. While the daemon is alive, state cached under held leases is current, so an attempt that
+    /// appends nothing may return it. Ends a session whose daemon is dead.
     #[inline]
     pub fn begin(&mut self) {
         self.used.clear();
@@ -261,7 +261,7 @@ impl State {
         self.session.as_mut().ok_or_else(no_session)
     }
 
-    /// An inode that the caller has walked to.
+    /// An inode to which the caller has walked.
     pub fn pinned(&mut self, inode: InodeNumber) -> Step<NodeIndex> {
         match self.nodes.find(inode) {
             Some(index) if self.nodes.get(index).pins > 0 => Ok(index),
@@ -270,7 +270,7 @@ impl State {
         }
     }
 
-    /// Makes sure that a lease is held, and that the attempt is only good while it is.
+    /// Requires a lease; the attempt is valid only while it is held.
     #[inline]
     pub fn hold(&mut self, index: NodeIndex, mode: u8) -> Step<()> {
         if self.holds(index, mode)? {
@@ -286,7 +286,7 @@ impl State {
         Need::Leases(vec![(self.nodes.get(index).inode, mode)]).into()
     }
 
-    /// Makes sure that several leases are held: they are asked for together.
+    /// Requires several leases, which are requested together.
     pub fn hold_all(&mut self, wanted: &[(NodeIndex, u8)]) -> Step<()> {
         let mut all = true;
         for (index, mode) in wanted {
@@ -303,7 +303,7 @@ impl State {
         Err(Need::Leases(units.collect()).into())
     }
 
-    /// Whether a lease is held now; what was cached under one that is not is dropped.
+    /// Whether a lease is held now; drops the state that was cached under a lost one.
     #[inline]
     pub fn holds(&mut self, index: NodeIndex, mode: u8) -> Step<bool> {
         let session = self.session.as_ref().ok_or_else(no_session)?;
@@ -314,7 +314,7 @@ impl State {
         }
     }
 
-    /// The same after what was cached under a lease that is not held was dropped.
+    /// The same, after dropping the state that was cached under the lost lease.
     #[cold]
     fn holds_still(&mut self, index: NodeIndex, lost: &Held, mode: u8) -> Step<bool> {
         if lost.word == WORD_OWN_RANGE {
@@ -329,10 +329,10 @@ impl State {
         })
     }
 
-    /// The own-range word changed: some inodes of the range were taken, or all.
+    /// The own-range word has changed: some or all leases on inodes of the range have ended.
     fn take_in_ended(&mut self) {
         let Some(session) = self.session.as_mut() else { return };
-        // The word before the list: what is listed later changes the word again.
+        // The word is read before the list: a later addition to the list changes the word again.
         let generation = session.words.own_range();
         let count = session.words.ended_count();
         let mut all = generation.is_none();
@@ -361,7 +361,7 @@ impl State {
         }
     }
 
-    /// Whether all that the attempt relied on is held still: then its answer was true at this instant.
+    /// Whether all leases of the attempt are still held; then its result was true at this instant.
     pub fn validate(&self) -> Step<()> {
         if self.used.is_empty() {
             return Ok(());
@@ -371,7 +371,7 @@ impl State {
         if self.used.iter().all(held) { Ok(()) } else { Err(Need::Again.into()) }
     }
 
-    /// The time of a record that touches these nodes: not before any change they have seen.
+    /// The time of a record on these nodes: not earlier than any change that they contain.
     #[inline]
     pub fn time(&mut self, nodes: &[NodeIndex]) -> i64 {
         let seen = nodes.iter().map(|index| self.nodes.get(*index).item.ctime_ns.get());
@@ -380,15 +380,15 @@ impl State {
         time
     }
 
-    /// Appends a record and makes it real; `room` is what it may cost (see `format::record::room_blocks`). If this
-    /// is an error, nothing happened.
+    /// Appends and commits a record; `room` is its cost in blocks (see `format::record::room_blocks`). An error means
+    /// that it had no effect.
     #[inline]
     pub fn append(&mut self, header: Header, payload: &[Source<'_>], room: u64) -> Step<Appended> {
         self.append_and(header, payload, room, |_, _| ())
     }
 
-    /// [`Self::append`], and changes the caches while the record is on its way to the medium: before anybody else can see
-    /// it. If it fails, the session is over, and with it goes all that was cached, and what was taken.
+    /// [`Self::append`], and changes the caches before the commit, so before another process can see the record. If it
+    /// fails, the session is over; its cached state and the taken file and pin are dropped.
     #[inline]
     pub fn append_and(
         &mut self,
@@ -426,14 +426,14 @@ impl State {
         (self.appended, self.taken) = (appended.sequence, (None, None));
         apply(self, &appended);
         let session = self.session.as_mut().expect("what is applied to the caches ends no session");
-        // With it a pad before it, which has a place in the order, too.
+        // This also commits a pad before the record, which has a sequence too.
         let seal = session.words.commit(appended.sequence);
         session.words.leave(entered);
         if seal != Seal::Open {
             return self.sealed(appended, seal);
         }
         session.room -= room;
-        // Once a digest was asked for, there is nothing more to be done until it has come.
+        // After a call for a digest, no other call is useful until the digest is done.
         let half_full = session.ring.live_bytes() > session.ring.bytes() / 2
             && session.words.digested().0 >= session.digest_asked;
         if half_full || session.ring.free_bytes() < session.pause_below {
@@ -442,7 +442,7 @@ impl State {
         Ok(appended)
     }
 
-    /// The session is over. What this process refers to stays, by number; what was cached is gone.
+    /// Ends the session. Inodes to which this process refers stay, by number; their cached state is dropped.
     pub fn end_session(&mut self) {
         if let Some(session) = self.session.take() {
             self.former = session.welcome.session.get();
@@ -459,7 +459,7 @@ impl State {
             node.held_outside = false;
         }
         self.dirty.clear();
-        // Whatever is waited for is digested when the next session begins.
+        // All records are digested when the next session begins.
         self.give_back.iter_mut().for_each(|(after, _)| *after = Sequence::new(0));
         self.open_places = open_places();
         self.locks.end_session();
@@ -467,14 +467,14 @@ impl State {
         self.half_full = false;
     }
 
-    /// The session is over, and the next one goes on from what was given away under this number.
+    /// Ends the session; the next one continues the detached session with this number.
     pub fn leave_for(&mut self, number: u64) {
         self.end_session();
         self.former = number;
     }
 
-    /// Takes a new session. What it has open stands in its open table before its first call, which tells SharedFS
-    /// that this is all: first what no reference tells of.
+    /// Begins a session. All open files are in its open table before its first call, by which SharedFS knows that there
+    /// are no more. Files without a reference are entered first.
     pub fn begin_session(&mut self, session: Session) {
         let goes_on = session.welcome.goes_on.get() == 1;
         if goes_on {
@@ -500,7 +500,7 @@ impl State {
         }
     }
 
-    /// An own record changed a node's item.
+    /// Notes that an own record changed a node's item.
     #[inline]
     pub fn mark(&mut self, index: NodeIndex, sequence: Sequence) {
         let node = self.nodes.get_mut(index);
@@ -511,8 +511,8 @@ impl State {
         }
     }
 
-    /// Drops what was digested from the caches, then gives its log space free; that not while the log is being
-    /// replaced, when places are those of the new one.
+    /// Drops digested state from the caches, and then frees its log space, except while the log is being replaced, when
+    /// positions are those of the new log.
     pub fn purge(&mut self) {
         let Some(session) = self.session.as_mut() else { return };
         let (digested, place) = session.words.digested();
@@ -525,7 +525,7 @@ impl State {
         }
         let Some(session) = self.session.as_mut() else { return };
         if !self.log_frozen && session.ring.head().sequence < place.sequence {
-            // Before the space is used again: pairs with the fence of a reader outside of the lock.
+            // Before the space is reused. Pairs with the fence of a reader without the lock.
             session.released.store(place.sequence.get(), Ordering::SeqCst);
             fence(Ordering::SeqCst);
             session.ring.release_to(place);
@@ -547,23 +547,23 @@ impl State {
         }
     }
 
-    /// An inode number of the own range, with the lease that it comes with.
+    /// Returns a number of the preallocated range, with its lease.
     pub fn draw_inode(&mut self) -> Step<(InodeNumber, Held)> {
-        // An own-range word that was changed is taken in first, so that the lease is one of now.
+        // A changed own-range word is processed first, so that the lease is current.
         self.look_at_own_range();
         let session = self.session()?;
         if session.inodes_left == 0 {
             return Err(Need::Inodes.into());
         }
         let Some(lease) = session.own_lease() else {
-            // The whole range was taken: a new range comes with a new hold on it.
+            // All leases of the range have ended; a new range has a new lease.
             session.inodes_left = 0;
             return Err(Need::Inodes.into());
         };
         Ok((InodeNumber::new(session.next_inode), lease))
     }
 
-    /// The number that [`Self::draw_inode`] showed is used.
+    /// Uses the number that [`Self::draw_inode`] returned.
     pub fn use_inode(&mut self) {
         if let Some(session) = self.session.as_mut() {
             session.next_inode += 1;
@@ -580,7 +580,7 @@ impl State {
         }
     }
 
-    /// New numbers came.
+    /// Notes new numbers.
     pub fn refilled_inodes(&mut self, first: InodeNumber, count: u64) {
         if let Some(session) = self.session.as_mut() {
             (session.next_inode, session.inodes_left) = (first.get(), count);
@@ -591,7 +591,7 @@ impl State {
         }
     }
 
-    /// One more pin.
+    /// Adds a pin.
     pub fn pin(&mut self, index: NodeIndex) -> Attributes {
         self.nodes.get_mut(index).pins += 1;
         self.taken.1 = Some(index);

@@ -1,5 +1,5 @@
-//! The words shared with SharedFS, as a LibFS uses them. Where they stand is `format::session`, what they mean is
-//! `ipc::words`.
+//! The words shared with SharedFS, as LibFS uses them. `format::session` has their positions, `ipc::words` their
+//! meaning.
 
 use crate::error::Error;
 use format::session::{ALIVE_OFFSET, OPEN_TABLE};
@@ -10,7 +10,7 @@ use ipc::{AliveView, ClientPages, DaemonView, Life, Mapping, Reads};
 use pmem::ring::RingPosition;
 use std::sync::Arc;
 
-/// A lease as it was granted: while its word says this, it is held.
+/// A lease as it was granted: it is held while its word has this value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Held {
     /// Index of its word, or [`format::session::WORD_OWN_RANGE`].
@@ -51,23 +51,23 @@ impl SharedWords {
         })
     }
 
-    /// Whether the daemon lives that the session is of. What this thread did before was done in its life.
+    /// Whether the session's daemon is alive. If so, it was alive during all earlier operations of this thread.
     #[inline]
     pub fn is_alive(&self) -> bool {
         self.alive.is_alive()
     }
 
-    /// What became of that daemon.
+    /// Whether that daemon is alive, has died or has ended in order.
     pub fn life(&self) -> Life {
         self.alive.life()
     }
 
-    /// The last record that counts.
+    /// The last committed record.
     pub fn committed(&self) -> Sequence {
         self.client.commit().load()
     }
 
-    /// Makes all records up to this one count; of a log that is not open the seal says what does.
+    /// Commits all records up to this one. If the log is not open, the seal determines which of them are valid.
     #[inline]
     pub fn commit(&self, last: Sequence) -> Seal {
         self.client.commit().commit(last, self.fence);
@@ -79,72 +79,74 @@ impl SharedWords {
         self.daemon.seal()
     }
 
-    /// Goes inside. The state's lock is held, so one place serves all threads.
+    /// Enters an operation. The state's lock is held, so one slot serves all threads.
     #[inline]
     pub fn enter(&self) -> Entered {
         self.client.inside().enter(Some(0), self.fence)
     }
 
-    /// Goes outside.
+    /// Leaves the operation.
     #[inline]
     pub fn leave(&self, entered: Entered) {
         self.client.inside().leave(entered);
     }
 
-    /// Whether a lease with a word of its own is held still.
+    /// Whether a lease with a word of its own is still held.
     #[inline]
     pub fn holds(&self, held: &Held) -> bool {
         let lease = self.daemon.lease(held.word);
         let state = if held.write { LeaseState::Write } else { LeaseState::Read };
-        // The lower half tells generations apart: a word is not granted four billion times during one operation.
+        // The lower half is sufficient to distinguish generations: a word is not granted four billion times during one
+        // operation.
         lease.state == state && lease.generation as u32 == held.generation
     }
 
-    /// Whether a lock lease is held still.
+    /// Whether a lock lease is still held.
     #[inline]
     pub fn holds_locks(&self, slot: u32, expected: u32) -> bool {
         let lease = self.daemon.lock_lease(slot);
         lease.state == LeaseState::Write && lease.generation as u32 == expected
     }
 
-    /// Whether what was stored in the lock table until now counts, which SharedFS reads there: no daemon has sealed the log,
-    /// or died. Of what does not count nobody knows whether it was read.
+    /// Whether the changes in the lock table up to now are valid: no daemon has sealed the log or died. Otherwise it is
+    /// unknown whether SharedFS has read them.
     #[inline]
     pub fn counts(&self) -> bool {
-        // Before the looks; pairs with the fence of whoever seals or recovers, and then reads the table.
+        // Before the loads. Pairs with the fence of a daemon that seals or recovers the log and then reads the table.
         self.fence.hold_back();
         self.daemon.seal() == Seal::Open && self.is_alive()
     }
 
-    /// The generation of the own range, if anything of it is held.
+    /// The generation of the preallocated range, if any lease of it is held.
     #[inline]
     pub fn own_range(&self) -> Option<u32> {
         let lease = self.daemon.own_range();
         (lease.state == LeaseState::Write).then_some(lease.generation as u32)
     }
 
-    /// How many inodes of the own range were ended. To be read after [`Self::own_range`].
+    /// Number of inodes of the preallocated range whose leases have ended. Must be read after [`Self::own_range`].
     pub fn ended_count(&self) -> u64 {
         self.daemon.ended_count()
     }
 
-    /// One of them; none if the list was too short for it.
+    /// One of these inodes; none if the list was too short for it.
     pub fn ended(&self, index: u64) -> Option<InodeNumber> {
         self.daemon.ended(index)
     }
 
-    /// The last record that is digested, and where the one after it stands.
+    /// The last digested record, and the position of the next one.
     pub fn digested(&self) -> (Sequence, RingPosition) {
         let digested = self.daemon.digested();
         (digested.sequence, RingPosition { position: digested.position, sequence: digested.sequence.next() })
     }
 
-    /// The last entry of the ledger that is synced.
+    /// The last synced entry of the ledger.
     pub fn ledger_synced(&self) -> Sequence {
         self.daemon.synced()
     }
 
-    /// Whether an fsync up to a record, which rests on the ledger up to an entry, needs to ask for copies.
+    /// Whether an fsync up to a record, which depends on the ledger up to an entry, has to make a call because of
+    /// copies.
     pub fn needs_copies(&self, record: Sequence, entry: Sequence) -> bool {
         self.daemon.needs_copies(record, entry)
     }
@@ -155,15 +157,15 @@ impl SharedWords {
         self.generations.read(Generation::index_of(inode))
     }
 
-    /// Whether what was copied since is still what it was.
+    /// Whether a copy made since then is valid.
     #[inline]
     pub fn generation_still(&self, inode: InodeNumber, before: u64) -> bool {
         self.generations.still(Generation::index_of(inode), before)
     }
 
-    /// Says at a place of the open table which inode is open; none frees it. Comes before any later look at the
-    /// lease word under which the inode is used, so that SharedFS either sees the place or has not begun to take
-    /// the lease.
+    /// Stores at a position of the open table which inode is open; none frees the position. The store comes before any
+    /// later check of the lease word under which the inode is used, so SharedFS either sees the entry, or has not begun
+    /// to revoke the lease.
     pub fn set_open(&self, place: u16, inode: InodeNumber) {
         self.client.open()[usize::from(place)].store(inode.get(), Ordering::Release);
         // Pairs with the fence of a revocation.
@@ -171,7 +173,7 @@ impl SharedWords {
     }
 }
 
-/// Places of the open table, all free.
+/// All positions of the open table, free.
 pub(crate) fn open_places() -> Vec<u16> {
     (0..u16::try_from(OPEN_TABLE).expect("the table is small")).rev().collect()
 }

@@ -1,5 +1,5 @@
-//! What changes the contents of a file (Assise §3.2.1): one record for each operation, its bytes copied once, from the
-//! program's memory into the log.
+//! Changes of the contents of a file (Assise §3.2.1): one record for each operation. The bytes are copied once, from
+//! the program's memory into the log.
 
 use crate::apply;
 use crate::need::{Need, Step};
@@ -20,11 +20,11 @@ use vfs::{Caller, Error};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{I64, U32};
 
-/// Slices that are appended without allocating; more need a list.
+/// Slices that are appended without allocating; more of them need a list.
 const SLICES_ON_STACK: usize = 8;
 
 impl State {
-    /// An open file that may be changed.
+    /// The node of a file that is open for writing.
     fn writable(&mut self, handle: Handle) -> Step<NodeIndex> {
         let file = self.file(handle)?;
         if !file.access.write {
@@ -33,7 +33,7 @@ impl State {
         Ok(file.node)
     }
 
-    /// Writes the first `bytes_max` bytes of the slices after `skip` at most, as one record.
+    /// Writes the bytes of the slices after `skip`, as many as one record can contain, as one record.
     pub(crate) fn write(
         &mut self,
         caller: &Caller,
@@ -97,14 +97,14 @@ impl State {
         Ok(Written { bytes, end })
     }
 
-    /// Bytes that one record may carry: a quarter of the largest log, so that every operation of that size is whole.
+    /// Limit of bytes in one record: a quarter of the largest log, so that every operation of that size is atomic.
     fn record_bytes_max(&mut self) -> Step<u64> {
         let session = self.session()?;
         let largest = session.welcome.log_bytes_max.get().max(session.log_bytes);
         Ok((largest / 4).saturating_sub(HEADER_BYTES as u64).clamp(1, u64::from(u32::MAX)))
     }
 
-    /// Makes sure that the room of the session is good for blocks of a file.
+    /// Requires that the session's reservation may be used for blocks of a file.
     #[inline]
     fn hold_room_for(&self, index: NodeIndex) -> Step<()> {
         let Some(session) = self.session.as_ref() else { return Err(Need::Attach.into()) };
@@ -115,8 +115,8 @@ impl State {
         Err(Need::SharedRoom.into())
     }
 
-    /// Digest judges set-id bits by the log's credential. If the operation's caller is another (a gateway's), the
-    /// bits that its write clears are cleared by a record of their own, before it.
+    /// A digest decides about set-id bits by the log's credential. If the operation's caller is another user (of a
+    /// gateway), a separate record before the write clears the bits.
     #[inline]
     fn clear_set_ids(&mut self, caller: &Caller, index: NodeIndex) -> Step<()> {
         if apply::has_set_ids(&self.nodes.get(index).item) {
@@ -138,7 +138,7 @@ impl State {
         self.append_set_attr(index, &set_mode(wanted), time_ns)
     }
 
-    /// Appends and applies a change of attributes; leases are held.
+    /// Appends and applies a change of attributes; the leases are held.
     pub(crate) fn append_set_attr(&mut self, index: NodeIndex, body: &SetAttrBody, time_ns: i64) -> Step<()> {
         let header = records::set_attr(self.nodes.get(index).inode, time_ns);
         let sequence = self.append(header, &[Source::from(body.as_bytes())], ROOM_OF_TREE)?.sequence;
@@ -188,7 +188,7 @@ impl State {
         Ok(())
     }
 
-    /// Reserves, or makes a hole.
+    /// Reserves a range, or punches a hole.
     pub(crate) fn allocate(
         &mut self,
         caller: &Caller,
@@ -224,8 +224,8 @@ impl State {
         Ok(())
     }
 
-    /// Whether a file's right to be written has to be had by a reference: today's mode may change, and the inode is
-    /// neither root's business nor the session's own creation.
+    /// Whether the right to write a file needs a reference: the present mode may change later, and the session is not
+    /// root's and did not create the inode. Also if the open table is full.
     pub(crate) fn needs_reference(&mut self, index: NodeIndex, writes: bool) -> Step<bool> {
         let full = self.open_table_full();
         let root = self.session()?.credential.is_root();
@@ -244,7 +244,7 @@ pub(crate) fn bytes_of(slices: &[IoSlice<'_>]) -> usize {
     }
 }
 
-/// A change of permission bits alone.
+/// A change of only the permission bits.
 pub(crate) fn set_mode(mode: u32) -> SetAttrBody {
     SetAttrBody {
         mask: U32::new(SET_MODE),
@@ -256,7 +256,7 @@ pub(crate) fn set_mode(mode: u32) -> SetAttrBody {
     }
 }
 
-/// The bytes of the slices from `skip` on, `bytes` of them; gives the number of sources filled.
+/// Collects `bytes` bytes of the slices from `skip` on; returns the number of sources filled.
 fn gather<'a>(
     from: &'a [IoSlice<'_>],
     mut skip: usize,
