@@ -1,6 +1,6 @@
-//! Messages of the kernel's FUSE module, version 7, as `include/uapi/linux/fuse.h` lays them out: a header, fixed
-//! fields in the machine's own byte order, then names or bytes. They never leave the machine and are not ours, so
-//! they stand here and not in `format`.
+//! Messages of the kernel's FUSE module, version 7, in the layout of `include/uapi/linux/fuse.h`: a header, fixed
+//! fields in the machine's byte order, then names or bytes. They never leave the machine and are defined by Linux, so
+//! they are here and not in `format`.
 //!
 //! Decoding copies the fixed fields out and is total: a message that is too short gives an error.
 
@@ -9,17 +9,17 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Major version of the protocol.
 pub(crate) const MAJOR: u32 = 7;
-/// The newest minor version that is spoken here.
+/// The newest minor version that the gateway supports.
 pub(crate) const MINOR: u32 = 45;
-/// The oldest: longer start-up messages, and what is used of newer fields.
+/// The oldest supported version: longer start-up messages, and the newer fields that the gateway uses.
 pub(crate) const MINOR_MIN: u32 = 31;
-/// From this one on names can be made old all at once, and shared maps have no copies on their way (Linux 6.16): what the
-/// kernel keeps can be taken from it.
+/// The first version that can invalidate all names at once, and in which shared mappings have no copies in transit
+/// (Linux 6.16): only with it the gateway can take back the data that the kernel caches.
 pub(crate) const MINOR_CACHED: u32 = 44;
-/// From this one on the kernel can be asked to forget inodes (Linux 6.18).
+/// The first version in which the kernel can be asked to forget inodes (Linux 6.18).
 pub(crate) const MINOR_FORGETS: u32 = 45;
 
-/// What a message asks for; only those that are served.
+/// The operations that the gateway serves.
 pub(crate) mod opcode {
     pub(crate) const LOOKUP: u32 = 1;
     pub(crate) const FORGET: u32 = 2;
@@ -64,11 +64,11 @@ pub(crate) mod opcode {
     pub(crate) const STATX: u32 = 52;
 }
 
-/// What both sides agree on at the start.
+/// Flags that both sides agree on at the start.
 pub(crate) mod init {
-    /// Reads of one file may run side by side.
+    /// Reads of one file may be concurrent.
     pub(crate) const ASYNC_READ: u64 = 1 << 0;
-    /// `fcntl` locks are asked for here.
+    /// The gateway decides about `fcntl` locks.
     pub(crate) const POSIX_LOCKS: u64 = 1 << 1;
     /// `open` truncates by itself.
     pub(crate) const ATOMIC_TRUNCATE: u64 = 1 << 3;
@@ -76,27 +76,27 @@ pub(crate) mod init {
     pub(crate) const EXPORT: u64 = 1 << 4;
     /// Writes may be larger than a page.
     pub(crate) const BIG_WRITES: u64 = 1 << 5;
-    /// `flock` locks are asked for here.
+    /// The gateway decides about `flock` locks.
     pub(crate) const FLOCK_LOCKS: u64 = 1 << 10;
-    /// Mapped pages go when size or time of a file moved.
+    /// Cached pages are dropped when size or time of a file changed.
     pub(crate) const INVALIDATE_DATA: u64 = 1 << 12;
-    /// Lookups in one directory may run side by side.
+    /// Lookups in one directory may be concurrent.
     pub(crate) const PARALLEL_LOOKUPS: u64 = 1 << 18;
-    /// Set-id bits are cleared here.
+    /// The gateway clears set-id bits.
     pub(crate) const HANDLE_KILLPRIV: u64 = 1 << 19;
-    /// The reply says how many pages a message may have.
+    /// The reply contains the maximum number of pages in a message.
     pub(crate) const MAX_PAGES: u64 = 1 << 22;
-    /// A changed size is no reason to drop pages: they are dropped when we say so.
+    /// Pages are dropped only by notifications, and not because the size changed.
     pub(crate) const EXPLICIT_INVALIDATE_DATA: u64 = 1 << 25;
-    /// Set-id bits and capabilities are cleared here, so that the kernel looks for none before each write.
+    /// The gateway clears set-id bits and capabilities, so that the kernel does not check for them before each write.
     pub(crate) const HANDLE_KILLPRIV_V2: u64 = 1 << 28;
     /// There is a second word of flags.
     pub(crate) const EXTENDED: u64 = 1 << 30;
-    /// Files opened for direct IO can be mapped, shared too.
+    /// Files opened for direct IO can be mapped, also shared.
     pub(crate) const DIRECT_IO_MMAP: u64 = 1 << 36;
 }
 
-/// Which fields of [`SetattrIn`] count.
+/// The valid fields of [`SetattrIn`].
 pub(crate) mod fattr {
     pub(crate) const MODE: u32 = 1 << 0;
     pub(crate) const UID: u32 = 1 << 1;
@@ -110,22 +110,22 @@ pub(crate) mod fattr {
     pub(crate) const CTIME: u32 = 1 << 10;
 }
 
-/// [`OpenOut::flags`]: reads and writes go around the page cache.
+/// [`OpenOut::flags`]: reads and writes bypass the page cache.
 pub(crate) const OPEN_DIRECT_IO: u32 = 1 << 0;
-/// The same: pages that are there already are good.
+/// [`OpenOut::flags`]: pages that are already cached are valid.
 pub(crate) const OPEN_KEEP_CACHE: u32 = 1 << 1;
-/// [`WriteIn::write_flags`]: pages of a mapping, with the offset that they have.
+/// [`WriteIn::write_flags`]: pages of a mapping, at their own offset.
 pub(crate) const WRITE_FROM_CACHE: u32 = 1 << 0;
-/// [`GetattrIn::flags`]: asked for an open file.
+/// [`GetattrIn::flags`]: the request is about an open file.
 pub(crate) const GETATTR_HANDLE: u32 = 1 << 0;
 /// [`FsyncIn::flags`]: `fdatasync`.
 pub(crate) const FSYNC_DATA: u32 = 1 << 0;
-/// [`LockIn::flags`]: it is `flock`.
+/// [`LockIn::flags`]: a `flock` lock.
 pub(crate) const LOCK_FLOCK: u32 = 1 << 0;
-/// In the flags of `open`: it is opened to be executed. The kernel's own, in no header.
+/// A flag of `open`: the file is opened to be executed. It is internal to the kernel and in no header.
 pub(crate) const OPEN_TO_EXECUTE: u32 = 0x20;
 
-/// Codes of what is told to the kernel unasked.
+/// Codes of notifications to the kernel.
 pub(crate) mod notice {
     pub(crate) const INVALIDATE_INODE: u32 = 2;
     pub(crate) const STORE: u32 = 4;
@@ -134,7 +134,7 @@ pub(crate) mod notice {
     pub(crate) const FORGET: u32 = 9;
 }
 
-/// Inodes that the kernel forgets if nobody uses them; their numbers follow.
+/// Inodes that the kernel forgets if they are unused; their numbers follow.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(crate) struct ForgetOut {
@@ -142,7 +142,7 @@ pub(crate) struct ForgetOut {
     pub(crate) unused: [u32; 3],
 }
 
-/// Begins every message to us.
+/// The header of every message from the kernel.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(crate) struct InHeader {
@@ -156,12 +156,12 @@ pub(crate) struct InHeader {
     pub(crate) extension: u32,
 }
 
-/// Begins every message from us.
+/// The header of every message to the kernel.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(crate) struct OutHeader {
     pub(crate) bytes: u32,
-    /// Zero, or an errno with a minus.
+    /// Zero, or a negative errno.
     pub(crate) error: i32,
     pub(crate) unique: u64,
 }
@@ -214,8 +214,7 @@ pub(crate) struct Attr {
     pub(crate) flags: u32,
 }
 
-/// The times for which the kernel may keep an answer are zero but for what it is told under a lease (see
-/// [`crate::units`]).
+/// The times for which the kernel may cache an answer are zero, except under a lease (see [`crate::units`]).
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(crate) struct EntryOut {
@@ -352,7 +351,7 @@ pub(crate) struct OpenOut {
     pub(crate) unused: u32,
 }
 
-/// Also of `readdir`.
+/// Also for `readdir`.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(crate) struct ReadIn {
@@ -377,7 +376,7 @@ pub(crate) struct WriteIn {
     pub(crate) unused: u32,
 }
 
-/// Also of `getxattr` and `listxattr`.
+/// Also for `getxattr` and `listxattr`.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(crate) struct SizeOut {
@@ -431,7 +430,7 @@ pub(crate) struct SetxattrIn {
     pub(crate) flags: i32,
 }
 
-/// Also of `listxattr`.
+/// Also for `listxattr`.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(crate) struct GetxattrIn {
@@ -463,9 +462,9 @@ pub(crate) struct FileLock {
 #[repr(C)]
 pub(crate) struct InvalidateInodeOut {
     pub(crate) node: u64,
-    /// Below zero: attributes only.
+    /// Negative: only attributes.
     pub(crate) offset: i64,
-    /// Zero: to the end.
+    /// Zero: up to the end.
     pub(crate) bytes: i64,
 }
 
@@ -531,7 +530,7 @@ pub(crate) struct CopyFileRangeIn {
     pub(crate) flags: u64,
 }
 
-/// Begins an entry of `readdir`; the name follows, then zeros up to a multiple of eight bytes.
+/// The header of an entry of `readdir`; the name follows, then zeros up to a multiple of eight bytes.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(crate) struct Dirent {
@@ -541,7 +540,7 @@ pub(crate) struct Dirent {
     pub(crate) file_type: u32,
 }
 
-// The sizes that the kernel's header gives; a field too many or in the wrong width is found here.
+// The sizes in the kernel's header; detects an additional field or a wrong width.
 const _: () = {
     assert!(size_of::<InHeader>() == 40 && size_of::<OutHeader>() == 16);
     assert!(size_of::<InitOut>() == 64 && size_of::<Attr>() == 88 && size_of::<EntryOut>() == 128);
@@ -552,11 +551,11 @@ const _: () = {
     assert!(size_of::<InvalidateInodeOut>() == 24 && size_of::<StoreOut>() == 24);
 };
 
-/// What follows the header of a message, taken from the front.
+/// The rest of a message after its header, decoded from the front.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Body<'a>(&'a [u8]);
 
-/// A message cut into header and body.
+/// Splits a message into header and body.
 ///
 /// # Errors
 /// `Invalid`: too short.
@@ -566,7 +565,7 @@ pub(crate) fn split(message: &[u8]) -> Result<(InHeader, Body<'_>), Error> {
 }
 
 impl<'a> Body<'a> {
-    /// Fixed fields.
+    /// Takes fixed fields.
     ///
     /// # Errors
     /// `Invalid`: too short.
@@ -576,7 +575,7 @@ impl<'a> Body<'a> {
         Ok(value)
     }
 
-    /// Bytes up to a zero, which is left out.
+    /// Takes the bytes before a zero byte, and skips the zero.
     ///
     /// # Errors
     /// `Invalid`: there is none.
@@ -587,10 +586,10 @@ impl<'a> Body<'a> {
         Ok(string)
     }
 
-    /// So many bytes.
+    /// Takes `count` bytes.
     ///
     /// # Errors
-    /// `Invalid`: there are not so many.
+    /// `Invalid`: there are fewer.
     pub(crate) fn bytes(&mut self, count: u32) -> Result<&'a [u8], Error> {
         let (bytes, rest) = self.0.split_at_checked(count as usize).ok_or(Error::Invalid)?;
         self.0 = rest;

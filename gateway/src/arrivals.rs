@@ -1,10 +1,10 @@
-//! In which order messages came. Threads serve them side by side, but take them one at a time, so that a request for a
-//! lock knows of every closing that the kernel sent before it: closing a file ends its `flock` locks, and a program that
-//! has closed one and then asks for the lock, or tells another to, has to get it. The kernel does not wait for our
-//! answer to a closing; so the request does, if it meets a lock.
+//! The order in which messages arrived. Threads serve messages concurrently, but take them one at a time, so that a
+//! request for a lock knows every close that the kernel sent before it. Closing a file ends its `flock` locks, and a
+//! program that has closed a file and then requests the lock, or lets another program do so, must get it. The kernel
+//! does not wait for the answer to a close, so a request that meets a lock waits for earlier closes.
 //!
-//! The [turn](crate::turn) to take a message is held while waiting for the kernel, and for nothing that another thread has to
-//! do.
+//! A thread keeps the [turn](crate::turn) to take a message while it waits for the kernel, but not while it waits for
+//! another thread.
 
 use crate::abi::{self, opcode};
 use crate::turn::Turn;
@@ -16,15 +16,15 @@ use std::sync::Arc;
 pub(crate) struct Arrivals {
     host: Arc<dyn Host>,
     turn: Arc<Turn>,
-    /// Closings that were taken and have not been served.
+    /// Closes that were taken and are not served yet.
     closing: Lock<BTreeSet<u64>>,
-    /// Counts closings that were served.
+    /// Counts closes that were served.
     closed: Word,
-    /// Threads that wait for one.
+    /// Threads that wait for a close.
     waiting: Word,
 }
 
-/// A closing that is being served.
+/// A close that is being served.
 pub(crate) struct Closing<'a> {
     arrivals: &'a Arrivals,
     unique: u64,
@@ -34,8 +34,9 @@ impl Drop for Closing<'_> {
     fn drop(&mut self) {
         let mut closing = self.arrivals.closing.lock();
         closing.remove(&self.unique);
-        // SeqCst: pairs with the loads in `after_closings` and `served`. Counted while the set is held: who does not
-        // find it there finds it counted. A thread that is not seen to wait sees that the count is another one.
+        // SeqCst: pairs with the loads in `after_closings` and `served`. It is counted while the set is locked: a
+        // thread that does not find it in the set finds it counted. A waiting thread that is not seen here sees that
+        // the count has changed.
         self.arrivals.closed.fetch_add(1, Ordering::SeqCst);
         drop(closing);
         if self.arrivals.waiting.load(Ordering::SeqCst) > 0 {
@@ -55,13 +56,13 @@ impl Arrivals {
         }
     }
 
-    /// Waits until it is this thread's turn to take a message, which it keeps.
+    /// Waits for this thread's turn to take a message, and keeps the turn.
     pub(crate) fn wait_for_turn(&self) {
         self.turn.take();
     }
 
-    /// Takes the next message by `take`, which fills the buffer and says how far, or says that there is none. The thread has
-    /// the turn until it gives it away.
+    /// Takes the next message by `take`, which fills the buffer and returns the length, or none. The thread keeps the
+    /// turn until it gives it away.
     ///
     /// # Errors
     /// Those of `take`.
@@ -80,10 +81,10 @@ impl Arrivals {
         Ok(Some((bytes, closing)))
     }
 
-    /// Does what a file that is not closed yet may stand in the way of. If it is refused, all closings that came before
-    /// it are waited for, and if any was served since it began, it is done once more.
+    /// Makes an attempt that a file which is not closed yet may prevent. If it is refused, waits for all earlier
+    /// closes, and repeats it if any of them was served since the first attempt.
     pub(crate) fn after_closings<T>(&self, refused: impl Fn(&T) -> bool, act: impl Fn() -> T) -> T {
-        // Acquire: pairs with the count of a closing that was served.
+        // Acquire: pairs with the count of a close that was served.
         let closed = self.closed.load(Ordering::Acquire);
         let done = act();
         if !refused(&done) {
@@ -94,20 +95,21 @@ impl Arrivals {
         if self.closed.load(Ordering::Acquire) == closed { done } else { act() }
     }
 
-    /// The closings that were taken and have not been served.
+    /// The closes that were taken and are not served yet.
     fn taken(&self) -> BTreeSet<u64> {
         self.closing.lock().clone()
     }
 
-    /// Waits until all of these have been served.
+    /// Waits until all of these closes have been served.
     fn served(&self, before: &BTreeSet<u64>) {
         let mut left = before.clone();
         while !left.is_empty() {
-            // Acquire: pairs with the count that goes with each removal, so that one not seen below changes the word.
+            // Acquire: pairs with the count of each removal, so that a removal which is not seen below changes the
+            // word.
             let closed = self.closed.load(Ordering::Acquire);
             left = self.closing.lock().intersection(before).copied().collect();
             if !left.is_empty() {
-                // SeqCst: pairs with a closing that was served.
+                // SeqCst: pairs with a close that was served.
                 self.waiting.fetch_add(1, Ordering::SeqCst);
                 let (Waited::Woken | Waited::TimedOut | Waited::Interrupted) =
                     self.host.wait(&self.closed, closed, None);
@@ -134,7 +136,7 @@ mod tests {
         taken.unwrap().unwrap().1
     }
 
-    /// Acts that are refused until `closed` is set; how often it was tried.
+    /// Makes attempts that are refused until `closed` is set; returns their number.
     fn tries(arrivals: &Arrivals, closed: &Word, in_the_first: impl Fn()) -> u32 {
         let tried = Word::new(0);
         arrivals.after_closings(
@@ -160,7 +162,7 @@ mod tests {
         let first = arrives(&arrivals, opcode::RELEASE, 4);
         assert_eq!(tries(&arrivals, &shut, || ()), 1, "who is not refused waits for nobody");
         drop(first);
-        // Served after it was refused, and before it looked.
+        // The close is served after the refusal, and before the check for earlier closes.
         let first = std::cell::RefCell::new(arrives(&arrivals, opcode::RELEASE, 6));
         assert_eq!(tries(&arrivals, &open, || drop(first.take())), 2);
     }
@@ -193,7 +195,7 @@ mod tests {
         let (first, before) = (arrives(&arrivals, opcode::RELEASE, 6), arrivals.taken());
         let second = arrives(&arrivals, opcode::RELEASE, 8);
         drop(first);
-        // Else this would never end.
+        // Otherwise this call would never end.
         arrivals.served(&before);
         drop(second);
     }

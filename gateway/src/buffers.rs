@@ -1,28 +1,29 @@
-//! Memory for a message and its answer, which may each be as long as the largest read or write. A thread has some while it has
-//! the turn to take a message, and until that is served: so there are no more than messages being served, and one. Those that were
-//! used last are used next, and few are kept, of which fewer have been long: a rush of long messages leaves little behind.
+//! Memory for messages and answers, each of which may be as long as the largest read or write. A thread has a buffer
+//! while it has the turn to take a message, and until that message is served, so there is at most one more buffer than
+//! messages being served. The buffers used last are reused first. Few are kept, and still fewer that were long, so that
+//! a burst of long messages leaves little memory in use.
 
 use crate::reply::Reply;
 use ipc::{Host, Lock};
 use std::sync::Arc;
 
-/// Buffers that are kept while no thread has them.
+/// Limit of unused buffers that are kept.
 const SPARE_MAX: usize = 6;
-/// Those among them that a long message or answer has made so.
+/// Limit of those among them that had a long message or answer.
 const LONG_MAX: usize = 2;
-/// A message of more bytes is long.
+/// A message with more bytes is long.
 const LONG_BYTES: usize = 64 << 10;
 
-/// Room for one message and one answer.
+/// Space for one message and one answer.
 pub(crate) struct Buffers {
     pub(crate) message: Vec<u8>,
     pub(crate) reply: Reply,
-    /// A message was long.
+    /// A message in this buffer was long.
     pub(crate) was_long: bool,
 }
 
 impl Buffers {
-    /// Notes the length of the message, for which memory was needed.
+    /// Notes the length of the message.
     pub(crate) fn note(&mut self) {
         self.was_long |= self.message.len() > LONG_BYTES;
     }
@@ -32,7 +33,7 @@ impl Buffers {
     }
 }
 
-/// Those that no thread has.
+/// The unused buffers.
 pub(crate) struct Pool {
     spare: Lock<Vec<Buffers>>,
     message_bytes: usize,
@@ -40,7 +41,7 @@ pub(crate) struct Pool {
 }
 
 impl Pool {
-    /// Of buffers for messages and for answers of so many bytes.
+    /// A pool of buffers for messages and answers of these lengths.
     pub(crate) fn new(host: Arc<dyn Host>, message_bytes: usize, reply_bytes: usize) -> Self {
         Self { spare: Lock::new(host, Vec::with_capacity(SPARE_MAX)), message_bytes, reply_bytes }
     }

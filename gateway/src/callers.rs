@@ -1,21 +1,21 @@
-//! Who asks: a request names user and group; supplementary groups are read from `/proc`.
+//! The caller of a request: the request contains user and group; supplementary groups are read from `/proc`.
 //!
-//! They are read anew for each request whose answer may depend on them. A cache by process and start time would be
-//! wrong: a program may call `setgroups` at any time, and does so a moment before it becomes somebody else. Root's
-//! answers never depend on groups, and what is asked through an open file uses the groups of its opening as long as
-//! user and group are the same; so the costs (some 20 us) fall on paths of ordinary users only.
+//! They are read again for each request whose answer may depend on them. A cache by process and start time would be
+//! wrong: a program may call `setgroups` at any time, and does so a moment before it changes its user. Answers for root
+//! never depend on groups, and a request through an open file uses the groups of its opening as long as user and group
+//! are the same. So only paths of ordinary users have the cost (some 20 us).
 
 use crate::abi::InHeader;
 use std::borrow::Cow;
 use vfs::Caller;
 
-/// The asker of a request.
+/// The caller of a request.
 pub(crate) fn caller(header: &InHeader) -> Caller {
     let groups = if header.uid == 0 { Vec::new() } else { groups(header.pid) };
     Caller { uid: header.uid, gid: header.gid, groups }
 }
 
-/// The asker of a request about a file that `opener` opened.
+/// The caller of a request about a file that `opener` opened.
 pub(crate) fn caller_of_file<'a>(header: &InHeader, opener: &'a Caller) -> Cow<'a, Caller> {
     if (header.uid, header.gid) == (opener.uid, opener.gid) {
         Cow::Borrowed(opener)
@@ -24,8 +24,8 @@ pub(crate) fn caller_of_file<'a>(header: &InHeader, opener: &'a Caller) -> Cow<'
     }
 }
 
-/// Supplementary groups of a thread that waits for us, so it is there. None for one that our `/proc` does not show:
-/// the kernel's own, or one of a container beside ours.
+/// Supplementary groups of a thread, which exists because it waits for the answer. Empty if `/proc` does not show it:
+/// it is the kernel's own, or belongs to another container.
 fn groups(pid: u32) -> Vec<u32> {
     let status = if pid == 0 { None } else { std::fs::read_to_string(format!("/proc/{pid}/status")).ok() };
     status.as_deref().map(parse_groups).unwrap_or_default()

@@ -1,5 +1,5 @@
-//! `/dev/fuse`: mounting and unmounting, with and without root. Root mounts by itself; everybody else through the
-//! program `fusermount3`, which is set-user-id and hands the open device over.
+//! `/dev/fuse`: mounting and unmounting, with and without root. Root mounts itself; other users need the program
+//! `fusermount3`, which is set-user-id and passes the open device on.
 
 use crate::error::Error;
 use crate::options::Options;
@@ -24,7 +24,7 @@ const HELPER: &str = "fusermount3";
 pub(crate) struct Device {
     pub(crate) file: File,
     mountpoint: PathBuf,
-    /// Tells it from another mount at the same place.
+    /// Device number, which distinguishes it from another mount at the same path.
     number: Option<(u32, u32)>,
 }
 
@@ -37,7 +37,7 @@ fn io_failed(call: &'static str, path: &Path, error: &std::io::Error) -> Error {
 }
 
 impl Device {
-    /// Mounts. What a gateway left there that was killed is taken away first: nobody can use it any more.
+    /// Mounts. First removes the mount of a gateway that was killed, which is unusable.
     pub(crate) fn mount(mountpoint: &Path, root_mode: u32, options: &Options) -> Result<Self, Error> {
         if let Err(error) = std::fs::metadata(mountpoint)
             && error.raw_os_error() == Some(libc::ENOTCONN)
@@ -78,8 +78,8 @@ impl Device {
         Ok(file)
     }
 
-    /// Unmounts, if it is this mount that stands there. If programs use it, what they mapped is written back, and
-    /// then it is taken away from them.
+    /// Unmounts, if this mount is still at its path. If programs use it, their mapped pages are written back, and then
+    /// the mount is removed by force.
     pub(crate) fn unmount(&self) -> Result<(), Error> {
         if number_at(&self.mountpoint) != self.number {
             return Ok(());
@@ -87,7 +87,8 @@ impl Device {
         match unmount_at(&self.mountpoint, UnmountFlags::empty()) {
             Err(Error::System { errno: libc::EBUSY, .. }) => {
                 if let Ok(root) = File::open(&self.mountpoint) {
-                    // What cannot be written back is lost with the mount; the mapper was told by `msync`.
+                    // Pages that cannot be written back are lost with the mount; `msync` reports that to their
+                    // programs.
                     let _ = syncfs(&root);
                 }
                 unmount_at(&self.mountpoint, UnmountFlags::DETACH | UnmountFlags::FORCE)
@@ -97,20 +98,20 @@ impl Device {
     }
 }
 
-/// Device number of what is mounted there, without asking who serves it.
+/// Device number of the mount at a path, without a request to its server.
 fn number_at(path: &Path) -> Option<(u32, u32)> {
     let found = statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE).ok()?;
     Some((found.stx_dev_major, found.stx_dev_minor))
 }
 
-/// Options that the kernel and the helper call the same.
+/// Options with the same names for the kernel and the helper.
 fn shared_options(options: &Options) -> impl Iterator<Item = &'static str> {
     let allow_other = options.other_users.then_some("allow_other");
     let kernel_checks = options.kernel_checks.then_some("default_permissions");
     allow_other.into_iter().chain(kernel_checks)
 }
 
-/// Unmounts what is mounted at a path, if nobody uses it; its gateway ends then. That nothing is mounted there is no error.
+/// Unmounts the mount at a path, if it is unused; its gateway ends then. A missing mount is no error.
 ///
 /// # Errors
 /// `System` (EBUSY: a program uses it), `Helper`, `HelperMissing`.
@@ -118,7 +119,7 @@ pub fn unmount(path: &Path) -> Result<(), Error> {
     unmount_at(path, UnmountFlags::empty())
 }
 
-/// Takes away a mount whose gateway is gone.
+/// Removes a mount whose gateway is gone.
 ///
 /// # Errors
 /// `System`, `Helper`, `HelperMissing`.
@@ -128,14 +129,14 @@ pub fn detach(path: &Path) -> Result<(), Error> {
 
 fn unmount_at(path: &Path, flags: UnmountFlags) -> Result<(), Error> {
     match rustix::mount::unmount(path, flags) {
-        // No mount is there any more.
+        // The mount is already gone.
         Ok(()) | Err(Errno::INVAL | Errno::NOENT) => Ok(()),
         Err(Errno::PERM) => unmount_by_helper(path, flags),
         Err(errno) => Err(failed("umount", path, errno.raw_os_error())),
     }
 }
 
-/// The helper could not be run.
+/// The error for a helper that could not be run.
 fn of_helper(error: &std::io::Error) -> Error {
     match error.kind() {
         ErrorKind::NotFound => Error::HelperMissing,
@@ -154,7 +155,7 @@ fn unmount_by_helper(path: &Path, flags: UnmountFlags) -> Result<(), Error> {
     if said.contains("busy") { Err(failed("umount", path, libc::EBUSY)) } else { Err(Error::Helper(said)) }
 }
 
-/// The helper mounts, and sends the open device through a socket whose number it finds in its environment.
+/// Mounts by the helper, which sends the open device over a socket whose number is in its environment.
 fn mount_by_helper(path: &Path, options: &Options) -> Result<File, Error> {
     let socket = |errno: Errno| failed("socketpair", path, errno.raw_os_error());
     let (ours, theirs) =

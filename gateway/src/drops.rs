@@ -1,5 +1,5 @@
-//! Units whose lease goes: the kernel is told to drop what it has of them, pass by pass, while requests on them are served on.
-//! Called by the threads of [`crate::recalls`] alone.
+//! Recalls of units: the kernel is told to drop its data, pass by pass, while the gateway still serves requests on the
+//! unit. Called only by the threads of [`crate::recalls`].
 
 use crate::guard::Guarded;
 use crate::nodes::Nodes;
@@ -10,20 +10,21 @@ use ipc::Word;
 use std::cell::RefCell;
 use std::time::Duration;
 
-/// Pause before the kernel is told again to drop an inode that it does not have yet, or that it forgets just now.
+/// Pause before the notification is repeated for an inode that the kernel has not created yet, or is forgetting.
 const PAUSE: Duration = Duration::from_micros(100);
-/// How often that is tried: about as long as SharedFS waits for an answer.
+/// Limit of repetitions: about as long as SharedFS waits for an answer.
 const TRIES_MAX: u32 = 50_000;
-/// How long a pass waits for requests that are being served before it is made again.
+/// How long a pass waits for requests that are being served before it is repeated.
 const SERVED: Duration = Duration::from_millis(1);
-/// Units whose leases go back together to make room.
+/// Units whose leases are given back together when too many are held.
 const EVICTED_AT_ONCE: usize = 64;
 
 impl Units {
-    /// Others want an inode: the kernel drops what it has of it, and the lease goes back.
+    /// Another session requests the inode: makes the kernel drop its data, and gives the lease back.
     pub(crate) fn recall(&self, nodes: &Nodes, notices: &Notices, node: InodeNumber) {
         while !self.drop_all(nodes, notices, node, || ()) {
-            // Another thread may be about it, but what is asked for may be a lease that came after the one that it gives back.
+            // Another thread may be dropping the unit, but the recall may be about a later lease than the one that this
+            // thread gives back.
             let is_free = self.wait(|table| {
                 let unit = table.units.entry(node).or_default();
                 match unit.phase {
@@ -36,7 +37,7 @@ impl Units {
                 }
             });
             if is_free {
-                // The engine has it, and the kernel nothing.
+                // The engine has the lease, and the kernel no data.
                 self.leases().give_back(&[node]);
                 return self.end_giving(node, false);
             }
@@ -44,8 +45,8 @@ impl Units {
         self.give_back(&[node]);
     }
 
-    /// Makes room: the units that were held first are dropped, those of files that are open for writing last. Several leases go
-    /// back by one call.
+    /// Reduces the number of held units, the oldest first; files that are open for writing stay. Gives several leases
+    /// back in one call.
     pub(crate) fn evict(&self, nodes: &Nodes, notices: &Notices) {
         let victims: Vec<InodeNumber> = {
             let mut table = self.table.lock();
@@ -65,8 +66,8 @@ impl Units {
             }
             victims
         };
-        // Requests wait for a unit that is closed: it goes back before another one's requests are waited for, which need the
-        // threads that serve.
+        // Requests wait for a closed unit. So closed units are given back before this thread waits for requests on
+        // another unit, because these need serving threads.
         let closed = RefCell::new(Vec::new());
         let give_back = || self.give_back(&closed.take());
         for node in victims {
@@ -80,7 +81,7 @@ impl Units {
         give_back();
     }
 
-    /// All leases were lost: the kernel drops everything that it has. Returns when it has.
+    /// Handles the loss of all leases: makes the kernel drop all of its data, and returns when that is done.
     pub(crate) fn lose_all(&self, nodes: &Nodes, notices: &Notices, guarded: Option<&Guarded>) {
         let drops = |any| guarded.into_iter().for_each(|guarded| guarded.drops(any));
         let all: Vec<(InodeNumber, u64)> = {
@@ -94,7 +95,7 @@ impl Units {
                 self.give_back(&[*node]);
             }
         }
-        // Other threads may be about some of them.
+        // Other threads may be dropping some of them.
         self.wait(|table| {
             let is_left = |(node, hold): &(InodeNumber, u64)| {
                 let unit = table.units.get(node).filter(|unit| unit.hold == *hold);
@@ -105,8 +106,8 @@ impl Units {
         drops(false);
     }
 
-    /// Has the kernel drop what it has of a unit that is held, pass by pass, until nothing came meanwhile. False if it is not
-    /// held. Requests of the unit are waited for only after `before_wait`.
+    /// Makes the kernel drop its data of a held unit, pass by pass, until no page arrived during a pass. False if the
+    /// unit is not held. Calls `before_wait` before it waits for requests on the unit.
     fn drop_all(&self, nodes: &Nodes, notices: &Notices, node: InodeNumber, before_wait: impl Fn()) -> bool {
         let names = {
             let mut table = self.table.lock();
@@ -120,7 +121,7 @@ impl Units {
             }
             table.units.get(&node).and_then(|unit| unit.names)
         };
-        // What is being told to be kept is told before the kernel is told to drop it.
+        // Cacheable answers that are being sent reach the kernel before the notification.
         self.wait(|table| table.units.get(&node).is_none_or(|unit| unit.telling == 0).then_some(()));
         loop {
             let has_pages = self.begin_pass(node);
@@ -139,7 +140,7 @@ impl Units {
         true
     }
 
-    /// Whether the kernel may have pages, which requests may have put there since the unit is recalled.
+    /// Whether the kernel may have pages. Requests may have added some since the recall began.
     fn begin_pass(&self, node: InodeNumber) -> bool {
         let mut table = self.table.lock();
         let Some(unit) = table.units.get_mut(&node) else { return false };
@@ -148,7 +149,7 @@ impl Units {
         unit.has_pages
     }
 
-    /// Whether nothing came during the pass: then the unit is closed.
+    /// Closes the unit if no page arrived during the pass; false otherwise.
     fn end_pass(&self, node: InodeNumber) -> bool {
         loop {
             let (seen, now) = (self.seen(), self.host.now());
@@ -174,7 +175,7 @@ impl Units {
         false
     }
 
-    /// Names that the kernel was told since the last epoch are made old, with all others.
+    /// Invalidates the names of the unit, with all other names, unless that was done since the kernel got them.
     fn drop_names(&self, notices: &Notices, names: Option<u64>) {
         let Some(told) = names else { return };
         let _raising = self.raising.lock();
@@ -183,14 +184,14 @@ impl Units {
             if told < table.epoch {
                 return;
             }
-            // Before the kernel: a name that is told in between is taken for a newer one than it is.
+            // Before the notification: a name that is sent in between counts as newer than it is.
             table.epoch += 1;
         }
-        // A kernel that is gone keeps no names.
+        // A kernel that has ended the connection has no names.
         let _ = notices.drop_names();
     }
 
-    /// Gives the leases of units back that are closed.
+    /// Gives the leases of closed units back.
     fn give_back(&self, closed: &[InodeNumber]) {
         if closed.is_empty() {
             return;
@@ -204,7 +205,7 @@ impl Units {
         closed.iter().for_each(|node| self.end_giving(*node, true));
     }
 
-    /// The lease is back.
+    /// The lease has been given back.
     pub(crate) fn end_giving(&self, node: InodeNumber, was_closed: bool) {
         let place = {
             let mut guard = self.table.lock();
@@ -226,23 +227,23 @@ impl Units {
         self.change();
     }
 
-    /// The connection is over, and nothing of it can be asked for; what programs have mapped of it is there still. The kernel
-    /// drops it before the leases go.
+    /// The connection is over, so no request can use it, but mappings of programs still exist. Makes the kernel drop
+    /// their pages before the leases are given back.
     pub(crate) fn drop_at_end(&self, notices: &Notices) {
         let held: Vec<InodeNumber> = {
             let table = self.table.lock();
             let held = table.units.iter().filter(|(_, unit)| unit.phase != Phase::Free);
             held.map(|(node, _)| *node).collect()
         };
-        // A page that was dirty the first time is clean the second time, whatever became of its write.
+        // A page that was dirty in the first round is clean in the second one, whether or not its write succeeded.
         for node in held.iter().chain(&held) {
-            // Of a mount that nobody uses any more the kernel has nothing.
+            // If the mount is no longer in use, the kernel has no pages.
             let _ = notices.drop_pages(node.get(), 0, 0);
         }
     }
 
-    /// Tells the kernel to drop something. One that it does not have, though it was told of it, it is about to make or to forget;
-    /// it does neither once the connection is over.
+    /// Sends a notification. If the kernel does not have an inode that it was told of, it is about to create or to
+    /// forget the inode; after the end of the connection it does neither.
     fn drop_once(&self, nodes: &Nodes, node: InodeNumber, drop: impl Fn() -> Result<(), i32>) {
         for _ in 0..TRIES_MAX {
             match drop() {

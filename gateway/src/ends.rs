@@ -1,10 +1,11 @@
-//! Where files end, as the kernel takes it.
+//! The ends of files as the kernel knows them.
 //!
-//! A read that goes beyond the end which the kernel knows asks for attributes first (GETATTR with the open file). The thread that
-//! asked takes the size in when it goes on, but not if the kernel was told meanwhile to drop something of the inode, or if
-//! another program makes the file longer just then. The read would then stop at the old end, although bytes behind it were written
-//! long before. So the last byte of the file is stored into the kernel's pages before such a question is answered: that makes
-//! the file longer at once, whatever becomes of the answer. A file that became shorter needs nothing: a READ says where it ends.
+//! A read beyond the end that the kernel knows first asks for attributes (GETATTR with the open file). The thread that
+//! asked uses the size in the answer, unless a notification about the inode arrived meanwhile, or another program is
+//! extending the file. The read would then stop at the old end, although bytes after it were written long before. So
+//! the gateway stores the last byte of the file into the kernel's pages before it answers such a request: this extends
+//! the file at once, whatever happens to the answer. A file that became shorter needs no such step, because the answer
+//! to the READ shows its end.
 
 use crate::gateway::Gateway;
 use crate::recalls::Repair;
@@ -22,7 +23,7 @@ struct State {
     cuts: u64,
 }
 
-/// Ends that the kernel has: it takes a file to end there, or further on.
+/// Lower bounds of the ends that the kernel knows.
 pub(crate) struct Ends(Lock<State>);
 
 impl Ends {
@@ -30,12 +31,12 @@ impl Ends {
         Self(Lock::new(host, State::default()))
     }
 
-    /// Whether the kernel takes a file to end here, or further on.
+    /// Whether the kernel knows that the file ends at `end` or later.
     pub(crate) fn reaches(&self, node: InodeNumber, end: u64) -> bool {
         end == 0 || self.0.lock().ends.get(&node).is_some_and(|known| *known >= end)
     }
 
-    /// The kernel is told that a file ends here, or that it has forgotten the file if this is its start.
+    /// The kernel gets this end of the file in an answer; 0 if it has forgotten the file.
     pub(crate) fn end_at(&self, node: InodeNumber, end: u64) {
         let ends = &mut self.0.lock().ends;
         if ends.get(&node).is_some_and(|known| *known > end) {
@@ -43,7 +44,7 @@ impl Ends {
         }
     }
 
-    /// A program of the mount cuts a file.
+    /// A program of the mount truncates a file.
     pub(crate) fn cut(&self, node: InodeNumber, end: u64) {
         self.0.lock().cuts += 1;
         self.end_at(node, end);
@@ -53,7 +54,7 @@ impl Ends {
         self.0.lock().cuts
     }
 
-    /// The kernel has an end, unless a file was cut since there were so many cuts.
+    /// The kernel has stored an end; ignored if a file was truncated since `cuts` was read.
     fn stored(&self, node: InodeNumber, end: u64, cuts: u64) {
         let mut state = self.0.lock();
         if state.cuts == cuts {
@@ -63,14 +64,14 @@ impl Ends {
 }
 
 impl Gateway {
-    /// Makes the kernel take a file to end no earlier than it does. A lease is held, so that programs elsewhere do not change it
-    /// meanwhile.
+    /// Makes sure that the kernel does not expect the file to end before `end`. The caller holds a lease, so that
+    /// programs elsewhere do not change the file meanwhile.
     pub(crate) fn store_end(&self, node: InodeNumber, handle: Handle, end: u64) -> Result<(), Error> {
         let Some(at) = end.checked_sub(1).filter(|_| !self.ends.reaches(node, end)) else { return Ok(()) };
         let cuts = self.ends.cuts();
         let mut byte = [0];
         let bytes = match self.engine.read(handle, at, &mut [IoSliceMut::new(&mut byte)]) {
-            // It reads nothing, so it needs no end.
+            // The file is not open for reading, so the kernel needs no end.
             Err(Error::BadDescriptor) => return Ok(()),
             bytes => bytes?,
         };
@@ -95,7 +96,7 @@ mod tests {
         assert!(ends.reaches(node, 9) && ends.reaches(node, 10) && !ends.reaches(node, 11));
         ends.end_at(node, 9);
         assert!(!ends.reaches(node, 9) && ends.reaches(node, 0));
-        // A program cuts the file while its end is on the way to the kernel.
+        // A program truncates the file while its end is being sent to the kernel.
         let cuts = ends.cuts();
         ends.cut(node, 0);
         ends.stored(node, 10, cuts);

@@ -1,34 +1,34 @@
-//! The one error type of this crate. What programs on the mount see are errors of `vfs`.
+//! The error type of this crate. Programs on the mount get errors of `vfs`.
 
 use std::fmt;
 use std::path::PathBuf;
 
-/// Why there is no mount, or why it ended otherwise than by being unmounted.
+/// The reasons for which a mount failed, or ended other than by unmounting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Error {
-    /// A system call failed: which, on what, and its errno.
+    /// A system call failed.
     System {
         /// Name of the call.
         call: &'static str,
-        /// What it was about.
+        /// Its path.
         path: PathBuf,
         /// The errno.
         errno: i32,
     },
-    /// `/dev/fuse` needs root, or the program `fusermount3` for everybody else: what that said.
+    /// The output of the program `fusermount3`, which users other than root need for `/dev/fuse`.
     Helper(String),
     /// That program is not installed.
     HelperMissing,
-    /// The kernel speaks another protocol: its version.
+    /// The kernel uses another version of the protocol.
     Protocol {
         /// Major version.
         major: u32,
         /// Minor version.
         minor: u32,
     },
-    /// The engine has no root directory, or not under the number that the kernel expects.
+    /// The engine has no root directory, or its number is not the one that the kernel expects.
     Root(Option<vfs::Error>),
-    /// A thread could not be had.
+    /// A thread could not be started.
     Host(ipc::Error),
 }
 

@@ -1,8 +1,8 @@
-//! Open files of the kernel, and what they hold of locks.
+//! Open files of the kernel, and their locks.
 //!
-//! `fcntl` locks belong to whom the kernel calls an owner (a process's table of descriptors, or one open file for
-//! `F_OFD_*`: a request does not say which) and end when that owner closes any descriptor of the file; `flock` locks
-//! belong to the open file and end with it. The kernel keeps neither in mind for us.
+//! `fcntl` locks belong to an owner in the kernel's sense (a process's table of descriptors, or one open file for
+//! `F_OFD_*`; a request does not distinguish them) and end when that owner closes any descriptor of the file. `flock`
+//! locks belong to the open file and end with it. The kernel does not keep track of either for the gateway.
 
 use format::InodeNumber;
 use ipc::{Host, Lock};
@@ -17,15 +17,15 @@ pub(crate) struct OpenFile {
     pub(crate) handle: Handle,
     pub(crate) inode: InodeNumber,
     pub(crate) opener: Caller,
-    /// It is counted among those that may write.
+    /// The file is counted as one that may write.
     pub(crate) is_writer: bool,
 }
 
 /// An owner of `fcntl` locks on one inode.
 struct Holder {
-    /// The first process that was seen to lock for it.
+    /// The first process that requested a lock for this owner.
     pid: u32,
-    /// Open files through which it locked since it last closed one.
+    /// Open files through which the owner requested locks since it last closed a descriptor.
     through: BTreeSet<Handle>,
 }
 
@@ -57,7 +57,7 @@ impl Files {
         self.state.lock().files.get(&number).cloned().ok_or(vfs::Error::BadDescriptor)
     }
 
-    /// Takes an open file out, with the owners whose locks end with it.
+    /// Removes an open file, and returns the owners whose locks end with it.
     ///
     /// # Errors
     /// `BadDescriptor`.
@@ -68,8 +68,8 @@ impl Files {
         if state.flocked.remove(&file.handle) {
             owners.push(LockOwner::Description(number));
         }
-        // A process that locked through this file closed its descriptor before, and was then taken out: who is left
-        // is the file itself.
+        // A process that locked through this file has closed its descriptor before, and its owner was removed then. An
+        // owner that is left is the file itself.
         let range = (file.inode, 0)..=(file.inode, u64::MAX);
         let through = |holder: &Holder| holder.through.contains(&file.handle);
         let ended = state.holders.range(range).filter(|(_, holder)| through(holder));
@@ -89,7 +89,7 @@ impl Files {
         LockOwner::Description(file.handle.get())
     }
 
-    /// The owner of `fcntl` locks; with `locks` it is known from now on as one that may hold some.
+    /// The owner of `fcntl` locks; with `locks` the owner is remembered as one that may have some.
     pub(crate) fn range_owner(&self, file: &OpenFile, owner: u64, pid: u32, locks: bool) -> LockOwner {
         let mut state = self.state.lock();
         let key = (file.inode, owner);
@@ -102,13 +102,13 @@ impl Files {
         LockOwner::Process { id: owner, pid: holder.pid }
     }
 
-    /// An owner closed a descriptor of the file: who it is, if it may hold locks on it.
+    /// An owner closed a descriptor of the file; returns the owner if it may have locks on the file.
     pub(crate) fn closed_by(&self, file: &OpenFile, owner: u64) -> Option<LockOwner> {
         let holder = self.state.lock().holders.remove(&(file.inode, owner))?;
         Some(LockOwner::Process { id: owner, pid: holder.pid })
     }
 
-    /// Numbers of all that is open.
+    /// The numbers of all open files.
     pub(crate) fn numbers(&self) -> Vec<u64> {
         self.state.lock().files.keys().copied().collect()
     }

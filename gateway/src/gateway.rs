@@ -1,5 +1,4 @@
-//! One message in, one answer out: what is the same for every kind of message. What the kinds do stands in
-//! `operations`.
+//! The parts of serving a message that are the same for every kind of message. The kinds are in `operations`.
 
 use crate::abi::{self, AttrOut, Body, EntryOut, InHeader, opcode};
 use crate::arrivals::Arrivals;
@@ -25,23 +24,23 @@ use std::sync::Arc;
 use vfs::engine::{Attributes, Target};
 use vfs::{Engine, Error, LeaseMode};
 
-/// What became of a message.
+/// The outcome of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
     /// The reply is to be sent.
     Ready,
-    /// Somebody else will send one.
+    /// Another thread sends the reply later.
     Later,
-    /// The kernel wants none.
+    /// The kernel expects no reply.
     None,
-    /// Not served: the kernel does without.
+    /// The operation is not supported; the kernel works without it.
     Unknown,
 }
 
 /// Sends an answer that comes later.
 pub(crate) type Send = Box<dyn Fn(&[u8]) + std::marker::Send + Sync>;
 
-/// All that a mount remembers. Lock order: the tables' locks are leaves, held for no call of the engine.
+/// The state of a mount. Lock order: the locks of the tables are leaves, and not held during calls of the engine.
 pub(crate) struct Gateway {
     pub(crate) engine: Arc<dyn Engine>,
     pub(crate) host: Arc<dyn Host>,
@@ -53,19 +52,19 @@ pub(crate) struct Gateway {
     pub(crate) retries: Retries,
     pub(crate) tally: Tally,
     pub(crate) send: Send,
-    /// The kernel keeps what it is told, under leases.
+    /// The kernel caches data under leases.
     pub(crate) caches: bool,
     /// The kernel can be asked to forget inodes.
     pub(crate) forgets: bool,
     pub(crate) units: Arc<Units>,
     pub(crate) ends: Ends,
-    /// Another process sees to it that the kernel drops what it has if this one dies.
+    /// Another process makes the kernel drop its data if this one dies.
     pub(crate) guarded: Option<Arc<Guarded>>,
     pub(crate) notices: Notices,
     /// Recalls of inodes that may have pages in the kernel, and of others.
     pub(crate) page_recalls: Queue,
     pub(crate) plain_recalls: Queue,
-    /// Threads for these.
+    /// Number of threads for these.
     pub(crate) threads: Word,
 }
 
@@ -102,8 +101,8 @@ impl Gateway {
         }
     }
 
-    /// Answers a message: gives the bytes to be sent, if any. A panic below is an `EIO` above: one request that
-    /// meets a broken invariant does not take the mount away from everybody.
+    /// Serves a message; returns the bytes to be sent, if any. A panic in an operation becomes an `EIO`, so that one
+    /// request that meets a broken invariant does not end the mount.
     pub(crate) fn answer<'a>(self: &Arc<Self>, message: &[u8], reply: &'a mut Reply) -> Option<&'a [u8]> {
         reply.clear();
         let (header, body) = abi::split(message).ok()?;
@@ -124,7 +123,7 @@ impl Gateway {
         Some(reply.finish(header.unique, result))
     }
 
-    /// Remembers a thread whose call met what was gone, until its call is served.
+    /// Remembers a thread whose call met a removed inode, until the call is served.
     fn note_retry(&self, header: &InHeader, error: Option<&Error>) {
         let asks = matches!(
             header.opcode,
@@ -136,7 +135,7 @@ impl Gateway {
                 | opcode::READLINK
         );
         let over = match (error, header.opcode) {
-            // These the kernel sends for whom it likes.
+            // The kernel sends these messages in the name of any thread.
             (_, opcode::FORGET | opcode::BATCH_FORGET | opcode::RELEASE | opcode::RELEASEDIR) => return,
             (Some(Error::Stale), _) => self.retries.begin(header.pid),
             _ if self.retries.has(header.pid) => self.retries.served(header.pid, !asks),
@@ -197,7 +196,7 @@ impl Gateway {
         }
     }
 
-    /// Gives the engine back all that the kernel had: it has gone.
+    /// The kernel has ended the connection: gives all of its resources back to the engine.
     pub(crate) fn end(&self) {
         self.waits.end();
         self.units.end_connection();
@@ -212,7 +211,7 @@ impl Gateway {
         self.nodes.forget_all(&*self.engine);
     }
 
-    /// Closes an open file, if it is one, and ends the locks that end with it.
+    /// Closes an open file, if there is one with this number, and ends the locks that end with it.
     pub(crate) fn close(&self, number: u64) {
         if let Ok((file, owners)) = self.files.remove(number) {
             for owner in owners {
@@ -225,10 +224,10 @@ impl Gateway {
         }
     }
 
-    /// Starts the threads that tell the kernel what to drop, and to forget.
+    /// Starts the threads that tell the kernel to drop and to forget data.
     ///
     /// # Errors
-    /// There is no thread to be had.
+    /// A thread could not be started.
     pub(crate) fn start_recalls(self: &Arc<Self>) -> Result<(), ipc::Error> {
         if self.forgets {
             recalls::start_forgetting(self)?;
@@ -236,21 +235,22 @@ impl Gateway {
         if self.caches { recalls::start(self) } else { Ok(()) }
     }
 
-    /// Makes sure that a lease is held under which the kernel may keep what is asked of an inode next; none if it may not keep
-    /// it. What stands in the way of the lease is found by the engine, too, which has the answer.
+    /// Makes sure that a lease is held under which the kernel may cache the next answer about an inode; none if it may
+    /// not. If the engine fails to get the lease, the operation itself gets that error too.
     pub(crate) fn stamp(&self, node: InodeNumber) -> Option<Stamp> {
         if self.caches { self.units.hold(node, LeaseMode::Read).ok().flatten() } else { None }
     }
 
-    /// How long the kernel may keep an answer: as long as it likes, if there is something that stays until it was sent.
+    /// How long the kernel may cache an answer: for long, if the unit is held until the answer was sent.
     fn valid(stay: Option<Stay>, reply: &mut Reply) -> u64 {
         let Some(stay) = stay else { return 0 };
         reply.stays(stay);
         VALID_SECONDS
     }
 
-    /// Tells the kernel of an inode that was just pinned. It may keep its attributes if `is_new`: then nothing that it had
-    /// before is overtaken; and its name, if that was true under this stamp of the directory.
+    /// Sends an inode that was just pinned to the kernel. The kernel may cache its attributes if `is_asked`; otherwise
+    /// it would accept them even if it was told meanwhile to drop the inode. It may cache the name if that was true
+    /// under this stamp of the directory.
     pub(crate) fn tell(
         self: &Arc<Self>,
         attributes: &Attributes,
@@ -261,7 +261,7 @@ impl Gateway {
         let inode = attributes.inode;
         self.nodes.tell(&*self.engine, inode);
         let stamp = if self.caches && is_asked { self.units.hold_at_once(inode) } else { None };
-        // Asked once more, under the lease that is held now.
+        // The attributes are read again, under the lease that is held now.
         let held = stamp.and_then(|stamp| {
             let fresh = self.engine.getattr(Target::Node(inode)).ok()?;
             Some((fresh, self.units.tell_attributes(Some(stamp))?))
@@ -274,7 +274,7 @@ impl Gateway {
         reply.put(&EntryOut { node: inode.get(), attr, attr_valid, entry_valid, ..EntryOut::default() });
     }
 
-    /// Tells the kernel that a name stands for nothing, which it may keep.
+    /// Tells the kernel that a name does not exist, which it may cache.
     pub(crate) fn tell_absent(&self, directory: Option<Stamp>, reply: &mut Reply) -> Result<Answer, Error> {
         let stay = self.units.tell_name(directory).ok_or(Error::NotFound)?;
         reply.stays(stay);
@@ -282,7 +282,7 @@ impl Gateway {
         Ok(Answer::Ready)
     }
 
-    /// Attributes that the kernel may keep if they were asked for under this stamp.
+    /// Attributes that the kernel may cache if they were read under this stamp.
     pub(crate) fn tell_attributes(
         &self,
         attributes: &Attributes,
@@ -301,12 +301,12 @@ impl Gateway {
     }
 }
 
-/// The node that a message is about.
+/// The node of a message.
 pub(crate) fn node(header: &InHeader) -> InodeNumber {
     InodeNumber::new(header.node)
 }
 
-/// A name, as paths have them.
+/// A name in the form of `vfs`.
 pub(crate) fn name(bytes: &[u8]) -> Result<Name<'_>, Error> {
     Name::new(bytes).map_err(|error| match error {
         NameError::TooLong => Error::NameTooLong,

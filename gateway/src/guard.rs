@@ -1,14 +1,15 @@
-//! What outlives the process that serves a mount. The kernel keeps pages, attributes and names under leases of that process's
-//! session; when it is killed, or stands still, they have to be gone before the leases go to others, and an aborted connection
-//! keeps them: a program would go on to read and change what it has mapped. So another process, the *guard*, holds the
-//! connection too, with the list of inodes of which the kernel may have something. While it lives it holds a lock
-//! on a file, by which SharedFS sees that leases are to be withheld.
+//! The guard of a mount, which outlives the process that serves the mount. The kernel caches pages, attributes and
+//! names under leases of the serving process's session. If that process is killed or stops responding, the cached data
+//! must be dropped before other sessions get the leases. An aborted connection does not drop it: a program would
+//! continue to read and change its mappings. So another process, the *guard*, holds the connection too, with the list
+//! of inodes of which the kernel may have data. While the guard lives it holds a lock on a file, by which SharedFS sees
+//! that leases must be withheld.
 //!
-//! The serving process sends a pulse. When it ends without having said so, or the pulse stays away, the guard kills it, has the
-//! kernel ask everything again that it had taken, answers all of it with EIO, has the kernel drop everything that it
-//! has, and closes the connection: each call and each access to a mapped page fails from then on.
+//! The serving process sends heartbeats. If it ends without a report, or the heartbeats stop, the guard kills it, makes
+//! the kernel send all unanswered requests again, answers them with EIO, makes the kernel drop all cached data, and
+//! closes the connection. From then on each call and each access to a mapped page fails.
 //!
-//! The guard makes no call on the mount, and asks SharedFS for nothing.
+//! The guard makes no call on the mount and none to SharedFS.
 
 use crate::abi::{self, OutHeader, notice, opcode};
 use crate::error::Error;
@@ -33,31 +34,32 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How often the serving process says that it goes on.
+/// Interval of the serving process's heartbeats.
 const PULSE: Duration = Duration::from_millis(500);
-/// So many waits of that length without a pulse are silence. They are counted: a machine that stood still is no silence.
+/// Number of such intervals without a heartbeat after which the gateway counts as silent. Intervals are counted, so
+/// that a suspended machine does not count as silence.
 const SILENT_MAX: u32 = 10;
-/// How long the kernel may take to drop what one inode has, before the pulse stays away.
+/// How long the kernel may take to drop the data of one inode before the heartbeats stop.
 const DROPS_MAX: Duration = Duration::from_secs(10);
-/// How often the kernel is told to ask again while the process ends.
+/// Interval at which the kernel is told to send requests again while the process ends.
 const AGAIN: Duration = Duration::from_millis(10);
 /// The largest request.
 const MESSAGE_BYTES_MAX: usize = (1 << 20) + 4096;
-/// Descriptors that a guard is given.
+/// Number of descriptors that a guard gets.
 const DESCRIPTORS: usize = 4;
-/// What the serving process says.
+/// Messages of the serving process.
 const GOES_ON: u8 = b'p';
 const IS_OVER: u8 = b'e';
 
-/// What a mount is guarded with.
+/// The resources for guarding a mount.
 pub struct Guarding {
-    /// A file that is locked by its open file description for as long as the kernel may have something of the mount.
+    /// A file that is locked by its open file description for as long as the kernel may have data of the mount.
     pub lock: File,
-    /// Starts a process that calls [`guard`] with this descriptor; also when one has died.
+    /// Starts a process that calls [`guard`] with this descriptor; called again when one has died.
     pub start: Box<dyn Fn(OwnedFd) -> std::io::Result<()> + Send>,
 }
 
-/// Inodes of which the kernel may have something, where a guard reads them: a file in memory.
+/// The inodes of which the kernel may have data, in a memory file that a guard reads.
 pub(crate) struct KernelHas {
     file: File,
     places: Lock<Places>,
@@ -75,7 +77,7 @@ impl KernelHas {
         Ok(Self { file: file.into(), places: Lock::new(host, Places::default()) })
     }
 
-    /// Notes one, before the kernel is told anything of it; gives where. None if it cannot be noted.
+    /// Adds an inode before the kernel gets any data of it; returns its position. None if the write fails.
     pub(crate) fn note(&self, node: InodeNumber) -> Option<u32> {
         let place = {
             let mut places = self.places.lock();
@@ -91,9 +93,9 @@ impl KernelHas {
         written.is_ok().then_some(place)
     }
 
-    /// The kernel has nothing of it any more.
+    /// Removes an inode of which the kernel has no data any more.
     pub(crate) fn clear(&self, place: u32) {
-        // If it stays, it is dropped once more than it has to be.
+        // If the write fails, the guard drops the inode once more than necessary.
         let _ = self.file.write_all_at(&[0; 8], u64::from(place) * 8);
         self.places.lock().free.push(place);
     }
@@ -109,10 +111,10 @@ pub(crate) struct Guarded {
     device: OwnedFd,
     pub(crate) kernel_has: Arc<KernelHas>,
     lock: OwnedFd,
-    /// Since when the kernel drops what one inode has after all leases were lost.
+    /// The time at which the kernel began to drop the data of the present inode, after all leases were lost.
     dropping: Lock<Option<ipc::Time>>,
     over: Word,
-    /// 1 when the guard was told so.
+    /// 1 when the guard has got the final message.
     told: Word,
 }
 
@@ -131,7 +133,7 @@ impl Guarded {
         Ok(Self { host, device, kernel_has, lock, dropping, over: Word::new(0), told: Word::new(0) })
     }
 
-    /// Starts a guard, and gives the way to it once it has what it needs.
+    /// Starts a guard; returns the socket to it when it has received its descriptors.
     pub(crate) fn start(&self, start: impl Fn(OwnedFd) -> std::io::Result<()>) -> Result<OwnedFd, Error> {
         let (ours, theirs) =
             rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
@@ -155,7 +157,7 @@ impl Guarded {
         }
     }
 
-    /// Sends the pulse until the mount is over; a guard that died is followed by another one.
+    /// Sends heartbeats until the mount is over; starts another guard when one has died.
     pub(crate) fn pulse(&self, mut guard: OwnedFd, start: impl Fn(OwnedFd) -> std::io::Result<()>) {
         let says = |guard: &OwnedFd, what| rustix::net::send(guard, &[what], SendFlags::NOSIGNAL).is_ok();
         while self.over.load(Ordering::Acquire) == 0 {
@@ -173,16 +175,17 @@ impl Guarded {
         self.host.wake(&self.told, ipc::WAKE_ALL);
     }
 
-    /// The kernel drops what it has of one more inode, after all leases were lost; or no more.
+    /// Notes that the kernel begins to drop the data of another inode after all leases were lost, or that it has
+    /// dropped all.
     pub(crate) fn drops(&self, any: bool) {
         *self.dropping.lock() = any.then(|| self.host.now());
     }
 
-    /// The kernel has nothing any more, and the engine has everything back.
+    /// Called when the kernel has no data and the engine has all resources back.
     pub(crate) fn end(&self) {
         self.over.store(1, Ordering::Release);
         self.host.wake(&self.over, ipc::WAKE_ALL);
-        // A guard that is not told drops what is dropped already.
+        // A guard without the final message only drops data that is already dropped.
         let until = self.host.now().after(PULSE);
         while self.told.load(Ordering::Acquire) == 0 && self.host.now() < until {
             self.host.wait(&self.told, 0, Some(until));
@@ -190,19 +193,19 @@ impl Guarded {
     }
 }
 
-/// What became of a mount that was guarded.
+/// The end of a guarded mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
     /// It was unmounted, and its gateway ended in order.
     InOrder,
-    /// Its gateway died or stood still: everything on it fails from now on, and the kernel has nothing of it.
+    /// Its gateway died or stopped responding: all calls on it fail from now on, and the kernel has no data of it.
     Poisoned,
 }
 
-/// Guards a mount: the whole life of the process that was started for it.
+/// Guards a mount; this is the whole task of the process that was started for it.
 ///
 /// # Errors
-/// `System`: who started this one is gone, or the machine lacks something; then nothing was guarded.
+/// `System`: the process that started this one is gone, or a system call failed; then the mount was not guarded.
 pub fn guard(host: &Arc<dyn Host>, gateway: &OwnedFd) -> Result<Ended, Error> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
@@ -226,23 +229,25 @@ pub fn guard(host: &Arc<dyn Host>, gateway: &OwnedFd) -> Result<Ended, Error> {
     Ok(Ended::Poisoned)
 }
 
-/// Whether a process was killed, and ends as soon as the kernel lets its last thread go. It keeps its descriptors until then.
+/// Whether a process was killed and ends as soon as the kernel releases its last thread. It keeps its descriptors until
+/// then.
 fn is_ending(process: &OwnedFd) -> bool {
     let read = |path: String| std::fs::read_to_string(path).unwrap_or_default();
     let about = read(format!("/proc/self/fdinfo/{}", process.as_raw_fd()));
     let Some(pid) = about.lines().find_map(|line| line.strip_prefix("Pid:")) else { return false };
     let stat = read(format!("/proc/{}/stat", pid.trim()));
-    // Behind the name of the program, which may have any letter in it.
+    // The fields after the name of the program, which may contain any character.
     stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with(['Z', 'X']))
 }
 
-/// Hears the pulse; true if the mount ended in order, false if its gateway ended otherwise or is silent.
+/// Receives heartbeats; true if the mount ended in order, false if its gateway ended otherwise or is silent.
 fn hear_until_over(gateway: &OwnedFd, process: &OwnedFd) -> bool {
     let mut silent = 0;
     while silent < SILENT_MAX {
         let mut ready = [PollFd::new(gateway, PollFlags::IN)];
         match poll(&mut ready, Some(&span(PULSE))) {
-            // A thread of it may wait for an answer that it would have given, and so stands in the way of its end.
+            // One of its threads may wait for an answer that the process itself would have sent, which prevents its
+            // end.
             Ok(0) if is_ending(process) => return false,
             Ok(0) => silent += 1,
             Err(Errno::INTR) => {}
@@ -264,11 +269,11 @@ fn span(time: Duration) -> Timespec {
     Timespec { tv_sec: 0, tv_nsec: time.subsec_nanos().into() }
 }
 
-/// A mount that is being poisoned.
+/// A mount whose gateway has failed.
 struct Poison {
     host: Arc<dyn Host>,
     device: File,
-    /// 1 when nothing is to be answered any more.
+    /// 1 when no more requests have to be answered.
     done: Word,
 }
 
@@ -278,7 +283,8 @@ impl Poison {
         let theirs = poison.clone();
         let refuse = Box::new(move || theirs.refuse_all());
         let refusing = poison.host.spawn("refuses", refuse).map_err(Error::Host)?;
-        // A thread of it may wait for the kernel, which waits for an answer: so all is answered until it is gone.
+        // A thread of the process may wait for the kernel, which waits for an answer. So requests are answered until it
+        // is gone.
         let _ = pidfd_send_signal(process, Signal::KILL);
         while poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&span(AGAIN))) == Ok(0) {
             poison.ask_again();
@@ -296,11 +302,11 @@ impl Poison {
             sent.map(drop).map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))
         });
         let notices = Notices::new(send);
-        // A page that was dirty the first time is clean the second time, whatever became of its write.
+        // A page that was dirty in the first round is clean in the second one, whether or not its write succeeded.
         for _ in 0..2 {
             let (nodes, _) = nodes.as_chunks::<8>();
             for node in nodes.iter().map(|bytes| u64::from_le_bytes(*bytes)).filter(|node| *node != 0) {
-                // The kernel may have forgotten it.
+                // The kernel may have forgotten the inode.
                 let _ = notices.drop_pages(node, 0, 0);
             }
         }
@@ -310,11 +316,11 @@ impl Poison {
         Ok(())
     }
 
-    /// Has the kernel ask again what was taken and not answered.
+    /// Makes the kernel send the requests again that were taken and not answered.
     fn ask_again(&self) {
         let header =
             OutHeader { bytes: size_of::<OutHeader>() as u32, error: notice::RESEND as i32, unique: 0 };
-        // A connection that was aborted has failed all of it.
+        // If the connection was aborted, all requests have failed.
         let _ = (&self.device).write(zerocopy::IntoBytes::as_bytes(&header));
     }
 
@@ -327,7 +333,7 @@ impl Poison {
                 continue;
             }
             let Ok(bytes) = (&self.device).read(&mut message) else {
-                // Another took it, or the connection is gone.
+                // Another thread took the message, or the connection is gone.
                 let _ = self.host.wait(&self.done, 0, Some(self.host.now().after(Duration::from_millis(1))));
                 continue;
             };

@@ -1,4 +1,4 @@
-//! What is agreed on with the kernel before the first request.
+//! The negotiation with the kernel before the first request.
 
 use crate::abi::{
     self, InitIn, InitOut, MAJOR, MINOR, MINOR_CACHED, MINOR_FORGETS, MINOR_MIN, OutHeader, init, opcode,
@@ -6,7 +6,7 @@ use crate::abi::{
 use crate::error::Error;
 use zerocopy::IntoBytes;
 
-/// Of what the kernel offers, whether it keeps anything or not.
+/// Flags used if the kernel offers them, with or without caches.
 const WANTED: u64 = init::ASYNC_READ
     | init::POSIX_LOCKS
     | init::ATOMIC_TRUNCATE
@@ -17,27 +17,27 @@ const WANTED: u64 = init::ASYNC_READ
     | init::HANDLE_KILLPRIV
     | init::MAX_PAGES
     | init::EXTENDED;
-/// If it keeps what it is told, until it is told to drop it.
+/// Flags used if the kernel caches data until it is told to drop it.
 const WANTED_CACHED: u64 = WANTED | init::EXPLICIT_INVALIDATE_DATA | init::HANDLE_KILLPRIV_V2;
-/// If it keeps nothing but pages of maps.
+/// Flags used if the kernel caches only pages of mappings.
 const WANTED_DIRECT: u64 = WANTED | init::INVALIDATE_DATA | init::DIRECT_IO_MMAP;
-/// Requests of the kernel's own that may wait for us (writing mapped pages back, reading ahead).
+/// Limit of the kernel's own pending requests (write-back of mapped pages, read-ahead).
 const BACKGROUND_MAX: u16 = 64;
 
-/// What was agreed on with the kernel.
+/// The result of the negotiation.
 pub(crate) struct Agreed {
     /// Files can be mapped shared.
     pub(crate) maps_shared: bool,
-    /// The kernel keeps what it is told.
+    /// The kernel caches data under leases.
     pub(crate) caches: bool,
-    /// The kernel forgets inodes when it is asked to.
+    /// The kernel forgets inodes when asked.
     pub(crate) forgets: bool,
 }
 
-/// Answers the kernel's first message: the bytes to be sent, and what was agreed on.
+/// Answers the kernel's first message; returns the bytes to be sent, and the result.
 ///
 /// # Errors
-/// `System` (it is no such message), and then there is no answer.
+/// `System`: it is no such message; then there is no answer.
 pub(crate) fn agree(
     message: &[u8],
     message_bytes_max: u32,

@@ -1,13 +1,13 @@
-//! The FUSE mount: a thin adapter from the kernel's messages to an [`vfs::Engine`], for static programs, containers,
-//! `mmap`, and whatever else needs the kernel to see the files (Assise has only a library; the kernel's protocol is
-//! the source here).
+//! The FUSE mount: a thin adapter from the kernel's messages to a [`vfs::Engine`], for static programs, containers,
+//! `mmap`, and other uses in which the kernel must see the files (Assise has only a library; the source here is the
+//! kernel's protocol).
 //!
-//! It guarantees: each request is one operation of the engine, made for the user whom the request names, so that what
-//! it sees and does is what the engine says, at once, whichever door others come through. What the kernel keeps of pages,
-//! attributes and names it keeps under leases of the engine, and is told to drop it before they go to others ([`units`],
-//! `docs/mount.md`). With an engine that has no leases to give, or a kernel before 6.16, it keeps nothing but pages of files
-//! that are mapped. A request that waits for a lock keeps no other from being served, and ends when a signal comes. A panic
-//! answers `EIO` to one request.
+//! Guarantees: each request is one operation of the engine, in the name of the user in the request, so its effects are
+//! immediately those of the engine, also for programs that use the library. The kernel caches pages, attributes and
+//! names only under leases of the engine, and is told to drop them before another session gets the leases ([`units`],
+//! `docs/mount.md`). If the engine has no leases, or the kernel is older than 6.16, it caches only pages of mapped
+//! files. A request that waits for a lock does not block others, and ends when a signal arrives. A panic answers `EIO`
+//! to one request.
 //!
 //! The message loop is our own: see `docs/decisions/0006-own-fuse-message-loop.md`.
 

@@ -1,5 +1,5 @@
-//! A mount and the threads that serve it: each takes a message from the kernel, has it answered, and sends the
-//! answer. They end when the mount does; the last one gives back what the kernel had of the engine.
+//! A mount and the threads that serve it: each takes a message from the kernel, serves it, and sends the answer. They
+//! end with the mount; the last one gives the kernel's resources back to the engine.
 
 use crate::abi::{self, opcode};
 use crate::buffers::{Buffers, Pool};
@@ -26,23 +26,25 @@ use std::sync::Arc;
 use std::time::Duration;
 use vfs::Engine;
 
-/// Header and fixed fields of the longest message, with room to spare.
+/// Limit of the header and the fixed fields of a message.
 const HEADER_BYTES_MAX: usize = 4096;
-/// How long the kernel is looked at for a message before a thread sleeps: what waking it takes.
+/// How long a thread polls the kernel for a message before it sleeps: about the time of a wake-up.
 const LOOK: Duration = Duration::from_micros(40);
-/// Looks in vain, one after the other, until there are none.
+/// Unsuccessful polls in a row after which threads no longer poll.
 const LOOKS_MAX: u32 = 4;
-/// A look that takes so long was interrupted: another program wants this processor, perhaps the one that is waited for.
+/// A poll that takes this long was interrupted: another program needs this processor, perhaps the one whose request is
+/// expected.
 const INTERRUPTED: Duration = Duration::from_micros(20);
-/// Messages that are then waited for asleep.
+/// Number of messages that are then taken without polling.
 const REST: u32 = 256;
 /// A longer read or write is not brief.
 const BRIEF_BYTES_MAX: usize = 64 << 10;
-/// Messages in a row that came while another one waited, from which on threads serve side by side. A few are those that the
-/// kernel waits for no answer to, each with the next request of the same program behind it: handing over takes longer than they do.
+/// Messages in a row that were taken while another one waited, after which threads serve concurrently. A few in a row
+/// are common: the kernel does not wait for the answers to some messages, and sends the next request of the same
+/// program. Handing the turn over takes longer than serving them.
 const BACKLOG: u32 = 4;
 
-/// A mount that is being served. It goes on when this is dropped, until it is unmounted or the process ends.
+/// A mount that is being served. Dropping this does not end it: it ends when it is unmounted, or with the process.
 pub struct Mounted {
     shared: Arc<Shared>,
 }
@@ -52,27 +54,27 @@ struct Shared {
     device: Arc<Device>,
     host: Arc<dyn Host>,
     buffers: Pool,
-    /// Threads that serve, and one more while they are started.
+    /// Serving threads, plus one while they are being started.
     threads: Word,
-    /// Not zero when all is over.
+    /// Not zero after the end of the mount.
     over: Word,
     failure: Lock<Option<Error>>,
     maps_shared: bool,
     threads_max: usize,
-    /// Threads that take a message, or wait for their turn to.
+    /// Threads that take a message or wait for the turn.
     idle: Word,
-    /// How often the kernel may be looked at in vain before nobody does.
+    /// Number of unsuccessful polls that are left.
     looks: Word,
-    /// Messages before the next look.
+    /// Messages to take before the next poll.
     rest: Word,
-    /// Messages in a row that came while another one waited.
+    /// Messages in a row that were taken while another one waited.
     backlog: Word,
 }
 
-/// Mounts the engine's tree at a folder and serves it in threads of its own.
+/// Mounts the engine's tree at a folder and serves it in its own threads.
 ///
-/// The engine is one for all users and decides each request for the [`vfs::Caller`] that the request names, so it has
-/// to be one that may act for them (`docs/decisions/0005-one-engine-for-a-mount.md`).
+/// The engine serves all users, and decides about each request for the [`vfs::Caller`] in the request, so it must be
+/// allowed to act for them (`docs/decisions/0005-one-engine-for-a-mount.md`).
 ///
 /// # Errors
 /// All of [`Error`].
@@ -85,8 +87,8 @@ pub fn serve(
     serve_guarded(engine, host, mountpoint, options, None)
 }
 
-/// The same; if the kernel keeps anything, another process sees to it that it is gone before the engine's leases are, however
-/// this process ends.
+/// The same with a guard: if the kernel caches data, another process makes sure that it is dropped before the engine's
+/// leases go to others, however this process ends.
 ///
 /// # Errors
 /// All of [`Error`].
@@ -101,7 +103,7 @@ pub fn serve_guarded(
     if options.kernel_checks
         && let Some(leases) = engine.cache_leases()
     {
-        // An engine that may not hold any says so at the first hold, and nothing is kept.
+        // An engine that may not hold leases reports that at the first hold, and then the kernel caches nothing.
         let _ = leases.begin();
     }
     let root = engine.root().map_err(|error| Error::Root(Some(error)))?;
@@ -112,10 +114,10 @@ pub fn serve_guarded(
     }
     let root_mode = root.file_type.mode_bits() | root.mode;
     let device = Device::mount(mountpoint, root_mode, options).inspect_err(|_| give_back())?;
-    // Kept names are open to everybody who may search the directory: that is for the kernel to see to.
+    // All users who may search a directory can use its cached names, so the kernel has to check permissions.
     let may_cache = engine.cache_leases().is_some() && options.kernel_checks;
     let agreed = shake_hands(&device.file, options.message_bytes_max, may_cache).inspect_err(|_| {
-        // The first error is the one to tell.
+        // Only the first error is reported.
         let _ = device.unmount();
         give_back();
     })?;
@@ -157,14 +159,14 @@ pub fn serve_guarded(
     let started =
         recalls.and_then(|()| (0..options.threads.max(1)).try_for_each(|index| start(&shared, index)));
     if started.is_err() {
-        // The first error is the one to tell; threads that did start end with the mount.
+        // Only the first error is reported; threads that did start end with the mount.
         let _ = shared.device.unmount();
     }
     shared.leave();
     started.map(|()| Mounted { shared })
 }
 
-/// Starts a guard, and the thread that says to it that this process goes on.
+/// Starts a guard, and the thread that sends heartbeats to it.
 fn begin_guarding(host: &Arc<dyn Host>, device: &File, guarding: Guarding) -> Result<Arc<Guarded>, Error> {
     let kernel_has = Arc::new(KernelHas::new(host.clone())?);
     let guarded = Arc::new(Guarded::new(host.clone(), device, &guarding.lock, kernel_has)?);
@@ -176,7 +178,7 @@ fn begin_guarding(host: &Arc<dyn Host>, device: &File, guarding: Guarding) -> Re
 }
 
 fn start(shared: &Arc<Shared>, index: usize) -> Result<(), Error> {
-    // Relaxed: the thread that starts this one holds a share of its own, so it is not the last.
+    // Relaxed: the thread that starts this one is counted too, so this one is not the last.
     shared.threads.fetch_add(1, Ordering::Relaxed);
     let theirs = shared.clone();
     let body = Box::new(move || {
@@ -192,7 +194,8 @@ fn start(shared: &Arc<Shared>, index: usize) -> Result<(), Error> {
     })
 }
 
-/// Whether a message is served in a moment, or by waiting as [`crate::turn`] knows it: it syncs nothing, and copies little.
+/// Whether a message is served quickly, or only by waits that release the turn ([`crate::turn`]): it syncs nothing, and
+/// copies little.
 fn is_brief(message: &[u8]) -> bool {
     let Ok((header, mut body)) = abi::split(message) else { return true };
     match header.opcode {
@@ -207,8 +210,8 @@ fn receive(device: &File, message: &mut Vec<u8>) -> Result<Option<usize>, Error>
     receive_by(|message| rustix::io::read(device, spare_capacity(message)), message)
 }
 
-/// The same by a function that puts a message behind what there is, for which there is room. What a message does not need of the
-/// room is never touched, and so takes no memory.
+/// The same with a function that appends a message to the buffer, which has space for it. The rest of the space is
+/// never touched, so it takes no memory.
 fn receive_by(
     read: impl Fn(&mut Vec<u8>) -> rustix::io::Result<usize>,
     message: &mut Vec<u8>,
@@ -217,23 +220,24 @@ fn receive_by(
     loop {
         match read(message) {
             Ok(bytes) => return Ok(Some(bytes)),
-            // ENOENT: who asked has gone before we took the message.
+            // ENOENT: the calling thread ended before the message was taken.
             Err(Errno::INTR | Errno::AGAIN | Errno::NOENT) => {}
-            // ECONNABORTED: it ended while we were taking one (`fuse_dev_do_read` in the kernel).
+            // ECONNABORTED: the mount ended while the message was being taken (`fuse_dev_do_read` in the kernel).
             Err(Errno::NODEV | Errno::CONNABORTED) => return Ok(None),
             Err(errno) => return Err(device_error("read", Some(errno.raw_os_error()))),
         }
     }
 }
 
-/// Sends an answer. ENOENT and ENODEV say that nobody waits for it any more. EINVAL says that the kernel does not
-/// take it as an answer to what it asked: then who asked gets an error rather than nothing.
+/// Sends an answer. ENOENT and ENODEV mean that no thread waits for it any more. EINVAL means that the kernel does not
+/// accept it as an answer to its request; then the request fails with an error, so that its thread does not wait
+/// forever.
 fn send(mut device: &File, answer: &[u8]) {
     let refused = |error: std::io::Error| error.raw_os_error() == Some(libc::EINVAL);
     if device.write(answer).is_err_and(refused) {
         let unique = answer[8..16].try_into().map(u64::from_ne_bytes).expect("eight bytes are eight bytes");
         let error = Err(vfs::errno::number(vfs::Error::Io));
-        // There is nothing left to try.
+        // No other answer is possible.
         let _ = device.write(Reply::new(0).finish(unique, error));
     }
 }
@@ -242,7 +246,7 @@ fn device_error(call: &'static str, errno: Option<i32>) -> Error {
     Error::System { call, path: "/dev/fuse".into(), errno: errno.unwrap_or(libc::EIO) }
 }
 
-/// Agrees with the kernel on what is used.
+/// Negotiates with the kernel.
 fn shake_hands(device: &File, message_bytes_max: u32, may_cache: bool) -> Result<Agreed, Error> {
     let mut message = Vec::with_capacity(message_bytes_max as usize + HEADER_BYTES_MAX);
     let Some(bytes) = receive(device, &mut message)? else {
@@ -286,21 +290,21 @@ impl Shared {
         }
     }
 
-    /// All threads serve, and may all come to wait for leases, which others give back only after they were served
-    /// by one: so there is always one more, up to a bound.
+    /// All threads are busy, and may all come to wait for leases, which other sessions release only after one of their
+    /// own requests was served. So there is always one more thread, up to a limit.
     fn start_another(self: &Arc<Self>) {
         let count = self.threads.load(Ordering::Relaxed) as usize;
         if count < self.threads_max && self.over.load(Ordering::Relaxed) == 0 {
-            // Without it those that there are go on.
+            // If it fails, the existing threads continue.
             let _ = start(self, count);
         }
     }
 
-    /// Takes a message. A program that has just been answered often asks again at once, and waking this thread would take
-    /// longer than that: so it looks for a while before it sleeps, unless that was in vain lately, or the processor is wanted by
-    /// others.
+    /// Takes a message. A program that has just got an answer often sends the next request at once, and a wake-up of
+    /// this thread would take longer than that. So the thread polls before it sleeps, unless recent polls were
+    /// unsuccessful, or other threads need the processor.
     fn receive_soon(&self, message: &mut Vec<u8>) -> Result<Option<usize>, Error> {
-        // Relaxed, here and below: a hint. Only the thread whose turn it is writes these words.
+        // Relaxed, here and below: a hint. Only the thread that has the turn writes these words.
         let rest = self.rest.load(Ordering::Relaxed);
         if rest > 0 {
             self.rest.store(rest - 1, Ordering::Relaxed);
@@ -332,7 +336,7 @@ impl Shared {
         received
     }
 
-    /// Whether messages wait for us, and have for a while.
+    /// Whether messages are waiting, and have been for several messages in a row.
     fn is_behind(&self) -> bool {
         // Relaxed: a hint.
         if !self.has_more() {
@@ -342,16 +346,16 @@ impl Shared {
         self.backlog.fetch_add(1, Ordering::Relaxed) >= BACKLOG
     }
 
-    /// Whether the kernel has a message, or the end of the mount, for us now.
+    /// Whether the kernel has a message, or the end of the mount, now.
     fn has_more(&self) -> bool {
         let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
         let mut ready = [PollFd::new(&self.device.file, PollFlags::IN)];
         poll(&mut ready, Some(&now)).is_ok_and(|ready| ready > 0)
     }
 
-    /// A thread ends.
+    /// Called at the end of a thread.
     fn leave(&self) {
-        // AcqRel: the last one sees what the others did.
+        // AcqRel: the last thread sees the effects of the others.
         if self.threads.fetch_add(u32::MAX, Ordering::AcqRel) == 1 {
             self.gateway.end();
             self.gateway.guarded.iter().for_each(|guarded| guarded.end());
@@ -368,28 +372,28 @@ impl Mounted {
         self.shared.maps_shared
     }
 
-    /// Pages that the kernel wrote back without a lease: there should be none, but after a session was lost.
+    /// Number of pages that the kernel wrote back without a lease; it should be 0 unless a session was lost.
     pub fn stray_write_backs(&self) -> u64 {
         self.shared.gateway.units.strays()
     }
 
-    /// How many messages of each kind came, by the kernel's names for them.
+    /// Number of messages of each kind, with the kernel's names.
     pub fn messages(&self) -> Vec<(&'static str, u64)> {
         self.shared.gateway.tally.counts()
     }
 
-    /// How many inodes the kernel knows, and the most that it knew at a time: each takes memory here.
+    /// The number of inodes that the kernel knows, and the largest number so far. Each takes memory in this process.
     pub fn inodes(&self) -> (usize, usize) {
         self.shared.gateway.nodes.counts()
     }
 
-    /// Whether the kernel keeps pages, attributes and names.
+    /// Whether the kernel caches pages, attributes and names.
     pub fn caches(&self) -> bool {
         self.shared.gateway.caches
     }
 
-    /// Unmounts. If programs use the mount, what they mapped is written back and then the mount is taken away from
-    /// them. Twice is once; not being mounted any more is no error. [`Self::wait`] says when it is over.
+    /// Unmounts. If programs use the mount, their mapped pages are written back, and then the mount is removed by
+    /// force. A second call, or a mount that is already gone, is no error. [`Self::wait`] returns when it is over.
     ///
     /// # Errors
     /// `System`, `Helper`, `HelperMissing`.
@@ -397,10 +401,10 @@ impl Mounted {
         self.shared.device.unmount()
     }
 
-    /// Waits until the mount has ended, whoever unmounted it, and the engine has back all that the kernel had.
+    /// Waits until the mount has ended, for any reason, and the engine has all resources of the kernel back.
     ///
     /// # Errors
-    /// What ended it otherwise.
+    /// The error that ended the mount.
     pub fn wait(&self) -> Result<(), Error> {
         // Acquire: pairs with the store in `leave`.
         while self.shared.over.load(Ordering::Acquire) == 0 {
@@ -417,7 +421,7 @@ mod tests {
 
     #[test]
     fn a_message_is_taken_whatever_came_before_it_and_a_mount_that_ends_is_no_failure() {
-        // Reads fail with these, one after the other; then there are five bytes.
+        // Reads fail with these errors, one after the other; then there are five bytes.
         let take = |errnos: &[i32]| {
             let (left, mut message) = (std::cell::RefCell::new(errnos.to_vec()), b"before".to_vec());
             let read = |message: &mut Vec<u8>| {

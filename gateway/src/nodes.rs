@@ -1,9 +1,9 @@
-//! Which inodes the kernel knows, and how often it was told: a node of the kernel is an inode number, and stays good
-//! until the kernel has forgotten it as often as it was told. The engine is asked for one pin of each.
+//! The inodes that the kernel knows, and the number of lookups of each. A node of the kernel is an inode number, and
+//! stays valid until the kernel has forgotten it as often as it was looked up. The engine keeps one pin of each.
 //!
-//! The kernel keeps an inode for as long as it has memory, which is of its own: each also takes memory here and in the engine.
-//! So beyond a number of them the kernel is asked to forget some, in the order of their numbers, round and round. It keeps
-//! those that programs use, and directories until what it has of them is forgotten.
+//! The kernel keeps an inode as long as the kernel itself has memory, but each inode also takes memory in the gateway
+//! and the engine. So beyond a limit the kernel is asked to forget some, in the order of their numbers, starting again
+//! after the last one. It keeps the inodes that programs use, and directories as long as it has inodes below them.
 
 use format::InodeNumber;
 use ipc::sync::Ordering;
@@ -13,7 +13,7 @@ use std::ops::Bound;
 use std::sync::Arc;
 use vfs::Engine;
 
-/// The kernel is asked to forget one inode of so many at a time, beside those that are too many.
+/// Besides the excess, the kernel is asked to forget `1 / PART` of the limit.
 const PART: usize = 8;
 
 /// States of [`Nodes::crowded`].
@@ -23,20 +23,20 @@ const OVER: u32 = 2;
 
 #[derive(Default)]
 struct Told {
-    /// How often the kernel was told of each.
+    /// Number of lookups of each inode.
     counts: BTreeMap<InodeNumber, u64>,
-    /// The most that there were at a time.
+    /// The largest number of inodes so far.
     most: usize,
-    /// Where the next that are to be forgotten begin.
+    /// The last inode that the kernel was asked to forget.
     hand: Option<InodeNumber>,
-    /// After the kernel was asked it is not asked again before there are more than so many: it may use all that it has.
+    /// After a request, the kernel is asked again only above this number: it may be using all of its inodes.
     again_above: usize,
 }
 
 pub(crate) struct Nodes {
     host: Arc<dyn Host>,
     told: Lock<Told>,
-    /// With more the kernel is asked to forget some.
+    /// Above this number the kernel is asked to forget some.
     count_max: usize,
     /// Whether a thread has to ask the kernel.
     crowded: Word,
@@ -48,7 +48,7 @@ impl Nodes {
         Self { host, told, count_max, crowded: Word::new(ROOM) }
     }
 
-    /// The kernel is told of an inode that the engine has just pinned. Only the first pin is kept.
+    /// Counts a lookup of an inode that the engine has just pinned. Only the first pin is kept.
     pub(crate) fn tell(&self, engine: &dyn Engine, inode: InodeNumber) {
         let (is_new, is_crowded) = {
             let mut told = self.told.lock();
@@ -62,7 +62,7 @@ impl Nodes {
         if !is_new {
             engine.forget(&[inode]);
         }
-        // Release: pairs with the Acquire of `wait_crowded`. Not over the word by which the thread ends.
+        // Release: pairs with the Acquire of `wait_crowded`. `OVER`, which ends the thread, is not overwritten.
         if is_crowded
             && self.crowded.compare_exchange(ROOM, CROWDED, Ordering::Release, Ordering::Relaxed).is_ok()
         {
@@ -70,18 +70,18 @@ impl Nodes {
         }
     }
 
-    /// Whether the kernel was told of an inode, and has not forgotten it.
+    /// Whether the kernel knows an inode: it was looked up, and not forgotten.
     pub(crate) fn knows(&self, inode: InodeNumber) -> bool {
         self.told.lock().counts.contains_key(&inode)
     }
 
-    /// How many inodes the kernel knows, and the most that it knew at a time.
+    /// The number of inodes that the kernel knows, and the largest number so far.
     pub(crate) fn counts(&self) -> (usize, usize) {
         let told = self.told.lock();
         (told.counts.len(), told.most)
     }
 
-    /// The kernel forgets what it was told so many times; true if it knows nothing of it any more.
+    /// The kernel forgets a number of lookups; true if it no longer knows the inode.
     pub(crate) fn forget(&self, engine: &dyn Engine, inode: InodeNumber, times: u64) -> bool {
         let gone = {
             let mut told = self.told.lock();
@@ -105,7 +105,7 @@ impl Nodes {
         gone
     }
 
-    /// The kernel has gone, and with it all that it knew.
+    /// The kernel has ended the connection and forgotten all inodes.
     pub(crate) fn forget_all(&self, engine: &dyn Engine) {
         let told = std::mem::take(&mut self.told.lock().counts);
         engine.forget(&told.into_keys().collect::<Vec<_>>());
@@ -122,7 +122,7 @@ impl Nodes {
         }
     }
 
-    /// The same, if that is known already.
+    /// The same without waiting; none if there are not too many.
     pub(crate) fn take_crowded(&self) -> Option<bool> {
         // Acquire: pairs with the Release in `tell` and `end`.
         match self.crowded.compare_exchange(CROWDED, ROOM, Ordering::Acquire, Ordering::Acquire) {
@@ -132,7 +132,7 @@ impl Nodes {
         }
     }
 
-    /// Nobody waits any more.
+    /// Ends the thread in [`Self::wait_crowded`].
     pub(crate) fn end(&self) {
         self.crowded.store(OVER, Ordering::Release);
         self.host.wake(&self.crowded, ipc::WAKE_ALL);
@@ -146,7 +146,7 @@ impl Nodes {
     pub(crate) fn next_to_forget(&self) -> Vec<InodeNumber> {
         let mut told = self.told.lock();
         let (all, part) = (told.counts.len(), self.part());
-        // Some that it was asked for may be on their way still.
+        // The kernel's messages about earlier ones may not have arrived yet.
         let wanted = all.saturating_sub(self.count_max) + part;
         let from = told.hand.map_or(Bound::Unbounded, Bound::Excluded);
         let behind = told.counts.range((from, Bound::Unbounded));

@@ -1,15 +1,15 @@
-//! What is told to the kernel without having been asked: which of its pages, attributes and names are not good any more.
-//! A notice waits for locks of the kernel (those of pages, for one, which a request that is being served may hold), so none is
-//! sent by a thread that serves requests.
+//! Notifications to the kernel: which of its pages, attributes and names are no longer valid. A notification waits for
+//! locks of the kernel, for example of pages, which a request that is being served may hold. So threads that serve
+//! requests send none.
 
 use crate::abi::{ForgetOut, InvalidateInodeOut, OutHeader, StoreOut, notice};
 use format::InodeNumber;
 use zerocopy::IntoBytes;
 
-/// Sends bytes to the kernel; its errno if it does not take them.
+/// Sends bytes to the kernel; returns its errno if it refuses them.
 pub(crate) type SendNotice = Box<dyn Fn(&[u8]) -> Result<(), i32> + Send + Sync>;
 
-/// The way to the kernel for notices.
+/// Sends notifications.
 pub(crate) struct Notices {
     send: SendNotice,
 }
@@ -21,7 +21,7 @@ impl Notices {
 
     fn send(&self, code: u32, parts: &[&[u8]]) -> Result<(), i32> {
         let bytes = size_of::<OutHeader>() + parts.iter().map(|part| part.len()).sum::<usize>();
-        // A message that answers nothing has a code where others have an error.
+        // In a notification, the field for the error contains the code.
         let header = OutHeader { bytes: bytes as u32, error: code as i32, unique: 0 };
         let mut message = Vec::with_capacity(bytes);
         message.extend_from_slice(header.as_bytes());
@@ -29,8 +29,8 @@ impl Notices {
         (self.send)(&message)
     }
 
-    /// Drops attributes of a node and its pages from an offset on, for so many bytes (0: to the end). What is dirty is
-    /// written back first, by requests that are served meanwhile.
+    /// Drops the attributes of a node, and `bytes` bytes of its pages from an offset on (0: to the end). Dirty pages
+    /// are written back first, by requests that are served meanwhile.
     ///
     /// # Errors
     /// The errno: ENOENT if the kernel has no such inode.
@@ -39,16 +39,16 @@ impl Notices {
         self.send(notice::INVALIDATE_INODE, &[fields.as_bytes()])
     }
 
-    /// Drops attributes of a node, not its pages.
+    /// Drops the attributes of a node, but not its pages.
     ///
     /// # Errors
-    /// As [`Self::drop_pages`].
+    /// Those of [`Self::drop_pages`].
     pub(crate) fn drop_attributes(&self, node: u64) -> Result<(), i32> {
         let fields = InvalidateInodeOut { node, offset: -1, bytes: 0 };
         self.send(notice::INVALIDATE_INODE, &[fields.as_bytes()])
     }
 
-    /// Makes every name that the kernel keeps one that it asks for again.
+    /// Invalidates every name that the kernel has.
     ///
     /// # Errors
     /// The errno.
@@ -56,7 +56,7 @@ impl Notices {
         self.send(notice::RAISE_EPOCH, &[])
     }
 
-    /// Asks for inodes to be forgotten that no program uses; of each that is, a FORGET comes.
+    /// Asks the kernel to forget unused inodes; it sends a FORGET for each that it forgets.
     ///
     /// # Errors
     /// The errno.
@@ -66,10 +66,10 @@ impl Notices {
         self.send(notice::FORGET, &[fields.as_bytes(), numbers.as_bytes()])
     }
 
-    /// Puts bytes into a node's pages; a file that ends before them ends behind them then, as the kernel sees it.
+    /// Stores bytes into a node's pages; extends the file for the kernel if they are beyond its end.
     ///
     /// # Errors
-    /// As [`Self::drop_pages`].
+    /// Those of [`Self::drop_pages`].
     pub(crate) fn store(&self, node: u64, offset: u64, bytes: &[u8]) -> Result<(), i32> {
         let fields = StoreOut { node, offset, bytes: bytes.len() as u32, unused: 0 };
         self.send(notice::STORE, &[fields.as_bytes(), bytes])

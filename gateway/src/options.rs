@@ -1,28 +1,31 @@
-//! How a mount is made.
+//! Options of a mount.
 
-/// How a mount is made; the default serves every user of the machine.
+/// Options of a mount; the default serves every user of the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// What `mount` and `df` show as the source.
+    /// The source that `mount` and `df` show.
     pub name: String,
-    /// Users other than who mounts may use it. Who is not root needs `user_allow_other` in `/etc/fuse.conf` for it.
+    /// Users other than the one who mounts may use it. If that user is not root, `user_allow_other` has to be in
+    /// `/etc/fuse.conf`.
     pub other_users: bool,
-    /// The kernel checks permissions too, before the engine does: with fresh attributes, which it asks for at each
-    /// component of a path. Only so are named pipes and sockets protected, which it opens without asking us.
+    /// The kernel checks permissions too, before the engine does, with fresh attributes, which it requests at each
+    /// component of a path. Only this protects named pipes and sockets, which the kernel opens without a message to the
+    /// gateway.
     pub kernel_checks: bool,
-    /// Set-id bits count when a program on the mount is run.
+    /// Set-id bits of programs on the mount take effect.
     pub set_ids: bool,
     /// Devices on the mount can be opened.
     pub devices: bool,
-    /// Threads that serve; as many requests as that are under way at once, beside those that wait for locks.
+    /// Serving threads, and so the number of concurrent requests, apart from those that wait for locks.
     pub threads: usize,
-    /// Threads that may come to serve, if all of them do.
+    /// Limit of serving threads, which grow if all of them are busy.
     pub threads_max: usize,
-    /// Most bytes that one request reads or writes; larger ones are cut by the kernel. A power of two, at least a page.
+    /// Limit of bytes that one request reads or writes; the kernel splits larger ones. A power of two, at least a page.
     pub message_bytes_max: u32,
-    /// Requests that wait for locks; each has a thread.
+    /// Limit of requests that wait for locks; each has a thread.
     pub waits_max: usize,
-    /// Inodes that the kernel may know before it is asked to forget some, if it can be (Linux 6.18).
+    /// Limit of inodes that the kernel knows; beyond it the kernel is asked to forget some, if it supports that (Linux
+    /// 6.18).
     pub inodes_max: usize,
 }
 

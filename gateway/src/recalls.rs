@@ -1,5 +1,6 @@
-//! The threads that carry recalls out: one hears from the engine what others want, some tell the kernel. None of them answers
-//! requests, and none makes a call on the mount, so that whatever the kernel waits for can be served meanwhile.
+//! The threads that execute recalls: one learns from the engine which leases other sessions need, others send
+//! notifications to the kernel. None of them serves requests, and none makes a call on the mount, so all requests for
+//! which the kernel waits can be served meanwhile.
 
 use crate::gateway::Gateway;
 use crate::units::PAGE_BYTES;
@@ -12,14 +13,14 @@ use std::sync::Arc;
 use std::time::Duration;
 use vfs::Recalled;
 
-/// Threads for inodes that may have pages in the kernel, for which a request may have to be waited for.
+/// Threads for inodes that may have pages in the kernel, whose notifications may have to wait for a request.
 const WITH_PAGES: usize = 4;
-/// How long the answer to a write waits for a thread that drops pages: on a busy machine none may run for a while.
+/// How long the answer to a write waits until a thread begins the repair: on a busy machine none may run for a while.
 const BEGIN: Duration = Duration::from_millis(200);
-/// How long it waits from then on. The writer itself may hold the pages.
+/// How long it then waits for the end of the repair. The writer itself may hold the pages.
 const DROP: Duration = Duration::from_millis(1);
 
-/// Inodes that one notice asks to be forgotten.
+/// Number of inodes in one notification.
 const FORGETS_A_NOTICE: usize = 512;
 
 /// States of a repair.
@@ -27,7 +28,7 @@ const WAITING: u32 = 0;
 const BEGUN: u32 = 1;
 const DONE: u32 = 2;
 
-/// What a thread does for the kernel's caches.
+/// A unit of work on the kernel's caches.
 enum Task {
     Recall(InodeNumber),
     /// All leases were lost.
@@ -35,29 +36,29 @@ enum Task {
     Repair(Repair, Arc<Word>),
 }
 
-/// Pages that a write left behind which are not what the engine has.
+/// Pages that differ from the engine's data after a write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Repair {
-    /// The write is elsewhere than the kernel took it to be.
+    /// The write took effect at another position than the kernel expected.
     Moved {
         node: InodeNumber,
-        /// Pages from here on are dropped.
+        /// Pages from this offset on are dropped.
         from: u64,
-        /// The last byte of the file and its place, if the kernel takes the file for shorter.
+        /// The last byte of the file and its offset, if the kernel expects the file to be shorter.
         last: Option<(u64, u8)>,
     },
-    /// The kernel may take the file for shorter than up to this byte.
+    /// The kernel may expect the file to end before this byte.
     Longer { node: InodeNumber, at: u64, byte: u8 },
-    /// Pages may have been read before the write took effect. They are not dropped: one that a map made dirty would be written
-    /// back as it was before the write.
+    /// The kernel may have read pages before the write took effect. They are not dropped, because a page that a mapping
+    /// made dirty would be written back with the contents from before the write.
     Overtaken { node: InodeNumber, offset: u64, bytes: Vec<u8> },
 }
 
-/// Tasks that wait for a thread.
+/// Work that waits for a thread.
 pub(crate) struct Queue {
     host: Arc<dyn Host>,
     tasks: Lock<VecDeque<Task>>,
-    /// Grows with each task, and at the end.
+    /// Grows with each item, and at the end.
     news: Word,
     over: Word,
 }
@@ -104,7 +105,7 @@ fn spawn(gateway: &Arc<Gateway>, name: &str, body: fn(&Gateway)) -> Result<(), i
     gateway.threads.fetch_add(1, Ordering::Relaxed);
     let theirs = gateway.clone();
     let run = Box::new(move || {
-        // Its requests go on; the daemon ends a session that does not answer.
+        // If the thread fails, requests are still served; the daemon terminates a session that does not answer.
         let _ = catch_unwind(AssertUnwindSafe(|| body(&theirs)));
         theirs.threads.fetch_add(u32::MAX, Ordering::AcqRel);
         theirs.host.wake(&theirs.threads, ipc::WAKE_ALL);
@@ -119,7 +120,7 @@ fn spawn(gateway: &Arc<Gateway>, name: &str, body: fn(&Gateway)) -> Result<(), i
 /// Starts the thread that asks the kernel to forget inodes when it knows too many.
 ///
 /// # Errors
-/// There is no thread to be had.
+/// The thread could not be started.
 pub(crate) fn start_forgetting(gateway: &Arc<Gateway>) -> Result<(), ipc::Error> {
     spawn(gateway, "forgets", |gateway| {
         while gateway.nodes.wait_crowded() {
@@ -128,10 +129,10 @@ pub(crate) fn start_forgetting(gateway: &Arc<Gateway>) -> Result<(), ipc::Error>
     })
 }
 
-/// Starts the threads of a mount whose kernel keeps things.
+/// Starts the threads of a mount whose kernel caches data.
 ///
 /// # Errors
-/// There is no thread to be had; those that were started end with the mount.
+/// A thread could not be started; those that were started end with the mount.
 pub(crate) fn start(gateway: &Arc<Gateway>) -> Result<(), ipc::Error> {
     let spawn = |name: &str, body: fn(&Gateway)| spawn(gateway, name, body);
     spawn("recalls", Gateway::hear_recalls)?;
@@ -148,10 +149,10 @@ pub(crate) fn start(gateway: &Arc<Gateway>) -> Result<(), ipc::Error> {
 }
 
 impl Gateway {
-    /// Asks the kernel to forget inodes, some at a time.
+    /// Asks the kernel to forget inodes, with several in one notification.
     pub(crate) fn forget_some(&self) {
         for some in self.nodes.next_to_forget().chunks(FORGETS_A_NOTICE) {
-            // A kernel that is gone has forgotten all.
+            // A kernel that has ended the connection has forgotten all inodes.
             let _ = self.notices.forget(some);
         }
     }
@@ -191,7 +192,7 @@ impl Gateway {
     }
 
     fn carry_out(&self, repair: &Repair) {
-        // An inode that the kernel forgot meanwhile needs nothing.
+        // If the kernel forgot the inode meanwhile, there is nothing to repair.
         match repair {
             Repair::Moved { node, from, last } => {
                 if let Some((at, byte)) = last {
@@ -201,8 +202,8 @@ impl Gateway {
             }
             Repair::Longer { node, at, byte } => {
                 let _ = self.notices.store(node.get(), *at, &[*byte]);
-                // With the first byte of a page the kernel takes the page for whole: should the file just have been cut, it
-                // must not stay.
+                // After a store that begins at the first byte of a page, the kernel considers the page complete. If the
+                // file has just been truncated, the page must not stay.
                 if at.is_multiple_of(PAGE_BYTES) {
                     let _ = self.notices.drop_pages(node.get(), *at, 1);
                 }
@@ -213,9 +214,10 @@ impl Gateway {
         }
     }
 
-    /// Puts pages of the kernel right before a request is answered, if that is possible, and says whether it was.
+    /// Repairs pages of the kernel before a request is answered, if that is possible in time; returns whether it was
+    /// done.
     pub(crate) fn repair(&self, repair: Repair) -> bool {
-        // A write may itself hold the pages; one that asks for attributes holds none.
+        // A write may itself hold the pages; a request for attributes holds none.
         let patience = if matches!(repair, Repair::Longer { .. }) { BEGIN } else { DROP };
         let done = Arc::new(Word::new(WAITING));
         self.page_recalls.push(Task::Repair(repair, done.clone()));
@@ -236,7 +238,7 @@ impl Gateway {
         self.host.wake(done, ipc::WAKE_ALL);
     }
 
-    /// Ends the threads, and waits for them. The kernel has gone, so nothing holds them up.
+    /// Ends the threads, and waits for them. The kernel has ended the connection, so no thread waits for it.
     pub(crate) fn end_recalls(&self) {
         self.nodes.end();
         if let Some(leases) = self.engine.cache_leases().filter(|_| self.caches) {

@@ -1,35 +1,35 @@
-//! Answers in the making.
+//! The encoding of answers.
 
 use crate::abi::OutHeader;
 use crate::units::Stay;
 use zerocopy::{Immutable, IntoBytes};
 
-/// An answer in the making. Its memory is used again and again, and grows with the answers.
+/// An answer that is being built. Its memory is reused, and grows with the answers.
 pub(crate) struct Reply {
     buffer: Vec<u8>,
     bytes_max: usize,
     used: usize,
-    /// What stays as it is until the answer was sent.
+    /// Units that are held until the answer was sent.
     until_sent: Vec<Stay>,
 }
 
 const HEADER_BYTES: usize = size_of::<OutHeader>();
-/// Bytes of most answers, at most.
+/// Most answers have at most this number of bytes.
 const SHORT_BYTES: usize = 16 << 10;
 
 impl Reply {
-    /// Of so many bytes beside the header, at most.
+    /// An answer of at most so many bytes beside the header.
     pub(crate) fn new(bytes_max: usize) -> Self {
         let buffer = vec![0; HEADER_BYTES + bytes_max.min(SHORT_BYTES)];
         Self { buffer, bytes_max: HEADER_BYTES + bytes_max, used: HEADER_BYTES, until_sent: Vec::new() }
     }
 
-    /// Whether an answer was longer than most are.
+    /// Whether a former answer was longer than most.
     pub(crate) fn is_long(&self) -> bool {
         self.buffer.len() > HEADER_BYTES + SHORT_BYTES
     }
 
-    /// Makes room for so many bytes in all.
+    /// Makes space for so many bytes in all.
     fn reach(&mut self, bytes: usize) {
         if bytes > self.buffer.len() {
             assert!(bytes <= self.bytes_max, "an answer is no longer than it may be");
@@ -37,52 +37,52 @@ impl Reply {
         }
     }
 
-    /// Empty.
+    /// Begins an empty answer.
     pub(crate) fn clear(&mut self) {
         self.used = HEADER_BYTES;
     }
 
-    /// Keeps something until the answer was sent.
+    /// Holds a unit until the answer was sent.
     pub(crate) fn stays(&mut self, stay: Stay) {
         self.until_sent.push(stay);
     }
 
-    /// The answer was sent, or there is none.
+    /// The answer was sent, or there is none: releases the units.
     pub(crate) fn sent(&mut self) {
         self.until_sent.clear();
     }
 
-    /// Puts bytes behind what there is.
+    /// Appends bytes.
     pub(crate) fn put_bytes(&mut self, bytes: &[u8]) {
         self.reach(self.used + bytes.len());
         self.buffer[self.used..self.used + bytes.len()].copy_from_slice(bytes);
         self.used += bytes.len();
     }
 
-    /// Puts fields behind what there is.
+    /// Appends fields.
     pub(crate) fn put<T: IntoBytes + Immutable>(&mut self, value: &T) {
         self.put_bytes(value.as_bytes());
     }
 
-    /// Bytes to be filled in place; what counts of them is put by [`Self::extend`].
+    /// Bytes to be filled in place; [`Self::extend`] appends those that were filled.
     pub(crate) fn spare(&mut self, bytes: usize) -> &mut [u8] {
         let end = self.bytes_max.min(self.used + bytes);
         self.reach(end);
         &mut self.buffer[self.used..end]
     }
 
-    /// Bytes filled in place.
+    /// Appends bytes that were filled in place.
     pub(crate) fn extend(&mut self, bytes: usize) {
         self.used += bytes;
         assert!(self.used <= self.buffer.len(), "only what was spare is filled");
     }
 
-    /// Bytes beside the header.
+    /// Number of bytes after the header.
     pub(crate) fn bytes(&self) -> usize {
         self.used - HEADER_BYTES
     }
 
-    /// The whole message: an answer, or in its place an error.
+    /// Completes the message: the answer, or an error instead of it.
     pub(crate) fn finish(&mut self, unique: u64, result: Result<(), i32>) -> &[u8] {
         if result.is_err() {
             self.clear();

@@ -1,6 +1,6 @@
-//! Threads of programs whose call met what another process had removed since the kernel looked it up (`ESTALE`). The
-//! kernel resolves the path once more and then gives up. So what such a thread looks up is kept open until its call
-//! has been served: it goes on existing whoever removes its name meanwhile.
+//! Threads whose call met an inode that another process had removed since the kernel looked it up (`ESTALE`). The
+//! kernel resolves the path once more and then gives up. So the inodes that such a thread looks up are kept open until
+//! its call has been served: they continue to exist even if another process removes their names.
 
 use ipc::sync::Ordering;
 use ipc::{Host, Lock, Word};
@@ -8,14 +8,14 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use vfs::engine::Handle;
 
-/// Threads that are remembered at once: one that ended in between is forgotten when others come.
+/// Limit of remembered threads; one of them is forgotten when another one is added.
 const THREADS_MAX: usize = 64;
-/// What is kept open for a thread: the ends of two paths, and what led there.
+/// Limit of open inodes for a thread: the ends of two paths, and directories on these.
 const HANDLES_MAX: usize = 8;
-/// Messages of a thread after which nothing is kept for it, whatever they were.
+/// After this number of messages of a thread, of any kind, nothing is kept open for it.
 const MESSAGES_MAX: u32 = 64;
 
-/// A thread that tries once more.
+/// A thread whose call is being repeated.
 struct Retry {
     kept: VecDeque<Handle>,
     messages_left: u32,
@@ -23,7 +23,7 @@ struct Retry {
 
 pub(crate) struct Retries {
     threads: Lock<BTreeMap<u32, Retry>>,
-    /// How many threads there are, so that a message of another one takes no lock.
+    /// Number of threads, so that messages of other threads take no lock.
     count: Word,
 }
 
@@ -32,7 +32,7 @@ impl Retries {
         Self { threads: Lock::new(host, BTreeMap::new()), count: Word::new(0) }
     }
 
-    /// A thread's call failed. Gives what is not kept open any more.
+    /// A thread's call failed. Returns the handles to close.
     #[must_use]
     pub(crate) fn begin(&self, thread: u32) -> Vec<Handle> {
         let mut threads = self.threads.lock();
@@ -47,13 +47,13 @@ impl Retries {
         over
     }
 
-    /// Whether a thread tries once more.
+    /// Whether a thread's call is being repeated.
     pub(crate) fn has(&self, thread: u32) -> bool {
         // Relaxed: a thread's messages follow each other, and each is answered before the next.
         self.count.load(Ordering::Relaxed) > 0 && self.threads.lock().contains_key(&thread)
     }
 
-    /// Keeps what a thread has looked up. Gives what is not kept open any more.
+    /// Keeps an inode that a thread has looked up. Returns a handle to close.
     #[must_use]
     pub(crate) fn keep(&self, thread: u32, handle: Handle) -> Option<Handle> {
         let mut threads = self.threads.lock();
@@ -62,7 +62,7 @@ impl Retries {
         if retry.kept.len() > HANDLES_MAX { retry.kept.pop_front() } else { None }
     }
 
-    /// A message of a thread was served, which may end its call. Gives what is not kept open any more.
+    /// A message of a thread was served; `ends` if it ends the call. Returns the handles to close.
     #[must_use]
     pub(crate) fn served(&self, thread: u32, ends: bool) -> Vec<Handle> {
         let mut threads = self.threads.lock();
@@ -77,7 +77,7 @@ impl Retries {
         over
     }
 
-    /// The kernel has gone.
+    /// The kernel has ended the connection.
     #[must_use]
     pub(crate) fn end(&self) -> Vec<Handle> {
         let mut threads = self.threads.lock();

@@ -1,5 +1,5 @@
-//! Schedules of the kernel's caches against requests and recalls, in orders that a real kernel shows once in a long while: the
-//! gateway between a kernel and leases that are the test's. `docs/mount.md` numbers them.
+//! Schedules of the kernel's caches with requests and recalls, in orders that a real kernel shows only rarely: the
+//! gateway runs between a simulated kernel and leases that the test controls. `docs/mount.md` has their numbers.
 
 mod around;
 mod ends;
@@ -16,7 +16,7 @@ use ipc::{Host, SystemHost};
 use vfs::LeaseMode;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// M.3, M.4: a READ has its page locked when the pass comes to it, and puts it there behind the pass.
+/// M.3, M.4: a READ has its page locked when the pass reaches it, and fills the page after the pass.
 #[test]
 fn a_read_is_answered_while_its_page_is_to_be_dropped_and_the_page_is_dropped_once_more() {
     let around = Around::new();
@@ -60,8 +60,8 @@ fn a_page_that_comes_before_the_first_pass_is_dropped() {
     assert_eq!(around.given_back(), [node]);
 }
 
-/// M.5: the kernel put a write into a page, which was dropped and read again before it asked for the write. A map may have made
-/// the page dirty, so it gets the bytes of the write.
+/// M.5: the kernel stored the bytes of a write into a page, which was dropped and read again before the WRITE arrived.
+/// A mapping may have made the page dirty, so the bytes are stored into it again.
 #[test]
 fn pages_that_were_read_before_a_write_that_the_kernel_has_made_get_its_bytes() {
     let around = Around::new();
@@ -87,7 +87,7 @@ fn pages_that_were_read_before_a_write_that_the_kernel_has_made_get_its_bytes() 
     around.gateway.end_recalls();
 }
 
-/// M.6: an append of which the kernel asks in two messages, as it goes over the end of a page.
+/// M.6: the kernel sends an append that crosses the end of a page in two messages.
 #[test]
 fn nothing_comes_between_the_parts_of_an_append() {
     let around = Around::new();
@@ -107,13 +107,13 @@ fn nothing_comes_between_the_parts_of_an_append() {
     append(4096, b"rest");
     recall.join().unwrap();
     assert_eq!(around.given_back(), [node]);
-    // One that has no rest is not waited for long.
+    // The wait for a missing second part is short.
     patience.store(1, Ordering::SeqCst);
     append(4100, &[1; 8192 - 4100]);
     around.recall(node);
 }
 
-/// M.7: the kernel was told of an inode that it has not made yet.
+/// M.7: the kernel was told of an inode that it has not created yet.
 #[test]
 fn an_inode_that_the_kernel_is_about_to_make_is_dropped_when_it_is_there() {
     let around = Around::new();
@@ -121,7 +121,7 @@ fn an_inode_that_the_kernel_is_about_to_make_is_dropped_when_it_is_there() {
     around.kernel.absent.store(3, Ordering::SeqCst);
     around.recall(node);
     assert_eq!((around.kernel.drops(), around.given_back()), (4, vec![node]));
-    // Nothing is made any more when the connection is over.
+    // After the end of the connection no inode is created.
     around.attributes(opcode::GETATTR, node, &[&[0; 16]]);
     around.kernel.absent.store(3, Ordering::SeqCst);
     around.gateway.units.end_connection();
@@ -129,7 +129,7 @@ fn an_inode_that_the_kernel_is_about_to_make_is_dropped_when_it_is_there() {
     assert_eq!(around.kernel.drops(), 5);
 }
 
-/// M.8: answers that the kernel takes in whatever it was told meanwhile.
+/// M.8: answers that the kernel accepts even if it was told meanwhile to drop the inode.
 #[test]
 fn answers_that_nothing_overtakes_are_not_kept() {
     let around = Around::new();
@@ -146,7 +146,7 @@ fn answers_that_nothing_overtakes_are_not_kept() {
     [handle, again].iter().for_each(|handle| around.release(new.node, *handle));
 }
 
-/// M.29: names and attributes that are asked for when the kernel was told already to drop them.
+/// M.29: names and attributes are read when the kernel was already told to drop them.
 #[test]
 fn what_is_asked_for_during_a_recall_is_not_kept() {
     let around = Around::new();
@@ -168,7 +168,7 @@ fn what_is_asked_for_during_a_recall_is_not_kept() {
     }
 }
 
-/// How long the kernel may keep it that a name stands for nothing; none if it is told so by an error.
+/// How long the kernel may cache that a name does not exist; none if the answer is an error.
 fn absent(around: &Around, name: &[u8]) -> Option<u64> {
     let header = InHeader { opcode: opcode::LOOKUP, node: ROOT, unique: 2, ..InHeader::default() };
     let mut reply = Reply::new(8192);
@@ -178,7 +178,7 @@ fn absent(around: &Around, name: &[u8]) -> Option<u64> {
     (header.error == 0).then(|| EntryOut::read_from_prefix(rest).unwrap().0.entry_valid)
 }
 
-/// M.15, M.28: while a file is open for writing its unit is held for that, or not at all.
+/// M.15, M.28: while a file is open for writing, its unit is held for writing, or not held.
 #[test]
 fn an_open_file_that_may_be_written_is_held_for_writing() {
     let around = Around::new();
@@ -225,7 +225,7 @@ fn a_file_is_not_open_for_writing_before_a_lease_for_reading_is_raised() {
     });
 }
 
-/// The kernel forgets an inode, and is told of it anew before that is known.
+/// The kernel forgets an inode, and looks it up again before the gateway processes that.
 #[test]
 fn an_inode_that_the_kernel_was_told_of_anew_stays_held() {
     let around = Around::new();
@@ -241,7 +241,7 @@ fn an_inode_that_the_kernel_was_told_of_anew_stays_held() {
     assert!(around.kernel.drops() > 0);
 }
 
-/// M.14: a page that is written back when its lease is gone.
+/// M.14: a page is written back when its lease is gone.
 #[test]
 fn pages_written_back_without_a_lease_are_counted() {
     let around = Around::new();
@@ -257,7 +257,7 @@ fn pages_written_back_without_a_lease_are_counted() {
     assert_eq!(around.gateway.units.strays(), 1);
 }
 
-/// M.11: one epoch is good for all directories that are recalled after it, and none is needed where no name was told.
+/// M.11: one epoch serves all directories that are recalled after it, and none is needed if the kernel got no names.
 #[test]
 fn an_epoch_serves_all_directories() {
     let around = Around::new();
@@ -275,13 +275,13 @@ fn an_epoch_serves_all_directories() {
     assert_eq!(around.kernel.epochs.load(Ordering::SeqCst), 2);
 }
 
-/// What the kernel knows is bounded: it is asked to forget what has the lowest number, then the next. What it uses it keeps, and
-/// is not asked again for each inode that comes.
+/// The number of inodes that the kernel knows is bounded: it is asked to forget those with the lowest numbers, then the
+/// next. It keeps the inodes in use, and is not asked again for each new inode.
 #[test]
 fn the_kernel_is_asked_to_forget_inodes_when_it_knows_too_many() {
     let around = Around::new();
     let (gateway, engine) = (&around.gateway, &*around.gateway.engine);
-    // What is made, and what the kernel is asked to forget over it.
+    // Creates a file; returns the inodes that the kernel is then asked to forget.
     let make = |number: usize| {
         let (entry, handle) = around.create(format!("file-{number}").as_bytes());
         around.release(entry.node, handle);
@@ -303,7 +303,7 @@ fn the_kernel_is_asked_to_forget_inodes_when_it_knows_too_many() {
     assert_eq!(gateway.nodes.counts(), (files.len() + 1, INODES_MAX + 1));
     let asked = (0..INODES_MAX).filter(|number| !make(1000 + number).1.is_empty()).count();
     assert!((1..=INODES_MAX / 2).contains(&asked), "{asked} times");
-    // It has nothing else left to be asked for, and comes round.
+    // No other inodes are left to ask for, so the requests begin again at the lowest number.
     let (all, mut round) = (gateway.nodes.counts().0 - 1, Vec::new());
     while round.len() < all {
         round.extend(gateway.nodes.next_to_forget());
@@ -313,8 +313,8 @@ fn the_kernel_is_asked_to_forget_inodes_when_it_knows_too_many() {
     assert!(round.len() == all && !round.contains(&InodeNumber::ROOT), "{} of {all}", round.len());
 }
 
-/// Leases that go back to make room go together; but before requests of one unit are waited for, which need threads that may wait
-/// for others, those that are closed are back.
+/// When too many leases are held, several are given back together. But closed units are given back before a thread
+/// waits for requests on another unit, because these need threads that may wait for the closed ones.
 #[test]
 fn room_is_made_by_few_calls_and_no_closed_unit_waits_for_the_requests_of_another() {
     let around = Around::new();

@@ -1,13 +1,13 @@
-//! How many messages of each kind were served: what a program's calls cost in messages is counted, never timed.
+//! Counts the messages of each kind: the cost of a program's calls is measured by counts, never by time.
 
 use crate::abi::opcode;
 use ipc::LongWord;
 use ipc::sync::Ordering;
 
-/// More than the largest number of a kind.
+/// An upper bound for the numbers of the kinds.
 const KINDS: usize = 64;
 
-/// Names of the kinds that are served, as the kernel's documents have them.
+/// Names of the supported kinds, as in the kernel's documentation.
 const NAMES: [(u32, &str); 41] = [
     (opcode::LOOKUP, "LOOKUP"),
     (opcode::FORGET, "FORGET"),
@@ -60,15 +60,15 @@ impl Tally {
         Self([const { LongWord::new(0) }; KINDS])
     }
 
-    /// A message of this kind came. One that is not known is not counted.
+    /// Counts a message. Unknown kinds are not counted.
     pub(crate) fn count(&self, opcode: u32) {
         if let Some(count) = self.0.get(opcode as usize) {
-            // Relaxed: each count stands for itself.
+            // Relaxed: the counts are independent.
             count.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// The kinds of which any came, and how many.
+    /// The kinds with at least one message, and their counts.
     pub(crate) fn counts(&self) -> Vec<(&'static str, u64)> {
         let of = |opcode: u32| self.0[opcode as usize].load(Ordering::Relaxed);
         let all = NAMES.iter().map(|(opcode, name)| (*name, of(*opcode)));

@@ -1,8 +1,8 @@
-//! Whose turn it is to take the next message. The thread that has taken one keeps the turn while it serves, as long as
-//! that cannot take long: so a program that asks one thing after the other is served by one thread, and none of the others
-//! is woken for it, which would cost more than the service. Before the thread waits for anything it gives the turn away, so a
-//! message is never left lying for a thread that sleeps. This holds for all waits by way of the [`Host`] that
-//! [`sharing`] makes, of the gateway and of the engine alike.
+//! The turn to take the next message. A thread that has taken a message keeps the turn while it serves it, as long as
+//! that cannot take long. So a program that sends one request after the other is served by one thread, and no other
+//! thread is woken for it, which would cost more than the service. Before the thread waits, it releases the turn, so
+//! that no message ever waits for a thread that sleeps. The [`Host`] of [`sharing`] does this for all waits, those of
+//! the gateway and those of the engine.
 
 use ipc::alive::AliveWord;
 use ipc::sync::Ordering;
@@ -10,7 +10,7 @@ use ipc::{Error, Host, Join, Time, Waited, Word, Words};
 use std::cell::RefCell;
 use std::sync::Arc;
 
-/// Values of a turn: a thread has it, it is free, or a thread has it and another one may sleep until it is free.
+/// Values of a turn: a thread has it; it is free; a thread has it and another one may sleep until it is free.
 const TAKEN: u32 = 0;
 const FREE: u32 = 1;
 const WANTED: u32 = 2;
@@ -20,13 +20,13 @@ thread_local! {
     static HELD: RefCell<Option<Arc<Turn>>> = const { RefCell::new(None) };
 }
 
-/// One thread has it, or it is free.
+/// A turn that is free or that one thread has.
 pub(crate) struct Turn {
     host: Arc<dyn Host>,
     word: Word,
 }
 
-/// The turn is free when this goes, if the thread that made it has it then.
+/// Releases the turn when it is dropped, if its thread has the turn then.
 pub(crate) struct AtEnd;
 
 impl Drop for AtEnd {
@@ -47,7 +47,7 @@ impl Turn {
         }
         // Acquire, here and below: pairs with the AcqRel of the thread that gave it away.
         if self.word.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_err() {
-            // A thread that had to wait wakes another one later, which finds out whether there is more.
+            // A thread that had to wait later wakes another one, which checks whether there are more.
             while self.word.swap(WANTED, Ordering::Acquire) != FREE {
                 let (Waited::Woken | Waited::TimedOut | Waited::Interrupted) =
                     self.host.wait(&self.word, WANTED, None);
@@ -57,12 +57,12 @@ impl Turn {
     }
 }
 
-/// Whether it is this thread's turn.
+/// Whether this thread has the turn.
 pub(crate) fn is_held() -> bool {
     HELD.with_borrow(Option::is_some)
 }
 
-/// Lets another thread take the next message, if it is this one's turn.
+/// Releases the turn, if this thread has it.
 pub(crate) fn give_away() {
     if let Some(turn) = HELD.take()
         && turn.word.swap(FREE, Ordering::AcqRel) == WANTED
@@ -71,7 +71,7 @@ pub(crate) fn give_away() {
     }
 }
 
-/// A host like another one, for the engine of a mount: a thread that waits leaves the mount's messages to others.
+/// Wraps a host for the engine of a mount: a thread that waits releases the turn.
 pub fn sharing(host: Arc<dyn Host>) -> Arc<dyn Host> {
     Arc::new(Sharing(host))
 }

@@ -1,13 +1,14 @@
-//! What the kernel keeps of each inode, and the leases under which it may: a *unit* is an inode, with its pages, its attributes
-//! and, of a directory, its names (`docs/mount.md` has the protocol and the schedules that it is made for).
+//! The data that the kernel caches of each inode, and the leases for it. A *unit* is an inode with its pages, its
+//! attributes and, for a directory, its names (`docs/mount.md` has the protocol and its schedules).
 //!
-//! Guarantees: an answer that the kernel may keep is given only while the unit's lease is held, from before the engine was asked
-//! until the answer was sent. While the unit is recalled, requests on it are served on, with answers that are not
-//! kept; pages, which the kernel keeps whatever it is told, are dropped once more. A lease is given back after the kernel was
-//! told to drop everything and no page came since. A file that is open for writing has its unit held for writing or not at all.
+//! Guarantees: the kernel gets a cacheable answer only if the unit's lease was held from before the engine was asked
+//! until the answer was sent. While the unit is recalled, requests on it are still served, but with answers that are
+//! not cached; pages, which the kernel caches in any case, are dropped again. A lease is given back only after the
+//! kernel was told to drop all data and no page arrived since. If a file is open for writing, its unit is held for
+//! writing, or not held.
 //!
-//! Lock order: the table's lock, then that of the nodes; held for no call of the engine or the kernel. A request waits for a lease only in
-//! [`Units::hold`] and [`Units::enter_pages`], and with nothing of another unit in its hand.
+//! Lock order: the table's lock, then that of the nodes; neither is held during a call of the engine or the kernel. A
+//! request waits for a lease only in [`Units::hold`] and [`Units::enter_pages`], while it holds no other unit.
 
 use crate::guard::KernelHas;
 use crate::nodes::Nodes;
@@ -19,32 +20,32 @@ use std::sync::Arc;
 use std::time::Duration;
 use vfs::{CacheLeases, Engine, LeaseMode};
 
-/// How long the kernel may keep an answer that it is told to keep.
+/// How long the kernel may cache a cacheable answer.
 pub(crate) const VALID_SECONDS: u64 = 3600;
 
-/// Pages of the kernel.
+/// Size of the kernel's pages.
 pub(crate) const PAGE_BYTES: u64 = 4096;
 
-/// How long a recall waits for the rest of an append that the kernel may have split.
+/// How long a recall waits for the second part of an append that the kernel may have split.
 const REST_OF_APPEND_MS: u32 = 20;
 
-/// Units that may stand in the order without being held.
+/// Number of units without a lease that `order` may contain.
 const ORDER_SPARE: usize = 1024;
 
-/// How a unit stands.
+/// The state of a unit's lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// No lease is held, and the kernel has nothing that is good.
+    /// No lease is held, and the kernel has no valid data.
     Free,
     /// A lease is held.
     Held(LeaseMode),
-    /// The lease is held, and the kernel is being told to drop everything.
+    /// The lease is held, and the kernel is being told to drop all data.
     Recalled(LeaseMode),
-    /// The kernel has nothing any more; the lease is on its way back.
+    /// The kernel has no data, and the lease is being given back.
     Closed,
 }
 
-/// Bytes from the first to before the second, about: whole pages, with what lies between them.
+/// Offsets of the first byte and of the end, extended to whole pages; includes any gap between added ranges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PageRange(u64, u64);
 
@@ -68,31 +69,31 @@ impl PageRange {
 #[derive(Debug)]
 pub(crate) struct Unit {
     pub(crate) phase: Phase,
-    /// Grows when a lease comes after there was none.
+    /// Number of the hold; grows each time a lease is held after none was.
     pub(crate) hold: u64,
     /// A thread is getting a lease.
     pub(crate) getting: bool,
-    /// Threads that give a lease back that the engine had, or has.
+    /// Number of threads that are giving back a lease that the engine had or has.
     pub(crate) giving: u32,
-    /// That happened since a thread began to get a lease.
+    /// A lease was given back since a thread began to get one.
     pub(crate) disturbed: bool,
     /// Open files that may write.
     pub(crate) writers: u32,
-    /// Requests being served that put pages into the kernel.
+    /// Requests in progress that put pages into the kernel.
     pub(crate) serving: u32,
-    /// Answers being sent that the kernel keeps.
+    /// Cacheable answers that are being sent.
     pub(crate) telling: u32,
-    /// A page came since the pass began.
+    /// A page arrived since the pass began.
     pub(crate) filled: bool,
     /// The kernel may have pages.
     pub(crate) has_pages: bool,
-    /// What was read since the last pass began; none if a write that began since then was served.
+    /// The range that was read since the last pass began; none if a write that began since then was served.
     pub(crate) read_since_pass: Option<PageRange>,
-    /// Until when the rest of an append may come.
+    /// The time until which the second part of an append may arrive.
     pub(crate) append_until: Option<Time>,
-    /// Until which epoch the kernel may have names.
+    /// The epoch of the last name that the kernel got.
     pub(crate) names: Option<u64>,
-    /// Where it is noted that the kernel may have something of it.
+    /// The position in the guard's list.
     pub(crate) place: Option<u32>,
 }
 
@@ -127,18 +128,18 @@ impl Unit {
 #[derive(Default)]
 pub(crate) struct Table {
     pub(crate) units: BTreeMap<InodeNumber, Unit>,
-    /// Units that are held, in the order in which they came to be.
+    /// Held units, the oldest first.
     pub(crate) order: VecDeque<InodeNumber>,
     pub(crate) held: usize,
     next_hold: u64,
-    /// How often all names were made old.
+    /// Number of times that all names were invalidated.
     pub(crate) epoch: u64,
-    /// Pages that were written back without a lease.
+    /// Number of pages that were written back without a lease.
     strays: u64,
 }
 
 impl Table {
-    /// Leaves only units that are held in the order, each once.
+    /// Keeps only held units in `order`, each once.
     fn tidy_order(&mut self) {
         let (mut order, mut seen) = (std::mem::take(&mut self.order), BTreeSet::new());
         let held = |node: &InodeNumber| {
@@ -160,31 +161,31 @@ pub(crate) struct Units {
     pub(crate) host: Arc<dyn Host>,
     engine: Arc<dyn Engine>,
     pub(crate) table: Lock<Table>,
-    /// Grows when something that is waited for may have come.
+    /// Grows when a condition that threads wait for may have changed.
     changed: Word,
-    /// Threads that wait for it.
+    /// Number of threads that wait for a change.
     pub(crate) waiting: Word,
-    /// Something has to be dropped to make room.
+    /// 1 while units must be dropped because too many are held; 2 at the end.
     crowded: Word,
-    /// 1 from when the connection is over: the kernel makes no inode any more.
+    /// 1 after the end of the connection: the kernel creates no more inodes.
     over: Word,
-    /// The thread that has it makes names old.
+    /// Held while names are invalidated.
     pub(crate) raising: Lock<()>,
-    /// What the guard of the mount reads, if there is one.
+    /// The list for the mount's guard, if there is one.
     pub(crate) kernel_has: Option<Arc<KernelHas>>,
     pub(crate) held_max: usize,
     /// See [`Self::append_ends`].
     pub(crate) rest_of_append_ms: Word,
 }
 
-/// That a unit's lease was held, and which hold of it.
+/// Proves that a unit's lease was held, and names the hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stamp {
     node: InodeNumber,
     hold: u64,
 }
 
-/// What a request does to a unit until its answer was sent.
+/// The effect of a request on a unit until its answer was sent.
 pub(crate) struct Stay {
     units: Arc<Units>,
     node: InodeNumber,
@@ -235,15 +236,15 @@ impl Units {
     }
 
     pub(crate) fn change(&self) {
-        // SeqCst: pairs with `sleep`. A thread that is not seen here to wait sees that the word is another one. The word changes
-        // with each request, so a system call is made only if there is a thread to be woken.
+        // SeqCst: pairs with `sleep`. A waiting thread that is not seen here sees that the word has changed. The word
+        // changes with each request, so a system call is made only if a thread has to be woken.
         self.changed.fetch_add(1, Ordering::SeqCst);
         if self.waiting.load(Ordering::SeqCst) > 0 {
             self.host.wake(&self.changed, ipc::WAKE_ALL);
         }
     }
 
-    /// What [`Self::sleep`] is told: how often something has changed. Asked for before the table is looked at.
+    /// The number of changes, for [`Self::sleep`]. Read before the table is checked.
     pub(crate) fn seen(&self) -> u32 {
         // Acquire: pairs with the addition in `change`.
         self.changed.load(Ordering::Acquire)
@@ -257,7 +258,7 @@ impl Units {
         self.waiting.fetch_add(u32::MAX, Ordering::Relaxed);
     }
 
-    /// Looks under the lock until there is an answer.
+    /// Repeats a check under the lock until it has a result.
     pub(crate) fn wait<T>(&self, mut look: impl FnMut(&mut Table) -> Option<T>) -> T {
         loop {
             let seen = self.seen();
@@ -268,8 +269,8 @@ impl Units {
         }
     }
 
-    /// Makes sure that the unit's lease is held, and gives which hold of it that is, for [`Self::tell`]. None while it is
-    /// recalled: the answer is not kept then. Waits for the lease.
+    /// Makes sure that the unit's lease is held; returns the hold for [`Self::tell`]. None while the unit is recalled;
+    /// the answer is not cacheable then. Waits for the lease.
     ///
     /// # Errors
     /// Those of the engine.
@@ -300,7 +301,7 @@ impl Units {
         }
     }
 
-    /// The same, if the engine has a lease already; it waits for nothing.
+    /// The same without waiting, only if the engine already has a lease.
     pub(crate) fn hold_at_once(&self, node: InodeNumber) -> Option<Stamp> {
         let mode = {
             let mut table = self.table.lock();
@@ -322,8 +323,8 @@ impl Units {
         matches!(unit.phase, Phase::Held(_)).then_some(Stamp { node, hold: unit.hold })
     }
 
-    /// Gets a lease for a unit of which this thread has said that it does. A lease that the engine gave back meanwhile, since it
-    /// was asked for it before the unit was held, does not count.
+    /// Gets a lease for a unit for which this thread has set `getting`. If the engine gave a lease back meanwhile that
+    /// it had before the unit was held, the attempt is repeated.
     fn get(
         &self,
         node: InodeNumber,
@@ -348,7 +349,7 @@ impl Units {
                 continue;
             }
             unit.getting = false;
-            // A recall that began meanwhile goes its way, under the lease that there is now.
+            // A recall that began meanwhile continues, under the lease that is held now.
             let begins = is_good && unit.phase == Phase::Free;
             if is_good && matches!(unit.phase, Phase::Free | Phase::Held(_)) {
                 unit.phase = Phase::Held(mode);
@@ -371,7 +372,7 @@ impl Units {
             }
             self.change();
             if begins && is_crowded {
-                // Not over the word by which the thread ends.
+                // Does not overwrite the value that ends the thread.
                 let _ = self.crowded.compare_exchange(0, 1, Ordering::Release, Ordering::Relaxed);
                 self.host.wake(&self.crowded, ipc::WAKE_ALL);
             }
@@ -383,14 +384,14 @@ impl Units {
         self.kernel_has.as_ref().and_then(|noted| noted.note(node))
     }
 
-    /// What was noted at a place is over.
+    /// Removes an entry from the guard's list.
     pub(crate) fn clear(&self, place: Option<u32>) {
         if let (Some(noted), Some(place)) = (&self.kernel_has, place) {
             noted.clear(place);
         }
     }
 
-    /// Pages are about to be read into the kernel, as [`Self::enter_pages`].
+    /// Called before pages are read into the kernel, as [`Self::enter_pages`].
     ///
     /// # Errors
     /// Those of the engine.
@@ -406,9 +407,9 @@ impl Units {
         Ok(stay)
     }
 
-    /// A write that the kernel has in its pages took effect: whether these may have been dropped meanwhile, and read again as
-    /// they were before. The kernel makes one write to an inode at a time, so only the first one after a pass can have begun
-    /// before it.
+    /// Called after a write of bytes that the kernel already has in its pages. Returns whether these pages may have
+    /// been dropped meanwhile, and read again with the old contents. The kernel makes one write to an inode at a time,
+    /// so only the first write after a pass can have begun before it.
     pub(crate) fn write_was_overtaken(&self, node: InodeNumber, range: PageRange) -> bool {
         let mut table = self.table.lock();
         let Some(unit) = table.units.get_mut(&node) else { return false };
@@ -417,8 +418,8 @@ impl Units {
         read.is_some_and(|read| read.overlaps(range))
     }
 
-    /// A request is about to put pages into the kernel: the lease is held from here on until its answer was sent. Waits for
-    /// the lease; while the unit is recalled it goes on under the lease that there is.
+    /// Called before a request puts pages into the kernel: the lease is held from now on until the answer was sent.
+    /// Waits for the lease; while the unit is recalled, the present lease is sufficient.
     ///
     /// # Errors
     /// Those of the engine.
@@ -453,9 +454,9 @@ impl Units {
         }
     }
 
-    /// A write took effect at the end of the file, up to `kernel_end` as the kernel sees it. The kernel asks in two messages for an
-    /// append that goes over the end of a page which it does not have, and nothing is to come between them: a recall waits
-    /// for the second one. There may be none, so it does not wait for long.
+    /// Called after a write at the end of the file, which the kernel expects at `kernel_end`. The kernel sends an
+    /// append that crosses the end of a page which it does not have in two messages, and nothing may be appended
+    /// between them. So a recall waits for the second one, but not for long, because there may be none.
     pub(crate) fn append_ends(&self, node: InodeNumber, kernel_end: u64) {
         if kernel_end.is_multiple_of(PAGE_BYTES)
             && let Some(unit) = self.table.lock().units.get_mut(&node)
@@ -465,7 +466,7 @@ impl Units {
         }
     }
 
-    /// A page of a map is written back, which needs the lease that it was made dirty under.
+    /// Called when a page of a mapping is written back, for which the unit must be held for writing.
     pub(crate) fn note_write_back(&self, node: InodeNumber) {
         let mut table = self.table.lock();
         let held = table.units.get(&node).map(|unit| unit.phase);
@@ -474,13 +475,13 @@ impl Units {
         }
     }
 
-    /// Pages that were written back without a lease: there should be none, but after a session was lost.
+    /// Number of pages that were written back without a lease; it should be 0 unless a session was lost.
     pub(crate) fn strays(&self) -> u64 {
         self.table.lock().strays
     }
 
-    /// Whether the kernel may keep an answer of attributes that were asked for under this hold: if so, it is held until the
-    /// answer was sent.
+    /// Whether the kernel may cache attributes that were read under this hold; if so, the unit is held until the answer
+    /// was sent.
     pub(crate) fn tell_attributes(self: &Arc<Self>, stamp: Option<Stamp>) -> Option<Stay> {
         self.tell(stamp, false)
     }
@@ -505,28 +506,29 @@ impl Units {
         Some(Stay { units: self.clone(), node, pages: false })
     }
 
-    /// A file is being opened that may write: its unit is held for writing from now on, or not at all.
+    /// Called before a file is opened for writing: from now on its unit is held for writing, or not held.
     ///
     /// # Errors
-    /// Those of the engine; then it is not open.
+    /// Those of the engine; then the file is not open.
     pub(crate) fn open_writer(&self, node: InodeNumber) -> Result<(), vfs::Error> {
         self.table.lock().units.entry(node).or_default().writers += 1;
         loop {
             self.hold(node, LeaseMode::Write).inspect_err(|_| self.close_writer(node))?;
-            // A lease for reading may be there still, or on its way to a thread that asked before there was a writer.
+            // The unit may still be held for reading, or a thread that began before there was a writer may be getting a
+            // read lease.
             let is_held_for_reading = self.wait(|table| match table.units.get(&node) {
                 Some(unit) if unit.getting => None,
                 Some(Unit { phase: Phase::Recalled(LeaseMode::Read), .. }) => None,
                 unit => Some(unit.is_some_and(|unit| unit.phase == Phase::Held(LeaseMode::Read))),
             });
-            // If it is not held, the next page asks for the lease.
+            // If it is not held, the request for the next page gets the lease.
             if !is_held_for_reading {
                 return Ok(());
             }
         }
     }
 
-    /// It was closed.
+    /// Called after a writer was closed.
     pub(crate) fn close_writer(&self, node: InodeNumber) {
         let mut table = self.table.lock();
         if let Some(unit) = table.units.get_mut(&node) {
@@ -535,7 +537,7 @@ impl Units {
         table.drop_if_idle(node);
     }
 
-    /// The kernel has forgotten a node: it has nothing of it, unless it was told of it anew.
+    /// The kernel has forgotten a node, and has no data of it unless it has looked the node up again.
     pub(crate) fn forget(&self, nodes: &Nodes, node: InodeNumber) {
         {
             let mut table = self.table.lock();
@@ -544,7 +546,7 @@ impl Units {
             if unit.telling > 0 || unit.serving > 0 || unit.writers > 0 || unit.getting || nodes.knows(node) {
                 return;
             }
-            // A thread that needs the lease again gets it after it is left.
+            // A thread that needs the lease again gets it after it was given back.
             unit.phase = Phase::Closed;
             (unit.giving, unit.disturbed) = (unit.giving + 1, true);
         }
@@ -552,12 +554,12 @@ impl Units {
         self.end_giving(node, true);
     }
 
-    /// Whether a unit may have pages in the kernel, which a recall has to wait for.
+    /// Whether the kernel may have pages of a unit; a recall then has to wait for requests.
     pub(crate) fn has_pages(&self, node: InodeNumber) -> bool {
         self.table.lock().units.get(&node).is_some_and(|unit| unit.has_pages)
     }
 
-    /// Waits until there is no room, and says so; false at the end.
+    /// Waits until too many units are held; false at the end.
     pub(crate) fn wait_crowded(&self) -> bool {
         loop {
             // Acquire: pairs with the Release in `get` and `end`.
@@ -574,18 +576,18 @@ impl Units {
         }
     }
 
-    /// The connection is over.
+    /// Notes the end of the connection.
     pub(crate) fn end_connection(&self) {
         self.over.store(1, Ordering::Release);
     }
 
-    /// Whether it is.
+    /// Whether the connection has ended.
     pub(crate) fn is_over(&self) -> bool {
         // Acquire: pairs with the Release in `end_connection`.
         self.over.load(Ordering::Acquire) != 0
     }
 
-    /// The kernel has gone.
+    /// Ends the thread in [`Self::wait_crowded`].
     pub(crate) fn end(&self) {
         self.crowded.store(2, Ordering::Release);
         self.host.wake(&self.crowded, ipc::WAKE_ALL);

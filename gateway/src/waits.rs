@@ -1,8 +1,8 @@
-//! Requests that wait for a lock, each in a thread of its own, so that those that serve are never used up; and the
-//! kernel's word that a signal is to end one.
+//! Requests that wait for a lock. Each has its own thread, so that serving threads are never used up; an interrupt of
+//! the kernel, after a signal, ends a wait.
 //!
-//! The word may come before the request is known here, since threads take messages side by side: it is kept for a
-//! while. Requests that never wait are answered anyway, and their word is lost among the newer ones.
+//! An interrupt may be taken before its request is known here, because threads serve messages concurrently. So it is
+//! kept for a while. Requests that never wait are answered in any case, and newer interrupts replace theirs.
 
 use ipc::sync::Ordering;
 use ipc::{Host, Lock, Waited, Word};
@@ -10,20 +10,20 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::task::Wake;
 
-/// It is worth asking the engine.
+/// The request should ask the engine again.
 const WOKEN: u32 = 1;
 /// A signal came.
 const INTERRUPTED: u32 = 2;
-/// Words kept that came early.
+/// Limit of interrupts that are kept for later requests.
 const EARLY_MAX: usize = 256;
 
-/// What one waiting request sleeps on.
+/// A waiting request.
 pub(crate) struct Waiter {
     host: Arc<dyn Host>,
     word: Word,
 }
 
-/// Why a sleep ended.
+/// The reason for which a sleep ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reason {
     Woken,
@@ -37,7 +37,7 @@ impl Waiter {
         self.host.wake(&self.word, 1);
     }
 
-    /// Sleeps until there is a reason not to.
+    /// Sleeps until the request is woken or interrupted.
     pub(crate) fn sleep(&self) -> Reason {
         loop {
             // Acquire: pairs with the fetch_or in `set`.
@@ -48,7 +48,7 @@ impl Waiter {
             if bits & WOKEN != 0 {
                 return Reason::Woken;
             }
-            // However the wait ends, the swap above looks again.
+            // The swap above decides, whatever the reason for which the wait ended.
             let (Waited::Woken | Waited::TimedOut | Waited::Interrupted) =
                 self.host.wait(&self.word, 0, None);
         }
@@ -82,7 +82,7 @@ impl Waits {
         Self { host, state, count: Word::new(0), count_max }
     }
 
-    /// A request may come to wait; none if too many do.
+    /// Registers a request that may wait; none if there are too many.
     pub(crate) fn enter(&self, unique: u64) -> Option<Arc<Waiter>> {
         let mut state = self.state.lock();
         if state.over || state.waiting.len() >= self.count_max {
@@ -97,7 +97,7 @@ impl Waits {
         Some(waiter)
     }
 
-    /// A request that entered is answered.
+    /// A registered request was answered.
     pub(crate) fn leave(&self, unique: u64) {
         if self.state.lock().waiting.remove(&unique).is_some() {
             // Release: pairs with the load in `end`.
@@ -106,7 +106,7 @@ impl Waits {
         }
     }
 
-    /// A signal is to end a request.
+    /// A signal interrupts a request.
     pub(crate) fn interrupt(&self, unique: u64) {
         let mut state = self.state.lock();
         if let Some(waiter) = state.waiting.get(&unique) {
@@ -119,7 +119,7 @@ impl Waits {
         state.early.push_back(unique);
     }
 
-    /// Ends all that wait, and waits for their threads.
+    /// Interrupts all waiting requests, and waits for their threads.
     pub(crate) fn end(&self) {
         {
             let mut state = self.state.lock();

@@ -1,9 +1,10 @@
-//! Reads after writes of one file, in the order in which they came. The kernel puts the bytes of a write into its pages before it
-//! asks. If these pages are dropped meanwhile, another program has them read again; a read that was served before the write would
-//! give them without its bytes, and a map that makes such a page dirty would undo the write. So a read waits for the writes that
-//! came before it.
+//! Orders reads after the earlier writes of the same file. The kernel puts the bytes of a write into its pages before
+//! it sends the WRITE. If these pages are dropped meanwhile and another program reads them again, a READ that is served
+//! before the WRITE would return them without its bytes, and if a mapping makes such a page dirty, the write would be
+//! undone. So a read waits for the writes that arrived before it.
 //!
-//! A write waits for the lease of its file, for room and for the daemon, and for no read; so no two wait for each other.
+//! A write waits for the lease of its file, for a space reservation and for the daemon, but for no read, so there is no
+//! cycle.
 
 use crate::abi::{self, Body, WRITE_FROM_CACHE, WriteIn, opcode};
 use crate::turn;
@@ -13,7 +14,7 @@ use ipc::{Host, Lock, Waited, Word};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Writes that are being served, by their numbers, which are never used again.
+/// Writes in progress, by numbers that are never reused.
 #[derive(Default)]
 struct Writes {
     next: u64,
@@ -23,15 +24,15 @@ struct Writes {
 pub(crate) struct WriteOrder {
     host: Arc<dyn Host>,
     writes: Lock<Writes>,
-    /// How many files have some, so that a read of another file takes no lock.
+    /// Number of files with writes in progress, so that reads of other files take no lock.
     count: Word,
     /// Grows with each write that was served.
     served: Word,
-    /// Threads that wait for one.
+    /// Number of threads that wait for a write.
     waiting: Word,
 }
 
-/// A message, by its place in the order.
+/// A message and its place in the order.
 pub(crate) struct Arrival<'a> {
     order: &'a WriteOrder,
     what: What,
@@ -50,7 +51,7 @@ impl WriteOrder {
         Self { writes: Lock::new(host.clone(), Writes::default()), count, served, waiting, host }
     }
 
-    /// A message was taken; to be called by the thread that has taken it, while it has the turn.
+    /// Called by the thread that has taken a message, while it has the turn.
     pub(crate) fn arrives(&self, message: &[u8]) -> Arrival<'_> {
         Arrival { order: self, what: self.what(message) }
     }
@@ -64,11 +65,11 @@ impl WriteOrder {
                 let number = writes.next;
                 writes.next += 1;
                 writes.files.entry(node).or_default().insert(number);
-                // Relaxed: read by the thread that has the turn, which this one has now.
+                // Relaxed: read by threads that have the turn, which this one has now.
                 self.count.store(writes.files.len() as u32, Ordering::Relaxed);
                 What::Write(node, number)
             }
-            // Relaxed: a write that came before was counted by the thread that had the turn then.
+            // Relaxed: an earlier write was counted by the thread that had the turn then.
             opcode::READ if self.count.load(Ordering::Relaxed) > 0 => {
                 What::Read(node, self.writes.lock().next)
             }
@@ -76,7 +77,7 @@ impl WriteOrder {
         }
     }
 
-    /// Whether all writes of a file with lower numbers were served, however many came since.
+    /// Whether all writes of a file with lower numbers were served; later ones do not matter.
     fn are_served(&self, node: InodeNumber, before: u64) -> bool {
         let writes = self.writes.lock();
         let oldest = writes.files.get(&node).and_then(BTreeSet::first);
@@ -89,7 +90,7 @@ fn is_from_cache(mut body: Body<'_>) -> bool {
 }
 
 impl Arrival<'_> {
-    /// Waits for the writes that came before; others take messages meanwhile.
+    /// Waits for earlier writes; other threads may take messages meanwhile.
     pub(crate) fn wait(&self) {
         let What::Read(node, before) = self.what else { return };
         loop {
@@ -122,7 +123,7 @@ impl Drop for Arrival<'_> {
             }
             order.count.store(writes.files.len() as u32, Ordering::Relaxed);
         }
-        // SeqCst: pairs with `wait`. A thread that is not seen to wait sees that the word is another one.
+        // SeqCst: pairs with `wait`. A waiting thread that is not seen here sees that the word has changed.
         order.served.fetch_add(1, Ordering::SeqCst);
         if order.waiting.load(Ordering::SeqCst) > 0 {
             order.host.wake(&order.served, ipc::WAKE_ALL);
@@ -160,7 +161,7 @@ mod tests {
                 assert!(!waits.is_finished() && SystemHost.now() < until, "it does not wait");
                 std::hint::spin_loop();
             }
-            // Others that come meanwhile do not hold it up.
+            // Later writes do not delay the read.
             let latest = arrives(opcode::WRITE, 5, 0);
             drop(write);
             waits.join().unwrap();

@@ -1,8 +1,9 @@
-//! The floor under what a mount can be: a file system in memory with the gateway's start-up flags, times, threads and message
-//! sizes, and nothing else. What it takes is what FUSE takes. `memory_mount MOUNTPOINT [--threads N] [--look MICROSECONDS]`; needs
-//! root; ends when it is unmounted.
+//! A lower bound for the costs of a mount: a file system in memory with the gateway's start-up flags, validity times,
+//! threads and message sizes, and nothing else. Its costs are those of FUSE. `memory_mount MOUNTPOINT [--threads N]
+//! [--look MICROSECONDS]`; needs root; ends when it is unmounted.
 //!
-//! It grants every lock and checks no rights (the kernel does): it is for measuring beside, with one program at a time.
+//! It grants every lock and checks no rights (the kernel does). It is only for measurements for comparison, with one
+//! program at a time.
 
 #![allow(dead_code, reason = "the messages are the gateway's, and some are not served")]
 
@@ -33,7 +34,7 @@ fn number(arguments: &[String], flag: &str) -> Option<u64> {
     arguments.get(at + 1)?.parse().ok()
 }
 
-/// Waits for a message by looking, for a while.
+/// Polls for a message until a time.
 fn look(device: &File, until: Time) {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -59,7 +60,7 @@ fn serve(mut device: &File, tree: &Mutex<Tree>, message_bytes: usize, looks: Dur
         answer.clear();
         let is_due = tree.lock().is_ok_and(|mut tree| tree.answer(&message[..bytes], &mut answer));
         if is_due {
-            // Who asked may have gone.
+            // The calling thread may have ended.
             let _ = device.write(&answer);
         }
     }

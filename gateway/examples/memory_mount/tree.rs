@@ -1,20 +1,20 @@
-//! Files and directories in memory, and what each message does to them.
+//! Files and directories in memory, and the operation for each message.
 
 use crate::abi::*;
 use ipc::{Host, SystemHost};
 use std::collections::{BTreeMap, HashMap};
 use zerocopy::{Immutable, IntoBytes};
 
-/// As long as the gateway says.
+/// The same time as in the gateway.
 const VALID_SECONDS: u64 = 3600;
-/// The handle of everything: nothing is kept for an open file.
+/// The handle of every open file: no state is kept for one.
 const HANDLE: u64 = 1;
 const ROOT: u64 = 1;
 
 #[derive(Default)]
 struct Node {
     attr: Attr,
-    /// Of a file, or the target of a symbolic link.
+    /// The contents of a file, or the target of a symbolic link.
     bytes: Vec<u8>,
     children: BTreeMap<Vec<u8>, u64>,
     parent: u64,
@@ -341,7 +341,8 @@ impl Tree {
         Ok(true)
     }
 
-    /// The place of an entry is its number in the order of names: good for a listing that nobody changes.
+    /// The offset of an entry is its index in the order of names, which is sufficient while the directory does not
+    /// change.
     fn readdir(&mut self, header: &InHeader, body: &mut Body<'_>, answer: &mut Vec<u8>) -> Done {
         let fields: ReadIn = body.take().map_err(wrong)?;
         let node = self.node(header.node)?;

@@ -1,4 +1,4 @@
-//! Attributes: asking and changing.
+//! Reading and changing attributes.
 
 use crate::abi::{
     AccessIn, Attr, Body, GETATTR_HANDLE, GetattrIn, InHeader, SetattrIn, StatfsOut, StatxOut, StatxTime,
@@ -13,19 +13,19 @@ use vfs::{Error, LeaseMode, access};
 
 const NS: i64 = 1_000_000_000;
 
-/// What programs should read and write at once: the largest message.
+/// The preferred IO size that `stat` reports.
 pub(crate) const BLOCK_BYTES: u32 = 4096;
 
 fn parts(time_ns: i64) -> (i64, u32) {
     (time_ns.div_euclid(NS), time_ns.rem_euclid(NS) as u32)
 }
 
-/// A time of the kernel's; what lies outside of the 584 years that nanoseconds reach is cut.
+/// Converts a time of the kernel's. Times beyond the 584 years that nanoseconds can represent are clamped.
 fn joined(seconds: i64, ns: u32) -> SetTime {
     SetTime::To(seconds.saturating_mul(NS).saturating_add(ns.into()))
 }
 
-/// As the kernel lays them out.
+/// Attributes in the layout of the kernel.
 pub(crate) fn attr(attributes: &Attributes) -> Attr {
     let (atime, atime_ns) = parts(attributes.atime_ns);
     let (mtime, mtime_ns) = parts(attributes.mtime_ns);
@@ -63,7 +63,7 @@ impl Gateway {
         let mut attributes = self.engine.getattr(Target::Node(node))?;
         let for_end = self.caches && fields.flags & GETATTR_HANDLE != 0;
         if for_end && !self.ends.reaches(node, attributes.size) {
-            // Asked once more, under a lease that is held until the answer was sent.
+            // The attributes are read again, under a lease that is held until the answer was sent.
             reply.stays(self.units.enter_pages(node, LeaseMode::Read)?);
             stamp = self.stamp(node);
             attributes = self.engine.getattr(Target::Node(node))?;
@@ -100,8 +100,8 @@ impl Gateway {
         Ok(Answer::Ready)
     }
 
-    /// A message that changes nothing is a `chown` to nobody, which clears set-id bits; every other call that
-    /// changes nothing ends in the kernel.
+    /// A message without changes is a `chown` that changes neither user nor group, which clears set-id bits; every
+    /// other call without changes ends in the kernel.
     pub(crate) fn setattr(
         &self,
         header: &InHeader,
@@ -132,7 +132,7 @@ impl Gateway {
         if let Some(size) = changes.size {
             self.ends.cut(attributes.inode, size);
         }
-        // Not to be kept: the kernel takes it in even if it was told meanwhile to drop what it has.
+        // Not cacheable: the kernel accepts it even if it was told meanwhile to drop the inode.
         Ok(self.tell_attributes(&attributes, None, reply))
     }
 

@@ -1,5 +1,6 @@
-//! Reading directories. The places of entries are the engine's cookies, so a listing goes on where it was whatever
-//! was made or removed meanwhile. Entries go without attributes: the kernel may keep none, and would ask again.
+//! Reading directories. The offsets of entries are the engine's cookies, so a listing continues at its position
+//! although entries are added or removed meanwhile. Entries have no attributes: the gateway does not offer READDIRPLUS
+//! (`docs/mount.md`).
 
 use crate::abi::{Body, Dirent, ReadIn};
 use crate::gateway::{Answer, Gateway};
@@ -10,12 +11,12 @@ use format::{Cookie, InodeNumber};
 use vfs::Error;
 use vfs::engine::Target;
 
-/// Place behind `.`.
+/// Offset after `.`.
 const AFTER_DOT: u64 = 1;
-/// Place behind `..`.
+/// Offset after `..`.
 const AFTER_DOT_DOT: u64 = 2;
 
-/// Puts one entry; false if it does not fit.
+/// Appends one entry; false if it does not fit.
 fn put(
     reply: &mut Reply,
     bytes_max: usize,

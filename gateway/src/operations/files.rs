@@ -1,4 +1,4 @@
-//! Open files: opening, contents, closing.
+//! Open files: open, contents, close.
 
 use crate::abi::{
     Body, CopyFileRangeIn, CreateIn, FSYNC_DATA, FallocateIn, FlushIn, FsyncIn, InHeader, LseekIn,
@@ -19,14 +19,15 @@ use vfs::engine::{Access, At, Attributes, Created, Extent, Handle, New, NewType,
 use vfs::ranges::allocations;
 use vfs::{Caller, Error, LeaseMode, access};
 
-/// Bytes that one message copies at most: others wait meanwhile.
+/// Limit of bytes that one message copies, because other messages wait meanwhile.
 const COPY_BYTES_MAX: usize = 16 << 20;
 
 fn has(flags: u32, flag: i32) -> bool {
     flags & flag as u32 != 0
 }
 
-/// What flags of `open` ask for. The fourth access mode, which Linux has for `ioctl` only, asks for both.
+/// The access that the flags of `open` request. The fourth access mode, which Linux has only for `ioctl`, requests
+/// both.
 pub(crate) fn access_of(flags: u32) -> Access {
     match (flags as i32) & libc::O_ACCMODE {
         libc::O_RDONLY => Access { read: true, write: false },
@@ -58,8 +59,8 @@ impl Gateway {
         self.opened(handle, &attributes, (caller, is_writer), reply)
     }
 
-    /// A program may be run by who may execute it, even if he may not read it: the kernel reads it for him. Opening
-    /// comes first, so that permissions are those of one instant.
+    /// Opens a program to be executed. A user who may execute it need not be able to read it, because the kernel reads
+    /// it for them. The file is opened first, so that the permissions are those of one instant.
     fn open_to_execute(&self, caller: &Caller, header: &InHeader) -> Result<(Handle, Attributes), Error> {
         let read = Access { read: true, write: false };
         let (handle, attributes) = self.engine.open(&Caller::ROOT, node(header), read, false)?;
@@ -70,9 +71,10 @@ impl Gateway {
         Ok((handle, attributes))
     }
 
-    /// Counts an open file that may be written, and gives whether it is one. Its unit is held for writing before the kernel knows
-    /// that it is open: a page of a map becomes dirty without our being asked. Nothing of the answer may be told to be kept
-    /// before: a recall waits until what is told was sent, and this waits for a recall.
+    /// Counts an open file that may write; returns whether it is one. Its unit is held for writing before the kernel
+    /// knows that the file is open, because a page of a mapping becomes dirty without a message. The answer must not
+    /// contain cacheable data before this call: a recall waits until such an answer was sent, and this call waits for a
+    /// recall.
     pub(crate) fn count_writer(
         &self,
         handle: Handle,
@@ -86,7 +88,8 @@ impl Gateway {
         Ok(is_writer)
     }
 
-    /// The end of an answer that opens a file. Pages that the kernel has are good, since it drops them with their lease.
+    /// Completes an answer that opens a file. Pages in the kernel's cache are valid, because the kernel drops them with
+    /// their lease.
     pub(crate) fn opened(
         &self,
         handle: Handle,
@@ -106,7 +109,7 @@ impl Gateway {
         Ok(Answer::Ready)
     }
 
-    /// Creates and opens in one instant; what somebody else has just made is opened.
+    /// Creates and opens atomically; if another process has just created the file, opens it.
     pub(crate) fn create(
         self: &Arc<Self>,
         header: &InHeader,
@@ -133,7 +136,7 @@ impl Gateway {
                 let opened = if found.file_type == FileType::Regular {
                     self.engine.open(&caller, found.inode, access, has(fields.flags, libc::O_TRUNC))
                 } else {
-                    // Makes the kernel walk once more, and find what it is.
+                    // The kernel repeats the lookup after this error, and finds the type of the file.
                     Err(Error::Stale)
                 };
                 opened.inspect_err(|_| self.engine.forget(&[found.inode]))?
@@ -145,7 +148,7 @@ impl Gateway {
         let is_writer = self
             .count_writer(handle, &attributes, access)
             .inspect_err(|_| self.engine.forget(&[attributes.inode]))?;
-        // What it had of one that was there is not overtaken by this.
+        // The kernel would accept the attributes of an existing file even if it was told meanwhile to drop them.
         self.tell(&attributes, directory, is_new, reply);
         self.opened(handle, &attributes, (caller, is_writer), reply)
     }
@@ -171,8 +174,8 @@ impl Gateway {
         Ok(Answer::Ready)
     }
 
-    /// Where a file opened for appending ends is for the engine to find, not for the kernel, which does not see what
-    /// others append through the other door; but pages of a mapping have their place.
+    /// The engine finds the end of a file that is opened for appending. The kernel does not know it, because programs
+    /// may append through the library. Pages of a mapping have their own offset.
     pub(crate) fn write(
         &self,
         header: &InHeader,
@@ -204,8 +207,8 @@ impl Gateway {
         Ok(Answer::Ready)
     }
 
-    /// Pages of a map. Who stored to them had the right to, whoever it was and whatever became of the file's mode since. They
-    /// make no file longer: one that was cut meanwhile stays cut.
+    /// Writes pages of a mapping back. The process that stored to them had the right to, independent of the file's
+    /// present mode. They never extend the file: a file that was truncated meanwhile stays so.
     fn write_back(
         &self,
         file: &OpenFile,
@@ -219,9 +222,9 @@ impl Gateway {
         Ok(Answer::Ready)
     }
 
-    /// The kernel put the bytes of a write into its pages before it asked. They are not as the engine has them if the end of
-    /// the file, at which they were put, lay elsewhere; or if the kernel was told to drop pages meanwhile, and read one of
-    /// these before the write took effect.
+    /// The kernel put the bytes of a write into its pages before it sent the WRITE. The pages differ from the engine's
+    /// data if the end of the file was at another offset than the kernel expected, or if the kernel dropped pages
+    /// meanwhile and read one of them again before the write took effect.
     fn repair_after(&self, file: &OpenFile, offset: u64, (bytes, written): (&[u8], &Written)) {
         let Some(bytes) = bytes.get(..written.bytes) else { return };
         let Some(&last) = bytes.last() else { return };
@@ -254,7 +257,8 @@ impl Gateway {
         Ok(Answer::Ready)
     }
 
-    /// Copies within the engine, less than asked if that would take long: programs ask on.
+    /// Copies within the engine. Copies less than requested if the whole would take long; programs then repeat the
+    /// call.
     pub(crate) fn copy_file_range(
         &self,
         header: &InHeader,
@@ -298,7 +302,7 @@ impl Gateway {
         Ok(Answer::Ready)
     }
 
-    /// A descriptor was closed: whose it was has no `fcntl` locks on the file any more.
+    /// A descriptor was closed: its owner has no `fcntl` locks on the file any more.
     pub(crate) fn flush(&self, body: &mut Body<'_>) -> Result<Answer, Error> {
         let fields: FlushIn = body.take()?;
         let file = self.files.get(fields.handle)?;

@@ -12,7 +12,8 @@ use std::task::Waker;
 use vfs::Error;
 use vfs::engine::{Handle, Lock, LockFamily, LockKind, LockOwner, Locked, Ticket};
 
-/// The end of the file, wherever it comes to be: the kernel's largest offset, the engine's largest number.
+/// Converts the last byte of a range: the kernel's largest offset means the end of the file, for which the engine has
+/// its largest number.
 fn last_of(kernel: u64) -> u64 {
     if kernel >= FILE_BYTES_MAX { u64::MAX } else { kernel }
 }
@@ -27,7 +28,7 @@ fn kind_of(kernel: i32) -> Result<Option<LockKind>, Error> {
     }
 }
 
-/// A request, taken apart.
+/// A decoded request.
 struct Wanted {
     handle: Handle,
     owner: LockOwner,
@@ -51,7 +52,7 @@ impl Gateway {
         Ok(Wanted { handle, owner, family: LockFamily::Ranges, kind, first, last })
     }
 
-    /// Who stands in the way.
+    /// Reports a conflicting lock.
     pub(crate) fn get_lock(&self, body: &mut Body<'_>, reply: &mut Reply) -> Result<Answer, Error> {
         let fields: LockIn = body.take()?;
         let file = self.files.get(fields.handle)?;
@@ -74,7 +75,7 @@ impl Gateway {
         Ok(Answer::Ready)
     }
 
-    /// Locks or unlocks. A request that has to wait does so in a thread of its own, which answers it.
+    /// Locks or unlocks. A request that has to wait does so in its own thread, which sends the answer.
     pub(crate) fn set_lock(
         self: &Arc<Self>,
         header: &InHeader,
@@ -133,7 +134,7 @@ impl Gateway {
             match self.engine.redeem(ticket) {
                 Ok(Locked::Granted) => return Ok(()),
                 Ok(Locked::Queued(_)) => {}
-                // The descriptor was closed meanwhile, and with it went the owner's requests.
+                // The descriptor was closed meanwhile, which ended the owner's requests.
                 Err(Error::Stale) => return Err(Error::BadDescriptor),
                 Err(error) => return Err(error),
             }

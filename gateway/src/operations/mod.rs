@@ -1,5 +1,5 @@
-//! What each kind of message does, as methods of [`crate::gateway::Gateway`]: fields of the kernel's in, one operation of the
-//! engine, fields of the kernel's out.
+//! The operations for each kind of message, as methods of [`crate::gateway::Gateway`]: each decodes the kernel's
+//! fields, calls one operation of the engine, and encodes the answer.
 
 mod attributes;
 mod directory;

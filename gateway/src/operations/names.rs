@@ -1,4 +1,4 @@
-//! Names: looking up, making, removing, moving. The kernel has taken the umask off already.
+//! Names: lookup, creation, removal, renaming. The kernel has already applied the umask.
 
 use crate::abi::{BatchForgetIn, Body, ForgetOne, InHeader, MkdirIn, MknodIn, Rename2In};
 use crate::callers::caller;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use vfs::engine::{Access, Attributes, Created, New, NewType, Removal, RenameMode, Step};
 use vfs::{Caller, Error};
 
-/// How often a name is looked up for one message: what it stands for may be removed each time.
+/// Limit of repeated lookups for one message: the inode that was found may be removed each time.
 const STEPS_MAX: u32 = 1000;
 
 impl Gateway {
@@ -37,7 +37,7 @@ impl Gateway {
                 }
             }
         };
-        // What is above the root is the root.
+        // The parent of the root is the root.
         let attributes = attributes.map_or_else(|| self.engine.root(), Ok)?;
         self.tell(&attributes, directory, true, reply);
         Ok(Answer::Ready)
@@ -49,7 +49,7 @@ impl Gateway {
         Ok(found.pop())
     }
 
-    /// The same for a thread whose call met what was gone: what it finds now stays until its next call.
+    /// The same for a thread whose call met a removed inode: the inode found now is kept open until its next call.
     fn step_and_keep(&self, header: &InHeader, steps: &[Step<'_>]) -> Result<Option<Attributes>, Error> {
         for _ in 0..STEPS_MAX {
             let Some(found) = self.step(header, steps)? else { return Ok(None) };
@@ -60,9 +60,9 @@ impl Gateway {
                     }
                     return Ok(Some(attributes));
                 }
-                // Gone again.
+                // The inode was removed again.
                 Err(Error::Stale | Error::NotFound) => self.engine.forget(&[found.inode]),
-                // What cannot be opened, a symbolic link for one.
+                // The inode cannot be opened; for example, it is a symbolic link.
                 Err(_) => return Ok(Some(found)),
             }
         }

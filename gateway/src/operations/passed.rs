@@ -1,9 +1,9 @@
-//! Files that a program has open through the library and needs a descriptor of the kernel's for: it opens them here, in a
-//! folder of the root that no listing has, by a name that shows its right ([`format::pass`]). Names and modes do not
-//! count, as for any open file that is passed on.
+//! Descriptors for files that a program has open through the library. The program opens them here, in a folder of the
+//! root that no listing contains, by a name that contains a token ([`format::pass`]). Names and modes of the file do
+//! not matter, as for any open file that is passed on.
 //!
-//! The kernel is told that the name is a new one (CREATE): it checks the mode of what it takes for new no more than that of
-//! a file that was just made, and there is one message.
+//! The program opens with `O_CREAT`, and the kernel sends CREATE: it does not check the mode of a file that counts as
+//! just created, and sends only one message.
 
 use super::attr;
 use super::files::access_of;
@@ -20,7 +20,7 @@ use vfs::engine::Attributes;
 
 /// The folder's node. No inode has this number.
 const FOLDER_NODE: InodeNumber = InodeNumber::new(u64::MAX - 1);
-/// Everybody may name something there, nobody may list it.
+/// All users may open a name in the folder, but none may list it.
 const FOLDER_MODE: u32 = 0o333;
 
 impl Gateway {
@@ -45,7 +45,7 @@ impl Gateway {
         })
     }
 
-    /// As the root is, but for what is said above.
+    /// The attributes of the folder: those of the root, with the differences above.
     fn folder(&self) -> Result<Attributes, Error> {
         let root = self.engine.root()?;
         self.engine.forget(&[root.inode]);

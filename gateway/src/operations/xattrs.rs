@@ -7,7 +7,7 @@ use crate::reply::Reply;
 use vfs::Error;
 use vfs::engine::SetXattr;
 
-/// A value or list: its size if no room was given.
+/// Answers with a value or list, or with its size if the request has no space for it.
 fn tell(value: &[u8], room: u32, reply: &mut Reply) -> Result<Answer, Error> {
     if room == 0 {
         reply.put(&SizeOut { bytes: value.len() as u32, unused: 0 });

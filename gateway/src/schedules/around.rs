@@ -1,4 +1,4 @@
-//! The gateway between a kernel and leases that are a test's.
+//! The gateway between a simulated kernel and leases that a test controls.
 
 use crate::abi::{
     AttrOut, CreateIn, EntryOut, ForgetOut, InHeader, InvalidateInodeOut, OpenIn, OpenOut, OutHeader, ReadIn,
@@ -22,21 +22,21 @@ use zerocopy::{FromBytes, IntoBytes};
 pub(super) const LONG: Duration = Duration::from_secs(60);
 pub(super) const FOLDER: u32 = libc::S_IFDIR | 0o755;
 pub(super) const ROOT: u64 = 1;
-/// Units that may be held.
+/// Limit of held units.
 pub(super) const HELD_MAX: usize = 400;
-/// Inodes that the kernel may know.
+/// Limit of inodes that the kernel knows.
 pub(super) const INODES_MAX: usize = 64;
 
-/// Grants everything, and notes it.
+/// Leases that are all granted and recorded.
 #[derive(Default)]
 pub(super) struct FreeLeases {
     pub(super) held: Mutex<BTreeMap<InodeNumber, LeaseMode>>,
-    /// 1 while nothing is granted for reading.
+    /// 1 while no read lease is granted.
     pub(super) withheld: Word,
-    /// Threads that wait for that.
+    /// Threads that wait for the end of that.
     pub(super) waiting: Word,
     pub(super) given_back: Mutex<Vec<InodeNumber>>,
-    /// Calls by which they were given back.
+    /// Number of calls that gave leases back.
     pub(super) calls: Word,
 }
 
@@ -90,23 +90,23 @@ impl CacheLeases for FreeLeases {
     fn end_recalls(&self) {}
 }
 
-/// What a kernel does with notices.
+/// A simulated kernel that receives notifications.
 #[derive(Default)]
 pub(super) struct Kernel {
-    /// 1 while a request holds the page that a notice wants to drop.
+    /// 1 while a request holds the page that a notification should drop.
     pub(super) locked: Word,
-    /// 1 while one holds a page, and notices about attributes alone go on.
+    /// 1 while a request holds a page, and only notifications about attributes continue.
     pub(super) page_locked: Word,
-    /// Notices that began to drop something.
+    /// Number of notifications that began to drop data.
     pub(super) begun: Word,
-    /// Those that drop pages.
+    /// Number of those that drop pages.
     pub(super) pages: Word,
-    /// What was stored into pages, and where.
+    /// The offset and the bytes of each store into pages.
     pub(super) stores: Mutex<Vec<(u64, Vec<u8>)>>,
-    /// So many of the next ones find no inode.
+    /// Number of the next notifications that find no inode.
     pub(super) absent: Word,
     pub(super) epochs: Word,
-    /// What it was asked to forget, in turn.
+    /// The inodes that it was asked to forget, in order.
     pub(super) forgotten: Mutex<Vec<u64>>,
 }
 
@@ -159,7 +159,7 @@ impl Kernel {
     }
 }
 
-/// Waits while a word is as it should not stay, not for ever.
+/// Waits while a word has a value that it should not keep; fails after a time limit.
 pub(super) fn wait_while(word: &Word, stays: impl Fn(u32) -> bool) {
     let until = SystemHost.now().after(LONG);
     loop {
@@ -172,7 +172,7 @@ pub(super) fn wait_while(word: &Word, stays: impl Fn(u32) -> bool) {
     }
 }
 
-/// Waits until something is so, not for ever.
+/// Waits until a condition holds; fails after a time limit.
 pub(super) fn until(is_so: impl Fn() -> bool) {
     let until = SystemHost.now().after(LONG);
     while !is_so() {
@@ -181,7 +181,7 @@ pub(super) fn until(is_so: impl Fn() -> bool) {
     }
 }
 
-/// A gateway, and what is around it.
+/// A gateway, its simulated kernel and its leases.
 pub(super) struct Around {
     pub(super) gateway: Arc<Gateway>,
     pub(super) leases: Arc<FreeLeases>,
@@ -204,7 +204,7 @@ impl Around {
         Self { gateway, leases, kernel }
     }
 
-    /// The answer, which is not sent before `reply` is told so.
+    /// Returns the answer, which counts as sent only after `reply.sent()`.
     pub(super) fn ask_slowly(&self, opcode: u32, node: u64, parts: &[&[u8]], reply: &mut Reply) -> Vec<u8> {
         let header = InHeader { opcode, node, unique: 2, ..InHeader::default() };
         let message = [header.as_bytes(), &parts.concat()].concat();
@@ -229,7 +229,7 @@ impl Around {
         AttrOut::read_from_prefix(&self.ask(opcode, node, parts)).unwrap().0
     }
 
-    /// Creates a file, or opens one that is there: what the kernel is told of it, and its handle.
+    /// Creates a file, or opens an existing one; returns the kernel's answer and the handle.
     pub(super) fn create(&self, name: &[u8]) -> (EntryOut, u64) {
         let fields =
             CreateIn { flags: libc::O_RDWR as u32, mode: libc::S_IFREG | 0o644, ..CreateIn::default() };
@@ -257,7 +257,7 @@ impl Around {
         self.ask(opcode::WRITE, node, &[fields.as_bytes(), b"text"]);
     }
 
-    /// Others want an inode.
+    /// Begins a recall of an inode for another session.
     pub(super) fn begin_recall(&self, node: u64) -> Box<dyn Join> {
         let gateway = self.gateway.clone();
         let recall = move || gateway.units.recall(&gateway.nodes, &gateway.notices, InodeNumber::new(node));

@@ -1,4 +1,4 @@
-//! A read of the kernel's asks where a file ends that programs elsewhere have made longer.
+//! A read of the kernel asks for the size of a file that programs elsewhere have extended.
 
 use super::*;
 use crate::abi::{GETATTR_HANDLE, GetattrIn, SetattrIn, fattr};
@@ -6,13 +6,13 @@ use std::io::IoSlice;
 use vfs::Caller;
 use vfs::engine::{At, Handle};
 
-/// What a read asks that goes beyond the end which the kernel knows: the size that it is told.
+/// The request of a read beyond the end that the kernel knows; returns the size in the answer.
 fn ask_size(around: &Around, node: u64, handle: u64) -> u64 {
     let fields = GetattrIn { flags: GETATTR_HANDLE, handle, ..GetattrIn::default() };
     around.attributes(opcode::GETATTR, node, &[fields.as_bytes()]).attr.size
 }
 
-/// Where bytes were stored into the kernel's pages since this was asked for last.
+/// The stores into the kernel's pages since the last call.
 fn stored(around: &Around) -> Vec<(u64, Vec<u8>)> {
     std::mem::take(&mut around.kernel.stores.lock().unwrap())
 }
@@ -29,7 +29,7 @@ fn write_elsewhere(around: &Around, handle: u64, offset: u64, bytes: &[u8]) {
     assert_eq!(written.unwrap().bytes, bytes.len());
 }
 
-/// The kernel may not take the size of an answer in (`ends.rs` says when), so it has the last byte before.
+/// The kernel may ignore the size in an answer (`ends.rs` says when), so it gets the last byte before.
 #[test]
 fn the_kernel_has_the_last_byte_of_a_file_before_it_is_told_the_size() {
     let around = Around::new();
@@ -50,7 +50,7 @@ fn the_kernel_has_the_last_byte_of_a_file_before_it_is_told_the_size() {
     around.gateway.end_recalls();
 }
 
-/// Whatever tells the kernel that the file is shorter.
+/// All ways in which the kernel learns that the file is shorter.
 #[test]
 fn a_file_that_was_cut_and_grows_again_has_its_last_byte_stored_again() {
     let around = Around::new();
@@ -63,7 +63,7 @@ fn a_file_that_was_cut_and_grows_again_has_its_last_byte_stored_again() {
     let cuts: [&dyn Fn(); 3] = [
         &|| cut(3),
         &|| around.release(node, around.open(node, libc::O_RDWR | libc::O_TRUNC)),
-        // Cut elsewhere, which a read finds.
+        // Truncated elsewhere, which a read finds.
         &|| {
             let changes = vfs::engine::Changes { size: Some(1), ..Default::default() };
             let target = vfs::engine::Target::Open(Handle::new(handle));

@@ -14,7 +14,7 @@ const TASK: &str = "GATEWAY_TEST_TASK";
 /// Another process with a task. It ends when this is dropped.
 pub struct Process {
     child: Child,
-    /// What it runs, if that is a copy.
+    /// The folder with its program, if that is a copy.
     _program: Option<tempfile::TempDir>,
 }
 
@@ -22,7 +22,8 @@ pub struct Process {
 fn readable_copy(program: &Path) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     std::fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).unwrap();
-    // By a child: one that is being started for another test would have the copy open for writing.
+    // Copied by a child process: otherwise a process that is being started for another test would have the copy open
+    // for writing.
     let copied = Command::new("cp").arg(program).arg(folder.path().join("child")).status().unwrap();
     assert!(copied.success(), "{copied}");
     folder
@@ -34,10 +35,10 @@ impl Process {
         Self::start_as(0, task, path)
     }
 
-    /// The same for somebody.
+    /// The same for another user.
     pub fn start_as(uid: u32, task: &str, path: &Path) -> Self {
         let built = std::env::current_exe().unwrap();
-        // The one that was built may stand in somebody's home.
+        // The built program may be in the home folder of a user.
         let copy = (uid != 0).then(|| readable_copy(&built));
         let mut command = Command::new(copy.as_ref().map_or(built, |folder| folder.path().join("child")));
         command.args(["--exact", "child::this_is_a_child_if_it_has_a_task", "--nocapture"]);
@@ -46,12 +47,12 @@ impl Process {
         Self { child: command.spawn().unwrap(), _program: copy }
     }
 
-    /// Waits until it has said this.
+    /// Waits until the process has printed this.
     pub fn said(&mut self, what: &str) {
         let output = self.child.stdout.take().unwrap();
         let mut lines = BufReader::new(output);
         let mut line = String::new();
-        // The first word may stand behind what the test harness prints.
+        // The first word may come after output of the test harness on the same line.
         while !line.trim_end().ends_with(what) {
             line.clear();
             assert_ne!(lines.read_line(&mut line).unwrap(), 0, "it ended without saying {what}");
@@ -59,25 +60,25 @@ impl Process {
         self.child.stdout = Some(lines.into_inner());
     }
 
-    /// Sends a signal, and waits for its end.
+    /// Sends a signal, and waits for the end of the process.
     pub fn killed_by(mut self, signal: rustix::process::Signal) {
         let id = rustix::process::Pid::from_child(&self.child);
         rustix::process::kill_process(id, signal).unwrap();
         self.ends();
     }
 
-    /// Lets it go on, which ends it.
+    /// Lets the process continue and end.
     pub fn finish(mut self) {
         self.let_go();
         assert!(self.ends(), "it failed");
     }
 
-    /// Lets it go on as soon as it has what it waits for.
+    /// Lets the process continue as soon as it has got what it waits for.
     pub fn let_go(&mut self) {
         drop(self.child.stdin.take());
     }
 
-    /// Waits for its end; whether it was a good one.
+    /// Waits for the end of the process; true if it succeeded.
     pub fn ends(&mut self) -> bool {
         let mut status = None;
         let child = std::cell::RefCell::new((&mut self.child, &mut status));
@@ -96,7 +97,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may have ended already; and one that a broken gateway keeps in the kernel ends with the mount only.
+        // The process may have ended already. If a broken gateway keeps it in the kernel, it ends only with the mount.
         let _ = self.child.kill();
         let _ = self.child.try_wait();
     }

@@ -1,4 +1,4 @@
-//! What goes wrong: a request that panics, a server that is killed, a mount that is taken away.
+//! Failures: a request that panics, a server that is killed, a mount that is removed by force.
 
 use crate::child::Process;
 use crate::{Mount, errno};
@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering;
 use vfs::Model;
 use vfs::model::Limits;
 
-/// Serves an empty model; for other users too if it can.
+/// Serves an empty model, if possible also for other users.
 pub fn serve_until_the_end(mountpoint: &Path, end: impl FnOnce()) {
     let other_users = rustix::process::geteuid().is_root();
     let options = Options { other_users, ..Options::default() };
@@ -25,7 +25,7 @@ pub fn serve_until_the_end(mountpoint: &Path, end: impl FnOnce()) {
     mounted.wait().unwrap();
 }
 
-/// Whether something is mounted there.
+/// Whether there is a mount at a path.
 pub fn is_mount(path: &Path) -> bool {
     fs::metadata(path).unwrap().dev() != fs::metadata(path.parent().unwrap()).unwrap().dev()
 }

@@ -1,4 +1,4 @@
-//! Contents: appending, unlinked files, space, mappings.
+//! Contents: appends, unlinked files, space, mappings.
 
 use crate::child::Process;
 use crate::{Mount, errno, eventually};
@@ -107,7 +107,7 @@ fn a_full_tree_says_so_and_goes_on() {
     fs::write(mount.path("other"), b"x").unwrap();
 }
 
-/// Mapping takes a few lines of Python, since tests hold no unsafe code.
+/// The mappings are made by a few lines of Python, because tests contain no unsafe code.
 #[test]
 fn mappings_agree_with_reads_and_writes() {
     let Some(mount) = Mount::new() else { return };

@@ -1,14 +1,14 @@
-//! How much the kernel keeps.
+//! The number of inodes that the kernel keeps.
 
 use super::{Mount, eventually};
 use gateway::Options;
 use std::fs;
 
-/// Inodes that the kernel may know.
+/// Limit of inodes that the kernel knows.
 const INODES_MAX: usize = 1000;
 
-/// Programs look at many more files than the kernel may know: it forgets those that nobody uses, so that what the mount keeps of
-/// each is bounded, and what is open or somebody's working directory stays what it was.
+/// Programs use many more files than the kernel may know. It forgets unused ones, so that the memory of the mount is
+/// bounded, while open files and working directories stay valid.
 #[test]
 fn the_kernel_forgets_inodes_beyond_a_number_of_them() {
     let Some(mount) = Mount::with(&Options { inodes_max: INODES_MAX, ..Options::default() }) else { return };
@@ -32,7 +32,7 @@ fn the_kernel_forgets_inodes_beyond_a_number_of_them() {
         println!("skipped: needs a kernel that can be asked to forget inodes (Linux 6.18)");
         return;
     }
-    // Some were asked for and are on their way.
+    // The kernel's messages about some of them may not have arrived yet.
     eventually("it keeps more than it may", || mount.mounted.inodes().0 <= INODES_MAX + INODES_MAX / 4);
     for (folder, file) in folders.iter().zip(open) {
         assert_eq!(std::io::read_to_string(file).unwrap(), "text");

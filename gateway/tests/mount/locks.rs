@@ -9,7 +9,7 @@ use rustix::process::Signal;
 use std::fs::File;
 use std::time::Duration;
 
-/// Long enough for a request that waits to have come to the gateway.
+/// Long enough for a waiting request to reach the gateway.
 const A_WHILE: Duration = Duration::from_millis(30);
 
 fn tries_range(file: &File) -> i32 {
@@ -84,7 +84,7 @@ fn who_waits_is_served_when_its_turn_comes_and_ends_by_a_signal() {
         let mut waits = Process::start(task, &mount.path("file"));
         waits.said("asks");
         pause(A_WHILE);
-        // Without the kernel's word of the signal it would wait on, and could not be killed.
+        // Without the interrupt of the kernel it would continue to wait, and could not be killed.
         killed.killed_by(Signal::TERM);
         drop(file);
         waits.said("has it");
@@ -107,7 +107,7 @@ fn more_waiters_than_threads_starve_nobody() {
         waiter.let_go();
     }
     drop(file);
-    // Each has it in turn, lets it go and ends, since nobody holds its input open.
+    // Each has the lock in turn, releases it and ends, because its input is closed.
     for mut waiter in waiters {
         assert!(waiter.ends());
     }

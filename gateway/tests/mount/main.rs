@@ -1,4 +1,4 @@
-//! The gateway as programs see it: the model engine on a real mount, used through the kernel by several users and
+//! The gateway as programs use it: the model engine on a real mount, used through the kernel by several users and
 //! processes. Needs root and `/dev/fuse`.
 
 #![allow(clippy::unwrap_used, reason = "all of this is a test")]
@@ -29,23 +29,23 @@ use vfs::conformance::{CASES, play};
 use vfs::model::Limits;
 use vfs::{Engine, Model};
 
-/// The umask belongs to the process and the users to its threads: one test at a time.
+/// The umask belongs to the process, and users to its threads, so one test runs at a time.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// How long something may take that happens at once.
+/// Time limit for events that happen at once.
 const SOON: Duration = Duration::from_secs(20);
 
 /// An empty model on a mount of its own.
 struct Mount {
     model: Arc<Model>,
     mounted: Mounted,
-    /// The next look at the model's clock panics.
+    /// The next read of the model's clock panics.
     breaks: Arc<AtomicBool>,
     folder: TempDir,
     _alone: MutexGuard<'static, ()>,
 }
 
-/// Whether there can be a mount; says so if not.
+/// Whether a mount is possible; prints the reason if not.
 fn can_mount() -> bool {
     if !rustix::process::geteuid().is_root() {
         println!("skipped: needs root");
@@ -77,7 +77,7 @@ impl Mount {
         };
         let model = Arc::new(Model::new(Arc::new(clock), Limits::default()));
         let folder = tempfile::tempdir().unwrap();
-        // Other users have to reach the mount.
+        // Other users must be able to reach the mount.
         std::fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
         let mounted = serve(model.clone(), Arc::new(SystemHost), folder.path(), options).unwrap();
         Some(Self { model, mounted, breaks, folder, _alone: alone })
@@ -101,7 +101,7 @@ impl Drop for Mount {
     }
 }
 
-/// Waits until something holds that the kernel does a little later.
+/// Waits until a condition holds that the kernel meets a little later.
 fn eventually(what: &str, holds: impl Fn() -> bool) {
     let end: Time = SystemHost.now().after(SOON);
     while !holds() {
@@ -110,14 +110,14 @@ fn eventually(what: &str, holds: impl Fn() -> bool) {
     }
 }
 
-/// Lets time go by.
+/// Waits for a time.
 fn pause(span: Duration) {
     let word = ipc::Word::new(0);
     let until = SystemHost.now().after(span);
     while SystemHost.wait(&word, 0, Some(until)) != ipc::Waited::TimedOut {}
 }
 
-/// Runs something as somebody else, in this thread.
+/// Runs a function as another user, in this thread.
 fn as_user<T>(uid: u32, groups: &[u32], act: impl FnOnce() -> T) -> T {
     use rustix::process::{Gid, Uid};
     use rustix::thread;
@@ -185,7 +185,7 @@ fn both_doors_see_each_other_at_once() {
         "the end is where the engine says"
     );
     for number in 1..20 {
-        // Looked at once more before each change: what the kernel kept of that would be old.
+        // The attributes are read before each change, so cached ones would be out of date.
         let before = std::fs::metadata(mount.path("file")).unwrap().len();
         let file = library.open(vfs::Place::cwd(b"file"), libc::O_WRONLY | libc::O_APPEND, 0).unwrap();
         library.write(&file, &[std::io::IoSlice::new(b"!")]).unwrap();

@@ -42,7 +42,7 @@ fn what_stays_in_a_folder_is_listed_once_while_others_come_and_go() {
     });
 }
 
-/// What can stand at either end of a rename.
+/// The types of files at either end of a rename.
 const ENDS: [&str; 6] = ["file", "link", "empty", "full", "absent", "hard"];
 
 fn prepare(at: &Path, kind: &str, name: &str) {
@@ -71,7 +71,7 @@ fn tell(at: &Path) -> Vec<String> {
     ["from/old", "to/new", "from", "to"].iter().map(|name| kind(name)).collect()
 }
 
-/// All renames in a folder, with their answers and what they left.
+/// Makes all renames in a folder; returns the answers and the remaining files.
 fn renames(root: &Path) -> Vec<String> {
     let mut all = Vec::new();
     for (old, new) in ENDS.iter().flat_map(|old| ENDS.iter().map(move |new| (*old, *new))) {

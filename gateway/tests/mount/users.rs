@@ -68,7 +68,7 @@ fn groups_count_as_they_are_at_each_request() {
     set_mode(&file, 0o640);
     for round in 0..3 {
         as_user(ALICE, &[7, TEAM], || assert_eq!(fs::read(&file).unwrap(), b"the team's", "{round}"));
-        // The same thread, a moment later, in no group.
+        // The same thread, a moment later, without groups.
         as_user(ALICE, &[7], || assert_eq!(errno(fs::read(&file)), libc::EACCES, "{round}"));
     }
     as_user(ALICE, &[TEAM], || {
@@ -131,7 +131,7 @@ fn a_program_is_run_by_who_may_execute_it() {
     assert_eq!(run(0o744), libc::EACCES);
 }
 
-/// For this thread and the processes that it starts, as a Debian with udev has it.
+/// Opens the device to all users, for this thread and the processes that it starts, as Debian does with udev.
 fn open_device_to_everybody() {
     const DEVICE: &str = "/dev/fuse";
     if as_user(NOBODY, &[], || File::open(DEVICE).is_ok()) {
@@ -139,12 +139,12 @@ fn open_device_to_everybody() {
     }
     unshare(CloneFlags::CLONE_NEWNS).unwrap();
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).unwrap();
-    // Those of other tests would not end as long as they are here too.
+    // The mounts of other tests would not end while they exist in this namespace too.
     for line in fs::read_to_string("/proc/thread-self/mounts").unwrap().lines() {
         if let [_, path, kind, ..] = line.split(' ').collect::<Vec<_>>()[..]
             && (kind == "fuse" || kind.starts_with("fuse."))
         {
-            // One whose folder was removed meanwhile is gone with it.
+            // A mount whose folder was removed meanwhile is gone.
             match unmount(path, UnmountFlags::DETACH) {
                 Ok(()) | Err(Errno::NOENT | Errno::INVAL) => {}
                 Err(error) => panic!("{path}: {error}"),
@@ -183,7 +183,7 @@ fn who_is_not_root_mounts_for_himself() {
         shell.status().unwrap().success()
     };
     assert!(looks("mountpoint -q $1 && test -z \"$(ls -A $1)\""));
-    // The model's root belongs to root, who let nobody else write.
+    // The model's root belongs to root and is not writable for others.
     assert!(!looks("echo x 2>/dev/null >$1/file"));
     server.finish();
     assert!(!looks("mountpoint -q $1"));
