@@ -4,7 +4,7 @@
 //!
 //! Guarantees: each request is one operation of the engine, in the name of the user in the request, so its effects are
 //! immediately those of the engine, also for programs that use the library. The kernel caches pages, attributes and
-//! names only under leases of the engine, and is told to drop them before another session gets the leases ([`units`],
+//! names only under leases of the engine, and is told to drop them before another session gets the leases (`units`,
 //! `docs/mount.md`). If the engine has no leases, or the kernel is older than 6.16, it caches only pages of mapped
 //! files. A request that waits for a lock does not block others, and ends when a signal arrives. A panic answers `EIO`
 //! to one request.
