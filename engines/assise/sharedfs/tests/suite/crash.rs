@@ -20,7 +20,7 @@ use std::sync::Arc;
 use zerocopy::IntoBytes;
 
 /// Marks of the recorder from here on say that operations up to the number less this were synced.
-const SYNCED: u64 = 1_000;
+pub const SYNCED: u64 = 1_000;
 
 pub fn limits() -> Limits {
     if std::env::var_os("HEARTH_PROVE").is_some_and(|value| value == "1") {

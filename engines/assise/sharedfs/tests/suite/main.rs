@@ -8,6 +8,7 @@ mod client;
 mod compare;
 mod crash;
 mod crash_operations;
+mod crash_take_over;
 mod damaged_ledger;
 mod door;
 mod ending;
