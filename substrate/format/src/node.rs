@@ -21,6 +21,9 @@ pub const VALUE_BYTES_MAX: usize = 960;
 /// Limit of blocks in one written extent. It bounds the value, which has a checksum for each block.
 pub const EXTENT_BLOCKS_MAX: u32 = 128;
 
+/// Limit of blocks in a block list: a node has space for five lists.
+pub const LISTED_BLOCKS_MAX: u32 = 64;
+
 /// Limit of supplementary groups of a log's process in one item.
 pub const LOG_GROUPS_PIECE: usize = VALUE_BYTES_MAX / 4;
 
@@ -36,7 +39,7 @@ pub enum ItemKind {
     Xattr = 3,
     /// object: directory; sub: cookie. Value: [`EntryItem`], name.
     Entry = 4,
-    /// object: inode; sub: first block of the file that it covers. Value: [`ExtentItem`], checksums.
+    /// object: inode; sub: first block of the file that it covers. Value: [`ExtentItem`], checksums or [`ListedBlock`]s.
     Extent = 5,
     /// object: 0; sub: inode without a name that a process has open. No value.
     Orphan = 6,
@@ -231,13 +234,16 @@ const _: () = assert!(size_of::<EntryItem>() == 16);
 /// The extent is allocated but not written: it reads as zeros, and no checksums follow.
 pub const EXTENT_UNWRITTEN: u32 = 1;
 
+/// The blocks lie apart: the item is a block list. A [`ListedBlock`] for each block follows, and no checksums.
+pub const EXTENT_LISTED: u32 = 2;
+
 /// Adjacent blocks of a file in a segment. A CRC-32C (four bytes) for each block follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct ExtentItem {
-    /// The segment.
+    /// The segment; in a block list 0.
     pub segment: SegmentId,
-    /// First block in it.
+    /// First block in it; in a block list 0.
     pub block: Block,
     /// Number of blocks.
     pub blocks: U32,
@@ -247,6 +253,24 @@ pub struct ExtentItem {
 
 const _: () = assert!(size_of::<ExtentItem>() == 16);
 const _: () = assert!(size_of::<ExtentItem>() + 4 * EXTENT_BLOCKS_MAX as usize <= VALUE_BYTES_MAX);
+
+/// A block of a file in a block list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct ListedBlock {
+    /// The segment.
+    pub segment: SegmentId,
+    /// The block in it.
+    pub block: Block,
+    /// CRC-32C of the block.
+    pub checksum: U32,
+}
+
+const _: () = assert!(size_of::<ListedBlock>() == 12);
+const _: () = assert!(
+    5 * (size_of::<Slot>() + size_of::<ExtentItem>() + LISTED_BLOCKS_MAX as usize * size_of::<ListedBlock>())
+        <= BLOCK_BYTES - size_of::<NodeHeader>()
+);
 
 /// The last part of the key of a piece of an attribute: 32 bits of a hash of its name, a slot that distinguishes
 /// names with equal hashes, and the number of the piece.

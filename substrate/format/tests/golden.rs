@@ -283,6 +283,14 @@ fn node_structures() {
         "10111213 20212223 30313233 40414243",
     );
     golden(
+        ListedBlock {
+            segment: SegmentId::new(0x1312_1110),
+            block: Block::new(0x2322_2120),
+            checksum: U32::new(0x3332_3130),
+        },
+        "10111213 20212223 30313233",
+    );
+    golden(
         XattrItem {
             value_bytes: U32::new(0x1312_1110),
             name_bytes: U16::new(0x2120),

@@ -7,9 +7,11 @@ use crate::AreaError;
 use crate::node::KEY_MIN;
 use crate::snapshot::{Snapshot, read_as_is};
 use crate::store::NodeStore;
+use crate::stored::StoredExtent;
 use crate::view::{Extent, Item};
 use format::node::{ItemKind, Key};
 use format::root::NodePointer;
+use format::superblock::OWNER_DAEMON;
 use format::{BLOCK_BYTES, InodeNumber, Sequence};
 use std::ops::ControlFlow;
 
@@ -88,8 +90,11 @@ impl Snapshot {
         if of_extent(&first)
             && let Some(last) = first.sub().checked_sub(1)
         {
-            let before = self.extents(InodeNumber::new(first.object()), last..first.sub(), 1)?;
-            range.blocks_from = before.first().map_or(first.sub(), |extent| extent.end().max(first.sub()));
+            let inode = InodeNumber::new(first.object());
+            let before = self.view().extent_items(inode, last..first.sub(), 1)?;
+            if let Some((key, value)) = before.first() {
+                range.blocks_from = StoredExtent::decode(key, value)?.end();
+            }
         }
         if let Some(end) = end.filter(of_extent) {
             range.blocks_to = u64::MAX;
@@ -124,12 +129,17 @@ impl Snapshot {
         Ok(found)
     }
 
-    /// The extent that an item is.
+    /// The extents that an item is, in order, and the owner key under which another node keeps their blocks.
     ///
     /// # Errors
     /// `Item`.
-    pub fn extent_of(key: &Key, value: &[u8]) -> Result<Extent, AreaError> {
-        Extent::decode(key, value)
+    pub fn extents_of(&self, key: &Key, value: &[u8]) -> Result<(Vec<Extent>, u32), AreaError> {
+        let extents: Vec<_> = StoredExtent::decode(key, value)?.extents(0..u64::MAX).collect();
+        let mut owners = extents.iter().map(|extent| self.segment_owner(extent.segment).unwrap_or_default());
+        let first = owners.next().unwrap_or_default();
+        // Where some are another user's than the rest, no user maps them there.
+        let owner = if owners.all(|owner| owner == first) { first } else { OWNER_DAEMON };
+        Ok((extents, owner))
     }
 
     /// A block of a written extent as it stands there, and whether that is what was written.

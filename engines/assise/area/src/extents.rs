@@ -4,6 +4,7 @@ use crate::AreaError;
 use crate::batch::{Batch, Need, Pending};
 use crate::snapshot::read_as_is;
 use crate::space::{Run, Space};
+use crate::stored::{Contents, StoredExtent};
 use crate::view::Extent;
 use format::checksum::{self, Salt};
 use format::node::{EXTENT_BLOCKS_MAX, EXTENT_UNWRITTEN, ExtentItem, ItemKind, Key};
@@ -230,12 +231,16 @@ impl Batch<'_> {
         };
         let before = match place.first.checked_sub(1) {
             None => Vec::new(),
-            Some(last) => self.view().extents(inode, last..place.first, 1)?,
+            Some(last) => self.view().extent_items(inode, last..place.first, 1)?,
         };
-        if let Some(before) = before.first()
-            && let Some(joined) = join(before, &extent)
-        {
-            extent = joined;
+        if let Some((key, value)) = before.first() {
+            let before = StoredExtent::decode(key, value)?;
+            // A list stays what it is.
+            let is_list = matches!(before.contents, Contents::Listed(_));
+            let before = before.extents(0..u64::MAX).next().filter(|_| !is_list);
+            if let Some(joined) = before.and_then(|before| join(&before, &extent)) {
+                extent = joined;
+            }
         }
         let mut first = extent.first;
         while first < extent.end() {
@@ -264,13 +269,11 @@ impl Batch<'_> {
     /// Sets checksums of blocks that are part of the file and written.
     fn set_checksums(&mut self, inode: InodeNumber, first: u64, checksums: &[u32]) -> Result<(), AreaError> {
         let end = first + checksums.len() as u64;
-        for mut extent in self.view().extents(inode, first..end, usize::MAX)? {
+        for (key, value) in self.view().extent_items(inode, first..end, usize::MAX)? {
+            let extent = StoredExtent::decode(&key, &value)?;
             let (from, to) = (extent.first.max(first), extent.end().min(end));
-            let (extent_first, blocks) = (extent.first, (to - from) as usize);
-            let sums = extent.checksums.as_mut().expect("the blocks are written");
-            let at = (from - extent_first) as usize;
-            sums[at..at + blocks].copy_from_slice(&checksums[(from - first) as usize..][..blocks]);
-            self.put_extent(inode, &extent)?;
+            let sums = &checksums[(from - first) as usize..(to - first) as usize];
+            self.put(key, &extent.value_with_sums(from, sums))?;
         }
         Ok(())
     }
@@ -292,16 +295,20 @@ impl Batch<'_> {
             }
         }
         loop {
-            let extents = self.view().extents(inode, range.clone(), EXTENTS_AT_ONCE)?;
-            let last = extents.len() < EXTENTS_AT_ONCE;
-            for extent in extents {
-                let part = extent.part(extent.first.max(range.start)..extent.end().min(range.end));
-                self.cut_part(inode, &extent, &part)?;
+            let items = self.view().extent_items(inode, range.clone(), EXTENTS_AT_ONCE)?;
+            let last = items.len() < EXTENTS_AT_ONCE;
+            for (key, value) in items {
+                let extent = StoredExtent::decode(&key, &value)?;
+                let part = extent.first.max(range.start)..extent.end().min(range.end);
+                self.cut_part(&key, &extent, &part)?;
                 if free {
-                    let run = Run { segment: part.segment, block: part.block, blocks: part.blocks };
-                    self.free_run(inode, run);
+                    for found in extent.extents(part.clone()) {
+                        let found = found.part(found.first.max(part.start)..found.end().min(part.end));
+                        let Extent { segment, block, blocks, .. } = found;
+                        self.free_run(inode, Run { segment, block, blocks });
+                    }
                 }
-                blocks += i64::from(part.blocks);
+                blocks += (part.end - part.start) as i64;
             }
             if last {
                 return Ok(blocks);
@@ -310,14 +317,15 @@ impl Batch<'_> {
     }
 
     /// Leaves of an extent what lies before and behind a part.
-    fn cut_part(&mut self, inode: InodeNumber, extent: &Extent, part: &Extent) -> Result<(), AreaError> {
-        if extent.first < part.first {
-            self.put_extent(inode, &extent.part(extent.first..part.first))?;
+    fn cut_part(&mut self, key: &Key, extent: &StoredExtent<'_>, part: &Range<u64>) -> Result<(), AreaError> {
+        if extent.first < part.start {
+            self.put(*key, &extent.value_of(extent.first..part.start))?;
         } else {
-            self.remove(&Key::new(inode.get(), ItemKind::Extent, extent.first))?;
+            self.remove(key)?;
         }
-        if part.end() < extent.end() {
-            self.put_extent(inode, &extent.part(part.end()..extent.end()))?;
+        if part.end < extent.end() {
+            let behind = Key::new(key.object(), ItemKind::Extent, part.end);
+            self.put(behind, &extent.value_of(part.end..extent.end()))?;
         }
         Ok(())
     }

@@ -2,6 +2,7 @@
 
 use crate::AreaError;
 use crate::check::Report;
+use crate::stored::StoredExtent;
 use crate::view::{Extent, decode_entry, split_xattr};
 use format::node::{GrantItem, InodeItem, ItemKind, Key, LifeItem, LogItem, SegmentItem};
 use format::record::FileType;
@@ -130,8 +131,12 @@ impl Facts {
     }
 
     fn take_in_extent(&mut self, key: &Key, value: &[u8]) -> Result<(), AreaError> {
+        let mut all = StoredExtent::decode(key, value)?.extents(0..u64::MAX);
+        all.try_for_each(|extent| self.take_in_run(key, extent))
+    }
+
+    fn take_in_run(&mut self, key: &Key, extent: Extent) -> Result<(), AreaError> {
         let wrong = |what| AreaError::Item(*key, what);
-        let extent = Extent::decode(key, value)?;
         let inode = InodeNumber::new(key.object());
         let facts = self.of(inode);
         if extent.first < facts.end {

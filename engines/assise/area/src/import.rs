@@ -15,6 +15,7 @@ use crate::layout;
 use crate::snapshot::Snapshot;
 use crate::space::{Made, Run};
 use crate::store::NodeStore;
+use crate::stored::{Contents, StoredExtent};
 use crate::table::LedgerPlace;
 use crate::tree::Tree;
 use crate::view::{Extent, View};
@@ -163,10 +164,10 @@ impl Import {
     fn take_out(&mut self, key: &Key, value: &[u8]) -> Result<(), AreaError> {
         match key.kind() {
             Ok(ItemKind::Extent) => {
-                let extent = Extent::decode(key, value)?;
-                let run = Run { segment: extent.segment, block: extent.block, blocks: extent.blocks };
-                self.area.space.recycle(run);
-                self.data_blocks -= u64::from(extent.blocks);
+                for run in runs_of(key, value)? {
+                    self.area.space.recycle(run);
+                    self.data_blocks -= u64::from(run.blocks);
+                }
             }
             Ok(ItemKind::Inode) => self.inodes -= 1,
             _ => {}
@@ -204,7 +205,15 @@ impl Import {
     }
 
     fn put_extent(&mut self, key: &Key, value: &[u8], owner: u32) -> Result<(), AreaError> {
-        let extent = Extent::decode(key, value)?;
+        let stored = StoredExtent::decode(key, value)?;
+        // Blocks of a list need not lie apart here.
+        let checksums: Option<Vec<u32>> = match stored.contents {
+            Contents::Unwritten(..) => None,
+            Contents::Written(_, _, sums) => Some(sums.iter().map(|sum| sum.get()).collect()),
+            Contents::Listed(list) => Some(list.iter().map(|listed| listed.checksum.get()).collect()),
+        };
+        let (segment, block) = (SegmentId::new(0), Block::new(0));
+        let extent = Extent { first: stored.first, blocks: stored.blocks, segment, block, checksums };
         if extent.checksums.is_some() && extent.blocks > EXTENT_BLOCKS_MAX {
             return Err(AreaError::Item(*key, "blocks"));
         }
@@ -345,6 +354,12 @@ impl Import {
     }
 }
 
+/// Where the blocks of an extent of the tree lie.
+fn runs_of<'a>(key: &Key, value: &'a [u8]) -> Result<impl Iterator<Item = Run> + use<'a>, AreaError> {
+    let run = |Extent { segment, block, blocks, .. }| Run { segment, block, blocks };
+    Ok(StoredExtent::decode(key, value)?.extents(0..u64::MAX).map(run))
+}
+
 /// All nodes and all data below a pointer.
 fn collect(
     store: &NodeStore,
@@ -359,8 +374,7 @@ fn collect(
         if level > 0 {
             collect(store, &page.child(index), level - 1, nodes, data)?;
         } else if slot.key.kind() == Ok(ItemKind::Extent) {
-            let Extent { segment, block, blocks, .. } = Extent::decode(&slot.key, page.value(index))?;
-            data.push(Run { segment, block, blocks });
+            data.extend(runs_of(&slot.key, page.value(index))?);
         }
     }
     Ok(())

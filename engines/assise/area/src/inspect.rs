@@ -2,7 +2,8 @@
 
 use crate::AreaError;
 use crate::area::Area;
-use crate::view::{Extent, decode_entry, split_xattr};
+use crate::stored::{Contents, StoredExtent, adjacent};
+use crate::view::{decode_entry, split_xattr};
 use format::node::{GrantItem, InodeItem, ItemKind, Key, LifeItem, LogItem, SegmentItem};
 use format::superblock::OWNER_DAEMON;
 use zerocopy::FromBytes;
@@ -64,10 +65,15 @@ pub fn line(key: &Key, value: &[u8]) -> String {
             let name = String::from_utf8_lossy(&entry.name);
             format!("directory {object} entry {sub:016x} {name:?} -> {} ({:?})", entry.inode, entry.file_type)
         }),
-        ItemKind::Extent => Extent::decode(key, value).ok().map(|extent| {
-            let written = if extent.checksums.is_some() { "" } else { " unwritten" };
-            let (segment, block) = (extent.segment, extent.block);
-            format!("inode {object} block {sub}: {} in segment {segment} at {block}{written}", extent.blocks)
+        ItemKind::Extent => StoredExtent::decode(key, value).ok().map(|stored| {
+            let blocks = format!("inode {object} block {sub}: {}", stored.blocks);
+            match stored.contents {
+                Contents::Unwritten(segment, block) => {
+                    format!("{blocks} in segment {segment} at {block} unwritten")
+                }
+                Contents::Written(segment, block, _) => format!("{blocks} in segment {segment} at {block}"),
+                Contents::Listed(list) => format!("{blocks} in a list, {} apart", adjacent(list).count()),
+            }
         }),
         ItemKind::Orphan => Some(format!("inode {sub} has no name")),
         ItemKind::Log if object == 0 => LogItem::read_from_bytes(value).ok().map(|item| {

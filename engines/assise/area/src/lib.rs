@@ -38,6 +38,7 @@ mod segment_file;
 mod snapshot;
 mod space;
 mod store;
+mod stored;
 mod table;
 mod tree;
 mod view;

@@ -184,6 +184,12 @@ impl Leaf {
         Some(&self.values[self.items[index].range()])
     }
 
+    /// The value of a key, to be changed where it stands.
+    pub fn get_mut(&mut self, key: &Key) -> Option<&mut [u8]> {
+        let index = self.find(key).ok()?;
+        Some(&mut self.values[self.items[index].range()])
+    }
+
     /// Sets a key's value. The leaf may be too full afterwards: then [`Leaf::split`] it.
     pub fn put(&mut self, key: Key, value: &[u8]) {
         let found = self.find(&key);

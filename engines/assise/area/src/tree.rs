@@ -156,6 +156,18 @@ impl Tree {
         Ok(())
     }
 
+    /// Shows the values of keys that come in order and are there, to be changed where they stand.
+    pub fn change_in_order<T>(
+        &mut self,
+        store: &NodeStore,
+        keys: &mut Peekable<impl Iterator<Item = (Key, T)>>,
+        change: &mut impl FnMut(T, &mut [u8]),
+    ) -> Result<(), AreaError> {
+        let level = self.root_level();
+        let mut edit = Edit { store, freed: &mut self.freed, changed: &mut self.changed };
+        edit.change(&mut self.root, level, (keys, None), change)
+    }
+
     /// Takes a key out; false if it is not there.
     pub fn remove(&mut self, store: &NodeStore, key: &Key) -> Result<bool, AreaError> {
         if self.get(store, key, |_| ())?.is_none() {
@@ -384,6 +396,34 @@ impl Edit<'_> {
             }
         }
         Ok(None)
+    }
+
+    /// Shows the values of keys below `child`, as long as they are smaller than the second of the pair.
+    fn change<T>(
+        &mut self,
+        child: &mut Child,
+        level: u8,
+        (keys, end): (&mut Peekable<impl Iterator<Item = (Key, T)>>, Option<Key>),
+        change: &mut impl FnMut(T, &mut [u8]),
+    ) -> Result<(), AreaError> {
+        self.open(child, level)?;
+        let within = |(key, _): &(Key, T)| end.is_none_or(|end| *key < end);
+        match child {
+            Child::Clean(_) => unreachable!("it was opened"),
+            Child::Leaf(leaf) => {
+                while let Some((key, with)) = keys.next_if(within) {
+                    change(with, leaf.get_mut(&key).expect("the item was looked up before"));
+                }
+            }
+            Child::Inner(inner) => {
+                while let Some((key, _)) = keys.peek().filter(|item| within(item)) {
+                    let index = inner.child_of(key);
+                    let child_end = inner.children.get(index + 1).map(|(first, _)| *first).or(end);
+                    self.change(&mut inner.children[index].1, level - 1, (keys, child_end), change)?;
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Takes an item that is there out from below `child`.

@@ -3,16 +3,13 @@
 
 use crate::AreaError;
 use crate::store::NodeStore;
+use crate::stored::StoredExtent;
 use crate::tree::Tree;
-use format::node::{
-    EXTENT_UNWRITTEN, EntryItem, ExtentItem, InodeItem, ItemKind, Key, SegmentItem, VALUE_BYTES_MAX,
-    XattrItem, xattr_sub,
-};
+use format::node::{EntryItem, InodeItem, ItemKind, Key, SegmentItem, VALUE_BYTES_MAX, XattrItem, xattr_sub};
 use format::record::{FileType, SYMLINK_BYTES_MAX, XATTR_BYTES_MAX};
 use format::{Block, Cookie, InodeNumber, Name, SegmentId};
 use std::ops::{ControlFlow, Range};
 use zerocopy::FromBytes;
-use zerocopy::little_endian::U32;
 
 /// A key with its value.
 pub type Item = (Key, Box<[u8]>);
@@ -74,42 +71,6 @@ impl Extent {
             checksums: self.checksums.as_ref().map(sums),
         }
     }
-
-    pub(crate) fn decode(key: &Key, value: &[u8]) -> Result<Self, AreaError> {
-        let (item, sums) = decode_extent(key, value)?;
-        let checksums = (!is_unwritten(&item)).then(|| sums.map(|sum| sum.get()).collect());
-        let (segment, block) = (item.segment, item.block);
-        Ok(Self { first: key.sub(), blocks: item.blocks.get(), segment, block, checksums })
-    }
-}
-
-fn is_unwritten(item: &ExtentItem) -> bool {
-    item.flags.get() == EXTENT_UNWRITTEN
-}
-
-/// Takes an extent apart: its head, and the checksums of its blocks if they are written.
-pub(crate) fn decode_extent<'a>(
-    key: &Key,
-    value: &'a [u8],
-) -> Result<(ExtentItem, impl Iterator<Item = U32> + use<'a>), AreaError> {
-    let wrong = |what| AreaError::Item(*key, what);
-    let (item, sums) = ExtentItem::read_from_prefix(value).map_err(|_| wrong("length"))?;
-    let blocks = item.blocks.get();
-    if item.flags.get() & !EXTENT_UNWRITTEN != 0 {
-        return Err(wrong("flags"));
-    }
-    if blocks == 0 || key.sub().checked_add(blocks.into()).is_none_or(|end| end > FILE_BLOCKS_MAX) {
-        return Err(wrong("blocks"));
-    }
-    if item.block.get().checked_add(blocks).is_none() {
-        return Err(wrong("block"));
-    }
-    let expected = if is_unwritten(&item) { 0 } else { blocks as usize * size_of::<U32>() };
-    if sums.len() != expected {
-        return Err(wrong("checksums"));
-    }
-    let (sums, _) = sums.as_chunks();
-    Ok((item, sums.iter().map(|bytes| U32::from_bytes(*bytes))))
 }
 
 /// Blocks of the largest file.
@@ -221,11 +182,26 @@ impl View<'_> {
             return Ok(found);
         }
         self.scan_extents(inode, blocks.clone(), &mut |key, value| {
-            let extent = Extent::decode(key, value)?;
-            if extent.end() > blocks.start {
-                found.push(extent);
-            }
+            let stored = StoredExtent::decode(key, value)?;
+            found.extend(stored.extents(blocks.clone()).take(extents_max - found.len()));
             Ok(if found.len() < extents_max { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
+        })?;
+        Ok(found)
+    }
+
+    /// Up to `items_max` items of extents that cover any of these blocks of the file, in order.
+    pub fn extent_items(
+        &self,
+        inode: InodeNumber,
+        blocks: Range<u64>,
+        items_max: usize,
+    ) -> Result<Vec<Item>, AreaError> {
+        let mut found = Vec::new();
+        self.scan_extents(inode, blocks.clone(), &mut |key, value| {
+            if StoredExtent::decode(key, value)?.end() > blocks.start {
+                found.push((*key, Box::from(value)));
+            }
+            Ok(if found.len() < items_max { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
         })?;
         Ok(found)
     }

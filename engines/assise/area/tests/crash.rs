@@ -14,7 +14,9 @@ use pmem::progress;
 use pmem::recorded::{Recorder, Verb};
 use pmem::seen::JudgedImages;
 use support::cases::{self, Case};
-use support::{State, commit, findings, model, new_pool, pool, proving, state_of, text, tiny, write};
+use support::{
+    State, commit, commit_in, findings, model, new_pool, pool, proving, state_of, text, tiny, write,
+};
 
 /// Nodes of the trees that are crashed.
 const NODES: u32 = 256;
@@ -45,14 +47,14 @@ fn record(case: &Case, damage: impl FnOnce(&Recorder)) -> Crashed {
     let mut area = pool(&first.medium(), NODES, tiny());
     commit(&mut area, &cases::base(), 1).unwrap();
     for (steps, number) in case.before.iter().zip(1..) {
-        commit(&mut area, steps, 1000 * number).unwrap();
+        commit_in(&mut area, steps, 1000 * number, case.gathers).unwrap();
     }
     let before = state_of(&area).unwrap();
     drop(area);
     let recorder = Recorder::of_image(first.image());
     let mut area = Area::open(&recorder.medium(), tiny()).unwrap();
     damage(&recorder);
-    commit(&mut area, &case.batch, 10_000).unwrap();
+    commit_in(&mut area, &case.batch, 10_000, case.gathers).unwrap();
     recorder.returned(1);
     let after = state_of(&area).unwrap();
     Crashed { recorder, before, after }
@@ -89,7 +91,7 @@ fn crash(case: &Case, crashed: &Crashed, model: Model, again_every: u64) -> Resu
             return Ok(());
         }
         let mut area = Area::open(&recorder.medium(), tiny()).map_err(text)?;
-        commit(&mut area, &case.batch, 10_000).map_err(text)?;
+        commit_in(&mut area, &case.batch, 10_000, case.gathers).map_err(text)?;
         recorder.returned(1);
         let judge_again = |point: &Point, recorder: &Recorder| {
             judge(crashed, recorder, !point.returned.is_empty()).map(|_| ()).map_err(Failure::from)
@@ -167,6 +169,7 @@ fn rich() -> Case {
         name: "rich",
         before: vec![vec![write(11, 0, 7, 10 * 4096)]],
         batch: vec![write(11, 0, 8, 14 * 4096), write(10, 10, 9, 5000), support::file(40, 20, "new")],
+        gathers: false,
     }
 }
 

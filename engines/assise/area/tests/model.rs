@@ -25,7 +25,7 @@ fn every_case_does_what_the_model_does() {
         let mut sequence = 1;
         let base = [cases::base()];
         for steps in base.iter().chain(&case.before).chain([&case.batch]) {
-            support::commit(&mut area, steps, sequence)
+            support::commit_in(&mut area, steps, sequence, case.gathers)
                 .unwrap_or_else(|error| panic!("{}: {error}", case.name));
             for step in steps {
                 model::apply(&mut expected, step, sequence)

@@ -92,7 +92,8 @@ impl Exporter<'_> {
                 after = Some(*last);
                 items += found.len() as u64;
                 for (key, value) in found.iter().filter(|(key, _)| key.kind() == Ok(ItemKind::Extent)) {
-                    blocks += u64::from(Snapshot::extent_of(key, value)?.blocks);
+                    let (extents, _) = pinned.snapshot.extents_of(key, value)?;
+                    blocks += extents.iter().map(|extent| u64::from(extent.blocks)).sum::<u64>();
                 }
             }
         }
@@ -127,13 +128,13 @@ impl Exporter<'_> {
                 // Where blocks lie is each node's own affair.
                 Ok(ItemKind::Segment) => continue,
                 Ok(ItemKind::Extent) => {
-                    let extent = Snapshot::extent_of(key, value)?;
-                    owner = pinned.snapshot.segment_owner(extent.segment).unwrap_or_default();
+                    let found;
+                    (found, owner) = pinned.snapshot.extents_of(key, value)?;
                     if self.sender.is_full(value) || blocks >= BLOCKS_AT_ONCE {
                         self.flush(pinned, &mut extents)?;
                         blocks = 0;
                     }
-                    if extent.checksums.is_some() {
+                    for extent in found.into_iter().filter(|extent| extent.checksums.is_some()) {
                         blocks += extent.blocks as usize;
                         extents.push(extent);
                     }

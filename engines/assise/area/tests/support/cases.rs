@@ -3,7 +3,7 @@
 
 use super::{
     At, COLLIDING, Op, Step, allocate, at, create, directory, exchange, file, link, punch, rename, rmdir,
-    set_attr, set_xattr, step, symlink, truncate, unlink, write,
+    set_attr, set_xattr, step, symlink, truncate, unlink, write, write_apart,
 };
 use format::record::{FileType, SET_ALL, SET_ATIME, SET_GID, SET_MODE, SET_MTIME, SET_UID};
 
@@ -13,6 +13,8 @@ pub struct Case {
     /// Batches before it, after those of [`base`].
     pub before: Vec<Vec<Step>>,
     pub batch: Vec<Step>,
+    /// The batches gather writes.
+    pub gathers: bool,
 }
 
 /// What is there in every case: /f with 10,000 bytes and an attribute, /h with a second name /h2, /s a link,
@@ -34,11 +36,11 @@ pub fn base() -> Vec<Step> {
 }
 
 fn case(name: &'static str, batch: Vec<Step>) -> Case {
-    Case { name, before: Vec::new(), batch }
+    Case { name, before: Vec::new(), batch, gathers: false }
 }
 
 fn after(name: &'static str, before: Vec<Step>, batch: Vec<Step>) -> Case {
-    Case { name, before: vec![before], batch }
+    Case { name, before: vec![before], batch, gathers: false }
 }
 
 fn unlink_open(inode: u64, parent: u64, name: &str) -> Step {
@@ -63,7 +65,7 @@ fn remove_xattr(inode: u64, name: &str) -> Step {
 
 /// All rows.
 pub fn all() -> Vec<Case> {
-    [contents(), lengths(), ranges(), creations(), removals(), renames(), attributes(), shapes()]
+    [contents(), lengths(), ranges(), lists(), creations(), removals(), renames(), attributes(), shapes()]
         .into_iter()
         .flatten()
         .collect()
@@ -135,6 +137,31 @@ fn ranges() -> Vec<Case> {
         case("punch: across edges", vec![punch(10, 4000, 4300)]),
         case("punch: over the end", vec![punch(10, 9000, 50_000)]),
         after("punch: allocated blocks", vec![allocate(11, 0, 20_000, true)], vec![punch(11, 4096, 8192)]),
+    ]
+}
+
+/// /h with 20 blocks in a block list.
+fn listed(name: &'static str, batch: Vec<Step>) -> Case {
+    let before = vec![vec![write(11, 0, 7, 20 * 4096)], write_apart(11, (0..20).step_by(2), 8)];
+    Case { name, before, batch, gathers: true }
+}
+
+fn lists() -> Vec<Case> {
+    vec![
+        Case {
+            name: "list: made",
+            before: vec![vec![write(11, 0, 7, 20 * 4096)]],
+            batch: write_apart(11, (0..20).step_by(2), 8),
+            gathers: true,
+        },
+        listed("list: blocks replaced", write_apart(11, [3, 4, 19], 9)),
+        listed("list: blocks replaced in part", vec![write(11, 9 * 4096 - 100, 9, 200)]),
+        listed("list: goes on behind", vec![write(11, 20 * 4096, 9, 5000)]),
+        listed("list: all of it replaced", write_apart(11, 0..20, 9)),
+        listed("list: cut in the middle", vec![punch(11, 7 * 4096, 3 * 4096)]),
+        listed("list: cut off within a block", vec![truncate(11, 11 * 4096 + 100)]),
+        listed("list: a long write over it", vec![write(11, 4096, 9, 18 * 4096)]),
+        listed("list: its file goes", vec![unlink(11, 1, "h"), unlink(11, 1, "h2")]),
     ]
 }
 
@@ -264,6 +291,7 @@ fn shapes() -> Vec<Case> {
             name: "segment: emptied by one user, wanted by another",
             before: vec![vec![write(11, 0, 7, 80 * 4096), file(9000, 1, "his")], vec![truncate(11, 4096)]],
             batch: vec![write(9000, 0, 8, 30 * 4096)],
+            gathers: false,
         },
         Case {
             name: "segment: holes left by others are filled",
@@ -272,6 +300,7 @@ fn shapes() -> Vec<Case> {
                 (0..4).map(|index| punch(11, index * 4 * 4096, 4096)).collect(),
             ],
             batch: vec![write(22, 0, 8, 8 * 4096)],
+            gathers: false,
         },
     ]
 }

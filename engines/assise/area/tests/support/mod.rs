@@ -135,6 +135,30 @@ pub fn write(inode: u64, offset: u64, byte: u8, bytes: usize) -> Step {
     step(inode, Op::Write { offset, bytes })
 }
 
+/// Whole blocks of a file, each a write of its own: if they are gathered they lie apart.
+pub fn write_apart(inode: u64, blocks: impl IntoIterator<Item = u64>, byte: u8) -> Vec<Step> {
+    let of_block = |block| write(inode, block * 4096, byte.wrapping_add(block as u8), 4096);
+    blocks.into_iter().map(of_block).collect()
+}
+
+/// How many block lists stand in a tree.
+pub fn lists_of(area: &Area) -> usize {
+    let (mut from, mut lists) = (None, 0);
+    loop {
+        let items = area.range(from.as_ref(), 50).expect("the tree is sound");
+        let is_list = |(key, value): &&area::Item| {
+            key.kind() == Ok(format::node::ItemKind::Extent)
+                && value[12..16] == format::node::EXTENT_LISTED.to_le_bytes()
+                && Some(*key) != from
+        };
+        lists += items.iter().filter(is_list).count();
+        match items.last() {
+            Some((last, _)) if items.len() == 50 => from = Some(*last),
+            _ => return lists,
+        }
+    }
+}
+
 pub fn truncate(inode: u64, size: u64) -> Step {
     step(inode, Op::Truncate { size })
 }
@@ -242,6 +266,11 @@ impl Step {
 
     /// Applies it as record `sequence` of log 7.
     pub fn apply(&self, batch: &mut Batch<'_>, sequence: u64) -> Result<Applied, AreaError> {
+        self.apply_as(owner_of(self.inode), batch, sequence)
+    }
+
+    /// The same, with its data under an owner key.
+    pub fn apply_as(&self, owner: u32, batch: &mut Batch<'_>, sequence: u64) -> Result<Applied, AreaError> {
         if let Op::Reap { items_max } = self.op {
             while !batch.reap(InodeNumber::new(self.inode), items_max)? {}
             return Ok(Applied::Done);
@@ -251,7 +280,7 @@ impl Step {
             sequence: Sequence::new(sequence),
             time_ns: time_of(sequence),
             version_of: &|_| LeaseVersion::new(1),
-            owner: owner_of(self.inode),
+            owner,
             keep_open: self.keep_open(),
             promised: false,
             block_sum: None,
@@ -321,7 +350,20 @@ pub fn pool(medium: &Medium, tree_nodes_max: u32, limits: Limits) -> Area {
 
 /// Applies steps in one batch, commits and releases.
 pub fn commit(area: &mut Area, steps: &[Step], first_sequence: u64) -> Result<(), AreaError> {
+    commit_in(area, steps, first_sequence, false)
+}
+
+/// The same; the batch may gather writes.
+pub fn commit_in(
+    area: &mut Area,
+    steps: &[Step],
+    first_sequence: u64,
+    gathers: bool,
+) -> Result<(), AreaError> {
     let mut batch = area.begin()?;
+    if gathers {
+        batch.gather_writes();
+    }
     for (step, sequence) in steps.iter().zip(first_sequence..) {
         step.apply(&mut batch, sequence)?;
     }
