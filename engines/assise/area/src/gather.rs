@@ -20,7 +20,7 @@ use format::checksum::{self, Salt};
 use format::node::InodeItem;
 use format::{BLOCK_BYTES, Block, InodeNumber, SegmentId};
 use pmem::alloc::Fit;
-use std::collections::BTreeMap;
+use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use zerocopy::little_endian::{I64, U64};
 
@@ -68,53 +68,46 @@ enum Content {
     Written(u32),
 }
 
-/// New blocks of a file by their numbers: in chunks of neighbours, found by one bit each.
+/// New blocks of a file, in the order in which they came, and where each stands.
 #[derive(Default)]
-struct NewBlocks(BTreeMap<u64, Box<Chunk>>);
-
-/// Blocks of one chunk.
-const CHUNK_BLOCKS: u64 = u64::BITS as u64;
-
-struct Chunk {
-    present: u64,
-    blocks: [NewBlock; CHUNK_BLOCKS as usize],
+struct NewBlocks {
+    blocks: Vec<(u64, NewBlock)>,
+    places: HashMap<u64, u32>,
 }
 
 impl NewBlocks {
     fn get(&self, number: u64) -> Option<NewBlock> {
-        let (chunk, index) = (self.0.get(&(number / CHUNK_BLOCKS))?, number % CHUNK_BLOCKS);
-        (chunk.present >> index & 1 != 0).then(|| chunk.blocks[index as usize])
+        match self.blocks.last() {
+            Some((last, block)) if *last == number => Some(*block),
+            _ => self.places.get(&number).map(|place| self.blocks[*place as usize].1),
+        }
     }
 
     /// The block of this number; what `make` gives if there is none yet.
     fn entry(&mut self, number: u64, make: impl FnOnce() -> NewBlock) -> &mut NewBlock {
-        let new = || Box::new(Chunk { present: 0, blocks: [NewBlock::NONE; CHUNK_BLOCKS as usize] });
-        let (chunk, index) = (self.0.entry(number / CHUNK_BLOCKS).or_insert_with(new), number % CHUNK_BLOCKS);
-        let block = &mut chunk.blocks[index as usize];
-        if chunk.present >> index & 1 == 0 {
-            chunk.present |= 1 << index;
-            *block = make();
+        let last = self.blocks.len().wrapping_sub(1);
+        let place = match self.blocks.last() {
+            Some((found, _)) if *found == number => last,
+            _ => {
+                let next = u32::try_from(self.blocks.len()).expect("a batch has fewer blocks");
+                let place = *self.places.entry(number).or_insert(next);
+                if place == next {
+                    self.blocks.push((number, make()));
+                }
+                place as usize
+            }
+        };
+        &mut self.blocks[place].1
+    }
+
+    /// All of them, in the order of their numbers.
+    fn in_order(self) -> Vec<(u64, NewBlock)> {
+        let mut blocks = self.blocks;
+        if !blocks.is_sorted_by_key(|(number, _)| *number) {
+            blocks.sort_unstable_by_key(|(number, _)| *number);
         }
-        block
+        blocks
     }
-
-    /// All of them, in order.
-    fn iter(&self) -> impl Iterator<Item = (u64, NewBlock)> {
-        self.0.iter().flat_map(|(number, chunk)| {
-            let first = number * CHUNK_BLOCKS;
-            let mut left = chunk.present;
-            std::iter::from_fn(move || {
-                let index = (left != 0).then(|| left.trailing_zeros())?;
-                left &= left - 1;
-                Some((first + u64::from(index), chunk.blocks[index as usize]))
-            })
-        })
-    }
-}
-
-impl NewBlock {
-    const NONE: Self =
-        Self { segment: SegmentId::new(0), block: Block::new(0), content: Content::Written(0) };
 }
 
 impl Gathered {
@@ -126,7 +119,7 @@ impl Gathered {
 /// Blocks that were allocated and have no contents yet.
 #[derive(Default)]
 pub(crate) struct Stock {
-    runs: Vec<Run>,
+    runs: VecDeque<Run>,
     blocks: u64,
     owner: u32,
     /// Taken without a promise.
@@ -136,13 +129,13 @@ pub(crate) struct Stock {
 impl Stock {
     /// The next block of the run that was allocated first.
     fn take(&mut self) -> (SegmentId, Block) {
-        let run = self.runs.first_mut().expect("as many were allocated as are taken");
+        let run = self.runs.front_mut().expect("as many were allocated as are taken");
         let taken = (run.segment, run.block);
         run.block = Block::new(run.block.get() + 1);
         run.blocks -= 1;
         self.blocks -= 1;
         if run.blocks == 0 {
-            self.runs.remove(0);
+            self.runs.pop_front();
         }
         taken
     }
@@ -295,7 +288,7 @@ impl Batch<'_> {
         self.stock_up(count - known, applying.owner, need, fit)
     }
 
-    /// Sees to it that so many blocks are in stock. If there is no room for them nothing changes.
+    /// Sees to it that so many blocks are in stock, and some more. If there is no room for them nothing changes.
     fn stock_up(&mut self, wanted: u64, owner: u32, need: Need, fit: Fit) -> Result<(), AreaError> {
         let unpromised = need == Need::Growing;
         if (self.stock.owner, self.stock.unpromised) != (owner, unpromised) {
@@ -312,16 +305,26 @@ impl Batch<'_> {
                     missing
                 }
             };
-            let blocks_max = u32::try_from(some).expect("a record touches few blocks");
-            let run = self.area.space.allocate(owner, blocks_max, fit, self.made);
-            let got = run.as_ref().map_or(0, |run| u64::from(run.blocks));
-            if unpromised {
-                self.area.space.return_unpromised(some - got);
+            let (mut left, mut failed) = (some, None);
+            // The lowest blocks lie in short runs, of which some are taken for one look at the room.
+            while left > 0 && failed.is_none() && (self.stock.blocks < wanted || fit == Fit::Lowest) {
+                let blocks_max = u32::try_from(left).expect("a record touches few blocks");
+                match self.area.space.allocate(owner, blocks_max, fit, self.made) {
+                    Ok(run) => {
+                        self.allocated.add(run);
+                        left -= u64::from(run.blocks);
+                        self.stock.blocks += u64::from(run.blocks);
+                        self.stock.runs.push_back(run);
+                    }
+                    Err(error) => failed = Some(error),
+                }
             }
-            let run = run?;
-            self.allocated.add(run);
-            self.stock.blocks += got;
-            self.stock.runs.push(run);
+            if unpromised {
+                self.area.space.return_unpromised(left);
+            }
+            if let Some(error) = failed.filter(|_| self.stock.blocks < wanted) {
+                return Err(error);
+            }
         }
         Ok(())
     }
@@ -364,7 +367,7 @@ impl Batch<'_> {
     fn put_gathered(&mut self, inode: InodeNumber, gathered: Gathered) -> Result<(), AreaError> {
         let Gathered { mut item, blocks, owner: _, need } = gathered;
         let (mut grown, mut group) = (0, Vec::new());
-        for (number, new) in blocks.iter() {
+        for (number, new) in blocks.in_order() {
             let checksum = match new.content {
                 Content::Written(checksum) => checksum,
                 Content::Page(page) => {
