@@ -105,7 +105,10 @@ impl Summing {
         let sum = match kind {
             ItemKind::Symlink | ItemKind::Entry => &mut self.contents,
             ItemKind::Xattr => &mut self.xattrs,
-            ItemKind::Extent => return self.add_extent(snapshot, &Snapshot::extent_of(key, value)?),
+            ItemKind::Extent => {
+                let (extents, _) = snapshot.extents_of(key, value)?;
+                return extents.iter().try_for_each(|extent| self.add_extent(snapshot, extent));
+            }
             _ => return Ok(()),
         };
         sum.update(&key.sub().to_le_bytes());
