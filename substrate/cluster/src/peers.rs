@@ -67,7 +67,7 @@ pub struct CopyFacts {
     pub connected: bool,
     /// It had everything when it was added.
     pub level: bool,
-    /// It lacks something, and none of its positions has moved for so long.
+    /// It lacks something, or its connection ended, and it has said nothing for so long.
     pub stalled: Option<Duration>,
     /// Bytes that were sent, and that it has not said to have.
     pub behind_bytes: u64,
@@ -118,8 +118,6 @@ struct Peer {
     next_try: Option<Time>,
     /// The life in which it was tried last.
     tried: Option<Epoch>,
-    /// Since when there is no connection to it.
-    lost_at: Option<Time>,
     lag: Option<Lag>,
     /// How long it had kept programs waiting at the last decision, and at how many decisions in a row it had not moved.
     waited: Duration,
@@ -176,10 +174,13 @@ impl PeerView {
             };
         };
         let is_lost = copy.is_stuck || !self.is_member;
+        // One that gets the tree counts while the last part of it is sent, and that ends by itself. Programs wait for no other
+        // attempt to reach a copy.
+        let gets_tree = self.is_busy && !copy.is_connected && !copy.is_level;
         match (self.in_sync, self.is_open) {
             (true, _) if copy.is_stuck => PeerStep::SayLost,
             (false, true) if is_lost => PeerStep::AskAnew,
-            (false, false) if is_lost && !self.is_busy => PeerStep::Forget,
+            (false, false) if is_lost && !gets_tree => PeerStep::Forget,
             _ if !copy.is_connected && adds => PeerStep::Add,
             (false, _) if copy.is_connected && copy.is_level && !self.is_busy => PeerStep::SaySync,
             _ => PeerStep::Nothing,
@@ -215,7 +216,7 @@ impl Peers {
             }
             PeerStep::Forget => {
                 // Its pool is replaced when it joins again.
-                (peer.proposed, peer.lost_at, peer.refused) = (None, None, None);
+                (peer.proposed, peer.refused) = (None, None);
                 peer.next_try.get_or_insert(now.after(PAUSE));
             }
         }
@@ -243,11 +244,7 @@ impl Peers {
     fn see(&mut self, now: Time, node: NodeId, facts: &PeerFacts) -> PeerView {
         let mut peer = self.peers.remove(&node).unwrap_or_default();
         let copy = facts.copy.map(|copy| {
-            let lost = (!copy.connected).then(|| now.since(*peer.lost_at.get_or_insert(now)));
-            if copy.connected {
-                peer.lost_at = None;
-            }
-            let waited = if copy.connected { copy.stalled } else { lost };
+            let waited = copy.stalled;
             let goes_on = waited.is_some_and(|waited| waited > peer.waited);
             peer.waited_looks = if goes_on { peer.waited_looks.saturating_add(1) } else { 0 };
             peer.waited = waited.unwrap_or_default();
@@ -357,8 +354,9 @@ mod tests {
     #[test]
     fn nobody_waits_for_ever_for_a_node_that_is_lost() {
         let stuck = all().filter(|seen| seen.copy.is_some_and(|copy| copy.is_stuck));
-        // An attempt to make it a copy ends by itself.
-        for seen in stuck.filter(|seen| seen.in_sync || seen.is_open || !seen.is_busy) {
+        let gets_tree =
+            |copy: CopyView, seen: &PeerView| seen.is_busy && !copy.is_connected && !copy.is_level;
+        for seen in stuck.filter(|seen| seen.copy.is_some_and(|copy| !gets_tree(copy, seen))) {
             assert!(
                 matches!(seen.step(), PeerStep::SayLost | PeerStep::AskAnew | PeerStep::Forget),
                 "{seen:?}"
@@ -414,6 +412,25 @@ mod tests {
         assert_eq!(run(&[(1, 4, 0), (6, 6, 4), (11, 9, 9)], true).0, Some(2), "and then did not");
         assert_eq!(run(&[(1, 4, 0), (5, 1, 0), (6, 4, 0), (10, 4, 0)], true).0, None, "it had come near");
         assert_eq!(run(&[(1, 1, 0), (60, 1, 0)], true).0, None, "so much it may lack");
+    }
+
+    /// A daemon that dies again and again answers nothing, however often it is connected to.
+    #[test]
+    fn an_attempt_to_reach_a_copy_keeps_no_program_waiting() {
+        let (node, start) = (NodeId::new(2), Time::from_ns(0));
+        let after = |ms: u64| start.after(Duration::from_millis(ms));
+        let mut peers = Peers::new(Duration::from_millis(250), LAG, Duration::from_millis(40));
+        let waits = |ms: u64, connected: bool| {
+            facts(4, CopyFacts { connected, stalled: Some(Duration::from_millis(ms)), ..WELL })
+        };
+        assert_eq!(peers.step(after(0), node, &waits(0, false)), PeerStep::Add);
+        for ms in [40, 80, 120, 160, 200, 240] {
+            let connected = ms % 80 == 0;
+            assert_eq!(peers.step(after(ms), node, &waits(ms, connected)), PeerStep::Nothing);
+        }
+        assert_eq!(peers.step(after(280), node, &waits(280, false)), PeerStep::SayLost);
+        let out = PeerFacts { in_sync: false, ..waits(290, false) };
+        assert_eq!(peers.step(after(290), node, &out), PeerStep::Forget, "the attempt has not ended");
     }
 
     #[test]

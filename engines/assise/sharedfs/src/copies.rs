@@ -9,7 +9,7 @@
 //! [`Copies::remove`](crate::counted_copies::Copies::remove), whatever becomes of its connection. What it is
 //! believed to have it has said itself, after it synced it.
 //!
-//! Locks: of a sender, then of positions; the state's may be held when positions are locked, and never the other way
+//! Locks: of a sender or of a connection, then of positions; the state's may be held when positions are locked, and never the other way
 //! round. None is held across a wait.
 
 pub use crate::copy_positions::CopyState;
@@ -119,6 +119,7 @@ impl Copy {
             logs: BTreeMap::new(),
             executed_bytes: 0,
             moved_at: host.now(),
+            lost: false,
             level: false,
         };
         Arc::new(Self {
@@ -225,7 +226,7 @@ impl Copy {
         }
         {
             let mut positions = self.positions.lock();
-            if !positions.waits() {
+            if !positions.waits() && !positions.lost {
                 positions.moved_at = self.host.now();
             }
             positions.ledger_sent = sender.ledger().sequence;
@@ -335,7 +336,9 @@ impl Copy {
 
     /// All that counts when it is added is there.
     pub fn set_level(&self) {
-        self.positions.lock().level = true;
+        let mut positions = self.positions.lock();
+        positions.level = true;
+        positions.hear(self.host.now());
     }
 
     /// Waits until then for what the copy says, or for another thread that takes it; the connection is driven meanwhile.
@@ -416,7 +419,7 @@ impl Copy {
 
     fn take_in(&self, heard: CopyReport) -> Result<Listened, mirror::Error> {
         let mut positions = self.positions.lock();
-        positions.moved_at = self.host.now();
+        positions.hear(self.host.now());
         match heard {
             CopyReport::Synced(marks) => {
                 marks.iter().try_for_each(|mark| positions.take_synced(mark))?;
@@ -445,6 +448,7 @@ impl Copy {
             if !same {
                 return;
             }
+            self.positions.lock().lose(self.host.now());
             *current = None;
         }
         self.sender.lock().take();
@@ -466,9 +470,15 @@ impl Copy {
             ours.ledger = theirs.ledger;
             ours.contained = theirs.contained;
             ours.logs = std::mem::take(&mut theirs.logs);
-            ours.moved_at = self.host.now();
+            // One that counted before kept programs waiting meanwhile.
+            if !ours.level {
+                ours.hear(self.host.now());
+            }
         }
         *self.connection.lock() = from.connection.lock().take();
+        if self.is_removed() {
+            self.remove();
+        }
         self.announce();
     }
 
@@ -503,7 +513,8 @@ impl Copy {
             let from = Digested { sequence: log.synced, position: log.executed.position };
             mirror::logs::bytes_between(log.ring(), from, log.sent)
         };
-        let stalled = (positions.waits() || !connected).then(|| self.host.now().since(positions.moved_at));
+        let stalled = (positions.waits() || positions.lost || !connected)
+            .then(|| self.host.now().since(positions.moved_at));
         CopyState {
             node: self.node,
             connected,

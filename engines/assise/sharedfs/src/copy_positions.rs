@@ -20,7 +20,7 @@ pub struct CopyState {
     pub connected: bool,
     /// It had all that was acknowledged, digested or published when it was added.
     pub level: bool,
-    /// It lacks something, and none of its positions has moved for so long.
+    /// It lacks something, or its connection ended, and it has said nothing for so long.
     pub stalled: Option<Duration>,
     /// Bytes of logs that were sent and that it has not said to have, about.
     pub behind_bytes: u64,
@@ -59,8 +59,11 @@ pub(crate) struct Positions {
     pub logs: BTreeMap<LogUid, CopiedLog>,
     /// Bytes of logs that its tree took in.
     pub executed_bytes: u64,
-    /// When one of them moved, or when something was sent after all that was sent had been synced.
+    /// When it said something, or when something was sent after all that was sent had been synced, or when the connection ended
+    /// while it lacked nothing.
     pub moved_at: Time,
+    /// Its connection ended, and it has said nothing since. Another connection is no answer to a call that waits for it.
+    pub lost: bool,
     pub level: bool,
 }
 
@@ -72,6 +75,19 @@ impl Positions {
 }
 
 impl Positions {
+    /// The connection is over.
+    pub fn lose(&mut self, now: Time) {
+        if !self.waits() && !self.lost {
+            self.moved_at = now;
+        }
+        self.lost = true;
+    }
+
+    /// The copy said something, or it was found to lack nothing.
+    pub fn hear(&mut self, now: Time) {
+        (self.moved_at, self.lost) = (now, false);
+    }
+
     pub fn take_synced(&mut self, mark: &SyncedMark) -> Result<(), mirror::Error> {
         let (synced, sent) = match self.logs.get_mut(&mark.log) {
             _ if mark.log == LEDGER_STREAM => (&mut self.ledger, self.ledger_sent),

@@ -37,6 +37,20 @@ pub(crate) enum Reached {
     Until(Sequence),
 }
 
+/// For which copies a call waits.
+#[derive(Clone, Copy)]
+struct Waiting {
+    /// This one alone, as long as it is connected; else all of them.
+    alone: Option<NodeId>,
+    until: Option<Time>,
+}
+
+impl Waiting {
+    fn for_all(until: Option<Time>) -> Self {
+        Self { alone: None, until }
+    }
+}
+
 /// What has to be at the copies.
 struct Wanted {
     item: Option<LogToSend>,
@@ -139,27 +153,30 @@ impl Core {
     /// # Errors
     /// As [`Self::reach`].
     pub fn reach_all(&self) -> Result<(), Error> {
-        self.reach_all_until(None)
+        self.reach_all_by(Waiting::for_all(None))
     }
 
+    /// Waits until one copy has all that is committed now. Calls wait for it meanwhile: it is not waited for here beyond the end
+    /// of its connection, so that it may be connected again, or forgotten.
     fn bring_up(&self, node: NodeId) -> Result<(), Error> {
-        self.reach_all_until(Some(self.host.now().after(LEVEL_PATIENCE)))?;
+        let until = Some(self.host.now().after(LEVEL_PATIENCE));
+        self.reach_all_by(Waiting { alone: Some(node), until })?;
         match self.copies.of(node) {
             Some(_) => Ok(()),
             None => Err(Error::Copy(node, transport::Error::TimedOut.into())),
         }
     }
 
-    fn reach_all_until(&self, until: Option<Time>) -> Result<(), Error> {
+    fn reach_all_by(&self, waiting: Waiting) -> Result<(), Error> {
         let sessions: Vec<(SessionId, Sequence)> = {
             let state = self.state.lock();
             state.sessions.iter().map(|(id, session)| (*id, session.shared.committed())).collect()
         };
         for (id, up_to) in sessions {
-            self.reach(id, up_to, Sequence::new(0), until)?;
+            self.reach_log(id, up_to, Sequence::new(0), waiting)?;
         }
         let last = self.state.lock().copy.ledger.last();
-        self.reach_ledger(last, until)
+        self.reach_entry(last, waiting)
     }
 
     /// A member counts as a copy no more.
@@ -195,7 +212,17 @@ impl Core {
         entry: Sequence,
         until: Option<Time>,
     ) -> Result<Reached, Error> {
-        self.reach_by(until, |state| {
+        self.reach_log(id, up_to, entry, Waiting::for_all(until))
+    }
+
+    fn reach_log(
+        &self,
+        id: SessionId,
+        up_to: Sequence,
+        entry: Sequence,
+        waiting: Waiting,
+    ) -> Result<Reached, Error> {
+        self.reach_by(waiting, |state| {
             let Some(session) = state.sessions.get(&id) else { return Ok(None) };
             let (log, right) = (session.log, session.right);
             let item = log_to_send(&mut state.copy, log, up_to)?;
@@ -209,7 +236,11 @@ impl Core {
     /// # Errors
     /// As [`Self::reach`].
     pub fn reach_ledger(&self, entry: Sequence, until: Option<Time>) -> Result<(), Error> {
-        self.reach_by(until, |state| {
+        self.reach_entry(entry, Waiting::for_all(until))
+    }
+
+    fn reach_entry(&self, entry: Sequence, waiting: Waiting) -> Result<(), Error> {
+        self.reach_by(waiting, |state| {
             let ledger = ledger_to_send(&state.copy.ledger);
             Ok(Some(Wanted { item: None, ledger, entry }))
         })?;
@@ -218,12 +249,13 @@ impl Core {
 
     fn reach_by(
         &self,
-        until: Option<Time>,
+        Waiting { alone, until }: Waiting,
         mut wanted: impl FnMut(&mut State) -> Result<Option<Wanted>, Error>,
     ) -> Result<Reached, Error> {
         let mut closing = None;
         loop {
-            let copies = self.copies.all();
+            let mut copies = self.copies.all();
+            copies.retain(|copy| alone.is_none_or(|node| node == copy.node));
             if copies.is_empty() {
                 return Ok(Reached::All);
             }
@@ -258,6 +290,9 @@ impl Core {
                 });
                 return Ok(ends.min().map_or(Reached::All, Reached::Until));
             };
+            if alone.is_some() && !copy.is_connected() {
+                return Err(Error::Copy(copy.node, transport::Error::Ended(transport::Ended::Lost).into()));
+            }
             let now = self.host.now();
             let last = [until, closing].into_iter().flatten().min();
             if last.is_some_and(|last| now >= last) {

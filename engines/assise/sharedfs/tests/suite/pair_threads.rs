@@ -248,6 +248,38 @@ fn whoever_waits_for_a_copy_that_is_removed_goes_on() {
     nodes.daemon.stop();
 }
 
+/// A copy whose daemon answers the greeting and dies, and so again and again, has said nothing to a program that waits.
+#[test]
+fn an_attempt_to_reach_a_copy_ends_with_its_connection_and_is_no_answer() {
+    let mut nodes = Nodes::new(config);
+    nodes.follower.end();
+    nodes.follower.standby.stop();
+    wait_for("the head sees that the connection is over", || !nodes.daemon.copies()[0].connected);
+    let daemon = nodes.daemon.clone();
+    let program = spawn(move || write_and_sync(&daemon, 1, 50));
+    wait_for("something waits", || nodes.daemon.copies()[0].stalled > Some(Duration::from_millis(50)));
+    let again = Standby::open(host(), &medium(nodes.folder.path(), COPY), config(COPY)).unwrap();
+    let stalled = nodes.daemon.copies()[0].stalled;
+    let listener = nodes.follower.listener.clone();
+    let dies = spawn(move || {
+        let connection = listener.accept(Some(SystemHost.now().after(LIMIT))).unwrap();
+        again.greet(&connection).unwrap();
+        connection.close();
+    });
+    let (daemon, connection) = (nodes.daemon.clone(), nodes.connect());
+    let attempt = spawn(move || daemon.add_copy(connection));
+    dies.end();
+    // Sooner than it would be given up.
+    let ended = attempt.result.recv_timeout(LIMIT / 4).expect("the attempt ends with the connection");
+    assert!(ended.is_err());
+    let copy = nodes.daemon.copies()[0];
+    assert!(!copy.connected && copy.stalled > stalled, "{copy:?}, before {stalled:?}");
+    assert!(program.result.try_recv().is_err());
+    nodes.daemon.remove_copy(NodeId::new(COPY));
+    program.end();
+    nodes.daemon.stop();
+}
+
 /// The daemon of the head dies and is started again while the copy counts: the copy gets what the logs held before anything
 /// is decided.
 #[test]
