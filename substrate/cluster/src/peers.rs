@@ -119,6 +119,8 @@ struct Peer {
     /// The life in which it was tried last.
     tried: Option<Epoch>,
     lag: Option<Lag>,
+    /// It was too slow for too long: it counts no more, however it is when the view shows that, and is then tried anew.
+    is_too_slow: bool,
     /// How long it had kept programs waiting at the last decision, and at how many decisions in a row it had not moved.
     waited: Duration,
     waited_looks: u32,
@@ -212,7 +214,7 @@ impl Peers {
                         format!("it lacked {mib} MiB of logs and did not get on by as much in {seconds} s")
                     },
                 ));
-                peer.next_try = Some(now.after(PAUSE_AFTER_STALL));
+                (peer.next_try, peer.tried) = (Some(now.after(PAUSE_AFTER_STALL)), facts.life);
             }
             PeerStep::Forget => {
                 // Its pool is replaced when it joins again.
@@ -252,12 +254,14 @@ impl Peers {
             let is_stuck = waited.is_some_and(|waited| waited > self.patience)
                 && self.look.saturating_mul(peer.waited_looks).saturating_mul(LOOKS_PART) >= self.patience;
             // One that is brought up lacks as much as it lacks.
-            let lags = facts.in_sync && self.lags(&mut peer, now, &copy);
-            CopyView { is_connected: copy.connected, is_level: copy.level, is_stuck: is_stuck || lags }
+            peer.is_too_slow |= facts.in_sync && self.lags(&mut peer, now, &copy);
+            let is_stuck = is_stuck || peer.is_too_slow;
+            CopyView { is_connected: copy.connected, is_level: copy.level, is_stuck }
         });
         if copy.is_none() || !facts.in_sync {
             peer.lag = None;
         }
+        peer.is_too_slow &= copy.is_some();
         let is_refused = facts.life.is_some() && peer.refused == facts.life;
         // A daemon that took the place of one that died is another one, whatever failed before.
         let is_new = facts.life.is_some() && peer.tried != facts.life;
@@ -412,6 +416,25 @@ mod tests {
         assert_eq!(run(&[(1, 4, 0), (6, 6, 4), (11, 9, 9)], true).0, Some(2), "and then did not");
         assert_eq!(run(&[(1, 4, 0), (5, 1, 0), (6, 4, 0), (10, 4, 0)], true).0, None, "it had come near");
         assert_eq!(run(&[(1, 1, 0), (60, 1, 0)], true).0, None, "so much it may lack");
+    }
+
+    #[test]
+    fn a_copy_that_was_too_slow_is_forgotten_and_tried_anew_after_a_pause() {
+        let (node, start) = (NodeId::new(2), Time::from_ns(0));
+        let after = |ms: u64| start.after(Duration::from_millis(ms));
+        let mut peers = Peers::new(Duration::from_millis(250), LAG, Duration::from_millis(10));
+        let slow = CopyFacts { behind_bytes: 2 << 20, ..WELL };
+        assert_eq!(peers.step(after(0), node, &facts(4, slow)), PeerStep::Nothing);
+        assert_eq!(peers.step(after(5000), node, &facts(4, slow)), PeerStep::SayLost);
+        // The question was lost, and the copy has less to do meanwhile.
+        assert_eq!(peers.step(after(5010), node, &facts(4, WELL)), PeerStep::SayLost);
+        let out = PeerFacts { in_sync: false, ..facts(4, WELL) };
+        assert_eq!(peers.step(after(5020), node, &out), PeerStep::Forget);
+        let forgotten = PeerFacts { copy: None, ..out };
+        assert_eq!(peers.step(after(5030), node, &forgotten), PeerStep::Nothing);
+        assert_eq!(peers.step(after(5020).after(PAUSE_AFTER_STALL), node, &forgotten), PeerStep::Add);
+        peers.added(after(8000), node, Ok(()));
+        assert_eq!(peers.step(after(8000), node, &out), PeerStep::SaySync);
     }
 
     /// A daemon that dies again and again answers nothing, however often it is connected to.
