@@ -30,7 +30,7 @@ use crate::limits::Limits;
 use crate::making::Made;
 use crate::say;
 use crate::settings::{Written, WrittenNode};
-use rustix::fs::{FsWord, statfs};
+use rustix::fs::{FsWord, statfs, statvfs};
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io::{ErrorKind, Write};
@@ -300,9 +300,16 @@ impl Cluster {
         self.folder(node).join("failure")
     }
 
-    /// What it says, if there is something.
+    /// What it says, if there is something. Where there was no room for the reason the file is empty.
     pub fn failure(&self, node: &Node) -> Option<String> {
-        fs::read_to_string(self.failure_file(node)).ok()
+        let failure = fs::read_to_string(self.failure_file(node)).ok()?;
+        if !failure.is_empty() {
+            return Some(failure);
+        }
+        let folder = self.folder(node);
+        let is_full = statvfs(&folder).is_ok_and(|disk| disk.f_bavail == 0);
+        let now = if is_full { "no space is left" } else { "there may have been no space" };
+        Some(format!("the reason could not be written, and {now} in {}", folder.display()))
     }
 
     /// The largest failure that what was synced survives, as `hearth status` says it: `process` or `power`.
