@@ -9,6 +9,7 @@ use super::door::StandbyDoor;
 use super::links::Links;
 use super::member::{Member, Parts};
 use super::orders::{self, MoveOrder, Obey};
+use super::pool_watch;
 use super::settings::ChainSettings;
 use crate::cluster::{Cluster, Node};
 use crate::commands::daemon::{
@@ -61,6 +62,7 @@ pub fn run(cluster: &Cluster, node: &Node, chain: &ChainSettings) -> Result<Exit
     answer_status(control, move || asked.status())?;
     orders::obey(commands, member.clone())?;
     let running = member.clone();
+    pool_watch::begin(&member)?;
     spawn("chain", move || running.run())?;
     info!(node = node.number, "holds its pool");
     let code = end((cluster, node), &member, &ends);

@@ -14,6 +14,7 @@ pub mod links;
 pub mod manager;
 pub mod member;
 pub mod orders;
+mod pool_watch;
 pub mod settings;
 mod step_down;
 pub mod told;

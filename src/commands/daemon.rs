@@ -41,7 +41,7 @@ const CONTROL_PAUSE: Duration = Duration::from_millis(50);
 const LEDGER: &str = "ledger";
 const TREE: &str = "tree";
 /// How often the daemon looks whether its pool was removed.
-const POOL_LOOK: Duration = Duration::from_millis(500);
+pub(crate) const POOL_LOOK: Duration = Duration::from_millis(500);
 
 pub(super) fn run(arguments: &DaemonArguments) -> Result<ExitCode> {
     super::speak();

@@ -313,6 +313,11 @@ impl Standby {
         self.0.failure.lock().clone()
     }
 
+    /// Takes and executes nothing any more, for a reason that the caller found.
+    pub fn give_up(&self, why: &Error) {
+        self.0.fail(why);
+    }
+
     /// Executes some entries that are synced, or, if there are none, has the tree contain what was executed; false if there
     /// was nothing to do. For whoever has no thread for it.
     ///
