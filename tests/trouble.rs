@@ -1,5 +1,5 @@
 //! Clusters of two nodes in trouble: a node killed in the middle of a planned move, a node that comes back with another pool,
-//! a manager that is away, a copy that fails. What was synced is there, and the node that may lead does.
+//! a manager that is away. What was synced is there, and the node that may lead does.
 //!
 //! `make prove-copies` does more rounds of what has rounds.
 
@@ -195,30 +195,6 @@ fn a_manager_that_is_away_costs_time_and_nothing_else() {
     let at = chain.until_whole();
     let found = chain.listing_at(at, "work");
     worker::judge(&found, 900, &said);
-    chain.compare(&[("work", &found)]);
-    chain.close();
-}
-
-/// The folder of a copy's pool is removed under its daemon: programs go on, and the copy gets the tree into a new one.
-#[test]
-fn a_copy_whose_medium_fails_costs_the_copy_only() {
-    let chain = Chain::up(2, LONG);
-    let leader = chain.until_whole();
-    let copy = 3 - leader;
-    let jobs = chain.begin_workers(leader, "work", 950);
-    let said = chain.during(jobs, &mut Random(950), |chain, live| {
-        let (pool, before) = (format!("{}/node-{copy}/pool", chain.dir()), chain.changes_in_sync());
-        until("the pool is gone", || {
-            std::fs::remove_dir_all(&pool).is_ok() || !PathBuf::from(&pool).exists()
-        });
-        until("the copy is another one, or was expelled", || chain.changes_in_sync() > before);
-        live.until_they_go_on();
-        assert_eq!(chain.until_whole(), leader);
-        live.until_they_go_on();
-    });
-    assert!(said.iter().all(|said| said.last.is_empty()), "{said:?}");
-    let found = chain.listing_at(leader, "work");
-    worker::judge(&found, 950, &said);
     chain.compare(&[("work", &found)]);
     chain.close();
 }

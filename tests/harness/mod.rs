@@ -46,10 +46,15 @@ impl Node {
 
     /// The same, whose pools may hold so many MiB.
     pub fn of_nodes_of(count: u32, lease: u64, patience: u64, mib: u64) -> Self {
+        Self::of_nodes_on("memory", count, lease, patience, mib)
+    }
+
+    /// The same, on a medium of a kind.
+    pub fn of_nodes_on(medium: &str, count: u32, lease: u64, patience: u64, mib: u64) -> Self {
         let numbers = [count.into(), lease, patience, mib];
         let [count, lease, patience, mib] = numbers.map(|number| number.to_string());
         let nodes = ["--nodes", &count, "--lease", &lease, "--patience", &patience];
-        Self::with(&[&["--medium", "memory", "--capacity", &mib], &nodes[..]].concat())
+        Self::with(&[&["--medium", medium, "--capacity", &mib], &nodes[..]].concat())
     }
 
     fn of(mib: u64, medium: &str) -> Self {

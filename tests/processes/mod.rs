@@ -56,6 +56,11 @@ impl Node {
         Self(harness::Node::of_nodes_of(count, lease, patience, mib))
     }
 
+    /// A cluster of several with pools on a medium of a kind.
+    pub fn several_on(medium: &str, count: u32, lease: u64, patience: u64) -> Self {
+        Self(harness::Node::of_nodes_on(medium, count, lease, patience, 64))
+    }
+
     /// The cluster's folder.
     pub fn dir(&self) -> &str {
         self.0.dir()

@@ -37,6 +37,26 @@ impl Chain {
         Self { node: Node::several_with(count, lease, patience), count }
     }
 
+    /// The same, with pools on a medium of a kind.
+    pub fn on(medium: &str, count: u32, lease: u64, patience: u64) -> Self {
+        Self { node: Node::several_on(medium, count, lease, patience), count }
+    }
+
+    /// Takes all down, changes a setting of the cluster, and takes all up again.
+    pub fn set(&self, key: &str, value: u64) {
+        self.node.hearth(&["down"]);
+        let file = format!("{}/hearth.toml", self.node.dir());
+        let text = std::fs::read_to_string(&file).unwrap();
+        let change = |line: &str| match line.split_once(" = ") {
+            Some((name, _)) if name == key => format!("{key} = {value}\n"),
+            _ => format!("{line}\n"),
+        };
+        let changed: String = text.lines().map(change).collect();
+        assert_ne!(changed, text, "{key} is a setting");
+        std::fs::write(file, changed).unwrap();
+        self.node.hearth(&["up"]);
+    }
+
     /// Two nodes with this lease, and room for what RocksDB allocates ahead.
     pub fn for_databases(lease: u64) -> Self {
         Self { node: Node::several_of(2, lease, lease * 5 / 8, 512), count: 2 }
@@ -66,6 +86,23 @@ impl Chain {
     pub fn in_sync(&self, number: u32) -> Vec<u64> {
         let part = self.part(number);
         part["in_sync"].as_array().into_iter().flatten().filter_map(serde_json::Value::as_u64).collect()
+    }
+
+    /// Whether the node that leads says that a copy lacks something, or is none.
+    pub fn lacks(&self, leader: u32, copy: u32) -> bool {
+        let part = self.part(leader);
+        let copies = part["copies"].as_array().into_iter().flatten();
+        let lacks = |told: &serde_json::Value| {
+            told["behind_bytes"].as_u64() != Some(0)
+                || !told["stalled_ms"].is_null()
+                || told["in_sync"] == false
+        };
+        copies.filter(|told| told["node"] == copy).any(lacks)
+    }
+
+    /// Why the daemon of a node does nothing, or why the one before it ended.
+    pub fn failure(&self, number: u32) -> String {
+        self.node.statuses()[number as usize - 1]["failure"].as_str().unwrap_or_default().to_lowercase()
     }
 
     /// The node that leads, if one does.

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
+pub mod alone;
 pub mod cluster;
 pub mod database;
+pub mod pour;
 pub mod worker;

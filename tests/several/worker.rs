@@ -3,6 +3,7 @@
 use crate::harness::until;
 use crate::prefix::{HOMES, Listing, Operation, Plan, Worker, list, owner};
 use crate::processes::{Job, say};
+use crate::several::pour::{pour, poured};
 use ipc::{Host, SystemHost, Time};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -16,6 +17,8 @@ pub fn job(words: &[String]) -> ! {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     match words[..] {
         ["make", root] => make_homes(Path::new(root)),
+        ["pour", path] => pour(Path::new(path)),
+        ["poured", path] => poured(Path::new(path)),
         ["work", root, seed, who] => work(Path::new(root), seed.parse().unwrap(), who.parse().unwrap()),
         ["list", root] => {
             for (path, line) in list(Path::new(root)).unwrap() {
