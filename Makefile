@@ -24,6 +24,7 @@ demo:
 test:
 	@scripts/room 1536 16384 2048
 	@scripts/setup libfabric-dev sqlite3 db_bench pkill cc make git rsync cpio patch python3 setfattr ip fusermount3
+	@scripts/setup python3-lmdb || echo "setup: the test of LMDB is skipped"
 	@( scripts/check format cargo fmt --all --check; \
 	   scripts/check clippy cargo clippy --workspace --all-targets --locked -- -D warnings; \
 	   scripts/check library cargo build --locked -p interpose; \
