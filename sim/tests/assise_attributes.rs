@@ -180,7 +180,8 @@ fn a_file_that_was_written_as_a_whole_has_its_blocks_without_a_question() {
         let before = local.counts.of(CallKind::Lease);
         known.push(own.getattr(Target::Node(*inode)).unwrap().blocks);
         let calls = local.counts.of(CallKind::Lease) - before;
-        assert_eq!(calls, u64::from(*asked), "{name}");
+        // The answer to another file's question may have brought them.
+        assert!(calls <= u64::from(*asked), "{name}: {calls}");
     }
     for (_, inode, handle, _) in &made {
         own.close(*handle);
