@@ -4,8 +4,9 @@
 //! Both nodes keep their tree as of the same entry of the ledger, and read all of it, with all blocks of data. The copy sends
 //! checksums, which the head compares with its own.
 //!
-//! Guarantees: a difference is one of the trees as of one entry, and not of what was written meanwhile. No program waits, but for
-//! the moment in which the copy executes nothing; the copy loses its place in the comparison before it keeps a program waiting.
+//! Guarantees: a difference is one of the trees as of one entry, and not of what was written meanwhile. No fsync waits. The copy
+//! executes nothing from when it is asked until it has the entry: for a moment, at most 5 seconds, and no longer than the
+//! connection lasts. A copy that cannot keep its tree because room became short ends the comparison.
 
 use crate::error::Error;
 use crate::ledger::position_of;

@@ -27,6 +27,8 @@ const PATIENCE: Duration = Duration::from_secs(3600);
 /// Where the copy stops executing the ledger for a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Hold {
+    /// Where execution stopped.
+    from: LedgerPosition,
     /// The last entry that is executed.
     pub at: Sequence,
     /// No longer than until then.
@@ -78,7 +80,17 @@ impl Inner {
         let MirrorMessage::Compare(hello) = MirrorMessage::decode(asked)? else {
             return Err(mirror::Error::Broken("a head asks for a comparison first"));
         };
-        let hold = self.hold(connection, &hello)?;
+        let hold = self.hold(&hello)?;
+        let pinned = self.pin_when_told(connection, hold);
+        if pinned.is_err() {
+            self.release(hold);
+        }
+        self.send_sums(connection, &pinned?)
+    }
+
+    /// Says at which entry execution stopped, and keeps the tree as of the one that the head says.
+    fn pin_when_told(&self, connection: &Connection, hold: Hold) -> Result<Pinned, mirror::Error> {
+        say_held(connection, &hold.from.to_mark(), hold.until)?;
         let came = match connection.take(Some(hold.until))? {
             Event::Message(came) => came,
             Event::Immediate(_) => return Err(mirror::Error::Broken("an immediate")),
@@ -87,12 +99,11 @@ impl Inner {
         let MirrorMessage::CompareAt(mark) = MirrorMessage::decode(&came)? else {
             return Err(mirror::Error::Broken("a head says where the trees are compared"));
         };
-        let pinned = self.pin_at(&LedgerPosition::of_mark(&mark), hold)?;
-        self.send_sums(connection, &pinned)
+        self.pin_at(&LedgerPosition::of_mark(&mark), hold)
     }
 
-    /// Stops executing the ledger, and says where.
-    fn hold(&self, connection: &Connection, hello: &MirrorHello) -> Result<Hold, mirror::Error> {
+    /// Stops executing the ledger.
+    fn hold(&self, hello: &MirrorHello) -> Result<Hold, mirror::Error> {
         let now = self.host.now();
         let known = self.head.lock().version;
         let mut guard = self.contents.lock();
@@ -101,12 +112,19 @@ impl Inner {
         if refusal != MirrorRefusal::None {
             return Err(mirror::Error::Refused(refusal));
         }
-        let place = position_of(&contents.copy.ledger.place());
-        let hold = Hold { at: place.sequence, until: now.after(HOLD) };
+        let from = position_of(&contents.copy.ledger.place());
+        let hold = Hold { from, at: from.sequence, until: now.after(HOLD) };
         contents.hold = Some(hold);
-        drop(guard);
-        say_held(connection, &place.to_mark(), hold.until)?;
         Ok(hold)
+    }
+
+    /// Executes the ledger again, if no later comparison has execution stop.
+    fn release(&self, hold: Hold) {
+        let is_own = |now: &mut Hold| (now.from, now.until) == (hold.from, hold.until);
+        let released = self.contents.lock().as_mut().and_then(|contents| contents.hold.take_if(is_own));
+        if released.is_some() {
+            self.wake();
+        }
     }
 
     /// Executes the ledger up to an entry, keeps the tree as of it, and goes on.
@@ -133,7 +151,8 @@ impl Inner {
                     return if at == *place { Ok(pinned) } else { Err(refused()) };
                 }
             }
-            if !self.execute_some(true).map_err(|error| mirror::Error::Tree(error.to_string()))? {
+            let executed = self.execute_some(true).inspect_err(|error| self.fail(error));
+            if !executed.map_err(|error| mirror::Error::Tree(error.to_string()))? {
                 self.host.wait(&self.arrived, seen, Some(self.host.now().after(LOOK)));
             }
         }
