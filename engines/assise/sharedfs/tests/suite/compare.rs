@@ -1,14 +1,20 @@
 //! A head compares its tree with that of its copy.
 
 use crate::client::{Client, FILE, ROOT, user};
-use crate::pair::{COPY, config, sync};
+use crate::pair::{COPY, Pair, config, sync};
 use crate::pair_threads::{Nodes, begin_program, overwrite, spawn, wait_for};
+use crate::still::drive_by;
+use format::ChainNumber;
+use format::mirror::{MirrorHead, MirrorHello, MirrorKind, RULES};
 use ipc::{Host, SystemHost};
+use pmem::Recorder;
 use sharedfs::{Compared, Error, Unequal};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
+use transport::Event;
+use zerocopy::IntoBytes;
 
 /// Takes the connection of one comparison, beside the one that is followed.
 fn compare(nodes: &Nodes) -> Result<Compared, Error> {
@@ -120,4 +126,42 @@ fn a_head_that_asks_and_goes_away_holds_up_nothing() {
     assert!(serve.end().is_err());
     drop(asked);
     assert!(nodes.follower.standby.state().executed > held);
+}
+
+/// A head that asks for a comparison and dies, when the copy has synced entries that it has not executed.
+#[test]
+fn a_copy_whose_head_is_gone_executes_again() {
+    let recorders = [Recorder::new(), Recorder::new()];
+    let pair = Pair::on(&recorders[0], &recorders[1]);
+    let mut client = pair.attach();
+    client.write_lease(ROOT);
+    pair.quiesce();
+    pair.follows.borrow_mut().paused = u32::MAX;
+    let other = pair.attach();
+    sync(&other, &[(ROOT, 1)]).unwrap();
+    let standby = pair.follows.borrow().standby.clone();
+    let [asks, accepted] = pair.connect_beside();
+    let head = MirrorHead { kind: MirrorKind::Compare as u8, flags: 0, count: 0.into() };
+    let hello = MirrorHello {
+        version: 1.into(),
+        ledger_bytes: recorders[1].medium().open("ledger").unwrap().bytes().into(),
+        chain: ChainNumber::ONLY,
+        rules: RULES.into(),
+    };
+    asks.send(&[head.as_bytes(), hello.as_bytes()].concat(), None).unwrap();
+    // The head dies when the copy waits for it.
+    let mut head = Some(asks.clone());
+    drive_by(Box::new(move || {
+        head.take().is_some_and(|head| {
+            head.close();
+            true
+        })
+    }));
+    let ended = standby.follow(&accepted).unwrap_err();
+    assert!(matches!(ended, Error::Copy(_, mirror::Error::Connection(_))), "{ended}");
+    assert!(matches!(asks.take(None), Ok(Event::Message(held)) if held[0] == MirrorKind::Held as u8));
+    let before = standby.state();
+    assert!(before.ledger > before.executed);
+    while standby.execute().unwrap() {}
+    assert_eq!(standby.state().executed, before.ledger);
 }

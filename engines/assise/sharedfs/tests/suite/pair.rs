@@ -218,6 +218,23 @@ impl Pair {
     /// A connection from the head to the copy; the copy answers its hello.
     pub fn connect(&self) -> Connection {
         self.follows.borrow_mut().follower = Follower::Waiting;
+        let connection = self.dial();
+        *self.link.borrow_mut() = Some(connection.clone());
+        connection
+    }
+
+    /// A further connection, which the copy has not looked at: the head's end, and the copy's.
+    pub fn connect_beside(&self) -> [Connection; 2] {
+        let linked = std::mem::replace(&mut self.follows.borrow_mut().follower, Follower::Waiting);
+        let connection = self.dial();
+        match std::mem::replace(&mut self.follows.borrow_mut().follower, linked) {
+            Follower::Accepted(accepted) => [connection, accepted],
+            _ => panic!("it was accepted"),
+        }
+    }
+
+    /// Connects; the copy accepts.
+    fn dial(&self) -> Connection {
         let follows = self.follows.clone();
         // A step of the handshake is not told.
         let mut steps = 0;
@@ -231,12 +248,16 @@ impl Pair {
         while matches!(self.follows.borrow().follower, Follower::Waiting) {
             self.follows.borrow_mut().step();
         }
+        self.drive();
+        connection
+    }
+
+    /// Whoever waits on this thread drives the copy.
+    pub fn drive(&self) {
         let follows = self.follows.clone();
         drive_by(Box::new(move || {
             follows.try_borrow_mut().is_ok_and(|mut follows| follows.greet() || follows.step())
         }));
-        *self.link.borrow_mut() = Some(connection.clone());
-        connection
     }
 
     /// What head and copy have handed to the transport on their connection.
