@@ -133,7 +133,7 @@ fn a_head_that_asks_and_goes_away_holds_up_nothing() {
 fn a_copy_whose_head_is_gone_executes_again() {
     let recorders = [Recorder::new(), Recorder::new()];
     let pair = Pair::on(&recorders[0], &recorders[1]);
-    let mut client = pair.attach();
+    let client = pair.attach();
     client.write_lease(ROOT);
     pair.quiesce();
     pair.follows.borrow_mut().paused = u32::MAX;
