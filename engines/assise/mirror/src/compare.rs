@@ -5,16 +5,13 @@
 //! checksums of its inodes. It sends as fast as the connection takes them.
 
 use crate::error::Error;
+use crate::greeting::{take_message, terms};
 use crate::ledger::LedgerPosition;
 use crate::stream::message;
-use format::ChainNumber;
 use format::Sequence;
-use format::mirror::{
-    LedgerMark, MirrorHead, MirrorHello, MirrorKind, MirrorMessage, MirrorRefusal, MirrorSum, RULES,
-};
+use format::mirror::{LedgerMark, MirrorHead, MirrorKind, MirrorMessage, MirrorSum};
 use ipc::Time;
-use transport::{Connection, Event};
-use zerocopy::little_endian::{U32, U64};
+use transport::Connection;
 
 /// The head's side.
 pub struct Comparison {
@@ -32,15 +29,10 @@ impl Comparison {
         (version, ledger_bytes): (u64, u64),
         until: Time,
     ) -> Result<(Self, Sequence), Error> {
-        let hello = MirrorHello {
-            version: U64::new(version),
-            ledger_bytes: U64::new(ledger_bytes),
-            chain: ChainNumber::ONLY,
-            rules: U32::new(RULES),
-        };
+        let hello = terms(version, ledger_bytes);
         connection.send(&message(MirrorKind::Compare, false, &hello, &[] as &[u8]), Some(until))?;
         let asked = Self { connection, is_over: false };
-        match MirrorMessage::decode(&asked.take(until)?)? {
+        match MirrorMessage::decode(&take_message(&asked.connection, until)?)? {
             MirrorMessage::Held(mark) => Ok((asked, mark.sequence)),
             other => Err(refusal_in(&other)),
         }
@@ -64,20 +56,12 @@ impl Comparison {
         if self.is_over {
             return Ok(None);
         }
-        match MirrorMessage::decode(&self.take(until)?)? {
+        match MirrorMessage::decode(&take_message(&self.connection, until)?)? {
             MirrorMessage::Sums { sums, last } => {
                 self.is_over = last;
                 Ok(Some(sums.to_vec()))
             }
             other => Err(refusal_in(&other)),
-        }
-    }
-
-    fn take(&self, until: Time) -> Result<Vec<u8>, Error> {
-        match self.connection.take(Some(until))? {
-            Event::Message(message) => Ok(message),
-            Event::Immediate(_) => Err(Error::Broken("an immediate")),
-            Event::Ended(why) => Err(transport::Error::Ended(why).into()),
         }
     }
 }
@@ -98,22 +82,6 @@ fn refusal_in(message: &MirrorMessage<'_>) -> Error {
 /// Whether a first message asks for a comparison.
 pub fn is_compare(message: &[u8]) -> bool {
     message.first() == Some(&(MirrorKind::Compare as u8))
-}
-
-/// The answer to a head that asks for a comparison, of a copy that knows this version of the subtree and has a ledger of so many
-/// bytes.
-pub fn judge_compare(hello: &MirrorHello, version: u64, ledger_bytes: u64) -> MirrorRefusal {
-    if hello.version.get() < version {
-        MirrorRefusal::Version
-    } else if hello.chain != ChainNumber::ONLY {
-        MirrorRefusal::Chain
-    } else if hello.rules.get() != RULES {
-        MirrorRefusal::Rules
-    } else if hello.ledger_bytes.get() != ledger_bytes {
-        MirrorRefusal::Ledger
-    } else {
-        MirrorRefusal::None
-    }
 }
 
 /// Says at which entry a copy stopped.

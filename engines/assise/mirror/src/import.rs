@@ -4,6 +4,7 @@
 //! last round is answered. Each send waits until the connection takes the message, so the member sets the pace.
 
 use crate::error::Error;
+use crate::greeting::take_message;
 use crate::ledger::LedgerPosition;
 use crate::sender::{CopyEnds, Sender, hear_ends};
 use crate::stream::message;
@@ -15,7 +16,7 @@ use format::mirror::{
 };
 use format::node::Key;
 use ipc::Time;
-use transport::{Connection, Event};
+use transport::Connection;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
 
@@ -147,11 +148,7 @@ impl TreeSender {
     /// # Errors
     /// `Connection`; `Message`, `Broken`; `Refused`.
     pub fn hear_synced(&self, number: u32, until: Time) -> Result<(), Error> {
-        let answer = match self.connection.take(Some(until))? {
-            Event::Message(answer) => answer,
-            Event::Immediate(_) => return Err(Error::Broken("an immediate")),
-            Event::Ended(why) => return Err(transport::Error::Ended(why).into()),
-        };
+        let answer = take_message(&self.connection, until)?;
         match MirrorMessage::decode(&answer)? {
             MirrorMessage::Imported(imported) if imported.number.get() == number => Ok(()),
             MirrorMessage::Ends { refusal, .. } => Err(Error::Refused(refusal)),

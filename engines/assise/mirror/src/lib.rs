@@ -13,6 +13,7 @@
 
 mod compare;
 mod error;
+mod greeting;
 mod import;
 pub mod ledger;
 pub mod logs;
@@ -20,8 +21,9 @@ mod receiver;
 mod sender;
 mod stream;
 
-pub use compare::{Comparison, is_compare, judge_compare, say_held, say_sums, sums_max};
+pub use compare::{Comparison, is_compare, say_held, say_sums, sums_max};
 pub use error::Error;
+pub use greeting::{judge_terms, take_message};
 pub use import::{TreeSender, is_of_import, say_imported};
 pub use receiver::{HeadTerms, Receiver, Stepped, refuse, say_executed};
 pub use sender::{CopyEnds, CopyReport, LogPush, Sender};

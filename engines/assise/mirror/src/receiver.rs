@@ -6,6 +6,7 @@
 //! [`Receiver::sync`] reports as synced is on the medium at that time.
 
 use crate::error::Error;
+use crate::greeting::judge_terms;
 use crate::ledger::{LEDGER_START, LedgerError, LedgerPosition, ledger_ring_end, next_entry};
 use crate::logs::{BEGINNING, LogFile, RING_START, bytes_between};
 use crate::stream::message;
@@ -14,9 +15,9 @@ use format::envelope::{Envelope, check_frame};
 use format::ledger::{Entry, Event as EntryEvent, salt_of};
 use format::mirror::{
     DataPart, DataParts, LEDGER_STREAM, LogEnds, LogMark, MirrorEnds, MirrorHead, MirrorHello, MirrorKind,
-    MirrorMessage, MirrorOpen, MirrorRefusal, RULES, SyncedMark,
+    MirrorMessage, MirrorOpen, MirrorRefusal, SyncedMark,
 };
-use format::{ChainNumber, FRAME_ALIGN, HEADER_BYTES, Incarnation, LogUid, PoolUid, Sequence};
+use format::{FRAME_ALIGN, HEADER_BYTES, Incarnation, LogUid, PoolUid, Sequence};
 use ipc::{Digested, Time};
 use pmem::ring::PAD_KIND;
 use pmem::{MediaError, Medium, Region};
@@ -294,17 +295,7 @@ impl Receiver {
         terms: &HeadTerms,
         until: Time,
     ) -> Result<(), Error> {
-        let refusal = if hello.version.get() < terms.version {
-            MirrorRefusal::Version
-        } else if hello.chain != ChainNumber::ONLY {
-            MirrorRefusal::Chain
-        } else if hello.rules.get() != RULES {
-            MirrorRefusal::Rules
-        } else if hello.ledger_bytes.get() != self.ledger.region.bytes() {
-            MirrorRefusal::Ledger
-        } else {
-            MirrorRefusal::None
-        };
+        let refusal = judge_terms(hello, terms.version, self.ledger.region.bytes());
         if refusal != MirrorRefusal::None {
             refuse(connection, refusal, until)?;
             return Err(Error::Refused(refusal));

@@ -5,18 +5,19 @@
 //! entries are sent. No call waits: bytes that the connection does not accept now are sent later, in the same order.
 
 use crate::error::Error;
+use crate::greeting::{take_message, terms};
 use crate::ledger::{LedgerError, LedgerPosition, next_entry};
 use crate::logs::{LogFile, RING_START, bytes_between};
 use crate::stream::{DataQueue, Target, message};
 use format::mirror::{
-    LEDGER_STREAM, LogEnds, LogMark, MirrorEnds, MirrorHello, MirrorKind, MirrorMessage, MirrorOpen,
-    MirrorRefusal, RULES, SyncedMark,
+    LEDGER_STREAM, LogEnds, LogMark, MirrorEnds, MirrorKind, MirrorMessage, MirrorOpen, MirrorRefusal,
+    SyncedMark,
 };
-use format::{ChainNumber, Incarnation, LogUid, Sequence};
+use format::{Incarnation, LogUid, Sequence};
 use ipc::{Digested, Time};
 use pmem::{MediaError, Region};
 use std::collections::BTreeMap;
-use transport::{Connection, Event};
+use transport::Connection;
 use zerocopy::little_endian::{U32, U64};
 
 /// A deadline that is already over: take only messages that have arrived.
@@ -85,12 +86,7 @@ impl Sender {
         (version, ledger_bytes): (u64, u64),
         until: Time,
     ) -> Result<(Self, CopyEnds), Error> {
-        let hello = MirrorHello {
-            version: U64::new(version),
-            ledger_bytes: U64::new(ledger_bytes),
-            chain: ChainNumber::ONLY,
-            rules: U32::new(RULES),
-        };
+        let hello = terms(version, ledger_bytes);
         connection.send(&message(MirrorKind::Hello, false, &hello, &[] as &[u8]), Some(until))?;
         let ends = hear_ends(&connection, until)?;
         Ok((Self::of(connection, ends.end), ends))
@@ -248,11 +244,7 @@ impl Sender {
 pub(crate) fn hear_ends(connection: &Connection, until: Time) -> Result<CopyEnds, Error> {
     let mut logs = Vec::new();
     loop {
-        let answer = match connection.take(Some(until))? {
-            Event::Message(answer) => answer,
-            Event::Immediate(_) => return Err(Error::Broken("an immediate")),
-            Event::Ended(why) => return Err(transport::Error::Ended(why).into()),
-        };
+        let answer = take_message(connection, until)?;
         let MirrorMessage::Ends { ends, refusal, logs: marks, more } = MirrorMessage::decode(&answer)? else {
             return Err(Error::Broken("a greeting is answered by what the copy has"));
         };

@@ -10,8 +10,9 @@
 
 use crate::error::Error;
 use crate::ledger::position_of;
+use crate::pinned::Pinned;
 use crate::state::Core;
-use crate::sums::{Pinned, Sums};
+use crate::sums::Sums;
 use area::Snapshot;
 use format::mirror::{MirrorSum, SUM_DAMAGED};
 use format::node::{EntryItem, ItemKind, Key};

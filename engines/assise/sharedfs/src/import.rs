@@ -16,15 +16,13 @@ use crate::error::Error;
 use crate::ledger::position_of;
 use crate::level::{begin_copy, keys_of_lives};
 use crate::pace::{self, TreeRoom};
+use crate::pinned::Pinned;
 use crate::state::{Core, State};
-use crate::sums::Pinned;
-use area::{Area, KeyRange, Snapshot};
+use area::{KeyRange, Snapshot};
 use format::mirror::{LogEnds, MirrorRange};
 use format::node::{ItemKind, Key};
 use format::{NodeId, Sequence};
 use ipc::host::Time;
-use ipc::lock::Guard;
-use ipc::sync::Ordering;
 use mirror::{CopyEnds, TreeSender};
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,9 +43,6 @@ const ITEMS_AT_ONCE: usize = 256;
 
 /// Blocks of data behind one message of items.
 const BLOCKS_AT_ONCE: usize = 256;
-
-/// Commits of the table before the last round.
-const COMMITS_MAX: usize = 16;
 
 /// One tree on its way to one member.
 struct Exporter<'a> {
@@ -243,36 +238,6 @@ impl Core {
         self.pace.end(&usage)
     }
 
-    /// The state, with a tree that contains all that the ledger says, or nearly so if others go on to write there.
-    pub fn contain_all(&self, area: &mut Area) -> Result<Guard<'_, State>, Error> {
-        let mut guard = self.state.lock();
-        for _ in 0..COMMITS_MAX {
-            if guard.copy.ledger.pending().next().is_none() {
-                break;
-            }
-            drop(guard);
-            self.contain_changes(area)?;
-            guard = self.state.lock();
-        }
-        if guard.is_stopped() { Err(Error::Stopped) } else { Ok(guard) }
-    }
-
-    /// What was read of a commit counts only if it was kept until now.
-    pub fn kept<T>(
-        &self,
-        node: NodeId,
-        pinned: &Pinned,
-        read: Result<T, area::AreaError>,
-    ) -> Result<T, Error> {
-        if !pinned.pin.is_held() {
-            return Err(Error::NoRoomToSend(node));
-        }
-        if self.ending.load(Ordering::Acquire) != 0 || self.state.lock().is_stopped() {
-            return Err(Error::Stopped);
-        }
-        Ok(read?)
-    }
-
     /// Pins a commit, and counts a member as a copy that has executed what this commit contains, and has nothing beyond.
     fn count_from_now(&self, node: NodeId) -> Result<(Pinned, CopyEnds), Error> {
         let mut area = self.area_for(None);
@@ -317,15 +282,6 @@ impl Core {
         counted.reconnect(&copy);
         state.copy.ledger.hold(self.copies.contained());
         Ok(counted)
-    }
-
-    /// What a pin kept may be used again.
-    pub fn release_pinned(&self) -> Result<(), Error> {
-        let mut area = self.area_for(None);
-        let commit = area.commit();
-        area.release(commit)?;
-        self.state.lock().copy.free = crate::room::Free::of(&area);
-        Ok(())
     }
 
     /// A member counts as a copy from now on; [`Core::send_digested`] is what it gets first.

@@ -41,6 +41,7 @@ mod lock_requests;
 mod locks;
 mod pace;
 mod passes;
+mod pinned;
 mod programs;
 mod ready;
 mod recalls;

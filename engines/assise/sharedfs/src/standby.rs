@@ -30,7 +30,7 @@ use ipc::host::{Host, WAKE_ALL};
 use ipc::lock::Lock;
 use ipc::sync::{LongWord, Ordering, Word};
 use mirror::ledger::LedgerPosition;
-use mirror::{HeadTerms, Receiver, Stepped, is_compare, refuse, say_executed};
+use mirror::{HeadTerms, Receiver, Stepped, is_compare, refuse, say_executed, take_message};
 use pmem::{Medium, PoolLock};
 use std::sync::Arc;
 use std::time::Duration;
@@ -198,11 +198,7 @@ impl Standby {
     }
 
     fn first_message(&self, connection: &Connection) -> Result<Vec<u8>, mirror::Error> {
-        match connection.take(Some(self.0.host.now().after(GREETING)))? {
-            Event::Message(message) => Ok(message),
-            Event::Immediate(_) => Err(mirror::Error::Broken("an immediate")),
-            Event::Ended(why) => Err(transport::Error::Ended(why).into()),
-        }
+        take_message(connection, self.0.host.now().after(GREETING))
     }
 
     fn answer(&self, connection: &Connection, first: &[u8]) -> Result<u64, mirror::Error> {

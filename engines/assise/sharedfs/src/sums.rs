@@ -4,7 +4,7 @@
 //! attributes. Where a node stores blocks is its own decision, and a block of zeros is the same as a hole. An inode that has lost
 //! its last name is left out: the head may have removed it already when a copy still waits for the entry that says so.
 
-use area::{AreaError, Extent, Item, Pin, Snapshot};
+use area::{AreaError, Extent, Item, Snapshot};
 use format::checksum::Sum64;
 use format::mirror::{MirrorSum, SUM_DAMAGED};
 use format::node::{InodeItem, ItemKind};
@@ -15,20 +15,6 @@ use zerocopy::{FromBytes, IntoBytes};
 
 /// Items that are read at once.
 const ITEMS_AT_ONCE: usize = 256;
-
-/// A commit that is kept for as long as it is read.
-pub(crate) struct Pinned {
-    pub snapshot: Snapshot,
-    pub pin: Pin,
-}
-
-impl Pinned {
-    /// The last commit of an area.
-    pub fn of(area: &mut area::Area) -> Self {
-        let (snapshot, pin) = area.pin();
-        Self { snapshot, pin }
-    }
-}
 
 /// The checksums of all inodes of a tree that have a name, in the order of their numbers.
 pub(crate) struct Sums<'a> {

@@ -6,16 +6,17 @@
 use super::contents::Contents;
 use super::{GREETING, Inner, LOOK};
 use crate::ledger::position_of;
-use crate::sums::{Pinned, Sums};
+use crate::pinned::Pinned;
+use crate::sums::Sums;
 use area::AreaError;
 use format::Sequence;
 use format::mirror::{MirrorHello, MirrorMessage, MirrorRefusal};
 use ipc::Time;
 use ipc::sync::Ordering;
 use mirror::ledger::LedgerPosition;
-use mirror::{judge_compare, refuse, say_held, say_sums, sums_max};
+use mirror::{judge_terms, refuse, say_held, say_sums, sums_max, take_message};
 use std::time::Duration;
-use transport::{Connection, Event};
+use transport::Connection;
 
 /// How long the copy executes nothing, while it waits for the entry at which the trees are compared, and until it has this entry.
 const HOLD: Duration = Duration::from_secs(5);
@@ -91,11 +92,7 @@ impl Inner {
     /// Says at which entry execution stopped, and keeps the tree as of the one that the head says.
     fn pin_when_told(&self, connection: &Connection, hold: Hold) -> Result<Pinned, mirror::Error> {
         say_held(connection, &hold.from.to_mark(), hold.until)?;
-        let came = match connection.take(Some(hold.until))? {
-            Event::Message(came) => came,
-            Event::Immediate(_) => return Err(mirror::Error::Broken("an immediate")),
-            Event::Ended(why) => return Err(transport::Error::Ended(why).into()),
-        };
+        let came = take_message(connection, hold.until)?;
         let MirrorMessage::CompareAt(mark) = MirrorMessage::decode(&came)? else {
             return Err(mirror::Error::Broken("a head says where the trees are compared"));
         };
@@ -108,7 +105,7 @@ impl Inner {
         let known = self.head.lock().version;
         let mut guard = self.contents.lock();
         let contents = guard.as_mut().ok_or(mirror::Error::Refused(MirrorRefusal::Closed))?;
-        let refusal = judge_compare(hello, known, contents.copy.ledger.region().bytes());
+        let refusal = judge_terms(hello, known, contents.copy.ledger.region().bytes());
         if refusal != MirrorRefusal::None {
             return Err(mirror::Error::Refused(refusal));
         }

@@ -11,7 +11,7 @@ use crate::still::StillHost;
 use format::InodeNumber;
 use format::call::{CallKind, DigestRequest, GrowRequest};
 use format::record::UNLINK_DIRECTORY;
-use pmem::crash::{Counts, Limits, Model, Point, enumerate};
+use pmem::crash::{Counts, Limits, Model, Point, Violation, enumerate};
 use pmem::progress;
 use pmem::recorded::Verb;
 use pmem::{Medium, Recorder};
@@ -30,7 +30,7 @@ pub fn limits() -> Limits {
 }
 
 /// Fewer images, each with its recovery crashed too.
-fn limits_of_recovery() -> Limits {
+pub fn limits_of_recovery() -> Limits {
     if std::env::var_os("HEARTH_PROVE").is_some_and(|value| value == "1") {
         return Limits {
             complete_max: 64,
@@ -211,11 +211,14 @@ pub fn check_pool(daemon: &Arc<Daemon>, medium: &Medium) -> Result<u64, String> 
     if report.is_clean() { Ok(found.len() as u64) } else { Err(format!("{:?}", report.findings)) }
 }
 
-fn prove(limits: &Limits) -> Counts {
+/// Proves a history on both models of the medium; gives what was counted, and prints it.
+pub fn prove_on_both(
+    name: impl Fn(Model) -> String,
+    prove: impl Fn(Model) -> Result<Counts, Box<Violation>>,
+) -> Counts {
     let mut total = Counts::default();
     for model in [Model::Lines, Model::Pages] {
-        let name = format!("sharedfs, sessions, {model:?}, {limits:?}");
-        let proved = progress::case(&name, || enumerate(model, limits, workload, recover, check));
+        let proved = progress::case(&name(model), || prove(model));
         total += proved.unwrap_or_else(|violation| panic!("{violation}"));
     }
     println!(
@@ -223,6 +226,13 @@ fn prove(limits: &Limits) -> Counts {
         total.complete, total.capped, total.images, total.recovery_images
     );
     total
+}
+
+fn prove(limits: &Limits) -> Counts {
+    prove_on_both(
+        |model| format!("sharedfs, sessions, {model:?}, {limits:?}"),
+        |model| enumerate(model, limits, workload, recover, check),
+    )
 }
 
 #[test]

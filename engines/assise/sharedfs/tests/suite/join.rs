@@ -2,14 +2,14 @@
 //! more, while programs go on.
 
 use crate::client::{Client, DIRECTORY, FILE, ROOT, tiny, user};
-use crate::crash::{Opened, Run, check_pool, grow, limits, recover};
+use crate::crash::{Opened, Run, check_pool, grow, limits, prove_on_both, recover};
 use crate::pair::{COPY, HEAD, Pair, config, format_for, sync};
 use crate::second_copy::{difference, items};
 use crate::still::{StillHost, drive_by};
 use format::mirror::{MirrorHead, MirrorKind, MirrorMessage};
 use format::{InodeNumber, NodeId};
-use pmem::crash::{Counts, Limits, Model, Point, crash_recorded};
-use pmem::{Medium, Recorder, progress};
+use pmem::crash::{Counts, Limits, Point, crash_recorded};
+use pmem::{Medium, Recorder};
 use sharedfs::{Config, Daemon, Error, Standby};
 use std::cell::Cell;
 use std::rc::Rc;
@@ -280,17 +280,10 @@ fn prove(limits: &Limits) -> Counts {
         };
         if is_right { Ok(()) } else { Err(format!("{found} operations, of {had} and {sent}")) }
     };
-    let mut total = Counts::default();
-    for model in [Model::Lines, Model::Pages] {
-        let name = format!("sharedfs, join, {model:?}, {limits:?}");
-        let proved = progress::case(&name, || crash_recorded(&recorders[1], model, limits, recover, judge));
-        total += proved.unwrap_or_else(|violation| panic!("{violation}"));
-    }
-    println!(
-        "crash: {} moments complete, {} capped, {} images, {} of recovery: passed",
-        total.complete, total.capped, total.images, total.recovery_images
-    );
-    total
+    prove_on_both(
+        |model| format!("sharedfs, join, {model:?}, {limits:?}"),
+        |model| crash_recorded(&recorders[1], model, limits, recover, judge),
+    )
 }
 
 #[test]

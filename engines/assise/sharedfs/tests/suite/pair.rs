@@ -6,16 +6,16 @@
 //! prefix of their order. The copy's pool, recovered without the head, holds all that an fsync acknowledged.
 
 use crate::client::{Client, DIRECTORY, FILE, ROOT, tiny, user};
-use crate::crash::{Run, check_pool, grow, judge, limits, recover};
+use crate::crash::{Run, check_pool, grow, judge, limits, prove_on_both, recover};
 use crate::second_copy::{difference, items};
 use crate::still::{StillHost, drive_by};
 use format::call::{CallKind, DigestRequest};
 use format::session::SyncRequest;
 use format::{Epoch, InodeNumber, NodeId, PoolUid, Sequence};
 use ipc::Host;
-use pmem::crash::{Counts, Limits, Model, crash_recorded};
+use pmem::crash::{Counts, Limits, crash_recorded};
 use pmem::recorded::Verb;
-use pmem::{Medium, Recorder, progress};
+use pmem::{Medium, Recorder};
 use sharedfs::{Config, Daemon, Format, Standby, Term, format_pool};
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -363,23 +363,16 @@ fn prove(limits: &Limits, node: usize) -> Counts {
     let recorders = [Recorder::new(), Recorder::new()];
     workload([&recorders[0], &recorders[1]]);
     drive_by(Box::new(|| false));
-    let mut total = Counts::default();
-    for model in [Model::Lines, Model::Pages] {
-        let name = format!("sharedfs, pair, node {}, {model:?}, {limits:?}", node + 1);
-        let proved = progress::case(&name, || {
+    prove_on_both(
+        |model| format!("sharedfs, pair, node {}, {model:?}, {limits:?}", node + 1),
+        |model| {
             crash_recorded(&recorders[node], model, limits, recover, |opened, medium, point| {
                 // At the copy only what was synced is there, on either model.
                 let on_own = node == 0;
                 judge(opened, medium, point, on_own)
             })
-        });
-        total += proved.unwrap_or_else(|violation| panic!("{violation}"));
-    }
-    println!(
-        "crash: {} moments complete, {} capped, {} images, {} of recovery: passed",
-        total.complete, total.capped, total.images, total.recovery_images
-    );
-    total
+        },
+    )
 }
 
 #[test]
