@@ -5,6 +5,9 @@ use sim::world::{Counts, Outcome, Plan, run};
 /// Seeds in `make test`.
 const SEEDS: u64 = 5;
 
+/// A longer run prints how far it is after each so many seeds.
+const PROGRESS: u64 = 100;
+
 fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().and_then(|text| text.parse().ok())
 }
@@ -26,6 +29,10 @@ fn nothing_that_was_synced_is_lost_whatever_one_copy_survives() {
                 println!("seed {seed}: {why}");
                 println!("again: HEARTH_SEED={seed} cargo test -p sim --test world");
             }
+        }
+        let done = seed + 1 - seeds.start;
+        if done.is_multiple_of(PROGRESS) {
+            println!("worlds: {done} of {} seeds, {failed} failed", seeds.end - seeds.start);
         }
     }
     println!("worlds: {} seeds, {total:?}; {failed} failed", seeds.end - seeds.start);
