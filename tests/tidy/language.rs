@@ -8,7 +8,7 @@ use crate::rules::File;
 use crate::source::Source;
 
 /// Folders (with a slash at the end) and files whose prose keeps the rules. Entries are added, never removed.
-pub const REWRITTEN: [&str; 24] = [
+pub const REWRITTEN: [&str; 25] = [
     "engines/assise/ccnvm/",
     "engines/assise/libfs/",
     "engines/assise/mirror/",
@@ -25,6 +25,7 @@ pub const REWRITTEN: [&str; 24] = [
     "docs/cluster.md",
     "docs/compatibility.md",
     "docs/decisions/",
+    "docs/digest.md",
     "docs/glossary.md",
     "docs/media-format.md",
     "docs/mount.md",
