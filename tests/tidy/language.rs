@@ -8,7 +8,7 @@ use crate::rules::File;
 use crate::source::Source;
 
 /// Folders (with a slash at the end) and files whose prose keeps the rules. Entries are added, never removed.
-pub const REWRITTEN: [&str; 25] = [
+pub const REWRITTEN: [&str; 26] = [
     "engines/assise/ccnvm/",
     "engines/assise/libfs/",
     "engines/assise/mirror/",
@@ -31,6 +31,7 @@ pub const REWRITTEN: [&str; 25] = [
     "docs/mount.md",
     "docs/protocol.md",
     "docs/replication-schedules.md",
+    "docs/replication.md",
     "docs/semantics.md",
     "docs/sessions.md",
     "docs/testing.md",
