@@ -20,7 +20,7 @@ const REFILL_GROWTH: u64 = 8;
 /// A writer that finds the log full waits until the fraction `1 / PART` of its records is digested.
 const PART: u64 = 8;
 /// Factor by which a log grows that was full. Each growth waits for the digest of all of the log, so a writer that does not
-/// pause waits the less, the sooner its log has its largest size. Where there is no space for it, it is halved.
+/// pause waits the less, the sooner its log has its largest size.
 const LOG_GROWTH: u64 = 4;
 /// A frame that takes at most the fraction `1 / SMALL_FRAME` of the log is small: the digest of some records frees
 /// enough space for it.
@@ -247,23 +247,19 @@ impl LibFs {
         grown
     }
 
-    fn replace_log(&self, line: &Line, last: Sequence, mut file_bytes: u64, fits: bool) -> Result<()> {
+    fn replace_log(&self, line: &Line, last: Sequence, file_bytes: u64, fits: bool) -> Result<()> {
         self.digest_call(line, last, true)?;
-        let log_bytes = self.state().session.as_ref().map_or(0, |session| session.log_bytes);
+        let request = GrowRequest { file_bytes: U64::new(file_bytes) };
         let mut response = Vec::new();
-        loop {
-            let request = GrowRequest { file_bytes: U64::new(file_bytes) };
-            match self.call(line, CallKind::GrowLog, &[request.as_bytes()], &mut response) {
-                Ok(Status::Ok) => break,
-                Ok(Status::Sealed) => return Ok(()),
-                Ok(Status::NoSpace | Status::Limit) if fits && file_bytes / 2 > log_bytes => file_bytes /= 2,
-                Ok(Status::NoSpace | Status::Limit) if fits => return Ok(()),
-                Ok(Status::NoSpace | Status::Limit) => return Err(vfs::Error::NoSpace),
-                failed => {
-                    // SharedFS may read the new log by now, and would not find records that are appended to this one.
-                    self.end_of(line)?;
-                    return Err(failed.map_or_else(|error| error, error_of));
-                }
+        match self.call(line, CallKind::GrowLog, &[request.as_bytes()], &mut response) {
+            Ok(Status::Ok) => {}
+            Ok(Status::Sealed) => return Ok(()),
+            Ok(Status::NoSpace | Status::Limit) if fits => return Ok(()),
+            Ok(Status::NoSpace | Status::Limit) => return Err(vfs::Error::NoSpace),
+            failed => {
+                // SharedFS may read the new log by now, and would not find records that are appended to this one.
+                self.end_of(line)?;
+                return Err(failed.map_or_else(|error| error, error_of));
             }
         }
         let grown = format::call::split::<GrowResponse>(&response).map_err(|_| Error::Response);
