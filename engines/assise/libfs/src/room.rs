@@ -19,9 +19,6 @@ use zerocopy::little_endian::{U32, U64};
 const REFILL_GROWTH: u64 = 8;
 /// A writer that finds the log full waits until the fraction `1 / PART` of its records is digested.
 const PART: u64 = 8;
-/// Factor by which a log grows that was full. Each growth waits for the digest of all of the log, so a writer that does not
-/// pause waits the less, the sooner its log has its largest size.
-const LOG_GROWTH: u64 = 4;
 /// A frame that takes at most the fraction `1 / SMALL_FRAME` of the log is small: the digest of some records frees
 /// enough space for it.
 const SMALL_FRAME: u64 = 16;
@@ -215,7 +212,7 @@ impl LibFs {
             let part = last.get().saturating_sub(digested.get()) / PART;
             let first = Sequence::new(digested.get() + part);
             self.get_digested(if goes_on && part > 0 { first } else { last })?;
-            wanted = (log_bytes * LOG_GROWTH).min(log_bytes_max);
+            wanted = (log_bytes * 2).min(log_bytes_max);
         }
         if wanted > log_bytes { self.grow_log(wanted, largest >= 2 * bytes) } else { Ok(()) }
     }
