@@ -357,6 +357,12 @@ pub const fn room_of_range(offset: u64, bytes: u64) -> u64 {
     (offset + bytes).div_ceil(BLOCK_BYTES as u64) - offset / BLOCK_BYTES as u64 + ROOM_OF_TREE
 }
 
+/// [`room_blocks`] of a record whose value is stored in the tree: a long value takes a node for itself.
+#[inline]
+pub const fn room_of_value(bytes: usize) -> u64 {
+    bytes.div_ceil(BLOCK_BYTES) as u64 + ROOM_OF_TREE
+}
+
 /// Upper bound of the pool blocks that a record may cost when it is digested: the data blocks that it touches, each
 /// written to a new block, and a share of the tree. Both sides of a session subtract this from the space reservation.
 /// Records that only remove data cost nothing, because they use the reserve.
@@ -368,11 +374,9 @@ pub fn room_blocks(operation: &Operation<'_>) -> u64 {
         Operation::Truncate { .. } => 1 + ROOM_OF_TREE,
         Operation::Allocate { punch_hole: true, .. } => 2 + ROOM_OF_TREE,
         Operation::Allocate { offset, bytes, .. } => room_of_range(*offset, *bytes),
-        Operation::SetXattr { value, .. } => value.len().div_ceil(BLOCK_BYTES) as u64 + ROOM_OF_TREE,
-        Operation::Create { .. }
-        | Operation::Link { .. }
-        | Operation::Rename { .. }
-        | Operation::SetAttr { .. } => ROOM_OF_TREE,
+        Operation::SetXattr { value, .. } => room_of_value(value.len()),
+        Operation::Create { target, .. } => room_of_value(target.len()),
+        Operation::Link { .. } | Operation::Rename { .. } | Operation::SetAttr { .. } => ROOM_OF_TREE,
     }
 }
 

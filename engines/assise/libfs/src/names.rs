@@ -9,7 +9,7 @@ use crate::records;
 use crate::state::State;
 use format::call::RENAME_UNIT;
 use format::call::{LEASE_READ, LEASE_WRITE};
-use format::record::{CreateBody, FileType, ROOM_OF_TREE, RenameBody};
+use format::record::{CreateBody, FileType, ROOM_OF_TREE, RenameBody, room_of_value};
 use format::{Cookie, InodeNumber, Name, Sequence};
 use pmem::Source;
 use vfs::access;
@@ -59,7 +59,7 @@ impl State {
         let payload = [Source::from(body.as_bytes()), Source::from(name.bytes()), Source::from(target)];
         let access = if let NewType::Regular(access) = new.kind { access } else { None };
         let (mut index, mut handle) = (None, None);
-        let made = self.append_and(header, &payload, ROOM_OF_TREE, |state, _| {
+        let made = self.append_and(header, &payload, room_of_value(target.len()), |state, _| {
             let entered = state.nodes.enter(inode);
             // The file is open before another process can remove the name.
             handle = access.map(|access| state.add_file(entered, access));

@@ -23,6 +23,7 @@ pub const ROOT: InodeNumber = InodeNumber::ROOT;
 pub const ROOM: usize = 1 << 20;
 pub const FILE: u32 = 0o100_000;
 pub const DIRECTORY: u32 = 0o040_000;
+pub const SYMLINK: u32 = 0o120_000;
 
 /// Limits as small as they work, so that everything that can run out does.
 pub fn tiny() -> Config {
@@ -329,18 +330,34 @@ impl Client {
         mode: u32,
         uid: u32,
     ) -> bool {
+        self.create_with(inode, (parent, name), (mode, uid), &[])
+    }
+
+    /// Of a new inode.
+    pub fn symlink(&mut self, parent: InodeNumber, name: &[u8], target: &[u8]) -> bool {
+        let inode = self.new_inode();
+        self.create_with(inode, (parent, name), (SYMLINK | 0o777, self.attached.caller.uid), target)
+    }
+
+    fn create_with(
+        &mut self,
+        inode: InodeNumber,
+        (parent, name): (InodeNumber, &[u8]),
+        (mode, uid): (u32, u32),
+        target: &[u8],
+    ) -> bool {
         let body = CreateBody {
             mode: mode.into(),
             uid: uid.into(),
             gid: uid.into(),
             name_bytes: (name.len() as u16).into(),
-            target_bytes: 0.into(),
+            target_bytes: (target.len() as u16).into(),
             rdev: 0.into(),
         };
         let mut header = self.header(Kind::Create, inode);
         header.parent = parent;
         header.extra.set(cookie(name));
-        self.append(header, &[body.as_bytes(), name])
+        self.append(header, &[body.as_bytes(), name, target])
     }
 
     pub fn write(&mut self, inode: InodeNumber, offset: u64, bytes: &[u8]) -> bool {

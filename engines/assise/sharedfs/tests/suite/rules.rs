@@ -6,16 +6,16 @@ use format::call::{
     CallKind, EXTENT_BY_CALL, ExtentReply, ExtentsResponse, InodeRequest, LEASE_READ, LEASE_WRITE,
     RangeRequest, RefillRequest, RefillResponse, StatfsResponse, Status, split,
 };
+use format::record::{CreateBody, Operation, SYMLINK_BYTES_MAX, room_blocks};
 use format::session::ENDED_MAX;
-use format::{InodeNumber, SegmentId};
+use format::{Cookie, InodeNumber, Name, SegmentId};
 use ipc::SystemHost;
 use ipc::sync::Ordering;
 use ipc::words::Seal;
 use pmem::Recorder;
-use sharedfs::Daemon;
-use sharedfs::{CutReason, Refusal};
+use sharedfs::{Config, CutReason, Daemon, Refusal};
 use std::sync::Arc;
-use zerocopy::IntoBytes;
+use zerocopy::{FromZeros, IntoBytes};
 
 fn extents(client: &Client, inode: InodeNumber) -> Result<(ExtentsResponse, Vec<ExtentReply>), Status> {
     let request = RangeRequest { inode, offset: 0.into(), length: 100.into() };
@@ -178,6 +178,13 @@ fn more_own_inodes_than_can_be_told_of_end_the_session_and_lose_nothing() {
     assert_eq!(daemon.ejections().len(), 1);
 }
 
+fn refill(client: &Client, blocks: u64) -> Result<u64, Status> {
+    let request =
+        RefillRequest { inodes: 0.into(), room_blocks: blocks.into(), shared: 0.into(), reserved: 0.into() };
+    let body = client.call(CallKind::Refill, &[request.as_bytes()])?;
+    Ok(split::<RefillResponse>(&body).unwrap().0.room_blocks.get())
+}
+
 #[test]
 fn room_is_promised_until_there_is_none() {
     let (_recorder, daemon) = fresh();
@@ -186,16 +193,7 @@ fn room_is_promised_until_there_is_none() {
         split::<StatfsResponse>(&client.call(CallKind::Statfs, &[]).unwrap()).unwrap().0.blocks_free.get()
     };
     let before = statfs(&one);
-    let refill = |blocks: u64| {
-        let request = RefillRequest {
-            inodes: 0.into(),
-            room_blocks: blocks.into(),
-            shared: 0.into(),
-            reserved: 0.into(),
-        };
-        let body = one.call(CallKind::Refill, &[request.as_bytes()])?;
-        Ok(split::<RefillResponse>(&body).unwrap().0.room_blocks.get())
-    };
+    let refill = |blocks: u64| refill(&one, blocks);
     assert_eq!(refill(100), Ok(100));
     assert_eq!(statfs(&one), before - 100);
     let share = refill(u64::MAX).unwrap();
@@ -206,6 +204,45 @@ fn room_is_promised_until_there_is_none() {
     daemon.end(one.session);
     let two = Client::attach(&daemon, user(0));
     assert_eq!(statfs(&two), before);
+}
+
+/// A target stands in the tree, and a long one fills a node there.
+#[test]
+fn a_reservation_is_enough_for_links_with_the_longest_targets() {
+    let recorder = Recorder::new();
+    new_pool(&recorder.medium());
+    let config = Config { own_range: 10_000, ..tiny() };
+    let (daemon, _) = Daemon::open(Arc::new(SystemHost), &recorder.medium(), config).unwrap();
+    let daemon = Arc::new(daemon);
+    let mut one = Client::attach(&daemon, user(0));
+    one.write_lease(ROOT);
+    let mut reserved = one.attached.welcome.room_blocks.get();
+    while let Ok(more) = refill(&one, u64::MAX) {
+        reserved += more;
+    }
+    let target = [b't'; SYMLINK_BYTES_MAX];
+    let mut made = 0;
+    loop {
+        let bytes = format!("{made}").into_bytes();
+        let name = Name::new(&bytes).unwrap();
+        let cost = room_blocks(&Operation::Create {
+            parent: ROOT,
+            cookie: Cookie::of_name(name),
+            name,
+            body: CreateBody::new_zeroed(),
+            target: &target,
+        });
+        if reserved < cost {
+            break;
+        }
+        reserved -= cost;
+        assert!(one.symlink(ROOT, &bytes, &target), "link {made}: {:?}", daemon.ejections());
+        made += 1;
+    }
+    one.digest(true).unwrap();
+    assert!(daemon.ejections().is_empty(), "{:?}", daemon.ejections());
+    assert!(made > 100, "{made}");
+    assert_eq!(one.walk("").unwrap().item.size.get(), made);
 }
 
 #[test]
