@@ -1,17 +1,17 @@
 //! Room that is promised in parts is enough for a write that needs several of them; a larger log of which the answer
-//! is lost takes nothing with it, and one for which there is no space is done without, or said.
+//! is lost takes nothing with it, and one for which there is no space is smaller, or done without, or said.
 
 mod assise_local;
 
 use assise_local::trees::{at, process};
 use assise_local::{Local, Node, tiny};
 use format::SegmentId;
-use format::call::{CallKind, GrowResponse, Status};
+use format::call::{CallKind, GrowRequest, GrowResponse, Status, split};
 use libfs::{Attachment, Connector, Error, LibFs, Limits, Link};
 use pmem::{ReadMapping, Region};
 use sharedfs::Config;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use vfs::Caller;
 use vfs::conformance::{Actor, Answer, Call};
 
@@ -32,38 +32,51 @@ fn one_write_needs_more_than_is_promised_at_once() {
     assert_eq!(written, Answer::Number(BYTES as u64), "whole");
 }
 
-/// A way to the daemon on which the answer to the first `GrowLog` is lost, or each is refused.
+/// A way to the daemon on which the answer to the first `GrowLog` is lost, or each is refused that is for more bytes
+/// than `refused_above`.
 struct Lossy {
     local: Arc<Local>,
     answer: Result<Status, ()>,
-    refused: bool,
+    refused_above: Option<u64>,
     lost: Arc<AtomicBool>,
+    /// Bytes of the largest log that was granted.
+    granted: Arc<AtomicU64>,
 }
 
 struct LossyLink {
     link: Arc<dyn Link>,
     answer: Result<Status, ()>,
-    refused: bool,
+    refused_above: Option<u64>,
     lost: Arc<AtomicBool>,
+    /// Bytes of the largest log that was granted.
+    granted: Arc<AtomicU64>,
 }
 
 impl Connector for Lossy {
     fn attach(&self, former: u64) -> Result<Attachment, Error> {
         let attachment = self.local.attach(former)?;
-        let (answer, refused, lost) = (self.answer, self.refused, self.lost.clone());
-        let link = LossyLink { link: attachment.link, answer, refused, lost };
+        let (answer, refused_above, lost) = (self.answer, self.refused_above, self.lost.clone());
+        let link =
+            LossyLink { link: attachment.link, answer, refused_above, lost, granted: self.granted.clone() };
         Ok(Attachment { link: Arc::new(link), ..attachment })
     }
 }
 
 impl Link for LossyLink {
     fn call(&self, kind: CallKind, request: &[&[u8]], response: &mut Vec<u8>) -> Result<Status, Error> {
-        if kind == CallKind::GrowLog && self.refused {
+        if kind != CallKind::GrowLog {
+            return self.link.call(kind, request, response);
+        }
+        let (asked, _) = split::<GrowRequest>(request[0]).expect("a request of its kind");
+        if self.refused_above.is_some_and(|most| asked.file_bytes.get() > most) {
             self.lost.store(true, Ordering::SeqCst);
             return self.answer.map_err(|()| Error::TimedOut);
         }
         let called = self.link.call(kind, request, response);
-        if kind == CallKind::GrowLog && !self.lost.swap(true, Ordering::SeqCst) {
+        if called == Ok(Status::Ok) {
+            self.granted.fetch_max(asked.file_bytes.get(), Ordering::SeqCst);
+        }
+        if self.refused_above.is_none() && !self.lost.swap(true, Ordering::SeqCst) {
             return self.answer.map_err(|()| Error::TimedOut);
         }
         called
@@ -89,7 +102,8 @@ fn the_answer_to_a_larger_log_is_lost() {
     for answer in [Err(()), Ok(Status::Media)] {
         let node = Node::new(tiny());
         let local = Arc::new(Local::new(node.clone(), Caller::ROOT));
-        let lossy = Lossy { local, answer, refused: false, lost: Arc::default() };
+        let lossy =
+            Lossy { local, answer, refused_above: None, lost: Arc::default(), granted: Arc::default() };
         let lost = lossy.lost.clone();
         let libfs =
             LibFs::new(node.host.clone(), Arc::new(lossy), Limits::default()).expect("the daemon runs");
@@ -126,7 +140,13 @@ fn there_is_no_space_for_a_larger_log() {
     for answer in [Status::NoSpace, Status::Limit] {
         let node = Node::new(config);
         let local = Arc::new(Local::new(node.clone(), Caller::ROOT));
-        let lossy = Lossy { local, answer: Ok(answer), refused: true, lost: Arc::default() };
+        let lossy = Lossy {
+            local,
+            answer: Ok(answer),
+            refused_above: Some(0),
+            lost: Arc::default(),
+            granted: Arc::default(),
+        };
         let asked = lossy.lost.clone();
         let libfs =
             LibFs::new(node.host.clone(), Arc::new(lossy), Limits::default()).expect("the daemon runs");
@@ -141,4 +161,30 @@ fn there_is_no_space_for_a_larger_log() {
             assert_eq!(answer, Answer::Number(16 << 10));
         }
     }
+}
+
+/// A log that was full becomes four times as large where there is space, and twice where there is not.
+#[test]
+fn there_is_space_for_a_log_of_twice_the_size_only() {
+    const LOG_BYTES: u64 = 64 << 10;
+    let config = Config { log_bytes: LOG_BYTES, log_bytes_max: 1 << 20, ..tiny() };
+    let node = Node::new(config);
+    let local = Arc::new(Local::new(node.clone(), Caller::ROOT));
+    let lossy = Lossy {
+        local,
+        answer: Ok(Status::NoSpace),
+        refused_above: Some(2 * LOG_BYTES),
+        lost: Arc::default(),
+        granted: Arc::default(),
+    };
+    let (asked, granted) = (lossy.lost.clone(), lossy.granted.clone());
+    let libfs = LibFs::new(node.host.clone(), Arc::new(lossy), Limits::default()).expect("the daemon runs");
+    let mut player = process(Arc::new(libfs), 1);
+    player.call(&Call::Open { slot: 0, path: at("f"), flags: 0o102, mode: 0o644 });
+    for number in 0..40 {
+        let answer = player.call(&Call::Pwrite { slot: 0, offset: number << 13, data: vec![2; 8 << 10] });
+        assert_eq!(answer, Answer::Number(8 << 10));
+    }
+    assert!(asked.load(Ordering::SeqCst), "more than twice the size is asked for first");
+    assert_eq!(granted.load(Ordering::SeqCst), 2 * LOG_BYTES);
 }

@@ -19,6 +19,9 @@ use zerocopy::little_endian::{U32, U64};
 const REFILL_GROWTH: u64 = 8;
 /// A writer that finds the log full waits until the fraction `1 / PART` of its records is digested.
 const PART: u64 = 8;
+/// Factor by which a log grows that was full. Each growth waits for the digest of all of the log, so a writer that does not
+/// pause waits the less, the sooner its log has its largest size. Where there is no space for it, it is halved.
+const LOG_GROWTH: u64 = 4;
 /// A frame that takes at most the fraction `1 / SMALL_FRAME` of the log is small: the digest of some records frees
 /// enough space for it.
 const SMALL_FRAME: u64 = 16;
@@ -212,7 +215,7 @@ impl LibFs {
             let part = last.get().saturating_sub(digested.get()) / PART;
             let first = Sequence::new(digested.get() + part);
             self.get_digested(if goes_on && part > 0 { first } else { last })?;
-            wanted = (log_bytes * 2).min(log_bytes_max);
+            wanted = (log_bytes * LOG_GROWTH).min(log_bytes_max);
         }
         if wanted > log_bytes { self.grow_log(wanted, largest >= 2 * bytes) } else { Ok(()) }
     }
@@ -244,19 +247,23 @@ impl LibFs {
         grown
     }
 
-    fn replace_log(&self, line: &Line, last: Sequence, file_bytes: u64, fits: bool) -> Result<()> {
+    fn replace_log(&self, line: &Line, last: Sequence, mut file_bytes: u64, fits: bool) -> Result<()> {
         self.digest_call(line, last, true)?;
-        let request = GrowRequest { file_bytes: U64::new(file_bytes) };
+        let log_bytes = self.state().session.as_ref().map_or(0, |session| session.log_bytes);
         let mut response = Vec::new();
-        match self.call(line, CallKind::GrowLog, &[request.as_bytes()], &mut response) {
-            Ok(Status::Ok) => {}
-            Ok(Status::Sealed) => return Ok(()),
-            Ok(Status::NoSpace | Status::Limit) if fits => return Ok(()),
-            Ok(Status::NoSpace | Status::Limit) => return Err(vfs::Error::NoSpace),
-            failed => {
-                // SharedFS may read the new log by now, and would not find records that are appended to this one.
-                self.end_of(line)?;
-                return Err(failed.map_or_else(|error| error, error_of));
+        loop {
+            let request = GrowRequest { file_bytes: U64::new(file_bytes) };
+            match self.call(line, CallKind::GrowLog, &[request.as_bytes()], &mut response) {
+                Ok(Status::Ok) => break,
+                Ok(Status::Sealed) => return Ok(()),
+                Ok(Status::NoSpace | Status::Limit) if fits && file_bytes / 2 > log_bytes => file_bytes /= 2,
+                Ok(Status::NoSpace | Status::Limit) if fits => return Ok(()),
+                Ok(Status::NoSpace | Status::Limit) => return Err(vfs::Error::NoSpace),
+                failed => {
+                    // SharedFS may read the new log by now, and would not find records that are appended to this one.
+                    self.end_of(line)?;
+                    return Err(failed.map_or_else(|error| error, error_of));
+                }
             }
         }
         let grown = format::call::split::<GrowResponse>(&response).map_err(|_| Error::Response);
