@@ -1,12 +1,13 @@
-//! The door: processes knock at a socket, the kernel says who they are, and each gets a session with its
-//! descriptors. A process's death is seen by its socket or its pidfd, whichever tells first.
+//! The listener of the daemon: clients connect to a socket, the kernel tells their credentials, and each client gets a
+//! session with its descriptors. The death of a client is seen by its socket or its pidfd, whichever reports it first.
 //!
-//! One thread looks after the listener and all peers, and never waits for any of them, nor for a log or a new file:
-//! a greeting has a deadline; who has greeted is let in by the thread that serves him from then on; and a session that is
-//! to end is ended by the thread that serves it.
+//! One thread watches the listening socket and all connections. It never waits for a client, a log or a new file: a
+//! client must greet before a deadline, each session begins on its own thread, and the thread that serves a session
+//! also ends it.
 //!
-//! Greetings are let in side by side, a bounded number, which users share fairly; those of one process one after the
-//! other, so that a process which gave one up and greets again finds what the first one took over.
+//! Sessions begin side by side, at most [`Config::greetings_max`](crate::config::Config) at a time, which users share
+//! fairly. Greetings of one process are handled in order, so that a process that gave up one greeting and sends another
+//! finds the state that the first one took over.
 
 use crate::daemon::Attached;
 use crate::error::Error;
@@ -32,61 +33,62 @@ use vfs::Caller;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U64;
 
-/// How long a process may take to say its first words.
+/// How long a client may take to send its greeting.
 const GREETING: Duration = Duration::from_secs(5);
-/// The door looks this often whether the daemon ends.
+/// The listener thread checks this often whether the daemon ends.
 const LOOK: Duration = Duration::from_millis(100);
-/// So long, without a descriptor for another process, the door does not look who knocks.
+/// Pause before the listener accepts again after it ran out of descriptors.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Processes that knocked and have not said their first words, or have and wait for their turn.
+/// Connections that are kept without a session: clients that have not greeted yet, or have and wait for their turn.
 const GREETING_MAX: usize = 256;
-/// Descriptors that a session takes, with those that are gone once it has begun.
+/// Descriptors that a session needs, with those that are closed once it has begun.
 pub(crate) const SESSION_DESCRIPTORS: usize = 10;
-/// Most descriptors that are kept from sessions: for segments, and logs that grow.
+/// Most descriptors that are reserved for segments and logs that grow.
 const KEPT_DESCRIPTORS_MAX: usize = 64;
 
-/// What who is refused for want of them is told.
+/// The reason that a client is told when it is refused for want of descriptors.
 const NO_DESCRIPTOR: &str = "no descriptor is left for another session";
 
-/// What the door is told.
+/// Settings of the listener.
 pub struct Door {
-    /// Where it listens.
+    /// The socket.
     pub listener: Listener,
     /// Version of the program; a library of another one is refused.
     pub library: String,
-    /// The daemon's own user: the gateway, which acts for everybody, must be of it or root's.
+    /// User of the daemon: a gateway, which acts for all users, must run as this user or as root.
     pub uid: u32,
 }
 
-/// A process that knocked.
+/// A connection without a session.
 struct Knocked {
     uid: u32,
     stage: Stage,
 }
 
-/// How far it came.
+/// How far the client has come.
 enum Stage {
-    /// It has said nothing, and may until then.
+    /// It has sent nothing, and may do so until this time.
     Silent(Connection, Time),
     /// It has greeted, and waits for its turn.
     Greeted(Greeting),
 }
 
-/// What is known of who has greeted.
+/// The client behind a greeting.
 struct Greeting {
     peer: Arc<Peer>,
     caller: Caller,
     former: u64,
 }
 
-/// How a greeting ended: with a session or without. Nothing stands there while it is under way.
+/// The outcome of a greeting: a session, or none. Empty while the session is being set up.
 type Arrival = OnceLock<Option<SessionId>>;
 
-/// A process that is being let in, or has a session.
+/// A client whose session is being set up or exists.
 struct Inside {
     peer: Arc<Peer>,
     arrival: Arc<Arrival>,
-    /// It ended, or spoke out of turn, while it was being let in: nobody listens to it any more.
+    /// The client ended, or sent a message out of turn, while its session was being set up: its connection is polled no
+    /// more.
     gone: bool,
 }
 
@@ -96,11 +98,11 @@ impl Inside {
     }
 }
 
-/// The door's thread at work.
+/// The listener thread and its data.
 struct Keeper {
     core: Arc<Core>,
     door: Door,
-    /// Rung when a greeting is over, and where that is heard.
+    /// Signalled when a greeting is over; `heard` is the end that the thread polls.
     bell: Arc<Connection>,
     heard: Connection,
     knocked: Vec<Knocked>,
@@ -108,35 +110,35 @@ struct Keeper {
 }
 
 impl Core {
-    /// Starts the door's thread, which ends when the daemon does.
+    /// Starts the listener thread, which ends when the daemon does.
     ///
     /// # Errors
     /// `Ipc`: no thread or descriptor is free for it.
     pub fn open_door(self: &Arc<Self>, door: Door) -> Result<(), Error> {
         let (bell, heard) = Connection::pair()?;
         let (core, bell) = (self.clone(), Arc::new(bell));
-        // A second door of the same daemon looks by itself whether the daemon ends.
+        // Only the first listener of a daemon is woken when the daemon ends; a second one finds out within [`LOOK`].
         let _ = self.door_bell.set(bell.clone());
         let mut keeper = Keeper { core, door, bell, heard, knocked: Vec::new(), inside: Vec::new() };
         self.spawn("door", move || keeper.keep())
     }
 
-    /// Has the door look at once whether the daemon ends.
+    /// Makes the listener thread check at once whether the daemon ends.
     pub fn ring_at_door(&self) {
         if let Some(bell) = self.door_bell.get() {
-            // A bell that was rung so often that it cannot be rung again is heard anyway.
+            // If the socket's queue is full, the thread is about to be woken anyway.
             let _ = bell.send(MessageKind::Note, &[], &[]);
         }
     }
 
-    /// Lets in who has greeted, in the thread of his session: whoever it has to wait for, the door does not. `None` if he
-    /// gets no session.
+    /// Creates the session of a client that has greeted. Runs on the session's own thread, so that waiting for its
+    /// predecessor never blocks the listener. `None` if the client gets no session.
     fn let_in(self: &Arc<Self>, greeting: Greeting) -> Option<SessionId> {
         let Greeting { peer, caller, former } = greeting;
         let pid = number_of(&peer);
         self.end_former(&caller, pid, former);
         if !peer.is_up() {
-            // Who gave up meanwhile and comes again finds what there is for him.
+            // A client that gave up meanwhile finds the state of its former session when it greets again.
             return None;
         }
         let attached = match self.begin(caller, pid, former) {
@@ -168,7 +170,7 @@ impl Core {
         Some(session)
     }
 
-    /// Hands a process everything that its session shares.
+    /// Sends a client everything that its session shares with it.
     fn welcome(&self, peer: &Peer, attached: &Attached, session: SessionId) -> Result<(), Error> {
         let shared = self.state.lock().sessions.get(&session).map(|session| session.shared.clone());
         let shared = shared.ok_or(Error::Stopped)?;
@@ -182,7 +184,7 @@ impl Core {
         Ok(peer.connection().send(MessageKind::Welcome, &parts, &descriptors)?)
     }
 
-    /// Sends a descriptor that a request asked for; in process there is nobody to send it to.
+    /// Sends a descriptor that a request asked for. A LibFS in the same process gets none: it has no connection.
     pub fn send_parcel(&self, id: SessionId, request: u64, what: u64, region: &Region) -> Result<(), Error> {
         let peer = self.state.lock().sessions.get(&id).and_then(|session| session.peer.clone());
         let Some(peer) = peer else { return Ok(()) };
@@ -207,8 +209,8 @@ impl Keeper {
         }
     }
 
-    /// Waits until something happens at the door. While it is not open, whoever knocks waits in the backlog, and is
-    /// nothing that happens.
+    /// Waits until something happens at any of the descriptors. With `is_open` false the listening socket is not
+    /// polled, and new connections wait in its backlog.
     fn watch(&self, is_open: bool) {
         let asked_for = |descriptor: &Descriptor, events| libc::pollfd {
             fd: descriptor.raw(),
@@ -221,7 +223,7 @@ impl Keeper {
         for guest in &self.knocked {
             all.push(match &guest.stage {
                 Stage::Silent(connection, _) => asked(connection.descriptor()),
-                // What it says before its turn is read when it is inside.
+                // A message before its turn is read when its session is set up.
                 Stage::Greeted(Greeting { peer, .. }) => asked_for(peer.connection().descriptor(), 0),
             });
         }
@@ -231,7 +233,7 @@ impl Keeper {
         }
         let lifelines = self.core.state.lock().heirs.lifelines();
         all.extend(lifelines.iter().map(|(_, lifeline)| asked(lifeline.descriptor())));
-        // Whatever the wait ends with, the door looks at everything.
+        // However the wait ends, all connections are checked.
         let _ = poll(&mut all, Some(if is_open { LOOK } else { PAUSE }));
         for _ in 0..GREETING_MAX {
             if !matches!(self.heard.receive(), Ok(Some(_))) {
@@ -240,10 +242,10 @@ impl Keeper {
         }
     }
 
-    /// Takes in who knocks; false if there is no descriptor for him.
+    /// Accepts new connections; false if no descriptor is free for one.
     fn admit(&mut self) -> bool {
-        // Those who greet and are let in leave a place, so only who says nothing, or of whose user many others are let in,
-        // is ever sent away for another.
+        // A client that has greeted makes room as soon as its session begins. So the connection that is dropped here is
+        // of a client that has sent nothing, or of a user for whom many sessions are being set up.
         for _ in 0..GREETING_MAX {
             let connection = match accept(&self.door) {
                 Ok(Some(connection)) => connection,
@@ -265,7 +267,7 @@ impl Keeper {
         true
     }
 
-    /// Keeps who has greeted, who still may, and who waits for his turn.
+    /// Reads greetings. Keeps the clients that have greeted and those that still may.
     fn hear(&mut self) {
         for Knocked { uid, stage } in std::mem::take(&mut self.knocked) {
             let stage = match stage {
@@ -280,9 +282,9 @@ impl Keeper {
         }
     }
 
-    /// Takes a greeting.
+    /// Judges a greeting.
     fn greeted(&self, connection: Connection, hello: &Hello) -> Option<Greeting> {
-        // One for its process; whether there are enough for a session is seen when its turn comes.
+        // One descriptor for the process. Whether there are enough for a session is checked when its turn comes.
         if !has_descriptors(1) {
             connection.refuse(REFUSED_FULL, NO_DESCRIPTOR);
             return None;
@@ -297,12 +299,13 @@ impl Keeper {
             Caller { uid: credentials.uid, gid: credentials.gid, groups: credentials.groups.clone() }
         };
         let former = hello.session.get();
-        // Seen to hang up before its turn comes, the former session leaves what it has all the same.
+        // The former session is marked now, so that it is kept even if its process hangs up before the turn of this
+        // greeting.
         self.core.expect_heir(&caller, number_of(&peer), former);
         Some(Greeting { peer, caller, former })
     }
 
-    /// Starts the threads of those whose turn it is.
+    /// Starts the threads of the greetings whose turn it is.
     fn begin_greetings(&mut self) {
         if !self.knocked.iter().any(|one| matches!(one.stage, Stage::Greeted(_))) {
             return;
@@ -320,11 +323,11 @@ impl Keeper {
                 continue;
             };
             let (number, mine) = (number_of(&greeting.peer), of_user.entry(uid).or_insert(0));
-            // A process that has no number here is nobody's heir: its greetings have no order. One that waits, those behind
-            // it wait for, too.
+            // A process without a number here cannot be a successor, so its greetings need no order. A greeting that
+            // waits holds back the later ones of its process.
             let is_first = busy.insert(number) || number == 0;
             let has_turn = is_first && may_take(uid, *mine, all, max);
-            // Those under way will have theirs, and may leave some.
+            // Greetings under way will have their descriptors, and may leave some.
             if has_turn && has_descriptors(SESSION_DESCRIPTORS * (1 + all)) {
                 (*mine, all) = (*mine + 1, all + 1);
                 self.begin_greeting(greeting);
@@ -341,11 +344,11 @@ impl Keeper {
         let (core, bell, arrives) = (self.core.clone(), self.bell.clone(), arrival.clone());
         let begun = self.core.spawn("session", move || {
             let session = core.let_in(greeting);
-            // Nobody else sets it.
+            // Only this thread sets it.
             let _ = arrives.set(session);
-            // A bell that cannot be rung because it was rung so often is heard anyway.
+            // If the socket's queue is full, the thread is about to be woken anyway.
             let _ = bell.send(MessageKind::Note, &[], &[]);
-            // What only a greeting needs is not kept for as long as the session.
+            // Resources that only a greeting needs are not kept for as long as the session.
             drop((bell, arrives));
             if let Some(session) = session {
                 core.serve(session);
@@ -358,9 +361,10 @@ impl Keeper {
     }
 }
 
-/// Whether a process goes on; if not, its serving thread is told, as soon as there is a session.
+/// Whether a client lives and is silent. If not, the ring of its session is closed, as soon as there is a session, which
+/// ends the serving thread.
 fn is_there(core: &Core, guest: &mut Inside) -> bool {
-    // After its greeting a LibFS says nothing here: a message is a broken process, as much as no process.
+    // After its greeting a LibFS sends nothing over this connection: a message is treated like the end of the process.
     let is_silent = || matches!(guest.peer.connection().receive(), Ok(None));
     let arrival = guest.arrival.get().copied();
     if arrival == Some(None) {
@@ -379,41 +383,43 @@ fn is_there(core: &Core, guest: &mut Inside) -> bool {
     !gone
 }
 
-/// A process as the kernel numbers it; 0 for one that is not seen from here.
+/// The process number that the kernel reports; 0 for a process that is not visible in this namespace.
 fn number_of(peer: &Peer) -> u32 {
     peer.credentials().pid.unsigned_abs()
 }
 
-/// More than wait at the door at once.
+/// More connections than can wait in the backlog.
 const TURNED_AWAY_MAX: u32 = 8192;
 
-/// Tells all who wait at the door that what holds the pool is full: no daemon lets them in before somebody makes room,
-/// and they would wait for a minute and a half.
+/// Rejects all connections in the backlog because the medium of the pool is full: no daemon can serve them before space
+/// is freed, and they would wait for a minute and a half.
 pub fn turn_away(listener: &Listener, why: &Error) {
     turn_all_away(listener, REFUSED_SPACE, &why.to_string());
 }
 
-/// Tells all who wait at the door of a node that does not lead why there is no session for them.
+/// Rejects all connections in the backlog of a node that does not lead, with the reason.
 pub fn turn_away_from_standby(listener: &Listener, why: &str) {
     turn_all_away(listener, REFUSED_STANDBY, why);
 }
 
 fn turn_all_away(listener: &Listener, reason: u32, why: &str) {
-    // Those who come back at once would else keep this process from its end. An error is the end of those who can be told.
+    // Clients that come back at once would else keep this process from ending. After an error no more of them can be
+    // told.
     for _ in 0..TURNED_AWAY_MAX {
         let Ok(Some(waiting)) = listener.accept() else { return };
-        // With a greeting that nobody has read its sender would hear of a broken connection, and not what was said.
+        // If the greeting stayed unread, the client would see a broken connection instead of the reason.
         let _ = waiting.receive();
         waiting.refuse(reason, why);
     }
 }
 
-/// Whoever knocks.
+/// Accepts the next connection of the backlog, if there is one.
 ///
 /// # Errors
-/// No descriptor is free for him, but for what is kept.
+/// No descriptor is free beside the reserved ones.
 fn accept(door: &Door) -> Result<Option<Connection>, ipc::Error> {
-    // Who greets is told that there is no session for him: for that more are free than for a session.
+    // A client that greets is told that there is no session for it: for that, more descriptors may be used than for a
+    // session.
     let kept = kept_descriptors() / 2;
     if descriptors_left(kept + 1) <= kept {
         return Err(ipc::Error::System { call: "accept4", errno: libc::EMFILE });
@@ -421,20 +427,20 @@ fn accept(door: &Door) -> Result<Option<Connection>, ipc::Error> {
     door.listener.accept()
 }
 
-/// Whether there are so many descriptors, beside those that are kept.
+/// Whether so many descriptors are free beside those that are reserved.
 pub(crate) fn has_descriptors(count: usize) -> bool {
     let wanted = kept_descriptors() + count;
     descriptors_left(wanted) >= wanted
 }
 
-/// Descriptors that no session and nobody at the door is given.
+/// Descriptors that neither sessions nor pending connections get.
 fn kept_descriptors() -> usize {
     let part = descriptors_max().map(|most| usize::try_from(most / 8).unwrap_or(usize::MAX));
     part.unwrap_or(0).min(KEPT_DESCRIPTORS_MAX)
 }
 
-/// Who of those that say nothing, by their users, makes room for the next one: the longest there of the user who has
-/// most of them. So a user who fills the door keeps nobody out but himself.
+/// Picks the connection to drop when the list of pending connections is full, given their users: the oldest one of the
+/// user with the most. So a user who fills the list only keeps out their own processes.
 fn who_gives_way(uids: &[u32]) -> usize {
     let mut of_user = HashMap::new();
     for uid in uids {

@@ -1,10 +1,11 @@
-//! How a session begins: the former one of its process ends, numbers are drawn, a log is made or a ready one taken, and both are written into
-//! ledger and table.
+//! How a session begins: the former session of its process ends, numbers are drawn, a log is made or a ready one is
+//! taken, and both are written into the ledger and the table of sessions.
 //!
-//! Several begin at once, in threads of their own, and take the state's lock for each of these steps. What has been drawn
-//! counts from then on, so that all together do not have more than there may be; what a process left goes to a session in
-//! the same step that puts it into the table, so nobody else gets it; and in that step it is seen whether the daemon ends,
-//! whose list of sessions to be ended is read later.
+//! Several sessions begin at once, each on its own thread, and take the state's lock for each of these steps. Drawn
+//! numbers count against the limits from then on, so that the limits also hold for sessions that begin together. The
+//! state of a detached session passes to its successor in the same step that puts the successor into the table, so no
+//! other session gets it. The same step checks whether the daemon ends, because the daemon reads its list of sessions
+//! to end only later.
 
 use crate::commits::Entries;
 use crate::daemon::Attached;
@@ -24,7 +25,8 @@ use std::sync::Arc;
 use vfs::Caller;
 use zerocopy::little_endian::{U32, U64};
 
-/// What is given out once: a log's uid, with its file if it was ready, the version of its own range, the range's start.
+/// Numbers that are given out once: the log's uid, with its file if it was ready, the version of the session's own
+/// range, and the range's start.
 struct Drawn {
     log: LogUid,
     file: Option<Arc<LogFile>>,
@@ -98,8 +100,8 @@ impl Core {
         })
     }
 
-    /// Ends the session of a process that goes on in another one, and those of it that it never heard of, so that
-    /// what they have is inherited. May wait for their digests.
+    /// Ends the session from which a process goes on, and later ones of the process of which it never received the
+    /// welcome, so that their state is inherited. May wait for their digests.
     pub fn end_former(&self, caller: &Caller, pid: u32, former: u64) {
         let started = self.host.started(pid);
         let over = |(id, session): (&SessionId, &Session)| {
@@ -112,7 +114,8 @@ impl Core {
         }
     }
 
-    /// A process has said that it goes on from session `former`: however that ends from here on, what it has is kept.
+    /// A process has said that it goes on from session `former`: however that session ends from here on, its state is
+    /// kept.
     pub fn expect_heir(&self, caller: &Caller, pid: u32, former: u64) {
         let started = self.host.started(pid);
         let mut state = self.state.lock();
@@ -122,7 +125,7 @@ impl Core {
         }
     }
 
-    /// Writes a new log into the ledger and the session into the table; nothing is left of it if that fails.
+    /// Writes a new log into the ledger and the session into the table. If that fails, nothing of them is left.
     fn register(
         &self,
         mut beginning: Beginning,
@@ -179,7 +182,8 @@ impl Core {
         Ok((welcome, caller))
     }
 
-    /// Numbers for a new log of a user, and its file if one is ready. From here on the session counts.
+    /// Draws numbers for a new log of a user, and takes its file if one is ready. From here on the session counts
+    /// against the limits.
     fn draw_numbers(&self, uid: u32) -> Result<Drawn, Error> {
         let mut guard = self.state.lock();
         let state = &mut *guard;

@@ -1,8 +1,8 @@
-//! Commits of the tree beside everything else: the batch that prepares one has the area's lock, and takes the state's for
-//! moments ([`crate::replay`]).
+//! Commits of the tree, made beside all other work: the thread that prepares a batch holds the area's lock, and takes
+//! the state's lock only for moments ([`crate::replay`]).
 //!
-//! Guarantees: no commit is made, and nothing is synced, while the state's lock is held. The ledger has room for the entries of
-//! a step before the step begins.
+//! Guarantees: no commit and no sync happens while the state's lock is held. The ledger has room for the entries of a
+//! step before the step begins.
 
 use crate::error::Error;
 use crate::replay::copy::{LocalCopy, Visit, contain_changes};
@@ -12,7 +12,7 @@ use ccnvm::SessionId;
 use ipc::lock::Guard;
 use ipc::sync::Ordering;
 
-/// The daemon's copy, locked for each visit.
+/// The daemon's copy; each visit takes the lock.
 pub(crate) struct DaemonCopy<'a>(pub &'a Core);
 
 impl Visit for DaemonCopy<'_> {
@@ -39,7 +39,7 @@ impl Core {
     /// The area, for a batch of a session's log or for something else.
     pub fn area_for(&self, session: Option<SessionId>) -> Guard<'_, Area> {
         let session = session.map_or(0, |session| session.0);
-        // Relaxed, here and below: hints, of which a batch makes itself shorter or longer.
+        // Relaxed, here and below: hints by which a batch ends earlier or later.
         let waits = session == 0 || self.batch_of.load(Ordering::Relaxed) != session;
         if waits {
             self.batch_awaited.fetch_add(1, Ordering::Relaxed);
@@ -57,8 +57,8 @@ impl Core {
         self.batch_awaited.load(Ordering::Relaxed) != 0
     }
 
-    /// The state, with room in the ledger for what the caller is about to write there. A ledger that is too small for it is
-    /// full when it is written to.
+    /// Locks the state, with room in the ledger for the entries that the caller is about to write there. A ledger that
+    /// is too small for them is full when it is written to.
     pub fn state_with_room(&self, entries: impl Fn(&State) -> Entries) -> Guard<'_, State> {
         loop {
             match self.look_for_room(&entries) {
@@ -73,7 +73,7 @@ impl Core {
         }
     }
 
-    /// The same for a caller that has the area.
+    /// The same for a caller that holds the area's lock.
     pub fn state_with_room_beside(
         &self,
         area: &mut Area,
@@ -84,7 +84,7 @@ impl Core {
                 Ok(state) => return state,
                 // As above.
                 Err(NoRoom::Commit) => drop(self.contain_changes(area)),
-                // What they lack was sent, and asks nothing of this node's tree.
+                // The entries that the copies lack were sent already, and need nothing of this node's tree.
                 Err(NoRoom::Copies) => self.wait_for_trees(),
             }
         }
@@ -115,10 +115,10 @@ impl Core {
     }
 }
 
-/// When the ledger has room.
+/// On what the room in the ledger depends.
 enum NoRoom {
-    /// After a commit.
+    /// A commit of this node's tree.
     Commit,
-    /// When the trees of copies are further.
+    /// Progress of the copies' trees.
     Copies,
 }

@@ -1,12 +1,10 @@
-//! Whether the tree of a copy is equal to that of the head, while programs go on (`docs/replication.md`, comparison of two
+//! Compares the tree of a copy with that of the head while programs go on (`docs/replication.md`, comparison of two
 //! copies).
 //!
-//! Both nodes keep their tree as of the same entry of the ledger, and read all of it, with all blocks of data. The copy sends
-//! checksums, which the head compares with its own.
-//!
-//! Guarantees: a difference is one of the trees as of one entry, and not of what was written meanwhile. No fsync waits. The copy
-//! executes nothing from when it is asked until it has the entry: for a moment, at most 5 seconds, and no longer than the
-//! connection lasts. A copy that cannot keep its tree because room became short ends the comparison.
+//! Guarantees: a difference is one of the trees as of one entry of the ledger, and never the effect of a concurrent
+//! write. No fsync waits. The copy executes nothing from the moment it is asked until it has the entry: at most 5
+//! seconds, and no longer than the connection lasts. A copy that cannot keep its tree because it runs out of space ends
+//! the comparison.
 
 use crate::error::Error;
 use crate::ledger::position_of;
@@ -26,16 +24,16 @@ use std::time::Duration;
 use transport::Connection;
 use zerocopy::FromBytes;
 
-/// How long the copy may take to stop, and to hear where.
+/// How long the copy may take to stop, and to hear at which entry.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long it may take to read what one message of checksums is of: a large file takes long. A copy that has died ends the
-/// connection.
+/// How long the copy may take to compute one message of checksums: a large file takes long. A copy that has died ends
+/// the connection.
 const READING: Duration = Duration::from_secs(3600);
 /// Differences that are described.
 const DESCRIBED_MAX: usize = 1000;
 /// Items that are read at once in search of names.
 const ITEMS_AT_ONCE: usize = 256;
-/// Inodes after which it is told how many were compared.
+/// Progress is reported after so many inodes.
 const TOLD_AFTER: u64 = 256;
 
 /// In which way an inode differs.
@@ -64,11 +62,11 @@ pub struct Difference {
     pub inode: InodeNumber,
     /// One of its paths below the root of the tree, as the head has it; `None` if the head does not have it.
     pub path: Option<PathBuf>,
-    /// What differs.
+    /// The kinds of difference.
     pub unequal: Vec<Unequal>,
 }
 
-/// What a comparison found.
+/// The result of a comparison.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Compared {
     /// The entry of the ledger as of which the trees were compared.
@@ -91,15 +89,15 @@ struct Comparing<'a> {
 }
 
 impl Core {
-    /// Compares the tree with that of a copy, over a connection of its own; tells from time to time how many inodes of how many
-    /// were compared.
+    /// Compares the tree with that of a copy, over a connection of its own; reports from time to time how many of how
+    /// many inodes were compared.
     ///
     /// # Errors
     /// `Copy`, `NoRoomToSend`, `Stopped`; `Area`.
     pub fn compare(&self, connection: Connection, told: &mut dyn FnMut(u64, u64)) -> Result<Compared, Error> {
         let node = connection.node();
         let of_copy = |error| Error::Copy(node, error);
-        // What programs wrote until now is compared, too.
+        // Records that programs have committed until now are compared, too.
         let written: Vec<_> = {
             let state = self.state.lock();
             state.sessions.iter().map(|(id, session)| (*id, session.shared.committed())).collect()
@@ -120,7 +118,7 @@ impl Core {
             return Err(of_copy(mirror::Error::Broken("a copy that executed more than the head")));
         }
         comparison.compare_at(&place, until).map_err(of_copy)?;
-        // Nothing may have needed that copies have this entry.
+        // Possibly no other call needed the copies to have this entry.
         self.announce_work();
         let compared = self.compare_sums(node, &pinned, &mut comparison, told);
         let compared = compared.and_then(|comparing| {

@@ -1,7 +1,7 @@
-//! What a session reads of the shared area by call: entries, extents, bytes, link targets, attributes.
+//! Calls by which a session reads the shared area: entries, extents, bytes, link targets, attributes.
 //!
-//! Every answer is given under a lease that the session holds (else `Invalid`: it lost it and takes it anew), after
-//! the permission that an opening for reading would need, and never holds more than the request left room for.
+//! Every answer is given under a lease that the session holds (otherwise `Invalid`: the session lost it and acquires it
+//! again), after the permission check of an open for reading, and is never longer than the request allows.
 
 use crate::replay::authorize::attributes;
 use crate::state::{Core, State};
@@ -159,7 +159,7 @@ impl State {
         let mut found = self.copy.tree.entries(request.inode, from, BATCH).map_err(of_area)?;
         let whole = found.len() < BATCH;
         let same_hash = request.same_hash.get() == 1;
-        // A session that may add names but not list them is shown only where a name of one hash would stand.
+        // A session that may add names but not list them is only shown entries with one name's hash.
         let shown =
             self.may_read(id, request.inode, &item) || (same_hash && self.may_add(id, request.inode, &item));
         if !shown {
@@ -190,7 +190,7 @@ impl State {
             return Err(Status::Invalid);
         }
         let end = count == found.len() && if same_hash { ended } else { whole };
-        // Who may list and search has met what he was shown, as if he had walked to each.
+        // A user who may list and search the directory counts as having walked to each entry that is shown.
         let session = self.live(id)?;
         if access::search(&session.caller, &attributes(request.inode, &item)).is_ok() {
             for entry in &found[..count] {
@@ -225,7 +225,7 @@ impl State {
         }
         let start = request.offset.get();
         let end = start.saturating_add(request.length.get());
-        // Before the look: whoever frees a block of it afterwards raises the generation.
+        // Read before the extents: a thread that frees one of their blocks afterwards raises the generation.
         let generation = core.generations.of(request.inode);
         let extents_max = fits.min(BATCH);
         let found = self.copy.tree.extents(request.inode, start..end, extents_max).map_err(of_area)?;
@@ -239,7 +239,7 @@ impl State {
             let mapped = self.copy.tree.segment_owner(extent.segment) == Some(uid);
             let unwritten = if extent.checksums.is_none() { EXTENT_UNWRITTEN } else { 0 };
             let first = extent.first.max(start);
-            // What is read through a mapping nobody compares with its checksum later.
+            // Reads through a mapping are not compared with checksums later.
             let whole_to =
                 match mapped.then(|| self.copy.tree.verify(request.inode, extent, first, verified_max)) {
                     None => extent.end(),

@@ -1,6 +1,8 @@
-//! How far a copy is, as it said itself: positions, which only grow.
+//! The positions of a copy, as the copy itself reported them: how much it has received, synced and executed. They only
+//! grow.
 //!
-//! Guarantees: a copy that says to have more than it was sent, or a tree that contains what is not synced, is found.
+//! Guarantees: the head detects a copy that reports more than it was sent, or a tree that contains entries that are not
+//! synced.
 
 use format::mirror::{LEDGER_STREAM, LogMark, SyncedMark};
 use format::{Incarnation, LogUid, NodeId, Sequence};
@@ -11,7 +13,7 @@ use mirror::logs::RING_START;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// How a copy is, for people and for whoever decides whether it stays one.
+/// The state of a copy, for status reports and for the decision whether the node stays a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopyState {
     /// Where it is.

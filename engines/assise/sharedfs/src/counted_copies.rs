@@ -1,4 +1,4 @@
-//! The copies that count: every fsync waits for them, and nothing that one of them lacks is digested or written over
+//! The copies that count: every fsync waits for them, and no data that one of them lacks is digested or overwritten
 //! (`docs/replication.md`, C2, C5 and C8).
 
 use crate::copies::Copy;
@@ -13,16 +13,16 @@ use std::sync::Arc;
 /// All copies that count.
 pub(crate) struct Copies {
     list: Lock<Vec<Arc<Copy>>>,
-    /// How many.
+    /// Their number.
     count: Word,
-    /// 1 while there are fewer than there have to be.
+    /// 1 while there are fewer than required.
     short: Word,
     /// The version of the subtree in whose view this node leads.
     version: LongWord,
 }
 
 impl Copies {
-    /// These.
+    /// The copies.
     pub fn new(host: &Arc<dyn Host>, copies: Vec<Arc<Copy>>, version: u64) -> Self {
         let count = Word::new(u32::try_from(copies.len()).expect("a chain is short"));
         let (short, version) = (Word::new(0), LongWord::new(version));
@@ -34,7 +34,7 @@ impl Copies {
         self.version.load(Ordering::Acquire)
     }
 
-    /// The node leads in a later view, too.
+    /// The node also leads in a later view.
     pub fn set_version(&self, version: u64) {
         // Release: pairs with the Acquire above.
         self.version.store(version, Ordering::Release);
@@ -51,37 +51,37 @@ impl Copies {
         self.any() || self.is_short()
     }
 
-    /// Whether there are fewer than there have to be.
+    /// Whether there are fewer than required.
     pub fn is_short(&self) -> bool {
         // Acquire: pairs with the Release of `set_short`, which comes before that of `remove`.
         self.short.load(Ordering::Acquire) != 0
     }
 
-    /// Notes whether there are; false if that is known.
+    /// Notes whether there are fewer than required; false if that was noted already.
     pub fn set_short(&self, short: bool) -> bool {
         let (new, old) = (u32::from(short), u32::from(!short));
         // Release: pairs with the Acquire of `is_short`.
         self.short.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
-    /// All of them.
+    /// All copies.
     pub fn all(&self) -> Vec<Arc<Copy>> {
         if self.any() { self.list.lock().clone() } else { Vec::new() }
     }
 
-    /// One.
+    /// The copy on a node.
     pub fn of(&self, node: NodeId) -> Option<Arc<Copy>> {
         self.list.lock().iter().find(|copy| copy.node == node).cloned()
     }
 
-    /// It counts from now on.
+    /// Adds a copy; it counts from now on.
     pub fn add(&self, copy: Arc<Copy>) {
         self.list.lock().push(copy);
         // Release: pairs with the Acquire of `any`.
         self.count.fetch_add(1, Ordering::Release);
     }
 
-    /// It counts no more; whoever waits for it goes on.
+    /// Removes a copy; calls that wait for it go on.
     pub fn remove(&self, node: NodeId) -> bool {
         let removed = {
             let mut list = self.list.lock();
@@ -113,7 +113,7 @@ impl Copies {
         theirs.chain([own]).min_by_key(|digested| digested.sequence).unwrap_or(own)
     }
 
-    /// What every copy's tree contains of the ledger; `None` without copies.
+    /// The last entry of the ledger that every copy's tree contains; `None` without copies.
     pub fn contained(&self) -> Option<LedgerPlace> {
         self.all().iter().map(|copy| copy.contained()).min_by_key(|place| place.sequence)
     }

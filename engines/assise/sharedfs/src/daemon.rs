@@ -1,9 +1,8 @@
-//! The daemon as others see it: a pool is opened, sessions attach, are served, and end.
+//! The daemon's interface: a pool is opened, sessions attach, are served, and end.
 //!
-//! Threads: one for each session that is served through its ring, which begins with the greeting if there was one; one at
-//! the door; and one in the background that digests logs which asked for it or lie idle and removes inodes without a
-//! name. All are started through [`Host`] and end with
-//! [`Daemon::stop`].
+//! Threads: one for each session that is served through its ring, which begins with the client's greeting if there was
+//! one; one for the listener; and one in the background that digests logs which asked for it or are idle, and removes
+//! inodes without a name. All are started through [`Host`] and end with [`Daemon::stop`].
 
 use crate::accept::Door;
 use crate::compare::Compared;
@@ -41,7 +40,7 @@ use std::time::Duration;
 use transport::Connection;
 use vfs::Caller;
 
-/// What a new pool is made with.
+/// Parameters of a new pool.
 #[derive(Clone, Copy, Debug)]
 pub struct Format {
     /// The pool.
@@ -88,7 +87,8 @@ pub fn is_pool(medium: &Medium) -> bool {
     !matches!(Area::open(medium, area::Limits::default()), Err(area::AreaError::Missing))
 }
 
-/// What the pool of a medium was made with, so that another one can be made like it; the root directory's as it is now.
+/// The parameters with which the pool of a medium was made, so that another one can be made like it. Those of the root
+/// directory are the present ones.
 ///
 /// # Errors
 /// `Area` (`Missing`: there is none), `File`, `Media`.
@@ -100,11 +100,12 @@ pub fn format_of(medium: &Medium) -> Result<Format, Error> {
     Ok(Format { pool, tree_nodes_max, root_mode, root_uid, root_gid, time_ns, ledger_bytes })
 }
 
-/// What a session is given, for a LibFS in the same process; [`crate::accept`] passes the same as descriptors.
+/// The shared resources of a session, for a LibFS in the same process; [`crate::accept`] sends the same to other
+/// processes as descriptors.
 pub struct Attached {
-    /// What SharedFS says first.
+    /// The first message of SharedFS.
     pub welcome: Welcome,
-    /// Whose records they are.
+    /// The user on whose behalf the log's records act.
     pub caller: Caller,
     /// The log's file.
     pub log: Region,
@@ -114,13 +115,13 @@ pub struct Attached {
     pub leases: Arc<Mapping>,
     /// Request ring.
     pub ring: Arc<Mapping>,
-    /// Its shape.
+    /// The ring's dimensions.
     pub ring_limits: RingLimits,
     /// Generations of the node.
     pub generations: Arc<Mapping>,
 }
 
-/// Takes the pool, which a daemon that is dying may hold for a moment yet.
+/// Locks the pool. A daemon that is dying may hold the lock for a moment longer.
 pub(crate) fn lock_pool(host: &dyn Host, medium: &Medium, config: &Config) -> Result<PoolLock, Error> {
     let until = host.now().after(config.lock_patience);
     loop {
@@ -133,7 +134,7 @@ pub(crate) fn lock_pool(host: &dyn Host, medium: &Medium, config: &Config) -> Re
     }
 }
 
-/// A full fence in the threads of all programs, one way or the other; true if the machine has it.
+/// A full memory fence in all threads of all programs; true if the machine has it.
 pub(crate) fn fence_others(host: &dyn Host) -> bool {
     let fences = host.fence_others();
     let until = host.now().after(FENCE_PAUSE);
@@ -143,7 +144,7 @@ pub(crate) fn fence_others(host: &dyn Host) -> bool {
     fences
 }
 
-/// Who waits for the pool looks again after so long.
+/// A daemon that waits for the pool's lock tries again after so long.
 const LOCK_LOOK: Duration = Duration::from_millis(2);
 
 /// A running SharedFS.
@@ -190,12 +191,12 @@ impl Daemon {
         Self { core, pool }
     }
 
-    /// The lock of the pool, for whoever holds the pool from now on.
+    /// Gives up the lock of the pool, for its next holder.
     pub(crate) fn take_pool(&self) -> Option<PoolLock> {
         self.pool.lock().take()
     }
 
-    /// Lets what a pool has lead, with these connections to its copies.
+    /// Makes a pool that was brought up to date lead, with these connections to its copies.
     pub(crate) fn begin(
         host: Arc<dyn Host>,
         medium: &Medium,
@@ -203,7 +204,8 @@ impl Daemon {
         (mut area, copy): (Area, LocalCopy),
         (term, copies): (Term, Vec<Connection>),
     ) -> Result<(Arc<Core>, Recovered), Error> {
-        // Before a log is read: what programs committed and then found the former daemon alive is seen from here on.
+        // Before any log is read: records that programs committed before they could see that the former daemon had died
+        // are visible from here on.
         let fences = fence_others(&*host);
         let bell = Bell::new(host.clone());
         let mut locks = Locks::new(bell.clone(), config.locks_max);
@@ -265,9 +267,10 @@ impl Daemon {
         self.core.spawn("digest", move || core.background())
     }
 
-    /// From now on, when a session that must answer ends, `watch` is asked whether what it kept elsewhere under its leases may be
-    /// there still. While it is, leases go only to sessions that must answer. The same holds from here on if it says so now,
-    /// since that may be of a session with an earlier daemon. To be called before anybody is let in, once.
+    /// From now on, when a session that must answer recalls ends, `watch` is asked whether data that it cached
+    /// elsewhere under its leases may still be there. While it may, leases are granted only to sessions that must
+    /// answer. The same holds at once if `watch` says so now, since the data may be of a session with an earlier
+    /// daemon. Must be called once, before the first client is accepted.
     pub fn watch_caches(&self, watch: CacheWatch) {
         let withheld = watch();
         let first = self.core.caches.set(watch);
@@ -277,7 +280,7 @@ impl Daemon {
         }
     }
 
-    /// Starts the thread that lets processes in.
+    /// Starts the listener thread.
     ///
     /// # Errors
     /// `Ipc`.
@@ -285,7 +288,7 @@ impl Daemon {
         self.core.open_door(door)
     }
 
-    /// Begins a session for a user's process. Nobody serves its ring yet: see [`Self::serve`].
+    /// Begins a session for a user's process. Its ring is not served yet: see [`Self::serve`].
     ///
     /// # Errors
     /// `Sessions`, `Media`, `LedgerFull`, `Stopped`.
@@ -293,7 +296,7 @@ impl Daemon {
         self.core.attach(caller, pid, 0)
     }
 
-    /// The same, for a process that had session `former`: the new one goes on with what that had.
+    /// The same for a process that had session `former`, whose state the new session takes over.
     ///
     /// # Errors
     /// As [`Self::attach`].
@@ -309,11 +312,12 @@ impl Daemon {
         self.core.serve_apart(SessionId(session))
     }
 
-    /// Counts a member as a copy, over a connection that was made to it, and brings it to what is here: it has everything
-    /// then that was acknowledged, digested or seen before. Of a member that counts already the connection is replaced.
+    /// Counts a member as a copy, over a connection that was made to it, and brings it up to date: when this returns,
+    /// it has everything that was acknowledged, digested or published before. If the member counts already, its
+    /// connection is replaced.
     ///
-    /// A member that did not count, and lacks what is here no more or is of another history, gets all of the tree in the place of
-    /// what it has, which may take long. Others wait for it only at the end of that.
+    /// A member that did not count, and either lacks records that are no longer here or has another history, gets the
+    /// whole tree in place of its own, which may take long. Only the end of that makes fsyncs wait for it.
     ///
     /// # Errors
     /// `Copy`, `NoRoomToSend`: it does not count, unless it did before, and may be added again. `NeedsImport`, `CopyIsAhead`:
@@ -322,25 +326,25 @@ impl Daemon {
         self.core.add_copy(connection)
     }
 
-    /// A member counts as a copy no more, since a view shows that it is none; whoever waits for it goes on.
+    /// The member is no longer a copy, since a view shows that it is none. Calls that wait for it go on.
     pub fn remove_copy(&self, node: NodeId) {
         self.core.remove_copy(node);
     }
 
-    /// Whether there are fewer copies than there have to be: no fsync is answered while there are, and other calls are. To be
-    /// said before [`Self::remove_copy`], and before anybody is let in.
+    /// Sets whether there are fewer copies than required: while there are, fsyncs are not answered, and other calls
+    /// are. Must be called before [`Self::remove_copy`], and before the first client is accepted.
     pub fn set_short(&self, short: bool) {
         self.core.set_short(short);
     }
 
-    /// The version of the subtree in a later view in which this node leads, too: connections to copies are made under it from
-    /// now on.
+    /// The version of the subtree in a later view in which this node still leads: connections to copies are made under
+    /// it from now on.
     pub fn lead_on(&self, version: u64) {
         self.core.copies.set_version(version);
     }
 
-    /// Compares the tree with that of a copy, over a connection of its own that was made to it, while both go on. Tells from time
-    /// to time how many inodes of how many were compared.
+    /// Compares the tree with that of a copy, over a connection of its own that was made to it, while both go on.
+    /// Reports from time to time how many of how many inodes were compared.
     ///
     /// # Errors
     /// `Copy`: the copy is none, or cannot compare its tree now; `NoRoomToSend`; `Stopped`; failures of the medium.
@@ -348,7 +352,7 @@ impl Daemon {
         self.core.compare(connection, told)
     }
 
-    /// How the copies are.
+    /// The state of each copy.
     pub fn copies(&self) -> Vec<CopyState> {
         self.core.copy_states()
     }
@@ -361,12 +365,12 @@ impl Daemon {
         self.core.copies.all().iter().try_for_each(|copy| self.core.feed_round(copy))
     }
 
-    /// Takes what the copies have said, as the threads in the background do; false if that is nothing.
+    /// Processes messages of the copies, as the threads in the background do; false if there were none.
     pub fn hear_copies(&self) -> bool {
         self.core.hear_copies()
     }
 
-    /// One call, made directly. `room` is how long the answer's body may be.
+    /// Makes one call directly. `room` is the longest body of the answer, in bytes.
     pub fn call(&self, session: u64, kind: u16, body: &[u8], room: usize) -> Answer {
         self.core.call(SessionId(session), Request { number: 0, kind, body, room, patience: Patience::Waits })
     }
@@ -379,7 +383,7 @@ impl Daemon {
         self.core.map_segment(SessionId(session), body)
     }
 
-    /// The session's log file, again after it grew, for a LibFS in the same process.
+    /// The session's log file after it grew, for a LibFS in the same process.
     ///
     /// # Errors
     /// The status that a call would give.
@@ -392,12 +396,12 @@ impl Daemon {
         self.core.lock_table(SessionId(session))
     }
 
-    /// Ends a session whose process is gone, and waits until all that counts of it is digested.
+    /// Ends a session whose process is gone, and waits until all committed records of its log are digested.
     pub fn end(&self, session: u64) {
         self.core.eject(SessionId(session), Reason::Left);
     }
 
-    /// Digests and removes everything that waits for it, as the background thread does.
+    /// Digests all logs and removes all inodes that wait for it, as the background thread does.
     pub fn tidy(&self) {
         self.core.tidy();
     }
@@ -412,30 +416,31 @@ impl Daemon {
         self.core.state.lock().sessions.keys().map(|id| id.0).collect()
     }
 
-    /// Sessions that were ended by force, the oldest forgotten.
+    /// Sessions that were ended by force; only the newest are remembered.
     pub fn ejections(&self) -> Vec<Ejection> {
         self.core.state.lock().ejections.iter().cloned().collect()
     }
 
-    /// Why nothing is done any more; `None` while the daemon goes on.
+    /// Why the daemon stopped; `None` while it runs.
     pub fn failure(&self) -> Option<String> {
-        // What was found first may be a consequence that names no file.
+        // The first error that was noticed may be a consequence that names no file.
         let lost = self.lost().map(|name| Error::Lost(name).to_string());
         lost.or_else(|| self.core.state.lock().failure.clone())
     }
 
-    /// The file of the pool that was lost under the daemon, if it was that.
+    /// The file of the pool that was lost while the daemon ran, if that is why it stopped.
     pub fn lost(&self) -> Option<String> {
         self.core.lost()
     }
 
-    /// Whether the daemon after a failure finds all that there was: a file is lost, or what holds the pool has no room for a
-    /// segment, or this process no descriptor. After other failures of the medium nobody knows what is there.
+    /// Whether a daemon that is started after the failure finds the whole pool: true if a file was lost, the medium had
+    /// no space for a segment, or this process had no free descriptor. After other failures of the medium the state of
+    /// the pool is unknown.
     pub fn may_be_followed(&self) -> bool {
         self.lost().is_some() || self.core.state.lock().lacks
     }
 
-    /// Waits until nothing is done any more, which may be for ever; gives why.
+    /// Waits until the daemon has stopped, possibly for ever; gives the reason.
     pub fn until_failure(&self) -> String {
         loop {
             // Acquire: pairs with the Release of `tell_failure`.
@@ -448,8 +453,8 @@ impl Daemon {
         }
     }
 
-    /// Stops for a reason that the caller found. Every session is over, since a program could otherwise commit records to
-    /// its log that no daemon will read; from here on each call is refused, and so is each new session.
+    /// Stops the daemon for a reason that the caller found. Every session ends, since a program could otherwise commit
+    /// records to a log that no daemon will read. From here on every call and every new session is refused.
     pub fn give_up(&self, why: &Error) {
         self.core.state.lock().stop(why);
         self.core.generations.end();
@@ -470,15 +475,15 @@ impl Daemon {
         &self.core.host
     }
 
-    /// Ends every session, digested, and all threads.
+    /// Digests and ends every session, then ends all threads.
     pub fn stop(&self) {
-        // A session that began behind the list below would be believed to be digested, and is not.
+        // A session that began after the list below is read would count as digested without being it.
         self.core.state.lock().closing = true;
         for session in self.sessions() {
             self.core.eject(SessionId(session), Reason::Stopping);
         }
         self.core.generations.end();
-        // Release: pairs with the Acquire in `background` and at the door.
+        // Release: pairs with the Acquire in `background` and in the listener thread.
         self.core.ending.store(1, Ordering::Release);
         self.core.copies.all().iter().for_each(|copy| copy.wake());
         self.core.announce_work();
@@ -551,7 +556,7 @@ impl Core {
         self.tidy_wanted(true);
     }
 
-    /// Digests logs that asked for it, or all that have something; removes inodes without a name.
+    /// Digests logs that asked for it, or all logs that have records; removes inodes without a name.
     pub fn tidy_wanted(&self, all: bool) {
         let wanted: Vec<(SessionId, Sequence)> = {
             let mut state = self.state.lock();
@@ -565,7 +570,8 @@ impl Core {
             let wants = state.sessions.iter_mut().filter_map(|(id, session)| {
                 let committed = session.shared.committed();
                 let watermark = self.copies.watermark(session.log, session.right);
-                // What the copies lack is digested when they have it: nobody waits for them here.
+                // Records that the copies lack are digested when the copies have them: this thread does not wait for
+                // copies.
                 let up_to = watermark.map_or(committed, |watermark| watermark.min(committed));
                 let behind = up_to > copy.digested(session.log).sequence;
                 let wants = session.wants_digest || all;

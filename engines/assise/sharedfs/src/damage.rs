@@ -1,7 +1,8 @@
-//! Damage in what a recovery reads: how it is told from an end, what is kept of it, and what `hearth check` says of it.
+//! Damage in the files that a recovery reads: how it is told from the end of a file's records, which data is kept, and
+//! what `hearth check` reports.
 //!
-//! Guarantees: what is damaged is never thrown away as if it had not been. Of a ledger that is damaged, the logs whose
-//! records can no longer be judged stay in the pool, with the ledger, under names that nobody else uses.
+//! Guarantees: damaged records are never discarded as if they had not been written. If the ledger is damaged, the logs
+//! whose records can no longer be judged stay in the pool, with the ledger, under names that nothing else uses.
 
 use crate::config::Config;
 use crate::error::Error;
@@ -19,22 +20,22 @@ use pmem::{MediaError, Medium, Region};
 use std::collections::BTreeSet;
 use zerocopy::FromBytes;
 
-/// Bytes that are looked at, or copied, at once.
+/// Bytes that are read or copied at once.
 const WINDOW_BYTES: u64 = 64 << 10;
 
 /// How a ledger ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LedgerEnd {
-    /// Nothing stands where the next entry would.
+    /// There is no entry where the next one would stand.
     Whole,
-    /// Something stands there that is nearly the next entry: it was never finished, or is damaged.
+    /// There are bytes that are nearly the next entry: it was never finished, or is damaged.
     NotWhole,
-    /// A whole entry of this life stands behind: the one that is missing was lost. A crash can do that to entries
-    /// that nobody had waited for, where pages reach the medium one by one.
+    /// A whole entry of this life stands behind: the one that is missing was lost. A crash can cause that for entries
+    /// that were not synced, where pages reach the medium one by one.
     GoesOn,
 }
 
-/// Looks at what stands where reading a ledger ended, and behind. `earlier` are salts of its lives before.
+/// Examines the bytes where reading a ledger ended, and those behind. `earlier` are salts of its earlier lives.
 pub(crate) fn ledger_end(
     region: &Region,
     start: u64,
@@ -60,19 +61,19 @@ pub(crate) fn ledger_end(
     let mut header = [0; HEADER_BYTES];
     region.read(end.position, &mut header)?;
     let (found, _) = Envelope::read_from_prefix(&header).expect("a header begins with an envelope");
-    // The bit that is damaged may be one of the number's.
+    // The damaged bit may be one of the sequence number's.
     let near = (found.sequence.get() ^ end.sequence.get()).count_ones() <= 1;
     if !near || header == [0; HEADER_BYTES] {
         return Ok(LedgerEnd::Whole);
     }
-    // A life before may have left an entry here.
+    // An earlier life may have left an entry here.
     let there = RingPosition { sequence: found.sequence, ..end };
     let of_earlier =
         earlier.any(|salt| matches!(scan(region, start, salt, there, bytes).next(), Some(Ok(_))));
     Ok(if of_earlier { LedgerEnd::Whole } else { LedgerEnd::NotWhole })
 }
 
-/// Logs in the pool, of at most so many bytes, with records that the table knows nothing of.
+/// Logs in the pool, of at most so many bytes, with records that the table does not account for.
 pub(crate) fn unaccounted(
     medium: &Medium,
     log_bytes_max: u64,
@@ -89,7 +90,7 @@ pub(crate) fn unaccounted(
     Ok(found)
 }
 
-/// The log that a file's name says.
+/// The log that a file's name denotes.
 pub(crate) fn life_of(name: &str) -> Option<(LogUid, Incarnation)> {
     let (uid, incarnation) = name.strip_prefix("log-")?.split_once('-')?;
     Some((LogUid::new(uid.parse().ok()?), Incarnation::new(incarnation.parse().ok()?)))
@@ -103,17 +104,17 @@ const UNJUDGED: &str = "unjudged-";
 pub(crate) struct Unjudged {
     medium: Medium,
     bytes_max: u64,
-    /// Copies that are there, with the name of what they are copies of.
+    /// Copies that exist, with the name of the file each was made from.
     copies: Vec<(String, String)>,
-    /// Names of what is kept.
+    /// Names of the files whose copies are kept.
     needed: BTreeSet<String>,
 }
 
 impl Unjudged {
-    /// Copies that an interrupted take-over left. Of a log that the table does not know, or that was closed then, the next
-    /// one judges nothing: its copy is kept.
+    /// Copies that an interrupted take-over left. If a log was closed then, or is not in the table, the next take-over
+    /// does not judge it: its copy is kept.
     pub fn left_in(medium: &Medium, config: &Config, known: impl Fn(LogUid) -> bool) -> Result<Self, Error> {
-        // How long a log's file is, is its user's to say.
+        // The length of a log's file is under the control of its user.
         let bytes_max = RING_START + config.log_bytes_max.max(config.log_bytes).max(config.ledger_bytes);
         let mut left =
             Self { medium: medium.clone(), bytes_max, copies: Vec::new(), needed: BTreeSet::new() };
@@ -142,12 +143,13 @@ impl Unjudged {
         self.copy(life, LEDGER_FILE)
     }
 
-    /// A file was not judged: its copy is needed.
+    /// A file was not judged: its copy must be kept.
     pub fn keep(&mut self, name: &str) {
         self.needed.insert(name.to_owned());
     }
 
-    /// Keeps what is needed, with the ledger if there is anything, and removes the other copies; the names.
+    /// Keeps the copies that are needed, with the ledger if there are any, and removes the others; gives the names of
+    /// those kept.
     pub fn finish(&mut self) -> Result<Vec<String>, Error> {
         let needs = |name: &String| self.needed.contains(name);
         let any = self.copies.iter().any(|(_, name)| needs(name));
@@ -176,7 +178,7 @@ impl Unjudged {
             Err(error) => return Err(error.into()),
         }
         let source = match self.medium.open_at_most(name, self.bytes_max) {
-            // Its user made something else of it since it was read.
+            // Its user changed the file since it was read.
             Err(MediaError::Length | MediaError::NotFound) => return Ok(()),
             source => source?,
         };
@@ -192,10 +194,11 @@ impl Unjudged {
     }
 }
 
-/// What is damaged in the ledger and in the logs of a pool that no daemon serves, a sentence each. Changes nothing.
+/// Describes the damage in the ledger and in the logs of a pool that no daemon serves, one sentence each. Changes
+/// nothing.
 ///
 /// # Errors
-/// `Area`, `Media`, `File`: what a daemon could not begin with either.
+/// `Area`, `Media`, `File`: failures with which a daemon could not begin either.
 pub fn check(medium: &Medium) -> Result<Vec<String>, Error> {
     let area = Area::open(medium, area::Limits::default())?;
     let pool = area.pool();
@@ -232,7 +235,7 @@ pub fn check(medium: &Medium) -> Result<Vec<String>, Error> {
         format!("file {LEDGER_FILE}: the entry after {} is damaged, or was not finished", ledger.last());
     match ledger.look_behind_end()? {
         LedgerEnd::GoesOn => findings.push(said + ", and others stand behind it"),
-        // With nothing left to judge it makes no difference.
+        // If no log has undigested records, a ledger that is not whole loses nothing.
         LedgerEnd::NotWhole if undigested => findings.push(said),
         LedgerEnd::NotWhole | LedgerEnd::Whole => {}
     }

@@ -4,46 +4,47 @@ use area::AreaError;
 use format::{DecodeError, LogUid, NodeId, Sequence};
 use pmem::MediaError;
 
-/// Why SharedFS did not do something.
+/// Why SharedFS refused or failed an operation.
 #[derive(Debug)]
 pub enum Error {
     /// The medium failed.
     Media(MediaError),
     /// The shared area failed, or is damaged.
     Area(AreaError),
-    /// Shared memory, a thread or a socket could not be had.
+    /// Shared memory, a thread or a socket was not available.
     Ipc(ipc::Error),
-    /// A pool file is not what it should be: which, and why.
+    /// A pool file is not valid: its name, and the reason.
     File(String, DecodeError),
-    /// The settings cannot work: which.
+    /// The settings cannot work, with the reason.
     Settings(&'static str),
-    /// As many sessions as there may be.
+    /// The limit of sessions is reached.
     Sessions,
     /// A daemon began to lead as often as numbers can tell: the pool can only be copied into a new one.
     LivesUsedUp,
     /// The ledger has no room although everything before was digested.
     LedgerFull,
-    /// A file of the pool was cut, or its medium failed, where it was read or written: which file.
+    /// A file of the pool was cut, or its medium failed, while it was read or written: its name.
     Lost(String),
     /// A file or a folder of the pool was removed while the daemon used it: its path.
     Removed(String),
-    /// A log ends before a record that the ledger says was digested: which log, and after which record.
+    /// A log ends before a record that the ledger says was digested: the log, and the last record that was found.
     Short(LogUid, Sequence),
-    /// A copy could not be fed: which node, and why.
+    /// Sending to a copy failed: its node, and the reason.
     Copy(NodeId, mirror::Error),
-    /// A copy has more than this pool, which must not lead: which node.
+    /// A copy has more than this pool, which therefore must not lead: the copy's node.
     CopyIsAhead(NodeId),
-    /// A pool lacks what is here no more, or is of another history: which node. It has to be made anew from this one.
+    /// A pool lacks records that are no longer here, or is of another history: its node. It has to be made anew from
+    /// this one.
     NeedsImport(NodeId),
-    /// The tree could not be kept for as long as it was sent to a node, or compared with its tree, because room became short:
-    /// which node.
+    /// The tree could not be kept for as long as it was sent to a node, or compared with its tree, because space became
+    /// short: that node.
     NoRoomToSend(NodeId),
-    /// An earlier failure of the medium stopped this daemon: only another start tells what is in the pool.
+    /// An earlier failure of the medium stopped this daemon: only a restart shows the state of the pool.
     Stopped,
 }
 
 impl Error {
-    /// What holds the pool has no space.
+    /// The medium of the pool has no space.
     pub fn is_no_space(&self) -> bool {
         matches!(self, Self::Media(MediaError::NoSpace) | Self::Area(AreaError::Medium(MediaError::NoSpace)))
     }
@@ -58,7 +59,7 @@ impl Error {
         }
     }
 
-    /// What holds the pool has no room, though the pool has some, or no descriptor was free for one of its files.
+    /// The medium of the pool has no space, though the pool has some, or no descriptor was free for one of its files.
     pub(crate) fn is_shortage(&self) -> bool {
         match self {
             Self::Media(error) | Self::Area(AreaError::Medium(error)) => error.is_shortage(),

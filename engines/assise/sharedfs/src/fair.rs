@@ -1,15 +1,15 @@
-//! What the node has a bounded number of, among its users: one may have half of what the others leave, so that there is
-//! some for the next one. Root may have all.
+//! Fair shares of the node's bounded resources: one user may have half of what the other users leave, so that some is
+//! left for the next user. Root may have all.
 
 use std::collections::BTreeMap;
 
-/// Whether a user who has `mine` of the `all` that are taken may take one more of `max`.
+/// Whether a user with `mine` of the `all` units in use may take one more, of at most `max`.
 pub(crate) fn may_take(uid: u32, mine: usize, all: usize, max: usize) -> bool {
     let left = max.saturating_sub(all);
     left > 0 && (uid == 0 || mine < left)
 }
 
-/// The first of the user who has most, of things by their users.
+/// The first unit of the user who has the most, given the users of all units.
 pub(crate) fn first_of_most(uids: impl Iterator<Item = u32> + Clone) -> Option<usize> {
     let mut of_user = BTreeMap::new();
     for uid in uids.clone() {
@@ -23,7 +23,7 @@ pub(crate) fn first_of_most(uids: impl Iterator<Item = u32> + Clone) -> Option<u
 mod tests {
     use super::*;
 
-    /// How many a user gets.
+    /// How many units a user gets.
     fn fill(uid: u32, all: &mut usize, max: usize) -> usize {
         let mut mine = 0;
         while may_take(uid, mine, *all, max) {

@@ -31,7 +31,7 @@ impl Generations {
         Ok(Self { memory, mapping, words, alive })
     }
 
-    /// Says that the daemon ends in order.
+    /// Marks that the daemon ends in order.
     pub fn end(&self) {
         self.alive.end();
     }
@@ -41,19 +41,20 @@ impl Generations {
         &self.mapping
     }
 
-    /// A descriptor that can only be read, to be handed to a LibFS of another process.
+    /// A read-only descriptor, to be sent to a LibFS of another process.
     pub fn read_only(&self) -> Result<Descriptor, Error> {
         Ok(shared::read_only(&self.memory)?)
     }
 
-    /// Ends what readers of these files have copied and not yet checked; their blocks may be used again afterwards.
+    /// Invalidates copies of these files' blocks that readers have made and not yet checked; the blocks may be reused
+    /// afterwards.
     pub fn raise(&self, inodes: &[InodeNumber]) {
         for inode in inodes {
             self.words[Generation::index_of(*inode)].raise();
         }
     }
 
-    /// Lower half of a file's generation: what a batch of extents is good for.
+    /// Lower half of a file's generation: a batch of extents is valid as long as it does not change.
     pub fn of(&self, inode: InodeNumber) -> u32 {
         let generation = self.words[Generation::index_of(inode)].before_copy();
         (generation & u64::from(u32::MAX)) as u32

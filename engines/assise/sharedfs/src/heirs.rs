@@ -1,9 +1,9 @@
-//! What a process goes on with after its session was sealed, or after the daemon was started again: the inodes it had
-//! met, the files it had open, its locks. It attaches anew (same process, same user, as the kernel vouches for both),
-//! and its new session inherits them; leases it does not get back.
+//! Detached sessions: the state that a process goes on with after its session was sealed, or after the daemon was
+//! restarted: the inodes it had met, its open files, its locks. The process attaches again (same process and same user,
+//! as the kernel attests), and its new session inherits this state. Leases are not inherited.
 //!
-//! An estate is kept for as long as its process lives, and bounded in number: for a new one the oldest of the user who has
-//! most is dropped.
+//! A detached session is kept for as long as its process lives. Their number is bounded: for a new one, the oldest of
+//! the user who has most is dropped.
 
 use crate::fair::{first_of_most, may_take};
 use crate::references::Rights;
@@ -21,7 +21,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use zerocopy::little_endian::U64;
 
-/// What a session left.
+/// The state of a session without a client, kept for its successor.
 pub(crate) struct Estate {
     pid: u32,
     started: u64,
@@ -30,22 +30,22 @@ pub(crate) struct Estate {
     pub session: SessionId,
     pub known: BTreeMap<InodeNumber, Known>,
     pub ranges: Vec<(InodeNumber, u64)>,
-    /// How far its log was recovered, and those of the sessions it went on from.
+    /// How far its log was recovered, and the logs of the sessions before it.
     pub recovered: Vec<(u64, Sequence)>,
-    /// Everything that it had open is among the references. What a dead daemon's program had open is only known when
-    /// the program says so.
+    /// All of its open files are among the references. Which files a program had open under a dead daemon is only known
+    /// once the program reports them.
     pub synced: bool,
-    /// Of what was given away: ends when nobody is left who could come for it.
+    /// Of files that were given away: the detached session ends when no process is left that could claim them.
     lifeline: Option<Arc<Connection>>,
 }
 
-/// Own ranges that are remembered of one process, the newest.
+/// Own ranges that are remembered of one process; the oldest are forgotten.
 const RANGES_MAX: usize = 256;
-/// Process of an estate whose heir nobody has named.
+/// Process number of a detached session whose successor is not known.
 const NOBODY: u32 = u32::MAX;
 
 impl Estate {
-    /// The session of an `Attach` entry.
+    /// The session that an `Attach` entry describes.
     pub fn of_entry(session: SessionId, entry: &RegisterEntry) -> Self {
         let owner = entry.owner.get();
         Self {
@@ -62,7 +62,7 @@ impl Estate {
         }
     }
 
-    /// What a session of this user and group gives away.
+    /// The files and locks that a session of this user and group gives away.
     pub fn given(
         session: SessionId,
         (uid, gid): (u32, u32),
@@ -83,17 +83,17 @@ impl Estate {
         }
     }
 
-    /// Whether it is known whose it is.
+    /// Whether its successor is known.
     pub fn is_named(&self) -> bool {
         self.pid != NOBODY
     }
 
-    /// Says whose it is.
+    /// Sets its successor.
     pub fn name(&mut self, pid: u32, started: u64) {
         (self.pid, self.started) = (pid, started);
     }
 
-    /// Takes what another estate of the same process had.
+    /// Adds the state of another detached session of the same process.
     pub fn take_over(&mut self, left: Self) {
         self.known.extend(left.known);
         self.ranges.extend(left.ranges);
@@ -103,7 +103,8 @@ impl Estate {
         self.synced &= left.synced;
     }
 
-    /// Whether its process lives; who may come for what was given is told by the lifeline.
+    /// Whether its successor may still come: its process lives, or, for files that were given away, the liveness socket
+    /// is open.
     pub fn lives(&self, host: &dyn Host) -> bool {
         self.lifeline.is_some() || host.started(self.pid) == Some(self.started)
     }
@@ -112,7 +113,7 @@ impl Estate {
         self.known.contains_key(&inode) || self.ranges.iter().any(|range| in_range(inode, *range))
     }
 
-    /// As entries of the register, references and locks not included.
+    /// Adds it as entries of the register, without references and locks.
     pub fn put_entries(&self, entries: &mut Vec<RegisterEntry>) {
         let Self { pid, started, uid, gid, session, .. } = *self;
         if !self.is_named() {
@@ -126,7 +127,7 @@ impl Estate {
 
     /// Whether a session that goes on from session `former` inherits it.
     fn is_for(&self, session: &Session, former: u64) -> bool {
-        // The number of what was given is known to nobody else.
+        // Only the process that was given the files knows this number.
         let comes_for_it = self.lifeline.is_some() && self.session.0 == former;
         comes_for_it
             || self.pid == session.pid
@@ -135,7 +136,7 @@ impl Estate {
     }
 }
 
-/// What sessions left. References and locks stay under the former session's number.
+/// All detached sessions. References and locks stay under the number of the former session.
 #[derive(Default)]
 pub(crate) struct Heirs(VecDeque<Estate>);
 
@@ -154,42 +155,43 @@ impl Heirs {
         may_take(uid, mine, self.0.len(), max)
     }
 
-    /// Which gives way to one more of a user, if that is one too many.
+    /// The one that is dropped for one more of a user, if that is one too many.
     fn who_gives_way(&self, uid: u32, max: usize) -> Option<usize> {
         let users = self.0.iter().map(|estate| estate.uid);
         if self.may_take(uid, max) { None } else { first_of_most(users) }
     }
 
-    /// One more.
+    /// Adds one.
     pub fn add(&mut self, estate: Estate) {
         self.0.push_back(estate);
     }
 
-    /// The one under this number.
+    /// The one with this number.
     pub fn find(&mut self, session: SessionId) -> Option<&mut Estate> {
         self.0.iter_mut().find(|estate| estate.session == session)
     }
 
-    /// The lifelines of what was given away.
+    /// The liveness sockets of files that were given away.
     pub fn lifelines(&self) -> Vec<(SessionId, Arc<Connection>)> {
         let given = self.0.iter().filter_map(|estate| Some((estate.session, estate.lifeline.clone()?)));
         given.collect()
     }
 
-    /// Whether a process that did not come back yet may have the inode open without a reference.
+    /// Whether a process that has not come back yet may have the inode open without a reference.
     pub fn may_have_open(&self, inode: InodeNumber) -> bool {
         self.0.iter().any(|estate| !estate.synced && estate.knows(inode))
     }
 }
 
 impl State {
-    /// Keeps what a session had, for when its process comes back.
+    /// Keeps the state of a session for when its process comes back.
     pub fn leave_estate(&mut self, core: &Core, id: SessionId, session: &mut Session) {
         let Some(Identity { pid, started, uid, gid }) = session.identity() else { return };
         let noted: Vec<InodeNumber> = open_here(session);
         for inode in noted {
             if self.references.rights(id, inode).is_none() {
-                // By a note a file is open for what its mode allows; more was asked for by call.
+                // Without a call, a file that is marked open is open with the rights of its mode; wider rights were
+                // requested by call.
                 self.refer_to(id, inode, Rights::default());
             }
         }
@@ -214,10 +216,10 @@ impl State {
         self.heirs.0.push_back(estate);
     }
 
-    /// Gives a new session what earlier ones of the same process left. Says how far `former`'s log was recovered, if
-    /// the session goes on from that.
+    /// Gives a new session the state of the detached sessions of its process. Returns how far the log of `former` was
+    /// recovered, if the session goes on from that.
     pub fn inherit(&mut self, core: &Core, id: SessionId, former: u64) -> Option<Sequence> {
-        // What its process closed before it came, it does not get.
+        // Files that their receiver has closed before this are not inherited.
         self.hear_lifelines(core);
         loop {
             let session = self.sessions.get_mut(&id)?;
@@ -246,12 +248,12 @@ impl State {
         session.recovered.iter().find(|(log, _)| *log == former).map(|(_, last)| *last)
     }
 
-    /// Takes in what an heir has open, by the table that it has filled before its first call.
+    /// Reads which files a successor has open from the table that it has filled before its first call.
     pub fn sync_heir(&mut self, id: SessionId) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         session.unsynced = false;
         for inode in open_here(session) {
-            // What has a name is referred to when that is taken.
+            // An inode with a name gets its reference when that name is removed.
             let Ok(Some(item)) = self.copy.tree.inode(inode) else { continue };
             if item.links.get() == 0 && self.references.rights(id, inode).is_none() {
                 let rights = self.rights_of_user(id, inode, &item);
@@ -261,18 +263,18 @@ impl State {
         self.look_at_kept();
     }
 
-    /// Whether somebody may have an inode open without a reference and without having said so.
+    /// Whether a process may have an inode open without a reference and without having reported it yet.
     pub fn may_be_open(&self, inode: InodeNumber) -> bool {
         self.heirs.may_have_open(inode)
             || self.sessions.values().any(|session| session.unsynced && session.knows(inode))
     }
 
-    /// Inodes without a name that were kept for somebody are looked at again.
+    /// Queues the inodes without a name that were kept for successors, to be examined again.
     fn look_at_kept(&mut self) {
         self.reapable.extend(std::mem::take(&mut self.kept));
     }
 
-    /// Drops what processes left that are gone.
+    /// Drops detached sessions whose processes are gone.
     pub fn drop_estates_of_dead(&mut self, core: &Core) {
         self.hear_lifelines(core);
         while let Some(index) = self.heirs.0.iter().position(|estate| !estate.lives(&*core.host)) {
@@ -280,7 +282,7 @@ impl State {
         }
     }
 
-    /// Drops the one under this number.
+    /// Drops the one with this number.
     pub fn drop_estate_of(&mut self, session: SessionId) {
         if let Some(index) = self.heirs.0.iter().position(|estate| estate.session == session) {
             self.drop_estate(index);
@@ -290,7 +292,7 @@ impl State {
     fn drop_estate(&mut self, index: usize) {
         let Some(estate) = self.heirs.0.remove(index) else { return };
         self.locks.end(estate.session);
-        // What has a name is left alone when its turn comes.
+        // Inodes that have a name are skipped when their turn comes.
         let unreferred = self.references.end(estate.session);
         self.reapable.extend(unreferred);
         self.look_at_kept();
@@ -298,8 +300,8 @@ impl State {
     }
 }
 
-/// Own ranges say what a process met because it made it. Who used up so many, or whose sessions were ended by force so
-/// often, has forgotten the oldest, but for what it has open.
+/// A process knows the inodes in its own ranges because it may have made them. If it has used up so many ranges, or has
+/// had so many sessions, the oldest ranges are forgotten, except for the inodes that it refers to.
 fn forget_ranges(
     ranges: &mut Vec<(InodeNumber, u64)>,
     known: &mut BTreeMap<InodeNumber, Known>,
@@ -308,7 +310,7 @@ fn forget_ranges(
     if ranges.len() <= RANGES_MAX {
         return;
     }
-    // Numbers are given out once, in their order; the session's own are the newest.
+    // Ranges are given out once, in their order; the session's own is the newest.
     ranges.sort_unstable_by_key(|(first, _)| Reverse(*first));
     let old = ranges.split_off(RANGES_MAX);
     for inode in referred.filter(|inode| old.iter().any(|range| in_range(*inode, *range))) {
@@ -316,7 +318,7 @@ fn forget_ranges(
     }
 }
 
-/// What a session's open table says, of what it knows.
+/// The inodes in a session's open-file table, as far as the session has met them.
 fn open_here(session: &Session) -> Vec<InodeNumber> {
     let open = session.shared.client.open().iter();
     // Acquire: pairs with the Release by which the LibFS noted it.

@@ -8,8 +8,8 @@
 //!
 //! Writers are slowed meanwhile as far as it needs ([`crate::pace`]).
 //!
-//! Guarantees: no lock is held while something is sent. What others wait for a member that joins is bounded by the last round.
-//! A pin that is lost, because room became short, ends the import; the member is what it was then.
+//! Guarantees: no lock is held while something is sent. Calls wait for a joining member at most during the last round.
+//! If a pin is lost because space became short, the import ends, and the member stays as it was.
 
 use crate::copies::Copy;
 use crate::error::Error;
@@ -32,7 +32,7 @@ use zerocopy::little_endian::{U32, U64};
 /// How long a member may take to take one message, or to sync a round.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// How long a member that counts may take for the last round: whoever syncs waits for it.
+/// How long a member that counts may take for the last round: fsyncs wait for it.
 const LAST_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Rounds before the last one. Each leaves half of what the one before it left, if the member takes what it is sent.
@@ -50,7 +50,7 @@ struct Exporter<'a> {
     node: NodeId,
     sender: TreeSender,
     patience: Duration,
-    /// Items that were sent and count as no block yet.
+    /// Items that were sent since the last full block was counted.
     items: u64,
 }
 
@@ -63,7 +63,7 @@ impl Exporter<'_> {
         Error::Copy(self.node, error)
     }
 
-    /// What was read of a commit counts only if it was kept until now.
+    /// Data that was read of a commit is valid only if the commit was kept until now.
     fn kept<T>(&self, pinned: &Pinned, read: Result<T, area::AreaError>) -> Result<T, Error> {
         self.core.kept(self.node, pinned, read)
     }
@@ -75,7 +75,7 @@ impl Exporter<'_> {
         ranges.iter().try_for_each(|range| self.send_range(pinned, range))
     }
 
-    /// What there is to send of ranges, in blocks.
+    /// The amount of data in ranges that is to be sent, in blocks.
     fn total(&self, pinned: &Pinned, ranges: &[KeyRange]) -> Result<u64, Error> {
         let (mut items, mut blocks) = (0, 0);
         for range in ranges {
@@ -120,7 +120,7 @@ impl Exporter<'_> {
         for (key, value) in items {
             let mut owner = 0;
             match key.kind() {
-                // Where blocks lie is each node's own affair.
+                // Each node decides by itself where blocks lie.
                 Ok(ItemKind::Segment) => continue,
                 Ok(ItemKind::Extent) => {
                     let found;
@@ -232,7 +232,7 @@ impl Core {
         }
     }
 
-    /// A round is over; what digests took meanwhile.
+    /// Ends a round; returns the space that digests took meanwhile.
     fn end_round(&self) -> TreeRoom {
         let usage = self.state.lock().copy.free.usage;
         self.pace.end(&usage)

@@ -1,8 +1,9 @@
-//! The files beside a tree that an import brought: the ledger, empty but for its place, and an empty file for each log that
-//! lives, at the place up to which the tree contains it. So the pool is that of a copy which has just executed all that it has.
+//! The files beside a tree that an import brought: the ledger, empty but for its position, and an empty file for each
+//! live log, at the position up to which the tree contains it. So the pool equals that of a copy which has just
+//! executed everything that it has.
 //!
-//! Guarantees: nothing that stood in the ledger or in a log before the import is ever read after it. All of this can be
-//! interrupted anywhere, and is done again by whoever opens the pool next.
+//! Guarantees: no byte that stood in the ledger or in a log before the import is ever read after it. The process can be
+//! interrupted anywhere: the next daemon that opens the pool repeats it.
 
 use crate::config::Config;
 use crate::error::Error;
@@ -29,7 +30,7 @@ pub(crate) fn make_files_anew(medium: &Medium, area: &mut Area, config: &Config)
     let log_bytes_max = config.log_bytes_max.max(config.log_bytes);
     for (log, item) in area.logs()? {
         let bytes = item.file_bytes.get();
-        // A log that is none here has no file, which the head is told.
+        // A log with an impossible size has no file; the head is told so.
         if (RING_START + format::HEADER_BYTES as u64..=log_bytes_max).contains(&bytes) {
             LogFile::create(medium, area.pool(), (log, item.incarnation), bytes, item.uid.get())?;
         }

@@ -1,10 +1,10 @@
-//! Leases in action: asks `ccnvm` for decisions and carries them out (CC-NVM, Assise §3.3; schedules 1.6, 2.2 to
-//! 2.5).
+//! Carries out the decisions of `ccnvm` about leases (CC-NVM, Assise §3.3).
 //!
-//! A revocation: mark the words; wait, without the lock and at most for the grace period, until every operation that
-//! was inside has left once; digest the holder's log; write the end into the ledger; report. A holder that does not
-//! leave in time is ejected whole: its log is sealed, which is the cut, and nothing of it has to be waited for any
-//! more. Whichever thread finds work does it: there is no thread of leases, so a request waits for nobody's turn.
+//! A revocation marks the words; waits, without the lock and at most for the grace period, until every operation that
+//! was inside has left once; digests the holder's log; writes the end into the ledger; and reports. If the holder does
+//! not leave in time, its session is terminated: its log is sealed, which is the cut, and its operations are not waited
+//! for any more. Any thread that finds a revocation carries it out: no thread is dedicated to leases, so a request
+//! never waits for a busy one.
 
 use crate::commits::Entries;
 use crate::daemon::fence_others;
@@ -33,49 +33,49 @@ use zerocopy::FromBytes;
 /// Why a session was ended by force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reason {
-    /// Its process is gone, or said good-bye.
+    /// Its process is gone, or closed the session.
     Left,
-    /// An operation stayed inside beyond the grace period.
+    /// An operation stayed inside for longer than the grace period.
     Grace,
-    /// It was asked for a lease and gave no sign of being about it.
+    /// It was asked for a lease and showed no sign of giving it back.
     Silent,
-    /// Its log does not hold what counts.
+    /// Its log is not valid up to its last committed record.
     Cut(CutReason),
-    /// What it wrote into the request ring is no message.
+    /// The bytes in its request ring are no message.
     Malformed,
-    /// More inodes of its own range were taken away than it can be told of.
+    /// More inodes of its own range were taken away than its table can record.
     OwnRange,
-    /// Its process goes on in another one.
+    /// Its process goes on in another session.
     HandedOver,
     /// The daemon stops.
     Stopping,
 }
 
-/// First pause between two looks at who is inside; each is twice as long as the one before.
+/// First pause between two checks for operations inside; each is twice as long as the one before.
 const PAUSE_FIRST: Duration = Duration::from_micros(20);
 /// Longest pause.
 const PAUSE_MAX: Duration = Duration::from_millis(2);
 /// Leases that end in one step: the state's lock is held meanwhile.
 const ENDS_AT_ONCE: usize = 64;
-/// How long a digest stays away from the lock when another thread sleeps until they are free.
+/// How long a digest stays away from the locks when another thread sleeps until they are free.
 const LET_IN: Duration = Duration::from_micros(50);
-/// A waiter looks again this often without being told: the daemon may have stopped.
+/// A waiting thread checks this often without a notification: the daemon may have stopped.
 pub(crate) const LOOK: Duration = Duration::from_millis(200);
-/// The same while leases are withheld, which ends without anybody being told.
+/// The same while leases are withheld, the end of which is not notified.
 const LOOK_WITHHELD: Duration = Duration::from_millis(5);
 /// How long beyond the grace period a session waits for leases that it gives back.
 const RELEASE_PATIENCE: Duration = Duration::from_secs(1);
 /// Polling before the first pause.
 const POLL_NS: u32 = 5_000;
 
-/// Leases to be taken from one session, at once.
+/// Leases to be taken from one session at once.
 struct Work {
     id: SessionId,
     shared: Arc<Shared>,
     revocations: Vec<Revocation>,
     /// One of them is for writing: there may be records under it.
     writes: bool,
-    /// More of the own range was taken than the session can be told of.
+    /// More of the own range was taken than the session's table can record.
     overflow: bool,
 }
 
@@ -84,7 +84,7 @@ impl Core {
         self.host.now().as_ns()
     }
 
-    /// Gets leases for a session, all of them, and waits for that, if it has the patience.
+    /// Acquires all of the leases for a session, and waits for them if `patience` says so.
     ///
     /// # Errors
     /// `Sealed`, `Limit`, `Media`; `WouldBlock`: it has not.
@@ -125,18 +125,19 @@ impl Core {
         }
     }
 
-    /// Nobody waits for a request any more.
+    /// Cancels a request: its thread waits no more.
     fn withdraw(&self, state: &mut State, ticket: Ticket) {
         let effects = state.leases.step(self.now_ns(), Event::Cancelled { ticket });
         let absorbed = state.absorb(effects);
-        // A failure stops the daemon, which whoever comes next is told.
+        // A failure stops the daemon, which the next call reports.
         let _ = state.guard(absorbed);
         state.outcomes.remove(&ticket);
         self.announce_events();
     }
 
-    /// Asks for all of it, also for what the session holds already: until the rest is there that would be taken from
-    /// it, and two who hold what the other one lacks would exchange it for ever. `None` if it holds everything.
+    /// Always requests the complete set, including leases that the session holds already. Otherwise two sessions that
+    /// each hold what the other one needs would take it from each other forever. `None` if the session holds
+    /// everything.
     fn request(&self, id: SessionId, wants: &[Want]) -> Result<Option<Ticket>, Status> {
         let mut guard =
             self.state_with_room(|state| Entries::plain(state.leases.wants_waiting() + wants.len()));
@@ -145,8 +146,8 @@ impl Core {
         if wants.iter().all(|want| state.holds(id, *want)) {
             return Ok(None);
         }
-        // What the session made and nobody else asked for is not in the table. If somebody asks for it now, the next
-        // try finds it there.
+        // A unit that the session made and that no other session requested is not in the table. If one requests it now,
+        // the next try finds it there.
         let in_table = |want: &Want| state.is_in_table(id, want.unit) || !state.holds(id, *want);
         let wants: Vec<Want> = wants.iter().copied().filter(in_table).collect();
         let now = self.now_ns();
@@ -161,7 +162,7 @@ impl Core {
         Ok(Some(ticket))
     }
 
-    /// Tells the table of leases that a time it asked for has come.
+    /// Tells the table of leases that a time at which it wanted to be called has come.
     fn tick(&self, state: &mut State) -> Result<(), Status> {
         let now = self.now_ns();
         if state.wake_at.is_some_and(|at| at <= now) {
@@ -182,7 +183,7 @@ impl Core {
         state.revocations.iter().any(free)
     }
 
-    /// Takes away what is to be taken away, as long as there is something that nobody else is about.
+    /// Carries out revocations until none is left that no other thread carries out already.
     pub fn carry_out(&self) {
         self.tell_recalls();
         while let Some(work) = self.take_work() {
@@ -190,7 +191,7 @@ impl Core {
         }
     }
 
-    /// Picks a session, with all that is to be taken from it, and marks its words.
+    /// Picks a session with all leases that are to be taken from it, and marks their words.
     fn take_work(&self) -> Option<Work> {
         let mut guard = self.state.lock();
         let state = &mut *guard;
@@ -247,7 +248,7 @@ impl Core {
                 return;
             }
             Ok(_) => {}
-            // The daemon stopped: whoever waits is told by the state.
+            // The daemon stopped: waiting calls learn that from the state.
             Err(_) => return self.announce_events(),
         }
         for revocations in work.revocations.chunks(ENDS_AT_ONCE) {
@@ -259,7 +260,7 @@ impl Core {
         self.announce_events();
     }
 
-    /// Tells the table of leases that some are free for others, unless all of the session's are about to be.
+    /// Tells the table of leases that some are free for others, unless all of the session's leases are about to be.
     fn report_revoked(&self, id: SessionId, revocations: &[Revocation]) {
         let mut guard =
             self.state_with_room(|state| Entries::plain(revocations.len() + state.leases.wants_waiting()));
@@ -286,7 +287,7 @@ impl Core {
     /// Waits until every operation that is inside now has left once; false if the grace period ends before. A process that
     /// cannot leave because other processes have the processors gets more time than one that stands still.
     pub fn wait_until_left(&self, id: SessionId, shared: &Shared) -> bool {
-        // Who is inside is seen from here on; without fences everybody sees to that.
+        // Commits of operations inside are visible from here on. Without this fence each commit executes one by itself.
         let _ = self.fences && fence_others(&*self.host);
         let inside = shared.client.inside();
         let mut scan: Scan = inside.scan();
@@ -332,7 +333,7 @@ impl Core {
                 Reached::Until(last) => last,
             };
             if self.state.lock().is_digested(id, reachable)? {
-                // The copies have all that there is.
+                // The copies have everything that is there.
                 return Ok(if reachable < up_to { Step::Cut(NO_FRAME) } else { Step::Done });
             }
             self.wait_for_batch_room()?;
@@ -344,7 +345,7 @@ impl Core {
                 (step, self.is_batch_awaited())
             };
             match step {
-                // There may be more than the copies had.
+                // The copies may lack records behind.
                 Step::Done if up_to < asked => {}
                 Step::More => {}
                 step => return Ok(step),
@@ -356,7 +357,7 @@ impl Core {
         }
     }
 
-    /// Gives a lease back for its holder, who asked for it. Nothing happens if it is on its way already.
+    /// Gives a lease back for its holder, which requested that. Does nothing if the lease is being given back already.
     pub fn release(&self, id: SessionId, unit: InodeNumber) -> Result<(), Status> {
         self.begin_release(id, &[unit])?;
         self.carry_out();
@@ -382,7 +383,7 @@ impl Core {
                     session.held.get(unit).is_some_and(|held| held.version == *version)
                 });
             }
-            // Another thread is about it: it goes on without this call, too.
+            // Another thread carries out the rest, also without this call.
             if left.is_empty() || self.host.now() >= until {
                 return Ok(Vec::new());
             }
@@ -392,7 +393,7 @@ impl Core {
         }
     }
 
-    /// Marks leases as leaving, at their holder's wish; gives which, with their versions.
+    /// Marks leases as leaving at their holder's request; returns them with their versions.
     fn begin_release(
         &self,
         id: SessionId,
@@ -404,11 +405,11 @@ impl Core {
         let mut leaving = Vec::with_capacity(units.len());
         for unit in units {
             let held = state.sessions.get(&id).and_then(|session| session.held.get(unit));
-            // One of the own range costs the session no word: it goes only if others want it.
+            // A lease in the own range needs no word: it is given up only if another session requested it.
             let stays = |held: &Held| held.word == WORD_OWN_RANGE && !state.recalls.is_asked(id, *unit);
             let Some(held) = held.filter(|held| !held.leaving && !stays(held)) else { continue };
             let version = held.version;
-            // A session that asks for it from here on, this one too, waits until it is out.
+            // A session that requests it from here on, this one included, waits until it has ended.
             let effects = state.leases.step(self.now_ns(), Event::Leaving { session: id, unit: *unit });
             assert!(effects.is_empty(), "a lease that leaves gives nothing to anybody yet");
             state.recalls.answered(id, *unit, version);
@@ -418,8 +419,8 @@ impl Core {
         Ok(leaving)
     }
 
-    /// Ends a session: seals its log, digests what counts, ends everything that it held. Returns when it is gone,
-    /// whoever did it.
+    /// Terminates a session: seals its log, digests the records that count, and ends everything that it held. Returns
+    /// when the session is gone, whichever thread did it.
     pub fn eject(&self, id: SessionId, reason: Reason) {
         self.end(id, reason);
         self.carry_out();
@@ -444,7 +445,7 @@ impl Core {
         session.phase = Phase::Ending;
         let shared = &session.shared;
         shared.daemon.seal().seal(shared.client.commit(), || {
-            // Without fences each commit is one by itself.
+            // Without these fences each commit executes one by itself.
             let _ = self.fences && fence_others(&*self.host);
         });
         session.shared.daemon.own_range().revoke();
@@ -459,7 +460,7 @@ impl Core {
         let uid = session.caller.uid;
         session.returns = match reason {
             Reason::Stopping => false,
-            // Its process may have given up the greeting, and will come again for what it had.
+            // Its process may have given up the greeting, and may come back for its state.
             Reason::Left => session.unheard,
             _ => true,
         };
@@ -473,12 +474,12 @@ impl Core {
         let shared = self.state.lock().sessions.get(&id).map(|session| session.shared.clone());
         let Some(shared) = shared else { return };
         self.remove_lock_table(id);
-        // What the word says is an upper bound: the log may hold less, or what does not count.
+        // The word's value is an upper bound: the log may hold fewer records, or records that do not count.
         let cut = shared.committed();
         let digested = self.digest(id, cut);
         let removed = digested.and_then(|_| self.close_session(id));
         shared.ring.close();
-        // Release: pairs with the Acquire of whoever looks whether the session is gone.
+        // Release: pairs with the Acquire of threads that check whether the session is gone.
         shared.gone.store(1, Ordering::Release);
         self.host.wake(&shared.gone, ipc::host::WAKE_ALL);
         self.copies.all().iter().for_each(|copy| copy.forget_log(LogUid::new(id.0)));
@@ -488,11 +489,11 @@ impl Core {
         }
         self.announce_events();
         self.announce_work();
-        // Its questions after locks go with it.
+        // Questions about locks that the session waits for end with it.
         self.bell.ring();
     }
 
-    /// Takes a session out of everything, and its log out of the tree; gives the name of the log's file.
+    /// Removes a session from all tables, and its log from the tree; gives the name of the log's file.
     fn close_session(&self, id: SessionId) -> Result<Option<String>, Error> {
         let mut area = self.area_for(Some(id));
         let name = {
@@ -501,7 +502,7 @@ impl Core {
             let result = guard.end_session(self, id, self.now_ns());
             guard.guard(result)?
         };
-        // The file goes when the tree does not name the log any more.
+        // The file is removed once the tree does not name the log any more.
         self.contain_changes(&mut area)?;
         Ok(name)
     }
@@ -521,7 +522,7 @@ impl Core {
     }
 }
 
-/// Tells a session that a lease is over, in the words that its operations look at. A scan follows.
+/// Tells a session that a lease is over, in the words that its operations read. A scan follows.
 fn mark(shared: &Shared, word: u32, unit: InodeNumber) {
     if word == WORD_OWN_RANGE {
         shared.daemon.push_ended(unit);
@@ -535,13 +536,13 @@ fn mark(shared: &Shared, word: u32, unit: InodeNumber) {
 }
 
 impl State {
-    /// Takes a session, digested to its end, out of everything; gives the name of its log's file.
+    /// Removes a session that is digested to its end from all tables; gives the name of its log's file.
     fn end_session(&mut self, core: &Core, id: SessionId, now: u64) -> Result<Option<String>, Error> {
         let Some(session) = self.sessions.get(&id) else { return Ok(None) };
         let (log, first) = (session.log, session.first_inode);
         let (cut, name) =
             (self.copy.digested(log).sequence, self.copy.file(log)?.map(|file| file.name.clone()));
-        // Before the log is gone, which else would tell its process what counted.
+        // Must happen before the log is gone, because the log tells its process which records count.
         let session = self.sessions.get_mut(&id).expect("looked up above");
         note_recovered(&mut session.recovered, id.0, cut);
         self.register.note(recovered_entry(id, id.0, cut));
@@ -556,7 +557,7 @@ impl State {
         self.ranges.remove(&first);
         self.room.end(id);
         self.recalls.end(id);
-        // A process that was only shut out may come back for what it had.
+        // A process whose session was terminated may come back for its state.
         let unreferred = if session.returns && session.started.is_some() {
             self.locks.leave(id);
             self.leave_estate(core, id, &mut session);

@@ -4,12 +4,12 @@
 //! keeps the ledger that says so, and turns the update logs of processes, which it does not trust, into the area,
 //! record by record, as far as ledger and permissions allow. After a crash it does the same with the logs it finds.
 //!
-//! Guarantees: what a LibFS committed before its log was sealed is in the area as far as it was entitled and
-//! permitted, in order, up to the first record that was not; what one session changed under a lease is in the area
-//! before another gets the lease; nothing that a process writes into memory, log or ring makes the daemon panic or
-//! changes what its user may not change.
+//! Guarantees: the records that a LibFS committed before its log was sealed are in the area, in order, up to the first
+//! one for which it lacked the lease or the permission; the changes that one session made under a lease are in the area
+//! before another session gets the lease; no bytes that a process writes into memory, log or ring make the daemon panic
+//! or change data that its user may not change.
 //!
-//! Locks: the area's, then the state's ([`state`] says more). The state's is held across no wait and no commit.
+//! Locks: the area's, then the state's ([`state`] says more). The state's is never held across a wait or a commit.
 
 #![forbid(unsafe_code)]
 

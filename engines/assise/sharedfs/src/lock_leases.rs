@@ -1,16 +1,17 @@
-//! Lock leases in action: `ccnvm` decides where the locks on a file are decided, and this carries it out (CC-NVM, Assise
-//! §3.3; [`format::locks`]).
+//! Carries out the decisions of `ccnvm` about lock leases: where the locks on a file are decided (CC-NVM, Assise §3.3;
+//! [`format::locks`]).
 //!
-//! A session that holds the lock lease on a file writes which locks there are into its lock table, a file of the pool. To
-//! take the lease back SharedFS marks its word, fences, waits until every operation that was inside has left once, at most
-//! for the grace period, and imports the locks from the table; a session that does not leave in time is sealed out, which
-//! imports all that it decided. The holder's help is needed for none of it, nor is a holder that lives: what was last
-//! written whole counts. The table is hostile input. It says whose locks there are only for a file whose lease was out, and
-//! as if the session had asked for them by calls.
+//! A session that holds the lock lease on a file keeps the list of its locks in its lock table, a file of the pool. To
+//! take the lease back, SharedFS marks its word, fences, waits at most for the grace period until every operation that
+//! was inside has left once, and imports the locks from the table. A session that does not leave in time is terminated,
+//! which imports all of its locks. None of this needs the holder's help or a living holder: the list that was last
+//! written whole counts. The table is hostile input. Its lists count only for files whose lease the session holds, and
+//! are checked as if the session had requested the locks by calls.
 //!
-//! Guarantees: while a lease is out, SharedFS knows no lock on the file and decides nothing about it; a daemon that dies
-//! leaves register and table, from which the next one has the same locks; an owner for which others speak has no locks in
-//! a table, so that the end of its session, or a close elsewhere, ends none that it should not.
+//! Guarantees: while a session holds a lease, SharedFS has no lock on the file in its own table and decides nothing
+//! about it. After the death of a daemon, register and lock table give the next daemon the same locks. An owner that
+//! several sessions may act for has no locks in a lock table, so that the end of one session, or a close in one, ends
+//! only the locks that it should.
 
 use crate::leases::{LOOK, Reason};
 use crate::lock_requests::{entry_of, owner_of_file, request};
@@ -34,11 +35,11 @@ use vfs::engine::{Lock, LockOwner};
 use vfs::locks::{of_held, to_held};
 use zerocopy::little_endian::{U32, U64};
 
-/// A file with so many locks is not given to a process, whose list would soon be full.
+/// A file with more locks is not leased to a process, whose list would soon be full.
 const OFFERED_MAX: usize = LOCK_LIST_MAX / 2;
 
-/// How long after a slot was made free for another file none is again: who locks more files than there are slots, in turns, goes by
-/// calls for most of them.
+/// Pause after a slot was freed for another file before the next one is: a process that locks more files than there are
+/// slots, in turns, uses calls for most of them.
 const EVICTION_PAUSE_NS: u64 = 1_000_000;
 
 /// The lock table of one session.
@@ -61,13 +62,13 @@ impl LockTable {
         Self { region, slots, free, is_sent: false, evicts_from: 0, looked_at }
     }
 
-    /// The one that a session of a dead daemon left, if it is whole.
+    /// Opens the lock table that a session of a dead daemon left, if it is whole.
     pub fn open(medium: &Medium, id: SessionId) -> Option<Self> {
         let region = medium.open_at_most(&lock_table_file(id.0), LOCK_TABLE_BYTES as u64).ok()?;
         (region.bytes() == LOCK_TABLE_BYTES as u64).then(|| Self::new(region))
     }
 
-    /// What a slot says of the locks on an inode. None for a slot that says nothing, or of which nothing can be read.
+    /// Reads the locks on an inode from a slot. None for an empty or invalid slot.
     pub fn list(&self, slot: u64, inode: InodeNumber) -> Option<Vec<(Lock, LockOwner)>> {
         let slot = usize::try_from(slot).ok().filter(|slot| *slot < LOCK_SLOTS)?;
         let mut bytes = [0; LOCK_SLOT_BYTES];
@@ -76,14 +77,14 @@ impl LockTable {
         Some(list.locks.iter().filter_map(of_held).collect())
     }
 
-    /// What it says of an inode whose lease is out.
+    /// The locks on an inode whose lease the session holds.
     fn locks_on(&self, inode: InodeNumber) -> Vec<(Lock, LockOwner)> {
         let slot = self.slots.get(&inode);
         slot.and_then(|slot| self.list((*slot).into(), inode)).unwrap_or_default()
     }
 
-    /// A file on which there were no locks a moment ago, if all slots are used: its slot can be another file's. Files are
-    /// looked at in turn.
+    /// If all slots are used: a file on which there were no locks a moment ago, so that its slot can be another file's.
+    /// Files are examined in turn.
     fn victim(&mut self, now: u64) -> Option<InodeNumber> {
         if !self.free.is_empty() || now < self.evicts_from {
             return None;
@@ -97,7 +98,7 @@ impl LockTable {
         Some(victim)
     }
 
-    /// Writes a slot that nobody uses: both lists, so that nothing of another lease is left.
+    /// Writes an unused slot: both lists, so that nothing of another lease is left.
     fn begin(&self, slot: u32, inode: InodeNumber, locks: &[(Lock, LockOwner)]) {
         let locks = locks.iter().map(|(lock, owner)| to_held(*lock, *owner)).collect();
         let list = LockList { inode, sequence: Sequence::new(1), locks };
@@ -119,7 +120,8 @@ fn lease_entry(id: SessionId, inode: InodeNumber, slot: u32) -> RegisterEntry {
 }
 
 impl Core {
-    /// The state when the locks on an inode are decided here: a lease that is out is taken back for the session that asks.
+    /// Locks the state, with the locks on an inode decided here: if another session holds the lease, it is taken back
+    /// for the session that asks.
     ///
     /// # Errors
     /// `Sealed`, `Media`.
@@ -155,8 +157,8 @@ impl Core {
             })
         };
         if let Some(shared) = shared {
-            // Other scans of the session may go on beside this one: a LibFS has a place of its own to be inside at, and never
-            // takes turns with others at the overflow.
+            // Other scans of the session may run beside this one: a LibFS has a counter of its own to be inside at, and
+            // never shares the overflow counter with others.
             if !self.wait_until_left(holder, &shared) {
                 self.end(holder, Reason::Grace);
             }
@@ -169,7 +171,8 @@ impl Core {
         self.announce_events();
     }
 
-    /// Before open files are given away: locks of owners for which another session will speak, too, are decided here.
+    /// Called before open files are given away: locks of owners that another session may act for from now on are
+    /// decided here.
     pub fn take_back_given(&self, id: SessionId, files: &[SharedFile], own: bool) -> Result<(), Status> {
         let units = {
             let mut state = self.state.lock();
@@ -182,7 +185,7 @@ impl Core {
         Ok(())
     }
 
-    /// Before all locks of an owner end: what its session decides about is decided here.
+    /// Called before all locks of an owner end: those that its session decides are decided here.
     pub fn take_all_back(&self, id: SessionId) -> Result<(), Status> {
         let units: Vec<InodeNumber> = self.state.lock().lock_leases.held(id).collect();
         for unit in units {
@@ -191,8 +194,8 @@ impl Core {
         Ok(())
     }
 
-    /// A lock was granted: with it the session gets the lease, if it wants it and nobody else has or wants anything there.
-    /// The answer to its request.
+    /// Answers a lock request that was granted. The session also gets the lease, if it wants it and no other session
+    /// holds or requests a lock on the file.
     pub fn with_lock_lease(&self, id: SessionId, number: u64, request: &LockRequest) -> LockResponse {
         let none = LockResponse { ticket: U64::new(0), slot: U32::new(0), expected: U32::new(0) };
         if request.flags & LOCK_LEASE == 0 || !self.may_have_lock_lease(id, request.inode) {
@@ -210,7 +213,7 @@ impl Core {
             (offered, first)
         };
         if let Some(region) = first {
-            // A process that does not get it cannot use the lease, and asks by calls.
+            // A process that does not receive the table cannot use the lease, and makes calls instead.
             let _ = self.send_parcel(id, number, id.0, &region);
         }
         offered.map_or(none, |(slot, expected)| LockResponse {
@@ -220,7 +223,8 @@ impl Core {
         })
     }
 
-    /// A program that has locked many files, a mount for one, does not keep the leases on those that it has done with.
+    /// Frees a slot: a program that has locked many files, such as a mount, does not keep the leases on files that it
+    /// no longer locks.
     fn make_room_for_lock_lease(&self, id: SessionId) {
         let victim = {
             let mut state = self.state.lock();
@@ -228,12 +232,12 @@ impl Core {
             table.and_then(|table| table.victim(self.now_ns()))
         };
         if let Some(unit) = victim {
-            // A session that ended meanwhile needs no room.
+            // A session that ended meanwhile needs no slot.
             drop(self.decide_locks(id, unit));
         }
     }
 
-    /// Whether an offer is worth its while; then the session has a lock table.
+    /// Whether the session should get the lease; if so, it has a lock table from here on.
     fn may_have_lock_lease(&self, id: SessionId, unit: InodeNumber) -> bool {
         {
             let state = self.state.lock();
@@ -260,7 +264,7 @@ impl Core {
         }
     }
 
-    /// The session ends, and what its table said was imported.
+    /// Removes the table of a session that ends; its locks were imported.
     pub fn remove_lock_table(&self, id: SessionId) {
         let table = self.state.lock().sessions.get_mut(&id).and_then(|session| session.lock_table.take());
         if let Some(table) = table {
@@ -277,12 +281,12 @@ impl Core {
 }
 
 impl State {
-    /// Whether nobody but a session has or wants a lock on an inode, and few are held.
+    /// Whether only this session holds or requests locks on an inode, and few are held.
     fn is_alone_at(&self, id: SessionId, unit: InodeNumber) -> bool {
         self.lock_leases.holder(unit).is_none() && self.locks.is_alone_at(id, unit, OFFERED_MAX)
     }
 
-    /// Grants the lease, with all locks there are; its slot and the lower half of its word's generation.
+    /// Grants the lease, with all locks on the file; returns its slot and the lower half of its word's generation.
     fn offer_lock_lease(&mut self, now: u64, id: SessionId, unit: InodeNumber) -> Option<(u32, u32)> {
         if !self.is_alone_at(id, unit) {
             return None;
@@ -303,15 +307,15 @@ impl State {
         table.free.pop();
         table.slots.insert(unit, slot);
         table.begin(slot, unit, &locks);
-        // From here on the table has them, before the process can change anything there.
+        // From here on the table has the locks, before the process can change anything there.
         self.register.note(lease_entry(id, unit, slot));
         let lease = session.shared.daemon.locks()[slot as usize].grant(LeaseState::Write);
-        // Only now: a register that ends before the lease has the locks as those of their owners.
+        // Only now: if the register ends before the lease's entry, the locks are still there as those of their owners.
         locks.iter().for_each(|(_, owner)| self.silence_idle(id, *owner));
         Some((slot, lease.generation as u32))
     }
 
-    /// Takes in the locks that a session decided about on an inode. It is out, or sealed, and its lease is over.
+    /// Imports the locks on an inode that a session decided. Its lease is over, and the session is outside or sealed.
     pub fn import_locks(&mut self, id: SessionId, unit: InodeNumber) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         let uid = session.caller.uid;
@@ -326,13 +330,13 @@ impl State {
                 self.register.note(entry_of(RegisterKind::Lock, id, &request(unit, lock, owner)));
             }
         }
-        // Until this is noted, the table counts.
+        // Until this entry is written, the table counts.
         self.register
             .note(RegisterEntry { inode: unit, ..RegisterEntry::new(RegisterKind::LockLeaseEnd, id.0) });
     }
 
-    /// Of what a session gives away: where it has decided about locks of owners that it gives away, or of its process if
-    /// that goes on in another program.
+    /// The inodes, of files that a session gives away, on which it has decided locks of owners that it gives away too,
+    /// or of its process if that goes on in another program.
     fn units_with_given(
         &self,
         id: SessionId,
@@ -360,7 +364,7 @@ impl State {
         Ok(units)
     }
 
-    /// Lock leases that are out, for the register.
+    /// Adds the lock leases that sessions hold, for the register.
     pub fn put_lock_leases(&self, entries: &mut Vec<RegisterEntry>) {
         for (id, session) in &self.sessions {
             if let Some(table) = &session.lock_table {

@@ -1,5 +1,6 @@
-//! Questions after locks that were not free: each answer is kept back until the lock is granted, or the program's patience
-//! ends. A thread that wakes with each grant gives the answers, so that a session goes on with its other calls meanwhile.
+//! Questions about lock requests that wait: each answer is kept back until the lock is granted, or until the program's
+//! patience ends. A thread that wakes with each grant gives the answers, so that a session can go on with its other
+//! calls meanwhile.
 
 use crate::session::Shared;
 use crate::state::Core;
@@ -18,17 +19,17 @@ struct Question {
     until: Time,
 }
 
-/// All that wait.
+/// All questions that wait.
 #[derive(Default)]
 pub(crate) struct Questions {
-    /// No more than the slots of all rings.
+    /// At most as many as the slots of all rings.
     waiting: Vec<Question>,
-    /// The thread runs: no question waits for one that does not.
+    /// The thread runs: no question is kept without it.
     is_open: bool,
 }
 
 impl Core {
-    /// A question after a lock is kept, if there is a thread that answers it; else it comes back.
+    /// Keeps a question about a lock, if there is a thread that answers it; otherwise gives it back.
     pub fn keep_question(&self, session: SessionId, shared: &Arc<Shared>, taken: Taken) -> Option<Taken> {
         if taken.kind != CallKind::RedeemLock as u16 {
             return Some(taken);
@@ -68,7 +69,7 @@ impl Core {
         }
     }
 
-    /// Answers a question if it is time, or if it is the `last` time; else it waits on.
+    /// Answers a question if it is time, or if this is the `last` time; otherwise it waits on.
     fn ask(&self, question: Question, last: bool) -> Option<Question> {
         let Question { session, shared, taken, until } = question;
         let answer: Result<Vec<u8>, Status> = match self.look_at_lock(session, &taken.body) {
@@ -77,7 +78,7 @@ impl Core {
             None => return Some(Question { session, shared, taken, until }),
         };
         let (status, body) = self.answer(answer, shared.ring.body_room(&taken));
-        // A session that ended meanwhile gets nothing.
+        // A session that ended meanwhile gets no answer.
         let _ = shared.ring.respond(taken, status as u16, &body);
         None
     }

@@ -1,4 +1,4 @@
-//! Locks and their owners as messages and the register say them.
+//! Locks and their owners in the form of messages and register entries.
 
 use ccnvm::SessionId;
 use format::InodeNumber;
@@ -29,7 +29,7 @@ pub(crate) fn key_of(owner: LockOwner) -> (u8, u64) {
     }
 }
 
-/// A lock as a request says it.
+/// Decodes the lock of a request.
 pub(crate) fn request(inode: InodeNumber, lock: Lock, owner: LockOwner) -> LockRequest {
     let (owner_kind, number) = key_of(owner);
     LockRequest {
@@ -45,7 +45,7 @@ pub(crate) fn request(inode: InodeNumber, lock: Lock, owner: LockOwner) -> LockR
     }
 }
 
-/// A request as the register has it.
+/// The register entry of a request.
 pub(crate) fn entry_of(kind: RegisterKind, id: SessionId, request: &LockRequest) -> RegisterEntry {
     RegisterEntry {
         detail: request.owner_kind,

@@ -1,6 +1,6 @@
-//! Locks on files: one table for the node, so that processes see each other's (`vfs::LockTable` decides). Owners are
-//! numbers that processes choose; here each is bound to the user whose session named it first, so that nobody gives
-//! up or takes over a lock of another user, and ends with the last session that named it.
+//! Locks on files: one table for the node, so that processes see each other's (`vfs::LockTable` decides). Processes
+//! choose the numbers of lock owners. Each number is bound to the user of the first session that named it, so that no
+//! user can release or take over another user's lock, and ends with the last session that named it.
 
 use crate::fair::may_take;
 use crate::lock_requests::{
@@ -26,10 +26,10 @@ use vfs::engine::{Lock, LockFamily, LockOwner, Locked, Ticket};
 use vfs::locks::LockTable;
 use zerocopy::IntoBytes;
 
-/// Longest time that the answer to a question after a lock is kept back.
+/// Longest time for which the answer to a question about a lock is kept back.
 const WAIT_MAX: Duration = Duration::from_secs(1);
 
-/// Rings when a lock was granted to somebody who waits.
+/// Signals that a waiting request for a lock was granted.
 pub(crate) struct Bell {
     host: Arc<dyn Host>,
     word: Word,
@@ -40,20 +40,20 @@ impl Bell {
         Arc::new(Self { host, word: Word::new(0) })
     }
 
-    /// Rings.
+    /// Signals.
     pub fn ring(&self) {
-        // Release: pairs with the Acquire of who waits, and looks into the table then.
+        // Release: pairs with the Acquire of waiting threads, which read the table then.
         self.word.fetch_add(1, Ordering::Release);
         self.host.wake(&self.word, WAKE_ALL);
     }
 
-    /// How often it rang.
+    /// How often it was signalled.
     pub fn rung(&self) -> u32 {
         // Acquire: pairs with the Release of `ring`.
         self.word.load(Ordering::Acquire)
     }
 
-    /// Waits until it rings again.
+    /// Waits until it is signalled again.
     pub fn wait(&self, rung: u32, until: Option<Time>) {
         self.host.wait(&self.word, rung, until);
     }
@@ -65,7 +65,7 @@ impl Wake for Bell {
     }
 }
 
-/// Who may speak for an owner of locks.
+/// The user of a lock owner, and the sessions that may act for it.
 struct Speaker {
     uid: u32,
     sessions: BTreeSet<SessionId>,
@@ -75,13 +75,13 @@ struct Speaker {
 pub(crate) struct Locks {
     table: LockTable,
     speakers: BTreeMap<LockOwner, Speaker>,
-    /// How many of them each user has.
+    /// How many owners each user has.
     of_user: BTreeMap<u32, usize>,
     /// Owners that a session named.
     named: BTreeMap<SessionId, BTreeSet<LockOwner>>,
-    /// Requests that wait, and whose.
+    /// Requests that wait, with their sessions.
     tickets: BTreeMap<u64, (SessionId, LockRequest)>,
-    /// Owners that each user's programs may have in lock tables, and all of them.
+    /// Owners that are reserved for each user's lock tables, and their sum.
     reserved_of_user: BTreeMap<u32, usize>,
     reserved: usize,
     bell: Arc<Bell>,
@@ -103,7 +103,7 @@ impl Locks {
         }
     }
 
-    /// Whether a session of this user may speak for the owner; if nobody does, it does from now on.
+    /// Lets a session of this user act for the owner, if the user may; an owner that is new is this user's from now on.
     pub fn claim(&mut self, id: SessionId, uid: u32, owner: LockOwner) -> Result<(), Status> {
         let is_new = !self.speakers.contains_key(&owner);
         if is_new && !self.may_have_more(uid, 0) {
@@ -112,14 +112,14 @@ impl Locks {
         self.claim_again(id, uid, owner)
     }
 
-    /// Whether a user may have so many owners and one more.
+    /// Whether a user may have this many owners more, and one.
     fn may_have_more(&self, uid: u32, more: usize) -> bool {
         let of = |users: &BTreeMap<u32, usize>| users.get(&uid).copied().unwrap_or(0);
         let mine = of(&self.of_user) + of(&self.reserved_of_user) + more;
         may_take(uid, mine, self.speakers.len() + self.reserved + more, self.owners_max)
     }
 
-    /// Keeps places for the owners that a list of a lock table can have; false if the user has too many.
+    /// Reserves owners for one list of a lock table; false if the user has too many.
     pub fn reserve(&mut self, uid: u32) -> bool {
         if !self.may_have_more(uid, LOCK_LIST_MAX) {
             return false;
@@ -129,7 +129,7 @@ impl Locks {
         true
     }
 
-    /// They are used by owners that are known, or by none.
+    /// Ends a reservation, whether its owners are in use or not.
     pub fn unreserve(&mut self, uid: u32) {
         let left = self.reserved_of_user.remove(&uid).unwrap_or(0).saturating_sub(LOCK_LIST_MAX);
         if left > 0 {
@@ -138,7 +138,7 @@ impl Locks {
         self.reserved = self.reserved.saturating_sub(LOCK_LIST_MAX);
     }
 
-    /// Whether nobody but a session has or wants a lock on an inode, and at most so many are held.
+    /// Whether only this session holds or requests locks on an inode, and at most so many are held.
     pub fn is_alone_at(&self, id: SessionId, unit: InodeNumber, held_max: usize) -> bool {
         let only = |owner: LockOwner| {
             self.speakers.get(&owner).is_some_and(|speaker| speaker.sessions.iter().eq([&id]))
@@ -147,12 +147,12 @@ impl Locks {
         held.len() <= held_max && held.all(|(_, owner)| only(owner)) && !self.table.is_asked_for(unit)
     }
 
-    /// Takes all locks on an inode out: a lock table has them.
+    /// Removes all locks on an inode from the table: a session's lock table has them.
     pub fn take_out(&mut self, unit: InodeNumber) -> Vec<(Lock, LockOwner)> {
         self.table.take_out(unit)
     }
 
-    /// Takes in a lock that a session decided about. False if it may not have it: then the session is a hostile one.
+    /// Imports a lock that a session decided. False if it may not have it: then the session is hostile.
     pub fn import(
         &mut self,
         id: SessionId,
@@ -164,7 +164,7 @@ impl Locks {
             && self.table.lock(unit, owner, lock, None) == Ok(Locked::Granted)
     }
 
-    /// The same for one that was claimed before the daemon was started, when others had fewer.
+    /// The same for an owner that was claimed under an earlier daemon, when others had fewer.
     fn claim_again(&mut self, id: SessionId, uid: u32, owner: LockOwner) -> Result<(), Status> {
         let is_new = !self.speakers.contains_key(&owner);
         if is_new && self.speakers.len() >= self.owners_max {
@@ -175,7 +175,7 @@ impl Locks {
         }
         let speaker =
             self.speakers.entry(owner).or_insert_with(|| Speaker { uid, sessions: BTreeSet::new() });
-        // Who was given it may be another user by now.
+        // A session that was given the owner may be of another user.
         if speaker.uid != uid && !speaker.sessions.contains(&id) {
             return Err(Status::Invalid);
         }
@@ -184,7 +184,7 @@ impl Locks {
         Ok(())
     }
 
-    /// Who has an owner's word gives it to another session, whoever of what user that is.
+    /// A session that may act for an owner lets another session do so, of whatever user.
     pub fn speak_for(&mut self, giver: SessionId, heir: SessionId, owner: LockOwner) {
         let speaker = self.speakers.get_mut(&owner);
         if let Some(speaker) = speaker.filter(|speaker| speaker.sessions.contains(&giver)) {
@@ -193,13 +193,14 @@ impl Locks {
         }
     }
 
-    /// Whether a session of this user may speak for the owner, without claiming it.
+    /// Whether a session of this user may act for the owner, without claiming it.
     fn speaks(&self, id: SessionId, uid: u32, owner: LockOwner) -> bool {
         let speaker = self.speakers.get(&owner);
         speaker.is_some_and(|speaker| speaker.uid == uid || speaker.sessions.contains(&id))
     }
 
-    /// The session does not speak for the owner any more; what nobody else speaks for ends. False if it never did.
+    /// The session does not act for the owner any more; if no other session does, the owner's locks end. False if it
+    /// never did.
     pub fn fall_silent(&mut self, id: SessionId, owner: LockOwner) -> bool {
         let Some(named) = self.named.get_mut(&id) else { return false };
         if !named.remove(&owner) {
@@ -226,7 +227,7 @@ impl Locks {
         }
     }
 
-    /// Whether nothing is held or asked for in a process's name: then nobody needs to speak for it.
+    /// Whether a process has neither locks nor requests: then no session needs to act for it.
     pub fn is_idle(&self, owner: LockOwner) -> bool {
         let asks = |(_, request): &(SessionId, LockRequest)| owner_of(request) == Ok(owner);
         matches!(owner, LockOwner::Process { .. })
@@ -234,13 +235,13 @@ impl Locks {
             && !self.tickets.values().any(asks)
     }
 
-    /// Who speaks for an owner.
+    /// The sessions that act for an owner.
     fn speakers_of(&self, owner: LockOwner) -> Vec<SessionId> {
         let speaker = self.speakers.get(&owner);
         speaker.map_or(Vec::new(), |speaker| speaker.sessions.iter().copied().collect())
     }
 
-    /// What a session speaks for, and the locks of that, for the register.
+    /// Adds the owners that a session acts for, with their locks, for the register.
     pub fn put_entries_of(&self, id: SessionId, entries: &mut Vec<RegisterEntry>) {
         let owners: Vec<LockOwner> = self.named.get(&id).into_iter().flatten().copied().collect();
         entries.extend(owners.iter().map(|owner| speak_entry(id, *owner)));
@@ -250,7 +251,7 @@ impl Locks {
         );
     }
 
-    /// Nobody asks after what the session waits for any more. A lock that it was not told of it does not have.
+    /// Cancels the session's waiting requests. A lock that was granted and not reported yet is released.
     pub fn leave(&mut self, id: SessionId) {
         let of_session = self.tickets.iter().filter(|(_, (session, _))| *session == id);
         let tickets: Vec<(u64, LockRequest)> =
@@ -259,13 +260,14 @@ impl Locks {
             self.tickets.remove(&ticket);
             let granted = !self.table.cancel(Ticket::new(ticket));
             if granted && let (Ok(owner), Ok(lock)) = (owner_of(&request), lock_of(&request)) {
-                // Giving back what is one whole or part of one makes none too many.
+                // Restores the lock that was held before, which is part of one that was granted: that cannot exceed a
+                // limit.
                 let _ = self.table.unlock(request.inode, owner, lock.family, lock.first, lock.last);
             }
         }
     }
 
-    /// All of one session is another's.
+    /// Moves everything of one session to another.
     pub fn hand_over(&mut self, from: SessionId, to: SessionId) {
         self.leave(from);
         for owner in self.named.remove(&from).unwrap_or_default() {
@@ -277,7 +279,7 @@ impl Locks {
         }
     }
 
-    /// What the register says that a session did. What cannot be is left out: then it is of a damaged register.
+    /// Repeats an action of a session from the register. Impossible ones are skipped: they are from a damaged register.
     pub fn replay(&mut self, id: SessionId, uid: u32, kind: RegisterKind, entry: &RegisterEntry) {
         let request = request_of(entry);
         let Ok(owner) = owner_of(&request) else { return };
@@ -298,7 +300,7 @@ impl Locks {
         }
     }
 
-    /// All locks that are held, for the register.
+    /// Adds all locks that are held, for the register.
     pub fn put_entries(&self, entries: &mut Vec<RegisterEntry>) {
         for (id, owners) in &self.named {
             entries.extend(owners.iter().map(|owner| speak_entry(*id, *owner)));
@@ -311,7 +313,7 @@ impl Locks {
         }
     }
 
-    /// The session is gone: what nobody else speaks for ends.
+    /// Ends a session: locks of owners that no other session acts for end.
     pub fn end(&mut self, id: SessionId) {
         self.leave(id);
         for owner in self.named.remove(&id).unwrap_or_default() {
@@ -332,14 +334,14 @@ impl Core {
         if kind == CallKind::CancelLock {
             let (request, _) = split::<TicketRequest>(body).map_err(|_| Status::Invalid)?;
             let cancelled = self.state.lock().cancel_lock(id, request.ticket.get());
-            // A question after it has its answer now.
+            // A waiting question about it can be answered now.
             self.bell.ring();
             return cancelled;
         }
         let (request, _) = split::<LockRequest>(body).map_err(|_| Status::Invalid)?;
         let unit = request.inode;
         if kind != CallKind::ReleaseLocks {
-            // Who may not use the file takes no lease on its locks from anybody.
+            // A session that may not use the file must not take the lock lease from another one.
             self.state.lock().locker(id, unit)?;
         }
         match kind {
@@ -383,7 +385,7 @@ impl Core {
             let mut state = self.state.lock();
             let uid = state.live(id)?.caller.uid;
             if request.owner_kind == OWNER_DESCRIPTION {
-                // Other processes may have the description open.
+                // Other processes may have the open file description, too.
                 state.fall_silent(id, owner);
                 return Ok(Vec::new());
             }
@@ -404,13 +406,13 @@ impl Core {
         self.state.lock().redeem_lock(id, request.ticket.get()).transpose()
     }
 
-    /// How long the answer to such a question may be kept back.
+    /// How long the answer to a question about a waiting request may be kept back.
     pub fn lock_patience(&self, body: &[u8]) -> Duration {
         let asked = split::<TicketRequest>(body).map_or(0, |(request, _)| request.wait_ms.get());
         Duration::from_millis(asked.into()).min(WAIT_MAX)
     }
 
-    /// The answer when the time is over: it still waits.
+    /// The answer when that time is over: the request still waits.
     pub fn still_waiting(body: &[u8]) -> Result<Vec<u8>, Status> {
         let (request, _) = split::<TicketRequest>(body).map_err(|_| Status::Invalid)?;
         Ok(response(request.ticket.get()))
@@ -420,7 +422,7 @@ impl Core {
     pub fn redeem_lock(&self, id: SessionId, body: &[u8]) -> Result<Vec<u8>, Status> {
         let until = self.host.now().after(self.lock_patience(body));
         loop {
-            // Before the table is looked at.
+            // Read before the table.
             let seen = self.bell.rung();
             if let Some(answer) = self.look_at_lock(id, body) {
                 return answer;
@@ -434,7 +436,7 @@ impl Core {
 }
 
 impl State {
-    /// The user of a session that goes on and met the inode.
+    /// The user of a live session that has met the inode.
     fn locker(&mut self, id: SessionId, inode: InodeNumber) -> Result<u32, Status> {
         let session = self.live(id)?;
         if session.may_use(inode) { Ok(session.caller.uid) } else { Err(Status::Invalid) }
@@ -450,7 +452,7 @@ impl State {
         if locked == Ok(Locked::Granted) {
             self.register.note(entry_of(RegisterKind::Lock, id, request));
         } else if lock.family == LockFamily::Whole {
-            // To change its kind the lock that was held was given up, whatever came of it.
+            // The lock was released to change its kind, whatever came of that.
             self.register.note(entry_of(RegisterKind::Unlock, id, request));
         }
         if let Ok(Locked::Queued(ticket)) = locked {
@@ -459,8 +461,8 @@ impl State {
         locked.map_err(status_of)
     }
 
-    /// Ends what is in the way and held by nobody who lives: a program's end is seen by others in the order in which
-    /// it is seen by who waited for it.
+    /// Ends conflicting locks whose owners' processes are dead: so other processes see the end of a program no later
+    /// than the process that waited for it.
     fn end_locks_of_dead(&mut self, core: &Core, request: &LockRequest) {
         self.drop_estates_of_dead(core);
         let (Ok(owner), Ok(lock)) = (owner_of(request), lock_of(request)) else { return };
@@ -480,7 +482,7 @@ impl State {
     fn unlock(&mut self, id: SessionId, request: &LockRequest) -> Result<Vec<u8>, Status> {
         let uid = self.locker(id, request.inode)?;
         let (owner, family, (first, last)) = (owner_of(request)?, family_of(request)?, range_of(request)?);
-        // Who never locked anything has nothing to unlock.
+        // A session that never locked anything has nothing to unlock.
         if self.locks.speaks(id, uid, owner) {
             self.locks.table.unlock(request.inode, owner, family, first, last).map_err(status_of)?;
             let request = LockRequest { kind: LOCK_SHARED, ..*request };
@@ -516,7 +518,7 @@ impl State {
             Ok(Locked::Queued(_)) => Ok(None),
             Ok(Locked::Granted) => {
                 self.locks.tickets.remove(&ticket);
-                // Who was not told of it does not have it, so this is soon enough.
+                // A lock that was not reported is not held, so this is early enough.
                 self.register.note(entry_of(RegisterKind::Lock, id, &request));
                 Ok(Some(response(0)))
             }

@@ -24,7 +24,7 @@ const ROOM_PART: (u64, u64) = (3, 4);
 /// Items whose sending counts as that of one block.
 const ITEMS_PER_BLOCK: u64 = 16;
 
-/// TreeRoom of data and of the tree.
+/// Room for data and for the tree, in blocks and nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TreeRoom {
     pub blocks: u64,
@@ -60,11 +60,11 @@ impl TreeRoom {
 /// A round that is being sent.
 #[derive(Debug)]
 struct Round {
-    /// What was free when it began.
+    /// The free space when it began.
     free: TreeRoom,
-    /// What digests may take until it is sent.
+    /// The space that digests may take until it is sent.
     may: TreeRoom,
-    /// What there is to send, and what was sent of it, in blocks.
+    /// The amount to send, and how much of it was sent, in blocks.
     total: u64,
     sent: u64,
     moved_at: Time,
@@ -124,7 +124,7 @@ impl Pace {
         self.announce();
     }
 
-    /// The round is over; what digests took meanwhile.
+    /// Ends the round; returns the space that digests took meanwhile.
     pub fn end(&self, usage: &Usage) -> TreeRoom {
         let round = self.set_round(&mut self.round.lock(), None);
         let taken = round.map(|round| round.free.less(TreeRoom::free(usage)));
@@ -134,7 +134,7 @@ impl Pace {
 
     /// Whether a round is being sent.
     pub fn is_kept(&self) -> bool {
-        // Relaxed: a hint, of which a batch makes itself shorter; whoever must know looks at the round.
+        // Relaxed: a hint that makes a batch shorter; a thread that must know reads the round itself.
         self.is_kept.load(Ordering::Relaxed) != 0
     }
 
@@ -174,7 +174,7 @@ impl Pace {
     }
 }
 
-/// What there is to send of so many items and blocks, in blocks.
+/// The amount to send for so many items and blocks, in blocks.
 pub(crate) fn total(items: u64, blocks: u64) -> u64 {
     blocks + items / ITEMS_PER_BLOCK
 }

@@ -1,6 +1,6 @@
 //! Rights to open a file once, which a session passes to the node's mount: a random token for each, which the session
-//! shows to the gateway by the name that it opens ([`format::pass`]). Files that the kernel has to see are used through the
-//! mount in this way, without names: what was renamed or removed meanwhile is the same file.
+//! shows to the gateway in the name that it opens ([`format::pass`]). Files that the kernel has to see are used through
+//! the mount in this way, without their own names: a file that was renamed or removed meanwhile is still the same file.
 
 use crate::references::Rights;
 use crate::state::{Core, State};
@@ -11,7 +11,7 @@ use format::pass::TOKEN_BYTES;
 use std::collections::VecDeque;
 use zerocopy::IntoBytes;
 
-/// Rights of one session that nobody has used yet: a further one ends the oldest.
+/// Unused rights of one session: a further one ends the oldest.
 const PASSES_MAX: usize = 64;
 
 /// A token as it is sent.
@@ -79,7 +79,7 @@ impl State {
         if known { Ok(()) } else { Err(Status::Access) }
     }
 
-    /// It was used.
+    /// The right was used.
     pub fn end_pass(&mut self, token: &Token) {
         for session in self.sessions.values_mut() {
             session.passes.0.retain(|pass| pass.token != *token);

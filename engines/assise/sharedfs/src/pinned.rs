@@ -7,7 +7,7 @@ use format::NodeId;
 use ipc::lock::Guard;
 use ipc::sync::Ordering;
 
-/// Commits that are made so that the tree contains all that the ledger says.
+/// Most commits that are made to get a tree that contains everything in the ledger.
 const COMMITS_MAX: usize = 16;
 
 /// A commit that is kept for as long as it is read.
@@ -39,7 +39,7 @@ impl Core {
         if guard.is_stopped() { Err(Error::Stopped) } else { Ok(guard) }
     }
 
-    /// What was read of a commit counts only if it was kept until now.
+    /// Data that was read of a commit is valid only if the commit was kept until now.
     pub fn kept<T>(
         &self,
         node: NodeId,
@@ -55,7 +55,7 @@ impl Core {
         Ok(read?)
     }
 
-    /// What a pin kept may be used again.
+    /// Releases the space that a pin kept.
     pub fn release_pinned(&self) -> Result<(), Error> {
         let mut area = self.area_for(None);
         let commit = area.commit();

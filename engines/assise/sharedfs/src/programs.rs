@@ -1,4 +1,4 @@
-//! What a daemon says about those who are attached, for people to look at.
+//! Reports of a daemon about attached programs, for people.
 
 use crate::daemon::Daemon;
 use format::{CommitNumber, InodeNumber, LogUid};
@@ -20,7 +20,7 @@ pub struct Program {
 }
 
 impl Daemon {
-    /// Who is attached.
+    /// The attached programs.
     pub fn programs(&self) -> Vec<Program> {
         let state = self.core().state.lock();
         let table = state.copy.ledger.table();
@@ -34,13 +34,13 @@ impl Daemon {
         state.sessions.values().map(program).collect()
     }
 
-    /// What is kept for processes that may come for it: left by sessions that ended by force or with another daemon,
-    /// or given away by programs.
+    /// Number of detached sessions: kept for processes that may come back after a termination or a restart of the
+    /// daemon, or for files that programs gave away.
     pub fn estates(&self) -> usize {
         self.core().state.lock().heirs.all().count()
     }
 
-    /// Open files that are referred to by call, by sessions and estates.
+    /// Open files that sessions and detached sessions refer to by call.
     pub fn references(&self) -> usize {
         self.core().state.lock().references.total()
     }
@@ -51,8 +51,8 @@ impl Daemon {
         self.core().state.lock().copy.damaged.iter().copied().collect()
     }
 
-    /// Data blocks that a program of this user can still take, as `statfs` tells it: without what is reserved for the
-    /// daemon's own work and what is promised to programs.
+    /// Data blocks that a program of this user can still take, as `statfs` reports them: without the blocks that are
+    /// reserved for the daemon's own work and for programs.
     pub fn free_blocks(&self, uid: u32) -> u64 {
         let state = self.core().state.lock();
         state.room.free_blocks_of(uid, &state.copy.free)

@@ -1,9 +1,9 @@
-//! Logs that are made before a program needs them. Where a sync takes milliseconds a program would wait for three of them
-//! at its start: the log's file, its name and its first block. It waits for none: the entry of the ledger that opens its log
-//! is synced with its first fsync.
+//! Logs that are made before a program needs them. Where a sync takes milliseconds, a program would otherwise wait for
+//! three syncs at its start: of the log's file, of its name and of its first block. The entry of the ledger that opens
+//! its log is synced with its first fsync.
 //!
-//! A ready log is durable and empty, and its number is given to nobody else. The ledger does not know it: after a death
-//! the next start removes its file, like that of any log that was not begun.
+//! A ready log is durable and empty, and its number is not given out again. The ledger does not contain it: after a
+//! crash the next start removes its file, like that of any log that was not begun.
 
 use crate::accept::{SESSION_DESCRIPTORS, has_descriptors};
 use crate::state::Core;
@@ -12,7 +12,8 @@ use format::{Incarnation, LogUid};
 use mirror::logs::LogFile;
 use std::sync::Arc;
 
-/// Logs are made ready while there are descriptors for so many sessions to come, and taken away below half of that.
+/// Logs are made ready while descriptors for so many further sessions are free, and removed when fewer than half of
+/// that are.
 const SESSIONS_TO_COME: usize = 8;
 
 /// A log that waits for its session.
@@ -22,7 +23,7 @@ pub(crate) struct ReadyLog {
 }
 
 impl Core {
-    /// Makes ready logs, as many as there should be. The background thread's work: no lock is held meanwhile.
+    /// Makes as many logs ready as there should be. Called by the background thread; no lock is held meanwhile.
     pub fn make_ready_logs(&self) {
         if !has_descriptors(SESSION_DESCRIPTORS * SESSIONS_TO_COME / 2) {
             return self.remove_ready_logs();
@@ -36,7 +37,7 @@ impl Core {
                 state.numbers.take_log()
             };
             let life = (log, Incarnation::new(1));
-            // If there is no room for it now, the next session that begins makes its own, and is told what lacks.
+            // If there is no space for it now, the next session that begins makes its own log, and reports the error.
             let made = LogFile::create(&self.medium, self.pool, life, self.config.log_bytes, OWNER_DAEMON);
             let Ok(file) = made else { return };
             self.copies.all().iter().for_each(|copy| copy.prepare_log(log, &file));
@@ -44,7 +45,7 @@ impl Core {
         }
     }
 
-    /// Takes away the files of ready logs.
+    /// Removes the files of ready logs.
     pub fn remove_ready_logs(&self) {
         let ready = std::mem::take(&mut self.state.lock().ready);
         for log in ready {

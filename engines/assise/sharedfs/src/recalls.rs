@@ -1,13 +1,14 @@
-//! Leases of sessions that must answer: such a session keeps things under its leases elsewhere (the gateway of a mount, in the
-//! kernel), and is asked for a lease that others want, goes on under it, and gives it back by `Release` once there is nothing
-//! elsewhere any more. Its words are marked only then.
+//! Leases of sessions that must answer recalls: such a session caches data elsewhere under its leases (the gateway of a
+//! mount, in the kernel). When another session wants one of its leases, it is asked for the lease, goes on under it,
+//! and gives it back by `Release` once the cached data is gone. Its words are marked only then.
 //!
-//! Guarantees: a question is asked once for each version of a lease, in the answer of a `Recalls` call. A session of which
-//! nothing is heard for [`Config::recall_patience`](crate::config::Config), neither an answer nor a record in its log, is ended, so that nobody waits for longer.
-//! When such a session ends, what it kept may be there still: if [`crate::Daemon::watch_caches`] says so, leases are withheld from all
-//! others until it is gone, or until the session after it says that nothing of it is left. So does a daemon that starts.
-//! While it is asked, the session's other calls are served: one that has to wait for a lease is put aside, with a thread of
-//! its own, so that the session's answers are never behind it.
+//! Guarantees: a session is asked once for each version of a lease, in the answer of a `Recalls` call. A session that
+//! stays silent for [`Config::recall_patience`](crate::config::Config), with neither an answer nor a record in its log,
+//! is terminated, which bounds the wait of the others. After the end of such a session its cached data may still be
+//! there: if [`crate::Daemon::watch_caches`] says so, leases are withheld from all other sessions until it is gone, or
+//! until the next session of the kind reports that nothing is left of it. A daemon that starts does the same. While a
+//! session is asked, its other calls are served: a call that has to wait for a lease gets a thread of its own, so that
+//! it never delays the session's answers.
 
 use crate::leases::Reason;
 use crate::serve::Request;
@@ -24,47 +25,47 @@ use std::sync::Arc;
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
-/// A call that is answered in this process looks this often without being told.
+/// A call that is answered in this process checks this often without a notification.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// What is done when a call finds that it has to wait for a lease.
+/// Reaction of a call that has to wait for a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Patience {
     /// It waits.
     Waits,
-    /// It ends with `WouldBlock`, and is made again aside.
+    /// The call ends with `WouldBlock`, and is repeated on a thread of its own.
     Refuses,
 }
 
-/// A question that has no answer yet.
+/// A lease that a session was asked for and has not given back.
 struct Asked {
     version: LeaseVersion,
-    /// Since when nothing was heard of the session; none before the first look.
+    /// Since when the session is silent; none before the first check.
     since: Option<Time>,
-    /// The last record of its log then.
+    /// The last record of its log at that time.
     heard: Sequence,
 }
 
 /// One session that must answer.
 #[derive(Default)]
 struct Answering {
-    /// What it is to be asked for.
+    /// Leases that it is still to be asked for.
     pending: VecDeque<InodeNumber>,
-    /// What it was asked for and holds still.
+    /// Leases that it was asked for and still holds.
     asked: BTreeMap<InodeNumber, Asked>,
-    /// Its calls whose answers are kept back.
+    /// Its `Recalls` calls whose answers are kept back.
     kept: Vec<(Arc<Shared>, Taken)>,
-    /// Grows with each call that wants those answers at once.
+    /// Grows with each call that requires those answers at once.
     hurried: u64,
-    /// It has said that nothing is left of what was kept under leases of an earlier session.
+    /// It has reported that nothing is left of the data that an earlier session cached.
     is_clean: bool,
 }
 
-/// All of them.
+/// All sessions that must answer.
 #[derive(Default)]
 pub(crate) struct Recalls {
     sessions: BTreeMap<SessionId, Answering>,
-    /// There is something to be asked that nobody was told to look for.
+    /// There are new leases to ask for, and no thread was notified of them.
     is_fresh: bool,
 }
 
@@ -82,7 +83,7 @@ impl Recalls {
         self.sessions.get(&id).is_some_and(|session| session.asked.contains_key(&unit))
     }
 
-    /// A lease is on its way back, or is over.
+    /// A lease is being given back, or has ended.
     pub fn answered(&mut self, id: SessionId, unit: InodeNumber, version: LeaseVersion) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         if session.asked.get(&unit).is_some_and(|asked| asked.version <= version) {
@@ -95,12 +96,12 @@ impl Recalls {
         self.sessions.contains_key(&id)
     }
 
-    /// Whether another session has said that nothing is left of what was kept under leases of sessions before it.
+    /// Whether another session has reported that nothing is left of the data that earlier sessions cached.
     pub fn is_followed(&self, id: SessionId) -> bool {
         self.sessions.iter().any(|(other, session)| *other != id && session.is_clean)
     }
 
-    /// The session is gone. Calls that were kept back end with its ring.
+    /// The session has ended. Calls that were kept back end with its ring.
     pub fn end(&mut self, id: SessionId) {
         self.sessions.remove(&id);
     }
@@ -114,7 +115,8 @@ impl Answering {
 }
 
 impl State {
-    /// Notes that a session must answer from now on; `dropped` says that it has nothing that an earlier one kept.
+    /// Notes that a session must answer from now on; `dropped` says that nothing is left of the data that an earlier
+    /// one cached.
     fn begin_answering(
         &mut self,
         id: SessionId,
@@ -122,7 +124,7 @@ impl State {
         dropped: bool,
     ) -> Result<&mut Answering, Status> {
         let session = self.live(id)?;
-        // Others would wait for it at each of its leases.
+        // Only a trusted session may: others wait for it at each of its leases.
         if !session.is_trusted() {
             return Err(Status::Access);
         }
@@ -141,8 +143,8 @@ impl State {
         Ok(session)
     }
 
-    /// Withholds leases from all sessions that need not answer, or does so no more. Whoever waits for some is told by the tick
-    /// that is due now.
+    /// Withholds leases from all sessions that need not answer, or stops doing so. Waiting calls are notified by the
+    /// tick that is due now.
     pub fn withhold(&mut self, now_ns: u64, withheld: bool) {
         if self.leases.are_withheld() != withheld {
             let event = if withheld { Event::Withhold } else { Event::Resume };
@@ -154,7 +156,7 @@ impl State {
 }
 
 impl Core {
-    /// A question after recalls is kept until there is one; any other call comes back.
+    /// Keeps a `Recalls` call until there is a recall; gives any other call back.
     pub fn keep_recalls(&self, id: SessionId, shared: &Arc<Shared>, taken: Taken) -> Option<Taken> {
         let request = split::<RecallsRequest>(&taken.body);
         match request {
@@ -180,12 +182,12 @@ impl Core {
         kept
     }
 
-    /// Whether something may be kept under leases of a session that has ended.
+    /// Whether data may be cached elsewhere under leases of a session that has ended.
     pub fn is_kept_elsewhere(&self) -> bool {
         self.caches.get().is_some_and(|watch| watch())
     }
 
-    /// Leases that are withheld are so no more once what was kept under others is gone.
+    /// Stops withholding leases once the data that was cached under others is gone.
     pub fn look_at_caches(&self) {
         if self.state.lock().leases.are_withheld() && !self.is_kept_elsewhere() {
             self.state.lock().withhold(self.host.now().as_ns(), false);
@@ -218,7 +220,8 @@ impl Core {
                 let _ = shared.ring.respond(taken, Status::Ok as u16, &[]);
             }
             if let Some(units) = units {
-                // What was to be taken from it before is taken now, so that it holds nothing that it is not asked for.
+                // Revocations that were due before are carried out now, so that the session holds no lease that it will
+                // not be asked for.
                 self.carry_out();
                 self.announce_events();
                 return Ok(units.as_bytes().to_vec());
@@ -227,7 +230,7 @@ impl Core {
         }
     }
 
-    /// Asks sessions for what others want of them, where a call of theirs waits for it.
+    /// Asks sessions for the leases that others want, by answering a call of theirs that waits for it.
     pub fn tell_recalls(&self) {
         let told = {
             let mut state = self.state.lock();
@@ -243,7 +246,7 @@ impl Core {
         self.announce_events();
     }
 
-    /// Ends sessions that were asked and of which nothing is heard.
+    /// Terminates sessions that were asked and stay silent.
     pub fn end_silent(&self) {
         let silent: Vec<SessionId> = {
             let mut guard = self.state.lock();
@@ -269,7 +272,7 @@ impl Core {
         }
     }
 
-    /// Serves a call that has to wait for a lease, beside the others of its session.
+    /// Serves a call that has to wait for a lease, on a thread of its own.
     pub fn serve_aside(self: &Arc<Self>, id: SessionId, shared: &Arc<Shared>, taken: Taken) {
         let (core, theirs) = (self.clone(), shared.clone());
         let taken = Arc::new(ipc::Lock::new(self.host.clone(), Some(taken)));
@@ -288,7 +291,7 @@ impl Core {
         }
     }
 
-    /// Answers a call of a session's ring; gives it back if it has to wait for a lease, which its `patience` refuses.
+    /// Answers a call from a session's ring; gives it back if it has to wait for a lease and `patience` refuses that.
     pub fn serve_one(
         &self,
         id: SessionId,
@@ -304,7 +307,7 @@ impl Core {
         {
             return Some(taken);
         }
-        // Too large cannot be: the room was kept. A client that took its slot back gets nothing.
+        // The body cannot be too large: its space was reserved. A client that took its slot back gets no answer.
         let _ = shared.ring.respond(taken, status as u16, &body);
         None
     }

@@ -1,8 +1,8 @@
-//! Open references: who has which inode open, apart from leases, so that an inode whose last name goes stays until
-//! the last one closes it, and so that a right to write that an opening gave outlives a change of
-//! mode.
+//! Open references: which sessions have which inodes open, independently of leases. An inode without a name stays until
+//! the last session closes it, and a right to write that an open gave outlives a change of mode.
 //!
-//! A reference is one a session and inode, with rights united; the session counts its own descriptors.
+//! There is one reference for a session and an inode, with the union of the rights; the session counts its own
+//! descriptors.
 
 use crate::register::open_entry;
 use ccnvm::SessionId;
@@ -17,7 +17,7 @@ pub(crate) struct References {
     by_session: BTreeMap<(SessionId, InodeNumber), ()>,
 }
 
-/// What an opening allowed.
+/// The rights that an open gave.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Rights {
     pub read: bool,
@@ -25,19 +25,19 @@ pub(crate) struct Rights {
 }
 
 impl Rights {
-    /// As the register has them.
+    /// The bits that the register stores.
     pub fn bits(self) -> u8 {
         u8::from(self.read) | u8::from(self.write) << 1
     }
 
-    /// From the register.
+    /// Reads the bits of the register.
     pub fn of_bits(bits: u8) -> Self {
         Self { read: bits & 1 != 0, write: bits & 2 != 0 }
     }
 }
 
 impl References {
-    /// Makes one, or adds rights to it.
+    /// Makes a reference, or adds rights to it.
     pub fn open(&mut self, session: SessionId, inode: InodeNumber, rights: Rights) {
         let held = self.by_inode.entry((inode, session)).or_default();
         held.read |= rights.read;
@@ -45,19 +45,19 @@ impl References {
         self.by_session.insert((session, inode), ());
     }
 
-    /// Ends one. True if nobody refers to the inode any more.
+    /// Ends a reference. True if it was the last one to the inode.
     pub fn close(&mut self, session: SessionId, inode: InodeNumber) -> bool {
         self.by_inode.remove(&(inode, session));
         self.by_session.remove(&(session, inode));
         !self.any(inode)
     }
 
-    /// What a session may do by its reference.
+    /// The rights of a session's reference.
     pub fn rights(&self, session: SessionId, inode: InodeNumber) -> Option<Rights> {
         self.by_inode.get(&(inode, session)).copied()
     }
 
-    /// Whether anybody has it open.
+    /// Whether any session has the inode open.
     pub fn any(&self, inode: InodeNumber) -> bool {
         let (first, last) = ((inode, SessionId(0)), (inode, SessionId(u64::MAX)));
         self.by_inode.range(first..=last).next().is_some()
@@ -73,13 +73,13 @@ impl References {
         self.of_session(session).count()
     }
 
-    /// What a session refers to.
+    /// The inodes that a session refers to.
     pub fn of_session(&self, session: SessionId) -> impl Iterator<Item = InodeNumber> + '_ {
         let (first, last) = ((session, InodeNumber::new(0)), (session, InodeNumber::new(u64::MAX)));
         self.by_session.range(first..=last).map(|((_, inode), ())| *inode)
     }
 
-    /// Makes all of one session those of another.
+    /// Moves all references of one session to another.
     pub fn hand_over(&mut self, from: SessionId, to: SessionId) {
         let inodes: Vec<_> = self.of_session(from).collect();
         for inode in inodes {
@@ -89,13 +89,13 @@ impl References {
         }
     }
 
-    /// All of them, for the register.
+    /// Adds all references, for the register.
     pub fn put_entries(&self, entries: &mut Vec<RegisterEntry>) {
         let all = self.by_inode.iter();
         entries.extend(all.map(|((inode, session), rights)| open_entry(*session, *inode, *rights)));
     }
 
-    /// Ends all of a session; gives the inodes that nobody refers to any more.
+    /// Ends all references of a session; gives the inodes to which no reference is left.
     pub fn end(&mut self, session: SessionId) -> Vec<InodeNumber> {
         let inodes: Vec<_> = self.of_session(session).collect();
         inodes.into_iter().filter(|inode| self.close(session, *inode)).collect()

@@ -1,9 +1,10 @@
-//! What this daemon remembers of its programs for the daemon after it: a journal in a file of the pool, written by
-//! plain stores, so that it outlives the daemon and not the machine. Formats: [`format::register`].
+//! The register: the daemon's memory of its programs, for the next daemon. It is a journal in a file of the pool,
+//! written by plain stores, so that it survives a crash of the daemon, but not of the machine. Formats:
+//! [`format::register`].
 //!
-//! Guarantees: what was noted before a call was answered is found by the next daemon, in order; a death at any point
-//! leaves one register that is whole, the old or the new one; without a register, or with one that is damaged,
-//! programs lose what they had open, and nothing else.
+//! Guarantees: the next daemon finds every entry that was noted before a call was answered, in order; a death at any
+//! point leaves one register that is whole, the old or the new one; without a register, or with a damaged one, programs
+//! lose their open files and locks, and nothing else.
 
 use crate::error::Error;
 use crate::heirs::{Estate, Heirs};
@@ -28,9 +29,10 @@ use zerocopy::little_endian::{U16, U32, U64};
 const START: u64 = BLOCK_BYTES as u64;
 /// Entries of the smallest register.
 const ENTRIES_MIN: u64 = 16 << 10;
-/// A register is written anew when it has so many times more entries than it needs.
+/// A register is written anew when it has so many times more entries than are needed.
 const SPARSE: u64 = 4;
-/// Logs of which a session remembers how far they were recovered: those that it goes on from, the oldest forgotten.
+/// Logs for which a session remembers how far they were recovered: those of the sessions before it; the oldest are
+/// forgotten.
 const RECOVERED_MAX: usize = 64;
 
 const FILE_PREFIX: &str = "register-";
@@ -49,15 +51,15 @@ pub(crate) struct Register {
     pool: PoolUid,
     boot: u64,
     number: u64,
-    /// None once no file could be had: then nothing is remembered any more.
+    /// None once no file could be created: then nothing is remembered any more.
     region: Option<Region>,
     entries: u64,
     entries_max: u64,
-    /// Entries that it began with: so many were needed then.
+    /// Number of entries that it began with: so many were needed then.
     needed: u64,
 }
 
-/// What the daemon before remembered.
+/// The sessions that the former daemon remembered.
 #[derive(Default)]
 pub(crate) struct Remembered {
     pub estates: BTreeMap<SessionId, Estate>,
@@ -67,7 +69,7 @@ pub(crate) struct Remembered {
 }
 
 impl Register {
-    /// Reads the register of the daemon before; locks go into `locks`. Nothing is written yet.
+    /// Reads the register of the former daemon; locks go into `locks`. Nothing is written yet.
     ///
     /// # Errors
     /// `Media`: the folder cannot be read.
@@ -90,7 +92,7 @@ impl Register {
             needed: 0,
         };
         let mut remembered = Remembered::default();
-        // The newest that is whole: one that was being written when its daemon died has no superblock.
+        // The newest whole one: a register that was being written when its daemon died has no superblock.
         for number in numbers.into_iter().rev() {
             if let Some(region) = register.open(number) {
                 remembered.replay(&region, number, locks)?;
@@ -119,7 +121,7 @@ impl Register {
     /// # Errors
     /// `Media`: an old one cannot be removed.
     pub fn rewrite(&mut self, entries: &[RegisterEntry]) -> Result<(), Error> {
-        // A medium that ends with the process has nobody to be remembered by.
+        // A medium that ends with the process is never opened by another daemon.
         if !self.medium.class().survives_process() {
             return Ok(());
         }
@@ -127,7 +129,7 @@ impl Register {
         let entries_max = (2 * needed).max(ENTRIES_MIN);
         let number = self.number + 1;
         let bytes = START + entries_max * REGISTER_ENTRY_BYTES as u64;
-        // Without space for it programs are told nothing false: the old one goes, too.
+        // If there is no space for it, the old one is removed too, so that programs are told nothing false.
         self.region = self.medium.create(&file_name(number), bytes).ok();
         (self.number, self.entries, self.entries_max, self.needed) = (number, 0, entries_max, needed);
         if let Some(region) = self.region.clone() {
@@ -183,16 +185,16 @@ impl Register {
                 None => break,
             }
         }
-        // A folder that cannot be read or written: from here on nothing is remembered.
+        // The folder cannot be read or written: from here on nothing is remembered.
         let needed = self.needed;
         if entries.len() as u64 != self.entries || self.rewrite(&entries).is_err() {
             self.region = None;
         }
-        // History is copied, too.
+        // The copied entries include those that are no longer needed.
         self.needed = needed;
     }
 
-    /// Whether it has many more entries than `needed`, and than it had when it was written.
+    /// Whether it has many more entries than `needed`, and than it began with.
     pub fn is_sparse(&self, needed: u64) -> bool {
         self.region.is_some() && self.entries > SPARSE * needed.max(self.needed).max(ENTRIES_MIN / SPARSE)
     }
@@ -209,7 +211,7 @@ fn read_entry(region: &Region, register: u64, place: u64) -> Option<(RegisterKin
 }
 
 impl Remembered {
-    /// Takes entry after entry, to the first that is none.
+    /// Applies all entries up to the first invalid one.
     fn replay(&mut self, region: &Region, register: u64, locks: &mut Locks) -> Result<(), Error> {
         let mut place = 0;
         while let Some((kind, entry)) = read_entry(region, register, place) {
@@ -291,7 +293,7 @@ impl Remembered {
             let Some(uid) = self.estates.get(&id).map(|estate| estate.uid) else { continue };
             let table = LockTable::open(medium, id);
             for (inode, slot) in leases {
-                // The daemon may have died in the middle of noting them.
+                // The daemon may have died while it was noting them.
                 locks.take_out(inode);
                 let list = table.as_ref().and_then(|table| table.list(slot, inode));
                 for (lock, owner) in list.into_iter().flatten() {
@@ -301,8 +303,8 @@ impl Remembered {
         }
     }
 
-    /// A log was digested to its end. A daemon that died before it closed the log may have noted an earlier one, behind
-    /// which a whole frame was found: that counts now.
+    /// Notes that a log was digested to its end. A daemon that died before it closed the log may have noted an earlier
+    /// record, behind which a whole frame was found: the later one counts.
     pub fn note_recovered(&mut self, log: u64, last: Sequence) {
         if let Some(estate) = self.estates.get_mut(&SessionId(log)) {
             estate.recovered.retain(|(noted, _)| *noted != log);
@@ -326,13 +328,13 @@ impl Remembered {
         entries
     }
 
-    /// What stays when the daemon serves.
+    /// The data that is kept once the daemon serves.
     pub fn into_heirs(self) -> (Heirs, References) {
         (Heirs::of(self.estates.into_values()), self.references)
     }
 }
 
-/// Notes how far a log was recovered; what was said first counts.
+/// Notes how far a log was recovered; the first entry for a log counts.
 pub(crate) fn note_recovered(recovered: &mut Vec<(u64, Sequence)>, log: u64, last: Sequence) {
     if recovered.iter().all(|(other, _)| *other != log) {
         if recovered.len() == RECOVERED_MAX {
@@ -342,7 +344,7 @@ pub(crate) fn note_recovered(recovered: &mut Vec<(u64, Sequence)>, log: u64, las
     }
 }
 
-/// Who a session is of.
+/// The process and the user of a session.
 pub(crate) struct Identity {
     pub pid: u32,
     pub started: u64,
@@ -367,7 +369,7 @@ pub(crate) fn open_entry(id: SessionId, inode: InodeNumber, rights: Rights) -> R
     RegisterEntry { inode, detail: rights.bits(), ..RegisterEntry::new(RegisterKind::Open, id.0) }
 }
 
-/// A session speaks for an owner of locks, maybe with others.
+/// A session may act for an owner of locks, possibly with others.
 pub(crate) fn speak_entry(id: SessionId, owner: LockOwner) -> RegisterEntry {
     let (detail, pid) = match owner {
         LockOwner::Process { pid, .. } => (OWNER_PROCESS, pid),
@@ -378,7 +380,7 @@ pub(crate) fn speak_entry(id: SessionId, owner: LockOwner) -> RegisterEntry {
     RegisterEntry { detail, owner, pid, ..RegisterEntry::new(RegisterKind::Speak, id.0) }
 }
 
-/// What a session has beside its beginning.
+/// Adds the entries of a session beside its first one.
 pub(crate) fn put_possessions(
     id: SessionId,
     ranges: &[(InodeNumber, u64)],
@@ -424,7 +426,7 @@ impl State {
         self.register.rewrite(&entries)
     }
 
-    /// A session refers to an inode, or with more rights than before.
+    /// Notes that a session refers to an inode, or refers to it with more rights than before.
     pub fn refer_to(&mut self, id: SessionId, inode: InodeNumber, rights: Rights) {
         let before = self.references.rights(id, inode);
         self.references.open(id, inode, rights);
@@ -434,7 +436,7 @@ impl State {
         }
     }
 
-    /// It does not any more. True if nobody does.
+    /// Ends that reference. True if no reference to the inode is left.
     pub fn refer_no_more(&mut self, id: SessionId, inode: InodeNumber) -> bool {
         self.register.note(RegisterEntry { inode, ..RegisterEntry::new(RegisterKind::Close, id.0) });
         self.references.close(id, inode)
@@ -442,7 +444,7 @@ impl State {
 }
 
 fn put_session(id: SessionId, session: &Session, entries: &mut Vec<RegisterEntry>) {
-    // A process that could not be told from another one does not come back.
+    // A process that cannot be told from another one does not come back.
     let Some(who) = session.identity() else { return };
     entries.push(attach_entry(id, &who, (session.first_inode, session.inodes)));
     put_possessions(id, &session.former_ranges, &session.recovered, &session.known, entries);
@@ -550,7 +552,7 @@ mod tests {
             let wanted: &[u64] = if whole { &[3, 4, 5] } else { &[1, 2] };
             assert_eq!(found(&medium), wanted, "{words} words of the superblock");
         }
-        // Of the entries, some: without a superblock they are nobody's.
+        // Some of the entries: without a superblock they do not count.
         std::fs::write(&new, &new_bytes[..START as usize / 2]).unwrap();
         assert_eq!(found(&medium), [1, 2]);
         std::fs::write(&new, &new_bytes).unwrap();

@@ -1,25 +1,25 @@
-//! Room promised before it is used, so that what a LibFS was allowed to append can always be digested (schedule
-//! 2.7).
+//! Space reservations: blocks are reserved before they are used, so that every record that a LibFS was allowed to
+//! append can be digested.
 //!
-//! A session has a number of blocks promised; a record that is digested takes
-//! [`format::record::room_blocks`] of them, whatever it really used. A promise is backed by what the session's user has
-//! free in segments of his own, and beyond that by shared blocks (see `area::FreeBlocks`), of which the promises of all
-//! never need more than there are, less a reserve for copy-on-write. Blocks of another user's file are no part of any
-//! user's own segments, so the whole promise of a session that writes to one is backed by shared blocks.
+//! A session has a number of blocks reserved. A record that is digested takes [`format::record::room_blocks`] of them,
+//! whatever it really used. A reservation is backed by the free blocks in segments of the session's user, and beyond
+//! that by shared blocks (see `area::FreeBlocks`). The reservations of all sessions together never need more shared
+//! blocks than there are, less a reserve for copy-on-write. Blocks of another user's file are not in a user's own
+//! segments, so the whole reservation of a session that writes to such a file is backed by shared blocks.
 //!
-//! While a batch is prepared what is free is known as of the last commit. What the batch takes is promised until the commit; of
-//! what it leaves alone, no more is promised meanwhile than it was told to keep.
+//! While a batch is prepared, the free space is known as of the last commit. Blocks that the batch takes stay reserved
+//! until the commit. Of the blocks that it leaves, no more are reserved meanwhile than it was told to keep.
 
 use area::{FreeBlocks, Usage};
 use ccnvm::SessionId;
 use std::collections::BTreeMap;
 
-/// One part of so many of what is free is promised at once, so that a session that asks for a lot, and may never use
-/// it, leaves some to the others. Who needs more asks again.
+/// At most this part of the free space is reserved at once, so that a session that requests much, and may never use it,
+/// leaves some to the others. A session that needs more requests again.
 const SHARE: u64 = 8;
-/// Where little is free, this much is promised all the same.
+/// If little is free, this much is reserved all the same.
 const SHARE_MIN: u64 = 64;
-/// One part of so many of the capacity stays shared, so that a user who comes late finds room.
+/// This part of the capacity stays shared, so that a user who comes late finds space.
 const STAYS_SHARED: u64 = 8;
 
 /// Free space after a commit.
@@ -39,7 +39,7 @@ impl Free {
     }
 }
 
-/// What a session has left.
+/// The reservation of a session.
 #[derive(Clone, Copy, Debug)]
 struct Promise {
     owner: u32,
@@ -48,8 +48,8 @@ struct Promise {
     shared: bool,
 }
 
-/// The promise of one session, as the records of a batch use it up. The count in [`Room`] is reduced when the batch is part
-/// of the tree.
+/// The reservation of one session, while the records of a batch use it up. The count in [`Room`] is reduced when the
+/// batch is part of the tree.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SessionRoom {
     blocks: u64,
@@ -58,8 +58,8 @@ pub(crate) struct SessionRoom {
 }
 
 impl SessionRoom {
-    /// Takes a record's cost; `shared`: for blocks that are not its user's. False if the session has not so much left: it is
-    /// used up then; or never said that it would write there.
+    /// Takes a record's cost; `shared` is true for blocks that are not of the session's user. False if the session has
+    /// not so much left, and then nothing is left; or if it never announced that it would write to such files.
     pub fn take(&mut self, blocks: u64, shared: bool) -> bool {
         let taken = blocks.min(self.blocks - self.taken);
         self.taken += taken;
@@ -71,7 +71,7 @@ impl SessionRoom {
         self.taken
     }
 
-    /// Gives back what was taken since [`Self::taken`] said so: the records come again.
+    /// Gives back the blocks taken since [`Self::taken`] returned this number: the records will be digested again.
     pub fn restore(&mut self, taken: u64) {
         assert!(taken <= self.taken, "what was taken is given back");
         self.taken = taken;
@@ -83,20 +83,20 @@ impl SessionRoom {
 pub(crate) struct Kept {
     /// Shared blocks that have to stay so.
     pub blocks: u64,
-    /// Nodes of the tree that belong to promises.
+    /// Nodes of the tree that belong to reservations.
     pub nodes: u32,
 }
 
-/// Promises of all sessions.
+/// Reservations of all sessions.
 #[derive(Debug)]
 pub(crate) struct Room {
     promised: BTreeMap<SessionId, Promise>,
     total: u64,
-    /// Blocks never promised to anybody.
+    /// Blocks that are never reserved for a session.
     reserve: u64,
-    /// While a batch is prepared: blocks that may still be promised.
+    /// While a batch is prepared: blocks that may still be reserved.
     ahead: Option<u64>,
-    /// Blocks that the batch takes without a promise.
+    /// Blocks that the batch takes without a reservation.
     lent: u64,
 }
 
@@ -105,11 +105,12 @@ impl Room {
         Self { promised: BTreeMap::new(), total: 0, reserve, ahead: None, lent: 0 }
     }
 
-    /// Begins a batch, which may have to make a user's segment of so many blocks. Gives what it must leave.
+    /// Begins a batch, which may have to make a user's segment of so many blocks. Returns the blocks and nodes that it
+    /// must leave.
     pub fn begin_batch(&mut self, free: &Free, segment_blocks: u64) -> Kept {
         let needed = self.needed(free) + self.reserve.max(free.usage.blocks / STAYS_SHARED);
         let nodes_needed = self.total + self.reserve;
-        // Half of what is left, and a segment at least, is the batch's; the rest is for promises meanwhile.
+        // Half of the rest, and a segment at least, is for the batch; the remainder is for reservations meanwhile.
         let left = free.blocks.shared.saturating_sub(needed);
         let blocks = needed + (left - (left / 2).max(segment_blocks.min(left)));
         let nodes = nodes_needed + u64::from(free.usage.nodes_free).saturating_sub(nodes_needed) / 2;
@@ -118,7 +119,7 @@ impl Room {
         Kept { blocks, nodes: u32::try_from(nodes).unwrap_or(u32::MAX) }
     }
 
-    /// The batch takes blocks that were not promised. False if they might be promised to others.
+    /// Takes blocks for the batch that were not reserved. False if they might be reserved for sessions.
     pub fn lend(&mut self, blocks: u64, free: &Free) -> bool {
         let fits = blocks <= self.spare(free);
         if fits {
@@ -127,7 +128,8 @@ impl Room {
         fits
     }
 
-    /// The batch is part of the tree, or was given up; its records have taken so many blocks of the session's promise.
+    /// The batch is part of the tree, or was given up; its records have taken so many blocks of the session's
+    /// reservation.
     pub fn end_batch(&mut self, session: SessionId, taken: u64) {
         (self.ahead, self.lent) = (None, 0);
         if let Some(promise) = self.promised.get_mut(&session) {
@@ -136,19 +138,19 @@ impl Room {
         }
     }
 
-    /// The promise of a session, for a batch of its records.
+    /// The reservation of a session, for a batch of its records.
     pub fn of(&self, session: SessionId) -> SessionRoom {
         let promise = self.promised.get(&session);
         let (blocks, shared) = promise.map_or((0, false), |promise| (promise.blocks, promise.shared));
         SessionRoom { blocks, shared, taken: 0 }
     }
 
-    /// A session of this user, with nothing promised.
+    /// Adds a session of this user, with nothing reserved.
     pub fn begin(&mut self, session: SessionId, owner: u32) {
         self.promised.insert(session, Promise { owner, blocks: 0, shared: false });
     }
 
-    /// Shared blocks that all promises need.
+    /// Shared blocks that all reservations need.
     fn needed(&self, free: &Free) -> u64 {
         let (mut shared, mut own) = (0, BTreeMap::<u32, u64>::new());
         for promise in self.promised.values() {
@@ -161,7 +163,7 @@ impl Room {
         shared + beyond.sum::<u64>() + self.lent
     }
 
-    /// Blocks that can still be promised to a session. A block of room also stands for a share of the tree's nodes.
+    /// Blocks that can still be reserved for a session. A reserved block also stands for a share of the tree's nodes.
     pub fn free(&self, session: SessionId, free: &Free) -> u64 {
         let nodes = u64::from(free.usage.nodes_free).saturating_sub(self.total + self.reserve);
         self.free_blocks(session, free).min(nodes)
@@ -181,12 +183,12 @@ impl Room {
         self.spare(free) + free.own(owner).saturating_sub(same.map(|promise| promise.blocks).sum())
     }
 
-    /// Shared blocks that back no promise and are not reserved.
+    /// Shared blocks that back no reservation and are not in the reserve.
     fn spare(&self, free: &Free) -> u64 {
         free.blocks.shared.saturating_sub(self.needed(free) + self.reserve)
     }
 
-    /// Promises up to `blocks` more; gives how many.
+    /// Reserves up to `blocks` more; returns how many.
     pub fn promise(&mut self, session: SessionId, blocks: u64, free: &Free) -> u64 {
         let given = blocks.min(self.free(session, free)).min(self.ahead.unwrap_or(u64::MAX));
         let Some(promise) = self.promised.get_mut(&session) else { return 0 };
@@ -196,17 +198,17 @@ impl Room {
         given
     }
 
-    /// Promises up to `blocks` more, and no more than a share of what is free; gives how many.
+    /// Reserves up to `blocks` more, and no more than a share of the free space; returns how many.
     pub fn promise_share(&mut self, session: SessionId, blocks: u64, free: &Free) -> u64 {
         let share = (self.free(session, free) / SHARE).max(SHARE_MIN);
         self.promise(session, blocks.min(share), free)
     }
 
-    /// The session is about to write to other users' files. False if there are not so many shared blocks.
+    /// The session is about to write to other users' files. False if there are not enough shared blocks.
     pub fn share(&mut self, session: SessionId, free: &Free) -> bool {
         let Some(promise) = self.promised.get_mut(&session) else { return false };
         let before = std::mem::replace(&mut promise.shared, true);
-        // At worst all of it was backed by the user's own blocks.
+        // At worst the whole reservation was backed by the user's own blocks.
         let more = promise.blocks;
         let ahead = self.ahead.map(|ahead| ahead.checked_sub(more));
         let backed =
@@ -220,7 +222,7 @@ impl Room {
         backed
     }
 
-    /// The session is gone.
+    /// Ends the reservation of a session.
     pub fn end(&mut self, session: SessionId) {
         self.total -= self.promised.remove(&session).map_or(0, |promise| promise.blocks);
     }

@@ -1,6 +1,6 @@
-//! Serving a session: one thread takes requests from its ring, answers each, and ends the session when its process
-//! writes what is no message. Every request is hostile: decoded by `format`, checked against what the session
-//! holds, bounded in what it makes us do.
+//! Serving a session: one thread takes requests from its ring, answers each, and terminates the session when the bytes
+//! in the ring are no valid message. Every request is hostile: it is decoded by `format`, checked against the leases
+//! that the session holds, and its cost is bounded.
 
 use crate::leases::Reason;
 use crate::recalls::Patience;
@@ -11,18 +11,18 @@ use ipc::Error as IpcError;
 use ipc::sync::Ordering;
 use std::sync::Arc;
 
-/// What a call gives: a status, and the body of the response.
+/// The answer to a call: a status, and the body of the response.
 pub type Answer = (Status, Vec<u8>);
 
 /// One call as it came.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Request<'a> {
-    /// The client's number of it.
+    /// The client's number of the call.
     pub number: u64,
     /// A [`CallKind`], if it is one.
     pub kind: u16,
     pub body: &'a [u8],
-    /// How long the answer's body may be.
+    /// Longest body of the answer, in bytes.
     pub room: usize,
     /// Whether it waits for leases.
     pub patience: Patience,
@@ -48,7 +48,8 @@ impl Core {
         }
     }
 
-    /// A status as a program is told it: if the daemon stopped because what holds the pool is full, that is the reason.
+    /// The status that a program is told: if the daemon stopped because the medium of the pool is full, that is the
+    /// reason.
     fn told(&self, status: Status) -> Status {
         if status == Status::Media && self.state.lock().is_full { Status::NoSpace } else { status }
     }
@@ -90,7 +91,8 @@ impl Core {
         let (shared, mut patience) = {
             let state = self.state.lock();
             let Some(session) = state.sessions.get(&id) else { return };
-            // It may be about to say that it must answer, which is not to be behind what is withheld until it has.
+            // Its first call may announce that it must answer recalls, and must not wait for leases that are withheld
+            // until it has.
             let waits = !(state.leases.are_withheld() && session.is_trusted());
             (session.shared.clone(), if waits { Patience::Waits } else { Patience::Refuses })
         };
@@ -111,7 +113,7 @@ impl Core {
                     }
                 }
                 Err(IpcError::Interrupted | IpcError::TimedOut) => {}
-                // The door closed the ring because the process is gone, or the session has ended already.
+                // The listener closed the ring because the process is gone, or the session has ended already.
                 Err(IpcError::Disconnected) => return self.eject(id, Reason::Left),
                 Err(_) => return self.eject(id, Reason::Malformed),
             }

@@ -1,5 +1,5 @@
-//! One LibFS, as SharedFS knows it: its log, what it holds, what it met. What is shared with it is in [`Shared`];
-//! everything that decides anything is in memory of our own.
+//! One LibFS, as SharedFS knows it: its log, its leases, the inodes that it has met. The memory that is shared with it
+//! is in [`Shared`]; every value on which a decision depends is in the daemon's own memory.
 
 use crate::config::Config;
 use crate::error::Error;
@@ -36,7 +36,7 @@ impl Piece {
     }
 }
 
-/// What is shared with one LibFS.
+/// The memory that is shared with one LibFS.
 pub(crate) struct Shared {
     pub session_words: Piece,
     pub lease_words: Piece,
@@ -44,7 +44,7 @@ pub(crate) struct Shared {
     pub client: ClientPages,
     pub daemon: DaemonPages,
     pub ring: RingServer,
-    /// 1 once the session is gone: nobody serves it any more.
+    /// 1 once the session has ended: it is not served any more.
     pub gone: Word,
 }
 
@@ -60,10 +60,10 @@ impl Shared {
         Ok(Self { session_words, lease_words, ring_memory, client, daemon, ring, gone: Word::new(0) })
     }
 
-    /// The last record that counts, as far as the LibFS says: an upper bound, and after the seal the cut. The state's
-    /// lock is held, or the log is sealed.
+    /// The last committed record as the LibFS claims it: an upper bound, and after the seal the cut. The caller holds
+    /// the state's lock, or the log is sealed.
     pub fn committed(&self) -> Sequence {
-        // What was committed after the cut was read came after the seal, which the second look then sees.
+        // A record that was committed after this load came after the seal, which the second check then sees.
         let said = self.client.commit().load();
         match self.daemon.seal().load() {
             Seal::Open => said,
@@ -84,22 +84,22 @@ pub(crate) struct Held {
     pub expected: u32,
     /// The grant in the ledger; 0 for none.
     pub ledger: Sequence,
-    /// It is being taken away.
+    /// It is being revoked or given back.
     pub leaving: bool,
 }
 
-/// What is remembered of an inode that a session met.
+/// An inode that a session has met.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Known {
     /// It could have been opened for reading when a lease on it was granted.
     pub readable: bool,
 }
 
-/// Whether a session goes on.
+/// Whether a session is alive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
     Live,
-    /// Its log is sealed; what counts of it is being digested.
+    /// Its log is sealed; the records that count are being digested.
     Ending,
 }
 
@@ -120,31 +120,31 @@ pub(crate) struct Session {
     pub held: BTreeMap<InodeNumber, Held>,
     pub known: BTreeMap<InodeNumber, Known>,
     free_words: Vec<u32>,
-    /// Somebody takes leases from it right now.
+    /// A thread is revoking leases of it.
     pub busy: bool,
     pub phase: Phase,
     /// Its process, as the kernel numbers it.
     pub pid: u32,
-    /// When its process started, if that can be told.
+    /// When its process started, if that is known.
     pub started: Option<u64>,
-    /// It is ended by force, and its process may come back.
+    /// It is terminated, and its process may come back.
     pub returns: bool,
-    /// It goes on from another session, and its process has made no call in it: maybe it never heard of it. Or its
-    /// process has said that it goes on from this one, and has made no call since.
+    /// It goes on from another session, and its process has made no call in it, so that it may never have received the
+    /// welcome. Or its process has said that it goes on from this session, and has made no call since.
     pub unheard: bool,
-    /// It goes on from a session of a dead daemon, and has not said yet what it has open.
+    /// It goes on from a session of a dead daemon, and has not reported yet which files it has open.
     pub unsynced: bool,
-    /// How far the logs of the sessions were recovered that it goes on from.
+    /// How far the logs of the sessions before it were recovered.
     pub recovered: Vec<(u64, Sequence)>,
-    /// Own ranges of sessions that it goes on from.
+    /// Own ranges of the sessions before it.
     pub former_ranges: Vec<(InodeNumber, u64)>,
-    /// It asked for a digest that it does not wait for.
+    /// It requested a digest for which it does not wait.
     pub wants_digest: bool,
     /// Its process, if it is another one.
     pub peer: Option<Arc<Peer>>,
     /// Rights to open files that it passes on.
     pub passes: Passes,
-    /// What it decides under lock leases; none before the first.
+    /// The locks that it decides under lock leases; none before the first.
     pub lock_table: Option<LockTable>,
 }
 
@@ -153,7 +153,7 @@ pub(crate) fn session_of(log: LogUid) -> SessionId {
     SessionId(log.get())
 }
 
-/// What a session begins with.
+/// The data that a session begins with.
 pub(crate) struct Beginning {
     pub log: LogUid,
     pub caller: Caller,
@@ -224,13 +224,13 @@ impl Session {
         self.trusted
     }
 
-    /// Whether it is of this process, of which it is known when it started, and of this user.
+    /// Whether it is of this user and of this process, of which the time of its start is known.
     pub fn is_of(&self, caller: &Caller, pid: u32, started: Option<u64>) -> bool {
         let user = (self.caller.uid, self.caller.gid) == (caller.uid, caller.gid);
         user && self.pid == pid && self.started == started && started.is_some()
     }
 
-    /// Who it is of; none if its process cannot be told from a later one.
+    /// Its process and user; none if its process cannot be told from a later one.
     pub fn identity(&self) -> Option<Identity> {
         let (uid, gid) = (self.caller.uid, self.caller.gid);
         Some(Identity { pid: self.pid, started: self.started?, uid, gid })
@@ -241,7 +241,7 @@ impl Session {
         low_half(self.shared.daemon.own_range().load().generation)
     }
 
-    /// Gives a lease its word, or raises it in place; the caller notes what is held.
+    /// Gives a lease its word, or strengthens it in place; the caller notes the lease.
     pub fn grant_word(&mut self, inode: InodeNumber, mode: Mode) -> (u32, u32) {
         let word = match self.held.get(&inode).filter(|held| held.word != WORD_OWN_RANGE) {
             Some(held) => held.word,
@@ -260,7 +260,7 @@ impl Session {
         self.free_words.len()
     }
 
-    /// The lease is over: its word is free for another.
+    /// Frees the word of a lease that ended.
     pub fn end_word(&mut self, word: u32) {
         if word != WORD_OWN_RANGE {
             self.shared.daemon.leases()[word as usize].end();
@@ -268,7 +268,7 @@ impl Session {
         }
     }
 
-    /// Forgets inodes that it neither holds, refers to nor has open, when too many are known.
+    /// Forgets inodes that it neither leases, refers to nor has open, when too many are known.
     pub fn trim_known(&mut self, known_max: usize, referred: impl Fn(InodeNumber) -> bool) {
         if self.known.len() > known_max {
             let (held, open) = (&self.held, self.shared.client.open_inodes());

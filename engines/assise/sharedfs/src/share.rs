@@ -1,9 +1,10 @@
-//! Open files that a process gives to a child, or to its own next program: until somebody comes for them they are an
-//! estate with a *lifeline*, a socket whose other end the child has, and whoever it passes that on to. Files and the
-//! owners of their locks stay in force meanwhile; with the last holder's death, or its last close, they end.
+//! Open files that a process gives to a child, or to its own next program. Until a process claims them they are a
+//! detached session with a *liveness socket*: the child has its other end, and may pass it on. Files and the owners of
+//! their locks stay in force meanwhile; they end when the last process with the socket has died or has closed them.
 //!
-//! Who comes says the number, which is random and known to nobody else. A process that the giver named is remembered
-//! in the register, so that it finds what it was given after a restart of the daemon, when no lifeline is left.
+//! A process that claims the files shows their number, which is random and known to no other process. If the giver
+//! named the process, it is also in the register, so that it finds the files after a restart of the daemon, which ends
+//! all liveness sockets.
 
 use crate::error::Error;
 use crate::heirs::Estate;
@@ -24,7 +25,7 @@ use std::sync::Arc;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U64;
 
-/// Notes that are taken from one lifeline at once.
+/// Messages that are read from one liveness socket at once.
 const NOTES_AT_ONCE: usize = 64;
 
 impl Core {
@@ -38,7 +39,8 @@ impl Core {
         let number = self.state.lock().give(self, id, &files, head.own.get() == 1, ours)?;
         let parcel = Parcel { request: U64::new(request), what: U64::new(number.0), bytes: U64::new(0) };
         let descriptors = [theirs.descriptor()];
-        // If it does not arrive, the lifeline ends with our copy of its end, and with it what was given.
+        // If the message does not arrive, the socket closes with the daemon's copy of its end, and the files end with
+        // it.
         let sent = peer.connection().send(MessageKind::Parcel, &[parcel.as_bytes()], &descriptors);
         sent.map_err(|_| Status::Limit)?;
         Ok(ShareResponse { number: U64::new(number.0) }.as_bytes().to_vec())
@@ -46,7 +48,7 @@ impl Core {
 }
 
 impl State {
-    /// Gives files of a session away; the number by which they are come for.
+    /// Gives files of a session away; returns the number by which they are claimed.
     fn give(
         &mut self,
         core: &Core,
@@ -75,7 +77,7 @@ impl State {
             self.locks.claim(id, uid, *owner)?;
             self.register.note(speak_entry(id, *owner));
         }
-        // From here on nothing fails: what is under the number ends with its estate, and only with that.
+        // From here on nothing fails: everything under the number ends with its detached session, and only then.
         let number = SessionId(core.host.random() | SHARE_BIT);
         owners.iter().flatten().for_each(|owner| self.locks.speak_for(id, number, *owner));
         let mut known = BTreeMap::new();
@@ -90,10 +92,10 @@ impl State {
         Ok(number)
     }
 
-    /// What a session may do with an inode, of what it asks for.
+    /// The rights that a session may give to an inode, of those that it asks for.
     pub fn rights_to_give(&self, id: SessionId, inode: InodeNumber, asked: Rights) -> Result<Rights, Status> {
         let held = if self.is_own(id, inode) {
-            // Who made it may use it as it was made.
+            // The process that made the inode may use it as it was made.
             Rights { read: true, write: true }
         } else {
             match self.copy.tree.inode(inode).map_err(|_| Status::Media)? {
@@ -104,7 +106,7 @@ impl State {
         Ok(Rights { read: asked.read && held.read, write: asked.write && held.write })
     }
 
-    /// Says which process will come for what was given: from now on the register has it.
+    /// Names the process that will claim the files: from now on the register has them.
     fn name_heir(&mut self, number: SessionId, pid: u32, started: Option<u64>) {
         let Some(started) = started else { return };
         let Some(estate) = self.heirs.find(number).filter(|estate| !estate.is_named()) else { return };
@@ -122,7 +124,8 @@ impl State {
         entries.into_iter().for_each(|entry| self.register.note(entry));
     }
 
-    /// Somebody comes for it: nameless until now, it is in the register before it is taken over.
+    /// A process claims the files: if it was not named before, the register gets the detached session before it is
+    /// taken over.
     pub fn name_heir_of(&mut self, number: SessionId, heir: SessionId) {
         let who = self.sessions.get(&heir).and_then(crate::session::Session::identity);
         if let Some(who) = who {
@@ -130,8 +133,8 @@ impl State {
         }
     }
 
-    /// Takes in what was said over lifelines. One that has ended, or says what is no note, ends what was given; one
-    /// that the kernel could not read now is heard later.
+    /// Reads pending messages from all liveness sockets. The end of the stream or a malformed message drops the files;
+    /// a transient read error is retried on the next poll.
     pub fn hear_lifelines(&mut self, core: &Core) {
         for (number, lifeline) in self.heirs.lifelines() {
             for _ in 0..NOTES_AT_ONCE {
@@ -161,7 +164,7 @@ impl State {
             if let Ok(Some(owner)) = owner_of_file(&file) {
                 self.fall_silent(number, owner);
             }
-            // Others of the same file may be open there still.
+            // The process may have the same file open more than once.
             if file.inode != InodeNumber::NONE && self.refer_no_more(number, file.inode) {
                 self.reapable.push_back(file.inode);
                 core.announce_work();
@@ -170,7 +173,7 @@ impl State {
         Ok(())
     }
 
-    /// A session does not speak for an owner of locks any more. If nobody does, the owner's locks end.
+    /// A session does not act for an owner of locks any more. If no other session does, the owner's locks end.
     pub fn fall_silent(&mut self, id: SessionId, owner: vfs::engine::LockOwner) {
         if self.locks.fall_silent(id, owner) {
             let mut entry = speak_entry(id, owner);
@@ -179,7 +182,7 @@ impl State {
         }
     }
 
-    /// The same for a process that has no locks here: a mount asks for many processes, each of which ends some time.
+    /// The same for a process without locks: a mount makes requests for many processes, each of which ends some time.
     pub fn silence_idle(&mut self, id: SessionId, owner: vfs::engine::LockOwner) {
         if self.locks.is_idle(owner) {
             self.fall_silent(id, owner);

@@ -1,7 +1,8 @@
-//! Sync calls while there are fewer copies than there have to be: they are kept, and answered when there are enough again.
+//! Sync calls while there are fewer copies than required: they are kept, and answered when there are enough again.
 //!
-//! Guarantees: while [`Core::set_short`] says so no sync call is answered with success, whatever copies there are; the calls of a
-//! session that come behind one that is kept are served meanwhile. The caller says so before a copy counts no more.
+//! Guarantees: while [`Core::set_short`] is in force no sync call is answered with success, whatever copies there are;
+//! the later calls of a session whose call is kept are served meanwhile. The caller sets it before it stops counting a
+//! copy.
 
 use crate::session::Shared;
 use crate::state::Core;
@@ -11,11 +12,11 @@ use format::call::{CallKind, Status};
 use ipc::ring::Taken;
 use std::sync::Arc;
 
-/// What a sync call gives that has to be kept; no program sees it.
+/// The status of a sync call that has to be kept; it never reaches a program.
 pub(crate) const SHORT: Status = Status::WouldBlock;
 
 impl Core {
-    /// Whether there are fewer copies than there have to be.
+    /// Sets whether there are fewer copies than required.
     pub fn set_short(self: &Arc<Self>, short: bool) {
         if !self.copies.set_short(short) {
             return;
@@ -32,7 +33,7 @@ impl Core {
         }
     }
 
-    /// Serves a sync call where a least number of copies is wanted; others come back.
+    /// Serves a sync call if a least number of copies is required; gives other calls back.
     pub fn serve_sync(self: &Arc<Self>, id: SessionId, shared: &Arc<Shared>, taken: Taken) -> Option<Taken> {
         let kind = match CallKind::from_raw(taken.kind) {
             Ok(kind @ (CallKind::Sync | CallKind::SyncAll)) => kind,
@@ -44,7 +45,7 @@ impl Core {
             return None;
         }
         let (status, body) = self.answer(result, usize::MAX);
-        // A client that took its slot back gets nothing.
+        // A client that took its slot back gets no answer.
         let _ = shared.ring.respond(taken, status as u16, &body);
         None
     }
@@ -58,14 +59,14 @@ impl Core {
         }
     }
 
-    /// Answers the calls that were kept, on a thread of its own: it waits for the copies.
+    /// Answers the kept calls on a thread of its own, because it waits for the copies.
     fn answer_kept(self: &Arc<Self>) {
         let calls = std::mem::take(&mut *self.kept_calls.lock());
         if calls.is_empty() {
             return;
         }
         let core = self.clone();
-        // Without a thread the daemon can serve nobody any more, and each session hears that.
+        // A daemon that cannot start a thread cannot serve its sessions either, and each session learns that.
         let _ = self.spawn("kept-syncs", move || core.answer_all(calls));
     }
 }

@@ -1,14 +1,15 @@
 //! A copy that does not lead: it takes what the head sends, makes it durable, and executes the ledger (Assise §3.2.1, digest
 //! on replicas; §3.4).
 //!
-//! A standby has the pool under its lock, begins no life and serves no session. [`Standby::follow`] receives from one head;
+//! A standby holds the pool's lock, begins no life and serves no session. [`Standby::follow`] receives from one head;
 //! another thread executes the entries that are synced, with the records that they name, by the same `replay` that the
-//! head digests with. [`Standby::lead`] ends both, and makes a daemon of it: what a standby has is a pool whose daemon has
-//! just died.
+//! head digests with. [`Standby::lead`] ends both, and makes a daemon: for it, a standby's pool is a pool whose daemon
+//! has just died.
 //!
-//! Guarantees: the head hears that something is synced when it is; nothing is executed that is not. Of several heads the
-//! one with the newest version of the subtree is believed: when a greeting is answered, nothing that came over an earlier
-//! link is written any more. A copy never skips: if it cannot do what an entry says it stops, and says why.
+//! Guarantees: the head is told that data is synced only after it is; only synced entries are executed. Of several
+//! heads, only the one with the newest version of the subtree is accepted: once its greeting is answered, nothing that
+//! came over an earlier link is written any more. A copy never skips an entry: if it cannot execute one, it stops, and
+//! reports the reason.
 //!
 //! Locks: the import's, then the contents', the receiver's, the link's. None is held across a wait for a message.
 
@@ -40,19 +41,19 @@ mod asked;
 
 pub use asked::StandbyState;
 
-/// Entries that are executed before somebody is told how far the copy is.
+/// Entries that are executed before the head is told how far the copy is.
 const ENTRIES_AT_ONCE: usize = 64;
 /// Records of a batch, and their bytes.
 const STEP_RECORDS: usize = 1024;
 const STEP_BYTES: usize = 4 << 20;
-/// A copy whose entries are executed contains them in its tree after so long without new ones.
+/// After so long without new entries, a copy commits its tree.
 const IDLE: Duration = Duration::from_millis(20);
-/// How long a head may take to say hello, or to take what it is told then.
+/// How long a head may take to greet, or to take the answer.
 const GREETING: Duration = Duration::from_secs(2);
 /// How long one wait for a message is.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// As what a node leads.
+/// The term in which a node leads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Term {
     /// The node.
@@ -63,23 +64,23 @@ pub struct Term {
     pub version: u64,
 }
 
-/// What takes messages.
+/// The receiving side.
 struct Receiving {
     /// None once the standby leads or has stopped.
     receiver: Option<Receiver>,
-    /// Which link counts.
+    /// The number of the link that counts.
     link: u64,
 }
 
-/// Who sends.
+/// The connection to the head.
 #[derive(Default)]
 struct HeadLink {
     connection: Option<Connection>,
-    /// The newest version of the subtree that was heard of.
+    /// The newest version of the subtree that is known.
     version: u64,
 }
 
-/// See the module. Clones are the same standby.
+/// A standby; see the module. Clones are the same standby.
 #[derive(Clone)]
 pub struct Standby(Arc<Inner>);
 
@@ -87,7 +88,7 @@ struct Inner {
     host: Arc<dyn Host>,
     medium: Medium,
     config: Config,
-    /// The same with batches that are short: nobody waits long for the end of one.
+    /// The same with short batches, so that their ends are never waited for long.
     steps: Config,
     pool: Lock<Option<PoolLock>>,
     contents: Lock<Option<Contents>>,
@@ -103,16 +104,16 @@ struct Inner {
     /// The last entry that was executed, and the life of the chain there.
     executed: LongWord,
     life: Word,
-    /// Grows when there is more, and when the standby ends.
+    /// Grows when there is more to execute, and when the standby ends.
     arrived: Word,
     /// 1 when it ends.
     ending: Word,
-    /// Threads that execute.
+    /// Number of threads that execute.
     threads: Word,
 }
 
 impl Standby {
-    /// Takes the pool, and executes its ledger to the end. Nothing runs yet.
+    /// Takes the pool, and executes its ledger to the end. No thread runs yet.
     ///
     /// # Errors
     /// `Settings`; `Media` (`Locked`: a daemon has it); `Area`; `File`.
@@ -174,7 +175,7 @@ impl Standby {
         let close = |_: &mirror::Error| connection.close();
         let first = self.first_message(connection).inspect_err(close).map_err(of_head)?;
         if is_compare(&first) {
-            // The head closes the connection when it has all.
+            // The head closes the connection when it has received everything.
             return self.0.compare(connection, &first).inspect_err(close).map_err(of_head);
         }
         let link = self.answer(connection, &first).inspect_err(close).map_err(of_head)?;
@@ -189,7 +190,7 @@ impl Standby {
         }
     }
 
-    /// Answers the greeting of a head; the number of the link.
+    /// Answers the greeting of a head; returns the number of the link.
     ///
     /// # Errors
     /// `Refused`, `Connection`, `Message`, `Broken`, `Media`.
@@ -228,10 +229,10 @@ impl Standby {
         };
         receiver.greet(connection, &hello, &HeadTerms { version: known }, until)?;
         inner.announce(receiver);
-        // What a thread has taken from the former link, and not written, it does not write any more.
+        // A message that a thread has received over the former link, and has not written, is not written any more.
         receiving.link += 1;
         let mut head = inner.head.lock();
-        // A fence that was set meanwhile has no link of this head to close: the head is turned away here.
+        // A fence that was set meanwhile found no link of this head to close: the head is rejected here.
         if hello.version.get() < head.version {
             return Err(mirror::Error::Refused(MirrorRefusal::Version));
         }
@@ -240,7 +241,7 @@ impl Standby {
         Ok(receiving.link)
     }
 
-    /// Takes one message over a link, if one comes until then.
+    /// Processes one message over a link, if one arrives before the deadline.
     ///
     /// # Errors
     /// As [`Self::greet`]: the link is over.
@@ -282,13 +283,13 @@ impl Standby {
         stepped
     }
 
-    /// Heads of earlier versions of the subtree are refused from now on, and if one is linked its link is closed when this
+    /// From now on heads of earlier versions of the subtree are refused. If one is linked, its link is closed when this
     /// returns.
     pub fn fence(&self, version: u64) {
         self.fence_but(version, NodeId::NONE);
     }
 
-    /// The same, where a node leads in the view of this version: if it is linked its link goes on.
+    /// The same, except that the link of the node that leads in the view of this version goes on.
     pub fn fence_but(&self, version: u64, leader: NodeId) {
         let former = {
             let mut head = self.0.head.lock();
@@ -304,18 +305,18 @@ impl Standby {
         }
     }
 
-    /// Why nothing is executed any more; `None` while it goes on.
+    /// Why the standby stopped; `None` while it runs.
     pub fn failure(&self) -> Option<String> {
         self.0.failure.lock().clone()
     }
 
-    /// Takes and executes nothing any more, for a reason that the caller found.
+    /// Stops receiving and executing, for a reason that the caller found.
     pub fn give_up(&self, why: &Error) {
         self.0.fail(why);
     }
 
-    /// Executes some entries that are synced, or, if there are none, has the tree contain what was executed; false if there
-    /// was nothing to do. For whoever has no thread for it.
+    /// Executes some entries that are synced, or, if there are none, commits the tree of the executed ones; false if
+    /// there was nothing to do. For callers that run no thread for it.
     ///
     /// # Errors
     /// `Area`, `Media`, `File`, `Short`: it executes no more.
@@ -327,7 +328,7 @@ impl Standby {
         done
     }
 
-    /// Gives up the pool: nobody is followed any more, and the thread ends.
+    /// Gives up the pool: no head is followed any more, and the thread ends.
     pub fn stop(&self) {
         self.end_following();
         self.0.import.lock().take();
@@ -335,7 +336,7 @@ impl Standby {
         self.0.pool.lock().take();
     }
 
-    /// Ends the link and the thread; nobody is let in any more.
+    /// Ends the link and the thread; no head is accepted any more.
     fn end_following(&self) {
         {
             let mut receiving = self.0.receiving.lock();
@@ -367,7 +368,7 @@ impl Standby {
     pub fn lead(&self, term: Term, copies: Vec<Connection>) -> Result<(Daemon, Recovered), Error> {
         self.fence(term.version);
         self.end_following();
-        // An import that was not whole leaves the pool what it was.
+        // An import that was not complete leaves the pool as it was.
         self.0.give_up_import(None);
         self.0.receiving.lock().receiver.take();
         let contents = self.0.contents.lock().take();
@@ -388,11 +389,11 @@ impl Standby {
         }
     }
 
-    /// Follows again, with the pool of a daemon that this standby became and that has ended ([`Daemon::stop`]). Heads are
-    /// answered when this returns; what executes entries is started as at first.
+    /// Follows again, with the pool of a daemon that this standby became and that has ended ([`Daemon::stop`]). When
+    /// this returns, heads are answered; the thread that executes entries is started as at first.
     ///
     /// # Errors
-    /// What [`Self::open`] says: the pool cannot be read. `Stopped`: the daemon gave its pool up before.
+    /// As [`Self::open`]: the pool cannot be read. `Stopped`: the daemon gave its pool up before.
     ///
     /// # Panics
     /// The daemon has not ended.
@@ -404,7 +405,7 @@ impl Standby {
         opened.inspect_err(|error| self.0.fail(error))
     }
 
-    /// Opens what the pool has. Nothing executes yet what arrives.
+    /// Opens the pool's contents. Nothing executes arriving entries yet.
     fn open_again(&self) -> Result<(), Error> {
         let (contents, receiver) = open_contents(&*self.0.host, &self.0.medium, &self.0.config)?;
         self.0.announce(&receiver);
@@ -416,7 +417,8 @@ impl Standby {
 }
 
 impl Inner {
-    /// Tells the thread that executes how far it may. Records of a log alone give it no work: the ledger's entries do.
+    /// Tells the executing thread how far it may execute. Records of a log alone give it no work: the ledger's entries
+    /// do.
     fn announce(&self, receiver: &Receiver) {
         let synced = receiver.synced().get();
         // AcqRel: Release pairs with the Acquire of the thread.
@@ -433,7 +435,7 @@ impl Inner {
 
     fn fail(&self, error: &Error) {
         self.failure.lock().get_or_insert_with(|| error.to_string());
-        // The head is not kept waiting by a copy that does nothing.
+        // A copy that does nothing must not keep the head waiting.
         let link = self.head.lock().connection.take();
         self.receiving.lock().receiver.take();
         if let Some(link) = link {
@@ -462,12 +464,12 @@ impl Inner {
                 }
             }
         }
-        // Release: pairs with the Acquire of whoever waits for the end.
+        // Release: pairs with the Acquire of the thread that waits for the end.
         self.threads.fetch_add(u32::MAX, Ordering::Release);
         self.host.wake(&self.threads, WAKE_ALL);
     }
 
-    /// Executes what is synced, some of it; if there is nothing and `contain` is said, has the tree contain all.
+    /// Executes some of the entries that are synced; if there are none and `contain` is set, commits the tree.
     fn execute_some(&self, contain: bool) -> Result<bool, Error> {
         let mut guard = self.contents.lock();
         let Some(contents) = guard.as_mut() else { return Ok(false) };
@@ -485,7 +487,7 @@ impl Inner {
             moved = true;
         }
         let place = contents.copy.ledger.place();
-        // Relaxed: for whoever asks how far it is.
+        // Relaxed: only for status reports.
         self.executed.store(place.sequence.get(), Ordering::Relaxed);
         self.life.store(place.life.get(), Ordering::Relaxed);
         if !moved && contain && contents.copy.ledger.pending().next().is_some() {
@@ -497,14 +499,14 @@ impl Inner {
         if let Some((contained, marks)) = told {
             let link = self.head.lock().connection.clone();
             if let Some(link) = link {
-                // A link that is over says so to whoever follows it, and the next head asks by itself.
+                // If the link is over, the thread that follows it finds out, and the next head asks by itself.
                 let _ = say_executed(&link, &contained, &marks);
             }
         }
         Ok(moved)
     }
 
-    /// Notes how far the tree is; what the head is to be told, if it is further.
+    /// Notes how far the tree is; returns the message for the head, if it is further.
     fn note_executed(
         &self,
         contents: &mut Contents,
@@ -518,7 +520,7 @@ impl Inner {
         let mut receiving = self.receiving.lock();
         let Some(receiver) = receiving.receiver.as_mut() else { return Ok(None) };
         receiver.note_executed(contained, &marks);
-        // A file goes when the tree does not name it any more.
+        // A log's file is removed once the tree does not name it any more.
         if contents.copy.ledger.pending().next().is_none() {
             remove_files(&self.medium, receiver, &mut contents.over)?;
         }

@@ -1,9 +1,10 @@
-//! The state that one lock protects, and the steps under it: changes of tables, entries of the ledger, grants and their
-//! ends.
+//! The state that one lock protects, and the steps under it: changes of tables, entries of the ledger, grants of leases
+//! and their ends.
 //!
-//! Lock order: the area's lock, held by whoever prepares a commit, then the state's ([`ipc::Lock`]); under it the medium's own
-//! are taken (of the test medium, and of the guard over mapped files), nothing else. No lock is held across a wait for
-//! another call; the state's across no commit and no sync either ([`crate::commits`]).
+//! Lock order: the area's lock, held by the thread that prepares a commit, then the state's ([`ipc::Lock`]). Under the
+//! state's, only locks of the medium are taken (the test medium's, and those of the guard over mapped files). No lock
+//! is held across a wait for another call; the state's is held across no commit and no sync either
+//! ([`crate::commits`]).
 
 use crate::config::Config;
 use crate::counted_copies::Copies;
@@ -61,7 +62,7 @@ impl Numbers {
     }
 }
 
-/// A lease to be taken away.
+/// A lease to be revoked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Revocation {
     pub session: SessionId,
@@ -69,21 +70,21 @@ pub(crate) struct Revocation {
     pub version: LeaseVersion,
 }
 
-/// A session that was ended by force, and why: for status and tests.
+/// A session that was terminated, and why: for status and tests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ejection {
     /// The session.
     pub session: u64,
     /// Its user.
     pub uid: u32,
-    /// What happened, for people to read.
+    /// The reason, for people to read.
     pub reason: String,
 }
 
-/// Ejections that are remembered.
+/// Terminations that are remembered.
 const EJECTIONS_MAX: usize = 64;
 
-/// What the lock protects.
+/// The state that the lock protects.
 pub(crate) struct State {
     /// The tree, the ledger and the logs.
     pub copy: LocalCopy,
@@ -91,7 +92,7 @@ pub(crate) struct State {
     pub sessions: BTreeMap<SessionId, Session>,
     /// Users of sessions that are being made and not in the table yet, by the logs that were drawn for them.
     pub coming: BTreeMap<LogUid, u32>,
-    /// Logs for sessions to come.
+    /// Logs for future sessions.
     pub ready: VecDeque<ReadyLog>,
     /// Sessions by the first inode of their range.
     pub ranges: BTreeMap<InodeNumber, SessionId>,
@@ -99,78 +100,79 @@ pub(crate) struct State {
     pub room: Room,
     pub numbers: Numbers,
     pub revocations: VecDeque<Revocation>,
-    /// What sessions are asked for that must answer.
+    /// Leases that sessions are asked for that must answer.
     pub recalls: Recalls,
-    /// Requests for leases that were answered and not yet fetched.
+    /// Requests for leases that were answered, and whose answers were not fetched yet.
     pub outcomes: BTreeMap<Ticket, Result<(), Status>>,
     pub next_ticket: u64,
-    /// When the table of leases wants to be asked again.
+    /// When the table of leases must be called again.
     pub wake_at: Option<Nanoseconds>,
-    /// Inodes without a name that nobody refers to.
+    /// Inodes without a name and without references.
     pub reapable: VecDeque<InodeNumber>,
-    /// Those that the next commits remove.
+    /// Inodes that the next commits remove.
     pub reaping: BTreeSet<InodeNumber>,
     pub ejections: VecDeque<Ejection>,
-    /// What sealed sessions left for their processes.
+    /// The state of former sessions, kept for their successors.
     pub heirs: Heirs,
     pub locks: Locks,
-    /// Which sessions decide about the locks on which inodes.
+    /// Which sessions decide the locks on which inodes.
     pub lock_leases: LockLeases,
-    /// What the daemon after this one is told.
+    /// The entries for the next daemon.
     pub register: Register,
-    /// Inodes without a name that somebody may have open who has not said so yet.
+    /// Inodes without a name that a successor may have open and has not reported yet.
     pub kept: Vec<InodeNumber>,
-    /// Medium or tree failed, and how: nothing is done any more.
+    /// The failure of medium or tree that stopped the daemon.
     pub failure: Option<String>,
-    /// What failed was that space on the medium, or a descriptor, lacked.
+    /// The cause was a lack of space on the medium, or of descriptors.
     pub lacks: bool,
-    /// It was space: what holds the pool is full.
+    /// The cause was a lack of space: the medium of the pool is full.
     pub is_full: bool,
-    /// The daemon ends: nobody is let in any more.
+    /// The daemon ends: no session begins any more.
     pub closing: bool,
 }
 
-/// The daemon: what needs no lock, and the lock.
+/// The daemon: the parts that need no lock, and the lock.
 pub(crate) struct Core {
     pub host: Arc<dyn Host>,
     pub medium: Medium,
     pub pool: PoolUid,
     pub config: Config,
     pub generations: Arc<Generations>,
-    /// The machine fences the threads of others: a commit need not.
+    /// The machine can fence the threads of other processes: a commit needs no fence of its own.
     pub fences: bool,
     pub state: Lock<State>,
-    /// The area, for whoever prepares its next commit. A log is closed, or goes on in another file, only by whoever has it.
+    /// The area, for the thread that prepares its next commit. Only the thread that holds this lock closes a log or
+    /// replaces its file.
     pub area: Lock<Area>,
-    /// The session whose log the batch in preparation is of; 0 for none.
+    /// The session whose log is in the batch in preparation; 0 for none.
     pub batch_of: LongWord,
     /// Requests that came through rings.
     pub requests: LongWord,
-    /// Calls that wait for the area, other than for the digest of that log: the batch ends soon for them.
+    /// Calls that wait for the area, except for the digest of that log: the batch ends soon for them.
     pub batch_awaited: Word,
     /// Calls that wait for a lock.
     pub questions: Lock<Questions>,
     /// Calls that wait for the medium.
     pub parking: Lock<Parking>,
-    /// Grows when there is one more.
+    /// Grows when a call begins to wait for the medium.
     pub parked: Word,
-    /// Whose turn it is to sync the ledger. Who waits for it may find it synced.
+    /// Held by the thread that syncs the ledger. A thread that waited for it may find the ledger synced.
     pub syncing: Lock<()>,
-    /// The copies at other nodes.
+    /// The copies on other nodes.
     pub copies: Copies,
-    /// Whose turn it is to send the tree to a member.
+    /// Held by the thread that sends the tree to a member.
     pub importing: Lock<()>,
     /// Sync calls that wait until there are enough copies.
     pub kept_calls: Lock<Vec<ParkedCall>>,
-    /// How fast writers may be meanwhile.
+    /// The pace of writers meanwhile.
     pub pace: Pace,
-    /// Rings when a lock was granted.
+    /// Signalled when a lock was granted.
     pub bell: Arc<Bell>,
     /// Grows whenever a request for leases may have been answered or a session ended.
     pub events: Word,
     /// Grows when there is work for the background thread; [`crate::daemon`] says how it ends.
     pub work: Word,
-    /// 1 when [`State::failure`] is to be told.
+    /// 1 when [`State::failure`] must be reported.
     pub failed: Word,
     /// 1 when the daemon is to end.
     pub ending: Word,
@@ -178,19 +180,19 @@ pub(crate) struct Core {
     pub threads: Word,
     /// 1 once there are threads in the background.
     pub started: Word,
-    /// Says whether something is kept elsewhere under leases, though its session may be over.
+    /// Tells whether data may be cached elsewhere under leases whose session has ended.
     pub caches: OnceLock<CacheWatch>,
-    /// Wakes the thread at the door, once there is one.
+    /// Wakes the listener thread, once there is one.
     pub door_bell: OnceLock<Arc<Connection>>,
 }
 
-/// Says whether something may be kept elsewhere under leases of this node: see [`crate::Daemon::watch_caches`].
+/// Tells whether data may be cached elsewhere under leases of this node: see [`crate::Daemon::watch_caches`].
 pub type CacheWatch = Box<dyn Fn() -> bool + Send + Sync>;
 
 impl Core {
-    /// Tells every waiter to look again.
+    /// Makes every waiting thread check again.
     pub fn announce_events(&self) {
-        // Release: pairs with the Acquire of the waiters, who then take the lock anyway.
+        // Release: pairs with the Acquire of the waiting threads, which take the lock anyway.
         self.events.fetch_add(1, Ordering::Release);
         self.host.wake(&self.events, WAKE_ALL);
     }
@@ -202,13 +204,14 @@ impl Core {
         self.host.wake(&self.work, WAKE_ALL);
     }
 
-    /// The first file of the pool that was lost under the daemon. A log is its user's to cut, and ends its session only.
+    /// The first file of the pool that was lost while the daemon ran. A user may cut their own log, which only ends its
+    /// session.
     pub fn lost(&self) -> Option<String> {
         self.medium.lost(|name| !is_log_file(name))
     }
 
-    /// Whether the daemon goes on. If a file of the pool was lost it stops: what stands in the ledger or the register is
-    /// synced by nothing else, so this comes before every answer, which would say that it does stand there.
+    /// Whether the daemon still runs. If a file of the pool was lost it stops. The ledger and the register are not
+    /// synced otherwise, so this is checked before every answer that depends on their entries.
     pub fn goes_on(&self) -> bool {
         let Some(name) = self.lost() else { return true };
         self.state.lock().stop(&Error::Lost(name));
@@ -216,7 +219,7 @@ impl Core {
         false
     }
 
-    /// Tells whoever waits for it that the daemon stopped.
+    /// Notifies the thread that waits for the daemon to stop.
     pub fn tell_failure(&self) {
         // Release: pairs with the Acquire in `Daemon::until_failure`.
         self.failed.store(1, Ordering::Release);
@@ -226,7 +229,7 @@ impl Core {
 }
 
 impl State {
-    /// A copy without sessions, with what former ones left.
+    /// A state without sessions, with the data that former ones left.
     pub fn new(
         copy: LocalCopy,
         config: &Config,
@@ -270,7 +273,7 @@ impl State {
         }
     }
 
-    /// A session that goes on.
+    /// A session that is alive.
     ///
     /// # Errors
     /// `Sealed`; `Media` if the daemon stopped.
@@ -304,7 +307,7 @@ impl State {
         }
     }
 
-    /// Whether nothing is done any more.
+    /// Whether the daemon has stopped.
     pub fn is_stopped(&self) -> bool {
         self.failure.is_some()
     }
@@ -316,7 +319,7 @@ impl State {
         self.ejections.push_back(Ejection { session: session.0, uid, reason });
     }
 
-    /// How far a session's log is in the area.
+    /// How far a session's log is digested into the area.
     pub fn digested_of(&self, id: SessionId) -> Digested {
         self.copy.digested(LogUid::new(id.0))
     }
@@ -333,7 +336,7 @@ impl State {
         self.copy.ledger.table().log(log).is_some_and(|log| log.is_own(inode))
     }
 
-    /// Whether a session holds a lease that is at least as strong, and keeps it for now.
+    /// Whether a session holds a lease that is at least as strong, and is not about to lose it.
     pub fn holds(&self, id: SessionId, want: Want) -> bool {
         let Some(session) = self.sessions.get(&id) else { return false };
         match session.held.get(&want.unit) {
@@ -342,13 +345,13 @@ impl State {
         }
     }
 
-    /// Whether the table of leases says that a session holds a unit, or did until just now.
+    /// Whether the table of leases says that a session holds a unit, or held it until just now.
     pub fn is_in_table(&self, id: SessionId, unit: InodeNumber) -> bool {
         self.sessions.get(&id).is_some_and(|session| session.held.contains_key(&unit))
     }
 
-    /// Makes known to the table of leases that an inode is held by the session that made it: also of one that is ending,
-    /// whose last records are digested only now. Who asks waits for its end, as for any lease of a session that ends.
+    /// Adds an inode to the table of leases as held by the session that made it. The session may be ending, with its
+    /// last records digested only now: a request waits for its end, as for any lease of a session that ends.
     pub fn introduce(&mut self, now: Nanoseconds, unit: InodeNumber) {
         let Some(owner) = self.owner_of(unit).filter(|owner| self.is_own(*owner, unit)) else { return };
         let session = self.sessions.get_mut(&owner).expect("the owner of a range lives");
@@ -369,8 +372,8 @@ impl State {
         assert!(effects.is_empty(), "what nobody knew of nobody waits for");
     }
 
-    /// Carries out what the table of leases decided, except for revocations and recalls, which are queued. There is room in the ledger
-    /// for it.
+    /// Applies the decisions of the table of leases, except for revocations and recalls, which are queued. The ledger
+    /// has room for the entries.
     pub fn absorb(&mut self, effects: Vec<Effect>) -> Result<(), Error> {
         for effect in effects {
             match effect {
@@ -405,7 +408,7 @@ impl State {
         if session.held.get(&unit).is_some_and(|held| held.version == version) {
             return Ok(());
         }
-        // What the session says of its log is believed only to its own disadvantage.
+        // A session's claims about its log are believed only to its own disadvantage.
         let log = session.log;
         let from = session.shared.committed().max(self.copy.digested(log).sequence);
         let mut ledger = format::Sequence::default();
@@ -427,7 +430,7 @@ impl State {
         let Some(held) = session.held.remove(&unit) else { return Ok(()) };
         session.end_word(held.word);
         let (log, live) = (session.log, session.phase == Phase::Live);
-        // The end of the log says it for all that a dying session held.
+        // When a session ends, the end of its log in the ledger also ends its leases.
         if held.mode == Mode::Write && live {
             let digested = self.copy.digested(log).sequence;
             self.copy.ledger.end(log, unit_of(unit), version, digested)?;
@@ -446,7 +449,7 @@ impl State {
     }
 }
 
-/// What the ledger calls a unit of leases.
+/// The ledger's name for a unit of leases.
 pub(crate) fn unit_of(unit: InodeNumber) -> Unit {
     if unit == RENAME_UNIT { Unit::RENAME } else { Unit::inode(unit) }
 }

@@ -24,7 +24,7 @@ pub(crate) struct Sums<'a> {
     after: Option<format::node::Key>,
 }
 
-/// What is known of an inode while its items are read.
+/// An inode's sums while its items are read.
 struct Summing {
     inode: InodeNumber,
     item: InodeItem,
@@ -39,7 +39,7 @@ impl<'a> Sums<'a> {
         Self { snapshot, items: VecDeque::new(), after: None }
     }
 
-    /// The next inode's; `None` after the last one. What was read counts only if the commit was kept until then.
+    /// The sums of the next inode; `None` after the last one. They are valid only if the commit was kept until then.
     ///
     /// # Errors
     /// Failures of the medium or the tree.

@@ -1,4 +1,4 @@
-//! Calls about the session itself: digest, room, a larger log, segments to map, what is synced.
+//! Calls that maintain the session itself: digest, reservation of space, a larger log, segments to map, syncs.
 
 use crate::commits::Entries;
 use crate::error::Error;
@@ -19,9 +19,9 @@ use std::time::Duration;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
-/// How often room is looked for before there is none.
+/// How often free space is searched for before the answer is that there is none.
 const MAKE_ROOM_TRIES: u32 = 3;
-/// Pause between two looks.
+/// Pause between two searches.
 const MAKE_ROOM_PAUSE: Duration = Duration::from_millis(10);
 
 impl Core {
@@ -31,7 +31,7 @@ impl Core {
         let up_to = {
             let mut state = self.state.lock();
             let session = state.live(id)?;
-            // Only what was committed counts, whatever is asked for.
+            // Only committed records count, whatever number the request has.
             let up_to = request.up_to.min(session.shared.committed());
             let wants = request.wait.get() == 0 && up_to > state.digested_of(id).sequence;
             state.live(id)?.wants_digest |= wants;
@@ -64,8 +64,8 @@ impl Core {
             if given > 0 || request.room_blocks.get() == 0 {
                 break;
             }
-            // What others removed gives room when it is digested, and nobody refers to it any more: who ended just
-            // now is waited for.
+            // Inodes that others removed free space when the removal is digested and no reference is left; sessions
+            // that ended just now are waited for.
             self.tidy_wanted(true);
             given = self.promise_room(id, request.room_blocks.get())?;
             if given == 0 {
@@ -90,7 +90,7 @@ impl Core {
         Ok(state.room.promise_share(id, blocks, &state.copy.free))
     }
 
-    /// What a session was promised is good for other users' files, too.
+    /// Makes a session's reservation valid for other users' files, too.
     fn share_room(&self, id: SessionId) -> Result<(), Status> {
         let mut guard = self.state.lock();
         let state = &mut *guard;
@@ -98,8 +98,8 @@ impl Core {
         if state.room.share(id, &state.copy.free) { Ok(()) } else { Err(Status::NoSpace) }
     }
 
-    /// [`format::call::CallKind::GrowLog`]. All records are digested, a new file takes the log's place in one commit,
-    /// then the old one goes.
+    /// [`format::call::CallKind::GrowLog`]. All records are digested, a new file replaces the log's in one commit, then
+    /// the old one is removed.
     pub fn grow_log(&self, id: SessionId, number: u64, body: &[u8]) -> Result<Vec<u8>, Status> {
         let (request, _) = split::<GrowRequest>(body).map_err(|_| Status::Invalid)?;
         let granted = self.config.log_bytes..=self.config.log_bytes_max;
@@ -113,7 +113,7 @@ impl Core {
             (log, uid, open.incarnation.next(), up_to)
         };
         self.digest_own(id, up_to)?;
-        // A file of this name can only be left from an attempt that did not come to its commit.
+        // A file of this name can only be left from an attempt that did not reach its commit.
         let _ = self.medium.remove(&mirror::logs::log_file(log, incarnation));
         let made = LogFile::create(&self.medium, self.pool, (log, incarnation), file_bytes, uid);
         let file = Arc::new(made.map_err(|_| Status::NoSpace)?);
@@ -134,7 +134,7 @@ impl Core {
             old
         };
         {
-            // Nothing stood in the new file that a copy could lack.
+            // The new file contained nothing that a copy could lack.
             let mut state = self.state.lock();
             state.live(id)?;
             state.publish_reusable(self, id);
@@ -156,8 +156,7 @@ impl Core {
         Ok(file.ok_or(Status::Media)?.region().clone())
     }
 
-    /// What [`format::call::CallKind::MapSegment`] asks for: a region of the segment that can only be read, if the session's user
-    /// may map it.
+    /// The region for [`format::call::CallKind::MapSegment`]: the segment, read-only, if the session's user may map it.
     pub fn map_segment(&self, id: SessionId, body: &[u8]) -> Result<Region, Status> {
         let (request, _) = split::<InodeRequest>(body).map_err(|_| Status::Invalid)?;
         let segment = u32::try_from(request.inode.get()).map(SegmentId::new).map_err(|_| Status::Invalid)?;
@@ -196,11 +195,12 @@ impl Core {
     }
 }
 
-/// Inodes with their entries that a node holds, about.
+/// About how many inodes, with their entries, a node of the tree holds.
 const INODES_A_NODE: u64 = 8;
 
 impl State {
-    /// Lets a log that is digested to its end go on in a new, empty file; gives the old one's name. The caller has the area.
+    /// Replaces the log, which is digested to its end, by a new, empty file; returns the old one's name. The caller
+    /// holds the area's lock.
     fn replace_log(
         &mut self,
         log: LogUid,

@@ -1,8 +1,8 @@
-//! Walks, leases, openings: the calls by which a session comes to hold inodes (a grant is given only
-//! after a walk that SharedFS made).
+//! Walks, leases, opens: the calls by which a session comes to hold inodes (a lease is only granted after a walk that
+//! SharedFS made).
 //!
-//! Every check is made on the area's attributes under a lease that the session holds at that moment, so what other
-//! sessions did before is in them; what the session did itself is digested when it could matter.
+//! Every check uses the attributes in the area, under a lease that the session holds at that moment, so changes that
+//! other sessions made before are visible. The session's own records are digested when they could matter.
 
 use crate::commits::Entries;
 use crate::passes::Token;
@@ -29,12 +29,12 @@ use vfs::access;
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromZeros, IntoBytes};
 
-/// How often a step is taken again because others changed the tree meanwhile. Each lease is held for a while before
-/// it is asked back, so that this is rarely more than once.
+/// How often a step is repeated because others changed the tree meanwhile. Each lease is held for a while before it is
+/// revoked, so this is rarely more than once.
 const TRIES_MAX: usize = 256;
 /// Tries without a pause before each.
 const TRIES_AT_ONCE: usize = 16;
-/// That pause.
+/// Pause before each further try.
 const TRY_PAUSE: Duration = Duration::from_millis(1);
 
 /// One step of a walk.
@@ -44,14 +44,14 @@ enum StepTo<'a> {
     Child(Name<'a>),
 }
 
-/// What a step led to.
+/// The result of a step.
 enum Stepped {
     To(InodeNumber, FileType, u16),
-    /// Nothing; and how many entries have the hash of the name.
+    /// The name does not exist; so many entries have its hash.
     Absent(u32),
 }
 
-/// A mode as a request says it: 0 for whatever is enough.
+/// Decodes the mode of a request: 0 means that any is enough.
 fn mode_of(raw: u8) -> Result<Mode, Status> {
     match raw {
         0 | LEASE_READ => Ok(Mode::Read),
@@ -61,8 +61,8 @@ fn mode_of(raw: u8) -> Result<Mode, Status> {
 }
 
 impl Core {
-    /// Does something that the session's own records may be needed for: if it comes out as if something were not
-    /// there or not allowed, digests them and does it again.
+    /// Runs a step whose result may depend on the session's own records: if it reports that something does not exist or
+    /// is not allowed, digests them and runs it again.
     pub fn with_own_records<T>(
         &self,
         id: SessionId,
@@ -84,7 +84,8 @@ impl Core {
         }
     }
 
-    /// Digests for the session itself; a log that does not hold what counts ends it.
+    /// Digests on behalf of the session itself; if its log is invalid before its last committed record, the session
+    /// ends.
     pub fn digest_own(&self, id: SessionId, up_to: Sequence) -> Result<(), Status> {
         match self.digest(id, up_to) {
             Ok(crate::digest::Step::Cut(reason)) => {
@@ -96,19 +97,20 @@ impl Core {
         }
     }
 
-    /// Before another try: who takes away what was granted may need the processor, and after a few tries some time.
+    /// Called before another try: the threads that revoke leases may need the processor, and after a few tries some
+    /// time.
     fn let_others(&self, tries: usize) {
         if tries >= TRIES_AT_ONCE {
             self.host.wait(&Word::new(0), 0, Some(self.host.now().after(TRY_PAUSE)));
         }
     }
 
-    /// Gets a lease and says what is held with it.
+    /// Acquires a lease and describes the inode under it.
     fn hold(&self, id: SessionId, want: Want, slot: u16, patience: Patience) -> Result<NodeReply, Status> {
         for tries in 0..TRIES_MAX {
             self.acquire(id, &[want], patience)?;
             match self.with_own_records(id, |state| state.reply(id, want.unit, slot)) {
-                // It was taken away again before it could be told.
+                // The lease was revoked again before it could be reported.
                 Err(Status::WouldBlock) => self.let_others(tries),
                 reply => return reply,
             }
@@ -170,8 +172,8 @@ impl Core {
         Ok([head.as_bytes(), replies.as_bytes()].concat())
     }
 
-    /// Gives leases on entries of a directory from a name on, in the order of the directory: those that the session lacks and
-    /// that are free, at most so many.
+    /// Gives leases on entries of a directory, from a name on, in the order of the directory: on at most so many that
+    /// the session lacks and that are free.
     fn walk_ahead(
         &self,
         id: SessionId,
@@ -201,7 +203,7 @@ impl Core {
         granted.map(|unit| state.reply(id, unit, 0)).collect()
     }
 
-    /// One step of a walk: from a directory to what stands there, with a lease. `Ok(Err)`: nothing stands there.
+    /// One step of a walk: from a directory to the inode of an entry, with a lease. `Ok(Err)`: there is no such entry.
     fn step(
         &self,
         id: SessionId,
@@ -219,7 +221,7 @@ impl Core {
             };
             match self.hold(id, Want { unit: child, mode }, slot, patience) {
                 Ok(reply) => return Ok(Ok((reply, file_type))),
-                // Another name may stand for something else by now: the name itself is looked up again.
+                // The name may denote another inode by now: the name itself is looked up again.
                 Err(Status::NotFound) => self.let_others(tries),
                 Err(status) => return Err(status),
             }
@@ -342,7 +344,7 @@ fn steps(mut rest: &[u8], count: usize) -> Result<Vec<StepTo<'_>>, Status> {
 }
 
 impl State {
-    /// Bounds what is remembered of a session's walks.
+    /// Bounds the number of inodes that are remembered of a session's walks.
     pub fn trim_known(&mut self, id: SessionId, known_max: usize) {
         let references = &self.references;
         if let Some(session) = self.sessions.get_mut(&id) {
@@ -365,8 +367,8 @@ impl State {
         self.copy.tree.inode(inode).map_err(|_| Status::Media)?.ok_or(Status::NotFound)
     }
 
-    /// What a session holds of an inode, as a reply; the inode counts as met from now on. `WouldBlock`: it is
-    /// not held any more.
+    /// Describes an inode that a session holds, as a reply; from now on the session has met the inode. `WouldBlock`: it
+    /// does not hold it any more.
     fn reply(&mut self, id: SessionId, inode: InodeNumber, slot: u16) -> Result<NodeReply, Status> {
         let is_own = self.is_own(id, inode);
         let item = if inode == RENAME_UNIT { InodeItem::new_zeroed() } else { self.item(inode)? };
@@ -415,7 +417,7 @@ impl State {
         Ok(reply)
     }
 
-    /// One name in one directory, which the session holds.
+    /// Looks one name up in a directory that the session holds.
     fn look(&mut self, id: SessionId, directory: InodeNumber, to: StepTo<'_>) -> Result<Stepped, Status> {
         let item = self.item(directory)?;
         let caller = &self.live(id)?.caller;
@@ -437,8 +439,8 @@ impl State {
         Ok(Stepped::Absent(u32::try_from(same).expect("bounded above")))
     }
 
-    /// Leases that the session lacks on what the entries from a name on stand for; none if it may not list the directory,
-    /// or does not hold it. What another session made and still holds is left out.
+    /// Leases that the session lacks on the inodes of entries from a name on; none if it may not list the directory, or
+    /// does not hold it. Inodes that another session made and still holds are left out.
     fn ahead_of(
         &mut self,
         id: SessionId,
@@ -451,7 +453,7 @@ impl State {
         let lists = holds && self.may_read(id, directory, &item);
         let session = self.live(id)?;
         let searches = access::search(&session.caller, &attributes(directory, &item)).is_ok();
-        // The words of a walk, and of what it comes for, stay free.
+        // The words for a walk, and for its last inode, stay free.
         let count_max = count_max.min(session.words_left().saturating_sub(WALK_NAMES_MAX));
         if !lists || !searches || count_max == 0 {
             return Ok(Vec::new());
@@ -459,7 +461,7 @@ impl State {
         let Some(entry) = self.copy.tree.lookup(directory, last).map_err(|_| Status::Media)? else {
             return Ok(Vec::new());
         };
-        // With the name itself, the lease on which may be raised.
+        // Includes the name itself, whose lease may have to be strengthened.
         let from = entry.cookie;
         let entries = self.copy.tree.entries(directory, from, AHEAD_LOOKS).map_err(|_| Status::Media)?;
         let lacks = |want: &Want| {
@@ -472,11 +474,12 @@ impl State {
 
     fn check_open(&mut self, id: SessionId, inode: InodeNumber, wanted: u8) -> Result<(), Status> {
         let item = self.item(inode)?;
-        // Who made it may use it as it was made; later openings LibFS checks by the mode it gave.
+        // The process that made the inode may use it as it was made; LibFS checks later opens by the mode that it gave.
         if self.is_own(id, inode) {
             return Ok(());
         }
-        // So may who has the right by a reference: one that another process gave, whatever the mode says.
+        // So may a session with the right by a reference, such as one that another process gave, whatever the mode
+        // says.
         let held = self.references.rights(id, inode).map_or(0, Rights::bits);
         if wanted & !held == 0 && self.references.rights(id, inode).is_some() {
             return Ok(());
@@ -486,8 +489,8 @@ impl State {
         access::check(&self.live(id)?.caller, &attributes(inode, &item), asked).map_err(status_of)
     }
 
-    /// Makes a reference. That it is one for writing is said in the ledger with the next grant: under the present one
-    /// the mode cannot change.
+    /// Makes a reference. If it is one for writing, the ledger gets it with the next grant: under the present one the
+    /// mode cannot change.
     fn refer(&mut self, core: &Core, id: SessionId, inode: InodeNumber, wanted: u8) -> Result<(), Status> {
         let rights = Rights { read: wanted & 1 != 0, write: wanted & 2 != 0 };
         let new = self.references.rights(id, inode).is_none();
@@ -499,13 +502,13 @@ impl State {
     }
 }
 
-/// Entries looked at in search of those that are free.
+/// Entries that are examined in search of free ones.
 const AHEAD_LOOKS: usize = 4 * AHEAD_MAX;
 
 /// Entries looked at to count those with one hash.
 const SAME_HASH_MAX: usize = 64;
 
-/// What a call answers when permission is refused.
+/// The status of a call for which permission is refused.
 pub(crate) fn status_of(error: vfs::Error) -> Status {
     match error {
         vfs::Error::NotDirectory => Status::NotDirectory,

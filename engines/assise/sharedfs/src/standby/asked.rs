@@ -1,4 +1,4 @@
-//! What a standby says of itself, for whoever runs it.
+//! Status reports of a standby.
 
 use super::Standby;
 use area::Usage;
@@ -30,7 +30,7 @@ impl Standby {
         self.0.contents.lock().as_ref().map(|contents| (contents.area.usage(), contents.area.commit()))
     }
 
-    /// How far it is.
+    /// The standby's progress.
     pub fn state(&self) -> StandbyState {
         let head = self
             .0

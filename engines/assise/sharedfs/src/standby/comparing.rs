@@ -1,7 +1,7 @@
 //! A head compares its tree with that of this copy, while both go on.
 //!
-//! Guarantees: the checksums that are sent are those of the tree as of the entry that the head said, and of no other. An import,
-//! the lead, or a later comparison ends a comparison.
+//! Guarantees: the checksums that are sent are those of the tree as of the entry that the head chose, and of no other.
+//! An import, taking the lead, or a later comparison ends a comparison.
 
 use super::contents::Contents;
 use super::{GREETING, Inner, LOOK};
@@ -18,11 +18,12 @@ use mirror::{judge_terms, refuse, say_held, say_sums, sums_max, take_message};
 use std::time::Duration;
 use transport::Connection;
 
-/// How long the copy executes nothing, while it waits for the entry at which the trees are compared, and until it has this entry.
+/// Longest time for which the copy executes nothing: while it waits for the entry at which the trees are compared, and
+/// until it has this entry.
 const HOLD: Duration = Duration::from_secs(5);
 
-/// How long the head may take to take one message of checksums, while it reads a large file itself. One that has died ends the
-/// connection.
+/// How long the head may take to receive one message of checksums, while it reads a large file itself. A head that has
+/// died ends the connection.
 const PATIENCE: Duration = Duration::from_secs(3600);
 
 /// Where the copy stops executing the ledger for a comparison.
@@ -32,7 +33,7 @@ pub(super) struct Hold {
     from: LedgerPosition,
     /// The last entry that is executed.
     pub at: Sequence,
-    /// No longer than until then.
+    /// The latest time at which execution goes on.
     pub until: Time,
 }
 
@@ -48,7 +49,7 @@ fn refused() -> mirror::Error {
 }
 
 impl Contents {
-    /// How far the ledger may be executed, of which so much is synced.
+    /// How far the ledger may be executed, given how much of it is synced.
     pub(super) fn executable(&mut self, synced: Sequence, now: Time) -> Sequence {
         self.hold.take_if(|hold| now >= hold.until);
         self.hold.map_or(synced, |hold| hold.at.min(synced))
@@ -71,7 +72,7 @@ impl Inner {
                 mirror::Error::Refused(refusal) => *refusal,
                 _ => MirrorRefusal::Compare,
             };
-            // The connection may be over, which the head sees.
+            // The connection may be over, which the head notices by itself.
             let _ = refuse(connection, refusal, self.host.now().after(GREETING));
         }
         served
@@ -89,7 +90,7 @@ impl Inner {
         self.send_sums(connection, &pinned?)
     }
 
-    /// Says at which entry execution stopped, and keeps the tree as of the one that the head says.
+    /// Tells the head at which entry execution stopped, and keeps the tree as of the entry that the head chooses.
     fn pin_when_told(&self, connection: &Connection, hold: Hold) -> Result<Pinned, mirror::Error> {
         say_held(connection, &hold.from.to_mark(), hold.until)?;
         let came = take_message(connection, hold.until)?;
@@ -115,7 +116,7 @@ impl Inner {
         Ok(hold)
     }
 
-    /// Executes the ledger again, if no later comparison has execution stop.
+    /// Executes the ledger again, unless a later comparison has stopped execution.
     fn release(&self, hold: Hold) {
         let is_own = |now: &mut Hold| (now.from, now.until) == (hold.from, hold.until);
         let released = self.contents.lock().as_mut().and_then(|contents| contents.hold.take_if(is_own));

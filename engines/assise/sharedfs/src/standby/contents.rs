@@ -1,4 +1,4 @@
-//! What a standby has of the pool: the tree, the ledger with its table, and the logs, executed to their end.
+//! The pool of a standby: the tree, the ledger with its table, and the logs, executed to their end.
 
 use super::comparing::Hold;
 use crate::config::Config;
@@ -20,20 +20,20 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use zerocopy::little_endian::{U32, U64};
 
-/// What a standby has of the pool.
+/// The parts of the pool that a standby executes.
 pub(super) struct Contents {
     pub area: Area,
     pub copy: LocalCopy,
-    /// How far each log was when the head was told last.
+    /// The position of each log when the head was told last.
     pub told: BTreeMap<LogUid, Sequence>,
     pub told_ledger: Sequence,
-    /// Files of logs that go with the next commit.
+    /// Files of ended logs, which are removed with the next commit.
     pub over: Vec<(LogUid, Incarnation)>,
-    /// Where a comparison has execution stop.
+    /// Where a comparison makes execution stop.
     pub hold: Option<Hold>,
 }
 
-/// Opens what a pool has, executed to its end, and what receives the rest.
+/// Opens a pool, executes it to its end, and makes the receiver for the rest.
 pub(super) fn open_contents(
     host: &dyn Host,
     medium: &Medium,
@@ -43,7 +43,7 @@ pub(super) fn open_contents(
     make_files_anew(medium, &mut area, config)?;
     let generations = Arc::new(Generations::new(host)?);
     let mut copy = LocalCopy::open(&area, medium, config, generations)?;
-    // What stands in the ledger may never have been synced: it is, before it is executed.
+    // Entries in the ledger may never have been synced: they are synced before they are executed.
     let region = copy.ledger.region().clone();
     let contained = position_of(&copy.ledger.place());
     let logs = logs_of(medium, &copy)?;
@@ -71,7 +71,7 @@ pub(super) fn open_contents(
     let marks = contents.marks(true);
     let contained = contents.contained();
     receiver.note_executed(contained, &marks);
-    // A head hears this much with the ends, and nothing before them.
+    // The head is told this much with the ends, and nothing before them.
     contents.told_ledger = contained.sequence;
     Ok((contents, receiver))
 }
@@ -82,7 +82,7 @@ fn key_at(area: &Area, life: Life) -> Result<[u8; 16], Error> {
     Ok(lives.iter().find(|(other, _)| *other == life).map_or([0; 16], |(_, item)| item.key))
 }
 
-/// The files of logs in a pool, and from where the tree does not contain each.
+/// The files of logs in a pool, and the position up to which the tree contains each.
 fn logs_of(medium: &Medium, copy: &LocalCopy) -> Result<Vec<(LogUid, Incarnation, ipc::Digested)>, Error> {
     let table = copy.ledger.table();
     let names = medium.list()?;
@@ -114,7 +114,7 @@ impl Contents {
         position_of(&self.copy.ledger.last_commit())
     }
 
-    /// How far the logs are in the tree: those that moved since the last time, or all.
+    /// The positions of logs in the tree: of those that moved since the last time, or of all.
     pub fn marks(&mut self, all: bool) -> Vec<LogMark> {
         let mut marks = Vec::new();
         let table = self.copy.ledger.table();

@@ -1,8 +1,9 @@
-//! Return and first join: the tree of a head takes the place of what the pool has, when the head no longer keeps what this pool
-//! lacks of the logs and the ledger, or the pool is of another history.
+//! Return and first join: the tree of a head replaces the pool's tree, if the head no longer keeps the logs and ledger
+//! entries that this pool lacks, or the pool is of another history.
 //!
-//! Guarantees: until the last message of an import is taken the pool is what it was, and is opened again as that if the import
-//! ends early, however it ends. Then it is, in one commit, a copy that has executed the ledger up to the head's pin.
+//! Guarantees: until the last message of an import is processed the pool stays as it was, and it is opened again like
+//! that if the import ends early, for whatever reason. Then it becomes, in one commit, a copy that has executed the
+//! ledger up to the head's pin.
 
 use super::Inner;
 use super::contents::open_contents;
@@ -17,10 +18,10 @@ use mirror::{Stepped, refuse, say_imported};
 use std::time::Duration;
 use transport::Connection;
 
-/// How long a head may take to hear that its tree is refused, or what the copy has.
+/// How long a head may take to receive the refusal of its tree, or the positions of the copy.
 const ANSWER: Duration = Duration::from_secs(2);
 
-/// A head's tree on its way.
+/// A head's tree that is being received.
 pub(super) struct Joining {
     import: Import,
     round: u32,
@@ -55,7 +56,7 @@ impl Inner {
         let taken = self.take_part(&mut import, connection, came);
         if taken.is_err() {
             let until = self.host.now().after(ANSWER);
-            // The connection may be over, which the head sees.
+            // The connection may be over, which the head notices by itself.
             let _ = refuse(connection, MirrorRefusal::Import, until);
             self.reopen(&mut import);
         }
@@ -110,7 +111,7 @@ impl Inner {
         Ok(Stepped::Taken)
     }
 
-    /// Nothing of the pool is executed or received from here on.
+    /// From here on nothing of the pool is executed or received.
     fn begin_import(&self) -> Result<Import, mirror::Error> {
         if self.failure.lock().is_some() {
             return Err(mirror::Error::Refused(MirrorRefusal::Closed));
@@ -144,14 +145,14 @@ impl Inner {
         }
     }
 
-    /// Opens what the pool has, and goes on with it.
+    /// Opens the pool's contents, and goes on with them.
     fn install(&self) -> Result<(), Error> {
         let (contents, receiver) = open_contents(&*self.host, &self.medium, &self.config)?;
         let place = contents.copy.ledger.place();
-        // Relaxed: for whoever asks how far it is.
+        // Relaxed: only for status reports.
         self.executed.store(place.sequence.get(), Ordering::Relaxed);
         self.life.store(place.life.get(), Ordering::Relaxed);
-        // Release: before there is anything to be executed, no more than this pool has is said to be synced.
+        // Release: before there is anything to execute, no more counts as synced than this pool has.
         self.synced.store(receiver.synced().get(), Ordering::Release);
         *self.contents.lock() = Some(contents);
         self.receiving.lock().receiver = Some(receiver);
@@ -169,7 +170,7 @@ impl Inner {
         }
     }
 
-    /// Ends an import, if there is one, that came over a link, or any; the pool is what it was.
+    /// Ends an import that came over this link, or any if `None`; the pool stays as it was.
     pub(super) fn give_up_import(&self, link: Option<u64>) {
         let mut import = self.import.lock();
         if link.is_some_and(|link| self.receiving.lock().link != link) || import.is_none() {
